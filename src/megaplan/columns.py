@@ -1,0 +1,45 @@
+"""Columns and phases of a rank's budget. Names are those of the JSON, without the `_bytes` suffix."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Column(StrEnum):
+    """Where a byte is booked: by owner rule, whatever the degree (see `megaplan explain COLUMN`)."""
+
+    REPLICATED_PARAMS = "replicated_params"
+    TENSOR_PARALLEL_PARAMS = "tensor_parallel_params"
+    EXPERT_PARALLEL_PARAMS = "expert_parallel_params"
+    GRADIENTS = "gradients"
+    MATRIX_OPTIMIZER = "matrix_optimizer"
+    OTHER_OPTIMIZER = "other_optimizer"
+    ACTIVATIONS = "activations"
+    FEATURE_ACTIVATIONS = "feature_activations"
+    ROUTING = "routing"
+    COMMUNICATION = "communication"
+    WORKSPACE = "workspace"
+    OVERHEAD = "overhead"
+
+    @property
+    def key(self) -> str:
+        """The JSON key."""
+        return f"{self.value}_bytes"
+
+
+class Phase(StrEnum):
+    """The five phases whose own peaks make a rank's peak."""
+
+    INIT = "init"
+    FIRST_FORWARD_BACKWARD = "first_forward_backward"
+    FIRST_OPTIMIZER = "first_optimizer"
+    FORWARD_BACKWARD = "forward_backward"
+    OPTIMIZER = "optimizer"
+
+
+class Basis(StrEnum):
+    """How sure a number is: counted from shapes, from a model of the runtime, or from a measurement."""
+
+    EXACT = "exact"
+    MODELLED = "modelled"
+    MEASURED = "measured"

@@ -1,0 +1,77 @@
+"""Diagnostics: one shape for every error, warning and note a user can see.
+
+A diagnostic has a fixed summary (no user values), a detail (the equation with every value), a location, and hints that work when
+pasted. `Diagnostics` collects them so that all problems of an input are reported together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Severity(StrEnum):
+    """How much a diagnostic matters: an error stops the command, a warning states a consequence, a note informs."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where a diagnostic points: file as the user named it, 1-based line and column, dotted key (`mesh.ep`)."""
+
+    file: str | None = None
+    line: int | None = None
+    column: int | None = None
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """One finding. `summary` is fixed per code (see `megaplan.diagnostics.CODES`); `detail` carries the values."""
+
+    code: str
+    severity: Severity
+    summary: str
+    detail: str = ""
+    location: Location = field(default_factory=Location)
+    hints: tuple[str, ...] = ()
+
+
+class MegaplanError(Exception):
+    """Raised with every error found in one input; the CLI renders them and exits 2."""
+
+    def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
+        self.diagnostics = tuple(diagnostics)
+        super().__init__("; ".join(f"{d.code}: {d.summary} ({d.detail})" for d in self.diagnostics))
+
+
+class Diagnostics:
+    """A growing list of findings; `raise_errors` ends the collection if any is an error."""
+
+    def __init__(self, found: Iterable[Diagnostic] = ()) -> None:
+        self._found = list(found)
+
+    def add(self, diagnostic: Diagnostic) -> None:
+        """Append one finding."""
+        self._found.append(diagnostic)
+
+    def extend(self, diagnostics: Iterable[Diagnostic]) -> None:
+        """Append several findings."""
+        self._found.extend(diagnostics)
+
+    @property
+    def errors(self) -> tuple[Diagnostic, ...]:
+        """The findings that stop a command."""
+        return tuple(d for d in self._found if d.severity is Severity.ERROR)
+
+    def raise_errors(self) -> None:
+        """Raise `MegaplanError` with all findings, errors first, if there is an error."""
+        if self.errors:
+            raise MegaplanError((*self.errors, *(d for d in self._found if d.severity is not Severity.ERROR)))
+
+    def __iter__(self) -> Iterator[Diagnostic]:
+        return iter(self._found)

@@ -1,0 +1,1 @@
+"""Hosts: what a framework keeps in memory when it runs a plan. One folder a host."""

@@ -1,0 +1,147 @@
+"""The values of the parameter ledger: tensors, blocks of tensors that live together, and the whole Inventory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from math import prod
+
+
+class Owner(StrEnum):
+    """Which model axes may shard a tensor; the rule decides its budget column, whatever the degree."""
+
+    REPLICATED = "replicated"
+    TENSOR_PARALLEL = "tensor_parallel"
+    EXPERT_PARALLEL = "expert_parallel"
+
+
+class Group(StrEnum):
+    """Optimizer group: `matrix` follows `optimizer.matrix` (Muon by default), `other` is AdamW."""
+
+    MATRIX = "matrix"
+    OTHER = "other"
+
+
+class Family(StrEnum):
+    """What a block of tensors belongs to: a letter of the pattern, or a part of the model outside the layers."""
+
+    A = "A"
+    M = "M"
+    E = "E"
+    R = "R"
+    D = "D"
+    EMBEDDING = "embedding"
+    HEAD = "head"
+    FINAL_NORM = "final_norm"
+    NGRAM = "ngram"
+    STRUCTURE = "structure"
+    PLATFORM = "platform"
+    RELATION_BIAS = "relation_bias"
+    MTP = "mtp"
+
+
+class Init(StrEnum):
+    """How megarun fills a tensor; every fill is a function of hash(seed, full name) alone."""
+
+    NORMAL = "normal"  # std 0.02
+    NORMAL_OUT = "normal_out"  # projections back into the residual: std 0.02 / sqrt(2 · num_layers)
+    ONES = "ones"
+    ZEROS = "zeros"
+    A_LOG = "a_log"  # log of uniform [1, 16]
+    DT_BIAS = "dt_bias"  # inverse softplus of log-uniform [1e-3, 1e-1]
+    CONV = "conv"  # uniform ± 1/sqrt(kernel)
+
+
+@dataclass(frozen=True, slots=True)
+class ParamTensor:
+    """One parameter tensor, unsharded.
+
+    Attributes:
+        name: Relative to its block: `attention.q_proj.weight`.
+        shape: Unsharded; a stack of matrices keeps the stack in dim 0.
+        owner: Which axes may shard it.
+        group: Optimizer group.
+        init: Fill rule.
+        tp_dim: Tensor dim that TP shards (ETP for an expert bank), None if neither does.
+        tp_parts: Sizes along `tp_dim` that shard separately, in order (Mamba's fused in_proj); empty for one part.
+        num_matrices: Matrices Muon orthogonalises separately: dim 0 of a bank, or kv-head groups of a projection's rows.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    owner: Owner
+    group: Group
+    init: Init = Init.NORMAL
+    tp_dim: int | None = None
+    tp_parts: tuple[int, ...] = ()
+    num_matrices: int = 1
+
+    @property
+    def elements(self) -> int:
+        """Unsharded element count."""
+        return prod(self.shape)
+
+    def local_elements(self, tp: int, ep: int, etp: int) -> int:
+        """Elements one rank owns after TP and EP, before state sharding (degrees must divide: checked on the spec)."""
+        if self.owner is Owner.TENSOR_PARALLEL and self.tp_dim is not None:
+            return self.elements // tp
+        if self.owner is Owner.EXPERT_PARALLEL:
+            return self.elements // (ep * etp)
+        return self.elements
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Tensors that live together on one stage: a layer, the embedding, the head, an MTP depth, a side embedding.
+
+    Layers of the same make share one `Block`; the full name of a tensor is `{block name}.{tensor.name}`.
+    """
+
+    family: Family
+    tensors: tuple[ParamTensor, ...]
+
+    @property
+    def elements(self) -> int:
+        """Unsharded elements of the whole block."""
+        return sum(tensor.elements for tensor in self.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """Every parameter tensor of an architecture.
+
+    Attributes:
+        layers: One `Block` per layer, in model order; full names `layers.{i}.…`.
+        outside: Named blocks outside the stack, in order: `embedding`, `ngram`, `structure`, `platform`, `relation_bias`, `final_norm`,
+            `head` (absent when tied), `mtp.0` …
+        tied: The head reuses `embedding`.
+    """
+
+    layers: tuple[Block, ...]
+    outside: tuple[tuple[str, Block], ...]
+    tied: bool
+    active_parameters: int
+
+    @property
+    def parameters(self) -> int:
+        """Unique parameters; a tied head counts once."""
+        return sum(block.elements for _, block in self.blocks())
+
+    def blocks(self) -> Iterator[tuple[str, Block]]:
+        """Every block with its name, outside blocks after the layers."""
+        for index, block in enumerate(self.layers):
+            yield f"layers.{index}", block
+        yield from self.outside
+
+    def block(self, name: str) -> Block:
+        """The block called `name`; KeyError if the model has none."""
+        if name.startswith("layers."):
+            return self.layers[int(name.removeprefix("layers."))]
+        return dict(self.outside)[name]
+
+    def tensors(self) -> Iterator[tuple[str, ParamTensor]]:
+        """Every tensor with its full name."""
+        for name, block in self.blocks():
+            for tensor in block.tensors:
+                yield f"{name}.{tensor.name}", tensor

@@ -1,0 +1,45 @@
+"""The values of a layout: cuts, slots, stages and rank coordinates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Placement = Literal["single", "loop", "v"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One pipeline stage slot.
+
+    Attributes:
+        index: In model order, 0-based.
+        pp_rank: Owner on the pp axis.
+        chunk: Position among the rank's slots (virtual stage).
+        start: First layer, global index.
+        stop: One past the last layer.
+        blocks: Names of the inventory blocks this slot holds, layers included, in execution order.
+        copies: The blocks of those that are a second copy of another slot's block (tied head's embedding, MTP's embedding, relation bias).
+    """
+
+    index: int
+    pp_rank: int
+    chunk: int
+    start: int
+    stop: int
+    blocks: tuple[str, ...]
+    copies: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Slots of a cut model and the mesh they stand on."""
+
+    placement: Placement
+    slots: tuple[Slot, ...]
+    pp: int
+    vpp: int
+
+    def of_rank(self, pp_rank: int) -> tuple[Slot, ...]:
+        """The slots of a pipeline rank, by chunk."""
+        return tuple(sorted((s for s in self.slots if s.pp_rank == pp_rank), key=lambda s: s.chunk))

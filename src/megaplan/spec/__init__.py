@@ -1,0 +1,1 @@
+"""Spec: what the user writes, validated, with diagnostics that point into the file."""
