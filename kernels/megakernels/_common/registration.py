@@ -1,0 +1,78 @@
+"""Join two `torch.library` custom ops, forward and backward, into one differentiable operation.
+
+The backward op's own signature states everything autograd has to carry: an argument `grad_NAME` is the gradient of output NAME, `needs`
+says which gradients are wanted, and every other argument is an input or output of the forward op under the same name. The tensors among
+them are the saved set, whole and exact; the numbers are constants. Nothing else survives the forward.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch._library.custom_ops import CustomOpDef
+
+GRADIENT_PREFIX = "grad_"
+NEEDS = "needs"
+
+
+def join(forward: CustomOpDef, backward: CustomOpDef, *, outputs: Sequence[str], gradients: Sequence[str]) -> None:
+    """Registers `backward` as the autograd formula of `forward`.
+
+    Args:
+        forward: op returning one tensor or a tuple of tensors.
+        backward: op taking output gradients, saved tensors, constants and `needs: list[bool]`, as the module describes; it returns the
+            wanted gradients only, in the order of `gradients`.
+        outputs: a name for each tensor that `forward` returns. Those without a `grad_NAME` argument in `backward` are not differentiable.
+        gradients: names of the forward arguments that have a gradient. When all of them are saved, the backward's fake implementation is
+            registered too: contiguous gradients with their inputs' shapes and dtypes. Otherwise the caller registers it.
+    """
+    names = [argument.name for argument in _arguments(forward)]
+    carried = [argument for argument in _arguments(backward) if argument.name != NEEDS and not argument.name.startswith(GRADIENT_PREFIX)]
+    saved = [argument.name for argument in carried if "Tensor" in str(argument.type)]
+    constants = [argument.name for argument in carried if argument.name not in saved]
+    order = [argument.name for argument in _arguments(backward)]
+    differentiable = [name for name in outputs if GRADIENT_PREFIX + name in order]
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor | tuple[Tensor, ...]) -> None:
+        results = (output,) if isinstance(output, Tensor) else output
+        values = dict(zip(names, inputs, strict=True)) | dict(zip(outputs, results, strict=True))
+        ctx.save_for_backward(*[values[name] for name in saved])
+        ctx.constants = {name: values[name] for name in constants}
+        if len(differentiable) < len(outputs):
+            ctx.mark_non_differentiable(*[values[name] for name in outputs if name not in differentiable])
+            if len(differentiable) == 1:
+                ctx.set_materialize_grads(False)  # else autograd would allocate zeros for outputs that have no gradient
+
+    def run_backward(ctx: Any, *output_gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        if all(gradient is None for gradient in output_gradients):
+            return (None,) * len(names)
+        values: dict[str, Any] = dict(zip(saved, ctx.saved_tensors, strict=True)) | ctx.constants
+        values |= {GRADIENT_PREFIX + name: gradient for name, gradient in zip(outputs, output_gradients, strict=True)}
+        wanted = dict(zip(names, ctx.needs_input_grad, strict=True))
+        values[NEEDS] = [wanted[name] for name in gradients]
+        found = iter(backward(*[values[name] for name in order]))
+        return tuple(next(found) if name in gradients and wanted[name] else None for name in names)
+
+    forward.register_autograd(run_backward, setup_context=setup_context)
+    if set(gradients) <= set(saved):
+
+        def fake_backward(*arguments: Any) -> list[Tensor]:
+            values = dict(zip(order, arguments, strict=True))
+            return [fake_like(values[name]) for name, need in zip(gradients, values[NEEDS], strict=True) if need]
+
+        backward.register_fake(fake_backward)
+
+
+def only_needed(gradients: Iterable[Tensor | None]) -> list[Tensor]:
+    """The gradients that were computed, as the backward op returns them."""
+    return [gradient for gradient in gradients if gradient is not None]
+
+
+def fake_like(tensor: Tensor) -> Tensor:
+    """A contiguous uninitialised tensor with the shape, dtype and device of `tensor`, whatever its strides."""
+    return tensor.new_empty(tensor.shape)
+
+
+def _arguments(op: CustomOpDef) -> Sequence[Any]:
+    arguments: Sequence[Any] = op._opoverload._schema.arguments
+    return arguments

@@ -1,0 +1,68 @@
+"""Root-mean-square norm and its gated, grouped form in plain torch, with explicit backward formulas.
+
+x̂ = x · r with r = (mean(x²) + ε)^(−1/2), y = x̂ ⊙ w. With g = ∂L/∂y ⊙ w: ∂L/∂x = r · (g − x̂ · mean(g ⊙ x̂)), ∂L/∂w = Σ_rows ∂L/∂y ⊙ x̂.
+
+Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467, equation 4; the gate before the norm as in Mamba-2,
+arXiv:2405.21060, section 7.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from megakernels._common import upcast
+
+
+def rms_norm_forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Returns y [..., D] in x's dtype and rstd [...]."""
+    wide = upcast(x)
+    rstd = torch.rsqrt(wide.square().mean(-1) + eps)
+    return (wide * rstd.unsqueeze(-1) * upcast(weight)).to(x.dtype).contiguous(), rstd.contiguous()
+
+
+def rms_norm_backward(grad_y: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    """Returns the gradients of x and weight, None where not needed."""
+    grad_y = upcast(grad_y)
+    normed = upcast(x) * rstd.unsqueeze(-1)
+    grad_x = grad_weight = None
+    if needs[0]:
+        scaled = grad_y * upcast(weight)
+        grad_x = ((scaled - normed * (scaled * normed).mean(-1, keepdim=True)) * rstd.unsqueeze(-1)).to(x.dtype).contiguous()
+    if needs[1]:
+        grad_weight = (grad_y * normed).flatten(0, -2).sum(0).to(weight.dtype)
+    return grad_x, grad_weight
+
+
+def gated_rms_norm_forward(x: Tensor, gate: Tensor, weight: Tensor, eps: float, num_groups: int) -> tuple[Tensor, Tensor]:
+    """Returns y [..., D] in x's dtype and rstd [..., num_groups]."""
+    wide_gate = upcast(gate)
+    gated = _slices(upcast(x) * wide_gate * torch.sigmoid(wide_gate), num_groups)
+    rstd = torch.rsqrt(gated.square().mean(-1) + eps)
+    normed = (gated * rstd.unsqueeze(-1)).flatten(-2)
+    return (normed * upcast(weight)).to(x.dtype).contiguous(), rstd.contiguous()
+
+
+def gated_rms_norm_backward(
+    grad_y: Tensor, x: Tensor, gate: Tensor, weight: Tensor, rstd: Tensor, num_groups: int, needs: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """Returns the gradients of x, gate and weight, None where not needed."""
+    grad_y, wide_x, wide_gate = upcast(grad_y), upcast(x), upcast(gate)
+    sigmoid = torch.sigmoid(wide_gate)
+    silu = wide_gate * sigmoid
+    normed = _slices(wide_x * silu, num_groups) * rstd.unsqueeze(-1)
+    grad_x = grad_gate = grad_weight = None
+    if needs[0] or needs[1]:
+        scaled = _slices(grad_y * upcast(weight), num_groups)
+        grad_gated = ((scaled - normed * (scaled * normed).mean(-1, keepdim=True)) * rstd.unsqueeze(-1)).flatten(-2)
+        if needs[0]:
+            grad_x = (grad_gated * silu).to(x.dtype).contiguous()
+        if needs[1]:
+            grad_gate = (grad_gated * wide_x * (sigmoid + silu * (1 - sigmoid))).to(gate.dtype).contiguous()
+    if needs[2]:
+        grad_weight = (grad_y * normed.flatten(-2)).flatten(0, -2).sum(0).to(weight.dtype)
+    return grad_x, grad_gate, grad_weight
+
+
+def _slices(x: Tensor, num_groups: int) -> Tensor:
+    return x.reshape(*x.shape[:-1], num_groups, -1)
