@@ -1,0 +1,47 @@
+# Two commands matter: `make demo` and `make test`. Each makes its own .venv with everything it needs.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+export OMP_NUM_THREADS ?= 1
+timed = @start=$$(date +%s); $(2); echo "$(1): $$(( $$(date +%s) - start )) s"
+
+.PHONY: demo test test-all check test-planner test-kernels test-runtime test-wheel plans docs clean
+
+demo: ## estimate, split, diff and train, end to end
+	@scripts/demo.sh
+
+test: check test-planner test-kernels test-runtime test-wheel ## what CI runs
+
+test-all: test ## exhaustive sweeps, and the wheel with torch
+	$(BIN)/pytest tests -m slow
+	scripts/test_wheel.sh run
+
+$(READY): pyproject.toml constraints.txt scripts/install.sh
+	$(call timed,install,scripts/install.sh $(VENV))
+	@touch $@
+
+check: $(READY) ## static checks
+	$(call timed,static checks,$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --verbose >/dev/null || { $(BIN)/lint-imports; exit 1; })
+
+test-planner: $(READY)
+	$(call timed,planner tests,$(BIN)/pytest tests/megaplan tests/oracle -m "not slow" -n 2)
+
+test-kernels: $(READY)
+	$(call timed,kernel tests,$(BIN)/pytest tests/kernels -m "not slow" -n 2)
+
+test-runtime: $(READY)
+	$(call timed,runtime tests,$(BIN)/pytest tests/megarun -m "not slow" -n 2)
+
+test-wheel: $(READY) ## megaplan's part again, from an installed wheel, without torch
+	$(call timed,wheel tests,scripts/test_wheel.sh)
+
+plans: $(READY) ## write the committed plans anew
+	@for spec in plans/*.yaml; do $(BIN)/megaplan split $$spec -o $${spec%.yaml}.json; done
+
+docs: $(READY) ## the generated pages
+	$(BIN)/python scripts/requirements_table.py
+
+clean:
+	rm -rf $(VENV) .venv-wheel dist runs

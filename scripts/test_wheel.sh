@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# The suite from an installed wheel in a clean environment: megaplan's part without torch; everything with `run`.
+#   scripts/test_wheel.sh [run]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+part=${1:-planner}
+env=.venv-wheel
+rm -rf "$env" dist
+.venv/bin/python -m build --wheel --no-isolation >/dev/null
+wheel=$(echo dist/*.whl)
+"${PYTHON:-python3}" -m venv "$env"
+pip() { "$env/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt "$@"; }
+tests="$(mktemp -d)"
+trap 'rm -rf "$tests"' EXIT
+cp -r tests pyproject.toml plans "$tests"  # run beside the sources, never from them
+if [ "$part" = run ]; then
+  pip "torch==2.13.0+cpu" 2>/dev/null || pip torch==2.13.0
+  pip "$wheel[run]" pytest hypothesis pytest-xdist pytest-timeout
+  cd "$tests" && "$OLDPWD/$env/bin/python" -m pytest tests -m "not slow" -n 2
+else
+  pip "$wheel" pytest hypothesis pytest-xdist pytest-timeout
+  ! "$env/bin/python" -c "import torch" 2>/dev/null || { echo "error: torch is installed in the environment that must not have it" >&2; exit 1; }
+  cd "$tests" && "$OLDPWD/$env/bin/python" -m pytest tests/megaplan tests/oracle -m "not slow and not runtime" -n 2
+fi
