@@ -9,7 +9,7 @@ extras=${2:-run,dev}
 python=${PYTHON:-python3}
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11" >&2; exit 2; }
 [ -x "$dir/bin/python" ] || "$python" -m venv "$dir"
-pip() { "$dir/bin/python" -m pip install --quiet --disable-pip-version-check "$@"; }
+pip() { "$dir/bin/python" -m pip install -qq --disable-pip-version-check "$@"; }
 if [[ ",$extras," == *,run,* ]]; then
   if nvidia-smi >/dev/null 2>&1; then
     pip torch==2.13.0 -c constraints.txt

@@ -9,7 +9,7 @@ rm -rf "$env" dist
 .venv/bin/python -m build --wheel --no-isolation >/dev/null
 wheel=$(echo dist/*.whl)
 "${PYTHON:-python3}" -m venv "$env"
-pip() { "$env/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt "$@"; }
+pip() { "$env/bin/python" -m pip install -qq --disable-pip-version-check -c constraints.txt "$@"; }
 tests="$(mktemp -d)"
 trap 'rm -rf "$tests"' EXIT
 cp -r tests pyproject.toml plans "$tests"  # run beside the sources, never from them
