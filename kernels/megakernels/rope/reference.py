@@ -28,14 +28,14 @@ def rotate_backward(grad_y: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def mla_kv_forward(kv: Tensor, k_rope: Tensor, cos: Tensor, sin: Tensor, nope_dim: int) -> tuple[Tensor, Tensor]:
     """Keys [B, T, H, n+R] and values [B, T, H, v] from kv [B, T, H, n+v] and the shared k_rope [B, T, R]."""
     rotated = _rotate(k_rope.unsqueeze(2), cos, sin).expand(-1, -1, kv.shape[2], -1)
-    return torch.cat([kv[..., :nope_dim], rotated], dim=-1), kv[..., nope_dim:].clone(memory_format=torch.contiguous_format)
+    return torch.cat([kv[..., :nope_dim], rotated], dim=-1).contiguous(), kv[..., nope_dim:].clone(memory_format=torch.contiguous_format)
 
 
 def mla_kv_backward(
     grad_k: Tensor, grad_v: Tensor, cos: Tensor, sin: Tensor, nope_dim: int, needs: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
     """Gradients of kv and k_rope; the shared key sums its heads before it is rotated back."""
-    grad_kv = torch.cat([grad_k[..., :nope_dim], grad_v], dim=-1) if needs[0] else None
+    grad_kv = torch.cat([grad_k[..., :nope_dim], grad_v], dim=-1).contiguous() if needs[0] else None
     grad_k_rope = None
     if needs[1]:
         summed = upcast(grad_k[..., nope_dim:]).sum(2, keepdim=True)
