@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 export OMP_NUM_THREADS ?= 1
-timed = @start=$$(date +%s); $(2); echo "$(1): $$(( $$(date +%s) - start )) s"
+timed = @start=$$(date +%s); ( $(2) ) || exit 1; echo "$(1): $$(( $$(date +%s) - start )) s"
 
 .PHONY: demo test test-all check test-planner test-kernels test-runtime test-wheel plans docs clean
 
