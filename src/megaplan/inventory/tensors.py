@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import prod
 
@@ -65,7 +65,8 @@ class ParamTensor:
         init: Fill rule.
         tp_dim: Tensor dim that TP shards (ETP for an expert bank), None if neither does.
         tp_parts: Sizes along `tp_dim` that shard separately, in order (Mamba's fused in_proj); empty for one part.
-        num_matrices: Matrices Muon orthogonalises separately: dim 0 of a bank, or kv-head groups of a projection's rows.
+        num_matrices: Matrices Muon orthogonalises separately: dim 0 of a bank, or equal groups of a projection's rows (kv heads).
+        elements: Unsharded element count, derived from `shape`.
     """
 
     name: str
@@ -76,11 +77,10 @@ class ParamTensor:
     tp_dim: int | None = None
     tp_parts: tuple[int, ...] = ()
     num_matrices: int = 1
+    elements: int = field(init=False, repr=False, compare=False)
 
-    @property
-    def elements(self) -> int:
-        """Unsharded element count."""
-        return prod(self.shape)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "elements", prod(self.shape))
 
     def local_elements(self, tp: int, ep: int, etp: int) -> int:
         """Elements one rank owns after TP and EP, before state sharding (degrees must divide: checked on the spec)."""
@@ -95,16 +95,21 @@ class ParamTensor:
 class Block:
     """Tensors that live together on one stage: a layer, the embedding, the head, an MTP depth, a side embedding.
 
-    Layers of the same make share one `Block`; the full name of a tensor is `{block name}.{tensor.name}`.
+    Layers of the same make share one `Block` object, so that work done per distinct block can be keyed by identity. The full name of a
+    tensor is `{block name}.{tensor.name}`.
+
+    Attributes:
+        family: Letter or outside part.
+        tensors: In the order of `docs/concepts/architecture.md`.
+        elements: Unsharded elements of the whole block, derived from `tensors`.
     """
 
     family: Family
     tensors: tuple[ParamTensor, ...]
+    elements: int = field(init=False, repr=False, compare=False)
 
-    @property
-    def elements(self) -> int:
-        """Unsharded elements of the whole block."""
-        return sum(tensor.elements for tensor in self.tensors)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "elements", sum(tensor.elements for tensor in self.tensors))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +121,7 @@ class Inventory:
         outside: Named blocks outside the stack, in order: `embedding`, `ngram`, `structure`, `platform`, `relation_bias`, `final_norm`,
             `head` (absent when tied), `mtp.0` …
         tied: The head reuses `embedding`.
+        active_parameters: Parameters one token meets: all but the routed experts that its router does not choose.
     """
 
     layers: tuple[Block, ...]
@@ -126,7 +132,7 @@ class Inventory:
     @property
     def parameters(self) -> int:
         """Unique parameters; a tied head counts once."""
-        return sum(block.elements for _, block in self.blocks())
+        return sum(block.elements for block in self.layers) + sum(block.elements for _, block in self.outside)
 
     def blocks(self) -> Iterator[tuple[str, Block]]:
         """Every block with its name, outside blocks after the layers."""

@@ -1,0 +1,58 @@
+"""Parameters of optional features: side embeddings, relation bias, multi-token prediction."""
+
+from __future__ import annotations
+
+from megaplan.inventory.attention import attention_tensors
+from megaplan.inventory.makers import norm, replicated
+from megaplan.inventory.mlp import mlp_matrices
+from megaplan.inventory.tensors import Block, Family, Group, Init, Owner, ParamTensor
+from megaplan.spec.models import (
+    CategoryEmbedding,
+    GroupedQueryAttention,
+    LatentAttention,
+    MultiTokenPrediction,
+    Ngram,
+    RelationBias,
+)
+
+
+def ngram_block(ngram: Ngram, hidden_size: int) -> Block:
+    """Hashed n-gram tables in one `[rows, dim]` storage, a row of each table concatenated and projected to hidden."""
+    tables = replicated("tables.weight", (ngram.num_rows, ngram.dim), Group.OTHER)
+    return Block(Family.NGRAM, (tables, replicated("proj.weight", (hidden_size, ngram.num_tables * ngram.dim), Group.OTHER)))
+
+
+def category_block(family: Family, category: CategoryEmbedding, hidden_size: int) -> Block:
+    """Category ids through a bottleneck (structure, platform), with two scalar gates."""
+    return Block(
+        family,
+        (
+            replicated("categories.weight", (category.num_categories, category.bottleneck), Group.OTHER),
+            replicated("proj.weight", (hidden_size, category.bottleneck), Group.OTHER),
+            replicated("gates", (2,), Group.OTHER, Init.ONES),
+        ),
+    )
+
+
+def relation_bias_block(relation_bias: RelationBias, num_heads: int) -> Block:
+    """One `[relations, heads]` table for all A layers; its columns belong to heads and shard with them. Zero at the start: no bias."""
+    shape = (relation_bias.num_relations, num_heads)
+    return Block(Family.RELATION_BIAS, (ParamTensor("weight", shape, Owner.TENSOR_PARALLEL, Group.OTHER, Init.ZEROS, 1),))
+
+
+def mtp_block(mtp: MultiTokenPrediction, attention: GroupedQueryAttention | LatentAttention, hidden_size: int) -> Block:
+    """One MTP depth (DeepSeek-V3, arXiv:2412.19437, section 2.2): an A block without indexer, an ungated MLP, a projection, three norms.
+
+    The projection takes [hidden; embedding] to hidden and is replicated: it stands before the block's own tensor-parallel region. The copy of
+    the token embedding and the head that a depth uses belong to `embedding` and `head`.
+    """
+    return Block(
+        Family.MTP,
+        (
+            *attention_tensors(attention, hidden_size, prefix="attention."),
+            norm("mlp.norm.weight", hidden_size),
+            *mlp_matrices(hidden_size, mtp.ffn_hidden_size, "relu2", "mlp."),
+            replicated("proj.weight", (hidden_size, 2 * hidden_size), Group.MATRIX),
+            *(norm(f"{name}.weight", hidden_size) for name in ("hidden_norm", "embedding_norm", "output_norm")),
+        ),
+    )
