@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import NoReturn
 
 from megaplan.inventory.attention import attention_tensors
 from megaplan.inventory.embedding import final_norm_block, vocabulary_block
@@ -14,8 +14,6 @@ from megaplan.inventory.recurrent import recurrent_tensors
 from megaplan.inventory.tensors import Block, Family, Inventory
 from megaplan.spec.models import GroupedQueryAttention, LatentAttention, Model, Spec
 from megaplan.spec.pattern import parse_pattern
-
-Section = TypeVar("Section")
 
 
 def build_inventory(spec: Spec) -> Inventory:
@@ -51,15 +49,15 @@ def _layer_block(model: Model, letter: str, *, with_indexer: bool) -> Block:
     hidden = model.hidden_size
     match letter:
         case "A":
-            tensors = attention_tensors(_present(model.attention, "attention"), hidden, with_indexer=with_indexer)
+            tensors = attention_tensors(model.attention or _missing("attention"), hidden, with_indexer=with_indexer)
         case "M":
-            tensors = mamba_tensors(_present(model.mamba, "mamba"), hidden)
+            tensors = mamba_tensors(model.mamba or _missing("mamba"), hidden)
         case "E":
-            tensors = moe_tensors(_present(model.moe, "moe"), hidden)
+            tensors = moe_tensors(model.moe or _missing("moe"), hidden)
         case "R":
-            tensors = recurrent_tensors(_present(model.recurrent, "recurrent"), hidden)
+            tensors = recurrent_tensors(model.recurrent or _missing("recurrent"), hidden)
         case _:
-            tensors = mlp_tensors(_present(model.mlp, "mlp"), hidden)
+            tensors = mlp_tensors(model.mlp or _missing("mlp"), hidden)
     return Block(Family(letter), tensors)
 
 
@@ -73,13 +71,13 @@ def _outside_blocks(model: Model, *, vocab_parallel: bool) -> tuple[tuple[str, B
     if features.platform is not None:
         blocks.append(("platform", category_block(Family.PLATFORM, features.platform, hidden)))
     if features.relation_bias is not None:
-        heads = _present(model.attention, "attention").num_heads
+        heads = (model.attention or _missing("attention")).num_heads
         blocks.append(("relation_bias", relation_bias_block(features.relation_bias, heads)))
     blocks.append(("final_norm", final_norm_block(hidden)))
     if not model.tie_embeddings:
         blocks.append(("head", vocabulary_block(Family.HEAD, vocab, hidden, vocab_parallel=vocab_parallel)))
     if features.mtp is not None:
-        depth = mtp_block(features.mtp, _present(model.attention, "attention"), hidden)
+        depth = mtp_block(features.mtp, model.attention or _missing("attention"), hidden)
         blocks += [(f"mtp.{index}", depth) for index in range(features.mtp.depth)]
     return tuple(blocks)
 
@@ -96,7 +94,5 @@ def _idle_expert_parameters(model: Model) -> int:
     return 0 if moe is None else (moe.num_experts - moe.top_k) * parameters_per_expert(moe, model.hidden_size)
 
 
-def _present(section: Section | None, name: str) -> Section:
-    if section is None:
-        raise ValueError(f"the model needs a section model.{name} and has none; check_rules reports this")
-    return section
+def _missing(name: str) -> NoReturn:
+    raise ValueError(f"the model needs a section model.{name} and has none; check_rules reports this")

@@ -43,8 +43,8 @@ def relation_bias_block(relation_bias: RelationBias, num_heads: int) -> Block:
 def mtp_block(mtp: MultiTokenPrediction, attention: GroupedQueryAttention | LatentAttention, hidden_size: int) -> Block:
     """One MTP depth (DeepSeek-V3, arXiv:2412.19437, section 2.2): an A block without indexer, an ungated MLP, a projection, three norms.
 
-    The projection takes [hidden; embedding] to hidden and is replicated: it stands before the block's own tensor-parallel region. The copy of
-    the token embedding and the head that a depth uses belong to `embedding` and `head`.
+    The projection takes [hidden; embedding] to hidden and is replicated: it stands before the block's own tensor-parallel region. The token
+    embedding and the head that a depth uses belong to `embedding` and `head`.
     """
     return Block(
         Family.MTP,

@@ -20,7 +20,7 @@ def replicated(name: str, shape: tuple[int, ...], group: Group, init: Init = Ini
 
 
 def column(
-    name: str, out_width: int, in_width: int, group: Group = Group.MATRIX, parts: tuple[int, ...] = (), num_matrices: int = 1
+    name: str, out_width: int, in_width: int, *, group: Group = Group.MATRIX, parts: tuple[int, ...] = (), num_matrices: int = 1
 ) -> ParamTensor:
     """A column-parallel weight `[out_width, in_width]`: TP shards the rows, each of `parts` on its own."""
     return ParamTensor(name, (out_width, in_width), Owner.TENSOR_PARALLEL, group, Init.NORMAL, 0, parts, num_matrices)

@@ -1,8 +1,8 @@
 """Parameters of M blocks: Mamba-2 and Mamba-3.
 
-Under TP (R-17) the input projection, convolution, per-head tensors, gated norm and output projection shard by heads and groups; each part of
-a fused projection shards on its own, so that a rank's z, x, B, C and dt belong to the same heads. The input projection and everything
-without an outgoing matrix role is AdamW's (R-60).
+Under TP (R-17) the input projection, convolution, per-head tensors, gated norm and output projection shard by heads and groups; each part
+of a fused projection shards on its own, so that a rank's z, x, B, C and dt belong to the same heads. Of all these only the output
+projection is Muon's; AdamW updates the rest, the input projection included (R-60).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _mamba2(mamba: Mamba2, hidden_size: int, heads: int) -> tuple[ParamTensor, .
     projected, convolved = (inner, inner, groups, groups, heads), (inner, groups, groups)
     bias = (per_head("conv1d.bias", (sum(convolved),), Init.ZEROS, convolved),) if mamba.conv_bias else ()
     return (
-        column("in_proj.weight", sum(projected), hidden_size, Group.OTHER, projected),
+        column("in_proj.weight", sum(projected), hidden_size, group=Group.OTHER, parts=projected),
         per_head("conv1d.weight", (sum(convolved), mamba.conv_kernel), Init.CONV, convolved),
         *bias,
         per_head("dt_bias", (heads,), Init.DT_BIAS),
@@ -54,7 +54,7 @@ def _mamba3(mamba: Mamba3, hidden_size: int, heads: int) -> tuple[ParamTensor, .
     angles = (replicated("angle_proj.weight", (mamba.num_angles, hidden_size), Group.OTHER),) if mamba.num_angles else ()
     mimo = [per_head(name, (heads, rank, mamba.head_dim), Init.ONES) for name in ("mimo_x", "mimo_z", "mimo_o")] if rank > 1 else []
     return (
-        column("in_proj.weight", sum(projected), hidden_size, Group.OTHER, projected),
+        column("in_proj.weight", sum(projected), hidden_size, group=Group.OTHER, parts=projected),
         *angles,
         *(per_head(name, (heads, rank, mamba.state_dim), Init.ONES) for name in ("B_bias", "C_bias")),
         *mimo,
