@@ -1,0 +1,75 @@
+"""Mamba-2's state-space scan. Saved: the inputs and the state at each chunk's start."""
+
+from typing import Any
+
+from torch import Tensor
+from torch.library import custom_op
+
+from megakernels._common import fake_like, join, only_needed, require
+from megakernels.ssd import reference
+
+__all__ = ["ssd"]
+
+
+def ssd(x: Tensor, dt: Tensor, A_log: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor, chunk_size: int) -> Tensor:
+    """Runs h_t = exp(Δ_t a) h_{t−1} + Δ_t x_t B_tᵀ, y_t = h_t C_t + D x_t from h = 0, with Δ = softplus(dt + dt_bias) and a = −exp(A_log).
+
+    Args:
+        x: [B, T, H, P].
+        dt: [B, T, H].
+        A_log: [H].
+        B: [B, T, G, S]; head i reads group i // (H / G).
+        C: [B, T, G, S].
+        D: [H].
+        dt_bias: [H].
+        chunk_size: positions computed at once; T need not be a multiple. It changes what is saved, not the result beyond rounding.
+
+    Returns:
+        [B, T, H, P], contiguous, in x's dtype.
+
+    Raises:
+        ValueError: shapes do not fit, or chunk_size < 1.
+
+    Source: arXiv:2405.21060, section 6.
+    """
+    num_heads = x.shape[2]
+    per_head = A_log.shape == D.shape == dt_bias.shape == (num_heads,)
+    fits = x.dim() == 4 and B.dim() == 4 and B.shape == C.shape and B.shape[:2] == x.shape[:2] and dt.shape == x.shape[:3] and per_head
+    sizes = {"x": x.shape, "dt": dt.shape, "A_log": A_log.shape, "B": B.shape, "C": C.shape, "D": D.shape, "dt_bias": dt_bias.shape}
+    require(fits, "ssd", "x must be [B,T,H,P], dt [B,T,H], B and C [B,T,G,S], A_log, D and dt_bias [H]", **sizes)
+    require(num_heads % B.shape[2] == 0, "ssd", "G must divide H", H=num_heads, G=B.shape[2])
+    require(chunk_size >= 1, "ssd", "chunk_size must be at least 1", chunk_size=chunk_size)
+    y: Tensor = _ssd(x, dt, A_log, B, C, D, dt_bias, chunk_size)[0]
+    return y
+
+
+@custom_op("megakernels::ssd", mutates_args=())
+def _ssd(x: Tensor, dt: Tensor, A_log: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor, chunk_size: int) -> tuple[Tensor, Tensor]:
+    return reference.forward(x, dt, A_log, B, C, D, dt_bias, chunk_size)
+
+
+@custom_op("megakernels::ssd_backward", mutates_args=())
+def _ssd_backward(
+    grad_y: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A_log: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    dt_bias: Tensor,
+    states: Tensor,
+    chunk_size: int,
+    needs: list[bool],
+) -> list[Tensor]:
+    return only_needed(reference.backward(grad_y, x, dt, A_log, B, C, D, dt_bias, states, chunk_size, needs))
+
+
+@_ssd.register_fake
+def _(x: Tensor, _dt: Tensor, _A_log: Tensor, B: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    batch, num_positions, num_heads, width = x.shape
+    num_chunks = -(-num_positions // rest[-1])
+    return fake_like(x), x.new_empty((batch, num_chunks, num_heads, width, B.shape[-1]))
+
+
+join(_ssd, _ssd_backward, outputs=("y", "states"), gradients=("x", "dt", "A_log", "B", "C", "D", "dt_bias"))
