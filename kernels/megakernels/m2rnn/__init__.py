@@ -1,0 +1,82 @@
+"""The M²RNN recurrence. Saved: the inputs, the state before every segment and the last state."""
+
+from typing import Any
+
+from torch import Tensor
+from torch.library import custom_op
+
+from megakernels._common import accumulator_dtype, join, only_needed, require
+from megakernels.m2rnn import reference
+
+__all__ = ["m2rnn"]
+
+
+def m2rnn(
+    q: Tensor, k: Tensor, v: Tensor, f: Tensor, state_map: Tensor, D: Tensor, dt_bias: Tensor, A_log: Tensor, save_every: int
+) -> Tensor:
+    """Runs Z = tanh(S W + k vᵀ), S' = decay · S + (1 − decay) · Z, y = S'ᵀ q + D ⊙ v from S = 0, one state S [K, V] a head.
+
+    Args:
+        q: [B, T, K], shared by all heads.
+        k: [B, T, K], shared by all heads.
+        v: [B, T, H, V].
+        f: [B, T, H]; decay = exp(−exp(A_log) · softplus(f + dt_bias)).
+        state_map: W, [H, V, V].
+        D: [H, V].
+        dt_bias: [H].
+        A_log: [H].
+        save_every: positions of a segment; the state is saved before each. T need not be a multiple.
+
+    Returns:
+        [B, T, H, V], contiguous, in q's dtype.
+
+    Raises:
+        ValueError: shapes do not fit, or save_every < 1.
+
+    Source: arXiv:2603.14360.
+    """
+    sequences = {"q": q.shape, "k": k.shape, "v": v.shape, "f": f.shape}
+    parameters = {"state_map": state_map.shape, "D": D.shape, "dt_bias": dt_bias.shape, "A_log": A_log.shape}
+    fits = q.dim() == 3 and v.dim() == 4 and q.shape == k.shape and v.shape[:2] == q.shape[:2] and f.shape == v.shape[:3]
+    require(fits, "m2rnn", "q and k must be [B,T,K], v [B,T,H,V], f [B,T,H]", **sequences)
+    fits = state_map.shape == (*v.shape[2:], v.shape[3]) and D.shape == v.shape[2:] and dt_bias.shape == A_log.shape == v.shape[2:3]
+    require(fits, "m2rnn", "for v [B,T,H,V], state_map must be [H,V,V], D [H,V], dt_bias and A_log [H]", v=v.shape, **parameters)
+    require(save_every >= 1, "m2rnn", "save_every must be at least 1", save_every=save_every)
+    y: Tensor = _m2rnn(q, k, v, f, state_map, D, dt_bias, A_log, save_every)[0]
+    return y
+
+
+@custom_op("megakernels::m2rnn", mutates_args=())
+def _m2rnn(
+    q: Tensor, k: Tensor, v: Tensor, f: Tensor, state_map: Tensor, D: Tensor, dt_bias: Tensor, A_log: Tensor, save_every: int
+) -> tuple[Tensor, Tensor]:
+    return reference.forward(q, k, v, f, state_map, D, dt_bias, A_log, save_every)
+
+
+@custom_op("megakernels::m2rnn_backward", mutates_args=())
+def _m2rnn_backward(
+    grad_y: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    f: Tensor,
+    state_map: Tensor,
+    D: Tensor,
+    dt_bias: Tensor,
+    A_log: Tensor,
+    states: Tensor,
+    save_every: int,
+    needs: list[bool],
+) -> list[Tensor]:
+    return only_needed(reference.backward(grad_y, q, k, v, f, state_map, D, dt_bias, A_log, states, save_every, needs))
+
+
+@_m2rnn.register_fake
+def _(q: Tensor, _k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    batch, num_positions, key_width = q.shape
+    num_states = -(-num_positions // rest[-1]) + 1
+    states = q.new_empty((batch, num_states, v.shape[2], key_width, v.shape[3]), dtype=accumulator_dtype(q.dtype))
+    return q.new_empty(v.shape), states
+
+
+join(_m2rnn, _m2rnn_backward, outputs=("y", "states"), gradients=("q", "k", "v", "f", "state_map", "D", "dt_bias", "A_log"))

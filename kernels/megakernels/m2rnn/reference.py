@@ -1,0 +1,159 @@
+"""The M²RNN recurrence in plain torch, a segment of positions at a time, with explicit backward formulas.
+
+Per head, with decay_t = exp(−exp(A_log) · softplus(f_t + dt_bias)) and state S ∈ ℝ^{K×V} (q and k are shared by the heads):
+
+    Z_t = tanh(S_{t−1} W + k_t v_tᵀ),    S_t = S_{t−1} + (1 − decay_t)(Z_t − S_{t−1}),    y_t = S_tᵀ q_t + D ⊙ v_t.
+
+The loop over time is inherent: the state passes through tanh. Each step is three operations on all sequences and heads; everything else is
+done for a whole segment at once. The backward recomputes a segment's states from the one saved before it, so scratch is a segment's, never
+the sequence's. 1 − decay comes from expm1: near decay 1 the subtraction would lose what the state gains per step.
+
+Letters: B sequences, L positions of a segment, H heads, K key width, V value width. States are laid out [L, H, B·K, V]: one batched product
+over heads.
+
+Source: arXiv:2603.14360, the recurrence of an M²RNN layer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from megakernels._common import accumulator_dtype, row_blocks, upcast
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, f: Tensor, state_map: Tensor, D: Tensor, dt_bias: Tensor, A_log: Tensor, save_every: int
+) -> tuple[Tensor, Tensor]:
+    """Returns y [B, T, H, V] in q's dtype and the states before each segment and after the last [B, ceil(T / save_every) + 1, H, K, V]."""
+    batch, num_positions, key_width = q.shape
+    num_heads, value_width = v.shape[2:]
+    segments = list(row_blocks(num_positions, 1, save_every))
+    dtype = accumulator_dtype(q.dtype)
+    y = torch.empty(v.shape, dtype=q.dtype, device=q.device)
+    states = torch.zeros(batch, len(segments) + 1, num_heads, key_width, value_width, dtype=dtype, device=q.device)
+    for index, positions in enumerate(segments):
+        segment = _segment(k, v, f, state_map, dt_bias, A_log, states[:, index], positions)
+        queries = _per_step(q, positions).unsqueeze(3)  # [L, 1, B, 1, K]
+        read = (queries @ _by_sequence(segment.states[1:], batch)).squeeze(3)
+        y[:, positions] = (read + upcast(D).unsqueeze(1) * segment.v).permute(2, 0, 1, 3)
+        states[:, index + 1] = segment.states[-1].view(num_heads, batch, key_width, value_width).transpose(0, 1)
+    return y, states
+
+
+def backward(
+    grad_y: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    f: Tensor,
+    state_map: Tensor,
+    D: Tensor,
+    dt_bias: Tensor,
+    A_log: Tensor,
+    states: Tensor,
+    save_every: int,
+    needs: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """Returns the gradients of q, k, v, f, state_map, D, dt_bias and A_log, None where not needed."""
+    batch = q.shape[0]
+    grad_q, grad_k, grad_v, grad_f = (torch.empty(like.shape, dtype=like.dtype, device=like.device) for like in (q, k, v, f))
+    parameters = (state_map, D, dt_bias, A_log)
+    grad_map, grad_D, grad_dt_bias, grad_A_log = (torch.zeros(like.shape, dtype=states.dtype, device=like.device) for like in parameters)
+    grad_state = torch.zeros_like(_merged(states[:, 0]))
+    for index, positions in reversed(list(enumerate(row_blocks(q.shape[1], 1, save_every)))):
+        segment = _segment(k, v, f, state_map, dt_bias, A_log, states[:, index], positions)
+        grad = upcast(grad_y[:, positions]).permute(1, 2, 0, 3)  # [L, H, B, V]
+        queries = _per_step(q, positions)
+        grad_states, grad_inner = _segment_backward(segment, upcast(state_map), queries, grad, grad_state)
+        grad_state = grad_states[0].clone()  # a view would keep the whole segment
+        inner = _by_sequence(grad_inner, batch)
+
+        grad_q[:, positions] = (_by_sequence(segment.states[1:], batch) @ grad.unsqueeze(-1)).squeeze(-1).sum(1).transpose(0, 1)
+        grad_k[:, positions] = (inner @ segment.v.unsqueeze(-1)).squeeze(-1).sum(1).transpose(0, 1)
+        grad_v[:, positions] = ((segment.k.unsqueeze(3) @ inner).squeeze(3) + upcast(D).unsqueeze(1) * grad).permute(2, 0, 1, 3)
+        grad_map += segment.states[:-1].transpose(0, 1).flatten(1, 2).mT @ grad_inner.transpose(0, 1).flatten(1, 2)
+        grad_D += (grad * segment.v).sum((0, 2))
+
+        moved = segment.candidates.sub_(segment.states[:-1]).mul_(grad_states[1:])
+        grad_log_decay = -segment.log_decay.exp() * _by_sequence(moved, batch).sum((3, 4))  # [L, H, B]
+        grad_raw = grad_log_decay * segment.rate * torch.sigmoid(segment.raw)
+        grad_f[:, positions] = grad_raw.permute(2, 0, 1)
+        grad_dt_bias += grad_raw.sum((0, 2))
+        grad_A_log += (grad_log_decay * segment.log_decay).sum((0, 2))
+    found = (
+        grad_q,
+        grad_k,
+        grad_v,
+        grad_f,
+        grad_map.to(state_map.dtype),
+        grad_D.to(D.dtype),
+        grad_dt_bias.to(dt_bias.dtype),
+        grad_A_log.to(A_log.dtype),
+    )
+    return tuple(grad if need else None for grad, need in zip(found, needs, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """One segment's inputs and states in the accumulation dtype."""
+
+    k: Tensor  # [L, 1, B, K]
+    v: Tensor  # [L, H, B, V]
+    raw: Tensor  # [L, H, B], f + dt_bias
+    rate: Tensor  # [H, 1], −exp(A_log)
+    log_decay: Tensor  # [L, H, B]
+    gain: Tensor  # [L, H, B·K, 1], 1 − decay
+    candidates: Tensor  # [L, H, B·K, V], Z
+    states: Tensor  # [L + 1, H, B·K, V], S before the segment and after each of its positions
+
+
+def _segment(
+    k: Tensor, v: Tensor, f: Tensor, state_map: Tensor, dt_bias: Tensor, A_log: Tensor, start: Tensor, positions: slice
+) -> _Segment:
+    keys, values = _per_step(k, positions), upcast(v[:, positions]).permute(1, 2, 0, 3)
+    raw = (upcast(f[:, positions]) + upcast(dt_bias)).permute(1, 2, 0)
+    rate = -upcast(A_log).exp().unsqueeze(1)
+    log_decay = rate * softplus(raw)
+    gain = (-torch.expm1(log_decay)).repeat_interleave(k.shape[2], dim=2).unsqueeze(3)
+    candidates = (keys.unsqueeze(4) * values.unsqueeze(3)).flatten(2, 3)
+    states = torch.empty(candidates.shape[0] + 1, *candidates.shape[1:], dtype=candidates.dtype, device=k.device)
+    states[0] = _merged(start)
+    wide_map = upcast(state_map)
+    steps = states.unbind()
+    for candidate, step_gain, before, after in zip(candidates.unbind(), gain.unbind(), steps[:-1], steps[1:], strict=True):
+        candidate.baddbmm_(before, wide_map).tanh_()
+        torch.lerp(before, candidate, step_gain, out=after)
+    return _Segment(k=keys, v=values, raw=raw, rate=rate, log_decay=log_decay, gain=gain, candidates=candidates, states=states)
+
+
+def _segment_backward(segment: _Segment, state_map: Tensor, queries: Tensor, grad_y: Tensor, grad_last: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of the segment's L + 1 states and of the L arguments of tanh, from grad_y and the gradient of the last state."""
+    grad_states = torch.empty_like(segment.states)
+    grad_states[0] = 0
+    grad_states[1:] = (queries.unsqueeze(4) * grad_y.unsqueeze(3)).flatten(2, 3)
+    grad_states[-1] += grad_last
+    slopes = (1 - segment.candidates.square()).mul_(segment.gain)
+    decay = 1 - segment.gain
+    back = state_map.mT
+    steps = grad_states.unbind()
+    for slope, step_decay, before, after in zip(*map(reversed, (slopes.unbind(), decay.unbind(), steps[:-1], steps[1:])), strict=True):
+        before.addcmul_(step_decay, after).baddbmm_(slope.mul_(after), back)
+    return grad_states, slopes
+
+
+def _per_step(tensor: Tensor, positions: slice) -> Tensor:
+    """[B, T, K] as [L, 1, B, K]."""
+    return upcast(tensor[:, positions]).transpose(0, 1).unsqueeze(1)
+
+
+def _merged(states: Tensor) -> Tensor:
+    """[B, H, K, V] as [H, B·K, V]."""
+    return states.transpose(0, 1).flatten(1, 2)
+
+
+def _by_sequence(states: Tensor, batch: int) -> Tensor:
+    """[L, H, B·K, V] as [L, H, B, K, V]."""
+    return states.view(*states.shape[:2], batch, -1, states.shape[3])
