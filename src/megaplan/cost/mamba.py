@@ -1,0 +1,86 @@
+"""Work of M blocks: Mamba-2's chunked state-space duality and Mamba-3's multi-input form of it."""
+
+from __future__ import annotations
+
+from megaplan.cost.ops import causal_conv1d, gated_norm, linear, norm, residual_norm
+from megaplan.cost.work import Work, Workload
+from megaplan.inventory.mamba import num_mamba_heads
+from megaplan.spec.models import Mamba2, Mamba3
+
+
+def ssd(load: Workload, *, num_heads: int, head_dim: int, state_dim: int, num_groups: int, chunk_size: int) -> Work:
+    """Mamba-2's scan in chunks of Q positions, whole Q × Q tiles computed.
+
+    Forward per token: C Bᵀ 2·Q·N a group; (L ∘ C Bᵀ) x 2·Q·P, chunk states Bᵀ x 2·N·P and C · state 2·N·P a head. Backward: two products
+    of the same size for each, and C Bᵀ once more; the states at chunk starts are kept. Bytes: x, y, B, C, dt, the states written and read.
+
+    Source: arXiv:2405.21060, section 6 and its listing 1.
+    """
+    chunk = min(chunk_size, load.seq_length)
+    scores = 2 * chunk * state_dim * num_groups
+    forward = scores + num_heads * (2 * chunk * head_dim + 4 * state_dim * head_dim)
+    width, shared = num_heads * head_dim, num_groups * state_dim
+    inputs = width + 2 * shared + num_heads
+    operands = (inputs + width) + (2 * inputs + width)
+    return Work(forward, 2 * forward + scores, 0, scores, operands * load.itemsize + _state_bytes(load, chunk, width * state_dim))
+
+
+def mimo_ssd(load: Workload, *, num_heads: int, head_dim: int, state_dim: int, num_groups: int, mimo_rank: int, chunk_size: int) -> Work:
+    """Mamba-3's scan: `mimo_rank` inputs and outputs a position, in tiles of `chunk_size` rows, so chunk_size / rank positions.
+
+    Per token and head, with R rows a position and tiles of Q rows: C Bᵀ 2·R·Q·N, its product with x 2·R·Q·P, chunk states and their
+    reading 4·R·N·P. C Bᵀ is per head, not per group: each head adds its own bias to B and C.
+
+    Source: Mamba-3, arXiv:2603.15569, section 3 (MIMO); the tile rule is state-spaces/mamba's `chunk_size` advice, 64 / rank.
+    """
+    positions = min(max(chunk_size // mimo_rank, 1), load.seq_length)
+    tile = positions * mimo_rank
+    scores = num_heads * 2 * mimo_rank * tile * state_dim
+    forward = scores + num_heads * mimo_rank * (2 * tile * head_dim + 4 * state_dim * head_dim)
+    width, shared = num_heads * head_dim, num_groups * state_dim * mimo_rank
+    inputs = 2 * width + 2 * shared + 3 * num_heads  # x, z, B, C, and dt, A, trapezoid gate
+    operands = (inputs + width) + (2 * inputs + width)
+    return Work(forward, 2 * forward + scores, 0, scores, operands * load.itemsize + _state_bytes(load, positions, width * state_dim))
+
+
+def mamba_block(load: Workload, mamba: Mamba2 | Mamba3, hidden_size: int) -> Work:
+    """One M block, pre-norm and residual included.
+
+    Source: arXiv:2405.21060, section 7.1 (Mamba-2); arXiv:2603.15569, section 3 (Mamba-3).
+    """
+    heads = num_mamba_heads(mamba, hidden_size)
+    inner, shared = heads * mamba.head_dim, mamba.num_groups * mamba.state_dim
+    if isinstance(mamba, Mamba2):
+        body = linear(load, hidden_size, 2 * inner + 2 * shared + heads)
+        body += causal_conv1d(load, inner + 2 * shared, mamba.conv_kernel)
+        body += ssd(
+            load,
+            num_heads=heads,
+            head_dim=mamba.head_dim,
+            state_dim=mamba.state_dim,
+            num_groups=mamba.num_groups,
+            chunk_size=mamba.chunk_size,
+        )
+        body += gated_norm(load, inner, mamba.num_groups)
+    else:
+        rank = mamba.mimo_rank
+        body = linear(load, hidden_size, 2 * inner + 2 * shared * rank + 3 * heads)
+        if mamba.num_angles:
+            body += linear(load, hidden_size, mamba.num_angles)
+        body += norm(load, mamba.state_dim) * (2 * mamba.num_groups * rank)
+        body += mimo_ssd(
+            load,
+            num_heads=heads,
+            head_dim=mamba.head_dim,
+            state_dim=mamba.state_dim,
+            num_groups=mamba.num_groups,
+            mimo_rank=rank,
+            chunk_size=mamba.chunk_size,
+        )
+    return residual_norm(load, hidden_size) + body + linear(load, inner, hidden_size)
+
+
+def _state_bytes(load: Workload, chunk: int, state_elements: int) -> int:
+    """States at chunk starts, per token: written and read forward, read backward; their gradient written and read."""
+    num_chunks = -(-load.seq_length // chunk)
+    return load.per_token(5 * num_chunks * state_elements * load.itemsize)
