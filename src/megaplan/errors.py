@@ -75,3 +75,27 @@ class Diagnostics:
 
     def __iter__(self) -> Iterator[Diagnostic]:
         return iter(self._found)
+
+
+def render_diagnostic(found: Diagnostic) -> str:
+    """Plain text of one finding: summary, the values, the place, the hints; the command line only adds colour."""
+    lines = [f"{found.severity}[{found.code}]: {found.summary}"]
+    body = [f"  {line}".rstrip() for line in found.detail.splitlines()]
+    place = render_location(found.location)
+    if place:
+        body.append(f"  --> {place}")
+    if body:
+        lines += ["", *body]
+    if found.hints:
+        lines += ["", *(f"hint: {hint}" for hint in found.hints)]
+    return "\n".join(lines)
+
+
+def render_location(location: Location) -> str:
+    """`file:line: key`, as far as they are known; empty if nothing is."""
+    place = location.file or ""
+    if location.line is not None:
+        place = f"{place}:{location.line}" if place else f"line {location.line}"
+    if place and location.key:
+        return f"{place}: {location.key}"
+    return place or location.key or ""

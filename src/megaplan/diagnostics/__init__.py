@@ -1,0 +1,47 @@
+"""The catalogue of diagnostic codes, and the one way to make a diagnostic.
+
+MP1xx files, formats and types; MP2xx mesh and schedule; MP3xx pattern and split; MP4xx plan files; MP5xx budget; MP6xx megarun;
+MP7xx model sections. A hundred lives in `mp<hundred>xx.py`; a new code is one more entry there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from megaplan.diagnostics.info import CodeInfo
+from megaplan.diagnostics.mp1xx import FILES
+from megaplan.diagnostics.mp2xx import MESH
+from megaplan.diagnostics.mp3xx import SPLIT
+from megaplan.diagnostics.mp4xx import PLANS
+from megaplan.diagnostics.mp5xx import BUDGET
+from megaplan.diagnostics.mp6xx import RUNTIME
+from megaplan.diagnostics.mp7xx import MODEL
+from megaplan.errors import Diagnostic, Location, Severity
+
+__all__ = ["CODES", "CodeInfo", "diagnostic"]
+
+CODES: dict[str, CodeInfo] = {**FILES, **MESH, **SPLIT, **PLANS, **BUDGET, **RUNTIME, **MODEL}
+
+
+def diagnostic(
+    code: str,
+    detail: str,
+    location: Location | None = None,
+    hints: Iterable[str] = (),
+    severity: Severity = Severity.ERROR,
+) -> Diagnostic:
+    """A diagnostic with the catalogue's summary; the last hint names the page that explains the code.
+
+    Args:
+        code: A key of `CODES`.
+        detail: The equation with every value; lines separated by newlines.
+        location: Where it points.
+        hints: What to write instead, ready to paste.
+        severity: Error unless said otherwise.
+
+    Raises:
+        KeyError: If the catalogue has no such code.
+    """
+    if code not in CODES:
+        raise KeyError(f"no diagnostic code {code!r} in the catalogue")
+    return Diagnostic(code, severity, CODES[code].summary, detail, location or Location(), (*hints, f"megaplan explain {code}"))

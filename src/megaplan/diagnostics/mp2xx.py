@@ -1,0 +1,136 @@
+"""MP2xx. The mesh, its degrees, and the schedule."""
+
+from __future__ import annotations
+
+from megaplan.diagnostics.info import CodeInfo
+
+MESH: dict[str, CodeInfo] = {
+    "MP201": CodeInfo(
+        "tensor degree does not divide what it shards",
+        "`mesh.tp` does not divide the number of heads, key-value heads, groups, or the width of an MLP.",
+        "Tensor parallelism gives every rank whole heads, whole groups and equal slices of an MLP; a head is never cut.",
+        "Use a common divisor of all the counts named.",
+        "attention: {kind: gqa, num_heads: 32, num_kv_heads: 8, head_dim: 128}\nmesh: {tp: 16}      # wrong: 8 % 16 = 8\nmesh: {tp: 8}",
+    ),
+    "MP202": CodeInfo(
+        "tensor degree does not divide the sequence",
+        "With tensor parallelism the residual stream is sharded over the sequence, and the positions do not divide evenly.",
+        "Sequence parallelism is on exactly when `mesh.tp` > 1; every rank holds the same number of positions.",
+        "Use a sequence length that is a multiple of cp · tp.",
+        "batch: {micro_batch_size: 1, seq_length: 4090}\nmesh: {tp: 4}      # wrong: 4090 % 4 = 2",
+    ),
+    "MP203": CodeInfo(
+        "expert degree does not divide the routed experts",
+        "`mesh.ep` does not divide `moe.num_experts`.",
+        "Every rank of the expert axis owns the same number of whole experts.",
+        "Use a divisor of the number of experts.",
+        "moe: {num_experts: 16, top_k: 4, ffn_hidden_size: 896}\nmesh: {ep: 6}      # wrong: 16 % 6 = 4\nmesh: {ep: 8}",
+    ),
+    "MP204": CodeInfo(
+        "expert axes without experts",
+        "`mesh.ep` or `mesh.etp` is above 1, and the pattern has no E block.",
+        "The expert axes shard routed experts and nothing else: they cannot shrink a dense layer.",
+        "Set them to 1, or add E blocks.",
+        "model: {pattern: AD}\nmesh: {ep: 8}      # wrong\nmesh: {dp_shard: 8}",
+    ),
+    "MP205": CodeInfo(
+        "expert axes do not fit the ranks they borrow",
+        "ep · etp does not divide dp_shard · cp · tp.",
+        "The expert axes are no further factor of the world size: they re-read the ranks of dp_shard, cp and tp.",
+        "Use degrees whose product divides dp_shard · cp · tp, or raise dp_shard.",
+        "mesh: {dp_shard: 4, ep: 8}      # wrong: 4 % 8 = 4\nmesh: {dp_shard: 8, ep: 8}",
+    ),
+    "MP206": CodeInfo(
+        "expert tensor degree does not divide the expert's width",
+        "`mesh.etp` does not divide `moe.ffn_hidden_size`.",
+        "Expert tensor parallelism gives every rank an equal slice of each expert it owns.",
+        "Use a divisor of the expert's width.",
+        "moe: {num_experts: 16, top_k: 4, ffn_hidden_size: 896}\nmesh: {tp: 3, etp: 3}      # wrong: 896 % 3 = 2",
+    ),
+    "MP207": CodeInfo(
+        "context parallelism on a block that carries state",
+        "`mesh.cp` is above 1, and the pattern has M or R blocks.",
+        "Context parallelism cuts the sequence, and attention can rebuild it by exchanging keys and values. A Mamba or recurrent block "
+        "needs the state of all earlier positions handed on, which megarun does not do.",
+        "Use cp 1, and tp or a smaller micro-batch for long sequences.",
+        "model: {pattern: AEME}\nmesh: {cp: 2}      # wrong\nmesh: {cp: 1}",
+    ),
+    "MP208": CodeInfo(
+        "context degree does not divide the sequence",
+        "The sequence does not fall into 2 · cp equal pieces.",
+        "Under causal attention later positions cost more; each rank gets one early and one late piece, so that all work alike.",
+        "Use a sequence length that is a multiple of 2 · cp.",
+        "batch: {micro_batch_size: 1, seq_length: 4098}\nmesh: {cp: 2}      # wrong: 4098 % 4 = 2",
+    ),
+    "MP209": CodeInfo(
+        "tensor groups cross nodes",
+        "A tensor-parallel group has ranks on more than one node.",
+        "Its collectives run in every block, on the critical path; between nodes they have a tenth of the bandwidth.",
+        "Keep tp within `device.per_node`, and let it divide that number.",
+        "mesh: {tp: 16}\ndevice: {name: h200, per_node: 8}      # crosses",
+    ),
+    "MP210": CodeInfo(
+        "expert groups cross nodes",
+        "A group of ep · etp ranks has ranks on more than one node.",
+        "Every E block sends each token's rows to the ranks of its experts and back; an all-to-all cannot join several network cards.",
+        "Keep ep · etp within `device.per_node`, and let it divide that number.",
+        "mesh: {dp_shard: 32, ep: 32}\ndevice: {name: h200, per_node: 8}      # crosses",
+    ),
+    "MP211": CodeInfo(
+        "the mesh has too many ranks",
+        "The product of the degrees is above the largest job that is planned.",
+        "A budget names every rank; a number so large is a slip of the keyboard.",
+        "Correct the degrees. The expert axes are not factors of the product.",
+        "mesh: {dp_shard: 1048576, tp: 8}      # wrong",
+    ),
+    "MP212": CodeInfo(
+        "more stage slots than layers",
+        "pp · vpp slots cannot each have a layer.",
+        "An empty stage would idle, and deadlocks some runtimes.",
+        "Use fewer stages or virtual stages, or more layers.",
+        "model: {num_layers: 4}\nmesh: {pp: 8}      # wrong",
+    ),
+    "MP213": CodeInfo(
+        "the schedule does not fit the stages",
+        "The schedule needs another number of pipeline ranks or virtual stages.",
+        "gpipe and 1f1b run one chunk a rank; interleaved schedules at least two on at least two ranks; zbv and dualpipev "
+        "exactly two, rank i holding slots i and 2N − 1 − i of 2N.",
+        "Set `mesh.vpp` as the schedule needs, or choose another schedule.",
+        "schedule: {kind: 1f1b}\nmesh: {pp: 4, vpp: 2}      # wrong\nschedule: {kind: interleaved_1f1b}",
+    ),
+    "MP214": CodeInfo(
+        "fewer microbatches than pipeline ranks",
+        "The step has fewer microbatches than the pipeline has ranks.",
+        "1F1B reaches its steady state only when every rank has a microbatch; with fewer, the runtime's schedule refuses.",
+        "Raise `schedule.num_microbatches`, or lower `mesh.pp`.",
+        "mesh: {pp: 8}\nschedule: {kind: 1f1b, num_microbatches: 4}      # wrong",
+    ),
+    "MP215": CodeInfo(
+        "microbatches do not fill the rounds of an interleaved schedule",
+        "Interleaving runs microbatches in rounds of equal size, and the number of microbatches leaves a remainder.",
+        "A partial round deadlocks or is refused by the runtime: with r = max(1, m // pp) rounds, m % r must be 0.",
+        "Use a multiple of pp.",
+        "mesh: {pp: 4, vpp: 2}\nschedule: {kind: interleaved_1f1b, num_microbatches: 9}      # wrong: r = 2, 9 % 2 = 1",
+    ),
+    "MP216": CodeInfo(
+        "the schedule is not priced yet",
+        "The schedule is known by name; its in-flight counts are not part of this version.",
+        "An estimate with another schedule's counts would be wrong by gigabytes.",
+        "Use 1f1b, or interleaved_1f1b with two or more virtual stages.",
+        "schedule: {kind: zbv}      # not yet\nschedule: {kind: 1f1b}",
+    ),
+    "MP217": CodeInfo(
+        "sequence parallelism is no mesh axis",
+        "The mesh names a degree for sequence parallelism.",
+        "It has no degree of its own and shards no parameters: it is on exactly when tp > 1, over the same ranks.",
+        "Remove the key; set `mesh.tp`.",
+        "mesh: {tp: 8, sp: 8}      # wrong\nmesh: {tp: 8}",
+    ),
+    "MP219": CodeInfo(
+        "unknown device",
+        "The device file has no device of that name.",
+        "Capacity and reserve are data with a source; they are not guessed.",
+        "Use one of the names listed.",
+        "device: {name: h200, per_node: 8}",
+    ),
+}

@@ -1,0 +1,101 @@
+"""MP7xx. Sections of the model, and policies by family."""
+
+from __future__ import annotations
+
+from megaplan.diagnostics.info import CodeInfo
+
+MODEL: dict[str, CodeInfo] = {
+    "MP701": CodeInfo(
+        "key-value heads do not divide the heads",
+        "`num_heads` is no multiple of `num_kv_heads`.",
+        "Each key-value head serves the same number of query heads.",
+        "Use a divisor of `num_heads`.",
+        "attention: {kind: gqa, num_heads: 32, num_kv_heads: 6, head_dim: 128}      # wrong: 32 % 6 = 2",
+    ),
+    "MP702": CodeInfo(
+        "the Mamba width is no whole number of heads",
+        "expand · hidden_size is no multiple of `head_dim`.",
+        "The inner width is cut into heads of `head_dim`.",
+        "Use a `head_dim` that divides it, or give `num_heads` (mamba2).",
+        "hidden_size: 1000\nmamba: {kind: mamba2, expand: 2, head_dim: 64}      # wrong: 2000 % 64 = 16",
+    ),
+    "MP703": CodeInfo(
+        "groups do not divide the Mamba heads",
+        "The number of heads is no multiple of `num_groups`.",
+        "Each group's B and C serve the same number of heads.",
+        "Use a divisor of the number of heads.",
+        "mamba: {kind: mamba2, num_heads: 80, num_groups: 3}      # wrong: 80 % 3 = 2",
+    ),
+    "MP704": CodeInfo(
+        "more experts chosen than there are",
+        "`top_k` is above `num_experts`.",
+        "A token goes to different experts.",
+        "Use a `top_k` of at most `num_experts`.",
+        "moe: {num_experts: 8, top_k: 16, ffn_hidden_size: 896}      # wrong",
+    ),
+    "MP705": CodeInfo(
+        "a routing factor beyond its bound",
+        "`capacity_factor` or `routing_skew` is above num_experts / top_k.",
+        "An expert receives at most every token once, which is num_experts / top_k times the even share.",
+        "Use a factor within the bound.",
+        "moe: {num_experts: 8, top_k: 2, ffn_hidden_size: 896, routing_skew: 9}      # wrong: at most 4",
+    ),
+    "MP706": CodeInfo(
+        "a listed layer has no attention",
+        "The list names a layer that does not exist or is no A layer.",
+        "Layers are counted from 0 over the whole model, all letters included.",
+        "List A layers only.",
+        "pattern: AEME\nnope_layers: [1]      # wrong: layer 1 is E",
+    ),
+    "MP707": CodeInfo(
+        "the indexer needs latent queries",
+        "The indexer reads the query latent, and `q_lora_rank` is null.",
+        "Its query projection goes up from the latent.",
+        "Give `q_lora_rank`, or remove the indexer.",
+        "attention: {kind: mla, q_lora_rank: null, indexer: {num_heads: 8, head_dim: 64, layers: [0]}}      # wrong",
+    ),
+    "MP708": CodeInfo(
+        "rotary width is odd",
+        "The rotated dims must be an even number.",
+        "Rotary embedding turns pairs.",
+        "Use an even number.",
+        "attention: {kind: gqa, num_heads: 4, num_kv_heads: 4, head_dim: 63}      # wrong",
+    ),
+    "MP709": CodeInfo(
+        "the feature needs attention blocks",
+        "Multi-token prediction holds an attention block, and relation bias is added to attention scores; the pattern has no A.",
+        "Their shapes are those of `model.attention`.",
+        "Add A to the pattern with its section, or remove the feature.",
+        "pattern: M\nfeatures: {mtp: {depth: 1, ffn_hidden_size: 4096}}      # wrong",
+    ),
+    "MP710": CodeInfo(
+        "fewer n-gram rows than tables",
+        "`num_rows` counts the rows of all tables, and each table has at least one.",
+        "An empty table cannot be looked up.",
+        "Give the total number of rows.",
+        "ngram: {num_tables: 16, num_rows: 8, dim: 16}      # wrong",
+    ),
+    "MP720": CodeInfo(
+        "the family refuses the recompute policy",
+        "`full` is asked of E or M blocks.",
+        "Recomputing an E block would run its dispatch twice, with other counts possible; recomputing a whole M block would run its scan "
+        "twice. Their cheap parts are recomputed under `selective`.",
+        "Write another policy for the letter under `recompute.blocks`.",
+        "recompute: {default: full}                                          # wrong with E or M\n"
+        "recompute: {default: full, blocks: {E: selective, M: selective}}",
+    ),
+    "MP721": CodeInfo(
+        "a setting for a letter that never appears",
+        "`recompute.blocks` or `precision.families` names a letter that no layer has.",
+        "The setting would be ignored.",
+        "Remove it, or correct the letter.",
+        "pattern: AD\nrecompute: {blocks: {M: selective}}      # wrong",
+    ),
+    "MP790": CodeInfo(
+        "planned, and not built by megarun yet",
+        "The plan is priced in full; megarun of this version refuses to train it.",
+        "What the runtime cannot build is never silently approximated.",
+        "Nothing for planning. To train now, use the value named.",
+        "mesh: {tp: 8}      # planned; megarun trains with tp 1",
+    ),
+}
