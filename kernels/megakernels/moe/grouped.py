@@ -1,0 +1,55 @@
+"""Matrix products of row groups: group e of the rows meets matrix e."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import grouped_mm
+
+ALIGNMENT_BYTES = 16
+"""What torch's grouped product asks of every row stride and address."""
+
+
+class RowGroups:
+    """Consecutive groups of rows, `counts[e]` rows in group e; the counts sum to the number of rows.
+
+    bf16 operands whose widths fit go to torch's grouped product, which reads the counts on the device. Others run one product a group,
+    which copies the counts to the host: fp32 and fp64 have no grouped product everywhere.
+    """
+
+    def __init__(self, counts: Tensor) -> None:
+        self._counts = counts
+        self._ends = counts.cumsum(0, dtype=torch.int32)
+
+    def times(self, rows: Tensor, matrices: Tensor) -> Tensor:
+        """Rows [M, a] times matrices [E, a, b]: [M, b]."""
+        if _groupable(rows, matrices):
+            return grouped_mm(rows, matrices, offs=self._ends)
+        out = torch.empty(rows.shape[0], matrices.shape[2], dtype=rows.dtype, device=rows.device)
+        sizes = self._sizes()
+        for block, found, matrix in zip(torch.split(rows, sizes), torch.split(out, sizes), matrices, strict=True):
+            torch.mm(block, matrix, out=found)
+        return out
+
+    def outer(self, left: Tensor, right: Tensor) -> Tensor:
+        """Σ over each group's rows of left [M, a] ⊗ right [M, b]: [E, a, b]; zero for an empty group."""
+        if _groupable(left, right):
+            return grouped_mm(left.mT, right, offs=self._ends)
+        out = torch.empty(self._counts.shape[0], left.shape[1], right.shape[1], dtype=left.dtype, device=left.device)
+        sizes = self._sizes()
+        for first, second, found in zip(torch.split(left, sizes), torch.split(right, sizes), out, strict=True):
+            torch.mm(first.mT, second, out=found)
+        return out
+
+    def _sizes(self) -> list[int]:
+        sizes: list[int] = self._counts.tolist()
+        return sizes
+
+
+def _groupable(*operands: Tensor) -> bool:
+    return all(
+        operand.dtype == torch.bfloat16
+        and operand.numel() > 0
+        and operand.data_ptr() % ALIGNMENT_BYTES == 0
+        and min(operand.stride()) == 1
+        and all(stride == 1 or stride * operand.element_size() % ALIGNMENT_BYTES == 0 for stride in operand.stride())
+        for operand in operands
+    )
