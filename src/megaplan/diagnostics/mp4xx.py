@@ -1,7 +1,162 @@
-"""MP4xx. Plan files: reading, digests, versions, drift."""
+"""MP4xx. Plan files: reading, digests, versions, drift. MP48x: the command line itself. MP499: a bug."""
 
 from __future__ import annotations
 
 from megaplan.diagnostics.info import CodeInfo
 
-PLANS: dict[str, CodeInfo] = {}
+PLANS: dict[str, CodeInfo] = {
+    "MP401": CodeInfo(
+        "the file holds JSON that plans do not use",
+        "The text has a number that is no integer.",
+        "Plans hold integers only, so that equal plans are equal files on every machine.",
+        "Make the plan anew from its spec.",
+        "megaplan split spec.yaml -o plan.json",
+    ),
+    "MP402": CodeInfo(
+        "the plan file is cut off",
+        "The text ends before the document does.",
+        "Half a plan decides nothing. `megaplan split` writes a file whole or not at all, so it was cut later, by a copy or a full disk.",
+        "Copy the file again, or make the plan anew from its spec.",
+        "megaplan split spec.yaml -o plan.json",
+    ),
+    "MP403": CodeInfo(
+        "the document is not a plan",
+        "The `format` key is absent or names another kind of document.",
+        "A command that takes a plan follows its decisions; a spec or other JSON has none.",
+        "Make a plan from the spec, or name the plan's file.",
+        "megaplan split spec.yaml -o plan.json\nmegaplan show plan.json",
+    ),
+    "MP404": CodeInfo(
+        "the plan is of a newer format",
+        "The plan's major version is not the one that this megaplan reads.",
+        "A new major version changes what existing keys mean, so no part of the plan can be trusted.",
+        "Use the megaplan that wrote it, or a newer one.",
+        "pip install --upgrade megaplan",
+    ),
+    "MP405": CodeInfo(
+        "a field of the plan is wrong",
+        "A key of the plan is unknown or missing, or its value has the wrong type.",
+        "Plans are written by `megaplan split`, which writes none of this; the file was edited or is damaged.",
+        "Change the spec and make the plan anew.",
+        "megaplan split spec.yaml -o plan.json",
+    ),
+    "MP406": CodeInfo(
+        "the plan does not match its digest",
+        "The digest in the file is not that of the file's inputs and decisions.",
+        "The digest ties a plan to reviews and checkpoints; one that is edited by hand is another plan under the same name.",
+        "Undo the edit, or change the spec and make the plan anew. `megaplan check` and `megaplan diff` still read the file.",
+        "megaplan split spec.yaml -o plan.json",
+    ),
+    "MP407": CodeInfo(
+        "the plan contradicts itself",
+        "A part of the plan does not follow from its other parts.",
+        "Two readers of such a plan could follow different halves of it.",
+        "Make the plan anew from its spec.",
+        "megaplan split spec.yaml -o plan.json",
+    ),
+    "MP409": CodeInfo(
+        "the plan has keys of a newer version",
+        "The plan's minor version is newer than this megaplan; keys it does not know were left out.",
+        "A minor version only adds. What was added is neither estimated nor followed here.",
+        "Use a newer megaplan to see everything.",
+        "pip install --upgrade megaplan",
+    ),
+    "MP410": CodeInfo(
+        "planning again gives other decisions",
+        "The plan's inputs, planned by this megaplan with the plan itself as baseline, are decided differently.",
+        "The plan is not what would be decided today: costs, rules or the solver changed, or a digest was renewed by hand.",
+        "Look at the difference, then make the plan anew or keep it knowingly.",
+        "megaplan split plan-spec.yaml --baseline plan.json -o new.json\nmegaplan diff plan.json new.json",
+    ),
+    "MP411": CodeInfo(
+        "the estimates have drifted",
+        "The same decisions are estimated differently by this megaplan than when the plan was written.",
+        "The plan is unchanged; what is known about its memory is not.",
+        "Make the plan anew to record today's estimates.",
+        "megaplan split spec.yaml --baseline plan.json -o plan.json",
+    ),
+    "MP412": CodeInfo(
+        "the reason of a manual split is stale",
+        "Something the manual split was decided against has changed since, and its reason has not.",
+        "A manual split is an argument about side embeddings, recurrence, losses, costs and the schedule; this part of it no longer holds as read.",
+        "Look at the cuts again, then write the reason anew in the spec.",
+        "split: {mode: manual, spans: [[0, 4], [4, 12]], reason: R stays with its A, checked with the new costs}",
+    ),
+    "MP413": CodeInfo(
+        "a plan that fitted no longer fits",
+        "Estimated again, a rank needs more than the device has; when the plan was written it did not.",
+        "The run would end in an out-of-memory error.",
+        "See which column grew.",
+        "megaplan estimate plan.json",
+    ),
+    "MP480": CodeInfo(
+        "the command line is not understood",
+        "An argument or option is missing, unknown, or has a value it does not take.",
+        "What was meant is not guessed.",
+        "See the command's help.",
+        "megaplan estimate --help",
+    ),
+    "MP481": CodeInfo(
+        "the option does not go with this input",
+        "The option asks for something that this kind of file does not have.",
+        "An option that were ignored would show the old answer as the new one.",
+        "Leave the option out, or pass the other kind of file.",
+        "megaplan split spec.yaml --mode equal -o plan.json",
+    ),
+    "MP482": CodeInfo(
+        "the output cannot be written",
+        "The path is a directory, exists as something else, or the system refused to write it.",
+        "Nothing is replaced that a plan was not expected to be.",
+        "Name another file.",
+        "megaplan split spec.yaml -o plan.json",
+    ),
+    "MP483": CodeInfo(
+        "nothing to explain by that name",
+        "The name is no diagnostic code, budget column or mesh axis.",
+        "What was meant is not guessed.",
+        "Use one of the names.",
+        "megaplan explain activations",
+    ),
+    "MP484": CodeInfo(
+        "no bundled spec has that name",
+        "The name is none of the specs that come with megaplan.",
+        "What was meant is not guessed.",
+        "Use one of the names.",
+        "megaplan new llama-3.1-8b",
+    ),
+    "MP485": CodeInfo(
+        "no such rank",
+        "The rank is outside the job.",
+        "Ranks count from 0 to the world size, which is pp · dp_replicate · dp_shard · cp · tp, minus 1.",
+        "Use a rank of the job.",
+        "megaplan estimate spec.yaml --rank 0",
+    ),
+    "MP486": CodeInfo(
+        "--fail-on is not understood",
+        "A condition is neither `oom` nor a headroom with its size.",
+        "A condition that were ignored would let through what it should stop.",
+        "Write `oom`, `headroom<SIZE`, or both with a comma.",
+        "megaplan diff old.json new.json --fail-on 'oom,headroom<4GiB'",
+    ),
+    "MP487": CodeInfo(
+        "measured costs are not read yet",
+        "`--costs` names a file of measured layer costs; this version cuts by FLOPs.",
+        "Ignoring the file would present FLOP costs as measured ones.",
+        "Leave the option out.",
+        "megaplan split spec.yaml -o plan.json",
+    ),
+    "MP488": CodeInfo(
+        "the cuts do not fit the changed spec",
+        "An override changes the layers or the number of stages of a plan, whose cuts stay as they are.",
+        "`estimate` and `show` never cut a plan anew.",
+        "Cut the changed spec instead.",
+        "megaplan split spec.yaml --set mesh.pp=4 -o plan.json",
+    ),
+    "MP499": CodeInfo(
+        "this is a bug in megaplan",
+        "An error that no part of megaplan expects.",
+        "It says nothing about your file; exit status 2 keeps it apart from `does not fit`.",
+        "Report it with the command, the file and this text.",
+        "megaplan --version",
+    ),
+}
