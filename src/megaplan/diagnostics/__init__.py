@@ -1,6 +1,6 @@
 """The catalogue of diagnostic codes, and the one way to make a diagnostic.
 
-MP1xx files, formats and types; MP2xx mesh and schedule; MP3xx pattern and split; MP4xx plan files; MP5xx budget; MP6xx megarun;
+MP1xx files, formats and types; MP2xx mesh; MP3xx pattern, schedule and split; MP4xx plan files; MP5xx budget; MP6xx megarun;
 MP7xx model sections. A hundred lives in `mp<hundred>xx.py`; a new code is one more entry there.
 """
 

@@ -1,4 +1,4 @@
-"""MP3xx. The pattern, and how the stack is cut."""
+"""MP3xx. The pattern (MP30x), the schedule (MP31x), and how the stack is cut (MP32x, MP33x)."""
 
 from __future__ import annotations
 
@@ -67,6 +67,35 @@ SPLIT: dict[str, CodeInfo] = {
         "The letters beyond it build nothing.",
         "Shorten the pattern, or raise `num_layers`.",
         "pattern: AEMEAEMR\nnum_layers: 7      # the last R is never built",
+    ),
+    "MP310": CodeInfo(
+        "the schedule is not priced yet",
+        "The schedule is known by name; its in-flight counts are not part of this version.",
+        "An estimate with another schedule's counts would be wrong by gigabytes.",
+        "Use 1f1b, or interleaved_1f1b with two or more virtual stages.",
+        "schedule: {kind: zbv}      # not yet\nschedule: {kind: 1f1b}",
+    ),
+    "MP311": CodeInfo(
+        "fewer microbatches than pipeline ranks",
+        "The step has fewer microbatches than the pipeline has ranks.",
+        "1F1B reaches its steady state only when every rank has a microbatch; with fewer, the runtime's schedule refuses.",
+        "Raise `schedule.num_microbatches`, or lower `mesh.pp`.",
+        "mesh: {pp: 8}\nschedule: {kind: 1f1b, num_microbatches: 4}      # wrong",
+    ),
+    "MP312": CodeInfo(
+        "microbatches do not fill the rounds of an interleaved schedule",
+        "Interleaving runs microbatches in rounds of equal size, and the number of microbatches leaves a remainder.",
+        "A partial round deadlocks or is refused by the runtime: with r = max(1, m // pp) rounds, m % r must be 0.",
+        "Use a multiple of pp.",
+        "mesh: {pp: 4, vpp: 2}\nschedule: {kind: interleaved_1f1b, num_microbatches: 9}      # wrong: r = 2, 9 % 2 = 1",
+    ),
+    "MP313": CodeInfo(
+        "the schedule does not fit the stages",
+        "The schedule needs another number of pipeline ranks or virtual stages.",
+        "gpipe and 1f1b run one chunk a rank; interleaved schedules at least two on at least two ranks; zbv and dualpipev "
+        "exactly two, rank i holding slots i and 2N − 1 − i of 2N.",
+        "Set `mesh.vpp` as the schedule needs, or choose another schedule.",
+        "schedule: {kind: 1f1b}\nmesh: {pp: 4, vpp: 2}      # wrong\nschedule: {kind: interleaved_1f1b}",
     ),
     "MP320": CodeInfo(
         "a pattern with boundaries is a manual split",

@@ -15,7 +15,7 @@ RUNTIME: dict[str, CodeInfo] = {
     ),
     "MP602": CodeInfo(
         "gradients would not accumulate in precision.grads",
-        "FSDP2 keeps a gradient shard in the dtype of the resident parameter, and under a pipeline sums microbatches in the reduction's dtype.",
+        "FSDP2 keeps a gradient shard in the resident parameter's dtype; under a pipeline it sums microbatches in the reduction's dtype.",
         "Gradients summed in another dtype than the plan says are other numbers, and other bytes.",
         "Give precision.grads the value of precision.master, and with pp > 1 precision.reduce the value of precision.grads.",
         "precision: {grads: bf16, master: fp32}      # wrong\nprecision: {grads: fp32, master: fp32}      # right",

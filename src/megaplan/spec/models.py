@@ -11,19 +11,27 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from megaplan.dtypes import DType
 
-PositiveInt = Annotated[int, Field(gt=0, strict=True)]
-NaturalInt = Annotated[int, Field(ge=0, strict=True)]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+# Bounds keep a slip of the keyboard from becoming a list of 2^40 layers or ranks; they are far above any real model.
+MAX_INT = 2**48
+MAX_LAYERS = 2**16
+MAX_DEGREE = 2**20
+MAX_MICROBATCHES = 2**16
+
+PositiveInt = Annotated[int, Field(gt=0, le=MAX_INT, strict=True)]
+NaturalInt = Annotated[int, Field(ge=0, le=MAX_INT, strict=True)]
+LayerCount = Annotated[int, Field(gt=0, le=MAX_LAYERS, strict=True)]
+Degree = Annotated[int, Field(gt=0, le=MAX_DEGREE, strict=True)]
+MicrobatchCount = Annotated[int, Field(gt=0, le=MAX_MICROBATCHES, strict=True)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+Text = Annotated[str, Field(strict=True)]
 StrictBool = Annotated[bool, Field(strict=True)]
 Letter = Literal["A", "M", "E", "R", "D"]
 Policy = Literal["none", "selective", "full"]
 Activation = Literal["swiglu", "relu2", "gelu"]
 FloatType = Literal[DType.FP32, DType.BF16, DType.FP16]
 ParamType = Literal[DType.FP32, DType.BF16, DType.FP16, DType.FP8]
-ScheduleKind = Literal[
-    "gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev"
-]
+ScheduleKind = Literal["gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev"]
 
 
 class Section(BaseModel):
@@ -107,7 +115,7 @@ class MixtureOfExperts(Section):
     activation: Activation = "swiglu"
     normalize_top_k: StrictBool = True
     capacity_factor: PositiveFloat | None = None
-    routing_skew: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    routing_skew: Annotated[float, Field(ge=1, allow_inf_nan=False, strict=True)] = 1.0
 
 
 class MatrixRecurrence(Section):
@@ -152,7 +160,7 @@ class RelationBias(Section):
 class MultiTokenPrediction(Section):
     """`depth` extra prediction modules on the last stage: an A block, an ungated MLP, a projection and norms each."""
 
-    depth: PositiveInt
+    depth: Annotated[int, Field(gt=0, le=64, strict=True)]
     ffn_hidden_size: PositiveInt
 
 
@@ -173,8 +181,8 @@ Mamba = Annotated[Mamba2 | Mamba3, Field(discriminator="kind")]
 class Model(Section):
     """The architecture. `pattern` is as written; see `pattern.py` for its meaning."""
 
-    pattern: Annotated[str, Field(strict=True)]
-    num_layers: PositiveInt
+    pattern: Text
+    num_layers: LayerCount
     hidden_size: PositiveInt
     vocab_size: PositiveInt
     tie_embeddings: StrictBool = False
@@ -190,14 +198,14 @@ class Model(Section):
 class Mesh(Section):
     """Parallel degrees. World size = pp · dp_replicate · dp_shard · cp · tp; ep and etp re-read the same ranks."""
 
-    pp: PositiveInt = 1
-    vpp: PositiveInt = 1
-    dp_replicate: PositiveInt = 1
-    dp_shard: PositiveInt = 1
-    cp: PositiveInt = 1
-    tp: PositiveInt = 1
-    ep: PositiveInt = 1
-    etp: PositiveInt = 1
+    pp: Degree = 1
+    vpp: Degree = 1
+    dp_replicate: Degree = 1
+    dp_shard: Degree = 1
+    cp: Degree = 1
+    tp: Degree = 1
+    ep: Degree = 1
+    etp: Degree = 1
     vocab_parallel: StrictBool = False
 
     @property
@@ -221,7 +229,7 @@ class Schedule(Section):
     """The pipeline schedule; pp 1 with `1f1b` accumulates gradients over the microbatches."""
 
     kind: ScheduleKind = "1f1b"
-    num_microbatches: PositiveInt = 1
+    num_microbatches: MicrobatchCount = 1
 
 
 class Batch(Section):
@@ -248,7 +256,7 @@ class Optimizer(Section):
     matrix: Literal["muon", "adamw"] = "muon"
     other: Literal["adamw"] = "adamw"
     newton_schulz_dtype: FloatType | None = None
-    newton_schulz_steps: PositiveInt = 5
+    newton_schulz_steps: Annotated[int, Field(gt=0, le=100, strict=True)] = 5
 
 
 class Recompute(Section):
@@ -264,8 +272,8 @@ class Split(Section):
     mode: Literal["equal", "weighted", "manual"] = "weighted"
     objective: Literal["bottleneck", "step_time"] = "bottleneck"
     spans: tuple[tuple[NaturalInt, NaturalInt], ...] | None = None
-    reason: str | None = None
-    protects: tuple[str, ...] = ()
+    reason: Text | None = None
+    protects: tuple[Text, ...] = ()
     forbid: tuple[NaturalInt, ...] = ()
     pin: tuple[NaturalInt, ...] = ()
     together: tuple[tuple[NaturalInt, NaturalInt], ...] = ()
@@ -281,8 +289,8 @@ class Host(Section):
 class DeviceRef(Section):
     """A device of the data file by name, and how many share a node's fast fabric."""
 
-    name: str = "h200"
-    per_node: PositiveInt = 8
+    name: Text = "h200"
+    per_node: Degree = 8
 
 
 class Serving(Section):
@@ -310,7 +318,7 @@ class Spec(Section):
     """A whole spec file (`format: megaplan.spec/1`)."""
 
     format: Literal["megaplan.spec/1"]
-    name: Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", strict=True)]
     model: Model
     mesh: Mesh = Mesh()
     sharding: Sharding = Sharding()

@@ -1,0 +1,150 @@
+"""The pattern: one letter, one layer; `|` is a pipeline boundary (R-1 … R-3).
+
+`A` attention, `M` Mamba, `E` experts, `R` recurrent, `D` dense MLP. Without `|` the pattern is cycled to `num_layers`; with `|` it is
+written out in full. Columns in messages count characters from 1; layers count from 0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Diagnostic, Location, MegaplanError
+from megaplan.spec.wording import plural, quoted, series
+
+LETTERS = "AMERD"
+BOUNDARY = "|"
+ALPHABET = "A (attention), M (Mamba), E (experts), R (recurrent), D (dense MLP) and '|' (stage boundary)"
+
+_LONG_NAME = re.compile(r"([amerd])(?:_?block)", re.IGNORECASE)
+_MAX_SHOWN = 60
+_MEGATRON = {"*": "A", "-": "D", "G": "R", "+": "A"}
+_MEGATRON_HINTS = {
+    "*": "Megatron's '*' is A with attention.kind gqa",
+    "+": "Megatron's '+' is A with attention.kind mla",
+    "-": "Megatron's '-' is D",
+    "G": "Megatron's 'G' (gated delta net) has no letter here; the nearest recurrent block is R",
+    "/": "Megatron's '/' begins multi-token prediction; write features.mtp instead",
+}
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A parsed pattern.
+
+    Attributes:
+        text: As written, in upper case.
+        layers: One letter a layer, expanded; `len(layers)` is `num_layers`.
+        spans: Half-open layer spans between the boundaries, in order; None if the text has no `|`.
+    """
+
+    text: str
+    layers: str
+    spans: tuple[Span, ...] | None
+
+    def counts(self) -> dict[str, int]:
+        """Layers by letter, letters that appear only, in the order of the alphabet."""
+        return {letter: self.layers.count(letter) for letter in LETTERS if letter in self.layers}
+
+    def describe(self) -> str:
+        """`64 layers = 32 A + 32 D`."""
+        return f"{plural(len(self.layers), 'layer')} = {' + '.join(f'{count} {letter}' for letter, count in self.counts().items())}"
+
+
+def parse_pattern(text: str, num_layers: int, location: Location | None = None) -> Pattern:
+    """The layers of a pattern.
+
+    Args:
+        text: As the spec writes it; lower case is normalised.
+        num_layers: Letters in the whole model.
+        location: Where the text stands, for diagnostics.
+
+    Raises:
+        MegaplanError: MP301 unknown letter, MP303 length, MP304 empty, MP305 empty slot, MP306 spaces; all that are found.
+    """
+    where = location or Location(key="model.pattern")
+    found = list(_character_errors(text, where)) or list(_slot_errors(text, where)) or list(_length_errors(text, num_layers, where))
+    if found:
+        raise MegaplanError(found)
+    normal = text.upper()
+    if BOUNDARY not in normal:
+        return Pattern(normal, (normal * -(-num_layers // len(normal)))[:num_layers], None)
+    stops = [0]
+    for part in normal.split(BOUNDARY):
+        stops.append(stops[-1] + len(part))
+    return Pattern(normal, normal.replace(BOUNDARY, ""), tuple(pairwise(stops)))
+
+
+def format_pattern(layers: str, spans: Sequence[Span] | None = None) -> str:
+    """The text of a pattern: the letters, with `|` between the spans if they are given."""
+    return layers if spans is None else BOUNDARY.join(layers[start:stop] for start, stop in spans)
+
+
+def has_boundaries(text: str) -> bool:
+    """Whether the pattern decides the split (`|`)."""
+    return BOUNDARY in text
+
+
+def _character_errors(text: str, where: Location) -> Iterator[Diagnostic]:
+    if not text.strip():
+        yield diagnostic("MP304", f"{where.key} = {quoted(text)}", where, ("pattern: AD",))
+        return
+    names = _LONG_NAME.findall(text)
+    if names and not _LONG_NAME.sub("", text).strip(" ,;-_|>+/\t\n"):
+        detail = f"{where.key} = {quoted(text, _MAX_SHOWN)} spells block names, and one letter is one layer"
+        boundaries = "".join(found.group(1) or BOUNDARY for found in re.finditer(rf"{_LONG_NAME.pattern}|\|", text, re.IGNORECASE))
+        yield diagnostic("MP301", detail, where, (f"pattern: {boundaries.upper()[:_MAX_SHOWN]}",))
+        return
+    spaces = [column for column, letter in enumerate(text, start=1) if letter.isspace()]
+    if spaces:
+        detail = f"{where.key} = {quoted(text, _MAX_SHOWN)}, with a space at {_columns(spaces)}"
+        joined = "".join(text.split()).upper()
+        pasteable = len(joined) <= _MAX_SHOWN and set(joined) <= set(LETTERS + BOUNDARY)
+        yield diagnostic("MP306", detail, where, (f"pattern: {joined}",) if pasteable else ())
+    unknown: dict[str, list[int]] = {}
+    for column, letter in enumerate(text, start=1):
+        if letter.upper() not in LETTERS + BOUNDARY and not letter.isspace():
+            unknown.setdefault(letter.upper() if letter.isascii() else letter, []).append(column)
+    if unknown:
+        yield _unknown_letters(text, unknown, where)
+
+
+def _unknown_letters(text: str, unknown: dict[str, list[int]], where: Location) -> Diagnostic:
+    faults = series([f"{quoted(letter)} at {_columns(at)}" for letter, at in list(unknown.items())[:8]], "and")
+    detail = f"{where.key} = {quoted(text, _MAX_SHOWN)}, with {faults}\nthe alphabet is {ALPHABET}"
+    hints = [_MEGATRON_HINTS[letter] for letter in unknown if letter in _MEGATRON_HINTS]
+    rewritten = "".join(_MEGATRON.get(letter, letter) for letter in "".join(text.split()).upper())
+    if set(unknown) <= set(_MEGATRON) and len(rewritten) <= _MAX_SHOWN:
+        hints.append(f"pattern: {rewritten}")
+    if any(letter.isdigit() or letter in "()[]{}" for letter in unknown):
+        hints.append("there is no repetition: a pattern without '|' is cycled to num_layers")
+    return diagnostic("MP301", detail, where, hints)
+
+
+def _slot_errors(text: str, where: Location) -> Iterator[Diagnostic]:
+    parts = text.split(BOUNDARY)
+    empty = [index for index, part in enumerate(parts) if not part]
+    if BOUNDARY in text and empty:
+        slots = f"slot {series([str(index) for index in empty[:8]], 'and')} of {len(parts)}"
+        detail = f"{where.key} = {quoted(text, _MAX_SHOWN)} leaves {slots} without a layer"
+        rewritten = BOUNDARY.join(part for part in parts if part).upper()
+        yield diagnostic("MP305", detail, where, (f"pattern: {rewritten}",) if 0 < len(rewritten) <= _MAX_SHOWN else ())
+
+
+def _length_errors(text: str, num_layers: int, where: Location) -> Iterator[Diagnostic]:
+    letters = len(text) - text.count(BOUNDARY)
+    if BOUNDARY in text and letters != num_layers:
+        detail = f"{where.key} has {plural(letters, 'letter')} and '|', so it is not cycled, and model.num_layers = {num_layers}"
+        yield diagnostic("MP303", detail, where, (f"num_layers: {letters}", "remove the '|' to cycle the pattern"))
+
+
+def _columns(columns: list[int]) -> str:
+    shown = [str(column) for column in columns[:5]]
+    if len(columns) > len(shown):
+        shown.append(f"{len(columns) - len(shown)} more")
+    return f"column{'s' if len(columns) > 1 else ''} {series(shown, 'and')}"
