@@ -1,0 +1,1 @@
+"""The PyTorch runtime that trains exactly what a megaplan plan says."""

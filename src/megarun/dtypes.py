@@ -1,0 +1,15 @@
+"""The torch dtype of each of megaplan's element types."""
+
+from __future__ import annotations
+
+import torch
+
+from megaplan.dtypes import DType
+
+TORCH_DTYPES: dict[DType, torch.dtype] = {
+    DType.FP32: torch.float32,
+    DType.BF16: torch.bfloat16,
+    DType.FP16: torch.float16,
+    DType.INT64: torch.int64,
+    DType.INT32: torch.int32,
+}

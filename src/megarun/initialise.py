@@ -1,0 +1,73 @@
+"""Every parameter from a generator seeded by hash(seed, full name): one fill for every layout and device."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
+
+from megaplan.inventory.tensors import Init, Inventory, ParamTensor
+
+STD = 0.02
+
+
+def initialise(stage: nn.Module, inventory: Inventory, seed: int) -> None:
+    """Fill a materialised stage in place; a sharded parameter takes its shard of the whole tensor's fill.
+
+    A random fill of a sharded tensor would give every rank the same numbers; filling the whole and slicing makes a tensor a function of
+    its name alone, so that any two layouts start equal.
+    """
+    tensors = dict(inventory.tensors())
+    with torch.no_grad():
+        for name, parameter in stage.named_parameters():
+            whole = fill(tensors[name], name, seed, len(inventory.layers)).to(parameter.dtype)
+            if isinstance(parameter, DTensor):
+                parameter.to_local().copy_(local_shard(whole, parameter))
+            else:
+                parameter.copy_(whole)
+
+
+def fill(tensor: ParamTensor, name: str, seed: int, num_layers: int) -> Tensor:
+    """The whole tensor in fp32 on the CPU, by its `Init` rule.
+
+    Args:
+        tensor: Shape and rule.
+        name: Full name, as in the inventory.
+        seed: The run's seed.
+        num_layers: Scales projections back into the residual by 1/sqrt(2 · num_layers). Source: GPT-2 (Radford et al. 2019), section 2.3.
+    """
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    whole = torch.empty(tensor.shape)
+    match tensor.init:
+        case Init.NORMAL:
+            whole.normal_(0, STD, generator=generator)
+        case Init.NORMAL_OUT:
+            whole.normal_(0, STD / math.sqrt(2 * num_layers), generator=generator)
+        case Init.ONES:
+            whole.fill_(1)
+        case Init.ZEROS:
+            whole.zero_()
+        case Init.A_LOG:
+            whole.uniform_(1, 16, generator=generator).log_()
+        case Init.DT_BIAS:
+            dt = whole.uniform_(math.log(1e-3), math.log(1e-1), generator=generator).exp_()
+            whole = dt + torch.log(-torch.expm1(-dt))
+        case Init.CONV:
+            bound = 1 / math.sqrt(tensor.shape[-1])
+            whole.uniform_(-bound, bound, generator=generator)
+    return whole
+
+
+def local_shard(whole: Tensor, like: DTensor) -> Tensor:
+    """The part of `whole` that this rank holds of a tensor laid out as `like`; chunks as `torch.chunk` cuts them."""
+    local = whole
+    for axis, placement in enumerate(like.placements):
+        if isinstance(placement, Shard):
+            chunks = local.chunk(like.device_mesh.size(axis), placement.dim)
+            index = like.device_mesh.get_local_rank(axis)
+            local = chunks[index] if index < len(chunks) else local.narrow(placement.dim, 0, 0)
+    return local

@@ -1,0 +1,70 @@
+"""M blocks: Mamba-2."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from megakernels.causal_conv1d import causal_conv1d
+from megakernels.rms_norm import gated_rms_norm
+from megakernels.ssd import ssd
+from megaplan.spec import models as spec
+from megarun.model.norm import RMSNorm, linear
+from megarun.model.rotary import Rotary
+
+
+class Convolution(nn.Module):
+    """Weights of a causal depthwise convolution: weight [C, K], bias [C] or none."""
+
+    def __init__(self, num_channels: int, kernel: int, bias: bool = True) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_channels, kernel))
+        self.bias = nn.Parameter(torch.empty(num_channels)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """silu(conv(x)): x [B, T, C] -> [B, T, C] contiguous."""
+        return causal_conv1d(x, self.weight, self.bias, True)
+
+
+class Scale(nn.Module):
+    """The scale [width] of a gated norm."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+
+
+class Mamba2Block(nn.Module):
+    """M: in_proj → causal convolution → state-space dual scan → gated norm → out_proj.
+
+    z, x, B, C and dt stay views of in_proj's one output, so that backward keeps that storage once.
+
+    Source: arXiv:2405.21060, figure 6 (sequential block) and section 7.
+    """
+
+    def __init__(self, config: spec.Mamba2, hidden_size: int, eps: float) -> None:
+        super().__init__()
+        self.head_dim, self.state_dim, self.num_groups = config.head_dim, config.state_dim, config.num_groups
+        self.num_heads = config.num_heads or config.expand * hidden_size // config.head_dim
+        self.inner = self.num_heads * config.head_dim
+        self.group_width = config.num_groups * config.state_dim
+        self.chunk_size, self.eps = config.chunk_size, eps
+        self.norm = RMSNorm(hidden_size, eps)
+        self.in_proj = linear(hidden_size, 2 * self.inner + 2 * self.group_width + self.num_heads)
+        self.conv1d = Convolution(self.inner + 2 * self.group_width, config.conv_kernel, config.conv_bias)
+        self.dt_bias = nn.Parameter(torch.empty(self.num_heads))
+        self.A_log = nn.Parameter(torch.empty(self.num_heads))
+        self.D = nn.Parameter(torch.empty(self.num_heads))
+        self.gated_norm = Scale(self.inner)
+        self.out_proj = linear(self.inner, hidden_size)
+
+    def forward(self, x: Tensor, rotary: Rotary | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
+        """Residual stream [B, T, h] in and out."""
+        widths = [self.inner, self.inner + 2 * self.group_width, self.num_heads]
+        z, mixed, dt = self.in_proj(self.norm(x)).split(widths, dim=-1)
+        inner, b, c = self.conv1d(mixed).split([self.inner, self.group_width, self.group_width], dim=-1)
+        inner = inner.unflatten(-1, (self.num_heads, self.head_dim))
+        b, c = b.unflatten(-1, (self.num_groups, self.state_dim)), c.unflatten(-1, (self.num_groups, self.state_dim))
+        y = ssd(inner, dt, self.A_log, b, c, self.D, self.dt_bias, self.chunk_size).flatten(2)
+        out: Tensor = x + self.out_proj(gated_rms_norm(y, z, self.gated_norm.weight, self.eps, self.num_groups))
+        return out

@@ -1,0 +1,42 @@
+"""The gradient norm of the whole model, and clipping by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from megarun.parallel.mesh import RankMesh
+
+
+@torch.no_grad()
+def clip_gradients(owned: Iterable[Tensor], copies: Iterable[Tensor], mesh: RankMesh, largest_norm: float | None) -> float:
+    """Scale every gradient in place so that their global norm is at most `largest_norm`.
+
+    Squares are summed in fp64, so that the norm does not depend on how the model is cut, short of the last bits of an fp64 sum.
+
+    Args:
+        owned: Parameters that count towards the norm.
+        copies: Parameters that another stage counts; scaled alike.
+        mesh: Shards are summed over dp_shard, stages over pp.
+        largest_norm: None measures only.
+
+    Returns:
+        The norm before clipping.
+    """
+    gradients = [_local_gradient(p) for p in owned]
+    squares = torch.zeros((), dtype=torch.float64, device=mesh.device)
+    for gradient in gradients:
+        squares += torch.linalg.vector_norm(gradient, dtype=torch.float64).square()
+    norm = float(mesh.sum(squares, "dp_shard", "pp").sqrt())
+    if largest_norm is not None and norm > largest_norm:
+        torch._foreach_mul_([*gradients, *(_local_gradient(p) for p in copies)], largest_norm / norm)
+    return norm
+
+
+def _local_gradient(parameter: Tensor) -> Tensor:
+    if parameter.grad is None:
+        raise RuntimeError(f"a parameter of shape {tuple(parameter.shape)} has no gradient; backward did not reach it")
+    return parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
