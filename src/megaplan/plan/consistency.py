@@ -1,0 +1,134 @@
+"""Whether a plan's parts follow from each other: decisions from inputs and cuts, sums within the estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from megaplan.columns import Column
+from megaplan.errors import Diagnostic, Location, MegaplanError
+from megaplan.layout.spans import span_problems
+from megaplan.plan import problems
+from megaplan.plan.canonical import normalise
+from megaplan.plan.decide import decisions_record
+from megaplan.plan.digests import model_digest
+from megaplan.plan.document import PlanDocument, RankEstimate
+from megaplan.spec.pattern import parse_pattern
+from megaplan.spec.rules import check_rules
+
+Path = tuple[str | int, ...]
+At = Callable[[Sequence[str | int]], Location]
+
+
+def contradictions(plan: PlanDocument, at: At) -> list[Diagnostic]:
+    """Every part of `plan` that does not follow from the others.
+
+    Args:
+        plan: A plan whose fields are valid one by one.
+        at: Where a key path stands in its file.
+
+    Raises:
+        MegaplanError: Its inputs break a rule of specs.
+    """
+    broken = [found for found in check_rules(plan.spec, lambda key: at(("inputs", *key.split(".")))) if found.severity == "error"]
+    if broken:
+        raise MegaplanError(broken)
+    found = list(_inputs_normal(plan, at)) + list(_cuts(plan, at))
+    if not found:
+        found = list(_decisions(plan, at))
+    return found + list(_estimates(plan, at))
+
+
+def _inputs_normal(plan: PlanDocument, at: At) -> Iterator[Diagnostic]:
+    expected = normalise(plan.spec.as_document())
+    for path, written, wanted in _differences(plan.inputs, expected):
+        key = ("inputs", *path)
+        yield problems.contradiction(f"{problems.dotted(key)} = {written}, whose normal form is {wanted}", at(key))
+
+
+def _cuts(plan: PlanDocument, at: At) -> Iterator[Diagnostic]:
+    """The spans must tile the layers, in order, without an empty slot, one for each slot of the mesh."""
+    mesh = plan.spec.mesh
+    for found in span_problems(plan.spans, plan.spec.model.num_layers, mesh.pp, mesh.vpp):
+        yield problems.contradiction(found.detail, at(("decisions", "stages")))
+
+
+def _decisions(plan: PlanDocument, at: At) -> Iterator[Diagnostic]:
+    letters = "".join(parse_pattern(plan.spec.model.pattern, plan.spec.model.num_layers).layers)
+    written = plan.decisions.model_dump(mode="json")
+    derived = normalise(decisions_record(plan.spec, letters, plan.layout(), written["split"]))
+    for path, found, wanted in _differences(written, derived):
+        key = ("decisions", *path)
+        yield problems.contradiction(f"{problems.dotted(key)} = {found}; the inputs and cuts give {wanted}", at(key))
+    computed = model_digest(plan.spec, letters)
+    if computed != plan.digests.model:
+        yield problems.digest_mismatch(plan.digests.model, computed, at(("digests", "model")))
+
+
+def _estimates(plan: PlanDocument, at: At) -> Iterator[Diagnostic]:
+    estimates = plan.estimates
+    columns = {column.key for column in Column}
+    usable = estimates.device.capacity_bytes - estimates.device.reserve_bytes
+    here: Path = ("estimates", "device")
+    if estimates.device.usable_bytes != usable:
+        yield problems.contradiction(f"usable_bytes = {estimates.device.usable_bytes}; capacity − reserve = {usable}", at(here))
+    if estimates.device.reserve_bytes != sum(estimates.device.reserve.values()):
+        total = sum(estimates.device.reserve.values())
+        yield problems.contradiction(f"reserve_bytes = {estimates.device.reserve_bytes}; its items sum to {total}", at(here))
+    for index, rank in enumerate(estimates.ranks):
+        here = ("estimates", "ranks", index)
+        if set(rank.columns) != columns:
+            wrong = ", ".join(sorted(set(rank.columns) ^ columns))
+            yield problems.contradiction(f"{rank.label}: missing or unknown columns: {wrong}", at((*here, "columns")))
+        for detail in _rank_sums(rank, estimates.device.usable_bytes):
+            yield problems.contradiction(f"{rank.label}: {detail}", at(here))
+    if estimates.fits != all(rank.fits for rank in estimates.ranks):
+        yield problems.contradiction(
+            f"estimates.fits = {str(estimates.fits).lower()}, and the ranks say otherwise", at(("estimates", "fits"))
+        )
+    if not _tiled((run for entry in estimates.ranks for run in entry.ranks), plan.spec.mesh.world_size):
+        detail = f"the estimates' ranks are not the {plan.spec.mesh.world_size} ranks of the mesh, each once"
+        yield problems.contradiction(detail, at(("estimates", "ranks")))
+
+
+def _tiled(runs: Iterable[tuple[int, int]], stop: int) -> bool:
+    """Whether the half-open runs cover [0, stop) once. Runs are never expanded: a forged one may be of any length."""
+    reached = 0
+    for start, end in sorted(runs):
+        if start != reached or end <= start:
+            return False
+        reached = end
+    return reached == stop
+
+
+def _rank_sums(rank: RankEstimate, usable_bytes: int) -> Iterator[str]:
+    total = sum(rank.columns.values())
+    if total != rank.peak_bytes:
+        yield f"peak_bytes = {rank.peak_bytes}; its columns sum to {total}"
+    highest = max(rank.phases.values(), default=0)
+    if highest != rank.peak_bytes or rank.phases.get(rank.peak_phase) != rank.peak_bytes:
+        yield f"peak_bytes = {rank.peak_bytes} at {rank.peak_phase}; the highest phase has {highest}"
+    if rank.headroom_bytes != usable_bytes - rank.peak_bytes:
+        yield f"headroom_bytes = {rank.headroom_bytes}; usable − peak = {usable_bytes - rank.peak_bytes}"
+    if rank.fits != (rank.headroom_bytes >= 0):
+        yield f"fits = {str(rank.fits).lower()}, and its headroom is {rank.headroom_bytes} bytes"
+
+
+def _differences(written: Any, wanted: Any, path: Path = ()) -> Iterator[tuple[Path, str, str]]:
+    """Leaves at which two JSON values differ: path, and both shown."""
+    if isinstance(written, dict) and isinstance(wanted, dict):
+        for key in sorted(written.keys() | wanted.keys()):
+            yield from _differences(written.get(key, _ABSENT), wanted.get(key, _ABSENT), (*path, key))
+    elif isinstance(written, list) and isinstance(wanted, list) and len(written) == len(wanted):
+        for index, (left, right) in enumerate(zip(written, wanted, strict=True)):
+            yield from _differences(left, right, (*path, index))
+    elif written != wanted:
+        yield path, problems.shortened(repr(written)), problems.shortened(repr(wanted))
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+_ABSENT = _Absent()

@@ -1,0 +1,97 @@
+"""From a spec and its cuts to the decisions a plan records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megaplan.dtypes import DType
+from megaplan.layout.values import Layout, Slot
+from megaplan.spec.models import Optimizer, Precision, Spec
+
+OWNERSHIP_ORDER = ("tp", "pp", "fsdp2", "ep")
+"""Order in which degrees divide a tensor (R-40, R-55)."""
+
+
+def code_order(spec: Spec, letters: str) -> tuple[str, ...]:
+    """The steps by which the runtime builds a stage, in order, those that this plan needs (R-55)."""
+    policies = set(recompute_policies(spec, letters).values())
+    steps = {
+        "pipeline_split": spec.mesh.pp > 1,
+        "tensor_parallel": spec.mesh.tp > 1,
+        "recompute": policies != {"none"},
+        "fsdp2_bottom_up": True,
+        "expert_parallel": spec.mesh.ep * spec.mesh.etp > 1,
+        "optimizer": True,
+    }
+    return tuple(step for step, needed in steps.items() if needed)
+
+
+def wrap_order(letters: str) -> tuple[str, ...]:
+    """What `fully_shard` wraps, bottom up: expert banks on their own shard mesh, then each block, then the stage."""
+    return ("experts", "blocks", "stage") if "E" in letters else ("blocks", "stage")
+
+
+def recompute_policies(spec: Spec, letters: str) -> dict[str, str]:
+    """The policy of each letter of the pattern."""
+    blocks: dict[Any, str] = dict(spec.recompute.blocks)
+    return {letter: blocks.get(letter, spec.recompute.default) for letter in sorted(set(letters))}
+
+
+def newton_schulz_dtype(optimizer: Optimizer, precision: Precision) -> str:
+    """The dtype of Muon's iteration: as given, else fp32 where params are fp32, else bf16."""
+    if optimizer.newton_schulz_dtype is not None:
+        return str(optimizer.newton_schulz_dtype)
+    return str(DType.FP32 if precision.params == DType.FP32 else DType.BF16)
+
+
+def stage_record(slot: Slot, letters: str) -> dict[str, Any]:
+    """One line of `decisions.stages`."""
+    owns = [name for name in slot.blocks if not name.startswith("layers.")]
+    return {
+        "slot": slot.index,
+        "pp_rank": slot.pp_rank,
+        "chunk": slot.chunk,
+        "layers": [slot.start, slot.stop],
+        "letters": letters[slot.start : slot.stop],
+        "owns": owns,
+        "copies": list(slot.copies),
+    }
+
+
+def decisions_record(spec: Spec, letters: str, layout: Layout, split: dict[str, Any]) -> dict[str, Any]:
+    """`decisions` as plain values, from the spec, the expanded pattern, the layout, and how the split was found."""
+    mesh, batch, schedule = spec.mesh, spec.batch, spec.schedule
+    sequences = batch.micro_batch_size * schedule.num_microbatches * mesh.dp_replicate * mesh.dp_shard
+    precision = spec.precision.model_dump(mode="json")
+    families = {letter: precision["families"].get(letter, precision["params"]) for letter in sorted(set(letters))}
+    return {
+        "pattern": {"written": spec.model.pattern, "expanded": letters},
+        "stages": [stage_record(slot, letters) for slot in layout.slots],
+        "mesh": {
+            **mesh.model_dump(mode="json"),
+            "efsdp": mesh.efsdp,
+            "sequence_parallel": mesh.tp > 1,
+            "reshard_after_forward": spec.sharding.reshard_after_forward,
+            "world_size": mesh.world_size,
+        },
+        "schedule": {
+            "kind": schedule.kind,
+            "placement": layout.placement,
+            "num_microbatches": schedule.num_microbatches,
+            "micro_batch_size": batch.micro_batch_size,
+            "seq_length": batch.seq_length,
+            "global_batch_size": sequences,
+            "global_batch_tokens": sequences * batch.seq_length,
+        },
+        "split": split,
+        "precision": {**precision, "families": families},
+        "optimizer": {
+            **spec.optimizer.model_dump(mode="json"),
+            "newton_schulz_dtype": newton_schulz_dtype(spec.optimizer, spec.precision),
+        },
+        "recompute": recompute_policies(spec, letters),
+        "ownership_order": list(OWNERSHIP_ORDER),
+        "code_order": list(code_order(spec, letters)),
+        "wrap_order": list(wrap_order(letters)),
+        "host": spec.host.model_dump(mode="json"),
+    }

@@ -1,0 +1,293 @@
+"""`diff_plans`: what changed between two plans, as a value; `cli` renders it.
+
+Decisions are compared exactly, and so are estimates: both are integers. A layer's place is its (pp rank, chunk), never a list index, and
+a rank's is its number in the job, so a diff of two meshes of one size lines up GPU by GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from megaplan.columns import Column, Phase
+from megaplan.errors import Diagnostic
+from megaplan.plan.document import PlanDocument, RankEstimate, Span, Stage
+
+Place = tuple[int, int]
+"""(pp rank, chunk)."""
+
+# Decisions that are compared by value; stages are compared as moves, and the split's certificate and bases separately.
+_COMPARED = ("pattern", "mesh", "schedule", "precision", "optimizer", "recompute", "ownership_order", "code_order", "wrap_order", "host")
+_OUTSIDE_DIGEST = "training"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One value at a dotted key, before and after; None where the key is absent."""
+
+    key: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True, slots=True)
+class CutMove:
+    """Consecutive layers [start, stop) that moved from one slot to another, with their letters."""
+
+    start: int
+    stop: int
+    letters: str
+    before: Place
+    after: Place
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that moved."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerMove:
+    """A block outside the layers, and the slots that hold it."""
+
+    block: str
+    before: tuple[Place, ...]
+    after: tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankChange:
+    """Ranks that share both budgets, and those budgets; None where the rank is in one plan only.
+
+    Attributes:
+        ranks: Half-open runs; those of the plan after, where both have them under different numbers.
+        before: Budget in the first plan.
+        after: Budget in the second plan.
+    """
+
+    ranks: tuple[Span, ...]
+    before: RankEstimate | None
+    after: RankEstimate | None
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of this group."""
+        return sum(stop - start for start, stop in self.ranks)
+
+    @property
+    def columns(self) -> tuple[Change, ...]:
+        """Columns whose bytes at the peak differ, in the budget's order."""
+        before = self.before.columns if self.before else {}
+        after = self.after.columns if self.after else {}
+        pairs = ((column.key, before.get(column.key, 0), after.get(column.key, 0)) for column in Column)
+        return tuple(Change(key, old, new) for key, old, new in pairs if old != new)
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything in the budget differs."""
+        if self.before is None or self.after is None:
+            return True
+        exclude = {"ranks", "coordinate"}
+        return self.before.model_dump(exclude=exclude) != self.after.model_dump(exclude=exclude)
+
+    @property
+    def flip(self) -> tuple[bool, bool] | None:
+        """(fits before, fits after) where they differ."""
+        if self.before is None or self.after is None or self.before.fits == self.after.fits:
+            return None
+        return self.before.fits, self.after.fits
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Bytes of one column over all ranks, before and after, and which change moved it by how much (R-49).
+
+    `causes`: (changed keys, bytes that this change alone adds over all ranks); empty where it was not worked out.
+    """
+
+    column: Column
+    before: int
+    after: int
+    causes: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDiff:
+    """Everything that differs, in the order in which it matters."""
+
+    names: tuple[str, str]
+    digests: tuple[str, str]
+    tampered: tuple[tuple[str, Diagnostic], ...]
+    fits: tuple[bool, bool]
+    stale: tuple[str, ...]
+    moves: tuple[CutMove, ...]
+    owners: tuple[OwnerMove, ...]
+    decisions: tuple[Change, ...]
+    split: tuple[Change, ...]
+    ranks: tuple[RankChange, ...]
+    growth: tuple[Growth, ...]
+    inputs: tuple[Change, ...]
+    training: tuple[Change, ...]
+    other: tuple[Change, ...] = field(default=())
+
+    @property
+    def flips(self) -> tuple[RankChange, ...]:
+        """Ranks that fitted and no longer do, or the other way, losses first."""
+        return tuple(sorted((rank for rank in self.ranks if rank.flip), key=lambda rank: rank.flip != (True, False)))
+
+    @property
+    def same(self) -> bool:
+        """Whether the two plans say the same in every field."""
+        changes = (self.tampered, self.stale, self.moves, self.owners, self.decisions, self.split, self.ranks, self.inputs, self.training)
+        return not any(changes) and not self.other
+
+
+def diff_plans(before: PlanDocument, after: PlanDocument, tampered: tuple[tuple[str, Diagnostic], ...] = ()) -> PlanDiff:
+    """What changed from `before` to `after`.
+
+    Args:
+        before: The plan that stands.
+        after: The plan that is proposed.
+        tampered: Digest problems that reading the two found, with the file's name.
+    """
+    ranks = tuple(change for change in _rank_changes(before.estimates.ranks, after.estimates.ranks) if change.changed)
+    old_inputs, new_inputs = dict(before.inputs), dict(after.inputs)
+    old_training, new_training = old_inputs.pop(_OUTSIDE_DIGEST), new_inputs.pop(_OUTSIDE_DIGEST)
+    return PlanDiff(
+        names=(before.spec.name, after.spec.name),
+        digests=(before.digests.plan, after.digests.plan),
+        tampered=tampered,
+        fits=(before.estimates.fits, after.estimates.fits),
+        stale=stale_topics(before, after),
+        moves=_moves(before, after),
+        owners=_owners(before.decisions.stages, after.decisions.stages),
+        decisions=tuple(_decisions(before, after)),
+        split=tuple(_changes(_part(before, "split"), _part(after, "split"), ("split",))),
+        ranks=ranks,
+        growth=_growth(before, after),
+        inputs=tuple(_changes(old_inputs, new_inputs)),
+        training=tuple(_changes(old_training, new_training, (_OUTSIDE_DIGEST,))),
+        other=tuple(_other(before, after)),
+    )
+
+
+def stale_topics(before: PlanDocument, after: PlanDocument) -> tuple[str, ...]:
+    """What changed under a manual split whose reason was kept (R-25); empty for the other modes."""
+    old, new = before.decisions.split, after.decisions.split
+    if old.mode != "manual" or new.mode != "manual" or old.reason != new.reason:
+        return ()
+    return tuple(sorted(topic for topic, digest in old.decided_against.items() if new.decided_against.get(topic) != digest))
+
+
+def _part(plan: PlanDocument, name: str) -> Any:
+    return plan.decisions.model_dump(mode="json")[name]
+
+
+def _changes(before: Any, after: Any, path: tuple[str, ...] = ()) -> Iterator[Change]:
+    """Leaves at which two objects differ; arrays count as leaves."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in sorted(before.keys() | after.keys()):
+            yield from _changes(before.get(key), after.get(key), (*path, key))
+    elif before != after:
+        yield Change(".".join(path), before, after)
+
+
+def _decisions(before: PlanDocument, after: PlanDocument) -> Iterator[Change]:
+    for part in _COMPARED:
+        yield from _changes(_part(before, part), _part(after, part), (part,))
+
+
+def _other(before: PlanDocument, after: PlanDocument) -> Iterator[Change]:
+    """Format, overrides, and estimates outside the ranks."""
+    yield from _changes(before.format_minor, after.format_minor, ("format_minor",))
+    yield from _changes(list(before.overrides), list(after.overrides), ("overrides",))
+    yield from _changes(before.digests.model, after.digests.model, ("digests", "model"))
+    kept = {"device", "totals", "stages", "serving"}
+    old, new = (plan.estimates.model_dump(mode="json", include=kept) for plan in (before, after))
+    yield from _changes(old, new, ("estimates",))
+
+
+def _moves(before: PlanDocument, after: PlanDocument) -> tuple[CutMove, ...]:
+    """Layers whose place changed, in runs; empty when the models have other layers, for then no layer is the same."""
+    letters = after.decisions.pattern.expanded
+    if before.decisions.pattern.expanded != letters:
+        return ()
+    old, new = _places(before.decisions.stages), _places(after.decisions.stages)
+    moves: list[CutMove] = []
+    for layer, letter in enumerate(letters):
+        if old[layer] == new[layer]:
+            continue
+        last = moves[-1] if moves else None
+        if last and last.stop == layer and (last.before, last.after) == (old[layer], new[layer]):
+            moves[-1] = CutMove(last.start, layer + 1, last.letters + letter, last.before, last.after)
+        else:
+            moves.append(CutMove(layer, layer + 1, letter, old[layer], new[layer]))
+    return tuple(moves)
+
+
+def _places(stages: tuple[Stage, ...]) -> list[Place]:
+    """Of each layer, where it is held."""
+    return [(stage.pp_rank, stage.chunk) for stage in stages for _ in range(*stage.layers)]
+
+
+def _owners(before: tuple[Stage, ...], after: tuple[Stage, ...]) -> tuple[OwnerMove, ...]:
+    old, new = _holders(before), _holders(after)
+    return tuple(
+        OwnerMove(block, old.get(block, ()), new.get(block, ()))
+        for block in dict.fromkeys((*old, *new))
+        if old.get(block) != new.get(block)
+    )
+
+
+def _holders(stages: tuple[Stage, ...]) -> dict[str, tuple[Place, ...]]:
+    holders: dict[str, tuple[Place, ...]] = {}
+    for stage in stages:
+        for block in stage.owns:
+            holders[block] = (*holders.get(block, ()), (stage.pp_rank, stage.chunk))
+    return holders
+
+
+def _rank_changes(before: tuple[RankEstimate, ...], after: tuple[RankEstimate, ...]) -> Iterator[RankChange]:
+    """Groups of ranks with one budget before and one after, worst after first."""
+    old_size, new_size = (max((stop for rank in ranks for _, stop in rank.ranks), default=0) for ranks in (before, after))
+    if old_size == new_size:
+        yield from _by_number(before, after)
+        return
+    old = {rank.coordinate.get("pp", 0): rank for rank in reversed(before)}  # reversed: the worst of a pp rank stays
+    new = {rank.coordinate.get("pp", 0): rank for rank in reversed(after)}
+    for pp_rank in sorted(old.keys() | new.keys()):
+        left, right = old.get(pp_rank), new.get(pp_rank)
+        yield RankChange((right or left).ranks, left, right)  # type: ignore[union-attr]  (one of them is there)
+
+
+def _by_number(before: tuple[RankEstimate, ...], after: tuple[RankEstimate, ...]) -> Iterator[RankChange]:
+    for right in after:
+        for left in before:
+            shared = _intersection(left.ranks, right.ranks)
+            if shared:
+                yield RankChange(shared, left, right)
+
+
+def _intersection(left: tuple[Span, ...], right: tuple[Span, ...]) -> tuple[Span, ...]:
+    runs = ((max(a, c), min(b, d)) for a, b in left for c, d in right)
+    return tuple(sorted((start, stop) for start, stop in runs if start < stop))
+
+
+def _growth(before: PlanDocument, after: PlanDocument) -> tuple[Growth, ...]:
+    old, new = column_totals(before), column_totals(after)
+    changed = (Growth(column, old[column], new[column]) for column in Column if old[column] != new[column])
+    return tuple(sorted(changed, key=lambda growth: growth.before - growth.after))
+
+
+def column_totals(plan: PlanDocument) -> dict[Column, int]:
+    """Bytes of each column at the ranks' own peaks, summed over all ranks."""
+    totals = dict.fromkeys(Column, 0)
+    for rank in plan.estimates.ranks:
+        num_ranks = sum(stop - start for start, stop in rank.ranks)
+        for column in Column:
+            totals[column] += num_ranks * rank.columns[column.key]
+    return totals
+
+
+__all__ = ["Change", "CutMove", "Growth", "OwnerMove", "Phase", "PlanDiff", "RankChange", "column_totals", "diff_plans", "stale_topics"]

@@ -1,0 +1,213 @@
+"""The plan document: what a plan file holds, as pydantic models (`format: megaplan.plan/1`).
+
+Three parts answer three questions. `inputs`: what was asked, the spec with every default written out. `decisions`: what was decided, and
+what the runtime must follow. `estimates`: what that is expected to cost. Decisions and inputs are digested, estimates are not.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from megaplan.columns import Phase
+from megaplan.inventory.tensors import Inventory
+from megaplan.layout.values import Layout, Placement
+from megaplan.spec.models import Spec
+
+FORMAT = "megaplan.plan/1"
+FORMAT_MINOR = 0
+
+Count = Annotated[int, Field(ge=0, strict=True)]
+Integer = Annotated[int, Field(strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
+Span = tuple[Count, Count]
+Sha256 = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+
+
+class Part(BaseModel):
+    """Base of every part: immutable, unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Digests(Part):
+    """`model`: the architecture, equal for every way to run it. `plan`: inputs (without `training`) and decisions."""
+
+    model: Sha256
+    plan: Sha256
+
+
+class PatternDecision(Part):
+    """The pattern as the user wrote it, and one letter per layer."""
+
+    written: str
+    expanded: str
+
+
+class Stage(Part):
+    """One pipeline slot: `layers` is half-open over global layer indices, `owns` lists the blocks outside the layers.
+
+    `copies` are those of `owns` that another slot holds too.
+    """
+
+    slot: Count
+    pp_rank: Count
+    chunk: Count
+    layers: Span
+    letters: str
+    owns: tuple[str, ...]
+    copies: tuple[str, ...]
+
+
+class MeshDecision(Part):
+    """Degrees, and the two readings of the ranks that follow from them."""
+
+    pp: Count
+    vpp: Count
+    dp_replicate: Count
+    dp_shard: Count
+    cp: Count
+    tp: Count
+    ep: Count
+    etp: Count
+    efsdp: Count
+    vocab_parallel: Flag
+    sequence_parallel: Flag
+    reshard_after_forward: Flag
+    world_size: Count
+
+
+class ScheduleDecision(Part):
+    """The pipeline schedule and the batch it moves, in sequences and tokens of one optimizer step."""
+
+    kind: str
+    placement: Placement
+    num_microbatches: Count
+    micro_batch_size: Count
+    seq_length: Count
+    global_batch_size: Count
+    global_batch_tokens: Count
+
+
+class SplitDecision(Part):
+    """Why the cuts are where they are.
+
+    `decided_against` holds a digest of each thing a manual split may rest on (R-25); `certificate` the solver's bound, value and gap.
+    """
+
+    mode: Literal["equal", "weighted", "manual"]
+    objective: Literal["bottleneck", "step_time"] | None
+    reason: str | None
+    protects: tuple[str, ...]
+    decided_against: dict[str, Sha256]
+    certificate: dict[str, Any] | None
+
+
+class Decisions(Part):
+    """Everything the runtime must follow."""
+
+    pattern: PatternDecision
+    stages: tuple[Stage, ...]
+    mesh: MeshDecision
+    schedule: ScheduleDecision
+    split: SplitDecision
+    precision: dict[str, Any]
+    optimizer: dict[str, Any]
+    recompute: dict[str, str]
+    ownership_order: tuple[str, ...]
+    code_order: tuple[str, ...]
+    wrap_order: tuple[str, ...]
+    host: dict[str, Any]
+
+
+class DeviceEstimate(Part):
+    """The device's memory; `reserve` itemises what lies outside torch's allocator."""
+
+    name: str
+    capacity_bytes: Count
+    reserve_bytes: Count
+    reserve: dict[str, Count]
+    usable_bytes: Integer
+
+
+class StageEstimate(Part):
+    """Parameters a slot owns, whole tensors, shared copies included."""
+
+    slot: Count
+    parameters: Count
+
+
+class RankEstimate(Part):
+    """The budget of all ranks in `ranks` (half-open runs), at the phase of its peak. Σ columns = peak_bytes = phases[peak_phase]."""
+
+    ranks: tuple[Span, ...]
+    coordinate: dict[str, Count]
+    parameters: Count
+    columns: dict[str, Count]
+    phases: dict[Phase, Count]
+    peak_phase: Phase
+    peak_bytes: Count
+    headroom_bytes: Integer
+    fits: Flag
+
+    @property
+    def label(self) -> str:
+        """`rank 3`, `ranks 0-3, 8-11`."""
+        runs = [str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in self.ranks]
+        single = len(self.ranks) == 1 and self.ranks[0][1] == self.ranks[0][0] + 1
+        return f"{'rank' if single else 'ranks'} {', '.join(runs)}"
+
+
+class Totals(Part):
+    """Unique parameters of the model, and those a token meets."""
+
+    parameters: Count
+    active_parameters: Count
+
+
+class Estimates(Part):
+    """What the decisions cost; recomputed by `estimate` and `check`, never read back as truth."""
+
+    device: DeviceEstimate
+    fits: Flag
+    totals: Totals
+    stages: tuple[StageEstimate, ...]
+    ranks: tuple[RankEstimate, ...]
+    serving: dict[str, Any] | None
+
+
+class PlanDocument(Part):
+    """A plan file. Read one with `read_plan`, make one with `make_plan`."""
+
+    format: Literal["megaplan.plan/1"]
+    format_minor: Count
+    digests: Digests
+    overrides: tuple[str, ...]
+    inputs: dict[str, Any]
+    decisions: Decisions
+    estimates: Estimates
+
+    @cached_property
+    def spec(self) -> Spec:
+        """The spec that was planned."""
+        return Spec.model_validate(self.inputs)
+
+    @cached_property
+    def inventory(self) -> Inventory:
+        """Every parameter tensor of the planned model."""
+        from megaplan.inventory.build import build_inventory  # noqa: PLC0415  (reading a plan needs none of it)
+
+        return build_inventory(self.spec)
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """Layers of each slot, half-open, in model order."""
+        return tuple(stage.layers for stage in self.decisions.stages)
+
+    def layout(self) -> Layout:
+        """Slots, owners and placement, from the plan's own cuts."""
+        from megaplan.layout.build import build_layout  # noqa: PLC0415
+
+        return build_layout(self.spec, self.inventory, self.spans)

@@ -1,0 +1,124 @@
+"""What can be wrong with a plan: one function a diagnostic (MP401 … MP413)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Diagnostic, Location, Severity
+
+MAKE_A_PLAN = "megaplan split SPEC -o plan.json"
+MAX_DIGITS = 100
+
+
+def dotted(path: Sequence[str | int]) -> str:
+    """`decisions.stages.0.layers`."""
+    return ".".join(str(step) for step in path)
+
+
+def shortened(text: str, length: int = 60) -> str:
+    """At most `length` characters, the cut marked."""
+    return text if len(text) <= length else text[: length - 3] + "..."
+
+
+def missing(location: Location) -> Diagnostic:
+    """No file has the name."""
+    return diagnostic("MP101", f"{location.file} does not exist", location, (MAKE_A_PLAN,))
+
+
+def directory(location: Location) -> Diagnostic:
+    """A directory where one file is read."""
+    return diagnostic("MP102", f"{location.file} is a directory", location, (f"megaplan show {location.file}/plan.json",))
+
+
+def unreadable(reason: str, location: Location) -> Diagnostic:
+    """The system refuses to open or read the file."""
+    return diagnostic("MP103", f"{location.file}: {reason[:1].lower()}{reason[1:]}", location)
+
+
+def too_large(limit: int, location: Location) -> Diagnostic:
+    """More bytes than any plan has."""
+    return diagnostic("MP104", f"it holds more than the {limit:,} bytes that a plan may have", location)
+
+
+def empty(location: Location) -> Diagnostic:
+    """Nothing in the file."""
+    return diagnostic("MP105", f"{location.file} holds no text", location, (MAKE_A_PLAN,))
+
+
+def not_utf8(detail: str, location: Location) -> Diagnostic:
+    """Bytes that are no text."""
+    return diagnostic("MP107", detail, location, (MAKE_A_PLAN,))
+
+
+def not_json(detail: str, location: Location) -> Diagnostic:
+    """The text is no JSON."""
+    return diagnostic("MP109", detail, location, (MAKE_A_PLAN,))
+
+
+def key_twice(key: str, location: Location) -> Diagnostic:
+    """One object has a key twice."""
+    return diagnostic("MP110", f"the key {shortened(key)} stands twice in one object", location, (MAKE_A_PLAN,))
+
+
+def too_deep(location: Location) -> Diagnostic:
+    """Nested beyond any plan."""
+    return diagnostic("MP117", "its arrays or objects are nested thousands of levels deep", location, (MAKE_A_PLAN,))
+
+
+def not_an_integer(text: str, location: Location) -> Diagnostic:
+    """A number that plans do not hold."""
+    return diagnostic("MP401", f"{shortened(text)} is no integer of at most {MAX_DIGITS:,} digits", location, (MAKE_A_PLAN,))
+
+
+def truncated(num_bytes: int, location: Location) -> Diagnostic:
+    """The text ends inside the document."""
+    return diagnostic("MP402", f"the file ends after {num_bytes:,} bytes, before its closing brace", location, (MAKE_A_PLAN,))
+
+
+def not_a_plan(detail: str, location: Location) -> Diagnostic:
+    """JSON of some other kind."""
+    return diagnostic("MP403", detail, location, (MAKE_A_PLAN,))
+
+
+def other_format(written: str, location: Location) -> Diagnostic:
+    """A spec, another document of ours, or a plan of a newer major version."""
+    if written.startswith("megaplan.plan/"):
+        detail = f"format = {shortened(written)}, and this version reads megaplan.plan/1"
+        return diagnostic("MP404", detail, location, ("pip install --upgrade megaplan",))
+    detail = f"format = {shortened(written)}, expected megaplan.plan/1"
+    name = location.file if location.file not in (None, "<stdin>") else "SPEC"
+    hint = f"megaplan split {name} -o plan.json" if written.startswith("megaplan.spec/") else MAKE_A_PLAN
+    return diagnostic("MP403", detail, location, (hint,))
+
+
+def unknown_key(path: Sequence[str | int], location: Location) -> Diagnostic:
+    """A key that plans of this minor version do not have."""
+    return diagnostic("MP405", f"{dotted(path)} is no key of a plan", location, ("megaplan schema plan",))
+
+
+def missing_key(path: Sequence[str | int], location: Location) -> Diagnostic:
+    """A key that every plan has."""
+    return diagnostic("MP405", f"{dotted(path)} is missing", location, ("megaplan schema plan",))
+
+
+def wrong_field(key: str, detail: str, location: Location) -> Diagnostic:
+    """A value of the wrong type or out of range."""
+    return diagnostic("MP405", f"{key} = {detail}", location, ("megaplan schema plan",))
+
+
+def digest_mismatch(written: str, computed: str, location: Location) -> Diagnostic:
+    """Inputs or decisions are not those that were digested."""
+    detail = f"written  {written}\ncomputed {computed}"
+    return diagnostic("MP406", detail, location, ("change the spec, then " + MAKE_A_PLAN, "megaplan check PLAN"))
+
+
+def contradiction(detail: str, location: Location) -> Diagnostic:
+    """A part of the plan does not follow from its other parts."""
+    return diagnostic("MP407", detail, location, (MAKE_A_PLAN,))
+
+
+def newer_minor(written: int, ours: int, ignored: Iterable[str], location: Location) -> Diagnostic:
+    """Keys of a newer minor version were left out."""
+    detail = f"format_minor = {written}, ours = {ours}; ignored, so neither estimated nor followed: {', '.join(ignored)}"
+    return diagnostic("MP409", detail, location, ("pip install --upgrade megaplan",), severity=Severity.WARNING)

@@ -1,0 +1,177 @@
+"""Reading a plan file: bounded, strict, and with one diagnostic per thing that is wrong.
+
+Nothing in a plan is executed. What is read is refused when it is not the plan that `megaplan split` wrote: a digest that does not match
+its inputs and decisions, decisions that do not follow from the inputs and the cuts, estimates whose sums do not hold.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from megaplan.errors import Diagnostic, Location, MegaplanError
+from megaplan.plan import problems
+from megaplan.plan.canonical import Json
+from megaplan.plan.digests import plan_digest
+from megaplan.plan.document import FORMAT, FORMAT_MINOR, PlanDocument
+from megaplan.plan.locate import locate
+from megaplan.plan.text import parse_json, read_text
+from megaplan.spec.models import Spec
+
+Path = tuple[str | int, ...]
+STDIN = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPlan:
+    """A plan and what reading it found.
+
+    Attributes:
+        plan: The document.
+        tampered: Errors of digests, or of parts that contradict each other: a refusal everywhere but in `check` and `diff`.
+        warnings: Consequences worth knowing (ignored keys of a newer minor).
+    """
+
+    plan: PlanDocument
+    tampered: tuple[Diagnostic, ...]
+    warnings: tuple[Diagnostic, ...]
+
+
+def read_plan(path: str) -> PlanDocument:
+    """Read a plan file, `-` for stdin.
+
+    Raises:
+        MegaplanError: Anything is wrong with it, a digest that does not match included.
+    """
+    loaded = inspect_plan(path)
+    if loaded.tampered:
+        raise MegaplanError(loaded.tampered)
+    return loaded.plan
+
+
+def inspect_plan(path: str) -> LoadedPlan:
+    """Read a plan file, and report a digest mismatch or a contradiction instead of refusing it.
+
+    Raises:
+        MegaplanError: It is no plan, of another version, or its keys or types are wrong.
+    """
+    name = "<stdin>" if path == STDIN else path
+    return parse_plan(read_text(path), name)
+
+
+def parse_plan(text: str, name: str) -> LoadedPlan:
+    """The plan in `text`; `name` is what diagnostics call the file."""
+    document = parse_json(text, name)
+    source = _Source(text, name)
+    raw = _check_format(document, source)
+    known, warnings = raw, []
+    if raw["format_minor"] > FORMAT_MINOR:
+        known, ignored = _without_unknown(raw)
+        if ignored:
+            warnings.append(problems.newer_minor(raw["format_minor"], FORMAT_MINOR, ignored, source.at(("format_minor",))))
+    plan = _validate(known, source)
+    tampered = _check_digest(raw, plan, source)
+    if not tampered:
+        from megaplan.plan.consistency import contradictions  # noqa: PLC0415  (builds the model: not for a plan refused above)
+
+        tampered = contradictions(plan, source.at)
+    return LoadedPlan(plan, tuple(tampered), tuple(warnings))
+
+
+class _Source:
+    """Where a key path stands in the file."""
+
+    def __init__(self, text: str, name: str) -> None:
+        self._text = text
+        self._name = name
+
+    def at(self, path: Sequence[str | int]) -> Location:
+        line, column = locate(self._text, path)
+        return Location(self._name, line, column, problems.dotted(path) or None)
+
+
+def _check_format(document: Json, source: _Source) -> dict[str, Any]:
+    if not isinstance(document, dict) or not isinstance(document.get("format"), str):
+        raise MegaplanError([problems.not_a_plan(_shape(document), source.at(()))])
+    if document["format"] != FORMAT:
+        raise MegaplanError([problems.other_format(str(document["format"]), source.at(("format",)))])
+    minor = document.get("format_minor")
+    if not isinstance(minor, int) or isinstance(minor, bool) or minor < 0:
+        raise MegaplanError([problems.wrong_field("format_minor", f"{minor!r} is not a natural number", source.at(("format_minor",)))])
+    return document
+
+
+def _shape(document: Json) -> str:
+    if isinstance(document, dict):
+        keys = ", ".join(sorted(document)[:5])
+        return f"the top level has no `format`; its keys are {keys}" if keys else "the top level is an empty object"
+    return f"the top level is {'an array' if isinstance(document, list) else 'a single value'}"
+
+
+def _validate(document: dict[str, Any], source: _Source) -> PlanDocument:
+    for model, root in ((PlanDocument, ()), (Spec, ("inputs",))):
+        errors = _schema_errors(model, document, root)
+        if errors:
+            raise MegaplanError([_schema_problem(item, path, source) for item, path in errors])
+    return PlanDocument.model_validate(document)
+
+
+def _schema_errors(model: type[BaseModel], document: dict[str, Any], root: Path) -> list[tuple[Any, Path]]:
+    """What pydantic finds, each with its path in the document."""
+    try:
+        model.model_validate(_walk(document, root))
+    except ValidationError as error:
+        return [(item, _real_path(document, (*root, *item["loc"]))) for item in error.errors(include_url=False)]
+    return []
+
+
+def _schema_problem(item: Any, path: Path, source: _Source) -> Diagnostic:
+    if item["type"] == "extra_forbidden":
+        return problems.unknown_key(path, source.at(path))
+    if item["type"] == "missing":
+        return problems.missing_key(path, source.at(path[:-1]))
+    shown = problems.shortened(repr(item["input"]))
+    return problems.wrong_field(problems.dotted(path), f"{shown}: {item['msg'][:1].lower()}{item['msg'][1:]}", source.at(path))
+
+
+def _without_unknown(document: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """A copy without the keys that this version does not know, and their dotted names."""
+    trimmed, ignored = copy.deepcopy(document), []
+    for model, root in ((PlanDocument, ()), (Spec, ("inputs",))):
+        if not isinstance(trimmed.get("inputs"), dict):
+            break
+        for item, path in _schema_errors(model, trimmed, root):
+            if item["type"] == "extra_forbidden":
+                ignored.append(problems.dotted(path))
+                del _walk(trimmed, path[:-1])[path[-1]]
+    return trimmed, ignored
+
+
+def _real_path(document: Any, location: Path) -> Path:
+    """`location` without the steps that pydantic adds for the branch of a union; a last step that is missing stays."""
+    path: list[str | int] = []
+    for step in location:
+        exists = step in document if isinstance(document, dict) else isinstance(document, list) and isinstance(step, int)
+        if exists:
+            path.append(step)
+            document = document[step]
+    if location and (not path or path[-1] != location[-1]) and isinstance(document, dict):
+        path.append(location[-1])
+    return tuple(path)
+
+
+def _walk(document: Any, path: Path) -> Any:
+    for step in path:
+        document = document[step]
+    return document
+
+
+def _check_digest(raw: dict[str, Any], plan: PlanDocument, source: _Source) -> list[Diagnostic]:
+    computed = plan_digest(raw["inputs"], raw["decisions"])
+    if computed == plan.digests.plan:
+        return []
+    return [problems.digest_mismatch(plan.digests.plan, computed, source.at(("digests", "plan")))]

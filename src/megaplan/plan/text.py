@@ -1,0 +1,106 @@
+"""From a file to JSON values: bounded in size and depth, exact about what is wrong and where."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+from megaplan.errors import Diagnostic, Location, MegaplanError
+from megaplan.plan import problems
+from megaplan.plan.canonical import Json
+
+MAX_PLAN_BYTES = 16 * 2**20
+STDIN = "-"
+STDIN_NAME = "<stdin>"
+_HEAD = 65536  # characters in which a spec says its format
+
+
+def read_text(path: str) -> str:
+    """The text of a plan file, `-` for stdin, at most `MAX_PLAN_BYTES` of UTF-8.
+
+    Raises:
+        MegaplanError: It cannot be read, is larger, or is not text.
+    """
+    name = STDIN_NAME if path == STDIN else path
+    place = Location(name)
+    try:
+        data = _read_bytes(path)
+    except FileNotFoundError:
+        raise MegaplanError([problems.missing(place)]) from None
+    except IsADirectoryError:
+        raise MegaplanError([problems.directory(place)]) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise MegaplanError([problems.unreadable(getattr(error, "strerror", None) or str(error), place)]) from None
+    if len(data) > MAX_PLAN_BYTES:
+        raise MegaplanError([problems.too_large(MAX_PLAN_BYTES, place)])
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        detail = f"byte {error.start:,} is 0x{data[error.start]:02x}, which begins no UTF-8 character"
+        raise MegaplanError([problems.not_utf8(detail, place)]) from None
+    if not text.strip():
+        raise MegaplanError([problems.empty(place)])
+    return text
+
+
+def _read_bytes(path: str) -> bytes:
+    if path == STDIN:
+        return sys.stdin.buffer.read(MAX_PLAN_BYTES + 1)
+    with Path(path).open("rb") as file:
+        return file.read(MAX_PLAN_BYTES + 1)
+
+
+def parse_json(text: str, name: str) -> Json:
+    """The JSON value in `text`: no floats, no repeated keys.
+
+    Raises:
+        MegaplanError: With the line and column at which it stops being one, where they are known.
+    """
+    try:
+        value: Json = json.loads(text, object_pairs_hook=_unique, parse_float=_refuse, parse_constant=_refuse, parse_int=_integer)
+    except json.JSONDecodeError as error:
+        raise MegaplanError([_grammar(error, text, name)]) from None
+    except _RepeatedKeyError as error:
+        raise MegaplanError([problems.key_twice(str(error), Location(name))]) from None
+    except _NumberError as error:
+        raise MegaplanError([problems.not_an_integer(str(error), Location(name))]) from None
+    except RecursionError:
+        raise MegaplanError([problems.too_deep(Location(name))]) from None
+    return value
+
+
+def _grammar(error: json.JSONDecodeError, text: str, name: str) -> Diagnostic:
+    place = Location(name, error.lineno, error.colno)
+    if re.search(r"^format:\s*megaplan\.spec/", text[:_HEAD], re.MULTILINE):
+        return problems.other_format("megaplan.spec/1", Location(name))
+    if text.lstrip().startswith("{") and not text.rstrip().endswith("}"):
+        return problems.truncated(len(text.encode()), place)
+    return problems.not_json(f"{error.msg[:1].lower()}{error.msg[1:]}", place)
+
+
+class _RepeatedKeyError(Exception):
+    """A key that stands twice in one object."""
+
+
+class _NumberError(Exception):
+    """A number that plans do not hold."""
+
+
+def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    keys = dict(pairs)
+    if len(keys) != len(pairs):
+        names = [key for key, _ in pairs]
+        raise _RepeatedKeyError(next(key for index, key in enumerate(names) if key in names[:index]))
+    return keys
+
+
+def _integer(text: str) -> int:
+    if len(text) > problems.MAX_DIGITS:
+        _refuse(text)
+    return int(text)
+
+
+def _refuse(text: str) -> None:
+    raise _NumberError(text)
