@@ -100,13 +100,13 @@ FORMULAS: dict[str, Formula] = {
         "n · (2 · params + 2 · grads); n elements, bytes of precision.params and precision.grads",
         "bytes per microbatch",
         "counting operands",
-        "218112000 · (2 · 2 + 2 · 4) = 2617344000",
+        "176164864 · (2 · 2 + 2 · 4) = 2113978368",
     ),
     "flops_per_token": Formula(
         "model FLOPs of one token, the numerator of MFU",
         "sum of F + I + W over layers, side embeddings, head and MTP depths, repeated forward work left out",
         "FLOPs per token",
         "arXiv:2204.02311, appendix B",
-        "2 · 10 + 2 · 10 + 2 · 10 = 60",
+        "6 · 7504658432 + 32 · 3 · 67117056 = 51471187968",
     ),
 }
