@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-Placement = Literal["single", "loop", "v"]
+from megaplan.schedule.placement import Placement
+
+__all__ = ["Layout", "Placement", "Slot"]
 
 
 @dataclass(frozen=True, slots=True)

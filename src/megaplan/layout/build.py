@@ -1,0 +1,84 @@
+"""`build_layout`: from cuts to slots, and what each slot holds besides its layers."""
+
+from __future__ import annotations
+
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Location, MegaplanError
+from megaplan.inventory.tensors import Family, Inventory
+from megaplan.layout.spans import Spans, span_problems
+from megaplan.layout.values import Layout, Slot
+from megaplan.schedule.placement import slot_owner
+from megaplan.schedule.registry import placement
+from megaplan.spec.models import Spec
+
+_INPUT_FAMILIES = (Family.EMBEDDING, Family.NGRAM, Family.STRUCTURE, Family.PLATFORM)
+
+
+def build_layout(spec: Spec, inventory: Inventory, spans: Spans) -> Layout:
+    """Slots with their pp rank, chunk and blocks.
+
+    The first slot holds the embedding and the side embeddings (R-8, R-9); the last the final norm, the head and the MTP depths (R-8,
+    R-10). A tied head and MTP read the token embedding on the last slot: one copy there serves both, unless it is the first slot too.
+    The relation bias stands on every slot with an A block; the first of them owns it (R-12).
+
+    Args:
+        spec: The spec.
+        inventory: Its parameter tensors.
+        spans: One half-open layer span for each slot, in model order.
+
+    Returns:
+        The layout; a slot's blocks are in execution order.
+
+    Raises:
+        MegaplanError: MP324 … MP326 if the spans do not tile the layers or are not pp · vpp; MP310 for V placement.
+    """
+    mesh, where = spec.mesh, placement(spec.schedule.kind)
+    if where == "v":
+        detail = f"schedule.kind = {spec.schedule.kind} places slots i and 2 · pp − 1 − i on rank i"
+        raise MegaplanError([diagnostic("MP310", detail, Location(key="schedule.kind"), ("--set schedule.kind=interleaved_1f1b",))])
+    if found := span_problems(spans, len(inventory.layers), mesh.pp, mesh.vpp):
+        raise MegaplanError(found)
+    relation_slots = _relation_slots(inventory, spans)
+    slots = []
+    for index, (start, stop) in enumerate(spans):
+        rank, chunk = slot_owner(where, index, mesh.pp)
+        blocks, copies = _slot_blocks(inventory, spans, index, relation_slots)
+        slots.append(Slot(index, rank, chunk, start, stop, blocks, copies))
+    return Layout(where, tuple(slots), mesh.pp, mesh.vpp)
+
+
+def slot_parameters(inventory: Inventory, slot: Slot) -> int:
+    """Parameters of the whole tensors a slot holds, its copies included, before any sharding."""
+    return sum(inventory.block(name).elements for name in slot.blocks)
+
+
+def _slot_blocks(
+    inventory: Inventory, spans: Spans, index: int, relation_slots: tuple[int, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of a slot's blocks, and which of them are copies."""
+    start, stop = spans[index]
+    is_first, is_last = index == 0, index == len(spans) - 1
+    blocks, copies = [], []
+    if is_first:
+        blocks += [name for name, block in inventory.outside if block.family in _INPUT_FAMILIES]
+    if index in relation_slots:
+        blocks.append("relation_bias")
+        if index != relation_slots[0]:
+            copies.append("relation_bias")
+    blocks += [f"layers.{layer}" for layer in range(start, stop)]
+    if is_last:
+        mtp = [name for name, block in inventory.outside if block.family is Family.MTP]
+        blocks += [name for name, block in inventory.outside if block.family in (Family.FINAL_NORM, Family.HEAD)]
+        if not is_first and (inventory.tied or mtp):
+            blocks.append("embedding")
+            copies.append("embedding")
+        blocks += mtp
+    return tuple(blocks), tuple(copies)
+
+
+def _relation_slots(inventory: Inventory, spans: Spans) -> tuple[int, ...]:
+    """Slots that add the relation bias: those with an A block."""
+    if not any(name == "relation_bias" for name, _ in inventory.outside):
+        return ()
+    families = [block.family for block in inventory.layers]
+    return tuple(index for index, (start, stop) in enumerate(spans) if Family.A in families[start:stop])

@@ -1,0 +1,101 @@
+"""Ranks and coordinates on the two meshes, the groups of each axis, and which of them leave a node.
+
+Rank = row-major over (pp, dp_replicate, dp_shard, cp, tp), tp fastest. The expert mesh re-reads the same ranks as (pp, dp_replicate,
+efsdp, ep, etp), etp fastest (R-31).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+from megaplan.spec.models import Mesh
+
+MESH_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+EXPERT_AXES = ("pp", "dp_replicate", "efsdp", "ep", "etp")
+
+
+def rank_coordinate(mesh: Mesh, rank: int) -> dict[str, int]:
+    """`{axis: index}` of a rank on the mesh of dense parameters.
+
+    Raises:
+        ValueError: If the mesh has no such rank.
+    """
+    return _coordinate(mesh, MESH_AXES, rank)
+
+
+def expert_coordinate(mesh: Mesh, rank: int) -> dict[str, int]:
+    """`{axis: index}` of a rank on the mesh of expert banks.
+
+    Raises:
+        ValueError: If the mesh has no such rank.
+    """
+    return _coordinate(mesh, EXPERT_AXES, rank)
+
+
+def coordinate_rank(mesh: Mesh, coordinate: Mapping[str, int]) -> int:
+    """The rank at a full coordinate of either mesh.
+
+    Raises:
+        ValueError: If the coordinate names other axes than one of the meshes, or an index outside its degree.
+    """
+    axes = MESH_AXES if set(coordinate) == set(MESH_AXES) else EXPERT_AXES
+    if set(coordinate) != set(axes):
+        raise ValueError(f"a coordinate has the axes {', '.join(MESH_AXES)} or {', '.join(EXPERT_AXES)}, not {', '.join(coordinate)}")
+    rank = 0
+    for axis in axes:
+        degree, index = axis_degree(mesh, axis), coordinate[axis]
+        if not 0 <= index < degree:
+            raise ValueError(f"axis {axis} has indices 0 to {degree - 1}, not {index}")
+        rank = rank * degree + index
+    return rank
+
+
+def axis_degree(mesh: Mesh, axis: str) -> int:
+    """Degree of an axis of either mesh; KeyError for an unknown one."""
+    if axis not in MESH_AXES and axis not in EXPERT_AXES:
+        raise KeyError(axis)
+    return int(getattr(mesh, axis))
+
+
+def axis_groups(mesh: Mesh, *axes: str) -> tuple[tuple[int, ...], ...]:
+    """The process groups of an axis, or of several axes of one mesh taken together.
+
+    Args:
+        mesh: The degrees.
+        axes: Names of one mesh; `("dp_replicate", "dp_shard")` gives the data-parallel groups.
+
+    Returns:
+        Groups in the order of their first rank; a group's ranks ascend. Every rank is in exactly one.
+
+    Raises:
+        ValueError: If no single mesh has all the axes.
+    """
+    names = MESH_AXES if set(axes) <= set(MESH_AXES) else EXPERT_AXES
+    if not set(axes) <= set(names):
+        raise ValueError(f"the axes {', '.join(axes)} do not stand on one mesh")
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(mesh.world_size):
+        coordinate = _coordinate(mesh, names, rank)
+        groups.setdefault(tuple(coordinate[name] for name in names if name not in axes), []).append(rank)
+    return tuple(tuple(group) for group in groups.values())
+
+
+def num_nodes(ranks: Sequence[int], per_node: int) -> int:
+    """Nodes that a group of ranks touches, when ranks fill nodes in order."""
+    return len({rank // per_node for rank in ranks})
+
+
+def crosses_nodes(mesh: Mesh, per_node: int, *axes: str) -> bool:
+    """Whether any group of the axes has ranks on more than one node."""
+    return any(num_nodes(group, per_node) > 1 for group in axis_groups(mesh, *axes))
+
+
+def _coordinate(mesh: Mesh, axes: tuple[str, ...], rank: int) -> dict[str, int]:
+    degrees = [axis_degree(mesh, axis) for axis in axes]
+    if not 0 <= rank < prod(degrees):
+        raise ValueError(f"the mesh has ranks 0 to {prod(degrees) - 1}, not {rank}")
+    coordinate = {}
+    for axis, degree in zip(reversed(axes), reversed(degrees), strict=True):
+        rank, coordinate[axis] = divmod(rank, degree)
+    return {axis: coordinate[axis] for axis in axes}

@@ -1,0 +1,58 @@
+"""Which pipeline rank owns which slot. Slots are numbered in model order, 0-based."""
+
+from __future__ import annotations
+
+from typing import Literal, assert_never
+
+Placement = Literal["single", "loop", "v"]
+"""`single`: one slot a rank. `loop`: slot k on rank k mod pp, chunk k div pp. `v`: rank i owns slots i and 2·pp − 1 − i (R-27)."""
+
+
+def slot_owner(placement: Placement, slot: int, pp: int) -> tuple[int, int]:
+    """The pp rank and the chunk (virtual stage) of a slot.
+
+    Args:
+        placement: How slots are laid over ranks.
+        slot: Global slot index.
+        pp: Pipeline degree.
+
+    Raises:
+        ValueError: If the placement has no such slot on `pp` ranks.
+    """
+    match placement:
+        case "single":
+            if not 0 <= slot < pp:
+                raise ValueError(f"single placement on {pp} ranks has slots 0 to {pp - 1}, not {slot}")
+            return slot, 0
+        case "loop":
+            if slot < 0:
+                raise ValueError(f"slots count from 0, not {slot}")
+            return slot % pp, slot // pp
+        case "v":
+            if not 0 <= slot < 2 * pp:
+                raise ValueError(f"V placement on {pp} ranks has slots 0 to {2 * pp - 1}, not {slot}")
+            return (slot, 0) if slot < pp else (2 * pp - 1 - slot, 1)
+        case _:
+            assert_never(placement)
+
+
+def slots_of_rank(placement: Placement, rank: int, pp: int, vpp: int) -> tuple[int, ...]:
+    """The slots a pp rank owns, by chunk.
+
+    Args:
+        placement: How slots are laid over ranks.
+        rank: pp rank.
+        pp: Pipeline degree.
+        vpp: Slots a rank: 1 for `single`, 2 for `v`.
+
+    Raises:
+        ValueError: If the placement cannot have `vpp` slots a rank, or the pipeline has no such rank.
+    """
+    if not 0 <= rank < pp:
+        raise ValueError(f"a pipeline of {pp} ranks has no rank {rank}")
+    required = {"single": 1, "v": 2}.get(placement, vpp)
+    if vpp != required:
+        raise ValueError(f"{placement} placement has {required} slots a rank, not {vpp}")
+    if placement == "v":
+        return rank, 2 * pp - 1 - rank
+    return tuple(range(rank, pp * vpp, pp))

@@ -1,0 +1,78 @@
+"""Rank and coordinate on both meshes, groups, and which groups leave a node."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megaplan.layout.ranks import axis_groups, coordinate_rank, crosses_nodes, expert_coordinate, num_nodes, rank_coordinate
+from megaplan.spec.models import Mesh
+
+DEGREE = st.sampled_from([1, 2, 4])
+
+
+@st.composite
+def meshes(draw: st.DrawFn) -> Mesh:
+    degrees = {axis: draw(DEGREE) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")}
+    shared = degrees["dp_shard"] * degrees["cp"] * degrees["tp"]
+    ep = draw(st.sampled_from([d for d in (1, 2, 4, 8) if shared % d == 0]))
+    etp = draw(st.sampled_from([d for d in (1, 2, 4) if shared // ep % d == 0]))
+    return Mesh(**degrees, ep=ep, etp=etp)
+
+
+def test_ranks_are_row_major_with_tp_fastest() -> None:
+    mesh = Mesh(pp=2, dp_replicate=1, dp_shard=2, cp=1, tp=2)
+    assert rank_coordinate(mesh, 5) == {"pp": 1, "dp_replicate": 0, "dp_shard": 0, "cp": 0, "tp": 1}
+    assert rank_coordinate(mesh, 2) == {"pp": 0, "dp_replicate": 0, "dp_shard": 1, "cp": 0, "tp": 0}
+
+
+@pytest.mark.requirement("R-31")
+def test_the_expert_mesh_rereads_the_same_ranks() -> None:
+    mesh = Mesh(pp=2, dp_shard=4, tp=2, ep=4, etp=1)
+    assert mesh.efsdp == 2
+    assert expert_coordinate(mesh, 6) == {"pp": 0, "dp_replicate": 0, "efsdp": 1, "ep": 2, "etp": 0}
+    assert axis_groups(mesh, "ep") == tuple(tuple(range(start, start + 4)) for start in range(0, 16, 4))
+    assert axis_groups(mesh, "efsdp")[:4] == ((0, 4), (1, 5), (2, 6), (3, 7))
+
+
+@given(meshes())
+def test_coordinate_and_rank_are_inverse(mesh: Mesh) -> None:
+    for rank in range(mesh.world_size):
+        assert coordinate_rank(mesh, rank_coordinate(mesh, rank)) == rank
+        assert coordinate_rank(mesh, expert_coordinate(mesh, rank)) == rank
+        assert rank_coordinate(mesh, rank)["pp"] == expert_coordinate(mesh, rank)["pp"]
+
+
+@given(meshes(), st.sampled_from(["pp", "dp_replicate", "dp_shard", "cp", "tp", "efsdp", "ep", "etp"]))
+def test_the_groups_of_an_axis_hold_every_rank_once(mesh: Mesh, axis: str) -> None:
+    groups = axis_groups(mesh, axis)
+    assert sorted(rank for group in groups for rank in group) == list(range(mesh.world_size))
+    assert {len(group) for group in groups} == {getattr(mesh, axis)}
+
+
+def test_several_axes_make_one_group() -> None:
+    mesh = Mesh(dp_replicate=2, dp_shard=2, tp=2)
+    assert axis_groups(mesh, "dp_replicate", "dp_shard") == ((0, 2, 4, 6), (1, 3, 5, 7))
+    with pytest.raises(ValueError, match="one mesh"):
+        axis_groups(mesh, "tp", "ep")
+
+
+def test_groups_that_leave_a_node() -> None:
+    assert num_nodes(range(6, 10), per_node=8) == 2
+    mesh = Mesh(dp_shard=4, tp=4)
+    assert not crosses_nodes(mesh, 8, "tp")
+    assert crosses_nodes(mesh, 8, "dp_shard")
+    assert crosses_nodes(Mesh(tp=16), 8, "tp")
+
+
+@pytest.mark.parametrize("rank", [-1, 8])
+def test_a_rank_outside_the_mesh_is_refused(rank: int) -> None:
+    with pytest.raises(ValueError, match="0 to 7"):
+        rank_coordinate(Mesh(dp_shard=8), rank)
+
+
+@pytest.mark.parametrize("coordinate", [{"pp": 0}, {"pp": 0, "dp_replicate": 0, "dp_shard": 8, "cp": 0, "tp": 0}])
+def test_a_coordinate_outside_the_mesh_is_refused(coordinate: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"axes|indices"):
+        coordinate_rank(Mesh(dp_shard=8), coordinate)
