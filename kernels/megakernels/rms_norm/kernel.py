@@ -4,6 +4,9 @@ Forward: one program a row. Backward: a fixed number of programs, each walking i
 registers; the shares are summed afterwards in a fixed order, so repeats are bitwise equal and no atomics are needed.
 """
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
 import torch
 import triton
 import triton.language as tl
@@ -11,6 +14,9 @@ from torch import Tensor
 
 LARGEST_WIDTH = 8192
 """A row is one tile; the backward of a wider one runs out of registers on sm_90, so wider rows stay with the reference."""
+
+
+on_device_of: Callable[[Tensor], AbstractContextManager[None]] = torch.cuda.device_of
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -63,7 +69,7 @@ def forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     rstd = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
     block, num_warps = launch_options(rows.shape[1])
     if rows.shape[0]:
-        with torch.cuda.device_of(x):
+        with on_device_of(x):
             rms_norm_forward_kernel[(rows.shape[0],)](
                 rows, weight.contiguous(), y, rstd, rows.stride(0), rows.shape[1], eps, BLOCK=block, num_warps=num_warps
             )
@@ -81,7 +87,7 @@ def backward(
     partial = torch.empty(num_programs, num_cols, dtype=torch.float32, device=x.device)
     block, num_warps = launch_options(num_cols)
     if num_rows:
-        with torch.cuda.device_of(x):
+        with on_device_of(x):
             rms_norm_backward_kernel[(num_programs,)](
                 grad_rows,
                 rows,

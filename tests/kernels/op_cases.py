@@ -1,0 +1,342 @@
+"""One case for each operation: inputs, the public call, an independent formulation, and the contract's saved set.
+
+The formulations use other algorithms than the operations where there is a choice: position by position for the recurrences, the whole score
+matrix for attention, one expert and token at a time for the mixture, torch's own functions elsewhere. Autograd differentiates them in fp64.
+"""
+
+import math
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from megakernels.activation import gelu, relu2, swiglu
+from megakernels.attention import attention
+from megakernels.causal_conv1d import causal_conv1d
+from megakernels.cross_entropy import cross_entropy
+from megakernels.m2rnn import m2rnn
+from megakernels.moe import combine, dispatch, experts, route
+from megakernels.rms_norm import gated_rms_norm, rms_norm
+from megakernels.rope import mla_kv, rope
+from megakernels.ssd import ssd
+
+Inputs = Mapping[str, Tensor]
+EPS = 1e-5
+BATCH = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """`saved` names the inputs kept for backward; `extra` lists what is kept besides inputs and outputs: shapes, and a dtype or a role of one."""
+
+    name: str
+    inputs: Callable[[Callable[..., Tensor], int], dict[str, Tensor]]
+    call: Callable[[Inputs], tuple[Tensor, ...]]
+    exact: Callable[[Inputs], tuple[Tensor, ...]]
+    saved: tuple[str, ...]
+    extra: Callable[[int], list[tuple[tuple[int, ...], str]]] = lambda num_positions: []
+    saves_output: bool = False
+    constant: tuple[str, ...] = ()  # floating inputs without a gradient
+
+    def make(self, num_positions: int, dtype: torch.dtype, requires_grad: bool = True) -> dict[str, Tensor]:
+        """Inputs of one size: the same values, rounded to `dtype`, on every call. Parameters named fp32 in the contract stay fp32 in bf16 runs."""
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{self.name} {num_positions}".encode()))
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+        made = {}
+        for name, value in self.inputs(normal, num_positions).items():
+            if not value.is_floating_point():
+                made[name] = value
+                continue
+            wide = name in WIDE and dtype == torch.bfloat16
+            made[name] = value.to(torch.float32 if wide else dtype).requires_grad_(requires_grad and name not in self.constant)
+        return made
+
+    def differentiable(self, inputs: Inputs) -> list[str]:
+        return [name for name, value in inputs.items() if value.is_floating_point() and name not in self.constant]
+
+
+WIDE = ("cos", "sin", "weights")
+"""fp32 by contract whatever the activations' dtype."""
+
+
+def angles(normal: Callable[..., Tensor], num_positions: int, half: int) -> dict[str, Tensor]:
+    angle = normal(num_positions, half)
+    return {"cos": angle.cos(), "sin": angle.sin()}
+
+
+def exact_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * weight
+
+
+def exact_gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, num_groups: int) -> Tensor:
+    slices = (x * functional.silu(gate)).chunk(num_groups, dim=-1)
+    return torch.cat([exact_rms_norm(piece, torch.ones_like(piece[0, 0])) for piece in slices], dim=-1) * weight
+
+
+def exact_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Complex multiplication by cos + i sin of the pairs (j, j + R/2)."""
+    half = cos.shape[-1]
+    straight = x.shape[-1] - 2 * half
+    pairs = torch.complex(x[..., straight : straight + half], x[..., straight + half :]) * torch.complex(cos, sin)[:, None]
+    return torch.cat([x[..., :straight], pairs.real, pairs.imag], dim=-1)
+
+
+def exact_mla_kv(kv: Tensor, k_rope: Tensor, cos: Tensor, sin: Tensor, nope_dim: int) -> tuple[Tensor, Tensor]:
+    rotated = exact_rope(k_rope[:, :, None], cos, sin).expand(-1, -1, kv.shape[2], -1)
+    return torch.cat([kv[..., :nope_dim], rotated], dim=-1), kv[..., nope_dim:]
+
+
+def exact_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
+    repeats = q.shape[2] // k.shape[2]
+    k, v = k.repeat_interleave(repeats, 2), v.repeat_interleave(repeats, 2)
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) * scale
+    position = torch.arange(q.shape[1])
+    visible = position[:, None] >= position
+    if window is not None:
+        visible &= position[:, None] - window < position
+    return torch.einsum("bhij,bjhd->bihd", scores.masked_fill(~visible, -math.inf).softmax(-1), v)
+
+
+def exact_conv(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:
+    padded = functional.pad(x.mT, (weight.shape[1] - 1, 0))
+    y = functional.conv1d(padded, weight[:, None], bias, groups=weight.shape[0]).mT
+    return functional.silu(y) if silu else y
+
+
+def exact_ssd(x: Tensor, dt: Tensor, A_log: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor) -> Tensor:
+    """The recurrence, position by position."""
+    repeats = x.shape[2] // B.shape[2]
+    B, C = B.repeat_interleave(repeats, 2), C.repeat_interleave(repeats, 2)
+    step = functional.softplus(dt + dt_bias)
+    state = x.new_zeros(x.shape[0], x.shape[2], x.shape[3], B.shape[3])
+    found = []
+    for t in range(x.shape[1]):
+        decay = (-step[:, t] * A_log.exp()).exp()
+        state = decay[..., None, None] * state + step[:, t, :, None, None] * x[:, t, :, :, None] * B[:, t, :, None]
+        found.append((state @ C[:, t, :, :, None]).squeeze(-1) + D[:, None] * x[:, t])
+    return torch.stack(found, 1)
+
+
+def exact_m2rnn(q: Tensor, k: Tensor, v: Tensor, f: Tensor, state_map: Tensor, D: Tensor, dt_bias: Tensor, A_log: Tensor) -> Tensor:
+    """The recurrence, position by position."""
+    state = q.new_zeros(q.shape[0], v.shape[2], q.shape[2], v.shape[3])
+    found = []
+    for t in range(q.shape[1]):
+        decay = (-A_log.exp() * functional.softplus(f[:, t] + dt_bias)).exp()[..., None, None]
+        inner = state @ state_map + k[:, t, None, :, None] * v[:, t, :, None]
+        state = decay * state + (1 - decay) * inner.tanh()
+        found.append((q[:, t, None, None] @ state).squeeze(2) + D * v[:, t])
+    return torch.stack(found, 1)
+
+
+def exact_route(x: Tensor, weight: Tensor, top_k: int, normalize: bool) -> Tensor:
+    weights = (x @ weight.T).softmax(-1).sort(-1, descending=True).values[:, :top_k]
+    return weights / weights.sum(-1, keepdim=True) if normalize else weights
+
+
+def exact_experts(inputs: Inputs, activation: str) -> Tensor:
+    """Every row with its own copy of its expert's matrices."""
+    owner = torch.repeat_interleave(torch.arange(len(inputs["counts"])), inputs["counts"])
+    up = torch.einsum("mh,mfh->mf", inputs["x"], inputs["up"][owner])
+    if activation == "swiglu":
+        hidden = functional.silu(torch.einsum("mh,mfh->mf", inputs["x"], inputs["gate"][owner])) * up
+    else:
+        hidden = up.relu() ** 2 if activation == "relu2" else functional.gelu(up, approximate="tanh")
+    return inputs["weights"].flatten()[inputs["rows"].long(), None] * torch.einsum("mf,mhf->mh", hidden, inputs["down"][owner])
+
+
+TOP_K, NUM_EXPERTS = 2, 5
+
+
+def plan(num_tokens: int) -> dict[str, Tensor]:
+    """Rows and counts of a fixed routing in which expert 1 is far ahead and expert 3 gets nothing."""
+    first = torch.tensor([1, 1, 0, 4])[torch.arange(num_tokens) % 4]
+    experts_of = torch.stack([first, torch.where(first == 1, 2, 1)], 1).flatten()
+    order = sorted(range(experts_of.numel()), key=lambda index: (experts_of[index].item(), index))
+    counts = [int((experts_of == expert).sum()) for expert in range(NUM_EXPERTS)]
+    return {"rows": torch.tensor(order, dtype=torch.int32), "counts": torch.tensor(counts, dtype=torch.int32)}
+
+
+def expert_case(activation: str, hidden: int, width: int) -> Case:
+    gated = activation == "swiglu"
+
+    def inputs(normal: Callable[..., Tensor], tokens: int) -> dict[str, Tensor]:
+        gate = {"gate": normal(NUM_EXPERTS, width, hidden) / math.sqrt(hidden)} if gated else {}
+        return {
+            "x": normal(tokens * TOP_K, hidden),
+            "weights": normal(tokens, TOP_K).abs(),
+            **plan(tokens),
+            **gate,
+            "up": normal(NUM_EXPERTS, width, hidden) / math.sqrt(hidden),
+            "down": normal(NUM_EXPERTS, hidden, width) / math.sqrt(width),
+        }
+
+    return Case(
+        f"experts_{activation}_{hidden}x{width}",
+        inputs,
+        lambda i: (experts(i["x"], i["weights"], i["rows"], i["counts"], i.get("gate"), i["up"], i["down"], activation),),
+        lambda i: (exact_experts(i, activation),),
+        ("x", "weights", "rows", "counts", *(("gate",) if gated else ()), "up", "down"),
+        lambda tokens: [((tokens * TOP_K, width), "x")] * (2 if gated else 1),
+    )
+
+
+def attention_case(name: str, heads: int, groups: int, width: int, value_width: int, window: int | None) -> Case:
+    return Case(
+        name,
+        lambda n, t: {"q": n(BATCH, t, heads, width), "k": n(BATCH, t, groups, width), "v": n(BATCH, t, groups, value_width)},
+        lambda i: (attention(i["q"], i["k"], i["v"], 0.3, window),),
+        lambda i: (exact_attention(i["q"], i["k"], i["v"], 0.3, window),),
+        ("q", "k", "v"),
+        lambda t: [((BATCH, heads, t), "accumulator")],
+        saves_output=True,
+    )
+
+
+def ssd_case(name: str, chunk_size: int, num_groups: int) -> Case:
+    return Case(
+        name,
+        lambda n, t: {
+            "x": n(BATCH, t, 4, 5),
+            "dt": n(BATCH, t, 4),
+            "A_log": n(4).abs().mul(2).log1p(),
+            "B": n(BATCH, t, num_groups, 7),
+            "C": n(BATCH, t, num_groups, 7),
+            "D": n(4),
+            "dt_bias": n(4) - 2,
+        },
+        lambda i: (ssd(**i, chunk_size=chunk_size),),
+        lambda i: (exact_ssd(**i),),
+        ("x", "dt", "A_log", "B", "C", "D", "dt_bias"),
+        lambda t: [((BATCH, math.ceil(t / chunk_size), 4, 5, 7), "x")],
+    )
+
+
+CASES = [
+    Case(
+        "rms_norm",
+        lambda n, t: {"x": n(BATCH, t, 37), "weight": n(37)},
+        lambda i: (rms_norm(i["x"], i["weight"], EPS),),
+        lambda i: (exact_rms_norm(i["x"], i["weight"]),),
+        ("x", "weight"),
+        lambda t: [((BATCH, t), "accumulator")],
+    ),
+    Case(
+        "gated_rms_norm",
+        lambda n, t: {"x": n(BATCH, t, 39), "gate": n(BATCH, t, 39), "weight": n(39)},
+        lambda i: (gated_rms_norm(i["x"], i["gate"], i["weight"], EPS, 3),),
+        lambda i: (exact_gated_rms_norm(i["x"], i["gate"], i["weight"], 3),),
+        ("x", "gate", "weight"),
+        lambda t: [((BATCH, t, 3), "accumulator")],
+    ),
+    Case(
+        "swiglu",
+        lambda n, t: {"gate": n(BATCH, t, 21), "up": n(BATCH, t, 21)},
+        lambda i: (swiglu(i["gate"], i["up"]),),
+        lambda i: (functional.silu(i["gate"]) * i["up"],),
+        ("gate", "up"),
+    ),
+    Case("relu2", lambda n, t: {"x": n(BATCH, t, 21)}, lambda i: (relu2(i["x"]),), lambda i: (functional.relu(i["x"]) ** 2,), ("x",)),
+    Case(
+        "gelu",
+        lambda n, t: {"x": n(BATCH, t, 21)},
+        lambda i: (gelu(i["x"]),),
+        lambda i: (functional.gelu(i["x"], approximate="tanh"),),
+        ("x",),
+    ),
+    Case(
+        "rope",
+        lambda n, t: {"x": n(BATCH, t, 3, 10), **angles(n, t, 3)},
+        lambda i: (rope(**i),),
+        lambda i: (exact_rope(**i),),
+        ("cos", "sin"),
+        constant=("cos", "sin"),
+    ),
+    Case(
+        "mla_kv",
+        lambda n, t: {"kv": n(BATCH, t, 3, 11), "k_rope": n(BATCH, t, 6), **angles(n, t, 3)},
+        lambda i: mla_kv(**i, nope_dim=4),
+        lambda i: exact_mla_kv(**i, nope_dim=4),
+        ("cos", "sin"),
+        constant=("cos", "sin"),
+    ),
+    attention_case("attention", 3, 3, 12, 12, None),
+    attention_case("attention_grouped_unequal", 6, 2, 5, 7, None),
+    attention_case("attention_window", 4, 2, 5, 5, 9),
+    Case(
+        "causal_conv1d",
+        lambda n, t: {"x": n(BATCH, t, 11), "weight": n(11, 4), "bias": n(11)},
+        lambda i: (causal_conv1d(**i, silu=True),),
+        lambda i: (exact_conv(**i, silu=True),),
+        ("x", "weight", "bias"),
+    ),
+    Case(
+        "causal_conv1d_plain",
+        lambda n, t: {"x": n(BATCH, t, 11), "weight": n(11, 3)},
+        lambda i: (causal_conv1d(i["x"], i["weight"], None, silu=False),),
+        lambda i: (exact_conv(i["x"], i["weight"], None, silu=False),),
+        ("x", "weight"),
+    ),
+    ssd_case("ssd", 64, 2),
+    ssd_case("ssd_one_group_small_chunks", 16, 1),
+    Case(
+        "m2rnn",
+        lambda n, t: {
+            "q": n(BATCH, t, 5),
+            "k": n(BATCH, t, 5),
+            "v": n(BATCH, t, 3, 6),
+            "f": n(BATCH, t, 3),
+            "state_map": n(3, 6, 6) / math.sqrt(6),
+            "D": n(3, 6),
+            "dt_bias": n(3) - 1,
+            "A_log": n(3).abs().mul(2).log1p(),
+        },
+        lambda i: (m2rnn(**i, save_every=32),),
+        lambda i: (exact_m2rnn(**i),),
+        ("q", "k", "v", "f", "state_map", "D", "dt_bias", "A_log"),
+        lambda t: [((BATCH, math.ceil(t / 32) + 1, 3, 5, 6), "accumulator")],
+    ),
+    *[
+        Case(
+            f"route_normalize_{normalize}",
+            lambda n, t: {"x": n(t, 9), "weight": n(6, 9)},
+            lambda i, normalize=normalize: (route(i["x"], i["weight"], 3, normalize)[0],),
+            lambda i, normalize=normalize: (exact_route(i["x"], i["weight"], 3, normalize),),
+            ("x", "weight"),
+            lambda t: [((t, 6), "accumulator"), ((t, 3), "int32")],
+        )
+        for normalize in (True, False)
+    ],
+    Case(
+        "dispatch",
+        lambda n, t: {"x": n(t, 9), "rows": plan(t)["rows"]},
+        lambda i: (dispatch(i["x"], i["rows"], TOP_K),),
+        lambda i: (torch.stack([i["x"][row // TOP_K] for row in i["rows"].tolist()]),),
+        ("rows",),
+    ),
+    Case(
+        "combine",
+        lambda n, t: {"x": n(t * TOP_K, 9), "rows": plan(t)["rows"]},
+        lambda i: (combine(i["x"], i["rows"], TOP_K),),
+        lambda i: (torch.zeros(i["x"].shape[0] // TOP_K, 9, dtype=i["x"].dtype).index_add(0, i["rows"].long() // TOP_K, i["x"]),),
+        ("rows",),
+    ),
+    expert_case("swiglu", 16, 24),
+    expert_case("swiglu", 7, 9),
+    expert_case("relu2", 24, 8),
+    expert_case("gelu", 5, 6),
+    Case(
+        "cross_entropy",
+        lambda n, t: {"logits": n(t, 23) * 3, "labels": torch.where(torch.arange(t) % 5 == 3, -100, torch.arange(t) * 7 % 23)},
+        lambda i: (cross_entropy(i["logits"], i["labels"]),),
+        lambda i: (functional.cross_entropy(i["logits"], i["labels"], reduction="sum"),),
+        ("logits", "labels"),
+        lambda t: [((t,), "accumulator")],
+    ),
+]
