@@ -1,11 +1,13 @@
-"""Refusals of the runtime as megaplan diagnostics (MP6xx), and places named as axis and coordinate (R-59)."""
+"""Refusals of the runtime as megaplan diagnostics (MP6xx), and ranks named by axis and coordinate (R-59)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError
+from megaplan.layout.ranks import rank_coordinate
+from megaplan.spec.models import Mesh
 
 
 def refusal(code: str, detail: str, key: str | None = None, hints: Iterable[str] = (), file: str | None = None) -> MegaplanError:
@@ -13,6 +15,9 @@ def refusal(code: str, detail: str, key: str | None = None, hints: Iterable[str]
     return MegaplanError([diagnostic(code, detail, Location(file=file, key=key), hints)])
 
 
-def place(rank: int, coordinate: Mapping[str, int]) -> str:
-    """`rank 3 (pp 1, dp_shard 1)`: the axes on which the rank is not alone at 0 are for the caller to choose."""
-    return f"rank {rank} ({', '.join(f'{axis} {index}' for axis, index in coordinate.items())})"
+def place(rank: int, mesh: Mesh | None) -> str:
+    """`rank 3 (pp 1, dp_shard 1)`: the rank and its index on every axis of more than one rank."""
+    if mesh is None or rank >= mesh.world_size:
+        return f"rank {rank}"
+    shared = [f"{axis} {index}" for axis, index in rank_coordinate(mesh, rank).items() if getattr(mesh, axis) > 1]
+    return f"rank {rank} ({', '.join(shared)})" if shared else f"rank {rank}"

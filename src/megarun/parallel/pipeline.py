@@ -19,12 +19,12 @@ from megarun.parallel.order import check_order
 class Runner(Protocol):
     """Runs the microbatches of one step and leaves summed gradients on the parameters."""
 
-    def forward_backward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+    def forward_backward(self, tokens: Tensor | None, labels: Tensor | None) -> Tensor:
         """The loss of this rank's microbatches, fp64, 0 on a stage without the head.
 
         Args:
-            tokens: int64 [num_microbatches · micro_batch_size, T].
-            labels: The same shape: each token's successor.
+            tokens: int64 [num_microbatches · micro_batch_size, T] on the first stage.
+            labels: The same shape on the last stage: each token's successor.
         """
         ...
 
@@ -55,12 +55,14 @@ class AccumulatingRunner:
     """One stage: forward and backward of each microbatch in turn, each one reduced into the gradient shards."""
 
     def __init__(self, stage: Stage, spec: Spec, mesh: RankMesh) -> None:
-        self._stage, self._loss = stage, batch_loss(spec, mesh)
+        self._stage, self._loss, self._device = stage, batch_loss(spec, mesh), mesh.device
         self._num_microbatches = spec.schedule.num_microbatches
 
-    def forward_backward(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        """See `Runner`."""
-        total = torch.zeros((), dtype=torch.float64, device=tokens.device)
+    def forward_backward(self, tokens: Tensor | None, labels: Tensor | None) -> Tensor:
+        """See `Runner`; one stage is first and last."""
+        if tokens is None or labels is None:
+            raise ValueError("a single stage needs tokens and labels")
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
         pairs = zip(tokens.chunk(self._num_microbatches), labels.chunk(self._num_microbatches), strict=True)
         for microbatch_tokens, microbatch_labels in pairs:
             loss = self._loss(self._stage(microbatch_tokens), microbatch_labels)
@@ -76,7 +78,7 @@ class PipelineRunner:
     """
 
     def __init__(self, stage: Stage, spec: Spec, mesh: RankMesh) -> None:
-        self._stage = stage
+        self._device = mesh.device
         shape = (spec.batch.micro_batch_size, spec.batch.seq_length)
         dtype = TORCH_DTYPES[spec.precision.params]
 
@@ -98,13 +100,12 @@ class PipelineRunner:
         check_order(Schedule1F1B, mesh.coordinate["pp"], spec)
         self._schedule = Schedule1F1B(torch_stage, num_microbatches, loss_fn=batch_loss(spec, mesh), scale_grads=False)
 
-    def forward_backward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+    def forward_backward(self, tokens: Tensor | None, labels: Tensor | None) -> Tensor:
         """See `Runner`."""
         losses: list[Tensor] = []
-        inputs = (tokens,) if self._stage.embeds else ()
-        target = labels if self._stage.predicts else None
-        self._schedule.step(*inputs, target=target, losses=losses if self._stage.predicts else None, return_outputs=False)
-        total = torch.zeros((), dtype=torch.float64, device=tokens.device)
+        inputs = () if tokens is None else (tokens,)
+        self._schedule.step(*inputs, target=labels, losses=None if labels is None else losses, return_outputs=False)
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
         for loss in losses:
             total += loss.detach()
         return total

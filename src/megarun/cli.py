@@ -1,0 +1,119 @@
+"""`megarun`: train a plan, prepare data. The one place where an exception becomes an exit status.
+
+Exit status: 0 done, 2 an error, 130 interrupted. Under torchrun the rank that failed first prints its error and the others are silent.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+ERROR = 2
+INTERRUPTED = 130  # 128 + SIGINT
+BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+
+app = typer.Typer(
+    name="megarun",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def root() -> None:
+    """Train exactly what a megaplan plan says, on one process or under torchrun."""
+
+
+@app.command()
+def train(
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file, as `megaplan split` writes it.")],
+    *,
+    data: Annotated[Path, typer.Option("--data", metavar="FILE", help="A token file, as `megarun data tokenize` writes it.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="A new folder for metrics.jsonl.")],
+    steps: Annotated[int | None, typer.Option("--steps", min=1, help="Optimizer steps, instead of the plan's training.steps.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Of parameters and data, instead of the plan's training.seed.")] = None,
+    with_traceback: Annotated[bool, typer.Option("--traceback", help="Show Python's own account of a failure too.")] = False,
+) -> int:
+    """Train PLAN on FILE.
+
+    One process trains a plan of one rank; for more, start it with
+
+        torchrun --standalone --nproc-per-node N -m megarun train PLAN --data FILE --out DIR
+    """
+    # torch is slow to load, and --help needs none of it
+    from megaplan.plan.read import read_plan  # noqa: PLC0415
+    from megarun.failure import report_failure  # noqa: PLC0415
+    from megarun.job import Job  # noqa: PLC0415
+    from megarun.launch import read_launch  # noqa: PLC0415
+    from megarun.train import Run, train_job  # noqa: PLC0415
+
+    launch = job = None
+    try:
+        launch = read_launch()
+        job = Job.from_plan(read_plan(plan))
+        if seed is not None:
+            job = job.with_seed(seed)
+        command = shlex.join(["train", plan, "--data", str(data), "--out", str(out)])
+        train_job(job, Run(data, out, steps or job.spec.training.steps, command), launch)
+    except Exception as error:
+        report_failure(error, launch, job.spec.mesh if job else None, with_traceback=with_traceback)
+        return ERROR
+    return 0
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: Without the program's name; the process's own if None.
+
+    Returns:
+        The exit status.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        _mount_data(words)
+        status: Any = app(words, prog_name="megarun", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: keep the interpreter from flushing into it
+        return BROKEN_PIPE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:
+        return _other(error)
+    return status if isinstance(status, int) else 0
+
+
+def _mount_data(words: Sequence[str]) -> None:
+    """Add `megarun data`, unless the command is another one: training needs no tokenizer."""
+    if words[:1] != ["train"] and not app.registered_groups:
+        from megarun import data_cli  # noqa: PLC0415
+
+        app.add_typer(data_cli.app, name="data")
+
+
+def _other(error: Exception) -> int:
+    """Usage errors of the argument parser, an abort, and bugs."""
+    from megaplan.diagnostics import diagnostic  # noqa: PLC0415  (only when something is wrong)
+    from megaplan.errors import render_diagnostic  # noqa: PLC0415
+
+    if type(error).__name__ == "Abort":
+        return INTERRUPTED
+    message = getattr(error, "format_message", None)
+    if callable(message):
+        command = getattr(getattr(error, "ctx", None), "command_path", None) or "megarun"
+        sys.stderr.write(render_diagnostic(diagnostic("MP480", message().rstrip(), hints=(f"{command} --help",))) + "\n")
+    else:
+        from megarun.failure import report_failure  # noqa: PLC0415
+
+        report_failure(error)
+    return ERROR

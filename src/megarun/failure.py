@@ -1,0 +1,69 @@
+"""Which of many failing ranks speaks: the first one. The others fail because it did, and only say what their socket says."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Diagnostic, MegaplanError, render_diagnostic
+from megaplan.spec.models import Mesh
+from megarun.errors import place
+from megarun.launch import Launch
+
+FIRST, PRINTED = "megarun/first_failure", "megarun/failure_printed"
+WAIT = timedelta(seconds=5)
+
+
+def report_failure(error: Exception, launch: Launch | None = None, mesh: Mesh | None = None, *, with_traceback: bool = False) -> None:
+    """Print the error on stderr if this rank failed first; else wait until that rank has printed its own.
+
+    Args:
+        error: What ended this rank.
+        launch: None if the processes had not met yet.
+        mesh: The plan's, once it is read: it names the rank's place.
+        with_traceback: Print torch's and Python's own account too.
+    """
+    if launch is not None and launch.world_size > 1:
+        mine = str(launch.rank).encode()
+        if launch.store.compare_set(FIRST, "", mine.decode()) != mine:
+            _wait_for_first(launch)
+            return
+        sys.stderr.write(f"{place(launch.rank, mesh)} of {launch.world_size} failed first:\n\n")
+    for found in diagnostics_of(error):
+        sys.stderr.write(render_diagnostic(found) + "\n")
+    if with_traceback:
+        traceback.print_exception(error, file=sys.stderr)
+    sys.stderr.flush()
+    if launch is not None and launch.world_size > 1:
+        launch.store.set(PRINTED, "1")
+
+
+def diagnostics_of(error: Exception) -> Sequence[Diagnostic]:
+    """The error as diagnostics; one that no command expects names its place in the source."""
+    if isinstance(error, MegaplanError):
+        return error.diagnostics
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return [diagnostic("MP609", str(error).split(". ")[0])]
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if "megarun" in frame.filename.replace("\\", "/").split("/")] or list(frames)
+    source = f" at {ours[-1].filename.rpartition('/megarun/')[2]}:{ours[-1].lineno}" if ours else ""
+    return [diagnostic("MP610", f"{type(error).__name__}: {_root_cause(error)}{source}")]
+
+
+def _root_cause(error: BaseException) -> str:
+    """The message of the exception that started the chain: torch's pipelining wraps it in its own."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).strip() or type(error).__name__
+
+
+def _wait_for_first(launch: Launch) -> None:
+    try:
+        launch.store.wait([PRINTED], WAIT)
+    except RuntimeError as late:  # the store raises DistStoreError, a RuntimeError, when the wait times out
+        sys.stderr.write(f"rank {launch.rank}: another rank failed first and has not reported within {WAIT.seconds} s ({late})\n")

@@ -1,0 +1,40 @@
+"""What a run trains: the planned spec with its inventory and layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from megaplan.inventory.tensors import Inventory
+from megaplan.layout.values import Layout, Slot
+from megaplan.plan.document import PlanDocument
+from megaplan.spec.models import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The three values that everything in the runtime is built from; `layout` is the plan's own, never cut anew."""
+
+    spec: Spec
+    inventory: Inventory
+    layout: Layout
+
+    @classmethod
+    def from_plan(cls, plan: PlanDocument) -> Job:
+        """The job of a plan that was read."""
+        return cls(plan.spec, plan.inventory, plan.layout())
+
+    def with_seed(self, seed: int) -> Job:
+        """The same job with another `training.seed`, which no digest covers."""
+        training = self.spec.training.model_copy(update={"seed": seed})
+        return replace(self, spec=self.spec.model_copy(update={"training": training}))
+
+    def slot(self, pp_rank: int) -> Slot:
+        """The slot of a pipeline rank."""
+        return self.layout.of_rank(pp_rank)[0]
+
+    @property
+    def global_batch_tokens(self) -> int:
+        """Tokens of one optimizer step, over all microbatches and data ranks."""
+        spec = self.spec
+        sequences = spec.batch.micro_batch_size * spec.schedule.num_microbatches * spec.mesh.dp_replicate * spec.mesh.dp_shard
+        return sequences * spec.batch.seq_length

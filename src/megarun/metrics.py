@@ -1,0 +1,88 @@
+"""metrics.jsonl: one object a step, written by rank 0."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TextIO
+
+import torch
+import torch.distributed as dist
+
+from megarun.errors import refusal
+from megarun.trainer import Trainer
+
+FILE_NAME = "metrics.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetrics:
+    """One line of metrics.jsonl.
+
+    Attributes:
+        step: 1-based: optimizer steps done.
+        loss: Nats per token over the global batch.
+        tokens: Of the step's global batch.
+        tokens_per_second: All ranks together.
+        allocated_bytes: Of the rank with most.
+        allocated_basis: `peak`: the step's peak of torch's device allocator. `resident`: on CPU, which counts no allocations, the
+            parameters, buffers and optimizer state that live between steps.
+        grad_norm: Before clipping.
+        learning_rate: AdamW's; Muon's follows the same warm-up.
+        step_seconds: Wall clock, data included.
+    """
+
+    step: int
+    loss: float
+    tokens: int
+    tokens_per_second: float
+    allocated_bytes: int
+    allocated_basis: str
+    grad_norm: float
+    learning_rate: float
+    step_seconds: float
+
+
+class MetricsFile:
+    """Appends lines to a new metrics.jsonl; on ranks other than 0 it writes nothing."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._path, self._writes = folder / FILE_NAME, rank == 0
+        self._file: TextIO | None = None
+
+    def __enter__(self) -> MetricsFile:
+        if self._writes:
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self._path.open("x", encoding="utf-8")
+            except FileExistsError:
+                hint = f"--out {self._path.parent}-2"
+                raise refusal("MP608", f"{self._path} exists", hints=(hint,), file=str(self._path.parent)) from None
+            except OSError as error:
+                raise refusal("MP608", f"{self._path}: {error.strerror}", file=str(self._path.parent)) from None
+        return self
+
+    def write(self, metrics: StepMetrics) -> None:
+        """One more line, at once on disk."""
+        if self._file is not None:
+            self._file.write(json.dumps(asdict(metrics)) + "\n")
+            self._file.flush()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def allocated_bytes(trainer: Trainer) -> tuple[int, str]:
+    """The most loaded rank's bytes and their basis (see `StepMetrics`), and the start of a new peak; collective."""
+    device = trainer.mesh.device
+    if device.type == "cuda":
+        count, basis = torch.cuda.max_memory_allocated(device), "peak"
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        count, basis = trainer.resident_bytes(), "resident"
+    largest = torch.tensor(count, dtype=torch.int64, device=device)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return int(largest), basis
