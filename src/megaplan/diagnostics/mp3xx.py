@@ -202,4 +202,48 @@ SPLIT: dict[str, CodeInfo] = {
         "Use `objective: bottleneck`.",
         "split: {mode: weighted, objective: bottleneck}",
     ),
+    "MP335": CodeInfo(
+        "the equal split breaks a constraint",
+        "A boundary of the equal split is forbidden, parts layers that stay together, or a pinned cut is missing.",
+        "Equal cuts follow from the number of layers alone; they cannot give way.",
+        "Use mode weighted, which honours constraints, or remove the constraint.",
+        "model: {num_layers: 8}\nmesh: {pp: 2}\nsplit: {mode: equal, forbid: [4]}      # wrong",
+    ),
+    "MP336": CodeInfo(
+        "no split fits the memory caps",
+        "However the stack is cut, a slot exceeds the memory it is given.",
+        "Cuts move bytes between stages; they do not make them fewer.",
+        "Use more stages, more state sharding, a smaller micro-batch, or recompute.",
+        "mesh: {pp: 2, dp_shard: 4}      # too large\nmesh: {pp: 4, dp_shard: 8}",
+    ),
+    "MP337": CodeInfo(
+        "a boundary parts a cluster of expert blocks",
+        "The blocks on both sides of a pipeline boundary are E: a run of expert blocks is on two stages.",
+        "Their dispatch and combine no longer follow each other on one rank, so routing load and its imbalance move between stages.",
+        "Move the boundary to an end of the run, or keep the run together.",
+        "pattern: AEE      # cut at 2 parts the run [1, 3)\nsplit: {together: [[1, 3]]}",
+    ),
+    "MP338": CodeInfo(
+        "a boundary parts a run of recurrent blocks",
+        "The blocks on both sides of a pipeline boundary are R: a recurrent region is on two stages.",
+        "No state crosses the boundary, because each block scans over time on its own; but the sequential recurrences, "
+        "which nothing overlaps, are spread over two stages.",
+        "End the stage before the recurrent transition, or keep the run together.",
+        "pattern: AMRR      # cut at 3 parts the run [2, 4)\nsplit: {together: [[2, 4]]}",
+    ),
+    "MP339": CodeInfo(
+        "the manual split is stale",
+        "Something that the manual split was decided against has changed since.",
+        "A manual split is versioned architecture: its reason held for the side embeddings, recurrent handling, auxiliary losses, "
+        "layer costs and schedule of its day.",
+        "Decide again: keep the cuts and write the plan anew, or move them.",
+        "mesh: {vpp: 2}      # was 1 when the split was decided",
+    ),
+    "MP340": CodeInfo(
+        "the baseline has another number of slots",
+        "The plan given as baseline is cut into another number of slots.",
+        "Which cuts moved can be said only slot by slot.",
+        "Use a baseline with the same pp · vpp, or none.",
+        "mesh: {pp: 4}      # and a baseline with pp 2",
+    ),
 }
