@@ -1,0 +1,187 @@
+"""The values of a budget: cells of a rank, the device it must fit, and the whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megaplan.columns import Basis, Column, Phase
+
+Cells = dict[Phase, dict[Column, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveItem:
+    """Device memory outside torch's allocator, with where the number comes from."""
+
+    name: str
+    bytes: int
+    basis: Basis
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBudget:
+    """The device's memory as torch reports it, and what lies outside torch's allocator."""
+
+    name: str
+    capacity_bytes: int
+    capacity_basis: Basis
+    reserve: tuple[ReserveItem, ...]
+
+    @property
+    def reserve_bytes(self) -> int:
+        """Sum of the reserve's items."""
+        return sum(item.bytes for item in self.reserve)
+
+    @property
+    def usable_bytes(self) -> int:
+        """What torch's allocator may take."""
+        return self.capacity_bytes - self.reserve_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RankBudget:
+    """The budget that several ranks share.
+
+    Attributes:
+        ranks: All ranks with these cells, ascending.
+        coordinate: Of the first of them, by mesh axis.
+        parameters: What the first of them owns after TP and EP, before state sharding, shared copies included.
+        cells: Bytes by phase and column; every phase and column is present.
+        moments: Where each phase's peak lies, in words.
+        usable_bytes: Of the device.
+    """
+
+    ranks: tuple[int, ...]
+    coordinate: dict[str, int]
+    parameters: int
+    cells: Cells
+    moments: dict[Phase, str]
+    usable_bytes: int
+
+    @property
+    def phases(self) -> dict[Phase, int]:
+        """Bytes of each phase at its own peak: the sum of its cells."""
+        return {phase: sum(cells.values()) for phase, cells in self.cells.items()}
+
+    @property
+    def peak_phase(self) -> Phase:
+        """The phase with the largest sum; of equal ones the latest, which recurs every step."""
+        phases = self.phases
+        return max(reversed(Phase), key=lambda phase: phases[phase])
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest phase."""
+        return max(self.phases.values())
+
+    @property
+    def columns(self) -> dict[Column, int]:
+        """The cells of the peak phase; they sum to the peak."""
+        return self.cells[self.peak_phase]
+
+    @property
+    def allocated_bytes(self) -> int:
+        """What torch's allocator hands out at the peak: the peak without allocator overhead."""
+        return self.peak_bytes - self.columns[Column.OVERHEAD]
+
+    @property
+    def headroom_bytes(self) -> int:
+        """Usable bytes less the peak; negative if the rank does not fit."""
+        return self.usable_bytes - self.peak_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak is within what is usable."""
+        return self.headroom_bytes >= 0
+
+
+@dataclass(frozen=True, slots=True)
+class StageBudget:
+    """One slot: its place, its layers, and the parameters of the whole tensors it holds, shared copies included."""
+
+    stage: int
+    pp_rank: int
+    chunk: int
+    start: int
+    stop: int
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Every rank of a job.
+
+    Attributes:
+        device: What a rank must fit.
+        stages: Slots in model order.
+        ranks: Distinct budgets, largest peak first; together they name every rank once.
+        parameters: Unique parameters of the model.
+        active_parameters: Those one token meets.
+    """
+
+    device: DeviceBudget
+    stages: tuple[StageBudget, ...]
+    ranks: tuple[RankBudget, ...]
+    parameters: int
+    active_parameters: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether every rank fits."""
+        return all(rank.fits for rank in self.ranks)
+
+    @property
+    def worst(self) -> RankBudget:
+        """The ranks with the largest peak."""
+        return self.ranks[0]
+
+    def of_rank(self, rank: int) -> RankBudget:
+        """The budget of one rank.
+
+        Raises:
+            KeyError: The job has no such rank.
+        """
+        for budget in self.ranks:
+            if rank in budget.ranks:
+                return budget
+        raise KeyError(rank)
+
+
+@dataclass(frozen=True, slots=True)
+class ServingBudget:
+    """One serving process on one device, never added to training (R-48).
+
+    Attributes:
+        kv_cache_bytes: Keys and values (or latents) of the attention layers.
+        recurrent_state_bytes: State pool of M and R layers.
+        parameters_bytes: The model's parameters in the compute dtype.
+        usable_bytes: Of the device.
+        blocks: Cache blocks a sequence takes, 0 for a contiguous cache.
+    """
+
+    kv_cache_bytes: int
+    recurrent_state_bytes: int
+    parameters_bytes: int
+    usable_bytes: int
+    blocks: int = 0
+
+    @property
+    def total(self) -> int:
+        """Sum of the three."""
+        return self.kv_cache_bytes + self.recurrent_state_bytes + self.parameters_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the total is within what is usable."""
+        return self.total <= self.usable_bytes
+
+    def as_document(self) -> dict[str, int | bool]:
+        """The JSON object."""
+        return {
+            "kv_cache_bytes": self.kv_cache_bytes,
+            "recurrent_state_bytes": self.recurrent_state_bytes,
+            "parameters_bytes": self.parameters_bytes,
+            "total": self.total,
+            "fits": self.fits,
+        }
