@@ -15,11 +15,11 @@ class LedgerTensor:
     """One tensor of one microbatch on one rank, by storage: a storage that several ops keep is listed once, where it is made.
 
     Attributes:
-        name: Relative to its block: `attention.lse`.
+        name: Relative to its block: `attention.lse`. The gradient of `q` is `d.q`.
         shape: Local to the rank, after TP, SP and CP.
         dtype: Element type.
         column: Budget column.
-        why: Which op keeps it, for `--explain`.
+        why: Which op makes or keeps it, for `--explain`.
         basis: Exact unless it depends on routing.
     """
 
@@ -40,17 +40,31 @@ class LedgerTensor:
 class BlockLedger:
     """What one block keeps, and needs for a moment, per microbatch.
 
+    The block's input is never listed: it is the output of the block before, or a receive buffer.
+
     Attributes:
-        saved: Kept from forward to backward. The block's input is not listed: it is the output of the block before (or a receive buffer).
+        saved: Kept from forward to backward.
         output: The residual stream it hands on, kept by whoever saves it next.
-        forward_working: Live on top of `saved` at the block's forward peak.
-        backward_working: Live on top of `saved` at the block's backward peak (gradients of intermediates).
+        forward_live: Every storage of the block alive at its forward peak, `output` included once it exists.
+        backward_live: Every storage, gradient and parameter gradient of the block alive at its backward peak.
     """
 
     saved: tuple[LedgerTensor, ...]
     output: LedgerTensor
-    forward_working: tuple[LedgerTensor, ...] = ()
-    backward_working: tuple[LedgerTensor, ...] = ()
+    forward_live: tuple[LedgerTensor, ...] = ()
+    backward_live: tuple[LedgerTensor, ...] = ()
+
+    @property
+    def forward_working(self) -> tuple[LedgerTensor, ...]:
+        """What is alive at the forward peak and not kept."""
+        kept = {tensor.name for tensor in self.saved}
+        return tuple(tensor for tensor in self.forward_live if tensor.name not in kept)
+
+    @property
+    def backward_working(self) -> tuple[LedgerTensor, ...]:
+        """What is alive at the backward peak and not kept: gradients of intermediates and parameters, recomputed storages."""
+        kept = {tensor.name for tensor in self.saved}
+        return tuple(tensor for tensor in self.backward_live if tensor.name not in kept)
 
 
 def bytes_by_column(tensors: Iterable[LedgerTensor]) -> dict[Column, int]:

@@ -1,0 +1,235 @@
+"""What A blocks keep: grouped-query and multi-head latent attention, and the sparse-attention indexer.
+
+Under TP with SP a projection's gathered input is not kept but gathered again in backward (arXiv:2205.05198, section 4.2.2). MLA's down
+projections run on the rank's own tokens; its narrow latents are gathered instead of the residual stream. Under CP keys and values are
+gathered for the core and kept as the rank's own part. The indexer is a planned operation: it keeps its inputs and one fp32 log-sum-exp a
+token, never a T × T score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from megaplan.columns import Column
+from megaplan.hosts.megarun.dims import Dims
+from megaplan.hosts.megarun.parts import Part, Shapes, residual, storages
+from megaplan.hosts.megarun.program import Op, Replay, add, cut, linear, norm, replay
+from megaplan.spec.models import GroupedQueryAttention, Indexer, LatentAttention
+
+SELECTIVE = frozenset({"attention"})
+
+
+AttentionKey = tuple[str, bool, bool]
+
+
+def attention_part(
+    dims: Dims, attention: GroupedQueryAttention | LatentAttention, *, rotates: bool, with_indexer: bool, policy: str
+) -> Part:
+    """One A block."""
+    indexed = with_indexer and isinstance(attention, LatentAttention) and attention.indexer is not None
+    run = _replay(attention_key(attention), policy, rotates=rotates, indexed=indexed, sharded=dims.tp > 1, context=dims.cp > 1)
+    return Part(run, residual(attention_storages(dims, attention)))
+
+
+def attention_key(attention: GroupedQueryAttention | LatentAttention) -> AttentionKey:
+    """What of the section decides the operations: kind, qk_norm and bias of GQA, low-rank queries of MLA."""
+    if isinstance(attention, GroupedQueryAttention):
+        return "gqa", attention.qk_norm, attention.bias
+    return "mla", attention.q_lora_rank is not None, False
+
+
+def attention_ops(
+    key: AttentionKey, *, rotates: bool, indexed: bool, sharded: bool, context: bool
+) -> tuple[tuple[Op, ...], frozenset[str]]:
+    """Program and held locals of an A block."""
+    kind, first, second = key
+    if kind == "gqa":
+        return grouped_ops(first, second, rotates, sharded, context), frozenset()
+    return latent_ops(first, rotates, indexed, sharded, context), frozenset({"q_flat"})
+
+
+def attention_storages(dims: Dims, attention: GroupedQueryAttention | LatentAttention) -> Shapes:
+    """Storages of an A block."""
+    if isinstance(attention, GroupedQueryAttention):
+        return grouped_storages(dims, attention)
+    return latent_storages(dims, attention)
+
+
+@cache
+def _replay(key: AttentionKey, policy: str, *, rotates: bool, indexed: bool, sharded: bool, context: bool) -> Replay:
+    ops, held = attention_ops(key, rotates=rotates, indexed=indexed, sharded=sharded, context=context)
+    return replay(ops, held, recomputed(ops, SELECTIVE, policy))
+
+
+def recomputed(ops: tuple[Op, ...], selective: frozenset[str], policy: str) -> frozenset[str]:
+    """Names of the operations that a policy runs again."""
+    if policy == "none":
+        return frozenset()
+    return selective if policy == "selective" else frozenset(op.name for op in ops)
+
+
+def grouped_ops(qk_norm: bool, bias: bool, rotates: bool, sharded: bool, context: bool) -> tuple[Op, ...]:
+    """GQA, as `GroupedQueryAttention.forward` runs it."""
+    q, k = ("q", "k") if not (qk_norm or rotates) else ("q_proj", "k_proj")
+    source, keeps = ("gathered", "normed") if sharded else ("normed", None)
+    ops = [
+        norm("norm", "x", "normed", "rstd", "norm.weight"),
+        *([Op("gather", ("normed",), ("gathered",))] if sharded else []),
+        *(
+            linear(f"{name}_proj", source, made, f"{name}_proj.weight", keeps=keeps, bias=f"{name}_proj.bias" if bias else None)
+            for name, made in (("q", q), ("k", k), ("v", "v"))
+        ),
+    ]
+    if qk_norm:
+        after = ("q_normed", "k_normed") if rotates else ("q", "k")
+        ops += [
+            norm("q_norm", q, after[0], "q_rstd", "q_norm.weight"),
+            norm("k_norm", k, after[1], "k_rstd", "k_norm.weight"),
+        ]
+        q, k = after
+    if rotates:
+        # q and k are rebound together, so the unrotated q lives until k is rotated
+        ops += [Op("rope q", (q,), ("q",)), Op("rope k", (k, q), ("k",), grads=(k,))]
+    return (*ops, *_core(sharded, context))
+
+
+def grouped_storages(dims: Dims, attention: GroupedQueryAttention) -> Shapes:
+    """Storages of a GQA block."""
+    query, key = attention.num_heads // dims.tp, max(1, attention.num_kv_heads // dims.tp)
+    wide, width = dims.wide, attention.head_dim
+    shapes = {name: wide(query, width) for name in ("q", "q_proj", "q_normed", "attention")}
+    shapes |= {name: wide(key, width) for name in ("k", "k_proj", "k_normed", "v")}
+    return {
+        **storages(dims.dtype, Column.ACTIVATIONS, {**shapes, "normed": dims.residual, "o": dims.residual, "out": dims.residual}),
+        **_statistics(dims, query, {"q_rstd": wide(query), "k_rstd": wide(key)}),
+        **_communicated(dims, {"k_gathered": (key, width), "v_gathered": (key, width)}),
+    }
+
+
+def latent_ops(low_rank: bool, rotates: bool, indexed: bool, sharded: bool, context: bool) -> tuple[Op, ...]:
+    """MLA, as `LatentAttention.forward` runs it."""
+    query = "q_flat" if rotates else "q"
+    ops = [norm("norm", "x", "normed", "rstd", "norm.weight")]
+    if sharded and not low_rank:
+        ops.append(Op("gather", ("normed",), ("gathered",)))
+    if low_rank:
+        ops += [
+            linear("q_down", "normed", "q_latent", "q_down.weight"),
+            norm("q_latent_norm", "q_latent", "q_latent_normed", "q_latent_rstd", "q_latent_norm.weight"),
+            *([Op("gather q", ("q_latent_normed",), ("q_latent_gathered",))] if sharded else []),
+        ]
+        source, keeps = ("q_latent_gathered", "q_latent_normed") if sharded else ("q_latent_normed", None)
+        ops.append(linear("q_up", source, query, "q_up.weight", keeps=keeps))
+    else:
+        source, keeps = ("gathered", "normed") if sharded else ("normed", None)
+        ops.append(linear("q_proj", source, query, "q_proj.weight", keeps=keeps))
+    if rotates:
+        ops.append(Op("rope q", ("q_flat",), ("q",)))
+    ops += [
+        linear("kv_down", "normed", "kv_latent", "kv_down.weight"),
+        cut("split kv", "kv_latent", ("latent", "k_rope")),
+        norm("kv_latent_norm", "latent", "latent_normed", "latent_rstd", "kv_latent_norm.weight"),
+    ]
+    latent, latent_kept, k_rope = "latent_normed", None, "k_rope"
+    if sharded:
+        ops += [Op("gather kv", ("latent_normed",), ("latent_gathered",)), Op("gather k_rope", ("k_rope",), ("k_rope_gathered",))]
+        latent, latent_kept, k_rope = "latent_gathered", "latent_normed", "k_rope_gathered"
+    table = () if rotates else ("unrotated_cos", "unrotated_sin")
+    if table:
+        ops.insert(0, Op("unrotated", (), table))
+    ops += [
+        linear("kv_up", latent, "kv_up", "kv_up.weight", keeps=latent_kept),
+        Op("mla_kv", ("kv_up", k_rope, *table), ("k", "v"), keeps=table, grads=("kv_up", k_rope)),
+    ]
+    if indexed:
+        ops += _indexer_ops("q_latent_normed" if low_rank else "normed")
+    return (*ops, *_core(sharded, context))
+
+
+def latent_storages(dims: Dims, attention: LatentAttention) -> Shapes:
+    """Storages of an MLA block; nope and rope widths are those of one head."""
+    heads, rope = attention.num_heads // dims.tp, attention.qk_rope_head_dim
+    key, value, latent = attention.qk_nope_head_dim + rope, attention.v_head_dim, attention.kv_lora_rank
+    wide, own = dims.wide, dims.residual[:2]
+    shapes: dict[str, tuple[int, ...]] = {name: wide(heads, key) for name in ("q", "q_flat", "k")}
+    shapes |= {name: wide(heads, value) for name in ("v", "attention")}
+    shapes |= {"kv_up": wide(heads, attention.qk_nope_head_dim + value), "kv_latent": (*own, latent + rope)}
+    shapes |= {"latent": (*own, latent), "latent_normed": (*own, latent), "k_rope": (*own, rope)}
+    shapes |= dict.fromkeys(("normed", "o", "out"), dims.residual)
+    statistics = {"latent_rstd": own, "unrotated_cos": (1, 1), "unrotated_sin": (1, 1)}
+    gathered: dict[str, tuple[int, ...]] = {"latent_gathered": (latent,), "k_rope_gathered": (rope,)}
+    if attention.q_lora_rank is not None:
+        shapes |= {"q_latent": (*own, attention.q_lora_rank), "q_latent_normed": (*own, attention.q_lora_rank)}
+        statistics["q_latent_rstd"] = own
+        gathered["q_latent_gathered"] = (attention.q_lora_rank,)
+    found = {
+        **storages(dims.dtype, Column.ACTIVATIONS, shapes),
+        **_statistics(dims, heads, statistics),
+        **_communicated(dims, {**gathered, "k_gathered": (heads, key), "v_gathered": (heads, value)}),
+    }
+    return found | _indexer_storages(dims, attention.indexer) if attention.indexer is not None else found
+
+
+def _core(sharded: bool, context: bool) -> tuple[Op, ...]:
+    keys = ("k_gathered", "v_gathered") if context else ("k", "v")
+    return (
+        *((Op("gather keys", ("k", "v"), keys),) if context else ()),
+        Op(
+            "attention",
+            ("q", *keys),
+            ("attention", "lse"),
+            keeps=("q", "k", "v", "attention", "lse"),
+            fetches=keys if context else (),
+        ),
+        linear("o_proj", "attention", "o_partial" if sharded else "o", "o_proj.weight"),
+        *((Op("reduce_scatter", ("o_partial",), ("o",)),) if sharded else ()),
+        add("residual", ("x", "o"), "out"),
+    )
+
+
+def _indexer_ops(query: str) -> list[Op]:
+    return [
+        linear("indexer.q_up", query, "indexer.q", "indexer.q_up.weight"),
+        linear("indexer.k_proj", "normed", "indexer.k_proj", "indexer.k_proj.weight"),
+        Op(
+            "indexer.k_norm",
+            ("indexer.k_proj",),
+            ("indexer.k", "indexer.k_mean", "indexer.k_rstd"),
+            keeps=("indexer.k_proj", "indexer.k_mean", "indexer.k_rstd"),
+            params=("indexer.k_norm.weight", "indexer.k_norm.bias"),
+        ),
+        linear("indexer.head_weights", "normed", "indexer.weights", "indexer.head_weights.weight"),
+        Op(
+            "indexer",
+            ("indexer.q", "indexer.k", "indexer.weights"),
+            ("indexer.lse",),
+            keeps=("indexer.q", "indexer.k", "indexer.weights", "indexer.lse"),
+        ),
+    ]
+
+
+def _indexer_storages(dims: Dims, indexer: Indexer) -> Shapes:
+    own = dims.residual[:2]
+    shapes = {
+        "indexer.q": (*own, indexer.num_heads, indexer.head_dim),
+        "indexer.k_proj": (*own, indexer.head_dim),
+        "indexer.k": (*own, indexer.head_dim),
+        "indexer.weights": (*own, indexer.num_heads),
+    }
+    statistics = dict.fromkeys(("indexer.k_mean", "indexer.k_rstd", "indexer.lse"), own)
+    return storages(dims.dtype, Column.ACTIVATIONS, shapes) | storages(dims.stat_dtype, Column.ACTIVATIONS, statistics)
+
+
+def _statistics(dims: Dims, heads: int, more: Mapping[str, tuple[int, ...]]) -> Shapes:
+    shapes = {"rstd": dims.residual[:2], "lse": (dims.batch, heads, dims.tokens), **more}
+    return storages(dims.stat_dtype, Column.ACTIVATIONS, shapes)
+
+
+def _communicated(dims: Dims, over_ranks: Mapping[str, tuple[int, ...]]) -> Shapes:
+    """Gathered over TP (latents) or CP (keys and values, over the whole sequence), and partial sums before their reduction."""
+    shapes: dict[str, tuple[int, ...]] = {"gathered": dims.gathered, "o_partial": dims.gathered}
+    for name, width in over_ranks.items():
+        positions = dims.tokens * dims.cp if name in ("k_gathered", "v_gathered") else dims.tokens
+        shapes[name] = (dims.batch, positions, *width)
+    return storages(dims.dtype, Column.COMMUNICATION, shapes)

@@ -1,0 +1,92 @@
+"""Local sizes of one rank: what TP, SP and CP leave of batch, sequence and width, and the dtypes of activations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megaplan.dtypes import DType
+from megaplan.inventory.tensors import Block, Owner, ParamTensor
+from megaplan.spec.models import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Dims:
+    """Local sizes, per microbatch.
+
+    Attributes:
+        batch: Sequences B.
+        tokens: Positions of a sequence inside a tensor-parallel region: seq_length / cp.
+        residual_tokens: Positions of the residual stream and its norms: with SP (tp > 1) seq_length / (cp · tp).
+        hidden: Residual width h.
+        tp: Tensor-parallel degree; widths of heads and MLPs are divided by it.
+        cp: Context-parallel degree.
+        dtype: Of activations: `precision.params`, bf16 where that is fp8.
+        stat_dtype: Of statistics and states: fp32.
+    """
+
+    batch: int
+    tokens: int
+    residual_tokens: int
+    hidden: int
+    tp: int
+    cp: int
+    dtype: DType
+    stat_dtype: DType = DType.FP32
+
+    @property
+    def residual(self) -> tuple[int, int, int]:
+        """Shape of the residual stream."""
+        return (self.batch, self.residual_tokens, self.hidden)
+
+    @property
+    def gathered(self) -> tuple[int, int, int]:
+        """Shape of a normed input gathered over TP."""
+        return (self.batch, self.tokens, self.hidden)
+
+    def wide(self, *widths: int) -> tuple[int, ...]:
+        """[B, T, *widths] inside the tensor-parallel region."""
+        return (self.batch, self.tokens, *widths)
+
+
+def local_dims(spec: Spec) -> Dims:
+    """The local sizes of a checked spec (cp and tp divide the sequence)."""
+    mesh, batch = spec.mesh, spec.batch
+    tokens = batch.seq_length // mesh.cp
+    return Dims(
+        batch=batch.micro_batch_size,
+        tokens=tokens,
+        residual_tokens=tokens // mesh.tp,
+        hidden=spec.model.hidden_size,
+        tp=mesh.tp,
+        cp=mesh.cp,
+        dtype=activation_dtype(spec),
+    )
+
+
+def activation_dtype(spec: Spec) -> DType:
+    """Activations have the compute copy's dtype; matrix products with fp8 weights return bf16."""
+    params = DType(spec.precision.params)
+    return DType.BF16 if params is DType.FP8 else params
+
+
+def param_dtype(spec: Spec, block: Block) -> DType:
+    """Dtype of a block's gathered parameters: its family's where one is given, else `precision.params`."""
+    return DType(spec.precision.families.get(block.family.value, spec.precision.params))  # type: ignore[call-overload]
+
+
+def gradient_dtype(spec: Spec, block: Block) -> DType:
+    """Dtype in which autograd makes a block's parameter gradients: the parameters', bf16 where those are fp8."""
+    dtype = param_dtype(spec, block)
+    return DType.BF16 if dtype is DType.FP8 else dtype
+
+
+def local_shape(tensor: ParamTensor, tp: int, ep: int, etp: int) -> tuple[int, ...]:
+    """Shape that one rank owns after TP, EP and ETP, before state sharding."""
+    shape = list(tensor.shape)
+    if tensor.owner is Owner.TENSOR_PARALLEL and tensor.tp_dim is not None:
+        shape[tensor.tp_dim] //= tp
+    elif tensor.owner is Owner.EXPERT_PARALLEL:
+        shape[0] //= ep
+        if tensor.tp_dim is not None:
+            shape[tensor.tp_dim] //= etp
+    return tuple(shape)

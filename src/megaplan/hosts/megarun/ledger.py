@@ -1,0 +1,128 @@
+"""`block_ledger`: what a block of the inventory keeps for backward on one rank, per microbatch."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from megaplan.columns import Column
+from megaplan.dtypes import DType
+from megaplan.hosts.megarun.attention import attention_part
+from megaplan.hosts.megarun.dims import Dims, gradient_dtype, local_dims, local_shape
+from megaplan.hosts.megarun.embedding import embedding_part, final_norm_part, head_part
+from megaplan.hosts.megarun.features import category_part, mtp_part, ngram_part, relation_bias_part
+from megaplan.hosts.megarun.mamba import mamba_part
+from megaplan.hosts.megarun.mlp import mlp_part
+from megaplan.hosts.megarun.moe import ExpertMesh, moe_part
+from megaplan.hosts.megarun.parts import BlockBytes, Part, Shapes, ledger, storages, weigh
+from megaplan.hosts.megarun.recurrent import recurrent_part
+from megaplan.hosts.values import BlockLedger
+from megaplan.inventory.tensors import Block, Family
+from megaplan.spec.models import Spec
+
+
+def block_ledger(spec: Spec, block_name: str, block: Block) -> BlockLedger:
+    """What one block keeps and needs for a moment, per microbatch, on a rank that holds it.
+
+    Args:
+        spec: A checked spec.
+        block_name: Name in the inventory: `layers.7`, `embedding`, `head`, `mtp.0` …; `head` also names a tied head.
+        block: The inventory's block of that name (for a tied head, `embedding`'s).
+
+    Returns:
+        The ledger, by storage. `embedding`'s and the features' output is the residual stream, `final_norm`'s the head's input, `head`'s
+        the loss.
+
+    Raises:
+        ValueError: The block's family has no section in the spec (a spec that was not checked).
+    """
+    return ledger(block_bytes(spec, local_dims(spec), block_name, block), in_place=accumulates_in_place(spec, block))
+
+
+def block_bytes(spec: Spec, dims: Dims, block_name: str, block: Block) -> BlockBytes:
+    """The sums of a block's ledger; `dims` are the spec's, worked out once for all its blocks."""
+    gradients = parameter_gradients(spec, block)
+    if block.family is Family.MTP:
+        gradients |= _shared_gradients(spec, dims, gradient_dtype(spec, block))
+    return weigh(_part(spec, dims, block_name, block), gradients)
+
+
+def make_of(spec: Spec, block_name: str, block: Block) -> tuple[int, bool, str]:
+    """What decides a block's ledger besides the spec: equal makes have equal ledgers, so that a stack evaluates each once."""
+    if not block_name.startswith("layers."):
+        return id(block), block_name == "head", "none"
+    index = int(block_name.removeprefix("layers."))
+    attention = spec.model.attention
+    rotates = block.family is not Family.A or attention is None or index not in attention.nope_layers
+    return id(block), rotates, _policy(spec, index, block)
+
+
+def accumulates_in_place(spec: Spec, block: Block) -> bool:
+    """Whether gradients are added into a buffer of the dtype autograd makes them in (no cast to a wider buffer at the block's end)."""
+    return gradient_dtype(spec, block) is DType(spec.precision.reduce)
+
+
+def parameter_gradients(spec: Spec, block: Block) -> Shapes:
+    """Unsharded gradients of a block's parameters as autograd makes them, by parameter name."""
+    mesh = spec.mesh
+    shapes = {tensor.name: local_shape(tensor, mesh.tp, mesh.ep, mesh.etp) for tensor in block.tensors}
+    return storages(gradient_dtype(spec, block), Column.GRADIENTS, shapes)
+
+
+def _shared_gradients(spec: Spec, dims: Dims, dtype: DType) -> Shapes:
+    """Gradients of the token embedding and the head that an MTP depth adds to; autograd holds them until their other use is done."""
+    vocab = spec.model.vocab_size // (dims.tp if spec.mesh.vocab_parallel else 1)
+    return storages(dtype, Column.GRADIENTS, dict.fromkeys(("embedding.weight", "head.weight"), (vocab, dims.hidden)))
+
+
+def _policy(spec: Spec, index: int, block: Block) -> str:
+    """The recompute policy of a layer; the model's last is never recomputed (R-67)."""
+    if index == spec.model.num_layers - 1:
+        return "none"
+    blocks: dict[str, str] = dict(spec.recompute.blocks)  # type: ignore[arg-type]
+    return blocks.get(block.family.value, spec.recompute.default)
+
+
+def _part(spec: Spec, dims: Dims, name: str, block: Block) -> Part:
+    if name.startswith("layers."):
+        return _layer_part(spec, dims, int(name.removeprefix("layers.")), block)
+    model, features, vocab_parallel = spec.model, spec.model.features, spec.mesh.vocab_parallel
+    if name == "head":
+        return head_part(dims, model.vocab_size, vocab_parallel=vocab_parallel, pipelined=spec.mesh.pp > 1)
+    match block.family:
+        case Family.EMBEDDING:
+            part = embedding_part(dims, vocab_parallel=vocab_parallel)
+        case Family.FINAL_NORM:
+            part = final_norm_part(dims)
+        case Family.NGRAM:
+            part = ngram_part(dims, features.ngram or _missing("features.ngram"))
+        case Family.STRUCTURE:
+            part = category_part(dims, features.structure or _missing("features.structure"))
+        case Family.PLATFORM:
+            part = category_part(dims, features.platform or _missing("features.platform"))
+        case Family.RELATION_BIAS:
+            part = relation_bias_part(dims)
+        case _:
+            part = mtp_part(dims, model, features.mtp or _missing("features.mtp"), vocab_parallel=vocab_parallel)
+    return part
+
+
+def _layer_part(spec: Spec, dims: Dims, index: int, block: Block) -> Part:
+    model, policy = spec.model, _policy(spec, index, block)
+    match block.family:
+        case Family.A:
+            attention = model.attention or _missing("attention")
+            indexed = any(tensor.name.startswith("indexer.") for tensor in block.tensors)
+            rotates = index not in attention.nope_layers
+            return attention_part(dims, attention, rotates=rotates, with_indexer=indexed, policy=policy)
+        case Family.M:
+            return mamba_part(dims, model.mamba or _missing("mamba"), policy=policy)
+        case Family.E:
+            return moe_part(dims, model.moe or _missing("moe"), ExpertMesh(spec.mesh.ep, spec.mesh.etp), policy=policy)
+        case Family.R:
+            return recurrent_part(dims, model.recurrent or _missing("recurrent"), policy=policy)
+        case _:
+            return mlp_part(dims, model.mlp or _missing("mlp"), policy=policy)
+
+
+def _missing(name: str) -> NoReturn:
+    raise ValueError(f"the model needs a section model.{name} and has none; check_rules reports this")

@@ -1,0 +1,145 @@
+"""What M blocks keep: Mamba-2, and Mamba-3 as planned.
+
+Mamba-2's in_proj makes one storage; z, x | B | C and dt are views of it, kept once (docs/decisions/0002). Mamba-3's scan is a planned
+operation: it keeps its inputs (views of in_proj's output, the angles, normed B and C) and the state at each chunk's start, gates and
+projects its output itself, and recomputes the per-rank outputs in backward.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from megaplan.columns import Column
+from megaplan.hosts.megarun.attention import recomputed
+from megaplan.hosts.megarun.dims import Dims
+from megaplan.hosts.megarun.parts import Part, Shapes, residual, storages
+from megaplan.hosts.megarun.program import Op, Replay, add, cut, linear, norm, replay
+from megaplan.inventory.mamba import num_mamba_heads
+from megaplan.spec.models import Mamba2, Mamba3
+
+SELECTIVE = frozenset({"in_proj", "split", "conv1d", "split conv"})
+
+
+def mamba_part(dims: Dims, mamba: Mamba2 | Mamba3, *, policy: str) -> Part:
+    """One M block."""
+    if isinstance(mamba, Mamba2):
+        return Part(_mamba2_replay(mamba.conv_bias, dims.tp > 1, policy), residual(_mamba2_storages(dims, mamba)))
+    run = _mamba3_replay(mamba.num_angles > 0, mamba.mimo_rank > 1, dims.tp > 1, policy)
+    return Part(run, residual(_mamba3_storages(dims, mamba)))
+
+
+@cache
+def _mamba2_replay(conv_bias: bool, sharded: bool, policy: str) -> Replay:
+    inputs = ("conv_x", "dt", "conv_B", "conv_C")
+    ops = (
+        *_input_ops(sharded),
+        cut("split", "projected", ("z", "conv_in", "dt")),
+        Op(
+            "conv1d",
+            ("conv_in",),
+            ("conv",),
+            keeps=("conv_in",),
+            params=("conv1d.weight", "conv1d.bias") if conv_bias else ("conv1d.weight",),
+        ),
+        cut("split conv", "conv", ("conv_x", "conv_B", "conv_C")),
+        Op("ssd", inputs, ("y", "states"), keeps=(*inputs, "states"), params=("A_log", "D", "dt_bias")),
+        Op("gated_norm", ("y", "z"), ("gated", "gated_rstd"), keeps=("y", "z", "gated_rstd"), params=("gated_norm.weight",)),
+        *_output_ops("gated", sharded),
+    )
+    return replay(ops, region=recomputed(ops, SELECTIVE, policy))
+
+
+def _mamba2_storages(dims: Dims, mamba: Mamba2) -> Shapes:
+    heads = num_mamba_heads(mamba, dims.hidden) // dims.tp
+    inner, groups = heads * mamba.head_dim, mamba.num_groups // dims.tp
+    state, wide = groups * mamba.state_dim, dims.wide
+    shapes = {
+        "projected": wide(2 * inner + 2 * state + heads),
+        "z": wide(inner),
+        "conv_in": wide(inner + 2 * state),
+        "dt": wide(heads),
+        "conv": wide(inner + 2 * state),
+        "conv_x": wide(inner),
+        "conv_B": wide(state),
+        "conv_C": wide(state),
+        "y": wide(inner),
+        "states": _states(dims, mamba, heads),
+        "gated": wide(inner),
+    }
+    return _common(dims, shapes) | storages(dims.stat_dtype, Column.ACTIVATIONS, {"gated_rstd": wide(groups)})
+
+
+@cache
+def _mamba3_replay(angles: bool, mimo: bool, sharded: bool, policy: str) -> Replay:
+    inputs = ("z", "x_in", "step", "B_normed", "C_normed", *(("angles",) if angles else ()))
+    ops = (
+        *_input_ops(sharded),
+        *((_angle_proj(sharded),) if angles else ()),
+        cut("split", "projected", ("z", "x_in", "B", "C", "step")),
+        norm("B_norm", "B", "B_normed", "B_rstd", "B_norm.weight"),
+        norm("C_norm", "C", "C_normed", "C_rstd", "C_norm.weight"),
+        Op(
+            "scan",
+            inputs,
+            ("gated", "states"),
+            keeps=(*inputs, "states"),
+            params=("B_bias", "C_bias", "D", "dt_bias", *(("mimo_x", "mimo_z", "mimo_o") if mimo else ())),
+        ),
+        *_output_ops("gated", sharded),
+    )
+    region = frozenset({"in_proj", "angle_proj", "split", "B_norm", "C_norm"})
+    return replay(ops, region=recomputed(ops, region, policy))
+
+
+def _mamba3_storages(dims: Dims, mamba: Mamba3) -> Shapes:
+    heads = num_mamba_heads(mamba, dims.hidden) // dims.tp
+    inner, groups = heads * mamba.head_dim, mamba.num_groups // dims.tp
+    state, wide = groups * mamba.mimo_rank * mamba.state_dim, dims.wide
+    shapes = {
+        "projected": wide(2 * inner + 2 * state + 3 * heads),
+        "z": wide(inner),
+        "x_in": wide(inner),
+        "step": wide(3 * heads),
+        "angles": wide(mamba.num_angles),
+        "states": _states(dims, mamba, heads),
+        "gated": wide(inner),
+        **{name: wide(state) for name in ("B", "C", "B_normed", "C_normed")},
+    }
+    statistics = dict.fromkeys(("B_rstd", "C_rstd"), wide(groups * mamba.mimo_rank))
+    return _common(dims, shapes) | storages(dims.stat_dtype, Column.ACTIVATIONS, statistics)
+
+
+def _input_ops(sharded: bool) -> tuple[Op, ...]:
+    source, keeps = ("gathered", "normed") if sharded else ("normed", None)
+    return (
+        norm("norm", "x", "normed", "rstd", "norm.weight"),
+        *((Op("gather", ("normed",), ("gathered",)),) if sharded else ()),
+        linear("in_proj", source, "projected", "in_proj.weight", keeps=keeps),
+    )
+
+
+def _angle_proj(sharded: bool) -> Op:
+    source, keeps = ("gathered", "normed") if sharded else ("normed", None)
+    return linear("angle_proj", source, "angles", "angle_proj.weight", keeps=keeps)
+
+
+def _output_ops(reads: str, sharded: bool) -> tuple[Op, ...]:
+    return (
+        linear("out_proj", reads, "partial" if sharded else "o", "out_proj.weight"),
+        *((Op("reduce_scatter", ("partial",), ("o",)),) if sharded else ()),
+        add("residual", ("x", "o"), "out"),
+    )
+
+
+def _states(dims: Dims, mamba: Mamba2 | Mamba3, heads: int) -> tuple[int, ...]:
+    """State at each chunk's start: [B, ceil(T / chunk_size), H, P, S]."""
+    return (dims.batch, -(-dims.tokens // mamba.chunk_size), heads, mamba.head_dim, mamba.state_dim)
+
+
+def _common(dims: Dims, shapes: dict[str, tuple[int, ...]]) -> Shapes:
+    own = dict.fromkeys(("normed", "o", "out"), dims.residual)
+    return {
+        **storages(dims.dtype, Column.ACTIVATIONS, {**shapes, **own}),
+        **storages(dims.stat_dtype, Column.ACTIVATIONS, {"rstd": dims.residual[:2]}),
+        **storages(dims.dtype, Column.COMMUNICATION, dict.fromkeys(("gathered", "partial"), dims.gathered)),
+    }

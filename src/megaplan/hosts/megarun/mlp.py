@@ -1,0 +1,53 @@
+"""What D blocks keep, and every gated or ungated MLP inside other blocks."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from megaplan.columns import Column
+from megaplan.hosts.megarun.attention import recomputed
+from megaplan.hosts.megarun.dims import Dims
+from megaplan.hosts.megarun.parts import Part, Shapes, residual, storages
+from megaplan.hosts.megarun.program import Op, Replay, add, linear, norm, replay
+from megaplan.spec.models import Mlp
+
+SELECTIVE = frozenset({"activation"})
+
+
+def mlp_part(dims: Dims, mlp: Mlp, *, policy: str) -> Part:
+    """One D block."""
+    tensors = storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(("normed", "mlp", "out"), dims.residual))
+    tensors |= storages(dims.stat_dtype, Column.ACTIVATIONS, {"rstd": dims.residual[:2]})
+    tensors |= mlp_storages(dims, mlp.ffn_hidden_size)
+    return Part(_replay(mlp.activation == "swiglu", dims.tp > 1, policy), residual(tensors))
+
+
+@cache
+def _replay(gated: bool, sharded: bool, policy: str) -> Replay:
+    ops = (norm("norm", "x", "normed", "rstd", "norm.weight"), *mlp_ops(gated, sharded), add("residual", ("x", "mlp"), "out"))
+    return replay(ops, region=recomputed(ops, SELECTIVE, policy))
+
+
+def mlp_ops(gated: bool, sharded: bool, prefix: str = "", made: str = "mlp") -> tuple[Op, ...]:
+    """Normed input to the MLP's output, as `Mlp.body` runs it; `prefix` stands before storages and parameters."""
+    source, keeps = (f"{prefix}gathered", "normed") if sharded else ("normed", None)
+    inner = (f"{prefix}gate", f"{prefix}up") if gated else (f"{prefix}up",)
+    projected = tuple(
+        linear(f"{prefix}{name}_proj", source, f"{prefix}{name}", f"{prefix}{name}_proj.weight", keeps=keeps)
+        for name in (("gate", "up") if gated else ("up",))
+    )
+    return (
+        *((Op(f"{prefix}gather", ("normed",), (source,)),) if sharded else ()),
+        *projected,
+        Op(f"{prefix}activation", inner, (f"{prefix}activation",), keeps=inner),
+        linear(f"{prefix}down_proj", f"{prefix}activation", f"{prefix}partial" if sharded else made, f"{prefix}down_proj.weight"),
+        *((Op(f"{prefix}reduce_scatter", (f"{prefix}partial",), (made,)),) if sharded else ()),
+    )
+
+
+def mlp_storages(dims: Dims, ffn_hidden_size: int, prefix: str = "") -> Shapes:
+    """Storages of `mlp_ops` between its normed input and its output."""
+    width = dims.wide(ffn_hidden_size // dims.tp)
+    kept = {f"{prefix}{name}": width for name in ("gate", "up", "activation")}
+    moved = {f"{prefix}{name}": dims.gathered for name in ("gathered", "partial")}
+    return storages(dims.dtype, Column.ACTIVATIONS, kept) | storages(dims.dtype, Column.COMMUNICATION, moved)

@@ -1,0 +1,147 @@
+"""What E blocks keep: router, dispatch, expert GEMMs, combine, shared expert.
+
+With ep = etp = 1 this is what megarun's block runs. With more, rows travel: they are sent in expert order, arrive by source rank, are
+sorted by local expert with their routing weights, go through the experts, and travel back. Send buffers are not kept (the backward of an
+all-to-all needs none of them); received rows are, by the expert GEMMs. ETP ranks hold a slice of each expert and gather each other's rows.
+
+Row counts depend on routing: `received_rows` states them from `moe.routing_skew` and `moe.capacity_factor`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from math import ceil
+
+from megaplan.columns import Basis, Column
+from megaplan.dtypes import DType
+from megaplan.hosts.megarun.attention import recomputed
+from megaplan.hosts.megarun.dims import Dims
+from megaplan.hosts.megarun.mlp import mlp_ops, mlp_storages
+from megaplan.hosts.megarun.parts import Part, Shapes, residual, storages
+from megaplan.hosts.megarun.program import Op, Replay, add, norm, replay
+from megaplan.spec.models import MixtureOfExperts
+
+SELECTIVE = frozenset({"experts"})
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMesh:
+    """Expert-parallel and expert-tensor-parallel degrees."""
+
+    ep: int
+    etp: int
+
+
+def capacity(moe: MixtureOfExperts, num_tokens: int) -> int | None:
+    """Rows one source rank may send to one expert: ceil(N · k / E · capacity_factor); None if dropless.
+
+    Source: Switch Transformer, arXiv:2101.03961, equation 3, with k assignments a token.
+    """
+    if moe.capacity_factor is None:
+        return None
+    return ceil(num_tokens * moe.top_k / moe.num_experts * moe.capacity_factor)
+
+
+def received_rows(moe: MixtureOfExperts, num_tokens: int, mesh: ExpertMesh) -> int:
+    """Rows the busiest expert rank computes on: what all ep · etp sources send to its experts.
+
+    Dropless: N · k · etp rows on average (ep sources, 1 / ep of the experts), times `routing_skew` where rows can move between ranks, at
+    most every row that could choose a local expert. With a capacity: that of every local expert from every source.
+    """
+    local, sources = moe.num_experts // mesh.ep, mesh.ep * mesh.etp
+    limit = capacity(moe, num_tokens)
+    if limit is not None:
+        return limit * local * sources
+    mean = num_tokens * moe.top_k * mesh.etp
+    if mesh.ep == 1:
+        return mean
+    return min(ceil(mean * moe.routing_skew), num_tokens * min(moe.top_k, local) * sources)
+
+
+def moe_part(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, *, policy: str) -> Part:
+    """One E block on the busiest expert rank."""
+    shared = moe.shared_ffn_hidden_size
+    travels = mesh.ep * mesh.etp > 1
+    tensors = _storages(dims, moe, mesh, travels)
+    if shared:
+        tensors |= mlp_storages(dims, shared, "shared.")
+    run = _replay(moe.activation == "swiglu", bool(shared), travels, dims.tp > 1, policy)
+    return Part(run, residual(tensors))
+
+
+@cache
+def _replay(gated: bool, shared: bool, travels: bool, sharded: bool, policy: str) -> Replay:
+    ops = (
+        norm("norm", "x", "normed", "rstd", "norm.weight"),
+        Op(
+            "route",
+            ("normed",),
+            ("weights", "probs", "indices"),
+            keeps=("normed", "probs", "indices"),
+            params=("router.weight",),
+        ),
+        Op("dispatch_plan", ("indices",), ("rows", "counts"), grads=()),
+        *(_travelling(gated) if travels else _local(gated)),
+        *(mlp_ops(gated, sharded, "shared.", "shared") if shared else ()),
+        *((add("sum", ("combined", "shared"), "sum"),) if shared else ()),
+        add("residual", ("x", "sum" if shared else "combined"), "out"),
+    )
+    # locals of ExpertBlock.forward that outlive their last use
+    held = frozenset({"weights", "indices", "counts", "processed", "combined"})
+    return replay(ops, held=held, region=recomputed(ops, SELECTIVE, policy))
+
+
+def _experts(gated: bool, reads: tuple[str, str, str, str], made: str) -> Op:
+    outputs = ("experts.gate", "experts.up") if gated else ("experts.up",)
+    params = ("experts.gate_proj", "experts.up_proj", "experts.down_proj") if gated else ("experts.up_proj", "experts.down_proj")
+    return Op("experts", reads, (made, *outputs), keeps=(*reads, *outputs), params=params, grads=reads[:2])
+
+
+def _local(gated: bool) -> tuple[Op, ...]:
+    return (
+        Op("dispatch", ("normed", "rows"), ("received",), keeps=("rows",), grads=("normed",)),
+        _experts(gated, ("received", "weights", "rows", "counts"), "processed"),
+        Op("combine", ("processed", "rows"), ("combined",), keeps=("rows",), grads=("processed",)),
+    )
+
+
+def _travelling(gated: bool) -> tuple[Op, ...]:
+    return (
+        Op("dispatch", ("normed", "rows"), ("sent",), keeps=("rows",), grads=("normed",)),
+        Op("exchange", ("sent", "weights", "counts"), ("arrived", "arrived_weights", "arrived_counts"), grads=("sent", "weights")),
+        Op(
+            "sort",
+            ("arrived", "arrived_weights", "arrived_counts"),
+            ("received", "received_weights", "order", "received_counts"),
+            keeps=("order",),
+            grads=("arrived", "arrived_weights"),
+        ),
+        _experts(gated, ("received", "received_weights", "order", "received_counts"), "processed"),
+        Op("unsort", ("processed", "order"), ("leaving",), keeps=("order",), grads=("processed",)),
+        Op("exchange back", ("leaving",), ("returned",)),
+        Op("combine", ("returned", "rows"), ("combined",), keeps=("rows",), grads=("returned",)),
+    )
+
+
+def _storages(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, travels: bool) -> Shapes:
+    tokens = dims.batch * dims.residual_tokens
+    chosen, rows = tokens * moe.top_k, received_rows(moe, tokens, mesh)
+    local, width = moe.num_experts // mesh.ep, moe.ffn_hidden_size // mesh.etp
+    basis = Basis.MODELLED if travels or moe.capacity_factor is not None else Basis.EXACT
+    own = dict.fromkeys(("normed", "shared", "sum", "out"), dims.residual)
+    sent = dict.fromkeys(("sent", "returned"), (chosen, dims.hidden))
+    far = dict.fromkeys(("arrived", "received", "processed", "leaving"), (rows, dims.hidden))
+    routed = {"indices": (tokens, moe.top_k), "rows": (chosen,), "counts": (moe.num_experts,)}
+    routed_far = {"order": (rows,), "arrived_counts": (mesh.ep * mesh.etp, local), "received_counts": (local,)}
+    weights = {"weights": (tokens, moe.top_k)}
+    return {
+        **storages(dims.dtype, Column.ACTIVATIONS, own),
+        **storages(dims.stat_dtype, Column.ACTIVATIONS, {"rstd": dims.residual[:2], "probs": (tokens, moe.num_experts), **weights}),
+        **storages(dims.dtype, Column.ROUTING, {"combined": dims.residual, **sent}),
+        **storages(DType.INT32, Column.ROUTING, routed),
+        **storages(dims.dtype, Column.ROUTING, far, basis),
+        **storages(DType.INT32, Column.ROUTING, routed_far, basis),
+        **storages(dims.stat_dtype, Column.ROUTING, dict.fromkeys(("arrived_weights", "received_weights"), (rows,)), basis),
+        **storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(("experts.gate", "experts.up"), (rows, width)), basis),
+    }

@@ -1,0 +1,164 @@
+"""A family's part of the ledger: its program and the size of every storage, and the evaluation of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+from megaplan.columns import Basis, Column
+from megaplan.dtypes import DType
+from megaplan.hosts.megarun.program import INPUT, OUTPUT, Moment, Replay
+from megaplan.hosts.values import BlockLedger, LedgerTensor
+
+
+class Stored(NamedTuple):
+    """A storage: its bytes, and what they are made of."""
+
+    bytes: int
+    shape: tuple[int, ...]
+    dtype: DType
+    column: Column
+    basis: Basis = Basis.EXACT
+
+
+Shapes = dict[str, Stored]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One block's replay with the storages its names stand for."""
+
+    replay: Replay
+    tensors: Shapes
+
+
+@dataclass(frozen=True, slots=True)
+class BlockBytes:
+    """The sums of a block's ledger that a budget needs.
+
+    Attributes:
+        part: What was summed.
+        gradients: Parameter gradients by parameter name.
+        saved: Bytes kept, by column.
+        saved_bytes: Their sum.
+        output_bytes: The residual stream it hands on.
+        forward: The forward peak.
+        forward_bytes: What is alive there.
+        backward: The backward peak, with every parameter gradient made so far.
+        backward_bytes: What is alive there.
+        again: The backward peak when gradients are added in place to ones of the same dtype, so that only an operation's own are new.
+        again_bytes: What is alive there.
+    """
+
+    part: Part
+    gradients: Shapes
+    saved: dict[Column, int]
+    saved_bytes: int
+    output_bytes: int
+    forward: Moment
+    forward_bytes: int
+    backward: Moment
+    backward_bytes: int
+    again: Moment
+    again_bytes: int
+
+    def cells(self, moment: Moment, params: tuple[str, ...]) -> dict[Column, int]:
+        """What is alive at a moment with these parameter gradients, by column."""
+        tensors, found = self.part.tensors, dict.fromkeys(Column, 0)
+        for name in (*moment.storages, *moment.gradients):
+            stored = tensors[name.removesuffix("+")]
+            found[stored.column] += stored.bytes
+        for name in params:
+            found[Column.GRADIENTS] += self.gradients[name].bytes
+        return found
+
+
+def storages(dtype: DType, column: Column, shapes: Mapping[str, tuple[int, ...]], basis: Basis = Basis.EXACT) -> Shapes:
+    """Named storages of one dtype and column."""
+    size = dtype.bytes
+    return {name: Stored(prod(shape) * size, shape, dtype, column, basis) for name, shape in shapes.items()}
+
+
+def residual(shapes: Shapes) -> Shapes:
+    """Add the block's input under its name, shaped as its output."""
+    shapes[INPUT] = shapes[OUTPUT]
+    return shapes
+
+
+def weigh(part: Part, gradients: Shapes) -> BlockBytes:
+    """Sums and peaks of a block.
+
+    Args:
+        part: Program and storages.
+        gradients: Parameter gradients by parameter name, in the dtype autograd makes them.
+    """
+    tensors, run = part.tensors, part.replay
+    sizes = {name: stored[0] for name, stored in tensors.items()}
+    sizes |= {f"{name}+": size for name, size in sizes.items()}
+    grads = {name: stored[0] for name, stored in gradients.items()}
+    forward, forward_bytes = run.forward[0], -1
+    for moment in run.forward:
+        total = sum([sizes[name] for name in moment.storages])
+        if total > forward_bytes:
+            forward, forward_bytes = moment, total
+    backward = again = run.backward[0]
+    backward_bytes = again_bytes = -1
+    made = 0
+    for moment in run.backward:
+        new = sum([grads[name] for name in moment.new_params])
+        made += new
+        total = sum([sizes[name] for name in moment.storages]) + sum([sizes[name] for name in moment.gradients])
+        if total + made > backward_bytes:
+            backward, backward_bytes = moment, total + made
+        if total + new > again_bytes:
+            again, again_bytes = moment, total + new
+    saved: dict[Column, int] = {}
+    for name, _ in run.saved:
+        column = tensors[name].column
+        saved[column] = saved.get(column, 0) + sizes[name]
+    return BlockBytes(
+        part=part,
+        gradients=gradients,
+        saved=saved,
+        saved_bytes=sum(saved.values()),
+        output_bytes=sizes[OUTPUT],
+        forward=forward,
+        forward_bytes=forward_bytes,
+        backward=backward,
+        backward_bytes=backward_bytes,
+        again=again,
+        again_bytes=again_bytes,
+    )
+
+
+def ledger(block: BlockBytes, *, in_place: bool) -> BlockLedger:
+    """A block's ledger, tensor by tensor.
+
+    Args:
+        block: Its sums.
+        in_place: Whether the backward peak is that of a later microbatch adding gradients in place.
+    """
+    tensors = block.part.tensors
+    moment = block.again if in_place else block.backward
+    params = moment.new_params if in_place else moment.params
+    backward = f"alive in backward of {moment.op}"
+    return BlockLedger(
+        saved=tuple(_tensor(name, tensors[name], f"kept by {why}") for name, why in block.part.replay.saved),
+        output=_tensor(OUTPUT, tensors[OUTPUT], "handed on"),
+        forward_live=_tensors(block.forward.storages, tensors, f"alive in {block.forward.op}"),
+        backward_live=(
+            *_tensors(moment.storages, tensors, backward),
+            *(_tensor(f"d.{name}", tensors[name.removesuffix("+")], f"gradient {backward}") for name in moment.gradients),
+            *(_tensor(f"d.{name}", block.gradients[name], f"gradient {backward}") for name in params),
+        ),
+    )
+
+
+def _tensors(names: Iterable[str], tensors: Shapes, why: str) -> tuple[LedgerTensor, ...]:
+    return tuple(_tensor(name, tensors[name], why) for name in names)
+
+
+def _tensor(name: str, stored: Stored, why: str) -> LedgerTensor:
+    return LedgerTensor(name, stored.shape, stored.dtype, stored.column, why, stored.basis)

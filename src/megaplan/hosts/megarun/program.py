@@ -1,0 +1,219 @@
+"""A block as data: its operations in the order megarun runs them, and a replay that says which storages are alive when.
+
+Rules of the replay, all of them autograd's:
+
+- A storage lives from the operation that makes it to the last one that reads it, longer if an operation keeps it for backward or a Python
+  local of the block's `forward` still names it (`held`).
+- A view has no storage of its own; keeping it keeps what it is cut from. Its gradient is a storage of its own, and the cut's backward
+  joins the gradients of all slices into a new one.
+- Backward runs the operations in reverse. While an operation's backward runs, its output gradient, its kept storages and every gradient it
+  makes are alive. Then its output gradient goes, and each kept storage whose last keeper it was.
+- A second gradient of one storage is added in place to the first. An addition hands its gradient on without a copy.
+- Parameter gradients stay until the end of the block, where FSDP2 takes them.
+- Recompute: storages made inside the region are not kept; what the region reads is. The region runs again when backward first needs it.
+
+Source: torch/csrc/autograd/engine.cpp and input_buffer.cpp; FSDP2's `FSDPParamGroup.post_backward`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+INPUT, OUTPUT = "x", "out"
+
+
+class Flow(Enum):
+    """How gradients pass an operation: it computes new ones, cuts views of one storage, or adds and hands the same gradient on."""
+
+    COMPUTE = "compute"
+    VIEW = "view"
+    ADD = "add"
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation of a block.
+
+    Attributes:
+        name: For `--explain` and for recompute regions.
+        reads: Storages or views it reads.
+        makes: Storages it makes (or views it cuts, for `Flow.VIEW`).
+        keeps: What it keeps for backward, besides parameters.
+        params: Parameters whose gradients its backward makes, by their names in the block.
+        grads: What receives a gradient; None for all of `reads`.
+        fetches: Storages its backward makes again for itself (gathered inputs that were not kept).
+        flow: How gradients pass.
+    """
+
+    name: str
+    reads: tuple[str, ...]
+    makes: tuple[str, ...]
+    keeps: tuple[str, ...] = ()
+    params: tuple[str, ...] = ()
+    grads: tuple[str, ...] | None = None
+    fetches: tuple[str, ...] = ()
+    flow: Flow = Flow.COMPUTE
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What is alive while one operation runs: forward storages, gradients (by the name of what they belong to), parameter gradients."""
+
+    op: str
+    storages: tuple[str, ...]
+    gradients: tuple[str, ...] = ()
+    params: tuple[str, ...] = ()
+    new_params: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A program's saved set (with the operations that keep each storage) and its moments, forward and backward."""
+
+    saved: tuple[tuple[str, str], ...]
+    forward: tuple[Moment, ...]
+    backward: tuple[Moment, ...]
+
+
+def linear(name: str, reads: str, makes: str, param: str, *, keeps: str | None = None, bias: str | None = None) -> Op:
+    """A matrix product with a parameter; it keeps its input, or `keeps` where the input was gathered from that and is gathered again."""
+    params = (param,) if bias is None else (param, bias)
+    return Op(name, (reads,), (makes,), keeps=(keeps or reads,), params=params, fetches=() if keeps is None else (reads,))
+
+
+def norm(name: str, reads: str, makes: str, rstd: str, param: str) -> Op:
+    """`rms_norm`: keeps its input and rstd."""
+    return Op(name, (reads,), (makes, rstd), keeps=(reads, rstd), params=(param,))
+
+
+def cut(name: str, reads: str, makes: tuple[str, ...]) -> Op:
+    """Views of one storage, side by side."""
+    return Op(name, (reads,), makes, flow=Flow.VIEW)
+
+
+def add(name: str, reads: tuple[str, ...], makes: str) -> Op:
+    """A sum of storages of one shape."""
+    return Op(name, reads, (makes,), flow=Flow.ADD)
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """A program with what follows from it: view roots, who keeps what, and what a recompute region drops."""
+
+    ops: tuple[Op, ...]
+    roots: dict[str, str]
+    keepers: dict[str, list[str]]
+    saved: frozenset[str]
+    dropped: frozenset[str]
+    region: frozenset[str]
+
+
+def replay(
+    ops: tuple[Op, ...],
+    held: frozenset[str] = frozenset(),
+    region: frozenset[str] = frozenset(),
+    *,
+    arrives: str = OUTPUT,
+    pinned: str | None = None,
+) -> Replay:
+    """Replay a program.
+
+    Args:
+        ops: In execution order; the first reads `x`, the last makes `out`.
+        held: Storages that a local of the block's forward names until it returns.
+        region: Names of the operations to recompute.
+        arrives: The storage whose gradient backward starts from.
+        pinned: A kept storage that something outside the block holds until the block's backward has ended.
+    """
+    roots = _roots(ops)
+    dropped = frozenset(name for op in ops if op.name in region and op.flow is not Flow.VIEW for name in op.makes)
+    keepers: dict[str, list[str]] = {}
+    for op in ops:
+        for name in op.keeps:
+            keepers.setdefault(roots[name], []).append(op.name)
+    why = {name: names for name, names in keepers.items() if name not in dropped}
+    for name in sorted({roots[name] for op in ops if op.name in region for name in op.reads} - dropped - set(why)):
+        why[name] = ["recompute"]
+    why.pop(INPUT, None)
+    order = [name for op in ops if op.flow is not Flow.VIEW for name in op.makes if name in why]
+    graph = _Graph(ops, roots, keepers, frozenset(why), dropped, region)
+    return Replay(
+        saved=tuple((name, ", ".join(dict.fromkeys(why[name]))) for name in order),
+        forward=_forward(ops, roots, graph.saved, held),
+        backward=_backward(graph, order, arrives, pinned),
+    )
+
+
+def _roots(ops: tuple[Op, ...]) -> dict[str, str]:
+    roots = {INPUT: INPUT}
+    for op in ops:
+        for name in op.makes:
+            roots[name] = roots[op.reads[0]] if op.flow is Flow.VIEW else name
+    return roots
+
+
+def _forward(ops: tuple[Op, ...], roots: dict[str, str], saved: frozenset[str], held: frozenset[str]) -> tuple[Moment, ...]:
+    last_read = {roots[name]: index for index, op in enumerate(ops) for name in op.reads}
+    live: dict[str, None] = {}
+    moments = []
+    for index, op in enumerate(ops):
+        if op.flow is not Flow.VIEW:
+            live |= dict.fromkeys(op.makes)
+        moments.append(Moment(op.name, tuple(live)))
+        for name in list(live):
+            if last_read.get(name, index) <= index and name not in saved and name not in held and name != OUTPUT:
+                del live[name]
+    return tuple(moments)
+
+
+def _backward(graph: _Graph, saved: list[str], arrives: str, pinned: str | None) -> tuple[Moment, ...]:
+    waiting = {name: set(names) for name, names in graph.keepers.items() if name != INPUT}
+    for name in graph.saved - set(graph.keepers):
+        waiting[name] = set(graph.region)
+    live = dict.fromkeys(saved)
+    gradients = {arrives: arrives}  # whose gradient -> the storage that holds it
+    params: tuple[str, ...] = ()
+    moments: list[Moment] = []
+    again = bool(graph.region)
+    for op in reversed(graph.ops):
+        if again and (op.name in graph.region or any(graph.roots[name] in graph.dropped for name in op.keeps)):
+            moments += _recomputed(graph, tuple(live), frozenset(waiting), _held(gradients), params)
+            live |= dict.fromkeys(name for name in sorted(graph.dropped) if name in waiting)
+            again = False
+        made = op.reads if op.grads is None else op.grads
+        if op.flow is Flow.ADD:
+            for name in made:
+                gradients[name] = gradients[op.makes[0]]
+            moments.append(Moment(op.name, tuple(live), _held(gradients), params))
+        else:
+            new = tuple(name if name not in gradients else f"{name}+" for name in made)
+            storages = (*live, *(name for name in op.fetches if name not in live))
+            params = (*params, *op.params)
+            moments.append(Moment(op.name, storages, (*_held(gradients), *new), params, op.params))
+            for name in made:
+                gradients.setdefault(name, name)
+        for name in op.makes:
+            gradients.pop(name, None)
+        for name in list(live):
+            if name in waiting and name != pinned:
+                waiting[name].discard(op.name)
+                if not waiting[name]:
+                    del live[name]
+    moments.append(Moment("end", tuple(live), _held(gradients), params))
+    return tuple(moments)
+
+
+def _recomputed(
+    graph: _Graph, live: tuple[str, ...], wanted: frozenset[str], gradients: tuple[str, ...], params: tuple[str, ...]
+) -> list[Moment]:
+    """The region's forward once more, beside what is alive in backward."""
+    inner = tuple(op for op in graph.ops if op.name in graph.region)
+    return [
+        Moment(f"recompute {moment.op}", (*live, *moment.storages), gradients, params)
+        for moment in _forward(inner, graph.roots, wanted, frozenset())
+    ]
+
+
+def _held(gradients: dict[str, str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(gradients.values()))

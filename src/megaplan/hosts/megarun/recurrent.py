@@ -1,0 +1,58 @@
+"""What R blocks keep: M²RNN, with fp32 states every `save_every` tokens and after the last."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from megaplan.columns import Column
+from megaplan.hosts.megarun.attention import recomputed
+from megaplan.hosts.megarun.dims import Dims
+from megaplan.hosts.megarun.parts import Part, residual, storages
+from megaplan.hosts.megarun.program import Op, Replay, add, cut, linear, norm, replay
+from megaplan.spec.models import MatrixRecurrence
+
+SELECTIVE = frozenset({"m2rnn"})
+
+
+def recurrent_part(dims: Dims, recurrent: MatrixRecurrence, *, policy: str) -> Part:
+    """One R block."""
+    heads, keys = recurrent.num_heads // dims.tp, recurrent.key_dim
+    inner, wide = heads * recurrent.value_dim, dims.wide
+    shapes = {name: wide(inner) for name in ("v_proj", "v", "y", "gate", "gated")}
+    shapes |= {"qk_proj": wide(2 * keys), "qk": wide(2 * keys), "q": wide(keys), "k": wide(keys), "forget": wide(heads)}
+    shapes |= dict.fromkeys(("normed", "o", "out"), dims.residual)
+    num_states = -(-dims.tokens // recurrent.save_every) + 1
+    statistics = {
+        "rstd": dims.residual[:2],
+        "gated_rstd": wide(1),
+        "states": (dims.batch, num_states, heads, keys, recurrent.value_dim),
+    }
+    tensors = {
+        **storages(dims.dtype, Column.ACTIVATIONS, shapes),
+        **storages(dims.stat_dtype, Column.ACTIVATIONS, statistics),
+        **storages(dims.dtype, Column.COMMUNICATION, dict.fromkeys(("gathered", "partial"), dims.gathered)),
+    }
+    return Part(_replay(dims.tp > 1, policy), residual(tensors))
+
+
+@cache
+def _replay(sharded: bool, policy: str) -> Replay:
+    source, keeps = ("gathered", "normed") if sharded else ("normed", None)
+    inputs = ("q", "k", "v", "forget")
+    ops = (
+        norm("norm", "x", "normed", "rstd", "norm.weight"),
+        *((Op("gather", ("normed",), ("gathered",)),) if sharded else ()),
+        linear("qk_proj", source, "qk_proj", "qk_proj.weight", keeps=keeps),
+        Op("conv_qk", ("qk_proj",), ("qk",), keeps=("qk_proj",), params=("conv_qk.weight", "conv_qk.bias")),
+        cut("split qk", "qk", ("q", "k")),
+        linear("v_proj", source, "v_proj", "v_proj.weight", keeps=keeps),
+        Op("conv_v", ("v_proj",), ("v",), keeps=("v_proj",), params=("conv_v.weight", "conv_v.bias")),
+        linear("forget_proj", source, "forget", "forget_proj.weight", keeps=keeps),
+        Op("m2rnn", inputs, ("y", "states"), keeps=(*inputs, "states"), params=("state_map", "D", "dt_bias", "A_log")),
+        linear("gate_proj", source, "gate", "gate_proj.weight", keeps=keeps),
+        Op("gated_norm", ("y", "gate"), ("gated", "gated_rstd"), keeps=("y", "gate", "gated_rstd"), params=("gated_norm.weight",)),
+        linear("out_proj", "gated", "partial" if sharded else "o", "out_proj.weight"),
+        *((Op("reduce_scatter", ("partial",), ("o",)),) if sharded else ()),
+        add("residual", ("x", "o"), "out"),
+    )
+    return replay(ops, region=recomputed(ops, SELECTIVE, policy))
