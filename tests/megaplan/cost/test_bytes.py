@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megaplan.cost import ops
-from megaplan.cost.attention import attention_core
+from megaplan.cost.attention import attention_block, attention_core
 from megaplan.cost.mamba import ssd
 from megaplan.cost.model import ModelCosts, model_costs
 from megaplan.cost.moe import routing
+from megaplan.cost.recurrent import m2rnn
 from megaplan.cost.work import LayerCost, Work, Workload
 from megaplan.inventory.build import build_inventory
-from megaplan.spec.models import MixtureOfExperts, Spec
+from megaplan.spec.models import LatentAttention, MatrixRecurrence, MixtureOfExperts, Spec
 
 PLANS = Path(__file__).parents[3] / "plans"
 BF16 = Workload(seq_length=4096, num_tokens=8192, itemsize=2)
@@ -32,6 +33,7 @@ def flagship(**sections: dict[str, object]) -> Spec:
     return Spec.model_validate({**document, **sections})
 
 
+MLA = LatentAttention(kind="mla", num_heads=2, q_lora_rank=12, kv_lora_rank=10, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=32)
 ROOFLINES = {  # bytes per token in bf16, forward and backward, operand by operand
     "linear": (ops.linear(BF16, 64, 256).moved, 2 * ((64 + 256) + (256 + 64) + (64 + 256))),
     "residual_norm": (ops.residual_norm(BF16, 64).moved, 2 * (4 * 64 + 4 * 64) + 8),
@@ -49,6 +51,28 @@ ROOFLINES = {  # bytes per token in bf16, forward and backward, operand by opera
         # 16 chunks of 256: states of 4 · 16 · 32 elements, written, read, read again, their gradient written and read
         ssd(BF16, num_heads=4, head_dim=16, state_dim=32, num_groups=2, chunk_size=256).moved,
         2 * ((64 + 128 + 4 + 64) + (64 + 128 + 4 + 64) + (64 + 128 + 4)) + 2 * 5 * 16 * 2048 // 4096,
+    ),
+    "norm": (ops.norm(BF16, 64).moved, 2 * (2 * 64 + 3 * 64) + 8),
+    "gated_norm": (ops.gated_norm(BF16, 64, 4).moved, 2 * (3 * 64 + 5 * 64) + 8 * 4),
+    "cross_entropy": (ops.cross_entropy(BF16, 1000).moved, 2 * 3 * 1000 + 8),
+    "gather": (ops.gather(BF16, 64, 4).moved, 2 * 3 * 64 + 2 * 64 * 4),
+    "m2rnn": (
+        # q, k, v, f read and y written; those and dy read, four gradients written; 33 fp32 states of 2 · 8 · 4 written and read
+        m2rnn(BF16, MatrixRecurrence(kind="m2rnn", num_heads=2, key_dim=8, value_dim=4, save_every=128)).moved,
+        2 * ((8 + 8 + 8 + 2 + 8) + (8 + 8 + 8 + 2 + 8) + (8 + 8 + 8 + 2)) + -(-2 * 33 * 64 * 4 // 4096),
+    ),
+    "mla": (
+        attention_block(BF16, MLA, 64).moved,
+        sum(
+            (
+                ops.residual_norm(BF16, 64).moved,
+                *(ops.linear(BF16, *io).moved for io in ((64, 12), (12, 2 * 24), (64, 10 + 8), (10, 2 * 48), (64, 64))),
+                ops.norm(BF16, 12).moved + ops.norm(BF16, 10).moved,
+                ops.rope(BF16, 2 * 24).moved,
+                2 * 2 * ((2 * 48 + 8) + (2 * 24 + 2 * 32)),  # mla_kv: kv and the rotated key in, k and v out, both ways
+                attention_core(BF16, num_heads=2, num_kv_heads=2, head_dim=24, value_dim=32).moved,
+            )
+        ),
     ),
     "routing": (
         # dispatch and combine of 2 rows both ways, the router's product, 8 fp32 probabilities written and read

@@ -227,6 +227,14 @@ def test_mamba3_of_rank_one_has_no_mimo_projections() -> None:
     assert {"B_bias", "C_bias", "in_proj.weight"} <= names
 
 
+@pytest.mark.requirement("R-17")
+def test_mamba3_shards_each_mimo_rank_s_b_and_c_on_its_own() -> None:
+    """in_proj rows are z, x, one B per rank, one C per rank, dt, A, trapezoid gate: a cut across ranks would mix their groups."""
+    projection = next(t for t in TABLE["mamba3"][0].tensors if t.name == "in_proj.weight")
+    assert projection.tp_parts == (128, 128, 32, 32, 32, 32, 8, 8, 8)
+    assert projection.shape == (sum(projection.tp_parts), 64)
+
+
 def test_mamba2_takes_its_own_head_count_and_conv_bias() -> None:
     """`num_heads` overrides expand; `conv_bias: false` removes the bias."""
     tensors = {t.name: t for t in layer("M", mamba={**MAMBA2, "num_heads": 12, "conv_bias": False}).tensors}
