@@ -30,19 +30,23 @@ BATCH = 2
 
 @dataclass(frozen=True)
 class Case:
-    """`saved` names the inputs kept for backward; `extra` lists what is kept besides inputs and outputs: shapes, and a dtype or a role of one."""
+    """An operation at one setting.
+
+    `saved` names the inputs kept for backward; `extra` lists what is kept besides inputs and outputs: shapes, each with the role of its
+    dtype.
+    """
 
     name: str
     inputs: Callable[[Callable[..., Tensor], int], dict[str, Tensor]]
     call: Callable[[Inputs], tuple[Tensor, ...]]
     exact: Callable[[Inputs], tuple[Tensor, ...]]
     saved: tuple[str, ...]
-    extra: Callable[[int], list[tuple[tuple[int, ...], str]]] = lambda num_positions: []
+    extra: Callable[[int], list[tuple[tuple[int, ...], str]]] = lambda _num_positions: []
     saves_output: bool = False
     constant: tuple[str, ...] = ()  # floating inputs without a gradient
 
     def make(self, num_positions: int, dtype: torch.dtype, requires_grad: bool = True) -> dict[str, Tensor]:
-        """Inputs of one size: the same values, rounded to `dtype`, on every call. Parameters named fp32 in the contract stay fp32 in bf16 runs."""
+        """Inputs of one size: the same values, rounded to `dtype`, on every call. What is fp32 by contract stays fp32 in bf16 runs."""
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self.name} {num_positions}".encode()))
 
         def normal(*shape: int) -> Tensor:
@@ -218,6 +222,17 @@ def ssd_case(name: str, chunk_size: int, num_groups: int) -> Case:
     )
 
 
+def route_case(normalize: bool) -> Case:
+    return Case(
+        f"route_normalize_{normalize}",
+        lambda n, t: {"x": n(t, 9), "weight": n(6, 9)},
+        lambda i: (route(i["x"], i["weight"], 3, normalize)[0],),
+        lambda i: (exact_route(i["x"], i["weight"], 3, normalize),),
+        ("x", "weight"),
+        lambda t: [((t, 6), "accumulator"), ((t, 3), "int32")],
+    )
+
+
 CASES = [
     Case(
         "rms_norm",
@@ -302,17 +317,8 @@ CASES = [
         ("q", "k", "v", "f", "state_map", "D", "dt_bias", "A_log"),
         lambda t: [((BATCH, math.ceil(t / 32) + 1, 3, 5, 6), "accumulator")],
     ),
-    *[
-        Case(
-            f"route_normalize_{normalize}",
-            lambda n, t: {"x": n(t, 9), "weight": n(6, 9)},
-            lambda i, normalize=normalize: (route(i["x"], i["weight"], 3, normalize)[0],),
-            lambda i, normalize=normalize: (exact_route(i["x"], i["weight"], 3, normalize),),
-            ("x", "weight"),
-            lambda t: [((t, 6), "accumulator"), ((t, 3), "int32")],
-        )
-        for normalize in (True, False)
-    ],
+    route_case(normalize=True),
+    route_case(normalize=False),
     Case(
         "dispatch",
         lambda n, t: {"x": n(t, 9), "rows": plan(t)["rows"]},

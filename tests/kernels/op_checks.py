@@ -1,5 +1,7 @@
 """Measures shared by the kernel tests."""
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,15 +12,15 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 8e-3}
 
 
 def rms_ratio(found: Tensor, exact: Tensor) -> float:
-    """Root mean square of the error over that of the exact value; the plain root mean square where the exact value is zero. NaN counts as infinite."""
-    error, size = (found.double() - exact.double()).norm().item(), exact.double().norm().item()
-    if error != error or size != size:
-        return float("inf")
-    return error / (size or exact.numel() ** 0.5)
+    """Root mean square of the error over that of the exact value; the plain one where the exact value is zero. NaN counts as infinite."""
+    error: float = (found.double() - exact.double()).norm().item()
+    size: float = exact.double().norm().item()
+    return math.inf if math.isnan(error + size) else error / (size or math.sqrt(exact.numel()))
 
 
 def gradients(outputs: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(list(outputs), list(inputs), list(cotangents))
+    found: tuple[Tensor, ...] = torch.autograd.grad(list(outputs), list(inputs), list(cotangents))
+    return found
 
 
 def bytes_of(tensors: Sequence[Tensor]) -> int:
@@ -26,12 +28,23 @@ def bytes_of(tensors: Sequence[Tensor]) -> int:
     return sum({tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}.values())
 
 
-def live_bytes(run: Callable[[], Any]) -> tuple[Any, int]:
-    """Runs, and counts what torch's CPU allocator handed out and did not get back, whoever asked: operations, autograd, contexts, closures."""
+def allocations(run: Callable[[], Any]) -> tuple[Any, list[int]]:
+    """Runs, and lists what torch's CPU allocator handed out (positive) and got back (negative), in order and whoever asked."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         result = run()
-    events = profile.profiler.kineto_results.events()
-    return result, sum(event.nbytes() for event in events if event.name() == "[memory]")
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    return result, [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+
+
+def live_bytes(run: Callable[[], Any]) -> tuple[Any, int]:
+    """Runs, and counts the bytes still allocated afterwards."""
+    result, changes = allocations(run)
+    return result, sum(changes)
+
+
+def peak_bytes(run: Callable[[], Any]) -> int:
+    """The most bytes allocated at once during a run, above those before it."""
+    return max(itertools.accumulate(allocations(run)[1]))
 
 
 def saved_by(run: Callable[[], Any]) -> tuple[Any, list[Tensor]]:

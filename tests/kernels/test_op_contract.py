@@ -1,4 +1,4 @@
-"""What docs/reference/ops.md promises of every operation besides its values: saved set, live bytes, fakes, tracing, wanted gradients only."""
+"""What docs/reference/ops.md promises of every operation besides its values."""
 
 from collections import Counter
 from typing import Any
@@ -21,18 +21,18 @@ def extra_of(case: Case, num_positions: int, dtype: torch.dtype) -> list[tuple[t
     return [(shape, roles[role]) for shape, role in case.extra(num_positions)]
 
 
-class Recorded(TorchDispatchMode):
-    """The operations of the package that run, each with its outputs, and the names of all others."""
+class Recorded(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The package's operations that run, each with its arguments and outputs, and the names of all others."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.own: list[tuple[str, list[Tensor]]] = []
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.own: list[tuple[Any, tuple[Any, ...], list[Tensor]]] = []
         self.others: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func.namespace == "megakernels":
-            self.own.append((func._opname, [result] if isinstance(result, Tensor) else list(result)))
+            self.own.append((func, args, [result] if isinstance(result, Tensor) else list(result)))
         else:
             self.others.append(str(func))
         return result
@@ -90,7 +90,7 @@ def test_fake_tensors_match_real_ones(case: Case, dtype: torch.dtype) -> None:
             outputs = case.call(inputs)
             ones = [torch.ones_like(output) for output in outputs]
             found = gradients(outputs, [inputs[name] for name in case.differentiable(inputs)], ones)
-        tensors = [*[tensor for _, results in recorded.own for tensor in results], *found]
+        tensors = [*[tensor for _, _, results in recorded.own for tensor in results], *found]
         return [(tuple(tensor.shape), tensor.dtype, tensor.stride()) for tensor in tensors], recorded
 
     inputs = case.make(65, dtype)
@@ -109,16 +109,16 @@ def test_fake_tensors_match_real_ones(case: Case, dtype: torch.dtype) -> None:
 def test_only_wanted_gradients_are_computed(case: Case) -> None:
     full = case.make(33, torch.float64)
     names = case.differentiable(full)
-    expected = dict(
-        zip(names, gradients(case.call(full), [full[name] for name in names], [torch.ones_like(y) for y in case.call(full)]), strict=True)
-    )
+    outputs = case.call(full)
+    ones = [torch.ones_like(output) for output in outputs]
+    expected = dict(zip(names, gradients(outputs, [full[name] for name in names], ones), strict=True))
     for name in names:
         inputs = {other: value.detach().requires_grad_(other == name) for other, value in full.items()}
         outputs = case.call(inputs)
         with Recorded() as recorded:
-            (found,) = gradients(outputs, [inputs[name]], [torch.ones_like(output) for output in outputs])
+            (found,) = gradients(outputs, [inputs[name]], ones)
         assert torch.equal(found, expected[name]), name
-        assert [len(results) for own, results in recorded.own if own.endswith("_backward")] == [1]
+        assert [len(results) for operator, _, results in recorded.own if operator._opname.endswith("_backward")] == [1]
 
 
 @EACH_CASE
@@ -148,15 +148,8 @@ def test_compiled_equals_eager(case: Case) -> None:
 def test_torchs_own_operator_check_passes(case: Case) -> None:
     """Schema, autograd registration, fake implementation and tracing with dynamic shapes."""
     inputs = case.make(9, torch.float32)
-    calls: list[tuple[Any, tuple[Any, ...]]] = []
-
-    class Intercept(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-            calls.append((func, args))
-            return func(*args, **(kwargs or {}))
-
-    with Intercept():
+    with Recorded() as recorded:
         case.call(inputs)
-    ((operator, arguments),) = [(func, args) for func, args in calls if func.namespace == "megakernels"]
+    ((operator, arguments, _),) = recorded.own
     report = torch.library.opcheck(operator, arguments)
     assert set(report.values()) == {"SUCCESS"}

@@ -1,0 +1,279 @@
+"""What one operation promises and the common checks do not reach: bounded scratch, extremes, refusals, imports, FSDP2."""
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from op_cases import CASES, exact_m2rnn, exact_ssd
+from op_checks import TOLERANCE, gradients, peak_bytes, rms_ratio
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from megakernels.activation import swiglu
+from megakernels.attention import attention
+from megakernels.attention import reference as attention_reference
+from megakernels.causal_conv1d import causal_conv1d
+from megakernels.cross_entropy import cross_entropy
+from megakernels.cross_entropy import reference as cross_entropy_reference
+from megakernels.m2rnn import m2rnn
+from megakernels.moe import combine, dispatch, dispatch_plan, experts, route
+from megakernels.moe import grouped as grouped_products
+from megakernels.rms_norm import gated_rms_norm, rms_norm
+from megakernels.rope import mla_kv, rope
+from megakernels.ssd import ssd
+
+MEBIBYTE = 1 << 20
+
+
+def forward_and_backward(call: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
+    output = call(*inputs)
+    return output, *gradients([output], [tensor for tensor in inputs if tensor.requires_grad], [torch.ones_like(output)])
+
+
+def test_attention_never_holds_a_score_matrix_of_all_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_reference, "SCRATCH_ELEMENTS", MEBIBYTE // 4 // 8)  # 128 KiB of fp32 scores
+    q, k, v = (torch.randn(1, 1024, 4, 16, requires_grad=True) for _ in range(3))
+    whole_matrix_bytes = 4 * 1024 * 1024 * 4
+    assert peak_bytes(lambda: forward_and_backward(lambda q, k, v: attention(q, k, v, 0.25), q, k, v)) < whole_matrix_bytes // 4
+
+
+def test_attention_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = (torch.randn(2, 90, 4, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    for window in (None, 1, 37):
+        whole = forward_and_backward(lambda q, k, v, window=window: attention(q, k, v, 0.3, window), q, k, v)
+        with monkeypatch.context() as patch:
+            patch.setattr(attention_reference, "BLOCK_QUERIES", 7)
+            blocks = forward_and_backward(lambda q, k, v, window=window: attention(q, k, v, 0.3, window), q, k, v)
+        assert max(rms_ratio(a, b) for a, b in zip(blocks, whole, strict=True)) < 1e-12
+
+
+def test_cross_entropy_holds_no_fp32_copy_of_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cross_entropy_reference, "SCRATCH_ELEMENTS", 1 << 14)
+    logits = torch.randn(1024, 1024, dtype=torch.bfloat16, requires_grad=True)
+    labels = torch.arange(1024)
+    gradient_bytes = logits.numel() * 2
+    assert peak_bytes(lambda: forward_and_backward(lambda z: cross_entropy(z, labels), logits)) < gradient_bytes + MEBIBYTE // 2
+
+
+def test_cross_entropy_of_ignored_rows_is_zero_with_zero_gradients() -> None:
+    logits = torch.randn(3, 5, requires_grad=True)
+    loss, gradient = forward_and_backward(lambda z: cross_entropy(z, torch.full((3,), 7), ignore_index=7), logits)
+    assert loss.item() == 0
+    assert gradient.count_nonzero() == 0
+
+
+def test_cross_entropy_of_large_logits_is_finite() -> None:
+    loss, gradient = forward_and_backward(
+        lambda z: cross_entropy(z, torch.tensor([1])), torch.tensor([[3e38, -3e38, 0.0]], requires_grad=True)
+    )
+    assert math.isinf(loss.item()) or loss.item() > 1e38
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("rate", [1e-4, 1.0, 300.0])
+def test_ssd_survives_any_decay(rate: float) -> None:
+    """Factors such as exp(c_i) · exp(−c_j) would overflow at the strong end; sums that cancel would lose gradients at the weak one.
+
+    A decay is the exponential of a difference of sums as large as `largest`, so its relative error is their rounding error, and the
+    tolerance has it.
+    """
+    inputs = next(case for case in CASES if case.name == "ssd").make(200, torch.float32)
+    with torch.no_grad():
+        inputs["A_log"].fill_(math.log(rate))
+    wide = {name: value.detach().double().requires_grad_() for name, value in inputs.items()}
+    y, exact = ssd(**inputs, chunk_size=64), exact_ssd(**wide)
+    found = gradients([y], list(inputs.values()), [torch.ones_like(y)])
+    expected = gradients([exact], list(wide.values()), [torch.ones_like(exact)])
+    ratios = dict(zip(["y", *inputs], map(rms_ratio, (y, *found), (exact, *expected)), strict=True))
+    largest = rate * torch.nn.functional.softplus(wide["dt"] + wide["dt_bias"])[:, :64].sum(1).max().item()
+    tolerance = TOLERANCE[torch.float32] + torch.finfo(torch.float32).eps * largest
+    assert {name: ratio for name, ratio in ratios.items() if not ratio <= tolerance} == {}
+
+
+def test_ssd_chunks_do_not_change_the_result() -> None:
+    inputs = next(case for case in CASES if case.name == "ssd").make(70, torch.float64)
+    whole = ssd(**inputs, chunk_size=70)
+    assert max(rms_ratio(ssd(**inputs, chunk_size=size), whole) for size in (1, 7, 64, 500)) < 1e-12
+
+
+def test_m2rnn_keeps_slow_states_exact() -> None:
+    """At decay 1 − 1e−5 the gain is a difference of nearly equal numbers unless it is computed as one."""
+    inputs = next(case for case in CASES if case.name == "m2rnn").make(65, torch.float32)
+    with torch.no_grad():
+        inputs["A_log"].fill_(math.log(1e-5))
+        inputs["D"].zero_()
+    y = m2rnn(**inputs, save_every=16)
+    wide = {name: value.detach().double() for name, value in inputs.items()}
+    assert rms_ratio(y, exact_m2rnn(**wide)) < 1e-5
+
+
+def test_dispatch_plan_sorts_stably_and_counts_every_expert() -> None:
+    indices = torch.tensor([[3, 0], [0, 5], [3, 5], [5, 0]], dtype=torch.int32)
+    rows, counts = dispatch_plan(indices, 7)
+    assert rows.tolist() == [1, 2, 7, 0, 4, 3, 5, 6]
+    assert counts.tolist() == [3, 0, 0, 2, 0, 3, 0]
+    assert rows.dtype == counts.dtype == torch.int32
+
+
+def test_dispatch_and_combine_are_transposes() -> None:
+    x, y = torch.randn(6, 4, dtype=torch.float64), torch.randn(12, 4, dtype=torch.float64)
+    rows, _ = dispatch_plan(torch.randint(0, 3, (6, 2), dtype=torch.int32), 3)
+    assert torch.allclose((dispatch(x, rows, 2) * y).sum(), (x * combine(y, rows, 2)).sum())
+
+
+def test_a_bf16_expert_layer_uses_the_grouped_product_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    original = torch.nn.functional.grouped_mm
+
+    def counting(left: Tensor, right: Tensor, offs: Tensor) -> Tensor:
+        calls.append(left.shape)
+        return original(left, right, offs=offs)
+
+    monkeypatch.setattr(grouped_products, "grouped_mm", counting)
+    for name, expected in (("experts_swiglu_16x24", 9), ("experts_swiglu_7x9", 0)):
+        case = next(case for case in CASES if case.name == name)
+        inputs = case.make(9, torch.bfloat16)
+        calls.clear()
+        outputs = case.call(inputs)
+        gradients(outputs, [inputs[name] for name in case.differentiable(inputs)], [torch.ones_like(outputs[0])])
+        assert len(calls) == expected  # three products forward, six backward
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_an_expert_without_rows_gets_zero_gradients(dtype: torch.dtype) -> None:
+    case = next(case for case in CASES if case.name == "experts_swiglu_16x24")
+    inputs = case.make(9, dtype)
+    outputs = case.call(inputs)
+    names = ("gate", "up", "down")
+    found = gradients(outputs, [inputs[name] for name in names], [torch.ones_like(outputs[0])])
+    empty = (inputs["counts"] == 0).nonzero().flatten()
+    assert empty.tolist() == [3]
+    assert all(gradient[3].count_nonzero() == 0 and gradient[[0, 1, 2, 4]].count_nonzero() > 0 for gradient in found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_rank_without_rows_gets_zero_gradients(dtype: torch.dtype) -> None:
+    up, down = torch.ones(2, 8, 16, dtype=dtype, requires_grad=True), torch.ones(2, 16, 8, dtype=dtype, requires_grad=True)
+    none = torch.empty(0, dtype=torch.int32)
+    y = experts(torch.empty(0, 16, dtype=dtype), torch.empty(0, 2), none, torch.zeros(2, dtype=torch.int32), None, up, down, "relu2")
+    assert y.shape == (0, 16)
+    assert all(gradient.count_nonzero() == 0 for gradient in gradients([y], [up, down], [torch.ones_like(y)]))
+
+
+def test_unequal_gradients_of_mla_kv_reach_their_inputs() -> None:
+    """A loss that uses the values alone leaves the rotary key without influence."""
+    case = next(case for case in CASES if case.name == "mla_kv")
+    inputs = case.make(9, torch.float32)
+    _, v = case.call(inputs)
+    grad_kv, grad_rope = gradients([v], [inputs["kv"], inputs["k_rope"]], [torch.ones_like(v)])
+    assert torch.equal(grad_kv[..., 4:], torch.ones_like(v))
+    assert grad_kv[..., :4].count_nonzero() == grad_rope.count_nonzero() == 0
+
+
+def ones(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.ones(shape, dtype=dtype)
+
+
+NO_ROWS = torch.zeros(2, dtype=torch.int32)
+REFUSALS = [
+    (lambda: rms_norm(ones(2, 4), ones(3), 1e-5), r"rms_norm: weight must be \[D\].*x = \(2, 4\), weight = \(3,\)"),
+    (lambda: gated_rms_norm(ones(2, 4), ones(2, 4), ones(4), 1e-5, 3), "num_groups must divide D; got D = 4, num_groups = 3"),
+    (lambda: swiglu(ones(2), ones(3)), "swiglu: gate and up must have one shape"),
+    (lambda: rope(ones(1, 4, 1, 2), ones(4, 2), ones(4, 2)), "rope: cos and sin must be .* at most the width; got T = 4, width = 2"),
+    (lambda: mla_kv(ones(1, 4, 1, 6), ones(1, 4, 4), ones(4, 1), ones(4, 1), 2), "mla_kv: k_rope must be"),
+    (lambda: attention(ones(1, 2, 3, 4), ones(1, 2, 2, 4), ones(1, 2, 2, 4), 1.0), "attention: Hkv must divide Hq; got Hq = 3, Hkv = 2"),
+    (lambda: attention(ones(1, 2, 2, 4), ones(1, 2, 2, 4), ones(1, 2, 2, 4), 1.0, 0), "window must be at least 1; got window = 0"),
+    (lambda: causal_conv1d(ones(1, 2, 3), ones(2, 4)), "causal_conv1d: x must be"),
+    (
+        lambda: ssd(ones(1, 2, 3, 4), ones(1, 2, 3), ones(3), ones(1, 2, 2, 4), ones(1, 2, 2, 4), ones(3), ones(3), 8),
+        "ssd: G must divide H",
+    ),
+    (
+        lambda: m2rnn(ones(1, 2, 3), ones(1, 2, 3), ones(1, 2, 3, 4), ones(1, 2, 3), ones(3, 4, 5), ones(3, 4), ones(3), ones(3), 8),
+        r"m2rnn: for v \[B,T,H,V\], state_map must be",
+    ),
+    (lambda: route(ones(2, 3), ones(4, 3), 5, True), "route: top_k must be in 1 … E; got top_k = 5, E = 4"),
+    (lambda: dispatch_plan(torch.zeros(2, 2, dtype=torch.int64), 2), "dispatch_plan: indices must be int32"),
+    (lambda: dispatch(ones(2, 3), torch.zeros(3, dtype=torch.int32), 2), "dispatch: x must be"),
+    (lambda: combine(ones(3, 3), torch.zeros(3, dtype=torch.int32), 2), "combine: x must be"),
+    (
+        lambda: experts(ones(2, 3), ones(2, 1), NO_ROWS, NO_ROWS, None, ones(2, 4, 3), ones(2, 3, 4), "swiglu"),
+        "experts: swiglu takes a gate, relu2 and gelu take none; got activation = swiglu, gate = None",
+    ),
+    (lambda: cross_entropy(ones(2, 3), torch.zeros(2, dtype=torch.int32)), "cross_entropy: labels must be int64"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSALS, ids=[message.split(":")[0][:30] for _, message in REFUSALS])
+def test_inputs_that_do_not_fit_are_refused_with_their_values(call: Callable[[], Tensor], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_the_package_imports_without_triton_and_without_loading_it() -> None:
+    program = """
+import sys
+from importlib.machinery import PathFinder
+class WithoutTriton:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return None if name == "triton" else PathFinder.find_spec(name, path, target)
+sys.meta_path = [WithoutTriton if finder is PathFinder else finder for finder in sys.meta_path]
+sys.path[:0] = {paths}
+import torch
+import megakernels.{module}
+from megakernels.rms_norm import rms_norm
+assert rms_norm(torch.ones(2, 4), torch.ones(4), 0.0).sum() == 8
+assert not {{"triton", "megaplan", "megarun"}} & set(sys.modules)
+"""
+    modules = ("activation", "attention", "causal_conv1d", "cross_entropy", "m2rnn", "moe", "rms_norm", "rope", "ssd")
+    program = program.format(paths=sys.path, module=", megakernels.".join(modules))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+class Block(nn.Module):
+    """A little of everything that shards: vectors, matrices, an expert bank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.Parameter(torch.linspace(0.5, 1.5, 16))
+        self.router = nn.Parameter(torch.sin(torch.arange(4 * 16.0)).view(4, 16))
+        self.gate = nn.Parameter(torch.cos(torch.arange(4 * 24 * 16.0)).view(4, 24, 16))
+        self.up = nn.Parameter(torch.sin(torch.arange(4 * 24 * 16.0)).view(4, 24, 16))
+        self.down = nn.Parameter(torch.cos(torch.arange(4 * 24 * 16.0)).view(4, 16, 24))
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = rms_norm(x, self.norm, 1e-5)
+        weights, indices = route(normed, self.router, 2, True)
+        rows, counts = dispatch_plan(indices, 4)
+        return combine(experts(dispatch(normed, rows, 2), weights, rows, counts, self.gate, self.up, self.down, "swiglu"), rows, 2)
+
+
+@pytest.fixture
+def one_process_group(tmp_path: Path) -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process_group")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("reshard", [False, True])
+def test_a_sharded_module_equals_a_plain_one(dtype: torch.dtype, reshard: bool) -> None:
+    plain, sharded = Block(), Block()
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    fully_shard(sharded, reshard_after_forward=reshard, mp_policy=policy)
+    x = torch.randn(12, 16, generator=torch.Generator().manual_seed(0))
+    sharded(x.to(dtype)).float().square().sum().backward()
+    low = plain.to(dtype)
+    low(x.to(dtype)).float().square().sum().backward()
+    for (name, expected), found in zip(low.named_parameters(), sharded.parameters(), strict=True):
+        assert expected.grad is not None
+        assert isinstance(found.grad, DTensor)
+        assert torch.equal(found.grad.full_tensor(), expected.grad.float()), name
