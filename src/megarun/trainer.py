@@ -55,14 +55,19 @@ class Trainer:
         self._owned = [p for name, p in named if not name.startswith(copied)] if copied else [p for _, p in named]
         self._copies = [p for name, p in named if copied and name.startswith(copied)]
 
+    def accumulate_gradients(self, tokens: Tensor | None, labels: Tensor | None) -> Tensor:
+        """Forward and backward of this rank's microbatches: its part of the loss, fp64; gradients are whole sums on every shard."""
+        partial = self._runner.forward_backward(tokens, labels)
+        self._shared.reduce(self.stage)
+        return partial
+
     def step(self, step: int, tokens: Tensor | None, labels: Tensor | None) -> StepResult:
         """Forward, backward and update of 0-based `step` on this rank's rows.
 
         Raises:
             MegaplanError: MP607 if the loss or the gradient norm is not finite; parameters are as before the step.
         """
-        partial = self._runner.forward_backward(tokens, labels)
-        self._shared.reduce(self.stage)
+        partial = self.accumulate_gradients(tokens, labels)
         norm = clip_gradients(self._owned, self._copies, self.mesh, self._spec.training.gradient_clip)
         loss = float(self.mesh.sum(partial, "pp", "dp_replicate", "dp_shard"))
         if not (math.isfinite(loss) and math.isfinite(norm)):

@@ -1,0 +1,100 @@
+"""Small specs, one process as the reference, and torchrun for the rest."""
+
+import copy
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from megarun.launch import process_group, read_launch
+
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parents[1]
+FP32 = dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "fp32")
+BASE: dict[str, Any] = {
+    "format": "megaplan.spec/1",
+    "name": "small",
+    "model": {
+        "pattern": "AMEDR",
+        "num_layers": 5,
+        "hidden_size": 32,
+        "vocab_size": 61,
+        "attention": {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8},
+        "mamba": {"kind": "mamba2", "expand": 2, "head_dim": 16, "state_dim": 8, "num_groups": 2, "chunk_size": 8},
+        "moe": {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 24, "shared_ffn_hidden_size": 16},
+        "recurrent": {"kind": "m2rnn", "num_heads": 3, "key_dim": 4, "value_dim": 4, "save_every": 8},
+        "mlp": {"ffn_hidden_size": 40},
+    },
+    "batch": {"micro_batch_size": 2, "seq_length": 24},
+    "precision": FP32,
+    "training": {"steps": 10, "learning_rate": 3.0e-3},
+}
+
+
+@pytest.fixture(scope="session")
+def spec_with() -> Callable[..., dict[str, Any]]:
+    """The small spec as plain values, with dotted keys replaced."""
+
+    def build(overrides: dict[str, Any] | None = None) -> dict[str, Any]:
+        spec = copy.deepcopy(BASE)
+        for key, value in (overrides or {}).items():
+            *path, last = key.split(".")
+            section = spec
+            for step in path:
+                section = section.setdefault(step, {})
+            section[last] = value
+        return spec
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def worker() -> Any:
+    """The module that torchrun runs, imported here for the one-process reference."""
+    loader = importlib.util.spec_from_file_location("layout_worker", FOLDER / "layout_worker.py")
+    assert loader is not None
+    assert loader.loader is not None
+    module = importlib.util.module_from_spec(loader)
+    loader.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A process group of this process alone."""
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with process_group(read_launch(), torch.device("cpu")):
+        yield
+
+
+@pytest.fixture(scope="session")
+def torchrun() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a script or module under torchrun on this machine."""
+
+    def run(num_processes: int, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes), *words]
+        path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "kernels")])
+        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170, check=False)
+
+    return run
+
+
+@pytest.fixture
+def run_layouts(torchrun: Any, tmp_path: Path) -> Callable[..., dict[str, list[dict[str, Any]]]]:
+    """Run cases of one world size under a single torchrun; each case's records, by rank."""
+
+    def run(num_processes: int, cases: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+        (tmp_path / "cases.json").write_text(json.dumps(cases))
+        done = torchrun(num_processes, str(FOLDER / "layout_worker.py"), str(tmp_path / "cases.json"), str(tmp_path))
+        assert done.returncode == 0, done.stderr[-4000:]
+        return {case["name"]: [torch.load(tmp_path / f"{case['name']}.{r}.pt") for r in range(num_processes)] for case in cases}
+
+    return run
