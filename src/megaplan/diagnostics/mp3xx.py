@@ -232,14 +232,6 @@ SPLIT: dict[str, CodeInfo] = {
         "pattern: AMRR      # cut at 3 parts the run [2, 4)\nsplit: {together: [[2, 4]]}",
     ),
     "MP339": CodeInfo(
-        "the manual split is stale",
-        "Something that the manual split was decided against has changed since.",
-        "A manual split is versioned architecture: its reason held for the side embeddings, recurrent handling, auxiliary losses, "
-        "layer costs and schedule of its day.",
-        "Decide again: keep the cuts and write the plan anew, or move them.",
-        "mesh: {vpp: 2}      # was 1 when the split was decided",
-    ),
-    "MP340": CodeInfo(
         "the baseline has another number of slots",
         "The plan given as baseline is cut into another number of slots.",
         "Which cuts moved can be said only slot by slot.",

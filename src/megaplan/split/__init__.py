@@ -1,0 +1,1 @@
+"""Split: where the stack is cut into pipeline stages, and how good that cut is."""

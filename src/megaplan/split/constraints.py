@@ -1,0 +1,76 @@
+"""Constraints on cuts (R-24): forbidden cuts, pinned cuts, layers that stay together. A cut c separates layers c − 1 and c."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Diagnostic, Location
+from megaplan.spec.models import Split
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """What every split must honour, in every mode.
+
+    Attributes:
+        forbid: Cuts that must not be.
+        pin: Cuts that must be.
+        together: Half-open layer spans no cut may part.
+    """
+
+    forbid: tuple[int, ...] = ()
+    pin: tuple[int, ...] = ()
+    together: tuple[tuple[int, int], ...] = ()
+
+    def allowed_cuts(self, num_layers: int) -> tuple[int, ...]:
+        """Cuts that may be, ascending."""
+        barred = set(self.forbid)
+        for start, stop in self.together:
+            barred.update(range(start + 1, stop))
+        return tuple(cut for cut in range(1, num_layers) if cut not in barred)
+
+    def broken_by(self, cuts: Sequence[int]) -> list[str]:
+        """What the cuts break, in words."""
+        broken = [f"cut {cut} is in split.forbid" for cut in cuts if cut in self.forbid]
+        broken += [
+            f"cut {c} parts layers [{start}, {stop}) of split.together" for start, stop in self.together for c in cuts if start < c < stop
+        ]
+        return broken + [f"cut {cut} of split.pin is missing" for cut in self.pin if cut not in cuts]
+
+    def problems(self, num_layers: int, num_slots: int) -> list[Diagnostic]:
+        """Why no split can honour them (MP327 … MP330); empty if one can."""
+        found = []
+        for key, cuts in (("split.forbid", self.forbid), ("split.pin", self.pin)):
+            for cut in cuts:
+                if not 0 < cut < num_layers:
+                    found.append(_problem("MP327", f"cut {cut} of {key}, and cuts are 1 to {num_layers - 1}", key))
+        for start, stop in self.together:
+            if not 0 <= start < stop <= num_layers:
+                found.append(_problem("MP327", f"span [{start}, {stop}), and layers are [0, {num_layers})", "split.together"))
+        for cut in self.pin:
+            if cut in self.forbid:
+                found.append(_problem("MP328", f"cut {cut} is in split.pin and in split.forbid", "split.pin"))
+            for start, stop in self.together:
+                if start < cut < stop:
+                    found.append(_problem("MP329", f"cut {cut} of split.pin lies inside [{start}, {stop}) of split.together", "split.pin"))
+        return found or self._too_few_cuts(num_layers, num_slots)
+
+    def _too_few_cuts(self, num_layers: int, num_slots: int) -> list[Diagnostic]:
+        needed, pinned, allowed = num_slots - 1, len(set(self.pin)), len(self.allowed_cuts(num_layers))
+        if pinned > needed:
+            return [_problem("MP330", f"split.pin has {pinned} cuts, and {num_slots} slots have {needed} boundaries", "split.pin")]
+        if allowed < needed:
+            detail = f"{num_slots} slots need {needed} cuts; {num_layers} layers with split.forbid and split.together allow {allowed}"
+            return [_problem("MP330", detail, "split")]
+        return []
+
+
+def constraints_of(split: Split) -> Constraints:
+    """The constraints of a spec's `split` section."""
+    return Constraints(split.forbid, split.pin, split.together)
+
+
+def _problem(code: str, detail: str, key: str) -> Diagnostic:
+    return diagnostic(code, detail, Location(key=key))

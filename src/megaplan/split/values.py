@@ -1,0 +1,103 @@
+"""The values of a split: the cuts with why they stand there, and the certificate of how good they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from megaplan.errors import Diagnostic
+from megaplan.layout.spans import Spans
+
+Mode = Literal["equal", "weighted", "manual"]
+Objective = Literal["bottleneck", "step_time"]
+
+
+@dataclass(frozen=True, slots=True)
+class StackCosts:
+    """What is balanced: integers of one unit.
+
+    Attributes:
+        layers: Cost of each layer, in model order.
+        first: Added to the first slot (side embeddings; the token embedding costs 0).
+        last: Added to the last slot (head and MTP).
+        unit: Of all three.
+    """
+
+    layers: tuple[int, ...]
+    first: int = 0
+    last: int = 0
+    unit: str = "flops_per_token"
+
+    def of_slots(self, spans: Spans) -> tuple[int, ...]:
+        """Cost of each slot."""
+        costs = [sum(self.layers[start:stop]) for start, stop in spans]
+        costs[0] += self.first
+        costs[-1] += self.last
+        return tuple(costs)
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """How good a split is for its objective (R-29).
+
+    Attributes:
+        objective: What `value` measures: `bottleneck`, the largest cost of a slot.
+        value: Of these cuts.
+        lower_bound: No cuts under the same constraints are below it. For `bottleneck` the search has refuted every smaller value, so it is
+            attained.
+        costs: Cost of each slot, in model order.
+        unit: Of all of them.
+    """
+
+    objective: Objective
+    value: int
+    lower_bound: int
+    costs: tuple[int, ...]
+    unit: str
+
+    @property
+    def gap(self) -> int:
+        """How far above the bound, in the same unit."""
+        return self.value - self.lower_bound
+
+    @property
+    def optimal(self) -> bool:
+        """Whether no cuts under the same constraints are better."""
+        return self.gap == 0
+
+    def as_document(self) -> dict[str, Any]:
+        """Plain JSON values, gap and verdict written out."""
+        return {
+            "objective": self.objective,
+            "unit": self.unit,
+            "value": self.value,
+            "lower_bound": self.lower_bound,
+            "gap": self.gap,
+            "optimal": self.optimal,
+            "costs": list(self.costs),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """A decided split.
+
+    Attributes:
+        spans: One half-open layer span for each slot, in model order.
+        mode: How it was decided.
+        objective: What `weighted` minimised; None in the other modes.
+        reason: Why, for a manual split.
+        protects: What a manual split protects: topics of `decided_against`, or free text.
+        decided_against: Digest of each topic a manual split may rest on (R-25); empty in the other modes, which are decided anew.
+        certificate: In every mode, against the best cuts under the same constraints.
+        diagnostics: Warnings about these cuts.
+    """
+
+    spans: Spans
+    mode: Mode
+    objective: Objective | None
+    certificate: Certificate
+    reason: str | None = None
+    protects: tuple[str, ...] = ()
+    decided_against: dict[str, str] = field(default_factory=dict)
+    diagnostics: tuple[Diagnostic, ...] = ()
