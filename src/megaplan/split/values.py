@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from megaplan.errors import Diagnostic
 from megaplan.layout.spans import Spans
@@ -64,18 +64,6 @@ class Certificate:
     def optimal(self) -> bool:
         """Whether no cuts under the same constraints are better."""
         return self.gap == 0
-
-    def as_document(self) -> dict[str, Any]:
-        """Plain JSON values, gap and verdict written out."""
-        return {
-            "objective": self.objective,
-            "unit": self.unit,
-            "value": self.value,
-            "lower_bound": self.lower_bound,
-            "gap": self.gap,
-            "optimal": self.optimal,
-            "costs": list(self.costs),
-        }
 
 
 @dataclass(frozen=True, slots=True)

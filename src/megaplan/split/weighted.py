@@ -18,7 +18,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError
@@ -100,7 +100,7 @@ class _Stack:
         self._before = [by_layer[edge] + (costs.first if edge else 0) for edge in self.edges]
         self._before[-1] += costs.last
         self.total = self._before[-1]
-        self._atoms = [after - before for before, after in zip(self._before, self._before[1:], strict=False)]
+        self._atoms = [after - before for before, after in pairwise(self._before)]
         self.largest_atom = max(self._atoms)
         pins, self._last_pin = set(constraints.pin), [0] * len(self.edges)
         for position in range(1, len(self.edges)):
@@ -177,7 +177,7 @@ class _Stack:
 
     def _atoms_within_cap(self, slot: int, fits: Fits) -> int:
         if slot not in self._cap_atoms:
-            spans = enumerate(zip(self.edges, self.edges[1:], strict=False))
+            spans = enumerate(pairwise(self.edges))
             self._cap_atoms[slot] = sum(1 << index for index, (start, stop) in spans if fits(slot, start, stop))
         return self._cap_atoms[slot]
 
