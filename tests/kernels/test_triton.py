@@ -64,9 +64,9 @@ def test_every_load_is_widened_before_arithmetic() -> None:
     if not kernels:
         pytest.skip("megakernels is tested from an installed wheel")
     for path in kernels:
-        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-        loads = [ast.unparse(node) for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "tl.load"]
-        widened = {ast.unparse(node).removesuffix(".to(tl.float32)") for node in nodes if isinstance(node, ast.Call)}
-        widened &= {ast.unparse(node.value) for node in nodes if isinstance(node, ast.Attribute) and node.attr == "to"}
+        calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+        loads = [call for call in calls if ast.unparse(call.func) == "tl.load"]
+        conversions = [call for call in calls if isinstance(call.func, ast.Attribute) and ast.unparse(call).endswith(".to(tl.float32)")]
+        widened = {id(call.func.value) for call in conversions if isinstance(call.func, ast.Attribute)}
         assert loads
-        assert [load for load in loads if load not in widened and not load.startswith("tl.load(rstd")] == []
+        assert [text for load in loads if id(load) not in widened and not (text := ast.unparse(load)).startswith("tl.load(rstd")] == []
