@@ -1,0 +1,184 @@
+"""YAML or JSON text to plain values and the place of every key.
+
+Read from parser events, not through a loader: nothing is constructed, every key keeps its line and column, duplicate keys are seen, nesting
+is bounded, and an alias is the value itself instead of a copy. Scalars follow the YAML 1.2 core schema, minus every spelling that another
+reader takes for another value: `NO`, `1:30`, `1_000`, `010` and `0x10` stay text, and `3e-4` is a number.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Diagnostic, Location, MegaplanError
+from megaplan.spec.source import Mark, Path, SourceMap, dotted
+from megaplan.spec.wording import quoted
+
+MAX_DEPTH = 24
+_MAX_DIGITS = 4000  # Python refuses to convert more; such a text stays text and is refused as no integer
+_NULLS = {"", "~", "null", "Null", "NULL"}
+_BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+([eE][-+]?[0-9]+)?|(0|[1-9][0-9]*)(\.[0-9]*([eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+))")
+_NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Plain values of a text and the places of its keys."""
+
+    value: Any
+    source: SourceMap
+
+
+def parse_document(text: str, file: str | None) -> Document:
+    """The one document of a YAML or JSON text.
+
+    Args:
+        text: Decoded text.
+        file: What diagnostics call it; a name ending in `.json` is held to JSON's grammar.
+
+    Raises:
+        MegaplanError: MP105, MP108 … MP111, MP113, MP114, MP117, MP118; all that are found.
+    """
+    if file is not None and file.endswith(".json"):
+        _check_json(text, file)
+    reader = _Reader(text, file)
+    value = reader.document()
+    if reader.found:
+        raise MegaplanError(reader.found)
+    return Document(value, SourceMap(file, reader.marks))
+
+
+def resolve_scalar(text: str) -> Any:
+    """The value of a plain scalar."""
+    if text in _NULLS:
+        return None
+    if text in _BOOLS:
+        return _BOOLS[text]
+    if _INT.fullmatch(text):
+        return int(text) if len(text) <= _MAX_DIGITS else text
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    if _NOT_FINITE.fullmatch(text):
+        return float(text.replace(".", ""))
+    return text
+
+
+class _Reader:
+    """One pass over the parser's events."""
+
+    def __init__(self, text: str, file: str | None) -> None:
+        self._events: Iterator[Any] = yaml.parse(text, Loader=_LOADER)
+        self._file = file
+        self._anchors: dict[str, Any] = {}
+        self.marks: dict[str, Mark] = {}
+        self.found: list[Diagnostic] = []
+
+    def document(self) -> Any:
+        """The value of the whole text."""
+        try:
+            next(self._events)  # the stream's start
+            if isinstance(next(self._events), yaml.StreamEndEvent):
+                raise self._stop("MP105", "only spaces and comments", None, "megaplan new nam56r-8xh200 > spec.yaml")
+            value = self._value(next(self._events), (), 0)
+            next(self._events)  # the document's end
+            after = next(self._events)
+            if isinstance(after, yaml.DocumentStartEvent):
+                self._add("MP111", "another document begins here", after)
+            return value
+        except yaml.MarkedYAMLError as error:
+            raise MegaplanError([*self.found, self._syntax_error(error)]) from None
+        except yaml.YAMLError as error:
+            raise self._stop("MP108", str(error).splitlines()[0], None) from None
+
+    def _value(self, event: Any, path: Path, depth: int) -> Any:
+        if depth > MAX_DEPTH:
+            raise self._stop("MP117", f"more than {MAX_DEPTH} lists or mappings inside each other", event)
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in self._anchors:
+                self._add("MP114", f"*{event.anchor} stands inside the value that it names, or no value before it has that name", event)
+            return self._anchors.get(str(event.anchor))
+        if event.tag is not None:
+            self._add("MP113", f"{dotted(path) or 'the document'} has the tag {quoted(event.tag)}", event)
+        if isinstance(event, yaml.MappingStartEvent):
+            value: Any = self._mapping(path, depth)
+        elif isinstance(event, yaml.SequenceStartEvent):
+            value = self._sequence(path, depth)
+        else:
+            value = event.value if event.style else resolve_scalar(event.value)
+        if event.anchor is not None:
+            self._anchors[event.anchor] = value
+        return value
+
+    def _mapping(self, path: Path, depth: int) -> dict[str, Any]:
+        value: dict[str, Any] = {}
+        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
+            key = event.value if isinstance(event, yaml.ScalarEvent) else ""
+            if not key:
+                self._add("MP118", f"{dotted(path) or 'the document'} has a key that is empty, an alias, a list or a mapping", event)
+                if not isinstance(event, yaml.ScalarEvent):
+                    self._value(event, path, depth + 1)
+            here = (*path, key)
+            name = dotted(here)
+            if key in value:
+                self._add("MP110", f"{quoted(name)} stands on line {self.marks[name][0]} already", event, key=name)
+            else:
+                self.marks[name] = (event.start_mark.line + 1, event.start_mark.column + 1)
+            value[key] = self._value(next(self._events), here, depth + 1)
+        return value
+
+    def _sequence(self, path: Path, depth: int) -> list[Any]:
+        value: list[Any] = []
+        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
+            here = (*path, len(value))
+            self.marks[dotted(here)] = (event.start_mark.line + 1, event.start_mark.column + 1)
+            value.append(self._value(event, here, depth + 1))
+        return value
+
+    def _syntax_error(self, error: yaml.MarkedYAMLError) -> Diagnostic:
+        mark = error.problem_mark or error.context_mark
+        problem = error.problem or "the text is not complete"
+        context = f" {error.context}" if error.context else ""
+        if error.context and error.context_mark is not None and mark is not None and error.context_mark.line != mark.line:
+            context += f" that begins on line {error.context_mark.line + 1}"
+        hints = []
+        if "tab" in problem:
+            hints.append("indent with spaces")
+        elif "mapping values are not allowed" in problem:
+            hints.append("quote a value that holds a colon, and begin every key on a line of its own or inside {}")
+        elif "cannot start any token" in problem:
+            hints.append("quote a value that begins with @, `, % or a tab")
+        where = Location(self._file, mark.line + 1, mark.column + 1) if mark is not None else Location(self._file)
+        return diagnostic("MP108", f"{problem}{context}", where, hints)
+
+    def _add(self, code: str, detail: str, event: Any, key: str | None = None) -> None:
+        mark = event.start_mark
+        self.found.append(diagnostic(code, detail, Location(self._file, mark.line + 1, mark.column + 1, key)))
+
+    def _stop(self, code: str, detail: str, event: Any, *hints: str) -> MegaplanError:
+        where = Location(self._file, event.start_mark.line + 1, event.start_mark.column + 1) if event is not None else Location(self._file)
+        return MegaplanError([*self.found, diagnostic(code, detail, where, hints)])
+
+
+def _check_json(text: str, file: str) -> None:
+    try:
+        json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        where = Location(file, error.lineno, error.colno)
+        raise MegaplanError([diagnostic("MP109", error.msg[:1].lower() + error.msg[1:], where)]) from None
+    except RecursionError:
+        raise MegaplanError([diagnostic("MP117", f"more than {MAX_DEPTH} lists or mappings inside each other", Location(file))]) from None
+    except ValueError as error:
+        raise MegaplanError([diagnostic("MP109", str(error), Location(file))]) from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")

@@ -1,0 +1,75 @@
+"""Which keys a spec may have where, read off the models: for hints, for `--set`, and for nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from megaplan.spec.models import Spec
+from megaplan.spec.source import Path
+
+
+def legal_keys(path: Path, document: Any) -> dict[str, Any]:
+    """The keys of the section at `path`, with their types; empty if no section can stand there.
+
+    Args:
+        path: Steps from the top of a spec.
+        document: The spec's plain values; a section of several kinds is narrowed by its `kind`.
+    """
+    keys, value = _keys_of(Spec, document), document
+    for step in path:
+        if not isinstance(step, str) or step not in keys:
+            return {}
+        value = value.get(step) if isinstance(value, Mapping) else None
+        keys = _keys_of(keys[step], value)
+    return keys
+
+
+def all_keys() -> Iterator[Path]:
+    """Every key of every section, kinds merged."""
+    pending: list[tuple[Path, dict[str, Any]]] = [((), _keys_of(Spec, None))]
+    while pending:
+        path, keys = pending.pop()
+        for name, annotation in keys.items():
+            yield (*path, name)
+            pending.append(((*path, name), _keys_of(annotation, None)))
+
+
+def kinds_of(path: Path) -> tuple[str, ...]:
+    """The legal `kind`s of the section at `path`; empty if it has none."""
+    kind = legal_keys(path, None).get("kind")
+    return tuple(str(word) for word in _literals(kind)) if kind is not None else ()
+
+
+def _keys_of(annotation: Any, value: Any) -> dict[str, Any]:
+    keys: dict[str, Any] = {}
+    for option in _options(annotation):
+        if isinstance(option, type) and issubclass(option, BaseModel):
+            fields = {name: field.annotation for name, field in option.model_fields.items()}
+            kind = value.get("kind") if isinstance(value, Mapping) else None
+            if kind is not None and kind in _literals(fields.get("kind")):
+                return fields
+            for name, field in fields.items():
+                keys[name] = field if name not in keys else Union[keys[name], field]  # noqa: UP007 (annotations are values here)
+        elif get_origin(option) is dict:
+            letters, field = get_args(option)
+            keys |= dict.fromkeys(_literals(letters), field)
+    return keys
+
+
+def _options(annotation: Any) -> Iterator[Any]:
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        yield from _options(get_args(annotation)[0])
+    elif origin in (Union, UnionType):
+        for option in get_args(annotation):
+            yield from _options(option)
+    else:
+        yield annotation
+
+
+def _literals(annotation: Any) -> tuple[Any, ...]:
+    return tuple(word for option in _options(annotation) if get_origin(option) is Literal for word in get_args(option))

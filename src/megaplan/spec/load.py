@@ -1,0 +1,67 @@
+"""A spec from a file, standard input, a text or plain values: read, typed, checked; every problem reported at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from megaplan.errors import Diagnostic, Diagnostics, MegaplanError
+from megaplan.spec.document import Document, parse_document
+from megaplan.spec.models import Spec
+from megaplan.spec.not_built_yet import unbuilt
+from megaplan.spec.overrides import apply_overrides
+from megaplan.spec.read import display_name, read_text
+from megaplan.spec.rules import check_rules
+from megaplan.spec.source import SourceMap
+from megaplan.spec.validate import validate_document
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSpec:
+    """A valid spec, where its keys stand, and what is worth knowing about it (warnings and notes)."""
+
+    spec: Spec
+    source: SourceMap
+    diagnostics: tuple[Diagnostic, ...]
+
+
+def load_spec(path: str, overrides: Sequence[str] = ()) -> LoadedSpec:
+    """The spec of a file.
+
+    Args:
+        path: YAML or JSON; `-` is standard input.
+        overrides: `KEY=VALUE` texts of `--set`, in order.
+
+    Raises:
+        MegaplanError: Every error found.
+    """
+    return load_spec_text(read_text(path), display_name(path), overrides)
+
+
+def load_spec_text(text: str, name: str | None = None, overrides: Sequence[str] = ()) -> LoadedSpec:
+    """The spec of a text that was read already; `name` is what diagnostics call it.
+
+    Raises:
+        MegaplanError: Every error found.
+    """
+    return _checked(apply_overrides(parse_document(text, name), overrides))
+
+
+def spec_from_document(document: Mapping[str, Any], source: SourceMap | None = None) -> Spec:
+    """The spec of plain values, such as a plan's inputs, held to the same rules.
+
+    Raises:
+        MegaplanError: Every error found.
+    """
+    return _checked(Document(dict(document), source or SourceMap())).spec
+
+
+def _checked(document: Document) -> LoadedSpec:
+    spec = validate_document(document.value, document.source)
+    found = Diagnostics(check_rules(spec, document.source.locate))
+    found.raise_errors()
+    return LoadedSpec(spec, document.source, (*found, *unbuilt(spec, document.source.locate)))
+
+
+__all__ = ["LoadedSpec", "MegaplanError", "load_spec", "load_spec_text", "spec_from_document"]

@@ -1,0 +1,135 @@
+"""Degrees that must divide what they shard (R-30 … R-33), and groups that leave a node (R-37)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import gcd, lcm
+
+from megaplan.errors import Diagnostic
+from megaplan.spec.context import Checked, divisors, mamba_width, remainder, use_one_of
+from megaplan.spec.models import GroupedQueryAttention, Spec
+from megaplan.spec.traffic import crossing_groups, expert_traffic, tensor_traffic
+from megaplan.spec.wording import plural, series
+
+MAX_WORLD_SIZE = 2**20
+
+
+def mesh_rules(checked: Checked) -> Iterator[Diagnostic]:
+    """MP201 … MP211."""
+    mesh = checked.spec.mesh
+    yield from _tensor(checked)
+    yield from _experts(checked)
+    yield from _context(checked)
+    if mesh.world_size > MAX_WORLD_SIZE:
+        factors = f"{mesh.pp} · {mesh.dp_replicate} · {mesh.dp_shard} · {mesh.cp} · {mesh.tp}"
+        detail = (
+            f"pp · dp_replicate · dp_shard · cp · tp = {factors} = {mesh.world_size:,}, and at most {MAX_WORLD_SIZE:,} ranks are planned"
+        )
+        yield checked.error("MP211", detail, "mesh")
+    else:
+        yield from _across_nodes(checked)
+
+
+def sharded_by_tp(spec: Spec) -> dict[str, int]:
+    """Counts that `mesh.tp` must divide, by name: heads, groups, MLP widths, the vocabulary under `vocab_parallel`."""
+    model, counts = spec.model, dict[str, int]()
+    if model.attention is not None:
+        counts["attention.num_heads"] = model.attention.num_heads
+        if isinstance(model.attention, GroupedQueryAttention):
+            counts["attention.num_kv_heads"] = model.attention.num_kv_heads
+    if model.mamba is not None and (width := mamba_width(model)) is not None:
+        counts[width[0]] = width[1]
+        counts["mamba.num_groups"] = model.mamba.num_groups
+    if model.recurrent is not None:
+        counts["recurrent.num_heads"] = model.recurrent.num_heads
+    if model.mlp is not None:
+        counts["mlp.ffn_hidden_size"] = model.mlp.ffn_hidden_size
+    if model.moe is not None and model.moe.shared_ffn_hidden_size:
+        counts["moe.shared_ffn_hidden_size"] = model.moe.shared_ffn_hidden_size
+    if model.features.mtp is not None:
+        counts["features.mtp.ffn_hidden_size"] = model.features.mtp.ffn_hidden_size
+    if spec.mesh.vocab_parallel:
+        counts["vocab_size"] = model.vocab_size
+    return counts
+
+
+def _tensor(checked: Checked) -> Iterator[Diagnostic]:
+    mesh, batch = checked.spec.mesh, checked.spec.batch
+    counts = sharded_by_tp(checked.spec)
+    broken = [remainder(name, count, "mesh.tp", mesh.tp) for name, count in counts.items() if count % mesh.tp]
+    if broken:
+        yield checked.error("MP201", "\n".join(broken), "mesh.tp", use_one_of(divisors(gcd(*counts.values()))))
+    positions = batch.seq_length // mesh.cp
+    if batch.seq_length % mesh.cp == 0 and positions % mesh.tp:
+        name = "batch.seq_length" if mesh.cp == 1 else "batch.seq_length / mesh.cp"
+        hint = _near_multiples(batch.seq_length, lcm(2 * mesh.cp, mesh.cp * mesh.tp) if mesh.cp > 1 else mesh.tp)
+        yield checked.error("MP202", remainder(name, positions, "mesh.tp", mesh.tp), "batch.seq_length", hint)
+
+
+def _experts(checked: Checked) -> Iterator[Diagnostic]:
+    mesh, moe = checked.spec.mesh, checked.spec.model.moe
+    axis = "mesh.ep" if mesh.ep > 1 else "mesh.etp"
+    if mesh.ep * mesh.etp == 1:
+        return
+    if moe is None or (checked.pattern is not None and not checked.has("E")):
+        detail = f"mesh.ep = {mesh.ep}, mesh.etp = {mesh.etp}, and the pattern has no E block to shard"
+        yield checked.error("MP204", detail, axis, f"{axis.removeprefix('mesh.')}: 1")
+        return
+    if moe.num_experts % mesh.ep:
+        detail = remainder("moe.num_experts", moe.num_experts, "mesh.ep", mesh.ep)
+        yield checked.error("MP203", detail, "mesh.ep", use_one_of(divisors(moe.num_experts)))
+    if moe.ffn_hidden_size % mesh.etp:
+        detail = remainder("moe.ffn_hidden_size", moe.ffn_hidden_size, "mesh.etp", mesh.etp)
+        yield checked.error("MP206", detail, "mesh.etp", use_one_of(divisors(moe.ffn_hidden_size)))
+    lent, borrowed = mesh.dp_shard * mesh.cp * mesh.tp, mesh.ep * mesh.etp
+    if lent % borrowed:
+        detail = (
+            f"mesh.dp_shard · mesh.cp · mesh.tp = {mesh.dp_shard} · {mesh.cp} · {mesh.tp} = {lent}, "
+            f"mesh.ep · mesh.etp = {mesh.ep} · {mesh.etp} = {borrowed}, and {lent} % {borrowed} = {lent % borrowed}"
+        )
+        fitting = [ep for ep in divisors(gcd(lent, moe.num_experts)) if lent % (ep * mesh.etp) == 0]
+        hints = [f"ep: {series([str(ep) for ep in fitting])}"] if fitting else [f"etp: {series([str(etp) for etp in divisors(lent)])}"]
+        yield checked.error("MP205", detail, axis, *hints)
+
+
+def _context(checked: Checked) -> Iterator[Diagnostic]:
+    mesh, seq_length = checked.spec.mesh, checked.spec.batch.seq_length
+    if mesh.cp == 1:
+        return
+    stateful = [f"{checked.count(letter)} {letter}" for letter in "MR" if checked.has(letter)]
+    if stateful:
+        detail = f"mesh.cp = {mesh.cp}, and the pattern has {series(stateful, 'and')} layers, whose state is not handed between ranks"
+        yield checked.error("MP207", detail, "mesh.cp", "cp: 1")
+    if seq_length % (2 * mesh.cp):
+        detail = (
+            f"batch.seq_length = {seq_length}, 2 · mesh.cp = {2 * mesh.cp}, and {seq_length} % {2 * mesh.cp} = {seq_length % (2 * mesh.cp)}"
+        )
+        hint = _near_multiples(seq_length, lcm(2 * mesh.cp, mesh.cp * mesh.tp))
+        yield checked.error("MP208", detail, "batch.seq_length", hint)
+
+
+def _near_multiples(number: int, step: int) -> str:
+    below, above = number // step * step, -(-number // step) * step
+    return f"use {below} or {above}" if below else f"use {above}"
+
+
+def _across_nodes(checked: Checked) -> Iterator[Diagnostic]:
+    mesh, per_node = checked.spec.mesh, checked.spec.device.per_node
+    tp_crossing = crossing_groups(mesh.world_size, mesh.tp, per_node)
+    if tp_crossing:
+        detail = _crossing(checked, "mesh.tp", mesh.tp, tp_crossing)
+        yield checked.warning(
+            "MP209", f"{detail}\n{tensor_traffic(checked)}", "mesh.tp", f"use a tp that divides device.per_node = {per_node}"
+        )
+    group = mesh.ep * mesh.etp
+    ep_crossing = crossing_groups(mesh.world_size, group, per_node)
+    if ep_crossing and checked.has("E"):
+        detail = _crossing(checked, "mesh.ep · mesh.etp", group, ep_crossing)
+        hint = f"use degrees whose product divides device.per_node = {per_node}"
+        yield checked.warning("MP210", f"{detail}\n{expert_traffic(checked)}", "mesh.ep", hint)
+
+
+def _crossing(checked: Checked, name: str, degree: int, crossing: int) -> str:
+    per_node, world = checked.spec.device.per_node, checked.spec.mesh.world_size
+    groups = plural(world // degree, "group")
+    return f"{name} = {degree}, device.per_node = {per_node}, and {crossing:,} of {groups} have ranks on several nodes"

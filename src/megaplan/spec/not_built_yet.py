@@ -1,0 +1,76 @@
+"""What megaplan prices and megarun of this version does not build: planned with a note, refused by megarun.
+
+One table row a feature; a row goes when megarun builds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from megaplan.diagnostics import diagnostic
+from megaplan.dtypes import DType
+from megaplan.errors import Diagnostic, Severity
+from megaplan.spec.context import Locate
+from megaplan.spec.models import LatentAttention, Mamba3, Spec
+from megaplan.spec.source import NOWHERE
+
+Found = Callable[[Spec], object | None]
+_BUILT_DTYPES = (DType.FP32, DType.BF16)
+
+
+def _above_one(axis: str) -> Found:
+    return lambda spec: getattr(spec.mesh, axis) if getattr(spec.mesh, axis) > 1 else None
+
+
+def _feature(name: str) -> Found:
+    return lambda spec: "given" if getattr(spec.model.features, name) is not None else None
+
+
+def _dtype(role: str) -> Found:
+    return lambda spec: getattr(spec.precision, role) if getattr(spec.precision, role) not in _BUILT_DTYPES else None
+
+
+def _mamba(spec: Spec) -> object | None:
+    return "mamba3" if isinstance(spec.model.mamba, Mamba3) else None
+
+
+def _indexer(spec: Spec) -> object | None:
+    attention = spec.model.attention
+    return "given" if isinstance(attention, LatentAttention) and attention.indexer is not None else None
+
+
+def _capacity(spec: Spec) -> object | None:
+    return spec.model.moe.capacity_factor if spec.model.moe is not None else None
+
+
+def _recompute(spec: Spec) -> object | None:
+    policies = {spec.recompute.default, *spec.recompute.blocks.values()} - {"none"}
+    return " and ".join(sorted(policies)) or None
+
+
+def _families(spec: Spec) -> object | None:
+    return ", ".join(f"{letter}: {dtype}" for letter, dtype in spec.precision.families.items()) or None
+
+
+# Key, what it is when it is not built yet (None: built), and what megarun trains instead.
+NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
+    ("model.mamba.kind", _mamba, "mamba2"),
+    ("model.attention.indexer", _indexer, "null"),
+    ("model.moe.capacity_factor", _capacity, "null"),
+    *((f"model.features.{name}", _feature(name), "null") for name in ("ngram", "structure", "platform", "relation_bias", "mtp")),
+    *((f"mesh.{axis}", _above_one(axis), "1") for axis in ("vpp", "cp", "tp", "ep", "etp")),
+    ("schedule.kind", lambda spec: spec.schedule.kind if spec.schedule.kind != "1f1b" else None, "1f1b"),
+    *((f"precision.{role}", _dtype(role), "fp32 or bf16") for role in ("params", "grads", "master", "moments", "reduce")),
+    ("precision.families", _families, "{}"),
+    ("recompute", _recompute, "none"),
+    ("host.kernels", lambda spec: spec.host.kernels if spec.host.kernels != "reference" else None, "reference"),
+)
+
+
+def unbuilt(spec: Spec, locate: Locate = NOWHERE.locate) -> tuple[Diagnostic, ...]:
+    """One note that lists what megarun does not build yet; empty if it trains the spec."""
+    rows = [(key, value, instead) for key, found, instead in NOT_BUILT_YET if (value := found(spec)) is not None]
+    if not rows:
+        return ()
+    detail = "\n".join(f"{key} = {value}; megarun trains with {instead}" for key, value, instead in rows)
+    return (diagnostic("MP790", detail, locate(rows[0][0]), severity=Severity.NOTE),)

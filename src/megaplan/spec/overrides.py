@@ -1,0 +1,91 @@
+"""`--set KEY=VALUE`: one value of a spec replaced on the command line, at its own place in diagnostics."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Diagnostic, Location, MegaplanError
+from megaplan.spec.document import Document, parse_document
+from megaplan.spec.fields import legal_keys
+from megaplan.spec.read import NO_CONTROL
+from megaplan.spec.source import Path
+from megaplan.spec.type_errors import near_keys
+from megaplan.spec.wording import quoted, series
+
+_KEY = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
+
+
+def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
+    """The document with every `KEY=VALUE` applied, in order; the values given are not changed.
+
+    Raises:
+        MegaplanError: MP140 … MP143; all that are found.
+    """
+    if not overrides or not isinstance(document.value, dict):
+        return document
+    value, source = document.value, document.source
+    found: list[Diagnostic] = []
+    seen: list[tuple[str, ...]] = []
+    for argument in overrides:
+        label = f"--set {quoted(argument, 80)[1:-1]}"
+        try:
+            path, given = _parse(argument, value, label)
+        except MegaplanError as error:
+            found.extend(error.diagnostics)
+            continue
+        twice = [other for other in seen if other[: len(path)] == path[: len(other)]]
+        if twice:
+            detail = f"{'.'.join(path)} and {'.'.join(twice[0])} are both set"
+            found.append(diagnostic("MP143", detail, Location(file=label)))
+        seen.append(path)
+        value = _replaced(value, path, given)
+        source = source.with_override(".".join(path), label)
+    if found:
+        raise MegaplanError(found)
+    return Document(value, source)
+
+
+def _parse(argument: str, document: dict[str, Any], label: str) -> tuple[tuple[str, ...], Any]:
+    key, separator, text = argument.partition("=")
+    if not separator or not _KEY.fullmatch(key.strip()):
+        raise _refusal("MP140", f"{quoted(argument)} is not KEY=VALUE", label, "--set mesh.tp=8")
+    path = tuple(key.strip().split("."))
+    _check_key(path, document, label)
+    if not text.strip():
+        raise _refusal("MP142", f"{key.strip()} has no value after '='", label, f"--set {key.strip()}=null")
+    control = NO_CONTROL.search(text)
+    if control:
+        raise _refusal("MP142", f"the value has the control character U+{ord(control.group()):04X}", label)
+    try:
+        return path, parse_document(text, None).value
+    except MegaplanError as error:
+        raise MegaplanError(
+            [diagnostic("MP142", f"{quoted(text)}: {item.detail}", Location(file=label), item.hints[:-1]) for item in error.diagnostics]
+        ) from None
+
+
+def _check_key(path: tuple[str, ...], document: dict[str, Any], label: str) -> None:
+    for depth, name in enumerate(path):
+        section: Path = path[:depth]
+        legal = legal_keys(section, document)
+        if name not in legal:
+            where = ".".join(path[:depth]) or "a spec"
+            detail = f"{quoted('.'.join(path))}: {quoted(name)} is no key of {where}"
+            if legal:
+                detail += f"; its keys are {series([str(known) for known in legal], 'and')}"
+            raise _refusal("MP141", detail, label, *near_keys((*section, name), document))
+
+
+def _replaced(value: Any, path: tuple[str, ...], given: Any) -> Any:
+    """A copy of `value` with `given` at `path`; aliases of the old value elsewhere stay as they were."""
+    if not path:
+        return given
+    section = value if isinstance(value, dict) else {}
+    return {**section, path[0]: _replaced(section.get(path[0]), path[1:], given)}
+
+
+def _refusal(code: str, detail: str, label: str, *hints: str) -> MegaplanError:
+    return MegaplanError([diagnostic(code, detail, Location(file=label), hints)])

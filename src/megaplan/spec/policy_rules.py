@@ -1,0 +1,49 @@
+"""Recompute policies and dtypes by family (R-67)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megaplan.errors import Diagnostic
+from megaplan.spec.context import Checked
+from megaplan.spec.pattern import LETTERS
+from megaplan.spec.wording import plural, series
+
+REFUSED = {"E": ("full",), "M": ("full",)}
+_WHY = {
+    "E": "its dispatch would run twice, and expert GEMMs and activation are what selective recomputes",
+    "M": "its scan would run twice, and convolution and in-projection are what selective recomputes",
+}
+
+
+def policy_rules(checked: Checked) -> Iterator[Diagnostic]:
+    """MP720, MP721."""
+    if checked.pattern is not None:
+        yield from _recompute(checked)
+        yield from _absent_letters(checked)
+
+
+def effective_policy(checked: Checked, letter: str) -> str:
+    """The recompute policy of a letter's layers."""
+    recompute = checked.spec.recompute
+    return recompute.blocks.get(letter, recompute.default)  # type: ignore[call-overload, no-any-return]
+
+
+def _recompute(checked: Checked) -> Iterator[Diagnostic]:
+    for letter in LETTERS:
+        policy = effective_policy(checked, letter)
+        if checked.has(letter) and policy in REFUSED.get(letter, ()):
+            written = letter in checked.spec.recompute.blocks
+            key = f"recompute.blocks.{letter}" if written else "recompute.default"
+            detail = f"{key} = {policy}, and {plural(checked.count(letter), 'layer')} of {letter} refuse it: {_WHY[letter]}"
+            yield checked.error("MP720", detail, key, f"blocks: {{{letter}: selective}}")
+
+
+def _absent_letters(checked: Checked) -> Iterator[Diagnostic]:
+    assert checked.pattern is not None
+    for section, letters in (("recompute.blocks", checked.spec.recompute.blocks), ("precision.families", checked.spec.precision.families)):
+        for letter, value in letters.items():
+            if not checked.has(letter):
+                present = series(list(checked.pattern.counts()), "and")
+                detail = f"{section}.{letter} = {value}, and the pattern's letters are {present}"
+                yield checked.error("MP721", detail, f"{section}.{letter}", f"remove {section}.{letter}")

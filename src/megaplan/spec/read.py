@@ -1,0 +1,101 @@
+"""Text from a file or standard input: bounded, UTF-8, and one diagnostic for each way in which that can fail."""
+
+from __future__ import annotations
+
+import re
+import sys
+from difflib import get_close_matches
+from pathlib import Path
+from typing import BinaryIO
+
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Location, MegaplanError
+
+MAX_BYTES = 2**20
+STDIN = "-"
+STDIN_NAME = "<stdin>"
+NO_CONTROL = re.compile("[^\t\n\r -~\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+
+
+def display_name(path: str) -> str:
+    """What diagnostics call the file."""
+    return STDIN_NAME if path == STDIN else path
+
+
+def read_text(path: str, max_bytes: int = MAX_BYTES) -> str:
+    """The text of a file, or of standard input for `-`.
+
+    Args:
+        path: A file, as the user named it.
+        max_bytes: A longer file is refused before it is decoded.
+
+    Raises:
+        MegaplanError: MP101 … MP107.
+    """
+    data = _read_bytes(path, max_bytes)
+    name = display_name(path)
+    if len(data) > max_bytes:
+        raise _refusal("MP104", f"{name} holds {_size(path, max_bytes)} bytes, and at most {max_bytes:,} are read", name)
+    if not data.strip():
+        raise _refusal("MP105", f"{name} holds {len(data):,} bytes, none of them a key", name, "megaplan new nam56r-8xh200 > spec.yaml")
+    if b"\0" in data:
+        line = data.count(b"\n", 0, data.index(b"\0")) + 1
+        hints = ("iconv -f utf-16 -t utf-8 IN > OUT",) if data.startswith(_UTF16_MARKS) else ()
+        raise _refusal("MP106", f"{name} has a NUL byte at offset {data.index(0):,}", name, *hints, line=line)
+    try:
+        text = data.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise _refusal("MP107", f"{name} has the byte 0x{data[error.start]:02x} at offset {error.start:,}", name, line=line) from None
+    control = NO_CONTROL.search(text)
+    if control:
+        line = text.count("\n", 0, control.start()) + 1
+        raise _refusal("MP106", f"{name} has the control character U+{ord(control.group()):04X}", name, line=line)
+    return text
+
+
+def _read_bytes(path: str, max_bytes: int) -> bytes:
+    name = display_name(path)
+    try:
+        if path == STDIN:
+            if sys.stdin is None:
+                raise _refusal("MP103", "standard input is closed", name)
+            return _bounded(sys.stdin.buffer, max_bytes)
+        with Path(path).open("rb") as file:
+            return _bounded(file, max_bytes)
+    except FileNotFoundError:
+        raise _refusal("MP101", f"{name} does not exist", name, *_near_names(path)) from None
+    except IsADirectoryError:
+        raise _refusal("MP102", f"{name} is a directory", name, *_specs_inside(path)) from None
+    except OSError as error:
+        raise _refusal("MP103", f"{name}: {(error.strerror or type(error).__name__).lower()}", name) from None
+    except ValueError:  # a NUL in the path
+        raise _refusal("MP103", f"{name!r} is no path", None) from None
+
+
+def _bounded(file: BinaryIO, max_bytes: int) -> bytes:
+    return file.read(max_bytes + 1)
+
+
+def _size(path: str, max_bytes: int) -> str:
+    if path != STDIN and Path(path).is_file():
+        return f"{Path(path).stat().st_size:,}"
+    return f"more than {max_bytes:,}"
+
+
+def _near_names(path: str) -> list[str]:
+    folder = Path(path).parent
+    try:
+        names = [entry.name for entry in folder.iterdir()]
+    except OSError:
+        return []
+    return [str(folder / name) for name in get_close_matches(Path(path).name, names, n=1)]
+
+
+def _specs_inside(path: str) -> list[str]:
+    return [str(found) for found in sorted(Path(path).glob("*.yaml"))[:3]]
+
+
+def _refusal(code: str, detail: str, file: str | None, *hints: str, line: int | None = None) -> MegaplanError:
+    return MegaplanError([diagnostic(code, detail, Location(file=file, line=line), hints)])

@@ -1,0 +1,39 @@
+"""Every rule that looks at more than one key. Each group yields all it finds; none stops another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megaplan.errors import Diagnostic, MegaplanError, Severity
+from megaplan.spec.context import Checked, Locate
+from megaplan.spec.mesh_rules import mesh_rules
+from megaplan.spec.model_rules import model_rules
+from megaplan.spec.models import Spec
+from megaplan.spec.pattern import parse_pattern
+from megaplan.spec.pattern_rules import pattern_rules
+from megaplan.spec.policy_rules import policy_rules
+from megaplan.spec.schedule_rules import schedule_rules
+from megaplan.spec.source import NOWHERE
+from megaplan.spec.split_rules import split_rules
+
+
+def check_rules(spec: Spec, locate: Locate = NOWHERE.locate) -> list[Diagnostic]:
+    """What is wrong or worth a warning in a typed spec, errors first.
+
+    Args:
+        spec: A spec whose values are typed and within their bounds.
+        locate: Where a dotted key stands.
+    """
+    found = list(_all_rules(spec, locate))
+    return sorted(found, key=lambda item: item.severity is not Severity.ERROR)
+
+
+def _all_rules(spec: Spec, locate: Locate) -> Iterator[Diagnostic]:
+    pattern = None
+    try:
+        pattern = parse_pattern(spec.model.pattern, spec.model.num_layers, locate("model.pattern"))
+    except MegaplanError as error:
+        yield from error.diagnostics
+    checked = Checked(spec, pattern, locate)
+    for rules in (pattern_rules, model_rules, mesh_rules, schedule_rules, split_rules, policy_rules):
+        yield from rules(checked)

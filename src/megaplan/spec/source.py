@@ -1,0 +1,50 @@
+"""Where every key of a document stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from megaplan.errors import Location
+
+Path = tuple[str | int, ...]
+Mark = tuple[int, int]
+
+
+def dotted(path: Path) -> str:
+    """A path as users write it: `split.spans[0][1]`."""
+    text = ""
+    for step in path:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class SourceMap:
+    """Positions by dotted key, 1-based; what `--set` gave is placed at its argument."""
+
+    file: str | None = None
+    marks: Mapping[str, Mark] = field(default_factory=lambda: MappingProxyType({}))
+    overrides: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def locate(self, key: str) -> Location:
+        """The place of a key; of the nearest section around it if the key itself is not written."""
+        written = key
+        while written:
+            if written in self.overrides:
+                return Location(file=self.overrides[written], key=key)
+            if written in self.marks:
+                line, column = self.marks[written]
+                return Location(self.file, line, column, key)
+            written = written[: max(written.rfind("."), written.rfind("["), 0)]
+        return Location(file=self.file, key=key or None)
+
+    def with_override(self, key: str, argument: str) -> SourceMap:
+        """The map after `--set` has replaced a key and all below it."""
+        below = tuple(f"{key}{separator}" for separator in ".[")
+        marks = {name: mark for name, mark in self.marks.items() if name != key and not name.startswith(below)}
+        return SourceMap(self.file, marks, {**self.overrides, key: argument})
+
+
+NOWHERE = SourceMap()

@@ -1,0 +1,159 @@
+"""How the stack may be cut: manual spans, and cuts that are forbidden, pinned or kept together (R-21, R-24, R-25)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from megaplan.errors import Diagnostic
+from megaplan.spec.context import Checked, num_slots
+from megaplan.spec.model_rules import rising
+from megaplan.spec.pattern import Span, has_boundaries
+from megaplan.spec.wording import plural, series, show
+
+# Known by name, without a partitioner yet: a spec that asks for one is refused (MP334).
+UNBUILT_OBJECTIVES = frozenset({"step_time"})
+
+
+def split_rules(checked: Checked) -> Iterator[Diagnostic]:
+    """MP320 … MP334."""
+    split = checked.spec.split
+    if split.objective in UNBUILT_OBJECTIVES:
+        yield checked.error("MP334", f"split.objective = {split.objective}", "split.objective", "objective: bottleneck")
+    broken = list(_lists(checked))
+    yield from broken
+    if not broken:
+        yield from _conflicts(checked)
+    wrong = list(_mode(checked)) or list(_spans(checked))
+    yield from wrong
+    if not wrong and not broken:
+        yield from _constraints_of_spans(checked)
+
+
+def manual_spans(checked: Checked) -> tuple[Span, ...] | None:
+    """The spans that a person wrote, as `|` or as `split.spans`."""
+    if checked.pattern is not None and checked.pattern.spans is not None:
+        return checked.pattern.spans
+    return checked.spec.split.spans
+
+
+def _mode(checked: Checked) -> Iterator[Diagnostic]:
+    split, bars = checked.spec.split, has_boundaries(checked.spec.model.pattern)
+    count = checked.spec.model.pattern.count("|")
+    if bars and split.mode != "manual":
+        detail = f"model.pattern has {count} '|', and split.mode = {split.mode}"
+        yield checked.error("MP320", detail, "split.mode", "mode: manual, with a reason", "remove the '|' from the pattern")
+        return
+    if bars and split.spans is not None:
+        detail = f"model.pattern has {count} '|', and split.spans = {show(split.spans)}"
+        yield checked.error("MP322", detail, "split.spans", "remove split.spans, or the '|' from the pattern")
+    if split.mode == "manual" and not bars and split.spans is None:
+        equal = _equal_spans(checked.spec.model.num_layers, num_slots(checked.spec))
+        yield checked.error(
+            "MP321", "split.mode = manual, model.pattern has no '|', and split.spans = null", "split.mode", f"spans: {equal}"
+        )
+    if split.mode != "manual" and split.spans is not None:
+        detail = f"split.spans = {show(split.spans)}, and split.mode = {split.mode}"
+        yield checked.error("MP333", detail, "split.spans", "mode: manual, with a reason", "remove split.spans")
+    if split.mode == "manual" and not (split.reason or "").strip():
+        source = "model.pattern has '|'" if bars else "split.mode = manual"
+        detail = f"{source}, and split.reason = {show(split.reason)}"
+        yield checked.error("MP323", detail, "split.reason", 'reason: "what this split protects"')
+
+
+def _equal_spans(num_layers: int, slots: int) -> str:
+    if slots > min(num_layers, 8):
+        return "one [start, stop] a slot"
+    stops = [num_layers * index // slots for index in range(slots + 1)]
+    return str([[start, stop] for start, stop in pairwise(stops)])
+
+
+def _spans(checked: Checked) -> Iterator[Diagnostic]:
+    """Count, order and cover of `split.spans`; those of a pattern are in order by construction."""
+    spec, spans = checked.spec, checked.spec.split.spans
+    if spans is None or spec.split.mode != "manual":
+        return
+    slots = num_slots(spec)
+    if len(spans) != slots:
+        detail = f"split.spans has {plural(len(spans), 'span')}, and mesh.pp · mesh.vpp = {spec.mesh.pp} · {spec.mesh.vpp} = {slots}"
+        yield checked.error("MP324", detail, "split.spans", f"write {plural(slots, 'span')}, or change mesh.pp or mesh.vpp")
+    empty = [f"split.spans[{index}] = [{start}, {stop}]" for index, (start, stop) in enumerate(spans) if stop <= start]
+    if empty:
+        yield checked.error("MP326", "\n".join(empty[:8]), "split.spans", "let each span stop after it starts")
+        return
+    reached, faults = 0, []
+    for index, (start, stop) in enumerate(spans):
+        if start != reached:
+            faults.append(f"split.spans[{index}] = [{start}, {stop}], and the layers before it end at {reached}")
+        reached = stop
+    if reached != spec.model.num_layers:
+        faults.append(f"split.spans ends at {reached}, and model.num_layers = {spec.model.num_layers}")
+    if faults:
+        starts = [0, *(stop for _, stop in spans[:-1])]
+        stops = [*(stop for _, stop in spans[:-1]), spec.model.num_layers]
+        joined = [[start, stop] for start, stop in zip(starts, stops, strict=True)]
+        hint = (
+            f"spans: {joined}"
+            if len(joined) <= 8 and all(start < stop for start, stop in joined)
+            else "begin each where the one before stops"
+        )
+        yield checked.error("MP325", "\n".join(faults[:8]), "split.spans", hint)
+
+
+def _lists(checked: Checked) -> Iterator[Diagnostic]:
+    """Cuts and spans one by one: in order, within the model."""
+    split, num_layers = checked.spec.split, checked.spec.model.num_layers
+    for name in ("forbid", "pin"):
+        cuts = getattr(split, name)
+        yield from rising(checked, f"split.{name}", cuts)
+        outside = [str(cut) for cut in cuts if not 0 < cut < num_layers]
+        if outside:
+            detail = f"split.{name} has {series(outside[:8], 'and')}, and model.num_layers = {num_layers} allows cuts 1 to {num_layers - 1}"
+            yield checked.error("MP327", detail, f"split.{name}", f"use cuts from 1 to {num_layers - 1}")
+    for index, (start, stop) in enumerate(split.together):
+        if not start < stop <= num_layers:
+            detail = f"split.together[{index}] = [{start}, {stop}], and model.num_layers = {num_layers}: 0 ≤ start < stop ≤ {num_layers}"
+            yield checked.error("MP327", detail, "split.together", f"use layers from 0 to {num_layers}, the stop above the start")
+
+
+def _conflicts(checked: Checked) -> Iterator[Diagnostic]:
+    """Constraints against each other."""
+    split, num_layers = checked.spec.split, checked.spec.model.num_layers
+    slots = num_slots(checked.spec)
+    both = sorted(set(split.pin) & set(split.forbid))
+    if both:
+        cuts = series([str(cut) for cut in both], "and")
+        yield checked.error("MP328", f"split.pin and split.forbid both have {cuts}", "split.pin", f"remove {cuts} from one of them")
+    parted = [(cut, span) for cut in split.pin for span in split.together if span[0] < cut < span[1]]
+    for cut, (start, stop) in parted[:8]:
+        detail = f"split.pin has {cut}, split.together has [{start}, {stop}], and {start} < {cut} < {stop}"
+        yield checked.error("MP329", detail, "split.pin", f"pin {start} or {stop} instead, or remove the span")
+    if both or parted or slots > num_layers:
+        return
+    barred = set(split.forbid) | {cut for start, stop in split.together for cut in range(start + 1, stop)}
+    allowed, needed = num_layers - 1 - len(barred), slots - 1
+    if len(split.pin) > needed:
+        detail = f"split.pin has {plural(len(split.pin), 'cut')}, and {plural(slots, 'slot')} have {needed} between them"
+        yield checked.error("MP330", detail, "split.pin", f"pin at most {needed}")
+    elif allowed < needed:
+        free = f"{num_layers - 1} cuts − {len(barred)} forbidden or inside split.together = {allowed}"
+        detail = f"{free}, and {plural(slots, 'slot')} need {needed}"
+        yield checked.error("MP330", detail, "split.forbid" if split.forbid else "split.together", "forbid fewer cuts, or use fewer slots")
+
+
+def _constraints_of_spans(checked: Checked) -> Iterator[Diagnostic]:
+    """Constraints against the manual split."""
+    spans, split = manual_spans(checked), checked.spec.split
+    if spans is None or split.mode != "manual":
+        return
+    cuts = {start for start, _ in spans[1:]}
+    faults = [f"cut {cut} is in split.forbid" for cut in split.forbid if cut in cuts]
+    faults += [
+        f"cut {cut} parts split.together [{start}, {stop}]" for cut in sorted(cuts) for start, stop in split.together if start < cut < stop
+    ]
+    faults += [f"split.pin has {cut}, and no span starts there" for cut in split.pin if cut not in cuts]
+    if faults:
+        detail = "\n".join(faults[:8])
+        yield checked.error(
+            "MP331", detail, "split.spans" if split.spans is not None else "model.pattern", "move the boundary, or the constraint"
+        )

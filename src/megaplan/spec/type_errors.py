@@ -1,0 +1,264 @@
+"""One value of the wrong type, name or size, put into words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Diagnostic
+from megaplan.spec.fields import all_keys, kinds_of, legal_keys
+from megaplan.spec.source import Path, SourceMap, dotted
+from megaplan.spec.wording import quoted, series, show
+
+_MAX_LISTED = 24
+_SEQUENCE_PARALLEL = {"sp", "sequence_parallel", "sequence_parallelism"}
+# Names that other tools use for a key of ours and that no spelling distance finds.
+_OTHER_NAMES = {
+    "dp": ("dp_shard", "dp_replicate"),
+    "data_parallel": ("dp_shard", "dp_replicate"),
+    "fsdp": ("dp_shard",),
+    "d_model": ("hidden_size",),
+    "d_state": ("state_dim",),
+    "n_layers": ("num_layers",),
+    "num_hidden_layers": ("num_layers",),
+    "num_attention_heads": ("num_heads",),
+    "num_key_value_heads": ("num_kv_heads",),
+    "num_local_experts": ("num_experts",),
+    "num_experts_per_tok": ("top_k",),
+    "intermediate_size": ("ffn_hidden_size",),
+    "gradient_accumulation_steps": ("num_microbatches",),
+    "lr": ("learning_rate",),
+}
+_OTHER_WORDS = {"bfloat16": "bf16", "float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "mha": "gqa", "mqa": "gqa"}
+_SWITCHES = {"yes": "true", "on": "true", "y": "true", "1": "true", "no": "false", "off": "false", "n": "false", "0": "false"}
+_BASES = {"0x": 16, "0o": 8, "0b": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A finding of the models: its type, path and input, and the document around it."""
+
+    type: str
+    path: Path
+    value: Any
+    context: Mapping[str, Any]
+    document: Any
+
+    @property
+    def key(self) -> str:
+        """The dotted key."""
+        return dotted(self.path)
+
+
+def missing_keys(path: Path, names: list[str], document: Any, source: SourceMap) -> Diagnostic:
+    """Required keys that a section lacks."""
+    section = dotted(path)
+    wanted = series(names, "and")
+    detail = f"{section} lacks {wanted}" if section else f"the spec lacks {wanted}"
+    kind = _at(document, path)
+    if isinstance(kind, Mapping) and isinstance(kind.get("kind"), str):
+        detail += f", which kind {kind['kind']} needs"
+    hint = f"add {wanted} {'below ' + section if section else 'at the top level'}"
+    return diagnostic("MP121", detail, source.locate(dotted((*path, names[0]))), (hint,))
+
+
+def unknown_key(path: Path, document: Any, source: SourceMap) -> Diagnostic:
+    """A key that its section does not know."""
+    name, section, where = str(path[-1]), dotted(path[:-1]), source.locate(dotted(path))
+    if path[:-1] == ("mesh",) and name in _SEQUENCE_PARALLEL:
+        tp = _at(document, ("mesh", "tp"))
+        detail = (
+            f"mesh.{name} = {show(_at(document, path))}; sequence parallelism is on exactly when mesh.tp > 1, and mesh.tp = {show(tp or 1)}"
+        )
+        return diagnostic(
+            "MP217", detail, where, (f"remove mesh.{name}", "mesh: {tp: 8}, for tensor and sequence parallelism over 8 ranks")
+        )
+    legal = legal_keys(path[:-1], document)
+    hints = near_keys(path, document)
+    if name == "<<":
+        hints = ["merge keys are not read; write the keys out"]
+    listed = series([str(key) for key in list(legal)[:_MAX_LISTED]], "and")
+    detail = f"{quoted(name)} is no key of {section or 'a spec'}" + (f"; its keys are {listed}" if legal else "")
+    return diagnostic("MP120", detail, where, hints)
+
+
+def near_keys(path: Path, document: Any) -> list[str]:
+    """What an unknown key may have meant: a near name in its section, its name in another section, a near name anywhere."""
+    name, section = str(path[-1]), path[:-1]
+    legal = [str(key) for key in legal_keys(section, document)]
+    others = [key for key in _OTHER_NAMES.get(name.lower(), ()) if key in legal]
+    near = others or get_close_matches(name.lower(), legal, n=1)
+    if near:
+        return [f"did you mean {series([dotted((*section, key)) for key in near])}?"]
+    wanted = {name, *_OTHER_NAMES.get(name.lower(), ())}
+    elsewhere = [dotted(key) for key in all_keys() if key[-1] in wanted and not _below(key, section, name)]
+    if elsewhere:
+        return [f"did you mean {series(sorted(elsewhere)[:4])}?"]
+    by_name = {str(key[-1]): dotted(key) for key in all_keys()}
+    return [f"did you mean {by_name[key]}?" for key in get_close_matches(name.lower(), by_name, n=1, cutoff=0.8)]
+
+
+def describe(fault: Fault, source: SourceMap) -> Diagnostic:
+    """The diagnostic of one wrong value."""
+    maker = _MAKERS.get(fault.type)
+    if maker is None:
+        return diagnostic("MP134", f"{fault.key} = {show(fault.value)}", source.locate(fault.key), ("megaplan schema spec",))
+    code, detail, hints = maker(fault)
+    key = f"{fault.key}.kind" if fault.type == "union_tag_invalid" else fault.key
+    return diagnostic(code, detail, source.locate(key), hints)
+
+
+Words = tuple[str, str, list[str]]
+
+
+def _choice(fault: Fault) -> Words:
+    legal = re.findall(r"'([^']*)'", str(fault.context.get("expected", "")))
+    return _not_legal(fault.key, fault.value, legal)
+
+
+def _kind(fault: Fault) -> Words:
+    return _not_legal(f"{fault.key}.kind", _at(fault.document, (*fault.path, "kind")), list(kinds_of(fault.path)))
+
+
+def _not_legal(key: str, value: Any, legal: list[str]) -> Words:
+    word = str(value).lower() if isinstance(value, str) else ""
+    near = [_OTHER_WORDS[word]] if _OTHER_WORDS.get(word) in legal else get_close_matches(word, legal, n=1)
+    name = key.rpartition(".")[2]
+    hints = [f"{name}: {near[0]}"] if near else [f"use {series(legal)}"]
+    return "MP123", f"{key} = {show(value)}, and the legal values are {series(legal, 'and')}", hints
+
+
+def _no_kind(fault: Fault) -> Words:
+    kinds = kinds_of(fault.path)
+    return "MP122", f"{fault.key} has no key kind; the kinds are {series(kinds, 'and')}", [f"kind: {kind}" for kind in kinds]
+
+
+def _integer(fault: Fault) -> Words:
+    value, meant = fault.value, None
+    if isinstance(value, float) and value.is_integer():
+        meant = str(int(value)) if abs(value) < 2**53 else None
+    elif isinstance(value, str):
+        meant = _meant_integer(value)
+    reason = {bool: "a switch", float: "a number with a decimal point or exponent", str: "text"}.get(type(value), "no integer")
+    if isinstance(value, str) and meant is not None and not value.isdigit():
+        reason = "read differently by different YAML readers"
+    return "MP124", f"{fault.key} = {show(value)} is {reason}", [f"{_name(fault)}: {meant}"] if meant is not None else []
+
+
+def _meant_integer(text: str) -> str | None:
+    plain = text.strip().replace("_", "").replace(",", "")
+    if len(plain) > 20:
+        return None
+    try:
+        return str(int(plain, _BASES.get(plain[:2].lower(), 10)))
+    except ValueError:
+        return None
+
+
+def _number(fault: Fault) -> Words:
+    meant = None
+    if isinstance(fault.value, str):
+        try:
+            meant = fault.value.strip().replace("_", "") if float(fault.value) else None
+        except ValueError:
+            meant = None
+    reason = {bool: "a switch", str: "text"}.get(type(fault.value), "no number")
+    return "MP125", f"{fault.key} = {show(fault.value)} is {reason}", [f"{_name(fault)}: {meant}"] if meant else []
+
+
+def _switch(fault: Fault) -> Words:
+    meant = _SWITCHES.get(str(fault.value).lower())
+    hints = [f"{_name(fault)}: {meant}"] if meant else ["use true or false"]
+    return "MP126", f"{fault.key} = {show(fault.value)}, and it takes true or false", hints
+
+
+def _text(fault: Fault) -> Words:
+    plain = fault.value is not None and not isinstance(fault.value, list | dict)
+    return "MP127", f"{fault.key} = {show(fault.value)} is no text", [f'{_name(fault)}: "{show(fault.value)}"'] if plain else []
+
+
+def _section(fault: Fault) -> Words:
+    keys = [str(key) for key in legal_keys(fault.path, fault.document)]
+    state = "is empty" if fault.value is None else f"= {show(fault.value)}"
+    hint = f"remove {fault.key} to keep its defaults" if fault.value is None else f"{_name(fault)}: {{{keys[0]}: …}}" if keys else ""
+    return "MP128", f"{fault.key} {state}, and it is a section with the keys {series(keys[:_MAX_LISTED], 'and')}", [hint] if hint else []
+
+
+def _list(fault: Fault) -> Words:
+    hints = [f"{_name(fault)}: [{fault.value}]"] if isinstance(fault.value, int) else []
+    return "MP129", f"{fault.key} = {show(fault.value)} is no list", hints
+
+
+def _bounds(fault: Fault) -> Words:
+    bound = {
+        "greater_than": "above",
+        "greater_than_equal": "at least",
+        "less_than_equal": "at most",
+    }[fault.type]
+    limit = next(iter(fault.context.values()))
+    shown = f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"
+    return "MP130", f"{fault.key} = {show(fault.value)}, and it must be {bound} {shown}", []
+
+
+def _finite(fault: Fault) -> Words:
+    return "MP131", f"{fault.key} = {show(fault.value)}", []
+
+
+def _pair(fault: Fault) -> Words:
+    path = fault.path[:-1] if fault.type == "missing" else fault.path
+    value = _at(fault.document, path)
+    length = len(value) if isinstance(value, list) else 0
+    return "MP132", f"{dotted(path)} = {show(value)} has {length} items, and a span has 2: [start, stop)", []
+
+
+def _text_form(fault: Fault) -> Words:
+    meant = re.sub(r"[^A-Za-z0-9._-]+", "-", str(fault.value)[:100]).strip("-._")
+    detail = f"{fault.key} = {show(fault.value)}, and a name has 1 to 100 letters, digits, dots, dashes and underscores"
+    return "MP133", detail, [f"{_name(fault)}: {meant}"] if meant else []
+
+
+_MAKERS = {
+    "literal_error": _choice,
+    "union_tag_invalid": _kind,
+    "union_tag_not_found": _no_kind,
+    "int_type": _integer,
+    "float_type": _number,
+    "bool_type": _switch,
+    "string_type": _text,
+    "model_type": _section,
+    "model_attributes_type": _section,
+    "dict_type": _section,
+    "tuple_type": _list,
+    "greater_than": _bounds,
+    "greater_than_equal": _bounds,
+    "less_than_equal": _bounds,
+    "finite_number": _finite,
+    "too_long": _pair,
+    "missing": _pair,
+    "string_pattern_mismatch": _text_form,
+    "string_too_short": _text_form,
+    "string_too_long": _text_form,
+}
+
+
+def _name(fault: Fault) -> str:
+    return str(next((step for step in reversed(fault.path) if isinstance(step, str)), fault.key))
+
+
+def _at(document: Any, path: Path) -> Any:
+    for step in path:
+        if isinstance(document, Mapping):
+            document = document.get(str(step))
+        elif isinstance(document, list) and isinstance(step, int) and step < len(document):
+            document = document[step]
+        else:
+            return None
+    return document
+
+
+def _below(key: Path, section: Path, name: str) -> bool:
+    return key[: len(section) + 1] == (*section, name)

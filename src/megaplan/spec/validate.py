@@ -1,0 +1,106 @@
+"""Plain values to a `Spec`; what does not fit becomes our diagnostics, all of them, each at its key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Diagnostic, MegaplanError
+from megaplan.spec.models import MAX_LAYERS, Spec
+from megaplan.spec.pattern import has_boundaries, parse_pattern
+from megaplan.spec.source import Path, SourceMap, dotted
+from megaplan.spec.type_errors import Fault, describe, missing_keys, unknown_key
+from megaplan.spec.wording import plural, show
+
+FORMAT = "megaplan.spec/1"
+MAX_FINDINGS = 60
+
+
+def validate_document(document: Any, source: SourceMap) -> Spec:
+    """The spec that `document` writes; a pattern with `|` sets `split.mode` to manual where the document leaves it open.
+
+    Raises:
+        MegaplanError: MP112, MP115 … MP134, and the pattern's own errors; all that are found.
+    """
+    if not isinstance(document, dict):
+        raise MegaplanError([diagnostic("MP112", f"the document is {show(document)}", source.locate(""), (f"format: {FORMAT}",))])
+    if document.get("format") != FORMAT:
+        raise MegaplanError([_other_format(document, source)])
+    try:
+        spec = Spec.model_validate(document)
+    except ValidationError as error:
+        found = list(_translated(error, document, source)) + _pattern_errors(document, source)
+        if len(found) > MAX_FINDINGS:
+            more = diagnostic("MP116", f"{plural(len(found) - MAX_FINDINGS, 'more finding')} of the same document", source.locate(""))
+            found = [*found[:MAX_FINDINGS], more]
+        raise MegaplanError(found) from None
+    if has_boundaries(spec.model.pattern) and "mode" not in spec.split.model_fields_set:
+        return spec.model_copy(update={"split": spec.split.model_copy(update={"mode": "manual"})})
+    return spec
+
+
+def _other_format(document: dict[str, Any], source: SourceMap) -> Diagnostic:
+    if "format" not in document:
+        return diagnostic(
+            "MP115", f"the document has no key format, and a spec begins with format: {FORMAT}", source.locate(""), (f"format: {FORMAT}",)
+        )
+    written = document["format"]
+    detail = f"format = {show(written)}, and this version reads {FORMAT}"
+    if isinstance(written, str) and written.startswith("megaplan.plan/"):
+        return diagnostic("MP115", detail, source.locate("format"), ("this is a plan; read it with megaplan show PLAN",))
+    return diagnostic("MP115", detail, source.locate("format"), (f"format: {FORMAT}",))
+
+
+def _translated(error: ValidationError, document: dict[str, Any], source: SourceMap) -> Iterator[Diagnostic]:
+    missing: dict[Path, list[str]] = {}
+    faults = []
+    for item in error.errors(include_url=False):
+        path, wrong_key = _real_path(item["loc"], document)
+        fault = Fault(item["type"], path, item.get("input"), item.get("ctx", {}), document)
+        if item["type"] == "missing" and isinstance(path[-1], str):
+            missing.setdefault(path[:-1], []).append(path[-1])
+        else:
+            faults.append((fault, wrong_key))
+    for path, names in missing.items():
+        yield missing_keys(path, names, document, source)
+    for fault, wrong_key in faults:
+        if wrong_key or fault.type == "extra_forbidden":
+            yield unknown_key(fault.path, document, source)
+        else:
+            yield describe(fault, source)
+
+
+def _real_path(location: tuple[str | int, ...], document: Any) -> tuple[Path, bool]:
+    """The path in the document: without the steps that name a union's branch; and whether the key itself is the fault."""
+    if location[-1] == "[key]":
+        return tuple(location[:-1]), True
+    path: list[str | int] = []
+    value = document
+    for index, step in enumerate(location):
+        is_last = index == len(location) - 1
+        if isinstance(value, Mapping) and step not in value and not is_last and value.get("kind") == step:
+            continue
+        path.append(step)
+        if isinstance(value, Mapping):
+            value = value.get(step)
+        elif isinstance(value, list) and isinstance(step, int) and step < len(value):
+            value = value[step]
+    return tuple(path), False
+
+
+def _pattern_errors(document: dict[str, Any], source: SourceMap) -> list[Diagnostic]:
+    """The pattern's errors although other keys are wrong too."""
+    model = document.get("model")
+    if not isinstance(model, dict):
+        return []
+    text, num_layers = model.get("pattern"), model.get("num_layers")
+    if not isinstance(text, str) or not isinstance(num_layers, int) or isinstance(num_layers, bool) or not 0 < num_layers <= MAX_LAYERS:
+        return []
+    try:
+        parse_pattern(text, num_layers, source.locate(dotted(("model", "pattern"))))
+    except MegaplanError as error:
+        return list(error.diagnostics)
+    return []
