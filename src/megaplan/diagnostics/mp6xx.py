@@ -17,7 +17,7 @@ RUNTIME: dict[str, CodeInfo] = {
         "gradients would not accumulate in precision.grads",
         "FSDP2 keeps a gradient shard in the resident parameter's dtype; under a pipeline it sums microbatches in the reduction's dtype.",
         "Gradients summed in another dtype than the plan says are other numbers, and other bytes.",
-        "Give precision.grads the value of precision.master, and with pp > 1 precision.reduce the value of precision.grads.",
+        "Give precision.grads the value of precision.master, and with pp > 1 precision.reduce too.",
         "precision: {grads: bf16, master: fp32}      # wrong\nprecision: {grads: fp32, master: fp32}      # right",
     ),
     "MP603": CodeInfo(
