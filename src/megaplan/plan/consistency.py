@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from megaplan.columns import Column
-from megaplan.errors import Diagnostic, Location, MegaplanError
+from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.layout.spans import span_problems
 from megaplan.plan import problems
 from megaplan.plan.canonical import normalise
 from megaplan.plan.decide import decisions_record
 from megaplan.plan.digests import model_digest
 from megaplan.plan.document import PlanDocument, RankEstimate
+from megaplan.plan.inputs import inputs_record
 from megaplan.spec.pattern import parse_pattern
 from megaplan.spec.rules import check_rules
 
@@ -30,7 +32,7 @@ def contradictions(plan: PlanDocument, at: At) -> list[Diagnostic]:
     Raises:
         MegaplanError: Its inputs break a rule of specs.
     """
-    broken = [found for found in check_rules(plan.spec, lambda key: at(("inputs", *key.split(".")))) if found.severity == "error"]
+    broken = [found for found in check_rules(plan.spec, lambda key: at(_input_path(key))) if found.severity is Severity.ERROR]
     if broken:
         raise MegaplanError(broken)
     found = list(_inputs_normal(plan, at)) + list(_cuts(plan, at))
@@ -39,8 +41,14 @@ def contradictions(plan: PlanDocument, at: At) -> list[Diagnostic]:
     return found + list(_estimates(plan, at))
 
 
+def _input_path(key: str) -> Path:
+    """`split.spans[0][1]` as steps below `inputs`."""
+    steps = re.findall(r"[^.\[\]]+", key)
+    return ("inputs", *(int(step) if step.isdigit() else step for step in steps))
+
+
 def _inputs_normal(plan: PlanDocument, at: At) -> Iterator[Diagnostic]:
-    expected = normalise(plan.spec.as_document())
+    expected = inputs_record(plan.spec)
     for path, written, wanted in _differences(plan.inputs, expected):
         key = ("inputs", *path)
         yield problems.contradiction(f"{problems.dotted(key)} = {written}, whose normal form is {wanted}", at(key))

@@ -7,6 +7,7 @@ from typing import Any
 from megaplan.dtypes import DType
 from megaplan.layout.values import Layout, Slot
 from megaplan.spec.models import Optimizer, Precision, Spec
+from megaplan.split.values import Cuts
 
 OWNERSHIP_ORDER = ("tp", "pp", "fsdp2", "ep")
 """Order in which degrees divide a tensor (R-40, R-55)."""
@@ -55,6 +56,27 @@ def stage_record(slot: Slot, letters: str) -> dict[str, Any]:
         "letters": letters[slot.start : slot.stop],
         "owns": owns,
         "copies": list(slot.copies),
+    }
+
+
+def split_record(cuts: Cuts, kept_basis: dict[str, str] | None) -> dict[str, Any]:
+    """`decisions.split`; `kept_basis` replaces what the cuts were decided against today (see `make_plan`)."""
+    certificate = cuts.certificate
+    return {
+        "mode": cuts.mode,
+        "objective": cuts.objective,
+        "reason": cuts.reason,
+        "protects": list(cuts.protects),
+        "decided_against": kept_basis if kept_basis is not None else cuts.decided_against,
+        "certificate": {
+            "objective": certificate.objective,
+            "value": certificate.value,
+            "lower_bound": certificate.lower_bound,
+            "gap": certificate.gap,
+            "optimal": certificate.optimal,
+            "costs": list(certificate.costs),
+            "unit": certificate.unit,
+        },
     }
 
 

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from megaplan.columns import Column, Phase
+from megaplan.columns import Column
 from megaplan.errors import Diagnostic
-from megaplan.plan.document import PlanDocument, RankEstimate, Span, Stage
+from megaplan.plan.document import Estimates, PlanDocument, RankEstimate, Span, Stage
+from megaplan.plan.runs import num_ranks
 
 Place = tuple[int, int]
 """(pp rank, chunk)."""
@@ -73,7 +74,7 @@ class RankChange:
     @property
     def num_ranks(self) -> int:
         """Ranks of this group."""
-        return sum(stop - start for start, stop in self.ranks)
+        return num_ranks(self.ranks)
 
     @property
     def columns(self) -> tuple[Change, ...]:
@@ -159,7 +160,7 @@ def diff_plans(before: PlanDocument, after: PlanDocument, tampered: tuple[tuple[
         digests=(before.digests.plan, after.digests.plan),
         tampered=tampered,
         fits=(before.estimates.fits, after.estimates.fits),
-        stale=stale_topics(before, after),
+        stale=stale_topics(after, since=before),
         moves=_moves(before, after),
         owners=_owners(before.decisions.stages, after.decisions.stages),
         decisions=tuple(_decisions(before, after)),
@@ -172,12 +173,22 @@ def diff_plans(before: PlanDocument, after: PlanDocument, tampered: tuple[tuple[
     )
 
 
-def stale_topics(before: PlanDocument, after: PlanDocument) -> tuple[str, ...]:
-    """What changed under a manual split whose reason was kept (R-25); empty for the other modes."""
-    old, new = before.decisions.split, after.decisions.split
-    if old.mode != "manual" or new.mode != "manual" or old.reason != new.reason:
+def stale_topics(plan: PlanDocument, since: PlanDocument | None = None) -> tuple[str, ...]:
+    """What a manual split was decided against and is not what it was (R-25); empty for the other modes.
+
+    Args:
+        plan: The plan whose inputs stand now.
+        since: An earlier plan; where its split has the same reason, what that one was decided against counts.
+    """
+    split = plan.decisions.split
+    if split.mode != "manual":
         return ()
-    return tuple(sorted(topic for topic, digest in old.decided_against.items() if new.decided_against.get(topic) != digest))
+    from megaplan.split.invariants import stale_reasons  # noqa: PLC0415  (only a manual split needs the model's costs)
+
+    then = split.decided_against
+    if since is not None and since.decisions.split.mode == "manual" and since.decisions.split.reason == split.reason:
+        then = since.decisions.split.decided_against
+    return stale_reasons(then, plan.spec, plan.inventory)
 
 
 def _part(plan: PlanDocument, name: str) -> Any:
@@ -275,19 +286,15 @@ def _intersection(left: tuple[Span, ...], right: tuple[Span, ...]) -> tuple[Span
 
 
 def _growth(before: PlanDocument, after: PlanDocument) -> tuple[Growth, ...]:
-    old, new = column_totals(before), column_totals(after)
+    old, new = column_totals(before.estimates), column_totals(after.estimates)
     changed = (Growth(column, old[column], new[column]) for column in Column if old[column] != new[column])
     return tuple(sorted(changed, key=lambda growth: growth.before - growth.after))
 
 
-def column_totals(plan: PlanDocument) -> dict[Column, int]:
+def column_totals(estimates: Estimates) -> dict[Column, int]:
     """Bytes of each column at the ranks' own peaks, summed over all ranks."""
     totals = dict.fromkeys(Column, 0)
-    for rank in plan.estimates.ranks:
-        num_ranks = sum(stop - start for start, stop in rank.ranks)
+    for rank in estimates.ranks:
         for column in Column:
-            totals[column] += num_ranks * rank.columns[column.key]
+            totals[column] += num_ranks(rank.ranks) * rank.columns[column.key]
     return totals
-
-
-__all__ = ["Change", "CutMove", "Growth", "OwnerMove", "Phase", "PlanDiff", "RankChange", "column_totals", "diff_plans", "stale_topics"]

@@ -1,4 +1,4 @@
-"""Digests of a plan: which architecture, which plan, and what a manual split was decided against."""
+"""Digests of a plan: which architecture, and which plan."""
 
 from __future__ import annotations
 
@@ -31,25 +31,3 @@ def plan_digest(inputs: Mapping[str, Any], decisions: Mapping[str, Any]) -> str:
     """Digest of the inputs, `training` left out, and the decisions, both as they stand in the file."""
     kept: dict[str, Json] = {key: value for key, value in inputs.items() if key != "training"}
     return digest({"inputs": kept, "decisions": dict(decisions)})
-
-
-def split_basis(spec: Spec, costs: Mapping[str, int]) -> dict[str, str]:
-    """A digest of each thing that a manual split may rest on (R-25).
-
-    Args:
-        spec: The spec.
-        costs: Cost of one layer of each family of the pattern, and of `head`, in FLOPs per token.
-
-    Returns:
-        Topic to digest: `side_embeddings`, `recurrent_handling`, `auxiliary_losses`, `schedule`, and `costs_X` of each family X.
-    """
-    model = spec.model.model_dump(mode="json")
-    features = model["features"]
-    topics: dict[str, object] = {
-        "side_embeddings": [features[key] for key in ("ngram", "structure", "platform", "relation_bias")],
-        "recurrent_handling": [model["recurrent"], model["mamba"], spec.recompute.blocks.get("R"), spec.recompute.blocks.get("M")],
-        "auxiliary_losses": [features["mtp"], model["moe"] and [model["moe"]["num_experts"], model["moe"]["top_k"]]],
-        "schedule": [spec.schedule.model_dump(mode="json"), spec.mesh.pp, spec.mesh.vpp],
-    }
-    topics |= {f"costs_{family}": cost for family, cost in costs.items()}
-    return {topic: digest(normalise(value)) for topic, value in topics.items()}

@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from megaplan.columns import Phase
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.values import Layout, Placement
+from megaplan.plan.inputs import spec_values
+from megaplan.plan.runs import runs_label
 from megaplan.spec.models import Spec
 
 FORMAT = "megaplan.plan/1"
@@ -91,18 +93,27 @@ class ScheduleDecision(Part):
     global_batch_tokens: Count
 
 
-class SplitDecision(Part):
-    """Why the cuts are where they are.
+class CertificateRecord(Part):
+    """How good the cuts are for `objective`: their value, a bound that no cuts under the same constraints go below, each slot's cost."""
 
-    `decided_against` holds a digest of each thing a manual split may rest on (R-25); `certificate` the solver's bound, value and gap.
-    """
+    objective: Literal["bottleneck", "step_time"]
+    value: Count
+    lower_bound: Count
+    gap: Count
+    optimal: Flag
+    costs: tuple[Count, ...]
+    unit: str
+
+
+class SplitDecision(Part):
+    """Why the cuts are where they are; `decided_against` holds a digest of each thing a manual split may rest on (R-25)."""
 
     mode: Literal["equal", "weighted", "manual"]
     objective: Literal["bottleneck", "step_time"] | None
     reason: str | None
     protects: tuple[str, ...]
     decided_against: dict[str, Sha256]
-    certificate: dict[str, Any] | None
+    certificate: CertificateRecord
 
 
 class Decisions(Part):
@@ -155,9 +166,7 @@ class RankEstimate(Part):
     @property
     def label(self) -> str:
         """`rank 3`, `ranks 0-3, 8-11`."""
-        runs = [str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in self.ranks]
-        single = len(self.ranks) == 1 and self.ranks[0][1] == self.ranks[0][0] + 1
-        return f"{'rank' if single else 'ranks'} {', '.join(runs)}"
+        return runs_label(self.ranks)
 
 
 class Totals(Part):
@@ -192,7 +201,7 @@ class PlanDocument(Part):
     @cached_property
     def spec(self) -> Spec:
         """The spec that was planned."""
-        return Spec.model_validate(self.inputs)
+        return Spec.model_validate(spec_values(self.inputs))
 
     @cached_property
     def inventory(self) -> Inventory:

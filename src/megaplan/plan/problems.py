@@ -21,36 +21,6 @@ def shortened(text: str, length: int = 60) -> str:
     return text if len(text) <= length else text[: length - 3] + "..."
 
 
-def missing(location: Location) -> Diagnostic:
-    """No file has the name."""
-    return diagnostic("MP101", f"{location.file} does not exist", location, (MAKE_A_PLAN,))
-
-
-def directory(location: Location) -> Diagnostic:
-    """A directory where one file is read."""
-    return diagnostic("MP102", f"{location.file} is a directory", location, (f"megaplan show {location.file}/plan.json",))
-
-
-def unreadable(reason: str, location: Location) -> Diagnostic:
-    """The system refuses to open or read the file."""
-    return diagnostic("MP103", f"{location.file}: {reason[:1].lower()}{reason[1:]}", location)
-
-
-def too_large(limit: int, location: Location) -> Diagnostic:
-    """More bytes than any plan has."""
-    return diagnostic("MP104", f"it holds more than the {limit:,} bytes that a plan may have", location)
-
-
-def empty(location: Location) -> Diagnostic:
-    """Nothing in the file."""
-    return diagnostic("MP105", f"{location.file} holds no text", location, (MAKE_A_PLAN,))
-
-
-def not_utf8(detail: str, location: Location) -> Diagnostic:
-    """Bytes that are no text."""
-    return diagnostic("MP107", detail, location, (MAKE_A_PLAN,))
-
-
 def not_json(detail: str, location: Location) -> Diagnostic:
     """The text is no JSON."""
     return diagnostic("MP109", detail, location, (MAKE_A_PLAN,))

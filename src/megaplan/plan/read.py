@@ -11,19 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from megaplan.errors import Diagnostic, Location, MegaplanError
 from megaplan.plan import problems
 from megaplan.plan.canonical import Json
 from megaplan.plan.digests import plan_digest
 from megaplan.plan.document import FORMAT, FORMAT_MINOR, PlanDocument
+from megaplan.plan.inputs import spec_values
 from megaplan.plan.locate import locate
-from megaplan.plan.text import parse_json, read_text
+from megaplan.plan.text import MAX_PLAN_BYTES, parse_json
 from megaplan.spec.models import Spec
+from megaplan.spec.read import display_name, read_text
 
 Path = tuple[str | int, ...]
-STDIN = "-"
+MAX_FINDINGS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,7 @@ def inspect_plan(path: str) -> LoadedPlan:
     Raises:
         MegaplanError: It is no plan, of another version, or its keys or types are wrong.
     """
-    name = "<stdin>" if path == STDIN else path
-    return parse_plan(read_text(path), name)
+    return parse_plan(read_text(path, MAX_PLAN_BYTES), display_name(path))
 
 
 def parse_plan(text: str, name: str) -> LoadedPlan:
@@ -113,20 +114,20 @@ def _shape(document: Json) -> str:
 
 
 def _validate(document: dict[str, Any], source: _Source) -> PlanDocument:
-    for model, root in ((PlanDocument, ()), (Spec, ("inputs",))):
-        errors = _schema_errors(model, document, root)
-        if errors:
-            raise MegaplanError([_schema_problem(item, path, source) for item, path in errors])
-    return PlanDocument.model_validate(document)
-
-
-def _schema_errors(model: type[BaseModel], document: dict[str, Any], root: Path) -> list[tuple[Any, Path]]:
-    """What pydantic finds, each with its path in the document."""
     try:
-        model.model_validate(_walk(document, root))
+        plan = PlanDocument.model_validate(document)
     except ValidationError as error:
-        return [(item, _real_path(document, (*root, *item["loc"]))) for item in error.errors(include_url=False)]
-    return []
+        raise MegaplanError([_schema_problem(item, path, source) for item, path in _located(error, document, ())]) from None
+    try:
+        plan.spec  # noqa: B018  (cached: the inputs are validated here, once)
+    except ValidationError as error:
+        raise MegaplanError([_schema_problem(item, path, source) for item, path in _located(error, document, ("inputs",))]) from None
+    return plan
+
+
+def _located(error: ValidationError, document: dict[str, Any], root: Path) -> list[tuple[Any, Path]]:
+    """What pydantic found, each with its path in the document; at most `MAX_FINDINGS`."""
+    return [(item, _real_path(document, (*root, *item["loc"]))) for item in error.errors(include_url=False)[:MAX_FINDINGS]]
 
 
 def _schema_problem(item: Any, path: Path, source: _Source) -> Diagnostic:
@@ -141,13 +142,17 @@ def _schema_problem(item: Any, path: Path, source: _Source) -> Diagnostic:
 def _without_unknown(document: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """A copy without the keys that this version does not know, and their dotted names."""
     trimmed, ignored = copy.deepcopy(document), []
-    for model, root in ((PlanDocument, ()), (Spec, ("inputs",))):
+    for validate, root in ((PlanDocument.model_validate, ()), (lambda plan: Spec.model_validate(spec_values(plan["inputs"])), ("inputs",))):
         if not isinstance(trimmed.get("inputs"), dict):
             break
-        for item, path in _schema_errors(model, trimmed, root):
-            if item["type"] == "extra_forbidden":
-                ignored.append(problems.dotted(path))
-                del _walk(trimmed, path[:-1])[path[-1]]
+        try:
+            validate(trimmed)
+        except ValidationError as error:
+            for item in error.errors(include_url=False):
+                path = _real_path(trimmed, (*root, *item["loc"]))
+                if item["type"] == "extra_forbidden":
+                    ignored.append(problems.dotted(path))
+                    del _walk(trimmed, path[:-1])[path[-1]]
     return trimmed, ignored
 
 

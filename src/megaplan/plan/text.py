@@ -1,55 +1,16 @@
-"""From a file to JSON values: bounded in size and depth, exact about what is wrong and where."""
+"""From the text of a plan to JSON values: bounded, and exact about what is wrong and where."""
 
 from __future__ import annotations
 
 import json
 import re
-import sys
-from pathlib import Path
 
 from megaplan.errors import Diagnostic, Location, MegaplanError
 from megaplan.plan import problems
 from megaplan.plan.canonical import Json
 
 MAX_PLAN_BYTES = 16 * 2**20
-STDIN = "-"
-STDIN_NAME = "<stdin>"
 _HEAD = 65536  # characters in which a spec says its format
-
-
-def read_text(path: str) -> str:
-    """The text of a plan file, `-` for stdin, at most `MAX_PLAN_BYTES` of UTF-8.
-
-    Raises:
-        MegaplanError: It cannot be read, is larger, or is not text.
-    """
-    name = STDIN_NAME if path == STDIN else path
-    place = Location(name)
-    try:
-        data = _read_bytes(path)
-    except FileNotFoundError:
-        raise MegaplanError([problems.missing(place)]) from None
-    except IsADirectoryError:
-        raise MegaplanError([problems.directory(place)]) from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise MegaplanError([problems.unreadable(getattr(error, "strerror", None) or str(error), place)]) from None
-    if len(data) > MAX_PLAN_BYTES:
-        raise MegaplanError([problems.too_large(MAX_PLAN_BYTES, place)])
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        detail = f"byte {error.start:,} is 0x{data[error.start]:02x}, which begins no UTF-8 character"
-        raise MegaplanError([problems.not_utf8(detail, place)]) from None
-    if not text.strip():
-        raise MegaplanError([problems.empty(place)])
-    return text
-
-
-def _read_bytes(path: str) -> bytes:
-    if path == STDIN:
-        return sys.stdin.buffer.read(MAX_PLAN_BYTES + 1)
-    with Path(path).open("rb") as file:
-        return file.read(MAX_PLAN_BYTES + 1)
 
 
 def parse_json(text: str, name: str) -> Json:

@@ -1,0 +1,104 @@
+"""Which change moved which column (R-49): every changed input is applied to the first plan alone, and estimated.
+
+The effects of single changes need not sum to the whole difference: changes can act together (more experts and a larger EP degree).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from megaplan.columns import Column
+from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
+from megaplan.plan.diff import Change, PlanDiff, column_totals, diff_plans
+from megaplan.plan.document import Estimates, PlanDocument, Span
+from megaplan.plan.inputs import spec_values
+from megaplan.spec.models import Spec
+
+CUTS = "cuts"
+MAX_CHANGES = 16
+"""More changed inputs than this are two different models: no cause is singled out."""
+
+_WITHOUT_BYTES = {"name", "format", "split", "device", "serving", "host"}
+_TOGETHER = {"model.pattern": "model.num_layers", "mesh.vpp": "mesh.pp", "schedule.kind": "mesh.pp"}
+
+
+def diff_with_causes(before: PlanDocument, after: PlanDocument, tampered: tuple[tuple[str, Diagnostic], ...] = ()) -> PlanDiff:
+    """`diff_plans`, with the causes of every column's change worked out."""
+    diff = diff_plans(before, after, tampered)
+    if not diff.growth or tampered:
+        return diff
+    effects = dict(_effects(before, after, diff))
+    growth = tuple(
+        replace(item, causes=tuple((key, effect[item.column]) for key, effect in effects.items() if effect[item.column]))
+        for item in diff.growth
+    )
+    return replace(diff, growth=growth)
+
+
+def _effects(before: PlanDocument, after: PlanDocument, diff: PlanDiff) -> Iterator[tuple[str, dict[Column, int]]]:
+    """Each change with the bytes it alone adds to each column, over all ranks; changes that cannot stand alone are left out."""
+    groups = _groups(diff)
+    if len(groups) > MAX_CHANGES:
+        return
+    if len(groups) == 1:
+        yield next(iter(groups)), {item.column: item.after - item.before for item in diff.growth} | _zero(diff)
+        return
+    base = _totals(before.spec, before.spans)
+    for name, changes in groups.items():
+        spec = _changed(before, changes)
+        spans = after.spans if name == CUTS else before.spans
+        totals = _totals(spec, spans) if spec else None
+        if totals is not None and base is not None:
+            yield name, {column: totals[column] - base[column] for column in Column}
+
+
+def _zero(diff: PlanDiff) -> dict[Column, int]:
+    changed = {item.column for item in diff.growth}
+    return {column: 0 for column in Column if column not in changed}
+
+
+def _groups(diff: PlanDiff) -> dict[str, list[Change]]:
+    """Changed inputs by the name they are reported under; those that only make sense together are one group."""
+    groups: dict[str, list[Change]] = {}
+    keys = {change.key for change in diff.inputs}
+    for change in diff.inputs:
+        if change.key.partition(".")[0] in _WITHOUT_BYTES:
+            continue
+        partner = _TOGETHER.get(change.key, change.key)
+        groups.setdefault(partner if partner in keys else change.key, []).append(change)
+    if diff.moves:
+        groups[CUTS] = []
+    return groups
+
+
+def _changed(plan: PlanDocument, changes: list[Change]) -> Spec | None:
+    """The plan's spec with the changes applied; None if that is no legal spec."""
+    inputs: dict[str, Any] = copy.deepcopy(plan.inputs)
+    for change in changes:
+        *path, last = change.key.split(".")
+        section = inputs
+        for step in path:
+            section = section[step]
+        section[last] = change.after
+    try:
+        return Spec.model_validate(spec_values(inputs))
+    except ValidationError:
+        return None
+
+
+def _totals(spec: Spec, spans: tuple[Span, ...]) -> dict[Column, int] | None:
+    """Bytes of each column over all ranks; None if the spec breaks a rule or the spans do not fit it."""
+    from megaplan.plan.make import estimate_cuts  # noqa: PLC0415  (a diff of equal plans needs no estimate)
+    from megaplan.spec.rules import check_rules  # noqa: PLC0415
+
+    if any(found.severity is Severity.ERROR for found in check_rules(spec, lambda key: Location(key=key))):
+        return None
+    try:
+        return column_totals(Estimates.model_validate(estimate_cuts(spec, spans)))
+    except MegaplanError:
+        return None

@@ -1,0 +1,49 @@
+"""A spec as a plan's `inputs`, and back: every default written out, floats as exact text (see `canonical`)."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from megaplan.plan.canonical import Json, normalise
+from megaplan.spec.fields import legal_keys
+from megaplan.spec.models import Spec
+
+
+def inputs_record(spec: Spec) -> dict[str, Json]:
+    """The spec's document in canonical values."""
+    record = normalise(spec.as_document())
+    assert isinstance(record, dict)
+    return record
+
+
+def spec_values(inputs: dict[str, Any]) -> dict[str, Any]:
+    """The inverse: decimal text back to floats where the spec has floats. Other text stays, for the spec's own check to refuse."""
+    values = _revived(inputs, (), inputs)
+    assert isinstance(values, dict)
+    return values
+
+
+def _revived(value: Any, path: tuple[str, ...], inputs: dict[str, Any]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    legal = legal_keys(path, inputs)
+    revived = {}
+    for key, item in value.items():
+        if isinstance(item, str) and _admits_float(legal.get(key)):
+            revived[key] = _number(item)
+        else:
+            revived[key] = _revived(item, (*path, key), inputs)
+    return revived
+
+
+def _admits_float(annotation: Any) -> bool:
+    return annotation is float or any(map(_admits_float, get_args(annotation)))
+
+
+def _number(text: str) -> float | str:
+    """The float whose one canonical text this is; any other text as it stands."""
+    try:
+        value = float(text)
+        return value if normalise(value) == text else text
+    except ValueError:
+        return text

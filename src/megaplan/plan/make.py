@@ -1,0 +1,86 @@
+"""`make_plan`: from a spec to a plan document, decided, estimated and digested."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from megaplan.inventory.build import build_inventory
+from megaplan.layout.build import build_layout
+from megaplan.layout.spans import Spans
+from megaplan.plan.canonical import Json, dumps, normalise
+from megaplan.plan.decide import decisions_record, split_record
+from megaplan.plan.digests import model_digest, plan_digest
+from megaplan.plan.document import FORMAT, FORMAT_MINOR, PlanDocument
+from megaplan.plan.estimates import estimates_record
+from megaplan.plan.inputs import inputs_record
+from megaplan.spec.models import Spec
+from megaplan.split.choose import choose_cuts
+from megaplan.split.values import Cuts
+
+
+def make_plan(spec: Spec, baseline: PlanDocument | None = None, overrides: Sequence[str] = (), cuts: Cuts | None = None) -> PlanDocument:
+    """Cut, estimate and digest.
+
+    Args:
+        spec: A checked spec, overrides applied.
+        baseline: A plan whose cuts are kept where that costs nothing. A manual split that stands there with the same spans, reason and
+            protected invariants keeps what it was decided against, so that later changes still show as stale.
+        overrides: The `KEY=VALUE` texts of `--set` that led to `spec`, for the record.
+        cuts: Where to cut, if that has been decided; else `choose_cuts` decides.
+
+    Raises:
+        MegaplanError: No split is feasible, or the spec cannot be planned.
+    """
+    inventory = build_inventory(spec)
+    letters = "".join(block.family.value for block in inventory.layers)
+    if cuts is None:
+        cuts = choose_cuts(spec, inventory, baseline=baseline.spans if baseline else None)
+    layout = build_layout(spec, inventory, cuts.spans)
+    split = split_record(cuts, _kept_basis(cuts, baseline))
+    inputs = inputs_record(spec)
+    decisions = normalise(decisions_record(spec, letters, layout, split))
+    document = {
+        "format": FORMAT,
+        "format_minor": FORMAT_MINOR,
+        "digests": {"model": model_digest(spec, letters), "plan": plan_digest(inputs, decisions)},
+        "overrides": list(overrides),
+        "inputs": inputs,
+        "decisions": decisions,
+        "estimates": normalise(estimates_record(spec, inventory, layout)),
+    }
+    return PlanDocument.model_validate(document)
+
+
+def replan(plan: PlanDocument) -> PlanDocument:
+    """The plan of the same inputs, made today, with the plan itself as baseline: the same text unless something changed."""
+    return make_plan(plan.spec, baseline=plan, overrides=plan.overrides)
+
+
+def plan_text(plan: PlanDocument) -> str:
+    """The canonical text of a plan file."""
+    return dumps(normalise(plan.model_dump(mode="json")))
+
+
+def write_plan(plan: PlanDocument, path: str | Path) -> None:
+    """Write the canonical text to a file."""
+    Path(path).write_text(plan_text(plan), encoding="utf-8")
+
+
+def estimate_cuts(spec: Spec, spans: Spans) -> dict[str, Json]:
+    """`estimates` of a spec cut at given spans.
+
+    Raises:
+        MegaplanError: The spans do not fit the spec.
+    """
+    inventory = build_inventory(spec)
+    return normalise(estimates_record(spec, inventory, build_layout(spec, inventory, spans)))
+
+
+def _kept_basis(cuts: Cuts, baseline: PlanDocument | None) -> dict[str, str] | None:
+    """What the baseline's split was decided against, if this is that split: manual, and in every word the same."""
+    if baseline is None or cuts.mode != "manual":
+        return None
+    split = baseline.decisions.split
+    same = split.mode == "manual" and split.reason == cuts.reason and split.protects == cuts.protects and baseline.spans == cuts.spans
+    return dict(split.decided_against) if same else None

@@ -1,0 +1,34 @@
+"""Sets of ranks as half-open runs: `[[0, 4], [8, 12]]` for 0 to 3 and 8 to 11, of any length in a few bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+Run = tuple[int, int]
+
+_SHOWN = 2
+
+
+def runs_of(ranks: Sequence[int]) -> tuple[Run, ...]:
+    """Ascending ranks as runs."""
+    runs: list[Run] = []
+    for rank in ranks:
+        if runs and runs[-1][1] == rank:
+            runs[-1] = (runs[-1][0], rank + 1)
+        else:
+            runs.append((rank, rank + 1))
+    return tuple(runs)
+
+
+def num_ranks(runs: Sequence[Run]) -> int:
+    """Ranks in the runs."""
+    return sum(stop - start for start, stop in runs)
+
+
+def runs_label(runs: Sequence[Run]) -> str:
+    """`rank 3`, `ranks 0-3`, `ranks 0-3, 8-11`; of many runs the first two, and how many ranks there are in all."""
+    texts = [str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in runs]
+    count = num_ranks(runs)
+    if len(texts) > _SHOWN:
+        return f"ranks {', '.join(texts[:_SHOWN])} … ({count})"
+    return f"{'rank' if count == 1 else 'ranks'} {', '.join(texts)}"

@@ -1,0 +1,59 @@
+"""A plan under `--set`: other values, the same cuts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Diagnostic, Diagnostics, Location, MegaplanError
+from megaplan.inventory.build import build_inventory
+from megaplan.layout.spans import span_problems
+from megaplan.plan.document import PlanDocument
+from megaplan.plan.inputs import spec_values
+from megaplan.plan.make import make_plan
+from megaplan.spec.document import Document
+from megaplan.spec.models import Spec
+from megaplan.spec.overrides import apply_overrides
+from megaplan.spec.rules import check_rules
+from megaplan.spec.source import SourceMap
+from megaplan.spec.validate import validate_document
+from megaplan.split.choose import choose_cuts
+from megaplan.split.costs import stack_costs
+
+
+def varied_spec(plan: PlanDocument, name: str, overrides: Sequence[str]) -> tuple[Spec, tuple[Diagnostic, ...]]:
+    """The plan's spec with overrides, and the warnings it now deserves.
+
+    Args:
+        plan: A plan.
+        name: What diagnostics call its file.
+        overrides: `KEY=VALUE` texts.
+
+    Raises:
+        MegaplanError: The overrides or the spec they make are wrong, or the plan's cuts do not fit it (MP488).
+    """
+    document = apply_overrides(Document(spec_values(plan.inputs), SourceMap(name)), overrides)
+    spec = validate_document(document.value, document.source)
+    found = Diagnostics(check_rules(spec, document.source.locate))
+    found.raise_errors()
+    if broken := span_problems(plan.spans, spec.model.num_layers, spec.mesh.pp, spec.mesh.vpp):
+        options = " ".join(f"--set {override}" for override in overrides)
+        hint = f"megaplan split SPEC {options} -o plan.json"
+        raise MegaplanError([diagnostic("MP488", item.detail, Location(name), (hint,)) for item in broken])
+    return spec, tuple(found)
+
+
+def vary_plan(plan: PlanDocument, name: str, overrides: Sequence[str]) -> tuple[PlanDocument, tuple[Diagnostic, ...]]:
+    """The plan estimated anew with overrides, its cuts kept and judged by today's costs; and warnings.
+
+    Raises:
+        MegaplanError: As `varied_spec`.
+    """
+    spec, found = varied_spec(plan, name, overrides)
+    inventory = build_inventory(spec)
+    best = choose_cuts(spec, inventory, baseline=plan.spans)
+    costs = stack_costs(spec, inventory).of_slots(plan.spans)
+    certificate = replace(best.certificate, value=max(costs), costs=costs)
+    cuts = replace(best, spans=plan.spans, certificate=certificate)
+    return make_plan(spec, overrides=(*plan.overrides, *overrides), cuts=cuts), found
