@@ -17,7 +17,7 @@ def refusal(code: str, detail: str, key: str | None = None, hints: Iterable[str]
 
 def place(rank: int, mesh: Mesh | None) -> str:
     """`rank 3 (pp 1, dp_shard 1)`: the rank and its index on every axis of more than one rank."""
-    if mesh is None or rank >= mesh.world_size:
+    if mesh is None:
         return f"rank {rank}"
     shared = [f"{axis} {index}" for axis, index in rank_coordinate(mesh, rank).items() if getattr(mesh, axis) > 1]
     return f"rank {rank} ({', '.join(shared)})" if shared else f"rank {rank}"

@@ -28,23 +28,28 @@ def report_failure(error: Exception, launch: Launch | None = None, mesh: Mesh | 
         mesh: The plan's, once it is read: it names the rank's place.
         with_traceback: Print torch's and Python's own account too.
     """
-    if launch is not None and launch.world_size > 1:
-        mine = str(launch.rank).encode()
-        if launch.store.compare_set(FIRST, "", mine.decode()) != mine:
-            _wait_for_first(launch)
+    several = launch if launch is not None and launch.world_size > 1 else None
+    if several is not None:
+        if not _is_first(several):
             return
-        sys.stderr.write(f"{place(launch.rank, mesh)} of {launch.world_size} failed first:\n\n")
+        known = mesh if mesh is not None and mesh.world_size == several.world_size else None
+        sys.stderr.write(f"{place(several.rank, known)} of {several.world_size} failed first:\n\n")
     for found in diagnostics_of(error):
         sys.stderr.write(render_diagnostic(found) + "\n")
     if with_traceback:
         traceback.print_exception(error, file=sys.stderr)
     sys.stderr.flush()
-    if launch is not None and launch.world_size > 1:
-        launch.store.set(PRINTED, "1")
+    if several is not None:
+        several.store.set(PRINTED, "1")
 
 
-def diagnostics_of(error: Exception) -> Sequence[Diagnostic]:
-    """The error as diagnostics; one that no command expects names its place in the source."""
+def diagnostics_of(error: BaseException) -> Sequence[Diagnostic]:
+    """The error as diagnostics; one that no command expects names its place in the source.
+
+    torch's pipelining wraps what a stage raises in an error of its own: what counts is the first of the chain.
+    """
+    while error.__cause__ is not None and not isinstance(error, MegaplanError):
+        error = error.__cause__
     if isinstance(error, MegaplanError):
         return error.diagnostics
     if isinstance(error, torch.cuda.OutOfMemoryError):
@@ -52,18 +57,16 @@ def diagnostics_of(error: Exception) -> Sequence[Diagnostic]:
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if "megarun" in frame.filename.replace("\\", "/").split("/")] or list(frames)
     source = f" at {ours[-1].filename.rpartition('/megarun/')[2]}:{ours[-1].lineno}" if ours else ""
-    return [diagnostic("MP610", f"{type(error).__name__}: {_root_cause(error)}{source}")]
+    return [diagnostic("MP610", f"{type(error).__name__}: {error}{source}")]
 
 
-def _root_cause(error: BaseException) -> str:
-    """The message of the exception that started the chain: torch's pipelining wraps it in its own."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return str(error).strip() or type(error).__name__
-
-
-def _wait_for_first(launch: Launch) -> None:
+def _is_first(launch: Launch) -> bool:
+    """Claim to be the first rank that failed; if another one is, wait until it has printed its error."""
+    mine = str(launch.rank)
+    if launch.store.compare_set(FIRST, "", mine) == mine.encode():
+        return True
     try:
         launch.store.wait([PRINTED], WAIT)
-    except RuntimeError as late:  # the store raises DistStoreError, a RuntimeError, when the wait times out
-        sys.stderr.write(f"rank {launch.rank}: another rank failed first and has not reported within {WAIT.seconds} s ({late})\n")
+    except RuntimeError:  # what the store raises when the wait times out
+        sys.stderr.write(f"rank {launch.rank}: another rank failed first and has not reported within {WAIT.seconds} s\n")
+    return False

@@ -53,7 +53,7 @@ def print_summary(title: str, history: Sequence[StepMetrics], metrics_path: str)
     table.add_row("loss, first and last", f"{first.loss:.4f} → {last.loss:.4f} nats per token")
     table.add_row("throughput, median", f"{timed[len(timed) // 2]:,.0f} tokens/s")
     what = "peak" if largest.allocated_basis == "peak" else "parameters and optimizer state"
-    table.add_row(f"memory, largest rank ({what})", format_bytes(largest.allocated_bytes))
+    table.add_row("memory, largest rank", f"{format_bytes(largest.allocated_bytes)} ({what})")
     table.add_row("time in steps", f"{sum(metrics.step_seconds for metrics in history):,.1f} s")
     table.add_row("metrics", metrics_path)
     Console().print(table)

@@ -95,7 +95,7 @@ def open_tokens(path: Path, job: Job) -> TokenFile:
     source = TokenFile(path)
     if source.vocab_size > job.spec.model.vocab_size:
         detail = f"{path}: vocab_size = {source.vocab_size:,}, model.vocab_size = {job.spec.model.vocab_size:,}"
-        raise refusal("MP605", detail, "model.vocab_size", (f"--set model.vocab_size={source.vocab_size}",))
+        raise refusal("MP605", detail, "model.vocab_size", (f"megaplan split SPEC --set model.vocab_size={source.vocab_size} -o PLAN",))
     return source
 
 
