@@ -97,11 +97,4 @@ MESH: dict[str, CodeInfo] = {
         "Remove the key; set `mesh.tp`.",
         "mesh: {tp: 8, sp: 8}      # wrong\nmesh: {tp: 8}",
     ),
-    "MP219": CodeInfo(
-        "unknown device",
-        "The device file has no device of that name.",
-        "Capacity and reserve are data with a source; they are not guessed.",
-        "Use one of the names listed.",
-        "device: {name: h200, per_node: 8}",
-    ),
 }

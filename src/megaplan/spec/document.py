@@ -32,10 +32,11 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Plain values of a text and the places of its keys."""
+    """Plain values of a text, the places of its keys, and what is wrong with it although it can be read."""
 
     value: Any
     source: SourceMap
+    faults: tuple[Diagnostic, ...] = ()
 
 
 def parse_document(text: str, file: str | None) -> Document:
@@ -45,16 +46,17 @@ def parse_document(text: str, file: str | None) -> Document:
         text: Decoded text.
         file: What diagnostics call it; a name ending in `.json` is held to JSON's grammar.
 
+    Returns:
+        The document; MP110, MP111, MP113, MP114 and MP118 are among its faults.
+
     Raises:
-        MegaplanError: MP105, MP108 … MP111, MP113, MP114, MP117, MP118; all that are found.
+        MegaplanError: MP105, MP108, MP109 or MP117: the text cannot be read to its end.
     """
     if file is not None and file.endswith(".json"):
         _check_json(text, file)
     reader = _Reader(text, file)
     value = reader.document()
-    if reader.found:
-        raise MegaplanError(reader.found)
-    return Document(value, SourceMap(file, reader.marks))
+    return Document(value, SourceMap(file, reader.marks), tuple(reader.found))
 
 
 def resolve_scalar(text: str) -> Any:

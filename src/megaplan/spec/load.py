@@ -58,10 +58,10 @@ def spec_from_document(document: Mapping[str, Any], source: SourceMap | None = N
 
 
 def _checked(document: Document) -> LoadedSpec:
-    spec = validate_document(document.value, document.source)
-    found = Diagnostics(check_rules(spec, document.source.locate))
+    try:
+        spec = validate_document(document.value, document.source)
+    except MegaplanError as error:
+        raise MegaplanError([*document.faults, *error.diagnostics]) from None
+    found = Diagnostics([*document.faults, *check_rules(spec, document.source.locate)])
     found.raise_errors()
     return LoadedSpec(spec, document.source, (*found, *unbuilt(spec, document.source.locate)))
-
-
-__all__ = ["LoadedSpec", "MegaplanError", "load_spec", "load_spec_text", "spec_from_document"]

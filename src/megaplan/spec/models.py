@@ -1,4 +1,4 @@
-"""The spec's sections as pydantic models: what the user writes, typed, with every default.
+"""The spec: what the user writes, typed, with every default.
 
 Cross-field rules (degrees that must divide, letters that need sections) live in `rules.py`, not here.
 """
@@ -7,196 +7,101 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from megaplan.dtypes import DType
+from megaplan.spec.architecture import (
+    Attention,
+    CategoryEmbedding,
+    Features,
+    GroupedQueryAttention,
+    Indexer,
+    LatentAttention,
+    Mamba,
+    Mamba2,
+    Mamba3,
+    MatrixRecurrence,
+    MixtureOfExperts,
+    Mlp,
+    Model,
+    MultiTokenPrediction,
+    Ngram,
+    RelationBias,
+)
+from megaplan.spec.scalars import (
+    MAX_LAYERS,
+    Activation,
+    Degree,
+    FloatType,
+    Letter,
+    MicrobatchCount,
+    NaturalInt,
+    NonNegativeFloat,
+    ParamType,
+    Policy,
+    PositiveFloat,
+    PositiveInt,
+    ScheduleKind,
+    Section,
+    StrictBool,
+    Text,
+)
 
-# Bounds keep a slip of the keyboard from becoming a list of 2^40 layers or ranks; they are far above any real model.
-MAX_INT = 2**48
-MAX_LAYERS = 2**16
-MAX_DEGREE = 2**20
-MAX_MICROBATCHES = 2**16
-
-PositiveInt = Annotated[int, Field(gt=0, le=MAX_INT, strict=True)]
-NaturalInt = Annotated[int, Field(ge=0, le=MAX_INT, strict=True)]
-LayerCount = Annotated[int, Field(gt=0, le=MAX_LAYERS, strict=True)]
-Degree = Annotated[int, Field(gt=0, le=MAX_DEGREE, strict=True)]
-MicrobatchCount = Annotated[int, Field(gt=0, le=MAX_MICROBATCHES, strict=True)]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
-NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
-Text = Annotated[str, Field(strict=True)]
-StrictBool = Annotated[bool, Field(strict=True)]
-Letter = Literal["A", "M", "E", "R", "D"]
-Policy = Literal["none", "selective", "full"]
-Activation = Literal["swiglu", "relu2", "gelu"]
-FloatType = Literal[DType.FP32, DType.BF16, DType.FP16]
-ParamType = Literal[DType.FP32, DType.BF16, DType.FP16, DType.FP8]
-ScheduleKind = Literal["gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev"]
-
-
-class Section(BaseModel):
-    """Base of every section: immutable, unknown keys are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Indexer(Section):
-    """Sparse-attention indexer of MLA on the named layers (0-based global indices)."""
-
-    num_heads: PositiveInt
-    head_dim: PositiveInt
-    layers: tuple[NaturalInt, ...]
-
-
-class GroupedQueryAttention(Section):
-    """MHA, GQA and MQA: `num_kv_heads` equal to, below, or 1 of `num_heads`."""
-
-    kind: Literal["gqa"]
-    num_heads: PositiveInt
-    num_kv_heads: PositiveInt
-    head_dim: PositiveInt
-    qk_norm: StrictBool = False
-    bias: StrictBool = False
-    window_size: PositiveInt | None = None
-    rope_theta: PositiveFloat = 10_000.0
-    nope_layers: tuple[NaturalInt, ...] = ()
-
-
-class LatentAttention(Section):
-    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434). `q_lora_rank: null` projects queries directly."""
-
-    kind: Literal["mla"]
-    num_heads: PositiveInt
-    q_lora_rank: PositiveInt | None
-    kv_lora_rank: PositiveInt
-    qk_nope_head_dim: PositiveInt
-    qk_rope_head_dim: PositiveInt
-    v_head_dim: PositiveInt
-    rope_theta: PositiveFloat = 10_000.0
-    window_size: PositiveInt | None = None
-    nope_layers: tuple[NaturalInt, ...] = ()
-    indexer: Indexer | None = None
-
-
-class Mamba2(Section):
-    """Mamba-2 (arXiv:2405.21060). Heads = expand · hidden_size / head_dim unless `num_heads` is given."""
-
-    kind: Literal["mamba2"]
-    expand: PositiveInt = 2
-    head_dim: PositiveInt = 64
-    num_heads: PositiveInt | None = None
-    state_dim: PositiveInt = 128
-    num_groups: PositiveInt = 1
-    conv_kernel: PositiveInt = 4
-    conv_bias: StrictBool = True
-    chunk_size: PositiveInt = 256
-
-
-class Mamba3(Section):
-    """Mamba-3 MIMO; priced, not yet built by megarun."""
-
-    kind: Literal["mamba3"]
-    expand: PositiveInt = 2
-    head_dim: PositiveInt = 64
-    state_dim: PositiveInt = 128
-    num_groups: PositiveInt = 1
-    mimo_rank: PositiveInt = 1
-    num_angles: NaturalInt = 0
-    chunk_size: PositiveInt = 256
-
-
-class MixtureOfExperts(Section):
-    """Token-choice top-k experts with an optional shared expert."""
-
-    num_experts: PositiveInt
-    top_k: PositiveInt
-    ffn_hidden_size: PositiveInt
-    shared_ffn_hidden_size: NaturalInt = 0
-    activation: Activation = "swiglu"
-    normalize_top_k: StrictBool = True
-    capacity_factor: PositiveFloat | None = None
-    routing_skew: Annotated[float, Field(ge=1, allow_inf_nan=False, strict=True)] = 1.0
-
-
-class MatrixRecurrence(Section):
-    """M²RNN (arXiv:2603.14360): a non-linear recurrence over a matrix state per head."""
-
-    kind: Literal["m2rnn"]
-    num_heads: PositiveInt
-    key_dim: PositiveInt
-    value_dim: PositiveInt
-    conv_kernel: PositiveInt = 4
-    save_every: PositiveInt = 64
-
-
-class Mlp(Section):
-    """The dense MLP of a D block."""
-
-    ffn_hidden_size: PositiveInt
-    activation: Activation = "swiglu"
-
-
-class Ngram(Section):
-    """Hashed n-gram embeddings: `num_rows` over all tables, each row `dim` wide, concatenated and projected to hidden."""
-
-    num_tables: PositiveInt
-    num_rows: PositiveInt
-    dim: PositiveInt
-
-
-class CategoryEmbedding(Section):
-    """A side embedding of category ids through a bottleneck (structure, platform)."""
-
-    num_categories: PositiveInt
-    bottleneck: PositiveInt
-
-
-class RelationBias(Section):
-    """One table num_relations × num_heads added to attention scores, shared by all A layers."""
-
-    num_relations: PositiveInt
-
-
-class MultiTokenPrediction(Section):
-    """`depth` extra prediction modules on the last stage: an A block, an ungated MLP, a projection and norms each."""
-
-    depth: Annotated[int, Field(gt=0, le=64, strict=True)]
-    ffn_hidden_size: PositiveInt
-
-
-class Features(Section):
-    """Optional features; null means absent."""
-
-    ngram: Ngram | None = None
-    structure: CategoryEmbedding | None = None
-    platform: CategoryEmbedding | None = None
-    relation_bias: RelationBias | None = None
-    mtp: MultiTokenPrediction | None = None
-
-
-Attention = Annotated[GroupedQueryAttention | LatentAttention, Field(discriminator="kind")]
-Mamba = Annotated[Mamba2 | Mamba3, Field(discriminator="kind")]
-
-
-class Model(Section):
-    """The architecture. `pattern` is as written; see `pattern.py` for its meaning."""
-
-    pattern: Text
-    num_layers: LayerCount
-    hidden_size: PositiveInt
-    vocab_size: PositiveInt
-    tie_embeddings: StrictBool = False
-    norm_eps: PositiveFloat = 1e-5
-    attention: Attention | None = None
-    mamba: Mamba | None = None
-    moe: MixtureOfExperts | None = None
-    recurrent: MatrixRecurrence | None = None
-    mlp: Mlp | None = None
-    features: Features = Features()
+__all__ = [
+    "MAX_LAYERS",
+    "Activation",
+    "Attention",
+    "Batch",
+    "CategoryEmbedding",
+    "DeviceRef",
+    "Features",
+    "FloatType",
+    "GroupedQueryAttention",
+    "Host",
+    "Indexer",
+    "LatentAttention",
+    "Letter",
+    "Mamba",
+    "Mamba2",
+    "Mamba3",
+    "MatrixRecurrence",
+    "Mesh",
+    "MixtureOfExperts",
+    "Mlp",
+    "Model",
+    "MultiTokenPrediction",
+    "Ngram",
+    "Optimizer",
+    "ParamType",
+    "Policy",
+    "Precision",
+    "Recompute",
+    "RelationBias",
+    "Schedule",
+    "ScheduleKind",
+    "Section",
+    "Serving",
+    "Sharding",
+    "Spec",
+    "Split",
+    "Training",
+]
 
 
 class Mesh(Section):
-    """Parallel degrees. World size = pp · dp_replicate · dp_shard · cp · tp; ep and etp re-read the same ranks."""
+    """Parallel degrees. World size = pp · dp_replicate · dp_shard · cp · tp; ep and etp re-read the same ranks.
+
+    Attributes:
+        pp: Pipeline ranks.
+        vpp: Stage slots of each pipeline rank.
+        dp_replicate: Copies of the sharded state (HSDP).
+        dp_shard: Ranks over which state is sharded (FSDP2).
+        cp: Ranks over which the sequence is cut; attention only.
+        tp: Ranks over which heads and widths are sharded; sequence parallelism is on exactly when it is above 1.
+        ep: Ranks over which routed experts are spread; ep · etp divides dp_shard · cp · tp.
+        etp: Ranks over which each expert is sharded.
+        vocab_parallel: Shard embedding, head and loss over the vocabulary on the tp axis.
+    """
 
     pp: Degree = 1
     vpp: Degree = 1
@@ -220,38 +125,68 @@ class Mesh(Section):
 
 
 class Sharding(Section):
-    """FSDP2's policy: free gathered parameters after forward (and gather again in backward), or keep them."""
+    """FSDP2's policy.
+
+    Attributes:
+        reshard_after_forward: Free gathered parameters after forward and gather them again in backward.
+    """
 
     reshard_after_forward: StrictBool = False
 
 
 class Schedule(Section):
-    """The pipeline schedule; pp 1 with `1f1b` accumulates gradients over the microbatches."""
+    """The pipeline schedule; pp 1 with `1f1b` accumulates gradients over the microbatches.
+
+    Attributes:
+        kind: Order of forwards and backwards.
+        num_microbatches: Microbatches of one optimizer step, on every data rank.
+    """
 
     kind: ScheduleKind = "1f1b"
     num_microbatches: MicrobatchCount = 1
 
 
 class Batch(Section):
-    """Sequences per data rank and microbatch, and tokens per sequence before context parallelism."""
+    """What one data rank reads a microbatch.
+
+    Attributes:
+        micro_batch_size: Sequences of a microbatch.
+        seq_length: Tokens of a sequence, before context parallelism.
+    """
 
     micro_batch_size: PositiveInt
     seq_length: PositiveInt
 
 
 class Precision(Section):
-    """Dtype of each tensor role: gathered params, accumulating grads, resident master, optimizer moments, reduction."""
+    """Dtype of each tensor role.
+
+    Attributes:
+        params: Gathered parameters and activations.
+        grads: Accumulating gradients.
+        master: Resident parameters, sharded.
+        moments: Optimizer moments.
+        reduce: Gradient reduction.
+        families: Another params dtype for the layers of a letter.
+    """
 
     params: ParamType = DType.BF16
     grads: FloatType = DType.FP32
     master: FloatType = DType.FP32
     moments: FloatType = DType.FP32
     reduce: FloatType = DType.FP32
-    families: dict[Letter, ParamType] = {}
+    families: dict[Letter, ParamType] = Field(default_factory=dict)
 
 
 class Optimizer(Section):
-    """Which optimizer each group uses. `newton_schulz_dtype: null` means fp32 where params are fp32, else bf16."""
+    """Which optimizer each group of parameters uses.
+
+    Attributes:
+        matrix: For the matrices of blocks.
+        other: For all else: embeddings, head, norms, routers, biases, convolutions, Mamba's in_proj.
+        newton_schulz_dtype: Dtype of Muon's iteration; null for fp32 where params are fp32, else bf16.
+        newton_schulz_steps: Iterations of Muon.
+    """
 
     matrix: Literal["muon", "adamw"] = "muon"
     other: Literal["adamw"] = "adamw"
@@ -260,14 +195,30 @@ class Optimizer(Section):
 
 
 class Recompute(Section):
-    """Activation recompute: one policy for all blocks, and other ones per letter."""
+    """Activation recompute (checkpointing) by family. The last layer is never recomputed.
+
+    Attributes:
+        default: Policy of all blocks.
+        blocks: Another policy for the layers of a letter.
+    """
 
     default: Policy = "none"
-    blocks: dict[Letter, Policy] = {}
+    blocks: dict[Letter, Policy] = Field(default_factory=dict)
 
 
 class Split(Section):
-    """How the stack is cut. Cuts and spans are 0-based global layer indices; a cut c separates layers c−1 and c."""
+    """How the stack is cut. Layers are 0-based global indices, spans half-open; a cut c separates layers c − 1 and c.
+
+    Attributes:
+        mode: equal counts, weighted by cost, or manual.
+        objective: What a weighted split minimises.
+        spans: [start, stop] of each slot, for a manual split.
+        reason: Why a manual split is as it is.
+        protects: Invariants that a manual split protects.
+        forbid: Cuts that no split may make, rising.
+        pin: Cuts that every split must make, rising.
+        together: Spans that no cut may part.
+    """
 
     mode: Literal["equal", "weighted", "manual"] = "weighted"
     objective: Literal["bottleneck", "step_time"] = "bottleneck"
@@ -280,21 +231,39 @@ class Split(Section):
 
 
 class Host(Section):
-    """The framework that will run the plan."""
+    """The framework that will run the plan.
+
+    Attributes:
+        name: megarun.
+        kernels: Plain torch (reference) or Triton.
+    """
 
     name: Literal["megarun"] = "megarun"
     kernels: Literal["reference", "triton"] = "reference"
 
 
 class DeviceRef(Section):
-    """A device of the data file by name, and how many share a node's fast fabric."""
+    """The device.
+
+    Attributes:
+        name: A device of the data file.
+        per_node: Devices that share a node's fast fabric.
+    """
 
     name: Text = "h200"
     per_node: Degree = 8
 
 
 class Serving(Section):
-    """An inference pool priced beside training, never added to it."""
+    """An inference pool priced beside training, never added to it.
+
+    Attributes:
+        batch_size: Sequences served at once.
+        context_length: Tokens of each, prompt and answer.
+        kv_dtype: Dtype of the key-value cache.
+        cache: One contiguous region a sequence, or pages.
+        block_size: Tokens of a page.
+    """
 
     batch_size: PositiveInt
     context_length: PositiveInt
@@ -304,7 +273,16 @@ class Serving(Section):
 
 
 class Training(Section):
-    """How long and how fast to train; outside the plan's digest."""
+    """How long and how fast to train; outside the plan's digest.
+
+    Attributes:
+        steps: Optimizer steps.
+        seed: Of initialisation and data order.
+        learning_rate: Of AdamW, and of Muon where muon_learning_rate is null.
+        weight_decay: Decoupled weight decay.
+        gradient_clip: Bound of the gradient norm; null for none.
+        muon_learning_rate: Of Muon; null for learning_rate.
+    """
 
     steps: PositiveInt = 1000
     seed: NaturalInt = 0
@@ -315,7 +293,25 @@ class Training(Section):
 
 
 class Spec(Section):
-    """A whole spec file (`format: megaplan.spec/1`)."""
+    """A whole spec file.
+
+    Attributes:
+        format: megaplan.spec/1.
+        name: Of plan files, reports and checkpoints.
+        model: The architecture.
+        mesh: Parallel degrees.
+        sharding: State sharding.
+        schedule: Pipeline schedule.
+        batch: Microbatch and sequence.
+        precision: Dtypes.
+        optimizer: Optimizer of each group.
+        recompute: Activation recompute.
+        split: How the stack is cut.
+        host: The framework that runs the plan.
+        device: The device.
+        serving: An inference pool; null for none.
+        training: Length and rates of training.
+    """
 
     format: Literal["megaplan.spec/1"]
     name: Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", strict=True)]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from megaplan.diagnostics import diagnostic
-from megaplan.errors import Diagnostic, Location, MegaplanError
+from megaplan.errors import Location, MegaplanError
 from megaplan.spec.document import Document, parse_document
 from megaplan.spec.fields import legal_keys
 from megaplan.spec.read import NO_CONTROL
@@ -21,31 +21,29 @@ _KEY = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
     """The document with every `KEY=VALUE` applied, in order; the values given are not changed.
 
-    Raises:
-        MegaplanError: MP140 … MP143; all that are found.
+    Returns:
+        A new document; MP140 … MP143 are among its faults, and an override that has one is not applied.
     """
-    if not overrides or not isinstance(document.value, dict):
-        return document
     value, source = document.value, document.source
-    found: list[Diagnostic] = []
+    faults = list(document.faults)
+    if not isinstance(value, dict):
+        return document
     seen: list[tuple[str, ...]] = []
     for argument in overrides:
         label = f"--set {quoted(argument, 80)[1:-1]}"
         try:
             path, given = _parse(argument, value, label)
         except MegaplanError as error:
-            found.extend(error.diagnostics)
+            faults.extend(error.diagnostics)
             continue
         twice = [other for other in seen if other[: len(path)] == path[: len(other)]]
         if twice:
             detail = f"{'.'.join(path)} and {'.'.join(twice[0])} are both set"
-            found.append(diagnostic("MP143", detail, Location(file=label)))
+            faults.append(diagnostic("MP143", detail, Location(file=label)))
         seen.append(path)
         value = _replaced(value, path, given)
         source = source.with_override(".".join(path), label)
-    if found:
-        raise MegaplanError(found)
-    return Document(value, source)
+    return Document(value, source, tuple(faults))
 
 
 def _parse(argument: str, document: dict[str, Any], label: str) -> tuple[tuple[str, ...], Any]:
@@ -60,11 +58,15 @@ def _parse(argument: str, document: dict[str, Any], label: str) -> tuple[tuple[s
     if control:
         raise _refusal("MP142", f"the value has the control character U+{ord(control.group()):04X}", label)
     try:
-        return path, parse_document(text, None).value
+        given = parse_document(text, None)
+        faults = given.faults
     except MegaplanError as error:
+        faults = error.diagnostics
+    if faults:
         raise MegaplanError(
-            [diagnostic("MP142", f"{quoted(text)}: {item.detail}", Location(file=label), item.hints[:-1]) for item in error.diagnostics]
-        ) from None
+            [diagnostic("MP142", f"{quoted(text)}: {item.detail}", Location(file=label), item.hints[:-1]) for item in faults]
+        )
+    return path, given.value
 
 
 def _check_key(path: tuple[str, ...], document: dict[str, Any], label: str) -> None:

@@ -1,4 +1,4 @@
-"""Recompute policies and dtypes by family (R-67)."""
+"""Recompute policies and dtypes by family (R-67), and the device's name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from megaplan.errors import Diagnostic
 from megaplan.spec.context import Checked
-from megaplan.spec.pattern import LETTERS
+from megaplan.spec.pattern import LETTERS, Pattern
 from megaplan.spec.wording import plural, series
 
 REFUSED = {"E": ("full",), "M": ("full",)}
@@ -17,10 +17,11 @@ _WHY = {
 
 
 def policy_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """MP720, MP721."""
+    """MP504, MP720, MP721."""
     if checked.pattern is not None:
         yield from _recompute(checked)
-        yield from _absent_letters(checked)
+        yield from _absent_letters(checked, checked.pattern)
+    yield from _device(checked)
 
 
 def effective_policy(checked: Checked, letter: str) -> str:
@@ -39,11 +40,19 @@ def _recompute(checked: Checked) -> Iterator[Diagnostic]:
             yield checked.error("MP720", detail, key, f"blocks: {{{letter}: selective}}")
 
 
-def _absent_letters(checked: Checked) -> Iterator[Diagnostic]:
-    assert checked.pattern is not None
+def _absent_letters(checked: Checked, pattern: Pattern) -> Iterator[Diagnostic]:
     for section, letters in (("recompute.blocks", checked.spec.recompute.blocks), ("precision.families", checked.spec.precision.families)):
         for letter, value in letters.items():
             if not checked.has(letter):
-                present = series(list(checked.pattern.counts()), "and")
+                present = series(list(pattern.counts()), "and")
                 detail = f"{section}.{letter} = {value}, and the pattern's letters are {present}"
                 yield checked.error("MP721", detail, f"{section}.{letter}", f"remove {section}.{letter}")
+
+
+def _device(checked: Checked) -> Iterator[Diagnostic]:
+    from megaplan.devices import device_names  # noqa: PLC0415 (the data file is read only where a spec is checked)
+
+    names = list(device_names())
+    if checked.spec.device.name not in names:
+        detail = f"device.name = '{checked.spec.device.name}', and the device file has {series(names, 'and')}"
+        yield checked.error("MP504", detail, "device.name", f"name: {series(names)}")

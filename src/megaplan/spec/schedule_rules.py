@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from megaplan.errors import Diagnostic
 from megaplan.spec.context import Checked, num_slots
+from megaplan.spec.wording import series
 
 # One chunk a rank; several chunks in a loop (rank = slot mod pp); two chunks in a V (rank i owns slots i and 2·pp − 1 − i).
 SINGLE = frozenset({"gpipe", "1f1b"})
@@ -13,6 +14,7 @@ LOOP = frozenset({"interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble"})
 V_SHAPED = frozenset({"zbv", "dualpipev"})
 # Known by name, without in-flight counts yet: a spec that asks for one is refused (MP310).
 UNPRICED = frozenset({"gpipe", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev"})
+_PRICED = series(sorted((SINGLE | LOOP | V_SHAPED) - UNPRICED), "and")
 
 
 def schedule_rules(checked: Checked) -> Iterator[Diagnostic]:
@@ -25,7 +27,11 @@ def schedule_rules(checked: Checked) -> Iterator[Diagnostic]:
         yield checked.error("MP212", detail, "mesh.pp", f"use at most {layers} slots")
     if kind in UNPRICED:
         yield checked.error(
-            "MP310", f"schedule.kind = {kind}", "schedule.kind", "kind: 1f1b", "kind: interleaved_1f1b, with vpp: 2 under mesh"
+            "MP310",
+            f"schedule.kind = {kind}, and {_PRICED} are priced",
+            "schedule.kind",
+            "kind: 1f1b",
+            "kind: interleaved_1f1b, with vpp: 2 under mesh",
         )
     yield from _stages(checked, kind)
     yield from _microbatches(checked, kind)

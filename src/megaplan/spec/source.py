@@ -31,6 +31,8 @@ class SourceMap:
     def locate(self, key: str) -> Location:
         """The place of a key; of the nearest section around it if the key itself is not written."""
         written = key
+        if key not in self.marks and (below := [name for name in self.overrides if name.startswith(f"{key}.")]):
+            return Location(file=self.overrides[below[0]], key=below[0])
         while written:
             if written in self.overrides:
                 return Location(file=self.overrides[written], key=key)

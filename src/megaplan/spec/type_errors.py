@@ -35,6 +35,8 @@ _OTHER_NAMES = {
 }
 _OTHER_WORDS = {"bfloat16": "bf16", "float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "mha": "gqa", "mqa": "gqa"}
 _SWITCHES = {"yes": "true", "on": "true", "y": "true", "1": "true", "no": "false", "off": "false", "n": "false", "0": "false"}
+_AMBIGUOUS = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*_[0-9_]*|[0-9][0-9_]*(:[0-9]+)+|0[xob][0-9a-fA-F_]+)")
+_PLAIN_NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _BASES = {"0x": 16, "0o": 8, "0b": 2}
 
 
@@ -94,12 +96,23 @@ def near_keys(path: Path, document: Any) -> list[str]:
     near = others or get_close_matches(name.lower(), legal, n=1)
     if near:
         return [f"did you mean {series([dotted((*section, key)) for key in near])}?"]
+    owners = [kind for kind in kinds_of(section) if name in legal_keys(section, _with_kind(section, kind))]
+    if owners:
+        return [f"{name} is a key of kind {series(owners)}"]
     wanted = {name, *_OTHER_NAMES.get(name.lower(), ())}
-    elsewhere = [dotted(key) for key in all_keys() if key[-1] in wanted and not _below(key, section, name)]
+    elsewhere = [dotted(key) for key in all_keys() if key[-1] in wanted]
     if elsewhere:
         return [f"did you mean {series(sorted(elsewhere)[:4])}?"]
     by_name = {str(key[-1]): dotted(key) for key in all_keys()}
     return [f"did you mean {by_name[key]}?" for key in get_close_matches(name.lower(), by_name, n=1, cutoff=0.8)]
+
+
+def _with_kind(section: Path, kind: str) -> Any:
+    """A document that has nothing but a section of that kind."""
+    document: Any = {"kind": kind}
+    for step in reversed(section):
+        document = {step: document}
+    return document
 
 
 def describe(fault: Fault, source: SourceMap) -> Diagnostic:
@@ -139,14 +152,14 @@ def _no_kind(fault: Fault) -> Words:
 
 def _integer(fault: Fault) -> Words:
     value, meant = fault.value, None
-    if isinstance(value, float) and value.is_integer():
-        meant = str(int(value)) if abs(value) < 2**53 else None
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        meant = str(int(value))
     elif isinstance(value, str):
         meant = _meant_integer(value)
-    reason = {bool: "a switch", float: "a number with a decimal point or exponent", str: "text"}.get(type(value), "no integer")
-    if isinstance(value, str) and meant is not None and not value.isdigit():
-        reason = "read differently by different YAML readers"
-    return "MP124", f"{fault.key} = {show(value)} is {reason}", [f"{_name(fault)}: {meant}"] if meant is not None else []
+    shown = f"{show(value)} ({_what(value)})"
+    if isinstance(value, str) and _AMBIGUOUS.fullmatch(value):
+        shown = f"{show(value)} (another number to another YAML reader)"
+    return "MP124", f"{fault.key} = {shown}, and it takes a plain integer", [f"{_name(fault)}: {meant}"] if meant is not None else []
 
 
 def _meant_integer(text: str) -> str | None:
@@ -160,14 +173,21 @@ def _meant_integer(text: str) -> str | None:
 
 
 def _number(fault: Fault) -> Words:
-    meant = None
-    if isinstance(fault.value, str):
-        try:
-            meant = fault.value.strip().replace("_", "") if float(fault.value) else None
-        except ValueError:
-            meant = None
-    reason = {bool: "a switch", str: "text"}.get(type(fault.value), "no number")
-    return "MP125", f"{fault.key} = {show(fault.value)} is {reason}", [f"{_name(fault)}: {meant}"] if meant else []
+    meant = fault.value.strip().replace("_", "") if isinstance(fault.value, str) else ""
+    hints = [f"{_name(fault)}: {meant}"] if _PLAIN_NUMBER.fullmatch(meant) else []
+    return "MP125", f"{fault.key} = {show(fault.value)} ({_what(fault.value)}), and it takes a number", hints
+
+
+def _what(value: Any) -> str:
+    kinds = {
+        bool: "a switch",
+        str: "text",
+        float: "a number with a fraction or exponent",
+        type(None): "empty",
+        list: "a list",
+        dict: "a section",
+    }
+    return kinds.get(type(value), "a number")
 
 
 def _switch(fault: Fault) -> Words:
@@ -178,7 +198,11 @@ def _switch(fault: Fault) -> Words:
 
 def _text(fault: Fault) -> Words:
     plain = fault.value is not None and not isinstance(fault.value, list | dict)
-    return "MP127", f"{fault.key} = {show(fault.value)} is no text", [f'{_name(fault)}: "{show(fault.value)}"'] if plain else []
+    return (
+        "MP127",
+        f"{fault.key} = {show(fault.value)} ({_what(fault.value)}), and it takes text",
+        [f'{_name(fault)}: "{show(fault.value)}"'] if plain else [],
+    )
 
 
 def _section(fault: Fault) -> Words:
@@ -190,7 +214,7 @@ def _section(fault: Fault) -> Words:
 
 def _list(fault: Fault) -> Words:
     hints = [f"{_name(fault)}: [{fault.value}]"] if isinstance(fault.value, int) else []
-    return "MP129", f"{fault.key} = {show(fault.value)} is no list", hints
+    return "MP129", f"{fault.key} = {show(fault.value)} ({_what(fault.value)}), and it takes a list", hints
 
 
 def _bounds(fault: Fault) -> Words:
@@ -258,7 +282,3 @@ def _at(document: Any, path: Path) -> Any:
         else:
             return None
     return document
-
-
-def _below(key: Path, section: Path, name: str) -> bool:
-    return key[: len(section) + 1] == (*section, name)

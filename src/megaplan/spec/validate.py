@@ -32,7 +32,7 @@ def validate_document(document: Any, source: SourceMap) -> Spec:
     try:
         spec = Spec.model_validate(document)
     except ValidationError as error:
-        found = list(_translated(error, document, source)) + _pattern_errors(document, source)
+        found = sorted([*_translated(error, document, source), *_pattern_errors(document, source)], key=_place)
         if len(found) > MAX_FINDINGS:
             more = diagnostic("MP116", f"{plural(len(found) - MAX_FINDINGS, 'more finding')} of the same document", source.locate(""))
             found = [*found[:MAX_FINDINGS], more]
@@ -40,6 +40,11 @@ def validate_document(document: Any, source: SourceMap) -> Spec:
     if has_boundaries(spec.model.pattern) and "mode" not in spec.split.model_fields_set:
         return spec.model_copy(update={"split": spec.split.model_copy(update={"mode": "manual"})})
     return spec
+
+
+def _place(found: Diagnostic) -> tuple[int, int]:
+    """Reading order; what has no line, such as an override, comes first."""
+    return found.location.line or 0, found.location.column or 0
 
 
 def _other_format(document: dict[str, Any], source: SourceMap) -> Diagnostic:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any
 
 MAX_SHOWN = 60
@@ -29,11 +30,27 @@ def show(value: Any) -> str:
     if isinstance(value, str):
         return quoted(value)
     if isinstance(value, list | tuple):
-        items = ["…" if isinstance(item, list | tuple | dict) else show(item) for item in value[:4]]
+        items = [_inside(item) for item in value[:4]]
         return f"[{', '.join(items)}{', …' if len(value) > 4 else ''}]"
     if isinstance(value, dict):
-        keys = [f"{str(key)[:MAX_SHOWN]}: …" for key in list(value)[:3]]
+        keys = [f"{quoted(str(key))[1:-1]}: …" for key in list(value)[:3]]
         return f"{{{', '.join(keys)}{', …' if len(value) > 3 else ''}}}"
+    return _scalar(value)
+
+
+def _inside(item: Any) -> str:
+    """An item of a list: a short list of scalars is shown, anything deeper is not."""
+    if isinstance(item, list | tuple):
+        flat = len(item) <= 4 and not any(isinstance(part, list | tuple | dict) for part in item)
+        return f"[{', '.join(show(part) for part in item)}]" if flat else "[…]"
+    return "{…}" if isinstance(item, dict) else show(item)
+
+
+def _scalar(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, float) and not isfinite(value):
+        return ".nan" if value != value else "-.inf" if value < 0 else ".inf"  # noqa: PLR0124 (nan is what differs from itself)
     if isinstance(value, int) and abs(value) >= 10**MAX_SHOWN:
         return f"a number of {value.bit_length()} bits"
-    return {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else repr(value)
+    return repr(value)

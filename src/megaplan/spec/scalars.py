@@ -1,0 +1,38 @@
+"""Types of single values, with their bounds. Nothing is coerced: no bool, text or fraction passes as an integer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from megaplan.dtypes import DType
+
+# Bounds keep a slip of the keyboard from becoming a list of 2^40 layers or ranks; they are far above any real model.
+MAX_INT = 2**48
+MAX_LAYERS = 2**16
+MAX_DEGREE = 2**20
+MAX_MICROBATCHES = 2**16
+
+PositiveInt = Annotated[int, Field(gt=0, le=MAX_INT, strict=True)]
+NaturalInt = Annotated[int, Field(ge=0, le=MAX_INT, strict=True)]
+LayerCount = Annotated[int, Field(gt=0, le=MAX_LAYERS, strict=True)]
+Degree = Annotated[int, Field(gt=0, le=MAX_DEGREE, strict=True)]
+MicrobatchCount = Annotated[int, Field(gt=0, le=MAX_MICROBATCHES, strict=True)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+FactorFromOne = Annotated[float, Field(ge=1, allow_inf_nan=False, strict=True)]
+Text = Annotated[str, Field(strict=True)]
+StrictBool = Annotated[bool, Field(strict=True)]
+Letter = Literal["A", "M", "E", "R", "D"]
+Policy = Literal["none", "selective", "full"]
+Activation = Literal["swiglu", "relu2", "gelu"]
+FloatType = Literal[DType.FP32, DType.BF16, DType.FP16]
+ParamType = Literal[DType.FP32, DType.BF16, DType.FP16, DType.FP8]
+ScheduleKind = Literal["gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev"]
+
+
+class Section(BaseModel):
+    """Base of every section: immutable, unknown keys are errors. Keys are described under `Attributes:`, one line each."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
