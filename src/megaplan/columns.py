@@ -38,8 +38,9 @@ class Phase(StrEnum):
 
 
 class Basis(StrEnum):
-    """How sure a number is: counted from shapes, from a model of the runtime, or from a measurement."""
+    """How sure a number is: counted from shapes, from a model of the runtime, from a data sheet or trace by others, or measured by us."""
 
     EXACT = "exact"
     MODELLED = "modelled"
+    PUBLISHED = "published"
     MEASURED = "measured"

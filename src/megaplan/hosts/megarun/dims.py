@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from megaplan.dtypes import DType
 from megaplan.inventory.tensors import Block, Owner, ParamTensor
-from megaplan.spec.models import Spec
+from megaplan.spec.models import Mesh, Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +64,21 @@ def local_dims(spec: Spec) -> Dims:
     )
 
 
+def is_pipelined(mesh: Mesh) -> bool:
+    """Whether torch's pipeline schedule runs the step; otherwise megarun's own loop over the microbatches does."""
+    return mesh.pp * mesh.vpp > 1
+
+
 def activation_dtype(spec: Spec) -> DType:
     """Activations have the compute copy's dtype; matrix products with fp8 weights return bf16."""
-    params = DType(spec.precision.params)
+    params = spec.precision.params
     return DType.BF16 if params is DType.FP8 else params
 
 
 def param_dtype(spec: Spec, block: Block) -> DType:
     """Dtype of a block's gathered parameters: its family's where one is given, else `precision.params`."""
-    return DType(spec.precision.families.get(block.family.value, spec.precision.params))  # type: ignore[call-overload]
+    families: Mapping[str, DType] = spec.precision.families  # type: ignore[assignment]
+    return families.get(block.family.value, spec.precision.params) if families else spec.precision.params
 
 
 def gradient_dtype(spec: Spec, block: Block) -> DType:
@@ -82,6 +89,8 @@ def gradient_dtype(spec: Spec, block: Block) -> DType:
 
 def local_shape(tensor: ParamTensor, tp: int, ep: int, etp: int) -> tuple[int, ...]:
     """Shape that one rank owns after TP, EP and ETP, before state sharding."""
+    if tp == ep == etp == 1:
+        return tensor.shape
     shape = list(tensor.shape)
     if tensor.owner is Owner.TENSOR_PARALLEL and tensor.tp_dim is not None:
         shape[tensor.tp_dim] //= tp

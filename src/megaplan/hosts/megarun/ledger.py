@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import NoReturn
 
 from megaplan.columns import Column
-from megaplan.dtypes import DType
 from megaplan.hosts.megarun.attention import attention_part
-from megaplan.hosts.megarun.dims import Dims, gradient_dtype, local_dims, local_shape
+from megaplan.hosts.megarun.dims import Dims, gradient_dtype, is_pipelined, local_dims, local_shape
 from megaplan.hosts.megarun.embedding import embedding_part, final_norm_part, head_part
 from megaplan.hosts.megarun.features import category_part, mtp_part, ngram_part, relation_bias_part
 from megaplan.hosts.megarun.mamba import mamba_part
@@ -35,15 +34,15 @@ def block_ledger(spec: Spec, block_name: str, block: Block) -> BlockLedger:
     Raises:
         ValueError: The block's family has no section in the spec (a spec that was not checked).
     """
-    return ledger(block_bytes(spec, local_dims(spec), block_name, block), in_place=accumulates_in_place(spec, block))
+    dims, in_place = local_dims(spec), accumulates_in_place(spec, block)
+    gradients = parameter_gradients(spec, dims, block)
+    return ledger(block_bytes(spec, dims, block_name, block), gradients, in_place=in_place)
 
 
 def block_bytes(spec: Spec, dims: Dims, block_name: str, block: Block) -> BlockBytes:
     """The sums of a block's ledger; `dims` are the spec's, worked out once for all its blocks."""
-    gradients = parameter_gradients(spec, block)
-    if block.family is Family.MTP:
-        gradients |= _shared_gradients(spec, dims, gradient_dtype(spec, block))
-    return weigh(_part(spec, dims, block_name, block), gradients)
+    sizes = {name: stored.bytes for name, stored in parameter_gradients(spec, dims, block).items()}
+    return weigh(_part(spec, dims, block_name, block), sizes)
 
 
 def make_of(spec: Spec, block_name: str, block: Block) -> tuple[int, bool, str]:
@@ -58,20 +57,20 @@ def make_of(spec: Spec, block_name: str, block: Block) -> tuple[int, bool, str]:
 
 def accumulates_in_place(spec: Spec, block: Block) -> bool:
     """Whether gradients are added into a buffer of the dtype autograd makes them in (no cast to a wider buffer at the block's end)."""
-    return gradient_dtype(spec, block) is DType(spec.precision.reduce)
+    return gradient_dtype(spec, block) is spec.precision.grads
 
 
-def parameter_gradients(spec: Spec, block: Block) -> Shapes:
-    """Unsharded gradients of a block's parameters as autograd makes them, by parameter name."""
+def parameter_gradients(spec: Spec, dims: Dims, block: Block) -> Shapes:
+    """Unsharded gradients of a block's parameters as autograd makes them, by parameter name.
+
+    An MTP depth also adds to those of the token embedding and the head, which autograd holds until their other use is done.
+    """
     mesh = spec.mesh
     shapes = {tensor.name: local_shape(tensor, mesh.tp, mesh.ep, mesh.etp) for tensor in block.tensors}
+    if block.family is Family.MTP:
+        vocab = spec.model.vocab_size // (mesh.tp if mesh.vocab_parallel else 1)
+        shapes |= dict.fromkeys(("embedding.weight", "head.weight"), (vocab, dims.hidden))
     return storages(gradient_dtype(spec, block), Column.GRADIENTS, shapes)
-
-
-def _shared_gradients(spec: Spec, dims: Dims, dtype: DType) -> Shapes:
-    """Gradients of the token embedding and the head that an MTP depth adds to; autograd holds them until their other use is done."""
-    vocab = spec.model.vocab_size // (dims.tp if spec.mesh.vocab_parallel else 1)
-    return storages(dtype, Column.GRADIENTS, dict.fromkeys(("embedding.weight", "head.weight"), (vocab, dims.hidden)))
 
 
 def _policy(spec: Spec, index: int, block: Block) -> str:
@@ -87,7 +86,7 @@ def _part(spec: Spec, dims: Dims, name: str, block: Block) -> Part:
         return _layer_part(spec, dims, int(name.removeprefix("layers.")), block)
     model, features, vocab_parallel = spec.model, spec.model.features, spec.mesh.vocab_parallel
     if name == "head":
-        return head_part(dims, model.vocab_size, vocab_parallel=vocab_parallel, pipelined=spec.mesh.pp > 1)
+        return head_part(dims, model.vocab_size, vocab_parallel=vocab_parallel, pipelined=is_pipelined(spec.mesh))
     match block.family:
         case Family.EMBEDDING:
             part = embedding_part(dims, vocab_parallel=vocab_parallel)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from megaplan.columns import Basis, Column
 from megaplan.dtypes import DType
+from megaplan.hosts.megarun.allocator import slack_bytes
 from megaplan.hosts.megarun.program import INPUT, OUTPUT, Moment, Replay
 from megaplan.hosts.values import BlockLedger, LedgerTensor
 
@@ -40,9 +41,11 @@ class BlockBytes:
 
     Attributes:
         part: What was summed.
-        gradients: Parameter gradients by parameter name.
+        gradients: Bytes of each parameter's gradient, as autograd makes it.
         saved: Bytes kept, by column.
         saved_bytes: Their sum.
+        saved_slack_bytes: What the allocator's rounding adds to them.
+        keeps_input: Whether the block keeps its input, which belongs to the block before.
         output_bytes: The residual stream it hands on.
         forward: The forward peak.
         forward_bytes: What is alive there.
@@ -53,9 +56,11 @@ class BlockBytes:
     """
 
     part: Part
-    gradients: Shapes
+    gradients: dict[str, int]
     saved: dict[Column, int]
     saved_bytes: int
+    saved_slack_bytes: int
+    keeps_input: bool
     output_bytes: int
     forward: Moment
     forward_bytes: int
@@ -68,11 +73,17 @@ class BlockBytes:
         """What is alive at a moment with these parameter gradients, by column."""
         tensors, found = self.part.tensors, dict.fromkeys(Column, 0)
         for name in (*moment.storages, *moment.gradients):
-            stored = tensors[name.removesuffix("+")]
+            stored = tensors[name]
             found[stored.column] += stored.bytes
         for name in params:
-            found[Column.GRADIENTS] += self.gradients[name].bytes
+            found[Column.GRADIENTS] += self.gradients[name]
         return found
+
+    def moment_bytes(self, moment: Moment, params: tuple[str, ...]) -> int:
+        """What is alive at a moment with these parameter gradients."""
+        tensors = self.part.tensors
+        found = sum([tensors[name].bytes for name in (*moment.storages, *moment.gradients)])
+        return found + sum([self.gradients[name] for name in params])
 
 
 def storages(dtype: DType, column: Column, shapes: Mapping[str, tuple[int, ...]], basis: Basis = Basis.EXACT) -> Shapes:
@@ -87,42 +98,45 @@ def residual(shapes: Shapes) -> Shapes:
     return shapes
 
 
-def weigh(part: Part, gradients: Shapes) -> BlockBytes:
+def weigh(part: Part, gradients: dict[str, int]) -> BlockBytes:
     """Sums and peaks of a block.
 
     Args:
         part: Program and storages.
-        gradients: Parameter gradients by parameter name, in the dtype autograd makes them.
+        gradients: Bytes of each parameter's gradient, in the dtype autograd makes it.
     """
     tensors, run = part.tensors, part.replay
     sizes = {name: stored[0] for name, stored in tensors.items()}
-    sizes |= {f"{name}+": size for name, size in sizes.items()}
-    grads = {name: stored[0] for name, stored in gradients.items()}
+    size_of, gradient_of = sizes.__getitem__, gradients.__getitem__
     forward, forward_bytes = run.forward[0], -1
     for moment in run.forward:
-        total = sum([sizes[name] for name in moment.storages])
+        total = sum(map(size_of, moment.storages))
         if total > forward_bytes:
             forward, forward_bytes = moment, total
     backward = again = run.backward[0]
     backward_bytes = again_bytes = -1
     made = 0
     for moment in run.backward:
-        new = sum([grads[name] for name in moment.new_params])
+        new = sum(map(gradient_of, moment.new_params))
         made += new
-        total = sum([sizes[name] for name in moment.storages]) + sum([sizes[name] for name in moment.gradients])
+        total = sum(map(size_of, moment.storages)) + sum(map(size_of, moment.gradients))
         if total + made > backward_bytes:
             backward, backward_bytes = moment, total + made
         if total + new > again_bytes:
             again, again_bytes = moment, total + new
     saved: dict[Column, int] = {}
+    slack = 0
     for name, _ in run.saved:
-        column = tensors[name].column
-        saved[column] = saved.get(column, 0) + sizes[name]
+        size, _, _, column, _ = tensors[name]
+        saved[column] = saved.get(column, 0) + size
+        slack += slack_bytes(size)
     return BlockBytes(
         part=part,
         gradients=gradients,
         saved=saved,
         saved_bytes=sum(saved.values()),
+        saved_slack_bytes=slack,
+        keeps_input=run.keeps_input,
         output_bytes=sizes[OUTPUT],
         forward=forward,
         forward_bytes=forward_bytes,
@@ -133,11 +147,12 @@ def weigh(part: Part, gradients: Shapes) -> BlockBytes:
     )
 
 
-def ledger(block: BlockBytes, *, in_place: bool) -> BlockLedger:
+def ledger(block: BlockBytes, gradients: Shapes, *, in_place: bool) -> BlockLedger:
     """A block's ledger, tensor by tensor.
 
     Args:
         block: Its sums.
+        gradients: Parameter gradients by parameter name.
         in_place: Whether the backward peak is that of a later microbatch adding gradients in place.
     """
     tensors = block.part.tensors
@@ -150,10 +165,16 @@ def ledger(block: BlockBytes, *, in_place: bool) -> BlockLedger:
         forward_live=_tensors(block.forward.storages, tensors, f"alive in {block.forward.op}"),
         backward_live=(
             *_tensors(moment.storages, tensors, backward),
-            *(_tensor(f"d.{name}", tensors[name.removesuffix("+")], f"gradient {backward}") for name in moment.gradients),
-            *(_tensor(f"d.{name}", block.gradients[name], f"gradient {backward}") for name in params),
+            *(_gradient(index, moment, tensors) for index in range(len(moment.gradients))),
+            *(_tensor(f"d.{name}", gradients[name], f"gradient {backward}") for name in params),
         ),
     )
+
+
+def _gradient(index: int, moment: Moment, tensors: Shapes) -> LedgerTensor:
+    name = moment.gradients[index]
+    again = "+" if name in moment.gradients[:index] else ""
+    return _tensor(f"d.{name}{again}", tensors[name], f"gradient alive in backward of {moment.op}")
 
 
 def _tensors(names: Iterable[str], tensors: Shapes, why: str) -> tuple[LedgerTensor, ...]:

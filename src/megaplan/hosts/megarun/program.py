@@ -58,7 +58,10 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What is alive while one operation runs: forward storages, gradients (by the name of what they belong to), parameter gradients."""
+    """What is alive while one operation runs: forward storages, gradients, parameter gradients.
+
+    Gradients go by the name of what they belong to; a name stands twice where a second gradient is about to be added to a first.
+    """
 
     op: str
     storages: tuple[str, ...]
@@ -69,9 +72,10 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A program's saved set (with the operations that keep each storage) and its moments, forward and backward."""
+    """A program's saved set (with the operations that keep each storage), whether it keeps its input, and its moments."""
 
     saved: tuple[tuple[str, str], ...]
+    keeps_input: bool
     forward: tuple[Moment, ...]
     backward: tuple[Moment, ...]
 
@@ -135,11 +139,12 @@ def replay(
     why = {name: names for name, names in keepers.items() if name not in dropped}
     for name in sorted({roots[name] for op in ops if op.name in region for name in op.reads} - dropped - set(why)):
         why[name] = ["recompute"]
-    why.pop(INPUT, None)
+    keeps_input = why.pop(INPUT, None) is not None
     order = [name for op in ops if op.flow is not Flow.VIEW for name in op.makes if name in why]
     graph = _Graph(ops, roots, keepers, frozenset(why), dropped, region)
     return Replay(
         saved=tuple((name, ", ".join(dict.fromkeys(why[name]))) for name in order),
+        keeps_input=keeps_input,
         forward=_forward(ops, roots, graph.saved, held),
         backward=_backward(graph, order, arrives, pinned),
     )
@@ -187,10 +192,9 @@ def _backward(graph: _Graph, saved: list[str], arrives: str, pinned: str | None)
                 gradients[name] = gradients[op.makes[0]]
             moments.append(Moment(op.name, tuple(live), _held(gradients), params))
         else:
-            new = tuple(name if name not in gradients else f"{name}+" for name in made)
             storages = (*live, *(name for name in op.fetches if name not in live))
             params = (*params, *op.params)
-            moments.append(Moment(op.name, storages, (*_held(gradients), *new), params, op.params))
+            moments.append(Moment(op.name, storages, (*_held(gradients), *made), params, op.params))
             for name in made:
                 gradients.setdefault(name, name)
         for name in op.makes:

@@ -1,0 +1,216 @@
+"""`build_budget`: from a spec, its inventory and a layout to the cells of every distinct rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from megaplan.budget.chunk import NOTHING, Chunk, Policy, Unit
+from megaplan.budget.occupancy import occupancies
+from megaplan.budget.rank import Persistent, StepPeak, accumulating_peak, rank_cells, step_peak
+from megaplan.budget.reserve import device_budget
+from megaplan.budget.values import Budget, DeviceBudget, RankBudget, StageBudget
+from megaplan.columns import Column
+from megaplan.devices import Device, load_device
+from megaplan.hosts.megarun.allocator import slack_bytes
+from megaplan.hosts.megarun.boundaries import boundary_bytes, receive_bytes, sent_gradient_bytes
+from megaplan.hosts.megarun.buffers import rotary_bytes, token_bytes
+from megaplan.hosts.megarun.dims import Dims, is_pipelined, local_dims
+from megaplan.hosts.megarun.ledger import accumulates_in_place, block_bytes, make_of
+from megaplan.hosts.megarun.storage import BlockStorage, block_storage
+from megaplan.inventory.tensors import Block, Family, Inventory
+from megaplan.layout.ranks import expert_coordinate, rank_coordinate
+from megaplan.layout.values import Layout, Slot
+from megaplan.schedule.actions import Action
+from megaplan.schedule.in_flight import receive_buffers
+from megaplan.schedule.registry import actions
+from megaplan.spec.models import Mesh, Spec
+
+
+class _Evaluation:
+    """One call's working values: each distinct block is evaluated once."""
+
+    def __init__(self, spec: Spec, inventory: Inventory, layout: Layout) -> None:
+        self.spec, self.inventory, self.layout = spec, inventory, layout
+        self.dims: Dims = local_dims(spec)
+        self.outside = dict(inventory.outside)
+        blocks = (*inventory.layers, *self.outside.values())
+        distinct = {id(block): block for block in blocks}
+        self.elements = {key: block.elements for key, block in distinct.items()}
+        self.parameters = sum([self.elements[id(block)] for block in blocks])
+        self.in_place = all(accumulates_in_place(spec, block) for block in distinct.values())
+        self.boundary_bytes = boundary_bytes(self.dims)
+        self._units: dict[tuple[int, bool, str, bool, bool], Unit] = {}
+        self._storages: dict[int, BlockStorage] = {}
+
+    def block(self, name: str) -> Block:
+        """The inventory's block of a name."""
+        return self.inventory.layers[int(name[7:])] if name.startswith("layers.") else self.outside[name]
+
+    def unit(self, name: str, block: Block, *, tied: bool, owned: bool) -> Unit:
+        """A block as a unit.
+
+        Args:
+            name: In the inventory; `head` for a tied head.
+            block: The inventory's.
+            tied: Whether another unit or a copy stands for its parameters.
+            owned: Whether its input is a storage of the chunk that it would keep.
+        """
+        key = (*make_of(self.spec, name, block), tied, owned)
+        found = self._units.get(key)
+        if found is None:
+            sums = block_bytes(self.spec, self.dims, name, block)
+            storage = None if tied else self.storage(block)
+            kept = self.boundary_bytes if sums.keeps_input and owned else 0
+            found = self._units[key] = Unit(sums, storage, name.startswith("layers."), kept)
+        return found
+
+    def storage(self, block: Block) -> BlockStorage:
+        """Storage of a block."""
+        found = self._storages.get(id(block))
+        if found is None:
+            found = self._storages[id(block)] = block_storage(self.spec, block)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _SlotParts:
+    chunk: Chunk
+    storages: tuple[BlockStorage, ...]
+    attends: bool
+
+
+def build_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
+    """Bytes of every rank by phase and column.
+
+    Args:
+        spec: A checked spec.
+        inventory: Its parameter tensors.
+        layout: Its slots.
+
+    Returns:
+        The budget; ranks with equal cells are listed together, largest peak first.
+
+    Raises:
+        MegaplanError: MP310 if the schedule is not generated yet; MP504 if the device is unknown.
+    """
+    evaluation, device = _Evaluation(spec, inventory, layout), load_device(spec.device.name)
+    slots = [_slot_parts(evaluation, slot) for slot in layout.slots]
+    mesh, schedule = spec.mesh, spec.schedule
+    orders: Sequence[Sequence[Action]] = ()
+    receives: Sequence[Sequence[tuple[int, int]]] = ()
+    if is_pipelined(mesh):
+        orders = actions(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches)
+        receives = receive_buffers(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches)
+    chunk_of = [slot.chunk for slot in layout.slots]
+    usable = device_budget(device)
+    ranks: list[RankBudget] = []
+    for pp_rank in range(mesh.pp):
+        owned = [slots[slot.index] for slot in layout.of_rank(pp_rank)]
+        chunks = [parts.chunk for parts in owned]
+        num_receives = sum(forward + backward for forward, backward in receives[pp_rank]) if receives else 0
+        persistent = _persistent(evaluation, device, layout.of_rank(pp_rank), owned, num_receives)
+        if orders:
+            moments = occupancies(orders[pp_rank], mesh.vpp, chunk_of, schedule.num_microbatches)
+            receives_input = any(slot.index > 0 for slot in layout.of_rank(pp_rank))
+            sent = sent_gradient_bytes(evaluation.dims, schedule.kind, receives=receives_input, num_microbatches=schedule.num_microbatches)
+            peak = step_peak(chunks, moments, sent)
+        else:
+            peak = accumulating_peak(chunks[0], schedule.num_microbatches)
+        ranks += _distinct(mesh, pp_rank, persistent, peak, usable)
+    ranks.sort(key=lambda rank: (-rank.peak_bytes, rank.ranks))
+    stages = tuple(
+        StageBudget(slot.index, slot.pp_rank, slot.chunk, slot.start, slot.stop, _elements(evaluation, slot)) for slot in layout.slots
+    )
+    return Budget(usable, stages, tuple(ranks), evaluation.parameters, inventory.active_parameters)
+
+
+def _slot_parts(evaluation: _Evaluation, slot: Slot) -> _SlotParts:
+    spec, tied_head = evaluation.spec, evaluation.inventory.tied
+    is_last = slot.index == len(evaluation.layout.slots) - 1
+    names, units, storages, copies = [], [], [], NOTHING
+    owned = slot.index == 0  # whether the stream so far is a storage of this chunk, not a receive buffer
+    attends = False
+    for name in (*slot.blocks, "head") if is_last and tied_head else slot.blocks:
+        tied = name == "head" and tied_head
+        block = evaluation.outside["embedding"] if tied else evaluation.block(name)
+        if not tied:
+            storages.append(evaluation.storage(block))
+        if name in slot.copies and block.family is Family.EMBEDDING:
+            copies = evaluation.storage(block).dense
+            continue
+        beside = block.family in (Family.RELATION_BIAS, Family.MTP)  # the stream they read is kept by another block
+        names.append(name)
+        units.append(evaluation.unit(name, block, tied=tied, owned=owned and not beside and name != "embedding"))
+        owned = owned or block.family is not Family.RELATION_BIAS
+        attends = attends or block.family in (Family.A, Family.MTP)
+    policy = Policy(
+        pipelined=is_pipelined(spec.mesh),
+        reshard=spec.sharding.reshard_after_forward,
+        in_place=evaluation.in_place,
+        boundary_bytes=evaluation.boundary_bytes,
+    )
+    carries = any(name.startswith("mtp.") for name in names)
+    if carries:  # depths run after the head that the layout lists before them; a tied head is appended last
+        order = sorted(range(len(names)), key=lambda index: names[index].startswith("mtp."))
+        names, units = [names[index] for index in order], [units[index] for index in order]
+    chunk = Chunk(names, units, policy, copies=copies, hands_on=not is_last, carries=carries)
+    return _SlotParts(chunk, tuple(storages), attends)
+
+
+def _persistent(
+    evaluation: _Evaluation, device: Device, slots: Sequence[Slot], owned: Iterable[_SlotParts], num_receives: int
+) -> Persistent:
+    spec, last = evaluation.spec, len(evaluation.layout.slots) - 1
+    parts = list(owned)
+    storages = [storage for part in parts for storage in part.storages]
+    resident: dict[Column, int] = {}
+    for storage in storages:
+        for column, size in storage.resident.items():
+            resident[column] = resident.get(column, 0) + size
+    rotary, tokens = rotary_bytes(spec) * sum(part.attends for part in parts), token_bytes(spec)
+    received = receive_bytes(evaluation.dims, num_receives)
+    boundary = boundary_bytes(evaluation.dims)
+    shards = [part.chunk.root.shard_bytes + part.chunk.layers.shard_bytes for part in parts]
+    return Persistent(
+        resident=resident,
+        shard_bytes=sum(shards),
+        matrix_state_bytes=sum(storage.matrix_state_bytes for storage in storages),
+        other_state_bytes=sum(storage.other_state_bytes for storage in storages),
+        uneven=tuple(tensor for storage in storages for tensor in storage.uneven),
+        scratch=tuple(item for storage in storages for item in storage.matrix_scratch),
+        buffer_bytes=rotary,
+        input_bytes=tokens * (any(slot.index == 0 for slot in slots) + any(slot.index == last for slot in slots)),
+        receive_bytes=received,
+        workspace_bytes=device.gemm_workspace_bytes,
+        slack_bytes=sum(storage.resident_slack_bytes for storage in storages) + num_receives * slack_bytes(boundary),
+        state_slack_bytes=sum(storage.state_slack_bytes for storage in storages),
+        parameters=sum(storage.parameters for storage in storages),
+    )
+
+
+def _distinct(mesh: Mesh, pp_rank: int, persistent: Persistent, peak: StepPeak, device: DeviceBudget) -> list[RankBudget]:
+    """The budgets of a pipeline rank's data, context and tensor ranks: they differ where shards are uneven."""
+    dense = {bound for tensor in persistent.uneven if not tensor.expert for bound in tensor.boundaries}
+    expert = {bound for tensor in persistent.uneven if tensor.expert for bound in tensor.boundaries}
+    per_stage = mesh.world_size // mesh.pp
+    first = pp_rank * per_stage
+    groups: dict[tuple[int, int], list[int]] = {}
+    for rank in range(first, first + per_stage):
+        place = (0, 0)
+        if dense or expert:
+            index = (rank - first) // (mesh.cp * mesh.tp) % mesh.dp_shard
+            expert_index = (rank - first) // (mesh.ep * mesh.etp) % mesh.efsdp
+            place = (sum(index >= bound for bound in dense), sum(expert_index >= bound for bound in expert))
+        groups.setdefault(place, []).append(rank)
+    found: list[RankBudget] = []
+    for ranks in groups.values():
+        coordinate = rank_coordinate(mesh, ranks[0])
+        states = persistent.states(coordinate["dp_shard"], expert_coordinate(mesh, ranks[0])["efsdp"])
+        cells, where = rank_cells(persistent, states, peak)
+        found.append(RankBudget(tuple(ranks), coordinate, persistent.parameters, cells, where, device.usable_bytes))
+    return found
+
+
+def _elements(evaluation: _Evaluation, slot: Slot) -> int:
+    return sum([evaluation.elements[id(evaluation.block(name))] for name in slot.blocks])

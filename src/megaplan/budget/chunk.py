@@ -1,0 +1,302 @@
+"""One chunk of a rank: its blocks in execution order, what they keep together, and the peaks of running it.
+
+A peak is a sum of five parts, so that its cells and its total cannot differ: what the blocks before keep, the running block's own moment,
+and gradients, communication buffers and activations beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+from megaplan.budget.occupancy import ChunkState
+from megaplan.columns import Column
+from megaplan.hosts.megarun.parts import BlockBytes
+from megaplan.hosts.megarun.program import Moment
+from megaplan.hosts.megarun.storage import BlockStorage, GroupBytes, together
+
+NOTHING = GroupBytes()
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A block as one step of a chunk; layers of one make share one.
+
+    Attributes:
+        block: Its ledger's sums.
+        storage: What FSDP2 holds of its parameters; None where another unit or a copy on the slot stands for them (a tied head).
+        layer: Whether it is a layer, with groups of its own; all else is the slot's group.
+        input_bytes: Its input, if it keeps it and the chunk owns it.
+    """
+
+    block: BlockBytes
+    storage: BlockStorage | None
+    layer: bool
+    input_bytes: int
+
+
+class Peak(NamedTuple):
+    """A moment of one microbatch on a chunk.
+
+    Attributes:
+        total: Alive beside the chunk's other microbatches and the rank's persistent state: the sum of all below.
+        where: In words.
+        unit: The running block.
+        before: What the blocks before it keep, its own input included where that is still alive.
+        moment: Of the running block; None between blocks.
+        params: Parameter gradients of the moment.
+        gradients: Beside it: accumulated gradients, and those of the slot's own parameters.
+        communication: Beside it: gathered parameters and reduce buffers.
+        activations: Beside it.
+    """
+
+    total: int
+    where: str
+    unit: int
+    before: int
+    moment: Moment | None
+    params: tuple[str, ...]
+    gradients: int
+    communication: int
+    activations: int
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How the host runs a chunk.
+
+    Attributes:
+        pipelined: torch's schedule runs it: gradients accumulate unsharded and are reduced once.
+        reshard: Gathered parameters of layers are freed after forward.
+        in_place: Gradients accumulate in the dtype autograd makes them in.
+        boundary_bytes: One microbatch's residual stream.
+    """
+
+    pipelined: bool
+    reshard: bool
+    in_place: bool
+    boundary_bytes: int
+
+
+class Chunk:
+    """A slot's units with the sums a budget asks for."""
+
+    def __init__(
+        self, names: Sequence[str], units: Sequence[Unit], policy: Policy, *, copies: GroupBytes = NOTHING, hands_on: bool, carries: bool
+    ) -> None:
+        """Sum once.
+
+        Args:
+            names: In the inventory, in execution order; `head` for a tied head too.
+            units: The blocks of these names.
+            policy: How the host runs it.
+            copies: Groups of copied blocks that no unit stands for.
+            hands_on: Whether its output is a stage output held until backward.
+            carries: Whether an MTP depth's input gradient waits beside the head's backward.
+        """
+        self.names, self.units, self.policy, self.carries = tuple(names), tuple(units), policy, carries
+        self.output_bytes = policy.boundary_bytes if hands_on and policy.pipelined else 0
+        kept = [unit.block.saved_bytes + unit.input_bytes for unit in units]
+        self.before = [0, *accumulate(kept)]  # what units 0 … i − 1 keep, inputs included
+        self.saved_bytes = self.before[-1] + self.output_bytes
+        self.slack_bytes = sum([unit.block.saved_slack_bytes for unit in units])
+        self.groups = [NOTHING if unit.storage is None else unit.storage.both for unit in units]
+        self.root = together([copies, *(group for unit, group in zip(units, self.groups, strict=True) if not unit.layer)])
+        self.layers = together([NOTHING, *(group for unit, group in zip(units, self.groups, strict=True) if unit.layer)])
+        self.gathered = [group.gathered_bytes if unit.layer else 0 for unit, group in zip(units, self.groups, strict=True)]
+        self.flats = self._flats()
+
+    def saved_cells(self, count: int = 1) -> dict[Column, int]:
+        """What `count` microbatches keep."""
+        return self._kept(len(self.units), count, self.output_bytes * count)
+
+    def peak_cells(self, peak: Peak) -> dict[Column, int]:
+        """The parts of a peak by column; they sum to its total."""
+        cells = self._kept(peak.unit, 1, peak.before - self.before[peak.unit] + peak.activations)
+        if peak.moment is not None:
+            for column, size in self.units[peak.unit].block.cells(peak.moment, peak.params).items():
+                cells[column] += size
+        cells[Column.GRADIENTS] += peak.gradients
+        cells[Column.COMMUNICATION] += peak.communication
+        return cells
+
+    def held(self, state: ChunkState) -> tuple[int, int]:
+        """Gradients and gathered parameters of the chunk while another one runs."""
+        root, layers, pipelined = self.root, self.layers, self.policy.pipelined
+        if state is ChunkState.REDUCED:
+            return root.shard_bytes + layers.shard_bytes, 0
+        gradients = root.unsharded_bytes + layers.unsharded_bytes if pipelined and state > ChunkState.FORWARDED else 0
+        if state is ChunkState.UNTOUCHED:
+            return gradients, 0
+        kept = not self.policy.reshard or state is ChunkState.BACKWARDED
+        return gradients, root.gathered_bytes + (layers.gathered_bytes if kept else 0)
+
+    def forward_peak(self, state: ChunkState) -> Peak:
+        """The largest moment of a forward."""
+        policy = self.policy
+        fresh = state is ChunkState.UNTOUCHED or not policy.pipelined
+        total, so_far = self.layers.gathered_bytes, 0
+        best, found = -1, (0, 0)
+        for index, unit in enumerate(self.units):
+            own = self.gathered[index]
+            if policy.reshard:
+                back = state is ChunkState.BACKWARDED and policy.pipelined
+                gathered = total - so_far if back else own + self.flats[index]
+            else:
+                gathered = so_far + own + self.flats[index] if fresh else total
+            so_far += own
+            size = self.before[index] + unit.input_bytes + unit.block.forward_bytes + gathered
+            if size >= best:
+                best, found = size, (index, gathered)
+        index, gathered = found
+        return self._peak(index, f"forward of {self.names[index]}", self.units[index].block.forward, (), (self.held(state)[0], gathered))
+
+    def backward_peak(self, state: ChunkState, *, later: bool = False) -> Peak:
+        """The largest moment of a backward and of what FSDP2 does after it.
+
+        Args:
+            state: Of the chunk before it.
+            later: Without a pipeline: whether a microbatch was reduced before.
+        """
+        return self._pipelined_backward(state) if self.policy.pipelined else self._reducing_backward(later=later)
+
+    def reduce_peak(self) -> Peak:
+        """The largest moment of reducing a chunk's accumulated gradients: the slot's own group first, then its layers in order."""
+        groups: list[tuple[str, GroupBytes]] = [("the slot's own parameters", self.root)]
+        for name, unit in zip(self.names, self.units, strict=True):
+            if unit.layer and unit.storage is not None:
+                groups += [(name, unit.storage.dense), (f"{name}.experts", unit.storage.experts)]
+        whole = together((self.root, self.layers))
+        unsharded, gathered, shards = whole.unsharded_bytes, whole.gathered_bytes, 0
+        best = self._aside("", 0, 0)
+        for name, group in groups:
+            gathered -= group.gathered_bytes
+            communication = gathered + group.reduce_bytes + group.reduced_bytes
+            if unsharded + shards + communication > best.total:
+                best = self._aside(f"reduction of {name}", unsharded + shards, communication)
+            unsharded -= group.unsharded_bytes
+            shards += group.shard_bytes
+        return best
+
+    def _pipelined_backward(self, state: ChunkState) -> Peak:
+        policy, first = self.policy, state <= ChunkState.FORWARDED
+        again = policy.in_place and not first
+        everything = self.root.unsharded_bytes + self.layers.unsharded_bytes
+        behind = made = gathered_behind = 0  # of the units already done: unsharded and gathered layers, gradients of the slot's group
+        best, found = -1, (0, 0, 0)
+        for index in range(len(self.units) - 1, -1, -1):
+            unit, own = self.units[index], self.gathered[index]
+            gradients = (behind if first else everything) + (0 if again else made)
+            gathered = gathered_behind + own + self._prefetched(index) if policy.reshard else self.layers.gathered_bytes
+            gathered_behind += own
+            moment_bytes = unit.block.again_bytes if again else unit.block.backward_bytes
+            size = self.before[index] + unit.input_bytes + moment_bytes + gradients + gathered + self._carried(index)
+            if size > best:
+                best, found = size, (index, gradients, gathered)
+            if unit.layer:
+                behind += self.groups[index].unsharded_bytes
+            else:
+                made += self._lasting(index)
+        peak = self._backward(*found, again=again)
+        if first and not policy.in_place:
+            gathered = self.root.gathered_bytes + self.layers.gathered_bytes
+            if everything + made + gathered > peak.total:
+                peak = self._aside("cast of the slot's own gradients", everything + made, gathered)
+        return peak
+
+    def _reducing_backward(self, *, later: bool) -> Peak:
+        """Backward of one microbatch without a pipeline: every layer reduces when it is done, the slot's own group at the end."""
+        root, reshard = self.root, self.policy.reshard
+        everything = root.shard_bytes + self.layers.shard_bytes
+        behind = made = pending = 0  # shards of the layers already done, gradients of the slot's group, the last reduce-scatter input
+        ahead = self.layers.gathered_bytes
+        peaks = []
+        for index in range(len(self.units) - 1, -1, -1):
+            unit, own = self.units[index], self.gathered[index]
+            gradients = (everything if later else behind) + made
+            gathered = own + self._prefetched(index) if reshard else ahead
+            peaks.append(self._backward(index, gradients, gathered + pending, again=False))
+            if not unit.layer or unit.storage is None:
+                made += self._lasting(index)
+                continue
+            dense, experts = unit.storage.dense, unit.storage.experts
+            if experts.made_bytes:
+                peaks.append(self._experts_reduced(index, gradients, gathered, experts))
+            ahead -= own
+            behind += experts.shard_bytes
+            gradients = (everything if later else behind) + made + dense.made_bytes
+            gathered = root.gathered_bytes + (self._prefetched(index) if reshard else ahead)
+            peaks.append(
+                self._ended(index, f"reduction of {self.names[index]}", gradients, gathered + dense.reduce_bytes + dense.reduced_bytes)
+            )
+            behind += dense.shard_bytes
+            pending = dense.reduce_bytes
+        gradients = (everything if later else behind) + made
+        peaks.append(self._ended(0, "reduction of the slot's own parameters", gradients, root.reduce_bytes + root.reduced_bytes))
+        return max(peaks, key=lambda peak: peak.total)
+
+    def _experts_reduced(self, index: int, gradients: int, gathered: int, experts: GroupBytes) -> Peak:
+        """An expert bank reduces inside its layer's backward, as soon as its rows have their gradients."""
+        unit = self.units[index]
+        moments = unit.block.part.replay.backward
+        moment = moments[next(i for i, found in enumerate(moments) if found.op == "experts") + 1]
+        params = tuple(name for name in moment.params if name not in moment.new_params)
+        buffers = gathered + experts.reduce_bytes + experts.reduced_bytes
+        return self._peak(index, f"reduction of {self.names[index]}.experts", moment, params, (gradients, buffers))
+
+    def _backward(self, index: int, gradients: int, gathered: int, *, again: bool) -> Peak:
+        unit = self.units[index]
+        moment = unit.block.again if again else unit.block.backward
+        params = moment.new_params if again else moment.params
+        return self._peak(index, f"backward of {self.names[index]}", moment, params, (gradients, gathered), self._carried(index))
+
+    def _peak(self, index: int, where: str, moment: Moment, params: tuple[str, ...], beside: tuple[int, int], activations: int = 0) -> Peak:
+        """A moment of a unit, with gradients and communication beside it; the slot's own parameters are gathered throughout."""
+        unit = self.units[index]
+        before, gradients = self.before[index] + unit.input_bytes, beside[0]
+        communication = beside[1] + self.root.gathered_bytes
+        total = before + unit.block.moment_bytes(moment, params) + gradients + communication + activations
+        return Peak(total, where, index, before, moment, params, gradients, communication, activations)
+
+    def _ended(self, index: int, where: str, gradients: int, communication: int) -> Peak:
+        """After a unit's backward: its input's gradient stands beside what the units before keep."""
+        before, gradient = self.before[index], self.policy.boundary_bytes if index else 0
+        return Peak(before + gradients + communication + gradient, where, index, before, None, (), gradients, communication, gradient)
+
+    def _aside(self, where: str, gradients: int, communication: int) -> Peak:
+        """No microbatch of the chunk is alive."""
+        return Peak(gradients + communication, where, 0, 0, None, (), gradients, communication, 0)
+
+    def _kept(self, stop: int, count: int, activations: int) -> dict[Column, int]:
+        cells = dict.fromkeys(Column, 0)
+        cells[Column.ACTIVATIONS] = activations
+        for unit in self.units[:stop]:
+            cells[Column.ACTIVATIONS] += unit.input_bytes * count
+            for column, size in unit.block.saved.items():
+                cells[column] += size * count
+        return cells
+
+    def _flats(self) -> list[int]:
+        """The all-gather output that is alive in each unit's forward: of the group gathered last."""
+        flat, found = self.root.flat_bytes, []
+        for unit in self.units:
+            if unit.layer and unit.storage is not None:
+                flat = unit.storage.experts.flat_bytes or unit.storage.dense.flat_bytes
+            found.append(flat)
+        return found
+
+    def _prefetched(self, index: int) -> int:
+        """The all-gather output of the layer before, in flight while this one's backward runs."""
+        return self.flats[index - 1] if index and self.units[index - 1].layer else 0
+
+    def _carried(self, index: int) -> int:
+        """An MTP depth's gradient of the residual stream waits until the final norm adds its own."""
+        return self.policy.boundary_bytes if self.carries and self.names[index] in ("head", "final_norm") else 0
+
+    def _lasting(self, index: int) -> int:
+        """Gradients of the slot's own parameters that stay after a unit; the head adds to those an MTP depth made."""
+        if self.carries and self.names[index] == "head":
+            return 0
+        return sum(self.units[index].block.gradients.values())

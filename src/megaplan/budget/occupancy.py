@@ -1,0 +1,90 @@
+"""Which moments of a step's forward and backward a peak can lie at: counts of live microbatches and the state of every chunk.
+
+`megaplan.schedule.in_flight` gives the largest counts; a budget also needs what else is alive with them: a chunk's parameters are gathered
+from its first forward, its gradients exist from its first backward and are shards after its last. So each rank's order is walked once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from megaplan.schedule.actions import Action, Kind
+
+
+class ChunkState(IntEnum):
+    """What a chunk has behind it in this step."""
+
+    UNTOUCHED = 0
+    FORWARDED = 1  # no backward yet
+    REFORWARDED = 2  # a backward, then a forward
+    BACKWARDED = 3  # a backward last
+    REDUCED = 4  # its last backward, and its gradients are shards
+
+
+class Step(IntEnum):
+    """What happens at a moment."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    REDUCE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """A rank while `step` runs on `chunk`.
+
+    Attributes:
+        step: Forward, backward, or the reduction after a chunk's last backward.
+        chunk: The chunk it runs on.
+        counts: Live microbatches of each chunk, the running one included (none for a reduction).
+        states: Of each chunk, before the step.
+    """
+
+    step: Step
+    chunk: int
+    counts: tuple[int, ...]
+    states: tuple[ChunkState, ...]
+
+
+def occupancies(order: Sequence[Action], vpp: int, chunk_of: Sequence[int], num_microbatches: int) -> tuple[Occupancy, ...]:
+    """The moments of one rank's order that no other moment dominates.
+
+    Args:
+        order: The rank's actions.
+        vpp: Chunks of the rank.
+        chunk_of: Chunk of every slot.
+        num_microbatches: Of the step: a chunk's gradients are reduced after that many backwards.
+
+    Returns:
+        Distinct moments. Of those with one step, chunk and states only the largest counts are given.
+    """
+    counts, states, left = [0] * vpp, [ChunkState.UNTOUCHED] * vpp, [num_microbatches] * vpp
+    found: dict[tuple[Step, int, tuple[ChunkState, ...]], set[tuple[int, ...]]] = {}
+
+    def note(step: Step, chunk: int) -> None:
+        found.setdefault((step, chunk, tuple(states)), set()).add(tuple(counts))
+
+    for action in order:
+        chunk = chunk_of[action.slot]
+        if action.kind is Kind.FORWARD:
+            counts[chunk] += 1
+            note(Step.FORWARD, chunk)
+            states[chunk] = ChunkState.FORWARDED if states[chunk] <= ChunkState.FORWARDED else ChunkState.REFORWARDED
+        elif action.kind is Kind.BACKWARD:
+            note(Step.BACKWARD, chunk)
+            counts[chunk] -= 1
+            left[chunk] -= 1
+            states[chunk] = ChunkState.BACKWARDED
+            if left[chunk] == 0:
+                note(Step.REDUCE, chunk)
+                states[chunk] = ChunkState.REDUCED
+        else:
+            raise ValueError(f"{action}: a split backward has its own walk")
+    return tuple(
+        Occupancy(step, chunk, vector, chunk_states)
+        for (step, chunk, chunk_states), vectors in found.items()
+        for vector in vectors
+        if not any(vector != other and all(a <= b for a, b in zip(vector, other, strict=True)) for other in vectors)
+    )

@@ -1,0 +1,83 @@
+"""Optimizer state and the scratch of a step, as megarun's Muon and torch's fused AdamW run it.
+
+Muon keeps one momentum shard; AdamW two moments and a step counter. Fused AdamW needs no scratch. Muon updates one tensor at a time: the
+update shard in the iteration's dtype, the whole update gathered from it, and Newton-Schulz on that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+
+from megaplan.dtypes import DType
+from megaplan.spec.models import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Uneven:
+    """The moments of a tensor whose rows do not divide by its shard degree.
+
+    Attributes:
+        rows: Of dim 0, after TP and EP.
+        chunk_rows: ceil(rows / degree), what the first ranks hold.
+        degree: Ranks that share it.
+        row_bytes: Moments of one row.
+        expert: Whether it shards over efsdp instead of dp_shard.
+        matrix: Whether Muon updates it.
+    """
+
+    rows: int
+    chunk_rows: int
+    degree: int
+    row_bytes: int
+    expert: bool
+    matrix: bool
+
+    def state_bytes(self, index: int) -> int:
+        """Moments on the rank with this index among those that share the tensor."""
+        return max(0, min(self.chunk_rows, self.rows - index * self.chunk_rows)) * self.row_bytes
+
+    @property
+    def boundaries(self) -> tuple[int, int]:
+        """The index of the first short chunk, and the first after it: ranks between two boundaries hold the same."""
+        whole = self.rows // self.chunk_rows
+        return whole, whole + (self.rows % self.chunk_rows > 0)
+
+
+def uses_muon(spec: Spec) -> bool:
+    """Whether the matrix group is Muon's."""
+    return spec.optimizer.matrix == "muon"
+
+
+def newton_schulz_dtype(spec: Spec) -> DType:
+    """Dtype of Muon's iteration: as written, else fp32 where params are fp32, else bf16."""
+    if spec.optimizer.newton_schulz_dtype is not None:
+        return spec.optimizer.newton_schulz_dtype
+    return DType.FP32 if spec.precision.params is DType.FP32 else DType.BF16
+
+
+def matrix_scratch_bytes(shape: tuple[int, ...], num_matrices: int, iteration_bytes: int, shard_elements: int) -> int:
+    """Peak scratch of one Newton-Schulz update.
+
+    At its peak an iteration holds the gathered update, the iterate x, x xᵀ and its polynomial (k matrices of r × r, r the shorter side),
+    and the next iterate: 3 · n + 2 · k · r² elements, beside the update's shard.
+
+    Args:
+        shape: Whole tensor on the rank, after TP and EP; dims before the last are rows.
+        num_matrices: k equal matrices, orthogonalised apart.
+        iteration_bytes: Of one element.
+        shard_elements: The update's shard; 0 on a one-rank mesh, where it is the whole update.
+    """
+    elements, columns = prod(shape), shape[-1]
+    side = min(elements // (num_matrices * columns), columns)
+    return (shard_elements + 3 * elements + 2 * num_matrices * side * side) * iteration_bytes
+
+
+def first_step_peak(scratch: Iterable[tuple[int, int]]) -> int:
+    """Peak of Muon's first step above what was there before: each tensor's scratch beside the momenta made so far, its own included."""
+    peak = made = 0
+    for scratch_bytes, state_bytes in scratch:
+        made += state_bytes
+        peak = max(peak, made + scratch_bytes)
+    return peak

@@ -1,0 +1,164 @@
+"""What FSDP2 holds of a block's parameters: resident shards, gathered copies, gradients, reduce buffers.
+
+Every tensor is sharded along dim 0 in n chunks of ceil(d0 / n) rows. Each rank stores a whole chunk, zero-padded; views of it have the
+true rows. Gathered copies and reduce inputs hold n padded chunks; unsharded gradients have the tensor's own shape; the gradient shards of a
+group lie in one padded buffer. Optimizer state follows the true rows, so trailing ranks hold less of it.
+
+Dense tensors shard over dp_shard, expert banks over efsdp = dp_shard · cp · tp / (ep · etp). A layer is a group, its expert bank another;
+everything outside the layers of a slot is the slot's own group, which is never resharded after forward.
+
+Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py (`_init_sharded_param`) and _fsdp_collectives.py (`foreach_all_gather`,
+`foreach_reduce`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+from megaplan.columns import Column
+from megaplan.hosts.megarun.allocator import slack_bytes
+from megaplan.hosts.megarun.dims import local_shape, param_dtype
+from megaplan.hosts.megarun.optimizer import Uneven, matrix_scratch_bytes, newton_schulz_dtype, uses_muon
+from megaplan.inventory.tensors import Block, Group, Owner
+from megaplan.spec.models import Mesh, Spec
+
+OWNER_COLUMNS = {
+    Owner.REPLICATED: Column.REPLICATED_PARAMS,
+    Owner.TENSOR_PARALLEL: Column.TENSOR_PARALLEL_PARAMS,
+    Owner.EXPERT_PARALLEL: Column.EXPERT_PARALLEL_PARAMS,
+}
+
+
+class GroupBytes(NamedTuple):
+    """FSDP2 groups, one or several together.
+
+    Attributes:
+        gathered_bytes: Unsharded compute copies, padded.
+        flat_bytes: The all-gather's own output before it is copied out: 0 on a one-rank mesh.
+        unsharded_bytes: Whole gradients in `precision.grads`.
+        made_bytes: Whole gradients in the dtype autograd makes them.
+        reduce_bytes: Reduce-scatter input in `precision.reduce`, padded.
+        reduced_bytes: Its output: a padded shard.
+        shard_bytes: Gradient shards in `precision.grads`, padded.
+    """
+
+    gathered_bytes: int = 0
+    flat_bytes: int = 0
+    unsharded_bytes: int = 0
+    made_bytes: int = 0
+    reduce_bytes: int = 0
+    reduced_bytes: int = 0
+    shard_bytes: int = 0
+
+
+def together(groups: Iterable[GroupBytes]) -> GroupBytes:
+    """The sum of several groups."""
+    return GroupBytes(*map(sum, zip(*groups, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStorage:
+    """What a rank holds of one block's parameters.
+
+    Attributes:
+        resident: Shards in `precision.master`, padded, by column.
+        dense: The group of what is not an expert bank.
+        experts: The group of the expert bank.
+        both: The two together.
+        matrix_state_bytes: Moments of Muon tensors that shard evenly.
+        other_state_bytes: Moments of AdamW tensors that shard evenly, step counters of all AdamW tensors.
+        uneven: Tensors whose last chunks are short or empty.
+        matrix_scratch: Muon's scratch and state of each tensor, in the order they are updated.
+        resident_slack_bytes: What the allocator's rounding adds to the shards.
+        state_slack_bytes: What it adds to the moments.
+        parameters: Elements after TP and EP, before state sharding.
+    """
+
+    resident: dict[Column, int]
+    dense: GroupBytes
+    experts: GroupBytes
+    both: GroupBytes
+    matrix_state_bytes: int
+    other_state_bytes: int
+    uneven: tuple[Uneven, ...]
+    matrix_scratch: tuple[tuple[int, int], ...]
+    resident_slack_bytes: int
+    state_slack_bytes: int
+    parameters: int
+
+
+def shard_degrees(mesh: Mesh) -> tuple[int, int]:
+    """Ranks that share dense tensors, and those that share expert banks."""
+    return mesh.dp_shard, mesh.efsdp
+
+
+def block_storage(spec: Spec, block: Block) -> BlockStorage:
+    """Storage of one block on a rank that holds it."""
+    mesh, precision = spec.mesh, spec.precision
+    compute, master = param_dtype(spec, block).bytes, precision.master.bytes
+    made = max(compute, 2)  # fp8 weights get bf16 gradients
+    moments, iteration = precision.moments.bytes, newton_schulz_dtype(spec).bytes
+    resident: dict[Column, int] = {}
+    counts = {True: [0, 0, 0], False: [0, 0, 0]}  # experts or not: padded shard, padded whole, true whole elements
+    states = {True: 0, False: 0}  # Muon or not
+    uneven: list[Uneven] = []
+    scratch: list[tuple[int, int]] = []
+    muon, parameters, resident_slack, state_slack = uses_muon(spec), 0, 0, 0
+    for tensor in block.tensors:
+        shape = local_shape(tensor, mesh.tp, mesh.ep, mesh.etp)
+        rows, elements = shape[0], prod(shape)
+        expert = tensor.owner is Owner.EXPERT_PARALLEL
+        degree = mesh.efsdp if expert else mesh.dp_shard
+        chunk_rows, width = -(-rows // degree), elements // rows
+        chunk = chunk_rows * width
+        column = OWNER_COLUMNS[tensor.owner]
+        resident[column] = resident.get(column, 0) + chunk * master
+        resident_slack += slack_bytes(chunk * master)
+        count = counts[expert]
+        count[0] += chunk
+        count[1] += chunk * degree
+        count[2] += elements
+        parameters += elements
+        by_muon = muon and tensor.group is Group.MATRIX
+        state = width * moments * (1 if by_muon else 2)
+        state_slack += slack_bytes(chunk * moments) * (1 if by_muon else 2)
+        if chunk_rows * degree == rows:
+            states[by_muon] += state * chunk_rows
+        else:
+            uneven.append(Uneven(rows, chunk_rows, degree, state, expert, by_muon))
+        if by_muon:
+            scratch.append((matrix_scratch_bytes(shape, tensor.num_matrices, iteration, chunk if degree > 1 else 0), state * chunk_rows))
+        else:
+            states[False] += STEP_BYTES
+    dense, experts = (
+        GroupBytes(
+            gathered_bytes=whole * compute,
+            flat_bytes=whole * compute if degree > 1 else 0,
+            unsharded_bytes=true * precision.grads.bytes,
+            made_bytes=true * made,
+            reduce_bytes=whole * precision.reduce.bytes,
+            reduced_bytes=shard * precision.reduce.bytes,
+            shard_bytes=shard * precision.grads.bytes,
+        )
+        for degree, (shard, whole, true) in ((mesh.dp_shard, counts[False]), (mesh.efsdp, counts[True]))
+    )
+    return BlockStorage(
+        resident=resident,
+        dense=dense,
+        experts=experts,
+        both=together((dense, experts)),
+        matrix_state_bytes=states[True],
+        other_state_bytes=states[False],
+        uneven=tuple(uneven),
+        matrix_scratch=tuple(scratch),
+        resident_slack_bytes=resident_slack,
+        state_slack_bytes=state_slack,
+        parameters=parameters,
+    )
+
+
+STEP_BYTES = 4
+"""AdamW's step counter, an fp32 scalar beside each parameter (fused AdamW keeps it on the device)."""
