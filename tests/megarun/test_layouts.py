@@ -86,6 +86,17 @@ def test_two_ranks_train_as_one_process(one_process: Any, worker: Any, run_layou
         assert all(torch.equal(a, b) for a, b in zip(record["whole"], record["sharded"], strict=True))
 
 
+@pytest.mark.requirement("R-19")
+def test_experts_without_tokens_still_reduce(one_process: Any, worker: Any, run_layouts: Any, spec_with: Any) -> None:
+    """Four tokens reach at most four of sixteen experts; the others get zero gradients, and ranks whose experts differ stay in step."""
+    sparse = {"model.moe.num_experts": 16, "model.moe.top_k": 1, "batch": {"micro_batch_size": 1, "seq_length": 4}}
+    found = run_layouts(2, [case("sparse", spec_with({**sparse, "mesh": {"dp_shard": 2}}), [[0, 5]])])
+    one = worker.train_case(case("one", spec_with({**sparse, "schedule.num_microbatches": 2}), [[0, 5]]))
+    check(found["sparse"], one, DATA_AXES)
+    idle = one["gradients"]["layers.2.experts.up_proj"].flatten(1).abs().amax(1) == 0
+    assert int(idle.sum()) >= 16 - 8
+
+
 @pytest.mark.requirement("R-62")
 @pytest.mark.requirement("R-8")
 def test_tied_embeddings_and_bf16_over_two_stages(one_process: Any, worker: Any, run_layouts: Any, spec_with: Any) -> None:
