@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -69,7 +72,12 @@ class Optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
+    def states(self) -> Iterator[tuple[torch.Tensor, dict[str, Any]]]:
+        """Every parameter that has state, with its state."""
+        for optimizer, _ in self._all:
+            yield from optimizer.state.items()
+
     def state_tensors(self) -> list[torch.Tensor]:
         """Every tensor the optimizers keep between steps."""
-        values = (value for optimizer, _ in self._all for state in optimizer.state.values() for value in state.values())
+        values = (value for _, state in self.states() for value in state.values())
         return [value for value in values if isinstance(value, torch.Tensor)]

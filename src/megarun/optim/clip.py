@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -12,7 +12,9 @@ from megarun.parallel.mesh import RankMesh
 
 
 @torch.no_grad()
-def clip_gradients(owned: Iterable[Tensor], copies: Iterable[Tensor], mesh: RankMesh, largest_norm: float | None) -> float:
+def clip_gradients(
+    owned: Iterable[Tensor], copies: Iterable[Tensor], mesh: RankMesh, largest_norm: float | None, read: Callable[[Tensor], float] = float
+) -> float:
     """Scale every gradient in place so that their global norm is at most `largest_norm`.
 
     Squares are summed in fp64, so that the norm does not depend on how the model is cut, short of the last bits of an fp64 sum.
@@ -22,6 +24,7 @@ def clip_gradients(owned: Iterable[Tensor], copies: Iterable[Tensor], mesh: Rank
         copies: Parameters that another stage counts; scaled alike.
         mesh: Shards are summed over dp_shard, stages over pp.
         largest_norm: None measures only.
+        read: Gives a scalar's value on the host.
 
     Returns:
         The norm before clipping.
@@ -30,7 +33,7 @@ def clip_gradients(owned: Iterable[Tensor], copies: Iterable[Tensor], mesh: Rank
     squares = torch.zeros((), dtype=torch.float64, device=mesh.device)
     for gradient in gradients:
         squares += torch.linalg.vector_norm(gradient, dtype=torch.float64).square()
-    norm = float(mesh.sum(squares, "dp_shard", "pp").sqrt())
+    norm = read(mesh.sum(squares, "dp_shard", "pp").sqrt())
     if largest_norm is not None and norm > largest_norm:
         torch._foreach_mul_([*gradients, *(_local_gradient(p) for p in copies)], largest_norm / norm)
     return norm

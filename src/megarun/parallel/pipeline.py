@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from megakernels.cross_entropy import cross_entropy
@@ -40,13 +40,14 @@ def batch_loss(spec: Spec, mesh: RankMesh) -> BatchLoss:
     return BatchLoss(sequences * spec.batch.seq_length)
 
 
-class BatchLoss:
+class BatchLoss(nn.Module):
     """Summed cross-entropy of a microbatch over the tokens of the whole batch: microbatches and ranks simply add up."""
 
     def __init__(self, num_tokens: int) -> None:
+        super().__init__()
         self.num_tokens = num_tokens
 
-    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Logits [B, T, V] and labels [B, T] -> fp32 scalar."""
         return cross_entropy(logits.flatten(0, 1), labels.flatten()) / self.num_tokens
 
