@@ -1,0 +1,92 @@
+"""What each mesh axis shards, and what it cannot fix (R-20): what `megaplan explain AXIS` prints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis, or one thing that is taken for an axis.
+
+    Attributes:
+        title: Its name in full.
+        shards: What it divides.
+        cannot_fix: What it leaves as it is.
+        costs: What it adds.
+    """
+
+    title: str
+    shards: str
+    cannot_fix: str
+    costs: str
+
+
+AXES: dict[str, Axis] = {
+    "pp": Axis(
+        "pipeline parallel",
+        "Layers: each rank holds the blocks of its slots, their states and activations.",
+        "One block that is too large; nor in-flight activations: the first ranks hold pp microbatches of pp times fewer layers.",
+        "Receive buffers that grow with the number of microbatches, whole accumulated gradients, idle time at both ends.",
+    ),
+    "vpp": Axis(
+        "virtual pipeline: slots a rank",
+        "Nothing: a rank holds as many layers as before, in more pieces.",
+        "Memory. It shortens idle time and raises the in-flight counts of the early chunks.",
+        "More boundaries to send, and receive buffers for each of them.",
+    ),
+    "dp_replicate": Axis(
+        "data parallel, replicated",
+        "Sequences of the global batch.",
+        "Any byte of parameters, gradients or optimizer: every replica holds them all.",
+        "One all-reduce of gradient shards a step.",
+    ),
+    "dp_shard": Axis(
+        "data parallel, sharded (FSDP2)",
+        "Resident parameters, gradient shards and optimizer state; sequences of the global batch.",
+        "Activations of a sequence, and the gathered parameters: whole blocks are gathered to run.",
+        "All-gathers of parameters, reduce-scatters of gradients, their buffers.",
+    ),
+    "cp": Axis(
+        "context parallel",
+        "The positions of a sequence, in attention.",
+        "Recurrent state: M and R walk a sequence in order, and need a state hand-off or refuse it. No parameters, no optimizer.",
+        "Keys and values gathered over the axis.",
+    ),
+    "tp": Axis(
+        "tensor parallel",
+        "Heads and widths of attention, MLP, Mamba and R blocks, and with sequence parallelism the residual stream.",
+        "Expert ownership: which rank holds an expert is ep's. Embeddings, head, norms and routers stay whole.",
+        "Gathered inputs and partial sums twice a block; it belongs inside one node.",
+    ),
+    "sp": Axis(
+        "sequence parallel: on exactly when tp > 1",
+        "The residual stream and the norms between tensor-parallel regions.",
+        "Parameters: it divides none, nor gradients, nor optimizer state.",
+        "Nothing of its own: its gathers replace tp's all-reduces.",
+    ),
+    "ep": Axis(
+        "expert parallel: borrows ranks of dp_shard, cp and tp",
+        "The stack of routed experts.",
+        "Any dense layer: attention, Mamba, R, D, shared experts, embeddings, norms and routers are as large as before.",
+        "Rows travel to their experts and back; an uneven router fills one rank's receive buffers.",
+    ),
+    "etp": Axis(
+        "expert tensor parallel",
+        "The width of every routed expert.",
+        "The number of experts a rank holds, and the rows: its ranks gather each other's.",
+        "Gathered rows in every E block.",
+    ),
+    "recompute": Axis(
+        "activation recompute: no split axis",
+        "Nothing: it drops activations and runs their operations again.",
+        "Parameters, gradients, optimizer state, gathered copies; routers and dispatch are never run again.",
+        "The forward of the recomputed operations, once more.",
+    ),
+    "checkpoint": Axis(
+        "saved state: no split axis",
+        "Nothing: it is a file.",
+        "Memory of a running job.",
+        "Time to write, and a copy on the host while an asynchronous save runs.",
+    ),
+}
