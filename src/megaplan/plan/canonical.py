@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from math import isfinite
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 Json: TypeAlias = "bool | int | str | list[Json] | dict[str, Json] | None"
 """What a canonical document holds: JSON without floats."""
@@ -41,6 +41,11 @@ def normalise(value: object) -> Json:
     if isinstance(value, dict):
         return {str(key): normalise(item) for key, item in value.items()}
     raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def normalise_object(value: dict[str, Any]) -> dict[str, Json]:
+    """`normalise` of an object."""
+    return {key: normalise(item) for key, item in value.items()}
 
 
 def _number(value: float) -> int | str:

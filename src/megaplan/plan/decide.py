@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from megaplan.dtypes import DType
+from megaplan.hosts.megarun.optimizer import newton_schulz_dtype
 from megaplan.layout.values import Layout, Slot
-from megaplan.spec.models import Optimizer, Precision, Spec
+from megaplan.spec.models import Spec
 from megaplan.split.values import Cuts
 
 OWNERSHIP_ORDER = ("tp", "pp", "fsdp2", "ep")
@@ -36,13 +36,6 @@ def recompute_policies(spec: Spec, letters: str) -> dict[str, str]:
     """The policy of each letter of the pattern."""
     blocks: dict[Any, str] = dict(spec.recompute.blocks)
     return {letter: blocks.get(letter, spec.recompute.default) for letter in sorted(set(letters))}
-
-
-def newton_schulz_dtype(optimizer: Optimizer, precision: Precision) -> str:
-    """The dtype of Muon's iteration: as given, else fp32 where params are fp32, else bf16."""
-    if optimizer.newton_schulz_dtype is not None:
-        return str(optimizer.newton_schulz_dtype)
-    return str(DType.FP32 if precision.params == DType.FP32 else DType.BF16)
 
 
 def stage_record(slot: Slot, letters: str) -> dict[str, Any]:
@@ -109,7 +102,7 @@ def decisions_record(spec: Spec, letters: str, layout: Layout, split: dict[str, 
         "precision": {**precision, "families": families},
         "optimizer": {
             **spec.optimizer.model_dump(mode="json"),
-            "newton_schulz_dtype": newton_schulz_dtype(spec.optimizer, spec.precision),
+            "newton_schulz_dtype": str(newton_schulz_dtype(spec)),
         },
         "recompute": recompute_policies(spec, letters),
         "ownership_order": list(OWNERSHIP_ORDER),

@@ -214,9 +214,13 @@ def _other(before: PlanDocument, after: PlanDocument) -> Iterator[Change]:
     yield from _changes(before.format_minor, after.format_minor, ("format_minor",))
     yield from _changes(list(before.overrides), list(after.overrides), ("overrides",))
     yield from _changes(before.digests.model, after.digests.model, ("digests", "model"))
-    kept = {"device", "totals", "stages", "serving"}
-    old, new = (plan.estimates.model_dump(mode="json", include=kept) for plan in (before, after))
+    old, new = (_estimates_outside_ranks(plan.estimates) for plan in (before, after))
     yield from _changes(old, new, ("estimates",))
+
+
+def _estimates_outside_ranks(estimates: Estimates) -> dict[str, Any]:
+    parts = estimates.model_dump(mode="json", include={"device", "totals", "serving"})
+    return {**parts, "parameters": {f"slot {stage.slot}": stage.parameters for stage in estimates.stages}}
 
 
 def _moves(before: PlanDocument, after: PlanDocument) -> tuple[CutMove, ...]:
@@ -269,7 +273,8 @@ def _rank_changes(before: tuple[RankEstimate, ...], after: tuple[RankEstimate, .
     new = {rank.coordinate.get("pp", 0): rank for rank in reversed(after)}
     for pp_rank in sorted(old.keys() | new.keys()):
         left, right = old.get(pp_rank), new.get(pp_rank)
-        yield RankChange((right or left).ranks, left, right)  # type: ignore[union-attr]  (one of them is there)
+        ranks = right.ranks if right else left.ranks if left else ()
+        yield RankChange(ranks, left, right)
 
 
 def _by_number(before: tuple[RankEstimate, ...], after: tuple[RankEstimate, ...]) -> Iterator[RankChange]:

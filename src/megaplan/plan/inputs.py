@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from megaplan.plan.canonical import Json, normalise
+from megaplan.plan.canonical import Json, normalise, normalise_object
 from megaplan.spec.fields import legal_keys
 from megaplan.spec.models import Spec
 
 
 def inputs_record(spec: Spec) -> dict[str, Json]:
     """The spec's document in canonical values."""
-    record = normalise(spec.as_document())
-    assert isinstance(record, dict)
-    return record
+    return normalise_object(spec.as_document())
 
 
 def spec_values(inputs: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.layout.spans import Spans
-from megaplan.plan.canonical import Json, dumps, normalise
+from megaplan.plan.canonical import Json, dumps, normalise, normalise_object
 from megaplan.plan.decide import decisions_record, split_record
 from megaplan.plan.digests import model_digest, plan_digest
 from megaplan.plan.document import FORMAT, FORMAT_MINOR, PlanDocument
@@ -39,7 +39,7 @@ def make_plan(spec: Spec, baseline: PlanDocument | None = None, overrides: Seque
     layout = build_layout(spec, inventory, cuts.spans)
     split = split_record(cuts, _kept_basis(cuts, baseline))
     inputs = inputs_record(spec)
-    decisions = normalise(decisions_record(spec, letters, layout, split))
+    decisions = normalise_object(decisions_record(spec, letters, layout, split))
     document = {
         "format": FORMAT,
         "format_minor": FORMAT_MINOR,
@@ -74,7 +74,7 @@ def estimate_cuts(spec: Spec, spans: Spans) -> dict[str, Json]:
         MegaplanError: The spans do not fit the spec.
     """
     inventory = build_inventory(spec)
-    return normalise(estimates_record(spec, inventory, build_layout(spec, inventory, spans)))
+    return normalise_object(estimates_record(spec, inventory, build_layout(spec, inventory, spans)))
 
 
 def _kept_basis(cuts: Cuts, baseline: PlanDocument | None) -> dict[str, str] | None:

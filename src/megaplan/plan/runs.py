@@ -20,6 +20,17 @@ def runs_of(ranks: Sequence[int]) -> tuple[Run, ...]:
     return tuple(runs)
 
 
+def joined(runs: Sequence[Run]) -> tuple[Run, ...]:
+    """The same ranks in as few runs as can be, ascending; no rank may be in two runs."""
+    found: list[Run] = []
+    for start, stop in sorted(runs):
+        if found and found[-1][1] == start:
+            found[-1] = (found[-1][0], stop)
+        else:
+            found.append((start, stop))
+    return tuple(found)
+
+
 def num_ranks(runs: Sequence[Run]) -> int:
     """Ranks in the runs."""
     return sum(stop - start for start, stop in runs)

@@ -1,0 +1,77 @@
+"""A plan diff as JSON (`megaplan.diff/1`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megaplan.cli import output
+from megaplan.cli.diff_text import verdict
+from megaplan.plan.diff import Change, Place, PlanDiff, RankChange
+from megaplan.plan.document import RankEstimate, Span
+
+FORMAT = "megaplan.diff/1"
+
+
+def diff_document(diff: PlanDiff) -> dict[str, Any]:
+    """Every field of the diff as JSON values."""
+    return {
+        "format": FORMAT,
+        "same": diff.same,
+        "verdict": verdict(diff),
+        "fits": _pair(*diff.fits),
+        "digests": _pair(*diff.digests),
+        "tampered": [{"file": file, "diagnostic": output.as_document(found)} for file, found in diff.tampered],
+        "stale": list(diff.stale),
+        "moves": [
+            {"layers": [move.start, move.stop], "letters": move.letters, "before": _place(move.before), "after": _place(move.after)}
+            for move in diff.moves
+        ],
+        "owners": [
+            {"block": move.block, "before": list(map(_place, move.before)), "after": list(map(_place, move.after))} for move in diff.owners
+        ],
+        "decisions": list(map(_change, (*diff.decisions, *diff.split))),
+        "inputs": list(map(_change, diff.inputs)),
+        "training": list(map(_change, diff.training)),
+        "other": list(map(_change, diff.other)),
+        "ranks": list(map(_rank, diff.ranks)),
+        "columns": [
+            {
+                "column": str(growth.column),
+                "before_bytes": growth.before,
+                "after_bytes": growth.after,
+                "causes": [{"change": key, "bytes": num_bytes} for key, num_bytes in growth.causes],
+            }
+            for growth in diff.growth
+        ],
+    }
+
+
+def _pair(before: Any, after: Any) -> dict[str, Any]:
+    return {"before": before, "after": after}
+
+
+def _place(place: Place) -> dict[str, int]:
+    return {"pp_rank": place[0], "chunk": place[1]}
+
+
+def _change(change: Change) -> dict[str, Any]:
+    return {"key": change.key, "before": change.before, "after": change.after}
+
+
+def _rank(rank: RankChange) -> dict[str, Any]:
+    return {
+        "ranks": _expanded(rank.ranks),
+        "before": _side(rank.before),
+        "after": _side(rank.after),
+        "columns": {change.key: _pair(change.before, change.after) for change in rank.columns},
+    }
+
+
+def _expanded(runs: tuple[Span, ...]) -> list[int]:
+    return [rank for start, stop in runs for rank in range(start, stop)]
+
+
+def _side(rank: RankEstimate | None) -> dict[str, Any] | None:
+    if rank is None:
+        return None
+    return rank.model_dump(mode="json", include={"coordinate", "peak_bytes", "peak_phase", "headroom_bytes", "fits"})

@@ -1,0 +1,79 @@
+"""A plan diff as a review comment: verdict first, bounded, and marked so that a bot can update it in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megaplan.cli.diff_text import change_lines, column_rows, flip_texts, move_text, owner_text, rank_blocks, ranks_label, verdict
+from megaplan.cli.table import markdown_table
+from megaplan.plan.diff import PlanDiff, RankChange
+from megaplan.units import format_gib
+
+MARKER = "<!-- megaplan diff -->"
+MAX_CHARACTERS = 65_535
+"""A comment on GitHub holds fewer than 65,536 characters."""
+_NOTICE = "\n\n**Cut off here:** {dropped:,} more characters; run `megaplan diff` for the rest.\n"
+
+
+def diff_markdown(diff: PlanDiff) -> str:
+    """The whole comment, at most `MAX_CHARACTERS` long; what is cut off is said."""
+    text = "\n".join(_lines(diff)) + "\n"
+    if len(text) <= MAX_CHARACTERS:
+        return text
+    closing = "\n</details>" if text.count("<details>") > text[: MAX_CHARACTERS - 400].count("</details>") else ""
+    kept = text[: MAX_CHARACTERS - 400].rpartition("\n")[0]
+    return kept + closing + _NOTICE.format(dropped=len(text) - len(kept))
+
+
+def _lines(diff: PlanDiff) -> Iterator[str]:
+    before, after = diff.names
+    yield MARKER
+    yield f"### megaplan: {verdict(diff)}"
+    yield ""
+    yield f"`{before}` → `{after}`, plan `{_short(diff.digests[0])}` → `{_short(diff.digests[1])}`"
+    alarms = [f"**digest:** {file}: {found.summary}" for file, found in diff.tampered]
+    alarms += [f"**{text}**" for text, _ in flip_texts(diff)]
+    if diff.stale:
+        alarms.append(f"**stale reason:** changed since the manual split was decided: {', '.join(diff.stale)}")
+    if alarms:
+        yield ""
+        yield from (f"- {alarm}" for alarm in alarms)
+    if diff.ranks:
+        yield ""
+        yield from markdown_table([("ranks", "peak before GiB", "peak after GiB", "headroom after GiB"), *map(_summary, diff.ranks)])
+    for title, lines in (
+        ("Cuts", [move_text(move) for move in diff.moves]),
+        ("Owners", [owner_text(move) for move in diff.owners]),
+        ("Decisions", change_lines((*diff.decisions, *diff.split))),
+        ("Inputs", change_lines(diff.inputs)),
+        ("Training, outside the digest", change_lines(diff.training)),
+        ("Other", change_lines(diff.other)),
+    ):
+        if lines:
+            yield ""
+            yield f"<details><summary>{title} ({len(lines)})</summary>"
+            yield ""
+            yield from (f"- {line}" for line in lines)
+            yield ""
+            yield "</details>"
+    for rank, sentence in rank_blocks(diff):
+        yield ""
+        if sentence:
+            yield sentence
+            continue
+        yield f"<details><summary>{ranks_label(rank)}, bytes by column</summary>"
+        yield ""
+        yield from markdown_table([("column", "before", "after", "change"), *column_rows(rank)])
+        yield ""
+        yield "</details>"
+
+
+def _summary(rank: RankChange) -> tuple[str, str, str, str]:
+    before = format_gib(rank.before.peak_bytes) if rank.before else "none"
+    if rank.after is None:
+        return ranks_label(rank), before, "none", ""
+    return ranks_label(rank), before, format_gib(rank.after.peak_bytes), format_gib(rank.after.headroom_bytes)
+
+
+def _short(digest: str) -> str:
+    return digest.removeprefix("sha256:")[:12]

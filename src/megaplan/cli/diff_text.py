@@ -1,0 +1,217 @@
+"""A plan diff for a terminal: the verdict, then what matters most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from megaplan.cli.header import counted
+from megaplan.cli.table import table, wrap
+from megaplan.columns import Column
+from megaplan.plan.diff import Change, CutMove, OwnerMove, Place, PlanDiff, RankChange
+from megaplan.plan.document import Span
+from megaplan.plan.runs import joined, runs_label
+from megaplan.units import format_bytes, format_gib
+
+Line = tuple[str, str]
+
+MAX_UNLIKE = 4
+"""A rank whose table has at most this many other rows than the one before is told by those rows."""
+
+_QUIET = {"split.certificate.costs", "split.certificate.optimal", "split.certificate.unit"}  # told by value and gap; in the JSON they stand
+
+
+def diff_lines(diff: PlanDiff) -> Iterator[Line]:
+    """(text, style) of every line."""
+    yield verdict(diff), "bold"
+    for file, found in diff.tampered:
+        yield f"digest: {file}: {found.summary}", "red"
+    for text, is_loss in flip_texts(diff):
+        yield text, "red" if is_loss else "green"
+    if diff.stale:
+        yield f"stale reason: changed since the manual split was decided: {', '.join(diff.stale)}", "yellow"
+    for title, lines in (
+        ("cuts", [move_text(move) for move in diff.moves]),
+        ("owners", [owner_text(move) for move in diff.owners]),
+        ("decisions", change_lines((*diff.decisions, *diff.split))),
+        ("inputs", change_lines(diff.inputs)),
+        ("training (outside the digest)", change_lines(diff.training)),
+        ("other", change_lines(diff.other)),
+    ):
+        if lines:
+            yield "", ""
+            yield title, "bold"
+            yield from ((f"  {line}", "") for line in lines)
+    yield from _memory(diff)
+
+
+def verdict(diff: PlanDiff) -> str:
+    """One sentence."""
+    if diff.same:
+        return "no difference"
+    lost = sum(rank.num_ranks for rank in diff.flips if rank.flip == (True, False))
+    won = sum(rank.num_ranks for rank in diff.flips if rank.flip == (False, True))
+    fits = {
+        (True, True): "fits before and after",
+        (False, False): "fits neither before nor after",
+        (True, False): "fits before, DOES NOT FIT after",
+        (False, True): "did not fit before, fits after",
+    }[diff.fits]
+    parts = [fits]
+    if lost and diff.fits != (True, False):
+        parts.append(f"{counted(lost, 'rank')} no longer fit")
+    if won and diff.fits != (False, True):
+        parts.append(f"{counted(won, 'rank')} now fit")
+    moved = sum(move.num_layers for move in diff.moves)
+    if moved:
+        parts.append(f"{counted(moved, 'layer')} moved")
+    if not diff.ranks:
+        parts.append("no rank's memory changes")
+    if not (diff.moves or diff.owners or diff.decisions or diff.split or diff.inputs or diff.ranks or diff.tampered or diff.other):
+        parts = ["only `training` differs: the same plan"]
+    return "; ".join(parts)
+
+
+def flip_texts(diff: PlanDiff) -> list[tuple[str, bool]]:
+    """`ranks 0-3 (pp 0): fits → DOES NOT FIT, over by 1.20 GiB` and whether it is a loss; ranks with one text are told together."""
+    groups: dict[tuple[int, str, bool], tuple[Span, ...]] = {}
+    for rank in diff.flips:
+        if rank.after is not None:
+            size = format_bytes(abs(rank.after.headroom_bytes))
+            text = f"does not fit → fits, headroom {size}" if rank.after.fits else f"fits → DOES NOT FIT, over by {size}"
+            key = (rank.after.coordinate.get("pp", 0), text, not rank.after.fits)
+            groups[key] = joined((*groups.get(key, ()), *rank.ranks))
+    return [(f"{runs_label(runs)} (pp {pp_rank}): {text}", is_loss) for (pp_rank, text, is_loss), runs in groups.items()]
+
+
+def move_text(move: CutMove) -> str:
+    """`layers 13-14 (EM) move from rank 0 chunk 1 to rank 1 chunk 0`."""
+    layers = f"layer {move.start}" if move.num_layers == 1 else f"layers {move.start}-{move.stop - 1}"
+    verb = "moves" if move.num_layers == 1 else "move"
+    return f"{layers} ({move.letters}) {verb} from {place_text(move.before)} to {place_text(move.after)}"
+
+
+def owner_text(move: OwnerMove) -> str:
+    """`embedding: rank 0 chunk 0 → rank 0 chunk 0, rank 1 chunk 1`."""
+    before, after = (", ".join(map(place_text, places)) or "nowhere" for places in (move.before, move.after))
+    return f"{move.block}: {before} → {after}"
+
+
+def place_text(place: Place) -> str:
+    """A slot by its identity."""
+    return f"pp {place[0]} chunk {place[1]}"
+
+
+def change_lines(changes: tuple[Change, ...]) -> list[str]:
+    """`mesh.tp: 1 → 8`, long values shortened in the middle of the line."""
+    return [f"{change.key}: {value_text(change.before)} → {value_text(change.after)}" for change in changes if change.key not in _QUIET]
+
+
+def value_text(value: Any, length: int = 60) -> str:
+    """A JSON value for a line of text."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, str) and value.startswith("sha256:"):
+        return value[:19]
+    if isinstance(value, (list, tuple)):
+        value = "[" + ", ".join(value_text(item) for item in value) + "]"
+    text = str(value)
+    return text if len(text) <= length else f"{text[: length // 2 - 2]}…{text[-(length // 2 - 2) :]}"
+
+
+def ranks_label(rank: RankChange) -> str:
+    """The ranks of a change: `ranks 0-3 (pp 0)`."""
+    some = rank.after or rank.before
+    assert some is not None
+    return f"{runs_label(rank.ranks)} (pp {some.coordinate.get('pp', 0)})"
+
+
+def column_rows(rank: RankChange) -> list[tuple[str, str, str, str]]:
+    """Changed columns of a rank with GiB before, after and the difference, then the peak."""
+    rows = [(_column(change.key), *_bytes(change.before, change.after)) for change in rank.columns]
+    old, new = (side.peak_bytes if side else 0 for side in (rank.before, rank.after))
+    return [*rows, ("peak", *_bytes(old, new))]
+
+
+def rank_blocks(diff: PlanDiff) -> Iterator[tuple[RankChange, str]]:
+    """Changed ranks, each with the sentence that tells it by the one shown before, or an empty one where a table is due."""
+    shown: RankChange | None = None
+    for rank in diff.ranks:
+        whole = rank.before is not None and rank.after is not None
+        if shown is not None and whole and len(_unlike(rank, shown)) <= MAX_UNLIKE:
+            yield rank, _alike(rank, shown)
+            continue
+        shown = rank if whole else None
+        yield rank, ""
+
+
+def _memory(diff: PlanDiff) -> Iterator[Line]:
+    for rank, sentence in rank_blocks(diff):
+        yield "", ""
+        if sentence:
+            yield from ((line, "") for line in wrap(sentence, indent="  "))
+            continue
+        yield f"{ranks_label(rank)}{_presence(rank)}", "bold"
+        rows = [("  bytes", "before", "after", "change"), *((f"  {name}", *rest) for name, *rest in column_rows(rank))]
+        yield from ((line, "") for line in table(rows))
+        if rank.before and rank.after:
+            old, new = rank.before, rank.after
+            if old.peak_phase != new.peak_phase:
+                yield f"  peak phase: {old.peak_phase} → {new.peak_phase}", ""
+            yield f"  headroom: {format_bytes(old.headroom_bytes)} → {format_bytes(new.headroom_bytes)}", ""
+    if diff.growth:
+        yield "", ""
+        yield from _growth(diff)
+
+
+def _unlike(rank: RankChange, shown: RankChange) -> list[tuple[str, str, str, str]]:
+    """Rows in which a rank's table differs from the one shown before it; its place in the shards makes a few bytes of difference."""
+    same = set(column_rows(shown))
+    unlike = [row for row in column_rows(rank) if row not in same]
+    names = {name for name, *_ in column_rows(rank)} ^ {name for name, *_ in column_rows(shown)}
+    return unlike if not names else [*unlike, *([("", "", "", "")] * MAX_UNLIKE)]
+
+
+def _alike(rank: RankChange, shown: RankChange) -> str:
+    """`rank 2 (pp 0): as ranks 0-1, but peak 72,317,352,108 → 84,890,922,568`."""
+    rows = ", ".join(f"{name} {old} → {new}" for name, old, new, _ in _unlike(rank, shown))
+    return f"{ranks_label(rank)}: as {runs_label(shown.ranks)}" + (f", but {rows}" if rows else "")
+
+
+def _growth(diff: PlanDiff) -> Iterator[Line]:
+    """Which column grows, over all ranks, and by which change."""
+    causes = {key for growth in diff.growth for key, _ in growth.causes}
+    yield "columns over all ranks" + (f", all of it by {next(iter(causes))}" if len(causes) == 1 else ""), "bold"
+    rows = [("  column", "before GiB", "after GiB", "change GiB")]
+    rows += [
+        (f"  {growth.column}", format_gib(growth.before), format_gib(growth.after), _signed_gib(growth.after - growth.before))
+        for growth in diff.growth
+    ]
+    yield from ((line, "") for line in table(rows))
+    if len(causes) > 1:
+        yield "", ""
+        yield "each change alone, GiB over all ranks (changes can act together)", "bold"
+        lines = [(f"  {growth.column}", key, _signed_gib(num_bytes)) for growth in diff.growth for key, num_bytes in growth.causes]
+        yield from ((line, "") for line in table([("  column", "change", "effect"), *lines], left=(0, 1)))
+
+
+def _signed_gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:+.2f}"
+
+
+def _presence(rank: RankChange) -> str:
+    if rank.before is None:
+        return ": new"
+    return ": gone" if rank.after is None else ""
+
+
+def _column(key: str) -> str:
+    return str(Column(key.removesuffix("_bytes")))
+
+
+def _bytes(before: int, after: int) -> tuple[str, str, str]:
+    return f"{before:,}", f"{after:,}", f"{after - before:+,}"

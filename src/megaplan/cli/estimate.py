@@ -1,0 +1,50 @@
+"""`megaplan estimate`: what every rank will hold, worst first."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from megaplan.cli import output
+from megaplan.cli.options import AsJson, Overrides, SpecOrPlan
+
+DOES_NOT_FIT = 1
+
+
+def estimate(
+    subject: SpecOrPlan,
+    *,
+    rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Only the ranks that share rank N's budget.")] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Print the formulas and the tensors behind each number.")] = False,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> int:
+    """Estimate the memory of every rank by column. Exits 0 if all ranks fit, 1 if one does not."""
+    from megaplan.budget.build import build_budget  # noqa: PLC0415  (a help text needs no model)
+    from megaplan.budget.fit import fit_diagnostics  # noqa: PLC0415
+    from megaplan.budget.serving import serving_budget  # noqa: PLC0415
+    from megaplan.cli.inputs import load_subject  # noqa: PLC0415
+    from megaplan.cli.problems import refuse  # noqa: PLC0415
+
+    given = load_subject(subject, overrides or ())
+    world_size = given.spec.mesh.world_size
+    if rank is not None and not 0 <= rank < world_size:
+        raise refuse("MP485", f"--rank {rank}, and the ranks are 0 to {world_size - 1}", f"--rank {max(0, min(rank, world_size - 1))}")
+    budget, serving = build_budget(given.spec, given.inventory, given.layout), serving_budget(given.spec, given.inventory)
+    ranks = budget.ranks if rank is None else (budget.of_rank(rank),)
+    found = [*given.diagnostics, *fit_diagnostics(given.spec, given.inventory, given.layout, budget)]
+    if as_json:
+        from megaplan.cli.estimate_json import estimate_document  # noqa: PLC0415
+
+        output.write_json(estimate_document(budget, ranks, serving, found))
+    else:
+        from megaplan.cli.estimate_text import estimate_lines  # noqa: PLC0415
+
+        output.write_styled(estimate_lines(given, budget, ranks, serving))
+        if explain:
+            from megaplan.cli.explain_text import explain_lines  # noqa: PLC0415
+
+            output.write_styled(explain_lines(given, ranks[0]))
+        output.report(found)
+    return 0 if budget.fits else DOES_NOT_FIT

@@ -1,0 +1,57 @@
+"""An estimate as JSON (`megaplan.estimate/1`): what others script against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from megaplan.budget.values import Budget, RankBudget, ServingBudget
+from megaplan.cli import output
+from megaplan.errors import Diagnostic
+from megaplan.plan.estimates import device_record
+
+FORMAT = "megaplan.estimate/1"
+
+
+def estimate_document(
+    budget: Budget, ranks: Sequence[RankBudget], serving: ServingBudget | None, diagnostics: Sequence[Diagnostic]
+) -> dict[str, Any]:
+    """The document; `ranks` are those of `budget` that were asked for."""
+    return {
+        "format": FORMAT,
+        "totals": {"parameters": budget.parameters, "active_parameters": budget.active_parameters},
+        "fits": budget.fits,
+        "device": device_record(budget),
+        "stages": [
+            {
+                "stage": stage.stage,
+                "pp_rank": stage.pp_rank,
+                "chunk": stage.chunk,
+                "layers": [stage.start, stage.stop],
+                "parameters": stage.parameters,
+            }
+            for stage in budget.stages
+        ],
+        "ranks": [_rank(rank) for rank in ranks],
+        "serving": serving.as_document() if serving else None,
+        "diagnostics": [output.as_document(found) for found in diagnostics],
+    }
+
+
+def _rank(rank: RankBudget) -> dict[str, Any]:
+    return {
+        "ranks": list(rank.ranks),
+        "coordinate": rank.coordinate,
+        "parameters": rank.parameters,
+        "columns": _columns(rank.columns),
+        "cells": {str(phase): _columns(cells) for phase, cells in rank.cells.items()},
+        "phases": {str(phase): num_bytes for phase, num_bytes in rank.phases.items()},
+        "peak_bytes": rank.peak_bytes,
+        "peak_phase": str(rank.peak_phase),
+        "headroom_bytes": rank.headroom_bytes,
+        "fits": rank.fits,
+    }
+
+
+def _columns(cells: dict[Any, int]) -> dict[str, int]:
+    return {column.key: num_bytes for column, num_bytes in cells.items()}

@@ -1,0 +1,106 @@
+"""`estimate --explain`: the tensors behind a rank's numbers, block by block; each distinct block once, with how often the rank holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from megaplan.budget.values import RankBudget
+from megaplan.cli.inputs import Subject
+from megaplan.cli.table import table, wrap
+from megaplan.cli.topics import column_lines
+from megaplan.columns import Column
+from megaplan.hosts.megarun.dims import local_shape
+from megaplan.hosts.megarun.ledger import block_ledger, make_of
+from megaplan.hosts.megarun.storage import OWNER_COLUMNS
+from megaplan.hosts.values import LedgerTensor
+from megaplan.inventory.tensors import Block
+from megaplan.plan.runs import runs_label, runs_of
+from megaplan.units import format_bytes
+
+Line = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A block as the rank holds it: the name of the first, and of how many."""
+
+    name: str
+    block: Block
+    count: int
+
+    @property
+    def title(self) -> str:
+        return (
+            f"{self.name}, {self.block.family}"
+            if self.count == 1
+            else f"{self.name} and {self.count - 1} more like it, {self.block.family}"
+        )
+
+
+def explain_lines(given: Subject, rank: RankBudget) -> Iterator[Line]:
+    """(text, style): where the peak lies, each column's formula, then parameters and kept activations by block."""
+    label = runs_label(runs_of(rank.ranks))
+    yield "", ""
+    yield f"behind the numbers of {label}", "bold"
+    for phase, moment in rank.moments.items():
+        mark = "*" if phase is rank.peak_phase else " "
+        yield from _plain(wrap(f"{mark} {phase}: {format_bytes(rank.phases[phase])}, {moment}", indent="    "))
+    for column, num_bytes in rank.columns.items():
+        yield "", ""
+        yield f"{column}: {num_bytes:,} bytes ({format_bytes(num_bytes)})", "bold"
+        yield from _plain(f"  {line}" for line in column_lines(column))
+    held = _held(given, rank.coordinate["pp"])
+    yield "", ""
+    yield "parameters of each block on this rank, before state sharding", "bold"
+    for item in held:
+        yield from _parameters(given, item)
+    yield "", ""
+    yield "kept for backward by each block, per microbatch in flight", "bold"
+    for item in held:
+        yield from _ledger(given, item)
+
+
+def _held(given: Subject, pp_rank: int) -> list[_Held]:
+    """The distinct blocks of a pipeline rank, in execution order; copies that only share a storage are told as parameters too."""
+    found: dict[tuple[int, bool, str], _Held] = {}
+    for slot in given.layout.of_rank(pp_rank):
+        for name in slot.blocks:
+            block = given.inventory.block(name)
+            make = make_of(given.spec, name, block)
+            before = found.get(make)
+            found[make] = _Held(before.name, block, before.count + 1) if before else _Held(name, block, 1)
+    return list(found.values())
+
+
+def _parameters(given: Subject, item: _Held) -> Iterator[Line]:
+    mesh = given.spec.mesh
+    rows = [("    tensor", "shape", "elements", "column", "group")]
+    for tensor in item.block.tensors:
+        shape = local_shape(tensor, mesh.tp, mesh.ep, mesh.etp)
+        rows.append((f"    {tensor.name}", _shape(shape), f"{prod(shape):,}", str(OWNER_COLUMNS[tensor.owner]), str(tensor.group)))
+    yield f"  {item.title}", ""
+    yield from _plain(table(rows, left=(0, 1, 3, 4)))
+
+
+def _ledger(given: Subject, item: _Held) -> Iterator[Line]:
+    tensors = block_ledger(given.spec, item.name, item.block).saved
+    total = sum(tensor.bytes for tensor in tensors)
+    yield f"  {item.title}: {format_bytes(total)}", ""
+    if tensors:
+        rows = [("    tensor", "shape", "dtype", "bytes", "column"), *map(_row, tensors)]
+        yield from _plain(table(rows, left=(0, 1, 2, 4)))
+
+
+def _row(tensor: LedgerTensor) -> tuple[str, str, str, str, str]:
+    column = "" if tensor.column is Column.ACTIVATIONS else str(tensor.column)
+    return f"    {tensor.name}", _shape(tensor.shape), str(tensor.dtype), f"{tensor.bytes:,}", column
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def _plain(lines: Iterator[str] | Sequence[str]) -> Iterator[Line]:
+    return ((line, "") for line in lines)

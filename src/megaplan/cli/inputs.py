@@ -1,0 +1,88 @@
+"""What a command is given: a spec, or a plan whose cuts stand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from megaplan.cli.problems import refuse
+from megaplan.errors import Diagnostic, MegaplanError
+from megaplan.inventory.build import build_inventory
+from megaplan.inventory.tensors import Inventory
+from megaplan.layout.build import build_layout
+from megaplan.layout.spans import Spans
+from megaplan.layout.values import Layout
+from megaplan.plan.text import MAX_PLAN_BYTES
+from megaplan.spec.load import load_spec_text
+from megaplan.spec.models import Spec
+from megaplan.spec.read import MAX_BYTES, display_name, read_text
+
+if TYPE_CHECKING:
+    from megaplan.plan.document import PlanDocument
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A spec with its cuts.
+
+    Attributes:
+        spec: Overrides applied.
+        inventory: Its parameter tensors.
+        layout: Slots, from the plan's cuts or decided now.
+        plan: The plan file that was read, None for a spec.
+        diagnostics: Warnings.
+    """
+
+    spec: Spec
+    inventory: Inventory
+    layout: Layout
+    plan: PlanDocument | None
+    diagnostics: tuple[Diagnostic, ...]
+
+    @property
+    def spans(self) -> Spans:
+        """One half-open layer span for each slot."""
+        return tuple((slot.start, slot.stop) for slot in self.layout.slots)
+
+
+def load_subject(path: str, overrides: Sequence[str]) -> Subject:
+    """A spec, cut as it asks, or a plan with the cuts it has; overrides change either's spec and never a plan's cuts.
+
+    Raises:
+        MegaplanError: Every error found.
+    """
+    name = display_name(path)
+    text = read_text(path, MAX_PLAN_BYTES)
+    if _is_plan(text):
+        return _plan_subject(text, name, overrides)
+    if len(text) > MAX_BYTES:
+        raise refuse("MP104", f"{name} holds {len(text):,} characters, and a spec has at most {MAX_BYTES:,} bytes", file=name)
+    loaded = load_spec_text(text, name, overrides)
+    from megaplan.split.choose import choose_cuts  # noqa: PLC0415  (a plan is never cut again)
+
+    inventory = build_inventory(loaded.spec)
+    cuts = choose_cuts(loaded.spec, inventory)
+    layout = build_layout(loaded.spec, inventory, cuts.spans)
+    return Subject(loaded.spec, inventory, layout, None, (*loaded.diagnostics, *cuts.diagnostics))
+
+
+def _is_plan(text: str) -> bool:
+    """Whether the text is meant to be a plan, whole or cut off: a JSON object that says so, or that has decisions."""
+    return text.lstrip().startswith("{") and ('"megaplan.plan/' in text or '"decisions"' in text)
+
+
+def _plan_subject(text: str, name: str, overrides: Sequence[str]) -> Subject:
+    from megaplan.plan.read import parse_plan  # noqa: PLC0415  (a spec needs none of the plan's models)
+
+    loaded = parse_plan(text, name)
+    if loaded.tampered:
+        raise MegaplanError(loaded.tampered)
+    plan = loaded.plan
+    if not overrides:
+        return Subject(plan.spec, plan.inventory, plan.layout(), plan, loaded.warnings)
+    from megaplan.plan.vary import varied_spec  # noqa: PLC0415
+
+    spec, found = varied_spec(plan, name, overrides)
+    inventory = build_inventory(spec)
+    return Subject(spec, inventory, build_layout(spec, inventory, plan.spans), plan, (*loaded.warnings, *found))

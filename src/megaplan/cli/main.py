@@ -1,0 +1,88 @@
+"""`megaplan`: the commands, and the one place where an exception becomes an exit status.
+
+Exit status: 0 the answer is yes, 1 it is no (does not fit, differs), 2 an error, 3 a `--fail-on` condition holds, 130 interrupted,
+141 the reader of a pipe has gone.
+No exception leaves `run`: what no command handles is reported as a bug of megaplan and exits 2, so a crash never reads as "does not fit".
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from megaplan import __version__
+from megaplan.cli import check, diff, estimate, explain, new, output, schema, show, split
+from megaplan.errors import MegaplanError
+
+ERROR = 2
+INTERRUPTED = 130  # 128 + SIGINT
+BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+app = typer.Typer(
+    name="megaplan",
+    help="Plan the training of hybrid language models: what each GPU will hold, and where to cut.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _command in (estimate.estimate, split.split, show.show, diff.diff, check.check, explain.explain, schema.schema, new.new):
+    app.command()(_command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        output.write(f"megaplan {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")] = False,
+) -> None:
+    """Plan the training of hybrid language models: what each GPU will hold, and where to cut."""
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: Without the program's name; the process's own if None.
+
+    Returns:
+        The exit status.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    as_json = output.wants_json(words)
+    try:
+        status = app(words, prog_name="megaplan", standalone_mode=False)
+        sys.stdout.flush()
+    except MegaplanError as error:
+        output.fail(error.diagnostics, as_json=as_json)
+        return ERROR
+    except BrokenPipeError:
+        # The reader has gone (`| head`): say nothing, and keep the interpreter from flushing into the closed pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:  # the last resort, see the module's docstring
+        return _other(error, as_json=as_json)
+    return status if isinstance(status, int) else 0
+
+
+def _other(error: Exception, *, as_json: bool) -> int:
+    """Usage errors of the argument parser, an abort, and bugs."""
+    from megaplan.cli import problems  # noqa: PLC0415  (only when something is wrong)
+
+    if type(error).__name__ == "Abort":
+        return INTERRUPTED
+    if type(error).__name__ == "NoArgsIsHelpError":  # the help is on stdout already
+        return ERROR
+    message = getattr(error, "format_message", None)
+    found = problems.usage(message(), getattr(error, "ctx", None)) if callable(message) else problems.bug(error)
+    output.fail([found], as_json=as_json)
+    return ERROR

@@ -1,0 +1,42 @@
+"""`megaplan new`: a bundled spec to start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import megaplan
+from megaplan.cli import output
+from megaplan.cli.files import STDOUT, write_new
+
+
+def new(
+    name: Annotated[str, typer.Argument(help="A bundled spec; `list` prints their names.")],
+    *,
+    target: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where to; - for stdout.")] = STDOUT,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+) -> int:
+    """Print a bundled spec to start from, or write it to a file."""
+    bundled = bundled_specs()
+    if name == "list":
+        output.write("".join(f"{known}\n" for known in sorted(bundled)))
+        return 0
+    if name not in bundled:
+        from megaplan.cli.problems import unknown_name  # noqa: PLC0415
+
+        raise unknown_name("MP484", name, bundled, "megaplan new {}")
+    write_new(target, bundled[name].read_text(encoding="utf-8"), force=force)
+    if target != STDOUT:
+        output.write(f"wrote {target}\n")
+    return 0
+
+
+def bundled_specs() -> dict[str, Path]:
+    """Name to file: those of the installed package, or of the source tree it runs from."""
+    package = Path(megaplan.__file__).parent
+    for folder in (package / "plans", package.parent.parent / "plans"):
+        if folder.is_dir():
+            return {path.stem: path for path in folder.glob("*.yaml")}
+    return {}

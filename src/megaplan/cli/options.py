@@ -1,0 +1,16 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one value of the spec, like mesh.tp=8; repeatable."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+SpecOrPlan = Annotated[str, typer.Argument(metavar="SPEC|PLAN", help="A spec (YAML or JSON) or a plan; - for stdin.")]
+SpecFile = Annotated[str, typer.Argument(metavar="SPEC", help="A spec (YAML or JSON); - for stdin.")]
+PlanFile = Annotated[str, typer.Argument(metavar="PLAN", help="A plan; - for stdin.")]

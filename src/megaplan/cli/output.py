@@ -1,0 +1,93 @@
+"""What leaves the process: the answer on stdout, everything else on stderr, colour only where a person reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any, TextIO
+
+from megaplan.errors import Diagnostic, Severity, render_diagnostic
+
+ERROR_FORMAT = "megaplan.error/1"
+_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
+
+
+def write(text: str) -> None:
+    """Text of the answer, as it is."""
+    sys.stdout.write(text)
+
+
+def write_json(document: Any) -> None:
+    """The one document of `--json`."""
+    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+
+
+def wants_json(words: Sequence[str]) -> bool:
+    """Whether these arguments ask for JSON: asked of the raw words, for a failure may come before they are parsed."""
+    if any(word in ("--json", "--format=json") for word in words):
+        return True
+    return any(pair == ("--format", "json") for pair in pairwise(words))
+
+
+def write_styled(lines: Iterable[tuple[str, str]]) -> None:
+    """Lines of the answer with the style a terminal shows them in; the text alone carries the meaning."""
+    pairs = list(lines)
+    if not coloured(sys.stdout):
+        write("".join(f"{text}\n" for text, _ in pairs))
+        return
+    console = _console(sys.stdout)
+    for text, style in pairs:
+        console.print(text, style=style or None, markup=False, highlight=False, soft_wrap=True)
+
+
+def report(diagnostics: Iterable[Diagnostic]) -> None:
+    """Diagnostics on stderr, a blank line between two."""
+    for index, found in enumerate(diagnostics):
+        text = ("\n" if index else "") + render_diagnostic(found) + "\n"
+        if not coloured(sys.stderr):
+            sys.stderr.write(text)
+            continue
+        head, _, rest = text.lstrip("\n").partition(":")
+        console = _console(sys.stderr)
+        console.print("\n" if index else "", head, sep="", end="", style=_STYLES[found.severity], markup=False, highlight=False)
+        console.print(f":{rest}", end="", markup=False, highlight=False, soft_wrap=True)
+
+
+def note(lines: Iterable[str]) -> None:
+    """Plain remarks on stderr."""
+    sys.stderr.write("".join(f"{line}\n" for line in lines))
+
+
+def fail(diagnostics: Sequence[Diagnostic], *, as_json: bool) -> None:
+    """A failure: one error document on stdout with `--json`, else text on stderr."""
+    if as_json:
+        write_json({"format": ERROR_FORMAT, "diagnostics": [as_document(found) for found in diagnostics]})
+    else:
+        report(diagnostics)
+
+
+def as_document(found: Diagnostic) -> dict[str, Any]:
+    """A diagnostic as JSON."""
+    place = found.location
+    return {
+        "code": found.code,
+        "severity": str(found.severity),
+        "summary": found.summary,
+        "detail": found.detail,
+        "location": {"file": place.file, "line": place.line, "column": place.column, "key": place.key},
+        "hints": list(found.hints),
+    }
+
+
+def coloured(stream: TextIO) -> bool:
+    """Whether `stream` is a terminal that shows colour, and nobody has switched colour off (https://no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _console(stream: TextIO) -> Any:
+    from rich.console import Console  # noqa: PLC0415  (20 ms, and only a terminal needs it)
+
+    return Console(file=stream, highlight=False)

@@ -1,0 +1,41 @@
+"""What can be wrong with a command line: one function a diagnostic (MP48x, MP499)."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any
+
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Diagnostic, Location, MegaplanError
+
+
+def usage(message: str, context: Any) -> Diagnostic:
+    """The argument parser refused the words."""
+    command = getattr(context, "command_path", None) or "megaplan"
+    return diagnostic("MP480", message.rstrip(), hints=(f"{command} --help",))
+
+
+def bug(error: Exception) -> Diagnostic:
+    """An exception that no command expects."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if "megaplan" in frame.filename.replace("\\", "/").split("/")] or frames
+    place = ""
+    if ours:
+        inside = ours[-1].filename.replace("\\", "/").rpartition("/megaplan/")[2]
+        place = f" at {inside}:{ours[-1].lineno} in {ours[-1].name}"
+    return diagnostic("MP499", f"{type(error).__name__}: {error}{place}", hints=("report it with the command and the file that caused it",))
+
+
+def refuse(code: str, detail: str, *hints: str, file: str | None = None, key: str | None = None) -> MegaplanError:
+    """An error of one diagnostic, to raise."""
+    return MegaplanError([diagnostic(code, detail, Location(file=file, key=key), hints)])
+
+
+def unknown_name(code: str, name: str, known: Iterable[str], hint: str) -> MegaplanError:
+    """A name that is none of `known`, with the nearest ones."""
+    names = sorted(known)
+    near = get_close_matches(name, names, n=3, cutoff=0.5) or get_close_matches(name.upper(), names, n=3, cutoff=0.5)
+    detail = f"{name!r} is none of: {', '.join(names)}" if len(names) <= 40 else f"{name!r} is not known"
+    return refuse(code, detail, *(hint.format(match) for match in near))

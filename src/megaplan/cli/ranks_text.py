@@ -1,0 +1,112 @@
+"""A rank's budget as a table: columns of bytes down, distinct ranks across, worst first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from megaplan.cli.table import WIDTH, table
+from megaplan.columns import Column, Phase
+from megaplan.plan.runs import Run, joined, runs_label, runs_of
+from megaplan.units import format_gib
+
+if TYPE_CHECKING:
+    from megaplan.budget.values import RankBudget
+    from megaplan.plan.document import RankEstimate
+
+MAX_ACROSS = 4
+"""Distinct ranks side by side; the others have less at their peak."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    """What the table shows of some ranks, from a budget or from a plan."""
+
+    runs: tuple[Run, ...]
+    parameters: int
+    columns: dict[Column, int]
+    phases: dict[Phase, int]
+    peak_phase: Phase
+    peak_bytes: int
+    headroom_bytes: int
+    fits: bool
+
+    @property
+    def label(self) -> str:
+        """`ranks 0-3`."""
+        return runs_label(self.runs)
+
+
+def view_of(rank: RankBudget) -> RankView:
+    """The view of a budget's rank."""
+    return RankView(
+        runs=runs_of(rank.ranks),
+        parameters=rank.parameters,
+        columns=rank.columns,
+        phases=rank.phases,
+        peak_phase=rank.peak_phase,
+        peak_bytes=rank.peak_bytes,
+        headroom_bytes=rank.headroom_bytes,
+        fits=rank.fits,
+    )
+
+
+def view_of_estimate(rank: RankEstimate) -> RankView:
+    """The view of a plan's rank."""
+    return RankView(
+        runs=rank.ranks,
+        parameters=rank.parameters,
+        columns={column: rank.columns[column.key] for column in Column},
+        phases=rank.phases,
+        peak_phase=rank.peak_phase,
+        peak_bytes=rank.peak_bytes,
+        headroom_bytes=rank.headroom_bytes,
+        fits=rank.fits,
+    )
+
+
+def rank_table(ranks: Sequence[RankView]) -> Iterator[str]:
+    """The table in GiB, at most `MAX_ACROSS` ranks wide and 80 characters, and what was left out."""
+    views = merged(ranks)
+    shown = list(views[:MAX_ACROSS])
+    lines = _table(shown)
+    while len(shown) > 1 and max(map(len, lines)) > WIDTH:
+        shown.pop()
+        lines = _table(shown)
+    yield from lines
+    rest = views[len(shown) :]
+    if rest:
+        names = ", ".join(view.label for view in rest[:3]) + (" …" if len(rest) > 3 else "")
+        yield f"not shown, peak at most {format_gib(rest[0].peak_bytes)} GiB: {names}"
+
+
+def merged(ranks: Sequence[RankView]) -> list[RankView]:
+    """Ranks that the table cannot tell apart as one: their shards differ by a few rows, their bytes by less than is shown."""
+    views: dict[tuple[str, ...], RankView] = {}
+    for rank in ranks:
+        key = tuple(_cells(rank, list(Column))[1:])
+        first = views.get(key)
+        views[key] = rank if first is None else replace(first, runs=joined((*first.runs, *rank.runs)))
+    return list(views.values())
+
+
+def _table(shown: Sequence[RankView]) -> list[str]:
+    used = [column for column in Column if any(view.columns[column] for view in shown)]
+    heads = ["GiB", *map(str, used), "peak", "headroom", "fits", "peak in", "parameters"]
+    lines = table(list(zip(heads, *(_cells(view, used) for view in shown), strict=True)))
+    rule = "-" * max(map(len, lines))
+    return [lines[0], rule, *lines[1 : 1 + len(used)], rule, *lines[1 + len(used) :]]
+
+
+def _cells(view: RankView, used: Sequence[Column]) -> list[str]:
+    """One column of the table."""
+    return [
+        view.label,
+        *(format_gib(view.columns[column]) for column in used),
+        format_gib(view.peak_bytes),
+        format_gib(view.headroom_bytes),
+        "yes" if view.fits else "NO",
+        str(view.peak_phase),
+        f"{view.parameters:,}",
+    ]

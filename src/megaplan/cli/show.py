@@ -1,0 +1,70 @@
+"""`megaplan show`: a plan for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from megaplan.cli import output
+from megaplan.cli.options import AsJson, Overrides, PlanFile
+
+if TYPE_CHECKING:
+    from megaplan.plan.document import PlanDocument
+
+
+def show(plan: PlanFile, *, overrides: Overrides = None, as_json: AsJson = False) -> int:
+    """Show a plan: stages and owners, the schedule's timeline, and every rank's budget."""
+    import json  # noqa: PLC0415
+
+    from megaplan.plan.make import plan_text  # noqa: PLC0415
+    from megaplan.plan.read import inspect_plan  # noqa: PLC0415
+
+    loaded = inspect_plan(plan)
+    if loaded.tampered:
+        from megaplan.errors import MegaplanError  # noqa: PLC0415
+
+        raise MegaplanError(loaded.tampered)
+    shown = loaded.plan
+    warnings = list(loaded.warnings)
+    if overrides:
+        from megaplan.plan.vary import vary_plan  # noqa: PLC0415
+
+        shown, found = vary_plan(loaded.plan, plan, overrides)
+        warnings += found
+    if as_json:
+        output.write_json(json.loads(plan_text(shown)))
+    else:
+        output.write_styled(_lines(shown))
+        output.report(warnings)
+    return 0
+
+
+def _lines(plan: PlanDocument) -> Iterator[tuple[str, str]]:
+    from megaplan.cli.header import header_lines  # noqa: PLC0415
+    from megaplan.cli.ranks_text import rank_table, view_of_estimate  # noqa: PLC0415
+    from megaplan.cli.stages_text import certificate_line, stage_lines  # noqa: PLC0415
+    from megaplan.cli.table import wrap  # noqa: PLC0415
+    from megaplan.cli.timeline import timeline_lines  # noqa: PLC0415
+
+    estimates, decided = plan.estimates, plan.decisions
+    totals = estimates.totals
+    yield from header_lines(plan.spec, decided.pattern.expanded, totals.parameters, totals.active_parameters)
+    if plan.overrides:
+        yield f"with {', '.join(plan.overrides)}", ""
+    certificate = wrap(certificate_line(decided.split.certificate, decided.split.mode), indent="  ")
+    yield from _section("stages", [*certificate, "", *stage_lines(plan)])
+    if decided.split.reason:
+        yield from ((line, "") for line in wrap(f"reason: {decided.split.reason}", indent="  "))
+    if decided.split.protects:
+        yield from ((line, "") for line in wrap(f"protects: {', '.join(decided.split.protects)}", indent="  "))
+    yield from _section(f"timeline: {decided.schedule.kind}, {decided.schedule.num_microbatches} microbatches", timeline_lines(plan.spec))
+    yield from _section("order", [f"build: {' → '.join(decided.code_order)}", f"fully_shard: {' → '.join(decided.wrap_order)}"])
+    verdict = "fits" if estimates.fits else "DOES NOT FIT"
+    yield from _section(f"memory on {estimates.device.name}: {verdict}", rank_table([view_of_estimate(rank) for rank in estimates.ranks]))
+    yield from _section("digests", [f"plan   {plan.digests.plan}", f"model  {plan.digests.model}"])
+
+
+def _section(title: str, lines: Iterator[str] | list[str]) -> Iterator[tuple[str, str]]:
+    yield "", ""
+    yield title, "bold"
+    yield from ((line, "") for line in lines)

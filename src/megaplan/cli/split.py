@@ -1,0 +1,118 @@
+"""`megaplan split`: decide where to cut, and write the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from megaplan.cli import output
+from megaplan.cli.options import AsJson, Overrides, SpecFile
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
+
+if TYPE_CHECKING:
+    from megaplan.plan.document import PlanDocument
+
+FORMAT = "megaplan.split/1"
+NO_SPLIT = 1
+INFEASIBLE = frozenset({"MP330", "MP336"})
+"""Codes of an input that is right and leaves no split."""
+
+
+class Mode(StrEnum):
+    """How the cuts are found."""
+
+    EQUAL = "equal"
+    WEIGHTED = "weighted"
+    MANUAL = "manual"
+
+
+class Objective(StrEnum):
+    """What weighted cuts minimise."""
+
+    BOTTLENECK = "bottleneck"
+    STEP_TIME = "step_time"
+
+
+def split(
+    spec: SpecFile,
+    *,
+    target: Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="Where the plan goes; - for stdout.")] = None,
+    mode: Annotated[Mode | None, typer.Option("--mode", help="Instead of the spec's split.mode.")] = None,
+    objective: Annotated[Objective | None, typer.Option("--objective", help="Instead of the spec's split.objective.")] = None,
+    costs: Annotated[str | None, typer.Option("--costs", metavar="FILE", help="Measured layer costs; not read yet.")] = None,
+    baseline: Annotated[str | None, typer.Option("--baseline", metavar="PLAN", help="Keep its cuts where that costs nothing.")] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> int:
+    """Cut the model into pipeline stages, with a certificate, and write the plan. Exits 1 if no split is feasible."""
+    from megaplan.cli.files import STDOUT, check_target, write_whole  # noqa: PLC0415
+    from megaplan.cli.problems import refuse  # noqa: PLC0415
+    from megaplan.inventory.build import build_inventory  # noqa: PLC0415
+    from megaplan.plan.diff import stale_topics  # noqa: PLC0415
+    from megaplan.plan.make import make_plan, plan_text  # noqa: PLC0415
+    from megaplan.plan.read import read_plan  # noqa: PLC0415
+    from megaplan.spec.load import load_spec  # noqa: PLC0415
+    from megaplan.split.choose import choose_cuts  # noqa: PLC0415
+
+    if costs is not None:
+        raise refuse("MP487", f"--costs {costs}", file=costs)
+    if target is not None and target != STDOUT:
+        check_target(target, spec)
+    asked = [*(overrides or ())]
+    asked += [f"split.{key}={value}" for key, value in (("mode", mode), ("objective", objective)) if value is not None]
+    loaded = load_spec(spec, asked)
+    earlier = read_plan(baseline) if baseline is not None else None
+    try:
+        cuts = choose_cuts(loaded.spec, build_inventory(loaded.spec), baseline=earlier.spans if earlier else None)
+    except MegaplanError as error:
+        if not INFEASIBLE.issuperset(found.code for found in error.diagnostics):
+            raise
+        output.fail(error.diagnostics, as_json=as_json)
+        return NO_SPLIT
+    plan = make_plan(loaded.spec, baseline=earlier, overrides=asked, cuts=cuts)
+    found = [*loaded.diagnostics, *cuts.diagnostics]
+    stale = stale_topics(plan, since=earlier)
+    if stale:
+        found.append(_stale(stale, plan, spec))
+    if target is not None:
+        write_whole(target, plan_text(plan))
+    if target == STDOUT:
+        output.report(found)
+        return 0
+    _answer(plan, target, found, as_json=as_json)
+    if not as_json:
+        output.report(found)
+    return 0
+
+
+def _answer(plan: PlanDocument, target: str | None, found: Sequence[Diagnostic], *, as_json: bool) -> None:
+    if as_json:
+        diagnostics = [output.as_document(item) for item in found]
+        stages = [stage.model_dump(mode="json") for stage in plan.decisions.stages]
+        how = plan.decisions.split.model_dump(mode="json")
+        digests = plan.digests.model_dump()
+        output.write_json(
+            {"format": FORMAT, "plan": target, "digests": digests, "split": how, "stages": stages, "diagnostics": diagnostics}
+        )
+        return
+    from megaplan.cli.stages_text import certificate_line, family_counts, stage_lines  # noqa: PLC0415
+    from megaplan.cli.table import wrap  # noqa: PLC0415
+
+    decided = plan.decisions
+    lines = [(f"{plan.spec.name}: {family_counts(decided.pattern.expanded)}", "bold")]
+    lines += [(line, "") for line in wrap(certificate_line(decided.split.certificate, decided.split.mode), indent="  ")]
+    if decided.split.reason:
+        lines += [(line, "") for line in wrap(f"reason: {decided.split.reason}", indent="  ")]
+    lines += [("", ""), *((line, "") for line in stage_lines(plan)), ("", "")]
+    lines.append((f"wrote {target}" if target else "nothing written; -o FILE writes the plan", ""))
+    lines.append((plan.digests.plan, "dim"))
+    output.write_styled(lines)
+
+
+def _stale(topics: Sequence[str], plan: PlanDocument, file: str) -> Diagnostic:
+    detail = f"changed since it was decided: {', '.join(topics)}\nreason: {plan.decisions.split.reason}"
+    return diagnostic("MP412", detail, Location(file=file, key="split.reason"), severity=Severity.WARNING)

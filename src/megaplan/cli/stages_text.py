@@ -1,0 +1,74 @@
+"""Stages of a plan as text: where each one stands, its layers, what it owns, and how good the cuts are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from megaplan.cli.table import WIDTH, table, wrap
+from megaplan.units import short_count
+
+if TYPE_CHECKING:
+    from megaplan.plan.document import CertificateRecord, PlanDocument
+
+ALPHABET = "AMERD"
+
+
+def family_counts(letters: Sequence[str]) -> str:
+    """`52 layers = 13 A + 13 M + 22 E + 4 R`."""
+    counts = Counter(letters)
+    parts = [f"{counts[letter]} {letter}" for letter in ALPHABET if counts[letter]]
+    return f"{len(letters)} layers = {' + '.join(parts)}"
+
+
+def short_letters(letters: str) -> str:
+    """Runs of one letter by their count: `AEME`, `32M`."""
+    runs = [(letter, len(list(group))) for letter, group in groupby(letters)]
+    return "".join(letter * count if count < 4 else f" {count}{letter} " for letter, count in runs).strip()
+
+
+def stage_lines(plan: PlanDocument) -> Iterator[str]:
+    """One row a slot, then what each owns outside the layers, `*` marking a copy."""
+    stages, costs = plan.decisions.stages, plan.decisions.split.certificate.costs
+    parameters = {stage.slot: stage.parameters for stage in plan.estimates.stages}
+    rows = [["slot", "pp", "chunk", "layers", "count", "parameters", "cost share"]]
+    total = sum(costs) or 1
+    for stage, cost in zip(stages, costs, strict=True):
+        start, stop = stage.layers
+        share = f"{100 * cost / total:.1f}%"
+        rows.append(
+            [
+                str(stage.slot),
+                str(stage.pp_rank),
+                str(stage.chunk),
+                f"{start}-{stop - 1}",
+                str(stop - start),
+                f"{parameters[stage.slot]:,}",
+                share,
+            ]
+        )
+    yield from table(rows, left=())
+    yield ""
+    for stage in stages:
+        owns = ", ".join(f"{name}*" if name in stage.copies else name for name in stage.owns)
+        yield from wrap(f"slot {stage.slot}: {_broken(stage.letters)}{f'; owns {owns}' if owns else ''}", indent="  ")
+    if any(stage.copies for stage in stages):
+        yield "* a copy of a block that another slot owns; their gradients are summed"
+
+
+def certificate_line(certificate: CertificateRecord, mode: str) -> str:
+    """`weighted split, optimal: largest slot 9.61 GFLOP a token, lower bound 9.61, gap 0`."""
+    value, bound, gap = map(short_count, (certificate.value, certificate.lower_bound, certificate.gap))
+    unit = certificate.unit.replace("flops_per_token", "FLOPs a token")
+    quality = "optimal" if certificate.optimal else "not optimal"
+    share = f" ({100 * certificate.gap / max(certificate.lower_bound, 1):.1f}%)" if certificate.gap else ""
+    return f"{mode} split, {quality} for {certificate.objective}: largest slot {value} {unit}, lower bound {bound}, gap {gap}{share}"
+
+
+def _broken(letters: str) -> str:
+    """Letters with spaces that a line may break at."""
+    short = short_letters(letters)
+    step = WIDTH - 30
+    return short if " " in short else " ".join(short[start : start + step] for start in range(0, len(short), step))

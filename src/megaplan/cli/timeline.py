@@ -1,0 +1,43 @@
+"""A schedule as text: one row a slot, one character a unit of time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megaplan.cli.table import WIDTH
+from megaplan.schedule import Kind, actions, placement, replay, slot_owner
+from megaplan.spec.models import Spec
+
+MAX_SLOTS = 64
+"""More slots than this are not drawn."""
+
+_FORWARD, _BACKWARD = "0123456789", "abcdefghij"
+LEGEND = "0-9 forward, a-j backward (twice as long) of a microbatch, its number mod 10; · waits"
+
+
+def timeline_lines(spec: Spec) -> Iterator[str]:
+    """The start of one step under equal stages, and what each pp rank waits; later columns are cut off where the line ends."""
+    mesh, schedule = spec.mesh, spec.schedule
+    num_slots = mesh.pp * mesh.vpp
+    if num_slots > MAX_SLOTS:
+        yield f"{num_slots} slots are too many to draw"
+        return
+    orders = actions(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches)
+    where = placement(schedule.kind)
+    step = replay(orders, [1] * num_slots, [2] * num_slots)
+    labels = {slot: "pp {} chunk {}".format(*slot_owner(where, slot, mesh.pp)) for slot in range(num_slots)}
+    margin = max(map(len, labels.values())) + 2
+    length = min(step.makespan, WIDTH - margin - 1)
+    cut = "…" if length < step.makespan else ""
+    rows = {slot: ["·"] * length for slot in labels}
+    for rank in step.ranks:
+        for timed in rank:
+            letters = _FORWARD if timed.action.kind is Kind.FORWARD else _BACKWARD
+            for time in range(timed.start, min(timed.stop, length)):
+                rows[timed.action.slot][time] = letters[timed.action.microbatch % 10]
+    for slot in sorted(labels, key=lambda slot: slot_owner(where, slot, mesh.pp)):
+        yield labels[slot].ljust(margin) + "".join(rows[slot]) + cut
+    waits = sorted(set(step.bubbles))
+    span = str(waits[0]) if len(waits) == 1 else f"{waits[0]} to {waits[-1]}"
+    yield f"{step.makespan} units a step; each pp rank waits {span} of them ({100 * waits[-1] / step.makespan:.1f}%)"
+    yield LEGEND

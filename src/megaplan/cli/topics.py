@@ -1,0 +1,96 @@
+"""What `explain` can explain: diagnostic codes, budget columns, mesh axes, and the cost model's formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megaplan.budget.axes import AXES
+from megaplan.budget.formulas import FORMULAS
+from megaplan.cli.problems import unknown_name
+from megaplan.cli.table import wrap
+from megaplan.columns import Column
+from megaplan.cost.formulas import FORMULAS as COSTS
+from megaplan.diagnostics import CODES
+
+Line = tuple[str, str]
+
+_SPELLINGS = {"sequence_parallel": "sp"}
+
+
+def topic_lines(topic: str) -> Iterator[Line]:
+    """(text, style) that explain `topic`; `list` names all topics.
+
+    Raises:
+        MegaplanError: MP483, with the nearest names.
+    """
+    code, name = topic.strip().upper(), topic.strip().lower().replace("-", "_").removeprefix("mesh.").removesuffix("_bytes")
+    name = _SPELLINGS.get(name, name)
+    if name == "list":
+        return _list()
+    if code in CODES:
+        return _code(code)
+    if name in FORMULAS:
+        return _plain([name, *_indented(column_lines(name))])
+    if name in AXES:
+        return _axis(name)
+    if name in COSTS:
+        return _cost(name)
+    raise unknown_name("MP483", topic, [*AXES, *map(str, FORMULAS), *COSTS, *CODES], "megaplan explain {}")
+
+
+def column_lines(column: str | Column) -> list[str]:
+    """A column's formula, without its name."""
+    formula = FORMULAS[column]
+    return [
+        *wrap(formula.holds, width=76),
+        *_field("formula", formula.formula),
+        *_field("units", f"{formula.units}, {formula.basis}"),
+        *_field("source", formula.source),
+        *_field("example", formula.example),
+    ]
+
+
+def _list() -> Iterator[Line]:
+    for title, names in (("columns", map(str, FORMULAS)), ("axes", AXES), ("costs", COSTS), ("codes", CODES)):
+        yield title, "bold"
+        yield from _plain(wrap("  " + ", ".join(names), indent="  "))
+
+
+def _code(code: str) -> Iterator[Line]:
+    info = CODES[code]
+    yield f"{code}: {info.summary}", "bold"
+    for text in (info.means, info.why, info.fix):
+        yield "", ""
+        yield from _plain(wrap(text))
+    yield "", ""
+    yield from _plain(f"  {line}" for line in info.example.splitlines())
+
+
+def _axis(name: str) -> Iterator[Line]:
+    axis = AXES[name]
+    yield f"{name}: {axis.title}", "bold"
+    yield from _plain(_indented([*_field("shards", axis.shards), *_field("cannot fix", axis.cannot_fix), *_field("costs", axis.costs)]))
+
+
+def _cost(name: str) -> Iterator[Line]:
+    cost = COSTS[name]
+    yield f"{name}: {cost.summary}", "bold"
+    fields = [
+        *_field("formula", cost.formula),
+        *_field("units", cost.unit),
+        *_field("source", cost.source),
+        *_field("example", cost.example),
+    ]
+    yield from _plain(_indented(fields))
+
+
+def _field(name: str, text: str) -> list[str]:
+    return wrap(f"{name}: {text}", indent="  ", width=76)
+
+
+def _indented(lines: list[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
+
+
+def _plain(lines: list[str] | Iterator[str]) -> Iterator[Line]:
+    return ((line, "") for line in lines)
