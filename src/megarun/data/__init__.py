@@ -1,0 +1,5 @@
+"""Token files: text to tokens, written once, read by memory map; `docs/reference/token-file.md` is the format."""
+
+from megarun.data.token_file import TokenFile
+
+__all__ = ["TokenFile"]

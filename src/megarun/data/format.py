@@ -1,0 +1,103 @@
+"""The bytes of a token file: preamble, JSON header, document offsets, tokens (`docs/reference/token-file.md`)."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+
+MAGIC = b"\x89MGTOK\r\n"  # a byte above 127 and a CR-LF pair: a copy in text mode or through a 7-bit channel no longer matches
+VERSION = 1
+PREAMBLE = struct.Struct("<8sII")  # magic, version, length of the header's JSON
+PAYLOAD_START = 4096  # the header is padded to a page, so the offsets are aligned wherever the file is mapped
+OFFSET_BYTES = 8
+MIN_VOCAB_SIZE = 257  # 256 bytes and the end of document
+MAX_VOCAB_SIZE = 2**32
+DTYPES: dict[str, np.dtype[np.uint16] | np.dtype[np.uint32]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+
+
+def dtype_of(vocab_size: int) -> str:
+    """The narrowest element type that holds the ids 0 … vocab_size − 1."""
+    return "uint16" if vocab_size <= 2**16 else "uint32"
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the file says of itself; the same texts and options give the same header, so it names neither paths nor times.
+
+    Attributes:
+        dtype: Of a token id: `uint16` or `uint32`, little-endian.
+        vocab_size: Ids are 0 … vocab_size − 1.
+        num_tokens: Of all documents, each one's end included.
+        num_documents: How many texts.
+        end_of_document_id: The last token of every document.
+        num_text_bytes: UTF-8 bytes of all texts.
+        tokenizer: `bpe` or `bytes`.
+        tokenizer_sha256: Of the tokenizer's JSON, as it lies beside the file.
+        tokenizer_sample_bytes: UTF-8 bytes the tokenizer was trained on; 0 for `bytes`.
+        payload_sha256: Of everything from byte 4096 on.
+    """
+
+    dtype: str
+    vocab_size: int
+    num_tokens: int
+    num_documents: int
+    end_of_document_id: int
+    num_text_bytes: int
+    tokenizer: str
+    tokenizer_sha256: str
+    tokenizer_sample_bytes: int
+    payload_sha256: str
+
+    @property
+    def tokens_start(self) -> int:
+        """First byte of the tokens: behind num_documents + 1 offsets."""
+        return PAYLOAD_START + OFFSET_BYTES * (self.num_documents + 1)
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the whole file."""
+        return self.tokens_start + DTYPES[self.dtype].itemsize * self.num_tokens
+
+    def pack(self) -> bytes:
+        """Preamble and header, padded with zeros: exactly PAYLOAD_START bytes."""
+        text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode()
+        return (PREAMBLE.pack(MAGIC, VERSION, len(text)) + text).ljust(PAYLOAD_START, b"\0")
+
+
+def parse_header(text: bytes) -> Header:
+    """The header of its JSON.
+
+    Raises:
+        ValueError: What is wrong with it, in words.
+    """
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"its header is no JSON ({type(error).__name__})") from error
+    if not isinstance(values, dict):
+        raise ValueError("its header is no JSON object")
+    header = Header(**{field.name: _value(values, field.name, str(field.type)) for field in fields(Header)})
+    if header.dtype not in DTYPES:
+        raise ValueError(f"header.dtype = {header.dtype!r}, which is neither {' nor '.join(DTYPES)}")
+    if not MIN_VOCAB_SIZE <= header.vocab_size <= 2 ** (8 * DTYPES[header.dtype].itemsize):
+        raise ValueError(f"header.vocab_size = {header.vocab_size} with header.dtype = {header.dtype}")
+    if header.end_of_document_id >= header.vocab_size:
+        raise ValueError(f"header.end_of_document_id = {header.end_of_document_id}, header.vocab_size = {header.vocab_size}")
+    if not 1 <= header.num_documents <= header.num_tokens:
+        raise ValueError(f"header.num_documents = {header.num_documents}, header.num_tokens = {header.num_tokens}")
+    return header
+
+
+def _value(values: dict[str, Any], name: str, type_name: str) -> Any:
+    """One field; a whole number is never negative, and JSON's true is none."""
+    if name not in values:
+        raise ValueError(f"its header has no {name}")
+    value = values[name]
+    right = isinstance(value, str) if type_name == "str" else isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    if not right:
+        raise ValueError(f"header.{name} = {str(value)[:40]!r}, which is no {'text' if type_name == 'str' else 'count'}")
+    return value

@@ -1,0 +1,184 @@
+"""Reading a token file: checked when opened, mapped, and cut into the rows of a step."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megaplan.errors import MegaplanError
+from megarun.data.format import DTYPES, MAGIC, OFFSET_BYTES, PAYLOAD_START, PREAMBLE, VERSION, Header, parse_header
+from megarun.data.order import shuffled
+from megarun.errors import refusal
+
+CHUNK_BYTES = 1 << 24
+REWRITE = "megarun data tokenize DIR -o {}"
+
+
+class TokenFile:
+    """A memory-mapped token file: the documents' tokens, and the rows of every training step.
+
+    Attributes:
+        path: Where it lies.
+        header: What the file says of itself.
+        document_offsets: int64 [num_documents + 1]: document i is `tokens[offsets[i]:offsets[i + 1]]`, its end of document included.
+        tokens: uint16 or uint32 [num_tokens], mapped read-only.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Open and check everything but the digest, which `verify` reads.
+
+        Raises:
+            MegaplanError: MP611 unreadable, MP612 not a token file, MP613 a newer format, MP614 damaged.
+        """
+        self.path = Path(path)
+        self.header = _read_header(self.path)
+        header, dtype = self.header, DTYPES[self.header.dtype]
+        self.document_offsets: NDArray[np.int64] = np.memmap(self.path, "<i8", "r", PAYLOAD_START, (header.num_documents + 1,))
+        self.tokens: NDArray[np.uint16 | np.uint32] = np.memmap(self.path, dtype, "r", header.tokens_start, (header.num_tokens,))
+        offsets = self.document_offsets
+        if offsets[0] != 0 or offsets[-1] != header.num_tokens or not (offsets[1:] > offsets[:-1]).all():
+            detail = f"document offsets rise from {int(offsets[0]):,} to {int(offsets[-1]):,}, not strictly from 0 to {header.num_tokens:,}"
+            raise self.damaged(detail)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all documents, each one's end included."""
+        return self.header.num_tokens
+
+    @property
+    def vocab_size(self) -> int:
+        """Every id is below it."""
+        return self.header.vocab_size
+
+    @property
+    def num_documents(self) -> int:
+        """How many texts the file holds."""
+        return self.header.num_documents
+
+    def document(self, index: int) -> NDArray[np.uint16 | np.uint32]:
+        """Tokens of document `index`, its end of document included.
+
+        Raises:
+            IndexError: If there is no such document.
+        """
+        if not 0 <= index < self.num_documents:
+            raise IndexError(f"document {index} of {self.num_documents}")
+        return self.tokens[self.document_offsets[index] : self.document_offsets[index + 1]]
+
+    def num_windows(self, seq_length: int) -> int:
+        """Rows of one epoch: windows of seq_length tokens, one behind the other, each with its last token's successor in the file.
+
+        Raises:
+            MegaplanError: MP615 if seq_length is below 1, or no window fits.
+        """
+        if seq_length < 1:
+            raise refusal("MP615", f"batch.seq_length = {seq_length}, and a row has at least 1 token", "batch.seq_length")
+        if self.num_tokens < seq_length + 1:
+            detail = f"num_tokens = {self.num_tokens:,} < seq_length + 1 = {seq_length + 1:,}"
+            hints = (f"--set batch.seq_length={self.num_tokens - 1}",) if self.num_tokens > 1 else ()
+            raise refusal("MP615", detail, "batch.seq_length", (*hints, REWRITE.format(self.path)), str(self.path))
+        return (self.num_tokens - 1) // seq_length
+
+    def rows(self, step: int, seed: int, num_rows: int, seq_length: int) -> NDArray[np.int64]:
+        """The global batch of a step: a function of its arguments and of nothing that happened before.
+
+        Row i of step s is the s · num_rows + i-th row of training; each epoch of `num_windows(seq_length)` rows visits every window once,
+        in an order drawn from the seed and the epoch. How many ranks share the batch does not enter.
+
+        Args:
+            step: 0-based.
+            seed: Any integer; it orders the windows.
+            num_rows: Sequences of the global batch.
+            seq_length: T; a row has T inputs, and columns 1 … T are their labels.
+
+        Returns:
+            int64 [num_rows, seq_length + 1].
+
+        Raises:
+            MegaplanError: MP615 no window fits; MP614 an id outside the vocabulary.
+            ValueError: If step is negative or num_rows below 1.
+        """
+        num_windows = self.num_windows(seq_length)
+        if step < 0 or num_rows < 1:
+            raise ValueError(f"step = {step}, num_rows = {num_rows}: a step is at least 0 and has at least 1 row")
+        found = np.empty((num_rows, seq_length + 1), dtype=np.int64)
+        first = step * num_rows
+        row = 0
+        while row < num_rows:  # one pass for every epoch that the step touches
+            epoch, position = divmod(first + row, num_windows)
+            count = min(num_windows - position, num_rows - row)
+            for window in shuffled(np.arange(position, position + count), num_windows, seed, epoch).tolist():
+                found[row] = self.tokens[window * seq_length : (window + 1) * seq_length + 1]
+                row += 1
+        if found.max() >= self.vocab_size:
+            raise self.damaged(f"token id {int(found.max()):,} in the rows of step {step}, header.vocab_size = {self.vocab_size:,}")
+        return found
+
+    def verify(self) -> None:
+        """Read the whole file and compare its digest with the header's.
+
+        Raises:
+            MegaplanError: MP614 if they differ.
+        """
+        found = payload_sha256(self.path)
+        if found != self.header.payload_sha256:
+            raise self.damaged(f"sha256 of the payload = {found}\nheader.payload_sha256 = {self.header.payload_sha256}")
+
+    def damaged(self, detail: str) -> MegaplanError:
+        """MP614 of this file."""
+        return refusal("MP614", detail, None, (REWRITE.format(self.path),), str(self.path))
+
+
+def tokenizer_path(token_path: Path) -> Path:
+    """Where the tokenizer of a token file lies: `corpus.tokens.tokenizer.json` beside `corpus.tokens`."""
+    return token_path.with_name(f"{token_path.name}.tokenizer.json")
+
+
+def payload_sha256(path: Path) -> str:
+    """Digest of everything behind the header."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        file.seek(PAYLOAD_START)
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _read_header(path: Path) -> Header:
+    """The checked header; the file is exactly as long as it says."""
+    place, rewrite = str(path), (REWRITE.format(path),)
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would wait for its writer, and none of these can be mapped
+            raise refusal("MP611", "it is a folder" if path.is_dir() else "it is no regular file", None, rewrite, place)
+        with path.open("rb") as file:
+            start, num_bytes = file.read(PAYLOAD_START), os.fstat(file.fileno()).st_size
+    except (OSError, ValueError) as error:  # ValueError: a name with a null character
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise refusal("MP611", reason, None, rewrite, place) from error
+    if not start.startswith(MAGIC):
+        what = f"it begins with {start[:8].hex(' ')}, a token file with {MAGIC.hex(' ')}" if start else "it is empty"
+        raise refusal("MP612", what, None, rewrite, place)
+    if len(start) < PAYLOAD_START:
+        raise refusal("MP614", f"truncated: it has {len(start):,} bytes, its header alone {PAYLOAD_START:,}", None, rewrite, place)
+    _, version, header_bytes = PREAMBLE.unpack_from(start)
+    if version > VERSION:
+        raise refusal("MP613", f"its format version = {version}, the newest known = {VERSION}", None, rewrite, place)
+    try:
+        if version < 1:
+            raise ValueError(f"its format version = {version}")
+        if header_bytes > PAYLOAD_START - PREAMBLE.size:
+            raise ValueError(f"its header has {header_bytes:,} bytes, at most {PAYLOAD_START - PREAMBLE.size:,} fit")
+        header = parse_header(start[PREAMBLE.size : PREAMBLE.size + header_bytes])
+    except ValueError as error:
+        raise refusal("MP614", str(error), None, rewrite, place) from error
+    if num_bytes != header.file_bytes:
+        parts = f"{PAYLOAD_START:,} + {OFFSET_BYTES} · ({header.num_documents:,} + 1)"
+        expected = f"{parts} + {DTYPES[header.dtype].itemsize} · {header.num_tokens:,} = {header.file_bytes:,} bytes"
+        what = "truncated" if num_bytes < header.file_bytes else "too long"
+        raise refusal("MP614", f"{what}: it has {num_bytes:,} bytes, its header says {expected}", None, rewrite, place)
+    return header

@@ -1,0 +1,149 @@
+"""A folder of texts to a token file, in one pass of constant memory after the tokenizer is trained."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from megarun.data.corpus import Corpus, Progress, silent
+from megarun.data.format import DTYPES, MAGIC, PAYLOAD_START, Header, dtype_of
+from megarun.data.token_file import payload_sha256, tokenizer_path
+from megarun.data.tokenizer import TokenizerKind, TrainedTokenizer, bytes_tokenizer, train_bpe
+from megarun.errors import refusal
+
+BATCH_BYTES = 1 << 20  # texts encoded together, on all cores
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """What was written.
+
+    Attributes:
+        header: Of the token file.
+        tokenizer_path: The JSON beside it.
+        tokenizer: Which made the tokens.
+    """
+
+    header: Header
+    tokenizer_path: Path
+    tokenizer: TrainedTokenizer
+
+
+def check_output(path: Path) -> None:
+    """Refuse a place that cannot be written, before the work begins.
+
+    Raises:
+        MegaplanError: MP619 if the folder is missing, or the name is a folder's or that of a file of another kind.
+    """
+    if not path.parent.is_dir():
+        raise refusal("MP619", f"no folder {path.parent}", "--output", (f"mkdir -p {path.parent}",), str(path))
+    if path.is_dir():
+        raise refusal("MP619", "the name is a folder's", "--output", (f"-o {path / 'corpus.tokens'}",), str(path))
+    if path.exists():
+        with _written(path), path.open("rb") as file:
+            start = file.read(len(MAGIC)) if path.is_file() else b""
+        if start != MAGIC:
+            raise refusal("MP619", "it exists and is not a token file", "--output", (f"-o {path}.tokens",), str(path))
+
+
+def tokenize(corpus: Corpus, kind: TokenizerKind, vocab_size: int, path: Path, progress: Progress = silent) -> Tokenized:
+    """Tokenize a corpus into `path`, with the tokenizer's JSON beside it; both appear whole or not at all.
+
+    Args:
+        corpus: The documents.
+        kind: Which tokenizer.
+        vocab_size: Of BPE; fewer ids are used where the sample supports no more.
+        path: The token file; an older token file is replaced.
+        progress: Told about every batch.
+
+    Raises:
+        MegaplanError: MP619 if it cannot be written, MP616 if a document changed meanwhile.
+    """
+    with _replacing(path) as file:
+        progress("training the tokenizer", 0, 1)
+        tokenizer = bytes_tokenizer() if kind is TokenizerKind.BYTES else train_bpe(corpus, vocab_size)
+        header = _write_payload(file, corpus, tokenizer, progress)
+        file.flush()
+        header = replace(header, payload_sha256=payload_sha256(Path(file.name)))
+        file.seek(0)
+        file.write(header.pack())
+        with _replacing(tokenizer_path(path)) as beside:
+            beside.write(tokenizer.json)
+    return Tokenized(header, tokenizer_path(path), tokenizer)
+
+
+def _write_payload(file: BinaryIO, corpus: Corpus, tokenizer: TrainedTokenizer, progress: Progress) -> Header:
+    """Tokens behind the room of header and offsets, then the offsets; the header still lacks the digest."""
+    header = Header(
+        dtype=dtype_of(tokenizer.vocab_size),
+        vocab_size=tokenizer.vocab_size,
+        num_tokens=0,
+        num_documents=len(corpus.paths),
+        end_of_document_id=tokenizer.end_of_document_id,
+        num_text_bytes=corpus.num_text_bytes,
+        tokenizer=tokenizer.kind.value,
+        tokenizer_sha256=tokenizer.sha256,
+        tokenizer_sample_bytes=tokenizer.sample_bytes,
+        payload_sha256="",
+    )
+    dtype = DTYPES[header.dtype]
+    offsets = np.zeros(header.num_documents + 1, dtype="<i8")
+    file.seek(header.tokens_start)
+    done = 0
+    for batch in _batches(corpus):
+        for index, ids in zip(batch, tokenizer.encode([corpus.text(index) for index in batch]), strict=True):
+            file.write(np.append(ids, tokenizer.end_of_document_id).astype(dtype).tobytes())
+            offsets[index + 1] = offsets[index] + len(ids) + 1
+            done += corpus.num_bytes[index]
+        progress("tokenizing", done, corpus.num_text_bytes)
+    file.seek(PAYLOAD_START)
+    file.write(offsets.tobytes())
+    return replace(header, num_tokens=int(offsets[-1]))
+
+
+def _batches(corpus: Corpus) -> Iterator[list[int]]:
+    """Documents in order, about BATCH_BYTES at a time."""
+    batch: list[int] = []
+    room = BATCH_BYTES
+    for index, size in enumerate(corpus.num_bytes):
+        batch.append(index)
+        room -= size
+        if room <= 0:
+            yield batch
+            batch, room = [], BATCH_BYTES
+    if batch:
+        yield batch
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file that takes the name when the body has ended well, and is gone if it has not."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with _written(path):
+            file = temporary.open("w+b")
+        with file, _written(path):
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        with _written(path):
+            temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    """The operating system's refusals as MP619."""
+    try:
+        yield
+    except OSError as error:
+        raise refusal("MP619", error.strerror or str(error), "--output", (f"ls -ld {path.parent}",), str(path)) from error

@@ -1,0 +1,162 @@
+"""Tokenizers made here: byte-level BPE trained on the corpus itself, and plain bytes. Neither needs a download, both spell every text.
+
+Both are written as a `tokenizers` JSON, so `tokenizers.Tokenizer.from_file` decodes either; bytes are BPE without merges.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from tokenizers.trainers import BpeTrainer
+
+from megarun.data.corpus import Corpus
+from megarun.data.format import MAX_VOCAB_SIZE, MIN_VOCAB_SIZE
+from megarun.errors import refusal
+
+END_OF_DOCUMENT = "<|end_of_document|>"
+SAMPLE_BYTES = 4_000_000  # a vocabulary of a few ten thousand changes little past it, and training time grows with it
+SEGMENT_CHARACTERS = 1 << 20
+# Between a line's end and a printable character the pre-tokenizer always divides: a text cut there has the tokens of the whole.
+_CUT = re.compile(r"\n(?=[!-~])")
+
+
+class TokenizerKind(StrEnum):
+    """How text becomes ids."""
+
+    BPE = "bpe"
+    BYTES = "bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedTokenizer:
+    """A tokenizer and where it comes from.
+
+    Attributes:
+        kind: BPE or bytes.
+        tokenizer: The library's object.
+        end_of_document_id: Ends every document; no text encodes to it.
+        sample_documents: How many documents it was trained on, some of them in part.
+        sample_bytes: UTF-8 bytes it was trained on.
+    """
+
+    kind: TokenizerKind
+    tokenizer: Tokenizer
+    end_of_document_id: int
+    sample_documents: int = 0
+    sample_bytes: int = 0
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are 0 … vocab_size − 1."""
+        return self.tokenizer.get_vocab_size()
+
+    @property
+    def json(self) -> bytes:
+        """The file beside the tokens."""
+        return self.tokenizer.to_str(pretty=True).encode() + b"\n"
+
+    @property
+    def sha256(self) -> str:
+        """Of the JSON."""
+        return hashlib.sha256(self.json).hexdigest()
+
+    def encode(self, texts: list[str]) -> list[NDArray[np.int64]]:
+        """Ids of each text, without the end of document."""
+        if self.kind is TokenizerKind.BYTES:
+            return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64) for text in texts]
+        segments = [list(segments_of(text)) for text in texts]
+        encoded = iter(self.tokenizer.encode_batch_fast([part for parts in segments for part in parts], add_special_tokens=False))
+        return [np.array([token for _ in parts for token in next(encoded).ids], dtype=np.int64) for parts in segments]
+
+
+def check_vocab_size(kind: TokenizerKind, vocab_size: int) -> None:
+    """Refuse a vocabulary that the tokenizer cannot have.
+
+    Raises:
+        MegaplanError: MP618.
+    """
+    if kind is TokenizerKind.BYTES and vocab_size != MIN_VOCAB_SIZE:
+        detail = f"--tokenizer bytes, --vocab-size {vocab_size}: bytes have {MIN_VOCAB_SIZE} ids"
+        raise refusal("MP618", detail, "--vocab-size", ("leave out --vocab-size",))
+    if not MIN_VOCAB_SIZE <= vocab_size <= MAX_VOCAB_SIZE:
+        bounds = f"{MIN_VOCAB_SIZE:,} <= --vocab-size <= {MAX_VOCAB_SIZE:,}"
+        raise refusal("MP618", f"--vocab-size = {vocab_size:,}, and {bounds}", "--vocab-size", (f"--vocab-size {MIN_VOCAB_SIZE}",))
+
+
+def bytes_tokenizer() -> TrainedTokenizer:
+    """Ids 0 … 255 are the bytes of UTF-8, 256 is the end of document."""
+    letters = byte_letters()
+    tokenizer = _byte_level(BPE(vocab={letter: byte for byte, letter in enumerate(letters)}, merges=[]))
+    tokenizer.add_special_tokens([AddedToken(END_OF_DOCUMENT, special=True, normalized=False)])
+    return TrainedTokenizer(TokenizerKind.BYTES, tokenizer, len(letters))
+
+
+def train_bpe(corpus: Corpus, vocab_size: int) -> TrainedTokenizer:
+    """Byte-level BPE trained on a sample of the corpus: the same texts give the same tokenizer.
+
+    The sample is every n-th document, n the smallest that brings the corpus to SAMPLE_BYTES or below, and ends at SAMPLE_BYTES. The
+    vocabulary is smaller than asked for where the sample has no further pair that occurs twice.
+
+    Args:
+        corpus: The documents.
+        vocab_size: The end of document (id 0), the 256 bytes, and the merges.
+    """
+    tokenizer = _byte_level(BPE())
+    trainer = BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        show_progress=False,
+        special_tokens=[AddedToken(END_OF_DOCUMENT, special=True, normalized=False)],
+        initial_alphabet=byte_letters(),
+    )
+    sample = list(sample_of(corpus))
+    tokenizer.train_from_iterator(sample, trainer=trainer)
+    num_bytes = sum(len(text.encode()) for text in sample)
+    return TrainedTokenizer(TokenizerKind.BPE, tokenizer, tokenizer.get_vocab()[END_OF_DOCUMENT], len(sample), num_bytes)
+
+
+def sample_of(corpus: Corpus, sample_bytes: int = SAMPLE_BYTES) -> Iterator[str]:
+    """Evenly spread documents of at most `sample_bytes` in all; the last may be cut."""
+    stride = max(1, -(-corpus.num_text_bytes // sample_bytes))
+    room = sample_bytes
+    for index in range(0, len(corpus.paths), stride):
+        content = corpus.text(index).encode()[:room]
+        room -= len(content)
+        yield content.decode(errors="ignore")  # a cut may fall inside a character
+        if room <= 0:
+            return
+
+
+def segments_of(text: str, num_characters: int = SEGMENT_CHARACTERS) -> Iterable[str]:
+    """A text in parts that encode as the whole does, so that one huge document is encoded in parallel."""
+    start = 0
+    while len(text) - start > num_characters and (cut := _CUT.search(text, start + num_characters)):
+        yield text[start : cut.end()]
+        start = cut.end()
+    yield text[start:]
+
+
+def byte_letters() -> list[str]:
+    """The printable character that stands for each byte in a byte-level vocabulary.
+
+    Source: the byte-to-character table of GPT-2's tokenizer: printable Latin-1 stands for itself, the rest for U+0100 and on.
+    """
+    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
+def _byte_level(model: BPE) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.encode_special_tokens = True  # a text that spells the end of document is text, not an end
+    return tokenizer
