@@ -1,0 +1,59 @@
+"""Small random specs of what megarun builds, one block family at a time, from a seed."""
+
+import random
+from typing import Any
+
+KINDS = ("gqa", "mla", "mamba2", "moe", "m2rnn", "mlp")
+LETTERS = {"gqa": "A", "mla": "A", "mamba2": "M", "moe": "E", "m2rnn": "R", "mlp": "D"}
+FP32 = dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "fp32")
+BF16 = dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "bf16")
+
+
+def random_spec(kind: str, seed: int) -> dict[str, Any]:
+    """Plain values of a spec with two layers of one kind; sizes are odd on purpose wherever they may be."""
+    draw = random.Random(f"{kind}/{seed}")
+    hidden = draw.choice([24, 40, 48])
+    return {
+        "format": "megaplan.spec/1",
+        "name": f"{kind}-{seed}",
+        "model": {
+            "pattern": LETTERS[kind],
+            "num_layers": 2,
+            "hidden_size": hidden,
+            "vocab_size": draw.randint(30, 70),
+            "tie_embeddings": draw.random() < 0.5,
+            **_section(kind, hidden, draw),
+        },
+        "batch": {"micro_batch_size": draw.randint(1, 3), "seq_length": draw.randint(5, 40)},
+        "precision": draw.choice([FP32, BF16]),
+    }
+
+
+def _section(kind: str, hidden: int, draw: random.Random) -> dict[str, Any]:
+    activation = draw.choice(["swiglu", "relu2", "gelu"])
+    nope = draw.choice([(), (1,), (0, 1)])
+    window = draw.choice([None, 4])
+    match kind:
+        case "gqa":
+            key_heads = draw.randint(1, 3)
+            flags = {name: draw.random() < 0.5 for name in ("qk_norm", "bias")}
+            heads = {"num_heads": key_heads * draw.randint(1, 3), "num_kv_heads": key_heads, "head_dim": 2 * draw.randint(1, 6)}
+            return {"attention": {"kind": "gqa", **heads, **flags, "window_size": window, "nope_layers": nope}}
+        case "mla":
+            ranks = {"q_lora_rank": draw.choice([None, 7]), "kv_lora_rank": draw.randint(3, 12)}
+            heads = {"num_heads": draw.randint(1, 4), "qk_nope_head_dim": draw.randint(3, 9), "qk_rope_head_dim": 2 * draw.randint(1, 4)}
+            return {"attention": {"kind": "mla", **ranks, **heads, "v_head_dim": draw.randint(3, 9), "window_size": window, "nope_layers": nope}}
+        case "mamba2":
+            groups = draw.randint(1, 2)
+            heads = groups * draw.randint(1, 3)
+            sizes = {"num_heads": heads, "head_dim": draw.randint(3, 9), "state_dim": draw.randint(3, 9), "num_groups": groups}
+            return {"mamba": {"kind": "mamba2", **sizes, "chunk_size": draw.randint(3, 16), "conv_bias": draw.random() < 0.5}}
+        case "moe":
+            experts = draw.randint(2, 7)
+            sizes = {"num_experts": experts, "top_k": draw.randint(1, experts), "ffn_hidden_size": 8 * draw.randint(1, 4)}
+            return {"moe": {**sizes, "shared_ffn_hidden_size": draw.choice([0, 16]), "activation": activation}}
+        case "m2rnn":
+            sizes = {"num_heads": draw.randint(1, 4), "key_dim": draw.randint(2, 6), "value_dim": draw.randint(2, 6)}
+            return {"recurrent": {"kind": "m2rnn", **sizes, "save_every": draw.randint(3, 16), "conv_kernel": draw.randint(2, 4)}}
+        case _:
+            return {"mlp": {"ffn_hidden_size": draw.randint(8, 60), "activation": activation}}
