@@ -21,3 +21,4 @@ if [[ ",$extras," == *,run,* ]]; then
   fi
 fi
 pip --editable ".[$extras]" -c constraints.txt
+"$dir/bin/python" -m compileall -q src kernels  # an editable install is not compiled by pip, and the planner is about start-up time
