@@ -18,9 +18,11 @@ import yaml
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError
 from megaplan.spec.source import Mark, Path, SourceMap, dotted
-from megaplan.spec.wording import quoted
+from megaplan.spec.wording import plural, quoted
 
 MAX_DEPTH = 24
+MAX_VALUES = 20_000
+MAX_FINDINGS = 60
 _MAX_DIGITS = 4000  # Python refuses to convert more; such a text stays text and is refused as no integer
 _NULLS = {"", "~", "null", "Null", "NULL"}
 _BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -50,13 +52,20 @@ def parse_document(text: str, file: str | None) -> Document:
         The document; MP110, MP111, MP113, MP114 and MP118 are among its faults.
 
     Raises:
-        MegaplanError: MP105, MP108, MP109 or MP117: the text cannot be read to its end.
+        MegaplanError: MP105, MP108, MP109, MP117 or MP119: the text cannot be read to its end.
     """
     if file is not None and file.endswith(".json"):
         _check_json(text, file)
     reader = _Reader(text, file)
     value = reader.document()
-    return Document(value, SourceMap(file, reader.marks), tuple(reader.found))
+    return Document(value, SourceMap(file, reader.marks), tuple(first_findings(reader.found, reader.num_found, file)))
+
+
+def first_findings(shown: list[Diagnostic], count: int, file: str | None) -> list[Diagnostic]:
+    """The findings shown, and MP116 if there are more."""
+    if count <= len(shown):
+        return shown
+    return [*shown, diagnostic("MP116", f"{plural(count - len(shown), 'more finding')} of the same document", Location(file))]
 
 
 def resolve_scalar(text: str) -> Any:
@@ -80,9 +89,12 @@ class _Reader:
     def __init__(self, text: str, file: str | None) -> None:
         self._events: Iterator[Any] = yaml.parse(text, Loader=_LOADER)
         self._file = file
+        self._num_lines = len(text.splitlines())
         self._anchors: dict[str, Any] = {}
+        self._num_values = 0
         self.marks: dict[str, Mark] = {}
         self.found: list[Diagnostic] = []
+        self.num_found = 0
 
     def document(self) -> Any:
         """The value of the whole text."""
@@ -102,6 +114,9 @@ class _Reader:
             raise self._stop("MP108", str(error).splitlines()[0], None) from None
 
     def _value(self, event: Any, path: Path, depth: int) -> Any:
+        self._num_values += 1
+        if self._num_values > MAX_VALUES:
+            raise self._stop("MP119", f"more than {MAX_VALUES:,} values", event)
         if depth > MAX_DEPTH:
             raise self._stop("MP117", f"more than {MAX_DEPTH} lists or mappings inside each other", event)
         if isinstance(event, yaml.AliasEvent):
@@ -147,6 +162,8 @@ class _Reader:
 
     def _syntax_error(self, error: yaml.MarkedYAMLError) -> Diagnostic:
         mark = error.problem_mark or error.context_mark
+        if mark is not None and mark.line >= self._num_lines and error.context_mark is not None:
+            mark = error.context_mark  # what is not closed at the end of the text is found where it begins
         problem = error.problem or "the text is not complete"
         context = f" {error.context}" if error.context else ""
         if error.context and error.context_mark is not None and mark is not None and error.context_mark.line != mark.line:
@@ -162,6 +179,9 @@ class _Reader:
         return diagnostic("MP108", f"{problem}{context}", where, hints)
 
     def _add(self, code: str, detail: str, event: Any, key: str | None = None) -> None:
+        self.num_found += 1
+        if len(self.found) >= MAX_FINDINGS:
+            return
         mark = event.start_mark
         self.found.append(diagnostic(code, detail, Location(self._file, mark.line + 1, mark.column + 1, key)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -28,14 +29,17 @@ def legal_keys(path: Path, document: Any) -> dict[str, Any]:
     return keys
 
 
-def all_keys() -> Iterator[Path]:
+@cache
+def all_keys() -> tuple[Path, ...]:
     """Every key of every section, kinds merged."""
+    found: list[Path] = []
     pending: list[tuple[Path, dict[str, Any]]] = [((), _keys_of(Spec, None))]
     while pending:
         path, keys = pending.pop()
         for name, annotation in keys.items():
-            yield (*path, name)
+            found.append((*path, name))
             pending.append(((*path, name), _keys_of(annotation, None)))
+    return tuple(found)
 
 
 def kinds_of(path: Path) -> tuple[str, ...]:

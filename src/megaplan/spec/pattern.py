@@ -130,7 +130,8 @@ def _slot_errors(text: str, where: Location) -> Iterator[Diagnostic]:
     parts = text.split(BOUNDARY)
     empty = [index for index, part in enumerate(parts) if not part]
     if BOUNDARY in text and empty:
-        slots = f"slot {series([str(index) for index in empty[:8]], 'and')} of {len(parts)}"
+        numbers = series([str(index) for index in empty[:8]], "and")
+        slots = f"{'slot' if len(empty) == 1 else 'slots'} {numbers} of {len(parts)}"
         detail = f"{where.key} = {quoted(text, _MAX_SHOWN)} leaves {slots} without a layer"
         rewritten = BOUNDARY.join(part for part in parts if part).upper()
         yield diagnostic("MP305", detail, where, (f"pattern: {rewritten}",) if 0 < len(rewritten) <= _MAX_SHOWN else ())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from megaplan.errors import Diagnostic
 from megaplan.spec.context import Checked, num_slots
@@ -124,19 +124,22 @@ def _conflicts(checked: Checked) -> Iterator[Diagnostic]:
     if both:
         cuts = series([str(cut) for cut in both], "and")
         yield checked.error("MP328", f"split.pin and split.forbid both have {cuts}", "split.pin", f"remove {cuts} from one of them")
-    parted = [(cut, span) for cut in split.pin for span in split.together if span[0] < cut < span[1]]
-    for cut, (start, stop) in parted[:8]:
+    inside = _inside_together(checked)
+    parted = [cut for cut in split.pin if inside[cut]]
+    for cut in parted[:8]:
+        start, stop = next(span for span in split.together if span[0] < cut < span[1])
         detail = f"split.pin has {cut}, split.together has [{start}, {stop}], and {start} < {cut} < {stop}"
         yield checked.error("MP329", detail, "split.pin", f"pin {start} or {stop} instead, or remove the span")
     if both or parted or slots > num_layers:
         return
-    barred = set(split.forbid) | {cut for start, stop in split.together for cut in range(start + 1, stop)}
-    allowed, needed = num_layers - 1 - len(barred), slots - 1
+    forbidden = set(split.forbid)
+    barred = sum(inside[cut] or cut in forbidden for cut in range(1, num_layers))
+    allowed, needed = num_layers - 1 - barred, slots - 1
     if len(split.pin) > needed:
         detail = f"split.pin has {plural(len(split.pin), 'cut')}, and {plural(slots, 'slot')} have {needed} between them"
         yield checked.error("MP330", detail, "split.pin", f"pin at most {needed}")
     elif allowed < needed:
-        free = f"{num_layers - 1} cuts − {len(barred)} forbidden or inside split.together = {allowed}"
+        free = f"{num_layers - 1} cuts − {barred} forbidden or inside split.together = {allowed}"
         detail = f"{free}, and {plural(slots, 'slot')} need {needed}"
         yield checked.error("MP330", detail, "split.forbid" if split.forbid else "split.together", "forbid fewer cuts, or use fewer slots")
 
@@ -157,3 +160,12 @@ def _constraints_of_spans(checked: Checked) -> Iterator[Diagnostic]:
         yield checked.error(
             "MP331", detail, "split.spans" if split.spans is not None else "model.pattern", "move the boundary, or the constraint"
         )
+
+
+def _inside_together(checked: Checked) -> list[bool]:
+    """For each cut from 0 to num_layers, whether a span of `split.together` has it inside. Linear, however many spans overlap."""
+    steps = [0] * (checked.spec.model.num_layers + 2)
+    for start, stop in checked.spec.split.together:
+        steps[start + 1] += 1
+        steps[stop] -= 1
+    return [depth > 0 for depth in accumulate(steps)]

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
 
 from megaplan.diagnostics import diagnostic
-from megaplan.errors import Diagnostic, MegaplanError
+from megaplan.errors import Diagnostic, Location, MegaplanError
+from megaplan.spec.document import MAX_FINDINGS, first_findings
 from megaplan.spec.models import MAX_LAYERS, Spec
 from megaplan.spec.pattern import has_boundaries, parse_pattern
 from megaplan.spec.source import Path, SourceMap, dotted
 from megaplan.spec.type_errors import Fault, describe, missing_keys, unknown_key
-from megaplan.spec.wording import plural, show
+from megaplan.spec.wording import show
 
 FORMAT = "megaplan.spec/1"
-MAX_FINDINGS = 60
 
 
 def validate_document(document: Any, source: SourceMap) -> Spec:
@@ -32,19 +33,10 @@ def validate_document(document: Any, source: SourceMap) -> Spec:
     try:
         spec = Spec.model_validate(document)
     except ValidationError as error:
-        found = sorted([*_translated(error, document, source), *_pattern_errors(document, source)], key=_place)
-        if len(found) > MAX_FINDINGS:
-            more = diagnostic("MP116", f"{plural(len(found) - MAX_FINDINGS, 'more finding')} of the same document", source.locate(""))
-            found = [*found[:MAX_FINDINGS], more]
-        raise MegaplanError(found) from None
+        raise MegaplanError(_findings(error, document, source)) from None
     if has_boundaries(spec.model.pattern) and "mode" not in spec.split.model_fields_set:
         return spec.model_copy(update={"split": spec.split.model_copy(update={"mode": "manual"})})
     return spec
-
-
-def _place(found: Diagnostic) -> tuple[int, int]:
-    """Reading order; what has no line, such as an override, comes first."""
-    return found.location.line or 0, found.location.column or 0
 
 
 def _other_format(document: dict[str, Any], source: SourceMap) -> Diagnostic:
@@ -59,23 +51,29 @@ def _other_format(document: dict[str, Any], source: SourceMap) -> Diagnostic:
     return diagnostic("MP115", detail, source.locate("format"), (f"format: {FORMAT}",))
 
 
-def _translated(error: ValidationError, document: dict[str, Any], source: SourceMap) -> Iterator[Diagnostic]:
+def _findings(error: ValidationError, document: dict[str, Any], source: SourceMap) -> list[Diagnostic]:
+    """The first findings in reading order; what has no line, such as an override, comes before. Words are made for those shown only."""
+    makers: list[tuple[Location, Callable[[], Diagnostic]]] = []
     missing: dict[Path, list[str]] = {}
-    faults = []
     for item in error.errors(include_url=False):
         path, wrong_key = _real_path(item["loc"], document)
-        fault = Fault(item["type"], path, item.get("input"), item.get("ctx", {}), document)
         if item["type"] == "missing" and isinstance(path[-1], str):
             missing.setdefault(path[:-1], []).append(path[-1])
+        elif wrong_key or item["type"] == "extra_forbidden":
+            makers.append((source.locate(dotted(path)), partial(unknown_key, path, document, source)))
         else:
-            faults.append((fault, wrong_key))
+            fault = Fault(item["type"], path, item.get("input"), item.get("ctx", {}), document)
+            makers.append((source.locate(fault.key), partial(describe, fault, source)))
     for path, names in missing.items():
-        yield missing_keys(path, names, document, source)
-    for fault, wrong_key in faults:
-        if wrong_key or fault.type == "extra_forbidden":
-            yield unknown_key(fault.path, document, source)
-        else:
-            yield describe(fault, source)
+        makers.append((source.locate(dotted(path)), partial(missing_keys, path, names, document, source)))
+    for found in _pattern_errors(document, source):
+        makers.append((found.location, partial(_same, found)))
+    makers.sort(key=lambda entry: (entry[0].line or 0, entry[0].column or 0))
+    return first_findings([make() for _, make in makers[:MAX_FINDINGS]], len(makers), source.file)
+
+
+def _same(found: Diagnostic) -> Diagnostic:
+    return found
 
 
 def _real_path(location: tuple[str | int, ...], document: Any) -> tuple[Path, bool]:

@@ -1,0 +1,73 @@
+"""`--set`: what it changes, where its findings point, and what it refuses."""
+
+import pytest
+from spec_samples import Accepted, Refused
+
+
+def test_values_are_read_as_yaml(accepted: Accepted) -> None:
+    overrides = (
+        "mesh.pp=1", "training.learning_rate=3e-4", "split.pin=[]", "model.attention.window_size=64", "name=other", "serving=null",
+        "model.features.mtp={depth: 1, ffn_hidden_size: 128}", "recompute.blocks.A=selective",
+    )  # fmt: skip
+    spec = accepted(overrides=overrides).spec
+    assert (spec.mesh.pp, spec.training.learning_rate, spec.name, spec.serving) == (1, 3e-4, "other", None)
+    assert spec.model.features.mtp is not None
+    assert spec.model.features.mtp.depth == 1
+    assert spec.model.attention is not None
+    assert spec.model.attention.window_size == 64
+    assert spec.recompute.blocks == {"A": "selective"}
+
+
+def test_an_aliased_section_changes_at_one_place_only(accepted: Accepted) -> None:
+    edits = [("  mlp: {ffn", "  features: {structure: &s {num_categories: 5, bottleneck: 8}, platform: *s}\n  mlp: {ffn")]
+    features = accepted(*edits, overrides=["model.features.structure.bottleneck=16"]).spec.model.features
+    assert features.structure is not None
+    assert features.platform is not None
+    assert (features.structure.bottleneck, features.platform.bottleneck) == (16, 8)
+
+
+def test_a_finding_points_at_the_argument(refused: Refused) -> None:
+    found = refused(overrides=["mesh.ep=6", "mesh.dp_shard=6", "mesh.pp=1"])[0]
+    assert (found.code, found.location.file, found.location.line, found.location.key) == ("MP203", "--set mesh.ep=6", None, "mesh.ep")
+
+
+def test_a_type_error_below_an_overridden_section_points_at_it(refused: Refused) -> None:
+    (found,) = refused(overrides=["mesh={tp: x}"])
+    assert (found.code, found.location.file, found.location.key) == ("MP124", "--set mesh={tp: x}", "mesh.tp")
+
+
+@pytest.mark.parametrize(
+    ("argument", "code", "detail", "hint"),
+    [
+        ("mesh.tp", "MP140", "'mesh.tp' is not KEY=VALUE", "--set mesh.tp=8"),
+        ("=8", "MP140", "'=8' is not KEY=VALUE", "--set mesh.tp=8"),
+        ("split.spans[0]=1", "MP140", "is not KEY=VALUE", "--set mesh.tp=8"),
+        ("mesh.tpp=8", "MP141", "'tpp' is no key of mesh; its keys are pp, vpp,", "did you mean mesh.tp?"),
+        ("tp=8", "MP141", "'tp' is no key of a spec", "did you mean mesh.tp?"),
+        ("mesh.tp.x=8", "MP141", "'x' is no key of mesh.tp", None),
+        ("model.attention.kv_lora_rank=8", "MP141", "is no key of model.attention", "kv_lora_rank is a key of kind mla"),
+        ("recompute.blocks.Z=full", "MP141", "its keys are A, M, E, R and D", None),
+        ("mesh.tp=", "MP142", "mesh.tp has no value after '='", "--set mesh.tp=null"),
+        ("mesh.tp=[1", "MP142", "'[1': did not find expected ',' or ']'", None),
+        ("mesh.tp=!!int 4", "MP142", "has the tag", None),
+        ("mesh.tp=1\x07", "MP142", "U+0007", None),
+        ("mesh.tp=eight", "MP124", "mesh.tp = 'eight' (text)", None),
+    ],
+)
+def test_a_wrong_argument(refused: Refused, argument: str, code: str, detail: str, hint: str | None) -> None:
+    (found,) = refused(overrides=[argument])
+    assert found.code == code
+    assert found.location.file is not None
+    assert found.location.file.startswith("--set ")
+    assert detail in found.detail
+    assert hint is None or hint in found.hints
+
+
+@pytest.mark.parametrize("pair", [("mesh.tp=1", "mesh.tp=2"), ("mesh={pp: 2}", "mesh.tp=2"), ("mesh.tp=2", "mesh={pp: 2}")])
+def test_a_key_is_set_once(refused: Refused, pair: tuple[str, str]) -> None:
+    assert refused(overrides=pair)[0].code == "MP143"
+
+
+def test_arguments_and_file_are_reported_together(refused: Refused) -> None:
+    found = refused(("ep: 1", "ep: x"), overrides=["mesh.tpp=8", "mesh.tp=y"])
+    assert [item.code for item in found] == ["MP141", "MP124", "MP124"]
