@@ -10,6 +10,9 @@ from typing import Any
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError
 
+MAX_LISTED = 40
+"""Of more names only the nearest are shown."""
+
 
 def usage(message: str, context: Any) -> Diagnostic:
     """The argument parser refused the words."""
@@ -37,5 +40,6 @@ def unknown_name(code: str, name: str, known: Iterable[str], hint: str) -> Megap
     """A name that is none of `known`, with the nearest ones."""
     names = sorted(known)
     near = get_close_matches(name, names, n=3, cutoff=0.5) or get_close_matches(name.upper(), names, n=3, cutoff=0.5)
-    detail = f"{name!r} is none of: {', '.join(names)}" if len(names) <= 40 else f"{name!r} is not known"
-    return refuse(code, detail, *(hint.format(match) for match in near))
+    if len(names) > MAX_LISTED:
+        return refuse(code, f"{name!r} is not known", *(hint.format(match) for match in (*near, "list")))
+    return refuse(code, f"{name!r} is none of: {', '.join(names)}", *(hint.format(match) for match in near))

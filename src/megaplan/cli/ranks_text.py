@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from megaplan.cli.table import WIDTH, table
 from megaplan.columns import Column, Phase
 from megaplan.plan.runs import Run, joined, runs_label, runs_of
-from megaplan.units import format_gib
 
 if TYPE_CHECKING:
     from megaplan.budget.values import RankBudget
@@ -17,6 +17,22 @@ if TYPE_CHECKING:
 
 MAX_ACROSS = 4
 """Distinct ranks side by side; the others have less at their peak."""
+
+
+class Shown(IntEnum):
+    """The unit of a table, by the size of its largest number."""
+
+    MIB = 2**20
+    GIB = 2**30
+
+    @property
+    def unit(self) -> str:
+        """As the table's head names it."""
+        return "GiB" if self is Shown.GIB else "MiB"
+
+    def text(self, num_bytes: int) -> str:
+        """Two decimals."""
+        return f"{num_bytes / self:.2f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,45 +83,46 @@ def view_of_estimate(rank: RankEstimate) -> RankView:
 
 
 def rank_table(ranks: Sequence[RankView]) -> Iterator[str]:
-    """The table in GiB, at most `MAX_ACROSS` ranks wide and 80 characters, and what was left out."""
-    views = merged(ranks)
+    """The table, at most `MAX_ACROSS` ranks wide and 80 characters, and what was left out."""
+    show = Shown.GIB if ranks[0].peak_bytes >= Shown.GIB else Shown.MIB
+    views = merged(ranks, show)
     shown = list(views[:MAX_ACROSS])
-    lines = _table(shown)
+    lines = _table(shown, show)
     while len(shown) > 1 and max(map(len, lines)) > WIDTH:
         shown.pop()
-        lines = _table(shown)
+        lines = _table(shown, show)
     yield from lines
     rest = views[len(shown) :]
     if rest:
         names = ", ".join(view.label for view in rest[:3]) + (" …" if len(rest) > 3 else "")
-        yield f"not shown, peak at most {format_gib(rest[0].peak_bytes)} GiB: {names}"
+        yield f"not shown, peak at most {show.text(rest[0].peak_bytes)} {show.unit}: {names}"
 
 
-def merged(ranks: Sequence[RankView]) -> list[RankView]:
+def merged(ranks: Sequence[RankView], show: Shown) -> list[RankView]:
     """Ranks that the table cannot tell apart as one: their shards differ by a few rows, their bytes by less than is shown."""
     views: dict[tuple[str, ...], RankView] = {}
     for rank in ranks:
-        key = tuple(_cells(rank, list(Column))[1:])
+        key = tuple(_cells(rank, list(Column), show)[1:])
         first = views.get(key)
         views[key] = rank if first is None else replace(first, runs=joined((*first.runs, *rank.runs)))
     return list(views.values())
 
 
-def _table(shown: Sequence[RankView]) -> list[str]:
+def _table(shown: Sequence[RankView], show: Shown) -> list[str]:
     used = [column for column in Column if any(view.columns[column] for view in shown)]
-    heads = ["GiB", *map(str, used), "peak", "headroom", "fits", "peak in", "parameters"]
-    lines = table(list(zip(heads, *(_cells(view, used) for view in shown), strict=True)))
+    heads = [show.unit, *map(str, used), "peak", "headroom", "fits", "peak in", "parameters"]
+    lines = table(list(zip(heads, *(_cells(view, used, show) for view in shown), strict=True)))
     rule = "-" * max(map(len, lines))
     return [lines[0], rule, *lines[1 : 1 + len(used)], rule, *lines[1 + len(used) :]]
 
 
-def _cells(view: RankView, used: Sequence[Column]) -> list[str]:
+def _cells(view: RankView, used: Sequence[Column], show: Shown) -> list[str]:
     """One column of the table."""
     return [
         view.label,
-        *(format_gib(view.columns[column]) for column in used),
-        format_gib(view.peak_bytes),
-        format_gib(view.headroom_bytes),
+        *(show.text(view.columns[column]) for column in used),
+        show.text(view.peak_bytes),
+        show.text(view.headroom_bytes),
         "yes" if view.fits else "NO",
         str(view.peak_phase),
         f"{view.parameters:,}",
