@@ -1,0 +1,57 @@
+"""Running the real step on tensors without values, as one rank of a process group that has no other."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.pipelining.schedules import _PipelineSchedule
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from megarun.trace.replaced import replaced
+
+
+@contextmanager
+def lone_rank(rank: int, world_size: int) -> Iterator[None]:
+    """A process group in which this process is `rank` and every collective ends at once."""
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def static_shapes() -> Iterator[None]:
+    """Let pipeline stages take their shapes as stated.
+
+    torch 2.13 votes on that at the first step, on the host, which needs values; megarun states every shape, so the vote's result is known.
+    torch 2.11 has no vote.
+    """
+    try:
+        from torch.distributed.pipelining._utils import InferenceMode  # noqa: PLC0415
+    except ImportError:
+        yield
+        return
+
+    def stated(_: Any, stages: list[Any], has_backward: bool, p2p_done: bool) -> None:  # noqa: ARG001  the vote's own names
+        for stage in stages:
+            stage._inference_mode = InferenceMode.STATIC
+
+    with replaced(_PipelineSchedule, _warmup_p2p=stated):
+        yield
+
+
+@contextmanager
+def no_cycle_collection() -> Iterator[None]:
+    """Keep Python's cycle collector off, so that what dies does not depend on when it runs."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,42 @@
+"""What a storage can be for, and the budget column each of these has."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from megaplan.columns import Column
+
+
+class Kind(IntEnum):
+    """Uses of a storage, the strongest first: a storage that is a parameter and was saved for backward is a parameter."""
+
+    PARAMETER = 0
+    OPTIMIZER_STATE = 1
+    GATHERED_PARAMETER = 2
+    RECEIVE_BUFFER = 3
+    GRADIENT = 4
+    INPUT = 5
+    LIBRARY = 6
+    ROUTED = 7
+    COLLECTIVE = 8
+    UPDATE = 9
+    WORKING = 10
+
+    @property
+    def label(self) -> str:
+        """In words."""
+        return self.name.lower().replace("_", " ")
+
+
+COLUMNS: dict[Kind, Column] = {
+    Kind.GATHERED_PARAMETER: Column.COMMUNICATION,
+    Kind.RECEIVE_BUFFER: Column.COMMUNICATION,
+    Kind.GRADIENT: Column.GRADIENTS,
+    Kind.INPUT: Column.ACTIVATIONS,
+    Kind.LIBRARY: Column.WORKSPACE,
+    Kind.ROUTED: Column.ROUTING,
+    Kind.COLLECTIVE: Column.COMMUNICATION,
+    Kind.UPDATE: Column.WORKSPACE,
+    Kind.WORKING: Column.ACTIVATIONS,
+}
+"""Columns of all kinds but the two that the inventory decides: parameters by owner rule, optimizer state by group."""

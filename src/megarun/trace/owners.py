@@ -1,0 +1,171 @@
+"""Who owns a storage: the rules that give every live storage one kind, one name and one budget column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+from megaplan.columns import Column, Phase
+from megaplan.inventory.tensors import Group, Inventory, Owner
+from megarun.trace.kinds import COLUMNS, Kind
+from megarun.trace.places import Places
+from megarun.trace.replaced import replaced
+from megarun.trace.tracker import LiveBytes, StorageRecord, plain_tensors
+from megarun.trainer import Trainer
+
+OWNER_COLUMNS = {
+    Owner.REPLICATED: Column.REPLICATED_PARAMS,
+    Owner.TENSOR_PARALLEL: Column.TENSOR_PARALLEL_PARAMS,
+    Owner.EXPERT_PARALLEL: Column.EXPERT_PARALLEL_PARAMS,
+}
+ROUTED_OUTPUTS = {
+    "megakernels.route.default": (1,),
+    "megakernels.dispatch_plan.default": (0, 1),
+    "megakernels.dispatch.default": (0,),
+    "megakernels.experts.default": (0,),
+    "megakernels.experts_gated.default": (0,),
+    "megakernels.combine.default": (0,),
+    "megakernels.combine_backward.default": (0,),
+    "megakernels.experts_backward.default": (0,),
+    "megakernels.experts_gated_backward.default": (0,),
+}
+"""Outputs that are indices, counts, dispatched or combined rows, or gradients of such rows."""
+PARAMETER_GRADIENTS = frozenset({"aten.embedding_dense_backward.default"})
+"""Operations whose output can only be a parameter's gradient, also while autograd still waits for another part of it."""
+MATRIX_PRODUCTS = frozenset({"aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default"})
+COLLECTIVES = ("c10d.", "_c10d_functional.")
+
+
+class Owners:
+    """Kinds, names and columns of storages; the tracker's observer.
+
+    What only a later moment tells is labelled then: parameters and buffers once they have storage, FSDP2's buffers after each of its steps,
+    optimizer state after an update. A stronger kind replaces a weaker one, never the reverse.
+    """
+
+    def __init__(self, inventory: Inventory, places: Places, workspace_bytes: int = 0) -> None:
+        """Know nothing yet.
+
+        Args:
+            inventory: Owner rules and optimizer groups.
+            places: What runs.
+            workspace_bytes: What GEMM libraries take inside torch's allocator on the planned device, from the first matrix product on.
+        """
+        self._tensors, self._places, self._workspace_bytes = dict(inventory.tensors()), places, workspace_bytes
+        self._hooked: set[int] = set()
+        self._names: dict[int, str] = {}
+        self._born_in: Kind | None = None
+        self.live = LiveBytes(self)
+
+    def born(self, record: StorageRecord, operands: tuple[Any, ...]) -> None:
+        """Give a new storage the kind that its operation and the running phase imply."""
+        record.place, record.forward = self._places.of_operation(self._operand_records(operands))
+        if self.live.phase in (Phase.FIRST_OPTIMIZER, Phase.OPTIMIZER):
+            record.kind = Kind.UPDATE
+        elif self._born_in is not None:
+            record.kind = self._born_in
+        elif record.output in ROUTED_OUTPUTS.get(record.op, ()):
+            record.kind = Kind.ROUTED
+        elif record.op in PARAMETER_GRADIENTS:
+            record.kind = Kind.GRADIENT
+
+    def ran(self, op: str, operands: tuple[Any, ...]) -> None:
+        """Label the operands of communication, and the libraries' workspace at the first matrix product."""
+        if op in MATRIX_PRODUCTS and self._workspace_bytes:
+            nbytes, self._workspace_bytes = self._workspace_bytes, 0
+            made = StorageRecord(nbytes, op, 0, "", (nbytes,), None, Kind.LIBRARY, "GEMM workspace of the device data")
+            self.live.declare(made)
+        if not op.startswith(COLLECTIVES) or self.live.phase in (Phase.FIRST_OPTIMIZER, Phase.OPTIMIZER):
+            return
+        if op.startswith("c10d.recv_"):
+            self.label(operands, Kind.RECEIVE_BUFFER)
+        elif op.startswith("c10d._reduce_scatter_base_"):
+            self.label(operands[0], Kind.GRADIENT)
+            self.label(operands[1], Kind.COLLECTIVE)
+        elif op.startswith("c10d._allgather_base_"):
+            self.label(operands[:2], Kind.COLLECTIVE)
+
+    def label(self, value: Any, kind: Kind, name: str = "") -> None:
+        """Name the storages inside a value, unless they are known as something stronger."""
+        for record in self.live.records(value):
+            record.kind = min(record.kind, kind)
+            if name and not record.name and kind == record.kind:
+                record.name = name
+
+    def column(self, record: StorageRecord) -> Column:
+        """The one budget column of a storage."""
+        if record.kind in COLUMNS:
+            return COLUMNS[record.kind]
+        tensor = self._tensors[record.name]
+        if record.kind is Kind.PARAMETER:
+            return OWNER_COLUMNS[tensor.owner]
+        return Column.MATRIX_OPTIMIZER if tensor.group is Group.MATRIX else Column.OTHER_OPTIMIZER
+
+    def label_parameters(self, stage: nn.Module) -> None:
+        """Label the parameters, and remember their names, while they are all sharded."""
+        for name, parameter in stage.named_parameters():
+            self._names[id(parameter)] = name
+            self.label(parameter.detach(), Kind.PARAMETER, name)
+
+    def label_resident(self, trainer: Trainer) -> None:
+        """Parameters, buffers and optimizer state, as they stand."""
+        for name, buffer in trainer.stage.named_buffers():
+            self.label(buffer, Kind.INPUT, name)
+        for parameter, state in trainer.optimizers.states():
+            self.label(list(state.values()), Kind.OPTIMIZER_STATE, self._names[id(parameter)])
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Label what FSDP2 makes, right when it has made it."""
+
+        def watched(method: Any) -> Any:
+            def call(group: FSDPParamGroup, *args: Any, **kwargs: Any) -> Any:
+                outer, self._born_in = self._born_in, Kind.COLLECTIVE
+                try:
+                    return method(group, *args, **kwargs)
+                finally:
+                    self._born_in = outer
+                    self._label_group(group)
+
+            return call
+
+        names = ("lazy_init", "unshard", "wait_for_unshard", "post_backward")
+        with replaced(FSDPParamGroup, **{name: watched(getattr(FSDPParamGroup, name)) for name in names}):
+            yield
+
+    def _label_group(self, group: FSDPParamGroup) -> None:
+        for item in group.fsdp_params:
+            name = self._name(item)
+            self.label((item.sharded_param.detach(), item._sharded_param_data), Kind.PARAMETER, name)
+            self.label(item.all_gather_outputs, Kind.GATHERED_PARAMETER, name)
+            self.label((item.sharded_param.grad, item.unsharded_accumulated_grad), Kind.GRADIENT, name)
+            whole = getattr(item, "_unsharded_param", None)
+            if whole is not None:
+                self.label(whole.grad, Kind.GRADIENT, name)
+                if id(whole) not in self._hooked:
+                    self._hooked.add(id(whole))
+                    whole.register_hook(self._gradient_labeller(name))
+
+    def _gradient_labeller(self, name: str) -> Any:
+        def label(gradient: Tensor) -> None:
+            self.label(gradient, Kind.GRADIENT, name)
+
+        return label
+
+    def _name(self, item: Any) -> str:
+        name = self._names.get(id(item.sharded_param))
+        if name is None:
+            path = self._places.path(item._module_info.module)
+            name = f"{path}.{item._module_info.param_name}" if path else item._module_info.param_name
+        return name
+
+    def _operand_records(self, operands: tuple[Any, ...]) -> Iterator[StorageRecord]:
+        for operand in operands:
+            for tensor in plain_tensors(operand):
+                record = self.live.known(tensor)
+                if record is not None:
+                    yield record

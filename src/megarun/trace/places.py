@@ -1,0 +1,74 @@
+"""Where in the model an operation belongs: the running module in forward, the owner of its operands in backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from megarun.parallel.pipeline import BatchLoss
+from megarun.trace.kinds import Kind
+from megarun.trace.tracker import StorageRecord
+
+LOSS = "loss"
+
+
+class Places:
+    """The stack of running modules, by their paths in the stage."""
+
+    def __init__(self, stages: Iterable[nn.Module]) -> None:
+        self._paths = {module: path for stage in stages for path, module in stage.named_modules()}
+        self._stack: list[nn.Module] = []
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Follow every module of the process."""
+
+        def leave(_: nn.Module, __: Any, ___: Any) -> None:
+            self._stack.pop()
+
+        handles = (
+            register_module_forward_pre_hook(lambda module, _: self._stack.append(module)),
+            register_module_forward_hook(leave, always_call=True),
+        )
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def path(self, module: nn.Module) -> str:
+        """A module's path in its stage; `loss` for the criterion, "" for the stage itself."""
+        return LOSS if isinstance(module, BatchLoss) else self._paths[module]
+
+    @property
+    def running(self) -> str:
+        """Path of the innermost running module that has one."""
+        for module in reversed(self._stack):
+            if module in self._paths or isinstance(module, BatchLoss):
+                return self.path(module)
+        return ""
+
+    @property
+    def in_forward(self) -> bool:
+        """Whether a forward pass runs, not autograd."""
+        return bool(self._stack) and torch._C._current_autograd_node() is None
+
+    def of_operation(self, operands: Iterable[StorageRecord]) -> tuple[str, bool]:
+        """Place of the running operation, and whether it is a forward's.
+
+        In backward, an operation belongs to the module of its parameter operand, else of an operand that forward made, else of any other.
+        """
+        if self._stack:
+            return self.running, self.in_forward
+        best, place = 3, ""
+        for record in operands:
+            rank = 0 if record.kind in (Kind.PARAMETER, Kind.GATHERED_PARAMETER) and record.name else 1 if record.forward else 2
+            owner = record.name.rpartition(".")[0] if rank == 0 else record.place
+            if rank < best and owner:
+                best, place = rank, owner
+        return place, False

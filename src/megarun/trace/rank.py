@@ -1,0 +1,187 @@
+"""`trace_rank`: what one rank of a job holds, phase by phase, column by column, storage by storage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from megaplan.budget.values import Cells
+from megaplan.columns import Column, Phase
+from megarun.job import Job
+from megarun.model.stage import Stage
+from megarun.parallel.mesh import RankMesh, build_mesh
+from megarun.trace.fake import lone_rank, no_cycle_collection, static_shapes
+from megarun.trace.kinds import Kind
+from megarun.trace.owners import Owners
+from megarun.trace.places import Places
+from megarun.trace.tracker import StorageRecord
+from megarun.trainer import Trainer, sharded_stage
+
+STEP_PHASES = ((Phase.FIRST_FORWARD_BACKWARD, Phase.FIRST_OPTIMIZER), (Phase.FORWARD_BACKWARD, Phase.OPTIMIZER))
+FINITE = 1e9
+"""Read in place of a loss or norm: finite, and past every clipping threshold, so that gradients are clipped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Storages of one make alive at a phase's peak.
+
+    Attributes:
+        column: Where they are booked.
+        kind: What they are, in words.
+        name: Of the parameter they belong to, else the path of the module that made them.
+        op: The operation that made them.
+        shape: Of each.
+        dtype: Of each.
+        count: How many.
+        nbytes: Of all of them.
+    """
+
+    column: Column
+    kind: str
+    name: str
+    op: str
+    shape: tuple[int, ...]
+    dtype: str
+    count: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankTrace:
+    """What a trace of one rank found.
+
+    Attributes:
+        rank: The rank.
+        cells: Bytes by phase and column at the phase's own peak; every phase and column is present.
+        rows: The same storages grouped by make, largest first.
+        num_events: Births, resizes and deaths that were counted.
+    """
+
+    rank: int
+    cells: Cells
+    rows: dict[Phase, tuple[Row, ...]]
+    num_events: int
+
+    @property
+    def phases(self) -> dict[Phase, int]:
+        """Bytes of each phase at its own peak."""
+        return {phase: sum(cells.values()) for phase, cells in self.cells.items()}
+
+    @property
+    def peak_phase(self) -> Phase:
+        """The phase with the largest peak; of equal ones the latest, as the budget says it."""
+        phases = self.phases
+        return max(reversed(Phase), key=lambda phase: phases[phase])
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest phase."""
+        return max(self.phases.values())
+
+
+class TracedTrainer(Trainer):
+    """The trainer itself, where nothing has a value and every phase is announced."""
+
+    def __init__(self, job: Job, mesh: RankMesh, stage: Stage, owners: Owners) -> None:
+        self._owners = owners
+        super().__init__(job, mesh, stage)
+        owners.label_parameters(self.stage)
+        owners.label_resident(self)
+        self._phases = iter(STEP_PHASES)
+
+    def fill(self, job: Job) -> None:
+        """Values do not matter, and filling works in host memory."""
+
+    def read(self, scalar: Tensor) -> float:  # noqa: ARG002  there is no value to read
+        """A value that lets the step run to its end."""
+        return FINITE
+
+    def start_step(self) -> None:
+        """The first phase of the next step begins, before its batch is there."""
+        self._running = next(self._phases)
+        self._owners.live.enter_phase(self._running[0])
+
+    def accumulate_gradients(self, tokens: Tensor | None, labels: Tensor | None) -> Tensor:
+        """Forward and backward; what follows is the optimizer's phase."""
+        self._owners.label((tokens, labels), Kind.INPUT, "batch")
+        partial = super().accumulate_gradients(tokens, labels)
+        self._owners.live.enter_phase(self._running[1])
+        return partial
+
+
+def trace_rank(job: Job, rank: int, *, workspace_bytes: int = 0) -> RankTrace:
+    """Build one rank's modules, wrappers, schedule and optimizers on fake tensors, run two steps, and account for every live byte.
+
+    Needs no GPU, no network and no other process; the default process group must not exist yet.
+
+    Args:
+        job: A job that megarun builds (`refuse_unbuilt` has passed).
+        rank: Global rank, below the mesh's world size.
+        workspace_bytes: What GEMM libraries take inside torch's allocator on the planned device, which no fake tensor shows.
+    """
+    spec = job.spec
+    with ExitStack() as stack:
+        stack.enter_context(no_cycle_collection())
+        stack.enter_context(lone_rank(rank, spec.mesh.world_size))
+        stack.enter_context(static_shapes())
+        mesh = build_mesh(spec.mesh, torch.device("cpu"))
+        stage = sharded_stage(job, mesh)
+        places = Places([stage])
+        owners = Owners(job.inventory, places, workspace_bytes)
+        stack.enter_context(places.watching())
+        stack.enter_context(owners.watching())
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(owners.live)
+        trainer = TracedTrainer(job, mesh, stage, owners)
+        for step in range(len(STEP_PHASES)):
+            trainer.start_step()
+            trainer.step(step, *_batch(job, trainer))
+            owners.label_resident(trainer)
+        return account(rank, owners)
+
+
+def account(rank: int, owners: Owners) -> RankTrace:
+    """Cells and rows of every phase's peak, with all that is known about each storage by now."""
+    cells: Cells = {phase: dict.fromkeys(Column, 0) for phase in Phase}
+    rows: dict[Phase, tuple[Row, ...]] = {}
+    for phase, storages in owners.live.at_peaks().items():
+        for record, nbytes in storages:
+            cells[phase][owners.column(record)] += nbytes
+        rows[phase] = group_rows(owners, storages)
+    return RankTrace(rank, cells, rows, owners.live.num_events)
+
+
+def group_rows(owners: Owners, storages: Iterable[tuple[StorageRecord, int]]) -> tuple[Row, ...]:
+    """Storages by make, largest first."""
+    groups: dict[tuple[Column, str, str, str, tuple[int, ...], str], list[int]] = {}
+    for record, nbytes in storages:
+        key = (
+            owners.column(record),
+            record.kind.label,
+            record.name or record.place,
+            record.op,
+            record.shape,
+            str(record.dtype).removeprefix("torch."),
+        )
+        group = groups.setdefault(key, [0, 0])
+        group[0] += 1
+        group[1] += nbytes
+    rows = [Row(*key, count, nbytes) for key, (count, nbytes) in groups.items()]
+    return tuple(sorted(rows, key=lambda row: -row.nbytes))
+
+
+def _batch(job: Job, trainer: Trainer) -> tuple[Tensor | None, Tensor | None]:
+    """Token ids and labels of one step, as `Batches.at` leaves them on the device."""
+    batch = job.spec.batch
+    shape = (batch.micro_batch_size * job.spec.schedule.num_microbatches, batch.seq_length)
+
+    def ids(wanted: bool) -> Tensor | None:
+        return torch.empty(shape, dtype=torch.int64, device=trainer.mesh.device) if wanted else None
+
+    return ids(trainer.stage.embeds), ids(trainer.stage.predicts)

@@ -1,0 +1,262 @@
+"""Live bytes: every storage from its birth over its resizes to its death, on fake or real tensors.
+
+A storage is born when a dispatched operation first returns it. Births, resizes and deaths go to a log. What a storage is for often shows
+later than its birth (a gradient is one once it reaches its parameter), so a label sticks to the storage's record and the log is replayed
+at the end, up to the peak of every phase.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
+
+from megaplan.columns import Phase
+from megarun.trace.kinds import Kind
+from megarun.trace.replaced import replaced
+
+_PLAIN = (FakeTensor, torch.Tensor, torch.nn.Parameter)
+_WAIT = torch.ops._c10d_functional.wait_tensor.default
+
+
+@dataclass(slots=True, eq=False)
+class StorageRecord:
+    """One storage's life.
+
+    Attributes:
+        nbytes: Its present size; 0 once it is dead.
+        op: The operation that made it.
+        output: Which of that operation's tensors it is.
+        place: Path of the module that ran, or that the operation's operands belong to.
+        shape: Of the tensor it was born with.
+        dtype: Likewise.
+        kind: What it is for, as far as is known.
+        name: Of the parameter it belongs to, if any.
+        forward: Whether it was born in a forward pass.
+        handed_on: Whether it is the output of a block.
+        alive: Whether it still exists.
+        savers: Places whose operations saved it for backward, where that was watched.
+    """
+
+    nbytes: int
+    op: str
+    output: int
+    place: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None
+    kind: Kind
+    name: str = ""
+    forward: bool = False
+    handed_on: bool = False
+    alive: bool = True
+    savers: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _PhasePeak:
+    nbytes: int
+    num_events: int
+
+
+class Observer(Protocol):
+    """Who says what a new storage is for."""
+
+    def born(self, record: StorageRecord, operands: tuple[Any, ...]) -> None:
+        """A storage was made by `record.op` from `operands`."""
+        ...
+
+    def ran(self, op: str, operands: tuple[Any, ...]) -> None:
+        """An operation ran; its new storages were reported before."""
+        ...
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's mode has no types
+    """Counts live bytes of plain tensors while it is entered; put it inside (after) a `FakeTensorMode`."""
+
+    def __init__(self, observer: Observer, granule_bytes: int = 1) -> None:
+        """Start empty.
+
+        Args:
+            observer: Is told of every birth.
+            granule_bytes: Sizes are rounded up to multiples of this; 1 counts exactly, 512 as the CUDA allocator's blocks.
+        """
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._observer, self._granule = observer, granule_bytes
+        self._records: dict[int, tuple[StorageRecord, Any]] = {}  # by the address of the storage's implementation; the weak reference
+        self._log: list[tuple[StorageRecord, int]] = []
+        self._peaks: dict[Phase, _PhasePeak] = {}
+        self._phase = Phase.INIT
+        self._paused = False
+        self._stack = ExitStack()
+        self.live_bytes = 0
+        self.enter_phase(Phase.INIT)
+
+    @property
+    def phase(self) -> Phase:
+        """The running phase."""
+        return self._phase
+
+    @property
+    def num_events(self) -> int:
+        """Births, resizes and deaths so far."""
+        return len(self._log)
+
+    def enter_phase(self, phase: Phase) -> None:
+        """Start a phase; one that is entered again keeps its larger peak."""
+        self._phase = phase
+        self._note_peak()
+
+    def phase_peaks(self) -> dict[Phase, int]:
+        """Largest live bytes of every phase that was entered."""
+        return {phase: peak.nbytes for phase, peak in self._peaks.items()}
+
+    def at_peaks(self) -> dict[Phase, list[tuple[StorageRecord, int]]]:
+        """The storages alive at the peak of each phase, with their bytes then; one replay of the log for all phases."""
+        wanted: dict[int, list[Phase]] = {}
+        for phase, peak in self._peaks.items():
+            wanted.setdefault(peak.num_events, []).append(phase)
+        found: dict[Phase, list[tuple[StorageRecord, int]]] = {}
+        live: dict[StorageRecord, int] = {}
+        for count in range(len(self._log) + 1):
+            for phase in wanted.get(count, ()):
+                found[phase] = [(record, nbytes) for record, nbytes in live.items() if nbytes]
+            if count < len(self._log):
+                record, delta = self._log[count]
+                live[record] = live.get(record, 0) + delta
+        return found
+
+    def live(self) -> list[StorageRecord]:
+        """The storages alive now."""
+        return [record for record, _ in self._records.values()]
+
+    def record(self, tensor: Tensor, op: str = "external", output: int = 0, operands: tuple[Any, ...] = ()) -> StorageRecord | None:
+        """The record of a plain tensor's storage, made now if there is none; None on the meta device, which has no bytes."""
+        if tensor.device.type == "meta":
+            return None
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        known = self._records.get(key)
+        if known is not None:
+            return known[0]
+        record = StorageRecord(self._size(storage), op, output, "", tuple(tensor.shape), tensor.dtype, Kind.WORKING)
+        self._observer.born(record, operands)
+        self._records[key] = (record, weakref.ref(storage, lambda _: self._died(key)))
+        self._event(record, record.nbytes)
+        return record
+
+    def known(self, tensor: Tensor) -> StorageRecord | None:
+        """The record of a plain tensor's storage, if there is one."""
+        if tensor.device.type == "meta":
+            return None
+        found = self._records.get(tensor.untyped_storage()._cdata)
+        return found[0] if found is not None else None
+
+    def records(self, value: Any) -> Iterator[StorageRecord]:
+        """Records of every plain tensor inside a value."""
+        for tensor in plain_tensors(value):
+            record = self.record(tensor)
+            if record is not None:
+                yield record
+
+    def declare(self, record: StorageRecord) -> None:
+        """Count bytes that no operation shows: they live from now on."""
+        self._event(record, record.nbytes)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Count no births meanwhile."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def __torch_dispatch__(self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """Run one operation and count what it returns."""
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # reports the global size; its operation on local tensors comes through here next
+        if func is _WAIT and isinstance(args[0], FakeTensor):
+            return args[0]  # waiting returns its argument; the fake kernel would make a second buffer
+        out = func(*args, **(kwargs or {}))
+        if not self._paused:
+            operands = (*args, *kwargs.values()) if kwargs else args
+            op = str(func)
+            for index, tensor in enumerate(plain_tensors(out)):
+                self.record(tensor, op, index, operands)
+            self._observer.ran(op, operands)
+        return out
+
+    def __enter__(self) -> Self:
+        """Watch resizes too, and look away where DTensor infers shapes."""
+        resize, propagate = torch.UntypedStorage.resize_, ShardingPropagator._propagate_tensor_meta_non_cached
+
+        def tracked_resize(storage: torch.UntypedStorage, size: int) -> Any:
+            """FSDP2 frees and reallocates gathered parameters this way, below dispatch."""
+            result = resize(storage, size)
+            known = self._records.get(storage._cdata)
+            if known is not None:
+                before, known[0].nbytes = known[0].nbytes, self._size(storage)
+                self._event(known[0], known[0].nbytes - before)
+            return result
+
+        def unseen(*args: Any) -> Any:
+            """DTensor infers output shapes on fake tensors of the global size, in sight of this mode."""
+            with self.paused():
+                return propagate(*args)
+
+        self._stack.enter_context(replaced(torch.UntypedStorage, resize_=tracked_resize))
+        self._stack.enter_context(replaced(ShardingPropagator, _propagate_tensor_meta_non_cached=unseen))
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Leave everything as it was."""
+        self._stack.close()
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def _size(self, storage: torch.UntypedStorage) -> int:
+        return -(-storage.nbytes() // self._granule) * self._granule
+
+    def _event(self, record: StorageRecord, delta: int) -> None:
+        self.live_bytes += delta
+        self._log.append((record, delta))
+        if self.live_bytes > self._peaks[self._phase].nbytes:
+            self._note_peak()
+
+    def _note_peak(self) -> None:
+        peak = self._peaks.get(self._phase)
+        if peak is None or self.live_bytes > peak.nbytes:
+            self._peaks[self._phase] = _PhasePeak(self.live_bytes, len(self._log))
+
+    def _died(self, key: int) -> None:
+        record, _ = self._records.pop(key)
+        record.alive = False
+        nbytes, record.nbytes = record.nbytes, 0
+        self._event(record, -nbytes)
+
+
+def plain_tensors(value: Any) -> Iterator[Tensor]:
+    """Every plain tensor inside a value; wrapper subclasses such as DTensor are opened."""
+    if isinstance(value, Tensor):
+        if type(value) not in _PLAIN and is_traceable_wrapper_subclass(value):
+            for name in value.__tensor_flatten__()[0]:
+                yield from plain_tensors(getattr(value, name))
+        else:
+            yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from plain_tensors(item)
+    elif value is not None and not isinstance(value, (int, float, str, torch.dtype, torch.device)):
+        for leaf in tree_leaves(value):
+            if isinstance(leaf, Tensor):
+                yield from plain_tensors(leaf)
