@@ -48,22 +48,21 @@ def train(
 
         torchrun --standalone --nproc-per-node N -m megarun train PLAN --data FILE --out DIR
     """
-    # torch is slow to load, and --help needs none of it
-    from megaplan.plan.read import read_plan  # noqa: PLC0415
+    # Torch takes seconds to load: what is wrong with the words, the plan or the data is said before.
     from megarun.failure import report_failure  # noqa: PLC0415
-    from megarun.job import Job  # noqa: PLC0415
-    from megarun.launch import read_launch  # noqa: PLC0415
-    from megarun.train import Run, train_job  # noqa: PLC0415
+    from megarun.prepare import prepare, read_job  # noqa: PLC0415
 
     launch = job = None
     try:
-        launch = read_launch()
-        job = Job.from_plan(read_plan(plan))
-        if seed is not None:
-            job = job.with_seed(seed)
+        job = read_job(plan, seed)
         command = shlex.join(["train", plan, "--data", str(data), "--out", str(out)])
-        train_job(job, Run(data, out, steps or job.spec.training.steps, command), launch)
-    except Exception as error:
+        prepared = prepare(job, data, out, steps, num_processes=int(os.environ.get("WORLD_SIZE", "1")), command=command)
+        from megarun.launch import read_launch  # noqa: PLC0415
+        from megarun.train import train as train_job  # noqa: PLC0415
+
+        launch = read_launch()
+        train_job(prepared, launch)
+    except Exception as error:  # the last resort: no user sees a traceback unasked
         report_failure(error, launch, job.spec.mesh if job else None, with_traceback=with_traceback)
         return ERROR
     return 0

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Sequence
 from datetime import timedelta
-
-import torch
+from typing import TYPE_CHECKING
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, MegaplanError, render_diagnostic
 from megaplan.spec.models import Mesh
 from megarun.errors import place
-from megarun.launch import Launch
+
+if TYPE_CHECKING:
+    from megarun.launch import Launch
 
 FIRST, PRINTED = "megarun/first_failure", "megarun/failure_printed"
 WAIT = timedelta(seconds=5)
@@ -24,10 +26,14 @@ def report_failure(error: Exception, launch: Launch | None = None, mesh: Mesh | 
 
     Args:
         error: What ended this rank.
-        launch: None if the processes had not met yet.
+        launch: None if the processes have not met yet; they do now.
         mesh: The plan's, once it is read: it names the rank's place.
         with_traceback: Print torch's and Python's own account too.
     """
+    if launch is None and "WORLD_SIZE" in os.environ:
+        from megarun.launch import read_launch  # noqa: PLC0415  (loads torch, which one process that fails early does without)
+
+        launch = read_launch()
     several = launch if launch is not None and launch.world_size > 1 else None
     if several is not None:
         if not _is_first(several):
@@ -52,7 +58,7 @@ def diagnostics_of(error: BaseException) -> Sequence[Diagnostic]:
         error = error.__cause__
     if isinstance(error, MegaplanError):
         return error.diagnostics
-    if isinstance(error, torch.cuda.OutOfMemoryError):
+    if type(error).__name__ == "OutOfMemoryError":
         return [diagnostic("MP609", str(error).split(". ")[0])]
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if "megarun" in frame.filename.replace("\\", "/").split("/")] or list(frames)

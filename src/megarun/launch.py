@@ -6,16 +6,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import prod
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from megaplan.spec.models import Spec
 from megarun.errors import refusal
-from megarun.parallel.mesh import AXES
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,34 +40,6 @@ def read_launch() -> Launch:
     return Launch(rank, world_size, int(os.environ.get("LOCAL_RANK", rank)), store)
 
 
-def check_world_size(spec: Spec, launch: Launch, command: str) -> None:
-    """Refuse another number of processes than the plan's.
-
-    Args:
-        spec: Whose mesh counts the ranks.
-        launch: How many there are.
-        command: What follows `megarun`, for the hint.
-
-    Raises:
-        MegaplanError: MP601.
-    """
-    planned = spec.mesh.world_size
-    if planned == launch.world_size:
-        return
-    degrees = {axis: getattr(spec.mesh, axis) for axis in AXES}
-    detail = f"mesh.world_size = {' · '.join(degrees)} = {' · '.join(map(str, degrees.values()))} = {prod(degrees.values())}"
-    num_nodes, rest = divmod(planned, spec.device.per_node)
-    if planned == 1:
-        hint = f"megarun {command}"
-    elif num_nodes < 1 or (num_nodes == 1 and rest == 0):
-        hint = f"torchrun --standalone --nproc-per-node {planned} -m megarun {command}"
-    else:
-        per_node = spec.device.per_node if rest == 0 else 1
-        nodes = f"--nnodes {planned // per_node} --nproc-per-node {per_node} --rdzv-backend c10d --rdzv-endpoint HOST:PORT"
-        hint = f"torchrun {nodes} -m megarun {command}"
-    raise refusal("MP601", f"{detail}, processes started = {launch.world_size}", "mesh", (hint,))
-
-
 def choose_device(launch: Launch) -> torch.device:
     """This process's GPU where CUDA is there, else the CPU.
 
@@ -89,8 +58,16 @@ def choose_device(launch: Launch) -> torch.device:
 
 @contextmanager
 def process_group(launch: Launch, device: torch.device) -> Iterator[None]:
-    """The default process group: NCCL on CUDA, gloo on CPU, also for one process. Left standing if the body fails."""
+    """The default process group: NCCL on CUDA, gloo on CPU, also for one process.
+
+    Of several, a failing process leaves it standing: to take it down would wait for ranks that wait for this one.
+    """
     backend, bound = ("nccl", device) if device.type == "cuda" else ("gloo", None)
     dist.init_process_group(backend, store=launch.store, rank=launch.rank, world_size=launch.world_size, device_id=bound)
-    yield
+    try:
+        yield
+    except BaseException:
+        if launch.world_size == 1:
+            dist.destroy_process_group()
+        raise
     dist.destroy_process_group()

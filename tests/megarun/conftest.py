@@ -15,6 +15,7 @@ import torch
 
 from megarun.launch import process_group, read_launch
 
+torch.set_num_threads(1)  # as torchrun's workers have: small tensors, and sums in one order
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 FP32 = dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "fp32")

@@ -1,0 +1,94 @@
+"""All that can be known to be wrong before torch is loaded: the plan, what it asks for, the number of processes, the token file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from megaplan.layout.ranks import MESH_AXES
+from megaplan.plan.read import read_plan
+from megaplan.spec.models import Spec
+from megarun.data import TokenFile
+from megarun.errors import refusal
+from megarun.job import Job
+from megarun.support import refuse_unbuilt
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A job with what the command line adds to it.
+
+    Attributes:
+        job: What the plan says.
+        source: Its tokens.
+        out: Folder for metrics.jsonl.
+        num_steps: Optimizer steps; the learning rate's warm-up follows the plan's `training.steps` all the same.
+    """
+
+    job: Job
+    source: TokenFile
+    out: Path
+    num_steps: int
+
+
+def read_job(plan: str, seed: int | None) -> Job:
+    """The job of a plan file, with another seed if one is given.
+
+    Raises:
+        MegaplanError: The file is no plan, or was changed by hand.
+    """
+    job = Job.from_plan(read_plan(plan))
+    return job if seed is None else job.with_seed(seed)
+
+
+def check_world_size(spec: Spec, num_processes: int, command: str) -> None:
+    """Refuse another number of processes than the plan's.
+
+    Args:
+        spec: Whose mesh counts the ranks.
+        num_processes: How many were started.
+        command: What follows `megarun`, for the hint.
+
+    Raises:
+        MegaplanError: MP601.
+    """
+    planned = spec.mesh.world_size
+    if planned == num_processes:
+        return
+    degrees = {axis: getattr(spec.mesh, axis) for axis in MESH_AXES}
+    detail = f"mesh.world_size = {' · '.join(degrees)} = {' · '.join(map(str, degrees.values()))} = {prod(degrees.values())}"
+    per_node = spec.device.per_node
+    if planned == 1:
+        hint = f"megarun {command}"
+    elif planned <= per_node:
+        hint = f"torchrun --standalone --nproc-per-node {planned} -m megarun {command}"
+    else:
+        per_node = per_node if planned % per_node == 0 else 1
+        nodes = f"--nnodes {planned // per_node} --nproc-per-node {per_node} --rdzv-backend c10d --rdzv-endpoint HOST:PORT"
+        hint = f"torchrun {nodes} -m megarun {command}"
+    raise refusal("MP601", f"{detail}, processes started = {num_processes}", "mesh", (hint,))
+
+
+def open_tokens(path: Path, spec: Spec) -> TokenFile:
+    """The token file, whose ids must all have a row in the embedding.
+
+    Raises:
+        MegaplanError: MP605, or what `TokenFile` finds.
+    """
+    source = TokenFile(path)
+    if source.vocab_size > spec.model.vocab_size:
+        detail = f"{path}: vocab_size = {source.vocab_size:,}, model.vocab_size = {spec.model.vocab_size:,}"
+        raise refusal("MP605", detail, "model.vocab_size", (f"megaplan split SPEC --set model.vocab_size={source.vocab_size} -o PLAN",))
+    return source
+
+
+def prepare(job: Job, data: Path, out: Path, num_steps: int | None, *, num_processes: int, command: str) -> Run:
+    """Everything checked that needs no torch.
+
+    Raises:
+        MegaplanError: What megarun does not build, a wrong number of processes, or the token file.
+    """
+    refuse_unbuilt(job.spec)
+    check_world_size(job.spec, num_processes, command)
+    return Run(job, open_tokens(data, job.spec), out, num_steps or job.spec.training.steps)
