@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # The whole job on real input: estimate two public-size models, cut the flagship, diff two plans, then train a small hybrid from its plan
 # on this machine: two pipeline stages, two data shards, one process, the same losses.
-#   make demo            STEPS=120 make demo
+#   make demo            STEPS=200 make demo
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=runs/demo
-steps=${STEPS:-120}
+steps=${STEPS:-60}
 compare_steps=${COMPARE_STEPS:-20}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 total=$(date +%s)
