@@ -35,9 +35,12 @@ app: typer.Typer = typer.Typer(name="data", help="Prepare and inspect token file
 def _size(text: str) -> int:
     """`8000000`, `8MB` or `8MiB`."""
     try:
-        return int(text) if text.isdecimal() else parse_bytes(text)
+        size = int(text) if text.isdecimal() else parse_bytes(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+    if size < 1:
+        raise typer.BadParameter(f"{text} leaves no room for a text")
+    return size
 
 
 @app.command("tokenize")
@@ -63,6 +66,7 @@ def tokenize_command(
 
     def work() -> None:
         from megarun.data.corpus import read_corpus  # noqa: PLC0415  (the tokenizer's library is not needed for --help)
+        from megarun.data.token_file import tokenizer_path  # noqa: PLC0415
         from megarun.data.tokenize import check_output, tokenize  # noqa: PLC0415
         from megarun.data.tokenizer import check_vocab_size  # noqa: PLC0415
 
@@ -72,7 +76,7 @@ def tokenize_command(
         check_output(out)
         patterns = tuple(pattern.strip() for pattern in include.split(",") if pattern.strip())
         with _progress() as progress:
-            corpus = read_corpus(folder, patterns, limit_bytes, progress)
+            corpus = read_corpus(folder, patterns, limit_bytes, progress, without=(out, tokenizer_path(out)))
             done = tokenize(corpus, kind, wanted, out, progress)
         output.write(_tokenized_text(corpus, done, out, wanted))
 

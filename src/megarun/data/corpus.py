@@ -25,6 +25,7 @@ class SkipReason(StrEnum):
 
     HIDDEN = "hidden: the name begins with a dot"
     NOT_INCLUDED = "not named by --include"
+    OUTPUT = "what this command writes"
     LINKED_FOLDER = "a link to a folder"
     NOT_A_FILE = "neither a file nor a folder"
     UNREADABLE = "unreadable"
@@ -86,7 +87,14 @@ class Corpus:
         raise refusal("MP616", f"it has {len(content):,} bytes, and had {self.num_bytes[index]:,} a moment ago", file=str(path))
 
 
-def read_corpus(root: Path, include: Sequence[str] = ("*",), limit_bytes: int | None = None, progress: Progress = silent) -> Corpus:
+def read_corpus(
+    root: Path,
+    include: Sequence[str] = ("*",),
+    limit_bytes: int | None = None,
+    progress: Progress = silent,
+    *,
+    without: Sequence[Path] = (),
+) -> Corpus:
     """List a folder's documents: its UTF-8 text files in the order of their paths.
 
     Under a limit the corpus is a sample of the whole folder, not its alphabetical beginning: of the included files every n-th is read, n
@@ -97,12 +105,13 @@ def read_corpus(root: Path, include: Sequence[str] = ("*",), limit_bytes: int | 
         include: Patterns of file names, or of relative paths where they have a `/`; a document matches one of them.
         limit_bytes: At most so many bytes of text; None reads all.
         progress: Told about every file.
+        without: Files that are no documents even if they are text: an earlier run's output must not change this one.
 
     Raises:
         MegaplanError: MP616 if the folder cannot be read, MP617 if it has no document.
     """
     skipped = _Skips()
-    included = _included(root, include, skipped)
+    included = _included(root, include, without, skipped)
     stride = 1 if limit_bytes is None else max(1, -(-sum(size for _, size in included) // limit_bytes))
     documents: dict[str, int] = {}
     room = limit_bytes
@@ -142,7 +151,7 @@ def _walk(root: Path, skipped: _Skips) -> list[str]:
 
     def unreadable(error: OSError) -> None:
         if Path(error.filename) == root:
-            raise refusal("MP616", error.strerror or str(error), None, (f"ls -ld {root}",), str(root)) from error
+            raise refusal("MP616", error.strerror or str(error), None, (f"ls -ld {root.parent}",), str(root)) from error
         skipped.add(SkipReason.UNREADABLE, Path(error.filename).relative_to(root).as_posix())
 
     found = []
@@ -159,12 +168,16 @@ def _walk(root: Path, skipped: _Skips) -> list[str]:
     return sorted(found)
 
 
-def _included(root: Path, include: Sequence[str], skipped: _Skips) -> list[tuple[str, int]]:
+def _included(root: Path, include: Sequence[str], without: Sequence[Path], skipped: _Skips) -> list[tuple[str, int]]:
     """Relative paths and bytes of the regular files that --include names, sorted by path."""
     found = []
+    outputs, place = {path.resolve() for path in without}, root.resolve()
     for name in _walk(root, skipped):
         if not _matches(name, include):
             skipped.add(SkipReason.NOT_INCLUDED, name)
+            continue
+        if place / name in outputs:
+            skipped.add(SkipReason.OUTPUT, name)
             continue
         try:
             status = (root / name).stat()

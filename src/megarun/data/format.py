@@ -97,7 +97,7 @@ def _value(values: dict[str, Any], name: str, type_name: str) -> Any:
     if name not in values:
         raise ValueError(f"its header has no {name}")
     value = values[name]
-    right = isinstance(value, str) if type_name == "str" else isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    right = isinstance(value, str) if type_name == "str" else isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
     if not right:
         raise ValueError(f"header.{name} = {str(value)[:40]!r}, which is no {'text' if type_name == 'str' else 'count'}")
     return value

@@ -154,7 +154,7 @@ def _read_header(path: Path) -> Header:
     place, rewrite = str(path), (REWRITE.format(path),)
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe would wait for its writer, and none of these can be mapped
-            raise refusal("MP611", "it is a folder" if path.is_dir() else "it is no regular file", None, rewrite, place)
+            raise refusal("MP611", "it is a folder" if path.is_dir() else "it is no regular file", None, (f"ls -ld {place}",), place)
         with path.open("rb") as file:
             start, num_bytes = file.read(PAYLOAD_START), os.fstat(file.fileno()).st_size
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
@@ -162,7 +162,7 @@ def _read_header(path: Path) -> Header:
         raise refusal("MP611", reason, None, rewrite, place) from error
     if not start.startswith(MAGIC):
         what = f"it begins with {start[:8].hex(' ')}, a token file with {MAGIC.hex(' ')}" if start else "it is empty"
-        raise refusal("MP612", what, None, rewrite, place)
+        raise refusal("MP612", what, None, (REWRITE.format(f"{place}.tokens" if start else place),), place)
     if len(start) < PAYLOAD_START:
         raise refusal("MP614", f"truncated: it has {len(start):,} bytes, its header alone {PAYLOAD_START:,}", None, rewrite, place)
     _, version, header_bytes = PREAMBLE.unpack_from(start)

@@ -46,14 +46,16 @@ def check_output(path: Path) -> None:
     if path.is_dir():
         raise refusal("MP619", "the name is a folder's", "--output", (f"-o {path / 'corpus.tokens'}",), str(path))
     if path.exists():
-        with _written(path), path.open("rb") as file:
-            start = file.read(len(MAGIC)) if path.is_file() else b""
-        if start != MAGIC:
+        start = b""
+        if path.is_file():
+            with _written(path), path.open("rb") as file:
+                start = file.read(len(MAGIC))
+        if not path.is_file() or start not in (MAGIC, b""):
             raise refusal("MP619", "it exists and is not a token file", "--output", (f"-o {path}.tokens",), str(path))
 
 
 def tokenize(corpus: Corpus, kind: TokenizerKind, vocab_size: int, path: Path, progress: Progress = silent) -> Tokenized:
-    """Tokenize a corpus into `path`, with the tokenizer's JSON beside it; both appear whole or not at all.
+    """Tokenize a corpus into `path`, with the tokenizer's JSON beside it: each appears whole or not at all, the token file last.
 
     Args:
         corpus: The documents.
@@ -128,7 +130,7 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
     try:
         with _written(path):
             file = temporary.open("w+b")
-        with file, _written(path):
+        with _written(path), file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -24,7 +24,8 @@ from megarun.errors import refusal
 END_OF_DOCUMENT = "<|end_of_document|>"
 SAMPLE_BYTES = 4_000_000  # a vocabulary of a few ten thousand changes little past it, and training time grows with it
 SEGMENT_CHARACTERS = 1 << 20
-# Between a line's end and a printable character the pre-tokenizer always divides: a text cut there has the tokens of the whole.
+# The pre-tokenizer always takes a line's end before a printable character by itself, whatever stands before it, so a text that is cut
+# in front of that line's end has the tokens of the whole.
 _CUT = re.compile(r"\n(?=[!-~])")
 
 
@@ -139,8 +140,8 @@ def segments_of(text: str, num_characters: int = SEGMENT_CHARACTERS) -> Iterable
     """A text in parts that encode as the whole does, so that one huge document is encoded in parallel."""
     start = 0
     while len(text) - start > num_characters and (cut := _CUT.search(text, start + num_characters)):
-        yield text[start : cut.end()]
-        start = cut.end()
+        yield text[start : cut.start()]
+        start = cut.start()
     yield text[start:]
 
 
