@@ -175,7 +175,9 @@ class _Reader:
             hints.append("quote a value that holds a colon, and begin every key on a line of its own or inside {}")
         elif "cannot start any token" in problem:
             hints.append("quote a value that begins with @, `, % or a tab")
-        where = Location(self._file, mark.line + 1, mark.column + 1) if mark is not None else Location(self._file)
+        where = Location(self._file)
+        if mark is not None:
+            where = Location(self._file, min(mark.line + 1, self._num_lines), mark.column + 1)
         return diagnostic("MP108", f"{problem}{context}", where, hints)
 
     def _add(self, code: str, detail: str, event: Any, key: str | None = None) -> None:
