@@ -3,7 +3,6 @@
 import random
 from typing import Any
 
-KINDS = ("gqa", "mla", "mamba2", "moe", "m2rnn", "mlp")
 LETTERS = {"gqa": "A", "mla": "A", "mamba2": "M", "moe": "E", "m2rnn": "R", "mlp": "D"}
 FP32 = dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "fp32")
 BF16 = dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "bf16")
@@ -42,7 +41,8 @@ def _section(kind: str, hidden: int, draw: random.Random) -> dict[str, Any]:
         case "mla":
             ranks = {"q_lora_rank": draw.choice([None, 7]), "kv_lora_rank": draw.randint(3, 12)}
             heads = {"num_heads": draw.randint(1, 4), "qk_nope_head_dim": draw.randint(3, 9), "qk_rope_head_dim": 2 * draw.randint(1, 4)}
-            return {"attention": {"kind": "mla", **ranks, **heads, "v_head_dim": draw.randint(3, 9), "window_size": window, "nope_layers": nope}}
+            heads["v_head_dim"] = draw.randint(3, 9)
+            return {"attention": {"kind": "mla", **ranks, **heads, "window_size": window, "nope_layers": nope}}
         case "mamba2":
             groups = draw.randint(1, 2)
             heads = groups * draw.randint(1, 3)

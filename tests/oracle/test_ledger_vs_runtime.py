@@ -1,14 +1,16 @@
-"""The saved-activation ledger against what megarun's modules keep: storage by storage, and to the byte of what is alive after a forward."""
+"""The saved-activation ledger against megarun's modules: what they keep, and what is alive at the peaks of forward and backward."""
 
-import importlib.util
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from megaplan.hosts.megarun.ledger import block_ledger
+from megakernels.cross_entropy import cross_entropy
+from megaplan.hosts.megarun.dims import local_dims
+from megaplan.hosts.megarun.ledger import block_bytes, block_ledger
+from megaplan.hosts.megarun.parts import BlockBytes
 from megaplan.hosts.values import BlockLedger
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
@@ -22,14 +24,8 @@ from megarun.saved import saved_storages
 
 pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-50")]
 
-_found = importlib.util.spec_from_file_location("random_specs", Path(__file__).with_name("random_specs.py"))
-assert _found is not None
-assert _found.loader is not None
-random_specs = importlib.util.module_from_spec(_found)
-_found.loader.exec_module(random_specs)
-
-CASES = [(kind, seed) for kind in random_specs.KINDS for seed in range(5)]
-assert len(CASES) >= 20
+KINDS = ("gqa", "mla", "mamba2", "moe", "m2rnn", "mlp")
+CASES = [(kind, seed) for kind in KINDS for seed in range(5)]
 
 
 class Alone(nn.Module):
@@ -47,12 +43,26 @@ class Alone(nn.Module):
         return self.block(x, Rotary(self.cos, self.sin) if self.rotates else None)
 
 
-def built(kind: str, seed: int) -> tuple[Spec, Any, Stage]:
+class HeadAndLoss(nn.Module):
+    """The head of a stage and the summed loss of all-zero labels, which are an input."""
+
+    def __init__(self, stage: Stage, labels: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = stage.head.weight if hasattr(stage, "head") else stage.embedding.weight
+        self.register_buffer("labels", labels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(nn.functional.linear(x, self.weight).flatten(0, 1), self.labels)
+
+
+def built(random_specs: ModuleType, kind: str, seed: int) -> tuple[Spec, Any, Stage]:
     spec = Spec.model_validate(random_specs.random_spec(kind, seed))
     inventory = build_inventory(spec)
     stage = build_stage(spec, inventory, build_layout(spec, inventory, [(0, 2)]).slots[0])
     materialise(stage, torch.device("cpu"))
     initialise(stage, inventory, 0)
+    if spec.precision.params != spec.precision.master:
+        raise ValueError("a stage without FSDP2 computes in its master dtype")
     return spec, inventory, stage
 
 
@@ -66,21 +76,21 @@ def residual(spec: Spec) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("kind", "seed"), CASES)
-def test_a_layer_keeps_what_its_ledger_says(kind: str, seed: int) -> None:
-    spec, inventory, stage = built(kind, seed)
+def test_a_layer_keeps_what_its_ledger_says(kind: str, seed: int, random_specs: ModuleType) -> None:
+    """Storage by storage with its dtype, and to the byte of what the allocator holds after a forward."""
+    spec, inventory, stage = built(random_specs, kind, seed)
     for index in range(2):
         ledger = block_ledger(spec, f"layers.{index}", inventory.layers[index])
         found = saved_storages(Alone(stage, index), (residual(spec),))
-        kept = sorted((s.nbytes, str(s.dtype)) for s in found.storages if not s.is_input)
-        assert kept == kept_of(ledger)
+        assert sorted((s.nbytes, str(s.dtype)) for s in found.storages if not s.is_input) == kept_of(ledger)
         assert found.output_bytes == ledger.output.bytes
         assert found.live_bytes == sum(tensor.bytes for tensor in ledger.saved) + ledger.output.bytes
 
 
 @pytest.mark.parametrize(("kind", "seed"), [(kind, seed) for kind, seed in CASES if seed < 2])
-def test_a_stage_keeps_the_sum_of_its_blocks(kind: str, seed: int) -> None:
+def test_a_stage_keeps_the_sum_of_its_blocks(kind: str, seed: int, random_specs: ModuleType) -> None:
     """Embedding, layers, final norm and head together, inputs of blocks counted once; the loss adds its log-sum-exp."""
-    spec, inventory, stage = built(kind, seed)
+    spec, inventory, stage = built(random_specs, kind, seed)
     names = ["embedding", "layers.0", "layers.1", "final_norm"]
     ledgers = [block_ledger(spec, name, inventory.block(name)) for name in names]
     head = block_ledger(spec, "head", inventory.block("embedding" if inventory.tied else "head"))
@@ -93,3 +103,51 @@ def test_a_stage_keeps_the_sum_of_its_blocks(kind: str, seed: int) -> None:
     assert found.output_bytes == logits.bytes
     assert log_sum_exp.bytes == tokens.numel() * 4
     assert found.live_bytes == expected + logits.bytes
+
+
+def peaks(live: Any, module: nn.Module, x: torch.Tensor) -> list[tuple[int, int]]:
+    """Forward and backward peaks of two microbatches, the module's input and output not counted; the second adds gradients in place."""
+    live.ignore(x, *module.parameters(), *module.buffers())
+    found = []
+    for _ in range(2):
+        before = live.now
+        live.restart()
+        with live:
+            y = module(x)
+        forward = live.peak - before
+        gradient = torch.ones_like(y)
+        live.add(gradient)
+        live.restart()
+        live.in_backward = True
+        with live:
+            torch.autograd.backward(y, gradient)
+        live.in_backward = False
+        found.append((forward, live.peak - before - y.untyped_storage().nbytes()))
+        x.grad = None
+        del y, gradient
+    return found
+
+
+def expected_peaks(sums: BlockBytes) -> list[tuple[int, int]]:
+    return [(sums.forward_bytes, sums.backward_bytes), (sums.forward_bytes, sums.again_bytes)]
+
+
+@pytest.mark.parametrize(("kind", "seed"), CASES)
+def test_the_working_set_is_what_a_layer_has_alive_at_its_peaks(
+    kind: str, seed: int, random_specs: ModuleType, live_storages: ModuleType
+) -> None:
+    """Derived from the order of operations, to the byte: first microbatch and later ones, forward and backward."""
+    spec, inventory, stage = built(random_specs, kind, seed)
+    for index in range(2):
+        sums = block_bytes(spec, local_dims(spec), f"layers.{index}", inventory.layers[index])
+        assert peaks(live_storages.LiveStorages(), Alone(stage, index), residual(spec)) == expected_peaks(sums)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_working_set_of_head_and_loss(seed: int, random_specs: ModuleType, live_storages: ModuleType) -> None:
+    """Logits, their gradient, the head's input and weight gradients."""
+    spec, inventory, stage = built(random_specs, "mlp", seed)
+    x = residual(spec)
+    module = HeadAndLoss(stage, torch.zeros(x.shape[0] * x.shape[1], dtype=torch.int64))
+    sums = block_bytes(spec, local_dims(spec), "head", inventory.block("embedding" if inventory.tied else "head"))
+    assert peaks(live_storages.LiveStorages(), module, x) == expected_peaks(sums)

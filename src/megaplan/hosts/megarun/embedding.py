@@ -75,4 +75,4 @@ def head_storages(dims: Dims, vocab_size: int, *, vocab_parallel: bool, prefix: 
 
 @cache
 def _head_replay(sharded: bool, pipelined: bool) -> Replay:
-    return replay(head_ops(sharded), pinned="logits" if pipelined else None)
+    return replay(head_ops(sharded), starts=True, pinned="logits" if pipelined else None)

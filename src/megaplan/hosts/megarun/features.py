@@ -112,7 +112,7 @@ def _mtp_replay(key: AttentionKey, sharded: bool, context: bool, vocab_parallel:
         norm("output_norm", "out", "normed", "output_rstd", "output_norm.weight"),
         *head_ops(vocab_parallel, "normed", "head.weight", made="loss"),
     )
-    return replay(ops, held=frozenset(f"{ADDED_ATTENTION}{name}" for name in held), arrives="loss")
+    return replay(ops, held=frozenset(f"{ADDED_ATTENTION}{name}" for name in held), arrives="loss", starts=True)
 
 
 def _renamed(op: Op, prefix: str, rename: dict[str, str]) -> Op:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 INPUT, OUTPUT = "x", "out"
+CALLER = "caller"  # stands for autograd's caller among the owners of gradients
 
 
 class Flow(Enum):
@@ -119,6 +120,7 @@ def replay(
     region: frozenset[str] = frozenset(),
     *,
     arrives: str = OUTPUT,
+    starts: bool = False,
     pinned: str | None = None,
 ) -> Replay:
     """Replay a program.
@@ -127,7 +129,8 @@ def replay(
         ops: In execution order; the first reads `x`, the last makes `out`.
         held: Storages that a local of the block's forward names until it returns.
         region: Names of the operations to recompute.
-        arrives: The storage whose gradient backward starts from.
+        arrives: The storage whose gradient reaches the block first.
+        starts: Backward starts here: autograd's caller holds that gradient to the end.
         pinned: A kept storage that something outside the block holds until the block's backward has ended.
     """
     roots = _roots(ops)
@@ -146,7 +149,7 @@ def replay(
         saved=tuple((name, ", ".join(dict.fromkeys(why[name]))) for name in order),
         keeps_input=keeps_input,
         forward=_forward(ops, roots, graph.saved, held),
-        backward=_backward(graph, order, arrives, pinned),
+        backward=_backward(graph, order, {arrives: arrives, CALLER: arrives} if starts else {arrives: arrives}, pinned),
     )
 
 
@@ -172,12 +175,12 @@ def _forward(ops: tuple[Op, ...], roots: dict[str, str], saved: frozenset[str], 
     return tuple(moments)
 
 
-def _backward(graph: _Graph, saved: list[str], arrives: str, pinned: str | None) -> tuple[Moment, ...]:
+def _backward(graph: _Graph, saved: list[str], gradients: dict[str, str], pinned: str | None) -> tuple[Moment, ...]:
+    """`gradients`: whose gradient -> the storage that holds it."""
     waiting = {name: set(names) for name, names in graph.keepers.items() if name != INPUT}
     for name in graph.saved - set(graph.keepers):
         waiting[name] = set(graph.region)
     live = dict.fromkeys(saved)
-    gradients = {arrives: arrives}  # whose gradient -> the storage that holds it
     params: tuple[str, ...] = ()
     moments: list[Moment] = []
     again = bool(graph.region)

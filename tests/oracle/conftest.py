@@ -1,0 +1,26 @@
+"""Helpers that lie beside the tests, imported by path: pytest's importlib mode has no package here."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+def _load(name: str) -> ModuleType:
+    found = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def random_specs() -> ModuleType:
+    return _load("random_specs")
+
+
+@pytest.fixture(scope="session")
+def live_storages() -> ModuleType:
+    return _load("live_storages")

@@ -1,0 +1,62 @@
+"""Live bytes of every storage that dispatched operations make, while they run: what a tracer outside the operations can see.
+
+Autograd adds a second gradient into the first in place, but not under a dispatch mode, where it makes a third storage for an instant
+(torch/csrc/autograd/input_buffer.cpp, `can_accumulate_inplace`). So an addition counts from the operation after it.
+"""
+
+import weakref
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+
+class LiveStorages(TorchDispatchMode):
+    """Counts each storage from the operation that first returns it until it dies; `peak` is the largest sum so far.
+
+    Attributes:
+        in_backward: Whether additions are autograd's own.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_backward = False
+        self.now = self.peak = 0
+        self.at_peak: list[tuple[str, tuple[int, ...], int]] = []
+        self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._live: dict[int, tuple[str, tuple[int, ...], int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self.add(leaf, str(func))
+        accumulates = self.in_backward and func is torch.ops.aten.add.Tensor
+        if self.now > self.peak and not accumulates:
+            self.restart()
+        return result
+
+    def add(self, tensor: torch.Tensor, made_by: str = "given") -> None:
+        """Count the tensor's storage from now on, once."""
+        storage = tensor.untyped_storage()
+        if storage in self._known or storage.nbytes() == 0:
+            return
+        self._known[storage] = True
+        key = len(self._live) and max(self._live) + 1
+        self._live[key] = (made_by, tuple(tensor.shape), storage.nbytes())
+        self.now += storage.nbytes()
+        weakref.finalize(storage, self._dead, key)
+
+    def ignore(self, *tensors: torch.Tensor) -> None:
+        """Never count these storages."""
+        for tensor in tensors:
+            self._known[tensor.untyped_storage()] = True
+
+    def restart(self) -> None:
+        """Forget the peak so far."""
+        self.peak, self.at_peak = self.now, list(self._live.values())
+
+    def _dead(self, key: int) -> None:
+        self.now -= self._live.pop(key)[2]
