@@ -160,11 +160,11 @@ def _real_path(document: Any, location: Path) -> Path:
     """`location` without the steps that pydantic adds for the branch of a union; a last step that is missing stays."""
     path: list[str | int] = []
     for step in location:
-        exists = step in document if isinstance(document, dict) else isinstance(document, list) and isinstance(step, int)
-        if exists:
+        if step in document if isinstance(document, dict) else isinstance(document, list) and step in range(len(document)):
             path.append(step)
             document = document[step]
-    if location and (not path or path[-1] != location[-1]) and isinstance(document, dict):
+    last = location[-1] if location else None
+    if path[-1:] != [last] and (isinstance(document, dict) or isinstance(last, int)):
         path.append(location[-1])
     return tuple(path)
 

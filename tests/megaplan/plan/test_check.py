@@ -1,0 +1,83 @@
+"""`check`: what fails, and what only warns."""
+
+import json
+
+import pytest
+
+from megaplan.plan.canonical import dumps
+from megaplan.plan.check import check_plan
+from megaplan.plan.digests import plan_digest
+from megaplan.plan.make import make_plan, plan_text
+from megaplan.plan.read import parse_plan
+
+
+def checked(document):
+    text = document if isinstance(document, str) else dumps(document)
+    return check_plan(parse_plan(text, "plan.json"), "plan.json")
+
+
+def codes(result):
+    return [found.code for found in result.findings]
+
+
+@pytest.fixture
+def document(planned):
+    return json.loads(plan_text(planned("tiny-hybrid-pp2")))
+
+
+def test_an_untouched_plan_has_no_findings(document):
+    result = checked(document)
+    assert codes(result) == []
+    assert result.passes(strict=True)
+
+
+def test_a_drift_of_estimates_warns_and_fails_only_when_strict(document):
+    rank = document["estimates"]["ranks"][0]
+    rank["columns"]["overhead_bytes"] += 1
+    rank["phases"][rank["peak_phase"]] += 1
+    rank["peak_bytes"] += 1
+    rank["headroom_bytes"] -= 1
+    result = checked(document)
+    assert codes(result) == ["MP411"]
+    assert "overhead_bytes" in result.findings[0].detail
+    assert result.passes(strict=False)
+    assert not result.passes(strict=True)
+
+
+def test_a_changed_decision_fails(document):
+    assert document["decisions"]["split"]["mode"] == "weighted"
+    document["decisions"]["split"]["certificate"]["lower_bound"] -= 1
+    document["digests"]["plan"] = plan_digest(document["inputs"], document["decisions"])
+    result = checked(document)
+    assert codes(result) == ["MP410"]
+    assert "split.certificate.lower_bound" in result.findings[0].detail
+    assert not result.passes(strict=False)
+
+
+def test_a_digest_that_does_not_match_fails(document):
+    document["decisions"]["split"]["certificate"]["lower_bound"] -= 1
+    assert codes(checked(document)) == ["MP406", "MP410"]
+
+
+@pytest.mark.requirement("R-25")
+def test_a_stale_reason_fails_until_it_is_written_anew(planned):
+    manual = ("split.mode=manual", "split.reason=R begins a stage", "split.spans=[[0,4],[4,9]]")
+    spec = planned("tiny-hybrid-pp2", *manual, "schedule.num_microbatches=8").spec
+    result = checked(plan_text(make_plan(spec, baseline=planned("tiny-hybrid-pp2", *manual))))
+    assert codes(result) == ["MP412"]
+    assert "schedule" in result.findings[0].detail
+    assert "R begins a stage" in result.findings[0].detail
+    assert codes(checked(plan_text(make_plan(spec)))) == []
+
+
+def test_a_plan_that_fitted_and_no_longer_fits_fails(planned):
+    large = json.loads(plan_text(planned("llama-3.1-8b", "batch.micro_batch_size=16")))
+    assert not large["estimates"]["fits"]
+    for rank in large["estimates"]["ranks"]:
+        rank["columns"] = dict.fromkeys(rank["columns"], 0)
+        rank["phases"] = dict.fromkeys(rank["phases"], 0)
+        rank |= {"peak_bytes": 0, "headroom_bytes": large["estimates"]["device"]["usable_bytes"], "fits": True}
+    large["estimates"]["fits"] = True
+    result = checked(large)
+    assert codes(result) == ["MP413"]
+    assert "over by" in result.findings[0].detail
