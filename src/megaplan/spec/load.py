@@ -10,7 +10,6 @@ from megaplan.errors import Diagnostic, Diagnostics, MegaplanError
 from megaplan.spec.document import Document, parse_document
 from megaplan.spec.models import Spec
 from megaplan.spec.not_built_yet import unbuilt
-from megaplan.spec.overrides import apply_overrides
 from megaplan.spec.read import display_name, read_text
 from megaplan.spec.rules import check_rules
 from megaplan.spec.source import SourceMap
@@ -45,7 +44,12 @@ def load_spec_text(text: str, name: str | None = None, overrides: Sequence[str] 
     Raises:
         MegaplanError: Every error found.
     """
-    return _checked(apply_overrides(parse_document(text, name), overrides))
+    document = parse_document(text, name)
+    if overrides:
+        from megaplan.spec.overrides import apply_overrides  # noqa: PLC0415 (the daily command has none)
+
+        document = apply_overrides(document, overrides)
+    return _checked(document)
 
 
 def spec_from_document(document: Mapping[str, Any], source: SourceMap | None = None) -> Spec:

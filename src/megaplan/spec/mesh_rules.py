@@ -9,7 +9,7 @@ from megaplan.errors import Diagnostic
 from megaplan.spec.context import Checked, divisors, mamba_width, remainder, use_one_of
 from megaplan.spec.models import GroupedQueryAttention, Spec
 from megaplan.spec.traffic import crossing_groups, expert_traffic, tensor_traffic
-from megaplan.spec.wording import plural, series
+from megaplan.spec.wording import series
 
 MAX_WORLD_SIZE = 2**20
 
@@ -131,5 +131,5 @@ def _across_nodes(checked: Checked) -> Iterator[Diagnostic]:
 
 def _crossing(checked: Checked, name: str, degree: int, crossing: int) -> str:
     per_node, world = checked.spec.device.per_node, checked.spec.mesh.world_size
-    groups = plural(world // degree, "group")
-    return f"{name} = {degree}, device.per_node = {per_node}, and {crossing:,} of {groups} have ranks on several nodes"
+    groups = f"{crossing:,} of {world // degree:,} groups"
+    return f"{name} = {degree}, device.per_node = {per_node}, and {groups} have ranks on several nodes"

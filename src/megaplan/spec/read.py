@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from difflib import get_close_matches
 from pathlib import Path
 from typing import BinaryIO
 
@@ -85,6 +84,8 @@ def _size(path: str, max_bytes: int) -> str:
 
 
 def _near_names(path: str) -> list[str]:
+    from difflib import get_close_matches  # noqa: PLC0415 (only where a file is missing)
+
     folder = Path(path).parent
     try:
         names = [entry.name for entry in folder.iterdir()]

@@ -180,7 +180,7 @@ def _number(fault: Fault) -> Words:
 
 def _what(value: Any) -> str:
     kinds = {
-        bool: "a switch",
+        bool: "a yes/no value",
         str: "text",
         float: "a number with a fraction or exponent",
         type(None): "empty",

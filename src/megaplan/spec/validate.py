@@ -12,9 +12,8 @@ from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError
 from megaplan.spec.document import MAX_FINDINGS, first_findings
 from megaplan.spec.models import MAX_LAYERS, Spec
-from megaplan.spec.pattern import has_boundaries, parse_pattern
+from megaplan.spec.pattern import BOUNDARY, has_boundaries, parse_pattern
 from megaplan.spec.source import Path, SourceMap, dotted
-from megaplan.spec.type_errors import Fault, describe, missing_keys, unknown_key
 from megaplan.spec.wording import show
 
 FORMAT = "megaplan.spec/1"
@@ -53,6 +52,8 @@ def _other_format(document: dict[str, Any], source: SourceMap) -> Diagnostic:
 
 def _findings(error: ValidationError, document: dict[str, Any], source: SourceMap) -> list[Diagnostic]:
     """The first findings in reading order; what has no line, such as an override, comes before. Words are made for those shown only."""
+    from megaplan.spec.type_errors import Fault, describe, missing_keys, unknown_key  # noqa: PLC0415 (only where something is wrong)
+
     makers: list[tuple[Location, Callable[[], Diagnostic]]] = []
     missing: dict[Path, list[str]] = {}
     for item in error.errors(include_url=False):
@@ -100,8 +101,10 @@ def _pattern_errors(document: dict[str, Any], source: SourceMap) -> list[Diagnos
     if not isinstance(model, dict):
         return []
     text, num_layers = model.get("pattern"), model.get("num_layers")
-    if not isinstance(text, str) or not isinstance(num_layers, int) or isinstance(num_layers, bool) or not 0 < num_layers <= MAX_LAYERS:
+    if not isinstance(text, str):
         return []
+    if not isinstance(num_layers, int) or isinstance(num_layers, bool) or not 0 < num_layers <= MAX_LAYERS:
+        num_layers = max(1, len(text) - text.count(BOUNDARY))  # reported already; any length will do
     try:
         parse_pattern(text, num_layers, source.locate(dotted(("model", "pattern"))))
     except MegaplanError as error:

@@ -6,6 +6,7 @@ from pathlib import Path
 from megaplan.errors import Diagnostic
 from megaplan.spec.load import LoadedSpec
 
+REPOSITORY = Path(__file__).parents[3]
 SAMPLE = Path(__file__).with_name("sample.yaml").read_text(encoding="utf-8")
 
 Edit = tuple[str, str]

@@ -1,0 +1,52 @@
+"""What is planned and not built is said in one note, at its key."""
+
+import pytest
+from spec_samples import Accepted
+
+from megaplan.errors import Severity
+from megaplan.spec.not_built_yet import unbuilt
+
+MLA = "{kind: mla, num_heads: 4, q_lora_rank: null, kv_lora_rank: 8, qk_nope_head_dim: 8, qk_rope_head_dim: 8, v_head_dim: 8}"
+BUILT = [
+    "mesh.pp=5", "mesh.dp_shard=2", "mesh.dp_replicate=2", "precision.params=fp32", "optimizer.matrix=adamw",
+    "model.attention.window_size=64", "model.attention.nope_layers=[5]", "sharding.reshard_after_forward=true", "host.kernels=reference",
+    f"model.attention={MLA}",
+]  # fmt: skip
+NOT_BUILT = {
+    "mesh.tp=2": "mesh.tp = 2; megarun trains with 1",
+    "mesh.ep=2": "mesh.ep = 2; megarun trains with 1",
+    "mesh.etp=2": "mesh.etp = 2; megarun trains with 1",
+    "host.kernels=triton": "host.kernels = triton; megarun trains with reference",
+    "precision.params=fp8": "precision.params = fp8; megarun trains with fp32 or bf16",
+    "precision.grads=fp16": "precision.grads = fp16; megarun trains with fp32 or bf16",
+    "precision.families={E: fp8}": "precision.families = E: fp8; megarun trains with {}",
+    "recompute.default=selective": "recompute = selective; megarun trains with none",
+    "recompute.blocks={A: full}": "recompute = full; megarun trains with none",
+    "model.moe.capacity_factor=1.5": "model.moe.capacity_factor = 1.5; megarun trains with null",
+    "model.mamba={kind: mamba3, head_dim: 16}": "model.mamba.kind = mamba3; megarun trains with mamba2",
+    "model.features.relation_bias={num_relations: 4}": "model.features.relation_bias = given; megarun trains with null",
+    "model.features.platform={num_categories: 4, bottleneck: 8}": "model.features.platform = given; megarun trains with null",
+    "model.features.mtp={depth: 1, ffn_hidden_size: 64}": "model.features.mtp = given; megarun trains with null",
+}
+
+
+@pytest.mark.parametrize("override", BUILT)
+def test_what_is_built_is_silent(accepted: Accepted, override: str) -> None:
+    assert accepted(overrides=[override, "schedule.num_microbatches=5"]).diagnostics == ()
+
+
+@pytest.mark.parametrize("override", NOT_BUILT)
+def test_what_is_not_built_is_noted_at_its_key(accepted: Accepted, override: str) -> None:
+    (found,) = accepted(overrides=[override]).diagnostics
+    assert (found.code, found.severity, found.detail) == ("MP790", Severity.NOTE, NOT_BUILT[override])
+    assert found.location.file == f"--set {override}"
+
+
+def test_all_of_it_is_one_note(accepted: Accepted) -> None:
+    overrides = ["mesh.vpp=2", "schedule.kind=interleaved_1f1b", "host.kernels=triton"]
+    (found,) = unbuilt(accepted(overrides=overrides).spec)
+    assert found.detail.splitlines() == [
+        "mesh.vpp = 2; megarun trains with 1",
+        "schedule.kind = interleaved_1f1b; megarun trains with 1f1b",
+        "host.kernels = triton; megarun trains with reference",
+    ]

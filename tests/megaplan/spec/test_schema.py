@@ -1,0 +1,47 @@
+"""The JSON Schema describes what the loader reads."""
+
+import json
+from typing import Any
+
+import pytest
+
+from megaplan.spec.fields import all_keys, kinds_of, legal_keys
+from megaplan.spec.schema import spec_schema
+
+
+def sections(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    return [schema, *schema["$defs"].values()]
+
+
+def test_every_key_of_every_section_is_described() -> None:
+    for section in sections(spec_schema()):
+        assert section["description"]
+        assert "Attributes" not in section["description"]
+        for name, key in section["properties"].items():
+            assert key["description"].endswith("."), name
+
+
+def test_unknown_keys_are_errors_everywhere() -> None:
+    assert all(section["additionalProperties"] is False for section in sections(spec_schema()))
+
+
+def test_the_schema_is_json_and_names_its_dialect() -> None:
+    schema = json.loads(json.dumps(spec_schema()))
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert schema["required"] == ["format", "name", "model", "batch"]
+    assert schema["properties"]["format"]["const"] == "megaplan.spec/1"
+
+
+def test_fields_and_schema_list_the_same_keys() -> None:
+    named = {key for section in sections(spec_schema()) for key in section["properties"]}
+    letters = set("AMERD")
+    assert {str(path[-1]) for path in all_keys()} - letters == named
+
+
+@pytest.mark.parametrize(
+    ("path", "kinds"), [(("model", "attention"), ("gqa", "mla")), (("model", "mamba"), ("mamba2", "mamba3")), (("mesh",), ())]
+)
+def test_sections_of_several_kinds_are_narrowed(path: tuple[str, ...], kinds: tuple[str, ...]) -> None:
+    assert kinds_of(path) == kinds
+    assert "kv_lora_rank" not in legal_keys(("model", "attention"), {"model": {"attention": {"kind": "gqa"}}})
+    assert "kv_lora_rank" in legal_keys(("model", "attention"), {"model": {}})
