@@ -26,7 +26,8 @@ def estimate_lines(given: Subject, budget: Budget, ranks: Sequence[RankBudget], 
     reserve = f"  {device.name}: {capacity} less a reserve of {format_bytes(device.reserve_bytes)} ({items}) leaves {usable}"
     yield from ((line, "") for line in wrap(reserve, indent="    "))
     yield "", ""
-    yield verdict(budget), "bold green" if budget.fits else "bold red"
+    style = "bold green" if budget.fits else "bold red"
+    yield from ((line, style) for line in wrap(verdict(budget), indent="  "))
     yield "", ""
     yield from ((line, "") for line in rank_table([view_of(rank) for rank in ranks]))
     yield from (

@@ -64,12 +64,12 @@ def split(
         check_target(target, spec)
     asked = [*(overrides or ())]
     asked += [f"split.{key}={value}" for key, value in (("mode", mode), ("objective", objective)) if value is not None]
-    loaded = load_spec(spec, asked)
-    earlier = read_plan(baseline) if baseline is not None else None
     try:
+        loaded = load_spec(spec, asked)
+        earlier = read_plan(baseline) if baseline is not None else None
         cuts = choose_cuts(loaded.spec, build_inventory(loaded.spec), baseline=earlier.spans if earlier else None)
     except MegaplanError as error:
-        if not INFEASIBLE.issuperset(found.code for found in error.diagnostics):
+        if not INFEASIBLE.issuperset(found.code for found in error.diagnostics if found.severity is Severity.ERROR):
             raise
         output.fail(error.diagnostics, as_json=as_json)
         return NO_SPLIT

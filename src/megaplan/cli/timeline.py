@@ -12,11 +12,14 @@ MAX_SLOTS = 64
 """More slots than this are not drawn."""
 
 _FORWARD, _BACKWARD = "0123456789", "abcdefghij"
-LEGEND = "0-9 forward, a-j backward (twice as long) of a microbatch, its number mod 10; · waits"
+LEGEND = "0-9 forward, a-j backward of a microbatch, its number mod 10; · waits"
 
 
 def timeline_lines(spec: Spec) -> Iterator[str]:
-    """The start of one step under equal stages, and what each pp rank waits; later columns are cut off where the line ends."""
+    """The start of one step, and what each pp rank waits, were all stages equal and a backward as long as two forwards.
+
+    Later columns are cut off where the line ends.
+    """
     mesh, schedule = spec.mesh, spec.schedule
     num_slots = mesh.pp * mesh.vpp
     if num_slots > MAX_SLOTS:

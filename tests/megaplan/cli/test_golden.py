@@ -1,0 +1,66 @@
+"""What each command prints, at a width of 80. `MEGAPLAN_UPDATE_GOLDEN=1 pytest tests/megaplan/cli` writes the texts anew."""
+
+import pytest
+
+from megaplan.budget.axes import AXES
+from megaplan.columns import Column
+from megaplan.diagnostics import CODES
+
+CASES = {
+    "estimate-tiny": ("estimate", "plans/tiny-hybrid-pp2.yaml"),
+    "estimate-nam56r": ("estimate", "plans/nam56r-8xh200.yaml"),
+    "estimate-does-not-fit": ("estimate", "plans/llama-3.1-8b.yaml", "--set", "batch.micro_batch_size=16"),
+    "estimate-rank": ("estimate", "plans/nam56r-8xh200.json", "--rank", "5"),
+    "split": ("split", "plans/nam56r-8xh200.yaml", "-o", "new.json"),
+    "split-manual": (
+        "split",
+        "plans/tiny-hybrid-pp2.yaml",
+        *("--set", "split.spans=[[0,4],[4,9]]", "--set", "split.reason=R begins a stage", "--mode", "manual"),
+    ),
+    "split-infeasible": ("split", "plans/tiny-hybrid-pp2.yaml", "--set", "split.forbid=[1,2,3,4,5,6,7,8]"),
+    "show": ("show", "plans/nam56r-8xh200.json"),
+    "diff": ("diff", "plans/nam56r-8xh200-equal.json", "plans/nam56r-8xh200.json"),
+    "diff-markdown": ("diff", "plans/nam56r-8xh200-equal.json", "plans/nam56r-8xh200.json", "--format", "markdown"),
+    "diff-same": ("diff", "plans/tiny-hybrid.json", "plans/tiny-hybrid.json"),
+    "check": ("check", "plans/tiny-hybrid.json"),
+    "explain-code": ("explain", "MP203"),
+    "explain-column": ("explain", "activations"),
+    "explain-axis": ("explain", "ep"),
+    "explain-unknown": ("explain", "activation"),
+    "new-unknown": ("new", "nam56"),
+    "usage": ("estimate", "--bogus"),
+    "spec-as-plan": ("show", "plans/tiny-hybrid.yaml"),
+    "plan-as-spec": ("split", "plans/tiny-hybrid.json"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_text(name, megaplan, golden):
+    ran = megaplan(*CASES[name])
+    golden(name, ran)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(("diff-markdown", "plan-as-spec", "new-unknown"))])
+def test_the_answer_fits_80_columns(name, megaplan):
+    ran = megaplan(*CASES[name])
+    too_long = [line for line in ran.out.splitlines() if len(line) > 80]
+    assert too_long == []
+
+
+def test_explain_shows_the_tensors_behind_the_numbers(megaplan, golden):
+    golden("estimate-explain", megaplan("estimate", "plans/tiny-hybrid-pp2.yaml", "--rank", "0", "--explain"))
+
+
+@pytest.mark.requirement("R-20")
+@pytest.mark.parametrize("axis", ["tp", "sp", "cp", "ep", "recompute", "checkpoint"])
+def test_every_axis_says_what_it_cannot_fix(megaplan, axis):
+    ran = megaplan("explain", axis)
+    assert ran.status == 0
+    assert "cannot fix:" in ran.out
+
+
+def test_everything_that_has_a_name_can_be_explained(megaplan):
+    for topic in (*CODES, *Column, *(column.key for column in Column), *AXES):
+        ran = megaplan("explain", topic)
+        assert ran.status == 0, topic
+        assert len(ran.out.splitlines()) > 3, topic
