@@ -37,7 +37,7 @@ def main(out: Path) -> int:
     worst = max(abs(runs[name][step] - runs["one"][step]) / abs(runs["one"][step]) for name in LAYOUTS for step in common)
     last = max(runs["pp2"])
 
-    table = Table(title=f"loss in nats per token; unigram entropy of the corpus: {entropy:.4f}")
+    table = Table(title="loss, nats per token")
     table.add_column("step", justify="right")
     for title in LAYOUTS.values():
         table.add_column(title, justify="right")
