@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.pipelining import _utils
 from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -31,15 +32,14 @@ def static_shapes() -> Iterator[None]:
     torch 2.13 votes on that at the first step, on the host, which needs values; megarun states every shape, so the vote's result is known.
     torch 2.11 has no vote.
     """
-    try:
-        from torch.distributed.pipelining._utils import InferenceMode  # noqa: PLC0415
-    except ImportError:
+    modes = getattr(_utils, "InferenceMode", None)
+    if modes is None:
         yield
         return
 
     def stated(_: Any, stages: list[Any], has_backward: bool, p2p_done: bool) -> None:  # noqa: ARG001  the vote's own names
         for stage in stages:
-            stage._inference_mode = InferenceMode.STATIC
+            stage._inference_mode = modes.STATIC
 
     with replaced(_PipelineSchedule, _warmup_p2p=stated):
         yield

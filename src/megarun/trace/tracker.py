@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_leaves
 
 from megaplan.columns import Phase
+from megarun.trace.accumulation import Accumulation
 from megarun.trace.kinds import Kind
 from megarun.trace.replaced import replaced
 
@@ -97,7 +98,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         self._peaks: dict[Phase, _PhasePeak] = {}
         self._phase = Phase.INIT
         self._paused = False
-        self._stack = ExitStack()
+        self._stack, self._accumulation = ExitStack(), Accumulation()
         self.live_bytes = 0
         self.enter_phase(Phase.INIT)
 
@@ -187,6 +188,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             return NotImplemented  # reports the global size; its operation on local tensors comes through here next
         if func is _WAIT and isinstance(args[0], FakeTensor):
             return args[0]  # waiting returns its argument; the fake kernel would make a second buffer
+        if self._accumulation.in_place(func, args, kwargs):
+            return self._accumulation.add(*args)
         out = func(*args, **(kwargs or {}))
         if not self._paused:
             operands = (*args, *kwargs.values()) if kwargs else args

@@ -1,0 +1,86 @@
+"""Autograd's in-place sum of gradients, which a dispatch mode would hide.
+
+Where two operations hand gradients to one tensor, the engine adds the second into the first if nothing else holds the first or its storage.
+While any dispatch mode is entered it never does, and makes a third tensor instead. So a mode that counts bytes has to add in place itself,
+where the engine would have.
+
+Source: torch/csrc/autograd/input_buffer.cpp, `can_accumulate_inplace`; ATen/TensorSubclassLikeUtils.h, `isTensorSubclassLike`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._prims_common import is_non_overlapping_and_dense_or_false
+from torch.utils._python_dispatch import TorchDispatchMode
+
+ADD = torch.ops.aten.add.Tensor
+_ADD_IN_PLACE = torch.ops.aten.add_.Tensor
+_ENGINE = "_engine_run_backward"
+_WRAPPERS = ("/torch/_dynamo/eval_frame.py", "/torch/_compile.py")  # torch wraps every mode's dispatch in these
+
+Holders = tuple[int, int]  # of a tensor and of its storage
+
+
+class Accumulation:
+    """Says which sums are the engine's own and would be in place, from how many hold the first gradient."""
+
+    def __init__(self) -> None:
+        self._alone = _holders_when_alone()
+
+    def in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
+        """Whether the operation that is being dispatched is such a sum; to be asked by `__torch_dispatch__` itself."""
+        if func is not ADD or kwargs or len(args) != 2 or not _called_by_engine(2) or torch.is_grad_enabled():
+            return False
+        first, second = args
+        return (
+            isinstance(second, Tensor)
+            and first.shape == second.shape
+            and is_non_overlapping_and_dense_or_false(first)
+            and _holders(first) == self._alone
+        )
+
+    @staticmethod
+    def add(first: Tensor, second: Tensor) -> Tensor:
+        """The first gradient, which now is the sum."""
+        _ADD_IN_PLACE(first, second)
+        return first
+
+
+def _called_by_engine(depth: int) -> bool:
+    """Whether the `__torch_dispatch__` that many frames up was called by the autograd engine itself, not by Python code inside a node."""
+    frame = sys._getframe(depth + 1).f_back
+    while frame is not None and frame.f_code.co_filename.replace("\\", "/").endswith(_WRAPPERS):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name == _ENGINE
+
+
+def _holders(tensor: Tensor) -> Holders:
+    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
+
+
+class _Note(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's mode has no types
+    """Notes the holders of the first operand of the engine's sum."""
+
+    found: Holders | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func is ADD and _called_by_engine(1):
+            self.found = _holders(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+def _holders_when_alone() -> Holders:
+    """What counts of holders look like here when only the engine holds a gradient: measured on one, as torch's versions differ."""
+    leaf = torch.ones(1, requires_grad=True)
+    shared = leaf * 2
+    total = (shared * 3, shared * 3)
+    with _Note() as note:  # type: ignore[no-untyped-call]
+        torch.autograd.backward(total, (torch.ones(1), torch.ones(1)))
+    found: Holders | None = note.found
+    if found is None:
+        raise RuntimeError("autograd summed two gradients without an addition; the trace needs to be adapted to this version of torch")
+    return found
