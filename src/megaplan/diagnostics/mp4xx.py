@@ -78,7 +78,7 @@ PLANS: dict[str, CodeInfo] = {
     "MP412": CodeInfo(
         "the reason of a manual split is stale",
         "Something the manual split was decided against has changed since, and its reason has not.",
-        "A manual split is an argument about side embeddings, recurrence, losses, costs and the schedule; this part of it no longer holds as read.",
+        "A manual split argues about side embeddings, recurrence, losses, costs and the schedule; this part of it no longer holds as read.",
         "Look at the cuts again, then write the reason anew in the spec.",
         "split: {mode: manual, spans: [[0, 4], [4, 12]], reason: R stays with its A, checked with the new costs}",
     ),
