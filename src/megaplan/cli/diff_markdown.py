@@ -20,8 +20,8 @@ def diff_markdown(diff: PlanDiff) -> str:
     text = "\n".join(_lines(diff)) + "\n"
     if len(text) <= MAX_CHARACTERS:
         return text
-    closing = "\n</details>" if text.count("<details>") > text[: MAX_CHARACTERS - 400].count("</details>") else ""
     kept = text[: MAX_CHARACTERS - 400].rpartition("\n")[0]
+    closing = "\n\n</details>" if kept.count("<details>") > kept.count("</details>") else ""
     return kept + closing + _NOTICE.format(dropped=len(text) - len(kept))
 
 

@@ -15,11 +15,32 @@ from megaplan.plan.decide import decisions_record
 from megaplan.plan.digests import model_digest
 from megaplan.plan.document import PlanDocument, RankEstimate
 from megaplan.plan.inputs import inputs_record
+from megaplan.spec.mesh_rules import MAX_WORLD_SIZE
 from megaplan.spec.pattern import parse_pattern
 from megaplan.spec.rules import check_rules
 
 Path = tuple[str | int, ...]
 At = Callable[[Sequence[str | int]], Location]
+
+
+def shape_problems(plan: PlanDocument, at: At) -> list[Diagnostic]:
+    """What no command can work with, `check` and `diff` included: layers beyond the model, ranks without number, other columns."""
+    num_layers, columns = plan.spec.model.num_layers, {column.key for column in Column}
+    found = []
+    for index, stage in enumerate(plan.decisions.stages):
+        if stage.layers[1] > num_layers:
+            detail = f"stage {index} stops at layer {stage.layers[1]}, and model.num_layers = {num_layers}"
+            found.append(problems.contradiction(detail, at(("decisions", "stages", index, "layers"))))
+    for index, rank in enumerate(plan.estimates.ranks):
+        if set(rank.columns) != columns:
+            wrong = ", ".join(sorted(set(rank.columns) ^ columns))
+            detail = f"{rank.label}: missing or unknown columns: {problems.shortened(wrong)}"
+            found.append(problems.contradiction(detail, at(("estimates", "ranks", index, "columns"))))
+    total = sum(max(0, stop - start) for rank in plan.estimates.ranks for start, stop in rank.ranks)
+    if total > MAX_WORLD_SIZE:
+        detail = f"the estimates name {total:,} ranks, and a job has at most {MAX_WORLD_SIZE:,}"
+        found.append(problems.contradiction(detail, at(("estimates", "ranks"))))
+    return found
 
 
 def contradictions(plan: PlanDocument, at: At) -> list[Diagnostic]:
@@ -75,7 +96,6 @@ def _decisions(plan: PlanDocument, at: At) -> Iterator[Diagnostic]:
 
 def _estimates(plan: PlanDocument, at: At) -> Iterator[Diagnostic]:
     estimates = plan.estimates
-    columns = {column.key for column in Column}
     usable = estimates.device.capacity_bytes - estimates.device.reserve_bytes
     here: Path = ("estimates", "device")
     if estimates.device.usable_bytes != usable:
@@ -85,17 +105,15 @@ def _estimates(plan: PlanDocument, at: At) -> Iterator[Diagnostic]:
         yield problems.contradiction(f"reserve_bytes = {estimates.device.reserve_bytes}; its items sum to {total}", at(here))
     for index, rank in enumerate(estimates.ranks):
         here = ("estimates", "ranks", index)
-        if set(rank.columns) != columns:
-            wrong = ", ".join(sorted(set(rank.columns) ^ columns))
-            yield problems.contradiction(f"{rank.label}: missing or unknown columns: {wrong}", at((*here, "columns")))
         for detail in _rank_sums(rank, estimates.device.usable_bytes):
             yield problems.contradiction(f"{rank.label}: {detail}", at(here))
     if estimates.fits != all(rank.fits for rank in estimates.ranks):
         yield problems.contradiction(
             f"estimates.fits = {str(estimates.fits).lower()}, and the ranks say otherwise", at(("estimates", "fits"))
         )
-    if not _tiled((run for entry in estimates.ranks for run in entry.ranks), plan.spec.mesh.world_size):
-        detail = f"the estimates' ranks are not the {plan.spec.mesh.world_size} ranks of the mesh, each once"
+    world_size = plan.spec.mesh.world_size
+    if not _tiled((run for entry in estimates.ranks for run in entry.ranks), world_size):
+        detail = f"the estimates' ranks are not the {world_size} ranks of the mesh, each once"
         yield problems.contradiction(detail, at(("estimates", "ranks")))
 
 

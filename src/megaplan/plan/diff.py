@@ -231,7 +231,7 @@ def _moves(before: PlanDocument, after: PlanDocument) -> tuple[CutMove, ...]:
     old, new = _places(before.decisions.stages), _places(after.decisions.stages)
     moves: list[CutMove] = []
     for layer, letter in enumerate(letters):
-        if old[layer] == new[layer]:
+        if layer not in old or layer not in new or old[layer] == new[layer]:  # a plan edited by hand may have lost a layer
             continue
         last = moves[-1] if moves else None
         if last and last.stop == layer and (last.before, last.after) == (old[layer], new[layer]):
@@ -241,9 +241,9 @@ def _moves(before: PlanDocument, after: PlanDocument) -> tuple[CutMove, ...]:
     return tuple(moves)
 
 
-def _places(stages: tuple[Stage, ...]) -> list[Place]:
+def _places(stages: tuple[Stage, ...]) -> dict[int, Place]:
     """Of each layer, where it is held."""
-    return [(stage.pp_rank, stage.chunk) for stage in stages for _ in range(*stage.layers)]
+    return {layer: (stage.pp_rank, stage.chunk) for stage in stages for layer in range(*stage.layers)}
 
 
 def _owners(before: tuple[Stage, ...], after: tuple[Stage, ...]) -> tuple[OwnerMove, ...]:

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from megaplan.errors import Diagnostic, Location, MegaplanError
 from megaplan.plan import problems
 from megaplan.plan.canonical import Json
+from megaplan.plan.consistency import contradictions, shape_problems
 from megaplan.plan.digests import plan_digest
 from megaplan.plan.document import FORMAT, FORMAT_MINOR, PlanDocument
 from megaplan.plan.inputs import spec_values
@@ -66,6 +67,13 @@ def inspect_plan(path: str) -> LoadedPlan:
 
 def parse_plan(text: str, name: str) -> LoadedPlan:
     """The plan in `text`; `name` is what diagnostics call the file."""
+    try:
+        return _parsed(text, name)
+    except RecursionError:  # nested less deeply than JSON's parser allows, and more than copying and checking do
+        raise MegaplanError([problems.too_deep(Location(name))]) from None
+
+
+def _parsed(text: str, name: str) -> LoadedPlan:
     document = parse_json(text, name)
     source = _Source(text, name)
     raw = _check_format(document, source)
@@ -75,11 +83,9 @@ def parse_plan(text: str, name: str) -> LoadedPlan:
         if ignored:
             warnings.append(problems.newer_minor(raw["format_minor"], FORMAT_MINOR, ignored, source.at(("format_minor",))))
     plan = _validate(known, source)
-    tampered = _check_digest(raw, plan, source)
-    if not tampered:
-        from megaplan.plan.consistency import contradictions  # noqa: PLC0415  (builds the model: not for a plan refused above)
-
-        tampered = contradictions(plan, source.at)
+    if shape := shape_problems(plan, source.at):
+        raise MegaplanError(shape)
+    tampered = _check_digest(raw, plan, source) or contradictions(plan, source.at)
     return LoadedPlan(plan, tuple(tampered), tuple(warnings))
 
 

@@ -109,6 +109,20 @@ def test_a_newer_minor_version_is_read_without_its_new_keys_and_says_so(tmp_path
     assert loaded.plan.spec.name == "tiny-hybrid-pp2"
 
 
+@pytest.mark.parametrize("depth", [30, 300, 600, 900])
+def test_nesting_is_refused_or_read_at_any_depth(tmp_path, text, depth):
+    nested = "[" * depth + "]" * depth
+    newer = text.replace('"format_minor": 0', f'"format_minor": 1,\n  "novelty": {nested}')
+    assert outcome(write(tmp_path, newer)) in ("MP409", "MP117")
+
+
+def outcome(path: str) -> str:
+    try:
+        return inspect_plan(path).warnings[0].code
+    except MegaplanError as error:
+        return error.diagnostics[0].code
+
+
 @pytest.mark.parametrize(
     ("path", "value", "code", "place"),
     [
