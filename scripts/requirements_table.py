@@ -5,25 +5,40 @@ python scripts/requirements_table.py [--check]     --check exits 1 if the page i
 
 from __future__ import annotations
 
-import re
+import contextlib
+import io
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/reference/requirements.md"
-MARKER = re.compile(r"mark\.requirement\(([^)]*)\)")
+
+
+class Collector:
+    """A pytest plugin: which test files hold each requirement, by the markers of the collected tests."""
+
+    def __init__(self) -> None:
+        self.cited: dict[str, set[str]] = {}
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Read the markers of every collected test."""
+        for item in session.items:
+            for marker in item.iter_markers("requirement"):
+                for number in marker.args:
+                    self.cited.setdefault(number, set()).add(item.path.relative_to(ROOT).as_posix())
 
 
 def tests_by_requirement() -> dict[str, set[str]]:
     """Test files (relative to the root) citing each number."""
-    cited: dict[str, set[str]] = {}
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        for arguments in MARKER.findall(path.read_text()):
-            for number in re.findall(r"R-\d+", arguments):
-                cited.setdefault(number, set()).add(str(path.relative_to(ROOT)))
-    return cited
+    collector = Collector()
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        status = pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", str(ROOT / "tests")], plugins=[collector])
+    if status != pytest.ExitCode.OK:
+        raise SystemExit(f"the tests cannot be collected:\n{output.getvalue()}")
+    return collector.cited
 
 
 def page() -> str:
