@@ -19,7 +19,7 @@ class Kind(IntEnum):
     LIBRARY = 6
     ROUTED = 7
     COLLECTIVE = 8
-    UPDATE = 9
+    SCRATCH = 9
     WORKING = 10
 
     @property
@@ -36,7 +36,7 @@ COLUMNS: dict[Kind, Column] = {
     Kind.LIBRARY: Column.WORKSPACE,
     Kind.ROUTED: Column.ROUTING,
     Kind.COLLECTIVE: Column.COMMUNICATION,
-    Kind.UPDATE: Column.WORKSPACE,
+    Kind.SCRATCH: Column.WORKSPACE,
     Kind.WORKING: Column.ACTIVATIONS,
 }
 """Columns of all kinds but the two that the inventory decides: parameters by owner rule, optimizer state by group."""

@@ -37,6 +37,8 @@ ROUTED_OUTPUTS = {
 PARAMETER_GRADIENTS = frozenset({"aten.embedding_dense_backward.default"})
 """Operations whose output can only be a parameter's gradient, also while autograd still waits for another part of it."""
 MATRIX_PRODUCTS = frozenset({"aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default"})
+COMPUTING = (Phase.FIRST_FORWARD_BACKWARD, Phase.FORWARD_BACKWARD)
+"""Phases of forward and backward; what the others make is scratch, unless it turns out to be a parameter or state."""
 COLLECTIVES = ("c10d.", "_c10d_functional.")
 
 
@@ -47,25 +49,26 @@ class Owners:
     optimizer state after an update. A stronger kind replaces a weaker one, never the reverse.
     """
 
-    def __init__(self, inventory: Inventory, places: Places, workspace_bytes: int = 0) -> None:
+    def __init__(self, inventory: Inventory, places: Places, workspace_bytes: int = 0, *, fake_only: bool = True) -> None:
         """Know nothing yet.
 
         Args:
             inventory: Owner rules and optimizer groups.
             places: What runs.
             workspace_bytes: What GEMM libraries take inside torch's allocator on the planned device, from the first matrix product on.
+            fake_only: Whether real tensors are bookkeeping on the host, which a trace on fake tensors does not count.
         """
         self._tensors, self._places, self._workspace_bytes = dict(inventory.tensors()), places, workspace_bytes
         self._hooked: set[int] = set()
         self._names: dict[int, str] = {}
         self._born_in: Kind | None = None
-        self.live = LiveBytes(self)
+        self.live = LiveBytes(self, fake_only=fake_only)
 
     def born(self, record: StorageRecord, operands: tuple[Any, ...]) -> None:
         """Give a new storage the kind that its operation and the running phase imply."""
         record.place, record.forward = self._places.of_operation(self._operand_records(operands))
-        if self.live.phase in (Phase.FIRST_OPTIMIZER, Phase.OPTIMIZER):
-            record.kind = Kind.UPDATE
+        if self.live.phase not in COMPUTING:
+            record.kind = Kind.SCRATCH
         elif self._born_in is not None:
             record.kind = self._born_in
         elif record.output in ROUTED_OUTPUTS.get(record.op, ()):
@@ -79,7 +82,7 @@ class Owners:
             nbytes, self._workspace_bytes = self._workspace_bytes, 0
             made = StorageRecord(nbytes, op, 0, "", (nbytes,), None, Kind.LIBRARY, "GEMM workspace of the device data")
             self.live.declare(made)
-        if not op.startswith(COLLECTIVES) or self.live.phase in (Phase.FIRST_OPTIMIZER, Phase.OPTIMIZER):
+        if not op.startswith(COLLECTIVES) or self.live.phase not in COMPUTING:
             return
         if op.startswith("c10d.recv_"):
             self.label(operands, Kind.RECEIVE_BUFFER)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,73 +14,19 @@ from megarun.job import Job
 from megarun.model.stage import Stage
 from megarun.parallel.mesh import RankMesh, build_mesh
 from megarun.trace.fake import lone_rank, no_cycle_collection, static_shapes
+from megarun.trace.kept import FirstForward, compare_kept
 from megarun.trace.kinds import Kind
 from megarun.trace.owners import Owners
 from megarun.trace.places import Places
-from megarun.trace.tracker import StorageRecord
+from megarun.trace.rows import group_rows
+from megarun.trace.values import Difference, Kept, RankTrace, Row
 from megarun.trainer import Trainer, sharded_stage
 
 STEP_PHASES = ((Phase.FIRST_FORWARD_BACKWARD, Phase.FIRST_OPTIMIZER), (Phase.FORWARD_BACKWARD, Phase.OPTIMIZER))
+RESIDENT = (Kind.PARAMETER, Kind.OPTIMIZER_STATE, Kind.RECEIVE_BUFFER, Kind.INPUT, Kind.LIBRARY)
+"""What may be alive between two steps."""
 FINITE = 1e9
 """Read in place of a loss or norm: finite, and past every clipping threshold, so that gradients are clipped."""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Storages of one make alive at a phase's peak.
-
-    Attributes:
-        column: Where they are booked.
-        kind: What they are, in words.
-        name: Of the parameter they belong to, else the path of the module that made them.
-        op: The operation that made them.
-        shape: Of each.
-        dtype: Of each.
-        count: How many.
-        nbytes: Of all of them.
-    """
-
-    column: Column
-    kind: str
-    name: str
-    op: str
-    shape: tuple[int, ...]
-    dtype: str
-    count: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class RankTrace:
-    """What a trace of one rank found.
-
-    Attributes:
-        rank: The rank.
-        cells: Bytes by phase and column at the phase's own peak; every phase and column is present.
-        rows: The same storages grouped by make, largest first.
-        num_events: Births, resizes and deaths that were counted.
-    """
-
-    rank: int
-    cells: Cells
-    rows: dict[Phase, tuple[Row, ...]]
-    num_events: int
-
-    @property
-    def phases(self) -> dict[Phase, int]:
-        """Bytes of each phase at its own peak."""
-        return {phase: sum(cells.values()) for phase, cells in self.cells.items()}
-
-    @property
-    def peak_phase(self) -> Phase:
-        """The phase with the largest peak; of equal ones the latest, as the budget says it."""
-        phases = self.phases
-        return max(reversed(Phase), key=lambda phase: phases[phase])
-
-    @property
-    def peak_bytes(self) -> int:
-        """The largest phase."""
-        return max(self.phases.values())
 
 
 class TracedTrainer(Trainer):
@@ -134,7 +78,9 @@ def trace_rank(job: Job, rank: int, *, workspace_bytes: int = 0) -> RankTrace:
         stage = sharded_stage(job, mesh)
         places = Places([stage])
         owners = Owners(job.inventory, places, workspace_bytes)
+        first = FirstForward(owners, places, [stage])
         stack.enter_context(places.watching())
+        stack.enter_context(first.watching())
         stack.enter_context(owners.watching())
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(owners.live)
@@ -143,37 +89,36 @@ def trace_rank(job: Job, rank: int, *, workspace_bytes: int = 0) -> RankTrace:
             trainer.start_step()
             trainer.step(step, *_batch(job, trainer))
             owners.label_resident(trainer)
-        return account(rank, owners)
+        return account(rank, job, owners, tuple(first.kept), blocks_of(stage))
 
 
-def account(rank: int, owners: Owners) -> RankTrace:
-    """Cells and rows of every phase's peak, with all that is known about each storage by now."""
+def account(rank: int, job: Job, owners: Owners, kept: tuple[Kept, ...], blocks: tuple[str, ...]) -> RankTrace:
+    """Cells and rows of every phase's peak, with all that is known about each storage by now; to be called between two steps.
+
+    Args:
+        rank: Whose they are.
+        job: What it ran.
+        owners: Who knows its storages.
+        kept: What its first forwards left alive.
+        blocks: Names of the inventory blocks that it ran.
+    """
     cells: Cells = {phase: dict.fromkeys(Column, 0) for phase in Phase}
     rows: dict[Phase, tuple[Row, ...]] = {}
     for phase, storages in owners.live.at_peaks().items():
         for record, nbytes in storages:
             cells[phase][owners.column(record)] += nbytes
-        rows[phase] = group_rows(owners, storages)
-    return RankTrace(rank, cells, rows, owners.live.num_events)
+        rows[phase] = group_rows(storages, owners.column)
+    left = [(record, record.nbytes) for record in owners.live.live() if record.kind not in RESIDENT and record.nbytes]
+    differences = compare_kept(job.spec, job.inventory, blocks, kept)
+    for row in group_rows(left, owners.column):
+        differences.append(Difference(f"{row.describe()}, is still alive when the step has ended", row.column, 0, row.nbytes))
+    return RankTrace(rank, cells, rows, kept, tuple(differences), owners.live.num_events)
 
 
-def group_rows(owners: Owners, storages: Iterable[tuple[StorageRecord, int]]) -> tuple[Row, ...]:
-    """Storages by make, largest first."""
-    groups: dict[tuple[Column, str, str, str, tuple[int, ...], str], list[int]] = {}
-    for record, nbytes in storages:
-        key = (
-            owners.column(record),
-            record.kind.label,
-            record.name or record.place,
-            record.op,
-            record.shape,
-            str(record.dtype).removeprefix("torch."),
-        )
-        group = groups.setdefault(key, [0, 0])
-        group[0] += 1
-        group[1] += nbytes
-    rows = [Row(*key, count, nbytes) for key, (count, nbytes) in groups.items()]
-    return tuple(sorted(rows, key=lambda row: -row.nbytes))
+def blocks_of(stage: Stage) -> tuple[str, ...]:
+    """Inventory blocks that a stage runs; a tied head is `head`."""
+    first, last = ("embedding",) * stage.embeds, ("final_norm", "head") * stage.predicts
+    return *first, *(f"layers.{index}" for index in stage.layers), *last
 
 
 def _batch(job: Job, trainer: Trainer) -> tuple[Tensor | None, Tensor | None]:

@@ -84,15 +84,16 @@ class Observer(Protocol):
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's mode has no types
     """Counts live bytes of plain tensors while it is entered; put it inside (after) a `FakeTensorMode`."""
 
-    def __init__(self, observer: Observer, granule_bytes: int = 1) -> None:
+    def __init__(self, observer: Observer, granule_bytes: int = 1, *, fake_only: bool = False) -> None:
         """Start empty.
 
         Args:
             observer: Is told of every birth.
             granule_bytes: Sizes are rounded up to multiples of this; 1 counts exactly, 512 as the CUDA allocator's blocks.
+            fake_only: Count no real tensors.
         """
         super().__init__()  # type: ignore[no-untyped-call]
-        self._observer, self._granule = observer, granule_bytes
+        self._observer, self._granule, self._fake_only = observer, granule_bytes, fake_only
         self._records: dict[int, tuple[StorageRecord, Any]] = {}  # by the address of the storage's implementation; the weak reference
         self._log: list[tuple[StorageRecord, int]] = []
         self._peaks: dict[Phase, _PhasePeak] = {}
@@ -141,8 +142,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         return [record for record, _ in self._records.values()]
 
     def record(self, tensor: Tensor, op: str = "external", output: int = 0, operands: tuple[Any, ...] = ()) -> StorageRecord | None:
-        """The record of a plain tensor's storage, made now if there is none; None on the meta device, which has no bytes."""
-        if tensor.device.type == "meta":
+        """The record of a plain tensor's storage, made now if there is none; None for a tensor that does not count."""
+        if tensor.device.type == "meta" or (self._fake_only and not isinstance(tensor, FakeTensor)):
             return None
         storage = tensor.untyped_storage()
         key = storage._cdata

@@ -1,0 +1,152 @@
+"""What the first forward of a stage leaves alive, block by block, beside what the saved-activation ledger says it keeps.
+
+Liveness decides: a storage that a forward made and that is still there when it ends is kept, whether autograd saved it, a context holds it
+as an attribute, or a module has put it aside. Hooks on saved tensors only add who saved it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from megaplan.hosts.megarun.ledger import block_ledger
+from megaplan.hosts.values import LedgerTensor
+from megaplan.inventory.tensors import Inventory
+from megaplan.spec.models import Spec
+from megarun.dtypes import TORCH_DTYPES
+from megarun.model.stage import Stage
+from megarun.parallel.pipeline import BatchLoss
+from megarun.trace.kinds import Kind
+from megarun.trace.owners import Owners
+from megarun.trace.places import Places
+from megarun.trace.rows import row_of
+from megarun.trace.tracker import StorageRecord
+from megarun.trace.values import Difference, Kept
+
+HEAD = "head"
+_OWNED_ELSEWHERE = (Kind.PARAMETER, Kind.GATHERED_PARAMETER, Kind.COLLECTIVE, Kind.RECEIVE_BUFFER, Kind.INPUT)
+
+
+class FirstForward:
+    """Watches the first forward of every stage on a rank, the loss included."""
+
+    def __init__(self, owners: Owners, places: Places, stages: Iterable[Stage]) -> None:
+        self._owners, self._places, self._waiting = owners, places, set(stages)
+        self._running: Stage | None = None
+        self._before: set[StorageRecord] = set()
+        self._hooks: Any = None
+        self.kept: list[Kept] = []
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Follow forwards until the body ends."""
+        handles = register_module_forward_pre_hook(self._enter), register_module_forward_hook(self._leave)
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, module: nn.Module, _: Any) -> None:
+        if module in self._waiting and isinstance(module, Stage):
+            self._waiting.discard(module)
+            self._running, self._before = module, set(self._owners.live.live())
+            self._hooks = saved_tensors_hooks(self._save, lambda tensor: tensor)
+            self._hooks.__enter__()
+
+    def _leave(self, module: nn.Module, _: Any, output: Any) -> None:
+        if self._running is None:
+            return
+        if isinstance(module, BatchLoss) or _is_block(self._places.path(module)):
+            for record in self._owners.live.records(output):
+                record.handed_on = True
+        if isinstance(module, BatchLoss) or (module is self._running and not self._running.predicts):
+            self._hooks.__exit__(None, None, None)
+            self._take()
+            self._running, self._before = None, set()
+
+    def _save(self, tensor: Tensor) -> Tensor:
+        record = self._owners.live.known(tensor)
+        if record is not None:
+            record.savers.add(self._places.running)
+        return tensor.detach()  # the tensor itself would make a cycle if it is the operation's own output
+
+    def _take(self) -> None:
+        for record in self._owners.live.live():
+            if record in self._before or record.handed_on or record.kind in _OWNED_ELSEWHERE or not record.nbytes:
+                continue
+            block = block_of(record.place)
+            savers = sorted(_relative(path, block) for path in record.savers)
+            self.kept.append(Kept(block, row_of(self._owners.column(record), record, record.nbytes), tuple(savers)))
+
+
+def compare_kept(spec: Spec, inventory: Inventory, blocks: Sequence[str], kept: Iterable[Kept]) -> list[Difference]:
+    """Storages that the runtime keeps and the ledger lacks, or the reverse, by name.
+
+    Args:
+        spec: The job's.
+        inventory: Its blocks.
+        blocks: Names of the blocks that ran.
+        kept: What they left alive.
+    """
+    outside = dict(inventory.outside)
+    found: list[Difference] = []
+    for name in blocks:
+        tied = name == HEAD and inventory.tied
+        block = outside["embedding"] if tied else inventory.block(name)
+        found += _compare_block(name, block_ledger(spec, name, block).saved, [item for item in kept if item.block == name])
+    return found
+
+
+def block_of(place: str) -> str:
+    """The inventory block that a module path belongs to; the stage itself runs the head."""
+    parts = place.split(".")
+    if parts[0] == "layers":
+        return ".".join(parts[:2])
+    return place if _is_block(place) else HEAD
+
+
+def _compare_block(block: str, ledger: Sequence[LedgerTensor], kept: Sequence[Kept]) -> Iterator[Difference]:
+    unmatched = list(kept)
+    missing = []
+    for tensor in sorted(ledger, key=lambda tensor: -max((_likeness(tensor, item) for item in kept), default=0)):
+        alike = [item for item in unmatched if _same_storage(tensor, item)]
+        if alike:
+            unmatched.remove(max(alike, key=lambda item: _likeness(tensor, item)))
+        else:
+            missing.append(tensor)
+    for tensor in missing:
+        name = f"{block}: {tensor.name} {list(tensor.shape)} {tensor.dtype}, {tensor.why} in the ledger, is not there"
+        yield Difference(name, tensor.column, tensor.bytes, 0)
+    for item in unmatched:
+        why = f"saved by {', '.join(path or 'the block' for path in item.savers)}" if item.savers else "held, not saved by autograd"
+        yield Difference(f"{item.row.describe()}, {why}, is in no ledger", item.row.column, 0, item.row.nbytes)
+
+
+def _same_storage(tensor: LedgerTensor, item: Kept) -> bool:
+    dtype = str(TORCH_DTYPES[tensor.dtype]).removeprefix("torch.")
+    return item.row.nbytes == tensor.bytes and item.row.dtype == dtype and item.row.column == tensor.column
+
+
+def _likeness(tensor: LedgerTensor, item: Kept) -> float:
+    """How well savers and maker agree with the ledger's keepers: it tells storages of one size apart."""
+    if not _same_storage(tensor, item):
+        return 0
+    keepers = tensor.why.removeprefix("kept by ").split(", ")
+    named = sum(keeper in item.savers for keeper in keepers)
+    functional = any(keeper not in item.savers for keeper in keepers) and "" in item.savers
+    return 0.25 * bool(item.savers) + named + 0.5 * functional + 0.25 * any(keeper.rpartition(".")[2] in item.row.op for keeper in keepers)
+
+
+def _relative(path: str, block: str) -> str:
+    return path.removeprefix(block).removeprefix(".")
+
+
+def _is_block(path: str) -> bool:
+    parts = path.split(".")
+    return path in ("embedding", "final_norm") or (parts[0] == "layers" and len(parts) == 2)
