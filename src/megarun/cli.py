@@ -1,6 +1,7 @@
-"""`megarun`: train a plan, prepare data. The one place where an exception becomes an exit status.
+"""`megarun`: train a plan, trace its memory, prepare data. The one place where an exception becomes an exit status.
 
-Exit status: 0 done, 2 an error, 130 interrupted. Under torchrun the rank that failed first prints its error and the others are silent.
+Exit status: 0 done, 1 a trace is past tolerance, 2 an error, 130 interrupted. Under torchrun the rank that failed first prints its error
+and the others are silent.
 """
 
 from __future__ import annotations
@@ -68,6 +69,38 @@ def train(
     return 0
 
 
+@app.command()
+def trace(
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file, as `megaplan split` writes it.")],
+    *,
+    rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Only this rank.")] = None,
+    stage: Annotated[int | None, typer.Option("--stage", metavar="S", help="Only the distinct ranks of this stage.")] = None,
+    top: Annotated[int, typer.Option("--top", metavar="K", min=1, help="Rows of difference to show on each rank.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+    with_traceback: Annotated[bool, typer.Option("--traceback", help="Show Python's own account of a failure too.")] = False,
+) -> int:
+    """Compare PLAN's estimate with the bytes the runtime itself allocates, rank by rank.
+
+    Runs the real modules, schedule and optimizers for two steps on tensors without values: no GPU, no other process. Without --rank or
+    --stage, one rank of each group that the estimate calls alike. Exits 1 if a number is past tolerance.
+    """
+    from megarun.trace.command import trace_plan  # noqa: PLC0415  (a help text needs no model)
+
+    try:
+        return trace_plan(plan, rank=rank, stage=stage, as_json=as_json, top=top)
+    except Exception as error:
+        if as_json:
+            from megaplan.cli import output  # noqa: PLC0415
+            from megarun.failure import diagnostics_of  # noqa: PLC0415
+
+            output.fail(diagnostics_of(error), as_json=True)
+        else:
+            from megarun.failure import report_failure  # noqa: PLC0415
+
+            report_failure(error, with_traceback=with_traceback)
+        return ERROR
+
+
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
@@ -94,7 +127,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def _mount_data(words: Sequence[str]) -> None:
     """Add `megarun data`, unless the command is another one: training needs no tokenizer."""
-    if words[:1] != ["train"] and not app.registered_groups:
+    if words[:1] not in (["train"], ["trace"]) and not app.registered_groups:
         from megarun import data_cli  # noqa: PLC0415
 
         app.add_typer(data_cli.app, name="data")

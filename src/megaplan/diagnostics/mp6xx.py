@@ -139,4 +139,11 @@ RUNTIME: dict[str, CodeInfo] = {
         "Name a new file in a folder that exists.",
         "mkdir -p data\nmegarun data tokenize DIR -o data/corpus.tokens",
     ),
+    "MP620": CodeInfo(
+        "no such stage",
+        "The stage is outside the pipeline.",
+        "Stages are slots: they count in model order from 0 to pp · vpp − 1.",
+        "Use a stage of the plan.",
+        "megarun trace plan.json --stage 0",
+    ),
 }

@@ -30,21 +30,24 @@ FINITE = 1e9
 
 
 class TracedTrainer(Trainer):
-    """The trainer itself, where nothing has a value and every phase is announced."""
+    """The trainer itself, with every phase announced; without values, it fills nothing and reads nothing."""
 
-    def __init__(self, job: Job, mesh: RankMesh, stage: Stage, owners: Owners) -> None:
-        self._owners = owners
+    def __init__(self, job: Job, mesh: RankMesh, stage: Stage, owners: Owners, *, with_values: bool) -> None:
+        self._owners, self._with_values = owners, with_values
         super().__init__(job, mesh, stage)
         owners.label_parameters(self.stage)
         owners.label_resident(self)
         self._phases = iter(STEP_PHASES)
 
     def fill(self, job: Job) -> None:
-        """Values do not matter, and filling works in host memory."""
+        """Filling works in host memory: not counted."""
+        if self._with_values:
+            with self._owners.live.paused():
+                super().fill(job)
 
-    def read(self, scalar: Tensor) -> float:  # noqa: ARG002  there is no value to read
-        """A value that lets the step run to its end."""
-        return FINITE
+    def read(self, scalar: Tensor) -> float:
+        """The value, or one that lets the step run to its end."""
+        return super().read(scalar) if self._with_values else FINITE
 
     def start_step(self) -> None:
         """The first phase of the next step begins, before its batch is there."""
@@ -69,27 +72,35 @@ def trace_rank(job: Job, rank: int, *, workspace_bytes: int = 0) -> RankTrace:
         rank: Global rank, below the mesh's world size.
         workspace_bytes: What GEMM libraries take inside torch's allocator on the planned device, which no fake tensor shows.
     """
-    spec = job.spec
+    with lone_rank(rank, job.spec.mesh.world_size), static_shapes():
+        return trace_process(job, build_mesh(job.spec.mesh, torch.device("cpu")), workspace_bytes=workspace_bytes)
+
+
+def trace_process(job: Job, mesh: RankMesh, *, workspace_bytes: int = 0, with_values: bool = False) -> RankTrace:
+    """Trace this process's rank in a running process group.
+
+    Args:
+        job: A job that megarun builds.
+        mesh: This rank's place.
+        workspace_bytes: See `trace_rank`.
+        with_values: Train on real tensors instead of fake ones: the check of the trace itself, at small size.
+    """
+    stage = sharded_stage(job, mesh)
+    places = Places([stage])
+    owners = Owners(job.inventory, places, workspace_bytes, fake_only=not with_values)
+    first = FirstForward(owners, places, [stage])
     with ExitStack() as stack:
-        stack.enter_context(no_cycle_collection())
-        stack.enter_context(lone_rank(rank, spec.mesh.world_size))
-        stack.enter_context(static_shapes())
-        mesh = build_mesh(spec.mesh, torch.device("cpu"))
-        stage = sharded_stage(job, mesh)
-        places = Places([stage])
-        owners = Owners(job.inventory, places, workspace_bytes)
-        first = FirstForward(owners, places, [stage])
-        stack.enter_context(places.watching())
-        stack.enter_context(first.watching())
-        stack.enter_context(owners.watching())
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        for watched in (no_cycle_collection(), places.watching(), first.watching(), owners.watching()):
+            stack.enter_context(watched)
+        if not with_values:
+            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(owners.live)
-        trainer = TracedTrainer(job, mesh, stage, owners)
+        trainer = TracedTrainer(job, mesh, stage, owners, with_values=with_values)
         for step in range(len(STEP_PHASES)):
             trainer.start_step()
             trainer.step(step, *_batch(job, trainer))
             owners.label_resident(trainer)
-        return account(rank, job, owners, tuple(first.kept), blocks_of(stage))
+        return account(mesh.rank, job, owners, tuple(first.kept), blocks_of(stage))
 
 
 def account(rank: int, job: Job, owners: Owners, kept: tuple[Kept, ...], blocks: tuple[str, ...]) -> RankTrace:
@@ -127,6 +138,6 @@ def _batch(job: Job, trainer: Trainer) -> tuple[Tensor | None, Tensor | None]:
     shape = (batch.micro_batch_size * job.spec.schedule.num_microbatches, batch.seq_length)
 
     def ids(wanted: bool) -> Tensor | None:
-        return torch.empty(shape, dtype=torch.int64, device=trainer.mesh.device) if wanted else None
+        return torch.zeros(shape, dtype=torch.int64, device=trainer.mesh.device) if wanted else None
 
     return ids(trainer.stage.embeds), ids(trainer.stage.predicts)

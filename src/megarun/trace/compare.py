@@ -1,0 +1,93 @@
+"""Estimate beside trace: per phase, per column, and what is past tolerance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megaplan.budget.values import RankBudget
+from megaplan.columns import Column, Phase
+from megarun.trace.values import RankTrace
+
+LARGEST_UNDERESTIMATE, LARGEST_OVERESTIMATE = -0.005, 0.01
+COLUMN_SHARE, PEAK_SHARE = 0.01, 0.002
+"""A column may be off by this share of itself, or by that of the rank's peak, whichever is more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One number of both sides, in bytes."""
+
+    estimate: int
+    trace: int
+
+    @property
+    def difference(self) -> int:
+        """Estimate less trace; negative is under."""
+        return self.estimate - self.trace
+
+    @property
+    def error(self) -> float:
+        """The difference as a share of the trace."""
+        if self.trace == 0:
+            return 0.0 if self.estimate == 0 else float("inf")
+        return self.difference / self.trace
+
+    @property
+    def within(self) -> bool:
+        """Whether a whole phase may be off by that much."""
+        return LARGEST_UNDERESTIMATE <= self.error <= LARGEST_OVERESTIMATE
+
+
+@dataclass(frozen=True, slots=True)
+class RankComparison:
+    """One rank's estimate beside its trace.
+
+    The estimate is what torch's allocator hands out: without the allocator's own overhead, which no tensor shows.
+
+    Attributes:
+        budget: The estimate.
+        trace: The trace.
+    """
+
+    budget: RankBudget
+    trace: RankTrace
+
+    @property
+    def phases(self) -> dict[Phase, Pair]:
+        """Every phase at its own peak."""
+        traced = self.trace.phases
+        return {
+            phase: Pair(total - self.budget.cells[phase][Column.OVERHEAD], traced[phase]) for phase, total in self.budget.phases.items()
+        }
+
+    @property
+    def peak(self) -> Pair:
+        """The largest phase of each side."""
+        phases = self.phases.values()
+        return Pair(max(pair.estimate for pair in phases), max(pair.trace for pair in phases))
+
+    @property
+    def peak_phase(self) -> Phase:
+        """Where the estimate has its peak; columns are compared there."""
+        phases = self.phases
+        return max(reversed(Phase), key=lambda phase: phases[phase].estimate)
+
+    def columns(self, phase: Phase) -> dict[Column, Pair]:
+        """Every column of a phase but the allocator's overhead."""
+        estimate, trace = self.budget.cells[phase], self.trace.cells[phase]
+        return {column: Pair(estimate[column], trace[column]) for column in Column if column is not Column.OVERHEAD}
+
+    def column_within(self, pair: Pair) -> bool:
+        """Whether a column may be off by that much on this rank."""
+        return abs(pair.difference) <= max(COLUMN_SHARE * pair.trace, PEAK_SHARE * self.peak.trace)
+
+    @property
+    def columns_past_tolerance(self) -> dict[Column, Pair]:
+        """Columns at the peak that are off by more than they may."""
+        return {column: pair for column, pair in self.columns(self.peak_phase).items() if not self.column_within(pair)}
+
+    @property
+    def within(self) -> bool:
+        """Whether peak, phases, and columns at the peak are all within tolerance."""
+        phases = self.phases.values()
+        return self.peak.within and all(pair.within for pair in phases) and not self.columns_past_tolerance

@@ -1,0 +1,91 @@
+"""Tracing the ranks of a job, each in a process of its own, few at a time."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+
+from megaplan.budget.values import Budget
+from megaplan.devices import load_device
+from megarun.errors import refusal
+from megarun.job import Job
+from megarun.trace.compare import RankComparison
+from megarun.trace.values import RankTrace
+
+MAX_PROCESSES = 2
+
+
+def choose_ranks(job: Job, budget: Budget, rank: int | None = None, stage: int | None = None) -> list[int]:
+    """The ranks to trace, ascending: one, or one of each group that shares a budget, of the whole job or of one stage.
+
+    Args:
+        job: The job.
+        budget: Its estimate, which says which ranks are alike.
+        rank: Only this one.
+        stage: Only those that hold this slot.
+
+    Raises:
+        MegaplanError: MP485 or MP620 if the job has no such rank or stage.
+    """
+    if rank is not None:
+        last = job.spec.mesh.world_size - 1
+        if not 0 <= rank <= last:
+            raise refusal("MP485", f"--rank {rank}, and the ranks are 0 to {last}", hints=[f"--rank {max(0, min(rank, last))}"])
+        return [rank]
+    owner = None
+    if stage is not None:
+        last = len(job.layout.slots) - 1
+        if not 0 <= stage <= last:
+            raise refusal("MP620", f"--stage {stage}, and the stages are 0 to {last}", hints=[f"--stage {max(0, min(stage, last))}"])
+        owner = job.layout.slots[stage].pp_rank
+    return sorted(group.ranks[0] for group in budget.ranks if owner is None or group.coordinate["pp"] == owner)
+
+
+def trace_ranks(job: Job, budget: Budget, ranks: Sequence[int]) -> list[RankComparison]:
+    """Trace ranks and set each beside its estimate, in the order of `ranks`; shows progress on a terminal.
+
+    Args:
+        job: A job that megarun builds.
+        budget: Its estimate.
+        ranks: Global ranks, each traced in a fresh process, at most `MAX_PROCESSES` at a time.
+    """
+    workspace_bytes = load_device(job.spec.device.name).gemm_workspace_bytes
+    found: dict[int, RankTrace] = {}
+    with ProcessPoolExecutor(min(MAX_PROCESSES, len(ranks)), get_context("spawn"), max_tasks_per_child=1) as pool:
+        waiting = {pool.submit(_trace, job, rank, workspace_bytes) for rank in ranks}
+        try:
+            for trace in _shown(as_completed(waiting), len(ranks)):
+                found[trace.rank] = trace
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return [RankComparison(budget.of_rank(rank), found[rank]) for rank in ranks]
+
+
+def _trace(job: Job, rank: int, workspace_bytes: int) -> RankTrace:
+    """One rank, in a process that was started for it."""
+    warnings.simplefilter("ignore")  # torch warns about its own internals; what matters is in the trace
+    import torch  # noqa: PLC0415  (the parent needs none of it)
+
+    from megarun.trace.rank import trace_rank  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    return trace_rank(job, rank, workspace_bytes=workspace_bytes)
+
+
+def _shown(futures: Iterable[Future[RankTrace]], total: int) -> Iterator[RankTrace]:
+    """Results as they come, with a progress bar on a terminal."""
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+    live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    columns = TextColumn("ranks traced"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not live) as progress:
+        task = progress.add_task("trace", total=total)
+        for future in futures:
+            yield future.result()
+            progress.advance(task)
