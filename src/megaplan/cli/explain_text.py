@@ -85,7 +85,7 @@ def _parameters(given: Subject, item: _Held) -> Iterator[Line]:
 
 
 def _ledger(given: Subject, item: _Held) -> Iterator[Line]:
-    tensors = block_ledger(given.spec, item.name, item.block).saved
+    tensors = sorted(block_ledger(given.spec, item.name, item.block).saved, key=lambda tensor: (-tensor.bytes, tensor.name))
     total = sum(tensor.bytes for tensor in tensors)
     yield f"  {item.title}: {format_bytes(total)}", ""
     if tensors:

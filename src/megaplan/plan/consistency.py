@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from megaplan.columns import Column
-from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
+from megaplan.errors import Diagnostic, Location, Severity
 from megaplan.layout.spans import span_problems
 from megaplan.plan import problems
 from megaplan.plan.canonical import normalise
@@ -43,22 +43,21 @@ def shape_problems(plan: PlanDocument, at: At) -> list[Diagnostic]:
     return found
 
 
+def rule_errors(plan: PlanDocument, at: At) -> list[Diagnostic]:
+    """The rules of specs that the plan's inputs break: such a plan describes nothing."""
+    return [found for found in check_rules(plan.spec, lambda key: at(_input_path(key))) if found.severity is Severity.ERROR]
+
+
 def contradictions(plan: PlanDocument, at: At) -> list[Diagnostic]:
     """Every part of `plan` that does not follow from the others.
 
     Args:
         plan: A plan whose fields are valid one by one.
         at: Where a key path stands in its file.
-
-    Raises:
-        MegaplanError: Its inputs break a rule of specs.
     """
-    broken = [found for found in check_rules(plan.spec, lambda key: at(_input_path(key))) if found.severity is Severity.ERROR]
-    if broken:
-        raise MegaplanError(broken)
     found = list(_inputs_normal(plan, at)) + list(_cuts(plan, at))
     if not found:
-        found = list(_decisions(plan, at))
+        found = [*_decisions(plan, at), *_certificate(plan, at)]
     return found + list(_estimates(plan, at))
 
 
@@ -94,6 +93,21 @@ def _decisions(plan: PlanDocument, at: At) -> Iterator[Diagnostic]:
         yield problems.digest_mismatch(plan.digests.model, computed, at(("digests", "model")))
 
 
+def _certificate(plan: PlanDocument, at: At) -> Iterator[Diagnostic]:
+    """The certificate's own arithmetic; whether the bound is one, only planning again can tell (`megaplan check`)."""
+    certificate, num_slots = plan.decisions.split.certificate, len(plan.decisions.stages)
+    here: Path = ("decisions", "split", "certificate")
+    if len(certificate.costs) != num_slots:
+        yield problems.contradiction(f"{len(certificate.costs)} costs, and there are {num_slots} stages", at((*here, "costs")))
+    elif certificate.objective == "bottleneck" and certificate.value != max(certificate.costs):
+        detail = f"value = {certificate.value}; the largest of the costs is {max(certificate.costs)}"
+        yield problems.contradiction(detail, at((*here, "value")))
+    gap = certificate.value - certificate.lower_bound
+    if certificate.gap != gap or certificate.optimal != (gap == 0):
+        detail = f"gap = {certificate.gap}, optimal = {str(certificate.optimal).lower()}; value − lower_bound = {gap}"
+        yield problems.contradiction(detail, at((*here, "gap")))
+
+
 def _estimates(plan: PlanDocument, at: At) -> Iterator[Diagnostic]:
     estimates = plan.estimates
     usable = estimates.device.capacity_bytes - estimates.device.reserve_bytes
@@ -103,6 +117,8 @@ def _estimates(plan: PlanDocument, at: At) -> Iterator[Diagnostic]:
     if estimates.device.reserve_bytes != sum(estimates.device.reserve.values()):
         total = sum(estimates.device.reserve.values())
         yield problems.contradiction(f"reserve_bytes = {estimates.device.reserve_bytes}; its items sum to {total}", at(here))
+    if [stage.slot for stage in estimates.stages] != list(range(len(plan.decisions.stages))):
+        yield problems.contradiction("the estimates' stages are not the slots of the plan, each once", at(("estimates", "stages")))
     for index, rank in enumerate(estimates.ranks):
         here = ("estimates", "ranks", index)
         for detail in _rank_sums(rank, estimates.device.usable_bytes):

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from megaplan.errors import Diagnostic, Location, MegaplanError
 from megaplan.plan import problems
 from megaplan.plan.canonical import Json
-from megaplan.plan.consistency import contradictions, shape_problems
+from megaplan.plan.consistency import contradictions, rule_errors, shape_problems
 from megaplan.plan.digests import plan_digest
 from megaplan.plan.document import FORMAT, FORMAT_MINOR, PlanDocument
 from megaplan.plan.inputs import spec_values
@@ -83,9 +83,10 @@ def _parsed(text: str, name: str) -> LoadedPlan:
         if ignored:
             warnings.append(problems.newer_minor(raw["format_minor"], FORMAT_MINOR, ignored, source.at(("format_minor",))))
     plan = _validate(known, source)
-    if shape := shape_problems(plan, source.at):
-        raise MegaplanError(shape)
-    tampered = _check_digest(raw, plan, source) or contradictions(plan, source.at)
+    tampered = _check_digest(raw, plan, source)
+    if unusable := shape_problems(plan, source.at) or rule_errors(plan, source.at):
+        raise MegaplanError([*tampered, *unusable])
+    tampered = tampered or contradictions(plan, source.at)
     return LoadedPlan(plan, tuple(tampered), tuple(warnings))
 
 

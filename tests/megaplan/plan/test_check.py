@@ -46,7 +46,8 @@ def test_a_drift_of_estimates_warns_and_fails_only_when_strict(document):
 
 def test_a_changed_decision_fails(document):
     assert document["decisions"]["split"]["mode"] == "weighted"
-    document["decisions"]["split"]["certificate"]["lower_bound"] -= 1
+    certificate = document["decisions"]["split"]["certificate"]
+    certificate |= {"lower_bound": certificate["value"] - 1, "gap": 1, "optimal": False}  # as a weaker solver would have left it
     document["digests"]["plan"] = plan_digest(document["inputs"], document["decisions"])
     result = checked(document)
     assert codes(result) == ["MP410"]
