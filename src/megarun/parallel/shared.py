@@ -21,9 +21,9 @@ class SharedGradients:
         holders = sorted({slot.pp_rank for slot in layout.slots if "embedding" in slot.blocks})
         if len(holders) < 2:
             return
-        per_stage = mesh.axes.mesh.flatten(1)  # [pp, the ranks of one stage]
-        for column in range(per_stage.shape[1]):
-            members = [int(per_stage[stage, column]) for stage in holders]
+        per_stage = mesh.axes.size() // mesh.size("pp")  # ranks are row-major, pp slowest
+        for column in range(per_stage):
+            members = [stage * per_stage + column for stage in holders]
             group = dist.new_group(members)
             if mesh.rank in members:
                 self._group = group

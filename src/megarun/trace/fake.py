@@ -10,6 +10,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.pipelining import _utils
 from torch.distributed.pipelining.schedules import _PipelineSchedule
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from megarun.trace.replaced import replaced
@@ -23,6 +24,7 @@ def lone_rank(rank: int, world_size: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+        _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]  # it remembers meshes of the group that is gone
 
 
 @contextmanager

@@ -142,7 +142,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         return [record for record, _ in self._records.values()]
 
     def record(self, tensor: Tensor, op: str = "external", output: int = 0, operands: tuple[Any, ...] = ()) -> StorageRecord | None:
-        """The record of a plain tensor's storage, made now if there is none; None for a tensor that does not count."""
+        """The record of a plain tensor's storage, made now if there is none; None for a tensor that does not count: on the meta device, made outside."""
         if tensor.device.type == "meta" or (self._fake_only and not isinstance(tensor, FakeTensor)):
             return None
         storage = tensor.untyped_storage()
@@ -150,6 +150,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         known = self._records.get(key)
         if known is not None:
             return known[0]
+        if any(found.device.type != "meta" and found.untyped_storage()._cdata == key for found in plain_tensors(operands)):
+            return None  # a view of what was made before, or outside: not the trace's
         record = StorageRecord(self._size(storage), op, output, "", tuple(tensor.shape), tensor.dtype, Kind.WORKING)
         self._observer.born(record, operands)
         self._records[key] = (record, weakref.ref(storage, lambda _: self._died(key)))
