@@ -112,20 +112,18 @@ def block_of(place: str) -> str:
 
 
 def _compare_block(block: str, ledger: Sequence[LedgerTensor], kept: Sequence[Kept]) -> Iterator[Difference]:
-    unmatched = list(kept)
-    missing = []
-    for tensor in sorted(ledger, key=lambda tensor: -max((_likeness(tensor, item) for item in kept), default=0)):
-        alike = [item for item in unmatched if _same_storage(tensor, item)]
-        if alike:
-            unmatched.remove(max(alike, key=lambda item: _likeness(tensor, item)))
-        else:
-            missing.append(tensor)
-    for tensor in missing:
-        name = f"{block}: {tensor.name} {list(tensor.shape)} {tensor.dtype}, {tensor.why} in the ledger, is not there"
-        yield Difference(name, tensor.column, tensor.bytes, 0)
-    for item in unmatched:
-        why = f"saved by {', '.join(path or 'the block' for path in item.savers)}" if item.savers else "held, not saved by autograd"
-        yield Difference(f"{item.row.describe()}, {why}, is in no ledger", item.row.column, 0, item.row.nbytes)
+    pairs = [(tensor, item) for tensor in range(len(ledger)) for item in range(len(kept)) if _same_storage(ledger[tensor], kept[item])]
+    missing, extra = set(range(len(ledger))), set(range(len(kept)))
+    for tensor, item in sorted(pairs, key=lambda pair: -_likeness(ledger[pair[0]], kept[pair[1]])):
+        if tensor in missing and item in extra:
+            missing.discard(tensor)
+            extra.discard(item)
+    for absent in (ledger[index] for index in sorted(missing)):
+        name = f"{block}: {absent.name} {list(absent.shape)} {absent.dtype}, {absent.why} in the ledger, is not there"
+        yield Difference(name, absent.column, absent.bytes, 0)
+    for found in (kept[index] for index in sorted(extra)):
+        why = f"saved by {', '.join(path or 'the block' for path in found.savers)}" if found.savers else "held, not saved by autograd"
+        yield Difference(f"{found.row.describe()}, {why}, is in no ledger", found.row.column, 0, found.row.nbytes)
 
 
 def _same_storage(tensor: LedgerTensor, item: Kept) -> bool:
@@ -135,8 +133,6 @@ def _same_storage(tensor: LedgerTensor, item: Kept) -> bool:
 
 def _likeness(tensor: LedgerTensor, item: Kept) -> float:
     """How well savers and maker agree with the ledger's keepers: it tells storages of one size apart."""
-    if not _same_storage(tensor, item):
-        return 0
     keepers = tensor.why.removeprefix("kept by ").split(", ")
     named = sum(keeper in item.savers for keeper in keepers)
     functional = any(keeper not in item.savers for keeper in keepers) and "" in item.savers

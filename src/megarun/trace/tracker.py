@@ -142,7 +142,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         return [record for record, _ in self._records.values()]
 
     def record(self, tensor: Tensor, op: str = "external", output: int = 0, operands: tuple[Any, ...] = ()) -> StorageRecord | None:
-        """The record of a plain tensor's storage, made now if there is none; None for a tensor that does not count: on the meta device, made outside."""
+        """The record of a plain tensor's storage, made now if there is none; None if it does not count (meta, made outside)."""
         if tensor.device.type == "meta" or (self._fake_only and not isinstance(tensor, FakeTensor)):
             return None
         storage = tensor.untyped_storage()

@@ -1,0 +1,56 @@
+"""Small jobs to trace."""
+
+import importlib.util
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from megarun.job import Job
+
+ROOT = Path(__file__).parents[3]
+BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}
+
+
+@pytest.fixture(scope="session")
+def worker() -> Any:
+    """The module that torchrun runs, imported here for the jobs it builds."""
+    loader = importlib.util.spec_from_file_location("real_worker", Path(__file__).with_name("real_worker.py"))
+    assert loader is not None
+    assert loader.loader is not None
+    module = importlib.util.module_from_spec(loader)
+    loader.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def job_with(spec_with: Any, worker: Any) -> Callable[..., Job]:
+    """The small hybrid (A M E D R) with dotted keys replaced, cut evenly."""
+
+    def build(overrides: dict[str, Any] | None = None) -> Job:
+        spec = spec_with(overrides)
+        num_layers, pp = spec["model"]["num_layers"], spec.get("mesh", {}).get("pp", 1)
+        spans = [[index * num_layers // pp, (index + 1) * num_layers // pp] for index in range(pp)]
+        job: Job = worker.build_job({"spec": spec, "spans": spans})
+        return job
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def environment() -> dict[str, str]:
+    """For a process that must find this project."""
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "kernels")])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "80"}
+
+
+@pytest.fixture(autouse=True)
+def quiet_torch() -> Any:
+    """Two threads fight over two cores for tensors this small."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

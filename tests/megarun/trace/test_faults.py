@@ -1,0 +1,135 @@
+"""Planted faults: each is named in the report, and nothing is reported without one."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import megarun.trainer
+from megaplan.budget.build import build_budget
+from megaplan.columns import Column
+from megaplan.dtypes import DType
+from megaplan.hosts.values import BlockLedger, LedgerTensor
+from megarun.model.mlp import DenseBlock
+from megarun.trace import kept, report
+from megarun.trace.compare import RankComparison
+from megarun.trace.rank import trace_rank
+
+pytestmark = pytest.mark.runtime
+BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}
+
+
+@pytest.fixture
+def told(job_with: Any) -> Any:
+    """Traces the small hybrid, and gives the names of its differences after checking that the report shows them."""
+
+    def tell() -> list[str]:
+        job = job_with({"precision": BF16, "schedule.num_microbatches": 2})
+        trace = trace_rank(job, 0)
+        budget = build_budget(job.spec, job.inventory, job.layout).of_rank(0)
+        text = " ".join(" ".join(report.lines([RankComparison(budget, trace)], job.spec.mesh, top=10)).split())
+        names = [item.name for item in trace.differences]
+        assert all(name in text for name in names)
+        return names
+
+    return tell
+
+
+class Saves(torch.autograd.Function):
+    """The identity, saving a tensor that it does not need."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x * 2)
+        return x.clone()
+
+    @staticmethod
+    def backward(_: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
+
+
+class Holds(Saves):
+    """The same as an attribute of the context, which no hook on saved tensors sees."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.held = x * 2
+        return x.clone()
+
+
+def patched_body(monkeypatch: pytest.MonkeyPatch, wrap: Any) -> None:
+    body = DenseBlock.body
+    monkeypatch.setattr(DenseBlock, "body", lambda self, x: wrap(self, body(self, x)))
+
+
+def test_without_a_fault_nothing_is_told(told: Any) -> None:
+    assert told() == []
+
+
+def test_an_extra_saved_tensor(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    patched_body(monkeypatch, lambda _, x: Saves.apply(x))
+    assert told() == ["layers.3: working [2, 24, 32] bfloat16 by aten.mul.Tensor, saved by the block, is in no ledger"]
+
+
+def test_a_tensor_held_by_a_context(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    patched_body(monkeypatch, lambda _, x: Holds.apply(x))
+    assert told() == ["layers.3: working [2, 24, 32] bfloat16 by aten.mul.Tensor, held, not saved by autograd, is in no ledger"]
+
+
+def test_a_float32_copy_kept_alive(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Known twice: as kept by its forward, and as alive when the step has ended."""
+
+    def keep(block: DenseBlock, x: Tensor) -> Tensor:
+        object.__setattr__(block, "copy", x.detach().float())
+        return x
+
+    patched_body(monkeypatch, keep)
+    made = "layers.3: working [2, 24, 32] float32 by aten._to_copy"
+    assert told() == [f"{made}, held, not saved by autograd, is in no ledger", f"{made}, is still alive when the step has ended"]
+
+
+def test_a_buffer_not_released(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    clip, kept_alive = megarun.trainer.clip_gradients, []
+
+    def clip_and_keep(*arguments: Any) -> float:
+        kept_alive.append(torch.empty(1000))
+        return clip(*arguments)
+
+    monkeypatch.setattr(megarun.trainer, "clip_gradients", clip_and_keep)
+    assert told() == ["stage: 2 × scratch [1000] float32 by aten.empty.memory_format, is still alive when the step has ended"]
+
+
+def test_a_ledger_entry_too_many(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = kept.block_ledger
+
+    def padded(spec: Any, name: str, block: Any) -> BlockLedger:
+        found = ledger(spec, name, block)
+        if name != "layers.1":
+            return found
+        phantom = LedgerTensor("phantom", (2, 24, 64), DType.BF16, Column.ACTIVATIONS, "kept by out_proj")
+        return BlockLedger((*found.saved, phantom), found.output)
+
+    monkeypatch.setattr(kept, "block_ledger", padded)
+    names = told()
+    assert names == ["layers.1: phantom [2, 24, 64] bf16, kept by out_proj in the ledger, is not there"]
+
+
+def test_a_ledger_entry_of_the_wrong_size(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sides are told: the entry that is not there, and the storage that is."""
+    ledger = kept.block_ledger
+
+    def halved(spec: Any, name: str, block: Any) -> BlockLedger:
+        found = ledger(spec, name, block)
+        saved = [
+            LedgerTensor(t.name, (t.shape[0] // 2, *t.shape[1:]), t.dtype, t.column, t.why) if t.name == "states" else t
+            for t in found.saved
+        ]
+        return BlockLedger(tuple(saved), found.output)
+
+    monkeypatch.setattr(kept, "block_ledger", halved)
+    names = told()
+    assert len(names) == 4
+    assert sum("states" in name and "is not there" in name for name in names) == 2
+    assert sum("megakernels.ssd, saved by the block, is in no ledger" in name for name in names) == 1
+    assert sum("megakernels.m2rnn, saved by the block, is in no ledger" in name for name in names) == 1
