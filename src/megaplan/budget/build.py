@@ -7,16 +7,17 @@ from dataclasses import dataclass
 
 from megaplan.budget.chunk import NOTHING, Chunk, Policy, Unit
 from megaplan.budget.occupancy import occupancies
-from megaplan.budget.rank import Persistent, StepPeak, accumulating_peak, rank_cells, step_peak
+from megaplan.budget.rank import Lingering, Persistent, StepPeak, accumulating_peak, rank_cells, step_peak
 from megaplan.budget.reserve import device_budget
 from megaplan.budget.values import Budget, DeviceBudget, RankBudget, StageBudget
 from megaplan.columns import Column
 from megaplan.devices import Device, load_device
 from megaplan.hosts.megarun.allocator import slack_bytes
-from megaplan.hosts.megarun.boundaries import boundary_bytes, receive_bytes, sent_gradient_bytes
-from megaplan.hosts.megarun.buffers import rotary_bytes, token_bytes
+from megaplan.hosts.megarun.boundaries import boundary_bytes, receive_bytes
+from megaplan.hosts.megarun.buffers import rotary_bytes, rotary_scratch_bytes, token_bytes
 from megaplan.hosts.megarun.dims import Dims, is_pipelined, local_dims
 from megaplan.hosts.megarun.ledger import accumulates_in_place, block_bytes, make_of
+from megaplan.hosts.megarun.optimizer import Uneven, uses_muon
 from megaplan.hosts.megarun.storage import BlockStorage, block_storage
 from megaplan.inventory.tensors import Block, Family, Inventory
 from megaplan.layout.ranks import expert_coordinate, rank_coordinate
@@ -77,6 +78,7 @@ class _Evaluation:
 class _SlotParts:
     chunk: Chunk
     storages: tuple[BlockStorage, ...]
+    root_uneven: tuple[Uneven, ...]
     attends: bool
 
 
@@ -112,9 +114,7 @@ def build_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
         persistent = _persistent(evaluation, device, layout.of_rank(pp_rank), owned, num_receives)
         if orders:
             moments = occupancies(orders[pp_rank], mesh.vpp, chunk_of, schedule.num_microbatches)
-            receives_input = any(slot.index > 0 for slot in layout.of_rank(pp_rank))
-            sent = sent_gradient_bytes(evaluation.dims, schedule.kind, receives=receives_input, num_microbatches=schedule.num_microbatches)
-            peak = step_peak(chunks, moments, sent)
+            peak = step_peak(chunks, moments, _lingering(evaluation, layout.of_rank(pp_rank), chunks))
         else:
             peak = accumulating_peak(chunks[0], schedule.num_microbatches)
         ranks += _distinct(mesh, pp_rank, persistent, peak, usable)
@@ -131,11 +131,14 @@ def _slot_parts(evaluation: _Evaluation, slot: Slot) -> _SlotParts:
     names, units, storages, copies = [], [], [], NOTHING
     owned = slot.index == 0  # whether the stream so far is a storage of this chunk, not a receive buffer
     attends = False
+    root_uneven: tuple[Uneven, ...] = ()
     for name in (*slot.blocks, "head") if is_last and tied_head else slot.blocks:
         tied = name == "head" and tied_head
         block = evaluation.outside["embedding"] if tied else evaluation.block(name)
         if not tied:
             storages.append(evaluation.storage(block))
+            if not name.startswith("layers."):
+                root_uneven += storages[-1].uneven
         if name in slot.copies and block.family is Family.EMBEDDING:
             copies = evaluation.storage(block).dense
             continue
@@ -155,7 +158,15 @@ def _slot_parts(evaluation: _Evaluation, slot: Slot) -> _SlotParts:
         order = sorted(range(len(names)), key=lambda index: names[index].startswith("mtp."))
         names, units = [names[index] for index in order], [units[index] for index in order]
     chunk = Chunk(names, units, policy, copies=copies, hands_on=not is_last, carries=carries)
-    return _SlotParts(chunk, tuple(storages), attends)
+    return _SlotParts(chunk, tuple(storages), root_uneven, attends)
+
+
+def _lingering(evaluation: _Evaluation, slots: Sequence[Slot], chunks: Sequence[Chunk]) -> Lingering:
+    """1F1B's locals name the last output and the last sent gradient; the other schedules' actions return before the next one runs."""
+    if evaluation.spec.schedule.kind != "1f1b":
+        return Lingering()
+    boundary, logits = evaluation.boundary_bytes, chunks[0].logits_bytes
+    return Lingering(boundary if slots[0].index > 0 else 0, logits or boundary, logits)
 
 
 def _persistent(
@@ -175,11 +186,14 @@ def _persistent(
     return Persistent(
         resident=resident,
         shard_bytes=sum(shards),
+        matrix_shard_bytes=sum(storage.experts.shard_bytes for storage in storages) if uses_muon(spec) else 0,
         matrix_state_bytes=sum(storage.matrix_state_bytes for storage in storages),
         other_state_bytes=sum(storage.other_state_bytes for storage in storages),
         uneven=tuple(tensor for storage in storages for tensor in storage.uneven),
+        root_uneven=tuple(tensor for part in parts for tensor in part.root_uneven),
         scratch=tuple(item for storage in storages for item in storage.matrix_scratch),
         buffer_bytes=rotary,
+        buffer_scratch_bytes=rotary_scratch_bytes(spec) if rotary else 0,
         input_bytes=tokens * (any(slot.index == 0 for slot in slots) + any(slot.index == last for slot in slots)),
         receive_bytes=received,
         workspace_bytes=device.gemm_workspace_bytes,

@@ -97,7 +97,7 @@ class Chunk:
             carries: Whether an MTP depth's input gradient waits beside the head's backward.
         """
         self.names, self.units, self.policy, self.carries = tuple(names), tuple(units), policy, carries
-        self.output_bytes = policy.boundary_bytes if hands_on and policy.pipelined else 0
+        self.output_bytes = policy.boundary_bytes if hands_on and policy.pipelined else 0  # the stage output, and its received gradient
         kept = [unit.block.saved_bytes + unit.input_bytes for unit in units]
         self.before = [0, *accumulate(kept)]  # what units 0 … i − 1 keep, inputs included
         self.saved_bytes = self.before[-1] + self.output_bytes
@@ -107,6 +107,9 @@ class Chunk:
         self.layers = together([NOTHING, *(group for unit, group in zip(units, self.groups, strict=True) if unit.layer)])
         self.gathered = [group.gathered_bytes if unit.layer else 0 for unit, group in zip(units, self.groups, strict=True)]
         self.flats = self._flats()
+        self.head = self.names.index("head") if "head" in self.names else -1
+        held = policy.pipelined and self.head >= 0
+        self.logits_bytes = self.units[self.head].block.part.tensors["logits"].bytes if held else 0  # the last stage's output
 
     def saved_cells(self, count: int = 1) -> dict[Column, int]:
         """What `count` microbatches keep."""
@@ -151,36 +154,10 @@ class Chunk:
             if size >= best:
                 best, found = size, (index, gathered)
         index, gathered = found
-        return self._peak(index, f"forward of {self.names[index]}", self.units[index].block.forward, (), (self.held(state)[0], gathered))
+        return self.moment(index, f"forward of {self.names[index]}", self.units[index].block.forward, (), (self.held(state)[0], gathered))
 
-    def backward_peak(self, state: ChunkState, *, later: bool = False) -> Peak:
-        """The largest moment of a backward and of what FSDP2 does after it.
-
-        Args:
-            state: Of the chunk before it.
-            later: Without a pipeline: whether a microbatch was reduced before.
-        """
-        return self._pipelined_backward(state) if self.policy.pipelined else self._reducing_backward(later=later)
-
-    def reduce_peak(self) -> Peak:
-        """The largest moment of reducing a chunk's accumulated gradients: the slot's own group first, then its layers in order."""
-        groups: list[tuple[str, GroupBytes]] = [("the slot's own parameters", self.root)]
-        for name, unit in zip(self.names, self.units, strict=True):
-            if unit.layer and unit.storage is not None:
-                groups += [(name, unit.storage.dense), (f"{name}.experts", unit.storage.experts)]
-        whole = together((self.root, self.layers))
-        unsharded, gathered, shards = whole.unsharded_bytes, whole.gathered_bytes, 0
-        best = self._aside("", 0, 0)
-        for name, group in groups:
-            gathered -= group.gathered_bytes
-            communication = gathered + group.reduce_bytes + group.reduced_bytes
-            if unsharded + shards + communication > best.total:
-                best = self._aside(f"reduction of {name}", unsharded + shards, communication)
-            unsharded -= group.unsharded_bytes
-            shards += group.shard_bytes
-        return best
-
-    def _pipelined_backward(self, state: ChunkState) -> Peak:
+    def backward_peak(self, state: ChunkState) -> Peak:
+        """The largest moment of a backward under a pipeline, where gradients accumulate whole."""
         policy, first = self.policy, state <= ChunkState.FORWARDED
         again = policy.in_place and not first
         everything = self.root.unsharded_bytes + self.layers.unsharded_bytes
@@ -189,70 +166,42 @@ class Chunk:
         for index in range(len(self.units) - 1, -1, -1):
             unit, own = self.units[index], self.gathered[index]
             gradients = (behind if first else everything) + (0 if again else made)
-            gathered = gathered_behind + own + self._prefetched(index) if policy.reshard else self.layers.gathered_bytes
+            gathered = gathered_behind + own if policy.reshard else self.layers.gathered_bytes
             gathered_behind += own
             moment_bytes = unit.block.again_bytes if again else unit.block.backward_bytes
-            size = self.before[index] + unit.input_bytes + moment_bytes + gradients + gathered + self._carried(index)
+            fetched = self.prefetched(index)
+            size = self.before[index] + unit.input_bytes + moment_bytes + gradients + gathered + fetched + self._carried(index)
             if size > best:
                 best, found = size, (index, gradients, gathered)
             if unit.layer:
                 behind += self.groups[index].unsharded_bytes
             else:
-                made += self._lasting(index)
-        peak = self._backward(*found, again=again)
+                made += self.lasting(index)
+        peak = self.backward(*found, again=again)
         if first and not policy.in_place:
             gathered = self.root.gathered_bytes + self.layers.gathered_bytes
             if everything + made + gathered > peak.total:
-                peak = self._aside("cast of the slot's own gradients", everything + made, gathered)
+                peak = self.aside("cast of the slot's own gradients", everything + made, gathered)
         return peak
 
-    def _reducing_backward(self, *, later: bool) -> Peak:
-        """Backward of one microbatch without a pipeline: every layer reduces when it is done, the slot's own group at the end."""
-        root, reshard = self.root, self.policy.reshard
-        everything = root.shard_bytes + self.layers.shard_bytes
-        behind = made = pending = 0  # shards of the layers already done, gradients of the slot's group, the last reduce-scatter input
-        ahead = self.layers.gathered_bytes
-        peaks = []
-        for index in range(len(self.units) - 1, -1, -1):
-            unit, own = self.units[index], self.gathered[index]
-            gradients = (everything if later else behind) + made
-            gathered = own + self._prefetched(index) if reshard else ahead
-            peaks.append(self._backward(index, gradients, gathered + pending, again=False))
-            if not unit.layer or unit.storage is None:
-                made += self._lasting(index)
-                continue
-            dense, experts = unit.storage.dense, unit.storage.experts
-            if experts.made_bytes:
-                peaks.append(self._experts_reduced(index, gradients, gathered, experts))
-            ahead -= own
-            behind += experts.shard_bytes
-            gradients = (everything if later else behind) + made + dense.made_bytes
-            gathered = root.gathered_bytes + (self._prefetched(index) if reshard else ahead)
-            peaks.append(
-                self._ended(index, f"reduction of {self.names[index]}", gradients, gathered + dense.reduce_bytes + dense.reduced_bytes)
-            )
-            behind += dense.shard_bytes
-            pending = dense.reduce_bytes
-        gradients = (everything if later else behind) + made
-        peaks.append(self._ended(0, "reduction of the slot's own parameters", gradients, root.reduce_bytes + root.reduced_bytes))
-        return max(peaks, key=lambda peak: peak.total)
-
-    def _experts_reduced(self, index: int, gradients: int, gathered: int, experts: GroupBytes) -> Peak:
-        """An expert bank reduces inside its layer's backward, as soon as its rows have their gradients."""
-        unit = self.units[index]
-        moments = unit.block.part.replay.backward
-        moment = moments[next(i for i, found in enumerate(moments) if found.op == "experts") + 1]
-        params = tuple(name for name in moment.params if name not in moment.new_params)
-        buffers = gathered + experts.reduce_bytes + experts.reduced_bytes
-        return self._peak(index, f"reduction of {self.names[index]}.experts", moment, params, (gradients, buffers))
-
-    def _backward(self, index: int, gradients: int, gathered: int, *, again: bool) -> Peak:
-        unit = self.units[index]
-        moment = unit.block.again if again else unit.block.backward
+    def backward(self, index: int, gradients: int, gathered: int, *, again: bool) -> Peak:
+        """A unit's backward, with these gradients and gathered layers beside it."""
+        block, where = self.units[index].block, f"backward of {self.names[index]}"
+        moment, fetched = block.again if again else block.backward, self.prefetched(index)
+        if fetched and self.names[index] == "head":
+            # the slot's own units fetch the last layer, but not before the loss has run backward
+            found = []
+            for each in block.part.replay.backward:
+                communication = gathered + (0 if each.op == "cross_entropy" else fetched)
+                params = each.new_params if again else each.params
+                found.append(self.moment(index, where, each, params, (gradients, communication), self._carried(index)))
+            return max(found, key=lambda peak: peak.total)
         params = moment.new_params if again else moment.params
-        return self._peak(index, f"backward of {self.names[index]}", moment, params, (gradients, gathered), self._carried(index))
+        return self.moment(index, where, moment, params, (gradients, gathered + fetched), self._carried(index))
 
-    def _peak(self, index: int, where: str, moment: Moment, params: tuple[str, ...], beside: tuple[int, int], activations: int = 0) -> Peak:
+    def moment(
+        self, index: int, where: str, moment: Moment, params: tuple[str, ...], beside: tuple[int, int], activations: int = 0
+    ) -> Peak:
         """A moment of a unit, with gradients and communication beside it; the slot's own parameters are gathered throughout."""
         unit = self.units[index]
         before, gradients = self.before[index] + unit.input_bytes, beside[0]
@@ -260,14 +209,30 @@ class Chunk:
         total = before + unit.block.moment_bytes(moment, params) + gradients + communication + activations
         return Peak(total, where, index, before, moment, params, gradients, communication, activations)
 
-    def _ended(self, index: int, where: str, gradients: int, communication: int) -> Peak:
+    def ended(self, index: int, where: str, gradients: int, communication: int) -> Peak:
         """After a unit's backward: its input's gradient stands beside what the units before keep."""
         before, gradient = self.before[index], self.policy.boundary_bytes if index else 0
         return Peak(before + gradients + communication + gradient, where, index, before, None, (), gradients, communication, gradient)
 
-    def _aside(self, where: str, gradients: int, communication: int) -> Peak:
+    def aside(self, where: str, gradients: int, communication: int) -> Peak:
         """No microbatch of the chunk is alive."""
         return Peak(gradients + communication, where, 0, 0, None, (), gradients, communication, 0)
+
+    def prefetched(self, index: int) -> int:
+        """The all-gather output of the layer before, in flight while a unit's backward runs."""
+        if not self.policy.reshard:
+            return 0
+        before = index - 1
+        while not self.units[index].layer and before >= 0 and not self.units[before].layer:
+            before -= 1
+        storage = self.units[before].storage if before >= 0 and self.units[before].layer else None
+        return 0 if storage is None else storage.dense.flat_bytes
+
+    def lasting(self, index: int) -> int:
+        """Gradients of the slot's own parameters that stay after a unit; the head adds to those an MTP depth made."""
+        if self.carries and self.names[index] == "head":
+            return 0
+        return sum(self.units[index].block.gradients.values())
 
     def _kept(self, stop: int, count: int, activations: int) -> dict[Column, int]:
         cells = dict.fromkeys(Column, 0)
@@ -287,16 +252,15 @@ class Chunk:
             found.append(flat)
         return found
 
-    def _prefetched(self, index: int) -> int:
-        """The all-gather output of the layer before, in flight while this one's backward runs."""
-        return self.flats[index - 1] if index and self.units[index - 1].layer else 0
-
     def _carried(self, index: int) -> int:
-        """An MTP depth's gradient of the residual stream waits until the final norm adds its own."""
-        return self.policy.boundary_bytes if self.carries and self.names[index] in ("head", "final_norm") else 0
+        """What a unit's backward has more, or less, than its ledger says.
 
-    def _lasting(self, index: int) -> int:
-        """Gradients of the slot's own parameters that stay after a unit; the head adds to those an MTP depth made."""
-        if self.carries and self.names[index] == "head":
-            return 0
-        return sum(self.units[index].block.gradients.values())
+        The gradient of a stage's output lies in a receive buffer, which is counted there. The last stage's output, the logits, is held
+        until the backward has ended. An MTP depth's gradient of the residual stream waits until the final norm adds its own.
+        """
+        carried = -self.output_bytes if index == len(self.units) - 1 else 0
+        if index < self.head:
+            carried += self.logits_bytes
+        if self.carries and self.names[index] in ("head", "final_norm"):
+            carried += self.policy.boundary_bytes
+        return carried

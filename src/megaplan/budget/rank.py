@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from megaplan.budget.chunk import Chunk, Peak
 from megaplan.budget.occupancy import ChunkState, Occupancy, Step
+from megaplan.budget.reduction import reduce_peak, reducing_backward_peak
 from megaplan.budget.values import Cells
 from megaplan.columns import Column, Phase
 from megaplan.hosts.megarun.allocator import OPEN_SEGMENTS_BYTES
@@ -17,10 +18,17 @@ MomentCells = dict[Column, int]
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """Optimizer state of one rank, by its place among the ranks that share its parameters."""
+    """What depends on a rank's place among those that share its parameters.
+
+    Attributes:
+        matrix_bytes: Muon's moments.
+        other_bytes: AdamW's moments and step counters.
+        padding_scratch_bytes: Beside the parameters while a short shard of the slot's own group is padded.
+    """
 
     matrix_bytes: int
     other_bytes: int
+    padding_scratch_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +38,14 @@ class Persistent:
     Attributes:
         resident: Parameter shards by column.
         shard_bytes: Gradient shards.
+        matrix_shard_bytes: Those of groups that hold nothing but Muon's tensors, which its step drops before AdamW makes its moments.
         matrix_state_bytes: Muon's moments of evenly sharded tensors.
         other_state_bytes: AdamW's.
         uneven: Tensors that shard unevenly.
+        root_uneven: Those of the slots' own groups, which are padded when all else is in place.
         scratch: Muon's scratch and state of each tensor.
         buffer_bytes: Rotary tables.
+        buffer_scratch_bytes: What the last of them needs while it is computed.
         input_bytes: Token ids and labels of a step.
         receive_bytes: Receive buffers.
         workspace_bytes: Of GEMM libraries.
@@ -45,11 +56,14 @@ class Persistent:
 
     resident: Mapping[Column, int]
     shard_bytes: int
+    matrix_shard_bytes: int
     matrix_state_bytes: int
     other_state_bytes: int
     uneven: tuple[Uneven, ...]
+    root_uneven: tuple[Uneven, ...]
     scratch: tuple[tuple[int, int], ...]
     buffer_bytes: int
+    buffer_scratch_bytes: int
     input_bytes: int
     receive_bytes: int
     workspace_bytes: int
@@ -58,7 +72,7 @@ class Persistent:
     parameters: int
 
     def states(self, dense_index: int, expert_index: int) -> States:
-        """Moments of the rank at these places."""
+        """Moments of the rank at these places, and the scratch of padding its short shards."""
         matrix, other = self.matrix_state_bytes, self.other_state_bytes
         for tensor in self.uneven:
             size = tensor.state_bytes(expert_index if tensor.expert else dense_index)
@@ -66,7 +80,7 @@ class Persistent:
                 matrix += size
             else:
                 other += size
-        return States(matrix, other)
+        return States(matrix, other, max([tensor.padding_scratch_bytes(dense_index) for tensor in self.root_uneven], default=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,23 +93,47 @@ class StepPeak:
     slack_bytes: int
 
 
-def step_peak(chunks: Sequence[Chunk], moments: Sequence[Occupancy], sent_gradient_bytes: int) -> StepPeak:
+@dataclass(frozen=True, slots=True)
+class Lingering:
+    """What the schedule's own locals still name one action longer.
+
+    Attributes:
+        gradient_bytes: The last input gradient that was sent.
+        output_bytes: The last stage output.
+        logits_bytes: The last stage output where its microbatch is done: on the last stage.
+    """
+
+    gradient_bytes: int = 0
+    output_bytes: int = 0
+    logits_bytes: int = 0
+
+    def at(self, moment: Occupancy) -> tuple[int, int]:
+        """Communication and activations of a moment that its counts do not know of."""
+        state = moment.states[moment.chunk]
+        if moment.step is Step.REDUCE:
+            return self.gradient_bytes, self.output_bytes
+        if moment.step is Step.FORWARD:
+            return (self.gradient_bytes, self.logits_bytes) if state is ChunkState.BACKWARDED else (0, 0)
+        return self.gradient_bytes if state > ChunkState.FORWARDED else 0, 0
+
+
+def step_peak(chunks: Sequence[Chunk], moments: Sequence[Occupancy], lingering: Lingering) -> StepPeak:
     """The largest of the given moments, on top of the rank's persistent state.
 
     Args:
         chunks: Of the rank.
         moments: From `occupancies`.
-        sent_gradient_bytes: An input gradient still held by its send, once there was a backward.
+        lingering: What is alive beside them.
     """
     best: tuple[int, Occupancy, Peak] | None = None
     peaks: dict[tuple[Step, int, ChunkState], Peak] = {}
     for moment in moments:
         state = moment.states[moment.chunk]
-        if state is ChunkState.BACKWARDED and not chunks[moment.chunk].policy.reshard:
+        if state is ChunkState.BACKWARDED and not chunks[moment.chunk].policy.reshard and moment.step is not Step.REDUCE:
             state = ChunkState.REFORWARDED  # they differ in what is gathered, and then only if it was freed
         key = (moment.step, moment.chunk, state)
         peak = peaks.get(key) or peaks.setdefault(key, _peak(chunks[moment.chunk], moment))
-        total = peak.total + _beside(chunks, moment) + _sent(moment, sent_gradient_bytes)
+        total = peak.total + _beside(chunks, moment) + sum(lingering.at(moment))
         if best is None or total >= best[0]:
             best = (total, moment, peak)
     if best is None:
@@ -114,7 +152,9 @@ def step_peak(chunks: Sequence[Chunk], moments: Sequence[Occupancy], sent_gradie
             gradients, gathered = chunk.held(state)
             cells[Column.GRADIENTS] += gradients
             cells[Column.COMMUNICATION] += gathered
-    cells[Column.COMMUNICATION] += _sent(moment, sent_gradient_bytes)
+    communication, activations = lingering.at(moment)
+    cells[Column.COMMUNICATION] += communication
+    cells[Column.ACTIVATIONS] += activations
     return StepPeak(total, f"{peak.where}, {_in_flight(moment)}", cells, slack)
 
 
@@ -122,7 +162,7 @@ def accumulating_peak(chunk: Chunk, num_microbatches: int) -> StepPeak:
     """The same without a pipeline: microbatches one after another."""
     later = num_microbatches > 1
     state = ChunkState.BACKWARDED if later else ChunkState.UNTOUCHED
-    forward, backward = chunk.forward_peak(state), chunk.backward_peak(state, later=later)
+    forward, backward = chunk.forward_peak(state), reducing_backward_peak(chunk, later=later)
     shards = chunk.root.shard_bytes + chunk.layers.shard_bytes if later else 0
     if forward.total + shards > backward.total:
         cells, total, peak = chunk.peak_cells(forward), forward.total + shards, forward
@@ -137,14 +177,15 @@ def rank_cells(persistent: Persistent, states: States, step: StepPeak) -> tuple[
     moments = states.matrix_bytes + states.other_bytes
     scratch = max((size for size, _ in persistent.scratch), default=0)
     first_matrix = first_step_peak(persistent.scratch)
-    created_at_end = moments >= first_matrix
+    created_at_end = moments - persistent.matrix_shard_bytes >= first_matrix
     overhead = persistent.slack_bytes + OPEN_SEGMENTS_BYTES
     with_states = overhead + persistent.state_slack_bytes
 
     init = _base(persistent, overhead)
-    init[Column.WORKSPACE] = 0
     init[Column.COMMUNICATION] = 0
-    init[Column.ACTIVATIONS] = persistent.buffer_bytes
+    padding = states.padding_scratch_bytes > persistent.buffer_bytes + persistent.buffer_scratch_bytes
+    init[Column.WORKSPACE] = states.padding_scratch_bytes if padding else persistent.buffer_scratch_bytes
+    init[Column.ACTIVATIONS] = 0 if padding else persistent.buffer_bytes
     first_step = _plus(_base(persistent, overhead + step.slack_bytes), step.cells)
     steady_step = _with_states(_plus(_base(persistent, with_states + step.slack_bytes), step.cells), states)
     updating = _base(persistent, with_states)
@@ -152,6 +193,7 @@ def rank_cells(persistent: Persistent, states: States, step: StepPeak) -> tuple[
     first_update = dict(updating)
     if created_at_end:
         first_update = _with_states(first_update, states)
+        first_update[Column.GRADIENTS] -= persistent.matrix_shard_bytes
     else:
         made, size = _first_matrix_moment(persistent)
         first_update[Column.MATRIX_OPTIMIZER] += made
@@ -167,7 +209,7 @@ def rank_cells(persistent: Persistent, states: States, step: StepPeak) -> tuple[
         Phase.OPTIMIZER: steady_update,
     }
     where = {
-        Phase.INIT: "parameters in place",
+        Phase.INIT: "padding of a short shard" if padding else "parameters in place",
         Phase.FIRST_FORWARD_BACKWARD: step.where,
         Phase.FIRST_OPTIMIZER: "all moments made" if created_at_end else "Newton-Schulz beside the momenta made so far",
         Phase.FORWARD_BACKWARD: step.where,
@@ -215,7 +257,7 @@ def _peak(chunk: Chunk, moment: Occupancy) -> Peak:
     state = moment.states[moment.chunk]
     if moment.step is Step.FORWARD:
         return chunk.forward_peak(state)
-    return chunk.backward_peak(state) if moment.step is Step.BACKWARD else chunk.reduce_peak()
+    return chunk.backward_peak(state) if moment.step is Step.BACKWARD else reduce_peak(chunk)
 
 
 def _beside(chunks: Sequence[Chunk], moment: Occupancy) -> int:
@@ -231,10 +273,6 @@ def _beside(chunks: Sequence[Chunk], moment: Occupancy) -> int:
 def _others(moment: Occupancy, index: int, count: int) -> int:
     """Microbatches of a chunk beside the one that runs."""
     return count - 1 if index == moment.chunk and moment.step is not Step.REDUCE else count
-
-
-def _sent(moment: Occupancy, sent_gradient_bytes: int) -> int:
-    return sent_gradient_bytes if moment.step is Step.BACKWARD and moment.states[moment.chunk] > ChunkState.FORWARDED else 0
 
 
 def _in_flight(moment: Occupancy) -> str:

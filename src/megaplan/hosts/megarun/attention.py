@@ -18,6 +18,7 @@ from megaplan.hosts.megarun.program import Op, Replay, add, cut, linear, norm, r
 from megaplan.spec.models import GroupedQueryAttention, Indexer, LatentAttention
 
 SELECTIVE = frozenset({"attention"})
+HELD = frozenset({"normed", "q", "k", "v"})  # locals of forward
 
 
 AttentionKey = tuple[str, bool, bool]
@@ -45,8 +46,8 @@ def attention_ops(
     """Program and held locals of an A block."""
     kind, first, second = key
     if kind == "gqa":
-        return grouped_ops(first, second, rotates, sharded, context), frozenset()
-    return latent_ops(first, rotates, indexed, sharded, context), frozenset({"q_flat"})
+        return grouped_ops(first, second, rotates, sharded, context), HELD
+    return latent_ops(first, rotates, indexed, sharded, context), HELD | {"q_flat", "kv_latent", "unrotated_cos", "unrotated_sin"}
 
 
 def attention_storages(dims: Dims, attention: GroupedQueryAttention | LatentAttention) -> Shapes:

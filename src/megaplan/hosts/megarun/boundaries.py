@@ -1,10 +1,9 @@
 """Tensors between pipeline stages: receive buffers, stage outputs, and the gradient on its way out.
 
 torch makes one receive buffer a microbatch when the first step starts, for activations and for gradients, and keeps them for the whole
-run. A stage keeps its output until the microbatch's backward has ended. 1F1B holds the last input gradient until its send is waited for,
-one action longer.
+run. A stage keeps its output until the microbatch's backward has ended.
 
-Source: torch/distributed/pipelining/stage.py (`_prepare_forward_infra`, `fwd_cache`), schedules.py (`Schedule1F1B._step_microbatches`).
+Source: torch/distributed/pipelining/stage.py (`_prepare_forward_infra`, `fwd_cache`).
 """
 
 from __future__ import annotations
@@ -21,8 +20,3 @@ def boundary_bytes(dims: Dims) -> int:
 def receive_bytes(dims: Dims, num_buffers: int) -> int:
     """Receive buffers of a rank; `megaplan.schedule.receive_buffers` counts them."""
     return num_buffers * boundary_bytes(dims)
-
-
-def sent_gradient_bytes(dims: Dims, kind: str, *, receives: bool, num_microbatches: int) -> int:
-    """The input gradient still held by its send while the next action runs."""
-    return boundary_bytes(dims) if kind == "1f1b" and receives and num_microbatches > 1 else 0

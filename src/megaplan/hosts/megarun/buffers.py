@@ -8,11 +8,23 @@ from megaplan.spec.models import LatentAttention, Spec
 
 def rotary_bytes(spec: Spec) -> int:
     """Cos and sin of one slot that attends, fp32 [T, R / 2] each (R-11); T is the whole sequence, whatever cp."""
+    return 2 * spec.batch.seq_length * _half_width(spec) * DType.FP32.bytes
+
+
+def rotary_scratch_bytes(spec: Spec) -> int:
+    """Beside a table while it is computed: angles and sines in fp64 [T, R / 2], and the R / 2 exponents."""
+    return _half_width(spec) * (2 * spec.batch.seq_length + 1) * FP64_BYTES
+
+
+def _half_width(spec: Spec) -> int:
     attention = spec.model.attention
     if attention is None:
         return 0
-    width = attention.qk_rope_head_dim if isinstance(attention, LatentAttention) else attention.head_dim
-    return 2 * spec.batch.seq_length * (width // 2) * DType.FP32.bytes
+    return (attention.qk_rope_head_dim if isinstance(attention, LatentAttention) else attention.head_dim) // 2
+
+
+FP64_BYTES = 8
+"""Angles are computed in fp64, which no tensor of a spec has."""
 
 
 def token_bytes(spec: Spec) -> int:

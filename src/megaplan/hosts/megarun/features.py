@@ -128,6 +128,8 @@ def _renamed(op: Op, prefix: str, rename: dict[str, str]) -> Op:
         None if op.grads is None else names(op.grads),
         names(op.fetches),
         op.flow,
+        names(op.holds),
+        op.keeps_first,
     )
 
 

@@ -52,7 +52,7 @@ def make_of(spec: Spec, block_name: str, block: Block) -> tuple[int, bool, str]:
     index = int(block_name.removeprefix("layers."))
     attention = spec.model.attention
     rotates = block.family is not Family.A or attention is None or index not in attention.nope_layers
-    return id(block), rotates, _policy(spec, index, block)
+    return id(block), rotates, layer_policy(spec, index, block)
 
 
 def accumulates_in_place(spec: Spec, block: Block) -> bool:
@@ -73,8 +73,8 @@ def parameter_gradients(spec: Spec, dims: Dims, block: Block) -> Shapes:
     return storages(gradient_dtype(spec, block), Column.GRADIENTS, shapes)
 
 
-def _policy(spec: Spec, index: int, block: Block) -> str:
-    """The recompute policy of a layer; the model's last is never recomputed (R-67)."""
+def layer_policy(spec: Spec, index: int, block: Block) -> str:
+    """The recompute policy of layer `index`, whose block is given; the model's last is never recomputed (R-67)."""
     if index == spec.model.num_layers - 1:
         return "none"
     blocks: dict[str, str] = dict(spec.recompute.blocks)  # type: ignore[arg-type]
@@ -106,7 +106,7 @@ def _part(spec: Spec, dims: Dims, name: str, block: Block) -> Part:
 
 
 def _layer_part(spec: Spec, dims: Dims, index: int, block: Block) -> Part:
-    model, policy = spec.model, _policy(spec, index, block)
+    model, policy = spec.model, layer_policy(spec, index, block)
     match block.family:
         case Family.A:
             attention = model.attention or _missing("attention")

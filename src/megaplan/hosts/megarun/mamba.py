@@ -46,7 +46,7 @@ def _mamba2_replay(conv_bias: bool, sharded: bool, policy: str) -> Replay:
         Op("gated_norm", ("y", "z"), ("gated", "gated_rstd"), keeps=("y", "z", "gated_rstd"), params=("gated_norm.weight",)),
         *_output_ops("gated", sharded),
     )
-    return replay(ops, region=recomputed(ops, SELECTIVE, policy))
+    return replay(ops, region=recomputed(ops, SELECTIVE, policy), cached=frozenset({"y", "states", "gated", "gated_rstd"}))
 
 
 def _mamba2_storages(dims: Dims, mamba: Mamba2) -> Shapes:
@@ -88,7 +88,7 @@ def _mamba3_replay(angles: bool, mimo: bool, sharded: bool, policy: str) -> Repl
         *_output_ops("gated", sharded),
     )
     region = frozenset({"in_proj", "angle_proj", "split", "B_norm", "C_norm"})
-    return replay(ops, region=recomputed(ops, region, policy))
+    return replay(ops, region=recomputed(ops, region, policy), cached=frozenset({"gated", "states"}))
 
 
 def _mamba3_storages(dims: Dims, mamba: Mamba3) -> Shapes:

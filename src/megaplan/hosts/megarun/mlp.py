@@ -40,7 +40,13 @@ def mlp_ops(gated: bool, sharded: bool, prefix: str = "", made: str = "mlp") -> 
         *((Op(f"{prefix}gather", ("normed",), (source,)),) if sharded else ()),
         *projected,
         Op(f"{prefix}activation", inner, (f"{prefix}activation",), keeps=inner),
-        linear(f"{prefix}down_proj", f"{prefix}activation", f"{prefix}partial" if sharded else made, f"{prefix}down_proj.weight"),
+        linear(
+            f"{prefix}down_proj",
+            f"{prefix}activation",
+            f"{prefix}partial" if sharded else made,
+            f"{prefix}down_proj.weight",
+            holds=("normed", *inner),
+        ),
         *((Op(f"{prefix}reduce_scatter", (f"{prefix}partial",), (made,)),) if sharded else ()),
     )
 

@@ -23,6 +23,7 @@ class Uneven:
         chunk_rows: ceil(rows / degree), what the first ranks hold.
         degree: Ranks that share it.
         row_bytes: Moments of one row.
+        shard_row_bytes: The row itself, in `precision.master`.
         expert: Whether it shards over efsdp instead of dp_shard.
         matrix: Whether Muon updates it.
     """
@@ -31,12 +32,22 @@ class Uneven:
     chunk_rows: int
     degree: int
     row_bytes: int
+    shard_row_bytes: int
     expert: bool
     matrix: bool
 
+    def local_rows(self, index: int) -> int:
+        """True rows of the rank with this index among those that share the tensor."""
+        return max(0, min(self.chunk_rows, self.rows - index * self.chunk_rows))
+
     def state_bytes(self, index: int) -> int:
-        """Moments on the rank with this index among those that share the tensor."""
-        return max(0, min(self.chunk_rows, self.rows - index * self.chunk_rows)) * self.row_bytes
+        """Moments on that rank."""
+        return self.local_rows(index) * self.row_bytes
+
+    def padding_scratch_bytes(self, index: int) -> int:
+        """The unpadded shard, beside its padded copy while that is made; 0 where nothing is padded."""
+        rows = self.local_rows(index)
+        return rows * self.shard_row_bytes if rows < self.chunk_rows else 0
 
     @property
     def boundaries(self) -> tuple[int, int]:

@@ -10,7 +10,9 @@ Rules of the replay, all of them autograd's:
   makes are alive. Then its output gradient goes, and each kept storage whose last keeper it was.
 - A second gradient of one storage is added in place to the first. An addition hands its gradient on without a copy.
 - Parameter gradients stay until the end of the block, where FSDP2 takes them.
-- Recompute: storages made inside the region are not kept; what the region reads is. The region runs again when backward first needs it.
+- Recompute: storages made inside the region are not kept; what the region reads is, until the region's backward has ended. The region
+  runs again when backward first needs it, up to the last thing it saves: a product that ends it does not run again. Outputs that a
+  selective checkpoint caches are kept until then too.
 
 Source: torch/csrc/autograd/engine.cpp and input_buffer.cpp; FSDP2's `FSDPParamGroup.post_backward`.
 """
@@ -21,6 +23,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 INPUT, OUTPUT = "x", "out"
+AGAIN = "recompute"  # stands for the region's second run among the keepers of a storage
 CALLER = "caller"  # stands for autograd's caller among the owners of gradients
 
 
@@ -45,6 +48,8 @@ class Op:
         grads: What receives a gradient; None for all of `reads`.
         fetches: Storages its backward makes again for itself (gathered inputs that were not kept).
         flow: How gradients pass.
+        holds: Storages that a Python frame still names while it runs, though nothing reads them any more.
+        keeps_first: Whether it keeps what it keeps before it runs, as torch's products do.
     """
 
     name: str
@@ -55,13 +60,16 @@ class Op:
     grads: tuple[str, ...] | None = None
     fetches: tuple[str, ...] = ()
     flow: Flow = Flow.COMPUTE
+    holds: tuple[str, ...] = ()
+    keeps_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
     """What is alive while one operation runs: forward storages, gradients, parameter gradients.
 
-    Gradients go by the name of what they belong to; a name stands twice where a second gradient is about to be added to a first.
+    Gradients go by the name of what they belong to, the `num_new` that the operation makes last; a name stands twice where a second
+    gradient is about to be added to a first.
     """
 
     op: str
@@ -69,6 +77,12 @@ class Moment:
     gradients: tuple[str, ...] = ()
     params: tuple[str, ...] = ()
     new_params: tuple[str, ...] = ()
+    num_new: int = 0
+
+    def before(self) -> Moment:
+        """What is alive just before the operation: without the gradients it makes."""
+        kept = len(self.params) - len(self.new_params)
+        return Moment(self.op, self.storages, self.gradients[: len(self.gradients) - self.num_new], self.params[:kept])
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +95,20 @@ class Replay:
     backward: tuple[Moment, ...]
 
 
-def linear(name: str, reads: str, makes: str, param: str, *, keeps: str | None = None, bias: str | None = None) -> Op:
+def linear(
+    name: str,
+    reads: str,
+    makes: str,
+    param: str,
+    *,
+    keeps: str | None = None,
+    bias: str | None = None,
+    holds: tuple[str, ...] = (),
+) -> Op:
     """A matrix product with a parameter; it keeps its input, or `keeps` where the input was gathered from that and is gathered again."""
     params = (param,) if bias is None else (param, bias)
-    return Op(name, (reads,), (makes,), keeps=(keeps or reads,), params=params, fetches=() if keeps is None else (reads,))
+    fetches = () if keeps is None else (reads,)
+    return Op(name, (reads,), (makes,), keeps=(keeps or reads,), params=params, fetches=fetches, holds=holds, keeps_first=True)
 
 
 def norm(name: str, reads: str, makes: str, rstd: str, param: str) -> Op:
@@ -104,14 +128,17 @@ def add(name: str, reads: tuple[str, ...], makes: str) -> Op:
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """A program with what follows from it: view roots, who keeps what, and what a recompute region drops."""
+    """A program with what follows from it: view roots, who keeps what, and what a recompute region reads, drops and caches."""
 
     ops: tuple[Op, ...]
     roots: dict[str, str]
+    held: frozenset[str]
     keepers: dict[str, list[str]]
     saved: frozenset[str]
-    dropped: frozenset[str]
     region: frozenset[str]
+    entering: frozenset[str]
+    dropped: frozenset[str]
+    cached: frozenset[str]
 
 
 def replay(
@@ -119,6 +146,7 @@ def replay(
     held: frozenset[str] = frozenset(),
     region: frozenset[str] = frozenset(),
     *,
+    cached: frozenset[str] = frozenset(),
     arrives: str = OUTPUT,
     starts: bool = False,
     pinned: str | None = None,
@@ -129,6 +157,7 @@ def replay(
         ops: In execution order; the first reads `x`, the last makes `out`.
         held: Storages that a local of the block's forward names until it returns.
         region: Names of the operations to recompute.
+        cached: Storages that a selective checkpoint keeps until the region has run again, besides their keepers.
         arrives: The storage whose gradient reaches the block first.
         starts: Backward starts here: autograd's caller holds that gradient to the end.
         pinned: A kept storage that something outside the block holds until the block's backward has ended.
@@ -140,11 +169,12 @@ def replay(
         for name in op.keeps:
             keepers.setdefault(roots[name], []).append(op.name)
     why = {name: names for name, names in keepers.items() if name not in dropped}
-    for name in sorted({roots[name] for op in ops if op.name in region for name in op.reads} - dropped - set(why)):
-        why[name] = ["recompute"]
+    entering = frozenset(roots[name] for op in ops if op.name in region for name in op.reads) - dropped
+    for name in sorted(entering - set(why)):
+        why[name] = [AGAIN]
     keeps_input = why.pop(INPUT, None) is not None
     order = [name for op in ops if op.flow is not Flow.VIEW for name in op.makes if name in why]
-    graph = _Graph(ops, roots, keepers, frozenset(why), dropped, region)
+    graph = _Graph(ops, roots, held, keepers, frozenset(why), region, entering, dropped, cached if region else frozenset())
     return Replay(
         saved=tuple((name, ", ".join(dict.fromkeys(why[name]))) for name in order),
         keeps_input=keeps_input,
@@ -162,7 +192,7 @@ def _roots(ops: tuple[Op, ...]) -> dict[str, str]:
 
 
 def _forward(ops: tuple[Op, ...], roots: dict[str, str], saved: frozenset[str], held: frozenset[str]) -> tuple[Moment, ...]:
-    last_read = {roots[name]: index for index, op in enumerate(ops) for name in op.reads}
+    last_read = {roots[name]: index for index, op in enumerate(ops) for name in (*op.reads, *op.holds)}
     live: dict[str, None] = {}
     moments = []
     for index, op in enumerate(ops):
@@ -178,16 +208,19 @@ def _forward(ops: tuple[Op, ...], roots: dict[str, str], saved: frozenset[str], 
 def _backward(graph: _Graph, saved: list[str], gradients: dict[str, str], pinned: str | None) -> tuple[Moment, ...]:
     """`gradients`: whose gradient -> the storage that holds it."""
     waiting = {name: set(names) for name, names in graph.keepers.items() if name != INPUT}
-    for name in graph.saved - set(graph.keepers):
-        waiting[name] = set(graph.region)
+    for name in graph.entering & graph.saved:
+        waiting.setdefault(name, set()).update(graph.region)
+    for name in graph.cached:
+        waiting[name].add(AGAIN)
     live = dict.fromkeys(saved)
     params: tuple[str, ...] = ()
     moments: list[Moment] = []
     again = bool(graph.region)
     for op in reversed(graph.ops):
-        if again and (op.name in graph.region or any(graph.roots[name] in graph.dropped for name in op.keeps)):
+        if again and op.keeps and (op.name in graph.region or any(graph.roots[name] in graph.dropped for name in op.keeps)):
             moments += _recomputed(graph, tuple(live), frozenset(waiting), _held(gradients), params)
             live |= dict.fromkeys(name for name in sorted(graph.dropped) if name in waiting)
+            _release(AGAIN, live, waiting, pinned)
             again = False
         made = op.reads if op.grads is None else op.grads
         if op.flow is Flow.ADD:
@@ -197,18 +230,23 @@ def _backward(graph: _Graph, saved: list[str], gradients: dict[str, str], pinned
         else:
             storages = (*live, *(name for name in op.fetches if name not in live))
             params = (*params, *op.params)
-            moments.append(Moment(op.name, storages, (*_held(gradients), *made), params, op.params))
+            moments.append(Moment(op.name, storages, (*_held(gradients), *made), params, op.params, len(made)))
             for name in made:
                 gradients.setdefault(name, name)
         for name in op.makes:
             gradients.pop(name, None)
-        for name in list(live):
-            if name in waiting and name != pinned:
-                waiting[name].discard(op.name)
-                if not waiting[name]:
-                    del live[name]
+        _release(op.name, live, waiting, pinned)
     moments.append(Moment("end", tuple(live), _held(gradients), params))
     return tuple(moments)
+
+
+def _release(op: str, live: dict[str, None], waiting: dict[str, set[str]], pinned: str | None) -> None:
+    """Drop the storages that waited for this operation last."""
+    for name in list(live):
+        if name in waiting and name != pinned:
+            waiting[name].discard(op)
+            if not waiting[name]:
+                del live[name]
 
 
 def _recomputed(
@@ -216,9 +254,11 @@ def _recomputed(
 ) -> list[Moment]:
     """The region's forward once more, beside what is alive in backward."""
     inner = tuple(op for op in graph.ops if op.name in graph.region)
+    stop = max(index for index, op in enumerate(inner) if op.keeps)
+    inner = inner[: stop if inner[stop].keeps_first else stop + 1]
     return [
         Moment(f"recompute {moment.op}", (*live, *moment.storages), gradients, params)
-        for moment in _forward(inner, graph.roots, wanted, frozenset())
+        for moment in _forward(inner, graph.roots, wanted, graph.held)
     ]
 
 

@@ -11,7 +11,7 @@ from megaplan.hosts.megarun.parts import Part, residual, storages
 from megaplan.hosts.megarun.program import Op, Replay, add, cut, linear, norm, replay
 from megaplan.spec.models import MatrixRecurrence
 
-SELECTIVE = frozenset({"m2rnn"})
+SELECTIVE = frozenset({"m2rnn", "gated_norm"})
 
 
 def recurrent_part(dims: Dims, recurrent: MatrixRecurrence, *, policy: str) -> Part:
@@ -48,11 +48,12 @@ def _replay(sharded: bool, policy: str) -> Replay:
         linear("v_proj", source, "v_proj", "v_proj.weight", keeps=keeps),
         Op("conv_v", ("v_proj",), ("v",), keeps=("v_proj",), params=("conv_v.weight", "conv_v.bias")),
         linear("forget_proj", source, "forget", "forget_proj.weight", keeps=keeps),
-        Op("m2rnn", inputs, ("y", "states"), keeps=(*inputs, "states"), params=("state_map", "D", "dt_bias", "A_log")),
         linear("gate_proj", source, "gate", "gate_proj.weight", keeps=keeps),
+        Op("m2rnn", inputs, ("y", "states"), keeps=(*inputs, "states"), params=("state_map", "D", "dt_bias", "A_log")),
         Op("gated_norm", ("y", "gate"), ("gated", "gated_rstd"), keeps=("y", "gate", "gated_rstd"), params=("gated_norm.weight",)),
-        linear("out_proj", "gated", "partial" if sharded else "o", "out_proj.weight"),
+        linear("out_proj", "gated", "partial" if sharded else "o", "out_proj.weight", holds=("forget", "gate")),
         *((Op("reduce_scatter", ("partial",), ("o",)),) if sharded else ()),
         add("residual", ("x", "o"), "out"),
     )
-    return replay(ops, region=recomputed(ops, SELECTIVE, policy))
+    held = frozenset({"normed", "qk", "v"})  # locals of forward
+    return replay(ops, held, region=recomputed(ops, SELECTIVE, policy))

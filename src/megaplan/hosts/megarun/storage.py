@@ -22,7 +22,7 @@ from megaplan.columns import Column
 from megaplan.hosts.megarun.allocator import slack_bytes
 from megaplan.hosts.megarun.dims import local_shape, param_dtype
 from megaplan.hosts.megarun.optimizer import Uneven, matrix_scratch_bytes, newton_schulz_dtype, uses_muon
-from megaplan.inventory.tensors import Block, Group, Owner
+from megaplan.inventory.tensors import Block, Family, Group, Owner
 from megaplan.spec.models import Mesh, Spec
 
 OWNER_COLUMNS = {
@@ -41,8 +41,10 @@ class GroupBytes(NamedTuple):
         unsharded_bytes: Whole gradients in `precision.grads`.
         made_bytes: Whole gradients in the dtype autograd makes them.
         reduce_bytes: Reduce-scatter input in `precision.reduce`, padded.
-        reduced_bytes: Its output: a padded shard.
+        reduced_bytes: Its output, a padded shard; on a one-rank mesh also the quotient by the gradient divisor, as large as the input.
         shard_bytes: Gradient shards in `precision.grads`, padded.
+        last_made_bytes: Of `made_bytes`, the last tensor's: `foreach_reduce` names it until it returns, on meshes of more than one rank.
+        last_unsharded_bytes: Of `unsharded_bytes`, likewise.
     """
 
     gathered_bytes: int = 0
@@ -52,11 +54,16 @@ class GroupBytes(NamedTuple):
     reduce_bytes: int = 0
     reduced_bytes: int = 0
     shard_bytes: int = 0
+    last_made_bytes: int = 0
+    last_unsharded_bytes: int = 0
 
 
 def together(groups: Iterable[GroupBytes]) -> GroupBytes:
-    """The sum of several groups."""
-    return GroupBytes(*map(sum, zip(*groups, strict=True)))
+    """Several groups as one; the last tensor is the last group's that has one."""
+    listed = list(groups)
+    last = next((group for group in reversed(listed) if group.made_bytes), GroupBytes())
+    total = GroupBytes(*map(sum, zip(*listed, strict=True)))
+    return total._replace(last_made_bytes=last.last_made_bytes, last_unsharded_bytes=last.last_unsharded_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +114,7 @@ def block_storage(spec: Spec, block: Block) -> BlockStorage:
     uneven: list[Uneven] = []
     scratch: list[tuple[int, int]] = []
     muon, parameters, resident_slack, state_slack = uses_muon(spec), 0, 0, 0
+    lasts, last = {True: 0, False: 0}, last_tensor(block)
     for tensor in block.tensors:
         shape = local_shape(tensor, mesh.tp, mesh.ep, mesh.etp)
         rows, elements = shape[0], prod(shape)
@@ -122,13 +130,15 @@ def block_storage(spec: Spec, block: Block) -> BlockStorage:
         count[1] += chunk * degree
         count[2] += elements
         parameters += elements
+        if expert or tensor.name == last:
+            lasts[expert] = elements if degree > 1 else 0
         by_muon = muon and tensor.group is Group.MATRIX
         state = width * moments * (1 if by_muon else 2)
         state_slack += slack_bytes(chunk * moments) * (1 if by_muon else 2)
         if chunk_rows * degree == rows:
             states[by_muon] += state * chunk_rows
         else:
-            uneven.append(Uneven(rows, chunk_rows, degree, state, expert, by_muon))
+            uneven.append(Uneven(rows, chunk_rows, degree, state, width * master, expert, by_muon))
         if by_muon:
             scratch.append((matrix_scratch_bytes(shape, tensor.num_matrices, iteration, chunk if degree > 1 else 0), state * chunk_rows))
         else:
@@ -140,10 +150,15 @@ def block_storage(spec: Spec, block: Block) -> BlockStorage:
             unsharded_bytes=true * precision.grads.bytes,
             made_bytes=true * made,
             reduce_bytes=whole * precision.reduce.bytes,
-            reduced_bytes=shard * precision.reduce.bytes,
+            reduced_bytes=(shard if degree > 1 else shard + whole) * precision.reduce.bytes,
             shard_bytes=shard * precision.grads.bytes,
+            last_made_bytes=last_elements * made,
+            last_unsharded_bytes=last_elements * precision.grads.bytes,
         )
-        for degree, (shard, whole, true) in ((mesh.dp_shard, counts[False]), (mesh.efsdp, counts[True]))
+        for degree, last_elements, (shard, whole, true) in (
+            (mesh.dp_shard, lasts[False], counts[False]),
+            (mesh.efsdp, lasts[True], counts[True]),
+        )
     )
     return BlockStorage(
         resident=resident,
@@ -158,6 +173,13 @@ def block_storage(spec: Spec, block: Block) -> BlockStorage:
         state_slack_bytes=state_slack,
         parameters=parameters,
     )
+
+
+def last_tensor(block: Block) -> str:
+    """The tensor that FSDP2 lists last in a block's dense group: children before the block's own parameters, in the module's order."""
+    names = [tensor.name for tensor in block.tensors if tensor.owner is not Owner.EXPERT_PARALLEL]
+    own = {Family.M: "D", Family.R: "A_log", Family.D: "norm.weight"}.get(block.family)
+    return own if own is not None and own in names else names[-1]
 
 
 STEP_BYTES = 4

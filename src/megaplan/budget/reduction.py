@@ -1,0 +1,92 @@
+"""Peaks of FSDP2's gradient reductions: after each microbatch without a pipeline, once a step with one.
+
+A group's gradients are copied into the reduce-scatter's input and freed; its output becomes the gradient shards, or is added to them. The
+input is kept until the next group reduces.
+
+Source: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (`post_backward`), _fsdp_collectives.py (`foreach_reduce`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megaplan.budget.chunk import Chunk, Peak
+from megaplan.hosts.megarun.storage import GroupBytes, together
+
+
+def reduce_peak(chunk: Chunk) -> Peak:
+    """The largest moment of reducing a chunk's accumulated gradients: the slot's own group first, then its layers in order."""
+    whole = together((chunk.root, chunk.layers))
+    unsharded, gathered, shards = whole.unsharded_bytes, whole.gathered_bytes, 0
+    best = chunk.aside("", 0, 0)
+    for name, group in _groups(chunk):
+        gathered -= group.gathered_bytes
+        unsharded -= group.unsharded_bytes
+        for gradients, buffers in _reduction(group, group.unsharded_bytes, group.last_unsharded_bytes):
+            if unsharded + shards + gradients + gathered + buffers > best.total:
+                best = chunk.aside(f"reduction of {name}", unsharded + shards + gradients, gathered + buffers)
+        shards += group.shard_bytes
+    return best
+
+
+def reducing_backward_peak(chunk: Chunk, *, later: bool) -> Peak:
+    """The largest moment of one microbatch's backward without a pipeline: layers reduce when done, the slot's own group at the end.
+
+    Args:
+        chunk: The only one of the rank.
+        later: Whether a microbatch was reduced before.
+    """
+    return max(_reducing_backwards(chunk, later), key=lambda peak: peak.total)
+
+
+def _reducing_backwards(chunk: Chunk, later: bool) -> Iterator[Peak]:
+    root, reshard = chunk.root, chunk.policy.reshard
+    everything = root.shard_bytes + chunk.layers.shard_bytes
+    behind = made = pending = 0  # shards of the layers already done, gradients of the slot's group, the last reduce-scatter input
+    ahead = chunk.layers.gathered_bytes
+    for index in range(len(chunk.units) - 1, -1, -1):
+        unit, own = chunk.units[index], chunk.gathered[index]
+        gradients = (everything if later else behind) + made
+        gathered = own if reshard else ahead
+        yield chunk.backward(index, gradients, gathered + pending, again=False)
+        if not unit.layer or unit.storage is None:
+            made += chunk.lasting(index)
+            continue
+        dense, experts = unit.storage.dense, unit.storage.experts
+        gathered += chunk.prefetched(index)
+        if experts.made_bytes:
+            yield from _experts_reduced(chunk, index, gradients, gathered - experts.gathered_bytes, experts)
+        ahead -= own
+        behind += experts.shard_bytes
+        gradients = (everything if later else behind) + made
+        gathered = root.gathered_bytes + (chunk.prefetched(index) if reshard else ahead)
+        for own_gradients, buffers in _reduction(dense, dense.made_bytes, dense.last_made_bytes):
+            yield chunk.ended(index, f"reduction of {chunk.names[index]}", gradients + own_gradients, gathered + buffers)
+        behind += dense.shard_bytes
+        pending = dense.reduce_bytes
+    gradients = everything if later else behind
+    for own_gradients, buffers in _reduction(root, made, root.last_made_bytes):
+        yield chunk.ended(0, "reduction of the slot's own parameters", gradients + own_gradients, buffers)
+
+
+def _experts_reduced(chunk: Chunk, index: int, gradients: int, gathered: int, experts: GroupBytes) -> Iterator[Peak]:
+    """An expert bank reduces inside its layer's backward, as soon as its rows have their gradients."""
+    moments = chunk.units[index].block.part.replay.backward
+    moment = moments[next(i for i, found in enumerate(moments) if found.op == "experts") + 1].before()
+    others = tuple(name for name in moment.params if not name.startswith("experts."))
+    for own_gradients, buffers in _reduction(experts, experts.made_bytes, experts.last_made_bytes):
+        beside = (gradients + own_gradients, gathered + buffers)
+        yield chunk.moment(index, f"reduction of {chunk.names[index]}.experts", moment, others, beside)
+
+
+def _reduction(group: GroupBytes, gradient_bytes: int, last_bytes: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(gradients, buffers) of a group while its gradients are copied, and while they are reduced; the last of them is still named then."""
+    return (gradient_bytes, group.reduce_bytes), (last_bytes, group.reduce_bytes + group.reduced_bytes)
+
+
+def _groups(chunk: Chunk) -> Iterator[tuple[str, GroupBytes]]:
+    yield "the slot's own parameters", chunk.root
+    for name, unit in zip(chunk.names, chunk.units, strict=True):
+        if unit.layer and unit.storage is not None:
+            yield name, unit.storage.dense
+            yield f"{name}.experts", unit.storage.experts
