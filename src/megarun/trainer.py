@@ -18,6 +18,7 @@ from megarun.optim.clip import clip_gradients
 from megarun.parallel.fsdp import shard_stage
 from megarun.parallel.mesh import RankMesh
 from megarun.parallel.pipeline import build_runner
+from megarun.parallel.recompute import recompute_stage
 from megarun.parallel.shared import SharedGradients
 
 
@@ -35,8 +36,9 @@ class StepResult:
 
 
 def sharded_stage(job: Job, mesh: RankMesh) -> Stage:
-    """This rank's stage on the meta device, wrapped by FSDP2."""
+    """This rank's stage on the meta device, with its recompute, wrapped by FSDP2."""
     stage = build_stage(job.spec, job.inventory, job.slot(mesh.coordinate["pp"]))
+    recompute_stage(stage, job.spec, job.inventory)
     shard_stage(stage, job.spec, mesh)
     return stage
 
@@ -44,7 +46,7 @@ def sharded_stage(job: Job, mesh: RankMesh) -> Stage:
 class Trainer:
     """A rank's stage, sharded and filled, with its schedule and optimizers.
 
-    Built in the plan's code order (R-55): pipeline split, FSDP2 bottom up, storage and fill, then the optimizers. Collective.
+    Built in the plan's code order (R-55): pipeline split, recompute, FSDP2 bottom up, storage and fill, then the optimizers. Collective.
     """
 
     def __init__(self, job: Job, mesh: RankMesh, stage: Stage | None = None) -> None:

@@ -8,8 +8,8 @@ FP32 = dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "fp32")
 BF16 = dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "bf16")
 
 
-def random_spec(kind: str, seed: int) -> dict[str, Any]:
-    """Plain values of a spec with two layers of one kind; sizes are odd on purpose wherever they may be."""
+def random_spec(kind: str, seed: int, policy: str = "none") -> dict[str, Any]:
+    """Plain values of a spec with two layers of one kind, the first recomputed by `policy`; sizes are odd wherever they may be."""
     draw = random.Random(f"{kind}/{seed}")
     hidden = draw.choice([24, 40, 48])
     return {
@@ -25,6 +25,7 @@ def random_spec(kind: str, seed: int) -> dict[str, Any]:
         },
         "batch": {"micro_batch_size": draw.randint(1, 3), "seq_length": draw.randint(5, 40)},
         "precision": draw.choice([FP32, BF16]),
+        "recompute": {"default": policy},
     }
 
 

@@ -13,6 +13,7 @@ from megaplan.hosts.megarun.ledger import block_bytes, block_ledger
 from megaplan.hosts.megarun.parts import BlockBytes
 from megaplan.hosts.values import BlockLedger
 from megaplan.inventory.build import build_inventory
+from megaplan.inventory.tensors import Inventory
 from megaplan.layout.build import build_layout
 from megaplan.spec.models import Spec
 from megarun.build import build_stage, materialise
@@ -20,12 +21,15 @@ from megarun.dtypes import TORCH_DTYPES
 from megarun.initialise import initialise
 from megarun.model.rotary import Rotary
 from megarun.model.stage import Stage
+from megarun.parallel.recompute import recompute_stage
 from megarun.saved import saved_storages
 
 pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-50")]
 
 KINDS = ("gqa", "mla", "mamba2", "moe", "m2rnn", "mlp")
 CASES = [(kind, seed) for kind in KINDS for seed in range(5)]
+POLICIES = [(kind, "selective") for kind in KINDS] + [(kind, "full") for kind in KINDS if kind not in ("mamba2", "moe")]
+RECOMPUTED = [(kind, policy, seed) for kind, policy in POLICIES for seed in range(5)]
 
 
 class Alone(nn.Module):
@@ -55,10 +59,11 @@ class HeadAndLoss(nn.Module):
         return cross_entropy(nn.functional.linear(x, self.weight).flatten(0, 1), self.labels)
 
 
-def built(random_specs: ModuleType, kind: str, seed: int) -> tuple[Spec, Any, Stage]:
-    spec = Spec.model_validate(random_specs.random_spec(kind, seed))
+def built(random_specs: ModuleType, kind: str, seed: int, policy: str = "none") -> tuple[Spec, Any, Stage]:
+    spec = Spec.model_validate(random_specs.random_spec(kind, seed, policy))
     inventory = build_inventory(spec)
     stage = build_stage(spec, inventory, build_layout(spec, inventory, [(0, 2)]).slots[0])
+    recompute_stage(stage, spec, inventory)
     materialise(stage, torch.device("cpu"))
     initialise(stage, inventory, 0)
     if spec.precision.params != spec.precision.master:
@@ -75,16 +80,31 @@ def residual(spec: Spec) -> torch.Tensor:
     return torch.randn(shape, dtype=TORCH_DTYPES[spec.precision.params], requires_grad=True)
 
 
+def check_kept(spec: Spec, inventory: Inventory, stage: Stage, index: int) -> BlockLedger:
+    ledger = block_ledger(spec, f"layers.{index}", inventory.layers[index])
+    found = saved_storages(Alone(stage, index), (residual(spec),))
+    assert sorted((s.nbytes, str(s.dtype)) for s in found.kept) == kept_of(ledger)
+    assert found.output_bytes == ledger.output.bytes
+    assert found.live_bytes == sum(tensor.bytes for tensor in ledger.saved) + ledger.output.bytes
+    return ledger
+
+
 @pytest.mark.parametrize(("kind", "seed"), CASES)
 def test_a_layer_keeps_what_its_ledger_says(kind: str, seed: int, random_specs: ModuleType) -> None:
     """Storage by storage with its dtype, and to the byte of what the allocator holds after a forward."""
     spec, inventory, stage = built(random_specs, kind, seed)
     for index in range(2):
-        ledger = block_ledger(spec, f"layers.{index}", inventory.layers[index])
-        found = saved_storages(Alone(stage, index), (residual(spec),))
-        assert sorted((s.nbytes, str(s.dtype)) for s in found.storages if not s.is_input) == kept_of(ledger)
-        assert found.output_bytes == ledger.output.bytes
-        assert found.live_bytes == sum(tensor.bytes for tensor in ledger.saved) + ledger.output.bytes
+        check_kept(spec, inventory, stage, index)
+
+
+@pytest.mark.requirement("R-67")
+@pytest.mark.parametrize(("kind", "policy", "seed"), RECOMPUTED)
+def test_a_recomputed_layer_keeps_what_its_ledger_says(kind: str, policy: str, seed: int, random_specs: ModuleType) -> None:
+    """Under every policy of every kind: less than without it, a checkpoint's cache included, and never in the model's last layer."""
+    spec, inventory, stage = built(random_specs, kind, seed, policy)
+    recomputed, last = (sum(t.bytes for t in check_kept(spec, inventory, stage, index).saved) for index in range(2))
+    assert recomputed < last
+    assert recomputed == 0 or policy == "selective"
 
 
 @pytest.mark.parametrize(("kind", "seed"), [(kind, seed) for kind, seed in CASES if seed < 2])
@@ -141,6 +161,15 @@ def test_the_working_set_is_what_a_layer_has_alive_at_its_peaks(
     for index in range(2):
         sums = block_bytes(spec, local_dims(spec), f"layers.{index}", inventory.layers[index])
         assert peaks(live_storages.LiveStorages(), Alone(stage, index), residual(spec)) == expected_peaks(sums)
+
+
+@pytest.mark.requirement("R-67")
+@pytest.mark.parametrize(("kind", "policy", "seed"), RECOMPUTED)
+def test_the_working_set_of_recompute(kind: str, policy: str, seed: int, random_specs: ModuleType, live_storages: ModuleType) -> None:
+    """Recomputed storages beside what is alive in backward, from the order of operations, to the byte."""
+    spec, inventory, stage = built(random_specs, kind, seed, policy)
+    sums = block_bytes(spec, local_dims(spec), "layers.0", inventory.layers[0])
+    assert peaks(live_storages.LiveStorages(), Alone(stage, 0), residual(spec)) == expected_peaks(sums)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -39,8 +39,11 @@ class GroupedQueryAttention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rotates:
             q, k = rope(q, rotary.cos, rotary.sin), rope(k, rotary.cos, rotary.sin)
-        heads_out = attention(q, k, v, self.head_dim**-0.5, self.window)
-        out: Tensor = x + self.o_proj(heads_out.flatten(2))
+        return x + self.core(q, k, v)
+
+    def core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Heads [B, T, Hq, D], [B, T, Hkv, D], [B, T, Hkv, D] -> [B, T, h]: attention and its output projection."""
+        out: Tensor = self.o_proj(attention(q, k, v, self.head_dim**-0.5, self.window).flatten(2))
         return out
 
 
@@ -82,6 +85,9 @@ class LatentAttention(nn.Module):
             q = rope(q, table.cos, table.sin)
         latent, k_rope = self.kv_down(normed).split([self.kv_lora_rank, self.rope_dim], dim=-1)
         k, v = mla_kv(self.kv_up(self.kv_latent_norm(latent)).view(heads), k_rope, table.cos, table.sin, self.nope_dim)
-        heads_out = attention(q, k, v, (self.nope_dim + self.rope_dim) ** -0.5, self.window)
-        out: Tensor = x + self.o_proj(heads_out.flatten(2))
+        return x + self.core(q, k, v)
+
+    def core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Heads [B, T, H, n + R], the same, [B, T, H, v] -> [B, T, h]: attention and its output projection."""
+        out: Tensor = self.o_proj(attention(q, k, v, (self.nope_dim + self.rope_dim) ** -0.5, self.window).flatten(2))
         return out

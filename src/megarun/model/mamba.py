@@ -60,11 +60,19 @@ class Mamba2Block(nn.Module):
 
     def forward(self, x: Tensor, rotary: Rotary | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
         """Residual stream [B, T, h] in and out."""
+        out: Tensor = x + self.out_proj(self.mix(self.norm(x)))
+        return out
+
+    def mix(self, normed: Tensor) -> Tensor:
+        """[B, T, h] -> [B, T, inner]: all between the block's norm and out_proj."""
+        y, z = self.scan(normed)
+        return gated_rms_norm(y, z, self.gated_norm.weight, self.eps, self.num_groups)
+
+    def scan(self, normed: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, T, h] -> y and its gate z, [B, T, inner] each."""
         widths = [self.inner, self.inner + 2 * self.group_width, self.num_heads]
-        z, mixed, dt = self.in_proj(self.norm(x)).split(widths, dim=-1)
+        z, mixed, dt = self.in_proj(normed).split(widths, dim=-1)
         inner, b, c = self.conv1d(mixed).split([self.inner, self.group_width, self.group_width], dim=-1)
         inner = inner.unflatten(-1, (self.num_heads, self.head_dim))
         b, c = b.unflatten(-1, (self.num_groups, self.state_dim)), c.unflatten(-1, (self.num_groups, self.state_dim))
-        y = ssd(inner, dt, self.A_log, b, c, self.D, self.dt_bias, self.chunk_size).flatten(2)
-        out: Tensor = x + self.out_proj(gated_rms_norm(y, z, self.gated_norm.weight, self.eps, self.num_groups))
-        return out
+        return ssd(inner, dt, self.A_log, b, c, self.D, self.dt_bias, self.chunk_size).flatten(2), z

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from megakernels.activation import gelu, relu2, swiglu
 from megaplan.spec.models import Activation
 from megarun.model.norm import RMSNorm, linear
 from megarun.model.rotary import Rotary
+
+ACTIVATIONS: dict[Activation, Callable[..., Tensor]] = {"swiglu": swiglu, "relu2": relu2, "gelu": gelu}
 
 
 class Mlp(nn.Module):
@@ -24,12 +28,12 @@ class Mlp(nn.Module):
     def body(self, x: Tensor) -> Tensor:
         """[..., h] in and out."""
         if self.activation == "swiglu":
-            inner = swiglu(self.gate_proj(x), self.up_proj(x))
-        elif self.activation == "relu2":
-            inner = relu2(self.up_proj(x))
-        else:
-            inner = gelu(self.up_proj(x))
-        out: Tensor = self.down_proj(inner)
+            return self.contract(self.gate_proj(x), self.up_proj(x))
+        return self.contract(self.up_proj(x))
+
+    def contract(self, *expanded: Tensor) -> Tensor:
+        """Gate and up, or up alone, [..., F] -> [..., h]: activation and down_proj."""
+        out: Tensor = self.down_proj(ACTIVATIONS[self.activation](*expanded))
         return out
 
     def forward(self, x: Tensor) -> Tensor:

@@ -43,6 +43,13 @@ class MatrixRecurrenceBlock(nn.Module):
         normed = self.norm(x)
         q, k = self.conv_qk(self.qk_proj(normed)).split(self.key_dim, dim=-1)
         v = self.conv_v(self.v_proj(normed)).unflatten(-1, (self.num_heads, self.value_dim))
-        y = m2rnn(q, k, v, self.forget_proj(normed), self.state_map, self.D, self.dt_bias, self.A_log, self.save_every)
-        out: Tensor = x + self.out_proj(gated_rms_norm(y.flatten(2), self.gate_proj(normed), self.gated_norm.weight, self.eps, 1))
+        return x + self.core(q, k, v, self.forget_proj(normed), self.gate_proj(normed))
+
+    def core(self, q: Tensor, k: Tensor, v: Tensor, forget: Tensor, gate: Tensor) -> Tensor:
+        """q, k [B, T, K], v [B, T, H, V], forget [B, T, H], gate [B, T, H·V] -> [B, T, h]: recurrence, gated norm, out_proj."""
+        out: Tensor = self.out_proj(gated_rms_norm(self.recur(q, k, v, forget), gate, self.gated_norm.weight, self.eps, 1))
         return out
+
+    def recur(self, q: Tensor, k: Tensor, v: Tensor, forget: Tensor) -> Tensor:
+        """The recurrence alone, [B, T, H·V]."""
+        return m2rnn(q, k, v, forget, self.state_map, self.D, self.dt_bias, self.A_log, self.save_every).flatten(2)
