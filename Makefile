@@ -7,7 +7,7 @@ READY := $(VENV)/ready
 export OMP_NUM_THREADS ?= 1
 timed = @start=$$(date +%s); ( $(2) ) || exit 1; echo "$(1): $$(( $$(date +%s) - start )) s"
 
-.PHONY: demo test test-all check test-planner test-kernels test-runtime test-wheel plans docs clean
+.PHONY: demo test test-all check test-planner test-kernels test-runtime test-wheel plans docs accuracy clean
 
 demo: ## estimate, split, diff and train, end to end
 	@scripts/demo.sh
@@ -45,3 +45,6 @@ docs: $(READY) ## the generated pages
 
 clean:
 	rm -rf $(VENV) .venv-wheel dist runs
+
+accuracy: $(READY) ## trace the whole matrix: docs/reference/accuracy.md
+	$(BIN)/python benchmarks/accuracy/run.py

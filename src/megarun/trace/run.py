@@ -56,7 +56,7 @@ def trace_ranks(job: Job, budget: Budget, ranks: Sequence[int]) -> list[RankComp
     workspace_bytes = load_device(job.spec.device.name).gemm_workspace_bytes
     found: dict[int, RankTrace] = {}
     with ProcessPoolExecutor(min(MAX_PROCESSES, len(ranks)), get_context("spawn"), max_tasks_per_child=1) as pool:
-        waiting = {pool.submit(_trace, job, rank, workspace_bytes) for rank in ranks}
+        waiting = {pool.submit(trace_alone, job, rank, workspace_bytes) for rank in ranks}
         try:
             for trace in _shown(as_completed(waiting), len(ranks)):
                 found[trace.rank] = trace
@@ -66,8 +66,8 @@ def trace_ranks(job: Job, budget: Budget, ranks: Sequence[int]) -> list[RankComp
     return [RankComparison(budget.of_rank(rank), found[rank]) for rank in ranks]
 
 
-def _trace(job: Job, rank: int, workspace_bytes: int) -> RankTrace:
-    """One rank, in a process that was started for it."""
+def trace_alone(job: Job, rank: int, workspace_bytes: int) -> RankTrace:
+    """Trace one rank, in a process that was started for it: a process can join one fake group only."""
     warnings.simplefilter("ignore")  # torch warns about its own internals; what matters is in the trace
     import torch  # noqa: PLC0415  (the parent needs none of it)
 

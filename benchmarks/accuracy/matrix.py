@@ -1,0 +1,50 @@
+"""The committed matrix of plans as jobs with their estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from megaplan.budget.build import build_budget
+from megaplan.budget.values import Budget
+from megaplan.plan.make import make_plan
+from megaplan.spec.load import load_spec_text
+from megarun.job import Job
+
+MATRIX = Path(__file__).with_name("matrix.yaml")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One plan of the matrix.
+
+    Attributes:
+        name: As in the file.
+        job: What megarun would build.
+        budget: megaplan's estimate.
+        in_ci: Part of the subset that CI traces.
+    """
+
+    name: str
+    job: Job
+    budget: Budget
+    in_ci: bool
+
+
+def cases(names: frozenset[str] = frozenset()) -> Iterator[Case]:
+    """Every plan of the matrix, or those named.
+
+    Raises:
+        MegaplanError: A plan is not legal.
+    """
+    matrix = yaml.safe_load(MATRIX.read_text())
+    for entry in matrix["plans"]:
+        if names and entry["name"] not in names:
+            continue
+        overrides = [*matrix["families"].get(entry.get("of"), ()), *entry.get("set", ())]
+        spec = load_spec_text(matrix["base"], name=f"{MATRIX.name}: {entry['name']}", overrides=overrides).spec
+        job = Job.from_plan(make_plan(spec))
+        yield Case(entry["name"], job, build_budget(job.spec, job.inventory, job.layout), entry.get("ci", False))
