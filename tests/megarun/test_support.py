@@ -23,7 +23,6 @@ pytestmark = pytest.mark.runtime
         ({"model.features": {"mtp": {"depth": 1, "ffn_hidden_size": 8}}}, "model.features.mtp"),
         ({"precision.params": "fp8"}, "precision.params = fp8"),
         ({"precision.families": {"E": "bf16"}}, "precision.families"),
-        ({"recompute.default": "selective"}, "recompute = selective"),
         ({"host.kernels": "triton"}, "host.kernels = triton"),
     ],
 )

@@ -43,11 +43,6 @@ def _capacity(spec: Spec) -> object | None:
     return spec.model.moe.capacity_factor if spec.model.moe is not None else None
 
 
-def _recompute(spec: Spec) -> object | None:
-    policies = {spec.recompute.default, *spec.recompute.blocks.values()} - {"none"}
-    return " and ".join(sorted(policies)) or None
-
-
 def _families(spec: Spec) -> object | None:
     return ", ".join(f"{letter}: {dtype}" for letter, dtype in spec.precision.families.items()) or None
 
@@ -62,7 +57,6 @@ NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("schedule.kind", lambda spec: spec.schedule.kind if spec.schedule.kind != "1f1b" else None, "1f1b"),
     *((f"precision.{role}", _dtype(role), "fp32 or bf16") for role in ("params", "grads", "master", "moments", "reduce")),
     ("precision.families", _families, "{}"),
-    ("recompute", _recompute, "none"),
     ("host.kernels", lambda spec: spec.host.kernels if spec.host.kernels != "reference" else None, "reference"),
 )
 
