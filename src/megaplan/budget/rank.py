@@ -107,14 +107,14 @@ class Lingering:
     output_bytes: int = 0
     logits_bytes: int = 0
 
-    def at(self, moment: Occupancy) -> tuple[int, int]:
-        """Communication and activations of a moment that its counts do not know of."""
+    def at(self, moment: Occupancy) -> int:
+        """Activations of a moment that its counts do not know of."""
         state = moment.states[moment.chunk]
         if moment.step is Step.REDUCE:
-            return self.gradient_bytes, self.output_bytes
+            return self.gradient_bytes + self.output_bytes
         if moment.step is Step.FORWARD:
-            return (self.gradient_bytes, self.logits_bytes) if state is ChunkState.BACKWARDED else (0, 0)
-        return self.gradient_bytes if state > ChunkState.FORWARDED else 0, 0
+            return self.gradient_bytes + self.logits_bytes if state is ChunkState.BACKWARDED else 0
+        return self.gradient_bytes if state > ChunkState.FORWARDED else 0
 
 
 def step_peak(chunks: Sequence[Chunk], moments: Sequence[Occupancy], lingering: Lingering) -> StepPeak:
@@ -133,7 +133,7 @@ def step_peak(chunks: Sequence[Chunk], moments: Sequence[Occupancy], lingering: 
             state = ChunkState.REFORWARDED  # they differ in what is gathered, and then only if it was freed
         key = (moment.step, moment.chunk, state)
         peak = peaks.get(key) or peaks.setdefault(key, _peak(chunks[moment.chunk], moment))
-        total = peak.total + _beside(chunks, moment) + sum(lingering.at(moment))
+        total = peak.total + _beside(chunks, moment) + lingering.at(moment)
         if best is None or total >= best[0]:
             best = (total, moment, peak)
     if best is None:
@@ -152,9 +152,7 @@ def step_peak(chunks: Sequence[Chunk], moments: Sequence[Occupancy], lingering: 
             gradients, gathered = chunk.held(state)
             cells[Column.GRADIENTS] += gradients
             cells[Column.COMMUNICATION] += gathered
-    communication, activations = lingering.at(moment)
-    cells[Column.COMMUNICATION] += communication
-    cells[Column.ACTIVATIONS] += activations
+    cells[Column.ACTIVATIONS] += lingering.at(moment)
     return StepPeak(total, f"{peak.where}, {_in_flight(moment)}", cells, slack)
 
 
