@@ -160,44 +160,64 @@ class Chunk:
         """The largest moment of a backward under a pipeline, where gradients accumulate whole."""
         policy, first = self.policy, state <= ChunkState.FORWARDED
         again = policy.in_place and not first
+        fetches = policy.reshard and state is not ChunkState.BACKWARDED  # a backward leaves every layer gathered
         everything = self.root.unsharded_bytes + self.layers.unsharded_bytes
-        behind = made = gathered_behind = 0  # of the units already done: unsharded and gathered layers, gradients of the slot's group
-        best, found = -1, (0, 0, 0)
+        behind = made = gathered = 0  # of the units already done: unsharded and gathered layers, gradients of the slot's group
+        largest, peak = -1, self.aside("", 0, 0)
         for index in range(len(self.units) - 1, -1, -1):
-            unit, own = self.units[index], self.gathered[index]
+            unit = self.units[index]
             gradients = (behind if first else everything) + (0 if again else made)
-            gathered = gathered_behind + own if policy.reshard else self.layers.gathered_bytes
-            gathered_behind += own
-            moment_bytes = unit.block.again_bytes if again else unit.block.backward_bytes
-            fetched = self.prefetched(index)
-            size = self.before[index] + unit.input_bytes + moment_bytes + gradients + gathered + fetched + self._carried(index)
-            if size > best:
-                best, found = size, (index, gradients, gathered)
+            gathered = gathered + self.gathered[index] if fetches else self.layers.gathered_bytes
+            size = self.before[index] + unit.input_bytes + gradients + gathered + self._carried(index)
+            size += unit.block.again_bytes if again else unit.block.backward_bytes
+            if size > largest or fetches:
+                found = self.backward(index, gradients, gathered, again=again, fetches=fetches)
+                largest, peak = max(largest, size), max(peak, found, key=lambda peak: peak.total)
             if unit.layer:
                 behind += self.groups[index].unsharded_bytes
             else:
                 made += self.lasting(index)
-        peak = self.backward(*found, again=again)
         if first and not policy.in_place:
             gathered = self.root.gathered_bytes + self.layers.gathered_bytes
             if everything + made + gathered > peak.total:
                 peak = self.aside("cast of the slot's own gradients", everything + made, gathered)
         return peak
 
-    def backward(self, index: int, gradients: int, gathered: int, *, again: bool) -> Peak:
-        """A unit's backward, with these gradients and gathered layers beside it."""
-        block, where = self.units[index].block, f"backward of {self.names[index]}"
-        moment, fetched = block.again if again else block.backward, self.prefetched(index)
-        if fetched and self.names[index] == "head":
-            # the slot's own units fetch the last layer, but not before the loss has run backward
-            found = []
-            for each in block.part.replay.backward:
-                communication = gathered + (0 if each.op == "cross_entropy" else fetched)
-                params = each.new_params if again else each.params
-                found.append(self.moment(index, where, each, params, (gradients, communication), self._carried(index)))
+    def backward(self, index: int, gradients: int, gathered: int, *, again: bool, fetches: bool) -> Peak:
+        """A unit's backward, with these gradients and gathered layers beside it.
+
+        Args:
+            index: The unit.
+            gradients: Alive beside its own.
+            gathered: Layers, its own included.
+            again: Whether gradients are added in place to those of a microbatch before.
+            fetches: Whether layers are gathered again for it.
+        """
+        block = self.units[index].block
+        if not fetches:
+            moment = block.again if again else block.backward
+            return self._running(index, moment, (gradients, gathered), again=again)
+        peak = self._running(index, block.again if again else block.backward, (gradients, gathered + self.prefetched(index)), again=again)
+        storage, moments = self.units[index].storage, block.part.replay.backward
+        if self.names[index] == "head":  # the last layer is fetched only when the loss has run backward
+            fetched = {moment.op: 0 if moment.op == "cross_entropy" else self.prefetched(index) for moment in moments}
+            found = [self._running(index, moment, (gradients, gathered + fetched[moment.op]), again=again) for moment in moments]
             return max(found, key=lambda peak: peak.total)
+        if self.units[index].layer and storage is not None:
+            # gathered parameters beside the all-gather's output they are copied from: the layer's at its start, then its experts'
+            dense, experts = storage.dense, storage.experts
+            starts = [(moments[0], gathered - experts.gathered_bytes + dense.flat_bytes)]
+            starts += [(moment.before(), gathered + experts.flat_bytes) for moment in moments if moment.op == "experts"]
+            for moment, communication in starts:
+                where = f"gathering of {self.names[index]}"
+                params = () if again else moment.params
+                found_peak = self.moment(index, where, moment, params, (gradients, communication), self._carried(index))
+                peak = max(peak, found_peak, key=lambda peak: peak.total)
+        return peak
+
+    def _running(self, index: int, moment: Moment, beside: tuple[int, int], *, again: bool) -> Peak:
         params = moment.new_params if again else moment.params
-        return self.moment(index, where, moment, params, (gradients, gathered + fetched), self._carried(index))
+        return self.moment(index, f"backward of {self.names[index]}", moment, params, beside, self._carried(index))
 
     def moment(
         self, index: int, where: str, moment: Moment, params: tuple[str, ...], beside: tuple[int, int], activations: int = 0
@@ -220,8 +240,6 @@ class Chunk:
 
     def prefetched(self, index: int) -> int:
         """The all-gather output of the layer before, in flight while a unit's backward runs."""
-        if not self.policy.reshard:
-            return 0
         before = index - 1
         while not self.units[index].layer and before >= 0 and not self.units[before].layer:
             before -= 1

@@ -48,12 +48,12 @@ def _reducing_backwards(chunk: Chunk, later: bool) -> Iterator[Peak]:
         unit, own = chunk.units[index], chunk.gathered[index]
         gradients = (everything if later else behind) + made
         gathered = own if reshard else ahead
-        yield chunk.backward(index, gradients, gathered + pending, again=False)
+        yield chunk.backward(index, gradients, gathered + pending, again=False, fetches=reshard)
         if not unit.layer or unit.storage is None:
             made += chunk.lasting(index)
             continue
         dense, experts = unit.storage.dense, unit.storage.experts
-        gathered += chunk.prefetched(index)
+        gathered += chunk.prefetched(index) if reshard else 0
         if experts.made_bytes:
             yield from _experts_reduced(chunk, index, gradients, gathered - experts.gathered_bytes, experts)
         ahead -= own
