@@ -28,9 +28,9 @@ class Job:
         training = self.spec.training.model_copy(update={"seed": seed})
         return replace(self, spec=self.spec.model_copy(update={"training": training}))
 
-    def slot(self, pp_rank: int) -> Slot:
-        """The slot of a pipeline rank."""
-        return self.layout.of_rank(pp_rank)[0]
+    def slots(self, pp_rank: int) -> tuple[Slot, ...]:
+        """The slots of a pipeline rank, by chunk."""
+        return self.layout.of_rank(pp_rank)
 
     @property
     def global_batch_tokens(self) -> int:

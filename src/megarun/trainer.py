@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from megarun.build import build_stage, materialise
 from megarun.errors import refusal
@@ -35,45 +35,49 @@ class StepResult:
     gradient_norm: float
 
 
-def sharded_stage(job: Job, mesh: RankMesh) -> Stage:
-    """This rank's stage on the meta device, with its recompute, wrapped by FSDP2."""
-    stage = build_stage(job.spec, job.inventory, job.slot(mesh.coordinate["pp"]))
-    recompute_stage(stage, job.spec, job.inventory)
-    shard_stage(stage, job.spec, mesh)
-    return stage
+def sharded_stages(job: Job, mesh: RankMesh) -> tuple[Stage, ...]:
+    """This rank's stages, by chunk, on the meta device, each with its recompute and wrapped by FSDP2."""
+    stages = tuple(build_stage(job.spec, job.inventory, slot) for slot in job.slots(mesh.coordinate["pp"]))
+    for stage in stages:
+        recompute_stage(stage, job.spec, job.inventory)
+        shard_stage(stage, job.spec, mesh)
+    return stages
 
 
 class Trainer:
-    """A rank's stage, sharded and filled, with its schedule and optimizers.
+    """A rank's stages, sharded and filled, with their schedule and optimizers.
 
     Built in the plan's code order (R-55): pipeline split, recompute, FSDP2 bottom up, storage and fill, then the optimizers. Collective.
     """
 
-    def __init__(self, job: Job, mesh: RankMesh, stage: Stage | None = None) -> None:
+    def __init__(self, job: Job, mesh: RankMesh, stages: tuple[Stage, ...] | None = None) -> None:
         """Build everything a step needs.
 
         Args:
             job: What to train.
             mesh: This rank's place.
-            stage: `sharded_stage(job, mesh)`, if that has been built already.
+            stages: `sharded_stages(job, mesh)`, if they have been built already.
         """
         spec = job.spec
-        slot = job.slot(mesh.coordinate["pp"])
         self.mesh, self._spec = mesh, spec
-        self.stage = stage if stage is not None else sharded_stage(job, mesh)
-        materialise(self.stage, mesh.device)
+        self.stages = stages if stages is not None else sharded_stages(job, mesh)
+        for stage in self.stages:
+            materialise(stage, mesh.device)
         self.fill(job)
         self._shared = SharedGradients(job.layout, mesh)
-        self._runner = build_runner(self.stage, spec, mesh)
-        self.optimizers = Optimizers(self.stage, job.inventory, spec)
-        named = list(self.stage.named_parameters())
-        copied = tuple(f"{block}." for block in slot.copies)
-        self._owned = [p for name, p in named if not name.startswith(copied)] if copied else [p for _, p in named]
-        self._copies = [p for name, p in named if copied and name.startswith(copied)]
+        self._runner = build_runner(self.stages, spec, mesh)
+        self.optimizers = Optimizers(self.stages, job.inventory, spec)
+        self._owned: list[nn.Parameter] = []
+        self._copies: list[nn.Parameter] = []
+        for stage, slot in zip(self.stages, job.slots(mesh.coordinate["pp"]), strict=True):
+            for name, parameter in stage.named_parameters():
+                copied = any(name.startswith(f"{block}.") for block in slot.copies)
+                (self._copies if copied else self._owned).append(parameter)
 
     def fill(self, job: Job) -> None:
         """Give every parameter its first value."""
-        initialise(self.stage, job.inventory, job.spec.training.seed)
+        for stage in self.stages:
+            initialise(stage, job.inventory, job.spec.training.seed)
 
     def read(self, scalar: Tensor) -> float:
         """A scalar's value on the host, which waits for the device; the one place where a step looks at numbers."""
@@ -82,7 +86,7 @@ class Trainer:
     def accumulate_gradients(self, tokens: Tensor | None, labels: Tensor | None) -> Tensor:
         """Forward and backward of this rank's microbatches: its part of the loss, fp64; gradients are whole sums on every shard."""
         partial = self._runner.forward_backward(tokens, labels)
-        self._shared.reduce(self.stage)
+        self._shared.reduce(self.stages)
         return partial
 
     def step(self, step: int, tokens: Tensor | None, labels: Tensor | None) -> StepResult:
@@ -101,7 +105,8 @@ class Trainer:
 
     def resident_bytes(self) -> int:
         """Bytes of parameters, buffers and optimizer state on this rank: what lives between two steps."""
-        tensors = [*self.stage.parameters(), *self.stage.buffers(), *self.optimizers.state_tensors()]
+        held = [tensor for stage in self.stages for tensor in (*stage.parameters(), *stage.buffers())]
+        tensors = [*held, *self.optimizers.state_tensors()]
         storages = {storage.data_ptr(): storage.nbytes() for storage in (_local(tensor).untyped_storage() for tensor in tensors)}
         return sum(storages.values())
 

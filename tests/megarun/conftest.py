@@ -50,7 +50,7 @@ def spec_with() -> Callable[..., dict[str, Any]]:
             section = spec
             for step in path:
                 section = section.setdefault(step, {})
-            section[last] = value
+            section[last] = copy.deepcopy(value)
         return spec
 
     return build

@@ -48,10 +48,12 @@ def train_case(case: dict[str, Any]) -> dict[str, Any]:
     mesh = build_mesh(job.spec.mesh, CPU)
     trainer = Trainer(job, mesh)
     batches = Batches(CountingRows(job.spec.model.vocab_size), job.spec, mesh)
-    initial = {name: _whole(p) for name, p in trainer.stage.named_parameters()}
+    parameters = [named for stage in trainer.stages for named in stage.named_parameters()]
+    initial = {name: _whole(p) for name, p in parameters}
     trainer.accumulate_gradients(*batches.at(0))
-    gradients = {name: _whole(p.grad) for name, p in trainer.stage.named_parameters()}
-    trainer.stage.zero_grad()
+    gradients = {name: _whole(p.grad) for name, p in parameters}
+    for _, parameter in parameters:
+        parameter.grad = None
     results = [trainer.step(step, *batches.at(step)) for step in range(case["steps"])]
     return {
         "coordinate": mesh.coordinate,
@@ -59,7 +61,7 @@ def train_case(case: dict[str, Any]) -> dict[str, Any]:
         "gradients": gradients,
         "losses": [result.loss for result in results],
         "norms": [result.gradient_norm for result in results],
-        "parameters": {name: _whole(p) for name, p in trainer.stage.named_parameters()},
+        "parameters": {name: _whole(p) for name, p in parameters},
         "resident_bytes": trainer.resident_bytes(),
     }
 

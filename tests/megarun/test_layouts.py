@@ -117,18 +117,54 @@ def test_tied_embeddings_and_bf16_over_two_stages(one_process: Any, worker: Any,
     assert found["bf16-dp"][0]["losses"] == pytest.approx(bf16_one["losses"], rel=1e-2)  # one flipped bf16 bit is 4e-3 of a weight
 
 
+HYBRID = {"model.pattern": "DRAMEA", "model.num_layers": 6}
+RECOMPUTED = {"recompute": {"default": "full", "blocks": {"M": "selective", "E": "selective"}}}
+INTERLEAVED = {"mesh": {"pp": 2, "vpp": 2}, "schedule": {"kind": "interleaved_1f1b", "num_microbatches": 4}}
+FOUR_SLOTS = [[0, 1], [1, 3], [3, 4], [4, 6]]
+FOUR_OF_FIVE = [[0, 1], [1, 2], [2, 3], [3, 5]]
+
+
+@pytest.mark.requirement("R-26")
+@pytest.mark.requirement("R-62")
+@pytest.mark.requirement("R-67")
+def test_several_stages_a_rank_and_recompute_train_as_one_process(one_process: Any, worker: Any, run_layouts: Any, spec_with: Any) -> None:
+    """Interleaved stages are equal to the bit, clipping and optimizers across chunks included; so is recompute under all of it."""
+    reshard, tied = {"sharding.reshard_after_forward": True}, {"model.tie_embeddings": True}
+    shards = {"mesh": {"dp_shard": 2}, "schedule.num_microbatches": 2}
+    cases = [
+        case("vpp", spec_with({**HYBRID, **INTERLEAVED}), FOUR_SLOTS),
+        case("vpp-recompute", spec_with({**HYBRID, **INTERLEAVED, **RECOMPUTED}), FOUR_SLOTS),
+        case("vpp-recompute-reshard", spec_with({**HYBRID, **INTERLEAVED, **RECOMPUTED, **reshard}), FOUR_SLOTS),
+        case("vpp-tied", spec_with({**HYBRID, **INTERLEAVED, **tied}), FOUR_SLOTS),
+        case("dp-recompute", spec_with({**HYBRID, **shards, **RECOMPUTED}), [[0, 6]]),
+        case("dp-recompute-reshard", spec_with({**HYBRID, **shards, **RECOMPUTED, **reshard}), [[0, 6]]),
+    ]
+    found = run_layouts(2, cases)
+    four = {"schedule.num_microbatches": 4}
+    one = worker.train_case(case("one", spec_with({**HYBRID, **four}), [[0, 6]]))
+    for name in ("vpp", "vpp-recompute", "vpp-recompute-reshard"):
+        check(found[name], one, BITWISE)
+    check(found["vpp-tied"], worker.train_case(case("one", spec_with({**HYBRID, **four, **tied}), [[0, 6]])), OTHER)
+    for name in ("dp-recompute", "dp-recompute-reshard"):
+        check(found[name], one, DATA_AXES)
+
+
 def test_four_ranks_train_as_one_process(one_process: Any, worker: Any, run_layouts: Any, spec_with: Any) -> None:
     """Stages, shards and replicas together; four stages with more microbatches than stages."""
     cases = [
         case("pp-dp", spec_with({"schedule.num_microbatches": 2, "mesh": {"pp": 2, "dp_shard": 2}}), CUT),
         case("tied", spec_with({"schedule.num_microbatches": 2, "mesh": {"pp": 2, "dp_shard": 2}, "model.tie_embeddings": True}), CUT),
+        case(
+            "vpp-dp", spec_with({**INTERLEAVED, "schedule.num_microbatches": 2, "mesh": {"pp": 2, "vpp": 2, "dp_shard": 2}}), FOUR_OF_FIVE
+        ),
         case("hsdp", spec_with({"schedule.num_microbatches": 1, "mesh": {"dp_replicate": 2, "dp_shard": 2}}), [[0, 5]]),
-        case("pp4", spec_with({"schedule.num_microbatches": 4, "mesh": {"pp": 4}}), [[0, 1], [1, 2], [2, 3], [3, 5]]),
+        case("pp4", spec_with({"schedule.num_microbatches": 4, "mesh": {"pp": 4}}), FOUR_OF_FIVE),
     ]
     found = run_layouts(4, cases)
     one = worker.train_case(case("one", spec_with({"schedule.num_microbatches": 4}), [[0, 5]]))
     tied = worker.train_case(case("one", spec_with({"schedule.num_microbatches": 4, "model.tie_embeddings": True}), [[0, 5]]))
     check(found["pp-dp"], one, OTHER)
     check(found["tied"], tied, OTHER)
-    check(found["hsdp"], one, DATA_AXES)
+    for name in ("hsdp", "vpp-dp"):
+        check(found[name], one, DATA_AXES)
     check(found["pp4"], one, BITWISE)

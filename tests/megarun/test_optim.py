@@ -74,7 +74,7 @@ def built(spec: Spec) -> tuple[nn.Module, Optimizers]:
     stage = build_stage(spec, inventory, build_layout(spec, inventory, [(0, spec.model.num_layers)]).slots[0])
     materialise(stage, torch.device("cpu"))
     initialise(stage, inventory, 0)
-    return stage, Optimizers(stage, inventory, spec)
+    return stage, Optimizers([stage], inventory, spec)
 
 
 @pytest.mark.requirement("R-39")

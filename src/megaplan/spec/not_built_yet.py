@@ -16,6 +16,7 @@ from megaplan.spec.source import NOWHERE
 
 Found = Callable[[Spec], object | None]
 _BUILT_DTYPES = (DType.FP32, DType.BF16)
+_BUILT_SCHEDULES = ("1f1b", "interleaved_1f1b")
 
 
 def _above_one(axis: str) -> Found:
@@ -53,8 +54,8 @@ NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("model.attention.indexer", _indexer, "null"),
     ("model.moe.capacity_factor", _capacity, "null"),
     *((f"model.features.{name}", _feature(name), "null") for name in ("ngram", "structure", "platform", "relation_bias", "mtp")),
-    *((f"mesh.{axis}", _above_one(axis), "1") for axis in ("vpp", "cp", "tp", "ep", "etp")),
-    ("schedule.kind", lambda spec: spec.schedule.kind if spec.schedule.kind != "1f1b" else None, "1f1b"),
+    *((f"mesh.{axis}", _above_one(axis), "1") for axis in ("cp", "tp", "ep", "etp")),
+    ("schedule.kind", lambda spec: spec.schedule.kind if spec.schedule.kind not in _BUILT_SCHEDULES else None, "1f1b"),
     *((f"precision.{role}", _dtype(role), "fp32 or bf16") for role in ("params", "grads", "master", "moments", "reduce")),
     ("precision.families", _families, "{}"),
     ("host.kernels", lambda spec: spec.host.kernels if spec.host.kernels != "reference" else None, "reference"),

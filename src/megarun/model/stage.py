@@ -31,6 +31,7 @@ class Stage(nn.Module):
     def __init__(self, config: spec.Spec, inventory: Inventory, slot: Slot) -> None:
         super().__init__()
         model = config.model
+        self.index = slot.index
         self.embeds = slot.index == 0
         self.predicts = "final_norm" in slot.blocks
         if "embedding" in slot.blocks:

@@ -1,8 +1,8 @@
-"""The optimizers of one stage, by the inventory's groups, and their learning rates."""
+"""The optimizers of one rank's stages, by the inventory's groups, and their learning rates."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -36,9 +36,9 @@ class Optimizers:
     AdamW is torch's fused one, whatever the device. Weight decay is on tensors of two or more dims; scales, biases and scalars have none.
     """
 
-    def __init__(self, stage: nn.Module, inventory: Inventory, spec: Spec) -> None:
+    def __init__(self, stages: Iterable[nn.Module], inventory: Inventory, spec: Spec) -> None:
         training, tensors = spec.training, dict(inventory.tensors())
-        named = [(tensors[name], parameter) for name, parameter in stage.named_parameters()]
+        named = [(tensors[name], parameter) for stage in stages for name, parameter in stage.named_parameters()]
         muon = spec.optimizer.matrix == "muon"
         matrices = [(p, t.num_matrices) for t, p in named if muon and t.group is Group.MATRIX]
         others = [(p, t) for t, p in named if not (muon and t.group is Group.MATRIX)]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B, schedules
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
 from megakernels.cross_entropy import cross_entropy
 from megaplan.spec.models import Spec
@@ -29,9 +31,15 @@ class Runner(Protocol):
         ...
 
 
-def build_runner(stage: Stage, spec: Spec, mesh: RankMesh) -> Runner:
-    """The runner of a sharded stage; collective over the pipeline group where there is one."""
-    return PipelineRunner(stage, spec, mesh) if mesh.size("pp") > 1 else AccumulatingRunner(stage, spec, mesh)
+SCHEDULES: dict[str, type[PipelineScheduleSingle | PipelineScheduleMulti]] = {
+    "1f1b": Schedule1F1B,
+    "interleaved_1f1b": ScheduleInterleaved1F1B,
+}
+
+
+def build_runner(stages: Sequence[Stage], spec: Spec, mesh: RankMesh) -> Runner:
+    """The runner of a rank's sharded stages, by chunk; collective over the pipeline group where there is one."""
+    return PipelineRunner(stages, spec, mesh) if mesh.size("pp") > 1 else AccumulatingRunner(stages[0], spec, mesh)
 
 
 def batch_loss(spec: Spec, mesh: RankMesh) -> BatchLoss:
@@ -73,33 +81,24 @@ class AccumulatingRunner:
 
 
 class PipelineRunner:
-    """torch's schedule over the stages of the pp axis.
+    """torch's schedule over the stages of the pp axis, one or several on each rank.
 
     Shapes are stated, so that torch infers none by running the model, and the outputs of the last stage are not collected.
     """
 
-    def __init__(self, stage: Stage, spec: Spec, mesh: RankMesh) -> None:
+    def __init__(self, stages: Sequence[Stage], spec: Spec, mesh: RankMesh) -> None:
         self._device = mesh.device
-        shape = (spec.batch.micro_batch_size, spec.batch.seq_length)
-        dtype = TORCH_DTYPES[spec.precision.params]
-
-        def stream(width: int) -> Tensor:
-            return torch.empty((*shape, width), dtype=dtype, device="meta", requires_grad=True)
-
-        tokens = torch.empty(shape, dtype=torch.int64, device="meta")
-        hidden, vocab = spec.model.hidden_size, spec.model.vocab_size
-        torch_stage = PipelineStage(
-            stage,
-            mesh.coordinate["pp"],
-            mesh.size("pp"),
-            mesh.device,
-            input_args=tokens if stage.embeds else stream(hidden),
-            output_args=stream(vocab) if stage.predicts else stream(hidden),
-            group=mesh.axes["pp"].get_group(),
+        kind = SCHEDULES[spec.schedule.kind]
+        check_order(kind, mesh.coordinate["pp"], spec)
+        torch_stages: Any = [_torch_stage(stage, spec, mesh) for stage in stages]
+        self._schedule = kind(
+            torch_stages if issubclass(kind, PipelineScheduleMulti) else torch_stages[0],
+            spec.schedule.num_microbatches,
+            loss_fn=batch_loss(spec, mesh),
+            scale_grads=False,
         )
-        num_microbatches = spec.schedule.num_microbatches
-        check_order(Schedule1F1B, mesh.coordinate["pp"], spec)
-        self._schedule = Schedule1F1B(torch_stage, num_microbatches, loss_fn=batch_loss(spec, mesh), scale_grads=False)
+        if isinstance(self._schedule, ScheduleInterleaved1F1B):
+            leave_gathering_to_fsdp(self._schedule)
 
     def forward_backward(self, tokens: Tensor | None, labels: Tensor | None) -> Tensor:
         """See `Runner`."""
@@ -110,3 +109,40 @@ class PipelineRunner:
         for loss in losses:
             total += loss.detach()
         return total
+
+
+def _torch_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> PipelineStage:
+    shape = (spec.batch.micro_batch_size, spec.batch.seq_length)
+    dtype = TORCH_DTYPES[spec.precision.params]
+
+    def stream(width: int) -> Tensor:
+        return torch.empty((*shape, width), dtype=dtype, device="meta", requires_grad=True)
+
+    tokens = torch.empty(shape, dtype=torch.int64, device="meta")
+    hidden, vocab = spec.model.hidden_size, spec.model.vocab_size
+    return PipelineStage(
+        stage,
+        stage.index,
+        spec.mesh.pp * spec.mesh.vpp,
+        mesh.device,
+        input_args=tokens if stage.embeds else stream(hidden),
+        output_args=stream(vocab) if stage.predicts else stream(hidden),
+        group=mesh.axes["pp"].get_group(),
+    )
+
+
+def leave_gathering_to_fsdp(schedule: ScheduleInterleaved1F1B) -> None:
+    """Let FSDP2 gather each layer when it runs and free it as `sharding.reshard_after_forward` says, under every schedule alike.
+
+    torch's runtime of several stages a rank would gather whole stages ahead of their first microbatch, whatever that key says, with every
+    layer's all-gather output alive at once, and free them between two uses.
+    """
+
+    def gather(action: Any, ctx: Any) -> None:
+        ctx.schedule_ref.unsharded_stages.add(action.stage_index)
+
+    def free(action: Any, ctx: Any) -> None:
+        ctx.schedule_ref.unsharded_stages.remove(action.stage_index)
+
+    schedule.register_custom_function(schedules.UNSHARD, gather)
+    schedule.register_custom_function(schedules.RESHARD, free)

@@ -1,9 +1,11 @@
-"""Gradients of blocks that more than one stage holds (R-62): a tied head's embedding on the first and the last stage."""
+"""Gradients of blocks that more than one stage holds (R-62): a tied head's embedding on the first and the last stage of the model."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from megaplan.layout.values import Layout
@@ -28,10 +30,26 @@ class SharedGradients:
             if mesh.rank in members:
                 self._group = group
 
-    def reduce(self, stage: nn.Module) -> None:
-        """Sum the embedding's sharded gradient in place; nothing to do on a stage that shares no block."""
+    def reduce(self, stages: Iterable[nn.Module]) -> None:
+        """Sum the embedding's sharded gradient in place over every stage that holds it, on this rank and on others.
+
+        Args:
+            stages: This rank's; nothing to do where none shares a block.
+        """
+        gradients = [_gradient(stage) for stage in stages if hasattr(stage, "embedding")]
+        if not gradients:
+            return
+        total, *others = gradients
+        for gradient in others:
+            total.add_(gradient)
         if self._group is not None:
-            gradient = stage.get_parameter("embedding.weight").grad
-            if gradient is None:
-                raise RuntimeError("embedding.weight has no gradient to share; backward did not reach it")
-            dist.all_reduce(gradient.to_local() if isinstance(gradient, DTensor) else gradient, group=self._group)
+            dist.all_reduce(total, group=self._group)
+        for gradient in others:
+            gradient.copy_(total)
+
+
+def _gradient(stage: nn.Module) -> Tensor:
+    gradient = stage.get_parameter("embedding.weight").grad
+    if gradient is None:
+        raise RuntimeError("embedding.weight has no gradient to share; backward did not reach it")
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient

@@ -116,8 +116,9 @@ class Owners:
 
     def label_resident(self, trainer: Trainer) -> None:
         """Parameters, buffers and optimizer state, as they stand."""
-        for name, buffer in trainer.stage.named_buffers():
-            self.label(buffer, Kind.INPUT, name)
+        for stage in trainer.stages:
+            for name, buffer in stage.named_buffers():
+                self.label(buffer, Kind.INPUT, name)
         for parameter, state in trainer.optimizers.states():
             self.label(list(state.values()), Kind.OPTIMIZER_STATE, self._names[id(parameter)])
 

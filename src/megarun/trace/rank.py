@@ -20,7 +20,7 @@ from megarun.trace.owners import Owners
 from megarun.trace.places import Places
 from megarun.trace.rows import group_rows
 from megarun.trace.values import Difference, Kept, RankTrace, Row
-from megarun.trainer import Trainer, sharded_stage
+from megarun.trainer import Trainer, sharded_stages
 
 STEP_PHASES = ((Phase.FIRST_FORWARD_BACKWARD, Phase.FIRST_OPTIMIZER), (Phase.FORWARD_BACKWARD, Phase.OPTIMIZER))
 RESIDENT = (Kind.PARAMETER, Kind.OPTIMIZER_STATE, Kind.RECEIVE_BUFFER, Kind.INPUT, Kind.LIBRARY)
@@ -32,10 +32,11 @@ FINITE = 1e9
 class TracedTrainer(Trainer):
     """The trainer itself, with every phase announced; without values, it fills nothing and reads nothing."""
 
-    def __init__(self, job: Job, mesh: RankMesh, stage: Stage, owners: Owners, *, with_values: bool) -> None:
+    def __init__(self, job: Job, mesh: RankMesh, stages: tuple[Stage, ...], owners: Owners, *, with_values: bool) -> None:
         self._owners, self._with_values = owners, with_values
-        super().__init__(job, mesh, stage)
-        owners.label_parameters(self.stage)
+        super().__init__(job, mesh, stages)
+        for stage in stages:
+            owners.label_parameters(stage)
         owners.label_resident(self)
         self._phases = iter(STEP_PHASES)
 
@@ -85,22 +86,22 @@ def trace_process(job: Job, mesh: RankMesh, *, workspace_bytes: int = 0, with_va
         workspace_bytes: See `trace_rank`.
         with_values: Train on real tensors instead of fake ones: the check of the trace itself, at small size.
     """
-    stage = sharded_stage(job, mesh)
-    places = Places([stage])
+    stages = sharded_stages(job, mesh)
+    places = Places(stages)
     owners = Owners(job.inventory, places, workspace_bytes, fake_only=not with_values)
-    first = FirstForward(owners, places, [stage])
+    first = FirstForward(owners, places, stages)
     with ExitStack() as stack:
         for watched in (no_cycle_collection(), places.watching(), first.watching(), owners.watching()):
             stack.enter_context(watched)
         if not with_values:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(owners.live)
-        trainer = TracedTrainer(job, mesh, stage, owners, with_values=with_values)
+        trainer = TracedTrainer(job, mesh, stages, owners, with_values=with_values)
         for step in range(len(STEP_PHASES)):
             trainer.start_step()
             trainer.step(step, *_batch(job, trainer))
             owners.label_resident(trainer)
-        return account(mesh.rank, job, owners, tuple(first.kept), blocks_of(stage))
+        return account(mesh.rank, job, owners, tuple(first.kept), tuple(name for stage in stages for name in blocks_of(stage)))
 
 
 def account(rank: int, job: Job, owners: Owners, kept: tuple[Kept, ...], blocks: tuple[str, ...]) -> RankTrace:
@@ -140,4 +141,4 @@ def _batch(job: Job, trainer: Trainer) -> tuple[Tensor | None, Tensor | None]:
     def ids(wanted: bool) -> Tensor | None:
         return torch.zeros(shape, dtype=torch.int64, device=trainer.mesh.device) if wanted else None
 
-    return ids(trainer.stage.embeds), ids(trainer.stage.predicts)
+    return ids(any(stage.embeds for stage in trainer.stages)), ids(any(stage.predicts for stage in trainer.stages))

@@ -33,6 +33,11 @@ def test_what_is_built_is_silent(accepted: Accepted, override: str) -> None:
     assert accepted(overrides=[override, "schedule.num_microbatches=5"]).diagnostics == ()
 
 
+def test_interleaved_stages_are_built(accepted: Accepted) -> None:
+    overrides = ["mesh.vpp=2", "schedule.kind=interleaved_1f1b"]
+    assert unbuilt(accepted(overrides=overrides).spec) == ()
+
+
 @pytest.mark.parametrize("override", NOT_BUILT)
 def test_what_is_not_built_is_noted_at_its_key(accepted: Accepted, override: str) -> None:
     (found,) = accepted(overrides=[override]).diagnostics
@@ -41,10 +46,10 @@ def test_what_is_not_built_is_noted_at_its_key(accepted: Accepted, override: str
 
 
 def test_all_of_it_is_one_note(accepted: Accepted) -> None:
-    overrides = ["mesh.vpp=2", "schedule.kind=interleaved_1f1b", "host.kernels=triton"]
+    overrides = ["mesh.tp=2", "precision.grads=fp16", "host.kernels=triton"]
     (found,) = unbuilt(accepted(overrides=overrides).spec)
     assert found.detail.splitlines() == [
-        "mesh.vpp = 2; megarun trains with 1",
-        "schedule.kind = interleaved_1f1b; megarun trains with 1f1b",
+        "mesh.tp = 2; megarun trains with 1",
+        "precision.grads = fp16; megarun trains with fp32 or bf16",
         "host.kernels = triton; megarun trains with reference",
     ]
