@@ -1,0 +1,220 @@
+"""What every budget must satisfy, and budgets worked out by hand."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from megaplan.budget.occupancy import ChunkState, Step, occupancies
+from megaplan.budget.values import Budget
+from megaplan.columns import Basis, Column, Phase
+from megaplan.inventory.build import build_inventory
+from megaplan.schedule import actions, in_flight, placement, slot_owner
+from megaplan.schedule.in_flight import non_dominated
+from megaplan.spec.models import Spec
+
+
+def variants() -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(
+        {
+            "mesh.pp": st.sampled_from([1, 2, 5]),
+            "mesh.dp_shard": st.integers(1, 5),
+            "mesh.dp_replicate": st.integers(1, 2),
+            "batch.micro_batch_size": st.integers(1, 3),
+            "schedule.num_microbatches": st.integers(5, 9),
+            "sharding.reshard_after_forward": st.booleans(),
+            "model.tie_embeddings": st.booleans(),
+            "precision.params": st.sampled_from(["bf16", "fp32"]),
+        }
+    )
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(overrides=variants())
+def test_cells_add_up_and_every_rank_is_named_once(
+    overrides: dict[str, Any], hybrid: Callable[..., Spec], budget_of: Callable[..., Budget]
+) -> None:
+    spec = hybrid(overrides)
+    budget = budget_of(spec)
+    assert sorted(rank for group in budget.ranks for rank in group.ranks) == list(range(spec.mesh.world_size))
+    assert [group.peak_bytes for group in budget.ranks] == sorted((group.peak_bytes for group in budget.ranks), reverse=True)
+    for group in budget.ranks:
+        assert list(group.cells) == list(Phase)
+        assert all(set(cells) == set(Column) for cells in group.cells.values())
+        assert all(isinstance(size, int) and size >= 0 for cells in group.cells.values() for size in cells.values())
+        assert group.peak_bytes == max(group.phases.values()) == sum(group.columns.values())
+        assert group.headroom_bytes == budget.device.usable_bytes - group.peak_bytes
+        assert group.allocated_bytes == group.peak_bytes - group.columns[Column.OVERHEAD]
+    assert len({str(group.cells) for group in budget.ranks}) == len(budget.ranks)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(overrides=variants())
+def test_phases_hold_what_their_names_say(overrides: dict[str, Any], hybrid: Callable[..., Spec], budget_of: Callable[..., Budget]) -> None:
+    """No optimizer state before the first update, no gradients before the first backward, none of a microbatch during an update."""
+    states = (Column.MATRIX_OPTIMIZER, Column.OTHER_OPTIMIZER)
+    for group in budget_of(hybrid(overrides)).ranks:
+        cells = group.cells
+        assert all(cells[phase][column] == 0 for phase in (Phase.INIT, Phase.FIRST_FORWARD_BACKWARD) for column in states)
+        assert all(cells[Phase.OPTIMIZER][column] > 0 for column in states)
+        assert cells[Phase.INIT][Column.GRADIENTS] == cells[Phase.INIT][Column.COMMUNICATION] == 0
+        assert cells[Phase.OPTIMIZER][Column.ROUTING] == cells[Phase.OPTIMIZER][Column.FEATURE_ACTIVATIONS] == 0
+        first, steady = cells[Phase.FIRST_FORWARD_BACKWARD], cells[Phase.FORWARD_BACKWARD]
+        assert {column: steady[column] for column in Column if column not in (*states, Column.OVERHEAD)} == {
+            column: first[column] for column in Column if column not in (*states, Column.OVERHEAD)
+        }
+
+
+SCHEDULES = [("1f1b", 4, 1, 4), ("1f1b", 4, 1, 9), ("interleaved_1f1b", 2, 2, 16), ("interleaved_1f1b", 4, 3, 8)]
+
+
+@pytest.mark.parametrize(("kind", "pp", "vpp", "m"), SCHEDULES)
+def test_occupancies_hold_the_schedules_vectors(kind: str, pp: int, vpp: int, m: int) -> None:
+    """The counts of all moments have the non-dominated vectors of `in_flight`; each chunk is reduced once, with none of its own alive."""
+    chunk_of = [slot_owner(placement(kind), slot, pp)[1] for slot in range(pp * vpp)]
+    for order, vectors in zip(actions(kind, pp, vpp, m), in_flight(kind, pp, vpp, m), strict=True):
+        moments = occupancies(order, vpp, chunk_of, m)
+        assert non_dominated({moment.counts for moment in moments}) == vectors
+        reduced = [moment for moment in moments if moment.step is Step.REDUCE]
+        assert sorted(moment.chunk for moment in reduced) == list(range(vpp))
+        assert all(moment.counts[moment.chunk] == 0 for moment in reduced)
+        assert all(moment.states[moment.chunk] is ChunkState.BACKWARDED for moment in reduced)
+
+
+def plain(overrides: dict[str, Any]) -> Spec:
+    """Two D layers of 16 and ffn 32, vocabulary 64, all fp32: layer 16 + 3·512 = 1552 elements, head and embedding 1024, norm 16."""
+    model = {"pattern": "D", "num_layers": 2, "hidden_size": 16, "vocab_size": 64, "mlp": {"ffn_hidden_size": 32}}
+    values: dict[str, Any] = {
+        "format": "megaplan.spec/1",
+        "name": "t",
+        "model": model,
+        "batch": {"micro_batch_size": 1, "seq_length": 8},
+        "precision": dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "fp32"),
+    }
+    for key, value in overrides.items():
+        section, name = key.split(".")
+        values.setdefault(section, {})[name] = value
+    return Spec.model_validate(values)
+
+
+def test_states_of_one_process_by_hand(budget_of: Callable[..., Budget]) -> None:
+    budget = budget_of(plain({}))
+    rank = budget.ranks[0]
+    parameters = 2 * 1552 + 2 * 1024 + 16
+    matrices, others = 2 * 3 * 512, 2 * 16 + 2 * 1024 + 16
+    assert budget.parameters == rank.parameters == parameters
+    cells = rank.cells[Phase.OPTIMIZER]
+    assert cells[Column.REPLICATED_PARAMS] == 4 * others
+    assert cells[Column.TENSOR_PARALLEL_PARAMS] == 4 * matrices
+    assert cells[Column.GRADIENTS] == 4 * parameters
+    assert cells[Column.MATRIX_OPTIMIZER] == 4 * matrices
+    assert cells[Column.OTHER_OPTIMIZER] == 2 * 4 * others + 5 * 4  # five AdamW tensors with a step counter each
+    assert cells[Column.ACTIVATIONS] == 2 * 8 * 8  # ids and labels, int64 [1, 8] each
+    # Newton-Schulz of one 32 × 16 matrix in fp32: 3 · 512 + 2 · 16² elements; no shard beside it on one rank
+    assert cells[Column.WORKSPACE] - rank.cells[Phase.FORWARD_BACKWARD][Column.WORKSPACE] == 4 * (3 * 512 + 2 * 256)
+
+
+def test_forward_backward_of_one_process_by_hand(budget_of: Callable[..., Budget]) -> None:
+    """One microbatch of 8 tokens: parameters outweigh activations, so the peak is the reduction of the last layer, the first to reduce."""
+    rank = budget_of(plain({})).ranks[0]
+    assert rank.moments[Phase.FORWARD_BACKWARD] == "reduction of layers.1"
+    cells = rank.cells[Phase.FORWARD_BACKWARD]
+    # head and final norm have their gradients; the layer's were copied into the reduce-scatter's input and freed
+    assert cells[Column.GRADIENTS] == 4 * (1024 + 16)
+    # input, output and (on one rank) quotient of the reduction; layer 0 and the slot's own parameters are gathered, layer 1 no more
+    assert cells[Column.COMMUNICATION] == 4 * (3 * 1552 + 1552 + 2064)
+    # layer 0: its input and normed 512 each, rstd 32, gate, up, act 1024 each; the gradient of layer 1's input 512; ids and labels 64 each
+    assert cells[Column.ACTIVATIONS] == 512 + 512 + 32 + 3 * 1024 + 512 + 128
+
+
+def test_uneven_shards_by_hand(budget_of: Callable[..., Budget]) -> None:
+    """dp_shard 3: 16 rows are chunks of 6, 6, 4; 32 of 11, 11, 10; 64 of 22, 22, 20. Shards are padded, moments are not."""
+    budget = budget_of(plain({"mesh.dp_shard": 3}))
+    assert [group.ranks for group in sorted(budget.ranks, key=lambda group: group.ranks)] == [(0, 1), (2,)]
+    first, last = (budget.of_rank(rank).cells[Phase.OPTIMIZER] for rank in (0, 2))
+    # per layer: norm 6 of 16 rows, gate and up 11 rows of 16, down 6 rows of 32; outside: embedding and head 22 rows of 16, norm 6
+    padded = 2 * (6 + 2 * 11 * 16 + 6 * 32) + 2 * 22 * 16 + 6
+    for cells in (first, last):
+        assert cells[Column.REPLICATED_PARAMS] + cells[Column.TENSOR_PARALLEL_PARAMS] == 4 * padded
+        assert cells[Column.GRADIENTS] == 4 * padded
+    assert first[Column.MATRIX_OPTIMIZER] == 4 * 2 * (2 * 11 * 16 + 6 * 32)
+    assert last[Column.MATRIX_OPTIMIZER] == 4 * 2 * (2 * 10 * 16 + 4 * 32)
+    assert last[Column.OTHER_OPTIMIZER] == 2 * 4 * (2 * 4 + 2 * 20 * 16 + 4) + 5 * 4
+
+
+def test_pipeline_by_hand(budget_of: Callable[..., Budget]) -> None:
+    """pp 2, four microbatches of 512 tokens, bf16 with fp32 gradients: receive buffers, in-flight counts, whole gradients."""
+    spec = plain({"mesh.pp": 2, "schedule.num_microbatches": 4, "precision.params": "bf16", "batch.seq_length": 512})
+    budget = budget_of(spec)
+    first, last = (budget.of_rank(rank) for rank in (0, 1))
+    assert first.moments[Phase.FORWARD_BACKWARD] == "backward of layers.0, 2 microbatches in flight"
+    boundary, width = 512 * 16 * 2, 512 * 32 * 2
+    # one chunk at an end of the pipeline: four boundaries to receive, and what the slot holds gathered
+    assert first.cells[Phase.FORWARD_BACKWARD][Column.COMMUNICATION] == 4 * boundary + 2 * (1552 + 1024)
+    assert last.cells[Phase.FORWARD_BACKWARD][Column.COMMUNICATION] == 4 * boundary + 2 * (1552 + 1024 + 16)
+    # a layer keeps normed, rstd, gate, up, act; rank 0 also its input, the embedding's output, and the stage's output
+    kept = boundary + 512 * 4 + 3 * width + boundary + boundary
+    # of its two microbatches one runs backward at the activation: act is done with, d.act, d.gate and d.up are there; d.out lies in a
+    # receive buffer; token ids are 4 · 512 · 8 B
+    assert first.cells[Phase.FORWARD_BACKWARD][Column.ACTIVATIONS] == 2 * kept - width + 3 * width + 4 * 512 * 8
+    # whole gradients in fp32, and down_proj's [16, 32] in bf16
+    assert first.cells[Phase.FORWARD_BACKWARD][Column.GRADIENTS] == 4 * (1552 + 1024) + 2 * 512
+
+
+@pytest.mark.requirement("R-47")
+def test_a_peak_can_lie_in_the_update(budget_of: Callable[..., Budget]) -> None:
+    """Square experts in bf16, orthogonalised in fp32: Newton-Schulz needs 5 · n of a bank, a reduction less. Not so for long sequences."""
+    model = {
+        "pattern": "E",
+        "num_layers": 2,
+        "hidden_size": 64,
+        "vocab_size": 64,
+        "moe": {"num_experts": 64, "top_k": 1, "ffn_hidden_size": 64, "activation": "relu2"},
+    }
+    values = {
+        "format": "megaplan.spec/1",
+        "name": "t",
+        "model": model,
+        "mesh": {"dp_shard": 4},
+        "precision": dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "bf16"),
+        "optimizer": {"newton_schulz_dtype": "fp32"},
+    }
+    phases = {
+        length: budget_of(Spec.model_validate({**values, "batch": {"micro_batch_size": 1, "seq_length": length}})).worst.peak_phase
+        for length in (8, 65536)
+    }
+    assert phases == {8: Phase.OPTIMIZER, 65536: Phase.FORWARD_BACKWARD}
+
+
+@pytest.mark.requirement("R-45")
+def test_the_reserve_is_itemised_with_a_basis_and_a_source(hybrid: Callable[..., Spec], budget_of: Callable[..., Budget]) -> None:
+    device = budget_of(hybrid()).device
+    assert {item.name for item in device.reserve} == {"cuda_context", "nccl", "driver"}
+    assert all(item.bytes > 0 and item.basis is Basis.MODELLED and item.source for item in device.reserve)
+    assert device.capacity_basis is Basis.PUBLISHED
+    assert device.usable_bytes == device.capacity_bytes - sum(item.bytes for item in device.reserve)
+
+
+def test_first_stage_of_the_flagship_peaks_above_the_last(nam56r: Callable[..., Spec], budget_of: Callable[..., Budget]) -> None:
+    """Known from real runs: under interleaved 1F1B the first rank holds more than the last, which has more parameters."""
+    budget = budget_of(nam56r())
+    first, last = budget.of_rank(0), budget.of_rank(7)
+    assert last.parameters > first.parameters
+    assert first.peak_bytes > 1.1 * last.peak_bytes
+    assert budget.parameters == 4_726_404_962
+    assert budget.active_parameters == 3_030_857_570
+    assert budget.fits
+
+
+def test_a_tied_head_is_resident_on_both_ends(hybrid: Callable[..., Spec], budget_of: Callable[..., Budget]) -> None:
+    """Counted once in the model, held twice in a pipeline."""
+    features = {"model.features": {}}
+    tied, untied = (budget_of(hybrid({**features, "model.tie_embeddings": flag})) for flag in (True, False))
+    assert untied.parameters - tied.parameters == 512 * 64
+    for rank in range(4):
+        assert tied.of_rank(rank).parameters == untied.of_rank(rank).parameters
+        assert tied.of_rank(rank).cells[Phase.INIT] == untied.of_rank(rank).cells[Phase.INIT]
+    alone = budget_of(hybrid({**features, "model.tie_embeddings": True, "mesh.pp": 1}))
+    assert alone.of_rank(0).parameters == build_inventory(hybrid({**features, "model.tie_embeddings": True})).parameters

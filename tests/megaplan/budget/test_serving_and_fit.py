@@ -1,0 +1,176 @@
+"""Serving, routing's two readings, what fits and what to cut."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from megaplan.budget.axes import AXES
+from megaplan.budget.build import build_budget
+from megaplan.budget.fit import cuts, fit_diagnostics, largest_micro_batch, what_ifs
+from megaplan.budget.formulas import FORMULAS
+from megaplan.budget.routing import routing_bytes
+from megaplan.budget.serving import cached_tokens, serving_budget
+from megaplan.budget.values import Budget, ServingBudget
+from megaplan.columns import Column, Phase
+from megaplan.devices import load_device
+from megaplan.dtypes import DType
+from megaplan.errors import MegaplanError, Severity
+from megaplan.hosts.megarun.moe import ExpertMesh, received_rows
+from megaplan.inventory.build import build_inventory
+from megaplan.layout.build import build_layout
+from megaplan.spec.models import MixtureOfExperts, Serving, Spec
+
+GOLDEN = MixtureOfExperts(num_experts=128, top_k=2, ffn_hidden_size=1, capacity_factor=1.2)
+GQA = {"kind": "gqa", "num_heads": 8, "num_kv_heads": 4, "head_dim": 8}
+
+
+@pytest.mark.requirement("R-43")
+def test_routing_golden_in_both_readings() -> None:
+    """4096 tokens, top-2, 128 experts, factor 1.2, hidden 4096, 4 local experts: one source's buffer, and that for the 32 there are."""
+    found = routing_bytes(GOLDEN, 4096, 4096, ExpertMesh(ep=32, etp=1), DType.BF16)
+    assert found.capacity == 77
+    assert found.count_bytes == 32_768
+    assert found.source_bytes == 2_523_136
+    assert found.num_sources == 32
+    assert found.receive_bytes == 32 * 2_523_136
+
+
+@pytest.mark.requirement("R-43")
+def test_the_budget_prices_all_sources(hybrid: Callable[..., Spec], budget_of: Callable[..., Budget]) -> None:
+    """A capacity of 2 over the balanced rows doubles the rows received, from every source."""
+    moe = hybrid().model.moe
+    assert moe is not None
+    even = received_rows(moe, 128, ExpertMesh(2, 1))
+    assert even == 128 * 2
+    full = received_rows(moe.model_copy(update={"capacity_factor": 2.0}), 128, ExpertMesh(2, 1))
+    assert full == 2 * even
+    cells = [budget_of(hybrid({"mesh.ep": 2, "model.moe.capacity_factor": factor})).of_rank(0) for factor in (None, 2.0)]
+    routing = [rank.cells[Phase.FORWARD_BACKWARD][Column.ROUTING] for rank in cells]
+    assert routing[1] > 1.5 * routing[0]
+
+
+def test_skew_is_bounded_by_the_rows_there_are() -> None:
+    moe = MixtureOfExperts(num_experts=4, top_k=2, ffn_hidden_size=1, routing_skew=100.0)
+    assert received_rows(moe, 10, ExpertMesh(4, 1)) == 10 * 4  # one local expert takes each token of four sources once
+    assert received_rows(moe, 10, ExpertMesh(2, 1)) == 10 * 2 * 2
+    assert received_rows(moe, 10, ExpertMesh(1, 1)) == 20
+
+
+def serving(spec: Spec) -> ServingBudget:
+    found = serving_budget(spec, build_inventory(spec))
+    assert found is not None
+    return found
+
+
+@pytest.mark.requirement("R-48")
+def test_kv_cache_follows_attention_layers_never_depth(hybrid: Callable[..., Spec]) -> None:
+    """Two of ten layers attend: 2 · batch 4 · context 100 · 2 · 4 heads · 8 · 2 B; ten times the M and R layers change nothing of it."""
+    pool = {"serving": {"batch_size": 4, "context_length": 100}}
+    few = serving(hybrid(pool))
+    assert few.kv_cache_bytes == 2 * 4 * 100 * 2 * 4 * 8 * 2
+    more = serving(hybrid({**pool, "model.pattern": "AMRDMRDMRDAMRDMRDMRD", "model.num_layers": 20}))
+    assert more.kv_cache_bytes == few.kv_cache_bytes
+    assert more.recurrent_state_bytes > few.recurrent_state_bytes
+
+
+@pytest.mark.requirement("R-48")
+def test_recurrent_pool_is_separate_and_blind_to_context(hybrid: Callable[..., Spec]) -> None:
+    """M: 8 heads · 16 · 16 · 4 + (128 + 2 · 64) · 3 · 2; R: 8 · 8 · 8 · 4 + (16 + 64) · 3 · 2; two layers of each, batch 4."""
+    expected = 4 * 2 * (8 * 16 * 16 * 4 + 256 * 3 * 2 + 8 * 8 * 8 * 4 + 80 * 3 * 2)
+    for context in (100, 10_000):
+        assert serving(hybrid({"serving": {"batch_size": 4, "context_length": context}})).recurrent_state_bytes == expected
+
+
+@pytest.mark.requirement("R-48")
+def test_latents_windows_and_pages(nam56r: Callable[..., Spec]) -> None:
+    """MLA caches 64 + 32 values a token, nine layers an indexer key of 64 too; pages round the context up to whole blocks."""
+    spec = nam56r({"serving.context_length": 1000, "serving.cache": "contiguous"})
+    assert serving(spec).kv_cache_bytes == 32 * 1000 * (13 * 96 + 9 * 64) * 2
+    paged = nam56r({"serving.context_length": 1000, "serving.block_size": 256})
+    assert serving(paged).kv_cache_bytes == 32 * 1024 * (13 * 96 + 9 * 64) * 2
+    assert serving(paged).blocks == 4
+    pool = Serving(batch_size=1, context_length=1000, block_size=64)
+    assert cached_tokens(pool, window=100) == 100
+    # 100 tokens can touch three blocks of 64: one begins and one ends inside
+    assert cached_tokens(pool.model_copy(update={"cache": "paged"}), window=100) == 3 * 64
+    assert cached_tokens(pool.model_copy(update={"cache": "paged"}), window=5000) == 1024
+
+
+def test_serving_is_no_part_of_training(hybrid: Callable[..., Spec], budget_of: Callable[..., Budget]) -> None:
+    with_serving = hybrid({"serving": {"batch_size": 4, "context_length": 100}})
+    assert budget_of(with_serving) == budget_of(hybrid())
+    assert serving_budget(hybrid(), build_inventory(hybrid())) is None
+    found = serving(with_serving)
+    assert found.as_document()["total"] == found.kv_cache_bytes + found.recurrent_state_bytes + found.parameters_bytes
+
+
+def parts(spec: Spec, spans: Any) -> tuple[Spec, Any, Any]:
+    inventory = build_inventory(spec)
+    return spec, inventory, build_layout(spec, inventory, spans)
+
+
+SPANS = [(0, 13), (13, 26), (26, 39), (39, 52)]
+
+
+def test_largest_micro_batch_is_the_last_that_fits(nam56r: Callable[..., Spec]) -> None:
+    found = largest_micro_batch(*parts(nam56r(), SPANS))
+    assert found is not None
+    fits = [build_budget(*parts(nam56r({"batch.micro_batch_size": size}), SPANS)).fits for size in (found, found + 1)]
+    assert fits == [True, False]
+
+
+@pytest.mark.requirement("R-46")
+def test_over_the_limit_names_the_column_and_the_bytes(nam56r: Callable[..., Spec]) -> None:
+    spec, inventory, layout = parts(nam56r({"batch.micro_batch_size": 16}), SPANS)
+    budget = build_budget(spec, inventory, layout)
+    worst, (cut, *_) = budget.worst, cuts(budget.worst)
+    assert (cut.column, cut.excess_bytes) == (Column.ACTIVATIONS, -worst.headroom_bytes)
+    assert cut.column_bytes == worst.columns[Column.ACTIVATIONS]
+    changes = what_ifs(spec, inventory, layout)
+    assert changes
+    assert all(change.peak_bytes < worst.peak_bytes for change in changes)
+    diagnostics = fit_diagnostics(spec, inventory, layout, budget)
+    assert [item.code for item in diagnostics] == ["MP501"]
+    assert all(item.severity is Severity.WARNING for item in diagnostics)
+    assert f"cut activations_bytes = {cut.column_bytes} B by {cut.excess_bytes} B" in diagnostics[0].detail
+    assert any("--set" in hint for hint in diagnostics[0].hints)
+
+
+@pytest.mark.requirement("R-46")
+def test_low_headroom_warns_and_ample_headroom_does_not(nam56r: Callable[..., Spec]) -> None:
+    codes = []
+    for size in (4, 6):
+        spec, inventory, layout = parts(nam56r({"batch.micro_batch_size": size}), SPANS)
+        codes.append([item.code for item in fit_diagnostics(spec, inventory, layout, build_budget(spec, inventory, layout))])
+    assert codes == [[], ["MP502"]]
+
+
+def test_nothing_fits(nam56r: Callable[..., Spec]) -> None:
+    spec, inventory, layout = parts(nam56r({"batch.micro_batch_size": 2, "batch.seq_length": 65536}), SPANS)
+    assert largest_micro_batch(spec, inventory, layout) is None
+    diagnostics = fit_diagnostics(spec, inventory, layout, build_budget(spec, inventory, layout))
+    assert [item.code for item in diagnostics] == ["MP501", "MP503"]
+
+
+def test_an_unknown_device_is_refused_by_name() -> None:
+    with pytest.raises(MegaplanError) as raised:
+        load_device("h20")
+    assert raised.value.diagnostics[0].code == "MP504"
+    assert "h200" in raised.value.diagnostics[0].detail
+
+
+def test_every_column_has_its_formula() -> None:
+    assert set(FORMULAS) == {*(column.value for column in Column), "reserve", "kv_cache", "recurrent_state"}
+    assert all(item.formula and item.units == "bytes" and item.source and item.example for item in FORMULAS.values())
+
+
+@pytest.mark.requirement("R-20")
+def test_every_axis_says_what_it_cannot_fix() -> None:
+    assert {"pp", "dp_replicate", "dp_shard", "cp", "tp", "sp", "ep", "etp", "recompute", "checkpoint"} <= set(AXES)
+    assert "Expert ownership" in AXES["tp"].cannot_fix
+    assert "Parameters" in AXES["sp"].cannot_fix
+    assert "Recurrent state" in AXES["cp"].cannot_fix
+    assert "Any dense layer" in AXES["ep"].cannot_fix
+    assert "no split axis" in AXES["recompute"].title
+    assert "no split axis" in AXES["checkpoint"].title
