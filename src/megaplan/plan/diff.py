@@ -154,7 +154,7 @@ def diff_plans(before: PlanDocument, after: PlanDocument, tampered: tuple[tuple[
     """
     ranks = tuple(change for change in _rank_changes(before.estimates.ranks, after.estimates.ranks) if change.changed)
     old_inputs, new_inputs = dict(before.inputs), dict(after.inputs)
-    old_training, new_training = old_inputs.pop(_OUTSIDE_DIGEST), new_inputs.pop(_OUTSIDE_DIGEST)
+    old_training, new_training = old_inputs.pop(_OUTSIDE_DIGEST, {}), new_inputs.pop(_OUTSIDE_DIGEST, {})  # a hand may have taken it out
     return PlanDiff(
         names=(before.spec.name, after.spec.name),
         digests=(before.digests.plan, after.digests.plan),
