@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megaplan.budget.chunk import NOTHING, Chunk, Policy, Unit
 from megaplan.budget.occupancy import occupancies
@@ -17,10 +17,11 @@ from megaplan.hosts.megarun.boundaries import boundary_bytes, receive_bytes
 from megaplan.hosts.megarun.buffers import rotary_bytes, rotary_scratch_bytes, token_bytes
 from megaplan.hosts.megarun.dims import Dims, is_pipelined, local_dims
 from megaplan.hosts.megarun.ledger import accumulates_in_place, block_bytes, make_of
-from megaplan.hosts.megarun.optimizer import Uneven, uses_muon
+from megaplan.hosts.megarun.optimizer import Uneven, first_step_moment, uses_muon
+from megaplan.hosts.megarun.parts import BlockBytes
 from megaplan.hosts.megarun.storage import BlockStorage, block_storage
 from megaplan.inventory.tensors import Block, Family, Inventory
-from megaplan.layout.ranks import expert_coordinate, rank_coordinate
+from megaplan.layout.ranks import rank_coordinate
 from megaplan.layout.values import Layout, Slot
 from megaplan.schedule.actions import Action
 from megaplan.schedule.in_flight import receive_buffers
@@ -41,6 +42,7 @@ class _Evaluation:
         self.parameters = sum([self.elements[id(block)] for block in blocks])
         self.in_place = all(accumulates_in_place(spec, block) for block in distinct.values())
         self.boundary_bytes = boundary_bytes(self.dims)
+        self._sums: dict[tuple[int, bool, str], BlockBytes] = {}
         self._units: dict[tuple[int, bool, str, bool, bool], Unit] = {}
         self._storages: dict[int, BlockStorage] = {}
 
@@ -57,10 +59,13 @@ class _Evaluation:
             tied: Whether another unit or a copy stands for its parameters.
             owned: Whether its input is a storage of the chunk that it would keep.
         """
-        key = (*make_of(self.spec, name, block), tied, owned)
+        make = make_of(self.spec, name, block)
+        key = (*make, tied, owned)
         found = self._units.get(key)
         if found is None:
-            sums = block_bytes(self.spec, self.dims, name, block)
+            sums = self._sums.get(make)
+            if sums is None:
+                sums = self._sums[make] = block_bytes(self.spec, self.dims, name, block)
             storage = None if tied else self.storage(block)
             kept = self.boundary_bytes if sums.keeps_input and owned else 0
             found = self._units[key] = Unit(sums, storage, name.startswith("layers."), kept)
@@ -118,11 +123,10 @@ def build_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
         else:
             peak = accumulating_peak(chunks[0], schedule.num_microbatches)
         ranks += _distinct(mesh, pp_rank, persistent, peak, usable)
-    ranks.sort(key=lambda rank: (-rank.peak_bytes, rank.ranks))
     stages = tuple(
         StageBudget(slot.index, slot.pp_rank, slot.chunk, slot.start, slot.stop, _elements(evaluation, slot)) for slot in layout.slots
     )
-    return Budget(usable, stages, tuple(ranks), evaluation.parameters, inventory.active_parameters)
+    return Budget(usable, stages, _merged(ranks), evaluation.parameters, inventory.active_parameters)
 
 
 def _slot_parts(evaluation: _Evaluation, slot: Slot) -> _SlotParts:
@@ -182,6 +186,7 @@ def _persistent(
     rotary, tokens = rotary_bytes(spec) * sum(part.attends for part in parts), token_bytes(spec)
     received = receive_bytes(evaluation.dims, num_receives)
     boundary = boundary_bytes(evaluation.dims)
+    scratch = [item for storage in storages for item in storage.matrix_scratch]
     shards = [part.chunk.root.shard_bytes + part.chunk.layers.shard_bytes for part in parts]
     return Persistent(
         resident=resident,
@@ -191,7 +196,8 @@ def _persistent(
         other_state_bytes=sum(storage.other_state_bytes for storage in storages),
         uneven=tuple(tensor for storage in storages for tensor in storage.uneven),
         root_uneven=tuple(tensor for part in parts for tensor in part.root_uneven),
-        scratch=tuple(item for storage in storages for item in storage.matrix_scratch),
+        scratch_bytes=max([size for size, _ in scratch], default=0),
+        first_matrix=first_step_moment(scratch),
         buffer_bytes=rotary,
         buffer_scratch_bytes=rotary_scratch_bytes(spec) if rotary else 0,
         input_bytes=tokens * (any(slot.index == 0 for slot in slots) + any(slot.index == last for slot in slots)),
@@ -209,21 +215,36 @@ def _distinct(mesh: Mesh, pp_rank: int, persistent: Persistent, peak: StepPeak, 
     expert = {bound for tensor in persistent.uneven if tensor.expert for bound in tensor.boundaries}
     per_stage = mesh.world_size // mesh.pp
     first = pp_rank * per_stage
-    groups: dict[tuple[int, int], list[int]] = {}
-    for rank in range(first, first + per_stage):
-        place = (0, 0)
-        if dense or expert:
-            index = (rank - first) // (mesh.cp * mesh.tp) % mesh.dp_shard
-            expert_index = (rank - first) // (mesh.ep * mesh.etp) % mesh.efsdp
-            place = (sum(index >= bound for bound in dense), sum(expert_index >= bound for bound in expert))
-        groups.setdefault(place, []).append(rank)
+    places: dict[tuple[int, int], list[int]] = {}
+    if dense or expert:
+        dense_place = [sum([index >= bound for bound in dense]) for index in range(mesh.dp_shard)]
+        expert_place = [sum([index >= bound for bound in expert]) for index in range(mesh.efsdp)]
+        inner, expert_inner = mesh.cp * mesh.tp, mesh.ep * mesh.etp
+        for offset in range(per_stage):
+            place = (dense_place[offset // inner % len(dense_place)], expert_place[offset // expert_inner % len(expert_place)])
+            places.setdefault(place, []).append(first + offset)
+    else:
+        places[0, 0] = list(range(first, first + per_stage))
     found: list[RankBudget] = []
-    for ranks in groups.values():
+    for ranks in places.values():
         coordinate = rank_coordinate(mesh, ranks[0])
-        states = persistent.states(coordinate["dp_shard"], expert_coordinate(mesh, ranks[0])["efsdp"])
+        states = persistent.states(coordinate["dp_shard"], (ranks[0] - first) // (mesh.ep * mesh.etp) % mesh.efsdp)
         cells, where = rank_cells(persistent, states, peak)
         found.append(RankBudget(tuple(ranks), coordinate, persistent.parameters, cells, where, device.usable_bytes))
     return found
+
+
+def _merged(ranks: list[RankBudget]) -> tuple[RankBudget, ...]:
+    """Largest peak first; budgets of different pipeline ranks that are equal become one."""
+    ranks.sort(key=lambda rank: (-rank.peak_bytes, rank.ranks))
+    found: list[RankBudget] = []
+    for rank in ranks:
+        twin = next((other for other in reversed(found) if other.cells == rank.cells and other.parameters == rank.parameters), None)
+        if twin is None:
+            found.append(rank)
+        else:
+            found[found.index(twin)] = replace(twin, ranks=(*twin.ranks, *rank.ranks))
+    return tuple(found)
 
 
 def _elements(evaluation: _Evaluation, slot: Slot) -> int:

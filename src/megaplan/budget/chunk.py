@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from megaplan.budget.occupancy import ChunkState
+from megaplan.budget.values import NO_BYTES
 from megaplan.columns import Column
 from megaplan.hosts.megarun.parts import BlockBytes
 from megaplan.hosts.megarun.program import Moment
@@ -253,7 +254,7 @@ class Chunk:
         return sum(self.units[index].block.gradients.values())
 
     def _kept(self, stop: int, count: int, activations: int) -> dict[Column, int]:
-        cells = dict.fromkeys(Column, 0)
+        cells = NO_BYTES.copy()
         cells[Column.ACTIVATIONS] = activations
         for unit in self.units[:stop]:
             cells[Column.ACTIVATIONS] += unit.input_bytes * count

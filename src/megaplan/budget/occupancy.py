@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from megaplan.schedule.actions import Action, Kind
+from megaplan.schedule.in_flight import non_dominated
 
 
 class ChunkState(IntEnum):
@@ -61,30 +62,33 @@ def occupancies(order: Sequence[Action], vpp: int, chunk_of: Sequence[int], num_
         Distinct moments. Of those with one step, chunk and states only the largest counts are given.
     """
     counts, states, left = [0] * vpp, [ChunkState.UNTOUCHED] * vpp, [num_microbatches] * vpp
+    key = tuple(states)  # of `states`, made anew only when they change
     found: dict[tuple[Step, int, tuple[ChunkState, ...]], set[tuple[int, ...]]] = {}
-
-    def note(step: Step, chunk: int) -> None:
-        found.setdefault((step, chunk, tuple(states)), set()).add(tuple(counts))
-
-    for action in order:
+    for position, action in enumerate(order):
         chunk = chunk_of[action.slot]
+        state = states[chunk]
         if action.kind is Kind.FORWARD:
             counts[chunk] += 1
-            note(Step.FORWARD, chunk)
-            states[chunk] = ChunkState.FORWARDED if states[chunk] <= ChunkState.FORWARDED else ChunkState.REFORWARDED
+            after = ChunkState.FORWARDED if state <= ChunkState.FORWARDED else ChunkState.REFORWARDED
+            follows = order[position + 1] if position + 1 < len(order) else action
+            if after is not state or follows.kind is not Kind.FORWARD or follows.slot != action.slot:
+                found.setdefault((Step.FORWARD, chunk, key), set()).add(tuple(counts))  # else the next one has larger counts
         elif action.kind is Kind.BACKWARD:
-            note(Step.BACKWARD, chunk)
+            found.setdefault((Step.BACKWARD, chunk, key), set()).add(tuple(counts))
             counts[chunk] -= 1
             left[chunk] -= 1
-            states[chunk] = ChunkState.BACKWARDED
+            after = ChunkState.BACKWARDED
             if left[chunk] == 0:
-                note(Step.REDUCE, chunk)
-                states[chunk] = ChunkState.REDUCED
+                reducing = (*key[:chunk], after, *key[chunk + 1 :])
+                found.setdefault((Step.REDUCE, chunk, reducing), set()).add(tuple(counts))
+                after = ChunkState.REDUCED
         else:
             raise ValueError(f"{action}: a split backward has its own walk")
+        if after is not state:
+            states[chunk] = after
+            key = tuple(states)
     return tuple(
         Occupancy(step, chunk, vector, chunk_states)
         for (step, chunk, chunk_states), vectors in found.items()
-        for vector in vectors
-        if not any(vector != other and all(a <= b for a, b in zip(vector, other, strict=True)) for other in vectors)
+        for vector in (non_dominated(vectors) if len(vectors) > 1 else vectors)
     )

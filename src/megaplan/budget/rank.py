@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from megaplan.budget.chunk import Chunk, Peak
 from megaplan.budget.occupancy import ChunkState, Occupancy, Step
 from megaplan.budget.reduction import reduce_peak, reducing_backward_peak
-from megaplan.budget.values import Cells
+from megaplan.budget.values import NO_BYTES, Cells
 from megaplan.columns import Column, Phase
 from megaplan.hosts.megarun.allocator import OPEN_SEGMENTS_BYTES
-from megaplan.hosts.megarun.optimizer import Uneven, first_step_peak
+from megaplan.hosts.megarun.optimizer import Uneven
 
 MomentCells = dict[Column, int]
 
@@ -43,7 +43,8 @@ class Persistent:
         other_state_bytes: AdamW's.
         uneven: Tensors that shard unevenly.
         root_uneven: Those of the slots' own groups, which are padded when all else is in place.
-        scratch: Muon's scratch and state of each tensor.
+        scratch_bytes: The largest scratch of Muon's tensors.
+        first_matrix: Momenta made and scratch at the peak of Muon's first step.
         buffer_bytes: Rotary tables.
         buffer_scratch_bytes: What the last of them needs while it is computed.
         input_bytes: Token ids and labels of a step.
@@ -61,7 +62,8 @@ class Persistent:
     other_state_bytes: int
     uneven: tuple[Uneven, ...]
     root_uneven: tuple[Uneven, ...]
-    scratch: tuple[tuple[int, int], ...]
+    scratch_bytes: int
+    first_matrix: tuple[int, int]
     buffer_bytes: int
     buffer_scratch_bytes: int
     input_bytes: int
@@ -173,8 +175,7 @@ def accumulating_peak(chunk: Chunk, num_microbatches: int) -> StepPeak:
 def rank_cells(persistent: Persistent, states: States, step: StepPeak) -> tuple[Cells, dict[Phase, str]]:
     """Cells of every phase, and where each phase's peak lies."""
     moments = states.matrix_bytes + states.other_bytes
-    scratch = max((size for size, _ in persistent.scratch), default=0)
-    first_matrix = first_step_peak(persistent.scratch)
+    scratch, first_matrix = persistent.scratch_bytes, sum(persistent.first_matrix)
     created_at_end = moments - persistent.matrix_shard_bytes >= first_matrix
     overhead = persistent.slack_bytes + OPEN_SEGMENTS_BYTES
     with_states = overhead + persistent.state_slack_bytes
@@ -193,7 +194,7 @@ def rank_cells(persistent: Persistent, states: States, step: StepPeak) -> tuple[
         first_update = _with_states(first_update, states)
         first_update[Column.GRADIENTS] -= persistent.matrix_shard_bytes
     else:
-        made, size = _first_matrix_moment(persistent)
+        made, size = persistent.first_matrix
         first_update[Column.MATRIX_OPTIMIZER] += made
         first_update[Column.WORKSPACE] += size
     steady_update = _with_states(updating, states)
@@ -217,7 +218,7 @@ def rank_cells(persistent: Persistent, states: States, step: StepPeak) -> tuple[
 
 
 def _base(persistent: Persistent, overhead: int) -> MomentCells:
-    cells = dict.fromkeys(Column, 0)
+    cells = NO_BYTES.copy()
     for column, size in persistent.resident.items():
         cells[column] += size
     cells[Column.ACTIVATIONS] = persistent.buffer_bytes + persistent.input_bytes
@@ -240,17 +241,6 @@ def _with_states(cells: MomentCells, states: States) -> MomentCells:
     return found
 
 
-def _first_matrix_moment(persistent: Persistent) -> tuple[int, int]:
-    """Momenta made and scratch at the peak of Muon's first step."""
-    best = (0, 0)
-    made = 0
-    for scratch, state in persistent.scratch:
-        made += state
-        if made + scratch > sum(best):
-            best = (made, scratch)
-    return best
-
-
 def _peak(chunk: Chunk, moment: Occupancy) -> Peak:
     state = moment.states[moment.chunk]
     if moment.step is Step.FORWARD:
@@ -260,11 +250,14 @@ def _peak(chunk: Chunk, moment: Occupancy) -> Peak:
 
 def _beside(chunks: Sequence[Chunk], moment: Occupancy) -> int:
     """Other microbatches, and the other chunks' gradients and gathered parameters."""
-    total = chunks[moment.chunk].output_bytes if moment.step is Step.BACKWARD else 0
-    for index, (chunk, count, state) in enumerate(zip(chunks, moment.counts, moment.states, strict=True)):
-        total += _others(moment, index, count) * chunk.saved_bytes
-        if index != moment.chunk:
-            total += sum(chunk.held(state))
+    running = moment.chunk
+    total = chunks[running].output_bytes if moment.step is Step.BACKWARD else 0
+    if moment.step is not Step.REDUCE:
+        total -= chunks[running].saved_bytes
+    for index, chunk in enumerate(chunks):
+        total += moment.counts[index] * chunk.saved_bytes
+        if index != running:
+            total += sum(chunk.held(moment.states[index]))
     return total
 
 

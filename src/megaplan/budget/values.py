@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from megaplan.columns import Basis, Column, Phase
 
 Cells = dict[Phase, dict[Column, int]]
+NO_BYTES: dict[Column, int] = dict.fromkeys(Column, 0)
+"""Every column at 0, to copy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,10 +85,15 @@ def matrix_scratch_bytes(shape: tuple[int, ...], num_matrices: int, iteration_by
     return (shard_elements + 3 * elements + 2 * num_matrices * side * side) * iteration_bytes
 
 
-def first_step_peak(scratch: Iterable[tuple[int, int]]) -> int:
-    """Peak of Muon's first step above what was there before: each tensor's scratch beside the momenta made so far, its own included."""
-    peak = made = 0
+def first_step_moment(scratch: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """Momenta made and scratch at the peak of Muon's first step: each tensor's scratch beside the momenta so far, its own included.
+
+    Args:
+        scratch: (scratch, momentum) bytes of each tensor, in the order of updates.
+    """
+    largest, best, made = -1, (0, 0), 0
     for scratch_bytes, state_bytes in scratch:
         made += state_bytes
-        peak = max(peak, made + scratch_bytes)
-    return peak
+        if made + scratch_bytes > largest:
+            largest, best = made + scratch_bytes, (made, scratch_bytes)
+    return best

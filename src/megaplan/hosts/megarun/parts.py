@@ -25,6 +25,7 @@ class Stored(NamedTuple):
 
 
 Shapes = dict[str, Stored]
+COLUMNS = tuple(Column)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class BlockBytes:
 
     def cells(self, moment: Moment, params: tuple[str, ...]) -> dict[Column, int]:
         """What is alive at a moment with these parameter gradients, by column."""
-        tensors, found = self.part.tensors, dict.fromkeys(Column, 0)
+        tensors, found = self.part.tensors, dict.fromkeys(COLUMNS, 0)
         for name in (*moment.storages, *moment.gradients):
             stored = tensors[name]
             found[stored.column] += stored.bytes

@@ -113,18 +113,20 @@ def block_storage(spec: Spec, block: Block) -> BlockStorage:
     states = {True: 0, False: 0}  # Muon or not
     uneven: list[Uneven] = []
     scratch: list[tuple[int, int]] = []
+    dense_degree, expert_degree = shard_degrees(mesh)
     muon, parameters, resident_slack, state_slack = uses_muon(spec), 0, 0, 0
     lasts, last = {True: 0, False: 0}, last_tensor(block)
     for tensor in block.tensors:
         shape = local_shape(tensor, mesh.tp, mesh.ep, mesh.etp)
         rows, elements = shape[0], prod(shape)
         expert = tensor.owner is Owner.EXPERT_PARALLEL
-        degree = mesh.efsdp if expert else mesh.dp_shard
+        degree = expert_degree if expert else dense_degree
         chunk_rows, width = -(-rows // degree), elements // rows
         chunk = chunk_rows * width
         column = OWNER_COLUMNS[tensor.owner]
         resident[column] = resident.get(column, 0) + chunk * master
-        resident_slack += slack_bytes(chunk * master)
+        slack = slack_bytes(chunk * master)
+        resident_slack += slack
         count = counts[expert]
         count[0] += chunk
         count[1] += chunk * degree
@@ -134,7 +136,7 @@ def block_storage(spec: Spec, block: Block) -> BlockStorage:
             lasts[expert] = elements if degree > 1 else 0
         by_muon = muon and tensor.group is Group.MATRIX
         state = width * moments * (1 if by_muon else 2)
-        state_slack += slack_bytes(chunk * moments) * (1 if by_muon else 2)
+        state_slack += (slack if moments == master else slack_bytes(chunk * moments)) * (1 if by_muon else 2)
         if chunk_rows * degree == rows:
             states[by_muon] += state * chunk_rows
         else:
@@ -156,8 +158,8 @@ def block_storage(spec: Spec, block: Block) -> BlockStorage:
             last_unsharded_bytes=last_elements * precision.grads.bytes,
         )
         for degree, last_elements, (shard, whole, true) in (
-            (mesh.dp_shard, lasts[False], counts[False]),
-            (mesh.efsdp, lasts[True], counts[True]),
+            (dense_degree, lasts[False], counts[False]),
+            (expert_degree, lasts[True], counts[True]),
         )
     )
     return BlockStorage(
