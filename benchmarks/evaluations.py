@@ -1,0 +1,46 @@
+"""How fast one plan after another is evaluated in process: Spec value with fixed cuts → Budget.
+
+python benchmarks/evaluations.py [--count 1000]
+
+52 layers, 64 ranks in 8 pipeline stages, another micro-batch each time, nothing remembered between calls. The bar is 2 s for 1,000.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from megaplan.budget.build import build_budget
+from megaplan.inventory.build import build_inventory
+from megaplan.layout.build import build_layout
+from megaplan.spec.load import load_spec
+from megaplan.split.choose import choose_cuts
+
+BAR_SECONDS = 2.0
+OVERRIDES = ("mesh.pp=8", "mesh.vpp=1", "mesh.dp_shard=8", "schedule.kind=1f1b", "schedule.num_microbatches=16")
+
+
+def main() -> int:
+    """Evaluate, print the time, 1 if past the bar."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=1000)
+    count = parser.parse_args().count
+    spec = load_spec("plans/nam56r-8xh200.yaml", OVERRIDES).spec
+    spans = choose_cuts(spec, build_inventory(spec)).spans
+    batches = [spec.batch.model_copy(update={"micro_batch_size": 1 + index}) for index in range(count)]
+    specs = [spec.model_copy(update={"batch": batch}) for batch in batches]
+    peaks, distinct = set(), 0
+    start = time.perf_counter()
+    for each in specs:
+        inventory = build_inventory(each)
+        budget = build_budget(each, inventory, build_layout(each, inventory, spans))
+        peaks.add(budget.worst.peak_bytes)
+        distinct = len(budget.ranks)
+    seconds = time.perf_counter() - start
+    print(f"{count} evaluations, {distinct} distinct ranks of {spec.mesh.world_size}, {len(peaks)} peaks: {seconds:.2f} s")
+    return 0 if seconds <= BAR_SECONDS * count / 1000 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
