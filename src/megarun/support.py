@@ -24,20 +24,19 @@ def refuse_unbuilt(spec: Spec) -> None:
 def dtype_problems(spec: Spec) -> list[Diagnostic]:
     """Where torch would sum gradients, or keep moments, in another dtype than `precision` says.
 
-    FSDP2 casts a reduced gradient to the resident parameter's dtype and accumulates there; under a pipeline it first sums whole gradients
-    of the microbatches in the reduction's dtype.
+    Under a pipeline FSDP2 sums whole gradients of the microbatches in the reduction's dtype.
 
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py, `to_accumulated_grad_if_needed`.
     """
     precision = spec.precision
     wrong = []
-    if precision.grads != precision.master:
-        wrong.append(("MP602", "grads", f"precision.grads = {precision.grads}, precision.master = {precision.master}"))
-    if spec.mesh.pp > 1 and spec.schedule.num_microbatches > 1 and precision.reduce != precision.master:
-        wrong.append(
-            ("MP602", "reduce", f"precision.reduce = {precision.reduce}, precision.master = {precision.master}, mesh.pp = {spec.mesh.pp}")
-        )
+    if spec.mesh.pp > 1 and precision.reduce != precision.grads:
+        detail = f"precision.reduce = {precision.reduce}, precision.grads = {precision.grads}, mesh.pp = {spec.mesh.pp}"
+        wrong.append(("MP602", "reduce", precision.grads, detail))
     if precision.moments != precision.master:
-        wrong.append(("MP603", "moments", f"precision.moments = {precision.moments}, precision.master = {precision.master}"))
-    fix = f"megaplan split SPEC --set precision.{{}}={precision.master} -o PLAN"
-    return [diagnostic(code, detail, Location(key=f"precision.{role}"), (fix.format(role),)) for code, role, detail in wrong]
+        detail = f"precision.moments = {precision.moments}, precision.master = {precision.master}"
+        wrong.append(("MP603", "moments", precision.master, detail))
+    return [
+        diagnostic(code, detail, Location(key=f"precision.{role}"), (f"megaplan split SPEC --set precision.{role}={dtype} -o PLAN",))
+        for code, role, dtype, detail in wrong
+    ]

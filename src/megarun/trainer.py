@@ -16,6 +16,7 @@ from megarun.model.stage import Stage
 from megarun.optim.build import Optimizers
 from megarun.optim.clip import clip_gradients
 from megarun.parallel.fsdp import shard_stage
+from megarun.parallel.gradients import keep_gradient_dtype
 from megarun.parallel.mesh import RankMesh
 from megarun.parallel.pipeline import build_runner
 from megarun.parallel.recompute import recompute_stage
@@ -63,6 +64,7 @@ class Trainer:
         self.stages = stages if stages is not None else sharded_stages(job, mesh)
         for stage in self.stages:
             materialise(stage, mesh.device)
+            keep_gradient_dtype(stage, spec)
         self.fill(job)
         self._shared = SharedGradients(job.layout, mesh)
         self._runner = build_runner(self.stages, spec, mesh)

@@ -9,6 +9,11 @@ pytestmark = pytest.mark.runtime
 STEPS = 4
 DATA_AXES, BITWISE, OTHER = 2e-6, 0.0, 1e-5  # max|a − b| / max|b|, per tensor, fp32
 CUT = [[0, 3], [3, 5]]
+HYBRID = {"model.pattern": "DRAMEA", "model.num_layers": 6}
+RECOMPUTED = {"recompute": {"default": "full", "blocks": {"M": "selective", "E": "selective"}}}
+INTERLEAVED = {"mesh": {"pp": 2, "vpp": 2}, "schedule": {"kind": "interleaved_1f1b", "num_microbatches": 4}}
+FOUR_SLOTS = [[0, 1], [1, 3], [3, 4], [4, 6]]
+FOUR_OF_FIVE = [[0, 1], [1, 2], [2, 3], [3, 5]]
 
 
 def case(name: str, spec: dict[str, Any], spans: list[list[int]]) -> dict[str, Any]:
@@ -104,24 +109,25 @@ def test_tied_embeddings_and_bf16_over_two_stages(one_process: Any, worker: Any,
     four = {"schedule.num_microbatches": 4}
     bf16 = {**four, "precision.params": "bf16"}
     tied = {**four, "model.tie_embeddings": True}
+    narrow = {"precision.grads": "bf16", "precision.reduce": "bf16"}
     cases = [
         case("tied", spec_with({**tied, "mesh": {"pp": 2}}), CUT),
         case("bf16", spec_with({**bf16, "mesh": {"pp": 2}}), CUT),
+        case("bf16-grads", spec_with({**bf16, **narrow, "mesh": {"pp": 2}}), CUT),
+        case("bf16-grads-vpp", spec_with({**bf16, **narrow, **INTERLEAVED}), FOUR_OF_FIVE),
         case("bf16-dp", spec_with({**bf16, "schedule.num_microbatches": 2, "mesh": {"dp_shard": 2}}), [[0, 5]]),
     ]
     found = run_layouts(2, cases)
     check(found["tied"], worker.train_case(case("one", spec_with(tied), [[0, 5]])), OTHER)
     bf16_one = worker.train_case(case("one", spec_with(bf16), [[0, 5]]))
     check(found["bf16"], bf16_one, BITWISE)
+    narrow_one = worker.train_case(case("one", spec_with({**bf16, **narrow}), [[0, 5]]))
+    for name in ("bf16-grads", "bf16-grads-vpp"):
+        check(found[name], narrow_one, BITWISE)
+        assert all(gradient.dtype == torch.bfloat16 for record in found[name] for gradient in record["gradients"].values())
+    assert narrow_one["losses"] != bf16_one["losses"]
     assert bf16_one["losses"][-1] < bf16_one["losses"][0]
     assert found["bf16-dp"][0]["losses"] == pytest.approx(bf16_one["losses"], rel=1e-2)  # one flipped bf16 bit is 4e-3 of a weight
-
-
-HYBRID = {"model.pattern": "DRAMEA", "model.num_layers": 6}
-RECOMPUTED = {"recompute": {"default": "full", "blocks": {"M": "selective", "E": "selective"}}}
-INTERLEAVED = {"mesh": {"pp": 2, "vpp": 2}, "schedule": {"kind": "interleaved_1f1b", "num_microbatches": 4}}
-FOUR_SLOTS = [[0, 1], [1, 3], [3, 4], [4, 6]]
-FOUR_OF_FIVE = [[0, 1], [1, 2], [2, 3], [3, 5]]
 
 
 @pytest.mark.requirement("R-26")

@@ -38,9 +38,12 @@ def test_unbuilt_is_an_error(overrides: dict[str, Any], key: str, spec_with: Any
 @pytest.mark.parametrize(
     ("overrides", "codes"),
     [
-        ({"precision.grads": "bf16"}, [("MP602", "precision.grads")]),
         ({"mesh.pp": 2, "schedule.num_microbatches": 4, "precision.reduce": "bf16"}, [("MP602", "precision.reduce")]),
-        ({"precision.moments": "bf16", "precision.grads": "bf16"}, [("MP602", "precision.grads"), ("MP603", "precision.moments")]),
+        ({"mesh.pp": 2, "schedule.num_microbatches": 4, "precision.grads": "bf16"}, [("MP602", "precision.reduce")]),
+        (
+            {"mesh.pp": 2, "schedule.num_microbatches": 4, "precision.moments": "bf16", "precision.grads": "bf16"},
+            [("MP602", "precision.reduce"), ("MP603", "precision.moments")],
+        ),
     ],
 )
 def test_dtypes_torch_would_not_keep_are_errors(overrides: dict[str, Any], codes: list[tuple[str, str]], spec_with: Any) -> None:
@@ -51,7 +54,10 @@ def test_dtypes_torch_would_not_keep_are_errors(overrides: dict[str, Any], codes
 
 
 def test_what_is_built_passes(spec_with: Any) -> None:
-    """A reduction in another dtype is exact without a pipeline: each microbatch accumulates in the shard; pure bf16 is consistent too."""
+    """A reduction in another dtype is exact without a pipeline: each microbatch accumulates in the shard; bf16 gradients work anywhere."""
     everywhere = {f"precision.{role}": "bf16" for role in ("params", "grads", "master", "moments", "reduce")}
-    for overrides in ({}, {"precision.params": "bf16"}, {"precision.reduce": "bf16", "schedule.num_microbatches": 4}, everywhere):
+    pipelined = {"mesh.pp": 2, "schedule.num_microbatches": 4}
+    narrow = {"precision.grads": "bf16", "precision.reduce": "bf16"}
+    reduced = {"precision.reduce": "bf16", "schedule.num_microbatches": 4}
+    for overrides in ({}, {"precision.params": "bf16"}, reduced, everywhere, {"precision.grads": "bf16"}, {**pipelined, **narrow}):
         refuse_unbuilt(Spec.model_validate(spec_with(overrides)))

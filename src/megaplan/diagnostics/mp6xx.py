@@ -15,10 +15,10 @@ RUNTIME: dict[str, CodeInfo] = {
     ),
     "MP602": CodeInfo(
         "gradients would not accumulate in precision.grads",
-        "FSDP2 keeps a gradient shard in the resident parameter's dtype; under a pipeline it sums microbatches in the reduction's dtype.",
+        "Under a pipeline FSDP2 sums whole gradients of the microbatches in the reduction's dtype.",
         "Gradients summed in another dtype than the plan says are other numbers, and other bytes.",
-        "Give precision.grads the value of precision.master, and with pp > 1 precision.reduce too.",
-        "precision: {grads: bf16, master: fp32}      # wrong\nprecision: {grads: fp32, master: fp32}      # right",
+        "With pp > 1, give precision.reduce the value of precision.grads.",
+        "precision: {grads: fp32, reduce: bf16}      # wrong with pp > 1\nprecision: {grads: bf16, reduce: bf16}      # right",
     ),
     "MP603": CodeInfo(
         "the optimizer cannot keep these moments",

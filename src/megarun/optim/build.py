@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from megaplan.inventory.tensors import Group, Inventory
 from megaplan.spec.models import Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.optim.muon import Muon
+from megarun.parallel.gradients import in_parameter_dtype
 
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
@@ -34,6 +35,8 @@ class Optimizers:
     """Muon on matrices, AdamW on the rest; AdamW alone where `optimizer.matrix` says so.
 
     AdamW is torch's fused one, whatever the device. Weight decay is on tensors of two or more dims; scales, biases and scalars have none.
+    Muon reads gradients in any dtype. Fused AdamW wants the parameter's: where `precision.grads` is another, every parameter has an AdamW
+    of its own, so that only one gradient at a time exists in both.
     """
 
     def __init__(self, stages: Iterable[nn.Module], inventory: Inventory, spec: Spec) -> None:
@@ -41,8 +44,9 @@ class Optimizers:
         named = [(tensors[name], parameter) for stage in stages for name, parameter in stage.named_parameters()]
         muon = spec.optimizer.matrix == "muon"
         matrices = [(p, t.num_matrices) for t, p in named if muon and t.group is Group.MATRIX]
-        others = [(p, t) for t, p in named if not (muon and t.group is Group.MATRIX)]
+        others = [(p, training.weight_decay if len(t.shape) > 1 else 0.0) for t, p in named if not (muon and t.group is Group.MATRIX)]
         self._all: list[tuple[torch.optim.Optimizer, float]] = []
+        self._narrow: list[tuple[torch.optim.Optimizer, nn.Parameter, float]] = []
         if matrices:
             rate = training.muon_learning_rate or training.learning_rate
             optimizer = Muon(
@@ -54,30 +58,42 @@ class Optimizers:
                 num_steps=spec.optimizer.newton_schulz_steps,
             )
             self._all.append((optimizer, rate))
-        if others:
+        rate = training.learning_rate
+        if spec.precision.grads is not spec.precision.master:
+            self._narrow = [(_adamw([([p], decay)], rate), p, rate) for p, decay in others]
+        elif others:
             groups = [
-                {"params": [p for p, t in others if len(t.shape) > 1], "weight_decay": training.weight_decay},
-                {"params": [p for p, t in others if len(t.shape) == 1], "weight_decay": 0.0},
+                ([p for p, found in others if found == decay], decay) for decay in sorted({decay for _, decay in others}, reverse=True)
             ]
-            rate = training.learning_rate
-            groups = [group for group in groups if group["params"]]
-            self._all.append((torch.optim.AdamW(groups, lr=rate, betas=BETAS, eps=EPSILON, foreach=False, fused=True), rate))
+            self._all.append((_adamw(groups, rate), rate))
         self._num_steps = training.steps
 
     def step(self, step: int) -> None:
         """Update with the learning rate of 0-based `step`, then drop the gradients."""
         for optimizer, base in self._all:
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(base, step, self._num_steps)
-            optimizer.step()
+            self._update(optimizer, base, step)
             optimizer.zero_grad(set_to_none=True)
+        for optimizer, parameter, base in self._narrow:
+            with in_parameter_dtype(parameter):
+                self._update(optimizer, base, step)
+
+    def _update(self, optimizer: torch.optim.Optimizer, base: float, step: int) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(base, step, self._num_steps)
+        optimizer.step()
 
     def states(self) -> Iterator[tuple[torch.Tensor, dict[str, Any]]]:
         """Every parameter that has state, with its state."""
-        for optimizer, _ in self._all:
+        for optimizer in (*(optimizer for optimizer, _ in self._all), *(optimizer for optimizer, _, _ in self._narrow)):
             yield from optimizer.state.items()
 
     def state_tensors(self) -> list[torch.Tensor]:
         """Every tensor the optimizers keep between steps."""
         values = (value for _, state in self.states() for value in state.values())
         return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _adamw(groups: Sequence[tuple[list[nn.Parameter], float]], rate: float) -> torch.optim.AdamW:
+    """AdamW of (parameters, weight decay) groups."""
+    params: list[dict[str, Any]] = [{"params": params, "weight_decay": decay} for params, decay in groups]
+    return torch.optim.AdamW(params, lr=rate, betas=BETAS, eps=EPSILON, foreach=False, fused=True)

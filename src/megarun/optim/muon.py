@@ -86,9 +86,9 @@ class Muon(torch.optim.Optimizer):
         if not state:
             state["momentum"] = torch.zeros_like(parameter, dtype=self.moments_dtype)
         momentum = _local(state["momentum"])
-        gradient = gradient.to(self.moments_dtype)
-        momentum.lerp_(gradient, 1 - MOMENTUM)
-        update = gradient.lerp(momentum, MOMENTUM).to(self.iteration_dtype)
+        # products and sums of two dtypes: no copy of a gradient in the momentum's
+        momentum.mul_(MOMENTUM).add_(gradient, alpha=1 - MOMENTUM)
+        update = momentum.mul(MOMENTUM).add_(gradient, alpha=1 - MOMENTUM).to(self.iteration_dtype)
         matrices = _whole(update, parameter).view(group["num_matrices"], -1, parameter.shape[-1])
         scale = ADAMW_RMS * max(matrices.shape[1:]) ** 0.5
         update = orthogonalise(matrices, self.num_steps).reshape(parameter.shape)

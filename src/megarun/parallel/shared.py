@@ -36,10 +36,10 @@ class SharedGradients:
         Args:
             stages: This rank's; nothing to do where none shares a block.
         """
-        gradients = [_gradient(stage) for stage in stages if hasattr(stage, "embedding")]
-        if not gradients:
+        holders = [stage for stage in stages if hasattr(stage, "embedding")]
+        if self._group is None and len(holders) < 2:
             return
-        total, *others = gradients
+        total, *others = [_gradient(stage) for stage in holders]
         for gradient in others:
             total.add_(gradient)
         if self._group is not None:
