@@ -15,6 +15,19 @@ ROOT = Path(__file__).parents[3]
 BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}
 
 
+def even_spans(spec: dict[str, Any]) -> list[list[int]]:
+    """Layers of each slot."""
+    mesh, num_layers = spec.get("mesh", {}), spec["model"]["num_layers"]
+    slots = mesh.get("pp", 1) * mesh.get("vpp", 1)
+    return [[index * num_layers // slots, (index + 1) * num_layers // slots] for index in range(slots)]
+
+
+@pytest.fixture(scope="session")
+def spans_of() -> Callable[[dict[str, Any]], list[list[int]]]:
+    """Cuts a spec evenly."""
+    return even_spans
+
+
 @pytest.fixture(scope="session")
 def worker() -> Any:
     """The module that torchrun runs, imported here for the jobs it builds."""
@@ -32,9 +45,7 @@ def job_with(spec_with: Any, worker: Any) -> Callable[..., Job]:
 
     def build(overrides: dict[str, Any] | None = None) -> Job:
         spec = spec_with(overrides)
-        num_layers, pp = spec["model"]["num_layers"], spec.get("mesh", {}).get("pp", 1)
-        spans = [[index * num_layers // pp, (index + 1) * num_layers // pp] for index in range(pp)]
-        job: Job = worker.build_job({"spec": spec, "spans": spans})
+        job: Job = worker.build_job({"spec": spec, "spans": even_spans(spec)})
         return job
 
     return build

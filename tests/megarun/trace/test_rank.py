@@ -18,6 +18,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "pp2 tied": {"mesh.pp": 2, "schedule.num_microbatches": 2, "model.tie_embeddings": True},
     "dp_shard 4, bf16": {"mesh.dp_shard": 4, "precision": BF16},
     "dp_shard 2, resharded": {"mesh.dp_shard": 2, "sharding.reshard_after_forward": True},
+    "interleaved": {"mesh": {"pp": 2, "vpp": 2}, "schedule": {"kind": "interleaved_1f1b", "num_microbatches": 4}},
+    "recompute": {"recompute": {"default": "selective", "blocks": {"D": "full", "R": "full"}}},
     "dp_replicate 2, adamw": {"mesh.dp_replicate": 2, "optimizer.matrix": "adamw"},
 }
 
