@@ -42,8 +42,8 @@ class Places:
                 handle.remove()
 
     def path(self, module: nn.Module) -> str:
-        """A module's path in its stage; `loss` for the criterion, "" for the stage itself."""
-        return LOSS if isinstance(module, BatchLoss) else self._paths[module]
+        """A module's path in its stage; `loss` for the criterion, "" for the stage itself and for what is in none."""
+        return LOSS if isinstance(module, BatchLoss) else self._paths.get(module, "")
 
     @property
     def running(self) -> str:
