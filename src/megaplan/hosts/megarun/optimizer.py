@@ -25,7 +25,7 @@ class Uneven:
         row_bytes: Moments of one row.
         shard_row_bytes: The row itself, in `precision.master`.
         expert: Whether it shards over efsdp instead of dp_shard.
-        matrix: Whether Muon updates it.
+        matrix: Whether it belongs to the matrix group.
     """
 
     rows: int
@@ -68,21 +68,31 @@ def newton_schulz_dtype(spec: Spec) -> DType:
     return DType.FP32 if spec.precision.params is DType.FP32 else DType.BF16
 
 
-def matrix_scratch_bytes(shape: tuple[int, ...], num_matrices: int, iteration_bytes: int, shard_elements: int) -> int:
-    """Peak scratch of one Newton-Schulz update.
+def matrix_scratch_bytes(
+    shape: tuple[int, ...], num_matrices: int, iteration: DType, master: DType, shard_elements: int, gathered_elements: int
+) -> int:
+    """Peak scratch of one Newton-Schulz update: the larger of its two moments.
 
-    At its peak an iteration holds the gathered update, the iterate x, x xᵀ and its polynomial (k matrices of r × r, r the shorter side),
-    and the next iterate: 3 · n + 2 · k · r² elements, beside the update's shard.
+    - Inside an iteration: the gathered update, the iterate x, x xᵀ and its polynomial (k matrices of r × r, r the shorter side), and the
+      next iterate, beside the update's shard.
+    - Afterwards: the gathered update, the orthogonalised one, and the rank's part of it in `precision.master`, if that is another dtype.
+
+    A rank that holds no rows of an uneven tensor is priced with the shard of those that do.
 
     Args:
         shape: Whole tensor on the rank, after TP and EP; dims before the last are rows.
         num_matrices: k equal matrices, orthogonalised apart.
-        iteration_bytes: Of one element.
-        shard_elements: The update's shard; 0 on a one-rank mesh, where it is the whole update.
+        iteration: Dtype of the iteration.
+        master: Dtype the update is cast to.
+        shard_elements: The rank's padded share of the tensor; the whole tensor on a one-rank mesh.
+        gathered_elements: All shares with their padding: what the all-gather makes.
     """
     elements, columns = prod(shape), shape[-1]
     side = min(elements // (num_matrices * columns), columns)
-    return (shard_elements + 3 * elements + 2 * num_matrices * side * side) * iteration_bytes
+    shard = shard_elements if shard_elements < elements else 0  # on a one-rank mesh it is the gathered update itself
+    iterating = (shard + gathered_elements + 2 * elements + 2 * num_matrices * side * side) * iteration.bytes
+    cast = shard_elements * master.bytes if master is not iteration else 0
+    return max(iterating, (gathered_elements + elements) * iteration.bytes + cast)
 
 
 def first_step_moment(scratch: Iterable[tuple[int, int]]) -> tuple[int, int]:

@@ -107,10 +107,10 @@ def block_storage(spec: Spec, block: Block) -> BlockStorage:
     mesh, precision = spec.mesh, spec.precision
     compute, master = param_dtype(spec, block).bytes, precision.master.bytes
     made = max(compute, 2)  # fp8 weights get bf16 gradients
-    moments, iteration = precision.moments.bytes, newton_schulz_dtype(spec).bytes
+    moments, iteration = precision.moments.bytes, newton_schulz_dtype(spec)
     resident: dict[Column, int] = {}
     counts = {True: [0, 0, 0], False: [0, 0, 0]}  # experts or not: padded shard, padded whole, true whole elements
-    states = {True: 0, False: 0}  # Muon or not
+    states = {True: 0, False: 0}  # of the matrix group or not, whichever optimizer that has
     uneven: list[Uneven] = []
     scratch: list[tuple[int, int]] = []
     dense_degree, expert_degree = shard_degrees(mesh)
@@ -134,17 +134,19 @@ def block_storage(spec: Spec, block: Block) -> BlockStorage:
         parameters += elements
         if expert or tensor.name == last:
             lasts[expert] = elements if degree > 1 else 0
-        by_muon = muon and tensor.group is Group.MATRIX
+        in_matrix_group = tensor.group is Group.MATRIX
+        by_muon = muon and in_matrix_group
         state = width * moments * (1 if by_muon else 2)
         state_slack += (slack if moments == master else slack_bytes(chunk * moments)) * (1 if by_muon else 2)
         if chunk_rows * degree == rows:
-            states[by_muon] += state * chunk_rows
+            states[in_matrix_group] += state * chunk_rows
         else:
-            uneven.append(Uneven(rows, chunk_rows, degree, state, width * master, expert, by_muon))
+            uneven.append(Uneven(rows, chunk_rows, degree, state, width * master, expert, in_matrix_group))
         if by_muon:
-            scratch.append((matrix_scratch_bytes(shape, tensor.num_matrices, iteration, chunk if degree > 1 else 0), state * chunk_rows))
+            needed = matrix_scratch_bytes(shape, tensor.num_matrices, iteration, precision.master, chunk, chunk * degree)
+            scratch.append((needed, state * chunk_rows))
         else:
-            states[False] += STEP_BYTES
+            states[in_matrix_group] += STEP_BYTES
     dense, experts = (
         GroupBytes(
             gathered_bytes=whole * compute,
