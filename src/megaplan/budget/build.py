@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from megaplan.budget.chunk import NOTHING, Chunk, Policy, Unit
-from megaplan.budget.occupancy import occupancies
-from megaplan.budget.rank import Lingering, Persistent, StepPeak, accumulating_peak, rank_cells, step_peak
+from megaplan.budget.occupancy import enough_microbatches, occupancies
+from megaplan.budget.rank import Persistent, RankCells
 from megaplan.budget.reserve import device_budget
+from megaplan.budget.step import Lingering, StepPeak, accumulating_peak, step_peak
 from megaplan.budget.values import Budget, DeviceBudget, RankBudget, StageBudget
 from megaplan.columns import Column
 from megaplan.devices import Device, load_device
@@ -105,9 +106,11 @@ def build_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
     slots = [_slot_parts(evaluation, slot) for slot in layout.slots]
     mesh, schedule = spec.mesh, spec.schedule
     orders: Sequence[Sequence[Action]] = ()
+    enough = schedule.num_microbatches
     receives: Sequence[Sequence[tuple[int, int]]] = ()
     if is_pipelined(mesh):
-        orders = actions(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches)
+        enough = enough_microbatches(schedule.kind, mesh.pp, schedule.num_microbatches)
+        orders = actions(schedule.kind, mesh.pp, mesh.vpp, enough)
         receives = receive_buffers(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches)
     chunk_of = [slot.chunk for slot in layout.slots]
     usable = device_budget(device)
@@ -118,7 +121,7 @@ def build_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
         num_receives = sum(forward + backward for forward, backward in receives[pp_rank]) if receives else 0
         persistent = _persistent(evaluation, device, layout.of_rank(pp_rank), owned, num_receives)
         if orders:
-            moments = occupancies(orders[pp_rank], mesh.vpp, chunk_of, schedule.num_microbatches)
+            moments = occupancies(orders[pp_rank], mesh.vpp, chunk_of, enough)
             peak = step_peak(chunks, moments, _lingering(evaluation, layout.of_rank(pp_rank), chunks))
         else:
             peak = accumulating_peak(chunks[0], schedule.num_microbatches)
@@ -180,21 +183,31 @@ def _persistent(
     parts = list(owned)
     storages = [storage for part in parts for storage in part.storages]
     resident: dict[Column, int] = {}
+    matrix_shards = matrix_states = other_states = slack = state_slack = parameters = 0
+    scratch: list[tuple[int, int]] = []
+    uneven: list[Uneven] = []
     for storage in storages:
         for column, size in storage.resident.items():
             resident[column] = resident.get(column, 0) + size
+        matrix_shards += storage.experts.shard_bytes
+        matrix_states += storage.matrix_state_bytes
+        other_states += storage.other_state_bytes
+        slack += storage.resident_slack_bytes
+        state_slack += storage.state_slack_bytes
+        parameters += storage.parameters
+        scratch += storage.matrix_scratch
+        uneven += storage.uneven
     rotary, tokens = rotary_bytes(spec) * sum(part.attends for part in parts), token_bytes(spec)
     received = receive_bytes(evaluation.dims, num_receives)
     boundary = boundary_bytes(evaluation.dims)
-    scratch = [item for storage in storages for item in storage.matrix_scratch]
     shards = [part.chunk.root.shard_bytes + part.chunk.layers.shard_bytes for part in parts]
     return Persistent(
         resident=resident,
         shard_bytes=sum(shards),
-        matrix_shard_bytes=sum(storage.experts.shard_bytes for storage in storages) if uses_muon(spec) else 0,
-        matrix_state_bytes=sum(storage.matrix_state_bytes for storage in storages),
-        other_state_bytes=sum(storage.other_state_bytes for storage in storages),
-        uneven=tuple(tensor for storage in storages for tensor in storage.uneven),
+        matrix_shard_bytes=matrix_shards if uses_muon(spec) else 0,
+        matrix_state_bytes=matrix_states,
+        other_state_bytes=other_states,
+        uneven=tuple(uneven),
         root_uneven=tuple(tensor for part in parts for tensor in part.root_uneven),
         scratch_bytes=max([size for size, _ in scratch], default=0),
         first_matrix=first_step_moment(scratch),
@@ -203,9 +216,9 @@ def _persistent(
         input_bytes=tokens * (any(slot.index == 0 for slot in slots) + any(slot.index == last for slot in slots)),
         receive_bytes=received,
         workspace_bytes=device.gemm_workspace_bytes,
-        slack_bytes=sum(storage.resident_slack_bytes for storage in storages) + num_receives * slack_bytes(boundary),
-        state_slack_bytes=sum(storage.state_slack_bytes for storage in storages),
-        parameters=sum(storage.parameters for storage in storages),
+        slack_bytes=slack + num_receives * slack_bytes(boundary),
+        state_slack_bytes=state_slack,
+        parameters=parameters,
     )
 
 
@@ -226,10 +239,11 @@ def _distinct(mesh: Mesh, pp_rank: int, persistent: Persistent, peak: StepPeak, 
     else:
         places[0, 0] = list(range(first, first + per_stage))
     found: list[RankBudget] = []
+    all_cells = RankCells(persistent, peak)
     for ranks in places.values():
         coordinate = rank_coordinate(mesh, ranks[0])
         states = persistent.states(coordinate["dp_shard"], (ranks[0] - first) // (mesh.ep * mesh.etp) % mesh.efsdp)
-        cells, where = rank_cells(persistent, states, peak)
+        cells, where = all_cells.of(states)
         found.append(RankBudget(tuple(ranks), coordinate, persistent.parameters, cells, where, device.usable_bytes))
     return found
 

@@ -112,6 +112,20 @@ class Chunk:
         held = policy.pipelined and self.head >= 0
         self.logits_bytes = self.units[self.head].block.part.tensors["logits"].bytes if held else 0  # the last stage's output
 
+    @property
+    def forward_bound(self) -> int:
+        """No forward has more alive, accumulated gradients aside."""
+        largest = max([unit.block.forward_bytes for unit in self.units])
+        return self.before[-1] + largest + self.root.gathered_bytes + self.layers.gathered_bytes + max(self.flats)
+
+    @property
+    def reduce_bound(self) -> int:
+        """No reduction has more alive: everything before it, every shard, and the largest buffers."""
+        root, layers = self.root, self.layers
+        largest = max([group.reduce_bytes + group.reduced_bytes for group in (root, *self.groups)])
+        lasting = root.unsharded_bytes + layers.unsharded_bytes + root.shard_bytes + layers.shard_bytes
+        return lasting + root.gathered_bytes + layers.gathered_bytes + largest
+
     def saved_cells(self, count: int = 1) -> dict[Column, int]:
         """What `count` microbatches keep."""
         return self._kept(len(self.units), count, self.output_bytes * count)

@@ -49,6 +49,19 @@ class Occupancy:
     states: tuple[ChunkState, ...]
 
 
+def enough_microbatches(kind: str, pp: int, num_microbatches: int) -> int:
+    """Microbatches after which an order only repeats itself: fewer actions with the same occupancies.
+
+    1F1B is steady after its warm-up of at most pp − 1 forwards. Interleaved 1F1B visits its chunks in rounds of pp microbatches if pp
+    divides their number, and its warm-up takes less than two rounds.
+    """
+    if kind == "1f1b":
+        return min(num_microbatches, pp + 2)
+    if kind == "interleaved_1f1b" and num_microbatches % pp == 0:
+        return min(num_microbatches, 4 * pp)
+    return num_microbatches
+
+
 def occupancies(order: Sequence[Action], vpp: int, chunk_of: Sequence[int], num_microbatches: int) -> tuple[Occupancy, ...]:
     """The moments of one rank's order that no other moment dominates.
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from megaplan.budget.occupancy import ChunkState, Step, occupancies
+from megaplan.budget.occupancy import ChunkState, Step, enough_microbatches, occupancies
 from megaplan.budget.values import Budget
 from megaplan.columns import Basis, Column, Phase
 from megaplan.inventory.build import build_inventory
@@ -81,6 +81,26 @@ def test_occupancies_hold_the_schedules_vectors(kind: str, pp: int, vpp: int, m:
         assert sorted(moment.chunk for moment in reduced) == list(range(vpp))
         assert all(moment.counts[moment.chunk] == 0 for moment in reduced)
         assert all(moment.states[moment.chunk] is ChunkState.BACKWARDED for moment in reduced)
+
+
+@pytest.mark.parametrize(
+    ("kind", "pp", "vpp", "m"),
+    [
+        ("1f1b", 1, 1, 40),
+        ("1f1b", 2, 1, 40),
+        ("1f1b", 8, 1, 40),
+        *(("interleaved_1f1b", pp, vpp, 10 * pp) for pp in (1, 2, 4) for vpp in (2, 3, 5)),
+    ],
+)
+def test_enough_microbatches_have_all_occupancies(kind: str, pp: int, vpp: int, m: int) -> None:
+    """A longer step only repeats what a shorter one has."""
+    chunk_of = [slot_owner(placement(kind), slot, pp)[1] for slot in range(pp * vpp)]
+    enough = enough_microbatches(kind, pp, m)
+    assert enough < m
+    few, all_of_them = (
+        [set(occupancies(order, vpp, chunk_of, number)) for order in actions(kind, pp, vpp, number)] for number in (enough, m)
+    )
+    assert few == all_of_them
 
 
 def plain(overrides: dict[str, Any]) -> Spec:

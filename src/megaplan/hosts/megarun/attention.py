@@ -229,6 +229,8 @@ def _statistics(dims: Dims, heads: int, more: Mapping[str, tuple[int, ...]]) -> 
 
 def _communicated(dims: Dims, over_ranks: Mapping[str, tuple[int, ...]]) -> Shapes:
     """Gathered over TP (latents) or CP (keys and values, over the whole sequence), and partial sums before their reduction."""
+    if dims.tp == dims.cp == 1:
+        return {}
     shapes: dict[str, tuple[int, ...]] = {"gathered": dims.gathered, "o_partial": dims.gathered}
     for name, width in over_ranks.items():
         positions = dims.tokens * dims.cp if name in ("k_gathered", "v_gathered") else dims.tokens

@@ -42,7 +42,7 @@ def block_ledger(spec: Spec, block_name: str, block: Block) -> BlockLedger:
 def block_bytes(spec: Spec, dims: Dims, block_name: str, block: Block) -> BlockBytes:
     """The sums of a block's ledger; `dims` are the spec's, worked out once for all its blocks."""
     sizes = {name: stored.bytes for name, stored in parameter_gradients(spec, dims, block).items()}
-    return weigh(_part(spec, dims, block_name, block), sizes)
+    return weigh(_part(spec, dims, block_name, block), sizes, in_place=accumulates_in_place(spec, block))
 
 
 def make_of(spec: Spec, block_name: str, block: Block) -> tuple[int, bool, str]:

@@ -55,5 +55,7 @@ def mlp_storages(dims: Dims, ffn_hidden_size: int, prefix: str = "") -> Shapes:
     """Storages of `mlp_ops` between its normed input and its output."""
     width = dims.wide(ffn_hidden_size // dims.tp)
     kept = {f"{prefix}{name}": width for name in ("gate", "up", "activation")}
+    if dims.tp == 1:
+        return storages(dims.dtype, Column.ACTIVATIONS, kept)
     moved = {f"{prefix}{name}": dims.gathered for name in ("gathered", "partial")}
     return storages(dims.dtype, Column.ACTIVATIONS, kept) | storages(dims.dtype, Column.COMMUNICATION, moved)

@@ -130,18 +130,25 @@ def _storages(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, travels: bool
     local, width = moe.num_experts // mesh.ep, moe.ffn_hidden_size // mesh.etp
     basis = Basis.MODELLED if travels or moe.capacity_factor is not None else Basis.EXACT
     own = dict.fromkeys(("normed", "shared", "sum", "out"), dims.residual)
-    sent = dict.fromkeys(("sent", "returned"), (chosen, dims.hidden))
-    far = dict.fromkeys(("arrived", "received", "processed", "leaving"), (rows, dims.hidden))
     routed = {"indices": (tokens, moe.top_k), "rows": (chosen,), "counts": (moe.num_experts,)}
-    routed_far = {"order": (rows,), "arrived_counts": (mesh.ep * mesh.etp, local), "received_counts": (local,)}
     weights = {"weights": (tokens, moe.top_k)}
-    return {
+    tensors = {
         **storages(dims.dtype, Column.ACTIVATIONS, own),
         **storages(dims.stat_dtype, Column.ACTIVATIONS, {"rstd": dims.residual[:2], "probs": (tokens, moe.num_experts), **weights}),
-        **storages(dims.dtype, Column.ROUTING, {"combined": dims.residual, **sent}),
         **storages(DType.INT32, Column.ROUTING, routed),
+        **storages(dims.dtype, Column.ROUTING, {"combined": dims.residual}),
+        **storages(dims.dtype, Column.ROUTING, dict.fromkeys(("received", "processed"), (rows, dims.hidden)), basis),
+        **storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(("experts.gate", "experts.up"), (rows, width)), basis),
+    }
+    if not travels:
+        return tensors
+    sent = dict.fromkeys(("sent", "returned"), (chosen, dims.hidden))
+    far = dict.fromkeys(("arrived", "leaving"), (rows, dims.hidden))
+    routed_far = {"order": (rows,), "arrived_counts": (mesh.ep * mesh.etp, local), "received_counts": (local,)}
+    return {
+        **tensors,
+        **storages(dims.dtype, Column.ROUTING, sent),
         **storages(dims.dtype, Column.ROUTING, far, basis),
         **storages(DType.INT32, Column.ROUTING, routed_far, basis),
         **storages(dims.stat_dtype, Column.ROUTING, dict.fromkeys(("arrived_weights", "received_weights"), (rows,)), basis),
-        **storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(("experts.gate", "experts.up"), (rows, width)), basis),
     }

@@ -52,7 +52,8 @@ class BlockBytes:
         forward_bytes: What is alive there.
         backward: The backward peak, with every parameter gradient made so far.
         backward_bytes: What is alive there.
-        again: The backward peak when gradients are added in place to ones of the same dtype, so that only an operation's own are new.
+        again: The backward peak when gradients are added in place to ones of the same dtype, so that only an operation's own are new;
+            `backward` where they are not.
         again_bytes: What is alive there.
     """
 
@@ -99,32 +100,32 @@ def residual(shapes: Shapes) -> Shapes:
     return shapes
 
 
-def weigh(part: Part, gradients: dict[str, int]) -> BlockBytes:
+def weigh(part: Part, gradients: dict[str, int], *, in_place: bool) -> BlockBytes:
     """Sums and peaks of a block.
 
     Args:
         part: Program and storages.
         gradients: Bytes of each parameter's gradient, in the dtype autograd makes it.
+        in_place: Whether later microbatches add gradients in place; else `again` is `backward`.
     """
     tensors, run = part.tensors, part.replay
     sizes = {name: stored[0] for name, stored in tensors.items()}
     size_of, gradient_of = sizes.__getitem__, gradients.__getitem__
     forward, forward_bytes = run.forward[0], -1
-    for moment in run.forward:
+    for moment in run.forward_peaks:
         total = sum(map(size_of, moment.storages))
         if total > forward_bytes:
             forward, forward_bytes = moment, total
-    backward = again = run.backward[0]
-    backward_bytes = again_bytes = -1
-    made = 0
-    for moment in run.backward:
-        new = sum(map(gradient_of, moment.new_params))
-        made += new
-        total = sum(map(size_of, moment.storages)) + sum(map(size_of, moment.gradients))
-        if total + made > backward_bytes:
-            backward, backward_bytes = moment, total + made
-        if total + new > again_bytes:
-            again, again_bytes = moment, total + new
+    backward, backward_bytes = run.backward[0], -1
+    for moment in run.backward_peaks:
+        total = sum(map(size_of, moment.storages)) + sum(map(size_of, moment.gradients)) + sum(map(gradient_of, moment.params))
+        if total > backward_bytes:
+            backward, backward_bytes = moment, total
+    again, again_bytes = (run.backward[0], -1) if in_place else (backward, backward_bytes)
+    for moment in run.again_peaks if in_place else ():
+        total = sum(map(size_of, moment.storages)) + sum(map(size_of, moment.gradients)) + sum(map(gradient_of, moment.new_params))
+        if total > again_bytes:
+            again, again_bytes = moment, total
     saved: dict[Column, int] = {}
     slack = 0
     for name, _ in run.saved:

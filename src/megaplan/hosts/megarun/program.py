@@ -19,6 +19,8 @@ Source: torch/csrc/autograd/engine.cpp and input_buffer.cpp; FSDP2's `FSDPParamG
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -87,12 +89,25 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A program's saved set (with the operations that keep each storage), whether it keeps its input, and its moments."""
+    """A program's saved set and moments.
+
+    Attributes:
+        saved: Kept storages, each with the operations that keep it.
+        keeps_input: Whether the block keeps its input, which belongs to the block before.
+        forward: Every moment of the forward.
+        backward: Every moment of the backward.
+        forward_peaks: Those of `forward` that can be the largest, whatever the sizes: no other one holds all they hold.
+        backward_peaks: Those of `backward`, with all parameter gradients so far.
+        again_peaks: Those of `backward`, with the parameter gradients of the operation alone.
+    """
 
     saved: tuple[tuple[str, str], ...]
     keeps_input: bool
     forward: tuple[Moment, ...]
     backward: tuple[Moment, ...]
+    forward_peaks: tuple[Moment, ...]
+    backward_peaks: tuple[Moment, ...]
+    again_peaks: tuple[Moment, ...]
 
 
 def linear(
@@ -175,11 +190,35 @@ def replay(
     keeps_input = why.pop(INPUT, None) is not None
     order = [name for op in ops if op.flow is not Flow.VIEW for name in op.makes if name in why]
     graph = _Graph(ops, roots, held, keepers, frozenset(why), region, entering, dropped, cached if region else frozenset())
+    forward = _forward(ops, roots, graph.saved, held)
+    backward = _backward(graph, order, {arrives: arrives, CALLER: arrives} if starts else {arrives: arrives}, pinned)
     return Replay(
         saved=tuple((name, ", ".join(dict.fromkeys(why[name]))) for name in order),
         keeps_input=keeps_input,
-        forward=_forward(ops, roots, graph.saved, held),
-        backward=_backward(graph, order, {arrives: arrives, CALLER: arrives} if starts else {arrives: arrives}, pinned),
+        forward=forward,
+        backward=backward,
+        forward_peaks=_undominated(forward, lambda moment: moment.storages),
+        backward_peaks=_undominated(backward, lambda moment: (*moment.storages, *_marked(moment, moment.params))),
+        again_peaks=_undominated(backward, lambda moment: (*moment.storages, *_marked(moment, moment.new_params))),
+    )
+
+
+def _marked(moment: Moment, params: tuple[str, ...]) -> tuple[str, ...]:
+    """Gradients and parameter gradients, under names that no storage has."""
+    return (*(f"d.{name}" for name in moment.gradients), *(f"p.{name}" for name in params))
+
+
+def _undominated(moments: tuple[Moment, ...], held: Callable[[Moment], tuple[str, ...]]) -> tuple[Moment, ...]:
+    """Moments of which no other one holds at least the same; of equal ones the first."""
+    counted = [Counter(held(moment)) for moment in moments]
+    return tuple(
+        moment
+        for index, moment in enumerate(moments)
+        if not any(
+            counted[index] <= other and (counted[index] != other or position < index)
+            for position, other in enumerate(counted)
+            if position != index
+        )
     )
 
 
