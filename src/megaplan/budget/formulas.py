@@ -62,14 +62,14 @@ FORMULAS: dict[str, Formula] = {
         "1.00 B parameters on a stage, pp 2, fp32: 4,000,000,000 B in backward, 1,000,000,000 B as shards of dp_shard 4",
     ),
     Column.MATRIX_OPTIMIZER: Formula(
-        "State of the matrix group: Muon's momentum, one value an element.",
-        "Σ true local rows · (elements / d0) · bytes(precision.moments); optimizer.matrix: adamw moves those tensors to the other column",
+        "State of the matrix group: Muon's momentum, one value an element; two and a step counter where optimizer.matrix is adamw.",
+        "Σ true local rows · (elements / d0) · bytes(precision.moments), twice that + 4 a tensor with adamw",
         "bytes",
         "K. Jordan et al., Muon (2024); megarun's optim/muon.py",
         "o_proj [3584, 1792], dp_shard 4, fp32: 896 · 1792 · 4 = 6,422,528 B",
     ),
     Column.OTHER_OPTIMIZER: Formula(
-        "State of AdamW's group: two moments an element and one fp32 step counter a tensor.",
+        "State of the other group: AdamW's two moments an element and one fp32 step counter a tensor.",
         "Σ (2 · true local rows · (elements / d0) · bytes(precision.moments) + 4)",
         "bytes",
         "arXiv:1711.05101; torch.optim.AdamW(fused=True)",
@@ -113,7 +113,7 @@ FORMULAS: dict[str, Formula] = {
     Column.WORKSPACE: Formula(
         "Scratch inside torch's allocator: GEMM libraries, Newton-Schulz.",
         "GEMM workspaces of the device's data file; in the optimizer's phase + the largest over matrices of (shard + 3 · n + 2 · k · r²) ·"
-        " bytes(newton_schulz_dtype), k matrices of shorter side r in a tensor of n elements",
+        " bytes(newton_schulz_dtype), k matrices of shorter side r in a tensor of n elements, or of the cast back to precision.master",
         "bytes",
         "aten/src/ATen/cuda/CublasHandlePool.cpp; megarun's optim/muon.py",
         "up_proj [18944, 3584], dp_shard 4, bf16: (16,973,824 + 3 · 67,895,296 + 2 · 3584²) · 2 = 492,699,648 B",
