@@ -18,7 +18,7 @@ from megaplan.hosts.megarun.boundaries import boundary_bytes, receive_bytes
 from megaplan.hosts.megarun.buffers import rotary_bytes, rotary_scratch_bytes, token_bytes
 from megaplan.hosts.megarun.dims import Dims, is_pipelined, local_dims
 from megaplan.hosts.megarun.ledger import accumulates_in_place, block_bytes, make_of
-from megaplan.hosts.megarun.optimizer import Uneven, first_step_moment, uses_muon
+from megaplan.hosts.megarun.optimizer import Cast, Uneven, first_step_moment, last_moment, uses_muon
 from megaplan.hosts.megarun.parts import BlockBytes
 from megaplan.hosts.megarun.storage import BlockStorage, block_storage
 from megaplan.inventory.tensors import Block, Family, Inventory
@@ -185,6 +185,7 @@ def _persistent(
     resident: dict[Column, int] = {}
     matrix_shards = matrix_states = other_states = slack = state_slack = parameters = 0
     scratch: list[tuple[int, int]] = []
+    casts: list[Cast] = []
     uneven: list[Uneven] = []
     for storage in storages:
         for column, size in storage.resident.items():
@@ -196,6 +197,7 @@ def _persistent(
         state_slack += storage.state_slack_bytes
         parameters += storage.parameters
         scratch += storage.matrix_scratch
+        casts += storage.casts
         uneven += storage.uneven
     rotary, tokens = rotary_bytes(spec) * sum(part.attends for part in parts), token_bytes(spec)
     received = receive_bytes(evaluation.dims, num_receives)
@@ -210,7 +212,9 @@ def _persistent(
         uneven=tuple(uneven),
         root_uneven=tuple(tensor for part in parts for tensor in part.root_uneven),
         scratch_bytes=max([size for size, _ in scratch], default=0),
+        cast_bytes=max([cast.scratch_bytes for cast in casts], default=0),
         first_matrix=first_step_moment(scratch),
+        first_other=last_moment(casts),
         buffer_bytes=rotary,
         buffer_scratch_bytes=rotary_scratch_bytes(spec) if rotary else 0,
         input_bytes=tokens * (any(slot.index == 0 for slot in slots) + any(slot.index == last for slot in slots)),

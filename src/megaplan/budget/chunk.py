@@ -122,7 +122,7 @@ class Chunk:
     def reduce_bound(self) -> int:
         """No reduction has more alive: everything before it, every shard, and the largest buffers."""
         root, layers = self.root, self.layers
-        largest = max([group.reduce_bytes + group.reduced_bytes for group in (root, *self.groups)])
+        largest = max([group.reduce_bytes + group.reduced_bytes + group.divided_bytes for group in (root, *self.groups)])
         lasting = root.unsharded_bytes + layers.unsharded_bytes + root.shard_bytes + layers.shard_bytes
         return lasting + root.gathered_bytes + layers.gathered_bytes + largest
 

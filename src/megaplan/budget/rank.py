@@ -9,9 +9,10 @@ from megaplan.budget.step import StepPeak
 from megaplan.budget.values import NO_BYTES, Cells
 from megaplan.columns import Column, Phase
 from megaplan.hosts.megarun.allocator import OPEN_SEGMENTS_BYTES
-from megaplan.hosts.megarun.optimizer import Uneven
+from megaplan.hosts.megarun.optimizer import LastMoment, Uneven
 
 MomentCells = dict[Column, int]
+CAST = "the update beside a gradient cast for it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,9 @@ class Persistent:
         uneven: Tensors that shard unevenly.
         root_uneven: Those of the slots' own groups, which are padded when all else is in place.
         scratch_bytes: The largest scratch of Muon's tensors.
+        cast_bytes: The largest gradient that is cast for AdamW.
         first_matrix: Momenta made and scratch at the peak of Muon's first step.
+        first_other: The peak of AdamW's first step.
         buffer_bytes: Rotary tables.
         buffer_scratch_bytes: What the last of them needs while it is computed.
         input_bytes: Token ids and labels of a step.
@@ -61,7 +64,9 @@ class Persistent:
     uneven: tuple[Uneven, ...]
     root_uneven: tuple[Uneven, ...]
     scratch_bytes: int
+    cast_bytes: int
     first_matrix: tuple[int, int]
+    first_other: LastMoment
     buffer_bytes: int
     buffer_scratch_bytes: int
     input_bytes: int
@@ -106,15 +111,24 @@ class RankCells:
         init[Column.ACTIVATIONS] = 0 if padding else persistent.buffer_bytes
 
         steady_update = _with_states(self._update, states)
-        made_at_end = states.matrix_bytes + states.other_bytes - persistent.matrix_shard_bytes >= sum(persistent.first_matrix)
+        to_make = persistent.first_other
+        late = states.matrix_bytes + states.other_bytes - persistent.matrix_shard_bytes
+        late += to_make.scratch_bytes - to_make.matrix_bytes - to_make.other_bytes
+        made_at_end = late >= sum(persistent.first_matrix)
         if made_at_end:
             first_update = steady_update.copy()
             first_update[Column.GRADIENTS] -= persistent.matrix_shard_bytes
+            first_update[Column.MATRIX_OPTIMIZER] -= to_make.matrix_bytes
+            first_update[Column.OTHER_OPTIMIZER] -= to_make.other_bytes
+            first_update[Column.WORKSPACE] += to_make.scratch_bytes
         else:
             first_update, (momenta, scratch) = self._update.copy(), persistent.first_matrix
             first_update[Column.MATRIX_OPTIMIZER] += momenta
             first_update[Column.WORKSPACE] += scratch
-        steady_update[Column.WORKSPACE] += persistent.scratch_bytes
+        cast = persistent.cast_bytes - persistent.matrix_shard_bytes > persistent.scratch_bytes  # Muon has dropped its gradients by then
+        if cast:
+            steady_update[Column.GRADIENTS] -= persistent.matrix_shard_bytes
+        steady_update[Column.WORKSPACE] += persistent.cast_bytes if cast else persistent.scratch_bytes
         cells = {
             Phase.INIT: init,
             Phase.FIRST_FORWARD_BACKWARD: self._first_step.copy(),
@@ -125,11 +139,19 @@ class RankCells:
         where = {
             Phase.INIT: "padding of a short shard" if padding else "parameters in place",
             Phase.FIRST_FORWARD_BACKWARD: step.where,
-            Phase.FIRST_OPTIMIZER: "all moments made" if made_at_end else "Newton-Schulz beside the momenta made so far",
+            Phase.FIRST_OPTIMIZER: _first_update(to_make) if made_at_end else "Newton-Schulz beside the momenta made so far",
             Phase.FORWARD_BACKWARD: step.where,
-            Phase.OPTIMIZER: "Newton-Schulz of the largest matrix" if persistent.scratch_bytes else "the update of all parameters",
+            Phase.OPTIMIZER: CAST
+            if cast
+            else "Newton-Schulz of the largest matrix"
+            if persistent.scratch_bytes
+            else "the update of all parameters",
         }
         return cells, where
+
+
+def _first_update(to_make: LastMoment) -> str:
+    return CAST if to_make.scratch_bytes else "all moments made"
 
 
 def _base(persistent: Persistent, overhead: int) -> MomentCells:

@@ -80,8 +80,11 @@ def _experts_reduced(chunk: Chunk, index: int, gradients: int, gathered: int, ex
 
 
 def _reduction(group: GroupBytes, gradient_bytes: int, last_bytes: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """(gradients, buffers) of a group while its gradients are copied, and while they are reduced; the last of them is still named then."""
-    return (gradient_bytes, group.reduce_bytes), (last_bytes, group.reduce_bytes + group.reduced_bytes)
+    """(gradients, buffers) of a group while its gradients are copied, and while they are reduced.
+
+    The last of them is still named then; the output is a gradient, because it becomes one.
+    """
+    return (gradient_bytes, group.reduce_bytes), (last_bytes + group.reduced_bytes, group.reduce_bytes + group.divided_bytes)
 
 
 def _groups(chunk: Chunk) -> Iterator[tuple[str, GroupBytes]]:

@@ -141,10 +141,10 @@ def test_forward_backward_of_one_process_by_hand(budget_of: Callable[..., Budget
     rank = budget_of(plain({})).ranks[0]
     assert rank.moments[Phase.FORWARD_BACKWARD] == "reduction of layers.1"
     cells = rank.cells[Phase.FORWARD_BACKWARD]
-    # head and final norm have their gradients; the layer's were copied into the reduce-scatter's input and freed
-    assert cells[Column.GRADIENTS] == 4 * (1024 + 16)
-    # input, output and (on one rank) quotient of the reduction; layer 0 and the slot's own parameters are gathered, layer 1 no more
-    assert cells[Column.COMMUNICATION] == 4 * (3 * 1552 + 1552 + 2064)
+    # head and final norm have their gradients; the layer's were copied into the reduce-scatter's input and freed, its output is there
+    assert cells[Column.GRADIENTS] == 4 * (1024 + 16 + 1552)
+    # input and (on one rank) quotient of the reduction; layer 0 and the slot's own parameters are gathered, layer 1 no more
+    assert cells[Column.COMMUNICATION] == 4 * (2 * 1552 + 1552 + 2064)
     # layer 0: its input and normed 512 each, rstd 32, gate, up, act 1024 each; the gradient of layer 1's input 512; ids and labels 64 each
     assert cells[Column.ACTIVATIONS] == 512 + 512 + 32 + 3 * 1024 + 512 + 128
 

@@ -1,14 +1,17 @@
 """Optimizer state and the scratch of a step, as megarun's Muon and torch's fused AdamW run it.
 
-Muon keeps one momentum shard; AdamW two moments and a step counter. Fused AdamW needs no scratch. Muon updates one tensor at a time: the
-update shard in the iteration's dtype, the whole update gathered from it, and Newton-Schulz on that.
+Muon keeps one momentum shard; AdamW two moments and a step counter. Fused AdamW needs no scratch, and gradients in the parameters' dtype:
+where `precision.grads` is another, megarun updates one parameter at a time, beside its gradient in `precision.master`. Muon updates one
+tensor at a time and reads its gradient as it is: the update shard in the iteration's dtype, the whole update gathered from it, and
+Newton-Schulz on that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from megaplan.dtypes import DType
 from megaplan.spec.models import Spec
@@ -96,14 +99,55 @@ def matrix_scratch_bytes(
 
 
 def first_step_moment(scratch: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """Momenta made and scratch at the peak of Muon's first step: each tensor's scratch beside the momenta so far, its own included.
+    """Moments made and scratch at the peak of an optimizer's first step: each tensor's scratch beside the moments so far, its own included.
 
     Args:
-        scratch: (scratch, momentum) bytes of each tensor, in the order of updates.
+        scratch: (scratch, moments) bytes of each tensor, in the order of updates.
     """
     largest, best, made = -1, (0, 0), 0
     for scratch_bytes, state_bytes in scratch:
         made += state_bytes
         if made + scratch_bytes > largest:
             largest, best = made + scratch_bytes, (made, scratch_bytes)
+    return best
+
+
+class Cast(NamedTuple):
+    """AdamW's update of a parameter whose gradient is cast for it.
+
+    Attributes:
+        scratch_bytes: The gradient shard in `precision.master`.
+        state_bytes: The moments and step counter its first update makes.
+        matrix: Whether it belongs to the matrix group.
+    """
+
+    scratch_bytes: int
+    state_bytes: int
+    matrix: bool
+
+
+class LastMoment(NamedTuple):
+    """The peak of AdamW's first step.
+
+    Attributes:
+        matrix_bytes: Moments of the matrix group that are still to be made then.
+        other_bytes: All others that are.
+        scratch_bytes: A cast gradient.
+    """
+
+    matrix_bytes: int = 0
+    other_bytes: int = 0
+    scratch_bytes: int = 0
+
+
+def last_moment(casts: Sequence[Cast]) -> LastMoment:
+    """Where AdamW's first step peaks: at its end if nothing is cast, else beside the cast that weighs more than what is made after it."""
+    best, matrix, other = LastMoment(), 0, 0
+    for cast in reversed(casts):
+        if cast.scratch_bytes - matrix - other > best.scratch_bytes - best.matrix_bytes - best.other_bytes:
+            best = LastMoment(matrix, other, cast.scratch_bytes)
+        if cast.matrix:
+            matrix += cast.state_bytes
+        else:
+            other += cast.state_bytes
     return best

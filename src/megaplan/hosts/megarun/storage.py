@@ -21,7 +21,7 @@ from typing import NamedTuple
 from megaplan.columns import Column
 from megaplan.hosts.megarun.allocator import slack_bytes
 from megaplan.hosts.megarun.dims import local_shape, param_dtype
-from megaplan.hosts.megarun.optimizer import Uneven, matrix_scratch_bytes, newton_schulz_dtype, uses_muon
+from megaplan.hosts.megarun.optimizer import Cast, Uneven, matrix_scratch_bytes, newton_schulz_dtype, uses_muon
 from megaplan.inventory.tensors import Block, Family, Group, Owner
 from megaplan.spec.models import Mesh, Spec
 
@@ -41,7 +41,8 @@ class GroupBytes(NamedTuple):
         unsharded_bytes: Whole gradients in `precision.grads`.
         made_bytes: Whole gradients in the dtype autograd makes them.
         reduce_bytes: Reduce-scatter input in `precision.reduce`, padded.
-        reduced_bytes: Its output, a padded shard; on a one-rank mesh also the quotient by the gradient divisor, as large as the input.
+        reduced_bytes: Its output, a padded shard.
+        divided_bytes: On a one-rank mesh, its input divided by the gradient divisor.
         shard_bytes: Gradient shards in `precision.grads`, padded.
         last_made_bytes: Of `made_bytes`, the last tensor's: `foreach_reduce` names it until it returns, on meshes of more than one rank.
         last_unsharded_bytes: Of `unsharded_bytes`, likewise.
@@ -53,6 +54,7 @@ class GroupBytes(NamedTuple):
     made_bytes: int = 0
     reduce_bytes: int = 0
     reduced_bytes: int = 0
+    divided_bytes: int = 0
     shard_bytes: int = 0
     last_made_bytes: int = 0
     last_unsharded_bytes: int = 0
@@ -79,6 +81,7 @@ class BlockStorage:
         other_state_bytes: Moments of AdamW tensors that shard evenly, step counters of all AdamW tensors.
         uneven: Tensors whose last chunks are short or empty.
         matrix_scratch: Muon's scratch and state of each tensor, in the order they are updated.
+        casts: AdamW's tensors in that order, where their gradients are cast for it.
         resident_slack_bytes: What the allocator's rounding adds to the shards.
         state_slack_bytes: What it adds to the moments.
         parameters: Elements after TP and EP, before state sharding.
@@ -92,6 +95,7 @@ class BlockStorage:
     other_state_bytes: int
     uneven: tuple[Uneven, ...]
     matrix_scratch: tuple[tuple[int, int], ...]
+    casts: tuple[Cast, ...]
     resident_slack_bytes: int
     state_slack_bytes: int
     parameters: int
@@ -113,6 +117,7 @@ def block_storage(spec: Spec, block: Block) -> BlockStorage:
     states = {True: 0, False: 0}  # of the matrix group or not, whichever optimizer that has
     uneven: list[Uneven] = []
     scratch: list[tuple[int, int]] = []
+    casts: list[Cast] = []
     dense_degree, expert_degree = shard_degrees(mesh)
     muon, parameters, resident_slack, state_slack = uses_muon(spec), 0, 0, 0
     lasts, last = {True: 0, False: 0}, last_tensor(block)
@@ -147,6 +152,8 @@ def block_storage(spec: Spec, block: Block) -> BlockStorage:
             scratch.append((needed, state * chunk_rows))
         else:
             states[in_matrix_group] += STEP_BYTES
+            if precision.grads is not precision.master:
+                casts.append(Cast(chunk * master, state * chunk_rows + STEP_BYTES, in_matrix_group))
     dense, experts = (
         GroupBytes(
             gathered_bytes=whole * compute,
@@ -154,7 +161,8 @@ def block_storage(spec: Spec, block: Block) -> BlockStorage:
             unsharded_bytes=true * precision.grads.bytes,
             made_bytes=true * made,
             reduce_bytes=whole * precision.reduce.bytes,
-            reduced_bytes=(shard if degree > 1 else shard + whole) * precision.reduce.bytes,
+            reduced_bytes=shard * precision.reduce.bytes,
+            divided_bytes=0 if degree > 1 else whole * precision.reduce.bytes,
             shard_bytes=shard * precision.grads.bytes,
             last_made_bytes=last_elements * made,
             last_unsharded_bytes=last_elements * precision.grads.bytes,
@@ -173,6 +181,7 @@ def block_storage(spec: Spec, block: Block) -> BlockStorage:
         other_state_bytes=states[False],
         uneven=tuple(uneven),
         matrix_scratch=tuple(scratch),
+        casts=tuple(casts),
         resident_slack_bytes=resident_slack,
         state_slack_bytes=state_slack,
         parameters=parameters,
