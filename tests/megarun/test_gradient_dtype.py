@@ -90,11 +90,10 @@ def test_one_gradient_at_a_time_is_widened() -> None:
     parameter.grad_dtype = BF16
     with pytest.raises(RuntimeError, match=r"shape \(4,\) has no gradient"), in_parameter_dtype(parameter):
         pass
-    parameter.grad = torch.ones(4, dtype=BF16)
+    parameter.grad = gradient = torch.ones(4, dtype=BF16)
     with in_parameter_dtype(parameter):
-        assert parameter.grad.dtype == FP32
-    assert parameter.grad is None
-    parameter.grad = torch.ones(4, dtype=BF16)
+        assert torch.equal(parameter.grad, torch.ones(4))
+    assert parameter.grad is gradient
 
 
 def test_nothing_changes_where_the_dtypes_agree(one_process: Any, worker: Any, spec_with: Any) -> None:

@@ -76,6 +76,8 @@ class Optimizers:
         for optimizer, parameter, base in self._narrow:
             with in_parameter_dtype(parameter):
                 self._update(optimizer, base, step)
+        for optimizer, _, _ in self._narrow:
+            optimizer.zero_grad(set_to_none=True)
 
     def _update(self, optimizer: torch.optim.Optimizer, base: float, step: int) -> None:
         for group in optimizer.param_groups:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
@@ -54,16 +55,18 @@ def parameter_groups(stage: nn.Module) -> Iterator[Any]:
 
 @contextmanager
 def in_parameter_dtype(parameter: Tensor) -> Iterator[None]:
-    """Give a parameter its gradient in its own dtype for an update; afterwards it has none."""
-    gradient, own = parameter.grad, parameter.grad_dtype
+    """Give a parameter its gradient in its own dtype for an update, then give the gradient back."""
+    gradient, kept = parameter.grad, parameter.grad_dtype
     if gradient is None:
         raise RuntimeError(f"a parameter of shape {tuple(parameter.shape)} has no gradient; backward did not reach it")
-    parameter.grad = None
-    parameter.grad_dtype = parameter.dtype
-    parameter.grad = gradient.to(parameter.dtype)
-    del gradient
+    _set_gradient(parameter, gradient.to(parameter.dtype), parameter.dtype)
     try:
         yield
     finally:
-        parameter.grad = None
-        parameter.grad_dtype = own
+        _set_gradient(parameter, gradient, kept)
+
+
+def _set_gradient(parameter: Tensor, gradient: Tensor, dtype: torch.dtype | None) -> None:
+    parameter.grad = None  # a dtype may only change where there is no gradient
+    parameter.grad_dtype = dtype
+    parameter.grad = gradient
