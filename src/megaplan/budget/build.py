@@ -216,7 +216,7 @@ def _persistent(
         first_matrix=first_step_moment(scratch),
         first_other=last_moment(casts),
         buffer_bytes=rotary,
-        buffer_scratch_bytes=rotary_scratch_bytes(spec) if rotary else 0,
+        buffer_scratch_bytes=rotary_scratch_bytes(spec) if parts[-1].attends else 0,  # else another slot's parameters come after it
         input_bytes=tokens * (any(slot.index == 0 for slot in slots) + any(slot.index == last for slot in slots)),
         receive_bytes=received,
         workspace_bytes=device.gemm_workspace_bytes,
