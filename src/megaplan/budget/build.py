@@ -18,7 +18,7 @@ from megaplan.hosts.megarun.boundaries import boundary_bytes, receive_bytes
 from megaplan.hosts.megarun.buffers import rotary_bytes, rotary_scratch_bytes, token_bytes
 from megaplan.hosts.megarun.dims import Dims, is_pipelined, local_dims
 from megaplan.hosts.megarun.ledger import accumulates_in_place, block_bytes, make_of
-from megaplan.hosts.megarun.optimizer import Cast, Uneven, first_step_moment, last_moment, uses_muon
+from megaplan.hosts.megarun.optimizer import Cast, MatrixScratch, Uneven, last_moment, uses_muon
 from megaplan.hosts.megarun.parts import BlockBytes
 from megaplan.hosts.megarun.storage import BlockStorage, block_storage
 from megaplan.inventory.tensors import Block, Family, Inventory
@@ -184,7 +184,7 @@ def _persistent(
     storages = [storage for part in parts for storage in part.storages]
     resident: dict[Column, int] = {}
     matrix_shards = matrix_states = other_states = slack = state_slack = parameters = 0
-    scratch: list[tuple[int, int]] = []
+    scratch: list[MatrixScratch] = []
     casts: list[Cast] = []
     uneven: list[Uneven] = []
     for storage in storages:
@@ -211,9 +211,8 @@ def _persistent(
         other_state_bytes=other_states,
         uneven=tuple(uneven),
         root_uneven=tuple(tensor for part in parts for tensor in part.root_uneven),
-        scratch_bytes=max([size for size, _ in scratch], default=0),
+        matrix_scratch=tuple(scratch),
         cast_bytes=max([cast.scratch_bytes for cast in casts], default=0),
-        first_matrix=first_step_moment(scratch),
         first_other=last_moment(casts),
         buffer_bytes=rotary,
         buffer_scratch_bytes=rotary_scratch_bytes(spec) if parts[-1].attends else 0,  # else another slot's parameters come after it

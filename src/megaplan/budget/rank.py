@@ -9,7 +9,7 @@ from megaplan.budget.step import StepPeak
 from megaplan.budget.values import NO_BYTES, Cells
 from megaplan.columns import Column, Phase
 from megaplan.hosts.megarun.allocator import OPEN_SEGMENTS_BYTES
-from megaplan.hosts.megarun.optimizer import LastMoment, Uneven
+from megaplan.hosts.megarun.optimizer import LastMoment, MatrixScratch, Uneven, first_step_moment
 
 MomentCells = dict[Column, int]
 CAST = "the update beside a gradient cast for it"
@@ -20,14 +20,18 @@ class States:
     """What depends on a rank's place among those that share its parameters.
 
     Attributes:
-        matrix_bytes: Muon's moments.
-        other_bytes: AdamW's moments and step counters.
+        matrix_bytes: Moments of the matrix group.
+        other_bytes: Moments of the rest, and step counters.
         padding_scratch_bytes: Beside the parameters while a short shard of the slot's own group is padded.
+        scratch_bytes: The largest scratch of Muon's tensors.
+        first_matrix: Momenta made and scratch at the peak of Muon's first step.
     """
 
     matrix_bytes: int
     other_bytes: int
     padding_scratch_bytes: int
+    scratch_bytes: int
+    first_matrix: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +46,8 @@ class Persistent:
         other_state_bytes: AdamW's.
         uneven: Tensors that shard unevenly.
         root_uneven: Those of the slots' own groups, which are padded when all else is in place.
-        scratch_bytes: The largest scratch of Muon's tensors.
+        matrix_scratch: Of Muon's tensors, in the order they are updated.
         cast_bytes: The largest gradient that is cast for AdamW.
-        first_matrix: Momenta made and scratch at the peak of Muon's first step.
         first_other: The peak of AdamW's first step.
         buffer_bytes: Rotary tables.
         buffer_scratch_bytes: What the last of them needs while it is computed.
@@ -63,9 +66,8 @@ class Persistent:
     other_state_bytes: int
     uneven: tuple[Uneven, ...]
     root_uneven: tuple[Uneven, ...]
-    scratch_bytes: int
+    matrix_scratch: tuple[MatrixScratch, ...]
     cast_bytes: int
-    first_matrix: tuple[int, int]
     first_other: LastMoment
     buffer_bytes: int
     buffer_scratch_bytes: int
@@ -85,7 +87,14 @@ class Persistent:
                 matrix += size
             else:
                 other += size
-        return States(matrix, other, max([tensor.padding_scratch_bytes(dense_index) for tensor in self.root_uneven], default=0))
+        scratch = [each.at(dense_index, expert_index) for each in self.matrix_scratch]
+        return States(
+            matrix,
+            other,
+            padding_scratch_bytes=max([tensor.padding_scratch_bytes(dense_index) for tensor in self.root_uneven], default=0),
+            scratch_bytes=max([size for size, _ in scratch], default=0),
+            first_matrix=first_step_moment(scratch),
+        )
 
 
 class RankCells:
@@ -114,7 +123,7 @@ class RankCells:
         to_make = persistent.first_other
         late = states.matrix_bytes + states.other_bytes - persistent.matrix_shard_bytes
         late += to_make.scratch_bytes - to_make.matrix_bytes - to_make.other_bytes
-        made_at_end = late >= sum(persistent.first_matrix)
+        made_at_end = late >= sum(states.first_matrix)
         if made_at_end:
             first_update = steady_update.copy()
             first_update[Column.GRADIENTS] -= persistent.matrix_shard_bytes
@@ -122,13 +131,13 @@ class RankCells:
             first_update[Column.OTHER_OPTIMIZER] -= to_make.other_bytes
             first_update[Column.WORKSPACE] += to_make.scratch_bytes
         else:
-            first_update, (momenta, scratch) = self._update.copy(), persistent.first_matrix
+            first_update, (momenta, scratch) = self._update.copy(), states.first_matrix
             first_update[Column.MATRIX_OPTIMIZER] += momenta
             first_update[Column.WORKSPACE] += scratch
-        cast = persistent.cast_bytes - persistent.matrix_shard_bytes > persistent.scratch_bytes  # Muon has dropped its gradients by then
+        cast = persistent.cast_bytes - persistent.matrix_shard_bytes > states.scratch_bytes  # Muon has dropped its gradients by then
         if cast:
             steady_update[Column.GRADIENTS] -= persistent.matrix_shard_bytes
-        steady_update[Column.WORKSPACE] += persistent.cast_bytes if cast else persistent.scratch_bytes
+        steady_update[Column.WORKSPACE] += persistent.cast_bytes if cast else states.scratch_bytes
         cells = {
             Phase.INIT: init,
             Phase.FIRST_FORWARD_BACKWARD: self._first_step.copy(),
@@ -144,7 +153,7 @@ class RankCells:
             Phase.OPTIMIZER: CAST
             if cast
             else "Newton-Schulz of the largest matrix"
-            if persistent.scratch_bytes
+            if states.scratch_bytes
             else "the update of all parameters",
         }
         return cells, where

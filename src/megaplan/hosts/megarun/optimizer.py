@@ -71,31 +71,62 @@ def newton_schulz_dtype(spec: Spec) -> DType:
     return DType.FP32 if spec.precision.params is DType.FP32 else DType.BF16
 
 
-def matrix_scratch_bytes(
-    shape: tuple[int, ...], num_matrices: int, iteration: DType, master: DType, shard_elements: int, gathered_elements: int
-) -> int:
-    """Peak scratch of one Newton-Schulz update: the larger of its two moments.
+@dataclass(frozen=True, slots=True)
+class MatrixScratch:
+    """What one Newton-Schulz update needs for a moment, and the momentum its first step makes; on a rank with a whole share of the rows.
+
+    It has two moments:
 
     - Inside an iteration: the gathered update, the iterate x, x xᵀ and its polynomial (k matrices of r × r, r the shorter side), and the
       next iterate, beside the update's shard.
     - Afterwards: the gathered update, the orthogonalised one, and the rank's part of it in `precision.master`, if that is another dtype.
 
-    A rank that holds no rows of an uneven tensor is priced with the shard of those that do.
+    Attributes:
+        iterating_bytes: The first, without the shard.
+        shard_bytes: The update's shard in the iteration's dtype; 0 on a one-rank mesh, where it is the gathered update itself.
+        casting_bytes: The second, without the cast.
+        cast_bytes: The rank's part in `precision.master`; 0 where that is the iteration's dtype.
+        momentum_bytes: The momentum's shard.
+        uneven: Where the rows do not divide by the shard degree.
+    """
+
+    iterating_bytes: int
+    shard_bytes: int
+    casting_bytes: int
+    cast_bytes: int
+    momentum_bytes: int
+    uneven: Uneven | None = None
+
+    def at(self, dense_index: int, expert_index: int) -> tuple[int, int]:
+        """Scratch and momentum on the rank with these indices among those that share dense tensors and expert banks."""
+        shard, cast, momentum = self.shard_bytes, self.cast_bytes, self.momentum_bytes
+        if self.uneven is not None:
+            rows, whole = self.uneven.local_rows(expert_index if self.uneven.expert else dense_index), self.uneven.chunk_rows
+            shard, cast, momentum = shard * rows // whole, cast * rows // whole, momentum * rows // whole
+        return max(self.iterating_bytes + shard, self.casting_bytes + cast), momentum
+
+
+def matrix_scratch(
+    shape: tuple[int, ...], num_matrices: int, iteration: DType, master: DType, shard_elements: int, degree: int
+) -> tuple[int, int, int, int]:
+    """The first four fields of `MatrixScratch`.
 
     Args:
         shape: Whole tensor on the rank, after TP and EP; dims before the last are rows.
         num_matrices: k equal matrices, orthogonalised apart.
         iteration: Dtype of the iteration.
         master: Dtype the update is cast to.
-        shard_elements: The rank's padded share of the tensor; the whole tensor on a one-rank mesh.
-        gathered_elements: All shares with their padding: what the all-gather makes.
+        shard_elements: A whole share of the tensor; the all-gather makes `degree` of them, padding included.
+        degree: Ranks that share it.
     """
     elements, columns = prod(shape), shape[-1]
-    side = min(elements // (num_matrices * columns), columns)
-    shard = shard_elements if shard_elements < elements else 0  # on a one-rank mesh it is the gathered update itself
-    iterating = (shard + gathered_elements + 2 * elements + 2 * num_matrices * side * side) * iteration.bytes
-    cast = shard_elements * master.bytes if master is not iteration else 0
-    return max(iterating, (gathered_elements + elements) * iteration.bytes + cast)
+    gathered, side = shard_elements * degree, min(elements // (num_matrices * columns), columns)
+    return (
+        (gathered + 2 * elements + 2 * num_matrices * side * side) * iteration.bytes,
+        shard_elements * iteration.bytes if degree > 1 else 0,
+        (gathered + elements) * iteration.bytes,
+        shard_elements * master.bytes if master is not iteration else 0,
+    )
 
 
 def first_step_moment(scratch: Iterable[tuple[int, int]]) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from megaplan.columns import Column
 from megaplan.hosts.megarun.allocator import slack_bytes
 from megaplan.hosts.megarun.dims import local_shape, param_dtype
-from megaplan.hosts.megarun.optimizer import Cast, Uneven, matrix_scratch_bytes, newton_schulz_dtype, uses_muon
+from megaplan.hosts.megarun.optimizer import Cast, MatrixScratch, Uneven, matrix_scratch, newton_schulz_dtype, uses_muon
 from megaplan.inventory.tensors import Block, Family, Group, Owner
 from megaplan.spec.models import Mesh, Spec
 
@@ -80,7 +80,7 @@ class BlockStorage:
         matrix_state_bytes: Moments of Muon tensors that shard evenly.
         other_state_bytes: Moments of AdamW tensors that shard evenly, step counters of all AdamW tensors.
         uneven: Tensors whose last chunks are short or empty.
-        matrix_scratch: Muon's scratch and state of each tensor, in the order they are updated.
+        matrix_scratch: Muon's scratch and momentum of each tensor, in the order they are updated.
         casts: AdamW's tensors in that order, where their gradients are cast for it.
         resident_slack_bytes: What the allocator's rounding adds to the shards.
         state_slack_bytes: What it adds to the moments.
@@ -94,7 +94,7 @@ class BlockStorage:
     matrix_state_bytes: int
     other_state_bytes: int
     uneven: tuple[Uneven, ...]
-    matrix_scratch: tuple[tuple[int, int], ...]
+    matrix_scratch: tuple[MatrixScratch, ...]
     casts: tuple[Cast, ...]
     resident_slack_bytes: int
     state_slack_bytes: int
@@ -116,7 +116,7 @@ def block_storage(spec: Spec, block: Block) -> BlockStorage:
     counts = {True: [0, 0, 0], False: [0, 0, 0]}  # experts or not: padded shard, padded whole, true whole elements
     states = {True: 0, False: 0}  # of the matrix group or not, whichever optimizer that has
     uneven: list[Uneven] = []
-    scratch: list[tuple[int, int]] = []
+    scratch: list[MatrixScratch] = []
     casts: list[Cast] = []
     dense_degree, expert_degree = shard_degrees(mesh)
     muon, parameters, resident_slack, state_slack = uses_muon(spec), 0, 0, 0
@@ -148,8 +148,8 @@ def block_storage(spec: Spec, block: Block) -> BlockStorage:
         else:
             uneven.append(Uneven(rows, chunk_rows, degree, state, width * master, expert, in_matrix_group))
         if by_muon:
-            needed = matrix_scratch_bytes(shape, tensor.num_matrices, iteration, precision.master, chunk, chunk * degree)
-            scratch.append((needed, state * chunk_rows))
+            needed = matrix_scratch(shape, tensor.num_matrices, iteration, precision.master, chunk, degree)
+            scratch.append(MatrixScratch(*needed, state * chunk_rows, uneven[-1] if chunk_rows * degree != rows else None))
         else:
             states[in_matrix_group] += STEP_BYTES
             if precision.grads is not precision.master:
