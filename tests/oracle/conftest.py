@@ -1,6 +1,8 @@
 """Helpers that lie beside the tests, imported by path: pytest's importlib mode has no package here."""
 
+import gc
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -24,3 +26,12 @@ def random_specs() -> ModuleType:
 @pytest.fixture(scope="session")
 def live_storages() -> ModuleType:
     return _load("live_storages")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_collections() -> Iterator[None]:
+    """Collections look only at what a test made, not at all of torch."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
