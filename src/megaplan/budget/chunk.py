@@ -6,7 +6,7 @@ and gradients, communication buffers and activations beside it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -36,6 +36,11 @@ class Unit:
     storage: BlockStorage | None
     layer: bool
     input_bytes: int
+
+    @property
+    def has_bank(self) -> bool:
+        """Whether it has experts, which are a group of their own."""
+        return self.layer and self.storage is not None and self.storage.experts.gathered_bytes > 0
 
 
 class Peak(NamedTuple):
@@ -156,20 +161,22 @@ class Chunk:
         policy = self.policy
         fresh = state is ChunkState.UNTOUCHED or not policy.pipelined
         total, so_far = self.layers.gathered_bytes, 0
-        best, found = -1, (0, 0)
+        gathers = policy.reshard and not (state is ChunkState.BACKWARDED and policy.pipelined)
+        best, found = -1, (0, self.units[0].block.forward, 0)
         for index, unit in enumerate(self.units):
             own = self.gathered[index]
             if policy.reshard:
-                back = state is ChunkState.BACKWARDED and policy.pipelined
-                gathered = total - so_far if back else own + self.flats[index]
+                gathered = own + self.flats[index] if gathers else total - so_far
             else:
                 gathered = so_far + own + self.flats[index] if fresh else total
             so_far += own
-            size = self.before[index] + unit.input_bytes + unit.block.forward_bytes + gathered
-            if size >= best:
-                best, found = size, (index, gathered)
-        index, gathered = found
-        return self.moment(index, f"forward of {self.names[index]}", self.units[index].block.forward, (), (self.held(state)[0], gathered))
+            moments = _around_experts(unit) if gathers and unit.has_bank else ((unit.block.forward, unit.block.forward_bytes, gathered),)
+            for moment, moment_bytes, communication in moments:
+                size = self.before[index] + unit.input_bytes + moment_bytes + communication
+                if size >= best:
+                    best, found = size, (index, moment, communication)
+        index, moment, gathered = found
+        return self.moment(index, f"forward of {self.names[index]}", moment, (), (self.held(state)[0], gathered))
 
     def backward_peak(self, state: ChunkState) -> Peak:
         """The largest moment of a backward under a pipeline, where gradients accumulate whole."""
@@ -297,3 +304,18 @@ class Chunk:
         if self.carries and self.names[index] in ("head", "final_norm"):
             carried += self.policy.boundary_bytes
         return carried
+
+
+def _around_experts(unit: Unit) -> Iterator[tuple[Moment, int, int]]:
+    """Moments of a layer's forward that frees what it gathers, with their bytes and what is gathered.
+
+    The bank is there while its operation runs; the flat output it was gathered into stays until the next group gathers.
+    """
+    if unit.storage is None:
+        return
+    dense, experts = unit.storage.dense, unit.storage.experts
+    flat_bytes = dense.flat_bytes
+    for moment in unit.block.part.replay.forward:
+        runs = moment.op == "experts"
+        flat_bytes = experts.flat_bytes if runs else flat_bytes
+        yield moment, unit.block.moment_bytes(moment, ()), dense.gathered_bytes + flat_bytes + (experts.gathered_bytes if runs else 0)
