@@ -110,12 +110,13 @@ def test_two_stages_under_torchrun(
 def test_the_first_failing_rank_speaks(tmp_path: Path, token_file: Path, plan_file: Any, torchrun: Any) -> None:
     """Rank 1 fails and rank 0's connection breaks: one error is read, rank 1's, with its coordinate."""
     (tmp_path / "failing.py").write_text(FAILING)
-    plan = plan_file({"mesh.pp": 2, "training.steps": 10})
+    plan = plan_file({"mesh": {"pp": 2, "vpp": 2}, "schedule": {"kind": "interleaved_1f1b", "num_microbatches": 4}, "training.steps": 10})
     done = torchrun(2, str(tmp_path / "failing.py"), "train", plan, "--data", str(token_file), "--out", str(tmp_path / "out"))
     assert done.returncode != 0
     assert "rank 1 (pp 1) of 2 failed first:" in done.stderr
     assert "OSError: the disk is gone" in done.stderr
     assert done.stderr.count("error[") == 1
+    assert "Full Schedule" not in done.stderr
 
 
 def test_refusals(tmp_path: Path, token_file: Path, plan_file: Any, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:

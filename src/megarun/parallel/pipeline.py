@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -88,6 +89,7 @@ class PipelineRunner:
 
     def __init__(self, stages: Sequence[Stage], spec: Spec, mesh: RankMesh) -> None:
         self._device = mesh.device
+        logging.getLogger(schedules.__name__).setLevel(logging.CRITICAL)  # every rank would print its whole order beside the one error
         kind = SCHEDULES[spec.schedule.kind]
         check_order(kind, mesh.coordinate["pp"], spec)
         torch_stages: Any = [_torch_stage(stage, spec, mesh) for stage in stages]
