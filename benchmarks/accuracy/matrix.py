@@ -34,7 +34,12 @@ class Case:
     in_ci: bool
 
 
-def cases(names: frozenset[str] = frozenset()) -> Iterator[Case]:
+def names(*, ci_only: bool = False) -> list[str]:
+    """Names of the plans, in order; of those that CI traces only."""
+    return [entry["name"] for entry in yaml.safe_load(MATRIX.read_text())["plans"] if entry.get("ci", False) or not ci_only]
+
+
+def cases(chosen: frozenset[str] = frozenset()) -> Iterator[Case]:
     """Every plan of the matrix, or those named.
 
     Raises:
@@ -42,7 +47,7 @@ def cases(names: frozenset[str] = frozenset()) -> Iterator[Case]:
     """
     matrix = yaml.safe_load(MATRIX.read_text())
     for entry in matrix["plans"]:
-        if names and entry["name"] not in names:
+        if chosen and entry["name"] not in chosen:
             continue
         overrides = [*matrix["families"].get(entry.get("of"), ()), *entry.get("set", ())]
         spec = load_spec_text(matrix["base"], name=f"{MATRIX.name}: {entry['name']}", overrides=overrides).spec

@@ -1,0 +1,46 @@
+"""The subset of the accuracy matrix that every change is held to: each distinct rank, traced at its real size."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megarun.trace.run import choose_ranks, trace_ranks
+
+pytestmark = pytest.mark.runtime
+FOLDER = Path(__file__).parents[3] / "benchmarks" / "accuracy"
+GIB = 2**30
+
+
+def load_matrix() -> Any:
+    """The module beside the matrix."""
+    loader = importlib.util.spec_from_file_location("accuracy_matrix", FOLDER / "matrix.py")
+    assert loader is not None
+    assert loader.loader is not None
+    module = importlib.util.module_from_spec(loader)
+    sys.modules[loader.name] = module  # its dataclasses look themselves up there
+    loader.loader.exec_module(module)
+    return module
+
+
+MATRIX = load_matrix()
+IN_CI = MATRIX.names(ci_only=True)
+
+
+def test_matrix_covers_what_it_must() -> None:
+    """At least 30 plans; the subset has every axis that megarun trains at least once."""
+    assert len(MATRIX.names()) >= 30
+    assert len(IN_CI) >= 6
+
+
+@pytest.mark.parametrize("name", IN_CI)
+def test_estimate_is_what_the_runtime_allocates(name: str) -> None:
+    """Peak and phases in [-0.5%, +1%], columns within 1% of themselves or 0.2% of the peak; the worst rank is above 2 GiB."""
+    (case,) = MATRIX.cases(frozenset([name]))
+    assert case.budget.worst.peak_bytes > 2 * GIB
+    ranks = choose_ranks(case.job, case.budget)
+    for found in trace_ranks(case.job, case.budget, ranks):
+        assert found.peak.trace > 0
+        assert found.within, (found.trace.rank, found.phases, found.columns_past_tolerance)
