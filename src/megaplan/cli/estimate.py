@@ -24,6 +24,7 @@ def estimate(
     from megaplan.budget.build import build_budget  # noqa: PLC0415  (a help text needs no model)
     from megaplan.budget.fit import fit_diagnostics  # noqa: PLC0415
     from megaplan.budget.serving import serving_budget  # noqa: PLC0415
+    from megaplan.budget.skew import routing_range  # noqa: PLC0415
     from megaplan.cli.inputs import load_subject  # noqa: PLC0415
     from megaplan.cli.problems import refuse  # noqa: PLC0415
 
@@ -32,16 +33,17 @@ def estimate(
     if rank is not None and not 0 <= rank < world_size:
         raise refuse("MP485", f"--rank {rank}, and the ranks are 0 to {world_size - 1}", f"--rank {max(0, min(rank, world_size - 1))}")
     budget, serving = build_budget(given.spec, given.inventory, given.layout), serving_budget(given.spec, given.inventory)
+    routing = routing_range(given.spec, given.inventory, given.layout, budget)
     ranks = budget.ranks if rank is None else (budget.of_rank(rank),)
     found = [*given.diagnostics, *fit_diagnostics(given.spec, given.inventory, given.layout, budget)]
     if as_json:
         from megaplan.cli.estimate_json import estimate_document  # noqa: PLC0415
 
-        output.write_json(estimate_document(budget, ranks, serving, found))
+        output.write_json(estimate_document(budget, ranks, serving, found, routing))
     else:
         from megaplan.cli.estimate_text import estimate_lines  # noqa: PLC0415
 
-        output.write_styled(estimate_lines(given, budget, ranks, serving))
+        output.write_styled(estimate_lines(given, budget, ranks, serving, routing))
         if explain:
             from megaplan.cli.explain_text import explain_lines  # noqa: PLC0415
 

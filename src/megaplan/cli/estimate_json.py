@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from megaplan.budget.skew import RoutingRange
 from megaplan.budget.values import Budget, RankBudget, ServingBudget
 from megaplan.cli import output
 from megaplan.errors import Diagnostic
@@ -14,7 +15,11 @@ FORMAT = "megaplan.estimate/1"
 
 
 def estimate_document(
-    budget: Budget, ranks: Sequence[RankBudget], serving: ServingBudget | None, diagnostics: Sequence[Diagnostic]
+    budget: Budget,
+    ranks: Sequence[RankBudget],
+    serving: ServingBudget | None,
+    diagnostics: Sequence[Diagnostic],
+    routing: RoutingRange | None,
 ) -> dict[str, Any]:
     """The document; `ranks` are those of `budget` that were asked for."""
     return {
@@ -32,13 +37,13 @@ def estimate_document(
             }
             for stage in budget.stages
         ],
-        "ranks": [_rank(rank) for rank in ranks],
+        "ranks": [_rank(rank, budget, routing) for rank in ranks],
         "serving": serving.as_document() if serving else None,
         "diagnostics": [output.as_document(found) for found in diagnostics],
     }
 
 
-def _rank(rank: RankBudget) -> dict[str, Any]:
+def _rank(rank: RankBudget, budget: Budget, routing: RoutingRange | None) -> dict[str, Any]:
     return {
         "ranks": list(rank.ranks),
         "coordinate": rank.coordinate,
@@ -48,8 +53,26 @@ def _rank(rank: RankBudget) -> dict[str, Any]:
         "phases": {str(phase): num_bytes for phase, num_bytes in rank.phases.items()},
         "peak_bytes": rank.peak_bytes,
         "peak_phase": str(rank.peak_phase),
+        "allocated_bytes": rank.allocated_bytes,
+        "reserved_bytes": rank.peak_bytes,
+        "device_bytes": rank.peak_bytes + budget.device.reserve_bytes,
+        "routing": _routing(rank, routing),
         "headroom_bytes": rank.headroom_bytes,
         "fits": rank.fits,
+    }
+
+
+def _routing(rank: RankBudget, routing: RoutingRange | None) -> dict[str, Any] | None:
+    """Both ends of the routing; null where no row can move between ranks."""
+    if routing is None:
+        return None
+    balanced, skewed = routing.allocated_bytes(rank)
+    return {
+        "balanced_allocated_bytes": balanced,
+        "skewed_allocated_bytes": skewed,
+        "skew": routing.skew,
+        "skew_reason": routing.reason,
+        "fits_skewed": routing.skewed.of_rank(rank.ranks[0]).fits,
     }
 
 

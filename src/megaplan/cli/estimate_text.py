@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from megaplan.budget.fit import largest_micro_batch
+from megaplan.budget.skew import RoutingRange
 from megaplan.budget.values import Budget, RankBudget, ServingBudget
 from megaplan.cli.header import header_lines
 from megaplan.cli.inputs import Subject
@@ -16,7 +17,9 @@ from megaplan.units import format_bytes
 Line = tuple[str, str]
 
 
-def estimate_lines(given: Subject, budget: Budget, ranks: Sequence[RankBudget], serving: ServingBudget | None) -> Iterator[Line]:
+def estimate_lines(
+    given: Subject, budget: Budget, ranks: Sequence[RankBudget], serving: ServingBudget | None, routing: RoutingRange | None
+) -> Iterator[Line]:
     """(text, style) of every line."""
     letters = [block.family.value for block in given.inventory.layers]
     yield from header_lines(given.spec, letters, budget.parameters, budget.active_parameters)
@@ -34,9 +37,35 @@ def estimate_lines(given: Subject, budget: Budget, ranks: Sequence[RankBudget], 
         (line, "") for line in wrap(f"peak of {runs_label(runs_of(ranks[0].ranks))}: {ranks[0].moments[ranks[0].peak_phase]}", indent="  ")
     )
     yield _largest(given), ""
+    yield "", ""
+    yield from ((line, "") for line in _four_numbers(given, budget, ranks[0], routing))
     if serving is not None:
         yield "", ""
         yield from _serving(serving)
+
+
+def _four_numbers(given: Subject, budget: Budget, rank: RankBudget, routing: RoutingRange | None) -> Iterator[str]:
+    """Allocated, reserved, device, and allocated under skew, of one rank: they answer different questions and are never one number."""
+    device_bytes = rank.peak_bytes + budget.device.reserve_bytes
+    yield f"{runs_label(runs_of(rank.ranks))}, at the peak:"
+    rows = [
+        ("allocated", rank.allocated_bytes, "what torch's allocator hands out"),
+        ("reserved", rank.peak_bytes, "with its rounding and slack (modelled)"),
+        ("device", device_bytes, "with context, NCCL and driver"),
+    ]
+    if routing is not None:
+        balanced, skewed = routing.allocated_bytes(rank)
+        rows += [
+            ("allocated, balanced", balanced, "every expert rank gets its even share"),
+            (f"allocated, skew {routing.skew:g}", skewed, f"the busiest, {routing.reason}"),
+        ]
+    width = max(len(name) for name, _, _ in rows)
+    yield from (f"  {name.ljust(width)}  {format_bytes(num_bytes):>10}  {text}" for name, num_bytes, text in rows)
+    if routing is not None and rank.fits and not routing.skewed.of_rank(rank.ranks[0]).fits:
+        yield f"  under skew {routing.skew:g} it does NOT fit"
+    if routing is None and given.spec.model.moe is not None:
+        why = "a capacity bounds every expert" if given.spec.model.moe.capacity_factor is not None else "all experts are on the rank (ep 1)"
+        yield f"  allocated under skew: the same, {why}"
 
 
 def _largest(given: Subject) -> str:

@@ -18,6 +18,10 @@ RANK = {
     "peak_phase",
     "headroom_bytes",
     "fits",
+    "allocated_bytes",
+    "reserved_bytes",
+    "device_bytes",
+    "routing",
 }
 
 
@@ -52,6 +56,10 @@ def test_estimate(megaplan, name, suffix):
         assert rank["columns"] == rank["cells"][rank["peak_phase"]]
         assert rank["headroom_bytes"] == device["usable_bytes"] - rank["peak_bytes"]
         assert rank["fits"] == (rank["headroom_bytes"] >= 0)
+        assert rank["allocated_bytes"] == rank["peak_bytes"] - rank["columns"]["overhead_bytes"]
+        assert rank["reserved_bytes"] == rank["peak_bytes"]
+        assert rank["device_bytes"] == rank["peak_bytes"] + device["reserve_bytes"]
+        assert (rank["routing"] is not None) == (name == "mixtral-8x7b")  # the one bundled plan that spreads its experts
         assert set(rank["coordinate"]) == {"pp", "dp_replicate", "dp_shard", "cp", "tp"}
     assert sorted(seen) == list(range(len(seen)))
     assert found["fits"] == all(rank["fits"] for rank in found["ranks"])
@@ -74,6 +82,16 @@ def test_one_rank(megaplan):
     found = document(megaplan("estimate", "plans/nam56r-8xh200.yaml", "--json", "--rank", "5"))
     [rank] = found["ranks"]
     assert 5 in rank["ranks"]
+
+
+@pytest.mark.parametrize(("skew", "stated", "reason"), [(1, 4.0, "largest possible"), (2, 2.0, "moe.routing_skew")])
+def test_balanced_and_skewed_routing_stand_side_by_side(megaplan, skew, stated, reason):
+    spread = ("--set", "mesh.ep=4", "--set", f"model.moe.routing_skew={skew}")
+    [rank, *_] = document(megaplan("estimate", "plans/mixtral-8x7b.yaml", "--json", *spread))["ranks"]
+    routing = rank["routing"]
+    assert (routing["skew"], routing["skew_reason"]) == (stated, reason)
+    assert routing["balanced_allocated_bytes"] < routing["skewed_allocated_bytes"]
+    assert rank["allocated_bytes"] == routing["balanced_allocated_bytes" if skew == 1 else "skewed_allocated_bytes"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,61 @@
+"""A job's budget under balanced and under uneven routing, side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from megaplan.budget.build import build_budget
+from megaplan.budget.values import Budget, RankBudget
+from megaplan.inventory.tensors import Inventory
+from megaplan.layout.values import Layout
+from megaplan.spec.models import Spec
+
+BALANCED = 1.0
+Reason = Literal["moe.routing_skew", "largest possible"]
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingRange:
+    """What uneven routing adds: rows can move between expert ranks only.
+
+    Attributes:
+        balanced: Every expert rank receives its even share.
+        skewed: The busiest expert rank receives `skew` times that.
+        skew: `moe.routing_skew` where the spec states one above 1; else the largest possible, every row on one expert rank.
+        reason: Which of the two.
+    """
+
+    balanced: Budget
+    skewed: Budget
+    skew: float
+    reason: Reason
+
+    def allocated_bytes(self, rank: RankBudget) -> tuple[int, int]:
+        """What torch's allocator hands out at the peak of these ranks: balanced, skewed."""
+        first = rank.ranks[0]
+        return self.balanced.of_rank(first).allocated_bytes, self.skewed.of_rank(first).allocated_bytes
+
+
+def routing_range(spec: Spec, inventory: Inventory, layout: Layout, budget: Budget) -> RoutingRange | None:
+    """Both ends of the routing, or None where no row can move: without experts, at ep 1, or with a capacity that bounds every expert.
+
+    Args:
+        spec: A checked spec.
+        inventory: Its parameter tensors.
+        layout: Its slots.
+        budget: Of the spec as written: one of the two ends.
+    """
+    moe = spec.model.moe
+    if moe is None or moe.capacity_factor is not None or spec.mesh.ep == 1:
+        return None
+
+    def at(skew: float) -> Budget:
+        if skew == moe.routing_skew:
+            return budget
+        model = spec.model.model_copy(update={"moe": moe.model_copy(update={"routing_skew": skew})})
+        return build_budget(spec.model_copy(update={"model": model}), inventory, layout)
+
+    if moe.routing_skew > BALANCED:
+        return RoutingRange(at(BALANCED), budget, moe.routing_skew, "moe.routing_skew")
+    return RoutingRange(budget, at(float(spec.mesh.ep)), float(spec.mesh.ep), "largest possible")
