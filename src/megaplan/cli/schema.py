@@ -9,8 +9,6 @@ import typer
 
 from megaplan.cli import output
 
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
-
 
 class Document(StrEnum):
     """What has a schema."""
@@ -25,8 +23,12 @@ def schema(
 ) -> int:
     """Print the JSON Schema of a spec or a plan."""
     if document is Document.SPEC:
-        from megaplan.spec.models import Spec as Model  # noqa: PLC0415
+        from megaplan.spec.schema import spec_schema  # noqa: PLC0415
+
+        output.write_json(spec_schema())
     else:
-        from megaplan.plan.document import PlanDocument as Model  # type: ignore[assignment]  # noqa: PLC0415
-    output.write_json({"$schema": DIALECT, **Model.model_json_schema(mode="validation")})
+        from megaplan.plan.document import PlanDocument  # noqa: PLC0415
+        from megaplan.spec.schema import DIALECT  # noqa: PLC0415
+
+        output.write_json({"$schema": DIALECT, **PlanDocument.model_json_schema(mode="validation")})
     return 0

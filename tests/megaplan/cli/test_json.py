@@ -173,3 +173,5 @@ def test_schema(megaplan, document_name):
     assert found["$schema"].startswith("https://json-schema.org/")
     assert "format" in found["properties"]
     assert found["additionalProperties"] is False
+    if document_name == "spec":
+        assert all(prop["description"] for prop in found["properties"].values())
