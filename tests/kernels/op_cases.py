@@ -4,10 +4,12 @@ The formulations use other algorithms than the operations where there is a choic
 matrix for attention, one expert and token at a time for the mixture, torch's own functions elsewhere. Autograd differentiates them in fp64.
 """
 
+import itertools
 import math
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -233,6 +235,43 @@ def route_case(normalize: bool) -> Case:
     )
 
 
+def document_starts(num_positions: int) -> Tensor:
+    """int32 [B, T]: the first row holds documents of 1, 2, 3, … positions, the second one of a third of the row and one of the rest."""
+    first = [t for t in range(num_positions) if math.isqrt(8 * t + 1) ** 2 == 8 * t + 1]  # triangular numbers
+    position = torch.arange(num_positions, dtype=torch.int32)
+    row = torch.tensor(first, dtype=torch.int32)[torch.searchsorted(torch.tensor(first), position, right=True) - 1]
+    third = num_positions // 3
+    return torch.stack([row, torch.where(position < third, 0, third).to(torch.int32)])
+
+
+def apart(exact: Callable[..., Tensor], sequences: tuple[str, ...], inputs: Inputs) -> Tensor:
+    """An exact formulation run on every document alone; `sequences` are the inputs that have positions."""
+    rows = []
+    for row, starts in enumerate(inputs["starts"].tolist()):
+        edges = [*sorted(set(starts)), len(starts)]
+        found = [
+            exact(
+                **{name: value[row : row + 1, start:stop] for name, value in inputs.items() if name in sequences},
+                **{name: value for name, value in inputs.items() if name not in (*sequences, "starts")},
+            )
+            for start, stop in itertools.pairwise(edges)
+        ]
+        rows.append(torch.cat(found, 1))
+    return torch.cat(rows)
+
+
+def packed(case: Case, call: Callable[..., Tensor], exact: Callable[..., Tensor], sequences: tuple[str, ...]) -> Case:
+    """The case with several documents in each row; `starts` is saved beside what it saved before."""
+    return replace(
+        case,
+        name=f"{case.name}_packed",
+        inputs=lambda n, t: {**case.inputs(n, t), "starts": document_starts(t)},
+        call=lambda i: (call(**i),),
+        exact=lambda i: (apart(exact, sequences, i),),
+        saved=(*case.saved, "starts"),
+    )
+
+
 CASES = [
     Case(
         "rms_norm",
@@ -345,4 +384,24 @@ CASES = [
         ("logits", "labels"),
         lambda t: [((t,), "accumulator")],
     ),
+]
+
+_BY_NAME = {case.name: case for case in CASES}
+CASES += [
+    packed(
+        _BY_NAME["attention_grouped_unequal"],
+        partial(attention, scale=0.3),
+        partial(exact_attention, scale=0.3, window=None),
+        ("q", "k", "v"),
+    ),
+    packed(
+        _BY_NAME["attention_window"],
+        partial(attention, scale=0.3, window=9),
+        partial(exact_attention, scale=0.3, window=9),
+        ("q", "k", "v"),
+    ),
+    packed(_BY_NAME["causal_conv1d"], partial(causal_conv1d, silu=True), partial(exact_conv, silu=True), ("x",)),
+    packed(_BY_NAME["ssd"], partial(ssd, chunk_size=64), exact_ssd, ("x", "dt", "B", "C")),
+    packed(_BY_NAME["ssd_one_group_small_chunks"], partial(ssd, chunk_size=16), exact_ssd, ("x", "dt", "B", "C")),
+    packed(_BY_NAME["m2rnn"], partial(m2rnn, save_every=32), exact_m2rnn, ("q", "k", "v", "f")),
 ]

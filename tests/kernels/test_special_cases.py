@@ -190,6 +190,10 @@ REFUSALS = [
     (lambda: attention(ones(1, 2, 2, 4), ones(1, 2, 2, 4), ones(1, 2, 2, 4), 1.0, 0), "window must be at least 1; got window = 0"),
     (lambda: causal_conv1d(ones(1, 2, 3), ones(2, 4)), "causal_conv1d: x must be"),
     (
+        lambda: causal_conv1d(ones(1, 2, 3), ones(3, 4), starts=torch.zeros(1, 2, dtype=torch.int64)),
+        r"causal_conv1d: starts must be int32 \[B,T\]; got starts = \(1, 2\), dtype = torch.int64",
+    ),
+    (
         lambda: ssd(ones(1, 2, 3, 4), ones(1, 2, 3), ones(3), ones(1, 2, 2, 4), ones(1, 2, 2, 4), ones(3), ones(3), 8),
         "ssd: G must divide H",
     ),

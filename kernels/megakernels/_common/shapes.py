@@ -1,5 +1,10 @@
 """One way to refuse inputs that do not fit together."""
 
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
 
 def require(condition: bool, operation: str, expected: str, **values: object) -> None:
     """Refuses inputs that do not fit together.
@@ -16,3 +21,14 @@ def require(condition: bool, operation: str, expected: str, **values: object) ->
     if not condition:
         found = ", ".join(f"{name} = {tuple(value) if isinstance(value, (list, tuple)) else value}" for name, value in values.items())
         raise ValueError(f"{operation}: {expected}; got {found}")
+
+
+def require_starts(operation: str, starts: Tensor | None, rows: Sequence[int]) -> None:
+    """Refuses document starts that are not int32 [B, T].
+
+    Raises:
+        ValueError: another shape or dtype.
+    """
+    if starts is not None:
+        fits = tuple(starts.shape) == tuple(rows) and starts.dtype == torch.int32
+        require(fits, operation, "starts must be int32 [B,T]", starts=starts.shape, dtype=starts.dtype, rows=rows)

@@ -19,14 +19,14 @@ BLOCK_QUERIES = 64
 """Largest block: a longer one computes more scores that the causal mask throws away."""
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> tuple[Tensor, Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, scale: float, window: int | None) -> tuple[Tensor, Tensor]:
     """Returns out [B, T, Hq, Dv] in q's dtype and lse [B, Hq, T]."""
     batch, num_positions, num_heads, _ = q.shape
     groups, keys, values = _by_group(upcast(q) * scale, k.shape[2]), _by_group(upcast(k), k.shape[2]), _by_group(upcast(v), k.shape[2])
     out = torch.empty(batch, num_positions, num_heads, v.shape[-1], dtype=q.dtype, device=q.device)
     lse = torch.empty(batch, num_heads, num_positions, dtype=accumulator_dtype(q.dtype), device=q.device)
     for rows, seen in _blocks(q, window):
-        scores = _scores(groups[:, :, :, rows], keys[:, :, :, seen], rows, seen, window)
+        scores = _scores(groups[:, :, :, rows], keys[:, :, :, seen], rows, seen, window, starts)
         largest = scores.amax(-1, keepdim=True)
         weights = scores.sub_(largest).exp_()
         total = weights.sum(-1, keepdim=True)
@@ -40,6 +40,7 @@ def backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    starts: Tensor | None,
     out: Tensor,
     lse: Tensor,
     scale: float,
@@ -57,7 +58,8 @@ def backward(
     grad_v = torch.zeros_like(values[:, :, 0]) if needs[2] else None
     for rows, seen in _blocks(q, window):
         block = grads[:, :, :, rows]
-        weights = _scores(groups[:, :, :, rows], keys[:, :, :, seen], rows, seen, window).sub_(group_lse[:, :, :, rows]).exp_()
+        scores = _scores(groups[:, :, :, rows], keys[:, :, :, seen], rows, seen, window, starts)
+        weights = scores.sub_(group_lse[:, :, :, rows]).exp_()
         if grad_v is not None:
             grad_v[:, :, seen] += _per_key(weights, block)
         if grad_q is None and grad_k is None:
@@ -84,7 +86,7 @@ def _blocks(q: Tensor, window: int | None) -> Iterator[tuple[slice, slice]]:
         yield rows, slice(first, rows.stop)
 
 
-def _scores(queries: Tensor, keys: Tensor, rows: slice, seen: slice, window: int | None) -> Tensor:
+def _scores(queries: Tensor, keys: Tensor, rows: slice, seen: slice, window: int | None, starts: Tensor | None) -> Tensor:
     """Scaled scores of a block, −∞ where a query may not look."""
     scores = _per_query(queries, keys[:, :, 0].mT)
     query = torch.arange(rows.start, rows.stop, device=queries.device).unsqueeze(1)
@@ -92,6 +94,8 @@ def _scores(queries: Tensor, keys: Tensor, rows: slice, seen: slice, window: int
     hidden = key > query
     if window is not None:
         hidden |= key <= query - window
+    if starts is not None:
+        hidden = hidden | (key < starts[:, rows].unsqueeze(-1)).unsqueeze(1).unsqueeze(1)  # [B, 1, 1, q, k]
     return scores.masked_fill_(hidden, float("-inf"))
 
 

@@ -1,17 +1,17 @@
-"""Depthwise causal convolution, optionally with silu. Saved: x, weight, bias."""
+"""Depthwise causal convolution, optionally with silu. Saved: x, weight, bias, starts."""
 
 from typing import Any
 
 from torch import Tensor
 from torch.library import custom_op
 
-from megakernels._common import fake_like, join, only_needed, require
+from megakernels._common import fake_like, join, only_needed, require, require_starts
 from megakernels.causal_conv1d import reference
 
 __all__ = ["causal_conv1d"]
 
 
-def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, silu: bool = True) -> Tensor:
+def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, silu: bool = True, starts: Tensor | None = None) -> Tensor:
     """Convolves each channel with its own K taps; position t reads t − K + 1 … t.
 
     Args:
@@ -19,6 +19,8 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, silu: b
         weight: [C, K]; the last tap multiplies the present position.
         bias: [C] or None.
         silu: whether y = silu(convolution).
+        starts: int32 [B, T] or None: index of the first position of each position's document, for rows that hold several documents;
+            None is one document a row. Zeros stand before each. No gradient.
 
     Returns:
         [B, T, C], contiguous, in x's dtype.
@@ -37,18 +39,21 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, silu: b
         weight=weight.shape,
         bias=None if bias is None else bias.shape,
     )
-    y: Tensor = _causal_conv1d(x, weight, bias, silu)
+    require_starts("causal_conv1d", starts, x.shape[:2])
+    y: Tensor = _causal_conv1d(x, weight, bias, starts, silu)
     return y
 
 
 @custom_op("megakernels::causal_conv1d", mutates_args=())
-def _causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:
-    return reference.forward(x, weight, bias, silu)
+def _causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, starts: Tensor | None, silu: bool) -> Tensor:
+    return reference.forward(x, weight, bias, starts, silu)
 
 
 @custom_op("megakernels::causal_conv1d_backward", mutates_args=())
-def _causal_conv1d_backward(grad_y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, needs: list[bool]) -> list[Tensor]:
-    return only_needed(reference.backward(grad_y, x, weight, bias, silu, needs))
+def _causal_conv1d_backward(
+    grad_y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, starts: Tensor | None, silu: bool, needs: list[bool]
+) -> list[Tensor]:
+    return only_needed(reference.backward(grad_y, x, weight, bias, starts, silu, needs))
 
 
 @_causal_conv1d.register_fake

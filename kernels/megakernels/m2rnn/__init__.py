@@ -1,18 +1,27 @@
-"""The M²RNN recurrence. Saved: the inputs, the state before every segment and the last state."""
+"""The M²RNN recurrence. Saved: the inputs, starts, the state before every segment and the last state."""
 
 from typing import Any
 
 from torch import Tensor
 from torch.library import custom_op
 
-from megakernels._common import accumulator_dtype, join, only_needed, require
+from megakernels._common import accumulator_dtype, join, only_needed, require, require_starts
 from megakernels.m2rnn import reference
 
 __all__ = ["m2rnn"]
 
 
 def m2rnn(
-    q: Tensor, k: Tensor, v: Tensor, f: Tensor, state_map: Tensor, D: Tensor, dt_bias: Tensor, A_log: Tensor, save_every: int
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    f: Tensor,
+    state_map: Tensor,
+    D: Tensor,
+    dt_bias: Tensor,
+    A_log: Tensor,
+    save_every: int,
+    starts: Tensor | None = None,
 ) -> Tensor:
     """Runs Z = tanh(S W + k vᵀ), S' = decay · S + (1 − decay) · Z, y = S'ᵀ q + D ⊙ v from S = 0, one state S [K, V] a head.
 
@@ -26,6 +35,8 @@ def m2rnn(
         dt_bias: [H].
         A_log: [H].
         save_every: positions of a segment; the state is saved before each. T need not be a multiple.
+        starts: int32 [B, T] or None: index of the first position of each position's document, for rows that hold several documents;
+            None is one document a row. Each begins with S = 0. No gradient.
 
     Returns:
         [B, T, H, V], contiguous, in q's dtype.
@@ -42,15 +53,25 @@ def m2rnn(
     fits = state_map.shape == (*v.shape[2:], v.shape[3]) and D.shape == v.shape[2:] and dt_bias.shape == A_log.shape == v.shape[2:3]
     require(fits, "m2rnn", "for v [B,T,H,V], state_map must be [H,V,V], D [H,V], dt_bias and A_log [H]", v=v.shape, **parameters)
     require(save_every >= 1, "m2rnn", "save_every must be at least 1", save_every=save_every)
-    y: Tensor = _m2rnn(q, k, v, f, state_map, D, dt_bias, A_log, save_every)[0]
+    require_starts("m2rnn", starts, q.shape[:2])
+    y: Tensor = _m2rnn(q, k, v, f, state_map, D, dt_bias, A_log, starts, save_every)[0]
     return y
 
 
 @custom_op("megakernels::m2rnn", mutates_args=())
 def _m2rnn(
-    q: Tensor, k: Tensor, v: Tensor, f: Tensor, state_map: Tensor, D: Tensor, dt_bias: Tensor, A_log: Tensor, save_every: int
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    f: Tensor,
+    state_map: Tensor,
+    D: Tensor,
+    dt_bias: Tensor,
+    A_log: Tensor,
+    starts: Tensor | None,
+    save_every: int,
 ) -> tuple[Tensor, Tensor]:
-    return reference.forward(q, k, v, f, state_map, D, dt_bias, A_log, save_every)
+    return reference.forward(q, k, v, f, state_map, D, dt_bias, A_log, starts, save_every)
 
 
 @custom_op("megakernels::m2rnn_backward", mutates_args=())
@@ -64,11 +85,12 @@ def _m2rnn_backward(
     D: Tensor,
     dt_bias: Tensor,
     A_log: Tensor,
+    starts: Tensor | None,
     states: Tensor,
     save_every: int,
     needs: list[bool],
 ) -> list[Tensor]:
-    return only_needed(reference.backward(grad_y, q, k, v, f, state_map, D, dt_bias, A_log, states, save_every, needs))
+    return only_needed(reference.backward(grad_y, q, k, v, f, state_map, D, dt_bias, A_log, starts, states, save_every, needs))
 
 
 @_m2rnn.register_fake

@@ -25,7 +25,16 @@ from megakernels._common import accumulator_dtype, row_blocks, upcast
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, f: Tensor, state_map: Tensor, D: Tensor, dt_bias: Tensor, A_log: Tensor, save_every: int
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    f: Tensor,
+    state_map: Tensor,
+    D: Tensor,
+    dt_bias: Tensor,
+    A_log: Tensor,
+    starts: Tensor | None,
+    save_every: int,
 ) -> tuple[Tensor, Tensor]:
     """Returns y [B, T, H, V] in q's dtype and the states before each segment and after the last [B, ceil(T / save_every) + 1, H, K, V]."""
     batch, num_positions, key_width = q.shape
@@ -35,7 +44,7 @@ def forward(
     y = torch.empty(v.shape, dtype=q.dtype, device=q.device)
     states = torch.zeros(batch, len(segments) + 1, num_heads, key_width, value_width, dtype=dtype, device=q.device)
     for index, positions in enumerate(segments):
-        segment = _segment(k, v, f, state_map, dt_bias, A_log, states[:, index], positions)
+        segment = _segment(k, v, f, state_map, dt_bias, A_log, starts, states[:, index], positions)
         queries = _per_step(q, positions).unsqueeze(3)  # [L, 1, B, 1, K]
         read = (queries @ _by_sequence(segment.states[1:], batch)).squeeze(3)
         y[:, positions] = (read + upcast(D).unsqueeze(1) * segment.v).permute(2, 0, 1, 3)
@@ -53,6 +62,7 @@ def backward(
     D: Tensor,
     dt_bias: Tensor,
     A_log: Tensor,
+    starts: Tensor | None,
     states: Tensor,
     save_every: int,
     needs: Sequence[bool],
@@ -64,7 +74,7 @@ def backward(
     grad_map, grad_D, grad_dt_bias, grad_A_log = (torch.zeros(like.shape, dtype=states.dtype, device=like.device) for like in parameters)
     grad_state = torch.zeros_like(_merged(states[:, 0]))
     for index, positions in reversed(list(enumerate(row_blocks(q.shape[1], 1, save_every)))):
-        segment = _segment(k, v, f, state_map, dt_bias, A_log, states[:, index], positions)
+        segment = _segment(k, v, f, state_map, dt_bias, A_log, starts, states[:, index], positions)
         grad = upcast(grad_y[:, positions]).permute(1, 2, 0, 3)  # [L, H, B, V]
         queries = _per_step(q, positions)
         grad_states, grad_inner = _segment_backward(segment, upcast(state_map), queries, grad, grad_state)
@@ -74,10 +84,10 @@ def backward(
         grad_q[:, positions] = (_by_sequence(segment.states[1:], batch) @ grad.unsqueeze(-1)).squeeze(-1).sum(1).transpose(0, 1)
         grad_k[:, positions] = (inner @ segment.v.unsqueeze(-1)).squeeze(-1).sum(1).transpose(0, 1)
         grad_v[:, positions] = ((segment.k.unsqueeze(3) @ inner).squeeze(3) + upcast(D).unsqueeze(1) * grad).permute(2, 0, 1, 3)
-        grad_map += segment.states[:-1].transpose(0, 1).flatten(1, 2).mT @ grad_inner.transpose(0, 1).flatten(1, 2)
+        grad_map += segment.before().transpose(0, 1).flatten(1, 2).mT @ grad_inner.transpose(0, 1).flatten(1, 2)
         grad_D += (grad * segment.v).sum((0, 2))
 
-        moved = segment.candidates.sub_(segment.states[:-1]).mul_(grad_states[1:])
+        moved = segment.candidates.sub_(segment.before()).mul_(grad_states[1:])
         grad_log_decay = -segment.log_decay.exp() * _by_sequence(moved, batch).sum((3, 4))  # [L, H, B]
         grad_raw = grad_log_decay * segment.rate * torch.sigmoid(segment.raw)
         grad_f[:, positions] = grad_raw.permute(2, 0, 1)
@@ -108,10 +118,23 @@ class _Segment:
     gain: Tensor  # [L, H, B·K, 1], 1 − decay
     candidates: Tensor  # [L, H, B·K, V], Z
     states: Tensor  # [L + 1, H, B·K, V], S before the segment and after each of its positions
+    kept: Tensor | None  # [L, 1, B·K, 1], 0 where a document begins, else 1; None if none does
+
+    def before(self) -> Tensor:
+        """The state that each position starts from, [L, H, B·K, V]."""
+        return self.states[:-1] if self.kept is None else self.states[:-1] * self.kept
 
 
 def _segment(
-    k: Tensor, v: Tensor, f: Tensor, state_map: Tensor, dt_bias: Tensor, A_log: Tensor, start: Tensor, positions: slice
+    k: Tensor,
+    v: Tensor,
+    f: Tensor,
+    state_map: Tensor,
+    dt_bias: Tensor,
+    A_log: Tensor,
+    starts: Tensor | None,
+    start: Tensor,
+    positions: slice,
 ) -> _Segment:
     keys, values = _per_step(k, positions), upcast(v[:, positions]).permute(1, 2, 0, 3)
     raw = (upcast(f[:, positions]) + upcast(dt_bias)).permute(1, 2, 0)
@@ -121,12 +144,20 @@ def _segment(
     candidates = (keys.unsqueeze(4) * values.unsqueeze(3)).flatten(2, 3)
     states = torch.empty(candidates.shape[0] + 1, *candidates.shape[1:], dtype=candidates.dtype, device=k.device)
     states[0] = _merged(start)
+    kept = None if starts is None else _kept(starts, positions, k.shape[2], candidates.dtype)
     wide_map = upcast(state_map)
     steps = states.unbind()
-    for candidate, step_gain, before, after in zip(candidates.unbind(), gain.unbind(), steps[:-1], steps[1:], strict=True):
+    for t, (candidate, step_gain, after) in enumerate(zip(candidates.unbind(), gain.unbind(), steps[1:], strict=True)):
+        before = steps[t] if kept is None else steps[t] * kept[t]
         candidate.baddbmm_(before, wide_map).tanh_()
         torch.lerp(before, candidate, step_gain, out=after)
-    return _Segment(k=keys, v=values, raw=raw, rate=rate, log_decay=log_decay, gain=gain, candidates=candidates, states=states)
+    return _Segment(k=keys, v=values, raw=raw, rate=rate, log_decay=log_decay, gain=gain, candidates=candidates, states=states, kept=kept)
+
+
+def _kept(starts: Tensor, positions: slice, key_width: int, dtype: torch.dtype) -> Tensor:
+    """[L, 1, B·K, 1]: 0 at the first position of a document, else 1."""
+    first = starts[:, positions] == torch.arange(positions.start, positions.stop, device=starts.device)
+    return (~first).to(dtype).mT.repeat_interleave(key_width, dim=1)[:, None, :, None]
 
 
 def _segment_backward(segment: _Segment, state_map: Tensor, queries: Tensor, grad_y: Tensor, grad_last: Tensor) -> tuple[Tensor, Tensor]:
@@ -139,8 +170,14 @@ def _segment_backward(segment: _Segment, state_map: Tensor, queries: Tensor, gra
     decay = 1 - segment.gain
     back = state_map.mT
     steps = grad_states.unbind()
-    for slope, step_decay, before, after in zip(*map(reversed, (slopes.unbind(), decay.unbind(), steps[:-1], steps[1:])), strict=True):
-        before.addcmul_(step_decay, after).baddbmm_(slope.mul_(after), back)
+    kept = (None,) * len(slopes) if segment.kept is None else segment.kept.unbind()
+    pairs = zip(slopes.unbind(), decay.unbind(), kept, steps[:-1], steps[1:], strict=True)
+    for slope, step_decay, step_kept, before, after in reversed(list(pairs)):
+        slope.mul_(after)
+        if step_kept is None:
+            before.addcmul_(step_decay, after).baddbmm_(slope, back)
+        else:
+            before.add_(torch.baddbmm(step_decay * after, slope, back) * step_kept)
     return grad_states, slopes
 
 

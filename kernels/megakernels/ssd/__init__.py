@@ -1,17 +1,27 @@
-"""Mamba-2's state-space scan. Saved: the inputs and the state at each chunk's start."""
+"""Mamba-2's state-space scan. Saved: the inputs, starts and the state at each chunk's start."""
 
 from typing import Any
 
 from torch import Tensor
 from torch.library import custom_op
 
-from megakernels._common import fake_like, join, only_needed, require
+from megakernels._common import fake_like, join, only_needed, require, require_starts
 from megakernels.ssd import reference
 
 __all__ = ["ssd"]
 
 
-def ssd(x: Tensor, dt: Tensor, A_log: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor, chunk_size: int) -> Tensor:
+def ssd(
+    x: Tensor,
+    dt: Tensor,
+    A_log: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    dt_bias: Tensor,
+    chunk_size: int,
+    starts: Tensor | None = None,
+) -> Tensor:
     """Runs h_t = exp(Δ_t a) h_{t−1} + Δ_t x_t B_tᵀ, y_t = h_t C_t + D x_t from h = 0, with Δ = softplus(dt + dt_bias) and a = −exp(A_log).
 
     Args:
@@ -23,6 +33,8 @@ def ssd(x: Tensor, dt: Tensor, A_log: Tensor, B: Tensor, C: Tensor, D: Tensor, d
         D: [H].
         dt_bias: [H].
         chunk_size: positions computed at once; T need not be a multiple. It changes what is saved, not the result beyond rounding.
+        starts: int32 [B, T] or None: index of the first position of each position's document, for rows that hold several documents;
+            None is one document a row. Each begins with h = 0. No gradient.
 
     Returns:
         [B, T, H, P], contiguous, in x's dtype.
@@ -39,13 +51,24 @@ def ssd(x: Tensor, dt: Tensor, A_log: Tensor, B: Tensor, C: Tensor, D: Tensor, d
     require(fits, "ssd", "x must be [B,T,H,P], dt [B,T,H], B and C [B,T,G,S], A_log, D and dt_bias [H]", **sizes)
     require(num_heads % B.shape[2] == 0, "ssd", "G must divide H", H=num_heads, G=B.shape[2])
     require(chunk_size >= 1, "ssd", "chunk_size must be at least 1", chunk_size=chunk_size)
-    y: Tensor = _ssd(x, dt, A_log, B, C, D, dt_bias, chunk_size)[0]
+    require_starts("ssd", starts, x.shape[:2])
+    y: Tensor = _ssd(x, dt, A_log, B, C, D, dt_bias, starts, chunk_size)[0]
     return y
 
 
 @custom_op("megakernels::ssd", mutates_args=())
-def _ssd(x: Tensor, dt: Tensor, A_log: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor, chunk_size: int) -> tuple[Tensor, Tensor]:
-    return reference.forward(x, dt, A_log, B, C, D, dt_bias, chunk_size)
+def _ssd(
+    x: Tensor,
+    dt: Tensor,
+    A_log: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    dt_bias: Tensor,
+    starts: Tensor | None,
+    chunk_size: int,
+) -> tuple[Tensor, Tensor]:
+    return reference.forward(x, dt, A_log, B, C, D, dt_bias, starts, chunk_size)
 
 
 @custom_op("megakernels::ssd_backward", mutates_args=())
@@ -58,11 +81,12 @@ def _ssd_backward(
     C: Tensor,
     D: Tensor,
     dt_bias: Tensor,
+    starts: Tensor | None,
     states: Tensor,
     chunk_size: int,
     needs: list[bool],
 ) -> list[Tensor]:
-    return only_needed(reference.backward(grad_y, x, dt, A_log, B, C, D, dt_bias, states, chunk_size, needs))
+    return only_needed(reference.backward(grad_y, x, dt, A_log, B, C, D, dt_bias, starts, states, chunk_size, needs))
 
 
 @_ssd.register_fake

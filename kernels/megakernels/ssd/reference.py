@@ -8,6 +8,8 @@ Inside a chunk, with c = cumsum(Δ a), u = Δ x and h the state at its start:
 
     y_i = Σ_{j≤i} (C_i·B_j) exp(c_i − c_j) u_j + exp(c_i) h C_i + D x_i,    h' = exp(c_last) h + Σ_j exp(c_last − c_j) u_j B_jᵀ.
 
+Where a row holds several documents, decays between two of them are zero: of pairs, from the chunk's start, to its end, and across.
+
 Differences of cumulative sums are masked before they are exponentiated: the masked half would overflow, and so would separate factors.
 The backward walks the chunks from the last, carries ∂L/∂h', and takes each chunk's h from the saved states.
 
@@ -27,7 +29,15 @@ from megakernels._common import accumulator_dtype, row_blocks, upcast
 
 
 def forward(
-    x: Tensor, dt: Tensor, A_log: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor, chunk_size: int
+    x: Tensor,
+    dt: Tensor,
+    A_log: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    dt_bias: Tensor,
+    starts: Tensor | None,
+    chunk_size: int,
 ) -> tuple[Tensor, Tensor]:
     """Returns y [B, T, H, P] and the state at each chunk's start [B, ceil(T / chunk_size), H, P, S], both in x's dtype."""
     batch, num_positions, num_heads, width = x.shape
@@ -37,7 +47,7 @@ def forward(
     state = torch.zeros(batch, num_heads, width, B.shape[-1], dtype=accumulator_dtype(x.dtype), device=x.device)
     for index, positions in enumerate(chunks):
         states[:, index] = state
-        chunk = _chunk(x, dt, A_log, B, C, dt_bias, positions)
+        chunk = _chunk(x, dt, A_log, B, C, dt_bias, starts, positions)
         inside = chunk.mixing @ chunk.u + chunk.from_start * _read(state, chunk.C)
         y[:, positions] = (inside + upcast(D).view(-1, 1, 1) * chunk.x).transpose(1, 2)
         state = chunk.across * state + _write(chunk.to_end * chunk.u, chunk.B)
@@ -53,6 +63,7 @@ def backward(
     C: Tensor,
     D: Tensor,
     dt_bias: Tensor,
+    starts: Tensor | None,
     states: Tensor,
     chunk_size: int,
     needs: Sequence[bool],
@@ -64,7 +75,7 @@ def backward(
     grad_state = torch.zeros(states[:, 0].shape, dtype=dtype, device=x.device)
     skip = upcast(D).view(-1, 1, 1)
     for index, positions in reversed(list(enumerate(row_blocks(x.shape[1], 1, chunk_size)))):
-        chunk = _chunk(x, dt, A_log, B, C, dt_bias, positions)
+        chunk = _chunk(x, dt, A_log, B, C, dt_bias, starts, positions)
         grad = upcast(grad_y[:, positions]).transpose(1, 2)
         grads = _chunk_backward(chunk, grad, upcast(states[:, index]), grad_state)
         grad_step = (grads.u * chunk.x).sum(-1, keepdim=True) + chunk.rate * grads.log_decay
@@ -100,11 +111,11 @@ class _Chunk:
     step: Tensor  # [B, H, Q, 1], Δ
     rate: Tensor  # [H, 1, 1], a
     u: Tensor  # [B, H, Q, P], Δ x
-    decay: Tensor  # [B, H, Q, Q], exp(c_i − c_j), zero above the diagonal
+    decay: Tensor  # [B, H, Q, Q], exp(c_i − c_j), zero above the diagonal and between documents
     mixing: Tensor  # [B, H, Q, Q], (C_i·B_j) · decay
-    from_start: Tensor  # [B, H, Q, 1], exp(c_i)
-    to_end: Tensor  # [B, H, Q, 1], exp(c_last − c_j)
-    across: Tensor  # [B, H, 1, 1], exp(c_last)
+    from_start: Tensor  # [B, H, Q, 1], exp(c_i), zero in documents that begin in the chunk
+    to_end: Tensor  # [B, H, Q, 1], exp(c_last − c_j), zero in documents that end in the chunk
+    across: Tensor  # [B, H, 1, 1], exp(c_last), zero if the last document begins in the chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,17 +127,26 @@ class _ChunkGradients:
     state: Tensor  # [B, H, P, S], of the state at the chunk's start
 
 
-def _chunk(x: Tensor, dt: Tensor, A_log: Tensor, B: Tensor, C: Tensor, dt_bias: Tensor, positions: slice) -> _Chunk:
+def _chunk(x: Tensor, dt: Tensor, A_log: Tensor, B: Tensor, C: Tensor, dt_bias: Tensor, starts: Tensor | None, positions: slice) -> _Chunk:
     wide_x, wide_B, wide_C = (upcast(tensor[:, positions]).transpose(1, 2) for tensor in (x, B, C))
     raw_step = (upcast(dt[:, positions]) + upcast(dt_bias)).transpose(1, 2).unsqueeze(-1)
     step = softplus(raw_step)
     rate = -upcast(A_log).exp().view(-1, 1, 1)
     sums = (step * rate).cumsum(2)
-    above = torch.ones(sums.shape[2], sums.shape[2], dtype=torch.bool, device=x.device).triu(1)
-    decay = (sums - sums.mT).masked_fill_(above, float("-inf")).exp_()
+    hidden = torch.ones(sums.shape[2], sums.shape[2], dtype=torch.bool, device=x.device).triu(1)
+    last = sums[:, :, -1:]
+    from_start, to_end, across = sums.exp(), (last - sums).exp(), last.exp()
+    if starts is not None:
+        first = starts[:, None, positions, None]  # [B, 1, Q, 1]
+        position = torch.arange(positions.start, positions.stop, device=x.device)
+        hidden = hidden | (position < first)
+        begun_before = first < positions.start
+        from_start = from_start * begun_before
+        to_end = to_end * (position[:, None] >= first[:, :, -1:])
+        across = across * begun_before[:, :, -1:]
+    decay = (sums - sums.mT).masked_fill_(hidden, float("-inf")).exp_()
     overlap = wide_C @ wide_B.mT
     mixing = (_split_heads(decay, overlap.shape[1]) * overlap.unsqueeze(2)).flatten(1, 2)
-    last = sums[:, :, -1:]
     return _Chunk(
         x=wide_x,
         B=wide_B,
@@ -137,9 +157,9 @@ def _chunk(x: Tensor, dt: Tensor, A_log: Tensor, B: Tensor, C: Tensor, dt_bias: 
         u=step * wide_x,
         decay=decay,
         mixing=mixing,
-        from_start=sums.exp(),
-        to_end=(last - sums).exp(),
-        across=last.exp(),
+        from_start=from_start,
+        to_end=to_end,
+        across=across,
     )
 
 
