@@ -121,7 +121,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:
-        return _other(error)
+        return _other(error, words)
     return status if isinstance(status, int) else 0
 
 
@@ -133,17 +133,17 @@ def _mount_data(words: Sequence[str]) -> None:
         app.add_typer(data_cli.app, name="data")
 
 
-def _other(error: Exception) -> int:
+def _other(error: Exception, words: Sequence[str]) -> int:
     """Usage errors of the argument parser, an abort, and bugs."""
-    from megaplan.diagnostics import diagnostic  # noqa: PLC0415  (only when something is wrong)
-    from megaplan.errors import render_diagnostic  # noqa: PLC0415
+    from megaplan.cli import output  # noqa: PLC0415  (only when something is wrong)
+    from megaplan.diagnostics import diagnostic  # noqa: PLC0415
 
     if type(error).__name__ == "Abort":
         return INTERRUPTED
     message = getattr(error, "format_message", None)
     if callable(message):
         command = getattr(getattr(error, "ctx", None), "command_path", None) or "megarun"
-        sys.stderr.write(render_diagnostic(diagnostic("MP480", message().rstrip(), hints=(f"{command} --help",))) + "\n")
+        output.fail([diagnostic("MP480", message().rstrip(), hints=(f"{command} --help",))], as_json=output.wants_json(words))
     else:
         from megarun.failure import report_failure  # noqa: PLC0415
 

@@ -71,15 +71,16 @@ def check_world_size(spec: Spec, num_processes: int, command: str) -> None:
 
 
 def open_tokens(path: Path, spec: Spec) -> TokenFile:
-    """The token file, whose ids must all have a row in the embedding.
+    """The token file, whose ids must all have a row in the embedding, and which must fill at least one row of the batch.
 
     Raises:
-        MegaplanError: MP605, or what `TokenFile` finds.
+        MegaplanError: MP605, MP615, or what `TokenFile` finds.
     """
     source = TokenFile(path)
     if source.vocab_size > spec.model.vocab_size:
         detail = f"{path}: vocab_size = {source.vocab_size:,}, model.vocab_size = {spec.model.vocab_size:,}"
         raise refusal("MP605", detail, "model.vocab_size", (f"megaplan split SPEC --set model.vocab_size={source.vocab_size} -o PLAN",))
+    source.num_windows(spec.batch.seq_length)
     return source
 
 

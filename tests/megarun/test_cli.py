@@ -143,6 +143,8 @@ def test_refusals(tmp_path: Path, token_file: Path, plan_file: Any, capsys: pyte
 
     said = refused(capsys, "train", plan_file({"model.vocab_size": 100}), *tail)
     assert f"vocab_size = {TokenFile(token_file).vocab_size}, model.vocab_size = 100" in said
+    long_rows = plan_file({"batch": {"micro_batch_size": 1, "seq_length": 2**26}})
+    assert "MP615" in refused(capsys, "train", long_rows, *tail)
     assert "MP790" in refused(capsys, "train", plan_file({"model.features": {"ngram": {"num_tables": 2, "num_rows": 8, "dim": 4}}}), *tail)
     assert "MP607" in refused(capsys, "train", plan_file({"training.learning_rate": 1e30, "training.gradient_clip": None}), *tail)
     assert "MP608" in refused(capsys, "train", plan_file({}), *tail)  # the run that was not finite left its metrics
@@ -158,3 +160,10 @@ def test_early_answers_need_no_torch(words: list[str], status: int) -> None:
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == status, done.stderr
+
+
+def test_a_usage_error_is_a_document_where_one_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["trace", "--bogus", "--json"]) == 2
+    streams = capsys.readouterr()
+    found = json.loads(streams.out)
+    assert (found["format"], found["diagnostics"][0]["code"], streams.err) == ("megaplan.error/1", "MP480", "")
