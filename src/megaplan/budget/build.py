@@ -158,6 +158,7 @@ def _slot_parts(evaluation: _Evaluation, slot: Slot) -> _SlotParts:
         pipelined=is_pipelined(spec.mesh),
         reshard=spec.sharding.reshard_after_forward,
         in_place=evaluation.in_place,
+        replicated=spec.mesh.dp_replicate > 1,
         boundary_bytes=evaluation.boundary_bytes,
     )
     carries = any(name.startswith("mtp.") for name in names)

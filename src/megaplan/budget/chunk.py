@@ -77,12 +77,14 @@ class Policy:
         pipelined: torch's schedule runs it: gradients accumulate unsharded and are reduced once.
         reshard: Gathered parameters of layers are freed after forward.
         in_place: Gradients accumulate in the dtype autograd makes them in.
+        replicated: Reduced gradients are summed over replicas, which holds every reduction's output until the backward has ended.
         boundary_bytes: One microbatch's residual stream.
     """
 
     pipelined: bool
     reshard: bool
     in_place: bool
+    replicated: bool
     boundary_bytes: int
 
 
@@ -127,7 +129,8 @@ class Chunk:
     def reduce_bound(self) -> int:
         """No reduction has more alive: everything before it, every shard, and the largest buffers."""
         root, layers = self.root, self.layers
-        largest = max([group.reduce_bytes + group.reduced_bytes + group.divided_bytes for group in (root, *self.groups)])
+        groups = (root, *self.groups)
+        largest = max([group.reduce_bytes + group.reduced_bytes + group.divided_bytes + group.recast_bytes for group in groups])
         lasting = root.unsharded_bytes + layers.unsharded_bytes + root.shard_bytes + layers.shard_bytes
         return lasting + root.gathered_bytes + layers.gathered_bytes + largest
 

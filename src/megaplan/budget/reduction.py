@@ -1,9 +1,10 @@
 """Peaks of FSDP2's gradient reductions: after each microbatch without a pipeline, once a step with one.
 
 A group's gradients are copied into the reduce-scatter's input and freed; its output becomes the gradient shards, or is added to them. The
-input is kept until the next group reduces.
+input is kept until the next group reduces. With replicas, the output is all-reduced and kept until the backward has ended.
 
-Source: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (`post_backward`), _fsdp_collectives.py (`foreach_reduce`).
+Source: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (`post_backward`, `AllReduceState`), _fsdp_collectives.py
+(`foreach_reduce`).
 """
 
 from __future__ import annotations
@@ -43,10 +44,11 @@ def _reducing_backwards(chunk: Chunk, later: bool) -> Iterator[Peak]:
     root, reshard = chunk.root, chunk.policy.reshard
     everything = root.shard_bytes + chunk.layers.shard_bytes
     behind = made = pending = 0  # shards of the layers already done, gradients of the slot's group, the last reduce-scatter input
+    kept = 0  # outputs that are not the shards themselves, while replicas sum them
     ahead = chunk.layers.gathered_bytes
     for index in range(len(chunk.units) - 1, -1, -1):
         unit, own = chunk.units[index], chunk.gathered[index]
-        gradients = (everything if later else behind) + made
+        gradients = (everything if later else behind) + made + kept
         gathered = own if reshard else ahead
         yield chunk.backward(index, gradients, gathered + pending, again=False, fetches=reshard)
         if not unit.layer or unit.storage is None:
@@ -58,13 +60,15 @@ def _reducing_backwards(chunk: Chunk, later: bool) -> Iterator[Peak]:
             yield from _experts_reduced(chunk, index, gradients, gathered - experts.gathered_bytes, experts)
         ahead -= own
         behind += experts.shard_bytes
-        gradients = (everything if later else behind) + made
+        kept += _kept(chunk, experts, later)
+        gradients = (everything if later else behind) + made + kept
         gathered = root.gathered_bytes + (chunk.prefetched(index) if reshard else ahead)
         for own_gradients, buffers in _reduction(dense, dense.made_bytes, dense.last_made_bytes):
             yield chunk.ended(index, f"reduction of {chunk.names[index]}", gradients + own_gradients, gathered + buffers)
         behind += dense.shard_bytes
+        kept += _kept(chunk, dense, later)
         pending = dense.reduce_bytes
-    gradients = everything if later else behind
+    gradients = (everything if later else behind) + kept
     for own_gradients, buffers in _reduction(root, made, root.last_made_bytes):
         yield chunk.ended(0, "reduction of the slot's own parameters", gradients + own_gradients, buffers)
 
@@ -79,12 +83,19 @@ def _experts_reduced(chunk: Chunk, index: int, gradients: int, gathered: int, ex
         yield chunk.moment(index, f"reduction of {chunk.names[index]}.experts", moment, others, beside)
 
 
-def _reduction(group: GroupBytes, gradient_bytes: int, last_bytes: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """(gradients, buffers) of a group while its gradients are copied, and while they are reduced.
+def _kept(chunk: Chunk, group: GroupBytes, later: bool) -> int:
+    """A reduction's output beside the shards that it was added or cast to, until the backward has ended."""
+    return group.reduced_bytes if chunk.policy.replicated and (later or group.recast_bytes) else 0
+
+
+def _reduction(group: GroupBytes, gradient_bytes: int, last_bytes: int) -> tuple[tuple[int, int], ...]:
+    """(gradients, buffers) of a group while its gradients are copied, while they are reduced, and while the output is cast if it is.
 
     The last of them is still named then; the output is a gradient, because it becomes one.
     """
-    return (gradient_bytes, group.reduce_bytes), (last_bytes + group.reduced_bytes, group.reduce_bytes + group.divided_bytes)
+    reduced = last_bytes + group.reduced_bytes
+    moments = (gradient_bytes, group.reduce_bytes), (reduced, group.reduce_bytes + group.divided_bytes)
+    return (*moments, (reduced + group.recast_bytes, group.reduce_bytes)) if group.recast_bytes else moments
 
 
 def _groups(chunk: Chunk) -> Iterator[tuple[str, GroupBytes]]:

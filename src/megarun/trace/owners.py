@@ -40,6 +40,11 @@ MATRIX_PRODUCTS = frozenset({"aten.mm.default", "aten.addmm.default", "aten.bmm.
 COMPUTING = (Phase.FIRST_FORWARD_BACKWARD, Phase.FORWARD_BACKWARD)
 """Phases of forward and backward; what the others make is scratch, unless it turns out to be a parameter or state."""
 COLLECTIVES = ("c10d.", "_c10d_functional.")
+GROUP_STEPS = ("lazy_init", "unshard", "wait_for_unshard", "post_backward")
+"""Methods of an FSDP2 group that make storages."""
+REDUCTION = "post_backward"
+COPY, CAST = "aten.copy_.default", "aten._to_copy.default"
+"""In a reduction: what fills its output on a one-rank mesh, where nothing is sent, and what brings gradients to another dtype."""
 
 
 class Owners:
@@ -61,7 +66,7 @@ class Owners:
         self._tensors, self._places, self._workspace_bytes = dict(inventory.tensors()), places, workspace_bytes
         self._hooked: set[int] = set()
         self._names: dict[int, str] = {}
-        self._born_in: Kind | None = None
+        self._group_step: str | None = None  # the method of an FSDP2 group that runs
         self.live = LiveBytes(self, fake_only=fake_only)
 
     def born(self, record: StorageRecord, operands: tuple[Any, ...]) -> None:
@@ -69,8 +74,8 @@ class Owners:
         record.place, record.forward = self._places.of_operation(self._operand_records(operands))
         if self.live.phase not in COMPUTING:
             record.kind = Kind.SCRATCH
-        elif self._born_in is not None:
-            record.kind = self._born_in
+        elif self._group_step is not None:
+            record.kind = Kind.GRADIENT if self._group_step == REDUCTION and record.op == CAST else Kind.COLLECTIVE
         elif record.output in ROUTED_OUTPUTS.get(record.op, ()):
             record.kind = Kind.ROUTED
         elif record.op in PARAMETER_GRADIENTS:
@@ -82,6 +87,8 @@ class Owners:
             nbytes, self._workspace_bytes = self._workspace_bytes, 0
             made = StorageRecord(nbytes, op, 0, "", (nbytes,), None, Kind.LIBRARY, "GEMM workspace of the device data")
             self.live.declare(made)
+        if self._group_step == REDUCTION and op == COPY:
+            self.label(operands[0], Kind.GRADIENT)  # a reduction's output is one for its whole life, also where it is added to another
         if not op.startswith(COLLECTIVES) or self.live.phase not in COMPUTING:
             return
         if op.startswith("c10d.recv_"):
@@ -126,19 +133,18 @@ class Owners:
     def watching(self) -> Iterator[None]:
         """Label what FSDP2 makes, right when it has made it."""
 
-        def watched(method: Any) -> Any:
+        def watched(name: str, method: Any) -> Any:
             def call(group: FSDPParamGroup, *args: Any, **kwargs: Any) -> Any:
-                outer, self._born_in = self._born_in, Kind.COLLECTIVE
+                outer, self._group_step = self._group_step, name
                 try:
                     return method(group, *args, **kwargs)
                 finally:
-                    self._born_in = outer
+                    self._group_step = outer
                     self._label_group(group)
 
             return call
 
-        names = ("lazy_init", "unshard", "wait_for_unshard", "post_backward")
-        with replaced(FSDPParamGroup, **{name: watched(getattr(FSDPParamGroup, name)) for name in names}):
+        with replaced(FSDPParamGroup, **{name: watched(name, getattr(FSDPParamGroup, name)) for name in GROUP_STEPS}):
             yield
 
     def _label_group(self, group: FSDPParamGroup) -> None:

@@ -43,6 +43,7 @@ class GroupBytes(NamedTuple):
         reduce_bytes: Reduce-scatter input in `precision.reduce`, padded.
         reduced_bytes: Its output, a padded shard.
         divided_bytes: On a one-rank mesh, its input divided by the gradient divisor.
+        recast_bytes: The output once more, in `precision.grads`, where that is another dtype.
         shard_bytes: Gradient shards in `precision.grads`, padded.
         last_made_bytes: Of `made_bytes`, the last tensor's: `foreach_reduce` names it until it returns, on meshes of more than one rank.
         last_unsharded_bytes: Of `unsharded_bytes`, likewise.
@@ -55,6 +56,7 @@ class GroupBytes(NamedTuple):
     reduce_bytes: int = 0
     reduced_bytes: int = 0
     divided_bytes: int = 0
+    recast_bytes: int = 0
     shard_bytes: int = 0
     last_made_bytes: int = 0
     last_unsharded_bytes: int = 0
@@ -163,6 +165,7 @@ def block_storage(spec: Spec, block: Block) -> BlockStorage:
             reduce_bytes=whole * precision.reduce.bytes,
             reduced_bytes=shard * precision.reduce.bytes,
             divided_bytes=0 if degree > 1 else whole * precision.reduce.bytes,
+            recast_bytes=0 if precision.grads is precision.reduce else shard * precision.grads.bytes,
             shard_bytes=shard * precision.grads.bytes,
             last_made_bytes=last_elements * made,
             last_unsharded_bytes=last_elements * precision.grads.bytes,
