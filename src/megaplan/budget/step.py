@@ -83,7 +83,8 @@ def step_peak(chunks: Sequence[Chunk], moments: Sequence[Occupancy], lingering: 
             cells[Column.GRADIENTS] += gradients
             cells[Column.COMMUNICATION] += gathered
     cells[Column.ACTIVATIONS] += lingering.at(moment)
-    return StepPeak(total, f"{peak.where}, {_in_flight(moment)}", cells, slack)
+    first = "first microbatch, " if moment.step is Step.BACKWARD and moment.states[moment.chunk] <= ChunkState.FORWARDED else ""
+    return StepPeak(total, f"{peak.where}, {first}{_in_flight(moment)}", cells, slack)
 
 
 def accumulating_peak(chunk: Chunk, num_microbatches: int) -> StepPeak:

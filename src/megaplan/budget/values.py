@@ -68,9 +68,9 @@ class RankBudget:
 
     @property
     def peak_phase(self) -> Phase:
-        """The phase with the largest sum; of equal ones the latest, which recurs every step."""
+        """The phase with the largest sum; of equal ones the earliest, where a run that does not fit would fail."""
         phases = self.phases
-        return max(reversed(Phase), key=lambda phase: phases[phase])
+        return max(Phase, key=lambda phase: phases[phase])
 
     @property
     def peak_bytes(self) -> int:

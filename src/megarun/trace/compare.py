@@ -68,9 +68,9 @@ class RankComparison:
 
     @property
     def peak_phase(self) -> Phase:
-        """Where the estimate has its peak; columns are compared there."""
+        """Where the estimate has its peak, the earliest of equal ones; its columns are the ones shown."""
         phases = self.phases
-        return max(reversed(Phase), key=lambda phase: phases[phase].estimate)
+        return max(Phase, key=lambda phase: phases[phase].estimate)
 
     def columns(self, phase: Phase) -> dict[Column, Pair]:
         """Every column of a phase but the allocator's overhead."""
@@ -82,12 +82,15 @@ class RankComparison:
         return abs(pair.difference) <= max(COLUMN_SHARE * pair.trace, PEAK_SHARE * self.peak.trace)
 
     @property
-    def columns_past_tolerance(self) -> dict[Column, Pair]:
-        """Columns at the peak that are off by more than they may."""
-        return {column: pair for column, pair in self.columns(self.peak_phase).items() if not self.column_within(pair)}
+    def columns_past_tolerance(self) -> dict[Phase, dict[Column, Pair]]:
+        """Columns that are off by more than they may, by phase; phases without any are left out."""
+        past = {
+            phase: {column: pair for column, pair in self.columns(phase).items() if not self.column_within(pair)} for phase in self.phases
+        }
+        return {phase: columns for phase, columns in past.items() if columns}
 
     @property
     def within(self) -> bool:
-        """Whether peak, phases, and columns at the peak are all within tolerance."""
+        """Whether peak, phases, and every phase's columns are all within tolerance."""
         phases = self.phases.values()
         return self.peak.within and all(pair.within for pair in phases) and not self.columns_past_tolerance

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from megaplan.cli.table import table, wrap
-from megaplan.columns import Column, Phase
 from megaplan.spec.models import Mesh
 from megaplan.units import format_bytes
 from megarun.errors import place
@@ -80,18 +79,12 @@ def _differences(rank: RankComparison, top: int) -> Iterator[str]:
             yield from _row(_signed(item.estimate - item.trace), f"{item.name} ({item.column})")
         if len(found) > top:
             yield f"{INDENT}and {len(found) - top} more: --top {len(found)}"
-    for phase, columns in _columns_to_explain(rank).items():
+    for phase, columns in rank.columns_past_tolerance.items():
         for column, pair in columns.items():
             yield ""
             yield f"{INDENT}{column} in {phase} is off by {_signed(pair.difference)}; its largest rows in the trace:"
             for row in [row for row in rank.trace.rows[phase] if row.column is column][:top]:
                 yield from _row(format_bytes(row.nbytes), row.describe())
-
-
-def _columns_to_explain(rank: RankComparison) -> dict[Phase, dict[Column, Pair]]:
-    """Columns past tolerance at the peak, and those of any other phase that is itself past tolerance."""
-    phases = [phase for phase, pair in rank.phases.items() if not pair.within or phase is rank.peak_phase]
-    return {phase: {c: pair for c, pair in rank.columns(phase).items() if not rank.column_within(pair)} for phase in phases}
 
 
 def _row(amount: str, text: str) -> Iterator[str]:

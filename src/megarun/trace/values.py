@@ -97,9 +97,9 @@ class RankTrace:
 
     @property
     def peak_phase(self) -> Phase:
-        """The phase with the largest peak; of equal ones the latest, as the budget says it."""
+        """The phase with the largest peak; of equal ones the earliest, as the budget says it."""
         phases = self.phases
-        return max(reversed(Phase), key=lambda phase: phases[phase])
+        return max(Phase, key=lambda phase: phases[phase])
 
     @property
     def peak_bytes(self) -> int:

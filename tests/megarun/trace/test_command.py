@@ -111,7 +111,8 @@ def test_an_estimate_past_tolerance_says_so(comparison: RankComparison, job_with
     )
     worse = RankComparison(budget, comparison.trace)
     assert not worse.within
-    assert Column.ROUTING in worse.columns_past_tolerance
+    past = worse.columns_past_tolerance
+    assert all(Column.ROUTING in past[phase] for phase in Phase)
     text = "\n".join(report.lines([worse], job_with().spec.mesh, top=3))
     assert "1 of 1 past tolerance" in text
     assert "routing in forward_backward is off by +" in text
