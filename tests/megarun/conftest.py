@@ -2,7 +2,6 @@
 
 import copy
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -58,8 +57,8 @@ def spec_with() -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def worker() -> Any:
-    """The module that torchrun runs, imported here for the one-process reference."""
-    loader = importlib.util.spec_from_file_location("layout_worker", FOLDER / "layout_worker.py")
+    """The module that the worlds of the parity matrix run: its jobs, its rows."""
+    loader = importlib.util.spec_from_file_location("parity_worker", FOLDER / "parity" / "parity_worker.py")
     assert loader is not None
     assert loader.loader is not None
     module = importlib.util.module_from_spec(loader)
@@ -84,18 +83,5 @@ def torchrun() -> Callable[..., subprocess.CompletedProcess[str]]:
         path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "kernels")])
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170, check=False)
-
-    return run
-
-
-@pytest.fixture
-def run_layouts(torchrun: Any, tmp_path: Path) -> Callable[..., dict[str, list[dict[str, Any]]]]:
-    """Run cases of one world size under a single torchrun; each case's records, by rank."""
-
-    def run(num_processes: int, cases: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-        (tmp_path / "cases.json").write_text(json.dumps(cases))
-        done = torchrun(num_processes, str(FOLDER / "layout_worker.py"), str(tmp_path / "cases.json"), str(tmp_path))
-        assert done.returncode == 0, done.stderr[-4000:]
-        return {case["name"]: [torch.load(tmp_path / f"{case['name']}.{r}.pt") for r in range(num_processes)] for case in cases}
 
     return run

@@ -1,25 +1,24 @@
-"""Trains a list of cases on the ranks that torchrun started, and saves what each case computed.
+"""One process of a world: runs the cases it is sent, and sends back what each computed."""
 
-torchrun --nproc-per-node N layout_worker.py CASES.json OUT
-"""
-
-import json
-import sys
-from pathlib import Path
+import io
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 import torch
+from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.spec.models import Spec
 from megarun.batches import Batches
+from megarun.failure import diagnostics_of
 from megarun.job import Job
-from megarun.launch import process_group, read_launch
+from megarun.launch import Launch, process_group
 from megarun.optim.muon import Muon
 from megarun.parallel.mesh import build_mesh
+from megarun.support import refuse_unbuilt
 from megarun.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -38,35 +37,32 @@ class CountingRows:
 
 def build_job(case: dict[str, Any]) -> Job:
     spec = Spec.model_validate(case["spec"])
+    refuse_unbuilt(spec)
     inventory = build_inventory(spec)
     return Job(spec, inventory, build_layout(spec, inventory, [tuple(span) for span in case["spans"]]))
 
 
 def train_case(case: dict[str, Any]) -> dict[str, Any]:
-    """What this rank computed: initial parameters, gradients of the first batch, losses, final parameters; tensors whole."""
+    """What this rank computed: initial parameters, gradients of the first batch, losses, final parameters; FSDP2's shards gathered."""
     job = build_job(case)
     mesh = build_mesh(job.spec.mesh, CPU)
     trainer = Trainer(job, mesh)
     batches = Batches(CountingRows(job.spec.model.vocab_size), job.spec, mesh)
     parameters = [named for stage in trainer.stages for named in stage.named_parameters()]
-    initial = {name: _whole(p) for name, p in parameters}
+    record: dict[str, Any] = {"initial": _by_name(parameters, lambda p: p)}
     trainer.accumulate_gradients(*batches.at(0))
-    gradients = {name: _whole(p.grad) for name, p in parameters}
+    record["gradients"] = _by_name(parameters, lambda p: p.grad)
     for _, parameter in parameters:
         parameter.grad = None
     results = [trainer.step(step, *batches.at(step)) for step in range(case["steps"])]
-    return {
-        "coordinate": mesh.coordinate,
-        "initial": initial,
-        "gradients": gradients,
-        "losses": [result.loss for result in results],
-        "norms": [result.gradient_norm for result in results],
-        "parameters": {name: _whole(p) for name, p in parameters},
-        "resident_bytes": trainer.resident_bytes(),
-    }
+    record["losses"] = [result.loss for result in results]
+    record["norms"] = [result.gradient_norm for result in results]
+    record["parameters"] = _by_name(parameters, lambda p: p)
+    record["resident_bytes"] = trainer.resident_bytes()
+    return record
 
 
-def compare_muon() -> dict[str, list[torch.Tensor]]:
+def compare_muon(_: dict[str, Any]) -> dict[str, list[torch.Tensor]]:
     """Three steps of Muon on whole and on sharded copies of odd shapes and a stack, side by side."""
     mesh = torch.distributed.init_device_mesh("cpu", (torch.distributed.get_world_size(),))
     shapes = [((5, 7), 1), ((6, 4), 3), ((3, 4, 6), 3), ((1, 8), 1)]
@@ -82,20 +78,50 @@ def compare_muon() -> dict[str, list[torch.Tensor]]:
             b.grad = distribute_tensor(a.grad, mesh, [Shard(0)])
         for optimizer in optimizers:
             optimizer.step()
-    return {"whole": [p.detach() for p in whole], "sharded": [_whole(p) for p in sharded]}
+    return {"whole": [p.detach() for p in whole], "sharded": [_gathered(p) for p in sharded]}
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
+def _gathered(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
 
 
-def main(cases: list[dict[str, Any]], out: Path) -> None:
-    launch = read_launch()
-    with process_group(launch, CPU):
-        for case in cases:
-            record = compare_muon() if case["name"] == "muon" else train_case(case)
-            torch.save(record, out / f"{case['name']}.{launch.rank}.pt")
+def _by_name(parameters: list[tuple[str, torch.nn.Parameter]], value: Any) -> dict[str, list[torch.Tensor]]:
+    """Each tensor gathered over its shards; a name that two chunks of a rank hold has two."""
+    found: dict[str, list[torch.Tensor]] = {}
+    for name, parameter in parameters:
+        tensor = value(parameter)
+        if tensor is None:
+            raise RuntimeError(f"{name} has no gradient")
+        found.setdefault(name, []).append(_gathered(tensor))
+    return found
 
 
-if __name__ == "__main__":
-    main(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))
+RUNS = {"train": train_case, "muon": compare_muon}
+
+
+def serve(rank: int, world_size: int, port: int, pipe: Connection) -> None:
+    """Run cases until the pipe closes; the first error ends the process, for the others of its world wait for it."""
+    torch.set_num_threads(1)  # as torchrun's workers have: small tensors, and sums in one order
+    store = TCPStore("127.0.0.1", port, world_size, is_master=False)
+    number = 0
+    while True:
+        try:
+            case = pipe.recv()
+        except EOFError:
+            return
+        number += 1
+        launch = Launch(rank, world_size, rank, PrefixStore(f"cell{number}", store))
+        try:
+            with process_group(launch, CPU):
+                record = RUNS[case.get("run", "train")](case)
+        except Exception as error:
+            problem = "\n".join(f"{found.code} {found.detail}" for found in diagnostics_of(error))
+            pipe.send_bytes(_packed({"error": problem}))
+            return
+        pipe.send_bytes(_packed(record))
+
+
+def _packed(record: dict[str, Any]) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(record, buffer)
+    return buffer.getvalue()

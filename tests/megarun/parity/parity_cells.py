@@ -1,0 +1,120 @@
+"""What the parity matrix trains: one line a cell.
+
+A cell is a layout of a small model. It is compared with one process that takes the same microbatches in the same order. Its tolerance
+follows from the axes it uses: none for pp alone, 2e-6 where data axes sum, 1e-5 for all others.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from parity_model import MLA, spec_with
+
+BITWISE, DATA_AXES, OTHER = 0.0, 2e-6, 1e-5  # max|a − b| / max|b|, per tensor, fp32
+STEPS = 3
+RANK_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One layout.
+
+    Attributes:
+        name: Of the test.
+        mesh: Degrees above 1, `vocab_parallel`, as `mesh` in a spec.
+        schedule: `schedule.kind`.
+        spec: Dotted keys of the small spec replaced.
+        num_microbatches: Of the whole batch, over all data ranks.
+        spans: Layers of each slot; even by default.
+        ci: Runs without `-m slow` too.
+        tolerance: By the axes, unless stated.
+    """
+
+    name: str
+    mesh: dict[str, Any] = field(default_factory=dict)
+    schedule: str = "1f1b"
+    spec: dict[str, Any] = field(default_factory=dict)
+    num_microbatches: int = 4
+    spans: list[list[int]] | None = None
+    ci: bool = False
+    tolerance: float | None = None
+
+    @property
+    def world_size(self) -> int:
+        return prod(self.mesh.get(axis, 1) for axis in RANK_AXES)
+
+    @property
+    def axes(self) -> str:
+        """What a failure names: `pp 2, vpp 2, tp 2, zbv`."""
+        return ", ".join([*(f"{axis} {degree}" for axis, degree in self.mesh.items()), self.schedule])
+
+    @property
+    def bound(self) -> float:
+        """The metric's tolerance. A tied embedding's two copies sum in another order than one process does."""
+        if self.tolerance is not None:
+            return self.tolerance
+        tied = self.spec.get("model.tie_embeddings", False) and self.mesh.get("pp", 1) > 1
+        if tied or any(self.mesh.get(axis, 1) > 1 for axis in ("cp", "tp", "ep", "etp")):
+            return OTHER
+        return DATA_AXES if any(self.mesh.get(axis, 1) > 1 for axis in ("dp_replicate", "dp_shard")) else BITWISE
+
+    @cached_property
+    def case(self) -> dict[str, Any]:
+        """What the worker reads."""
+        data_ranks = self.mesh.get("dp_replicate", 1) * self.mesh.get("dp_shard", 1)
+        if self.num_microbatches % data_ranks:
+            raise ValueError(f"{self.name}: {self.num_microbatches} microbatches do not fall evenly on {data_ranks} data ranks")
+        schedule = {"kind": self.schedule, "num_microbatches": self.num_microbatches // data_ranks}
+        spec = spec_with({**self.spec, "mesh": self.mesh, "schedule": schedule})
+        slots, layers = self.mesh.get("pp", 1) * self.mesh.get("vpp", 1), spec["model"]["num_layers"]
+        even = [[index * layers // slots, (index + 1) * layers // slots] for index in range(slots)]
+        return {"spec": spec, "spans": self.spans or even, "steps": STEPS}
+
+    @cached_property
+    def reference(self) -> dict[str, Any]:
+        """The same model and batch on one process."""
+        schedule = {"kind": "1f1b", "num_microbatches": self.num_microbatches}
+        reference = {key: value for key, value in self.spec.items() if key != "sharding.reshard_after_forward" and "recompute" not in key}
+        spec = spec_with({**reference, "schedule": schedule})
+        return {"spec": spec, "spans": [[0, spec["model"]["num_layers"]]], "steps": STEPS}
+
+
+def _pattern(pattern: str, num_layers: int = 8, **more: Any) -> dict[str, Any]:
+    return {"model.pattern": pattern, "model.num_layers": num_layers, **{f"model.{key}": value for key, value in more.items()}}
+
+
+TIED = {"model.tie_embeddings": True}
+RESHARD = {"sharding.reshard_after_forward": True}
+RECOMPUTED = {"recompute": {"default": "full", "blocks": {"M": "selective", "E": "selective"}}}
+SELECTIVE = {"recompute": {"default": "selective"}}
+LATENT = _pattern("AEAM", attention=MLA)
+FEW_TOKENS = {"model.moe.num_experts": 16, "model.moe.top_k": 1, "batch": {"micro_batch_size": 1, "seq_length": 4}}
+BF16 = {"precision.params": "bf16"}
+BF16_GRADIENTS = BF16 | {"precision.grads": "bf16", "precision.reduce": "bf16"}
+
+CELLS = [
+    Cell("1f1b-pp2", {"pp": 2}, ci=True),
+    Cell("1f1b-pp2-reshard", {"pp": 2}, spec=RESHARD),
+    Cell("1f1b-pp4", {"pp": 4}, spans=[[0, 1], [1, 4], [4, 5], [5, 8]]),
+    Cell("1f1b-pp2-latent", {"pp": 2}, spec=LATENT),
+    Cell("1f1b-pp2-tied", {"pp": 2}, spec=TIED),
+    Cell("1f1b-pp2-bf16", {"pp": 2}, spec=BF16),
+    Cell("1f1b-pp2-bf16-gradients", {"pp": 2}, spec=BF16_GRADIENTS),
+    Cell("1f1b-pp2-dp2", {"pp": 2, "dp_shard": 2}, ci=True),
+    Cell("1f1b-pp2-dp2-tied", {"pp": 2, "dp_shard": 2}, spec=TIED),
+    Cell("dp2", {"dp_shard": 2}, ci=True),
+    Cell("dp2-reshard", {"dp_shard": 2}, spec=RESHARD),
+    Cell("dp2-latent", {"dp_shard": 2}, spec=LATENT),
+    Cell("dp2-idle-experts", {"dp_shard": 2}, spec=FEW_TOKENS, num_microbatches=2),
+    Cell("dp2-recompute", {"dp_shard": 2}, spec=RECOMPUTED),
+    Cell("dp2-recompute-reshard", {"dp_shard": 2}, spec=RECOMPUTED | RESHARD),
+    Cell("hsdp-2x1", {"dp_replicate": 2}),
+    Cell("hsdp-2x2", {"dp_replicate": 2, "dp_shard": 2}, ci=True),
+    Cell("interleaved-pp2-vpp2", {"pp": 2, "vpp": 2}, "interleaved_1f1b", ci=True),
+    Cell("interleaved-pp2-vpp2-recompute", {"pp": 2, "vpp": 2}, "interleaved_1f1b", RECOMPUTED),
+    Cell("interleaved-pp2-vpp2-recompute-reshard", {"pp": 2, "vpp": 2}, "interleaved_1f1b", RECOMPUTED | RESHARD),
+    Cell("interleaved-pp2-vpp2-tied", {"pp": 2, "vpp": 2}, "interleaved_1f1b", TIED),
+    Cell("interleaved-pp2-vpp2-bf16-gradients", {"pp": 2, "vpp": 2}, "interleaved_1f1b", BF16_GRADIENTS),
+    Cell("interleaved-pp2-vpp2-dp2", {"pp": 2, "vpp": 2, "dp_shard": 2}, "interleaved_1f1b"),
+]

@@ -1,0 +1,141 @@
+"""Whole tensors from what the ranks of a layout hold, and the parity metric."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from megaplan.inventory.build import build_inventory
+from megaplan.inventory.tensors import Inventory, Owner, ParamTensor
+from megaplan.layout.ranks import expert_coordinate, rank_coordinate
+from megaplan.spec.models import Mesh, Spec
+
+Record = dict[str, Any]
+ZERO_GRADIENTS = ("k_proj.bias",)
+"""Ends of names whose gradient is zero analytically (softmax does not see a shift of all its scores): what is computed is rounding, which
+AdamW turns into steps of a random sign. Gradients are held to be small; parameters are not compared."""
+NOISE = 1e-6
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first tensor, in model order, that is further from one process than it may be."""
+
+    what: str
+    name: str
+    distance: float
+    worst_name: str
+    worst_distance: float
+
+    def __str__(self) -> str:
+        worst = f"; the furthest is {self.worst_name}, {self.worst_distance:.2e}" if self.worst_name != self.name else ""
+        return f"{self.what}: the first tensor that differs is {self.name}, max|a − b| / max|b| = {self.distance:.2e}{worst}"
+
+
+def first_difference(case: dict[str, Any], records: Sequence[Record], reference: Record, tolerance: float) -> Difference | None:
+    """Where a layout's records leave one process's: initial parameters (to the bit), gradients, losses, norms, final parameters."""
+    spec = Spec.model_validate(case["spec"])
+    inventory = build_inventory(spec)
+    order = _model_order(inventory)
+    losses = _numbers("losses", records, reference, tolerance)
+    norms = _numbers("norms", records, reference, tolerance)
+    return (
+        _tensors("initial", order, inventory, spec.mesh, records, reference, 0.0)
+        or _tensors("gradients", order, inventory, spec.mesh, records, reference, tolerance)
+        or losses
+        or norms
+        or _tensors("parameters", order, inventory, spec.mesh, records, reference, tolerance)
+    )
+
+
+def _model_order(inventory: Inventory) -> list[str]:
+    """Full names as a token meets them."""
+    names = [name for name, _ in inventory.tensors()]
+    last = ("final_norm.", "head.", "mtp.")
+    rank = {name: (0 if not name.startswith(("layers.", *last)) else 1 if name.startswith("layers.") else 2) for name in names}
+    return sorted(names, key=rank.__getitem__)
+
+
+def _numbers(key: str, records: Sequence[Record], reference: Record, tolerance: float) -> Difference | None:
+    """A scalar of every step: equal on all ranks, and near one process's."""
+    for step, expected in enumerate(reference[key]):
+        found = [record[key][step] for record in records]
+        distance = max(abs(value - expected) / abs(expected) for value in found)
+        name = f"step {step + 1}"
+        if len(set(found)) > 1:
+            return Difference(f"{key}: ranks disagree", name, distance, name, distance)
+        # a norm sums squares of all tensors in another order, whatever the layout
+        if distance > (max(tolerance, 1e-12) if key == "norms" else tolerance):
+            return Difference(key, name, distance, name, distance)
+    return None
+
+
+def _tensors(
+    what: str, order: list[str], inventory: Inventory, mesh: Mesh, records: Sequence[Record], reference: Record, tolerance: float
+) -> Difference | None:
+    tensors, expected = dict(inventory.tensors()), reference[what]
+    held = {name for record in records for name in record[what]}
+    if held != expected.keys():
+        missing = sorted(held ^ expected.keys())
+        return Difference(f"{what}: one side has no {missing[0]}", missing[0], float("inf"), missing[0], float("inf"))
+    scale = max(float(value[0].abs().max()) for value in expected.values())
+    distances = {}
+    for name in (name for name in order if name in held):
+        found, (right,) = whole(tensors[name], [record[what].get(name, []) for record in records], mesh), expected[name]
+        if found is None:
+            return Difference(f"{what}: ranks that hold the same part disagree", name, float("nan"), name, float("nan"))
+        if name.endswith(ZERO_GRADIENTS) and what != "initial":
+            distances[name] = 0.0 if what == "parameters" or float(found.abs().max()) <= NOISE * scale else float("inf")
+        else:
+            distances[name] = float((found - right).abs().max() / right.abs().max().clamp(min=1e-30))
+    wrong = [name for name, distance in distances.items() if not distance <= tolerance]
+    if not wrong:
+        return None
+    worst = max(wrong, key=distances.__getitem__)
+    return Difference(what, wrong[0], distances[wrong[0]], worst, distances[worst])
+
+
+def whole(tensor: ParamTensor, held: Sequence[Sequence[torch.Tensor]], mesh: Mesh) -> torch.Tensor | None:
+    """A tensor from the parts on the ranks, by the axes that may shard it; None if ranks with the same part differ in a bit.
+
+    Args:
+        tensor: Shape, owner rule, `tp_dim` and `tp_parts`.
+        held: For each rank what it holds: nothing, a part, or the same part twice (two chunks).
+        mesh: Places the ranks.
+    """
+    parts: dict[tuple[int, int], torch.Tensor] = {}
+    for rank, copies in enumerate(held):
+        for part in copies:
+            expert, dense = expert_coordinate(mesh, rank), rank_coordinate(mesh, rank)
+            banked = tensor.owner is Owner.EXPERT_PARALLEL and part.shape[0] != tensor.shape[0]
+            split = tensor.tp_dim is not None and part.shape[tensor.tp_dim] != tensor.shape[tensor.tp_dim]
+            width = expert["etp"] if tensor.owner is Owner.EXPERT_PARALLEL else dense["tp"]
+            place = (expert["ep"] if banked else 0, width if split else 0)
+            if not torch.equal(parts.setdefault(place, part), part):
+                return None
+    experts = sorted({bank for bank, _ in parts})
+    widths = sorted({width for _, width in parts})
+    rows = [_joined(tensor, [parts[bank, width] for width in widths]) for bank in experts]
+    if any(row is None for row in rows):
+        return None
+    found = torch.cat([row for row in rows if row is not None]) if len(rows) > 1 else rows[0]
+    if found is None or tuple(found.shape) != tensor.shape:
+        raise ValueError(f"{tensor.name}: parts of {[tuple(p.shape) for p in parts.values()]} make no {tensor.shape}")
+    return found
+
+
+def _joined(tensor: ParamTensor, shards: list[torch.Tensor]) -> torch.Tensor | None:
+    """Shards side by side along `tp_dim`, each of `tp_parts` on its own; heads that several ranks repeat count once."""
+    if len(shards) == 1:
+        return shards[0]
+    dim = tensor.tp_dim
+    assert dim is not None
+    repeats = len(shards) * shards[0].shape[dim] // tensor.shape[dim]
+    if repeats > 1:
+        if any(not torch.equal(shard, shards[index - index % repeats]) for index, shard in enumerate(shards)):
+            return None
+        shards = shards[::repeats]
+    parts = tensor.tp_parts or (tensor.shape[dim],)
+    pieces = [shard.split([part // len(shards) for part in parts], dim) for shard in shards]
+    return torch.cat([piece[part] for part in range(len(parts)) for piece in pieces], dim)

@@ -1,0 +1,51 @@
+"""The small models of the matrix: widths that every degree of the matrix divides."""
+
+import copy
+from typing import Any
+
+BASE: dict[str, Any] = {
+    "format": "megaplan.spec/1",
+    "name": "parity",
+    "model": {
+        "pattern": "AMEDR",
+        "num_layers": 8,
+        "hidden_size": 32,
+        "vocab_size": 64,
+        "attention": {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8},
+        "mamba": {"kind": "mamba2", "expand": 2, "head_dim": 16, "state_dim": 8, "num_groups": 4, "chunk_size": 8},
+        "moe": {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 24, "shared_ffn_hidden_size": 16},
+        "recurrent": {"kind": "m2rnn", "num_heads": 4, "key_dim": 4, "value_dim": 4, "save_every": 8},
+        "mlp": {"ffn_hidden_size": 40},
+    },
+    "batch": {"micro_batch_size": 2, "seq_length": 16},
+    "precision": dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "fp32"),
+    "optimizer": {"newton_schulz_dtype": "fp32"},
+    "training": {"steps": 10, "learning_rate": 1.0e-3},
+}
+SECTIONS = {"A": "attention", "M": "mamba", "E": "moe", "R": "recurrent", "D": "mlp"}
+MLA = {
+    "kind": "mla",
+    "num_heads": 4,
+    "q_lora_rank": 8,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "nope_layers": [2],
+}
+
+
+def spec_with(overrides: dict[str, Any]) -> dict[str, Any]:
+    """The small spec as plain values, dotted keys replaced; sections of families that the pattern does not have are left out."""
+    spec = copy.deepcopy(BASE)
+    for key, value in overrides.items():
+        *path, last = key.split(".")
+        section = spec
+        for step in path:
+            section = section.setdefault(step, {})
+        section[last] = copy.deepcopy(value)
+    letters = set(spec["model"]["pattern"])
+    for letter, section in SECTIONS.items():
+        if letter not in letters:
+            spec["model"].pop(section, None)
+    return spec
