@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from megaplan.schedule import placement, slot_owner
 from megaplan.spec.models import Spec
 from megarun.parallel.mesh import RankMesh
 
@@ -25,12 +26,13 @@ class TokenRows(Protocol):
 
 
 class Batches:
-    """This rank's microbatches: token ids on the first stage, their successors on the last, nothing between."""
+    """This rank's microbatches: token ids on the first stage, their successors on the last (a V has both on rank 0), else nothing."""
 
     def __init__(self, source: TokenRows, spec: Spec, mesh: RankMesh) -> None:
         self._source, self._mesh = source, mesh
-        stage = mesh.coordinate["pp"]
-        self._reads_tokens, self._reads_labels = stage == 0, stage == mesh.size("pp") - 1
+        last_slot = spec.mesh.pp * spec.mesh.vpp - 1
+        last_rank, _ = slot_owner(placement(spec.schedule.kind), last_slot, spec.mesh.pp)
+        self._reads_tokens, self._reads_labels = mesh.coordinate["pp"] == 0, mesh.coordinate["pp"] == last_rank
         self._seed, self._seq_length = spec.training.seed, spec.batch.seq_length
         self._shape = (spec.schedule.num_microbatches, mesh.num_data_ranks, spec.batch.micro_batch_size)
 

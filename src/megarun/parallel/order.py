@@ -33,8 +33,16 @@ class _NoteTaker:
     def forward_one_chunk(self, microbatch: int, *_: Any, **__: Any) -> None:
         self._notes.append(f"{self.stage_index}F{microbatch}")
 
-    def backward_one_chunk(self, microbatch: int, **_: Any) -> None:
-        self._notes.append(f"{self.stage_index}B{microbatch}")
+    def backward_one_chunk(self, microbatch: int, full_backward: bool = True, **_: Any) -> None:
+        self._notes.append(f"{self.stage_index}{'B' if full_backward else 'I'}{microbatch}")
+
+    def backward_weight_one_chunk(self, microbatch: int, **_: Any) -> None:
+        self._notes.append(f"{self.stage_index}W{microbatch}")
+
+    def _nothing(self, *_: Any) -> None:
+        """What a V's middle stages hand to each other on one rank."""
+
+    set_local_fwd_input = get_local_bwd_output = set_local_bwd_input = _nothing
 
     def perform_reduce_grad(self, _: int) -> None:
         """The reduction that ends a stage's step."""

@@ -8,15 +8,24 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B, schedules
+from torch.distributed.pipelining import (
+    Schedule1F1B,
+    ScheduleDualPipeV,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+    schedules,
+)
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
 from megakernels.cross_entropy import cross_entropy
 from megaplan.spec.models import Spec
-from megarun.dtypes import TORCH_DTYPES
 from megarun.model.stage import Stage
 from megarun.parallel.mesh import RankMesh
 from megarun.parallel.order import check_order
+from megarun.parallel.pipeline_stage import pipeline_stage
 
 
 class Runner(Protocol):
@@ -33,8 +42,13 @@ class Runner(Protocol):
 
 
 SCHEDULES: dict[str, type[PipelineScheduleSingle | PipelineScheduleMulti]] = {
+    "gpipe": ScheduleGPipe,
     "1f1b": Schedule1F1B,
+    "looped_bfs": ScheduleLoopedBFS,
     "interleaved_1f1b": ScheduleInterleaved1F1B,
+    "interleaved_zero_bubble": ScheduleInterleavedZeroBubble,
+    "zbv": ScheduleZBVZeroBubble,
+    "dualpipev": ScheduleDualPipeV,
 }
 
 
@@ -92,14 +106,12 @@ class PipelineRunner:
         logging.getLogger(schedules.__name__).setLevel(logging.CRITICAL)  # every rank would print its whole order beside the one error
         kind = SCHEDULES[spec.schedule.kind]
         check_order(kind, mesh.coordinate["pp"], spec)
-        torch_stages: Any = [_torch_stage(stage, spec, mesh) for stage in stages]
+        several = issubclass(kind, PipelineScheduleMulti)
+        torch_stages: Any = [pipeline_stage(stage, spec, mesh) for stage in stages]
         self._schedule = kind(
-            torch_stages if issubclass(kind, PipelineScheduleMulti) else torch_stages[0],
-            spec.schedule.num_microbatches,
-            loss_fn=batch_loss(spec, mesh),
-            scale_grads=False,
+            torch_stages if several else torch_stages[0], spec.schedule.num_microbatches, loss_fn=batch_loss(spec, mesh), scale_grads=False
         )
-        if isinstance(self._schedule, ScheduleInterleaved1F1B):
+        if several:
             leave_gathering_to_fsdp(self._schedule)
 
     def forward_backward(self, tokens: Tensor | None, labels: Tensor | None) -> Tensor:
@@ -113,27 +125,7 @@ class PipelineRunner:
         return total
 
 
-def _torch_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> PipelineStage:
-    shape = (spec.batch.micro_batch_size, spec.batch.seq_length)
-    dtype = TORCH_DTYPES[spec.precision.params]
-
-    def stream(width: int) -> Tensor:
-        return torch.empty((*shape, width), dtype=dtype, device="meta", requires_grad=True)
-
-    tokens = torch.empty(shape, dtype=torch.int64, device="meta")
-    hidden, vocab = spec.model.hidden_size, spec.model.vocab_size
-    return PipelineStage(
-        stage,
-        stage.index,
-        spec.mesh.pp * spec.mesh.vpp,
-        mesh.device,
-        input_args=tokens if stage.embeds else stream(hidden),
-        output_args=stream(vocab) if stage.predicts else stream(hidden),
-        group=mesh.axes["pp"].get_group(),
-    )
-
-
-def leave_gathering_to_fsdp(schedule: ScheduleInterleaved1F1B) -> None:
+def leave_gathering_to_fsdp(schedule: Any) -> None:
     """Let FSDP2 gather each layer when it runs and free it as `sharding.reshard_after_forward` says, under every schedule alike.
 
     torch's runtime of several stages a rank would gather whole stages ahead of their first microbatch, whatever that key says, with every

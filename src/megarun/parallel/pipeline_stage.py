@@ -1,0 +1,67 @@
+"""torch's pipeline stage around one of ours: stated shapes, and a backward that can be split in two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.pipelining import PipelineStage
+
+from megaplan.spec.models import Spec
+from megarun.dtypes import TORCH_DTYPES
+from megarun.model.stage import Stage
+from megarun.parallel.mesh import RankMesh
+from megarun.parallel.weight_gradients import WeightGradients, split_linears
+
+SPLIT_BACKWARD = ("interleaved_zero_bubble", "zbv", "dualpipev")
+"""Schedules with actions I and W in place of some or all B."""
+
+
+def pipeline_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> PipelineStage:
+    """The stage as a schedule runs it.
+
+    Shapes of input and output are stated, so that torch infers none by running the model on uninitialised memory.
+    """
+    shape = (spec.batch.micro_batch_size, spec.batch.seq_length)
+    dtype = TORCH_DTYPES[spec.precision.params]
+
+    def stream(width: int) -> Tensor:
+        return torch.empty((*shape, width), dtype=dtype, device="meta", requires_grad=True)
+
+    tokens = torch.empty(shape, dtype=torch.int64, device="meta")
+    hidden, vocab = spec.model.hidden_size, spec.model.vocab_size
+    kind: type[PipelineStage] = SplitStage if spec.schedule.kind in SPLIT_BACKWARD else PipelineStage
+    return kind(
+        stage,
+        stage.index,
+        spec.mesh.pp * spec.mesh.vpp,
+        mesh.device,
+        input_args=tokens if stage.embeds else stream(hidden),
+        output_args=stream(vocab) if stage.predicts else stream(hidden),
+        group=mesh.axes["pp"].get_group(),
+    )
+
+
+class SplitStage(PipelineStage):
+    """A stage whose backward the schedule may split: I leaves weight gradients pending, W computes them, B is whole."""
+
+    def __init__(self, submodule: Stage, stage_index: int, num_stages: int, device: torch.device, **keywords: Any) -> None:
+        """See `PipelineStage`; the linears of `submodule` learn to wait."""
+        split_linears(submodule)
+        self._weights = WeightGradients(submodule)
+        super().__init__(submodule, stage_index, num_stages, device, dw_builder=self._weights.take, **keywords)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False) -> None:
+        """B of a microbatch, or I: nothing is left pending by B."""
+        if full_backward:
+            super().backward_one_chunk(bwd_chunk_id, loss=loss, last_backward=last_backward)
+        else:
+            with self._weights.deferring():
+                super().backward_one_chunk(bwd_chunk_id, loss=loss, full_backward=False, last_backward=last_backward)
+
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        """Without messages of a rank to itself: a V's middle stages are neighbours on one rank, and torch 2.11 on gloo refuses such."""
+        operations: list[dist.P2POp] = super()._get_init_p2p_neighbors_ops()
+        return [operation for operation in operations if operation.group_peer != self.group_rank]

@@ -1,0 +1,144 @@
+"""The second half of a split backward: weight gradients of linears, computed when the schedule says so.
+
+A schedule that splits the backward runs I (gradients of the stage's input), sends them on, and fills waiting time with W (gradients of its
+weights). Here I is a whole autograd backward in which every linear leaves out one product, gradientᵀ · input, and W computes the products
+that were left out. What stays pending between the two is, for each linear, its input and the gradient of its output; storages that several
+linears read are kept once. Everything else (norms, convolutions, scans, expert banks, routers, biases, the embedding) has its gradients
+when I ends: those ops make them together with the gradient of their input.
+
+The products are those of autograd, and each is added where FSDP2 adds a microbatch's gradient, in the same order: to the bit the same
+sums. A forward that was recomputed for I is not run again for W.
+
+Source: arXiv:2401.10241 (zero-bubble pipelines), section 2.1; torch's `PipelineStage(dw_builder=...)`. torch's own split walks the autograd
+graph twice: it recomputes a checkpointed block three times, and runs the whole backward of a custom op in each half.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from megarun.model.stage import Stage
+from megarun.parallel.gradients import parameter_groups
+
+_deferring: list[WeightGradients] = []
+"""The store of the backward that runs now, if it is the first half of a split one; autograd's device threads see it too."""
+
+
+class WeightGradients:
+    """The pending products of one stage."""
+
+    def __init__(self, stage: nn.Module) -> None:
+        self._stage = stage
+        self._pending: deque[tuple[Tensor, Tensor, Tensor]] = deque()
+        self._sharded: dict[Tensor, Any] = {}
+
+    @contextmanager
+    def deferring(self) -> Iterator[None]:
+        """Leave out the products of the backward that runs meanwhile."""
+        _deferring.append(self)
+        try:
+            yield
+        finally:
+            _deferring.pop()
+
+    def add(self, weight: Tensor, rows: Tensor, gradient: Tensor) -> None:
+        """Leave out one product, see `weight_gradient`."""
+        self._pending.append((weight, rows, gradient))
+
+    def take(self) -> Callable[[], None]:
+        """What is pending, as the function that computes it: torch's `dw_builder`."""
+        products, self._pending = self._pending, deque()
+        return partial(self._compute, products)
+
+    @torch.no_grad()
+    def _compute(self, products: deque[tuple[Tensor, Tensor, Tensor]]) -> None:
+        while products:
+            weight, rows, gradient = products.popleft()  # each is freed once it is used
+            self._accumulate(weight, product(rows, gradient))
+
+    def _accumulate(self, weight: Tensor, gradient: Tensor) -> None:
+        """What autograd and FSDP2's hook after a backward do with one microbatch's gradient."""
+        sharded = self._of(weight)
+        if sharded.unsharded_accumulated_grad is not None:
+            sharded.unsharded_accumulated_grad += gradient
+        elif weight.grad is not None:
+            weight.grad += gradient
+        else:
+            weight.grad = gradient
+            sharded.to_accumulated_grad_if_needed()
+
+    def _of(self, weight: Tensor) -> Any:
+        """FSDP2's record of a gathered parameter."""
+        if weight not in self._sharded:
+            self._sharded = {sharded._unsharded_param: sharded for group in parameter_groups(self._stage) for sharded in group.fsdp_params}
+        return self._sharded[weight]
+
+
+def product(rows: Tensor, gradient: Tensor) -> Tensor:
+    """gradientᵀ · rows over all dims but the last: [..., in] and [..., out] -> [out, in]."""
+    return gradient.flatten(0, -2).mT @ rows.flatten(0, -2)
+
+
+def weight_gradient(weight: Tensor, rows: Tensor, gradient: Tensor) -> Tensor | None:
+    """The gradient of a linear's weight, for the backward of an op that multiplies by it.
+
+    Args:
+        weight: The gathered parameter itself, [out, in].
+        rows: The linear's input, [..., in].
+        gradient: Of its output, [..., out].
+
+    Returns:
+        [out, in], or None where a split backward leaves it pending.
+    """
+    if not _deferring:
+        return product(rows, gradient)
+    _deferring[-1].add(weight, rows, gradient)
+    return None
+
+
+class SplitLinear(torch.autograd.Function):
+    """A linear whose weight gradient can wait; it keeps its input, as every linear does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """X [..., in], weight [out, in], bias [out] or none -> [..., out]."""
+        ctx.save_for_backward(x)
+        ctx.weight = weight  # the parameter itself: recompute would unpack another tensor in its place
+        return linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Gradients of x, of weight unless it is left pending, and of bias."""
+        (x,) = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+        flat = gradient.flatten(0, -2)
+        return (
+            (flat @ ctx.weight).view(x.shape) if needs_x else None,
+            weight_gradient(ctx.weight, x, gradient) if needs_weight else None,
+            flat.sum(0) if needs_bias else None,
+        )
+
+
+def split_linears(stage: Stage) -> None:
+    """Let every linear of a stage, the head included, leave out its weight gradient where a backward is split."""
+    for module in stage.modules():
+        if isinstance(module, nn.Linear):
+            module.forward = partial(_forward, module)  # type: ignore[method-assign]
+    stage.project = _project
+
+
+def _forward(module: nn.Linear, x: Tensor) -> Tensor:
+    return _project(x, module.weight, module.bias)
+
+
+def _project(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    out: Tensor = SplitLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    return out
