@@ -1,8 +1,7 @@
 """`python -m megarun`, alone or under torchrun."""
 
-import sys
-
 from megarun.cli import run
+from megarun.failure import leave
 
 if __name__ == "__main__":
-    sys.exit(run())
+    leave(run())

@@ -15,7 +15,8 @@ from typing import Annotated, Any
 
 import typer
 
-ERROR = 2
+from megarun.failure import ERROR
+
 INTERRUPTED = 130  # 128 + SIGINT
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 
@@ -50,7 +51,7 @@ def train(
         torchrun --standalone --nproc-per-node N -m megarun train PLAN --data FILE --out DIR
     """
     # Torch takes seconds to load: what is wrong with the words, the plan or the data is said before.
-    from megarun.failure import report_failure  # noqa: PLC0415
+    from megarun.failure import end_with_the_first, report_failure  # noqa: PLC0415
     from megarun.prepare import prepare, read_job  # noqa: PLC0415
 
     launch = job = None
@@ -62,6 +63,7 @@ def train(
         from megarun.train import train as train_job  # noqa: PLC0415
 
         launch = read_launch()
+        end_with_the_first(launch)
         train_job(prepared, launch)
     except Exception as error:  # the last resort: no user sees a traceback unasked
         report_failure(error, launch, job.spec.mesh if job else None, with_traceback=with_traceback)

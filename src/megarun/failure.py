@@ -1,9 +1,14 @@
-"""Which of many failing ranks speaks: the first one. The others fail because it did, and only say what their socket says."""
+"""Which of many failing ranks speaks: the first one.
+
+The others fail because it did, and only say what their socket says; or they wait for it in a collective that never returns, and are ended.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Sequence
 from datetime import timedelta
@@ -19,6 +24,9 @@ if TYPE_CHECKING:
 
 FIRST, PRINTED = "megarun/first_failure", "megarun/failure_printed"
 WAIT = timedelta(seconds=5)
+POLL_SECONDS, GRACE_SECONDS = 1.0, 10.0
+ERROR = 2
+"""Exit status of every rank of a job that failed."""
 
 
 def report_failure(error: Exception, launch: Launch | None = None, mesh: Mesh | None = None, *, with_traceback: bool = False) -> None:
@@ -47,6 +55,37 @@ def report_failure(error: Exception, launch: Launch | None = None, mesh: Mesh | 
     sys.stderr.flush()
     if several is not None:
         several.store.set(PRINTED, "1")
+
+
+def end_with_the_first(launch: Launch) -> None:
+    """End this process, silently, some seconds after another rank has printed its error.
+
+    A rank of a broken job may wait in a collective that only a timeout of minutes ends, and torchrun stops the ranks of its own machine
+    alone. Its store is asked through a connection of its own: the rank's is busy while the rank waits.
+    """
+    if launch.world_size == 1:
+        return
+    store = launch.store.clone()
+
+    def watch() -> None:
+        try:
+            while not store.check([PRINTED]):
+                time.sleep(POLL_SECONDS)
+        except RuntimeError:
+            pass  # the store has gone, and with it torchrun, or rank 0 of processes started by hand
+        time.sleep(GRACE_SECONDS)
+        os._exit(ERROR)
+
+    threading.Thread(target=watch, name="first failure", daemon=True).start()
+
+
+def leave(status: int) -> None:
+    """End this process at once if it is one of several that failed: to take a process group down would wait for ranks that wait for it."""
+    if status == ERROR and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    raise SystemExit(status)
 
 
 def diagnostics_of(error: BaseException) -> Sequence[Diagnostic]:
