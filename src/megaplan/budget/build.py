@@ -24,7 +24,7 @@ from megaplan.hosts.megarun.storage import BlockStorage, block_storage
 from megaplan.inventory.tensors import Block, Family, Inventory
 from megaplan.layout.ranks import rank_coordinate
 from megaplan.layout.values import Layout, Slot
-from megaplan.schedule.actions import Action
+from megaplan.schedule.actions import Orders
 from megaplan.schedule.in_flight import receive_buffers
 from megaplan.schedule.registry import actions
 from megaplan.spec.models import Mesh, Spec
@@ -100,12 +100,12 @@ def build_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
         The budget; ranks with equal cells are listed together, largest peak first.
 
     Raises:
-        MegaplanError: MP310 if the schedule is not generated yet; MP504 if the device is unknown.
+        MegaplanError: MP311 … MP313 if the schedule cannot run on these degrees; MP504 if the device is unknown.
     """
     evaluation, device = _Evaluation(spec, inventory, layout), load_device(spec.device.name)
     slots = [_slot_parts(evaluation, slot) for slot in layout.slots]
     mesh, schedule = spec.mesh, spec.schedule
-    orders: Sequence[Sequence[Action]] = ()
+    orders: Orders = ()
     enough = schedule.num_microbatches
     receives: Sequence[Sequence[tuple[int, int]]] = ()
     if is_pipelined(mesh):

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from megaplan.schedule.actions import Action, Kind
+from megaplan.schedule.actions import Kind, computations
+from megaplan.schedule.actions import Step as ScheduleStep
 from megaplan.schedule.in_flight import non_dominated
 
 
@@ -62,7 +63,7 @@ def enough_microbatches(kind: str, pp: int, num_microbatches: int) -> int:
     return num_microbatches
 
 
-def occupancies(order: Sequence[Action], vpp: int, chunk_of: Sequence[int], num_microbatches: int) -> tuple[Occupancy, ...]:
+def occupancies(order: tuple[ScheduleStep, ...], vpp: int, chunk_of: Sequence[int], num_microbatches: int) -> tuple[Occupancy, ...]:
     """The moments of one rank's order that no other moment dominates.
 
     Args:
@@ -77,17 +78,22 @@ def occupancies(order: Sequence[Action], vpp: int, chunk_of: Sequence[int], num_
     counts, states, left = [0] * vpp, [ChunkState.UNTOUCHED] * vpp, [num_microbatches] * vpp
     key = tuple(states)  # of `states`, made anew only when they change
     found: dict[tuple[Step, int, tuple[ChunkState, ...]], set[tuple[int, ...]]] = {}
-    for position, action in enumerate(order):
+    steps = tuple(computations(order))
+    for position, action in enumerate(steps):
         chunk = chunk_of[action.slot]
         state = states[chunk]
         if action.kind is Kind.FORWARD:
             counts[chunk] += 1
             after = ChunkState.FORWARDED if state <= ChunkState.FORWARDED else ChunkState.REFORWARDED
-            follows = order[position + 1] if position + 1 < len(order) else action
+            follows = steps[position + 1] if position + 1 < len(steps) else action
             if after is not state or follows.kind is not Kind.FORWARD or follows.slot != action.slot:
                 found.setdefault((Step.FORWARD, chunk, key), set()).add(tuple(counts))  # else the next one has larger counts
-        elif action.kind is Kind.BACKWARD:
+        elif action.kind is Kind.INPUT:  # what W needs stays; here all of it is counted until W has ended
             found.setdefault((Step.BACKWARD, chunk, key), set()).add(tuple(counts))
+            after = ChunkState.BACKWARDED
+        else:
+            if action.kind is Kind.BACKWARD:
+                found.setdefault((Step.BACKWARD, chunk, key), set()).add(tuple(counts))
             counts[chunk] -= 1
             left[chunk] -= 1
             after = ChunkState.BACKWARDED
@@ -95,8 +101,6 @@ def occupancies(order: Sequence[Action], vpp: int, chunk_of: Sequence[int], num_
                 reducing = (*key[:chunk], after, *key[chunk + 1 :])
                 found.setdefault((Step.REDUCE, chunk, reducing), set()).add(tuple(counts))
                 after = ChunkState.REDUCED
-        else:
-            raise ValueError(f"{action}: a split backward has its own walk")
         if after is not state:
             states[chunk] = after
             key = tuple(states)

@@ -69,16 +69,16 @@ SPLIT: dict[str, CodeInfo] = {
         "pattern: AEMEAEMR\nnum_layers: 7      # the last R is never built",
     ),
     "MP310": CodeInfo(
-        "the schedule is not priced yet",
-        "The schedule is known by name; its in-flight counts are not part of this version.",
-        "An estimate with another schedule's counts would be wrong by gigabytes.",
-        "Use 1f1b, or interleaved_1f1b with two or more virtual stages.",
-        "schedule: {kind: zbv}      # not yet\nschedule: {kind: 1f1b}",
+        "no such schedule",
+        "The name is none of the schedules.",
+        "The order of every rank's computations follows from the schedule.",
+        "Use gpipe, 1f1b, interleaved_1f1b, looped_bfs, interleaved_zero_bubble, zbv or dualpipev.",
+        "schedule: {kind: zero_bubble}      # wrong\nschedule: {kind: zbv}",
     ),
     "MP311": CodeInfo(
-        "fewer microbatches than pipeline ranks",
-        "The step has fewer microbatches than the pipeline has ranks.",
-        "1F1B reaches its steady state only when every rank has a microbatch; with fewer, the runtime's schedule refuses.",
+        "fewer microbatches than the pipeline needs",
+        "The step has fewer microbatches than the pipeline has ranks (1f1b), or slots (dualpipev).",
+        "These schedules reach their steady state only when every rank, or slot, has a microbatch; with fewer, the runtime's refuse.",
         "Raise `schedule.num_microbatches`, or lower `mesh.pp`.",
         "mesh: {pp: 8}\nschedule: {kind: 1f1b, num_microbatches: 4}      # wrong",
     ),
@@ -92,7 +92,7 @@ SPLIT: dict[str, CodeInfo] = {
     "MP313": CodeInfo(
         "the schedule does not fit the stages",
         "The schedule needs another number of pipeline ranks or virtual stages.",
-        "gpipe and 1f1b run one chunk a rank; interleaved schedules at least two on at least two ranks; zbv and dualpipev "
+        "gpipe and 1f1b run one chunk a rank; looped schedules at least two (zero bubble: one) on at least two ranks; zbv and dualpipev "
         "exactly two, rank i holding slots i and 2N − 1 − i of 2N.",
         "Set `mesh.vpp` as the schedule needs, or choose another schedule.",
         "schedule: {kind: 1f1b}\nmesh: {pp: 4, vpp: 2}      # wrong\nschedule: {kind: interleaved_1f1b}",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from megaplan.diagnostics import diagnostic
-from megaplan.errors import Location, MegaplanError
+from megaplan.errors import MegaplanError
 from megaplan.inventory.tensors import Family, Inventory
 from megaplan.layout.spans import Spans, span_problems
 from megaplan.layout.values import Layout, Slot
@@ -30,12 +29,9 @@ def build_layout(spec: Spec, inventory: Inventory, spans: Spans) -> Layout:
         The layout; a slot's blocks are in execution order.
 
     Raises:
-        MegaplanError: MP324 … MP326 if the spans do not tile the layers or are not pp · vpp; MP310 for V placement.
+        MegaplanError: MP324 … MP326 if the spans do not tile the layers or are not pp · vpp.
     """
     mesh, where = spec.mesh, placement(spec.schedule.kind)
-    if where == "v":
-        detail = f"schedule.kind = {spec.schedule.kind} places slots i and 2 · pp − 1 − i on rank i"
-        raise MegaplanError([diagnostic("MP310", detail, Location(key="schedule.kind"), ("--set schedule.kind=interleaved_1f1b",))])
     if found := span_problems(spans, len(inventory.layers), mesh.pp, mesh.vpp):
         raise MegaplanError(found)
     relation_slots = _relation_slots(inventory, spans)

@@ -1,18 +1,29 @@
 """Pipeline schedules as integers: action orders, placement, in-flight counts and replay. No model, no bytes; a file a schedule."""
 
-from megaplan.schedule.actions import Action, Kind
-from megaplan.schedule.in_flight import in_flight, receive_buffers
+from megaplan.schedule.actions import Action, Kind, Orders, Overlap, Step, computations
+from megaplan.schedule.in_flight import InFlight, in_flight, peak_bytes, receive_buffers
 from megaplan.schedule.placement import Placement, slot_owner, slots_of_rank
-from megaplan.schedule.registry import actions, placement, schedule_problems
-from megaplan.schedule.timeline import Timeline, replay
+from megaplan.schedule.registry import KINDS, actions, placement, schedule_problems
+from megaplan.schedule.timeline import LinkedOrders, SlotTimes, Timed, Timeline, link, replay
 
 __all__ = [
+    "KINDS",
     "Action",
+    "InFlight",
     "Kind",
+    "LinkedOrders",
+    "Orders",
+    "Overlap",
     "Placement",
+    "SlotTimes",
+    "Step",
+    "Timed",
     "Timeline",
     "actions",
+    "computations",
     "in_flight",
+    "link",
+    "peak_bytes",
     "placement",
     "receive_buffers",
     "replay",

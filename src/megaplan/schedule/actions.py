@@ -1,7 +1,8 @@
-"""The unit of a schedule: one computation of one microbatch on one slot."""
+"""The unit of a schedule: one computation of one microbatch on one slot, or a forward and a backward that run as one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -24,7 +25,7 @@ class Action:
     """One computation.
 
     Attributes:
-        kind: Forward or backward.
+        kind: Forward, backward, or one half of a backward.
         slot: Global slot index, in model order (torch: `stage_index`).
         microbatch: 0-based.
     """
@@ -36,6 +37,39 @@ class Action:
     def __str__(self) -> str:
         return f"{self.slot}{self.kind}{self.microbatch}"
 
+    @property
+    def parts(self) -> tuple[Action, ...]:
+        """Itself: a plain action is one part."""
+        return (self,)
 
-Orders = tuple[tuple[Action, ...], ...]
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """A forward of one chunk and a whole backward of another, run as one so that each hides the other's communication (DualPipe).
+
+    Attributes:
+        forward: Of the first chunk.
+        backward: Of the second.
+    """
+
+    forward: Action
+    backward: Action
+
+    def __str__(self) -> str:
+        return f"({self.forward};{self.backward})OVERLAP_F_B"
+
+    @property
+    def parts(self) -> tuple[Action, ...]:
+        """The forward, then the backward."""
+        return self.forward, self.backward
+
+
+Step = Action | Overlap
+Orders = tuple[tuple[Step, ...], ...]
 """One action order for each pp rank: what the rank computes, in this order, without waits."""
+
+
+def computations(order: tuple[Step, ...]) -> Iterator[Action]:
+    """Every single computation of an order; an overlap's forward stands before its backward."""
+    for step in order:
+        yield from step.parts

@@ -1,21 +1,46 @@
 """How many microbatches are alive at once, chunk by chunk: the integers that multiply the saved-activation ledger.
 
-A microbatch is in flight on a chunk from the start of its forward to the end of its backward. Chunks do not peak together, so a rank's
-peak is the largest dot product of a vector below with the bytes of its chunks, never the sum of each chunk's own maximum.
+A microbatch is in flight on a chunk from the start of its forward to the end of its backward. Where the backward is split, the end of I
+frees what only the input gradient needed, and what W still needs stays until the end of W: full, then pending. Chunks do not peak
+together, so a rank's peak is the largest dot product of a vector below with the bytes of its chunks, never the sum of each chunk's own
+maximum. An overlapped forward begins before the backward beside it has freed anything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-from megaplan.schedule.actions import Action, Kind
+from megaplan.schedule.actions import Kind, Step, computations
 from megaplan.schedule.placement import slot_owner, slots_of_rank
 from megaplan.schedule.registry import actions, placement
 
 Vector = tuple[int, ...]
 
 
-def in_flight(kind: str, pp: int, vpp: int, num_microbatches: int) -> tuple[tuple[Vector, ...], ...]:
+class InFlight(NamedTuple):
+    """Microbatches alive at one moment of a rank, for each of its chunks.
+
+    Attributes:
+        full: Forward begun, I (or the whole backward) not ended.
+        pending_weight: I ended, W not.
+    """
+
+    full: Vector
+    pending_weight: Vector
+
+    def weighed(self, full_bytes: Sequence[int], pending_bytes: Sequence[int]) -> int:
+        """Bytes of this moment.
+
+        Args:
+            full_bytes: What one microbatch keeps on each chunk until I has ended.
+            pending_bytes: What it keeps from then until W has ended.
+        """
+        full = sum([count * size for count, size in zip(self.full, full_bytes, strict=True)])
+        return full + sum([count * size for count, size in zip(self.pending_weight, pending_bytes, strict=True)])
+
+
+def in_flight(kind: str, pp: int, vpp: int, num_microbatches: int) -> tuple[tuple[InFlight, ...], ...]:
     """The non-dominated vectors of simultaneously live microbatches.
 
     They follow from each rank's own order alone, whatever the actions' durations.
@@ -27,15 +52,31 @@ def in_flight(kind: str, pp: int, vpp: int, num_microbatches: int) -> tuple[tupl
         num_microbatches: Microbatches of one optimizer step.
 
     Returns:
-        For each pp rank its vectors, in lexicographic order; a vector has one count for each chunk. No vector is at most another one in
-        every chunk.
+        For each pp rank its vectors, in lexicographic order. No vector is at most another one in every count.
 
     Raises:
-        MegaplanError: The schedule is not generated yet, or cannot run on these degrees.
+        MegaplanError: The schedule cannot run on these degrees.
     """
     orders, where = actions(kind, pp, vpp, num_microbatches), placement(kind)
     chunks = [slot_owner(where, slot, pp)[1] for slot in range(pp * vpp)]
-    return tuple(non_dominated(_forward_counts(order, chunks, vpp)) for order in orders)
+    return tuple(vectors_of(order, chunks, vpp) for order in orders)
+
+
+def vectors_of(order: tuple[Step, ...], chunks: Sequence[int], vpp: int) -> tuple[InFlight, ...]:
+    """The non-dominated vectors of one rank's order.
+
+    Args:
+        order: The rank's actions.
+        chunks: Chunk of every slot.
+        vpp: Chunks of the rank.
+    """
+    maximal = non_dominated(_counts(order, chunks, vpp))
+    return tuple(InFlight(vector[:vpp], vector[vpp:]) for vector in maximal)
+
+
+def peak_bytes(vectors: Iterable[InFlight], full_bytes: Sequence[int], pending_bytes: Sequence[int]) -> int:
+    """The most a rank's microbatches keep at once: the largest dot product, see `InFlight.weighed`."""
+    return max(vector.weighed(full_bytes, pending_bytes) for vector in vectors)
 
 
 def receive_buffers(kind: str, pp: int, vpp: int, num_microbatches: int) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -55,20 +96,23 @@ def receive_buffers(kind: str, pp: int, vpp: int, num_microbatches: int) -> tupl
     return tuple(tuple((num_microbatches * (slot > 0), num_microbatches * (slot < last)) for slot in slots) for slots in owned)
 
 
-def _forward_counts(order: Sequence[Action], chunks: Sequence[int], vpp: int) -> set[Vector]:
-    """The counts where a backward follows a forward: only there can a vector be maximal."""
-    counts, seen, climbing = [0] * vpp, set(), False
-    for action in order:
+def _counts(order: tuple[Step, ...], chunks: Sequence[int], vpp: int) -> set[Vector]:
+    """Full and pending counts, one vector, at every moment that can be maximal: where something is freed next."""
+    counts, seen, climbing = [0] * (2 * vpp), set(), False
+    for action in computations(order):
+        chunk = chunks[action.slot]
         if action.kind is Kind.FORWARD:
-            counts[chunks[action.slot]] += 1
+            counts[chunk] += 1
             climbing = True
-        elif action.kind is Kind.BACKWARD:
-            if climbing:
-                seen.add(tuple(counts))
-            counts[chunks[action.slot]] -= 1
-            climbing = False
-        else:
-            raise ValueError(f"{action}: a split backward has its own replay")
+            continue
+        if climbing:
+            seen.add(tuple(counts))
+        counts[chunk if action.kind is not Kind.WEIGHT else vpp + chunk] -= 1
+        climbing = action.kind is Kind.INPUT  # what was full is pending now: another vector, not a smaller one
+        if climbing:
+            counts[vpp + chunk] += 1
+    if climbing:
+        seen.add(tuple(counts))
     return seen
 
 

@@ -26,12 +26,12 @@ def problems(pp: int, vpp: int, num_microbatches: int) -> list[Diagnostic]:  # n
 def orders(pp: int, vpp: int, num_microbatches: int) -> Orders:
     """The action order of every pp rank."""
     group = num_microbatches // num_rounds(pp, num_microbatches)
-    forwards = _visits(range(vpp), group, num_microbatches)
-    backwards = _visits(range(vpp - 1, -1, -1), group, num_microbatches)
+    forwards = visits(range(vpp), group, num_microbatches)
+    backwards = visits(range(vpp - 1, -1, -1), group, num_microbatches)
     return tuple(_rank_order(rank, pp, (vpp - 1) * group, forwards, backwards) for rank in range(pp))
 
 
-def _visits(chunks: range, group: int, num_microbatches: int) -> list[tuple[int, int]]:
+def visits(chunks: range, group: int, num_microbatches: int) -> list[tuple[int, int]]:
     """(chunk, microbatch) in the order of visits: each round takes its `group` microbatches through all chunks."""
     rounds = range(0, num_microbatches, group)
     return [(chunk, start + offset) for start in rounds for chunk in chunks for offset in range(group)]

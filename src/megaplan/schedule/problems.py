@@ -10,10 +10,10 @@ from megaplan.errors import Diagnostic, Location
 _MICROBATCHES = Location(key="schedule.num_microbatches")
 
 
-def not_available(kind: str, available: Iterable[str]) -> Diagnostic:
-    """A schedule that the spec knows and no generator makes yet."""
+def not_a_schedule(kind: str, available: Iterable[str]) -> Diagnostic:
+    """A name that no schedule has."""
     hints = [f"--set schedule.kind={name}" for name in available]
-    return diagnostic("MP310", f"schedule.kind = {kind}, and no action order is generated for it yet", Location(key="schedule.kind"), hints)
+    return diagnostic("MP310", f"schedule.kind = {kind}", Location(key="schedule.kind"), hints)
 
 
 def few_microbatches(kind: str, num_microbatches: int, pp: int) -> Diagnostic:
@@ -36,3 +36,15 @@ def one_slot_a_rank(kind: str, vpp: int) -> Diagnostic:
     """Virtual stages under a schedule that has none."""
     detail = f"schedule.kind = {kind} runs one slot on each rank, and mesh.vpp = {vpp}"
     return diagnostic("MP313", detail, Location(key="mesh.vpp"), ("--set mesh.vpp=1", "--set schedule.kind=interleaved_1f1b"))
+
+
+def two_slots_a_rank(kind: str, vpp: int) -> Diagnostic:
+    """A V has two legs on every rank."""
+    detail = f"schedule.kind = {kind} runs two slots on each rank, and mesh.vpp = {vpp}"
+    return diagnostic("MP313", detail, Location(key="mesh.vpp"), ("--set mesh.vpp=2", "--set schedule.kind=interleaved_zero_bubble"))
+
+
+def fewer_than_slots(kind: str, num_microbatches: int, pp: int) -> Diagnostic:
+    """A schedule that needs a microbatch for every slot."""
+    detail = f"schedule.kind = {kind}, schedule.num_microbatches = {num_microbatches} < 2 · mesh.pp = {2 * pp}"
+    return diagnostic("MP311", detail, _MICROBATCHES, (f"--set schedule.num_microbatches={2 * pp}", "--set schedule.kind=zbv"))

@@ -6,49 +6,47 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from megaplan.errors import Diagnostic, MegaplanError
-from megaplan.schedule import interleaved, one_f_one_b
+from megaplan.schedule import dualpipev, gpipe, interleaved, interleaved_zero_bubble, looped_bfs, one_f_one_b, zbv
 from megaplan.schedule.actions import Orders
 from megaplan.schedule.placement import Placement
-from megaplan.schedule.problems import not_available
+from megaplan.schedule.problems import not_a_schedule
 
 
 @dataclass(frozen=True, slots=True)
 class _Generator:
+    placement: Placement
     problems: Callable[[int, int, int], list[Diagnostic]]
     orders: Callable[[int, int, int], Orders]
 
 
 _GENERATORS = {
-    "1f1b": _Generator(one_f_one_b.problems, one_f_one_b.orders),
-    "interleaved_1f1b": _Generator(interleaved.problems, interleaved.orders),
+    "gpipe": _Generator("single", gpipe.problems, gpipe.orders),
+    "1f1b": _Generator("single", one_f_one_b.problems, one_f_one_b.orders),
+    "interleaved_1f1b": _Generator("loop", interleaved.problems, interleaved.orders),
+    "looped_bfs": _Generator("loop", looped_bfs.problems, looped_bfs.orders),
+    "interleaved_zero_bubble": _Generator("loop", interleaved_zero_bubble.problems, interleaved_zero_bubble.orders),
+    "zbv": _Generator("v", zbv.problems, zbv.orders),
+    "dualpipev": _Generator("v", dualpipev.problems, dualpipev.orders),
 }
-
-_PLACEMENTS: dict[str, Placement] = {
-    "gpipe": "single",
-    "1f1b": "single",
-    "interleaved_1f1b": "loop",
-    "looped_bfs": "loop",
-    "interleaved_zero_bubble": "loop",
-    "zbv": "v",
-    "dualpipev": "v",
-}
+KINDS = tuple(_GENERATORS)
+"""Every schedule, as `schedule.kind` names it."""
 
 
 def placement(kind: str) -> Placement:
-    """How a schedule lays slots over ranks; known for every schedule of the spec, generated or not.
+    """How a schedule lays slots over ranks.
 
     Raises:
         MegaplanError: MP310 for a kind that is no schedule.
     """
-    if kind not in _PLACEMENTS:
-        raise MegaplanError([not_available(kind, _GENERATORS)])
-    return _PLACEMENTS[kind]
+    if kind not in _GENERATORS:
+        raise MegaplanError([not_a_schedule(kind, _GENERATORS)])
+    return _GENERATORS[kind].placement
 
 
 def schedule_problems(kind: str, pp: int, vpp: int, num_microbatches: int) -> list[Diagnostic]:
     """Why the schedule cannot run on these degrees (MP310 … MP313); empty if it can."""
     generator = _GENERATORS.get(kind)
-    return generator.problems(pp, vpp, num_microbatches) if generator else [not_available(kind, _GENERATORS)]
+    return generator.problems(pp, vpp, num_microbatches) if generator else [not_a_schedule(kind, _GENERATORS)]
 
 
 def actions(kind: str, pp: int, vpp: int, num_microbatches: int) -> Orders:
@@ -61,10 +59,10 @@ def actions(kind: str, pp: int, vpp: int, num_microbatches: int) -> Orders:
         num_microbatches: Microbatches of one optimizer step.
 
     Returns:
-        For each pp rank its actions, 2 · vpp · num_microbatches of them. Waits are not part of an order.
+        For each pp rank its actions. Waits are not part of an order.
 
     Raises:
-        MegaplanError: The schedule is not generated yet, or cannot run on these degrees.
+        MegaplanError: MP310 for a kind that is no schedule; MP311 … MP313 if it cannot run on these degrees.
     """
     if found := schedule_problems(kind, pp, vpp, num_microbatches):
         raise MegaplanError(found)

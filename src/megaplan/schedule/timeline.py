@@ -1,21 +1,59 @@
-"""As-soon-as-possible replay of action orders: the step's length and what each rank waits.
+"""As-soon-as-possible replay of action orders: the step's length, what each rank waits, and when.
 
-Transfers take no time: the stagger of the schedule is what is shown. Times are integers in any one unit.
+Times are integers in any one unit. What can precede what does not depend on them, so an order is linked once (`link`) and replayed for as
+many times as wanted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from megaplan.schedule.actions import Action, Kind, Orders
+from megaplan.schedule.actions import Action, Kind, Orders, Overlap, Step
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTimes:
+    """Time of one microbatch on each slot, in model order.
+
+    Attributes:
+        forward: Of F.
+        input: Of I, repeated forward work included.
+        weight: Of W. A whole backward takes I + W.
+        hidden_percent: Of an overlapped forward and backward, how much of the shorter one the longer hides: 0 runs them one after the
+            other, as torch does; at 100 the pair takes as long as its longer part.
+    """
+
+    forward: tuple[int, ...]
+    input: tuple[int, ...]
+    weight: tuple[int, ...]
+    hidden_percent: int = 0
+
+    def of(self, step: Step) -> int:
+        """Time of one action; what an overlap hides is rounded down."""
+        if isinstance(step, Overlap):
+            forward, backward = self.of(step.forward), self.of(step.backward)
+            return forward + backward - min(forward, backward) * self.hidden_percent // 100
+        match step.kind:
+            case Kind.FORWARD:
+                return self.forward[step.slot]
+            case Kind.INPUT:
+                return self.input[step.slot]
+            case Kind.WEIGHT:
+                return self.weight[step.slot]
+        return self.input[step.slot] + self.weight[step.slot]
+
+    @staticmethod
+    def equal(num_slots: int, forward: int = 1, input: int = 1, weight: int = 1) -> SlotTimes:
+        """The same for every slot."""
+        return SlotTimes((forward,) * num_slots, (input,) * num_slots, (weight,) * num_slots)
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
     """An action with its half-open interval of time."""
 
-    action: Action
+    action: Step
     start: int
     stop: int
 
@@ -41,56 +79,130 @@ class Timeline:
 
     @property
     def bubbles_inside(self) -> tuple[int, ...]:
-        """Idle time of each rank between its own first start and its own last stop."""
+        """Idle time of each rank between its own first start and its own last stop: what zero-bubble papers count."""
         return tuple(rank[-1].stop - rank[0].start - busy for rank, busy in zip(self.ranks, self.busy, strict=True))
 
 
-def replay(orders: Orders, forward: Sequence[int], backward: Sequence[int]) -> Timeline:
-    """Start every action as soon as its rank is free and its input has arrived.
+class _Node(NamedTuple):
+    """An action in an order in which all can run one by one: what it waits for lies before it."""
 
-    A forward waits for the same microbatch on the slot before; a backward for the slot after, and on the last slot for its own forward.
+    rank: int
+    step: Step
+    near: tuple[int, ...]  # nodes on the same rank
+    far: tuple[int, ...]  # nodes on other ranks, whose results have to travel
 
-    Args:
-        orders: Action order of each pp rank, of forwards and whole backwards.
-        forward: Time of one forward of each slot.
-        backward: Time of one backward of each slot.
+
+@dataclass(frozen=True, slots=True)
+class LinkedOrders:
+    """Orders with what every action waits for."""
+
+    num_ranks: int
+    nodes: tuple[_Node, ...]
+
+    def makespan(self, times: SlotTimes, *, p2p: int = 0) -> int:
+        """Length of the step alone; see `replay`."""
+        return max(self._stops(times, p2p)[1], default=0)
+
+    def replay(self, times: SlotTimes, *, p2p: int = 0) -> Timeline:
+        """Start every action as soon as its rank is free and its input has arrived.
+
+        Args:
+            times: Of one microbatch on each slot.
+            p2p: Time of one boundary tensor between two ranks; the sender does not wait for it. None inside a rank (the turn of a V).
+        """
+        stops, _ = self._stops(times, p2p)
+        ranks: list[list[Timed]] = [[] for _ in range(self.num_ranks)]
+        busy = [0] * self.num_ranks
+        for node, stop in zip(self.nodes, stops, strict=True):
+            length = times.of(node.step)
+            busy[node.rank] += length
+            ranks[node.rank].append(Timed(node.step, stop - length, stop))
+        return Timeline(tuple(map(tuple, ranks)), max(stops, default=0), tuple(busy))
+
+    def _stops(self, times: SlotTimes, p2p: int) -> tuple[list[int], list[int]]:
+        """End of every action, and of every rank."""
+        lengths: dict[tuple[Kind, int], int] = {}
+        stops: list[int] = []
+        free = [0] * self.num_ranks
+        for rank, step, near, far in self.nodes:
+            if isinstance(step, Action):
+                key = (step.kind, step.slot)
+                length = lengths.get(key, -1)
+                if length < 0:
+                    length = lengths[key] = times.of(step)
+            else:
+                length = times.of(step)
+            start = free[rank]
+            for index in near:
+                start = max(start, stops[index])
+            for index in far:
+                start = max(start, stops[index] + p2p)
+            free[rank] = start + length
+            stops.append(start + length)
+        return stops, free
+
+
+def replay(orders: Orders, times: SlotTimes, *, p2p: int = 0) -> Timeline:
+    """Link and replay; see `link` and `LinkedOrders.replay`.
 
     Raises:
         ValueError: If the orders wait for each other forever, or an action waits for one that never runs; the message names them.
     """
-    last = len(forward) - 1
-    durations = {Kind.FORWARD: forward, Kind.BACKWARD: backward}
-    done: dict[tuple[Kind, int, int], int] = {}
-    timed: list[list[Timed]] = [[] for _ in orders]
-    free = [0] * len(orders)
+    return link(orders, len(times.forward)).replay(times, p2p=p2p)
+
+
+def link(orders: Orders, num_slots: int) -> LinkedOrders:
+    """Find what every action waits for, and an order in which all can run.
+
+    A forward waits for the same microbatch on the slot before; a backward, or its input half, for the slot after, and on the last slot for
+    its own forward; a weight gradient for its own input half. Both parts of an overlap begin and end together.
+
+    Args:
+        orders: Action order of each pp rank.
+        num_slots: Slots of the pipeline.
+
+    Raises:
+        ValueError: If the orders wait for each other forever, or an action waits for one that never runs; the message names them.
+    """
+    done: dict[tuple[Kind, int, int], tuple[int, int]] = {}  # what was computed: by which rank, as which node
+    nodes: list[_Node] = []
+    position = [0] * len(orders)
     waiting: dict[tuple[Kind, int, int], int] = {}
     ready = list(range(len(orders)))
     while ready:
         rank = ready.pop()
-        for action in orders[rank][len(timed[rank]) :]:
-            needed = _input_of(action, last)
-            if needed is not None and needed not in done:
-                waiting[needed] = rank
+        while position[rank] < len(orders[rank]):
+            step = orders[rank][position[rank]]
+            needed = [found for part in step.parts if (found := _input_of(part, num_slots - 1)) is not None]
+            missing = next((found for found in needed if found not in done), None)
+            if missing is not None:
+                waiting[missing] = rank
                 break
-            start = max(free[rank], done[needed] if needed is not None else 0)
-            stop = free[rank] = start + durations[action.kind][action.slot]
-            timed[rank].append(Timed(action, start, stop))
-            made = (action.kind, action.slot, action.microbatch)
-            done[made] = stop
-            if made in waiting:
-                ready.append(waiting.pop(made))
-    stuck = [order[len(run)] for order, run in zip(orders, timed, strict=True) if len(run) < len(order)]
+            sources = [done[found] for found in needed]
+            near = tuple(node for owner, node in sources if owner == rank)
+            nodes.append(_Node(rank, step, near, tuple(node for owner, node in sources if owner != rank)))
+            position[rank] += 1
+            for part in step.parts:
+                made = (_made(part.kind), part.slot, part.microbatch)
+                done[made] = (rank, len(nodes) - 1)
+                if made in waiting:
+                    ready.append(waiting.pop(made))
+    stuck = [order[at] for order, at in zip(orders, position, strict=True) if at < len(order)]
     if stuck:
         raise ValueError(f"the schedule cannot go on: {', '.join(map(str, stuck))} wait for actions that never run")
-    busy = tuple(sum(item.stop - item.start for item in run) for run in timed)
-    return Timeline(tuple(tuple(run) for run in timed), max(free, default=0), busy)
+    return LinkedOrders(len(orders), tuple(nodes))
+
+
+def _made(kind: Kind) -> Kind:
+    """A whole backward hands on what its input half does."""
+    return Kind.INPUT if kind is Kind.BACKWARD else kind
 
 
 def _input_of(action: Action, last: int) -> tuple[Kind, int, int] | None:
     if action.kind is Kind.FORWARD:
         return (Kind.FORWARD, action.slot - 1, action.microbatch) if action.slot > 0 else None
-    if action.kind is Kind.BACKWARD:
-        if action.slot == last:
-            return Kind.FORWARD, action.slot, action.microbatch
-        return Kind.BACKWARD, action.slot + 1, action.microbatch
-    raise ValueError(f"{action}: a split backward has its own replay")
+    if action.kind is Kind.WEIGHT:
+        return Kind.INPUT, action.slot, action.microbatch
+    if action.slot == last:
+        return Kind.FORWARD, action.slot, action.microbatch
+    return Kind.INPUT, action.slot + 1, action.microbatch

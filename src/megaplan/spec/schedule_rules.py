@@ -6,33 +6,22 @@ from collections.abc import Iterator
 
 from megaplan.errors import Diagnostic
 from megaplan.spec.context import Checked, num_slots
-from megaplan.spec.wording import series
 
 # One chunk a rank; several chunks in a loop (rank = slot mod pp); two chunks in a V (rank i owns slots i and 2·pp − 1 − i).
 SINGLE = frozenset({"gpipe", "1f1b"})
 LOOP = frozenset({"interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble"})
 V_SHAPED = frozenset({"zbv", "dualpipev"})
-# Known by name, without in-flight counts yet: a spec that asks for one is refused (MP310).
-UNPRICED = frozenset({"gpipe", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev"})
-_PRICED = series(sorted((SINGLE | LOOP | V_SHAPED) - UNPRICED), "and")
+IN_ROUNDS = frozenset({"interleaved_1f1b", "interleaved_zero_bubble"})
 
 
 def schedule_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """MP212, MP310 … MP313."""
+    """MP212, MP311 … MP313."""
     spec = checked.spec
     kind, mesh = spec.schedule.kind, spec.mesh
     slots, layers = num_slots(spec), spec.model.num_layers
     if slots > layers:
         detail = f"mesh.pp · mesh.vpp = {mesh.pp} · {mesh.vpp} = {slots} slots, model.num_layers = {layers}, and {slots} > {layers}"
         yield checked.error("MP212", detail, "mesh.pp", f"use at most {layers} slots")
-    if kind in UNPRICED:
-        yield checked.error(
-            "MP310",
-            f"schedule.kind = {kind}, and {_PRICED} are priced",
-            "schedule.kind",
-            "kind: 1f1b",
-            "kind: interleaved_1f1b, with vpp: 2 under mesh",
-        )
     yield from _stages(checked, kind)
     yield from _microbatches(checked, kind)
 
@@ -42,7 +31,7 @@ def _stages(checked: Checked, kind: str) -> Iterator[Diagnostic]:
     if kind in SINGLE and vpp > 1:
         detail = f"schedule.kind = {kind} runs one chunk a rank, and mesh.vpp = {vpp}"
         yield checked.error("MP313", detail, "mesh.vpp", "vpp: 1", "kind: interleaved_1f1b under schedule")
-    if kind in LOOP and vpp < 2:
+    if kind in LOOP and vpp < 2 and kind != "interleaved_zero_bubble":  # with one chunk a rank that one is ZB-H1
         detail = f"schedule.kind = {kind} runs two or more chunks a rank, and mesh.vpp = {vpp}"
         yield checked.error("MP313", detail, "mesh.vpp", "vpp: 2", "kind: 1f1b under schedule")
     if kind in LOOP and pp < 2:
@@ -58,8 +47,11 @@ def _microbatches(checked: Checked, kind: str) -> Iterator[Diagnostic]:
     if kind == "1f1b" and pp > 1 and count < pp:
         detail = f"schedule.num_microbatches = {count}, mesh.pp = {pp}, and {count} < {pp}"
         yield checked.error("MP311", detail, "schedule.num_microbatches", f"num_microbatches: {pp}")
+    if kind == "dualpipev" and count < 2 * pp:
+        detail = f"schedule.num_microbatches = {count}, 2 · mesh.pp = {2 * pp}, and {count} < {2 * pp}"
+        yield checked.error("MP311", detail, "schedule.num_microbatches", f"num_microbatches: {2 * pp}", "kind: zbv under schedule")
     rounds = max(1, count // pp)
-    if kind == "interleaved_1f1b" and count % rounds:
+    if kind in IN_ROUNDS and count % rounds:
         below = count // pp * pp
         detail = (
             f"schedule.num_microbatches = {count}, mesh.pp = {pp}, rounds = max(1, {count} // {pp}) = {rounds}, "

@@ -97,9 +97,13 @@ def test_loop_placement_gives_ranks_and_chunks() -> None:
 
 
 @pytest.mark.requirement("R-27")
-def test_v_placement_is_refused_by_name() -> None:
-    with pytest.raises(MegaplanError, match=r"MP310.*zbv"):
-        build_layout(make_spec(pp=2, vpp=2, kind="zbv"), make_inventory("ADAD"), ((0, 1), (1, 2), (2, 3), (3, 4)))
+@pytest.mark.parametrize("kind", ["zbv", "dualpipev"])
+def test_v_placement_turns_on_the_last_rank(kind: str) -> None:
+    layout = build_layout(make_spec(pp=2, vpp=2, kind=kind), make_inventory("ADAD"), ((0, 1), (1, 2), (2, 3), (3, 4)))
+    assert [(slot.pp_rank, slot.chunk) for slot in layout.slots] == [(0, 0), (1, 0), (1, 1), (0, 1)]
+    assert [slot.index for slot in layout.of_rank(0)] == [0, 3]
+    assert "embedding" in layout.of_rank(0)[0].blocks
+    assert "head" in layout.of_rank(0)[1].blocks
 
 
 @pytest.mark.parametrize(

@@ -7,55 +7,103 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megaplan.errors import MegaplanError
-from megaplan.schedule import Action, Kind, actions, in_flight, receive_buffers, schedule_problems
+from megaplan.schedule import (
+    Action,
+    InFlight,
+    Kind,
+    Overlap,
+    actions,
+    computations,
+    in_flight,
+    peak_bytes,
+    placement,
+    receive_buffers,
+    schedule_problems,
+    slots_of_rank,
+)
 from megaplan.schedule.in_flight import non_dominated
 
 SINGLE = [(pp, m) for pp in (1, 2, 3, 4, 8) for m in (pp, pp + 1, 2 * pp, 5 * pp)]
 LOOPED = [(pp, vpp, m) for pp in (1, 2, 3, 4, 8) for vpp in (2, 3, 4) for m in (1, pp, pp + 1, 2 * pp, 6 * pp)]
+V_SHAPED = [(pp, m) for pp in (1, 2, 3, 4, 8) for m in (2 * pp, 2 * pp + 1, 5 * pp)]
 LEGAL_LOOPED = [(pp, vpp, m) for pp, vpp, m in LOOPED if m % max(1, m // pp) == 0]
 
 
 @pytest.mark.requirement("R-26")
 @pytest.mark.parametrize(("pp", "m"), SINGLE)
 def test_1f1b_holds_as_many_microbatches_as_stages_ahead(pp: int, m: int) -> None:
-    assert in_flight("1f1b", pp, 1, m) == tuple(((min(m, pp - rank),),) for rank in range(pp))
+    assert in_flight("1f1b", pp, 1, m) == tuple((InFlight((min(m, pp - rank),), (0,)),) for rank in range(pp))
 
 
 @pytest.mark.requirement("R-26")
 @pytest.mark.parametrize(("pp", "vpp", "m"), LEGAL_LOOPED)
 def test_interleaved_peak_is_the_closed_form(pp: int, vpp: int, m: int) -> None:
     group = m // max(1, m // pp)
-    peaks = [max(map(sum, vectors)) for vectors in in_flight("interleaved_1f1b", pp, vpp, m)]
+    peaks = [peak_bytes(vectors, (1,) * vpp, (1,) * vpp) for vectors in in_flight("interleaved_1f1b", pp, vpp, m)]
     assert peaks == [min(m * vpp, 2 * (pp - 1 - rank) + (vpp - 1) * group + 1) for rank in range(pp)]
 
 
 def test_chunks_do_not_peak_together() -> None:
-    assert in_flight("interleaved_1f1b", 4, 2, 8)[0] == ((7, 4), (8, 3))
+    vectors = in_flight("interleaved_1f1b", 4, 2, 8)[0]
+    assert vectors == (((7, 4), (0, 0)), ((8, 3), (0, 0)))
+    assert peak_bytes(vectors, (10, 1), (0, 0)) == 83 < 8 * 10 + 4 * 1
+    assert peak_bytes(vectors, (1, 10), (0, 0)) == 47
+
+
+@pytest.mark.parametrize(("pp", "vpp", "m"), [(pp, vpp, m) for pp, vpp, m in LEGAL_LOOPED if m >= pp])
+def test_zero_bubble_holds_as_much_on_every_rank_until_the_weight_gradients(pp: int, vpp: int, m: int) -> None:
+    group = m // max(1, m // pp)
+    for rank, vectors in enumerate(in_flight("interleaved_zero_bubble", pp, vpp, m)):
+        assert peak_bytes(vectors, (1,) * vpp, (1,) * vpp) == min(m * vpp, (vpp - 1) * group + pp)
+        assert peak_bytes(vectors, (1,) * vpp, (0,) * vpp) == min(m * vpp, pp - 1 - rank + (vpp - 1) * group + 1)
+
+
+@pytest.mark.requirement("R-27")
+@pytest.mark.parametrize(("pp", "m"), V_SHAPED)
+def test_v_schedules_hold_two_chunks_a_rank(pp: int, m: int) -> None:
+    for rank, (zbv, dual) in enumerate(zip(in_flight("zbv", pp, 2, m), in_flight("dualpipev", pp, 2, m), strict=True)):
+        assert peak_bytes(zbv, (1, 1), (1, 1)) == 2 * pp
+        assert peak_bytes(dual, (1, 1), (1, 1)) == 2 * pp + 1
+        assert max(vector.full for vector in dual)[0] == 2 * pp - rank
 
 
 @pytest.mark.parametrize(
-    ("kind", "pp", "vpp", "m"), [("1f1b", pp, 1, m) for pp, m in SINGLE] + [("interleaved_1f1b", *c) for c in LEGAL_LOOPED]
+    ("kind", "pp", "vpp", "m"),
+    [("gpipe", pp, 1, m) for pp, m in SINGLE]
+    + [("1f1b", pp, 1, m) for pp, m in SINGLE]
+    + [(kind, *c) for kind in ("interleaved_1f1b", "interleaved_zero_bubble", "looped_bfs") for c in LEGAL_LOOPED]
+    + [(kind, pp, 2, m) for kind in ("zbv", "dualpipev") for pp, m in V_SHAPED]
+    + [("zbv", 4, 2, 3)],
 )
 def test_every_microbatch_goes_forward_then_backward_once_on_every_slot(kind: str, pp: int, vpp: int, m: int) -> None:
     for rank, order in enumerate(actions(kind, pp, vpp, m)):
-        expected = {(slot, microbatch) for slot in range(rank, pp * vpp, pp) for microbatch in range(m)}
-        position = {(a.kind, a.slot, a.microbatch): place for place, a in enumerate(order)}
-        assert len(order) == len(position) == 2 * len(expected)
-        assert all(position[Kind.FORWARD, *item] < position[Kind.BACKWARD, *item] for item in expected)
+        owned = slots_of_rank(placement(kind), rank, pp, vpp)
+        position = {(a.kind, a.slot, a.microbatch): place for place, a in enumerate(computations(order))}
+        assert len(position) == len(list(computations(order)))
+        assert {(slot, index) for _, slot, index in position} == {(slot, index) for slot in owned for index in range(m)}
+        for slot in owned:
+            for index in range(m):
+                whole = position.get((Kind.BACKWARD, slot, index))
+                halves = [position.get((kind, slot, index)) for kind in (Kind.INPUT, Kind.WEIGHT)]
+                done = [whole] if whole is not None else halves
+                assert (whole is None) != (halves == [None, None])
+                assert [position[Kind.FORWARD, slot, index], *done] == sorted([position[Kind.FORWARD, slot, index], *done])
 
 
 def test_an_action_prints_as_torch_writes_it() -> None:
     assert str(Action(Kind.BACKWARD, 12, 3)) == "12B3"
+    assert str(Overlap(Action(Kind.FORWARD, 0, 3), Action(Kind.BACKWARD, 3, 1))) == "(0F3;3B1)OVERLAP_F_B"
 
 
 @pytest.mark.parametrize(
     ("kind", "pp", "vpp", "m", "code"),
     [
-        ("gpipe", 2, 1, 4, "MP310"),
-        ("looped_bfs", 2, 2, 4, "MP310"),
-        ("interleaved_zero_bubble", 2, 2, 4, "MP310"),
-        ("zbv", 2, 2, 4, "MP310"),
-        ("dualpipev", 2, 2, 4, "MP310"),
+        ("zero_bubble", 2, 2, 4, "MP310"),
+        ("gpipe", 2, 2, 4, "MP313"),
+        ("interleaved_zero_bubble", 4, 2, 9, "MP312"),
+        ("zbv", 2, 1, 4, "MP313"),
+        ("dualpipev", 2, 3, 4, "MP313"),
+        ("dualpipev", 2, 2, 3, "MP311"),
         ("1f1b", 4, 1, 3, "MP311"),
         ("1f1b", 2, 2, 4, "MP313"),
         ("interleaved_1f1b", 4, 2, 9, "MP312"),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from megaplan.schedule import Action, Kind, actions, replay
+from megaplan.schedule import Action, Kind, SlotTimes, actions, link, replay
 
 
 @pytest.mark.parametrize(("pp", "m"), [(1, 3), (2, 4), (4, 8), (8, 16)])
 def test_equal_stages_wait_for_fill_and_drain(pp: int, m: int) -> None:
-    timeline = replay(actions("1f1b", pp, 1, m), [2] * pp, [5] * pp)
+    timeline = replay(actions("1f1b", pp, 1, m), SlotTimes.equal(pp, 2, 4, 1))
     assert timeline.makespan == (m + pp - 1) * 7
     assert timeline.bubbles == ((pp - 1) * 7,) * pp
     assert timeline.bubbles_inside[-1] == 0
@@ -18,12 +18,12 @@ def test_equal_stages_wait_for_fill_and_drain(pp: int, m: int) -> None:
 
 @pytest.mark.parametrize(("pp", "vpp", "m"), [(2, 2, 4), (4, 2, 8), (4, 3, 12)])
 def test_interleaving_divides_the_bubble_by_the_chunks(pp: int, vpp: int, m: int) -> None:
-    timeline = replay(actions("interleaved_1f1b", pp, vpp, m), [2] * pp * vpp, [5] * pp * vpp)
+    timeline = replay(actions("interleaved_1f1b", pp, vpp, m), SlotTimes.equal(pp * vpp, 2, 4, 1))
     assert timeline.bubbles == ((pp - 1) * 7,) * pp
 
 
 def test_uneven_stages_by_hand() -> None:
-    timeline = replay(actions("1f1b", 2, 1, 2), [1, 3], [2, 4])
+    timeline = replay(actions("1f1b", 2, 1, 2), SlotTimes((1, 3), (1, 3), (1, 1)))
     assert [(str(t.action), t.start, t.stop) for t in timeline.ranks[0]] == [("0F0", 0, 1), ("0F1", 1, 2), ("0B0", 8, 10), ("0B1", 15, 17)]
     assert [(str(t.action), t.start, t.stop) for t in timeline.ranks[1]] == [("1F0", 1, 4), ("1B0", 4, 8), ("1F1", 8, 11), ("1B1", 11, 15)]
     assert (timeline.makespan, timeline.bubbles, timeline.bubbles_inside) == (17, (11, 3), (11, 0))
@@ -32,4 +32,35 @@ def test_uneven_stages_by_hand() -> None:
 def test_an_order_that_waits_forever_names_who_waits() -> None:
     orders = ((Action(Kind.FORWARD, 0, 0), Action(Kind.BACKWARD, 0, 0)), (Action(Kind.BACKWARD, 1, 0), Action(Kind.FORWARD, 1, 0)))
     with pytest.raises(ValueError, match="0B0, 1B0 wait"):
-        replay(orders, [1, 1], [1, 1])
+        link(orders, 2)
+
+
+@pytest.mark.parametrize(("pp", "m"), [(2, 4), (4, 8), (8, 20)])
+def test_split_backwards_leave_only_the_stagger(pp: int, m: int) -> None:
+    step = replay(actions("zbv", pp, 2, m), SlotTimes.equal(2 * pp))
+    assert step.bubbles == (pp - 1,) * pp
+    assert step.bubbles_inside == (0,) * pp
+    half = replay(actions("interleaved_zero_bubble", pp, 2, m), SlotTimes.equal(2 * pp, 4, 5, 3))
+    assert half.bubbles == ((pp - 1) * (4 + 5 - 3),) * pp
+
+
+@pytest.mark.parametrize(("pp", "m"), [(2, 4), (4, 8), (8, 20)])
+@pytest.mark.parametrize("hidden_percent", [0, 50, 100])
+def test_an_overlap_hides_a_share_of_its_shorter_part(pp: int, m: int, hidden_percent: int) -> None:
+    """The closed form is that of F = I = W."""
+    pair = 2 + 4 - 2 * hidden_percent // 100
+    step = replay(actions("dualpipev", pp, 2, m), SlotTimes((2,) * 2 * pp, (2,) * 2 * pp, (2,) * 2 * pp, hidden_percent))
+    assert max(step.bubbles) == (pp - 1) * (pair + 4 - 3 * 2)
+
+
+def test_a_boundary_takes_time_between_ranks_and_none_at_the_turn_of_a_v() -> None:
+    looped = replay(actions("looped_bfs", 2, 2, 1), SlotTimes.equal(4), p2p=10)
+    assert looped.makespan == 4 * 3 + 6 * 10
+    turned = replay(actions("zbv", 2, 2, 1), SlotTimes.equal(4), p2p=10)
+    assert turned.makespan == replay(actions("zbv", 2, 2, 1), SlotTimes.equal(4)).makespan + 4 * 10
+
+
+def test_the_makespan_alone_is_the_replays() -> None:
+    linked = link(actions("dualpipev", 4, 2, 9), 8)
+    times = SlotTimes(tuple(range(1, 9)), tuple(range(3, 11)), tuple(range(8, 0, -1)))
+    assert linked.makespan(times, p2p=2) == linked.replay(times, p2p=2).makespan

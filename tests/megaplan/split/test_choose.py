@@ -171,12 +171,6 @@ def test_faults_of_schedule_constraints_and_objective_are_reported_together() ->
     assert codes(spec) == ["MP311", "MP327", "MP334"]
 
 
-@pytest.mark.requirement("R-27")
-def test_a_schedule_of_a_later_version_is_refused() -> None:
-    spec = changed(make_spec("AD", 8), schedule={"kind": "dualpipev"}, mesh={"vpp": 2})
-    assert codes(spec) == ["MP310"]
-
-
 def test_the_baseline_of_equally_good_cuts_is_kept() -> None:
     costs = StackCosts((9, 1, 1, 1, 1))
     spec = make_spec("D", 5, pp=3)
