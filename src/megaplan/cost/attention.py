@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from megaplan.cost.ops import FP32_BYTES, linear, norm, residual_norm, rope
-from megaplan.cost.work import Work, Workload
+from megaplan.cost.ops import FP32_BYTES, linear_op, norm, residual_op, rope
+from megaplan.cost.work import Op, Ops, Work, Workload
 from megaplan.spec.models import GroupedQueryAttention, Indexer, LatentAttention
+
+PART = "A"
 
 
 def visible_pairs(seq_length: int, window_size: int | None) -> int:
@@ -31,64 +33,84 @@ def attention_core(
     scores = load.per_token(2 * pairs * head_dim)
     query, out = num_heads * head_dim, num_heads * value_dim
     key_value = num_kv_heads * (head_dim + value_dim)
-    moved = (query + key_value + out) + (2 * query + 2 * key_value + 2 * out)
-    return Work(forward, 2 * forward + scores, 0, scores, moved * load.itemsize + 2 * FP32_BYTES * num_heads)
+    return Work(
+        forward,
+        2 * forward + scores,
+        0,
+        scores,
+        moved_forward=(query + key_value + out) * load.itemsize + FP32_BYTES * num_heads,
+        moved_input=(2 * query + 2 * key_value + 2 * out) * load.itemsize + FP32_BYTES * num_heads,
+    )
 
 
 def attention_block(
     load: Workload, attention: GroupedQueryAttention | LatentAttention, hidden_size: int, *, with_indexer: bool = False
-) -> Work:
-    """One A block, pre-norm and residual included.
+) -> Ops:
+    """One A block, pre-norm and residual included; `tp` shards its heads.
 
     Relation bias and NoPE change neither FLOPs nor, to first order, bytes: they are not counted.
 
     Source: arXiv:2305.13245, section 2.2 (GQA); arXiv:2405.04434, equations 9 to 19 (MLA).
     """
+    first = residual_op(load, PART, hidden_size)
     if isinstance(attention, GroupedQueryAttention):
-        return residual_norm(load, hidden_size) + _grouped_query(load, attention, hidden_size)
-    work = residual_norm(load, hidden_size) + _latent(load, attention, hidden_size)
+        return (first, *_grouped_query(load, attention, hidden_size))
+    ops = (first, *_latent(load, attention, hidden_size))
     if with_indexer and attention.indexer is not None:
-        work += _indexer(load, attention.indexer, attention.q_lora_rank or hidden_size, hidden_size, attention.window_size)
-    return work
+        ops += _indexer(load, attention.indexer, attention.q_lora_rank or hidden_size, hidden_size, attention.window_size)
+    return ops
 
 
-def _grouped_query(load: Workload, attention: GroupedQueryAttention, hidden_size: int) -> Work:
-    query, key = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
-    work = linear(load, hidden_size, query) + linear(load, hidden_size, key) * 2 + rope(load, query + key)
-    if attention.qk_norm:
-        work += norm(load, attention.head_dim) * (attention.num_heads + attention.num_kv_heads)
+def _grouped_query(load: Workload, attention: GroupedQueryAttention, hidden_size: int) -> Ops:
+    heads, num_kv_heads, width = attention.num_heads // load.tp, attention.num_kv_heads // load.tp, attention.head_dim
+    query, key = heads * width, num_kv_heads * width
+    norms = (Op("qk_norm", PART, norm(load, width) * (heads + num_kv_heads)),) if attention.qk_norm else ()
     core = attention_core(
-        load,
-        num_heads=attention.num_heads,
-        num_kv_heads=attention.num_kv_heads,
-        head_dim=attention.head_dim,
-        value_dim=attention.head_dim,
-        window_size=attention.window_size,
+        load, num_heads=heads, num_kv_heads=num_kv_heads, head_dim=width, value_dim=width, window_size=attention.window_size
     )
-    return work + core + linear(load, query, hidden_size)
+    return (
+        linear_op(load, "q_proj", PART, hidden_size, query),
+        linear_op(load, "k_proj", PART, hidden_size, key),
+        linear_op(load, "v_proj", PART, hidden_size, key),
+        *norms,
+        Op("rope", PART, rope(load, query + key)),
+        Op("attention", PART, core, selective=True),
+        linear_op(load, "o_proj", PART, query, hidden_size, closes=True),
+    )
 
 
-def _latent(load: Workload, attention: LatentAttention, hidden_size: int) -> Work:
-    heads, nope, rotated = attention.num_heads, attention.qk_nope_head_dim, attention.qk_rope_head_dim
+def _latent(load: Workload, attention: LatentAttention, hidden_size: int) -> Ops:
+    """The down projections are replicated: under sequence parallelism a rank makes the latents of its own tokens."""
+    heads, nope, rotated = attention.num_heads // load.tp, attention.qk_nope_head_dim, attention.qk_rope_head_dim
     value, latent = attention.v_head_dim, attention.kv_lora_rank
-    query = heads * (nope + rotated)
-    if attention.q_lora_rank is None:
-        work = linear(load, hidden_size, query)
+    query, rank = heads * (nope + rotated), attention.q_lora_rank
+    if rank is None:
+        queries: Ops = (linear_op(load, "q_proj", PART, hidden_size, query),)
     else:
-        rank = attention.q_lora_rank
-        work = linear(load, hidden_size, rank) + norm(load, rank) + linear(load, rank, query)
-    work += rope(load, query)
-    work += linear(load, hidden_size, latent + rotated) + norm(load, latent) + linear(load, latent, heads * (nope + value))
+        queries = (
+            linear_op(load, "q_down", PART, hidden_size, rank, own_tokens=True),
+            Op("q_latent_norm", PART, norm(load, rank), own_tokens=True),
+            linear_op(load, "q_up", PART, rank, query),
+        )
     # The up-projected k_nope | v and the one rotated key are rewritten as per-head k and v; backward takes the same way back.
-    expand = heads * (nope + value) + rotated + heads * (nope + rotated + value)
+    expand = (heads * (nope + value) + rotated + heads * (nope + rotated + value)) * load.itemsize
     core = attention_core(
         load, num_heads=heads, num_kv_heads=heads, head_dim=nope + rotated, value_dim=value, window_size=attention.window_size
     )
-    return work + Work(moved=2 * expand * load.itemsize) + core + linear(load, heads * value, hidden_size)
+    return (
+        *queries,
+        Op("rope", PART, rope(load, query)),
+        linear_op(load, "kv_down", PART, hidden_size, latent + rotated, own_tokens=True),
+        Op("kv_latent_norm", PART, norm(load, latent), own_tokens=True),
+        linear_op(load, "kv_up", PART, latent, heads * (nope + value)),
+        Op("mla_kv", PART, Work(moved_forward=expand, moved_input=expand)),
+        Op("attention", PART, core, selective=True),
+        linear_op(load, "o_proj", PART, heads * value, hidden_size, closes=True),
+    )
 
 
-def _indexer(load: Workload, indexer: Indexer, query_width: int, hidden_size: int, window_size: int | None) -> Work:
-    """Scores of every visible pair: 2·dim FLOPs a head, and 2 for the weighted sum over heads; neither is kept.
+def _indexer(load: Workload, indexer: Indexer, query_width: int, hidden_size: int, window_size: int | None) -> Ops:
+    """Scores of every visible pair: 2·dim FLOPs a head, and 2 for the weighted sum over heads; neither is kept. Replicated under TP.
 
     The attention core stays dense here: the spec says which layers have an indexer, not how many keys it keeps.
 
@@ -96,6 +118,11 @@ def _indexer(load: Workload, indexer: Indexer, query_width: int, hidden_size: in
     """
     heads, dim = indexer.num_heads, indexer.head_dim
     scores = load.per_token(2 * visible_pairs(load.seq_length, window_size) * heads * (dim + 1))
-    moved = 3 * (heads * dim + dim + heads) * load.itemsize
-    projections = linear(load, query_width, heads * dim) + linear(load, hidden_size, dim) + linear(load, hidden_size, heads)
-    return projections + norm(load, dim) + Work(scores, 3 * scores, 0, scores, moved)
+    moved = (heads * dim + dim + heads) * load.itemsize
+    return (
+        linear_op(load, "indexer.q_up", PART, query_width, heads * dim, own_tokens=True),
+        linear_op(load, "indexer.k_proj", PART, hidden_size, dim, own_tokens=True),
+        linear_op(load, "indexer.head_weights", PART, hidden_size, heads, own_tokens=True),
+        Op("indexer.k_norm", PART, norm(load, dim), own_tokens=True),
+        Op("indexer", PART, Work(scores, 3 * scores, 0, scores, moved_forward=moved, moved_input=2 * moved), own_tokens=True),
+    )

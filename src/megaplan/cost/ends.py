@@ -3,32 +3,50 @@
 from __future__ import annotations
 
 from megaplan.cost.attention import attention_block
-from megaplan.cost.ops import cross_entropy, gather, linear, mlp, norm, residual_norm
-from megaplan.cost.work import Work, Workload
+from megaplan.cost.ops import cross_entropy, gather, linear_op, mlp, norm, residual_op
+from megaplan.cost.work import Op, Ops, Workload
 from megaplan.spec.models import Features, GroupedQueryAttention, LatentAttention
 
+PART = "head"
 
-def side_embeddings(load: Workload, features: Features, hidden_size: int, grad_bytes: int) -> Work:
-    """Rows of the n-gram, structure and platform tables, and their projections to hidden.
+
+def embedding(load: Workload, hidden_size: int, grad_bytes: int, *, vocab_parallel: bool = False) -> Ops:
+    """The token embedding: a lookup; with `vocab_parallel` every rank looks up all tokens, and reduces.
+
+    Source: counting operands.
+    """
+    return (Op("embedding", PART, gather(load, hidden_size, grad_bytes), own_tokens=not vocab_parallel),)
+
+
+def side_embeddings(load: Workload, features: Features, hidden_size: int, grad_bytes: int) -> Ops:
+    """Rows of the n-gram, structure and platform tables, and their projections to hidden, of the rank's own tokens.
 
     Source: counting: one linear of the concatenated rows each.
     """
-    work = Work()
+    widths = {}
     if features.ngram is not None:
-        width = features.ngram.num_tables * features.ngram.dim
-        work += gather(load, width, grad_bytes) + linear(load, width, hidden_size)
-    for category in (features.structure, features.platform):
+        widths["ngram"] = features.ngram.num_tables * features.ngram.dim
+    for name, category in (("structure", features.structure), ("platform", features.platform)):
         if category is not None:
-            work += gather(load, category.bottleneck, grad_bytes) + linear(load, category.bottleneck, hidden_size)
-    return work
+            widths[name] = category.bottleneck
+    ops: Ops = ()
+    for name, width in widths.items():
+        ops += (Op(f"{name} rows", PART, gather(load, width, grad_bytes), own_tokens=True),)
+        ops += (linear_op(load, f"{name}.proj", PART, width, hidden_size, own_tokens=True),)
+    return ops
 
 
-def head(load: Workload, hidden_size: int, vocab_size: int) -> Work:
-    """Final norm, logits and cross-entropy: 2·h·V FLOPs forward, 6·h·V in all.
+def head(load: Workload, hidden_size: int, vocab_size: int, *, vocab_parallel: bool = False) -> Ops:
+    """Final norm, logits and cross-entropy: 2·h·V FLOPs forward, 6·h·V in all; `vocab_parallel` shards them, else tokens are.
 
     Source: counting multiply-adds.
     """
-    return residual_norm(load, hidden_size) + linear(load, hidden_size, vocab_size) + cross_entropy(load, vocab_size)
+    vocab = vocab_size // load.tp if vocab_parallel else vocab_size
+    return (
+        residual_op(load, PART, hidden_size, "final_norm"),
+        linear_op(load, "head", PART, hidden_size, vocab, own_tokens=not vocab_parallel),
+        Op("cross_entropy", PART, cross_entropy(load, vocab), own_tokens=not vocab_parallel),
+    )
 
 
 def mtp_depth(
@@ -39,11 +57,18 @@ def mtp_depth(
     ffn_hidden_size: int,
     vocab_size: int,
     grad_bytes: int,
-) -> Work:
+    vocab_parallel: bool = False,
+) -> Ops:
     """One MTP depth: embedding lookup, two norms, projection of [hidden; embedding], an A block, an ungated MLP, and one more head.
 
     Source: DeepSeek-V3, arXiv:2412.19437, equations 21 to 23.
     """
-    entry = gather(load, hidden_size, grad_bytes) + norm(load, hidden_size) * 2 + linear(load, 2 * hidden_size, hidden_size)
-    block = attention_block(load, attention, hidden_size) + residual_norm(load, hidden_size)
-    return entry + block + mlp(load, hidden_size, ffn_hidden_size, "relu2") + head(load, hidden_size, vocab_size)
+    return (
+        *embedding(load, hidden_size, grad_bytes, vocab_parallel=vocab_parallel),
+        Op("hidden_norm, embedding_norm", PART, norm(load, hidden_size) * 2, own_tokens=True),
+        linear_op(load, "proj", PART, 2 * hidden_size, hidden_size, own_tokens=True),
+        *attention_block(load, attention, hidden_size),
+        residual_op(load, "D", hidden_size),
+        *mlp(load, "D", hidden_size, ffn_hidden_size, "relu2"),
+        *head(load, hidden_size, vocab_size, vocab_parallel=vocab_parallel),
+    )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from megaplan.cost.ops import causal_conv1d, gated_norm, linear, norm, residual_norm
-from megaplan.cost.work import Work, Workload
+from megaplan.cost.ops import causal_conv1d, gated_norm, linear_op, norm, residual_op
+from megaplan.cost.work import Op, Ops, Work, Workload
 from megaplan.inventory.mamba import num_mamba_heads
 from megaplan.spec.models import Mamba2, Mamba3
+
+PART = "M"
 
 
 def ssd(load: Workload, *, num_heads: int, head_dim: int, state_dim: int, num_groups: int, chunk_size: int) -> Work:
@@ -21,8 +23,7 @@ def ssd(load: Workload, *, num_heads: int, head_dim: int, state_dim: int, num_gr
     forward = scores + num_heads * (2 * chunk * head_dim + 4 * state_dim * head_dim)
     width, shared = num_heads * head_dim, num_groups * state_dim
     inputs = width + 2 * shared + num_heads
-    operands = (inputs + width) + (2 * inputs + width)
-    return Work(forward, 2 * forward + scores, 0, scores, operands * load.itemsize + _state_bytes(load, chunk, width * state_dim))
+    return _scan(load, forward, scores, inputs, width, _state_bytes(load, chunk, width * state_dim))
 
 
 def mimo_ssd(load: Workload, *, num_heads: int, head_dim: int, state_dim: int, num_groups: int, mimo_rank: int, chunk_size: int) -> Work:
@@ -39,48 +40,67 @@ def mimo_ssd(load: Workload, *, num_heads: int, head_dim: int, state_dim: int, n
     forward = scores + num_heads * mimo_rank * (2 * tile * head_dim + 4 * state_dim * head_dim)
     width, shared = num_heads * head_dim, num_groups * state_dim * mimo_rank
     inputs = 2 * width + 2 * shared + 3 * num_heads  # x, z, B, C, and dt, A, trapezoid gate
-    operands = (inputs + width) + (2 * inputs + width)
-    return Work(forward, 2 * forward + scores, 0, scores, operands * load.itemsize + _state_bytes(load, positions, width * state_dim))
+    return _scan(load, forward, scores, inputs, width, _state_bytes(load, positions, width * state_dim))
 
 
-def mamba_block(load: Workload, mamba: Mamba2 | Mamba3, hidden_size: int) -> Work:
-    """One M block, pre-norm and residual included.
+def mamba_block(load: Workload, mamba: Mamba2 | Mamba3, hidden_size: int) -> Ops:
+    """One M block, pre-norm and residual included; `tp` shards its heads and groups, not Mamba-3's angles.
 
     Source: arXiv:2405.21060, section 7.1 (Mamba-2); arXiv:2603.15569, section 3 (Mamba-3).
     """
-    heads = num_mamba_heads(mamba, hidden_size)
-    inner, shared = heads * mamba.head_dim, mamba.num_groups * mamba.state_dim
-    if isinstance(mamba, Mamba2):
-        body = linear(load, hidden_size, 2 * inner + 2 * shared + heads)
-        body += causal_conv1d(load, inner + 2 * shared, mamba.conv_kernel)
-        body += ssd(
-            load,
-            num_heads=heads,
-            head_dim=mamba.head_dim,
-            state_dim=mamba.state_dim,
-            num_groups=mamba.num_groups,
-            chunk_size=mamba.chunk_size,
-        )
-        body += gated_norm(load, inner, mamba.num_groups)
-    else:
-        rank = mamba.mimo_rank
-        body = linear(load, hidden_size, 2 * inner + 2 * shared * rank + 3 * heads)
-        if mamba.num_angles:
-            body += linear(load, hidden_size, mamba.num_angles)
-        body += norm(load, mamba.state_dim) * (2 * mamba.num_groups * rank)
-        body += mimo_ssd(
-            load,
-            num_heads=heads,
-            head_dim=mamba.head_dim,
-            state_dim=mamba.state_dim,
-            num_groups=mamba.num_groups,
-            mimo_rank=rank,
-            chunk_size=mamba.chunk_size,
-        )
-    return residual_norm(load, hidden_size) + body + linear(load, inner, hidden_size)
+    heads, groups = num_mamba_heads(mamba, hidden_size) // load.tp, mamba.num_groups // load.tp
+    inner = heads * mamba.head_dim
+    body = (
+        _mamba2(load, mamba, hidden_size, heads, groups) if isinstance(mamba, Mamba2) else _mamba3(load, mamba, hidden_size, heads, groups)
+    )
+    return (residual_op(load, PART, hidden_size), *body, linear_op(load, "out_proj", PART, inner, hidden_size, closes=True))
 
 
-def _state_bytes(load: Workload, chunk: int, state_elements: int) -> int:
-    """States at chunk starts, per token: written and read forward, read backward; their gradient written and read."""
+def _mamba2(load: Workload, mamba: Mamba2, hidden_size: int, heads: int, groups: int) -> Ops:
+    inner, shared = heads * mamba.head_dim, groups * mamba.state_dim
+    scan = ssd(load, num_heads=heads, head_dim=mamba.head_dim, state_dim=mamba.state_dim, num_groups=groups, chunk_size=mamba.chunk_size)
+    return (
+        linear_op(load, "in_proj", PART, hidden_size, 2 * inner + 2 * shared + heads, selective=True),
+        Op("conv1d", PART, causal_conv1d(load, inner + 2 * shared, mamba.conv_kernel), selective=True),
+        Op("ssd", PART, scan),
+        Op("gated_norm", PART, gated_norm(load, inner, groups)),
+    )
+
+
+def _mamba3(load: Workload, mamba: Mamba3, hidden_size: int, heads: int, groups: int) -> Ops:
+    rank, inner, shared = mamba.mimo_rank, heads * mamba.head_dim, groups * mamba.state_dim
+    scan = mimo_ssd(
+        load,
+        num_heads=heads,
+        head_dim=mamba.head_dim,
+        state_dim=mamba.state_dim,
+        num_groups=groups,
+        mimo_rank=rank,
+        chunk_size=mamba.chunk_size,
+    )
+    angles = (linear_op(load, "angle_proj", PART, hidden_size, mamba.num_angles, selective=True),) if mamba.num_angles else ()
+    return (
+        linear_op(load, "in_proj", PART, hidden_size, 2 * inner + 2 * shared * rank + 3 * heads, selective=True),
+        *angles,
+        Op("B_norm, C_norm", PART, norm(load, mamba.state_dim) * (2 * groups * rank), selective=True),
+        Op("scan", PART, scan),
+    )
+
+
+def _scan(load: Workload, forward: int, scores: int, inputs: int, width: int, states: tuple[int, int]) -> Work:
+    """Twice the forward's products backward and the scores once more; x, y, B, C, dt of a token, and the states."""
+    return Work(
+        forward,
+        2 * forward + scores,
+        0,
+        scores,
+        moved_forward=(inputs + width) * load.itemsize + states[0],
+        moved_input=(2 * inputs + width) * load.itemsize + states[1],
+    )
+
+
+def _state_bytes(load: Workload, chunk: int, state_elements: int) -> tuple[int, int]:
+    """States at chunk starts, per token: written and read forward; read backward, their gradient written and read."""
     num_chunks = -(-load.seq_length // chunk)
-    return load.per_token(5 * num_chunks * state_elements * load.itemsize)
+    forward = load.per_token(2 * num_chunks * state_elements * load.itemsize)
+    return forward, load.per_token(5 * num_chunks * state_elements * load.itemsize) - forward

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
-from megaplan.cost.attention import attention_block
-from megaplan.cost.ends import head, mtp_depth, side_embeddings
-from megaplan.cost.mamba import mamba_block
-from megaplan.cost.moe import moe_block
-from megaplan.cost.ops import gather, mlp, residual_norm
-from megaplan.cost.recurrent import recurrent_block
-from megaplan.cost.work import LayerCost, Work, Workload
+from megaplan.cost.blocks import end_ops, layer_dtype, layer_ops, whole_workload
+from megaplan.cost.work import LayerCost, Ops, total
 from megaplan.dtypes import DType
 from megaplan.inventory.build import build_inventory
-from megaplan.inventory.tensors import Block, Family, Inventory
-from megaplan.spec.models import LatentAttention, Letter, Model, Spec
+from megaplan.inventory.tensors import Family, Inventory
+from megaplan.spec.models import Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,36 +47,25 @@ def model_costs(spec: Spec, inventory: Inventory) -> ModelCosts:
     Returns:
         Integer costs; sequence-dependent ones are averages over the positions of a sequence, rounded up.
     """
-    model, precision = spec.model, spec.precision
     made: dict[int, LayerCost] = {}
     for block in inventory.layers:
         if id(block) not in made:
-            dtype = precision.families.get(cast(Letter, block.family.value), precision.params)
-            made[id(block)] = _cost(spec, _layer_work(_workload(spec, dtype), model, block), block.elements, dtype)
-    dtype, features = precision.params, model.features
-    load, hidden, grad_bytes = _workload(spec, dtype), model.hidden_size, precision.grads.bytes
-    outside = dict(inventory.outside)
+            dtype = layer_dtype(spec, block)
+            made[id(block)] = _cost(spec, layer_ops(whole_workload(spec, dtype), spec.model, block), block.elements, dtype)
+    dtype, outside = spec.precision.params, dict(inventory.outside)
+    ends = end_ops(whole_workload(spec, dtype), spec)
     head_elements = outside["embedding" if inventory.tied else "head"].elements
-    sides = side_embeddings(load, features, hidden, grad_bytes)
     projections = sum(
         tensor.elements for name, block in inventory.outside for tensor in block.tensors if name in _SIDES and tensor.name == "proj.weight"
     )
     mtp: tuple[LayerCost, ...] = ()
-    if features.mtp is not None and model.attention is not None:
-        depth = mtp_depth(
-            load,
-            model.attention,
-            hidden_size=hidden,
-            ffn_hidden_size=features.mtp.ffn_hidden_size,
-            vocab_size=model.vocab_size,
-            grad_bytes=grad_bytes,
-        )
-        mtp = (_cost(spec, depth, outside["mtp.0"].elements + head_elements, dtype),) * features.mtp.depth
+    if ends.mtp_depth:
+        mtp = (_cost(spec, ends.mtp, outside["mtp.0"].elements + head_elements, dtype),) * ends.mtp_depth
     return ModelCosts(
         layers=tuple(made[id(block)] for block in inventory.layers),
-        embedding=_cost(spec, gather(load, hidden, grad_bytes), 0, dtype),
-        side_embeddings=_cost(spec, sides, projections, dtype),
-        head=_cost(spec, head(load, hidden, model.vocab_size), head_elements + hidden, dtype),
+        embedding=_cost(spec, ends.embedding, 0, dtype),
+        side_embeddings=_cost(spec, ends.side_embeddings, projections, dtype),
+        head=_cost(spec, ends.head, head_elements + spec.model.hidden_size, dtype),
         mtp=mtp,
     )
 
@@ -98,30 +81,9 @@ def flops_per_token(spec: Spec) -> int:
 _SIDES = (Family.NGRAM.value, Family.STRUCTURE.value, Family.PLATFORM.value)
 
 
-def _workload(spec: Spec, dtype: DType) -> Workload:
-    # fp8 is a dtype of weights: activations between ops stay two bytes wide.
-    return Workload(spec.batch.seq_length, spec.batch.micro_batch_size * spec.batch.seq_length, max(dtype.bytes, DType.BF16.bytes))
-
-
-def _layer_work(load: Workload, model: Model, block: Block) -> Work:
-    hidden = model.hidden_size
-    match block.family:
-        case Family.A if model.attention is not None:
-            with_indexer = isinstance(model.attention, LatentAttention) and any(t.name.startswith("indexer.") for t in block.tensors)
-            return attention_block(load, model.attention, hidden, with_indexer=with_indexer)
-        case Family.M if model.mamba is not None:
-            return mamba_block(load, model.mamba, hidden)
-        case Family.E if model.moe is not None:
-            return moe_block(load, model.moe, hidden)
-        case Family.R if model.recurrent is not None:
-            return recurrent_block(load, model.recurrent, hidden)
-        case Family.D if model.mlp is not None:
-            return residual_norm(load, hidden) + mlp(load, hidden, model.mlp.ffn_hidden_size, model.mlp.activation)
-    raise ValueError(f"the inventory has a layer of family {block.family} and the spec no section for it: they are not of the same model")
-
-
-def _cost(spec: Spec, work: Work, weight_elements: int, dtype: DType) -> LayerCost:
+def _cost(spec: Spec, ops: Ops, weight_elements: int, dtype: DType) -> LayerCost:
     """Weights are read by F and by I in the gathered dtype; W reads and writes the accumulating gradient."""
+    work = total(ops)
     return LayerCost(
         work.forward,
         work.input_grad,

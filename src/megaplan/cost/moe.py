@@ -2,36 +2,54 @@
 
 from __future__ import annotations
 
-from megaplan.cost.ops import FP32_BYTES, linear, mlp, residual_norm
-from megaplan.cost.work import Work, Workload
+from megaplan.cost.ops import FP32_BYTES, linear, mlp, residual_op
+from megaplan.cost.work import Op, Ops, Work, Workload, total
+from megaplan.inventory.moe import parameters_per_expert
 from megaplan.spec.models import MixtureOfExperts
 
+PART = "E"
 
-def routing(load: Workload, moe: MixtureOfExperts, hidden_size: int) -> Work:
-    """Router product, dispatch and combine.
+
+def routing(load: Workload, moe: MixtureOfExperts, hidden_size: int) -> Ops:
+    """Router product, dispatch and combine, on the rank's own tokens.
 
     A token's row is read and written k times by dispatch and summed from k rows by combine; backward takes the same ways back. The fp32
-    probabilities of all experts are written and read.
+    probabilities of all experts are written and read. Rows that travel to other ranks are sorted there by expert, and back: one more
+    reading and writing each.
 
     Source: arXiv:1701.06538, section 2 (routing); counting operands.
     """
-    rows = moe.top_k
-    dispatch = 2 * rows + (rows + 1)
-    combine = 2 * (rows + 1)
-    moved = (dispatch + combine) * hidden_size * load.itemsize + 2 * moe.num_experts * FP32_BYTES
-    return linear(load, hidden_size, moe.num_experts) + Work(moved=moved)
+    rows, row = moe.top_k, hidden_size * load.itemsize
+    scores = linear(load, hidden_size, moe.num_experts) + Work(
+        moved_forward=moe.num_experts * FP32_BYTES, moved_input=moe.num_experts * FP32_BYTES
+    )
+    sorting: Ops = ()
+    if load.ep * load.etp > 1:
+        sorted_rows = 2 * rows * load.etp * row
+        work = Work(moved_forward=sorted_rows, moved_input=sorted_rows)
+        sorting = tuple(Op(name, PART, work, own_tokens=True, is_routed=True) for name in ("sort", "unsort"))
+    return (
+        Op("route", PART, scores, weights=hidden_size * moe.num_experts, own_tokens=True),
+        Op("dispatch", PART, Work(moved_forward=2 * rows * row, moved_input=(rows + 1) * row), own_tokens=True),
+        *sorting,
+        Op("combine", PART, Work(moved_forward=(rows + 1) * row, moved_input=(rows + 1) * row), own_tokens=True),
+    )
 
 
-def moe_block(load: Workload, moe: MixtureOfExperts, hidden_size: int) -> Work:
+def moe_block(load: Workload, moe: MixtureOfExperts, hidden_size: int) -> Ops:
     """One E block, pre-norm and residual included: `top_k` experts a token, and the shared expert.
 
     Every routed row is counted, dropless or not: a capacity factor that drops tokens makes this an upper bound, and skew moves work between
-    ranks, not in total.
+    ranks, not in total. A rank holds `1 / ep` of the experts and receives as many rows as it sends; with etp, all etp ranks of an expert
+    compute a slice of its width on each other's rows too. `tp` shards the shared expert alone.
 
     Source: arXiv:2401.04088, section 2.1; arXiv:2401.06066, equation 9 (shared expert).
     """
-    chosen = mlp(load, hidden_size, moe.ffn_hidden_size, moe.activation) * moe.top_k
-    work = residual_norm(load, hidden_size) + routing(load, moe, hidden_size) + chosen
+    width = moe.ffn_hidden_size // load.etp
+    row = total(mlp(Workload(load.seq_length, load.num_tokens, load.itemsize), PART, hidden_size, width, moe.activation))
+    weights = parameters_per_expert(moe, hidden_size) // load.etp * (moe.num_experts // load.ep)
+    experts = Op("experts", PART, row * (moe.top_k * load.etp), weights, own_tokens=True, selective=True, is_routed=True)
+    ops = (residual_op(load, PART, hidden_size), *routing(load, moe, hidden_size), experts)
     if moe.shared_ffn_hidden_size:
-        work += mlp(load, hidden_size, moe.shared_ffn_hidden_size, moe.activation)
-    return work
+        ops += mlp(load, PART, hidden_size, moe.shared_ffn_hidden_size, moe.activation, "shared.")
+    return ops

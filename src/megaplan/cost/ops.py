@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megaplan.cost.work import Work, Workload
+from megaplan.cost.work import Op, Ops, Work, Workload
 from megaplan.spec.models import Activation
 
 FP32_BYTES = 4
@@ -15,8 +15,37 @@ def linear(load: Workload, in_width: int, out_width: int) -> Work:
 
     Source: counting multiply-adds; the 6·N rule of arXiv:2001.08361, section 2.1.
     """
-    flops = 2 * in_width * out_width
-    return Work(flops, flops, flops, moved=3 * (in_width + out_width) * load.itemsize)
+    flops, moved = 2 * in_width * out_width, (in_width + out_width) * load.itemsize
+    return Work(flops, flops, flops, moved_forward=moved, moved_input=moved, moved_weight=moved)
+
+
+def linear_op(
+    load: Workload,
+    name: str,
+    part: str,
+    in_width: int,
+    out_width: int,
+    *,
+    own_tokens: bool = False,
+    selective: bool = False,
+    closes: bool = False,
+) -> Op:
+    """A linear with the widths that this rank has, as an op."""
+    return Op(
+        name,
+        part,
+        linear(load, in_width, out_width),
+        weights=in_width * out_width,
+        is_linear=True,
+        own_tokens=own_tokens,
+        selective=selective,
+        closes=closes,
+    )
+
+
+def residual_op(load: Workload, part: str, width: int, name: str = "norm") -> Op:
+    """`residual_norm` on the rank's own tokens."""
+    return Op(name, part, residual_norm(load, width), own_tokens=True)
 
 
 def norm(load: Workload, width: int) -> Work:
@@ -24,7 +53,7 @@ def norm(load: Workload, width: int) -> Work:
 
     Source: counting operands, arXiv:1910.07467, equation 4.
     """
-    return Work(moved=5 * width * load.itemsize + 2 * FP32_BYTES)
+    return Work(moved_forward=2 * width * load.itemsize + FP32_BYTES, moved_input=3 * width * load.itemsize + FP32_BYTES)
 
 
 def residual_norm(load: Workload, width: int) -> Work:
@@ -32,7 +61,7 @@ def residual_norm(load: Workload, width: int) -> Work:
 
     Source: counting operands: x, f(x), sum, normed; then their gradients and the sum.
     """
-    return Work(moved=8 * width * load.itemsize + 2 * FP32_BYTES)
+    return Work(moved_forward=4 * width * load.itemsize + FP32_BYTES, moved_input=4 * width * load.itemsize + FP32_BYTES)
 
 
 def gated_norm(load: Workload, width: int, num_groups: int) -> Work:
@@ -40,7 +69,9 @@ def gated_norm(load: Workload, width: int, num_groups: int) -> Work:
 
     Source: counting operands, arXiv:2405.21060, section 7.1.
     """
-    return Work(moved=8 * width * load.itemsize + 2 * FP32_BYTES * num_groups)
+    return Work(
+        moved_forward=3 * width * load.itemsize + FP32_BYTES * num_groups, moved_input=5 * width * load.itemsize + FP32_BYTES * num_groups
+    )
 
 
 def activation(load: Workload, width: int, kind: Activation) -> Work:
@@ -48,7 +79,8 @@ def activation(load: Workload, width: int, kind: Activation) -> Work:
 
     Source: counting operands: (gate, up → y; gate, up, dy → dgate, dup), (x → y; x, dy → dx).
     """
-    return Work(moved=(8 if kind == "swiglu" else 5) * width * load.itemsize)
+    forward, backward = (3, 5) if kind == "swiglu" else (2, 3)
+    return Work(moved_forward=forward * width * load.itemsize, moved_input=backward * width * load.itemsize)
 
 
 def rope(load: Workload, width: int) -> Work:
@@ -56,7 +88,7 @@ def rope(load: Workload, width: int) -> Work:
 
     Source: counting operands, arXiv:2104.09864, equation 34.
     """
-    return Work(moved=4 * width * load.itemsize)
+    return Work(moved_forward=2 * width * load.itemsize, moved_input=2 * width * load.itemsize)
 
 
 def causal_conv1d(load: Workload, channels: int, kernel: int) -> Work:
@@ -65,16 +97,21 @@ def causal_conv1d(load: Workload, channels: int, kernel: int) -> Work:
     Source: counting multiply-adds.
     """
     flops = 2 * channels * kernel
-    return Work(flops, flops, flops, moved=5 * channels * load.itemsize)
+    return Work(flops, flops, flops, moved_forward=2 * channels * load.itemsize, moved_input=3 * channels * load.itemsize)
 
 
-def mlp(load: Workload, hidden_size: int, ffn_hidden_size: int, kind: Activation) -> Work:
-    """One MLP: up (and gate for swiglu), activation, down.
+def mlp(load: Workload, part: str, hidden_size: int, ffn_hidden_size: int, kind: Activation, prefix: str = "") -> Ops:
+    """One MLP: up (and gate for swiglu), activation, down; `tp` shards its width.
 
     Source: arXiv:2002.05202, equations 5 and 6.
     """
-    up = linear(load, hidden_size, ffn_hidden_size) * (2 if kind == "swiglu" else 1)
-    return up + activation(load, ffn_hidden_size, kind) + linear(load, ffn_hidden_size, hidden_size)
+    width = ffn_hidden_size // load.tp
+    names = ("gate_proj", "up_proj") if kind == "swiglu" else ("up_proj",)
+    return (
+        *(linear_op(load, f"{prefix}{name}", part, hidden_size, width) for name in names),
+        Op(f"{prefix}activation", part, activation(load, width, kind), selective=not prefix),
+        linear_op(load, f"{prefix}down_proj", part, width, hidden_size, closes=True),
+    )
 
 
 def cross_entropy(load: Workload, vocab_size: int) -> Work:
@@ -82,7 +119,7 @@ def cross_entropy(load: Workload, vocab_size: int) -> Work:
 
     Source: counting operands.
     """
-    return Work(moved=3 * vocab_size * load.itemsize + 2 * FP32_BYTES)
+    return Work(moved_forward=vocab_size * load.itemsize + FP32_BYTES, moved_input=2 * vocab_size * load.itemsize + FP32_BYTES)
 
 
 def gather(load: Workload, width: int, grad_bytes: int) -> Work:
@@ -90,4 +127,4 @@ def gather(load: Workload, width: int, grad_bytes: int) -> Work:
 
     Source: counting operands; a lookup has no FLOPs.
     """
-    return Work(moved=width * (3 * load.itemsize + 2 * grad_bytes))
+    return Work(moved_forward=2 * width * load.itemsize, moved_input=width * (load.itemsize + 2 * grad_bytes))

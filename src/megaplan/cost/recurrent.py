@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from megaplan.cost.ops import FP32_BYTES, causal_conv1d, gated_norm, linear, residual_norm
-from megaplan.cost.work import Work, Workload
+from megaplan.cost.ops import FP32_BYTES, causal_conv1d, gated_norm, linear_op, residual_op
+from megaplan.cost.work import Op, Ops, Work, Workload
 from megaplan.spec.models import MatrixRecurrence
+
+PART = "R"
 
 
 def m2rnn(load: Workload, recurrent: MatrixRecurrence) -> Work:
@@ -15,23 +17,42 @@ def m2rnn(load: Workload, recurrent: MatrixRecurrence) -> Work:
 
     Source: arXiv:2603.14360, its state update; counting multiply-adds.
     """
-    heads, key, value = recurrent.num_heads, recurrent.key_dim, recurrent.value_dim
+    heads, key, value = recurrent.num_heads // load.tp, recurrent.key_dim, recurrent.value_dim
     mapped, outer = 2 * key * value * value * heads, 2 * key * value * heads
     recomputed = mapped + outer
     inputs, width = 2 * key + heads * value + heads, heads * value
     num_states = -(-load.seq_length // recurrent.save_every) + 1
-    states = load.per_token(2 * num_states * heads * key * value * FP32_BYTES)
-    operands = (inputs + width) + (2 * inputs + width)
-    return Work(mapped + 2 * outer, mapped + 4 * outer + recomputed, mapped, recomputed, operands * load.itemsize + states)
+    states = num_states * heads * key * value * FP32_BYTES
+    written, moved = load.per_token(states), load.per_token(2 * states)
+    return Work(
+        mapped + 2 * outer,
+        mapped + 4 * outer + recomputed,
+        mapped,
+        recomputed,
+        moved_forward=(inputs + width) * load.itemsize + written,
+        moved_input=(2 * inputs + width) * load.itemsize + moved - written,
+    )
 
 
-def recurrent_block(load: Workload, recurrent: MatrixRecurrence, hidden_size: int) -> Work:
+def recurrent_block(load: Workload, recurrent: MatrixRecurrence, hidden_size: int) -> Ops:
     """One R block, pre-norm and residual included: projections, two convolutions, recurrence, gated norm, output.
+
+    `tp` shards the heads; q and k, which serve all of them, are projected on every rank. The recurrence takes a step for each position of a
+    sequence, whatever runs beside it.
 
     Source: arXiv:2603.14360.
     """
-    inner, shared = recurrent.num_heads * recurrent.value_dim, 2 * recurrent.key_dim
-    projections = linear(load, hidden_size, shared) + linear(load, hidden_size, inner) * 2 + linear(load, hidden_size, recurrent.num_heads)
-    convolutions = causal_conv1d(load, shared, recurrent.conv_kernel) + causal_conv1d(load, inner, recurrent.conv_kernel)
-    out = gated_norm(load, inner, 1) + linear(load, inner, hidden_size)
-    return residual_norm(load, hidden_size) + projections + convolutions + m2rnn(load, recurrent) + out
+    heads, shared, kernel = recurrent.num_heads // load.tp, 2 * recurrent.key_dim, recurrent.conv_kernel
+    inner = heads * recurrent.value_dim
+    return (
+        residual_op(load, PART, hidden_size),
+        linear_op(load, "qk_proj", PART, hidden_size, shared),
+        linear_op(load, "v_proj", PART, hidden_size, inner),
+        linear_op(load, "forget_proj", PART, hidden_size, heads),
+        linear_op(load, "gate_proj", PART, hidden_size, inner),
+        Op("conv_qk", PART, causal_conv1d(load, shared, kernel)),
+        Op("conv_v", PART, causal_conv1d(load, inner, kernel)),
+        Op("m2rnn", PART, m2rnn(load, recurrent), selective=True, num_steps=load.seq_length),
+        Op("gated_norm", PART, gated_norm(load, inner, 1), selective=True),
+        linear_op(load, "out_proj", PART, inner, hidden_size, closes=True),
+    )

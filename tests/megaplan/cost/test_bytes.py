@@ -16,7 +16,7 @@ from megaplan.cost.mamba import ssd
 from megaplan.cost.model import ModelCosts, model_costs
 from megaplan.cost.moe import routing
 from megaplan.cost.recurrent import m2rnn
-from megaplan.cost.work import LayerCost, Work, Workload
+from megaplan.cost.work import LayerCost, Work, Workload, total
 from megaplan.inventory.build import build_inventory
 from megaplan.spec.models import LatentAttention, MatrixRecurrence, MixtureOfExperts, Spec
 
@@ -62,7 +62,7 @@ ROOFLINES = {  # bytes per token in bf16, forward and backward, operand by opera
         2 * ((8 + 8 + 8 + 2 + 8) + (8 + 8 + 8 + 2 + 8) + (8 + 8 + 8 + 2)) + -(-2 * 33 * 64 * 4 // 4096),
     ),
     "mla": (
-        attention_block(BF16, MLA, 64).moved,
+        total(attention_block(BF16, MLA, 64)).moved,
         sum(
             (
                 ops.residual_norm(BF16, 64).moved,
@@ -76,7 +76,7 @@ ROOFLINES = {  # bytes per token in bf16, forward and backward, operand by opera
     ),
     "routing": (
         # dispatch and combine of 2 rows both ways, the router's product, 8 fp32 probabilities written and read
-        routing(BF16, MixtureOfExperts(num_experts=8, top_k=2, ffn_hidden_size=1), 64).moved,
+        total(routing(BF16, MixtureOfExperts(num_experts=8, top_k=2, ffn_hidden_size=1), 64)).moved,
         2 * 64 * ((2 + 2) + (2 + 1) + (2 + 1) + (1 + 2)) + 2 * 3 * (64 + 8) + 2 * 8 * 4,
     ),
 }
@@ -145,7 +145,7 @@ def test_costs_are_whole_numbers() -> None:
     assert core == -(-2 * pairs * 4 * (32 + 32) // 257)
 
 
-@given(st.lists(st.builds(Work, *[st.integers(0, 10**6)] * 5), max_size=4), st.integers(0, 5))
+@given(st.lists(st.builds(Work, *[st.integers(0, 10**6)] * 7), max_size=4), st.integers(0, 5))
 def test_work_adds_and_repeats_field_by_field(parts: list[Work], times: int) -> None:
     total = sum(parts, start=Work())
     assert astuple(total) == tuple(sum(column) for column in zip(*map(astuple, parts), strict=True)) or not parts

@@ -16,7 +16,7 @@ from megaplan.cost.model import ModelCosts, flops_per_token, model_costs
 from megaplan.cost.moe import routing
 from megaplan.cost.ops import causal_conv1d
 from megaplan.cost.recurrent import m2rnn
-from megaplan.cost.work import Workload
+from megaplan.cost.work import Workload, total
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Block, Owner
 from megaplan.spec.models import MatrixRecurrence, MixtureOfExperts, Spec
@@ -255,7 +255,7 @@ def test_every_formula_s_example_is_what_the_model_computes() -> None:
         "m2rnn": m2rnn(at_4096, recurrent).forward,
         "causal_conv1d": causal_conv1d(at_4096, 8192 + 2 * 8 * 128, 4).forward,
         "experts": costs_of(mixtral).layers[1].forward_flops - evaluated["router"],
-        "router": routing(at_4096, moe, 4096).forward,
+        "router": total(routing(at_4096, moe, 4096)).forward,
         "head": costs_of(flagship).head.total_flops,
         "weight_bytes": costs_of(llama).layers[1].weight_bytes,
         "flops_per_token": flops_per_token(llama),

@@ -1,0 +1,104 @@
+"""The ops of every part of a model, as one rank runs them: the one place where costs and times learn what a block is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from megaplan.cost.attention import attention_block
+from megaplan.cost.ends import embedding, head, mtp_depth, side_embeddings
+from megaplan.cost.mamba import mamba_block
+from megaplan.cost.moe import moe_block
+from megaplan.cost.ops import mlp, residual_op
+from megaplan.cost.recurrent import recurrent_block
+from megaplan.cost.work import Ops, Workload
+from megaplan.dtypes import DType
+from megaplan.inventory.tensors import Block, Family
+from megaplan.spec.models import LatentAttention, Letter, Model, Spec
+
+
+@dataclass(frozen=True, slots=True)
+class EndOps:
+    """Ops outside the stack.
+
+    Attributes:
+        embedding: The token embedding.
+        side_embeddings: N-gram, structure and platform; empty without them.
+        head: Final norm, logits and loss.
+        mtp: One MTP depth, its own head included; empty without MTP.
+        mtp_depth: How many there are.
+    """
+
+    embedding: Ops
+    side_embeddings: Ops
+    head: Ops
+    mtp: Ops
+    mtp_depth: int
+
+
+def layer_dtype(spec: Spec, block: Block) -> DType:
+    """Dtype of a layer's weights: its family's where one is given, else `precision.params`."""
+    return spec.precision.families.get(cast(Letter, block.family.value), spec.precision.params)
+
+
+def whole_workload(spec: Spec, dtype: DType) -> Workload:
+    """A data rank's microbatch on an unsharded model."""
+    return Workload(spec.batch.seq_length, spec.batch.micro_batch_size * spec.batch.seq_length, activation_dtype(dtype).bytes)
+
+
+def rank_workload(spec: Spec, dtype: DType) -> Workload:
+    """One rank's part of it: the tokens inside a tensor-parallel region, and the degrees that divide widths."""
+    mesh, batch = spec.mesh, spec.batch
+    num_tokens = batch.micro_batch_size * (batch.seq_length // mesh.cp)
+    return Workload(batch.seq_length, num_tokens, activation_dtype(dtype).bytes, mesh.tp, mesh.ep, mesh.etp)
+
+
+def activation_dtype(dtype: DType) -> DType:
+    """fp8 is a dtype of weights: activations between ops stay two bytes wide."""
+    return DType.BF16 if dtype is DType.FP8 else dtype
+
+
+def layer_ops(load: Workload, model: Model, block: Block) -> Ops:
+    """Ops of one layer of the stack.
+
+    Raises:
+        ValueError: The block's family has no section in the model.
+    """
+    hidden = model.hidden_size
+    match block.family:
+        case Family.A if model.attention is not None:
+            with_indexer = isinstance(model.attention, LatentAttention) and any(t.name.startswith("indexer.") for t in block.tensors)
+            return attention_block(load, model.attention, hidden, with_indexer=with_indexer)
+        case Family.M if model.mamba is not None:
+            return mamba_block(load, model.mamba, hidden)
+        case Family.E if model.moe is not None:
+            return moe_block(load, model.moe, hidden)
+        case Family.R if model.recurrent is not None:
+            return recurrent_block(load, model.recurrent, hidden)
+        case Family.D if model.mlp is not None:
+            return (residual_op(load, "D", hidden), *mlp(load, "D", hidden, model.mlp.ffn_hidden_size, model.mlp.activation))
+    raise ValueError(f"the inventory has a layer of family {block.family} and the spec no section for it: they are not of the same model")
+
+
+def end_ops(load: Workload, spec: Spec) -> EndOps:
+    """Ops of both ends of the model."""
+    model, features = spec.model, spec.model.features
+    hidden, grad_bytes, vocab_parallel = model.hidden_size, spec.precision.grads.bytes, spec.mesh.vocab_parallel
+    mtp: Ops = ()
+    if features.mtp is not None and model.attention is not None:
+        mtp = mtp_depth(
+            load,
+            model.attention,
+            hidden_size=hidden,
+            ffn_hidden_size=features.mtp.ffn_hidden_size,
+            vocab_size=model.vocab_size,
+            grad_bytes=grad_bytes,
+            vocab_parallel=vocab_parallel,
+        )
+    return EndOps(
+        embedding=embedding(load, hidden, grad_bytes, vocab_parallel=vocab_parallel),
+        side_embeddings=side_embeddings(load, features, hidden, grad_bytes),
+        head=head(load, hidden, model.vocab_size, vocab_parallel=vocab_parallel),
+        mtp=mtp,
+        mtp_depth=features.mtp.depth if features.mtp is not None and mtp else 0,
+    )
