@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from megaplan import __version__
-from megaplan.cli import check, diff, estimate, explain, new, output, schema, show, split
+from megaplan.cli import check, diff, estimate, explain, new, output, schedule, schema, show, split
 from megaplan.errors import MegaplanError
 
 ERROR = 2
@@ -29,7 +29,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (estimate.estimate, split.split, show.show, diff.diff, check.check, explain.explain, schema.schema, new.new):
+_COMMANDS = (
+    estimate.estimate,
+    split.split,
+    show.show,
+    diff.diff,
+    check.check,
+    schedule.schedule,
+    explain.explain,
+    schema.schema,
+    new.new,
+)
+for _command in _COMMANDS:
     app.command()(_command)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaplan.cli.table import WIDTH
-from megaplan.schedule import Kind, SlotTimes, actions, computations, placement, replay, slot_owner
+from megaplan.schedule import Kind, SlotTimes, Timeline, actions, placement, replay, slot_owner
+from megaplan.schedule.placement import Placement
 from megaplan.spec.models import Spec
 
 MAX_SLOTS = 64
@@ -14,36 +15,54 @@ MAX_SLOTS = 64
 _LETTERS = {Kind.FORWARD: "0123456789", Kind.BACKWARD: "abcdefghij", Kind.INPUT: "abcdefghij", Kind.WEIGHT: "ABCDEFGHIJ"}
 LEGEND = "0-9 forward, a-j backward of a microbatch, its number mod 10; · waits"
 SPLIT_LEGEND = "A-J the weight half of a backward whose input half is a-j"
+OVERLAP_LEGEND = "a forward and a backward that overlap fill both their rows at once"
 
 
 def timeline_lines(spec: Spec) -> Iterator[str]:
-    """The start of one step, and what each pp rank waits, were all stages equal and a backward as long as two forwards.
-
-    Later columns are cut off where the line ends.
-    """
+    """The start of one step, and what each pp rank waits, were all stages equal and a backward as long as two forwards."""
     mesh, schedule = spec.mesh, spec.schedule
     num_slots = mesh.pp * mesh.vpp
     if num_slots > MAX_SLOTS:
         yield f"{num_slots} slots are too many to draw"
         return
     orders = actions(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches)
-    where = placement(schedule.kind)
     step = replay(orders, SlotTimes.equal(num_slots))
-    labels = {slot: "pp {} chunk {}".format(*slot_owner(where, slot, mesh.pp)) for slot in range(num_slots)}
+    yield from drawing(step, placement(schedule.kind), mesh.pp, num_slots)
+    waits = sorted(set(step.bubbles))
+    span = str(waits[0]) if len(waits) == 1 else f"{waits[0]} to {waits[-1]}"
+    yield f"{step.makespan} units a step; each pp rank waits {span} of them ({100 * waits[-1] / step.makespan:.1f}%)"
+    yield from legend(step)
+
+
+def drawing(step: Timeline, where: Placement, pp: int, num_slots: int, width: int = WIDTH) -> Iterator[str]:
+    """One line a slot, the slots of a rank together; what lies beyond the line's end is cut off.
+
+    Args:
+        step: A replayed step.
+        where: How slots lie on ranks.
+        pp: Pipeline degree.
+        num_slots: Slots of the pipeline.
+        width: Of a line.
+    """
+    labels = {slot: "pp {} chunk {}".format(*slot_owner(where, slot, pp)) for slot in range(num_slots)}
     margin = max(map(len, labels.values())) + 2
-    length = min(step.makespan, WIDTH - margin - 1)
+    length = min(step.makespan, width - margin - 1)
     cut = "…" if length < step.makespan else ""
     rows = {slot: ["·"] * length for slot in labels}
     for rank in step.ranks:
         for timed in rank:
-            for part in timed.action.parts:  # both parts of an overlap take its whole time
+            for part in timed.action.parts:
                 for time in range(timed.start, min(timed.stop, length)):
                     rows[part.slot][time] = _LETTERS[part.kind][part.microbatch % 10]
-    for slot in sorted(labels, key=lambda slot: slot_owner(where, slot, mesh.pp)):
+    for slot in sorted(labels, key=lambda slot: slot_owner(where, slot, pp)):
         yield labels[slot].ljust(margin) + "".join(rows[slot]) + cut
-    waits = sorted(set(step.bubbles))
-    span = str(waits[0]) if len(waits) == 1 else f"{waits[0]} to {waits[-1]}"
-    yield f"{step.makespan} units a step; each pp rank waits {span} of them ({100 * waits[-1] / step.makespan:.1f}%)"
+
+
+def legend(step: Timeline) -> Iterator[str]:
+    """What the characters of a drawing mean, as far as they occur."""
     yield LEGEND
-    if any(part.kind is Kind.WEIGHT for order in orders for part in computations(order)):
+    steps = [timed.action for rank in step.ranks for timed in rank]
+    if any(part.kind is Kind.WEIGHT for action in steps for part in action.parts):
         yield SPLIT_LEGEND
+    if any(len(action.parts) > 1 for action in steps):
+        yield OVERLAP_LEGEND

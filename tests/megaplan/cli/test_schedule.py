@@ -1,0 +1,95 @@
+"""`megaplan schedule`: one document, one file torch loads, one drawing; and what it refuses."""
+
+import csv
+import io
+import json
+
+import pytest
+
+from megaplan.schedule import KINDS, SlotTimes, actions, in_flight, replay
+
+SIZES = {kind: (4, 1 if kind in ("gpipe", "1f1b") else 2, 8) for kind in KINDS}
+DOCUMENT = {"format", "ranks", "makespan"}
+RANK = {"rank", "actions", "peak_inflight", "inflight_vectors", "bubble", "bubble_inside"}
+
+
+def words(kind: str, *more: str) -> tuple[str, ...]:
+    pp, vpp, m = SIZES[kind]
+    return ("schedule", "--kind", kind, "--pp", str(pp), "--vpp", str(vpp), "--microbatches", str(m), *more)
+
+
+@pytest.mark.requirement("R-26")
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_document_is_the_schedule(megaplan, kind):
+    pp, vpp, m = SIZES[kind]
+    ran = megaplan(*words(kind, "--forward", "4", "--input", "5", "--weight", "3", "--p2p", "2", "--json"))
+    assert (ran.status, ran.err) == (0, "")
+    found = json.loads(ran.out)
+    assert set(found) == DOCUMENT
+    assert found["format"] == "megaplan.schedule/1"
+    step = replay(actions(kind, pp, vpp, m), SlotTimes.equal(pp * vpp, 4, 5, 3), p2p=2)
+    assert found["makespan"] == step.makespan
+    assert [rank["bubble"] for rank in found["ranks"]] == list(step.bubbles)
+    assert [rank["bubble_inside"] for rank in found["ranks"]] == list(step.bubbles_inside)
+    for rank, order, vectors in zip(found["ranks"], actions(kind, pp, vpp, m), in_flight(kind, pp, vpp, m), strict=True):
+        assert set(rank) == RANK
+        assert rank["actions"] == [str(action) for action in order]
+        assert rank["inflight_vectors"] == [{"full": list(full), "pending_weight": list(pending)} for full, pending in vectors]
+        assert rank["peak_inflight"] == max(sum(full) + sum(pending) for full, pending in vectors)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_torch_reads_every_cell_of_the_csv(megaplan, kind):
+    schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+    ran = megaplan(*words(kind, "--csv"))
+    rows = list(csv.reader(io.StringIO(ran.out)))
+    read = [[str(schedules._Action.from_str(cell)) for cell in row] for row in rows]
+    assert read == [[str(action) for action in order] for order in actions(kind, *SIZES[kind])]
+
+
+def test_torchs_runtime_loads_the_file(megaplan, tmp_path):
+    schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+    path = tmp_path / "zbv.csv"
+    path.write_text(megaplan(*words("zbv", "--csv")).out)
+    runtime = object.__new__(schedules._PipelineScheduleRuntime)
+    runtime._stages, runtime.pipeline_order = [], {}
+    runtime._n_microbatches = 8
+    runtime.pp_group_size = 4
+    runtime._num_stages = 8
+    runtime.stage_index_to_group_rank = {slot: rank for rank in range(4) for slot in (rank, 7 - rank)}
+    runtime._load_csv(str(path), format="compute_only")
+    computed = {
+        rank: [str(action) for action in order if action is not None and action.computation_type.name in ("FORWARD", "BACKWARD_INPUT")]
+        for rank, order in runtime.pipeline_order_with_comms.items()
+    }
+    expected = actions("zbv", 4, 2, 8)
+    assert computed == {rank: [str(a) for a in order if a.kind in ("F", "I")] for rank, order in enumerate(expected)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_text_fits_80_columns_and_draws_every_slot(megaplan, kind):
+    ran = megaplan(*words(kind))
+    assert ran.status == 0
+    assert max(map(len, ran.out.splitlines())) <= 80
+    assert ran.out.count(" chunk ") == SIZES[kind][0] * SIZES[kind][1]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "hint"),
+    [
+        (("--kind", "dualpipev", "--pp", "2", "--microbatches", "3"), "MP311", "--microbatches 4"),
+        (("--kind", "zbv", "--pp", "2", "--vpp", "3", "--microbatches", "4"), "MP313", "--vpp 2"),
+        (("--kind", "interleaved_1f1b", "--pp", "4", "--microbatches", "9"), "MP312", "--microbatches 8"),
+        (("--kind", "1f1b", "--pp", "2", "--microbatches", "4", "--csv", "--json"), "MP480", "megaplan schedule --help"),
+        (("--kind", "gpipe", "--pp", "60000", "--microbatches", "1000000"), "MP480", None),
+        (("--kind", "bogus", "--pp", "2", "--microbatches", "4"), "MP480", "megaplan schedule --help"),
+        (("--kind", "1f1b", "--pp", "0", "--microbatches", "4"), "MP480", "megaplan schedule --help"),
+    ],
+)
+def test_refusals_name_the_option(megaplan, options, code, hint):
+    ran = megaplan("schedule", *options)
+    assert ran.status == 2
+    found = ran.out + ran.err
+    assert code in found
+    assert hint is None or hint in found
+    assert "--set" not in found
