@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -51,12 +52,14 @@ def test_torchs_runtime_loads_the_file(megaplan, tmp_path):
     schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
     path = tmp_path / "zbv.csv"
     path.write_text(megaplan(*words("zbv", "--csv")).out)
-    runtime = object.__new__(schedules._PipelineScheduleRuntime)
-    runtime._stages, runtime.pipeline_order = [], {}
-    runtime._n_microbatches = 8
-    runtime.pp_group_size = 4
-    runtime._num_stages = 8
-    runtime.stage_index_to_group_rank = {slot: rank for rank in range(4) for slot in (rank, 7 - rank)}
+    stages = [
+        SimpleNamespace(
+            stage_index=slot, num_stages=8, group_size=4, group_rank=0, submod=None, is_first=slot == 0, is_last=slot == 7, group=None
+        )
+        for slot in (0, 7)
+    ]
+    runtime = schedules.ScheduleZBVZeroBubble(stages, 8)
+    runtime.pipeline_order = {}
     runtime._load_csv(str(path), format="compute_only")
     computed = {
         rank: [str(action) for action in order if action is not None and action.computation_type.name in ("FORWARD", "BACKWARD_INPUT")]
