@@ -65,7 +65,7 @@ def end_with_the_first(launch: Launch) -> None:
     """
     if launch.world_size == 1:
         return
-    store = launch.store.clone()
+    store = launch.store.clone()  # type: ignore[attr-defined]
 
     def watch() -> None:
         try:

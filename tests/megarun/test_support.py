@@ -17,7 +17,6 @@ pytestmark = pytest.mark.runtime
         ({"mesh.tp": 2}, "mesh.tp = 2"),
         ({"mesh.cp": 2}, "mesh.cp = 2"),
         ({"mesh.ep": 2, "mesh.dp_shard": 2}, "mesh.ep = 2"),
-        ({"schedule.kind": "gpipe"}, "schedule.kind = gpipe"),
         ({"model.mamba": {"kind": "mamba3"}}, "model.mamba.kind = mamba3"),
         ({"model.moe.capacity_factor": 1.2}, "model.moe.capacity_factor = 1.2"),
         ({"model.features": {"mtp": {"depth": 1, "ffn_hidden_size": 8}}}, "model.features.mtp"),

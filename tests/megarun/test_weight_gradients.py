@@ -39,7 +39,7 @@ def _gradients(trainer: Trainer) -> dict[str, torch.Tensor | None]:
 
 
 def _is_linear(name: str) -> bool:
-    return name.endswith(("_proj.weight", "head.weight")) and "experts" not in name
+    return name.endswith("_proj.weight")
 
 
 def test_the_first_half_leaves_linears_pending_and_the_second_completes_them(trainer: Trainer) -> None:

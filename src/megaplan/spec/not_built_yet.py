@@ -16,7 +16,6 @@ from megaplan.spec.source import NOWHERE
 
 Found = Callable[[Spec], object | None]
 _BUILT_DTYPES = (DType.FP32, DType.BF16)
-_BUILT_SCHEDULES = ("1f1b", "interleaved_1f1b")
 
 
 def _above_one(axis: str) -> Found:
@@ -55,7 +54,6 @@ NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("model.moe.capacity_factor", _capacity, "null"),
     *((f"model.features.{name}", _feature(name), "null") for name in ("ngram", "structure", "platform", "relation_bias", "mtp")),
     *((f"mesh.{axis}", _above_one(axis), "1") for axis in ("cp", "tp", "ep", "etp")),
-    ("schedule.kind", lambda spec: spec.schedule.kind if spec.schedule.kind not in _BUILT_SCHEDULES else None, "1f1b"),
     *((f"precision.{role}", _dtype(role), "fp32 or bf16") for role in ("params", "grads", "master", "moments", "reduce")),
     ("precision.families", _families, "{}"),
     ("host.kernels", lambda spec: spec.host.kernels if spec.host.kernels != "reference" else None, "reference"),

@@ -34,7 +34,7 @@ def _stages(checked: Checked, kind: str) -> Iterator[Diagnostic]:
     if kind in LOOP and vpp < 2 and kind != "interleaved_zero_bubble":  # with one chunk a rank that one is ZB-H1
         detail = f"schedule.kind = {kind} runs two or more chunks a rank, and mesh.vpp = {vpp}"
         yield checked.error("MP313", detail, "mesh.vpp", "vpp: 2", "kind: 1f1b under schedule")
-    if kind in LOOP and pp < 2:
+    if kind != "1f1b" and pp < 2:
         detail = f"schedule.kind = {kind} needs two or more pipeline ranks, and mesh.pp = {pp}"
         yield checked.error("MP313", detail, "mesh.pp", "pp: 2", "kind: 1f1b under schedule")
     if kind in V_SHAPED and vpp != 2:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear as linear_op
@@ -47,7 +45,6 @@ class Stage(nn.Module):
         attends = any(inventory.layers[index].family is Family.A for index in layers)
         self.attention = model.attention if attends else None
         self.seq_length = config.batch.seq_length
-        self.project: Callable[[Tensor, Tensor], Tensor] = linear_op  # a split backward puts another in its place
 
     def add_rotary(self, device: torch.device) -> None:
         """Create the stage's rotary tables on `device`, if it attends: fp32 buffers, never in a checkpoint."""
@@ -65,7 +62,7 @@ class Stage(nn.Module):
             x = block(x, rotary)
         if self.predicts:
             head = self.head if hasattr(self, "head") else self.embedding
-            x = self.project(self.final_norm(x), head.weight)
+            x = linear_op(self.final_norm(x), head.weight)
         return x
 
 

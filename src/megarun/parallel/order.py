@@ -1,6 +1,7 @@
 """What order a torch schedule class really executes, found by running it over stages that only take notes.
 
 torch's own listing (`pipeline_order`) is not what runs: in torch 2.13 the last rank of `Schedule1F1B` lists forwards 1 … M for 0 … M − 1.
+An overlapped forward and backward is two computations, which torch runs one after the other.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
-from megaplan.schedule import actions, placement, slots_of_rank
+from megaplan.schedule import actions, computations, placement, slots_of_rank
 from megaplan.spec.models import Spec
 from megarun.errors import refusal
 
@@ -78,7 +79,7 @@ def check_order(kind: ScheduleClass, pp_rank: int, spec: Spec) -> None:
         MegaplanError: MP606, naming rank and position.
     """
     mesh, name, num_microbatches = spec.mesh, spec.schedule.kind, spec.schedule.num_microbatches
-    planned = [str(action) for action in actions(name, mesh.pp, mesh.vpp, num_microbatches)[pp_rank]]
+    planned = [str(action) for action in computations(actions(name, mesh.pp, mesh.vpp, num_microbatches)[pp_rank])]
     executed = executed_order(kind, slots_of_rank(placement(name), pp_rank, mesh.pp, mesh.vpp), pp_rank, mesh.pp, num_microbatches)
     if planned == executed:
         return

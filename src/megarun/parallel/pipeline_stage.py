@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -45,21 +47,41 @@ def pipeline_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> PipelineStage:
 
 
 class SplitStage(PipelineStage):
-    """A stage whose backward the schedule may split: I leaves weight gradients pending, W computes them, B is whole."""
+    """A stage whose backward the schedule may split: I leaves weight gradients pending, W computes them, B is whole.
+
+    What a V's middle stages, neighbours on one rank, hand to each other is kept while a microbatch needs it. torch would keep it until the
+    next step, in place of a receive buffer for each microbatch.
+    """
 
     def __init__(self, submodule: Stage, stage_index: int, num_stages: int, device: torch.device, **keywords: Any) -> None:
         """See `PipelineStage`; the linears of `submodule` learn to wait."""
         split_linears(submodule)
-        self._weights = WeightGradients(submodule)
+        self._weights, self._nothing = WeightGradients(submodule), torch.empty(0, device=device)
         super().__init__(submodule, stage_index, num_stages, device, dw_builder=self._weights.take, **keywords)
 
     def backward_one_chunk(self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False) -> None:
         """B of a microbatch, or I: nothing is left pending by B."""
-        if full_backward:
-            super().backward_one_chunk(bwd_chunk_id, loss=loss, last_backward=last_backward)
-        else:
-            with self._weights.deferring():
-                super().backward_one_chunk(bwd_chunk_id, loss=loss, full_backward=False, last_backward=last_backward)
+        with nullcontext() if full_backward else self._weights.deferring():
+            super().backward_one_chunk(bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward)
+        self._drop_local(self.args_recv_info, self.stage_index - 1, (bwd_chunk_id,))
+        self._drop_local(self.grad_recv_info, self.stage_index + 1, (bwd_chunk_id,))
+
+    def _prepare_forward_infra(self, num_microbatches: int, *arguments: Any, **keywords: Any) -> Any:
+        made = super()._prepare_forward_infra(num_microbatches, *arguments, **keywords)
+        self._drop_local(self.args_recv_info, self.stage_index - 1, range(num_microbatches))
+        return made
+
+    def _prepare_backward_infra(self, num_microbatches: int, *arguments: Any, **keywords: Any) -> Any:
+        made = super()._prepare_backward_infra(num_microbatches, *arguments, **keywords)
+        self._drop_local(self.grad_recv_info, self.stage_index + 1, range(num_microbatches))
+        return made
+
+    def _drop_local(self, table: dict[int, Any], neighbour: int, microbatches: Iterable[int]) -> None:
+        """Empty the buffers of what a neighbouring stage hands over, if it is on this rank."""
+        if 0 <= neighbour < self.num_stages and self.stage_index_to_group_rank[neighbour] == self.group_rank:
+            for microbatch in microbatches:
+                for info in table[microbatch]:
+                    info.buffer = self._nothing
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
         """Without messages of a rank to itself: a V's middle stages are neighbours on one rank, and torch 2.11 on gloo refuses such."""

@@ -1,10 +1,10 @@
 """The second half of a split backward: weight gradients of linears, computed when the schedule says so.
 
 A schedule that splits the backward runs I (gradients of the stage's input), sends them on, and fills waiting time with W (gradients of its
-weights). Here I is a whole autograd backward in which every linear leaves out one product, gradientᵀ · input, and W computes the products
-that were left out. What stays pending between the two is, for each linear, its input and the gradient of its output; storages that several
-linears read are kept once. Everything else (norms, convolutions, scans, expert banks, routers, biases, the embedding) has its gradients
-when I ends: those ops make them together with the gradient of their input.
+weights). Here I is a whole autograd backward in which every linear of a layer leaves out one product, gradientᵀ · input, and W computes
+the products that were left out. What stays pending between the two is, for each linear, its input and the gradient of its output; storages
+that several linears read are kept once. Everything else has its gradients when I ends: norms, convolutions, scans, expert banks and routers
+make them together with the gradient of their input, and the head's would keep the gradient of the logits, as wide as the vocabulary.
 
 The products are those of autograd, and each is added where FSDP2 adds a microbatch's gradient, in the same order: to the bit the same
 sums. A forward that was recomputed for I is not run again for W.
@@ -128,17 +128,12 @@ class SplitLinear(torch.autograd.Function):
 
 
 def split_linears(stage: Stage) -> None:
-    """Let every linear of a stage, the head included, leave out its weight gradient where a backward is split."""
-    for module in stage.modules():
+    """Let every linear of a stage's layers leave out its weight gradient where a backward is split."""
+    for module in stage.layers.modules():
         if isinstance(module, nn.Linear):
             module.forward = partial(_forward, module)  # type: ignore[method-assign]
-    stage.project = _project
 
 
 def _forward(module: nn.Linear, x: Tensor) -> Tensor:
-    return _project(x, module.weight, module.bias)
-
-
-def _project(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    out: Tensor = SplitLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    out: Tensor = SplitLinear.apply(x, module.weight, module.bias)  # type: ignore[no-untyped-call]
     return out

@@ -77,7 +77,8 @@ class Cell:
         schedule = {"kind": "1f1b", "num_microbatches": self.num_microbatches}
         reference = {key: value for key, value in self.spec.items() if key != "sharding.reshard_after_forward" and "recompute" not in key}
         spec = spec_with({**reference, "schedule": schedule})
-        return {"spec": spec, "spans": [[0, spec["model"]["num_layers"]]], "steps": STEPS}
+        # looped BFS runs its backwards, whose gradients are summed, from the last microbatch to the first
+        return {"spec": spec, "spans": [[0, spec["model"]["num_layers"]]], "steps": STEPS, "reversed": self.schedule == "looped_bfs"}
 
 
 def _pattern(pattern: str, num_layers: int = 8, **more: Any) -> dict[str, Any]:
@@ -93,16 +94,56 @@ FEW_TOKENS = {"model.moe.num_experts": 16, "model.moe.top_k": 1, "batch": {"micr
 BF16 = {"precision.params": "bf16"}
 BF16_GRADIENTS = BF16 | {"precision.grads": "bf16", "precision.reduce": "bf16"}
 
+V2, V4 = {"pp": 2, "vpp": 2}, {"pp": 4, "vpp": 2}
+DENSE = _pattern("AD")
+EXPERTS = _pattern("AE")
+STATES = _pattern("MMRM")
+UNEVEN = [[0, 1], [1, 4], [4, 5], [5, 8]]
+
 CELLS = [
+    # one pipeline axis
+    Cell("gpipe-pp2", {"pp": 2}, "gpipe", ci=True),
+    Cell("gpipe-pp4-uneven", {"pp": 4}, "gpipe", spans=UNEVEN),
+    Cell("gpipe-pp2-recompute", {"pp": 2}, "gpipe", RECOMPUTED),
     Cell("1f1b-pp2", {"pp": 2}, ci=True),
     Cell("1f1b-pp2-reshard", {"pp": 2}, spec=RESHARD),
-    Cell("1f1b-pp4", {"pp": 4}, spans=[[0, 1], [1, 4], [4, 5], [5, 8]]),
+    Cell("1f1b-pp4-uneven", {"pp": 4}, spans=UNEVEN),
     Cell("1f1b-pp2-latent", {"pp": 2}, spec=LATENT),
     Cell("1f1b-pp2-tied", {"pp": 2}, spec=TIED),
     Cell("1f1b-pp2-bf16", {"pp": 2}, spec=BF16),
     Cell("1f1b-pp2-bf16-gradients", {"pp": 2}, spec=BF16_GRADIENTS),
-    Cell("1f1b-pp2-dp2", {"pp": 2, "dp_shard": 2}, ci=True),
-    Cell("1f1b-pp2-dp2-tied", {"pp": 2, "dp_shard": 2}, spec=TIED),
+    Cell("1f1b-pp8-dense", {"pp": 8}, spec=DENSE, num_microbatches=8),
+    Cell("looped-bfs-pp2-vpp2", V2, "looped_bfs"),
+    Cell("interleaved-pp2-vpp2", V2, "interleaved_1f1b", ci=True),
+    Cell("interleaved-pp2-vpp4", {"pp": 2, "vpp": 4}, "interleaved_1f1b"),
+    Cell("interleaved-pp2-vpp2-uneven", V2, "interleaved_1f1b", spans=UNEVEN),
+    Cell("interleaved-pp2-vpp2-recompute", V2, "interleaved_1f1b", RECOMPUTED),
+    Cell("interleaved-pp2-vpp2-recompute-reshard", V2, "interleaved_1f1b", RECOMPUTED | RESHARD),
+    Cell("interleaved-pp2-vpp2-tied", V2, "interleaved_1f1b", TIED),
+    Cell("interleaved-pp2-vpp2-bf16-gradients", V2, "interleaved_1f1b", BF16_GRADIENTS),
+    # split backward
+    Cell("zero-bubble-pp2", {"pp": 2}, "interleaved_zero_bubble"),
+    Cell("zero-bubble-pp2-vpp2", V2, "interleaved_zero_bubble", ci=True),
+    Cell("zero-bubble-pp2-vpp2-bf16", V2, "interleaved_zero_bubble", BF16),
+    Cell("zero-bubble-pp2-vpp2-recompute", V2, "interleaved_zero_bubble", RECOMPUTED | RESHARD),
+    Cell("zero-bubble-pp4-vpp2", V4, "interleaved_zero_bubble", num_microbatches=8),
+    Cell("zbv-pp2", V2, "zbv", ci=True),
+    Cell("zbv-pp2-few-microbatches", V2, "zbv", num_microbatches=2),
+    Cell("zbv-pp2-reshard", V2, "zbv", RESHARD),
+    Cell("zbv-pp2-recompute", V2, "zbv", RECOMPUTED),
+    Cell("zbv-pp2-selective-reshard", V2, "zbv", SELECTIVE | RESHARD),
+    Cell("zbv-pp2-tied", V2, "zbv", TIED, ci=True),
+    Cell("zbv-pp2-latent", V2, "zbv", LATENT),
+    Cell("zbv-pp2-states", V2, "zbv", STATES),
+    Cell("zbv-pp2-bf16-reshard", V2, "zbv", BF16 | RESHARD),
+    Cell("zbv-pp2-bf16-gradients", V2, "zbv", BF16_GRADIENTS),
+    Cell("zbv-pp4", V4, "zbv", num_microbatches=8),
+    Cell("dualpipev-pp2", V2, "dualpipev", ci=True),
+    Cell("dualpipev-pp2-recompute", V2, "dualpipev", RECOMPUTED),
+    Cell("dualpipev-pp2-experts-tied", V2, "dualpipev", EXPERTS | TIED),
+    Cell("dualpipev-pp2-bf16", V2, "dualpipev", BF16),
+    Cell("dualpipev-pp4", V4, "dualpipev", num_microbatches=8),
+    # data axes
     Cell("dp2", {"dp_shard": 2}, ci=True),
     Cell("dp2-reshard", {"dp_shard": 2}, spec=RESHARD),
     Cell("dp2-latent", {"dp_shard": 2}, spec=LATENT),
@@ -111,10 +152,15 @@ CELLS = [
     Cell("dp2-recompute-reshard", {"dp_shard": 2}, spec=RECOMPUTED | RESHARD),
     Cell("hsdp-2x1", {"dp_replicate": 2}),
     Cell("hsdp-2x2", {"dp_replicate": 2, "dp_shard": 2}, ci=True),
-    Cell("interleaved-pp2-vpp2", {"pp": 2, "vpp": 2}, "interleaved_1f1b", ci=True),
-    Cell("interleaved-pp2-vpp2-recompute", {"pp": 2, "vpp": 2}, "interleaved_1f1b", RECOMPUTED),
-    Cell("interleaved-pp2-vpp2-recompute-reshard", {"pp": 2, "vpp": 2}, "interleaved_1f1b", RECOMPUTED | RESHARD),
-    Cell("interleaved-pp2-vpp2-tied", {"pp": 2, "vpp": 2}, "interleaved_1f1b", TIED),
-    Cell("interleaved-pp2-vpp2-bf16-gradients", {"pp": 2, "vpp": 2}, "interleaved_1f1b", BF16_GRADIENTS),
-    Cell("interleaved-pp2-vpp2-dp2", {"pp": 2, "vpp": 2, "dp_shard": 2}, "interleaved_1f1b"),
+    # pipeline and data axes
+    Cell("1f1b-pp2-dp2", {"pp": 2, "dp_shard": 2}, ci=True),
+    Cell("1f1b-pp2-dp2-tied", {"pp": 2, "dp_shard": 2}, spec=TIED),
+    Cell("gpipe-pp2-hsdp-2x2", {"pp": 2, "dp_replicate": 2, "dp_shard": 2}, "gpipe"),
+    Cell("interleaved-pp2-vpp2-dp2", V2 | {"dp_shard": 2}, "interleaved_1f1b"),
+    Cell("zero-bubble-pp2-vpp2-dp2-reshard", V2 | {"dp_shard": 2}, "interleaved_zero_bubble", RESHARD),
+    Cell("zbv-pp2-dp2", V2 | {"dp_shard": 2}, "zbv", ci=True),
+    Cell("zbv-pp2-dp2-tied-recompute", V2 | {"dp_shard": 2}, "zbv", TIED | RECOMPUTED),
+    Cell("zbv-pp2-hsdp-2x2", V2 | {"dp_replicate": 2, "dp_shard": 2}, "zbv"),
+    Cell("zbv-pp4-dp2", V4 | {"dp_shard": 2}, "zbv", num_microbatches=8),
+    Cell("dualpipev-pp2-dp2", V2 | {"dp_shard": 2}, "dualpipev", num_microbatches=8),
 ]

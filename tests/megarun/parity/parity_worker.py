@@ -27,11 +27,14 @@ CPU = torch.device("cpu")
 class CountingRows:
     """Sequences that count upwards from a random start: a function of (step, seed), easy to learn."""
 
-    def __init__(self, vocab_size: int) -> None:
-        self.vocab_size = vocab_size
+    def __init__(self, vocab_size: int, reversed_by: int = 0) -> None:
+        """`reversed_by`: sequences of a microbatch, if the last microbatch is to come first."""
+        self.vocab_size, self.reversed_by = vocab_size, reversed_by
 
     def rows(self, step: int, seed: int, num_rows: int, seq_length: int) -> np.ndarray:
         starts = np.random.default_rng((seed, step)).integers(0, self.vocab_size, size=(num_rows, 1))
+        if self.reversed_by:
+            starts = starts.reshape(-1, self.reversed_by)[::-1].reshape(-1, 1)
         return (starts + np.arange(seq_length + 1)) % self.vocab_size
 
 
@@ -47,7 +50,8 @@ def train_case(case: dict[str, Any]) -> dict[str, Any]:
     job = build_job(case)
     mesh = build_mesh(job.spec.mesh, CPU)
     trainer = Trainer(job, mesh)
-    batches = Batches(CountingRows(job.spec.model.vocab_size), job.spec, mesh)
+    rows = CountingRows(job.spec.model.vocab_size, job.spec.batch.micro_batch_size if case.get("reversed") else 0)
+    batches = Batches(rows, job.spec, mesh)
     parameters = [named for stage in trainer.stages for named in stage.named_parameters()]
     record: dict[str, Any] = {"initial": _by_name(parameters, lambda p: p)}
     trainer.accumulate_gradients(*batches.at(0))
