@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from megaplan.budget.chunk import NOTHING, Chunk, Policy, Unit
-from megaplan.budget.occupancy import enough_microbatches, occupancies
+from megaplan.budget.chunk import Chunk, Policy, Unit, make_unit
+from megaplan.budget.occupancy import Occupancy, moments
 from megaplan.budget.rank import Persistent, RankCells
 from megaplan.budget.reserve import device_budget
 from megaplan.budget.step import Lingering, StepPeak, accumulating_peak, step_peak
@@ -17,17 +18,20 @@ from megaplan.hosts.megarun.allocator import slack_bytes
 from megaplan.hosts.megarun.boundaries import boundary_bytes, receive_bytes
 from megaplan.hosts.megarun.buffers import rotary_bytes, rotary_scratch_bytes, token_bytes
 from megaplan.hosts.megarun.dims import Dims, is_pipelined, local_dims
-from megaplan.hosts.megarun.ledger import accumulates_in_place, block_bytes, make_of
-from megaplan.hosts.megarun.optimizer import Cast, MatrixScratch, Uneven, last_moment, uses_muon
+from megaplan.hosts.megarun.ledger import Make, accumulates_in_place, block_bytes, makes_of
+from megaplan.hosts.megarun.optimizer import Uneven, last_moment, uses_muon
 from megaplan.hosts.megarun.parts import BlockBytes
-from megaplan.hosts.megarun.storage import BlockStorage, block_storage
+from megaplan.hosts.megarun.storage import NOTHING, BlockStorage, Sizes, block_storage, storage_sizes
 from megaplan.inventory.tensors import Block, Family, Inventory
 from megaplan.layout.ranks import rank_coordinate
 from megaplan.layout.values import Layout, Slot
-from megaplan.schedule.actions import Orders
 from megaplan.schedule.in_flight import receive_buffers
-from megaplan.schedule.registry import actions
 from megaplan.spec.models import Mesh, Spec
+
+EMBEDDING, RELATION_BIAS = Family.EMBEDDING, Family.RELATION_BIAS
+BESIDE = (RELATION_BIAS, Family.MTP)
+"""Families that read a stream which another block keeps."""
+ATTENDING = (Family.A, Family.MTP)
 
 
 class _Evaluation:
@@ -36,48 +40,47 @@ class _Evaluation:
     def __init__(self, spec: Spec, inventory: Inventory, layout: Layout) -> None:
         self.spec, self.inventory, self.layout = spec, inventory, layout
         self.dims: Dims = local_dims(spec)
-        self.outside = dict(inventory.outside)
-        blocks = (*inventory.layers, *self.outside.values())
-        distinct = {id(block): block for block in blocks}
-        self.elements = {key: block.elements for key, block in distinct.items()}
-        self.parameters = sum([self.elements[id(block)] for block in blocks])
-        self.in_place = all(accumulates_in_place(spec, block) for block in distinct.values())
+        self.sizes: Sizes = storage_sizes(spec)
+        self.blocks = dict(inventory.blocks())
+        distinct = {id(block): block for block in self.blocks.values()}
         self.boundary_bytes = boundary_bytes(self.dims)
-        self._sums: dict[tuple[int, bool, str], BlockBytes] = {}
-        self._units: dict[tuple[int, bool, str, bool, bool], Unit] = {}
+        self.rotary_bytes, self.token_bytes = rotary_bytes(spec), token_bytes(spec)
+        self.policy = Policy(
+            pipelined=is_pipelined(spec.mesh),
+            reshard=spec.sharding.reshard_after_forward,
+            in_place=all(accumulates_in_place(spec, block) for block in distinct.values()),
+            replicated=spec.mesh.dp_replicate > 1,
+            boundary_bytes=self.boundary_bytes,
+        )
+        self.makes = makes_of(spec, inventory)
+        self._sums: dict[Make, BlockBytes] = {}
+        self._units: dict[tuple[Make, bool, bool], Unit] = {}
         self._storages: dict[int, BlockStorage] = {}
 
-    def block(self, name: str) -> Block:
-        """The inventory's block of a name."""
-        return self.inventory.layers[int(name[7:])] if name.startswith("layers.") else self.outside[name]
-
-    def unit(self, name: str, block: Block, *, tied: bool, owned: bool) -> Unit:
+    def unit(self, name: str, block: Block, storage: BlockStorage | None, owned: bool) -> Unit:
         """A block as a unit.
 
         Args:
             name: In the inventory; `head` for a tied head.
             block: The inventory's.
-            tied: Whether another unit or a copy stands for its parameters.
+            storage: The block's; None if another unit or a copy stands for its parameters.
             owned: Whether its input is a storage of the chunk that it would keep.
         """
-        make = make_of(self.spec, name, block)
-        key = (*make, tied, owned)
-        found = self._units.get(key)
-        if found is None:
-            sums = self._sums.get(make)
-            if sums is None:
-                sums = self._sums[make] = block_bytes(self.spec, self.dims, name, block)
-            storage = None if tied else self.storage(block)
-            kept = self.boundary_bytes if sums.keeps_input and owned else 0
-            found = self._units[key] = Unit(sums, storage, name.startswith("layers."), kept)
-        return found
+        make = self.makes[name]
+        key = make, storage is None, owned
+        if key not in self._units:
+            if make not in self._sums:
+                self._sums[make] = block_bytes(self.spec, self.dims, name, block)
+            input_bytes = self.boundary_bytes if owned else 0
+            self._units[key] = make_unit(self._sums[make], storage, name.startswith("layers."), input_bytes)
+        return self._units[key]
 
     def storage(self, block: Block) -> BlockStorage:
         """Storage of a block."""
-        found = self._storages.get(id(block))
-        if found is None:
-            found = self._storages[id(block)] = block_storage(self.spec, block)
-        return found
+        key = id(block)
+        if key not in self._storages:
+            self._storages[key] = block_storage(self.sizes, block)
+        return self._storages[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,67 +108,58 @@ def build_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
     evaluation, device = _Evaluation(spec, inventory, layout), load_device(spec.device.name)
     slots = [_slot_parts(evaluation, slot) for slot in layout.slots]
     mesh, schedule = spec.mesh, spec.schedule
-    orders: Orders = ()
-    enough = schedule.num_microbatches
+    occupied: Sequence[Sequence[Occupancy]] = ()
     receives: Sequence[Sequence[tuple[int, int]]] = ()
     if is_pipelined(mesh):
-        enough = enough_microbatches(schedule.kind, mesh.pp, schedule.num_microbatches)
-        orders = actions(schedule.kind, mesh.pp, mesh.vpp, enough)
-        receives = receive_buffers(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches)
-    chunk_of = [slot.chunk for slot in layout.slots]
+        degrees = schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches
+        occupied = moments(*degrees, [slot.chunk for slot in layout.slots])
+        receives = receive_buffers(*degrees)
     usable = device_budget(device)
     ranks: list[RankBudget] = []
     for pp_rank in range(mesh.pp):
-        owned = [slots[slot.index] for slot in layout.of_rank(pp_rank)]
+        own_slots = layout.of_rank(pp_rank)
+        owned = [slots[slot.index] for slot in own_slots]
         chunks = [parts.chunk for parts in owned]
         num_receives = sum(forward + backward for forward, backward in receives[pp_rank]) if receives else 0
-        persistent = _persistent(evaluation, device, layout.of_rank(pp_rank), owned, num_receives)
-        if orders:
-            moments = occupancies(orders[pp_rank], mesh.vpp, chunk_of, enough)
-            peak = step_peak(chunks, moments, _lingering(evaluation, layout.of_rank(pp_rank), chunks))
+        persistent = _persistent(evaluation, device, own_slots, owned, num_receives)
+        if occupied:
+            peak = step_peak(chunks, occupied[pp_rank], _lingering(evaluation, own_slots, chunks))
         else:
             peak = accumulating_peak(chunks[0], schedule.num_microbatches)
         ranks += _distinct(mesh, pp_rank, persistent, peak, usable)
     stages = tuple(
         StageBudget(slot.index, slot.pp_rank, slot.chunk, slot.start, slot.stop, _elements(evaluation, slot)) for slot in layout.slots
     )
-    return Budget(usable, stages, _merged(ranks), evaluation.parameters, inventory.active_parameters)
+    return Budget(usable, stages, _merged(ranks), inventory.parameters, inventory.active_parameters)
 
 
 def _slot_parts(evaluation: _Evaluation, slot: Slot) -> _SlotParts:
-    spec, tied_head = evaluation.spec, evaluation.inventory.tied
+    tied_head, blocks = evaluation.inventory.tied, evaluation.blocks
     is_last = slot.index == len(evaluation.layout.slots) - 1
     names, units, storages, copies = [], [], [], NOTHING
     owned = slot.index == 0  # whether the stream so far is a storage of this chunk, not a receive buffer
     attends = False
     root_uneven: tuple[Uneven, ...] = ()
     for name in (*slot.blocks, "head") if is_last and tied_head else slot.blocks:
-        tied = name == "head" and tied_head
-        block = evaluation.outside["embedding"] if tied else evaluation.block(name)
-        if not tied:
-            storages.append(evaluation.storage(block))
+        tied = tied_head and name == "head"
+        block = blocks["embedding" if tied else name]
+        family, storage = block.family, None if tied else evaluation.storage(block)
+        if storage is not None:
+            storages.append(storage)
             if not name.startswith("layers."):
-                root_uneven += storages[-1].uneven
-        if name in slot.copies and block.family is Family.EMBEDDING:
-            copies = evaluation.storage(block).dense
-            continue
-        beside = block.family in (Family.RELATION_BIAS, Family.MTP)  # the stream they read is kept by another block
+                root_uneven += storage.uneven
+            if family is EMBEDDING and name in slot.copies:
+                copies = storage.dense
+                continue
         names.append(name)
-        units.append(evaluation.unit(name, block, tied=tied, owned=owned and not beside and name != "embedding"))
-        owned = owned or block.family is not Family.RELATION_BIAS
-        attends = attends or block.family in (Family.A, Family.MTP)
-    policy = Policy(
-        pipelined=is_pipelined(spec.mesh),
-        reshard=spec.sharding.reshard_after_forward,
-        in_place=evaluation.in_place,
-        replicated=spec.mesh.dp_replicate > 1,
-        boundary_bytes=evaluation.boundary_bytes,
-    )
-    carries = any(name.startswith("mtp.") for name in names)
+        units.append(evaluation.unit(name, block, storage, owned and family not in BESIDE and name != "embedding"))
+        owned = owned or family is not RELATION_BIAS
+        attends = attends or family in ATTENDING
+    carries = is_last and any(name.startswith("mtp.") for name in names)
     if carries:  # depths run after the head that the layout lists before them; a tied head is appended last
         order = sorted(range(len(names)), key=lambda index: names[index].startswith("mtp."))
         names, units = [names[index] for index in order], [units[index] for index in order]
-    chunk = Chunk(names, units, policy, copies=copies, hands_on=not is_last, carries=carries)
+    chunk = Chunk(names, units, evaluation.policy, copies=copies, hands_on=not is_last, carries=carries)
     return _SlotParts(chunk, tuple(storages), root_uneven, attends)
 
 
@@ -184,58 +178,42 @@ def _persistent(
     parts = list(owned)
     storages = [storage for part in parts for storage in part.storages]
     resident: dict[Column, int] = {}
-    matrix_shards = matrix_states = other_states = slack = state_slack = parameters = 0
-    scratch: list[MatrixScratch] = []
-    casts: list[Cast] = []
-    uneven: list[Uneven] = []
     for storage in storages:
         for column, size in storage.resident.items():
             resident[column] = resident.get(column, 0) + size
-        matrix_shards += storage.experts.shard_bytes
-        matrix_states += storage.matrix_state_bytes
-        other_states += storage.other_state_bytes
-        slack += storage.resident_slack_bytes
-        state_slack += storage.state_slack_bytes
-        parameters += storage.parameters
-        scratch += storage.matrix_scratch
-        casts += storage.casts
-        uneven += storage.uneven
-    rotary, tokens = rotary_bytes(spec) * sum(part.attends for part in parts), token_bytes(spec)
-    received = receive_bytes(evaluation.dims, num_receives)
-    boundary = boundary_bytes(evaluation.dims)
-    shards = [part.chunk.root.shard_bytes + part.chunk.layers.shard_bytes for part in parts]
+    casts = [cast for storage in storages for cast in storage.casts]
     return Persistent(
         resident=resident,
-        shard_bytes=sum(shards),
-        matrix_shard_bytes=matrix_shards if uses_muon(spec) else 0,
-        matrix_state_bytes=matrix_states,
-        other_state_bytes=other_states,
-        uneven=tuple(uneven),
-        root_uneven=tuple(tensor for part in parts for tensor in part.root_uneven),
-        matrix_scratch=tuple(scratch),
+        shard_bytes=sum([part.chunk.root.shard_bytes + part.chunk.layers.shard_bytes for part in parts]),
+        matrix_shard_bytes=sum([storage.experts.shard_bytes for storage in storages]) if uses_muon(spec) else 0,
+        matrix_state_bytes=sum([storage.matrix_state_bytes for storage in storages]),
+        other_state_bytes=sum([storage.other_state_bytes for storage in storages]),
+        uneven=tuple([tensor for storage in storages for tensor in storage.uneven]),
+        root_uneven=tuple([tensor for part in parts for tensor in part.root_uneven]),
+        storages=tuple(storages),
         cast_bytes=max([cast.scratch_bytes for cast in casts], default=0),
         first_other=last_moment(casts),
-        buffer_bytes=rotary,
+        buffer_bytes=evaluation.rotary_bytes * sum([part.attends for part in parts]),
         buffer_scratch_bytes=rotary_scratch_bytes(spec) if parts[-1].attends else 0,  # else another slot's parameters come after it
-        input_bytes=tokens * (any(slot.index == 0 for slot in slots) + any(slot.index == last for slot in slots)),
-        receive_bytes=received,
+        input_bytes=evaluation.token_bytes * sum([(slot.index == 0) + (slot.index == last) for slot in slots]),
+        receive_bytes=receive_bytes(evaluation.dims, num_receives),
         workspace_bytes=device.gemm_workspace_bytes,
-        slack_bytes=slack + num_receives * slack_bytes(boundary),
-        state_slack_bytes=state_slack,
-        parameters=parameters,
+        slack_bytes=sum([storage.resident_slack_bytes for storage in storages]) + num_receives * slack_bytes(evaluation.boundary_bytes),
+        state_slack_bytes=sum([storage.state_slack_bytes for storage in storages]),
+        parameters=sum([storage.parameters for storage in storages]),
     )
 
 
 def _distinct(mesh: Mesh, pp_rank: int, persistent: Persistent, peak: StepPeak, device: DeviceBudget) -> list[RankBudget]:
     """The budgets of a pipeline rank's data, context and tensor ranks: they differ where shards are uneven."""
-    dense = {bound for tensor in persistent.uneven if not tensor.expert for bound in tensor.boundaries}
-    expert = {bound for tensor in persistent.uneven if tensor.expert for bound in tensor.boundaries}
+    dense = sorted([bound for tensor in persistent.uneven if not tensor.expert for bound in tensor.boundaries])
+    expert = sorted([bound for tensor in persistent.uneven if tensor.expert for bound in tensor.boundaries])
     per_stage = mesh.world_size // mesh.pp
     first = pp_rank * per_stage
     places: dict[tuple[int, int], list[int]] = {}
     if dense or expert:
-        dense_place = [sum([index >= bound for bound in dense]) for index in range(mesh.dp_shard)]
-        expert_place = [sum([index >= bound for bound in expert]) for index in range(mesh.efsdp)]
+        dense_place = [bisect_right(dense, index) for index in range(mesh.dp_shard)]
+        expert_place = [bisect_right(expert, index) for index in range(mesh.efsdp)]
         inner, expert_inner = mesh.cp * mesh.tp, mesh.ep * mesh.etp
         for offset in range(per_stage):
             place = (dense_place[offset // inner % len(dense_place)], expert_place[offset // expert_inner % len(expert_place)])
@@ -254,16 +232,17 @@ def _distinct(mesh: Mesh, pp_rank: int, persistent: Persistent, peak: StepPeak, 
 
 def _merged(ranks: list[RankBudget]) -> tuple[RankBudget, ...]:
     """Largest peak first; budgets of different pipeline ranks that are equal become one."""
-    ranks.sort(key=lambda rank: (-rank.peak_bytes, rank.ranks))
-    found: list[RankBudget] = []
-    for rank in ranks:
-        twin = next((other for other in reversed(found) if other.cells == rank.cells and other.parameters == rank.parameters), None)
-        if twin is None:
-            found.append(rank)
+    by_peak: dict[int, list[RankBudget]] = {}  # only equal peaks can have equal cells
+    for rank in sorted(ranks, key=lambda rank: rank.ranks):
+        alike = by_peak.setdefault(rank.peak_bytes, [])
+        for index, twin in enumerate(alike):
+            if twin.cells == rank.cells and twin.parameters == rank.parameters:
+                alike[index] = replace(twin, ranks=(*twin.ranks, *rank.ranks))
+                break
         else:
-            found[found.index(twin)] = replace(twin, ranks=(*twin.ranks, *rank.ranks))
-    return tuple(found)
+            alike.append(rank)
+    return tuple(rank for peak in sorted(by_peak, reverse=True) for rank in by_peak[peak])
 
 
 def _elements(evaluation: _Evaluation, slot: Slot) -> int:
-    return sum([evaluation.elements[id(evaluation.block(name))] for name in slot.blocks])
+    return sum([evaluation.blocks[name].elements for name in slot.blocks])

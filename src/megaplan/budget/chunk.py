@@ -11,18 +11,15 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from megaplan.budget.occupancy import ChunkState
-from megaplan.budget.values import NO_BYTES
+from megaplan.budget.occupancy import BACKWARDED, FORWARDED, REDUCED, UNTOUCHED, ChunkState
+from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYTES
 from megaplan.columns import Column
 from megaplan.hosts.megarun.parts import BlockBytes
 from megaplan.hosts.megarun.program import Moment
-from megaplan.hosts.megarun.storage import BlockStorage, GroupBytes, together
-
-NOTHING = GroupBytes()
+from megaplan.hosts.megarun.storage import NOTHING, BlockStorage, GroupBytes, together
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(NamedTuple):
     """A block as one step of a chunk; layers of one make share one.
 
     Attributes:
@@ -30,17 +27,48 @@ class Unit:
         storage: What FSDP2 holds of its parameters; None where another unit or a copy on the slot stands for them (a tied head).
         layer: Whether it is a layer, with groups of its own; all else is the slot's group.
         input_bytes: Its input, if it keeps it and the chunk owns it.
+        kept_bytes: What it keeps, its input included.
+        forward_bytes: Alive at the peak of its forward, its input included; likewise the next two.
+        backward_bytes: At the peak of its backward.
+        again_bytes: At the peak of a backward that adds gradients in place.
+        group: Its groups together.
+        reduction_bytes: All buffers of their reductions.
+        gathered_bytes: Of a layer, its gathered parameters.
+        has_bank: Whether it is a layer with experts, which are a group of their own.
     """
 
     block: BlockBytes
     storage: BlockStorage | None
     layer: bool
     input_bytes: int
+    kept_bytes: int
+    forward_bytes: int
+    backward_bytes: int
+    again_bytes: int
+    group: GroupBytes
+    reduction_bytes: int
+    gathered_bytes: int
+    has_bank: bool
 
-    @property
-    def has_bank(self) -> bool:
-        """Whether it has experts, which are a group of their own."""
-        return self.layer and self.storage is not None and self.storage.experts.gathered_bytes > 0
+
+def make_unit(block: BlockBytes, storage: BlockStorage | None, layer: bool, owned_input_bytes: int) -> Unit:
+    """A unit; `owned_input_bytes` is its input, if the chunk owns that."""
+    group = NOTHING if storage is None else storage.both
+    kept_input = owned_input_bytes if block.keeps_input else 0
+    return Unit(
+        block=block,
+        storage=storage,
+        layer=layer,
+        input_bytes=kept_input,
+        kept_bytes=block.saved_bytes + kept_input,
+        forward_bytes=block.forward_bytes + kept_input,
+        backward_bytes=block.backward_bytes + kept_input,
+        again_bytes=block.again_bytes + kept_input,
+        group=group,
+        reduction_bytes=group.reduction_bytes,
+        gathered_bytes=group.gathered_bytes if layer else 0,
+        has_bank=layer and storage is not None and storage.experts.gathered_bytes > 0,
+    )
 
 
 class Peak(NamedTuple):
@@ -106,68 +134,58 @@ class Chunk:
         """
         self.names, self.units, self.policy, self.carries = tuple(names), tuple(units), policy, carries
         self.output_bytes = policy.boundary_bytes if hands_on and policy.pipelined else 0  # the stage output, and its received gradient
-        kept = [unit.block.saved_bytes + unit.input_bytes for unit in units]
-        self.before = [0, *accumulate(kept)]  # what units 0 … i − 1 keep, inputs included
+        self.before = [0, *accumulate([unit.kept_bytes for unit in units])]  # what units 0 … i − 1 keep, inputs included
         self.saved_bytes = self.before[-1] + self.output_bytes
         self.slack_bytes = sum([unit.block.saved_slack_bytes for unit in units])
-        self.groups = [NOTHING if unit.storage is None else unit.storage.both for unit in units]
-        self.root = together([copies, *(group for unit, group in zip(units, self.groups, strict=True) if not unit.layer)])
-        self.layers = together([NOTHING, *(group for unit, group in zip(units, self.groups, strict=True) if unit.layer)])
-        self.gathered = [group.gathered_bytes if unit.layer else 0 for unit, group in zip(units, self.groups, strict=True)]
+        self.root = together([copies, *[unit.group for unit in units if not unit.layer]])
+        self.layers = together([unit.group for unit in units if unit.layer])
         self.flats = self._flats()
+        largest = max([before + unit.forward_bytes for before, unit in zip(self.before, units, strict=False)])
+        self.forward_bound = largest + self.root.gathered_bytes + self.layers.gathered_bytes + max(self.flats)
+        """No forward has more alive, accumulated gradients aside."""
+        lasting = self.root.unsharded_bytes + self.layers.unsharded_bytes + self.root.shard_bytes + self.layers.shard_bytes
+        largest = max(self.root.reduction_bytes, *[unit.reduction_bytes for unit in units])
+        self.reduce_bound = lasting + self.root.gathered_bytes + self.layers.gathered_bytes + largest
+        """No reduction has more alive: everything before it, every shard, and the largest buffers."""
         self.head = self.names.index("head") if "head" in self.names else -1
         held = policy.pipelined and self.head >= 0
         self.logits_bytes = self.units[self.head].block.part.tensors["logits"].bytes if held else 0  # the last stage's output
+        self.carried = self._carried()
 
-    @property
-    def forward_bound(self) -> int:
-        """No forward has more alive, accumulated gradients aside."""
-        largest = max([unit.block.forward_bytes for unit in self.units])
-        return self.before[-1] + largest + self.root.gathered_bytes + self.layers.gathered_bytes + max(self.flats)
-
-    @property
-    def reduce_bound(self) -> int:
-        """No reduction has more alive: everything before it, every shard, and the largest buffers."""
-        root, layers = self.root, self.layers
-        groups = (root, *self.groups)
-        largest = max([group.reduce_bytes + group.reduced_bytes + group.divided_bytes + group.recast_bytes for group in groups])
-        lasting = root.unsharded_bytes + layers.unsharded_bytes + root.shard_bytes + layers.shard_bytes
-        return lasting + root.gathered_bytes + layers.gathered_bytes + largest
-
-    def saved_cells(self, count: int = 1) -> dict[Column, int]:
+    def saved_cells(self, count: int) -> dict[Column, int]:
         """What `count` microbatches keep."""
-        return self._kept(len(self.units), count, self.output_bytes * count)
+        return self._kept(count, 0, self.output_bytes * count)
 
-    def peak_cells(self, peak: Peak) -> dict[Column, int]:
-        """The parts of a peak by column; they sum to its total."""
-        cells = self._kept(peak.unit, 1, peak.before - self.before[peak.unit] + peak.activations)
+    def peak_cells(self, peak: Peak, others: int = 0) -> dict[Column, int]:
+        """The parts of a peak by column, which sum to its total, beside what `others` microbatches keep."""
+        aside = peak.before - self.before[peak.unit] + peak.activations
+        cells = self._kept(others, peak.unit, aside + self.output_bytes * others)
         if peak.moment is not None:
-            for column, size in self.units[peak.unit].block.cells(peak.moment, peak.params).items():
-                cells[column] += size
-        cells[Column.GRADIENTS] += peak.gradients
-        cells[Column.COMMUNICATION] += peak.communication
+            self.units[peak.unit].block.add_to(cells, peak.moment, peak.params)
+        cells[GRADIENTS] += peak.gradients
+        cells[COMMUNICATION] += peak.communication
         return cells
 
     def held(self, state: ChunkState) -> tuple[int, int]:
         """Gradients and gathered parameters of the chunk while another one runs."""
         root, layers, pipelined = self.root, self.layers, self.policy.pipelined
-        if state is ChunkState.REDUCED:
+        if state is REDUCED:
             return root.shard_bytes + layers.shard_bytes, 0
-        gradients = root.unsharded_bytes + layers.unsharded_bytes if pipelined and state > ChunkState.FORWARDED else 0
-        if state is ChunkState.UNTOUCHED:
+        gradients = root.unsharded_bytes + layers.unsharded_bytes if pipelined and state > FORWARDED else 0
+        if state is UNTOUCHED:
             return gradients, 0
-        kept = not self.policy.reshard or state is ChunkState.BACKWARDED
+        kept = not self.policy.reshard or state is BACKWARDED
         return gradients, root.gathered_bytes + (layers.gathered_bytes if kept else 0)
 
     def forward_peak(self, state: ChunkState) -> Peak:
         """The largest moment of a forward."""
         policy = self.policy
-        fresh = state is ChunkState.UNTOUCHED or not policy.pipelined
+        fresh = state is UNTOUCHED or not policy.pipelined
         total, so_far = self.layers.gathered_bytes, 0
-        gathers = policy.reshard and not (state is ChunkState.BACKWARDED and policy.pipelined)
+        gathers = policy.reshard and not (state is BACKWARDED and policy.pipelined)
         best, found = -1, (0, self.units[0].block.forward, 0)
         for index, unit in enumerate(self.units):
-            own = self.gathered[index]
+            own = unit.gathered_bytes
             if policy.reshard:
                 gathered = own + self.flats[index] if gathers else total - so_far
             else:
@@ -183,25 +201,28 @@ class Chunk:
 
     def backward_peak(self, state: ChunkState) -> Peak:
         """The largest moment of a backward under a pipeline, where gradients accumulate whole."""
-        policy, first = self.policy, state <= ChunkState.FORWARDED
+        policy, first = self.policy, state <= FORWARDED
         again = policy.in_place and not first
-        fetches = policy.reshard and state is not ChunkState.BACKWARDED  # a backward leaves every layer gathered
+        fetches = policy.reshard and state is not BACKWARDED  # a backward leaves every layer gathered
         everything = self.root.unsharded_bytes + self.layers.unsharded_bytes
         behind = made = gathered = 0  # of the units already done: unsharded and gathered layers, gradients of the slot's group
-        largest, peak = -1, self.aside("", 0, 0)
+        largest, found = -1, (0, 0, 0)
+        fetching: list[Peak] = []
         for index in range(len(self.units) - 1, -1, -1):
             unit = self.units[index]
             gradients = (behind if first else everything) + (0 if again else made)
-            gathered = gathered + self.gathered[index] if fetches else self.layers.gathered_bytes
-            size = self.before[index] + unit.input_bytes + gradients + gathered + self._carried(index)
-            size += unit.block.again_bytes if again else unit.block.backward_bytes
-            if size > largest or fetches:
-                found = self.backward(index, gradients, gathered, again=again, fetches=fetches)
-                largest, peak = max(largest, size), max(peak, found, key=lambda peak: peak.total)
+            gathered = gathered + unit.gathered_bytes if fetches else self.layers.gathered_bytes
+            if fetches:
+                fetching.append(self.backward(index, gradients, gathered, again=again, fetches=True))
+            else:
+                size = self.before[index] + gradients + self.carried[index] + (unit.again_bytes if again else unit.backward_bytes)
+                if size > largest:
+                    largest, found = size, (index, gradients, gathered)
             if unit.layer:
-                behind += self.groups[index].unsharded_bytes
+                behind += unit.group.unsharded_bytes
             else:
                 made += self.lasting(index)
+        peak = max(fetching, key=lambda peak: peak.total) if fetches else self.backward(*found, again=again, fetches=False)
         if first and not policy.in_place:
             gathered = self.root.gathered_bytes + self.layers.gathered_bytes
             if everything + made + gathered > peak.total:
@@ -236,13 +257,13 @@ class Chunk:
             for moment, communication in starts:
                 where = f"gathering of {self.names[index]}"
                 params = () if again else moment.params
-                found_peak = self.moment(index, where, moment, params, (gradients, communication), self._carried(index))
+                found_peak = self.moment(index, where, moment, params, (gradients, communication), self.carried[index])
                 peak = max(peak, found_peak, key=lambda peak: peak.total)
         return peak
 
     def _running(self, index: int, moment: Moment, beside: tuple[int, int], *, again: bool) -> Peak:
         params = moment.new_params if again else moment.params
-        return self.moment(index, f"backward of {self.names[index]}", moment, params, beside, self._carried(index))
+        return self.moment(index, f"backward of {self.names[index]}", moment, params, beside, self.carried[index])
 
     def moment(
         self, index: int, where: str, moment: Moment, params: tuple[str, ...], beside: tuple[int, int], activations: int = 0
@@ -277,13 +298,15 @@ class Chunk:
             return 0
         return sum(self.units[index].block.gradients.values())
 
-    def _kept(self, stop: int, count: int, activations: int) -> dict[Column, int]:
+    def _kept(self, count: int, stop: int, activations: int) -> dict[Column, int]:
+        """What `count` microbatches keep, and one more up to a unit, beside other activations."""
         cells = NO_BYTES.copy()
-        cells[Column.ACTIVATIONS] = activations
-        for unit in self.units[:stop]:
-            cells[Column.ACTIVATIONS] += unit.input_bytes * count
+        cells[ACTIVATIONS] = activations
+        for index, unit in enumerate(self.units if count else self.units[:stop]):
+            times = count + 1 if index < stop else count
+            cells[ACTIVATIONS] += unit.input_bytes * times
             for column, size in unit.block.saved.items():
-                cells[column] += size * count
+                cells[column] += size * times
         return cells
 
     def _flats(self) -> list[int]:
@@ -295,17 +318,19 @@ class Chunk:
             found.append(flat)
         return found
 
-    def _carried(self, index: int) -> int:
-        """What a unit's backward has more, or less, than its ledger says.
+    def _carried(self) -> list[int]:
+        """What each unit's backward has more, or less, than its ledger says.
 
         The gradient of a stage's output lies in a receive buffer, which is counted there. The last stage's output, the logits, is held
         until the backward has ended. An MTP depth's gradient of the residual stream waits until the final norm adds its own.
         """
-        carried = -self.output_bytes if index == len(self.units) - 1 else 0
-        if index < self.head:
-            carried += self.logits_bytes
-        if self.carries and self.names[index] in ("head", "final_norm"):
-            carried += self.policy.boundary_bytes
+        carried = [0] * len(self.units)
+        carried[-1] = -self.output_bytes
+        for index in range(self.head):
+            carried[index] += self.logits_bytes
+        if self.carries:
+            for name in ("head", "final_norm"):
+                carried[self.names.index(name)] += self.policy.boundary_bytes
         return carried
 
 

@@ -7,12 +7,14 @@ from its first forward, its gradients exist from its first backward and are shar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
+from megaplan.errors import MegaplanError
 from megaplan.schedule.actions import Kind, computations
 from megaplan.schedule.actions import Step as ScheduleStep
 from megaplan.schedule.in_flight import non_dominated
+from megaplan.schedule.registry import actions, schedule_problems
 
 
 class ChunkState(IntEnum):
@@ -33,8 +35,12 @@ class Step(IntEnum):
     REDUCE = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Occupancy:
+UNTOUCHED, FORWARDED, REFORWARDED, BACKWARDED, REDUCED = ChunkState
+FORWARD, BACKWARD, REDUCE = Step
+"""The members by name: looking one up on its class costs Python 3.11 more than the sums they decide."""
+
+
+class Occupancy(NamedTuple):
     """A rank while `step` runs on `chunk`.
 
     Attributes:
@@ -50,14 +56,51 @@ class Occupancy:
     states: tuple[ChunkState, ...]
 
 
+def moments(kind: str, pp: int, vpp: int, num_microbatches: int, chunk_of: Sequence[int]) -> tuple[tuple[Occupancy, ...], ...]:
+    """The occupancies of every pp rank.
+
+    Args:
+        kind: `schedule.kind` of the spec.
+        pp: Pipeline degree.
+        vpp: Slots a rank.
+        num_microbatches: Of the step.
+        chunk_of: Chunk of every slot.
+
+    Raises:
+        MegaplanError: The schedule cannot run on these degrees.
+    """
+    if found := schedule_problems(kind, pp, vpp, num_microbatches):
+        raise MegaplanError(found)
+    if kind == "1f1b":
+        return tuple(one_f_one_b(pp - rank, num_microbatches) for rank in range(pp))
+    enough = enough_microbatches(kind, pp, num_microbatches)
+    return tuple(occupancies(order, vpp, chunk_of, enough) for order in actions(kind, pp, vpp, enough))
+
+
+def one_f_one_b(in_flight: int, num_microbatches: int) -> tuple[Occupancy, ...]:
+    """What `occupancies` finds in a rank's 1F1B order, without walking it: warm-up, one forward and one backward in turn, cool-down.
+
+    Args:
+        in_flight: Microbatches alive in the steady state: pp − rank, not more than `num_microbatches`.
+        num_microbatches: Of the step.
+    """
+    warm_up = [Occupancy(FORWARD, 0, (1,), (UNTOUCHED,)), Occupancy(FORWARD, 0, (in_flight,), (FORWARDED,))]
+    steady = [Occupancy(FORWARD, 0, (in_flight,), (BACKWARDED,)), Occupancy(BACKWARD, 0, (in_flight,), (REFORWARDED,))]
+    return (
+        *warm_up[: 1 if in_flight == 1 else 2],
+        Occupancy(BACKWARD, 0, (in_flight,), (FORWARDED,)),
+        *(steady if num_microbatches > in_flight else ()),
+        *((Occupancy(BACKWARD, 0, (in_flight - 1,), (BACKWARDED,)),) if in_flight > 1 else ()),
+        Occupancy(REDUCE, 0, (0,), (BACKWARDED,)),
+    )
+
+
 def enough_microbatches(kind: str, pp: int, num_microbatches: int) -> int:
     """Microbatches after which an order only repeats itself: fewer actions with the same occupancies.
 
-    1F1B is steady after its warm-up of at most pp − 1 forwards. Interleaved 1F1B visits its chunks in rounds of pp microbatches if pp
+    Interleaved 1F1B visits its chunks in rounds of pp microbatches if pp
     divides their number, and its warm-up takes less than two rounds.
     """
-    if kind == "1f1b":
-        return min(num_microbatches, pp + 2)
     if kind == "interleaved_1f1b" and num_microbatches % pp == 0:
         return min(num_microbatches, 4 * pp)
     return num_microbatches
@@ -75,7 +118,7 @@ def occupancies(order: tuple[ScheduleStep, ...], vpp: int, chunk_of: Sequence[in
     Returns:
         Distinct moments. Of those with one step, chunk and states only the largest counts are given.
     """
-    counts, states, left = [0] * vpp, [ChunkState.UNTOUCHED] * vpp, [num_microbatches] * vpp
+    counts, states, left = [0] * vpp, [UNTOUCHED] * vpp, [num_microbatches] * vpp
     key = tuple(states)  # of `states`, made anew only when they change
     found: dict[tuple[Step, int, tuple[ChunkState, ...]], set[tuple[int, ...]]] = {}
     steps = tuple(computations(order))
@@ -84,23 +127,23 @@ def occupancies(order: tuple[ScheduleStep, ...], vpp: int, chunk_of: Sequence[in
         state = states[chunk]
         if action.kind is Kind.FORWARD:
             counts[chunk] += 1
-            after = ChunkState.FORWARDED if state <= ChunkState.FORWARDED else ChunkState.REFORWARDED
+            after = FORWARDED if state <= FORWARDED else REFORWARDED
             follows = steps[position + 1] if position + 1 < len(steps) else action
             if after is not state or follows.kind is not Kind.FORWARD or follows.slot != action.slot:
-                found.setdefault((Step.FORWARD, chunk, key), set()).add(tuple(counts))  # else the next one has larger counts
+                found.setdefault((FORWARD, chunk, key), set()).add(tuple(counts))  # else the next one has larger counts
         elif action.kind is Kind.INPUT:  # what W needs stays; here all of it is counted until W has ended
-            found.setdefault((Step.BACKWARD, chunk, key), set()).add(tuple(counts))
-            after = ChunkState.BACKWARDED
+            found.setdefault((BACKWARD, chunk, key), set()).add(tuple(counts))
+            after = BACKWARDED
         else:
             if action.kind is Kind.BACKWARD:
-                found.setdefault((Step.BACKWARD, chunk, key), set()).add(tuple(counts))
+                found.setdefault((BACKWARD, chunk, key), set()).add(tuple(counts))
             counts[chunk] -= 1
             left[chunk] -= 1
-            after = ChunkState.BACKWARDED
+            after = BACKWARDED
             if left[chunk] == 0:
                 reducing = (*key[:chunk], after, *key[chunk + 1 :])
-                found.setdefault((Step.REDUCE, chunk, reducing), set()).add(tuple(counts))
-                after = ChunkState.REDUCED
+                found.setdefault((REDUCE, chunk, reducing), set()).add(tuple(counts))
+                after = REDUCED
         if after is not state:
             states[chunk] = after
             key = tuple(states)

@@ -3,39 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from megaplan.budget.step import StepPeak
-from megaplan.budget.values import NO_BYTES, Cells
+from megaplan.budget.values import (
+    ACTIVATIONS,
+    COMMUNICATION,
+    GRADIENTS,
+    MATRIX_OPTIMIZER,
+    NO_BYTES,
+    OTHER_OPTIMIZER,
+    OVERHEAD,
+    WORKSPACE,
+    Cells,
+)
 from megaplan.columns import Column, Phase
 from megaplan.hosts.megarun.allocator import OPEN_SEGMENTS_BYTES
-from megaplan.hosts.megarun.optimizer import LastMoment, MatrixScratch, Uneven, first_step_moment
+from megaplan.hosts.megarun.optimizer import LastMoment, MatrixMoments, Uneven, in_turn
+from megaplan.hosts.megarun.storage import BlockStorage
 
+INIT, FIRST_FORWARD_BACKWARD, FIRST_OPTIMIZER, FORWARD_BACKWARD, OPTIMIZER = Phase
 MomentCells = dict[Column, int]
 CAST = "the update beside a gradient cast for it"
 
 
-@dataclass(frozen=True, slots=True)
-class States:
+class States(NamedTuple):
     """What depends on a rank's place among those that share its parameters.
 
     Attributes:
         matrix_bytes: Moments of the matrix group.
         other_bytes: Moments of the rest, and step counters.
         padding_scratch_bytes: Beside the parameters while a short shard of the slot's own group is padded.
-        scratch_bytes: The largest scratch of Muon's tensors.
-        first_matrix: Momenta made and scratch at the peak of Muon's first step.
+        muon: Where Muon's steps peak.
     """
 
     matrix_bytes: int
     other_bytes: int
     padding_scratch_bytes: int
-    scratch_bytes: int
-    first_matrix: tuple[int, int]
+    muon: MatrixMoments
 
 
-@dataclass(frozen=True, slots=True)
-class Persistent:
+class Persistent(NamedTuple):
     """What a pipeline rank holds outside microbatches, equal for all its data ranks.
 
     Attributes:
@@ -46,7 +54,7 @@ class Persistent:
         other_state_bytes: AdamW's.
         uneven: Tensors that shard unevenly.
         root_uneven: Those of the slots' own groups, which are padded when all else is in place.
-        matrix_scratch: Of Muon's tensors, in the order they are updated.
+        storages: Of the rank's blocks, in the order they are updated.
         cast_bytes: The largest gradient that is cast for AdamW.
         first_other: The peak of AdamW's first step.
         buffer_bytes: Rotary tables.
@@ -66,7 +74,7 @@ class Persistent:
     other_state_bytes: int
     uneven: tuple[Uneven, ...]
     root_uneven: tuple[Uneven, ...]
-    matrix_scratch: tuple[MatrixScratch, ...]
+    storages: tuple[BlockStorage, ...]
     cast_bytes: int
     first_other: LastMoment
     buffer_bytes: int
@@ -87,13 +95,11 @@ class Persistent:
                 matrix += size
             else:
                 other += size
-        scratch = [each.at(dense_index, expert_index) for each in self.matrix_scratch]
         return States(
             matrix,
             other,
             padding_scratch_bytes=max([tensor.padding_scratch_bytes(dense_index) for tensor in self.root_uneven], default=0),
-            scratch_bytes=max([size for size, _ in scratch], default=0),
-            first_matrix=first_step_moment(scratch),
+            muon=in_turn([each.even_moments or each.matrix_moments(dense_index, expert_index) for each in self.storages]),
         )
 
 
@@ -105,56 +111,56 @@ class RankCells:
         overhead = persistent.slack_bytes + OPEN_SEGMENTS_BYTES
         with_states = overhead + persistent.state_slack_bytes
         self._init = _base(persistent, overhead)
-        self._init[Column.COMMUNICATION] = 0
-        self._first_step = _plus(_base(persistent, overhead + step.slack_bytes), step.cells)
-        self._steady_step = _plus(_base(persistent, with_states + step.slack_bytes), step.cells)
-        self._update = _base(persistent, with_states)
-        self._update[Column.GRADIENTS] += persistent.shard_bytes
+        self._update = self._init.copy()
+        self._update[OVERHEAD] = with_states
+        self._first_step = _plus(self._init.copy(), step.cells)
+        self._first_step[OVERHEAD] += step.slack_bytes
+        self._steady_step = self._first_step.copy()
+        self._steady_step[OVERHEAD] += persistent.state_slack_bytes
+        self._init[COMMUNICATION] = 0
+        self._update[GRADIENTS] += persistent.shard_bytes
 
     def of(self, states: States) -> tuple[Cells, dict[Phase, str]]:
         """Cells of every phase, and where each phase's peak lies."""
         persistent, step = self._persistent, self._step
         padding = states.padding_scratch_bytes > persistent.buffer_bytes + persistent.buffer_scratch_bytes
         init = self._init.copy()
-        init[Column.WORKSPACE] = states.padding_scratch_bytes if padding else persistent.buffer_scratch_bytes
-        init[Column.ACTIVATIONS] = 0 if padding else persistent.buffer_bytes
+        init[WORKSPACE] = states.padding_scratch_bytes if padding else persistent.buffer_scratch_bytes
+        init[ACTIVATIONS] = 0 if padding else persistent.buffer_bytes
 
         steady_update = _with_states(self._update, states)
         to_make = persistent.first_other
         late = states.matrix_bytes + states.other_bytes - persistent.matrix_shard_bytes
         late += to_make.scratch_bytes - to_make.matrix_bytes - to_make.other_bytes
-        made_at_end = late >= sum(states.first_matrix)
+        _, momenta, first_scratch, _ = muon = states.muon
+        made_at_end = late >= momenta + first_scratch
         if made_at_end:
             first_update = steady_update.copy()
-            first_update[Column.GRADIENTS] -= persistent.matrix_shard_bytes
-            first_update[Column.MATRIX_OPTIMIZER] -= to_make.matrix_bytes
-            first_update[Column.OTHER_OPTIMIZER] -= to_make.other_bytes
-            first_update[Column.WORKSPACE] += to_make.scratch_bytes
+            first_update[GRADIENTS] -= persistent.matrix_shard_bytes
+            first_update[MATRIX_OPTIMIZER] -= to_make.matrix_bytes
+            first_update[OTHER_OPTIMIZER] -= to_make.other_bytes
+            first_update[WORKSPACE] += to_make.scratch_bytes
         else:
-            first_update, (momenta, scratch) = self._update.copy(), states.first_matrix
-            first_update[Column.MATRIX_OPTIMIZER] += momenta
-            first_update[Column.WORKSPACE] += scratch
-        cast = persistent.cast_bytes - persistent.matrix_shard_bytes > states.scratch_bytes  # Muon has dropped its gradients by then
+            first_update = self._update.copy()
+            first_update[MATRIX_OPTIMIZER] += momenta
+            first_update[WORKSPACE] += first_scratch
+        cast = persistent.cast_bytes - persistent.matrix_shard_bytes > muon.scratch_bytes  # Muon has dropped its gradients by then
         if cast:
-            steady_update[Column.GRADIENTS] -= persistent.matrix_shard_bytes
-        steady_update[Column.WORKSPACE] += persistent.cast_bytes if cast else states.scratch_bytes
+            steady_update[GRADIENTS] -= persistent.matrix_shard_bytes
+        steady_update[WORKSPACE] += persistent.cast_bytes if cast else muon.scratch_bytes
         cells = {
-            Phase.INIT: init,
-            Phase.FIRST_FORWARD_BACKWARD: self._first_step.copy(),
-            Phase.FIRST_OPTIMIZER: first_update,
-            Phase.FORWARD_BACKWARD: _with_states(self._steady_step, states),
-            Phase.OPTIMIZER: steady_update,
+            INIT: init,
+            FIRST_FORWARD_BACKWARD: self._first_step.copy(),
+            FIRST_OPTIMIZER: first_update,
+            FORWARD_BACKWARD: _with_states(self._steady_step, states),
+            OPTIMIZER: steady_update,
         }
         where = {
-            Phase.INIT: "padding of a short shard" if padding else "parameters in place",
-            Phase.FIRST_FORWARD_BACKWARD: step.where,
-            Phase.FIRST_OPTIMIZER: _first_update(to_make) if made_at_end else "Newton-Schulz beside the momenta made so far",
-            Phase.FORWARD_BACKWARD: step.where,
-            Phase.OPTIMIZER: CAST
-            if cast
-            else "Newton-Schulz of the largest matrix"
-            if states.scratch_bytes
-            else "the update of all parameters",
+            INIT: "padding of a short shard" if padding else "parameters in place",
+            FIRST_FORWARD_BACKWARD: step.where,
+            FIRST_OPTIMIZER: _first_update(to_make) if made_at_end else "Newton-Schulz beside the momenta made so far",
+            FORWARD_BACKWARD: step.where,
+            OPTIMIZER: CAST if cast else "Newton-Schulz of the largest matrix" if muon.scratch_bytes else "the update of all parameters",
         }
         return cells, where
 
@@ -167,10 +173,10 @@ def _base(persistent: Persistent, overhead: int) -> MomentCells:
     cells = NO_BYTES.copy()
     for column, size in persistent.resident.items():
         cells[column] += size
-    cells[Column.ACTIVATIONS] = persistent.buffer_bytes + persistent.input_bytes
-    cells[Column.COMMUNICATION] = persistent.receive_bytes
-    cells[Column.WORKSPACE] = persistent.workspace_bytes
-    cells[Column.OVERHEAD] = overhead
+    cells[ACTIVATIONS] = persistent.buffer_bytes + persistent.input_bytes
+    cells[COMMUNICATION] = persistent.receive_bytes
+    cells[WORKSPACE] = persistent.workspace_bytes
+    cells[OVERHEAD] = overhead
     return cells
 
 
@@ -182,6 +188,6 @@ def _plus(cells: MomentCells, more: Mapping[Column, int]) -> MomentCells:
 
 def _with_states(cells: MomentCells, states: States) -> MomentCells:
     found = dict(cells)
-    found[Column.MATRIX_OPTIMIZER] += states.matrix_bytes
-    found[Column.OTHER_OPTIMIZER] += states.other_bytes
+    found[MATRIX_OPTIMIZER] += states.matrix_bytes
+    found[OTHER_OPTIMIZER] += states.other_bytes
     return found

@@ -47,7 +47,8 @@ def _reducing_backwards(chunk: Chunk, later: bool) -> Iterator[Peak]:
     kept = 0  # outputs that are not the shards themselves, while replicas sum them
     ahead = chunk.layers.gathered_bytes
     for index in range(len(chunk.units) - 1, -1, -1):
-        unit, own = chunk.units[index], chunk.gathered[index]
+        unit = chunk.units[index]
+        own = unit.gathered_bytes
         gradients = (everything if later else behind) + made + kept
         gathered = own if reshard else ahead
         yield chunk.backward(index, gradients, gathered + pending, again=False, fetches=reshard)

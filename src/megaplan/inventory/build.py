@@ -40,7 +40,7 @@ def build_inventory(spec: Spec) -> Inventory:
             made[make] = _layer_block(model, letter, with_indexer=make[1])
         layers.append(made[make])
     outside = _outside_blocks(model, vocab_parallel=spec.mesh.vocab_parallel)
-    total = sum(block.elements for block in layers) + sum(block.elements for _, block in outside)
+    total = sum([block.elements for block in layers]) + sum([block.elements for _, block in outside])
     idle = letters.count("E") * _idle_expert_parameters(model)
     return Inventory(tuple(layers), outside, tied=model.tie_embeddings, active_parameters=total - idle)
 

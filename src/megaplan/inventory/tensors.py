@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import prod
+from typing import NamedTuple
 
 
 class Owner(StrEnum):
@@ -53,8 +54,7 @@ class Init(StrEnum):
     CONV = "conv"  # uniform ± 1/sqrt(kernel)
 
 
-@dataclass(frozen=True, slots=True)
-class ParamTensor:
+class ParamTensor(NamedTuple):
     """One parameter tensor, unsharded.
 
     Attributes:
@@ -66,7 +66,6 @@ class ParamTensor:
         tp_dim: Tensor dim that TP shards (ETP for an expert bank), None if neither does.
         tp_parts: Sizes along `tp_dim` that shard separately, in order (Mamba's fused in_proj); empty for one part.
         num_matrices: Matrices Muon orthogonalises separately: dim 0 of a bank, or equal groups of a projection's rows (kv heads).
-        elements: Unsharded element count, derived from `shape`.
     """
 
     name: str
@@ -77,10 +76,11 @@ class ParamTensor:
     tp_dim: int | None = None
     tp_parts: tuple[int, ...] = ()
     num_matrices: int = 1
-    elements: int = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "elements", prod(self.shape))
+    @property
+    def elements(self) -> int:
+        """Unsharded element count."""
+        return prod(self.shape)
 
     def local_elements(self, tp: int, ep: int, etp: int) -> int:
         """Elements one rank owns after TP and EP, before state sharding (degrees must divide: checked on the spec)."""
@@ -109,7 +109,7 @@ class Block:
     elements: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "elements", sum(tensor.elements for tensor in self.tensors))
+        object.__setattr__(self, "elements", sum([prod(tensor.shape) for tensor in self.tensors]))
 
 
 @dataclass(frozen=True, slots=True)

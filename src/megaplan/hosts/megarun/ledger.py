@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import NoReturn
 
 from megaplan.columns import Column
@@ -15,8 +16,10 @@ from megaplan.hosts.megarun.moe import ExpertMesh, moe_part
 from megaplan.hosts.megarun.parts import BlockBytes, Part, Shapes, ledger, storages, weigh
 from megaplan.hosts.megarun.recurrent import recurrent_part
 from megaplan.hosts.values import BlockLedger
-from megaplan.inventory.tensors import Block, Family
+from megaplan.inventory.tensors import Block, Family, Inventory
 from megaplan.spec.models import Spec
+
+LAYER_FAMILIES = (Family.A, Family.M, Family.E, Family.R, Family.D)
 
 
 def block_ledger(spec: Spec, block_name: str, block: Block) -> BlockLedger:
@@ -41,18 +44,33 @@ def block_ledger(spec: Spec, block_name: str, block: Block) -> BlockLedger:
 
 def block_bytes(spec: Spec, dims: Dims, block_name: str, block: Block) -> BlockBytes:
     """The sums of a block's ledger; `dims` are the spec's, worked out once for all its blocks."""
-    sizes = {name: stored.bytes for name, stored in parameter_gradients(spec, dims, block).items()}
+    size, shapes = gradient_dtype(spec, block).bytes, parameter_shapes(spec, dims, block)
+    sizes = {name: prod(shape) * size for name, shape in shapes.items()}
     return weigh(_part(spec, dims, block_name, block), sizes, in_place=accumulates_in_place(spec, block))
 
 
-def make_of(spec: Spec, block_name: str, block: Block) -> tuple[int, bool, str]:
-    """What decides a block's ledger besides the spec: equal makes have equal ledgers, so that a stack evaluates each once."""
-    if not block_name.startswith("layers."):
-        return id(block), block_name == "head", "none"
-    index = int(block_name.removeprefix("layers."))
-    attention = spec.model.attention
-    rotates = block.family is not Family.A or attention is None or index not in attention.nope_layers
-    return id(block), rotates, layer_policy(spec, index, block)
+Make = tuple[int, bool, str]
+
+
+def makes_of(spec: Spec, inventory: Inventory) -> dict[str, Make]:
+    """What decides each block's ledger besides the spec, by block name: equal makes have equal ledgers, so a stack evaluates each once.
+
+    `head` is there for a tied head too.
+    """
+    attention, last = spec.model.attention, len(inventory.layers) - 1
+    without_rotation = frozenset(attention.nope_layers) if attention is not None else frozenset()
+    written = _policies(spec)
+    policies = {family: written.get(family.value, spec.recompute.default) for family in LAYER_FAMILIES}
+    made: dict[str, Make] = {}
+    for index, block in enumerate(inventory.layers):
+        family = block.family
+        policy = policies[family] if index != last else "none"  # R-67
+        made[f"layers.{index}"] = id(block), family is not Family.A or index not in without_rotation, policy
+    for name, block in inventory.outside:
+        made[name] = id(block), name == "head", "none"
+    if inventory.tied:
+        made["head"] = id(inventory.block("embedding")), True, "none"
+    return made
 
 
 def accumulates_in_place(spec: Spec, block: Block) -> bool:
@@ -61,24 +79,35 @@ def accumulates_in_place(spec: Spec, block: Block) -> bool:
 
 
 def parameter_gradients(spec: Spec, dims: Dims, block: Block) -> Shapes:
-    """Unsharded gradients of a block's parameters as autograd makes them, by parameter name.
+    """Unsharded gradients of a block's parameters as autograd makes them, by parameter name."""
+    return storages(gradient_dtype(spec, block), Column.GRADIENTS, parameter_shapes(spec, dims, block))
+
+
+def parameter_shapes(spec: Spec, dims: Dims, block: Block) -> dict[str, tuple[int, ...]]:
+    """Shapes of the gradients that a block makes, by parameter name.
 
     An MTP depth also adds to those of the token embedding and the head, which autograd holds until their other use is done.
     """
     mesh = spec.mesh
-    shapes = {tensor.name: local_shape(tensor, mesh.tp, mesh.ep, mesh.etp) for tensor in block.tensors}
+    if mesh.tp == mesh.ep == mesh.etp == 1:
+        shapes = {tensor.name: tensor.shape for tensor in block.tensors}
+    else:
+        shapes = {tensor.name: local_shape(tensor, mesh.tp, mesh.ep, mesh.etp) for tensor in block.tensors}
     if block.family is Family.MTP:
         vocab = spec.model.vocab_size // (mesh.tp if mesh.vocab_parallel else 1)
         shapes |= dict.fromkeys(("embedding.weight", "head.weight"), (vocab, dims.hidden))
-    return storages(gradient_dtype(spec, block), Column.GRADIENTS, shapes)
+    return shapes
 
 
 def layer_policy(spec: Spec, index: int, block: Block) -> str:
     """The recompute policy of layer `index`, whose block is given; the model's last is never recomputed (R-67)."""
     if index == spec.model.num_layers - 1:
         return "none"
-    blocks: dict[str, str] = dict(spec.recompute.blocks)  # type: ignore[arg-type]
-    return blocks.get(block.family.value, spec.recompute.default)
+    return _policies(spec).get(block.family.value, spec.recompute.default)
+
+
+def _policies(spec: Spec) -> dict[str, str]:
+    return dict(spec.recompute.blocks)  # type: ignore[arg-type]  # by letter
 
 
 def _part(spec: Spec, dims: Dims, name: str, block: Block) -> Part:

@@ -9,7 +9,6 @@ Newton-Schulz on that.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
@@ -17,8 +16,7 @@ from megaplan.dtypes import DType
 from megaplan.spec.models import Spec
 
 
-@dataclass(frozen=True, slots=True)
-class Uneven:
+class Uneven(NamedTuple):
     """The moments of a tensor whose rows do not divide by its shard degree.
 
     Attributes:
@@ -41,7 +39,8 @@ class Uneven:
 
     def local_rows(self, index: int) -> int:
         """True rows of the rank with this index among those that share the tensor."""
-        return max(0, min(self.chunk_rows, self.rows - index * self.chunk_rows))
+        left = self.rows - index * self.chunk_rows
+        return self.chunk_rows if left > self.chunk_rows else max(0, left)
 
     def state_bytes(self, index: int) -> int:
         """Moments on that rank."""
@@ -71,8 +70,7 @@ def newton_schulz_dtype(spec: Spec) -> DType:
     return DType.FP32 if spec.precision.params is DType.FP32 else DType.BF16
 
 
-@dataclass(frozen=True, slots=True)
-class MatrixScratch:
+class MatrixScratch(NamedTuple):
     """What one Newton-Schulz update needs for a moment, and the momentum its first step makes; on a rank with a whole share of the rows.
 
     It has two moments:
@@ -107,40 +105,77 @@ class MatrixScratch:
 
 
 def matrix_scratch(
-    shape: tuple[int, ...], num_matrices: int, iteration: DType, master: DType, shard_elements: int, degree: int
-) -> tuple[int, int, int, int]:
-    """The first four fields of `MatrixScratch`.
+    shape: tuple[int, ...],
+    num_matrices: int,
+    iteration_bytes: int,
+    cast_bytes: int,
+    shard_elements: int,
+    degree: int,
+    momentum_bytes: int,
+    uneven: Uneven | None,
+) -> MatrixScratch:
+    """The scratch of one tensor.
 
     Args:
         shape: Whole tensor on the rank, after TP and EP; dims before the last are rows.
         num_matrices: k equal matrices, orthogonalised apart.
-        iteration: Dtype of the iteration.
-        master: Dtype the update is cast to.
+        iteration_bytes: Of an element of the iteration.
+        cast_bytes: Of an element of `precision.master`; 0 where that is the iteration's dtype.
         shard_elements: A whole share of the tensor; the all-gather makes `degree` of them, padding included.
         degree: Ranks that share it.
+        momentum_bytes: The momentum of a whole share.
+        uneven: Where the rows do not divide by the degree.
     """
     elements, columns = prod(shape), shape[-1]
     gathered, side = shard_elements * degree, min(elements // (num_matrices * columns), columns)
-    return (
-        (gathered + 2 * elements + 2 * num_matrices * side * side) * iteration.bytes,
-        shard_elements * iteration.bytes if degree > 1 else 0,
-        (gathered + elements) * iteration.bytes,
-        shard_elements * master.bytes if master is not iteration else 0,
+    return MatrixScratch(
+        (gathered + 2 * elements + 2 * num_matrices * side * side) * iteration_bytes,
+        shard_elements * iteration_bytes if degree > 1 else 0,
+        (gathered + elements) * iteration_bytes,
+        shard_elements * cast_bytes,
+        momentum_bytes,
+        uneven,
     )
 
 
-def first_step_moment(scratch: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """Moments made and scratch at the peak of an optimizer's first step: each tensor's scratch beside the moments so far, its own included.
+class MatrixMoments(NamedTuple):
+    """Where Muon's steps peak.
+
+    Attributes:
+        scratch_bytes: The largest scratch of a tensor: a later step's peak.
+        first_momenta_bytes: Momenta made so far at the peak of the first step: a tensor's scratch, its own momentum made.
+        first_scratch_bytes: The scratch beside them.
+        momenta_bytes: All momenta.
+    """
+
+    scratch_bytes: int = 0
+    first_momenta_bytes: int = 0
+    first_scratch_bytes: int = 0
+    momenta_bytes: int = 0
+
+
+def matrix_moments(tensors: Iterable[MatrixScratch], dense_index: int, expert_index: int) -> MatrixMoments:
+    """The moments of a block's updates.
 
     Args:
-        scratch: (scratch, moments) bytes of each tensor, in the order of updates.
+        tensors: In the order of updates.
+        dense_index: The rank's place among those that share dense tensors.
+        expert_index: Among those that share expert banks.
     """
-    largest, best, made = -1, (0, 0), 0
-    for scratch_bytes, state_bytes in scratch:
-        made += state_bytes
-        if made + scratch_bytes > largest:
-            largest, best = made + scratch_bytes, (made, scratch_bytes)
-    return best
+    alone = [tensor.at(dense_index, expert_index) for tensor in tensors]
+    return in_turn([(scratch, momentum, scratch, momentum) for scratch, momentum in alone])
+
+
+def in_turn(updates: Iterable[tuple[int, int, int, int]]) -> MatrixMoments:
+    """Several tensors' or blocks' updates, one after another; each as the four fields of `MatrixMoments`."""
+    largest = highest = first_momenta = first_scratch = made = 0
+    for scratch, own_momenta, own_scratch, momenta in updates:
+        largest = max(largest, scratch)
+        if made + own_momenta + own_scratch > highest:
+            first_momenta, first_scratch = made + own_momenta, own_scratch
+            highest = first_momenta + first_scratch
+        made += momenta
+    return MatrixMoments(largest, first_momenta, first_scratch, made)
 
 
 class Cast(NamedTuple):

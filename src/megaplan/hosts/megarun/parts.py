@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
@@ -25,19 +24,16 @@ class Stored(NamedTuple):
 
 
 Shapes = dict[str, Stored]
-COLUMNS = tuple(Column)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """One block's replay with the storages its names stand for."""
 
     replay: Replay
     tensors: Shapes
 
 
-@dataclass(frozen=True, slots=True)
-class BlockBytes:
+class BlockBytes(NamedTuple):
     """The sums of a block's ledger that a budget needs.
 
     Attributes:
@@ -71,21 +67,18 @@ class BlockBytes:
     again: Moment
     again_bytes: int
 
-    def cells(self, moment: Moment, params: tuple[str, ...]) -> dict[Column, int]:
-        """What is alive at a moment with these parameter gradients, by column."""
-        tensors, found = self.part.tensors, dict.fromkeys(COLUMNS, 0)
-        for name in (*moment.storages, *moment.gradients):
-            stored = tensors[name]
-            found[stored.column] += stored.bytes
-        for name in params:
-            found[Column.GRADIENTS] += self.gradients[name]
-        return found
+    def add_to(self, cells: dict[Column, int], moment: Moment, params: tuple[str, ...]) -> None:
+        """Add to its columns what is alive at a moment with these parameter gradients."""
+        tensors = self.part.tensors
+        for name in moment.tensors:
+            size, _, _, column, _ = tensors[name]
+            cells[column] += size
+        cells[Column.GRADIENTS] += sum([self.gradients[name] for name in params])
 
     def moment_bytes(self, moment: Moment, params: tuple[str, ...]) -> int:
         """What is alive at a moment with these parameter gradients."""
         tensors = self.part.tensors
-        found = sum([tensors[name].bytes for name in (*moment.storages, *moment.gradients)])
-        return found + sum([self.gradients[name] for name in params])
+        return sum([tensors[name][0] for name in moment.tensors]) + sum([self.gradients[name] for name in params])
 
 
 def storages(dtype: DType, column: Column, shapes: Mapping[str, tuple[int, ...]], basis: Basis = Basis.EXACT) -> Shapes:
@@ -113,17 +106,17 @@ def weigh(part: Part, gradients: dict[str, int], *, in_place: bool) -> BlockByte
     size_of, gradient_of = sizes.__getitem__, gradients.__getitem__
     forward, forward_bytes = run.forward[0], -1
     for moment in run.forward_peaks:
-        total = sum(map(size_of, moment.storages))
+        total = sum(map(size_of, moment.tensors))
         if total > forward_bytes:
             forward, forward_bytes = moment, total
     backward, backward_bytes = run.backward[0], -1
     for moment in run.backward_peaks:
-        total = sum(map(size_of, moment.storages)) + sum(map(size_of, moment.gradients)) + sum(map(gradient_of, moment.params))
+        total = sum(map(size_of, moment.tensors)) + sum(map(gradient_of, moment.params))
         if total > backward_bytes:
             backward, backward_bytes = moment, total
     again, again_bytes = (run.backward[0], -1) if in_place else (backward, backward_bytes)
     for moment in run.again_peaks if in_place else ():
-        total = sum(map(size_of, moment.storages)) + sum(map(size_of, moment.gradients)) + sum(map(gradient_of, moment.new_params))
+        total = sum(map(size_of, moment.tensors)) + sum(map(gradient_of, moment.new_params))
         if total > again_bytes:
             again, again_bytes = moment, total
     saved: dict[Column, int] = {}

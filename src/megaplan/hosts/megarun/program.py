@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 INPUT, OUTPUT = "x", "out"
@@ -71,7 +71,7 @@ class Moment:
     """What is alive while one operation runs: forward storages, gradients, parameter gradients.
 
     Gradients go by the name of what they belong to, the `num_new` that the operation makes last; a name stands twice where a second
-    gradient is about to be added to a first.
+    gradient is about to be added to a first. `tensors` are storages and gradients together, derived from them.
     """
 
     op: str
@@ -80,6 +80,10 @@ class Moment:
     params: tuple[str, ...] = ()
     new_params: tuple[str, ...] = ()
     num_new: int = 0
+    tensors: tuple[str, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tensors", (*self.storages, *self.gradients))
 
     def before(self) -> Moment:
         """What is alive just before the operation: without the gradients it makes."""

@@ -14,17 +14,26 @@ Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py (`_init_sharded_param
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
 from megaplan.columns import Column
 from megaplan.hosts.megarun.allocator import slack_bytes
 from megaplan.hosts.megarun.dims import local_shape, param_dtype
-from megaplan.hosts.megarun.optimizer import Cast, MatrixScratch, Uneven, matrix_scratch, newton_schulz_dtype, uses_muon
+from megaplan.hosts.megarun.optimizer import (
+    Cast,
+    MatrixMoments,
+    MatrixScratch,
+    Uneven,
+    matrix_moments,
+    matrix_scratch,
+    newton_schulz_dtype,
+    uses_muon,
+)
 from megaplan.inventory.tensors import Block, Family, Group, Owner
 from megaplan.spec.models import Mesh, Spec
 
+EXPERT_PARALLEL, MATRIX = Owner.EXPERT_PARALLEL, Group.MATRIX
 OWNER_COLUMNS = {
     Owner.REPLICATED: Column.REPLICATED_PARAMS,
     Owner.TENSOR_PARALLEL: Column.TENSOR_PARALLEL_PARAMS,
@@ -61,17 +70,26 @@ class GroupBytes(NamedTuple):
     last_made_bytes: int = 0
     last_unsharded_bytes: int = 0
 
+    @property
+    def reduction_bytes(self) -> int:
+        """All buffers of a reduction."""
+        return self.reduce_bytes + self.reduced_bytes + self.divided_bytes + self.recast_bytes
+
+
+NOTHING = GroupBytes()
+
 
 def together(groups: Iterable[GroupBytes]) -> GroupBytes:
     """Several groups as one; the last tensor is the last group's that has one."""
     listed = list(groups)
-    last = next((group for group in reversed(listed) if group.made_bytes), GroupBytes())
-    total = GroupBytes(*map(sum, zip(*listed, strict=True)))
-    return total._replace(last_made_bytes=last.last_made_bytes, last_unsharded_bytes=last.last_unsharded_bytes)
+    if len(listed) == 1:
+        return listed[0]
+    last = next((group for group in reversed(listed) if group.made_bytes), NOTHING)
+    *sums, _, _ = [sum(sizes) for sizes in zip(*listed, strict=True)] or NOTHING
+    return GroupBytes._make((*sums, last.last_made_bytes, last.last_unsharded_bytes))
 
 
-@dataclass(frozen=True, slots=True)
-class BlockStorage:
+class BlockStorage(NamedTuple):
     """What a rank holds of one block's parameters.
 
     Attributes:
@@ -83,6 +101,7 @@ class BlockStorage:
         other_state_bytes: Moments of AdamW tensors that shard evenly, step counters of all AdamW tensors.
         uneven: Tensors whose last chunks are short or empty.
         matrix_scratch: Muon's scratch and momentum of each tensor, in the order they are updated.
+        even_moments: Where Muon's updates of them peak; None where one shards unevenly, so that ranks differ.
         casts: AdamW's tensors in that order, where their gradients are cast for it.
         resident_slack_bytes: What the allocator's rounding adds to the shards.
         state_slack_bytes: What it adds to the moments.
@@ -97,10 +116,15 @@ class BlockStorage:
     other_state_bytes: int
     uneven: tuple[Uneven, ...]
     matrix_scratch: tuple[MatrixScratch, ...]
+    even_moments: MatrixMoments | None
     casts: tuple[Cast, ...]
     resident_slack_bytes: int
     state_slack_bytes: int
     parameters: int
+
+    def matrix_moments(self, dense_index: int, expert_index: int) -> MatrixMoments:
+        """Where Muon's updates of the block peak on the rank at these places."""
+        return matrix_moments(self.matrix_scratch, dense_index, expert_index)
 
 
 def shard_degrees(mesh: Mesh) -> tuple[int, int]:
@@ -108,95 +132,144 @@ def shard_degrees(mesh: Mesh) -> tuple[int, int]:
     return mesh.dp_shard, mesh.efsdp
 
 
-def block_storage(spec: Spec, block: Block) -> BlockStorage:
+class Sizes(NamedTuple):
+    """What of a spec decides storage, worked out once for all its blocks.
+
+    Attributes:
+        spec: The spec.
+        degrees: Ranks that share dense tensors, and those that share expert banks.
+        whole: Whether every rank owns whole tensors: neither TP nor EP divides them.
+        master: Bytes of an element in `precision.master`; likewise the next three.
+        grads: In `precision.grads`.
+        reduce: In `precision.reduce`.
+        moments: In `precision.moments`.
+        iteration: In Muon's iteration; 0 without Muon.
+        cast: Bytes of an element of a cast update: `precision.master`, 0 where that is the iteration's dtype.
+        casts_gradients: Whether AdamW's gradients are cast for it.
+        recasts: Whether reduced gradients are cast.
+    """
+
+    spec: Spec
+    degrees: tuple[int, int]
+    whole: bool
+    master: int
+    grads: int
+    reduce: int
+    moments: int
+    iteration: int
+    cast: int
+    casts_gradients: bool
+    recasts: bool
+
+
+def storage_sizes(spec: Spec) -> Sizes:
+    """The sizes of a spec."""
+    mesh, precision, iteration = spec.mesh, spec.precision, newton_schulz_dtype(spec)
+    return Sizes(
+        spec,
+        degrees=shard_degrees(mesh),
+        whole=mesh.tp == mesh.ep == mesh.etp == 1,
+        master=precision.master.bytes,
+        grads=precision.grads.bytes,
+        reduce=precision.reduce.bytes,
+        moments=precision.moments.bytes,
+        iteration=iteration.bytes if uses_muon(spec) else 0,
+        cast=0 if iteration is precision.master else precision.master.bytes,
+        casts_gradients=precision.grads is not precision.master,
+        recasts=precision.grads is not precision.reduce,
+    )
+
+
+def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
     """Storage of one block on a rank that holds it."""
-    mesh, precision = spec.mesh, spec.precision
-    compute, master = param_dtype(spec, block).bytes, precision.master.bytes
-    made = max(compute, 2)  # fp8 weights get bf16 gradients
-    moments, iteration = precision.moments.bytes, newton_schulz_dtype(spec)
+    spec, degrees, whole, master, _, _, moments, iteration, cast, casts_gradients, _ = sizes
+    mesh, last = spec.mesh, last_tensor(block)
     resident: dict[Column, int] = {}
-    counts = {True: [0, 0, 0], False: [0, 0, 0]}  # experts or not: padded shard, padded whole, true whole elements
-    states = {True: 0, False: 0}  # of the matrix group or not, whichever optimizer that has
+    counts = [0, 0, 0, 0], [0, 0, 0, 0]  # dense and experts: elements of a padded shard, padded whole, whole, last tensor
+    states = [0, 0]  # of the other group and of the matrix group, whichever optimizer that has
     uneven: list[Uneven] = []
     scratch: list[MatrixScratch] = []
     casts: list[Cast] = []
-    dense_degree, expert_degree = shard_degrees(mesh)
-    muon, parameters, resident_slack, state_slack = uses_muon(spec), 0, 0, 0
-    lasts, last = {True: 0, False: 0}, last_tensor(block)
+    resident_slack = state_slack = 0
     for tensor in block.tensors:
-        shape = local_shape(tensor, mesh.tp, mesh.ep, mesh.etp)
-        rows, elements = shape[0], prod(shape)
-        expert = tensor.owner is Owner.EXPERT_PARALLEL
-        degree = expert_degree if expert else dense_degree
+        shape = tensor.shape if whole else local_shape(tensor, mesh.tp, mesh.ep, mesh.etp)
+        rows, elements, expert = shape[0], prod(shape), tensor.owner is EXPERT_PARALLEL
+        degree, count = degrees[expert], counts[expert]
         chunk_rows, width = -(-rows // degree), elements // rows
         chunk = chunk_rows * width
+        shard_bytes = chunk * master
         column = OWNER_COLUMNS[tensor.owner]
-        resident[column] = resident.get(column, 0) + chunk * master
-        slack = slack_bytes(chunk * master)
-        resident_slack += slack
-        count = counts[expert]
+        resident[column] = resident.get(column, 0) + shard_bytes
         count[0] += chunk
         count[1] += chunk * degree
         count[2] += elements
-        parameters += elements
-        if expert or tensor.name == last:
-            lasts[expert] = elements if degree > 1 else 0
-        in_matrix_group = tensor.group is Group.MATRIX
-        by_muon = muon and in_matrix_group
-        state = width * moments * (1 if by_muon else 2)
-        state_slack += (slack if moments == master else slack_bytes(chunk * moments)) * (1 if by_muon else 2)
+        if degree > 1 and (expert or tensor.name == last):
+            count[3] = elements
+        in_matrix_group = tensor.group is MATRIX
+        by_muon = in_matrix_group and iteration > 0
+        num_moments = 1 if by_muon else 2
+        state, slack = chunk * moments * num_moments, slack_bytes(shard_bytes)
+        resident_slack += slack
+        state_slack += (slack if moments == master else slack_bytes(chunk * moments)) * num_moments
+        short = None
         if chunk_rows * degree == rows:
-            states[in_matrix_group] += state * chunk_rows
+            states[in_matrix_group] += state
         else:
-            uneven.append(Uneven(rows, chunk_rows, degree, state, width * master, expert, in_matrix_group))
+            short = Uneven(rows, chunk_rows, degree, width * moments * num_moments, width * master, expert, in_matrix_group)
+            uneven.append(short)
         if by_muon:
-            needed = matrix_scratch(shape, tensor.num_matrices, iteration, precision.master, chunk, degree)
-            scratch.append(MatrixScratch(*needed, state * chunk_rows, uneven[-1] if chunk_rows * degree != rows else None))
+            scratch.append(matrix_scratch(shape, tensor.num_matrices, iteration, cast, chunk, degree, state, short))
         else:
             states[in_matrix_group] += STEP_BYTES
-            if precision.grads is not precision.master:
-                casts.append(Cast(chunk * master, state * chunk_rows + STEP_BYTES, in_matrix_group))
+            if casts_gradients:
+                casts.append(Cast(shard_bytes, state + STEP_BYTES, in_matrix_group))
+    compute = param_dtype(spec, block).bytes
     dense, experts = (
-        GroupBytes(
-            gathered_bytes=whole * compute,
-            flat_bytes=whole * compute if degree > 1 else 0,
-            unsharded_bytes=true * precision.grads.bytes,
-            made_bytes=true * made,
-            reduce_bytes=whole * precision.reduce.bytes,
-            reduced_bytes=shard * precision.reduce.bytes,
-            divided_bytes=0 if degree > 1 else whole * precision.reduce.bytes,
-            recast_bytes=0 if precision.grads is precision.reduce else shard * precision.grads.bytes,
-            shard_bytes=shard * precision.grads.bytes,
-            last_made_bytes=last_elements * made,
-            last_unsharded_bytes=last_elements * precision.grads.bytes,
-        )
-        for degree, last_elements, (shard, whole, true) in (
-            (dense_degree, lasts[False], counts[False]),
-            (expert_degree, lasts[True], counts[True]),
-        )
+        _group(sizes, compute, degree, *count) if count[0] else NOTHING for degree, count in zip(degrees, counts, strict=True)
     )
     return BlockStorage(
         resident=resident,
         dense=dense,
         experts=experts,
-        both=together((dense, experts)),
+        both=dense if experts is NOTHING else together((dense, experts)),
         matrix_state_bytes=states[True],
         other_state_bytes=states[False],
         uneven=tuple(uneven),
         matrix_scratch=tuple(scratch),
+        even_moments=None if any(each.uneven for each in scratch) else matrix_moments(scratch, 0, 0),
         casts=tuple(casts),
         resident_slack_bytes=resident_slack,
         state_slack_bytes=state_slack,
-        parameters=parameters,
+        parameters=counts[False][2] + counts[True][2],
+    )
+
+
+def _group(sizes: Sizes, compute: int, degree: int, shard: int, whole: int, true: int, last: int) -> GroupBytes:
+    """A group from its elements: a padded shard, all padded shards, all tensors, the last tensor."""
+    grads, reduce, made = sizes.grads, sizes.reduce, max(compute, 2)  # fp8 weights get bf16 gradients
+    return GroupBytes(
+        gathered_bytes=whole * compute,
+        flat_bytes=whole * compute if degree > 1 else 0,
+        unsharded_bytes=true * grads,
+        made_bytes=true * made,
+        reduce_bytes=whole * reduce,
+        reduced_bytes=shard * reduce,
+        divided_bytes=0 if degree > 1 else whole * reduce,
+        recast_bytes=shard * grads if sizes.recasts else 0,
+        shard_bytes=shard * grads,
+        last_made_bytes=last * made,
+        last_unsharded_bytes=last * grads,
     )
 
 
 def last_tensor(block: Block) -> str:
     """The tensor that FSDP2 lists last in a block's dense group: children before the block's own parameters, in the module's order."""
-    names = [tensor.name for tensor in block.tensors if tensor.owner is not Owner.EXPERT_PARALLEL]
-    own = {Family.M: "D", Family.R: "A_log", Family.D: "norm.weight"}.get(block.family)
-    return own if own is not None and own in names else names[-1]
+    own = LAST_OWN.get(block.family)
+    names = [tensor.name for tensor in block.tensors if tensor.owner is not EXPERT_PARALLEL]
+    return own if own in names else names[-1]
 
 
+LAST_OWN = {Family.M: "D", Family.R: "A_log", Family.D: "norm.weight"}
+"""The last of the parameters that a block of the family has itself."""
 STEP_BYTES = 4
 """AdamW's step counter, an fp32 scalar beside each parameter (fused AdamW keeps it on the device)."""
