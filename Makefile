@@ -7,16 +7,20 @@ READY := $(VENV)/ready
 export OMP_NUM_THREADS ?= 1
 timed = @start=$$(date +%s); ( $(2) ) || exit 1; echo "$(1): $$(( $$(date +%s) - start )) s"
 
-.PHONY: demo test test-all check test-planner test-kernels test-runtime test-wheel plans docs accuracy clean
+.PHONY: demo test test-all check test-planner test-kernels test-runtime test-wheel test-torch-2.11 plans docs accuracy clean
 
 demo: ## estimate, split, diff and train, end to end
 	@scripts/demo.sh
 
 test: check test-planner test-kernels test-runtime test-wheel ## what CI runs
 
-test-all: test ## exhaustive sweeps, and the wheel with torch
+test-all: test ## exhaustive sweeps, the wheel with torch, and the oldest torch
 	$(BIN)/pytest tests -m slow
 	scripts/test_wheel.sh run
+	scripts/test_torch_2_11.sh
+
+test-torch-2.11: ## the runtime and the kernels under torch 2.11 and triton 3.6
+	scripts/test_torch_2_11.sh
 
 $(READY): pyproject.toml constraints.txt scripts/install.sh
 	$(call timed,install,scripts/install.sh $(VENV))
@@ -44,7 +48,7 @@ docs: $(READY) ## the generated pages
 	$(BIN)/python scripts/requirements_table.py
 
 clean:
-	rm -rf $(VENV) .venv-wheel dist runs
+	rm -rf $(VENV) .venv-wheel .venv-torch-2.11 dist runs
 
 accuracy: $(READY) ## trace the whole matrix: docs/reference/accuracy.md
 	$(BIN)/python benchmarks/accuracy/run.py
