@@ -16,20 +16,31 @@ graph twice: it recomputes a checkpointed block three times, and runs the whole 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from megarun.model.stage import Stage
 from megarun.parallel.gradients import parameter_groups
+
+if TYPE_CHECKING:
+    from megarun.model.stage import Stage  # whose blocks import this module
 
 _deferring: list[WeightGradients] = []
 """The store of the backward that runs now, if it is the first half of a split one; autograd's device threads see it too."""
+
+
+class _Pending(NamedTuple):
+    """Products that read one input: `fetch` makes it from what was kept, where that is only a part of it."""
+
+    weights: Sequence[Tensor]
+    rows: Tensor
+    gradients: Sequence[Tensor]
+    fetch: Callable[[Tensor], Tensor] | None
 
 
 class WeightGradients:
@@ -37,7 +48,7 @@ class WeightGradients:
 
     def __init__(self, stage: nn.Module) -> None:
         self._stage = stage
-        self._pending: deque[tuple[Tensor, Tensor, Tensor]] = deque()
+        self._pending: deque[_Pending] = deque()
         self._sharded: dict[Tensor, Any] = {}
 
     @contextmanager
@@ -49,9 +60,11 @@ class WeightGradients:
         finally:
             _deferring.pop()
 
-    def add(self, weight: Tensor, rows: Tensor, gradient: Tensor) -> None:
-        """Leave out one product, see `weight_gradient`."""
-        self._pending.append((weight, rows, gradient))
+    def add(
+        self, weights: Sequence[Tensor], rows: Tensor, gradients: Sequence[Tensor], fetch: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        """Leave out the products of one input, see `leave_pending`."""
+        self._pending.append(_Pending(weights, rows, gradients, fetch))
 
     def take(self) -> Callable[[], None]:
         """What is pending, as the function that computes it: torch's `dw_builder`."""
@@ -59,12 +72,14 @@ class WeightGradients:
         return partial(self._compute, products)
 
     @torch.no_grad()
-    def _compute(self, products: deque[tuple[Tensor, Tensor, Tensor]]) -> None:
+    def _compute(self, products: deque[_Pending]) -> None:
         while products:
-            weight, rows, gradient = products.popleft()  # each is freed once it is used
-            self._accumulate(weight, product(rows, gradient))
+            weights, rows, gradients, fetch = products.popleft()  # each is freed once it is used
+            rows = rows if fetch is None else fetch(rows)
+            for weight, gradient in zip(weights, gradients, strict=True):
+                self.accumulate(weight, product(rows, gradient))
 
-    def _accumulate(self, weight: Tensor, gradient: Tensor) -> None:
+    def accumulate(self, weight: Tensor, gradient: Tensor) -> None:
         """What autograd and FSDP2's hook after a backward do with one microbatch's gradient."""
         sharded = self._of(weight)
         if sharded.unsharded_accumulated_grad is not None:
@@ -98,10 +113,26 @@ def weight_gradient(weight: Tensor, rows: Tensor, gradient: Tensor) -> Tensor | 
     Returns:
         [out, in], or None where a split backward leaves it pending.
     """
-    if not _deferring:
-        return product(rows, gradient)
-    _deferring[-1].add(weight, rows, gradient)
-    return None
+    return None if leave_pending([weight], rows, [gradient]) else product(rows, gradient)
+
+
+def leave_pending(
+    weights: Sequence[Tensor], rows: Tensor, gradients: Sequence[Tensor], fetch: Callable[[Tensor], Tensor] | None = None
+) -> bool:
+    """Leave products pending if the backward that runs is the first half of a split one.
+
+    Args:
+        weights: Gathered parameters themselves, [out, in] each.
+        rows: What is kept of the input that they share.
+        gradients: Of their outputs, [..., out] each.
+        fetch: Makes the input, [..., in], from `rows`; None where that is the input.
+
+    Returns:
+        Whether they were left out; if not, the caller computes them.
+    """
+    if _deferring:
+        _deferring[-1].add(weights, rows, gradients, fetch)
+    return bool(_deferring)
 
 
 class SplitLinear(torch.autograd.Function):

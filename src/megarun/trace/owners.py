@@ -11,6 +11,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from megaplan.columns import Column, Phase
 from megaplan.inventory.tensors import Group, Inventory, Owner
+from megarun.parallel.weight_gradients import WeightGradients
 from megarun.trace.kinds import COLUMNS, Kind
 from megarun.trace.places import Places
 from megarun.trace.replaced import replaced
@@ -131,7 +132,7 @@ class Owners:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Label what FSDP2 makes, right when it has made it."""
+        """Label what FSDP2 and the second half of a split backward make, right when they have made it."""
 
         def watched(name: str, method: Any) -> Any:
             def call(group: FSDPParamGroup, *args: Any, **kwargs: Any) -> Any:
@@ -144,7 +145,13 @@ class Owners:
 
             return call
 
-        with replaced(FSDPParamGroup, **{name: watched(name, getattr(FSDPParamGroup, name)) for name in GROUP_STEPS}):
+        def labelled(store: WeightGradients, weight: Tensor, gradient: Tensor) -> None:
+            self.label(gradient, Kind.GRADIENT)
+            accumulate(store, weight, gradient)
+
+        accumulate = WeightGradients.accumulate
+        steps = {name: watched(name, getattr(FSDPParamGroup, name)) for name in GROUP_STEPS}
+        with replaced(FSDPParamGroup, **steps), replaced(WeightGradients, accumulate=labelled):
             yield
 
     def _label_group(self, group: FSDPParamGroup) -> None:
