@@ -37,6 +37,11 @@ class Device:
         memory_bandwidth: Bytes per second of device memory.
         node_bandwidth: Bytes per second to the other devices of a node, one direction.
         network_bandwidth: Bytes per second of one device to other nodes, one direction.
+        efficiency: Percent of a peak that is reached: of FLOPs for the linears of a letter's blocks and of the `head`, and for
+            the kernels `attention`, `scan`, `experts` and `recurrence`; of `memory`, `node` and `network` bandwidth.
+        launch: Nanoseconds of one kernel beside its work.
+        collective_latency: Nanoseconds of one send or collective beside its bytes.
+        recurrence_step: Nanoseconds of one step of a recurrence that cannot run in parallel over positions.
     """
 
     name: str
@@ -47,6 +52,10 @@ class Device:
     memory_bandwidth: Figure
     node_bandwidth: Figure
     network_bandwidth: Figure
+    efficiency: dict[str, Figure]
+    launch: Figure
+    collective_latency: Figure
+    recurrence_step: Figure
 
     @property
     def gemm_workspace_bytes(self) -> int:
@@ -85,6 +94,10 @@ def load_device(name: str) -> Device:
         memory_bandwidth=_figure(record["memory_bytes_per_second"]),
         node_bandwidth=_figure(record["node_bytes_per_second"]),
         network_bandwidth=_figure(record["network_bytes_per_second"]),
+        efficiency={part: _figure(figure) for part, figure in record["efficiency_percent"].items()},
+        launch=_figure(record["launch_ns"]),
+        collective_latency=_figure(record["collective_latency_ns"]),
+        recurrence_step=_figure(record["recurrence_step_ns"]),
     )
 
 

@@ -74,7 +74,7 @@ def _grouped_query(load: Workload, attention: GroupedQueryAttention, hidden_size
         linear_op(load, "v_proj", PART, hidden_size, key),
         *norms,
         Op("rope", PART, rope(load, query + key)),
-        Op("attention", PART, core, selective=True),
+        Op("attention", "attention", core, selective=True),
         linear_op(load, "o_proj", PART, query, hidden_size, closes=True),
     )
 
@@ -104,7 +104,7 @@ def _latent(load: Workload, attention: LatentAttention, hidden_size: int) -> Ops
         Op("kv_latent_norm", PART, norm(load, latent), own_tokens=True),
         linear_op(load, "kv_up", PART, latent, heads * (nope + value)),
         Op("mla_kv", PART, Work(moved_forward=expand, moved_input=expand)),
-        Op("attention", PART, core, selective=True),
+        Op("attention", "attention", core, selective=True),
         linear_op(load, "o_proj", PART, heads * value, hidden_size, closes=True),
     )
 
@@ -124,5 +124,5 @@ def _indexer(load: Workload, indexer: Indexer, query_width: int, hidden_size: in
         linear_op(load, "indexer.k_proj", PART, hidden_size, dim, own_tokens=True),
         linear_op(load, "indexer.head_weights", PART, hidden_size, heads, own_tokens=True),
         Op("indexer.k_norm", PART, norm(load, dim), own_tokens=True),
-        Op("indexer", PART, Work(scores, 3 * scores, 0, scores, moved_forward=moved, moved_input=2 * moved), own_tokens=True),
+        Op("indexer", "attention", Work(scores, 3 * scores, 0, scores, moved_forward=moved, moved_input=2 * moved), own_tokens=True),
     )

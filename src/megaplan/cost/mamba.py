@@ -62,7 +62,7 @@ def _mamba2(load: Workload, mamba: Mamba2, hidden_size: int, heads: int, groups:
     return (
         linear_op(load, "in_proj", PART, hidden_size, 2 * inner + 2 * shared + heads, selective=True),
         Op("conv1d", PART, causal_conv1d(load, inner + 2 * shared, mamba.conv_kernel), selective=True),
-        Op("ssd", PART, scan),
+        Op("ssd", "scan", scan),
         Op("gated_norm", PART, gated_norm(load, inner, groups)),
     )
 
@@ -83,7 +83,7 @@ def _mamba3(load: Workload, mamba: Mamba3, hidden_size: int, heads: int, groups:
         linear_op(load, "in_proj", PART, hidden_size, 2 * inner + 2 * shared * rank + 3 * heads, selective=True),
         *angles,
         Op("B_norm, C_norm", PART, norm(load, mamba.state_dim) * (2 * groups * rank), selective=True),
-        Op("scan", PART, scan),
+        Op("scan", "scan", scan),
     )
 
 

@@ -48,7 +48,7 @@ def moe_block(load: Workload, moe: MixtureOfExperts, hidden_size: int) -> Ops:
     width = moe.ffn_hidden_size // load.etp
     row = total(mlp(Workload(load.seq_length, load.num_tokens, load.itemsize), PART, hidden_size, width, moe.activation))
     weights = parameters_per_expert(moe, hidden_size) // load.etp * (moe.num_experts // load.ep)
-    experts = Op("experts", PART, row * (moe.top_k * load.etp), weights, own_tokens=True, selective=True, is_routed=True)
+    experts = Op("experts", "experts", row * (moe.top_k * load.etp), weights, own_tokens=True, selective=True, is_routed=True)
     ops = (residual_op(load, PART, hidden_size), *routing(load, moe, hidden_size), experts)
     if moe.shared_ffn_hidden_size:
         ops += mlp(load, PART, hidden_size, moe.shared_ffn_hidden_size, moe.activation, "shared.")

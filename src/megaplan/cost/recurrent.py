@@ -52,7 +52,7 @@ def recurrent_block(load: Workload, recurrent: MatrixRecurrence, hidden_size: in
         linear_op(load, "gate_proj", PART, hidden_size, inner),
         Op("conv_qk", PART, causal_conv1d(load, shared, kernel)),
         Op("conv_v", PART, causal_conv1d(load, inner, kernel)),
-        Op("m2rnn", PART, m2rnn(load, recurrent), selective=True, num_steps=load.seq_length),
+        Op("m2rnn", "recurrence", m2rnn(load, recurrent), selective=True, num_steps=load.seq_length),
         Op("gated_norm", PART, gated_norm(load, inner, 1), selective=True),
         linear_op(load, "out_proj", PART, inner, hidden_size, closes=True),
     )

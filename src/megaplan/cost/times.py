@@ -1,9 +1,38 @@
-"""Time of one microbatch on one rank: forward (F), gradients of the inputs (I) and of the weights (W), in whole nanoseconds."""
+"""Time of one microbatch on one rank: forward (F), gradients of the inputs (I) and of the weights (W), in whole nanoseconds.
+
+Each op takes max(FLOPs / reached peak, bytes / reached bandwidth, dependent steps) + launch in each of its passes, on this rank:
+
+- cp divides the tokens of every op. Under sequence parallelism (tp > 1) tp divides the tokens of norms, routing, experts, MLA's down
+  projections, the indexer, and head and embedding without `vocab_parallel`; of every other op it divides the widths.
+- ep and etp divide expert banks; rows that arrive make up for the experts that left, on the busiest rank `moe.routing_skew` times as many,
+  at most `capacity_factor` times.
+- dp axes divide nothing: a microbatch is a data rank's.
+
+W is what a split backward of megarun leaves for later: the weight gradients of linears, the head included. Those of expert banks, router,
+convolutions and the recurrence are made together with I. Recompute is part of I: `full` runs the block again without the product that ends
+it, `selective` the ops that its family names; the model's last layer and MTP run nothing again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+
+from megaplan.cost.blocks import activation_dtype, end_ops, layer_dtype, layer_ops, rank_workload
+from megaplan.cost.rates import Rates, rates_of
+from megaplan.cost.transfers import (
+    Transfers,
+    attention_transfers,
+    boundary_ns,
+    layer_transfers,
+    tensor_transfers,
+    vocabulary_transfers,
+)
+from megaplan.cost.work import Op, Ops, Workload
+from megaplan.dtypes import DType
+from megaplan.inventory.tensors import Block, Inventory
+from megaplan.spec.models import Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +88,151 @@ class ModelTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredBytes:
+    """Memory of one layer or end on its rank.
+
+    Attributes:
+        static_bytes: What stays for the whole step; None where a costs file leaves it to the budget.
+        activation_bytes: What one microbatch in flight keeps; None where a costs file leaves it to the budget.
+    """
+
+    static_bytes: int | None = None
+    activation_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class MeasuredCosts:
     """What a costs file holds.
 
     Attributes:
         times: Of each layer and of both ends.
-        static_bytes: Of each layer, what stays on its rank for the whole step; None where the file leaves it to the budget.
-        activation_bytes: Of each layer, what one microbatch in flight keeps; None where the file leaves it to the budget.
+        digest: `sha256:` and the hex digest of the file's values; spaces and the order of keys do not count.
+        static_bytes: Of each layer, as `StoredBytes.static_bytes`.
+        activation_bytes: Of each layer, as `StoredBytes.activation_bytes`.
+        first: Memory of what `times.first` stands for.
+        last: Memory of what `times.last` stands for.
     """
 
     times: ModelTimes
+    digest: str
     static_bytes: tuple[int | None, ...]
     activation_bytes: tuple[int | None, ...]
+    first: StoredBytes = StoredBytes()
+    last: StoredBytes = StoredBytes()
+
+
+def model_times(spec: Spec, inventory: Inventory) -> ModelTimes:
+    """Times of every part of the model, from its FLOPs and bytes and the device's rates.
+
+    Args:
+        spec: A checked spec.
+        inventory: Its inventory.
+
+    Raises:
+        MegaplanError: MP504, the device is unknown.
+        ValueError: The inventory is another model's.
+    """
+    rates, made = rates_of(spec), dict[tuple[int, str], LayerTime]()
+    layers = []
+    for index, block in enumerate(inventory.layers):
+        make = id(block), _policy(spec, index, block)
+        if make not in made:
+            made[make] = _layer_time(spec, rates, block, make[1])
+        layers.append(made[make])
+    timer = _Timer(spec, rates, spec.precision.params)
+    ends = end_ops(timer.load, spec)
+    looked_up, projected = vocabulary_transfers(rates, spec, timer.load)
+    last = timer.time(ends.head) + _waiting(projected)
+    if ends.mtp_depth and spec.model.attention is not None:
+        inside = attention_transfers(rates, spec, timer.load, spec.model.attention) + tensor_transfers(rates, spec, timer.load)
+        depth = timer.time(ends.mtp) + _waiting(looked_up) + _waiting(inside) + _waiting(projected)
+        last = sum([depth] * ends.mtp_depth, start=last)
+    return ModelTimes(
+        layers=tuple(layers),
+        first=timer.time((*ends.embedding, *ends.side_embeddings)) + _waiting(looked_up),
+        last=last,
+        boundary_ns=boundary_ns(rates, spec, timer.load),
+    )
+
+
+def _layer_time(spec: Spec, rates: Rates, block: Block, policy: str) -> LayerTime:
+    timer = _Timer(spec, rates, layer_dtype(spec, block))
+    ops = layer_ops(timer.load, spec.model, block)
+    waits = layer_transfers(rates, spec, timer.load, block)
+    again = timer.forward_ns(_repeated(ops, policy)) + (waits.again_ns if policy == "full" else 0)
+    return timer.time(ops) + _waiting(waits) + LayerTime(input_ns=again)
+
+
+def _policy(spec: Spec, index: int, block: Block) -> str:
+    """The recompute policy of a layer; the model's last is never recomputed (R-67)."""
+    if index == spec.model.num_layers - 1:
+        return "none"
+    blocks: dict[str, str] = dict(spec.recompute.blocks)  # type: ignore[arg-type]
+    return blocks.get(block.family.value, spec.recompute.default)
+
+
+def _repeated(ops: Ops, policy: str) -> Ops:
+    """The ops that a policy runs again before backward."""
+    match policy:
+        case "none":
+            return ()
+        case "selective":
+            return tuple(op for op in ops if op.selective)
+        case _:
+            return tuple(op for op in ops if not op.closes)
+
+
+def _waiting(transfers: Transfers) -> LayerTime:
+    return LayerTime(transfers.forward_ns, transfers.input_ns)
+
+
+class _Timer:
+    """Times ops of one dtype on one rank."""
+
+    def __init__(self, spec: Spec, rates: Rates, dtype: DType) -> None:
+        self.load: Workload = rank_workload(spec, dtype)
+        self._rates, self._dtype, self._grad_bytes = rates, dtype, spec.precision.grads.bytes
+        self._skew = _skew(spec)
+
+    def time(self, ops: Ops) -> LayerTime:
+        """F, I and W of ops one after another."""
+        return LayerTime(self.forward_ns(ops), sum(map(self._input_ns, ops)), sum(map(self._weight_ns, ops)))
+
+    def forward_ns(self, ops: Iterable[Op]) -> int:
+        """F of ops one after another."""
+        return sum(self._pass_ns(op, op.work.forward, op.work.moved_forward, op.weights * self._dtype.bytes, op.num_steps) for op in ops)
+
+    def _input_ns(self, op: Op) -> int:
+        """I; for an op that is no linear, with its weight gradient, in one pass over memory."""
+        flops, moved, weights = op.work.input_grad, op.work.moved_input, op.weights * self._dtype.bytes
+        if not op.is_linear:
+            flops, moved = flops + op.work.weight_grad, moved + op.work.moved_weight
+            weights += op.weights * 2 * self._grad_bytes
+        return self._pass_ns(op, flops, moved, weights, 2 * op.num_steps)
+
+    def _weight_ns(self, op: Op) -> int:
+        """W: a linear's product, added to the gradient that accumulates."""
+        if not op.is_linear:
+            return 0
+        return self._pass_ns(op, op.work.weight_grad, op.work.moved_weight, op.weights * 2 * self._grad_bytes, 0)
+
+    def _pass_ns(self, op: Op, flops: int, moved_bytes: int, weight_bytes: int, num_steps: int) -> int:
+        """One pass of an op; `flops` and `moved_bytes` are per token."""
+        tokens, rates = self._tokens(op), self._rates
+        dtype = self._dtype if op.weights else activation_dtype(self._dtype)
+        compute = rates.compute_ns(flops * tokens, op.part, dtype)
+        memory = rates.memory_ns(moved_bytes * tokens + weight_bytes)
+        return max(compute, memory, num_steps * rates.step_ns) + rates.launch_ns
+
+    def _tokens(self, op: Op) -> int:
+        tokens = self.load.num_tokens // (self.load.tp if op.own_tokens else 1)
+        return -(-tokens * self._skew.numerator // self._skew.denominator) if op.is_routed else tokens
+
+
+def _skew(spec: Spec) -> Fraction:
+    """Rows of the busiest expert rank over the even share: all rows at most, the capacity at most."""
+    moe, ep = spec.model.moe, spec.mesh.ep
+    if moe is None:
+        return Fraction(1)
+    skew = min(Fraction(str(moe.routing_skew)), Fraction(ep)) if ep > 1 else Fraction(1)
+    return skew if moe.capacity_factor is None else min(skew, Fraction(str(moe.capacity_factor)))

@@ -93,7 +93,7 @@ class Op:
 
     Attributes:
         name: As in the saved-tensor ledger where that has it.
-        part: Whose efficiency its contractions have: a letter, or `head`.
+        part: Whose efficiency its contractions have: a letter's or `head`'s linears, or a kernel's.
         work: Per token that passes through it.
         weights: Elements of the matrices it multiplies by, on this rank.
         is_linear: A matrix product with a parameter, whose weight gradient a split backward leaves to W.

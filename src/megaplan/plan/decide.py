@@ -52,7 +52,7 @@ def stage_record(slot: Slot, letters: str) -> dict[str, Any]:
     }
 
 
-def split_record(cuts: Cuts, kept_basis: dict[str, str] | None) -> dict[str, Any]:
+def split_record(cuts: Cuts, kept_basis: dict[str, str] | None, costs_digest: str | None = None) -> dict[str, Any]:
     """`decisions.split`; `kept_basis` replaces what the cuts were decided against today (see `make_plan`)."""
     certificate = cuts.certificate
     return {
@@ -61,6 +61,7 @@ def split_record(cuts: Cuts, kept_basis: dict[str, str] | None) -> dict[str, Any
         "reason": cuts.reason,
         "protects": list(cuts.protects),
         "decided_against": kept_basis if kept_basis is not None else cuts.decided_against,
+        "costs": costs_digest,
         "certificate": {
             "objective": certificate.objective,
             "value": certificate.value,

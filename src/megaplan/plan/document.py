@@ -106,13 +106,17 @@ class CertificateRecord(Part):
 
 
 class SplitDecision(Part):
-    """Why the cuts are where they are; `decided_against` holds a digest of each thing a manual split may rest on (R-25)."""
+    """Why the cuts are where they are; `decided_against` holds a digest of each thing a manual split may rest on (R-25).
+
+    `costs` is the digest of the costs file that the layers were weighed by, null for FLOPs.
+    """
 
     mode: Literal["equal", "weighted", "manual"]
     objective: Literal["bottleneck", "step_time"] | None
     reason: str | None
     protects: tuple[str, ...]
     decided_against: dict[str, Sha256]
+    costs: Sha256 | None = None
     certificate: CertificateRecord
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from megaplan.inventory.build import build_inventory
+from megaplan.inventory.tensors import Inventory
 from megaplan.layout.build import build_layout
 from megaplan.layout.spans import Spans
 from megaplan.plan.canonical import Json, dumps, normalise, normalise_object
@@ -16,10 +18,20 @@ from megaplan.plan.estimates import estimates_record
 from megaplan.plan.inputs import inputs_record
 from megaplan.spec.models import Spec
 from megaplan.split.choose import choose_cuts
+from megaplan.split.costs import stack_costs
 from megaplan.split.values import Cuts
 
+if TYPE_CHECKING:
+    from megaplan.cost.times import MeasuredCosts
 
-def make_plan(spec: Spec, baseline: PlanDocument | None = None, overrides: Sequence[str] = (), cuts: Cuts | None = None) -> PlanDocument:
+
+def make_plan(
+    spec: Spec,
+    baseline: PlanDocument | None = None,
+    overrides: Sequence[str] = (),
+    cuts: Cuts | None = None,
+    costs: MeasuredCosts | None = None,
+) -> PlanDocument:
     """Cut, estimate and digest.
 
     Args:
@@ -28,17 +40,23 @@ def make_plan(spec: Spec, baseline: PlanDocument | None = None, overrides: Seque
             protected invariants keeps what it was decided against, so that later changes still show as stale.
         overrides: The `KEY=VALUE` texts of `--set` that led to `spec`, for the record.
         cuts: Where to cut, if that has been decided; else `choose_cuts` decides.
+        costs: The costs file by which `cuts` were decided, or are to be; FLOPs if not given.
 
     Raises:
         MegaplanError: No split is feasible, or the spec cannot be planned.
     """
     inventory = build_inventory(spec)
-    letters = "".join(block.family.value for block in inventory.layers)
     if cuts is None:
-        cuts = choose_cuts(spec, inventory, baseline=baseline.spans if baseline else None)
-    layout = build_layout(spec, inventory, cuts.spans)
-    split = split_record(cuts, _kept_basis(cuts, baseline))
-    inputs = inputs_record(spec)
+        weights = stack_costs(spec, inventory, costs) if costs is not None else None
+        cuts = choose_cuts(spec, inventory, baseline=baseline.spans if baseline else None, costs=weights)
+    split = split_record(cuts, _kept_basis(cuts, baseline), costs.digest if costs is not None else None)
+    return _assembled(spec, inventory, cuts.spans, split, overrides)
+
+
+def _assembled(spec: Spec, inventory: Inventory, spans: Spans, split: dict[str, Any], overrides: Sequence[str]) -> PlanDocument:
+    """The document of decided spans; `split` says how they were decided."""
+    letters = "".join(block.family.value for block in inventory.layers)
+    layout, inputs = build_layout(spec, inventory, spans), inputs_record(spec)
     decisions = normalise_object(decisions_record(spec, letters, layout, split))
     document = {
         "format": FORMAT,
@@ -52,9 +70,14 @@ def make_plan(spec: Spec, baseline: PlanDocument | None = None, overrides: Seque
     return PlanDocument.model_validate(document)
 
 
-def replan(plan: PlanDocument) -> PlanDocument:
-    """The plan of the same inputs, made today, with the plan itself as baseline: the same text unless something changed."""
-    return make_plan(plan.spec, baseline=plan, overrides=plan.overrides)
+def replan(plan: PlanDocument, costs: MeasuredCosts | None = None) -> PlanDocument:
+    """The plan of the same inputs, made today, with the plan itself as baseline: the same text unless something changed.
+
+    Without the costs file that the plan was made with nothing can be decided anew: its split stands as it is, and the rest is made again.
+    """
+    if plan.decisions.split.costs is not None and costs is None:
+        return _assembled(plan.spec, plan.inventory, plan.spans, plan.decisions.split.model_dump(mode="json"), plan.overrides)
+    return make_plan(plan.spec, baseline=plan, overrides=plan.overrides, costs=costs)
 
 
 def plan_text(plan: PlanDocument) -> str:

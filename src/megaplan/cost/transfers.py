@@ -1,0 +1,144 @@
+"""Transfers between ranks that a layer waits for, and the boundary between stages.
+
+Counted, each wholly exposed, since megarun overlaps none of them with the layer's own work:
+
+- Tensor groups: a sharded block gathers its normed input and scatters the sum of its output in forward; backward does both in reverse and
+  gathers the input once more, since gathered inputs are not kept. MLA gathers its narrow latents instead.
+- Context groups: attention gathers keys and values, again in backward, and scatters the sum of their gradients.
+- Expert groups: rows go out and come back, forward and backward.
+
+Not counted: what happens once a step or beside the layers (gathering parameters and reducing gradients of FSDP2, the optimizer).
+
+Collectives over n ranks whose gathered payload is S bytes: latency + (n − 1) / n · S / bandwidth. In a node that is the fabric's; across
+nodes the slower of the fabric and the adapters of the group's ranks in one node together, an upper bound of what is reached. An exchange
+of rows cannot share adapters: each rank sends through its own.
+
+Source: arXiv:2205.05198, section 4.2.2 (tensor groups); NCCL's tuning model (latency and bandwidth terms).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megaplan.cost.rates import Rates
+from megaplan.cost.work import Workload
+from megaplan.inventory.tensors import Block, Family
+from megaplan.spec.models import GroupedQueryAttention, LatentAttention, MixtureOfExperts, Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """What a layer waits for, in nanoseconds.
+
+    Attributes:
+        forward_ns: In F.
+        input_ns: In I.
+        again_ns: Of F, what a whole-block recompute waits for once more.
+    """
+
+    forward_ns: int = 0
+    input_ns: int = 0
+    again_ns: int = 0
+
+    def __add__(self, other: Transfers) -> Transfers:
+        return Transfers(self.forward_ns + other.forward_ns, self.input_ns + other.input_ns, self.again_ns + other.again_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Ranks of one axis: how many, and how far apart two neighbours are; they stand in `stride · size` consecutive ranks."""
+
+    size: int
+    stride: int
+
+    def crosses(self, spec: Spec) -> bool:
+        """Whether any such group leaves a node."""
+        span, per_node = self.size * self.stride, spec.device.per_node
+        return spec.mesh.world_size > per_node and per_node % span != 0
+
+    def per_node(self, spec: Spec) -> int:
+        """How many of its ranks share a node, at least."""
+        return min(self.size, max(1, spec.device.per_node // self.stride)) if self.crosses(spec) else self.size
+
+
+def gather_ns(rates: Rates, spec: Spec, group: Group, payload_bytes: int) -> int:
+    """All-gather or reduce-scatter of a payload that is whole on every rank after or before it."""
+    if group.size == 1:
+        return 0
+    moved = payload_bytes * (group.size - 1) // group.size
+    slowest = rates.node_ns(moved)
+    if group.crosses(spec):
+        slowest = max(slowest, rates.network_ns(moved, group.per_node(spec)))
+    return rates.latency_ns + slowest
+
+
+def exchange_ns(rates: Rates, spec: Spec, group: Group, sent_bytes: int) -> int:
+    """All-to-all in which a rank spreads `sent_bytes` evenly over the group, itself included."""
+    if group.size == 1:
+        return 0
+    near = group.per_node(spec)
+    intra, inter = sent_bytes * (near - 1) // group.size, sent_bytes * (group.size - near) // group.size
+    return rates.latency_ns + max(rates.node_ns(intra), rates.network_ns(inter))
+
+
+def boundary_ns(rates: Rates, spec: Spec, load: Workload) -> int:
+    """One microbatch's residual stream from a pipeline rank to the next; over the network as soon as one such link leaves a node.
+
+    Neighbouring pipeline ranks are world size / pp ranks apart, and all of them together span the job: they leave a node if the job does.
+    """
+    if spec.mesh.pp == 1:
+        return 0
+    sent = load.num_tokens // load.tp * spec.model.hidden_size * load.itemsize
+    return rates.latency_ns + (rates.network_ns(sent) if spec.mesh.world_size > spec.device.per_node else rates.node_ns(sent))
+
+
+def layer_transfers(rates: Rates, spec: Spec, load: Workload, block: Block) -> Transfers:
+    """What one layer waits for."""
+    model = spec.model
+    if block.family is Family.A and model.attention is not None:
+        return attention_transfers(rates, spec, load, model.attention)
+    if block.family is not Family.E or model.moe is None:
+        return tensor_transfers(rates, spec, load)
+    found = _expert_transfers(rates, spec, load, model.moe)
+    if model.moe.shared_ffn_hidden_size:
+        found += tensor_transfers(rates, spec, load)
+    return found
+
+
+def attention_transfers(rates: Rates, spec: Spec, load: Workload, attention: GroupedQueryAttention | LatentAttention) -> Transfers:
+    """An A block's: its tensor group's, and its context group's."""
+    gathered = None
+    if isinstance(attention, LatentAttention):
+        query = attention.q_lora_rank or spec.model.hidden_size
+        gathered = query + attention.kv_lora_rank + attention.qk_rope_head_dim
+        widths = attention.num_heads * (attention.qk_nope_head_dim + attention.qk_rope_head_dim + attention.v_head_dim)
+    else:
+        widths = 2 * attention.num_kv_heads * attention.head_dim
+    group = Group(spec.mesh.cp, spec.mesh.tp)
+    keys = load.num_tokens * spec.mesh.cp * (widths // load.tp) * load.itemsize
+    once = gather_ns(rates, spec, group, keys)
+    return tensor_transfers(rates, spec, load, gathered) + Transfers(once, 2 * once, once)
+
+
+def tensor_transfers(rates: Rates, spec: Spec, load: Workload, gathered_width: int | None = None) -> Transfers:
+    """A sharded block's: the input is `gathered_width` wide, hidden if not given; the output is hidden."""
+    group, row = Group(spec.mesh.tp, 1), load.num_tokens * load.itemsize
+    gather = gather_ns(rates, spec, group, row * (gathered_width or spec.model.hidden_size))
+    scatter = gather_ns(rates, spec, group, row * spec.model.hidden_size)
+    return Transfers(gather + scatter, 2 * gather + scatter, gather)
+
+
+def vocabulary_transfers(rates: Rates, spec: Spec, load: Workload) -> tuple[Transfers, Transfers]:
+    """Embedding and head under `vocab_parallel`: the lookup's rows are scattered, the head's input is gathered; backward in reverse."""
+    if not spec.mesh.vocab_parallel:
+        return Transfers(), Transfers()
+    once = gather_ns(rates, spec, Group(spec.mesh.tp, 1), load.num_tokens * load.itemsize * spec.model.hidden_size)
+    return Transfers(once, once), Transfers(once, 2 * once)
+
+
+def _expert_transfers(rates: Rates, spec: Spec, load: Workload, moe: MixtureOfExperts) -> Transfers:
+    """Rows of the rank's own tokens, to every rank that holds a slice of their experts."""
+    group = Group(load.ep * load.etp, 1)
+    sent = load.num_tokens // load.tp * moe.top_k * load.etp * spec.model.hidden_size * load.itemsize
+    once = exchange_ns(rates, spec, group, sent)
+    return Transfers(2 * once, 2 * once)
