@@ -53,13 +53,14 @@ def step_peak(chunks: Sequence[Chunk], moments: Sequence[Occupancy], lingering: 
     """
     best: tuple[int, Occupancy, Peak] | None = None
     peaks: dict[tuple[Step, int, ChunkState], Peak] = {}
-    backwards = [moment for moment in moments if moment.step is BACKWARD]  # where the peak mostly is
-    for moment in (*backwards, *[moment for moment in moments if moment.step is not BACKWARD]):
+    for moment in sorted(moments, key=_likelihood):
         step, index, _, states = moment
         chunk, state = chunks[index], states[index]
         beside = _beside(chunks, moment) + lingering.at(step, state)
-        if best is not None and step is not BACKWARD and _bound(chunk, step, state) + beside <= best[0]:
-            continue
+        if best is not None:
+            bound = _bound(chunk, step, state, peaks.get((BACKWARD, index, REFORWARDED)))
+            if bound is not None and bound + beside <= best[0]:
+                continue
         if state is BACKWARDED and not chunk.policy.reshard and step is not REDUCE:
             state = REFORWARDED  # they differ in what is gathered, and then only if it was freed
         key = step, index, state
@@ -102,14 +103,26 @@ def accumulating_peak(chunk: Chunk, num_microbatches: int) -> StepPeak:
     return StepPeak(total, peak.where, cells, chunk.slack_bytes)
 
 
+def _likelihood(moment: Occupancy) -> int:
+    """Where the peak mostly is, first: in a backward that is not its chunk's first."""
+    if moment.step is BACKWARD:
+        return int(moment.states[moment.chunk] is FORWARDED)
+    return 2
+
+
 def _peak(chunk: Chunk, step: Step, state: ChunkState) -> Peak:
     if step is FORWARD:
         return chunk.forward_peak(state)
     return chunk.backward_peak(state) if step is BACKWARD else reduce_peak(chunk)
 
 
-def _bound(chunk: Chunk, step: Step, state: ChunkState) -> int:
-    """No forward or reduction of the chunk is larger; cheap, to leave out those that cannot be the peak."""
+def _bound(chunk: Chunk, step: Step, state: ChunkState, later: Peak | None) -> int | None:
+    """Nothing of the chunk in this state is larger; cheap, to leave out those that cannot be the peak. None if there is no such bound.
+
+    A first backward has all that a `later` one has but the gradients accumulated before it, unless that one adds in place.
+    """
+    if step is BACKWARD:
+        return later.total if later is not None and state is FORWARDED and not chunk.policy.in_place else None
     return chunk.forward_bound + chunk.held(state)[0] if step is FORWARD else chunk.reduce_bound
 
 
