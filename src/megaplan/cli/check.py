@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from megaplan.cli import output
-from megaplan.cli.options import AsJson, PlanFile
+from megaplan.cli.options import AsJson, CostsFile, PlanFile
 
 FORMAT = "megaplan.check/1"
 
@@ -16,13 +16,17 @@ def check(
     plan: PlanFile,
     *,
     strict: Annotated[bool, typer.Option("--strict", help="A drift of estimates alone fails too.")] = False,
+    costs: CostsFile = None,
     as_json: AsJson = False,
 ) -> int:
     """Plan a plan's inputs again: changed decisions, digest, stale reasons, and whether it still fits."""
+    from megaplan.cli.inputs import load_costs  # noqa: PLC0415
     from megaplan.plan.check import check_plan  # noqa: PLC0415
     from megaplan.plan.read import inspect_plan  # noqa: PLC0415
 
-    result = check_plan(inspect_plan(plan), plan)
+    loaded = inspect_plan(plan)
+    measured = load_costs(costs, plan, loaded.plan.spec, loaded.plan.inventory) if costs is not None else None
+    result = check_plan(loaded, plan, measured)
     passes = result.passes(strict=strict)
     if as_json:
         findings = [output.as_document(found) for found in result.findings]

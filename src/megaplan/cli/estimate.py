@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from megaplan.cli import output
-from megaplan.cli.options import AsJson, Overrides, SpecOrPlan
+from megaplan.cli.options import AsJson, CostsFile, Overrides, SpecOrPlan
 
 DOES_NOT_FIT = 1
 
@@ -17,6 +17,7 @@ def estimate(
     *,
     rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Only the ranks that share rank N's budget.")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Print the formulas and the tensors behind each number.")] = False,
+    costs: CostsFile = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> int:
@@ -28,7 +29,7 @@ def estimate(
     from megaplan.cli.inputs import load_subject  # noqa: PLC0415
     from megaplan.cli.problems import refuse  # noqa: PLC0415
 
-    given = load_subject(subject, overrides or ())
+    given = load_subject(subject, overrides or (), costs)
     world_size = given.spec.mesh.world_size
     if rank is not None and not 0 <= rank < world_size:
         raise refuse("MP485", f"--rank {rank}, and the ranks are 0 to {world_size - 1}", f"--rank {max(0, min(rank, world_size - 1))}")

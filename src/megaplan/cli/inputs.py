@@ -16,9 +16,10 @@ from megaplan.layout.values import Layout
 from megaplan.plan.text import MAX_PLAN_BYTES
 from megaplan.spec.load import load_spec_text
 from megaplan.spec.models import Spec
-from megaplan.spec.read import MAX_BYTES, display_name, read_text
+from megaplan.spec.read import MAX_BYTES, STDIN, display_name, read_text
 
 if TYPE_CHECKING:
+    from megaplan.cost.times import MeasuredCosts
     from megaplan.plan.document import PlanDocument
 
 
@@ -46,8 +47,13 @@ class Subject:
         return tuple((slot.start, slot.stop) for slot in self.layout.slots)
 
 
-def load_subject(path: str, overrides: Sequence[str]) -> Subject:
+def load_subject(path: str, overrides: Sequence[str], costs: str | None = None) -> Subject:
     """A spec, cut as it asks, or a plan with the cuts it has; overrides change either's spec and never a plan's cuts.
+
+    Args:
+        path: A spec or a plan.
+        overrides: `KEY=VALUE` texts.
+        costs: A costs file to cut a spec by.
 
     Raises:
         MegaplanError: Every error found.
@@ -55,6 +61,9 @@ def load_subject(path: str, overrides: Sequence[str]) -> Subject:
     name = display_name(path)
     text = read_text(path, MAX_PLAN_BYTES)
     if _is_plan(text):
+        if costs is not None:
+            detail = f"--costs {costs}: {name} is a plan, and its cuts stand"
+            raise refuse("MP481", detail, f"megaplan split SPEC --costs {costs} -o plan.json", file=name)
         return _plan_subject(text, name, overrides)
     if len(text) > MAX_BYTES:
         raise refuse("MP104", f"{name} holds {len(text):,} characters, and a spec has at most {MAX_BYTES:,} bytes", file=name)
@@ -62,9 +71,30 @@ def load_subject(path: str, overrides: Sequence[str]) -> Subject:
     from megaplan.split.choose import choose_cuts  # noqa: PLC0415  (a plan is never cut again)
 
     inventory = build_inventory(loaded.spec)
-    cuts = choose_cuts(loaded.spec, inventory)
+    measured = load_costs(costs, path, loaded.spec, inventory)
+    weights = None
+    if measured is not None:
+        from megaplan.split.costs import stack_costs  # noqa: PLC0415
+
+        weights = stack_costs(loaded.spec, inventory, measured)
+    cuts = choose_cuts(loaded.spec, inventory, costs=weights)
     layout = build_layout(loaded.spec, inventory, cuts.spans)
     return Subject(loaded.spec, inventory, layout, None, (*loaded.diagnostics, *cuts.diagnostics))
+
+
+def load_costs(path: str | None, subject: str, spec: Spec, inventory: Inventory) -> MeasuredCosts | None:
+    """The costs file of `--costs`, if there is one; `subject` is the command's other file.
+
+    Raises:
+        MegaplanError: Both are standard input, or the file is wrong.
+    """
+    if path is None:
+        return None
+    if path == subject == STDIN:
+        raise refuse("MP480", "the spec or plan and --costs are both standard input", "name a file for one of them")
+    from megaplan.cost.file import read_costs  # noqa: PLC0415
+
+    return read_costs(path, spec, inventory)
 
 
 def _is_plan(text: str) -> bool:

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from megaplan import __version__
-from megaplan.cli import check, diff, estimate, explain, new, output, schedule, schema, show, split
+from megaplan.cli import check, costs, diff, estimate, explain, new, output, schedule, schema, show, split
 from megaplan.errors import MegaplanError
 
 ERROR = 2
@@ -32,6 +32,7 @@ app = typer.Typer(
 _COMMANDS = (
     estimate.estimate,
     split.split,
+    costs.costs,
     show.show,
     diff.diff,
     check.check,

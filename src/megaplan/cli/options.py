@@ -13,4 +13,8 @@ Overrides = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 SpecOrPlan = Annotated[str, typer.Argument(metavar="SPEC|PLAN", help="A spec (YAML or JSON) or a plan; - for stdin.")]
 SpecFile = Annotated[str, typer.Argument(metavar="SPEC", help="A spec (YAML or JSON); - for stdin.")]
+CostsFile = Annotated[
+    str | None,
+    typer.Option("--costs", metavar="FILE", help="Measured times of the layers; `megaplan costs` writes such a file. - for stdin."),
+]
 PlanFile = Annotated[str, typer.Argument(metavar="PLAN", help="A plan; - for stdin.")]

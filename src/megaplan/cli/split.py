@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from megaplan.cli import output
-from megaplan.cli.options import AsJson, Overrides, SpecFile
+from megaplan.cli.options import AsJson, CostsFile, Overrides, SpecFile
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 
@@ -43,23 +43,22 @@ def split(
     target: Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="Where the plan goes; - for stdout.")] = None,
     mode: Annotated[Mode | None, typer.Option("--mode", help="Instead of the spec's split.mode.")] = None,
     objective: Annotated[Objective | None, typer.Option("--objective", help="Instead of the spec's split.objective.")] = None,
-    costs: Annotated[str | None, typer.Option("--costs", metavar="FILE", help="Measured layer costs; not read yet.")] = None,
+    costs: CostsFile = None,
     baseline: Annotated[str | None, typer.Option("--baseline", metavar="PLAN", help="Keep its cuts where that costs nothing.")] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> int:
     """Cut the model into pipeline stages, with a certificate, and write the plan. Exits 1 if no split is feasible."""
     from megaplan.cli.files import STDOUT, check_target, write_whole  # noqa: PLC0415
-    from megaplan.cli.problems import refuse  # noqa: PLC0415
+    from megaplan.cli.inputs import load_costs  # noqa: PLC0415
     from megaplan.inventory.build import build_inventory  # noqa: PLC0415
     from megaplan.plan.diff import stale_topics  # noqa: PLC0415
     from megaplan.plan.make import make_plan, plan_text  # noqa: PLC0415
     from megaplan.plan.read import read_plan  # noqa: PLC0415
     from megaplan.spec.load import load_spec  # noqa: PLC0415
     from megaplan.split.choose import choose_cuts  # noqa: PLC0415
+    from megaplan.split.costs import stack_costs  # noqa: PLC0415
 
-    if costs is not None:
-        raise refuse("MP487", f"--costs {costs}", file=costs)
     if target is not None and target != STDOUT:
         check_target(target, spec)
     asked = [*(overrides or ())]
@@ -67,15 +66,18 @@ def split(
     try:
         loaded = load_spec(spec, asked)
         earlier = read_plan(baseline) if baseline is not None else None
-        cuts = choose_cuts(loaded.spec, build_inventory(loaded.spec), baseline=earlier.spans if earlier else None)
+        inventory = build_inventory(loaded.spec)
+        measured = load_costs(costs, spec, loaded.spec, inventory)
+        weights = stack_costs(loaded.spec, inventory, measured)
+        cuts = choose_cuts(loaded.spec, inventory, baseline=earlier.spans if earlier else None, costs=weights)
     except MegaplanError as error:
         if not INFEASIBLE.issuperset(found.code for found in error.diagnostics if found.severity is Severity.ERROR):
             raise
         output.fail(error.diagnostics, as_json=as_json)
         return NO_SPLIT
-    plan = make_plan(loaded.spec, baseline=earlier, overrides=asked, cuts=cuts)
+    plan = make_plan(loaded.spec, baseline=earlier, overrides=asked, cuts=cuts, costs=measured)
     found = [*loaded.diagnostics, *cuts.diagnostics]
-    stale = stale_topics(plan, since=earlier)
+    stale = stale_topics(plan, since=earlier, costs=weights)
     if stale:
         found.append(_stale(stale, plan, spec))
     if target is not None:

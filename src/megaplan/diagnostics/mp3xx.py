@@ -238,4 +238,32 @@ SPLIT: dict[str, CodeInfo] = {
         "Use a baseline with the same pp · vpp, or none.",
         "mesh: {pp: 4}      # and a baseline with pp 2",
     ),
+    "MP340": CodeInfo(
+        "the document is not a costs file",
+        "The `format` key is absent or names another kind of document.",
+        "`--costs` takes the time of every layer; a spec, a plan or other JSON has none.",
+        "Write a costs file from the model, then replace what was measured.",
+        "megaplan costs spec.yaml -o costs.json\nmegaplan split spec.yaml --costs costs.json -o plan.json",
+    ),
+    "MP341": CodeInfo(
+        "a key of the costs file is unknown or missing",
+        "Every layer and edge has forward_ns, input_ns and weight_ns, may have static_bytes and activation_bytes, and nothing else.",
+        "A time that is left out is not taken for zero, and a misspelt key is not ignored.",
+        "Write the key; an edge that takes no time is null.",
+        '{"embedding": null, "head": {"forward_ns": 1400, "input_ns": 1450, "weight_ns": 1340}}',
+    ),
+    "MP342": CodeInfo(
+        "a value of the costs file is wrong",
+        "Times are whole nanoseconds and memory whole bytes, none of them negative.",
+        "Cuts are found in integers, so that equal costs give equal plans on every machine.",
+        "Round the measurement to a whole number.",
+        '{"forward_ns": 133100, "input_ns": 230600, "weight_ns": 48100}',
+    ),
+    "MP343": CodeInfo(
+        "the costs file is of another model",
+        "It has another number of layers than the spec.",
+        "Which layer a time belongs to is its place in the list; a longer or shorter list has lost that.",
+        "Measure this model, or write its costs anew.",
+        "megaplan costs spec.yaml -o costs.json",
+    ),
 }

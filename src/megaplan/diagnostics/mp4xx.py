@@ -89,6 +89,20 @@ PLANS: dict[str, CodeInfo] = {
         "See which column grew.",
         "megaplan estimate plan.json",
     ),
+    "MP414": CodeInfo(
+        "the plan was made with other costs",
+        "The digest of the costs file is not the one that the plan records, or the plan was cut without a costs file.",
+        "Cuts are best for the costs they were decided by, and for no others.",
+        "Name the file the plan was made with, or make the plan anew with this one.",
+        "megaplan split spec.yaml --costs costs.json --baseline plan.json -o plan.json",
+    ),
+    "MP415": CodeInfo(
+        "the cuts are not weighed by the plan's costs file",
+        "The plan was cut by a costs file, of which it keeps the digest alone, and this command was not given the file.",
+        "`check` leaves the cuts as they stand; `show --set` judges them by FLOPs; no such answer says whether they are still the best.",
+        "Pass the costs file where the command takes it.",
+        "megaplan check plan.json --costs costs.json",
+    ),
     "MP480": CodeInfo(
         "the command line is not understood",
         "An argument or option is missing, unknown, or has a value it does not take.",
@@ -137,13 +151,6 @@ PLANS: dict[str, CodeInfo] = {
         "A condition that were ignored would let through what it should stop.",
         "Write `oom`, `headroom<SIZE`, or both with a comma.",
         "megaplan diff old.json new.json --fail-on 'oom,headroom<4GiB'",
-    ),
-    "MP487": CodeInfo(
-        "measured costs are not read yet",
-        "`--costs` names a file of measured layer costs; this version cuts by FLOPs.",
-        "Ignoring the file would present FLOP costs as measured ones.",
-        "Leave the option out.",
-        "megaplan split spec.yaml -o plan.json",
     ),
     "MP488": CodeInfo(
         "the cuts do not fit the changed spec",

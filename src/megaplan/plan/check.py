@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, Severity
@@ -11,6 +12,11 @@ from megaplan.plan.diff import PlanDiff, diff_plans, stale_topics
 from megaplan.plan.document import PlanDocument
 from megaplan.plan.make import replan
 from megaplan.plan.read import LoadedPlan
+from megaplan.split.costs import stack_costs
+from megaplan.split.values import StackCosts
+
+if TYPE_CHECKING:
+    from megaplan.cost.times import MeasuredCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,29 +37,39 @@ class Check:
         return not any(found.severity in failing for found in self.findings)
 
 
-def check_plan(loaded: LoadedPlan, name: str) -> Check:
+def check_plan(loaded: LoadedPlan, name: str, costs: MeasuredCosts | None = None) -> Check:
     """Plan the inputs again, with the plan as baseline, and compare.
 
     Args:
         loaded: A plan as read, whether or not its digest holds.
         name: What diagnostics call the file.
+        costs: The costs file to decide the cuts by; without it those of a plan that was cut by one stand (MP415).
 
     Raises:
         MegaplanError: Its inputs cannot be planned any more.
     """
     plan = loaded.plan
-    anew = replan(plan)
+    anew, place = replan(plan, costs), Location(file=name)
     drift = diff_plans(plan, anew)
-    findings = [*loaded.tampered, *loaded.warnings, *_findings(plan, anew, drift, Location(file=name))]
+    weights = stack_costs(plan.spec, plan.inventory, costs) if costs is not None else None
+    findings = [*loaded.tampered, *loaded.warnings, *_costs(plan, costs, place), *_findings(plan, anew, drift, place, weights)]
     return Check(tuple(findings), drift)
 
 
-def _findings(plan: PlanDocument, anew: PlanDocument, drift: PlanDiff, place: Location) -> Iterator[Diagnostic]:
+def _costs(plan: PlanDocument, costs: MeasuredCosts | None, place: Location) -> Iterator[Diagnostic]:
+    recorded = plan.decisions.split.costs
+    if costs is not None and costs.digest != recorded:
+        yield diagnostic("MP414", f"the plan   {recorded or 'no costs file'}\nthe costs  {costs.digest}", place)
+    elif costs is None and recorded is not None:
+        yield diagnostic("MP415", f"the plan records {recorded}", place, (f"megaplan check {place.file} --costs FILE",), Severity.WARNING)
+
+
+def _findings(plan: PlanDocument, anew: PlanDocument, drift: PlanDiff, place: Location, weights: StackCosts | None) -> Iterator[Diagnostic]:
     changed = [change.key for change in (*drift.decisions, *drift.split)]
     changed += [f"layers {move.start}-{move.stop - 1} ({move.letters})" for move in drift.moves] + [move.block for move in drift.owners]
     if changed:
         yield diagnostic("MP410", f"decided differently: {', '.join(changed)}", place)
-    stale = stale_topics(plan)
+    stale = stale_topics(plan, costs=weights)
     if stale:
         detail = f"changed since it was decided: {', '.join(stale)}\nreason: {plan.decisions.split.reason}"
         yield diagnostic("MP412", detail, place)

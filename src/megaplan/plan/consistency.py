@@ -97,6 +97,8 @@ def _certificate(plan: PlanDocument, at: At) -> Iterator[Diagnostic]:
     """The certificate's own arithmetic; whether the bound is one, only planning again can tell (`megaplan check`)."""
     certificate, num_slots = plan.decisions.split.certificate, len(plan.decisions.stages)
     here: Path = ("decisions", "split", "certificate")
+    if plan.decisions.split.costs is not None and certificate.unit != "ns":
+        yield problems.contradiction(f"unit = {certificate.unit}, and the cuts were weighed by a costs file, in ns", at((*here, "unit")))
     if len(certificate.costs) != num_slots:
         yield problems.contradiction(f"{len(certificate.costs)} costs, and there are {num_slots} stages", at((*here, "costs")))
     elif certificate.objective == "bottleneck" and certificate.value != max(certificate.costs):

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from megaplan.columns import Column
 from megaplan.errors import Diagnostic
 from megaplan.plan.document import Estimates, PlanDocument, RankEstimate, Span, Stage
 from megaplan.plan.runs import num_ranks
+
+if TYPE_CHECKING:
+    from megaplan.split.values import StackCosts
 
 Place = tuple[int, int]
 """(pp rank, chunk)."""
@@ -173,12 +176,13 @@ def diff_plans(before: PlanDocument, after: PlanDocument, tampered: tuple[tuple[
     )
 
 
-def stale_topics(plan: PlanDocument, since: PlanDocument | None = None) -> tuple[str, ...]:
+def stale_topics(plan: PlanDocument, since: PlanDocument | None = None, costs: StackCosts | None = None) -> tuple[str, ...]:
     """What a manual split was decided against and is not what it was (R-25); empty for the other modes.
 
     Args:
         plan: The plan whose inputs stand now.
         since: An earlier plan; where its split has the same reason, what that one was decided against counts.
+        costs: What the layers cost now; FLOPs if not given. Costs of a plan that was cut by a costs file are then no topic.
     """
     split = plan.decisions.split
     if split.mode != "manual":
@@ -188,7 +192,10 @@ def stale_topics(plan: PlanDocument, since: PlanDocument | None = None) -> tuple
     then = split.decided_against
     if since is not None and since.decisions.split.mode == "manual" and since.decisions.split.reason == split.reason:
         then = since.decisions.split.decided_against
-    return stale_reasons(then, plan.spec, plan.inventory)
+    stale = stale_reasons(then, plan.spec, plan.inventory, costs)
+    if split.costs is not None and costs is None:
+        return tuple(topic for topic in stale if not topic.startswith("costs_"))
+    return stale
 
 
 def _part(plan: PlanDocument, name: str) -> Any:

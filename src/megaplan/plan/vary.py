@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from megaplan.diagnostics import diagnostic
-from megaplan.errors import Diagnostic, Diagnostics, Location, MegaplanError
+from megaplan.errors import Diagnostic, Diagnostics, Location, MegaplanError, Severity
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.spans import span_problems
 from megaplan.plan.document import PlanDocument
@@ -56,4 +56,7 @@ def vary_plan(plan: PlanDocument, name: str, overrides: Sequence[str]) -> tuple[
     costs = stack_costs(spec, inventory).of_slots(plan.spans)
     certificate = replace(best.certificate, value=max(costs), costs=costs)
     cuts = replace(best, spans=plan.spans, certificate=certificate)
+    if plan.decisions.split.costs is not None:
+        detail = f"the plan records {plan.decisions.split.costs}; its cuts are shown as FLOPs per token weigh them"
+        found = (*found, diagnostic("MP415", detail, Location(name), severity=Severity.WARNING))
     return make_plan(spec, overrides=(*plan.overrides, *overrides), cuts=cuts), found

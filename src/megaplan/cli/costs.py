@@ -1,0 +1,34 @@
+"""`megaplan costs`: what every layer takes, as a costs file to put measurements into."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from megaplan.cli import output
+from megaplan.cli.files import STDOUT, write_new
+from megaplan.cli.options import Overrides, SpecFile
+
+
+def costs(
+    spec: SpecFile,
+    *,
+    target: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where to; - for stdout.")] = STDOUT,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    overrides: Overrides = None,
+) -> int:
+    """Print the modelled time of every layer as a costs file; replace what you measure, and pass it to split --costs."""
+    from megaplan.cost.file import costs_document  # noqa: PLC0415  (a help text needs no model)
+    from megaplan.cost.times import model_times  # noqa: PLC0415
+    from megaplan.inventory.build import build_inventory  # noqa: PLC0415
+    from megaplan.plan.canonical import dumps, normalise  # noqa: PLC0415
+    from megaplan.spec.load import load_spec  # noqa: PLC0415
+
+    loaded = load_spec(spec, overrides or ())
+    document = costs_document(model_times(loaded.spec, build_inventory(loaded.spec)))
+    write_new(target, dumps(normalise(document)), force=force)
+    if target != STDOUT:
+        output.write(f"wrote {target}: {len(document['layers'])} layers and both edges, in nanoseconds of one microbatch on one rank\n")
+    output.report(loaded.diagnostics)
+    return 0
