@@ -17,7 +17,9 @@ def clip_gradients(
 ) -> float:
     """Scale every gradient in place so that their global norm is at most `largest_norm`.
 
-    Squares are summed in fp64, so that the norm does not depend on how the model is cut, short of the last bits of an fp64 sum.
+    Squares are summed in fp64, so that the norm does not depend on how the model is cut, short of the last bits of an fp64 sum. On a GPU
+    all gradients are read in place, for 8 B of partial sums a 65,536 elements; `torch.linalg.vector_norm` would copy each to fp64 first,
+    eight bytes an element of the largest shard.
 
     Args:
         owned: Parameters that count towards the norm.
@@ -28,11 +30,13 @@ def clip_gradients(
 
     Returns:
         The norm before clipping.
+
+    Source: aten/src/ATen/native/cuda/ForeachReduceOp.cu (`foreach_tensor_norm_cuda`); ReduceOpsUtils.h (`make_reduction`).
     """
     gradients = [_local_gradient(p) for p in owned]
     squares = torch.zeros((), dtype=torch.float64, device=mesh.device)
-    for gradient in gradients:
-        squares += torch.linalg.vector_norm(gradient, dtype=torch.float64).square()
+    for length in torch._foreach_norm(gradients, 2, dtype=torch.float64):
+        squares += length.square()
     norm = read(mesh.sum(squares, "dp_shard", "pp").sqrt())
     if largest_norm is not None and norm > largest_norm:
         torch._foreach_mul_([*gradients, *(_local_gradient(p) for p in copies)], largest_norm / norm)
