@@ -133,6 +133,12 @@ def build_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
     return Budget(usable, stages, _merged(ranks), inventory.parameters, inventory.active_parameters)
 
 
+def saved_bytes_by_slot(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[int, ...]:
+    """What one microbatch in flight keeps on each slot, all columns, the stage's output included."""
+    evaluation = _Evaluation(spec, inventory, layout)
+    return tuple(_slot_parts(evaluation, slot).chunk.saved_bytes for slot in layout.slots)
+
+
 def _slot_parts(evaluation: _Evaluation, slot: Slot) -> _SlotParts:
     tied_head, blocks = evaluation.inventory.tied, evaluation.blocks
     is_last = slot.index == len(evaluation.layout.slots) - 1

@@ -12,7 +12,7 @@ from megaplan.cli.table import table, wrap
 from megaplan.cli.topics import column_lines
 from megaplan.columns import Column
 from megaplan.hosts.megarun.dims import local_shape
-from megaplan.hosts.megarun.ledger import block_ledger, make_of
+from megaplan.hosts.megarun.ledger import block_ledger, makes_of
 from megaplan.hosts.megarun.storage import OWNER_COLUMNS
 from megaplan.hosts.values import LedgerTensor
 from megaplan.inventory.tensors import Block
@@ -64,11 +64,12 @@ def explain_lines(given: Subject, rank: RankBudget) -> Iterator[Line]:
 
 def _held(given: Subject, pp_rank: int) -> list[_Held]:
     """The distinct blocks of a pipeline rank, in execution order; copies that only share a storage are told as parameters too."""
+    makes = makes_of(given.spec, given.inventory)
     found: dict[tuple[int, bool, str], _Held] = {}
     for slot in given.layout.of_rank(pp_rank):
         for name in slot.blocks:
             block = given.inventory.block(name)
-            make = make_of(given.spec, name, block)
+            make = makes[name]
             before = found.get(make)
             found[make] = _Held(before.name, block, before.count + 1) if before else _Held(name, block, 1)
     return list(found.values())

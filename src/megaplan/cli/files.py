@@ -41,6 +41,21 @@ def check_target(path: str, source: str) -> None:
         raise refuse("MP482", f"{path} exists and is no plan; it would be replaced", "-o plan.json", file=path)
 
 
+def write_picture(path: str, text: str) -> None:
+    """Write an SVG, which may replace another SVG and nothing else; to stdout for `-`.
+
+    Raises:
+        MegaplanError: MP482, the file exists and is no SVG, or cannot be written.
+    """
+    target = Path(path)
+    if path != STDOUT and target.is_file():
+        with target.open("rb") as file:
+            head = file.read(1024)
+        if head.strip() and b"<svg" not in head:
+            raise refuse("MP482", f"{path} exists and is no SVG; it would be replaced", "--svg timeline.svg", file=path)
+    write_whole(path, text)
+
+
 def write_whole(path: str, text: str) -> None:
     """Write `text` to a file, replacing what is there in one step, or to stdout for `-`.
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from megaplan.cli import output
 from megaplan.cli.options import AsJson, Overrides, PlanFile
@@ -12,7 +14,15 @@ if TYPE_CHECKING:
     from megaplan.plan.document import PlanDocument
 
 
-def show(plan: PlanFile, *, overrides: Overrides = None, as_json: AsJson = False) -> int:
+def show(
+    plan: PlanFile,
+    *,
+    svg: Annotated[
+        str | None, typer.Option("--svg", metavar="FILE", help="Write the timeline with memory over time as a picture; - for stdout.")
+    ] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> int:
     """Show a plan: stages and owners, the schedule's timeline, and every rank's budget."""
     import json  # noqa: PLC0415
 
@@ -31,6 +41,14 @@ def show(plan: PlanFile, *, overrides: Overrides = None, as_json: AsJson = False
 
         shown, found = vary_plan(loaded.plan, plan, overrides)
         warnings += found
+    if svg is not None:
+        from megaplan.cli.files import STDOUT, write_picture  # noqa: PLC0415
+        from megaplan.cli.svg import timeline_svg  # noqa: PLC0415
+
+        write_picture(svg, timeline_svg(shown.spec, shown.spans))
+        if svg == STDOUT:
+            output.report(warnings)
+            return 0
     if as_json:
         output.write_json(json.loads(plan_text(shown)))
     else:

@@ -1,0 +1,195 @@
+"""A plan's timeline with memory over time, as one self-contained SVG picture: no script, no font, no other file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from xml.sax.saxutils import escape
+
+from megaplan.budget.build import build_budget
+from megaplan.budget.slots import Level, memory_over_time
+from megaplan.cost.times import model_times
+from megaplan.inventory.build import build_inventory
+from megaplan.layout.build import build_layout
+from megaplan.layout.spans import Spans
+from megaplan.schedule import Action, Kind, SlotTimes, Timeline, actions, placement, replay, slot_owner
+from megaplan.spec.models import Spec
+from megaplan.units import format_bytes, format_ns
+
+LANE, MEMORY, GAP = 22, 44, 14
+"""Heights: of a chunk's lane, of a rank's memory curve, between ranks."""
+LEFT, RIGHT, TOP, BOTTOM = 104, 150, 92, 46
+TYPICAL, NARROWEST, WIDEST = 16, 1_000, 4_000
+"""Pixels: of an action of median length, so that its number can be read; of the whole timeline, at least and at most."""
+FILLS = {Kind.FORWARD: "#cfe3f7", Kind.BACKWARD: "#1f5fa8", Kind.INPUT: "#1f5fa8", Kind.WEIGHT: "url(#weight)"}
+INKS = {Kind.FORWARD: "#10243a", Kind.BACKWARD: "#ffffff", Kind.INPUT: "#ffffff", Kind.WEIGHT: "#10243a"}
+NAMES = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUT: "input half of the backward", Kind.WEIGHT: "weight half"}
+DIGIT = 6.2
+"""Width of a digit at the size of the labels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What is drawn.
+
+    Attributes:
+        title: The plan's name and schedule.
+        step: The replayed schedule, in ns.
+        owners: (pp rank, chunk) of every slot.
+        chunks: Chunks of a rank.
+        levels: Memory of every pp rank over time.
+        usable_bytes: What torch's allocator may take on the device.
+    """
+
+    title: str
+    step: Timeline
+    owners: tuple[tuple[int, int], ...]
+    chunks: int
+    levels: tuple[tuple[Level, ...], ...]
+    usable_bytes: int
+
+
+def timeline_svg(spec: Spec, spans: Spans) -> str:
+    """The picture of one optimizer step of a plan.
+
+    Args:
+        spec: Of the plan.
+        spans: Its cuts.
+    """
+    inventory = build_inventory(spec)
+    layout, mesh, schedule = build_layout(spec, inventory, spans), spec.mesh, spec.schedule
+    times = model_times(spec, inventory)
+    slots = times.of_slots(spans)
+    orders = actions(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches)
+    slot_times = SlotTimes(
+        tuple(slot.forward_ns for slot in slots), tuple(slot.input_ns for slot in slots), tuple(slot.weight_ns for slot in slots)
+    )
+    step = replay(orders, slot_times, p2p=times.boundary_ns)
+    budget = build_budget(spec, inventory, layout)
+    where = placement(schedule.kind)
+    return render(
+        Picture(
+            title=f"{spec.name}: {schedule.kind}, pp {mesh.pp} × vpp {mesh.vpp}, {schedule.num_microbatches} microbatches",
+            step=step,
+            owners=tuple(slot_owner(where, slot, mesh.pp) for slot in range(mesh.pp * mesh.vpp)),
+            chunks=mesh.vpp,
+            levels=memory_over_time(spec, inventory, layout, budget, step),
+            usable_bytes=budget.device.usable_bytes,
+        )
+    )
+
+
+def render(picture: Picture) -> str:
+    """The SVG document."""
+    step = picture.step
+    lengths = sorted(item.stop - item.start for rank in step.ranks for item in rank)
+    width = min(WIDEST, max(NARROWEST, step.makespan * TYPICAL // max(1, lengths[len(lengths) // 2])))
+    scale = width / max(1, step.makespan)
+    rank_height = picture.chunks * LANE + MEMORY + GAP
+    height = TOP + rank_height * len(step.ranks) + BOTTOM
+    total = LEFT + width + RIGHT
+    waits = f"waits {format_ns(min(step.bubbles))} to {format_ns(max(step.bubbles))} a rank" if step.ranks else ""
+    about = f"{format_ns(step.makespan)} a step by the device's rates, {waits}; memory over time under every rank"
+    lines = [
+        '<?xml version="1.0" encoding="UTF-8"?>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{total}" height="{height}" viewBox="0 0 {total} {height}" '
+        'role="img" aria-labelledby="title about" font-family="ui-monospace, Menlo, Consolas, monospace" font-size="10">',
+        f'<title id="title">{escape(picture.title)}</title>',
+        f'<desc id="about">{escape(about)}</desc>',
+        '<defs><pattern id="weight" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+        '<rect width="5" height="5" fill="#f6d7a7"/><rect width="1.6" height="5" fill="#c98a2b"/></pattern></defs>',
+        f'<rect width="{total}" height="{height}" fill="#ffffff"/>',
+        f'<text x="12" y="22" font-size="15" font-weight="bold" fill="#10243a">{escape(picture.title)}</text>',
+        f'<text x="12" y="40" font-size="11" fill="#45566a">{escape(about)}</text>',
+        *_legend(step),
+        *_axis(step.makespan, scale, TOP, height - BOTTOM),
+    ]
+    peak = max([size for rank in picture.levels for _, size in rank], default=1)
+    highest = max(peak, picture.usable_bytes) if 2 * picture.usable_bytes <= 3 * peak else peak  # a limit far away would flatten the curves
+    for rank in range(len(step.ranks)):
+        lines += _rank(picture, rank, TOP + rank * rank_height, scale, highest)
+    return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+def _rank(picture: Picture, rank: int, top: int, scale: float, highest: int) -> Iterator[str]:
+    yield f'<g id="rank{rank}">'
+    yield f'<text x="12" y="{top + 14}" font-size="12" font-weight="bold" fill="#10243a">pp {rank}</text>'
+    for chunk in range(picture.chunks):
+        y = top + chunk * LANE
+        if picture.chunks > 1:
+            yield f'<text x="{LEFT - 8}" y="{y + 14}" text-anchor="end" fill="#45566a">chunk {chunk}</text>'
+        yield f'<rect x="{LEFT}" y="{y}" width="{scale * picture.step.makespan:.1f}" height="{LANE - 3}" fill="#f1f3f5"/>'
+    for item in picture.step.ranks[rank]:
+        for part in item.action.parts:
+            yield from _box(part, item.start, item.stop, top + picture.owners[part.slot][1] * LANE, scale)
+    bubble, inside = picture.step.bubbles[rank], picture.step.bubbles_inside[rank]
+    x = LEFT + scale * picture.step.makespan + 8
+    yield f'<text x="{x:.1f}" y="{top + 14}" fill="#45566a">waits {format_ns(bubble)},</text>'
+    yield f'<text x="{x:.1f}" y="{top + 27}" fill="#45566a">{format_ns(inside)} inside</text>'
+    yield from _memory(picture, rank, top + picture.chunks * LANE, scale, highest)
+    yield "</g>"
+
+
+def _box(part: Action, start: int, stop: int, y: int, scale: float) -> Iterator[str]:
+    width, x = (stop - start) * scale, LEFT + start * scale
+    label, what = str(part.microbatch), f"{NAMES[part.kind]} of microbatch {part.microbatch}, slot {part.slot}"
+    yield (
+        f'<g class="action"><title>{what}: {format_ns(stop - start)} from {format_ns(start)}</title>'
+        f'<rect x="{x:.2f}" y="{y}" width="{max(width, 0.3):.2f}" height="{LANE - 3}" fill="{FILLS[part.kind]}" '
+        'stroke="#ffffff" stroke-width="0.6"/>'
+    )
+    if width >= DIGIT * len(label) + 2:
+        halo = ' paint-order="stroke" stroke="#fdf3e2" stroke-width="2.5"' if part.kind is Kind.WEIGHT else ""
+        yield f'<text x="{x + width / 2:.2f}" y="{y + 13}" text-anchor="middle" fill="{INKS[part.kind]}"{halo}>{label}</text>'
+    yield "</g>"
+
+
+def _memory(picture: Picture, rank: int, top: int, scale: float, highest: int) -> Iterator[str]:
+    """The curve of one rank, its peak, and the limit where that is on the scale."""
+    levels, bottom = picture.levels[rank], top + MEMORY
+    tall = (MEMORY - 4) / highest
+    points = [f"M{LEFT},{bottom}"]
+    points += [f"H{LEFT + time * scale:.1f}V{bottom - size * tall:.1f}" for time, size in levels]
+    end = LEFT + scale * picture.step.makespan
+    peak = max(size for _, size in levels)
+    yield f'<text x="{LEFT - 8}" y="{bottom - 4}" text-anchor="end" fill="#45566a">memory</text>'
+    curve = f"{''.join(points)}H{end:.1f}V{bottom}Z"
+    yield f'<path d="{curve}" fill="#d9ead3" stroke="#38761d" stroke-width="1"><title>memory of pp {rank}</title></path>'
+    if picture.usable_bytes <= highest:
+        y = bottom - picture.usable_bytes * tall
+        yield f'<path d="M{LEFT},{y:.1f}H{end:.1f}" stroke="#b3261e" stroke-width="1" stroke-dasharray="5 3"/>'
+    over = " OVER" if peak > picture.usable_bytes else ""
+    yield f'<text x="{end + 8:.1f}" y="{bottom - 4}" fill="#38761d">peak {format_bytes(peak)}{over}</text>'
+
+
+def _legend(step: Timeline) -> Iterator[str]:
+    kinds = {part.kind for rank in step.ranks for item in rank for part in item.action.parts}
+    x = 12
+    for kind in Kind:
+        if kind not in kinds:
+            continue
+        yield f'<rect x="{x}" y="52" width="20" height="14" fill="{FILLS[kind]}" stroke="#8a97a5" stroke-width="0.5"/>'
+        yield f'<text x="{x + 10}" y="63" text-anchor="middle" fill="{INKS[kind]}">3</text>'
+        yield f'<text x="{x + 26}" y="63" fill="#10243a">{NAMES[kind]} of microbatch 3</text>'
+        x += 40 + int(6.2 * len(f"{NAMES[kind]} of microbatch 3"))
+    yield f'<path d="M{x},59h20" stroke="#b3261e" stroke-dasharray="5 3"/>'
+    yield f'<text x="{x + 26}" y="63" fill="#10243a">usable memory</text>'
+
+
+def _axis(makespan: int, scale: float, top: int, bottom: int) -> Iterator[str]:
+    """Vertical lines at round times."""
+    unit = _round_step(makespan, max(2, int(makespan * scale) // 120))
+    for time in range(0, makespan + 1, unit):
+        x = LEFT + time * scale
+        yield f'<path d="M{x:.1f},{top - 6}V{bottom}" stroke="#dde3e9" stroke-width="1"/>'
+        yield f'<text x="{x:.1f}" y="{top - 10}" text-anchor="middle" fill="#45566a">{format_ns(time)}</text>'
+
+
+def _round_step(length: int, parts: int) -> int:
+    """The smallest of 1, 2, 5 · 10^n that cuts `length` into at most `parts`."""
+    step = 1
+    while True:
+        for factor in (1, 2, 5):
+            if length <= step * factor * parts:
+                return step * factor
+        step *= 10

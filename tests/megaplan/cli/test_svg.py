@@ -1,0 +1,101 @@
+"""The picture of a plan: well-formed, self-contained, and drawn from the plan's own numbers."""
+
+import itertools
+import re
+from collections import Counter
+from xml.etree import ElementTree
+
+import pytest
+
+from megaplan.budget.build import build_budget, saved_bytes_by_slot
+from megaplan.budget.slots import memory_over_time
+from megaplan.columns import Phase
+from megaplan.cost.times import model_times
+from megaplan.inventory.build import build_inventory
+from megaplan.layout.build import build_layout
+from megaplan.layout.spans import spans_of
+from megaplan.schedule import KINDS, SlotTimes, actions, computations, replay
+from megaplan.spec.load import load_spec
+from megaplan.split.equal import equal_cuts
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def planned(megaplan, kind: str) -> str:
+    vpp = 1 if kind in ("gpipe", "1f1b") else 2
+    words = (
+        "mesh.pp=4",
+        f"mesh.vpp={vpp}",
+        f"schedule.kind={kind}",
+        "schedule.num_microbatches=9" if kind == "zbv" else "schedule.num_microbatches=8",
+    )
+    overrides = [word for value in words for word in ("--set", value)]
+    assert megaplan("split", "plans/tiny-hybrid-pp2.yaml", "-o", "plan.json", *overrides).status == 0
+    return "plan.json"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_action_is_drawn_once(megaplan, here, kind):
+    ran = megaplan("show", planned(megaplan, kind), "--svg", "picture.svg")
+    assert ran.status == 0
+    text = (here / "picture.svg").read_text()
+    root = ElementTree.fromstring(text)
+    titles = Counter(group.find(f"{SVG}title").text.partition(":")[0] for group in root.iter(f"{SVG}g") if group.get("class") == "action")
+    pp, vpp = 4, 1 if kind in ("gpipe", "1f1b") else 2
+    expected = Counter(
+        (part.kind.name, part.slot, part.microbatch)
+        for order in actions(kind, pp, vpp, 9 if kind == "zbv" else 8)
+        for part in computations(order)
+    )
+    assert set(titles.values()) == {1}
+    assert len(titles) == len(expected)
+    assert {group.get("id") for group in root.iter(f"{SVG}g") if group.get("id")} == {f"rank{rank}" for rank in range(pp)}
+
+
+def test_the_picture_needs_no_other_file_and_says_what_it_is(megaplan, here):
+    assert megaplan("show", planned(megaplan, "zbv"), "--svg", "picture.svg").status == 0
+    text = (here / "picture.svg").read_text()
+    assert re.findall(r"(?:href|src|@import|<script|<image|<style)", text) == []
+    assert re.findall(r"url\(([^)]*)\)", text)
+    assert set(re.findall(r"url\(([^)]*)\)", text)) == {"#weight"}
+    assert set(re.findall(r'https?://[^"\s]*', text)) == {"http://www.w3.org/2000/svg"}
+    root = ElementTree.fromstring(text)
+    assert root.find(f"{SVG}title").text == "tiny-hybrid-pp2: zbv, pp 4 × vpp 2, 9 microbatches"
+    assert "a step by the device's rates" in root.find(f"{SVG}desc").text
+    width, height = int(root.get("width")), int(root.get("height"))
+    for rect in root.iter(f"{SVG}rect"):
+        if rect.get("x") is not None:
+            assert 0 <= float(rect.get("x")) <= float(rect.get("x")) + float(rect.get("width")) <= width
+            assert float(rect.get("y")) + float(rect.get("height")) <= height
+
+
+def test_stdout_gets_the_picture_alone_and_no_other_file_is_replaced(megaplan, here):
+    plan = planned(megaplan, "1f1b")
+    ran = megaplan("show", plan, "--svg", "-")
+    assert ran.status == 0
+    ElementTree.fromstring(ran.out)
+    refused = megaplan("show", plan, "--svg", plan)
+    assert refused.status == 2
+    assert "is no SVG" in refused.err
+    assert megaplan("show", plan, "--svg", "picture.svg").status == megaplan("show", plan, "--svg", "picture.svg").status == 0
+
+
+@pytest.mark.parametrize("kind", ["1f1b", "interleaved_1f1b", "zbv"])
+def test_the_curve_peaks_at_the_budget(here, kind):
+    vpp = 1 if kind == "1f1b" else 2
+    overrides = ("mesh.pp=2", f"mesh.vpp={vpp}", f"schedule.kind={kind}", "schedule.num_microbatches=8")
+    spec = load_spec("plans/tiny-hybrid-pp2.yaml", overrides).spec
+    inventory = build_inventory(spec)
+    spans = spans_of(equal_cuts(spec.model.num_layers, 2 * vpp), spec.model.num_layers)
+    layout = build_layout(spec, inventory, spans)
+    budget, times = build_budget(spec, inventory, layout), model_times(spec, inventory).of_slots(spans)
+    slots = SlotTimes(tuple(t.forward_ns for t in times), tuple(t.input_ns for t in times), tuple(t.weight_ns for t in times))
+    step = replay(actions(kind, 2, vpp, 8), slots)
+    curves = memory_over_time(spec, inventory, layout, budget, step)
+    saved = saved_bytes_by_slot(spec, inventory, layout)
+    for rank, curve in enumerate(curves):
+        assert max(size for _, size in curve) == budget.of_rank(rank).phases[Phase.FORWARD_BACKWARD]
+        assert curve[0][1] == curve[-1][1]  # every microbatch that came has gone
+        rises = [after - before for (_, before), (_, after) in itertools.pairwise(curve) if after > before]
+        assert set(rises) <= {saved[slot.index] for slot in layout.of_rank(rank)}
+        assert len(rises) == 8 * vpp
