@@ -36,7 +36,9 @@ def _grammar(error: json.JSONDecodeError, text: str, name: str) -> Diagnostic:
     place = Location(name, error.lineno, error.colno)
     if re.search(r"^format:\s*megaplan\.spec/", text[:_HEAD], re.MULTILINE):
         return problems.other_format("megaplan.spec/1", Location(name))
-    if text.lstrip().startswith("{") and not text.rstrip().endswith("}"):
+    whole = text.rstrip()
+    ends_early = not whole.endswith("}") or error.pos >= len(whole) or error.msg.startswith("Unterminated string")
+    if whole.lstrip().startswith("{") and ends_early:
         return problems.truncated(len(text.encode()), place)
     return problems.not_json(f"{error.msg[:1].lower()}{error.msg[1:]}", place)
 

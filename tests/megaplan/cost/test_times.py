@@ -16,6 +16,7 @@ from megaplan.cost.model import model_costs
 from megaplan.cost.times import LayerTime, ModelTimes, model_times
 from megaplan.cost.work import Op
 from megaplan.devices import device_names, load_device
+from megaplan.hosts.megarun import attention, mamba, mlp, moe, recurrent
 from megaplan.inventory.build import build_inventory
 from megaplan.spec.models import Spec
 from megaplan.spec.scalars import Rated
@@ -291,6 +292,22 @@ def test_recompute_repeats_the_ops_it_names(times_of):
     in_proj = linears((H, 2 * 8192 + 2 * 1024 + 128)).forward_ns
     assert extra("M", "selective") == in_proj + op_ns(2 * 4 * 10240 * T, bf16(2 * 10240))
     assert extra("R", "selective") == SEQ * STEP_NS + LAUNCH_NS + op_ns(moved=bf16(3 * 1024) + fp32(1))
+
+
+@pytest.mark.requirement("R-50")
+def test_the_ops_that_run_again_are_the_saved_tensor_ledger_s(make_spec):
+    """Selective recompute as the host's programs have it; views cost nothing and are no ops here."""
+    regions = {
+        "A": attention.SELECTIVE,
+        "M": mamba.SELECTIVE - {"split", "split conv"},
+        "E": moe.SELECTIVE,
+        "R": recurrent.SELECTIVE,
+        "D": mlp.SELECTIVE,
+    }
+    spec = make_spec(FAMILIES)
+    for block in build_inventory(spec).layers:
+        ops = layer_ops(rank_workload(spec, layer_dtype(spec, block)), spec.model, block)
+        assert {op.name for op in ops if op.selective} == regions[block.family.value]
 
 
 def test_precision_chooses_the_peak(times_of):

@@ -10,6 +10,7 @@ from megaplan.plan.canonical import dumps
 from megaplan.plan.digests import plan_digest
 from megaplan.plan.make import plan_text
 from megaplan.plan.read import inspect_plan, parse_plan, read_plan
+from megaplan.plan.text import parse_json
 
 
 @pytest.fixture
@@ -88,6 +89,15 @@ def test_what_is_no_plan(tmp_path, content, code):
 def test_no_file_and_a_directory(tmp_path):
     assert refusal(str(tmp_path / "none.json")).code == "MP101"
     assert refusal(str(tmp_path)).code == "MP102"
+
+
+def test_a_plan_may_be_cut_off_anywhere(text):
+    """After a closing brace too, which ends an object and not the plan."""
+    whole = text.rstrip()
+    for stop in (*range(1, len(whole), 7), *(index + 1 for index, letter in enumerate(whole[:-1]) if letter == "}")):
+        with pytest.raises(MegaplanError) as caught:
+            parse_json(whole[:stop], "plan.json")
+        assert [found.code for found in caught.value.diagnostics] == ["MP402"], whole[stop - 40 : stop]
 
 
 @pytest.mark.parametrize("share", [0.001, 0.1, 0.5, 0.9, 0.999])
