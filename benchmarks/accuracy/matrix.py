@@ -34,22 +34,22 @@ class Case:
     in_ci: bool
 
 
-def names(*, ci_only: bool = False) -> list[str]:
+def names(*, ci_only: bool = False, matrix: Path = MATRIX) -> list[str]:
     """Names of the plans, in order; of those that CI traces only."""
-    return [entry["name"] for entry in yaml.safe_load(MATRIX.read_text())["plans"] if entry.get("ci", False) or not ci_only]
+    return [entry["name"] for entry in yaml.safe_load(matrix.read_text())["plans"] if entry.get("ci", False) or not ci_only]
 
 
-def cases(chosen: frozenset[str] = frozenset()) -> Iterator[Case]:
-    """Every plan of the matrix, or those named.
+def cases(chosen: frozenset[str] = frozenset(), matrix: Path = MATRIX) -> Iterator[Case]:
+    """Every plan of a matrix, or those named.
 
     Raises:
         MegaplanError: A plan is not legal.
     """
-    matrix = yaml.safe_load(MATRIX.read_text())
-    for entry in matrix["plans"]:
+    written = yaml.safe_load(matrix.read_text())
+    for entry in written["plans"]:
         if chosen and entry["name"] not in chosen:
             continue
-        overrides = [*matrix["families"].get(entry.get("of"), ()), *entry.get("set", ())]
-        spec = load_spec_text(matrix["base"], name=f"{MATRIX.name}: {entry['name']}", overrides=overrides).spec
+        overrides = [*written["families"].get(entry.get("of"), ()), *entry.get("set", ())]
+        spec = load_spec_text(written["base"], name=f"{matrix.name}: {entry['name']}", overrides=overrides).spec
         job = Job.from_plan(make_plan(spec))
         yield Case(entry["name"], job, build_budget(job.spec, job.inventory, job.layout), entry.get("ci", False))

@@ -13,6 +13,7 @@ from megaplan.columns import Column, Phase
 from megarun.job import Job
 from megarun.model.stage import Stage
 from megarun.parallel.mesh import RankMesh, build_mesh
+from megarun.phases import PhasedTrainer
 from megarun.trace.fake import lone_rank, no_cycle_collection, static_shapes
 from megarun.trace.kept import FirstForward, compare_kept
 from megarun.trace.kinds import Kind
@@ -20,16 +21,17 @@ from megarun.trace.owners import Owners
 from megarun.trace.places import Places
 from megarun.trace.rows import group_rows
 from megarun.trace.values import Difference, Kept, RankTrace, Row
-from megarun.trainer import Trainer, sharded_stages
+from megarun.trainer import sharded_stages
 
-STEP_PHASES = ((Phase.FIRST_FORWARD_BACKWARD, Phase.FIRST_OPTIMIZER), (Phase.FORWARD_BACKWARD, Phase.OPTIMIZER))
+NUM_STEPS = 2
+"""The first, which makes the optimizers' state, and one that every later step is like."""
 RESIDENT = (Kind.PARAMETER, Kind.OPTIMIZER_STATE, Kind.RECEIVE_BUFFER, Kind.INPUT, Kind.LIBRARY)
 """What may be alive between two steps."""
 FINITE = 1e9
 """Read in place of a loss or norm: finite, and past every clipping threshold, so that gradients are clipped."""
 
 
-class TracedTrainer(Trainer):
+class TracedTrainer(PhasedTrainer):
     """The trainer itself, with every phase announced; without values, it fills nothing and reads nothing."""
 
     def __init__(self, job: Job, mesh: RankMesh, stages: tuple[Stage, ...], owners: Owners, *, with_values: bool) -> None:
@@ -38,7 +40,6 @@ class TracedTrainer(Trainer):
         for stage in stages:
             owners.label_parameters(stage)
         owners.label_resident(self)
-        self._phases = iter(STEP_PHASES)
 
     def fill(self, job: Job) -> None:
         """Filling works in host memory: not counted."""
@@ -50,17 +51,14 @@ class TracedTrainer(Trainer):
         """The value, or one that lets the step run to its end."""
         return super().read(scalar) if self._with_values else FINITE
 
-    def start_step(self) -> None:
-        """The first phase of the next step begins, before its batch is there."""
-        self._running = next(self._phases)
-        self._owners.live.enter_phase(self._running[0])
+    def enter_phase(self, phase: Phase) -> None:
+        """Peaks are kept phase by phase."""
+        self._owners.live.enter_phase(phase)
 
     def accumulate_gradients(self, tokens: Tensor | None, labels: Tensor | None) -> Tensor:
-        """Forward and backward; what follows is the optimizer's phase."""
+        """Forward and backward of a batch that is labelled as one."""
         self._owners.label((tokens, labels), Kind.INPUT, "batch")
-        partial = super().accumulate_gradients(tokens, labels)
-        self._owners.live.enter_phase(self._running[1])
-        return partial
+        return super().accumulate_gradients(tokens, labels)
 
 
 def trace_rank(job: Job, rank: int, *, workspace_bytes: int = 0) -> RankTrace:
@@ -97,7 +95,7 @@ def trace_process(job: Job, mesh: RankMesh, *, workspace_bytes: int = 0, with_va
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(owners.live)
         trainer = TracedTrainer(job, mesh, stages, owners, with_values=with_values)
-        for step in range(len(STEP_PHASES)):
+        for step in range(NUM_STEPS):
             trainer.start_step()
             trainer.step(step, *_batch(job, trainer))
             owners.label_resident(trainer)
@@ -133,7 +131,7 @@ def blocks_of(stage: Stage) -> tuple[str, ...]:
     return *first, *(f"layers.{index}" for index in stage.layers), *last
 
 
-def _batch(job: Job, trainer: Trainer) -> tuple[Tensor | None, Tensor | None]:
+def _batch(job: Job, trainer: PhasedTrainer) -> tuple[Tensor | None, Tensor | None]:
     """Token ids and labels of one step, as `Batches.at` leaves them on the device."""
     batch = job.spec.batch
     shape = (batch.micro_batch_size * job.spec.schedule.num_microbatches, batch.seq_length)
