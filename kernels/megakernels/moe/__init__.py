@@ -2,10 +2,13 @@
 
 In order: `weights, indices = route(...)`, `rows, counts = dispatch_plan(indices, E)`, `combine(experts(dispatch(x, rows, k), weights, rows,
 ...), rows, k)`. Saved: route x, weight, probs, indices; dispatch and combine rows; experts its inputs, gate_out and up_out.
+
+Where experts live on several ranks, dispatched rows are sent to them; there `rows, totals = arrival_plan(...)` sorts what arrived, and
+`combine(experts(dispatch(arrived, rows, 1), weights, rows, totals, ...), rows, 1)` is what goes back.
 """
 
 from megakernels.moe.grouped_mlp import experts
-from megakernels.moe.permutation import combine, dispatch, dispatch_plan
+from megakernels.moe.permutation import arrival_plan, combine, dispatch, dispatch_plan
 from megakernels.moe.routing import route
 
-__all__ = ["combine", "dispatch", "dispatch_plan", "experts", "route"]
+__all__ = ["arrival_plan", "combine", "dispatch", "dispatch_plan", "experts", "route"]

@@ -1,4 +1,4 @@
-"""Sorting (token, slot) pairs by expert, and moving rows there and back."""
+"""Sorting (token, slot) pairs and arrived rows by expert, and moving rows there and back."""
 
 from typing import Any
 
@@ -29,6 +29,28 @@ def dispatch_plan(indices: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     counts: Tensor
     rows, counts = _dispatch_plan(indices, num_experts)
     return rows, counts
+
+
+def arrival_plan(counts: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    """Sorts rows that arrived from several ranks by expert, stably: `dispatch` and `combine` with top_k 1 move them there and back.
+
+    Args:
+        counts: int32 [R, E], rows that rank r sent to local expert e. They arrived in that order: all of rank 0, by expert, then all of
+            rank 1.
+        num_rows: M, the sum of the counts, as the host knows it.
+
+    Returns:
+        rows int32 [M], the place of arrival of each sorted row, and totals int32 [E]; neither has a gradient.
+
+    Raises:
+        ValueError: counts are not int32 [R, E].
+    """
+    fits = counts.dim() == 2 and counts.dtype == torch.int32
+    require(fits, "arrival_plan", "counts must be int32 [R,E]", counts=counts.shape, dtype=counts.dtype)
+    rows: Tensor
+    totals: Tensor
+    rows, totals = _arrival_plan(counts, num_rows)
+    return rows, totals
 
 
 def dispatch(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
@@ -79,6 +101,16 @@ def _dispatch_plan(indices: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
 @_dispatch_plan.register_fake
 def _(indices: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     return indices.new_empty((indices.shape[0] * indices.shape[1],)), indices.new_empty((num_experts,))
+
+
+@custom_op("megakernels::arrival_plan", mutates_args=())
+def _arrival_plan(counts: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    return reference.arrival_plan(counts, num_rows)
+
+
+@_arrival_plan.register_fake
+def _(counts: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    return counts.new_empty((num_rows,)), counts.new_empty((counts.shape[1],))
 
 
 @custom_op("megakernels::dispatch", mutates_args=())

@@ -46,6 +46,14 @@ def dispatch_plan(indices: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     return torch.argsort(flat, stable=True).to(torch.int32), torch.bincount(flat, minlength=num_experts).to(torch.int32)
 
 
+def arrival_plan(counts: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    """Returns rows int32 [M] and totals int32 [E]; given the number of rows, a device need not tell the host."""
+    num_ranks, num_experts = counts.shape
+    experts = torch.arange(num_experts, dtype=torch.int32, device=counts.device).repeat(num_ranks)
+    owners = experts.repeat_interleave(counts.flatten(), output_size=num_rows)
+    return torch.argsort(owners, stable=True).to(torch.int32), counts.sum(0, dtype=torch.int32)
+
+
 def gather_rows(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
     """Row i is x[rows[i] // k]: [N, h] → [N·k, h]."""
     return x.index_select(0, rows // top_k)
