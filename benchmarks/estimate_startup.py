@@ -19,7 +19,7 @@ BAR = 3.5
 def seconds(command: list[str]) -> float:
     """Wall time of one run; output discarded."""
     start = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return time.perf_counter() - start
 
 
