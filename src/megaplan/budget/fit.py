@@ -13,6 +13,7 @@ from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.build import build_layout
+from megaplan.layout.runs import runs_label, runs_of
 from megaplan.layout.values import Layout
 from megaplan.spec.models import Spec
 from megaplan.spec.rules import check_rules
@@ -100,10 +101,10 @@ def fit_diagnostics(spec: Spec, inventory: Inventory, layout: Layout, budget: Bu
     worst = budget.worst
     if worst.fits:
         return _low_headroom(worst)
-    names = ", ".join(str(rank) for rank in worst.ranks)
     detail = [
-        f"ranks {names}: peak {worst.peak_bytes} B in {worst.peak_phase}, usable {worst.usable_bytes} B, over by {-worst.headroom_bytes} B",
-        *(f"cut {cut.column.key} = {cut.column_bytes} B by {cut.excess_bytes} B" for cut in cuts(worst)[:3]),
+        f"{runs_label(runs_of(worst.ranks))}: peak {worst.peak_bytes:,} B in {worst.peak_phase}, usable {worst.usable_bytes:,} B, "
+        f"over by {-worst.headroom_bytes:,} B",
+        *(f"cut {cut.column.key} = {cut.column_bytes:,} B by {cut.excess_bytes:,} B" for cut in cuts(worst)[:3]),
     ]
     hints = [
         f"{' '.join(f'--set {text}' for text in change.overrides)}   # peak {format_bytes(change.peak_bytes)}, "
@@ -125,8 +126,8 @@ def _low_headroom(worst: RankBudget) -> list[Diagnostic]:
     column, size = max(worst.columns.items(), key=lambda item: item[1])
     percent = 100 * worst.headroom_bytes // worst.usable_bytes
     detail = (
-        f"headroom {worst.headroom_bytes} B of {worst.usable_bytes} B usable is {percent}%, below {HEADROOM_PERCENT}%\n"
-        f"largest column: {column.key} = {size} B"
+        f"headroom {worst.headroom_bytes:,} B of {worst.usable_bytes:,} B usable is {percent}%, below {HEADROOM_PERCENT}%\n"
+        f"largest column: {column.key} = {size:,} B"
     )
     return [diagnostic("MP502", detail, Location(), (), Severity.WARNING)]
 

@@ -8,9 +8,9 @@ from typing import Any
 from megaplan.cli.header import counted
 from megaplan.cli.table import table, wrap
 from megaplan.columns import Column
+from megaplan.layout.runs import joined, runs_label
 from megaplan.plan.diff import Change, CutMove, OwnerMove, Place, PlanDiff, RankChange
 from megaplan.plan.document import Span
-from megaplan.plan.runs import joined, runs_label
 from megaplan.units import format_bytes, format_gib
 
 Line = tuple[str, str]

@@ -11,7 +11,7 @@ from megaplan.cli.header import header_lines
 from megaplan.cli.inputs import Subject
 from megaplan.cli.ranks_text import rank_table, view_of
 from megaplan.cli.table import wrap
-from megaplan.plan.runs import runs_label, runs_of
+from megaplan.layout.runs import runs_label, runs_of
 from megaplan.units import format_bytes
 
 Line = tuple[str, str]

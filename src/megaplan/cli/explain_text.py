@@ -16,7 +16,7 @@ from megaplan.hosts.megarun.ledger import block_ledger, makes_of
 from megaplan.hosts.megarun.storage import OWNER_COLUMNS
 from megaplan.hosts.values import LedgerTensor
 from megaplan.inventory.tensors import Block
-from megaplan.plan.runs import runs_label, runs_of
+from megaplan.layout.runs import runs_label, runs_of
 from megaplan.units import format_bytes
 
 Line = tuple[str, str]

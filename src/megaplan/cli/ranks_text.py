@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from megaplan.cli.table import WIDTH, table
 from megaplan.columns import Column, Phase
-from megaplan.plan.runs import Run, joined, runs_label, runs_of
+from megaplan.layout.runs import Run, joined, runs_label, runs_of
 
 if TYPE_CHECKING:
     from megaplan.budget.values import RankBudget

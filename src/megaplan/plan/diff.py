@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from megaplan.columns import Column
 from megaplan.errors import Diagnostic
+from megaplan.layout.runs import num_ranks
 from megaplan.plan.document import Estimates, PlanDocument, RankEstimate, Span, Stage
-from megaplan.plan.runs import num_ranks
 
 if TYPE_CHECKING:
     from megaplan.split.values import StackCosts

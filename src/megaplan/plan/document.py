@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from megaplan.columns import Phase
 from megaplan.inventory.tensors import Inventory
+from megaplan.layout.runs import runs_label
 from megaplan.layout.values import Layout, Placement
 from megaplan.plan.inputs import spec_values
-from megaplan.plan.runs import runs_label
 from megaplan.spec.models import Spec
 
 FORMAT = "megaplan.plan/1"

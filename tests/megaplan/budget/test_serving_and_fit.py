@@ -133,7 +133,7 @@ def test_over_the_limit_names_the_column_and_the_bytes(nam56r: Callable[..., Spe
     diagnostics = fit_diagnostics(spec, inventory, layout, budget)
     assert [item.code for item in diagnostics] == ["MP501"]
     assert all(item.severity is Severity.WARNING for item in diagnostics)
-    assert f"cut activations_bytes = {cut.column_bytes} B by {cut.excess_bytes} B" in diagnostics[0].detail
+    assert f"cut activations_bytes = {cut.column_bytes:,} B by {cut.excess_bytes:,} B" in diagnostics[0].detail
     assert any("--set" in hint for hint in diagnostics[0].hints)
 
 
