@@ -1,12 +1,19 @@
 """FSDP2: every parameter is a shard in `precision.master`, gathered in `precision.params`, on a one-rank mesh too.
 
 Wrapped bottom up (R-55): a layer's expert bank, then the layer, then the stage, which holds what is outside the layers. The stage's own
-group is never resharded after forward: its backward begins at once.
+group is never resharded after forward: its backward begins at once. Dense parameters are sharded over dp_shard, an expert bank over efsdp,
+the ranks that own the same experts; dp_replicate holds copies of both.
+
+In forward FSDP2 gathers a layer when it runs, and a GPU overlaps that with the layer before only because the host is ahead. With EP the
+host is not: every E block waits for its counts of rows. So each layer gathers the next one, and that one's bank, before it runs itself. A
+backward reads no counts, and FSDP2's own order, one group ahead, is enough.
 Gradients: with a pipeline, torch keeps whole gradients from a stage's first backward to its last and reduces once; without one, each
 microbatch reduces and accumulates in the shard. They are summed, not averaged: the loss is divided by the tokens of the whole batch.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -28,10 +35,20 @@ def shard_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> None:
     where, reshard = mesh.state_mesh, spec.sharding.reshard_after_forward
     for block in stage.layers.values():
         if isinstance(block, ExpertBlock):
-            fully_shard(block.experts, mesh=where, mp_policy=policy, reshard_after_forward=reshard)
+            fully_shard(block.experts, mesh=mesh.bank_mesh, mp_policy=policy, reshard_after_forward=reshard)
         fully_shard(block, mesh=where, mp_policy=policy, reshard_after_forward=reshard)
     fully_shard(stage, mesh=where, mp_policy=policy, reshard_after_forward=False)
     for module in stage.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo has no pre-multiplied sum, and a factor of 1 needs none
+    if spec.mesh.ep > 1:
+        _gather_ahead(stage)
+
+
+def _gather_ahead(stage: Stage) -> None:
+    """Let every layer, and the stage before its first one, gather the next layer's groups before it runs."""
+    ahead: Any = stage
+    for block in stage.layers.values():
+        ahead.set_modules_to_forward_prefetch([block, block.experts] if isinstance(block, ExpertBlock) else [block])
+        ahead = block

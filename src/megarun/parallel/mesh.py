@@ -1,4 +1,8 @@
-"""The process group and the device mesh (pp, dp_replicate, dp_shard, cp, tp), row-major, tp fastest."""
+"""The process group and its two meshes, which read the same ranks row-major.
+
+Dense tensors see (pp, dp_replicate, dp_shard, cp, tp), tp fastest; expert banks (pp, dp_replicate, efsdp, ep, etp), etp fastest (R-31). EP
+adds no ranks: its groups are consecutive ranks, borrowed from tp, cp and dp_shard, and what is left of those shards the banks.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from megaplan.layout.ranks import EXPERT_AXES, MESH_AXES, expert_coordinate
 from megaplan.spec import models as spec
 
-AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+AXES = MESH_AXES
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,18 +25,26 @@ class RankMesh:
     Attributes:
         device: Where its tensors live.
         axes: The whole mesh, one dim per axis of `AXES`.
+        experts: The same ranks as expert banks see them, one dim per axis of `EXPERT_AXES`; `axes` itself where the two are one.
         rank: Global rank.
         coordinate: Index on each axis.
+        expert_coordinate: Index on each axis of the expert mesh.
     """
 
     device: torch.device
     axes: DeviceMesh
+    experts: DeviceMesh
     rank: int
     coordinate: dict[str, int]
+    expert_coordinate: dict[str, int]
 
     def size(self, axis: str) -> int:
         """Degree of an axis."""
         return self.axes.size(AXES.index(axis))
+
+    def expert_size(self, axis: str) -> int:
+        """Degree of ep or etp; one where the expert mesh is the dense one, which has neither."""
+        return 1 if self.experts is self.axes else self.experts.size(EXPERT_AXES.index(axis))
 
     @property
     def num_data_ranks(self) -> int:
@@ -48,6 +61,12 @@ class RankMesh:
         """What FSDP2 shards over: dp_shard, and replicates over dp_replicate where that is more than one (HSDP)."""
         return self.axes["dp_replicate", "dp_shard"] if self.size("dp_replicate") > 1 else self.axes["dp_shard"]
 
+    @property
+    def bank_mesh(self) -> DeviceMesh:
+        """What FSDP2 shards expert banks over: efsdp, and replicates over dp_replicate where that is more than one."""
+        shards = "dp_shard" if self.experts is self.axes else "efsdp"
+        return self.experts["dp_replicate", shards] if self.size("dp_replicate") > 1 else self.experts[shards]
+
     def sum(self, value: torch.Tensor, *axes: str) -> torch.Tensor:
         """`value` summed in place over the named axes."""
         for axis in axes:
@@ -58,9 +77,15 @@ class RankMesh:
 
 def build_mesh(mesh: spec.Mesh, device: torch.device) -> RankMesh:
     """The mesh of the running process group, whose size must be `mesh.world_size`; every rank calls it once."""
-    shape = tuple(getattr(mesh, axis) for axis in AXES)
-    axes = init_device_mesh(device.type, shape, mesh_dim_names=AXES)
+    axes = _axes(mesh, AXES, device)
+    apart = mesh.cp * mesh.tp * mesh.ep * mesh.etp > 1
+    experts = _axes(mesh, EXPERT_AXES, device) if apart else axes
+    rank = dist.get_rank()
     place = axes.get_coordinate()
     if place is None:
-        raise RuntimeError(f"rank {dist.get_rank()} is outside the mesh {dict(zip(AXES, shape, strict=True))}")
-    return RankMesh(device, axes, dist.get_rank(), dict(zip(AXES, place, strict=True)))
+        raise RuntimeError(f"rank {rank} is outside the mesh {dict(zip(AXES, axes.shape, strict=True))}")
+    return RankMesh(device, axes, experts, rank, dict(zip(AXES, place, strict=True)), expert_coordinate(mesh, rank))
+
+
+def _axes(mesh: spec.Mesh, names: tuple[str, ...], device: torch.device) -> DeviceMesh:
+    return init_device_mesh(device.type, tuple(getattr(mesh, axis) for axis in names), mesh_dim_names=names)

@@ -32,6 +32,8 @@ def local_part(tensor: ParamTensor, whole: Tensor, mesh: RankMesh) -> Tensor:
     """
     if tensor.owner is Owner.TENSOR_PARALLEL:
         return tensor_part(tensor, whole, mesh.coordinate["tp"], mesh.size("tp"))
+    if tensor.owner is Owner.EXPERT_PARALLEL:
+        return whole.chunk(mesh.expert_size("ep"))[mesh.expert_coordinate["ep"]]  # MP203: they divide
     return whole
 
 

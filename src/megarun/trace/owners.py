@@ -26,6 +26,7 @@ OWNER_COLUMNS = {
 ROUTED_OUTPUTS = {
     "megakernels.route.default": (1,),
     "megakernels.dispatch_plan.default": (0, 1),
+    "megakernels.arrival_plan.default": (0, 1),
     "megakernels.dispatch.default": (0,),
     "megakernels.experts.default": (0,),
     "megakernels.experts_gated.default": (0,),
@@ -94,6 +95,8 @@ class Owners:
             return
         if op.startswith("c10d.recv_"):
             self.label(operands, Kind.RECEIVE_BUFFER)
+        elif op.startswith("c10d.alltoall_base_"):
+            self.label(operands[:2], Kind.ROUTED)
         elif op.startswith("c10d._reduce_scatter_base_"):
             self.label(operands[0], Kind.GRADIENT)
             self.label(operands[1], Kind.COLLECTIVE)
