@@ -84,24 +84,35 @@ class Timeline:
 
 
 class _Node(NamedTuple):
-    """An action in an order in which all can run one by one: what it waits for lies before it."""
+    """An action in an order in which all can run one by one.
+
+    What it needs of its own rank lies before it there, so only results of other ranks are waited for.
+    """
 
     rank: int
-    step: Step
-    near: tuple[int, ...]  # nodes on the same rank
-    far: tuple[int, ...]  # nodes on other ranks, whose results have to travel
+    shape: int  # index into the linked orders' shapes
+    far: tuple[int, ...]  # nodes of other ranks, whose results have to travel
 
 
 @dataclass(frozen=True, slots=True)
 class LinkedOrders:
-    """Orders with what every action waits for."""
+    """Orders with what every action waits for.
+
+    Attributes:
+        num_ranks: Pipeline ranks.
+        nodes: Every action, after all that it waits for.
+        steps: The actions themselves, in the nodes' order.
+        shapes: One action of each kind and slot, or of each pair that overlaps: actions of one shape take equally long.
+    """
 
     num_ranks: int
     nodes: tuple[_Node, ...]
+    steps: tuple[Step, ...]
+    shapes: tuple[Step, ...]
 
     def makespan(self, times: SlotTimes, *, p2p: int = 0) -> int:
         """Length of the step alone; see `replay`."""
-        return max(self._stops(times, p2p)[1], default=0)
+        return max(self._stops([times.of(shape) for shape in self.shapes], p2p), default=0)
 
     def replay(self, times: SlotTimes, *, p2p: int = 0) -> Timeline:
         """Start every action as soon as its rank is free and its input has arrived.
@@ -110,36 +121,28 @@ class LinkedOrders:
             times: Of one microbatch on each slot.
             p2p: Time of one boundary tensor between two ranks; the sender does not wait for it. None inside a rank (the turn of a V).
         """
-        stops, _ = self._stops(times, p2p)
+        lengths = [times.of(shape) for shape in self.shapes]
+        stops = self._stops(lengths, p2p)
         ranks: list[list[Timed]] = [[] for _ in range(self.num_ranks)]
         busy = [0] * self.num_ranks
-        for node, stop in zip(self.nodes, stops, strict=True):
-            length = times.of(node.step)
-            busy[node.rank] += length
-            ranks[node.rank].append(Timed(node.step, stop - length, stop))
+        for (rank, shape, _), step, stop in zip(self.nodes, self.steps, stops, strict=True):
+            busy[rank] += lengths[shape]
+            ranks[rank].append(Timed(step, stop - lengths[shape], stop))
         return Timeline(tuple(map(tuple, ranks)), max(stops, default=0), tuple(busy))
 
-    def _stops(self, times: SlotTimes, p2p: int) -> tuple[list[int], list[int]]:
-        """End of every action, and of every rank."""
-        lengths: dict[tuple[Kind, int], int] = {}
+    def _stops(self, lengths: list[int], p2p: int) -> list[int]:
+        """End of every action; a search for cuts spends its time here."""
         stops: list[int] = []
         free = [0] * self.num_ranks
-        for rank, step, near, far in self.nodes:
-            if isinstance(step, Action):
-                key = (step.kind, step.slot)
-                length = lengths.get(key, -1)
-                if length < 0:
-                    length = lengths[key] = times.of(step)
-            else:
-                length = times.of(step)
+        for rank, shape, far in self.nodes:
             start = free[rank]
-            for index in near:
-                start = max(start, stops[index])
             for index in far:
-                start = max(start, stops[index] + p2p)
-            free[rank] = start + length
-            stops.append(start + length)
-        return stops, free
+                arrival = stops[index] + p2p
+                if arrival > start:  # noqa: PLR1730 (a call of max takes twice as long)
+                    start = arrival
+            free[rank] = stop = start + lengths[shape]
+            stops.append(stop)
+        return stops
 
 
 def replay(orders: Orders, times: SlotTimes, *, p2p: int = 0) -> Timeline:
@@ -166,6 +169,8 @@ def link(orders: Orders, num_slots: int) -> LinkedOrders:
     """
     done: dict[tuple[Kind, int, int], tuple[int, int]] = {}  # what was computed: by which rank, as which node
     nodes: list[_Node] = []
+    steps: list[Step] = []
+    shapes: dict[tuple[tuple[Kind, int], ...], tuple[int, Step]] = {}
     position = [0] * len(orders)
     waiting: dict[tuple[Kind, int, int], int] = {}
     ready = list(range(len(orders)))
@@ -179,8 +184,9 @@ def link(orders: Orders, num_slots: int) -> LinkedOrders:
                 waiting[missing] = rank
                 break
             sources = [done[found] for found in needed]
-            near = tuple(node for owner, node in sources if owner == rank)
-            nodes.append(_Node(rank, step, near, tuple(node for owner, node in sources if owner != rank)))
+            shape, _ = shapes.setdefault(tuple((part.kind, part.slot) for part in step.parts), (len(shapes), step))
+            nodes.append(_Node(rank, shape, tuple(node for owner, node in sources if owner != rank)))
+            steps.append(step)
             position[rank] += 1
             for part in step.parts:
                 made = (_made(part.kind), part.slot, part.microbatch)
@@ -190,7 +196,7 @@ def link(orders: Orders, num_slots: int) -> LinkedOrders:
     stuck = [order[at] for order, at in zip(orders, position, strict=True) if at < len(order)]
     if stuck:
         raise ValueError(f"the schedule cannot go on: {', '.join(map(str, stuck))} wait for actions that never run")
-    return LinkedOrders(len(orders), tuple(nodes))
+    return LinkedOrders(len(orders), tuple(nodes), tuple(steps), tuple(step for _, step in shapes.values()))
 
 
 def _made(kind: Kind) -> Kind:
