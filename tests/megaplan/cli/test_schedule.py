@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from megaplan.schedule import KINDS, SlotTimes, actions, in_flight, replay
+from megaplan.schedule import KINDS, SlotTimes, actions, in_flight, placement, replay, slot_owner, slots_of_rank
 
 SIZES = {kind: (4, 1 if kind in ("gpipe", "1f1b") else 2, 8) for kind in KINDS}
 DOCUMENT = {"format", "ranks", "makespan"}
@@ -48,25 +48,40 @@ def test_torch_reads_every_cell_of_the_csv(megaplan, kind):
     assert read == [[str(action) for action in order] for order in actions(kind, *SIZES[kind])]
 
 
-def test_torchs_runtime_loads_the_file(megaplan, tmp_path):
+@pytest.mark.parametrize("kind", KINDS)
+def test_torchs_runtime_loads_the_file_and_adds_its_communication(megaplan, tmp_path, kind):
     schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
-    path = tmp_path / "zbv.csv"
-    path.write_text(megaplan(*words("zbv", "--csv")).out)
+    pp, vpp, m = SIZES[kind]
+    path = tmp_path / "schedule.csv"
+    path.write_text(megaplan(*words(kind, "--csv")).out)
+    last = pp * vpp - 1
     stages = [
         SimpleNamespace(
-            stage_index=slot, num_stages=8, group_size=4, group_rank=0, submod=None, is_first=slot == 0, is_last=slot == 7, group=None
+            stage_index=slot,
+            num_stages=last + 1,
+            group_size=pp,
+            group_rank=0,
+            submod=None,
+            is_first=slot == 0,
+            is_last=slot == last,
+            group=None,
         )
-        for slot in (0, 7)
+        for slot in slots_of_rank(placement(kind), 0, pp, vpp)
     ]
-    runtime = schedules.ScheduleZBVZeroBubble(stages, 8)
-    runtime.pipeline_order = {}
+    runtime = schedules._PipelineScheduleRuntime(stages, m)
     runtime._load_csv(str(path), format="compute_only")
+    kinds = {"FORWARD", "FULL_BACKWARD", "BACKWARD_INPUT", "BACKWARD_WEIGHT", "OVERLAP_F_B"}
     computed = {
-        rank: [str(action) for action in order if action is not None and action.computation_type.name in ("FORWARD", "BACKWARD_INPUT")]
+        rank: [str(action) for action in order if action is not None and action.computation_type.name in kinds]
         for rank, order in runtime.pipeline_order_with_comms.items()
     }
-    expected = actions("zbv", 4, 2, 8)
-    assert computed == {rank: [str(a) for a in order if a.kind in ("F", "I")] for rank, order in enumerate(expected)}
+    assert computed == {rank: [str(action) for action in order] for rank, order in enumerate(actions(kind, pp, vpp, m))}
+    sent = sum(
+        action is not None and action.computation_type.name == "SEND_F"
+        for order in runtime.pipeline_order_with_comms.values()
+        for action in order
+    )
+    assert sent == m * sum(slot_owner(placement(kind), slot, pp)[0] != slot_owner(placement(kind), slot + 1, pp)[0] for slot in range(last))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from megaplan.schedule import Action, Kind, SlotTimes, actions, link, replay
+from megaplan.schedule import KINDS, Action, Kind, SlotTimes, actions, link, replay, schedule_problems
 
 
 @pytest.mark.parametrize(("pp", "m"), [(1, 3), (2, 4), (4, 8), (8, 16)])
@@ -20,6 +22,72 @@ def test_equal_stages_wait_for_fill_and_drain(pp: int, m: int) -> None:
 def test_interleaving_divides_the_bubble_by_the_chunks(pp: int, vpp: int, m: int) -> None:
     timeline = replay(actions("interleaved_1f1b", pp, vpp, m), SlotTimes.equal(pp * vpp, 2, 4, 1))
     assert timeline.bubbles == ((pp - 1) * 7,) * pp
+
+
+EQUAL = [(1, 1, 1), (2, 3, 1), (4, 5, 3), (3, 2, 2)]
+ROUNDS = [(pp, vpp, m) for pp in (2, 3, 4, 8) for vpp in (1, 2, 3) for m in (pp, pp + 1, 2 * pp, 5 * pp)]
+
+
+@pytest.mark.requirement("R-26")
+@pytest.mark.parametrize(("forward", "backward_input", "weight"), EQUAL)
+@pytest.mark.parametrize("kind", ["gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble"])
+def test_the_wait_of_equal_chunks_is_the_closed_form(kind: str, forward: int, backward_input: int, weight: int) -> None:
+    half = kind == "interleaved_zero_bubble"
+    hop = forward + backward_input + (-weight if half else weight)
+    checked = 0
+    for pp, vpp, m in ROUNDS:
+        if (kind in ("gpipe", "1f1b") and vpp > 1) or schedule_problems(kind, pp, vpp, m):
+            continue
+        step = replay(actions(kind, pp, vpp, m), SlotTimes.equal(pp * vpp, forward, backward_input, weight))
+        assert step.bubbles == ((pp - 1) * hop,) * pp, (pp, vpp, m)
+        assert step.busy == (m * vpp * (forward + backward_input + weight),) * pp
+        checked += 1
+    assert checked >= 16
+
+
+@given(
+    st.sampled_from(KINDS),
+    st.integers(2, 5),
+    st.integers(1, 4),
+    st.integers(0, 9),
+    st.integers(0, 100),
+    st.data(),
+)
+def test_every_action_waits_for_its_inputs_and_no_longer(
+    kind: str, pp: int, rounds: int, p2p: int, hidden_percent: int, data: st.DataObject
+) -> None:
+    """Against the rules themselves: a start is the latest of the rank's last stop and the arrivals of what the action reads."""
+    vpp = 1 if kind in ("gpipe", "1f1b") else 2
+    num_slots, m = pp * vpp, pp * rounds + (pp if kind == "dualpipev" else 0)
+    lengths = st.lists(st.integers(1, 50), min_size=num_slots, max_size=num_slots).map(tuple)
+    times = SlotTimes(data.draw(lengths), data.draw(lengths), data.draw(lengths), hidden_percent)
+    step = replay(actions(kind, pp, vpp, m), times, p2p=p2p)
+    stops: dict[tuple[str, int, int], tuple[int, int]] = {}
+    for rank, timed in enumerate(step.ranks):
+        for item in timed:
+            for part in item.action.parts:
+                stops["F" if part.kind is Kind.FORWARD else "W" if part.kind is Kind.WEIGHT else "I", part.slot, part.microbatch] = (
+                    item.stop,
+                    rank,
+                )
+    for rank, timed in enumerate(step.ranks):
+        free = 0
+        for item in timed:
+            arrivals = [free]
+            for part in item.action.parts:
+                if part.kind is Kind.FORWARD:
+                    read = ("F", part.slot - 1, part.microbatch) if part.slot else None
+                elif part.kind is Kind.WEIGHT:
+                    read = ("I", part.slot, part.microbatch)
+                else:
+                    read = ("F", part.slot, part.microbatch) if part.slot == num_slots - 1 else ("I", part.slot + 1, part.microbatch)
+                if read is not None:
+                    stop, owner = stops[read]
+                    arrivals.append(stop + (p2p if owner != rank else 0))
+            assert item.start == max(arrivals)
+            assert item.stop == item.start + times.of(item.action)
+            free = item.stop
+    assert step.makespan == max(stop for stop, _ in stops.values())
 
 
 def test_uneven_stages_by_hand() -> None:
