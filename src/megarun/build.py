@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import torch
 
+from megaplan.hosts.megarun.dims import local_shape
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.values import Slot
 from megaplan.spec.models import Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.model.stage import Stage
+from megarun.parallel.expert import LOCAL, ExpertParallel
+from megarun.parallel.tensor import ALONE, TensorParallel
 
 
-def build_stage(spec: Spec, inventory: Inventory, slot: Slot) -> Stage:
-    """The stage of `slot` on the meta device, parameters in `precision.master`.
+def build_stage(spec: Spec, inventory: Inventory, slot: Slot, tp: TensorParallel = ALONE, ep: ExpertParallel = LOCAL) -> Stage:
+    """A rank's stage of `slot` on the meta device: its part of every parameter, in `precision.master`.
 
     Raises:
         RuntimeError: Its tensors are not the inventory's, which is a defect.
     """
     with torch.device("meta"):
-        stage = Stage(spec, inventory, slot).to(TORCH_DTYPES[spec.precision.master])
-    wrong = differences(stage, inventory, slot, TORCH_DTYPES[spec.precision.master])
+        stage = Stage(spec, inventory, slot, tp, ep).to(TORCH_DTYPES[spec.precision.master])
+    wrong = differences(stage, inventory, slot, spec)
     if wrong:
         raise RuntimeError(f"stage {slot.index} is not the inventory's: {'; '.join(wrong)}")
     return stage
@@ -31,9 +34,11 @@ def materialise(stage: Stage, device: torch.device) -> None:
     stage.add_rotary(device)
 
 
-def differences(stage: Stage, inventory: Inventory, slot: Slot, dtype: torch.dtype) -> list[str]:
-    """Every tensor in which `stage` and the slot's blocks differ, by name, shape or dtype; empty if none."""
-    expected = {f"{name}.{t.name}": (t.shape, dtype) for name in slot.blocks for t in inventory.block(name).tensors}
+def differences(stage: Stage, inventory: Inventory, slot: Slot, spec: Spec) -> list[str]:
+    """Every tensor in which `stage` and a rank's part of the slot's blocks differ, by name, shape or dtype; empty if none."""
+    mesh, dtype = spec.mesh, TORCH_DTYPES[spec.precision.master]
+    tensors = {f"{name}.{tensor.name}": tensor for name in slot.blocks for tensor in inventory.block(name).tensors}
+    expected = {name: (local_shape(tensor, mesh.tp, mesh.ep, mesh.etp), dtype) for name, tensor in tensors.items()}
     found = {name: (tuple(p.shape), p.dtype) for name, p in stage.named_parameters()}
     found |= {name: (tuple(b.shape), b.dtype) for name, b in stage.named_buffers() if not name.startswith("rope_")}
     names = sorted(expected.keys() | found.keys())

@@ -10,24 +10,33 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 from megaplan.inventory.tensors import Init, Inventory, ParamTensor
+from megarun.parallel.mesh import RankMesh
+from megarun.parallel.ownership import local_part
 
 STD = 0.02
 
 
-def initialise(stage: nn.Module, inventory: Inventory, seed: int) -> None:
+def initialise(stage: nn.Module, inventory: Inventory, seed: int, mesh: RankMesh | None = None) -> None:
     """Fill a materialised stage in place; a sharded parameter takes its shard of the whole tensor's fill.
 
     A random fill of a sharded tensor would give every rank the same numbers; filling the whole and slicing makes a tensor a function of
     its name alone, so that any two layouts start equal.
+
+    Args:
+        stage: Parameters as the rank owns them, FSDP2's shards or not.
+        inventory: Every tensor's rule.
+        seed: The run's.
+        mesh: This rank's place; None where it owns every tensor whole.
     """
     tensors = dict(inventory.tensors())
     with torch.no_grad():
         for name, parameter in stage.named_parameters():
             whole = fill(tensors[name], name, seed, len(inventory.layers)).to(parameter.dtype)
+            part = whole if mesh is None else local_part(tensors[name], whole, mesh)
             if isinstance(parameter, DTensor):
-                parameter.to_local().copy_(local_shard(whole, parameter))
+                parameter.to_local().copy_(local_shard(part, parameter))
             else:
-                parameter.copy_(whole)
+                parameter.copy_(part)
 
 
 def fill(tensor: ParamTensor, name: str, seed: int, num_layers: int) -> Tensor:

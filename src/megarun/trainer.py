@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from megaplan.inventory.tensors import Owner
 from megarun.build import build_stage, materialise
 from megarun.errors import refusal
 from megarun.initialise import initialise
@@ -15,12 +16,14 @@ from megarun.job import Job
 from megarun.model.stage import Stage
 from megarun.optim.build import Optimizers
 from megarun.optim.clip import clip_gradients
+from megarun.parallel.expert import expert_parallel
 from megarun.parallel.fsdp import shard_stage
 from megarun.parallel.gradients import keep_gradient_dtype
 from megarun.parallel.mesh import RankMesh
 from megarun.parallel.pipeline import build_runner
 from megarun.parallel.recompute import recompute_stage
-from megarun.parallel.shared import SharedGradients
+from megarun.parallel.shared import SharedGradients, sum_replicated
+from megarun.parallel.tensor import tensor_parallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +39,16 @@ class StepResult:
     gradient_norm: float
 
 
-def sharded_stages(job: Job, mesh: RankMesh) -> tuple[Stage, ...]:
-    """This rank's stages, by chunk, on the meta device, each with its recompute and wrapped by FSDP2."""
-    stages = tuple(build_stage(job.spec, job.inventory, slot) for slot in job.slots(mesh.coordinate["pp"]))
+def sharded_stages(job: Job, mesh: RankMesh, *, measured: bool = True) -> tuple[Stage, ...]:
+    """This rank's stages, by chunk, on the meta device: its TP and EP part of each, with its recompute and wrapped by FSDP2.
+
+    Args:
+        job: What to train.
+        mesh: This rank's place.
+        measured: Whether tensors will have values, which say how many rows travel; else the spec states it.
+    """
+    tp, ep = tensor_parallel(mesh), expert_parallel(job.spec, mesh, measured=measured)
+    stages = tuple(build_stage(job.spec, job.inventory, slot, tp, ep) for slot in job.slots(mesh.coordinate["pp"]))
     for stage in stages:
         recompute_stage(stage, job.spec, job.inventory)
         shard_stage(stage, job.spec, mesh)
@@ -48,7 +58,8 @@ def sharded_stages(job: Job, mesh: RankMesh) -> tuple[Stage, ...]:
 class Trainer:
     """A rank's stages, sharded and filled, with their schedule and optimizers.
 
-    Built in the plan's code order (R-55): pipeline split, recompute, FSDP2 bottom up, storage and fill, then the optimizers. Collective.
+    Built in the plan's code order (R-55): pipeline split, TP, recompute, FSDP2 bottom up, storage and fill, then the optimizers.
+    Collective.
     """
 
     def __init__(self, job: Job, mesh: RankMesh, stages: tuple[Stage, ...] | None = None) -> None:
@@ -68,18 +79,24 @@ class Trainer:
         self.fill(job)
         self._shared = SharedGradients(job.layout, mesh)
         self._runner = build_runner(self.stages, spec, mesh)
-        self.optimizers = Optimizers(self.stages, job.inventory, spec)
+        self._tp = tensor_parallel(mesh)
+        self.optimizers = Optimizers(self.stages, job.inventory, spec, self._tp)
         self._owned: list[nn.Parameter] = []
         self._copies: list[nn.Parameter] = []
+        self._replicated: list[tuple[str, nn.Parameter]] = []
+        owners = {name: tensor.owner for name, tensor in job.inventory.tensors()}
         for stage, slot in zip(self.stages, job.slots(mesh.coordinate["pp"]), strict=True):
             for name, parameter in stage.named_parameters():
-                copied = any(name.startswith(f"{block}.") for block in slot.copies)
+                replicated = owners[name] is Owner.REPLICATED
+                copied = any(name.startswith(f"{block}.") for block in slot.copies) or (replicated and self._tp.index > 0)
                 (self._copies if copied else self._owned).append(parameter)
+                if replicated:
+                    self._replicated.append((name, parameter))
 
     def fill(self, job: Job) -> None:
         """Give every parameter its first value."""
         for stage in self.stages:
-            initialise(stage, job.inventory, job.spec.training.seed)
+            initialise(stage, job.inventory, job.spec.training.seed, self.mesh)
 
     def read(self, scalar: Tensor) -> float:
         """A scalar's value on the host, which waits for the device; the one place where a step looks at numbers."""
@@ -89,6 +106,7 @@ class Trainer:
         """Forward and backward of this rank's microbatches: its part of the loss, fp64; gradients are whole sums on every shard."""
         partial = self._runner.forward_backward(tokens, labels)
         self._shared.reduce(self.stages)
+        sum_replicated(self._replicated, self._tp)
         return partial
 
     def step(self, step: int, tokens: Tensor | None, labels: Tensor | None) -> StepResult:
@@ -99,7 +117,9 @@ class Trainer:
         """
         partial = self.accumulate_gradients(tokens, labels)
         norm = clip_gradients(self._owned, self._copies, self.mesh, self._spec.training.gradient_clip, self.read)
-        loss = self.read(self.mesh.sum(partial, "pp", "dp_replicate", "dp_shard"))
+        # with `vocab_parallel` every TP rank has the loss of all its group's tokens, else of its own
+        token_axes = ("dp_replicate", "dp_shard") if self._spec.mesh.vocab_parallel else ("dp_replicate", "dp_shard", "tp")
+        loss = self.read(self.mesh.sum(partial, "pp", *token_axes))
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise refusal("MP607", f"step {step + 1}: loss = {loss}, gradient norm = {norm}", "training.learning_rate")
         self.optimizers.step(step)

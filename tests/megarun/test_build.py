@@ -28,7 +28,7 @@ def check(spec: Spec, num_slots: int) -> None:
     for slot in layout.slots:
         stage = build_stage(spec, inventory, slot)
         assert all(parameter.is_meta for parameter in stage.parameters())
-        assert differences(stage, inventory, slot, getattr(torch, {"fp32": "float32", "bf16": "bfloat16"}[spec.precision.master])) == []
+        assert differences(stage, inventory, slot, spec) == []
         elements += sum(parameter.numel() for parameter in stage.parameters())
         elements -= sum(inventory.block(name).elements for name in slot.copies)
     assert elements == inventory.parameters
@@ -95,7 +95,7 @@ def test_a_difference_is_found(spec_with: Any) -> None:
     del stage.layers["0"].k_proj
     stage.final_norm.weight = torch.nn.Parameter(torch.empty(3, device="meta"))
     stage.register_buffer("extra", torch.empty(1, device="meta"))
-    found = differences(stage, inventory, slot, torch.float32)
+    found = differences(stage, inventory, slot, spec)
     assert [line.split(":")[0] for line in found] == ["extra", "final_norm.weight", "layers.0.k_proj.weight"]
 
 

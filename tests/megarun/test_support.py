@@ -14,7 +14,6 @@ pytestmark = pytest.mark.runtime
 @pytest.mark.parametrize(
     ("overrides", "key"),
     [
-        ({"mesh.tp": 2}, "mesh.tp = 2"),
         ({"mesh.cp": 2}, "mesh.cp = 2"),
         ({"mesh.ep": 2, "mesh.dp_shard": 2}, "mesh.ep = 2"),
         ({"model.mamba": {"kind": "mamba3"}}, "model.mamba.kind = mamba3"),

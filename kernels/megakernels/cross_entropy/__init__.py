@@ -6,8 +6,9 @@ from torch.library import custom_op
 
 from megakernels._common import accumulator_dtype, join, require
 from megakernels.cross_entropy import reference
+from megakernels.cross_entropy.slices import slice_gradient, slice_statistics
 
-__all__ = ["cross_entropy"]
+__all__ = ["cross_entropy", "slice_gradient", "slice_statistics"]
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int = -100) -> Tensor:

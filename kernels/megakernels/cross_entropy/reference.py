@@ -14,27 +14,49 @@ SCRATCH_ELEMENTS = 1 << 22
 
 def forward(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
     """Returns the scalar sum and lse [N]."""
-    num_rows, vocabulary = logits.shape
-    dtype = accumulator_dtype(logits.dtype)
-    lse = torch.empty(num_rows, dtype=dtype, device=logits.device)
-    chosen = torch.empty_like(lse)
     counts = labels != ignore_index
-    column = torch.where(counts, labels, 0).unsqueeze(1)
-    for rows in row_blocks(num_rows, vocabulary, SCRATCH_ELEMENTS):
-        block = upcast(logits[rows])
-        lse[rows] = torch.logsumexp(block, dim=1)
-        chosen[rows] = block.gather(1, column[rows]).squeeze(1)
+    lse, chosen = _statistics(logits, torch.where(counts, labels, 0))
     return torch.where(counts, lse - chosen, 0).sum(), lse
 
 
 def backward(grad_loss: Tensor, logits: Tensor, labels: Tensor, lse: Tensor, ignore_index: int) -> Tensor:
     """Returns the gradient of the logits [N, V] in their dtype."""
+    counts = labels != ignore_index
+    share = torch.where(counts, grad_loss.to(lse.dtype), 0)
+    return _gradient(logits, torch.where(counts, labels, 0), lse, share, share)
+
+
+def slice_forward(logits: Tensor, labels: Tensor, first: int) -> tuple[Tensor, Tensor]:
+    """Returns, of the words from `first` on, lse [N] and the label's logit [N], 0 where the label is none of them."""
+    inside = (labels >= first) & (labels < first + logits.shape[1])
+    lse, chosen = _statistics(logits, torch.where(inside, labels - first, 0))
+    return lse, chosen.masked_fill_(~inside, 0)
+
+
+def slice_backward(grad_loss: Tensor, logits: Tensor, labels: Tensor, lse: Tensor, first: int, ignore_index: int) -> Tensor:
+    """Returns the gradient of the logits [N, V / n] of the words from `first` on, in their dtype; `lse` is the whole vocabulary's."""
+    inside = (labels >= first) & (labels < first + logits.shape[1])
+    share = torch.where(labels != ignore_index, grad_loss.to(lse.dtype), 0)
+    return _gradient(logits, torch.where(inside, labels - first, 0), lse, share, torch.where(inside, share, 0))
+
+
+def _statistics(logits: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
+    """Lse [N], and the logit [N] of each row's column [N]."""
+    num_rows, vocabulary = logits.shape
+    lse = torch.empty(num_rows, dtype=accumulator_dtype(logits.dtype), device=logits.device)
+    chosen = torch.empty_like(lse)
+    for rows in row_blocks(num_rows, vocabulary, SCRATCH_ELEMENTS):
+        block = upcast(logits[rows])
+        lse[rows] = torch.logsumexp(block, dim=1)
+        chosen[rows] = block.gather(1, column[rows].unsqueeze(1)).squeeze(1)
+    return lse, chosen
+
+
+def _gradient(logits: Tensor, column: Tensor, lse: Tensor, share: Tensor, label_share: Tensor) -> Tensor:
+    """exp(logits − lse) · share, less label_share at each row's column; `share`, `label_share`: [N]."""
     num_rows, vocabulary = logits.shape
     grad = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
-    counts = labels != ignore_index
-    column = torch.where(counts, labels, 0).unsqueeze(1)
-    share = torch.where(counts, grad_loss.to(lse.dtype), 0).unsqueeze(1)
     for rows in row_blocks(num_rows, vocabulary, SCRATCH_ELEMENTS):
-        block = (upcast(logits[rows]) - lse[rows].unsqueeze(1)).exp_().mul_(share[rows])
-        grad[rows] = block.scatter_add_(1, column[rows], -share[rows])
+        block = (upcast(logits[rows]) - lse[rows].unsqueeze(1)).exp_().mul_(share[rows].unsqueeze(1))
+        grad[rows] = block.scatter_add_(1, column[rows].unsqueeze(1), -label_share[rows].unsqueeze(1))
     return grad

@@ -7,8 +7,9 @@ from torch.library import custom_op
 
 from megakernels._common import accumulator_dtype, fake_like, join, only_needed, require, runs_triton
 from megakernels.rms_norm import reference
+from megakernels.rms_norm.slices import gated_dot, gated_scale, gated_scale_gradients, gated_square_sum
 
-__all__ = ["gated_rms_norm", "rms_norm"]
+__all__ = ["gated_dot", "gated_rms_norm", "gated_scale", "gated_scale_gradients", "gated_square_sum", "rms_norm"]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

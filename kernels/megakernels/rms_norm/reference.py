@@ -36,17 +36,25 @@ def rms_norm_backward(grad_y: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, n
 
 def gated_rms_norm_forward(x: Tensor, gate: Tensor, weight: Tensor, eps: float, num_groups: int) -> tuple[Tensor, Tensor]:
     """Returns y [..., D] in x's dtype and rstd [..., num_groups]."""
-    wide_gate = upcast(gate)
-    gated = _slices(upcast(x) * wide_gate * torch.sigmoid(wide_gate), num_groups)
+    gated = _slices(_gated(x, gate), num_groups)
     rstd = torch.rsqrt(gated.square().mean(-1) + eps)
-    normed = (gated * rstd.unsqueeze(-1)).flatten(-2)
-    return (normed * upcast(weight)).to(x.dtype).contiguous(), rstd.contiguous()
+    return _scaled(gated, weight, rstd, x.dtype), rstd.contiguous()
 
 
 def gated_rms_norm_backward(
-    grad_y: Tensor, x: Tensor, gate: Tensor, weight: Tensor, rstd: Tensor, num_groups: int, needs: Sequence[bool]
+    grad_y: Tensor,
+    x: Tensor,
+    gate: Tensor,
+    weight: Tensor,
+    rstd: Tensor,
+    num_groups: int,
+    needs: Sequence[bool],
+    mean_dot: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """Returns the gradients of x, gate and weight, None where not needed."""
+    """Returns the gradients of x, gate and weight, None where not needed.
+
+    `mean_dot`: mean of g ⊙ x̂ [..., num_groups], where that runs over more than is here.
+    """
     grad_y, wide_x, wide_gate = upcast(grad_y), upcast(x), upcast(gate)
     sigmoid = torch.sigmoid(wide_gate)
     silu = wide_gate * sigmoid
@@ -54,7 +62,8 @@ def gated_rms_norm_backward(
     grad_x = grad_gate = grad_weight = None
     if needs[0] or needs[1]:
         scaled = _slices(grad_y * upcast(weight), num_groups)
-        grad_gated = ((scaled - normed * (scaled * normed).mean(-1, keepdim=True)) * rstd.unsqueeze(-1)).flatten(-2)
+        mean = (scaled * normed).mean(-1, keepdim=True) if mean_dot is None else mean_dot.unsqueeze(-1)
+        grad_gated = ((scaled - normed * mean) * rstd.unsqueeze(-1)).flatten(-2)
         if needs[0]:
             grad_x = (grad_gated * silu).to(x.dtype).contiguous()
         if needs[1]:
@@ -62,6 +71,30 @@ def gated_rms_norm_backward(
     if needs[2]:
         grad_weight = (grad_y * normed.flatten(-2)).flatten(0, -2).sum(0).to(weight.dtype)
     return grad_x, grad_gate, grad_weight
+
+
+def gated_square_sum(x: Tensor, gate: Tensor) -> Tensor:
+    """Returns the sum of squares of the gated row [..., 1]."""
+    return _gated(x, gate).square().sum(-1, keepdim=True)
+
+
+def gated_scale(x: Tensor, gate: Tensor, weight: Tensor, rstd: Tensor) -> Tensor:
+    """Returns y [..., D] in x's dtype, with rstd [..., 1] as given."""
+    return _scaled(_slices(_gated(x, gate), 1), weight, rstd, x.dtype)
+
+
+def gated_dot(grad_y: Tensor, x: Tensor, gate: Tensor, weight: Tensor, rstd: Tensor) -> Tensor:
+    """Returns the sum of g ⊙ x̂ over the row [..., 1]."""
+    return (upcast(grad_y) * upcast(weight) * _gated(x, gate)).sum(-1, keepdim=True) * rstd
+
+
+def _gated(x: Tensor, gate: Tensor) -> Tensor:
+    wide_gate = upcast(gate)
+    return upcast(x) * wide_gate * torch.sigmoid(wide_gate)
+
+
+def _scaled(gated: Tensor, weight: Tensor, rstd: Tensor, dtype: torch.dtype) -> Tensor:
+    return ((gated * rstd.unsqueeze(-1)).flatten(-2) * upcast(weight)).to(dtype).contiguous()
 
 
 def _slices(x: Tensor, num_groups: int) -> Tensor:

@@ -53,7 +53,7 @@ NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("model.attention.indexer", _indexer, "null"),
     ("model.moe.capacity_factor", _capacity, "null"),
     *((f"model.features.{name}", _feature(name), "null") for name in ("ngram", "structure", "platform", "relation_bias", "mtp")),
-    *((f"mesh.{axis}", _above_one(axis), "1") for axis in ("cp", "tp", "ep", "etp")),
+    *((f"mesh.{axis}", _above_one(axis), "1") for axis in ("cp", "etp")),
     *((f"precision.{role}", _dtype(role), "fp32 or bf16") for role in ("params", "grads", "master", "moments", "reduce")),
     ("precision.families", _families, "{}"),
     ("host.kernels", lambda spec: spec.host.kernels if spec.host.kernels != "reference" else None, "reference"),

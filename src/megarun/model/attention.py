@@ -1,7 +1,11 @@
-"""A blocks: grouped-query attention (MHA and MQA too) and multi-head latent attention."""
+"""A blocks: grouped-query attention (MHA and MQA too) and multi-head latent attention.
+
+Under TP a rank has its heads; under MLA every rank has the whole down projections and runs them on its own tokens.
+"""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from megakernels.attention import attention
@@ -9,6 +13,7 @@ from megakernels.rope import mla_kv, rope
 from megaplan.spec import models as spec
 from megarun.model.norm import RMSNorm, linear
 from megarun.model.rotary import Rotary, unrotated
+from megarun.parallel.tensor import ALONE, TensorParallel
 
 
 class GroupedQueryAttention(nn.Module):
@@ -17,24 +22,26 @@ class GroupedQueryAttention(nn.Module):
     Source: arXiv:2305.13245.
     """
 
-    def __init__(self, config: spec.GroupedQueryAttention, hidden_size: int, eps: float, layer: int) -> None:
+    def __init__(self, config: spec.GroupedQueryAttention, hidden_size: int, eps: float, layer: int, tp: TensorParallel = ALONE) -> None:
         super().__init__()
-        self.head_dim = config.head_dim
+        query, key_value = (tp.share(heads) * config.head_dim for heads in (config.num_heads, config.num_kv_heads))
+        self.tp, self.head_dim = tp, config.head_dim
         self.window = config.window_size
         self.rotates = layer not in config.nope_layers
         self.norm = RMSNorm(hidden_size, eps)
-        self.q_proj = linear(hidden_size, config.num_heads * config.head_dim, config.bias)
-        self.k_proj = linear(hidden_size, config.num_kv_heads * config.head_dim, config.bias)
-        self.v_proj = linear(hidden_size, config.num_kv_heads * config.head_dim, config.bias)
-        self.o_proj = linear(config.num_heads * config.head_dim, hidden_size)
+        self.q_proj = linear(hidden_size, query, config.bias)
+        self.k_proj = linear(hidden_size, key_value, config.bias)
+        self.v_proj = linear(hidden_size, key_value, config.bias)
+        self.o_proj = linear(query, hidden_size)
         self.q_norm = RMSNorm(config.head_dim, eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, eps) if config.qk_norm else None
 
     def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
-        """Residual stream [B, T, h] in and out."""
+        """Residual stream, own tokens [B, t, h], in and out."""
         normed = self.norm(x)
-        heads = (*x.shape[:2], -1, self.head_dim)
-        q, k, v = self.q_proj(normed).view(heads), self.k_proj(normed).view(heads), self.v_proj(normed).view(heads)
+        q, k, v = (
+            torch.unflatten(flat, -1, (-1, self.head_dim)) for flat in self.tp.project(normed, self.q_proj, self.k_proj, self.v_proj)
+        )
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rotates:
@@ -42,9 +49,8 @@ class GroupedQueryAttention(nn.Module):
         return x + self.core(q, k, v)
 
     def core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Heads [B, T, Hq, D], [B, T, Hkv, D], [B, T, Hkv, D] -> [B, T, h]: attention and its output projection."""
-        out: Tensor = self.o_proj(attention(q, k, v, self.head_dim**-0.5, self.window).flatten(2))
-        return out
+        """Heads [B, T, Hq, D], [B, T, Hkv, D], [B, T, Hkv, D] -> [B, t, h]: attention and its output projection."""
+        return self.tp.reduce(self.o_proj(attention(q, k, v, self.head_dim**-0.5, self.window).flatten(2)))
 
 
 class LatentAttention(nn.Module):
@@ -53,14 +59,14 @@ class LatentAttention(nn.Module):
     Source: arXiv:2405.04434, section 2.1.
     """
 
-    def __init__(self, config: spec.LatentAttention, hidden_size: int, eps: float, layer: int) -> None:
+    def __init__(self, config: spec.LatentAttention, hidden_size: int, eps: float, layer: int, tp: TensorParallel = ALONE) -> None:
         super().__init__()
-        self.num_heads = config.num_heads
+        self.tp, self.num_heads = tp, tp.share(config.num_heads)
         self.nope_dim, self.rope_dim, self.v_dim = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
         self.kv_lora_rank = config.kv_lora_rank
         self.window = config.window_size
         self.rotates = layer not in config.nope_layers
-        q_width = config.num_heads * (self.nope_dim + self.rope_dim)
+        q_width = self.num_heads * (self.nope_dim + self.rope_dim)
         self.norm = RMSNorm(hidden_size, eps)
         self.low_rank_query = config.q_lora_rank is not None
         if config.q_lora_rank is not None:
@@ -71,23 +77,26 @@ class LatentAttention(nn.Module):
             self.q_proj = linear(hidden_size, q_width)
         self.kv_down = linear(hidden_size, config.kv_lora_rank + self.rope_dim)
         self.kv_latent_norm = RMSNorm(config.kv_lora_rank, eps)
-        self.kv_up = linear(config.kv_lora_rank, config.num_heads * (self.nope_dim + self.v_dim))
-        self.o_proj = linear(config.num_heads * self.v_dim, hidden_size)
+        self.kv_up = linear(config.kv_lora_rank, self.num_heads * (self.nope_dim + self.v_dim))
+        self.o_proj = linear(self.num_heads * self.v_dim, hidden_size)
 
     def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
-        """Residual stream [B, T, h] in and out."""
+        """Residual stream, own tokens [B, t, h], in and out."""
         table = rotary if self.rotates else unrotated(rotary)
-        normed = self.norm(x)
-        heads = (*x.shape[:2], self.num_heads, -1)
-        flat_q = self.q_up(self.q_latent_norm(self.q_down(normed))) if self.low_rank_query else self.q_proj(normed)
-        q = flat_q.view(heads)
+        normed, heads = self.norm(x), (self.num_heads, -1)
+        if self.low_rank_query:
+            (flat_q,) = self.tp.project(self.q_latent_norm(self.q_down(normed)), self.q_up)
+        else:
+            (flat_q,) = self.tp.project(normed, self.q_proj)
+        q = torch.unflatten(flat_q, -1, heads)
         if self.rotates:
             q = rope(q, table.cos, table.sin)
         latent, k_rope = self.kv_down(normed).split([self.kv_lora_rank, self.rope_dim], dim=-1)
-        k, v = mla_kv(self.kv_up(self.kv_latent_norm(latent)).view(heads), k_rope, table.cos, table.sin, self.nope_dim)
+        kv = torch.unflatten(self.tp.project(self.kv_latent_norm(latent), self.kv_up)[0], -1, heads)
+        k, v = mla_kv(kv, self.tp.gather(k_rope), table.cos, table.sin, self.nope_dim)
+        del kv  # nothing keeps it
         return x + self.core(q, k, v)
 
     def core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Heads [B, T, H, n + R], the same, [B, T, H, v] -> [B, T, h]: attention and its output projection."""
-        out: Tensor = self.o_proj(attention(q, k, v, (self.nope_dim + self.rope_dim) ** -0.5, self.window).flatten(2))
-        return out
+        """Heads [B, T, H, n + R], the same, [B, T, H, v] -> [B, t, h]: attention and its output projection."""
+        return self.tp.reduce(self.o_proj(attention(q, k, v, (self.nope_dim + self.rope_dim) ** -0.5, self.window).flatten(2)))

@@ -11,6 +11,7 @@ from megakernels.ssd import ssd
 from megaplan.spec import models as spec
 from megarun.model.norm import RMSNorm, linear
 from megarun.model.rotary import Rotary
+from megarun.parallel.tensor import ALONE, TensorParallel
 
 
 class Convolution(nn.Module):
@@ -37,17 +38,18 @@ class Scale(nn.Module):
 class Mamba2Block(nn.Module):
     """M: in_proj → causal convolution → state-space dual scan → gated norm → out_proj.
 
-    z, x, B, C and dt stay views of in_proj's one output, so that backward keeps that storage once.
+    z, x, B, C and dt stay views of in_proj's one output, so that backward keeps that storage once. Under TP a rank has its heads with their
+    groups (R-17): the state-space scan and the norm of a group never leave it.
 
     Source: arXiv:2405.21060, figure 6 (sequential block) and section 7.
     """
 
-    def __init__(self, config: spec.Mamba2, hidden_size: int, eps: float) -> None:
+    def __init__(self, config: spec.Mamba2, hidden_size: int, eps: float, tp: TensorParallel = ALONE) -> None:
         super().__init__()
-        self.head_dim, self.state_dim, self.num_groups = config.head_dim, config.state_dim, config.num_groups
-        self.num_heads = config.num_heads or config.expand * hidden_size // config.head_dim
+        self.tp, self.head_dim, self.state_dim, self.num_groups = tp, config.head_dim, config.state_dim, tp.share(config.num_groups)
+        self.num_heads = tp.share(config.num_heads or config.expand * hidden_size // config.head_dim)
         self.inner = self.num_heads * config.head_dim
-        self.group_width = config.num_groups * config.state_dim
+        self.group_width = self.num_groups * config.state_dim
         self.chunk_size, self.eps = config.chunk_size, eps
         self.norm = RMSNorm(hidden_size, eps)
         self.in_proj = linear(hidden_size, 2 * self.inner + 2 * self.group_width + self.num_heads)
@@ -59,19 +61,18 @@ class Mamba2Block(nn.Module):
         self.out_proj = linear(self.inner, hidden_size)
 
     def forward(self, x: Tensor, rotary: Rotary | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
-        """Residual stream [B, T, h] in and out."""
-        out: Tensor = x + self.out_proj(self.mix(self.norm(x)))
-        return out
+        """Residual stream, own tokens [B, t, h], in and out."""
+        return x + self.tp.reduce(self.out_proj(self.mix(self.norm(x))))
 
     def mix(self, normed: Tensor) -> Tensor:
-        """[B, T, h] -> [B, T, inner]: all between the block's norm and out_proj."""
+        """[B, t, h] -> [B, T, inner]: all between the block's norm and out_proj."""
         y, z = self.scan(normed)
         return gated_rms_norm(y, z, self.gated_norm.weight, self.eps, self.num_groups)
 
     def scan(self, normed: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, T, h] -> y and its gate z, [B, T, inner] each."""
+        """[B, t, h] -> y and its gate z, [B, T, inner] each."""
         widths = [self.inner, self.inner + 2 * self.group_width, self.num_heads]
-        z, mixed, dt = self.in_proj(normed).split(widths, dim=-1)
+        z, mixed, dt = torch.split(self.tp.project(normed, self.in_proj)[0], widths, dim=-1)
         inner, b, c = self.conv1d(mixed).split([self.inner, self.group_width, self.group_width], dim=-1)
         inner = inner.unflatten(-1, (self.num_heads, self.head_dim))
         b, c = b.unflatten(-1, (self.num_groups, self.state_dim)), c.unflatten(-1, (self.num_groups, self.state_dim))

@@ -10,44 +10,43 @@ from megakernels.activation import gelu, relu2, swiglu
 from megaplan.spec.models import Activation
 from megarun.model.norm import RMSNorm, linear
 from megarun.model.rotary import Rotary
+from megarun.parallel.tensor import ALONE, TensorParallel
 
 ACTIVATIONS: dict[Activation, Callable[..., Tensor]] = {"swiglu": swiglu, "relu2": relu2, "gelu": gelu}
 
 
 class Mlp(nn.Module):
-    """up → activation → down; swiglu has a gate beside up."""
+    """up → activation → down; swiglu has a gate beside up. Under TP a rank has a part of the width between."""
 
-    def __init__(self, hidden_size: int, ffn_hidden_size: int, activation: Activation) -> None:
+    def __init__(self, hidden_size: int, ffn_hidden_size: int, activation: Activation, tp: TensorParallel = ALONE) -> None:
         super().__init__()
-        self.activation = activation
+        self.activation, self.tp, width = activation, tp, tp.share(ffn_hidden_size)
         if activation == "swiglu":
-            self.gate_proj = linear(hidden_size, ffn_hidden_size)
-        self.up_proj = linear(hidden_size, ffn_hidden_size)
-        self.down_proj = linear(ffn_hidden_size, hidden_size)
+            self.gate_proj = linear(hidden_size, width)
+        self.up_proj = linear(hidden_size, width)
+        self.down_proj = linear(width, hidden_size)
 
     def body(self, x: Tensor) -> Tensor:
-        """[..., h] in and out."""
-        if self.activation == "swiglu":
-            return self.contract(self.gate_proj(x), self.up_proj(x))
-        return self.contract(self.up_proj(x))
+        """Own tokens [B, t, h] in and out."""
+        expanding = (self.gate_proj, self.up_proj) if self.activation == "swiglu" else (self.up_proj,)
+        return self.contract(*self.tp.project(x, *expanding))
 
     def contract(self, *expanded: Tensor) -> Tensor:
-        """Gate and up, or up alone, [..., F] -> [..., h]: activation and down_proj."""
-        out: Tensor = self.down_proj(ACTIVATIONS[self.activation](*expanded))
-        return out
+        """Gate and up, or up alone, [B, T, F] -> [B, t, h]: activation and down_proj."""
+        return self.tp.reduce(self.down_proj(ACTIVATIONS[self.activation](*expanded)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., h] in and out."""
+        """Own tokens [B, t, h] in and out."""
         return self.body(x)
 
 
 class DenseBlock(Mlp):
     """D: x + mlp(norm(x))."""
 
-    def __init__(self, hidden_size: int, ffn_hidden_size: int, activation: Activation, eps: float) -> None:
-        super().__init__(hidden_size, ffn_hidden_size, activation)
+    def __init__(self, hidden_size: int, ffn_hidden_size: int, activation: Activation, eps: float, tp: TensorParallel = ALONE) -> None:
+        super().__init__(hidden_size, ffn_hidden_size, activation, tp)
         self.norm = RMSNorm(hidden_size, eps)
 
     def forward(self, x: Tensor, rotary: Rotary | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
-        """Residual stream [B, T, h] in and out."""
+        """Residual stream, own tokens [B, t, h], in and out."""
         return x + self.body(self.norm(x))

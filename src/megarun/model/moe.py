@@ -1,23 +1,29 @@
-"""E blocks: token-choice top-k experts and a shared expert on the same normed input."""
+"""E blocks: token-choice top-k experts and a shared expert on the same normed input.
+
+With EP a rank holds some of the experts, and rows travel to theirs and back (`megarun.parallel.expert`). Router, dispatch and the shared
+expert are the rank's own tokens' in either case.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from megakernels.moe import combine, dispatch, dispatch_plan, experts, route
+from megakernels.moe import arrival_plan, combine, dispatch, dispatch_plan, experts, route
 from megaplan.spec import models as spec
 from megarun.model.mlp import Mlp
 from megarun.model.norm import RMSNorm, linear
 from megarun.model.rotary import Rotary
+from megarun.parallel.expert import LOCAL, ExpertParallel
+from megarun.parallel.tensor import ALONE, TensorParallel
 
 
 class ExpertBank(nn.Module):
-    """The stacked matrices of E experts, gate and up [E, F, h], down [E, h, F]: a module of its own, wrapped before its block (R-55)."""
+    """The stacked matrices of a rank's E experts, gate and up [E, F, h], down [E, h, F]; a module of its own, wrapped before its block."""
 
-    def __init__(self, config: spec.MixtureOfExperts, hidden_size: int) -> None:
+    def __init__(self, config: spec.MixtureOfExperts, hidden_size: int, num_experts: int) -> None:
         super().__init__()
-        num_experts, width = config.num_experts, config.ffn_hidden_size
+        width = config.ffn_hidden_size
         self.activation = config.activation
         self.gate_proj = nn.Parameter(torch.empty(num_experts, width, hidden_size)) if config.activation == "swiglu" else None
         self.up_proj = nn.Parameter(torch.empty(num_experts, width, hidden_size))
@@ -31,14 +37,17 @@ class ExpertBank(nn.Module):
 class ExpertBlock(nn.Module):
     """E: x + combine(experts(dispatch(norm(x)))) + shared(norm(x))."""
 
-    def __init__(self, config: spec.MixtureOfExperts, hidden_size: int, eps: float) -> None:
+    def __init__(
+        self, config: spec.MixtureOfExperts, hidden_size: int, eps: float, tp: TensorParallel = ALONE, ep: ExpertParallel = LOCAL
+    ) -> None:
         super().__init__()
+        self.ep = ep
         self.num_experts, self.top_k, self.normalize = config.num_experts, config.top_k, config.normalize_top_k
         self.norm = RMSNorm(hidden_size, eps)
         self.router = linear(hidden_size, config.num_experts)
-        self.experts = ExpertBank(config, hidden_size)
+        self.experts = ExpertBank(config, hidden_size, ep.share(config.num_experts))
         shared_width = config.shared_ffn_hidden_size
-        self.shared = Mlp(hidden_size, shared_width, config.activation) if shared_width else None
+        self.shared = Mlp(hidden_size, shared_width, config.activation, tp) if shared_width else None
 
     def forward(self, x: Tensor, rotary: Rotary | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
         """Residual stream [B, T, h] in and out."""
@@ -46,6 +55,23 @@ class ExpertBlock(nn.Module):
         tokens = normed.flatten(0, 1)
         weights, indices = route(tokens, self.router.weight, self.top_k, self.normalize)
         rows, counts = dispatch_plan(indices, self.num_experts)
-        processed = self.experts(dispatch(tokens, rows, self.top_k), weights, rows, counts)
-        out = combine(processed, rows, self.top_k).view_as(x)
+        if self.ep.degree == 1:
+            processed = self.experts(dispatch(tokens, rows, self.top_k), weights, rows, counts)
+            out = combine(processed, rows, self.top_k).view_as(x)
+        else:
+            out = self.travel(tokens, weights, rows, counts).view_as(x)
         return x + (out if self.shared is None else out + self.shared(normed))
+
+    def travel(self, tokens: Tensor, weights: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
+        """Each token's experts, wherever they live: tokens [N, h], weights fp32 [N, k], rows [N·k], counts [E] -> [N, h].
+
+        Rows leave sorted by expert and arrive by source rank; the experts take them sorted by expert again. What is sent and what
+        the experts make is named by no local, so that it is freed as it is used.
+        """
+        arriving, splits = self.ep.announce(counts)
+        order, totals = arrival_plan(arriving, splits.num_received)
+        arrived, arrived_weights = self.ep.exchange(splits, dispatch(tokens, rows, self.top_k), dispatch(weights.view(-1, 1), rows, 1))
+        received = dispatch(arrived, order, 1)
+        del arrived  # as large as what the experts keep
+        returned = self.ep.give_back(splits, combine(self.experts(received, arrived_weights, order, totals), order, 1))
+        return combine(returned, rows, self.top_k)

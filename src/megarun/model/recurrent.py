@@ -6,23 +6,26 @@ import torch
 from torch import Tensor, nn
 
 from megakernels.m2rnn import m2rnn
-from megakernels.rms_norm import gated_rms_norm
 from megaplan.spec import models as spec
 from megarun.model.mamba import Convolution, Scale
 from megarun.model.norm import RMSNorm, linear
 from megarun.model.rotary import Rotary
+from megarun.parallel.tensor import ALONE, TensorParallel
+from megarun.parallel.tensor_norm import row_gated_rms_norm
 
 
 class MatrixRecurrenceBlock(nn.Module):
     """R: projections → causal convolutions → recurrence → gated norm → out_proj; q and k are shared by all heads.
 
+    Under TP a rank has its heads, and makes q and k for them from all tokens; the gated norm is over the heads of all ranks.
+
     Source: arXiv:2603.14360.
     """
 
-    def __init__(self, config: spec.MatrixRecurrence, hidden_size: int, eps: float) -> None:
+    def __init__(self, config: spec.MatrixRecurrence, hidden_size: int, eps: float, tp: TensorParallel = ALONE) -> None:
         super().__init__()
-        heads, keys, values = config.num_heads, config.key_dim, config.value_dim
-        self.num_heads, self.key_dim, self.value_dim = heads, keys, values
+        heads, keys, values = tp.share(config.num_heads), config.key_dim, config.value_dim
+        self.tp, self.num_heads, self.key_dim, self.value_dim = tp, heads, keys, values
         self.save_every, self.eps = config.save_every, eps
         self.norm = RMSNorm(hidden_size, eps)
         self.qk_proj = linear(hidden_size, 2 * keys)
@@ -39,16 +42,17 @@ class MatrixRecurrenceBlock(nn.Module):
         self.out_proj = linear(heads * values, hidden_size)
 
     def forward(self, x: Tensor, rotary: Rotary | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
-        """Residual stream [B, T, h] in and out."""
-        normed = self.norm(x)
-        q, k = self.conv_qk(self.qk_proj(normed)).split(self.key_dim, dim=-1)
-        v = self.conv_v(self.v_proj(normed)).unflatten(-1, (self.num_heads, self.value_dim))
-        return x + self.core(q, k, v, self.forget_proj(normed), self.gate_proj(normed))
+        """Residual stream, own tokens [B, t, h], in and out."""
+        qk, v, forget, gate = self.tp.project(self.norm(x), self.qk_proj, self.v_proj, self.forget_proj, self.gate_proj)
+        qk = self.conv_qk(qk)
+        v = self.conv_v(v).unflatten(-1, (self.num_heads, self.value_dim))
+        q, k = torch.split(qk, self.key_dim, dim=-1)
+        return x + self.core(q, k, v, forget, gate)
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, forget: Tensor, gate: Tensor) -> Tensor:
-        """q, k [B, T, K], v [B, T, H, V], forget [B, T, H], gate [B, T, H·V] -> [B, T, h]: recurrence, gated norm, out_proj."""
-        out: Tensor = self.out_proj(gated_rms_norm(self.recur(q, k, v, forget), gate, self.gated_norm.weight, self.eps, 1))
-        return out
+        """q, k [B, T, K], v [B, T, H, V], forget [B, T, H], gate [B, T, H·V] -> [B, t, h]: recurrence, gated norm, out_proj."""
+        y = row_gated_rms_norm(self.tp, self.recur(q, k, v, forget), gate, self.gated_norm.weight, self.eps)
+        return self.tp.reduce(self.out_proj(y))
 
     def recur(self, q: Tensor, k: Tensor, v: Tensor, forget: Tensor) -> Tensor:
         """The recurrence alone, [B, T, H·V]."""

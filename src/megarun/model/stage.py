@@ -16,32 +16,39 @@ from megarun.model.moe import ExpertBlock
 from megarun.model.norm import RMSNorm, linear
 from megarun.model.recurrent import MatrixRecurrenceBlock
 from megarun.model.rotary import Rotary, rotary_table, rotary_width
+from megarun.parallel.expert import LOCAL, ExpertParallel
+from megarun.parallel.tensor import ALONE, TensorParallel, column_parallel
+from megarun.parallel.tensor_vocabulary import SlicedEmbedding
 
 
 class Stage(nn.Module):
     """The modules of one slot, named as the inventory names them: `embedding`, `layers.{global index}`, `final_norm`, `head`.
 
-    The first stage takes token ids [B, T] and the others the residual stream [B, T, h]; the last returns logits [B, T, V] and the others
-    the residual stream. A tied head reads `embedding`; on the last of several stages that is a second copy.
+    The first stage takes token ids [B, t] and the others the residual stream [B, t, h]; the last returns logits [B, t, V] and the others
+    the residual stream; t counts the rank's own tokens. With `vocab_parallel` ids are of all tokens, [B, T], and logits of them for own
+    words, [B, T, V / tp]. A tied head reads `embedding`; on the last of several stages that is a second copy.
     """
 
     rope_cos: Tensor
     rope_sin: Tensor
 
-    def __init__(self, config: spec.Spec, inventory: Inventory, slot: Slot) -> None:
+    def __init__(self, config: spec.Spec, inventory: Inventory, slot: Slot, tp: TensorParallel = ALONE, ep: ExpertParallel = LOCAL) -> None:
         super().__init__()
         model = config.model
+        self.tp, self.slices_words = tp, config.mesh.vocab_parallel and tp.degree > 1
+        num_words = tp.share(model.vocab_size) if self.slices_words else model.vocab_size
         self.index = slot.index
         self.embeds = slot.index == 0
         self.predicts = "final_norm" in slot.blocks
         if "embedding" in slot.blocks:
-            self.embedding = nn.Embedding(model.vocab_size, model.hidden_size)
+            sliced = self.slices_words
+            self.embedding = SlicedEmbedding(num_words, model.hidden_size, tp) if sliced else nn.Embedding(num_words, model.hidden_size)
         layers = range(slot.start, slot.stop)
-        self.layers = nn.ModuleDict({str(index): build_block(model, inventory.layers[index].family, index) for index in layers})
+        self.layers = nn.ModuleDict({str(index): build_block(model, inventory.layers[index].family, index, tp, ep) for index in layers})
         if self.predicts:
             self.final_norm = RMSNorm(model.hidden_size, model.norm_eps)
         if "head" in slot.blocks:
-            self.head = linear(model.hidden_size, model.vocab_size)
+            self.head = linear(model.hidden_size, num_words)
         attends = any(inventory.layers[index].family is Family.A for index in layers)
         self.attention = model.attention if attends else None
         self.seq_length = config.batch.seq_length
@@ -61,25 +68,32 @@ class Stage(nn.Module):
         for block in self.layers.values():
             x = block(x, rotary)
         if self.predicts:
-            head = self.head if hasattr(self, "head") else self.embedding
-            x = linear_op(self.final_norm(x), head.weight)
+            x = self.logits(self.final_norm(x))
         return x
 
+    def logits(self, normed: Tensor) -> Tensor:
+        """Own tokens [B, t, h] -> their logits [B, t, V], or logits of all tokens for own words [B, T, V / tp]."""
+        weight = (self.head if hasattr(self, "head") else self.embedding).weight
+        if not self.slices_words:
+            return linear_op(normed, weight)
+        # a pending gradient would keep the gradient of the logits
+        return column_parallel(self.tp, normed, [weight], may_wait=False)[0]
 
-def build_block(model: spec.Model, family: Family, layer: int) -> nn.Module:
-    """The module of layer `layer` (global index), which belongs to `family`."""
+
+def build_block(model: spec.Model, family: Family, layer: int, tp: TensorParallel, ep: ExpertParallel) -> nn.Module:
+    """The module of layer `layer` (global index), which belongs to `family`: a TP and EP rank's part of it."""
     hidden, eps = model.hidden_size, model.norm_eps
     match family, model.attention, model.mamba, model.moe, model.recurrent, model.mlp:
         case (Family.A, spec.GroupedQueryAttention() as config, *_):
-            return GroupedQueryAttention(config, hidden, eps, layer)
+            return GroupedQueryAttention(config, hidden, eps, layer, tp)
         case (Family.A, spec.LatentAttention() as config, *_):
-            return LatentAttention(config, hidden, eps, layer)
+            return LatentAttention(config, hidden, eps, layer, tp)
         case (Family.M, _, spec.Mamba2() as config, *_):
-            return Mamba2Block(config, hidden, eps)
+            return Mamba2Block(config, hidden, eps, tp)
         case (Family.E, _, _, spec.MixtureOfExperts() as config, *_):
-            return ExpertBlock(config, hidden, eps)
+            return ExpertBlock(config, hidden, eps, tp, ep)
         case (Family.R, _, _, _, spec.MatrixRecurrence() as config, _):
-            return MatrixRecurrenceBlock(config, hidden, eps)
+            return MatrixRecurrenceBlock(config, hidden, eps, tp)
         case (Family.D, _, _, _, _, spec.Mlp() as config):
-            return DenseBlock(hidden, config.ffn_hidden_size, config.activation, eps)
+            return DenseBlock(hidden, config.ffn_hidden_size, config.activation, eps, tp)
     raise ValueError(f"layer {layer}: no module for family {family}; megarun.support should have refused the spec")

@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 from megaplan.dtypes import DType
-from megaplan.inventory.tensors import Group, Inventory
+from megaplan.inventory.tensors import Group, Inventory, Owner, ParamTensor
 from megaplan.spec.models import Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.optim.muon import Muon
 from megarun.parallel.gradients import in_parameter_dtype
+from megarun.parallel.tensor import ALONE, TensorParallel
 
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
@@ -37,25 +38,30 @@ class Optimizers:
     AdamW is torch's fused one, whatever the device. Weight decay is on tensors of two or more dims; scales, biases and scalars have none.
     Muon reads gradients in any dtype. Fused AdamW wants the parameter's: where `precision.grads` is another, every parameter has an AdamW
     of its own, so that only one gradient at a time exists in both.
+
+    AdamW is first: what Muon needs beside the state then comes when all of AdamW's is there, so that the first step is as high as later
+    ones where a Newton-Schulz iteration is the peak, and a job that will not fit does not wait for its second step to say so.
     """
 
-    def __init__(self, stages: Iterable[nn.Module], inventory: Inventory, spec: Spec) -> None:
+    def __init__(self, stages: Iterable[nn.Module], inventory: Inventory, spec: Spec, tp: TensorParallel = ALONE) -> None:
         training, tensors = spec.training, dict(inventory.tensors())
         named = [(tensors[name], parameter) for stage in stages for name, parameter in stage.named_parameters()]
         muon = spec.optimizer.matrix == "muon"
-        matrices = [(p, t.num_matrices) for t, p in named if muon and t.group is Group.MATRIX]
+        matrices = [(t, p) for t, p in named if muon and t.group is Group.MATRIX]
         others = [(p, training.weight_decay if len(t.shape) > 1 else 0.0) for t, p in named if not (muon and t.group is Group.MATRIX)]
         self._all: list[tuple[torch.optim.Optimizer, float]] = []
         self._narrow: list[tuple[torch.optim.Optimizer, nn.Parameter, float]] = []
         if matrices:
             rate = training.muon_learning_rate or training.learning_rate
             optimizer = Muon(
-                matrices,
+                [(p, own_matrices(t, p, tp.degree)) for t, p in matrices],
                 lr=rate,
                 weight_decay=training.weight_decay,
                 moments_dtype=TORCH_DTYPES[spec.precision.moments],
                 iteration_dtype=TORCH_DTYPES[newton_schulz_dtype(spec)],
                 num_steps=spec.optimizer.newton_schulz_steps,
+                cut={p: dim for t, p in matrices if (dim := cut_dim(t, tp.degree)) is not None},
+                tp=tp,
             )
             self._all.append((optimizer, rate))
         rate = training.learning_rate
@@ -65,18 +71,18 @@ class Optimizers:
             groups = [
                 ([p for p, found in others if found == decay], decay) for decay in sorted({decay for _, decay in others}, reverse=True)
             ]
-            self._all.append((_adamw(groups, rate), rate))
+            self._all.insert(0, (_adamw(groups, rate), rate))
         self._num_steps = training.steps
 
     def step(self, step: int) -> None:
         """Update with the learning rate of 0-based `step`, then drop the gradients."""
-        for optimizer, base in self._all:
-            self._update(optimizer, base, step)
-            optimizer.zero_grad(set_to_none=True)
         for optimizer, parameter, base in self._narrow:
             with in_parameter_dtype(parameter):
                 self._update(optimizer, base, step)
         for optimizer, _, _ in self._narrow:
+            optimizer.zero_grad(set_to_none=True)
+        for optimizer, base in self._all:
+            self._update(optimizer, base, step)
             optimizer.zero_grad(set_to_none=True)
 
     def _update(self, optimizer: torch.optim.Optimizer, base: float, step: int) -> None:
@@ -93,6 +99,23 @@ class Optimizers:
         """Every tensor the optimizers keep between steps."""
         values = (value for _, state in self.states() for value in state.values())
         return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def cut_dim(tensor: ParamTensor, tp: int) -> int | None:
+    """The dim along which TP cuts a tensor's matrices; None where every rank has its matrices whole."""
+    if tensor.owner is not Owner.TENSOR_PARALLEL or tp == 1:
+        return None
+    whole_groups = tensor.tp_dim == 0 and tensor.num_matrices > 1 and tensor.num_matrices % tp == 0
+    return None if whole_groups else tensor.tp_dim
+
+
+def own_matrices(tensor: ParamTensor, parameter: nn.Parameter, tp: int) -> int:
+    """Matrices in a rank's part of a tensor: a bank's own experts, own groups of heads, else all."""
+    if tensor.owner is Owner.EXPERT_PARALLEL:
+        return parameter.shape[0]
+    if tensor.owner is Owner.TENSOR_PARALLEL and cut_dim(tensor, tp) is None:
+        return tensor.num_matrices // tp
+    return tensor.num_matrices
 
 
 def _adamw(groups: Sequence[tuple[list[nn.Parameter], float]], rate: float) -> torch.optim.AdamW:

@@ -22,9 +22,9 @@ def clip_gradients(
     eight bytes an element of the largest shard.
 
     Args:
-        owned: Parameters that count towards the norm.
-        copies: Parameters that another stage counts; scaled alike.
-        mesh: Shards are summed over dp_shard, stages over pp.
+        owned: Parameters whose shards this rank counts towards the norm.
+        copies: Parameters that another rank counts, of another stage or of its TP group; scaled alike.
+        mesh: Shards are summed over dp_shard, parts over tp, stages over pp.
         largest_norm: None measures only.
         read: Gives a scalar's value on the host.
 
@@ -37,7 +37,7 @@ def clip_gradients(
     squares = torch.zeros((), dtype=torch.float64, device=mesh.device)
     for length in torch._foreach_norm(gradients, 2, dtype=torch.float64):
         squares += length.square()
-    norm = read(mesh.sum(squares, "dp_shard", "pp").sqrt())
+    norm = read(mesh.sum(squares, "dp_shard", "tp", "pp").sqrt())
     if largest_norm is not None and norm > largest_norm:
         torch._foreach_mul_([*gradients, *(_local_gradient(p) for p in copies)], largest_norm / norm)
     return norm

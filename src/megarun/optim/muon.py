@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from megarun.initialise import local_shard
+from megarun.parallel.tensor import ALONE, TensorParallel
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 MOMENTUM = 0.95
@@ -45,6 +46,7 @@ class Muon(torch.optim.Optimizer):
     The update of a matrix [rows, cols] is scaled by 0.2 · sqrt(max(rows, cols)), which gives it the RMS of an AdamW update, so that both
     groups share one learning rate and decay (arXiv:2502.16982, equation 4). A sharded parameter keeps its momentum sharded; the update is
     gathered in the iteration's dtype, orthogonalised whole on every rank, and each rank applies its shard: equal to the unsharded update.
+    A matrix that TP has cut is gathered over the TP group too, so that every rank sees it whole.
 
     Args:
         params: (parameter, num_matrices) pairs; dims before the last, read as rows, are cut into num_matrices equal matrices.
@@ -53,6 +55,8 @@ class Muon(torch.optim.Optimizer):
         moments_dtype: Dtype of the momentum.
         iteration_dtype: Dtype of Newton-Schulz and of the gathered update.
         num_steps: Newton-Schulz steps.
+        cut: Dim along which TP has cut a parameter's matrix, for those that it has cut.
+        tp: The TP group.
     """
 
     def __init__(
@@ -64,7 +68,10 @@ class Muon(torch.optim.Optimizer):
         moments_dtype: torch.dtype,
         iteration_dtype: torch.dtype,
         num_steps: int,
+        cut: Mapping[Tensor, int] | None = None,
+        tp: TensorParallel = ALONE,
     ) -> None:
+        self._cut, self._tp = dict(cut or {}), tp
         self.moments_dtype, self.iteration_dtype, self.num_steps = moments_dtype, iteration_dtype, num_steps
         groups = [{"params": [parameter], "num_matrices": count} for parameter, count in params]
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
@@ -89,13 +96,27 @@ class Muon(torch.optim.Optimizer):
         # products and sums of two dtypes: no copy of a gradient in the momentum's
         momentum.mul_(MOMENTUM).add_(gradient, alpha=1 - MOMENTUM)
         update = momentum.mul(MOMENTUM).add_(gradient, alpha=1 - MOMENTUM).to(self.iteration_dtype)
-        matrices = _whole(update, parameter).view(group["num_matrices"], -1, parameter.shape[-1])
-        scale = ADAMW_RMS * max(matrices.shape[1:]) ** 0.5
-        update = orthogonalise(matrices, self.num_steps).reshape(parameter.shape)
+        update, scale = self._orthogonalised(_whole(update, parameter), group["num_matrices"], self._cut.get(parameter))
         if isinstance(parameter, DTensor):
             update = local_shard(update, parameter)
         weights.mul_(1 - group["lr"] * group["weight_decay"])
         weights.add_(update.to(weights.dtype), alpha=-group["lr"] * scale)
+
+    def _orthogonalised(self, update: Tensor, num_matrices: int, cut: int | None) -> tuple[Tensor, float]:
+        """This rank's part of an orthogonalised update, of the part's shape, and the scale of its matrices."""
+        shape, width = update.shape, update.shape[-1]
+        if cut is None:
+            matrices = update.view(num_matrices, -1, width)
+        else:
+            # ranks' parts one below the other are the whole matrix, or its transpose where columns were cut
+            part = update if cut == 0 else update.mT
+            matrices = self._tp.start_gather(part[None]).wait()
+        scale = ADAMW_RMS * max(matrices.shape[1:]) ** 0.5
+        found = orthogonalise(matrices, self.num_steps)
+        if cut is None:
+            return found.reshape(shape), scale
+        own = found[0].chunk(self._tp.degree)[self._tp.index]
+        return (own if cut == 0 else own.mT), scale
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -26,6 +26,8 @@ from megarun.model.stage import Stage
 from megarun.parallel.mesh import RankMesh
 from megarun.parallel.order import check_order
 from megarun.parallel.pipeline_stage import pipeline_stage
+from megarun.parallel.tensor import TensorParallel, tensor_parallel
+from megarun.parallel.tensor_vocabulary import sliced_cross_entropy
 
 
 class Runner(Protocol):
@@ -60,19 +62,23 @@ def build_runner(stages: Sequence[Stage], spec: Spec, mesh: RankMesh) -> Runner:
 def batch_loss(spec: Spec, mesh: RankMesh) -> BatchLoss:
     """The criterion of this job: divides by the tokens of the whole batch, over all microbatches and data ranks."""
     sequences = spec.batch.micro_batch_size * spec.schedule.num_microbatches * mesh.num_data_ranks
-    return BatchLoss(sequences * spec.batch.seq_length)
+    tp = tensor_parallel(mesh)
+    return BatchLoss(sequences * spec.batch.seq_length, tp if spec.mesh.vocab_parallel and tp.degree > 1 else None)
 
 
 class BatchLoss(nn.Module):
     """Summed cross-entropy of a microbatch over the tokens of the whole batch: microbatches and ranks simply add up."""
 
-    def __init__(self, num_tokens: int) -> None:
+    def __init__(self, num_tokens: int, slices: TensorParallel | None = None) -> None:
+        """Args: tokens of the whole batch, and who holds the other words' logits, if any does."""
         super().__init__()
-        self.num_tokens = num_tokens
+        self.num_tokens, self._slices = num_tokens, slices
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Logits [B, T, V] and labels [B, T] -> fp32 scalar."""
-        return cross_entropy(logits.flatten(0, 1), labels.flatten()) / self.num_tokens
+        """Logits [B, T, V] and labels [B, T] -> fp32 scalar: of own tokens, or of all where the vocabulary is cut."""
+        rows, labels = logits.flatten(0, 1), labels.flatten()
+        loss = cross_entropy(rows, labels) if self._slices is None else sliced_cross_entropy(self._slices, rows, labels)
+        return loss / self.num_tokens
 
 
 class AccumulatingRunner:

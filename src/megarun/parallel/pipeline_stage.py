@@ -11,14 +11,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
+from megaplan.schedule import SPLIT_BACKWARD
 from megaplan.spec.models import Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.model.stage import Stage
 from megarun.parallel.mesh import RankMesh
+from megarun.parallel.shapes import logits_shape, residual_shape, token_shape
 from megarun.parallel.weight_gradients import WeightGradients, split_linears
-
-SPLIT_BACKWARD = ("interleaved_zero_bubble", "zbv", "dualpipev")
-"""Schedules with actions I and W in place of some or all B."""
 
 
 def pipeline_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> PipelineStage:
@@ -26,22 +25,20 @@ def pipeline_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> PipelineStage:
 
     Shapes of input and output are stated, so that torch infers none by running the model on uninitialised memory.
     """
-    shape = (spec.batch.micro_batch_size, spec.batch.seq_length)
     dtype = TORCH_DTYPES[spec.precision.params]
 
-    def stream(width: int) -> Tensor:
-        return torch.empty((*shape, width), dtype=dtype, device="meta", requires_grad=True)
+    def activation(shape: tuple[int, ...]) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
 
-    tokens = torch.empty(shape, dtype=torch.int64, device="meta")
-    hidden, vocab = spec.model.hidden_size, spec.model.vocab_size
+    tokens = torch.empty(token_shape(spec), dtype=torch.int64, device="meta")
     kind: type[PipelineStage] = SplitStage if spec.schedule.kind in SPLIT_BACKWARD else PipelineStage
     return kind(
         stage,
         stage.index,
         spec.mesh.pp * spec.mesh.vpp,
         mesh.device,
-        input_args=tokens if stage.embeds else stream(hidden),
-        output_args=stream(vocab) if stage.predicts else stream(hidden),
+        input_args=tokens if stage.embeds else activation(residual_shape(spec)),
+        output_args=activation(logits_shape(spec) if stage.predicts else residual_shape(spec)),
         group=mesh.axes["pp"].get_group(),
     )
 

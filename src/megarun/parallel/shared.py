@@ -1,15 +1,24 @@
-"""Gradients of blocks that more than one stage holds (R-62): a tied head's embedding on the first and the last stage of the model."""
+"""Gradients of what more than one rank holds whole.
+
+- A block on two stages (R-62): a tied head's embedding on the first and the last stage of the model.
+- A replicated tensor under TP (R-16, R-17): norms, routers, MLA's down projections, R's q and k, the embedding and head. Each rank has the
+  part of its gradient that comes from its own tokens or its own heads.
+
+FSDP2 has summed over the data ranks by then, so what is summed here is a shard, in place, in `precision.grads`, once a step.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from megaplan.layout.values import Layout
 from megarun.parallel.mesh import RankMesh
+from megarun.parallel.tensor import TensorParallel
 
 
 class SharedGradients:
@@ -39,7 +48,7 @@ class SharedGradients:
         holders = [stage for stage in stages if hasattr(stage, "embedding")]
         if self._group is None and len(holders) < 2:
             return
-        total, *others = [_gradient(stage) for stage in holders]
+        total, *others = [local_gradient(stage.get_parameter("embedding.weight"), "embedding.weight") for stage in holders]
         for gradient in others:
             total.add_(gradient)
         if self._group is not None:
@@ -48,8 +57,22 @@ class SharedGradients:
             gradient.copy_(total)
 
 
-def _gradient(stage: nn.Module) -> Tensor:
-    gradient = stage.get_parameter("embedding.weight").grad
+@torch.no_grad()
+def sum_replicated(parameters: Iterable[tuple[str, nn.Parameter]], tp: TensorParallel) -> None:
+    """Sum the gradients of replicated parameters over the TP group, in place.
+
+    Args:
+        parameters: With their names; the same on every rank of the group.
+        tp: The group.
+    """
+    works = [tp.start_sum(local_gradient(parameter, name)) for name, parameter in parameters] if tp.degree > 1 else []
+    for work in works:
+        work.wait()
+
+
+def local_gradient(parameter: nn.Parameter, name: str) -> Tensor:
+    """The shard of a gradient that this rank holds."""
+    gradient = parameter.grad
     if gradient is None:
-        raise RuntimeError("embedding.weight has no gradient to share; backward did not reach it")
+        raise RuntimeError(f"{name} has no gradient to share; backward did not reach it")
     return gradient.to_local() if isinstance(gradient, DTensor) else gradient

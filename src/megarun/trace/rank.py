@@ -84,7 +84,7 @@ def trace_process(job: Job, mesh: RankMesh, *, workspace_bytes: int = 0, with_va
         workspace_bytes: See `trace_rank`.
         with_values: Train on real tensors instead of fake ones: the check of the trace itself, at small size.
     """
-    stages = sharded_stages(job, mesh)
+    stages = sharded_stages(job, mesh, measured=with_values)
     places = Places(stages)
     owners = Owners(job.inventory, places, workspace_bytes, fake_only=not with_values)
     first = FirstForward(owners, places, stages)

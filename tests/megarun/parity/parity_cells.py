@@ -92,12 +92,32 @@ SELECTIVE = {"recompute": {"default": "selective"}}
 LATENT = _pattern("AEAM", attention=MLA)
 FEW_TOKENS = {"model.moe.num_experts": 16, "model.moe.top_k": 1, "batch": {"micro_batch_size": 1, "seq_length": 4}}
 BF16 = {"precision.params": "bf16"}
+ADAMW = {"optimizer.matrix": "adamw"}
+# AdamW divides by |gradient|: where an entry is near zero, its rounding becomes a step. A small rate leaves steps small beside weights; a
+# bias that starts at zero is nothing but steps.
+GENTLE, UNBIASED = {"training.learning_rate": 1.0e-4}, {"model.mamba.conv_bias": False}
 BF16_GRADIENTS = BF16 | {"precision.grads": "bf16", "precision.reduce": "bf16"}
 
 V2, V4 = {"pp": 2, "vpp": 2}, {"pp": 4, "vpp": 2}
 DENSE = _pattern("AD")
 EXPERTS = _pattern("AE")
 STATES = _pattern("MMRM")
+T2, T4 = {"tp": 2}, {"tp": 4}
+T2V, T4V = {"tp": 2, "vocab_parallel": True}, {"tp": 4, "vocab_parallel": True}
+HEADS = {"model.attention.num_kv_heads": 4}
+NORMED = {"model.attention": {"kind": "gqa", "num_heads": 8, "num_kv_heads": 4, "head_dim": 8, "qk_norm": True, "window_size": 6}}
+BIASED = {
+    "model.attention": {
+        "kind": "gqa",
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 8,
+        "bias": True,
+        "nope_layers": [1],
+        "rope_theta": 10.0,
+    }
+}
+DIRECT = _pattern("AD", attention={**MLA, "q_lora_rank": None})
 UNEVEN = [[0, 1], [1, 4], [4, 5], [5, 8]]
 
 CELLS = [
@@ -163,4 +183,39 @@ CELLS = [
     Cell("zbv-pp2-hsdp-2x2", V2 | {"dp_replicate": 2, "dp_shard": 2}, "zbv"),
     Cell("zbv-pp4-dp2", V4 | {"dp_shard": 2}, "zbv", num_microbatches=8),
     Cell("dualpipev-pp2-dp2", V2 | {"dp_shard": 2}, "dualpipev", num_microbatches=8),
+    # tensor and sequence parallelism
+    Cell("tp2-attention-biased", T2, spec=_pattern("A", 2) | BIASED),
+    Cell("tp2-attention-normed", T2, spec=_pattern("A", 2) | NORMED),
+    Cell("tp4-attention", T4, spec=_pattern("A", 2) | HEADS),
+    Cell("tp2-latent", T2, spec=_pattern("A", 3, attention=MLA), ci=True),
+    Cell("tp4-latent-direct-queries", T4, spec=DIRECT),
+    Cell("tp2-mamba", T2, spec=_pattern("M", 2)),
+    Cell("tp4-mamba", T4, spec=_pattern("M", 2)),
+    Cell("tp2-recurrent", T2, spec=_pattern("R", 2)),
+    Cell("tp4-recurrent", T4, spec=_pattern("R", 2)),
+    Cell("tp2-dense", T2, spec=_pattern("D", 2)),
+    Cell("tp4-dense-gelu", T4, spec=_pattern("D", 2, mlp={"ffn_hidden_size": 40, "activation": "gelu"})),
+    Cell("tp2-experts", T2, spec=_pattern("E", 2)),
+    Cell("tp4-experts", T4, spec=_pattern("E", 2)),
+    Cell("tp2", T2, ci=True),
+    Cell("tp4", T4, spec=HEADS),
+    Cell("tp2-adamw", T2, spec=ADAMW | GENTLE),
+    Cell("tp2-tied", T2, spec=TIED),
+    Cell("tp2-vocabulary", T2V, spec=DENSE, ci=True),
+    Cell("tp4-vocabulary-tied", T4V, spec=TIED | HEADS),
+    Cell("tp2-recompute", T2, spec=RECOMPUTED),
+    Cell("tp2-selective", T2, spec=SELECTIVE),
+    Cell("tp2-recompute-latent", T2, spec=LATENT | SELECTIVE | UNBIASED),
+    Cell("tp2-dp2", T2 | {"dp_shard": 2}, ci=True),
+    Cell("tp2-dp2-reshard-recompute", T2 | {"dp_shard": 2}, spec=RESHARD | RECOMPUTED),
+    Cell("tp2-hsdp-2x2-vocabulary", T2V | {"dp_replicate": 2, "dp_shard": 2}, spec=DENSE),
+    Cell("tp4-dp2-latent", T4 | {"dp_shard": 2}, spec=LATENT | UNBIASED),
+    Cell("1f1b-pp2-tp2", T2 | {"pp": 2}, ci=True),
+    Cell("1f1b-pp2-tp2-vocabulary-tied", T2V | {"pp": 2}, spec=TIED),
+    Cell("1f1b-pp2-tp2-dp2-reshard", T2 | {"pp": 2, "dp_shard": 2}, spec=RESHARD),
+    Cell("interleaved-pp2-vpp2-tp2-recompute", T2 | V2, "interleaved_1f1b", RECOMPUTED),
+    Cell("zero-bubble-pp2-vpp2-tp2", T2 | V2, "interleaved_zero_bubble"),
+    Cell("zbv-pp2-tp2-vocabulary", T2V | V2, "zbv", ci=True),
+    Cell("zbv-pp2-tp2-dp2-recompute", T2 | V2 | {"dp_shard": 2}, "zbv", RECOMPUTED | RESHARD),
+    Cell("dualpipev-pp2-tp4", T4 | V2, "dualpipev", HEADS),
 ]

@@ -9,13 +9,11 @@ import torch
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory, Owner, ParamTensor
 from megaplan.layout.ranks import expert_coordinate, rank_coordinate
-from megaplan.spec.models import Mesh, Spec
+from megaplan.spec.models import GroupedQueryAttention, Mesh, Spec
 
 Record = dict[str, Any]
-ZERO_GRADIENTS = ("k_proj.bias",)
-"""Ends of names whose gradient is zero analytically (softmax does not see a shift of all its scores): what is computed is rounding, which
-AdamW turns into steps of a random sign. Gradients are held to be small; parameters are not compared."""
 NOISE = 1e-6
+"""Of the largest gradient: what an analytically zero one may be."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +39,24 @@ def first_difference(case: dict[str, Any], records: Sequence[Record], reference:
     losses = _numbers("losses", records, reference, tolerance)
     norms = _numbers("norms", records, reference, tolerance)
     return (
-        _tensors("initial", order, inventory, spec.mesh, records, reference, 0.0)
-        or _tensors("gradients", order, inventory, spec.mesh, records, reference, tolerance)
+        _tensors("initial", order, inventory, spec, records, reference, 0.0)
+        or _tensors("gradients", order, inventory, spec, records, reference, tolerance)
         or losses
         or norms
-        or _tensors("parameters", order, inventory, spec.mesh, records, reference, tolerance)
+        or _tensors("parameters", order, inventory, spec, records, reference, tolerance)
     )
+
+
+def zero_gradients(spec: Spec) -> frozenset[str]:
+    """Tensors whose gradient is zero analytically: what is computed is rounding, which AdamW turns into steps of a random sign.
+
+    Softmax does not see a shift of all its scores, so biases of keys that are neither rotated nor normed have no effect. Gradients are
+    held to be small; parameters are not compared.
+    """
+    attention = spec.model.attention
+    if not isinstance(attention, GroupedQueryAttention) or not attention.bias or attention.qk_norm:
+        return frozenset()
+    return frozenset(f"layers.{index}.k_proj.bias" for index in attention.nope_layers)
 
 
 def _model_order(inventory: Inventory) -> list[str]:
@@ -72,9 +82,10 @@ def _numbers(key: str, records: Sequence[Record], reference: Record, tolerance: 
 
 
 def _tensors(
-    what: str, order: list[str], inventory: Inventory, mesh: Mesh, records: Sequence[Record], reference: Record, tolerance: float
+    what: str, order: list[str], inventory: Inventory, spec: Spec, records: Sequence[Record], reference: Record, tolerance: float
 ) -> Difference | None:
-    tensors, expected = dict(inventory.tensors()), reference[what]
+    tensors, expected, mesh = dict(inventory.tensors()), reference[what], spec.mesh
+    zero = zero_gradients(spec) if what != "initial" else frozenset()
     held = {name for record in records for name in record[what]}
     if held != expected.keys():
         missing = sorted(held ^ expected.keys())
@@ -85,7 +96,7 @@ def _tensors(
         found, (right,) = whole(tensors[name], [record[what].get(name, []) for record in records], mesh), expected[name]
         if found is None:
             return Difference(f"{what}: ranks that hold the same part disagree", name, float("nan"), name, float("nan"))
-        if name.endswith(ZERO_GRADIENTS) and what != "initial":
+        if name in zero:
             distances[name] = 0.0 if what == "parameters" or float(found.abs().max()) <= NOISE * scale else float("inf")
         else:
             distances[name] = float((found - right).abs().max() / right.abs().max().clamp(min=1e-30))

@@ -1,6 +1,8 @@
 """One process of a world: runs the cases it is sent, and sends back what each computed."""
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -8,6 +10,7 @@ import numpy as np
 import torch
 from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
@@ -16,6 +19,7 @@ from megarun.batches import Batches
 from megarun.failure import diagnostics_of
 from megarun.job import Job
 from megarun.launch import Launch, process_group
+from megarun.model import moe
 from megarun.optim.muon import Muon
 from megarun.parallel.mesh import build_mesh
 from megarun.support import refuse_unbuilt
@@ -64,6 +68,29 @@ def train_case(case: dict[str, Any]) -> dict[str, Any]:
     record["parameters"] = _by_name(parameters, lambda p: p)
     record["resident_bytes"] = trainer.resident_bytes()
     return record
+
+
+@contextmanager
+def experts_chosen(among: tuple[int, int] | None) -> Iterator[None]:
+    """Let every block choose among few experts, half-open: routing that a router finds seldom. None leaves the choice to the router.
+
+    Weights stay the router's. Two slots of a token may meet in one expert, which then has the token twice.
+    """
+    if among is None:
+        yield
+        return
+    first, stop = among
+    route = moe.route
+
+    def route_among(x: torch.Tensor, weight: torch.Tensor, top_k: int, normalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        weights, indices = route(x, weight, top_k, normalize)
+        return weights, indices % (stop - first) + first
+
+    moe.route = route_among
+    try:
+        yield
+    finally:
+        moe.route = route
 
 
 def compare_muon(_: dict[str, Any]) -> dict[str, list[torch.Tensor]]:
@@ -116,12 +143,13 @@ def serve(rank: int, world_size: int, port: int, pipe: Connection) -> None:
         number += 1
         launch = Launch(rank, world_size, rank, PrefixStore(f"cell{number}", store))
         try:
-            with process_group(launch, CPU):
+            with process_group(launch, CPU), experts_chosen(case.get("experts")):
                 record = RUNS[case.get("run", "train")](case)
         except Exception as error:
             problem = "\n".join(f"{found.code} {found.detail}" for found in diagnostics_of(error))
             pipe.send_bytes(_packed({"error": problem}))
             return
+        _clear_sharding_prop_cache()  # it remembers the meshes of a world's earlier cells, whose groups are gone
         pipe.send_bytes(_packed(record))
 
 

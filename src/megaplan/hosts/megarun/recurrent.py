@@ -43,17 +43,17 @@ def _replay(sharded: bool, policy: str) -> Replay:
         norm("norm", "x", "normed", "rstd", "norm.weight"),
         *((Op("gather", ("normed",), ("gathered",)),) if sharded else ()),
         linear("qk_proj", source, "qk_proj", "qk_proj.weight", keeps=keeps),
-        Op("conv_qk", ("qk_proj",), ("qk",), keeps=("qk_proj",), params=("conv_qk.weight", "conv_qk.bias")),
-        cut("split qk", "qk", ("q", "k")),
         linear("v_proj", source, "v_proj", "v_proj.weight", keeps=keeps),
-        Op("conv_v", ("v_proj",), ("v",), keeps=("v_proj",), params=("conv_v.weight", "conv_v.bias")),
         linear("forget_proj", source, "forget", "forget_proj.weight", keeps=keeps),
         linear("gate_proj", source, "gate", "gate_proj.weight", keeps=keeps),
+        Op("conv_qk", ("qk_proj",), ("qk",), keeps=("qk_proj",), params=("conv_qk.weight", "conv_qk.bias")),
+        cut("split qk", "qk", ("q", "k")),
+        Op("conv_v", ("v_proj",), ("v",), keeps=("v_proj",), params=("conv_v.weight", "conv_v.bias")),
         Op("m2rnn", inputs, ("y", "states"), keeps=(*inputs, "states"), params=("state_map", "D", "dt_bias", "A_log")),
         Op("gated_norm", ("y", "gate"), ("gated", "gated_rstd"), keeps=("y", "gate", "gated_rstd"), params=("gated_norm.weight",)),
-        linear("out_proj", "gated", "partial" if sharded else "o", "out_proj.weight", holds=("forget", "gate")),
+        linear("out_proj", "gated", "partial" if sharded else "o", "out_proj.weight"),
         *((Op("reduce_scatter", ("partial",), ("o",)),) if sharded else ()),
         add("residual", ("x", "o"), "out"),
     )
-    held = frozenset({"normed", "qk", "v"})  # locals of forward
+    held = frozenset({"qk", "v", "forget", "gate"})  # locals of forward
     return replay(ops, held, region=recomputed(ops, SELECTIVE, policy))

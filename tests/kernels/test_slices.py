@@ -1,0 +1,111 @@
+"""Operations on slices of a row, joined by hand: the whole row's result."""
+
+import pytest
+import torch
+from op_cases import exact_gated_rms_norm
+from op_checks import rms_ratio
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from megakernels.cross_entropy import cross_entropy, slice_gradient, slice_statistics
+from megakernels.rms_norm import gated_dot, gated_rms_norm, gated_scale, gated_scale_gradients, gated_square_sum
+
+EPS = 1e-5
+TIGHT = {torch.float64: 1e-13, torch.float32: 1e-6}
+DTYPES = pytest.mark.parametrize("dtype", list(TIGHT), ids=str)
+
+
+def words(num_slices: int, dtype: torch.dtype, scale: float = 3.0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    logits = (scale * torch.randn(7, 6 * num_slices, generator=generator, dtype=torch.float64)).to(dtype)
+    labels = torch.randint(0, 6 * num_slices, (7,), generator=generator)
+    labels[2], labels[3], labels[4] = -100, 0, 6 * num_slices - 1
+    return logits, labels
+
+
+def joined(slices: list[Tensor], labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Loss and the whole lse."""
+    found = [slice_statistics(part, labels, index * part.shape[1]) for index, part in enumerate(slices)]
+    lse = torch.stack([lse for lse, _ in found]).logsumexp(0)
+    chosen = torch.stack([chosen for _, chosen in found]).sum(0)
+    return torch.where(labels != -100, lse - chosen, 0).sum(), lse
+
+
+@DTYPES
+@pytest.mark.parametrize("num_slices", [1, 2, 5])
+def test_slices_of_a_vocabulary_make_the_whole_loss_and_gradient(num_slices: int, dtype: torch.dtype) -> None:
+    """First and last word, and a row that does not count, included."""
+    logits, labels = words(num_slices, dtype)
+    slices = [part.contiguous() for part in logits.chunk(num_slices, 1)]
+    loss, lse = joined(slices, labels)
+    weight = torch.tensor(0.7, dtype=lse.dtype)
+    found = torch.cat([slice_gradient(weight, part, labels, lse, 6 * index) for index, part in enumerate(slices)], 1)
+    logits.requires_grad_()
+    expected = cross_entropy(logits, labels)
+    assert rms_ratio(loss, expected.detach()) < TIGHT[dtype]
+    assert rms_ratio(found, torch.autograd.grad(expected * weight, logits)[0]) < TIGHT[dtype]
+    assert not found[2].any()
+
+
+def test_a_slice_far_below_the_others_is_finite() -> None:
+    """Its words have probability zero, not NaN."""
+    logits, labels = words(2, torch.float32)
+    logits[:, 6:] -= 1e4
+    labels[:] = 0
+    slices = [part.contiguous() for part in logits.chunk(2, 1)]
+    loss, lse = joined(slices, labels)
+    assert torch.isfinite(loss)
+    assert not slice_gradient(torch.tensor(1.0), slices[1], labels, lse, 6).any()
+
+
+@DTYPES
+@pytest.mark.parametrize("num_slices", [1, 2, 4])
+def test_slices_of_a_gated_row_make_the_whole_norm(num_slices: int, dtype: torch.dtype) -> None:
+    """Output and every gradient, against autograd in fp64 and against the op on whole rows."""
+    generator = torch.Generator().manual_seed(2)
+    x, gate, grad = (torch.randn(3, 5, 8, generator=generator, dtype=torch.float64).to(dtype) for _ in range(3))
+    weight = torch.randn(8, generator=generator, dtype=torch.float64).to(dtype)
+    pieces = [[part.contiguous() for part in tensor.chunk(num_slices, -1)] for tensor in (grad, x, gate, weight)]
+    rstd = torch.rsqrt(sum(gated_square_sum(a, b) for _, a, b, _ in zip(*pieces, strict=True)) / 8 + EPS)
+    y = torch.cat([gated_scale(a, b, w, rstd) for _, a, b, w in zip(*pieces, strict=True)], -1)
+    mean_dot = sum(gated_dot(g, a, b, w, rstd) for g, a, b, w in zip(*pieces, strict=True)) / 8
+    found = [gated_scale_gradients(g, a, b, w, rstd, mean_dot, [True, True, True]) for g, a, b, w in zip(*pieces, strict=True)]
+    inputs = [tensor.clone().requires_grad_() for tensor in (x, gate, weight)]
+    exact = exact_gated_rms_norm(*(tensor.double() for tensor in inputs), 1)
+    for expected in (exact, gated_rms_norm(*inputs, EPS, 1)):
+        assert rms_ratio(y, expected.detach()) < TIGHT[dtype]
+        for index, wanted in enumerate(torch.autograd.grad(expected, inputs, grad.to(expected.dtype))):
+            assert rms_ratio(torch.cat([parts[index] for parts in found], -1), wanted) < TIGHT[dtype]
+
+
+def test_only_wanted_gradients_come_back() -> None:
+    """In the order of x, gate, weight."""
+    x, weight, row = torch.randn(2, 4), torch.ones(4), torch.ones(2, 1)
+    (found,) = gated_scale_gradients(x, x, x, weight, row, row, [False, False, True])
+    assert found.shape == (4,)
+
+
+def test_fakes_have_the_shapes_of_results() -> None:
+    """Under fake tensors every op tells its results' shapes and dtypes."""
+    x, weight, row = torch.randn(2, 3, 4).bfloat16(), torch.ones(4).bfloat16(), torch.ones(2, 3, 1)
+    logits, labels = torch.randn(5, 6).bfloat16(), torch.zeros(5, dtype=torch.int64)
+    calls = (
+        lambda m: [gated_square_sum(m(x), m(x))],
+        lambda m: [gated_scale(m(x), m(x), m(weight), m(row))],
+        lambda m: [gated_dot(m(x), m(x), m(x), m(weight), m(row))],
+        lambda m: gated_scale_gradients(m(x), m(x), m(x), m(weight), m(row), m(row), [True, False, True]),
+        lambda m: list(slice_statistics(m(logits), m(labels), 6)),
+        lambda m: [slice_gradient(m(torch.tensor(1.0)), m(logits), m(labels), m(torch.ones(5)), 6)],
+    )
+    for call in calls:
+        with FakeTensorMode() as mode:
+            fake = call(mode.from_tensor)
+        real = call(lambda tensor: tensor)
+        assert [(f.shape, f.dtype, f.stride()) for f in fake] == [(r.shape, r.dtype, r.stride()) for r in real]
+
+
+@pytest.mark.parametrize("call", [slice_statistics, lambda *a: slice_gradient(torch.ones(()), a[0], a[1], torch.ones(5), a[2])])
+def test_labels_must_be_int64(call: object) -> None:
+    """As for the whole vocabulary."""
+    with pytest.raises(ValueError, match="labels must be int64"):
+        call(torch.zeros(5, 6), torch.zeros(5, dtype=torch.int32), 0)  # type: ignore[operator]
