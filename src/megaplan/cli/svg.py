@@ -18,12 +18,13 @@ from megaplan.units import format_bytes, format_ns
 
 LANE, MEMORY, GAP = 22, 44, 14
 """Heights: of a chunk's lane, of a rank's memory curve, between ranks."""
-LEFT, RIGHT, TOP, BOTTOM = 104, 150, 92, 46
+LEFT, RIGHT, TOP, BOTTOM = 104, 150, 112, 34
 TYPICAL, NARROWEST, WIDEST = 16, 1_000, 4_000
-"""Pixels: of an action of median length, so that its number can be read; of the whole timeline, at least and at most."""
-FILLS = {Kind.FORWARD: "#cfe3f7", Kind.BACKWARD: "#1f5fa8", Kind.INPUT: "#1f5fa8", Kind.WEIGHT: "url(#weight)"}
+"""Pixels: of an action that three of four are as long as, so that its number can be read; of the whole timeline, at least and at most."""
+FILLS = {Kind.FORWARD: "#cfe3f7", Kind.BACKWARD: "#1f5fa8", Kind.INPUT: "url(#input)", Kind.WEIGHT: "url(#weight)"}
 INKS = {Kind.FORWARD: "#10243a", Kind.BACKWARD: "#ffffff", Kind.INPUT: "#ffffff", Kind.WEIGHT: "#10243a"}
-NAMES = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUT: "input half of the backward", Kind.WEIGHT: "weight half"}
+NAMES = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUT: "input half of a backward", Kind.WEIGHT: "weight half"}
+HELD, ALWAYS = "#d9ead3", "#a9cf9c"
 DIGIT = 6.2
 """Width of a digit at the size of the labels."""
 
@@ -83,13 +84,15 @@ def render(picture: Picture) -> str:
     """The SVG document."""
     step = picture.step
     lengths = sorted(item.stop - item.start for rank in step.ranks for item in rank)
-    width = min(WIDEST, max(NARROWEST, step.makespan * TYPICAL // max(1, lengths[len(lengths) // 2])))
+    width = min(WIDEST, max(NARROWEST, step.makespan * TYPICAL // max(1, lengths[len(lengths) // 4])))
     scale = width / max(1, step.makespan)
     rank_height = picture.chunks * LANE + MEMORY + GAP
     height = TOP + rank_height * len(step.ranks) + BOTTOM
     total = LEFT + width + RIGHT
     waits = f"waits {format_ns(min(step.bubbles))} to {format_ns(max(step.bubbles))} a rank" if step.ranks else ""
     about = f"{format_ns(step.makespan)} a step by the device's rates, {waits}; memory over time under every rank"
+    peak = max([size for rank in picture.levels for _, size in rank], default=1)
+    highest = max(peak, picture.usable_bytes) if 2 * picture.usable_bytes <= 3 * peak else peak  # a limit far away would flatten the curves
     lines = [
         '<?xml version="1.0" encoding="UTF-8"?>',
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{total}" height="{height}" viewBox="0 0 {total} {height}" '
@@ -97,15 +100,16 @@ def render(picture: Picture) -> str:
         f'<title id="title">{escape(picture.title)}</title>',
         f'<desc id="about">{escape(about)}</desc>',
         '<defs><pattern id="weight" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-        '<rect width="5" height="5" fill="#f6d7a7"/><rect width="1.6" height="5" fill="#c98a2b"/></pattern></defs>',
+        '<rect width="5" height="5" fill="#f6d7a7"/><rect width="1.6" height="5" fill="#c98a2b"/></pattern>'
+        '<pattern id="input" width="4" height="4" patternUnits="userSpaceOnUse">'
+        '<rect width="4" height="4" fill="#156b6b"/><rect width="4" height="1" fill="#2f8f8f"/></pattern></defs>',
         f'<rect width="{total}" height="{height}" fill="#ffffff"/>',
         f'<text x="12" y="22" font-size="15" font-weight="bold" fill="#10243a">{escape(picture.title)}</text>',
         f'<text x="12" y="40" font-size="11" fill="#45566a">{escape(about)}</text>',
         *_legend(step),
+        *_memory_legend(picture, highest),
         *_axis(step.makespan, scale, TOP, height - BOTTOM),
     ]
-    peak = max([size for rank in picture.levels for _, size in rank], default=1)
-    highest = max(peak, picture.usable_bytes) if 2 * picture.usable_bytes <= 3 * peak else peak  # a limit far away would flatten the curves
     for rank in range(len(step.ranks)):
         lines += _rank(picture, rank, TOP + rank * rank_height, scale, highest)
     return "\n".join([*lines, "</svg>"]) + "\n"
@@ -154,7 +158,12 @@ def _memory(picture: Picture, rank: int, top: int, scale: float, highest: int) -
     peak = max(size for _, size in levels)
     yield f'<text x="{LEFT - 8}" y="{bottom - 4}" text-anchor="end" fill="#45566a">memory</text>'
     curve = f"{''.join(points)}H{end:.1f}V{bottom}Z"
-    yield f'<path d="{curve}" fill="#d9ead3" stroke="#38761d" stroke-width="1"><title>memory of pp {rank}</title></path>'
+    yield f'<path d="{curve}" fill="{HELD}" stroke="#38761d" stroke-width="1"><title>memory of pp {rank}</title></path>'
+    always = min(size for _, size in levels)
+    yield (
+        f'<rect x="{LEFT}" y="{bottom - always * tall:.1f}" width="{end - LEFT:.1f}" height="{always * tall:.1f}" fill="{ALWAYS}">'
+        f"<title>pp {rank} without microbatches in flight: {format_bytes(always)}</title></rect>"
+    )
     if picture.usable_bytes <= highest:
         y = bottom - picture.usable_bytes * tall
         yield f'<path d="M{LEFT},{y:.1f}H{end:.1f}" stroke="#b3261e" stroke-width="1" stroke-dasharray="5 3"/>'
@@ -165,24 +174,43 @@ def _memory(picture: Picture, rank: int, top: int, scale: float, highest: int) -
 def _legend(step: Timeline) -> Iterator[str]:
     kinds = {part.kind for rank in step.ranks for item in rank for part in item.action.parts}
     x = 12
-    for kind in Kind:
-        if kind not in kinds:
-            continue
+    for kind in [kind for kind in Kind if kind in kinds]:
         yield f'<rect x="{x}" y="52" width="20" height="14" fill="{FILLS[kind]}" stroke="#8a97a5" stroke-width="0.5"/>'
         yield f'<text x="{x + 10}" y="63" text-anchor="middle" fill="{INKS[kind]}">3</text>'
         yield f'<text x="{x + 26}" y="63" fill="#10243a">{NAMES[kind]} of microbatch 3</text>'
         x += 40 + int(6.2 * len(f"{NAMES[kind]} of microbatch 3"))
-    yield f'<path d="M{x},59h20" stroke="#b3261e" stroke-dasharray="5 3"/>'
-    yield f'<text x="{x + 26}" y="63" fill="#10243a">usable memory</text>'
+
+
+def _memory_legend(picture: Picture, highest: int) -> Iterator[str]:
+    usable = f"usable {format_bytes(picture.usable_bytes)}"
+    rows = (
+        (f'<rect y="71" width="20" height="14" fill="{ALWAYS}" stroke="#38761d" stroke-width="0.5"', "states and the running block"),
+        (f'<rect y="71" width="20" height="14" fill="{HELD}" stroke="#38761d" stroke-width="0.5"', "microbatches in flight"),
+    )
+    x = 12
+    for mark, text in rows:
+        yield mark.replace("<rect", f'<rect x="{x}"', 1) + "/>"
+        yield f'<text x="{x + 26}" y="82" fill="#10243a">{text}</text>'
+        x += 40 + int(DIGIT * len(text))
+    if picture.usable_bytes <= highest:
+        yield f'<path d="M{x},78h20" stroke="#b3261e" stroke-dasharray="5 3"/>'
+        yield f'<text x="{x + 26}" y="82" fill="#10243a">{usable}</text>'
+        x += 40 + int(DIGIT * len(usable))
+        usable = ""
+    scale = f"memory: 0 to {format_bytes(highest)} on every rank{f', {usable}' if usable else ''}"
+    yield f'<text x="{x}" y="82" fill="#45566a">{scale}</text>'
 
 
 def _axis(makespan: int, scale: float, top: int, bottom: int) -> Iterator[str]:
-    """Vertical lines at round times."""
+    """Vertical lines at round times, named above and below."""
     unit = _round_step(makespan, max(2, int(makespan * scale) // 120))
     for time in range(0, makespan + 1, unit):
         x = LEFT + time * scale
         yield f'<path d="M{x:.1f},{top - 6}V{bottom}" stroke="#dde3e9" stroke-width="1"/>'
-        yield f'<text x="{x:.1f}" y="{top - 10}" text-anchor="middle" fill="#45566a">{format_ns(time)}</text>'
+        for y in (top - 10, bottom + 14):
+            yield f'<text x="{x:.1f}" y="{y}" text-anchor="middle" fill="#45566a">{format_ns(time)}</text>'
+    for y in (top - 10, bottom + 14):
+        yield f'<text x="12" y="{y}" fill="#45566a">time</text>'
 
 
 def _round_step(length: int, parts: int) -> int:

@@ -57,7 +57,7 @@ def test_the_picture_needs_no_other_file_and_says_what_it_is(megaplan, here):
     text = (here / "picture.svg").read_text()
     assert re.findall(r"(?:href|src|@import|<script|<image|<style)", text) == []
     assert re.findall(r"url\(([^)]*)\)", text)
-    assert set(re.findall(r"url\(([^)]*)\)", text)) == {"#weight"}
+    assert set(re.findall(r"url\(([^)]*)\)", text)) == {"#input", "#weight"}
     assert set(re.findall(r'https?://[^"\s]*', text)) == {"http://www.w3.org/2000/svg"}
     root = ElementTree.fromstring(text)
     assert root.find(f"{SVG}title").text == "tiny-hybrid-pp2: zbv, pp 4 × vpp 2, 9 microbatches"
@@ -67,6 +67,22 @@ def test_the_picture_needs_no_other_file_and_says_what_it_is(megaplan, here):
         if rect.get("x") is not None:
             assert 0 <= float(rect.get("x")) <= float(rect.get("x")) + float(rect.get("width")) <= width
             assert float(rect.get("y")) + float(rect.get("height")) <= height
+
+
+def test_no_two_kinds_of_action_look_alike_and_the_legend_has_each(megaplan, here):
+    assert megaplan("show", planned(megaplan, "dualpipev"), "--svg", "picture.svg").status == 0
+    root = ElementTree.fromstring((here / "picture.svg").read_text())
+    fills = {}
+    for group in root.iter(f"{SVG}g"):
+        if group.get("class") == "action":
+            fills.setdefault(group.find(f"{SVG}title").text.partition(" of microbatch")[0], set()).add(group.find(f"{SVG}rect").get("fill"))
+    assert set(fills) == {"forward", "backward", "input half of a backward", "weight half"}
+    assert all(len(found) == 1 for found in fills.values())
+    assert len(set.union(*fills.values())) == 4
+    texts = [text.text for text in root.iter(f"{SVG}text")]
+    assert {f"{name} of microbatch 3" for name in fills} <= set(texts)
+    assert any(text.startswith("memory: 0 to ") for text in texts)
+    assert texts.count("time") == 2
 
 
 def test_stdout_gets_the_picture_alone_and_no_other_file_is_replaced(megaplan, here):
