@@ -10,6 +10,7 @@ from megaplan.budget.chunk import Chunk, Policy, Unit, make_unit
 from megaplan.budget.occupancy import Occupancy, moments
 from megaplan.budget.rank import Persistent, RankCells
 from megaplan.budget.reserve import device_budget
+from megaplan.budget.split_backward import split_step_peak
 from megaplan.budget.step import Lingering, StepPeak, accumulating_peak, step_peak
 from megaplan.budget.values import Budget, DeviceBudget, RankBudget, StageBudget
 from megaplan.columns import Column
@@ -25,7 +26,9 @@ from megaplan.hosts.megarun.storage import NOTHING, BlockStorage, Sizes, block_s
 from megaplan.inventory.tensors import Block, Family, Inventory
 from megaplan.layout.ranks import rank_coordinate
 from megaplan.layout.values import Layout, Slot
+from megaplan.schedule.actions import Orders
 from megaplan.schedule.in_flight import receive_buffers
+from megaplan.schedule.registry import SPLIT_BACKWARD, actions
 from megaplan.spec.models import Mesh, Spec
 
 EMBEDDING, RELATION_BIAS = Family.EMBEDDING, Family.RELATION_BIAS
@@ -107,12 +110,16 @@ def build_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
     """
     evaluation, device = _Evaluation(spec, inventory, layout), load_device(spec.device.name)
     slots = [_slot_parts(evaluation, slot) for slot in layout.slots]
-    mesh, schedule = spec.mesh, spec.schedule
+    mesh, schedule, chunk_of = spec.mesh, spec.schedule, [slot.chunk for slot in layout.slots]
     occupied: Sequence[Sequence[Occupancy]] = ()
+    orders: Orders = ()
     receives: Sequence[Sequence[tuple[int, int]]] = ()
     if is_pipelined(mesh):
         degrees = schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches
-        occupied = moments(*degrees, [slot.chunk for slot in layout.slots])
+        if schedule.kind in SPLIT_BACKWARD:
+            orders = actions(*degrees)
+        else:
+            occupied = moments(*degrees, chunk_of)
         receives = receive_buffers(*degrees)
     usable = device_budget(device)
     ranks: list[RankBudget] = []
@@ -122,7 +129,10 @@ def build_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
         chunks = [parts.chunk for parts in owned]
         num_receives = sum(forward + backward for forward, backward in receives[pp_rank]) if receives else 0
         persistent = _persistent(evaluation, device, own_slots, owned, num_receives)
-        if occupied:
+        if orders:
+            turns = len(own_slots) == 2 and own_slots[1].index == own_slots[0].index + 1
+            peak = split_step_peak(chunks, orders[pp_rank], chunk_of, schedule.num_microbatches, turns=turns)
+        elif occupied:
             peak = step_peak(chunks, occupied[pp_rank], _lingering(evaluation, own_slots, chunks))
         else:
             peak = accumulating_peak(chunks[0], schedule.num_microbatches)

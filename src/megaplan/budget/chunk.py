@@ -207,14 +207,16 @@ class Chunk:
         everything = self.root.unsharded_bytes + self.layers.unsharded_bytes
         behind = made = gathered = 0  # of the units already done: unsharded and gathered layers, gradients of the slot's group
         largest, found = -1, (0, 0, 0)
-        fetching: list[Peak] = []
+        found_peaks: list[Peak] = []
         for index in range(len(self.units) - 1, -1, -1):
             unit = self.units[index]
             gradients = (behind if first else everything) + (0 if again else made)
             gathered = gathered + unit.gathered_bytes if fetches else self.layers.gathered_bytes
             if fetches:
-                fetching.append(self.backward(index, gradients, gathered, again=again, fetches=True))
-            else:
+                found_peaks.append(self.backward(index, gradients, gathered, again=again, fetches=True))
+            if first and unit.has_bank and not policy.in_place:
+                found_peaks.append(self._cast_of_experts(index, gradients, gathered))
+            if not fetches:
                 size = self.before[index] + gradients + self.carried[index] + (unit.again_bytes if again else unit.backward_bytes)
                 if size > largest:
                     largest, found = size, (index, gradients, gathered)
@@ -222,7 +224,9 @@ class Chunk:
                 behind += unit.group.unsharded_bytes
             else:
                 made += self.lasting(index)
-        peak = max(fetching, key=lambda peak: peak.total) if fetches else self.backward(*found, again=again, fetches=False)
+        if not fetches:
+            found_peaks.append(self.backward(*found, again=again, fetches=False))
+        peak = max(found_peaks, key=lambda peak: peak.total)
         if first and not policy.in_place:
             gathered = self.root.gathered_bytes + self.layers.gathered_bytes
             if everything + made + gathered > peak.total:
@@ -260,6 +264,16 @@ class Chunk:
                 found_peak = self.moment(index, where, moment, params, (gradients, communication), self.carried[index])
                 peak = max(peak, found_peak, key=lambda peak: peak.total)
         return peak
+
+    def _cast_of_experts(self, index: int, gradients: int, gathered: int) -> Peak:
+        """A bank's first gradients are cast for accumulation inside its layer's backward, one after another; the last is there twice."""
+        unit = self.units[index]
+        moments = unit.block.part.replay.backward
+        moment = moments[next(i for i, found in enumerate(moments) if found.op == "experts") + 1].before()
+        others = tuple(name for name in moment.params if not name.startswith("experts."))
+        cast = unit.block.gradients["experts.down_proj"] + (0 if unit.storage is None else unit.storage.experts.unsharded_bytes)
+        where = f"cast of {self.names[index]}.experts"
+        return self.moment(index, where, moment, others, (gradients + cast, gathered), self.carried[index])
 
     def _running(self, index: int, moment: Moment, beside: tuple[int, int], *, again: bool) -> Peak:
         params = moment.new_params if again else moment.params

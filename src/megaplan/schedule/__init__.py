@@ -3,11 +3,12 @@
 from megaplan.schedule.actions import Action, Kind, Orders, Overlap, Step, computations
 from megaplan.schedule.in_flight import InFlight, in_flight, peak_bytes, receive_buffers
 from megaplan.schedule.placement import Placement, slot_owner, slots_of_rank
-from megaplan.schedule.registry import KINDS, actions, placement, schedule_problems
+from megaplan.schedule.registry import KINDS, SPLIT_BACKWARD, actions, placement, schedule_problems
 from megaplan.schedule.timeline import LinkedOrders, SlotTimes, Timed, Timeline, link, replay
 
 __all__ = [
     "KINDS",
+    "SPLIT_BACKWARD",
     "Action",
     "InFlight",
     "Kind",

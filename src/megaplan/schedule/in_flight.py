@@ -86,14 +86,19 @@ def receive_buffers(kind: str, pp: int, vpp: int, num_microbatches: int) -> tupl
 
     Returns:
         For each pp rank and chunk: (activations from the slot before, gradients from the slot after), in boundaries. The first slot
-        receives no activation, the last no gradient.
+        receives no activation, the last no gradient, and the middle slots of a V nothing from each other: they stand on one rank.
 
     Raises:
         MegaplanError: MP310 for a kind that is no schedule.
     """
-    where, last = placement(kind), pp * vpp - 1
+    where, num_slots = placement(kind), pp * vpp
+
+    def received(slot: int, neighbour: int) -> int:
+        there = 0 <= neighbour < num_slots
+        return num_microbatches * (there and slot_owner(where, slot, pp)[0] != slot_owner(where, neighbour, pp)[0])
+
     owned = (slots_of_rank(where, rank, pp, vpp) for rank in range(pp))
-    return tuple(tuple((num_microbatches * (slot > 0), num_microbatches * (slot < last)) for slot in slots) for slots in owned)
+    return tuple(tuple((received(slot, slot - 1), received(slot, slot + 1)) for slot in slots) for slots in owned)
 
 
 def _counts(order: tuple[Step, ...], chunks: Sequence[int], vpp: int) -> set[Vector]:

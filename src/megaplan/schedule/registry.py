@@ -30,6 +30,8 @@ _GENERATORS = {
 }
 KINDS = tuple(_GENERATORS)
 """Every schedule, as `schedule.kind` names it."""
+SPLIT_BACKWARD = ("interleaved_zero_bubble", "zbv", "dualpipev")
+"""Schedules with actions I and W in place of some or all B."""
 
 
 def placement(kind: str) -> Placement:

@@ -22,7 +22,7 @@ _ADD_IN_PLACE = torch.ops.aten.add_.Tensor
 _ENGINE = "_engine_run_backward"
 _WRAPPERS = ("/torch/_dynamo/eval_frame.py", "/torch/_compile.py")  # torch wraps every mode's dispatch in these
 
-Holders = tuple[int, int]  # of a tensor and of its storage
+Holders = tuple[int, int, int]  # of a tensor, of its storage, and of its Python object, whose holders count as one among the tensor's
 
 
 class Accumulation:
@@ -35,12 +35,11 @@ class Accumulation:
         """Whether the operation that is being dispatched is such a sum; to be asked by `__torch_dispatch__` itself."""
         if func is not ADD or kwargs or len(args) != 2 or not _called_by_engine(2) or torch.is_grad_enabled():
             return False
-        first, second = args
         return (
-            isinstance(second, Tensor)
-            and first.shape == second.shape
-            and is_non_overlapping_and_dense_or_false(first)
-            and _holders(first) == self._alone
+            isinstance(args[1], Tensor)
+            and args[0].shape == args[1].shape
+            and is_non_overlapping_and_dense_or_false(args[0])
+            and _holders(args) == self._alone
         )
 
     @staticmethod
@@ -58,8 +57,11 @@ def _called_by_engine(depth: int) -> bool:
     return frame is not None and frame.f_code.co_name == _ENGINE
 
 
-def _holders(tensor: Tensor) -> Holders:
-    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
+def _holders(args: tuple[Any, ...]) -> Holders:
+    """Of the first argument, which nothing of the caller's may name but `args`."""
+    first = args[0]
+    storage = torch._C._storage_Use_Count(first.untyped_storage()._cdata)  # type: ignore[attr-defined]
+    return first._use_count(), storage, sys.getrefcount(first)
 
 
 class _Note(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's mode has no types
@@ -69,7 +71,7 @@ class _Note(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's mode
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         if func is ADD and _called_by_engine(1):
-            self.found = _holders(args[0])
+            self.found = _holders(args)
         return func(*args, **(kwargs or {}))
 
 

@@ -13,6 +13,8 @@ Rules of the replay, all of them autograd's:
 - Recompute: storages made inside the region are not kept; what the region reads is, until the region's backward has ended. The region
   runs again when backward first needs it, up to the last thing it saves: a product that ends it does not run again. Outputs that a
   selective checkpoint caches are kept until then too.
+- A split backward leaves out a linear's weight gradient, and keeps its input and its output's gradient until W has made it. A gradient that
+  is kept so is not added to in place.
 
 Source: torch/csrc/autograd/engine.cpp and input_buffer.cpp; FSDP2's `FSDPParamGroup.post_backward`.
 """
@@ -23,10 +25,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 INPUT, OUTPUT = "x", "out"
 AGAIN = "recompute"  # stands for the region's second run among the keepers of a storage
 CALLER = "caller"  # stands for autograd's caller among the owners of gradients
+LATER = "W"  # stands for the second half of a split backward among the keepers of a storage
+AGAIN_MADE = "+"  # marks the holder of a sum beside the holder of its first part
 
 
 class Flow(Enum):
@@ -52,6 +57,7 @@ class Op:
         flow: How gradients pass.
         holds: Storages that a Python frame still names while it runs, though nothing reads them any more.
         keeps_first: Whether it keeps what it keeps before it runs, as torch's products do.
+        waits: Whether a split backward leaves the gradient of its first parameter to W: a linear's.
     """
 
     name: str
@@ -64,6 +70,7 @@ class Op:
     flow: Flow = Flow.COMPUTE
     holds: tuple[str, ...] = ()
     keeps_first: bool = False
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +98,7 @@ class Moment:
         return Moment(self.op, self.storages, self.gradients[: len(self.gradients) - self.num_new], self.params[:kept])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Replay:
     """A program's saved set and moments.
 
@@ -103,6 +110,7 @@ class Replay:
         forward_peaks: Those of `forward` that can be the largest, whatever the sizes: no other one holds all they hold.
         backward_peaks: Those of `backward`, with all parameter gradients so far.
         again_peaks: Those of `backward`, with the parameter gradients of the operation alone.
+        program: What was replayed.
     """
 
     saved: tuple[tuple[str, str], ...]
@@ -112,6 +120,7 @@ class Replay:
     forward_peaks: tuple[Moment, ...]
     backward_peaks: tuple[Moment, ...]
     again_peaks: tuple[Moment, ...]
+    program: Program
 
 
 def linear(
@@ -127,7 +136,8 @@ def linear(
     """A matrix product with a parameter; it keeps its input, or `keeps` where the input was gathered from that and is gathered again."""
     params = (param,) if bias is None else (param, bias)
     fetches = () if keeps is None else (reads,)
-    return Op(name, (reads,), (makes,), keeps=(keeps or reads,), params=params, fetches=fetches, holds=holds, keeps_first=True)
+    kept = (keeps or reads,)
+    return Op(name, (reads,), (makes,), keeps=kept, params=params, fetches=fetches, holds=holds, keeps_first=True, waits=True)
 
 
 def norm(name: str, reads: str, makes: str, rstd: str, param: str) -> Op:
@@ -158,6 +168,16 @@ class _Graph:
     entering: frozenset[str]
     dropped: frozenset[str]
     cached: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What a backward is replayed from: kept storages in order, the gradients that arrive, and a storage that something outside holds."""
+
+    graph: _Graph
+    order: tuple[str, ...]
+    arriving: dict[str, str]
+    pinned: str | None
 
 
 def replay(
@@ -195,16 +215,25 @@ def replay(
     order = [name for op in ops if op.flow is not Flow.VIEW for name in op.makes if name in why]
     graph = _Graph(ops, roots, held, keepers, frozenset(why), region, entering, dropped, cached if region else frozenset())
     forward = _forward(ops, roots, graph.saved, held)
-    backward = _backward(graph, order, {arrives: arrives, CALLER: arrives} if starts else {arrives: arrives}, pinned)
+    program = Program(graph, tuple(order), {arrives: arrives, CALLER: arrives} if starts else {arrives: arrives}, pinned)
+    backward = Backward(program, splits=False).moments
     return Replay(
         saved=tuple((name, ", ".join(dict.fromkeys(why[name]))) for name in order),
         keeps_input=keeps_input,
         forward=forward,
-        backward=backward,
         forward_peaks=_undominated(forward, lambda moment: moment.storages),
-        backward_peaks=_undominated(backward, lambda moment: (*moment.storages, *_marked(moment, moment.params))),
-        again_peaks=_undominated(backward, lambda moment: (*moment.storages, *_marked(moment, moment.new_params))),
+        program=program,
+        **backward_fields(backward),
     )
+
+
+def backward_fields(backward: tuple[Moment, ...]) -> dict[str, Any]:
+    """The fields of a `Replay` that its backward decides."""
+    return {
+        "backward": backward,
+        "backward_peaks": _undominated(backward, lambda moment: (*moment.storages, *_marked(moment, moment.params))),
+        "again_peaks": _undominated(backward, lambda moment: (*moment.storages, *_marked(moment, moment.new_params))),
+    }
 
 
 def _marked(moment: Moment, params: tuple[str, ...]) -> tuple[str, ...]:
@@ -248,39 +277,80 @@ def _forward(ops: tuple[Op, ...], roots: dict[str, str], saved: frozenset[str], 
     return tuple(moments)
 
 
-def _backward(graph: _Graph, saved: list[str], gradients: dict[str, str], pinned: str | None) -> tuple[Moment, ...]:
-    """`gradients`: whose gradient -> the storage that holds it."""
-    waiting = {name: set(names) for name, names in graph.keepers.items() if name != INPUT}
-    for name in graph.entering & graph.saved:
-        waiting.setdefault(name, set()).update(graph.region)
-    for name in graph.cached:
-        waiting[name].add(AGAIN)
-    live = dict.fromkeys(saved)
-    params: tuple[str, ...] = ()
-    moments: list[Moment] = []
-    again = bool(graph.region)
-    for op in reversed(graph.ops):
-        if again and op.keeps and (op.name in graph.region or any(graph.roots[name] in graph.dropped for name in op.keeps)):
-            moments += _recomputed(graph, tuple(live), frozenset(waiting), _held(gradients), params)
-            live |= dict.fromkeys(name for name in sorted(graph.dropped) if name in waiting)
-            _release(AGAIN, live, waiting, pinned)
-            again = False
-        made = op.reads if op.grads is None else op.grads
-        if op.flow is Flow.ADD:
-            for name in made:
-                gradients[name] = gradients[op.makes[0]]
-            moments.append(Moment(op.name, tuple(live), _held(gradients), params))
-        else:
-            storages = (*live, *(name for name in op.fetches if name not in live))
-            params = (*params, *op.params)
-            moments.append(Moment(op.name, storages, (*_held(gradients), *made), params, op.params, len(made)))
-            for name in made:
-                gradients.setdefault(name, name)
-        for name in op.makes:
-            gradients.pop(name, None)
-        _release(op.name, live, waiting, pinned)
-    moments.append(Moment("end", tuple(live), _held(gradients), params))
-    return tuple(moments)
+class Backward:
+    """The replay of a backward.
+
+    Who holds gradients is kept by name of what each belongs to; a sum that could not be made in place is another holder of the same size.
+
+    Attributes:
+        moments: What was found.
+        pending: Each linear whose weight gradient is left out, with the storage it keeps and the holder of its output's gradient.
+    """
+
+    def __init__(self, program: Program, *, splits: bool) -> None:
+        graph = program.graph
+        self._graph, self._splits, self._pinned = graph, splits, program.pinned
+        self._gradients = dict(program.arriving)
+        self._waiting = {name: set(names) for name, names in graph.keepers.items() if name != INPUT}
+        for name in graph.entering & graph.saved:
+            self._waiting.setdefault(name, set()).update(graph.region)
+        for name in graph.cached:
+            self._waiting[name].add(AGAIN)
+        if splits:
+            for op in graph.ops:
+                if op.waits and graph.roots[op.keeps[0]] != INPUT:
+                    self._waiting[graph.roots[op.keeps[0]]].add(LATER)
+        self._live = dict.fromkeys(program.order)
+        self._params: tuple[str, ...] = ()
+        self.moments: tuple[Moment, ...] = ()
+        self.pending: list[tuple[Op, str, str]] = []
+        again = bool(graph.region)
+        for op in reversed(graph.ops):
+            if again and op.keeps and (op.name in graph.region or any(graph.roots[name] in graph.dropped for name in op.keeps)):
+                self._recompute()
+                again = False
+            if op.flow is Flow.ADD:
+                self._hand_on(op)
+            else:
+                self._compute(op)
+            for name in op.makes:
+                self._gradients.pop(name, None)
+            _release(op.name, self._live, self._waiting, self._pinned)
+        self.moments += (Moment("end", tuple(self._live), self._held(), self._params),)
+
+    def _hand_on(self, op: Op) -> None:
+        for name in op.reads if op.grads is None else op.grads:
+            self._gradients[name] = self._gradients[op.makes[0]]
+        self.moments += (Moment(op.name, tuple(self._live), self._held(), self._params),)
+
+    def _compute(self, op: Op) -> None:
+        made, new = op.reads if op.grads is None else op.grads, op.params
+        if self._splits and op.waits:
+            self.pending.append((op, self._graph.roots[op.keeps[0]], self._gradients[op.makes[0]]))
+            new = op.params[1:]
+        storages = (*self._live, *(name for name in op.fetches if name not in self._live))
+        self._params = (*self._params, *new)
+        self.moments += (Moment(op.name, storages, (*self._held(), *made), self._params, new, len(made)),)
+        for name in made:
+            if self._gradients.get(name) in [holder for _, _, holder in self.pending]:
+                self._gradients[name] += AGAIN_MADE
+            else:
+                self._gradients.setdefault(name, name)
+
+    def _recompute(self) -> None:
+        graph = self._graph
+        self.moments += tuple(_recomputed(graph, tuple(self._live), frozenset(self._waiting), self._held(), self._params))
+        self._live |= dict.fromkeys(name for name in sorted(graph.dropped) if name in self._waiting)
+        _release(AGAIN, self._live, self._waiting, self._pinned)
+
+    def _held(self) -> tuple[str, ...]:
+        pending = (holder for _, _, holder in self.pending)
+        return tuple(size_name(holder) for holder in dict.fromkeys((*self._gradients.values(), *pending)))
+
+
+def size_name(holder: str) -> str:
+    """The tensor whose size a gradient's holder has."""
+    return holder.removesuffix(AGAIN_MADE)
 
 
 def _release(op: str, live: dict[str, None], waiting: dict[str, set[str]], pinned: str | None) -> None:
@@ -303,7 +373,3 @@ def _recomputed(
         Moment(f"recompute {moment.op}", (*live, *moment.storages), gradients, params)
         for moment in _forward(inner, graph.roots, wanted, graph.held)
     ]
-
-
-def _held(gradients: dict[str, str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(gradients.values()))

@@ -1,0 +1,80 @@
+"""A block under a split backward: I, which leaves out the weight gradients of its linears, and W, which computes them.
+
+Source: `megarun.parallel.weight_gradients`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+from megaplan.hosts.megarun.parts import BlockBytes, Part, weigh
+from megaplan.hosts.megarun.program import OUTPUT, Backward, Moment, Replay, backward_fields, size_name
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """A program's backward in two halves.
+
+    Attributes:
+        inputs: The program with I in place of its backward.
+        late: Parameters whose gradients are left to W, in W's order.
+        weights: One moment for each of them: what is pending then, and the new gradient.
+    """
+
+    inputs: Replay
+    late: tuple[str, ...]
+    weights: tuple[Moment, ...]
+
+    @property
+    def pending(self) -> Moment:
+        """What a microbatch keeps between I and W."""
+        return self.weights[0].before() if self.weights else Moment("W", ())
+
+
+@cache
+def halves(run: Replay) -> Halves:
+    """The halves of a program's backward."""
+    backward = Backward(run.program, splits=True)
+    weights = []
+    for index, (op, _, _) in enumerate(backward.pending):
+        left = backward.pending[index:]
+        storages = dict.fromkeys((*(kept for _, kept, _ in left), *op.fetches))
+        gradients = tuple(size_name(holder) for holder in dict.fromkeys(holder for _, _, holder in left))
+        weights.append(Moment(f"W of {op.name}", tuple(storages), gradients, op.params[:1], op.params[:1]))
+    late = tuple(op.params[0] for op, _, _ in backward.pending)
+    return Halves(replace(run, **backward_fields(backward.moments)), late, tuple(weights))
+
+
+@dataclass(frozen=True, slots=True)
+class HalvedBytes:
+    """The sums of a block's halves.
+
+    Attributes:
+        inputs: The block's sums with I in place of its backward.
+        late_bytes: Gradients left to W, in the dtype autograd makes them.
+        pending: What is kept between I and W.
+        pending_bytes: All of it.
+        arrived_bytes: Of that, the gradient of the block's own output.
+        weights: W's moments, with the bytes alive at each: what is still pending, and the new gradient.
+    """
+
+    inputs: BlockBytes
+    late_bytes: int
+    pending: Moment
+    pending_bytes: int
+    arrived_bytes: int
+    weights: tuple[tuple[Moment, int], ...]
+
+
+def weigh_halves(block: BlockBytes, *, in_place: bool) -> HalvedBytes:
+    """Sums of a block's halves; `in_place` as for `weigh`."""
+    split, tensors = halves(block.part.replay), block.part.tensors
+    return HalvedBytes(
+        inputs=weigh(Part(split.inputs, tensors), block.gradients, in_place=in_place),
+        late_bytes=sum([block.gradients[name] for name in split.late]),
+        pending=split.pending,
+        pending_bytes=block.moment_bytes(split.pending, ()),
+        arrived_bytes=tensors[OUTPUT].bytes if OUTPUT in split.pending.gradients else 0,
+        weights=tuple((moment, block.moment_bytes(moment, moment.params)) for moment in split.weights),
+    )
