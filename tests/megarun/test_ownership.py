@@ -15,8 +15,13 @@ from megarun.parallel.ownership import local_part, whole_from_parts
 pytestmark = pytest.mark.runtime
 
 
-def place(tp: int, index: int) -> Any:
-    return SimpleNamespace(coordinate={"tp": index}, size=lambda axis: {"tp": tp}[axis])
+def place(tp: int, index: int, ep: int = 1, expert_index: int = 0) -> Any:
+    return SimpleNamespace(
+        coordinate={"tp": index},
+        size=lambda axis: {"tp": tp}[axis],
+        expert_coordinate={"ep": expert_index},
+        expert_size=lambda axis: {"ep": ep}[axis],
+    )
 
 
 @pytest.mark.requirement("R-17")
@@ -32,6 +37,21 @@ def test_parts_have_the_ledgers_shape_and_make_the_whole(tp: int, spec_with: Any
         assert {tuple(part.shape) for part in parts} == {local_shape(tensor, tp, 1, 1)}, name
         held = parts if tensor.owner is Owner.TENSOR_PARALLEL else parts[:1]
         assert torch.equal(whole_from_parts(tensor, held), whole), name
+
+
+@pytest.mark.requirement("R-16")
+def test_ep_cuts_banks_by_expert_and_nothing_else(spec_with: Any) -> None:
+    """Rank 1 of 2 owns the second half of the experts, whole; the router stays whole."""
+    spec = Spec.model_validate(spec_with({"mesh": {"dp_shard": 2, "ep": 2}}))
+    cut = set()
+    for name, tensor in build_inventory(spec).tensors():
+        whole = torch.arange(tensor.elements).view(tensor.shape)
+        parts = [local_part(tensor, whole, place(1, 0, 2, index)) for index in range(2)]
+        assert {tuple(part.shape) for part in parts} == {local_shape(tensor, 1, 2, 1)}, name
+        if parts[0].shape != whole.shape:
+            assert torch.equal(torch.cat(parts), whole)
+            cut.add(name)
+    assert cut == {f"layers.2.experts.{matrix}_proj" for matrix in ("gate", "up", "down")}
 
 
 @pytest.mark.requirement("R-17")

@@ -8,12 +8,11 @@ from megaplan.spec.not_built_yet import unbuilt
 
 MLA = "{kind: mla, num_heads: 4, q_lora_rank: null, kv_lora_rank: 8, qk_nope_head_dim: 8, qk_rope_head_dim: 8, v_head_dim: 8}"
 BUILT = [
-    "mesh.pp=5", "mesh.tp=2", "mesh.dp_shard=2", "mesh.dp_replicate=2", "precision.params=fp32", "optimizer.matrix=adamw",
+    "mesh.pp=5", "mesh.tp=2", "mesh.ep=2", "mesh.dp_shard=2", "mesh.dp_replicate=2", "precision.params=fp32", "optimizer.matrix=adamw",
     "model.attention.window_size=64", "model.attention.nope_layers=[5]", "sharding.reshard_after_forward=true", "host.kernels=reference",
     f"model.attention={MLA}", "recompute.default=selective", "recompute.blocks={A: full}",
 ]  # fmt: skip
 NOT_BUILT = {
-    "mesh.ep=2": "mesh.ep = 2; megarun trains with 1",
     "mesh.etp=2": "mesh.etp = 2; megarun trains with 1",
     "host.kernels=triton": "host.kernels = triton; megarun trains with reference",
     "precision.params=fp8": "precision.params = fp8; megarun trains with fp32 or bf16",
