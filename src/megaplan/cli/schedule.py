@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from megaplan.schedule import InFlight, Orders, Timeline
 
 FORMAT = "megaplan.schedule/1"
-MAX_ACTIONS = 2_000_000
-"""Actions of all ranks; more would take minutes and gigabytes to print."""
 
 
 class ScheduleName(StrEnum):
@@ -50,14 +48,15 @@ def schedule(
 ) -> int:
     """Print a pipeline schedule: what each rank computes in which order, what it holds, and what it waits."""
     from megaplan.cli.problems import refuse  # noqa: PLC0415
+    from megaplan.cli.step import MAX_PRINTED, num_actions  # noqa: PLC0415
     from megaplan.schedule import SlotTimes, actions, in_flight, replay, schedule_problems  # noqa: PLC0415
 
     if as_csv and as_json:
         raise refuse("MP480", "--csv and --json both say how to print", "megaplan schedule --help")
     slots = _default_vpp(kind) if vpp is None else vpp
-    if (total := 3 * pp * slots * microbatches) > MAX_ACTIONS:
+    if (total := num_actions(pp, slots, microbatches)) > MAX_PRINTED:
         raise refuse(
-            "MP480", f"--pp {pp}, --vpp {slots}, --microbatches {microbatches}: up to {total:,} actions, and {MAX_ACTIONS:,} are printed"
+            "MP480", f"--pp {pp}, --vpp {slots}, --microbatches {microbatches}: up to {total:,} actions, and {MAX_PRINTED:,} are printed"
         )
     if found := schedule_problems(kind.value, pp, slots, microbatches):
         raise MegaplanError([_in_own_words(problem) for problem in found])

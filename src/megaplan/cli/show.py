@@ -75,7 +75,9 @@ def _lines(plan: PlanDocument) -> Iterator[tuple[str, str]]:
         yield from ((line, "") for line in wrap(f"reason: {decided.split.reason}", indent="  "))
     if decided.split.protects:
         yield from ((line, "") for line in wrap(f"protects: {', '.join(decided.split.protects)}", indent="  "))
-    yield from _section(f"timeline: {decided.schedule.kind}, {decided.schedule.num_microbatches} microbatches", timeline_lines(plan.spec))
+    yield from _section(
+        f"timeline: {decided.schedule.kind}, {decided.schedule.num_microbatches} microbatches", timeline_lines(plan.spec, plan.spans)
+    )
     yield from _section("order", [f"build: {' → '.join(decided.code_order)}", f"fully_shard: {' → '.join(decided.wrap_order)}"])
     verdict = "fits" if estimates.fits else "DOES NOT FIT"
     yield from _section(f"memory on {estimates.device.name}: {verdict}", rank_table([view_of_estimate(rank) for rank in estimates.ranks]))

@@ -8,11 +8,12 @@ from xml.sax.saxutils import escape
 
 from megaplan.budget.build import build_budget
 from megaplan.budget.slots import Level, memory_over_time
-from megaplan.cost.times import model_times
+from megaplan.cli.problems import refuse
+from megaplan.cli.step import num_actions, planned_step
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.layout.spans import Spans
-from megaplan.schedule import Action, Kind, SlotTimes, Timeline, actions, placement, replay, slot_owner
+from megaplan.schedule import Action, Kind, Timeline, placement, slot_owner
 from megaplan.spec.models import Spec
 from megaplan.units import format_bytes, format_ns
 
@@ -21,6 +22,8 @@ LANE, MEMORY, GAP = 22, 44, 14
 LEFT, RIGHT, TOP, BOTTOM = 104, 150, 112, 34
 TYPICAL, NARROWEST, WIDEST = 16, 1_000, 4_000
 """Pixels: of an action that three of four are as long as, so that its number can be read; of the whole timeline, at least and at most."""
+MAX_DRAWN = 100_000
+"""Actions; a picture of them has 25 MB, and no program opens a much larger one."""
 FILLS = {Kind.FORWARD: "#cfe3f7", Kind.BACKWARD: "#1f5fa8", Kind.INPUT: "url(#input)", Kind.WEIGHT: "url(#weight)"}
 INKS = {Kind.FORWARD: "#10243a", Kind.BACKWARD: "#ffffff", Kind.INPUT: "#ffffff", Kind.WEIGHT: "#10243a"}
 NAMES = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUT: "input half of a backward", Kind.WEIGHT: "weight half"}
@@ -56,16 +59,21 @@ def timeline_svg(spec: Spec, spans: Spans) -> str:
     Args:
         spec: Of the plan.
         spans: Its cuts.
+
+    Raises:
+        MegaplanError: MP481, it has more actions than a picture can show.
     """
+    mesh, schedule = spec.mesh, spec.schedule
+    if (total := num_actions(mesh.pp, mesh.vpp, schedule.num_microbatches)) > MAX_DRAWN:
+        detail = (
+            f"--svg draws at most {MAX_DRAWN:,} actions, and {mesh.pp * mesh.vpp} slots with {schedule.num_microbatches:,} microbatches "
+        )
+        fewer = MAX_DRAWN // (3 * mesh.pp * mesh.vpp) // mesh.pp * mesh.pp
+        hints = (f"--set schedule.num_microbatches={fewer} draws fewer of the same",) if fewer >= 2 * mesh.pp else ()
+        raise refuse("MP481", f"{detail}have up to {total:,}", *hints, key="schedule.num_microbatches")
     inventory = build_inventory(spec)
-    layout, mesh, schedule = build_layout(spec, inventory, spans), spec.mesh, spec.schedule
-    times = model_times(spec, inventory)
-    slots = times.of_slots(spans)
-    orders = actions(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches)
-    slot_times = SlotTimes(
-        tuple(slot.forward_ns for slot in slots), tuple(slot.input_ns for slot in slots), tuple(slot.weight_ns for slot in slots)
-    )
-    step = replay(orders, slot_times, p2p=times.boundary_ns)
+    layout = build_layout(spec, inventory, spans)
+    step = planned_step(spec, inventory, spans)
     budget = build_budget(spec, inventory, layout)
     where = placement(schedule.kind)
     return render(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from megaplan.cli.table import WIDTH
+from megaplan.cli.step import MAX_REPLAYED, num_actions, planned_step
+from megaplan.cli.table import WIDTH, wrap
+from megaplan.inventory.build import build_inventory
+from megaplan.layout.spans import Spans
 from megaplan.schedule import Kind, SlotTimes, Timeline, actions, placement, replay, slot_owner
 from megaplan.schedule.placement import Placement
 from megaplan.spec.models import Spec
+from megaplan.units import format_ns
 
 MAX_SLOTS = 64
 """More slots than this are not drawn."""
@@ -18,20 +22,29 @@ SPLIT_LEGEND = "A-J the weight half of a backward whose input half is a-j"
 OVERLAP_LEGEND = "a forward and a backward that overlap fill both their rows at once"
 
 
-def timeline_lines(spec: Spec) -> Iterator[str]:
-    """The start of one step, and what each pp rank waits, were all stages equal and a backward as long as two forwards."""
+def timeline_lines(spec: Spec, spans: Spans) -> Iterator[str]:
+    """The start of one step, drawn as if all slots were equal, what a pp rank waits then, and what it waits with the plan's own slots."""
     mesh, schedule = spec.mesh, spec.schedule
     num_slots = mesh.pp * mesh.vpp
+    if (total := num_actions(mesh.pp, mesh.vpp, schedule.num_microbatches)) > MAX_REPLAYED:
+        yield f"up to {total:,} actions a step are too many to replay"
+        return
     if num_slots > MAX_SLOTS:
         yield f"{num_slots} slots are too many to draw"
-        return
-    orders = actions(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches)
-    step = replay(orders, SlotTimes.equal(num_slots))
-    yield from drawing(step, placement(schedule.kind), mesh.pp, num_slots)
-    waits = sorted(set(step.bubbles))
-    span = str(waits[0]) if len(waits) == 1 else f"{waits[0]} to {waits[-1]}"
-    yield f"{step.makespan} units a step; each pp rank waits {span} of them ({100 * waits[-1] / step.makespan:.1f}%)"
-    yield from legend(step)
+    else:
+        step = replay(actions(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches), SlotTimes.equal(num_slots))
+        yield from drawing(step, placement(schedule.kind), mesh.pp, num_slots)
+        yield from legend(step)
+        yield f"drawn: slots as if equal, F = I = W = 1: {step.makespan} a step; {_waits(step, str)}"
+    step = planned_step(spec, build_inventory(spec), spans)
+    yield from wrap(f"this plan: {format_ns(step.makespan)} a step by the device's rates; {_waits(step, format_ns)}", indent="  ")
+
+
+def _waits(step: Timeline, shown: Callable[[int], str]) -> str:
+    """What ranks wait until all have ended, with its share of the step."""
+    least, most = min(step.bubbles), max(step.bubbles)
+    low, high = (f"{100 * wait / max(1, step.makespan):.1f}%" for wait in (least, most))
+    return f"a pp rank waits {shown(most)} ({high})" if low == high else f"pp ranks wait {shown(least)} ({low}) to {shown(most)} ({high})"
 
 
 def drawing(step: Timeline, where: Placement, pp: int, num_slots: int, width: int = WIDTH) -> Iterator[str]:

@@ -85,6 +85,33 @@ def test_no_two_kinds_of_action_look_alike_and_the_legend_has_each(megaplan, her
     assert texts.count("time") == 2
 
 
+def test_more_than_a_picture_can_show_is_refused_with_a_number_that_works(megaplan, here):
+    plan = planned(megaplan, "interleaved_1f1b")
+    refused = megaplan("show", plan, "--svg", "picture.svg", "--set", "schedule.num_microbatches=40000")
+    assert (refused.status, (here / "picture.svg").exists()) == (2, False)
+    assert "MP481" in refused.err
+    assert "have up to 960,000" in refused.err
+    fewer = re.search(r"--set (\S+) draws", refused.err)[1]
+    assert int(fewer.partition("=")[2]) * 3 * 8 <= 100_000
+    assert megaplan("show", plan, "--svg", "picture.svg", "--set", fewer).status == 0
+
+
+def test_show_says_when_a_step_is_too_long_to_replay(megaplan):
+    ran = megaplan("show", planned(megaplan, "interleaved_1f1b"), "--set", "schedule.num_microbatches=60000")
+    assert ran.status == 0
+    assert "up to 1,440,000 actions a step are too many to replay" in ran.out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_show_states_the_step_of_the_plans_own_slots(megaplan, here, kind):
+    plan = planned(megaplan, kind)
+    shown = " ".join(megaplan("show", plan).out.split())
+    picture = megaplan("show", plan, "--svg", "-").out
+    length = re.search(r'<desc id="about">(.*) a step by the device', picture)[1]
+    assert f"this plan: {length} a step by the device's rates; " in shown
+    assert "drawn: slots as if equal, F = I = W = 1: " in shown
+
+
 def test_stdout_gets_the_picture_alone_and_no_other_file_is_replaced(megaplan, here):
     plan = planned(megaplan, "1f1b")
     ran = megaplan("show", plan, "--svg", "-")

@@ -1,0 +1,33 @@
+"""The step of a plan: its schedule replayed with the times of its own cuts."""
+
+from __future__ import annotations
+
+from megaplan.cost.times import model_times
+from megaplan.inventory.tensors import Inventory
+from megaplan.layout.spans import Spans
+from megaplan.schedule import SlotTimes, Timeline, actions, replay
+from megaplan.spec.models import Spec
+
+MAX_PRINTED, MAX_REPLAYED = 2_000_000, 250_000
+"""Actions of all ranks: that `schedule` prints, where more would take minutes and gigabytes; that `show` replays in a second or two."""
+
+
+def num_actions(pp: int, vpp: int, num_microbatches: int) -> int:
+    """The most actions of any schedule on these degrees: F, I and W of every microbatch on every slot."""
+    return 3 * pp * vpp * num_microbatches
+
+
+def planned_step(spec: Spec, inventory: Inventory, spans: Spans) -> Timeline:
+    """One optimizer step's forwards and backwards in nanoseconds, by the device's rates.
+
+    Args:
+        spec: A checked spec.
+        inventory: Its parameter tensors.
+        spans: Its cuts: one half-open span of layers for each slot.
+    """
+    mesh, schedule, times = spec.mesh, spec.schedule, model_times(spec, inventory)
+    slots = times.of_slots(spans)
+    slot_times = SlotTimes(
+        tuple(slot.forward_ns for slot in slots), tuple(slot.input_ns for slot in slots), tuple(slot.weight_ns for slot in slots)
+    )
+    return replay(actions(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches), slot_times, p2p=times.boundary_ns)
