@@ -143,10 +143,10 @@ def build_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
     return Budget(usable, stages, _merged(ranks), inventory.parameters, inventory.active_parameters)
 
 
-def saved_bytes_by_slot(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[int, ...]:
-    """What one microbatch in flight keeps on each slot, all columns, the stage's output included."""
+def slot_chunks(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[Chunk, ...]:
+    """The chunk that each slot is, in model order."""
     evaluation = _Evaluation(spec, inventory, layout)
-    return tuple(_slot_parts(evaluation, slot).chunk.saved_bytes for slot in layout.slots)
+    return tuple(_slot_parts(evaluation, slot).chunk for slot in layout.slots)
 
 
 def _slot_parts(evaluation: _Evaluation, slot: Slot) -> _SlotParts:
