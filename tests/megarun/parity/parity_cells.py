@@ -118,6 +118,8 @@ BIASED = {
     }
 }
 DIRECT = _pattern("AD", attention={**MLA, "q_lora_rank": None})
+E2, E4, D4 = {"dp_shard": 2, "ep": 2}, {"dp_shard": 4, "ep": 4}, {"dp_shard": 4, "ep": 2}
+TOP_1 = FEW_TOKENS | {"model.moe.normalize_top_k": False}  # normalised, its weight is 1 and the router's gradient rounding
 UNEVEN = [[0, 1], [1, 4], [4, 5], [5, 8]]
 
 CELLS = [
@@ -218,4 +220,35 @@ CELLS = [
     Cell("zbv-pp2-tp2-vocabulary", T2V | V2, "zbv", ci=True),
     Cell("zbv-pp2-tp2-dp2-recompute", T2 | V2 | {"dp_shard": 2}, "zbv", RECOMPUTED | RESHARD),
     Cell("dualpipev-pp2-tp4", T4 | V2, "dualpipev", HEADS),
+    # expert parallelism
+    Cell("ep2", E2, ci=True),
+    Cell("ep4", E4),
+    Cell("ep2-dp4", D4),
+    Cell("ep4-dp8", {"dp_shard": 8, "ep": 4}, num_microbatches=8),
+    Cell("ep2-relu2-alone", E2, spec=_pattern("E", 2, moe={"num_experts": 4, "top_k": 2, "ffn_hidden_size": 24, "activation": "relu2"})),
+    Cell("ep2-dp4-empty-shards", D4, spec={"model.moe.num_experts": 2}),
+    Cell("ep2-idle-experts", E2, spec=TOP_1, num_microbatches=2),
+    Cell("ep2-dp4-adamw", D4, spec=ADAMW | GENTLE),
+    Cell("ep4-tied", E4, spec=EXPERTS | TIED),
+    Cell("ep2-latent", E2, spec=LATENT),
+    Cell("ep2-dp4-reshard", D4, spec=RESHARD),
+    Cell("ep2-dp4-selective", D4, spec=SELECTIVE),
+    Cell("ep2-dp4-recompute-reshard", D4, spec=RECOMPUTED | RESHARD, ci=True),
+    Cell("ep2-hsdp-2x2", E2 | {"dp_replicate": 2}),
+    Cell("ep2-hsdp-2x4-reshard", D4 | {"dp_replicate": 2}, spec=RESHARD, num_microbatches=8),
+    Cell("1f1b-pp2-ep2", E2 | {"pp": 2}, ci=True),
+    Cell("1f1b-pp2-ep2-dp4-reshard-recompute", D4 | {"pp": 2}, spec=RECOMPUTED | RESHARD, num_microbatches=8),
+    Cell("gpipe-pp2-ep2-hsdp-2x2", E2 | {"pp": 2, "dp_replicate": 2}, "gpipe"),
+    Cell("interleaved-pp2-vpp2-ep4", V2 | E4, "interleaved_1f1b", num_microbatches=8),
+    Cell("zero-bubble-pp2-vpp2-ep2-adamw", V2 | E2, "interleaved_zero_bubble", ADAMW | GENTLE),
+    Cell("zbv-pp2-ep2-recompute-reshard", V2 | E2, "zbv", RECOMPUTED | RESHARD),
+    Cell("dualpipev-pp2-ep2-experts", V2 | E2, "dualpipev", EXPERTS, num_microbatches=8),
+    # expert and tensor parallelism: ep borrows tp's ranks first
+    Cell("tp2-ep2", T2 | {"ep": 2}),
+    Cell("tp2-ep2-dp2", T2 | E2, ci=True),
+    Cell("tp2-ep4-dp2", T2 | {"dp_shard": 2, "ep": 4}, spec=SELECTIVE),
+    Cell("tp4-ep2-dp2-reshard", T4 | E2, spec=HEADS | RESHARD),
+    Cell("tp2-ep2-hsdp-2x2-adamw", T2 | E2 | {"dp_replicate": 2}, spec=ADAMW | GENTLE),
+    Cell("1f1b-pp2-tp2-ep4-dp2", T2 | {"pp": 2, "dp_shard": 2, "ep": 4}, spec=RECOMPUTED),
+    Cell("zbv-pp2-tp2-ep2-vocabulary", T2V | V2 | {"ep": 2}, "zbv"),
 ]

@@ -38,3 +38,10 @@ def test_few_experts_train_as_on_one_process(among: tuple[int, int], cell: Cell,
     (bank,) = reference["gradients"]["layers.2.experts.down_proj"]
     busy = bank.flatten(1).abs().amax(1) > 0
     assert torch.equal(busy, (torch.arange(NUM_EXPERTS) >= among[0]) & (torch.arange(NUM_EXPERTS) < among[1]))
+
+
+def test_bf16_rows_follow_one_process(worlds: Worlds) -> None:
+    """Rows travel in bf16, their weights in fp32; one flipped bit of a weight is 4e-3, so only losses can be near."""
+    cell = Cell("ep2-bf16", EP2, spec={"precision.params": "bf16"})
+    found = worlds.train(cell.case, 2)[0]["losses"]
+    assert found == pytest.approx(worlds.reference(cell.reference)["losses"], rel=1e-2)
