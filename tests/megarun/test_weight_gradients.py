@@ -7,6 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from megaplan.hosts.megarun.dims import local_dims
+from megaplan.hosts.megarun.halves import weigh_halves
+from megaplan.hosts.megarun.ledger import block_bytes
 from megaplan.spec.models import Spec
 from megarun.job import Job
 from megarun.parallel.mesh import build_mesh
@@ -95,3 +98,39 @@ def test_a_whole_backward_defers_nothing() -> None:
     found = torch.autograd.grad(SplitLinear.apply(x, linear.weight, linear.bias).square().sum(), [x, *linear.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     assert weight_gradient(linear.weight, x.detach(), torch.ones(2, 4, 5)) is not None
+
+
+@pytest.mark.requirement("R-41")
+@pytest.mark.parametrize("policy", ["none", "selective", "full"])
+@pytest.mark.parametrize("attention", ["gqa", "mla"])
+def test_what_waits_is_the_ledgers(policy: str, attention: str, one_process: Any, worker: Any, spec_with: Any) -> None:
+    """Layer by layer, the storages between the two halves are those that the budget counts."""
+    blocks = {"M": "none" if policy == "none" else "selective", "E": "none" if policy == "none" else "selective"}
+    latent = {
+        "kind": "mla",
+        "num_heads": 2,
+        "q_lora_rank": 8,
+        "kv_lora_rank": 8,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 6,
+    }
+    overrides = {"recompute": {"default": policy, "blocks": blocks}, **({"model.attention": latent} if attention == "mla" else {})}
+    job: Job = worker.build_job({"spec": spec_with(overrides), "spans": [[0, 5]]})
+    trainer = Trainer(job, build_mesh(job.spec.mesh, CPU))
+    (stage,) = trainer.stages
+    split_linears(stage)
+    store = WeightGradients(stage)
+    with store.deferring():
+        torch.autograd.backward(_loss(trainer))
+    names = {id(p): name for name, p in stage.named_parameters()}
+    found: dict[str, dict[int, int]] = {}
+    for weights, rows, gradients, _ in store._pending:
+        layer = ".".join(names[id(weights[0])].split(".")[:2])
+        storages = [tensor.untyped_storage() for tensor in (rows, *gradients)]
+        found.setdefault(layer, {}).update({storage.data_ptr(): storage.nbytes() for storage in storages})
+    for name, block in job.inventory.blocks():
+        if name.startswith("layers."):
+            sums = block_bytes(job.spec, local_dims(job.spec), name, block)
+            half = weigh_halves(sums, in_place=True)
+            assert sorted(found[name].values()) == sorted(sums.part.tensors[tensor].bytes for tensor in half.pending.tensors), name

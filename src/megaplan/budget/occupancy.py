@@ -131,12 +131,8 @@ def occupancies(order: tuple[ScheduleStep, ...], vpp: int, chunk_of: Sequence[in
             follows = steps[position + 1] if position + 1 < len(steps) else action
             if after is not state or follows.kind is not Kind.FORWARD or follows.slot != action.slot:
                 found.setdefault((FORWARD, chunk, key), set()).add(tuple(counts))  # else the next one has larger counts
-        elif action.kind is Kind.INPUT:  # what W needs stays; here all of it is counted until W has ended
+        elif action.kind is Kind.BACKWARD:
             found.setdefault((BACKWARD, chunk, key), set()).add(tuple(counts))
-            after = BACKWARDED
-        else:
-            if action.kind is Kind.BACKWARD:
-                found.setdefault((BACKWARD, chunk, key), set()).add(tuple(counts))
             counts[chunk] -= 1
             left[chunk] -= 1
             after = BACKWARDED
@@ -144,6 +140,8 @@ def occupancies(order: tuple[ScheduleStep, ...], vpp: int, chunk_of: Sequence[in
                 reducing = (*key[:chunk], after, *key[chunk + 1 :])
                 found.setdefault((REDUCE, chunk, reducing), set()).add(tuple(counts))
                 after = REDUCED
+        else:
+            raise ValueError(f"{action}: split backwards have a walk of their own")
         if after is not state:
             states[chunk] = after
             key = tuple(states)

@@ -80,9 +80,18 @@ class HalvedChunk:
         return everything if weighed else everything - self.late_bytes
 
     def input_peak(self, state: ChunkState, weighed: bool) -> Found:
-        """The largest moment of I."""
+        """The largest moment of I; what waits for W in the units above the running one is in no column but its own."""
         peak = self.inputs.backward_peak(state)
-        return _found(self.inputs, peak, self.late_bytes if weighed else 0)
+        found = _found(self.inputs, peak, self.late_bytes if weighed else 0)
+        waiting = self._pending_of(self._halves[peak.unit + 1 if peak.moment is not None else 0 :])
+        cells = found.cells
+        for column in (column for column in waiting if column is not ACTIVATIONS):
+            cells[column] += waiting[column]
+            cells[ACTIVATIONS] -= waiting[column] if peak.moment is not None else 0
+        if peak.moment is not None:
+            return found
+        cells[ACTIVATIONS] += waiting[ACTIVATIONS] - self._received
+        return found._replace(total=found.total + sum(waiting.values()) - self._received)
 
     def forward_peak(self, state: ChunkState, weighed: bool) -> Found:
         """The largest moment of a forward."""
@@ -113,14 +122,16 @@ class HalvedChunk:
 
     def pending_cells(self, count: int, stop: int | None = None) -> dict[Column, int]:
         """What `count` microbatches keep between I and W, of the units below `stop` or of all."""
-        cells = NO_BYTES.copy()
-        for half in self._halves[:stop]:
-            if half is not None:
-                for name in half.pending.tensors:
-                    size, _, _, column, _ = half.inputs.part.tensors[name]
-                    cells[column] += size * count
+        cells = {column: size * count for column, size in self._pending_of(self._halves[:stop]).items()}
         if stop is None and not self._arrives_locally:
             cells[ACTIVATIONS] -= self._received * count
+        return cells
+
+    def _pending_of(self, halves: Sequence[HalvedBytes | None]) -> dict[Column, int]:
+        cells = NO_BYTES.copy()
+        for half in halves:
+            if half is not None:
+                half.inputs.add_to(cells, half.pending, ())
         return cells
 
     def _unsharded(self, index: int) -> int:
