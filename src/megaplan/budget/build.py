@@ -91,6 +91,7 @@ class _SlotParts:
     chunk: Chunk
     storages: tuple[BlockStorage, ...]
     root_uneven: tuple[Uneven, ...]
+    root_by_adamw: bool  # no tensor of the slot's own group is Muon's
     attends: bool
 
 
@@ -154,7 +155,7 @@ def _slot_parts(evaluation: _Evaluation, slot: Slot) -> _SlotParts:
     is_last = slot.index == len(evaluation.layout.slots) - 1
     names, units, storages, copies = [], [], [], NOTHING
     owned = slot.index == 0  # whether the stream so far is a storage of this chunk, not a receive buffer
-    attends = False
+    attends, root_by_adamw = False, True
     root_uneven: tuple[Uneven, ...] = ()
     for name in (*slot.blocks, "head") if is_last and tied_head else slot.blocks:
         tied = tied_head and name == "head"
@@ -164,6 +165,7 @@ def _slot_parts(evaluation: _Evaluation, slot: Slot) -> _SlotParts:
             storages.append(storage)
             if not name.startswith("layers."):
                 root_uneven += storage.uneven
+                root_by_adamw = root_by_adamw and not storage.matrix_scratch
             if family is EMBEDDING and name in slot.copies:
                 copies = storage.dense
                 continue
@@ -176,7 +178,7 @@ def _slot_parts(evaluation: _Evaluation, slot: Slot) -> _SlotParts:
         order = sorted(range(len(names)), key=lambda index: names[index].startswith("mtp."))
         names, units = [names[index] for index in order], [units[index] for index in order]
     chunk = Chunk(names, units, evaluation.policy, copies=copies, hands_on=not is_last, carries=carries)
-    return _SlotParts(chunk, tuple(storages), root_uneven, attends)
+    return _SlotParts(chunk, tuple(storages), root_uneven, root_by_adamw, attends)
 
 
 def _lingering(evaluation: _Evaluation, slots: Sequence[Slot], chunks: Sequence[Chunk]) -> Lingering:
@@ -201,7 +203,7 @@ def _persistent(
     return Persistent(
         resident=resident,
         shard_bytes=sum([part.chunk.root.shard_bytes + part.chunk.layers.shard_bytes for part in parts]),
-        matrix_shard_bytes=sum([storage.experts.shard_bytes for storage in storages]) if uses_muon(spec) else 0,
+        other_shard_bytes=sum([part.chunk.root.shard_bytes for part in parts if part.root_by_adamw]) if uses_muon(spec) else 0,
         matrix_state_bytes=sum([storage.matrix_state_bytes for storage in storages]),
         other_state_bytes=sum([storage.other_state_bytes for storage in storages]),
         uneven=tuple([tensor for storage in storages for tensor in storage.uneven]),

@@ -49,7 +49,7 @@ class Persistent(NamedTuple):
     Attributes:
         resident: Parameter shards by column.
         shard_bytes: Gradient shards.
-        matrix_shard_bytes: Those of groups that hold nothing but Muon's tensors, which its step drops before AdamW makes its moments.
+        other_shard_bytes: Those of groups that hold nothing but AdamW's tensors, which its step drops before Muon's runs; 0 without Muon.
         matrix_state_bytes: Muon's moments of evenly sharded tensors.
         other_state_bytes: AdamW's.
         uneven: Tensors that shard unevenly.
@@ -69,7 +69,7 @@ class Persistent(NamedTuple):
 
     resident: Mapping[Column, int]
     shard_bytes: int
-    matrix_shard_bytes: int
+    other_shard_bytes: int
     matrix_state_bytes: int
     other_state_bytes: int
     uneven: tuple[Uneven, ...]
@@ -128,26 +128,30 @@ class RankCells:
         init[WORKSPACE] = states.padding_scratch_bytes if padding else persistent.buffer_scratch_bytes
         init[ACTIVATIONS] = 0 if padding else persistent.buffer_bytes
 
+        # AdamW updates first; its gradients are gone where they fill a buffer of their own when Muon's iterations begin
         steady_update = _with_states(self._update, states)
-        to_make = persistent.first_other
-        late = states.matrix_bytes + states.other_bytes - persistent.matrix_shard_bytes
-        late += to_make.scratch_bytes - to_make.matrix_bytes - to_make.other_bytes
-        _, momenta, first_scratch, _ = muon = states.muon
-        made_at_end = late >= momenta + first_scratch
+        to_make, muon, dropped = persistent.first_other, states.muon, persistent.other_shard_bytes
+        cast = persistent.cast_bytes > muon.scratch_bytes - dropped  # AdamW's update, beside every gradient, is the higher
+        if not cast:
+            steady_update[GRADIENTS] -= dropped
+        steady_update[WORKSPACE] += persistent.cast_bytes if cast else muon.scratch_bytes
+
+        first_update = self._update.copy()
+        made = states.matrix_bytes - muon.momenta_bytes - to_make.matrix_bytes, states.other_bytes - to_make.other_bytes
+        by_adamw = sum(made) + to_make.scratch_bytes
+        by_muon = (
+            states.matrix_bytes - muon.momenta_bytes + states.other_bytes - dropped + muon.first_momenta_bytes + muon.first_scratch_bytes
+        )
+        made_at_end = by_adamw >= by_muon
         if made_at_end:
-            first_update = steady_update.copy()
-            first_update[GRADIENTS] -= persistent.matrix_shard_bytes
-            first_update[MATRIX_OPTIMIZER] -= to_make.matrix_bytes
-            first_update[OTHER_OPTIMIZER] -= to_make.other_bytes
+            first_update[MATRIX_OPTIMIZER] += made[0]
+            first_update[OTHER_OPTIMIZER] += made[1]
             first_update[WORKSPACE] += to_make.scratch_bytes
         else:
-            first_update = self._update.copy()
-            first_update[MATRIX_OPTIMIZER] += momenta
-            first_update[WORKSPACE] += first_scratch
-        cast = persistent.cast_bytes - persistent.matrix_shard_bytes > muon.scratch_bytes  # Muon has dropped its gradients by then
-        if cast:
-            steady_update[GRADIENTS] -= persistent.matrix_shard_bytes
-        steady_update[WORKSPACE] += persistent.cast_bytes if cast else muon.scratch_bytes
+            first_update[GRADIENTS] -= dropped
+            first_update[MATRIX_OPTIMIZER] += states.matrix_bytes - muon.momenta_bytes + muon.first_momenta_bytes
+            first_update[OTHER_OPTIMIZER] += states.other_bytes
+            first_update[WORKSPACE] += muon.first_scratch_bytes
         cells = {
             INIT: init,
             FIRST_FORWARD_BACKWARD: self._first_step.copy(),
@@ -160,9 +164,13 @@ class RankCells:
             FIRST_FORWARD_BACKWARD: step.where,
             FIRST_OPTIMIZER: _first_update(to_make) if made_at_end else "Newton-Schulz beside the momenta made so far",
             FORWARD_BACKWARD: step.where,
-            OPTIMIZER: CAST if cast else "Newton-Schulz of the largest matrix" if muon.scratch_bytes else "the update of all parameters",
+            OPTIMIZER: "Newton-Schulz of the largest matrix" if not cast and muon.scratch_bytes else _update(persistent.cast_bytes),
         }
         return cells, where
+
+
+def _update(cast_bytes: int) -> str:
+    return CAST if cast_bytes else "the update of all parameters"
 
 
 def _first_update(to_make: LastMoment) -> str:

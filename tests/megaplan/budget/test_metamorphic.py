@@ -50,7 +50,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[Column, ...], tuple[Column, ...], t
         (C.MATRIX_OPTIMIZER, C.OTHER_OPTIMIZER),
         (*PARAMS, C.ACTIVATIONS, C.ROUTING, C.GRADIENTS, C.COMMUNICATION),
     ),
-    "optimizer": ({"optimizer.matrix": "adamw"}, (C.MATRIX_OPTIMIZER,), (), (*PARAMS, C.OTHER_OPTIMIZER, C.ACTIVATIONS, C.GRADIENTS)),
+    "optimizer": ({"optimizer.matrix": "adamw"}, (C.MATRIX_OPTIMIZER,), (), (*PARAMS, C.OTHER_OPTIMIZER, C.ACTIVATIONS)),
     "skew without ep": ({"model.moe.routing_skew": 2.0}, (), (), tuple(Column)),
     "recompute": ({"recompute.blocks": {"A": "full", "R": "full"}}, (), (C.ACTIVATIONS,), (*STATES, C.FEATURE_ACTIVATIONS)),
 }

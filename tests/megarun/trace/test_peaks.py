@@ -39,17 +39,30 @@ def at_peak(found: RankComparison) -> tuple[Row, ...]:
     return found.trace.rows[found.trace.peak_phase]
 
 
+FEW_TOKENS = {
+    "batch": {"micro_batch_size": 1, "seq_length": 8},
+    "precision": BF16,
+    "optimizer": {"matrix": "muon", "newton_schulz_dtype": "fp32"},
+    "sharding.reshard_after_forward": True,
+}
+"""bf16 throughout, the iteration in fp32: Newton-Schulz is what is alive at the peak."""
+
+
+def test_the_first_update_of_the_last_of_the_largest_matrices(job_with: Any) -> None:
+    """It is updated when every other momentum is there: the first step is as high as any, and a run that does not fit fails in it."""
+    found = compare(job_with({"model": SQUARE, **FEW_TOKENS}), 0)
+    assert found.peak_phase is Phase.FIRST_OPTIMIZER
+    assert found.budget.moments[Phase.FIRST_OPTIMIZER] == "Newton-Schulz beside the momenta made so far"
+    assert found.phases[Phase.FIRST_OPTIMIZER] == found.phases[Phase.OPTIMIZER]
+
+
 def test_the_update_of_large_matrices(job_with: Any) -> None:
-    """Few tokens, bf16 throughout, the iteration in fp32: Newton-Schulz is what is alive at the peak."""
-    overrides = {
-        "model": SQUARE,
-        "batch": {"micro_batch_size": 1, "seq_length": 8},
-        "precision": BF16,
-        "optimizer": {"matrix": "muon", "newton_schulz_dtype": "fp32"},
-        "sharding.reshard_after_forward": True,
-    }
-    found = compare(job_with(overrides), 0)
+    """The largest come before others, whose momenta are not there in the first step."""
+    attention = {"kind": "gqa", "num_heads": 2, "num_kv_heads": 1, "head_dim": 16}
+    model = {**SQUARE, "pattern": "DA", "attention": attention}
+    found = compare(job_with({"model": model, **FEW_TOKENS}), 0)
     assert found.peak_phase is Phase.OPTIMIZER
+    assert found.phases[Phase.FIRST_OPTIMIZER].trace < found.phases[Phase.OPTIMIZER].trace
     assert found.budget.moments[Phase.OPTIMIZER] == "Newton-Schulz of the largest matrix"
     iteration = [row for row in at_peak(found) if row.column is Column.WORKSPACE and row.shape[-2:] == (256, 256)]
     assert sum(row.count for row in iteration) == 5  # the update, the iterate, x xᵀ, its polynomial, the next iterate
