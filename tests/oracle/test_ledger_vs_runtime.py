@@ -35,18 +35,19 @@ RECOMPUTED = [
 
 
 class Alone(nn.Module):
-    """A layer with its stage's rotary tables as its own buffers."""
+    """A layer with its stage's rotary tables, and the document starts of packed rows, as its own buffers."""
 
-    def __init__(self, stage: Stage, index: int) -> None:
+    def __init__(self, stage: Stage, index: int, starts: torch.Tensor | None = None) -> None:
         super().__init__()
         self.block = stage.layers[str(index)]
+        self.register_buffer("starts", starts)
         self.rotates = stage.attention is not None
         if self.rotates:
             self.register_buffer("cos", stage.rope_cos)
             self.register_buffer("sin", stage.rope_sin)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.block(x, Rotary(self.cos, self.sin) if self.rotates else None)
+        return self.block(x, Rotary(self.cos, self.sin) if self.rotates else None, self.starts)
 
 
 class HeadAndLoss(nn.Module):
@@ -82,29 +83,39 @@ def residual(spec: Spec) -> torch.Tensor:
     return torch.randn(shape, dtype=TORCH_DTYPES[spec.precision.params], requires_grad=True)
 
 
-def check_kept(spec: Spec, inventory: Inventory, stage: Stage, index: int) -> BlockLedger:
+def document_starts(spec: Spec, *, packed: bool) -> torch.Tensor | None:
+    """Two documents in every row, int32 [B, T]; None without packing."""
+    length = spec.batch.seq_length
+    row = torch.where(torch.arange(length) < length // 3, 0, length // 3).to(torch.int32)
+    return row.expand(spec.batch.micro_batch_size, -1).contiguous() if packed else None
+
+
+def check_kept(spec: Spec, inventory: Inventory, stage: Stage, index: int, *, packed: bool) -> BlockLedger:
+    """Document starts are an input of the microbatch, kept by whoever reads them and by no block's ledger."""
     ledger = block_ledger(spec, f"layers.{index}", inventory.layers[index])
-    found = saved_storages(Alone(stage, index), (residual(spec),))
+    found = saved_storages(Alone(stage, index, document_starts(spec, packed=packed)), (residual(spec),))
     assert sorted((s.nbytes, str(s.dtype)) for s in found.kept) == kept_of(ledger)
     assert found.output_bytes == ledger.output.bytes
     assert found.live_bytes == sum(tensor.bytes for tensor in ledger.saved) + ledger.output.bytes
     return ledger
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["", "packed"])
 @pytest.mark.parametrize(("kind", "seed"), CASES)
-def test_a_layer_keeps_what_its_ledger_says(kind: str, seed: int, random_specs: ModuleType) -> None:
-    """Storage by storage with its dtype, and to the byte of what the allocator holds after a forward."""
+def test_a_layer_keeps_what_its_ledger_says(kind: str, seed: int, packed: bool, random_specs: ModuleType) -> None:
+    """Storage by storage with its dtype, and to the byte of what the allocator holds after a forward; packed rows keep no more."""
     spec, inventory, stage = built(random_specs, kind, seed)
     for index in range(2):
-        check_kept(spec, inventory, stage, index)
+        check_kept(spec, inventory, stage, index, packed=packed)
 
 
 @pytest.mark.requirement("R-67")
+@pytest.mark.parametrize("packed", [False, True], ids=["", "packed"])
 @pytest.mark.parametrize(("kind", "policy", "seed"), RECOMPUTED)
-def test_a_recomputed_layer_keeps_what_its_ledger_says(kind: str, policy: str, seed: int, random_specs: ModuleType) -> None:
+def test_a_recomputed_layer_keeps_what_its_ledger_says(kind: str, policy: str, seed: int, packed: bool, random_specs: ModuleType) -> None:
     """Under every policy of every kind: less than without it, a checkpoint's cache included, and never in the model's last layer."""
     spec, inventory, stage = built(random_specs, kind, seed, policy)
-    recomputed, last = (sum(t.bytes for t in check_kept(spec, inventory, stage, index).saved) for index in range(2))
+    recomputed, last = (sum(t.bytes for t in check_kept(spec, inventory, stage, index, packed=packed).saved) for index in range(2))
     assert recomputed < last
     assert recomputed == 0 or policy == "selective"
 

@@ -36,8 +36,8 @@ class GroupedQueryAttention(nn.Module):
         self.q_norm = RMSNorm(config.head_dim, eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, eps) if config.qk_norm else None
 
-    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
-        """Residual stream, own tokens [B, t, h], in and out."""
+    def forward(self, x: Tensor, rotary: Rotary, starts: Tensor | None = None) -> Tensor:
+        """Residual stream, own tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed."""
         normed = self.norm(x)
         q, k, v = (
             torch.unflatten(flat, -1, (-1, self.head_dim)) for flat in self.tp.project(normed, self.q_proj, self.k_proj, self.v_proj)
@@ -46,11 +46,11 @@ class GroupedQueryAttention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rotates:
             q, k = rope(q, rotary.cos, rotary.sin), rope(k, rotary.cos, rotary.sin)
-        return x + self.core(q, k, v)
+        return x + self.core(q, k, v, starts)
 
-    def core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None) -> Tensor:
         """Heads [B, T, Hq, D], [B, T, Hkv, D], [B, T, Hkv, D] -> [B, t, h]: attention and its output projection."""
-        return self.tp.reduce(self.o_proj(attention(q, k, v, self.head_dim**-0.5, self.window).flatten(2)))
+        return self.tp.reduce(self.o_proj(attention(q, k, v, self.head_dim**-0.5, self.window, starts).flatten(2)))
 
 
 class LatentAttention(nn.Module):
@@ -80,8 +80,8 @@ class LatentAttention(nn.Module):
         self.kv_up = linear(config.kv_lora_rank, self.num_heads * (self.nope_dim + self.v_dim))
         self.o_proj = linear(self.num_heads * self.v_dim, hidden_size)
 
-    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
-        """Residual stream, own tokens [B, t, h], in and out."""
+    def forward(self, x: Tensor, rotary: Rotary, starts: Tensor | None = None) -> Tensor:
+        """Residual stream, own tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed."""
         table = rotary if self.rotates else unrotated(rotary)
         normed, heads = self.norm(x), (self.num_heads, -1)
         if self.low_rank_query:
@@ -95,8 +95,8 @@ class LatentAttention(nn.Module):
         kv = torch.unflatten(self.tp.project(self.kv_latent_norm(latent), self.kv_up)[0], -1, heads)
         k, v = mla_kv(kv, self.tp.gather(k_rope), table.cos, table.sin, self.nope_dim)
         del kv  # nothing keeps it
-        return x + self.core(q, k, v)
+        return x + self.core(q, k, v, starts)
 
-    def core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None) -> Tensor:
         """Heads [B, T, H, n + R], the same, [B, T, H, v] -> [B, t, h]: attention and its output projection."""
-        return self.tp.reduce(self.o_proj(attention(q, k, v, (self.nope_dim + self.rope_dim) ** -0.5, self.window).flatten(2)))
+        return self.tp.reduce(self.o_proj(attention(q, k, v, (self.nope_dim + self.rope_dim) ** -0.5, self.window, starts).flatten(2)))

@@ -22,9 +22,9 @@ class Convolution(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_channels, kernel))
         self.bias = nn.Parameter(torch.empty(num_channels)) if bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         """silu(conv(x)): x [B, T, C] -> [B, T, C] contiguous."""
-        return causal_conv1d(x, self.weight, self.bias, True)
+        return causal_conv1d(x, self.weight, self.bias, True, starts)
 
 
 class Scale(nn.Module):
@@ -60,20 +60,20 @@ class Mamba2Block(nn.Module):
         self.gated_norm = Scale(self.inner)
         self.out_proj = linear(self.inner, hidden_size)
 
-    def forward(self, x: Tensor, rotary: Rotary | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
-        """Residual stream, own tokens [B, t, h], in and out."""
-        return x + self.tp.reduce(self.out_proj(self.mix(self.norm(x))))
+    def forward(self, x: Tensor, rotary: Rotary | None = None, starts: Tensor | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
+        """Residual stream, own tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed."""
+        return x + self.tp.reduce(self.out_proj(self.mix(self.norm(x), starts)))
 
-    def mix(self, normed: Tensor) -> Tensor:
+    def mix(self, normed: Tensor, starts: Tensor | None = None) -> Tensor:
         """[B, t, h] -> [B, T, inner]: all between the block's norm and out_proj."""
-        y, z = self.scan(normed)
+        y, z = self.scan(normed, starts)
         return gated_rms_norm(y, z, self.gated_norm.weight, self.eps, self.num_groups)
 
-    def scan(self, normed: Tensor) -> tuple[Tensor, Tensor]:
+    def scan(self, normed: Tensor, starts: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """[B, t, h] -> y and its gate z, [B, T, inner] each."""
         widths = [self.inner, self.inner + 2 * self.group_width, self.num_heads]
         z, mixed, dt = torch.split(self.tp.project(normed, self.in_proj)[0], widths, dim=-1)
-        inner, b, c = self.conv1d(mixed).split([self.inner, self.group_width, self.group_width], dim=-1)
+        inner, b, c = self.conv1d(mixed, starts).split([self.inner, self.group_width, self.group_width], dim=-1)
         inner = inner.unflatten(-1, (self.num_heads, self.head_dim))
         b, c = b.unflatten(-1, (self.num_groups, self.state_dim)), c.unflatten(-1, (self.num_groups, self.state_dim))
-        return ssd(inner, dt, self.A_log, b, c, self.D, self.dt_bias, self.chunk_size).flatten(2), z
+        return ssd(inner, dt, self.A_log, b, c, self.D, self.dt_bias, self.chunk_size, starts).flatten(2), z

@@ -47,6 +47,6 @@ class DenseBlock(Mlp):
         super().__init__(hidden_size, ffn_hidden_size, activation, tp)
         self.norm = RMSNorm(hidden_size, eps)
 
-    def forward(self, x: Tensor, rotary: Rotary | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
+    def forward(self, x: Tensor, rotary: Rotary | None = None, starts: Tensor | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
         """Residual stream, own tokens [B, t, h], in and out."""
         return x + self.body(self.norm(x))

@@ -49,15 +49,14 @@ class ExpertBlock(nn.Module):
         shared_width = config.shared_ffn_hidden_size
         self.shared = Mlp(hidden_size, shared_width, config.activation, tp) if shared_width else None
 
-    def forward(self, x: Tensor, rotary: Rotary | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
+    def forward(self, x: Tensor, rotary: Rotary | None = None, starts: Tensor | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
         """Residual stream [B, T, h] in and out."""
         normed = self.norm(x)
         tokens = normed.flatten(0, 1)
         weights, indices = route(tokens, self.router.weight, self.top_k, self.normalize)
         rows, counts = dispatch_plan(indices, self.num_experts)
         if self.ep.degree == 1:
-            processed = self.experts(dispatch(tokens, rows, self.top_k), weights, rows, counts)
-            out = combine(processed, rows, self.top_k).view_as(x)
+            out = combine(self.experts(dispatch(tokens, rows, self.top_k), weights, rows, counts), rows, self.top_k).view_as(x)
         else:
             out = self.travel(tokens, weights, rows, counts).view_as(x)
         return x + (out if self.shared is None else out + self.shared(normed))

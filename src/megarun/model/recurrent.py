@@ -41,19 +41,19 @@ class MatrixRecurrenceBlock(nn.Module):
         self.gated_norm = Scale(heads * values)
         self.out_proj = linear(heads * values, hidden_size)
 
-    def forward(self, x: Tensor, rotary: Rotary | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
-        """Residual stream, own tokens [B, t, h], in and out."""
+    def forward(self, x: Tensor, rotary: Rotary | None = None, starts: Tensor | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
+        """Residual stream, own tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed."""
         qk, v, forget, gate = self.tp.project(self.norm(x), self.qk_proj, self.v_proj, self.forget_proj, self.gate_proj)
-        qk = self.conv_qk(qk)
-        v = self.conv_v(v).unflatten(-1, (self.num_heads, self.value_dim))
+        qk = self.conv_qk(qk, starts)
+        v = self.conv_v(v, starts).unflatten(-1, (self.num_heads, self.value_dim))
         q, k = torch.split(qk, self.key_dim, dim=-1)
-        return x + self.core(q, k, v, forget, gate)
+        return x + self.core(q, k, v, forget, gate, starts)
 
-    def core(self, q: Tensor, k: Tensor, v: Tensor, forget: Tensor, gate: Tensor) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, forget: Tensor, gate: Tensor, starts: Tensor | None = None) -> Tensor:
         """q, k [B, T, K], v [B, T, H, V], forget [B, T, H], gate [B, T, H·V] -> [B, t, h]: recurrence, gated norm, out_proj."""
-        y = row_gated_rms_norm(self.tp, self.recur(q, k, v, forget), gate, self.gated_norm.weight, self.eps)
+        y = row_gated_rms_norm(self.tp, self.recur(q, k, v, forget, starts), gate, self.gated_norm.weight, self.eps)
         return self.tp.reduce(self.out_proj(y))
 
-    def recur(self, q: Tensor, k: Tensor, v: Tensor, forget: Tensor) -> Tensor:
+    def recur(self, q: Tensor, k: Tensor, v: Tensor, forget: Tensor, starts: Tensor | None = None) -> Tensor:
         """The recurrence alone, [B, T, H·V]."""
-        return m2rnn(q, k, v, forget, self.state_map, self.D, self.dt_bias, self.A_log, self.save_every).flatten(2)
+        return m2rnn(q, k, v, forget, self.state_map, self.D, self.dt_bias, self.A_log, self.save_every, starts).flatten(2)

@@ -60,13 +60,18 @@ class Stage(nn.Module):
             self.register_buffer("rope_cos", table.cos, persistent=False)
             self.register_buffer("rope_sin", table.sin, persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Token ids or residual stream in, residual stream or logits out."""
+    def forward(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
+        """Token ids or residual stream in, residual stream or logits out.
+
+        Args:
+            x: Token ids or residual stream.
+            starts: int32 [B, T], the first position of each position's document, where rows hold several; None is one a row.
+        """
         if self.embeds:
             x = self.embedding(x)
         rotary = Rotary(self.rope_cos, self.rope_sin) if self.attention is not None else None
         for block in self.layers.values():
-            x = block(x, rotary)
+            x = block(x, rotary, starts)
         if self.predicts:
             x = self.logits(self.final_norm(x))
         return x
