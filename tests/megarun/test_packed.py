@@ -1,0 +1,53 @@
+"""Rows that hold several documents: a stage computes what each document alone would, forward and backward."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from megaplan.inventory.build import build_inventory
+from megaplan.layout.build import build_layout
+from megaplan.spec.models import Spec
+from megarun.build import build_stage, materialise
+from megarun.initialise import initialise
+from megarun.parallel.recompute import recompute_stage
+
+pytestmark = pytest.mark.runtime
+LENGTHS = (5, 1, 10)
+
+
+@pytest.mark.requirement("R-63")
+@pytest.mark.parametrize("pattern", ["A", "M", "R", "E", "D", "AMERD"])
+@pytest.mark.parametrize("policy", ["none", "full"])
+def test_packed_rows_equal_their_documents_apart(spec_with: Any, pattern: str, policy: str) -> None:
+    whole: dict[str, Any] = spec_with({"batch": {"micro_batch_size": 1, "seq_length": sum(LENGTHS)}})
+    sections = {"A": "attention", "M": "mamba", "E": "moe", "R": "recurrent", "D": "mlp"}
+    model = {key: value for key, value in whole["model"].items() if key not in sections.values()}
+    model |= {sections[letter]: whole["model"][sections[letter]] for letter in pattern}
+    values = {**whole, "model": {**model, "pattern": pattern, "num_layers": 6}}
+    if policy == "full":
+        values["recompute"] = {"default": "full", "blocks": {letter: "selective" for letter in "ME" if letter in pattern}}
+    spec = Spec.model_validate(values)
+    inventory = build_inventory(spec)
+    stage = build_stage(spec, inventory, build_layout(spec, inventory, [(0, 6)]).slots[0])
+    recompute_stage(stage, spec, inventory)
+    materialise(stage, torch.device("cpu"))
+    initialise(stage, inventory, 0)
+    tokens = torch.randint(0, spec.model.vocab_size, (1, sum(LENGTHS)), generator=torch.Generator().manual_seed(0))
+    edges = [sum(LENGTHS[:index]) for index in range(len(LENGTHS))]
+    starts = torch.repeat_interleave(torch.tensor(edges, dtype=torch.int32), torch.tensor(LENGTHS)).unsqueeze(0)
+
+    packed = stage(tokens, starts)
+    torch.autograd.backward(packed.square().sum())
+    gradients = [parameter.grad.clone() for parameter in stage.parameters()]
+    stage.zero_grad()
+    apart = []
+    for start, length in zip(edges, LENGTHS, strict=True):
+        row = torch.zeros_like(tokens)  # the document first, then anything: no position looks ahead
+        row[:, :length] = tokens[:, start : start + length]
+        logits = stage(row)[:, :length]
+        torch.autograd.backward(logits.square().sum())
+        apart.append(logits.detach())
+    assert torch.allclose(packed, torch.cat(apart, 1), rtol=1e-5, atol=1e-5)
+    for (name, parameter), gradient in zip(stage.named_parameters(), gradients, strict=True):
+        assert (gradient - parameter.grad).abs().max() <= 1e-5 * parameter.grad.abs().max().clamp(min=1e-6), name
