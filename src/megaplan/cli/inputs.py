@@ -72,12 +72,7 @@ def load_subject(path: str, overrides: Sequence[str], costs: str | None = None) 
 
     inventory = build_inventory(loaded.spec)
     measured = load_costs(costs, path, loaded.spec, inventory)
-    weights = None
-    if measured is not None:
-        from megaplan.split.costs import stack_costs  # noqa: PLC0415
-
-        weights = stack_costs(loaded.spec, inventory, measured)
-    cuts = choose_cuts(loaded.spec, inventory, costs=weights)
+    cuts = choose_cuts(loaded.spec, inventory, measured=measured)
     layout = build_layout(loaded.spec, inventory, cuts.spans)
     return Subject(loaded.spec, inventory, layout, None, (*loaded.diagnostics, *cuts.diagnostics))
 

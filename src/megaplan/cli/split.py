@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,7 +70,9 @@ def split(
         inventory = build_inventory(loaded.spec)
         measured = load_costs(costs, spec, loaded.spec, inventory)
         weights = stack_costs(loaded.spec, inventory, measured)
-        cuts = choose_cuts(loaded.spec, inventory, baseline=earlier.spans if earlier else None, costs=weights)
+        cuts = choose_cuts(loaded.spec, inventory, baseline=earlier.spans if earlier else None, measured=measured)
+        if unfit := [replace(found, severity=Severity.ERROR) for found in cuts.diagnostics if found.code == "MP336"]:
+            raise MegaplanError(unfit)
     except MegaplanError as error:
         if not INFEASIBLE.issuperset(found.code for found in error.diagnostics if found.severity is Severity.ERROR):
             raise

@@ -196,11 +196,11 @@ SPLIT: dict[str, CodeInfo] = {
         "split: {spans: [[0, 4], [4, 8]]}      # wrong\nsplit: {mode: manual, spans: [[0, 4], [4, 8]], reason: measured}",
     ),
     "MP334": CodeInfo(
-        "the objective is not offered yet",
-        "The objective is known by name and not part of this version.",
-        "A split for another objective would carry the wrong certificate.",
-        "Use `objective: bottleneck`.",
-        "split: {mode: weighted, objective: bottleneck}",
+        "memory moves the cuts",
+        "The cuts that are best for cost exceed the memory of a rank, and others that fit were chosen.",
+        "Every rank must hold static bytes + microbatches in flight × activation bytes; the chosen cuts are the best of those that do.",
+        "Nothing has to be done. To get the cheaper cuts, lower what the rank named holds: recompute, state sharding, a smaller micro-batch.",
+        "split: {mode: weighted}\nrecompute: {default: selective}      # fewer activation bytes, other cuts",
     ),
     "MP335": CodeInfo(
         "the equal split breaks a constraint",
@@ -211,8 +211,8 @@ SPLIT: dict[str, CodeInfo] = {
     ),
     "MP336": CodeInfo(
         "no split fits the memory caps",
-        "However the stack is cut, a slot exceeds the memory it is given.",
-        "Cuts move bytes between stages; they do not make them fewer.",
+        "However the stack is cut, a rank exceeds its memory: static bytes + microbatches in flight × activation bytes.",
+        "Cuts move bytes between stages; they do not make them fewer. The stage named is over by the fewest bytes that any split reaches.",
         "Use more stages, more state sharding, a smaller micro-batch, or recompute.",
         "mesh: {pp: 2, dp_shard: 4}      # too large\nmesh: {pp: 4, dp_shard: 8}",
     ),

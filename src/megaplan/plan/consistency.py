@@ -18,6 +18,7 @@ from megaplan.plan.inputs import inputs_record
 from megaplan.spec.mesh_rules import MAX_WORLD_SIZE
 from megaplan.spec.pattern import parse_pattern
 from megaplan.spec.rules import check_rules
+from megaplan.split.values import bottleneck
 
 Path = tuple[str | int, ...]
 At = Callable[[Sequence[str | int]], Location]
@@ -101,9 +102,13 @@ def _certificate(plan: PlanDocument, at: At) -> Iterator[Diagnostic]:
         yield problems.contradiction(f"unit = {certificate.unit}, and the cuts were weighed by a costs file, in ns", at((*here, "unit")))
     if len(certificate.costs) != num_slots:
         yield problems.contradiction(f"{len(certificate.costs)} costs, and there are {num_slots} stages", at((*here, "costs")))
-    elif certificate.objective == "bottleneck" and certificate.value != max(certificate.costs):
-        detail = f"value = {certificate.value}; the largest of the costs is {max(certificate.costs)}"
-        yield problems.contradiction(detail, at((*here, "value")))
+    elif certificate.objective == "bottleneck":
+        measures, value = bottleneck(plan.decisions.schedule.placement, certificate.costs)
+        if (certificate.measures, certificate.value) != (measures, value):
+            detail = f"value = {certificate.value} of a {certificate.measures}; by the costs the largest {measures} has {value}"
+            yield problems.contradiction(detail, at((*here, "value")))
+    elif certificate.measures != "step":
+        yield problems.contradiction(f"measures = {certificate.measures} for {certificate.objective}", at((*here, "measures")))
     gap = certificate.value - certificate.lower_bound
     if certificate.gap != gap or certificate.optimal != (gap == 0):
         detail = f"gap = {certificate.gap}, optimal = {str(certificate.optimal).lower()}; value − lower_bound = {gap}"

@@ -70,6 +70,7 @@ def split_record(cuts: Cuts, kept_basis: dict[str, str] | None, costs_digest: st
             "optimal": certificate.optimal,
             "costs": list(certificate.costs),
             "unit": certificate.unit,
+            "measures": certificate.measures,
         },
     }
 

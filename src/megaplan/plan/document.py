@@ -94,7 +94,10 @@ class ScheduleDecision(Part):
 
 
 class CertificateRecord(Part):
-    """How good the cuts are for `objective`: their value, a bound that no cuts under the same constraints go below, each slot's cost."""
+    """How good the cuts are for `objective`: their value, a bound that no cuts under the same constraints go below, each slot's cost.
+
+    `measures` is what `value` is the cost of: the largest slot, the largest pp rank (V placement), or the step.
+    """
 
     objective: Literal["bottleneck", "step_time"]
     value: Count
@@ -103,6 +106,7 @@ class CertificateRecord(Part):
     optimal: Flag
     costs: tuple[Count, ...]
     unit: str
+    measures: Literal["slot", "rank", "step"]
 
 
 class SplitDecision(Part):

@@ -18,7 +18,6 @@ from megaplan.plan.estimates import estimates_record
 from megaplan.plan.inputs import inputs_record
 from megaplan.spec.models import Spec
 from megaplan.split.choose import choose_cuts
-from megaplan.split.costs import stack_costs
 from megaplan.split.values import Cuts
 
 if TYPE_CHECKING:
@@ -47,8 +46,7 @@ def make_plan(
     """
     inventory = build_inventory(spec)
     if cuts is None:
-        weights = stack_costs(spec, inventory, costs) if costs is not None else None
-        cuts = choose_cuts(spec, inventory, baseline=baseline.spans if baseline else None, costs=weights)
+        cuts = choose_cuts(spec, inventory, baseline=baseline.spans if baseline else None, measured=costs)
     split = split_record(cuts, _kept_basis(cuts, baseline), costs.digest if costs is not None else None)
     return _assembled(spec, inventory, cuts.spans, split, overrides)
 

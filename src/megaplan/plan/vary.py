@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Diagnostics, Location, MegaplanError, Severity
@@ -18,8 +17,7 @@ from megaplan.spec.overrides import apply_overrides
 from megaplan.spec.rules import check_rules
 from megaplan.spec.source import SourceMap
 from megaplan.spec.validate import validate_document
-from megaplan.split.choose import choose_cuts
-from megaplan.split.costs import stack_costs
+from megaplan.split.choose import keep_cuts
 
 
 def varied_spec(plan: PlanDocument, name: str, overrides: Sequence[str]) -> tuple[Spec, tuple[Diagnostic, ...]]:
@@ -52,10 +50,7 @@ def vary_plan(plan: PlanDocument, name: str, overrides: Sequence[str]) -> tuple[
     """
     spec, found = varied_spec(plan, name, overrides)
     inventory = build_inventory(spec)
-    best = choose_cuts(spec, inventory, baseline=plan.spans)
-    costs = stack_costs(spec, inventory).of_slots(plan.spans)
-    certificate = replace(best.certificate, value=max(costs), costs=costs)
-    cuts = replace(best, spans=plan.spans, certificate=certificate)
+    cuts = keep_cuts(spec, inventory, plan.spans)
     if plan.decisions.split.costs is not None:
         detail = f"the plan records {plan.decisions.split.costs}; its cuts are shown as FLOPs per token weigh them"
         found = (*found, diagnostic("MP415", detail, Location(name), severity=Severity.WARNING))

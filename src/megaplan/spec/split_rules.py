@@ -11,15 +11,9 @@ from megaplan.spec.model_rules import rising
 from megaplan.spec.pattern import Span, has_boundaries
 from megaplan.spec.wording import plural, series, show
 
-# Known by name, without a partitioner yet: a spec that asks for one is refused (MP334).
-UNBUILT_OBJECTIVES = frozenset({"step_time"})
-
 
 def split_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """MP320 … MP334."""
-    split = checked.spec.split
-    if split.objective in UNBUILT_OBJECTIVES:
-        yield checked.error("MP334", f"split.objective = {split.objective}", "split.objective", "objective: bottleneck")
+    """MP320 … MP333."""
     broken = list(_lists(checked))
     yield from broken
     if not broken:

@@ -6,6 +6,9 @@ matters more than cost.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.inventory.tensors import Inventory
@@ -14,30 +17,42 @@ from megaplan.schedule import placement, schedule_problems, slot_owner
 from megaplan.spec.models import Spec
 from megaplan.spec.pattern import parse_pattern
 from megaplan.split.boundaries import boundary_warnings
+from megaplan.split.certify import certify, stack_of
 from megaplan.split.constraints import constraints_of
 from megaplan.split.costs import stack_costs
 from megaplan.split.equal import equal_cuts
 from megaplan.split.invariants import invariant_digests
 from megaplan.split.manual import manual_problems, manual_spans
 from megaplan.split.values import Certificate, Cuts, Mode, StackCosts
-from megaplan.split.weighted import balance
+from megaplan.split.weigh import weighted_cuts
+
+if TYPE_CHECKING:
+    from megaplan.cost.times import MeasuredCosts
 
 
-def choose_cuts(spec: Spec, inventory: Inventory, baseline: Spans | None = None, costs: StackCosts | None = None) -> Cuts:
+def choose_cuts(
+    spec: Spec,
+    inventory: Inventory,
+    baseline: Spans | None = None,
+    costs: StackCosts | None = None,
+    measured: MeasuredCosts | None = None,
+) -> Cuts:
     """Decide the split.
 
     Args:
         spec: A checked spec. A pattern with `|` is a manual split, whatever the mode.
         inventory: Its parameter tensors.
         baseline: Spans of an earlier plan; among equally good weighted cuts, those that move the fewest of its boundaries win.
-        costs: What layers cost; FLOPs per token if not given.
+        costs: What layers cost, for objective bottleneck; those of the costs file, else FLOPs per token, if not given.
+        measured: A costs file.
 
     Returns:
-        The cuts. Their certificate compares them with the best cuts under the same constraints, in every mode.
+        The cuts. Their certificate compares them with the best cuts under the same constraints, in every mode. Where no weighted
+        split fits the memory, the cuts that come closest, with the warning MP336.
 
     Raises:
-        MegaplanError: The schedule cannot run on these degrees (MP310 … MP313, R-26), the split section contradicts itself or leaves no
-            split (MP321 … MP331, MP335), or the objective is not offered yet (MP334).
+        MegaplanError: The schedule cannot run on these degrees (MP310 … MP313, R-26), or the split section contradicts itself or leaves no
+            split (MP321 … MP331, MP335).
     """
     mesh, split, rules = spec.mesh, spec.split, constraints_of(spec.split)
     num_layers, num_slots = len(inventory.layers), mesh.pp * mesh.vpp
@@ -47,37 +62,54 @@ def choose_cuts(spec: Spec, inventory: Inventory, baseline: Spans | None = None,
     found += rules.problems(num_layers, num_slots)
     if mode == "manual":
         found += manual_problems(spec, pattern_spans)
-    if mode == "weighted" and split.objective != "bottleneck":
-        hint = "--set split.objective=bottleneck"
-        found.append(_problem("MP334", f"split.objective = {split.objective}", "split.objective", hint))
     if found:
         raise MegaplanError(found)
-    warnings = [_other_baseline(baseline, num_slots)] if baseline is not None and len(baseline) != num_slots else []
-    kept = cuts_of(baseline) if baseline is not None and not warnings else None
-    weights = costs or stack_costs(spec, inventory)
-    best = balance(weights, num_slots, rules, baseline=kept if mode == "weighted" else None)
-    match mode:
-        case "manual":
-            spans = manual_spans(spec, pattern_spans)
-        case "equal":
-            spans = spans_of(equal_cuts(num_layers, num_slots), num_layers)
-            if broken := rules.broken_by(cuts_of(spans)):
-                raise MegaplanError([_problem("MP335", detail, "split.mode", "--set split.mode=weighted") for detail in broken])
-        case "weighted":
-            spans = spans_of(best.cuts, num_layers)
-    where = placement(spec.schedule.kind)
-    owners = [slot_owner(where, slot, mesh.pp)[0] for slot in range(num_slots)]
-    slot_costs = weights.of_slots(spans)
+    notes = [_other_baseline(baseline, num_slots)] if baseline is not None and len(baseline) != num_slots else []
+    kept = cuts_of(baseline) if baseline is not None and not notes else None
+    weights = costs or stack_costs(spec, inventory, measured)
+    if mode == "weighted":
+        weighted = weighted_cuts(spec, inventory, weights, measured, kept)
+        found_cuts = _cuts(spec, inventory, weights, mode, spans_of(weighted.cuts, num_layers), weighted.certificate)
+        return replace(found_cuts, diagnostics=(*notes, *weighted.notes, *found_cuts.diagnostics))
+    if mode == "manual":
+        spans = manual_spans(spec, pattern_spans)
+    else:
+        spans = spans_of(equal_cuts(num_layers, num_slots), num_layers)
+        if broken := rules.broken_by(cuts_of(spans)):
+            raise MegaplanError([_equal_breaks(detail) for detail in broken])
+    found_cuts = _cuts(spec, inventory, weights, mode, spans, certify(stack_of(spec, weights), spans))
+    return replace(found_cuts, diagnostics=(*notes, *found_cuts.diagnostics))
+
+
+def keep_cuts(spec: Spec, inventory: Inventory, spans: Spans) -> Cuts:
+    """Cuts that stand, whatever the spec would decide, with their certificate under today's costs.
+
+    Raises:
+        MegaplanError: As `choose_cuts`, but for memory.
+    """
+    constraints_of(spec.split).check(len(inventory.layers), spec.mesh.pp * spec.mesh.vpp)
+    mode: Mode = "manual" if parse_pattern(spec.model.pattern, spec.model.num_layers).spans is not None else spec.split.mode
+    weights = stack_costs(spec, inventory)
+    if mode == "weighted" and spec.split.objective == "step_time":
+        from megaplan.split.step import Pipeline  # noqa: PLC0415  (bottleneck needs no times)
+
+        return _cuts(spec, inventory, weights, mode, spans, Pipeline(spec, inventory).certify(spans))
+    return _cuts(spec, inventory, weights, mode, spans, certify(stack_of(spec, weights), spans))
+
+
+def _cuts(spec: Spec, inventory: Inventory, weights: StackCosts, mode: Mode, spans: Spans, certificate: Certificate) -> Cuts:
+    where, split = placement(spec.schedule.kind), spec.split
+    owners = [slot_owner(where, slot, spec.mesh.pp)[0] for slot in range(len(spans))]
     is_manual = mode == "manual"
     return Cuts(
         spans=spans,
         mode=mode,
         objective=split.objective if mode == "weighted" else None,
-        certificate=Certificate("bottleneck", max(slot_costs), best.value, slot_costs, weights.unit),
+        certificate=certificate,
         reason=split.reason if is_manual else None,
         protects=split.protects if is_manual else (),
         decided_against=invariant_digests(spec, inventory, weights) if is_manual else {},
-        diagnostics=(*warnings, *boundary_warnings(inventory, cuts_of(spans), owners, rules)),
+        diagnostics=tuple(boundary_warnings(inventory, cuts_of(spans), owners, constraints_of(split))),
     )
 
 
@@ -86,5 +118,5 @@ def _other_baseline(baseline: Spans, num_slots: int) -> Diagnostic:
     return diagnostic("MP339", detail, severity=Severity.WARNING)
 
 
-def _problem(code: str, detail: str, key: str, hint: str) -> Diagnostic:
-    return diagnostic(code, detail, Location(key=key), (hint,))
+def _equal_breaks(detail: str) -> Diagnostic:
+    return diagnostic("MP335", detail, Location(key="split.mode"), ("--set split.mode=weighted",))

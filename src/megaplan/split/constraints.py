@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megaplan.diagnostics import diagnostic
-from megaplan.errors import Diagnostic, Location
+from megaplan.errors import Diagnostic, Location, MegaplanError
 from megaplan.spec.models import Split
 
 
@@ -38,6 +38,15 @@ class Constraints:
             f"cut {c} parts layers [{start}, {stop}) of split.together" for start, stop in self.together for c in cuts if start < c < stop
         ]
         return broken + [f"cut {cut} of split.pin is missing" for cut in self.pin if cut not in cuts]
+
+    def check(self, num_layers: int, num_slots: int) -> None:
+        """Refuse what no split can honour.
+
+        Raises:
+            MegaplanError: MP327 … MP330, see `problems`.
+        """
+        if found := self.problems(num_layers, num_slots):
+            raise MegaplanError(found)
 
     def problems(self, num_layers: int, num_slots: int) -> list[Diagnostic]:
         """Why no split can honour them (MP327 … MP330); empty if one can."""

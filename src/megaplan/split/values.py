@@ -7,9 +7,11 @@ from typing import Literal
 
 from megaplan.errors import Diagnostic
 from megaplan.layout.spans import Spans
+from megaplan.schedule.placement import Placement
 
 Mode = Literal["equal", "weighted", "manual"]
 Objective = Literal["bottleneck", "step_time"]
+Measures = Literal["slot", "rank", "step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +39,29 @@ class StackCosts:
 
 
 @dataclass(frozen=True, slots=True)
+class Balance:
+    """Cuts that are best for the bottleneck.
+
+    Attributes:
+        cuts: Ascending, one fewer than slots.
+        value: Cost of the largest slot, or rank. The search has refuted every smaller one.
+    """
+
+    cuts: tuple[int, ...]
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
 class Certificate:
     """How good a split is for its objective (R-29).
 
     Attributes:
-        objective: What `value` measures: `bottleneck`, the largest cost of a slot.
+        objective: What `value` is for: `bottleneck`, the part that paces a step, or `step_time`, the whole step.
         value: Of these cuts.
-        lower_bound: No cuts under the same constraints are below it. For `bottleneck` the search has refuted every smaller value, so it is
-            attained.
+        lower_bound: No cuts under the same constraints are below it. For `bottleneck` the search has refuted every smaller value.
         costs: Cost of each slot, in model order.
         unit: Of all of them.
+        measures: What `value` is the cost of: the largest slot, the largest rank (V placement), or the step.
     """
 
     objective: Objective
@@ -54,6 +69,7 @@ class Certificate:
     lower_bound: int
     costs: tuple[int, ...]
     unit: str
+    measures: Measures = "slot"
 
     @property
     def gap(self) -> int:
@@ -89,3 +105,10 @@ class Cuts:
     protects: tuple[str, ...] = ()
     decided_against: dict[str, str] = field(default_factory=dict)
     diagnostics: tuple[Diagnostic, ...] = ()
+
+
+def bottleneck(where: Placement, costs: tuple[int, ...]) -> tuple[Measures, int]:
+    """What paces a step, and its cost: the largest slot; in V placement the largest rank, i owning slots i and 2P − 1 − i."""
+    if where == "v":
+        return "rank", max(costs[index] + costs[-1 - index] for index in range(len(costs) // 2))
+    return "slot", max(costs)

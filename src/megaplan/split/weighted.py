@@ -17,30 +17,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
-from megaplan.diagnostics import diagnostic
-from megaplan.errors import Diagnostic, Location, MegaplanError
 from megaplan.split.constraints import Constraints
-from megaplan.split.values import StackCosts
-
-Fits = Callable[[int, int, int], bool]
-"""`fits(slot, start, stop)`: whether layers [start, stop) stay within the slot's memory. Must be monotone: what fits still fits when
-layers are taken from either end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Balance:
-    """Optimal cuts.
-
-    Attributes:
-        cuts: Ascending, one fewer than slots.
-        value: Largest slot cost. The search has refuted every smaller one.
-    """
-
-    cuts: tuple[int, ...]
-    value: int
+from megaplan.split.limits import SlotLimits, layer_weight, slot_reaches
+from megaplan.split.values import Balance, StackCosts
 
 
 def balance(
@@ -48,57 +29,53 @@ def balance(
     num_slots: int,
     constraints: Constraints | None = None,
     *,
-    fits: Fits | None = None,
+    limits: Sequence[SlotLimits] | None = None,
     baseline: Sequence[int] | None = None,
-) -> Balance:
+) -> Balance | None:
     """The best cuts under the constraints; no slot is empty.
 
     Args:
         costs: What is balanced.
         num_slots: pp · vpp.
         constraints: Forbidden and pinned cuts, layers that stay together.
-        fits: Memory caps by slot.
+        limits: What each slot may hold.
         baseline: num_slots − 1 cuts; ties go to the solution that keeps most of them in their place.
 
+    Returns:
+        The cuts and the cost of their largest slot; None if the limits leave no split.
+
     Raises:
-        MegaplanError: MP327 … MP330 if the constraints leave no split, MP336 if the memory caps do not.
+        MegaplanError: MP327 … MP330 if the constraints leave no split, whatever the limits.
         ValueError: If the baseline has another number of cuts.
     """
     rules = constraints or Constraints()
-    if found := rules.problems(len(costs.layers), num_slots):
-        raise MegaplanError(found)
+    rules.check(len(costs.layers), num_slots)
     if baseline is not None and len(baseline) != num_slots - 1:
         raise ValueError(f"the baseline has {len(baseline)} cuts, and {num_slots} slots have {num_slots - 1}")
-    stack = _Stack(costs, num_slots, rules, fits)
+    stack = _Stack(costs, num_slots, rules, limits)
     if not stack.feasible(stack.total):
-        raise MegaplanError([_caps_leave_nothing(stack)])
+        return None
     low = max(stack.largest_atom, -(-stack.total // num_slots))
     value = stack.smallest_cost(low, stack.total, stack.feasible)
     return Balance(_TieBreak(stack, value, baseline).cuts(), value)
 
 
-def slot_caps(layer_bytes: Sequence[int], cap_bytes: Sequence[int]) -> Fits:
-    """Caps for layers that weigh the same on every slot: `fits` of `balance`.
-
-    Args:
-        layer_bytes: Bytes of each layer.
-        cap_bytes: The most a slot may hold, for each slot.
-    """
-    before = (0, *accumulate(layer_bytes))
-    return lambda slot, start, stop: before[stop] - before[start] <= cap_bytes[slot]
+def within_limits(costs: StackCosts, num_slots: int, constraints: Constraints, limits: Sequence[SlotLimits]) -> bool:
+    """Whether any cuts keep within the limits, whatever they cost."""
+    stack = _Stack(costs, num_slots, constraints, limits)
+    return stack.feasible(stack.total)
 
 
 class _Stack:
     """Atoms, their costs and limits. Positions are indices of atom edges; a set of positions is an integer's bits."""
 
-    def __init__(self, costs: StackCosts, num_slots: int, constraints: Constraints, fits: Fits | None) -> None:
+    def __init__(self, costs: StackCosts, num_slots: int, constraints: Constraints, limits: Sequence[SlotLimits] | None) -> None:
         num_layers = len(costs.layers)
         self.num_slots = num_slots
         self.edges = (0, *constraints.allowed_cuts(num_layers), num_layers)
         self.end = len(self.edges) - 1
-        by_layer = (0, *accumulate(costs.layers))
-        self._before = [by_layer[edge] + (costs.first if edge else 0) for edge in self.edges]
-        self._before[-1] += costs.last
+        by_layer = layer_weight(costs.layers, costs.first, costs.last).up
+        self._before = [by_layer[edge] for edge in self.edges]
         self.total = self._before[-1]
         self._atoms = [after - before for before, after in pairwise(self._before)]
         self.largest_atom = max(self._atoms)
@@ -106,9 +83,7 @@ class _Stack:
         for position in range(1, len(self.edges)):
             behind = position - 1
             self._last_pin[position] = behind if self.edges[behind] in pins else self._last_pin[behind]
-        self._fits = fits
-        self._cap_starts: dict[tuple[int, int], int] = {}
-        self._cap_atoms: dict[int, int] = {}
+        self._limits = slot_reaches(self.edges, limits) if limits is not None else None
 
     def position(self, cut: int) -> int | None:
         """Index of a cut among the edges; None if it is not allowed."""
@@ -141,13 +116,13 @@ class _Stack:
     def start(self, slot: int, stop: int, limit: int) -> int:
         """Smallest position from which the slot reaches `stop` within limit, pins and cap; `stop` itself if none does."""
         first = max(bisect_left(self._before, self._before[stop] - limit), self._last_pin[stop])
-        return first if self._fits is None else max(first, self._cap_start(slot, stop, self._fits))
+        return first if self._limits is None else min(stop, max(first, self._limits[slot].start(stop)))
 
     def predecessors(self, slot: int, targets: int, limit: int, atoms: int) -> int:
         """Positions from which the slot can reach one of the targets; `atoms` is `small_atoms(limit)`."""
         found = (targets >> 1) & atoms
-        if self._fits is not None:
-            found &= self._atoms_within_cap(slot, self._fits)
+        if self._limits is not None:
+            found &= self._limits[slot].atoms
         run_starts = targets & ~(targets << 1)
         while run_starts:
             stop = (run_starts & -run_starts).bit_length() - 1
@@ -167,19 +142,6 @@ class _Stack:
     def feasible(self, limit: int) -> bool:
         """Whether all slots can stay within the limit."""
         return bool(self.completions(limit)[0] & 1)
-
-    def _cap_start(self, slot: int, stop: int, fits: Fits) -> int:
-        if (slot, stop) not in self._cap_starts:
-            edges = self.edges
-            inner = range(stop)
-            self._cap_starts[slot, stop] = bisect_left(inner, True, key=lambda start: fits(slot, edges[start], edges[stop]))
-        return self._cap_starts[slot, stop]
-
-    def _atoms_within_cap(self, slot: int, fits: Fits) -> int:
-        if slot not in self._cap_atoms:
-            spans = enumerate(pairwise(self.edges))
-            self._cap_atoms[slot] = sum(1 << index for index, (start, stop) in spans if fits(slot, start, stop))
-        return self._cap_atoms[slot]
 
 
 _Levels = list[int]
@@ -269,12 +231,3 @@ class _TieBreak:
             cuts.append(stack.edges[stop])
             at = stop
         return tuple(cuts)
-
-
-def _caps_leave_nothing(stack: _Stack) -> Diagnostic:
-    """Names the last slot that, with those after it, fits nowhere; slot 0 if only the whole does not."""
-    reached = stack.completions(stack.total)
-    slot = max((slot for slot, starts in enumerate(reached) if not starts), default=0)
-    where = f"slots {slot} to {stack.num_slots - 1}" if slot < stack.num_slots - 1 else f"slot {slot}"
-    detail = f"{where} cannot stay within the memory caps, wherever slot {slot} starts"
-    return diagnostic("MP336", detail, Location(key="mesh.pp"), ("more stages, more state sharding, a smaller micro-batch or recompute",))

@@ -156,7 +156,7 @@ def test_markdown_is_fit_for_a_comment(megaplan, here):
 
 @pytest.mark.requirement("R-53")
 def test_a_markdown_diff_of_a_large_job_is_cut_off_visibly(megaplan):
-    large = ("model.pattern=ADDDADDDA", "model.num_layers=256", "mesh.pp=128", "schedule.num_microbatches=128")
+    large = ("model.pattern=ADDDADDDA", "model.num_layers=256", "mesh.pp=128", "schedule.num_microbatches=128", "split.mode=equal")
     words = [word for value in large for word in ("--set", value)]
     assert megaplan("split", "plans/llama-3.1-8b.yaml", *words, "-o", "a.json").status == 0
     assert megaplan("split", "plans/llama-3.1-8b.yaml", *words, "--set", "model.hidden_size=8192", "-o", "b.json").status == 0

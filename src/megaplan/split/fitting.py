@@ -1,0 +1,368 @@
+"""The best cuts that fit: exact bottleneck cuts under limits that are certain, measured by the budget, and refined.
+
+1. Cuts under limits that every fitting split keeps (`layer_bytes`). Their value is a lower bound. If the budget says that they fit, they
+   are the best ones.
+2. Else cuts under the same limits tightened by what the budget found beside them: an upper bound, and often the same value.
+3. Else spans that a rank is known not to hold are excluded, shrunk first to the smallest that do not fit, and the search is repeated. Where
+   the two slots of a V, or one slot, are excluded together, this is exact as it stands; in loop placement a rank exceeds its memory with
+   several chunks, each of which could be the one to shrink, and the search branches.
+
+The order is best first, so the first cuts that fit are optimal, provided that what fits still fits when layers are taken away. When the
+budgets allowed are spent, the best cuts found so far are returned with the lower bound reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+from itertools import count, pairwise
+
+from megaplan.layout.spans import Spans, cuts_of, spans_of
+from megaplan.schedule.placement import Placement, slots_of_rank
+from megaplan.split.constraints import Constraints
+from megaplan.split.folded_ties import balance_folded
+from megaplan.split.layer_bytes import RankSum
+from megaplan.split.limits import PairLimits, SlotLimits, Span, Weight
+from megaplan.split.mean_bound import SlotSum, mean_bound
+from megaplan.split.memory import Memory
+from megaplan.split.moves import neighbours
+from megaplan.split.values import Balance, StackCosts
+from megaplan.split.weighted import balance
+
+MAX_BUDGETS = 400
+"""Budgets of one search: about a second."""
+MAX_ROUNDS = 12
+"""Of tightening."""
+RATIOS = ((1, 4), (1, 2), (1, 1), (3, 2), (2, 1), (3, 1), (4, 1), (6, 1), (9, 1), (16, 1), (32, 1))
+"""In which a rank's memory is shared out among its chunks: each gets so much of what the one before it gets."""
+
+Shares = Mapping[int, tuple[tuple[Weight, int], ...]]
+"""More limits of slots: weights, and the most a span may weigh."""
+Exclusion = tuple[tuple[int, Span], ...]
+"""Spans of slots, (slot, span), that are never contained in those slots' spans all at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """What is balanced, and how its slots lie on ranks.
+
+    Attributes:
+        costs: Of layers and ends.
+        rules: Constraints on cuts.
+        where: Placement.
+        pp: Ranks.
+        vpp: Slots a rank.
+        baseline: Cuts to keep where that costs nothing.
+        sums: For each rank, sums that every split which fits keeps.
+    """
+
+    costs: StackCosts
+    rules: Constraints
+    where: Placement
+    pp: int
+    vpp: int
+    baseline: tuple[int, ...] | None = None
+    sums: tuple[tuple[RankSum, ...], ...] = ()
+
+    @property
+    def num_layers(self) -> int:
+        """Of the model."""
+        return len(self.costs.layers)
+
+    def slots(self, rank: int) -> tuple[int, ...]:
+        """Of a rank, by chunk."""
+        return slots_of_rank(self.where, rank, self.pp, self.vpp)
+
+    def best(
+        self, exclusions: Iterable[Exclusion] = (), spare: Sequence[int] | None = None, shares: Shares | None = None
+    ) -> Balance | None:
+        """The best cuts within the sums and without what is excluded.
+
+        Args:
+            exclusions: For loop placement, of one slot each.
+            spare: For each rank bytes that it may hold beside the sums; negative to hold fewer.
+            shares: For loop placement.
+        """
+        room, excluded = spare or (0,) * self.pp, list(exclusions)
+        limited = bool(self.sums or excluded)
+        if self.where == "v":
+            pairs = [self._pair(rank, room[rank], excluded) for rank in range(self.pp)] if limited else None
+            return balance_folded(self.costs, self.pp, self.rules, limits=pairs, baseline=self.baseline)
+        slots = list(self._slot_limits(room, excluded)) if limited else None
+        if slots is not None:
+            for slot, share in (shares or {}).items():
+                slots[slot] = slots[slot]._replace(sums=(*slots[slot].sums, *share))
+        return balance(self.costs, self.pp * self.vpp, self.rules, limits=slots, baseline=self.baseline)
+
+    def _pair(self, rank: int, room: int, exclusions: Sequence[Exclusion]) -> PairLimits:
+        first, second = self.slots(rank)
+        spans = [dict(exclusion) for exclusion in exclusions]
+        sums = self.sums[rank] if self.sums else ()
+        return PairLimits(
+            tuple((moment.weights[0], moment.weights[1], moment.most + room) for moment in sums),
+            tuple((found[first], found[second]) for found in spans if first in found),
+        )
+
+    def _slot_limits(self, room: Sequence[int], exclusions: Sequence[Exclusion]) -> Iterator[SlotLimits]:
+        """A chunk's own sums; where a rank has more chunks, all the others together hold their lightest spans at least."""
+        for slot in range(self.pp * self.vpp):
+            rank, chunk = slot % self.pp, slot // self.pp
+            sums = []
+            for moment in self.sums[rank] if self.sums else ():
+                others = sum(_lightest(weight.up) for index, weight in enumerate(moment.weights) if index != chunk)
+                sums.append((moment.weights[chunk], moment.most + room[rank] - others))
+            yield SlotLimits(tuple(sums), tuple(span for ((own, span),) in exclusions if own == slot))
+
+    def least_excess(self) -> int:
+        """No cuts exceed the sums by less, whatever they cost: from means of all of them."""
+        slots, sums = {rank: self.slots(rank) for rank in range(self.pp)}, []
+        for rank, moments in enumerate(self.sums):
+            for moment in moments:
+                before = {slot: weight.up for slot, weight in zip(slots[rank], moment.weights, strict=True)}
+                sums.append(SlotSum(before, -moment.most))
+        return mean_bound(sums, self.pp * self.vpp, self.num_layers, self.rules)
+
+    def shares(self, rank: int, spans: Spans, excess: int) -> Shares:
+        """Of the slots of a rank that has too much, what each may weigh when all give way in proportion."""
+        owned = self.slots(rank)
+        moment = max(self.sums[rank], key=lambda moment: moment.excess([spans[slot] for slot in owned]))
+        weights = [weight.of(spans[slot]) for weight, slot in zip(moment.weights, owned, strict=True)]
+        total = sum(weights) or 1
+        return {slot: ((weight, size - size * excess // total),) for slot, weight, size in zip(owned, moment.weights, weights, strict=True)}
+
+    def apportioned(self, ratio: tuple[int, int], spare: Sequence[int]) -> Shares:
+        """What each slot may weigh when every chunk of a rank gets `ratio` as much as the chunk before it."""
+        (num, den), last = ratio, self.vpp - 1
+        parts = [den ** (last - chunk) * num**chunk for chunk in range(self.vpp)]
+        found: dict[int, tuple[tuple[Weight, int], ...]] = {}
+        for rank in range(self.pp):
+            for chunk, slot in enumerate(self.slots(rank)):
+                found[slot] = tuple(
+                    (each.weights[chunk], (each.most + spare[rank]) * parts[chunk] // sum(parts)) for each in self.sums[rank]
+                )
+        return found
+
+    def rank_excess(self, rank: int, spans: Spans) -> int:
+        """By how much the rank exceeds its sums; negative where it is within them."""
+        owned = [spans[slot] for slot in self.slots(rank)]
+        return max(moment.excess(owned) for moment in self.sums[rank])
+
+
+def _lightest(before: Sequence[int]) -> int:
+    return min(after - start for start, after in pairwise(before))
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """Cuts that fit within an allowance.
+
+    Attributes:
+        balance: The cuts and their value.
+        lower_bound: No cuts that fit are below it.
+    """
+
+    balance: Balance
+    lower_bound: int
+
+
+@dataclass(slots=True)
+class _Search:
+    """Best-first search for cuts whose every rank exceeds its memory by no more than an allowance."""
+
+    stack: Stack
+    memory: Memory
+    allowance: int
+    max_budgets: int
+    any_will_do: bool = False
+    nodes: list[tuple[int, int, tuple[Exclusion, ...], Balance]] = field(default_factory=list)
+    order: count[int] = field(default_factory=count)
+
+    def run(self) -> tuple[Fitted | None, bool]:
+        """What was found; and whether it is proven, be it that nothing fits."""
+        last = self.memory.num_budgets + self.max_budgets
+        self._push(())
+        best: Fitted | None = None
+        while self.nodes:
+            value, _, exclusions, found = heappop(self.nodes)
+            if best is not None and best.balance.value <= value:
+                return Fitted(best.balance, best.balance.value), True
+            over = self._over(found)
+            if not over:
+                return Fitted(found, value), True
+            if best is None and not exclusions and (tightened := self._nearby(found)) is not None:
+                best = Fitted(tightened, value)
+                if tightened.value == value or self.any_will_do:
+                    return best, True
+            if self.memory.num_budgets >= last:
+                return (replace(best, lower_bound=value) if best is not None else None), False
+            exclusion = self._smallest(over[0], self._spans(found))
+            for each in (exclusion,) if self.stack.where != "loop" else ((part,) for part in exclusion):
+                self._push((*exclusions, each))
+        return (Fitted(best.balance, best.balance.value), True) if best is not None else (None, True)
+
+    def _push(self, exclusions: tuple[Exclusion, ...]) -> None:
+        found = self.stack.best(exclusions, (self.allowance,) * self.stack.pp)
+        if found is not None:
+            heappush(self.nodes, (found.value, next(self.order), exclusions, found))
+
+    def _spans(self, found: Balance) -> Spans:
+        return spans_of(found.cuts, self.stack.num_layers)
+
+    def _over(self, found: Balance) -> list[int]:
+        """Ranks that exceed the allowance, the worst first."""
+        excesses = self.memory.excesses(self._spans(found))
+        return sorted((rank for rank in range(self.stack.pp) if excesses[rank] > self.allowance), key=lambda rank: -excesses[rank])
+
+    def _nearby(self, found: Balance) -> Balance | None:
+        """Cuts that fit, found without proof."""
+        tightened = self._tightened(found)
+        if self.stack.where != "loop" or (tightened is not None and (tightened.value == found.value or self.any_will_do)):
+            return tightened
+        apportioned = (self._apportioned(ratio) for ratio in RATIOS)
+        fitting = [each for each in (tightened, *apportioned) if each is not None]
+        best = min(fitting, key=lambda each: (each.value, each.cuts), default=None)
+        return best if best is None or self.any_will_do else self._levelled(best)
+
+    def _levelled(self, found: Balance) -> Balance:
+        """Move a run of neighbouring cuts by one allowed place as long as the largest slots get smaller and the cuts still fit."""
+        stack = self.stack
+        positions, pins = stack.rules.allowed_cuts(stack.num_layers), frozenset(stack.rules.pin)
+        index = {cut: position for position, cut in enumerate(positions)}
+
+        def order(cuts: tuple[int, ...]) -> list[int]:
+            return sorted(stack.costs.of_slots(spans_of(cuts, stack.num_layers)), reverse=True)
+
+        best, moved = found.cuts, True
+        while moved:
+            moved, at = False, [index[cut] for cut in best]
+            for places in neighbours(at, len(positions), pairs=False):
+                cuts = tuple(positions[place] for place in places)
+                if pins.issubset(cuts) and order(cuts) < order(best) and not self._over(Balance(cuts, 0)):
+                    best, moved = cuts, True
+                    break
+        return Balance(best, order(best)[0])
+
+    def _apportioned(self, ratio: tuple[int, int]) -> Balance | None:
+        """The best cuts that fit when a rank's memory is shared out among its chunks beforehand."""
+        stack, margins = self.stack, [0] * self.stack.pp
+        for _ in range(MAX_ROUNDS):
+            found = stack.best((), None, stack.apportioned(ratio, [self.allowance - margin for margin in margins]))
+            if found is None:
+                return None
+            spans, over = self._spans(found), self._over(found)
+            if not over:
+                return found
+            for rank in over:
+                excess = self.memory.excesses(spans)[rank]
+                margins[rank] = max(margins[rank] + excess - self.allowance, excess - stack.rank_excess(rank, spans))
+        return None
+
+    def _tightened(self, found: Balance) -> Balance | None:
+        """Cuts within sums tightened by what the budget adds to them, as far as known; in loop placement by each slot's share."""
+        stack, margins = self.stack, [0] * self.stack.pp
+        shares: Shares = {}
+        for _ in range(MAX_ROUNDS):
+            spans = self._spans(found)
+            excesses = self.memory.excesses(spans)
+            over = self._over(found)
+            if not over:
+                return found
+            for rank in over:
+                margins[rank] = max(margins[rank] + 1, excesses[rank] - stack.rank_excess(rank, spans))
+                if stack.where == "loop":
+                    shares = {**shares, **stack.shares(rank, spans, excesses[rank] - self.allowance)}
+            better = stack.best((), [self.allowance - margin for margin in margins], shares)
+            if better is None:
+                return None
+            found = better
+        return None
+
+    def _smallest(self, rank: int, spans: Spans) -> Exclusion:
+        """Spans of the rank, shrunk from each end as long as it still exceeds the allowance; its neighbours take the layers."""
+        edges = (0, *self.stack.rules.allowed_cuts(self.stack.num_layers), self.stack.num_layers)
+        cuts, owned = list(cuts_of(spans)), self.stack.slots(rank)
+        for slot in owned:
+            for boundary, outside in ((slot, slot - 1), (slot + 1, slot + 1)):
+                if not 0 <= outside < len(spans) or outside in owned:
+                    continue
+                start, stop = spans_of(cuts, self.stack.num_layers)[slot]
+                inner = [edge for edge in edges if start < edge < stop]
+                steps = inner if boundary == slot else inner[::-1]
+                low, high = 0, len(steps)  # the first `low` steps still exceed it
+                while low < high:
+                    middle = (low + high + 1) // 2
+                    tried = [*cuts[: boundary - 1], steps[middle - 1], *cuts[boundary:]]
+                    if self.memory.excesses(spans_of(tried, self.stack.num_layers))[rank] > self.allowance:
+                        low = middle
+                    else:
+                        high = middle - 1
+                if low:
+                    cuts[boundary - 1] = steps[low - 1]
+        found = spans_of(cuts, self.stack.num_layers)
+        return tuple((slot, found[slot]) for slot in owned)
+
+
+def best_fitting(stack: Stack, memory: Memory, max_budgets: int = MAX_BUDGETS) -> Fitted | None:
+    """The best cuts of which the budget says that they fit, and how good any could be; None if none were found."""
+    return _Search(stack, memory, 0, max_budgets).run()[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """How far the least excessive cuts are from fitting.
+
+    Attributes:
+        cuts: Their largest excess over all ranks is the smallest found.
+        excess_bytes: That excess.
+        lower_bound_bytes: No cuts need less.
+    """
+
+    cuts: tuple[int, ...]
+    excess_bytes: int
+    lower_bound_bytes: int
+
+
+def smallest_excess(stack: Stack, memory: Memory, cuts: tuple[int, ...], max_budgets: int = MAX_BUDGETS) -> Excess:
+    """By how many bytes the best attempt misses.
+
+    Args:
+        stack: Of which nothing fits.
+        memory: Its budgets.
+        cuts: Any cuts.
+        max_budgets: Budgets that may be made.
+    """
+    last, best = memory.num_budgets + max_budgets, cuts
+    high = max(memory.excesses(spans_of(cuts, stack.num_layers)))
+    low = proven = max(1, min(high, stack.least_excess()))
+    while low < high and memory.num_budgets < last:
+        middle = (low + high) // 2
+        found, certain = _Search(stack, memory, middle, max(1, max_budgets // 16), any_will_do=True).run()
+        if found is None:
+            low = middle + 1
+            proven = low if certain else proven
+        else:
+            best = found.balance.cuts
+            high = max(memory.excesses(spans_of(best, stack.num_layers)))
+    if proven < high:
+        best = _descend(stack, memory, best, memory.num_budgets + max_budgets)
+        high = max(memory.excesses(spans_of(best, stack.num_layers)))
+    return Excess(best, high, min(proven, high))
+
+
+def _descend(stack: Stack, memory: Memory, cuts: tuple[int, ...], last: int) -> tuple[int, ...]:
+    """Move a run of neighbouring cuts by one allowed place as long as the largest excess falls."""
+    positions, pins = stack.rules.allowed_cuts(stack.num_layers), frozenset(stack.rules.pin)
+
+    def excess(candidate: tuple[int, ...]) -> int:
+        return max(memory.excesses(spans_of(candidate, stack.num_layers)))
+
+    moved = True
+    while moved and memory.num_budgets < last:
+        moved, at = False, [positions.index(cut) for cut in cuts]
+        for places in neighbours(at, len(positions), pairs=False):
+            candidate = tuple(positions[place] for place in places)
+            if pins.issubset(candidate) and excess(candidate) < excess(cuts):
+                cuts, moved = candidate, True
+                break
+    return cuts

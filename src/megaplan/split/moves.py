@@ -1,0 +1,32 @@
+"""Cuts one move away from others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations, pairwise
+
+
+def neighbours(cuts: Sequence[int], num_positions: int, *, pairs: bool = True) -> Iterator[tuple[int, ...]]:
+    """First one cut moved, then runs of neighbouring cuts, then two cuts, each by one place either way.
+
+    Args:
+        cuts: Ascending positions from 0 to num_positions − 1.
+        num_positions: Places for a cut.
+        pairs: Whether two cuts that are no run move too.
+    """
+    number = len(cuts)
+    for size in range(1, number + 1):
+        for first in range(number - size + 1):
+            for by in (-1, 1):
+                yield from _legal([cut + by * (first <= index < first + size) for index, cut in enumerate(cuts)], num_positions)
+    for one, other in combinations(range(number if pairs else 0), 2):
+        for by_one, by_other in ((-1, 1), (1, -1), (-1, -1), (1, 1)):
+            if by_one == by_other and other == one + 1:
+                continue  # a run
+            moves = {one: by_one, other: by_other}
+            yield from _legal([cut + moves.get(index, 0) for index, cut in enumerate(cuts)], num_positions)
+
+
+def _legal(cuts: list[int], num_positions: int) -> Iterator[tuple[int, ...]]:
+    if cuts[0] >= 0 and cuts[-1] < num_positions and all(a < b for a, b in pairwise(cuts)):
+        yield tuple(cuts)
