@@ -53,6 +53,7 @@ class _Evaluation:
             reshard=spec.sharding.reshard_after_forward,
             in_place=all(accumulates_in_place(spec, block) for block in distinct.values()),
             replicated=spec.mesh.dp_replicate > 1,
+            gathers_ahead=spec.mesh.ep > 1,
             boundary_bytes=self.boundary_bytes,
         )
         self.makes = makes_of(spec, inventory)

@@ -106,6 +106,7 @@ class Policy:
         reshard: Gathered parameters of layers are freed after forward.
         in_place: Gradients accumulate in the dtype autograd makes them in.
         replicated: Reduced gradients are summed over replicas, which holds every reduction's output until the backward has ended.
+        gathers_ahead: Each layer's forward begins by gathering the next layer: with EP, whose host waits for counts of rows.
         boundary_bytes: One microbatch's residual stream.
     """
 
@@ -113,6 +114,7 @@ class Policy:
     reshard: bool
     in_place: bool
     replicated: bool
+    gathers_ahead: bool
     boundary_bytes: int
 
 
@@ -191,7 +193,8 @@ class Chunk:
             else:
                 gathered = so_far + own + self.flats[index] if fresh else total
             so_far += own
-            moments = _around_experts(unit) if gathers and unit.has_bank else ((unit.block.forward, unit.block.forward_bytes, gathered),)
+            around = gathers and unit.has_bank
+            moments = self._around_experts(index) if around else ((unit.block.forward, unit.block.forward_bytes, gathered),)
             for moment, moment_bytes, communication in moments:
                 size = self.before[index] + unit.input_bytes + moment_bytes + communication
                 if size >= best:
@@ -324,13 +327,36 @@ class Chunk:
         return cells
 
     def _flats(self) -> list[int]:
-        """The all-gather output that is alive in each unit's forward: of the group gathered last."""
+        """All-gather outputs that are alive in each unit's forward: of the group gathered last, and of a layer gathered ahead."""
         flat, found = self.root.flat_bytes, []
-        for unit in self.units:
+        for index, unit in enumerate(self.units):
             if unit.layer and unit.storage is not None:
-                flat = unit.storage.experts.flat_bytes or unit.storage.dense.flat_bytes
-            found.append(flat)
+                flat = unit.storage.experts.flat_bytes if unit.has_bank else unit.storage.dense.flat_bytes
+            found.append(flat + self._ahead(index))
         return found
+
+    def _ahead(self, index: int) -> int:
+        """The next layer's all-gather outputs while a unit runs, where they are gathered ahead; before the first layer all units wait."""
+        if not self.policy.gathers_ahead:
+            return 0
+        following = self.units[index + 1 : index + 2] if self.units[index].layer else self.units[index + 1 :]
+        return next((unit.group.flat_bytes for unit in following if unit.layer), 0)
+
+    def _around_experts(self, index: int) -> Iterator[tuple[Moment, int, int]]:
+        """Moments of a layer's forward that frees what it gathers, with their bytes and what is gathered.
+
+        The bank is there while its operation runs; the flat output it was gathered into stays until the next group gathers, and is there
+        from the start where it is gathered ahead.
+        """
+        unit = self.units[index]
+        if unit.storage is None:
+            return
+        dense, experts = unit.storage.dense, unit.storage.experts
+        flat_bytes = self.flats[index] + dense.flat_bytes - (0 if self.policy.gathers_ahead else experts.flat_bytes)
+        for moment in unit.block.part.replay.forward:
+            runs = moment.op == "experts"
+            flat_bytes = self.flats[index] if runs else flat_bytes
+            yield moment, unit.block.moment_bytes(moment, ()), dense.gathered_bytes + flat_bytes + (experts.gathered_bytes if runs else 0)
 
     def _carried(self) -> list[int]:
         """What each unit's backward has more, or less, than its ledger says.
@@ -346,18 +372,3 @@ class Chunk:
             for name in ("head", "final_norm"):
                 carried[self.names.index(name)] += self.policy.boundary_bytes
         return carried
-
-
-def _around_experts(unit: Unit) -> Iterator[tuple[Moment, int, int]]:
-    """Moments of a layer's forward that frees what it gathers, with their bytes and what is gathered.
-
-    The bank is there while its operation runs; the flat output it was gathered into stays until the next group gathers.
-    """
-    if unit.storage is None:
-        return
-    dense, experts = unit.storage.dense, unit.storage.experts
-    flat_bytes = dense.flat_bytes
-    for moment in unit.block.part.replay.forward:
-        runs = moment.op == "experts"
-        flat_bytes = experts.flat_bytes if runs else flat_bytes
-        yield moment, unit.block.moment_bytes(moment, ()), dense.gathered_bytes + flat_bytes + (experts.gathered_bytes if runs else 0)

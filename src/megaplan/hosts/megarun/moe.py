@@ -1,8 +1,9 @@
 """What E blocks keep: router, dispatch, expert GEMMs, combine, shared expert.
 
-With ep = etp = 1 this is what megarun's block runs. With more, rows travel: they are sent in expert order, arrive by source rank, are
-sorted by local expert with their routing weights, go through the experts, and travel back. Send buffers are not kept (the backward of an
-all-to-all needs none of them); received rows are, by the expert GEMMs. ETP ranks hold a slice of each expert and gather each other's rows.
+With ep = etp = 1 rows stay on the rank. With more they travel: counts first; then rows and their routing weights are sent in expert order,
+arrive by source rank, are sorted by local expert, go through the experts, and travel back. Send buffers are not kept (the backward of an
+all-to-all needs none of them); sorted rows are, by the expert GEMMs, and weights as they arrived. ETP ranks hold a slice of each expert and
+gather each other's rows.
 
 Row counts depend on routing: `received_rows` states them from `moe.routing_skew` and `moe.capacity_factor`.
 """
@@ -88,7 +89,7 @@ def _replay(gated: bool, shared: bool, travels: bool, sharded: bool, policy: str
         add("residual", ("x", "sum" if shared else "combined"), "out"),
     )
     # locals of ExpertBlock.forward that outlive their last use
-    held = frozenset({"weights", "indices", "counts", "processed", "combined"})
+    held = frozenset({"weights", "indices", "counts", "combined"})
     return replay(ops, held=held, region=recomputed(ops, SELECTIVE, policy))
 
 
@@ -108,19 +109,16 @@ def _local(gated: bool) -> tuple[Op, ...]:
 
 def _travelling(gated: bool) -> tuple[Op, ...]:
     return (
+        Op("announce", ("counts",), ("arrived_counts",), grads=()),
+        Op("arrival_plan", ("arrived_counts",), ("order", "received_counts"), grads=()),
         Op("dispatch", ("normed", "rows"), ("sent",), keeps=("rows",), grads=("normed",)),
-        Op("exchange", ("sent", "weights", "counts"), ("arrived", "arrived_weights", "arrived_counts"), grads=("sent", "weights")),
-        Op(
-            "sort",
-            ("arrived", "arrived_weights", "arrived_counts"),
-            ("received", "received_weights", "order", "received_counts"),
-            keeps=("order",),
-            grads=("arrived", "arrived_weights"),
-        ),
-        _experts(gated, ("received", "received_weights", "order", "received_counts"), "processed"),
+        Op("dispatch weights", ("weights", "rows"), ("sent_weights",), keeps=("rows",), grads=("weights",)),
+        Op("exchange", ("sent", "sent_weights"), ("arrived", "arrived_weights")),
+        Op("sort", ("arrived", "order"), ("received",), keeps=("order",), grads=("arrived",)),
+        _experts(gated, ("received", "arrived_weights", "order", "received_counts"), "processed"),
         Op("unsort", ("processed", "order"), ("leaving",), keeps=("order",), grads=("processed",)),
         Op("exchange back", ("leaving",), ("returned",)),
-        Op("combine", ("returned", "rows"), ("combined",), keeps=("rows",), grads=("returned",)),
+        Op("combine", ("returned", "rows"), ("combined",), keeps=("rows",), grads=("returned",), holds=("arrived_counts",)),
     )
 
 
@@ -143,12 +141,14 @@ def _storages(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, travels: bool
     if not travels:
         return tensors
     sent = dict.fromkeys(("sent", "returned"), (chosen, dims.hidden))
+    weighing = {"sent_weights": (chosen,)}
     far = dict.fromkeys(("arrived", "leaving"), (rows, dims.hidden))
     routed_far = {"order": (rows,), "arrived_counts": (mesh.ep * mesh.etp, local), "received_counts": (local,)}
     return {
         **tensors,
         **storages(dims.dtype, Column.ROUTING, sent),
+        **storages(dims.stat_dtype, Column.ROUTING, weighing),
         **storages(dims.dtype, Column.ROUTING, far, basis),
         **storages(DType.INT32, Column.ROUTING, routed_far, basis),
-        **storages(dims.stat_dtype, Column.ROUTING, dict.fromkeys(("arrived_weights", "received_weights"), (rows,)), basis),
+        **storages(dims.stat_dtype, Column.ROUTING, {"arrived_weights": (rows,)}, basis),
     }
