@@ -6,7 +6,7 @@ from megaplan.layout.spans import Spans
 from megaplan.schedule import placement
 from megaplan.spec.models import Spec
 from megaplan.split.constraints import constraints_of
-from megaplan.split.fitting import Stack
+from megaplan.split.stack import Stack
 from megaplan.split.values import Certificate, StackCosts, bottleneck
 
 

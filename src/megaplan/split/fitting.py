@@ -13,22 +13,15 @@ budgets allowed are spent, the best cuts found so far are returned with the lowe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
-from itertools import count, pairwise
+from itertools import count
 
 from megaplan.layout.spans import Spans, cuts_of, spans_of
-from megaplan.schedule.placement import Placement, slots_of_rank
-from megaplan.split.constraints import Constraints
-from megaplan.split.folded_ties import balance_folded
-from megaplan.split.layer_bytes import RankSum
-from megaplan.split.limits import PairLimits, SlotLimits, Span, Weight
-from megaplan.split.mean_bound import SlotSum, mean_bound
 from megaplan.split.memory import Memory
 from megaplan.split.moves import neighbours
-from megaplan.split.values import Balance, StackCosts
-from megaplan.split.weighted import balance
+from megaplan.split.stack import Exclusion, Shares, Stack
+from megaplan.split.values import Balance
 
 MAX_BUDGETS = 400
 """Budgets of one search: about a second."""
@@ -36,121 +29,6 @@ MAX_ROUNDS = 12
 """Of tightening."""
 RATIOS = ((1, 4), (1, 2), (1, 1), (3, 2), (2, 1), (3, 1), (4, 1), (6, 1), (9, 1), (16, 1), (32, 1))
 """In which a rank's memory is shared out among its chunks: each gets so much of what the one before it gets."""
-
-Shares = Mapping[int, tuple[tuple[Weight, int], ...]]
-"""More limits of slots: weights, and the most a span may weigh."""
-Exclusion = tuple[tuple[int, Span], ...]
-"""Spans of slots, (slot, span), that are never contained in those slots' spans all at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """What is balanced, and how its slots lie on ranks.
-
-    Attributes:
-        costs: Of layers and ends.
-        rules: Constraints on cuts.
-        where: Placement.
-        pp: Ranks.
-        vpp: Slots a rank.
-        baseline: Cuts to keep where that costs nothing.
-        sums: For each rank, sums that every split which fits keeps.
-    """
-
-    costs: StackCosts
-    rules: Constraints
-    where: Placement
-    pp: int
-    vpp: int
-    baseline: tuple[int, ...] | None = None
-    sums: tuple[tuple[RankSum, ...], ...] = ()
-
-    @property
-    def num_layers(self) -> int:
-        """Of the model."""
-        return len(self.costs.layers)
-
-    def slots(self, rank: int) -> tuple[int, ...]:
-        """Of a rank, by chunk."""
-        return slots_of_rank(self.where, rank, self.pp, self.vpp)
-
-    def best(
-        self, exclusions: Iterable[Exclusion] = (), spare: Sequence[int] | None = None, shares: Shares | None = None
-    ) -> Balance | None:
-        """The best cuts within the sums and without what is excluded.
-
-        Args:
-            exclusions: For loop placement, of one slot each.
-            spare: For each rank bytes that it may hold beside the sums; negative to hold fewer.
-            shares: For loop placement.
-        """
-        room, excluded = spare or (0,) * self.pp, list(exclusions)
-        limited = bool(self.sums or excluded)
-        if self.where == "v":
-            pairs = [self._pair(rank, room[rank], excluded) for rank in range(self.pp)] if limited else None
-            return balance_folded(self.costs, self.pp, self.rules, limits=pairs, baseline=self.baseline)
-        slots = list(self._slot_limits(room, excluded)) if limited else None
-        if slots is not None:
-            for slot, share in (shares or {}).items():
-                slots[slot] = slots[slot]._replace(sums=(*slots[slot].sums, *share))
-        return balance(self.costs, self.pp * self.vpp, self.rules, limits=slots, baseline=self.baseline)
-
-    def _pair(self, rank: int, room: int, exclusions: Sequence[Exclusion]) -> PairLimits:
-        first, second = self.slots(rank)
-        spans = [dict(exclusion) for exclusion in exclusions]
-        sums = self.sums[rank] if self.sums else ()
-        return PairLimits(
-            tuple((moment.weights[0], moment.weights[1], moment.most + room) for moment in sums),
-            tuple((found[first], found[second]) for found in spans if first in found),
-        )
-
-    def _slot_limits(self, room: Sequence[int], exclusions: Sequence[Exclusion]) -> Iterator[SlotLimits]:
-        """A chunk's own sums; where a rank has more chunks, all the others together hold their lightest spans at least."""
-        for slot in range(self.pp * self.vpp):
-            rank, chunk = slot % self.pp, slot // self.pp
-            sums = []
-            for moment in self.sums[rank] if self.sums else ():
-                others = sum(_lightest(weight.up) for index, weight in enumerate(moment.weights) if index != chunk)
-                sums.append((moment.weights[chunk], moment.most + room[rank] - others))
-            yield SlotLimits(tuple(sums), tuple(span for ((own, span),) in exclusions if own == slot))
-
-    def least_excess(self) -> int:
-        """No cuts exceed the sums by less, whatever they cost: from means of all of them."""
-        slots, sums = {rank: self.slots(rank) for rank in range(self.pp)}, []
-        for rank, moments in enumerate(self.sums):
-            for moment in moments:
-                before = {slot: weight.up for slot, weight in zip(slots[rank], moment.weights, strict=True)}
-                sums.append(SlotSum(before, -moment.most))
-        return mean_bound(sums, self.pp * self.vpp, self.num_layers, self.rules)
-
-    def shares(self, rank: int, spans: Spans, excess: int) -> Shares:
-        """Of the slots of a rank that has too much, what each may weigh when all give way in proportion."""
-        owned = self.slots(rank)
-        moment = max(self.sums[rank], key=lambda moment: moment.excess([spans[slot] for slot in owned]))
-        weights = [weight.of(spans[slot]) for weight, slot in zip(moment.weights, owned, strict=True)]
-        total = sum(weights) or 1
-        return {slot: ((weight, size - size * excess // total),) for slot, weight, size in zip(owned, moment.weights, weights, strict=True)}
-
-    def apportioned(self, ratio: tuple[int, int], spare: Sequence[int]) -> Shares:
-        """What each slot may weigh when every chunk of a rank gets `ratio` as much as the chunk before it."""
-        (num, den), last = ratio, self.vpp - 1
-        parts = [den ** (last - chunk) * num**chunk for chunk in range(self.vpp)]
-        found: dict[int, tuple[tuple[Weight, int], ...]] = {}
-        for rank in range(self.pp):
-            for chunk, slot in enumerate(self.slots(rank)):
-                found[slot] = tuple(
-                    (each.weights[chunk], (each.most + spare[rank]) * parts[chunk] // sum(parts)) for each in self.sums[rank]
-                )
-        return found
-
-    def rank_excess(self, rank: int, spans: Spans) -> int:
-        """By how much the rank exceeds its sums; negative where it is within them."""
-        owned = [spans[slot] for slot in self.slots(rank)]
-        return max(moment.excess(owned) for moment in self.sums[rank])
-
-
-def _lightest(before: Sequence[int]) -> int:
-    return min(after - start for start, after in pairwise(before))
 
 
 @dataclass(frozen=True, slots=True)

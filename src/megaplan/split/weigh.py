@@ -12,12 +12,13 @@ from megaplan.layout.spans import spans_of
 from megaplan.schedule.placement import slots_of_rank
 from megaplan.spec.models import Spec
 from megaplan.split.certify import certify, stack_of
-from megaplan.split.fitting import Excess, Fitted, Stack, best_fitting, smallest_excess
+from megaplan.split.memory import Memory
+from megaplan.split.stack import Stack
 from megaplan.split.values import Balance, Certificate, StackCosts
 
 if TYPE_CHECKING:
     from megaplan.cost.times import MeasuredCosts
-    from megaplan.split.memory import Memory
+    from megaplan.split.fitting import Excess
 
 MAX_HINTS = 3
 
@@ -63,11 +64,11 @@ def fitting_cuts(spec: Spec, inventory: Inventory, stack: Stack, measured: Measu
     assert found is not None, "without limits there is a split"
     num_layers = len(inventory.layers)
     free = Weighted(found.cuts, certify(stack, spans_of(found.cuts, num_layers), found.value))
-    from megaplan.split.memory import Memory  # noqa: PLC0415
-
     memory = Memory(spec, inventory, measured)
     if max(memory.excesses(spans_of(found.cuts, num_layers))) <= 0:
         return free
+    from megaplan.split.fitting import Excess, Fitted, best_fitting, smallest_excess  # noqa: PLC0415
+
     if spec.mesh.pp * spec.mesh.vpp > 1:
         limited = replace(stack, sums=memory.sums(spans_of(found.cuts, num_layers)))
         fitted = best_fitting(limited, memory)
