@@ -14,7 +14,7 @@ from megaplan.layout.build import build_layout
 from megaplan.layout.spans import Spans
 from megaplan.layout.values import Layout
 from megaplan.plan.text import MAX_PLAN_BYTES
-from megaplan.spec.load import load_spec_text
+from megaplan.spec.load import LoadedSpec, load_spec_text
 from megaplan.spec.models import Spec
 from megaplan.spec.read import MAX_BYTES, STDIN, display_name, read_text
 
@@ -67,7 +67,7 @@ def load_subject(path: str, overrides: Sequence[str], costs: str | None = None) 
         return _plan_subject(text, name, overrides)
     if len(text) > MAX_BYTES:
         raise refuse("MP104", f"{name} holds {len(text):,} characters, and a spec has at most {MAX_BYTES:,} bytes", file=name)
-    loaded = load_spec_text(text, name, overrides)
+    loaded = _loaded(text, name, overrides)
     from megaplan.split.choose import choose_cuts  # noqa: PLC0415  (a plan is never cut again)
 
     inventory = build_inventory(loaded.spec)
@@ -90,6 +90,20 @@ def load_costs(path: str | None, subject: str, spec: Spec, inventory: Inventory)
     from megaplan.cost.file import read_costs  # noqa: PLC0415
 
     return read_costs(path, spec, inventory)
+
+
+def _loaded(text: str, name: str, overrides: Sequence[str]) -> LoadedSpec:
+    """A spec, or a Hugging Face config as one."""
+    if not _is_hf_config(text):
+        return load_spec_text(text, name, overrides)
+    from megaplan.importers.hf import import_hf  # noqa: PLC0415  (the daily command has a spec)
+
+    return import_hf(text, name, overrides).loaded
+
+
+def _is_hf_config(text: str) -> bool:
+    """Whether the text is meant to be a Hugging Face config: a JSON object with `model_type` that is no file of megaplan's."""
+    return text.lstrip().startswith("{") and '"model_type"' in text and '"megaplan.' not in text
 
 
 def _is_plan(text: str) -> bool:

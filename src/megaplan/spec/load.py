@@ -49,7 +49,7 @@ def load_spec_text(text: str, name: str | None = None, overrides: Sequence[str] 
         from megaplan.spec.overrides import apply_overrides  # noqa: PLC0415 (the daily command has none)
 
         document = apply_overrides(document, overrides)
-    return _checked(document)
+    return check_document(document)
 
 
 def spec_from_document(document: Mapping[str, Any], source: SourceMap | None = None) -> Spec:
@@ -58,10 +58,15 @@ def spec_from_document(document: Mapping[str, Any], source: SourceMap | None = N
     Raises:
         MegaplanError: Every error found.
     """
-    return _checked(Document(dict(document), source or SourceMap())).spec
+    return check_document(Document(dict(document), source or SourceMap())).spec
 
 
-def _checked(document: Document) -> LoadedSpec:
+def check_document(document: Document) -> LoadedSpec:
+    """The spec of a document that was read or made already.
+
+    Raises:
+        MegaplanError: Every error found.
+    """
     try:
         spec = validate_document(document.value, document.source)
     except MegaplanError as error:

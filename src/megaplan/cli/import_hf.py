@@ -1,0 +1,42 @@
+"""`megaplan import hf`: a Hugging Face config as a spec file."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from megaplan.cli import output
+from megaplan.cli.files import STDOUT, write_new
+from megaplan.cli.options import Overrides
+
+group = typer.Typer(name="import", help="Specs from other projects' model configs.", no_args_is_help=True)
+
+
+@group.callback()
+def _group() -> None:
+    """Specs from other projects' model configs."""
+
+
+@group.command("hf")
+def import_hf(
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A Hugging Face config.json; - for stdin.")],
+    *,
+    target: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where to; - for stdout.")] = STDOUT,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    overrides: Overrides = None,
+) -> int:
+    """Write the spec of a Hugging Face config. A field that a spec cannot express, or that is missing, is an error that names it."""
+    from megaplan.importers import hf  # noqa: PLC0415  (a help text needs no model)
+    from megaplan.spec.read import display_name, read_text  # noqa: PLC0415
+
+    name = display_name(config)
+    imported = hf.import_hf(read_text(config), name, overrides or ())
+    found = imported.loaded.diagnostics
+    comments = [f"Imported from {name}, model_type {imported.family}."]
+    comments += [f"Not carried: {line}" for item in found if item.code == "MP820" for line in item.detail.splitlines()]
+    write_new(target, hf.spec_text(imported.document, comments), force=force)
+    if target != STDOUT:
+        output.write(f"wrote {target}\n")
+    output.report(found)
+    return 0

@@ -1,0 +1,186 @@
+"""`import_hf`: a Hugging Face `config.json` as a spec."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Any
+
+import yaml
+
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
+from megaplan.importers.deepseek import deepseek
+from megaplan.importers.mambas import granite_hybrid, mamba2, nemotron_h
+from megaplan.importers.reader import ConfigReader
+from megaplan.importers.transformers import llama, mixtral, qwen3, qwen3_moe
+from megaplan.spec.document import MAX_DEPTH, Document, parse_document, resolve_scalar
+from megaplan.spec.load import LoadedSpec, check_document
+from megaplan.spec.overrides import apply_overrides
+from megaplan.spec.source import SourceMap
+
+FAMILIES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
+    "deepseek_v2": deepseek,
+    "deepseek_v3": deepseek,
+    "granitemoehybrid": granite_hybrid,
+    "llama": llama,
+    "mamba2": mamba2,
+    "mixtral": mixtral,
+    "nemotron_h": nemotron_h,
+    "qwen3": qwen3,
+    "qwen3_moe": qwen3_moe,
+}
+"""The import of each `model_type`."""
+
+NO_LETTER: dict[str, tuple[str, str]] = {
+    "falcon_h1": ("mamba_d_ssm", "attention and Mamba heads stand side by side in one block"),
+    "falcon_mamba": ("time_step_rank", "its blocks are Mamba-1"),
+    "gemma2": ("attn_logit_softcapping", "its blocks have a norm after each mixer too, and scores are capped"),
+    "gemma3_text": ("query_pre_attn_scalar", "its blocks have a norm after each mixer too"),
+    "gpt_oss": ("swiglu_limit", "its heads have attention sinks, and its experts biases"),
+    "jamba": ("mamba_dt_rank", "its Mamba blocks are Mamba-1"),
+    "lfm2": ("conv_L_cache", "most of its blocks are short convolutions"),
+    "mamba": ("time_step_rank", "its blocks are Mamba-1"),
+    "phi": ("layer_norm_eps", "attention and MLP stand side by side in one block, under one norm with a bias"),
+    "qwen3_next": ("full_attention_interval", "most of its blocks are gated delta nets"),
+    "zamba2": ("hybrid_layer_ids", "its attention blocks share their parameters"),
+}
+"""Model types whose blocks have no letter: the field that says so, and why."""
+
+MICRO_BATCH_SIZE = 1
+SEQ_LENGTH = 4096
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedSpec:
+    """A config as a spec.
+
+    Attributes:
+        loaded: The checked spec, with the import's warnings among its diagnostics.
+        document: The plain values it was made from: what a spec file of it holds.
+        family: The config's `model_type`.
+    """
+
+    loaded: LoadedSpec
+    document: dict[str, Any]
+    family: str
+
+
+def import_hf(text: str, name: str, overrides: Sequence[str] = ()) -> ImportedSpec:
+    """The spec of a config.
+
+    Args:
+        text: The config.
+        name: What diagnostics call its file.
+        overrides: `KEY=VALUE` texts, keys of the spec: mesh, batch and all else that a config does not say.
+
+    Raises:
+        MegaplanError: Every error found: MP109 … MP119, MP801 … MP807, or those of the spec that results.
+    """
+    config, source = _fields(text, name)
+    family = config["model_type"]
+    reader = ConfigReader(config, source, family)
+    _check_architectures(reader)
+    model = FAMILIES[family](reader)
+    reader.stop_if_wrong()
+    plain = {
+        "format": "megaplan.spec/1",
+        "name": _name(config),
+        "model": model,
+        "batch": {"micro_batch_size": MICRO_BATCH_SIZE, "seq_length": SEQ_LENGTH},
+    }
+    document = apply_overrides(Document(plain, SourceMap(name)), overrides)
+    loaded = check_document(document)
+    found = (*reader.warnings, *_batch_note(document, name), *loaded.diagnostics)
+    return ImportedSpec(replace(loaded, diagnostics=found), document.value, family)
+
+
+def spec_text(document: dict[str, Any], comments: Sequence[str] = ()) -> str:
+    """A spec file that holds a document's values.
+
+    Args:
+        document: Plain values of a spec.
+        comments: Lines to put before them.
+    """
+    head = "".join(f"# {line}\n" for comment in comments for line in comment.splitlines())
+    return head + yaml.dump(document, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=140, allow_unicode=True)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Texts are quoted exactly where megaplan's own reader would take them for something else; a list is written out where it recurs."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
+        return True
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    plain = resolve_scalar(text) == text
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if plain else '"')
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def _fields(text: str, name: str) -> tuple[dict[str, Any], SourceMap]:
+    """The config's fields and where they stand, if an import is written for its model type."""
+    _check_json(text, name)
+    # Python writes the limits of time steps as Infinity, which no JSON reader but Python's takes; the reader of specs keeps it as text.
+    read = parse_document(text.replace("\t", " "), None)
+    if read.faults:
+        raise MegaplanError(replace(fault, location=replace(fault.location, file=name)) for fault in read.faults)
+    source = SourceMap(name, read.source.marks)
+    if not isinstance(read.value, dict) or not isinstance(read.value.get("model_type"), str):
+        what = "is no mapping" if not isinstance(read.value, dict) else "has no text model_type"
+        raise _refusal("MP801", f"{name} {what}", Location(name), "megaplan import hf config.json")
+    family = read.value["model_type"]
+    if family in NO_LETTER:
+        key, why = NO_LETTER[family]
+        at = source.locate(key) if key in read.value else source.locate("model_type")
+        raise _refusal("MP805", f"model_type = {family}, {key}: {why}, which no letter of a pattern is", at, "megaplan new list")
+    if family not in FAMILIES:
+        near = [f"did you mean {match}?" for match in get_close_matches(family, FAMILIES, n=1)]
+        detail = f"model_type = {json.dumps(family[:80])}, and imports are written for {', '.join(FAMILIES)}"
+        raise _refusal("MP802", detail, source.locate("model_type"), *near, "megaplan new list")
+    return read.value, source
+
+
+def _check_json(text: str, name: str) -> None:
+    try:
+        json.loads(text, parse_int=str, parse_float=str)
+    except json.JSONDecodeError as error:
+        raise _refusal("MP109", error.msg[:1].lower() + error.msg[1:], Location(name, error.lineno, error.colno)) from None
+    except RecursionError:
+        raise _refusal("MP117", f"more than {MAX_DEPTH} lists or mappings inside each other", Location(name)) from None
+
+
+def _check_architectures(reader: ConfigReader) -> None:
+    """The published class is a language model with a head over the vocabulary."""
+    given = reader.value("architectures")
+    if given is not None and not (isinstance(given, list) and all(isinstance(one, str) and one.endswith("ForCausalLM") for one in given)):
+        reader.cannot("architectures", given, "a spec ends in a head over the vocabulary", None)
+
+
+def _name(config: dict[str, Any]) -> str:
+    """The spec's name: the last part of where the config came from, or its family."""
+    origin = config.get("_name_or_path")
+    last = origin.rstrip("/").rpartition("/")[2] if isinstance(origin, str) else ""
+    return last if _NAME.fullmatch(last) else str(config["model_type"]).replace("_", "-")
+
+
+def _batch_note(document: Document, name: str) -> tuple[Diagnostic, ...]:
+    given = set(document.source.overrides)
+    keys = [key for key in ("micro_batch_size", "seq_length") if not given & {"batch", f"batch.{key}"}]
+    if not keys:
+        return ()
+    batch = document.value["batch"]
+    stands = " and ".join(f"batch.{key} = {batch[key]:,}" for key in keys)
+    hint = " ".join(f"--set batch.{key}={batch[key]}" for key in keys)
+    return (diagnostic("MP821", f"{stands} until set", Location(name), (hint,), severity=Severity.NOTE),)
+
+
+def _refusal(code: str, detail: str, location: Location, *hints: str) -> MegaplanError:
+    return MegaplanError([diagnostic(code, detail, location, hints)])
