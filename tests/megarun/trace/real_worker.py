@@ -7,6 +7,8 @@ import json
 import pickle
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from megaplan.layout.build import build_layout
 from megaplan.spec.models import Spec
 from megarun.job import Job
 from megarun.launch import process_group, read_launch
+from megarun.model import moe
 from megarun.parallel.mesh import build_mesh
 from megarun.trace.rank import trace_process
 
@@ -27,13 +30,35 @@ def build_job(case: dict[str, Any]) -> Job:
     return Job(spec, inventory, build_layout(spec, inventory, [tuple(span) for span in case["spans"]]))
 
 
+@contextmanager
+def experts_in_turn(among: tuple[int, int] | None) -> Iterator[None]:
+    """Let tokens choose experts of a half-open range in turn, which a trace can state; None leaves the choice to the router."""
+    if among is None:
+        yield
+        return
+    first, stop = among
+    route = moe.route
+
+    def route_in_turn(x: torch.Tensor, weight: torch.Tensor, top_k: int, normalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        weights, _ = route(x, weight, top_k, normalize)
+        turns = torch.arange(x.shape[0], dtype=torch.int32)[:, None] + torch.arange(top_k, dtype=torch.int32)
+        return weights, turns % (stop - first) + first
+
+    moe.route = route_in_turn
+    try:
+        yield
+    finally:
+        moe.route = route
+
+
 def main(cases: list[dict[str, Any]], out: Path) -> None:
     warnings.simplefilter("ignore")
     launch, device = read_launch(), torch.device("cpu")
     with process_group(launch, device):
         for case in cases:
             job = build_job(case)
-            found = [trace_process(job, build_mesh(job.spec.mesh, device), with_values=True) for _ in range(case["repeats"])]
+            with experts_in_turn(case.get("experts")):
+                found = [trace_process(job, build_mesh(job.spec.mesh, device), with_values=True) for _ in range(case["repeats"])]
             (out / f"{case['name']}.{launch.rank}.pickle").write_bytes(pickle.dumps(found))
 
 

@@ -20,6 +20,12 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "dp_shard 2, resharded": {"mesh.dp_shard": 2, "sharding.reshard_after_forward": True},
     "interleaved": {"mesh": {"pp": 2, "vpp": 2}, "schedule": {"kind": "interleaved_1f1b", "num_microbatches": 4}},
     "recompute": {"recompute": {"default": "selective", "blocks": {"D": "full", "R": "full"}}},
+    "ep 2, skewed": {"mesh": {"dp_shard": 4, "ep": 2}, "model.moe.routing_skew": 1.5, "precision": BF16},
+    "pp 2, ep 2, recompute": {
+        "mesh": {"pp": 2, "dp_shard": 2, "ep": 2},
+        "schedule.num_microbatches": 2,
+        "recompute": {"default": "selective"},
+    },
     "dp_replicate 2, adamw": {"mesh.dp_replicate": 2, "optimizer.matrix": "adamw"},
 }
 
