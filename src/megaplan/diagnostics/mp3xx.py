@@ -199,7 +199,7 @@ SPLIT: dict[str, CodeInfo] = {
         "memory moves the cuts",
         "The cuts that are best for cost exceed the memory of a rank, and others that fit were chosen.",
         "Every rank must hold static bytes + microbatches in flight × activation bytes; the chosen cuts are the best of those that do.",
-        "Nothing has to be done. To get the cheaper cuts, lower what the rank named holds: recompute, state sharding, a smaller micro-batch.",
+        "Nothing has to be done. For the cheaper cuts, lower what the rank named holds: recompute, state sharding, a smaller micro-batch.",
         "split: {mode: weighted}\nrecompute: {default: selective}      # fewer activation bytes, other cuts",
     ),
     "MP335": CodeInfo(

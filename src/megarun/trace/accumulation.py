@@ -60,7 +60,7 @@ def _called_by_engine(depth: int) -> bool:
 def _holders(args: tuple[Any, ...]) -> Holders:
     """Of the first argument, which nothing of the caller's may name but `args`."""
     first = args[0]
-    storage = torch._C._storage_Use_Count(first.untyped_storage()._cdata)  # type: ignore[attr-defined]
+    storage = torch._C._storage_Use_Count(first.untyped_storage()._cdata)
     return first._use_count(), storage, sys.getrefcount(first)
 
 
