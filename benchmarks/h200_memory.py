@@ -1,221 +1,260 @@
-"""Allocated, reserved and device bytes of one-GPU plans, phase by phase, beside the estimate.
+r"""Allocated, reserved and device bytes of one-GPU plans, phase by phase, beside the estimate.
 
 python benchmarks/h200_memory.py [NAME …]           trains the plans of benchmarks/h200/memory.yaml, three steps each
-python benchmarks/h200_memory.py --explain NAME     one plan, with the largest blocks that were alive at its peak
-python benchmarks/h200_memory.py --cpu-check        the script itself on a CPU: trains a small plan, measures no memory
+python benchmarks/h200_memory.py --explain NAME     one plan: blocks alive at its peak, by size, beside the trace's storages
+python benchmarks/h200_memory.py --scratch [NAME …] no GPU: what the plain-torch operations need inside themselves, by trace
+python benchmarks/h200_memory.py --cpu-check        no GPU: the script itself on two small plans; measures no memory
 
-Needs one GPU with the estimate's capacity; each plan runs in a process of its own, so that none inherits another's allocator. Writes
-benchmarks/results/h200_memory.{csv,json}. Exits 1 if an allocated peak is past 2% or a reserved one past 5%, 2 without a GPU.
-Error = (estimate − measured) / measured; negative is under.
+Each plan runs in a process of its own, so that none inherits another's allocator; one that fails, or that finds no time, is a row that
+says so. Writes h200-memory.{csv,json} to --out (benchmarks/results) after every plan. Exits 1 if a plan failed, an allocated peak is past
+2% or a reserved one past 5%, 2 without a GPU. Error = (estimate − measured) / measured; negative is under. `with_scratch_error` is that of
+the estimate plus what h200-scratch.csv says the operations need inside themselves.
+
+On a machine with torch and triton but neither pydantic nor a package index, carry four wheels there, fetched with
+    pip download -c constraints.txt --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux2014_x86_64 -d .whl \
+        pydantic pydantic-core annotated-types typing-inspection
+and start there with
+    python3 -m pip install -q --no-index --no-deps --target /tmp/site .whl/*.whl && export PYTHONPATH=/tmp/site
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import datetime
 import json
 import platform
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "kernels"), str(ROOT / "benchmarks/accuracy")]
-PLANS = ROOT / "benchmarks/h200/memory.yaml"
+sys.path[:0] = [str(ROOT / folder) for folder in ("src", "kernels", "benchmarks/accuracy", "benchmarks")]
 RESULTS = ROOT / "benchmarks/results"
-NUM_STEPS = 3
-ALLOCATED_PERCENT, RESERVED_PERCENT = 2.0, 5.0
+SCRATCH = RESULTS / "h200-scratch.csv"
+ALLOCATED_LIMIT, RESERVED_LIMIT = 0.02, 0.05
+PLAN_SECONDS = 120
 NUMBERS = ("allocated", "reserved", "device")
-SHOWN_BLOCKS = 40
+HEADS = ["plan", "phase", *(f"{key}_{side}_bytes" for key in NUMBERS for side in ("estimate", "measured"))]
+HEADS += ["requested_measured_bytes", *(f"{key}_error" for key in NUMBERS), "with_scratch_error"]
+SHOWN_SIZES = 30
 
 
-def estimate_of(case: Any) -> dict[str, dict[str, int]]:
-    """The estimate's three numbers by phase."""
-    from megaplan.columns import Column  # noqa: PLC0415
+def alone(role: str, name: str, *, seconds: float, gpu: bool = True) -> dict[str, Any]:
+    """What a fresh process finds of one plan; {"failure": …} if it fails or takes too long."""
+    from h200.measure import clean_environment  # noqa: PLC0415
 
-    rank, reserve = case.budget.worst, case.budget.device.reserve_bytes
-    return {
-        str(phase): {
-            "allocated": total - rank.cells[phase][Column.OVERHEAD],
-            "reserved": total,
-            "device": total + reserve,
-        }
-        for phase, total in rank.phases.items()
-    }
-
-
-def small_case() -> Any:
-    """The bundled hybrid of two million parameters, for a machine without a GPU."""
-    from matrix import Case  # noqa: PLC0415
-
-    from megaplan.budget.build import build_budget  # noqa: PLC0415
-    from megaplan.plan.make import make_plan  # noqa: PLC0415
-    from megaplan.spec.load import load_spec  # noqa: PLC0415
-    from megarun.job import Job  # noqa: PLC0415
-
-    job = Job.from_plan(make_plan(load_spec(str(ROOT / "plans/tiny-hybrid.yaml")).spec))
-    return Case("tiny-hybrid", job, build_budget(job.spec, job.inventory, job.layout), False)
-
-
-def measure(case: Any, *, explain: bool) -> dict[str, Any]:
-    """Train in this process; the peaks of every phase, null without a GPU."""
-    import torch  # noqa: PLC0415
-
-    from megarun.launch import choose_device, process_group, read_launch  # noqa: PLC0415
-    from megarun.parallel.mesh import build_mesh  # noqa: PLC0415
-    from megarun.phases import PhasedTrainer  # noqa: PLC0415
-
-    launch = read_launch()
-    device = choose_device(launch)
-    cuda = torch.cuda if device.type == "cuda" else None
-    peaks: dict[str, dict[str, int | None]] = {}
-    running = ["init"]
-
-    def close_phase() -> None:
-        found: dict[str, int | None] = dict.fromkeys(NUMBERS)
-        if cuda is not None:
-            cuda.synchronize()
-            free, total = cuda.mem_get_info()
-            found = {"allocated": cuda.max_memory_allocated(), "reserved": cuda.max_memory_reserved(), "device": total - free}
-            cuda.reset_peak_memory_stats()
-        before = peaks.get(running[0], {})
-        peaks[running[0]] = {name: _larger(before.get(name), value) for name, value in found.items()}
-
-    class Measured(PhasedTrainer):
-        def enter_phase(self, phase: Any) -> None:
-            close_phase()
-            running[0] = str(phase)
-
-    losses, seconds = [], []
-    with process_group(launch, device):
-        if explain and cuda is not None:
-            cuda.memory._record_memory_history(max_entries=1_000_000)
-        trainer = Measured(case.job, build_mesh(case.job.spec.mesh, device))
-        spec = case.job.spec
-        shape = (spec.batch.micro_batch_size * spec.schedule.num_microbatches, spec.batch.seq_length + 1)
-        generator = torch.Generator().manual_seed(0)
-        for step in range(NUM_STEPS):
-            start = time.perf_counter()
-            trainer.start_step()
-            rows = torch.randint(spec.model.vocab_size, shape, generator=generator)
-            tokens, labels = (part.contiguous().to(device) for part in (rows[:, :-1], rows[:, 1:]))
-            losses.append(trainer.step(step, tokens, labels).loss)
-            del tokens, labels
-            seconds.append(time.perf_counter() - start)
-        close_phase()
-        blocks = largest_blocks(cuda) if explain and cuda is not None else None
-    name = cuda.get_device_name() if cuda is not None else "cpu"
-    return {"phases": peaks, "losses": losses, "seconds": seconds, "blocks": blocks, "device": name, "torch": torch.__version__}
-
-
-def _larger(before: int | None, now: int | None) -> int | None:
-    return now if before is None or (now is not None and now > before) else before
-
-
-def largest_blocks(cuda: Any) -> list[dict[str, int]]:
-    """Allocations alive at the highest moment of the recorded run, by size: what to hold against the ledger's rows."""
-    events = [event for trace in cuda.memory._snapshot()["device_traces"] for event in trace]
-    live: dict[int, int] = {}
-    total = highest = 0
-    at_peak: Counter[int] = Counter()
-    for event in events:
-        if event["action"] == "alloc":
-            live[event["addr"]] = event["size"]
-            total += event["size"]
-        elif event["action"] == "free_completed":
-            total -= live.pop(event["addr"], 0)
-        if total > highest:
-            highest, at_peak = total, Counter(live.values())
-    ordered = sorted(at_peak.items(), key=lambda item: -item[0] * item[1])
-    return [{"block_bytes": size, "count": count} for size, count in ordered[:SHOWN_BLOCKS]]
-
-
-def one(name: str, *, explain: bool, cpu: bool) -> dict[str, Any]:
-    """One plan in a fresh process."""
-    flags = [*(["--explain-here"] if explain else []), *(["--cpu-check"] if cpu else [])]
-    done = subprocess.run([sys.executable, __file__, "--worker", name, *flags], capture_output=True, text=True, check=False)
+    environment = clean_environment() if gpu else {**clean_environment(), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, __file__, "--role", role, name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return {"failure": f"stopped after {seconds:.0f} s"}
     if done.returncode:
         sys.stderr.write(done.stderr)
-        raise SystemExit(f"{name}: the run failed with exit status {done.returncode}")
+        return {"failure": (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]}
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def table(results: dict[str, dict[str, Any]]) -> list[list[Any]]:
-    """A row for every plan and phase, largest allocated error first."""
+def act(role: str, name: str) -> dict[str, Any]:
+    """What that process does."""
+    from h200.measure import estimate_of, find_case, measure  # noqa: PLC0415
+
+    case = find_case(name)
+    if role == "scratch":
+        from h200.scratch import phases_with_scratch  # noqa: PLC0415
+
+        from megaplan.devices import load_device  # noqa: PLC0415
+
+        found = phases_with_scratch(case.job, load_device(case.job.spec.device.name).gemm_workspace_bytes)
+        inside = {str(phase): [part.trace_bytes, part.with_scratch_bytes, part.op, part.scratch_bytes] for phase, part in found.items()}
+        return {"estimate": estimate_of(case), "scratch": inside}
+    return {"estimate": estimate_of(case), **measure(case, explain=role == "explain")}
+
+
+def table(results: dict[str, dict[str, Any]], scratch: dict[tuple[str, str], int]) -> list[dict[str, Any]]:
+    """A row for every phase of every plan that was measured, largest allocated error first."""
     rows = []
     for name, result in results.items():
-        for phase, estimate in result["estimate"].items():
-            measured = result["measured"]["phases"][phase]
-            errors = [None if measured[key] is None else estimate[key] / measured[key] - 1 for key in NUMBERS]
-            pairs = [value for key in NUMBERS for value in (estimate[key], measured[key])]
-            rows.append([name, phase, *pairs, *errors])
-    return sorted(rows, key=lambda row: -abs(row[8] or 0.0))
+        for phase, measured in result.get("phases", {}).items():
+            row: dict[str, Any] = {"plan": name, "phase": phase, "requested_measured_bytes": measured["requested"]}
+            for key in NUMBERS:
+                estimate = result["estimate"][phase][key]
+                row |= {
+                    f"{key}_estimate_bytes": estimate,
+                    f"{key}_measured_bytes": measured[key],
+                    f"{key}_error": _error(estimate, measured[key]),
+                }
+            inside = scratch.get((name, phase))
+            row["with_scratch_error"] = (
+                None if inside is None else _error(result["estimate"][phase]["allocated"] + inside, measured["allocated"])
+            )
+            rows.append(row)
+    return sorted(rows, key=lambda row: -abs(row["allocated_error"]))
 
 
-def write(results: dict[str, dict[str, Any]], rows: list[list[Any]]) -> None:
-    """Every phase as CSV; versions, losses and times as JSON."""
-    heads = [f"{key}_{side}_bytes" for key in NUMBERS for side in ("estimate", "measured")]
-    with (RESULTS / "h200_memory.csv").open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["plan", "phase", *heads, *(f"{key}_error" for key in NUMBERS)])
+def passed(results: dict[str, dict[str, Any]], rows: Iterable[dict[str, Any]]) -> bool:
+    """Whether every plan was measured and every phase is within the limits."""
+    within = all(abs(row["allocated_error"]) <= ALLOCATED_LIMIT and abs(row["reserved_error"]) <= RESERVED_LIMIT for row in rows)
+    return within and not any("failure" in result for result in results.values())
+
+
+def measure_all(names: Sequence[str], seconds: float, out: Path | None, date: str | None) -> int:
+    """Train every plan, compare, record."""
+    started, facts, scratch = time.monotonic(), driver_facts(), read_scratch()
+    results: dict[str, dict[str, Any]] = {}
+    rows: list[dict[str, Any]] = []
+    for name in names:
+        left = seconds - (time.monotonic() - started)
+        results[name] = alone("measure", name, seconds=min(PLAN_SECONDS, left)) if left > 0 else {"failure": "no time was left"}
+        note = results[name].get("failure") or f"{sum(results[name]['seconds']):.0f} s in steps"
+        print(f"{name}: {note}, {time.monotonic() - started:.0f} s in all", flush=True)
+        rows = table(results, scratch)
+        if out is not None:
+            write(out, rows, results, {**facts, "date": date})
+    for row in rows:
+        errors = "  ".join(f"{key} {row[f'{key}_error']:+7.2%}" for key in NUMBERS)
+        inside = "" if row["with_scratch_error"] is None else f"  with scratch {row['with_scratch_error']:+.2%}"
+        print(f"{row['plan']:28} {row['phase']:24} {row['allocated_measured_bytes'] / 2**30:7.2f} GiB  {errors}{inside}")
+    for name, result in results.items():
+        for phase, found in result.get("phases", {}).items():
+            if phase == "optimizer":
+                print(f"{name:28} outside the allocator {(found['device'] - found['reserved']) / 2**20:.0f} MiB")
+    return 0 if passed(results, rows) else 1
+
+
+def write(out: Path, rows: list[dict[str, Any]], results: dict[str, dict[str, Any]], facts: dict[str, Any]) -> None:
+    """Every phase as CSV; machine, losses, times and failures as JSON."""
+    with (out / "h200-memory.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, HEADS, lineterminator="\n")
+        writer.writeheader()
         writer.writerows(rows)
-    first = next(iter(results.values()))["measured"]
-    record = {
-        "device": first["device"],
-        "torch": first["torch"],
-        "python": platform.python_version(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "plans": {name: {key: result["measured"][key] for key in ("losses", "seconds")} for name, result in results.items()},
-    }
-    (RESULTS / "h200_memory.json").write_text(json.dumps(record, indent=1) + "\n")
+    machine: dict[str, Any] = next((result["machine"] for result in results.values() if "machine" in result), {})
+    plans = {name: {key: result.get(key) for key in ("losses", "seconds", "failure")} for name, result in results.items()}
+    record = {**machine, **facts, "python": platform.python_version(), "plans": plans}
+    (out / "h200-memory.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+def driver_facts() -> dict[str, Any]:
+    """The driver, and what the device holds before the first process starts: others' bytes are in every device number."""
+    query = ["nvidia-smi", "--query-gpu=driver_version,memory.total,memory.used", "--format=csv,noheader,nounits"]
+    try:
+        text = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return {"driver": None}
+    driver, total, used = (part.strip() for part in text.splitlines()[0].split(","))
+    return {"driver": driver, "smi_total_mib": int(total), "smi_used_before_mib": int(used)}
+
+
+def explain(name: str) -> int:
+    """Where one plan's peak differs from the trace of the same phase, size by size."""
+    from h200.blocks import beside_trace  # noqa: PLC0415
+    from h200.measure import find_case  # noqa: PLC0415
+
+    from megaplan.columns import Phase  # noqa: PLC0415
+    from megaplan.devices import load_device  # noqa: PLC0415
+    from megarun.trace.run import trace_alone  # noqa: PLC0415
+
+    found = alone("explain", name, seconds=4 * PLAN_SECONDS)
+    if "failure" in found:
+        print(f"{name}: {found['failure']}")
+        return 1
+    phase = max(found["phases"], key=lambda phase: found["phases"][phase]["allocated"])
+    job = find_case(name).job
+    rows = trace_alone(job, 0, load_device(job.spec.device.name).gemm_workspace_bytes).rows[Phase(phase)]
+    print(
+        f"{name}: peak in {phase}, measured {found['phases'][phase]['allocated']:,} B, estimate {found['estimate'][phase]['allocated']:,} B"
+    )
+    for row in beside_trace(found["blocks"], rows)[:SHOWN_SIZES]:
+        print(f"{row.excess_bytes:+18,} B: {row.num_measured} measured, {row.num_traced} traced of {row.block_bytes:,} B")
+        for text in (*(f"gpu   {place}" for place in row.places[:4]), *(f"trace {text}" for text in row.rows[:4])):
+            print(f"    {text}")
+    return 0
+
+
+def write_scratch(names: Sequence[str], *, all_of_them: bool) -> int:
+    """Trace every plan with its operations' insides; the file is replaced only by a whole one."""
+    lines: list[list[Any]] = []
+    for name in names:
+        found = alone("scratch", name, seconds=3600, gpu=False)
+        if "failure" in found:
+            print(f"{name}: {found['failure']}")
+            return 1
+        for phase, (trace, with_scratch, op, inside) in found["scratch"].items():
+            estimate = found["estimate"][phase]["allocated"]
+            lines.append([name, phase, estimate, trace, with_scratch, op, inside])
+            print(f"{name:28} {phase:24} {with_scratch / 2**30:7.2f} GiB  estimate {estimate / with_scratch - 1:+7.2%}  {op}", flush=True)
+    if all_of_them:
+        with SCRATCH.open("w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["plan", "phase", "estimate_bytes", "trace_bytes", "with_scratch_bytes", "operation", "operation_bytes"])
+            writer.writerows(lines)
+    return 0
+
+
+def read_scratch() -> dict[tuple[str, str], int]:
+    """What operations add to the peak of each plan and phase, as far as it has been traced."""
+    if not SCRATCH.exists():
+        return {}
+    with SCRATCH.open() as file:
+        return {(row["plan"], row["phase"]): int(row["with_scratch_bytes"]) - int(row["trace_bytes"]) for row in csv.DictReader(file)}
+
+
+def check_on_cpu() -> int:
+    """Two small plans through all but the measuring; says that nothing was measured."""
+    from h200.measure import SMALL  # noqa: PLC0415
+
+    for name in SMALL:
+        result = alone("measure", name, seconds=10 * PLAN_SECONDS, gpu=False)
+        if "failure" in result:
+            print(f"{name}: {result['failure']}")
+            return 1
+        losses = ", ".join(f"{loss:.3f}" for loss in result["losses"])
+        print(f"{name}: phases {', '.join(result['phases'])}; losses {losses}; no memory is measured without a GPU")
+    return 0
+
+
+def _error(estimate: int, measured: int) -> float:
+    return estimate / measured - 1
 
 
 def main() -> int:
     """Train, compare, record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*")
+    parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--explain", metavar="NAME")
+    parser.add_argument("--scratch", action="store_true")
     parser.add_argument("--cpu-check", action="store_true")
-    parser.add_argument("--worker", metavar="NAME", help=argparse.SUPPRESS)
-    parser.add_argument("--explain-here", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--date", help="recorded beside the numbers, YYYY-MM-DD")
+    parser.add_argument("--seconds", type=float, default=540, help="no plan runs past this; the default fits a limit of ten minutes")
+    parser.add_argument("--role", choices=("measure", "explain", "scratch"), help=argparse.SUPPRESS)
     given = parser.parse_args()
-    from matrix import cases, names  # noqa: PLC0415  (after the arguments, which answer at once)
-
-    if given.worker:
-        case = small_case() if given.cpu_check else next(cases(frozenset([given.worker]), PLANS))
-        print(json.dumps({"estimate": estimate_of(case), "measured": measure(case, explain=given.explain_here)}))
+    if given.role:
+        print(json.dumps(act(given.role, given.names[0])))
         return 0
     if given.cpu_check:
-        result = one("tiny-hybrid", explain=False, cpu=True)
-        losses = ", ".join(f"{loss:.3f}" for loss in result["measured"]["losses"])
-        print(f"phases {', '.join(result['measured']['phases'])}; losses {losses}; no memory is measured without a GPU")
-        return 0
+        return check_on_cpu()
+    from h200.measure import PLANS  # noqa: PLC0415  (after the arguments, which answer at once)
+    from matrix import names as names_of  # noqa: PLC0415
+
+    known = names_of(matrix=PLANS)
+    chosen = [given.explain] if given.explain else given.names or known
+    if unknown := set(chosen) - set(known):
+        parser.error(f"no plan {', '.join(sorted(unknown))} in {PLANS.name}; it has {', '.join(known)}")
+    if given.scratch:
+        return write_scratch(chosen, all_of_them=chosen == known)
     import torch  # noqa: PLC0415
 
     if not torch.cuda.is_available():
         sys.stderr.write("no GPU here; nothing was run and nothing written\n")
         return 2
-    chosen = [given.explain] if given.explain else given.names or names(matrix=PLANS)
-    if unknown := set(chosen) - set(names(matrix=PLANS)):
-        parser.error(f"no plan {', '.join(sorted(unknown))} in {PLANS.name}")
-    results = {}
-    for name in chosen:
-        results[name] = one(name, explain=bool(given.explain), cpu=False)
-        print(f"{name}: {sum(results[name]['measured']['seconds']):.0f} s", flush=True)
-    rows = table(results)
-    for row in rows:
-        print(f"{row[0]:28} {row[1]:24} " + "  ".join(f"{key} {error:+.2%}" for key, error in zip(NUMBERS, row[8:], strict=True)))
-    for block in results[chosen[0]]["measured"]["blocks"] or ():
-        print(f"  {block['count']:5} × {block['block_bytes']:,} B")
-    if not given.names and not given.explain:
-        write(results, rows)
-    worst = [(max(abs(row[8 + index]) for row in rows)) for index in (0, 1)]
-    return 0 if 100 * worst[0] <= ALLOCATED_PERCENT and 100 * worst[1] <= RESERVED_PERCENT else 1
+    if given.explain:
+        return explain(given.explain)
+    return measure_all(chosen, given.seconds, None if given.names else given.out, given.date)
 
 
 if __name__ == "__main__":
