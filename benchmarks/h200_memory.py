@@ -39,6 +39,7 @@ PLAN_SECONDS = 120
 NUMBERS = ("allocated", "reserved", "device")
 HEADS = ["plan", "phase", *(f"{key}_{side}_bytes" for key in NUMBERS for side in ("estimate", "measured"))]
 HEADS += ["requested_measured_bytes", *(f"{key}_error" for key in NUMBERS), "with_scratch_error"]
+SCRATCH_HEADS = ["plan", "phase", "estimate_bytes", "trace_bytes", "with_scratch_bytes", "operation", "operation_bytes"]
 SHOWN_SIZES = 30
 
 
@@ -175,32 +176,36 @@ def explain(name: str) -> int:
     return 0
 
 
-def write_scratch(names: Sequence[str], *, all_of_them: bool) -> int:
-    """Trace every plan with its operations' insides; the file is replaced only by a whole one."""
-    lines: list[list[Any]] = []
+def write_scratch(names: Sequence[str], known: Sequence[str]) -> int:
+    """Trace plans with their operations' insides; each replaces its own lines of the file."""
     for name in names:
         found = alone("scratch", name, seconds=3600, gpu=False)
         if "failure" in found:
             print(f"{name}: {found['failure']}")
             return 1
+        lines = [line for line in scratch_lines() if line["plan"] != name and line["plan"] in known]
         for phase, (trace, with_scratch, op, inside) in found["scratch"].items():
             estimate = found["estimate"][phase]["allocated"]
-            lines.append([name, phase, estimate, trace, with_scratch, op, inside])
+            lines.append(dict(zip(SCRATCH_HEADS, (name, phase, estimate, trace, with_scratch, op, inside), strict=True)))
             print(f"{name:28} {phase:24} {with_scratch / 2**30:7.2f} GiB  estimate {estimate / with_scratch - 1:+7.2%}  {op}", flush=True)
-    if all_of_them:
         with SCRATCH.open("w", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["plan", "phase", "estimate_bytes", "trace_bytes", "with_scratch_bytes", "operation", "operation_bytes"])
-            writer.writerows(lines)
+            writer = csv.DictWriter(file, SCRATCH_HEADS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(sorted(lines, key=lambda line: known.index(line["plan"])))
     return 0
+
+
+def scratch_lines() -> list[dict[str, Any]]:
+    """The lines of the file, none if there is none yet."""
+    if not SCRATCH.exists():
+        return []
+    with SCRATCH.open() as file:
+        return list(csv.DictReader(file))
 
 
 def read_scratch() -> dict[tuple[str, str], int]:
     """What operations add to the peak of each plan and phase, as far as it has been traced."""
-    if not SCRATCH.exists():
-        return {}
-    with SCRATCH.open() as file:
-        return {(row["plan"], row["phase"]): int(row["with_scratch_bytes"]) - int(row["trace_bytes"]) for row in csv.DictReader(file)}
+    return {(line["plan"], line["phase"]): int(line["with_scratch_bytes"]) - int(line["trace_bytes"]) for line in scratch_lines()}
 
 
 def check_on_cpu() -> int:
@@ -246,7 +251,7 @@ def main() -> int:
     if unknown := set(chosen) - set(known):
         parser.error(f"no plan {', '.join(sorted(unknown))} in {PLANS.name}; it has {', '.join(known)}")
     if given.scratch:
-        return write_scratch(chosen, all_of_them=chosen == known)
+        return write_scratch(chosen, known)
     import torch  # noqa: PLC0415
 
     if not torch.cuda.is_available():
