@@ -11,7 +11,9 @@ Overrides = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change one value of the spec, like mesh.tp=8; repeatable."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-SpecOrPlan = Annotated[str, typer.Argument(metavar="SPEC|PLAN", help="A spec (YAML or JSON) or a plan; - for stdin.")]
+SpecOrPlan = Annotated[
+    str, typer.Argument(metavar="SPEC|PLAN", help="A spec (YAML or JSON), a plan, or a Hugging Face config.json; - for stdin.")
+]
 SpecFile = Annotated[str, typer.Argument(metavar="SPEC", help="A spec (YAML or JSON); - for stdin.")]
 CostsFile = Annotated[
     str | None,

@@ -129,9 +129,13 @@ def _fields(text: str, name: str) -> tuple[dict[str, Any], SourceMap]:
     """The config's fields and where they stand, if an import is written for its model type."""
     _check_json(text, name)
     # Python writes the limits of time steps as Infinity, which no JSON reader but Python's takes; the reader of specs keeps it as text.
-    read = parse_document(text.replace("\t", " "), None)
-    if read.faults:
-        raise MegaplanError(replace(fault, location=replace(fault.location, file=name)) for fault in read.faults)
+    try:
+        read = parse_document(text.replace("\t", " "), None)
+        faults = read.faults
+    except MegaplanError as error:
+        faults = error.diagnostics
+    if faults:
+        raise MegaplanError(replace(fault, location=replace(fault.location, file=name)) for fault in faults)
     source = SourceMap(name, read.source.marks)
     if not isinstance(read.value, dict) or not isinstance(read.value.get("model_type"), str):
         what = "is no mapping" if not isinstance(read.value, dict) else "has no text model_type"

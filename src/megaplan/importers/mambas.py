@@ -94,7 +94,7 @@ def granite_hybrid(reader: ConfigReader) -> dict[str, Any]:
     model = common(reader)
     gated_silu(reader)
     names, experts = reader.items("layer_types"), reader.whole("num_local_experts", least=0)
-    if reader.has("layer_types") and not names:
+    if reader.value("layer_types") == []:
         reader.wrong("layer_types", [], "at least one layer")
     mixers = lettered(reader, "layer_types", names, {"mamba": "M", "attention": "A"})
     check_count(reader, "layer_types", len(names))

@@ -94,15 +94,16 @@ def _qwen3_attention(reader: ConfigReader, layers: int) -> dict[str, Any]:
 
 def _qwen3_window(reader: ConfigReader, layers: int) -> int | None:
     """The window where every layer has it, null where none has; layers from `max_window_layers` on slide."""
-    kinds = set(reader.items("layer_types")) if reader.has("layer_types") else None
-    if not reader.flag("use_sliding_window"):
+    first, window = layers, None
+    if reader.flag("use_sliding_window"):
+        window = reader.whole_or_null("sliding_window")
+        first = min(reader.whole("max_window_layers", least=0), layers) if window is not None else layers
+    else:
         reader.skip("sliding_window", "max_window_layers")
-        if kinds is not None and kinds != {"full_attention"}:
-            reader.contradicts("layer_types", "use_sliding_window = false, and layer_types is not full_attention throughout", "correct one")
-        return None
-    first, window = reader.whole("max_window_layers", least=0), reader.whole_or_null("sliding_window")
-    if window is None or first >= layers:
-        return None
-    if first > 0:
+    meant = ["full_attention"] * first + ["sliding_attention"] * (layers - first)
+    if reader.has("layer_types") and list(reader.items("layer_types")) != meant:
+        detail = f"layer_types differs from what use_sliding_window and max_window_layers say: {first} full, then {layers - first} sliding"
+        reader.contradicts("layer_types", detail, "correct the one that is wrong")
+    if 0 < first < layers:
         reader.cannot("max_window_layers", first, f"layers {first} to {layers - 1} slide, and window_size is of every A layer", 0)
-    return window
+    return window if first == 0 else None

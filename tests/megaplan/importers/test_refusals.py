@@ -1,0 +1,168 @@
+"""A field that a spec cannot express, or that is missing, is refused by its name; so is what is no config."""
+
+from typing import Any
+
+import pytest
+from hf_samples import DEEPSEEK_V3, GONE, MODELS, config, text
+
+from megaplan.errors import Diagnostic, MegaplanError
+from megaplan.importers.hf import NO_LETTER, import_hf
+from megaplan.importers.tables import IGNORED, MUST_BE, NOT_CARRIED
+
+CANNOT: list[tuple[str, dict[str, Any], str]] = [
+    ("Llama-3.1-8B", {"attention_bias": True}, "attention_bias"),
+    ("Llama-3.1-8B", {"mlp_bias": True}, "mlp_bias"),
+    ("Llama-3.1-8B", {"hidden_act": "gelu_pytorch_tanh"}, "hidden_act"),
+    ("Llama-3.1-8B", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    ("Llama-3.1-8B", {"sliding_window": 4096}, "sliding_window"),
+    ("Llama-3.1-8B", {"attention_dropout": 0.1}, "attention_dropout"),
+    ("Llama-3.1-8B", {"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
+    ("Qwen3-8B", {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 28}, "max_window_layers"),
+    ("Qwen3-8B", {"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.25}}, "rope_parameters"),
+    ("DeepSeek-V2-Lite", {"num_nextn_predict_layers": 1}, "num_nextn_predict_layers"),
+    ("Mamba-Codestral-7B-v0.1", {"use_bias": True}, "use_bias"),
+    ("Mamba-Codestral-7B-v0.1", {"rms_norm": False}, "rms_norm"),
+    ("Nemotron-H-8B", {"mlp_hidden_act": "silu"}, "mlp_hidden_act"),
+    ("Nemotron-H-8B", {"moe_latent_size": 1024}, "moe_latent_size"),
+    ("Nemotron-H-8B", {"hybrid_override_pattern": "M-G*", "num_hidden_layers": 4}, "hybrid_override_pattern"),
+    ("granite-4.0-h-tiny", {"mamba_proj_bias": True}, "mamba_proj_bias"),
+    ("granite-4.0-h-tiny", {"position_embedding_type": "alibi"}, "position_embedding_type"),
+]
+MISSING = [
+    ("Llama-3.2-1B", "tie_word_embeddings"),
+    ("Llama-3.1-8B", "attention_bias"),
+    ("Llama-3.1-8B", "rope_theta"),
+    ("Mixtral-8x7B-v0.1", "num_experts_per_tok"),
+    ("Mixtral-8x7B-v0.1", "sliding_window"),
+    ("Qwen3-8B", "head_dim"),
+    ("Qwen3-235B-A22B", "moe_intermediate_size"),
+    ("DeepSeek-V2-Lite", "q_lora_rank"),
+    ("DeepSeek-V2-Lite", "first_k_dense_replace"),
+    ("Mamba-Codestral-7B-v0.1", "num_heads"),
+    ("Nemotron-H-8B", "mamba_num_heads"),
+    ("Nemotron-H-8B", "hybrid_override_pattern"),
+    ("granite-4.0-h-tiny", "layer_types"),
+    ("granite-4.0-h-tiny", "shared_intermediate_size"),
+]
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("Llama-3.1-8B", {"hidden_size": "4096"}, "hidden_size"),
+    ("Llama-3.1-8B", {"hidden_size": 4096.0}, "hidden_size"),
+    ("Llama-3.1-8B", {"num_attention_heads": True}, "num_attention_heads"),
+    ("Llama-3.1-8B", {"vocab_size": None}, "vocab_size"),
+    ("Llama-3.1-8B", {"num_hidden_layers": 10**9}, "num_hidden_layers"),
+    ("Llama-3.1-8B", {"rms_norm_eps": 0}, "rms_norm_eps"),
+    ("Llama-3.1-8B", {"tie_word_embeddings": "false"}, "tie_word_embeddings"),
+    ("Qwen3-8B", {"rope_parameters": [1]}, "rope_parameters"),
+    ("Qwen3-235B-A22B", {"mlp_only_layers": [94]}, "mlp_only_layers"),
+    ("Nemotron-H-8B", {"hybrid_override_pattern": ""}, "hybrid_override_pattern"),
+    ("granite-4.0-h-tiny", {"layer_types": "mamba"}, "layer_types"),
+]
+CONTRADICTIONS: list[tuple[str, dict[str, Any], str]] = [
+    ("Llama-3.1-8B", {"num_attention_heads": 24, "num_key_value_heads": 8}, "num_attention_heads"),
+    ("Qwen3-8B", {"layer_types": ["sliding_attention"] * 36}, "layer_types"),
+    ("DeepSeek-V2-Lite", {"num_key_value_heads": 4}, "num_key_value_heads"),
+    ("Mamba-Codestral-7B-v0.1", {"expand": 3}, "expand"),
+    ("Nemotron-H-8B", {"num_hidden_layers": 51}, "hybrid_override_pattern"),
+    ("Nemotron-H-8B", {"attention_head_dim": 64}, "attention_head_dim"),
+    ("granite-4.0-h-tiny", {"mamba_n_heads": 24}, "mamba_expand"),
+]
+
+
+def refused(fields: dict[str, Any]) -> tuple[Diagnostic, ...]:
+    with pytest.raises(MegaplanError) as caught:
+        import_hf(text(fields), "config.json")
+    return caught.value.diagnostics
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "changes", "key"),
+    [(code, *row) for code, rows in (("MP805", CANNOT), ("MP804", WRONG), ("MP807", CONTRADICTIONS)) for row in rows],
+)
+def test_refused_by_name(code: str, name: str, changes: dict[str, Any], key: str) -> None:
+    (found,) = refused(config(name, **changes))
+    assert (found.code, found.location.file) == (code, "config.json")
+    assert key in found.detail.split(" ")
+    lines = text(config(name, **changes)).splitlines()
+    assert lines[(found.location.line or 0) - 1].startswith(f'  "{key}": ')
+
+
+@pytest.mark.parametrize(("name", "key"), MISSING)
+def test_a_missing_field_is_named(name: str, key: str) -> None:
+    (found,) = refused(config(name, **{key: GONE}))
+    assert (found.code, found.location.key) == ("MP803", key)
+    assert f'"{key}"' in found.hints[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_field_that_decides_a_shape_is_needed(name: str) -> None:
+    """No field of the models' table can be taken away in silence: the import refuses, or the field is one that an import may lack."""
+    derived = {"head_dim", "expand", "mamba_proj_bias", "max_window_layers", "rope_scaling"}
+    kept = {key for key in MODELS[name]["config"] if key not in derived | set(IGNORED)}
+    quiet = {key for key in kept if not _is_refused(config(name, **{key: GONE}))}
+    assert quiet <= {"num_key_value_heads"} if MODELS[name]["model_type"] == "deepseek_v2" else not quiet
+
+
+def _is_refused(fields: dict[str, Any]) -> bool:
+    try:
+        import_hf(text(fields), "config.json")
+    except MegaplanError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_unknown_field_is_refused(name: str) -> None:
+    (found,) = refused(config(name, num_registers=4))
+    assert (found.code, found.location.key) == ("MP806", "num_registers")
+    assert found.detail.startswith("num_registers = 4")
+
+
+def test_everything_wrong_is_told_at_once() -> None:
+    found = refused(config("Llama-3.1-8B", vocab_size=GONE, hidden_size="x", mlp_bias=True, num_registers=4))
+    assert [item.code for item in found] == ["MP804", "MP803", "MP805", "MP806"]
+
+
+def test_a_prediction_module_of_experts_is_refused() -> None:
+    (found,) = refused({**DEEPSEEK_V3, "num_nextn_predict_layers": 1})
+    assert "num_nextn_predict_layers = 1" in found.detail
+    assert '"num_nextn_predict_layers": 0' in found.hints[0]
+
+
+@pytest.mark.parametrize("family", NO_LETTER)
+def test_blocks_without_a_letter_are_named_by_their_field(family: str) -> None:
+    key = NO_LETTER[family][0]
+    (found,) = refused({"model_type": family, key: 1})
+    assert (found.code, found.location.key, found.location.line) == ("MP805", key, 3)
+    assert key in found.detail
+
+
+def test_another_model_type_is_refused_with_the_nearest() -> None:
+    (found,) = refused({"model_type": "qwen3moe"})
+    assert found.code == "MP802"
+    assert found.hints[0] == "did you mean qwen3_moe?"
+
+
+@pytest.mark.parametrize(
+    ("written", "code"),
+    [
+        ("[]", "MP801"), ("3", "MP801"), ("{}", "MP801"), ('{"model_type": 3}', "MP801"), ('{"hidden_size": 4096}', "MP801"),
+        ("model_type: llama", "MP109"), ('{"model_type": "llama",}', "MP109"), ('{"model_type": "llama"', "MP109"),
+        ('{"model_type": "llama", "model_type": "llama"}', "MP110"), ("[" * 50 + "]" * 50, "MP117"), ("[" * 200_000, "MP117"),
+    ],
+)  # fmt: skip
+def test_what_is_no_config(written: str, code: str) -> None:
+    with pytest.raises(MegaplanError) as caught:
+        import_hf(written, "config.json")
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.location.file) == (code, "config.json")
+
+
+def test_a_spec_that_results_is_held_to_the_specs_rules() -> None:
+    (found,) = refused(config("Llama-3.1-8B", num_key_value_heads=5))
+    assert found.code == "MP701"
+
+
+def test_no_field_stands_in_two_tables() -> None:
+    assert not set(IGNORED) & set(NOT_CARRIED)
+    assert not set(IGNORED) & set(MUST_BE)
+    assert not set(NOT_CARRIED) & set(MUST_BE)
