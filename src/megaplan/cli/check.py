@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -30,8 +31,13 @@ def check(
     passes = result.passes(strict=strict)
     if as_json:
         findings = [output.as_document(found) for found in result.findings]
-        output.write_json({"format": FORMAT, "passes": passes, "strict": strict, "diagnostics": findings})
+        optimum = asdict(result.gain) if result.gain is not None else None
+        output.write_json({"format": FORMAT, "passes": passes, "strict": strict, "diagnostics": findings, "optimum": optimum})
     else:
         output.report(result.findings)
+        if result.gain is not None:
+            from megaplan.cli.stages_text import gain_lines  # noqa: PLC0415
+
+            output.write_styled((line, "") for line in gain_lines(result.gain))
         output.write(f"{plan}: {'up to date' if not result.findings else 'passes, with warnings' if passes else 'fails'}\n")
     return 0 if passes else 1

@@ -53,12 +53,14 @@ def split(
     from megaplan.cli.files import STDOUT, check_target, write_whole  # noqa: PLC0415
     from megaplan.cli.inputs import load_costs  # noqa: PLC0415
     from megaplan.inventory.build import build_inventory  # noqa: PLC0415
+    from megaplan.layout.spans import cuts_of  # noqa: PLC0415
     from megaplan.plan.diff import stale_topics  # noqa: PLC0415
     from megaplan.plan.make import make_plan, plan_text  # noqa: PLC0415
     from megaplan.plan.read import read_plan  # noqa: PLC0415
     from megaplan.spec.load import load_spec  # noqa: PLC0415
     from megaplan.split.choose import choose_cuts  # noqa: PLC0415
     from megaplan.split.costs import stack_costs  # noqa: PLC0415
+    from megaplan.split.report import in_flight_lines, moved_lines  # noqa: PLC0415
 
     if target is not None and target != STDOUT:
         check_target(target, spec)
@@ -88,13 +90,20 @@ def split(
     if target == STDOUT:
         output.report(found)
         return 0
-    _answer(plan, target, found, as_json=as_json)
+    notes = list(in_flight_lines(loaded.spec, inventory, cuts.spans))
+    if cuts.mode == "weighted":
+        if cuts.objective == "step_time":
+            from megaplan.split.step import Pipeline  # noqa: PLC0415
+
+            weights = Pipeline(loaded.spec, inventory, measured).costs
+        notes = [*moved_lines(loaded.spec, inventory, weights, cuts_of(cuts.spans)), *notes]
+    _answer(plan, target, found, notes, as_json=as_json)
     if not as_json:
         output.report(found)
     return 0
 
 
-def _answer(plan: PlanDocument, target: str | None, found: Sequence[Diagnostic], *, as_json: bool) -> None:
+def _answer(plan: PlanDocument, target: str | None, found: Sequence[Diagnostic], notes: Sequence[str], *, as_json: bool) -> None:
     if as_json:
         diagnostics = [output.as_document(item) for item in found]
         stages = [stage.model_dump(mode="json") for stage in plan.decisions.stages]
@@ -113,6 +122,7 @@ def _answer(plan: PlanDocument, target: str | None, found: Sequence[Diagnostic],
     if decided.split.reason:
         lines += [(line, "") for line in wrap(f"reason: {decided.split.reason}", indent="  ")]
     lines += [("", ""), *((line, "") for line in stage_lines(plan)), ("", "")]
+    lines += [(line, "") for note in notes for line in wrap(note, indent="  ")] + ([("", "")] if notes else [])
     lines.append((f"wrote {target}" if target else "nothing written; -o FILE writes the plan", ""))
     lines.append((plan.digests.plan, "dim"))
     output.write_styled(lines)

@@ -8,10 +8,12 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from megaplan.cli.table import WIDTH, table, wrap
-from megaplan.units import short_count
+from megaplan.split.values import amount
+from megaplan.units import format_bytes
 
 if TYPE_CHECKING:
     from megaplan.plan.document import CertificateRecord, PlanDocument
+    from megaplan.split.gain import Gain
 
 ALPHABET = "AMERD"
 
@@ -59,12 +61,28 @@ def stage_lines(plan: PlanDocument) -> Iterator[str]:
 
 
 def certificate_line(certificate: CertificateRecord, mode: str) -> str:
-    """`weighted split, optimal: largest slot 9.61 GFLOP a token, lower bound 9.61, gap 0`."""
-    value, bound, gap = map(short_count, (certificate.value, certificate.lower_bound, certificate.gap))
-    unit = certificate.unit.replace("flops_per_token", "FLOPs a token")
-    quality = "optimal" if certificate.optimal else "not optimal"
+    """`weighted split, optimal for bottleneck: largest slot 9.61 B FLOPs a token, lower bound 9.61 B, gap 0`."""
+    value = amount(certificate.value, certificate.unit)
+    bound, gap = (amount(number, certificate.unit, named=False) for number in (certificate.lower_bound, certificate.gap))
+    quality = ", optimal" if certificate.optimal else ""
     share = f" ({100 * certificate.gap / max(certificate.lower_bound, 1):.1f}%)" if certificate.gap else ""
-    return f"{mode} split, {quality} for {certificate.objective}: largest slot {value} {unit}, lower bound {bound}, gap {gap}{share}"
+    what = "step" if certificate.measures == "step" else f"largest {certificate.measures}"
+    return f"{mode} split{quality} for {certificate.objective}: {what} {value}, lower bound {bound}, gap {gap}{share}"
+
+
+def gain_lines(gain: Gain) -> Iterator[str]:
+    """What the best cuts would gain over those of a manual split, in cost, time and bytes."""
+    (cost, least), (step, shorter), (peak, lower) = gain.bottleneck, gain.step_ns, gain.peak_bytes
+    costs = f"{amount(cost, gain.unit)} → {amount(least, gain.unit)} ({_percent(cost, least)})"
+    times = f"{amount(step, 'ns')} → {amount(shorter, 'ns')} ({_percent(step, shorter)})"
+    memory = f"{format_bytes(peak)} → {format_bytes(lower)} ({lower - peak:+,} bytes)"
+    cuts = ", ".join(map(str, gain.cuts)) or "none"
+    text = f"best cuts under its constraints: {cuts}; largest cost {costs}; replayed step {times}; largest peak {memory}"
+    yield from wrap(text, indent="  ")
+
+
+def _percent(before: int, after: int) -> str:
+    return f"{100 * (after - before) / (before or 1):+.1f}%"
 
 
 def _broken(letters: str) -> str:

@@ -17,6 +17,7 @@ from megaplan.split.values import StackCosts
 
 if TYPE_CHECKING:
     from megaplan.cost.times import MeasuredCosts
+    from megaplan.split.gain import Gain
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +27,12 @@ class Check:
     Attributes:
         findings: Errors (the check fails) and warnings (a drift of estimates, which fails only a strict check).
         drift: What differs from the plan made anew.
+        gain: For a manual split, what the best cuts under its constraints would gain; None for the other modes.
     """
 
     findings: tuple[Diagnostic, ...]
     drift: PlanDiff
+    gain: Gain | None = None
 
     def passes(self, *, strict: bool) -> bool:
         """Whether nothing fails the check; `strict` makes warnings fail it too."""
@@ -53,7 +56,12 @@ def check_plan(loaded: LoadedPlan, name: str, costs: MeasuredCosts | None = None
     drift = diff_plans(plan, anew)
     weights = stack_costs(plan.spec, plan.inventory, costs) if costs is not None else None
     findings = [*loaded.tampered, *loaded.warnings, *_costs(plan, costs, place), *_findings(plan, anew, drift, place, weights)]
-    return Check(tuple(findings), drift)
+    gain = None
+    if plan.decisions.split.mode == "manual":
+        from megaplan.split.gain import gain_of_optimum  # noqa: PLC0415  (only a manual split is weighed against the best one)
+
+        gain = gain_of_optimum(plan.spec, plan.inventory, plan.spans, costs)
+    return Check(tuple(findings), drift, gain)
 
 
 def _costs(plan: PlanDocument, costs: MeasuredCosts | None, place: Location) -> Iterator[Diagnostic]:

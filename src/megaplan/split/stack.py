@@ -11,7 +11,7 @@ from megaplan.layout.spans import Spans
 from megaplan.schedule.placement import Placement, slots_of_rank
 from megaplan.split.constraints import Constraints
 from megaplan.split.limits import PairLimits, SlotLimits, Span, Weight
-from megaplan.split.values import Balance, StackCosts
+from megaplan.split.values import Balance, StackCosts, bottleneck
 from megaplan.split.weighted import balance
 
 if TYPE_CHECKING:
@@ -49,6 +49,10 @@ class Stack:
     def num_layers(self) -> int:
         """Of the model."""
         return len(self.costs.layers)
+
+    def bottleneck(self, spans: Spans) -> int:
+        """Cost of what paces a step cut so: see `values.bottleneck`."""
+        return bottleneck(self.where, self.costs.of_slots(spans))[1]
 
     def slots(self, rank: int) -> tuple[int, ...]:
         """Of a rank, by chunk."""

@@ -8,6 +8,7 @@ from typing import Literal
 from megaplan.errors import Diagnostic
 from megaplan.layout.spans import Spans
 from megaplan.schedule.placement import Placement
+from megaplan.units import short_count
 
 Mode = Literal["equal", "weighted", "manual"]
 Objective = Literal["bottleneck", "step_time"]
@@ -105,6 +106,13 @@ class Cuts:
     protects: tuple[str, ...] = ()
     decided_against: dict[str, str] = field(default_factory=dict)
     diagnostics: tuple[Diagnostic, ...] = ()
+
+
+def amount(number: int, unit: str, *, named: bool = True) -> str:
+    """A cost for a person: nanoseconds as milliseconds, counts in thousands, millions, billions, with the name of what is counted."""
+    if unit == "ns":
+        return f"{number / 1e6:,.2f} ms" if number else "0"
+    return f"{short_count(number)} {unit.replace('flops_per_token', 'FLOPs a token')}" if named else short_count(number)
 
 
 def bottleneck(where: Placement, costs: tuple[int, ...]) -> tuple[Measures, int]:

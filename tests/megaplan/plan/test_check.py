@@ -71,6 +71,19 @@ def test_a_stale_reason_fails_until_it_is_written_anew(planned):
     assert codes(checked(plan_text(make_plan(spec)))) == []
 
 
+@pytest.mark.requirement("R-25")
+def test_a_manual_split_is_weighed_against_the_best_one(planned):
+    manual = ("split.mode=manual", "split.reason=R begins a stage", "split.spans=[[0,4],[4,9]]")
+    plan, best = planned("tiny-hybrid-pp2", *manual), planned("tiny-hybrid-pp2")
+    gain = checked(plan_text(plan)).gain
+    assert gain.cuts == tuple(stage.layers[0] for stage in best.decisions.stages[1:])
+    assert gain.bottleneck == (plan.decisions.split.certificate.value, best.decisions.split.certificate.value)
+    assert gain.bottleneck[0] > gain.bottleneck[1]
+    assert gain.peak_bytes == tuple(max(rank.peak_bytes for rank in each.estimates.ranks) for each in (plan, best))
+    assert gain.step_ns[0] != gain.step_ns[1]
+    assert checked(plan_text(best)).gain is None
+
+
 def test_a_plan_that_fitted_and_no_longer_fits_fails(planned):
     large = json.loads(plan_text(planned("llama-3.1-8b", "batch.micro_batch_size=16")))
     assert not large["estimates"]["fits"]

@@ -72,8 +72,11 @@ def rank_sums(costs: StackCosts, cuts: Sequence[int]) -> list[int]:
     return [sums[rank] + sums[-1 - rank] for rank in range(len(sums) // 2)]
 
 
-def best_cuts(instance: Instance, *, folded: bool) -> tuple[int, ...] | None:
-    """Smallest maximum, then fewest moved cuts, then smallest second-largest, then lexicographic; None if no split is legal."""
+def best_cuts(instance: Instance, *, folded: bool) -> tuple[tuple[int, ...] | None, int]:
+    """Smallest maximum, then fewest moved cuts, then smallest second-largest, then lexicographic; and how many have the smallest maximum.
+
+    None if no split is legal.
+    """
     weigh, baseline = rank_sums if folded else slot_costs, instance.baseline
 
     def order(cuts: tuple[int, ...]) -> tuple[int, int, int, tuple[int, ...]]:
@@ -81,7 +84,11 @@ def best_cuts(instance: Instance, *, folded: bool) -> tuple[int, ...] | None:
         moved = 0 if baseline is None else sum(cut != old for cut, old in zip(cuts, baseline, strict=True))
         return ordered[0], moved, ordered[1] if len(ordered) > 1 else 0, cuts
 
-    return min(legal_cuts(instance), key=order, default=None)
+    orders = [order(cuts) for cuts in legal_cuts(instance)]
+    if not orders:
+        return None, 0
+    best = min(orders)
+    return best[-1], sum(each[0] == best[0] for each in orders)
 
 
 def random_instance(random: Random, *, folded: bool) -> Instance:

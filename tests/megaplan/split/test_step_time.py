@@ -1,0 +1,101 @@
+"""`objective: step_time`: the certificate states the replayed step, and its bound holds for every split."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from megaplan.cost.times import LayerTime, ModelTimes
+from megaplan.inventory.build import build_inventory
+from megaplan.layout.spans import cuts_of, spans_of
+from megaplan.schedule import KINDS, SPLIT_BACKWARD, SlotTimes, actions, placement, replay
+from megaplan.spec.load import load_spec
+from megaplan.split.choose import choose_cuts
+from megaplan.split.constraints import Constraints
+from megaplan.split.equal import equal_cuts
+from megaplan.split.paths import paths_of
+from megaplan.split.step import Pipeline, step_time_cuts
+from megaplan.split.step_bound import StepBound
+from megaplan.split.step_time import StepTime
+
+REPOSITORY = Path(__file__).parents[3]
+SINGLE = ("1f1b", "gpipe")
+
+
+def times_of(random: Random, num_layers: int, p2p: int) -> ModelTimes:
+    def one(top: int) -> LayerTime:
+        return LayerTime(random.randint(0, top), random.randint(0, top), random.randint(0, top))
+
+    return ModelTimes(tuple(one(20) for _ in range(num_layers)), one(10), one(40), p2p)
+
+
+@pytest.mark.requirement("R-29")
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_cuts_are_below_the_bound(kind: str) -> None:
+    """Against every split of small stacks; the bound is above none and reaches a fair part of the best."""
+    random, pp, vpp = Random(3), 2, 1 if kind in SINGLE else 2
+    shares = []
+    for number in range(40):
+        num_layers, num_microbatches = random.randint(5, 9), 4
+        times = times_of(random, num_layers, random.choice((0, 3)))
+        rules = Constraints(forbid=(3,)) if number % 3 == 0 else Constraints(pin=(2,)) if number % 3 == 1 else Constraints()
+        orders = actions(kind, pp, vpp, num_microbatches)
+        paths = paths_of(orders, placement(kind), vpp, whole=kind not in SPLIT_BACKWARD)
+        step = StepTime(times, orders, paths)
+        steps = [step.of(cuts) for cuts in combinations(range(1, num_layers), pp * vpp - 1) if not rules.broken_by(cuts)]
+        bound = StepBound(times, rules, placement(kind), paths).lower_bound(max(steps), num_microbatches)
+        assert bound <= min(steps), (number, times)
+        shares.append(bound / min(steps))
+    assert sum(shares) / len(shares) > 0.7
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_path_is_within_the_step(kind: str) -> None:
+    random, pp, vpp = Random(9), 4, 1 if kind in SINGLE else 2
+    orders = actions(kind, pp, vpp, 8)
+    paths = paths_of(orders, placement(kind), vpp, whole=kind not in SPLIT_BACKWARD)
+    for _ in range(20):
+        forward, backward, weight = (tuple(random.randint(0, 50) for _ in range(pp * vpp)) for _ in range(3))
+        makespan = replay(orders, SlotTimes(forward, backward, weight), p2p=5).makespan
+        assert max(path.length(forward, backward, weight, 5) for path in paths) <= makespan
+
+
+@pytest.mark.requirement("R-29")
+@pytest.mark.parametrize(("kind", "vpp"), [("1f1b", 1), ("interleaved_1f1b", 2), ("zbv", 2), ("dualpipev", 2)])
+def test_the_certificate_states_the_replayed_step(kind: str, vpp: int) -> None:
+    asked = ["mesh.pp=4", f"mesh.vpp={vpp}", f"schedule.kind={kind}", "split.objective=step_time"]
+    spec = load_spec(str(REPOSITORY / "plans/nam56r-8xh200.yaml"), asked).spec
+    inventory = build_inventory(spec)
+    cuts = choose_cuts(spec, inventory)
+    certificate, pipeline = cuts.certificate, Pipeline(spec, inventory)
+    assert (certificate.objective, certificate.measures, certificate.unit) == ("step_time", "step", "ns")
+    assert certificate.value == pipeline.step.of(cuts_of(cuts.spans))
+    assert certificate.value <= pipeline.step.of(equal_cuts(52, 4 * vpp))
+    assert 0 < certificate.lower_bound <= certificate.value
+    assert certificate.optimal == (certificate.gap == 0)
+    assert certificate.costs == pipeline.costs.of_slots(cuts.spans)
+    assert choose_cuts(spec, inventory) == cuts
+    assert choose_cuts(spec, inventory, baseline=cuts.spans) == cuts
+
+
+@pytest.mark.requirement("R-24")
+def test_constraints_hold_for_step_time() -> None:
+    asked = ["mesh.pp=4", "split.objective=step_time", "split.pin=[20]", "split.forbid=[6,7,8]", "split.together=[[30,36]]"]
+    spec = load_spec(str(REPOSITORY / "plans/nam56r-8xh200.yaml"), asked).spec
+    cuts = cuts_of(choose_cuts(spec, build_inventory(spec)).spans)
+    assert 20 in cuts
+    assert not set(cuts) & {6, 7, 8, 31, 32, 33, 34, 35}
+
+
+def test_one_slot_takes_its_whole_load_and_that_is_proven() -> None:
+    spec = load_spec(str(REPOSITORY / "plans/tiny-hybrid.yaml"), ["split.objective=step_time"]).spec
+    inventory = build_inventory(spec)
+    found = step_time_cuts(spec, inventory, None, None)
+    assert found.cuts == ()
+    assert found.certificate.value == sum(Pipeline(spec, inventory).costs.of_slots(spans_of((), len(inventory.layers)))) * (
+        spec.schedule.num_microbatches
+    )
+    assert found.certificate.optimal
