@@ -90,6 +90,21 @@ class ParamTensor(NamedTuple):
             return self.elements // (ep * etp)
         return self.elements
 
+    def cut_dim(self, tp: int) -> int | None:
+        """The dim along which TP cuts the tensor's matrices themselves; None where every rank has its matrices whole (head groups)."""
+        if tp == 1 or self.owner is not Owner.TENSOR_PARALLEL:
+            return None
+        whole_groups = self.tp_dim == 0 and self.num_matrices > 1 and self.num_matrices % tp == 0
+        return None if whole_groups else self.tp_dim
+
+    def local_matrices(self, tp: int, ep: int) -> int:
+        """Matrices that a rank has a part of, or whole: its own experts of a bank, its own groups of heads, else all."""
+        if self.owner is Owner.EXPERT_PARALLEL:
+            return self.num_matrices // ep
+        if self.owner is Owner.TENSOR_PARALLEL and self.cut_dim(tp) is None:
+            return self.num_matrices // tp
+        return self.num_matrices
+
 
 @dataclass(frozen=True, slots=True)
 class Block:

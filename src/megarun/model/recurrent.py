@@ -51,8 +51,12 @@ class MatrixRecurrenceBlock(nn.Module):
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, forget: Tensor, gate: Tensor, starts: Tensor | None = None) -> Tensor:
         """q, k [B, T, K], v [B, T, H, V], forget [B, T, H], gate [B, T, H·V] -> [B, t, h]: recurrence, gated norm, out_proj."""
-        y = row_gated_rms_norm(self.tp, self.recur(q, k, v, forget, starts), gate, self.gated_norm.weight, self.eps)
-        return self.tp.reduce(self.out_proj(y))
+        # no local names what nothing keeps
+        return self.tp.reduce(self.out_proj(self.norm_heads(self.recur(q, k, v, forget, starts), gate)))
+
+    def norm_heads(self, y: Tensor, gate: Tensor) -> Tensor:
+        """The gated norm over the heads of all ranks, [B, T, H·V] in and out."""
+        return row_gated_rms_norm(self.tp, y, gate, self.gated_norm.weight, self.eps)
 
     def recur(self, q: Tensor, k: Tensor, v: Tensor, forget: Tensor, starts: Tensor | None = None) -> Tensor:
         """The recurrence alone, [B, T, H·V]."""

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from megaplan.dtypes import DType
-from megaplan.inventory.tensors import Group, Inventory, Owner, ParamTensor
+from megaplan.inventory.tensors import Group, Inventory
 from megaplan.spec.models import Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.optim.muon import Muon
@@ -54,13 +54,13 @@ class Optimizers:
         if matrices:
             rate = training.muon_learning_rate or training.learning_rate
             optimizer = Muon(
-                [(p, own_matrices(t, p, tp.degree)) for t, p in matrices],
+                [(p, t.local_matrices(tp.degree, spec.mesh.ep)) for t, p in matrices],
                 lr=rate,
                 weight_decay=training.weight_decay,
                 moments_dtype=TORCH_DTYPES[spec.precision.moments],
                 iteration_dtype=TORCH_DTYPES[newton_schulz_dtype(spec)],
                 num_steps=spec.optimizer.newton_schulz_steps,
-                cut={p: dim for t, p in matrices if (dim := cut_dim(t, tp.degree)) is not None},
+                cut={p: dim for t, p in matrices if (dim := t.cut_dim(tp.degree)) is not None},
                 tp=tp,
             )
             self._all.append((optimizer, rate))
@@ -99,23 +99,6 @@ class Optimizers:
         """Every tensor the optimizers keep between steps."""
         values = (value for _, state in self.states() for value in state.values())
         return [value for value in values if isinstance(value, torch.Tensor)]
-
-
-def cut_dim(tensor: ParamTensor, tp: int) -> int | None:
-    """The dim along which TP cuts a tensor's matrices; None where every rank has its matrices whole."""
-    if tensor.owner is not Owner.TENSOR_PARALLEL or tp == 1:
-        return None
-    whole_groups = tensor.tp_dim == 0 and tensor.num_matrices > 1 and tensor.num_matrices % tp == 0
-    return None if whole_groups else tensor.tp_dim
-
-
-def own_matrices(tensor: ParamTensor, parameter: nn.Parameter, tp: int) -> int:
-    """Matrices in a rank's part of a tensor: a bank's own experts, own groups of heads, else all."""
-    if tensor.owner is Owner.EXPERT_PARALLEL:
-        return parameter.shape[0]
-    if tensor.owner is Owner.TENSOR_PARALLEL and cut_dim(tensor, tp) is None:
-        return tensor.num_matrices // tp
-    return tensor.num_matrices
 
 
 def _adamw(groups: Sequence[tuple[list[nn.Parameter], float]], rate: float) -> torch.optim.AdamW:

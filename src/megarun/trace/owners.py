@@ -98,10 +98,11 @@ class Owners:
         elif op.startswith("c10d.alltoall_base_"):
             self.label(operands[:2], Kind.ROUTED)
         elif op.startswith("c10d._reduce_scatter_base_"):
-            self.label(operands[0], Kind.GRADIENT)
+            if self._group_step is not None:  # of parameters' gradients; TP's leaves activations or their gradients
+                self.label(operands[0], Kind.GRADIENT)
             self.label(operands[1], Kind.COLLECTIVE)
         elif op.startswith("c10d._allgather_base_"):
-            self.label(operands[:2], Kind.COLLECTIVE)
+            self.label(operands[0], Kind.COLLECTIVE)  # its input is FSDP2's, known since its birth, or an activation
 
     def label(self, value: Any, kind: Kind, name: str = "") -> None:
         """Name the storages inside a value, unless they are known as something stronger."""

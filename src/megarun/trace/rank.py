@@ -13,6 +13,7 @@ from megaplan.columns import Column, Phase
 from megarun.job import Job
 from megarun.model.stage import Stage
 from megarun.parallel.mesh import RankMesh, build_mesh
+from megarun.parallel.shapes import token_shape
 from megarun.phases import PhasedTrainer
 from megarun.trace.fake import lone_rank, no_cycle_collection, static_shapes
 from megarun.trace.kept import FirstForward, compare_kept
@@ -133,8 +134,8 @@ def blocks_of(stage: Stage) -> tuple[str, ...]:
 
 def _batch(job: Job, trainer: PhasedTrainer) -> tuple[Tensor | None, Tensor | None]:
     """Token ids and labels of one step, as `Batches.at` leaves them on the device."""
-    batch = job.spec.batch
-    shape = (batch.micro_batch_size * job.spec.schedule.num_microbatches, batch.seq_length)
+    num_rows, length = token_shape(job.spec)
+    shape = (num_rows * job.spec.schedule.num_microbatches, length)
 
     def ids(wanted: bool) -> Tensor | None:
         return torch.zeros(shape, dtype=torch.int64, device=trainer.mesh.device) if wanted else None

@@ -14,7 +14,7 @@ from functools import cache
 from megaplan.columns import Column
 from megaplan.hosts.megarun.dims import Dims
 from megaplan.hosts.megarun.parts import Part, Shapes, residual, storages
-from megaplan.hosts.megarun.program import Op, Replay, add, cut, linear, norm, replay
+from megaplan.hosts.megarun.program import Op, Projection, Replay, add, cut, linear, norm, partial_gradient, project, replay
 from megaplan.spec.models import GroupedQueryAttention, Indexer, LatentAttention
 
 SELECTIVE = frozenset({"attention"})
@@ -73,15 +73,11 @@ def recomputed(ops: tuple[Op, ...], selective: frozenset[str], policy: str) -> f
 def grouped_ops(qk_norm: bool, bias: bool, rotates: bool, sharded: bool, context: bool) -> tuple[Op, ...]:
     """GQA, as `GroupedQueryAttention.forward` runs it."""
     q, k = ("q", "k") if not (qk_norm or rotates) else ("q_proj", "k_proj")
-    source, keeps = ("gathered", "normed") if sharded else ("normed", None)
-    ops = [
-        norm("norm", "x", "normed", "rstd", "norm.weight"),
-        *([Op("gather", ("normed",), ("gathered",))] if sharded else []),
-        *(
-            linear(f"{name}_proj", source, made, f"{name}_proj.weight", keeps=keeps, bias=f"{name}_proj.bias" if bias else None)
-            for name, made in (("q", q), ("k", k), ("v", "v"))
-        ),
-    ]
+    linears = (
+        Projection(f"{name}_proj", made, f"{name}_proj.weight", f"{name}_proj.bias" if bias else None)
+        for name, made in (("q", q), ("k", k), ("v", "v"))
+    )
+    ops = [norm("norm", "x", "normed", "rstd", "norm.weight"), *project("normed", "gathered", *linears, sharded=sharded)]
     if qk_norm:
         after = ("q_normed", "k_normed") if rotates else ("q", "k")
         ops += [
@@ -112,35 +108,29 @@ def latent_ops(low_rank: bool, rotates: bool, indexed: bool, sharded: bool, cont
     """MLA, as `LatentAttention.forward` runs it."""
     query = "q_flat" if rotates else "q"
     ops = [norm("norm", "x", "normed", "rstd", "norm.weight")]
-    if sharded and not low_rank:
-        ops.append(Op("gather", ("normed",), ("gathered",)))
     if low_rank:
         ops += [
             linear("q_down", "normed", "q_latent", "q_down.weight"),
             norm("q_latent_norm", "q_latent", "q_latent_normed", "q_latent_rstd", "q_latent_norm.weight"),
-            *([Op("gather q", ("q_latent_normed",), ("q_latent_gathered",))] if sharded else []),
+            *project("q_latent_normed", "q_latent_gathered", Projection("q_up", query, "q_up.weight"), sharded=sharded),
         ]
-        source, keeps = ("q_latent_gathered", "q_latent_normed") if sharded else ("q_latent_normed", None)
-        ops.append(linear("q_up", source, query, "q_up.weight", keeps=keeps))
     else:
-        source, keeps = ("gathered", "normed") if sharded else ("normed", None)
-        ops.append(linear("q_proj", source, query, "q_proj.weight", keeps=keeps))
+        ops += project("normed", "gathered", Projection("q_proj", query, "q_proj.weight"), sharded=sharded)
     if rotates:
         ops.append(Op("rope q", ("q_flat",), ("q",)))
     ops += [
         linear("kv_down", "normed", "kv_latent", "kv_down.weight"),
         cut("split kv", "kv_latent", ("latent", "k_rope")),
         norm("kv_latent_norm", "latent", "latent_normed", "latent_rstd", "kv_latent_norm.weight"),
+        *project("latent_normed", "latent_gathered", Projection("kv_up", "kv_up", "kv_up.weight"), sharded=sharded),
     ]
-    latent, latent_kept, k_rope = "latent_normed", None, "k_rope"
+    k_rope = "k_rope_gathered" if sharded else "k_rope"
     if sharded:
-        ops += [Op("gather kv", ("latent_normed",), ("latent_gathered",)), Op("gather k_rope", ("k_rope",), ("k_rope_gathered",))]
-        latent, latent_kept, k_rope = "latent_gathered", "latent_normed", "k_rope_gathered"
+        ops.append(Op("gather k_rope", ("k_rope",), ("k_rope_own", "k_rope_gathered"), grads=("k_rope",)))  # a collective reads no view
     table = () if rotates else ("unrotated_cos", "unrotated_sin")
     if table:
         ops.insert(0, Op("unrotated", (), table))
     ops += [
-        linear("kv_up", latent, "kv_up", "kv_up.weight", keeps=latent_kept),
         Op("mla_kv", ("kv_up", k_rope, *table), ("k", "v"), keeps=table, grads=("kv_up", k_rope)),
     ]
     if indexed:
@@ -156,14 +146,15 @@ def latent_storages(dims: Dims, attention: LatentAttention) -> Shapes:
     shapes: dict[str, tuple[int, ...]] = {name: wide(heads, key) for name in ("q", "q_flat", "k")}
     shapes |= {name: wide(heads, value) for name in ("v", "attention")}
     shapes |= {"kv_up": wide(heads, attention.qk_nope_head_dim + value), "kv_latent": (*own, latent + rope)}
-    shapes |= {"latent": (*own, latent), "latent_normed": (*own, latent), "k_rope": (*own, rope)}
+    shapes |= {"latent": (*own, latent), "latent_normed": (*own, latent)} | dict.fromkeys(("k_rope", "k_rope_own"), (*own, rope))
     shapes |= dict.fromkeys(("normed", "o", "out"), dims.residual)
     statistics = {"latent_rstd": own, "unrotated_cos": (1, 1), "unrotated_sin": (1, 1)}
     gathered: dict[str, tuple[int, ...]] = {"latent_gathered": (latent,), "k_rope_gathered": (rope,)}
+    gathered[partial_gradient("latent_gathered")] = (latent,)
     if attention.q_lora_rank is not None:
         shapes |= {"q_latent": (*own, attention.q_lora_rank), "q_latent_normed": (*own, attention.q_lora_rank)}
         statistics["q_latent_rstd"] = own
-        gathered["q_latent_gathered"] = (attention.q_lora_rank,)
+        gathered |= dict.fromkeys(("q_latent_gathered", partial_gradient("q_latent_gathered")), (attention.q_lora_rank,))
     found = {
         **storages(dims.dtype, Column.ACTIVATIONS, shapes),
         **_statistics(dims, heads, statistics),
@@ -231,7 +222,7 @@ def _communicated(dims: Dims, over_ranks: Mapping[str, tuple[int, ...]]) -> Shap
     """Gathered over TP (latents) or CP (keys and values, over the whole sequence), and partial sums before their reduction."""
     if dims.tp == dims.cp == 1:
         return {}
-    shapes: dict[str, tuple[int, ...]] = {"gathered": dims.gathered, "o_partial": dims.gathered}
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("gathered", partial_gradient("gathered"), "o_partial"), dims.gathered)
     for name, width in over_ranks.items():
         positions = dims.tokens * dims.cp if name in ("k_gathered", "v_gathered") else dims.tokens
         shapes[name] = (dims.batch, positions, *width)

@@ -28,6 +28,10 @@ FP64_BYTES = 8
 
 
 def token_bytes(spec: Spec) -> int:
-    """Token ids, or labels, of all microbatches of a step: int64, held from before the step to its end."""
-    batch = spec.batch
-    return spec.schedule.num_microbatches * batch.micro_batch_size * (batch.seq_length // spec.mesh.cp) * DType.INT64.bytes
+    """Token ids, or labels, of all microbatches of a step: int64, held from before the step to its end.
+
+    A TP rank has those of its own tokens; of all tokens under `vocab_parallel`, for every rank looks all of them up.
+    """
+    batch, mesh = spec.batch, spec.mesh
+    positions = batch.seq_length // (mesh.cp if mesh.vocab_parallel else mesh.cp * mesh.tp)
+    return spec.schedule.num_microbatches * batch.micro_batch_size * positions * DType.INT64.bytes

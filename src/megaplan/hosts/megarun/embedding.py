@@ -9,9 +9,13 @@ from __future__ import annotations
 from functools import cache
 
 from megaplan.columns import Column
+from megaplan.dtypes import DType
 from megaplan.hosts.megarun.dims import Dims
 from megaplan.hosts.megarun.parts import Part, Shapes, residual, storages
-from megaplan.hosts.megarun.program import Op, Replay, linear, norm, replay
+from megaplan.hosts.megarun.program import Op, Projection, Replay, norm, partial_gradient, project, replay
+
+JOINED = {"own": 1, "chosen": 1, "sums": 2, "terms": 2}
+"""fp32 numbers a row that join the slices of a cut vocabulary: a slice's log-sum-exp, its label's logit, the sums over slices, the loss."""
 
 
 def embedding_part(dims: Dims, *, vocab_parallel: bool) -> Part:
@@ -19,13 +23,16 @@ def embedding_part(dims: Dims, *, vocab_parallel: bool) -> Part:
     sharded = vocab_parallel and dims.tp > 1
     tensors = storages(dims.dtype, Column.ACTIVATIONS, {"out": dims.residual})
     tensors |= storages(dims.dtype, Column.COMMUNICATION, {"partial": dims.gathered})
+    tensors |= storages(DType.INT64, Column.ACTIVATIONS, {"rows": (dims.batch, dims.tokens)})
     return Part(_embedding_replay(sharded), residual(tensors))
 
 
 @cache
 def _embedding_replay(sharded: bool) -> Replay:
-    lookup = Op("embedding", ("x",), ("partial" if sharded else "out",), params=("weight",), grads=())
-    return replay((lookup, Op("reduce_scatter", ("partial",), ("out",))) if sharded else (lookup,))
+    if not sharded:
+        return replay((Op("embedding", ("x",), ("out",), params=("weight",), grads=()),))
+    lookup = Op("embedding", ("x",), ("rows", "partial"), params=("weight",), grads=(), fetches=("rows",))
+    return replay((lookup, Op("reduce_scatter", ("partial",), ("out",))))
 
 
 def final_norm_part(dims: Dims) -> Part:
@@ -53,11 +60,11 @@ def head_part(dims: Dims, vocab_size: int, *, vocab_parallel: bool, pipelined: b
 
 def head_ops(sharded: bool, reads: str = "x", param: str = "weight", prefix: str = "", made: str = "out") -> tuple[Op, ...]:
     """Logits and their cross entropy."""
-    logits, source = f"{prefix}logits", f"{prefix}gathered" if sharded else reads
+    logits, lse = f"{prefix}logits", f"{prefix}loss_lse"
+    joined = tuple(f"{prefix}loss_{name}" for name in JOINED) if sharded else ()
     return (
-        *((Op(f"{prefix}gather", (reads,), (source,)),) if sharded else ()),
-        linear(f"{prefix}head", source, logits, param, keeps=reads if sharded else None),
-        Op(f"{prefix}cross_entropy", (logits,), (made, f"{prefix}loss_lse"), keeps=(logits, f"{prefix}loss_lse")),
+        *project(reads, f"{prefix}gathered", Projection(f"{prefix}head", logits, param), sharded=sharded),
+        Op(f"{prefix}cross_entropy", (logits,), (made, lse, *joined), keeps=(logits, lse), grads=(logits,)),
     )
 
 
@@ -65,11 +72,12 @@ def head_storages(dims: Dims, vocab_size: int, *, vocab_parallel: bool, prefix: 
     """Storages of `head_ops`."""
     sharded = vocab_parallel and dims.tp > 1
     positions = dims.tokens if sharded else dims.residual_tokens
-    rows, vocab = dims.batch * positions, vocab_size // dims.tp if sharded else vocab_size
+    rows, vocab, gathered = dims.batch * positions, vocab_size // dims.tp if sharded else vocab_size, f"{prefix}gathered"
     return {
         **storages(dims.dtype, Column.ACTIVATIONS, {f"{prefix}logits": (rows, vocab)}),
         **storages(dims.stat_dtype, Column.ACTIVATIONS, {f"{prefix}loss_lse": (rows,), made: ()}),
-        **storages(dims.dtype, Column.COMMUNICATION, {f"{prefix}gathered": dims.gathered}),
+        **storages(dims.stat_dtype, Column.ACTIVATIONS, {f"{prefix}loss_{name}": (count, rows) for name, count in JOINED.items()}),
+        **storages(dims.dtype, Column.COMMUNICATION, dict.fromkeys((gathered, partial_gradient(gathered)), dims.gathered)),
     }
 
 

@@ -130,6 +130,7 @@ def _renamed(op: Op, prefix: str, rename: dict[str, str]) -> Op:
         op.flow,
         names(op.holds),
         op.keeps_first,
+        late_fetches=names(op.late_fetches),
     )
 
 

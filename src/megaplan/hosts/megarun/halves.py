@@ -20,30 +20,35 @@ class Halves:
         inputs: The program with I in place of its backward.
         late: Parameters whose gradients are left to W, in W's order.
         weights: One moment for each of them: what is pending then, and the new gradient.
+        fetched: Storages that W makes for itself.
     """
 
     inputs: Replay
     late: tuple[str, ...]
     weights: tuple[Moment, ...]
+    fetched: frozenset[str] = frozenset()
 
     @property
     def pending(self) -> Moment:
         """What a microbatch keeps between I and W."""
-        return self.weights[0].before() if self.weights else Moment("W", ())
+        if not self.weights:
+            return Moment("W", ())
+        first, fetched = self.weights[0].before(), self.fetched
+        return Moment(first.op, tuple(name for name in first.storages if name not in fetched), first.gradients)
 
 
 @cache
 def halves(run: Replay) -> Halves:
     """The halves of a program's backward."""
     backward = Backward(run.program, splits=True)
-    weights = []
-    for index, (op, _, _) in enumerate(backward.pending):
-        left = backward.pending[index:]
-        storages = dict.fromkeys((*(kept for _, kept, _ in left), *op.fetches))
-        gradients = tuple(size_name(holder) for holder in dict.fromkeys(holder for _, _, holder in left))
-        weights.append(Moment(f"W of {op.name}", tuple(storages), gradients, op.params[:1], op.params[:1]))
-    late = tuple(op.params[0] for op, _, _ in backward.pending)
-    return Halves(replace(run, **backward_fields(backward.moments)), late, tuple(weights))
+    weights, operations = [], [pending.op for pending in backward.pending]
+    for op, param, _, _ in backward.pending:
+        left = backward.pending[operations.index(op) :]  # weights of one input are freed together
+        storages = dict.fromkeys((*(pending.kept for pending in left), *op.late_fetches))
+        gradients = tuple(size_name(holder) for holder in dict.fromkeys(pending.gradient for pending in left))
+        weights.append(Moment(f"W of {op.name}", tuple(storages), gradients, (param,), (param,)))
+    late, fetched = tuple(pending.param for pending in backward.pending), frozenset(name for op in operations for name in op.late_fetches)
+    return Halves(replace(run, **backward_fields(backward.moments)), late, tuple(weights), fetched)
 
 
 @dataclass(frozen=True, slots=True)

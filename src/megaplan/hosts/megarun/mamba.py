@@ -13,7 +13,7 @@ from megaplan.columns import Column
 from megaplan.hosts.megarun.attention import recomputed
 from megaplan.hosts.megarun.dims import Dims
 from megaplan.hosts.megarun.parts import Part, Shapes, residual, storages
-from megaplan.hosts.megarun.program import Op, Replay, add, cut, linear, norm, replay
+from megaplan.hosts.megarun.program import Op, Projection, Replay, add, cut, linear, norm, partial_gradient, project, replay
 from megaplan.inventory.mamba import num_mamba_heads
 from megaplan.spec.models import Mamba2, Mamba3
 
@@ -32,7 +32,7 @@ def mamba_part(dims: Dims, mamba: Mamba2 | Mamba3, *, policy: str) -> Part:
 def _mamba2_replay(conv_bias: bool, sharded: bool, policy: str) -> Replay:
     inputs = ("conv_x", "dt", "conv_B", "conv_C")
     ops = (
-        *_input_ops(sharded),
+        *_input_ops(sharded, Projection("in_proj", "projected", "in_proj.weight")),
         cut("split", "projected", ("z", "conv_in", "dt")),
         Op(
             "conv1d",
@@ -73,8 +73,11 @@ def _mamba2_storages(dims: Dims, mamba: Mamba2) -> Shapes:
 def _mamba3_replay(angles: bool, mimo: bool, sharded: bool, policy: str) -> Replay:
     inputs = ("z", "x_in", "step", "B_normed", "C_normed", *(("angles",) if angles else ()))
     ops = (
-        *_input_ops(sharded),
-        *((_angle_proj(sharded),) if angles else ()),
+        *_input_ops(
+            sharded,
+            Projection("in_proj", "projected", "in_proj.weight"),
+            *((Projection("angle_proj", "angles", "angle_proj.weight"),) if angles else ()),
+        ),
         cut("split", "projected", ("z", "x_in", "B", "C", "step")),
         norm("B_norm", "B", "B_normed", "B_rstd", "B_norm.weight"),
         norm("C_norm", "C", "C_normed", "C_rstd", "C_norm.weight"),
@@ -109,18 +112,8 @@ def _mamba3_storages(dims: Dims, mamba: Mamba3) -> Shapes:
     return _common(dims, shapes) | storages(dims.stat_dtype, Column.ACTIVATIONS, statistics)
 
 
-def _input_ops(sharded: bool) -> tuple[Op, ...]:
-    source, keeps = ("gathered", "normed") if sharded else ("normed", None)
-    return (
-        norm("norm", "x", "normed", "rstd", "norm.weight"),
-        *((Op("gather", ("normed",), ("gathered",)),) if sharded else ()),
-        linear("in_proj", source, "projected", "in_proj.weight", keeps=keeps),
-    )
-
-
-def _angle_proj(sharded: bool) -> Op:
-    source, keeps = ("gathered", "normed") if sharded else ("normed", None)
-    return linear("angle_proj", source, "angles", "angle_proj.weight", keeps=keeps)
+def _input_ops(sharded: bool, *projections: Projection) -> tuple[Op, ...]:
+    return norm("norm", "x", "normed", "rstd", "norm.weight"), *project("normed", "gathered", *projections, sharded=sharded)
 
 
 def _output_ops(reads: str, sharded: bool) -> tuple[Op, ...]:
@@ -141,5 +134,5 @@ def _common(dims: Dims, shapes: dict[str, tuple[int, ...]]) -> Shapes:
     return {
         **storages(dims.dtype, Column.ACTIVATIONS, {**shapes, **own}),
         **storages(dims.stat_dtype, Column.ACTIVATIONS, {"rstd": dims.residual[:2]}),
-        **storages(dims.dtype, Column.COMMUNICATION, dict.fromkeys(("gathered", "partial"), dims.gathered)),
+        **storages(dims.dtype, Column.COMMUNICATION, dict.fromkeys(("gathered", partial_gradient("gathered"), "partial"), dims.gathered)),
     }

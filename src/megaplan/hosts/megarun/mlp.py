@@ -8,7 +8,7 @@ from megaplan.columns import Column
 from megaplan.hosts.megarun.attention import recomputed
 from megaplan.hosts.megarun.dims import Dims
 from megaplan.hosts.megarun.parts import Part, Shapes, residual, storages
-from megaplan.hosts.megarun.program import Op, Replay, add, linear, norm, replay
+from megaplan.hosts.megarun.program import Op, Projection, Replay, add, linear, norm, partial_gradient, project, replay
 from megaplan.spec.models import Mlp
 
 SELECTIVE = frozenset({"activation"})
@@ -30,24 +30,21 @@ def _replay(gated: bool, sharded: bool, policy: str) -> Replay:
 
 def mlp_ops(gated: bool, sharded: bool, prefix: str = "", made: str = "mlp") -> tuple[Op, ...]:
     """Normed input to the MLP's output, as `Mlp.body` runs it; `prefix` stands before storages and parameters."""
-    source, keeps = (f"{prefix}gathered", "normed") if sharded else ("normed", None)
-    inner = (f"{prefix}gate", f"{prefix}up") if gated else (f"{prefix}up",)
-    projected = tuple(
-        linear(f"{prefix}{name}_proj", source, f"{prefix}{name}", f"{prefix}{name}_proj.weight", keeps=keeps)
-        for name in (("gate", "up") if gated else ("up",))
-    )
+    names = ("gate", "up") if gated else ("up",)
+    inner = tuple(f"{prefix}{name}" for name in names)
+    expanding = (Projection(f"{prefix}{name}_proj", f"{prefix}{name}", f"{prefix}{name}_proj.weight") for name in names)
+    holds = ("normed", *inner)
     return (
-        *((Op(f"{prefix}gather", ("normed",), (source,)),) if sharded else ()),
-        *projected,
+        *project("normed", f"{prefix}gathered", *expanding, sharded=sharded),
         Op(f"{prefix}activation", inner, (f"{prefix}activation",), keeps=inner),
         linear(
             f"{prefix}down_proj",
             f"{prefix}activation",
             f"{prefix}partial" if sharded else made,
             f"{prefix}down_proj.weight",
-            holds=("normed", *inner),
+            holds=holds,
         ),
-        *((Op(f"{prefix}reduce_scatter", (f"{prefix}partial",), (made,)),) if sharded else ()),
+        *((Op(f"{prefix}reduce_scatter", (f"{prefix}partial",), (made,), holds=holds),) if sharded else ()),
     )
 
 
@@ -57,5 +54,6 @@ def mlp_storages(dims: Dims, ffn_hidden_size: int, prefix: str = "") -> Shapes:
     kept = {f"{prefix}{name}": width for name in ("gate", "up", "activation")}
     if dims.tp == 1:
         return storages(dims.dtype, Column.ACTIVATIONS, kept)
-    moved = {f"{prefix}{name}": dims.gathered for name in ("gathered", "partial")}
+    gathered = f"{prefix}gathered"
+    moved = dict.fromkeys((gathered, partial_gradient(gathered), f"{prefix}partial"), dims.gathered)
     return storages(dims.dtype, Column.ACTIVATIONS, kept) | storages(dims.dtype, Column.COMMUNICATION, moved)

@@ -9,7 +9,6 @@ Newton-Schulz on that.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import prod
 from typing import NamedTuple
 
 from megaplan.dtypes import DType
@@ -76,8 +75,8 @@ class MatrixScratch(NamedTuple):
     It has two moments:
 
     - Inside an iteration: the gathered update, the iterate x, x xᵀ and its polynomial (k matrices of r × r, r the shorter side), and the
-      next iterate, beside the update's shard.
-    - Afterwards: the gathered update, the orthogonalised one, and the rank's part of it in `precision.master`, if that is another dtype.
+      next iterate, beside the update's shard. Where TP has cut the matrix, what FSDP2 has gathered is a part, and gathered again over TP.
+    - Afterwards: the orthogonalised update, and the rank's shard of it in `precision.master`, if that is another dtype.
 
     Attributes:
         iterating_bytes: The first, without the shard.
@@ -105,8 +104,8 @@ class MatrixScratch(NamedTuple):
 
 
 def matrix_scratch(
-    shape: tuple[int, ...],
-    num_matrices: int,
+    matrices: tuple[int, int, int],
+    tp_parts: int,
     iteration_bytes: int,
     cast_bytes: int,
     shard_elements: int,
@@ -117,21 +116,22 @@ def matrix_scratch(
     """The scratch of one tensor.
 
     Args:
-        shape: Whole tensor on the rank, after TP and EP; dims before the last are rows.
-        num_matrices: k equal matrices, orthogonalised apart.
+        matrices: What the rank orthogonalises, whole: k matrices of rows × columns.
+        tp_parts: Ranks that TP has cut them over; 1 where each rank has its own.
         iteration_bytes: Of an element of the iteration.
         cast_bytes: Of an element of `precision.master`; 0 where that is the iteration's dtype.
-        shard_elements: A whole share of the tensor; the all-gather makes `degree` of them, padding included.
+        shard_elements: A whole share of the rank's part; the all-gather makes `degree` of them, padding included.
         degree: Ranks that share it.
         momentum_bytes: The momentum of a whole share.
         uneven: Where the rows do not divide by the degree.
     """
-    elements, columns = prod(shape), shape[-1]
-    gathered, side = shard_elements * degree, min(elements // (num_matrices * columns), columns)
+    count, rows, columns = matrices
+    elements, side = count * rows * columns, min(rows, columns)
+    gathered = shard_elements * degree + (elements if tp_parts > 1 else 0)
     return MatrixScratch(
-        (gathered + 2 * elements + 2 * num_matrices * side * side) * iteration_bytes,
+        (gathered + 2 * elements + 2 * count * side * side) * iteration_bytes,
         shard_elements * iteration_bytes if degree > 1 else 0,
-        (gathered + elements) * iteration_bytes,
+        elements * iteration_bytes,
         shard_elements * cast_bytes,
         momentum_bytes,
         uneven,

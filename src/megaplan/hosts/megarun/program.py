@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 INPUT, OUTPUT = "x", "out"
 AGAIN = "recompute"  # stands for the region's second run among the keepers of a storage
@@ -53,11 +53,12 @@ class Op:
         keeps: What it keeps for backward, besides parameters.
         params: Parameters whose gradients its backward makes, by their names in the block.
         grads: What receives a gradient; None for all of `reads`.
-        fetches: Storages its backward makes again for itself (gathered inputs that were not kept).
+        fetches: Storages its backward makes for itself: gathered inputs that were not kept, partial sums before a reduction.
         flow: How gradients pass.
         holds: Storages that a Python frame still names while it runs, though nothing reads them any more.
         keeps_first: Whether it keeps what it keeps before it runs, as torch's products do.
-        waits: Whether a split backward leaves the gradient of its first parameter to W: a linear's.
+        late: Parameters whose gradients a split backward leaves to W, those of linears, each with the output whose gradient that needs.
+        late_fetches: Beside `fetches`, what only those gradients need; in a split backward W makes it.
     """
 
     name: str
@@ -70,7 +71,8 @@ class Op:
     flow: Flow = Flow.COMPUTE
     holds: tuple[str, ...] = ()
     keeps_first: bool = False
-    waits: bool = False
+    late: tuple[tuple[str, str], ...] = ()
+    late_fetches: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +131,57 @@ def linear(
     makes: str,
     param: str,
     *,
-    keeps: str | None = None,
     bias: str | None = None,
     holds: tuple[str, ...] = (),
 ) -> Op:
-    """A matrix product with a parameter; it keeps its input, or `keeps` where the input was gathered from that and is gathered again."""
+    """A matrix product with a parameter; it keeps its input."""
     params = (param,) if bias is None else (param, bias)
-    fetches = () if keeps is None else (reads,)
-    kept = (keeps or reads,)
-    return Op(name, (reads,), (makes,), keeps=kept, params=params, fetches=fetches, holds=holds, keeps_first=True, waits=True)
+    return Op(name, (reads,), (makes,), keeps=(reads,), params=params, holds=holds, keeps_first=True, late=((param, makes),))
+
+
+class Projection(NamedTuple):
+    """One of several linears that read one input: name, what it makes, weight, bias."""
+
+    name: str
+    makes: str
+    param: str
+    bias: str | None = None
+
+
+def project(reads: str, gathered: str, *projections: Projection, sharded: bool, holds: tuple[str, ...] = ()) -> tuple[Op, ...]:
+    """Column-parallel linears of one input, as `TensorParallel.project` runs them.
+
+    Under TP they are one operation: own tokens are gathered, multiplied and kept, and gathered again in backward, beside the partial
+    gradient of what was gathered, which leaves as a reduce-scatter.
+
+    Args:
+        reads: The rank's own tokens.
+        gathered: All tokens; its gradient is `partial_gradient(gathered)`.
+        projections: In order.
+        sharded: Whether TP is more than one rank.
+        holds: See `Op`.
+    """
+    if not sharded:
+        return tuple(linear(each.name, reads, each.makes, each.param, bias=each.bias, holds=holds) for each in projections)
+    weights, biases = (each.param for each in projections), (each.bias for each in projections if each.bias is not None)
+    return (
+        Op(
+            projections[0].name,
+            (reads,),
+            (gathered, *(each.makes for each in projections)),
+            keeps=(reads,),
+            params=(*weights, *biases),
+            fetches=(partial_gradient(gathered),),
+            late_fetches=(gathered,),
+            holds=holds,
+            late=tuple((each.param, each.makes) for each in projections),
+        ),
+    )
+
+
+def partial_gradient(gathered: str) -> str:
+    """The gradient of gathered tokens before its reduction, as a storage of its own."""
+    return f"{gathered}_partial"
 
 
 def norm(name: str, reads: str, makes: str, rstd: str, param: str) -> Op:
@@ -277,6 +321,22 @@ def _forward(ops: tuple[Op, ...], roots: dict[str, str], saved: frozenset[str], 
     return tuple(moments)
 
 
+class Pending(NamedTuple):
+    """A weight gradient that is left out.
+
+    Attributes:
+        op: Of the linear; several weights that read one gathered input are one operation's.
+        param: The weight.
+        kept: The storage that the operation keeps.
+        gradient: The holder of the output's gradient.
+    """
+
+    op: Op
+    param: str
+    kept: str
+    gradient: str
+
+
 class Backward:
     """The replay of a backward.
 
@@ -284,7 +344,7 @@ class Backward:
 
     Attributes:
         moments: What was found.
-        pending: Each linear whose weight gradient is left out, with the storage it keeps and the holder of its output's gradient.
+        pending: Weight gradients that are left out, in W's order.
     """
 
     def __init__(self, program: Program, *, splits: bool) -> None:
@@ -298,12 +358,12 @@ class Backward:
             self._waiting[name].add(AGAIN)
         if splits:
             for op in graph.ops:
-                if op.waits and graph.roots[op.keeps[0]] != INPUT:
+                if op.late and graph.roots[op.keeps[0]] != INPUT:
                     self._waiting[graph.roots[op.keeps[0]]].add(LATER)
         self._live = dict.fromkeys(program.order)
         self._params: tuple[str, ...] = ()
         self.moments: tuple[Moment, ...] = ()
-        self.pending: list[tuple[Op, str, str]] = []
+        self.pending: list[Pending] = []
         again = bool(graph.region)
         for op in reversed(graph.ops):
             if again and op.keeps and (op.name in graph.region or any(graph.roots[name] in graph.dropped for name in op.keeps)):
@@ -324,15 +384,19 @@ class Backward:
         self.moments += (Moment(op.name, tuple(self._live), self._held(), self._params),)
 
     def _compute(self, op: Op) -> None:
-        made, new = op.reads if op.grads is None else op.grads, op.params
-        if self._splits and op.waits:
-            self.pending.append((op, self._graph.roots[op.keeps[0]], self._gradients[op.makes[0]]))
-            new = op.params[1:]
-        storages = (*self._live, *(name for name in op.fetches if name not in self._live))
+        made, new, fetches = op.reads if op.grads is None else op.grads, op.params, op.fetches
+        if self._splits and op.late:
+            kept = self._graph.roots[op.keeps[0]]
+            self.pending += [Pending(op, param, kept, self._gradients[output]) for param, output in op.late]
+            new = tuple(param for param in op.params if param not in [late for late, _ in op.late])
+        else:
+            fetches += op.late_fetches
+        storages = (*self._live, *(name for name in fetches if name not in self._live))
         self._params = (*self._params, *new)
         self.moments += (Moment(op.name, storages, (*self._held(), *made), self._params, new, len(made)),)
+        waiting = {pending.gradient for pending in self.pending}
         for name in made:
-            if self._gradients.get(name) in [holder for _, _, holder in self.pending]:
+            if self._gradients.get(name) in waiting:
                 self._gradients[name] += AGAIN_MADE
             else:
                 self._gradients.setdefault(name, name)
@@ -344,7 +408,7 @@ class Backward:
         _release(AGAIN, self._live, self._waiting, self._pinned)
 
     def _held(self) -> tuple[str, ...]:
-        pending = (holder for _, _, holder in self.pending)
+        pending = (each.gradient for each in self.pending)
         return tuple(size_name(holder) for holder in dict.fromkeys((*self._gradients.values(), *pending)))
 
 

@@ -8,7 +8,7 @@ from megaplan.columns import Column
 from megaplan.hosts.megarun.attention import recomputed
 from megaplan.hosts.megarun.dims import Dims
 from megaplan.hosts.megarun.parts import Part, residual, storages
-from megaplan.hosts.megarun.program import Op, Replay, add, cut, linear, norm, replay
+from megaplan.hosts.megarun.program import Op, Projection, Replay, add, cut, linear, norm, partial_gradient, project, replay
 from megaplan.spec.models import MatrixRecurrence
 
 SELECTIVE = frozenset({"m2rnn", "gated_norm"})
@@ -25,32 +25,36 @@ def recurrent_part(dims: Dims, recurrent: MatrixRecurrence, *, policy: str) -> P
     statistics = {
         "rstd": dims.residual[:2],
         "gated_rstd": wide(1),
+        "gated_dot": wide(1),
         "states": (dims.batch, num_states, heads, keys, recurrent.value_dim),
     }
     tensors = {
         **storages(dims.dtype, Column.ACTIVATIONS, shapes),
         **storages(dims.stat_dtype, Column.ACTIVATIONS, statistics),
-        **storages(dims.dtype, Column.COMMUNICATION, dict.fromkeys(("gathered", "partial"), dims.gathered)),
+        **storages(dims.dtype, Column.COMMUNICATION, dict.fromkeys(("gathered", partial_gradient("gathered"), "partial"), dims.gathered)),
     }
     return Part(_replay(dims.tp > 1, policy), residual(tensors))
 
 
 @cache
 def _replay(sharded: bool, policy: str) -> Replay:
-    source, keeps = ("gathered", "normed") if sharded else ("normed", None)
+    projections = (("qk_proj", "qk_proj"), ("v_proj", "v_proj"), ("forget_proj", "forget"), ("gate_proj", "gate"))
     inputs = ("q", "k", "v", "forget")
     ops = (
         norm("norm", "x", "normed", "rstd", "norm.weight"),
-        *((Op("gather", ("normed",), ("gathered",)),) if sharded else ()),
-        linear("qk_proj", source, "qk_proj", "qk_proj.weight", keeps=keeps),
-        linear("v_proj", source, "v_proj", "v_proj.weight", keeps=keeps),
-        linear("forget_proj", source, "forget", "forget_proj.weight", keeps=keeps),
-        linear("gate_proj", source, "gate", "gate_proj.weight", keeps=keeps),
+        *project("normed", "gathered", *(Projection(name, made, f"{name}.weight") for name, made in projections), sharded=sharded),
         Op("conv_qk", ("qk_proj",), ("qk",), keeps=("qk_proj",), params=("conv_qk.weight", "conv_qk.bias")),
         cut("split qk", "qk", ("q", "k")),
         Op("conv_v", ("v_proj",), ("v",), keeps=("v_proj",), params=("conv_v.weight", "conv_v.bias")),
         Op("m2rnn", inputs, ("y", "states"), keeps=(*inputs, "states"), params=("state_map", "D", "dt_bias", "A_log")),
-        Op("gated_norm", ("y", "gate"), ("gated", "gated_rstd"), keeps=("y", "gate", "gated_rstd"), params=("gated_norm.weight",)),
+        Op(
+            "gated_norm",
+            ("y", "gate"),
+            ("gated", "gated_rstd"),
+            keeps=("y", "gate", "gated_rstd"),
+            params=("gated_norm.weight",),
+            fetches=("gated_dot",) if sharded else (),  # summed over the group, as the squares are
+        ),
         linear("out_proj", "gated", "partial" if sharded else "o", "out_proj.weight"),
         *((Op("reduce_scatter", ("partial",), ("o",)),) if sharded else ()),
         add("residual", ("x", "o"), "out"),

@@ -30,7 +30,7 @@ from megaplan.hosts.megarun.optimizer import (
     newton_schulz_dtype,
     uses_muon,
 )
-from megaplan.inventory.tensors import Block, Family, Group, Owner
+from megaplan.inventory.tensors import Block, Family, Group, Owner, ParamTensor
 from megaplan.spec.models import Mesh, Spec
 
 EXPERT_PARALLEL, MATRIX = Owner.EXPERT_PARALLEL, Group.MATRIX
@@ -218,7 +218,8 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
             short = Uneven(rows, chunk_rows, degree, width * moments * num_moments, width * master, expert, in_matrix_group)
             uneven.append(short)
         if by_muon:
-            scratch.append(matrix_scratch(shape, tensor.num_matrices, iteration, cast, chunk, degree, state, short))
+            matrices, parts = _matrices(tensor, shape, mesh)
+            scratch.append(matrix_scratch(matrices, parts, iteration, cast, chunk, degree, state, short))
         else:
             states[in_matrix_group] += STEP_BYTES
             if casts_gradients:
@@ -242,6 +243,14 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
         state_slack_bytes=state_slack,
         parameters=counts[False][2] + counts[True][2],
     )
+
+
+def _matrices(tensor: ParamTensor, shape: tuple[int, ...], mesh: Mesh) -> tuple[tuple[int, int, int], int]:
+    """What a rank orthogonalises, (k, rows, columns), and the ranks that TP has cut these over; `shape` is the rank's part."""
+    count = tensor.local_matrices(mesh.tp, mesh.ep)
+    if tensor.cut_dim(mesh.tp) is not None:
+        return (count, prod(tensor.shape[:-1]) // count, tensor.shape[-1]), mesh.tp
+    return (count, prod(shape[:-1]) // count, shape[-1]), 1
 
 
 def _group(sizes: Sizes, compute: int, degree: int, shard: int, whole: int, true: int, last: int) -> GroupBytes:

@@ -1,0 +1,187 @@
+"""The ledger of a TP rank against its modules: what is kept, and what is alive at the peaks, in a group whose collectives end at once."""
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from megaplan.hosts.megarun.dims import local_dims
+from megaplan.hosts.megarun.ledger import block_bytes, block_ledger
+from megaplan.inventory.build import build_inventory
+from megaplan.inventory.tensors import Inventory
+from megaplan.layout.build import build_layout
+from megaplan.spec.models import Spec
+from megarun.build import build_stage, materialise
+from megarun.dtypes import TORCH_DTYPES
+from megarun.model.rotary import Rotary
+from megarun.model.stage import Stage
+from megarun.parallel.mesh import build_mesh
+from megarun.parallel.pipeline import batch_loss
+from megarun.parallel.recompute import recompute_stage
+from megarun.parallel.shapes import token_shape
+from megarun.parallel.tensor import tensor_parallel
+from megarun.saved import saved_storages
+from megarun.trace.fake import lone_rank
+
+pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-50")]
+HEADS = {"kind": "mla", "num_heads": 4, "kv_lora_rank": 14, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gqa": ("A", {"attention": {"kind": "gqa", "num_heads": 8, "num_kv_heads": 4, "head_dim": 6}}),
+    "gqa-rich": ("A", {"attention": {"kind": "gqa", "num_heads": 4, "num_kv_heads": 4, "head_dim": 6, "qk_norm": True, "bias": True}}),
+    "gqa-nope": ("A", {"attention": {"kind": "gqa", "num_heads": 4, "num_kv_heads": 4, "head_dim": 6, "nope_layers": [0, 1]}}),
+    "mla": ("A", {"attention": {**HEADS, "q_lora_rank": 10}}),
+    "mla-direct": ("A", {"attention": {**HEADS, "q_lora_rank": None, "nope_layers": [0, 1]}}),
+    "mamba2": ("M", {"mamba": {"kind": "mamba2", "num_heads": 8, "head_dim": 6, "state_dim": 5, "num_groups": 4, "chunk_size": 8}}),
+    "moe": ("E", {"moe": {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 24, "shared_ffn_hidden_size": 16}}),
+    "m2rnn": ("R", {"recurrent": {"kind": "m2rnn", "num_heads": 4, "key_dim": 5, "value_dim": 6, "save_every": 8}}),
+    "swiglu": ("D", {"mlp": {"ffn_hidden_size": 52}}),
+    "gelu": ("D", {"mlp": {"ffn_hidden_size": 52, "activation": "gelu"}}),
+}  # fmt: skip
+CASES = [(kind, "none") for kind in KINDS]
+CASES += [(kind, policy) for kind in KINDS for policy in ("selective", "full") if policy == "selective" or kind not in ("mamba2", "moe")]
+
+
+class Alone(nn.Module):
+    """A layer with its stage's rotary tables as its own buffers."""
+
+    def __init__(self, stage: Stage, index: int) -> None:
+        super().__init__()
+        self.block = stage.layers[str(index)]
+        self.rotates = stage.attention is not None
+        if self.rotates:
+            self.register_buffer("cos", stage.rope_cos)
+            self.register_buffer("sin", stage.rope_sin)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.block(x, Rotary(self.cos, self.sin) if self.rotates else None)
+
+
+def spec_of(kind: str, tp: int, policy: str, precision: str = "bf16", **mesh: Any) -> Spec:
+    letter, section = KINDS[kind]
+    model = {"pattern": letter, "num_layers": 2, "hidden_size": 40, "vocab_size": 64, **section}
+    return Spec.model_validate(
+        {
+            "format": "megaplan.spec/1",
+            "name": kind,
+            "model": model,
+            "mesh": {"tp": tp, **mesh},
+            "batch": {"micro_batch_size": 3, "seq_length": 24},
+            "precision": dict.fromkeys(("params", "grads", "master", "moments", "reduce"), precision),
+            "recompute": {"default": policy},
+        }
+    )
+
+
+@pytest.fixture(params=[2, 4], ids=["tp2", "tp4"])
+def tp(request: Any) -> Iterator[int]:
+    """The degree, in its process group."""
+    with lone_rank(0, request.param):
+        yield request.param
+
+
+def built(spec: Spec) -> tuple[Inventory, Stage, nn.Module]:
+    inventory, mesh = build_inventory(spec), build_mesh(spec.mesh, torch.device("cpu"))
+    slot = build_layout(spec, inventory, [(0, 2)]).slots[0]
+    stage = build_stage(spec, inventory, slot, tensor_parallel(mesh))
+    recompute_stage(stage, spec, inventory)
+    materialise(stage, torch.device("cpu"))
+    for parameter in stage.parameters():
+        nn.init.normal_(parameter, std=0.02)
+    return inventory, stage, batch_loss(spec, mesh)
+
+
+def residual(spec: Spec) -> torch.Tensor:
+    dtype = TORCH_DTYPES[spec.precision.params]
+    return torch.randn(local_dims(spec).residual, dtype=dtype, requires_grad=True)
+
+
+@pytest.mark.requirement("R-17")
+@pytest.mark.requirement("R-67")
+@pytest.mark.parametrize(("kind", "policy"), CASES)
+def test_a_layer_of_a_tp_rank_keeps_what_its_ledger_says(kind: str, policy: str, tp: int) -> None:
+    """Own tokens of gathered inputs, local heads and widths; storage by storage and to the byte."""
+    spec = spec_of(kind, tp, policy)
+    inventory, stage, _ = built(spec)
+    for index in range(2):
+        ledger = block_ledger(spec, f"layers.{index}", inventory.layers[index])
+        found = saved_storages(Alone(stage, index), (residual(spec),))
+        expected = sorted((tensor.bytes, str(TORCH_DTYPES[tensor.dtype])) for tensor in ledger.saved)
+        assert sorted((storage.nbytes, str(storage.dtype)) for storage in found.kept) == expected
+        assert found.live_bytes == sum(tensor.bytes for tensor in ledger.saved) + ledger.output.bytes
+
+
+def peaks(live: Any, module: nn.Module, x: torch.Tensor) -> list[tuple[int, int]]:
+    """Forward and backward peaks of two microbatches, the module's input and output not counted; the second adds gradients in place."""
+    live.ignore(x, *module.parameters(), *module.buffers())
+    found = []
+    for _ in range(2):
+        before = live.now
+        live.restart()
+        with live:
+            y = module(x)
+        forward = live.peak - before
+        gradient = torch.ones_like(y)
+        live.add(gradient)
+        live.restart()
+        live.in_backward = True
+        with live:
+            torch.autograd.backward(y, gradient)
+        live.in_backward = False
+        found.append((forward, live.peak - before - y.untyped_storage().nbytes()))
+        x.grad = None
+        del y, gradient
+    return found
+
+
+@pytest.mark.parametrize(("kind", "policy"), CASES)
+def test_the_working_set_of_a_tp_rank(kind: str, policy: str, tp: int, live_storages: ModuleType) -> None:
+    """Gathered inputs, partial sums and their gradients included: first microbatch and later ones, forward and backward, to the byte."""
+    spec = spec_of(kind, tp, policy)
+    inventory, stage, _ = built(spec)
+    sums = block_bytes(spec, local_dims(spec), "layers.0", inventory.layers[0])
+    found = peaks(live_storages.LiveStorages(), Alone(stage, 0), residual(spec))
+    assert found == [(sums.forward_bytes, sums.backward_bytes), (sums.forward_bytes, sums.again_bytes)]
+
+
+class HeadAndLoss(nn.Module):
+    """The head of a stage and the loss of all-zero labels, which are an input."""
+
+    def __init__(self, stage: Stage, loss: nn.Module, labels: torch.Tensor) -> None:
+        super().__init__()
+        self.stage, self.loss = stage, loss
+        self.register_buffer("labels", labels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.loss(self.stage.logits(x), self.labels) * self.loss.num_tokens
+
+
+@pytest.mark.parametrize("vocab_parallel", [False, True])
+def test_the_working_set_of_head_and_loss(vocab_parallel: bool, tp: int, live_storages: ModuleType) -> None:
+    """Own tokens and all words, or all tokens and own words; of the loss, what joins the slices, within a few scalars and a mask."""
+    spec = spec_of("swiglu", tp, "none", precision="fp32", vocab_parallel=vocab_parallel)
+    inventory, stage, loss = built(spec)
+    labels = torch.zeros(token_shape(spec), dtype=torch.int64)
+    module = HeadAndLoss(stage, loss, labels)
+    kept = saved_storages(module, (residual(spec),)).kept
+    ledger = block_ledger(spec, "head", inventory.block("head"))
+    assert sorted(storage.nbytes for storage in kept) == sorted(tensor.bytes for tensor in ledger.saved)
+    sums = block_bytes(spec, local_dims(spec), "head", inventory.block("head"))
+    expected = [(sums.forward_bytes, sums.backward_bytes), (sums.forward_bytes, sums.again_bytes)]
+    slack = (1 if vocab_parallel else 0) * labels.numel() + 16
+    for found, wanted in zip(peaks(live_storages.LiveStorages(), module, residual(spec)), expected, strict=True):
+        assert all(abs(a - b) <= slack for a, b in zip(found, wanted, strict=True)), (found, wanted)
+
+
+def test_the_working_set_of_a_cut_embedding(tp: int, live_storages: ModuleType) -> None:
+    """Rows of own words for all tokens, then own tokens, within the masks of other ranks' words."""
+    spec = spec_of("swiglu", tp, "none", precision="fp32", vocab_parallel=True)
+    inventory, stage, _ = built(spec)
+    tokens = torch.randint(0, 64, token_shape(spec))
+    sums = block_bytes(spec, local_dims(spec), "embedding", inventory.block("embedding"))
+    arriving = sums.output_bytes  # the caller's gradient, which a chunk would have freed
+    for index, (forward, backward) in enumerate(peaks(live_storages.LiveStorages(), stage.embedding, tokens)):
+        assert 0 <= forward - sums.forward_bytes <= tokens.numel()
+        assert 0 <= backward - arriving - (sums.again_bytes if index else sums.backward_bytes) <= tokens.numel() + 16
