@@ -126,7 +126,7 @@ def test_split_show_check(megaplan, here):
     assert [stage["layers"] for stage in split["stages"]] == [stage["layers"] for stage in plan["decisions"]["stages"]]
     assert document(megaplan("show", "plan.json", "--json")) == plan
     check = document(megaplan("check", "plan.json", "--json"))
-    assert check == {"format": "megaplan.check/1", "passes": True, "strict": False, "diagnostics": []}
+    assert check == {"format": "megaplan.check/1", "passes": True, "strict": False, "diagnostics": [], "optimum": None}
 
 
 @pytest.mark.requirement("R-53")
