@@ -141,9 +141,11 @@ class Chunk:
         self.slack_bytes = sum([unit.block.saved_slack_bytes for unit in units])
         self.root = together([copies, *[unit.group for unit in units if not unit.layer]])
         self.layers = together([unit.group for unit in units if unit.layer])
-        self.flats = self._flats()
+        self.flats, self.starts = self._flats(), self._starts()
         largest = max([before + unit.forward_bytes for before, unit in zip(self.before, units, strict=False)])
-        self.forward_bound = largest + self.root.gathered_bytes + self.layers.gathered_bytes + max(self.flats)
+        inputs = max([before + unit.input_bytes for before, unit in zip(self.before, units, strict=False)])
+        largest = max(largest + max(self.flats), inputs + max(self.starts))
+        self.forward_bound = largest + self.root.gathered_bytes + self.layers.gathered_bytes
         """No forward has more alive, accumulated gradients aside."""
         lasting = self.root.unsharded_bytes + self.layers.unsharded_bytes + self.root.shard_bytes + self.layers.shard_bytes
         largest = max(self.root.reduction_bytes, *[unit.reduction_bytes for unit in units])
@@ -186,8 +188,16 @@ class Chunk:
         total, so_far = self.layers.gathered_bytes, 0
         gathers = policy.reshard and not (state is BACKWARDED and policy.pipelined)
         best, found = -1, (0, self.units[0].block.forward, 0)
+        copies_out = gathers if policy.reshard else fresh
+        start, started = -1, (0, 0)
         for index, unit in enumerate(self.units):
             own = unit.gathered_bytes
+            if copies_out and self.starts[index]:
+                communication = self.starts[index] + own + (0 if policy.reshard else so_far)
+                communication -= unit.storage.experts.gathered_bytes if unit.has_bank and unit.storage is not None else 0
+                size = self.before[index] + unit.input_bytes + communication
+                if size > start:
+                    start, started = size, (index, communication)
             if policy.reshard:
                 gathered = own + self.flats[index] if gathers else total - so_far
             else:
@@ -199,8 +209,14 @@ class Chunk:
                 size = self.before[index] + unit.input_bytes + moment_bytes + communication
                 if size >= best:
                     best, found = size, (index, moment, communication)
+        gradients = self.held(state)[0]
+        if start > best:
+            index, communication = started
+            before = self.before[index] + self.units[index].input_bytes
+            gathered = communication + self.root.gathered_bytes
+            return Peak(before + gradients + gathered, f"gathering of {self.names[index]}", index, before, None, (), gradients, gathered, 0)
         index, moment, gathered = found
-        return self.moment(index, f"forward of {self.names[index]}", moment, (), (self.held(state)[0], gathered))
+        return self.moment(index, f"forward of {self.names[index]}", moment, (), (gradients, gathered))
 
     def backward_peak(self, state: ChunkState) -> Peak:
         """The largest moment of a backward under a pipeline, where gradients accumulate whole."""
@@ -335,6 +351,18 @@ class Chunk:
             found.append(flat + self._ahead(index))
         return found
 
+    def _starts(self) -> list[int]:
+        """All-gather outputs alive while a layer's parameters are copied out of its own: the group gathered before is freed only then."""
+        last, found = self.root.flat_bytes, []
+        for unit in self.units:
+            if not unit.layer or unit.storage is None:
+                found.append(0)
+                continue
+            dense, experts = unit.storage.dense.flat_bytes, unit.storage.experts.flat_bytes
+            found.append(last + dense + (experts if self.policy.gathers_ahead else 0))
+            last = experts if unit.has_bank else dense
+        return found
+
     def _ahead(self, index: int) -> int:
         """The next layer's all-gather outputs while a unit runs, where they are gathered ahead; before the first layer all units wait."""
         if not self.policy.gathers_ahead:
@@ -355,6 +383,10 @@ class Chunk:
         flat_bytes = self.flats[index] + dense.flat_bytes - (0 if self.policy.gathers_ahead else experts.flat_bytes)
         for moment in unit.block.part.replay.forward:
             runs = moment.op == "experts"
+            if runs:  # copied out beside the output of the group gathered before
+                start = moment.before()
+                gathered = dense.gathered_bytes + experts.gathered_bytes + self.flats[index] + dense.flat_bytes
+                yield start, unit.block.moment_bytes(start, ()), gathered
             flat_bytes = self.flats[index] if runs else flat_bytes
             yield moment, unit.block.moment_bytes(moment, ()), dense.gathered_bytes + flat_bytes + (experts.gathered_bytes if runs else 0)
 

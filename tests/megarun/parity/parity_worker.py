@@ -14,7 +14,7 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
-from megaplan.spec.models import Spec
+from megaplan.spec.models import Mesh, Spec
 from megarun.batches import Batches
 from megarun.failure import diagnostics_of
 from megarun.job import Job
@@ -22,6 +22,7 @@ from megarun.launch import Launch, process_group
 from megarun.model import moe
 from megarun.optim.muon import Muon
 from megarun.parallel.mesh import build_mesh
+from megarun.parallel.tensor import tensor_parallel
 from megarun.support import refuse_unbuilt
 from megarun.trainer import Trainer
 
@@ -112,6 +113,35 @@ def compare_muon(_: dict[str, Any]) -> dict[str, list[torch.Tensor]]:
     return {"whole": [p.detach() for p in whole], "sharded": [_gathered(p) for p in sharded]}
 
 
+def compare_tensor_muon(_: dict[str, Any]) -> dict[str, list[torch.Tensor]]:
+    """Three steps of Muon on whole matrices and on this TP rank's parts: rows cut, columns cut, whole head groups, a part sharded too."""
+    mesh = build_mesh(Mesh(tp=2, dp_shard=2), CPU)
+    tp = tensor_parallel(mesh)
+    cuts = [((6, 5), 1, 0), ((5, 6), 1, 1), ((6, 4), 1, 1), ((8, 3), 2, None)]  # shape, matrices, cut dim (None: groups of dim 0)
+    torch.manual_seed(0)
+    starts = [torch.randn(shape) for shape, _, _ in cuts]
+
+    def part(value: torch.Tensor, cut: int | None) -> torch.Tensor:
+        local = value.chunk(2, 0 if cut is None else cut)[tp.index].contiguous()
+        return distribute_tensor(local, mesh.state_mesh, [Shard(0)])
+
+    whole = [torch.nn.Parameter(start.clone()) for start in starts]
+    parts = [torch.nn.Parameter(part(start, cut)) for start, (_, _, cut) in zip(starts, cuts, strict=True)]
+    options = {"lr": 0.1, "weight_decay": 0.1, "moments_dtype": torch.float32, "iteration_dtype": torch.float32, "num_steps": 5}
+    counts = [count for _, count, _ in cuts]
+    own = [count // 2 if cut is None else count for _, count, cut in cuts]
+    of_parts = {p: cut for p, (_, _, cut) in zip(parts, cuts, strict=True) if cut is not None}
+    optimizers = [Muon(zip(whole, counts, strict=True), **options), Muon(zip(parts, own, strict=True), **options, cut=of_parts, tp=tp)]
+    for _ in range(3):
+        for a, b, (_, _, cut) in zip(whole, parts, cuts, strict=True):
+            a.grad = torch.randn_like(a)
+            b.grad = part(a.grad, cut)
+        for optimizer in optimizers:
+            optimizer.step()
+    expected = [p.detach().chunk(2, 0 if cut is None else cut)[tp.index] for p, (_, _, cut) in zip(whole, cuts, strict=True)]
+    return {"whole": expected, "parts": [_gathered(p) for p in parts]}
+
+
 def _gathered(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
 
@@ -127,7 +157,7 @@ def _by_name(parameters: list[tuple[str, torch.nn.Parameter]], value: Any) -> di
     return found
 
 
-RUNS = {"train": train_case, "muon": compare_muon}
+RUNS = {"train": train_case, "muon": compare_muon, "tensor muon": compare_tensor_muon}
 
 
 def serve(rank: int, world_size: int, port: int, pipe: Connection) -> None:

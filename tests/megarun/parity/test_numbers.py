@@ -1,5 +1,7 @@
 """What the parity of a cell does not say: that the cells differ where they should, and what is not held to the metric."""
 
+from typing import Any
+
 import pytest
 import torch
 from parity_cells import CELLS, Cell
@@ -34,9 +36,10 @@ def test_gradients_have_their_dtype(worlds: Worlds) -> None:
     assert worlds.reference(narrow.reference)["losses"] != worlds.reference(wide.reference)["losses"]
 
 
-def test_bf16_over_data_ranks_follows_one_process(worlds: Worlds) -> None:
+@pytest.mark.parametrize("mesh", [{"dp_shard": 2}, {"tp": 2}, {"tp": 2, "vocab_parallel": True}], ids=str)
+def test_bf16_follows_one_process(mesh: dict[str, Any], worlds: Worlds) -> None:
     """One flipped bf16 bit is 4e-3 of a weight, so only losses can be near."""
-    cell = Cell("dp2-bf16", {"dp_shard": 2}, spec={"precision.params": "bf16"})
+    cell = Cell("bf16", mesh, spec={"precision.params": "bf16"})
     found = worlds.train(cell.case, 2)[0]["losses"]
     assert found == pytest.approx(worlds.reference(cell.reference)["losses"], rel=1e-2)
 
@@ -45,3 +48,11 @@ def test_muon_of_shards_is_muon_of_whole_matrices(worlds: Worlds) -> None:
     """Odd shapes and a stack, to the bit."""
     for record in worlds.train({"run": "muon"}, 2):
         assert all(torch.equal(a, b) for a, b in zip(record["whole"], record["sharded"], strict=True))
+
+
+@pytest.mark.requirement("R-60")
+def test_muon_of_tp_parts_is_muon_of_whole_matrices(worlds: Worlds) -> None:
+    """Cut rows, cut columns, whole groups of heads, each sharded by FSDP2 as well."""
+    for record in worlds.train({"run": "tensor muon"}, 4):
+        for expected, found in zip(record["whole"], record["parts"], strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)

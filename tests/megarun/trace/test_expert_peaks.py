@@ -1,0 +1,74 @@
+"""Peaks of jobs whose rows travel: the estimate's words, and every column of every phase."""
+
+from typing import Any
+
+import pytest
+
+from megaplan.budget.build import build_budget
+from megaplan.columns import Column, Phase
+from megaplan.devices import load_device
+from megarun.trace.compare import RankComparison
+from megarun.trace.rank import trace_rank
+
+pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-58")]
+SCALARS_BYTES = 32
+"""The loss and its sum, the squares of the gradient norm: in no ledger."""
+MODEL = {
+    "num_layers": 8,
+    "hidden_size": 128,
+    "vocab_size": 128,
+    "mlp": {"ffn_hidden_size": 1024},
+    "moe": {"num_experts": 16, "top_k": 2, "ffn_hidden_size": 96},
+}
+BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}
+V = {"pp": 2, "vpp": 2, "dp_shard": 4, "ep": 2}
+RESHARDED = {
+    "precision": BF16,
+    "batch": {"micro_batch_size": 1, "seq_length": 64},
+    "schedule": {"kind": "interleaved_1f1b", "num_microbatches": 8},
+    "recompute": {"default": "selective"},
+    "sharding": {"reshard_after_forward": True},
+}
+
+
+def compare(job: Any, rank: int = 0) -> RankComparison:
+    """Forward and backward to the byte, but for scalars that no ledger lists."""
+    budget = build_budget(job.spec, job.inventory, job.layout).of_rank(rank)
+    found = RankComparison(budget, trace_rank(job, rank, workspace_bytes=load_device("h200").gemm_workspace_bytes))
+
+    for phase in (Phase.FIRST_FORWARD_BACKWARD, Phase.FORWARD_BACKWARD):
+        for column, pair in found.columns(phase).items():
+            assert abs(pair.difference) <= SCALARS_BYTES, (phase, column, pair.estimate, pair.trace)
+    return found
+
+
+@pytest.mark.parametrize(("pattern", "moment"), [("EDDD", "gathering of layers.1"), ("DEDD", "forward of layers.0")])
+def test_a_layer_gathered_ahead_is_there_while_the_one_before_runs(job_with: Any, pattern: str, moment: str) -> None:
+    """Wide D layers beside E: the peak of the forward holds their all-gather's output, copied out beside the bank's or not yet."""
+    job = job_with({"model": {"pattern": pattern, **MODEL}, **RESHARDED, "mesh": V})
+    found = compare(job)
+    assert found.budget.moments[Phase.FORWARD_BACKWARD].startswith(moment)
+
+
+@pytest.mark.parametrize("reshard", [False, True])
+@pytest.mark.parametrize("pattern", ["DD", "DE", "ED"])
+def test_a_layer_is_copied_out_beside_the_output_gathered_before(job_with: Any, pattern: str, reshard: bool) -> None:
+    """Few tokens and wide layers: the all-gather's outputs decide the forward's peak, without EP too."""
+    sizes = {"batch": {"micro_batch_size": 1, "seq_length": 16}, "schedule.num_microbatches": 4, "recompute": {"default": "selective"}}
+    model = {**MODEL, "pattern": pattern, "num_layers": 4, "mlp": {"ffn_hidden_size": 2048}}
+    job = job_with({"model": model, "precision": BF16, **sizes, "mesh": {"pp": 2, "dp_shard": 4}, "sharding.reshard_after_forward": reshard})
+    compare(job)
+
+
+@pytest.mark.parametrize("skew", [1.0, 2.5])
+@pytest.mark.parametrize("reshard", [False, True])
+def test_received_rows_are_what_the_skew_states(job_with: Any, skew: float, reshard: bool) -> None:
+    """Experts alone on four EP ranks, two microbatches: rows are most of what is alive."""
+    model = {**MODEL, "pattern": "E", "num_layers": 3, "moe": {**MODEL["moe"], "routing_skew": skew}}  # type: ignore[dict-item]
+    del model["mlp"]
+    sizes = {"batch": {"micro_batch_size": 2, "seq_length": 512}, "schedule.num_microbatches": 2}
+    job = job_with(
+        {"model": model, "precision": BF16, **sizes, "mesh": {"dp_shard": 4, "ep": 4}, "sharding.reshard_after_forward": reshard}
+    )
+    found = compare(job, 3)
+    assert found.columns(Phase.FORWARD_BACKWARD)[Column.ROUTING].trace > 3 * skew * 2 * 512 * 2 * 128 * 2
