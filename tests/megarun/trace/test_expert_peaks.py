@@ -56,7 +56,8 @@ def test_a_layer_is_copied_out_beside_the_output_gathered_before(job_with: Any, 
     """Few tokens and wide layers: the all-gather's outputs decide the forward's peak, without EP too."""
     sizes = {"batch": {"micro_batch_size": 1, "seq_length": 16}, "schedule.num_microbatches": 4, "recompute": {"default": "selective"}}
     model = {**MODEL, "pattern": pattern, "num_layers": 4, "mlp": {"ffn_hidden_size": 2048}}
-    job = job_with({"model": model, "precision": BF16, **sizes, "mesh": {"pp": 2, "dp_shard": 4}, "sharding.reshard_after_forward": reshard})
+    mesh = {"mesh": {"pp": 2, "dp_shard": 4}, "sharding.reshard_after_forward": reshard}
+    job = job_with({"model": model, "precision": BF16, **sizes, **mesh})
     compare(job)
 
 
