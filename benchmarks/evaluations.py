@@ -2,8 +2,8 @@
 
 python benchmarks/evaluations.py [--count 1000]
 
-52 layers, 64 ranks in 8 pipeline stages (9 distinct: one stage's shards are uneven), another micro-batch each time, nothing remembered between calls. The bar is 2 s for 1,000, by the
-clock; CPU time beside it shows whether the machine had something else to do.
+52 layers, 64 ranks in 8 pipeline stages (9 distinct: one stage's shards are uneven), another micro-batch each time, nothing remembered
+between calls. The bar is 2 s for 1,000, by the clock; CPU time beside it shows whether the machine had something else to do.
 """
 
 from __future__ import annotations
