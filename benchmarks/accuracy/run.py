@@ -85,7 +85,8 @@ def _timed(case: Case, rank: int, workspace_bytes: int) -> tuple[object, float]:
 
 def _mesh(case: Case) -> str:
     mesh = case.job.spec.mesh
-    degrees = [f"{axis} {getattr(mesh, axis)}" for axis in ("pp", "vpp", "dp_replicate", "dp_shard", "cp", "tp", "ep") if getattr(mesh, axis) > 1]
+    axes = ("pp", "vpp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+    degrees = [f"{axis} {getattr(mesh, axis)}" for axis in axes if getattr(mesh, axis) > 1]
     return " · ".join(degrees) or "1"
 
 
