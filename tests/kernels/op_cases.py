@@ -20,6 +20,7 @@ from megakernels.attention import attention
 from megakernels.causal_conv1d import causal_conv1d
 from megakernels.cross_entropy import cross_entropy
 from megakernels.m2rnn import m2rnn
+from megakernels.mamba3 import mamba3
 from megakernels.moe import combine, dispatch, experts, route
 from megakernels.rms_norm import gated_rms_norm, rms_norm
 from megakernels.rope import mla_kv, rope
@@ -141,6 +142,60 @@ def exact_m2rnn(q: Tensor, k: Tensor, v: Tensor, f: Tensor, state_map: Tensor, D
     return torch.stack(found, 1)
 
 
+def exact_mamba3(
+    x: Tensor,
+    z: Tensor,
+    B: Tensor,
+    C: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    trapezoid: Tensor,
+    B_bias: Tensor,
+    C_bias: Tensor,
+    D: Tensor,
+    dt_bias: Tensor,
+    angles: Tensor | None = None,
+    mimo_x: Tensor | None = None,
+    mimo_z: Tensor | None = None,
+    mimo_o: Tensor | None = None,
+) -> Tensor:
+    """The recurrence, position by position and rank by rank; the state turns back, not keys and queries forth, and what was added a step
+    ago is kept beside it.
+    """
+    repeats, ones = x.shape[2] // B.shape[3], torch.ones(x.shape[2], B.shape[2], x.shape[3], dtype=x.dtype)
+    into, gate, out = (ones if weight is None else weight for weight in (mimo_x, mimo_z, mimo_o))
+    state = previous = x.new_zeros(x.shape[0], x.shape[2], x.shape[3], B.shape[4])
+    found = []
+    for t in range(x.shape[1]):
+        step, rate = functional.softplus(dt[:, t] + dt_bias), functional.softplus(A[:, t]).clamp(min=1e-4)
+        share, decay = trapezoid[:, t].sigmoid(), (-step * rate).exp()
+        keys, queries = (
+            each[:, t].repeat_interleave(repeats, 2).transpose(1, 2) + bias for each, bias in ((B, B_bias), (C, C_bias))
+        )  # [B, H, R, S]
+        added = torch.zeros_like(state)
+        for r in range(B.shape[2]):
+            added = added + (x[:, t] * into[:, r])[..., None] * keys[:, :, r, None]
+        state = decay[..., None, None] * (state + ((1 - share) * step)[..., None, None] * previous)
+        if angles is not None:
+            angle = -math.pi * angles[:, t, None].tanh() * step[..., None]
+            state = turned(state, angle)
+        state = state + (share * step)[..., None, None] * added
+        y = torch.zeros_like(x[:, t])
+        for r in range(B.shape[2]):
+            read = (state @ queries[:, :, r, :, None]).squeeze(-1) + D[:, None] * x[:, t] * into[:, r]
+            y = y + out[:, r] * read * functional.silu(z[:, t] * gate[:, r])
+        found.append(y)
+        previous = added
+    return torch.stack(found, 1)
+
+
+def turned(rows: Tensor, angle: Tensor) -> Tensor:
+    """Complex multiplication by exp(i · angle) of the pairs (j, j + S // 2), j < N."""
+    count, half = angle.shape[-1], rows.shape[-1] // 2
+    pairs = torch.complex(rows[..., :count], rows[..., half : half + count]) * torch.polar(torch.ones_like(angle), angle)[:, :, None]
+    return torch.cat([pairs.real, rows[..., count:half], pairs.imag, rows[..., half + count :]], -1)
+
+
 def exact_route(x: Tensor, weight: Tensor, top_k: int, normalize: bool) -> Tensor:
     weights = (x @ weight.T).softmax(-1).sort(-1, descending=True).values[:, :top_k]
     return weights / weights.sum(-1, keepdim=True) if normalize else weights
@@ -221,6 +276,37 @@ def ssd_case(name: str, chunk_size: int, num_groups: int) -> Case:
         lambda i: (exact_ssd(**i),),
         ("x", "dt", "A_log", "B", "C", "D", "dt_bias"),
         lambda t: [((BATCH, math.ceil(t / chunk_size), 4, 5, 7), "x")],
+    )
+
+
+def mamba3_case(name: str, chunk_size: int, rank: int, num_angles: int) -> Case:
+    heads, groups, width, state = 4, 2, 5, 7
+    mimo = ("mimo_x", "mimo_z", "mimo_o") if rank > 1 else ()
+    absent = dict.fromkeys([*([] if num_angles else ["angles"]), *([] if mimo else ["mimo_x", "mimo_z", "mimo_o"])])
+    return Case(
+        name,
+        lambda n, t: {
+            "x": n(BATCH, t, heads, width),
+            "z": n(BATCH, t, heads, width),
+            "B": n(BATCH, t, rank, groups, state),
+            "C": n(BATCH, t, rank, groups, state),
+            "dt": n(BATCH, t, heads),
+            "A": n(BATCH, t, heads) - 1,
+            "trapezoid": n(BATCH, t, heads),
+            **({"angles": n(BATCH, t, num_angles)} if num_angles else {}),
+            "B_bias": n(heads, rank, state),
+            "C_bias": n(heads, rank, state),
+            "D": n(heads),
+            "dt_bias": n(heads) - 2,
+            **{weight: n(heads, rank, width) for weight in mimo},
+        },
+        lambda i: (mamba3(**i, **absent, chunk_size=chunk_size),),
+        lambda i: (exact_mamba3(**i),),
+        ("x", "z", "B", "C", "dt", "A", "trapezoid", *(("angles",) if num_angles else ()), "B_bias", "C_bias", "D", "dt_bias", *mimo),
+        lambda t: [
+            ((BATCH, math.ceil(t / chunk_size), heads, width, state), "x"),
+            ((BATCH, math.ceil(t / chunk_size), heads, num_angles), "accumulator"),
+        ],
     )
 
 
@@ -356,6 +442,8 @@ CASES = [
         ("q", "k", "v", "f", "state_map", "D", "dt_bias", "A_log"),
         lambda t: [((BATCH, math.ceil(t / 32) + 1, 3, 5, 6), "accumulator")],
     ),
+    mamba3_case("mamba3", 32, 3, 2),
+    mamba3_case("mamba3_single_unrotated", 64, 1, 0),
     route_case(normalize=True),
     route_case(normalize=False),
     Case(
@@ -403,5 +491,6 @@ CASES += [
     packed(_BY_NAME["causal_conv1d"], partial(causal_conv1d, silu=True), partial(exact_conv, silu=True), ("x",)),
     packed(_BY_NAME["ssd"], partial(ssd, chunk_size=64), exact_ssd, ("x", "dt", "B", "C")),
     packed(_BY_NAME["ssd_one_group_small_chunks"], partial(ssd, chunk_size=16), exact_ssd, ("x", "dt", "B", "C")),
+    packed(_BY_NAME["mamba3"], partial(mamba3, chunk_size=32), exact_mamba3, ("x", "z", "B", "C", "dt", "A", "trapezoid", "angles")),
     packed(_BY_NAME["m2rnn"], partial(m2rnn, save_every=32), exact_m2rnn, ("q", "k", "v", "f")),
 ]

@@ -21,6 +21,7 @@ from megakernels.causal_conv1d import causal_conv1d
 from megakernels.cross_entropy import cross_entropy
 from megakernels.cross_entropy import reference as cross_entropy_reference
 from megakernels.m2rnn import m2rnn
+from megakernels.mamba3 import mamba3
 from megakernels.moe import combine, dispatch, dispatch_plan, experts, route
 from megakernels.moe import grouped as grouped_products
 from megakernels.rms_norm import gated_rms_norm, rms_norm
@@ -101,6 +102,36 @@ def test_ssd_chunks_do_not_change_the_result() -> None:
     assert max(rms_ratio(ssd(**inputs, chunk_size=size), whole) for size in (1, 7, 64, 500)) < 1e-12
 
 
+def test_mamba3_chunks_do_not_change_the_result() -> None:
+    inputs = next(case for case in CASES if case.name == "mamba3").make(70, torch.float64)
+    whole = mamba3(**inputs, chunk_size=70)
+    assert max(rms_ratio(mamba3(**inputs, chunk_size=size), whole) for size in (1, 7, 64, 500)) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["mamba3", "mamba3_single_unrotated", "mamba3_packed"])
+def test_gradients_of_mamba3_are_finite_differences(name: str) -> None:
+    """In fp64, across chunks of two positions."""
+    inputs = next(case for case in CASES if case.name == name).make(5, torch.float64)
+    absent = {each: None for each in ("angles", "mimo_x", "mimo_z", "mimo_o") if each not in inputs}
+
+    def call(*tensors: Tensor) -> Tensor:
+        return mamba3(**dict(zip(inputs, tensors, strict=True)), **absent, chunk_size=2)
+
+    assert torch.autograd.gradcheck(call, tuple(inputs.values()), fast_mode=True)
+
+
+def test_mamba3_that_adds_nothing_later_is_mamba2() -> None:
+    """One rank, no angles, λ = 1, and the slowest rate where A asks for none."""
+    plain = next(case for case in CASES if case.name == "mamba3_single_unrotated").make(40, torch.float64, requires_grad=False)
+    inputs = {**plain, "trapezoid": torch.full_like(plain["trapezoid"], 60), "A": torch.zeros_like(plain["A"]).log()}
+    inputs |= {name: torch.zeros_like(plain[name]) for name in ("B_bias", "C_bias")}
+    y = mamba3(**inputs, angles=None, mimo_x=None, mimo_z=None, mimo_o=None, chunk_size=16)
+    A_log = torch.full((4,), math.log(1e-4), dtype=torch.float64)
+    B, C = (inputs[name].squeeze(2) for name in ("B", "C"))
+    expected = ssd(inputs["x"], inputs["dt"], A_log, B, C, inputs["D"], inputs["dt_bias"], 16) * torch.nn.functional.silu(inputs["z"])
+    assert rms_ratio(y, expected) < 1e-12
+
+
 def test_m2rnn_keeps_slow_states_exact() -> None:
     """At decay 1 − 1e−5 the gain is a difference of nearly equal numbers unless it is computed as one."""
     inputs = next(case for case in CASES if case.name == "m2rnn").make(65, torch.float32)
@@ -179,6 +210,11 @@ def ones(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.ones(shape, dtype=dtype)
 
 
+def small_mamba3(num_groups: int = 2, rank: int = 1, angles: Tensor | None = None) -> Tensor:
+    wide, shared, narrow, bias, scalar = ones(1, 2, 4, 3), ones(1, 2, rank, num_groups, 5), ones(1, 2, 4), ones(4, rank, 5), ones(4)
+    return mamba3(wide, wide, shared, shared, narrow, narrow, narrow, angles, bias, bias, scalar, scalar, None, None, None, 8)
+
+
 NO_ROWS = torch.zeros(2, dtype=torch.int32)
 REFUSALS = [
     (lambda: rms_norm(ones(2, 4), ones(3), 1e-5), r"rms_norm: weight must be \[D\].*x = \(2, 4\), weight = \(3,\)"),
@@ -201,6 +237,9 @@ REFUSALS = [
         lambda: m2rnn(ones(1, 2, 3), ones(1, 2, 3), ones(1, 2, 3, 4), ones(1, 2, 3), ones(3, 4, 5), ones(3, 4), ones(3), ones(3), 8),
         r"m2rnn: for v \[B,T,H,V\], state_map must be",
     ),
+    (lambda: small_mamba3(num_groups=3), "mamba3: G must divide H; got H = 4, G = 3"),
+    (lambda: small_mamba3(angles=ones(1, 2, 3)), r"mamba3: angles must be \[B,T,N\] with 0 < 2N ≤ S; got angles = \(1, 2, 3\), S = 5"),
+    (lambda: small_mamba3(rank=2), "mamba3: mimo_x, mimo_z and mimo_o must be .*, or None where R = 1; got R = 2"),
     (lambda: route(ones(2, 3), ones(4, 3), 5, True), "route: top_k must be in 1 … E; got top_k = 5, E = 4"),
     (lambda: dispatch_plan(torch.zeros(2, 2, dtype=torch.int64), 2), "dispatch_plan: indices must be int32"),
     (lambda: dispatch(ones(2, 3), torch.zeros(3, dtype=torch.int32), 2), "dispatch: x must be"),
@@ -235,7 +274,7 @@ from megakernels.rms_norm import rms_norm
 assert rms_norm(torch.ones(2, 4), torch.ones(4), 0.0).sum() == 8
 assert not {{"triton", "megaplan", "megarun"}} & set(sys.modules)
 """
-    modules = ("activation", "attention", "causal_conv1d", "cross_entropy", "m2rnn", "moe", "rms_norm", "rope", "ssd")
+    modules = ("activation", "attention", "causal_conv1d", "cross_entropy", "m2rnn", "mamba3", "moe", "rms_norm", "rope", "ssd")
     program = program.format(paths=sys.path, module=", megakernels.".join(modules))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
