@@ -6,12 +6,13 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from megaplan.budget.chunk import Chunk, Policy, Unit, make_unit
+from megaplan.budget.chunk import Chunk, Policy
 from megaplan.budget.occupancy import Occupancy, moments
 from megaplan.budget.rank import Persistent, RankCells
 from megaplan.budget.reserve import device_budget
 from megaplan.budget.split_backward import split_step_peak
 from megaplan.budget.step import Lingering, StepPeak, accumulating_peak, step_peak
+from megaplan.budget.unit import Unit, make_unit
 from megaplan.budget.values import Budget, DeviceBudget, RankBudget, StageBudget
 from megaplan.columns import Column
 from megaplan.devices import Device, load_device

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megaplan.budget.chunk import Chunk, Peak
+from megaplan.budget.chunk import Chunk
+from megaplan.budget.unit import Peak
 from megaplan.hosts.megarun.storage import GroupBytes, together
 
 

@@ -13,10 +13,11 @@ from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
-from megaplan.budget.chunk import Chunk, Peak
+from megaplan.budget.chunk import Chunk
 from megaplan.budget.occupancy import BACKWARDED, FORWARDED, REDUCED, REFORWARDED, UNTOUCHED, ChunkState
 from megaplan.budget.reduction import reduce_peak
 from megaplan.budget.step import StepPeak
+from megaplan.budget.unit import Peak
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYTES
 from megaplan.columns import Column
 from megaplan.hosts.megarun.allocator import slack_bytes

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from megaplan.budget.chunk import Chunk, Peak
+from megaplan.budget.chunk import Chunk
 from megaplan.budget.occupancy import BACKWARD, BACKWARDED, FORWARD, FORWARDED, REDUCE, REFORWARDED, UNTOUCHED, ChunkState, Occupancy, Step
 from megaplan.budget.reduction import reduce_peak, reducing_backward_peak
+from megaplan.budget.unit import Peak
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS
 from megaplan.columns import Column
 

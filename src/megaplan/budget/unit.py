@@ -1,0 +1,87 @@
+"""A block as a step of a chunk, and a moment of one microbatch on it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from megaplan.hosts.megarun.parts import BlockBytes
+from megaplan.hosts.megarun.program import Moment
+from megaplan.hosts.megarun.storage import NOTHING, BlockStorage, GroupBytes
+
+
+class Unit(NamedTuple):
+    """A block as one step of a chunk; layers of one make share one.
+
+    Attributes:
+        block: Its ledger's sums.
+        storage: What FSDP2 holds of its parameters; None where another unit or a copy on the slot stands for them (a tied head).
+        layer: Whether it is a layer, with groups of its own; all else is the slot's group.
+        input_bytes: Its input, if it keeps it and the chunk owns it.
+        kept_bytes: What it keeps, its input included.
+        forward_bytes: Alive at the peak of its forward, its input included; likewise the next two.
+        backward_bytes: At the peak of its backward.
+        again_bytes: At the peak of a backward that adds gradients in place.
+        group: Its groups together.
+        reduction_bytes: All buffers of their reductions.
+        gathered_bytes: Of a layer, its gathered parameters.
+        has_bank: Whether it is a layer with experts, which are a group of their own.
+    """
+
+    block: BlockBytes
+    storage: BlockStorage | None
+    layer: bool
+    input_bytes: int
+    kept_bytes: int
+    forward_bytes: int
+    backward_bytes: int
+    again_bytes: int
+    group: GroupBytes
+    reduction_bytes: int
+    gathered_bytes: int
+    has_bank: bool
+
+
+def make_unit(block: BlockBytes, storage: BlockStorage | None, layer: bool, owned_input_bytes: int) -> Unit:
+    """A unit; `owned_input_bytes` is its input, if the chunk owns that."""
+    group = NOTHING if storage is None else storage.both
+    kept_input = owned_input_bytes if block.keeps_input else 0
+    return Unit(
+        block=block,
+        storage=storage,
+        layer=layer,
+        input_bytes=kept_input,
+        kept_bytes=block.saved_bytes + kept_input,
+        forward_bytes=block.forward_bytes + kept_input,
+        backward_bytes=block.backward_bytes + kept_input,
+        again_bytes=block.again_bytes + kept_input,
+        group=group,
+        reduction_bytes=group.reduction_bytes,
+        gathered_bytes=group.gathered_bytes if layer else 0,
+        has_bank=layer and storage is not None and storage.experts.gathered_bytes > 0,
+    )
+
+
+class Peak(NamedTuple):
+    """A moment of one microbatch on a chunk.
+
+    Attributes:
+        total: Alive beside the chunk's other microbatches and the rank's persistent state: the sum of all below.
+        where: In words.
+        unit: The running block.
+        before: What the blocks before it keep, its own input included where that is still alive.
+        moment: Of the running block; None between blocks.
+        params: Parameter gradients of the moment.
+        gradients: Beside it: accumulated gradients, and those of the slot's own parameters.
+        communication: Beside it: gathered parameters and reduce buffers.
+        activations: Beside it.
+    """
+
+    total: int
+    where: str
+    unit: int
+    before: int
+    moment: Moment | None
+    params: tuple[str, ...]
+    gradients: int
+    communication: int
+    activations: int
