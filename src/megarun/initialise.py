@@ -60,6 +60,8 @@ def fill(tensor: ParamTensor, name: str, seed: int, num_layers: int) -> Tensor:
             whole.fill_(1)
         case Init.ZEROS:
             whole.zero_()
+        case Init.RANK_MEAN:
+            whole.fill_(1 / tensor.shape[1])
         case Init.A_LOG:
             whole.uniform_(1, 16, generator=generator).log_()
         case Init.DT_BIAS:

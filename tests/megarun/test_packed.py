@@ -14,16 +14,17 @@ from megarun.parallel.recompute import recompute_stage
 
 pytestmark = pytest.mark.runtime
 LENGTHS = (5, 1, 10)
+MAMBA3 = {"model.mamba": {"kind": "mamba3", "head_dim": 16, "state_dim": 8, "mimo_rank": 2, "num_angles": 3, "chunk_size": 4}}
 
 
 @pytest.mark.requirement("R-63")
-@pytest.mark.parametrize("pattern", ["A", "M", "R", "E", "D", "AMERD"])
+@pytest.mark.parametrize(("pattern", "sections"), [*((letters, {}) for letters in ("A", "M", "R", "E", "D", "AMERD")), ("M", MAMBA3)])
 @pytest.mark.parametrize("policy", ["none", "full"])
-def test_packed_rows_equal_their_documents_apart(spec_with: Any, pattern: str, policy: str) -> None:
-    whole: dict[str, Any] = spec_with({"batch": {"micro_batch_size": 1, "seq_length": sum(LENGTHS)}})
-    sections = {"A": "attention", "M": "mamba", "E": "moe", "R": "recurrent", "D": "mlp"}
-    model = {key: value for key, value in whole["model"].items() if key not in sections.values()}
-    model |= {sections[letter]: whole["model"][sections[letter]] for letter in pattern}
+def test_packed_rows_equal_their_documents_apart(spec_with: Any, pattern: str, sections: dict[str, Any], policy: str) -> None:
+    whole: dict[str, Any] = spec_with({"batch": {"micro_batch_size": 1, "seq_length": sum(LENGTHS)}, **sections})
+    names = {"A": "attention", "M": "mamba", "E": "moe", "R": "recurrent", "D": "mlp"}
+    model = {key: value for key, value in whole["model"].items() if key not in names.values()}
+    model |= {names[letter]: whole["model"][names[letter]] for letter in pattern}
     values = {**whole, "model": {**model, "pattern": pattern, "num_layers": 6}}
     if policy == "full":
         values["recompute"] = {"default": "full", "blocks": {letter: "selective" for letter in "ME" if letter in pattern}}

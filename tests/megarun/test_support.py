@@ -16,7 +16,6 @@ pytestmark = pytest.mark.runtime
     [
         ({"mesh.cp": 2}, "mesh.cp = 2"),
         ({"mesh.etp": 2, "mesh.dp_shard": 2}, "mesh.etp = 2"),
-        ({"model.mamba": {"kind": "mamba3"}}, "model.mamba.kind = mamba3"),
         ({"model.moe.capacity_factor": 1.2}, "model.moe.capacity_factor = 1.2"),
         ({"model.features": {"mtp": {"depth": 1, "ffn_hidden_size": 8}}}, "model.features.mtp"),
         ({"precision.params": "fp8"}, "precision.params = fp8"),

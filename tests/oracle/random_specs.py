@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-LETTERS = {"gqa": "A", "mla": "A", "mamba2": "M", "moe": "E", "m2rnn": "R", "mlp": "D"}
+LETTERS = {"gqa": "A", "mla": "A", "mamba2": "M", "mamba3": "M", "moe": "E", "m2rnn": "R", "mlp": "D"}
 FP32 = dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "fp32")
 BF16 = dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "bf16")
 
@@ -44,11 +44,8 @@ def _section(kind: str, hidden: int, draw: random.Random) -> dict[str, Any]:
             heads = {"num_heads": draw.randint(1, 4), "qk_nope_head_dim": draw.randint(3, 9), "qk_rope_head_dim": 2 * draw.randint(1, 4)}
             heads["v_head_dim"] = draw.randint(3, 9)
             return {"attention": {"kind": "mla", **ranks, **heads, "window_size": window, "nope_layers": nope}}
-        case "mamba2":
-            groups = draw.randint(1, 2)
-            heads = groups * draw.randint(1, 3)
-            sizes = {"num_heads": heads, "head_dim": draw.randint(3, 9), "state_dim": draw.randint(3, 9), "num_groups": groups}
-            return {"mamba": {"kind": "mamba2", **sizes, "chunk_size": draw.randint(3, 16), "conv_bias": draw.random() < 0.5}}
+        case "mamba2" | "mamba3":
+            return {"mamba": _mamba2(draw) if kind == "mamba2" else _mamba3(hidden, draw)}
         case "moe":
             experts = draw.randint(2, 7)
             sizes = {"num_experts": experts, "top_k": draw.randint(1, experts), "ffn_hidden_size": 8 * draw.randint(1, 4)}
@@ -58,3 +55,19 @@ def _section(kind: str, hidden: int, draw: random.Random) -> dict[str, Any]:
             return {"recurrent": {"kind": "m2rnn", **sizes, "save_every": draw.randint(3, 16), "conv_kernel": draw.randint(2, 4)}}
         case _:
             return {"mlp": {"ffn_hidden_size": draw.randint(8, 60), "activation": activation}}
+
+
+def _mamba2(draw: random.Random) -> dict[str, Any]:
+    groups = draw.randint(1, 2)
+    heads = groups * draw.randint(1, 3)
+    sizes = {"num_heads": heads, "head_dim": draw.randint(3, 9), "state_dim": draw.randint(3, 9), "num_groups": groups}
+    return {"kind": "mamba2", **sizes, "chunk_size": draw.randint(3, 16), "conv_bias": draw.random() < 0.5}
+
+
+def _mamba3(hidden: int, draw: random.Random) -> dict[str, Any]:
+    """Heads are as many as fit into twice the hidden width; one rank in two specs of three."""
+    head_dim = draw.choice([size for size in range(3, 17) if 2 * hidden % size == 0])
+    heads = 2 * hidden // head_dim
+    groups, state = draw.choice([count for count in range(1, 4) if heads % count == 0]), draw.randint(4, 9)
+    sizes = {"expand": 2, "head_dim": head_dim, "state_dim": state, "num_groups": groups, "chunk_size": draw.randint(3, 16)}
+    return {"kind": "mamba3", **sizes, "mimo_rank": draw.choice([1, 1, 3]), "num_angles": draw.randint(0, state // 2)}

@@ -28,6 +28,7 @@ from megarun.trace.fake import lone_rank
 
 pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-50")]
 HEADS = {"kind": "mla", "num_heads": 4, "kv_lora_rank": 14, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5}
+STATES = {"kind": "mamba3", "expand": 2, "head_dim": 10, "state_dim": 5, "num_groups": 4, "chunk_size": 8}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "gqa": ("A", {"attention": {"kind": "gqa", "num_heads": 8, "num_kv_heads": 4, "head_dim": 6}}),
     "gqa-rich": ("A", {"attention": {"kind": "gqa", "num_heads": 4, "num_kv_heads": 4, "head_dim": 6, "qk_norm": True, "bias": True}}),
@@ -35,13 +36,15 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "mla": ("A", {"attention": {**HEADS, "q_lora_rank": 10}}),
     "mla-direct": ("A", {"attention": {**HEADS, "q_lora_rank": None, "nope_layers": [0, 1]}}),
     "mamba2": ("M", {"mamba": {"kind": "mamba2", "num_heads": 8, "head_dim": 6, "state_dim": 5, "num_groups": 4, "chunk_size": 8}}),
+    "mamba3": ("M", {"mamba": {**STATES, "mimo_rank": 2, "num_angles": 2}}),
+    "mamba3-single": ("M", {"mamba": STATES}),
     "moe": ("E", {"moe": {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 24, "shared_ffn_hidden_size": 16}}),
     "m2rnn": ("R", {"recurrent": {"kind": "m2rnn", "num_heads": 4, "key_dim": 5, "value_dim": 6, "save_every": 8}}),
     "swiglu": ("D", {"mlp": {"ffn_hidden_size": 52}}),
     "gelu": ("D", {"mlp": {"ffn_hidden_size": 52, "activation": "gelu"}}),
 }  # fmt: skip
 CASES = [(kind, "none") for kind in KINDS]
-CASES += [(kind, policy) for kind in KINDS for policy in ("selective", "full") if policy == "selective" or kind not in ("mamba2", "moe")]
+CASES += [(kind, "selective") for kind in KINDS] + [(kind, "full") for kind, (letter, _) in KINDS.items() if letter not in "ME"]
 
 
 class Alone(nn.Module):

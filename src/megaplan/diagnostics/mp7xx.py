@@ -75,6 +75,13 @@ MODEL: dict[str, CodeInfo] = {
         "Give the total number of rows.",
         "ngram: {num_tables: 16, num_rows: 8, dim: 16}      # wrong",
     ),
+    "MP711": CodeInfo(
+        "more angles than pairs of state dims",
+        "2 · `num_angles` is above `state_dim`.",
+        "Each angle turns two dims of a head's state.",
+        "Use at most half of `state_dim`.",
+        "mamba: {kind: mamba3, state_dim: 64, num_angles: 48}      # wrong: 96 of 64 dims",
+    ),
     "MP720": CodeInfo(
         "the family refuses the recompute policy",
         "`full` is asked of E or M blocks.",

@@ -52,12 +52,12 @@ def _mamba3(mamba: Mamba3, hidden_size: int, heads: int) -> tuple[ParamTensor, .
     inner, groups, rank = heads * mamba.head_dim, mamba.num_groups * mamba.state_dim, mamba.mimo_rank
     projected = (inner, inner, *(groups,) * (2 * rank), heads, heads, heads)
     angles = (replicated("angle_proj.weight", (mamba.num_angles, hidden_size), Group.OTHER),) if mamba.num_angles else ()
-    mimo = [per_head(name, (heads, rank, mamba.head_dim), Init.ONES) for name in ("mimo_x", "mimo_z", "mimo_o")] if rank > 1 else []
+    fills = {"mimo_x": Init.RANK_MEAN, "mimo_z": Init.ONES, "mimo_o": Init.RANK_MEAN} if rank > 1 else {}
     return (
         column("in_proj.weight", sum(projected), hidden_size, group=Group.OTHER, parts=projected),
         *angles,
         *(per_head(name, (heads, rank, mamba.state_dim), Init.ONES) for name in ("B_bias", "C_bias")),
-        *mimo,
+        *(per_head(name, (heads, rank, mamba.head_dim), fill) for name, fill in fills.items()),
         per_head("D", (heads,), Init.ONES),
         per_head("dt_bias", (heads,), Init.DT_BIAS),
         norm("B_norm.weight", mamba.state_dim),

@@ -51,6 +51,7 @@ class Init(StrEnum):
     ZEROS = "zeros"
     A_LOG = "a_log"  # log of uniform [1, 16]
     DT_BIAS = "dt_bias"  # inverse softplus of log-uniform [1e-3, 1e-1]
+    RANK_MEAN = "rank_mean"  # 1 over the size of dim 1: what is summed over ranks starts as their mean
     CONV = "conv"  # uniform ± 1/sqrt(kernel)
 
 

@@ -116,7 +116,7 @@ class Mamba2(Section):
 
 
 class Mamba3(Section):
-    """Mamba-3 MIMO; priced, not yet built by megarun.
+    """Mamba-3 (arXiv:2603.15569), single-input or MIMO.
 
     Attributes:
         kind: mamba3.
@@ -125,7 +125,7 @@ class Mamba3(Section):
         state_dim: Width of a head's state.
         num_groups: Groups that share B and C; a divisor of the heads.
         mimo_rank: Inputs and outputs of a head's state; 1 for the single-input form.
-        num_angles: Rotary angles of the state; 0 for none.
+        num_angles: Rotary angles of the state, each of two of its dims; 0 for none.
         chunk_size: Positions between two kept states of the scan.
     """
 

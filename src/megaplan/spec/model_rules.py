@@ -7,15 +7,16 @@ from itertools import pairwise
 
 from megaplan.errors import Diagnostic
 from megaplan.spec.context import Checked, divisors, mamba_width, remainder, use_one_of
-from megaplan.spec.models import GroupedQueryAttention, LatentAttention, Mamba2
+from megaplan.spec.models import GroupedQueryAttention, LatentAttention, Mamba2, Mamba3
 from megaplan.spec.wording import plural, series
 
 
 def model_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """MP332, MP701 … MP710."""
+    """MP332, MP701 … MP711."""
     yield from _attention(checked)
     yield from _attention_layers(checked)
     yield from _mamba(checked)
+    yield from _mamba_angles(checked)
     yield from _experts(checked)
     yield from _features(checked)
 
@@ -99,6 +100,14 @@ def _mamba(checked: Checked) -> Iterator[Diagnostic]:
     if heads % mamba.num_groups:
         detail = remainder(name, heads, "mamba.num_groups", mamba.num_groups)
         yield checked.error("MP703", detail, "model.mamba.num_groups", use_one_of(divisors(heads)))
+
+
+def _mamba_angles(checked: Checked) -> Iterator[Diagnostic]:
+    mamba = checked.spec.model.mamba
+    if isinstance(mamba, Mamba3) and 2 * mamba.num_angles > mamba.state_dim:
+        turned = f"2 · {mamba.num_angles} > {mamba.state_dim}"
+        detail = f"mamba.num_angles = {mamba.num_angles}, mamba.state_dim = {mamba.state_dim}, and {turned}"
+        yield checked.error("MP711", detail, "model.mamba.num_angles", f"use at most {mamba.state_dim // 2}")
 
 
 def _experts(checked: Checked) -> Iterator[Diagnostic]:

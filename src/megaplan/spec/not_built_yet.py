@@ -30,8 +30,8 @@ def _dtype(role: str) -> Found:
     return lambda spec: getattr(spec.precision, role) if getattr(spec.precision, role) not in _BUILT_DTYPES else None
 
 
-def _mamba(spec: Spec) -> object | None:
-    return "mamba3" if isinstance(spec.model.mamba, Mamba3) else None
+def _mamba3_over_context(spec: Spec) -> object | None:
+    return f"mamba3 with mesh.cp = {spec.mesh.cp}" if isinstance(spec.model.mamba, Mamba3) and spec.mesh.cp > 1 else None
 
 
 def _indexer(spec: Spec) -> object | None:
@@ -49,7 +49,7 @@ def _families(spec: Spec) -> object | None:
 
 # Key, what it is when it is not built yet (None: built), and what megarun trains instead.
 NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
-    ("model.mamba.kind", _mamba, "mamba2"),
+    ("model.mamba.kind", _mamba3_over_context, "mamba2"),
     ("model.attention.indexer", _indexer, "null"),
     ("model.moe.capacity_factor", _capacity, "null"),
     *((f"model.features.{name}", _feature(name), "null") for name in ("ngram", "structure", "platform", "relation_bias", "mtp")),

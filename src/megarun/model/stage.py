@@ -11,6 +11,7 @@ from megaplan.layout.values import Slot
 from megaplan.spec import models as spec
 from megarun.model.attention import GroupedQueryAttention, LatentAttention
 from megarun.model.mamba import Mamba2Block
+from megarun.model.mamba3 import Mamba3Block
 from megarun.model.mlp import DenseBlock
 from megarun.model.moe import ExpertBlock
 from megarun.model.norm import RMSNorm, linear
@@ -93,8 +94,8 @@ def build_block(model: spec.Model, family: Family, layer: int, tp: TensorParalle
             return GroupedQueryAttention(config, hidden, eps, layer, tp)
         case (Family.A, spec.LatentAttention() as config, *_):
             return LatentAttention(config, hidden, eps, layer, tp)
-        case (Family.M, _, spec.Mamba2() as config, *_):
-            return Mamba2Block(config, hidden, eps, tp)
+        case (Family.M, _, spec.Mamba2() | spec.Mamba3() as config, *_):
+            return Mamba2Block(config, hidden, eps, tp) if isinstance(config, spec.Mamba2) else Mamba3Block(config, hidden, eps, tp)
         case (Family.E, _, _, spec.MixtureOfExperts() as config, *_):
             return ExpertBlock(config, hidden, eps, tp, ep)
         case (Family.R, _, _, _, spec.MatrixRecurrence() as config, _):

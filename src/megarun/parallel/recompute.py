@@ -9,7 +9,8 @@ a product at the end of a region is not repeated. What is kept, storage by stora
 | A | attention → o_proj | q, k, v | output, log-sum-exp |
 | D | activation → down_proj | gate, up | down_proj's input |
 | E | the experts' products and activation | dispatched rows, weights | the products before the activation |
-| M | in_proj → convolution → scan → gated norm | normed input; outputs of scan and norm, cached | in_proj's and convolution's outputs |
+| M (mamba2) | in_proj → convolution → scan → gated norm | normed input; what scan and norm make, cached | in_proj's and convolution's |
+| M (mamba3) | projections → norms of B and C → scan | normed input; what the scan makes, cached | what projections and norms make |
 | R | recurrence → gated norm → out_proj | q, k, v, forget, gate | y, states, gated output |
 
 `full` is the whole block of A, D and R: only its input is kept.
@@ -30,6 +31,7 @@ from megaplan.inventory.tensors import Inventory
 from megaplan.spec.models import Spec
 from megarun.model.attention import GroupedQueryAttention, LatentAttention
 from megarun.model.mamba import Mamba2Block
+from megarun.model.mamba3 import Mamba3Block
 from megarun.model.mlp import DenseBlock
 from megarun.model.moe import ExpertBlock
 from megarun.model.recurrent import MatrixRecurrenceBlock
@@ -66,6 +68,8 @@ def _narrow(block: nn.Module) -> None:
             # their outputs are read by the block's backward anyway; kept, they need not run twice
             kept = [torch.ops.megakernels.ssd.default, torch.ops.megakernels.gated_rms_norm.default]
             _run_again(block, "mix", context_fn=partial(create_selective_checkpoint_contexts, kept))
+        case Mamba3Block():
+            _run_again(block, "mix", context_fn=partial(create_selective_checkpoint_contexts, [torch.ops.megakernels.mamba3.default]))
         case _:
             raise TypeError(f"{type(block).__name__} has no selective recompute")
 

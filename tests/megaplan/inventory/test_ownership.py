@@ -150,11 +150,15 @@ def test_matrices_that_muon_treats_alone(kind: str, matrices: dict[str, int]) ->
 
 @pytest.mark.parametrize("kind", TABLE)
 def test_init_follows_the_role(kind: str) -> None:
-    """Norm scales start at one, biases of projections at zero, and only projections back into the residual are scaled by depth."""
+    """Norm scales start at one, biases of projections at zero, what MIMO ranks sum at one over their number, and only projections back
+    into the residual are scaled by depth.
+    """
     for tensor in TABLE[kind][0].tensors:
         last = tensor.name.removesuffix(".weight").rsplit(".", 1)[-1]
-        if last.endswith("norm") or last in {"B_bias", "C_bias", "D", "mimo_x", "mimo_z", "mimo_o"}:
+        if last.endswith("norm") or last in {"B_bias", "C_bias", "D", "mimo_z"}:
             assert tensor.init is Init.ONES, tensor.name
+        elif last in {"mimo_x", "mimo_o"}:
+            assert tensor.init is Init.RANK_MEAN, tensor.name
         elif tensor.name.endswith(".bias"):
             assert tensor.init is Init.ZEROS, tensor.name
         elif last in {"dt_bias", "A_log"}:

@@ -65,8 +65,8 @@ def specs(draw: st.DrawFn) -> Spec:
         "num_groups": groups,
         "conv_bias": draw(st.booleans()),
     }
-    mamba3 = {"kind": "mamba3", "head_dim": 8, "state_dim": draw(width), "num_groups": groups}
-    mamba3 |= {"mimo_rank": draw(st.integers(1, 3)), "num_angles": draw(st.integers(0, 5))}
+    mamba3 = {"kind": "mamba3", "head_dim": 8, "state_dim": (state := draw(width)), "num_groups": groups}
+    mamba3 |= {"mimo_rank": draw(st.integers(1, 3)), "num_angles": draw(st.integers(0, state // 2))}
     activation = st.sampled_from(["swiglu", "relu2", "gelu"])
     model = {
         "pattern": "".join(draw(st.permutations("AMERD"))),

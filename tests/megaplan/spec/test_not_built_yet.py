@@ -10,7 +10,7 @@ MLA = "{kind: mla, num_heads: 4, q_lora_rank: null, kv_lora_rank: 8, qk_nope_hea
 BUILT = [
     "mesh.pp=5", "mesh.tp=2", "mesh.ep=2", "mesh.dp_shard=2", "mesh.dp_replicate=2", "precision.params=fp32", "optimizer.matrix=adamw",
     "model.attention.window_size=64", "model.attention.nope_layers=[5]", "sharding.reshard_after_forward=true", "host.kernels=reference",
-    f"model.attention={MLA}", "recompute.default=selective", "recompute.blocks={A: full}",
+    f"model.attention={MLA}", "model.mamba={kind: mamba3, head_dim: 16}", "recompute.default=selective", "recompute.blocks={A: full}",
 ]  # fmt: skip
 NOT_BUILT = {
     "mesh.etp=2": "mesh.etp = 2; megarun trains with 1",
@@ -19,7 +19,6 @@ NOT_BUILT = {
     "precision.grads=fp16": "precision.grads = fp16; megarun trains with fp32 or bf16",
     "precision.families={E: fp8}": "precision.families = E: fp8; megarun trains with {}",
     "model.moe.capacity_factor=1.5": "model.moe.capacity_factor = 1.5; megarun trains with null",
-    "model.mamba={kind: mamba3, head_dim: 16}": "model.mamba.kind = mamba3; megarun trains with mamba2",
     "model.features.relation_bias={num_relations: 4}": "model.features.relation_bias = given; megarun trains with null",
     "model.features.platform={num_categories: 4, bottleneck: 8}": "model.features.platform = given; megarun trains with null",
     "model.features.mtp={depth: 1, ffn_hidden_size: 64}": "model.features.mtp = given; megarun trains with null",

@@ -9,7 +9,7 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from parity_model import MLA, spec_with
+from parity_model import MAMBA3, MIMO, MLA, spec_with
 
 BITWISE, DATA_AXES, OTHER = 0.0, 2e-6, 1e-5  # max|a − b| / max|b|, per tensor, fp32
 STEPS = 3
@@ -85,6 +85,7 @@ def _pattern(pattern: str, num_layers: int = 8, **more: Any) -> dict[str, Any]:
     return {"model.pattern": pattern, "model.num_layers": num_layers, **{f"model.{key}": value for key, value in more.items()}}
 
 
+ROTATING = {"model.mamba": MIMO}
 TIED = {"model.tie_embeddings": True}
 RESHARD = {"sharding.reshard_after_forward": True}
 RECOMPUTED = {"recompute": {"default": "full", "blocks": {"M": "selective", "E": "selective"}}}
@@ -131,6 +132,7 @@ CELLS = [
     Cell("1f1b-pp2-reshard", {"pp": 2}, spec=RESHARD),
     Cell("1f1b-pp4-uneven", {"pp": 4}, spans=UNEVEN),
     Cell("1f1b-pp2-latent", {"pp": 2}, spec=LATENT),
+    Cell("1f1b-pp2-mamba3", {"pp": 2}, spec=ROTATING, ci=True),
     Cell("1f1b-pp2-tied", {"pp": 2}, spec=TIED),
     Cell("1f1b-pp2-bf16", {"pp": 2}, spec=BF16),
     Cell("1f1b-pp2-bf16-gradients", {"pp": 2}, spec=BF16_GRADIENTS),
@@ -157,6 +159,8 @@ CELLS = [
     Cell("zbv-pp2-tied", V2, "zbv", TIED, ci=True),
     Cell("zbv-pp2-latent", V2, "zbv", LATENT),
     Cell("zbv-pp2-states", V2, "zbv", STATES),
+    Cell("zbv-pp2-mamba3", V2, "zbv", ROTATING),
+    Cell("zbv-pp2-mamba3-selective-reshard", V2, "zbv", ROTATING | SELECTIVE | RESHARD),
     Cell("zbv-pp2-bf16-reshard", V2, "zbv", BF16 | RESHARD),
     Cell("zbv-pp2-bf16-gradients", V2, "zbv", BF16_GRADIENTS),
     Cell("zbv-pp4", V4, "zbv", num_microbatches=8),
@@ -169,6 +173,7 @@ CELLS = [
     Cell("dp2", {"dp_shard": 2}, ci=True),
     Cell("dp2-reshard", {"dp_shard": 2}, spec=RESHARD),
     Cell("dp2-latent", {"dp_shard": 2}, spec=LATENT),
+    Cell("dp2-mamba3", {"dp_shard": 2}, spec=ROTATING),
     Cell("dp2-idle-experts", {"dp_shard": 2}, spec=FEW_TOKENS, num_microbatches=2),
     Cell("dp2-recompute", {"dp_shard": 2}, spec=RECOMPUTED),
     Cell("dp2-recompute-reshard", {"dp_shard": 2}, spec=RECOMPUTED | RESHARD),
@@ -193,6 +198,8 @@ CELLS = [
     Cell("tp4-latent-direct-queries", T4, spec=DIRECT),
     Cell("tp2-mamba", T2, spec=_pattern("M", 2)),
     Cell("tp4-mamba", T4, spec=_pattern("M", 2)),
+    Cell("tp2-mamba3", T2, spec=_pattern("M", 2, mamba=MIMO), ci=True),
+    Cell("tp4-mamba3-single", T4, spec=_pattern("M", 2, mamba=MAMBA3)),
     Cell("tp2-recurrent", T2, spec=_pattern("R", 2)),
     Cell("tp4-recurrent", T4, spec=_pattern("R", 2)),
     Cell("tp2-dense", T2, spec=_pattern("D", 2)),
@@ -216,6 +223,8 @@ CELLS = [
     Cell("1f1b-pp2-tp2-vocabulary-tied", T2V | {"pp": 2}, spec=TIED),
     Cell("1f1b-pp2-tp2-dp2-reshard", T2 | {"pp": 2, "dp_shard": 2}, spec=RESHARD),
     Cell("interleaved-pp2-vpp2-tp2-recompute", T2 | V2, "interleaved_1f1b", RECOMPUTED),
+    Cell("1f1b-pp2-tp2-dp2-mamba3-recompute", T2 | {"pp": 2, "dp_shard": 2}, spec=ROTATING | RECOMPUTED | RESHARD),
+    Cell("zero-bubble-pp2-vpp2-tp2-mamba3", T2 | V2, "interleaved_zero_bubble", ROTATING),
     Cell("zero-bubble-pp2-vpp2-tp2", T2 | V2, "interleaved_zero_bubble"),
     Cell("zbv-pp2-tp2-vocabulary", T2V | V2, "zbv", ci=True),
     Cell("zbv-pp2-tp2-dp2-recompute", T2 | V2 | {"dp_shard": 2}, "zbv", RECOMPUTED | RESHARD),

@@ -22,6 +22,8 @@ BASE: dict[str, Any] = {
     "optimizer": {"newton_schulz_dtype": "fp32"},
     "training": {"steps": 10, "learning_rate": 1.0e-3},
 }
+MAMBA3 = {"kind": "mamba3", "expand": 2, "head_dim": 16, "state_dim": 8, "num_groups": 4, "chunk_size": 8}
+MIMO = {**MAMBA3, "mimo_rank": 2, "num_angles": 3}
 SECTIONS = {"A": "attention", "M": "mamba", "E": "moe", "R": "recurrent", "D": "mlp"}
 MLA = {
     "kind": "mla",

@@ -1,8 +1,8 @@
-"""What M blocks keep: Mamba-2, and Mamba-3 as planned.
+"""What M blocks keep: Mamba-2 and Mamba-3.
 
-Mamba-2's in_proj makes one storage; z, x | B | C and dt are views of it, kept once (docs/decisions/0002). Mamba-3's scan is a planned
-operation: it keeps its inputs (views of in_proj's output, the angles, normed B and C) and the state at each chunk's start, gates and
-projects its output itself, and recomputes the per-rank outputs in backward.
+in_proj makes one storage; its parts are views of it, kept once (docs/decisions/0002). Mamba-3's scan keeps its inputs (views of in_proj's
+output, the angles, normed B and C), and state and phase at each chunk's start; it gates and projects its output itself, and recomputes
+what each rank reads in backward.
 """
 
 from __future__ import annotations
@@ -71,27 +71,29 @@ def _mamba2_storages(dims: Dims, mamba: Mamba2) -> Shapes:
 
 @cache
 def _mamba3_replay(angles: bool, mimo: bool, sharded: bool, policy: str) -> Replay:
-    inputs = ("z", "x_in", "step", "B_normed", "C_normed", *(("angles",) if angles else ()))
+    steps = ("dt", "A", "trapezoid")
+    inputs = ("x_in", "z", "B_normed", "C_normed", *steps, *(("angles",) if angles else ()))
+    starting = ("states", "phases") if angles else ("states",)
     ops = (
         *_input_ops(
             sharded,
             Projection("in_proj", "projected", "in_proj.weight"),
             *((Projection("angle_proj", "angles", "angle_proj.weight"),) if angles else ()),
         ),
-        cut("split", "projected", ("z", "x_in", "B", "C", "step")),
+        cut("split", "projected", ("z", "x_in", "B", "C", *steps)),
         norm("B_norm", "B", "B_normed", "B_rstd", "B_norm.weight"),
         norm("C_norm", "C", "C_normed", "C_rstd", "C_norm.weight"),
         Op(
             "scan",
             inputs,
-            ("gated", "states"),
-            keeps=(*inputs, "states"),
+            ("gated", *starting),
+            keeps=(*inputs, *starting),
             params=("B_bias", "C_bias", "D", "dt_bias", *(("mimo_x", "mimo_z", "mimo_o") if mimo else ())),
         ),
         *_output_ops("gated", sharded),
     )
     region = frozenset({"in_proj", "angle_proj", "split", "B_norm", "C_norm"})
-    return replay(ops, region=recomputed(ops, region, policy), cached=frozenset({"gated", "states"}))
+    return replay(ops, region=recomputed(ops, region, policy), cached=frozenset({"gated", *starting}))
 
 
 def _mamba3_storages(dims: Dims, mamba: Mamba3) -> Shapes:
@@ -102,13 +104,14 @@ def _mamba3_storages(dims: Dims, mamba: Mamba3) -> Shapes:
         "projected": wide(2 * inner + 2 * state + 3 * heads),
         "z": wide(inner),
         "x_in": wide(inner),
-        "step": wide(3 * heads),
         "angles": wide(mamba.num_angles),
         "states": _states(dims, mamba, heads),
         "gated": wide(inner),
         **{name: wide(state) for name in ("B", "C", "B_normed", "C_normed")},
+        **{name: wide(heads) for name in ("dt", "A", "trapezoid")},
     }
     statistics = dict.fromkeys(("B_rstd", "C_rstd"), wide(groups * mamba.mimo_rank))
+    statistics["phases"] = (*_states(dims, mamba, heads)[:3], mamba.num_angles)
     return _common(dims, shapes) | storages(dims.stat_dtype, Column.ACTIVATIONS, statistics)
 
 

@@ -1,0 +1,77 @@
+"""M blocks: Mamba-3, single-input and MIMO."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from megakernels.mamba3 import mamba3
+from megaplan.spec import models as spec
+from megarun.model.norm import RMSNorm, linear
+from megarun.model.rotary import Rotary
+from megarun.parallel.tensor import ALONE, TensorParallel
+
+
+class Mamba3Block(nn.Module):
+    """M: in_proj → norms of B and C → scan, gated and summed over ranks → out_proj; no convolution, no gated norm.
+
+    z, x, dt, A and the trapezoid gate stay views of in_proj's one output, so that backward keeps that storage once. Under TP a rank has its
+    heads with their groups, and makes the angles, which all heads share, for them from all tokens (R-17); the weights of angles and norms
+    are whole on every rank.
+
+    Source: arXiv:2603.15569, section 3.
+    """
+
+    def __init__(self, config: spec.Mamba3, hidden_size: int, eps: float, tp: TensorParallel = ALONE) -> None:
+        super().__init__()
+        self.tp, self.head_dim, self.state_dim, self.num_groups = tp, config.head_dim, config.state_dim, tp.share(config.num_groups)
+        self.rank, self.chunk_size = config.mimo_rank, config.chunk_size
+        self.num_heads = tp.share(config.expand * hidden_size // config.head_dim)
+        self.inner = self.num_heads * config.head_dim
+        self.group_width = self.rank * self.num_groups * config.state_dim
+        per_rank = (self.num_heads, self.rank, config.head_dim) if self.rank > 1 else None
+        per_state = (self.num_heads, self.rank, config.state_dim)
+        self.norm = RMSNorm(hidden_size, eps)
+        self.in_proj = linear(hidden_size, 2 * self.inner + 2 * self.group_width + 3 * self.num_heads)
+        self.angle_proj = linear(hidden_size, config.num_angles) if config.num_angles else None
+        self.B_bias = nn.Parameter(torch.empty(per_state))
+        self.C_bias = nn.Parameter(torch.empty(per_state))
+        self.mimo_x = nn.Parameter(torch.empty(per_rank)) if per_rank else None
+        self.mimo_z = nn.Parameter(torch.empty(per_rank)) if per_rank else None
+        self.mimo_o = nn.Parameter(torch.empty(per_rank)) if per_rank else None
+        self.D = nn.Parameter(torch.empty(self.num_heads))
+        self.dt_bias = nn.Parameter(torch.empty(self.num_heads))
+        self.B_norm = RMSNorm(config.state_dim, eps)
+        self.C_norm = RMSNorm(config.state_dim, eps)
+        self.out_proj = linear(self.inner, hidden_size)
+
+    def forward(self, x: Tensor, rotary: Rotary | None = None, starts: Tensor | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
+        """Residual stream, own tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed."""
+        return x + self.tp.reduce(self.out_proj(self.mix(self.norm(x), starts)))
+
+    def mix(self, normed: Tensor, starts: Tensor | None = None) -> Tensor:
+        """[B, t, h] -> [B, T, inner]: all between the block's norm and out_proj."""
+        projections = (self.in_proj,) if self.angle_proj is None else (self.in_proj, self.angle_proj)
+        projected, *angles = self.tp.project(normed, *projections)
+        widths = [self.inner, self.inner, self.group_width, self.group_width, *(self.num_heads,) * 3]
+        z, x, b, c, dt, a, trapezoid = torch.split(projected, widths, dim=-1)
+        heads, groups = (self.num_heads, self.head_dim), (self.rank, self.num_groups, self.state_dim)
+        return mamba3(
+            torch.unflatten(x, -1, heads),
+            torch.unflatten(z, -1, heads),
+            self.B_norm(torch.unflatten(b, -1, groups)),
+            self.C_norm(torch.unflatten(c, -1, groups)),
+            dt,
+            a,
+            trapezoid,
+            angles[0] if angles else None,
+            self.B_bias,
+            self.C_bias,
+            self.D,
+            self.dt_bias,
+            self.mimo_x,
+            self.mimo_z,
+            self.mimo_o,
+            self.chunk_size,
+            starts,
+        ).flatten(2)
