@@ -1,4 +1,4 @@
-"""`megarun`: train a plan, trace its memory, prepare data. The one place where an exception becomes an exit status.
+"""`megarun`: train a plan, trace its memory, prepare data, look at checkpoints. The one place where an exception becomes an exit status.
 
 Exit status: 0 done, 1 a trace is past tolerance, 2 an error, 130 interrupted. Under torchrun the rank that failed first prints its error
 and the others are silent.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,8 +18,9 @@ import typer
 
 from megarun.failure import ERROR
 
-INTERRUPTED = 130  # 128 + SIGINT
-BROKEN_PIPE = 141  # 128 + SIGPIPE
+SIGNAL_STATUS = 128  # a shell's status of a process that a signal ended is this plus the signal's number
+INTERRUPTED = SIGNAL_STATUS + signal.SIGINT
+BROKEN_PIPE = SIGNAL_STATUS + signal.SIGPIPE
 
 
 app = typer.Typer(
@@ -42,6 +44,10 @@ def train(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="A new folder for metrics.jsonl.")],
     steps: Annotated[int | None, typer.Option("--steps", min=1, help="Optimizer steps, instead of the plan's training.steps.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Of parameters and data, instead of the plan's training.seed.")] = None,
+    save_every: Annotated[int, typer.Option("--save-every", min=0, metavar="N", help="Save after every N steps and at the end.")] = 0,
+    keep: Annotated[int, typer.Option("--keep", min=2, help="Checkpoints to leave, the newest.")] = 2,
+    resume: Annotated[str, typer.Option("--resume", metavar="auto|never|DIR", help="auto: DIR's newest whole checkpoint.")] = "auto",
+    weights_only: Annotated[bool, typer.Option("--weights-only", help="Take parameters alone, and start at step 0.")] = False,
     with_traceback: Annotated[bool, typer.Option("--traceback", help="Show Python's own account of a failure too.")] = False,
 ) -> int:
     """Train PLAN on FILE.
@@ -49,26 +55,31 @@ def train(
     One process trains a plan of one rank; for more, start it with
 
         torchrun --standalone --nproc-per-node N -m megarun train PLAN --data FILE --out DIR
+
+    SIGTERM and SIGINT save and stop all ranks after the same step (exit 143 and 130); the same command resumes, under this plan or another
+    one of the same model.
     """
     # Torch takes seconds to load: what is wrong with the words, the plan or the data is said before.
     from megarun.failure import end_with_the_first, report_failure  # noqa: PLC0415
-    from megarun.prepare import prepare, read_job  # noqa: PLC0415
+    from megarun.prepare import Checkpoints, prepare, read_job  # noqa: PLC0415
 
     launch = job = None
     try:
-        job = read_job(plan, seed)
+        planned = read_job(plan, seed)
+        job = planned[0]
         command = shlex.join(["train", plan, "--data", str(data), "--out", str(out)])
-        prepared = prepare(job, data, out, steps, num_processes=int(os.environ.get("WORLD_SIZE", "1")), command=command)
+        checkpoints = Checkpoints(save_every, keep, resume, weights_only)
+        prepared = prepare(planned, data, out, steps, checkpoints, num_processes=int(os.environ.get("WORLD_SIZE", "1")), command=command)
         from megarun.launch import read_launch  # noqa: PLC0415
         from megarun.train import train as train_job  # noqa: PLC0415
 
         launch = read_launch()
         end_with_the_first(launch)
-        train_job(prepared, launch)
+        stopped_by = train_job(prepared, launch).stopped_by
     except Exception as error:  # the last resort: no user sees a traceback unasked
         report_failure(error, launch, job.spec.mesh if job else None, with_traceback=with_traceback)
         return ERROR
-    return 0
+    return SIGNAL_STATUS + stopped_by if stopped_by else 0
 
 
 @app.command()
@@ -114,7 +125,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        _mount_data(words)
+        _mount_groups(words)
         status: Any = app(words, prog_name="megarun", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
@@ -127,12 +138,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return status if isinstance(status, int) else 0
 
 
-def _mount_data(words: Sequence[str]) -> None:
-    """Add `megarun data`, unless the command is another one: training needs no tokenizer."""
+def _mount_groups(words: Sequence[str]) -> None:
+    """Add `megarun data` and `megarun checkpoint`, unless the command is another one: training needs no tokenizer."""
     if words[:1] not in (["train"], ["trace"]) and not app.registered_groups:
-        from megarun import data_cli  # noqa: PLC0415
+        from megarun import checkpoint_cli, data_cli  # noqa: PLC0415
 
         app.add_typer(data_cli.app, name="data")
+        app.add_typer(checkpoint_cli.app, name="checkpoint")
 
 
 def _other(error: Exception, words: Sequence[str]) -> int:

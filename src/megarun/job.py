@@ -33,8 +33,14 @@ class Job:
         return self.layout.of_rank(pp_rank)
 
     @property
-    def global_batch_tokens(self) -> int:
-        """Tokens of one optimizer step, over all microbatches and data ranks."""
+    def global_batch(self) -> tuple[int, int]:
+        """Sequences of one optimizer step, over all microbatches and data ranks, and tokens of each."""
         spec = self.spec
         sequences = spec.batch.micro_batch_size * spec.schedule.num_microbatches * spec.mesh.dp_replicate * spec.mesh.dp_shard
-        return sequences * spec.batch.seq_length
+        return sequences, spec.batch.seq_length
+
+    @property
+    def global_batch_tokens(self) -> int:
+        """Tokens of one optimizer step."""
+        sequences, length = self.global_batch
+        return sequences * length

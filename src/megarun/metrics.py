@@ -46,17 +46,17 @@ class StepMetrics:
 
 
 class MetricsFile:
-    """Appends lines to a new metrics.jsonl; on ranks other than 0 it writes nothing."""
+    """Appends lines to metrics.jsonl, which must be new unless the run is resumed; on ranks other than 0 it writes nothing."""
 
-    def __init__(self, folder: Path, rank: int) -> None:
-        self._path, self._writes = folder / FILE_NAME, rank == 0
+    def __init__(self, folder: Path, rank: int, *, resumed: bool = False) -> None:
+        self._path, self._writes, self._resumed = folder / FILE_NAME, rank == 0, resumed
         self._file: TextIO | None = None
 
     def __enter__(self) -> MetricsFile:
         if self._writes:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = self._path.open("x", encoding="utf-8")
+                self._file = self._path.open("a" if self._resumed else "x", encoding="utf-8")
             except FileExistsError:
                 hint = f"--out {self._path.parent}-2"
                 raise refusal("MP608", f"{self._path} exists", hints=(hint,), file=str(self._path.parent)) from None

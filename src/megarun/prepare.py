@@ -7,8 +7,10 @@ from math import prod
 from pathlib import Path
 
 from megaplan.layout.ranks import MESH_AXES
+from megaplan.plan.make import plan_text
 from megaplan.plan.read import read_plan
 from megaplan.spec.models import Spec
+from megarun.checkpoint.manifest import MANIFEST
 from megarun.data import TokenFile
 from megarun.errors import refusal
 from megarun.job import Job
@@ -30,16 +32,50 @@ class Run:
     source: TokenFile
     out: Path
     num_steps: int
+    plan: SavedPlan
+    checkpoints: Checkpoints
 
 
-def read_job(plan: str, seed: int | None) -> Job:
-    """The job of a plan file, with another seed if one is given.
+@dataclass(frozen=True, slots=True)
+class SavedPlan:
+    """What a checkpoint keeps of its plan: the file's text, and both digests."""
+
+    text: str
+    model_digest: str
+    plan_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """When to save, and what to start from.
+
+    Attributes:
+        save_every: Optimizer steps between saves; 0: only when a signal stops the run.
+        keep: Finished checkpoints to leave.
+        resume: `auto`: the run's newest whole checkpoint, if it has one; `never`; or a checkpoint's folder.
+        weights_only: Take parameters alone, and start at step 0.
+    """
+
+    save_every: int = 0
+    keep: int = 2
+    resume: str = "auto"
+    weights_only: bool = False
+
+
+AUTO, NEVER = KEYWORDS = ("auto", "never")
+DEFAULT_CHECKPOINTS = Checkpoints()
+
+
+def read_job(plan: str, seed: int | None) -> tuple[Job, SavedPlan]:
+    """The job of a plan file, with another seed if one is given, and the plan as a checkpoint keeps it.
 
     Raises:
         MegaplanError: The file is no plan, or was changed by hand.
     """
-    job = Job.from_plan(read_plan(plan))
-    return job if seed is None else job.with_seed(seed)
+    document = read_plan(plan)
+    job = Job.from_plan(document)
+    saved = SavedPlan(plan_text(document), document.digests.model, document.digests.plan)
+    return (job if seed is None else job.with_seed(seed)), saved
 
 
 def check_world_size(spec: Spec, num_processes: int, command: str) -> None:
@@ -84,12 +120,24 @@ def open_tokens(path: Path, spec: Spec) -> TokenFile:
     return source
 
 
-def prepare(job: Job, data: Path, out: Path, num_steps: int | None, *, num_processes: int, command: str) -> Run:
+def prepare(
+    planned: tuple[Job, SavedPlan],
+    data: Path,
+    out: Path,
+    num_steps: int | None,
+    checkpoints: Checkpoints = DEFAULT_CHECKPOINTS,
+    *,
+    num_processes: int,
+    command: str,
+) -> Run:
     """Everything checked that needs no torch.
 
     Raises:
         MegaplanError: What megarun does not build, a wrong number of processes, or the token file.
     """
+    job, saved = planned
     refuse_unbuilt(job.spec)
     check_world_size(job.spec, num_processes, command)
-    return Run(job, open_tokens(data, job.spec), out, num_steps or job.spec.training.steps)
+    if checkpoints.resume not in KEYWORDS and not (Path(checkpoints.resume) / MANIFEST).is_file():
+        raise refusal("MP649", f"{checkpoints.resume}: no {MANIFEST}", file=checkpoints.resume)
+    return Run(job, open_tokens(data, job.spec), out, num_steps or job.spec.training.steps, saved, checkpoints)

@@ -4,15 +4,19 @@ run     = what the plan says and the command line adds: spec, inventory, layout,
 mesh    = who this process is: (pp, dp_replicate, dp_shard, cp, tp)
 trainer = this rank's stage, sharded, filled, with its schedule and optimizers
 batches = this rank's rows of each step
+keeper  = checkpoints: what the trainer starts from, and when its state is saved
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import torch
 
 from megarun.batches import Batches
+from megarun.checkpoint.keeper import Keeper
+from megarun.interrupt import Interrupt
 from megarun.launch import Launch, choose_device, process_group
 from megarun.metrics import FILE_NAME, MetricsFile, StepMetrics, allocated_bytes
 from megarun.optim.build import learning_rate
@@ -22,28 +26,45 @@ from megarun.progress import Display, print_summary
 from megarun.trainer import Trainer
 
 
-def train(run: Run, launch: Launch) -> list[StepMetrics]:
-    """Train the run's job and return what every step measured; every process of the job calls it.
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What became of a run.
+
+    Attributes:
+        history: What every step measured, of this start.
+        stopped_by: The signal that ended it before its last step; 0 if none did.
+    """
+
+    history: list[StepMetrics]
+    stopped_by: int
+
+
+def train(run: Run, launch: Launch) -> Trained:
+    """Train the run's job; every process of the job calls it.
 
     Raises:
         MegaplanError: A device is missing, the folder holds a run, torch's schedule is another one, or a step is not finite.
     """
     device = choose_device(launch)
-    with process_group(launch, device):
+    with Interrupt() as interrupt, process_group(launch, device):
         mesh = build_mesh(run.job.spec.mesh, device)
-        with MetricsFile(run.out, mesh.rank) as metrics_file, Display(run.num_steps, mesh.rank) as display:
-            history = train_steps(run, mesh, metrics_file, display)
-        if mesh.rank == 0:
-            print_summary(run.job.spec.name, history, str(run.out / FILE_NAME))
-    return history
+        keeper = Keeper(run)
+        start = keeper.find()
+        with MetricsFile(run.out, mesh.rank, resumed=start is not None) as metrics_file, Display(run.num_steps, mesh.rank) as display:
+            trained = train_steps(run, mesh, keeper, interrupt, metrics_file, display)
+        if mesh.rank == 0 and trained.history:
+            print_summary(run.job.spec.name, trained.history, str(run.out / FILE_NAME))
+    return trained
 
 
-def train_steps(run: Run, mesh: RankMesh, metrics_file: MetricsFile, display: Display) -> list[StepMetrics]:
-    """Build the trainer, then step: read, train, measure, write."""
+def train_steps(run: Run, mesh: RankMesh, keeper: Keeper, interrupt: Interrupt, metrics_file: MetricsFile, display: Display) -> Trained:
+    """Build the trainer, then step: read, train, measure, write, save."""
     job, training = run.job, run.job.spec.training
     trainer, batches = Trainer(job, mesh), Batches(run.source, job.spec, mesh)
+    first = keeper.start(trainer)
     history: list[StepMetrics] = []
-    for step in range(run.num_steps):
+    stopped_by = 0
+    for step in range(first, run.num_steps):
         began = time.perf_counter()
         result = trainer.step(step, *batches.at(step))
         seconds = synchronised_time(mesh.device) - began
@@ -62,7 +83,11 @@ def train_steps(run: Run, mesh: RankMesh, metrics_file: MetricsFile, display: Di
         history.append(metrics)
         metrics_file.write(metrics)
         display.show(metrics)
-    return history
+        stopped_by = interrupt.agreed(keeper.control)
+        keeper.after(step + 1, last=step + 1 == run.num_steps, stopped=stopped_by > 0)
+        if stopped_by:
+            break
+    return Trained(history, stopped_by)
 
 
 def synchronised_time(device: torch.device) -> float:

@@ -95,10 +95,25 @@ class Optimizers:
         for optimizer in (*(optimizer for optimizer, _ in self._all), *(optimizer for optimizer, _, _ in self._narrow)):
             yield from optimizer.state.items()
 
+    def make_states(self) -> None:
+        """State as it is before the first step, which the optimizers make themselves when they step; a checkpoint is read into it."""
+        for optimizer in (*(optimizer for optimizer, _ in self._all), *(optimizer for optimizer, _, _ in self._narrow)):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    optimizer.state[parameter] = (
+                        optimizer.first_state(parameter) if isinstance(optimizer, Muon) else _adamw_state(parameter)
+                    )
+
     def state_tensors(self) -> list[torch.Tensor]:
         """Every tensor the optimizers keep between steps."""
         values = (value for _, state in self.states() for value in state.values())
         return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _adamw_state(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Source: torch/optim/adamw.py and adam.py, `_init_group` with `fused`."""
+    moments = {key: torch.zeros_like(parameter, memory_format=torch.preserve_format) for key in ("exp_avg", "exp_avg_sq")}
+    return {"step": torch.zeros((), dtype=torch.float32, device=parameter.device), **moments}
 
 
 def _adamw(groups: Sequence[tuple[list[nn.Parameter], float]], rate: float) -> torch.optim.AdamW:

@@ -85,13 +85,17 @@ class Muon(torch.optim.Optimizer):
             for parameter in group["params"]:
                 self._update(parameter, group)
 
+    def first_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        """State of a parameter before its first update."""
+        return {"momentum": torch.zeros_like(parameter, dtype=self.moments_dtype)}
+
     def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
         if parameter.grad is None:
             raise RuntimeError(f"a matrix of shape {tuple(parameter.shape)} has no gradient; backward did not reach it")
         weights, gradient = _local(parameter), _local(parameter.grad)
         state = self.state[parameter]
         if not state:
-            state["momentum"] = torch.zeros_like(parameter, dtype=self.moments_dtype)
+            state |= self.first_state(parameter)
         momentum = _local(state["momentum"])
         # products and sums of two dtypes: no copy of a gradient in the momentum's
         momentum.mul_(MOMENTUM).add_(gradient, alpha=1 - MOMENTUM)

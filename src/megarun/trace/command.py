@@ -23,7 +23,7 @@ def trace_plan(plan: str, *, rank: int | None, stage: int | None, as_json: bool,
     Raises:
         MegaplanError: The plan cannot be read or built, or has no such rank or stage.
     """
-    job = read_job(plan, None)
+    job, _ = read_job(plan, None)
     refuse_unbuilt(job.spec)
     budget = build_budget(job.spec, job.inventory, job.layout)
     found = trace_ranks(job, budget, choose_ranks(job, budget, rank, stage))

@@ -1,9 +1,11 @@
 """One process of a world: runs the cases it is sent, and sends back what each computed."""
 
 import io
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,11 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
+from megaplan.plan.digests import model_digest
 from megaplan.spec.models import Mesh, Spec
 from megarun.batches import Batches
+from megarun.checkpoint.keeper import Keeper
+from megarun.checkpoint.save import Saver
 from megarun.failure import diagnostics_of
 from megarun.job import Job
 from megarun.launch import Launch, process_group
@@ -23,6 +28,7 @@ from megarun.model import moe
 from megarun.optim.muon import Muon
 from megarun.parallel.mesh import build_mesh
 from megarun.parallel.tensor import tensor_parallel
+from megarun.prepare import Checkpoints, Run, SavedPlan
 from megarun.support import refuse_unbuilt
 from megarun.trainer import Trainer
 
@@ -69,6 +75,34 @@ def train_case(case: dict[str, Any]) -> dict[str, Any]:
     record["parameters"] = _by_name(parameters, lambda p: p)
     record["resident_bytes"] = trainer.resident_bytes()
     return record
+
+
+def resume_case(case: dict[str, Any]) -> dict[str, Any]:
+    """Start anew or from the newest checkpoint of `from`, save at once to `to`, train; the losses of these steps."""
+    job = build_job(case)
+    mesh = build_mesh(job.spec.mesh, CPU)
+    trainer = Trainer(job, mesh)
+    text = json.dumps({"inputs": {"model": job.spec.model.model_dump(mode="json")}})
+    plan = SavedPlan(text, model_digest(job.spec, "".join(block.family.value for block in job.inventory.layers)), "sha256:")
+    rows = CountingRows(job.spec.model.vocab_size)
+    batches = Batches(rows, job.spec, mesh)
+    start = 0
+    if case["from"] is not None:
+        keeper = Keeper(Run(job, rows, Path(case["from"]), 0, plan, Checkpoints(weights_only=case.get("weights_only", False))))
+        keeper.find()
+        start = keeper.start(trainer)
+    if case["before"] == 0 and start == 0:
+        trainer.optimizers.make_states()  # there is nothing yet to save
+    losses = []
+    for step in range(start, start + case["before"]):
+        losses.append(trainer.step(step, *batches.at(step)).loss)
+    start += case["before"]
+    saver = Saver(Run(job, rows, Path(case["to"]), 0, plan, Checkpoints()), trainer, torch.distributed.new_group(backend="gloo"))
+    saver.save(start)
+    for step in range(start, start + case["after"]):  # while it is written
+        losses.append(trainer.step(step, *batches.at(step)).loss)
+    saver.wait()
+    return {"losses": losses}
 
 
 @contextmanager
@@ -157,7 +191,7 @@ def _by_name(parameters: list[tuple[str, torch.nn.Parameter]], value: Any) -> di
     return found
 
 
-RUNS = {"train": train_case, "muon": compare_muon, "tensor muon": compare_tensor_muon}
+RUNS = {"train": train_case, "resume": resume_case, "muon": compare_muon, "tensor muon": compare_tensor_muon}
 
 
 def serve(rank: int, world_size: int, port: int, pipe: Connection) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 from torch.distributed import TCPStore
 
-TIMEOUT_SECONDS = 90
+TIMEOUT_SECONDS = 240
 
 
 class CellFailedError(AssertionError):

@@ -1,0 +1,57 @@
+"""Whether a checkpoint may continue under a plan; needs no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from megarun.checkpoint.manifest import PLAN, Manifest
+from megarun.errors import refusal
+from megarun.job import Job
+
+_MOST = 8  # differences to list
+
+
+def check_compatible(path: Path, manifest: Manifest, job: Job, model_digest: str, *, weights_only: bool) -> None:
+    """Refuse a checkpoint of another model, and, unless only weights are read, of other batches.
+
+    Another cut, mesh, schedule, sharding or recompute policy is no obstacle.
+
+    Raises:
+        MegaplanError: MP641; MP647 if the number of experts differs (R-69); MP648 if step and seed would be another data position.
+    """
+    if manifest.model_digest != model_digest:
+        lines = list(_differences(path, job))
+        code = "MP647" if any(line.startswith("model.moe.num_experts") for line in lines) else "MP641"
+        shown = [*lines[:_MOST], f"and {len(lines) - _MOST} more"] if len(lines) > _MOST else lines
+        raise refusal(code, "\n".join(shown) or f"model digest {manifest.model_digest}, the plan's {model_digest}", file=str(path))
+    if weights_only:
+        return
+    if manifest.seed != job.spec.training.seed:
+        detail = f"training.seed = {job.spec.training.seed}, the checkpoint's = {manifest.seed}"
+        raise refusal("MP648", detail, "training.seed", (f"--seed {manifest.seed}",), file=str(path))
+    if manifest.global_batch != job.global_batch:
+        saved, planned = (
+            f"{sequences:,} sequences of {length:,} tokens" for sequences, length in (manifest.global_batch, job.global_batch)
+        )
+        detail = f"the plan's global batch is {planned}, the checkpoint's {saved}"
+        raise refusal("MP648", detail, "schedule.num_microbatches", file=str(path))
+
+
+def _differences(path: Path, job: Job) -> Iterator[str]:
+    try:
+        saved = json.loads((path / PLAN).read_text(encoding="utf-8"))["inputs"]["model"]
+        ours = job.spec.model.model_dump(mode="json")
+        yield from _pairs("model", saved, ours)
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+
+
+def _pairs(key: str, saved: Any, ours: Any) -> Iterator[str]:
+    if isinstance(saved, dict) and isinstance(ours, dict):
+        for name in sorted(saved.keys() | ours.keys()):
+            yield from _pairs(f"{key}.{name}", saved.get(name), ours.get(name))
+    elif saved != ours:
+        yield f"{key} = {json.dumps(ours)}, the checkpoint's = {json.dumps(saved)}"

@@ -1,0 +1,83 @@
+"""A run's checkpoints, as the training loop sees them: where to start, and when to save."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch.distributed as dist
+
+from megarun.checkpoint.manifest import read_manifest
+from megarun.checkpoint.resume import Found, damage, load_checkpoint, newest_whole
+from megarun.checkpoint.save import Saver
+from megarun.errors import refusal
+from megarun.prepare import AUTO, NEVER, Run
+from megarun.trainer import Trainer
+
+
+class Keeper:
+    """Finds a start, reads it, and saves; every method is collective.
+
+    Attributes:
+        control: A gloo group of all ranks, for what they agree on between two steps without waiting for a device.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._found: Found | None = None
+        self.control: dist.ProcessGroup = dist.new_group(backend="gloo")
+        self._saving: dist.ProcessGroup = dist.new_group(backend="gloo")  # the saving thread's own: collectives of two threads must not mix
+        self._saver: Saver | None = None
+
+    def find(self) -> Found | None:
+        """The checkpoint to start from; None to start anew.
+
+        Raises:
+            MegaplanError: MP644 if the one that was named is damaged.
+        """
+        wanted = self._run.checkpoints.resume
+        if wanted == AUTO:
+            self._found = newest_whole(self._run.out, self.control)
+        elif wanted != NEVER:
+            wrong = damage(Path(wanted), self.control)
+            if wrong is not None:
+                raise refusal("MP644", wrong, file=wanted)
+            self._found = Found(Path(wanted), read_manifest(Path(wanted)))
+        return self._found
+
+    def start(self, trainer: Trainer) -> int:
+        """Read the checkpoint that was found into a new trainer; the number of steps done.
+
+        Raises:
+            MegaplanError: It does not fit the plan, or cannot be read.
+        """
+        run = self._run
+        self._saver = Saver(run, trainer, self._saving)
+        if self._found is None:
+            return 0
+        step = load_checkpoint(self._found, trainer, run, group=self.control)
+        if trainer.mesh.rank == 0:
+            what = "parameters of " if run.checkpoints.weights_only else ""
+            sys.stderr.write(f"resumed from {what}{self._found.path}, {self._found.manifest.step} steps done\n")
+        return step
+
+    def after(self, step: int, *, last: bool, stopped: bool) -> None:
+        """Save what a step has left if it is time to, or if the run ends here.
+
+        Args:
+            step: Steps done.
+            last: The run's last step.
+            stopped: A signal ends the run.
+
+        Raises:
+            MegaplanError: MP645 if this or the save before failed.
+        """
+        if self._saver is None:
+            raise RuntimeError("`start` comes before the first step")
+        every = self._run.checkpoints.save_every
+        if stopped or (every and (last or step % every == 0)):
+            self._saver.save(step)
+        if stopped or last:
+            self._saver.wait()
+        if stopped and dist.get_rank() == 0:
+            sys.stderr.write(f"stopped after step {step}, saved; the same command resumes\n")

@@ -1,0 +1,150 @@
+"""What a checkpoint says of itself: `manifest.json`, read and checked without torch.
+
+A folder `step-00000040` of a run's `checkpoints` holds the data files, `index.json` (where in them each piece of each tensor lies),
+`plan.json` (the plan it was saved under) and, last, `manifest.json`: sizes and SHA-256 of all others. A folder without a manifest was never
+finished. Tensors lie in torch's own format, which is read with `weights_only`; all else is JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from megarun.errors import refusal
+
+FORMAT = "megaplan.checkpoint/1"
+MANIFEST, INDEX, PLAN = "manifest.json", "index.json", "plan.json"
+FOLDER = "checkpoints"
+_NAME = re.compile(r"step-(\d{8})")
+_READ_BYTES = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """Size in bytes and SHA-256 of a file."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A checkpoint's own account.
+
+    Attributes:
+        step: Optimizer steps done.
+        seed: Of parameters and data.
+        global_batch: Sequences and tokens a sequence: with step and seed, the data position.
+        model_digest: Of the plan it was saved under; another one is another model.
+        plan_digest: Of the plan it was saved under.
+        world_size: Ranks that saved it.
+        torch: Version that saved it.
+        files: Every other file of the folder.
+    """
+
+    step: int
+    seed: int
+    global_batch: tuple[int, int]
+    model_digest: str
+    plan_digest: str
+    world_size: int
+    torch: str
+    files: dict[str, FileRecord]
+
+    def text(self) -> str:
+        """As it stands in the file."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1, sort_keys=True) + "\n"
+
+
+def folder_name(step: int) -> str:
+    """Of a checkpoint after `step` optimizer steps."""
+    return f"step-{step:08d}"
+
+
+def list_checkpoints(run: Path) -> list[Path]:
+    """Finished checkpoints of a run, newest first; damage is not looked for."""
+    folder = run / FOLDER
+    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)] if folder.is_dir() else []
+    return sorted((path for path in found if (path / MANIFEST).is_file()), reverse=True)
+
+
+def read_manifest(checkpoint: Path) -> Manifest:
+    """The manifest of one checkpoint.
+
+    Raises:
+        MegaplanError: MP644 if it cannot be read or is not one, MP643 if a newer version wrote it.
+    """
+    path = checkpoint / MANIFEST
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        written = document.pop("format")
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise refusal("MP644", f"{path}: {type(error).__name__}: {error}", file=str(path)) from None
+    if written != FORMAT:
+        raise refusal("MP643", f"{path}: format = {written!r}, this megarun reads {FORMAT!r}", file=str(path))
+    try:
+        return _parsed(document)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise refusal("MP644", f"{path}: {type(error).__name__}: {error}", file=str(path)) from None
+
+
+def _parsed(document: dict[str, Any]) -> Manifest:
+    files = {}
+    for name, record in document["files"].items():
+        if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
+            raise ValueError(f"{name!r} is no file of the folder")
+        files[name] = FileRecord(_count(record["bytes"]), str(record["sha256"]))
+    sequences, length = document["global_batch"]
+    return Manifest(
+        step=_count(document["step"]),
+        seed=_count(document["seed"]),
+        global_batch=(_count(sequences), _count(length)),
+        model_digest=str(document["model_digest"]),
+        plan_digest=str(document["plan_digest"]),
+        world_size=_count(document["world_size"]),
+        torch=str(document["torch"]),
+        files=files,
+    )
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{value!r} is no count")
+    return value
+
+
+def damaged_files(checkpoint: Path, manifest: Manifest, share: tuple[int, int] = (0, 1)) -> list[str]:
+    """What is wrong with the files, a line each; empty if all are as they were written.
+
+    Args:
+        checkpoint: The folder.
+        manifest: Its manifest.
+        share: (index, count): every `count`-th file from `index`, so that ranks can divide the reading.
+    """
+    wrong = []
+    for name in sorted(manifest.files)[share[0] :: share[1]]:
+        path, record = checkpoint / name, manifest.files[name]
+        try:
+            found = record_of(path)
+        except OSError as error:
+            wrong.append(f"{name}: {error.strerror}")
+            continue
+        if found.bytes != record.bytes:
+            wrong.append(f"{name}: {found.bytes:,} bytes, saved were {record.bytes:,}")
+        elif found.sha256 != record.sha256:
+            wrong.append(f"{name}: SHA-256 {found.sha256[:16]}…, saved was {record.sha256[:16]}…")
+    return wrong
+
+
+def record_of(path: Path) -> FileRecord:
+    """Size and checksum of a file."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while block := file.read(_READ_BYTES):
+            digest.update(block)
+            size += len(block)
+    return FileRecord(size, digest.hexdigest())

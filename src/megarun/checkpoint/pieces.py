@@ -1,0 +1,157 @@
+"""A rank's pieces of a whole tensor, in the words of PyTorch's distributed checkpoint.
+
+What a rank holds of a tensor is what TP, EP and FSDP2 leave it: rows of a part, and a part of a fused projection is several ranges of the
+whole. Saved as boxes of the unsharded tensor, a checkpoint knows no layout: any other cut of the same tensor reads the boxes it overlaps.
+Replicas state the same box, and DCP writes it once (R-70).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from megaplan.inventory.tensors import Owner, ParamTensor
+from megarun.parallel.mesh import RankMesh
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Consecutive indices along one dim: where they start in the rank's tensor and in the whole one, and how many they are."""
+
+    local: int
+    whole: int
+    length: int
+
+    def within(self, start: int, length: int) -> Range | None:
+        """What of it lies in `length` of the part's indices from `start`, counted from there; None if nothing does."""
+        first, stop = max(self.local, start), min(self.local + self.length, start + length)
+        return Range(first - start, self.whole + first - self.local, stop - first) if first < stop else None
+
+
+class Pieces:
+    """What one rank holds of a tensor; DCP reads and writes through the three methods with underscores.
+
+    Attributes:
+        local: The rank's storage.
+        shape: Of the whole tensor.
+        boxes: The rank's pieces, one range a dim; empty where a rank has no row.
+
+    Source: torch/distributed/_checkpointable.py, the protocol.
+    """
+
+    def __init__(self, local: Tensor, shape: tuple[int, ...], boxes: tuple[tuple[Range, ...], ...]) -> None:
+        self.local, self.shape, self.boxes = local, torch.Size(shape), boxes
+
+    @classmethod
+    def whole(cls, tensor: Tensor) -> Pieces:
+        """Of a tensor that the rank holds whole."""
+        return cls(tensor, tuple(tensor.shape), (tuple(Range(0, 0, size) for size in tensor.shape),))
+
+    def on_cpu(self, into: Pieces | None = None) -> Pieces:
+        """The same pieces of a copy in host memory; `into`, an earlier copy, is written over."""
+        host = into.local if into is not None else torch.empty_like(self.local, device="cpu", pin_memory=self.local.is_cuda)
+        host.copy_(self.local, non_blocking=True)
+        return Pieces(host, tuple(self.shape), self.boxes)
+
+    def size(self) -> torch.Size:
+        """Of the whole tensor: DCP compares it with what was saved."""
+        return self.shape
+
+    def _chunk(self, box: tuple[Range, ...]) -> ChunkStorageMetadata:
+        offsets, sizes = torch.Size([each.whole for each in box]), torch.Size([each.length for each in box])
+        return ChunkStorageMetadata(offsets=offsets, sizes=sizes)
+
+    def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
+        properties = TensorProperties.create_from_tensor(self.local)
+        chunks = [self._chunk(box) for box in self.boxes]
+        return [
+            WriteItem(MetadataIndex(name, chunk.offsets), WriteItemType.SHARD, tensor_data=TensorWriteData(chunk, properties, self.shape))
+            for chunk in chunks
+        ]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [self._chunk(box) for box in self.boxes]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
+        for box in self.boxes:
+            if torch.Size([each.whole for each in box]) == index.offset:
+                found = self.local
+                for dim, each in enumerate(box):
+                    found = found.narrow(dim, each.local, each.length)
+                return found
+        raise KeyError(f"{index.fqn}: no piece at {index.offset}")
+
+
+def pieces_of(tensor: ParamTensor, value: Tensor, mesh: RankMesh) -> Pieces:
+    """A rank's pieces of a parameter, or of optimizer state of its shape.
+
+    Args:
+        tensor: The inventory's: whole shape, and what TP and EP cut.
+        value: This rank's part, as FSDP2 shards it or whole.
+        mesh: This rank's place.
+    """
+    ranges: list[tuple[Range, ...]] = [(Range(0, 0, size),) for size in tensor.shape]
+    if tensor.owner is Owner.TENSOR_PARALLEL and tensor.tp_dim is not None:
+        ranges[tensor.tp_dim] = _tensor_ranges(tensor, mesh.coordinate["tp"], mesh.size("tp"))
+    elif tensor.owner is Owner.EXPERT_PARALLEL:
+        count = tensor.shape[0] // mesh.expert_size("ep")
+        ranges[0] = (Range(0, mesh.expert_coordinate["ep"] * count, count),)
+    if not isinstance(value, DTensor):
+        return Pieces(value.detach(), tensor.shape, tuple(product(*ranges)))
+    local = value.to_local().detach()
+    sizes, offsets = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
+    kept = [
+        tuple(found for each in of_dim if (found := each.within(start, length)) is not None)
+        for of_dim, start, length in zip(ranges, offsets, sizes, strict=True)
+    ]
+    return Pieces(local, tensor.shape, tuple(product(*kept)))
+
+
+def _tensor_ranges(tensor: ParamTensor, index: int, degree: int) -> tuple[Range, ...]:
+    """The ranges of TP rank `index`: one, or one of each part of a fused projection."""
+    size = tensor.shape[tensor.tp_dim or 0]
+    if degree == 1:
+        return (Range(0, 0, size),)
+    ranges, local, whole = [], 0, 0
+    for part in tensor.tp_parts or (size,):
+        own = part // degree
+        ranges.append(Range(local, whole + index * own, own))
+        local, whole = local + own, whole + part
+    return tuple(ranges)
+
+
+class PiecesSavePlanner(DefaultSavePlanner):
+    """Plans the saving of a flat dict of `Pieces`; torch's own looks into tensors only."""
+
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        """The piece at an offset."""
+        return self.state_dict[index.fqn].__get_tensor_shard__(index)
+
+
+class PiecesLoadPlanner(DefaultLoadPlanner):
+    """Plans the reading of a flat dict of `Pieces`."""
+
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+    def set_up_planner(self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
+        """As torch's, which would put None in the place of what is no tensor."""
+        self.state_dict = self.original_state_dict = state_dict
+        self.metadata, self.is_coordinator = metadata, is_coordinator
+
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        """The piece at an offset."""
+        found: Tensor = self.state_dict[index.fqn].__get_tensor_shard__(index)
+        return found

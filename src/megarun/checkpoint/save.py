@@ -1,0 +1,118 @@
+"""Saving: copied to host memory, then written by a thread while training goes on.
+
+The copy is what training waits for. One save is under way at a time; the next one waits for it first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.staging import AsyncStager
+from torch.distributed.checkpoint.state_dict_saver import async_save
+
+from megarun.checkpoint.manifest import FOLDER, Manifest, folder_name
+from megarun.checkpoint.pieces import Pieces, PiecesSavePlanner
+from megarun.checkpoint.state import generator_state, model_state, optimizer_state
+from megarun.checkpoint.storage import CheckpointWriter
+from megarun.errors import refusal
+from megarun.prepare import Run
+from megarun.trainer import Trainer
+
+
+class _Staged(AsyncStager):
+    """DCP's stager for a state that lies in host memory already."""
+
+    _synchronize_after_execute = False
+
+    def stage(self, state: dict[str, Any]) -> dict[str, Any]:
+        return state
+
+    def synchronize_staging(self) -> None:
+        """Nothing is under way."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Saver:
+    """Saves a trainer's state; collective, every rank calls every method at the same step.
+
+    Args:
+        run: Folder, which all ranks see, plan, and how many checkpoints to keep.
+        trainer: Whose state is saved.
+        group: A gloo group of all ranks for the saving threads alone.
+    """
+
+    def __init__(self, run: Run, trainer: Trainer, group: dist.ProcessGroup) -> None:
+        self._run, self._trainer, self._group = run, trainer, group
+        self._host: dict[str, Pieces] = {}
+        self._pending: tuple[int, Future[Any], CheckpointWriter] | None = None
+
+    def save(self, step: int) -> None:
+        """Begin to save the state after `step` optimizer steps; returns when it has been copied.
+
+        Raises:
+            MegaplanError: MP645 if the save before has failed.
+        """
+        self.wait()
+        copies = {name: pieces.on_cpu(self._host.get(name)) for name, pieces in self._state()}
+        if self._trainer.mesh.device.type == "cuda":
+            torch.cuda.synchronize(self._trainer.mesh.device)
+        self._host = copies
+        job, plan = self._run.job, self._run.plan
+        manifest = Manifest(
+            step=step,
+            seed=job.spec.training.seed,
+            global_batch=job.global_batch,
+            model_digest=plan.model_digest,
+            plan_digest=plan.plan_digest,
+            world_size=job.spec.mesh.world_size,
+            torch=torch.__version__,
+            files={},
+        )
+        writer = CheckpointWriter(self._run.out, manifest, plan.text, self._run.checkpoints.keep)
+        planner = PiecesSavePlanner()
+        options: dict[str, Any] = {"storage_writer": writer, "planner": planner, "process_group": self._group, "async_stager": _Staged()}
+        future = self._guarded(step, writer, lambda: async_save(copies, **options))
+        self._pending = step, future, writer
+
+    def wait(self) -> None:
+        """Until the save under way is whole.
+
+        Raises:
+            MegaplanError: MP645 if it has failed; checkpoints before it are as they were.
+        """
+        if self._pending is None:
+            return
+        (step, future, writer), self._pending = self._pending, None
+        self._guarded(step, writer, future.result)
+
+    def _state(self) -> list[tuple[str, Pieces]]:
+        inventory = self._run.job.inventory
+        return [
+            *model_state(self._trainer, inventory),
+            *optimizer_state(self._trainer, inventory),
+            *generator_state(self._trainer),
+        ]
+
+    def _guarded(self, step: int, writer: CheckpointWriter, action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except (CheckpointException, OSError, RuntimeError) as error:  # CheckpointException is no Exception
+            if self._trainer.mesh.rank == 0:
+                writer.discard()
+            path = self._run.out / FOLDER / folder_name(step)
+            raise refusal("MP645", f"{path}: {_first_reason(error)}", file=str(path.parent)) from None
+
+
+def _first_reason(error: BaseException) -> str:
+    """What one rank's disk said, out of DCP's account of all ranks."""
+    if isinstance(error, CheckpointException):
+        rank, (found, _) = next(iter(sorted(error.failures.items())))
+        return f"rank {rank}: {type(found).__name__}: {found}"
+    return f"{type(error).__name__}: {error}"

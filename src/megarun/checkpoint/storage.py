@@ -1,0 +1,151 @@
+"""DCP's file storage with an index in JSON, checksums, and a folder that appears whole or not at all.
+
+torch keeps its index in a pickle, which runs code when it is read; here it is data. A rank writes its data file, then sums it; when all
+have, the coordinator writes index and manifest and gives the folder its name.
+
+Source: torch/distributed/checkpoint/filesystem.py, `FileSystemWriter.finish` and `FileSystemReader.read_metadata`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from megarun.checkpoint.manifest import FOLDER, INDEX, MANIFEST, PLAN, FileRecord, Manifest, folder_name, list_checkpoints, record_of
+from megarun.errors import refusal
+
+SUMS = "sums.json"
+DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8)}
+
+
+class CheckpointWriter(FileSystemWriter):
+    """Writes one checkpoint of a run.
+
+    Args:
+        run: The run's folder.
+        manifest: All but the files.
+        plan: Text of the plan it is saved under.
+        keep: Finished checkpoints to leave; older ones go when this one is whole.
+    """
+
+    def __init__(self, run: Path, manifest: Manifest, plan: str, keep: int) -> None:
+        self._final = run / FOLDER / folder_name(manifest.step)
+        self._partial = self._final.with_name(f".{self._final.name}.partial")
+        self._run, self._manifest, self._plan, self._keep = run, manifest, plan, keep
+        super().__init__(self._partial)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """What a killed save has left goes before anybody writes."""
+        super().set_up_storage_writer(is_coordinator, *args, **kwargs)
+        if is_coordinator:
+            shutil.rmtree(self._partial, ignore_errors=True)
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """This rank's file, and its checksum in a small one beside it."""
+        written = super().write_data(plan, planner)
+        names = sorted({result.storage_data.relative_path for result in written.wait()})
+        sums = {name: asdict(record_of(self._partial / name)) for name in names}
+        if sums:
+            _write(self._partial / f"{plan.storage_data.prefix}{SUMS}", json.dumps(sums))
+        return written
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Index, plan and manifest, then the folder's name; on the coordinator, when every rank has written."""
+        files: dict[str, FileRecord] = {}
+        for path in sorted(self._partial.glob(f"*{SUMS}")):
+            files |= {name: FileRecord(**record) for name, record in json.loads(path.read_text()).items()}
+            path.unlink()
+        index = {result.index: result.storage_data for of_rank in results for result in of_rank}
+        for name, text in ((INDEX, _index_text(metadata, index)), (PLAN, self._plan)):
+            _write(self._partial / name, text)
+            files[name] = record_of(self._partial / name)
+        _write(self._partial / MANIFEST, replace(self._manifest, files=files).text())
+        replaced = self._final.with_name(f".{self._final.name}.replaced")
+        if self._final.exists():  # a step that is saved again
+            self._final.rename(replaced)
+        self._partial.rename(self._final)
+        _sync_folder(self._final.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
+        for old in list_checkpoints(self._run)[self._keep :]:
+            shutil.rmtree(old)
+
+    def discard(self) -> None:
+        """Remove what an unfinished save has written."""
+        shutil.rmtree(self._partial, ignore_errors=True)
+
+
+class CheckpointReader(FileSystemReader):
+    """Reads one checkpoint."""
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        """The index.
+
+        Raises:
+            MegaplanError: MP644 if it is none.
+        """
+        path = Path(self.path) / INDEX
+        try:
+            return _index(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise refusal("MP644", f"{path}: {type(error).__name__}: {error}", file=str(path)) from None
+
+
+def _index_text(metadata: Metadata, stored: dict[MetadataIndex, _StorageInfo]) -> str:
+    tensors = {}
+    for name, found in sorted(metadata.state_dict_metadata.items()):
+        if not isinstance(found, TensorStorageMetadata):
+            raise TypeError(f"{name} is no tensor: a checkpoint holds nothing else")
+        chunks = []
+        for chunk in found.chunks:
+            place = stored[MetadataIndex(name, chunk.offsets)]
+            chunks.append([list(chunk.offsets), list(chunk.sizes), place.relative_path, place.offset, place.length])
+        tensors[name] = {"dtype": str(found.properties.dtype), "shape": list(found.size), "chunks": chunks}
+    return json.dumps({"tensors": tensors}) + "\n"
+
+
+def _index(document: dict[str, Any]) -> Metadata:
+    tensors: dict[str, Any] = {}
+    stored: dict[MetadataIndex, _StorageInfo] = {}
+    for name, found in document["tensors"].items():
+        chunks = []
+        for offsets, sizes, file, offset, length in found["chunks"]:
+            if Path(file).name != file:
+                raise ValueError(f"{file!r} is no file of the folder")
+            chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
+            stored[MetadataIndex(name, torch.Size(offsets))] = _StorageInfo(file, offset, length)
+        properties = TensorProperties(dtype=DTYPES[found["dtype"]])
+        tensors[name] = TensorStorageMetadata(properties=properties, size=torch.Size(found["shape"]), chunks=chunks)
+    return Metadata(state_dict_metadata=tensors, storage_data=stored, storage_meta=StorageMeta())
+
+
+def _write(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

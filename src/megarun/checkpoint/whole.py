@@ -1,0 +1,43 @@
+"""Whole tensors of a checkpoint, on one process: for export, and to compare two checkpoints."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from megarun.checkpoint.pieces import Pieces, PiecesLoadPlanner
+from megarun.checkpoint.storage import CheckpointReader
+
+
+def tensor_names(checkpoint: Path) -> list[str]:
+    """Every tensor of a checkpoint, sorted.
+
+    Raises:
+        MegaplanError: MP644.
+    """
+    return sorted(CheckpointReader(checkpoint).read_metadata().state_dict_metadata)
+
+
+def whole_tensors(checkpoint: Path, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+    """Tensors as they are unsharded, one at a time, in host memory.
+
+    Raises:
+        MegaplanError: MP644.
+        KeyError: The checkpoint has no such tensor.
+    """
+    saved = CheckpointReader(checkpoint).read_metadata().state_dict_metadata
+    for name in names:
+        found = saved[name]
+        if not isinstance(found, TensorStorageMetadata):
+            raise TypeError(f"{name} is no tensor")
+        tensor = torch.empty(found.size, dtype=found.properties.dtype)
+        with warnings.catch_warnings():  # that there is no process group is what `no_dist` says
+            warnings.simplefilter("ignore", UserWarning)
+            load({name: Pieces.whole(tensor)}, storage_reader=CheckpointReader(checkpoint), planner=PiecesLoadPlanner(), no_dist=True)
+        yield name, tensor

@@ -1,0 +1,143 @@
+"""A checkpoint saved under one plan resumes under another: state to the bit, and the same losses."""
+
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from parity_cells import GENTLE, RESHARD, SELECTIVE, TIED, V2, V4, Cell
+from parity_world import CellFailedError, Worlds
+
+from megarun.checkpoint.manifest import list_checkpoints, read_manifest
+from megarun.checkpoint.state import GENERATOR, OPTIMIZER
+from megarun.checkpoint.storage import CheckpointReader
+from megarun.checkpoint.whole import tensor_names, whole_tensors
+
+pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-68")]
+BEFORE, AFTER = 2, 10
+HEADS = {"model.attention.num_kv_heads": 4}
+MODEL = GENTLE | TIED | HEADS
+PLANS = {
+    "one": Cell("one", {}, spec=MODEL),
+    "dp2": Cell("dp2", {"dp_shard": 2}, spec=MODEL),
+    "dp4-reshard": Cell("dp4-reshard", {"dp_shard": 4}, spec=MODEL | RESHARD),
+    "hsdp": Cell("hsdp", {"dp_replicate": 2, "dp_shard": 2}, spec=MODEL),
+    "1f1b-pp4": Cell("1f1b-pp4", {"pp": 4}, spec=MODEL),
+    "gpipe-pp2-uneven": Cell("gpipe-pp2-uneven", {"pp": 2}, "gpipe", MODEL, spans=[[0, 3], [3, 8]]),
+    "interleaved-pp2": Cell("interleaved-pp2", V2, "interleaved_1f1b", MODEL),
+    "zero-bubble-pp4": Cell("zero-bubble-pp4", V4, "interleaved_zero_bubble", MODEL),
+    "zbv-pp2-dp2": Cell("zbv-pp2-dp2", V2 | {"dp_shard": 2}, "zbv", MODEL),
+    "dualpipev-pp2": Cell("dualpipev-pp2", V2, "dualpipev", MODEL | SELECTIVE),
+    "tp2": Cell("tp2", {"tp": 2}, spec=MODEL),
+    "tp4-vocabulary": Cell("tp4-vocabulary", {"tp": 4, "vocab_parallel": True}, spec=MODEL),
+    "tp2-dp2-pp2": Cell("tp2-dp2-pp2", {"pp": 2, "tp": 2, "dp_shard": 2}, spec=MODEL),
+    "ep4": Cell("ep4", {"dp_shard": 4, "ep": 4}, spec=MODEL),
+    "ep2-tp2-pp2": Cell("ep2-tp2-pp2", {"pp": 2, "tp": 2, "dp_shard": 2, "ep": 2}, spec=MODEL),
+}
+CI = [("tp2", "zbv-pp2-dp2"), ("zbv-pp2-dp2", "one"), ("one", "one")]
+PAIRS = [
+    ("one", "dp2"), ("dp2", "one"), ("dp2", "dp2"), ("dp2", "tp2"), ("tp2", "dp4-reshard"), ("dp4-reshard", "1f1b-pp4"),
+    ("1f1b-pp4", "1f1b-pp4"), ("1f1b-pp4", "gpipe-pp2-uneven"), ("gpipe-pp2-uneven", "interleaved-pp2"),
+    ("interleaved-pp2", "zero-bubble-pp4"), ("zero-bubble-pp4", "zbv-pp2-dp2"), ("zbv-pp2-dp2", "dualpipev-pp2"),
+    ("dualpipev-pp2", "hsdp"), ("hsdp", "ep4"), ("ep4", "tp4-vocabulary"), ("tp4-vocabulary", "ep2-tp2-pp2"),
+    ("ep2-tp2-pp2", "ep4"), ("ep4", "one"), ("ep2-tp2-pp2", "ep2-tp2-pp2"), ("tp4-vocabulary", "tp2-dp2-pp2"),
+    ("tp2-dp2-pp2", "hsdp"), ("tp2-dp2-pp2", "zbv-pp2-dp2"), ("zero-bubble-pp4", "tp4-vocabulary"),
+]  # fmt: skip
+
+
+def run(worlds: Worlds, plan: Cell, source: Path | None, target: Path, before: int) -> list[float]:
+    """Losses of `before` steps, a save, and AFTER steps more."""
+    case: dict[str, Any] = {
+        **plan.case,
+        "run": "resume",
+        "from": source and str(source),
+        "to": str(target),
+        "before": before,
+        "after": AFTER,
+    }
+    losses = [record["losses"] for record in worlds.train(case, plan.world_size)]
+    assert all(of_rank == losses[0] for of_rank in losses)
+    return list(losses[0])
+
+
+def state(run_folder: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of a run's newest checkpoint, whole; generators left out."""
+    path = list_checkpoints(run_folder)[0]
+    return dict(whole_tensors(path, [name for name in tensor_names(path) if not name.startswith(GENERATOR)]))
+
+
+@pytest.fixture(scope="module")
+def saved(worlds: Worlds, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What each plan saves after BEFORE steps and how it goes on; trained once."""
+    found: dict[str, tuple[Path, list[float], dict[str, torch.Tensor]]] = {}
+
+    def of(name: str) -> tuple[Path, list[float], dict[str, torch.Tensor]]:
+        if name not in found:
+            folder = tmp_path_factory.mktemp(name)
+            losses = run(worlds, PLANS[name], None, folder, BEFORE)
+            found[name] = folder, losses, state(folder)
+        return found[name]
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [pytest.param(*pair, id="→".join(pair)) for pair in CI]
+    + [pytest.param(*pair, id="→".join(pair), marks=pytest.mark.slow) for pair in PAIRS],
+)
+def test_a_checkpoint_resumes_under_another_plan(source: str, target: str, saved: Any, worlds: Worlds, tmp_path: Path) -> None:
+    folder, losses, expected = saved(source)
+    again = run(worlds, PLANS[target], folder, tmp_path, 0)
+    found = state(tmp_path)
+    assert found.keys() == expected.keys()
+    different = [name for name, tensor in expected.items() if not torch.equal(tensor, found[name])]
+    assert not different
+    assert read_manifest(list_checkpoints(tmp_path)[0]).step == BEFORE
+    if source == target:
+        assert again == losses[BEFORE:]
+    assert again == pytest.approx(losses[BEFORE:], rel=1e-5)
+
+
+@pytest.mark.requirement("R-70")
+def test_a_tensor_on_two_stages_is_saved_once(saved: Any) -> None:
+    """A tied embedding under a V lies twice on rank 0, and on each of its data ranks."""
+    folder, _, tensors = saved("zbv-pp2-dp2")
+    index = CheckpointReader(list_checkpoints(folder)[0]).read_metadata().state_dict_metadata
+    written = {name: sum(prod(chunk.sizes) for chunk in index[name].chunks) for name in tensors}
+    assert written == {name: tensor.numel() for name, tensor in tensors.items()}
+    assert len(index["embedding.weight"].chunks) == 2
+
+
+REFUSALS = {
+    "another model": (MODEL | {"model.mlp.ffn_hidden_size": 48}, "MP641 model.mlp.ffn_hidden_size = 48, the checkpoint's = 40"),
+    "other experts": (MODEL | {"model.moe.num_experts": 4}, "MP647 model.moe.num_experts = 4, the checkpoint's = 8"),
+    "another optimizer": (MODEL | {"optimizer.matrix": "adamw"}, "MP642 .*optimizer.layers.0.k_proj.weight.exp_avg"),
+    "other batches": (
+        MODEL | {"batch.micro_batch_size": 1},
+        "MP648 the plan's global batch is 4 sequences of 16 tokens, the checkpoint's 8",
+    ),
+    "another seed": (MODEL | {"training.seed": 3}, "MP648 training.seed = 3, the checkpoint's = 0"),
+}
+
+
+@pytest.mark.requirement("R-69")
+@pytest.mark.parametrize("what", REFUSALS)
+def test_what_does_not_fit_is_refused(what: str, saved: Any, worlds: Worlds, tmp_path: Path) -> None:
+    folder, _, _ = saved("one")
+    overrides, message = REFUSALS[what]
+    with pytest.raises(CellFailedError, match=message):
+        run(worlds, Cell(what, {}, spec=overrides), folder, tmp_path, 0)
+
+
+def test_weights_alone_start_at_step_0(saved: Any, worlds: Worlds, tmp_path: Path) -> None:
+    """Another optimizer, other batches: parameters to the bit, no step done."""
+    folder, _, expected = saved("one")
+    plan = Cell("weights", {"dp_shard": 2}, spec=MODEL | {"optimizer.matrix": "adamw", "training.seed": 3})
+    case = {**plan.case, "run": "resume", "from": str(folder), "to": str(tmp_path), "before": 0, "after": 0, "weights_only": True}
+    worlds.train(case, plan.world_size)
+    found = state(tmp_path)
+    assert read_manifest(list_checkpoints(tmp_path)[0]).step == 0
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items() if not name.startswith(OPTIMIZER))
+    assert all(not tensor.any() for name, tensor in found.items() if name.startswith(OPTIMIZER))
