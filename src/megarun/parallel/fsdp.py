@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from megaplan.spec.models import Spec
@@ -35,15 +36,21 @@ def shard_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> None:
     where, reshard = mesh.state_mesh, spec.sharding.reshard_after_forward
     for block in stage.layers.values():
         if isinstance(block, ExpertBlock):
-            fully_shard(block.experts, mesh=mesh.bank_mesh, mp_policy=policy, reshard_after_forward=reshard)
-        fully_shard(block, mesh=where, mp_policy=policy, reshard_after_forward=reshard)
-    fully_shard(stage, mesh=where, mp_policy=policy, reshard_after_forward=False)
-    for module in stage.modules():
-        if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # gloo has no pre-multiplied sum, and a factor of 1 needs none
+            _sum_gradients(fully_shard(block.experts, mesh=mesh.bank_mesh, mp_policy=policy, reshard_after_forward=reshard), mesh.bank_mesh)
+        _sum_gradients(fully_shard(block, mesh=where, mp_policy=policy, reshard_after_forward=reshard), where)
+    _sum_gradients(fully_shard(stage, mesh=where, mp_policy=policy, reshard_after_forward=False), where)
     if spec.mesh.ep > 1:
         _gather_ahead(stage)
+
+
+def _sum_gradients(module: FSDPModule, mesh: DeviceMesh) -> None:
+    """Let a group's reduction sum over its mesh.
+
+    One rank alone would write a quotient by the factor, as large as the whole gradients, before it copies it.
+    """
+    module.set_force_sum_reduction_for_comms(True)  # gloo has no pre-multiplied sum, and a factor of 1 needs none
+    if mesh.size() > 1:
+        module.set_gradient_divide_factor(1.0)
 
 
 def _gather_ahead(stage: Stage) -> None:

@@ -150,17 +150,25 @@ def test_newton_schulz_of_one_process_by_hand(budget_of: Callable[..., Budget]) 
     assert cells[Column.WORKSPACE] - rank.cells[Phase.FORWARD_BACKWARD][Column.WORKSPACE] == 4 * (3 * 512 + 2 * 256)
 
 
-def test_forward_backward_of_one_process_by_hand(budget_of: Callable[..., Budget]) -> None:
+def test_forward_backward_of_two_replicas_by_hand(budget_of: Callable[..., Budget]) -> None:
     """One microbatch of 8 tokens: parameters outweigh activations, so the peak is the reduction of the last layer, the first to reduce."""
-    rank = budget_of(plain({})).ranks[0]
+    rank = budget_of(plain({"mesh.dp_replicate": 2})).ranks[0]
     assert rank.moments[Phase.FORWARD_BACKWARD] == "reduction of layers.1"
     cells = rank.cells[Phase.FORWARD_BACKWARD]
     # head and final norm have their gradients; the layer's were copied into the reduce-scatter's input and freed, its output is there
     assert cells[Column.GRADIENTS] == 4 * (1024 + 16 + 1552)
-    # input and (on one rank) quotient of the reduction; layer 0 and the slot's own parameters are gathered, layer 1 no more
+    # input and (where a shard is whole) quotient of the reduction; layer 0 and the slot's own parameters are gathered, layer 1 no more
     assert cells[Column.COMMUNICATION] == 4 * (2 * 1552 + 1552 + 2064)
     # layer 0: its input and normed 512 each, rstd 32, gate, up, act 1024 each; the gradient of layer 1's input 512; ids and labels 64 each
     assert cells[Column.ACTIVATIONS] == 512 + 512 + 32 + 3 * 1024 + 512 + 128
+
+
+def test_one_process_makes_no_quotient(budget_of: Callable[..., Budget]) -> None:
+    """Alone there is nothing to divide: the peak is the last backward, which the reduction with its quotient would outweigh."""
+    rank = budget_of(plain({})).ranks[0]
+    assert rank.moments[Phase.FORWARD_BACKWARD] == "backward of layers.0"
+    # layer 1's reduce-scatter input, kept until the next group reduces; layer 0 and the slot's own parameters are gathered
+    assert rank.cells[Phase.FORWARD_BACKWARD][Column.COMMUNICATION] == 4 * (1552 + 1552 + 2064)
 
 
 def test_uneven_shards_by_hand(budget_of: Callable[..., Budget]) -> None:

@@ -51,7 +51,7 @@ class GroupBytes(NamedTuple):
         made_bytes: Whole gradients in the dtype autograd makes them.
         reduce_bytes: Reduce-scatter input in `precision.reduce`, padded.
         reduced_bytes: Its output, a padded shard.
-        divided_bytes: On a one-rank mesh, its input divided by the gradient divisor.
+        divided_bytes: With replicas of a shard that is whole, its input divided by the gradient divisor.
         recast_bytes: The output once more, in `precision.grads`, where that is another dtype.
         shard_bytes: Gradient shards in `precision.grads`, padded.
         last_made_bytes: Of `made_bytes`, the last tensor's: `foreach_reduce` names it until it returns, on meshes of more than one rank.
@@ -263,7 +263,7 @@ def _group(sizes: Sizes, compute: int, degree: int, shard: int, whole: int, true
         made_bytes=true * made,
         reduce_bytes=whole * reduce,
         reduced_bytes=shard * reduce,
-        divided_bytes=0 if degree > 1 else whole * reduce,
+        divided_bytes=whole * reduce if degree == 1 and sizes.spec.mesh.dp_replicate > 1 else 0,
         recast_bytes=shard * grads if sizes.recasts else 0,
         shard_bytes=shard * grads,
         last_made_bytes=last * made,
