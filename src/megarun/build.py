@@ -29,9 +29,9 @@ def build_stage(spec: Spec, inventory: Inventory, slot: Slot, tp: TensorParallel
 
 
 def materialise(stage: Stage, device: torch.device) -> None:
-    """Give a (sharded) meta stage storage on `device`: parameters uninitialised, rotary tables computed."""
+    """Give a (sharded) meta stage storage on `device`: parameters uninitialised, buffers filled."""
     stage.to_empty(device=device)
-    stage.add_rotary(device)
+    stage.add_buffers(device)
 
 
 def differences(stage: Stage, inventory: Inventory, slot: Slot, spec: Spec) -> list[str]:

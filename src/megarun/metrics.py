@@ -23,7 +23,9 @@ class StepMetrics:
 
     Attributes:
         step: 1-based: optimizer steps done.
-        loss: Nats per token over the global batch.
+        loss: Nats per token over the global batch, without the losses below.
+        balance_loss: What the routers' load balancing adds to it, over all E layers, its coefficient included.
+        z_loss: Likewise their z-loss.
         tokens: Of the step's global batch.
         tokens_per_second: All ranks together.
         allocated_bytes: Of the rank with most.
@@ -36,6 +38,8 @@ class StepMetrics:
 
     step: int
     loss: float
+    balance_loss: float
+    z_loss: float
     tokens: int
     tokens_per_second: float
     allocated_bytes: int

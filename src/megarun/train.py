@@ -72,6 +72,8 @@ def train_steps(run: Run, mesh: RankMesh, keeper: Keeper, interrupt: Interrupt, 
         metrics = StepMetrics(
             step=step + 1,
             loss=result.loss,
+            balance_loss=result.balance_loss,
+            z_loss=result.z_loss,
             tokens=job.global_batch_tokens,
             tokens_per_second=job.global_batch_tokens / seconds,
             allocated_bytes=num_bytes,

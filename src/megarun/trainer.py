@@ -13,6 +13,7 @@ from megarun.build import build_stage, materialise
 from megarun.errors import refusal
 from megarun.initialise import initialise
 from megarun.job import Job
+from megarun.model.router_losses import loss_factors, start_losses, sum_losses
 from megarun.model.stage import Stage
 from megarun.optim.build import Optimizers
 from megarun.optim.clip import clip_gradients
@@ -33,10 +34,14 @@ class StepResult:
     Attributes:
         loss: Nats per token over the whole global batch.
         gradient_norm: Of the whole model, before clipping.
+        balance_loss: What the routers' load balancing adds to the loss, over all E layers, its coefficient included.
+        z_loss: Likewise their z-loss.
     """
 
     loss: float
     gradient_norm: float
+    balance_loss: float = 0.0
+    z_loss: float = 0.0
 
 
 def sharded_stages(job: Job, mesh: RankMesh, *, measured: bool = True) -> tuple[Stage, ...]:
@@ -104,6 +109,7 @@ class Trainer:
 
     def accumulate_gradients(self, tokens: Tensor | None, labels: Tensor | None) -> Tensor:
         """Forward and backward of this rank's microbatches: its part of the loss, fp64; gradients are whole sums on every shard."""
+        start_losses(self.stages)
         partial = self._runner.forward_backward(tokens, labels)
         self._shared.reduce(self.stages)
         sum_replicated(self._replicated, self._tp)
@@ -120,10 +126,18 @@ class Trainer:
         # with `vocab_parallel` every TP rank has the loss of all its group's tokens, else of its own
         token_axes = ("dp_replicate", "dp_shard") if self._spec.mesh.vocab_parallel else ("dp_replicate", "dp_shard", "tp")
         loss = self.read(self.mesh.sum(partial, "pp", *token_axes))
+        balance_loss, z_loss = self._router_losses()
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise refusal("MP607", f"step {step + 1}: loss = {loss}, gradient norm = {norm}", "training.learning_rate")
         self.optimizers.step(step)
-        return StepResult(loss, norm)
+        return StepResult(loss, norm, balance_loss, z_loss)
+
+    def _router_losses(self) -> tuple[float, float]:
+        """Both losses of the step, over all stages and tokens."""
+        if loss_factors(self._spec) is None:
+            return 0.0, 0.0
+        losses = self.mesh.sum(sum_losses(self.stages, self.mesh.device), "pp", "dp_replicate", "dp_shard", "tp")
+        return self.read(losses[0]), self.read(losses[1])
 
     def resident_bytes(self) -> int:
         """Bytes of parameters, buffers and optimizer state on this rank: what lives between two steps."""

@@ -49,7 +49,9 @@ def _section(kind: str, hidden: int, draw: random.Random) -> dict[str, Any]:
         case "moe":
             experts = draw.randint(2, 7)
             sizes = {"num_experts": experts, "top_k": draw.randint(1, experts), "ffn_hidden_size": 8 * draw.randint(1, 4)}
-            return {"moe": {**sizes, "shared_ffn_hidden_size": draw.choice([0, 16]), "activation": activation}}
+            sizes["shared_ffn_hidden_size"] = draw.choice([0, 16])
+            losses = {name: draw.choice([0.0, 0.5]) for name in ("balance_loss_coefficient", "z_loss_coefficient")}
+            return {"moe": {**sizes, "activation": activation, **losses}}
         case "m2rnn":
             sizes = {"num_heads": draw.randint(1, 4), "key_dim": draw.randint(2, 6), "value_dim": draw.randint(2, 6)}
             return {"recurrent": {"kind": "m2rnn", **sizes, "save_every": draw.randint(3, 16), "conv_kernel": draw.randint(2, 4)}}

@@ -39,6 +39,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba3": ("M", {"mamba": {**STATES, "mimo_rank": 2, "num_angles": 2}}),
     "mamba3-single": ("M", {"mamba": STATES}),
     "moe": ("E", {"moe": {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 24, "shared_ffn_hidden_size": 16}}),
+    "moe-losses": ("E", {"moe": {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 24, "z_loss_coefficient": 0.1}}),
     "m2rnn": ("R", {"recurrent": {"kind": "m2rnn", "num_heads": 4, "key_dim": 5, "value_dim": 6, "save_every": 8}}),
     "swiglu": ("D", {"mlp": {"ffn_hidden_size": 52}}),
     "gelu": ("D", {"mlp": {"ffn_hidden_size": 52, "activation": "gelu"}}),

@@ -5,10 +5,13 @@ In order: `weights, indices = route(...)`, `rows, counts = dispatch_plan(indices
 
 Where experts live on several ranks, dispatched rows are sent to them; there `rows, totals = arrival_plan(...)` sorts what arrived, and
 `combine(experts(dispatch(arrived, rows, 1), weights, rows, totals, ...), rows, 1)` is what goes back.
+
+With router losses `route_scored` also hands out what they read, and `router_losses` adds their gradients to those of the weights.
 """
 
 from megakernels.moe.grouped_mlp import experts
+from megakernels.moe.losses import route_scored, router_losses
 from megakernels.moe.permutation import arrival_plan, combine, dispatch, dispatch_plan
 from megakernels.moe.routing import route
 
-__all__ = ["arrival_plan", "combine", "dispatch", "dispatch_plan", "experts", "route"]
+__all__ = ["arrival_plan", "combine", "dispatch", "dispatch_plan", "experts", "route", "route_scored", "router_losses"]

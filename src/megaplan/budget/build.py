@@ -18,7 +18,7 @@ from megaplan.columns import Column
 from megaplan.devices import Device, load_device
 from megaplan.hosts.megarun.allocator import slack_bytes
 from megaplan.hosts.megarun.boundaries import boundary_bytes, receive_bytes
-from megaplan.hosts.megarun.buffers import rotary_bytes, rotary_scratch_bytes, token_bytes
+from megaplan.hosts.megarun.buffers import rotary_bytes, rotary_scratch_bytes, router_loss_bytes, token_bytes
 from megaplan.hosts.megarun.dims import Dims, is_pipelined, local_dims
 from megaplan.hosts.megarun.ledger import Make, accumulates_in_place, block_bytes, makes_of
 from megaplan.hosts.megarun.optimizer import Uneven, last_moment, uses_muon
@@ -213,7 +213,7 @@ def _persistent(
         storages=tuple(storages),
         cast_bytes=max([cast.scratch_bytes for cast in casts], default=0),
         first_other=last_moment(casts),
-        buffer_bytes=evaluation.rotary_bytes * sum([part.attends for part in parts]),
+        buffer_bytes=evaluation.rotary_bytes * sum([part.attends for part in parts]) + _router_losses(evaluation, slots),
         buffer_scratch_bytes=rotary_scratch_bytes(spec) if parts[-1].attends else 0,  # else another slot's parameters come after it
         input_bytes=evaluation.token_bytes * sum([(slot.index == 0) + (slot.index == last) for slot in slots]),
         receive_bytes=receive_bytes(evaluation.dims, num_receives),
@@ -222,6 +222,14 @@ def _persistent(
         state_slack_bytes=sum([storage.state_slack_bytes for storage in storages]),
         parameters=sum([storage.parameters for storage in storages]),
     )
+
+
+def _router_losses(evaluation: _Evaluation, slots: Sequence[Slot]) -> int:
+    each = router_loss_bytes(evaluation.spec)
+    if not each:
+        return 0
+    layers = evaluation.inventory.layers
+    return each * sum([layers[index].family is Family.E for slot in slots for index in range(slot.start, slot.stop)])
 
 
 def _distinct(mesh: Mesh, pp_rank: int, persistent: Persistent, peak: StepPeak, device: DeviceBudget) -> list[RankBudget]:

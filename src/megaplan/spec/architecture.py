@@ -11,6 +11,7 @@ from megaplan.spec.scalars import (
     FactorFromOne,
     LayerCount,
     NaturalInt,
+    NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
     Section,
@@ -151,6 +152,8 @@ class MixtureOfExperts(Section):
         normalize_top_k: The chosen experts' weights sum to 1.
         capacity_factor: Rows kept an expert over the even share; null for dropless.
         routing_skew: Rows of the busiest expert over the even share, for the budget; 1.0 is balanced.
+        balance_loss_coefficient: Of each E layer's load-balancing loss, balanced over each sequence; 0 for none.
+        z_loss_coefficient: Of each E layer's router z-loss, the mean over tokens; 0 for none.
     """
 
     num_experts: PositiveInt
@@ -161,6 +164,13 @@ class MixtureOfExperts(Section):
     normalize_top_k: StrictBool = True
     capacity_factor: PositiveFloat | None = None
     routing_skew: FactorFromOne = 1.0
+    balance_loss_coefficient: NonNegativeFloat = 0.0
+    z_loss_coefficient: NonNegativeFloat = 0.0
+
+    @property
+    def has_router_losses(self) -> bool:
+        """Whether its routers have losses of their own."""
+        return self.balance_loss_coefficient + self.z_loss_coefficient > 0
 
 
 class MatrixRecurrence(Section):

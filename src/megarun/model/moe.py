@@ -9,11 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from megakernels.moe import arrival_plan, combine, dispatch, dispatch_plan, experts, route
+from megakernels.moe import arrival_plan, combine, dispatch, dispatch_plan, experts, route, route_scored, router_losses
 from megaplan.spec import models as spec
 from megarun.model.mlp import Mlp
 from megarun.model.norm import RMSNorm, linear
 from megarun.model.rotary import Rotary
+from megarun.model.router_losses import LossFactors
 from megarun.parallel.expert import LOCAL, ExpertParallel
 from megarun.parallel.tensor import ALONE, TensorParallel
 
@@ -37,11 +38,19 @@ class ExpertBank(nn.Module):
 class ExpertBlock(nn.Module):
     """E: x + combine(experts(dispatch(norm(x)))) + shared(norm(x))."""
 
+    losses: Tensor
+
     def __init__(
-        self, config: spec.MixtureOfExperts, hidden_size: int, eps: float, tp: TensorParallel = ALONE, ep: ExpertParallel = LOCAL
+        self,
+        config: spec.MixtureOfExperts,
+        hidden_size: int,
+        eps: float,
+        tp: TensorParallel = ALONE,
+        ep: ExpertParallel = LOCAL,
+        factors: LossFactors | None = None,
     ) -> None:
         super().__init__()
-        self.ep = ep
+        self.tp, self.ep, self.factors = tp, ep, factors
         self.num_experts, self.top_k, self.normalize = config.num_experts, config.top_k, config.normalize_top_k
         self.norm = RMSNorm(hidden_size, eps)
         self.router = linear(hidden_size, config.num_experts)
@@ -53,13 +62,29 @@ class ExpertBlock(nn.Module):
         """Residual stream [B, T, h] in and out."""
         normed = self.norm(x)
         tokens = normed.flatten(0, 1)
-        weights, indices = route(tokens, self.router.weight, self.top_k, self.normalize)
+        weights, indices = self.choose(tokens, x.shape[0])
         rows, counts = dispatch_plan(indices, self.num_experts)
         if self.ep.degree == 1:
             out = combine(self.experts(dispatch(tokens, rows, self.top_k), weights, rows, counts), rows, self.top_k).view_as(x)
         else:
             out = self.travel(tokens, weights, rows, counts).view_as(x)
         return x + (out if self.shared is None else out + self.shared(normed))
+
+    def choose(self, tokens: Tensor, num_sequences: int) -> tuple[Tensor, Tensor]:
+        """Own tokens [B·t, h] -> their routing weights fp32 [B·t, k] and experts int32 [B·t, k]; adds the router's losses to `losses`."""
+        weight, top_k, normalize = self.router.weight, self.top_k, self.normalize
+        if self.factors is None:
+            return route(tokens, weight, top_k, normalize)
+        weights, indices, probs, log_sums, load = route_scored(tokens, weight, top_k, normalize, num_sequences)
+        weights, values = router_losses(weights, probs, log_sums, self.tp.sum(load), self.factors.balance, self.factors.z)
+        if torch.is_grad_enabled():
+            self.losses += values
+        return weights, indices
+
+    def add_losses(self, device: torch.device) -> None:
+        """Create the sums of a step's losses on `device`, if the router has losses: fp64 [2], never in a checkpoint."""
+        if self.factors is not None:
+            self.register_buffer("losses", torch.zeros(2, dtype=torch.float64, device=device), persistent=False)
 
     def travel(self, tokens: Tensor, weights: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
         """Each token's experts, wherever they live: tokens [N, h], weights fp32 [N, k], rows [N·k], counts [E] -> [N, h].

@@ -17,6 +17,7 @@ from megarun.model.moe import ExpertBlock
 from megarun.model.norm import RMSNorm, linear
 from megarun.model.recurrent import MatrixRecurrenceBlock
 from megarun.model.rotary import Rotary, rotary_table, rotary_width
+from megarun.model.router_losses import LossFactors, loss_factors
 from megarun.parallel.expert import LOCAL, ExpertParallel
 from megarun.parallel.tensor import ALONE, TensorParallel, column_parallel
 from megarun.parallel.tensor_vocabulary import SlicedEmbedding
@@ -45,7 +46,8 @@ class Stage(nn.Module):
             sliced = self.slices_words
             self.embedding = SlicedEmbedding(num_words, model.hidden_size, tp) if sliced else nn.Embedding(num_words, model.hidden_size)
         layers = range(slot.start, slot.stop)
-        self.layers = nn.ModuleDict({str(index): build_block(model, inventory.layers[index].family, index, tp, ep) for index in layers})
+        families, factors = inventory.layers, loss_factors(config)
+        self.layers = nn.ModuleDict({str(i): build_block(model, families[i].family, i, tp, ep, factors) for i in layers})
         if self.predicts:
             self.final_norm = RMSNorm(model.hidden_size, model.norm_eps)
         if "head" in slot.blocks:
@@ -60,6 +62,13 @@ class Stage(nn.Module):
             table = rotary_table(self.seq_length, rotary_width(self.attention), self.attention.rope_theta, device)
             self.register_buffer("rope_cos", table.cos, persistent=False)
             self.register_buffer("rope_sin", table.sin, persistent=False)
+
+    def add_buffers(self, device: torch.device) -> None:
+        """Create what is neither a parameter nor in a checkpoint: rotary tables, sums of router losses."""
+        self.add_rotary(device)
+        for block in self.layers.values():
+            if isinstance(block, ExpertBlock):
+                block.add_losses(device)
 
     def forward(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         """Token ids or residual stream in, residual stream or logits out.
@@ -86,7 +95,9 @@ class Stage(nn.Module):
         return column_parallel(self.tp, normed, [weight], may_wait=False)[0]
 
 
-def build_block(model: spec.Model, family: Family, layer: int, tp: TensorParallel, ep: ExpertParallel) -> nn.Module:
+def build_block(
+    model: spec.Model, family: Family, layer: int, tp: TensorParallel, ep: ExpertParallel, factors: LossFactors | None
+) -> nn.Module:
     """The module of layer `layer` (global index), which belongs to `family`: a TP and EP rank's part of it."""
     hidden, eps = model.hidden_size, model.norm_eps
     match family, model.attention, model.mamba, model.moe, model.recurrent, model.mlp:
@@ -97,7 +108,7 @@ def build_block(model: spec.Model, family: Family, layer: int, tp: TensorParalle
         case (Family.M, _, spec.Mamba2() | spec.Mamba3() as config, *_):
             return Mamba2Block(config, hidden, eps, tp) if isinstance(config, spec.Mamba2) else Mamba3Block(config, hidden, eps, tp)
         case (Family.E, _, _, spec.MixtureOfExperts() as config, *_):
-            return ExpertBlock(config, hidden, eps, tp, ep)
+            return ExpertBlock(config, hidden, eps, tp, ep, factors)
         case (Family.R, _, _, _, spec.MatrixRecurrence() as config, _):
             return MatrixRecurrenceBlock(config, hidden, eps, tp)
         case (Family.D, _, _, _, _, spec.Mlp() as config):

@@ -25,6 +25,7 @@ OWNER_COLUMNS = {
 }
 ROUTED_OUTPUTS = {
     "megakernels.route.default": (1,),
+    "megakernels.route_scored.default": (1, 4),
     "megakernels.dispatch_plan.default": (0, 1),
     "megakernels.arrival_plan.default": (0, 1),
     "megakernels.dispatch.default": (0,),

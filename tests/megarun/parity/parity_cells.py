@@ -123,6 +123,9 @@ E2, E4, D4 = {"dp_shard": 2, "ep": 2}, {"dp_shard": 4, "ep": 4}, {"dp_shard": 4,
 TOP_1 = FEW_TOKENS | {"model.moe.normalize_top_k": False}  # normalised, its weight is 1 and the router's gradient rounding
 UNEVEN = [[0, 1], [1, 4], [4, 5], [5, 8]]
 
+ROUTED = {"model.moe.balance_loss_coefficient": 0.05, "model.moe.z_loss_coefficient": 0.02}
+BALANCED = {"model.moe.balance_loss_coefficient": 0.05}
+
 CELLS = [
     # one pipeline axis
     Cell("gpipe-pp2", {"pp": 2}, "gpipe", ci=True),
@@ -260,4 +263,18 @@ CELLS = [
     Cell("tp2-ep2-hsdp-2x2-adamw", T2 | E2 | {"dp_replicate": 2}, spec=ADAMW | GENTLE),
     Cell("1f1b-pp2-tp2-ep4-dp2", T2 | {"pp": 2, "dp_shard": 2, "ep": 4}, spec=RECOMPUTED),
     Cell("zbv-pp2-tp2-ep2-vocabulary", T2V | V2 | {"ep": 2}, "zbv"),
+    # losses of the routers, from every stage
+    Cell("router-losses-gpipe-pp2", {"pp": 2}, "gpipe", EXPERTS | ROUTED),
+    Cell("router-losses-1f1b-pp2-dp2", {"pp": 2, "dp_shard": 2}, spec=ROUTED),
+    Cell("router-losses-1f1b-pp4", {"pp": 4}, spec=EXPERTS | ROUTED | SELECTIVE),
+    Cell("router-losses-looped-bfs-pp2-vpp2", V2, "looped_bfs", EXPERTS | BALANCED),
+    Cell("router-losses-interleaved-pp2-vpp2", V2, "interleaved_1f1b", EXPERTS | ROUTED),
+    Cell("router-losses-zero-bubble-pp2-vpp2", V2, "interleaved_zero_bubble", EXPERTS | ROUTED),
+    Cell("router-losses-zbv-pp2", V2, "zbv", EXPERTS | ROUTED, ci=True),
+    Cell("router-losses-dualpipev-pp2", V2, "dualpipev", EXPERTS | ROUTED),
+    Cell("router-losses-hsdp-2x2", {"dp_replicate": 2, "dp_shard": 2}, spec=EXPERTS | ROUTED),
+    Cell("router-losses-tp2", T2, spec=EXPERTS | ROUTED, ci=True),
+    Cell("router-losses-ep2", E2, spec=EXPERTS | BALANCED),
+    Cell("router-losses-ep4-recompute-reshard", E4, spec=EXPERTS | ROUTED | RECOMPUTED | RESHARD),
+    Cell("router-losses-tp2-ep4-dp2-pp2", T2 | {"dp_shard": 2, "ep": 4, "pp": 2}, spec=EXPERTS | ROUTED),
 ]

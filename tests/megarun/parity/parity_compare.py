@@ -37,11 +37,13 @@ def first_difference(case: dict[str, Any], records: Sequence[Record], reference:
     inventory = build_inventory(spec)
     order = _model_order(inventory)
     losses = _numbers("losses", records, reference, tolerance)
+    auxiliary = _numbers("auxiliary", records, reference, tolerance)
     norms = _numbers("norms", records, reference, tolerance)
     return (
         _tensors("initial", order, inventory, spec, records, reference, 0.0)
         or _tensors("gradients", order, inventory, spec, records, reference, tolerance)
         or losses
+        or auxiliary
         or norms
         or _tensors("parameters", order, inventory, spec, records, reference, tolerance)
     )
@@ -71,12 +73,12 @@ def _numbers(key: str, records: Sequence[Record], reference: Record, tolerance: 
     """A scalar of every step: equal on all ranks, and near one process's."""
     for step, expected in enumerate(reference[key]):
         found = [record[key][step] for record in records]
-        distance = max(abs(value - expected) / abs(expected) for value in found)
+        distance = max(abs(value - expected) / (abs(expected) or 1.0) for value in found)
         name = f"step {step + 1}"
         if len(set(found)) > 1:
             return Difference(f"{key}: ranks disagree", name, distance, name, distance)
-        # a norm sums squares of all tensors in another order, whatever the layout
-        if distance > (max(tolerance, 1e-12) if key == "norms" else tolerance):
+        # a norm sums squares of all tensors in another order, whatever the layout, and auxiliary losses are summed by stage
+        if distance > (tolerance if key == "losses" else max(tolerance, 1e-12)):
             return Difference(key, name, distance, name, distance)
     return None
 

@@ -71,6 +71,7 @@ def train_case(case: dict[str, Any]) -> dict[str, Any]:
         parameter.grad = None
     results = [trainer.step(step, *batches.at(step)) for step in range(case["steps"])]
     record["losses"] = [result.loss for result in results]
+    record["auxiliary"] = [result.balance_loss + result.z_loss for result in results]
     record["norms"] = [result.gradient_norm for result in results]
     record["parameters"] = _by_name(parameters, lambda p: p)
     record["resident_bytes"] = trainer.resident_bytes()

@@ -1,4 +1,4 @@
-"""What lives beside parameters and activations: rotary tables and the step's token ids and labels."""
+"""What lives beside parameters and activations: rotary tables, sums of router losses, and the step's token ids and labels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,13 @@ def _half_width(spec: Spec) -> int:
 
 
 FP64_BYTES = 8
-"""Angles are computed in fp64, which no tensor of a spec has."""
+"""Angles are computed, and losses are summed, in fp64, which no tensor of a spec has."""
+
+
+def router_loss_bytes(spec: Spec) -> int:
+    """An E layer's two losses, summed over the microbatches of a step."""
+    moe = spec.model.moe
+    return 2 * FP64_BYTES if moe is not None and moe.has_router_losses else 0
 
 
 def token_bytes(spec: Spec) -> int:

@@ -5,6 +5,8 @@ arrive by source rank, are sorted by local expert, go through the experts, and t
 all-to-all needs none of them); sorted rows are, by the expert GEMMs, and weights as they arrived. ETP ranks hold a slice of each expert and
 gather each other's rows.
 
+A router with losses of its own also keeps each token's log-sum-exp and each sequence's rows for every expert.
+
 Row counts depend on routing: `received_rows` states them from `moe.routing_skew` and `moe.capacity_factor`.
 """
 
@@ -67,21 +69,25 @@ def moe_part(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, *, policy: str
     tensors = _storages(dims, moe, mesh, travels)
     if shared:
         tensors |= mlp_storages(dims, shared, "shared.")
-    run = _replay(moe.activation == "swiglu", bool(shared), travels, dims.tp > 1, policy)
+    if moe.has_router_losses:
+        tensors |= _loss_storages(dims, moe)
+    run = _replay(moe.activation == "swiglu", bool(shared), travels, dims.tp > 1, moe.has_router_losses, policy)
     return Part(run, residual(tensors))
 
 
 @cache
-def _replay(gated: bool, shared: bool, travels: bool, sharded: bool, policy: str) -> Replay:
+def _replay(gated: bool, shared: bool, travels: bool, sharded: bool, losses: bool, policy: str) -> Replay:
+    scored = ("scored", "log_sums", "load") if losses else ("weights",)
     ops = (
         norm("norm", "x", "normed", "rstd", "norm.weight"),
         Op(
             "route",
             ("normed",),
-            ("weights", "probs", "indices"),
+            (*scored, "probs", "indices"),
             keeps=("normed", "probs", "indices"),
             params=("router.weight",),
         ),
+        *(_losses() if losses else ()),
         Op("dispatch_plan", ("indices",), ("rows", "counts"), grads=()),
         *(_travelling(gated) if travels else _local(gated)),
         *(mlp_ops(gated, sharded, "shared.", "shared") if shared else ()),
@@ -91,6 +97,14 @@ def _replay(gated: bool, shared: bool, travels: bool, sharded: bool, policy: str
     # locals of ExpertBlock.forward that outlive their last use
     held = frozenset({"weights", "indices", "counts", "combined"})
     return replay(ops, held=held, region=recomputed(ops, SELECTIVE, policy))
+
+
+def _losses() -> tuple[Op, ...]:
+    reads = ("scored", "probs", "log_sums", "load")
+    return (
+        Op("losses", reads, ("weights", "loss_values"), keeps=("log_sums", "load"), grads=("scored", "probs", "log_sums")),
+        Op("recording", ("loss_values",), (), grads=()),
+    )
 
 
 def _experts(gated: bool, reads: tuple[str, str, str, str], made: str) -> Op:
@@ -120,6 +134,13 @@ def _travelling(gated: bool) -> tuple[Op, ...]:
         Op("exchange back", ("leaving",), ("returned",)),
         Op("combine", ("returned", "rows"), ("combined",), keeps=("rows",), grads=("returned",), holds=("arrived_counts",)),
     )
+
+
+def _loss_storages(dims: Dims, moe: MixtureOfExperts) -> Shapes:
+    tokens = dims.batch * dims.residual_tokens
+    scores = {"scored": (tokens, moe.top_k), "log_sums": (tokens,), "loss_values": (2,)}
+    load = storages(DType.INT32, Column.ROUTING, {"load": (dims.batch, moe.num_experts)})
+    return storages(dims.stat_dtype, Column.ACTIVATIONS, scores) | load
 
 
 def _storages(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, travels: bool) -> Shapes:
