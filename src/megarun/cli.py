@@ -48,6 +48,7 @@ def train(
     keep: Annotated[int, typer.Option("--keep", min=2, help="Checkpoints to leave, the newest.")] = 2,
     resume: Annotated[str, typer.Option("--resume", metavar="auto|never|DIR", help="auto: DIR's newest whole checkpoint.")] = "auto",
     weights_only: Annotated[bool, typer.Option("--weights-only", help="Take parameters alone, and start at step 0.")] = False,
+    start_timeout: Annotated[float, typer.Option("--start-timeout", min=1, metavar="S", help="Seconds to wait for every process.")] = 60,
     with_traceback: Annotated[bool, typer.Option("--traceback", help="Show Python's own account of a failure too.")] = False,
 ) -> int:
     """Train PLAN on FILE.
@@ -73,7 +74,7 @@ def train(
         from megarun.launch import read_launch  # noqa: PLC0415
         from megarun.train import train as train_job  # noqa: PLC0415
 
-        launch = read_launch()
+        launch = read_launch(start_timeout, job.spec.mesh)
         end_with_the_first(launch)
         stopped_by = train_job(prepared, launch).stopped_by
     except Exception as error:  # the last resort: no user sees a traceback unasked

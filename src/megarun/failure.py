@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 FIRST, PRINTED = "megarun/first_failure", "megarun/failure_printed"
 WAIT = timedelta(seconds=5)
 POLL_SECONDS, GRACE_SECONDS = 1.0, 10.0
+NEVER_MET = "MP650"
 ERROR = 2
 """Exit status of every rank of a job that failed."""
 
@@ -38,7 +39,8 @@ def report_failure(error: Exception, launch: Launch | None = None, mesh: Mesh | 
         mesh: The plan's, once it is read: it names the rank's place.
         with_traceback: Print torch's and Python's own account too.
     """
-    if launch is None and "WORLD_SIZE" in os.environ:
+    apart = isinstance(error, MegaplanError) and error.diagnostics[0].code == NEVER_MET
+    if launch is None and "WORLD_SIZE" in os.environ and not apart:
         from megarun.launch import read_launch  # noqa: PLC0415  (loads torch, which one process that fails early does without)
 
         launch = read_launch()

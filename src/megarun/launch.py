@@ -6,13 +6,19 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from megarun.errors import refusal
+from megaplan.spec.models import Mesh
+from megarun.errors import place, refusal
+
+START_TIMEOUT_SECONDS = 60.0
+MOST_NAMED = 8
+RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +37,42 @@ class Launch:
     local_rank: int
     store: Store
 
+    @property
+    def restarted(self) -> bool:
+        """Whether torchrun has started the job's processes before (`--max-restarts`)."""
+        return int(os.environ.get(RESTART_COUNT, "0")) > 0
 
-def read_launch() -> Launch:
-    """Join the store of torchrun where there is one."""
+
+def read_launch(start_timeout: float = START_TIMEOUT_SECONDS, mesh: Mesh | None = None) -> Launch:
+    """Join the store of torchrun where there is one, and wait for every other process.
+
+    Args:
+        start_timeout: Seconds to wait; a process that never comes would otherwise be met in some collective, minutes later.
+        mesh: The plan's, to name who is missing.
+
+    Raises:
+        MegaplanError: MP650 if a process, or the store, did not come.
+    """
     if "WORLD_SIZE" not in os.environ:
         return Launch(0, 1, 0, dist.HashStore())  # type: ignore[attr-defined]
-    store, rank, world_size = next(rendezvous("env://"))
+    limit = timedelta(seconds=start_timeout)
+    try:
+        store, rank, world_size = next(rendezvous("env://", timeout=limit))
+    except (dist.DistError, RuntimeError, OSError) as error:
+        where = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
+        reason = str(error).strip().splitlines()[0]
+        raise refusal("MP650", f"rank {os.environ.get('RANK', '?')}: no store at {where} with every rank: {reason}") from None
+    # a restarted job meets the same store: addresses and errors of the processes before would still be in it
+    store = PrefixStore(f"attempt {os.environ.get(RESTART_COUNT, '0')}", store)
+    keys = [f"megarun/here/{index}" for index in range(world_size)]
+    store.set(keys[rank], "1")
+    try:
+        store.wait(keys, limit)
+    except RuntimeError:  # what the store raises when the wait times out
+        known = mesh if mesh is not None and mesh.world_size == world_size else None
+        missing = [place(index, known) for index, key in enumerate(keys) if not store.check([key])]
+        detail = f"{len(missing)} of {world_size} processes did not start within {start_timeout:g} s: {', '.join(missing[:MOST_NAMED])}"
+        raise refusal("MP650", detail + (" …" if len(missing) > MOST_NAMED else "")) from None
     return Launch(rank, world_size, int(os.environ.get("LOCAL_RANK", rank)), store)
 
 

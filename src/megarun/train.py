@@ -50,7 +50,10 @@ def train(run: Run, launch: Launch) -> Trained:
         mesh = build_mesh(run.job.spec.mesh, device)
         keeper = Keeper(run)
         start = keeper.find()
-        with MetricsFile(run.out, mesh.rank, resumed=start is not None) as metrics_file, Display(run.num_steps, mesh.rank) as display:
+        with (
+            MetricsFile(run.out, mesh.rank, resumed=start is not None or launch.restarted) as metrics_file,
+            Display(run.num_steps, mesh.rank) as display,
+        ):
             trained = train_steps(run, mesh, keeper, interrupt, metrics_file, display)
         if mesh.rank == 0 and trained.history:
             print_summary(run.job.spec.name, trained.history, str(run.out / FILE_NAME))

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -211,3 +212,56 @@ def test_torchrun_is_stopped_and_resumed_under_another_plan(tmp_path: Path, comm
     found = losses(tmp_path / "moved")
     assert found.keys() == expected.keys()
     assert all(found[step] == pytest.approx(loss, rel=1e-4) for step, loss in expected.items())
+
+
+KILLED = """
+import os, signal
+import megarun.batches as batches
+real = batches.Batches.at
+def at(self, step):
+    if step == int(os.environ["KILLED_STEP"]) and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(self, step)
+batches.Batches.at = at
+from megarun.cli import run
+from megarun.failure import leave
+leave(run())
+"""
+
+
+@pytest.mark.parametrize("step", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_torchrun_restarts_a_job_that_lost_a_rank(step: int, tmp_path: Path, command: Any) -> None:
+    """kill -9 of a rank, before the first save or after it: torchrun starts all again, and they go on from what was saved."""
+    assert run(command("whole")) == 0
+    words = command("killed", mesh={"pp": 2})
+    (tmp_path / "program.py").write_text(KILLED)
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "kernels")])
+    extra = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "KILLED_STEP": str(step)}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    done = subprocess.run(
+        [*launcher, str(tmp_path / "program.py"), *words],
+        env={**os.environ, **extra},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert ("2 steps done" in done.stderr) == (step > 2)
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+
+
+def test_a_rank_that_never_starts_is_named(tmp_path: Path, command: Any) -> None:
+    """Rank 0 of two waits three seconds, not minutes."""
+    words = command("alone", "--start-timeout", "3", mesh={"pp": 2})
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "kernels")])
+    environment = {**os.environ, **place, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, "-m", "megarun", *words], env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 2
+    assert "error[MP650]" in done.stderr

@@ -209,4 +209,11 @@ RUNTIME: dict[str, CodeInfo] = {
         "Name a folder `step-NNNNNNNN` of a run's `checkpoints`, or leave --resume out.",
         "megarun checkpoint list runs/my",
     ),
+    "MP650": CodeInfo(
+        "a process never came",
+        "Not every process of the job started, or they cannot reach the one that meets them.",
+        "The others would wait in their first collective until a timeout of minutes.",
+        "Start every rank, with the same MASTER_ADDR and MASTER_PORT; a slow start may need a longer --start-timeout.",
+        "torchrun --nnodes 2 --node-rank 1 --nproc-per-node 8 --master-addr HOST -m megarun train …   # on the second machine, too",
+    ),
 }
