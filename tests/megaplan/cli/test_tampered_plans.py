@@ -3,7 +3,6 @@
 import io
 import json
 import sys
-import time
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -64,11 +63,9 @@ def test_every_command_answers(edited, path, value, resign, remove):
         ("diff", str(edited), str(PLAN), "--format", "json"),
         ("diff", str(edited), str(PLAN), "--format", "markdown"),
     ):
-        began = time.perf_counter()
         out, err = io.StringIO(), io.StringIO()
         with redirect_stdout(out), redirect_stderr(err):
             status = run(words)
-        assert time.perf_counter() - began < 2
         assert status in (0, 1, 2), words
         assert "MP499" not in out.getvalue() + err.getvalue(), (words, err.getvalue())
         assert sys.stdout is not out

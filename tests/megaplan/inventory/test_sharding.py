@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from math import prod
 from pathlib import Path
 
@@ -163,13 +162,6 @@ def test_names_are_unique_and_blocks_are_shared() -> None:
     assert inventory.layers[0] is not inventory.layers[4]
 
 
-def test_building_the_flagship_takes_well_under_a_millisecond() -> None:
-    """A thousand what-ifs in two seconds leave the inventory half a millisecond: the fastest of 50 builds, in process time."""
-    spec = load("nam56r-8xh200")
-    fastest = min(_seconds(spec) for _ in range(50))
-    assert fastest < 0.5e-3
-
-
 def test_a_letter_without_its_section_is_named() -> None:
     """A spec that skipped the rules fails with the missing section's key, not with an attribute error."""
     spec = load("llama-3.1-8b")
@@ -180,9 +172,3 @@ def test_a_letter_without_its_section_is_named() -> None:
 
 def load(name: str) -> Spec:
     return Spec.model_validate(yaml.safe_load((PLANS / f"{name}.yaml").read_text()))
-
-
-def _seconds(spec: Spec) -> float:
-    start = time.process_time()
-    build_inventory(spec)
-    return time.process_time() - start

@@ -1,7 +1,6 @@
 """Bad plans are refused with a code, a place and values; a changed byte of inputs or decisions never passes."""
 
 import json
-import time
 
 import pytest
 
@@ -33,10 +32,8 @@ def write(tmp_path, content) -> str:
 
 
 def refusal(path: str):
-    began = time.perf_counter()
     with pytest.raises(MegaplanError) as caught:
         read_plan(path)
-    assert time.perf_counter() - began < 2
     first = caught.value.diagnostics[0]
     assert first.location.file == path
     assert first.detail

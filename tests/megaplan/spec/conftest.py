@@ -1,7 +1,6 @@
 """What loading a changed copy of the sample gives."""
 
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +13,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from spec_samples import Accepted, Edit, Refused, edited
 
-MAX_SECONDS = 2.0
 RAW_WORDS = ("pydantic", "Traceback", "Input should", "type=", "validation error", "libyaml")
 
 
@@ -30,14 +28,12 @@ def accepted() -> Accepted:
 
 @pytest.fixture
 def refused() -> Refused:
-    """All diagnostics of the sample with edits and overrides, or of `text`: in time, in our words, each with a place and a next step."""
+    """All diagnostics of the sample with edits and overrides, or of `text`: in our words, each with a place and a next step."""
 
     def load(*edits: Edit, overrides: Sequence[str] = (), text: str | None = None) -> tuple[Diagnostic, ...]:
-        start = time.perf_counter()
         with pytest.raises(MegaplanError) as caught:
             load_spec_text(edited(*edits) if text is None else text, "sample.yaml", overrides)
         shown = "\n\n".join(render_diagnostic(found) for found in caught.value.diagnostics)
-        assert time.perf_counter() - start < MAX_SECONDS
         assert not [word for word in RAW_WORDS if word in shown], shown
         for found in caught.value.diagnostics:
             assert found.location.file, found

@@ -1,9 +1,8 @@
-"""Files that cannot be a spec: each way has its code, in time, before anything is parsed that need not be."""
+"""Files that cannot be a spec: each way has its code, before anything is parsed that need not be."""
 
 import io
 import os
 import stat
-import time
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,8 @@ from megaplan.spec.load import load_spec
 
 
 def problem(path: Path | str) -> Diagnostic:
-    start = time.perf_counter()
     with pytest.raises(MegaplanError) as caught:
         load_spec(str(path))
-    assert time.perf_counter() - start < 2.0
     (found,) = caught.value.diagnostics
     return found
 

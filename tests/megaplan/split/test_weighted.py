@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from itertools import accumulate
 from random import Random
 
 import pytest
+from split_stacks import slot_costs
 
 from megaplan.errors import MegaplanError
 from megaplan.split.constraints import Constraints
@@ -147,19 +147,17 @@ def test_a_baseline_of_another_size_is_a_mistake_of_the_caller() -> None:
         balance_folded(StackCosts((1, 1, 1, 1)), 2, baseline=(1,))
 
 
-@pytest.mark.parametrize(("num_layers", "num_slots", "limit_ms"), [(128, 16, 20), (1024, 64, 500)])
+@pytest.mark.parametrize(("num_layers", "num_slots"), [(128, 16), (1024, 64)])
 @pytest.mark.parametrize("capped", [False, True])
 @pytest.mark.parametrize("with_baseline", [False, True])
-def test_speed(num_layers: int, num_slots: int, limit_ms: int, with_baseline: bool, capped: bool) -> None:
-    """Best of five against several times what `benchmarks/partition.py` measures: the limit is on the algorithm."""
+def test_large_stacks(num_layers: int, num_slots: int, with_baseline: bool, capped: bool) -> None:
+    """No slot is above the value, and none below what the whole work leaves; `benchmarks/partition.py` times these sizes."""
     random = Random(num_layers)
     costs = StackCosts(tuple(random.randint(1, 10**9) for _ in range(num_layers)), last=2 * 10**9)
     baseline = equal_cuts(num_layers, num_slots) if with_baseline else None
     memory = [random.randint(1, 10) for _ in range(num_layers)]
     limits = slot_caps(memory, [sum(memory) // num_slots + 20 + slot % 7 for slot in range(num_slots)]) if capped else None
-    times = []
-    for _ in range(5):
-        begin = time.perf_counter()
-        assert balance(costs, num_slots, limits=limits, baseline=baseline) is not None
-        times.append((time.perf_counter() - begin) * 1e3)
-    assert min(times) < limit_ms
+    found = balance(costs, num_slots, limits=limits, baseline=baseline)
+    assert len(found.cuts) == num_slots - 1
+    assert found.value == max(slot_costs(costs, found.cuts))
+    assert found.value * num_slots >= sum(costs.layers) + costs.last
