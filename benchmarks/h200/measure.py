@@ -32,10 +32,10 @@ SMALL = {"tiny-hybrid": [], "tiny-hybrid-selective": ["recompute.default=selecti
 """Plans of two million parameters, by their overrides: for a machine without a GPU."""
 
 
-def find_case(name: str) -> Case:
-    """The plan called so, of the matrix or small."""
+def find_case(name: str, plans: Path = PLANS) -> Case:
+    """The plan called so, of a file of plans or small."""
     if name not in SMALL:
-        return next(cases(frozenset([name]), PLANS))
+        return next(cases(frozenset([name]), plans))
     job = Job.from_plan(make_plan(load_spec(str(ROOT / "plans/tiny-hybrid.yaml"), overrides=SMALL[name]).spec))
     return Case(name, job, build_budget(job.spec, job.inventory, job.layout), False)
 
@@ -104,7 +104,7 @@ class MeasuredTrainer(PhasedTrainer):
         self._peaks.enter(str(phase))
 
 
-def measure(case: Case, *, explain: bool) -> dict[str, Any]:
+def measure(case: Case, *, explain: bool = False, num_steps: int = NUM_STEPS) -> dict[str, Any]:
     """Train for a few steps; with `explain`, two, and the blocks alive at the highest moment."""
     launch = read_launch()
     device = choose_device(launch)
@@ -117,7 +117,7 @@ def measure(case: Case, *, explain: bool) -> dict[str, Any]:
         trainer = MeasuredTrainer(case.job, build_mesh(spec.mesh, device), peaks)
         generator = torch.Generator().manual_seed(0)
         shape = (spec.batch.micro_batch_size * spec.schedule.num_microbatches, spec.batch.seq_length + 1)
-        for step in range(NUM_STEPS_EXPLAINED if explain else NUM_STEPS):
+        for step in range(NUM_STEPS_EXPLAINED if explain else num_steps):
             start = time.perf_counter()
             trainer.start_step()
             rows = torch.randint(spec.model.vocab_size, shape, generator=generator)

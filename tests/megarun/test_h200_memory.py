@@ -36,6 +36,13 @@ def test_plans_fill_a_good_part_of_one_gpu(load: Any) -> None:
     assert families == set("AMERD")
 
 
+def test_the_hybrid_has_about_a_billion_parameters(load: Any) -> None:
+    for case in load("matrix").cases(matrix=ROOT / "benchmarks/h200/hybrid.yaml"):
+        assert case.job.spec.mesh.world_size == 1
+        assert 1.0e9 < case.budget.worst.parameters < 1.3e9
+        assert case.budget.fits
+
+
 def test_what_is_reserved_never_shrinks_and_the_last_two_phases_alternate(load: Any) -> None:
     measure = load("h200.measure")
     found = measure.estimate_of(measure.find_case("tiny-hybrid"))

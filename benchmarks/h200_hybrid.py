@@ -1,0 +1,97 @@
+"""A hybrid of about a billion parameters trained in bf16 for fifty steps on one GPU: every phase's peaks beside the estimate.
+
+python benchmarks/h200_hybrid.py --date YYYY-MM-DD     on a GPU; writes benchmarks/results/h200-hybrid.json
+python benchmarks/h200_hybrid.py --cpu-check           no GPU: one small plan, two steps; measures no memory
+
+Trains each plan of benchmarks/h200/hybrid.yaml in a process of its own, on random tokens. The bar: allocated bytes of every phase within
+2% of the estimate, and losses that are finite. Exits 1 past it, 2 without a GPU. What a machine without pydantic needs stands in h200_memory.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / folder) for folder in ("src", "kernels", "benchmarks/accuracy", "benchmarks")]
+PLANS = ROOT / "benchmarks/h200/hybrid.yaml"
+RESULT = ROOT / "benchmarks/results/h200-hybrid.json"
+NUM_STEPS, NUM_STEPS_CHECKED = 50, 2
+LIMIT = 0.02
+PLAN_SECONDS = 280
+SMALL = "tiny-hybrid"
+
+
+def train(name: str) -> dict[str, Any]:
+    """In a process of its own: what `h200.measure` finds, beside the estimate."""
+    from h200.measure import estimate_of, find_case, measure  # noqa: PLC0415
+
+    case = find_case(name, PLANS)
+    found = measure(case, num_steps=NUM_STEPS_CHECKED if name == SMALL else NUM_STEPS)
+    return {"parameters": case.budget.worst.parameters, "estimate": estimate_of(case), **found}
+
+
+def alone(name: str) -> dict[str, Any]:
+    """The same from here; {"failure": …} if it fails or takes too long."""
+    from h200.measure import clean_environment  # noqa: PLC0415
+
+    command = [sys.executable, __file__, "--train", name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=clean_environment(), timeout=PLAN_SECONDS)
+    except subprocess.TimeoutExpired:
+        return {"failure": f"stopped after {PLAN_SECONDS} s"}
+    if done.returncode:
+        sys.stderr.write(done.stderr)
+        return {"failure": (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def report(name: str, found: dict[str, Any]) -> bool:
+    """Print a plan's phases; whether it is within the bar."""
+    if "failure" in found:
+        print(f"{name}: {found['failure']}")
+        return False
+    losses, within = found["losses"], all(math.isfinite(loss) for loss in found["losses"])
+    print(f"{name}: {found['parameters']:,} parameters, {len(losses)} steps, loss {losses[0]:.4f} → {losses[-1]:.4f}")
+    for phase, measured in found["phases"].items():
+        if measured["allocated"] is None:
+            continue
+        error = found["estimate"][phase]["allocated"] / measured["allocated"] - 1
+        within = within and abs(error) <= LIMIT
+        print(f"    {phase:24} {measured['allocated'] / 2**30:7.2f} GiB  {error:+.2%}")
+    return within
+
+
+def main() -> int:
+    """Train, compare, record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cpu-check", action="store_true")
+    parser.add_argument("--date", help="recorded beside the numbers, YYYY-MM-DD")
+    parser.add_argument("--train", metavar="NAME", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.train:
+        print(json.dumps(train(given.train)))
+        return 0
+    if given.cpu_check:
+        return 0 if report(SMALL, alone(SMALL)) else 1
+    import torch  # noqa: PLC0415  (after the arguments, which answer at once)
+    from matrix import names  # noqa: PLC0415
+
+    if not torch.cuda.is_available():
+        sys.stderr.write("no GPU here; nothing was run and nothing written\n")
+        return 2
+    results = {name: alone(name) for name in names(matrix=PLANS)}
+    RESULT.write_text(json.dumps({"date": given.date, "python": platform.python_version(), "plans": results}, indent=1) + "\n")
+    passed = [report(name, found) for name, found in results.items()]
+    return 0 if all(passed) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
