@@ -4,7 +4,8 @@ python benchmarks/h200_hybrid.py --date YYYY-MM-DD     on a GPU; writes benchmar
 python benchmarks/h200_hybrid.py --cpu-check           no GPU: one small plan, two steps; measures no memory
 
 Trains each plan of benchmarks/h200/hybrid.yaml in a process of its own, on random tokens. The bar: allocated bytes of every phase within
-2% of the estimate, and losses that are finite. Exits 1 past it, 2 without a GPU. What a machine without pydantic needs stands in h200_memory.py.
+2% of the estimate, and losses that are finite. Exits 1 past it, 2 without a GPU. What a machine without pydantic needs stands in
+h200_memory.py.
 """
 
 from __future__ import annotations
