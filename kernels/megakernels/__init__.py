@@ -4,3 +4,7 @@ One folder an operation: `__init__.py` is the public function and its registrati
 Triton kernel where there is one. Import an operation from its folder, `from megakernels.attention import attention`. The contract, with
 every saved tensor, is docs/reference/ops.md.
 """
+
+from megakernels._common.device import use_kernels
+
+__all__ = ["use_kernels"]

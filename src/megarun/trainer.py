@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from megakernels import use_kernels
 from megaplan.inventory.tensors import Owner
 from megarun.build import build_stage, materialise
 from megarun.errors import refusal
@@ -76,6 +77,7 @@ class Trainer:
             stages: `sharded_stages(job, mesh)`, if they have been built already.
         """
         spec = job.spec
+        use_kernels(spec.host.kernels)
         self.mesh, self._spec = mesh, spec
         self.stages = stages if stages is not None else sharded_stages(job, mesh)
         for stage in self.stages:

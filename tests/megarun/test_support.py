@@ -20,7 +20,6 @@ pytestmark = pytest.mark.runtime
         ({"model.features": {"mtp": {"depth": 1, "ffn_hidden_size": 8}}}, "model.features.mtp"),
         ({"precision.params": "fp8"}, "precision.params = fp8"),
         ({"precision.families": {"E": "bf16"}}, "precision.families"),
-        ({"host.kernels": "triton"}, "host.kernels = triton"),
     ],
 )
 def test_unbuilt_is_an_error(overrides: dict[str, Any], key: str, spec_with: Any) -> None:

@@ -1,13 +1,26 @@
-"""Where a Triton kernel may stand in for the reference."""
+"""Where a Triton kernel stands in for the reference."""
 
 import importlib.util
+import os
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Triton's interpreter runs the kernels on CPU tensors, slowly: for tests."""
+
+_chosen = {"kernels": "triton"}  # of the process: autograd runs backwards in threads of its own
+
+
+def use_kernels(kernels: Literal["reference", "triton"]) -> None:
+    """Chooses, for this process, whether operations run their Triton kernels on CUDA (`triton`, at the start) or plain torch."""
+    _chosen["kernels"] = kernels
 
 
 def runs_triton(tensor: Tensor) -> bool:
-    """True for CUDA tensors that the kernels accept: they accumulate in fp32, so fp64 stays with the reference."""
-    return HAS_TRITON and tensor.is_cuda and tensor.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    """True for CUDA tensors that the kernels accept, unless plain torch is chosen. They accumulate in fp32, so fp64 is the reference's."""
+    if not HAS_TRITON or _chosen["kernels"] != "triton":
+        return False
+    return (tensor.is_cuda or INTERPRETED) and tensor.dtype in (torch.float32, torch.bfloat16, torch.float16)

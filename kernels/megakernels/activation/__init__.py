@@ -3,7 +3,7 @@
 from torch import Tensor
 from torch.library import custom_op
 
-from megakernels._common import fake_like, join, only_needed, require
+from megakernels._common import fake_like, join, only_needed, require, runs_triton
 from megakernels.activation import reference
 
 __all__ = ["gelu", "relu2", "swiglu"]
@@ -43,11 +43,19 @@ def gelu(x: Tensor) -> Tensor:
 
 @custom_op("megakernels::swiglu", mutates_args=())
 def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    if runs_triton(gate):
+        from megakernels.activation import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
+
+        return kernel.forward(kernel.SWIGLU, gate, up)
     return reference.swiglu_forward(gate, up)
 
 
 @custom_op("megakernels::swiglu_backward", mutates_args=())
 def _swiglu_backward(grad_y: Tensor, gate: Tensor, up: Tensor, needs: list[bool]) -> list[Tensor]:
+    if runs_triton(gate):
+        from megakernels.activation import kernel  # noqa: PLC0415
+
+        return only_needed(kernel.backward(kernel.SWIGLU, grad_y, gate, up, needs))
     return only_needed(reference.swiglu_backward(grad_y, gate, up, needs))
 
 
@@ -61,11 +69,19 @@ join(_swiglu, _swiglu_backward, outputs=("y",), gradients=("gate", "up"))
 
 @custom_op("megakernels::relu2", mutates_args=())
 def _relu2(x: Tensor) -> Tensor:
+    if runs_triton(x):
+        from megakernels.activation import kernel  # noqa: PLC0415
+
+        return kernel.forward(kernel.RELU2, x, None)
     return reference.relu2_forward(x)
 
 
 @custom_op("megakernels::relu2_backward", mutates_args=())
 def _relu2_backward(grad_y: Tensor, x: Tensor, needs: list[bool]) -> list[Tensor]:
+    if runs_triton(x):
+        from megakernels.activation import kernel  # noqa: PLC0415
+
+        return only_needed(kernel.backward(kernel.RELU2, grad_y, x, None, [needs[0], False]))
     return [reference.relu2_backward(grad_y, x)] if needs[0] else []
 
 
@@ -75,11 +91,19 @@ join(_relu2, _relu2_backward, outputs=("y",), gradients=("x",))
 
 @custom_op("megakernels::gelu", mutates_args=())
 def _gelu(x: Tensor) -> Tensor:
+    if runs_triton(x):
+        from megakernels.activation import kernel  # noqa: PLC0415
+
+        return kernel.forward(kernel.GELU, x, None)
     return reference.gelu_forward(x)
 
 
 @custom_op("megakernels::gelu_backward", mutates_args=())
 def _gelu_backward(grad_y: Tensor, x: Tensor, needs: list[bool]) -> list[Tensor]:
+    if runs_triton(x):
+        from megakernels.activation import kernel  # noqa: PLC0415
+
+        return only_needed(kernel.backward(kernel.GELU, grad_y, x, None, [needs[0], False]))
     return [reference.gelu_backward(grad_y, x)] if needs[0] else []
 
 

@@ -64,8 +64,9 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     if runs_triton(x):
         from megakernels.rms_norm import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
 
-        if x.shape[-1] <= kernel.LARGEST_WIDTH:
-            return kernel.forward(x, weight, eps)
+        if kernel.accepts(x, 1, gated=False):
+            y, rstd = kernel.forward(x, None, weight, eps, 1)
+            return y, rstd.view(x.shape[:-1])
     return reference.rms_norm_forward(x, weight, eps)
 
 
@@ -74,8 +75,8 @@ def _rms_norm_backward(grad_y: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, 
     if runs_triton(x):
         from megakernels.rms_norm import kernel  # noqa: PLC0415
 
-        if x.shape[-1] <= kernel.LARGEST_WIDTH:
-            return only_needed(kernel.backward(grad_y, x, weight, rstd, needs, kernel.programs_for(x.device)))
+        if kernel.accepts(x, 1, gated=False):
+            return only_needed(kernel.backward(grad_y, x, None, weight, rstd, 1, [needs[0], False, needs[1]]))
     return only_needed(reference.rms_norm_backward(grad_y, x, weight, rstd, needs))
 
 
@@ -89,6 +90,11 @@ join(_rms_norm, _rms_norm_backward, outputs=("y", "rstd"), gradients=("x", "weig
 
 @custom_op("megakernels::gated_rms_norm", mutates_args=())
 def _gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, num_groups: int) -> tuple[Tensor, Tensor]:
+    if runs_triton(x):
+        from megakernels.rms_norm import kernel  # noqa: PLC0415
+
+        if kernel.accepts(x, num_groups, gated=True):
+            return kernel.forward(x, gate, weight, eps, num_groups)
     return reference.gated_rms_norm_forward(x, gate, weight, eps, num_groups)
 
 
@@ -96,6 +102,11 @@ def _gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, num_gro
 def _gated_rms_norm_backward(
     grad_y: Tensor, x: Tensor, gate: Tensor, weight: Tensor, rstd: Tensor, num_groups: int, needs: list[bool]
 ) -> list[Tensor]:
+    if runs_triton(x):
+        from megakernels.rms_norm import kernel  # noqa: PLC0415
+
+        if kernel.accepts(x, num_groups, gated=True):
+            return only_needed(kernel.backward(grad_y, x, gate, weight, rstd, num_groups, needs))
     return only_needed(reference.gated_rms_norm_backward(grad_y, x, gate, weight, rstd, num_groups, needs))
 
 

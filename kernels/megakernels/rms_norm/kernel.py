@@ -1,117 +1,214 @@
-"""Triton kernels of the root-mean-square norm.
+"""Triton kernels of the root-mean-square norm, plain (one group, no gate) and gated.
 
-Forward: one program a row. Backward: a fixed number of programs, each walking its own rows and keeping its share of the weight gradient in
-registers; the shares are summed afterwards in a fixed order, so repeats are bitwise equal and no atomics are needed.
+A tile is one group of a few rows. Forward: one tile a program. Backward: a fixed number of programs a group, each walking its own tiles
+and keeping its share of the weight gradient in registers; the shares are summed afterwards in a fixed order, so repeats are bitwise equal
+and no atomics are needed.
 """
-
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from megakernels._common.tiles import block_of, narrow, num_multiprocessors, on_device_of, sigmoid, unit_stride
+
 LARGEST_WIDTH = 8192
-"""A row is one tile; the backward of a wider one runs out of registers on sm_90, so wider rows stay with the reference."""
+"""A tile has a whole group; the backward of a wider one runs out of registers on sm_90, so wider groups stay with the reference."""
+LARGEST_GATED_FP32_WIDTH = 4096
+"""The gated norm's, which keeps one more tile, where it loads fp32."""
 
-
-on_device_of: Callable[[Tensor], AbstractContextManager[None]] = torch.cuda.device_of
+TILE_ELEMENTS = 2048
+"""Narrow rows share a tile up to this size."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def rms_norm_forward_kernel(x, weight, y, rstd, x_stride, num_cols, eps, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One row of y = x · rstd · weight."""
-    row = tl.program_id(0).to(tl.int64)
-    cols = tl.arange(0, BLOCK)
-    mask = cols < num_cols
+def rows_of_tile(tile, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Row numbers [ROWS, 1]; a row alone is a scalar, so that its tile is flat and has one 64-bit address."""
+    first = tl.cast(tile, tl.int64) * ROWS
+    if ROWS == 1:
+        return first
+    else:  # noqa: RET505  one branch is compiled
+        return (first + tl.arange(0, ROWS))[:, None]
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def sum_of_rows(x, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Sum over the columns, of the shape of `rows_of_tile`."""
+    if ROWS == 1:
+        return tl.sum(x, 0)
+    else:  # noqa: RET505
+        return tl.sum(x, 1)[:, None]
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def rms_norm_forward_kernel(  # type: ignore[no-untyped-def]
+    x,
+    gate,
+    weight,
+    y,
+    rstd,
+    x_stride,
+    gate_stride,
+    num_rows,
+    width,
+    num_groups,
+    eps,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GATED: tl.constexpr,
+):
+    """One group of ROWS rows of y = v · rstd · weight; v is x, or x · silu(gate)."""
+    row = rows_of_tile(tl.program_id(0), ROWS)
+    group = tl.program_id(1)
+    inside = tl.arange(0, BLOCK) < width
+    mask = inside if ROWS == 1 else (row < num_rows) & inside  # a row alone exists
+    cols = group * width + tl.arange(0, BLOCK)
     value = tl.load(x + row * x_stride + cols, mask=mask, other=0.0).to(tl.float32)
-    scale = 1.0 / tl.sqrt(tl.sum(value * value, 0) / num_cols + eps)
-    gain = tl.load(weight + cols, mask=mask, other=0.0).to(tl.float32)
-    tl.store(rstd + row, scale)
-    tl.store(y + row * num_cols + cols, (value * scale * gain).to(y.dtype.element_ty), mask=mask)
+    if GATED:
+        opened = tl.load(gate + row * gate_stride + cols, mask=mask, other=0.0).to(tl.float32)
+        value = value * opened * sigmoid(opened)
+    scale = 1.0 / tl.sqrt(sum_of_rows(value * value, ROWS) / width + eps)
+    gain = tl.load(weight + cols, mask=inside, other=0.0).to(tl.float32)
+    tl.store(rstd + row * num_groups + group, scale, mask=row < num_rows)
+    tl.store(y + row * (num_groups * width) + cols, narrow(value * scale * gain, y.dtype.element_ty), mask=mask)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def rms_norm_backward_kernel(  # type: ignore[no-untyped-def]
-    grad_y, x, weight, rstd, grad_x, partial, grad_stride, x_stride, num_rows, num_cols, BLOCK: tl.constexpr, NEEDS_X: tl.constexpr
+    grad_y,
+    x,
+    gate,
+    weight,
+    rstd,
+    grad_x,
+    grad_gate,
+    partial,
+    grad_stride,
+    x_stride,
+    gate_stride,
+    num_rows,
+    width,
+    num_groups,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GATED: tl.constexpr,
+    NEEDS_X: tl.constexpr,
+    NEEDS_GATE: tl.constexpr,
 ):
-    """Rows program, program + num_programs, ... of grad_x, and their share of the weight gradient."""
+    """Tiles program, program + num_programs, ... of one group of grad_x and grad_gate, and their share of the weight gradient."""
     program = tl.program_id(0)
-    num_programs = tl.num_programs(0)
-    cols = tl.arange(0, BLOCK)
-    mask = cols < num_cols
-    gain = tl.load(weight + cols, mask=mask, other=0.0).to(tl.float32)
-    share = tl.zeros([BLOCK], dtype=tl.float32)
-    for index in range(program, num_rows, num_programs):
-        row = tl.cast(index, tl.int64)
-        scale = tl.load(rstd + row)
-        normed = tl.load(x + row * x_stride + cols, mask=mask, other=0.0).to(tl.float32) * scale
+    group = tl.program_id(1)
+    inside = tl.arange(0, BLOCK) < width
+    cols = group * width + tl.arange(0, BLOCK)
+    gain = tl.load(weight + cols, mask=inside, other=0.0).to(tl.float32)
+    share = tl.zeros([BLOCK] if ROWS == 1 else [ROWS, BLOCK], dtype=tl.float32)
+    for tile in range(program, tl.cdiv(num_rows, ROWS), tl.num_programs(0)):
+        row = rows_of_tile(tile, ROWS)
+        mask = inside if ROWS == 1 else (row < num_rows) & inside  # a row alone exists
+        scale = tl.load(rstd + row * num_groups + group, mask=row < num_rows, other=0.0).to(tl.float32)
+        value = tl.load(x + row * x_stride + cols, mask=mask, other=0.0).to(tl.float32)
         grad = tl.load(grad_y + row * grad_stride + cols, mask=mask, other=0.0).to(tl.float32)
+        normed = value * scale
+        if GATED:
+            opened = tl.load(gate + row * gate_stride + cols, mask=mask, other=0.0).to(tl.float32)
+            open_share = sigmoid(opened)
+            silu = opened * open_share
+            normed = normed * silu
         share += grad * normed
-        if NEEDS_X:
+        if NEEDS_X or NEEDS_GATE:
             scaled = grad * gain
-            mean = tl.sum(scaled * normed, 0) / num_cols
-            tl.store(grad_x + row * num_cols + cols, ((scaled - normed * mean) * scale).to(grad_x.dtype.element_ty), mask=mask)
-    tl.store(partial + program.to(tl.int64) * num_cols + cols, share, mask=mask)
+            mean = sum_of_rows(scaled * normed, ROWS) / width
+            inner = (scaled - normed * mean) * scale
+            place = row * (num_groups * width) + cols
+            if GATED:
+                if NEEDS_GATE:
+                    slope = open_share + silu * (1.0 - open_share)
+                    tl.store(grad_gate + place, narrow(inner * value * slope, grad_gate.dtype.element_ty), mask=mask)
+                inner = inner * silu
+            if NEEDS_X:
+                tl.store(grad_x + place, narrow(inner, grad_x.dtype.element_ty), mask=mask)
+    if ROWS > 1:
+        share = tl.sum(share, 0)
+    tl.store(partial + program.to(tl.int64) * (num_groups * width) + cols, share, mask=inside)
 
 
-def launch_options(num_cols: int) -> tuple[int, int]:
-    """BLOCK and num_warps for a row width: at most 16 elements of a row in each thread, which keeps the backward free of spills."""
-    block = triton.next_power_of_2(num_cols)
-    return block, max(4, block // 512)
+def accepts(x: Tensor, num_groups: int, *, gated: bool) -> bool:
+    """Whether the kernels take groups of this width."""
+    return x.shape[-1] // num_groups <= (LARGEST_GATED_FP32_WIDTH if gated and x.dtype == torch.float32 else LARGEST_WIDTH)
 
 
-def forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Same contract as `reference.rms_norm_forward`, for fp32, bf16 and fp16."""
+def launch_options(width: int) -> dict[str, int]:
+    """Tile and warps for a group's width: 16 elements of a tile in each thread, which keeps the backward free of spills."""
+    block = block_of(width)
+    rows = max(1, TILE_ELEMENTS // block)
+    return {"ROWS": rows, "BLOCK": block, "num_warps": max(4, rows * block // 512)}
+
+
+def forward(x: Tensor, gate: Tensor | None, weight: Tensor, eps: float, num_groups: int) -> tuple[Tensor, Tensor]:
+    """Same contract as the reference's forwards, for fp32, bf16 and fp16; the rstd of a plain norm is [..., 1] here."""
     rows = _rows(x)
+    gates = rows if gate is None else _rows(gate)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    rstd = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
-    block, num_warps = launch_options(rows.shape[1])
+    rstd = torch.empty(*x.shape[:-1], num_groups, dtype=torch.float32, device=x.device)
+    options = launch_options(rows.shape[1] // num_groups)
     if rows.shape[0]:
         with on_device_of(x):
-            rms_norm_forward_kernel[(rows.shape[0],)](
-                rows, weight.contiguous(), y, rstd, rows.stride(0), rows.shape[1], eps, BLOCK=block, num_warps=num_warps
+            rms_norm_forward_kernel[(triton.cdiv(rows.shape[0], options["ROWS"]), num_groups)](
+                rows,
+                gates,
+                weight.contiguous(),
+                y,
+                rstd,
+                rows.stride(0),
+                gates.stride(0),
+                rows.shape[0],
+                rows.shape[1] // num_groups,
+                num_groups,
+                eps,
+                GATED=gate is not None,
+                **options,
             )
     return y, rstd
 
 
 def backward(
-    grad_y: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, needs: list[bool], num_programs: int
-) -> tuple[Tensor | None, Tensor | None]:
-    """Same contract as `reference.rms_norm_backward`, with `num_programs` shares of the weight gradient."""
+    grad_y: Tensor, x: Tensor, gate: Tensor | None, weight: Tensor, rstd: Tensor, num_groups: int, needs: list[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Same contract as the reference's backwards: the gradients of x, gate and weight."""
     rows, grad_rows = _rows(x), _rows(grad_y)
+    gates = rows if gate is None else _rows(gate)
     num_rows, num_cols = rows.shape
-    num_programs = min(num_programs, num_rows)
-    grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device) if needs[0] else None
+    options = launch_options(num_cols // num_groups)
+    # four programs a multiprocessor
+    num_programs = min(triton.cdiv(4 * num_multiprocessors(x.device), num_groups), triton.cdiv(num_rows, options["ROWS"]))
+    wanted = zip((x, x if gate is None else gate), needs[:2], strict=True)
+    grad_x, grad_gate = (torch.empty(like.shape, dtype=like.dtype, device=x.device) if need else None for like, need in wanted)
     partial = torch.empty(num_programs, num_cols, dtype=torch.float32, device=x.device)
-    block, num_warps = launch_options(num_cols)
     if num_rows:
         with on_device_of(x):
-            rms_norm_backward_kernel[(num_programs,)](
+            rms_norm_backward_kernel[(num_programs, num_groups)](
                 grad_rows,
                 rows,
+                gates,
                 weight.contiguous(),
                 rstd,
                 partial if grad_x is None else grad_x,
+                partial if grad_gate is None else grad_gate,
                 partial,
                 grad_rows.stride(0),
                 rows.stride(0),
+                gates.stride(0),
                 num_rows,
-                num_cols,
-                BLOCK=block,
+                num_cols // num_groups,
+                num_groups,
+                GATED=gate is not None,
                 NEEDS_X=needs[0],
-                num_warps=num_warps,
+                NEEDS_GATE=needs[1],
+                **options,
             )
-    return grad_x, partial.sum(0).to(weight.dtype) if needs[1] else None
-
-
-def programs_for(device: torch.device) -> int:
-    """Programs of the backward: four a multiprocessor."""
-    return 4 * int(torch.cuda.get_device_properties(device).multi_processor_count)
+    return grad_x, grad_gate, partial.sum(0).to(weight.dtype) if needs[2] else None
 
 
 def _rows(x: Tensor) -> Tensor:
     """`x` as rows of unit stride; a slice of a wider projection stays a view."""
-    rows = x.reshape(-1, x.shape[-1])
-    return rows if rows.stride(-1) == 1 or rows.shape[-1] == 1 else rows.contiguous()
+    return unit_stride(x.reshape(-1, x.shape[-1]))

@@ -56,7 +56,6 @@ NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     *((f"mesh.{axis}", _above_one(axis), "1") for axis in ("cp", "etp")),
     *((f"precision.{role}", _dtype(role), "fp32 or bf16") for role in ("params", "grads", "master", "moments", "reduce")),
     ("precision.families", _families, "{}"),
-    ("host.kernels", lambda spec: spec.host.kernels if spec.host.kernels != "reference" else None, "reference"),
 )
 
 

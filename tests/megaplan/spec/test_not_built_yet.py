@@ -9,12 +9,11 @@ from megaplan.spec.not_built_yet import unbuilt
 MLA = "{kind: mla, num_heads: 4, q_lora_rank: null, kv_lora_rank: 8, qk_nope_head_dim: 8, qk_rope_head_dim: 8, v_head_dim: 8}"
 BUILT = [
     "mesh.pp=5", "mesh.tp=2", "mesh.ep=2", "mesh.dp_shard=2", "mesh.dp_replicate=2", "precision.params=fp32", "optimizer.matrix=adamw",
-    "model.attention.window_size=64", "model.attention.nope_layers=[5]", "sharding.reshard_after_forward=true", "host.kernels=reference",
+    "model.attention.window_size=64", "model.attention.nope_layers=[5]", "sharding.reshard_after_forward=true", "host.kernels=triton",
     f"model.attention={MLA}", "model.mamba={kind: mamba3, head_dim: 16}", "recompute.default=selective", "recompute.blocks={A: full}",
 ]  # fmt: skip
 NOT_BUILT = {
     "mesh.etp=2": "mesh.etp = 2; megarun trains with 1",
-    "host.kernels=triton": "host.kernels = triton; megarun trains with reference",
     "precision.params=fp8": "precision.params = fp8; megarun trains with fp32 or bf16",
     "precision.grads=fp16": "precision.grads = fp16; megarun trains with fp32 or bf16",
     "precision.families={E: fp8}": "precision.families = E: fp8; megarun trains with {}",
@@ -43,10 +42,10 @@ def test_what_is_not_built_is_noted_at_its_key(accepted: Accepted, override: str
 
 
 def test_all_of_it_is_one_note(accepted: Accepted) -> None:
-    overrides = ["mesh.etp=2", "precision.grads=fp16", "host.kernels=triton"]
+    overrides = ["mesh.etp=2", "precision.grads=fp16", "model.moe.capacity_factor=1.5"]
     (found,) = unbuilt(accepted(overrides=overrides).spec)
     assert found.detail.splitlines() == [
+        "model.moe.capacity_factor = 1.5; megarun trains with null",
         "mesh.etp = 2; megarun trains with 1",
         "precision.grads = fp16; megarun trains with fp32 or bf16",
-        "host.kernels = triton; megarun trains with reference",
     ]

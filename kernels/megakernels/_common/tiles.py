@@ -1,0 +1,97 @@
+"""What the Triton kernels share: products, narrowing, functions near their zeros, and the device they are launched on.
+
+Import it only where triton is: from a `kernel.py`.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from megakernels._common.device import INTERPRETED as _INTERPRETED
+
+INTERPRETED = tl.constexpr(_INTERPRETED)
+SMALLEST_DOT = 16
+"""Every side of a product's tiles has at least this many elements."""
+
+on_device_of: Callable[[Tensor], AbstractContextManager[None]] = torch.cuda.device_of
+"""The context a kernel is launched in."""
+
+
+def num_multiprocessors(device: torch.device) -> int:
+    """Multiprocessors of a CUDA device; 2 where the interpreter runs."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 2
+
+
+def block_of(size: int, smallest: int = 1) -> int:
+    """The tile that holds `size` elements: a power of two, at least `smallest`."""
+    return max(smallest, int(triton.next_power_of_2(size)))
+
+
+def unit_stride(tensor: Tensor) -> Tensor:
+    """The tensor, or its contiguous copy where the last dim is not dense; a slice of a wider projection stays a view."""
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+
+@triton.jit
+def dot(a, b):  # type: ignore[no-untyped-def]
+    """Matrix product of two tiles of one dtype, accumulated in fp32.
+
+    fp32 operands keep fp32's precision, as three TF32 products. The interpreter multiplies bf16 wrongly, so there they are widened first,
+    which is exact.
+    """
+    if INTERPRETED:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32))
+    else:  # noqa: RET505  one branch is compiled
+        return tl.dot(a, b, input_precision="tf32x3")
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def narrow(x, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    """fp32 rounded to `dtype`, to the nearest, ties to even. The interpreter truncates to bf16, so there the bits are rounded first."""
+    if INTERPRETED and dtype == tl.bfloat16:
+        bits = x.to(tl.uint32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+        x = bits.to(tl.float32, bitcast=True)
+    return x.to(dtype)
+
+
+@triton.jit
+def log1p(x):  # type: ignore[no-untyped-def]
+    """log(1 + x) for x ≥ 0, exact to rounding however small x: what adding to 1 rounded away is divided out (Kahan)."""
+    sum = 1.0 + x
+    return tl.where(sum == 1.0, x, tl.log(sum) * (x / tl.where(sum == 1.0, 1.0, sum - 1.0)))
+
+
+@triton.jit
+def softplus(x):  # type: ignore[no-untyped-def]
+    """log(1 + exp(x)); never overflows."""
+    return tl.maximum(x, 0.0) + log1p(tl.exp(-tl.abs(x)))
+
+
+@triton.jit
+def expm1(x):  # type: ignore[no-untyped-def]
+    """exp(x) − 1, exact to rounding near 0: its series to the ninth power where |x| < 0.35."""
+    series = 1.0 + x * (1 / 8) * (1.0 + x * (1 / 9))
+    series = 1.0 + x * (1 / 6) * (1.0 + x * (1 / 7) * series)
+    series = 1.0 + x * (1 / 4) * (1.0 + x * (1 / 5) * series)
+    series = x * (1.0 + x * (1 / 2) * (1.0 + x * (1 / 3) * series))
+    return tl.where(tl.abs(x) < 0.35, series, tl.exp(x) - 1.0)
+
+
+@triton.jit
+def tanh(x):  # type: ignore[no-untyped-def]
+    """Hyperbolic tangent, exact to rounding near 0, and ±1 far from it."""
+    below = expm1(-2.0 * tl.abs(x))
+    size = -below / (2.0 + below)
+    return tl.where(x < 0, -size, size)
+
+
+@triton.jit
+def sigmoid(x):  # type: ignore[no-untyped-def]
+    """1 / (1 + exp(−x)) from the exponential of −|x|, which never overflows."""
+    small = tl.exp(-tl.abs(x))
+    return tl.where(x < 0, small, 1.0) / (1.0 + small)

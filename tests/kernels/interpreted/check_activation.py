@@ -1,0 +1,64 @@
+"""The activation kernels."""
+
+import pytest
+import torch
+from kernel_checks import TOLERANCE, check_contract, check_needs, check_uniform_cotangent, check_values
+from op_cases import CASES, Case
+from op_checks import gradients, rms_ratio
+from torch.nn import functional
+
+from megakernels.activation import gelu, reference, relu2, swiglu
+
+EACH = pytest.mark.parametrize("case", [case for case in CASES if case.name in ("swiglu", "relu2", "gelu")], ids=lambda case: case.name)
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+
+
+@EACH
+@DTYPES
+@pytest.mark.parametrize("num_positions", [1, 63, 64, 65, 1000])
+def test_values(case: Case, dtype: torch.dtype, num_positions: int) -> None:
+    check_values(case, num_positions, dtype, reference, views=num_positions == 63)
+
+
+@EACH
+def test_contract(case: Case) -> None:
+    check_contract(case)
+
+
+@EACH
+def test_only_wanted_gradients(case: Case) -> None:
+    check_needs(case, reference)
+
+
+@EACH
+def test_gradient_of_a_sum(case: Case) -> None:
+    check_uniform_cotangent(case)
+
+
+def test_wide_rows_have_several_tiles() -> None:
+    gate, up = (torch.randn(3, 1500, requires_grad=True) for _ in range(2))
+    y = swiglu(gate, up)
+    wide = [tensor.detach().double().requires_grad_() for tensor in (gate, up)]
+    exact = functional.silu(wide[0]) * wide[1]
+    pairs = zip((y, *gradients([y], [gate, up], [y])), (exact, *gradients([exact], wide, [exact])), strict=True)
+    assert max(rms_ratio(a, b) for a, b in pairs) < TOLERANCE[torch.float32]
+
+
+def test_extremes_are_finite() -> None:
+    x = torch.tensor([-3e4, -90.0, -1e-30, 0.0, 1e-30, 90.0, 3e4], requires_grad=True)
+    for y in (swiglu(x, x), relu2(x), gelu(x)):
+        (grad,) = torch.autograd.grad(y, x, torch.ones_like(y))
+        assert y.isfinite().all()
+        assert grad.isfinite().all()
+
+
+def test_elements_beyond_32_bit_offsets() -> None:
+    torch.use_deterministic_algorithms(False)  # which would fill the memory between with NaN
+    far = torch.empty((2 << 30) + 64, dtype=torch.bfloat16).as_strided((3, 64), (1 << 30, 1))
+    near = torch.randn(3, 64).bfloat16()
+    far.copy_(near)
+    assert torch.equal(relu2(far), relu2(near))
+
+
+def test_no_elements() -> None:
+    assert relu2(torch.empty(0, 5)).shape == (0, 5)

@@ -1,0 +1,75 @@
+"""The norm kernels, plain and gated."""
+
+import pytest
+import torch
+from kernel_checks import TOLERANCE, check_contract, check_needs, check_uniform_cotangent, check_values
+from op_cases import BATCH, CASES, EPS, Case, exact_gated_rms_norm, exact_rms_norm
+from op_checks import rms_ratio
+
+from megakernels.rms_norm import gated_rms_norm, kernel, reference, rms_norm
+
+BY_NAME = {case.name: case for case in CASES}
+CASES_HERE = [BY_NAME["rms_norm"], BY_NAME["gated_rms_norm"]]
+WIDE = Case(
+    "gated_rms_norm_one_group",
+    lambda n, t: {"x": n(BATCH, t, 200), "gate": n(BATCH, t, 200), "weight": n(200)},
+    lambda i: (gated_rms_norm(i["x"], i["gate"], i["weight"], EPS, 1),),
+    lambda i: (exact_gated_rms_norm(i["x"], i["gate"], i["weight"], 1),),
+    ("x", "gate", "weight"),
+    lambda t: [((BATCH, t, 1), "accumulator")],
+)
+EACH = pytest.mark.parametrize("case", [*CASES_HERE, WIDE], ids=lambda case: case.name)
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+
+
+@EACH
+@DTYPES
+@pytest.mark.parametrize("num_positions", [1, 63, pytest.param(64, marks=pytest.mark.slow), 65, pytest.param(1000, marks=pytest.mark.slow)])
+def test_values(case: Case, dtype: torch.dtype, num_positions: int) -> None:
+    check_values(case, num_positions, dtype, reference, views=num_positions == 63)
+
+
+@EACH
+def test_contract(case: Case) -> None:
+    check_contract(case)
+
+
+@EACH
+def test_only_wanted_gradients(case: Case) -> None:
+    check_needs(case, reference)
+
+
+@EACH
+def test_gradient_of_a_sum(case: Case) -> None:
+    check_uniform_cotangent(case)
+
+
+def test_no_rows() -> None:
+    x, weight = torch.empty(0, 8, requires_grad=True), torch.ones(8, requires_grad=True)
+    y = rms_norm(x, weight, EPS) + gated_rms_norm(x, x, weight, EPS, 2)
+    y.backward(torch.empty(0, 8))
+    assert y.shape == (0, 8)
+    assert weight.grad is not None
+    assert weight.grad.count_nonzero() == 0
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_rows_beyond_32_bit_offsets(gated: bool) -> None:
+    """Rows so far apart that a 32-bit offset would wrap; the memory between them is never touched."""
+    torch.use_deterministic_algorithms(False)  # which would fill it with NaN
+    far = torch.empty((2 << 30) + 64, dtype=torch.bfloat16).as_strided((3, 64), (1 << 30, 1))
+    near, weight = torch.randn(3, 64).bfloat16(), torch.randn(64).bfloat16()
+    far.copy_(near)
+    x, wide, gain = far.requires_grad_(), near.double(), weight.double()
+    y = gated_rms_norm(x, x, weight, EPS, 1) if gated else rms_norm(x, weight, EPS)
+    exact = exact_gated_rms_norm(wide, wide, gain, 1) if gated else exact_rms_norm(wide, gain)
+    assert rms_ratio(y, exact) < TOLERANCE[torch.bfloat16]
+    (found,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    assert found.isfinite().all()
+
+
+def test_wider_rows_stay_with_the_reference() -> None:
+    x = torch.randn(2, kernel.LARGEST_WIDTH + 8)
+    assert rms_ratio(rms_norm(x, x[0], EPS), exact_rms_norm(x.double(), x[0].double())) < TOLERANCE[torch.float32]
+    assert kernel.accepts(x.bfloat16()[:, 8:], 1, gated=True)
+    assert not kernel.accepts(x[:, 8:], 1, gated=True)

@@ -1,0 +1,25 @@
+"""Shipped configurations of the activation kernels: a narrow width and any above a tile's."""
+
+from typing import Any
+
+from megakernels.activation import kernel
+
+
+def configurations() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for width in (200, 14336):
+        options = kernel.launch_options(width)
+        tile = {"ROWS": options["ROWS"], "BLOCK": options["BLOCK"]}
+        launch = {"num_warps": options["num_warps"]}
+        for dtype in ("bf16", "fp32"):
+            sizes = {} if width % 16 else dict.fromkeys(("width", "x_stride", "up_stride", "grad_stride"), "i32:16")
+            types = sizes | dict.fromkeys(("x", "up", "y", "grad_y", "grad_x", "grad_up"), f"*{dtype}")
+            for kind, name in ((kernel.SWIGLU, "swiglu"), (kernel.RELU2, "relu2"), (kernel.GELU, "gelu")):
+                forward = {**tile, "KIND": kind}
+                found[f"{name} forward {width} {dtype}"] = (kernel.activation_forward_kernel, types, forward, launch)
+                backward = {**forward, "NEEDS_X": True, "NEEDS_UP": kind == kernel.SWIGLU}
+                found[f"{name} backward {width} {dtype}"] = (kernel.activation_backward_kernel, types, backward, launch)
+    return found
+
+
+CONFIGURATIONS = configurations()

@@ -1,0 +1,81 @@
+"""Compiles the kernels for Hopper without a GPU and prints each one's resources as JSON; --write commits them to NAME.csv beside this file.
+
+    PYTHONPATH=src:kernels python tests/kernels/sm90/compile.py [--write] rms_norm ...
+
+A process of its own: nothing compiles where triton was imported to interpret. Each operation's file NAME.py lists its CONFIGURATIONS.
+"""
+
+import csv
+import importlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+HERE = Path(__file__).parent
+COLUMNS = ("triton", "kernel", "registers", "stack_bytes", "shared_bytes", "wgmma")
+ALIGNMENT = 16
+"""The launcher specialises on pointers, which torch's allocator aligns so, and on sizes that are multiples of it: type `i32:16`."""
+
+
+def resources(function: Any, types: dict[str, str], constants: dict[str, Any], options: dict[str, int]) -> dict[str, Any]:
+    """Registers a thread, stack (spill) bytes, shared-memory bytes a block, and whether matrix products are the warp group's."""
+    names = function.arg_names
+    kinds = {name: types.get(name, "i32") for name in names if name not in constants}
+    signature = {name: kinds.get(name, "constexpr").removesuffix(":16") for name in names}
+    aligned = {
+        (names.index(name),): [["tt.divisibility", ALIGNMENT]]
+        for name, kind in kinds.items()
+        if kind.startswith("*") or kind.endswith(":16")
+    }
+    source = ASTSource(function, signature, {(names.index(name),): value for name, value in constants.items()}, aligned)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    tool = next(Path(triton.__file__).parent.glob("backends/nvidia/bin/cuobjdump"))
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        text = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    found = dict(re.findall(r"(REG|STACK):(\d+)", text))
+    wgmma = "yes" if "wgmma.mma" in compiled.asm["ptx"] else "no"
+    return {
+        "registers": int(found["REG"]),
+        "stack_bytes": int(found["STACK"]),
+        "shared_bytes": compiled.metadata.shared,
+        "wgmma": wgmma,
+    }
+
+
+def rows_of(name: str) -> list[dict[str, Any]]:
+    """The table of one operation."""
+    configurations = importlib.import_module(name).CONFIGURATIONS
+    return [{"triton": triton.__version__, "kernel": key, **resources(*each)} for key, each in configurations.items()]
+
+
+def main() -> None:
+    sys.path.insert(0, str(HERE))
+    names = [argument for argument in sys.argv[1:] if argument != "--write"]
+    found = {name: rows_of(name) for name in names}
+    if "--write" in sys.argv:
+        for name, rows in found.items():
+            write(HERE / f"{name}.csv", rows)
+    print(json.dumps(found))  # noqa: T201  read by the test
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Replaces this triton's rows and leaves those of others."""
+    others = [row for row in csv.DictReader(path.open(encoding="utf-8")) if row["triton"] != triton.__version__] if path.exists() else []
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows([*others, *rows])
+
+
+if __name__ == "__main__":
+    main()
