@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from megakernels.activation import gelu, relu2, swiglu
 from megakernels.attention import attention
 from megakernels.causal_conv1d import causal_conv1d
 from megakernels.cross_entropy import cross_entropy
+from megakernels.indexed_attention import indexed_attention
 from megakernels.m2rnn import m2rnn
 from megakernels.mamba3 import mamba3
 from megakernels.moe import combine, dispatch, experts, route
@@ -108,6 +110,53 @@ def exact_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int |
     if window is not None:
         visible &= position[:, None] - window < position
     return torch.einsum("bhij,bjhd->bihd", scores.masked_fill(~visible, -math.inf).softmax(-1), v)
+
+
+class Joined(torch.autograd.Function):
+    """An output as it is, and a loss whose gradient is one whatever that of the output is."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, loss: Tensor) -> Tensor:
+        ctx.loss = torch.ones_like(loss)
+        return out.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        return gradient, ctx.loss
+
+
+def exact_indexed_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    index_q: Tensor,
+    index_k: Tensor,
+    index_weights: Tensor,
+    k_scale: Tensor,
+    k_bias: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    top_k: int,
+    loss_factor: float,
+    window: int | None = None,
+) -> Tensor:
+    """The whole score matrices, sorted; the divergence as torch has it."""
+    keys = functional.layer_norm(index_k, index_k.shape[-1:], k_scale, k_bias, EPS)
+    keys, queries = exact_rope(keys[:, :, None], cos, sin)[:, :, 0], exact_rope(index_q, cos, sin)
+    scores = torch.einsum("bti,bits->bts", index_weights, torch.einsum("btid,bsd->bits", queries, keys).relu())
+    scores = scores / math.sqrt(index_q.shape[2] * index_q.shape[3])
+    position = torch.arange(q.shape[1])
+    visible = position[:, None] >= position
+    if window is not None:
+        visible &= position[:, None] - window < position
+    masked = scores.detach().masked_fill(~visible, -math.inf)
+    last = masked.sort(-1, descending=True).values[..., min(top_k, len(position)) - 1, None]
+    chosen = visible & (masked >= last)
+    attended = (torch.einsum("bthd,bshd->bhts", q, k) * 0.3).masked_fill(~chosen[:, None], -math.inf).softmax(-1)
+    log_chosen = scores.masked_fill(~chosen, -math.inf).log_softmax(-1).masked_fill(~chosen, 0)
+    target = attended.detach()
+    losses = (target * (target.clamp(min=1e-300).log() - log_chosen[:, None])).sum()
+    return Joined.apply(torch.einsum("bhts,bshd->bthd", attended, v), loss_factor * losses)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def exact_conv(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:
@@ -260,6 +309,30 @@ def attention_case(name: str, heads: int, groups: int, width: int, value_width: 
     )
 
 
+def indexed_case(name: str, top_k: int, window: int | None) -> Case:
+    names = ("q", "k", "v", "index_q", "index_k", "index_weights", "k_scale", "k_bias", "cos", "sin")
+    return Case(
+        name,
+        lambda n, t: {
+            "q": n(BATCH, t, 2, 6),
+            "k": n(BATCH, t, 2, 6),
+            "v": n(BATCH, t, 2, 5),
+            "index_q": n(BATCH, t, 3, 8),
+            "index_k": n(BATCH, t, 8),
+            "index_weights": n(BATCH, t, 3),
+            "k_scale": n(8),
+            "k_bias": n(8),
+            **angles(n, t, 3),
+        },
+        lambda i: (indexed_attention(**i, scale=0.3, top_k=top_k, loss_factor=0.7, eps=EPS, window=window),),
+        lambda i: (exact_indexed_attention(**i, top_k=top_k, loss_factor=0.7, window=window),),
+        names,
+        lambda t: [((BATCH, 2, t), "accumulator"), ((BATCH, t), "accumulator"), ((BATCH, t), "accumulator")],
+        saves_output=True,
+        constant=("cos", "sin"),
+    )
+
+
 def ssd_case(name: str, chunk_size: int, num_groups: int) -> Case:
     return Case(
         name,
@@ -331,14 +404,15 @@ def document_starts(num_positions: int) -> Tensor:
 
 
 def apart(exact: Callable[..., Tensor], sequences: tuple[str, ...], inputs: Inputs) -> Tensor:
-    """An exact formulation run on every document alone; `sequences` are the inputs that have positions."""
+    """An exact formulation run on every document alone; `sequences` are the inputs that have positions; rotary tables keep a row's."""
     rows = []
     for row, starts in enumerate(inputs["starts"].tolist()):
         edges = [*sorted(set(starts)), len(starts)]
         found = [
             exact(
                 **{name: value[row : row + 1, start:stop] for name, value in inputs.items() if name in sequences},
-                **{name: value for name, value in inputs.items() if name not in (*sequences, "starts")},
+                **{name: inputs[name][start:stop] for name in ("cos", "sin") if name in inputs},
+                **{name: value for name, value in inputs.items() if name not in (*sequences, "starts", "cos", "sin")},
             )
             for start, stop in itertools.pairwise(edges)
         ]
@@ -409,6 +483,8 @@ CASES = [
     attention_case("attention", 3, 3, 12, 12, None),
     attention_case("attention_grouped_unequal", 6, 2, 5, 7, None),
     attention_case("attention_window", 4, 2, 5, 5, 9),
+    indexed_case("indexed_attention", 11, None),
+    indexed_case("indexed_attention_window", 4, 9),
     Case(
         "causal_conv1d",
         lambda n, t: {"x": n(BATCH, t, 11), "weight": n(11, 4), "bias": n(11)},
@@ -487,6 +563,12 @@ CASES += [
         partial(attention, scale=0.3, window=9),
         partial(exact_attention, scale=0.3, window=9),
         ("q", "k", "v"),
+    ),
+    packed(
+        _BY_NAME["indexed_attention"],
+        partial(indexed_attention, scale=0.3, top_k=11, loss_factor=0.7, eps=EPS),
+        partial(exact_indexed_attention, top_k=11, loss_factor=0.7),
+        ("q", "k", "v", "index_q", "index_k", "index_weights"),
     ),
     packed(_BY_NAME["causal_conv1d"], partial(causal_conv1d, silu=True), partial(exact_conv, silu=True), ("x",)),
     packed(_BY_NAME["ssd"], partial(ssd, chunk_size=64), exact_ssd, ("x", "dt", "B", "C")),

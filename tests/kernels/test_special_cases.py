@@ -20,6 +20,7 @@ from megakernels.attention import reference as attention_reference
 from megakernels.causal_conv1d import causal_conv1d
 from megakernels.cross_entropy import cross_entropy
 from megakernels.cross_entropy import reference as cross_entropy_reference
+from megakernels.indexed_attention import indexed_attention
 from megakernels.m2rnn import m2rnn
 from megakernels.mamba3 import mamba3
 from megakernels.moe import combine, dispatch, dispatch_plan, experts, route
@@ -94,6 +95,37 @@ def test_ssd_survives_any_decay(rate: float) -> None:
     largest = rate * torch.nn.functional.softplus(wide["dt"] + wide["dt_bias"])[:, :64].sum(1).max().item()
     tolerance = TOLERANCE[torch.float32] + torch.finfo(torch.float32).eps * largest
     assert {name: ratio for name, ratio in ratios.items() if not ratio <= tolerance} == {}
+
+
+def test_few_visible_keys_are_all_attended_to() -> None:
+    """With as many choices as positions it is plain attention, the window's or document's too."""
+    inputs = next(case for case in CASES if case.name == "indexed_attention").make(20, torch.float64, requires_grad=False)
+    for window, starts in ((None, None), (5, None), (None, torch.tensor([[0] * 7 + [7] * 13] * 2, dtype=torch.int32))):
+        found = indexed_attention(**inputs, scale=0.3, top_k=20, loss_factor=1.0, eps=1e-5, window=window, starts=starts)
+        assert rms_ratio(found, attention(*(inputs[name] for name in "qkv"), 0.3, window, starts)) < 1e-12
+
+
+def test_an_indexer_is_trained_by_its_own_loss_alone() -> None:
+    """Its gradient is the same whatever the loss makes of the output, and q, k and v have none of it."""
+    inputs = next(case for case in CASES if case.name == "indexed_attention").make(20, torch.float64)
+    index, attended = ("index_q", "index_k", "index_weights", "k_scale", "k_bias"), ("q", "k", "v")
+
+    def found(names: tuple[str, ...], cotangent: float, loss_factor: float) -> tuple[Tensor, ...]:
+        out = indexed_attention(**inputs, scale=0.3, top_k=4, loss_factor=loss_factor, eps=1e-5)
+        return gradients([out], [inputs[name] for name in names], [torch.full_like(out, cotangent)])
+
+    assert all(torch.equal(one, other) for one, other in zip(found(index, 0.0, 1.0), found(index, 7.0, 1.0), strict=True))
+    assert all(gradient.count_nonzero() == 0 for gradient in found(index, 1.0, 0.0))
+    assert all(gradient.count_nonzero() > 0 for gradient in found(index, 0.0, 1.0))
+    assert all(torch.equal(one, other) for one, other in zip(found(attended, 1.0, 0.0), found(attended, 1.0, 9.0), strict=True))
+
+
+def test_equal_scores_are_chosen_together() -> None:
+    """Zero weights score all keys alike: none is left out, however few are asked for."""
+    inputs = next(case for case in CASES if case.name == "indexed_attention").make(20, torch.float64, requires_grad=False)
+    inputs["index_weights"] = torch.zeros_like(inputs["index_weights"])
+    found = indexed_attention(**inputs, scale=0.3, top_k=1, loss_factor=1.0, eps=1e-5)
+    assert rms_ratio(found, attention(*(inputs[name] for name in "qkv"), 0.3)) < 1e-12
 
 
 def test_ssd_chunks_do_not_change_the_result() -> None:
@@ -210,6 +242,12 @@ def ones(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.ones(shape, dtype=dtype)
 
 
+def small_indexed(top_k: int = 1, rotated: int = 2, index_heads: int = 1) -> Tensor:
+    heads, index_q, index_k, table = ones(1, 4, 2, 3), ones(1, 4, index_heads, 5), ones(1, 4, 5), ones(4, rotated)
+    tensors = (heads, heads, heads, index_q, index_k, ones(1, 4, 1), ones(5), ones(5), table, table)
+    return indexed_attention(*tensors, scale=1.0, top_k=top_k, loss_factor=1.0, eps=1e-5)
+
+
 def small_mamba3(num_groups: int = 2, rank: int = 1, angles: Tensor | None = None) -> Tensor:
     wide, shared, narrow, bias, scalar = ones(1, 2, 4, 3), ones(1, 2, rank, num_groups, 5), ones(1, 2, 4), ones(4, rank, 5), ones(4)
     return mamba3(wide, wide, shared, shared, narrow, narrow, narrow, angles, bias, bias, scalar, scalar, None, None, None, 8)
@@ -237,6 +275,9 @@ REFUSALS = [
         lambda: m2rnn(ones(1, 2, 3), ones(1, 2, 3), ones(1, 2, 3, 4), ones(1, 2, 3), ones(3, 4, 5), ones(3, 4), ones(3), ones(3), 8),
         r"m2rnn: for v \[B,T,H,V\], state_map must be",
     ),
+    (lambda: small_indexed(top_k=0), "indexed_attention: top_k must be at least 1; got top_k = 0"),
+    (lambda: small_indexed(rotated=3), "indexed_attention: cos and sin must be .* at most D; got T = 4, D = 5"),
+    (lambda: small_indexed(index_heads=2), r"indexed_attention: index_q must be .*index_weights \[B,T,I\]"),
     (lambda: small_mamba3(num_groups=3), "mamba3: G must divide H; got H = 4, G = 3"),
     (lambda: small_mamba3(angles=ones(1, 2, 3)), r"mamba3: angles must be \[B,T,N\] with 0 < 2N ≤ S; got angles = \(1, 2, 3\), S = 5"),
     (lambda: small_mamba3(rank=2), "mamba3: mimo_x, mimo_z and mimo_o must be .*, or None where R = 1; got R = 2"),
@@ -274,7 +315,19 @@ from megakernels.rms_norm import rms_norm
 assert rms_norm(torch.ones(2, 4), torch.ones(4), 0.0).sum() == 8
 assert not {{"triton", "megaplan", "megarun"}} & set(sys.modules)
 """
-    modules = ("activation", "attention", "causal_conv1d", "cross_entropy", "m2rnn", "mamba3", "moe", "rms_norm", "rope", "ssd")
+    modules = (
+        "activation",
+        "attention",
+        "causal_conv1d",
+        "cross_entropy",
+        "indexed_attention",
+        "m2rnn",
+        "mamba3",
+        "moe",
+        "rms_norm",
+        "rope",
+        "ssd",
+    )
     program = program.format(paths=sys.path, module=", megakernels.".join(modules))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,165 @@
+"""Attention to indexed keys in plain torch, a block of queries at a time, with explicit backward formulas.
+
+With I the index scores, S_t the visible keys whose score is at least the top_k-th largest, and s = scale · q kᵀ: out = Σ_{S_t} p v with
+p = exp(s − lse), and c = exp(I − index_lse) the softmax of scores over S_t. The backward recomputes both from what is saved, each query's
+threshold among it; index scores are recomputed as they were computed, so that the threshold's own key compares equal.
+
+Attention's gradients are those over S_t. The indexer's loss, Σ_h KL(p_h ‖ c), has ∂/∂I = H c − Σ_h p_h over S_t, a sum over heads: ranks
+with some of the heads each have a part of it. I = Σ_i w_i relu(a_i · b) / √(I D) takes that to a, b and w; b = rotated layer norm.
+
+Source: arXiv:2512.02556, section 2.1; arXiv:2307.08691, algorithms 1 and 2.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from megakernels._common import accumulator_dtype, row_blocks, upcast
+from megakernels.rope.reference import rotate_backward, rotate_forward
+
+SCRATCH_ELEMENTS = 1 << 24
+"""Scores held at once, over all sequences and heads."""
+BLOCK_QUERIES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Indexed:
+    """The operation's arguments, as `indexed_attention` documents them."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    index_q: Tensor
+    index_k: Tensor
+    index_weights: Tensor
+    k_scale: Tensor
+    k_bias: Tensor
+    cos: Tensor
+    sin: Tensor
+    starts: Tensor | None
+    scale: float
+    top_k: int
+    loss_factor: float
+    eps: float
+    window: int | None
+
+    def blocks(self) -> Iterator[tuple[slice, slice]]:
+        """Blocks of queries, each with the keys that any of them sees."""
+        batch, num_positions, num_heads, _ = self.q.shape
+        widest = max(num_heads, self.index_q.shape[2])
+        for rows in row_blocks(num_positions, batch * widest * num_positions, SCRATCH_ELEMENTS, BLOCK_QUERIES):
+            yield rows, slice(0 if self.window is None else max(0, rows.start - self.window + 1), rows.stop)
+
+    def visible(self, rows: slice, seen: slice) -> Tensor:
+        """[B or 1, q, k], where a query may look."""
+        query = torch.arange(rows.start, rows.stop, device=self.q.device).unsqueeze(1)
+        key = torch.arange(seen.start, seen.stop, device=self.q.device)
+        found = key <= query
+        if self.window is not None:
+            found &= key > query - self.window
+        return found.unsqueeze(0) if self.starts is None else found & (key >= self.starts[:, rows].unsqueeze(-1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """What index scores are made of, in the accumulation dtype."""
+
+    normed: Tensor  # [B, T, D], of the layer norm before scale and bias
+    rstd: Tensor  # [B, T, 1]
+    queries: Tensor  # [B, I, T, D], a
+    keys: Tensor  # [B, T, D], b
+    weights: Tensor  # [B, I, T], w / √(I D)
+
+    def overlap(self, rows: slice, seen: slice) -> Tensor:
+        """relu(a · b), [B, I, q, k]."""
+        return (self.queries[:, :, rows] @ self.keys[:, None, seen].mT).relu_()
+
+    def scores(self, overlap: Tensor, rows: slice) -> Tensor:
+        """[B, q, k]."""
+        return (overlap * self.weights[:, :, rows, None]).sum(1)
+
+
+def forward(given: Indexed) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Returns out [B, T, H, V] in q's dtype, lse [B, H, T], thresholds [B, T] and index_lse [B, T]."""
+    q, v, index = given.q, given.v, _index(given)
+    batch, num_positions, num_heads, _ = q.shape
+    queries, keys, values = (upcast(each).transpose(1, 2) for each in (q, given.k, v))
+    dtype = accumulator_dtype(q.dtype)
+    out = torch.empty(batch, num_positions, num_heads, v.shape[-1], dtype=q.dtype, device=q.device)
+    lse = torch.empty(batch, num_heads, num_positions, dtype=dtype, device=q.device)
+    thresholds, index_lse = (torch.empty(batch, num_positions, dtype=dtype, device=q.device) for _ in range(2))
+    for rows, seen in given.blocks():
+        visible = given.visible(rows, seen)
+        scores = index.scores(index.overlap(rows, seen), rows).masked_fill_(~visible, float("-inf"))
+        count = scores.shape[-1]
+        threshold = scores.topk(given.top_k).values[..., -1] if given.top_k <= count else torch.full_like(scores[..., 0], float("-inf"))
+        chosen = visible & (scores >= threshold.unsqueeze(-1))
+        thresholds[:, rows] = threshold
+        index_lse[:, rows] = scores.masked_fill_(~chosen, float("-inf")).logsumexp(-1)
+        attended = _attended(given, queries[:, :, rows], keys[:, :, seen], chosen)
+        sums = attended.logsumexp(-1)
+        lse[:, :, rows] = sums
+        out[:, rows] = (attended.sub_(sums.unsqueeze(-1)).exp_() @ values[:, :, seen]).transpose(1, 2)
+    return out, lse, thresholds, index_lse
+
+
+def backward(
+    grad_out: Tensor, given: Indexed, out: Tensor, lse: Tensor, thresholds: Tensor, index_lse: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Returns the gradients of all of `Indexed` before cos, in its order."""
+    index, num_heads = _index(given), given.q.shape[2]
+    queries, keys, values, grads, outs = (upcast(each).transpose(1, 2) for each in (given.q, given.k, given.v, grad_out, out))
+    delta = (grads * outs).sum(-1, keepdim=True)
+    grad_q, grad_k, grad_v = (torch.zeros(each.shape, dtype=each.dtype, device=each.device) for each in (queries, keys, values))
+    grad_a, grad_b, grad_w = (torch.zeros_like(each) for each in (index.queries, index.keys, index.weights))
+    for rows, seen in given.blocks():
+        overlap = index.overlap(rows, seen)
+        scores = index.scores(overlap, rows)
+        chosen = given.visible(rows, seen) & (scores >= thresholds[:, rows, None])
+        p = _attended(given, queries[:, :, rows], keys[:, :, seen], chosen).sub_(lse[:, :, rows, None]).exp_()
+        grad_v[:, :, seen] += p.mT @ grads[:, :, rows]
+        grad_scores = (grads[:, :, rows] @ values[:, :, seen].mT).sub_(delta[:, :, rows]).mul_(p)
+        grad_q[:, :, rows] = grad_scores @ keys[:, :, seen] * given.scale
+        grad_k[:, :, seen] += grad_scores.mT @ queries[:, :, rows] * given.scale
+
+        c = (scores - index_lse[:, rows, None]).exp_().masked_fill_(~chosen, 0)
+        grad_index = (given.loss_factor * (num_heads * c - p.sum(1))).unsqueeze(1)
+        grad_w[:, :, rows] = (grad_index * overlap).sum(-1)
+        grad_overlap = (grad_index * index.weights[:, :, rows, None]).masked_fill_(overlap == 0, 0)
+        grad_a[:, :, rows] = grad_overlap @ index.keys[:, None, seen]
+        grad_b[:, seen] += (grad_overlap.mT @ index.queries[:, :, rows]).sum(1)
+    normed = rotate_backward(grad_b.unsqueeze(2), given.cos, given.sin).squeeze(2)
+    grad_k_scale, grad_k_bias = (normed * index.normed).sum((0, 1)), normed.sum((0, 1))
+    scaled = normed * upcast(given.k_scale)
+    centred = scaled - scaled.mean(-1, keepdim=True) - index.normed * (scaled * index.normed).mean(-1, keepdim=True)
+    width, num_index_heads = index.keys.shape[-1], index.weights.shape[1]
+    return (
+        *(_like(grad.transpose(1, 2), like) for grad, like in ((grad_q, given.q), (grad_k, given.k), (grad_v, given.v))),
+        _like(rotate_backward(grad_a.transpose(1, 2), given.cos, given.sin), given.index_q),
+        _like(index.rstd * centred, given.index_k),
+        _like(grad_w.mT * (num_index_heads * width) ** -0.5, given.index_weights),
+        _like(grad_k_scale, given.k_scale),
+        _like(grad_k_bias, given.k_bias),
+    )
+
+
+def _index(given: Indexed) -> _Index:
+    plain = upcast(given.index_k)
+    centred = plain - plain.mean(-1, keepdim=True)
+    rstd = (centred.square().mean(-1, keepdim=True) + given.eps).rsqrt()
+    normed = centred * rstd
+    keys = rotate_forward((normed * upcast(given.k_scale) + upcast(given.k_bias)).unsqueeze(2), given.cos, given.sin).squeeze(2)
+    queries = rotate_forward(upcast(given.index_q), given.cos, given.sin).transpose(1, 2)
+    width, num_heads = keys.shape[-1], queries.shape[1]
+    return _Index(normed, rstd, queries, keys, upcast(given.index_weights).mT * (num_heads * width) ** -0.5)
+
+
+def _attended(given: Indexed, queries: Tensor, keys: Tensor, chosen: Tensor) -> Tensor:
+    """Scaled scores of a block [B, H, q, k], −∞ where a key is not chosen."""
+    return (queries @ keys.mT).mul_(given.scale).masked_fill_(~chosen.unsqueeze(1), float("-inf"))
+
+
+def _like(gradient: Tensor, like: Tensor) -> Tensor:
+    return gradient.to(like.dtype).contiguous()
