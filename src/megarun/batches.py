@@ -41,7 +41,7 @@ class Batches:
         _, length = token_shape(spec)
         first = mesh.coordinate["tp"] * length if length < self._seq_length else 0
         self._own = slice(first, first + length), slice(first + 1, first + 1 + length)  # of tokens, and of their successors
-        self._shape = (spec.schedule.num_microbatches, mesh.num_data_ranks, spec.batch.micro_batch_size)
+        self._shape = (spec.schedule.microbatches_per_update, mesh.num_data_ranks, spec.batch.micro_batch_size)
 
     def at(self, step: int) -> tuple[Tensor | None, Tensor | None]:
         """Tokens and labels of 0-based `step`, int64 [num_microbatches · micro_batch_size, own tokens] on the rank's device."""

@@ -36,7 +36,7 @@ class Job:
     def global_batch(self) -> tuple[int, int]:
         """Sequences of one optimizer step, over all microbatches and data ranks, and tokens of each."""
         spec = self.spec
-        sequences = spec.batch.micro_batch_size * spec.schedule.num_microbatches * spec.mesh.dp_replicate * spec.mesh.dp_shard
+        sequences = spec.batch.micro_batch_size * spec.schedule.microbatches_per_update * spec.mesh.dp_replicate * spec.mesh.dp_shard
         return sequences, spec.batch.seq_length
 
     @property

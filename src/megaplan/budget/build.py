@@ -122,7 +122,7 @@ def build_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
         if schedule.kind in SPLIT_BACKWARD:
             orders = actions(*degrees)
         else:
-            occupied = moments(*degrees, chunk_of)
+            occupied = moments(*degrees, chunk_of, num_steps=schedule.distinct_steps)
         receives = receive_buffers(*degrees)
     usable = device_budget(device)
     ranks: list[RankBudget] = []
@@ -134,11 +134,12 @@ def build_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
         persistent = _persistent(evaluation, device, own_slots, owned, num_receives)
         if orders:
             turns = len(own_slots) == 2 and own_slots[1].index == own_slots[0].index + 1
-            peak = split_step_peak(chunks, orders[pp_rank], chunk_of, schedule.num_microbatches, turns=turns)
+            order, count = orders[pp_rank] * schedule.distinct_steps, schedule.num_microbatches * schedule.distinct_steps
+            peak = split_step_peak(chunks, order, chunk_of, count, turns=turns)
         elif occupied:
             peak = step_peak(chunks, occupied[pp_rank], _lingering(evaluation, own_slots, chunks))
         else:
-            peak = accumulating_peak(chunks[0], schedule.num_microbatches)
+            peak = accumulating_peak(chunks[0], schedule.microbatches_per_update)
         ranks += _distinct(mesh, pp_rank, persistent, peak, usable)
     stages = tuple(
         StageBudget(slot.index, slot.pp_rank, slot.chunk, slot.start, slot.stop, _elements(evaluation, slot)) for slot in layout.slots

@@ -137,6 +137,10 @@ def _changes(spec: Spec, inventory: Inventory) -> Iterator[tuple[tuple[str, str,
     mesh, size = spec.mesh, spec.batch.micro_batch_size
     if size > 1:
         yield (("batch", "micro_batch_size", size // 2), ("schedule", "num_microbatches", spec.schedule.num_microbatches * 2))
+    schedule = spec.schedule
+    if mesh.pp > 1 and schedule.num_microbatches % 2 == 0:  # half of the receive buffers
+        halved = ("schedule", "num_microbatches", schedule.num_microbatches // 2)
+        yield (halved, ("schedule", "steps_per_update", schedule.steps_per_update * 2))
     if not spec.sharding.reshard_after_forward:
         yield (("sharding", "reshard_after_forward", True),)
     for policy in ("selective", "full"):

@@ -18,7 +18,7 @@ from megaplan.schedule.registry import actions, schedule_problems
 
 
 class ChunkState(IntEnum):
-    """What a chunk has behind it in this step."""
+    """What a chunk has behind it in this optimizer step."""
 
     UNTOUCHED = 0
     FORWARDED = 1  # no backward yet
@@ -56,15 +56,18 @@ class Occupancy(NamedTuple):
     states: tuple[ChunkState, ...]
 
 
-def moments(kind: str, pp: int, vpp: int, num_microbatches: int, chunk_of: Sequence[int]) -> tuple[tuple[Occupancy, ...], ...]:
+def moments(
+    kind: str, pp: int, vpp: int, num_microbatches: int, chunk_of: Sequence[int], num_steps: int = 1
+) -> tuple[tuple[Occupancy, ...], ...]:
     """The occupancies of every pp rank.
 
     Args:
         kind: `schedule.kind` of the spec.
         pp: Pipeline degree.
         vpp: Slots a rank.
-        num_microbatches: Of the step.
+        num_microbatches: Of a schedule step.
         chunk_of: Chunk of every slot.
+        num_steps: Schedule steps until gradients are reduced; a fourth one would have no moment that the others have not.
 
     Raises:
         MegaplanError: The schedule cannot run on these degrees.
@@ -72,25 +75,33 @@ def moments(kind: str, pp: int, vpp: int, num_microbatches: int, chunk_of: Seque
     if found := schedule_problems(kind, pp, vpp, num_microbatches):
         raise MegaplanError(found)
     if kind == "1f1b":
-        return tuple(one_f_one_b(pp - rank, num_microbatches) for rank in range(pp))
+        return tuple(one_f_one_b(pp - rank, num_microbatches, again=num_steps > 1) for rank in range(pp))
     enough = enough_microbatches(kind, pp, num_microbatches)
-    return tuple(occupancies(order, vpp, chunk_of, enough) for order in actions(kind, pp, vpp, enough))
+    return tuple(occupancies(order * num_steps, vpp, chunk_of, enough * num_steps) for order in actions(kind, pp, vpp, enough))
 
 
-def one_f_one_b(in_flight: int, num_microbatches: int) -> tuple[Occupancy, ...]:
+def one_f_one_b(in_flight: int, num_microbatches: int, *, again: bool = False) -> tuple[Occupancy, ...]:
     """What `occupancies` finds in a rank's 1F1B order, without walking it: warm-up, one forward and one backward in turn, cool-down.
 
     Args:
         in_flight: Microbatches alive in the steady state: pp − rank, not more than `num_microbatches`.
         num_microbatches: Of the step.
+        again: Whether a second step follows before gradients are reduced: its warm-up finds them there, and layers gathered.
     """
     warm_up = [Occupancy(FORWARD, 0, (1,), (UNTOUCHED,)), Occupancy(FORWARD, 0, (in_flight,), (FORWARDED,))]
     steady = [Occupancy(FORWARD, 0, (in_flight,), (BACKWARDED,)), Occupancy(BACKWARD, 0, (in_flight,), (REFORWARDED,))]
+    goes_on = num_microbatches > in_flight
+    warm_again = [
+        *(() if goes_on else (Occupancy(FORWARD, 0, (1,), (BACKWARDED,)),)),
+        *((Occupancy(FORWARD, 0, (in_flight,), (REFORWARDED,)),) if in_flight > 1 else ()),
+        *(() if goes_on else steady[1:]),
+    ]
     return (
         *warm_up[: 1 if in_flight == 1 else 2],
         Occupancy(BACKWARD, 0, (in_flight,), (FORWARDED,)),
-        *(steady if num_microbatches > in_flight else ()),
+        *(steady if goes_on else ()),
         *((Occupancy(BACKWARD, 0, (in_flight - 1,), (BACKWARDED,)),) if in_flight > 1 else ()),
+        *(warm_again if again else ()),
         Occupancy(REDUCE, 0, (0,), (BACKWARDED,)),
     )
 
@@ -110,10 +121,10 @@ def occupancies(order: tuple[ScheduleStep, ...], vpp: int, chunk_of: Sequence[in
     """The moments of one rank's order that no other moment dominates.
 
     Args:
-        order: The rank's actions.
+        order: The rank's actions, of all schedule steps of an update.
         vpp: Chunks of the rank.
         chunk_of: Chunk of every slot.
-        num_microbatches: Of the step: a chunk's gradients are reduced after that many backwards.
+        num_microbatches: Of the order: a chunk's gradients are reduced after that many backwards.
 
     Returns:
         Distinct moments. Of those with one step, chunk and states only the largest counts are given.

@@ -178,9 +178,9 @@ def split_step_peak(
 
     Args:
         chunks: Of the rank.
-        order: Its actions.
+        order: Its actions, of all schedule steps until gradients are reduced; more than three have no other moments.
         chunk_of: Chunk of every slot.
-        num_microbatches: Of the step.
+        num_microbatches: Of the order.
         turns: Whether its second chunk follows its first in the model, as on the last rank of a V.
     """
     rank = _Rank([HalvedChunk(chunk, arrives_locally=turns and index == 0) for index, chunk in enumerate(chunks)])

@@ -78,7 +78,7 @@ def split_record(cuts: Cuts, kept_basis: dict[str, str] | None, costs_digest: st
 def decisions_record(spec: Spec, letters: str, layout: Layout, split: dict[str, Any]) -> dict[str, Any]:
     """`decisions` as plain values, from the spec, the expanded pattern, the layout, and how the split was found."""
     mesh, batch, schedule = spec.mesh, spec.batch, spec.schedule
-    sequences = batch.micro_batch_size * schedule.num_microbatches * mesh.dp_replicate * mesh.dp_shard
+    sequences = batch.micro_batch_size * schedule.microbatches_per_update * mesh.dp_replicate * mesh.dp_shard
     precision = spec.precision.model_dump(mode="json")
     families = {letter: precision["families"].get(letter, precision["params"]) for letter in sorted(set(letters))}
     return {
@@ -95,6 +95,7 @@ def decisions_record(spec: Spec, letters: str, layout: Layout, split: dict[str, 
             "kind": schedule.kind,
             "placement": layout.placement,
             "num_microbatches": schedule.num_microbatches,
+            "steps_per_update": schedule.steps_per_update,
             "micro_batch_size": batch.micro_batch_size,
             "seq_length": batch.seq_length,
             "global_batch_size": sequences,

@@ -87,6 +87,7 @@ class ScheduleDecision(Part):
     kind: str
     placement: Placement
     num_microbatches: Count
+    steps_per_update: Count
     micro_batch_size: Count
     seq_length: Count
     global_batch_size: Count

@@ -142,11 +142,26 @@ class Schedule(Section):
 
     Attributes:
         kind: Order of forwards and backwards.
-        num_microbatches: Microbatches of one optimizer step, on every data rank.
+        num_microbatches: Microbatches of one schedule step, on every data rank.
+        steps_per_update: Schedule steps whose gradients accumulate before the optimizer's step.
     """
 
     kind: ScheduleKind = "1f1b"
     num_microbatches: MicrobatchCount = 1
+    steps_per_update: MicrobatchCount = 1
+
+    @property
+    def microbatches_per_update(self) -> int:
+        """Microbatches of one optimizer step, on every data rank."""
+        return self.num_microbatches * self.steps_per_update
+
+    @property
+    def distinct_steps(self) -> int:
+        """Schedule steps of an update that differ in what they hold: the first, the last, and any between, which all hold the same.
+
+        The first finds no gradients, and only the last reduces them.
+        """
+        return min(self.steps_per_update, 3)
 
 
 class Batch(Section):

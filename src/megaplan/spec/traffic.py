@@ -25,14 +25,16 @@ def crossing_groups(world_size: int, degree: int, per_node: int) -> int:
 def tensor_traffic_bytes(checked: Checked) -> int:
     """Bytes that the tensor groups of one pipeline send in a step, over all stages."""
     spec = checked.spec
-    return TENSOR_COLLECTIVES * _sharded_blocks(checked) * spec.schedule.num_microbatches * (spec.mesh.tp - 1) * _payload_bytes(checked)
+    return (
+        TENSOR_COLLECTIVES * _sharded_blocks(checked) * spec.schedule.microbatches_per_update * (spec.mesh.tp - 1) * _payload_bytes(checked)
+    )
 
 
 def tensor_traffic(checked: Checked) -> str:
     """The formula with its values."""
     spec = checked.spec
     factors = (
-        f"{TENSOR_COLLECTIVES} collectives · {_sharded_blocks(checked)} blocks · {spec.schedule.num_microbatches} microbatches · "
+        f"{TENSOR_COLLECTIVES} collectives · {_sharded_blocks(checked)} blocks · {spec.schedule.microbatches_per_update} microbatches · "
         f"({spec.mesh.tp} − 1) · {_payload(checked)}"
     )
     return f"the groups of one pipeline send {format_bytes(tensor_traffic_bytes(checked))} a step: {factors}"
@@ -43,7 +45,7 @@ def expert_traffic_bytes(checked: Checked) -> int:
     spec, moe = checked.spec, checked.spec.model.moe
     if moe is None:
         return 0
-    exchanges = EXPERT_EXCHANGES * checked.count("E") * spec.schedule.num_microbatches
+    exchanges = EXPERT_EXCHANGES * checked.count("E") * spec.schedule.microbatches_per_update
     return exchanges * moe.top_k * _payload_bytes(checked) * (spec.mesh.ep - 1) // spec.mesh.ep
 
 
@@ -52,8 +54,8 @@ def expert_traffic(checked: Checked) -> str:
     spec, moe = checked.spec, checked.spec.model.moe
     top_k = moe.top_k if moe is not None else 0
     factors = (
-        f"{EXPERT_EXCHANGES} exchanges · {checked.count('E')} blocks · {spec.schedule.num_microbatches} microbatches · top_k {top_k} · "
-        f"({spec.mesh.ep} − 1) / {spec.mesh.ep} · {_payload(checked)}"
+        f"{EXPERT_EXCHANGES} exchanges · {checked.count('E')} blocks · {spec.schedule.microbatches_per_update} microbatches · "
+        f"top_k {top_k} · ({spec.mesh.ep} − 1) / {spec.mesh.ep} · {_payload(checked)}"
     )
     return f"the tokens of one data rank send {format_bytes(expert_traffic_bytes(checked))} a step under balanced routing: {factors}"
 

@@ -30,7 +30,7 @@ _OTHER_NAMES = {
     "num_local_experts": ("num_experts",),
     "num_experts_per_tok": ("top_k",),
     "intermediate_size": ("ffn_hidden_size",),
-    "gradient_accumulation_steps": ("num_microbatches",),
+    "gradient_accumulation_steps": ("num_microbatches", "steps_per_update"),
     "lr": ("learning_rate",),
 }
 _OTHER_WORDS = {"bfloat16": "bf16", "float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "mha": "gqa", "mqa": "gqa"}

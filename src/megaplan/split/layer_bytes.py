@@ -86,7 +86,10 @@ def necessary_limits(
     limits = []
     for rank, order in enumerate(orders):
         received = receive_bytes(dims, sum(forward + backward for forward, backward in receives[rank]))
-        moments = _moments(order, chunks, mesh.vpp, schedule.num_microbatches, keeps=not spec.sharding.reshard_after_forward)
+        steps = schedule.distinct_steps
+        moments = _moments(
+            order * steps, chunks, mesh.vpp, schedule.num_microbatches * steps, keeps=not spec.sharding.reshard_after_forward
+        )
         found = []
         for moment in moments:
             # The input of a slot's first block is a receive buffer, already counted.

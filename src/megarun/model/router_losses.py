@@ -34,7 +34,7 @@ def loss_factors(spec: Spec) -> LossFactors | None:
     moe, batch, mesh = spec.model.moe, spec.batch, spec.mesh
     if moe is None or not moe.has_router_losses:
         return None
-    num_sequences = batch.micro_batch_size * spec.schedule.num_microbatches * mesh.dp_replicate * mesh.dp_shard
+    num_sequences = batch.micro_batch_size * spec.schedule.microbatches_per_update * mesh.dp_replicate * mesh.dp_shard
     num_tokens = num_sequences * batch.seq_length
     balance = moe.balance_loss_coefficient * moe.num_experts / (moe.top_k * batch.seq_length * num_tokens)
     return LossFactors(balance, moe.z_loss_coefficient / num_tokens)

@@ -37,7 +37,7 @@ class Runner(Protocol):
         """The loss of this rank's microbatches, fp64, 0 on a stage without the head.
 
         Args:
-            tokens: int64 [num_microbatches · micro_batch_size, T] on the first stage.
+            tokens: int64 [microbatches_per_update · micro_batch_size, T] on the first stage.
             labels: The same shape on the last stage: each token's successor.
         """
         ...
@@ -60,8 +60,8 @@ def build_runner(stages: Sequence[Stage], spec: Spec, mesh: RankMesh) -> Runner:
 
 
 def batch_loss(spec: Spec, mesh: RankMesh) -> BatchLoss:
-    """The criterion of this job: divides by the tokens of the whole batch, over all microbatches and data ranks."""
-    sequences = spec.batch.micro_batch_size * spec.schedule.num_microbatches * mesh.num_data_ranks
+    """The criterion of this job: divides by the tokens of the whole batch, over all microbatches of an update and all data ranks."""
+    sequences = spec.batch.micro_batch_size * spec.schedule.microbatches_per_update * mesh.num_data_ranks
     tp = tensor_parallel(mesh)
     return BatchLoss(sequences * spec.batch.seq_length, tp if spec.mesh.vocab_parallel and tp.degree > 1 else None)
 
@@ -86,7 +86,7 @@ class AccumulatingRunner:
 
     def __init__(self, stage: Stage, spec: Spec, mesh: RankMesh) -> None:
         self._stage, self._loss, self._device = stage, batch_loss(spec, mesh), mesh.device
-        self._num_microbatches = spec.schedule.num_microbatches
+        self._num_microbatches = spec.schedule.microbatches_per_update
 
     def forward_backward(self, tokens: Tensor | None, labels: Tensor | None) -> Tensor:
         """See `Runner`; one stage is first and last."""
@@ -102,7 +102,10 @@ class AccumulatingRunner:
 
 
 class PipelineRunner:
-    """torch's schedule over the stages of the pp axis, one or several on each rank.
+    """torch's schedule over the stages of the pp axis, one or several on each rank, run `schedule.steps_per_update` times.
+
+    Whole gradients stay from one of its steps to the next, and the last one reduces them: to the bit what one step of all microbatches
+    would sum, with one reduction an update, and without shards beside the whole gradients. Receive buffers are those of one step.
 
     Shapes are stated, so that torch infers none by running the model, and the outputs of the last stage are not collected.
     """
@@ -113,7 +116,8 @@ class PipelineRunner:
         kind = SCHEDULES[spec.schedule.kind]
         check_order(kind, mesh.coordinate["pp"], spec)
         several = issubclass(kind, PipelineScheduleMulti)
-        torch_stages: Any = [pipeline_stage(stage, spec, mesh) for stage in stages]
+        self._stages, self._num_steps = [pipeline_stage(stage, spec, mesh) for stage in stages], spec.schedule.steps_per_update
+        torch_stages: Any = self._stages
         self._schedule = kind(
             torch_stages if several else torch_stages[0], spec.schedule.num_microbatches, loss_fn=batch_loss(spec, mesh), scale_grads=False
         )
@@ -122,12 +126,16 @@ class PipelineRunner:
 
     def forward_backward(self, tokens: Tensor | None, labels: Tensor | None) -> Tensor:
         """See `Runner`."""
-        losses: list[Tensor] = []
-        inputs = () if tokens is None else (tokens,)
-        self._schedule.step(*inputs, target=labels, losses=None if labels is None else losses, return_outputs=False)
         total = torch.zeros((), dtype=torch.float64, device=self._device)
-        for loss in losses:
-            total += loss.detach()
+        for step in range(self._num_steps):
+            for stage in self._stages:
+                stage.reduces = step == self._num_steps - 1
+            losses: list[Tensor] = []
+            inputs = () if tokens is None else (tokens.chunk(self._num_steps)[step],)
+            targets = None if labels is None else labels.chunk(self._num_steps)[step]
+            self._schedule.step(*inputs, target=targets, losses=None if labels is None else losses, return_outputs=False)
+            for loss in losses:
+                total += loss.detach()
         return total
 
 

@@ -20,7 +20,7 @@ from megarun.parallel.shapes import logits_shape, residual_shape, token_shape
 from megarun.parallel.weight_gradients import WeightGradients, split_linears
 
 
-def pipeline_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> PipelineStage:
+def pipeline_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> WholeStage:
     """The stage as a schedule runs it.
 
     Shapes of input and output are stated, so that torch infers none by running the model on uninitialised memory.
@@ -31,7 +31,7 @@ def pipeline_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> PipelineStage:
         return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
 
     tokens = torch.empty(token_shape(spec), dtype=torch.int64, device="meta")
-    kind: type[PipelineStage] = SplitStage if spec.schedule.kind in SPLIT_BACKWARD else PipelineStage
+    kind = SplitStage if spec.schedule.kind in SPLIT_BACKWARD else WholeStage
     return kind(
         stage,
         stage.index,
@@ -43,7 +43,23 @@ def pipeline_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> PipelineStage:
     )
 
 
-class SplitStage(PipelineStage):
+class WholeStage(PipelineStage):
+    """A stage that reduces its gradients when it is told to.
+
+    Attributes:
+        reduces: Whether the schedule step that runs is the last of its update: FSDP2 then sums over the data ranks and frees the gathered
+            parameters. Before it, gradients stay whole and parameters gathered, as between two microbatches.
+    """
+
+    reduces = True
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        """End a schedule step."""
+        if self.reduces:
+            super().perform_reduce_grad(grad_scale_factor)
+
+
+class SplitStage(WholeStage):
     """A stage whose backward the schedule may split: I leaves weight gradients pending, W computes them, B is whole.
 
     What a V's middle stages, neighbours on one rank, hand to each other is kept while a microbatch needs it. torch would keep it until the

@@ -135,7 +135,7 @@ def blocks_of(stage: Stage) -> tuple[str, ...]:
 def _batch(job: Job, trainer: PhasedTrainer) -> tuple[Tensor | None, Tensor | None]:
     """Token ids and labels of one step, as `Batches.at` leaves them on the device."""
     num_rows, length = token_shape(job.spec)
-    shape = (num_rows * job.spec.schedule.num_microbatches, length)
+    shape = (num_rows * job.spec.schedule.microbatches_per_update, length)
 
     def ids(wanted: bool) -> Tensor | None:
         return torch.zeros(shape, dtype=torch.int64, device=trainer.mesh.device) if wanted else None

@@ -104,7 +104,21 @@ def test_enough_microbatches_have_all_occupancies(kind: str, pp: int, vpp: int, 
 def test_occupancies_of_1f1b_are_those_of_its_orders(pp: int, m: int) -> None:
     """Stated, not walked; in the same order, which decides between equal peaks."""
     chunk_of = [0] * pp
-    assert moments("1f1b", pp, 1, m, chunk_of) == tuple(occupancies(order, 1, chunk_of, m) for order in actions("1f1b", pp, 1, m))
+    orders = actions("1f1b", pp, 1, m)
+    assert moments("1f1b", pp, 1, m, chunk_of) == tuple(occupancies(order, 1, chunk_of, m) for order in orders)
+    for steps in (2, 3):
+        again = tuple(occupancies(order * steps, 1, chunk_of, m * steps) for order in orders)
+        assert moments("1f1b", pp, 1, m, chunk_of, num_steps=steps) == again
+
+
+@pytest.mark.parametrize(("kind", "pp", "vpp", "m"), [*SCHEDULES, ("gpipe", 2, 1, 3), ("looped_bfs", 2, 2, 4)])
+def test_a_fourth_step_of_an_update_has_no_other_moments(kind: str, pp: int, vpp: int, m: int) -> None:
+    """Two steps between the first, which finds no gradients, and the last, which reduces them, are alike."""
+    chunk_of = [slot_owner(placement(kind), slot, pp)[1] for slot in range(pp * vpp)]
+    for order in actions(kind, pp, vpp, m):
+        three, four = (occupancies(order * steps, vpp, chunk_of, m * steps) for steps in (3, 4))
+        assert set(three) == set(four)
+        assert sorted(moment.chunk for moment in four if moment.step is Step.REDUCE) == list(range(vpp))
 
 
 def plain(overrides: dict[str, Any]) -> Spec:
@@ -169,6 +183,29 @@ def test_one_process_makes_no_quotient(budget_of: Callable[..., Budget]) -> None
     assert rank.moments[Phase.FORWARD_BACKWARD] == "backward of layers.0"
     # layer 1's reduce-scatter input, kept until the next group reduces; layer 0 and the slot's own parameters are gathered
     assert rank.cells[Phase.FORWARD_BACKWARD][Column.COMMUNICATION] == 4 * (1552 + 1552 + 2064)
+
+
+def test_a_second_step_of_an_update_by_hand(budget_of: Callable[..., Budget]) -> None:
+    """pp 2, two microbatches, rank 0: in one step only the last backward meets gradients; in a second one both microbatches' do."""
+    small = {"mesh.pp": 2, "schedule.num_microbatches": 2}
+    once, twice = (budget_of(plain({**small, "schedule.steps_per_update": steps})).of_rank(0) for steps in (1, 2))
+    assert once.moments[Phase.FORWARD_BACKWARD] == "backward of layers.0, 1 microbatches in flight"
+    assert twice.moments[Phase.FORWARD_BACKWARD] == "backward of layers.0, 2 microbatches in flight"
+    first, again = (rank.cells[Phase.FORWARD_BACKWARD] for rank in (once, twice))
+    # the other microbatch: input, normed and stage output 512 each, rstd 32, gate, up, act 1024 each; ids of two more, int64 [1, 8] each
+    assert again[Column.ACTIVATIONS] - first[Column.ACTIVATIONS] == 3 * 512 + 32 + 3 * 1024 + 2 * 64
+    assert again[Column.GRADIENTS] == first[Column.GRADIENTS]
+
+
+def test_steps_of_an_update_share_receive_buffers(budget_of: Callable[..., Budget]) -> None:
+    """Eight microbatches in two steps: the buffers of four."""
+    whole, halved = (
+        budget_of(plain({"mesh.pp": 2, "schedule.num_microbatches": 8 // steps, "schedule.steps_per_update": steps})) for steps in (1, 2)
+    )
+    for rank in (0, 1):
+        cells, fewer = (budget.of_rank(rank).cells[Phase.OPTIMIZER] for budget in (whole, halved))
+        assert cells[Column.COMMUNICATION] - fewer[Column.COMMUNICATION] == 4 * 8 * 16 * 4  # of [1, 8, 16] in fp32
+        assert cells[Column.ACTIVATIONS] == fewer[Column.ACTIVATIONS]  # ids or labels of all eight
 
 
 def test_uneven_shards_by_hand(budget_of: Callable[..., Budget]) -> None:

@@ -25,7 +25,8 @@ class Cell:
         mesh: Degrees above 1, `vocab_parallel`, as `mesh` in a spec.
         schedule: `schedule.kind`.
         spec: Dotted keys of the small spec replaced.
-        num_microbatches: Of the whole batch, over all data ranks.
+        num_microbatches: Of the whole batch, over all data ranks and schedule steps.
+        updates_after: `schedule.steps_per_update`.
         spans: Layers of each slot; even by default.
         ci: Runs without `-m slow` too.
         tolerance: By the axes, unless stated.
@@ -36,6 +37,7 @@ class Cell:
     schedule: str = "1f1b"
     spec: dict[str, Any] = field(default_factory=dict)
     num_microbatches: int = 4
+    updates_after: int = 1
     spans: list[list[int]] | None = None
     ci: bool = False
     tolerance: float | None = None
@@ -63,9 +65,12 @@ class Cell:
     def case(self) -> dict[str, Any]:
         """What the worker reads."""
         data_ranks = self.mesh.get("dp_replicate", 1) * self.mesh.get("dp_shard", 1)
-        if self.num_microbatches % data_ranks:
-            raise ValueError(f"{self.name}: {self.num_microbatches} microbatches do not fall evenly on {data_ranks} data ranks")
-        schedule = {"kind": self.schedule, "num_microbatches": self.num_microbatches // data_ranks}
+        count, rest = divmod(self.num_microbatches, data_ranks * self.updates_after)
+        if rest:
+            raise ValueError(
+                f"{self.name}: {self.num_microbatches} microbatches do not fall evenly on {data_ranks} data ranks and all steps"
+            )
+        schedule = {"kind": self.schedule, "num_microbatches": count, "steps_per_update": self.updates_after}
         spec = spec_with({**self.spec, "mesh": self.mesh, "schedule": schedule})
         slots, layers = self.mesh.get("pp", 1) * self.mesh.get("vpp", 1), spec["model"]["num_layers"]
         even = [[index * layers // slots, (index + 1) * layers // slots] for index in range(slots)]
@@ -77,8 +82,9 @@ class Cell:
         schedule = {"kind": "1f1b", "num_microbatches": self.num_microbatches}
         reference = {key: value for key, value in self.spec.items() if key != "sharding.reshard_after_forward" and "recompute" not in key}
         spec = spec_with({**reference, "schedule": schedule})
-        # looped BFS runs its backwards, whose gradients are summed, from the last microbatch to the first
-        return {"spec": spec, "spans": [[0, spec["model"]["num_layers"]]], "steps": STEPS, "reversed": self.schedule == "looped_bfs"}
+        # looped BFS runs its backwards, whose gradients are summed, from a step's last microbatch to its first
+        reversed_parts = self.updates_after if self.schedule == "looped_bfs" else 0
+        return {"spec": spec, "spans": [[0, spec["model"]["num_layers"]]], "steps": STEPS, "reversed_parts": reversed_parts}
 
 
 def _pattern(pattern: str, num_layers: int = 8, **more: Any) -> dict[str, Any]:
@@ -193,6 +199,22 @@ CELLS = [
     Cell("zbv-pp2-hsdp-2x2", V2 | {"dp_replicate": 2, "dp_shard": 2}, "zbv"),
     Cell("zbv-pp4-dp2", V4 | {"dp_shard": 2}, "zbv", num_microbatches=8),
     Cell("dualpipev-pp2-dp2", V2 | {"dp_shard": 2}, "dualpipev", num_microbatches=8),
+    # several schedule steps an update
+    Cell("dp2-steps2", {"dp_shard": 2}, updates_after=2),
+    Cell("gpipe-pp2-steps2", {"pp": 2}, "gpipe", updates_after=2),
+    Cell("1f1b-pp2-steps2", {"pp": 2}, updates_after=2, ci=True),
+    Cell("1f1b-pp2-steps2-bf16-gradients", {"pp": 2}, spec=BF16_GRADIENTS, updates_after=2),
+    Cell("1f1b-pp4-steps3-reshard-recompute", {"pp": 4}, spec=RESHARD | RECOMPUTED, num_microbatches=12, updates_after=3),
+    Cell("looped-bfs-pp2-vpp2-steps2", V2, "looped_bfs", updates_after=2),
+    Cell("interleaved-pp2-vpp2-steps2-reshard", V2, "interleaved_1f1b", RESHARD, updates_after=2),
+    Cell("zero-bubble-pp2-vpp2-steps2", V2, "interleaved_zero_bubble", updates_after=2),
+    Cell("zbv-pp2-steps3", V2, "zbv", num_microbatches=6, updates_after=3),
+    Cell("dualpipev-pp2-steps2", V2, "dualpipev", num_microbatches=8, updates_after=2),
+    Cell("1f1b-pp2-dp2-steps2-tied", {"pp": 2, "dp_shard": 2}, spec=TIED, num_microbatches=8, updates_after=2),
+    Cell("gpipe-pp2-hsdp-2x2-steps2", {"pp": 2, "dp_replicate": 2, "dp_shard": 2}, "gpipe", num_microbatches=8, updates_after=2),
+    Cell("zbv-pp2-dp2-steps2-reshard", V2 | {"dp_shard": 2}, "zbv", RESHARD, num_microbatches=8, updates_after=2, ci=True),
+    Cell("1f1b-pp2-tp2-ep2-steps2", T2 | {"pp": 2, "ep": 2}, updates_after=2),
+    Cell("1f1b-pp2-steps2-router-losses", {"pp": 2}, spec=EXPERTS | ROUTED, updates_after=2),
     # tensor and sequence parallelism
     Cell("tp2-attention-biased", T2, spec=_pattern("A", 2) | BIASED),
     Cell("tp2-attention-normed", T2, spec=_pattern("A", 2) | NORMED),

@@ -38,14 +38,14 @@ CPU = torch.device("cpu")
 class CountingRows:
     """Sequences that count upwards from a random start: a function of (step, seed), easy to learn."""
 
-    def __init__(self, vocab_size: int, reversed_by: int = 0) -> None:
-        """`reversed_by`: sequences of a microbatch, if the last microbatch is to come first."""
-        self.vocab_size, self.reversed_by = vocab_size, reversed_by
+    def __init__(self, vocab_size: int, micro_batch_size: int = 1, reversed_parts: int = 0) -> None:
+        """`reversed_parts`: as many parts of a batch come with their last microbatch first; 0: none."""
+        self.vocab_size, self.micro_batch_size, self.reversed_parts = vocab_size, micro_batch_size, reversed_parts
 
     def rows(self, step: int, seed: int, num_rows: int, seq_length: int) -> np.ndarray:
         starts = np.random.default_rng((seed, step)).integers(0, self.vocab_size, size=(num_rows, 1))
-        if self.reversed_by:
-            starts = starts.reshape(-1, self.reversed_by)[::-1].reshape(-1, 1)
+        if self.reversed_parts:
+            starts = starts.reshape(self.reversed_parts, -1, self.micro_batch_size)[:, ::-1].reshape(-1, 1)
         return (starts + np.arange(seq_length + 1)) % self.vocab_size
 
 
@@ -61,7 +61,7 @@ def train_case(case: dict[str, Any]) -> dict[str, Any]:
     job = build_job(case)
     mesh = build_mesh(job.spec.mesh, CPU)
     trainer = Trainer(job, mesh)
-    rows = CountingRows(job.spec.model.vocab_size, job.spec.batch.micro_batch_size if case.get("reversed") else 0)
+    rows = CountingRows(job.spec.model.vocab_size, job.spec.batch.micro_batch_size, case.get("reversed_parts", 0))
     batches = Batches(rows, job.spec, mesh)
     parameters = [named for stage in trainer.stages for named in stage.named_parameters()]
     record: dict[str, Any] = {"initial": _by_name(parameters, lambda p: p)}

@@ -34,10 +34,10 @@ def router_loss_bytes(spec: Spec) -> int:
 
 
 def token_bytes(spec: Spec) -> int:
-    """Token ids, or labels, of all microbatches of a step: int64, held from before the step to its end.
+    """Token ids, or labels, of all microbatches of an optimizer step: int64, held from before the step to its end.
 
     A TP rank has those of its own tokens; of all tokens under `vocab_parallel`, for every rank looks all of them up.
     """
     batch, mesh = spec.batch, spec.mesh
     positions = batch.seq_length // (mesh.cp if mesh.vocab_parallel else mesh.cp * mesh.tp)
-    return spec.schedule.num_microbatches * batch.micro_batch_size * positions * DType.INT64.bytes
+    return spec.schedule.microbatches_per_update * batch.micro_batch_size * positions * DType.INT64.bytes
