@@ -165,6 +165,10 @@ def exact_conv(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Te
     return functional.silu(y) if silu else y
 
 
+def exact_conv_after(initial: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:
+    return exact_conv(torch.cat([initial, x], 1), weight, bias, silu)[:, initial.shape[1] :]
+
+
 def exact_ssd(x: Tensor, dt: Tensor, A_log: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor) -> Tensor:
     """The recurrence, position by position."""
     repeats = x.shape[2] // B.shape[2]
@@ -498,6 +502,13 @@ CASES = [
         lambda i: (causal_conv1d(i["x"], i["weight"], None, silu=False),),
         lambda i: (exact_conv(i["x"], i["weight"], None, silu=False),),
         ("x", "weight"),
+    ),
+    Case(
+        "causal_conv1d_initial",
+        lambda n, t: {"x": n(BATCH, t, 11), "weight": n(11, 4), "bias": n(11), "initial": n(BATCH, 3, 11)},
+        lambda i: (causal_conv1d(**i, silu=True),),
+        lambda i: (exact_conv_after(**i, silu=True),),
+        ("x", "weight", "bias", "initial"),
     ),
     ssd_case("ssd", 64, 2),
     ssd_case("ssd_one_group_small_chunks", 16, 1),

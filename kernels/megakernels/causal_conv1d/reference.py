@@ -1,6 +1,7 @@
 """Depthwise causal convolution over time in plain torch, with explicit backward formulas.
 
-z[t, c] = bias[c] + Σ_i weight[c, i] · x[t − (K − 1) + i, c], x = 0 before the document; y = z or silu(z). The backward recomputes z.
+z[t, c] = bias[c] + Σ_i weight[c, i] · x[t − (K − 1) + i, c], x = 0 before the document; y = z or silu(z). The backward recomputes z. An
+initial state is the K − 1 inputs before the first position: the row is computed with them in front.
 
 Source: Gu and Dao, arXiv:2312.00752, figure 3 (the convolution before the scan).
 """
@@ -13,38 +14,65 @@ from torch import Tensor
 from megakernels._common import upcast
 
 
-def forward(x: Tensor, weight: Tensor, bias: Tensor | None, starts: Tensor | None, silu: bool) -> Tensor:
+def forward(x: Tensor, weight: Tensor, bias: Tensor | None, starts: Tensor | None, initial: Tensor | None, silu: bool) -> Tensor:
     """Returns y [B, T, C] in x's dtype."""
-    z = _convolve(upcast(x), upcast(weight), bias, starts)
-    return (z * torch.sigmoid(z) if silu else z).to(x.dtype)
+    num_before = 0 if initial is None else initial.shape[1]
+    z = _convolve(*_extended(upcast(x), starts, initial), upcast(weight), bias)[:, num_before:]
+    return (z * torch.sigmoid(z) if silu else z).to(x.dtype).contiguous()
 
 
 def backward(
-    grad_y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, starts: Tensor | None, silu: bool, needs: Sequence[bool]
+    grad_y: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    starts: Tensor | None,
+    initial: Tensor | None,
+    silu: bool,
+    needs: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    """Returns the gradients of x, weight and bias, None where not needed."""
-    wide_x, wide_weight, grad_z = upcast(x), upcast(weight), upcast(grad_y)
+    """Returns the gradients of x, weight, bias and initial, None where not needed."""
+    num_before = 0 if initial is None else initial.shape[1]
+    (wide_x, starts), wide_weight = _extended(upcast(x), starts, initial), upcast(weight)
+    grad_z = upcast(grad_y)
+    if num_before:
+        grad_z = torch.cat([grad_z.new_zeros(x.shape[0], num_before, x.shape[2]), grad_z], 1)
     if silu:
-        z = _convolve(wide_x, wide_weight, bias, starts)
+        z = _convolve(wide_x, starts, wide_weight, bias)
         sigmoid = torch.sigmoid(z)
         grad_z = grad_z * (sigmoid + z * sigmoid * (1 - sigmoid))
-    grad_x = grad_weight = None
-    if needs[0]:
-        grad_x = torch.zeros(x.shape, dtype=wide_x.dtype, device=x.device)
-        for tap, now, before in _taps(x.shape[1], weight.shape[1]):
-            grad_x[:, before].addcmul_(_inside(grad_z, now, before, starts), wide_weight[:, tap])
+    grad_x = grad_initial = grad_weight = None
+    if needs[0] or needs[3]:
+        grad_all = torch.zeros(wide_x.shape, dtype=wide_x.dtype, device=x.device)
+        for tap, now, before in _taps(wide_x.shape[1], weight.shape[1]):
+            grad_all[:, before].addcmul_(_inside(grad_z, now, before, starts), wide_weight[:, tap])
+        if needs[0]:
+            grad_x = grad_all[:, num_before:].to(x.dtype).contiguous()
+        if initial is not None and needs[3]:
+            grad_initial = grad_all[:, :num_before].to(initial.dtype, copy=True).contiguous()
     if needs[1]:
         grad_weight = torch.zeros(weight.shape, dtype=wide_x.dtype, device=x.device)
-        for tap, now, before in _taps(x.shape[1], weight.shape[1]):
+        for tap, now, before in _taps(wide_x.shape[1], weight.shape[1]):
             grad_weight[:, tap] = (_inside(grad_z, now, before, starts) * wide_x[:, before]).sum((0, 1))
     return (
-        None if grad_x is None else grad_x.to(x.dtype),
+        grad_x,
         None if grad_weight is None else grad_weight.to(weight.dtype),
         grad_z.sum((0, 1)).to(bias.dtype) if bias is not None and needs[2] else None,
+        grad_initial,
     )
 
 
-def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, starts: Tensor | None) -> Tensor:
+def _extended(x: Tensor, starts: Tensor | None, initial: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The row with its initial state in front, and its starts counted from there."""
+    if initial is None:
+        return x, starts
+    num_before = initial.shape[1]
+    if starts is not None:
+        starts = torch.cat([starts.new_zeros(starts.shape[0], num_before), starts + num_before], 1)
+    return torch.cat([upcast(initial), x], 1), starts
+
+
+def _convolve(x: Tensor, starts: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
     z = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     if bias is not None:
         z += upcast(bias)
