@@ -25,6 +25,7 @@ from megakernels.m2rnn import m2rnn
 from megakernels.mamba3 import mamba3
 from megakernels.moe import combine, dispatch, dispatch_plan, experts, route
 from megakernels.moe import grouped as grouped_products
+from megakernels.newton_schulz import symmetric_product
 from megakernels.rms_norm import gated_rms_norm, rms_norm
 from megakernels.rope import mla_kv, rope
 from megakernels.ssd import ssd
@@ -289,6 +290,8 @@ REFUSALS = [
         lambda: experts(ones(2, 3), ones(2, 1), NO_ROWS, NO_ROWS, None, ones(2, 4, 3), ones(2, 3, 4), "swiglu"),
         "experts: swiglu takes a gate, relu2 and gelu take none; got activation = swiglu, gate = None",
     ),
+    (lambda: causal_conv1d(ones(1, 2, 3), ones(3, 4), initial=ones(1, 2, 3)), "causal_conv1d: initial must be"),
+    (lambda: symmetric_product(ones(2, 3, 4), ones(2, 4, 4)), r"symmetric_product: x must be \[n,r,c\]"),
     (lambda: cross_entropy(ones(2, 3), torch.zeros(2, dtype=torch.int32)), "cross_entropy: labels must be int64"),
 ]
 

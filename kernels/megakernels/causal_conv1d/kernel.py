@@ -31,7 +31,7 @@ def tap(weight, channel, inside, DELAY: tl.constexpr, TAPS: tl.constexpr):  # ty
     return found
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def only_if(condition, channel, num_channels):  # type: ignore[no-untyped-def]
     """The mask of a row's channels where a condition on its position holds, and of none elsewhere."""
     return channel < tl.where(condition, num_channels, 0)

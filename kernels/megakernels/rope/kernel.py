@@ -14,7 +14,7 @@ TILE_ELEMENTS = 2048
 NUM_WARPS = 4
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def head_at(row, num_heads, num_positions, batch_stride, position_stride, head_stride):  # type: ignore[no-untyped-def]
     """Offsets of heads in a strided [B, T, H, D]."""
     token = row // num_heads
@@ -188,7 +188,8 @@ def k_rope_backward_kernel(  # type: ignore[no-untyped-def]
 def tile(*widths: int) -> tuple[int, tuple[int, ...]]:
     """Rows a program, and a tile for each part of a row; a part without elements has none."""
     blocks = tuple(block_of(width) if width else 0 for width in widths)
-    return max(1, TILE_ELEMENTS // max(1, sum(blocks))), blocks
+    rows = max(1, TILE_ELEMENTS // max(1, sum(blocks)))
+    return 1 << rows.bit_length() - 1, blocks
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from megakernels.newton_schulz import symmetric_product
 from megarun.initialise import local_shard
 from megarun.parallel.tensor import ALONE, TensorParallel
 
@@ -35,8 +36,8 @@ def orthogonalise(matrices: Tensor, num_steps: int) -> Tensor:
     x = matrices.mT if tall else matrices
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=EPSILON)
     for _ in range(num_steps):
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        gram = symmetric_product(x)
+        x = torch.baddbmm(x, symmetric_product(gram, gram, alpha=c, beta=b), x, beta=a)
     return x.mT if tall else x
 
 

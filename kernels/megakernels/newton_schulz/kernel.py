@@ -1,0 +1,96 @@
+"""Triton kernel of alpha · x xᵀ + beta · added: the tiles of the lower triangle are computed, and each is stored twice.
+
+That is half the multiplications of a full product, and the result is symmetric to the bit.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from megakernels._common.tiles import SMALLEST_DOT, block_of, dot, narrow, on_device_of
+
+LARGEST_TILE = {2: 128, 4: 64}
+"""Rows of a tile by bytes an element."""
+DEPTH = {2: 64, 4: 32}
+"""Columns of x a step."""
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def symmetric_product_kernel(  # type: ignore[no-untyped-def]
+    x,
+    added,
+    y,
+    num_rows,
+    num_cols,
+    x_matrix_stride,
+    x_row_stride,
+    x_col_stride,
+    alpha,
+    beta,
+    TILE: tl.constexpr,
+    STEP: tl.constexpr,
+    ADDED: tl.constexpr,
+):
+    """One tile of the lower triangle of one matrix, and its mirror image."""
+    down = tl.program_id(0)
+    across = tl.program_id(1)
+    if across > down:
+        return
+    matrix = tl.program_id(2).to(tl.int64)
+    place = tl.arange(0, TILE)
+    row = down.to(tl.int64) * TILE + place
+    col = across.to(tl.int64) * TILE + place
+    step = tl.arange(0, STEP).to(tl.int64)
+    left = x + matrix * x_matrix_stride + row[:, None] * x_row_stride + step[None, :] * x_col_stride
+    right = x + matrix * x_matrix_stride + step[:, None] * x_col_stride + col[None, :] * x_row_stride
+    total = tl.zeros([TILE, TILE], dtype=tl.float32)
+    for first in range(0, num_cols, STEP):
+        rest = num_cols - first
+        a = tl.load(left, mask=(row < num_rows)[:, None] & (step < rest)[None, :], other=0.0)
+        b = tl.load(right, mask=(step < rest)[:, None] & (col < num_rows)[None, :], other=0.0)
+        total += dot(a, b)
+        left += STEP * x_col_stride
+        right += STEP * x_col_stride
+    total = alpha * total
+    mask = (row < num_rows)[:, None] & (col < num_rows)[None, :]
+    # from a tile's first element on, 32 bits reach: a tile's rows are less than 2^24 long
+    corner = matrix * num_rows * num_rows + down.to(tl.int64) * TILE * num_rows + across.to(tl.int64) * TILE
+    if ADDED:
+        # on the diagonal, the upper half is the mirror image of the lower
+        low = tl.where(down == across, tl.maximum(place[:, None], place[None, :]), place[:, None])
+        high = tl.where(down == across, tl.minimum(place[:, None], place[None, :]), place[None, :])
+        total += beta * tl.load(added + corner + (low * num_rows + high), mask=mask, other=0.0).to(tl.float32)
+    tl.store(y + corner + (place[:, None] * num_rows + place[None, :]), narrow(total, y.dtype.element_ty), mask=mask)
+    if across < down:
+        mirror = matrix * num_rows * num_rows + across.to(tl.int64) * TILE * num_rows + down.to(tl.int64) * TILE
+        tl.store(y + mirror + (place[None, :] * num_rows + place[:, None]), narrow(total, y.dtype.element_ty), mask=mask)
+
+
+def launch_options(num_rows: int, element_bytes: int) -> dict[str, int]:
+    """Tile and warps for matrices of `num_rows` rows."""
+    tile = min(LARGEST_TILE[element_bytes], block_of(num_rows, SMALLEST_DOT))
+    return {"TILE": tile, "STEP": DEPTH[element_bytes], "num_warps": 8 if tile == 128 else 4, "num_stages": 3}
+
+
+def forward(x: Tensor, added: Tensor | None, alpha: float, beta: float) -> Tensor:
+    """Same contract as `reference.forward`, for fp32, bf16 and fp16."""
+    num_matrices, num_rows, num_cols = x.shape
+    y = torch.empty(num_matrices, num_rows, num_rows, dtype=x.dtype, device=x.device)
+    options = launch_options(num_rows, x.element_size())
+    tiles = triton.cdiv(num_rows, options["TILE"])
+    if y.numel():
+        with on_device_of(x):
+            symmetric_product_kernel[(tiles, tiles, num_matrices)](
+                x,
+                y if added is None else added.contiguous(),
+                y,
+                num_rows,
+                num_cols,
+                *x.stride(),
+                alpha,
+                beta,
+                ADDED=added is not None,
+                **options,
+            )
+    return y
