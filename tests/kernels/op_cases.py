@@ -21,6 +21,7 @@ from megakernels.attention import attention
 from megakernels.causal_conv1d import causal_conv1d
 from megakernels.cross_entropy import cross_entropy
 from megakernels.indexed_attention import indexed_attention
+from megakernels.linear_cross_entropy import linear_cross_entropy
 from megakernels.m2rnn import m2rnn
 from megakernels.mamba3 import mamba3
 from megakernels.moe import combine, dispatch, experts, route
@@ -436,6 +437,12 @@ def packed(case: Case, call: Callable[..., Tensor], exact: Callable[..., Tensor]
     )
 
 
+def exact_linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor, z_loss: float) -> Tensor:
+    logits = x @ weight.mT
+    squares = logits.logsumexp(1).square()[labels >= 0].sum()
+    return functional.cross_entropy(logits, labels, reduction="sum") + z_loss * squares
+
+
 CASES = [
     Case(
         "rms_norm",
@@ -557,6 +564,18 @@ CASES = [
         lambda i: (cross_entropy(i["logits"], i["labels"]),),
         lambda i: (functional.cross_entropy(i["logits"], i["labels"], reduction="sum"),),
         ("logits", "labels"),
+        lambda t: [((t,), "accumulator")],
+    ),
+    Case(
+        "linear_cross_entropy",
+        lambda n, t: {
+            "x": n(t, 12),
+            "weight": n(23, 12) / 2,
+            "labels": torch.where(torch.arange(t) % 5 == 3, -100, torch.arange(t) * 7 % 23),
+        },
+        lambda i: (linear_cross_entropy(i["x"], i["weight"], i["labels"], z_loss=0.03),),
+        lambda i: (exact_linear_cross_entropy(i["x"], i["weight"], i["labels"], 0.03),),
+        ("x", "weight", "labels"),
         lambda t: [((t,), "accumulator")],
     ),
 ]

@@ -21,6 +21,8 @@ from megakernels.causal_conv1d import causal_conv1d
 from megakernels.cross_entropy import cross_entropy
 from megakernels.cross_entropy import reference as cross_entropy_reference
 from megakernels.indexed_attention import indexed_attention
+from megakernels.linear_cross_entropy import linear_cross_entropy
+from megakernels.linear_cross_entropy import slices as linear_cross_entropy_slices
 from megakernels.m2rnn import m2rnn
 from megakernels.mamba3 import mamba3
 from megakernels.moe import combine, dispatch, dispatch_plan, experts, route
@@ -61,6 +63,14 @@ def test_cross_entropy_holds_no_fp32_copy_of_the_logits(monkeypatch: pytest.Monk
     labels = torch.arange(1024)
     gradient_bytes = logits.numel() * 2
     assert peak_bytes(lambda: forward_and_backward(lambda z: cross_entropy(z, labels), logits)) < gradient_bytes + MEBIBYTE // 2
+
+
+def test_logits_are_never_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_cross_entropy_slices, "SLICE_ELEMENTS", 1 << 14)
+    x, labels = torch.randn(256, 16, requires_grad=True), torch.zeros(256, dtype=torch.int64)
+    weight = torch.randn(4096, 16)
+    peak = peak_bytes(lambda: forward_and_backward(lambda x: linear_cross_entropy(x, weight, labels), x))
+    assert peak < 256 * 4096 * x.element_size() // 4
 
 
 def test_cross_entropy_of_ignored_rows_is_zero_with_zero_gradients() -> None:
@@ -292,6 +302,9 @@ REFUSALS = [
     ),
     (lambda: causal_conv1d(ones(1, 2, 3), ones(3, 4), initial=ones(1, 2, 3)), "causal_conv1d: initial must be"),
     (lambda: symmetric_product(ones(2, 3, 4), ones(2, 4, 4)), r"symmetric_product: x must be \[n,r,c\]"),
+    (lambda: linear_cross_entropy(ones(2, 3), ones(5, 4), NO_ROWS), r"linear_cross_entropy: x must be \[N,h\]"),
+    (lambda: linear_cross_entropy(ones(2, 3), ones(5, 3).double(), torch.zeros(2, dtype=torch.int64)), "must have one dtype"),
+    (lambda: linear_cross_entropy(ones(2, 3), ones(5, 3), torch.zeros(2, dtype=torch.int32)), "labels must be int64"),
     (lambda: cross_entropy(ones(2, 3), torch.zeros(2, dtype=torch.int32)), "cross_entropy: labels must be int64"),
 ]
 
@@ -324,9 +337,11 @@ assert not {{"triton", "megaplan", "megarun"}} & set(sys.modules)
         "causal_conv1d",
         "cross_entropy",
         "indexed_attention",
+        "linear_cross_entropy",
         "m2rnn",
         "mamba3",
         "moe",
+        "newton_schulz",
         "rms_norm",
         "rope",
         "ssd",

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from megakernels._common import accumulator_dtype, join, require
+from megakernels._common import accumulator_dtype, join, require, runs_triton
 from megakernels.cross_entropy import reference
 from megakernels.cross_entropy.slices import slice_gradient, slice_statistics
 
@@ -39,6 +39,10 @@ def cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int = -100) -> T
 
 @custom_op("megakernels::cross_entropy", mutates_args=())
 def _cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+    if runs_triton(logits):
+        from megakernels.cross_entropy import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
+
+        return kernel.forward(logits, labels, ignore_index)
     return reference.forward(logits, labels, ignore_index)
 
 
@@ -46,7 +50,13 @@ def _cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[T
 def _cross_entropy_backward(
     grad_loss: Tensor, logits: Tensor, labels: Tensor, lse: Tensor, ignore_index: int, needs: list[bool]
 ) -> list[Tensor]:
-    return [reference.backward(grad_loss, logits, labels, lse, ignore_index)] if needs[0] else []
+    if not needs[0]:
+        return []
+    if runs_triton(logits):
+        from megakernels.cross_entropy import kernel  # noqa: PLC0415
+
+        return [kernel.backward(grad_loss, logits, labels, lse, ignore_index)]
+    return [reference.backward(grad_loss, logits, labels, lse, ignore_index)]
 
 
 @_cross_entropy.register_fake

@@ -23,7 +23,7 @@ def backward(grad_loss: Tensor, logits: Tensor, labels: Tensor, lse: Tensor, ign
     """Returns the gradient of the logits [N, V] in their dtype."""
     counts = labels != ignore_index
     share = torch.where(counts, grad_loss.to(lse.dtype), 0)
-    return _gradient(logits, torch.where(counts, labels, 0), lse, share, share)
+    return slice_gradient(logits, torch.where(counts, labels, 0), lse, share, share)
 
 
 def slice_forward(logits: Tensor, labels: Tensor, first: int) -> tuple[Tensor, Tensor]:
@@ -37,7 +37,7 @@ def slice_backward(grad_loss: Tensor, logits: Tensor, labels: Tensor, lse: Tenso
     """Returns the gradient of the logits [N, V / n] of the words from `first` on, in their dtype; `lse` is the whole vocabulary's."""
     inside = (labels >= first) & (labels < first + logits.shape[1])
     share = torch.where(labels != ignore_index, grad_loss.to(lse.dtype), 0)
-    return _gradient(logits, torch.where(inside, labels - first, 0), lse, share, torch.where(inside, share, 0))
+    return slice_gradient(logits, torch.where(inside, labels - first, 0), lse, share, torch.where(inside, share, 0))
 
 
 def _statistics(logits: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,11 +52,11 @@ def _statistics(logits: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
     return lse, chosen
 
 
-def _gradient(logits: Tensor, column: Tensor, lse: Tensor, share: Tensor, label_share: Tensor) -> Tensor:
-    """exp(logits − lse) · share, less label_share at each row's column; `share`, `label_share`: [N]."""
+def slice_gradient(logits: Tensor, column: Tensor, lse: Tensor, slope: Tensor, share: Tensor) -> Tensor:
+    """exp(logits − lse) · slope, less share at each row's column; `column`, `lse`, `slope`, `share`: [N]."""
     num_rows, vocabulary = logits.shape
     grad = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     for rows in row_blocks(num_rows, vocabulary, SCRATCH_ELEMENTS):
-        block = (upcast(logits[rows]) - lse[rows].unsqueeze(1)).exp_().mul_(share[rows].unsqueeze(1))
-        grad[rows] = block.scatter_add_(1, column[rows].unsqueeze(1), -label_share[rows].unsqueeze(1))
+        block = (upcast(logits[rows]) - lse[rows].unsqueeze(1)).exp_().mul_(slope[rows].unsqueeze(1))
+        grad[rows] = block.scatter_add_(1, column[rows].unsqueeze(1), -share[rows].unsqueeze(1))
     return grad
