@@ -7,7 +7,7 @@ READY := $(VENV)/ready
 export OMP_NUM_THREADS ?= 1
 timed = @start=$$(date +%s); ( $(2) ) || exit 1; echo "$(1): $$(( $$(date +%s) - start )) s"
 
-.PHONY: demo test test-all check test-planner test-kernels test-runtime test-wheel test-torch-2.11 plans docs accuracy clean
+.PHONY: demo test test-all check test-planner test-kernels test-runtime test-wheel test-torch-2.11 plans docs accuracy accuracy-megatron clean
 
 demo: ## estimate, split, diff and train, end to end
 	@scripts/demo.sh
@@ -52,3 +52,6 @@ clean:
 
 accuracy: $(READY) ## trace the whole matrix: docs/reference/accuracy.md
 	$(BIN)/python benchmarks/accuracy/run.py
+
+accuracy-megatron: $(READY) ## replay Megatron-Core's published measurements: docs/reference/accuracy-megatron.md
+	$(BIN)/python benchmarks/accuracy_megatron/run.py

@@ -1,0 +1,1 @@
+"""Megatron-Core: what its last pipeline rank allocates, tensor by tensor."""

@@ -1,0 +1,233 @@
+"""A run from Megatron's launch arguments, with the defaults of its argument parser."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from megaplan.hosts.megatron.job import LatentDims, MambaDims, MegatronJob, MoeDims
+
+MIB = 2**20
+
+UNMODELLED: dict[str, str] = {
+    "fine_grained_activation_offloading": "activations are offloaded to the host while a layer runs",
+    "cpu_offloading": "activations are offloaded to the host",
+    "cuda_graph_impl": "static buffers of CUDA graphs",
+    "enable_cuda_graph": "static buffers of CUDA graphs",
+    "use_megatron_fsdp": "Megatron-FSDP's buffers",
+    "delay_wgrad_compute": "inputs and gradients of delayed weight gradients",
+    "defer_embedding_wgrad_compute": "queued gradients of logits",
+    "flextron": "router and mask tensors of elastic training",
+    "export_kd_teacher_load": "a teacher model",
+}
+"""Arguments whose tensors are not modelled, and what they add."""
+
+
+def refusals(arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    """Why the run cannot be priced; empty if it can."""
+    found = [f"{key}: {why}" for key, why in UNMODELLED.items() if arguments.get(key) not in (None, False, "none")]
+    if arguments.get("transformer_impl", "transformer_engine") != "transformer_engine":
+        found.append(f"transformer_impl = {arguments['transformer_impl']}: tensors of the local implementation")
+    if arguments.get("recompute_granularity") == "full":
+        found.append("recompute_granularity = full: recomputation of whole layers")
+    layer_wise = "muon" in str(arguments.get("optimizer")) and arguments.get("use_distributed_optimizer")
+    if layer_wise and not arguments.get("no_use_layer_wise_param_layout"):
+        found.append("optimizer = muon with a layer-wise parameter layout: padding of its shards")
+    return tuple(found)
+
+
+def job_from_arguments(arguments: Mapping[str, Any], world_size: int, vocab_size: int, platform: str) -> MegatronJob:
+    """The last rank's run.
+
+    Args:
+        arguments: Launch arguments, underscores for dashes.
+        world_size: GPUs.
+        vocab_size: Padded vocabulary.
+        platform: `dgx_h100`, `dgx_gb200` or `dgx_a100`.
+    """
+    get = arguments.get
+    hidden, heads = int(get("hidden_size", 0)), int(get("num_attention_heads", 0))
+    tp, pp, cp = (int(get(f"{key}_parallel_size") or 1) for key in ("tensor_model", "pipeline_model", "context"))
+    ep = int(get("expert_model_parallel_size") or 1)
+    num_experts = get("num_experts")
+    etp = int(get("expert_tensor_parallel_size") or (tp if num_experts else 1))
+    dp = world_size // (tp * pp * cp)
+    edp = world_size // (etp * ep * pp)
+    instances = int(get("num_distributed_optimizer_instances") or 1)
+    gated = bool(get("swiglu"))
+    ffn = get("ffn_hidden_size") or (int(4 * hidden * 2 / 3) // 64 * 64 if gated else 4 * hidden)
+    pattern = get("hybrid_layer_pattern")
+    mtp_depth = int(get("mtp_num_layers") or 0)
+    chunks, mtp = _hybrid_chunks(str(pattern), pp) if pattern else _gpt_chunks(arguments, pp, mtp_depth)
+    if pattern:
+        mtp_depth = chunks[-1].count("m")
+    muon = "muon" in str(get("optimizer", "adam"))
+    backend = get("attention_backend", "auto")
+    position = get("position_embedding_type", "learned_absolute")
+    fused_ce = bool(get("cross_entropy_loss_fusion"))
+    return MegatronJob(
+        hidden_size=hidden,
+        num_heads=heads,
+        num_query_groups=int(get("num_query_groups") or 1) if get("group_query_attention") else heads,
+        head_dim=int(get("kv_channels") or hidden // heads),
+        ffn_hidden_size=int(ffn),
+        vocab_size=vocab_size,
+        seq_length=int(get("seq_length", 0)),
+        micro_batch_size=int(get("micro_batch_size", 1)),
+        num_microbatches=max(1, int(get("global_batch_size", 1)) // (int(get("micro_batch_size", 1)) * dp)),
+        chunks=chunks,
+        mtp_operators=mtp,
+        mtp_repeated=bool(get("mtp_use_repeated_layer")),
+        tied=not get("untie_embeddings_and_output_weights"),
+        gated=gated,
+        bias=not get("disable_bias_linear"),
+        rms_norm=get("normalization") == "RMSNorm",
+        hybrid=bool(pattern),
+        learned_positions=int(get("max_position_embeddings", 0)) if position == "learned_absolute" else 0,
+        hidden_dropout=float(get("hidden_dropout", 0.1)) > 0,
+        attention_dropout=float(get("attention_dropout", 0.1)) > 0,
+        latent=_latent(arguments),
+        moe=_moe(arguments, int(ffn)),
+        mamba=_mamba(arguments, hidden) if pattern else None,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=ep,
+        etp=etp,
+        data_parallel=max(1, dp * cp // instances),
+        expert_data_parallel=max(1, edp // instances),
+        inflight_group=int(get("microbatch_group_size_per_virtual_pipeline_stage") or pp),
+        sequence_parallel=bool(get("sequence_parallel")) and tp > 1,
+        distributed_optimizer=bool(get("use_distributed_optimizer")),
+        optimizer="muon" if muon else "adam",
+        gradient_bytes=2 if get("grad_reduce_in_bf16") else 4,
+        persistent_grad_shard=bool(get("grad_reduce_in_bf16")) and not get("use_precision_aware_optimizer"),
+        fp8=bool(get("fp8_format")),
+        fp8_params=bool(get("fp8_param_gather")),
+        attention_backend=backend if backend in ("unfused", "flash", "fused") else "flash",
+        cross_entropy=("te" if get("cross_entropy_fusion_impl") == "te" else "native") if fused_ce else "unfused",
+        wgrad_fusion=not get("no_gradient_accumulation_fusion"),
+        attention_mask=not get("no_create_attention_mask_in_dataloader"),
+        recompute=_recompute(arguments),
+        tp_comm_overlap=bool(get("tp_comm_overlap")),
+        workspace_bytes=(4 if platform == "dgx_a100" else 32) * MIB,
+        bias_activation_fusion=bool(get("use_fused_weighted_squared_relu")),
+    )
+
+
+def _latent(arguments: Mapping[str, Any]) -> LatentDims | None:
+    if not arguments.get("multi_latent_attention"):
+        return None
+    return LatentDims(
+        arguments.get("q_lora_rank"),
+        int(arguments.get("kv_lora_rank", 32)),
+        int(arguments.get("qk_head_dim", 128)),
+        int(arguments.get("qk_pos_emb_head_dim", 64)),
+        int(arguments.get("v_head_dim", 128)),
+    )
+
+
+def _moe(arguments: Mapping[str, Any], ffn: int) -> MoeDims | None:
+    get = arguments.get
+    if not get("num_experts"):
+        return None
+    return MoeDims(
+        int(get("num_experts", 0)),
+        int(get("moe_router_topk") or 2),
+        int(get("moe_ffn_hidden_size") or ffn),
+        int(get("moe_shared_expert_intermediate_size") or 0),
+        str(get("moe_token_dispatcher_type", "allgather")),
+        bool(get("moe_grouped_gemm")),
+        bool(get("overlap_moe_expert_parallel_comm")),
+    )
+
+
+def _mamba(arguments: Mapping[str, Any], hidden: int) -> MambaDims:
+    get = arguments.get
+    head_dim = int(get("mamba_head_dim") or 64)
+    return MambaDims(
+        int(get("mamba_num_heads") or 2 * hidden // head_dim),
+        head_dim,
+        int(get("mamba_state_dim") or 128),
+        int(get("mamba_num_groups") or 8),
+    )
+
+
+def _recompute(arguments: Mapping[str, Any]) -> frozenset[str]:
+    if arguments.get("recompute_granularity") != "selective":
+        return frozenset()
+    modules = arguments.get("recompute_modules") or "core_attn"
+    text = " ".join(modules) if isinstance(modules, list | tuple) else str(modules)
+    return frozenset(re.findall(r"[a-z_]+", text))
+
+
+def _hybrid_chunks(pattern: str, pp: int) -> tuple[tuple[str, ...], str]:
+    main, *modules = pattern.split("/")
+    segments = main.split("|")
+    if len(segments) == 1 and pp > 1:
+        size = len(main) // pp
+        segments = [main[i * size : (i + 1) * size] for i in range(pp)]
+    own = segments[pp - 1 :: pp]
+    own[-1] += "m" * len(modules) + "l"
+    if pp == 1:
+        own[0] = "e" + own[0]
+    return tuple(own), modules[0] if modules else ""
+
+
+def _gpt_chunks(arguments: Mapping[str, Any], pp: int, mtp_depth: int) -> tuple[tuple[str, ...], str]:
+    get = arguments.get
+    layers = int(get("num_layers", 0))
+    kinds = layer_kinds(get("moe_layer_freq") or 1, layers, bool(get("num_experts")))
+    layout = get("pipeline_model_parallel_layout")
+    sizes = _layout_sizes(str(layout)) if layout else _even_sizes(arguments, layers, pp)
+    stages, start = [], 0
+    for size in sizes:
+        stages.append("".join("*" + kind for kind in kinds[start : start + size]))
+        start += size
+    own = stages[pp - 1 :: pp]
+    own[-1] += "m" * mtp_depth + "l"
+    if pp == 1:
+        own[0] = "e" + own[0]
+    return tuple(own), "*" + kinds[-1]
+
+
+def layer_kinds(frequency: Any, layers: int, moe: bool) -> str:
+    """One letter a layer of a GPT model, `E` or `-`, by `--moe-layer-freq`: a period, or a list of flags written as Python sums."""
+    if not moe:
+        return "-" * layers
+    if isinstance(frequency, int) or str(frequency).isdigit():
+        return "".join("E" if index % int(frequency) == 0 else "-" for index in range(layers))
+    flags = "".join("01"[int(bit)] * int(times or 1) for bit, times in re.findall(r"\[([01])\](?:\*(\d+))?", str(frequency)))
+    return flags.replace("0", "-").replace("1", "E")
+
+
+def _layout_sizes(layout: str) -> list[int]:
+    text = re.sub(r"\(([^()]*)\)\*(\d+)", lambda m: m[1] * int(m[2]), layout.replace(",", ""))
+    text = re.sub(r"(\w)\*(\d+)", lambda m: m[1] * int(m[2]), text)
+    return [stage.count("t") for stage in text.split("|")]
+
+
+def _even_sizes(arguments: Mapping[str, Any], layers: int, pp: int) -> list[int]:
+    get = arguments.get
+    per = get("num_layers_per_virtual_pipeline_stage")
+    first, last = get("decoder_first_pipeline_num_layers"), get("decoder_last_pipeline_num_layers")
+    ends = bool(get("account_for_embedding_in_pipeline_split")), bool(get("account_for_loss_in_pipeline_split"))
+    counted = layers + sum(ends)
+    ranks = [0] * pp
+    free = counted - (first or 0) - (last or 0)
+    between = pp - bool(first) - bool(last)
+    for rank in range(pp):
+        ranks[rank] = free // between
+    if first:
+        ranks[0] = int(first)
+    if last:
+        ranks[-1] = int(last)
+    virtual = int(get("num_virtual_stages_per_pipeline_rank") or (counted // pp // int(per) if per and not first else 0))
+    if per and first:
+        virtual = ranks[1] // int(per)
+    virtual = virtual or 1
+    sizes = [ranks[rank] // virtual for _ in range(virtual) for rank in range(pp)]
+    sizes[0] -= ends[0]
+    sizes[-1] -= ends[1]
+    return sizes

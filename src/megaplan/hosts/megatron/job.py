@@ -1,0 +1,129 @@
+"""`MegatronJob`: what decides the bytes of one Megatron-Core run, under Megatron's own names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+AttentionBackend = Literal["unfused", "flash", "fused"]
+CrossEntropy = Literal["unfused", "native", "te"]
+
+EMBEDDING, LOSS, MTP = "e", "l", "m"
+
+
+@dataclass(frozen=True, slots=True)
+class LatentDims:
+    """Multi-head latent attention: ranks of the two latents and widths of one head."""
+
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    qk_head_dim: int
+    qk_pos_emb_head_dim: int
+    v_head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class MoeDims:
+    """Routed and shared experts of an `E` operator, and how tokens reach them.
+
+    Attributes:
+        routing_skew: Rows that reach this rank's experts over the even share; 1.0 is balanced.
+    """
+
+    num_experts: int
+    top_k: int
+    ffn_hidden_size: int
+    shared_ffn_hidden_size: int
+    dispatcher: str
+    grouped_gemm: bool
+    overlap: bool
+    routing_skew: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class MambaDims:
+    """Mamba-2 of an `M` operator."""
+
+    num_heads: int
+    head_dim: int
+    state_dim: int
+    num_groups: int
+    conv_kernel: int = 4
+
+    @property
+    def inner(self) -> int:
+        """num_heads · head_dim."""
+        return self.num_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class MegatronJob:
+    """One run. Degrees are Megatron's; `chunks` are the operators of the priced rank's model chunks, in the order of its virtual stages.
+
+    Attributes:
+        chunks: Letters of Megatron's hybrid pattern; `e`, `l` and `m` stand for embedding, loss and one multi-token prediction module.
+        mtp_operators: Operators of one prediction module.
+        XX of the whole model's attention letters, for MLA's rotary cache.
+        inflight_group: Microbatches a virtual stage takes in turn.
+        data_parallel: Ranks over which dense optimizer state is sharded, contexts included.
+        expert_data_parallel: Ranks over which experts' optimizer state is sharded.
+        persistent_grad_shard: fp32 copies of bf16 gradients that stay until the next step.
+        workspace_bytes: Of Transformer Engine's cuBLAS: 32 MiB from Hopper on, 4 MiB before.
+    """
+
+    hidden_size: int
+    num_heads: int
+    num_query_groups: int
+    head_dim: int
+    ffn_hidden_size: int
+    vocab_size: int
+    seq_length: int
+    micro_batch_size: int
+    num_microbatches: int
+    chunks: tuple[str, ...]
+    mtp_operators: str
+    mtp_repeated: bool
+    tied: bool
+    gated: bool
+    bias: bool
+    rms_norm: bool
+    hybrid: bool
+    learned_positions: int
+    hidden_dropout: bool
+    attention_dropout: bool
+    latent: LatentDims | None
+    moe: MoeDims | None
+    mamba: MambaDims | None
+    tp: int
+    pp: int
+    cp: int
+    ep: int
+    etp: int
+    data_parallel: int
+    expert_data_parallel: int
+    inflight_group: int
+    sequence_parallel: bool
+    distributed_optimizer: bool
+    optimizer: Literal["adam", "muon"]
+    gradient_bytes: int
+    persistent_grad_shard: bool
+    fp8: bool
+    fp8_params: bool
+    attention_backend: AttentionBackend
+    cross_entropy: CrossEntropy
+    wgrad_fusion: bool
+    attention_mask: bool
+    recompute: frozenset[str]
+    tp_comm_overlap: bool
+    workspace_bytes: int
+    bias_activation_fusion: bool
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one microbatch on a context rank: T."""
+        return self.seq_length * self.micro_batch_size // self.cp
+
+    @property
+    def stream_tokens(self) -> int:
+        """Tokens of the residual stream on one rank, after sequence parallelism: S."""
+        return self.tokens // self.tp if self.sequence_parallel else self.tokens

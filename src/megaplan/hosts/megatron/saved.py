@@ -1,0 +1,145 @@
+"""What each operator keeps for backward, per microbatch: named tensors of Megatron-Core and Transformer Engine.
+
+Source: the saved tensors of `megatron/core` at d98e8a64 and of Transformer Engine at d0067d0d, by module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil
+
+from megaplan.hosts.megatron.job import LOSS, MTP, LatentDims, MegatronJob, MoeDims
+
+Item = tuple[str, int]
+
+
+def operator(job: MegatronJob, letter: str, *, recompute: bool = True) -> dict[str, int]:
+    """Bytes by tensor of one operator, under the run's selective recompute unless `recompute` is false."""
+    items = dict(_common(job))
+    items.update({"*": _attention, "-": _dense, "M": _mamba, "E": _experts}[letter](job))
+    dropped = _dropped(job, letter) if recompute else frozenset()
+    return {name: size for name, size in items.items() if name not in dropped}
+
+
+def chunk(job: MegatronJob, letters: str) -> int:
+    """Bytes that one model chunk keeps for one microbatch, logits and loss left out."""
+    total = 0
+    stream = job.stream_tokens * job.hidden_size
+    for letter in letters:
+        if letter == LOSS:
+            total += 4 * stream  # the final norm's input and output
+        elif letter == MTP:
+            total += sum(sum(operator(job, one).values()) for one in job.mtp_operators) + 16 * stream
+        elif letter == "e":
+            total += stream * job.hidden_dropout
+        else:
+            total += sum(operator(job, letter).values())
+    return total
+
+
+def _common(job: MegatronJob) -> Iterator[Item]:
+    stream = job.stream_tokens * job.hidden_size
+    yield "norm.input", 2 * stream
+    yield "norm.output", 2 * stream
+    yield "norm.stats", job.stream_tokens * (4 if job.rms_norm else 8)
+    if job.hidden_dropout:
+        yield "dropout.mask", stream
+
+
+def _attention(job: MegatronJob) -> Iterator[Item]:
+    tokens, heads = job.tokens, job.num_heads // job.tp
+    if job.latent is not None:
+        yield from _latent(job, job.latent)
+    else:
+        groups = max(1, job.num_query_groups // job.tp)
+        width = heads * job.head_dim
+        yield "qkv", 2 * tokens * (width + 2 * groups * job.head_dim)
+        if job.attention_backend == "fused" and groups < heads:
+            yield "q.copy", 2 * tokens * width
+        yield "context", 2 * tokens * width
+        if job.cp > 1:
+            yield "context.reordered", 2 * tokens * width
+        if job.attention_backend == "unfused" and groups < heads:
+            yield "kv.expanded", 2 * 2 * tokens * width
+    if job.attention_backend != "unfused":
+        yield "lse", 4 * tokens * heads
+        return
+    scores = scores_elements(job)
+    yield "softmax", 2 * scores
+    if job.attention_dropout:
+        yield "softmax.mask", scores
+        yield "softmax.dropped", 2 * scores
+
+
+def scores_elements(job: MegatronJob) -> int:
+    """Elements of one microbatch's attention probabilities on a rank."""
+    return job.micro_batch_size * (job.num_heads // job.tp) * (job.seq_length // job.cp) * job.seq_length
+
+
+def _latent(job: MegatronJob, dims: LatentDims) -> Iterator[Item]:
+    tokens, heads, stream = job.tokens, job.num_heads // job.tp, job.stream_tokens
+    if dims.q_lora_rank is not None:
+        yield "q_latent", 2 * stream * dims.q_lora_rank
+        yield "q_latent.norm", 2 * stream * dims.q_lora_rank
+    yield "kv_latent", 2 * stream * dims.kv_lora_rank
+    yield "kv_latent.norm", 2 * stream * dims.kv_lora_rank
+    width = dims.qk_head_dim + dims.qk_pos_emb_head_dim
+    yield "q", 2 * tokens * heads * width
+    yield "k", 2 * tokens * heads * width
+    yield "v", 2 * tokens * heads * dims.v_head_dim
+    yield "context", 2 * tokens * heads * dims.v_head_dim
+
+
+def _dense(job: MegatronJob) -> Iterator[Item]:
+    width = job.ffn_hidden_size // job.tp
+    yield "fc1.output", 2 * job.tokens * width * (2 if job.gated else 1)
+    yield "activation.output", 2 * job.tokens * width
+
+
+def _mamba(job: MegatronJob) -> Iterator[Item]:
+    dims = job.mamba
+    if dims is None:
+        raise ValueError("a pattern with M has no Mamba dimensions")
+    yield "zxbcdt", 2 * job.tokens * (2 * dims.inner + 2 * dims.num_groups * dims.state_dim + dims.num_heads) // job.tp
+    for name in ("scan.output", "gated.output", "gated.norm"):
+        yield name, 2 * job.tokens * dims.inner // job.tp
+
+
+def _experts(job: MegatronJob) -> Iterator[Item]:
+    dims = job.moe
+    if dims is None:
+        raise ValueError("a pattern with E has no experts")
+    rows = ceil(job.stream_tokens * dims.top_k * job.etp * dims.routing_skew)
+    width = dims.ffn_hidden_size // job.etp
+    yield "routed.fc1.input", 2 * rows * job.hidden_size
+    yield "routed.fc1.output", 2 * rows * width * (2 if job.gated else 1)
+    yield "routed.activation.output", 2 * rows * width
+    if not job.gated and not job.bias_activation_fusion:
+        yield "routed.activation.unscaled", 2 * rows * width
+    yield "router", 16 * job.stream_tokens * dims.num_experts
+    yield from _shared(job, dims)
+    if dims.dispatcher == "allgather":
+        yield "dispatch.map", 5 * job.stream_tokens * job.tp * job.ep * dims.num_experts
+
+
+def _shared(job: MegatronJob, dims: MoeDims) -> Iterator[Item]:
+    if dims.shared_ffn_hidden_size:
+        width = dims.shared_ffn_hidden_size // job.tp
+        yield "shared.fc1.output", 2 * job.tokens * width * (2 if job.gated else 1)
+        yield "shared.activation.output", 2 * job.tokens * width
+
+
+def _dropped(job: MegatronJob, letter: str) -> frozenset[str]:
+    names: set[str] = set()
+    modules = job.recompute
+    if letter == "*" and "core_attn" in modules:
+        names |= {"softmax", "softmax.mask", "softmax.dropped", "lse"}
+    if letter == "*" and "mla_up_proj" in modules:
+        names |= {"q", "k", "v", "q_latent.norm", "kv_latent.norm"}
+    if "layernorm" in modules and (letter == "E" or (letter == "*" and job.latent is not None)):
+        names.add("norm.output")  # a norm fused into a linear keeps its output
+    if letter == "-" and "mlp" in modules:
+        names |= {"fc1.output", "activation.output"}
+    if letter == "E" and "moe_act" in modules:
+        names |= {"routed.activation.output", "routed.activation.unscaled"}
+    return frozenset(names)

@@ -1,0 +1,196 @@
+"""Parameters, gradients and optimizer state of a rank's chunks.
+
+Source: `megatron/core/distributed/param_and_grad_buffer.py`, `megatron/core/optimizer/`, at d98e8a64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from megaplan.hosts.megatron.job import LOSS, MTP, LatentDims, MegatronJob
+
+
+class Rule(Enum):
+    """How a parameter is stepped: which optimizer under Muon, over which ranks."""
+
+    MATRIX = "matrix"
+    OTHER = "other"
+    VOCABULARY = "vocabulary"
+    EXPERT_MATRIX = "expert matrix"
+    EXPERT_OTHER = "expert other"
+
+    @property
+    def is_expert(self) -> bool:
+        """Whether it is a routed expert's."""
+        return self in (Rule.EXPERT_MATRIX, Rule.EXPERT_OTHER)
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether Muon steps it."""
+        return self in (Rule.MATRIX, Rule.EXPERT_MATRIX)
+
+
+@dataclass(slots=True)
+class Parameters:
+    """A rank's parameters.
+
+    Attributes:
+        tensors: Elements and rule of each.
+        shapes: Distinct shapes of linear weights.
+    """
+
+    tensors: list[tuple[int, Rule]] = field(default_factory=list)
+    shapes: set[tuple[int, int]] = field(default_factory=set)
+
+    def add(self, elements: int, rule: Rule = Rule.OTHER) -> None:
+        """A tensor, if it has elements."""
+        if elements:
+            self.tensors.append((elements, rule))
+
+    def linear(self, rows: int, columns: int, bias: int = 0) -> None:
+        """A linear outside experts."""
+        self.add(rows * columns, Rule.MATRIX)
+        self.add(bias)
+        self.shapes.add((rows, columns))
+
+    def norm(self, job: MegatronJob, width: int) -> None:
+        """A norm's weight, and the bias of a LayerNorm."""
+        for _ in range(1 if job.rms_norm else 2):
+            self.add(width)
+
+    def elements(self, *, experts: bool) -> int:
+        """Elements of routed experts, or of all else."""
+        return sum(elements for elements, rule in self.tensors if rule.is_expert is experts)
+
+
+def parameters(job: MegatronJob) -> Parameters:
+    """The parameters of the rank's chunks."""
+    found = Parameters()
+    letters = "".join(job.chunks)
+    depth = letters.count(MTP)
+    vocabulary = job.vocab_size // job.tp * job.hidden_size
+    embeds = "e" in letters or (depth > 0 and job.pp > 1)  # a prediction module reads a copy of the embedding
+    for _ in range(int(embeds) + int(LOSS in letters) if not job.tied else 1):
+        found.add(vocabulary, Rule.VOCABULARY)
+    for letter in letters:
+        if letter == "e":
+            found.add(job.learned_positions * job.hidden_size, Rule.VOCABULARY)
+        elif letter == LOSS:
+            found.norm(job, job.hidden_size)
+        elif letter != MTP:
+            _operator(job, letter, found)
+    for _ in range(min(depth, 1) if job.mtp_repeated else depth):
+        for letter in job.mtp_operators:
+            _operator(job, letter, found)
+        for _ in range(3):
+            found.norm(job, job.hidden_size)
+        found.linear(job.hidden_size // job.tp, 2 * job.hidden_size)
+    return found
+
+
+def storage_bytes(job: MegatronJob, found: Parameters) -> dict[str, int]:
+    """Bytes by part: bf16 parameters, main gradients, optimizer state."""
+    dense, experts = found.elements(experts=False), found.elements(experts=True)
+    share, expert_share = (job.data_parallel, job.expert_data_parallel) if job.distributed_optimizer else (1, 1)
+    parts = {"parameters": 2 * (dense + experts), "gradients": job.gradient_bytes * (dense + experts)}
+    if job.optimizer == "muon":
+        parts["optimizer"] = _layer_wise(found, share, expert_share)
+    else:
+        parts["optimizer"] = 12 * dense // share + 12 * experts // expert_share
+    if job.persistent_grad_shard:
+        parts["fp32 gradient shard"] = 4 * dense // share + 4 * experts // expert_share
+    if job.fp8 and not job.fp8_params:
+        parts["fp8 weights"] = 2 * sum(elements for elements, rule in found.tensors if rule.is_matrix)
+    return parts
+
+
+def _layer_wise(found: Parameters, share: int, expert_share: int) -> int:
+    """Whole tensors, sorted by size, dealt to data ranks there and back; the last rank's are counted.
+
+    Muon keeps an fp32 master and one momentum, Adam a master and two moments.
+    """
+    total = 0
+    for experts, ranks in ((False, share), (True, expert_share)):
+        tensors = sorted((one for one in found.tensors if one[1].is_expert is experts), key=lambda one: one[0])
+        loop = [*range(ranks), *reversed(range(ranks))]
+        total += sum(
+            elements * (8 if rule.is_matrix else 12)
+            for index, (elements, rule) in enumerate(tensors)
+            if loop[index % len(loop)] == ranks - 1
+        )
+    return total
+
+
+def _operator(job: MegatronJob, letter: str, found: Parameters) -> None:
+    found.norm(job, job.hidden_size)
+    if letter == "*":
+        if job.latent is not None:
+            _latent(job, job.latent, found)
+        else:
+            _attention(job, found)
+    elif letter == "-":
+        _mlp(job, job.ffn_hidden_size // job.tp, found, bias=job.bias)
+    elif letter == "M":
+        _mamba(job, found)
+    else:
+        _experts(job, found)
+
+
+def _attention(job: MegatronJob, found: Parameters) -> None:
+    width = job.num_heads // job.tp * job.head_dim
+    rows = width + 2 * max(1, job.num_query_groups // job.tp) * job.head_dim
+    found.linear(rows, job.hidden_size, job.bias * rows)
+    found.linear(job.hidden_size, width, job.bias * job.hidden_size)
+
+
+def _latent(job: MegatronJob, dims: LatentDims, found: Parameters) -> None:
+    hidden, heads = job.hidden_size, job.num_heads // job.tp
+    width = dims.qk_head_dim + dims.qk_pos_emb_head_dim
+    if dims.q_lora_rank is None:
+        found.linear(heads * width, hidden)
+    else:
+        found.linear(dims.q_lora_rank, hidden)
+        found.linear(heads * width, dims.q_lora_rank)
+        found.norm(job, dims.q_lora_rank)
+    found.linear(dims.kv_lora_rank + dims.qk_pos_emb_head_dim, hidden)
+    found.linear(heads * (dims.qk_head_dim + dims.v_head_dim), dims.kv_lora_rank)
+    found.norm(job, dims.kv_lora_rank)
+    found.linear(hidden, heads * dims.v_head_dim, job.bias * hidden)
+
+
+def _mlp(job: MegatronJob, width: int, found: Parameters, *, bias: bool) -> None:
+    rows = width * (2 if job.gated else 1)
+    found.linear(rows, job.hidden_size, bias * rows)
+    found.linear(job.hidden_size, width, bias * job.hidden_size)
+
+
+def _mamba(job: MegatronJob, found: Parameters) -> None:
+    dims = job.mamba
+    if dims is None:
+        raise ValueError("a pattern with M has no Mamba dimensions")
+    channels = (dims.inner + 2 * dims.num_groups * dims.state_dim) // job.tp
+    found.add((channels + (dims.inner + dims.num_heads) // job.tp) * job.hidden_size)  # in_proj, which Muon leaves to Adam
+    found.add(channels * dims.conv_kernel)
+    found.add(channels)
+    for _ in range(3):  # A, D, and the time steps' bias
+        found.add(dims.num_heads // job.tp)
+    found.add(dims.inner // job.tp)
+    found.linear(job.hidden_size, dims.inner // job.tp)
+
+
+def _experts(job: MegatronJob, found: Parameters) -> None:
+    dims = job.moe
+    if dims is None:
+        raise ValueError("a pattern with E has no experts")
+    width = dims.ffn_hidden_size // job.etp
+    rows = width * (2 if job.gated else 1)
+    found.add(dims.num_experts * job.hidden_size, Rule.MATRIX)
+    for _ in range(dims.num_experts // job.ep):
+        found.add(rows * job.hidden_size, Rule.EXPERT_MATRIX)
+        found.add(width * job.hidden_size, Rule.EXPERT_MATRIX)
+        found.add(job.bias * rows, Rule.EXPERT_OTHER)
+        found.add(job.bias * job.hidden_size, Rule.EXPERT_OTHER)
+    found.shapes |= {(rows, job.hidden_size), (job.hidden_size, width)}
+    if dims.shared_ffn_hidden_size:
+        _mlp(job, dims.shared_ffn_hidden_size // job.tp, found, bias=False)
