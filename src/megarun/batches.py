@@ -5,11 +5,17 @@ microbatches, and one process with M · D, read the same microbatches: microbatc
 
 TP ranks share their sequences. Each takes its own tokens, a consecutive part; with `vocab_parallel` all of them, for each rank looks
 every token up.
+
+Packed rows (`data.packing: documents`) have the document of every token beside them. Every rank reads it from the token file itself, for
+its own rows whichever stage it has: no stage waits for another's, and nothing is sent. The last token of a document has no label; how many
+labels the whole batch has is counted from the same table, the same on every rank.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -17,6 +23,7 @@ from torch import Tensor
 
 from megaplan.schedule import placement, slot_owner
 from megaplan.spec.models import Spec
+from megarun.errors import refusal
 from megarun.parallel.mesh import RankMesh
 from megarun.parallel.shapes import token_shape
 
@@ -28,6 +35,41 @@ class TokenRows(Protocol):
         """Global batch of 0-based `step`, int64 [num_rows, seq_length + 1]."""
         ...
 
+    def starts(self, step: int, seed: int, num_rows: int, seq_length: int) -> np.ndarray:
+        """Of each of its tokens, the column of its document's first, 0 if that is before the row: int32 [num_rows, seq_length + 1]."""
+        ...
+
+
+IGNORED = -100
+"""Label of a token that predicts nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Where the documents of packed rows are.
+
+    Attributes:
+        starts: int32 [num_microbatches · micro_batch_size, T] on the rank's device: each token's first position of its document.
+        num_targets: Labels of the whole batch, over all microbatches and data ranks: what its loss is divided by.
+    """
+
+    starts: Tensor
+    num_targets: int
+
+
+class Batch(NamedTuple):
+    """A rank's part of a step.
+
+    Attributes:
+        tokens: int64 [num_microbatches · micro_batch_size, own tokens] on the first stage, else None.
+        labels: Each token's successor, or `IGNORED`: the same shape on the last stage, else None.
+        packed: None where each row is one text.
+    """
+
+    tokens: Tensor | None
+    labels: Tensor | None
+    packed: Packed | None = None
+
 
 class Batches:
     """This rank's microbatches: token ids on the first stage, their successors on the last (a V has both on rank 0), else nothing."""
@@ -37,21 +79,35 @@ class Batches:
         last_slot = spec.mesh.pp * spec.mesh.vpp - 1
         last_rank, _ = slot_owner(placement(spec.schedule.kind), last_slot, spec.mesh.pp)
         self._reads_tokens, self._reads_labels = mesh.coordinate["pp"] == 0, mesh.coordinate["pp"] == last_rank
-        self._seed, self._seq_length = spec.training.seed, spec.batch.seq_length
+        self._packs, self._seed, self._seq_length = spec.data.packing == "documents", spec.training.seed, spec.batch.seq_length
         _, length = token_shape(spec)
         first = mesh.coordinate["tp"] * length if length < self._seq_length else 0
-        self._own = slice(first, first + length), slice(first + 1, first + 1 + length)  # of tokens, and of their successors
+        self._own = slice(first, first + length)
         self._shape = (spec.schedule.microbatches_per_update, mesh.num_data_ranks, spec.batch.micro_batch_size)
 
-    def at(self, step: int) -> tuple[Tensor | None, Tensor | None]:
-        """Tokens and labels of 0-based `step`, int64 [num_microbatches · micro_batch_size, own tokens] on the rank's device."""
+    def at(self, step: int) -> Batch:
+        """The rank's part of 0-based `step`, on its device.
+
+        Raises:
+            MegaplanError: MP621 if packed rows leave the whole batch without a label.
+        """
+        batch = step, self._seed, prod(self._shape), self._seq_length
+        device, packed, last = self._mesh.device, None, None
+        if self._packs:
+            starts = self._source.starts(*batch)
+            last = starts[:, 1:] == np.arange(1, self._seq_length + 1)  # of its document: the next token begins another
+            num_targets = int((~last).sum())
+            if num_targets == 0:
+                raise refusal("MP621", f"step {step + 1}: {last.size:,} tokens, each the last one of its document", "data.packing")
+            packed = Packed(self._mine(starts[:, :-1]).contiguous().to(device), num_targets)
         if not (self._reads_tokens or self._reads_labels):
-            return None, None
-        num_microbatches, num_ranks, micro_batch_size = self._shape
-        num_rows = num_microbatches * num_ranks * micro_batch_size
-        rows = self._source.rows(step, self._seed, num_rows, self._seq_length)
-        mine = torch.from_numpy(rows).view(*self._shape, -1)[:, self._mesh.data_rank].flatten(0, 1)
-        here, next_one = self._own
-        tokens = mine[:, here].contiguous().to(self._mesh.device) if self._reads_tokens else None
-        labels = mine[:, next_one].contiguous().to(self._mesh.device) if self._reads_labels else None
-        return tokens, labels
+            return Batch(None, None, packed)
+        rows = self._mine(self._source.rows(*batch))
+        successors = rows[:, 1:] if last is None else rows[:, 1:].masked_fill(self._mine(last), IGNORED)
+        tokens = rows[:, :-1][:, self._own].contiguous().to(device) if self._reads_tokens else None
+        labels = successors[:, self._own].contiguous().to(device) if self._reads_labels else None
+        return Batch(tokens, labels, packed)
+
+    def _mine(self, rows: np.ndarray) -> Tensor:
+        """Rows of the whole batch [num_rows, n] -> of this rank's microbatches, one behind the other."""
+        return torch.from_numpy(rows).view(*self._shape, -1)[:, self._mesh.data_rank].flatten(0, 1)

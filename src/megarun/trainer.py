@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from megakernels import use_kernels
 from megaplan.inventory.tensors import Owner
+from megarun.batches import Packed
 from megarun.build import build_stage, materialise
 from megarun.errors import refusal
 from megarun.initialise import initialise
@@ -109,21 +110,21 @@ class Trainer:
         """A scalar's value on the host, which waits for the device; the one place where a step looks at numbers."""
         return float(scalar)
 
-    def accumulate_gradients(self, tokens: Tensor | None, labels: Tensor | None) -> Tensor:
+    def accumulate_gradients(self, tokens: Tensor | None, labels: Tensor | None, packed: Packed | None = None) -> Tensor:
         """Forward and backward of this rank's microbatches: its part of the loss, fp64; gradients are whole sums on every shard."""
         start_losses(self.stages)
-        partial = self._runner.forward_backward(tokens, labels)
+        partial = self._runner.forward_backward(tokens, labels, packed)
         self._shared.reduce(self.stages)
         sum_replicated(self._replicated, self._tp)
         return partial
 
-    def step(self, step: int, tokens: Tensor | None, labels: Tensor | None) -> StepResult:
+    def step(self, step: int, tokens: Tensor | None, labels: Tensor | None, packed: Packed | None = None) -> StepResult:
         """Forward, backward and update of 0-based `step` on this rank's rows.
 
         Raises:
             MegaplanError: MP607 if the loss or the gradient norm is not finite; parameters are as before the step.
         """
-        partial = self.accumulate_gradients(tokens, labels)
+        partial = self.accumulate_gradients(tokens, labels, packed)
         norm = clip_gradients(self._owned, self._copies, self.mesh, self._spec.training.gradient_clip, self.read)
         # with `vocab_parallel` every TP rank has the loss of all its group's tokens, else of its own
         token_axes = ("dp_replicate", "dp_shard") if self._spec.mesh.vocab_parallel else ("dp_replicate", "dp_shard", "tp")

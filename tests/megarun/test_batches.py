@@ -3,11 +3,13 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from megaplan.errors import MegaplanError
 from megaplan.spec.models import Spec
-from megarun.batches import Batches
+from megarun.batches import IGNORED, Batches
 
 pytestmark = pytest.mark.runtime
 
@@ -25,7 +27,7 @@ def test_ranks_read_the_microbatches_of_one_process(spec_with: Any, worker: Any)
     one = Batches(rows, Spec.model_validate(spec_with({"schedule.num_microbatches": 6})), place(0, 1))
     three = [Batches(rows, Spec.model_validate(spec_with({"schedule.num_microbatches": 2})), place(d, 3)) for d in range(3)]
     for step in (0, 5):
-        whole, labels = (part.chunk(6) for part in one.at(step))
+        whole, labels = (part.chunk(6) for part in one.at(step)[:2])
         for d, batches in enumerate(three):
             tokens = batches.at(step)[0].chunk(2)
             assert all(torch.equal(tokens[m], whole[m * 3 + d]) for m in range(2))
@@ -37,4 +39,34 @@ def test_a_stage_reads_what_it_needs(spec_with: Any, worker: Any) -> None:
     """Tokens on the first stage, labels on the last, nothing between."""
     spec = Spec.model_validate(spec_with({"mesh.pp": 3, "schedule.num_microbatches": 3}))
     found = [Batches(worker.CountingRows(61), spec, place(0, 1, stage, 3)).at(0) for stage in range(3)]
-    assert [(tokens is None, labels is None) for tokens, labels in found] == [(False, True), (True, True), (True, False)]
+    assert [(tokens is None, labels is None) for tokens, labels, _ in found] == [(False, True), (True, True), (True, False)]
+
+
+@pytest.mark.requirement("R-63")
+def test_packed_rows_predict_nothing_across_documents(spec_with: Any, worker: Any) -> None:
+    """A label counts exactly where the next token is of the same document; every stage has the starts; all ranks count the same labels."""
+    settings = {"schedule.num_microbatches": 3, "data.packing": "documents", "mesh.pp": 3}
+    rows, spec = worker.CountingRows(61), Spec.model_validate(spec_with(settings))
+    tokens = Batches(rows, spec, place(0, 2, 0, 3)).at(1)
+    middle, last = (Batches(rows, spec, place(0, 2, stage, 3)).at(1) for stage in (1, 2))
+    other = Batches(rows, spec, place(1, 2, 2, 3)).at(1)
+    assert (middle.tokens, middle.labels) == (None, None)
+    assert all(torch.equal(batch.packed.starts, tokens.packed.starts) for batch in (middle, last))
+    starts, labels = last.packed.starts, last.labels
+    assert starts.dtype == torch.int32
+    positions = torch.arange(spec.batch.seq_length)
+    begins = starts == positions
+    assert begins.any(1).all()
+    assert torch.equal(labels[:, :-1] == IGNORED, begins[:, 1:])
+    counted = labels != IGNORED
+    assert torch.equal(labels[counted], ((tokens.tokens + 1) % 61)[counted])
+    assert last.packed.num_targets == other.packed.num_targets == int(counted.sum() + (other.labels != IGNORED).sum())
+
+
+def test_a_batch_of_ends_alone_is_refused(spec_with: Any, worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def every_column(_self: Any, _step: int, _seed: int, num_rows: int, seq_length: int) -> np.ndarray:
+        return np.tile(np.arange(seq_length + 1, dtype=np.int32), (num_rows, 1))
+
+    monkeypatch.setattr(worker.CountingRows, "starts", every_column)
+    with pytest.raises(MegaplanError, match=r"step 3: 48 tokens, each the last one of its document"):
+        Batches(worker.CountingRows(61), Spec.model_validate(spec_with({"data.packing": "documents"})), place(0, 1)).at(2)

@@ -18,7 +18,7 @@ from megaplan.columns import Column
 from megaplan.devices import Device, load_device
 from megaplan.hosts.megarun.allocator import slack_bytes
 from megaplan.hosts.megarun.boundaries import boundary_bytes, receive_bytes
-from megaplan.hosts.megarun.buffers import rotary_bytes, rotary_scratch_bytes, router_loss_bytes, token_bytes
+from megaplan.hosts.megarun.buffers import rotary_bytes, rotary_scratch_bytes, router_loss_bytes, starts_bytes, token_bytes
 from megaplan.hosts.megarun.dims import Dims, is_pipelined, local_dims
 from megaplan.hosts.megarun.ledger import Make, accumulates_in_place, block_bytes, makes_of
 from megaplan.hosts.megarun.optimizer import Uneven, last_moment, uses_muon
@@ -216,7 +216,7 @@ def _persistent(
         first_other=last_moment(casts),
         buffer_bytes=evaluation.rotary_bytes * sum([part.attends for part in parts]) + _router_losses(evaluation, slots),
         buffer_scratch_bytes=rotary_scratch_bytes(spec) if parts[-1].attends else 0,  # else another slot's parameters come after it
-        input_bytes=evaluation.token_bytes * sum([(slot.index == 0) + (slot.index == last) for slot in slots]),
+        input_bytes=evaluation.token_bytes * sum([(slot.index == 0) + (slot.index == last) for slot in slots]) + starts_bytes(spec),
         receive_bytes=receive_bytes(evaluation.dims, num_receives),
         workspace_bytes=device.gemm_workspace_bytes,
         slack_bytes=sum([storage.resident_slack_bytes for storage in storages]) + num_receives * slack_bytes(evaluation.boundary_bytes),

@@ -59,7 +59,7 @@ class Persistent(NamedTuple):
         first_other: The peak of AdamW's first step.
         buffer_bytes: Rotary tables.
         buffer_scratch_bytes: What the last of them needs while it is computed.
-        input_bytes: Token ids and labels of a step.
+        input_bytes: Token ids, labels and document starts of a step.
         receive_bytes: Receive buffers.
         workspace_bytes: Of GEMM libraries.
         slack_bytes: Allocator rounding of shards and buffers.

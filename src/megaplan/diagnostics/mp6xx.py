@@ -146,6 +146,13 @@ RUNTIME: dict[str, CodeInfo] = {
         "Use a stage of the plan.",
         "megarun trace plan.json --stage 0",
     ),
+    "MP621": CodeInfo(
+        "a batch of packed rows has nothing to predict",
+        "Every token of a step's batch is the last one of its document, and nothing is predicted across documents.",
+        "The loss is divided by the number of labels, which is 0.",
+        "Tokenize longer documents, or read rows as one text.",
+        "data: {packing: none}",
+    ),
     "MP641": CodeInfo(
         "the checkpoint is of another model",
         "The plan's architecture differs from that of the plan the checkpoint was saved under.",

@@ -37,11 +37,9 @@ from megaplan.spec.scalars import (
     MicrobatchCount,
     Nanoseconds,
     NaturalInt,
-    NonNegativeFloat,
     ParamType,
     Percent,
     Policy,
-    PositiveFloat,
     PositiveInt,
     Rated,
     ScheduleKind,
@@ -49,6 +47,7 @@ from megaplan.spec.scalars import (
     StrictBool,
     Text,
 )
+from megaplan.spec.training import Data, Training
 
 __all__ = [
     "MAX_LAYERS",
@@ -56,6 +55,7 @@ __all__ = [
     "Attention",
     "Batch",
     "CategoryEmbedding",
+    "Data",
     "DeviceRef",
     "Features",
     "FloatType",
@@ -298,26 +298,6 @@ class Serving(Section):
     block_size: PositiveInt = 256
 
 
-class Training(Section):
-    """How long and how fast to train; outside the plan's digest.
-
-    Attributes:
-        steps: Optimizer steps.
-        seed: Of initialisation and data order.
-        learning_rate: Of AdamW, and of Muon where muon_learning_rate is null.
-        weight_decay: Decoupled weight decay.
-        gradient_clip: Bound of the gradient norm; null for none.
-        muon_learning_rate: Of Muon; null for learning_rate.
-    """
-
-    steps: PositiveInt = 1000
-    seed: NaturalInt = 0
-    learning_rate: PositiveFloat = 3.0e-4
-    weight_decay: NonNegativeFloat = 0.1
-    gradient_clip: PositiveFloat | None = 1.0
-    muon_learning_rate: PositiveFloat | None = None
-
-
 class Spec(Section):
     """A whole spec file.
 
@@ -329,6 +309,7 @@ class Spec(Section):
         sharding: State sharding.
         schedule: Pipeline schedule.
         batch: Microbatch and sequence.
+        data: Rows and where they come from.
         precision: Dtypes.
         optimizer: Optimizer of each group.
         recompute: Activation recompute.
@@ -346,6 +327,7 @@ class Spec(Section):
     sharding: Sharding = Sharding()
     schedule: Schedule = Schedule()
     batch: Batch
+    data: Data = Data()
     precision: Precision = Precision()
     optimizer: Optimizer = Optimizer()
     recompute: Recompute = Recompute()

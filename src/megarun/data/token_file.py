@@ -103,20 +103,58 @@ class TokenFile:
             MegaplanError: MP615 no window fits; MP614 an id outside the vocabulary.
             ValueError: If step is negative or num_rows below 1.
         """
+        return self.read(self.windows(row_numbers(step, num_rows), seed, seq_length), seq_length)
+
+    def starts(self, step: int, seed: int, num_rows: int, seq_length: int) -> NDArray[np.int32]:
+        """Where the document of each token of `rows` begins.
+
+        Returns:
+            int32 [num_rows, seq_length + 1]: the column of the document's first token, 0 if that is before the row.
+
+        Raises:
+            MegaplanError: MP615 no window fits.
+            ValueError: If step is negative or num_rows below 1.
+        """
+        return self.read_starts(self.windows(row_numbers(step, num_rows), seed, seq_length), seq_length)
+
+    def windows(self, numbers: NDArray[np.int64], seed: int, seq_length: int) -> NDArray[np.int64]:
+        """The window that each row of training reads, by the row's number: int64 [k] in and out.
+
+        Raises:
+            MegaplanError: MP615 no window fits.
+        """
         num_windows = self.num_windows(seq_length)
-        if step < 0 or num_rows < 1:
-            raise ValueError(f"step = {step}, num_rows = {num_rows}: a step is at least 0 and has at least 1 row")
-        found = np.empty((num_rows, seq_length + 1), dtype=np.int64)
-        first = step * num_rows
-        row = 0
-        while row < num_rows:  # one pass for every epoch that the step touches
-            epoch, position = divmod(first + row, num_windows)
-            count = min(num_windows - position, num_rows - row)
-            for window in shuffled(np.arange(position, position + count), num_windows, seed, epoch).tolist():
-                found[row] = self.tokens[window * seq_length : (window + 1) * seq_length + 1]
-                row += 1
-        if found.max() >= self.vocab_size:
-            raise self.damaged(f"token id {int(found.max()):,} in the rows of step {step}, header.vocab_size = {self.vocab_size:,}")
+        epochs, positions = np.divmod(numbers, num_windows)
+        found = np.empty_like(numbers)
+        for epoch in np.unique(epochs).tolist():
+            here = epochs == epoch
+            found[here] = shuffled(positions[here], num_windows, seed, epoch)
+        return found
+
+    def read(self, windows: NDArray[np.int64], seq_length: int) -> NDArray[np.int64]:
+        """Tokens of windows [k]: int64 [k, seq_length + 1].
+
+        Raises:
+            MegaplanError: MP614 an id outside the vocabulary.
+        """
+        found = np.empty((len(windows), seq_length + 1), dtype=np.int64)
+        for row, window in enumerate(windows.tolist()):
+            found[row] = self.tokens[window * seq_length : (window + 1) * seq_length + 1]
+        if found.size and found.max() >= self.vocab_size:
+            window = int(windows[(found >= self.vocab_size).any(1)][0])
+            detail = f"token id {int(found.max()):,}, first in window {window} of {seq_length}, header.vocab_size = {self.vocab_size:,}"
+            raise self.damaged(detail)
+        return found
+
+    def read_starts(self, windows: NDArray[np.int64], seq_length: int) -> NDArray[np.int32]:
+        """Where the document of each token of windows [k] begins: int32 [k, seq_length + 1], see `starts`."""
+        found = np.zeros((len(windows), seq_length + 1), dtype=np.int32)
+        for row, window in zip(found, windows.tolist(), strict=True):
+            first = window * seq_length
+            begin, end = np.searchsorted(self.document_offsets, (first + 1, first + seq_length + 1))
+            columns = self.document_offsets[begin:end] - first  # of documents that begin behind the row's first token
+            row[columns] = columns
+            np.maximum.accumulate(row, out=row)
         return found
 
     def verify(self) -> None:
@@ -132,6 +170,17 @@ class TokenFile:
     def damaged(self, detail: str) -> MegaplanError:
         """MP614 of this file."""
         return refusal("MP614", detail, None, (REWRITE.format(self.path),), str(self.path))
+
+
+def row_numbers(step: int, num_rows: int) -> NDArray[np.int64]:
+    """Numbers in training of the rows of 0-based `step`: step · num_rows and on, int64 [num_rows].
+
+    Raises:
+        ValueError: If step is negative or num_rows below 1.
+    """
+    if step < 0 or num_rows < 1:
+        raise ValueError(f"step = {step}, num_rows = {num_rows}: a step is at least 0 and has at least 1 row")
+    return np.arange(step * num_rows, (step + 1) * num_rows)
 
 
 def tokenizer_path(token_path: Path) -> Path:

@@ -22,6 +22,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, Pipeli
 
 from megakernels.cross_entropy import cross_entropy
 from megaplan.spec.models import Spec
+from megarun.batches import Packed
 from megarun.model.stage import Stage
 from megarun.parallel.mesh import RankMesh
 from megarun.parallel.order import check_order
@@ -33,12 +34,13 @@ from megarun.parallel.tensor_vocabulary import sliced_cross_entropy
 class Runner(Protocol):
     """Runs the microbatches of one step and leaves summed gradients on the parameters."""
 
-    def forward_backward(self, tokens: Tensor | None, labels: Tensor | None) -> Tensor:
+    def forward_backward(self, tokens: Tensor | None, labels: Tensor | None, packed: Packed | None = None) -> Tensor:
         """The loss of this rank's microbatches, fp64, 0 on a stage without the head.
 
         Args:
             tokens: int64 [microbatches_per_update · micro_batch_size, T] on the first stage.
             labels: The same shape on the last stage: each token's successor.
+            packed: Documents of packed rows, on every stage.
         """
         ...
 
@@ -60,7 +62,10 @@ def build_runner(stages: Sequence[Stage], spec: Spec, mesh: RankMesh) -> Runner:
 
 
 def batch_loss(spec: Spec, mesh: RankMesh) -> BatchLoss:
-    """The criterion of this job: divides by the tokens of the whole batch, over all microbatches of an update and all data ranks."""
+    """The criterion of this job: divides by the tokens of the whole batch, over all microbatches of an update and all data ranks.
+
+    Of packed rows, whose batches differ in that, each update states its own number.
+    """
     sequences = spec.batch.micro_batch_size * spec.schedule.microbatches_per_update * mesh.num_data_ranks
     tp = tensor_parallel(mesh)
     return BatchLoss(sequences * spec.batch.seq_length, tp if spec.mesh.vocab_parallel and tp.degree > 1 else None)
@@ -88,14 +93,17 @@ class AccumulatingRunner:
         self._stage, self._loss, self._device = stage, batch_loss(spec, mesh), mesh.device
         self._num_microbatches = spec.schedule.microbatches_per_update
 
-    def forward_backward(self, tokens: Tensor | None, labels: Tensor | None) -> Tensor:
+    def forward_backward(self, tokens: Tensor | None, labels: Tensor | None, packed: Packed | None = None) -> Tensor:
         """See `Runner`; one stage is first and last."""
         if tokens is None or labels is None:
             raise ValueError("a single stage needs tokens and labels")
         total = torch.zeros((), dtype=torch.float64, device=self._device)
-        pairs = zip(tokens.chunk(self._num_microbatches), labels.chunk(self._num_microbatches), strict=True)
-        for microbatch_tokens, microbatch_labels in pairs:
-            loss = self._loss(self._stage(microbatch_tokens), microbatch_labels)
+        starts: Sequence[Tensor | None] = [None] * self._num_microbatches
+        if packed is not None:
+            self._loss.num_tokens, starts = packed.num_targets, packed.starts.chunk(self._num_microbatches)
+        microbatches = zip(tokens.chunk(self._num_microbatches), starts, labels.chunk(self._num_microbatches), strict=True)
+        for microbatch_tokens, microbatch_starts, microbatch_labels in microbatches:
+            loss = self._loss(self._stage(microbatch_tokens, microbatch_starts), microbatch_labels)
             torch.autograd.backward(loss)
             total += loss.detach()
         return total
@@ -118,14 +126,17 @@ class PipelineRunner:
         several = issubclass(kind, PipelineScheduleMulti)
         self._stages, self._num_steps = [pipeline_stage(stage, spec, mesh) for stage in stages], spec.schedule.steps_per_update
         torch_stages: Any = self._stages
+        self._loss = batch_loss(spec, mesh)
         self._schedule = kind(
-            torch_stages if several else torch_stages[0], spec.schedule.num_microbatches, loss_fn=batch_loss(spec, mesh), scale_grads=False
+            torch_stages if several else torch_stages[0], spec.schedule.num_microbatches, loss_fn=self._loss, scale_grads=False
         )
         if several:
             leave_gathering_to_fsdp(self._schedule)
 
-    def forward_backward(self, tokens: Tensor | None, labels: Tensor | None) -> Tensor:
+    def forward_backward(self, tokens: Tensor | None, labels: Tensor | None, packed: Packed | None = None) -> Tensor:
         """See `Runner`."""
+        if packed is not None:
+            self._loss.num_tokens = packed.num_targets
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for step in range(self._num_steps):
             for stage in self._stages:
@@ -133,7 +144,9 @@ class PipelineRunner:
             losses: list[Tensor] = []
             inputs = () if tokens is None else (tokens.chunk(self._num_steps)[step],)
             targets = None if labels is None else labels.chunk(self._num_steps)[step]
-            self._schedule.step(*inputs, target=targets, losses=None if labels is None else losses, return_outputs=False)
+            # torch hands every stage its microbatch's part of what comes by keyword
+            beside = {} if packed is None else {"starts": packed.starts.chunk(self._num_steps)[step]}
+            self._schedule.step(*inputs, target=targets, losses=None if labels is None else losses, return_outputs=False, **beside)
             for loss in losses:
                 total += loss.detach()
         return total

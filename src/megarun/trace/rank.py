@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from megaplan.budget.values import Cells
 from megaplan.columns import Column, Phase
+from megarun.batches import Batch, Packed
 from megarun.job import Job
 from megarun.model.stage import Stage
 from megarun.parallel.mesh import RankMesh, build_mesh
@@ -56,10 +57,10 @@ class TracedTrainer(PhasedTrainer):
         """Peaks are kept phase by phase."""
         self._owners.live.enter_phase(phase)
 
-    def accumulate_gradients(self, tokens: Tensor | None, labels: Tensor | None) -> Tensor:
+    def accumulate_gradients(self, tokens: Tensor | None, labels: Tensor | None, packed: Packed | None = None) -> Tensor:
         """Forward and backward of a batch that is labelled as one."""
-        self._owners.label((tokens, labels), Kind.INPUT, "batch")
-        return super().accumulate_gradients(tokens, labels)
+        self._owners.label((tokens, labels, packed.starts if packed else None), Kind.INPUT, "batch")
+        return super().accumulate_gradients(tokens, labels, packed)
 
 
 def trace_rank(job: Job, rank: int, *, workspace_bytes: int = 0) -> RankTrace:
@@ -132,12 +133,16 @@ def blocks_of(stage: Stage) -> tuple[str, ...]:
     return *first, *(f"layers.{index}" for index in stage.layers), *last
 
 
-def _batch(job: Job, trainer: PhasedTrainer) -> tuple[Tensor | None, Tensor | None]:
-    """Token ids and labels of one step, as `Batches.at` leaves them on the device."""
+def _batch(job: Job, trainer: PhasedTrainer) -> Batch:
+    """Token ids, labels and document starts of one step, as `Batches.at` leaves them on the device."""
     num_rows, length = token_shape(job.spec)
-    shape = (num_rows * job.spec.schedule.microbatches_per_update, length)
+    num_rows *= job.spec.schedule.microbatches_per_update
 
-    def ids(wanted: bool) -> Tensor | None:
-        return torch.zeros(shape, dtype=torch.int64, device=trainer.mesh.device) if wanted else None
+    def numbers(wanted: bool, width: int, dtype: torch.dtype) -> Tensor | None:
+        return torch.zeros((num_rows, width), dtype=dtype, device=trainer.mesh.device) if wanted else None
 
-    return ids(any(stage.embeds for stage in trainer.stages)), ids(any(stage.predicts for stage in trainer.stages))
+    reads = [any(stage.embeds for stage in trainer.stages), any(stage.predicts for stage in trainer.stages)]
+    starts = numbers(job.spec.data.packing == "documents", job.spec.batch.seq_length, torch.int32)
+    packed = Packed(starts, job.global_batch_tokens) if starts is not None else None
+    tokens, labels = (numbers(wanted, length, torch.int64) for wanted in reads)
+    return Batch(tokens, labels, packed)

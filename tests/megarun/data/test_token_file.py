@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from megaplan.errors import MegaplanError
@@ -122,10 +122,32 @@ def test_changed_tokens(token_file: Any, capsys: pytest.CaptureFixture[str]) -> 
     assert "MP614" in capsys.readouterr().err
 
     path = token_file([[1, 2, 300, 256]])
-    with pytest.raises(MegaplanError, match="token id 300 in the rows of step 0"):
+    with pytest.raises(MegaplanError, match="token id 300, first in window 0 of 3"):
         TokenFile(path).rows(0, 0, 1, 3)
     assert run(["data", "inspect", str(path)]) == 2
     assert "token id 300, header.vocab_size = 300" in capsys.readouterr().err
+
+
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=12),
+    seq_length=st.integers(1, 12),
+    step=st.integers(0, 5),
+    num_rows=st.integers(1, 4),
+)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_starts_are_the_first_columns_of_the_documents(
+    token_file: Any, lengths: list[int], seq_length: int, step: int, num_rows: int
+) -> None:
+    """Token i of document d is d: two columns share a start exactly where they share a document, and a start is its first column."""
+    source = TokenFile(token_file([[index] * length for index, length in enumerate(lengths)]))
+    if sum(lengths) <= seq_length:
+        with pytest.raises(MegaplanError, match="num_tokens"):
+            source.starts(step, 3, num_rows, seq_length)
+        return
+    rows, starts = source.rows(step, 3, num_rows, seq_length), source.starts(step, 3, num_rows, seq_length)
+    assert (starts.shape, starts.dtype) == (rows.shape, np.int32)
+    for row, found in zip(rows.tolist(), starts.tolist(), strict=True):
+        assert found == [row.index(document) for document in row]
 
 
 def counting(token_file: Any, num_tokens: int) -> TokenFile:

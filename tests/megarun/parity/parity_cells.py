@@ -127,6 +127,8 @@ BIASED = {
 DIRECT = _pattern("AD", attention={**MLA, "q_lora_rank": None})
 E2, E4, D4 = {"dp_shard": 2, "ep": 2}, {"dp_shard": 4, "ep": 4}, {"dp_shard": 4, "ep": 2}
 TOP_1 = FEW_TOKENS | {"model.moe.normalize_top_k": False}  # normalised, its weight is 1 and the router's gradient rounding
+PACKED = {"data.packing": "documents"}
+FEW_WORDS = PACKED | {"model.vocab_size": 16}  # a word that is last in all its documents has the gradient zero, which AdamW makes a step of
 UNEVEN = [[0, 1], [1, 4], [4, 5], [5, 8]]
 
 ROUTED = {"model.moe.balance_loss_coefficient": 0.05, "model.moe.z_loss_coefficient": 0.02}
@@ -299,4 +301,18 @@ CELLS = [
     Cell("router-losses-ep2", E2, spec=EXPERTS | BALANCED),
     Cell("router-losses-ep4-recompute-reshard", E4, spec=EXPERTS | ROUTED | RECOMPUTED | RESHARD),
     Cell("router-losses-tp2-ep4-dp2-pp2", T2 | {"dp_shard": 2, "ep": 4, "pp": 2}, spec=EXPERTS | ROUTED),
+    # packed rows
+    Cell("packed-1f1b-pp2", {"pp": 2}, spec=PACKED, ci=True),
+    Cell("packed-gpipe-pp4-uneven", {"pp": 4}, "gpipe", PACKED, spans=UNEVEN),
+    Cell("packed-looped-bfs-pp2-vpp2", V2, "looped_bfs", PACKED),
+    Cell("packed-interleaved-pp2-vpp2-recompute", V2, "interleaved_1f1b", PACKED | RECOMPUTED),
+    Cell("packed-zero-bubble-pp2-vpp2", V2, "interleaved_zero_bubble", PACKED),
+    Cell("packed-zbv-pp2-latent", V2, "zbv", PACKED | LATENT, ci=True),
+    Cell("packed-dualpipev-pp2-selective", V2, "dualpipev", PACKED | SELECTIVE),
+    Cell("packed-dp2", {"dp_shard": 2}, spec=PACKED),
+    Cell("packed-hsdp-2x2-states", {"dp_replicate": 2, "dp_shard": 2}, spec=PACKED | STATES | UNBIASED),
+    Cell("packed-tp2-dp2", T2 | {"dp_shard": 2}, spec=FEW_WORDS, ci=True),
+    Cell("packed-1f1b-pp2-tp2-vocabulary", T2V | {"pp": 2}, spec=FEW_WORDS | TIED),
+    Cell("packed-zbv-pp2-ep2", V2 | E2, "zbv", FEW_WORDS | EXPERTS),
+    Cell("packed-tp2-ep2-dp2", T2 | E2, spec=FEW_WORDS | LATENT | UNBIASED),
 ]

@@ -48,6 +48,14 @@ class CountingRows:
             starts = starts.reshape(self.reversed_parts, -1, self.micro_batch_size)[:, ::-1].reshape(-1, 1)
         return (starts + np.arange(seq_length + 1)) % self.vocab_size
 
+    def starts(self, step: int, seed: int, num_rows: int, seq_length: int) -> np.ndarray:
+        """A document begins at every fourth token or so, and some are one token long."""
+        columns = np.arange(seq_length + 1, dtype=np.int32)
+        first = np.random.default_rng((seed, step, 1)).random((num_rows, seq_length + 1)) < 0.25
+        if self.reversed_by:
+            first = first.reshape(-1, self.reversed_by, seq_length + 1)[::-1].reshape(num_rows, -1)
+        return np.maximum.accumulate(np.where(first, columns, 0), axis=1, dtype=np.int32)
+
 
 def build_job(case: dict[str, Any]) -> Job:
     spec = Spec.model_validate(case["spec"])

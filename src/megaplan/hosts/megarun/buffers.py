@@ -1,4 +1,4 @@
-"""What lives beside parameters and activations: rotary tables, sums of router losses, and the step's token ids and labels."""
+"""What lives beside parameters and activations: rotary tables, sums of router losses, the step's token ids, labels and document starts."""
 
 from __future__ import annotations
 
@@ -41,3 +41,10 @@ def token_bytes(spec: Spec) -> int:
     batch, mesh = spec.batch, spec.mesh
     positions = batch.seq_length // (mesh.cp if mesh.vocab_parallel else mesh.cp * mesh.tp)
     return spec.schedule.microbatches_per_update * batch.micro_batch_size * positions * DType.INT64.bytes
+
+
+def starts_bytes(spec: Spec) -> int:
+    """Document starts of packed rows, of all microbatches of a step: int32 of every position on every rank, held as token ids are."""
+    if spec.data.packing == "none":
+        return 0
+    return spec.schedule.microbatches_per_update * spec.batch.micro_batch_size * spec.batch.seq_length * DType.INT32.bytes
