@@ -32,7 +32,7 @@ class StepMetrics:
         allocated_basis: `peak`: the step's peak of torch's device allocator. `resident`: on CPU, which counts no allocations, the
             parameters, buffers and optimizer state that live between steps.
         grad_norm: Before clipping.
-        learning_rate: AdamW's; Muon's follows the same warm-up.
+        learning_rate: AdamW's; Muon's follows the same schedule.
         step_seconds: Wall clock, data included.
     """
 

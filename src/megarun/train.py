@@ -19,7 +19,7 @@ from megarun.checkpoint.keeper import Keeper
 from megarun.interrupt import Interrupt
 from megarun.launch import Launch, choose_device, process_group
 from megarun.metrics import FILE_NAME, MetricsFile, StepMetrics, allocated_bytes
-from megarun.optim.build import learning_rate
+from megarun.optim.rates import learning_rate
 from megarun.parallel.mesh import RankMesh, build_mesh
 from megarun.prepare import Run
 from megarun.progress import Display, print_summary
@@ -82,7 +82,7 @@ def train_steps(run: Run, mesh: RankMesh, keeper: Keeper, interrupt: Interrupt, 
             allocated_bytes=num_bytes,
             allocated_basis=basis,
             grad_norm=result.gradient_norm,
-            learning_rate=learning_rate(training.learning_rate, step, training.steps),
+            learning_rate=learning_rate(training.learning_rate, training.rate_schedule, step, training.steps),
             step_seconds=seconds,
         )
         history.append(metrics)

@@ -1,4 +1,4 @@
-"""Optimizer groups, Muon against torch's own, the learning rate and the gradient norm."""
+"""Optimizer groups, Muon against torch's own, and the gradient norm."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,7 @@ from megaplan.layout.build import build_layout
 from megaplan.spec.models import Spec
 from megarun.build import build_stage, materialise
 from megarun.initialise import initialise
-from megarun.optim.build import Optimizers, learning_rate, newton_schulz_dtype
+from megarun.optim.build import Optimizers, newton_schulz_dtype
 from megarun.optim.clip import clip_gradients
 from megarun.optim.muon import Muon, orthogonalise
 
@@ -94,12 +94,8 @@ def test_state_follows_the_group(spec_with: Any) -> None:
         assert all(parameter.grad is None for parameter in stage.parameters())
 
 
-def test_learning_rate_and_newton_schulz_dtype(spec_with: Any) -> None:
-    """Linear over a tenth of the run, at most 100 steps, then constant; the iteration is fp32 only where params are."""
-    assert [learning_rate(1.0, step, 40) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
-    assert learning_rate(1.0, 98, 10_000) == 0.99
-    assert learning_rate(1.0, 99, 10_000) == learning_rate(1.0, 9_999, 10_000) == 1.0
-    assert learning_rate(1.0, 0, 1) == 1.0
+def test_newton_schulz_dtype(spec_with: Any) -> None:
+    """The iteration is fp32 only where params are."""
     found = [newton_schulz_dtype(Spec.model_validate(spec_with({"precision.params": dtype}))) for dtype in ("fp32", "bf16")]
     assert found == ["fp32", "bf16"]
     assert newton_schulz_dtype(Spec.model_validate(spec_with({"optimizer.newton_schulz_dtype": "bf16"}))) == "bf16"

@@ -98,6 +98,13 @@ MODEL: dict[str, CodeInfo] = {
         "Remove it, or correct the letter.",
         "pattern: AD\nrecompute: {blocks: {M: selective}}      # wrong",
     ),
+    "MP722": CodeInfo(
+        "the learning rate's phases are longer than training",
+        "warmup_steps, with decay_steps where the rate has a decay, exceed training.steps.",
+        "The rate would never reach its base, or decay before it has.",
+        "Shorten a phase, or train longer.",
+        "training: {steps: 1000, rate_schedule: {kind: wsd, warmup_steps: 100, decay_steps: 200}}",
+    ),
     "MP790": CodeInfo(
         "planned, and not built by megarun yet",
         "The plan is priced in full; megarun of this version refuses to train it.",

@@ -47,7 +47,7 @@ from megaplan.spec.scalars import (
     StrictBool,
     Text,
 )
-from megaplan.spec.training import Data, Training
+from megaplan.spec.training import ConstantRate, CosineRate, Data, RateSchedule, StableRate, Training
 
 __all__ = [
     "MAX_LAYERS",
@@ -55,6 +55,8 @@ __all__ = [
     "Attention",
     "Batch",
     "CategoryEmbedding",
+    "ConstantRate",
+    "CosineRate",
     "Data",
     "DeviceRef",
     "Features",
@@ -78,6 +80,7 @@ __all__ = [
     "ParamType",
     "Policy",
     "Precision",
+    "RateSchedule",
     "Recompute",
     "RelationBias",
     "Schedule",
@@ -87,6 +90,7 @@ __all__ = [
     "Sharding",
     "Spec",
     "Split",
+    "StableRate",
     "Training",
 ]
 

@@ -15,6 +15,7 @@ from megaplan.spec.policy_rules import policy_rules
 from megaplan.spec.schedule_rules import schedule_rules
 from megaplan.spec.source import NOWHERE
 from megaplan.spec.split_rules import split_rules
+from megaplan.spec.training_rules import training_rules
 
 
 def check_rules(spec: Spec, locate: Locate = NOWHERE.locate) -> list[Diagnostic]:
@@ -35,5 +36,5 @@ def _all_rules(spec: Spec, locate: Locate) -> Iterator[Diagnostic]:
     except MegaplanError as error:
         yield from error.diagnostics
     checked = Checked(spec, pattern, locate)
-    for rules in (pattern_rules, model_rules, mesh_rules, schedule_rules, split_rules, policy_rules):
+    for rules in (pattern_rules, model_rules, mesh_rules, schedule_rules, split_rules, policy_rules, training_rules):
         yield from rules(checked)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from megaplan.spec.scalars import NaturalInt, NonNegativeFloat, PositiveFloat, PositiveInt, Section
 
@@ -17,6 +19,62 @@ class Data(Section):
     packing: Literal["none", "documents"] = "none"
 
 
+Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False, strict=True)]
+LONGEST_WARM_UP_STEPS = 100
+
+
+class ConstantRate(Section):
+    """A linear warm-up, then the base rate.
+
+    Attributes:
+        kind: constant.
+        warmup_steps: Steps up to the base rate; 0 for none, null for a tenth of training.steps, at most 100.
+    """
+
+    kind: Literal["constant"] = "constant"
+    warmup_steps: NaturalInt | None = None
+
+
+class CosineRate(Section):
+    """A linear warm-up, then half a cosine down to the end of training.
+
+    Attributes:
+        kind: cosine.
+        warmup_steps: Steps up to the base rate; 0 for none, null for a tenth of training.steps, at most 100.
+        final_fraction: Of the base rate, at the last step.
+    """
+
+    kind: Literal["cosine"]
+    warmup_steps: NaturalInt | None = None
+    final_fraction: Fraction = 0.1
+
+
+class StableRate(Section):
+    """Warm-up, stable, decay (WSD): the base rate until the last decay_steps.
+
+    Attributes:
+        kind: wsd.
+        warmup_steps: Steps up to the base rate; 0 for none, null for a tenth of training.steps, at most 100.
+        decay_steps: Steps of the decay, the last ones of training.
+        decay: Its shape, linear or by the square root of its progress.
+        final_fraction: Of the base rate, at the last step.
+    """
+
+    kind: Literal["wsd"]
+    warmup_steps: NaturalInt | None = None
+    decay_steps: PositiveInt
+    decay: Literal["linear", "sqrt"] = "linear"
+    final_fraction: Fraction = 0.0
+
+
+RateSchedule = Annotated[ConstantRate | CosineRate | StableRate, Field(discriminator="kind")]
+
+
+def warm_up_steps(schedule: RateSchedule, num_steps: int) -> int:
+    """Steps of a schedule's warm-up; where it states none, a tenth of training, at most 100."""
+    return min(LONGEST_WARM_UP_STEPS, num_steps // 10) if schedule.warmup_steps is None else schedule.warmup_steps
+
+
 class Training(Section):
     """How long and how fast to train; outside the plan's digest.
 
@@ -27,6 +85,7 @@ class Training(Section):
         weight_decay: Decoupled weight decay.
         gradient_clip: Bound of the gradient norm; null for none.
         muon_learning_rate: Of Muon; null for learning_rate.
+        rate_schedule: How both rates go over the steps.
     """
 
     steps: PositiveInt = 1000
@@ -35,3 +94,4 @@ class Training(Section):
     weight_decay: NonNegativeFloat = 0.1
     gradient_clip: PositiveFloat | None = 1.0
     muon_learning_rate: PositiveFloat | None = None
+    rate_schedule: RateSchedule = ConstantRate()

@@ -13,23 +13,17 @@ from megaplan.inventory.tensors import Group, Inventory
 from megaplan.spec.models import Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.optim.muon import Muon
+from megarun.optim.rates import learning_rate
 from megarun.parallel.gradients import in_parameter_dtype
 from megarun.parallel.tensor import ALONE, TensorParallel
 
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
-LONGEST_WARM_UP_STEPS = 100
 
 
 def newton_schulz_dtype(spec: Spec) -> DType:
     """Dtype of Muon's iteration: as written, else fp32 where params are fp32, else bf16."""
     return spec.optimizer.newton_schulz_dtype or (DType.FP32 if spec.precision.params is DType.FP32 else DType.BF16)
-
-
-def learning_rate(base: float, step: int, num_steps: int) -> float:
-    """Rate of 0-based `step`: linear up to `base` over the first tenth of `num_steps`, at most 100 steps, then constant."""
-    warm_up = max(1, min(LONGEST_WARM_UP_STEPS, num_steps // 10))
-    return base * min(1.0, (step + 1) / warm_up)
 
 
 class Optimizers:
@@ -72,7 +66,7 @@ class Optimizers:
                 ([p for p, found in others if found == decay], decay) for decay in sorted({decay for _, decay in others}, reverse=True)
             ]
             self._all.insert(0, (_adamw(groups, rate), rate))
-        self._num_steps = training.steps
+        self._schedule, self._num_steps = training.rate_schedule, training.steps
 
     def step(self, step: int) -> None:
         """Update with the learning rate of 0-based `step`, then drop the gradients."""
@@ -87,7 +81,7 @@ class Optimizers:
 
     def _update(self, optimizer: torch.optim.Optimizer, base: float, step: int) -> None:
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(base, step, self._num_steps)
+            group["lr"] = learning_rate(base, self._schedule, step, self._num_steps)
         optimizer.step()
 
     def states(self) -> Iterator[tuple[torch.Tensor, dict[str, Any]]]:

@@ -1,0 +1,28 @@
+"""The learning rate's phases fit the steps of training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megaplan.errors import Diagnostic
+from megaplan.spec.context import Checked
+from megaplan.spec.training import StableRate, warm_up_steps
+
+
+def training_rules(checked: Checked) -> Iterator[Diagnostic]:
+    """MP722."""
+    training = checked.spec.training
+    schedule, steps = training.rate_schedule, training.steps
+    warm_up = warm_up_steps(schedule, steps)
+    parts = {"warmup_steps": warm_up}
+    if isinstance(schedule, StableRate):
+        parts["decay_steps"] = schedule.decay_steps
+    total = sum(parts.values())
+    if total > steps:
+        written = " + ".join(parts) if len(parts) > 1 else "warmup_steps"
+        values = f" = {' + '.join(map(str, parts.values()))}" if len(parts) > 1 else ""
+        detail = f"training.rate_schedule: {written}{values} = {total}, and training.steps = {steps}"
+        last = list(parts)[-1]
+        shorter = steps - (total - parts[last])
+        hint = f"{last}: {shorter}" if shorter >= 1 else f"steps: {total}"
+        yield checked.error("MP722", detail, f"training.rate_schedule.{last}", hint)
