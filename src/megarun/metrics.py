@@ -11,7 +11,10 @@ from typing import TextIO
 import torch
 import torch.distributed as dist
 
+from megaplan.cost.model import model_costs
+from megaplan.devices import load_device
 from megarun.errors import refusal
+from megarun.job import Job
 from megarun.trainer import Trainer
 
 FILE_NAME = "metrics.jsonl"
@@ -28,12 +31,15 @@ class StepMetrics:
         z_loss: Likewise their z-loss.
         tokens: Of the step's global batch.
         tokens_per_second: All ranks together.
+        model_flops_per_second: All ranks together, repeated work left out.
+        mfu: Of the planned devices' peak in the dtype of `precision.params`; None on CPU.
         allocated_bytes: Of the rank with most.
         allocated_basis: `peak`: the step's peak of torch's device allocator. `resident`: on CPU, which counts no allocations, the
             parameters, buffers and optimizer state that live between steps.
         grad_norm: Before clipping.
         learning_rate: AdamW's; Muon's follows the same schedule.
         step_seconds: Wall clock, data included.
+        data_seconds: Part of it: reading rows and handing them to the device, on rank 0's host.
     """
 
     step: int
@@ -42,11 +48,39 @@ class StepMetrics:
     z_loss: float
     tokens: int
     tokens_per_second: float
+    model_flops_per_second: float
+    mfu: float | None
     allocated_bytes: int
     allocated_basis: str
     grad_norm: float
     learning_rate: float
     step_seconds: float
+    data_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Utilisation:
+    """What a job's throughput is measured by.
+
+    Attributes:
+        flops_per_token: Model FLOPs of one token's forward and backward.
+        peak_flops: FLOPs a second of all planned devices; None where it does not run on such.
+    """
+
+    flops_per_token: int
+    peak_flops: int | None
+
+    @classmethod
+    def of(cls, job: Job, device: torch.device) -> Utilisation:
+        """Of a job that runs on devices of a kind."""
+        spec = job.spec
+        peak = load_device(spec.device.name).peak_flops[spec.precision.params].value * spec.mesh.world_size
+        return cls(model_costs(spec, job.inventory).model_flops, peak if device.type == "cuda" else None)
+
+    def rates(self, tokens_per_second: float) -> tuple[float, float | None]:
+        """Model FLOPs a second, and the part of the peak that they are."""
+        rate = self.flops_per_token * tokens_per_second
+        return rate, None if self.peak_flops is None else rate / self.peak_flops
 
 
 class MetricsFile:

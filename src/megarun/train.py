@@ -18,7 +18,7 @@ from megarun.batches import Batches
 from megarun.checkpoint.keeper import Keeper
 from megarun.interrupt import Interrupt
 from megarun.launch import Launch, choose_device, process_group
-from megarun.metrics import FILE_NAME, MetricsFile, StepMetrics, allocated_bytes
+from megarun.metrics import FILE_NAME, MetricsFile, StepMetrics, Utilisation, allocated_bytes
 from megarun.optim.rates import learning_rate
 from megarun.parallel.mesh import RankMesh, build_mesh
 from megarun.prepare import Run
@@ -65,12 +65,16 @@ def train_steps(run: Run, mesh: RankMesh, keeper: Keeper, interrupt: Interrupt, 
     job, training = run.job, run.job.spec.training
     trainer, batches = Trainer(job, mesh), Batches(run.source, job.spec, mesh)
     first = keeper.start(trainer)
+    utilisation = Utilisation.of(job, mesh.device)
     history: list[StepMetrics] = []
     stopped_by = 0
     for step in range(first, run.num_steps):
         began = time.perf_counter()
-        result = trainer.step(step, *batches.at(step))
+        batch = batches.at(step)
+        data_seconds = time.perf_counter() - began
+        result = trainer.step(step, *batch)
         seconds = synchronised_time(mesh.device) - began
+        model_flops, mfu = utilisation.rates(job.global_batch_tokens / seconds)
         num_bytes, basis = allocated_bytes(trainer)
         metrics = StepMetrics(
             step=step + 1,
@@ -79,11 +83,14 @@ def train_steps(run: Run, mesh: RankMesh, keeper: Keeper, interrupt: Interrupt, 
             z_loss=result.z_loss,
             tokens=job.global_batch_tokens,
             tokens_per_second=job.global_batch_tokens / seconds,
+            model_flops_per_second=model_flops,
+            mfu=mfu,
             allocated_bytes=num_bytes,
             allocated_basis=basis,
             grad_norm=result.gradient_norm,
             learning_rate=learning_rate(training.learning_rate, training.rate_schedule, step, training.steps),
             step_seconds=seconds,
+            data_seconds=data_seconds,
         )
         history.append(metrics)
         metrics_file.write(metrics)

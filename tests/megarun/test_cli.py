@@ -86,6 +86,8 @@ def test_one_process_trains_from_a_plan(
     assert all(record["tokens"] == 4 * 2 * 24 for record in found)
     assert found[-1]["loss"] < found[0]["loss"]
     assert found[0]["allocated_bytes"] > 0
+    assert all(record["mfu"] is None and record["model_flops_per_second"] > record["tokens_per_second"] for record in found)
+    assert all(0 < record["data_seconds"] < record["step_seconds"] for record in found)
     assert run(["train", plan, "--data", str(token_file), "--out", str(tmp_path / "b"), "--steps", "2"]) == 0
     assert run(["train", plan, "--data", str(token_file), "--out", str(tmp_path / "c"), "--steps", "2", "--seed", "1"]) == 0
     assert [record["loss"] for record in records(tmp_path / "b")] == [record["loss"] for record in found[:2]]
