@@ -3,8 +3,8 @@
 The rows of a step are a function of (step, seed) alone, in the order [microbatch][data rank][sequence]. So D data ranks with M
 microbatches, and one process with M · D, read the same microbatches: microbatch m of data rank d is microbatch m · D + d of the one.
 
-TP ranks share their sequences. Each takes its own tokens, a consecutive part; with `vocab_parallel` all of them, for each rank looks
-every token up.
+CP and TP ranks share their sequences. A CP rank has two pieces of each (`megarun.parallel.context`), of which a TP rank takes its own
+tokens, a consecutive part; with `vocab_parallel` all of them, for each rank looks every token up.
 
 Packed rows (`data.packing: documents`) have the document of every token beside them. Every rank reads it from the token file itself, for
 its own rows whichever stage it has: no stage waits for another's, and nothing is sent. The last token of a document has no label; how many
@@ -24,6 +24,7 @@ from torch import Tensor
 from megaplan.schedule import placement, slot_owner
 from megaplan.spec.models import Spec
 from megarun.errors import refusal
+from megarun.parallel.context import ContextParallel
 from megarun.parallel.mesh import RankMesh
 from megarun.parallel.shapes import token_shape
 
@@ -49,7 +50,8 @@ class Packed:
     """Where the documents of packed rows are.
 
     Attributes:
-        starts: int32 [num_microbatches · micro_batch_size, T] on the rank's device: each token's first position of its document.
+        starts: int32 [num_microbatches · micro_batch_size, T / cp] on the rank's device: each token's first position of its document, as
+            `ContextParallel.own_starts` counts it.
         num_targets: Labels of the whole batch, over all microbatches and data ranks: what its loss is divided by.
     """
 
@@ -81,8 +83,10 @@ class Batches:
         self._reads_tokens, self._reads_labels = mesh.coordinate["pp"] == 0, mesh.coordinate["pp"] == last_rank
         self._packs, self._seed, self._seq_length = spec.data.packing == "documents", spec.training.seed, spec.batch.seq_length
         _, length = token_shape(spec)
-        first = mesh.coordinate["tp"] * length if length < self._seq_length else 0
-        self._own = slice(first, first + length)
+        self._cp = ContextParallel(spec.mesh.cp, mesh.coordinate["cp"], None)
+        shared = self._cp.positions(self._seq_length)
+        first = mesh.coordinate["tp"] * length if length < len(shared) else 0
+        self._own = shared[first : first + length]
         self._shape = (spec.schedule.microbatches_per_update, mesh.num_data_ranks, spec.batch.micro_batch_size)
 
     def at(self, step: int) -> Batch:
@@ -99,7 +103,7 @@ class Batches:
             num_targets = int((~last).sum())
             if num_targets == 0:
                 raise refusal("MP621", f"step {step + 1}: {last.size:,} tokens, each the last one of its document", "data.packing")
-            packed = Packed(self._mine(starts[:, :-1]).contiguous().to(device), num_targets)
+            packed = Packed(self._cp.own_starts(self._mine(starts[:, :-1])).contiguous().to(device), num_targets)
         if not (self._reads_tokens or self._reads_labels):
             return Batch(None, None, packed)
         rows = self._mine(self._source.rows(*batch))

@@ -10,18 +10,26 @@ from megaplan.layout.values import Slot
 from megaplan.spec.models import Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.model.stage import Stage
+from megarun.parallel.context import WHOLE, ContextParallel
 from megarun.parallel.expert import LOCAL, ExpertParallel
 from megarun.parallel.tensor import ALONE, TensorParallel
 
 
-def build_stage(spec: Spec, inventory: Inventory, slot: Slot, tp: TensorParallel = ALONE, ep: ExpertParallel = LOCAL) -> Stage:
+def build_stage(
+    spec: Spec,
+    inventory: Inventory,
+    slot: Slot,
+    tp: TensorParallel = ALONE,
+    ep: ExpertParallel = LOCAL,
+    cp: ContextParallel = WHOLE,
+) -> Stage:
     """A rank's stage of `slot` on the meta device: its part of every parameter, in `precision.master`.
 
     Raises:
         RuntimeError: Its tensors are not the inventory's, which is a defect.
     """
     with torch.device("meta"):
-        stage = Stage(spec, inventory, slot, tp, ep).to(TORCH_DTYPES[spec.precision.master])
+        stage = Stage(spec, inventory, slot, tp, ep, cp).to(TORCH_DTYPES[spec.precision.master])
     wrong = differences(stage, inventory, slot, spec)
     if wrong:
         raise RuntimeError(f"stage {slot.index} is not the inventory's: {'; '.join(wrong)}")

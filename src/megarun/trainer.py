@@ -19,6 +19,7 @@ from megarun.model.router_losses import loss_factors, start_losses, sum_losses
 from megarun.model.stage import Stage
 from megarun.optim.build import Optimizers
 from megarun.optim.clip import clip_gradients
+from megarun.parallel.context import context_parallel
 from megarun.parallel.expert import expert_parallel
 from megarun.parallel.fsdp import shard_stage
 from megarun.parallel.gradients import keep_gradient_dtype
@@ -54,8 +55,8 @@ def sharded_stages(job: Job, mesh: RankMesh, *, measured: bool = True) -> tuple[
         mesh: This rank's place.
         measured: Whether tensors will have values, which say how many rows travel; else the spec states it.
     """
-    tp, ep = tensor_parallel(mesh), expert_parallel(job.spec, mesh, measured=measured)
-    stages = tuple(build_stage(job.spec, job.inventory, slot, tp, ep) for slot in job.slots(mesh.coordinate["pp"]))
+    tp, ep, cp = tensor_parallel(mesh), expert_parallel(job.spec, mesh, measured=measured), context_parallel(mesh)
+    stages = tuple(build_stage(job.spec, job.inventory, slot, tp, ep, cp) for slot in job.slots(mesh.coordinate["pp"]))
     for stage in stages:
         recompute_stage(stage, job.spec, job.inventory)
         shard_stage(stage, job.spec, mesh)
@@ -87,19 +88,24 @@ class Trainer:
         self.fill(job)
         self._shared = SharedGradients(job.layout, mesh)
         self._runner = build_runner(self.stages, spec, mesh)
-        self._tp = tensor_parallel(mesh)
+        self._tp, self._cp = tensor_parallel(mesh), context_parallel(mesh)
         self.optimizers = Optimizers(self.stages, job.inventory, spec, self._tp)
         self._owned: list[nn.Parameter] = []
         self._copies: list[nn.Parameter] = []
         self._replicated: list[tuple[str, nn.Parameter]] = []
+        self._dense: list[tuple[str, nn.Parameter]] = []
         owners = {name: tensor.owner for name, tensor in job.inventory.tensors()}
         for stage, slot in zip(self.stages, job.slots(mesh.coordinate["pp"]), strict=True):
             for name, parameter in stage.named_parameters():
                 replicated = owners[name] is Owner.REPLICATED
-                copied = any(name.startswith(f"{block}.") for block in slot.copies) or (replicated and self._tp.index > 0)
+                dense = owners[name] is not Owner.EXPERT_PARALLEL
+                counted = not (replicated and self._tp.index > 0) and not (dense and self._cp.index > 0)
+                copied = any(name.startswith(f"{block}.") for block in slot.copies) or not counted
                 (self._copies if copied else self._owned).append(parameter)
                 if replicated:
                     self._replicated.append((name, parameter))
+                if dense:
+                    self._dense.append((name, parameter))
 
     def fill(self, job: Job) -> None:
         """Give every parameter its first value."""
@@ -116,6 +122,7 @@ class Trainer:
         partial = self._runner.forward_backward(tokens, labels, packed)
         self._shared.reduce(self.stages)
         sum_replicated(self._replicated, self._tp)
+        sum_replicated(self._dense, self._cp)
         return partial
 
     def step(self, step: int, tokens: Tensor | None, labels: Tensor | None, packed: Packed | None = None) -> StepResult:
@@ -127,7 +134,8 @@ class Trainer:
         partial = self.accumulate_gradients(tokens, labels, packed)
         norm = clip_gradients(self._owned, self._copies, self.mesh, self._spec.training.gradient_clip, self.read)
         # with `vocab_parallel` every TP rank has the loss of all its group's tokens, else of its own
-        token_axes = ("dp_replicate", "dp_shard") if self._spec.mesh.vocab_parallel else ("dp_replicate", "dp_shard", "tp")
+        shared = ("dp_replicate", "dp_shard", "cp")
+        token_axes = shared if self._spec.mesh.vocab_parallel else (*shared, "tp")
         loss = self.read(self.mesh.sum(partial, "pp", *token_axes))
         balance_loss, z_loss = self._router_losses()
         if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -139,7 +147,7 @@ class Trainer:
         """Both losses of the step, over all stages and tokens."""
         if loss_factors(self._spec) is None:
             return 0.0, 0.0
-        losses = self.mesh.sum(sum_losses(self.stages, self.mesh.device), "pp", "dp_replicate", "dp_shard", "tp")
+        losses = self.mesh.sum(sum_losses(self.stages, self.mesh.device), "pp", "dp_replicate", "dp_shard", "cp", "tp")
         return self.read(losses[0]), self.read(losses[1])
 
     def resident_bytes(self) -> int:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.runtime
 
 
 def place(data_rank: int, num_data_ranks: int, stage: int = 0, num_stages: int = 1) -> Any:
-    coordinate, device = {"pp": stage}, torch.device("cpu")
+    coordinate, device = {"pp": stage, "cp": 0, "tp": 0}, torch.device("cpu")
     return SimpleNamespace(
         coordinate=coordinate, device=device, data_rank=data_rank, num_data_ranks=num_data_ranks, size=lambda _: num_stages
     )

@@ -123,7 +123,7 @@ def test_a_block_keeps_its_operations_saved_sets(letter: str, overrides: dict[st
     spec = Spec.model_validate(spec_with({"model.pattern": letter, "model.num_layers": 1, **overrides}))
     stage = first_stage(spec)
     width = 4 if "qk_rope_head_dim" in overrides.get("model.attention", {}) else 8
-    block = AloneBlock(stage.layers["0"], rotary_table(T, width, 1e4, torch.device("cpu")))
+    block = AloneBlock(stage.layers["0"], rotary_table(torch.arange(T), width, 1e4, torch.device("cpu")))
     found = saved_storages(block, (torch.randn(B, T, H, requires_grad=True),))
     kept = [storage for storage in found.storages if not storage.is_input]
     assert sorted(((storage.nbytes, storage.dtype) for storage in kept), key=str) == sizes(expected)
@@ -136,7 +136,7 @@ def test_bf16_keeps_bf16(spec_with: Any) -> None:
     for letter, num_wide in {"A": 2, "M": 2, "E": 3, "D": 1, "R": 3}.items():
         overrides = {f"precision.{role}": "bf16" for role in ("params", "grads", "master", "moments", "reduce")}
         spec = Spec.model_validate(spec_with({"model.pattern": letter, "model.num_layers": 1, **overrides}))
-        block = AloneBlock(first_stage(spec).layers["0"], rotary_table(T, 8, 1e4, torch.device("cpu")))
+        block = AloneBlock(first_stage(spec).layers["0"], rotary_table(torch.arange(T), 8, 1e4, torch.device("cpu")))
         found = saved_storages(block, (torch.randn(B, T, H, dtype=torch.bfloat16, requires_grad=True),))
         wide = [storage for storage in found.storages if storage.dtype == torch.float32]
         assert len(wide) == num_wide, (letter, wide)

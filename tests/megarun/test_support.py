@@ -14,7 +14,6 @@ pytestmark = pytest.mark.runtime
 @pytest.mark.parametrize(
     ("overrides", "key"),
     [
-        ({"mesh.cp": 2}, "mesh.cp = 2"),
         ({"mesh.etp": 2, "mesh.dp_shard": 2}, "mesh.etp = 2"),
         ({"model.moe.capacity_factor": 1.2}, "model.moe.capacity_factor = 1.2"),
         ({"model.features": {"mtp": {"depth": 1, "ffn_hidden_size": 8}}}, "model.features.mtp"),

@@ -19,14 +19,16 @@ BLOCK_QUERIES = 64
 """Largest block: a longer one computes more scores that the causal mask throws away."""
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, scale: float, window: int | None) -> tuple[Tensor, Tensor]:
-    """Returns out [B, T, Hq, Dv] in q's dtype and lse [B, Hq, T]."""
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, scale: float, window: int | None, first: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Returns out [B, T, Hq, Dv] in q's dtype and lse [B, Hq, T]; query i stands at position first + i of the keys."""
     batch, num_positions, num_heads, _ = q.shape
     groups, keys, values = _by_group(upcast(q) * scale, k.shape[2]), _by_group(upcast(k), k.shape[2]), _by_group(upcast(v), k.shape[2])
     out = torch.empty(batch, num_positions, num_heads, v.shape[-1], dtype=q.dtype, device=q.device)
     lse = torch.empty(batch, num_heads, num_positions, dtype=accumulator_dtype(q.dtype), device=q.device)
-    for rows, seen in _blocks(q, window):
-        scores = _scores(groups[:, :, :, rows], keys[:, :, :, seen], rows, seen, window, starts)
+    for rows, seen in _blocks(q, window, first):
+        scores = _scores(groups[:, :, :, rows], keys[:, :, :, seen], rows, seen, window, starts, first)
         largest = scores.amax(-1, keepdim=True)
         weights = scores.sub_(largest).exp_()
         total = weights.sum(-1, keepdim=True)
@@ -46,6 +48,7 @@ def backward(
     scale: float,
     window: int | None,
     needs: Sequence[bool],
+    first: int = 0,
 ) -> tuple[Tensor | None, ...]:
     """Returns the gradients of q, k and v, None where not needed."""
     num_groups = k.shape[2]
@@ -56,9 +59,9 @@ def backward(
     grad_q = torch.empty(q.shape, dtype=q.dtype, device=q.device) if needs[0] else None
     grad_k = torch.zeros_like(keys[:, :, 0]) if needs[1] else None
     grad_v = torch.zeros_like(values[:, :, 0]) if needs[2] else None
-    for rows, seen in _blocks(q, window):
+    for rows, seen in _blocks(q, window, first):
         block = grads[:, :, :, rows]
-        scores = _scores(groups[:, :, :, rows], keys[:, :, :, seen], rows, seen, window, starts)
+        scores = _scores(groups[:, :, :, rows], keys[:, :, :, seen], rows, seen, window, starts, first)
         weights = scores.sub_(group_lse[:, :, :, rows]).exp_()
         if grad_v is not None:
             grad_v[:, :, seen] += _per_key(weights, block)
@@ -78,18 +81,18 @@ def _by_group(x: Tensor, num_groups: int) -> Tensor:
     return x.transpose(1, 2).reshape(batch, num_groups, num_heads // num_groups, num_positions, width)
 
 
-def _blocks(q: Tensor, window: int | None) -> Iterator[tuple[slice, slice]]:
-    """Blocks of queries, each with the keys that any of them sees."""
+def _blocks(q: Tensor, window: int | None, first: int) -> Iterator[tuple[slice, slice]]:
+    """Blocks of queries, each with the keys that any of them sees; the first query stands at key `first`."""
     batch, num_positions, num_heads, _ = q.shape
-    for rows in row_blocks(num_positions, batch * num_heads * num_positions, SCRATCH_ELEMENTS, BLOCK_QUERIES):
-        first = 0 if window is None else max(0, rows.start - window + 1)
-        yield rows, slice(first, rows.stop)
+    for rows in row_blocks(num_positions, batch * num_heads * (first + num_positions), SCRATCH_ELEMENTS, BLOCK_QUERIES):
+        begin = 0 if window is None else max(0, first + rows.start - window + 1)
+        yield rows, slice(begin, first + rows.stop)
 
 
-def _scores(queries: Tensor, keys: Tensor, rows: slice, seen: slice, window: int | None, starts: Tensor | None) -> Tensor:
+def _scores(queries: Tensor, keys: Tensor, rows: slice, seen: slice, window: int | None, starts: Tensor | None, first: int) -> Tensor:
     """Scaled scores of a block, −∞ where a query may not look."""
     scores = _per_query(queries, keys[:, :, 0].mT)
-    query = torch.arange(rows.start, rows.stop, device=queries.device).unsqueeze(1)
+    query = torch.arange(first + rows.start, first + rows.stop, device=queries.device).unsqueeze(1)
     key = torch.arange(seen.start, seen.stop, device=queries.device)
     hidden = key > query
     if window is not None:

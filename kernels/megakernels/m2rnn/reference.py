@@ -37,12 +37,31 @@ def forward(
     save_every: int,
 ) -> tuple[Tensor, Tensor]:
     """Returns y [B, T, H, V] in q's dtype and the states before each segment and after the last [B, ceil(T / save_every) + 1, H, K, V]."""
+    return forward_from(None, q, k, v, f, state_map, D, dt_bias, A_log, starts, save_every)
+
+
+def forward_from(
+    state: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    f: Tensor,
+    state_map: Tensor,
+    D: Tensor,
+    dt_bias: Tensor,
+    A_log: Tensor,
+    starts: Tensor | None,
+    save_every: int,
+) -> tuple[Tensor, Tensor]:
+    """As `forward`, from a state [B, H, K, V] in the accumulation dtype; None is zero."""
     batch, num_positions, key_width = q.shape
     num_heads, value_width = v.shape[2:]
     segments = list(row_blocks(num_positions, 1, save_every))
     dtype = accumulator_dtype(q.dtype)
     y = torch.empty(v.shape, dtype=q.dtype, device=q.device)
     states = torch.zeros(batch, len(segments) + 1, num_heads, key_width, value_width, dtype=dtype, device=q.device)
+    if state is not None:
+        states[:, 0] = state
     for index, positions in enumerate(segments):
         segment = _segment(k, v, f, state_map, dt_bias, A_log, starts, states[:, index], positions)
         queries = _per_step(q, positions).unsqueeze(3)  # [L, 1, B, 1, K]
@@ -68,11 +87,31 @@ def backward(
     needs: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
     """Returns the gradients of q, k, v, f, state_map, D, dt_bias and A_log, None where not needed."""
+    found, _ = backward_from(None, grad_y, q, k, v, f, state_map, D, dt_bias, A_log, starts, states, save_every)
+    return tuple(grad if need else None for grad, need in zip(found, needs, strict=True))
+
+
+def backward_from(
+    grad_last: Tensor | None,
+    grad_y: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    f: Tensor,
+    state_map: Tensor,
+    D: Tensor,
+    dt_bias: Tensor,
+    A_log: Tensor,
+    starts: Tensor | None,
+    states: Tensor,
+    save_every: int,
+) -> tuple[tuple[Tensor, ...], Tensor]:
+    """As `backward`, with the gradient of the last state [B, H, K, V] (None is zero); returns that of the first state too."""
     batch = q.shape[0]
     grad_q, grad_k, grad_v, grad_f = (torch.empty(like.shape, dtype=like.dtype, device=like.device) for like in (q, k, v, f))
     parameters = (state_map, D, dt_bias, A_log)
     grad_map, grad_D, grad_dt_bias, grad_A_log = (torch.zeros(like.shape, dtype=states.dtype, device=like.device) for like in parameters)
-    grad_state = torch.zeros_like(_merged(states[:, 0]))
+    grad_state = torch.zeros_like(_merged(states[:, 0])) if grad_last is None else _merged(grad_last)
     for index, positions in reversed(list(enumerate(row_blocks(q.shape[1], 1, save_every)))):
         segment = _segment(k, v, f, state_map, dt_bias, A_log, starts, states[:, index], positions)
         grad = upcast(grad_y[:, positions]).permute(1, 2, 0, 3)  # [L, H, B, V]
@@ -103,7 +142,7 @@ def backward(
         grad_dt_bias.to(dt_bias.dtype),
         grad_A_log.to(A_log.dtype),
     )
-    return tuple(grad if need else None for grad, need in zip(found, needs, strict=True))
+    return found, torch.unflatten(grad_state, 1, (batch, -1)).transpose(0, 1)
 
 
 @dataclass(frozen=True, slots=True)

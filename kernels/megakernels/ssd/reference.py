@@ -40,18 +40,35 @@ def forward(
     chunk_size: int,
 ) -> tuple[Tensor, Tensor]:
     """Returns y [B, T, H, P] and the state at each chunk's start [B, ceil(T / chunk_size), H, P, S], both in x's dtype."""
+    return forward_from(None, x, dt, A_log, B, C, D, dt_bias, starts, chunk_size)[:2]
+
+
+def forward_from(
+    state: Tensor | None,
+    x: Tensor,
+    dt: Tensor,
+    A_log: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    dt_bias: Tensor,
+    starts: Tensor | None,
+    chunk_size: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `forward`, from a state [B, H, P, S] in the accumulation dtype (None is zero); returns the last state too."""
     batch, num_positions, num_heads, width = x.shape
     chunks = list(row_blocks(num_positions, 1, chunk_size))
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     states = torch.empty(batch, len(chunks), num_heads, width, B.shape[-1], dtype=x.dtype, device=x.device)
-    state = torch.zeros(batch, num_heads, width, B.shape[-1], dtype=accumulator_dtype(x.dtype), device=x.device)
+    if state is None:
+        state = torch.zeros(batch, num_heads, width, B.shape[-1], dtype=accumulator_dtype(x.dtype), device=x.device)
     for index, positions in enumerate(chunks):
         states[:, index] = state
         chunk = _chunk(x, dt, A_log, B, C, dt_bias, starts, positions)
         inside = chunk.mixing @ chunk.u + chunk.from_start * _read(state, chunk.C)
         y[:, positions] = (inside + upcast(D).view(-1, 1, 1) * chunk.x).transpose(1, 2)
         state = chunk.across * state + _write(chunk.to_end * chunk.u, chunk.B)
-    return y, states
+    return y, states, state
 
 
 def backward(
@@ -69,10 +86,30 @@ def backward(
     needs: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
     """Returns the gradients of x, dt, A_log, B, C, D and dt_bias, None where not needed."""
+    found, _ = backward_from(None, grad_y, x, dt, A_log, B, C, D, dt_bias, starts, states, chunk_size)
+    return tuple(grad if need else None for grad, need in zip(found, needs, strict=True))
+
+
+def backward_from(
+    grad_state: Tensor | None,
+    grad_y: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A_log: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    dt_bias: Tensor,
+    starts: Tensor | None,
+    states: Tensor,
+    chunk_size: int,
+) -> tuple[tuple[Tensor, ...], Tensor]:
+    """As `backward`, with the gradient of the last state (None is zero); returns that of the first state too."""
     grad_x, grad_dt, grad_B, grad_C = (torch.empty(like.shape, dtype=like.dtype, device=like.device) for like in (x, dt, B, C))
     dtype = accumulator_dtype(x.dtype)
     grad_A_log, grad_D, grad_dt_bias = (torch.zeros(x.shape[2], dtype=dtype, device=x.device) for _ in range(3))
-    grad_state = torch.zeros(states[:, 0].shape, dtype=dtype, device=x.device)
+    if grad_state is None:
+        grad_state = torch.zeros(states[:, 0].shape, dtype=dtype, device=x.device)
     skip = upcast(D).view(-1, 1, 1)
     for index, positions in reversed(list(enumerate(row_blocks(x.shape[1], 1, chunk_size)))):
         chunk = _chunk(x, dt, A_log, B, C, dt_bias, starts, positions)
@@ -97,7 +134,7 @@ def backward(
         grad_D.to(D.dtype),
         grad_dt_bias.to(dt_bias.dtype),
     )
-    return tuple(grad if need else None for grad, need in zip(found, needs, strict=True))
+    return found, grad_state
 
 
 @dataclass(frozen=True, slots=True)

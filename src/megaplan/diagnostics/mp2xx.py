@@ -48,12 +48,11 @@ MESH: dict[str, CodeInfo] = {
         "moe: {num_experts: 16, top_k: 4, ffn_hidden_size: 896}\nmesh: {tp: 3, etp: 3}      # wrong: 896 % 3 = 2",
     ),
     "MP207": CodeInfo(
-        "context parallelism on a block that carries state",
-        "`mesh.cp` is above 1, and the pattern has M or R blocks.",
-        "Context parallelism cuts the sequence, and attention can rebuild it by exchanging keys and values. A Mamba or recurrent block "
-        "needs the state of all earlier positions handed on, which megarun does not do.",
-        "Use cp 1, and tp or a smaller micro-batch for long sequences.",
-        "model: {pattern: AEME}\nmesh: {cp: 2}      # wrong\nmesh: {cp: 1}",
+        "a piece of the sequence is shorter than a convolution's reach",
+        "Under context parallelism a piece of seq_length / (2 · cp) positions has fewer than conv_kernel − 1.",
+        "A convolution takes the inputs before a piece from the piece before it, and from no other.",
+        "Use a longer sequence, or a smaller cp.",
+        "mamba: {kind: mamba2, conv_kernel: 4}\nbatch: {micro_batch_size: 1, seq_length: 16}\nmesh: {cp: 4}      # wrong: pieces of 2",
     ),
     "MP208": CodeInfo(
         "context degree does not divide the sequence",

@@ -7,7 +7,7 @@ from math import gcd, lcm
 
 from megaplan.errors import Diagnostic
 from megaplan.spec.context import Checked, divisors, mamba_width, remainder, use_one_of
-from megaplan.spec.models import GroupedQueryAttention, Spec
+from megaplan.spec.models import GroupedQueryAttention, Mamba2, Spec
 from megaplan.spec.traffic import crossing_groups, expert_traffic, tensor_traffic
 from megaplan.spec.wording import series
 
@@ -96,10 +96,16 @@ def _context(checked: Checked) -> Iterator[Diagnostic]:
     mesh, seq_length = checked.spec.mesh, checked.spec.batch.seq_length
     if mesh.cp == 1:
         return
-    stateful = [f"{checked.count(letter)} {letter}" for letter in "MR" if checked.has(letter)]
-    if stateful:
-        detail = f"mesh.cp = {mesh.cp}, and the pattern has {series(stateful, 'and')} layers, whose state is not handed between ranks"
-        yield checked.error("MP207", detail, "mesh.cp", "cp: 1")
+    model, piece = checked.spec.model, seq_length // (2 * mesh.cp)
+    kernels = {"mamba": model.mamba.conv_kernel if isinstance(model.mamba, Mamba2) else None}
+    kernels["recurrent"] = model.recurrent.conv_kernel if model.recurrent is not None else None
+    for section, kernel in kernels.items():
+        if kernel is not None and piece < kernel - 1:
+            detail = (
+                f"batch.seq_length = {seq_length}, 2 · mesh.cp = {2 * mesh.cp}, a piece has {piece} positions, and "
+                f"{section}.conv_kernel = {kernel} reads {kernel - 1} before it"
+            )
+            yield checked.error("MP207", detail, "mesh.cp", f"use a sequence length of at least {2 * mesh.cp * (kernel - 1)}")
     if seq_length % (2 * mesh.cp):
         detail = (
             f"batch.seq_length = {seq_length}, 2 · mesh.cp = {2 * mesh.cp}, and {seq_length} % {2 * mesh.cp} = {seq_length % (2 * mesh.cp)}"

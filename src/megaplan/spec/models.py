@@ -103,7 +103,7 @@ class Mesh(Section):
         vpp: Stage slots of each pipeline rank.
         dp_replicate: Copies of the sharded state (HSDP).
         dp_shard: Ranks over which state is sharded (FSDP2).
-        cp: Ranks over which the sequence is cut; attention only.
+        cp: Ranks over which every sequence is cut.
         tp: Ranks over which heads and widths are sharded; sequence parallelism is on exactly when it is above 1.
         ep: Ranks over which routed experts are spread; ep · etp divides dp_shard · cp · tp.
         etp: Ranks over which each expert is sharded.

@@ -39,6 +39,14 @@ def _indexer(spec: Spec) -> object | None:
     return "given" if isinstance(attention, LatentAttention) and attention.indexer is not None else None
 
 
+def _context_mamba(spec: Spec) -> object | None:
+    """Mamba-3 hands no state on, and a cached scan would be walked twice."""
+    blocks = dict(spec.recompute.blocks)
+    policy = blocks.get("M", spec.recompute.default)  # type: ignore[call-overload]
+    unbuilt = isinstance(spec.model.mamba, Mamba3) or policy != "none"
+    return spec.mesh.cp if spec.mesh.cp > 1 and spec.model.mamba is not None and unbuilt else None
+
+
 def _capacity(spec: Spec) -> object | None:
     return spec.model.moe.capacity_factor if spec.model.moe is not None else None
 
@@ -53,7 +61,8 @@ NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("model.attention.indexer", _indexer, "null"),
     ("model.moe.capacity_factor", _capacity, "null"),
     *((f"model.features.{name}", _feature(name), "null") for name in ("ngram", "structure", "platform", "relation_bias", "mtp")),
-    *((f"mesh.{axis}", _above_one(axis), "1") for axis in ("cp", "etp")),
+    ("mesh.cp", _context_mamba, "mamba2 under cp, its recompute none"),
+    ("mesh.etp", _above_one("etp"), "1"),
     *((f"precision.{role}", _dtype(role), "fp32 or bf16") for role in ("params", "grads", "master", "moments", "reduce")),
     ("precision.families", _families, "{}"),
 )

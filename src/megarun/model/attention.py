@@ -1,6 +1,7 @@
 """A blocks: grouped-query attention (MHA and MQA too) and multi-head latent attention.
 
-Under TP a rank has its heads; under MLA every rank has the whole down projections and runs them on its own tokens.
+Under TP a rank has its heads; under MLA every rank has the whole down projections and runs them on its own tokens. Under CP it attends from
+its own tokens to those of all ranks.
 """
 
 from __future__ import annotations
@@ -8,11 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from megakernels.attention import attention
 from megakernels.rope import mla_kv, rope
 from megaplan.spec import models as spec
 from megarun.model.norm import RMSNorm, linear
 from megarun.model.rotary import Rotary, unrotated
+from megarun.parallel.context import WHOLE, ContextParallel
 from megarun.parallel.tensor import ALONE, TensorParallel
 
 
@@ -22,10 +23,18 @@ class GroupedQueryAttention(nn.Module):
     Source: arXiv:2305.13245.
     """
 
-    def __init__(self, config: spec.GroupedQueryAttention, hidden_size: int, eps: float, layer: int, tp: TensorParallel = ALONE) -> None:
+    def __init__(
+        self,
+        config: spec.GroupedQueryAttention,
+        hidden_size: int,
+        eps: float,
+        layer: int,
+        tp: TensorParallel = ALONE,
+        cp: ContextParallel = WHOLE,
+    ) -> None:
         super().__init__()
         query, key_value = (tp.share(heads) * config.head_dim for heads in (config.num_heads, config.num_kv_heads))
-        self.tp, self.head_dim = tp, config.head_dim
+        self.tp, self.cp, self.head_dim = tp, cp, config.head_dim
         self.window = config.window_size
         self.rotates = layer not in config.nope_layers
         self.norm = RMSNorm(hidden_size, eps)
@@ -50,7 +59,7 @@ class GroupedQueryAttention(nn.Module):
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None) -> Tensor:
         """Heads [B, T, Hq, D], [B, T, Hkv, D], [B, T, Hkv, D] -> [B, t, h]: attention and its output projection."""
-        return self.tp.reduce(self.o_proj(attention(q, k, v, self.head_dim**-0.5, self.window, starts).flatten(2)))
+        return self.tp.reduce(self.o_proj(self.cp.attention(q, k, v, self.head_dim**-0.5, self.window, starts).flatten(2)))
 
 
 class LatentAttention(nn.Module):
@@ -59,9 +68,17 @@ class LatentAttention(nn.Module):
     Source: arXiv:2405.04434, section 2.1.
     """
 
-    def __init__(self, config: spec.LatentAttention, hidden_size: int, eps: float, layer: int, tp: TensorParallel = ALONE) -> None:
+    def __init__(
+        self,
+        config: spec.LatentAttention,
+        hidden_size: int,
+        eps: float,
+        layer: int,
+        tp: TensorParallel = ALONE,
+        cp: ContextParallel = WHOLE,
+    ) -> None:
         super().__init__()
-        self.tp, self.num_heads = tp, tp.share(config.num_heads)
+        self.tp, self.cp, self.num_heads = tp, cp, tp.share(config.num_heads)
         self.nope_dim, self.rope_dim, self.v_dim = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
         self.kv_lora_rank = config.kv_lora_rank
         self.window = config.window_size
@@ -99,4 +116,6 @@ class LatentAttention(nn.Module):
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None) -> Tensor:
         """Heads [B, T, H, n + R], the same, [B, T, H, v] -> [B, t, h]: attention and its output projection."""
-        return self.tp.reduce(self.o_proj(attention(q, k, v, (self.nope_dim + self.rope_dim) ** -0.5, self.window, starts).flatten(2)))
+        return self.tp.reduce(
+            self.o_proj(self.cp.attention(q, k, v, (self.nope_dim + self.rope_dim) ** -0.5, self.window, starts).flatten(2))
+        )

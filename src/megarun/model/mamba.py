@@ -5,26 +5,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from megakernels.causal_conv1d import causal_conv1d
 from megakernels.rms_norm import gated_rms_norm
-from megakernels.ssd import ssd
 from megaplan.spec import models as spec
 from megarun.model.norm import RMSNorm, linear
 from megarun.model.rotary import Rotary
+from megarun.parallel.context import WHOLE, ContextParallel
+from megarun.parallel.hand_off import convolve, scan
 from megarun.parallel.tensor import ALONE, TensorParallel
 
 
 class Convolution(nn.Module):
     """Weights of a causal depthwise convolution: weight [C, K], bias [C] or none."""
 
-    def __init__(self, num_channels: int, kernel: int, bias: bool = True) -> None:
+    def __init__(self, num_channels: int, kernel: int, bias: bool = True, cp: ContextParallel = WHOLE) -> None:
         super().__init__()
+        self.cp = cp
         self.weight = nn.Parameter(torch.empty(num_channels, kernel))
         self.bias = nn.Parameter(torch.empty(num_channels)) if bias else None
 
     def forward(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         """silu(conv(x)): x [B, T, C] -> [B, T, C] contiguous."""
-        return causal_conv1d(x, self.weight, self.bias, True, starts)
+        return convolve(self.cp, x, self.weight, self.bias, starts)
 
 
 class Scale(nn.Module):
@@ -39,21 +40,23 @@ class Mamba2Block(nn.Module):
     """M: in_proj → causal convolution → state-space dual scan → gated norm → out_proj.
 
     z, x, B, C and dt stay views of in_proj's one output, so that backward keeps that storage once. Under TP a rank has its heads with their
-    groups (R-17): the state-space scan and the norm of a group never leave it.
+    groups (R-17): the state-space scan and the norm of a group never leave it. Under CP it takes up and hands on what convolution and scan
+    carry over time.
 
     Source: arXiv:2405.21060, figure 6 (sequential block) and section 7.
     """
 
-    def __init__(self, config: spec.Mamba2, hidden_size: int, eps: float, tp: TensorParallel = ALONE) -> None:
+    def __init__(self, config: spec.Mamba2, hidden_size: int, eps: float, tp: TensorParallel = ALONE, cp: ContextParallel = WHOLE) -> None:
         super().__init__()
-        self.tp, self.head_dim, self.state_dim, self.num_groups = tp, config.head_dim, config.state_dim, tp.share(config.num_groups)
+        self.tp, self.cp = tp, cp
+        self.head_dim, self.state_dim, self.num_groups = config.head_dim, config.state_dim, tp.share(config.num_groups)
         self.num_heads = tp.share(config.num_heads or config.expand * hidden_size // config.head_dim)
         self.inner = self.num_heads * config.head_dim
         self.group_width = self.num_groups * config.state_dim
         self.chunk_size, self.eps = config.chunk_size, eps
         self.norm = RMSNorm(hidden_size, eps)
         self.in_proj = linear(hidden_size, 2 * self.inner + 2 * self.group_width + self.num_heads)
-        self.conv1d = Convolution(self.inner + 2 * self.group_width, config.conv_kernel, config.conv_bias)
+        self.conv1d = Convolution(self.inner + 2 * self.group_width, config.conv_kernel, config.conv_bias, cp)
         self.dt_bias = nn.Parameter(torch.empty(self.num_heads))
         self.A_log = nn.Parameter(torch.empty(self.num_heads))
         self.D = nn.Parameter(torch.empty(self.num_heads))
@@ -76,4 +79,4 @@ class Mamba2Block(nn.Module):
         inner, b, c = self.conv1d(mixed, starts).split([self.inner, self.group_width, self.group_width], dim=-1)
         inner = inner.unflatten(-1, (self.num_heads, self.head_dim))
         b, c = b.unflatten(-1, (self.num_groups, self.state_dim)), c.unflatten(-1, (self.num_groups, self.state_dim))
-        return ssd(inner, dt, self.A_log, b, c, self.D, self.dt_bias, self.chunk_size, starts).flatten(2), z
+        return scan(self.cp, self.chunk_size, starts, inner, dt, self.A_log, b, c, self.D, self.dt_bias).flatten(2), z

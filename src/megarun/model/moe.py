@@ -15,6 +15,7 @@ from megarun.model.mlp import Mlp
 from megarun.model.norm import RMSNorm, linear
 from megarun.model.rotary import Rotary
 from megarun.model.router_losses import LossFactors
+from megarun.parallel.context import WHOLE, ContextParallel
 from megarun.parallel.expert import LOCAL, ExpertParallel
 from megarun.parallel.tensor import ALONE, TensorParallel
 
@@ -48,9 +49,10 @@ class ExpertBlock(nn.Module):
         tp: TensorParallel = ALONE,
         ep: ExpertParallel = LOCAL,
         factors: LossFactors | None = None,
+        cp: ContextParallel = WHOLE,
     ) -> None:
         super().__init__()
-        self.tp, self.ep, self.factors = tp, ep, factors
+        self.tp, self.ep, self.cp, self.factors = tp, ep, cp, factors
         self.num_experts, self.top_k, self.normalize = config.num_experts, config.top_k, config.normalize_top_k
         self.norm = RMSNorm(hidden_size, eps)
         self.router = linear(hidden_size, config.num_experts)
@@ -76,7 +78,7 @@ class ExpertBlock(nn.Module):
         if self.factors is None:
             return route(tokens, weight, top_k, normalize)
         weights, indices, probs, log_sums, load = route_scored(tokens, weight, top_k, normalize, num_sequences)
-        weights, values = router_losses(weights, probs, log_sums, self.tp.sum(load), self.factors.balance, self.factors.z)
+        weights, values = router_losses(weights, probs, log_sums, self.cp.sum(self.tp.sum(load)), self.factors.balance, self.factors.z)
         if torch.is_grad_enabled():
             self.losses += values
         return weights, indices

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from megakernels.m2rnn import m2rnn
 from megaplan.spec import models as spec
 from megarun.model.mamba import Convolution, Scale
 from megarun.model.norm import RMSNorm, linear
 from megarun.model.rotary import Rotary
+from megarun.parallel.context import WHOLE, ContextParallel
+from megarun.parallel.hand_off import recur
 from megarun.parallel.tensor import ALONE, TensorParallel
 from megarun.parallel.tensor_norm import row_gated_rms_norm
 
@@ -17,23 +18,26 @@ from megarun.parallel.tensor_norm import row_gated_rms_norm
 class MatrixRecurrenceBlock(nn.Module):
     """R: projections → causal convolutions → recurrence → gated norm → out_proj; q and k are shared by all heads.
 
-    Under TP a rank has its heads, and makes q and k for them from all tokens; the gated norm is over the heads of all ranks.
+    Under TP a rank has its heads, and makes q and k for them from all tokens; the gated norm is over the heads of all ranks. Under CP
+    convolutions and recurrence take up and hand on their state.
 
     Source: arXiv:2603.14360.
     """
 
-    def __init__(self, config: spec.MatrixRecurrence, hidden_size: int, eps: float, tp: TensorParallel = ALONE) -> None:
+    def __init__(
+        self, config: spec.MatrixRecurrence, hidden_size: int, eps: float, tp: TensorParallel = ALONE, cp: ContextParallel = WHOLE
+    ) -> None:
         super().__init__()
         heads, keys, values = tp.share(config.num_heads), config.key_dim, config.value_dim
-        self.tp, self.num_heads, self.key_dim, self.value_dim = tp, heads, keys, values
+        self.tp, self.cp, self.num_heads, self.key_dim, self.value_dim = tp, cp, heads, keys, values
         self.save_every, self.eps = config.save_every, eps
         self.norm = RMSNorm(hidden_size, eps)
         self.qk_proj = linear(hidden_size, 2 * keys)
         self.v_proj = linear(hidden_size, heads * values)
         self.forget_proj = linear(hidden_size, heads)
         self.gate_proj = linear(hidden_size, heads * values)
-        self.conv_qk = Convolution(2 * keys, config.conv_kernel)
-        self.conv_v = Convolution(heads * values, config.conv_kernel)
+        self.conv_qk = Convolution(2 * keys, config.conv_kernel, cp=cp)
+        self.conv_v = Convolution(heads * values, config.conv_kernel, cp=cp)
         self.state_map = nn.Parameter(torch.empty(heads, values, values))
         self.D = nn.Parameter(torch.empty(heads, values))
         self.dt_bias = nn.Parameter(torch.empty(heads))
@@ -60,4 +64,5 @@ class MatrixRecurrenceBlock(nn.Module):
 
     def recur(self, q: Tensor, k: Tensor, v: Tensor, forget: Tensor, starts: Tensor | None = None) -> Tensor:
         """The recurrence alone, [B, T, H·V]."""
-        return m2rnn(q, k, v, forget, self.state_map, self.D, self.dt_bias, self.A_log, self.save_every, starts).flatten(2)
+        parameters = self.state_map, self.D, self.dt_bias, self.A_log
+        return recur(self.cp, self.save_every, starts, q, k, v, forget, *parameters).flatten(2)

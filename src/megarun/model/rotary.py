@@ -22,11 +22,11 @@ def rotary_width(attention: GroupedQueryAttention | LatentAttention) -> int:
     return attention.qk_rope_head_dim if isinstance(attention, LatentAttention) else attention.head_dim
 
 
-def rotary_table(seq_length: int, width: int, theta: float, device: torch.device) -> Rotary:
+def rotary_table(positions: Tensor, width: int, theta: float, device: torch.device) -> Rotary:
     """Angles position · theta^(−2i/R), i < R/2, computed in fp64 and kept in fp32.
 
     Args:
-        seq_length: T.
+        positions: [T], of this rank's tokens.
         width: R, even.
         theta: base of the geometric series of frequencies.
         device: where the table lives.
@@ -34,7 +34,8 @@ def rotary_table(seq_length: int, width: int, theta: float, device: torch.device
     Source: arXiv:2104.09864, section 3.2.2.
     """
     exponents = torch.arange(0, width, 2, dtype=torch.float64, device=device) / width
-    angles = torch.arange(seq_length, dtype=torch.float64, device=device)[:, None] * theta**-exponents
+    angles = positions.to(device, torch.float64)[:, None] * theta**-exponents
+    del positions  # nobody else has them
     return Rotary(angles.cos().float(), angles.sin().float())
 
 

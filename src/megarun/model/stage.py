@@ -18,6 +18,7 @@ from megarun.model.norm import RMSNorm, linear
 from megarun.model.recurrent import MatrixRecurrenceBlock
 from megarun.model.rotary import Rotary, rotary_table, rotary_width
 from megarun.model.router_losses import LossFactors, loss_factors
+from megarun.parallel.context import WHOLE, ContextParallel
 from megarun.parallel.expert import LOCAL, ExpertParallel
 from megarun.parallel.tensor import ALONE, TensorParallel, column_parallel
 from megarun.parallel.tensor_vocabulary import SlicedEmbedding
@@ -34,10 +35,18 @@ class Stage(nn.Module):
     rope_cos: Tensor
     rope_sin: Tensor
 
-    def __init__(self, config: spec.Spec, inventory: Inventory, slot: Slot, tp: TensorParallel = ALONE, ep: ExpertParallel = LOCAL) -> None:
+    def __init__(
+        self,
+        config: spec.Spec,
+        inventory: Inventory,
+        slot: Slot,
+        tp: TensorParallel = ALONE,
+        ep: ExpertParallel = LOCAL,
+        cp: ContextParallel = WHOLE,
+    ) -> None:
         super().__init__()
         model = config.model
-        self.tp, self.slices_words = tp, config.mesh.vocab_parallel and tp.degree > 1
+        self.tp, self.cp, self.slices_words = tp, cp, config.mesh.vocab_parallel and tp.degree > 1
         num_words = tp.share(model.vocab_size) if self.slices_words else model.vocab_size
         self.index = slot.index
         self.embeds = slot.index == 0
@@ -47,7 +56,7 @@ class Stage(nn.Module):
             self.embedding = SlicedEmbedding(num_words, model.hidden_size, tp) if sliced else nn.Embedding(num_words, model.hidden_size)
         layers = range(slot.start, slot.stop)
         families, factors = inventory.layers, loss_factors(config)
-        self.layers = nn.ModuleDict({str(i): build_block(model, families[i].family, i, tp, ep, factors) for i in layers})
+        self.layers = nn.ModuleDict({str(i): build_block(model, families[i].family, i, tp, ep, cp, factors) for i in layers})
         if self.predicts:
             self.final_norm = RMSNorm(model.hidden_size, model.norm_eps)
         if "head" in slot.blocks:
@@ -59,7 +68,7 @@ class Stage(nn.Module):
     def add_rotary(self, device: torch.device) -> None:
         """Create the stage's rotary tables on `device`, if it attends: fp32 buffers, never in a checkpoint."""
         if self.attention is not None:
-            table = rotary_table(self.seq_length, rotary_width(self.attention), self.attention.rope_theta, device)
+            table = rotary_table(self.cp.positions(self.seq_length), rotary_width(self.attention), self.attention.rope_theta, device)
             self.register_buffer("rope_cos", table.cos, persistent=False)
             self.register_buffer("rope_sin", table.sin, persistent=False)
 
@@ -75,7 +84,8 @@ class Stage(nn.Module):
 
         Args:
             x: Token ids or residual stream.
-            starts: int32 [B, T], the first position of each position's document, where rows hold several; None is one a row.
+            starts: int32 [B, T], the first position of each position's document, where rows hold several; None is one a row. Under CP
+                `ContextParallel.own_starts` of these.
         """
         if self.embeds:
             x = self.embedding(x)
@@ -96,21 +106,27 @@ class Stage(nn.Module):
 
 
 def build_block(
-    model: spec.Model, family: Family, layer: int, tp: TensorParallel, ep: ExpertParallel, factors: LossFactors | None
+    model: spec.Model,
+    family: Family,
+    layer: int,
+    tp: TensorParallel,
+    ep: ExpertParallel,
+    cp: ContextParallel,
+    factors: LossFactors | None,
 ) -> nn.Module:
     """The module of layer `layer` (global index), which belongs to `family`: a TP and EP rank's part of it."""
     hidden, eps = model.hidden_size, model.norm_eps
     match family, model.attention, model.mamba, model.moe, model.recurrent, model.mlp:
         case (Family.A, spec.GroupedQueryAttention() as config, *_):
-            return GroupedQueryAttention(config, hidden, eps, layer, tp)
+            return GroupedQueryAttention(config, hidden, eps, layer, tp, cp)
         case (Family.A, spec.LatentAttention() as config, *_):
-            return LatentAttention(config, hidden, eps, layer, tp)
+            return LatentAttention(config, hidden, eps, layer, tp, cp)
         case (Family.M, _, spec.Mamba2() | spec.Mamba3() as config, *_):
-            return Mamba2Block(config, hidden, eps, tp) if isinstance(config, spec.Mamba2) else Mamba3Block(config, hidden, eps, tp)
+            return Mamba2Block(config, hidden, eps, tp, cp) if isinstance(config, spec.Mamba2) else Mamba3Block(config, hidden, eps, tp)
         case (Family.E, _, _, spec.MixtureOfExperts() as config, *_):
-            return ExpertBlock(config, hidden, eps, tp, ep, factors)
+            return ExpertBlock(config, hidden, eps, tp, ep, factors, cp)
         case (Family.R, _, _, _, spec.MatrixRecurrence() as config, _):
-            return MatrixRecurrenceBlock(config, hidden, eps, tp)
+            return MatrixRecurrenceBlock(config, hidden, eps, tp, cp)
         case (Family.D, _, _, _, _, spec.Mlp() as config):
             return DenseBlock(hidden, config.ffn_hidden_size, config.activation, eps, tp)
     raise ValueError(f"layer {layer}: no module for family {family}; megarun.support should have refused the spec")

@@ -23,8 +23,8 @@ def clip_gradients(
 
     Args:
         owned: Parameters whose shards this rank counts towards the norm.
-        copies: Parameters that another rank counts, of another stage or of its TP group; scaled alike.
-        mesh: Shards are summed over dp_shard, parts over tp, stages over pp.
+        copies: Parameters that another rank counts, of another stage or of its CP or TP group; scaled alike.
+        mesh: Shards are summed over dp_shard, and those of expert banks over cp; parts over tp, stages over pp.
         largest_norm: None measures only.
         read: Gives a scalar's value on the host.
 
@@ -35,9 +35,9 @@ def clip_gradients(
     """
     gradients = [_local_gradient(p) for p in owned]
     squares = torch.zeros((), dtype=torch.float64, device=mesh.device)
-    for length in torch._foreach_norm(gradients, 2, dtype=torch.float64):
+    for length in torch._foreach_norm(gradients, 2, dtype=torch.float64) if gradients else ():  # a CP rank may count none
         squares += length.square()
-    norm = read(mesh.sum(squares, "dp_shard", "tp", "pp").sqrt())
+    norm = read(mesh.sum(squares, "dp_shard", "cp", "tp", "pp").sqrt())
     if largest_norm is not None and norm > largest_norm:
         torch._foreach_mul_([*gradients, *(_local_gradient(p) for p in copies)], largest_norm / norm)
     return norm

@@ -3,6 +3,7 @@
 - A block on two stages (R-62): a tied head's embedding on the first and the last stage of the model.
 - A replicated tensor under TP (R-16, R-17): norms, routers, MLA's down projections, R's q and k, the embedding and head. Each rank has the
   part of its gradient that comes from its own tokens or its own heads.
+- Everything but expert banks under CP: each rank has the part that comes from its own tokens, of all positions of its sequences.
 
 FSDP2 has summed over the data ranks by then, so what is summed here is a shard, in place, in `precision.grads`, once a step.
 """
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from megaplan.layout.values import Layout
+from megarun.parallel.context import ContextParallel
 from megarun.parallel.mesh import RankMesh
 from megarun.parallel.tensor import TensorParallel
 
@@ -58,14 +60,14 @@ class SharedGradients:
 
 
 @torch.no_grad()
-def sum_replicated(parameters: Iterable[tuple[str, nn.Parameter]], tp: TensorParallel) -> None:
-    """Sum the gradients of replicated parameters over the TP group, in place.
+def sum_replicated(parameters: Iterable[tuple[str, nn.Parameter]], ranks: TensorParallel | ContextParallel) -> None:
+    """Sum the gradients of replicated parameters over a TP or CP group, in place.
 
     Args:
         parameters: With their names; the same on every rank of the group.
-        tp: The group.
+        ranks: The group.
     """
-    works = [tp.start_sum(local_gradient(parameter, name)) for name, parameter in parameters] if tp.degree > 1 else []
+    works = [ranks.start_sum(local_gradient(parameter, name)) for name, parameter in parameters] if ranks.degree > 1 else []
     for work in works:
         work.wait()
 

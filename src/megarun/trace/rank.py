@@ -142,7 +142,7 @@ def _batch(job: Job, trainer: PhasedTrainer) -> Batch:
         return torch.zeros((num_rows, width), dtype=dtype, device=trainer.mesh.device) if wanted else None
 
     reads = [any(stage.embeds for stage in trainer.stages), any(stage.predicts for stage in trainer.stages)]
-    starts = numbers(job.spec.data.packing == "documents", job.spec.batch.seq_length, torch.int32)
+    starts = numbers(job.spec.data.packing == "documents", job.spec.batch.seq_length // job.spec.mesh.cp, torch.int32)
     packed = Packed(starts, job.global_batch_tokens) if starts is not None else None
     tokens, labels = (numbers(wanted, length, torch.int64) for wanted in reads)
     return Batch(tokens, labels, packed)

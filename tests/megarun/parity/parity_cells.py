@@ -125,6 +125,8 @@ BIASED = {
     }
 }
 DIRECT = _pattern("AD", attention={**MLA, "q_lora_rank": None})
+C2, C4 = {"cp": 2}, {"cp": 4}
+LONG = {"batch.seq_length": 32}
 E2, E4, D4 = {"dp_shard": 2, "ep": 2}, {"dp_shard": 4, "ep": 4}, {"dp_shard": 4, "ep": 2}
 TOP_1 = FEW_TOKENS | {"model.moe.normalize_top_k": False}  # normalised, its weight is 1 and the router's gradient rounding
 PACKED = {"data.packing": "documents"}
@@ -279,6 +281,26 @@ CELLS = [
     Cell("zero-bubble-pp2-vpp2-ep2-adamw", V2 | E2, "interleaved_zero_bubble", ADAMW | GENTLE),
     Cell("zbv-pp2-ep2-recompute-reshard", V2 | E2, "zbv", RECOMPUTED | RESHARD),
     Cell("dualpipev-pp2-ep2-experts", V2 | E2, "dualpipev", EXPERTS, num_microbatches=8),
+    # context parallelism
+    Cell("cp2-attention", C2, spec=_pattern("A", 2) | NORMED, ci=True),
+    Cell("cp4-latent-nope", C4, spec=_pattern("A", 2, attention={**MLA, "nope_layers": [1], "window_size": 6})),
+    Cell("cp2-dense-recompute", C2, spec=DENSE | RECOMPUTED),
+    Cell("cp4-experts-tied", C4, spec=EXPERTS | TIED),
+    Cell("cp2-tp2-dp2-latent", C2 | T2 | {"dp_shard": 2}, spec=_pattern("AED", attention=MLA) | UNBIASED),
+    Cell("cp2-pp2-vocabulary-zbv", C2 | T2V | V2, "zbv", DENSE),
+    Cell("cp2-ep4-dp2-reshard", C2 | {"dp_shard": 2, "ep": 4}, spec=EXPERTS | RESHARD | SELECTIVE),
+    Cell("cp2-mamba", C2, spec=_pattern("M", 2), ci=True),
+    Cell("cp4-mamba-one-group", C4, spec=_pattern("M", 2) | LONG | {"model.mamba.num_groups": 1}),
+    Cell("cp4-recurrent", C4, spec=_pattern("R", 2) | LONG),
+    Cell("cp2", C2, ci=True),
+    Cell("cp4-tied", C4, spec=LONG | TIED),
+    Cell("cp2-recurrent-full", C2, spec=_pattern("AR", 4) | {"recompute": {"default": "full"}}),
+    Cell("cp2-tp2-states", C2 | T2, spec=STATES | GENTLE),
+    Cell("cp2-pp2-zbv-dp2", C2 | V2 | {"dp_shard": 2}, "zbv"),
+    Cell("cp2-ep4-tp2-pp2", C2 | T2 | {"ep": 4, "pp": 2}),
+    Cell("cp2-hsdp-2x2-adamw", C2 | {"dp_replicate": 2, "dp_shard": 2}, spec=ADAMW | GENTLE),
+    Cell("cp2-ep2-router-losses", C2 | {"ep": 2}, spec=EXPERTS | ROUTED),
+    Cell("cp2-ep2-pp2", C2 | {"ep": 2, "pp": 2}, spec=_pattern("AED"), ci=True),
     # expert and tensor parallelism: ep borrows tp's ranks first
     Cell("tp2-ep2", T2 | {"ep": 2}),
     Cell("tp2-ep2-dp2", T2 | E2, ci=True),

@@ -19,14 +19,18 @@ from megaplan.layout.build import build_layout
 from megaplan.plan.digests import model_digest
 from megaplan.spec.models import Mesh, Spec
 from megarun.batches import Batches
+from megarun.build import build_stage, materialise
 from megarun.checkpoint.keeper import Keeper
 from megarun.checkpoint.save import Saver
 from megarun.failure import diagnostics_of
+from megarun.initialise import initialise
 from megarun.job import Job
 from megarun.launch import Launch, process_group
 from megarun.model import moe
 from megarun.optim.muon import Muon
+from megarun.parallel.context import context_parallel
 from megarun.parallel.mesh import build_mesh
+from megarun.parallel.recompute import recompute_stage
 from megarun.parallel.tensor import tensor_parallel
 from megarun.prepare import Checkpoints, Run, SavedPlan
 from megarun.support import refuse_unbuilt
@@ -185,6 +189,30 @@ def compare_tensor_muon(_: dict[str, Any]) -> dict[str, list[torch.Tensor]]:
     return {"whole": expected, "parts": [_gathered(p) for p in parts]}
 
 
+def compare_packed(case: dict[str, Any]) -> dict[str, Any]:
+    """Logits of own tokens and summed gradients of packed rows, of a stage over a CP group and of one that has whole rows."""
+    spec = Spec.model_validate(case["spec"])
+    inventory, cp = build_inventory(spec), context_parallel(build_mesh(spec.mesh, CPU))
+    slot = build_layout(spec, inventory, [(0, spec.model.num_layers)]).slots[0]
+    whole, own = build_stage(spec, inventory, slot), build_stage(spec, inventory, slot, cp=cp)
+    for stage in (whole, own):
+        recompute_stage(stage, spec, inventory)
+        materialise(stage, CPU)
+        initialise(stage, inventory, 0)
+    length = spec.batch.seq_length
+    tokens = torch.randint(0, spec.model.vocab_size, (len(case["documents"]), length), generator=torch.Generator().manual_seed(0))
+    lengths = [torch.tensor(row) for row in case["documents"]]
+    starts = torch.stack([torch.repeat_interleave(row.cumsum(0) - row, row) for row in lengths]).to(torch.int32)
+    here = cp.positions(length)
+    expected, found = whole(tokens, starts), own(tokens[:, here], cp.own_starts(starts))
+    torch.autograd.backward(expected.square().sum())
+    torch.autograd.backward(found.square().sum())
+    for parameter in own.parameters():
+        torch.distributed.all_reduce(parameter.grad)
+    pairs = {name: (a.grad, b.grad) for (name, a), b in zip(own.named_parameters(), whole.parameters(), strict=True)}
+    return {"logits": (found.detach(), expected[:, here].detach()), **pairs}
+
+
 def _gathered(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
 
@@ -200,7 +228,7 @@ def _by_name(parameters: list[tuple[str, torch.nn.Parameter]], value: Any) -> di
     return found
 
 
-RUNS = {"train": train_case, "resume": resume_case, "muon": compare_muon, "tensor muon": compare_tensor_muon}
+RUNS = {"train": train_case, "resume": resume_case, "muon": compare_muon, "tensor muon": compare_tensor_muon, "packed": compare_packed}
 
 
 def serve(rank: int, world_size: int, port: int, pipe: Connection) -> None:

@@ -17,7 +17,7 @@ from megaplan.hosts.megarun.parts import Part, Shapes, residual, storages
 from megaplan.hosts.megarun.program import Op, Projection, Replay, add, cut, linear, norm, partial_gradient, project, replay
 from megaplan.spec.models import GroupedQueryAttention, Indexer, LatentAttention
 
-SELECTIVE = frozenset({"attention"})
+SELECTIVE = frozenset({"gather keys", "attention"})
 HELD = frozenset({"normed", "q", "k", "v"})  # locals of forward
 
 
@@ -67,7 +67,8 @@ def recomputed(ops: tuple[Op, ...], selective: frozenset[str], policy: str) -> f
     """Names of the operations that a policy runs again."""
     if policy == "none":
         return frozenset()
-    return selective if policy == "selective" else frozenset(op.name for op in ops)
+    names = frozenset(op.name for op in ops)
+    return names & selective if policy == "selective" else names
 
 
 def grouped_ops(qk_norm: bool, bias: bool, rotates: bool, sharded: bool, context: bool) -> tuple[Op, ...]:

@@ -7,13 +7,13 @@ from megaplan.spec.models import LatentAttention, Spec
 
 
 def rotary_bytes(spec: Spec) -> int:
-    """Cos and sin of one slot that attends, fp32 [T, R / 2] each (R-11); T is the whole sequence, whatever cp."""
-    return 2 * spec.batch.seq_length * _half_width(spec) * DType.FP32.bytes
+    """Cos and sin of one slot that attends, fp32 [T, R / 2] each (R-11); T counts the positions of a CP rank."""
+    return 2 * (spec.batch.seq_length // spec.mesh.cp) * _half_width(spec) * DType.FP32.bytes
 
 
 def rotary_scratch_bytes(spec: Spec) -> int:
     """Beside a table while it is computed: angles and sines in fp64 [T, R / 2], and the R / 2 exponents."""
-    return _half_width(spec) * (2 * spec.batch.seq_length + 1) * FP64_BYTES
+    return _half_width(spec) * (2 * (spec.batch.seq_length // spec.mesh.cp) + 1) * FP64_BYTES
 
 
 def _half_width(spec: Spec) -> int:
@@ -44,7 +44,7 @@ def token_bytes(spec: Spec) -> int:
 
 
 def starts_bytes(spec: Spec) -> int:
-    """Document starts of packed rows, of all microbatches of a step: int32 of every position on every rank, held as token ids are."""
+    """Document starts of packed rows, of all microbatches of a step: int32 of each position of the rank's CP pieces."""
     if spec.data.packing == "none":
         return 0
-    return spec.schedule.microbatches_per_update * spec.batch.micro_batch_size * spec.batch.seq_length * DType.INT32.bytes
+    return spec.schedule.microbatches_per_update * spec.batch.micro_batch_size * (spec.batch.seq_length // spec.mesh.cp) * DType.INT32.bytes

@@ -12,6 +12,7 @@ from functools import cache
 from megaplan.columns import Column
 from megaplan.hosts.megarun.attention import recomputed
 from megaplan.hosts.megarun.dims import Dims
+from megaplan.hosts.megarun.hand_off import PIECES, before, convolution, handed_shape, num_lanes, piecewise
 from megaplan.hosts.megarun.parts import Part, Shapes, residual, storages
 from megaplan.hosts.megarun.program import Op, Projection, Replay, add, cut, linear, norm, partial_gradient, project, replay
 from megaplan.inventory.mamba import num_mamba_heads
@@ -23,26 +24,21 @@ SELECTIVE = frozenset({"in_proj", "split", "conv1d", "split conv"})
 def mamba_part(dims: Dims, mamba: Mamba2 | Mamba3, *, policy: str) -> Part:
     """One M block."""
     if isinstance(mamba, Mamba2):
-        return Part(_mamba2_replay(mamba.conv_bias, dims.tp > 1, policy), residual(_mamba2_storages(dims, mamba)))
+        return Part(_mamba2_replay(mamba.conv_bias, dims.tp > 1, dims.cp > 1, policy), residual(_mamba2_storages(dims, mamba)))
     run = _mamba3_replay(mamba.num_angles > 0, mamba.mimo_rank > 1, dims.tp > 1, policy)
     return Part(run, residual(_mamba3_storages(dims, mamba)))
 
 
 @cache
-def _mamba2_replay(conv_bias: bool, sharded: bool, policy: str) -> Replay:
+def _mamba2_replay(conv_bias: bool, sharded: bool, handed: bool, policy: str) -> Replay:
     inputs = ("conv_x", "dt", "conv_B", "conv_C")
+    state = ("handed",) if handed else ()
     ops = (
         *_input_ops(sharded, Projection("in_proj", "projected", "in_proj.weight")),
         cut("split", "projected", ("z", "conv_in", "dt")),
-        Op(
-            "conv1d",
-            ("conv_in",),
-            ("conv",),
-            keeps=("conv_in",),
-            params=("conv1d.weight", "conv1d.bias") if conv_bias else ("conv1d.weight",),
-        ),
+        convolution("conv1d", "conv_in", "conv", ("conv1d.weight", "conv1d.bias") if conv_bias else ("conv1d.weight",), handed=handed),
         cut("split conv", "conv", ("conv_x", "conv_B", "conv_C")),
-        Op("ssd", inputs, ("y", "states"), keeps=(*inputs, "states"), params=("A_log", "D", "dt_bias")),
+        Op("ssd", inputs, ("y", "states", *state), keeps=(*inputs, "states"), params=("A_log", "D", "dt_bias"), fetches=state),
         Op("gated_norm", ("y", "z"), ("gated", "gated_rstd"), keeps=("y", "z", "gated_rstd"), params=("gated_norm.weight",)),
         *_output_ops("gated", sharded),
     )
@@ -66,7 +62,12 @@ def _mamba2_storages(dims: Dims, mamba: Mamba2) -> Shapes:
         "states": _states(dims, mamba, heads),
         "gated": wide(inner),
     }
-    return _common(dims, shapes) | storages(dims.stat_dtype, Column.ACTIVATIONS, {"gated_rstd": wide(groups)})
+    statistics: dict[str, tuple[int, ...]] = {"gated_rstd": wide(groups)}
+    if dims.cp > 1:
+        shapes[before("conv")] = (dims.batch, PIECES, mamba.conv_kernel - 1, inner + 2 * state)
+        lanes = num_lanes(groups, dims.cp)
+        statistics["handed"] = handed_shape(dims.batch, heads, lanes, mamba.head_dim, mamba.state_dim)
+    return _common(dims, shapes) | storages(dims.stat_dtype, Column.ACTIVATIONS, statistics)
 
 
 @cache
@@ -128,8 +129,8 @@ def _output_ops(reads: str, sharded: bool) -> tuple[Op, ...]:
 
 
 def _states(dims: Dims, mamba: Mamba2 | Mamba3, heads: int) -> tuple[int, ...]:
-    """State at each chunk's start: [B, ceil(T / chunk_size), H, P, S]."""
-    return (dims.batch, -(-dims.tokens // mamba.chunk_size), heads, mamba.head_dim, mamba.state_dim)
+    """State at each chunk's start: [B, ceil(T / chunk_size), H, P, S]; under CP the chunks of each piece."""
+    return (dims.batch, piecewise(dims.tokens, mamba.chunk_size, handed=dims.cp > 1), heads, mamba.head_dim, mamba.state_dim)
 
 
 def _common(dims: Dims, shapes: dict[str, tuple[int, ...]]) -> Shapes:

@@ -1,4 +1,4 @@
-"""What R blocks keep: M²RNN, with fp32 states every `save_every` tokens and after the last."""
+"""What R blocks keep: M²RNN, with fp32 states every `save_every` tokens and after the last; under CP so for each of two pieces."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import cache
 from megaplan.columns import Column
 from megaplan.hosts.megarun.attention import recomputed
 from megaplan.hosts.megarun.dims import Dims
+from megaplan.hosts.megarun.hand_off import PIECES, before, convolution, handed_shape, num_lanes, piecewise
 from megaplan.hosts.megarun.parts import Part, residual, storages
 from megaplan.hosts.megarun.program import Op, Projection, Replay, add, cut, linear, norm, partial_gradient, project, replay
 from megaplan.spec.models import MatrixRecurrence
@@ -21,32 +22,45 @@ def recurrent_part(dims: Dims, recurrent: MatrixRecurrence, *, policy: str) -> P
     shapes = {name: wide(inner) for name in ("v_proj", "v", "y", "gate", "gated")}
     shapes |= {"qk_proj": wide(2 * keys), "qk": wide(2 * keys), "q": wide(keys), "k": wide(keys), "forget": wide(heads)}
     shapes |= dict.fromkeys(("normed", "o", "out"), dims.residual)
-    num_states = -(-dims.tokens // recurrent.save_every) + 1
+    handed = dims.cp > 1
+    num_states = piecewise(dims.tokens, recurrent.save_every, handed=handed) + (PIECES if handed else 1)
     statistics = {
         "rstd": dims.residual[:2],
         "gated_rstd": wide(1),
         "gated_dot": wide(1),
         "states": (dims.batch, num_states, heads, keys, recurrent.value_dim),
     }
+    if handed:
+        own = dims.batch, PIECES, recurrent.conv_kernel - 1
+        shapes |= {before("qk"): (*own, 2 * keys), before("v"): (*own, inner)}
+        statistics["handed"] = handed_shape(dims.batch, heads, num_lanes(heads, dims.cp), keys, recurrent.value_dim)
     tensors = {
         **storages(dims.dtype, Column.ACTIVATIONS, shapes),
         **storages(dims.stat_dtype, Column.ACTIVATIONS, statistics),
         **storages(dims.dtype, Column.COMMUNICATION, dict.fromkeys(("gathered", partial_gradient("gathered"), "partial"), dims.gathered)),
     }
-    return Part(_replay(dims.tp > 1, policy), residual(tensors))
+    return Part(_replay(dims.tp > 1, handed, policy), residual(tensors))
 
 
 @cache
-def _replay(sharded: bool, policy: str) -> Replay:
+def _replay(sharded: bool, handed: bool, policy: str) -> Replay:
     projections = (("qk_proj", "qk_proj"), ("v_proj", "v_proj"), ("forget_proj", "forget"), ("gate_proj", "gate"))
     inputs = ("q", "k", "v", "forget")
+    state = ("handed",) if handed else ()
     ops = (
         norm("norm", "x", "normed", "rstd", "norm.weight"),
         *project("normed", "gathered", *(Projection(name, made, f"{name}.weight") for name, made in projections), sharded=sharded),
-        Op("conv_qk", ("qk_proj",), ("qk",), keeps=("qk_proj",), params=("conv_qk.weight", "conv_qk.bias")),
+        convolution("conv_qk", "qk_proj", "qk", ("conv_qk.weight", "conv_qk.bias"), handed=handed),
         cut("split qk", "qk", ("q", "k")),
-        Op("conv_v", ("v_proj",), ("v",), keeps=("v_proj",), params=("conv_v.weight", "conv_v.bias")),
-        Op("m2rnn", inputs, ("y", "states"), keeps=(*inputs, "states"), params=("state_map", "D", "dt_bias", "A_log")),
+        convolution("conv_v", "v_proj", "v", ("conv_v.weight", "conv_v.bias"), handed=handed),
+        Op(
+            "m2rnn",
+            inputs,
+            ("y", "states", *state),
+            keeps=(*inputs, "states"),
+            params=("state_map", "D", "dt_bias", "A_log"),
+            fetches=state,
+        ),
         Op(
             "gated_norm",
             ("y", "gate"),

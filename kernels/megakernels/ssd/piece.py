@@ -1,0 +1,142 @@
+"""A piece of Mamba-2's scan, for some heads: it begins with a state and hands the last one on.
+
+Two operations without an autograd formula, for a caller whose ranks share a sequence (`megarun.parallel.hand_off`). They write into parts
+of tensors that the caller has made, so that heads can follow one another.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.library import custom_op
+
+from megakernels.ssd import reference
+
+__all__ = ["ssd_piece", "ssd_piece_backward"]
+
+
+def ssd_piece(
+    state: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A_log: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    dt_bias: Tensor,
+    starts: Tensor | None,
+    chunk_size: int,
+    y: Tensor,
+    states: Tensor,
+) -> Tensor:
+    """See `megakernels.ssd.ssd`.
+
+    Args:
+        state: [B, H, P, S] in the accumulation dtype, before the piece.
+        x: [B, t, H, P].
+        dt: [B, t, H].
+        A_log: [H].
+        B: [B, t, G, S].
+        C: [B, t, G, S].
+        D: [H].
+        dt_bias: [H].
+        starts: int32 [B, t] or None, counted from the piece's first position: negative where a document began before.
+        chunk_size: Positions computed at once.
+        y: [B, t, H, P], written.
+        states: [B, ceil(t / chunk_size), H, P, S], written: the state at each chunk's start.
+
+    Returns:
+        The state after the piece, as `state`.
+    """
+    last: Tensor = _piece(state, x, dt, A_log, B, C, D, dt_bias, starts, chunk_size, y, states)
+    return last
+
+
+def ssd_piece_backward(
+    grad_last: Tensor,
+    grad_y: Tensor,
+    inputs: Sequence[Tensor],
+    starts: Tensor | None,
+    states: Tensor,
+    chunk_size: int,
+    gradients: Sequence[Tensor],
+) -> Tensor:
+    """The gradient of the state before the piece.
+
+    Args:
+        grad_last: Of the state after it.
+        grad_y: [B, t, H, P].
+        inputs: x, dt, A_log, B, C, D and dt_bias.
+        starts: As in `ssd_piece`.
+        states: As `ssd_piece` wrote them.
+        chunk_size: As in `ssd_piece`.
+        gradients: Of `inputs`; those of x, dt, B and C are written, those of parameters added to.
+    """
+    grad_state: Tensor = _piece_backward(grad_last, grad_y, *inputs, starts, states, chunk_size, *gradients)
+    return grad_state
+
+
+@custom_op("megakernels::ssd_piece", mutates_args=("y", "states"))
+def _piece(
+    state: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A_log: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    dt_bias: Tensor,
+    starts: Tensor | None,
+    chunk_size: int,
+    y: Tensor,
+    states: Tensor,
+) -> Tensor:
+    made, at_chunks, last = reference.forward_from(state, x, dt, A_log, B, C, D, dt_bias, starts, chunk_size)
+    y.copy_(made)
+    states.copy_(at_chunks)
+    return last.contiguous()
+
+
+GRADIENTS = ("grad_x", "grad_dt", "grad_A_log", "grad_B", "grad_C", "grad_D", "grad_dt_bias")
+
+
+@custom_op("megakernels::ssd_piece_backward", mutates_args=GRADIENTS)
+def _piece_backward(
+    grad_last: Tensor,
+    grad_y: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A_log: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    dt_bias: Tensor,
+    starts: Tensor | None,
+    states: Tensor,
+    chunk_size: int,
+    grad_x: Tensor,
+    grad_dt: Tensor,
+    grad_A_log: Tensor,
+    grad_B: Tensor,
+    grad_C: Tensor,
+    grad_D: Tensor,
+    grad_dt_bias: Tensor,
+) -> Tensor:
+    found, grad_state = reference.backward_from(grad_last, grad_y, x, dt, A_log, B, C, D, dt_bias, starts, states, chunk_size)
+    totals = grad_x, grad_dt, grad_A_log, grad_B, grad_C, grad_D, grad_dt_bias
+    for total, part in zip(totals, found, strict=True):
+        if part.dim() == 1:
+            total.add_(part)
+        else:
+            total.copy_(part)
+    return grad_state.contiguous()
+
+
+@_piece.register_fake
+def _(state: Tensor, *_: Any) -> Tensor:
+    return state.new_empty(state.shape)
+
+
+@_piece_backward.register_fake
+def _(grad_last: Tensor, *_: Any) -> Tensor:
+    return grad_last.new_empty(grad_last.shape)
