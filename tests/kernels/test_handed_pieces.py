@@ -73,7 +73,7 @@ def test_a_scan_of_pieces_is_the_scan_of_the_sequence(packed: bool) -> None:
         return [piece(tensor, index) if place in tokens else tensor for place, tensor in enumerate(tensors)]
 
     for index in range(PIECES):
-        state = ssd_piece(state, *own(plain, index), piece(starts, index), 4, piece(y, index), states[:, index])
+        state = ssd_piece(state, own(plain, index), piece(starts, index), 4, piece(y, index), states[:, index])
     assert rms_ratio(y, expected) < EXACT
     gradients = [torch.zeros_like(tensor) for tensor in plain]
     grad_state = torch.zeros_like(state)
@@ -102,7 +102,7 @@ def test_a_recurrence_of_pieces_is_the_recurrence_of_the_sequence(packed: bool) 
         return [piece(tensor, index) if place < 4 else tensor for place, tensor in enumerate(tensors)]
 
     for index in range(PIECES):
-        state = m2rnn_piece(state, *own(plain, index), piece(starts, index), 4, piece(y, index), states[:, index])
+        state = m2rnn_piece(state, own(plain, index), piece(starts, index), 4, piece(y, index), states[:, index])
     assert rms_ratio(y, expected) < EXACT
     gradients = [torch.zeros_like(tensor) for tensor in plain]
     grad_state = torch.zeros_like(state)

@@ -16,33 +16,12 @@ from megakernels.m2rnn import reference
 __all__ = ["m2rnn_piece", "m2rnn_piece_backward"]
 
 
-def m2rnn_piece(
-    state: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    f: Tensor,
-    state_map: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
-    A_log: Tensor,
-    starts: Tensor | None,
-    save_every: int,
-    y: Tensor,
-    states: Tensor,
-) -> Tensor:
+def m2rnn_piece(state: Tensor, inputs: Sequence[Tensor], starts: Tensor | None, save_every: int, y: Tensor, states: Tensor) -> Tensor:
     """See `megakernels.m2rnn.m2rnn`.
 
     Args:
         state: [B, H, K, V] in the accumulation dtype, before the piece.
-        q: [B, t, K].
-        k: [B, t, K].
-        v: [B, t, H, V].
-        f: [B, t, H].
-        state_map: [H, V, V].
-        D: [H, V].
-        dt_bias: [H].
-        A_log: [H].
+        inputs: q and k [B, t, K], v [B, t, H, V], f [B, t, H], state_map [H, V, V], D [H, V], dt_bias [H] and A_log [H].
         starts: int32 [B, t] or None, counted from the piece's first position: negative where a document began before.
         save_every: Positions of a segment.
         y: [B, t, H, V], written.
@@ -51,7 +30,7 @@ def m2rnn_piece(
     Returns:
         The state after the piece, as `state`.
     """
-    last: Tensor = _piece(state, q, k, v, f, state_map, D, dt_bias, A_log, starts, save_every, y, states)
+    last: Tensor = _piece(state, *inputs, starts, save_every, y, states)
     return last
 
 

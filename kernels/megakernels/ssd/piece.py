@@ -15,31 +15,12 @@ from megakernels.ssd import reference
 __all__ = ["ssd_piece", "ssd_piece_backward"]
 
 
-def ssd_piece(
-    state: Tensor,
-    x: Tensor,
-    dt: Tensor,
-    A_log: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
-    starts: Tensor | None,
-    chunk_size: int,
-    y: Tensor,
-    states: Tensor,
-) -> Tensor:
+def ssd_piece(state: Tensor, inputs: Sequence[Tensor], starts: Tensor | None, chunk_size: int, y: Tensor, states: Tensor) -> Tensor:
     """See `megakernels.ssd.ssd`.
 
     Args:
         state: [B, H, P, S] in the accumulation dtype, before the piece.
-        x: [B, t, H, P].
-        dt: [B, t, H].
-        A_log: [H].
-        B: [B, t, G, S].
-        C: [B, t, G, S].
-        D: [H].
-        dt_bias: [H].
+        inputs: x [B, t, H, P], dt [B, t, H], A_log [H], B and C [B, t, G, S], D [H] and dt_bias [H].
         starts: int32 [B, t] or None, counted from the piece's first position: negative where a document began before.
         chunk_size: Positions computed at once.
         y: [B, t, H, P], written.
@@ -48,7 +29,7 @@ def ssd_piece(
     Returns:
         The state after the piece, as `state`.
     """
-    last: Tensor = _piece(state, x, dt, A_log, B, C, D, dt_bias, starts, chunk_size, y, states)
+    last: Tensor = _piece(state, *inputs, starts, chunk_size, y, states)
     return last
 
 

@@ -42,7 +42,7 @@ def _indexer(spec: Spec) -> object | None:
 def _context_mamba(spec: Spec) -> object | None:
     """Mamba-3 hands no state on, and a cached scan would be walked twice."""
     blocks = dict(spec.recompute.blocks)
-    policy = blocks.get("M", spec.recompute.default)  # type: ignore[call-overload]
+    policy = blocks.get("M", spec.recompute.default)
     unbuilt = isinstance(spec.model.mamba, Mamba3) or policy != "none"
     return spec.mesh.cp if spec.mesh.cp > 1 and spec.model.mamba is not None and unbuilt else None
 

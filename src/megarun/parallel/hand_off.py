@@ -46,7 +46,8 @@ def convolve(cp: ContextParallel, x: Tensor, weight: Tensor, bias: Tensor | None
 def scan(cp: ContextParallel, chunk_size: int, starts: Tensor | None, *inputs: Tensor) -> Tensor:
     """Mamba-2's scan; `inputs` are x, dt, A_log, B, C, D and dt_bias of `megakernels.ssd`, own tokens each."""
     if cp.degree == 1:
-        return ssd(*inputs, chunk_size, starts)
+        x, dt, A_log, B, C, D, dt_bias = inputs
+        return ssd(x, dt, A_log, B, C, D, dt_bias, chunk_size, starts)
     y: Tensor = _Scan.apply(cp, chunk_size, starts, *inputs)  # type: ignore[no-untyped-call]
     return y
 
@@ -54,7 +55,8 @@ def scan(cp: ContextParallel, chunk_size: int, starts: Tensor | None, *inputs: T
 def recur(cp: ContextParallel, save_every: int, starts: Tensor | None, *inputs: Tensor) -> Tensor:
     """The M²RNN recurrence; `inputs` are q, k, v, f, state_map, D, dt_bias and A_log of `megakernels.m2rnn`, own tokens each."""
     if cp.degree == 1:
-        return m2rnn(*inputs, save_every, starts)
+        q, k, v, f, state_map, D, dt_bias, A_log = inputs
+        return m2rnn(q, k, v, f, state_map, D, dt_bias, A_log, save_every, starts)
     y: Tensor = _Recurrence.apply(cp, save_every, starts, *inputs)  # type: ignore[no-untyped-call]
     return y
 
@@ -140,7 +142,7 @@ class _Scan(torch.autograd.Function):
         def step(place: int, lane: int, state: Tensor) -> Tensor:
             own, heads = _scan_part(inputs, place, lane, lanes), _part(x.shape[2], lane, lanes)
             starts_here = None if starts is None else _half(starts, place)
-            return ssd_piece(state, *own, starts_here, chunk_size, _half(y, place)[:, :, heads], _half(states, place)[:, :, heads])
+            return ssd_piece(state, own, starts_here, chunk_size, _half(y, place)[:, :, heads], _half(states, place)[:, :, heads])
 
         zeros = _zeros(lanes, x, x.shape[2], x.shape[3], keys.shape[3])
         hand_on(cp, FORWARD, zeros, step)
@@ -188,7 +190,7 @@ class _Recurrence(torch.autograd.Function):
         def step(place: int, lane: int, state: Tensor) -> Tensor:
             own, heads = _recurrence_part(inputs, place, lane, lanes), _part(v.shape[2], lane, lanes)
             starts_here = None if starts is None else _half(starts, place)
-            return m2rnn_piece(state, *own, starts_here, save_every, _half(y, place)[:, :, heads], _half(states, place)[:, :, heads])
+            return m2rnn_piece(state, own, starts_here, save_every, _half(y, place)[:, :, heads], _half(states, place)[:, :, heads])
 
         hand_on(cp, FORWARD, _zeros(lanes, q, v.shape[2], q.shape[2], v.shape[3]), step)
         ctx.save_for_backward(*inputs, starts, states)
