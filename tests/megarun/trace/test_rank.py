@@ -26,6 +26,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "schedule.num_microbatches": 2,
         "recompute": {"default": "selective"},
     },
+    "cp 2": {"mesh.cp": 2, "precision": BF16},
+    "cp 2, tp 2, recompute": {"mesh": {"cp": 2, "tp": 2}, "recompute": {"default": "full", "blocks": {"E": "selective", "M": "none"}}},
     "dp_replicate 2, adamw": {"mesh.dp_replicate": 2, "optimizer.matrix": "adamw"},
 }
 
