@@ -145,7 +145,7 @@ class PipelineRunner:
             inputs = () if tokens is None else (tokens.chunk(self._num_steps)[step],)
             targets = None if labels is None else labels.chunk(self._num_steps)[step]
             # torch hands every stage its microbatch's part of what comes by keyword
-            beside = {} if packed is None else {"starts": packed.starts.chunk(self._num_steps)[step]}
+            beside: dict[str, Any] = {} if packed is None else {"starts": packed.starts.chunk(self._num_steps)[step]}
             self._schedule.step(*inputs, target=targets, losses=None if labels is None else losses, return_outputs=False, **beside)
             for loss in losses:
                 total += loss.detach()
