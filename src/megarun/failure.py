@@ -5,10 +5,10 @@ The others fail because it did, and only say what their socket says; or they wai
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Sequence
 from datetime import timedelta
@@ -67,18 +67,27 @@ def end_with_the_first(launch: Launch) -> None:
     """
     if launch.world_size == 1:
         return
-    store = launch.store.clone()  # type: ignore[attr-defined]
+    store, over = launch.store.clone(), threading.Event()  # type: ignore[attr-defined]
 
     def watch() -> None:
         try:
             while not store.check([PRINTED]):
-                time.sleep(POLL_SECONDS)
+                if over.wait(POLL_SECONDS):
+                    return
         except RuntimeError:
             pass  # the store has gone, and with it torchrun, or rank 0 of processes started by hand
-        time.sleep(GRACE_SECONDS)
-        os._exit(ERROR)
+        if not over.wait(GRACE_SECONDS):
+            os._exit(ERROR)
 
-    threading.Thread(target=watch, name="first failure", daemon=True).start()
+    thread = threading.Thread(target=watch, name="first failure", daemon=True)
+    thread.start()
+
+    def stop() -> None:
+        over.set()
+        thread.join(GRACE_SECONDS)
+
+    # a thread that returns from C++ while Python shuts down is torn out of it, which aborts the process
+    atexit.register(stop)
 
 
 def leave(status: int) -> None:

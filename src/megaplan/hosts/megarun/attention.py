@@ -17,7 +17,8 @@ from megaplan.hosts.megarun.parts import Part, Shapes, residual, storages
 from megaplan.hosts.megarun.program import Op, Projection, Replay, add, cut, linear, norm, partial_gradient, project, replay
 from megaplan.spec.models import GroupedQueryAttention, Indexer, LatentAttention
 
-SELECTIVE = frozenset({"gather keys", "attention"})
+SELECTIVE = frozenset({"attention"})
+GATHERED = frozenset({"gather keys"})  # under CP the core gathers them once more
 HELD = frozenset({"normed", "q", "k", "v"})  # locals of forward
 
 
@@ -60,15 +61,14 @@ def attention_storages(dims: Dims, attention: GroupedQueryAttention | LatentAtte
 @cache
 def _replay(key: AttentionKey, policy: str, *, rotates: bool, indexed: bool, sharded: bool, context: bool) -> Replay:
     ops, held = attention_ops(key, rotates=rotates, indexed=indexed, sharded=sharded, context=context)
-    return replay(ops, held, recomputed(ops, SELECTIVE, policy))
+    return replay(ops, held, recomputed(ops, SELECTIVE | GATHERED if context else SELECTIVE, policy))
 
 
 def recomputed(ops: tuple[Op, ...], selective: frozenset[str], policy: str) -> frozenset[str]:
     """Names of the operations that a policy runs again."""
     if policy == "none":
         return frozenset()
-    names = frozenset(op.name for op in ops)
-    return names & selective if policy == "selective" else names
+    return selective if policy == "selective" else frozenset(op.name for op in ops)
 
 
 def grouped_ops(qk_norm: bool, bias: bool, rotates: bool, sharded: bool, context: bool) -> tuple[Op, ...]:
