@@ -48,17 +48,19 @@ class CountingRows:
 
     def rows(self, step: int, seed: int, num_rows: int, seq_length: int) -> np.ndarray:
         starts = np.random.default_rng((seed, step)).integers(0, self.vocab_size, size=(num_rows, 1))
-        if self.reversed_parts:
-            starts = starts.reshape(self.reversed_parts, -1, self.micro_batch_size)[:, ::-1].reshape(-1, 1)
+        starts = self._ordered(starts)
         return (starts + np.arange(seq_length + 1)) % self.vocab_size
 
     def starts(self, step: int, seed: int, num_rows: int, seq_length: int) -> np.ndarray:
         """A document begins at every fourth token or so, and some are one token long."""
         columns = np.arange(seq_length + 1, dtype=np.int32)
         first = np.random.default_rng((seed, step, 1)).random((num_rows, seq_length + 1)) < 0.25
-        if self.reversed_by:
-            first = first.reshape(-1, self.reversed_by, seq_length + 1)[::-1].reshape(num_rows, -1)
-        return np.maximum.accumulate(np.where(first, columns, 0), axis=1, dtype=np.int32)
+        return np.maximum.accumulate(np.where(self._ordered(first), columns, 0), axis=1, dtype=np.int32)
+
+    def _ordered(self, rows: np.ndarray) -> np.ndarray:
+        if not self.reversed_parts:
+            return rows
+        return rows.reshape(self.reversed_parts, -1, self.micro_batch_size, rows.shape[1])[:, ::-1].reshape(rows.shape)
 
 
 def build_job(case: dict[str, Any]) -> Job:

@@ -27,7 +27,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "recompute": {"default": "selective"},
     },
     "cp 2": {"mesh.cp": 2, "precision": BF16},
-    "cp 2, tp 2, recompute": {"mesh": {"cp": 2, "tp": 2}, "recompute": {"default": "full", "blocks": {"E": "selective", "M": "none"}}},
+    "cp 2, tp 2, recompute": {
+        "mesh": {"cp": 2, "tp": 2},
+        "model.recurrent.num_heads": 4,
+        "recompute": {"default": "full", "blocks": {"E": "selective", "M": "none"}},
+    },
     "dp_replicate 2, adamw": {"mesh.dp_replicate": 2, "optimizer.matrix": "adamw"},
 }
 
