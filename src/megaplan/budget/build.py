@@ -111,6 +111,10 @@ def build_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
     Raises:
         MegaplanError: MP311 … MP313 if the schedule cannot run on these degrees; MP504 if the device is unknown.
     """
+    if spec.host.name == "megatron":
+        from megaplan.budget.megatron import megatron_budget  # noqa: PLC0415 (most jobs are megarun's)
+
+        return megatron_budget(spec, inventory, layout)
     evaluation, device = _Evaluation(spec, inventory, layout), load_device(spec.device.name)
     slots = [_slot_parts(evaluation, slot) for slot in layout.slots]
     mesh, schedule, chunk_of = spec.mesh, spec.schedule, [slot.chunk for slot in layout.slots]

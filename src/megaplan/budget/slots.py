@@ -37,6 +37,10 @@ def kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[KeptBy
         inventory: Its parameter tensors.
         layout: Its slots.
     """
+    if spec.host.name == "megatron":
+        from megaplan.budget.megatron import megatron_kept_bytes  # noqa: PLC0415
+
+        return tuple(KeptBytes(size, 0) for size in megatron_kept_bytes(spec, inventory, layout))
     chunks, slots = slot_chunks(spec, inventory, layout), layout.slots
     if spec.schedule.kind not in SPLIT_BACKWARD:
         return tuple(KeptBytes(chunk.saved_bytes, 0) for chunk in chunks)

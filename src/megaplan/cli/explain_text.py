@@ -58,8 +58,25 @@ def explain_lines(given: Subject, rank: RankBudget) -> Iterator[Line]:
         yield from _parameters(given, item)
     yield "", ""
     yield "kept for backward by each block, per microbatch in flight", "bold"
+    if given.spec.host.name == "megatron":
+        yield from _megatron_ledger(given, rank.coordinate["pp"])
+        return
     for item in held:
         yield from _ledger(given, item)
+
+
+def _megatron_ledger(given: Subject, pp_rank: int) -> Iterator[Line]:
+    """Megatron-Core's tensors of each operator that the rank has."""
+    from megaplan.hosts.megatron.from_spec import jobs_from_spec  # noqa: PLC0415
+    from megaplan.hosts.megatron.saved import operator, operators  # noqa: PLC0415
+
+    job = jobs_from_spec(given.spec, "".join(block.family.value for block in given.inventory.layers), given.layout)[pp_rank]
+    own = operators("".join(job.chunks))
+    for letter in dict.fromkeys(own):
+        sizes = operator(job, letter)
+        yield f"  {letter}, {own.count(letter)} on this rank: {format_bytes(sum(sizes.values()))}", ""
+        rows = [(f"    {name}", f"{size:,}") for name, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0]))]
+        yield from _plain(table([("    tensor", "bytes"), *rows], left=(0,)))
 
 
 def _held(given: Subject, pp_rank: int) -> list[_Held]:

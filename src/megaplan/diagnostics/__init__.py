@@ -1,7 +1,8 @@
 """The catalogue of diagnostic codes, and the one way to make a diagnostic.
 
 MP1xx files, formats and types; MP2xx mesh; MP3xx pattern, schedule and split; MP4xx plan files; MP5xx budget; MP6xx megarun;
-MP7xx model sections; MP8xx other projects' configs. A hundred lives in `mp<hundred>xx.py`; a new code is one more entry there.
+MP7xx model sections; MP8xx other projects' configs; MP9xx other hosts.
+A hundred lives in `mp<hundred>xx.py`; a new code is one more entry there.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from megaplan.diagnostics.mp5xx import BUDGET
 from megaplan.diagnostics.mp6xx import RUNTIME
 from megaplan.diagnostics.mp7xx import MODEL
 from megaplan.diagnostics.mp8xx import IMPORTS
+from megaplan.diagnostics.mp9xx import HOSTS
 from megaplan.errors import Diagnostic, Location, Severity
 
 __all__ = ["CODES", "CodeInfo", "diagnostic"]
 
-CODES: dict[str, CodeInfo] = {**FILES, **MESH, **SPLIT, **PLANS, **BUDGET, **RUNTIME, **MODEL, **IMPORTS}
+CODES: dict[str, CodeInfo] = {**FILES, **MESH, **SPLIT, **PLANS, **BUDGET, **RUNTIME, **MODEL, **IMPORTS, **HOSTS}
 
 
 def diagnostic(

@@ -23,7 +23,8 @@ CUTS = "cuts"
 MAX_CHANGES = 16
 """More changed inputs than this are two different models: no cause is singled out."""
 
-_WITHOUT_BYTES = {"name", "format", "split", "device", "serving", "host"}
+_WITHOUT_BYTES = {"name", "format", "split", "device", "serving"}
+_HOST = "host"
 _TOGETHER = {"model.pattern": "model.num_layers", "mesh.vpp": "mesh.pp", "schedule.kind": "mesh.pp"}
 
 
@@ -50,7 +51,7 @@ def _effects(before: PlanDocument, after: PlanDocument, diff: PlanDiff) -> Itera
         return
     base = _totals(before.spec, before.spans)
     for name, changes in groups.items():
-        spec = _changed(before, changes)
+        spec = _changed(before, changes, after)
         spans = after.spans if name == CUTS else before.spans
         totals = _totals(spec, spans) if spec else None
         if totals is not None and base is not None:
@@ -67,7 +68,11 @@ def _groups(diff: PlanDiff) -> dict[str, list[Change]]:
     groups: dict[str, list[Change]] = {}
     keys = {change.key for change in diff.inputs}
     for change in diff.inputs:
-        if change.key.partition(".")[0] in _WITHOUT_BYTES:
+        section = change.key.partition(".")[0]
+        if section in _WITHOUT_BYTES or (change.key == "host.kernels" and "host.name" not in keys):
+            continue
+        if section == _HOST and "host.name" in keys:  # another host's keys mean nothing without its name
+            groups.setdefault(_HOST, []).append(change)
             continue
         partner = _TOGETHER.get(change.key, change.key)
         groups.setdefault(partner if partner in keys else change.key, []).append(change)
@@ -76,10 +81,14 @@ def _groups(diff: PlanDiff) -> dict[str, list[Change]]:
     return groups
 
 
-def _changed(plan: PlanDocument, changes: list[Change]) -> Spec | None:
+def _changed(plan: PlanDocument, changes: list[Change], after: PlanDocument) -> Spec | None:
     """The plan's spec with the changes applied; None if that is no legal spec."""
     inputs: dict[str, Any] = copy.deepcopy(plan.inputs)
     for change in changes:
+        if change.key == "host.name":
+            inputs[_HOST] = copy.deepcopy(after.inputs[_HOST])
+        if change.key.partition(".")[0] == _HOST and any(other.key == "host.name" for other in changes):
+            continue
         *path, last = change.key.split(".")
         section = inputs
         for step in path:

@@ -73,4 +73,5 @@ def check_document(document: Document) -> LoadedSpec:
         raise MegaplanError([*document.faults, *error.diagnostics]) from None
     found = Diagnostics([*document.faults, *check_rules(spec, document.source.locate)])
     found.raise_errors()
-    return LoadedSpec(spec, document.source, (*found, *unbuilt(spec, document.source.locate)))
+    notes = unbuilt(spec, document.source.locate) if spec.host.name == "megarun" else ()
+    return LoadedSpec(spec, document.source, (*found, *notes))

@@ -28,6 +28,7 @@ from megaplan.spec.architecture import (
     Ngram,
     RelationBias,
 )
+from megaplan.spec.host import Host
 from megaplan.spec.scalars import (
     MAX_LAYERS,
     Activation,
@@ -250,18 +251,6 @@ class Split(Section):
     forbid: tuple[NaturalInt, ...] = ()
     pin: tuple[NaturalInt, ...] = ()
     together: tuple[tuple[NaturalInt, NaturalInt], ...] = ()
-
-
-class Host(Section):
-    """The framework that will run the plan.
-
-    Attributes:
-        name: megarun.
-        kernels: Plain torch (reference) or Triton.
-    """
-
-    name: Literal["megarun"] = "megarun"
-    kernels: Literal["reference", "triton"] = "reference"
 
 
 class DeviceRef(Section):

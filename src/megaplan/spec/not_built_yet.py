@@ -55,6 +55,10 @@ def _families(spec: Spec) -> object | None:
     return ", ".join(f"{letter}: {dtype}" for letter, dtype in spec.precision.families.items()) or None
 
 
+def _other_host(spec: Spec) -> object | None:
+    return spec.host.name if spec.host.name != "megarun" else None
+
+
 # Key, what it is when it is not built yet (None: built), and what megarun trains instead.
 NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("model.mamba.kind", _mamba3_over_context, "mamba2"),
@@ -65,6 +69,7 @@ NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("mesh.etp", _above_one("etp"), "1"),
     *((f"precision.{role}", _dtype(role), "fp32 or bf16") for role in ("params", "grads", "master", "moments", "reduce")),
     ("precision.families", _families, "{}"),
+    ("host.name", _other_host, "megarun"),
 )
 
 

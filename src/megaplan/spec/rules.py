@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from megaplan.errors import Diagnostic, MegaplanError, Severity
 from megaplan.spec.context import Checked, Locate
+from megaplan.spec.host_rules import host_rules
 from megaplan.spec.mesh_rules import mesh_rules
 from megaplan.spec.model_rules import model_rules
 from megaplan.spec.models import Spec
@@ -36,5 +37,5 @@ def _all_rules(spec: Spec, locate: Locate) -> Iterator[Diagnostic]:
     except MegaplanError as error:
         yield from error.diagnostics
     checked = Checked(spec, pattern, locate)
-    for rules in (pattern_rules, model_rules, mesh_rules, schedule_rules, split_rules, policy_rules, training_rules):
+    for rules in (pattern_rules, model_rules, mesh_rules, schedule_rules, split_rules, policy_rules, training_rules, host_rules):
         yield from rules(checked)

@@ -48,6 +48,11 @@ class Memory:
 
     def sums(self, spans: Spans) -> tuple[tuple[RankSum, ...], ...]:
         """For each pp rank the sums that every split which fits keeps; `spans` are any split's."""
+        if self._spec.host.name == "megatron":
+            from megaplan.split.megatron_bytes import megatron_limits  # noqa: PLC0415
+
+            layout = build_layout(self._spec, self._inventory, spans)
+            return megatron_limits(self._spec, self._inventory, layout, self._usable_bytes())
         from megaplan.split.layer_bytes import necessary_limits  # noqa: PLC0415  (where all fits, nothing else is paid for)
 
         layout = build_layout(self._spec, self._inventory, spans)

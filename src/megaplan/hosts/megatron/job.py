@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 AttentionBackend = Literal["unfused", "flash", "fused"]
-CrossEntropy = Literal["unfused", "native", "te"]
+CrossEntropy = Literal["unfused", "native", "te", "te_fp32"]
 
 EMBEDDING, LOSS, MTP = "e", "l", "m"
 
@@ -28,6 +28,7 @@ class MoeDims:
 
     Attributes:
         routing_skew: Rows that reach this rank's experts over the even share; 1.0 is balanced.
+        capacity_factor: Most rows of an expert over the even share; None for dropless.
     """
 
     num_experts: int
@@ -38,6 +39,12 @@ class MoeDims:
     grouped_gemm: bool
     overlap: bool
     routing_skew: float = 1.0
+    capacity_factor: float | None = None
+
+    @property
+    def rows_share(self) -> float:
+        """Rows over the even share that this rank's experts compute."""
+        return self.routing_skew if self.capacity_factor is None else min(self.routing_skew, self.capacity_factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +70,20 @@ class MegatronJob:
     Attributes:
         chunks: Letters of Megatron's hybrid pattern; `e`, `l` and `m` stand for embedding, loss and one multi-token prediction module.
         mtp_operators: Operators of one prediction module.
-        XX of the whole model's attention letters, for MLA's rotary cache.
         inflight_group: Microbatches a virtual stage takes in turn.
         data_parallel: Ranks over which dense optimizer state is sharded, contexts included.
         expert_data_parallel: Ranks over which experts' optimizer state is sharded.
         persistent_grad_shard: fp32 copies of bf16 gradients that stay until the next step.
         workspace_bytes: Of Transformer Engine's cuBLAS: 32 MiB from Hopper on, 4 MiB before.
+        pp_rank: The priced pipeline rank; None for the last.
+        data_index: Its place among the ranks that share dense state; None for the last.
+        expert_index: Its place among those that share experts' state; None for the last.
+        cublas_bytes: Of one of torch's two cuBLAS handles.
+        master_bytes: Of an element's master copy.
+        moment_bytes: Of an element's moment.
+        qk_norm: Norms over query and key heads.
+        qkv_bias: Bias of the query, key and value projection where other linears have none.
+        recompute_num_layers: Operators of a group under full recompute; 0 for none.
     """
 
     hidden_size: int
@@ -117,6 +132,15 @@ class MegatronJob:
     tp_comm_overlap: bool
     workspace_bytes: int
     bias_activation_fusion: bool
+    pp_rank: int | None = None
+    data_index: int | None = None
+    expert_index: int | None = None
+    cublas_bytes: int = 32 * 2**20
+    master_bytes: int = 4
+    moment_bytes: int = 4
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    recompute_num_layers: int = 0
 
     @property
     def tokens(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megaplan.hosts.megatron.job import LOSS, MTP, MegatronJob
-from megaplan.hosts.megatron.saved import chunk, operator, scores_elements
+from megaplan.hosts.megatron.saved import chunk, operators, recomputed_bytes, scores_elements
 from megaplan.hosts.megatron.storage import parameters, storage_bytes
 
 MIB = 2**20
@@ -43,11 +43,11 @@ class MegatronMemory:
 
 
 def memory(job: MegatronJob) -> MegatronMemory:
-    """The bytes of a run's last rank."""
+    """The bytes of a run's rank."""
     found = parameters(job)
     mask = job.micro_batch_size * (job.seq_length // job.cp) * job.seq_length if job.attention_mask else 0
     boundary = 2 * job.stream_tokens * job.hidden_size
-    static = {**storage_bytes(job, found), **_fixed(job, found.shapes)}
+    static = {**storage_bytes(job, found), **fixed_bytes(job, found.shapes)}
     virtual = len(job.chunks)
     leftover = 0
     if job.pp > 1:
@@ -57,13 +57,44 @@ def memory(job: MegatronJob) -> MegatronMemory:
 
 
 def in_flight(job: MegatronJob) -> int:
-    """Bytes kept at the last rank's fullest moment: one microbatch under 1F1B, group · (VP − 1) chunks and one under interleaving."""
+    """Bytes that the rank's microbatches keep at its fullest moment."""
+    return sum(count * chunk(job, letters) for count, letters in zip(in_flight_counts(job), job.chunks, strict=True))
+
+
+def in_flight_counts(job: MegatronJob) -> tuple[int, ...]:
+    """Microbatches of each chunk at the rank's fullest moment; on the rank of the loss, the fullest of its last chunk's.
+
+    Under 1F1B rank r holds min(microbatches, pp − r). Under interleaving its forwards visit the chunks in rounds of a group, and the
+    backwards follow (VP − 1) · group + 2 · (pp − 1 − r) forwards behind; after that the counts of the chunks recur with each round.
+    """
+    virtual, rank = len(job.chunks), job.pp - 1 if job.pp_rank is None else job.pp_rank
+    if virtual == 1:
+        return (min(job.num_microbatches, job.pp - rank),)
     sizes = [chunk(job, letters) for letters in job.chunks]
-    return min(job.inflight_group, job.num_microbatches) * sum(sizes[:-1]) + sizes[-1]
+    group = min(job.inflight_group, job.num_microbatches)
+    forwards = job.num_microbatches * virtual
+    warmup = min((virtual - 1) * group + 2 * (job.pp - 1 - rank), forwards)
+    held, most, fullest = [0] * virtual, -1, (0,) * virtual
+    for step in range(min(forwards, warmup + 2 * group * virtual)):
+        visited = _visited(step, group, virtual, job.num_microbatches)
+        held[visited] += 1
+        size = sum(count * each for count, each in zip(held, sizes, strict=True))
+        if size > most and (rank < job.pp - 1 or visited == virtual - 1):
+            most, fullest = size, tuple(held)
+        if step >= warmup:
+            held[virtual - 1 - _visited(step - warmup, group, virtual, job.num_microbatches)] -= 1
+    return fullest
 
 
-def _fixed(job: MegatronJob, shapes: set[tuple[int, int]]) -> dict[str, int]:
-    parts = {"cuBLAS workspaces": 2 * 32 * MIB, "Transformer Engine workspace": job.workspace_bytes}
+def _visited(step: int, group: int, virtual: int, num_microbatches: int) -> int:
+    """The chunk of a rank's forward number `step`; the last round may have fewer microbatches."""
+    start, offset = divmod(step, group * virtual)
+    return offset // min(group, num_microbatches - start * group)
+
+
+def fixed_bytes(job: MegatronJob, shapes: set[tuple[int, int]]) -> dict[str, int]:
+    """Workspaces and buffers that stay for the whole run, by part."""
+    parts = {"cuBLAS workspaces": 2 * job.cublas_bytes, "Transformer Engine workspace": job.workspace_bytes}
     tokens, hidden = job.stream_tokens, job.hidden_size
     gathered = 2 * job.tokens * hidden if job.sequence_parallel and job.tp > 1 else 0
     if job.moe is not None:
@@ -85,18 +116,14 @@ def _fixed(job: MegatronJob, shapes: set[tuple[int, int]]) -> dict[str, int]:
 
 
 def _phases(job: MegatronJob) -> dict[str, int]:
-    last = job.chunks[-1]
+    last = max(job.chunks, key=lambda letters: (LOSS in letters, recomputed_bytes(job, letters)))
     logits = job.tokens * job.vocab_size // job.tp
-    recomputed = max(
-        (sum(operator(job, one, recompute=False).values()) - sum(operator(job, one).values()) for one in set(last) & set("*-ME")),
-        default=0,
-    )
-    block = [one for one in last if one in "*-ME"]
+    recomputed, block = recomputed_bytes(job, last), operators(last)
     phases: dict[str, int] = {}
     if LOSS in last:
         depth = last.count(MTP)
         kept = 4 * logits * depth
-        phases["loss"] = kept + {"unfused": 6, "native": 10, "te": 2}[job.cross_entropy] * logits
+        phases["loss"] = kept + {"unfused": 6, "native": 10, "te": 2, "te_fp32": 6}[job.cross_entropy] * logits
         phases["LM-head backward"] = kept + 2 * logits + 2 * job.vocab_size // job.tp * job.hidden_size + 2 * job.tokens * job.hidden_size
     if block:
         gradients = 2 * job.tokens * job.hidden_size

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import ceil
 
-from megaplan.hosts.megatron.job import LOSS, MTP, LatentDims, MegatronJob, MoeDims
+from megaplan.hosts.megatron.job import EMBEDDING, LOSS, MTP, LatentDims, MegatronJob, MoeDims
 
 Item = tuple[str, int]
 
@@ -25,16 +25,35 @@ def chunk(job: MegatronJob, letters: str) -> int:
     """Bytes that one model chunk keeps for one microbatch, logits and loss left out."""
     total = 0
     stream = job.stream_tokens * job.hidden_size
+    if job.recompute_num_layers:  # of each group of operators its input alone
+        count = len(operators(letters))
+        total += 2 * stream * ceil(count / job.recompute_num_layers)
+        letters = "".join(letter for letter in letters if letter in (EMBEDDING, MTP, LOSS))
     for letter in letters:
         if letter == LOSS:
             total += 4 * stream  # the final norm's input and output
         elif letter == MTP:
             total += sum(sum(operator(job, one).values()) for one in job.mtp_operators) + 16 * stream
-        elif letter == "e":
+        elif letter == EMBEDDING:
             total += stream * job.hidden_dropout
         else:
             total += sum(operator(job, letter).values())
     return total
+
+
+def operators(letters: str) -> str:
+    """The operators of a chunk, without embedding, prediction modules and loss."""
+    return "".join(letter for letter in letters if letter in "*-ME")
+
+
+def recomputed_bytes(job: MegatronJob, letters: str) -> int:
+    """Most bytes that a chunk's backward makes again at once: one operator's dropped tensors, or a whole group's under full recompute."""
+    own = operators(letters)
+    if job.recompute_num_layers:
+        size = job.recompute_num_layers
+        groups = [own[start : start + size] for start in range(0, len(own), size)]
+        return max((sum(sum(operator(job, one).values()) for one in group) for group in groups), default=0)
+    return max((sum(operator(job, one, recompute=False).values()) - sum(operator(job, one).values()) for one in set(own)), default=0)
 
 
 def _common(job: MegatronJob) -> Iterator[Item]:
@@ -56,6 +75,10 @@ def _attention(job: MegatronJob) -> Iterator[Item]:
         yield "qkv", 2 * tokens * (width + 2 * groups * job.head_dim)
         if job.attention_backend == "fused" and groups < heads:
             yield "q.copy", 2 * tokens * width
+        if job.qk_norm:
+            normed = tokens * (heads + groups)
+            yield "qk.normed", 2 * normed * job.head_dim
+            yield "qk.stats", normed * (4 if job.rms_norm else 8)
         yield "context", 2 * tokens * width
         if job.cp > 1:
             yield "context.reordered", 2 * tokens * width
@@ -109,7 +132,7 @@ def _experts(job: MegatronJob) -> Iterator[Item]:
     dims = job.moe
     if dims is None:
         raise ValueError("a pattern with E has no experts")
-    rows = ceil(job.stream_tokens * dims.top_k * job.etp * dims.routing_skew)
+    rows = ceil(job.stream_tokens * dims.top_k * job.etp * dims.rows_share)
     width = dims.ffn_hidden_size // job.etp
     yield "routed.fc1.input", 2 * rows * job.hidden_size
     yield "routed.fc1.output", 2 * rows * width * (2 if job.gated else 1)

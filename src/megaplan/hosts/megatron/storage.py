@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from megaplan.hosts.megatron.job import LOSS, MTP, LatentDims, MegatronJob
 
@@ -31,37 +32,45 @@ class Rule(Enum):
         return self in (Rule.MATRIX, Rule.EXPERT_MATRIX)
 
 
+class Tensor(NamedTuple):
+    """A parameter on its rank; `sharded`: tensor parallelism may shard it."""
+
+    elements: int
+    rule: Rule
+    sharded: bool
+
+
 @dataclass(slots=True)
 class Parameters:
     """A rank's parameters.
 
     Attributes:
-        tensors: Elements and rule of each.
+        tensors: One each.
         shapes: Distinct shapes of linear weights.
     """
 
-    tensors: list[tuple[int, Rule]] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
     shapes: set[tuple[int, int]] = field(default_factory=set)
 
-    def add(self, elements: int, rule: Rule = Rule.OTHER) -> None:
+    def add(self, elements: int, rule: Rule = Rule.OTHER, *, sharded: bool = True) -> None:
         """A tensor, if it has elements."""
         if elements:
-            self.tensors.append((elements, rule))
+            self.tensors.append(Tensor(elements, rule, sharded))
 
-    def linear(self, rows: int, columns: int, bias: int = 0) -> None:
+    def linear(self, rows: int, columns: int, bias: int = 0, *, sharded: bool = True) -> None:
         """A linear outside experts."""
-        self.add(rows * columns, Rule.MATRIX)
-        self.add(bias)
+        self.add(rows * columns, Rule.MATRIX, sharded=sharded)
+        self.add(bias, sharded=sharded)
         self.shapes.add((rows, columns))
 
     def norm(self, job: MegatronJob, width: int) -> None:
         """A norm's weight, and the bias of a LayerNorm."""
         for _ in range(1 if job.rms_norm else 2):
-            self.add(width)
+            self.add(width, sharded=False)
 
     def elements(self, *, experts: bool) -> int:
         """Elements of routed experts, or of all else."""
-        return sum(elements for elements, rule in self.tensors if rule.is_expert is experts)
+        return sum(one.elements for one in self.tensors if one.rule.is_expert is experts)
 
 
 def parameters(job: MegatronJob) -> Parameters:
@@ -71,11 +80,12 @@ def parameters(job: MegatronJob) -> Parameters:
     depth = letters.count(MTP)
     vocabulary = job.vocab_size // job.tp * job.hidden_size
     embeds = "e" in letters or (depth > 0 and job.pp > 1)  # a prediction module reads a copy of the embedding
-    for _ in range(int(embeds) + int(LOSS in letters) if not job.tied else 1):
+    copies = int(embeds) + int(LOSS in letters)
+    for _ in range(min(copies, 1) if job.tied else copies):
         found.add(vocabulary, Rule.VOCABULARY)
     for letter in letters:
         if letter == "e":
-            found.add(job.learned_positions * job.hidden_size, Rule.VOCABULARY)
+            found.add(job.learned_positions * job.hidden_size, Rule.VOCABULARY, sharded=False)
         elif letter == LOSS:
             found.norm(job, job.hidden_size)
         elif letter != MTP:
@@ -89,37 +99,69 @@ def parameters(job: MegatronJob) -> Parameters:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class State:
+    """Bytes of optimizer state on a rank: masters and moments of the matrices of blocks, and of all else."""
+
+    matrix_master: int
+    matrix_moments: int
+    other_master: int
+    other_moments: int
+
+    @property
+    def moments(self) -> int:
+        """What the first step makes."""
+        return self.matrix_moments + self.other_moments
+
+    @property
+    def total(self) -> int:
+        """All four."""
+        return self.matrix_master + self.other_master + self.moments
+
+
 def storage_bytes(job: MegatronJob, found: Parameters) -> dict[str, int]:
     """Bytes by part: bf16 parameters, main gradients, optimizer state."""
     dense, experts = found.elements(experts=False), found.elements(experts=True)
-    share, expert_share = (job.data_parallel, job.expert_data_parallel) if job.distributed_optimizer else (1, 1)
+    share, expert_share = _shares(job)
     parts = {"parameters": 2 * (dense + experts), "gradients": job.gradient_bytes * (dense + experts)}
-    if job.optimizer == "muon":
-        parts["optimizer"] = _layer_wise(found, share, expert_share)
-    else:
-        parts["optimizer"] = 12 * dense // share + 12 * experts // expert_share
+    parts["optimizer"] = optimizer_state(job, found).total
     if job.persistent_grad_shard:
         parts["fp32 gradient shard"] = 4 * dense // share + 4 * experts // expert_share
     if job.fp8 and not job.fp8_params:
-        parts["fp8 weights"] = 2 * sum(elements for elements, rule in found.tensors if rule.is_matrix)
+        parts["fp8 weights"] = 2 * sum(one.elements for one in found.tensors if one.rule.is_matrix)
     return parts
 
 
-def _layer_wise(found: Parameters, share: int, expert_share: int) -> int:
-    """Whole tensors, sorted by size, dealt to data ranks there and back; the last rank's are counted.
+def optimizer_state(job: MegatronJob, found: Parameters) -> State:
+    """Under Muon a master and one momentum of each of its matrices, under Adam a master and two moments.
 
-    Muon keeps an fp32 master and one momentum, Adam a master and two moments.
+    Adam's distributed optimizer shards evenly. Muon's gives whole tensors, sorted by size, to data ranks there and back.
     """
-    total = 0
-    for experts, ranks in ((False, share), (True, expert_share)):
-        tensors = sorted((one for one in found.tensors if one[1].is_expert is experts), key=lambda one: one[0])
+    share, expert_share = _shares(job)
+    if job.optimizer != "muon":
+        found_bytes = []
+        for matrix in (True, False):
+            some = [one for one in found.tensors if one.rule.is_matrix is matrix]
+            sizes = [
+                (sum(one.elements for one in some if one.rule.is_expert is experts), ranks)
+                for experts, ranks in ((False, share), (True, expert_share))
+            ]
+            found_bytes += [sum(each * elements // ranks for elements, ranks in sizes) for each in (job.master_bytes, 2 * job.moment_bytes)]
+        return State(*found_bytes)
+    kept = {True: 0, False: 0}
+    for experts, ranks, index in ((False, share, job.data_index), (True, expert_share, job.expert_index)):
+        tensors = sorted((one for one in found.tensors if one.rule.is_expert is experts), key=lambda one: one.elements)
         loop = [*range(ranks), *reversed(range(ranks))]
-        total += sum(
-            elements * (8 if rule.is_matrix else 12)
-            for index, (elements, rule) in enumerate(tensors)
-            if loop[index % len(loop)] == ranks - 1
-        )
-    return total
+        own = ranks - 1 if index is None else index
+        for place, one in enumerate(tensors):
+            if loop[place % len(loop)] == own:
+                kept[one.rule.is_matrix] += one.elements
+    master, moment = job.master_bytes, job.moment_bytes
+    return State(master * kept[True], moment * kept[True], master * kept[False], 2 * moment * kept[False])
+
+
+def _shares(job: MegatronJob) -> tuple[int, int]:
+    return (job.data_parallel, job.expert_data_parallel) if job.distributed_optimizer else (1, 1)
 
 
 def _operator(job: MegatronJob, letter: str, found: Parameters) -> None:
@@ -140,8 +182,12 @@ def _operator(job: MegatronJob, letter: str, found: Parameters) -> None:
 def _attention(job: MegatronJob, found: Parameters) -> None:
     width = job.num_heads // job.tp * job.head_dim
     rows = width + 2 * max(1, job.num_query_groups // job.tp) * job.head_dim
-    found.linear(rows, job.hidden_size, job.bias * rows)
-    found.linear(job.hidden_size, width, job.bias * job.hidden_size)
+    found.linear(rows, job.hidden_size, (job.bias or job.qkv_bias) * rows)
+    found.linear(job.hidden_size, width)
+    found.add(job.bias * job.hidden_size, sharded=False)
+    if job.qk_norm:
+        found.norm(job, job.head_dim)
+        found.norm(job, job.head_dim)
 
 
 def _latent(job: MegatronJob, dims: LatentDims, found: Parameters) -> None:
@@ -150,19 +196,21 @@ def _latent(job: MegatronJob, dims: LatentDims, found: Parameters) -> None:
     if dims.q_lora_rank is None:
         found.linear(heads * width, hidden)
     else:
-        found.linear(dims.q_lora_rank, hidden)
+        found.linear(dims.q_lora_rank, hidden, sharded=False)
         found.linear(heads * width, dims.q_lora_rank)
         found.norm(job, dims.q_lora_rank)
-    found.linear(dims.kv_lora_rank + dims.qk_pos_emb_head_dim, hidden)
+    found.linear(dims.kv_lora_rank + dims.qk_pos_emb_head_dim, hidden, sharded=False)
     found.linear(heads * (dims.qk_head_dim + dims.v_head_dim), dims.kv_lora_rank)
     found.norm(job, dims.kv_lora_rank)
-    found.linear(hidden, heads * dims.v_head_dim, job.bias * hidden)
+    found.linear(hidden, heads * dims.v_head_dim)
+    found.add(job.bias * hidden, sharded=False)
 
 
 def _mlp(job: MegatronJob, width: int, found: Parameters, *, bias: bool) -> None:
     rows = width * (2 if job.gated else 1)
     found.linear(rows, job.hidden_size, bias * rows)
-    found.linear(job.hidden_size, width, bias * job.hidden_size)
+    found.linear(job.hidden_size, width)
+    found.add(bias * job.hidden_size, sharded=False)
 
 
 def _mamba(job: MegatronJob, found: Parameters) -> None:
@@ -185,7 +233,7 @@ def _experts(job: MegatronJob, found: Parameters) -> None:
         raise ValueError("a pattern with E has no experts")
     width = dims.ffn_hidden_size // job.etp
     rows = width * (2 if job.gated else 1)
-    found.add(dims.num_experts * job.hidden_size, Rule.MATRIX)
+    found.add(dims.num_experts * job.hidden_size, Rule.MATRIX, sharded=False)
     for _ in range(dims.num_experts // job.ep):
         found.add(rows * job.hidden_size, Rule.EXPERT_MATRIX)
         found.add(width * job.hidden_size, Rule.EXPERT_MATRIX)

@@ -1,0 +1,141 @@
+"""The budget of a job that Megatron-Core runs: its own ledger, storage and phases in the same cells."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from megaplan.budget.reserve import device_budget
+from megaplan.budget.values import Budget, Cells, DeviceBudget, RankBudget, StageBudget
+from megaplan.columns import Column, Phase
+from megaplan.devices import load_device
+from megaplan.hosts.megatron.from_spec import jobs_from_spec
+from megaplan.hosts.megatron.job import MTP, MegatronJob
+from megaplan.hosts.megatron.peak import MegatronMemory, fixed_bytes, in_flight_counts, memory
+from megaplan.hosts.megatron.saved import chunk, operator
+from megaplan.hosts.megatron.storage import Parameters, optimizer_state, parameters, storage_bytes
+from megaplan.inventory.tensors import Inventory
+from megaplan.layout.ranks import rank_coordinate
+from megaplan.layout.values import Layout
+from megaplan.spec.models import Spec
+
+ROUTED = ("router", "dispatch.map", "routed.fc1.input")
+"""Kept tensors of experts that are routing: scores, maps and received rows."""
+BUFFERS = ("all-gather buffer",)
+
+
+def megatron_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
+    """Bytes of every rank by phase and column.
+
+    Args:
+        spec: A checked spec whose host is Megatron-Core.
+        inventory: Its parameter tensors, for the parameters of stages and of the model.
+        layout: Its slots.
+    """
+    device = device_budget(load_device(spec.device.name))
+    letters = "".join(block.family.value for block in inventory.layers)
+    found: list[RankBudget] = []
+    for job in jobs_from_spec(spec, letters, layout):
+        found += _ranks(spec, job, device)
+    elements = {name: block.elements for name, block in inventory.blocks()}
+    stages = tuple(
+        StageBudget(slot.index, slot.pp_rank, slot.chunk, slot.start, slot.stop, sum(elements[name] for name in slot.blocks))
+        for slot in layout.slots
+    )
+    ranks = tuple(sorted(found, key=lambda rank: (-rank.peak_bytes, rank.ranks)))
+    return Budget(device, stages, ranks, inventory.parameters, inventory.active_parameters)
+
+
+def megatron_kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[int, ...]:
+    """What one microbatch keeps on each slot, in model order."""
+    kept = [0] * len(layout.slots)
+    for job in jobs_from_spec(spec, "".join(block.family.value for block in inventory.layers), layout):
+        for slot, own in zip(layout.of_rank(job.pp_rank or 0), job.chunks, strict=True):
+            kept[slot.index] = chunk(job, own)
+    return tuple(kept)
+
+
+def _ranks(spec: Spec, job: MegatronJob, device: DeviceBudget) -> list[RankBudget]:
+    """The budgets of a pipeline rank's data ranks: Muon's whole matrices do not divide evenly among them."""
+    mesh = spec.mesh
+    per_stage, first = mesh.world_size // mesh.pp, (job.pp_rank or 0) * (mesh.world_size // mesh.pp)
+    places: dict[tuple[int, int], list[int]] = {}
+    uneven = job.optimizer == "muon" and job.distributed_optimizer
+    for offset in range(per_stage):
+        dense, expert = offset // mesh.tp % job.data_parallel, offset // (mesh.ep * mesh.etp) % job.expert_data_parallel
+        places.setdefault((dense, expert) if uneven else (0, 0), []).append(first + offset)
+    held, kept = parameters(job), memory(job)
+    count = sum(one.elements for one in held.tensors)
+    budgets: list[RankBudget] = []
+    for (dense, expert), ranks in places.items():
+        cells = _cells(replace(job, data_index=dense, expert_index=expert), held, kept, spec.host.fragmentation_percent)
+        twin = next((one for one in budgets if one.cells == cells), None)
+        if twin is not None:
+            budgets[budgets.index(twin)] = replace(twin, ranks=tuple(sorted((*twin.ranks, *ranks))))
+        else:
+            coordinate = rank_coordinate(mesh, ranks[0])
+            budgets.append(RankBudget(tuple(ranks), coordinate, count, cells, _moments(kept), device.usable_bytes))
+    return budgets
+
+
+def _moments(kept: MegatronMemory) -> dict[Phase, str]:
+    step = {"loss": "the loss", "LM-head backward": "backward of the head", "last-layer backward": "backward of the last layer"}[
+        kept.peak_phase
+    ]
+    return {
+        Phase.INIT: "parameters, gradients and masters in place",
+        Phase.FIRST_FORWARD_BACKWARD: step,
+        Phase.FIRST_OPTIMIZER: "all moments made",
+        Phase.FORWARD_BACKWARD: step,
+        Phase.OPTIMIZER: "the update of all parameters",
+    }
+
+
+def _cells(job: MegatronJob, held: Parameters, kept: MegatronMemory, fragmentation_percent: int) -> Cells:
+    state, parts = optimizer_state(job, held), storage_bytes(job, held)
+    fixed = fixed_bytes(job, held.shapes)
+    base = dict.fromkeys(Column, 0)
+    for one in held.tensors:
+        base[_owner(one.rule.is_expert, one.sharded)] += 2 * one.elements
+    base[Column.GRADIENTS] = parts["gradients"]
+    base[Column.MATRIX_OPTIMIZER], base[Column.OTHER_OPTIMIZER] = state.matrix_master, state.other_master
+
+    running = base.copy()
+    running[Column.COMMUNICATION] = sum(fixed[name] for name in BUFFERS)
+    running[Column.WORKSPACE] = sum(size for name, size in fixed.items() if name not in BUFFERS)
+    stepped = running.copy()
+    stepped[Column.GRADIENTS] += parts.get("fp32 gradient shard", 0)
+    stepped[Column.MATRIX_OPTIMIZER] += state.matrix_moments
+    stepped[Column.OTHER_OPTIMIZER] += state.other_moments
+
+    routing = _routing_bytes(job)
+    first, steady = running.copy(), stepped.copy()
+    for cells in (first, steady):
+        cells[Column.ROUTING] = routing
+        cells[Column.ACTIVATIONS] = kept.activations + max(kept.phases.values()) - routing
+    after = stepped.copy()
+    after[Column.COMMUNICATION] += kept.leftover
+    phases = {
+        Phase.INIT: base,
+        Phase.FIRST_FORWARD_BACKWARD: first,
+        Phase.FIRST_OPTIMIZER: after,
+        Phase.FORWARD_BACKWARD: steady,
+        Phase.OPTIMIZER: after.copy(),
+    }
+    for cells in phases.values():
+        cells[Column.OVERHEAD] = sum(cells.values()) * fragmentation_percent // 100
+    return phases
+
+
+def _owner(expert: bool, sharded: bool) -> Column:
+    if expert:
+        return Column.EXPERT_PARALLEL_PARAMS
+    return Column.TENSOR_PARALLEL_PARAMS if sharded else Column.REPLICATED_PARAMS
+
+
+def _routing_bytes(job: MegatronJob) -> int:
+    """What the experts' routing keeps, of the microbatches in flight."""
+    if job.moe is None or job.recompute_num_layers:
+        return 0
+    routed = sum(size for name, size in operator(job, "E").items() if name in ROUTED)
+    own = [letters.count("E") + letters.count(MTP) * job.mtp_operators.count("E") for letters in job.chunks]
+    return sum(count * routed * layers for count, layers in zip(in_flight_counts(job), own, strict=True))

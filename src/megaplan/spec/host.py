@@ -1,0 +1,82 @@
+"""The `host` section: the framework that runs the plan, and what of its launch decides bytes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+
+from megaplan.spec.scalars import MicrobatchCount, NaturalInt, NonNegativeFloat, PositiveInt, Section, StrictBool
+
+RecomputeModule = Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp"]
+Unpriced = Literal[
+    "activation_offload", "cuda_graphs", "delayed_wgrad", "deferred_embedding_wgrad", "distillation", "fsdp", "layer_wise_param_layout"
+]
+OfHost = Literal["megarun", "megatron"]
+
+
+class Host(Section):
+    """The framework that will run the plan. `kernels` is megarun's; all keys after it are Megatron-Core's, with its own defaults.
+
+    Attributes:
+        name: megarun, or megatron for Megatron-Core with Transformer Engine.
+        kernels: Plain torch (reference) or Triton.
+        model: hybrid is Megatron's HybridModel, one operator a letter; gpt its GPTModel, whose layer is an A and the D or E after it.
+        attention_backend: flash keeps a log-sum-exp a row and head, fused (cuDNN) under GQA the queries again, unfused the probabilities.
+        cross_entropy: unfused (Megatron's default), native, te (Transformer Engine's up to 2.11, whose gradient overwrites the logits) or
+            te_fp32 (after it, with a gradient in fp32).
+        wgrad_fusion: Weight gradients accumulate in the GEMM; Transformer Engine then keeps one dummy a weight shape.
+        attention_mask: The data loader makes a mask of seq_length² bytes a sequence (Megatron's default).
+        hidden_dropout: Above 0, each operator keeps a mask of one byte an element; Megatron's default is 0.1.
+        attention_dropout: Above 0, unfused attention keeps a mask and the dropped probabilities; Megatron's default is 0.1.
+        cublas_workspace_mib: CUBLAS_WORKSPACE_CONFIG of one handle, MiB; torch's default on Hopper is 32, and two handles are open.
+        distributed_optimizer: Optimizer state is sharded over dp_shard · cp; off, every rank has all of it, and dp_shard must be 1.
+        precision_aware_optimizer: Adam with the dtypes of precision.moments, and of an fp32 master only its lower 16 bits.
+        recompute_modules: Modules of selective recompute beside core_attn, which is recompute A: selective.
+        recompute_num_layers: Layers of a group under full recompute by the uniform method; null for none.
+        moe_dispatcher: allgather (Megatron's default), alltoall or flex.
+        moe_grouped_gemm: One GEMM for all experts of a rank.
+        moe_overlap: Expert communication beside computation.
+        fused_squared_relu: Weighting and squared ReLU of experts in one kernel.
+        tp_comm_overlap: User buffers for tensor-parallel communication.
+        microbatch_group_size: Microbatches that a virtual stage takes in turn; null for pp.
+        mtp_repeated: All prediction depths share one module's parameters.
+        fragmentation_percent: Reserved above allocated; published: 2.8 to 9.3 on a B200 node (SimuMax v1.2), 18 to 21 of a 120B hybrid.
+        features: Launch features that are named and not priced.
+    """
+
+    name: OfHost = "megarun"
+    kernels: Literal["reference", "triton"] = "reference"
+    model: Literal["hybrid", "gpt"] = "hybrid"
+    attention_backend: Literal["flash", "fused", "unfused"] = "flash"
+    cross_entropy: Literal["unfused", "native", "te", "te_fp32"] = "unfused"
+    wgrad_fusion: StrictBool = True
+    attention_mask: StrictBool = True
+    hidden_dropout: NonNegativeFloat = 0.1
+    attention_dropout: NonNegativeFloat = 0.1
+    cublas_workspace_mib: NaturalInt = 32
+    distributed_optimizer: StrictBool = True
+    precision_aware_optimizer: StrictBool = False
+    recompute_modules: tuple[RecomputeModule, ...] = ()
+    recompute_num_layers: PositiveInt | None = None
+    moe_dispatcher: Literal["allgather", "alltoall", "flex"] = "allgather"
+    moe_grouped_gemm: StrictBool = False
+    moe_overlap: StrictBool = False
+    fused_squared_relu: StrictBool = False
+    tp_comm_overlap: StrictBool = False
+    microbatch_group_size: MicrobatchCount | None = None
+    mtp_repeated: StrictBool = False
+    fragmentation_percent: Annotated[int, Field(ge=0, le=100, strict=True)] = 5
+    features: tuple[Unpriced, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _own_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A host's document has its own keys only: another host's new key changes no plan's digest."""
+        own = host_keys(self.name)
+        return {key: value for key, value in handler(self).items() if key in own}
+
+
+def host_keys(name: OfHost) -> frozenset[str]:
+    """The keys of `host` that a host reads."""
+    everything = frozenset(Host.model_fields)
+    return frozenset({"name", "kernels"}) if name == "megarun" else everything - {"kernels"}

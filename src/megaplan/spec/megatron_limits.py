@@ -1,0 +1,193 @@
+"""What of a spec Megatron-Core cannot run as it is written, or runs otherwise without another tensor.
+
+Source: `megatron/core/models/hybrid/hybrid_layer_allocation.py`, `megatron/core/transformer/transformer_config.py` and
+`megatron/training/arguments.py` at d98e8a64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from megaplan.dtypes import DType
+from megaplan.spec.models import GroupedQueryAttention, LatentAttention, Mamba2, Mamba3, Spec
+
+CONV_KERNEL, CHUNK_SIZE = 4, 128
+"""Of Megatron's Mamba mixer; no launch argument changes them."""
+LOOPS = ("1f1b", "interleaved_1f1b")
+
+
+class Limit(NamedTuple):
+    """One thing that the host cannot take from a spec.
+
+    Attributes:
+        key: Dotted key of the spec.
+        detail: The values, and why.
+        fix: A change after which it can, or empty.
+        tensors: Whether other tensors would be made; else only what is computed, or when, differs.
+    """
+
+    key: str
+    detail: str
+    fix: str = ""
+    tensors: bool = True
+
+
+def megatron_limits(spec: Spec, letters: str) -> Iterator[Limit]:
+    """Everything that Megatron-Core cannot take.
+
+    Args:
+        spec: A typed spec, of any host.
+        letters: One a layer.
+    """
+    yield from _blocks(spec, letters)
+    yield from _attention(spec)
+    yield from _features(spec)
+    yield from _parallel(spec)
+    yield from _state(spec)
+    yield from _recompute(spec, letters)
+    if spec.data.packing != "none":
+        detail = f"data.packing = {spec.data.packing}: Megatron keeps documents apart by position ids and cu_seqlens of its own data set"
+        yield Limit("data.packing", detail, "data: {packing: none}", tensors=False)
+
+
+def gpt_limits(spec: Spec, letters: str) -> Iterator[Limit]:
+    """What GPTModel cannot take beside: its layers are an A and the D or E after it."""
+    pairs = [letters[index : index + 2] for index in range(0, len(letters), 2)]
+    odd = next((index for index, pair in enumerate(pairs) if pair not in ("AD", "AE")), None)
+    if odd is not None:
+        detail = f"layers {2 * odd} and {2 * odd + 1} are {pairs[odd]!r}, and a layer of GPTModel is A then D or E"
+        yield Limit("model.pattern", detail, "host: {name: megatron, model: hybrid}")
+    for start, stop in spec.split.spans or ():
+        if start % 2 or stop % 2:
+            yield Limit("split.spans", f"span [{start}, {stop}] cuts a layer of GPTModel in two", "cut at even layers")
+
+
+def _blocks(spec: Spec, letters: str) -> Iterator[Limit]:
+    model = spec.model
+    if "R" in letters:
+        count = letters.count("R")
+        yield Limit(
+            "model.recurrent", f"{count} layers are R, and Megatron's letters are M * - E G D +; the nearest, G, is another recurrence"
+        )
+    if isinstance(model.mamba, Mamba3):
+        yield Limit("model.mamba.kind", "model.mamba.kind = mamba3, and Megatron's M is Mamba-2", "mamba: {kind: mamba2}")
+    if isinstance(model.mamba, Mamba2):
+        if model.mamba.conv_kernel != CONV_KERNEL:
+            detail = f"model.mamba.conv_kernel = {model.mamba.conv_kernel}, and Megatron's convolution has {CONV_KERNEL} taps"
+            yield Limit("model.mamba.conv_kernel", detail, f"conv_kernel: {CONV_KERNEL}")
+        if not model.mamba.conv_bias:
+            yield Limit("model.mamba.conv_bias", "model.mamba.conv_bias = false, and Megatron's has a bias", "conv_bias: true")
+        if model.mamba.chunk_size != CHUNK_SIZE:
+            detail = f"model.mamba.chunk_size = {model.mamba.chunk_size}, and Megatron scans in chunks of {CHUNK_SIZE}"
+            yield Limit("model.mamba.chunk_size", detail, f"chunk_size: {CHUNK_SIZE}", tensors=False)
+    kinds = {f"model.{name}.activation": section.activation for name in ("mlp", "moe") if (section := getattr(model, name)) is not None}
+    if model.features.mtp is not None:
+        kinds["model.features.mtp"] = "relu2"
+    if len(set(kinds.values())) > 1:
+        said = ", ".join(f"{key} = {value}" for key, value in kinds.items())
+        yield Limit(next(iter(kinds)), f"{said}: Megatron's MLPs and experts share one activation", "give them one activation")
+
+
+def _attention(spec: Spec) -> Iterator[Limit]:
+    attention = spec.model.attention
+    if attention is None:
+        return
+    if attention.nope_layers:
+        listed = ", ".join(map(str, attention.nope_layers))
+        yield Limit("model.attention.nope_layers", f"model.attention.nope_layers = [{listed}]: a hybrid model rotates all of its attention")
+    if isinstance(attention, LatentAttention):
+        if attention.indexer is not None:
+            yield Limit(
+                "model.attention.indexer", "model.attention.indexer: Megatron's D attends otherwise, and is not priced", "indexer: null"
+            )
+        if attention.window_size is not None:
+            yield Limit(
+                "model.attention.window_size", f"model.attention.window_size = {attention.window_size}, and latent attention has none"
+            )
+    elif isinstance(attention, GroupedQueryAttention) and attention.window_size is not None and spec.host.attention_backend == "unfused":
+        yield Limit("model.attention.window_size", "unfused attention takes no window", "host: {attention_backend: flash}")
+
+
+def _features(spec: Spec) -> Iterator[Limit]:
+    features, mlp = spec.model.features, spec.model.mlp
+    for name in ("ngram", "structure", "platform", "relation_bias"):
+        if getattr(features, name) is not None:
+            yield Limit(
+                f"model.features.{name}", f"model.features.{name} is given, and Megatron has no such embedding or bias", f"{name}: null"
+            )
+    if features.mtp is not None and mlp is not None and mlp.ffn_hidden_size != features.mtp.ffn_hidden_size:
+        detail = (
+            f"model.features.mtp.ffn_hidden_size = {features.mtp.ffn_hidden_size}, model.mlp.ffn_hidden_size = {mlp.ffn_hidden_size}, "
+            "and Megatron has one --ffn-hidden-size"
+        )
+        yield Limit("model.features.mtp.ffn_hidden_size", detail, f"ffn_hidden_size: {mlp.ffn_hidden_size}")
+
+
+def _parallel(spec: Spec) -> Iterator[Limit]:
+    mesh, schedule = spec.mesh, spec.schedule
+    if schedule.kind not in LOOPS:
+        yield Limit("schedule.kind", f"schedule.kind = {schedule.kind}, and Megatron runs {' and '.join(LOOPS)}", "schedule: {kind: 1f1b}")
+    if schedule.kind == "interleaved_1f1b" and schedule.num_microbatches % mesh.pp:
+        detail = f"schedule.num_microbatches = {schedule.num_microbatches}, mesh.pp = {mesh.pp}: Megatron interleaves whole groups of pp"
+        yield Limit("schedule.num_microbatches", detail, "use a multiple of mesh.pp")
+    if schedule.steps_per_update > 1:
+        detail = f"schedule.steps_per_update = {schedule.steps_per_update}, and Megatron runs every microbatch of an update in one schedule"
+        yield Limit("schedule.steps_per_update", detail, f"num_microbatches: {schedule.microbatches_per_update}, steps_per_update: 1")
+    if mesh.tp > 1 and not mesh.vocab_parallel:
+        detail = f"mesh.tp = {mesh.tp}, mesh.vocab_parallel = false: Megatron shards embedding and head over the vocabulary wherever tp > 1"
+        yield Limit("mesh.vocab_parallel", detail, "--set mesh.vocab_parallel=true")
+    if spec.sharding.reshard_after_forward:
+        detail = "sharding.reshard_after_forward = true: parameters are sharded by Megatron-FSDP only, which is not priced"
+        yield Limit("sharding.reshard_after_forward", detail, "reshard_after_forward: false")
+    if spec.model.mamba is not None and isinstance(spec.model.mamba, Mamba2) and mesh.tp > 1 and spec.model.mamba.num_groups % mesh.tp:
+        detail = f"model.mamba.num_groups = {spec.model.mamba.num_groups}, mesh.tp = {mesh.tp}: Megatron shards the groups over tp"
+        yield Limit("model.mamba.num_groups", detail, "use a tp that divides the groups")
+
+
+def _state(spec: Spec) -> Iterator[Limit]:
+    precision, host = spec.precision, spec.host
+    if precision.params is not DType.BF16:
+        yield Limit(
+            "precision.params", f"precision.params = {precision.params}, and Megatron is priced and written with bf16", "params: bf16"
+        )
+    for letter, dtype in precision.families.items():
+        yield Limit(f"precision.families.{letter}", f"precision.families.{letter} = {dtype}: Megatron has one dtype for all layers")
+    if precision.grads not in (DType.FP32, DType.BF16):
+        yield Limit(
+            "precision.grads", f"precision.grads = {precision.grads}, and Megatron's main gradients are fp32 or bf16", "grads: fp32"
+        )
+    if precision.reduce is not precision.grads:
+        detail = (
+            f"precision.reduce = {precision.reduce}, precision.grads = {precision.grads}: Megatron reduces its gradient buffer as it is"
+        )
+        yield Limit("precision.reduce", detail, f"reduce: {precision.grads}")
+    if precision.master is not DType.FP32:
+        yield Limit("precision.master", f"precision.master = {precision.master}, and Megatron's master is fp32", "master: fp32")
+    aware = host.name == "megatron" and host.precision_aware_optimizer
+    if precision.moments is not DType.FP32 and not aware:
+        detail = f"precision.moments = {precision.moments}: only the precision-aware optimizer keeps moments below fp32"
+        yield Limit("precision.moments", detail, "moments: fp32, or host: {precision_aware_optimizer: true}")
+    if aware and spec.optimizer.matrix == "muon":
+        detail = "host.precision_aware_optimizer = true, optimizer.matrix = muon: it is Adam only"
+        yield Limit("host.precision_aware_optimizer", detail, "optimizer: {matrix: adamw}")
+    if host.name == "megatron" and not host.distributed_optimizer and spec.mesh.dp_shard > 1:
+        detail = f"host.distributed_optimizer = false, mesh.dp_shard = {spec.mesh.dp_shard}: without it no rank shards state"
+        yield Limit(
+            "host.distributed_optimizer", detail, f"mesh: {{dp_shard: 1, dp_replicate: {spec.mesh.dp_shard * spec.mesh.dp_replicate}}}"
+        )
+
+
+def _recompute(spec: Spec, letters: str) -> Iterator[Limit]:
+    blocks = {str(letter): policy for letter, policy in spec.recompute.blocks.items()}
+    for letter in sorted(set(letters)):
+        policy = blocks.get(letter, spec.recompute.default)
+        if policy == "none" or (letter == "A" and policy == "selective"):
+            continue
+        key = f"recompute.blocks.{letter}" if letter in blocks else "recompute.default"
+        detail = f"{key} = {policy}: of Megatron's modules only core_attn is what a policy of ours recomputes, for A: selective"
+        yield Limit(key, detail, "recompute: {default: none}, and host.recompute_modules or host.recompute_num_layers")
+    modules = spec.host.recompute_modules or blocks.get("A", spec.recompute.default) == "selective"
+    if spec.host.name == "megatron" and spec.host.recompute_num_layers is not None and modules:
+        detail = "host.recompute_num_layers is full recompute, and modules are selective: Megatron does one of them"
+        yield Limit("host.recompute_num_layers", detail, "recompute_num_layers: null")

@@ -1,0 +1,256 @@
+"""`host: {name: megatron}`: the same cells as megarun's, of another framework's tensors, and what it refuses."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from megaplan.budget.build import build_budget
+from megaplan.budget.values import Budget
+from megaplan.columns import Column, Phase
+from megaplan.errors import Diagnostic, MegaplanError, Severity
+from megaplan.hosts.megatron.from_spec import jobs_from_spec
+from megaplan.hosts.megatron.peak import in_flight_counts
+from megaplan.hosts.megatron.saved import operator, recomputed_bytes
+from megaplan.hosts.megatron.storage import parameters
+from megaplan.inventory.build import build_inventory
+from megaplan.layout.build import build_layout
+from megaplan.plan.causes import diff_with_causes
+from megaplan.plan.make import make_plan
+from megaplan.spec.load import load_spec_text
+from megaplan.spec.models import Spec
+from megaplan.spec.not_built_yet import unbuilt
+from megaplan.split.choose import choose_cuts
+from megaplan.split.megatron_bytes import megatron_limits
+
+TEXT = """
+format: megaplan.spec/1
+name: host
+model:
+  pattern: MEMAMEMD
+  num_layers: 16
+  hidden_size: 256
+  vocab_size: 1024
+  attention: {kind: gqa, num_heads: 8, num_kv_heads: 4, head_dim: 32}
+  mamba: {kind: mamba2, head_dim: 32, state_dim: 64, num_groups: 4, chunk_size: 128}
+  moe: {num_experts: 8, top_k: 2, ffn_hidden_size: 384, shared_ffn_hidden_size: 128}
+  mlp: {ffn_hidden_size: 640}
+mesh: {pp: 2, dp_shard: 4, ep: 2}
+schedule: {num_microbatches: 8}
+batch: {micro_batch_size: 2, seq_length: 512}
+optimizer: {matrix: adamw}
+split: {mode: equal}
+host: {name: megatron, attention_mask: false, hidden_dropout: 0.0}
+"""
+
+
+def spec_of(*overrides: str) -> Spec:
+    return load_spec_text(TEXT, "host.yaml", overrides).spec
+
+
+def refused(*overrides: str) -> Sequence[Diagnostic]:
+    with pytest.raises(MegaplanError) as caught:
+        spec_of(*overrides)
+    return [item for item in caught.value.diagnostics if item.severity is Severity.ERROR]
+
+
+def planned(spec: Spec) -> tuple[Budget, tuple[object, ...]]:
+    inventory = build_inventory(spec)
+    size = spec.model.num_layers // (spec.mesh.pp * spec.mesh.vpp)
+    layout = build_layout(spec, inventory, tuple((start, start + size) for start in range(0, spec.model.num_layers, size)))
+    letters = "".join(block.family.value for block in inventory.layers)
+    return build_budget(spec, inventory, layout), jobs_from_spec(spec, letters, layout)
+
+
+def worst(*overrides: str) -> dict[Column, int]:
+    return planned(spec_of(*overrides))[0].worst.columns
+
+
+@pytest.mark.parametrize(
+    "overrides", [(), ("mesh.tp=2", "mesh.vocab_parallel=true"), ("model.attention.qk_norm=true",), ("optimizer.matrix=muon",)]
+)
+def test_a_rank_has_the_inventorys_parameters(overrides: Sequence[str]) -> None:
+    spec = spec_of(*overrides)
+    inventory, (budget, jobs) = build_inventory(spec), planned(spec)
+    mesh = spec.mesh
+    expected = [0, 0]
+    for name, tensor in inventory.tensors():
+        first = name.startswith("embedding.") or (name.startswith("layers.") and int(name.split(".")[1]) < 8)
+        sharded = mesh.tp if name.startswith(("embedding.", "head.")) else 1  # the vocabulary is sharded
+        expected[not first] += tensor.local_elements(mesh.tp, mesh.ep, mesh.etp) // (sharded if tensor.tp_dim is None else 1)
+    assert [sum(one.elements for one in parameters(job).tensors) for job in jobs] == expected
+    assert [budget.of_rank(0).parameters, budget.of_rank(mesh.world_size - 1).parameters] == expected
+
+
+def test_every_rank_is_budgeted_once_and_columns_sum_to_the_peak() -> None:
+    budget, _ = planned(spec_of("optimizer.matrix=muon"))
+    assert sorted(rank for each in budget.ranks for rank in each.ranks) == list(range(8))
+    for each in budget.ranks:
+        assert sum(each.columns.values()) == each.peak_bytes
+        assert set(each.cells) == set(Phase)
+    assert len(budget.ranks) > 2  # whole matrices do not divide evenly
+
+
+def test_state_is_sharded_by_the_distributed_optimizer_alone() -> None:
+    sharded = worst("mesh.ep=1")
+    whole = worst("mesh.ep=1", "mesh.dp_shard=1", "mesh.dp_replicate=4", "host.distributed_optimizer=false")
+    dense = sum(sharded[column] for column in (Column.REPLICATED_PARAMS, Column.TENSOR_PARALLEL_PARAMS))
+    assert sum(whole[column] for column in (Column.MATRIX_OPTIMIZER, Column.OTHER_OPTIMIZER)) == 6 * (
+        dense + whole[Column.EXPERT_PARALLEL_PARAMS]
+    )
+    assert whole[Column.GRADIENTS] == sharded[Column.GRADIENTS]
+
+
+def test_the_precision_aware_optimizer_keeps_half_a_master() -> None:
+    both = (Column.MATRIX_OPTIMIZER, Column.OTHER_OPTIMIZER)
+    plain = sum(worst()[column] for column in both)
+    aware = sum(worst("host.precision_aware_optimizer=true", "precision.moments=bf16")[column] for column in both)
+    assert aware * 2 == plain
+
+
+def test_bf16_gradients_keep_an_fp32_shard_after_the_first_step() -> None:
+    plain, halved = worst(), worst("precision.grads=bf16", "precision.reduce=bf16")
+    dense = plain[Column.GRADIENTS] // 4
+    experts = plain[Column.EXPERT_PARALLEL_PARAMS] // 2
+    assert halved[Column.GRADIENTS] == 2 * dense + 4 * (dense - experts) // 4 + 4 * experts // 2
+
+
+def test_microbatches_in_flight_fall_towards_the_last_rank() -> None:
+    _, jobs = planned(spec_of("mesh.pp=4", "mesh.dp_shard=2"))
+    assert [in_flight_counts(job) for job in jobs] == [(4,), (3,), (2,), (1,)]
+
+
+def test_interleaving_holds_a_group_of_each_chunk_and_two_for_each_hop() -> None:
+    _, jobs = planned(spec_of("mesh.vpp=2", "schedule.kind=interleaved_1f1b"))
+    assert [sum(in_flight_counts(job)) for job in jobs] == [2 + 2 + 1, 2 + 1]
+    _, grouped = planned(spec_of("mesh.vpp=2", "schedule.kind=interleaved_1f1b", "host.microbatch_group_size=4"))
+    assert [sum(in_flight_counts(job)) for job in grouped] == [4 + 2 + 1, 4 + 1]
+
+
+def test_full_recompute_keeps_the_input_of_a_group() -> None:
+    none, full = worst(), worst("host.recompute_num_layers=1")
+    assert full[Column.ACTIVATIONS] < none[Column.ACTIVATIONS] // 2
+    _, (job, _) = planned(spec_of("host.recompute_num_layers=2"))
+    assert recomputed_bytes(job, job.chunks[0]) == sum(operator(job, "M").values()) + sum(operator(job, "E").values())
+
+
+def test_recompute_of_attention_drops_the_log_sum_exp() -> None:
+    _, (job, _) = planned(spec_of("recompute.blocks={A: selective}"))
+    assert "lse" not in operator(job, "*")
+
+
+def test_normed_queries_and_keys_are_kept() -> None:
+    _, (job, _) = planned(spec_of("model.attention.qk_norm=true"))
+    assert operator(job, "*")["qk.normed"] == 2 * 1024 * (8 + 4) * 32
+
+
+def test_the_logits_gradient_of_a_newer_transformer_engine_is_wider() -> None:
+    old, new = (worst(f"host.cross_entropy={kind}", "model.vocab_size=65536") for kind in ("te", "te_fp32"))
+    assert new[Column.ACTIVATIONS] > old[Column.ACTIVATIONS]
+
+
+def test_capacity_bounds_skewed_rows() -> None:
+    free = worst("model.moe.routing_skew=3.0")
+    bound = worst("model.moe.routing_skew=3.0", "model.moe.capacity_factor=1.5")
+    assert worst()[Column.ROUTING] < bound[Column.ROUTING] < free[Column.ROUTING]
+
+
+REFUSED = {
+    "model.attention={kind: mla, num_heads: 8, q_lora_rank: 8, kv_lora_rank: 8, qk_nope_head_dim: 8, qk_rope_head_dim: 8, v_head_dim: 8, "
+    "indexer: {num_heads: 4, head_dim: 8, layers: [3, 11]}}": "model.attention.indexer",
+    "model.attention.nope_layers=[3]": "model.attention.nope_layers",
+    "model.mamba={kind: mamba3, head_dim: 32}": "model.mamba.kind",
+    "model.mamba.conv_kernel=3": "model.mamba.conv_kernel",
+    "model.mamba.conv_bias=false": "model.mamba.conv_bias",
+    "model.mlp.activation=relu2": "model.mlp.activation",
+    "model.features.structure={num_categories: 4, bottleneck: 8}": "model.features.structure",
+    "model.features.relation_bias={num_relations: 4}": "model.features.relation_bias",
+    "schedule.kind=gpipe": "schedule.kind",
+    "schedule.steps_per_update=2": "schedule.steps_per_update",
+    "mesh.tp=2": "mesh.vocab_parallel",
+    "sharding.reshard_after_forward=true": "sharding.reshard_after_forward",
+    "precision.params=fp32": "precision.params",
+    "precision.families={M: fp32}": "precision.families.M",
+    "precision.grads=fp16": "precision.grads",
+    "precision.reduce=bf16": "precision.reduce",
+    "precision.master=bf16": "precision.master",
+    "precision.moments=bf16": "precision.moments",
+    "host.distributed_optimizer=false": "host.distributed_optimizer",
+    "recompute.blocks={D: selective}": "recompute.blocks.D",
+    "host.model=gpt": "model.pattern",
+}
+
+
+@pytest.mark.parametrize("override", REFUSED)
+def test_what_megatron_cannot_run_is_refused_at_its_key(override: str) -> None:
+    found = refused(override)
+    assert (found[0].code, found[0].location.key) == ("MP902", REFUSED[override])
+    assert {item.code for item in found} == {"MP902"}
+
+
+def test_recurrent_layers_are_refused() -> None:
+    found = refused("model.pattern=MEMAMEMR", "model.mlp=null", "model.recurrent={kind: m2rnn, num_heads: 4, key_dim: 8, value_dim: 8}")
+    assert [item.location.key for item in found] == ["model.recurrent"]
+
+
+def test_features_of_unlike_mtp_are_refused() -> None:
+    found = refused("model.features.mtp={depth: 1, ffn_hidden_size: 128}")
+    assert {item.location.key for item in found} == {"model.mlp.activation", "model.features.mtp.ffn_hidden_size"}
+
+
+@pytest.mark.parametrize(
+    "feature",
+    ["activation_offload", "cuda_graphs", "delayed_wgrad", "deferred_embedding_wgrad", "distillation", "fsdp", "layer_wise_param_layout"],
+)
+def test_what_is_not_priced_is_refused_by_name(feature: str) -> None:
+    (found,) = refused(f"host.features=[{feature}]")
+    assert found.code == "MP903"
+    assert feature in found.detail
+
+
+def test_a_key_of_another_host_is_refused() -> None:
+    assert [item.code for item in refused("host.kernels=triton")] == ["MP901"]
+    assert [item.code for item in refused("host={name: megarun, cross_entropy: te}")] == ["MP901"]
+
+
+def test_what_changes_no_tensor_is_noted() -> None:
+    (found,) = load_spec_text(TEXT, "host.yaml", ["model.mamba.chunk_size=256"]).diagnostics
+    assert (found.code, found.severity, found.location.key) == ("MP904", Severity.NOTE, "model.mamba.chunk_size")
+
+
+def test_megarun_does_not_train_it() -> None:
+    assert "host.name = megatron; megarun trains with megarun" in unbuilt(spec_of())[0].detail
+
+
+def test_megaruns_plans_have_no_key_of_megatron() -> None:
+    assert spec_of("host={name: megarun}").as_document()["host"] == {"name": "megarun", "kernels": "reference"}
+
+
+def test_a_diff_between_hosts_names_every_column_and_its_cause() -> None:
+    ours, theirs = (make_plan(spec_of(*overrides)) for overrides in (("host={name: megarun}",), ()))
+    diff = diff_with_causes(ours, theirs)
+    assert {item.column for item in diff.growth} > {Column.ACTIVATIONS, Column.OTHER_OPTIMIZER, Column.WORKSPACE, Column.COMMUNICATION}
+    assert all([name for name, _ in item.causes] == ["host"] for item in diff.growth)
+
+
+def test_a_diff_within_megatron_names_the_key() -> None:
+    plain, unfused = (make_plan(spec_of(*overrides)) for overrides in ((), ("host.attention_backend=unfused", "batch.seq_length=1024")))
+    causes = {item.column: dict(item.causes) for item in diff_with_causes(plain, unfused).growth}
+    assert set(causes[Column.ACTIVATIONS]) == {"host.attention_backend", "batch.seq_length"}
+
+
+def test_the_limits_of_a_split_never_exceed_its_budget() -> None:
+    for overrides in ((), ("optimizer.matrix=muon",), ("mesh.vpp=2", "schedule.kind=interleaved_1f1b"), ("host.recompute_num_layers=3",)):
+        spec = spec_of(*overrides)
+        inventory, size = build_inventory(spec), 16 // (spec.mesh.pp * spec.mesh.vpp)
+        spans = tuple((start, start + size) for start in range(0, 16, size))
+        layout, usable = build_layout(spec, inventory, spans), 10**12
+        budget = build_budget(spec, inventory, layout)
+        for rank, (limit,) in enumerate(megatron_limits(spec, inventory, layout, usable)):
+            held = limit.most + limit.excess([(slot.start, slot.stop) for slot in layout.of_rank(rank)])
+            least = min(one.peak_bytes for one in budget.ranks if one.coordinate["pp"] == rank)
+            assert least // 6 < held <= least * 100 // 105
+
+
+def test_a_split_too_large_for_memory_is_judged_by_megatrons_bytes() -> None:
+    spec = spec_of("split.mode=weighted", "batch.micro_batch_size=1048576")
+    assert [item.code for item in choose_cuts(spec, build_inventory(spec)).diagnostics] == ["MP336"]
