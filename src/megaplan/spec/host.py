@@ -23,8 +23,7 @@ class Host(Section):
         kernels: Plain torch (reference) or Triton.
         model: hybrid is Megatron's HybridModel, one operator a letter; gpt its GPTModel, whose layer is an A and the D or E after it.
         attention_backend: flash keeps a log-sum-exp a row and head, fused (cuDNN) under GQA the queries again, unfused the probabilities.
-        cross_entropy: unfused (Megatron's default), native, te (Transformer Engine's up to 2.11, whose gradient overwrites the logits) or
-            te_fp32 (after it, with a gradient in fp32).
+        cross_entropy: unfused (Megatron's default), native, te (Transformer Engine's up to 2.11) or te_fp32 (after, its gradient in fp32).
         wgrad_fusion: Weight gradients accumulate in the GEMM; Transformer Engine then keeps one dummy a weight shape.
         attention_mask: The data loader makes a mask of seq_length² bytes a sequence (Megatron's default).
         hidden_dropout: Above 0, each operator keeps a mask of one byte an element; Megatron's default is 0.1.
