@@ -24,7 +24,7 @@ from megakernels.indexed_attention import indexed_attention
 from megakernels.linear_cross_entropy import linear_cross_entropy
 from megakernels.m2rnn import m2rnn
 from megakernels.mamba3 import mamba3
-from megakernels.moe import combine, dispatch, experts, route
+from megakernels.moe import combine, dispatch, experts, route, routed_experts
 from megakernels.rms_norm import gated_rms_norm, rms_norm
 from megakernels.rope import mla_kv, rope
 from megakernels.ssd import ssd
@@ -302,6 +302,23 @@ def expert_case(activation: str, hidden: int, width: int) -> Case:
     )
 
 
+def exact_routed_experts(inputs: Inputs, activation: str) -> Tensor:
+    token = inputs["rows"].long() // TOP_K
+    rows = exact_experts({**inputs, "x": inputs["x"][token]}, activation)
+    return torch.zeros_like(inputs["x"]).index_add(0, token, rows)
+
+
+def routed_case(activation: str, hidden: int, width: int) -> Case:
+    case = expert_case(activation, hidden, width)
+    return replace(
+        case,
+        name=f"routed_{case.name}",
+        inputs=lambda n, t: {**case.inputs(n, t), "x": n(t, hidden)},
+        call=lambda i: (routed_experts(i["x"], i["weights"], i["rows"], i["counts"], i.get("gate"), i["up"], i["down"], activation),),
+        exact=lambda i: (exact_routed_experts(i, activation),),
+    )
+
+
 def attention_case(name: str, heads: int, groups: int, width: int, value_width: int, window: int | None) -> Case:
     return Case(
         name,
@@ -558,6 +575,8 @@ CASES = [
     expert_case("swiglu", 7, 9),
     expert_case("relu2", 24, 8),
     expert_case("gelu", 5, 6),
+    routed_case("swiglu", 16, 24),
+    routed_case("gelu", 5, 6),
     Case(
         "cross_entropy",
         lambda n, t: {"logits": n(t, 23) * 3, "labels": torch.where(torch.arange(t) % 5 == 3, -100, torch.arange(t) * 7 % 23)},

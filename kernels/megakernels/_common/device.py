@@ -11,6 +11,9 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Triton's interpreter runs the kernels on CPU tensors, slowly: for tests."""
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32)
+"""Of activations, and of indices."""
+
 _chosen = {"kernels": "triton"}  # of the process: autograd runs backwards in threads of its own
 
 
@@ -23,4 +26,4 @@ def runs_triton(tensor: Tensor) -> bool:
     """True for CUDA tensors that the kernels accept, unless plain torch is chosen. They accumulate in fp32, so fp64 is the reference's."""
     if not HAS_TRITON or _chosen["kernels"] != "triton":
         return False
-    return (tensor.is_cuda or INTERPRETED) and tensor.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return (tensor.is_cuda or INTERPRETED) and tensor.dtype in DTYPES

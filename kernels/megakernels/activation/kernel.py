@@ -19,6 +19,37 @@ ROOT = tl.constexpr(SQRT_2_OVER_PI)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def activated(x, up, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+    """silu(x) · up, max(x, 0)² or gelu(x) of fp32 tiles; `up` for SWIGLU only."""
+    if KIND == 0:
+        found = x * sigmoid(x) * up
+    elif KIND == 1:
+        positive = tl.maximum(x, 0.0)
+        found = positive * positive
+    else:
+        found = 0.5 * x * (1.0 + tanh((x + x * x * x * CUBIC) * ROOT))
+    return found
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def slopes(x, up, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Derivatives of `activated` by x and by up; the second means something for SWIGLU only."""
+    if KIND == 0:
+        share = sigmoid(x)
+        by_up = x * share
+        by_x = up * (share + by_up * (1.0 - share))
+    elif KIND == 1:
+        by_x = 2.0 * tl.maximum(x, 0.0)
+        by_up = by_x
+    else:
+        square = x * x
+        bent = tanh((x + square * x * CUBIC) * ROOT)
+        by_x = 0.5 * (1.0 + bent + x * (1.0 - bent * bent) * ((1.0 + square * 3.0 * CUBIC) * ROOT))
+        by_up = by_x
+    return by_x, by_up
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def activation_forward_kernel(  # type: ignore[no-untyped-def]
     x, up, y, x_stride, up_stride, num_rows, width, KIND: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -27,14 +58,10 @@ def activation_forward_kernel(  # type: ignore[no-untyped-def]
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = (row < num_rows)[:, None] & (cols < width)[None, :]
     value = tl.load(x + row[:, None] * x_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
+    factor = value
     if KIND == 0:
-        found = value * sigmoid(value) * tl.load(up + row[:, None] * up_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
-    elif KIND == 1:
-        positive = tl.maximum(value, 0.0)
-        found = positive * positive
-    else:
-        found = 0.5 * value * (1.0 + tanh((value + value * value * value * CUBIC) * ROOT))
-    tl.store(y + row[:, None] * width + cols[None, :], narrow(found, y.dtype.element_ty), mask=mask)
+        factor = tl.load(up + row[:, None] * up_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
+    tl.store(y + row[:, None] * width + cols[None, :], narrow(activated(value, factor, KIND), y.dtype.element_ty), mask=mask)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -62,22 +89,14 @@ def activation_backward_kernel(  # type: ignore[no-untyped-def]
     place = row[:, None] * width + cols[None, :]
     value = tl.load(x + row[:, None] * x_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
     grad = tl.load(grad_y + row[:, None] * grad_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
-    if KIND == 0:
-        share = sigmoid(value)
-        silu = value * share
-        if NEEDS_UP:
-            tl.store(grad_up + place, narrow(grad * silu, grad_up.dtype.element_ty), mask=mask)
-        if NEEDS_X:
-            factor = tl.load(up + row[:, None] * up_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
-            tl.store(grad_x + place, narrow(grad * factor * (share + silu * (1.0 - share)), grad_x.dtype.element_ty), mask=mask)
-    elif KIND == 1:
-        tl.store(grad_x + place, narrow(2.0 * grad * tl.maximum(value, 0.0), grad_x.dtype.element_ty), mask=mask)
-    else:
-        square = value * value
-        bent = tanh((value + square * value * CUBIC) * ROOT)
-        slope = (1.0 + square * 3.0 * CUBIC) * ROOT
-        found = grad * 0.5 * (1.0 + bent + value * (1.0 - bent * bent) * slope)
-        tl.store(grad_x + place, narrow(found, grad_x.dtype.element_ty), mask=mask)
+    factor = value
+    if KIND == 0 and NEEDS_X:
+        factor = tl.load(up + row[:, None] * up_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
+    by_x, by_up = slopes(value, factor, KIND)
+    if NEEDS_X:
+        tl.store(grad_x + place, narrow(grad * by_x, grad_x.dtype.element_ty), mask=mask)
+    if NEEDS_UP:
+        tl.store(grad_up + place, narrow(grad * by_up, grad_up.dtype.element_ty), mask=mask)
 
 
 def launch_options(width: int) -> dict[str, int]:

@@ -38,25 +38,33 @@ def experts(
 
     Source: arXiv:2211.15841 (dropless experts).
     """
-    known = activation == GATED if gate is not None else activation in UNGATED
-    require(
-        known, "experts", "swiglu takes a gate, relu2 and gelu take none", activation=activation, gate=None if gate is None else gate.shape
-    )
-    num_experts, width, hidden = up.shape
-    fits = x.dim() == 2 and x.shape[1] == hidden and rows.shape == x.shape[:1] and counts.shape == (num_experts,)
-    require(
-        fits, "experts", "x must be [M,h], rows [M], counts [E], up [E,F,h]", x=x.shape, rows=rows.shape, counts=counts.shape, up=up.shape
-    )
-    fits = down.shape == (num_experts, hidden, width) and (gate is None or gate.shape == up.shape)
-    require(fits, "experts", "down must be [E,h,F], gate as up", up=up.shape, down=down.shape, gate=None if gate is None else gate.shape)
-    same = x.dtype == up.dtype == down.dtype and (gate is None or gate.dtype == x.dtype)
-    require(same, "experts", "x and the matrices must have one dtype", x=x.dtype, up=up.dtype, down=down.dtype)
+    fits = x.dim() == 2 and rows.shape == x.shape[:1]
+    require(fits, "experts", "x must be [M,h], rows [M]", x=x.shape, rows=rows.shape)
+    require_experts("experts", x, counts, gate, up, down, activation)
     y: Tensor
     if gate is None:
         y = _experts(x, weights, rows, counts, up, down, activation)[0]
     else:
         y = _experts_gated(x, weights, rows, counts, gate, up, down)[0]
     return y
+
+
+def require_experts(operation: str, x: Tensor, counts: Tensor, gate: Tensor | None, up: Tensor, down: Tensor, activation: str) -> None:
+    """Refuses an expert bank that does not fit together or to x [..., h].
+
+    Raises:
+        ValueError: shapes, dtypes or activation do not fit.
+    """
+    gate_shape = None if gate is None else gate.shape
+    known = activation == GATED if gate is not None else activation in UNGATED
+    require(known, operation, "swiglu takes a gate, relu2 and gelu take none", activation=activation, gate=gate_shape)
+    num_experts, width, hidden = up.shape
+    fits = x.shape[-1] == hidden and counts.shape == (num_experts,)
+    require(fits, operation, "x must be [...,h], counts [E], up [E,F,h]", x=x.shape, counts=counts.shape, up=up.shape)
+    fits = down.shape == (num_experts, hidden, width) and (gate is None or gate.shape == up.shape)
+    require(fits, operation, "down must be [E,h,F], gate as up", up=up.shape, down=down.shape, gate=gate_shape)
+    same = x.dtype == up.dtype == down.dtype and (gate is None or gate.dtype == x.dtype)
+    require(same, operation, "x and the matrices must have one dtype", x=x.dtype, up=up.dtype, down=down.dtype)
 
 
 @custom_op("megakernels::experts", mutates_args=())

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from megakernels._common import join, require
+from megakernels._common import join, require, runs_triton
 from megakernels.moe import reference
 
 
@@ -95,6 +95,10 @@ def combine(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
 
 @custom_op("megakernels::dispatch_plan", mutates_args=())
 def _dispatch_plan(indices: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+    if runs_triton(indices):
+        from megakernels.moe import kernel_plan  # noqa: PLC0415  triton is optional, and only CUDA needs it
+
+        return kernel_plan.sort_by_expert(indices.flatten(), num_experts)
     return reference.dispatch_plan(indices, num_experts)
 
 
@@ -105,6 +109,10 @@ def _(indices: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
 
 @custom_op("megakernels::arrival_plan", mutates_args=())
 def _arrival_plan(counts: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    if runs_triton(counts):
+        from megakernels.moe import kernel_plan  # noqa: PLC0415
+
+        return kernel_plan.sort_by_expert(reference.owners(counts, num_rows), counts.shape[1])
     return reference.arrival_plan(counts, num_rows)
 
 
@@ -120,17 +128,25 @@ def _dispatch(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
 
 @custom_op("megakernels::dispatch_backward", mutates_args=())
 def _dispatch_backward(grad_y: Tensor, rows: Tensor, top_k: int, needs: list[bool]) -> list[Tensor]:
-    return [reference.sum_rows(grad_y, rows, top_k)] if needs[0] else []
+    return [_sum_rows(grad_y, rows, top_k)] if needs[0] else []
 
 
 @custom_op("megakernels::combine", mutates_args=())
 def _combine(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
-    return reference.sum_rows(x, rows, top_k)
+    return _sum_rows(x, rows, top_k)
 
 
 @custom_op("megakernels::combine_backward", mutates_args=())
 def _combine_backward(grad_y: Tensor, rows: Tensor, top_k: int, needs: list[bool]) -> list[Tensor]:
     return [reference.gather_rows(grad_y, rows, top_k)] if needs[0] else []
+
+
+def _sum_rows(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
+    if runs_triton(x):
+        from megakernels.moe import kernel_plan  # noqa: PLC0415
+
+        return kernel_plan.sum_slots(x, top_k, rows)
+    return reference.sum_rows(x, rows, top_k)
 
 
 def _fake_gather(x: Tensor, rows: Tensor, _top_k: int) -> Tensor:

@@ -106,11 +106,15 @@ def dispatch_plan(indices: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
 
 
 def arrival_plan(counts: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    """Returns rows int32 [M] and totals int32 [E]; given the number of rows, a device need not tell the host."""
+    """Returns rows int32 [M] and totals int32 [E]."""
+    return torch.argsort(owners(counts, num_rows), stable=True).to(torch.int32), counts.sum(0, dtype=torch.int32)
+
+
+def owners(counts: Tensor, num_rows: int) -> Tensor:
+    """The expert of each arrived row, int32 [M]; given the number of rows, a device need not tell the host."""
     num_ranks, num_experts = counts.shape
     experts = torch.arange(num_experts, dtype=torch.int32, device=counts.device).repeat(num_ranks)
-    owners = experts.repeat_interleave(counts.flatten(), output_size=num_rows)
-    return torch.argsort(owners, stable=True).to(torch.int32), counts.sum(0, dtype=torch.int32)
+    return experts.repeat_interleave(counts.flatten(), output_size=num_rows)
 
 
 def gather_rows(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
@@ -183,6 +187,36 @@ def experts_backward(
     if needs[3]:
         grad_up = groups.outer(grad_up_out, rows_of_x)
     return grad_x, grad_weights, grad_gate, grad_up, grad_down
+
+
+def routed_experts_forward(
+    x: Tensor, weights: Tensor, rows: Tensor, counts: Tensor, gate: Tensor | None, up: Tensor, down: Tensor, activation: str
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Returns y [N, h], gate_out [N·k, F] (None without gate) and up_out [N·k, F]."""
+    top_k = weights.shape[1]
+    y, gate_out, up_out = experts_forward(gather_rows(x, rows, top_k), weights, rows, counts, gate, up, down, activation)
+    return sum_rows(y, rows, top_k), gate_out, up_out
+
+
+def routed_experts_backward(
+    grad_y: Tensor,
+    x: Tensor,
+    weights: Tensor,
+    rows: Tensor,
+    counts: Tensor,
+    gate: Tensor | None,
+    up: Tensor,
+    down: Tensor,
+    gate_out: Tensor | None,
+    up_out: Tensor,
+    activation: str,
+    needs: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """Returns the gradients of x, weights, gate, up and down, None where not needed. Tokens are gathered again, not kept."""
+    top_k = weights.shape[1]
+    grad_rows, rows_of_x = gather_rows(grad_y, rows, top_k), gather_rows(x, rows, top_k)
+    grad_x, *others = experts_backward(grad_rows, rows_of_x, weights, rows, counts, gate, up, down, gate_out, up_out, activation, needs)
+    return None if grad_x is None else sum_rows(grad_x, rows, top_k), *others
 
 
 def _activate(gate_out: Tensor | None, up_out: Tensor, activation: str) -> Tensor:

@@ -1,0 +1,157 @@
+"""Triton kernels that sort (token, slot) pairs by expert, cut the sorted rows into tiles, and sum a token's slots. The host reads nothing.
+
+A stable counting sort: each block of pairs counts its experts, torch's running sums turn the counts into first rows, and each block places
+its own pairs in order. No two programs write one place.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from megakernels._common.tiles import SMALLEST_DOT, block_of, narrow, on_device_of, unit_stride
+
+PAIRS = 128
+"""Pairs a program sorts."""
+EXPERTS_AT_ONCE = 32
+TILE_ELEMENTS = 2048
+LARGEST_TILE_WIDTH = 1024
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def count_kernel(indices, counts, num_pairs, num_experts, PAIRS: tl.constexpr, EXPERTS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """How many pairs of one block choose each expert: one row of counts."""
+    block = tl.program_id(0).to(tl.int64)
+    pair = block * PAIRS + tl.arange(0, PAIRS)
+    chosen = tl.load(indices + pair, mask=pair < num_pairs, other=-1)
+    for first in range(0, num_experts, EXPERTS):
+        expert = first + tl.arange(0, EXPERTS)
+        found = tl.sum((chosen[:, None] == expert[None, :]).to(tl.int32), 0)
+        tl.store(counts + block * num_experts + expert, found, mask=expert < num_experts)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def place_kernel(indices, starts, rows, num_pairs, num_experts, PAIRS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Writes each pair of one block to its row: the first of its expert in this block, after those before it in the block."""
+    block = tl.program_id(0).to(tl.int64)
+    place = tl.arange(0, PAIRS)
+    pair = block * PAIRS + place
+    mask = pair < num_pairs
+    own = tl.load(indices + pair, mask=mask, other=0)
+    other = tl.load(indices + block * PAIRS + place, mask=mask, other=-1)
+    before = tl.sum(((own[:, None] == other[None, :]) & (place[None, :] < place[:, None])).to(tl.int32), 1)
+    first = tl.load(starts + block * num_experts + own, mask=mask, other=0)
+    tl.store(rows + first + before, pair.to(tl.int32), mask=mask)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def sum_slots_kernel(  # type: ignore[no-untyped-def]
+    x, positions, y, num_tokens, width, x_stride, top_k, INDIRECT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """ROWS tokens of y: the sum of each one's slots, in slot order; slot s of token n is row positions[n k + s], or row n k + s."""
+    token = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    there = token < num_tokens
+    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = there[:, None] & (cols < width)[None, :]
+    total = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
+    for slot in range(top_k):
+        row = token * top_k + slot
+        if INDIRECT:
+            row = tl.load(positions + row, mask=there, other=0).to(tl.int64)
+        total += tl.load(x + row[:, None] * x_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
+    tl.store(y + token[:, None] * width + cols[None, :], narrow(total, y.dtype.element_ty), mask=mask)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def group_of(tile, ends, tile_ends, num_experts, TILE: tl.constexpr, EXPERTS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The expert of a tile of rows (num_experts where there is no such tile), the tile's first row, and the expert's end."""
+    expert = tl.arange(0, EXPERTS)
+    there = expert < num_experts
+    tiles_to = tl.load(tile_ends + expert, mask=there, other=2147483647)
+    rows_to = tl.load(ends + expert, mask=there, other=0)
+    found = tl.sum((tiles_to <= tile).to(tl.int32), 0)
+    tiles_before = tl.max(tl.where(tiles_to <= tile, tiles_to, 0), 0)
+    rows_before = tl.max(tl.where(expert < found, rows_to, 0), 0)
+    stop = tl.sum(tl.where(expert == found, rows_to, 0), 0)
+    return found, rows_before + (tile - tiles_before) * TILE, stop
+
+
+class Tiles(NamedTuple):
+    """How sorted rows are cut: the running sums of rows and of tiles by expert, and the most tiles that there can be."""
+
+    ends: Tensor
+    tile_ends: Tensor
+    most: int
+    rows: int
+
+
+def tiles_of(counts: Tensor, num_rows: int, element_bytes: int) -> Tiles:
+    """Cuts `num_rows` rows into tiles, as many rows in each as an expert has on average, within bounds."""
+    num_experts = counts.shape[0]
+    size = tile_rows(num_rows, num_experts, element_bytes)
+    ends = counts.cumsum(0, dtype=torch.int32)
+    tile_ends = ((counts + (size - 1)) // size).cumsum(0, dtype=torch.int32)
+    return Tiles(ends, tile_ends, num_rows // size + min(num_experts, num_rows), size)
+
+
+def tile_rows(num_rows: int, num_experts: int, element_bytes: int) -> int:
+    """Rows of a tile."""
+    return min(256 // element_bytes, block_of(triton.cdiv(num_rows, num_experts), SMALLEST_DOT))
+
+
+def sort_by_expert(indices: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+    """Sorts pairs by expert, stably.
+
+    Args:
+        indices: int32 [M], each in [0, num_experts).
+        num_experts: E.
+
+    Returns:
+        rows int32 [M], the pair that each row holds, and totals int32 [E].
+    """
+    indices = indices.contiguous()
+    num_pairs = indices.shape[0]
+    num_blocks = triton.cdiv(num_pairs, PAIRS)
+    rows = torch.empty_like(indices)
+    counts = torch.empty(num_blocks, num_experts, dtype=torch.int32, device=indices.device)
+    if num_pairs:
+        with on_device_of(indices):
+            count_kernel[(num_blocks,)](indices, counts, num_pairs, num_experts, PAIRS=PAIRS, EXPERTS=EXPERTS_AT_ONCE, num_warps=4)
+    totals = counts.sum(0, dtype=torch.int32)
+    first = totals.cumsum(0, dtype=torch.int32) - totals
+    starts = counts.cumsum(0, dtype=torch.int32) - counts + first
+    if num_pairs:
+        with on_device_of(indices):
+            place_kernel[(num_blocks,)](indices, starts, rows, num_pairs, num_experts, PAIRS=PAIRS, num_warps=8)
+    return rows, totals
+
+
+def sum_slots(x: Tensor, top_k: int, rows: Tensor | None = None) -> Tensor:
+    """Each token's k rows summed in slot order and in fp32: [N·k, h] → [N, h].
+
+    Args:
+        x: [N·k, h], sorted as `rows` says, or by token and slot.
+        top_k: k.
+        rows: int32 [N·k], the pair that each row of x holds, or None.
+    """
+    x = unit_stride(x)
+    y = torch.empty(x.shape[0] // top_k, x.shape[1], dtype=x.dtype, device=x.device)
+    positions = None
+    if rows is not None:
+        positions = torch.empty_like(rows)
+        positions[rows] = torch.arange(rows.shape[0], dtype=rows.dtype, device=rows.device)
+    if y.numel():
+        options = sum_options(y.shape[1])
+        grid = triton.cdiv(y.shape[0], options["ROWS"]), triton.cdiv(y.shape[1], options["BLOCK"])
+        indirect = positions is not None
+        with on_device_of(x):
+            sum_slots_kernel[grid](x, positions if indirect else y, y, *y.shape, x.stride(0), top_k, INDIRECT=indirect, **options)
+    return y
+
+
+def sum_options(width: int) -> dict[str, int]:
+    """Tile and warps for rows of `width`."""
+    block = min(LARGEST_TILE_WIDTH, block_of(width))
+    return {"ROWS": TILE_ELEMENTS // block, "BLOCK": block, "num_warps": 4}

@@ -1,0 +1,126 @@
+"""The kernels of routed experts: sorting by expert, grouped products, sums over slots."""
+
+import pytest
+import torch
+from kernel_checks import TOLERANCE, check_contract, check_needs, check_uniform_cotangent, check_values, no_reference, shuffled_grid
+from op_cases import CASES, TOP_K, exact_routed_experts, expert_case, plan, routed_case
+from op_checks import rms_ratio
+
+from megakernels.moe import arrival_plan, combine, dispatch, dispatch_plan, kernel, kernel_plan, reference, routed_experts
+
+SMALL = [routed_case("swiglu", 16, 24), routed_case("relu2", 9, 7), routed_case("gelu", 5, 6)]
+EACH = pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+SLOW = pytest.mark.slow
+
+
+@EACH
+@DTYPES
+@pytest.mark.parametrize("num_tokens", [1, 63, *(pytest.param(size, marks=SLOW) for size in (64, 65, 1000))])
+def test_values(case, dtype: torch.dtype, num_tokens: int) -> None:  # type: ignore[no-untyped-def]
+    check_values(case, num_tokens, dtype, reference, views=num_tokens == 63)
+
+
+@DTYPES
+def test_values_of_several_tiles_a_side(dtype: torch.dtype) -> None:
+    check_values(routed_case("swiglu", 70, 140), 40, dtype, reference)
+
+
+@EACH
+def test_contract(case) -> None:  # type: ignore[no-untyped-def]
+    check_contract(case)
+
+
+def test_only_wanted_gradients() -> None:
+    check_needs(SMALL[0], reference)
+
+
+def test_gradient_of_a_sum() -> None:
+    check_uniform_cotangent(SMALL[0])
+
+
+def test_one_slot_needs_no_sum() -> None:
+    """As rows that arrived from other ranks: what is sorted goes back in the order it came."""
+    case = expert_case("swiglu", 6, 9)
+    inputs = case.make(20, torch.float32)
+    weights = inputs["weights"].reshape(-1, 1)
+    banks = inputs["gate"], inputs["up"], inputs["down"]
+    with no_reference(reference):
+        found = routed_experts(inputs["x"], weights, inputs["rows"], inputs["counts"], *banks, "swiglu")
+    wide = {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
+    sorted_x = wide["x"][inputs["rows"].long()]
+    exact = torch.empty_like(wide["x"])
+    exact[inputs["rows"].long()] = case.exact({**wide, "x": sorted_x})[0]
+    assert rms_ratio(found, exact) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("num_pairs", [0, 1, 127, 129, 300])
+@pytest.mark.parametrize("num_experts", [1, 5, 40])
+def test_pairs_are_sorted_stably(num_pairs: int, num_experts: int) -> None:
+    indices = torch.randint(0, num_experts, (num_pairs, 1), dtype=torch.int32)
+    indices[indices == 3] = 1  # expert 3 gets nothing
+    with shuffled_grid(seed=1):
+        rows, counts = kernel_plan.sort_by_expert(indices.flatten(), num_experts)
+    expected = reference.dispatch_plan(indices, num_experts)
+    assert torch.equal(rows, expected[0])
+    assert torch.equal(counts, expected[1])
+
+
+def test_arrivals_are_sorted_stably() -> None:
+    counts = torch.tensor([[3, 0, 2], [0, 0, 4], [1, 0, 0]], dtype=torch.int32)
+    rows, totals = arrival_plan(counts, 10)
+    assert rows.tolist() == [0, 1, 2, 9, 3, 4, 5, 6, 7, 8]
+    assert totals.tolist() == [4, 0, 6]
+
+
+@pytest.mark.parametrize("name", ["dispatch", "combine"])
+@DTYPES
+def test_values_of_moved_rows(name: str, dtype: torch.dtype) -> None:
+    (case,) = [case for case in CASES if case.name == name]
+    check_values(case, 65, dtype, reference, views=True)
+    check_contract(case)
+
+
+def test_rows_past_the_last_offset_are_not_read() -> None:
+    """Nor multiplied: a NaN there, times a zero, would be a NaN in an expert's gradient."""
+    inputs = SMALL[0].make(5, torch.float32, requires_grad=False)
+    rows, counts = inputs["rows"].clone(), inputs["counts"].clone()
+    last = int(rows[-1])
+    counts[int(counts.nonzero()[-1])] -= 1
+    tiles = kernel_plan.tiles_of(counts, rows.numel(), 4)
+    hidden = torch.randn(rows.numel(), 24)
+    hidden[-1] = torch.nan
+    found = kernel._outer(tiles, rows, TOP_K, hidden, inputs["x"], gathers_a=False)
+    assert found.isfinite().all()
+    assert not found[counts == 0].any()
+    assert last in rows
+
+
+def test_tokens_beyond_32_bit_offsets() -> None:
+    """Tokens so far apart that a 32-bit offset would wrap; the memory between them is never touched."""
+    torch.use_deterministic_algorithms(False)  # which would fill it with NaN
+    inputs = routed_case("relu2", 64, 8).make(3, torch.bfloat16, requires_grad=False)
+    far = torch.empty((2 << 30) + 64, dtype=torch.bfloat16).as_strided((3, 64), (1 << 30, 1))
+    far.copy_(inputs["x"])
+    x, cotangent = far.requires_grad_(), torch.randn(3, 64).bfloat16()
+    y = routed_experts(x, inputs["weights"], inputs["rows"], inputs["counts"], None, inputs["up"], inputs["down"], "relu2")
+    near = {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
+    near["x"].requires_grad_()
+    exact = exact_routed_experts(near, "relu2")
+    assert rms_ratio(y, exact) < TOLERANCE[torch.bfloat16]
+    (found,), (expected,) = (torch.autograd.grad(a, b, c) for a, b, c in ((y, x, cotangent), (exact, near["x"], cotangent.double())))
+    assert rms_ratio(found, expected) < TOLERANCE[torch.bfloat16]
+
+
+def test_no_tokens() -> None:
+    bank = torch.ones(3, 4, 4, requires_grad=True)
+    rows, counts = dispatch_plan(torch.empty(0, 2, dtype=torch.int32), 3)
+    y = routed_experts(torch.empty(0, 4), torch.empty(0, 2), rows, counts, None, bank, bank.detach(), "gelu")
+    y.backward(torch.empty(0, 4))
+    assert bank.grad is not None
+    assert not bank.grad.any()
+    assert combine(dispatch(y.detach(), rows, 2), rows, 2).shape == (0, 4)
+
+
+def test_the_plan_of_the_cases_has_an_idle_expert() -> None:
+    assert (plan(63)["counts"] == 0).any()
