@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from megaplan import __version__
-from megaplan.cli import check, costs, diff, estimate, explain, import_hf, new, output, schedule, schema, show, split
+from megaplan.cli import check, costs, diff, estimate, explain, import_hf, import_megatron, new, output, schedule, schema, show, split
 from megaplan.errors import MegaplanError
 
 ERROR = 2
@@ -43,6 +43,7 @@ _COMMANDS = (
 )
 for _command in _COMMANDS:
     app.command()(_command)
+import_hf.group.command("megatron")(import_megatron.import_megatron)
 app.add_typer(import_hf.group)
 
 

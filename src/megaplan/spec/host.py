@@ -28,8 +28,8 @@ class Host(Section):
         attention_mask: The data loader makes a mask of seq_length² bytes a sequence (Megatron's default).
         hidden_dropout: Above 0, each operator keeps a mask of one byte an element; Megatron's default is 0.1.
         attention_dropout: Above 0, unfused attention keeps a mask and the dropped probabilities; Megatron's default is 0.1.
-        cublas_workspace_mib: CUBLAS_WORKSPACE_CONFIG of one handle, MiB; torch's default on Hopper is 32, and two handles are open.
-        distributed_optimizer: Optimizer state is sharded over dp_shard · cp; off, every rank has all of it, and dp_shard must be 1.
+        cublas_workspace_kib: CUBLAS_WORKSPACE_CONFIG of one handle, KiB; torch's default on Hopper is 32,768, and two handles are open.
+        distributed_optimizer: Optimizer state is sharded over dp_shard · cp; off, every data rank has all of it.
         precision_aware_optimizer: Adam with the dtypes of precision.moments, and of an fp32 master only its lower 16 bits.
         recompute_modules: Modules of selective recompute beside core_attn, which is recompute A: selective.
         recompute_num_layers: Layers of a group under full recompute by the uniform method; null for none.
@@ -53,7 +53,7 @@ class Host(Section):
     attention_mask: StrictBool = True
     hidden_dropout: NonNegativeFloat = 0.1
     attention_dropout: NonNegativeFloat = 0.1
-    cublas_workspace_mib: NaturalInt = 32
+    cublas_workspace_kib: NaturalInt = 32_768
     distributed_optimizer: StrictBool = True
     precision_aware_optimizer: StrictBool = False
     recompute_modules: tuple[RecomputeModule, ...] = ()

@@ -41,7 +41,7 @@ def megatron_limits(spec: Spec, letters: str) -> Iterator[Limit]:
         letters: One a layer.
     """
     yield from _blocks(spec, letters)
-    yield from _attention(spec)
+    yield from _attention(spec, letters)
     yield from _features(spec)
     yield from _parallel(spec)
     yield from _state(spec)
@@ -89,13 +89,15 @@ def _blocks(spec: Spec, letters: str) -> Iterator[Limit]:
         yield Limit(next(iter(kinds)), f"{said}: Megatron's MLPs and experts share one activation", "give them one activation")
 
 
-def _attention(spec: Spec) -> Iterator[Limit]:
+def _attention(spec: Spec, letters: str) -> Iterator[Limit]:
     attention = spec.model.attention
     if attention is None:
         return
-    if attention.nope_layers:
+    rotated = [index for index, letter in enumerate(letters) if letter == "A" and index not in attention.nope_layers]
+    if attention.nope_layers and rotated:
         listed = ", ".join(map(str, attention.nope_layers))
-        yield Limit("model.attention.nope_layers", f"model.attention.nope_layers = [{listed}]: a hybrid model rotates all of its attention")
+        detail = f"model.attention.nope_layers = [{listed}]: Megatron's position embedding is of all attention layers or of none"
+        yield Limit("model.attention.nope_layers", detail, "nope_layers: [], or all A layers", tensors=False)
     if isinstance(attention, LatentAttention):
         if attention.indexer is not None:
             yield Limit(
@@ -128,9 +130,10 @@ def _parallel(spec: Spec) -> Iterator[Limit]:
     mesh, schedule = spec.mesh, spec.schedule
     if schedule.kind not in LOOPS:
         yield Limit("schedule.kind", f"schedule.kind = {schedule.kind}, and Megatron runs {' and '.join(LOOPS)}", "schedule: {kind: 1f1b}")
-    if schedule.kind == "interleaved_1f1b" and schedule.num_microbatches % mesh.pp:
-        detail = f"schedule.num_microbatches = {schedule.num_microbatches}, mesh.pp = {mesh.pp}: Megatron interleaves whole groups of pp"
-        yield Limit("schedule.num_microbatches", detail, "use a multiple of mesh.pp")
+    group = (spec.host.microbatch_group_size if spec.host.name == "megatron" else None) or mesh.pp
+    if schedule.kind == "interleaved_1f1b" and schedule.num_microbatches % group:
+        detail = f"schedule.num_microbatches = {schedule.num_microbatches}, and Megatron interleaves whole groups of {group}"
+        yield Limit("schedule.num_microbatches", detail, f"use a multiple of {group}")
     if schedule.steps_per_update > 1:
         detail = f"schedule.steps_per_update = {schedule.steps_per_update}, and Megatron runs every microbatch of an update in one schedule"
         yield Limit("schedule.steps_per_update", detail, f"num_microbatches: {schedule.microbatches_per_update}, steps_per_update: 1")
@@ -171,11 +174,6 @@ def _state(spec: Spec) -> Iterator[Limit]:
     if aware and spec.optimizer.matrix == "muon":
         detail = "host.precision_aware_optimizer = true, optimizer.matrix = muon: it is Adam only"
         yield Limit("host.precision_aware_optimizer", detail, "optimizer: {matrix: adamw}")
-    if host.name == "megatron" and not host.distributed_optimizer and spec.mesh.dp_shard > 1:
-        detail = f"host.distributed_optimizer = false, mesh.dp_shard = {spec.mesh.dp_shard}: without it no rank shards state"
-        yield Limit(
-            "host.distributed_optimizer", detail, f"mesh: {{dp_shard: 1, dp_replicate: {spec.mesh.dp_shard * spec.mesh.dp_replicate}}}"
-        )
 
 
 def _recompute(spec: Spec, letters: str) -> Iterator[Limit]:

@@ -6,7 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from megaplan.hosts.megatron.job import LatentDims, MambaDims, MegatronJob, MoeDims
+from megaplan.hosts.megatron.job import EMBEDDING, LOSS, MTP, LatentDims, MambaDims, MegatronJob, MoeDims
+from megaplan.hosts.megatron.pattern import parse_hybrid
+from megaplan.hosts.megatron.stages import parse_layout
 
 MIB = 2**20
 
@@ -61,7 +63,7 @@ def job_from_arguments(arguments: Mapping[str, Any], world_size: int, vocab_size
     mtp_depth = int(get("mtp_num_layers") or 0)
     chunks, mtp = _hybrid_chunks(str(pattern), pp) if pattern else _gpt_chunks(arguments, pp, mtp_depth)
     if pattern:
-        mtp_depth = chunks[-1].count("m")
+        mtp_depth = chunks[-1].count(MTP)
     muon = "muon" in str(get("optimizer", "adam"))
     backend = get("attention_backend", "auto")
     position = get("position_embedding_type", "learned_absolute")
@@ -162,17 +164,13 @@ def _recompute(arguments: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(re.findall(r"[a-z_]+", text))
 
 
-def _hybrid_chunks(pattern: str, pp: int) -> tuple[tuple[str, ...], str]:
-    main, *modules = pattern.split("/")
-    segments = main.split("|")
-    if len(segments) == 1 and pp > 1:
-        size = len(main) // pp
-        segments = [main[i * size : (i + 1) * size] for i in range(pp)]
-    own = segments[pp - 1 :: pp]
-    own[-1] += "m" * len(modules) + "l"
+def _hybrid_chunks(text: str, pp: int) -> tuple[tuple[str, ...], str]:
+    pattern = parse_hybrid(text)
+    own = list(pattern.stages(pp)[pp - 1 :: pp])
+    own[-1] += MTP * pattern.num_modules + LOSS
     if pp == 1:
-        own[0] = "e" + own[0]
-    return tuple(own), modules[0] if modules else ""
+        own[0] = EMBEDDING + own[0]
+    return tuple(own), pattern.module or ""
 
 
 def _gpt_chunks(arguments: Mapping[str, Any], pp: int, mtp_depth: int) -> tuple[tuple[str, ...], str]:
@@ -180,15 +178,15 @@ def _gpt_chunks(arguments: Mapping[str, Any], pp: int, mtp_depth: int) -> tuple[
     layers = int(get("num_layers", 0))
     kinds = layer_kinds(get("moe_layer_freq") or 1, layers, bool(get("num_experts")))
     layout = get("pipeline_model_parallel_layout")
-    sizes = _layout_sizes(str(layout)) if layout else _even_sizes(arguments, layers, pp)
+    sizes = [stage.count("t") for stage in parse_layout(str(layout))] if layout else even_sizes(arguments, layers, pp)
     stages, start = [], 0
     for size in sizes:
         stages.append("".join("*" + kind for kind in kinds[start : start + size]))
         start += size
     own = stages[pp - 1 :: pp]
-    own[-1] += "m" * mtp_depth + "l"
+    own[-1] += MTP * mtp_depth + LOSS
     if pp == 1:
-        own[0] = "e" + own[0]
+        own[0] = EMBEDDING + own[0]
     return tuple(own), "*" + kinds[-1]
 
 
@@ -202,13 +200,8 @@ def layer_kinds(frequency: Any, layers: int, moe: bool) -> str:
     return flags.replace("0", "-").replace("1", "E")
 
 
-def _layout_sizes(layout: str) -> list[int]:
-    text = re.sub(r"\(([^()]*)\)\*(\d+)", lambda m: m[1] * int(m[2]), layout.replace(",", ""))
-    text = re.sub(r"(\w)\*(\d+)", lambda m: m[1] * int(m[2]), text)
-    return [stage.count("t") for stage in text.split("|")]
-
-
-def _even_sizes(arguments: Mapping[str, Any], layers: int, pp: int) -> list[int]:
+def even_sizes(arguments: Mapping[str, Any], layers: int, pp: int) -> list[int]:
+    """Layers of each virtual stage of a GPT model without a layout, in model order."""
     get = arguments.get
     per = get("num_layers_per_virtual_pipeline_stage")
     first, last = get("decoder_first_pipeline_num_layers"), get("decoder_last_pipeline_num_layers")

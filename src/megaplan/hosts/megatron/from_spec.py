@@ -93,7 +93,7 @@ def _common(spec: Spec) -> MegatronJob:
         tp_comm_overlap=host.tp_comm_overlap,
         workspace_bytes=32 * MIB,  # every device of the data file is Hopper or later
         bias_activation_fusion=host.fused_squared_relu,
-        cublas_bytes=host.cublas_workspace_mib * MIB,
+        cublas_bytes=host.cublas_workspace_kib * 1024,
         master_bytes=2 if aware else 4,  # the upper 16 bits are the bf16 parameter's
         moment_bytes=precision.moments.bytes,
         qk_norm=grouped is not None and grouped.qk_norm,

@@ -91,8 +91,7 @@ def test_every_rank_is_budgeted_once_and_columns_sum_to_the_peak() -> None:
 
 
 def test_state_is_sharded_by_the_distributed_optimizer_alone() -> None:
-    sharded = worst("mesh.ep=1")
-    whole = worst("mesh.ep=1", "mesh.dp_shard=1", "mesh.dp_replicate=4", "host.distributed_optimizer=false")
+    sharded, whole = worst(), worst("host.distributed_optimizer=false")
     dense = sum(sharded[column] for column in (Column.REPLICATED_PARAMS, Column.TENSOR_PARALLEL_PARAMS))
     assert sum(whole[column] for column in (Column.MATRIX_OPTIMIZER, Column.OTHER_OPTIMIZER)) == 6 * (
         dense + whole[Column.EXPERT_PARALLEL_PARAMS]
@@ -157,7 +156,6 @@ def test_capacity_bounds_skewed_rows() -> None:
 REFUSED = {
     "model.attention={kind: mla, num_heads: 8, q_lora_rank: 8, kv_lora_rank: 8, qk_nope_head_dim: 8, qk_rope_head_dim: 8, v_head_dim: 8, "
     "indexer: {num_heads: 4, head_dim: 8, layers: [3, 11]}}": "model.attention.indexer",
-    "model.attention.nope_layers=[3]": "model.attention.nope_layers",
     "model.mamba={kind: mamba3, head_dim: 32}": "model.mamba.kind",
     "model.mamba.conv_kernel=3": "model.mamba.conv_kernel",
     "model.mamba.conv_bias=false": "model.mamba.conv_bias",
@@ -174,7 +172,6 @@ REFUSED = {
     "precision.reduce=bf16": "precision.reduce",
     "precision.master=bf16": "precision.master",
     "precision.moments=bf16": "precision.moments",
-    "host.distributed_optimizer=false": "host.distributed_optimizer",
     "recompute.blocks={D: selective}": "recompute.blocks.D",
     "host.model=gpt": "model.pattern",
 }
@@ -212,9 +209,14 @@ def test_a_key_of_another_host_is_refused() -> None:
     assert [item.code for item in refused("host={name: megarun, cross_entropy: te}")] == ["MP901"]
 
 
-def test_what_changes_no_tensor_is_noted() -> None:
-    (found,) = load_spec_text(TEXT, "host.yaml", ["model.mamba.chunk_size=256"]).diagnostics
-    assert (found.code, found.severity, found.location.key) == ("MP904", Severity.NOTE, "model.mamba.chunk_size")
+@pytest.mark.parametrize("override", ["model.mamba.chunk_size=256", "model.attention.nope_layers=[3]"])
+def test_what_changes_no_tensor_is_noted(override: str) -> None:
+    (found,) = load_spec_text(TEXT, "host.yaml", [override]).diagnostics
+    assert (found.code, found.severity, found.location.key) == ("MP904", Severity.NOTE, override.partition("=")[0])
+
+
+def test_attention_without_any_rotation_is_megatrons_too() -> None:
+    assert load_spec_text(TEXT, "host.yaml", ["model.attention.nope_layers=[3, 11]"]).diagnostics == ()
 
 
 def test_megarun_does_not_train_it() -> None:

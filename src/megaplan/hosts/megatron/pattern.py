@@ -1,0 +1,150 @@
+"""Megatron's hybrid pattern: `main ("/" module)*`, where `main` is segments between `|` and one symbol is one layer.
+
+Source: `megatron/core/models/hybrid/hybrid_layer_allocation.py` at d98e8a64. There is no repetition and no space. Columns count from 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Diagnostic, Location, MegaplanError
+
+SYMBOLS = {
+    "M": "Mamba-2",
+    "G": "gated delta net",
+    "*": "attention",
+    "D": "sparse attention",
+    "+": "latent attention",
+    "-": "dense MLP",
+    "E": "experts",
+}
+MODULE, SEGMENT = "/", "|"
+_OTHER_ATTENTION = "D+"
+
+
+@dataclass(frozen=True, slots=True)
+class HybridPattern:
+    """A parsed pattern.
+
+    Attributes:
+        segments: Symbols of each segment, empty ones included; one segment if the text has no `|`.
+        module: Symbols of one prediction module, None if there is none.
+        num_modules: Prediction modules.
+        has_pipes: Whether the text says where stages begin.
+    """
+
+    segments: tuple[str, ...]
+    module: str | None
+    num_modules: int
+    has_pipes: bool
+
+    @property
+    def main(self) -> str:
+        """Symbols of the main model."""
+        return "".join(self.segments)
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """First layer of each segment."""
+        return tuple(len("".join(self.segments[:index])) for index in range(len(self.segments)))
+
+    def stages(
+        self, pp: int, first: int | None = None, last: int | None = None, vpp: int = 1, where: Location | None = None
+    ) -> tuple[str, ...]:
+        """Symbols of each virtual stage: that of virtual stage v on rank r stands at v · pp + r.
+
+        Args:
+            pp: Pipeline ranks.
+            first: Layers of the first rank, where the pattern has no `|`.
+            last: Layers of the last rank, likewise.
+            vpp: Virtual stages a rank that were asked for, where the pattern has no `|`.
+            where: Where the text stands, for diagnostics.
+
+        Raises:
+            MegaplanError: MP911.
+        """
+        at = where or Location(key="hybrid_layer_pattern")
+        if self.has_pipes:
+            if first is not None or last is not None:
+                raise _unfit(
+                    "the pattern has '|', which decides every stage, and first or last counts decide them too", at, "remove the counts"
+                )
+            if len(self.segments) % pp:
+                detail = f"{len(self.segments)} segments, pp = {pp}, and {len(self.segments)} % {pp} = {len(self.segments) % pp}"
+                raise _unfit(detail, at, f"write a multiple of {pp} segments")
+            return self.segments
+        if vpp > 1:
+            raise _unfit(f"{vpp} virtual stages a rank, and the pattern has no '|' to say where they begin", at, "write '|' between stages")
+        given = (first or 0) + (last or 0)
+        between = pp - (first is not None) - (last is not None)
+        free = len(self.main) - given
+        if free < 0 or (free % between if between else free):
+            detail = f"{len(self.main)} layers, pp = {pp}" + (f", {given} of them on the ends" if given else "")
+            raise _unfit(f"{detail}: {free} layers do not divide over {between} ranks", at, "write '|' between stages")
+        sizes = [free // between] * between if between else []
+        sizes = [*([] if first is None else [first]), *sizes, *([] if last is None else [last])]
+        stops = [sum(sizes[: index + 1]) for index in range(pp)]
+        return tuple(self.main[stop - size : stop] for size, stop in zip(sizes, stops, strict=True))
+
+
+def parse_hybrid(text: str, where: Location | None = None) -> HybridPattern:
+    """The segments and prediction modules of a pattern; an empty text is a model without layers.
+
+    Raises:
+        MegaplanError: MP910; all that are found.
+    """
+    at = where or Location(key="hybrid_layer_pattern")
+    found = list(_faults(text, at))
+    if found:
+        raise MegaplanError(found)
+    main, *modules = text.split(MODULE)
+    modules = [module for module in modules if module]
+    return HybridPattern(tuple(main.split(SEGMENT)), modules[0] if modules else None, len(modules), SEGMENT in main)
+
+
+def format_hybrid(stages: tuple[str, ...], module: str | None = None, num_modules: int = 0) -> str:
+    """The text of a pattern whose stages are these."""
+    return SEGMENT.join(stages) + (MODULE + module) * num_modules if module else SEGMENT.join(stages)
+
+
+def _faults(text: str, at: Location) -> Iterator[Diagnostic]:
+    start = 0
+    parts = text.split(MODULE)
+    modules = parts[1:]
+    for index, part in enumerate(parts):
+        yield from _symbols(text, part, start, at, in_module=index > 0)
+        yield from _mixture(text, part, start, at)
+        start += len(part) + 1
+    if any(modules) and len(set(modules)) > 1:
+        other = next(index for index, module in enumerate(modules) if module != modules[0])
+        column = len(MODULE.join(parts[: other + 1])) + 2
+        detail = f"{text!r}: module {other} is {modules[other]!r} at column {column}, and module 0 is {modules[0]!r}; all are one module"
+        yield diagnostic("MP910", detail, at, (f"repeat /{modules[0]}",) if modules[0] else ())
+
+
+def _symbols(text: str, part: str, start: int, at: Location, *, in_module: bool) -> Iterator[Diagnostic]:
+    for offset, symbol in enumerate(part):
+        column = start + offset + 1
+        if symbol == SEGMENT and in_module:
+            detail = f"{text!r}: '|' at column {column} stands in a prediction module, which is on one stage"
+            yield diagnostic("MP910", detail, at, ("remove the '|' after '/'",))
+            return
+        if symbol not in SYMBOLS and symbol != SEGMENT:
+            known = ", ".join(f"{letter} ({name})" for letter, name in SYMBOLS.items())
+            hint = "there is no repetition: write every layer" if symbol.isdigit() or symbol in "()" else "use a symbol of the list"
+            yield diagnostic("MP910", f"{text!r}: {symbol!r} at column {column}; the symbols are {known}, '|' and '/'", at, (hint,))
+            return
+
+
+def _mixture(text: str, part: str, start: int, at: Location) -> Iterator[Diagnostic]:
+    other = next((offset for offset, symbol in enumerate(part) if symbol in _OTHER_ATTENTION), None)
+    if "*" in part and other is not None:
+        column = start + max(part.index("*"), other) + 1
+        detail = f"{text!r}: '*' and {part[other]!r} in one pattern, the second at column {column}; all attention is of one kind"
+        yield diagnostic("MP910", detail, at, (f"write {part[other]} for *, or * for {part[other]}",))
+
+
+def _unfit(detail: str, at: Location, hint: str) -> MegaplanError:
+    return MegaplanError([diagnostic("MP911", detail, at, (hint,))])

@@ -1,0 +1,111 @@
+"""Megatron's pipeline layout of a GPT model: stages of `E` embedding, `t` layer, `m` prediction module and `L` loss between `|`.
+
+Source: `megatron/core/transformer/pipeline_parallel_layer_layout.py` at d98e8a64. `(…)*n` and `x*n` repeat, parentheses first and never
+inside each other; commas mean nothing. Columns count from 1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Diagnostic, Location, MegaplanError
+
+TOKENS = "EtmL"
+NAMES = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
+"""Tokens of the list form."""
+_MOST = 1 << 17
+_GROUP = re.compile(r"\(([^()]+)\)\*(\d+)")
+_REPEATED = re.compile(r"([EtmL|])\*(\d+)")
+
+
+def parse_layout(text: str, where: Location | None = None) -> tuple[str, ...]:
+    """Tokens of each stage.
+
+    Raises:
+        MegaplanError: MP912.
+    """
+    at = where or Location(key="pipeline_model_parallel_layout")
+    found = list(_faults(text, at))
+    if found:
+        raise MegaplanError(found)
+    plain = text.replace(",", "").replace(" ", "")
+    for repeated in (_GROUP, _REPEATED):
+        size = len(plain) + sum(len(match[1]) * min(int(match[2]), _MOST) for match in repeated.finditer(plain))
+        if size > _MOST:
+            raise MegaplanError(
+                [diagnostic("MP912", f"{text!r} has more than {_MOST:,} tokens when it is written out", at, ("repeat less",))]
+            )
+        plain = repeated.sub(lambda match: match[1] * int(match[2]), plain)
+    return tuple(plain.split("|"))
+
+
+def check_layout(stages: Sequence[str], pp: int, num_layers: int, num_modules: int, where: Location | None = None) -> None:
+    """What Megatron asks of the stages of a model.
+
+    Raises:
+        MegaplanError: MP911; all that are found.
+    """
+    at = where or Location(key="pipeline_model_parallel_layout")
+    said = []
+    if len(stages) % pp:
+        said.append(f"{len(stages)} stages, pp = {pp}, and {len(stages)} % {pp} = {len(stages) % pp}")
+    flat = "".join(stages)
+    if flat.count("E") != 1 or not stages[0].startswith("E"):
+        said.append("E stands first and once")
+    if flat.count("L") != 1 or not stages[-1].endswith("L"):
+        said.append("L stands last and once")
+    if flat.count("t") != num_layers:
+        said.append(f"{flat.count('t')} layers in the layout, num_layers = {num_layers}")
+    if flat.count("m") != num_modules:
+        said.append(f"{flat.count('m')} prediction modules in the layout, mtp_num_layers = {num_modules}")
+    owners = [index for index, stage in enumerate(stages) if "m" in stage]
+    if len(owners) > 1:
+        said.append(f"prediction modules on stages {', '.join(map(str, owners))}, and all stand on one")
+    if owners and owners[0] < len(stages) - pp:
+        said.append(f"prediction modules on stage {owners[0]}, and they stand on a rank's last virtual stage")
+    if flat.rfind("t") > flat.find("m") >= 0:
+        said.append("a layer stands after a prediction module")
+    if said:
+        raise MegaplanError([diagnostic("MP911", "\n".join(said), at, ("megaplan export PLAN --to megatron writes a layout that fits",))])
+
+
+def format_layout(stages: Sequence[str]) -> str:
+    """The text of stages: runs of a token as `t*3`."""
+    return "|".join("".join(f"{token}*{count}" if count > 2 else token * count for token, count in _runs(stage)) for stage in stages)
+
+
+def _runs(stage: str) -> Iterator[tuple[str, int]]:
+    for token, run in groupby(stage):
+        yield token, len(list(run))
+
+
+def _faults(text: str, at: Location) -> Iterator[Diagnostic]:
+    depth, opened = 0, 0
+    for column, token in enumerate(text, start=1):
+        if token == "(":
+            depth, opened = depth + 1, column
+            if depth > 1:
+                yield diagnostic("MP912", f"{text!r}: '(' at column {column} inside another", at, ("write the inner group out",))
+                return
+        elif token == ")":
+            depth -= 1
+            if depth < 0 or not re.match(r"\)\*\d+", text[column - 1 :]):
+                why = "closes nothing" if depth < 0 else "is followed by no *n"
+                yield diagnostic("MP912", f"{text!r}: ')' at column {column} {why}", at, ("(tt|)*3",))
+                return
+        elif token == "*":
+            if column == 1 or text[column - 2] not in f"){TOKENS}|" or not text[column : column + 1].isdigit():
+                yield diagnostic("MP912", f"{text!r}: '*' at column {column} repeats no token a number of times", at, ("t*3",))
+                return
+        elif token.isdigit():
+            if not re.search(r"\*\d*$", text[: column - 1]):
+                yield diagnostic("MP912", f"{text!r}: {token!r} at column {column} counts nothing", at, ("t*3",))
+                return
+        elif token not in f"{TOKENS}|, ":
+            yield diagnostic("MP912", f"{text!r}: {token!r} at column {column}; the tokens are E, t, m, L and '|'", at, ("Et*3|t*3L",))
+            return
+    if depth:
+        yield diagnostic("MP912", f"{text!r}: '(' at column {opened} is never closed", at, ("(tt|)*3",))

@@ -1,0 +1,1 @@
+"""Specs from Megatron-LM's launch arguments."""

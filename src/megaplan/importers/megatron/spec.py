@@ -1,0 +1,86 @@
+"""`import_megatron`: a launch of Megatron-LM as a spec whose host is Megatron-Core."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Diagnostic, Location, Severity
+from megaplan.importers.megatron.model import read_model, read_stack
+from megaplan.importers.megatron.read import Arguments, read_arguments
+from megaplan.importers.megatron.run import read_batch, read_host, read_mesh, read_state, read_training
+from megaplan.spec.document import Document
+from megaplan.spec.load import LoadedSpec, check_document
+from megaplan.spec.overrides import apply_overrides
+from megaplan.spec.source import SourceMap
+
+REASON = "the stages of the Megatron launch"
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedLaunch:
+    """A launch as a spec.
+
+    Attributes:
+        loaded: The checked spec, with the import's warnings among its diagnostics.
+        document: The plain values it was made from.
+    """
+
+    loaded: LoadedSpec
+    document: dict[str, Any]
+
+
+def import_megatron(text: str, name: str, overrides: Sequence[str] = (), gpus: int | None = None) -> ImportedLaunch:
+    """The spec of a launch.
+
+    Args:
+        text: Launch arguments, as words of a shell or as YAML.
+        name: What diagnostics call the file.
+        overrides: `KEY=VALUE` texts, keys of the spec.
+        gpus: GPUs of the job, where the text does not say.
+
+    Raises:
+        MegaplanError: Every error found: MP910 … MP916, or those of the spec that results.
+    """
+    launch = read_arguments(text, name)
+    plain, stated = _document(launch, _title(name), gpus)
+    launch.finish()
+    document = apply_overrides(Document(plain, SourceMap(name)), overrides)
+    loaded = check_document(document)
+    found = (*launch.warnings, *([] if stated else [_assumed(loaded, name)]), *loaded.diagnostics)
+    return ImportedLaunch(replace(loaded, diagnostics=found), document.value)
+
+
+def _document(launch: Arguments, title: str, gpus: int | None) -> tuple[dict[str, Any], bool]:
+    stack = read_stack(launch, launch.whole("pipeline_model_parallel_size", 1))
+    mesh, stated = read_mesh(launch, len(stack.stages), gpus)
+    state = read_state(launch)
+    host, recompute = read_host(launch, stack, mesh, muon=state["optimizer"]["matrix"] == "muon")
+    plain: dict[str, Any] = {
+        "format": "megaplan.spec/1",
+        "name": title,
+        "model": read_model(launch, stack, mesh["tp"]),
+        "mesh": mesh,
+        **read_batch(launch, mesh),
+        **state,
+        "host": host,
+    }
+    if recompute:
+        plain["recompute"] = recompute
+    if len(stack.stages) > 1:
+        plain["split"] = {"mode": "manual", "reason": REASON}
+    training = read_training(launch)
+    return {**plain, **({"training": training} if training else {})}, stated
+
+
+def _title(name: str) -> str:
+    last = re.sub(r"[^A-Za-z0-9._-]+", "-", name.rpartition("/")[2].partition(".")[0]).strip("-._")
+    return last[:100] or "megatron"
+
+
+def _assumed(loaded: LoadedSpec, name: str) -> Diagnostic:
+    size = loaded.spec.mesh.world_size
+    return diagnostic("MP917", f"{size} GPUs until set", Location(name), (f"--gpus {size}",), severity=Severity.NOTE)

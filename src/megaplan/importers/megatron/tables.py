@@ -1,0 +1,59 @@
+"""What of Megatron's arguments a spec does not need: irrelevant to tensors, or told as not carried."""
+
+from __future__ import annotations
+
+IGNORED_PREFIXES = (
+    "log_", "tensorboard_", "wandb_", "one_logger_", "timing_", "save", "load", "ckpt_", "eval_", "data_", "dataloader_",
+    "tokenizer_", "exit_", "dist_ckpt_", "profile_", "check_", "rerun_", "inference_", "no_load_", "no_save_", "async_",
+    "error_injection_", "straggler_", "result_", "nccl_", "distributed_", "train_data_", "valid_data_", "test_data_",
+    "per_split_data_", "reset_", "no_ckpt_", "verify_", "barrier_",
+)  # fmt: skip
+"""Beginnings of names: files, logs, checkpoints, data, and how processes meet."""
+
+IGNORED = frozenset({
+    "split", "mock_data", "vocab_file", "merge_file", "num_workers", "no_mmap_bin_files",
+    "no_create_attention_mask_in_dataloader", "finetune", "seed", "profile", "train_samples", "lr_warmup_samples",
+    "lr_decay_samples", "lr_decay_iters", "use_mcore_models", "use_cpu_initialization", "init_method_std",
+    "init_method_xavier_uniform", "te_rng_tracker", "use_tp_pp_dp_mapping", "overlap_grad_reduce", "overlap_param_gather",
+    "overlap_p2p_communication_warmup_flush", "no_overlap_p2p_communication", "ddp_average_in_collective", "ddp_bucket_size",
+    "ddp_num_buckets", "enable_experimental", "deterministic_mode", "manual_gc", "manual_gc_interval",
+    "accumulate_allreduce_grads_in_fp32", "no_bias_gelu_fusion", "no_bias_swiglu_fusion", "no_rope_fusion",
+    "no_masked_softmax_fusion", "no_bias_dropout_fusion", "no_persist_layer_norm", "moe_permute_fusion", "moe_router_fusion",
+    "local_rank", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "master_addr", "master_port", "node_rank", "max_restarts",
+    "max_position_embeddings", "encoder_seq_length", "spec", "is_hybrid_model", "attention_softmax_in_fp32", "muon_momentum",
+    "muon_scale_mode", "muon_extra_scale_factor", "muon_tp_mode", "adam_beta1", "adam_beta2", "adam_eps", "decoupled_lr",
+    "decoupled_min_lr", "mtp_loss_scaling_factor", "moe_flex_dispatcher_backend", "moe_flex_dispatcher_num_sms",
+    "moe_enable_deepep", "moe_router_dtype", "cuda_graph_warmup_steps", "cuda_graph_modules", "use_legacy_models",
+    "export_force_local_attention", "calculate_per_token_loss", "use_fused_weighted_squared_relu", "moe_per_layer_logging",
+    "no_gradient_accumulation_fusion", "cross_entropy_fusion_impl", "transformer_impl",
+})  # fmt: skip
+"""Names that change no tensor of the ledger, or that the import reads under a condition."""
+
+_ROUTER = "experts are chosen otherwise than by megarun's router; shapes are the same"
+_ROTARY = "rotary angles are turned otherwise; shapes are the same"
+
+NOT_CARRIED = {
+    "moe_router_score_function": _ROUTER,
+    "moe_router_num_groups": _ROUTER,
+    "moe_router_group_topk": _ROUTER,
+    "moe_router_topk_scaling_factor": _ROUTER,
+    "moe_router_enable_expert_bias": _ROUTER,
+    "moe_router_bias_update_rate": _ROUTER,
+    "moe_input_jitter_eps": _ROUTER,
+    "rotary_percent": _ROTARY,
+    "rotary_scaling_factor": _ROTARY,
+    "rotary_seq_len_interpolation_factor": _ROTARY,
+    "use_rope_scaling": _ROTARY,
+    "rope_scaling_factor": _ROTARY,
+    "rope_type": _ROTARY,
+    "mscale": _ROTARY,
+    "mscale_all_dim": _ROTARY,
+    "no_rope_freq": _ROTARY,
+    "apply_query_key_layer_scaling": "scores are scaled by layer",
+    "apply_layernorm_1p": "norm weights are stored less one",
+    "first_last_layers_bf16": "of fp8 alone",
+    "step_batch_size_schedule": "the batch grows; the spec's is the given one",
+    "rampup_batch_size": "the batch grows; the spec's is the last one",
+    "use_transformer_engine_op_fuser": "operators are fused; their saved tensors are taken as the unfused ones'",
+}
+"""Names that change values alone, or too little to be modelled, and what they do."""

@@ -1,0 +1,211 @@
+"""`megaplan import megatron`: a launch as a spec, and the same bytes as the launch itself."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megaplan.budget.build import build_budget
+from megaplan.cli.main import run
+from megaplan.columns import Column, Phase
+from megaplan.errors import MegaplanError, Severity
+from megaplan.hosts.megatron.arguments import job_from_arguments, refusals
+from megaplan.hosts.megatron.peak import memory
+from megaplan.importers.megatron.spec import import_megatron
+from megaplan.inventory.build import build_inventory
+from megaplan.layout.build import build_layout
+from megaplan.spec.models import Spec
+from megaplan.split.choose import choose_cuts
+
+GOLDENS = Path(__file__).parents[1] / "hosts" / "megatron" / "goldens.json"
+ROWS = [row for row in json.loads(GOLDENS.read_text(encoding="utf-8"))["rows"] if row["gpus"] and row["padded_vocab_size"]]
+
+LAUNCH = """#!/bin/bash
+# a hybrid of two stages
+export CUBLAS_WORKSPACE_CONFIG=:4096:2:16:8
+torchrun --nnodes 2 --nproc-per-node 8 pretrain_hybrid.py \\
+  --hybrid-layer-pattern 'ME*EMEM-|MEMEM*E-' --pipeline-model-parallel-size 2 --expert-model-parallel-size 4 \\
+  --hidden-size 256 --num-attention-heads 8 --group-query-attention --num-query-groups 4 --kv-channels 32 \\
+  --num-experts 8 --moe-ffn-hidden-size 384 --ffn-hidden-size 640 --swiglu --normalization RMSNorm --disable-bias-linear \\
+  --position-embedding-type rope --untie-embeddings-and-output-weights --vocab-size 1000 \\
+  --seq-length 512 --micro-batch-size 2 --global-batch-size=128 --use-distributed-optimizer --bf16 --no-rope-fusion \\
+  --recompute-granularity selective --recompute-modules core_attn moe_act \\
+  --lr 1e-3 --min-lr 1e-4 --lr-decay-style cosine --train-iters 500 \\
+  --moe-router-topk-scaling-factor 2.5
+"""
+
+
+def imported(text: str, *overrides: str, gpus: int | None = None) -> Spec:
+    return import_megatron(text, "launch.sh", overrides, gpus).loaded.spec
+
+
+def refused(text: str, gpus: int | None = None) -> dict[str, str]:
+    with pytest.raises(MegaplanError) as caught:
+        import_megatron(text, "launch.sh", (), gpus)
+    return {item.location.key or "": item.code for item in caught.value.diagnostics if item.severity is Severity.ERROR}
+
+
+def test_a_launch_becomes_a_spec() -> None:
+    spec = imported(LAUNCH)
+    model, mesh, host = spec.model, spec.mesh, spec.host
+    assert model.pattern == "MEAEMEMD|MEMEMAED"
+    assert (model.vocab_size, model.hidden_size, model.tie_embeddings) == (1024, 256, False)
+    assert model.moe is not None
+    assert (model.moe.top_k, model.moe.activation) == (2, "swiglu")
+    assert (mesh.pp, mesh.dp_shard, mesh.ep, mesh.etp, mesh.world_size) == (2, 8, 4, 1, 16)
+    assert (spec.schedule.num_microbatches, spec.batch.micro_batch_size) == (8, 2)
+    assert (host.name, host.cublas_workspace_kib, host.recompute_modules, host.hidden_dropout) == ("megatron", 8320, ("moe_act",), 0.1)
+    assert dict(spec.recompute.blocks) == {"A": "selective"}
+    assert spec.training.rate_schedule.model_dump() == {"kind": "cosine", "warmup_steps": None, "final_fraction": 0.1}
+    assert (spec.split.mode, spec.training.steps, spec.training.learning_rate) == ("manual", 500, 1e-3)
+
+
+def test_yaml_says_the_same() -> None:
+    words = import_megatron("--num-layers 4 " + GPT, "launch.sh").document
+    lines = ["num_layers: 4"]
+    for argument in GPT.split("--")[1:]:
+        key, _, value = argument.strip().partition(" ")
+        lines.append(f"{key.replace('-', '_')}: {value or 'true'}")
+    for text in ("\n".join(lines), "MODEL_ARGS:\n" + "\n".join(f"  --{line.replace('_', '-')}" for line in lines)):
+        document = import_megatron(text, "launch.yaml").document
+        assert document == words
+
+
+def test_what_is_not_carried_is_told_and_the_gpus_are_stated() -> None:
+    found = {item.code: item for item in import_megatron(LAUNCH, "launch.sh").loaded.diagnostics}
+    assert "--moe-router-topk-scaling-factor 2.5: experts are chosen otherwise" in found["MP915"].detail
+    assert found["MP915"].location.line == 12
+    assert "MP917" not in found
+    alone = {item.code for item in import_megatron("--num-layers 4 " + GPT, "launch.sh").loaded.diagnostics}
+    assert "MP917" in alone
+
+
+GPT = (
+    "--hidden-size 256 --num-attention-heads 8 --seq-length 512 --bf16 --disable-bias-linear --normalization RMSNorm "
+    "--position-embedding-type rope --vocab-size 1024 --swiglu --micro-batch-size 1 --global-batch-size 16 --use-distributed-optimizer "
+)
+WRONG = {
+    "--num-layers 4 --num-registers 4": "MP913",
+    "--num-layers 4 --hidden-size 4k": "MP916",
+    "": "MP916",
+    "--num-layers 4 --normalization LayerNorm": "MP914",
+    "--num-layers 4 --fp8-format hybrid": "MP914",
+    "--num-layers 4 --transformer-impl local": "MP914",
+    "--num-layers 4 --position-embedding-type learned_absolute": "MP914",
+    "--num-layers 4 --window-size 128 128": "MP914",
+    "--num-layers 4 --global-batch-size 7 --micro-batch-size 2": "MP914",
+    "--num-layers 4 --mtp-num-layers 1": "MP914",
+    "--num-layers 4 --recompute-granularity selective --recompute-modules shared_experts": "MP914",
+    "--num-layers 4 --recompute-granularity full --recompute-method block": "MP914",
+    "--num-layers 4 --tensor-model-parallel-size 2": "MP914",
+    "--num-layers 4 --optimizer sgd": "MP914",
+    "--num-layers 4 --exp-avg-dtype bf16": "MP914",
+    "--num-layers 5 --pipeline-model-parallel-size 2": "MP914",
+    "--num-layers 4 --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et|tttL|": "MP911",
+    "--num-layers 4 --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout E|tttL": "MP911",
+    "--num-layers 4 --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout E|ttttL": "MP914",
+    "--num-layers 4 --pipeline-model-parallel-layout Ettt((t)*1)*1L": "MP912",
+    "--hybrid-layer-pattern M*X*": "MP910",
+    "--hybrid-layer-pattern ||M --pipeline-model-parallel-size 3": "MP914",
+    "--hybrid-layer-pattern M|M|M --pipeline-model-parallel-size 2": "MP911",
+    "--hybrid-layer-pattern MGM-": "MP914",
+    "--hybrid-layer-pattern MDM-": "MP914",
+    "--hybrid-layer-pattern M-M-/MM": "MP914",
+    "--hybrid-layer-pattern /M*": "MP914",
+    "--hybrid-layer-pattern M|M --pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 1": "MP911",
+    "--hybrid-layer-pattern M|M|M|M --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2": "MP914",
+    "--num-layers 4 --fine-grained-activation-offloading --offload-modules core_attn": "MP903",
+    "--num-layers 4 --cuda-graph-impl local": "MP903",
+    "--num-layers 4 --delay-wgrad-compute": "MP903",
+    "--num-layers 4 --export-kd-teacher-load teacher/": "MP903",
+    "--num-layers 4 --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params": "MP903",
+    "--num-layers 4 --optimizer muon": "MP903",
+}
+
+
+@pytest.mark.parametrize("change", WRONG)
+def test_what_a_spec_cannot_say_is_refused(change: str) -> None:
+    assert WRONG[change] in refused(GPT + change).values()
+
+
+def test_gpus_that_the_degrees_do_not_divide_are_refused() -> None:
+    assert refused(GPT + "--num-layers 4 --pipeline-model-parallel-size 2", gpus=3) == {"--world-size": "MP914"}
+
+
+def test_a_stage_of_the_embedding_alone_is_refused() -> None:
+    cuts = "--num-layers 6 --pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2 --global-batch-size 64"
+    both = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
+    assert set(refused(GPT + f"{cuts} {both}").values()) == {"MP914"}
+
+
+def test_stages_of_every_kind_of_cut() -> None:
+    at = "--pipeline-model-parallel-size 2 "
+    assert imported(GPT + "--num-layers 4 " + at).model.pattern == "ADAD|ADAD"
+    assert imported(GPT + "--num-layers 4 " + at + "--num-layers-per-virtual-pipeline-stage 1").model.pattern == "AD|AD|AD|AD"
+    assert imported(GPT + "--num-layers 4 " + at + "--decoder-first-pipeline-num-layers 1").model.pattern == "AD|ADADAD"
+    assert imported(GPT + "--num-layers 3 " + at + "--account-for-loss-in-pipeline-split").model.pattern == "ADAD|AD"
+    assert imported(GPT + "--num-layers 4 " + at + "--pipeline-model-parallel-layout Et|tttL").model.pattern == "AD|ADADAD"
+    assert imported(GPT + "--num-layers 4 --num-experts 8 --moe-layer-freq ([0]*1+[1]*3)").model.pattern == "ADAEAEAE"
+    pattern = "--hybrid-layer-pattern M+M- --kv-lora-rank 64"
+    assert imported(GPT + pattern).model.attention.kind == "mla"  # type: ignore[union-attr]
+    assert imported(GPT + "--hybrid-layer-pattern M-M*M- --decoder-first-pipeline-num-layers 2 " + at).model.pattern == "MD|MAMD"
+
+
+def test_data_ranks_without_a_distributed_optimizer_shard_nothing() -> None:
+    spec = imported(GPT.replace("--use-distributed-optimizer", "") + "--num-layers 4", gpus=8)
+    assert (spec.mesh.dp_shard, spec.host.distributed_optimizer) == (8, False)
+
+
+EXPRESSIBLE = {"normalization": "RMSNorm", "disable_bias_linear": True, "position_embedding_type": "rope", "bf16": True}
+"""What every published run is changed to, where a spec can say no other: both paths then price one and the same run."""
+DROPPED = ("mtp_num_layers", "pipeline_model_parallel_layout", "fp8_format", "fp8_recipe", "fp8_param_gather", "fp16", "squared_relu")
+
+
+def _varied(row: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in row["arguments"].items() if key not in DROPPED}
+    if row["arguments"].get("pipeline_model_parallel_layout"):
+        kept["num_layers"] = 16
+        kept["moe_layer_freq"] = "([0]*2+[1]*14)"
+    pattern = kept.get("hybrid_layer_pattern")
+    if pattern:
+        kept["hybrid_layer_pattern"] = pattern.partition("/")[0]
+        kept["mamba_num_groups"] = 8
+    return {**kept, **EXPRESSIBLE, "sequence_parallel": kept.get("tensor_model_parallel_size", 1) > 1}
+
+
+EMPTY_STAGE = "account_for_embedding_loss"
+PRICED = [row for row in ROWS if not refusals(row["arguments"]) and EMPTY_STAGE not in row["name"]]
+
+
+@pytest.mark.parametrize("row", PRICED, ids=lambda row: f"{row['name'].partition('/')[2]}-{row['platform']}")
+def test_an_imported_run_has_the_bytes_of_its_replay(row: dict[str, Any]) -> None:
+    arguments = _varied(row)
+    lines = "\n".join(f"{key}: {json.dumps(value)}" for key, value in {**arguments, "padded_vocab_size": row["padded_vocab_size"]}.items())
+    spec = imported(lines, gpus=row["gpus"])
+    inventory = build_inventory(spec)
+    budget = build_budget(spec, inventory, build_layout(spec, inventory, choose_cuts(spec, inventory).spans))
+    last = budget.of_rank(spec.mesh.world_size - 1).cells
+    replayed = memory(job_from_arguments(arguments, row["gpus"], row["padded_vocab_size"], "dgx_h100"))
+    own = {phase: sum(cells.values()) - cells[Column.OVERHEAD] for phase, cells in last.items()}
+    assert own[Phase.FORWARD_BACKWARD] == replayed.peak
+    assert own[Phase.OPTIMIZER] == replayed.after_step
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['name'].partition('/')[2]}-{row['platform']}")
+def test_a_published_run_is_refused_for_what_a_spec_cannot_say(row: dict[str, Any]) -> None:
+    lines = "\n".join(f"{key}: {json.dumps(value)}" for key, value in {**row["arguments"], "padded_vocab_size": 1024}.items())
+    assert set(refused(lines, gpus=row["gpus"]).values()) <= {"MP903", "MP911", "MP914"}
+
+
+def test_the_command_writes_a_spec_that_estimates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "launch.sh").write_text(LAUNCH, encoding="utf-8")
+    assert run(["import", "megatron", "launch.sh", "-o", "spec.yaml"]) == 0
+    assert "# Not carried: --moe-router-topk-scaling-factor 2.5" in (tmp_path / "spec.yaml").read_text(encoding="utf-8")
+    assert run(["estimate", "spec.yaml"]) == 0
+    assert "name: launch" in (tmp_path / "spec.yaml").read_text(encoding="utf-8")
+    capsys.readouterr()
+    assert run(["import", "megatron", "launch.sh", "-o", "spec.yaml"]) == 2
