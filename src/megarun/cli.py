@@ -11,6 +11,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,6 +49,9 @@ def train(
     keep: Annotated[int, typer.Option("--keep", min=2, help="Checkpoints to leave, the newest.")] = 2,
     resume: Annotated[str, typer.Option("--resume", metavar="auto|never|DIR", help="auto: DIR's newest whole checkpoint.")] = "auto",
     weights_only: Annotated[bool, typer.Option("--weights-only", help="Take parameters alone, and start at step 0.")] = False,
+    eval_data: Annotated[Path | None, typer.Option("--eval-data", metavar="FILE", help="A held-out token file to evaluate on.")] = None,
+    eval_every: Annotated[int, typer.Option("--eval-every", min=1, metavar="N", help="Steps between evaluations; and at the end.")] = 100,
+    eval_batches: Annotated[int | None, typer.Option("--eval-batches", min=1, help="Of an evaluation; all that FILE has.")] = None,
     start_timeout: Annotated[float, typer.Option("--start-timeout", min=1, metavar="S", help="Seconds to wait for every process.")] = 60,
     with_traceback: Annotated[bool, typer.Option("--traceback", help="Show Python's own account of a failure too.")] = False,
 ) -> int:
@@ -62,7 +66,7 @@ def train(
     """
     # Torch takes seconds to load: what is wrong with the words, the plan or the data is said before.
     from megarun.failure import end_with_the_first, report_failure  # noqa: PLC0415
-    from megarun.prepare import Checkpoints, prepare, read_job  # noqa: PLC0415
+    from megarun.prepare import Checkpoints, open_held_out, prepare, read_job  # noqa: PLC0415
 
     launch = job = None
     try:
@@ -71,6 +75,8 @@ def train(
         command = shlex.join(["train", plan, "--data", str(data), "--out", str(out)])
         checkpoints = Checkpoints(save_every, keep, resume, weights_only)
         prepared = prepare(planned, data, out, steps, checkpoints, num_processes=int(os.environ.get("WORLD_SIZE", "1")), command=command)
+        if eval_data is not None:
+            prepared = replace(prepared, held_out=open_held_out(eval_data, job, eval_every, eval_batches))
         from megarun.launch import read_launch  # noqa: PLC0415
         from megarun.train import train as train_job  # noqa: PLC0415
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from megaplan.cost.model import model_costs
 from megaplan.devices import load_device
 from megarun.errors import refusal
+from megarun.evaluation import Evaluated
 from megarun.job import Job
 from megarun.trainer import Trainer
 
@@ -102,7 +103,7 @@ class MetricsFile:
                 raise refusal("MP608", f"{self._path}: {error.strerror}", file=str(self._path.parent)) from None
         return self
 
-    def write(self, metrics: StepMetrics) -> None:
+    def write(self, metrics: StepMetrics | Evaluated) -> None:
         """One more line, at once on disk."""
         if self._file is not None:
             self._file.write(json.dumps(asdict(metrics)) + "\n")

@@ -34,6 +34,22 @@ class Run:
     num_steps: int
     plan: SavedPlan
     checkpoints: Checkpoints
+    held_out: HeldOut | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """What to evaluate on, and when.
+
+    Attributes:
+        source: Tokens that training does not read.
+        every: Optimizer steps between two evaluations; there is one after the last step too.
+        num_batches: Global batches of an evaluation, no row twice.
+    """
+
+    source: TokenFile
+    every: int
+    num_batches: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +134,22 @@ def open_tokens(path: Path, spec: Spec) -> TokenFile:
         raise refusal("MP605", detail, "model.vocab_size", (f"megaplan split SPEC --set model.vocab_size={source.vocab_size} -o PLAN",))
     source.num_windows(spec.batch.seq_length)
     return source
+
+
+def open_held_out(path: Path, job: Job, every: int, num_batches: int | None) -> HeldOut:
+    """The held-out file, and how many batches it gives: `num_batches`, or all that it has.
+
+    Raises:
+        MegaplanError: MP622 if it has fewer; what `open_tokens` finds.
+    """
+    source = open_tokens(path, job.spec)
+    num_rows, seq_length = job.global_batch
+    windows = source.num_windows(seq_length)
+    if windows < num_rows * (num_batches or 1):
+        detail = f"{path}: {windows:,} rows of {seq_length:,} tokens; {num_batches or 1:,} batches of {num_rows:,} rows were asked for"
+        hints = (f"--eval-batches {windows // num_rows}",) if windows >= num_rows else ()
+        raise refusal("MP622", detail, hints=hints, file=str(path))
+    return HeldOut(source, every, num_batches or windows // num_rows)
 
 
 def prepare(

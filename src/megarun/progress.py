@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from megaplan.units import format_bytes
+from megarun.evaluation import Evaluated
 from megarun.metrics import StepMetrics
 
 LINES_OFF_TERMINAL = 10
@@ -41,6 +42,11 @@ class Display:
         every = max(1, self._num_steps // LINES_OFF_TERMINAL)
         if self._speaks and not self._live and (metrics.step % every == 0 or metrics.step in (1, self._num_steps)):
             sys.stderr.write(f"step {metrics.step}/{self._num_steps}  {text}\n")
+
+    def show_evaluation(self, evaluated: Evaluated) -> None:
+        """The held-out loss, a line of its own."""
+        if self._speaks:
+            self._progress.console.print(f"step {evaluated.step}/{self._num_steps}  held-out loss {evaluated.evaluation_loss:.4f}")
 
 
 def print_summary(title: str, history: Sequence[StepMetrics], metrics_path: str) -> None:

@@ -5,6 +5,7 @@ mesh    = who this process is: (pp, dp_replicate, dp_shard, cp, tp)
 trainer = this rank's stage, sharded, filled, with its schedule and optimizers
 batches = this rank's rows of each step
 keeper  = checkpoints: what the trainer starts from, and when its state is saved
+evaluator = the loss of held-out tokens, now and then
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 
 from megarun.batches import Batches
 from megarun.checkpoint.keeper import Keeper
+from megarun.evaluation import Evaluator
 from megarun.interrupt import Interrupt
 from megarun.launch import Launch, choose_device, process_group
 from megarun.metrics import FILE_NAME, MetricsFile, StepMetrics, Utilisation, allocated_bytes
@@ -65,7 +67,8 @@ def train_steps(run: Run, mesh: RankMesh, keeper: Keeper, interrupt: Interrupt, 
     job, training = run.job, run.job.spec.training
     trainer, batches = Trainer(job, mesh), Batches(run.source, job.spec, mesh)
     first = keeper.start(trainer)
-    utilisation = Utilisation.of(job, mesh.device)
+    held_out, utilisation = run.held_out, Utilisation.of(job, mesh.device)
+    evaluator = Evaluator(job, trainer, held_out.source, held_out.num_batches) if held_out is not None else None
     history: list[StepMetrics] = []
     stopped_by = 0
     for step in range(first, run.num_steps):
@@ -95,8 +98,14 @@ def train_steps(run: Run, mesh: RankMesh, keeper: Keeper, interrupt: Interrupt, 
         history.append(metrics)
         metrics_file.write(metrics)
         display.show(metrics)
+        last = step + 1 == run.num_steps
+        if held_out is not None and evaluator is not None and (last or (step + 1) % held_out.every == 0):
+            evaluated = evaluator.evaluate(step + 1, interrupt, keeper.control)
+            if evaluated is not None:
+                metrics_file.write(evaluated)
+                display.show_evaluation(evaluated)
         stopped_by = interrupt.agreed(keeper.control)
-        keeper.after(step + 1, last=step + 1 == run.num_steps, stopped=stopped_by > 0)
+        keeper.after(step + 1, last=last, stopped=stopped_by > 0)
         if stopped_by:
             break
     return Trained(history, stopped_by)

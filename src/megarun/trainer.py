@@ -133,15 +133,18 @@ class Trainer:
         """
         partial = self.accumulate_gradients(tokens, labels, packed)
         norm = clip_gradients(self._owned, self._copies, self.mesh, self._spec.training.gradient_clip, self.read)
-        # with `vocab_parallel` every TP rank has the loss of all its group's tokens, else of its own
-        shared = ("dp_replicate", "dp_shard", "cp")
-        token_axes = shared if self._spec.mesh.vocab_parallel else (*shared, "tp")
-        loss = self.read(self.mesh.sum(partial, "pp", *token_axes))
+        loss = self.read(self.whole_loss(partial))
         balance_loss, z_loss = self._router_losses()
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise refusal("MP607", f"step {step + 1}: loss = {loss}, gradient norm = {norm}", "training.learning_rate")
         self.optimizers.step(step)
         return StepResult(loss, norm, balance_loss, z_loss)
+
+    def whole_loss(self, partial: Tensor) -> Tensor:
+        """The loss of a whole batch, of which each rank has a part."""
+        # with `vocab_parallel` every TP rank has the loss of all its group's tokens, else of its own
+        tokens_of = () if self._spec.mesh.vocab_parallel else ("tp",)
+        return self.mesh.sum(partial, "pp", "dp_replicate", "dp_shard", "cp", *tokens_of)
 
     def _router_losses(self) -> tuple[float, float]:
         """Both losses of the step, over all stages and tokens."""

@@ -94,6 +94,28 @@ def test_one_process_trains_from_a_plan(
     assert [record["loss"] for record in records(tmp_path / "c")] != [record["loss"] for record in found[:2]]
 
 
+def test_held_out_text_is_evaluated_and_changes_nothing(
+    tmp_path: Path, token_file: Path, plan_file: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every second step and at the end, a line of its own; the training losses are those without it, to the bit."""
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    plan, words = plan_file({}), ("--data", str(token_file), "--seed", "5")
+    assert run(["train", plan, *words, "--out", str(tmp_path / "plain")]) == 0
+    evaluation = "--eval-data", str(token_file), "--eval-every", "2", "--eval-batches", "2"
+    assert run(["train", plan, *words, "--out", str(tmp_path / "held"), *evaluation]) == 0
+    lines = records(tmp_path / "held")
+    found = [line for line in lines if "evaluation_loss" in line]
+    assert [(line["step"], line["evaluation_tokens"]) for line in found] == [(2, 2 * 4 * 2 * 24), (3, 2 * 4 * 2 * 24)]
+    assert [line["loss"] for line in lines if "loss" in line] == [line["loss"] for line in records(tmp_path / "plain")]
+    assert found[1]["evaluation_loss"] < found[0]["evaluation_loss"] < 5.6
+    capsys.readouterr()
+    error = refused(
+        capsys, "train", plan, *words, "--out", str(tmp_path / "more"), "--eval-data", str(token_file), "--eval-batches", "99999"
+    )
+    assert "MP622" in error
+    assert "--eval-batches" in error
+
+
 def test_two_stages_under_torchrun(
     tmp_path: Path, token_file: Path, plan_file: Any, torchrun: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

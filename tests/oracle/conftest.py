@@ -8,7 +8,8 @@ from types import ModuleType
 
 import pytest
 
-collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["test_*ledger*.py"]  # the planner's lane has no torch
+NEED_TORCH = ["test_*ledger*.py", "test_model_flops.py"]
+collect_ignore_glob = [] if importlib.util.find_spec("torch") else NEED_TORCH  # the planner's lane has no torch
 
 
 def _load(name: str) -> ModuleType:

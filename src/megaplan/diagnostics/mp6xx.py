@@ -153,6 +153,13 @@ RUNTIME: dict[str, CodeInfo] = {
         "Tokenize longer documents, or read rows as one text.",
         "data: {packing: none}",
     ),
+    "MP622": CodeInfo(
+        "the held-out file has too few rows",
+        "An evaluation reads whole global batches, and no row twice; the file given with --eval-data has not as many rows.",
+        "A loss over a part of a batch, or over rows that count twice, is not comparable with another plan's.",
+        "Ask for fewer batches, or tokenize more held-out text.",
+        "megarun train plan.json --data FILE --out DIR --eval-data HELD --eval-batches 4",
+    ),
     "MP641": CodeInfo(
         "the checkpoint is of another model",
         "The plan's architecture differs from that of the plan the checkpoint was saved under.",

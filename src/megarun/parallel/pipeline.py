@@ -98,12 +98,11 @@ class AccumulatingRunner:
         if tokens is None or labels is None:
             raise ValueError("a single stage needs tokens and labels")
         total = torch.zeros((), dtype=torch.float64, device=self._device)
-        starts: Sequence[Tensor | None] = [None] * self._num_microbatches
+        count = self._num_microbatches
         if packed is not None:
-            self._loss.num_tokens, starts = packed.num_targets, packed.starts.chunk(self._num_microbatches)
-        microbatches = zip(tokens.chunk(self._num_microbatches), starts, labels.chunk(self._num_microbatches), strict=True)
-        for microbatch_tokens, microbatch_starts, microbatch_labels in microbatches:
-            loss = self._loss(self._stage(microbatch_tokens, microbatch_starts), microbatch_labels)
+            self._loss.num_tokens = packed.num_targets
+        for index, (microbatch_tokens, microbatch_labels) in enumerate(zip(tokens.chunk(count), labels.chunk(count), strict=True)):
+            loss = self._loss(self._stage(microbatch_tokens, **inputs_beside(packed, count, index)), microbatch_labels)
             torch.autograd.backward(loss)
             total += loss.detach()
         return total
@@ -144,12 +143,18 @@ class PipelineRunner:
             losses: list[Tensor] = []
             inputs = () if tokens is None else (tokens.chunk(self._num_steps)[step],)
             targets = None if labels is None else labels.chunk(self._num_steps)[step]
-            # torch hands every stage its microbatch's part of what comes by keyword
-            beside: dict[str, Any] = {} if packed is None else {"starts": packed.starts.chunk(self._num_steps)[step]}
+            beside: dict[str, Any] = inputs_beside(
+                packed, self._num_steps, step
+            )  # torch hands every stage its microbatch's part of what comes by keyword
             self._schedule.step(*inputs, target=targets, losses=None if labels is None else losses, return_outputs=False, **beside)
             for loss in losses:
                 total += loss.detach()
         return total
+
+
+def inputs_beside(packed: Packed | None, num_parts: int, part: int) -> dict[str, Any]:
+    """What stages take by keyword, of one part of `num_parts` of a rank's batch."""
+    return {} if packed is None else {"starts": packed.starts.chunk(num_parts)[part]}
 
 
 def leave_gathering_to_fsdp(schedule: Any) -> None:

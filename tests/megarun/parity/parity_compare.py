@@ -32,13 +32,14 @@ class Difference:
 
 
 def first_difference(case: dict[str, Any], records: Sequence[Record], reference: Record, tolerance: float) -> Difference | None:
-    """Where a layout's records leave one process's: initial parameters (to the bit), gradients, losses, norms, final parameters."""
+    """Where a layout's records leave one process's: initial parameters (to the bit), gradients, losses, norms, parameters, held out."""
     spec = Spec.model_validate(case["spec"])
     inventory = build_inventory(spec)
     order = _model_order(inventory)
     losses = _numbers("losses", records, reference, tolerance)
     auxiliary = _numbers("auxiliary", records, reference, tolerance)
     norms = _numbers("norms", records, reference, tolerance)
+    held_out = _numbers("held_out", records, reference, tolerance)
     return (
         _tensors("initial", order, inventory, spec, records, reference, 0.0)
         or _tensors("gradients", order, inventory, spec, records, reference, tolerance)
@@ -46,6 +47,7 @@ def first_difference(case: dict[str, Any], records: Sequence[Record], reference:
         or auxiliary
         or norms
         or _tensors("parameters", order, inventory, spec, records, reference, tolerance)
+        or held_out
     )
 
 
@@ -78,7 +80,7 @@ def _numbers(key: str, records: Sequence[Record], reference: Record, tolerance: 
         if len(set(found)) > 1:
             return Difference(f"{key}: ranks disagree", name, distance, name, distance)
         # a norm sums squares of all tensors in another order, whatever the layout, and auxiliary losses are summed by stage
-        if distance > (tolerance if key == "losses" else max(tolerance, 1e-12)):
+        if distance > (tolerance if key in ("losses", "held_out") else max(tolerance, 1e-12)):
             return Difference(key, name, distance, name, distance)
     return None
 

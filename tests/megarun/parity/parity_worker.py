@@ -22,8 +22,10 @@ from megarun.batches import Batches
 from megarun.build import build_stage, materialise
 from megarun.checkpoint.keeper import Keeper
 from megarun.checkpoint.save import Saver
+from megarun.evaluation import Evaluator
 from megarun.failure import diagnostics_of
 from megarun.initialise import initialise
+from megarun.interrupt import Interrupt
 from megarun.job import Job
 from megarun.launch import Launch, process_group
 from megarun.model import moe
@@ -83,7 +85,13 @@ def train_case(case: dict[str, Any]) -> dict[str, Any]:
     record["gradients"] = _by_name(parameters, lambda p: p.grad)
     for _, parameter in parameters:
         parameter.grad = None
-    results = [trainer.step(step, *batches.at(step)) for step in range(case["steps"])]
+    evaluator, control = Evaluator(job, trainer, rows, 1), torch.distributed.group.WORLD
+    results = []
+    for step in range(case["steps"]):
+        results.append(trainer.step(step, *batches.at(step)))
+        if job.spec.mesh.world_size > 1:  # which leaves no trace, or parameters would not be the one process's
+            evaluator.evaluate(step, Interrupt(), control)
+    record["held_out"] = [evaluator.evaluate(case["steps"], Interrupt(), control).evaluation_loss]
     record["losses"] = [result.loss for result in results]
     record["auxiliary"] = [result.balance_loss + result.z_loss for result in results]
     record["norms"] = [result.gradient_norm for result in results]
