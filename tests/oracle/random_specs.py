@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-LETTERS = {"gqa": "A", "mla": "A", "mamba2": "M", "mamba3": "M", "moe": "E", "m2rnn": "R", "mlp": "D"}
+LETTERS = {"gqa": "A", "mla": "A", "indexed": "A", "mamba2": "M", "mamba3": "M", "moe": "E", "m2rnn": "R", "mlp": "D"}
 FP32 = dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "fp32")
 BF16 = dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "bf16")
 
@@ -39,10 +39,14 @@ def _section(kind: str, hidden: int, draw: random.Random) -> dict[str, Any]:
             flags = {name: draw.random() < 0.5 for name in ("qk_norm", "bias")}
             heads = {"num_heads": key_heads * draw.randint(1, 3), "num_kv_heads": key_heads, "head_dim": 2 * draw.randint(1, 6)}
             return {"attention": {"kind": "gqa", **heads, **flags, "window_size": window, "nope_layers": nope}}
-        case "mla":
+        case "mla" | "indexed":
             ranks = {"q_lora_rank": draw.choice([None, 7]), "kv_lora_rank": draw.randint(3, 12)}
             heads = {"num_heads": draw.randint(1, 4), "qk_nope_head_dim": draw.randint(3, 9), "qk_rope_head_dim": 2 * draw.randint(1, 4)}
             heads["v_head_dim"] = draw.randint(3, 9)
+            if kind == "indexed":
+                ranks["q_lora_rank"] = draw.randint(3, 9)
+                width, layers = heads["qk_rope_head_dim"] + draw.randint(0, 3), draw.choice([[0], [1], [0, 1]])
+                heads["indexer"] = {"num_heads": draw.randint(1, 4), "head_dim": width, "layers": layers, "top_k": draw.randint(1, 9)}
             return {"attention": {"kind": "mla", **ranks, **heads, "window_size": window, "nope_layers": nope}}
         case "mamba2" | "mamba3":
             return {"mamba": _mamba2(draw) if kind == "mamba2" else _mamba3(hidden, draw)}

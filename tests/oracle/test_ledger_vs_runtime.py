@@ -26,7 +26,7 @@ from megarun.saved import saved_storages
 
 pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-50")]
 
-KINDS = ("gqa", "mla", "mamba2", "mamba3", "moe", "m2rnn", "mlp")
+KINDS = ("gqa", "mla", "indexed", "mamba2", "mamba3", "moe", "m2rnn", "mlp")
 CASES = [(kind, seed) for kind in KINDS for seed in range(5)]
 POLICIES = [(kind, "selective") for kind in KINDS] + [(kind, "full") for kind in KINDS if kind not in ("mamba2", "mamba3", "moe")]
 RECOMPUTED = [

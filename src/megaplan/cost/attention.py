@@ -55,9 +55,10 @@ def attention_block(
     first = residual_op(load, PART, hidden_size)
     if isinstance(attention, GroupedQueryAttention):
         return (first, *_grouped_query(load, attention, hidden_size))
-    ops = (first, *_latent(load, attention, hidden_size))
-    if with_indexer and attention.indexer is not None:
-        ops += _indexer(load, attention.indexer, attention.q_lora_rank or hidden_size, hidden_size, attention.window_size)
+    indexer = attention.indexer if with_indexer else None
+    ops = (first, *_latent(load, attention, hidden_size, load.seq_length if indexer is None else indexer.top_k))
+    if indexer is not None:
+        ops += _indexer(load, indexer, attention.q_lora_rank or hidden_size, hidden_size, attention.window_size)
     return ops
 
 
@@ -79,8 +80,11 @@ def _grouped_query(load: Workload, attention: GroupedQueryAttention, hidden_size
     )
 
 
-def _latent(load: Workload, attention: LatentAttention, hidden_size: int) -> Ops:
-    """The down projections are replicated: under sequence parallelism a rank makes the latents of its own tokens."""
+def _latent(load: Workload, attention: LatentAttention, hidden_size: int, most_keys: int) -> Ops:
+    """The down projections are replicated: under sequence parallelism a rank makes the latents of its own tokens.
+
+    A query attends to `most_keys` of the keys that it sees.
+    """
     heads, nope, rotated = attention.num_heads // load.tp, attention.qk_nope_head_dim, attention.qk_rope_head_dim
     value, latent = attention.v_head_dim, attention.kv_lora_rank
     query, rank = heads * (nope + rotated), attention.q_lora_rank
@@ -95,7 +99,12 @@ def _latent(load: Workload, attention: LatentAttention, hidden_size: int) -> Ops
     # The up-projected k_nope | v and the one rotated key are rewritten as per-head k and v; backward takes the same way back.
     expand = (heads * (nope + value) + rotated + heads * (nope + rotated + value)) * load.itemsize
     core = attention_core(
-        load, num_heads=heads, num_kv_heads=heads, head_dim=nope + rotated, value_dim=value, window_size=attention.window_size
+        load,
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=nope + rotated,
+        value_dim=value,
+        window_size=min(most_keys, attention.window_size or most_keys),
     )
     return (
         *queries,
@@ -112,7 +121,8 @@ def _latent(load: Workload, attention: LatentAttention, hidden_size: int) -> Ops
 def _indexer(load: Workload, indexer: Indexer, query_width: int, hidden_size: int, window_size: int | None) -> Ops:
     """Scores of every visible pair: 2·dim FLOPs a head, and 2 for the weighted sum over heads; neither is kept. Replicated under TP.
 
-    The attention core stays dense here: the spec says which layers have an indexer, not how many keys it keeps.
+    Backward repeats the scores and takes their gradient, of the chosen pairs alone in principle, through all heads: counted whole. What the
+    core computes is the chosen pairs.
 
     Source: DeepSeek-V3.2, arXiv:2512.02556, equation 1.
     """

@@ -82,6 +82,13 @@ MODEL: dict[str, CodeInfo] = {
         "Use at most half of `state_dim`.",
         "mamba: {kind: mamba3, state_dim: 64, num_angles: 48}      # wrong: 96 of 64 dims",
     ),
+    "MP712": CodeInfo(
+        "indexer heads narrower than what is rotated",
+        "The indexer's `head_dim` is below `qk_rope_head_dim`.",
+        "The last `qk_rope_head_dim` dims of its queries and keys are rotated as attention's are.",
+        "Use at least `qk_rope_head_dim`.",
+        "attention: {kind: mla, qk_rope_head_dim: 64, indexer: {num_heads: 4, head_dim: 32, layers: [0]}}      # wrong",
+    ),
     "MP720": CodeInfo(
         "the family refuses the recompute policy",
         "`full` is asked of E or M blocks.",

@@ -21,17 +21,21 @@ from megaplan.spec.scalars import (
 
 
 class Indexer(Section):
-    """Sparse-attention indexer of MLA.
+    """Sparse-attention indexer of MLA (DeepSeek-V3.2, arXiv:2512.02556).
 
     Attributes:
         num_heads: Heads of the indexer.
-        head_dim: Width of one of them.
+        head_dim: Width of one of them; its last qk_rope_head_dim dims are rotated.
         layers: Layers that have the indexer: 0-based global indices of A layers, rising.
+        top_k: Keys that a token attends to in such a layer.
+        loss_coefficient: Of each indexer's own loss, the mean over tokens and heads of the divergence from attention.
     """
 
     num_heads: PositiveInt
     head_dim: PositiveInt
     layers: tuple[NaturalInt, ...]
+    top_k: PositiveInt = 2048
+    loss_coefficient: PositiveFloat = 1.0
 
 
 class GroupedQueryAttention(Section):

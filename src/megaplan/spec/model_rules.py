@@ -12,7 +12,7 @@ from megaplan.spec.wording import plural, series
 
 
 def model_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """MP332, MP701 … MP711."""
+    """MP332, MP701 … MP712."""
     yield from _attention(checked)
     yield from _attention_layers(checked)
     yield from _mamba(checked)
@@ -37,6 +37,10 @@ def _attention(checked: Checked) -> Iterator[Diagnostic]:
         if attention.indexer is not None and attention.q_lora_rank is None:
             detail = "attention.q_lora_rank = null, and attention.indexer is given"
             yield checked.error("MP707", detail, "model.attention.indexer", "give attention.q_lora_rank, or remove attention.indexer")
+        if attention.indexer is not None and attention.indexer.head_dim < attention.qk_rope_head_dim:
+            width, rotated = attention.indexer.head_dim, attention.qk_rope_head_dim
+            detail = f"attention.indexer.head_dim = {width}, attention.qk_rope_head_dim = {rotated}, and {width} < {rotated}"
+            yield checked.error("MP712", detail, "model.attention.indexer.head_dim", f"head_dim: {rotated}")
 
 
 def _odd(checked: Checked, name: str, width: int) -> Diagnostic:

@@ -6,11 +6,15 @@ its own tokens to those of all ranks.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
+from megakernels.indexed_attention import indexed_attention
 from megakernels.rope import mla_kv, rope
 from megaplan.spec import models as spec
+from megarun.model.indexer import Indexer
 from megarun.model.norm import RMSNorm, linear
 from megarun.model.rotary import Rotary, unrotated
 from megarun.parallel.context import WHOLE, ContextParallel
@@ -76,6 +80,7 @@ class LatentAttention(nn.Module):
         layer: int,
         tp: TensorParallel = ALONE,
         cp: ContextParallel = WHOLE,
+        index_loss_factor: float = 0.0,
     ) -> None:
         super().__init__()
         self.tp, self.cp, self.num_heads = tp, cp, tp.share(config.num_heads)
@@ -84,6 +89,7 @@ class LatentAttention(nn.Module):
         self.window = config.window_size
         self.rotates = layer not in config.nope_layers
         q_width = self.num_heads * (self.nope_dim + self.rope_dim)
+        self.eps = eps
         self.norm = RMSNorm(hidden_size, eps)
         self.low_rank_query = config.q_lora_rank is not None
         if config.q_lora_rank is not None:
@@ -96,13 +102,17 @@ class LatentAttention(nn.Module):
         self.kv_latent_norm = RMSNorm(config.kv_lora_rank, eps)
         self.kv_up = linear(config.kv_lora_rank, self.num_heads * (self.nope_dim + self.v_dim))
         self.o_proj = linear(self.num_heads * self.v_dim, hidden_size)
+        self.indexer: Indexer | None = None
+        if config.indexer is not None and layer in config.indexer.layers and config.q_lora_rank is not None:
+            self.indexer = Indexer(config.indexer, config.q_lora_rank, hidden_size, index_loss_factor, tp)
 
     def forward(self, x: Tensor, rotary: Rotary, starts: Tensor | None = None) -> Tensor:
         """Residual stream, own tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed."""
         table = rotary if self.rotates else unrotated(rotary)
         normed, heads = self.norm(x), (self.num_heads, -1)
         if self.low_rank_query:
-            (flat_q,) = self.tp.project(self.q_latent_norm(self.q_down(normed)), self.q_up)
+            query_latent = self.q_latent_norm(self.q_down(normed))
+            (flat_q,) = self.tp.project(query_latent, self.q_up)
         else:
             (flat_q,) = self.tp.project(normed, self.q_proj)
         q = torch.unflatten(flat_q, -1, heads)
@@ -112,10 +122,40 @@ class LatentAttention(nn.Module):
         kv = torch.unflatten(self.tp.project(self.kv_latent_norm(latent), self.kv_up)[0], -1, heads)
         k, v = mla_kv(kv, self.tp.gather(k_rope), table.cos, table.sin, self.nope_dim)
         del kv  # nothing keeps it
-        return x + self.core(q, k, v, starts)
+        if self.indexer is None:
+            return x + self.core(q, k, v, starts)
+        return x + self.indexed_core(q, k, v, *self.indexer(query_latent, normed), cos=table.cos, sin=table.sin, starts=starts)
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None) -> Tensor:
         """Heads [B, T, H, n + R], the same, [B, T, H, v] -> [B, t, h]: attention and its output projection."""
         return self.tp.reduce(
             self.o_proj(self.cp.attention(q, k, v, (self.nope_dim + self.rope_dim) ** -0.5, self.window, starts).flatten(2))
         )
+
+    def indexed_core(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        index_q: Tensor,
+        index_k: Tensor,
+        index_weights: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        starts: Tensor | None = None,
+    ) -> Tensor:
+        """`core` over the keys that the indexer chooses, by what it makes and the layer's rotary table."""
+        if self.indexer is None:
+            raise RuntimeError("a layer without an indexer attends to all keys")
+        attend = partial(
+            indexed_attention,
+            scale=(self.nope_dim + self.rope_dim) ** -0.5,
+            top_k=self.indexer.top_k,
+            loss_factor=self.indexer.loss_factor,
+            eps=self.eps,
+            window=self.window,
+            starts=starts,
+        )
+        norm = self.indexer.k_norm
+        # no local names what nothing keeps
+        return self.tp.reduce(self.o_proj(attend(q, k, v, index_q, index_k, index_weights, norm.weight, norm.bias, cos, sin).flatten(2)))

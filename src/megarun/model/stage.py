@@ -10,6 +10,7 @@ from megaplan.inventory.tensors import Family, Inventory
 from megaplan.layout.values import Slot
 from megaplan.spec import models as spec
 from megarun.model.attention import GroupedQueryAttention, LatentAttention
+from megarun.model.indexer import index_loss_factor
 from megarun.model.mamba import Mamba2Block
 from megarun.model.mamba3 import Mamba3Block
 from megarun.model.mlp import DenseBlock
@@ -55,8 +56,8 @@ class Stage(nn.Module):
             sliced = self.slices_words
             self.embedding = SlicedEmbedding(num_words, model.hidden_size, tp) if sliced else nn.Embedding(num_words, model.hidden_size)
         layers = range(slot.start, slot.stop)
-        families, factors = inventory.layers, loss_factors(config)
-        self.layers = nn.ModuleDict({str(i): build_block(model, families[i].family, i, tp, ep, cp, factors) for i in layers})
+        families, factors, index = inventory.layers, loss_factors(config), index_loss_factor(config)
+        self.layers = nn.ModuleDict({str(i): build_block(model, families[i].family, i, tp, ep, cp, factors, index) for i in layers})
         if self.predicts:
             self.final_norm = RMSNorm(model.hidden_size, model.norm_eps)
         if "head" in slot.blocks:
@@ -113,14 +114,15 @@ def build_block(
     ep: ExpertParallel,
     cp: ContextParallel,
     factors: LossFactors | None,
+    index: float,
 ) -> nn.Module:
-    """The module of layer `layer` (global index), which belongs to `family`: a TP and EP rank's part of it."""
+    """The module of layer `layer` (global index), which belongs to `family`: a TP and EP rank's part; with factors of its own losses."""
     hidden, eps = model.hidden_size, model.norm_eps
     match family, model.attention, model.mamba, model.moe, model.recurrent, model.mlp:
         case (Family.A, spec.GroupedQueryAttention() as config, *_):
             return GroupedQueryAttention(config, hidden, eps, layer, tp, cp)
         case (Family.A, spec.LatentAttention() as config, *_):
-            return LatentAttention(config, hidden, eps, layer, tp, cp)
+            return LatentAttention(config, hidden, eps, layer, tp, cp, index)
         case (Family.M, _, spec.Mamba2() | spec.Mamba3() as config, *_):
             return Mamba2Block(config, hidden, eps, tp, cp) if isinstance(config, spec.Mamba2) else Mamba3Block(config, hidden, eps, tp)
         case (Family.E, _, _, spec.MixtureOfExperts() as config, *_):

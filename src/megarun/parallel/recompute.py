@@ -58,6 +58,8 @@ def _whole(block: nn.Module) -> nn.Module:
 
 def _narrow(block: nn.Module) -> None:
     match block:
+        case LatentAttention(indexer=indexer) if indexer is not None:
+            _run_again(block, "indexed_core")
         case GroupedQueryAttention() | LatentAttention() | MatrixRecurrenceBlock():
             _run_again(block, "core")
         case DenseBlock():

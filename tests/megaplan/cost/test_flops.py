@@ -164,7 +164,8 @@ def test_a_layer_is_its_matrices_and_its_core(name: str) -> None:
             widths = 2 * attention.head_dim if attention.kind == "gqa" else 64 + 32 + 64
             core = pairs * attention.num_heads * widths
             if any(t.name.startswith("indexer") for t in block.tensors):
-                core += pairs * 8 * (64 + 1)
+                beyond = load_.seq_length - attention.indexer.top_k  # queries that see more keys than they choose
+                core += pairs * 8 * (64 + 1) - beyond * (beyond + 1) * attention.num_heads * widths // load_.seq_length
         if block.family == "M" and model.mamba is not None:
             mamba, width = model.mamba, next(t for t in block.tensors if t.name == "out_proj.weight").shape[1]
             sizes = {"num_heads": width // mamba.head_dim, "head_dim": mamba.head_dim, "state_dim": mamba.state_dim}
@@ -245,11 +246,13 @@ def test_every_formula_s_example_is_what_the_model_computes() -> None:
     assert recurrent is not None
     flagship_layers, moe = costs_of(flagship).layers, mixtral.model.moe
     assert moe is not None
+    flagship_heads = {"num_heads": 28, "num_kv_heads": 28, "head_dim": 96, "value_dim": 64}
+    not_chosen = attention_core(at_4096, **flagship_heads).forward - attention_core(at_4096, **flagship_heads, window_size=2048).forward
     indexer_linears = 2 * (64 * 512 + 3584 * 64 + 3584 * 8)
     found = {
         "linear": costs_of(llama).layers[1].forward_flops // 3,
         "attention_core": attention_core(Workload(8192, 8192, 2), **head_128).forward,
-        "indexer": flagship_layers[4].forward_flops - flagship_layers[0].forward_flops - indexer_linears,
+        "indexer": flagship_layers[4].forward_flops - flagship_layers[0].forward_flops + not_chosen - indexer_linears,
         "ssd": ssd(at_4096, num_heads=128, **small).forward,
         "mimo_ssd": mimo_ssd(at_4096, num_heads=112, mimo_rank=4, **small).forward,
         "m2rnn": m2rnn(at_4096, recurrent).forward,

@@ -65,10 +65,10 @@ def test_mla_without_positions_keeps_two_numbers_more() -> None:
     assert saved_bytes(ledger_of(spec, "layers.1")) - saved_bytes(ledger_of(spec)) == 8
 
 
-def test_an_indexer_adds_its_inputs_and_one_number_a_token() -> None:
-    # q [2,8,3,5] 480, k before and after its norm [2,8,5] 160 twice, its mean and rstd 64 each, head weights [2,8,3] 96, lse 64
+def test_an_indexer_adds_what_it_makes_and_two_numbers_a_token() -> None:
+    # q [2,8,3,5] 480, k before its norm [2,8,5] 160, head weights [2,8,3] 96, threshold and log-sum-exp fp32 [2,8] 64 each
     spec = spec_of("A", {"attention": {**MLA, "indexer": {"num_heads": 3, "head_dim": 5, "layers": [1]}}})
-    assert saved_bytes(ledger_of(spec, "layers.1")) - saved_bytes(ledger_of(spec)) == 480 + 320 + 128 + 96 + 64
+    assert saved_bytes(ledger_of(spec, "layers.1")) - saved_bytes(ledger_of(spec)) == 480 + 160 + 96 + 2 * 64
 
 
 def test_mamba2() -> None:

@@ -50,9 +50,9 @@ def specs(draw: st.DrawFn) -> Spec:
         "q_lora_rank": draw(st.none() | width),
         "kv_lora_rank": draw(width),
         "qk_nope_head_dim": draw(width),
-        "qk_rope_head_dim": draw(width),
+        "qk_rope_head_dim": (rotated := draw(width)),
         "v_head_dim": draw(width),
-        "indexer": {"num_heads": draw(width), "head_dim": draw(width), "layers": [0]},
+        "indexer": {"num_heads": draw(width), "head_dim": rotated + draw(width), "layers": [0]},
     }
     groups = draw(times)
     hidden = groups * 8

@@ -9,7 +9,7 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from parity_model import MAMBA3, MIMO, MLA, spec_with
+from parity_model import INDEXED, MAMBA3, MIMO, MLA, spec_with
 
 BITWISE, DATA_AXES, OTHER = 0.0, 2e-6, 1e-5  # max|a − b| / max|b|, per tensor, fp32
 STEPS = 3
@@ -91,10 +91,12 @@ def _pattern(pattern: str, num_layers: int = 8, **more: Any) -> dict[str, Any]:
     return {"model.pattern": pattern, "model.num_layers": num_layers, **{f"model.{key}": value for key, value in more.items()}}
 
 
+CHOOSING = _pattern("AE", attention=INDEXED)
 ROTATING = {"model.mamba": MIMO}
 TIED = {"model.tie_embeddings": True}
 RESHARD = {"sharding.reshard_after_forward": True}
 RECOMPUTED = {"recompute": {"default": "full", "blocks": {"M": "selective", "E": "selective"}}}
+RECOMPUTED_ATTENTION = {"recompute": {"default": "full", "blocks": {"E": "selective"}}}
 SELECTIVE = {"recompute": {"default": "selective"}}
 LATENT = _pattern("AEAM", attention=MLA)
 FEW_TOKENS = {"model.moe.num_experts": 16, "model.moe.top_k": 1, "batch": {"micro_batch_size": 1, "seq_length": 4}}
@@ -145,6 +147,7 @@ CELLS = [
     Cell("1f1b-pp2-reshard", {"pp": 2}, spec=RESHARD),
     Cell("1f1b-pp4-uneven", {"pp": 4}, spans=UNEVEN),
     Cell("1f1b-pp2-latent", {"pp": 2}, spec=LATENT),
+    Cell("1f1b-pp2-indexer", {"pp": 2}, spec=CHOOSING, ci=True),
     Cell("1f1b-pp2-mamba3", {"pp": 2}, spec=ROTATING, ci=True),
     Cell("1f1b-pp2-tied", {"pp": 2}, spec=TIED),
     Cell("1f1b-pp2-bf16", {"pp": 2}, spec=BF16),
@@ -172,6 +175,7 @@ CELLS = [
     Cell("zbv-pp2-tied", V2, "zbv", TIED, ci=True),
     Cell("zbv-pp2-latent", V2, "zbv", LATENT),
     Cell("zbv-pp2-states", V2, "zbv", STATES),
+    Cell("zbv-pp2-indexer-selective-reshard", V2, "zbv", CHOOSING | SELECTIVE | RESHARD),
     Cell("zbv-pp2-mamba3", V2, "zbv", ROTATING),
     Cell("zbv-pp2-mamba3-selective-reshard", V2, "zbv", ROTATING | SELECTIVE | RESHARD),
     Cell("zbv-pp2-bf16-reshard", V2, "zbv", BF16 | RESHARD),
@@ -186,6 +190,7 @@ CELLS = [
     Cell("dp2", {"dp_shard": 2}, ci=True),
     Cell("dp2-reshard", {"dp_shard": 2}, spec=RESHARD),
     Cell("dp2-latent", {"dp_shard": 2}, spec=LATENT),
+    Cell("dp2-indexer", {"dp_shard": 2}, spec=CHOOSING),
     Cell("dp2-mamba3", {"dp_shard": 2}, spec=ROTATING),
     Cell("dp2-idle-experts", {"dp_shard": 2}, spec=FEW_TOKENS, num_microbatches=2),
     Cell("dp2-recompute", {"dp_shard": 2}, spec=RECOMPUTED),
@@ -224,6 +229,8 @@ CELLS = [
     Cell("tp2-attention-normed", T2, spec=_pattern("A", 2) | NORMED),
     Cell("tp4-attention", T4, spec=_pattern("A", 2) | HEADS),
     Cell("tp2-latent", T2, spec=_pattern("A", 3, attention=MLA), ci=True),
+    Cell("tp2-indexer", T2, spec=_pattern("A", 3, attention=INDEXED), ci=True),
+    Cell("1f1b-pp2-tp2-dp2-indexer-recompute", T2 | {"pp": 2, "dp_shard": 2}, spec=CHOOSING | RECOMPUTED_ATTENTION | RESHARD),
     Cell("tp4-latent-direct-queries", T4, spec=DIRECT),
     Cell("tp2-mamba", T2, spec=_pattern("M", 2)),
     Cell("tp4-mamba", T4, spec=_pattern("M", 2)),

@@ -35,6 +35,7 @@ MLA = {
     "v_head_dim": 8,
     "nope_layers": [2],
 }
+INDEXED = {**MLA, "indexer": {"num_heads": 2, "head_dim": 6, "layers": [0, 2], "top_k": 5}}
 
 
 def spec_with(overrides: dict[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 Under TP with SP a projection's gathered input is not kept but gathered again in backward (arXiv:2205.05198, section 4.2.2). MLA's down
 projections run on the rank's own tokens; its narrow latents are gathered instead of the residual stream. Under CP keys and values are
-gathered for the core and kept as the rank's own part. The indexer is a planned operation: it keeps its inputs and one fp32 log-sum-exp a
-token, never a T × T score.
+gathered for the core and kept as the rank's own part. The indexer's inputs get no gradient from it; the core keeps what the indexer makes
+for all tokens, and two fp32 numbers a token, never a T × T score.
 """
 
 from __future__ import annotations
@@ -48,7 +48,13 @@ def attention_ops(
     kind, first, second = key
     if kind == "gqa":
         return grouped_ops(first, second, rotates, sharded, context), HELD
-    return latent_ops(first, rotates, indexed, sharded, context), HELD | {"q_flat", "kv_latent", "unrotated_cos", "unrotated_sin"}
+    return latent_ops(first, rotates, indexed, sharded, context), HELD | {
+        "q_flat",
+        "q_latent_normed",
+        "kv_latent",
+        "unrotated_cos",
+        "unrotated_sin",
+    }
 
 
 def attention_storages(dims: Dims, attention: GroupedQueryAttention | LatentAttention) -> Shapes:
@@ -135,8 +141,8 @@ def latent_ops(low_rank: bool, rotates: bool, indexed: bool, sharded: bool, cont
         Op("mla_kv", ("kv_up", k_rope, *table), ("k", "v"), keeps=table, grads=("kv_up", k_rope)),
     ]
     if indexed:
-        ops += _indexer_ops("q_latent_normed" if low_rank else "normed")
-    return (*ops, *_core(sharded, context))
+        ops += _indexer_ops(sharded)
+    return (*ops, *_core(sharded, context, table if indexed else None))
 
 
 def latent_storages(dims: Dims, attention: LatentAttention) -> Shapes:
@@ -164,53 +170,50 @@ def latent_storages(dims: Dims, attention: LatentAttention) -> Shapes:
     return found | _indexer_storages(dims, attention.indexer) if attention.indexer is not None else found
 
 
-def _core(sharded: bool, context: bool) -> tuple[Op, ...]:
+def _core(sharded: bool, context: bool, table: tuple[str, ...] | None = None) -> tuple[Op, ...]:
+    """The core, and back into the residual stream; with the indexer's inputs and the rotary table that it keeps, none if it is a buffer."""
     keys = ("k_gathered", "v_gathered") if context else ("k", "v")
+    index = () if table is None else INDEX
+    made = ("attention", "lse") if table is None else ("attention", "lse", "indexer.threshold", "indexer.lse")
     return (
         *((Op("gather keys", ("k", "v"), keys),) if context else ()),
         Op(
             "attention",
-            ("q", *keys),
-            ("attention", "lse"),
-            keeps=("q", "k", "v", "attention", "lse"),
+            ("q", *keys, *index, *(table or ())),
+            made,
+            keeps=("q", "k", "v", *index, *(table or ()), *made),
+            params=() if table is None else ("indexer.k_norm.weight", "indexer.k_norm.bias"),
+            grads=("q", *keys, *index),
             fetches=keys if context else (),
         ),
-        linear("o_proj", "attention", "o_partial" if sharded else "o", "o_proj.weight"),
-        *((Op("reduce_scatter", ("o_partial",), ("o",)),) if sharded else ()),
+        linear("o_proj", "attention", "o_partial" if sharded else "o", "o_proj.weight", holds=index),
+        *((Op("reduce_scatter", ("o_partial",), ("o",), holds=index),) if sharded else ()),
         add("residual", ("x", "o"), "out"),
     )
 
 
-def _indexer_ops(query: str) -> list[Op]:
-    return [
-        linear("indexer.q_up", query, "indexer.q", "indexer.q_up.weight"),
-        linear("indexer.k_proj", "normed", "indexer.k_proj", "indexer.k_proj.weight"),
-        Op(
-            "indexer.k_norm",
-            ("indexer.k_proj",),
-            ("indexer.k", "indexer.k_mean", "indexer.k_rstd"),
-            keeps=("indexer.k_proj", "indexer.k_mean", "indexer.k_rstd"),
-            params=("indexer.k_norm.weight", "indexer.k_norm.bias"),
-        ),
-        linear("indexer.head_weights", "normed", "indexer.weights", "indexer.head_weights.weight"),
-        Op(
-            "indexer",
-            ("indexer.q", "indexer.k", "indexer.weights"),
-            ("indexer.lse",),
-            keeps=("indexer.q", "indexer.k", "indexer.weights", "indexer.lse"),
-        ),
-    ]
+INDEX = ("indexer.q", "indexer.k", "indexer.weights")
+
+
+def _indexer_ops(sharded: bool) -> list[Op]:
+    """Projections of inputs that get no gradient from them; under TP of own tokens, gathered afterwards."""
+    ops = []
+    for name, reads, made in zip(("q_up", "k_proj", "head_weights"), ("q_latent_normed", "normed", "normed"), INDEX, strict=True):
+        own, param = f"{made}_own" if sharded else made, f"indexer.{name}.weight"
+        ops.append(
+            Op(f"indexer.{name}", (reads,), (own,), keeps=(reads,), params=(param,), grads=(), keeps_first=True, late=((param, own),))
+        )
+        if sharded:
+            ops.append(Op(f"gather {made}", (own,), (made,)))
+    return ops
 
 
 def _indexer_storages(dims: Dims, indexer: Indexer) -> Shapes:
-    own = dims.residual[:2]
-    shapes = {
-        "indexer.q": (*own, indexer.num_heads, indexer.head_dim),
-        "indexer.k_proj": (*own, indexer.head_dim),
-        "indexer.k": (*own, indexer.head_dim),
-        "indexer.weights": (*own, indexer.num_heads),
-    }
-    statistics = dict.fromkeys(("indexer.k_mean", "indexer.k_rstd", "indexer.lse"), own)
+    own, wide = dims.residual[:2], dims.wide
+    widths = dict(zip(INDEX, ((indexer.num_heads, indexer.head_dim), (indexer.head_dim,), (indexer.num_heads,)), strict=True))
+    shapes = {name: wide(*width) for name, width in widths.items()}
+    shapes |= {f"{name}_own": (*own, *width) for name, width in widths.items()}
+    statistics = dict.fromkeys(("indexer.threshold", "indexer.lse"), wide())
     return storages(dims.dtype, Column.ACTIVATIONS, shapes) | storages(dims.stat_dtype, Column.ACTIVATIONS, statistics)
 
 

@@ -1,0 +1,57 @@
+"""The indexer of an A block: which keys its queries attend to."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from megaplan.spec import models as spec
+from megarun.model.norm import linear
+from megarun.parallel.tensor import ALONE, TensorParallel
+
+
+class LayerNormWeights(nn.Module):
+    """Scale and bias [width] of a layer norm that the operation computes."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.bias = nn.Parameter(torch.empty(width))
+
+
+class Indexer(nn.Module):
+    """Index queries, one index key for all heads, and the heads' weights.
+
+    It is trained by its own loss, which joins the backward in the attention core: its inputs are detached, so that nothing of that loss
+    reaches the rest of the model, and nothing else reaches it. Under TP every rank has the whole indexer, projects its own tokens and
+    gathers the results, for every rank chooses the same keys; the loss is a sum over attention heads, of which each rank adds its own.
+
+    Attributes:
+        top_k: Keys that a query attends to.
+        loss_factor: Coefficient of the loss over tokens of the batch and heads of all ranks.
+
+    Source: DeepSeek-V3.2, arXiv:2512.02556, section 2.1.
+    """
+
+    def __init__(self, config: spec.Indexer, q_lora_rank: int, hidden_size: int, loss_factor: float, tp: TensorParallel = ALONE) -> None:
+        super().__init__()
+        self.tp, self.head_dim, self.top_k, self.loss_factor = tp, config.head_dim, config.top_k, loss_factor
+        self.q_up = linear(q_lora_rank, config.num_heads * config.head_dim)
+        self.k_proj = linear(hidden_size, config.head_dim)
+        self.k_norm = LayerNormWeights(config.head_dim)
+        self.head_weights = linear(hidden_size, config.num_heads)
+
+    def forward(self, query_latent: Tensor, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Own tokens [B, t, q_lora], [B, t, h] -> index queries [B, T, I, D], keys [B, T, D] before their norm, weights [B, T, I]."""
+        query_latent, normed = query_latent.detach(), normed.detach()
+        queries = torch.unflatten(self.tp.gather(self.q_up(query_latent)), -1, (-1, self.head_dim))
+        return queries, self.tp.gather(self.k_proj(normed)), self.tp.gather(self.head_weights(normed))
+
+
+def index_loss_factor(config: spec.Spec) -> float:
+    """Of the losses of a spec's indexers: coefficient / (tokens of the batch · heads); 0 without an indexer."""
+    attention, batch, mesh = config.model.attention, config.batch, config.mesh
+    if not isinstance(attention, spec.LatentAttention) or attention.indexer is None:
+        return 0.0
+    num_sequences = batch.micro_batch_size * config.schedule.num_microbatches * mesh.dp_replicate * mesh.dp_shard
+    return attention.indexer.loss_coefficient / (num_sequences * batch.seq_length * attention.num_heads)
