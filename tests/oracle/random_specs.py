@@ -45,8 +45,8 @@ def _section(kind: str, hidden: int, draw: random.Random) -> dict[str, Any]:
             heads["v_head_dim"] = draw.randint(3, 9)
             if kind == "indexed":
                 ranks["q_lora_rank"] = draw.randint(3, 9)
-                width, layers = heads["qk_rope_head_dim"] + draw.randint(0, 3), draw.choice([[0], [1], [0, 1]])
-                heads["indexer"] = {"num_heads": draw.randint(1, 4), "head_dim": width, "layers": layers, "top_k": draw.randint(1, 9)}
+                width = heads["qk_rope_head_dim"] + draw.randint(0, 3)
+                heads["indexer"] = {"num_heads": draw.randint(1, 4), "head_dim": width, "layers": [0, 1], "top_k": draw.randint(1, 9)}
             return {"attention": {"kind": "mla", **ranks, **heads, "window_size": window, "nope_layers": nope}}
         case "mamba2" | "mamba3":
             return {"mamba": _mamba2(draw) if kind == "mamba2" else _mamba3(hidden, draw)}

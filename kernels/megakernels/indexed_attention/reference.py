@@ -125,7 +125,9 @@ def backward(
         grad_k[:, :, seen] += grad_scores.mT @ queries[:, :, rows] * given.scale
 
         c = (scores - index_lse[:, rows, None]).exp_().masked_fill_(~chosen, 0)
-        grad_index = (given.loss_factor * (num_heads * c - p.sum(1))).unsqueeze(1)
+        difference = num_heads * c - p.sum(1)
+        difference -= c * difference.sum(-1, keepdim=True)  # it sums to zero but for the rounding of the two log-sum-exps
+        grad_index = (given.loss_factor * difference).unsqueeze(1)
         grad_w[:, :, rows] = (grad_index * overlap).sum(-1)
         grad_overlap = (grad_index * index.weights[:, :, rows, None]).masked_fill_(overlap == 0, 0)
         grad_a[:, :, rows] = grad_overlap @ index.keys[:, None, seen]

@@ -124,7 +124,7 @@ class LatentAttention(nn.Module):
         del kv  # nothing keeps it
         if self.indexer is None:
             return x + self.core(q, k, v, starts)
-        return x + self.indexed_core(q, k, v, *self.indexer(query_latent, normed), cos=table.cos, sin=table.sin, starts=starts)
+        return x + self.indexed_core(q, k, v, *self.indexer.project(query_latent, normed), table.cos, table.sin, starts)
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None) -> Tensor:
         """Heads [B, T, H, n + R], the same, [B, T, H, v] -> [B, t, h]: attention and its output projection."""

@@ -41,7 +41,7 @@ class Indexer(nn.Module):
         self.k_norm = LayerNormWeights(config.head_dim)
         self.head_weights = linear(hidden_size, config.num_heads)
 
-    def forward(self, query_latent: Tensor, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, query_latent: Tensor, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Own tokens [B, t, q_lora], [B, t, h] -> index queries [B, T, I, D], keys [B, T, D] before their norm, weights [B, T, I]."""
         query_latent, normed = query_latent.detach(), normed.detach()
         queries = torch.unflatten(self.tp.gather(self.q_up(query_latent)), -1, (-1, self.head_dim))

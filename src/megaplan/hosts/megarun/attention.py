@@ -209,12 +209,15 @@ def _indexer_ops(sharded: bool) -> list[Op]:
 
 
 def _indexer_storages(dims: Dims, indexer: Indexer) -> Shapes:
+    """What the core keeps is a collective's output under TP."""
     own, wide = dims.residual[:2], dims.wide
     widths = dict(zip(INDEX, ((indexer.num_heads, indexer.head_dim), (indexer.head_dim,), (indexer.num_heads,)), strict=True))
-    shapes = {name: wide(*width) for name, width in widths.items()}
-    shapes |= {f"{name}_own": (*own, *width) for name, width in widths.items()}
-    statistics = dict.fromkeys(("indexer.threshold", "indexer.lse"), wide())
-    return storages(dims.dtype, Column.ACTIVATIONS, shapes) | storages(dims.stat_dtype, Column.ACTIVATIONS, statistics)
+    kept, statistics = {name: wide(*width) for name, width in widths.items()}, dict.fromkeys(("indexer.threshold", "indexer.lse"), wide())
+    return {
+        **storages(dims.dtype, Column.ACTIVATIONS if dims.tp == 1 else Column.COMMUNICATION, kept),
+        **storages(dims.dtype, Column.ACTIVATIONS, {f"{name}_own": (*own, *width) for name, width in widths.items()}),
+        **storages(dims.stat_dtype, Column.ACTIVATIONS, statistics),
+    }
 
 
 def _statistics(dims: Dims, heads: int, more: Mapping[str, tuple[int, ...]]) -> Shapes:
