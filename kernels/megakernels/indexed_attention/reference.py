@@ -109,7 +109,7 @@ def backward(
     grad_out: Tensor, given: Indexed, out: Tensor, lse: Tensor, thresholds: Tensor, index_lse: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Returns the gradients of all of `Indexed` before cos, in its order."""
-    index, num_heads = _index(given), given.q.shape[2]
+    index = _index(given)
     queries, keys, values, grads, outs = (upcast(each).transpose(1, 2) for each in (given.q, given.k, given.v, grad_out, out))
     delta = (grads * outs).sum(-1, keepdim=True)
     grad_q, grad_k, grad_v = (torch.zeros(each.shape, dtype=each.dtype, device=each.device) for each in (queries, keys, values))
@@ -118,15 +118,14 @@ def backward(
         overlap = index.overlap(rows, seen)
         scores = index.scores(overlap, rows)
         chosen = given.visible(rows, seen) & (scores >= thresholds[:, rows, None])
-        p = _attended(given, queries[:, :, rows], keys[:, :, seen], chosen).sub_(lse[:, :, rows, None]).exp_()
+        logits = _attended(given, queries[:, :, rows], keys[:, :, seen], chosen).sub_(lse[:, :, rows, None])
+        p = logits.exp()
         grad_v[:, :, seen] += p.mT @ grads[:, :, rows]
         grad_scores = (grads[:, :, rows] @ values[:, :, seen].mT).sub_(delta[:, :, rows]).mul_(p)
         grad_q[:, :, rows] = grad_scores @ keys[:, :, seen] * given.scale
         grad_k[:, :, seen] += grad_scores.mT @ queries[:, :, rows] * given.scale
 
-        c = (scores - index_lse[:, rows, None]).exp_().masked_fill_(~chosen, 0)
-        difference = num_heads * c - p.sum(1)
-        difference -= c * difference.sum(-1, keepdim=True)  # it sums to zero but for the rounding of the two log-sum-exps
+        difference = _difference(logits, (scores - index_lse[:, rows, None]).masked_fill_(~chosen, float("-inf")), p)
         grad_index = (given.loss_factor * difference).unsqueeze(1)
         grad_w[:, :, rows] = (grad_index * overlap).sum(-1)
         grad_overlap = (grad_index * index.weights[:, :, rows, None]).masked_fill_(overlap == 0, 0)
@@ -161,6 +160,19 @@ def _index(given: Indexed) -> _Index:
 def _attended(given: Indexed, queries: Tensor, keys: Tensor, chosen: Tensor) -> Tensor:
     """Scaled scores of a block [B, H, q, k], −∞ where a key is not chosen."""
     return (queries @ keys.mT).mul_(given.scale).masked_fill_(~chosen.unsqueeze(1), float("-inf"))
+
+
+def _difference(logits: Tensor, index_logits: Tensor, p: Tensor) -> Tensor:
+    """Σ_h (c − p_h), [B, q, k], of log p [B, H, q, k] and log c [B, q, k], −∞ where a key is not chosen; p is overwritten.
+
+    Where they are near each other, as early in training, the difference has the rounding of neither: p − c = c (exp(log p − log c) − 1).
+    A sum over keys is zero but for the rounding of the two log-sum-exps, which scales a whole row, and is taken out of it.
+    """
+    c = index_logits.exp().unsqueeze(1)
+    apart = logits.sub_(index_logits.unsqueeze(1))
+    near = apart.abs() < 1  # false of −∞ less −∞
+    difference = -torch.where(near, apart.expm1_().mul_(c), p.sub_(c)).sum(1)
+    return difference - c.squeeze(1) * difference.sum(-1, keepdim=True)
 
 
 def _like(gradient: Tensor, like: Tensor) -> Tensor:

@@ -53,5 +53,5 @@ def index_loss_factor(config: spec.Spec) -> float:
     attention, batch, mesh = config.model.attention, config.batch, config.mesh
     if not isinstance(attention, spec.LatentAttention) or attention.indexer is None:
         return 0.0
-    num_sequences = batch.micro_batch_size * config.schedule.num_microbatches * mesh.dp_replicate * mesh.dp_shard
+    num_sequences = batch.micro_batch_size * config.schedule.microbatches_per_update * mesh.dp_replicate * mesh.dp_shard
     return attention.indexer.loss_coefficient / (num_sequences * batch.seq_length * attention.num_heads)
