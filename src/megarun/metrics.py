@@ -1,4 +1,4 @@
-"""metrics.jsonl: one object a step, written by rank 0."""
+"""metrics.jsonl: one object a step, and one for each decision about a bad step, written by rank 0."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from megaplan.cost.model import model_costs
 from megaplan.devices import load_device
+from megarun.bad_steps import Decision
 from megarun.errors import refusal
 from megarun.evaluation import Evaluated
 from megarun.job import Job
@@ -103,7 +104,7 @@ class MetricsFile:
                 raise refusal("MP608", f"{self._path}: {error.strerror}", file=str(self._path.parent)) from None
         return self
 
-    def write(self, metrics: StepMetrics | Evaluated) -> None:
+    def write(self, metrics: StepMetrics | Evaluated | Decision) -> None:
         """One more line, at once on disk."""
         if self._file is not None:
             self._file.write(json.dumps(asdict(metrics)) + "\n")

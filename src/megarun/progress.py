@@ -35,6 +35,11 @@ class Display:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._progress.stop()
 
+    def note(self, text: str) -> None:
+        """Something that is no step."""
+        if self._speaks:
+            self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
     def show(self, metrics: StepMetrics) -> None:
         """One step is done."""
         text = f"loss {metrics.loss:.4f}  {metrics.tokens_per_second:,.0f} tokens/s"

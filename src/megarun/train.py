@@ -6,6 +6,7 @@ trainer = this rank's stage, sharded, filled, with its schedule and optimizers
 batches = this rank's rows of each step
 keeper  = checkpoints: what the trainer starts from, and when its state is saved
 evaluator = the loss of held-out tokens, now and then
+guard   = bad steps: which batch each step has, and whether its update is applied
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from megarun.bad_steps import StepGuard
 from megarun.batches import Batches
 from megarun.checkpoint.keeper import Keeper
 from megarun.evaluation import Evaluator
@@ -45,7 +47,7 @@ def train(run: Run, launch: Launch) -> Trained:
     """Train the run's job; every process of the job calls it.
 
     Raises:
-        MegaplanError: A device is missing, the folder holds a run, torch's schedule is another one, or a step is not finite.
+        MegaplanError: A device is missing, the folder holds a run, torch's schedule is another one, or steps stay bad.
     """
     device = choose_device(launch)
     with Interrupt() as interrupt, process_group(launch, device):
@@ -66,21 +68,31 @@ def train_steps(run: Run, mesh: RankMesh, keeper: Keeper, interrupt: Interrupt, 
     """Build the trainer, then step: read, train, measure, write, save."""
     job, training = run.job, run.job.spec.training
     trainer, batches = Trainer(job, mesh), Batches(run.source, job.spec, mesh)
-    first = keeper.start(trainer)
+    guard = StepGuard(training.bad_steps, keeper, trainer)
+    step = guard.start()
     held_out, utilisation = run.held_out, Utilisation.of(job, mesh.device)
     evaluator = Evaluator(job, trainer, held_out.source, held_out.num_batches) if held_out is not None else None
     history: list[StepMetrics] = []
     stopped_by = 0
-    for step in range(first, run.num_steps):
+    while step < run.num_steps and not stopped_by:
         began = time.perf_counter()
-        batch = batches.at(step)
+        batch = batches.at(guard.course.batch(step))
         data_seconds = time.perf_counter() - began
-        result = trainer.step(step, *batch)
+        result = trainer.measure(*batch)
+        bad = guard.judge(step, result)
+        if bad is not None:
+            metrics_file.write(bad)
+            display.note(bad.text())
+            step = guard.follow(bad)
+            continue
+        trainer.update(step)
+        rate = learning_rate(training.learning_rate, training.rate_schedule, step, training.steps)
+        step += 1
         seconds = synchronised_time(mesh.device) - began
         model_flops, mfu = utilisation.rates(job.global_batch_tokens / seconds)
         num_bytes, basis = allocated_bytes(trainer)
         metrics = StepMetrics(
-            step=step + 1,
+            step=step,
             loss=result.loss,
             balance_loss=result.balance_loss,
             z_loss=result.z_loss,
@@ -91,23 +103,21 @@ def train_steps(run: Run, mesh: RankMesh, keeper: Keeper, interrupt: Interrupt, 
             allocated_bytes=num_bytes,
             allocated_basis=basis,
             grad_norm=result.gradient_norm,
-            learning_rate=learning_rate(training.learning_rate, training.rate_schedule, step, training.steps),
+            learning_rate=rate,
             step_seconds=seconds,
             data_seconds=data_seconds,
         )
         history.append(metrics)
         metrics_file.write(metrics)
         display.show(metrics)
-        last = step + 1 == run.num_steps
-        if held_out is not None and evaluator is not None and (last or (step + 1) % held_out.every == 0):
-            evaluated = evaluator.evaluate(step + 1, interrupt, keeper.control)
+        last = step == run.num_steps
+        if held_out is not None and evaluator is not None and (last or step % held_out.every == 0):
+            evaluated = evaluator.evaluate(step, interrupt, keeper.control)
             if evaluated is not None:
                 metrics_file.write(evaluated)
                 display.show_evaluation(evaluated)
         stopped_by = interrupt.agreed(keeper.control)
-        keeper.after(step + 1, last=last, stopped=stopped_by > 0)
-        if stopped_by:
-            break
+        keeper.after(step, guard.course, last=last, stopped=stopped_by > 0)
     return Trained(history, stopped_by)
 
 

@@ -126,19 +126,32 @@ class Trainer:
         return partial
 
     def step(self, step: int, tokens: Tensor | None, labels: Tensor | None, packed: Packed | None = None) -> StepResult:
-        """Forward, backward and update of 0-based `step` on this rank's rows.
+        """`measure` and `update` of 0-based `step`.
 
         Raises:
             MegaplanError: MP607 if the loss or the gradient norm is not finite; parameters are as before the step.
         """
+        result = self.measure(tokens, labels, packed)
+        if not (math.isfinite(result.loss) and math.isfinite(result.gradient_norm)):
+            detail = f"step {step + 1}: loss = {result.loss}, gradient norm = {result.gradient_norm}"
+            raise refusal("MP607", detail, "training.learning_rate")
+        self.update(step)
+        return result
+
+    def measure(self, tokens: Tensor | None, labels: Tensor | None, packed: Packed | None = None) -> StepResult:
+        """Forward and backward on this rank's rows; gradients are clipped, parameters as they were."""
         partial = self.accumulate_gradients(tokens, labels, packed)
         norm = clip_gradients(self._owned, self._copies, self.mesh, self._spec.training.gradient_clip, self.read)
-        loss = self.read(self.whole_loss(partial))
-        balance_loss, z_loss = self._router_losses()
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise refusal("MP607", f"step {step + 1}: loss = {loss}, gradient norm = {norm}", "training.learning_rate")
+        return StepResult(self.read(self.whole_loss(partial)), norm, *self._router_losses())
+
+    def update(self, step: int) -> None:
+        """Parameters and optimizer state after 0-based `step`; gradients go."""
         self.optimizers.step(step)
-        return StepResult(loss, norm, balance_loss, z_loss)
+
+    def drop_gradients(self) -> None:
+        """Let a step go without its update."""
+        for stage in self.stages:
+            stage.zero_grad(set_to_none=True)
 
     def whole_loss(self, partial: Tensor) -> Tensor:
         """The loss of a whole batch, of which each rank has a part."""

@@ -49,10 +49,11 @@ RUNTIME: dict[str, CodeInfo] = {
         "pp rank 1, position 0: the plan has 1F0, Schedule1F1B runs 1F1",
     ),
     "MP607": CodeInfo(
-        "the loss or the gradient is not finite",
-        "A step gave a loss or a gradient norm that is infinite or no number.",
-        "An update with it would destroy the parameters; the step was not applied.",
-        "Lower training.learning_rate (or muon_learning_rate), or train in a wider precision.params.",
+        "steps are bad: the loss or the gradient is not finite, or a spike",
+        "Steps gave a loss or a gradient norm that is infinite or no number, or a spike, more often than training.bad_steps allows.",
+        "An update with it would destroy the parameters; none was applied. The last checkpoint is as it was.",
+        "Lower training.learning_rate (or muon_learning_rate), train in a wider precision.params, save more often (--save-every), or go "
+        "back to an earlier checkpoint (--resume). metrics.jsonl has every decision.",
         "training: {learning_rate: 3.0}      # wrong\ntraining: {learning_rate: 3.0e-4}   # right",
     ),
     "MP608": CodeInfo(

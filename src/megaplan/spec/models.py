@@ -48,12 +48,13 @@ from megaplan.spec.scalars import (
     StrictBool,
     Text,
 )
-from megaplan.spec.training import ConstantRate, CosineRate, Data, RateSchedule, StableRate, Training
+from megaplan.spec.training import BadSteps, ConstantRate, CosineRate, Data, LossSpike, RateSchedule, StableRate, Training
 
 __all__ = [
     "MAX_LAYERS",
     "Activation",
     "Attention",
+    "BadSteps",
     "Batch",
     "CategoryEmbedding",
     "ConstantRate",
@@ -67,6 +68,7 @@ __all__ = [
     "Indexer",
     "LatentAttention",
     "Letter",
+    "LossSpike",
     "Mamba",
     "Mamba2",
     "Mamba3",

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from megaplan.spec.scalars import NaturalInt, NonNegativeFloat, PositiveFloat, PositiveInt, Section
+from megaplan.spec.scalars import FactorAboveOne, NaturalInt, NonNegativeFloat, PositiveFloat, PositiveInt, Section
 
 
 class Data(Section):
@@ -75,6 +75,34 @@ def warm_up_steps(schedule: RateSchedule, num_steps: int) -> int:
     return min(LONGEST_WARM_UP_STEPS, num_steps // 10) if schedule.warmup_steps is None else schedule.warmup_steps
 
 
+class LossSpike(Section):
+    """When a finite loss is a bad step's all the same.
+
+    Attributes:
+        factor: A loss above this many times the median of the latest steps is a spike.
+        steps: How many those are; before as many have been made, no loss is a spike.
+    """
+
+    factor: FactorAboveOne = 2.0
+    steps: PositiveInt = 20
+
+
+class BadSteps(Section):
+    """Steps whose loss or gradient norm is not finite, or whose loss is a spike: their update is never applied.
+
+    Attributes:
+        skips: Bad steps in a row that only lose their batch; the next one goes back to the last checkpoint.
+        rewinds: How often one start of a run goes back; the next bad step ends it.
+        window_batches: Batches before the first bad one that are left out as well after going back.
+        spike: Counts leaps of the loss as bad steps; null for none.
+    """
+
+    skips: NaturalInt = 3
+    rewinds: NaturalInt = 1
+    window_batches: NaturalInt = 2
+    spike: LossSpike | None = None
+
+
 class Training(Section):
     """How long and how fast to train; outside the plan's digest.
 
@@ -86,6 +114,7 @@ class Training(Section):
         gradient_clip: Bound of the gradient norm; null for none.
         muon_learning_rate: Of Muon; null for learning_rate.
         rate_schedule: How both rates go over the steps.
+        bad_steps: How many are passed over, and when to go back.
     """
 
     steps: PositiveInt = 1000
@@ -95,3 +124,4 @@ class Training(Section):
     gradient_clip: PositiveFloat | None = 1.0
     muon_learning_rate: PositiveFloat | None = None
     rate_schedule: RateSchedule = ConstantRate()
+    bad_steps: BadSteps = BadSteps()

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from megarun.checkpoint.manifest import read_manifest
 from megarun.checkpoint.resume import Found, damage, load_checkpoint, newest_whole
 from megarun.checkpoint.save import Saver
+from megarun.course import START, Course
 from megarun.errors import refusal
 from megarun.prepare import AUTO, NEVER, Run
 from megarun.trainer import Trainer
@@ -45,8 +46,8 @@ class Keeper:
             self._found = Found(Path(wanted), read_manifest(Path(wanted)))
         return self._found
 
-    def start(self, trainer: Trainer) -> int:
-        """Read the checkpoint that was found into a new trainer; the number of steps done.
+    def start(self, trainer: Trainer) -> tuple[int, Course]:
+        """Read the checkpoint that was found into a new trainer; the number of steps done, and their course.
 
         Raises:
             MegaplanError: It does not fit the plan, or cannot be read.
@@ -54,18 +55,38 @@ class Keeper:
         run = self._run
         self._saver = Saver(run, trainer, self._saving)
         if self._found is None:
-            return 0
-        step = load_checkpoint(self._found, trainer, run, group=self.control)
+            return 0, START
+        started = load_checkpoint(self._found, trainer, run, weights_only=run.checkpoints.weights_only, group=self.control)
         if trainer.mesh.rank == 0:
             what = "parameters of " if run.checkpoints.weights_only else ""
             sys.stderr.write(f"resumed from {what}{self._found.path}, {self._found.manifest.step} steps done\n")
-        return step
+        return started
 
-    def after(self, step: int, *, last: bool, stopped: bool) -> None:
+    def last(self) -> Found | None:
+        """The checkpoint that a run can go back to: its newest whole one, or the one it was started from; None if there is none.
+
+        Raises:
+            MegaplanError: MP645 if the save under way fails.
+        """
+        if self._saver is not None:
+            self._saver.wait()
+        given = None if self._run.checkpoints.weights_only else self._found
+        return newest_whole(self._run.out, self.control) or given
+
+    def go_back(self, trainer: Trainer, found: Found) -> tuple[int, Course]:
+        """Read a checkpoint into a trainer that has stepped; the number of steps done, and their course.
+
+        Raises:
+            MegaplanError: It cannot be read.
+        """
+        return load_checkpoint(found, trainer, self._run, weights_only=False, group=self.control)
+
+    def after(self, step: int, course: Course, *, last: bool, stopped: bool) -> None:
         """Save what a step has left if it is time to, or if the run ends here.
 
         Args:
             step: Steps done.
+            course: Theirs.
             last: The run's last step.
             stopped: A signal ends the run.
 
@@ -76,7 +97,7 @@ class Keeper:
             raise RuntimeError("`start` comes before the first step")
         every = self._run.checkpoints.save_every
         if stopped or (every and (last or step % every == 0)):
-            self._saver.save(step)
+            self._saver.save(step, course)
         if stopped or last:
             self._saver.wait()
         if stopped and dist.get_rank() == 0:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from megarun.course import Course
 from megarun.errors import refusal
 
 FORMAT = "megaplan.checkpoint/1"
@@ -38,12 +41,13 @@ class Manifest:
     Attributes:
         step: Optimizer steps done.
         seed: Of parameters and data.
-        global_batch: Sequences and tokens a sequence: with step and seed, the data position.
+        global_batch: Sequences and tokens a sequence: with step, seed and course, the data position.
         model_digest: Of the plan it was saved under; another one is another model.
         plan_digest: Of the plan it was saved under.
         world_size: Ranks that saved it.
         torch: Version that saved it.
         files: Every other file of the folder.
+        course: Batches that bad steps have left out.
     """
 
     step: int
@@ -54,6 +58,7 @@ class Manifest:
     world_size: int
     torch: str
     files: dict[str, FileRecord]
+    course: Course = field(default_factory=Course)
 
     def text(self) -> str:
         """As it stands in the file."""
@@ -108,7 +113,18 @@ def _parsed(document: dict[str, Any]) -> Manifest:
         world_size=_count(document["world_size"]),
         torch=str(document["torch"]),
         files=files,
+        course=_course(document["course"]),
     )
+
+
+def _course(document: dict[str, Any]) -> Course:
+    skipped = tuple((_count(first), _count(stop)) for first, stop in document["skipped"])
+    if any(first >= stop for first, stop in skipped) or any(one[1] >= two[0] for one, two in pairwise(skipped)):
+        raise ValueError(f"course.skipped = {document['skipped']} are no ranges that rise")
+    losses = tuple(document["losses"])
+    if not all(type(loss) is float and math.isfinite(loss) for loss in losses):
+        raise ValueError(f"course.losses = {document['losses']} are no losses")
+    return Course(skipped, losses)
 
 
 def _count(value: Any) -> int:

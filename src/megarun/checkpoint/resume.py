@@ -18,6 +18,7 @@ from megarun.checkpoint.manifest import FOLDER, INDEX, Manifest, damaged_files, 
 from megarun.checkpoint.pieces import Pieces, PiecesLoadPlanner
 from megarun.checkpoint.state import GENERATOR, OPTIMIZER, generator_state, model_state, optimizer_state
 from megarun.checkpoint.storage import CheckpointReader
+from megarun.course import START, Course
 from megarun.errors import refusal
 from megarun.prepare import Run
 from megarun.trainer import Trainer
@@ -61,14 +62,14 @@ def _names(found: list[Path], run: Path, group: dist.ProcessGroup) -> list[Path]
     return [run / FOLDER / name for name in names[0]]
 
 
-def load_checkpoint(found: Found, trainer: Trainer, run: Run, *, group: dist.ProcessGroup) -> int:
-    """Read a checkpoint into a trainer that has not stepped; the number of steps done, 0 for weights only. Collective.
+def load_checkpoint(found: Found, trainer: Trainer, run: Run, *, weights_only: bool, group: dist.ProcessGroup) -> tuple[int, Course]:
+    """Read a checkpoint into a trainer; the number of steps done and their course, as of a new run for weights only. Collective.
 
     Raises:
         MegaplanError: MP641 and MP642 if it is another model's or lacks optimizer state, MP647 if its batches were others, MP644 if it
             cannot be read.
     """
-    job, weights_only = run.job, run.checkpoints.weights_only
+    job = run.job
     check_compatible(found.path, found.manifest, job, run.plan.model_digest, weights_only=weights_only)
     items = model_state(trainer, job.inventory)
     if not weights_only:
@@ -85,7 +86,7 @@ def load_checkpoint(found: Found, trainer: Trainer, run: Run, *, group: dist.Pro
     except (CheckpointException, OSError, RuntimeError, ValueError) as error:
         raise refusal("MP644", f"{found.path}: {error}", file=str(found.path)) from None
     _hand_on(items, wanted, trainer)
-    return 0 if weights_only else found.manifest.step
+    return (0, START) if weights_only else (found.manifest.step, found.manifest.course)
 
 
 def _wanted(items: list[tuple[str, Pieces]], saved: dict[str, tuple[int, ...]], path: Path) -> dict[str, Pieces]:

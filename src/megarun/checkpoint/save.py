@@ -19,6 +19,7 @@ from megarun.checkpoint.manifest import FOLDER, Manifest, folder_name
 from megarun.checkpoint.pieces import Pieces, PiecesSavePlanner
 from megarun.checkpoint.state import generator_state, model_state, optimizer_state
 from megarun.checkpoint.storage import CheckpointWriter
+from megarun.course import START, Course
 from megarun.errors import refusal
 from megarun.prepare import Run
 from megarun.trainer import Trainer
@@ -53,8 +54,12 @@ class Saver:
         self._host: dict[str, Pieces] = {}
         self._pending: tuple[int, Future[Any], CheckpointWriter] | None = None
 
-    def save(self, step: int) -> None:
+    def save(self, step: int, course: Course = START) -> None:
         """Begin to save the state after `step` optimizer steps; returns when it has been copied.
+
+        Args:
+            step: Steps done.
+            course: What else the manifest says of the data position.
 
         Raises:
             MegaplanError: MP645 if the save before has failed.
@@ -74,6 +79,7 @@ class Saver:
             world_size=job.spec.mesh.world_size,
             torch=torch.__version__,
             files={},
+            course=course,
         )
         writer = CheckpointWriter(self._run.out, manifest, plan.text, self._run.checkpoints.keep)
         planner = PiecesSavePlanner()

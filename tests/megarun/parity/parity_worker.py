@@ -28,6 +28,7 @@ from megarun.initialise import initialise
 from megarun.interrupt import Interrupt
 from megarun.job import Job
 from megarun.launch import Launch, process_group
+from megarun.metrics import MetricsFile
 from megarun.model import moe
 from megarun.optim.muon import Muon
 from megarun.parallel.context import context_parallel
@@ -35,7 +36,9 @@ from megarun.parallel.mesh import build_mesh
 from megarun.parallel.recompute import recompute_stage
 from megarun.parallel.tensor import tensor_parallel
 from megarun.prepare import Checkpoints, Run, SavedPlan
+from megarun.progress import Display
 from megarun.support import refuse_unbuilt
+from megarun.train import train_steps
 from megarun.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -113,7 +116,7 @@ def resume_case(case: dict[str, Any]) -> dict[str, Any]:
     if case["from"] is not None:
         keeper = Keeper(Run(job, rows, Path(case["from"]), 0, plan, Checkpoints(weights_only=case.get("weights_only", False))))
         keeper.find()
-        start = keeper.start(trainer)
+        start, _ = keeper.start(trainer)
     if case["before"] == 0 and start == 0:
         trainer.optimizers.make_states()  # there is nothing yet to save
     losses = []
@@ -126,6 +129,54 @@ def resume_case(case: dict[str, Any]) -> dict[str, Any]:
         losses.append(trainer.step(step, *batches.at(step)).loss)
     saver.wait()
     return {"losses": losses}
+
+
+def bad_steps_case(case: dict[str, Any]) -> dict[str, Any]:
+    """Train and save into `to`, or go on there, with NaN on some batches; losses of this start."""
+    job = build_job(case)
+    mesh = build_mesh(job.spec.mesh, CPU)
+    plan = SavedPlan("{}", model_digest(job.spec, "".join(block.family.value for block in job.inventory.layers)), "sha256:")
+    rows, checkpoints = CountingRows(job.spec.model.vocab_size), Checkpoints(save_every=case["save_every"])
+    run = Run(job, rows, Path(case["to"]), case["steps"], plan, checkpoints)
+    keeper = Keeper(run)
+    found = keeper.find()
+    with poisoned(case["data"], case["gradient"]), MetricsFile(run.out, mesh.rank, resumed=found is not None) as metrics:
+        trained = train_steps(run, mesh, keeper, Interrupt(), metrics, Display(run.num_steps, mesh.rank))
+    return {"losses": {each.step: each.loss for each in trained.history}}
+
+
+def batches_case(case: dict[str, Any]) -> dict[str, Any]:
+    """Losses of steps that are made on the batches of these numbers."""
+    job = build_job(case)
+    mesh = build_mesh(job.spec.mesh, CPU)
+    trainer, batches = Trainer(job, mesh), Batches(CountingRows(job.spec.model.vocab_size), job.spec, mesh)
+    return {"losses": [trainer.step(step, *batches.at(number)).loss for step, number in enumerate(case["batches"])]}
+
+
+@contextmanager
+def poisoned(data: list[int], gradient: list[int]) -> Iterator[None]:
+    """NaN in what these batches compute."""
+    at, accumulate, number = Batches.at, Trainer.accumulate_gradients, [0]
+
+    def noting(self: Batches, step: int) -> Any:
+        number[0] = step
+        return at(self, step)
+
+    def poison(self: Trainer, *batch: Any) -> torch.Tensor:
+        bad = self.mesh.rank == 0 and number[0] in data
+        hook = self.stages[0].register_forward_hook(lambda _, __, output: output * torch.nan) if bad else None
+        partial = accumulate(self, *batch)
+        if hook is not None:
+            hook.remove()
+        if self.mesh.rank == 1 and number[0] in gradient:
+            next(self.stages[0].parameters()).grad.to_local().view(-1)[0] = torch.nan
+        return partial
+
+    Batches.at, Trainer.accumulate_gradients = noting, poison
+    try:
+        yield
+    finally:
+        Batches.at, Trainer.accumulate_gradients = at, accumulate
 
 
 @contextmanager
@@ -238,7 +289,15 @@ def _by_name(parameters: list[tuple[str, torch.nn.Parameter]], value: Any) -> di
     return found
 
 
-RUNS = {"train": train_case, "resume": resume_case, "muon": compare_muon, "tensor muon": compare_tensor_muon, "packed": compare_packed}
+RUNS = {
+    "train": train_case,
+    "resume": resume_case,
+    "bad steps": bad_steps_case,
+    "batches": batches_case,
+    "muon": compare_muon,
+    "tensor muon": compare_tensor_muon,
+    "packed": compare_packed,
+}
 
 
 def serve(rank: int, world_size: int, port: int, pipe: Connection) -> None:
