@@ -41,7 +41,7 @@ def root() -> None:
 def train(
     plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file, as `megaplan split` writes it.")],
     *,
-    data: Annotated[Path, typer.Option("--data", metavar="FILE", help="A token file, as `megarun data tokenize` writes it.")],
+    data: Annotated[list[str], typer.Option("--data", metavar="FILE[=WEIGHT]", help="A token file; several are mixed by weight.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="A new folder for metrics.jsonl.")],
     steps: Annotated[int | None, typer.Option("--steps", min=1, help="Optimizer steps, instead of the plan's training.steps.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Of parameters and data, instead of the plan's training.seed.")] = None,
@@ -72,7 +72,7 @@ def train(
     try:
         planned = read_job(plan, seed)
         job = planned[0]
-        command = shlex.join(["train", plan, "--data", str(data), "--out", str(out)])
+        command = shlex.join(["train", plan, *(word for given in data for word in ("--data", given)), "--out", str(out)])
         checkpoints = Checkpoints(save_every, keep, resume, weights_only)
         prepared = prepare(planned, data, out, steps, checkpoints, num_processes=int(os.environ.get("WORLD_SIZE", "1")), command=command)
         if eval_data is not None:

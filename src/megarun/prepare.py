@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -11,7 +12,7 @@ from megaplan.plan.make import plan_text
 from megaplan.plan.read import read_plan
 from megaplan.spec.models import Spec
 from megarun.checkpoint.manifest import MANIFEST
-from megarun.data import TokenFile
+from megarun.data import TokenFile, TokenMix
 from megarun.errors import refusal
 from megarun.job import Job
 from megarun.support import refuse_unbuilt
@@ -29,7 +30,7 @@ class Run:
     """
 
     job: Job
-    source: TokenFile
+    source: TokenFile | TokenMix
     out: Path
     num_steps: int
     plan: SavedPlan
@@ -136,6 +137,29 @@ def open_tokens(path: Path, spec: Spec) -> TokenFile:
     return source
 
 
+def open_data(words: Sequence[str], spec: Spec) -> TokenFile | TokenMix:
+    """What `--data` names: one FILE, or several FILE=WEIGHT that are mixed.
+
+    Raises:
+        MegaplanError: MP623 if one of several has no weight, or one is named twice; what `open_tokens` and `TokenMix` find.
+    """
+    if len(words) == 1 and not _weighted(words[0])[1]:
+        return open_tokens(Path(words[0]), spec)
+    named = [_weighted(word) for word in words]
+    for path, weight in named:
+        if not weight:
+            raise refusal("MP623", f"--data {path}: one of {len(words)} files, without a weight", hints=(f"--data {path}=1",))
+        if sum(path == other for other, _ in named) > 1:
+            raise refusal("MP623", f"--data {path} is given twice")
+    return TokenMix([(open_tokens(Path(path), spec), int(weight)) for path, weight in named])
+
+
+def _weighted(word: str) -> tuple[str, str]:
+    """FILE=3 -> FILE and 3; a file whose name has such an end is meant if it exists."""
+    path, equals, weight = word.rpartition("=")
+    return (path, weight) if equals and weight.isdecimal() and not Path(word).exists() else (word, "")
+
+
 def open_held_out(path: Path, job: Job, every: int, num_batches: int | None) -> HeldOut:
     """The held-out file, and how many batches it gives: `num_batches`, or all that it has.
 
@@ -154,7 +178,7 @@ def open_held_out(path: Path, job: Job, every: int, num_batches: int | None) -> 
 
 def prepare(
     planned: tuple[Job, SavedPlan],
-    data: Path,
+    data: Sequence[str],
     out: Path,
     num_steps: int | None,
     checkpoints: Checkpoints = DEFAULT_CHECKPOINTS,
@@ -172,4 +196,4 @@ def prepare(
     check_world_size(job.spec, num_processes, command)
     if checkpoints.resume not in KEYWORDS and not (Path(checkpoints.resume) / MANIFEST).is_file():
         raise refusal("MP649", f"{checkpoints.resume}: no {MANIFEST}", file=checkpoints.resume)
-    return Run(job, open_tokens(data, job.spec), out, num_steps or job.spec.training.steps, saved, checkpoints)
+    return Run(job, open_data(data, job.spec), out, num_steps or job.spec.training.steps, saved, checkpoints)

@@ -161,6 +161,13 @@ RUNTIME: dict[str, CodeInfo] = {
         "Ask for fewer batches, or tokenize more held-out text.",
         "megarun train plan.json --data FILE --out DIR --eval-data HELD --eval-batches 4",
     ),
+    "MP623": CodeInfo(
+        "the mix of token files is not one",
+        "Several files were given with --data, and one has no weight, is given twice, or the weights are no small whole numbers.",
+        "Weights say how many rows of each file a block of training has; a guess would train on other text.",
+        "Give each file once, with a whole weight of at least 1; the sum, without a common factor, is at most 1,000.",
+        "megarun train plan.json --data code.tokens=3 --data prose.tokens=1 --out DIR",
+    ),
     "MP641": CodeInfo(
         "the checkpoint is of another model",
         "The plan's architecture differs from that of the plan the checkpoint was saved under.",

@@ -1,0 +1,81 @@
+"""Several token files, read in fixed proportions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import gcd
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megarun.data.order import shuffled
+from megarun.data.token_file import TokenFile, row_numbers
+from megarun.errors import refusal
+
+MOST_ROWS_OF_A_BLOCK = 1000
+
+
+class TokenMix:
+    """Rows of several token files, in proportion to whole weights.
+
+    Rows of training come in blocks of as many as the weights sum to (without their common factor); each block has every file's share, in an
+    order drawn from seed and block. So a row's file, and its number among that file's rows, follow from its own number alone: no state, and
+    nothing of how ranks share a batch. Each file goes through epochs of its own.
+    """
+
+    def __init__(self, sources: Sequence[tuple[TokenFile, int]]) -> None:
+        """The files and their weights.
+
+        Raises:
+            MegaplanError: MP623 if a weight is below 1, or a block would be longer than 1,000 rows.
+        """
+        weights = [weight for _, weight in sources]
+        if min(weights) < 1:
+            raise refusal("MP623", f"weights {', '.join(map(str, weights))}: each is at least 1")
+        self._files = [file for file, _ in sources]
+        common = gcd(*weights)
+        self._weights = [weight // common for weight in weights]
+        if sum(self._weights) > MOST_ROWS_OF_A_BLOCK:
+            detail = f"weights {', '.join(map(str, weights))} sum to {sum(self._weights):,} without their common factor"
+            raise refusal("MP623", f"{detail}, more than {MOST_ROWS_OF_A_BLOCK:,}")
+        self._ends = np.cumsum(self._weights)
+
+    @property
+    def vocab_size(self) -> int:
+        """Every id of every file is below it."""
+        return max(file.vocab_size for file in self._files)
+
+    def num_windows(self, seq_length: int) -> int:
+        """Rows of the longest training in which no file is read twice.
+
+        Raises:
+            MegaplanError: MP615 if no window of a file fits.
+        """
+        blocks = min(file.num_windows(seq_length) // weight for file, weight in zip(self._files, self._weights, strict=True))
+        return blocks * int(self._ends[-1])
+
+    def rows(self, step: int, seed: int, num_rows: int, seq_length: int) -> NDArray[np.int64]:
+        """The global batch of 0-based `step`, int64 [num_rows, seq_length + 1]; see `TokenFile.rows`."""
+        found = np.empty((num_rows, seq_length + 1), dtype=np.int64)
+        for file, places, numbers in self._shares(row_numbers(step, num_rows), seed):
+            found[places] = file.read(file.windows(numbers, seed, seq_length), seq_length)
+        return found
+
+    def starts(self, step: int, seed: int, num_rows: int, seq_length: int) -> NDArray[np.int32]:
+        """Where the document of each of its tokens begins, int32 [num_rows, seq_length + 1]; see `TokenFile.starts`."""
+        found = np.empty((num_rows, seq_length + 1), dtype=np.int32)
+        for file, places, numbers in self._shares(row_numbers(step, num_rows), seed):
+            found[places] = file.read_starts(file.windows(numbers, seed, seq_length), seq_length)
+        return found
+
+    def _shares(self, numbers: NDArray[np.int64], seed: int) -> Iterator[tuple[TokenFile, NDArray[np.int64], NDArray[np.int64]]]:
+        """Of each file: which of the rows are its own, and their numbers among its rows."""
+        length = int(self._ends[-1])
+        blocks, positions = np.divmod(numbers, length)
+        places = np.empty_like(positions)
+        for block in np.unique(blocks).tolist():
+            here = blocks == block
+            places[here] = shuffled(positions[here], length, seed, block)
+        for file, weight, end in zip(self._files, self._weights, self._ends.tolist(), strict=True):
+            own = np.flatnonzero((places >= end - weight) & (places < end))
+            yield file, own, blocks[own] * weight + places[own] - (end - weight)
