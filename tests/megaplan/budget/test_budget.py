@@ -31,7 +31,7 @@ def variants() -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(overrides=variants())
 def test_cells_add_up_and_every_rank_is_named_once(
     overrides: dict[str, Any], hybrid: Callable[..., Spec], budget_of: Callable[..., Budget]
@@ -50,7 +50,7 @@ def test_cells_add_up_and_every_rank_is_named_once(
     assert len({str(group.cells) for group in budget.ranks}) == len(budget.ranks)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(overrides=variants())
 def test_phases_hold_what_their_names_say(overrides: dict[str, Any], hybrid: Callable[..., Spec], budget_of: Callable[..., Budget]) -> None:
     """No optimizer state before the first update, no gradients before the first backward, none of a microbatch during an update."""

@@ -55,7 +55,7 @@ class Counter:
         self.flops += 2 * m * k * n
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seq=st.integers(1, 40), window=st.none() | st.integers(1, 50))
 def test_visible_pairs_are_the_mask_s(seq: int, window: int | None) -> None:
     """Position i sees j when i − window < j ≤ i: counted one by one."""
@@ -63,7 +63,7 @@ def test_visible_pairs_are_the_mask_s(seq: int, window: int | None) -> None:
     assert visible_pairs(seq, window) == len(mask)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seq=st.integers(1, 20), window=st.none() | st.integers(1, 25), heads=SMALL, dim=SMALL, value=SMALL)
 def test_attention_core_counts_two_products_forward_and_five_backward(
     seq: int, window: int | None, heads: int, dim: int, value: int
@@ -87,7 +87,7 @@ def test_attention_core_counts_two_products_forward_and_five_backward(
     assert work.weight_grad == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(chunks=st.integers(1, 4), chunk=SMALL, groups=st.integers(1, 3), per_group=st.integers(1, 3), width=SMALL, state=SMALL)
 def test_ssd_counts_the_chunked_products(*, chunks: int, chunk: int, groups: int, per_group: int, width: int, state: int) -> None:
     """Chunk by chunk: C Bᵀ a group; its product with x, the chunk's state, and the state's reading a head."""
@@ -108,7 +108,7 @@ def test_ssd_counts_the_chunked_products(*, chunks: int, chunk: int, groups: int
     assert (work.weight_grad, work.recomputed * seq) == (0, scores.flops)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(chunks=st.integers(1, 3), positions=SMALL, rank=st.integers(1, 4), heads=SMALL, width=SMALL, state=SMALL)
 def test_mimo_ssd_counts_rank_rows_a_position(*, chunks: int, positions: int, rank: int, heads: int, width: int, state: int) -> None:
     """A tile has positions × rank rows; all its products are per head."""
@@ -126,7 +126,7 @@ def test_mimo_ssd_counts_rank_rows_a_position(*, chunks: int, positions: int, ra
     assert work.recomputed * seq == scores.flops
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(heads=SMALL, key=SMALL, value=SMALL, seq=st.integers(1, 12))
 def test_m2rnn_counts_the_step_s_products(heads: int, key: int, value: int, seq: int) -> None:
     """A step and head: H W, k vᵀ, qᵀ H; the gradients of each; the first two again for the states that are not kept."""
@@ -202,7 +202,7 @@ def test_the_ends_cost_what_the_split_contract_says(name: str) -> None:
     assert costs.side_embeddings.total_flops == 6 * model.hidden_size * (16 * 16 + 64)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(layers=st.integers(1, 3), hidden=st.integers(1, 4), heads=st.integers(1, 4), width=st.integers(1, 64), seq=st.integers(1, 64))
 def test_six_n_rule_within_the_attention_term(layers: int, hidden: int, heads: int, width: int, seq: int) -> None:
     """Model FLOPs of a dense model are 6 · its matrices (head in, embedding out) plus the attention term 3 · 2 · (T + 1) · H · d."""

@@ -391,7 +391,7 @@ def totals(times: ModelTimes) -> tuple[int, ...]:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     letter=st.sampled_from(FAMILIES),
     sizes=st.tuples(st.integers(1, 4), st.integers(1, 8)),

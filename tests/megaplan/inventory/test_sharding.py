@@ -119,7 +119,7 @@ def held(tensor: ParamTensor, mesh: Mesh, rank: int) -> tuple[list[int], int]:
 
 
 @pytest.mark.requirement("R-16", "R-17", "R-40")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(specs())
 def test_owned_elements_over_ranks_are_family_times_replicas(spec: Spec) -> None:
     """Over all ranks every tensor is held a whole number of times: all ranks, ranks / tp, or ranks / (ep · etp); every row alike."""
@@ -140,7 +140,7 @@ def test_owned_elements_over_ranks_are_family_times_replicas(spec: Spec) -> None
 
 
 @pytest.mark.requirement("R-16", "R-40")
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(specs())
 def test_expert_parallel_shrinks_banks_only(spec: Spec) -> None:
     """Doubling EP halves the expert banks and leaves every other tensor whole; doubling TP never touches a bank."""

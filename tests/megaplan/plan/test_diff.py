@@ -50,7 +50,7 @@ def plan_of(text):
     return make_plan(load_spec_text(text).spec)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(spec_texts())
 def test_a_plan_is_written_read_and_diffed_with_itself_without_a_difference(text):
     plan = plan_of(text)
@@ -63,7 +63,7 @@ def test_a_plan_is_written_read_and_diffed_with_itself_without_a_difference(text
     assert not diff.growth
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(spec_texts(), spec_texts())
 def test_differences_are_the_same_both_ways(left, right):
     a, b = plan_of(left), plan_of(right)

@@ -58,7 +58,7 @@ PATHS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(PATHS), values)
 def test_any_value_anywhere_is_accepted_or_refused_in_our_words(path: tuple[str, ...], value: Any) -> None:
     document = parse_document(SAMPLE, None).value
@@ -74,7 +74,7 @@ def test_any_value_anywhere_is_accepted_or_refused_in_our_words(path: tuple[str,
         assert "Input should" not in text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(alphabet=st.characters(codec="utf-8"), max_size=60) | st.text(alphabet="{}[]:,-&*!|>'\"%@`#? \n\tab1", max_size=60))
 def test_any_text_is_accepted_or_refused(text: str) -> None:
     with pytest.raises(MegaplanError):

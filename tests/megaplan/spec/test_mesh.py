@@ -27,7 +27,7 @@ SHAPES = st.fixed_dictionaries(
 
 
 @pytest.mark.requirement("R-30")
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(SHAPES)
 def test_an_accepted_mesh_divides_every_sharded_tensor(shape: dict[str, int]) -> None:
     """The rules and the parameter ledger agree: each part of each tensor falls into equal shards, or the spec is refused."""

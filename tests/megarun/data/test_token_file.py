@@ -134,7 +134,7 @@ def test_changed_tokens(token_file: Any, capsys: pytest.CaptureFixture[str]) -> 
     step=st.integers(0, 5),
     num_rows=st.integers(1, 4),
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_starts_are_the_first_columns_of_the_documents(
     token_file: Any, lengths: list[int], seq_length: int, step: int, num_rows: int
 ) -> None:

@@ -58,7 +58,7 @@ def real(
     script = Path(__file__).with_name("real_worker.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     command += [str(folder / "cases.json"), str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return {name: [pickle.loads((folder / f"{name}.{rank}.pickle").read_bytes()) for rank in range(2)] for name in CASES}
 
