@@ -23,17 +23,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "D": {},
     "gelu": {"model.mlp.activation": "gelu"},
     "E": {},
+    "gathering E": {"host.kernels": "triton"},
     "M": {},
     "R": {},
 }
-LETTERS = {"mla": "A", "gelu": "D"}
-POLICIES = [(name, "selective") for name in FAMILIES] + [(name, "full") for name in FAMILIES if name not in "EM"]
+LETTERS = {"mla": "A", "gelu": "D", "gathering E": "E"}
+POLICIES = [(name, "selective") for name in FAMILIES] + [(name, "full") for name in FAMILIES if name not in ("E", "gathering E", "M")]
 FORWARDS_AGAIN = {
     ("A", "selective"): {"attention": 1},
     ("A", "full"): {"rms_norm": 1, "rope": 2, "attention": 1},
     ("D", "selective"): {"swiglu": 1},
     ("D", "full"): {"rms_norm": 1, "swiglu": 1},
     ("E", "selective"): {"experts_gated": 1},
+    ("gathering E", "selective"): {"routed_experts_gated": 1},
     ("M", "selective"): {"causal_conv1d": 1},
     ("R", "selective"): {"m2rnn": 1, "gated_rms_norm": 1},
     ("R", "full"): {"rms_norm": 1, "causal_conv1d": 2, "m2rnn": 1, "gated_rms_norm": 1},
@@ -86,11 +88,19 @@ def test_gradients_are_those_without_recompute(name: str, policy: str, spec_with
     for (key, a), (_, b) in zip(recomputed.named_parameters(), plain.named_parameters(), strict=True):
         assert torch.equal(a.grad, b.grad), key
     assert [key for key, _ in recomputed.named_parameters()] == [key for key, _ in plain.named_parameters()]
-    if name in "ADEMR":
+    if (name, policy) in FORWARDS_AGAIN:
         ours = {key.removeprefix("_"): count for key, count in (again - once).items()}
         forwards = {key: count for key, count in ours.items() if hasattr(torch.ops.megakernels, key)}
         assert forwards == {key: 2 * count for key, count in FORWARDS_AGAIN[name, policy].items()}
         assert ours.get("mm", 0) == 2 * PRODUCTS_AGAIN.get((name, policy), 0)
+
+
+def test_experts_that_gather_are_the_same_experts(spec_with: Any) -> None:
+    """Logits and gradients, with a shared expert beside them."""
+    found, expected = (stage_of(spec_with, "E", "none", {"host.kernels": kernels}) for kernels in ("triton", "reference"))
+    assert torch.equal(forward_backward(*found)[0], forward_backward(*expected)[0])
+    for (key, a), (_, b) in zip(found[1].named_parameters(), expected[1].named_parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, msg=key)
 
 
 def test_what_a_family_refuses_is_an_error(spec_with: Any) -> None:

@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-LETTERS = {"gqa": "A", "mla": "A", "indexed": "A", "mamba2": "M", "mamba3": "M", "moe": "E", "m2rnn": "R", "mlp": "D"}
+LETTERS = {"gqa": "A", "mla": "A", "indexed": "A", "mamba2": "M", "mamba3": "M", "moe": "E", "gathering_moe": "E", "m2rnn": "R", "mlp": "D"}
 FP32 = dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "fp32")
 BF16 = dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "bf16")
 
@@ -26,6 +26,7 @@ def random_spec(kind: str, seed: int, policy: str = "none") -> dict[str, Any]:
         "batch": {"micro_batch_size": draw.randint(1, 3), "seq_length": draw.randint(5, 40)},
         "precision": draw.choice([FP32, BF16]),
         "recompute": {"default": policy},
+        "host": {"kernels": "triton" if kind == "gathering_moe" else "reference"},
     }
 
 
@@ -50,7 +51,7 @@ def _section(kind: str, hidden: int, draw: random.Random) -> dict[str, Any]:
             return {"attention": {"kind": "mla", **ranks, **heads, "window_size": window, "nope_layers": nope}}
         case "mamba2" | "mamba3":
             return {"mamba": _mamba2(draw) if kind == "mamba2" else _mamba3(hidden, draw)}
-        case "moe":
+        case "moe" | "gathering_moe":
             experts = draw.randint(2, 7)
             sizes = {"num_experts": experts, "top_k": draw.randint(1, experts), "ffn_hidden_size": 8 * draw.randint(1, 4)}
             sizes["shared_ffn_hidden_size"] = draw.choice([0, 16])

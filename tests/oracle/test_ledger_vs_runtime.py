@@ -26,9 +26,11 @@ from megarun.saved import saved_storages
 
 pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-50")]
 
-KINDS = ("gqa", "mla", "indexed", "mamba2", "mamba3", "moe", "m2rnn", "mlp")
+KINDS = ("gqa", "mla", "indexed", "mamba2", "mamba3", "moe", "gathering_moe", "m2rnn", "mlp")
 CASES = [(kind, seed) for kind in KINDS for seed in range(5)]
-POLICIES = [(kind, "selective") for kind in KINDS] + [(kind, "full") for kind in KINDS if kind not in ("mamba2", "mamba3", "moe")]
+POLICIES = [(kind, "selective") for kind in KINDS] + [
+    (kind, "full") for kind in KINDS if kind not in ("mamba2", "mamba3", "moe", "gathering_moe")
+]
 RECOMPUTED = [
     pytest.param(kind, policy, seed, marks=[pytest.mark.slow] if seed > 1 else []) for kind, policy in POLICIES for seed in range(5)
 ]

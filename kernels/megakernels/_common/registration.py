@@ -8,6 +8,7 @@ them are the saved set, whole and exact; the numbers are constants. Nothing else
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
 
@@ -40,14 +41,16 @@ def join(forward: CustomOpDef, backward: CustomOpDef, *, outputs: Sequence[str],
         ctx.constants = {name: values[name] for name in constants}
         if len(differentiable) < len(outputs):
             ctx.mark_non_differentiable(*[values[name] for name in outputs if name not in differentiable])
-            if len(differentiable) == 1:
-                ctx.set_materialize_grads(False)  # else autograd would allocate zeros for outputs that have no gradient
+            ctx.set_materialize_grads(False)  # else autograd would allocate zeros for outputs that have no gradient
+        ctx.made = [(values[name].shape, values[name].dtype, values[name].device) for name in outputs]
 
     def run_backward(ctx: Any, *output_gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         if all(gradient is None for gradient in output_gradients):
             return (None,) * len(names)
         values: dict[str, Any] = dict(zip(saved, ctx.saved_tensors, strict=True)) | ctx.constants
-        values |= {GRADIENT_PREFIX + name: gradient for name, gradient in zip(outputs, output_gradients, strict=True)}
+        for name, gradient, (shape, dtype, device) in zip(outputs, output_gradients, ctx.made, strict=True):
+            unused = gradient is None and name in differentiable
+            values[GRADIENT_PREFIX + name] = torch.zeros(shape, dtype=dtype, device=device) if unused else gradient
         wanted = dict(zip(names, ctx.needs_input_grad, strict=True))
         values[NEEDS] = [wanted[name] for name in gradients]
         found = iter(backward(*[values[name] for name in order]))

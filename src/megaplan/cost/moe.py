@@ -17,6 +17,9 @@ def routing(load: Workload, moe: MixtureOfExperts, hidden_size: int) -> Ops:
     probabilities of all experts are written and read. Rows that travel to other ranks are sorted there by expert, and back: one more
     reading and writing each.
 
+    Experts that gather need neither sorted rows nor, on one rank, dispatched ones: their products read k rows of a token as they would
+    read copies, and write k rows that are summed.
+
     Source: arXiv:1701.06538, section 2 (routing); counting operands.
     """
     rows, row = moe.top_k, hidden_size * load.itemsize
@@ -24,15 +27,17 @@ def routing(load: Workload, moe: MixtureOfExperts, hidden_size: int) -> Ops:
         moved_forward=moe.num_experts * FP32_BYTES, moved_input=moe.num_experts * FP32_BYTES
     )
     sorting: Ops = ()
-    if load.ep * load.etp > 1:
+    travels, rows_and_sum = load.ep * load.etp > 1, (rows + 1) * row
+    copies = travels or not load.gathers
+    if travels and not load.gathers:
         sorted_rows = 2 * rows * load.etp * row
         work = Work(moved_forward=sorted_rows, moved_input=sorted_rows)
         sorting = tuple(Op(name, PART, work, own_tokens=True, is_routed=True) for name in ("sort", "unsort"))
     return (
         Op("route", PART, scores, weights=hidden_size * moe.num_experts, own_tokens=True),
-        Op("dispatch", PART, Work(moved_forward=2 * rows * row, moved_input=(rows + 1) * row), own_tokens=True),
+        Op("dispatch", PART, Work(moved_forward=2 * rows * row * copies, moved_input=rows_and_sum), own_tokens=True),
         *sorting,
-        Op("combine", PART, Work(moved_forward=(rows + 1) * row, moved_input=(rows + 1) * row), own_tokens=True),
+        Op("combine", PART, Work(moved_forward=rows_and_sum, moved_input=rows_and_sum * copies), own_tokens=True),
     )
 
 

@@ -23,6 +23,7 @@ class Workload:
         tp: Divides heads, groups and widths that tensor parallelism shards.
         ep: Ranks over which the experts are spread.
         etp: Divides the width of each expert; as many ranks then compute on each row.
+        gathers: Whether experts read rows where they are (`host.kernels: triton`), instead of sorted copies.
     """
 
     seq_length: int
@@ -31,6 +32,7 @@ class Workload:
     tp: int = 1
     ep: int = 1
     etp: int = 1
+    gathers: bool = False
 
     def per_token(self, total: int) -> int:
         """A sequence's total as a whole number per token, rounded up: at most one FLOP or byte per token too many."""

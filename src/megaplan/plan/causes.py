@@ -69,7 +69,7 @@ def _groups(diff: PlanDiff) -> dict[str, list[Change]]:
     keys = {change.key for change in diff.inputs}
     for change in diff.inputs:
         section = change.key.partition(".")[0]
-        if section in _WITHOUT_BYTES or (change.key == "host.kernels" and "host.name" not in keys):
+        if section in _WITHOUT_BYTES:
             continue
         if section == _HOST and "host.name" in keys:  # another host's keys mean nothing without its name
             groups.setdefault(_HOST, []).append(change)

@@ -2,6 +2,8 @@
 
 With EP a rank holds some of the experts, and rows travel to theirs and back (`megarun.parallel.expert`). Router, dispatch and the shared
 expert are the rank's own tokens' in either case.
+
+With `host.kernels: triton` the experts read tokens, or rows that arrived, where they are, and no sorted copy is made or kept.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from megakernels.moe import arrival_plan, combine, dispatch, dispatch_plan, experts, route, route_scored, router_losses
+from megakernels.moe import arrival_plan, combine, dispatch, dispatch_plan, experts, route, route_scored, routed_experts, router_losses
 from megaplan.spec import models as spec
 from megarun.model.mlp import Mlp
 from megarun.model.norm import RMSNorm, linear
@@ -21,19 +23,27 @@ from megarun.parallel.tensor import ALONE, TensorParallel
 
 
 class ExpertBank(nn.Module):
-    """The stacked matrices of a rank's E experts, gate and up [E, F, h], down [E, h, F]; a module of its own, wrapped before its block."""
+    """The stacked matrices of a rank's E experts, gate and up [E, F, h], down [E, h, F]; a module of its own, wrapped before its block.
 
-    def __init__(self, config: spec.MixtureOfExperts, hidden_size: int, num_experts: int) -> None:
+    Attributes:
+        gathers: Whether it takes tokens as they are and gives them back so, instead of rows sorted by expert.
+    """
+
+    def __init__(self, config: spec.MixtureOfExperts, hidden_size: int, num_experts: int, *, gathers: bool = False) -> None:
         super().__init__()
-        width = config.ffn_hidden_size
+        width, self.gathers = config.ffn_hidden_size, gathers
         self.activation = config.activation
         self.gate_proj = nn.Parameter(torch.empty(num_experts, width, hidden_size)) if config.activation == "swiglu" else None
         self.up_proj = nn.Parameter(torch.empty(num_experts, width, hidden_size))
         self.down_proj = nn.Parameter(torch.empty(num_experts, hidden_size, width))
 
     def forward(self, x: Tensor, weights: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
-        """Rows [M, h] sorted by expert, weights fp32 [N, k], rows [M], counts [E] -> [M, h], each row scaled by its weight."""
-        return experts(x, weights, rows, counts, self.gate_proj, self.up_proj, self.down_proj, self.activation)
+        """Rows [M, h] sorted by expert, weights fp32 [N, k], rows [M], counts [E] -> [M, h], each row scaled by its weight.
+
+        If it gathers, tokens [N, h] -> [N, h], the sum of each token's scaled rows.
+        """
+        operation = routed_experts if self.gathers else experts
+        return operation(x, weights, rows, counts, self.gate_proj, self.up_proj, self.down_proj, self.activation)
 
 
 class ExpertBlock(nn.Module):
@@ -50,13 +60,15 @@ class ExpertBlock(nn.Module):
         ep: ExpertParallel = LOCAL,
         factors: LossFactors | None = None,
         cp: ContextParallel = WHOLE,
+        *,
+        gathers: bool = False,
     ) -> None:
         super().__init__()
         self.tp, self.ep, self.cp, self.factors = tp, ep, cp, factors
         self.num_experts, self.top_k, self.normalize = config.num_experts, config.top_k, config.normalize_top_k
         self.norm = RMSNorm(hidden_size, eps)
         self.router = linear(hidden_size, config.num_experts)
-        self.experts = ExpertBank(config, hidden_size, ep.share(config.num_experts))
+        self.experts = ExpertBank(config, hidden_size, ep.share(config.num_experts), gathers=gathers)
         shared_width = config.shared_ffn_hidden_size
         self.shared = Mlp(hidden_size, shared_width, config.activation, tp) if shared_width else None
 
@@ -66,10 +78,12 @@ class ExpertBlock(nn.Module):
         tokens = normed.flatten(0, 1)
         weights, indices = self.choose(tokens, x.shape[0])
         rows, counts = dispatch_plan(indices, self.num_experts)
-        if self.ep.degree == 1:
-            out = combine(self.experts(dispatch(tokens, rows, self.top_k), weights, rows, counts), rows, self.top_k).view_as(x)
-        else:
+        if self.ep.degree > 1:
             out = self.travel(tokens, weights, rows, counts).view_as(x)
+        elif self.experts.gathers:
+            out = self.experts(tokens, weights, rows, counts).view_as(x)
+        else:
+            out = combine(self.experts(dispatch(tokens, rows, self.top_k), weights, rows, counts), rows, self.top_k).view_as(x)
         return x + (out if self.shared is None else out + self.shared(normed))
 
     def choose(self, tokens: Tensor, num_sequences: int) -> tuple[Tensor, Tensor]:
@@ -97,7 +111,10 @@ class ExpertBlock(nn.Module):
         arriving, splits = self.ep.announce(counts)
         order, totals = arrival_plan(arriving, splits.num_received)
         arrived, arrived_weights = self.ep.exchange(splits, dispatch(tokens, rows, self.top_k), dispatch(weights.view(-1, 1), rows, 1))
-        received = dispatch(arrived, order, 1)
-        del arrived  # as large as what the experts keep
-        returned = self.ep.give_back(splits, combine(self.experts(received, arrived_weights, order, totals), order, 1))
+        if self.experts.gathers:
+            returned = self.ep.give_back(splits, self.experts(arrived, arrived_weights, order, totals))
+        else:
+            received = dispatch(arrived, order, 1)
+            del arrived  # as large as what the experts keep
+            returned = self.ep.give_back(splits, combine(self.experts(received, arrived_weights, order, totals), order, 1))
         return combine(returned, rows, self.top_k)

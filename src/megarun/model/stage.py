@@ -57,7 +57,7 @@ class Stage(nn.Module):
             self.embedding = SlicedEmbedding(num_words, model.hidden_size, tp) if sliced else nn.Embedding(num_words, model.hidden_size)
         layers = range(slot.start, slot.stop)
         families, factors, index = inventory.layers, loss_factors(config), index_loss_factor(config)
-        self.layers = nn.ModuleDict({str(i): build_block(model, families[i].family, i, tp, ep, cp, factors, index) for i in layers})
+        self.layers = nn.ModuleDict({str(i): build_block(config, families[i].family, i, tp, ep, cp, factors, index) for i in layers})
         if self.predicts:
             self.final_norm = RMSNorm(model.hidden_size, model.norm_eps)
         if "head" in slot.blocks:
@@ -107,7 +107,7 @@ class Stage(nn.Module):
 
 
 def build_block(
-    model: spec.Model,
+    whole: spec.Spec,
     family: Family,
     layer: int,
     tp: TensorParallel,
@@ -117,6 +117,7 @@ def build_block(
     index: float,
 ) -> nn.Module:
     """The module of layer `layer` (global index), which belongs to `family`: a TP and EP rank's part; with factors of its own losses."""
+    model = whole.model
     hidden, eps = model.hidden_size, model.norm_eps
     match family, model.attention, model.mamba, model.moe, model.recurrent, model.mlp:
         case (Family.A, spec.GroupedQueryAttention() as config, *_):
@@ -126,7 +127,7 @@ def build_block(
         case (Family.M, _, spec.Mamba2() | spec.Mamba3() as config, *_):
             return Mamba2Block(config, hidden, eps, tp, cp) if isinstance(config, spec.Mamba2) else Mamba3Block(config, hidden, eps, tp)
         case (Family.E, _, _, spec.MixtureOfExperts() as config, *_):
-            return ExpertBlock(config, hidden, eps, tp, ep, factors, cp)
+            return ExpertBlock(config, hidden, eps, tp, ep, factors, cp, gathers=whole.host.kernels == "triton")
         case (Family.R, _, _, _, spec.MatrixRecurrence() as config, _):
             return MatrixRecurrenceBlock(config, hidden, eps, tp, cp)
         case (Family.D, _, _, _, _, spec.Mlp() as config):

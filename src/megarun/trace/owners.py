@@ -31,6 +31,8 @@ ROUTED_OUTPUTS = {
     "megakernels.dispatch.default": (0,),
     "megakernels.experts.default": (0,),
     "megakernels.experts_gated.default": (0,),
+    "megakernels.routed_experts.default": (0,),
+    "megakernels.routed_experts_gated.default": (0,),
     "megakernels.combine.default": (0,),
     "megakernels.combine_backward.default": (0,),
     "megakernels.experts_backward.default": (0,),

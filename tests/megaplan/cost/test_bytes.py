@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import pytest
@@ -78,6 +78,16 @@ ROOFLINES = {  # bytes per token in bf16, forward and backward, operand by opera
         # dispatch and combine of 2 rows both ways, the router's product, 8 fp32 probabilities written and read
         total(routing(BF16, MixtureOfExperts(num_experts=8, top_k=2, ffn_hidden_size=1), 64)).moved,
         2 * 64 * ((2 + 2) + (2 + 1) + (2 + 1) + (1 + 2)) + 2 * 3 * (64 + 8) + 2 * 8 * 4,
+    ),
+    "routing_in_place": (
+        # two rows summed to one both ways; nothing is dispatched, and the gradient of a sum is read where it is
+        total(routing(replace(BF16, gathers=True), MixtureOfExperts(num_experts=8, top_k=2, ffn_hidden_size=1), 64)).moved,
+        2 * 64 * ((2 + 1) + (2 + 1)) + 2 * 3 * (64 + 8) + 2 * 8 * 4,
+    ),
+    "routing_in_place_on_two_ranks": (
+        # rows are sent and come back as ever, and are sorted nowhere
+        total(routing(replace(BF16, gathers=True, ep=2), MixtureOfExperts(num_experts=8, top_k=2, ffn_hidden_size=1), 64)).moved,
+        total(routing(BF16, MixtureOfExperts(num_experts=8, top_k=2, ffn_hidden_size=1), 64)).moved,
     ),
 }
 

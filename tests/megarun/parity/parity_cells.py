@@ -280,6 +280,8 @@ CELLS = [
     Cell("ep2-dp4-reshard", D4, spec=RESHARD),
     Cell("ep2-dp4-selective", D4, spec=SELECTIVE),
     Cell("ep2-dp4-recompute-reshard", D4, spec=RECOMPUTED | RESHARD, ci=True),
+    Cell("ep2-gathering", E2, spec={"host.kernels": "triton"}),
+    Cell("ep2-dp4-gathering-recompute-reshard", D4, spec={"host.kernels": "triton"} | RECOMPUTED | RESHARD),
     Cell("ep2-hsdp-2x2", E2 | {"dp_replicate": 2}),
     Cell("ep2-hsdp-2x4-reshard", D4 | {"dp_replicate": 2}, spec=RESHARD, num_microbatches=8),
     Cell("1f1b-pp2-ep2", E2 | {"pp": 2}, ci=True),

@@ -61,15 +61,27 @@ def test_a_layer_is_copied_out_beside_the_output_gathered_before(job_with: Any, 
     compare(job)
 
 
-@pytest.mark.parametrize("skew", [1.0, 2.5])
-@pytest.mark.parametrize("reshard", [False, True])
-def test_received_rows_are_what_the_skew_states(job_with: Any, skew: float, reshard: bool) -> None:
+@pytest.mark.parametrize("kernels", ["reference", "triton"])
+@pytest.mark.parametrize(("skew", "reshard"), [(1.0, True), (2.5, False)])
+def test_received_rows_are_what_the_skew_states(job_with: Any, skew: float, reshard: bool, kernels: str) -> None:
     """Experts alone on four EP ranks, two microbatches: rows are most of what is alive."""
     model = {**MODEL, "pattern": "E", "num_layers": 3, "moe": {**MODEL["moe"], "routing_skew": skew}}  # type: ignore[dict-item]
     del model["mlp"]
     sizes = {"batch": {"micro_batch_size": 2, "seq_length": 512}, "schedule.num_microbatches": 2}
-    job = job_with(
-        {"model": model, "precision": BF16, **sizes, "mesh": {"dp_shard": 4, "ep": 4}, "sharding.reshard_after_forward": reshard}
-    )
-    found = compare(job, 3)
+    sizes |= {"mesh": {"dp_shard": 4, "ep": 4}, "sharding.reshard_after_forward": reshard, "host.kernels": kernels}
+    found = compare(job_with({"model": model, "precision": BF16, **sizes}), 3)
     assert found.columns(Phase.FORWARD_BACKWARD)[Column.ROUTING].trace > 3 * skew * 2 * 512 * 2 * 128 * 2
+
+
+@pytest.mark.parametrize("policy", ["none", "selective"])
+def test_experts_that_gather_keep_no_dispatched_rows(job_with: Any, policy: str) -> None:
+    """On one rank what is routed are indices alone and the sums of the last layer that runs; k rows a token otherwise."""
+    model = {**MODEL, "pattern": "DE", "num_layers": 4}
+    sizes = {"batch": {"micro_batch_size": 2, "seq_length": 128}, "recompute": {"default": policy}}
+    found = {
+        kernels: compare(job_with({"model": model, "precision": BF16, **sizes, "mesh": {"dp_shard": 2}, "host.kernels": kernels}))
+        for kernels in ("reference", "triton")
+    }
+    routed = {kernels: each.columns(Phase.FORWARD_BACKWARD)[Column.ROUTING].trace for kernels, each in found.items()}
+    num_tokens, num_layers, row_bytes = 2 * 128, 2, 128 * 2
+    assert routed["triton"] <= routed["reference"] - num_layers * num_tokens * 2 * row_bytes

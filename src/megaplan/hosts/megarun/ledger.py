@@ -145,7 +145,8 @@ def _layer_part(spec: Spec, dims: Dims, index: int, block: Block) -> Part:
         case Family.M:
             return mamba_part(dims, model.mamba or _missing("mamba"), policy=policy)
         case Family.E:
-            return moe_part(dims, model.moe or _missing("moe"), ExpertMesh(spec.mesh.ep, spec.mesh.etp), policy=policy)
+            mesh, gathers = ExpertMesh(spec.mesh.ep, spec.mesh.etp), spec.host.kernels == "triton"
+            return moe_part(dims, model.moe or _missing("moe"), mesh, gathers=gathers, policy=policy)
         case Family.R:
             return recurrent_part(dims, model.recurrent or _missing("recurrent"), policy=policy)
         case _:

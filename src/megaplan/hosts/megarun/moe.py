@@ -5,6 +5,8 @@ arrive by source rank, are sorted by local expert, go through the experts, and t
 all-to-all needs none of them); sorted rows are, by the expert GEMMs, and weights as they arrived. ETP ranks hold a slice of each expert and
 gather each other's rows.
 
+With `host.kernels: triton` the experts read tokens, or rows that arrived, where they are: they keep those, and nothing is sorted.
+
 A router with losses of its own also keeps each token's log-sum-exp and each sequence's rows for every expert.
 
 Row counts depend on routing: `received_rows` states them from `moe.routing_skew` and `moe.capacity_factor`.
@@ -62,8 +64,8 @@ def received_rows(moe: MixtureOfExperts, num_tokens: int, mesh: ExpertMesh) -> i
     return min(ceil(mean * moe.routing_skew), num_tokens * min(moe.top_k, local) * sources)
 
 
-def moe_part(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, *, policy: str) -> Part:
-    """One E block on the busiest expert rank."""
+def moe_part(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, *, gathers: bool, policy: str) -> Part:
+    """One E block on the busiest expert rank; if it gathers, experts read tokens where they are."""
     shared = moe.shared_ffn_hidden_size
     travels = mesh.ep * mesh.etp > 1
     tensors = _storages(dims, moe, mesh, travels)
@@ -71,12 +73,12 @@ def moe_part(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, *, policy: str
         tensors |= mlp_storages(dims, shared, "shared.")
     if moe.has_router_losses:
         tensors |= _loss_storages(dims, moe)
-    run = _replay(moe.activation == "swiglu", bool(shared), travels, dims.tp > 1, moe.has_router_losses, policy)
+    run = _replay(moe.activation == "swiglu", bool(shared), travels, dims.tp > 1, moe.has_router_losses, gathers, policy)
     return Part(run, residual(tensors))
 
 
 @cache
-def _replay(gated: bool, shared: bool, travels: bool, sharded: bool, losses: bool, policy: str) -> Replay:
+def _replay(gated: bool, shared: bool, travels: bool, sharded: bool, losses: bool, gathers: bool, policy: str) -> Replay:
     scored = ("scored", "log_sums", "load") if losses else ("weights",)
     ops = (
         norm("norm", "x", "normed", "rstd", "norm.weight"),
@@ -89,7 +91,7 @@ def _replay(gated: bool, shared: bool, travels: bool, sharded: bool, losses: boo
         ),
         *(_losses() if losses else ()),
         Op("dispatch_plan", ("indices",), ("rows", "counts"), grads=()),
-        *(_travelling(gated) if travels else _local(gated)),
+        *(_travelling(gated, gathers) if travels else _local(gated, gathers)),
         *(mlp_ops(gated, sharded, "shared.", "shared") if shared else ()),
         *((add("sum", ("combined", "shared"), "sum"),) if shared else ()),
         add("residual", ("x", "sum" if shared else "combined"), "out"),
@@ -113,7 +115,9 @@ def _experts(gated: bool, reads: tuple[str, str, str, str], made: str) -> Op:
     return Op("experts", reads, (made, *outputs), keeps=(*reads, *outputs), params=params, grads=reads[:2])
 
 
-def _local(gated: bool) -> tuple[Op, ...]:
+def _local(gated: bool, gathers: bool) -> tuple[Op, ...]:
+    if gathers:
+        return (_experts(gated, ("normed", "weights", "rows", "counts"), "combined"),)
     return (
         Op("dispatch", ("normed", "rows"), ("received",), keeps=("rows",), grads=("normed",)),
         _experts(gated, ("received", "weights", "rows", "counts"), "processed"),
@@ -121,18 +125,28 @@ def _local(gated: bool) -> tuple[Op, ...]:
     )
 
 
-def _travelling(gated: bool) -> tuple[Op, ...]:
+def _travelling(gated: bool, gathers: bool) -> tuple[Op, ...]:
     return (
         Op("announce", ("counts",), ("arrived_counts",), grads=()),
         Op("arrival_plan", ("arrived_counts",), ("order", "received_counts"), grads=()),
         Op("dispatch", ("normed", "rows"), ("sent",), keeps=("rows",), grads=("normed",)),
         Op("dispatch weights", ("weights", "rows"), ("sent_weights",), keeps=("rows",), grads=("weights",)),
         Op("exchange", ("sent", "sent_weights"), ("arrived", "arrived_weights")),
+        *(_arrived(gated) if gathers else _sorted(gated)),
+        Op("exchange back", ("leaving",), ("returned",)),
+        Op("combine", ("returned", "rows"), ("combined",), keeps=("rows",), grads=("returned",), holds=("arrived_counts",)),
+    )
+
+
+def _arrived(gated: bool) -> tuple[Op, ...]:
+    return (_experts(gated, ("arrived", "arrived_weights", "order", "received_counts"), "leaving"),)
+
+
+def _sorted(gated: bool) -> tuple[Op, ...]:
+    return (
         Op("sort", ("arrived", "order"), ("received",), keeps=("order",), grads=("arrived",)),
         _experts(gated, ("received", "arrived_weights", "order", "received_counts"), "processed"),
         Op("unsort", ("processed", "order"), ("leaving",), keeps=("order",), grads=("processed",)),
-        Op("exchange back", ("leaving",), ("returned",)),
-        Op("combine", ("returned", "rows"), ("combined",), keeps=("rows",), grads=("returned",), holds=("arrived_counts",)),
     )
 
 
