@@ -28,7 +28,8 @@ def losses(plan: Path, tokens: Path, out: Path, steps: int, *, gpu: bool) -> lis
     hidden = {} if gpu else {"CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "megarun", "train", str(plan), "--data", str(tokens), "--out", str(out), "--steps", str(steps)]
     subprocess.run(command, check=True, env={**os.environ, **hidden})
-    return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+    lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    return [line["loss"] for line in lines if "step_seconds" in line]
 
 
 def main() -> int:

@@ -52,6 +52,7 @@ def train(
     eval_data: Annotated[Path | None, typer.Option("--eval-data", metavar="FILE", help="A held-out token file to evaluate on.")] = None,
     eval_every: Annotated[int, typer.Option("--eval-every", min=1, metavar="N", help="Steps between evaluations; and at the end.")] = 100,
     eval_batches: Annotated[int | None, typer.Option("--eval-batches", min=1, help="Of an evaluation; all that FILE has.")] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write the metrics for TensorBoard too.")] = False,
     start_timeout: Annotated[float, typer.Option("--start-timeout", min=1, metavar="S", help="Seconds to wait for every process.")] = 60,
     with_traceback: Annotated[bool, typer.Option("--traceback", help="Show Python's own account of a failure too.")] = False,
 ) -> int:
@@ -67,6 +68,7 @@ def train(
     # Torch takes seconds to load: what is wrong with the words, the plan or the data is said before.
     from megarun.failure import end_with_the_first, report_failure  # noqa: PLC0415
     from megarun.prepare import Checkpoints, open_held_out, prepare, read_job  # noqa: PLC0415
+    from megarun.tensorboard import require_tensorboard  # noqa: PLC0415
 
     launch = job = None
     try:
@@ -77,6 +79,9 @@ def train(
         prepared = prepare(planned, data, out, steps, checkpoints, num_processes=int(os.environ.get("WORLD_SIZE", "1")), command=command)
         if eval_data is not None:
             prepared = replace(prepared, held_out=open_held_out(eval_data, job, eval_every, eval_batches))
+        if tensorboard:
+            require_tensorboard()
+            prepared = replace(prepared, tensorboard=True)
         from megarun.launch import read_launch  # noqa: PLC0415
         from megarun.train import train as train_job  # noqa: PLC0415
 

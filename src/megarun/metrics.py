@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import TextIO
 
 import torch
-import torch.distributed as dist
 
 from megaplan.cost.model import model_costs
 from megaplan.devices import load_device
@@ -17,7 +16,8 @@ from megarun.bad_steps import Decision
 from megarun.errors import refusal
 from megarun.evaluation import Evaluated
 from megarun.job import Job
-from megarun.trainer import Trainer
+from megarun.memory import RankMemory
+from megarun.tensorboard import Board
 
 FILE_NAME = "metrics.jsonl"
 
@@ -88,9 +88,10 @@ class Utilisation:
 class MetricsFile:
     """Appends lines to metrics.jsonl, which must be new unless the run is resumed; on ranks other than 0 it writes nothing."""
 
-    def __init__(self, folder: Path, rank: int, *, resumed: bool = False) -> None:
-        self._path, self._writes, self._resumed = folder / FILE_NAME, rank == 0, resumed
+    def __init__(self, folder: Path, rank: int, *, resumed: bool = False, tensorboard: bool = False) -> None:
+        self._path, self._writes, self._resumed, self._shows = folder / FILE_NAME, rank == 0, resumed, tensorboard
         self._file: TextIO | None = None
+        self._board: Board | None = None
 
     def __enter__(self) -> MetricsFile:
         if self._writes:
@@ -102,27 +103,21 @@ class MetricsFile:
                 raise refusal("MP608", f"{self._path} exists", hints=(hint,), file=str(self._path.parent)) from None
             except OSError as error:
                 raise refusal("MP608", f"{self._path}: {error.strerror}", file=str(self._path.parent)) from None
+            if self._shows:
+                self._board = Board(self._path.parent)
         return self
 
-    def write(self, metrics: StepMetrics | Evaluated | Decision) -> None:
+    def write(self, metrics: StepMetrics | Evaluated | Decision | RankMemory) -> None:
         """One more line, at once on disk."""
         if self._file is not None:
-            self._file.write(json.dumps(asdict(metrics)) + "\n")
+            line = asdict(metrics)
+            self._file.write(json.dumps(line) + "\n")
             self._file.flush()
+            if self._board is not None:
+                self._board.write(line)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         if self._file is not None:
             self._file.close()
-
-
-def allocated_bytes(trainer: Trainer) -> tuple[int, str]:
-    """The most loaded rank's bytes and their basis (see `StepMetrics`), and the start of a new peak; collective."""
-    device = trainer.mesh.device
-    if device.type == "cuda":
-        count, basis = torch.cuda.max_memory_allocated(device), "peak"
-        torch.cuda.reset_peak_memory_stats(device)
-    else:
-        count, basis = trainer.resident_bytes(), "resident"
-    largest = torch.tensor(count, dtype=torch.int64, device=device)
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    return int(largest), basis
+        if self._board is not None:
+            self._board.close()

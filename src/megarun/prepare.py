@@ -36,6 +36,7 @@ class Run:
     plan: SavedPlan
     checkpoints: Checkpoints
     held_out: HeldOut | None = None
+    tensorboard: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ from megarun.checkpoint.keeper import Keeper
 from megarun.evaluation import Evaluator
 from megarun.interrupt import Interrupt
 from megarun.launch import Launch, choose_device, process_group
-from megarun.metrics import FILE_NAME, MetricsFile, StepMetrics, Utilisation, allocated_bytes
+from megarun.memory import RankMemory, allocated_bytes, planned_bytes
+from megarun.metrics import FILE_NAME, MetricsFile, StepMetrics, Utilisation
 from megarun.optim.rates import learning_rate
 from megarun.parallel.mesh import RankMesh, build_mesh
 from megarun.prepare import Run
@@ -55,7 +56,7 @@ def train(run: Run, launch: Launch) -> Trained:
         keeper = Keeper(run)
         start = keeper.find()
         with (
-            MetricsFile(run.out, mesh.rank, resumed=start is not None or launch.restarted) as metrics_file,
+            MetricsFile(run.out, mesh.rank, resumed=start is not None or launch.restarted, tensorboard=run.tensorboard) as metrics_file,
             Display(run.num_steps, mesh.rank) as display,
         ):
             trained = train_steps(run, mesh, keeper, interrupt, metrics_file, display)
@@ -100,7 +101,7 @@ def train_steps(run: Run, mesh: RankMesh, keeper: Keeper, interrupt: Interrupt, 
             tokens_per_second=job.global_batch_tokens / seconds,
             model_flops_per_second=model_flops,
             mfu=mfu,
-            allocated_bytes=num_bytes,
+            allocated_bytes=max(num_bytes),
             allocated_basis=basis,
             grad_norm=result.gradient_norm,
             learning_rate=rate,
@@ -109,6 +110,8 @@ def train_steps(run: Run, mesh: RankMesh, keeper: Keeper, interrupt: Interrupt, 
         )
         history.append(metrics)
         metrics_file.write(metrics)
+        if len(history) == 2:  # the first step like all later ones
+            metrics_file.write(RankMemory(step, num_bytes, planned_bytes(job) if basis == "peak" else None))
         display.show(metrics)
         last = step == run.num_steps
         if held_out is not None and evaluator is not None and (last or step % held_out.every == 0):

@@ -57,8 +57,13 @@ def plan_file(tmp_path: Path, spec_with: Any) -> Callable[..., str]:
     return write
 
 
-def records(folder: Path) -> list[dict[str, Any]]:
+def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    """Of steps alone."""
+    return [line for line in lines(folder) if "step_seconds" in line]
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -103,10 +108,12 @@ def test_held_out_text_is_evaluated_and_changes_nothing(
     assert run(["train", plan, *words, "--out", str(tmp_path / "plain")]) == 0
     evaluation = "--eval-data", str(token_file), "--eval-every", "2", "--eval-batches", "2"
     assert run(["train", plan, *words, "--out", str(tmp_path / "held"), *evaluation]) == 0
-    lines = records(tmp_path / "held")
-    found = [line for line in lines if "evaluation_loss" in line]
+    found = [line for line in lines(tmp_path / "held") if "evaluation_loss" in line]
     assert [(line["step"], line["evaluation_tokens"]) for line in found] == [(2, 2 * 4 * 2 * 24), (3, 2 * 4 * 2 * 24)]
-    assert [line["loss"] for line in lines if "loss" in line] == [line["loss"] for line in records(tmp_path / "plain")]
+    assert [line["loss"] for line in records(tmp_path / "held")] == [line["loss"] for line in records(tmp_path / "plain")]
+    memory = [line for line in lines(tmp_path / "plain") if "rank_allocated_bytes" in line]
+    resident = records(tmp_path / "plain")[1]["allocated_bytes"]
+    assert memory == [{"step": 2, "rank_allocated_bytes": [resident], "rank_planned_bytes": None}]
     assert found[1]["evaluation_loss"] < found[0]["evaluation_loss"] < 5.6
     capsys.readouterr()
     error = refused(

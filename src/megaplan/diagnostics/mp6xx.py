@@ -168,6 +168,13 @@ RUNTIME: dict[str, CodeInfo] = {
         "Give each file once, with a whole weight of at least 1; the sum, without a common factor, is at most 1,000.",
         "megarun train plan.json --data code.tokens=3 --data prose.tokens=1 --out DIR",
     ),
+    "MP624": CodeInfo(
+        "TensorBoard is not installed",
+        "--tensorboard writes event files with the package `tensorboard`, which megaplan does not need otherwise.",
+        "metrics.jsonl has the same numbers; without the package there is nothing to write the other form with.",
+        "Install the extra, or leave the option out.",
+        "pip install 'megaplan[tensorboard]'",
+    ),
     "MP641": CodeInfo(
         "the checkpoint is of another model",
         "The plan's architecture differs from that of the plan the checkpoint was saved under.",

@@ -1,0 +1,43 @@
+"""The numbers of metrics.jsonl for TensorBoard, where its package is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from megarun.errors import refusal
+
+FOLDER = "tensorboard"
+
+
+def require_tensorboard() -> None:
+    """Refuse to begin without the package.
+
+    Raises:
+        MegaplanError: MP624.
+    """
+    if importlib.util.find_spec("tensorboard") is None:
+        raise refusal("MP624", "there is no package `tensorboard`", hints=("pip install 'megaplan[tensorboard]'",))
+
+
+class Board:
+    """Scalars under `DIR/tensorboard`, by step."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  (an optional package)
+
+        self._writer: Any = SummaryWriter(str(folder / FOLDER))
+
+    def write(self, line: Mapping[str, object]) -> None:
+        """Every number of a line; one rank's of a list of all ranks."""
+        for key, value in line.items():
+            values = {key: value} if not isinstance(value, list) else {f"{key}/{rank}": one for rank, one in enumerate(value)}
+            for name, one in values.items():
+                if key != "step" and isinstance(one, int | float) and not isinstance(one, bool):
+                    self._writer.add_scalar(name, one, line["step"])
+
+    def close(self) -> None:
+        """What is buffered, to disk."""
+        self._writer.close()
