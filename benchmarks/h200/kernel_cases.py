@@ -7,20 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 
 from megakernels.activation import relu2, swiglu
+from megakernels.causal_conv1d import causal_conv1d
 from megakernels.m2rnn import m2rnn
 from megakernels.rms_norm import gated_rms_norm, rms_norm
+from megakernels.rope import rope
 from megakernels.ssd import ssd
 from megaplan.cost import ops as cost
 from megaplan.cost.mamba import ssd as ssd_work
 from megaplan.cost.recurrent import m2rnn as m2rnn_work
 from megaplan.cost.work import Work, Workload
 from megaplan.spec.models import MatrixRecurrence
+from megarun.model.rotary import Rotary, rotary_table
 
 EPS = 1e-5
 Inputs = dict[str, Tensor]
@@ -66,8 +69,10 @@ def cases(small: bool = False) -> list[KernelCase]:
         _gated_norm(load, rows, *((96, 3) if small else (8192, 8))),
         _activation(load, rows, 96 if small else 14336, gated=True),
         _activation(load, rows, 96 if small else 14336, gated=False),
+        _conv(load, rows, 96 if small else 8448),
+        _rope(load, rows, *((4, 16) if small else (32, 128))),
         _ssd(load, rows, *((4, 16, 16, 2, 32) if small else (64, 64, 128, 1, 256))),
-        _m2rnn(load, rows, MatrixRecurrence(num_heads=2 if small else 44, key_dim=8 if small else 64, value_dim=4 if small else 16)),
+        _m2rnn(load, rows, *((2, 8, 4) if small else (44, 64, 16))),
     ]
     return sorted(found, key=lambda case: case.name)
 
@@ -91,6 +96,23 @@ def _activation(load: Workload, rows: tuple[int, int], width: int, *, gated: boo
     return KernelCase(f"{name} {width}", load.num_tokens, dict.fromkeys(names, (*rows, width)), swiglu if gated else relu2, work, "copy")
 
 
+def _conv(load: Workload, rows: tuple[int, int], channels: int, taps: int = 4) -> KernelCase:
+    shapes: dict[str, tuple[int, ...]] = {"x": (*rows, channels), "weight": (channels, taps), "bias": (channels,)}
+    work = cost.causal_conv1d(load, channels, taps)
+    return KernelCase(f"causal_conv1d {channels}x{taps}", load.num_tokens, shapes, causal_conv1d, work, "copy")
+
+
+def _rope(load: Workload, rows: tuple[int, int], heads: int, width: int) -> KernelCase:
+    @cache
+    def table(device: torch.device) -> Rotary:
+        return rotary_table(torch.arange(rows[1]), width, 1e4, device)
+
+    def call(x: Tensor) -> Tensor:
+        return rope(x, *(angles[: x.shape[1]] for angles in table(x.device)))
+
+    return KernelCase(f"rope {heads}x{width}", load.num_tokens, {"x": (*rows, heads, width)}, call, cost.rope(load, heads * width), "copy")
+
+
 def _ssd(load: Workload, rows: tuple[int, int], heads: int, width: int, state: int, groups: int, chunk: int) -> KernelCase:
     shapes: dict[str, tuple[int, ...]] = {
         "x": (*rows, heads, width),
@@ -105,8 +127,8 @@ def _ssd(load: Workload, rows: tuple[int, int], heads: int, width: int, state: i
     return KernelCase(f"ssd {heads}x{width}x{state}", load.num_tokens, shapes, partial(ssd, chunk_size=chunk), work, "matmul")
 
 
-def _m2rnn(load: Workload, rows: tuple[int, int], sizes: MatrixRecurrence) -> KernelCase:
-    heads, keys, values = sizes.num_heads, sizes.key_dim, sizes.value_dim
+def _m2rnn(load: Workload, rows: tuple[int, int], heads: int, keys: int, values: int) -> KernelCase:
+    sizes = MatrixRecurrence(kind="m2rnn", num_heads=heads, key_dim=keys, value_dim=values)
     shapes: dict[str, tuple[int, ...]] = {
         "q": (*rows, keys),
         "k": (*rows, keys),
