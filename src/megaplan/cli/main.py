@@ -15,7 +15,22 @@ from typing import Annotated
 import typer
 
 from megaplan import __version__
-from megaplan.cli import check, costs, diff, estimate, explain, import_hf, import_megatron, new, output, schedule, schema, show, split
+from megaplan.cli import (
+    check,
+    costs,
+    diff,
+    estimate,
+    explain,
+    export,
+    import_hf,
+    import_megatron,
+    new,
+    output,
+    schedule,
+    schema,
+    show,
+    split,
+)
 from megaplan.errors import MegaplanError
 
 ERROR = 2
@@ -38,6 +53,7 @@ _COMMANDS = (
     check.check,
     schedule.schedule,
     explain.explain,
+    export.export,
     schema.schema,
     new.new,
 )

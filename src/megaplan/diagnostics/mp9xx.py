@@ -89,4 +89,18 @@ HOSTS: dict[str, CodeInfo] = {
         "Give --gpus, or import a file with its torchrun line.",
         "megaplan import megatron launch.sh --gpus 64",
     ),
+    "MP920": CodeInfo(
+        "the host cannot express this",
+        "The exported file does not say this key of the plan, or says the nearest that the host has.",
+        "The run that is launched from it differs from the plan there.",
+        "Change the plan, launch it otherwise, or accept the difference; --strict refuses it.",
+        "megaplan export plan.json --to nanotron --strict",
+    ),
+    "MP921": CodeInfo(
+        "no model of the host has these blocks",
+        "The host's configuration names a model of its own, and none is built of the plan's layers.",
+        "There is nothing that a file could say.",
+        "Export to a host that takes hybrids, or to one whose model is your own code.",
+        "megaplan export plan.json --to maxtext      # wrong for a model with Mamba layers",
+    ),
 }

@@ -87,7 +87,7 @@ def _hybrid(launch: Arguments, pp: int) -> Stack:
     if not pattern.main:
         launch.cannot(key, "the pattern has no layer")
     plain = used & set("*+")
-    latent = "+" in used or (launch.given("multi_latent_attention") and bool(plain))
+    latent = (launch.given("multi_latent_attention") and bool(plain)) or "+" in used
     return Stack(tuple("".join(OURS.get(one, "A") for one in stage) for stage in stages), latent, pattern.num_modules, hybrid=True)
 
 
@@ -154,6 +154,9 @@ def read_model(launch: Arguments, stack: Stack, tp: int) -> dict[str, Any]:
     ffn = launch.optional("ffn_hidden_size") or (int(4 * hidden * 2 / 3) // 64 * 64 if activation == "swiglu" else 4 * hidden)
     if "A" in letters or stack.num_modules:
         model["attention"] = _attention(launch, stack, hidden)
+    else:
+        for key in ("num_attention_heads", "position_embedding_type", "rotary_base"):
+            launch.value(key)
     if "M" in letters:
         model["mamba"] = _mamba(launch)
     if "E" in letters:

@@ -1,0 +1,88 @@
+"""A wrap plan for torch's own FSDP2 and pipelining: what to shard, over which mesh, in which order, and with which dtypes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from megaplan.exporters.modules import SCHEDULES, TORCH_DTYPES, optimizer_groups, policy, stage_modules
+from megaplan.exporters.values import Exported, Loss, Source, complete
+
+FORMAT = "megaplan.fsdp2/1"
+CARRIED = frozenset({
+    "model", "mesh", "sharding", "schedule", "batch", "data", "precision", "optimizer", "recompute", "training",
+})  # fmt: skip
+
+
+def export_fsdp2(source: Source) -> Exported:
+    """JSON. torch shards modules and runs stages; the model, its tensor and expert parallelism and the loop are the reader's code."""
+    spec, losses = source.spec, []
+    precision = spec.precision
+    if precision.moments is not precision.master:
+        detail = f"precision.moments = {precision.moments}, precision.master = {precision.master}: torch's optimizers follow the parameter"
+        losses.append(Loss("precision.moments", detail, f"moments: {precision.master}"))
+    pipelined = spec.mesh.pp > 1
+    if pipelined and precision.reduce is not precision.grads:
+        detail = (
+            f"precision.reduce = {precision.reduce}, precision.grads = {precision.grads}: FSDP2 sums whole gradients in the reduced dtype"
+        )
+        losses.append(Loss("precision.reduce", detail, f"reduce: {precision.grads}"))
+    if spec.host.name == "megatron":
+        losses.append(
+            Loss(
+                "host", "host.name = megatron: its attention, cross-entropy and workspace settings are not torch's", "host: {name: megarun}"
+            )
+        )
+    rank_of = [[slot.pp_rank, slot.chunk] for slot in source.slots()]
+    document = {
+        "format": FORMAT,
+        "name": spec.name,
+        "model": spec.model.model_dump(mode="json"),
+        "layers": source.letters,
+        "mesh": spec.mesh.model_dump(mode="json"),
+        "device_mesh": {
+            "dense": _dims(spec.mesh, ("pp", "dp_replicate", "dp_shard", "cp", "tp")),
+            "experts": _dims(spec.mesh, ("pp", "dp_replicate", "efsdp", "ep", "etp")),
+        },
+        "stages": [
+            {"slot": index, "pp_rank": rank, "chunk": chunk, "modules": modules}
+            for index, ((rank, chunk), modules) in enumerate(zip(rank_of, stage_modules(source), strict=True))
+        ],
+        "schedule": {
+            "class": SCHEDULES[spec.schedule.kind],
+            "num_microbatches": spec.schedule.num_microbatches,
+            "steps_per_update": spec.schedule.steps_per_update,
+        },
+        "fully_shard": _wraps(source),
+        "checkpoint": {f"layers.{index}": policy(source, letter) for index, letter in enumerate(source.letters)},
+        "optimizer": optimizer_groups(source),
+        "precision": {key: TORCH_DTYPES[str(getattr(precision, key))] for key in ("grads", "master", "moments")},
+        "batch": {**spec.batch.model_dump(mode="json"), "global_batch_size": source.global_batch_size},
+        "data": spec.data.model_dump(mode="json"),
+        "training": spec.training.model_dump(mode="json"),
+    }
+    return complete(source, json.dumps(document, indent=1) + "\n", CARRIED, losses)
+
+
+def _dims(mesh: Any, names: tuple[str, ...]) -> dict[str, int]:
+    return {name: getattr(mesh, name) for name in names}
+
+
+def _wraps(source: Source) -> list[dict[str, Any]]:
+    """Bottom up: an expert bank over its own shard mesh, each layer, each stage."""
+    spec, reshard = source.spec, source.spec.sharding.reshard_after_forward
+    families: dict[Any, Any] = dict(spec.precision.families)
+    found: list[dict[str, Any]] = []
+
+    def add(modules: list[str], mesh: str, dtype: object) -> None:
+        mixed = {"param_dtype": TORCH_DTYPES[str(dtype)], "reduce_dtype": TORCH_DTYPES[str(spec.precision.reduce)]}
+        found.append({"modules": modules, "mesh": mesh, "reshard_after_forward": reshard, "mp_policy": mixed})
+
+    for index, letter in enumerate(source.letters):
+        dtype = families.get(letter, spec.precision.params)
+        if letter == "E":
+            add([f"layers.{index}.experts"], "experts: dp_replicate, efsdp", dtype)
+        add([f"layers.{index}"], "dense: dp_replicate, dp_shard, cp", dtype)
+    for modules in stage_modules(source):
+        add([name for name in modules if not name.startswith("layers.")], "dense: dp_replicate, dp_shard, cp", spec.precision.params)
+    return found

@@ -1,0 +1,46 @@
+"""Names and groups of modules that torch-native hosts read: megarun's own, which the inventory has too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megaplan.exporters.values import Source
+from megaplan.hosts.megarun.optimizer import newton_schulz_dtype
+
+SCHEDULES = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved_1f1b": "Interleaved1F1B",
+    "looped_bfs": "LoopedBFS",
+    "interleaved_zero_bubble": "InterleavedZeroBubble",
+    "zbv": "ZBVZeroBubble",
+    "dualpipev": "DualPipeV",
+}
+"""torch.distributed.pipelining's names, as `get_schedule_class` takes them."""
+TORCH_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn"}
+
+
+def policy(source: Source, letter: str) -> str:
+    """The recompute policy of a letter's layers."""
+    blocks: dict[Any, str] = dict(source.spec.recompute.blocks)
+    return blocks.get(letter, source.spec.recompute.default)
+
+
+def stage_modules(source: Source) -> list[list[str]]:
+    """Module names of each stage, in model order."""
+    return [list(slot.blocks) for slot in source.slots()]
+
+
+def optimizer_groups(source: Source) -> list[dict[str, Any]]:
+    """Muon's and AdamW's tensors, by module pattern of the inventory."""
+    optimizer = source.spec.optimizer
+    names: dict[str, list[str]] = {"matrix": [], "other": []}
+    for name, tensor in source.inventory.tensors():
+        names[str(tensor.group)].append(name)
+    if optimizer.matrix == "adamw":
+        return [{"optimizer": "adamw", "parameters": [*names["matrix"], *names["other"]]}]
+    steps, dtype = optimizer.newton_schulz_steps, TORCH_DTYPES[str(newton_schulz_dtype(source.spec))]
+    return [
+        {"optimizer": "muon", "newton_schulz_steps": steps, "newton_schulz_dtype": dtype, "parameters": names["matrix"]},
+        {"optimizer": optimizer.other, "parameters": names["other"]},
+    ]

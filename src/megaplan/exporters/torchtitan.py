@@ -1,0 +1,136 @@
+"""torchtitan's `parallelism`, `training`, `optimizer` and `lr_scheduler` sections, with the modules of each stage.
+
+Source: `torchtitan/config/configs.py` and `torchtitan/components/optimizer/` of torchtitan 0.3.0. The model is its own registry's.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from megaplan.dtypes import DType
+from megaplan.exporters.modules import SCHEDULES, TORCH_DTYPES, policy
+from megaplan.exporters.values import Exported, Loss, Source, complete
+from megaplan.spec.training import ConstantRate, CosineRate, warm_up_steps
+
+CARRIED = frozenset({
+    "mesh.pp", "mesh.vpp", "mesh.dp_replicate", "mesh.dp_shard", "mesh.cp", "mesh.tp", "mesh.ep", "sharding", "schedule", "batch",
+    "precision.params", "precision.master", "optimizer.matrix", "optimizer.other", "training.steps", "training.seed",
+    "training.learning_rate", "training.weight_decay", "training.gradient_clip", "training.rate_schedule", "mesh.vocab_parallel",
+})  # fmt: skip
+TRANSFORMERS = ("AD", "AE")
+
+
+def export_torchtitan(source: Source) -> Exported:
+    """JSON whose sections have the names and fields of torchtitan's own config classes."""
+    spec, losses = source.spec, _losses(source)
+    mesh, schedule, training = spec.mesh, spec.schedule, spec.training
+    modules, told = _modules(source)
+    losses += told
+    size = spec.batch.micro_batch_size
+    parallelism: dict[str, Any] = {
+        "data_parallel_replicate_degree": mesh.dp_replicate,
+        "data_parallel_shard_degree": mesh.dp_shard,
+        "fsdp_reshard_after_forward": "always" if spec.sharding.reshard_after_forward else "never",
+        "tensor_parallel_degree": mesh.tp,
+        "enable_sequence_parallel": True,
+        "pipeline_parallel_degree": mesh.pp,
+        "context_parallel_degree": mesh.cp,
+        "expert_parallel_degree": mesh.ep,
+    }
+    if mesh.pp > 1:
+        parallelism |= {
+            "pipeline_parallel_schedule": SCHEDULES[schedule.kind],
+            "pipeline_parallel_microbatch_size": size,
+            "module_fqns_per_model_part": modules,
+        }
+    document = {
+        "parallelism": parallelism,
+        "training": {
+            "local_batch_size": size * schedule.num_microbatches if mesh.pp > 1 else size,
+            "global_batch_size": source.global_batch_size,
+            "seq_len": spec.batch.seq_length,
+            "max_norm": training.gradient_clip if training.gradient_clip is not None else float("1e30"),
+            "steps": training.steps,
+            "dtype": TORCH_DTYPES[str(spec.precision.master)],
+            "mixed_precision_param": TORCH_DTYPES[str(spec.precision.params)],
+            "mixed_precision_reduce": "float32",
+        },
+        "optimizer": {"name": "AdamW", "lr": training.learning_rate, "weight_decay": training.weight_decay},
+        "lr_scheduler": _rate(source),
+        "activation_checkpoint": "full" if _all(source, "full") else "none",
+        "debug": {"seed": training.seed},
+    }
+    return complete(source, json.dumps(document, indent=1) + "\n", CARRIED, losses)
+
+
+def _all(source: Source, wanted: str) -> bool:
+    return all(policy(source, letter) == wanted for letter in source.letters)
+
+
+def _losses(source: Source) -> list[Loss]:
+    spec, found = (
+        source.spec,
+        [Loss("model", "model: torchtitan builds it from its own registry; its dimensions must be this plan's", strict=False)],
+    )
+    if spec.optimizer.matrix == "muon":
+        found.append(Loss("optimizer.matrix", "optimizer.matrix = muon: torchtitan's AdamW is written for all parameters", "matrix: adamw"))
+    if not (_all(source, "none") or _all(source, "full")):
+        said = ", ".join(f"{letter}: {policy(source, letter)}" for letter in sorted(set(source.letters)))
+        found.append(
+            Loss(
+                "recompute", f"recompute is {said}: torchtitan has one policy for all blocks, and none is written", "default: none or full"
+            )
+        )
+    if spec.mesh.etp > 1:
+        found.append(Loss("mesh.etp", f"mesh.etp = {spec.mesh.etp}: torchtitan shards experts over ep alone", "etp: 1"))
+    if spec.mesh.tp > 1 and not spec.mesh.vocab_parallel:
+        found.append(
+            Loss("mesh.vocab_parallel", "mesh.vocab_parallel = false: torchtitan shards embedding and head over tp", "vocab_parallel: true")
+        )
+    for role in ("params", "master"):
+        dtype = getattr(spec.precision, role)
+        if dtype not in (DType.FP32, DType.BF16):
+            found.append(Loss(f"precision.{role}", f"precision.{role} = {dtype}: torchtitan has float32 and bfloat16", f"{role}: bf16"))
+    if spec.schedule.steps_per_update > 1 and spec.mesh.pp > 1:
+        detail = f"schedule.steps_per_update = {spec.schedule.steps_per_update}: torchtitan derives it from both batch sizes"
+        if spec.schedule.num_microbatches < spec.mesh.pp:
+            found.append(Loss("schedule.steps_per_update", detail))
+    return found
+
+
+def _modules(source: Source) -> tuple[list[list[str]], list[Loss]]:
+    letters = source.letters
+    pairs = {letters[index : index + 2] for index in range(0, len(letters), 2)}
+    whole = all(slot.start % 2 == 0 and slot.stop % 2 == 0 for slot in source.slots())
+    losses: list[Loss] = []
+    step = 2
+    if not pairs <= set(TRANSFORMERS):
+        step = 1
+        detail = "torchtitan's blocks are attention with an MLP or experts; stages name one module a layer of this plan"
+        losses.append(Loss("model.pattern", detail))
+    elif not whole:
+        step = 1
+        losses.append(Loss("split.spans", "a stage ends between A and its D or E, which is one block of torchtitan", "cut at even layers"))
+    stages = []
+    for slot in source.slots():
+        names = ["tok_embeddings"] if slot.index == 0 else []
+        names += [f"layers.{index // step}" for index in range(slot.start, slot.stop, step)]
+        stages.append(names + (["norm", "output"] if slot.index == len(source.slots()) - 1 else []))
+    return stages, losses
+
+
+def _rate(source: Source) -> dict[str, Any]:
+    training = source.spec.training
+    rate = training.rate_schedule
+    found: dict[str, Any] = {"warmup_steps": warm_up_steps(rate, training.steps)}
+    if isinstance(rate, ConstantRate):
+        return {**found, "decay_ratio": 0.0}
+    if isinstance(rate, CosineRate):
+        return {**found, "decay_type": "cosine", "min_lr_factor": rate.final_fraction}
+    return {
+        **found,
+        "decay_ratio": rate.decay_steps / training.steps,
+        "decay_type": rate.decay,
+        "min_lr_factor": rate.final_fraction,
+    }

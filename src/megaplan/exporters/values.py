@@ -1,0 +1,132 @@
+"""What an exporter is given and what it returns; every key of the plan is written, or told as lost."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from megaplan.inventory.tensors import Inventory
+from megaplan.layout.values import Layout, Slot
+from megaplan.spec.models import Spec
+
+PLANNING_ONLY = frozenset(
+    {
+        "format",
+        "name",
+        "serving",
+        "device",
+        "split",
+        "model.pattern",
+        "model.num_layers",
+        "model.moe.routing_skew",
+        "host.fragmentation_percent",
+    }
+)
+"""Keys that decide estimates or cuts alone; layers and cuts themselves are each exporter's to write."""
+
+
+class Loss(NamedTuple):
+    """Something of the plan that the host cannot express.
+
+    Attributes:
+        key: Dotted key of the spec.
+        detail: The values, and what the host does instead.
+        fix: A change after which nothing is lost, or empty.
+        strict: Whether a strict export refuses it; not where the host reads no model at all, and its own code must be this plan's.
+    """
+
+    key: str
+    detail: str
+    fix: str = ""
+    strict: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A plan to export.
+
+    Attributes:
+        spec: Of the plan.
+        inventory: Its parameter tensors.
+        layout: Its slots.
+    """
+
+    spec: Spec
+    inventory: Inventory
+    layout: Layout
+
+    @property
+    def letters(self) -> str:
+        """One a layer."""
+        return "".join(block.family.value for block in self.inventory.layers)
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Letters of each slot, in model order."""
+        return tuple(self.letters[slot.start : slot.stop] for slot in self.layout.slots)
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that read different rows."""
+        return self.spec.mesh.dp_replicate * self.spec.mesh.dp_shard
+
+    @property
+    def global_batch_size(self) -> int:
+        """Sequences of one optimizer step."""
+        return self.spec.batch.micro_batch_size * self.spec.schedule.microbatches_per_update * self.data_ranks
+
+    def slots(self) -> tuple[Slot, ...]:
+        """In model order."""
+        return self.layout.slots
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A launch file.
+
+    Attributes:
+        text: The file.
+        losses: What it does not say.
+    """
+
+    text: str
+    losses: tuple[Loss, ...]
+
+
+def complete(source: Source, text: str, carried: Collection[str], losses: Collection[Loss]) -> Exported:
+    """An export whose losses name every key that is neither written nor at its default.
+
+    Args:
+        source: The plan.
+        text: The file.
+        carried: Dotted keys that the file says; a section's key stands for all of it.
+        losses: What the exporter told itself.
+    """
+    told = [loss.key for loss in losses]
+    found = list(losses)
+    for key, value in _leaves(source.spec, "", carried):
+        if not any(key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.") for other in told):
+            found.append(Loss(key, f"{key} = {_shown(value)}: the host has no counterpart"))
+    return Exported(text, tuple(dict.fromkeys(found)))
+
+
+def _leaves(section: BaseModel, prefix: str, carried: Collection[str]) -> Iterator[tuple[str, Any]]:
+    for name, field in type(section).model_fields.items():
+        key, value = f"{prefix}{name}", getattr(section, name)
+        if key in carried or key in PLANNING_ONLY:
+            continue
+        default = field.get_default(call_default_factory=True)
+        within = any(other.startswith(f"{key}.") for other in (*carried, *PLANNING_ONLY))
+        if isinstance(value, BaseModel) and (within or isinstance(default, BaseModel) or field.is_required()):
+            yield from _leaves(value, f"{key}.", carried)
+        elif field.is_required() or value != default:
+            yield key, value
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, BaseModel):
+        return "{…}"
+    return str(value).lower() if isinstance(value, bool) else str(value)

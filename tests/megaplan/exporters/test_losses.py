@@ -1,0 +1,321 @@
+"""Nothing is dropped in silence: whatever changes in a spec changes the exported file, or is told by its key."""
+
+import json
+from collections.abc import Sequence
+
+import pytest
+import yaml
+
+from megaplan.cli.main import run
+from megaplan.errors import MegaplanError
+from megaplan.exporters.hosts import EXPORTERS
+from megaplan.exporters.values import Exported, Source
+from megaplan.inventory.build import build_inventory
+from megaplan.layout.build import build_layout
+from megaplan.spec.load import load_spec_text
+from megaplan.split.choose import choose_cuts
+
+HYBRID = """
+format: megaplan.spec/1
+name: hybrid
+model:
+  pattern: MEMAMEMD
+  num_layers: 16
+  hidden_size: 256
+  vocab_size: 1024
+  attention: {kind: gqa, num_heads: 8, num_kv_heads: 4, head_dim: 32}
+  mamba: {kind: mamba2, head_dim: 32, state_dim: 64, num_groups: 4, chunk_size: 128}
+  moe: {num_experts: 8, top_k: 2, ffn_hidden_size: 384, shared_ffn_hidden_size: 128}
+  mlp: {ffn_hidden_size: 640}
+mesh: {pp: 2, dp_shard: 4, tp: 2, vocab_parallel: true}
+schedule: {num_microbatches: 8}
+batch: {micro_batch_size: 2, seq_length: 512}
+optimizer: {matrix: adamw}
+split: {mode: equal}
+training: {rate_schedule: {kind: cosine}}
+"""
+DENSE = HYBRID.replace("MEMAMEMD", "AD")
+EXPERTS = HYBRID.replace("MEMAMEMD", "AE")
+for _letter, _section in (("M", "mamba"), ("E", "moe")):
+    DENSE = "\n".join(line for line in DENSE.splitlines() if not line.startswith(f"  {_section}:"))
+for _section in ("mamba", "mlp"):
+    EXPERTS = "\n".join(line for line in EXPERTS.splitlines() if not line.startswith(f"  {_section}:"))
+TEXTS = {"hybrid": HYBRID, "dense": DENSE, "experts": EXPERTS}
+
+CHANGES = [
+    "model.hidden_size=512", "model.vocab_size=2048", "model.tie_embeddings=true", "model.norm_eps=1.0e-6",
+    "model.attention.num_heads=4", "model.attention.num_kv_heads=2", "model.attention.head_dim=64",
+    "model.attention.qk_norm=true", "model.attention.bias=true", "model.attention.window_size=128",
+    "model.attention.rope_theta=500000.0", "model.attention.rope_theta=500000.5", "mesh.pp=4", "mesh.dp_shard=2",
+    "mesh.dp_replicate=2", "mesh.cp=2", "mesh.tp=4", "mesh.vocab_parallel=false", "sharding.reshard_after_forward=true",
+    "schedule.kind=gpipe", "schedule.num_microbatches=16", "schedule.steps_per_update=2", "batch.micro_batch_size=4",
+    "batch.seq_length=1024", "data.packing=documents", "precision.params=fp32", "precision.grads=bf16", "precision.master=bf16",
+    "precision.moments=bf16", "precision.reduce=bf16", "optimizer.matrix=muon",
+    "optimizer.matrix=muon>>optimizer.newton_schulz_dtype=fp32", "optimizer.matrix=muon>>optimizer.newton_schulz_steps=6",
+    "recompute.default=selective", "recompute.blocks={A: full}", "host.kernels=triton", "training.steps=2000", "training.seed=1",
+    "training.learning_rate=1.0e-3", "training.weight_decay=0.2", "training.gradient_clip=null", "training.gradient_clip=0.5",
+    "training.muon_learning_rate=1.0e-2", "training.rate_schedule.warmup_steps=7", "training.rate_schedule.final_fraction=0.5",
+    "training.rate_schedule={kind: wsd, decay_steps: 100, decay: sqrt}", "training.rate_schedule={kind: constant}",
+    "mesh={pp: 2, vpp: 2, dp_shard: 4, tp: 2, vocab_parallel: true}|schedule.kind=interleaved_1f1b",
+    "mesh.vpp=2|schedule.kind=zbv", "split={mode: manual, spans: [[0, 6], [6, 16]], reason: test}",
+]  # fmt: skip
+OF_HYBRID = [
+    "model.mamba.expand=4", "model.mamba.num_heads=32", "model.mamba.head_dim=64", "model.mamba.state_dim=32",
+    "model.mamba.num_groups=2", "model.mamba.conv_kernel=3", "model.mamba.conv_bias=false", "model.mamba.chunk_size=64",
+    "model.mamba={kind: mamba3, head_dim: 32, num_groups: 4}", "model.moe.num_experts=16", "model.moe.top_k=4",
+    "model.moe.ffn_hidden_size=512", "model.moe.shared_ffn_hidden_size=0", "model.moe.activation=relu2",
+    "model.moe.normalize_top_k=false", "model.moe.capacity_factor=1.5", "model.moe.balance_loss_coefficient=0.01",
+    "model.moe.z_loss_coefficient=0.01", "model.mlp.ffn_hidden_size=512", "model.mlp.activation=gelu",
+    "model.attention.nope_layers=[3]", "model.features.mtp={depth: 1, ffn_hidden_size: 640}",
+    "model.features.ngram={num_tables: 2, num_rows: 64, dim: 8}", "model.features.structure={num_categories: 4, bottleneck: 8}",
+    "model.features.relation_bias={num_relations: 4}", "mesh.ep=2", "mesh.etp=2", "precision.families={M: fp32}",
+    "model.pattern=MEMAMEDM",
+]  # fmt: skip
+TRANSFORMERS = ("nanotron", "maxtext")
+
+
+def source_of(text: str, *overrides: str) -> Source:
+    spec = load_spec_text(text, "spec.yaml", overrides).spec
+    inventory = build_inventory(spec)
+    return Source(spec, inventory, build_layout(spec, inventory, choose_cuts(spec, inventory).spans))
+
+
+def exported(host: str, text: str, *overrides: str) -> Exported:
+    return EXPORTERS[host](source_of(text, *overrides))
+
+
+def silent(host: str, text: str, changes: Sequence[str]) -> list[str]:
+    """Changes that neither the file nor the losses show; what stands before `>>` is given on both sides."""
+    found = []
+    for change in changes:
+        before, _, after = change.rpartition(">>")
+        shared, overrides = (before.split("|") if before else []), after.split("|")
+        plain, other = exported(host, text, *shared), exported(host, text, *shared, *overrides)
+        keys = [override.partition("=")[0] for override in overrides]
+        covered = any(
+            key == loss.key or key.startswith(f"{loss.key}.") or loss.key.startswith(f"{key}.") for key in keys for loss in other.losses
+        )
+        if other.text == plain.text and other.losses == plain.losses and not covered:
+            found.append(change)
+    return found
+
+
+@pytest.mark.parametrize("host", EXPORTERS)
+def test_a_change_of_a_dense_model_is_written_or_told(host: str) -> None:
+    assert (
+        silent(host, DENSE, [*CHANGES, "model.mlp.ffn_hidden_size=512", "model.mlp.activation=relu2", "model.attention.nope_layers=[2]"])
+        == []
+    )
+
+
+@pytest.mark.parametrize("host", [host for host in EXPORTERS if host not in TRANSFORMERS])
+def test_a_change_of_a_hybrid_is_written_or_told(host: str) -> None:
+    assert silent(host, HYBRID, [*CHANGES, *OF_HYBRID]) == []
+
+
+@pytest.mark.parametrize("host", ["megatron", "torchtitan", "maxtext"])
+def test_a_change_of_experts_is_written_or_told(host: str) -> None:
+    assert (
+        silent(host, EXPERTS, [*CHANGES, *(change for change in OF_HYBRID if change.startswith("model.moe")), "mesh.ep=2", "mesh.etp=2"])
+        == []
+    )
+
+
+def test_every_key_of_megatrons_host_is_written_or_told() -> None:
+    text = HYBRID + "host: {name: megatron}\n"
+    changes = [
+        "attention_backend=unfused", "cross_entropy=te", "cross_entropy=te_fp32", "wgrad_fusion=false", "attention_mask=false",
+        "hidden_dropout=0.0", "attention_dropout=0.0", "cublas_workspace_kib=8320", "distributed_optimizer=false",
+        "precision_aware_optimizer=true", "recompute_modules=[moe_act]", "recompute_num_layers=2", "moe_dispatcher=alltoall",
+        "moe_grouped_gemm=true", "moe_overlap=true", "fused_squared_relu=true", "tp_comm_overlap=true", "microbatch_group_size=4",
+        "mtp_repeated=true",
+    ]  # fmt: skip
+    assert silent("megatron", text, [f"host.{change}" for change in changes]) == []
+
+
+LOST = {
+    "megatron": {
+        "model.pattern=MEMAMEMR|model.mlp=null|model.recurrent={kind: m2rnn, num_heads: 4, key_dim: 8, value_dim: 8}": "model.recurrent",
+        "mesh.vpp=2|schedule.kind=zbv": "schedule.kind",
+        "recompute.blocks={M: selective}": "recompute.blocks.M",
+        "sharding.reshard_after_forward=true": "sharding.reshard_after_forward",
+        "precision.families={M: fp32}": "precision.families.M",
+        "mesh.vocab_parallel=false": "mesh.vocab_parallel",
+        "data.packing=documents": "data.packing",
+        "training.muon_learning_rate=0.1": "training.muon_learning_rate",
+        "optimizer.newton_schulz_dtype=fp32": "optimizer.newton_schulz_dtype",
+    },
+    "torchtitan": {
+        "optimizer.matrix=muon": "optimizer.matrix",
+        "recompute.blocks={A: full}": "recompute",
+        "mesh.etp=2": "mesh.etp",
+        "precision.moments=bf16": "precision.moments",
+        "mesh.tp=2": "model.pattern",
+    },
+    "fsdp2": {"precision.moments=bf16": "precision.moments", "precision.reduce=bf16": "precision.reduce", "host={name: megatron}": "host"},
+    "deepspeed": {
+        "split={mode: manual, spans: [[0, 6], [6, 16]], reason: test}": "split",
+        "mesh.vpp=2|schedule.kind=interleaved_1f1b": "mesh.vpp",
+        "schedule.kind=gpipe": "schedule.kind",
+        "recompute.blocks={A: full}": "recompute",
+        "mesh.cp=2": "mesh.cp",
+        "mesh.tp=2": "mesh.tp",
+        "mesh.dp_replicate=2": "mesh.dp_replicate",
+        "optimizer.matrix=muon": "optimizer.matrix",
+        "precision.master=bf16": "precision.master",
+        "sharding.reshard_after_forward=true": "sharding.reshard_after_forward",
+        "training.rate_schedule={kind: wsd, decay_steps: 100}": "training.rate_schedule",
+        "mesh.etp=2": "mesh.etp",
+    },
+}
+LOST_OF_DENSE = {
+    "nanotron": {
+        "mesh.pp=2": "split",
+        "mesh.vpp=2|schedule.kind=interleaved_1f1b": "mesh.vpp",
+        "schedule.kind=looped_bfs|mesh.vpp=2": "schedule.kind",
+        "mesh.dp_replicate=2": "mesh.dp_replicate",
+        "mesh.dp_shard=4": "sharding",
+        "optimizer.matrix=muon": "optimizer.matrix",
+        "recompute.default=full": "recompute",
+        "model.mlp.activation=relu2": "model.mlp.activation",
+        "model.attention.head_dim=64": "model.attention.head_dim",
+        "model.attention.rope_theta=500000.0": "model.attention.rope_theta",
+        "model.attention.qk_norm=true": "model.attention.qk_norm",
+        "mesh.vocab_parallel=false": "mesh.vocab_parallel",
+        "precision.moments=bf16": "precision.moments",
+        "mesh.cp=2": "mesh.cp",
+        "training.rate_schedule={kind: wsd, decay_steps: 100, decay: sqrt}": "training.rate_schedule.decay",
+    },
+    "maxtext": {
+        "split={mode: manual, spans: [[0, 6], [6, 16]], reason: test}": "split",
+        "mesh.pp=2": "schedule.kind",
+        "model.mlp.activation=relu2": "model.mlp.activation",
+        "optimizer.matrix=muon": "optimizer.matrix",
+        "recompute.default=none": "recompute",
+        "mesh.vocab_parallel=false": "mesh.vocab_parallel",
+        "training.rate_schedule={kind: wsd, decay_steps: 100, decay: sqrt}": "training.rate_schedule.decay",
+        "mesh.dp_shard=4": "sharding.reshard_after_forward",
+        "data.packing=documents": "data.packing",
+    },
+    "torchtitan": {
+        "split={mode: manual, spans: [[0, 7], [7, 16]], reason: test}": "split.spans",
+        "mesh.vocab_parallel=false": "mesh.vocab_parallel",
+    },
+}
+CASES = [(host, HYBRID, change, key) for host, cases in LOST.items() for change, key in cases.items()]
+CASES += [(host, DENSE, change, key) for host, cases in LOST_OF_DENSE.items() for change, key in cases.items()]
+
+
+@pytest.mark.parametrize(("host", "text", "change", "key"), CASES, ids=lambda value: value if len(value) < 100 else "")
+def test_a_loss_is_told_by_its_key(host: str, text: str, change: str, key: str) -> None:
+    found = exported(host, text, *change.split("|"))
+    assert key in {loss.key for loss in found.losses}
+    assert all(loss.detail for loss in found.losses)
+
+
+@pytest.mark.parametrize("host", TRANSFORMERS)
+def test_a_hybrid_is_refused_by_hosts_of_transformers(host: str) -> None:
+    with pytest.raises(MegaplanError) as caught:
+        exported(host, HYBRID)
+    assert [item.code for item in caught.value.diagnostics] == ["MP921"]
+    ranks = "q_lora_rank: null, kv_lora_rank: 8, qk_nope_head_dim: 8, qk_rope_head_dim: 8, v_head_dim: 8"
+    latent = f"model.attention={{kind: mla, num_heads: 8, {ranks}}}"
+    with pytest.raises(MegaplanError) as caught:
+        exported(host, DENSE, latent)
+    assert "mla" in caught.value.diagnostics[0].detail
+
+
+def test_stages_of_the_plan_are_the_stages_of_the_file() -> None:
+    cut = "split={mode: manual, spans: [[0, 6], [6, 16]], reason: test}"
+    assert "--hybrid-layer-pattern '*-*-*-|*-*-*-*-*-'" in exported("megatron", DENSE, cut).text
+    gpt = exported("megatron", DENSE + "\nhost: {name: megatron, model: gpt}", cut).text
+    assert "--num-layers 8" in gpt
+    assert "--pipeline-model-parallel-layout 'Et*3|t*5L'" in gpt
+    titan = json.loads(exported("torchtitan", DENSE, cut).text)["parallelism"]["module_fqns_per_model_part"]
+    assert titan == [
+        ["tok_embeddings", *(f"layers.{index}" for index in range(3))],
+        [*(f"layers.{index}" for index in range(3, 8)), "norm", "output"],
+    ]
+    stages = json.loads(exported("fsdp2", DENSE, cut).text)["stages"]
+    assert [len(stage["modules"]) for stage in stages] == [7, 12]
+    assert yaml.safe_load(exported("maxtext", DENSE, "mesh.pp=4").text)["num_layers_per_pipeline_stage"] == 2
+
+
+MAXTEXT_KEYS = frozenset(
+    [
+        "run_name",
+        "decoder_block",
+        "base_emb_dim",
+        "base_num_decoder_layers",
+        "base_num_query_heads",
+        "base_num_kv_heads",
+        "head_dim",
+        "use_qk_norm",
+        "attention_bias",
+        "attention_type",
+        "sliding_window_size",
+        "base_mlp_dim",
+        "base_moe_mlp_dim",
+        "mlp_activations",
+        "vocab_size",
+        "logits_via_embedding",
+        "normalization_layer_epsilon",
+        "rope_max_timescale",
+        "num_experts",
+        "num_experts_per_tok",
+        "norm_topk_prob",
+        "capacity_factor",
+        "load_balance_loss_weight",
+        "mesh_axes",
+        "logical_axis_rules",
+        "ici_data_parallelism",
+        "ici_pipeline_parallelism",
+        "ici_fsdp_parallelism",
+        "ici_context_parallelism",
+        "ici_tensor_parallelism",
+        "ici_expert_parallelism",
+        "per_device_batch_size",
+        "gradient_accumulation_steps",
+        "max_target_length",
+        "dtype",
+        "weight_dtype",
+        "grad_dtype",
+        "mu_dtype",
+        "remat_policy",
+        "opt_type",
+        "learning_rate",
+        "adam_weight_decay",
+        "gradient_clipping_threshold",
+        "steps",
+        "data_shuffle_seed",
+        "init_weights_seed",
+        "learning_rate_schedule_steps",
+        "warmup_steps_fraction",
+        "lr_schedule_type",
+        "learning_rate_final_fraction",
+        "wsd_decay_steps_fraction",
+        "wsd_decay_style",
+        "num_layers_per_pipeline_stage",
+        "num_pipeline_microbatches",
+    ]
+)
+"""Keys of the published `base.yml` that an export may have."""
+
+
+@pytest.mark.parametrize("text", [DENSE, EXPERTS], ids=["dense", "experts"])
+@pytest.mark.parametrize("rate", ["constant", "cosine", "wsd, decay_steps: 100"])
+def test_a_maxtext_file_has_keys_of_the_published_schema_alone(text: str, rate: str) -> None:
+    assert set(yaml.safe_load(exported("maxtext", text, f"training.rate_schedule={{kind: {rate}}}").text)) <= MAXTEXT_KEYS
+
+
+def test_strict_writes_nothing_where_something_is_lost(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "spec.yaml").write_text(DENSE, encoding="utf-8")
+    assert run(["export", "spec.yaml", "--to", "nanotron", "--strict", "-o", "out.yaml"]) == 1
+    assert "warning[MP920]" in capsys.readouterr().err
+    assert not (tmp_path / "out.yaml").exists()
+    assert run(["export", "spec.yaml", "--to", "nanotron", "-o", "out.yaml"]) == 0
+    assert (tmp_path / "out.yaml").read_text(encoding="utf-8").startswith("general:")
+    assert run(["export", "spec.yaml", "--to", "megatron", "--strict", "-o", "launch.sh"]) == 0
+    assert run(["export", "spec.yaml", "--to", "torchtitan", "--strict", "-o", "titan.json"]) == 0  # its model is the reader's code: a note
+    assert run(["export", "spec.yaml", "--to", "nowhere"]) == 2

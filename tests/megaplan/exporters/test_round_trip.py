@@ -1,0 +1,203 @@
+"""A spec, exported to Megatron's arguments and imported again, is the spec it was."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from megaplan.exporters.megatron import export_megatron
+from megaplan.exporters.values import Source
+from megaplan.hosts.megatron.pattern import parse_hybrid
+from megaplan.importers.megatron.spec import REASON, import_megatron
+from megaplan.inventory.build import build_inventory
+from megaplan.layout.build import build_layout
+from megaplan.spec.load import load_spec, load_spec_text
+from megaplan.spec.models import Spec
+from megaplan.split.choose import choose_cuts
+
+ATTENTION = st.fixed_dictionaries(
+    {
+        "kind": st.just("gqa"),
+        "num_heads": st.just(8),
+        "num_kv_heads": st.sampled_from([2, 4, 8]),
+        "head_dim": st.sampled_from([16, 32]),
+        "qk_norm": st.booleans(),
+        "bias": st.booleans(),
+        "window_size": st.sampled_from([None, 64]),
+        "rope_theta": st.sampled_from([10000.0, 500000.0, 12345.5]),
+    }
+) | st.fixed_dictionaries(
+    {
+        "kind": st.just("mla"),
+        "num_heads": st.just(8),
+        "q_lora_rank": st.sampled_from([None, 32]),
+        "kv_lora_rank": st.just(16),
+        "qk_nope_head_dim": st.just(16),
+        "qk_rope_head_dim": st.just(8),
+        "v_head_dim": st.just(24),
+    }
+)
+MAMBA = st.fixed_dictionaries(
+    {
+        "kind": st.just("mamba2"),
+        "num_heads": st.sampled_from([None, 8, 16]),
+        "head_dim": st.sampled_from([16, 32]),
+        "state_dim": st.sampled_from([16, 128]),
+        "num_groups": st.sampled_from([2, 4]),
+        "chunk_size": st.just(128),
+    }
+)
+RATES = st.one_of(
+    st.fixed_dictionaries({"kind": st.just("constant"), "warmup_steps": st.integers(0, 50)}),
+    st.fixed_dictionaries(
+        {"kind": st.just("cosine"), "warmup_steps": st.integers(0, 50), "final_fraction": st.sampled_from([0.0, 0.1, 0.25])}
+    ),
+    st.fixed_dictionaries(
+        {
+            "kind": st.just("wsd"),
+            "warmup_steps": st.integers(0, 50),
+            "decay_steps": st.integers(1, 100),
+            "decay": st.sampled_from(["linear", "sqrt"]),
+            "final_fraction": st.sampled_from([0.0, 0.1]),
+        }
+    ),
+)
+
+
+@st.composite
+def hosts(draw: Any, hybrid: bool, muon: bool) -> dict[str, Any]:
+    full = draw(st.booleans())
+    return {
+        "name": "megatron",
+        "model": "hybrid" if hybrid else "gpt",
+        "attention_backend": draw(st.sampled_from(["flash", "fused"])),
+        "cross_entropy": draw(st.sampled_from(["unfused", "native", "te"])),
+        "wgrad_fusion": draw(st.booleans()),
+        "attention_mask": draw(st.booleans()),
+        "hidden_dropout": draw(st.sampled_from([0.0, 0.1])),
+        "attention_dropout": draw(st.sampled_from([0.0, 0.1])),
+        "cublas_workspace_kib": draw(st.sampled_from([8192, 32768])),
+        "distributed_optimizer": draw(st.booleans()),
+        "precision_aware_optimizer": not muon and draw(st.booleans()),
+        "recompute_modules": []
+        if full
+        else draw(st.lists(st.sampled_from(["layernorm", "mla_up_proj", "moe_act"]), unique=True).map(sorted)),
+        "recompute_num_layers": draw(st.integers(1, 3)) if full else None,
+        "tp_comm_overlap": draw(st.booleans()),
+    }
+
+
+@st.composite
+def specs(draw: Any) -> dict[str, Any]:
+    """What a spec and Megatron's arguments can both say, in the form that an import writes."""
+    hybrid = draw(st.booleans())
+    pp = draw(st.sampled_from([1, 2]))
+    vpp = draw(st.sampled_from([1, 2])) if pp > 1 else 1
+    unit = (
+        st.text(alphabet="AMED", min_size=1, max_size=5)
+        if hybrid
+        else st.lists(st.sampled_from(["AD", "AE"]), min_size=1, max_size=3).map("".join)
+    )
+    stages = draw(st.lists(unit, min_size=pp * vpp, max_size=pp * vpp))
+    letters = "".join(stages)
+    muon, tp = draw(st.booleans()), draw(st.sampled_from([1, 2]))
+    host = draw(hosts(hybrid, muon))
+    activation = draw(st.sampled_from(["swiglu", "relu2", "gelu"]))
+    model: dict[str, Any] = {
+        "pattern": "|".join(stages),
+        "num_layers": len(letters),
+        "hidden_size": 128,
+        "vocab_size": draw(st.sampled_from([512, 1000])),
+        "tie_embeddings": draw(st.booleans()),
+        "norm_eps": draw(st.sampled_from([1e-5, 1e-6])),
+    }
+    mtp = activation == "relu2" and "A" in letters and draw(st.booleans()) and (hybrid or letters[-1] == "D")
+    if "A" in letters:
+        model["attention"] = draw(ATTENTION)
+    if "M" in letters:
+        model["mamba"] = draw(MAMBA)
+    if "E" in letters:
+        model["moe"] = {
+            "num_experts": 8,
+            "top_k": draw(st.integers(1, 4)),
+            "ffn_hidden_size": draw(st.sampled_from([64, 96])),
+            "shared_ffn_hidden_size": draw(st.sampled_from([0, 64])),
+            "activation": activation,
+            "normalize_top_k": draw(st.booleans()),
+            "capacity_factor": draw(st.sampled_from([None, 1.5])),
+            "balance_loss_coefficient": draw(st.sampled_from([0.0, 0.01])),
+            "z_loss_coefficient": draw(st.sampled_from([0.0, 0.001])),
+        }
+        host |= {"moe_dispatcher": draw(st.sampled_from(["allgather", "alltoall", "flex"])), "moe_grouped_gemm": draw(st.booleans())}
+    if "D" in letters:
+        model["mlp"] = {"ffn_hidden_size": 192, "activation": activation}
+    if mtp:
+        model["features"] = {"mtp": {"depth": draw(st.integers(1, 2)), "ffn_hidden_size": 192}}
+    grads = draw(st.sampled_from(["fp32", "bf16"]))
+    moments = draw(st.sampled_from(["fp32", "bf16"])) if host["precision_aware_optimizer"] else "fp32"
+    experts = "E" in letters
+    core = host["recompute_num_layers"] is None and "A" in letters and draw(st.booleans())
+    return {
+        "format": "megaplan.spec/1",
+        "name": "launch",
+        "model": model,
+        "mesh": {
+            "pp": pp,
+            "vpp": vpp,
+            "dp_replicate": draw(st.sampled_from([1, 2])),
+            "dp_shard": 4,
+            "cp": draw(st.sampled_from([1, 2])) if "A" in letters else 1,
+            "tp": tp,
+            "ep": draw(st.sampled_from([1, 2])) if experts else 1,
+            "etp": draw(st.sampled_from([1, 2])) if experts else 1,
+            "vocab_parallel": tp > 1,
+        },
+        "schedule": {"kind": "interleaved_1f1b" if vpp > 1 else "1f1b", "num_microbatches": 4},
+        "batch": {"micro_batch_size": draw(st.integers(1, 2)), "seq_length": 256},
+        "precision": {"params": "bf16", "grads": grads, "master": "fp32", "moments": moments, "reduce": grads},
+        "optimizer": {"matrix": "muon" if muon else "adamw", "newton_schulz_steps": draw(st.integers(4, 6))},
+        "host": host,
+        **({"recompute": {"blocks": {"A": "selective"}}} if core else {}),
+        **({"split": {"mode": "manual", "reason": REASON}} if len(stages) > 1 else {}),
+        "training": {
+            "steps": 1000,
+            "seed": draw(st.integers(1, 9)),
+            "learning_rate": draw(st.sampled_from([1e-3, 3e-4])),
+            "weight_decay": draw(st.sampled_from([0.0, 0.1])),
+            "gradient_clip": draw(st.sampled_from([None, 1.0])),
+            "rate_schedule": draw(RATES),
+        },
+    }
+
+
+def source_of(spec: Spec) -> Source:
+    inventory = build_inventory(spec)
+    return Source(spec, inventory, build_layout(spec, inventory, choose_cuts(spec, inventory).spans))
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(specs())
+def test_a_spec_survives_megatrons_arguments(document: dict[str, Any]) -> None:
+    spec = load_spec_text(yaml.safe_dump(document), "launch.yaml").spec
+    exported = export_megatron(source_of(spec))
+    assert exported.losses == ()
+    assert import_megatron(exported.text, "launch.sh").loaded.spec == spec
+
+
+PLANS_DIR = Path(__file__).parents[3] / "plans"
+PLANS = ("llama-3.1-8b", "mamba-codestral-7b", "mixtral-8x7b", "nam56r-8xh200", "nam56r-8xh200-equal", "tiny-hybrid", "tiny-hybrid-pp2")
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_shipped_plan_gives_a_pattern_of_its_stages(name: str) -> None:
+    source = source_of(load_spec(str(PLANS_DIR / f"{name}.yaml")).spec)
+    text = export_megatron(source).text
+    (line,) = [line for line in text.splitlines() if "--hybrid-layer-pattern" in line]
+    found = parse_hybrid(line.split(" ", 3)[3].removesuffix(" \\").strip("'"))
+    assert [len(stage) for stage in found.segments] == [slot.stop - slot.start for slot in source.slots()]
+    assert found.main == "".join({"A": "*", "D": "-", "R": "G"}.get(letter, letter) for letter in source.letters).replace(
+        "*", "+" if "+" in found.main else "*"
+    )
