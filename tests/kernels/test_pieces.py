@@ -6,6 +6,14 @@ from op_checks import rms_ratio
 
 from megakernels.attention import attention
 from megakernels.attention.pieces import attention_pieces, attention_pieces_backward
+from megakernels.indexed_attention import indexed_attention
+from megakernels.indexed_attention.pieces import (
+    Settings,
+    index_keys,
+    index_keys_backward,
+    indexed_attention_pieces,
+    indexed_attention_pieces_backward,
+)
 
 NUM_RANKS, LENGTH = 2, 6
 T = 2 * NUM_RANKS * LENGTH
@@ -53,6 +61,52 @@ def test_attention_of_all_pieces_is_attention_of_the_sequence(window: int | None
             total.add_(part)
     for total, right in zip(sums, (expected_k, expected_v), strict=True):
         assert rms_ratio(total, torch.cat([own(right, rank) for rank in range(NUM_RANKS)], 1)) < 1e-12
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("window", [None, 9])
+def test_indexed_attention_of_all_pieces_chooses_as_over_the_sequence(window: int | None, packed: bool) -> None:
+    """Outputs and all gradients: queries' and the indexer's own of each piece, keys' and the norm's summed over the ranks."""
+    torch.manual_seed(0)
+    num_heads, width, index_heads, index_width, rotated = 3, 6, 2, 8, 4
+    shapes = [(num_heads, width)] * 2 + [(num_heads, 5), (index_heads, index_width), (index_width,), (index_heads,)]
+    inputs = [torch.randn(2, T, *shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    norm = [torch.randn(index_width, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    angles = torch.randn(1, T, rotated // 2)
+    table = angles.cos(), angles.sin()
+    whole_starts, starts = document_starts(packed)
+    numbers = {"scale": 0.3, "top_k": 4, "loss_factor": 0.7, "window": window}
+    expected = indexed_attention(*inputs, *norm, table[0][0], table[1][0], **numbers, eps=1e-5, starts=whole_starts)
+    gradient = torch.randn_like(expected)
+    right = torch.autograd.grad(expected, (*inputs, *norm), gradient)
+    stored = [piece for rank in range(NUM_RANKS) for piece in zig_zag(rank)]
+    parts = [[own(tensor.detach(), rank) for tensor in inputs] for rank in range(NUM_RANKS)]
+    tables = [tuple(own(each, rank)[0] for each in table) for rank in range(NUM_RANKS)]
+    scale, bias = (each.detach() for each in norm)
+    made = [index_keys(part[4], scale, bias, *of_rank, 1e-5) for part, of_rank in zip(parts, tables, strict=True)]
+    gathered = [torch.cat(each, 1) for each in ([part[1] for part in parts], [part[2] for part in parts], made)]
+    sums = [torch.zeros_like(each) for each in gathered]
+    for rank, (q, _, _, index_q, _, weights) in enumerate(parts):
+        k, v, keys = gathered
+        given = q, k, v, index_q, keys, weights, *tables[rank], None if starts is None else own(starts, rank)
+        settings = Settings(**numbers, query_pieces=zig_zag(rank), key_pieces=stored)
+        found = indexed_attention_pieces(*given, settings)
+        assert rms_ratio(found[0], own(expected, rank)) < 1e-12
+        *of_queries, grad_k, grad_v, grad_keys = indexed_attention_pieces_backward(own(gradient, rank), *given, found, settings)
+        for mine, whole in zip(of_queries, (right[0], right[3], right[5]), strict=True):
+            assert rms_ratio(mine, own(whole, rank)) < 1e-12
+        for total, part in zip(sums, (grad_k, grad_v, grad_keys), strict=True):
+            total.add_(part)
+    for total, whole in zip(sums[:2], right[1:3], strict=True):
+        assert rms_ratio(total, torch.cat([own(whole, rank) for rank in range(NUM_RANKS)], 1)) < 1e-12
+    of_norm = [torch.zeros_like(scale), torch.zeros_like(bias)]
+    for rank, grad_keys in enumerate(sums[2].chunk(NUM_RANKS, 1)):
+        grad_k, *grad_norm = index_keys_backward(grad_keys, parts[rank][4], scale, *tables[rank], 1e-5)
+        assert rms_ratio(grad_k, own(right[4], rank)) < 1e-12
+        for total, part in zip(of_norm, grad_norm, strict=True):
+            total.add_(part)
+    for total, whole in zip(of_norm, right[6:], strict=True):
+        assert rms_ratio(total, whole) < 1e-12
 
 
 def test_pieces_are_refused_where_they_do_not_fit() -> None:

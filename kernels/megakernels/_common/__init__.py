@@ -2,15 +2,21 @@
 
 from megakernels._common.device import runs_triton, use_kernels
 from megakernels._common.numerics import accumulator_dtype, row_blocks, upcast
+from megakernels._common.pieces import absolute, as_stored, in_order, piece_rows, require_pieces
 from megakernels._common.registration import fake_like, join, only_needed
 from megakernels._common.shapes import require, require_starts
 
 __all__ = [
+    "absolute",
     "accumulator_dtype",
+    "as_stored",
     "fake_like",
+    "in_order",
     "join",
     "only_needed",
+    "piece_rows",
     "require",
+    "require_pieces",
     "require_starts",
     "row_blocks",
     "runs_triton",

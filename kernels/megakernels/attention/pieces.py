@@ -4,14 +4,14 @@ Two operations without an autograd formula, forward and backward, for a caller t
 part only (`megarun.parallel.context`). A piece is a run of consecutive positions, and pieces are numbered as the sequence has them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from megakernels._common import accumulator_dtype, require, require_starts
+from megakernels._common import absolute, accumulator_dtype, as_stored, in_order, piece_rows, require, require_pieces, require_starts
 from megakernels.attention import reference
 
 __all__ = ["attention_pieces", "attention_pieces_backward"]
@@ -46,10 +46,8 @@ def attention_pieces(
     Raises:
         ValueError: Shapes do not fit, or a piece of q is none of k's.
     """
-    length = q.shape[1] // len(query_pieces)
-    fits = q.shape[1] == length * len(query_pieces) and k.shape[1] == v.shape[1] == length * len(key_pieces)
-    known = sorted(key_pieces) == list(range(len(key_pieces))) and set(query_pieces) <= set(key_pieces)
-    require(fits and known, "attention_pieces", "pieces must be equal and numbered", q=q.shape, k=k.shape, v=v.shape, pieces=key_pieces)
+    require(k.shape[1] == v.shape[1], "attention_pieces", "k and v must have the same positions", k=k.shape, v=v.shape)
+    require_pieces("attention_pieces", q.shape[1], k.shape[1], query_pieces, key_pieces)
     require_starts("attention_pieces", starts, q.shape[:2])
     out: Tensor
     lse: Tensor
@@ -86,11 +84,11 @@ def _pieces(
     query_pieces: list[int],
     key_pieces: list[int],
 ) -> tuple[Tensor, Tensor]:
-    keys, values = _in_order(k, key_pieces), _in_order(v, key_pieces)
+    keys, values = in_order(k, key_pieces), in_order(v, key_pieces)
     outs, sums = [], []
-    for rows, first in _queries(q, query_pieces):
+    for rows, first in piece_rows(q.shape[1], query_pieces):
         visible = slice(0, first + rows.stop - rows.start)
-        out, lse = reference.forward(q[:, rows], keys[:, visible], values[:, visible], _absolute(starts, rows, first), scale, window, first)
+        out, lse = reference.forward(q[:, rows], keys[:, visible], values[:, visible], absolute(starts, rows, first), scale, window, first)
         outs.append(out)
         sums.append(lse)
     return torch.cat(outs, 1), torch.cat(sums, 2)
@@ -110,18 +108,18 @@ def _pieces_backward(
     query_pieces: list[int],
     key_pieces: list[int],
 ) -> list[Tensor]:
-    keys, values = _in_order(k, key_pieces), _in_order(v, key_pieces)
+    keys, values = in_order(k, key_pieces), in_order(v, key_pieces)
     dtype = accumulator_dtype(q.dtype)
     grad_keys, grad_values = (torch.zeros(like.shape, dtype=dtype, device=like.device) for like in (keys, values))
     queries = []
-    for rows, first in _queries(q, query_pieces):
+    for rows, first in piece_rows(q.shape[1], query_pieces):
         visible = slice(0, first + rows.stop - rows.start)
         found = reference.backward(
             grad_out[:, rows],
             q[:, rows],
             keys[:, visible],
             values[:, visible],
-            _absolute(starts, rows, first),
+            absolute(starts, rows, first),
             out[:, rows],
             lse[:, :, rows],
             scale,
@@ -133,7 +131,7 @@ def _pieces_backward(
         queries.append(grad_q)
         grad_keys[:, visible] += grad_k
         grad_values[:, visible] += grad_v
-    stored = (torch.unflatten(grad, 1, (len(key_pieces), -1))[:, key_pieces].flatten(1, 2).to(q.dtype) for grad in (grad_keys, grad_values))
+    stored = (as_stored(grad, key_pieces).to(q.dtype) for grad in (grad_keys, grad_values))
     return [torch.cat(queries, 1), *stored]
 
 
@@ -147,20 +145,3 @@ def _(q: Tensor, _k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 @_pieces_backward.register_fake
 def _(_grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> list[Tensor]:
     return [tensor.new_empty(tensor.shape) for tensor in (q, k, v)]
-
-
-def _queries(q: Tensor, pieces: Sequence[int]) -> Iterator[tuple[slice, int]]:
-    """Rows of every piece of q, and the position of its first one in the sequence."""
-    length = q.shape[1] // len(pieces)
-    for index, piece in enumerate(pieces):
-        yield slice(index * length, (index + 1) * length), piece * length
-
-
-def _in_order(tensor: Tensor, numbers: Sequence[int]) -> Tensor:
-    """Pieces of [B, T, ...], stored as numbered, as the sequence has them."""
-    order = [numbers.index(piece) for piece in range(len(numbers))]
-    return torch.unflatten(tensor, 1, (len(numbers), -1))[:, order].flatten(1, 2)
-
-
-def _absolute(starts: Tensor | None, rows: slice, first: int) -> Tensor | None:
-    return None if starts is None else starts[:, rows] + first

@@ -107,9 +107,8 @@ def _indexed_attention(
     eps: float,
     window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return reference.forward(
-        Indexed(q, k, v, index_q, index_k, index_weights, k_scale, k_bias, cos, sin, starts, scale, top_k, loss_factor, eps, window)
-    )
+    keys = reference.make_keys(index_k, k_scale, k_bias, cos, sin, eps)
+    return reference.forward(Indexed(q, k, v, index_q, keys, index_weights, cos, sin, starts, scale, top_k, loss_factor, window))
 
 
 @custom_op("megakernels::indexed_attention_backward", mutates_args=())
@@ -137,8 +136,11 @@ def _indexed_attention_backward(
     window: int | None,
     needs: list[bool],
 ) -> list[Tensor]:
-    given = Indexed(q, k, v, index_q, index_k, index_weights, k_scale, k_bias, cos, sin, starts, scale, top_k, loss_factor, eps, window)
-    found = reference.backward(grad_out, given, out, lse, thresholds, index_lse)
+    keys = reference.make_keys(index_k, k_scale, k_bias, cos, sin, eps)
+    given = Indexed(q, k, v, index_q, keys, index_weights, cos, sin, starts, scale, top_k, loss_factor, window)
+    *heads, grad_keys, grad_weights = reference.backward(grad_out, given, out, lse, thresholds, index_lse)
+    grad_k, *norm = reference.make_keys_backward(grad_keys, index_k, k_scale, cos, sin, eps)
+    found = (*heads, grad_k, grad_weights, *norm)
     return only_needed(gradient if need else None for gradient, need in zip(found, needs, strict=True))
 
 

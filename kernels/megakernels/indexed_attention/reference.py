@@ -4,6 +4,8 @@ With I the index scores, S_t the visible keys whose score is at least the top_k-
 p = exp(s − lse), and c = exp(I − index_lse) the softmax of scores over S_t. The backward recomputes both from what is saved, each query's
 threshold among it; index scores are recomputed as they were computed, so that the threshold's own key compares equal.
 
+Queries may be a piece of a sequence: they come from position `first` on, and keys are all of the sequence up to the piece's end.
+
 Attention's gradients are those over S_t. The indexer's loss, Σ_h KL(p_h ‖ c), has ∂/∂I = H c − Σ_h p_h over S_t, a sum over heads: ranks
 with some of the heads each have a part of it. I = Σ_i w_i relu(a_i · b) / √(I D) takes that to a, b and w; b = rotated layer norm.
 
@@ -26,35 +28,51 @@ BLOCK_QUERIES = 64
 
 @dataclass(frozen=True, slots=True)
 class Indexed:
-    """The operation's arguments, as `indexed_attention` documents them."""
+    """Queries, and the keys among which they choose; otherwise as `indexed_attention` documents them.
+
+    Attributes:
+        q: [B, T, H, E], from position `first` on.
+        k: [B, S, H, E] with S = first + T.
+        v: [B, S, H, V].
+        index_q: [B, T, I, D].
+        keys: [B, S, D], b: normed and rotated index keys, in the accumulation dtype.
+        index_weights: [B, T, I].
+        cos: [T, R/2], angles of the queries.
+        sin: [T, R/2].
+        starts: int32 [B, T] or None, positions in the sequence.
+        scale: Factor on the attention scores.
+        top_k: Keys that a query attends to.
+        loss_factor: Of the indexer's loss.
+        window: Positions that a query sees, or None.
+        first: Position of the first query.
+    """
 
     q: Tensor
     k: Tensor
     v: Tensor
     index_q: Tensor
-    index_k: Tensor
+    keys: Tensor
     index_weights: Tensor
-    k_scale: Tensor
-    k_bias: Tensor
     cos: Tensor
     sin: Tensor
     starts: Tensor | None
     scale: float
     top_k: int
     loss_factor: float
-    eps: float
     window: int | None
+    first: int = 0
 
     def blocks(self) -> Iterator[tuple[slice, slice]]:
         """Blocks of queries, each with the keys that any of them sees."""
-        batch, num_positions, num_heads, _ = self.q.shape
+        batch, num_queries, num_heads, _ = self.q.shape
         widest = max(num_heads, self.index_q.shape[2])
-        for rows in row_blocks(num_positions, batch * widest * num_positions, SCRATCH_ELEMENTS, BLOCK_QUERIES):
-            yield rows, slice(0 if self.window is None else max(0, rows.start - self.window + 1), rows.stop)
+        for rows in row_blocks(num_queries, batch * widest * self.k.shape[1], SCRATCH_ELEMENTS, BLOCK_QUERIES):
+            earliest = 0 if self.window is None else max(0, self.first + rows.start - self.window + 1)
+            yield rows, slice(earliest, self.first + rows.stop)
 
     def visible(self, rows: slice, seen: slice) -> Tensor:
         """[B or 1, q, k], where a query may look."""
-        query = torch.arange(rows.start, rows.stop, device=self.q.device).unsqueeze(1)
+        query = torch.arange(self.first + rows.start, self.first + rows.stop, device=self.q.device).unsqueeze(1)
         key = torch.arange(seen.start, seen.stop, device=self.q.device)
         found = key <= query
         if self.window is not None:
@@ -66,10 +84,8 @@ class Indexed:
 class _Index:
     """What index scores are made of, in the accumulation dtype."""
 
-    normed: Tensor  # [B, T, D], of the layer norm before scale and bias
-    rstd: Tensor  # [B, T, 1]
     queries: Tensor  # [B, I, T, D], a
-    keys: Tensor  # [B, T, D], b
+    keys: Tensor  # [B, S, D], b
     weights: Tensor  # [B, I, T], w / √(I D)
 
     def overlap(self, rows: slice, seen: slice) -> Tensor:
@@ -81,15 +97,32 @@ class _Index:
         return (overlap * self.weights[:, :, rows, None]).sum(1)
 
 
+def make_keys(index_k: Tensor, k_scale: Tensor, k_bias: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
+    """Index keys [B, S, D] before their norm -> b, normed and rotated, in the accumulation dtype."""
+    normed, _ = _normed(index_k, eps)
+    return rotate_forward((normed * upcast(k_scale) + upcast(k_bias)).unsqueeze(2), cos, sin).squeeze(2)
+
+
+def make_keys_backward(
+    grad_keys: Tensor, index_k: Tensor, k_scale: Tensor, cos: Tensor, sin: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of index_k, the norm's scale and its bias."""
+    grad = rotate_backward(grad_keys.unsqueeze(2), cos, sin).squeeze(2)
+    normed, rstd = _normed(index_k, eps)
+    scaled = grad * upcast(k_scale)
+    centred = scaled - scaled.mean(-1, keepdim=True) - normed * (scaled * normed).mean(-1, keepdim=True)
+    return _like(rstd * centred, index_k), _like((grad * normed).sum((0, 1)), k_scale), _like(grad.sum((0, 1)), k_scale)
+
+
 def forward(given: Indexed) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns out [B, T, H, V] in q's dtype, lse [B, H, T], thresholds [B, T] and index_lse [B, T]."""
     q, v, index = given.q, given.v, _index(given)
-    batch, num_positions, num_heads, _ = q.shape
+    batch, num_queries, num_heads, _ = q.shape
     queries, keys, values = (upcast(each).transpose(1, 2) for each in (q, given.k, v))
     dtype = accumulator_dtype(q.dtype)
-    out = torch.empty(batch, num_positions, num_heads, v.shape[-1], dtype=q.dtype, device=q.device)
-    lse = torch.empty(batch, num_heads, num_positions, dtype=dtype, device=q.device)
-    thresholds, index_lse = (torch.empty(batch, num_positions, dtype=dtype, device=q.device) for _ in range(2))
+    out = torch.empty(batch, num_queries, num_heads, v.shape[-1], dtype=q.dtype, device=q.device)
+    lse = torch.empty(batch, num_heads, num_queries, dtype=dtype, device=q.device)
+    thresholds, index_lse = (torch.empty(batch, num_queries, dtype=dtype, device=q.device) for _ in range(2))
     for rows, seen in given.blocks():
         visible = given.visible(rows, seen)
         scores = index.scores(index.overlap(rows, seen), rows).masked_fill_(~visible, float("-inf"))
@@ -105,10 +138,8 @@ def forward(given: Indexed) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return out, lse, thresholds, index_lse
 
 
-def backward(
-    grad_out: Tensor, given: Indexed, out: Tensor, lse: Tensor, thresholds: Tensor, index_lse: Tensor
-) -> tuple[Tensor | None, ...]:
-    """Returns the gradients of all of `Indexed` before cos, in its order."""
+def backward(grad_out: Tensor, given: Indexed, out: Tensor, lse: Tensor, thresholds: Tensor, index_lse: Tensor) -> tuple[Tensor, ...]:
+    """Returns the gradients of all of `Indexed` before cos, in its order; of keys in the accumulation dtype."""
     index = _index(given)
     queries, keys, values, grads, outs = (upcast(each).transpose(1, 2) for each in (given.q, given.k, given.v, grad_out, out))
     delta = (grads * outs).sum(-1, keepdim=True)
@@ -131,30 +162,27 @@ def backward(
         grad_overlap = (grad_index * index.weights[:, :, rows, None]).masked_fill_(overlap == 0, 0)
         grad_a[:, :, rows] = grad_overlap @ index.keys[:, None, seen]
         grad_b[:, seen] += (grad_overlap.mT @ index.queries[:, :, rows]).sum(1)
-    normed = rotate_backward(grad_b.unsqueeze(2), given.cos, given.sin).squeeze(2)
-    grad_k_scale, grad_k_bias = (normed * index.normed).sum((0, 1)), normed.sum((0, 1))
-    scaled = normed * upcast(given.k_scale)
-    centred = scaled - scaled.mean(-1, keepdim=True) - index.normed * (scaled * index.normed).mean(-1, keepdim=True)
     width, num_index_heads = index.keys.shape[-1], index.weights.shape[1]
     return (
         *(_like(grad.transpose(1, 2), like) for grad, like in ((grad_q, given.q), (grad_k, given.k), (grad_v, given.v))),
         _like(rotate_backward(grad_a.transpose(1, 2), given.cos, given.sin), given.index_q),
-        _like(index.rstd * centred, given.index_k),
+        grad_b,
         _like(grad_w.mT * (num_index_heads * width) ** -0.5, given.index_weights),
-        _like(grad_k_scale, given.k_scale),
-        _like(grad_k_bias, given.k_bias),
     )
 
 
 def _index(given: Indexed) -> _Index:
-    plain = upcast(given.index_k)
-    centred = plain - plain.mean(-1, keepdim=True)
-    rstd = (centred.square().mean(-1, keepdim=True) + given.eps).rsqrt()
-    normed = centred * rstd
-    keys = rotate_forward((normed * upcast(given.k_scale) + upcast(given.k_bias)).unsqueeze(2), given.cos, given.sin).squeeze(2)
     queries = rotate_forward(upcast(given.index_q), given.cos, given.sin).transpose(1, 2)
-    width, num_heads = keys.shape[-1], queries.shape[1]
-    return _Index(normed, rstd, queries, keys, upcast(given.index_weights).mT * (num_heads * width) ** -0.5)
+    num_heads, width = queries.shape[1], queries.shape[3]
+    return _Index(queries, given.keys, upcast(given.index_weights).mT * (num_heads * width) ** -0.5)
+
+
+def _normed(index_k: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The layer norm before its scale and bias, and 1 / σ [B, S, 1]."""
+    plain = upcast(index_k)
+    centred = plain - plain.mean(-1, keepdim=True)
+    rstd = (centred.square().mean(-1, keepdim=True) + eps).rsqrt()
+    return centred * rstd, rstd
 
 
 def _attended(given: Indexed, queries: Tensor, keys: Tensor, chosen: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from megaplan.diagnostics import diagnostic
 from megaplan.dtypes import DType
 from megaplan.errors import Diagnostic, Severity
 from megaplan.spec.context import Locate
-from megaplan.spec.models import LatentAttention, Mamba3, Spec
+from megaplan.spec.models import Mamba3, Spec
 from megaplan.spec.source import NOWHERE
 
 Found = Callable[[Spec], object | None]
@@ -32,11 +32,6 @@ def _dtype(role: str) -> Found:
 
 def _mamba3_over_context(spec: Spec) -> object | None:
     return f"mamba3 with mesh.cp = {spec.mesh.cp}" if isinstance(spec.model.mamba, Mamba3) and spec.mesh.cp > 1 else None
-
-
-def _indexer_over_context(spec: Spec) -> object | None:
-    attention, cp = spec.model.attention, spec.mesh.cp
-    return f"given with mesh.cp = {cp}" if isinstance(attention, LatentAttention) and attention.indexer is not None and cp > 1 else None
 
 
 def _context_mamba(spec: Spec) -> object | None:
@@ -62,7 +57,6 @@ def _other_host(spec: Spec) -> object | None:
 # Key, what it is when it is not built yet (None: built), and what megarun trains instead.
 NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("model.mamba.kind", _mamba3_over_context, "mamba2"),
-    ("model.attention.indexer", _indexer_over_context, "null"),
     ("model.moe.capacity_factor", _capacity, "null"),
     *((f"model.features.{name}", _feature(name), "null") for name in ("ngram", "structure", "platform", "relation_bias", "mtp")),
     ("mesh.cp", _context_mamba, "mamba2 under cp, its recompute none"),

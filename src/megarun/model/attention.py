@@ -11,13 +11,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from megakernels.indexed_attention import indexed_attention
 from megakernels.rope import mla_kv, rope
 from megaplan.spec import models as spec
 from megarun.model.indexer import Indexer
 from megarun.model.norm import RMSNorm, linear
 from megarun.model.rotary import Rotary, unrotated
 from megarun.parallel.context import WHOLE, ContextParallel
+from megarun.parallel.context_indexer import Choice, context_indexed_attention
 from megarun.parallel.tensor import ALONE, TensorParallel
 
 
@@ -147,15 +147,8 @@ class LatentAttention(nn.Module):
         """`core` over the keys that the indexer chooses, by what it makes and the layer's rotary table."""
         if self.indexer is None:
             raise RuntimeError("a layer without an indexer attends to all keys")
-        attend = partial(
-            indexed_attention,
-            scale=(self.nope_dim + self.rope_dim) ** -0.5,
-            top_k=self.indexer.top_k,
-            loss_factor=self.indexer.loss_factor,
-            eps=self.eps,
-            window=self.window,
-            starts=starts,
-        )
-        norm = self.indexer.k_norm
+        scale = (self.nope_dim + self.rope_dim) ** -0.5
+        choice = Choice(scale, self.indexer.top_k, self.indexer.loss_factor, self.eps, self.window)
+        attend, norm = partial(context_indexed_attention, self.cp, choice, starts), self.indexer.k_norm
         # no local names what nothing keeps
         return self.tp.reduce(self.o_proj(attend(q, k, v, index_q, index_k, index_weights, norm.weight, norm.bias, cos, sin).flatten(2)))

@@ -294,6 +294,11 @@ CELLS = [
     # context parallelism
     Cell("cp2-attention", C2, spec=_pattern("A", 2) | NORMED, ci=True),
     Cell("cp4-latent-nope", C4, spec=_pattern("A", 2, attention={**MLA, "nope_layers": [1], "window_size": 6})),
+    Cell("cp2-indexer", C2, spec=_pattern("A", 3, attention=INDEXED), ci=True),
+    Cell("cp4-indexer-window", C4, spec=_pattern("A", 3, attention={**INDEXED, "window_size": 9})),
+    Cell("cp2-pp2-indexer-selective", C2 | {"pp": 2}, spec=CHOOSING | SELECTIVE),
+    Cell("cp2-tp2-dp2-indexer-recompute", C2 | T2 | {"dp_shard": 2}, spec=CHOOSING | RECOMPUTED_ATTENTION),
+    Cell("packed-cp2-ep2-indexer", C2 | {"ep": 2}, spec=FEW_WORDS | CHOOSING),
     Cell("cp2-dense-recompute", C2, spec=DENSE | RECOMPUTED),
     Cell("cp4-experts-tied", C4, spec=EXPERTS | TIED),
     Cell("cp2-tp2-dp2-latent", C2 | T2 | {"dp_shard": 2}, spec=_pattern("AED", attention=MLA) | UNBIASED),

@@ -1,13 +1,13 @@
 """Packed rows over a context group: every document as if it were whole on one rank, wherever pieces of the sequence are cut."""
 
 import pytest
-from parity_model import MLA, spec_with
+from parity_model import INDEXED, MLA, spec_with
 from parity_world import Worlds
 
 pytestmark = pytest.mark.runtime
 DOCUMENTS = [[5, 3, 1, 16, 7], [13, 19]]
 """Lengths in each row of 32: inside a piece of 8 or 4, at its edge, over several pieces and ranks."""
-LATENT = {"model.attention": MLA}
+LATENT, CHOOSING = {"model.attention": MLA}, {"model.attention": INDEXED}
 
 
 @pytest.mark.requirement("R-33")
@@ -17,6 +17,7 @@ LATENT = {"model.attention": MLA}
     [
         ("AMERD", 2, {"recompute": {"default": "full", "blocks": {"M": "none", "E": "selective"}}}),
         pytest.param("AMR", 4, LATENT, marks=pytest.mark.slow),
+        pytest.param("AD", 4, CHOOSING, marks=pytest.mark.slow),
         pytest.param("M", 4, {}, marks=pytest.mark.slow),
         pytest.param("R", 4, {}, marks=pytest.mark.slow),
         pytest.param("A", 4, {"model.attention.window_size": 6}, marks=pytest.mark.slow),

@@ -18,7 +18,7 @@ from megaplan.hosts.megarun.program import Op, Projection, Replay, add, cut, lin
 from megaplan.spec.models import GroupedQueryAttention, Indexer, LatentAttention
 
 SELECTIVE = frozenset({"attention"})
-GATHERED = frozenset({"gather keys"})  # under CP the core gathers them once more
+GATHERED = frozenset({"gather keys", "index keys", "gather index keys"})  # under CP the core gathers them once more
 HELD = frozenset({"normed", "q", "k", "v"})  # locals of forward
 
 
@@ -171,20 +171,33 @@ def latent_storages(dims: Dims, attention: LatentAttention) -> Shapes:
 
 
 def _core(sharded: bool, context: bool, table: tuple[str, ...] | None = None) -> tuple[Op, ...]:
-    """The core, and back into the residual stream; with the indexer's inputs and the rotary table that it keeps, none if it is a buffer."""
+    """The core, and back into the residual stream; with the indexer's inputs and the rotary table that it keeps, none if it is a buffer.
+
+    Under CP what is gathered of the indexer is its keys after their norm.
+    """
+    indexed = table is not None
     keys = ("k_gathered", "v_gathered") if context else ("k", "v")
-    index = () if table is None else INDEX
-    made = ("attention", "lse") if table is None else ("attention", "lse", "indexer.threshold", "indexer.lse")
+    index, norm = (INDEX, ("indexer.k_norm.weight", "indexer.k_norm.bias")) if indexed else ((), ())
+    made = ("attention", "lse", "indexer.threshold", "indexer.lse") if indexed else ("attention", "lse")
+    ops = [Op("gather keys", ("k", "v"), keys)] if context else []
+    reads = (*keys, *index)
+    if context and indexed:
+        table = table or ()
+        ops += [
+            Op("index keys", ("indexer.k", *table), ("indexer.keys",), keeps=("indexer.k", *table), params=norm, grads=("indexer.k",)),
+            Op("gather index keys", ("indexer.keys",), ("indexer.keys_gathered",)),
+        ]
+        reads, norm = (*keys, "indexer.q", "indexer.keys_gathered", "indexer.weights"), ()
     return (
-        *((Op("gather keys", ("k", "v"), keys),) if context else ()),
+        *ops,
         Op(
             "attention",
-            ("q", *keys, *index, *(table or ())),
+            ("q", *reads, *(table or ())),
             made,
             keeps=("q", "k", "v", *index, *(table or ()), *made),
-            params=() if table is None else ("indexer.k_norm.weight", "indexer.k_norm.bias"),
-            grads=("q", *keys, *index),
-            fetches=keys if context else (),
+            params=norm,
+            grads=("q", *reads),
+            fetches=tuple(name for name in reads if name.endswith("_gathered")),
         ),
         linear("o_proj", "attention", "o_partial" if sharded else "o", "o_proj.weight", holds=index),
         *((Op("reduce_scatter", ("o_partial",), ("o",), holds=index),) if sharded else ()),
@@ -213,10 +226,12 @@ def _indexer_storages(dims: Dims, indexer: Indexer) -> Shapes:
     own, wide = dims.residual[:2], dims.wide
     widths = dict(zip(INDEX, ((indexer.num_heads, indexer.head_dim), (indexer.head_dim,), (indexer.num_heads,)), strict=True))
     kept, statistics = {name: wide(*width) for name, width in widths.items()}, dict.fromkeys(("indexer.threshold", "indexer.lse"), wide())
+    whole = (dims.batch, dims.tokens * dims.cp, indexer.head_dim)
     return {
         **storages(dims.dtype, Column.ACTIVATIONS if dims.tp == 1 else Column.COMMUNICATION, kept),
         **storages(dims.dtype, Column.ACTIVATIONS, {f"{name}_own": (*own, *width) for name, width in widths.items()}),
-        **storages(dims.stat_dtype, Column.ACTIVATIONS, statistics),
+        **storages(dims.stat_dtype, Column.ACTIVATIONS, {**statistics, "indexer.keys": wide(indexer.head_dim)}),
+        **storages(dims.stat_dtype, Column.COMMUNICATION, {"indexer.keys_gathered": whole}),
     }
 
 
