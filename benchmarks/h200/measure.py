@@ -20,8 +20,10 @@ from megaplan.spec.load import load_spec
 from megarun.initialise import STD, fill
 from megarun.job import Job
 from megarun.launch import choose_device, process_group, read_launch
+from megarun.model.stage import Stage
 from megarun.parallel.mesh import RankMesh, build_mesh
 from megarun.phases import PhasedTrainer
+from megarun.trainer import sharded_stages
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PLANS = ROOT / "benchmarks/h200/memory.yaml"
@@ -83,9 +85,9 @@ class Peaks:
 class MeasuredTrainer(PhasedTrainer):
     """The trainer itself, with peaks kept by phase and matrices filled on the device: the host would take half a minute a plan."""
 
-    def __init__(self, job: Job, mesh: RankMesh, peaks: Peaks) -> None:
+    def __init__(self, job: Job, mesh: RankMesh, peaks: Peaks, stages: tuple[Stage, ...]) -> None:
         self._peaks = peaks
-        super().__init__(job, mesh)
+        super().__init__(job, mesh, stages)
 
     @torch.no_grad()
     def fill(self, job: Job) -> None:
@@ -104,8 +106,8 @@ class MeasuredTrainer(PhasedTrainer):
         self._peaks.enter(str(phase))
 
 
-def measure(case: Case, *, explain: bool = False, num_steps: int = NUM_STEPS) -> dict[str, Any]:
-    """Train for a few steps; with `explain`, two, and the blocks alive at the highest moment."""
+def measure(case: Case, *, explain: bool = False, num_steps: int = NUM_STEPS, compiled: bool = False) -> dict[str, Any]:
+    """Train for a few steps, with compiled blocks or without; with `explain`, two, and the blocks alive at the highest moment."""
     launch = read_launch()
     device = choose_device(launch)
     cuda = torch.cuda if device.type == "cuda" else None
@@ -114,7 +116,8 @@ def measure(case: Case, *, explain: bool = False, num_steps: int = NUM_STEPS) ->
     if explain and cuda is not None:
         cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=MAX_EVENTS)
     with process_group(launch, device):
-        trainer = MeasuredTrainer(case.job, build_mesh(spec.mesh, device), peaks)
+        mesh = build_mesh(spec.mesh, device)
+        trainer = MeasuredTrainer(case.job, mesh, peaks, sharded_stages(case.job, mesh, compiled=compiled))
         generator = torch.Generator().manual_seed(0)
         shape = (spec.batch.micro_batch_size * spec.schedule.num_microbatches, spec.batch.seq_length + 1)
         for step in range(NUM_STEPS_EXPLAINED if explain else num_steps):

@@ -53,6 +53,7 @@ def train(
     eval_every: Annotated[int, typer.Option("--eval-every", min=1, metavar="N", help="Steps between evaluations; and at the end.")] = 100,
     eval_batches: Annotated[int | None, typer.Option("--eval-batches", min=1, help="Of an evaluation; all that FILE has.")] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write the metrics for TensorBoard too.")] = False,
+    compiled: Annotated[bool, typer.Option("--compile", help="torch.compile each block; memory is then not the plan's.")] = False,
     start_timeout: Annotated[float, typer.Option("--start-timeout", min=1, metavar="S", help="Seconds to wait for every process.")] = 60,
     with_traceback: Annotated[bool, typer.Option("--traceback", help="Show Python's own account of a failure too.")] = False,
 ) -> int:
@@ -82,6 +83,11 @@ def train(
         if tensorboard:
             require_tensorboard()
             prepared = replace(prepared, tensorboard=True)
+        if compiled:
+            from megarun.parallel.compiled import refuse_compile  # noqa: PLC0415
+
+            refuse_compile(job.spec)
+            prepared = replace(prepared, compiled=True)
         from megarun.launch import read_launch  # noqa: PLC0415
         from megarun.train import train as train_job  # noqa: PLC0415
 

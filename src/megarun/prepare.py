@@ -37,6 +37,7 @@ class Run:
     checkpoints: Checkpoints
     held_out: HeldOut | None = None
     tensorboard: bool = False
+    compiled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

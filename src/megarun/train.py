@@ -28,7 +28,7 @@ from megarun.optim.rates import learning_rate
 from megarun.parallel.mesh import RankMesh, build_mesh
 from megarun.prepare import Run
 from megarun.progress import Display, print_summary
-from megarun.trainer import Trainer
+from megarun.trainer import Trainer, sharded_stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,8 @@ def train(run: Run, launch: Launch) -> Trained:
 def train_steps(run: Run, mesh: RankMesh, keeper: Keeper, interrupt: Interrupt, metrics_file: MetricsFile, display: Display) -> Trained:
     """Build the trainer, then step: read, train, measure, write, save."""
     job, training = run.job, run.job.spec.training
-    trainer, batches = Trainer(job, mesh), Batches(run.source, job.spec, mesh)
+    trainer = Trainer(job, mesh, sharded_stages(job, mesh, compiled=run.compiled))
+    batches = Batches(run.source, job.spec, mesh)
     guard = StepGuard(training.bad_steps, keeper, trainer)
     step = guard.start()
     held_out, utilisation = run.held_out, Utilisation.of(job, mesh.device)

@@ -19,6 +19,7 @@ from megarun.model.router_losses import loss_factors, start_losses, sum_losses
 from megarun.model.stage import Stage
 from megarun.optim.build import Optimizers
 from megarun.optim.clip import clip_gradients
+from megarun.parallel.compiled import compile_stage
 from megarun.parallel.context import context_parallel
 from megarun.parallel.expert import expert_parallel
 from megarun.parallel.fsdp import shard_stage
@@ -47,18 +48,21 @@ class StepResult:
     z_loss: float = 0.0
 
 
-def sharded_stages(job: Job, mesh: RankMesh, *, measured: bool = True) -> tuple[Stage, ...]:
+def sharded_stages(job: Job, mesh: RankMesh, *, measured: bool = True, compiled: bool = False) -> tuple[Stage, ...]:
     """This rank's stages, by chunk, on the meta device: its TP and EP part of each, with its recompute and wrapped by FSDP2.
 
     Args:
         job: What to train.
         mesh: This rank's place.
         measured: Whether tensors will have values, which say how many rows travel; else the spec states it.
+        compiled: Whether blocks go through torch.compile.
     """
     tp, ep, cp = tensor_parallel(mesh), expert_parallel(job.spec, mesh, measured=measured), context_parallel(mesh)
     stages = tuple(build_stage(job.spec, job.inventory, slot, tp, ep, cp) for slot in job.slots(mesh.coordinate["pp"]))
     for stage in stages:
         recompute_stage(stage, job.spec, job.inventory)
+        if compiled:
+            compile_stage(stage)
         shard_stage(stage, job.spec, mesh)
     return stages
 

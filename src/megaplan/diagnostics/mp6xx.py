@@ -175,6 +175,14 @@ RUNTIME: dict[str, CodeInfo] = {
         "Install the extra, or leave the option out.",
         "pip install 'megaplan[tensorboard]'",
     ),
+    "MP625": CodeInfo(
+        "this plan does not compile",
+        "--compile was given for a plan with tensor or context parallelism, whose blocks send messages in the middle, or with a schedule "
+        "that splits the backward.",
+        "Compiled blocks would break into pieces around the messages, and torch's compiler frees what a later weight gradient needs.",
+        "Leave --compile out, or plan without these axes under a schedule with whole backwards.",
+        "schedule: {kind: zbv}      # wrong with --compile\nschedule: {kind: 1f1b}     # right",
+    ),
     "MP641": CodeInfo(
         "the checkpoint is of another model",
         "The plan's architecture differs from that of the plan the checkpoint was saved under.",
