@@ -11,7 +11,7 @@ from torch import Tensor
 from megakernels._common.tiles import block_of, narrow, on_device_of, unit_stride
 
 TILE_ELEMENTS = 2048
-NUM_WARPS = 4
+NUM_WARPS = 8
 
 
 @triton.jit
