@@ -59,7 +59,9 @@ def _script(spec: Spec, arguments: list[Argument], program: str) -> str:
             words.append(flag)
         elif value is not None and value is not False:
             items = value if isinstance(value, tuple) else (value,)
-            words.append(f"{flag} {' '.join(shlex.quote(_text(item)) for item in items)}")
+            quoted = " ".join(shlex.quote(_text(item)) for item in items)
+            joint = "=" if _text(items[0]).startswith("-") else " "  # a pattern that begins with a dense layer is no option
+            words.append(f"{flag}{joint}{quoted}")
     return "\n".join(lines) + "\n" + " \\\n  ".join(words) + "\n"
 
 

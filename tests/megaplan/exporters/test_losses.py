@@ -225,6 +225,11 @@ def test_a_hybrid_is_refused_by_hosts_of_transformers(host: str) -> None:
     assert "mla" in caught.value.diagnostics[0].detail
 
 
+def test_a_pattern_that_begins_with_a_dense_layer_is_no_option() -> None:
+    text = exported("megatron", DENSE, "model.pattern=DA").text
+    assert "--hybrid-layer-pattern=-*-*" in text.replace("'", "")
+
+
 def test_stages_of_the_plan_are_the_stages_of_the_file() -> None:
     cut = "split={mode: manual, spans: [[0, 6], [6, 16]], reason: test}"
     assert "--hybrid-layer-pattern '*-*-*-|*-*-*-*-*-'" in exported("megatron", DENSE, cut).text
