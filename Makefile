@@ -7,7 +7,7 @@ READY := $(VENV)/ready
 export OMP_NUM_THREADS ?= 1
 timed = @start=$$(date +%s); ( $(2) ) || exit 1; echo "$(1): $$(( $$(date +%s) - start )) s"
 
-.PHONY: demo test test-all check test-planner test-kernels test-runtime test-wheel test-torch-2.11 plans docs accuracy accuracy-megatron clean
+.PHONY: demo test test-all check test-planner test-kernels test-runtime test-wheel test-torch-2.11 plans docs faults fuzz accuracy accuracy-megatron clean
 
 demo: ## estimate, split, diff and train, end to end
 	@scripts/demo.sh
@@ -46,6 +46,12 @@ plans: $(READY) ## write the committed plans anew
 
 docs: $(READY) ## the generated pages
 	$(BIN)/python scripts/requirements_table.py
+
+faults: $(READY) ## break a small run in every way: docs/reference/faults.md
+	$(BIN)/python scripts/faults_table.py
+
+fuzz: $(READY) ## 2,000 mutated specs, plans, manifests and token files; make fuzz SEED=1 COUNT=100
+	$(BIN)/python scripts/fuzz.py --count $(or $(COUNT),2000) --seed $(or $(SEED),0)
 
 clean:
 	rm -rf $(VENV) .venv-wheel .venv-torch-2.11 dist runs

@@ -1,0 +1,28 @@
+"""The fault table: whatever breaks a run, nothing past its last checkpoint is lost, and one true sentence says why.
+
+`python scripts/faults_table.py` runs all cases and writes docs/reference/faults.md.
+"""
+
+import pytest
+from fault_bench import Bench
+from fault_cases import KILLS, PROCESSES, QUICK, STOPS, RefusedError
+
+pytestmark = pytest.mark.runtime
+IN_CI = list(KILLS)[:3]
+LAUNCHED = KILLS | STOPS | PROCESSES
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_fault_of_one_process(name: str, bench: Bench) -> None:
+    try:
+        row = QUICK[name](bench)
+    except RefusedError as error:
+        pytest.skip(str(error))
+    assert row.said
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in IN_CI else pytest.mark.slow) for name in LAUNCHED])
+def test_a_fault_of_several(name: str, bench: Bench) -> None:
+    row = LAUNCHED[name](bench)
+    print(row)  # noqa: T201  (with the seed, which a failure shows)
+    assert row.said
