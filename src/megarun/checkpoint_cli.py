@@ -93,7 +93,7 @@ def _list(folder: Path, as_json: bool) -> int:
 
 def _inspect(folder: Path, as_json: bool) -> int:
     path = checkpoints_at(folder)[0]
-    manifest, tensors = read_manifest(path), _tensors(path)
+    manifest, tensors = read_manifest(path), read_tensors(path)
     if as_json:
         shown = [
             {"name": name, "dtype": each["dtype"], "shape": each["shape"], "pieces": len(each["chunks"])} for name, each in tensors.items()
@@ -119,7 +119,12 @@ def _inspect(folder: Path, as_json: bool) -> int:
     return 0
 
 
-def _tensors(path: Path) -> dict[str, Any]:
+def read_tensors(path: Path) -> dict[str, Any]:
+    """The index of a checkpoint: dtype, shape and chunks by name.
+
+    Raises:
+        MegaplanError: MP644 if it is none.
+    """
     try:
         found: dict[str, Any] = json.loads((path / INDEX).read_text(encoding="utf-8"))["tensors"]
         for name, each in found.items():

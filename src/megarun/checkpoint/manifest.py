@@ -100,8 +100,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
 def _parsed(document: dict[str, Any]) -> Manifest:
     files = {}
     for name, record in document["files"].items():
-        if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
-            raise ValueError(f"{name!r} is no file of the folder")
+        check_name(name)
         files[name] = FileRecord(_count(record["bytes"]), str(record["sha256"]))
     sequences, length = document["global_batch"]
     return Manifest(
@@ -125,6 +124,16 @@ def _course(document: dict[str, Any]) -> Course:
     if not all(type(loss) is float and math.isfinite(loss) for loss in losses):
         raise ValueError(f"course.losses = {document['losses']} are no losses")
     return Course(skipped, losses)
+
+
+def check_name(name: str) -> None:
+    """Refuse what is not a plain file name.
+
+    Raises:
+        ValueError: It could lead out of the folder.
+    """
+    if name in ("", ".", "..") or any(mark in name for mark in "/\\\0"):
+        raise ValueError(f"{name!r} is no file of the folder")
 
 
 def _count(value: Any) -> int:

@@ -17,7 +17,7 @@ from megarun.checkpoint.compatible import check_compatible
 from megarun.checkpoint.manifest import FOLDER, INDEX, Manifest, damaged_files, list_checkpoints, read_manifest
 from megarun.checkpoint.pieces import Pieces, PiecesLoadPlanner
 from megarun.checkpoint.state import GENERATOR, OPTIMIZER, generator_state, model_state, optimizer_state
-from megarun.checkpoint.storage import CheckpointReader
+from megarun.checkpoint.storage import CheckpointReader, first_reason
 from megarun.course import START, Course
 from megarun.errors import refusal
 from megarun.prepare import Run
@@ -84,7 +84,7 @@ def load_checkpoint(found: Found, trainer: Trainer, run: Run, *, weights_only: b
     try:
         load(dict(wanted), storage_reader=reader, planner=planner, process_group=group)
     except (CheckpointException, OSError, RuntimeError, ValueError) as error:
-        raise refusal("MP644", f"{found.path}: {error}", file=str(found.path)) from None
+        raise refusal("MP644", f"{found.path}: {first_reason(error)}", file=str(found.path)) from None
     _hand_on(items, wanted, trainer)
     return (0, START) if weights_only else (found.manifest.step, found.manifest.course)
 

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from megarun.checkpoint.manifest import FOLDER, Manifest, folder_name
 from megarun.checkpoint.pieces import Pieces, PiecesSavePlanner
 from megarun.checkpoint.state import generator_state, model_state, optimizer_state
-from megarun.checkpoint.storage import CheckpointWriter
+from megarun.checkpoint.storage import CheckpointWriter, first_reason
 from megarun.course import START, Course
 from megarun.errors import refusal
 from megarun.prepare import Run
@@ -113,12 +113,4 @@ class Saver:
             if self._trainer.mesh.rank == 0:
                 writer.discard()
             path = self._run.out / FOLDER / folder_name(step)
-            raise refusal("MP645", f"{path}: {_first_reason(error)}", file=str(path.parent)) from None
-
-
-def _first_reason(error: BaseException) -> str:
-    """What one rank's disk said, out of DCP's account of all ranks."""
-    if isinstance(error, CheckpointException):
-        rank, (found, _) = next(iter(sorted(error.failures.items())))
-        return f"rank {rank}: {type(found).__name__}: {found}"
-    return f"{type(error).__name__}: {error}"
+            raise refusal("MP645", f"{path}: {first_reason(error)}", file=str(path.parent)) from None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -29,7 +30,18 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from megarun.checkpoint.manifest import FOLDER, INDEX, MANIFEST, PLAN, FileRecord, Manifest, folder_name, list_checkpoints, record_of
+from megarun.checkpoint.manifest import (
+    FOLDER,
+    INDEX,
+    MANIFEST,
+    PLAN,
+    FileRecord,
+    Manifest,
+    check_name,
+    folder_name,
+    list_checkpoints,
+    record_of,
+)
 from megarun.errors import refusal
 
 SUMS = "sums.json"
@@ -108,6 +120,16 @@ class CheckpointReader(FileSystemReader):
             raise refusal("MP644", f"{path}: {type(error).__name__}: {error}", file=str(path)) from None
 
 
+def first_reason(error: BaseException) -> str:
+    """What the first rank that failed met, in one sentence, out of DCP's account of all ranks with their tracebacks."""
+    where = ""
+    if isinstance(error, CheckpointException):
+        rank, (error, _) = next(iter(sorted(error.failures.items())))
+        where = f"rank {rank}: "
+    said = str(error).splitlines() or [""]
+    return f"{where}{type(error).__name__}: {said[0].split('. ')[0]}"
+
+
 def _index_text(metadata: Metadata, stored: dict[MetadataIndex, _StorageInfo]) -> str:
     tensors = {}
     for name, found in sorted(metadata.state_dict_metadata.items()):
@@ -127,8 +149,7 @@ def _index(document: dict[str, Any]) -> Metadata:
     for name, found in document["tensors"].items():
         chunks = []
         for offsets, sizes, file, offset, length in found["chunks"]:
-            if Path(file).name != file:
-                raise ValueError(f"{file!r} is no file of the folder")
+            check_name(file)
             chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
             stored[MetadataIndex(name, torch.Size(offsets))] = _StorageInfo(file, offset, length)
         properties = TensorProperties(dtype=DTYPES[found["dtype"]])

@@ -1,0 +1,47 @@
+"""Read mutated specs, plans, manifests and token files; exits 1 if one gives a traceback, takes 10 s, or memory passes 1 GiB.
+
+python scripts/fuzz.py [--count 2000] [--seed 0]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests/megarun/fuzz"))
+
+from fuzz_inputs import LARGEST_BYTES, Inputs, fuzz, peak_bytes  # noqa: E402
+
+from megarun.data.corpus import read_corpus  # noqa: E402
+from megarun.data.tokenize import tokenize  # noqa: E402
+from megarun.data.tokenizer import TokenizerKind  # noqa: E402
+
+
+def main() -> int:
+    """Print how many of each kind were loaded and refused, and every input that was answered wrongly."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "text").mkdir()
+        (folder / "text" / "a.txt").write_text(Path(__file__).read_text())
+        tokenize(read_corpus(folder / "text"), TokenizerKind.BYTES, 257, folder / "small.tokens")
+        inputs = Inputs(folder, folder / "small.tokens")
+        found = fuzz(inputs, chosen.count, chosen.seed)
+    for kind in inputs.readers:
+        print(f"{kind}: {found.loaded[kind]} loaded, {found.refused[kind]} refused")
+    print(f"seed {chosen.seed}, {time.monotonic() - began:.1f} s, {peak_bytes() / 2**20:.0f} MiB")
+    for line in found.wrong:
+        print(f"wrong: {line}", file=sys.stderr)
+    return 1 if found.wrong or peak_bytes() > LARGEST_BYTES else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,213 @@
+"""Mutated specs, plans, manifests and token files: each is loaded or answered with diagnostics, whatever was done to it."""
+
+import contextlib
+import copy
+import json
+import random
+import resource
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import yaml
+
+from megaplan.errors import MegaplanError
+from megaplan.plan.read import read_plan
+from megaplan.spec.load import load_spec
+from megarun.checkpoint.manifest import INDEX, MANIFEST, FileRecord, Manifest, damaged_files, read_manifest
+from megarun.checkpoint_cli import checkpoints_at, read_tensors
+from megarun.data.format import PAYLOAD_START, PREAMBLE
+from megarun.data.token_file import TokenFile
+
+CASE_SECONDS = 10
+LARGEST_BYTES = 1 << 30
+PLANS = Path(__file__).parents[3] / "plans"
+VALUES: list[Any] = [
+    None, True, False, 0, 1, -1, 2, 3, 7, 255, 2**31, 2**48, 2**63, 2**64, 10**30, 0.5, -0.0, 1e308, float("inf"), float("nan"),
+    "", "x", "A|M", "..", "../../etc/passwd", "/dev/zero", "a\0b", "\ud800", "é" * 300, "9" * 5000, [], {}, [[]], [None], {"": None},
+    [0] * 50, {"a": {"a": {"a": {}}}},
+]  # fmt: skip
+PIECES = [
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b'"',
+    b":",
+    b",",
+    b"\0",
+    b"\xff",
+    b"\n",
+    b"- ",
+    b"&a ",
+    b"*a",
+    b"!!python/object/apply:os.system ['true']",
+    b"1e999",
+]
+
+
+@dataclass
+class Found:
+    """What a run of the fuzzer saw: how often each kind of input was loaded and refused, and what went wrong."""
+
+    loaded: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+
+
+def mutated_tree(tree: Any, draw: random.Random) -> Any:
+    """A few nodes replaced, removed, doubled or renamed."""
+    tree = copy.deepcopy(tree)
+    for _ in range(draw.choice((1, 1, 1, 2, 4))):
+        places = list(_places(tree))
+        if not places:
+            return tree
+        parent, key = draw.choice(places)
+        match draw.randrange(5):
+            case 0 if isinstance(parent, dict):
+                parent[draw.choice(("", "x", "format", "kind", "num_layers", "__class__"))] = parent.pop(key)
+            case 1:
+                del parent[key]
+            case 2 if isinstance(parent, list):
+                parent.append(copy.deepcopy(parent[key]))
+            case 3:
+                other, name = draw.choice(places)
+                parent[key] = copy.deepcopy(other[name]) if _has(other, name) else None
+            case _:
+                parent[key] = copy.deepcopy(draw.choice(VALUES))
+    return tree
+
+
+def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, value in items:
+        yield tree, key
+        yield from _places(value)
+
+
+def _has(parent: Any, key: Any) -> bool:
+    return key in parent if isinstance(parent, dict) else key < len(parent)
+
+
+def mutated_bytes(data: bytes, draw: random.Random) -> bytes:
+    """A few bytes flipped, cut out, put in or repeated; sometimes the end is missing."""
+    changed = bytearray(data)
+    for _ in range(draw.choice((1, 1, 2, 8))):
+        at = draw.randrange(len(changed) + 1)
+        match draw.randrange(5):
+            case 0 if at < len(changed):
+                changed[at] ^= 1 << draw.randrange(8)
+            case 1:
+                del changed[at : at + draw.choice((1, 2, 40, 4000))]
+            case 2:
+                changed[at:at] = draw.choice(PIECES) * draw.choice((1, 1, 3, 2000))
+            case 3:
+                changed[at:at] = changed[at : at + draw.choice((1, 30, 300))]
+            case _:
+                del changed[at:]
+    return bytes(changed)
+
+
+def _text(tree: Any) -> bytes:
+    return json.dumps(tree).encode("utf-8", "surrogatepass")
+
+
+class Inputs:
+    """Writes one mutated file after another and reads it as megaplan and megarun do."""
+
+    def __init__(self, folder: Path, tokens: Path) -> None:
+        self._folder, self._tokens = folder, tokens.read_bytes()
+        self._specs = [path.read_bytes() for path in sorted(PLANS.glob("*.yaml"))]
+        self._plans = [path.read_bytes() for path in sorted(PLANS.glob("tiny*.json"))]
+        self._checkpoint = folder / "step-00000002"
+        self._checkpoint.mkdir()
+        files = {"__0_0.distcp": FileRecord(1, "ab" * 32), INDEX: FileRecord(2, "cd" * 32)}
+        self._manifest = json.loads(Manifest(2, 0, (4, 16), "sha256:a", "sha256:b", 2, "2.13.0", files).text())
+        self._manifest["course"] = {"skipped": [[1, 2], [5, 8]], "losses": [1.5]}
+        chunk = [[0, 0], [4, 4], "__0_0.distcp", 0, 64]
+        self._index = {"tensors": {"embedding.weight": {"dtype": "torch.float32", "shape": [4, 4], "chunks": [chunk]}}}
+        self.readers: dict[str, Callable[[random.Random], None]] = {
+            "spec": self.spec,
+            "plan": self.plan,
+            "manifest": self.manifest,
+            "token file": self.token_file,
+        }
+
+    def spec(self, draw: random.Random) -> None:
+        path, source = self._folder / "spec.yaml", draw.choice(self._specs)
+        tree = draw.random() < 0.6
+        path.write_bytes(yaml.safe_dump(mutated_tree(yaml.safe_load(source), draw)).encode() if tree else mutated_bytes(source, draw))
+        load_spec(str(path))
+
+    def plan(self, draw: random.Random) -> None:
+        path, source = self._folder / "plan.json", draw.choice(self._plans)
+        path.write_bytes(_text(mutated_tree(json.loads(source), draw)) if draw.random() < 0.6 else mutated_bytes(source, draw))
+        read_plan(str(path))
+
+    def manifest(self, draw: random.Random) -> None:
+        broken, tree = draw.choice((MANIFEST, INDEX)), draw.random() < 0.7
+        for name, content in ((MANIFEST, self._manifest), (INDEX, self._index)):
+            data = _text(content)
+            if name == broken:
+                data = _text(mutated_tree(content, draw)) if tree else mutated_bytes(data, draw)
+            (self._checkpoint / name).write_bytes(data)
+        path = checkpoints_at(self._checkpoint)[0]
+        found = read_manifest(path)
+        damaged_files(path, found)
+        found.course.batch(10)
+        read_tensors(path)
+
+    def token_file(self, draw: random.Random) -> None:
+        path, data = self._folder / "some.tokens", self._tokens
+        if draw.random() < 0.5:
+            magic, version, size = PREAMBLE.unpack_from(data)
+            header = _text(mutated_tree(json.loads(data[PREAMBLE.size : PREAMBLE.size + size]), draw))
+            start = PREAMBLE.pack(magic, version, len(header)) + header
+            data = start.ljust(PAYLOAD_START, b"\0") + data[PAYLOAD_START:]
+        elif draw.random() < 0.5:
+            data = mutated_bytes(data[:PAYLOAD_START], draw)[:PAYLOAD_START].ljust(PAYLOAD_START, b"\0") + data[PAYLOAD_START:]
+        else:
+            data = mutated_bytes(data, draw)
+        path.write_bytes(data)
+        source = TokenFile(path)
+        source.rows(3, 0, 4, 16)
+        source.starts(3, 0, 4, 16)
+        source.verify()
+
+
+def fuzz(inputs: Inputs, count: int, seed: int) -> Found:
+    """Read `count` mutated inputs, kind by kind in turn; case i of a seed is always the same."""
+    found, before = Found(), signal.signal(signal.SIGALRM, _too_long)
+    try:
+        for index in range(count):
+            kind = list(inputs.readers)[index % len(inputs.readers)]
+            signal.alarm(CASE_SECONDS)
+            try:
+                with contextlib.redirect_stderr(sys.stdout):
+                    inputs.readers[kind](random.Random(f"{seed} {index}"))
+                found.loaded[kind] += 1
+            except MegaplanError as error:
+                found.refused[kind] += 1
+                if not error.diagnostics or any(each.code in ("MP610", "MP900") for each in error.diagnostics):
+                    found.wrong.append(f"{kind} {index}: {error}")
+            except Exception as error:
+                found.wrong.append(f"{kind} {index}: {type(error).__name__}: {str(error)[:200]}")
+            finally:
+                signal.alarm(0)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    return found
+
+
+def _too_long(number: int, _: FrameType | None) -> None:
+    raise TimeoutError(f"no answer within {CASE_SECONDS} s (signal {number})")
+
+
+def peak_bytes() -> int:
+    """Resident memory of this process at its largest."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
