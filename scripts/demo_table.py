@@ -20,7 +20,7 @@ TOLERANCE = 1e-5
 def losses(folder: Path) -> dict[int, float]:
     """Loss by step of one run."""
     records = (json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
-    return {record["step"]: record["loss"] for record in records if "grad_norm" in record and "decision" not in record}
+    return {record["step"]: record["loss"] for record in records if "step_seconds" in record}
 
 
 def main(out: Path) -> int:

@@ -141,11 +141,11 @@ def environment() -> dict[str, str]:
 
 
 def losses(out: Path) -> dict[int, float]:
-    """By step; the last one of a step that was made twice. A last line that was cut off is left out."""
+    """By step; the last one of a step that was made twice. Lines of another kind, or cut off, are left out."""
     path = out / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     records = [json.loads(line) for line in lines if line.endswith("}\n") and line.startswith("{")]
-    return {each["step"]: each["loss"] for each in records if "decision" not in each}
+    return {each["step"]: each["loss"] for each in records if "step_seconds" in each}
 
 
 def newest_step(out: Path) -> int:
