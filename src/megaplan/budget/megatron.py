@@ -12,7 +12,7 @@ from megaplan.hosts.megatron.from_spec import jobs_from_spec
 from megaplan.hosts.megatron.job import MTP, MegatronJob
 from megaplan.hosts.megatron.peak import MegatronMemory, fixed_bytes, in_flight_counts, memory
 from megaplan.hosts.megatron.saved import chunk, operator
-from megaplan.hosts.megatron.storage import Parameters, optimizer_state, parameters, storage_bytes
+from megaplan.hosts.megatron.storage import Parameters, dealt_elements, optimizer_state, parameters, storage_bytes
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import rank_coordinate
 from megaplan.layout.values import Layout
@@ -58,22 +58,23 @@ def _ranks(spec: Spec, job: MegatronJob, device: DeviceBudget) -> list[RankBudge
     """The budgets of a pipeline rank's data ranks: Muon's whole matrices do not divide evenly among them."""
     mesh = spec.mesh
     per_stage, first = mesh.world_size // mesh.pp, (job.pp_rank or 0) * (mesh.world_size // mesh.pp)
-    places: dict[tuple[int, int], list[int]] = {}
+    held, kept = parameters(job), memory(job)
     uneven = job.optimizer == "muon" and job.distributed_optimizer
+    dense_shares = dealt_elements(held, job.data_parallel, experts=False) if uneven else []
+    expert_shares = dealt_elements(held, job.expert_data_parallel, experts=True) if uneven else []
+    places: dict[tuple[tuple[int, int], ...], list[int]] = {}
+    indices: dict[tuple[tuple[int, int], ...], tuple[int, int]] = {}
     for offset in range(per_stage):
         dense, expert = offset // mesh.tp % job.data_parallel, offset // (mesh.ep * mesh.etp) % job.expert_data_parallel
-        places.setdefault((dense, expert) if uneven else (0, 0), []).append(first + offset)
-    held, kept = parameters(job), memory(job)
+        place = (dense_shares[dense], expert_shares[expert]) if uneven else ()
+        places.setdefault(place, []).append(first + offset)
+        indices.setdefault(place, (dense, expert))
     count = sum(one.elements for one in held.tensors)
     budgets: list[RankBudget] = []
-    for (dense, expert), ranks in places.items():
+    for place, ranks in places.items():
+        dense, expert = indices[place]
         cells = _cells(replace(job, data_index=dense, expert_index=expert), held, kept, spec.host.fragmentation_percent)
-        twin = next((one for one in budgets if one.cells == cells), None)
-        if twin is not None:
-            budgets[budgets.index(twin)] = replace(twin, ranks=tuple(sorted((*twin.ranks, *ranks))))
-        else:
-            coordinate = rank_coordinate(mesh, ranks[0])
-            budgets.append(RankBudget(tuple(ranks), coordinate, count, cells, _moments(kept), device.usable_bytes))
+        budgets.append(RankBudget(tuple(ranks), rank_coordinate(mesh, ranks[0]), count, cells, _moments(kept), device.usable_bytes))
     return budgets
 
 

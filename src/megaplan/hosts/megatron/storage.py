@@ -150,14 +150,22 @@ def optimizer_state(job: MegatronJob, found: Parameters) -> State:
         return State(*found_bytes)
     kept = {True: 0, False: 0}
     for experts, ranks, index in ((False, share, job.data_index), (True, expert_share, job.expert_index)):
-        tensors = sorted((one for one in found.tensors if one.rule.is_expert is experts), key=lambda one: one.elements)
-        loop = [*range(ranks), *reversed(range(ranks))]
-        own = ranks - 1 if index is None else index
-        for place, one in enumerate(tensors):
-            if loop[place % len(loop)] == own:
-                kept[one.rule.is_matrix] += one.elements
+        matrices, others = dealt_elements(found, ranks, experts=experts)[ranks - 1 if index is None else index]
+        kept[True] += matrices
+        kept[False] += others
     master, moment = job.master_bytes, job.moment_bytes
     return State(master * kept[True], moment * kept[True], master * kept[False], 2 * moment * kept[False])
+
+
+def dealt_elements(found: Parameters, ranks: int, *, experts: bool) -> list[tuple[int, int]]:
+    """Elements of Muon's matrices and of all else that each data rank steps."""
+    matrices, others = [0] * ranks, [0] * ranks
+    tensors = sorted((one for one in found.tensors if one.rule.is_expert is experts), key=lambda one: one.elements)
+    for place, one in enumerate(tensors):
+        turn, step = divmod(place, ranks)
+        rank = ranks - 1 - step if turn % 2 else step
+        (matrices if one.rule.is_matrix else others)[rank] += one.elements
+    return list(zip(matrices, others, strict=True))
 
 
 def _shares(job: MegatronJob) -> tuple[int, int]:
