@@ -66,13 +66,13 @@ def _ranks(spec: Spec, job: MegatronJob, device: DeviceBudget) -> list[RankBudge
     indices: dict[tuple[tuple[int, int], ...], tuple[int, int]] = {}
     for offset in range(per_stage):
         dense, expert = offset // mesh.tp % job.data_parallel, offset // (mesh.ep * mesh.etp) % job.expert_data_parallel
-        place = (dense_shares[dense], expert_shares[expert]) if uneven else ()
+        place: tuple[tuple[int, int], ...] = (dense_shares[dense], expert_shares[expert]) if uneven else ()
         places.setdefault(place, []).append(first + offset)
         indices.setdefault(place, (dense, expert))
     count = sum(one.elements for one in held.tensors)
     budgets: list[RankBudget] = []
-    for place, ranks in places.items():
-        dense, expert = indices[place]
+    for shares, ranks in places.items():
+        dense, expert = indices[shares]
         cells = _cells(replace(job, data_index=dense, expert_index=expert), held, kept, spec.host.fragmentation_percent)
         budgets.append(RankBudget(tuple(ranks), rank_coordinate(mesh, ranks[0]), count, cells, _moments(kept), device.usable_bytes))
     return budgets
