@@ -15,6 +15,7 @@ from megaplan.spec.load import load_spec_text
 from megarun.job import Job
 
 MATRIX = Path(__file__).with_name("matrix.yaml")
+ROOT = MATRIX.parent.parent.parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ def cases(chosen: frozenset[str] = frozenset(), matrix: Path = MATRIX) -> Iterat
         if chosen and entry["name"] not in chosen:
             continue
         overrides = [*written["families"].get(entry.get("of"), ()), *entry.get("set", ())]
-        spec = load_spec_text(written["base"], name=f"{matrix.name}: {entry['name']}", overrides=overrides).spec
+        text = (ROOT / entry["spec"]).read_text() if "spec" in entry else written["base"]
+        spec = load_spec_text(text, name=f"{matrix.name}: {entry['name']}", overrides=overrides).spec
         job = Job.from_plan(make_plan(spec))
         yield Case(entry["name"], job, build_budget(job.spec, job.inventory, job.layout), entry.get("ci", False))
