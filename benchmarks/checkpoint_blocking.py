@@ -1,0 +1,111 @@
+"""How long training waits inside asynchronous saves, against its steps without saving: one process, 100 million parameters, fp32, AdamW.
+
+python benchmarks/checkpoint_blocking.py [--steps 20] [--every 10]    writes results/checkpoint_blocking.json; exits 1 at 5% or more
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import platform
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from megaplan.inventory.build import build_inventory
+from megaplan.plan.make import make_plan, write_plan
+from megaplan.spec.models import Spec
+from megarun.checkpoint.save import Saver
+from megarun.cli import run
+from megarun.data.corpus import read_corpus
+from megarun.data.tokenize import tokenize
+from megarun.data.tokenizer import TokenizerKind
+
+RESULT = Path(__file__).parent / "results" / "checkpoint_blocking.json"
+BAR = 0.05
+SPEC: dict[str, Any] = {
+    "format": "megaplan.spec/1",
+    "name": "checkpoint-blocking",
+    "model": {
+        "pattern": "AD",
+        "num_layers": 32,
+        "hidden_size": 640,
+        "vocab_size": 2048,
+        "attention": {"kind": "gqa", "num_heads": 10, "num_kv_heads": 10, "head_dim": 64},
+        "mlp": {"ffn_hidden_size": 2240},
+    },
+    "batch": {"micro_batch_size": 1, "seq_length": 128},
+    "precision": dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "fp32"),
+    "optimizer": {"matrix": "adamw"},
+    "training": {"learning_rate": 1.0e-4},
+}
+
+
+def train(folder: Path, name: str, steps: int, every: int) -> tuple[float, float]:
+    """Seconds of all steps but the first, saves left out, and seconds inside saves; the wait for the last one is no training."""
+    blocked: list[float] = []
+    save = Saver.save
+
+    def timed(self: Saver, *words: Any) -> None:
+        began = time.perf_counter()
+        save(self, *words)
+        blocked.append(time.perf_counter() - began)
+
+    Saver.save = timed  # type: ignore[method-assign]
+    out = folder / name
+    words = ["train", str(folder / "plan.json"), "--data", str(folder / "small.tokens"), "--out", str(out)]
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
+            status = run([*words, "--steps", str(steps), "--save-every", str(every)])
+    finally:
+        Saver.save = save  # type: ignore[method-assign]
+    if status:
+        raise SystemExit(said.getvalue())
+    lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    seconds = [line["step_seconds"] for line in lines if "step_seconds" in line]
+    return sum(seconds[1:]), sum(blocked)
+
+
+def main() -> int:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--every", type=int, default=10)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    spec = Spec.model_validate(SPEC)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "text").mkdir()
+        (folder / "text" / "a.txt").write_text("".join(path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))))
+        tokenize(read_corpus(folder / "text"), TokenizerKind.BYTES, 257, folder / "small.tokens")
+        write_plan(make_plan(spec), folder / "plan.json")
+        plain, _ = train(folder, "plain", chosen.steps, 0)
+        saving, blocked = train(folder, "saving", chosen.steps, chosen.every)
+    result = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "torch": torch.__version__,
+        "machine": f"{platform.machine()}, one thread",
+        "num_parameters": build_inventory(spec).parameters,
+        "num_steps": chosen.steps,
+        "save_every": chosen.every,
+        "step_seconds_without_saving": round(plain / (chosen.steps - 1), 4),
+        "step_seconds_while_saving": round(saving / (chosen.steps - 1), 4),
+        "blocked_seconds": round(blocked, 4),
+        "blocked_fraction": round(blocked / plain, 4),
+    }
+    text = json.dumps(result, indent=2) + "\n"
+    sys.stdout.write(text)
+    RESULT.write_text(text)
+    return 0 if result["blocked_fraction"] < BAR else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
