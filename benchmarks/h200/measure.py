@@ -17,6 +17,7 @@ from megaplan.columns import Column, Phase
 from megaplan.inventory.tensors import Init
 from megaplan.plan.make import make_plan
 from megaplan.spec.load import load_spec
+from megarun.batches import Batch
 from megarun.initialise import STD, fill
 from megarun.job import Job
 from megarun.launch import choose_device, process_group, read_launch
@@ -124,9 +125,9 @@ def measure(case: Case, *, explain: bool = False, num_steps: int = NUM_STEPS, co
             start = time.perf_counter()
             trainer.start_step()
             rows = torch.randint(spec.model.vocab_size, shape, generator=generator)
-            tokens, labels = (part.contiguous().to(device) for part in (rows[:, :-1], rows[:, 1:]))
-            losses.append(trainer.step(step, tokens, labels).loss)
-            del tokens, labels
+            batch = Batch(*(part.contiguous().to(device) for part in (rows[:, :-1], rows[:, 1:])))
+            losses.append(trainer.step(step, batch).loss)
+            del batch
             seconds.append(time.perf_counter() - start)
         peaks.enter("end")
         if explain and cuda is not None:

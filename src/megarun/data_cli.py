@@ -58,6 +58,9 @@ def tokenize_command(
             "--limit-bytes", metavar="SIZE", parser=_size, help="Read evenly spread files of at most so much text: 8000000 or 8MB."
         ),
     ] = None,
+    structure: Annotated[
+        bool, typer.Option("--structure", help="Write the lexical class of every token too, for features.structure: C-like source.")
+    ] = False,
 ) -> int:
     """Write the texts in DIR as one token file.
 
@@ -77,7 +80,7 @@ def tokenize_command(
         patterns = tuple(pattern.strip() for pattern in include.split(",") if pattern.strip())
         with _progress() as progress:
             corpus = read_corpus(folder, patterns, limit_bytes, progress, without=(out, tokenizer_path(out)))
-            done = tokenize(corpus, kind, wanted, out, progress)
+            done = tokenize(corpus, kind, wanted, out, progress, structure=structure)
         output.write(_tokenized_text(corpus, done, out, wanted))
 
     return _answer(work, as_json=False)
@@ -150,6 +153,7 @@ def _tokenized_text(corpus: Corpus, done: Tokenized, path: Path, wanted_vocab_si
         ("tokens", f"{header.num_tokens:,} {header.dtype}, {header.num_text_bytes / header.num_tokens:.2f} bytes of text per token"),
         ("tokenizer", tokenizer),
         ("vocabulary", vocabulary),
+        *([("structure", f"{header.structure}, {header.num_categories} classes")] if header.structure else []),
         *(("left out", f"{skip.num_files:,} {skip.reason} (first: {skip.first})") for skip in corpus.skipped),
         ("written", f"{path} ({format_bytes(header.file_bytes)})"),
         ("", f"{done.tokenizer_path}"),
@@ -168,7 +172,7 @@ def _inspect(path: Path) -> dict[str, object]:
         "format": INSPECT_FORMAT,
         "file": str(path),
         "file_bytes": source.header.file_bytes,
-        **asdict(source.header),
+        **source.header.as_document(),
         **asdict(found),
         "unigram_entropy_bits": found.unigram_entropy_bits,
         "uniform_entropy_nats": math.log(source.vocab_size),
@@ -201,6 +205,7 @@ def _inspected_text(document: dict[str, object]) -> str:
         ("documents", f"{get('num_documents'):,}"),
         ("longest, median, shortest", f"{lengths} tokens"),
         ("vocabulary", f"{vocab_size:,}, of which {used:,} occur"),
+        *([("structure", f"{get('structure')}, {get('num_categories')} classes")] if "structure" in document else []),
         ("tokenizer", f"{get('tokenizer')}; {beside['path']}: {beside['state']}"),
         ("unigram entropy", f"{get('unigram_entropy_nats'):.4f} nats, {get('unigram_entropy_bits'):.4f} bits per token"),
         ("uniform entropy", f"{get('uniform_entropy_nats'):.4f} nats: the loss of a model that has learned nothing"),

@@ -31,6 +31,7 @@ class StepMetrics:
         loss: Nats per token over the global batch, without the losses below.
         balance_loss: What the routers' load balancing adds to it, over all E layers, its coefficient included.
         z_loss: Likewise their z-loss.
+        further_loss: What predicting further tokens adds to it, its weight included.
         tokens: Of the step's global batch.
         tokens_per_second: All ranks together.
         model_flops_per_second: All ranks together, repeated work left out.
@@ -48,6 +49,7 @@ class StepMetrics:
     loss: float
     balance_loss: float
     z_loss: float
+    further_loss: float
     tokens: int
     tokens_per_second: float
     model_flops_per_second: float

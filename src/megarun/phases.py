@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from megaplan.columns import Phase
-from megarun.batches import Packed
+from megarun.batches import Batch
 from megarun.trainer import Trainer
 
 
@@ -28,9 +28,9 @@ class PhasedTrainer(Trainer):
         self._running = next(self._phases)
         self.enter_phase(self._running[0])
 
-    def accumulate_gradients(self, tokens: Tensor | None, labels: Tensor | None, packed: Packed | None = None) -> Tensor:
+    def accumulate_gradients(self, batch: Batch) -> Tensor:
         """Forward and backward; what follows is the optimizer's phase."""
-        partial = super().accumulate_gradients(tokens, labels, packed)
+        partial = super().accumulate_gradients(batch)
         self.enter_phase(self._running[1])
         return partial
 

@@ -129,12 +129,21 @@ def open_tokens(path: Path, spec: Spec) -> TokenFile:
     """The token file, whose ids must all have a row in the embedding, and which must fill at least one row of the batch.
 
     Raises:
-        MegaplanError: MP605, MP615, or what `TokenFile` finds.
+        MegaplanError: MP605, MP615, MP626, MP627, or what `TokenFile` finds.
     """
     source = TokenFile(path)
     if source.vocab_size > spec.model.vocab_size:
         detail = f"{path}: vocab_size = {source.vocab_size:,}, model.vocab_size = {spec.model.vocab_size:,}"
         raise refusal("MP605", detail, "model.vocab_size", (f"megaplan split SPEC --set model.vocab_size={source.vocab_size} -o PLAN",))
+    structure = spec.model.features.structure
+    if structure is not None:
+        if source.classes is None:
+            raise source.unclassified()
+        found, least = source.header.num_categories, structure.num_categories
+        if found > least:
+            detail = f"{path}: num_categories = {found}, model.features.structure.num_categories = {least}"
+            hint = f"megaplan split SPEC --set model.features.structure.num_categories={found} -o PLAN"
+            raise refusal("MP627", detail, "model.features.structure.num_categories", (hint,))
     source.num_windows(spec.batch.seq_length)
     return source
 

@@ -80,7 +80,7 @@ def train_steps(run: Run, mesh: RankMesh, keeper: Keeper, interrupt: Interrupt, 
         began = time.perf_counter()
         batch = batches.at(guard.course.batch(step))
         data_seconds = time.perf_counter() - began
-        result = trainer.measure(*batch)
+        result = trainer.measure(batch)
         bad = guard.judge(step, result)
         if bad is not None:
             metrics_file.write(bad)
@@ -98,6 +98,7 @@ def train_steps(run: Run, mesh: RankMesh, keeper: Keeper, interrupt: Interrupt, 
             loss=result.loss,
             balance_loss=result.balance_loss,
             z_loss=result.z_loss,
+            further_loss=result.further_loss,
             tokens=job.global_batch_tokens,
             tokens_per_second=job.global_batch_tokens / seconds,
             model_flops_per_second=model_flops,

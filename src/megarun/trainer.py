@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from megakernels import use_kernels
 from megaplan.inventory.tensors import Owner
-from megarun.batches import Packed
+from megarun.batches import Batch
 from megarun.build import build_stage, materialise
 from megarun.errors import refusal
 from megarun.initialise import initialise
 from megarun.job import Job
-from megarun.model.router_losses import loss_factors, start_losses, sum_losses
+from megarun.model.router_losses import loss_factors, start_losses, sum_further, sum_losses
 from megarun.model.stage import Stage
 from megarun.optim.build import Optimizers
 from megarun.optim.clip import clip_gradients
@@ -27,6 +27,7 @@ from megarun.parallel.gradients import keep_gradient_dtype
 from megarun.parallel.mesh import RankMesh
 from megarun.parallel.pipeline import build_runner
 from megarun.parallel.recompute import recompute_stage
+from megarun.parallel.shapes import batch_tokens
 from megarun.parallel.shared import SharedGradients, sum_replicated
 from megarun.parallel.tensor import tensor_parallel
 
@@ -40,12 +41,14 @@ class StepResult:
         gradient_norm: Of the whole model, before clipping.
         balance_loss: What the routers' load balancing adds to the loss, over all E layers, its coefficient included.
         z_loss: Likewise their z-loss.
+        further_loss: What predicting further tokens adds to the loss, its weight included.
     """
 
     loss: float
     gradient_norm: float
     balance_loss: float = 0.0
     z_loss: float = 0.0
+    further_loss: float = 0.0
 
 
 def sharded_stages(job: Job, mesh: RankMesh, *, measured: bool = True, compiled: bool = False) -> tuple[Stage, ...]:
@@ -120,33 +123,38 @@ class Trainer:
         """A scalar's value on the host, which waits for the device; the one place where a step looks at numbers."""
         return float(scalar)
 
-    def accumulate_gradients(self, tokens: Tensor | None, labels: Tensor | None, packed: Packed | None = None) -> Tensor:
+    def accumulate_gradients(self, batch: Batch) -> Tensor:
         """Forward and backward of this rank's microbatches: its part of the loss, fp64; gradients are whole sums on every shard."""
         start_losses(self.stages)
-        partial = self._runner.forward_backward(tokens, labels, packed)
+        partial = self._runner.forward_backward(batch)
         self._shared.reduce(self.stages)
         sum_replicated(self._replicated, self._tp)
         sum_replicated(self._dense, self._cp)
         return partial
 
-    def step(self, step: int, tokens: Tensor | None, labels: Tensor | None, packed: Packed | None = None) -> StepResult:
+    def step(self, step: int, batch: Batch) -> StepResult:
         """`measure` and `update` of 0-based `step`.
 
         Raises:
             MegaplanError: MP607 if the loss or the gradient norm is not finite; parameters are as before the step.
         """
-        result = self.measure(tokens, labels, packed)
+        result = self.measure(batch)
         if not (math.isfinite(result.loss) and math.isfinite(result.gradient_norm)):
             detail = f"step {step + 1}: loss = {result.loss}, gradient norm = {result.gradient_norm}"
             raise refusal("MP607", detail, "training.learning_rate")
         self.update(step)
         return result
 
-    def measure(self, tokens: Tensor | None, labels: Tensor | None, packed: Packed | None = None) -> StepResult:
+    def measure(self, batch: Batch) -> StepResult:
         """Forward and backward on this rank's rows; gradients are clipped, parameters as they were."""
-        partial = self.accumulate_gradients(tokens, labels, packed)
+        partial = self.accumulate_gradients(batch)
         norm = clip_gradients(self._owned, self._copies, self.mesh, self._spec.training.gradient_clip, self.read)
-        return StepResult(self.read(self.whole_loss(partial)), norm, *self._router_losses())
+        further_loss = 0.0
+        if self._spec.model.features.mtp is not None:
+            further = sum_further(self.stages, self.mesh.device)
+            further /= batch.packed.num_targets if batch.packed else batch_tokens(self._spec)
+            partial, further_loss = partial - further, self.read(self.whole_loss(further))
+        return StepResult(self.read(self.whole_loss(partial)), norm, *self._router_losses(), further_loss)
 
     def update(self, step: int) -> None:
         """Parameters and optimizer state after 0-based `step`; gradients go."""

@@ -27,6 +27,7 @@ from megakernels.mamba3 import mamba3
 from megakernels.moe import combine, dispatch, experts, route, routed_experts
 from megakernels.rms_norm import gated_rms_norm, rms_norm
 from megakernels.rope import mla_kv, rope
+from megakernels.side_embedding import gated_add
 from megakernels.ssd import ssd
 
 Inputs = Mapping[str, Tensor]
@@ -557,6 +558,13 @@ CASES = [
     mamba3_case("mamba3_single_unrotated", 64, 1, 0),
     route_case(normalize=True),
     route_case(normalize=False),
+    Case(
+        "gated_add",
+        lambda n, t: {"x": n(BATCH, t, 7), "side": n(BATCH, t, 7), "gates": n(2)},
+        lambda i: (gated_add(**i),),
+        lambda i: (i["x"] + i["gates"][1] * i["gates"][0].tanh() * i["side"],),
+        ("side", "gates"),
+    ),
     Case(
         "dispatch",
         lambda n, t: {"x": n(t, 9), "rows": plan(t)["rows"]},

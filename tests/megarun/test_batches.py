@@ -1,5 +1,6 @@
 """Data ranks divide the global batch so that they and one process read the same microbatches."""
 
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,9 @@ import torch
 
 from megaplan.errors import MegaplanError
 from megaplan.spec.models import Spec
-from megarun.batches import IGNORED, Batches
+from megarun.batches import Batches
+from megarun.parallel.context import own_positions
+from megarun.parallel.tensor_vocabulary import IGNORE_INDEX
 
 pytestmark = pytest.mark.runtime
 
@@ -39,7 +42,7 @@ def test_a_stage_reads_what_it_needs(spec_with: Any, worker: Any) -> None:
     """Tokens on the first stage, labels on the last, nothing between."""
     spec = Spec.model_validate(spec_with({"mesh.pp": 3, "schedule.num_microbatches": 3}))
     found = [Batches(worker.CountingRows(61), spec, place(0, 1, stage, 3)).at(0) for stage in range(3)]
-    assert [(tokens is None, labels is None) for tokens, labels, _ in found] == [(False, True), (True, True), (True, False)]
+    assert [(batch.tokens is None, batch.labels is None) for batch in found] == [(False, True), (True, True), (True, False)]
 
 
 @pytest.mark.requirement("R-63")
@@ -57,10 +60,10 @@ def test_packed_rows_predict_nothing_across_documents(spec_with: Any, worker: An
     positions = torch.arange(spec.batch.seq_length)
     begins = starts == positions
     assert begins.any(1).all()
-    assert torch.equal(labels[:, :-1] == IGNORED, begins[:, 1:])
-    counted = labels != IGNORED
+    assert torch.equal(labels[:, :-1] == IGNORE_INDEX, begins[:, 1:])
+    counted = labels != IGNORE_INDEX
     assert torch.equal(labels[counted], ((tokens.tokens + 1) % 61)[counted])
-    assert last.packed.num_targets == other.packed.num_targets == int(counted.sum() + (other.labels != IGNORED).sum())
+    assert last.packed.num_targets == other.packed.num_targets == int(counted.sum() + (other.labels != IGNORE_INDEX).sum())
 
 
 def test_a_batch_of_ends_alone_is_refused(spec_with: Any, worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,3 +73,42 @@ def test_a_batch_of_ends_alone_is_refused(spec_with: Any, worker: Any, monkeypat
     monkeypatch.setattr(worker.CountingRows, "starts", every_column)
     with pytest.raises(MegaplanError, match=r"step 3: 48 tokens, each the last one of its document"):
         Batches(worker.CountingRows(61), Spec.model_validate(spec_with({"data.packing": "documents"})), place(0, 1)).at(2)
+
+
+SIDES = {"ngram": {"num_tables": 2, "num_rows": 9, "dim": 4, "max_order": 4}, "structure": {"num_categories": 7, "bottleneck": 4}}
+AHEAD = {"mtp": {"depth": 2, "ffn_hidden_size": 8}}
+
+
+@pytest.mark.parametrize("packing", ["none", "documents"])
+@pytest.mark.parametrize("mesh", [{"tp": 2}, {"tp": 2, "vocab_parallel": True}, {"cp": 2}, {"cp": 2, "tp": 2, "vocab_parallel": True}])
+def test_features_read_beyond_a_rank_s_own_tokens(mesh: dict[str, Any], packing: str, spec_with: Any, worker: Any) -> None:
+    """N-grams look back, predictions look ahead, past no end of a row or document, wherever pieces are cut."""
+    more = {f"mesh.{key}": value for key, value in mesh.items()} | {"model.attention.num_kv_heads": 2, "data.packing": packing}
+    spec, rows = Spec.model_validate(spec_with({"model.features": SIDES | AHEAD} | more)), worker.CountingRows(61)
+    length, batch = spec.batch.seq_length, (0, spec.training.seed, spec.batch.micro_batch_size, spec.batch.seq_length)
+    row, classes = rows.rows(*batch), rows.structure_rows(*batch)
+    starts = rows.starts(*batch) if packing == "documents" else np.zeros_like(row)
+    begins = [{*np.flatnonzero(line == np.arange(length + 1)).tolist()} for line in starts]
+
+    def seen(index: int, position: int, places: int, nothing: int) -> int:
+        """The token `places` from `position`, if no document begins between the two."""
+        low, high = sorted((position, position + places))
+        apart = low < 0 or high > length or any(low < first <= high for first in begins[index] if packing == "documents")
+        return nothing if apart else int(row[index, position + places])
+
+    for coordinate in product(range(spec.mesh.cp), range(spec.mesh.tp)):
+        place_of = place(0, 1)
+        place_of.coordinate["cp"], place_of.coordinate["tp"] = coordinate
+        found = Batches(rows, spec, place_of).at(0)
+        shared = own_positions(coordinate[0], spec.mesh.cp, length).tolist()
+        share = len(shared) // spec.mesh.tp
+        own = shared[coordinate[1] * share :][:share]
+        read = shared if spec.mesh.vocab_parallel else own
+        for index in range(len(row)):
+            assert found.tokens[index].tolist() == row[index, read].tolist()
+            for places, labels in enumerate((found.labels, *found.following), start=1):
+                assert labels[index].tolist() == [seen(index, position, places, -100) for position in read]
+            for places in (1, 2, 3):
+                assert found.before[index, places - 1].tolist() == [seen(index, position, -places, -1) for position in own]
+            assert found.structure[index].tolist() == classes[index, own].tolist()
+        assert (len(found.following), found.structure.dtype) == (2, torch.uint8)

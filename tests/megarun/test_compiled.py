@@ -31,7 +31,7 @@ def test_compiled_blocks_train_as_eager_ones(policy: str, spec_with: Any, worker
     for compiled in (False, True):
         torch._dynamo.reset()
         trainer = Trainer(job, mesh, sharded_stages(job, mesh, compiled=compiled))
-        results = [trainer.step(step, *batches.at(step)) for step in range(3)]
+        results = [trainer.step(step, batches.at(step)) for step in range(3)]
         found.append([(result.loss, result.gradient_norm) for result in results])
     compiled_blocks = sum(block._compiled_call_impl is not None for block in trainer.stages[0].layers.values())
     assert compiled_blocks == len(inventory.layers) - sum(layer.family.value == "E" for layer in inventory.layers)

@@ -42,7 +42,7 @@ def reduced_each_microbatch(trainer: Trainer, batches: Batches) -> dict[str, lis
 
     for name, parameter in trainer.stages[0].named_parameters():
         parameter.register_post_accumulate_grad_hook(record(name))
-    trainer.accumulate_gradients(*batches.at(0))
+    trainer.accumulate_gradients(batches.at(0))
     return found
 
 
@@ -53,7 +53,7 @@ def test_shards_accumulate_in_the_gradients_dtype(params: str, reduce: str, one_
     wide, batches = trainer_of(worker, spec_with(overrides))
     parts = reduced_each_microbatch(wide, batches)
     narrow, batches = trainer_of(worker, spec_with({**overrides, "precision.grads": "bf16"}))
-    narrow.accumulate_gradients(*batches.at(0))
+    narrow.accumulate_gradients(batches.at(0))
     for name, parameter in narrow.stages[0].named_parameters():
         expected = parts[name][0].to(BF16)
         for part in parts[name][1:]:
@@ -72,7 +72,7 @@ def test_the_optimizer_reads_them_as_they_are(matrix: str, one_process: Any, wor
     narrow, batches = trainer_of(worker, spec_with({**overrides, "precision.grads": "bf16"}))
     wide, _ = trainer_of(worker, spec_with(overrides))
     for step in range(2):
-        narrow.accumulate_gradients(*batches.at(step))
+        narrow.accumulate_gradients(batches.at(step))
         for ours, theirs in zip(wide.stages[0].parameters(), narrow.stages[0].parameters(), strict=True):
             ours.grad = theirs.grad.to(FP32)
         for trainer in (narrow, wide):

@@ -18,7 +18,15 @@ from megaplan.columns import Column
 from megaplan.devices import Device, load_device
 from megaplan.hosts.megarun.allocator import slack_bytes
 from megaplan.hosts.megarun.boundaries import boundary_bytes, receive_bytes
-from megaplan.hosts.megarun.buffers import rotary_bytes, rotary_scratch_bytes, router_loss_bytes, starts_bytes, token_bytes
+from megaplan.hosts.megarun.buffers import (
+    further_loss_bytes,
+    input_bytes,
+    label_bytes,
+    rotary_bytes,
+    rotary_scratch_bytes,
+    router_loss_bytes,
+    starts_bytes,
+)
 from megaplan.hosts.megarun.dims import Dims, is_pipelined, local_dims
 from megaplan.hosts.megarun.ledger import Make, accumulates_in_place, block_bytes, makes_of
 from megaplan.hosts.megarun.optimizer import Uneven, last_moment, uses_muon
@@ -33,8 +41,6 @@ from megaplan.schedule.registry import SPLIT_BACKWARD, actions
 from megaplan.spec.models import Mesh, Spec
 
 EMBEDDING, RELATION_BIAS = Family.EMBEDDING, Family.RELATION_BIAS
-BESIDE = (RELATION_BIAS, Family.MTP)
-"""Families that read a stream which another block keeps."""
 ATTENDING = (Family.A, Family.MTP)
 
 
@@ -48,7 +54,7 @@ class _Evaluation:
         self.blocks = dict(inventory.blocks())
         distinct = {id(block): block for block in self.blocks.values()}
         self.boundary_bytes = boundary_bytes(self.dims)
-        self.rotary_bytes, self.token_bytes = rotary_bytes(spec), token_bytes(spec)
+        self.rotary_bytes, self.input_bytes, self.label_bytes = rotary_bytes(spec), input_bytes(spec), label_bytes(spec)
         self.policy = Policy(
             pipelined=is_pipelined(spec.mesh),
             reshard=spec.sharding.reshard_after_forward,
@@ -163,6 +169,7 @@ def _slot_parts(evaluation: _Evaluation, slot: Slot) -> _SlotParts:
     names, units, storages, copies = [], [], [], NOTHING
     owned = slot.index == 0  # whether the stream so far is a storage of this chunk, not a receive buffer
     attends, root_by_adamw = False, True
+    ahead = is_last and evaluation.spec.model.features.mtp is not None
     root_uneven: tuple[Uneven, ...] = ()
     for name in (*slot.blocks, "head") if is_last and tied_head else slot.blocks:
         tied = tied_head and name == "head"
@@ -177,14 +184,13 @@ def _slot_parts(evaluation: _Evaluation, slot: Slot) -> _SlotParts:
                 copies = storage.dense
                 continue
         names.append(name)
-        units.append(evaluation.unit(name, block, storage, owned and family not in BESIDE and name != "embedding"))
+        units.append(evaluation.unit(name, block, storage, owned and not _beside(name, family, ahead=ahead)))
         owned = owned or family is not RELATION_BIAS
         attends = attends or family in ATTENDING
-    carries = is_last and any(name.startswith("mtp.") for name in names)
-    if carries:  # depths run after the head that the layout lists before them; a tied head is appended last
-        order = sorted(range(len(names)), key=lambda index: names[index].startswith("mtp."))
+    if ahead:  # depths run before the final norm and the head, which the layout lists before them
+        order = sorted(range(len(names)), key=lambda index: (names[index] in ("final_norm", "head"), names[index] == "head"))
         names, units = [names[index] for index in order], [units[index] for index in order]
-    chunk = Chunk(names, units, evaluation.policy, copies=copies, hands_on=not is_last, carries=carries)
+    chunk = Chunk(names, units, evaluation.policy, copies=copies, hands_on=not is_last, carries=ahead)
     return _SlotParts(chunk, tuple(storages), root_uneven, root_by_adamw, attends)
 
 
@@ -218,9 +224,10 @@ def _persistent(
         storages=tuple(storages),
         cast_bytes=max([cast.scratch_bytes for cast in casts], default=0),
         first_other=last_moment(casts),
-        buffer_bytes=evaluation.rotary_bytes * sum([part.attends for part in parts]) + _router_losses(evaluation, slots),
+        buffer_bytes=evaluation.rotary_bytes * sum([part.attends for part in parts]) + _sums_of_losses(evaluation, slots),
         buffer_scratch_bytes=rotary_scratch_bytes(spec) if parts[-1].attends else 0,  # else another slot's parameters come after it
-        input_bytes=evaluation.token_bytes * sum([(slot.index == 0) + (slot.index == last) for slot in slots]) + starts_bytes(spec),
+        input_bytes=sum([evaluation.input_bytes * (slot.index == 0) + evaluation.label_bytes * (slot.index == last) for slot in slots])
+        + starts_bytes(spec),
         receive_bytes=receive_bytes(evaluation.dims, num_receives),
         workspace_bytes=device.gemm_workspace_bytes,
         slack_bytes=sum([storage.resident_slack_bytes for storage in storages]) + num_receives * slack_bytes(evaluation.boundary_bytes),
@@ -229,12 +236,18 @@ def _persistent(
     )
 
 
-def _router_losses(evaluation: _Evaluation, slots: Sequence[Slot]) -> int:
-    each = router_loss_bytes(evaluation.spec)
-    if not each:
-        return 0
-    layers = evaluation.inventory.layers
-    return each * sum([layers[index].family is Family.E for slot in slots for index in range(slot.start, slot.stop)])
+def _beside(name: str, family: Family, *, ahead: bool) -> bool:
+    """Whether a block's input is no storage of the chunk's, or one that another block is charged for: what both read, the first."""
+    if name == "embedding" or family is RELATION_BIAS:
+        return True
+    return ahead and (name == "final_norm" or (family is Family.MTP and name != "mtp.0"))
+
+
+def _sums_of_losses(evaluation: _Evaluation, slots: Sequence[Slot]) -> int:
+    spec, layers, last = evaluation.spec, evaluation.inventory.layers, len(evaluation.layout.slots) - 1
+    each, further = router_loss_bytes(spec), further_loss_bytes(spec)
+    routers = sum([layers[index].family is Family.E for slot in slots for index in range(slot.start, slot.stop)]) if each else 0
+    return each * routers + further * sum([slot.index == last for slot in slots])
 
 
 def _distinct(mesh: Mesh, pp_rank: int, persistent: Persistent, peak: StepPeak, device: DeviceBudget) -> list[RankBudget]:

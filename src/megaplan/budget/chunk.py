@@ -53,7 +53,7 @@ class Chunk:
             policy: How the host runs it.
             copies: Groups of copied blocks that no unit stands for.
             hands_on: Whether its output is a stage output held until backward.
-            carries: Whether an MTP depth's input gradient waits beside the head's backward.
+            carries: Whether MTP depths run between the layers and the final norm.
         """
         self.names, self.units, self.policy, self.carries = tuple(names), tuple(units), policy, carries
         self.output_bytes = policy.boundary_bytes if hands_on and policy.pipelined else 0  # the stage output, and its received gradient
@@ -247,8 +247,8 @@ class Chunk:
         return 0 if storage is None else storage.dense.flat_bytes
 
     def lasting(self, index: int) -> int:
-        """Gradients of the slot's own parameters that stay after a unit; the head adds to those an MTP depth made."""
-        if self.carries and self.names[index] == "head":
+        """Gradients of the slot's own parameters that stay after a unit; with MTP the first depth's hold those of embedding and head."""
+        if self.carries and self.names[index] in ("head", "embedding"):
             return 0
         return sum(self.units[index].block.gradients.values())
 
@@ -316,13 +316,13 @@ class Chunk:
         """What each unit's backward has more, or less, than its ledger says.
 
         The gradient of a stage's output lies in a receive buffer, which is counted there. The last stage's output, the logits, is held
-        until the backward has ended. An MTP depth's gradient of the residual stream waits until the final norm adds its own.
+        until the backward has ended. The final norm's gradient of the residual stream waits until the first MTP depth adds its own.
         """
         carried = [0] * len(self.units)
         carried[-1] = -self.output_bytes
         for index in range(self.head):
             carried[index] += self.logits_bytes
         if self.carries:
-            for name in ("head", "final_norm"):
-                carried[self.names.index(name)] += self.policy.boundary_bytes
+            for index, name in enumerate(self.names):
+                carried[index] += self.policy.boundary_bytes if name.startswith("mtp.") else 0
         return carried

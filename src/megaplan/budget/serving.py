@@ -65,7 +65,8 @@ def kv_cache_bytes(spec: Spec, serving: Serving, block: Block) -> int:
             width += attention.indexer.head_dim
     else:
         width = 2 * attention.num_kv_heads * attention.head_dim
-    return serving.batch_size * cached_tokens(serving, attention.window_size) * width * serving.kv_dtype.bytes
+    window = None if block.full else attention.window_size
+    return serving.batch_size * cached_tokens(serving, window) * width * serving.kv_dtype.bytes
 
 
 def state_bytes(spec: Spec, family: Family) -> int:

@@ -70,7 +70,8 @@ def layer_ops(load: Workload, model: Model, block: Block) -> Ops:
     match block.family:
         case Family.A if model.attention is not None:
             with_indexer = isinstance(model.attention, LatentAttention) and any(t.name.startswith("indexer.") for t in block.tensors)
-            return attention_block(load, model.attention, hidden, with_indexer=with_indexer)
+            attention = model.attention.model_copy(update={"window_size": None}) if block.full else model.attention
+            return attention_block(load, attention, hidden, with_indexer=with_indexer)
         case Family.M if model.mamba is not None:
             return mamba_block(load, model.mamba, hidden)
         case Family.E if model.moe is not None:

@@ -183,6 +183,20 @@ RUNTIME: dict[str, CodeInfo] = {
         "Leave --compile out, or plan without these axes under a schedule with whole backwards.",
         "schedule: {kind: zbv}      # wrong with --compile\nschedule: {kind: 1f1b}     # right",
     ),
+    "MP626": CodeInfo(
+        "the token file has no classes of tokens",
+        "The model embeds the structure class of every token, and the file was written without them.",
+        "Classes are derived from the text, which the tokens alone no longer are.",
+        "Tokenize again with --structure, or plan a model without features.structure.",
+        "megarun data tokenize DIR --structure -o FILE",
+    ),
+    "MP627": CodeInfo(
+        "the token file has more classes than the model",
+        "The file holds structure classes that the embedding has no row for.",
+        "A class past the last row reads memory that is not the embedding's.",
+        "Plan a model with the file's number of categories.",
+        "features: {structure: {num_categories: 25, bottleneck: 64}}",
+    ),
     "MP641": CodeInfo(
         "the checkpoint is of another model",
         "The plan's architecture differs from that of the plan the checkpoint was saved under.",

@@ -89,6 +89,13 @@ MODEL: dict[str, CodeInfo] = {
         "Use at least `qk_rope_head_dim`.",
         "attention: {kind: mla, qk_rope_head_dim: 64, indexer: {num_heads: 4, head_dim: 32, layers: [0]}}      # wrong",
     ),
+    "MP713": CodeInfo(
+        "layers without a window where no layer has one",
+        "`full_layers` lists the A layers that the window leaves out, and `window_size` is null.",
+        "Without a window every layer sees all positions before it; the list would change nothing.",
+        "Give `window_size`, or remove the list.",
+        "attention: {kind: gqa, num_heads: 8, num_kv_heads: 8, head_dim: 64, full_layers: [0]}      # wrong",
+    ),
     "MP720": CodeInfo(
         "the family refuses the recompute policy",
         "`full` is asked of E or M blocks.",

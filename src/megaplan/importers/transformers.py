@@ -88,12 +88,11 @@ def _qwen3_attention(reader: ConfigReader, layers: int) -> dict[str, Any]:
     gated_silu(reader)
     attention = heads(reader)
     attention |= {"head_dim": reader.whole("head_dim"), "qk_norm": True, "rope_theta": rope_theta(reader)}
-    attention["window_size"] = _qwen3_window(reader, layers)
-    return attention
+    return attention | _qwen3_window(reader, layers)
 
 
-def _qwen3_window(reader: ConfigReader, layers: int) -> int | None:
-    """The window where every layer has it, null where none has; layers from `max_window_layers` on slide."""
+def _qwen3_window(reader: ConfigReader, layers: int) -> dict[str, Any]:
+    """The window and the A layers without it: every second letter, from `max_window_layers` on with the window."""
     first, window = layers, None
     if reader.flag("use_sliding_window"):
         window = reader.whole_or_null("sliding_window")
@@ -104,6 +103,6 @@ def _qwen3_window(reader: ConfigReader, layers: int) -> int | None:
     if reader.has("layer_types") and list(reader.items("layer_types")) != meant:
         detail = f"layer_types differs from what use_sliding_window and max_window_layers say: {first} full, then {layers - first} sliding"
         reader.contradicts("layer_types", detail, "correct the one that is wrong")
-    if 0 < first < layers:
-        reader.cannot("max_window_layers", first, f"layers {first} to {layers - 1} slide, and window_size is of every A layer", 0)
-    return window if first == 0 else None
+    if window is None or first == layers:
+        return {"window_size": None}
+    return {"window_size": window, "full_layers": [2 * index for index in range(first)]}

@@ -32,12 +32,13 @@ def build_inventory(spec: Spec) -> Inventory:
     model = spec.model
     letters = parse_pattern(model.pattern, model.num_layers).layers
     indexed = _indexed_layers(model.attention)
-    made: dict[tuple[str, bool], Block] = {}
+    full = frozenset(model.attention.full_layers) if model.attention is not None else frozenset()
+    made: dict[tuple[str, bool, bool], Block] = {}
     layers = []
     for index, letter in enumerate(letters):
-        make = (letter, letter == "A" and index in indexed)
+        make = (letter, letter == "A" and index in indexed, index in full)
         if make not in made:
-            made[make] = _layer_block(model, letter, with_indexer=make[1])
+            made[make] = _layer_block(model, letter, with_indexer=make[1], full=make[2])
         layers.append(made[make])
     outside = _outside_blocks(model, vocab_parallel=spec.mesh.vocab_parallel)
     total = sum([block.elements for block in layers]) + sum([block.elements for _, block in outside])
@@ -45,7 +46,7 @@ def build_inventory(spec: Spec) -> Inventory:
     return Inventory(tuple(layers), outside, tied=model.tie_embeddings, active_parameters=total - idle)
 
 
-def _layer_block(model: Model, letter: str, *, with_indexer: bool) -> Block:
+def _layer_block(model: Model, letter: str, *, with_indexer: bool, full: bool) -> Block:
     hidden = model.hidden_size
     match letter:
         case "A":
@@ -58,7 +59,7 @@ def _layer_block(model: Model, letter: str, *, with_indexer: bool) -> Block:
             tensors = recurrent_tensors(model.recurrent or _missing("recurrent"), hidden)
         case _:
             tensors = mlp_tensors(model.mlp or _missing("mlp"), hidden)
-    return Block(Family(letter), tensors)
+    return Block(Family(letter), tensors, full)
 
 
 def _outside_blocks(model: Model, *, vocab_parallel: bool) -> tuple[tuple[str, Block], ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from megaplan.inventory.attention import attention_tensors
 from megaplan.inventory.makers import norm, replicated
 from megaplan.inventory.mlp import mlp_matrices
@@ -14,6 +16,28 @@ from megaplan.spec.models import (
     Ngram,
     RelationBias,
 )
+
+
+class SideEmbedding(NamedTuple):
+    """Where a side-channel embedding is at home (R-18).
+
+    Attributes:
+        home: The stage that holds its parameters and adds it to the residual stream.
+        maker: Who makes the ids that it looks up, and from what.
+        checkpoint: What of it a checkpoint holds.
+    """
+
+    home: str
+    maker: str
+    checkpoint: str
+
+
+_PARAMETERS = "its parameters, once; ids are made anew for every batch"
+SIDE_EMBEDDINGS: dict[Family, SideEmbedding] = {
+    Family.NGRAM: SideEmbedding("first", "the home stage, by hashing the batch's token ids and those before them", _PARAMETERS),
+    Family.STRUCTURE: SideEmbedding("first", "the token file, one class a token; the batch carries it to the home stage", _PARAMETERS),
+    Family.PLATFORM: SideEmbedding("first", "the token file, one category a token; not carried yet", _PARAMETERS),
+}
 
 
 def ngram_block(ngram: Ngram, hidden_size: int) -> Block:

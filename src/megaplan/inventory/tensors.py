@@ -117,11 +117,13 @@ class Block:
     Attributes:
         family: Letter or outside part.
         tensors: In the order of `docs/concepts/architecture.md`.
+        full: Whether it is an A layer that the window leaves out: it costs another time than one with the window.
         elements: Unsharded elements of the whole block, derived from `tensors`.
     """
 
     family: Family
     tensors: tuple[ParamTensor, ...]
+    full: bool = False
     elements: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from megaplan.errors import MegaplanError
+from megaplan.inventory.features import SIDE_EMBEDDINGS
 from megaplan.inventory.tensors import Family, Inventory
 from megaplan.layout.spans import Spans, span_problems
 from megaplan.layout.values import Layout, Slot
@@ -10,7 +11,7 @@ from megaplan.schedule.placement import slot_owner
 from megaplan.schedule.registry import placement
 from megaplan.spec.models import Spec
 
-_INPUT_FAMILIES = (Family.EMBEDDING, Family.NGRAM, Family.STRUCTURE, Family.PLATFORM)
+_INPUT_FAMILIES = (Family.EMBEDDING, *(family for family, side in SIDE_EMBEDDINGS.items() if side.home == "first"))
 
 
 def build_layout(spec: Spec, inventory: Inventory, spans: Spans) -> Layout:

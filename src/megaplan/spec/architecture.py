@@ -49,6 +49,7 @@ class GroupedQueryAttention(Section):
         qk_norm: RMSNorm over each query and key head.
         bias: Bias on the query, key and value projections.
         window_size: Positions that a token sees, itself included; null for all before it.
+        full_layers: A layers without the window: 0-based global indices, rising.
         rope_theta: Base of the rotary angles.
         nope_layers: A layers without rotary embedding: 0-based global indices, rising.
     """
@@ -60,8 +61,13 @@ class GroupedQueryAttention(Section):
     qk_norm: StrictBool = False
     bias: StrictBool = False
     window_size: PositiveInt | None = None
+    full_layers: tuple[NaturalInt, ...] = ()
     rope_theta: PositiveFloat = 10_000.0
     nope_layers: tuple[NaturalInt, ...] = ()
+
+    def window(self, layer: int) -> int | None:
+        """The window of a layer, by its global index; what lies past the layers has it too."""
+        return None if layer in self.full_layers else self.window_size
 
 
 class LatentAttention(Section):
@@ -77,6 +83,7 @@ class LatentAttention(Section):
         v_head_dim: Width of a value head.
         rope_theta: Base of the rotary angles.
         window_size: Positions that a token sees, itself included; null for all before it.
+        full_layers: A layers without the window: 0-based global indices, rising.
         nope_layers: A layers without rotary embedding: 0-based global indices, rising.
         indexer: Sparse-attention indexer; null for none.
     """
@@ -90,8 +97,13 @@ class LatentAttention(Section):
     v_head_dim: PositiveInt
     rope_theta: PositiveFloat = 10_000.0
     window_size: PositiveInt | None = None
+    full_layers: tuple[NaturalInt, ...] = ()
     nope_layers: tuple[NaturalInt, ...] = ()
     indexer: Indexer | None = None
+
+    def window(self, layer: int) -> int | None:
+        """The window of a layer, by its global index; what lies past the layers has it too."""
+        return None if layer in self.full_layers else self.window_size
 
 
 class Mamba2(Section):
@@ -216,11 +228,13 @@ class Ngram(Section):
         num_tables: Tables.
         num_rows: Rows of all tables together.
         dim: Width of a row.
+        max_order: Tokens of the longest n-gram; table j has order 2 + j mod (max_order - 1).
     """
 
     num_tables: PositiveInt
     num_rows: PositiveInt
     dim: PositiveInt
+    max_order: Annotated[int, Field(ge=2, le=16, strict=True)] = 3
 
 
 class CategoryEmbedding(Section):
@@ -251,10 +265,12 @@ class MultiTokenPrediction(Section):
     Attributes:
         depth: Modules, each predicting one token further.
         ffn_hidden_size: Width of a module's MLP.
+        loss_weight: Of the mean of the modules' losses beside the model's own.
     """
 
     depth: Annotated[int, Field(gt=0, le=64, strict=True)]
     ffn_hidden_size: PositiveInt
+    loss_weight: PositiveFloat = 0.3
 
 
 class Features(Section):

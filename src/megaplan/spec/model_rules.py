@@ -12,7 +12,7 @@ from megaplan.spec.wording import plural, series
 
 
 def model_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """MP332, MP701 … MP712."""
+    """MP332, MP701 … MP713."""
     yield from _attention(checked)
     yield from _attention_layers(checked)
     yield from _mamba(checked)
@@ -52,7 +52,10 @@ def _attention_layers(checked: Checked) -> Iterator[Diagnostic]:
     attention = checked.spec.model.attention
     if attention is None:
         return
-    lists = {"model.attention.nope_layers": attention.nope_layers}
+    lists = {"model.attention.nope_layers": attention.nope_layers, "model.attention.full_layers": attention.full_layers}
+    if attention.full_layers and attention.window_size is None:
+        detail = f"attention.full_layers = {list(attention.full_layers)}, attention.window_size = null"
+        yield checked.error("MP713", detail, "model.attention.full_layers", "give attention.window_size, or remove attention.full_layers")
     if isinstance(attention, LatentAttention) and attention.indexer is not None:
         lists["model.attention.indexer.layers"] = attention.indexer.layers
     for key, layers in lists.items():

@@ -58,7 +58,7 @@ def _other_host(spec: Spec) -> object | None:
 NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("model.mamba.kind", _mamba3_over_context, "mamba2"),
     ("model.moe.capacity_factor", _capacity, "null"),
-    *((f"model.features.{name}", _feature(name), "null") for name in ("ngram", "structure", "platform", "relation_bias", "mtp")),
+    *((f"model.features.{name}", _feature(name), "null") for name in ("platform", "relation_bias")),
     ("mesh.cp", _context_mamba, "mamba2 under cp, its recompute none"),
     ("mesh.etp", _above_one("etp"), "1"),
     *((f"precision.{role}", _dtype(role), "fp32 or bf16") for role in ("params", "grads", "master", "moments", "reduce")),

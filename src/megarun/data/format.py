@@ -1,4 +1,4 @@
-"""The bytes of a token file: preamble, JSON header, document offsets, tokens (`docs/reference/token-file.md`)."""
+"""The bytes of a token file: preamble, JSON header, document offsets, tokens, classes of tokens (`docs/reference/token-file.md`)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 MAGIC = b"\x89MGTOK\r\n"  # a byte above 127 and a CR-LF pair: a copy in text mode or through a 7-bit channel no longer matches
-VERSION = 1
+VERSION = 2  # what a file with classes of tokens is; one without them is version 1, which older readers know
 PREAMBLE = struct.Struct("<8sII")  # magic, version, length of the header's JSON
 PAYLOAD_START = 4096  # the header is padded to a page, so the offsets are aligned wherever the file is mapped
 OFFSET_BYTES = 8
 MIN_VOCAB_SIZE = 257  # 256 bytes and the end of document
 MAX_VOCAB_SIZE = 2**32
+MAX_CATEGORIES = 256  # a class is one byte
+STRUCTURE_FIELDS = ("structure", "num_categories")
 DTYPES: dict[str, np.dtype[np.uint16] | np.dtype[np.uint32]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 
@@ -39,6 +41,8 @@ class Header:
         tokenizer_sha256: Of the tokenizer's JSON, as it lies beside the file.
         tokenizer_sample_bytes: UTF-8 bytes the tokenizer was trained on; 0 for `bytes`.
         payload_sha256: Of everything from byte 4096 on.
+        structure: Scheme of the tokens' classes (`megarun.data.structure`); empty where the file has none.
+        num_categories: Classes of the scheme.
     """
 
     dtype: str
@@ -51,6 +55,13 @@ class Header:
     tokenizer_sha256: str
     tokenizer_sample_bytes: int
     payload_sha256: str
+    structure: str = ""
+    num_categories: int = 0
+
+    @property
+    def version(self) -> int:
+        """The oldest format version that has all this."""
+        return VERSION if self.structure else 1
 
     @property
     def tokens_start(self) -> int:
@@ -58,18 +69,31 @@ class Header:
         return PAYLOAD_START + OFFSET_BYTES * (self.num_documents + 1)
 
     @property
+    def classes_start(self) -> int:
+        """First byte of the tokens' classes, one byte each: behind the tokens."""
+        return self.tokens_start + DTYPES[self.dtype].itemsize * self.num_tokens
+
+    @property
     def file_bytes(self) -> int:
         """Bytes of the whole file."""
-        return self.tokens_start + DTYPES[self.dtype].itemsize * self.num_tokens
+        return self.classes_start + (self.num_tokens if self.structure else 0)
+
+    def as_document(self) -> dict[str, Any]:
+        """The header's JSON: what the file has."""
+        return {name: value for name, value in asdict(self).items() if self.structure or name not in STRUCTURE_FIELDS}
 
     def pack(self) -> bytes:
         """Preamble and header, padded with zeros: exactly PAYLOAD_START bytes."""
-        text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode()
-        return (PREAMBLE.pack(MAGIC, VERSION, len(text)) + text).ljust(PAYLOAD_START, b"\0")
+        text = json.dumps(self.as_document(), sort_keys=True, separators=(",", ":")).encode()
+        return (PREAMBLE.pack(MAGIC, self.version, len(text)) + text).ljust(PAYLOAD_START, b"\0")
 
 
-def parse_header(text: bytes) -> Header:
+def parse_header(text: bytes, version: int) -> Header:
     """The header of its JSON.
+
+    Args:
+        text: UTF-8.
+        version: Of the file's format, at most VERSION.
 
     Raises:
         ValueError: What is wrong with it, in words.
@@ -80,7 +104,8 @@ def parse_header(text: bytes) -> Header:
         raise ValueError(f"its header is no JSON ({type(error).__name__})") from error
     if not isinstance(values, dict):
         raise ValueError("its header is no JSON object")
-    header = Header(**{field.name: _value(values, field.name, str(field.type)) for field in fields(Header)})
+    names = [field for field in fields(Header) if version >= VERSION or field.name not in STRUCTURE_FIELDS]
+    header = Header(**{field.name: _value(values, field.name, str(field.type)) for field in names})
     if header.dtype not in DTYPES:
         raise ValueError(f"header.dtype = {header.dtype!r}, which is neither {' nor '.join(DTYPES)}")
     if not MIN_VOCAB_SIZE <= header.vocab_size <= 2 ** (8 * DTYPES[header.dtype].itemsize):
@@ -89,6 +114,8 @@ def parse_header(text: bytes) -> Header:
         raise ValueError(f"header.end_of_document_id = {header.end_of_document_id}, header.vocab_size = {header.vocab_size}")
     if not 1 <= header.num_documents <= header.num_tokens:
         raise ValueError(f"header.num_documents = {header.num_documents}, header.num_tokens = {header.num_tokens}")
+    if version >= VERSION and not (header.structure and 1 <= header.num_categories <= MAX_CATEGORIES):
+        raise ValueError(f"header.structure = {header.structure!r}, header.num_categories = {header.num_categories}")
     return header
 
 

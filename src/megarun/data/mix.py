@@ -68,6 +68,13 @@ class TokenMix:
             found[places] = file.read_starts(file.windows(numbers, seed, seq_length), seq_length)
         return found
 
+    def structure_rows(self, step: int, seed: int, num_rows: int, seq_length: int) -> NDArray[np.uint8]:
+        """Classes of the first seq_length tokens of each of `rows`, uint8 [num_rows, seq_length]; see `TokenFile.structure_rows`."""
+        found = np.empty((num_rows, seq_length), dtype=np.uint8)
+        for file, places, numbers in self._shares(row_numbers(step, num_rows), seed):
+            found[places] = file.read_classes(file.windows(numbers, seed, seq_length), seq_length)
+        return found
+
     def _shares(self, numbers: NDArray[np.int64], seed: int) -> Iterator[tuple[TokenFile, NDArray[np.int64], NDArray[np.int64]]]:
         """Of each file: which of the rows are its own, and their numbers among its rows."""
         length = int(self._ends[-1])

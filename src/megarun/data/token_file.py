@@ -27,6 +27,7 @@ class TokenFile:
         header: What the file says of itself.
         document_offsets: int64 [num_documents + 1]: document i is `tokens[offsets[i]:offsets[i + 1]]`, its end of document included.
         tokens: uint16 or uint32 [num_tokens], mapped read-only.
+        classes: uint8 [num_tokens], each token's class, mapped read-only; None where the file has none.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -40,6 +41,9 @@ class TokenFile:
         header, dtype = self.header, DTYPES[self.header.dtype]
         self.document_offsets: NDArray[np.int64] = np.memmap(self.path, "<i8", "r", PAYLOAD_START, (header.num_documents + 1,))
         self.tokens: NDArray[np.uint16 | np.uint32] = np.memmap(self.path, dtype, "r", header.tokens_start, (header.num_tokens,))
+        self.classes: NDArray[np.uint8] | None = None
+        if header.structure:
+            self.classes = np.memmap(self.path, np.uint8, "r", header.classes_start, (header.num_tokens,))
         offsets = self.document_offsets
         if offsets[0] != 0 or offsets[-1] != header.num_tokens or not (offsets[1:] > offsets[:-1]).all():
             detail = f"document offsets rise from {int(offsets[0]):,} to {int(offsets[-1]):,}, not strictly from 0 to {header.num_tokens:,}"
@@ -157,6 +161,37 @@ class TokenFile:
             np.maximum.accumulate(row, out=row)
         return found
 
+    def structure_rows(self, step: int, seed: int, num_rows: int, seq_length: int) -> NDArray[np.uint8]:
+        """Classes of the first seq_length tokens of each of `rows`, uint8 [num_rows, seq_length].
+
+        Raises:
+            MegaplanError: MP615 no window fits; MP614 a class past the scheme's; MP626 the file has no classes.
+            ValueError: If step is negative or num_rows below 1.
+        """
+        return self.read_classes(self.windows(row_numbers(step, num_rows), seed, seq_length), seq_length)
+
+    def read_classes(self, windows: NDArray[np.int64], seq_length: int) -> NDArray[np.uint8]:
+        """Classes of windows [k]: uint8 [k, seq_length].
+
+        Raises:
+            MegaplanError: MP614 a class past the scheme's; MP626 the file has no classes.
+        """
+        if self.classes is None:
+            raise self.unclassified()
+        found = np.empty((len(windows), seq_length), dtype=np.uint8)
+        for row, window in enumerate(windows.tolist()):
+            found[row] = self.classes[window * seq_length : (window + 1) * seq_length]
+        if found.size and found.max() >= self.header.num_categories:
+            window = int(windows[(found >= self.header.num_categories).any(1)][0])
+            limit = f"header.num_categories = {self.header.num_categories}"
+            raise self.damaged(f"class {int(found.max())}, first in window {window} of {seq_length}, {limit}")
+        return found
+
+    def unclassified(self) -> MegaplanError:
+        """MP626: a model asks for classes that this file has none of."""
+        hint = f"megarun data tokenize DIR --structure -o {self.path}"
+        return refusal("MP626", "header.structure is missing", "model.features.structure", (hint,), str(self.path))
+
     def verify(self) -> None:
         """Read the whole file and compare its digest with the header's.
 
@@ -222,12 +257,13 @@ def _read_header(path: Path) -> Header:
             raise ValueError(f"its format version = {version}")
         if header_bytes > PAYLOAD_START - PREAMBLE.size:
             raise ValueError(f"its header has {header_bytes:,} bytes, at most {PAYLOAD_START - PREAMBLE.size:,} fit")
-        header = parse_header(start[PREAMBLE.size : PREAMBLE.size + header_bytes])
+        header = parse_header(start[PREAMBLE.size : PREAMBLE.size + header_bytes], version)
     except ValueError as error:
         raise refusal("MP614", str(error), None, rewrite, place) from error
     if num_bytes != header.file_bytes:
         parts = f"{PAYLOAD_START:,} + {OFFSET_BYTES} · ({header.num_documents:,} + 1)"
-        expected = f"{parts} + {DTYPES[header.dtype].itemsize} · {header.num_tokens:,} = {header.file_bytes:,} bytes"
+        width = DTYPES[header.dtype].itemsize + bool(header.structure)
+        expected = f"{parts} + {width} · {header.num_tokens:,} = {header.file_bytes:,} bytes"
         what = "truncated" if num_bytes < header.file_bytes else "too long"
         raise refusal("MP614", f"{what}: it has {num_bytes:,} bytes, its header says {expected}", None, rewrite, place)
     return header

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import BinaryIO
 
 import numpy as np
 
 from megarun.data.corpus import Corpus, Progress, silent
 from megarun.data.format import DTYPES, MAGIC, PAYLOAD_START, Header, dtype_of
+from megarun.data.structure import CLASSES, OTHER, SCHEME, token_classes
 from megarun.data.token_file import payload_sha256, tokenizer_path
 from megarun.data.tokenizer import TokenizerKind, TrainedTokenizer, bytes_tokenizer, train_bpe
 from megarun.errors import refusal
@@ -54,7 +57,9 @@ def check_output(path: Path) -> None:
             raise refusal("MP619", "it exists and is not a token file", "--output", (f"-o {path}.tokens",), str(path))
 
 
-def tokenize(corpus: Corpus, kind: TokenizerKind, vocab_size: int, path: Path, progress: Progress = silent) -> Tokenized:
+def tokenize(
+    corpus: Corpus, kind: TokenizerKind, vocab_size: int, path: Path, progress: Progress = silent, *, structure: bool = False
+) -> Tokenized:
     """Tokenize a corpus into `path`, with the tokenizer's JSON beside it: each appears whole or not at all, the token file last.
 
     Args:
@@ -63,6 +68,7 @@ def tokenize(corpus: Corpus, kind: TokenizerKind, vocab_size: int, path: Path, p
         vocab_size: Of BPE; fewer ids are used where the sample supports no more.
         path: The token file; an older token file is replaced.
         progress: Told about every batch.
+        structure: Whether every token's lexical class is written behind the tokens.
 
     Raises:
         MegaplanError: MP619 if it cannot be written, MP616 if a document changed meanwhile.
@@ -70,7 +76,7 @@ def tokenize(corpus: Corpus, kind: TokenizerKind, vocab_size: int, path: Path, p
     with _replacing(path) as file:
         progress("training the tokenizer", 0, 1)
         tokenizer = bytes_tokenizer() if kind is TokenizerKind.BYTES else train_bpe(corpus, vocab_size)
-        header = _write_payload(file, corpus, tokenizer, progress)
+        header = _write_payload(file, corpus, tokenizer, progress, structure=structure)
         file.flush()
         header = replace(header, payload_sha256=payload_sha256(Path(file.name)))
         file.seek(0)
@@ -80,8 +86,8 @@ def tokenize(corpus: Corpus, kind: TokenizerKind, vocab_size: int, path: Path, p
     return Tokenized(header, tokenizer_path(path), tokenizer)
 
 
-def _write_payload(file: BinaryIO, corpus: Corpus, tokenizer: TrainedTokenizer, progress: Progress) -> Header:
-    """Tokens behind the room of header and offsets, then the offsets; the header still lacks the digest."""
+def _write_payload(file: BinaryIO, corpus: Corpus, tokenizer: TrainedTokenizer, progress: Progress, *, structure: bool) -> Header:
+    """Tokens and their classes behind the room of header and offsets, then the offsets; the header still lacks the digest."""
     header = Header(
         dtype=dtype_of(tokenizer.vocab_size),
         vocab_size=tokenizer.vocab_size,
@@ -93,17 +99,25 @@ def _write_payload(file: BinaryIO, corpus: Corpus, tokenizer: TrainedTokenizer, 
         tokenizer_sha256=tokenizer.sha256,
         tokenizer_sample_bytes=tokenizer.sample_bytes,
         payload_sha256="",
+        structure=SCHEME if structure else "",
+        num_categories=len(CLASSES) if structure else 0,
     )
     dtype = DTYPES[header.dtype]
     offsets = np.zeros(header.num_documents + 1, dtype="<i8")
     file.seek(header.tokens_start)
     done = 0
-    for batch in _batches(corpus):
-        for index, ids in zip(batch, tokenizer.encode([corpus.text(index) for index in batch]), strict=True):
-            file.write(np.append(ids, tokenizer.end_of_document_id).astype(dtype).tobytes())
-            offsets[index + 1] = offsets[index] + len(ids) + 1
-            done += corpus.num_bytes[index]
-        progress("tokenizing", done, corpus.num_text_bytes)
+    with TemporaryFile() as classes:  # their place is known only when all tokens are
+        for batch in _batches(corpus):
+            texts = [corpus.text(index) for index in batch]
+            for index, text, ids in zip(batch, texts, tokenizer.encode(texts), strict=True):
+                file.write(np.append(ids, tokenizer.end_of_document_id).astype(dtype).tobytes())
+                if structure:
+                    classes.write(np.append(token_classes(text, tokenizer.id_bytes[ids]), np.uint8(OTHER)).tobytes())
+                offsets[index + 1] = offsets[index] + len(ids) + 1
+                done += corpus.num_bytes[index]
+            progress("tokenizing", done, corpus.num_text_bytes)
+        classes.seek(0)
+        shutil.copyfileobj(classes, file)
     file.seek(PAYLOAD_START)
     file.write(offsets.tobytes())
     return replace(header, num_tokens=int(offsets[-1]))

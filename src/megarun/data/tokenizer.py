@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +37,7 @@ class TokenizerKind(StrEnum):
     BYTES = "bytes"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TrainedTokenizer:
     """A tokenizer and where it comes from.
 
@@ -68,6 +69,11 @@ class TrainedTokenizer:
     def sha256(self) -> str:
         """Of the JSON."""
         return hashlib.sha256(self.json).hexdigest()
+
+    @cached_property
+    def id_bytes(self) -> NDArray[np.int64]:
+        """UTF-8 bytes that each id stands for, int64 [vocab_size]: a character of the byte alphabet is a byte."""
+        return np.array([len(self.tokenizer.id_to_token(index) or "") for index in range(self.vocab_size)], dtype=np.int64)
 
     def encode(self, texts: list[str]) -> list[NDArray[np.int64]]:
         """Ids of each text, without the end of document."""

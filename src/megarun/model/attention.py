@@ -39,7 +39,7 @@ class GroupedQueryAttention(nn.Module):
         super().__init__()
         query, key_value = (tp.share(heads) * config.head_dim for heads in (config.num_heads, config.num_kv_heads))
         self.tp, self.cp, self.head_dim = tp, cp, config.head_dim
-        self.window = config.window_size
+        self.window = config.window(layer)
         self.rotates = layer not in config.nope_layers
         self.norm = RMSNorm(hidden_size, eps)
         self.q_proj = linear(hidden_size, query, config.bias)
@@ -86,7 +86,7 @@ class LatentAttention(nn.Module):
         self.tp, self.cp, self.num_heads = tp, cp, tp.share(config.num_heads)
         self.nope_dim, self.rope_dim, self.v_dim = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
         self.kv_lora_rank = config.kv_lora_rank
-        self.window = config.window_size
+        self.window = config.window(layer)
         self.rotates = layer not in config.nope_layers
         q_width = self.num_heads * (self.nope_dim + self.rope_dim)
         self.eps = eps

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear as linear_op
@@ -15,14 +19,16 @@ from megarun.model.mamba import Mamba2Block
 from megarun.model.mamba3 import Mamba3Block
 from megarun.model.mlp import DenseBlock
 from megarun.model.moe import ExpertBlock
+from megarun.model.mtp import Ends, PredictionDepth
 from megarun.model.norm import RMSNorm, linear
 from megarun.model.recurrent import MatrixRecurrenceBlock
 from megarun.model.rotary import Rotary, rotary_table, rotary_width
 from megarun.model.router_losses import LossFactors, loss_factors
+from megarun.model.side import CategoryEmbedding, NgramEmbedding
 from megarun.parallel.context import WHOLE, ContextParallel
 from megarun.parallel.expert import LOCAL, ExpertParallel
 from megarun.parallel.tensor import ALONE, TensorParallel, column_parallel
-from megarun.parallel.tensor_vocabulary import SlicedEmbedding
+from megarun.parallel.tensor_vocabulary import SlicedEmbedding, summed_cross_entropy
 
 
 class Stage(nn.Module):
@@ -30,11 +36,13 @@ class Stage(nn.Module):
 
     The first stage takes token ids [B, t] and the others the residual stream [B, t, h]; the last returns logits [B, t, V] and the others
     the residual stream; t counts the rank's own tokens. With `vocab_parallel` ids are of all tokens, [B, T], and logits of them for own
-    words, [B, T, V / tp]. A tied head reads `embedding`; on the last of several stages that is a second copy.
+    words, [B, T, V / tp]. A tied head reads `embedding`; on the last of several stages that is a second copy, as it is for depths that
+    predict further tokens, `mtp.{depth}`, whose loss the last stage returns beside the logits.
     """
 
     rope_cos: Tensor
     rope_sin: Tensor
+    further_loss: Tensor
 
     def __init__(
         self,
@@ -55,6 +63,10 @@ class Stage(nn.Module):
         if "embedding" in slot.blocks:
             sliced = self.slices_words
             self.embedding = SlicedEmbedding(num_words, model.hidden_size, tp) if sliced else nn.Embedding(num_words, model.hidden_size)
+        features = model.features
+        self.ngram = NgramEmbedding(features.ngram, model.hidden_size) if self.embeds and features.ngram is not None else None
+        structure = features.structure if self.embeds else None
+        self.structure = CategoryEmbedding(structure, model.hidden_size) if structure is not None else None
         layers = range(slot.start, slot.stop)
         families, factors, index = inventory.layers, loss_factors(config), index_loss_factor(config)
         self.layers = nn.ModuleDict({str(i): build_block(config, families[i].family, i, tp, ep, cp, factors, index) for i in layers})
@@ -62,7 +74,13 @@ class Stage(nn.Module):
             self.final_norm = RMSNorm(model.hidden_size, model.norm_eps)
         if "head" in slot.blocks:
             self.head = linear(model.hidden_size, num_words)
-        attends = any(inventory.layers[index].family is Family.A for index in layers)
+        mtp = model.features.mtp if self.predicts else None
+        self.looks_ahead = mtp is not None
+        if mtp is not None:
+            block = replace(tp, may_wait=False)  # outside the layers no weight gradient waits
+            self.mtp = nn.ModuleDict({str(depth): build_depth(config, mtp, depth, block, cp) for depth in range(mtp.depth)})
+            self.further_factor = mtp.loss_weight / mtp.depth
+        attends = self.looks_ahead or any(inventory.layers[index].family is Family.A for index in layers)
         self.attention = model.attention if attends else None
         self.seq_length = config.batch.seq_length
 
@@ -74,28 +92,78 @@ class Stage(nn.Module):
             self.register_buffer("rope_sin", table.sin, persistent=False)
 
     def add_buffers(self, device: torch.device) -> None:
-        """Create what is neither a parameter nor in a checkpoint: rotary tables, sums of router losses."""
+        """Create what is neither a parameter nor in a checkpoint: rotary tables, sums of losses."""
         self.add_rotary(device)
+        if self.looks_ahead:
+            self.register_buffer("further_loss", torch.zeros((), dtype=torch.float64, device=device), persistent=False)
         for block in self.layers.values():
             if isinstance(block, ExpertBlock):
                 block.add_losses(device)
 
-    def forward(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
-        """Token ids or residual stream in, residual stream or logits out.
+    def forward(
+        self,
+        x: Tensor,
+        starts: Tensor | None = None,
+        before: Tensor | None = None,
+        structure: Tensor | None = None,
+        labels: Tensor | None = None,
+        following: Sequence[Tensor] = (),
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Token ids or residual stream in, residual stream or logits out, with `following` also the summed loss of further tokens.
 
         Args:
             x: Token ids or residual stream.
             starts: int32 [B, T], the first position of each position's document, where rows hold several; None is one a row. Under CP
                 `ContextParallel.own_starts` of these.
+            before: int64 [B, n − 1, t], the tokens 1, 2, … places before own ones, -1 where there is none; read where the stage has
+                n-grams.
+            structure: uint8 [B, t], classes of own tokens; read where the stage embeds them.
+            labels: int64, of the rows that `logits` are of: the next tokens, -100 where there is none; read, as the next, where the stage
+                predicts further tokens.
+            following: Of each depth, as `labels`: the tokens 2, 3, … places on.
         """
         if self.embeds:
-            x = self.embedding(x)
+            x = self.embed(x, before, structure)
         rotary = Rotary(self.rope_cos, self.rope_sin) if self.attention is not None else None
         for block in self.layers.values():
             x = block(x, rotary, starts)
-        if self.predicts:
-            x = self.logits(self.final_norm(x))
+        if not self.predicts:
+            return x
+        if not self.looks_ahead or labels is None or rotary is None or not torch.is_grad_enabled():
+            return self.logits(self.final_norm(x))  # an evaluation is of the model's own predictions
+        further = self.predict_further(x, (labels, *following), rotary, starts)
+        return self.logits(self.final_norm(x)), further
+
+    def embed(self, tokens: Tensor, before: Tensor | None, structure: Tensor | None) -> Tensor:
+        """Token ids, and what stands beside own tokens, -> the residual stream of own tokens [B, t, h]."""
+        x: Tensor = self.embedding(tokens)
+        if self.ngram is not None:
+            if before is None:
+                raise ValueError("the stage has n-grams, and the batch has no tokens before its own; Batches.at should have read them")
+            length = x.shape[1]
+            x = self.ngram(x, tokens[:, self.tp.index * length :][:, :length] if self.slices_words else tokens, before)
+        if self.structure is not None:
+            if structure is None:
+                raise ValueError("the stage embeds classes, and the batch has none; megarun.prepare should have refused the token file")
+            x = self.structure(x, structure)
         return x
+
+    def predict_further(self, x: Tensor, following: Sequence[Tensor], rotary: Rotary, starts: Tensor | None) -> Tensor:
+        """The residual stream [B, t, h] and the tokens 1, 2, … places on -> weighted sum of all depths' losses, fp32 scalar."""
+        ends = Ends(self.embedding.forward, self.loss_of)
+        total: Tensor | None = None
+        for depth, (tokens, targets) in zip(self.mtp.values(), pairwise(following), strict=True):
+            x, one = depth(x, tokens, targets, ends, rotary, starts)
+            total = one if total is None else total + one
+        if total is None:
+            raise ValueError("a stage that predicts further tokens has a depth; the spec asks for at least one")
+        loss = total * self.further_factor
+        self.further_loss += loss.detach()
+        return loss
+
+    def loss_of(self, normed: Tensor, targets: Tensor) -> Tensor:
+        """Own tokens [B, t, h] and their targets -> summed cross entropy; of all tokens where the words are cut."""
+        return summed_cross_entropy(self.tp if self.slices_words else None, self.logits(normed), targets)
 
     def logits(self, normed: Tensor) -> Tensor:
         """Own tokens [B, t, h] -> their logits [B, t, V], or logits of all tokens for own words [B, T, V / tp]."""
@@ -133,3 +201,11 @@ def build_block(
         case (Family.D, _, _, _, _, spec.Mlp() as config):
             return DenseBlock(hidden, config.ffn_hidden_size, config.activation, eps, tp)
     raise ValueError(f"layer {layer}: no module for family {family}; megarun.support should have refused the spec")
+
+
+def build_depth(whole: spec.Spec, mtp: spec.MultiTokenPrediction, depth: int, tp: TensorParallel, cp: ContextParallel) -> PredictionDepth:
+    """A depth of multi-token prediction; its A block counts as a layer past the model's, rotates and has no indexer."""
+    model = whole.model
+    attention = build_block(whole, Family.A, model.num_layers + depth, tp, LOCAL, cp, None, 0.0)
+    mlp = DenseBlock(model.hidden_size, mtp.ffn_hidden_size, "relu2", model.norm_eps, tp)
+    return PredictionDepth(attention, mlp, model.hidden_size, model.norm_eps)

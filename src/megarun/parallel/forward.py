@@ -20,7 +20,7 @@ from megarun.batches import Batch
 from megarun.dtypes import TORCH_DTYPES
 from megarun.model.stage import Stage
 from megarun.parallel.mesh import RankMesh
-from megarun.parallel.pipeline import batch_loss, inputs_beside
+from megarun.parallel.pipeline import batch_loss
 from megarun.parallel.shapes import residual_shape
 
 
@@ -52,18 +52,18 @@ class ForwardRunner:
 
     def _losses(self, batch: Batch) -> Iterator[Tensor]:
         count = self._num_microbatches
-        tokens, labels = (None if part is None else part.chunk(count) for part in (batch.tokens, batch.labels))
         sent: list[tuple[dist.Work, Tensor]] = []  # a message lives until it has gone
         for index in range(count):
             kept = None
-            beside = inputs_beside(batch.packed, count, index)
+            part = batch.part(index, count)
+            beside = part.beside()
             for stage in self._stages:
-                x = tokens[index] if stage.embeds and tokens is not None else self._arrived(stage.index) if kept is None else kept
+                x = part.tokens if stage.embeds else self._arrived(stage.index) if kept is None else kept
                 kept, output = None, stage(x, **beside)
                 if stage.predicts:
-                    if labels is None:
+                    if part.labels is None:
                         raise ValueError("the last stage needs labels")
-                    yield self._loss(output, labels[index])
+                    yield self._loss(output, part.labels)
                 elif self._owner(stage.index + 1) == self._mesh.coordinate["pp"]:
                     kept = output
                 else:

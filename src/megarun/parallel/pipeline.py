@@ -20,28 +20,22 @@ from torch.distributed.pipelining import (
 )
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
-from megakernels.cross_entropy import cross_entropy
 from megaplan.spec.models import Spec
-from megarun.batches import Packed
+from megarun.batches import Batch
 from megarun.model.stage import Stage
 from megarun.parallel.mesh import RankMesh
 from megarun.parallel.order import check_order
 from megarun.parallel.pipeline_stage import pipeline_stage
+from megarun.parallel.shapes import batch_tokens
 from megarun.parallel.tensor import TensorParallel, tensor_parallel
-from megarun.parallel.tensor_vocabulary import sliced_cross_entropy
+from megarun.parallel.tensor_vocabulary import summed_cross_entropy
 
 
 class Runner(Protocol):
     """Runs the microbatches of one step and leaves summed gradients on the parameters."""
 
-    def forward_backward(self, tokens: Tensor | None, labels: Tensor | None, packed: Packed | None = None) -> Tensor:
-        """The loss of this rank's microbatches, fp64, 0 on a stage without the head.
-
-        Args:
-            tokens: int64 [microbatches_per_update · micro_batch_size, T] on the first stage.
-            labels: The same shape on the last stage: each token's successor.
-            packed: Documents of packed rows, on every stage.
-        """
+    def forward_backward(self, batch: Batch) -> Tensor:
+        """The loss of this rank's microbatches, fp64, 0 on a stage without the head."""
         ...
 
 
@@ -66,9 +60,8 @@ def batch_loss(spec: Spec, mesh: RankMesh) -> BatchLoss:
 
     Of packed rows, whose batches differ in that, each update states its own number.
     """
-    sequences = spec.batch.micro_batch_size * spec.schedule.microbatches_per_update * mesh.num_data_ranks
     tp = tensor_parallel(mesh)
-    return BatchLoss(sequences * spec.batch.seq_length, tp if spec.mesh.vocab_parallel and tp.degree > 1 else None)
+    return BatchLoss(batch_tokens(spec), tp if spec.mesh.vocab_parallel and tp.degree > 1 else None)
 
 
 class BatchLoss(nn.Module):
@@ -79,11 +72,16 @@ class BatchLoss(nn.Module):
         super().__init__()
         self.num_tokens, self._slices = num_tokens, slices
 
-    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Logits [B, T, V] and labels [B, T] -> fp32 scalar: of own tokens, or of all where the vocabulary is cut."""
-        rows, labels = logits.flatten(0, 1), labels.flatten()
-        loss = cross_entropy(rows, labels) if self._slices is None else sliced_cross_entropy(self._slices, rows, labels)
-        return loss / self.num_tokens
+    def forward(self, output: Tensor | tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
+        """The last stage's output and labels [B, T] -> fp32 scalar: of own tokens, or of all where the vocabulary is cut.
+
+        Args:
+            output: Logits [B, T, V], and beside them the summed loss of further tokens where the model predicts those.
+            labels: int64.
+        """
+        logits, further = output if isinstance(output, tuple) else (output, None)
+        loss = summed_cross_entropy(self._slices, logits, labels)
+        return (loss if further is None else loss + further) / self.num_tokens
 
 
 class AccumulatingRunner:
@@ -93,16 +91,16 @@ class AccumulatingRunner:
         self._stage, self._loss, self._device = stage, batch_loss(spec, mesh), mesh.device
         self._num_microbatches = spec.schedule.microbatches_per_update
 
-    def forward_backward(self, tokens: Tensor | None, labels: Tensor | None, packed: Packed | None = None) -> Tensor:
+    def forward_backward(self, batch: Batch) -> Tensor:
         """See `Runner`; one stage is first and last."""
-        if tokens is None or labels is None:
+        if batch.tokens is None or batch.labels is None:
             raise ValueError("a single stage needs tokens and labels")
         total = torch.zeros((), dtype=torch.float64, device=self._device)
-        count = self._num_microbatches
-        if packed is not None:
-            self._loss.num_tokens = packed.num_targets
-        for index, (microbatch_tokens, microbatch_labels) in enumerate(zip(tokens.chunk(count), labels.chunk(count), strict=True)):
-            loss = self._loss(self._stage(microbatch_tokens, **inputs_beside(packed, count, index)), microbatch_labels)
+        if batch.packed is not None:
+            self._loss.num_tokens = batch.packed.num_targets
+        for index in range(self._num_microbatches):
+            part = batch.part(index, self._num_microbatches)
+            loss = self._loss(self._stage(part.tokens, **part.beside()), part.labels)
             torch.autograd.backward(loss)
             total += loss.detach()
         return total
@@ -118,7 +116,7 @@ class PipelineRunner:
     """
 
     def __init__(self, stages: Sequence[Stage], spec: Spec, mesh: RankMesh) -> None:
-        self._device = mesh.device
+        self._device, self._looks_ahead = mesh.device, spec.model.features.mtp is not None
         logging.getLogger(schedules.__name__).setLevel(logging.CRITICAL)  # every rank would print its whole order beside the one error
         kind = SCHEDULES[spec.schedule.kind]
         check_order(kind, mesh.coordinate["pp"], spec)
@@ -132,29 +130,23 @@ class PipelineRunner:
         if several:
             leave_gathering_to_fsdp(self._schedule)
 
-    def forward_backward(self, tokens: Tensor | None, labels: Tensor | None, packed: Packed | None = None) -> Tensor:
+    def forward_backward(self, batch: Batch) -> Tensor:
         """See `Runner`."""
-        if packed is not None:
-            self._loss.num_tokens = packed.num_targets
+        if batch.packed is not None:
+            self._loss.num_tokens = batch.packed.num_targets
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for step in range(self._num_steps):
             for stage in self._stages:
                 stage.reduces = step == self._num_steps - 1
             losses: list[Tensor] = []
-            inputs = () if tokens is None else (tokens.chunk(self._num_steps)[step],)
-            targets = None if labels is None else labels.chunk(self._num_steps)[step]
-            beside: dict[str, Any] = inputs_beside(
-                packed, self._num_steps, step
-            )  # torch hands every stage its microbatch's part of what comes by keyword
-            self._schedule.step(*inputs, target=targets, losses=None if labels is None else losses, return_outputs=False, **beside)
+            part = batch.part(step, self._num_steps)
+            inputs = () if part.tokens is None else (part.tokens,)
+            reported = None if part.labels is None else losses
+            # torch hands every stage its microbatch's part of what comes by keyword
+            self._schedule.step(*inputs, target=part.labels, losses=reported, return_outputs=False, **part.beside())
             for loss in losses:
                 total += loss.detach()
         return total
-
-
-def inputs_beside(packed: Packed | None, num_parts: int, part: int) -> dict[str, Any]:
-    """What stages take by keyword, of one part of `num_parts` of a rank's batch."""
-    return {} if packed is None else {"starts": packed.starts.chunk(num_parts)[part]}
 
 
 def leave_gathering_to_fsdp(schedule: Any) -> None:

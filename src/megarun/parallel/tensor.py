@@ -51,17 +51,20 @@ class TensorParallel:
         degree: Ranks in the group.
         index: This rank's place in it, and of its tokens in the sequence.
         group: None on a degree of one, where nothing is sent.
+        may_wait: Whether a split backward leaves the weight gradients of `project` pending.
     """
 
     degree: int
     index: int
     group: dist.ProcessGroup | None
+    may_wait: bool = True
 
     def project(self, x: Tensor, *linears: nn.Linear) -> tuple[Tensor, ...]:
         """Column-parallel linears of one input: own tokens [B, t, in] -> [B, T, out / tp] each."""
         if self.degree == 1:
             return tuple(module(x) for module in linears)
-        return column_parallel(self, x, [module.weight for module in linears], [module.bias for module in linears])
+        weights, biases = [module.weight for module in linears], [module.bias for module in linears]
+        return column_parallel(self, x, weights, biases, may_wait=self.may_wait)
 
     def reduce(self, partial: Tensor) -> Tensor:
         """The sum of the ranks' partial outputs [B, T, h], of which each rank keeps its tokens [B, t, h]."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from megakernels.cross_entropy import slice_gradient, slice_statistics
+from megakernels.cross_entropy import cross_entropy, slice_gradient, slice_statistics
 from megarun.parallel.tensor import TensorParallel
 
 IGNORE_INDEX = -100
@@ -32,6 +32,12 @@ class SlicedEmbedding(nn.Module):
         """Ids of all tokens [B, T] -> the residual stream of own tokens [B, t, h]."""
         partial: Tensor = _SlicedLookup.apply(tokens, self.weight, self.tp.index * self.weight.shape[0])  # type: ignore[no-untyped-call]
         return self.tp.reduce(partial)
+
+
+def summed_cross_entropy(slices: TensorParallel | None, logits: Tensor, labels: Tensor) -> Tensor:
+    """The loss of every row's label, of whole logits [..., V] or, with `slices`, of own words' [..., V / tp]; labels [...] -> scalar."""
+    rows, labels = logits.flatten(0, -2), labels.flatten()
+    return cross_entropy(rows, labels) if slices is None else sliced_cross_entropy(slices, rows, labels)
 
 
 def sliced_cross_entropy(tp: TensorParallel, logits: Tensor, labels: Tensor) -> Tensor:

@@ -62,8 +62,12 @@ class FirstForward:
     def _leave(self, module: nn.Module, _: Any, output: Any) -> None:
         if self._running is None:
             return
-        if isinstance(module, BatchLoss) or _is_block(self._places.path(module)):
+        path = self._places.path(module)
+        if isinstance(module, BatchLoss) or (_is_block(path) and not path.startswith("mtp.")):  # a depth keeps its output itself
             for record in self._owners.live.records(output):
+                record.handed_on = True
+        if module is self._running and isinstance(output, tuple):  # the logits, and a loss that goes on to the criterion
+            for record in self._owners.live.records(output[1:]):
                 record.handed_on = True
         if isinstance(module, BatchLoss) or (module is self._running and not self._running.predicts):
             self._hooks.__exit__(None, None, None)
@@ -106,8 +110,10 @@ def compare_kept(spec: Spec, inventory: Inventory, blocks: Sequence[str], kept: 
 def block_of(place: str) -> str:
     """The inventory block that a module path belongs to; the stage itself runs the head."""
     parts = place.split(".")
-    if parts[0] == "layers":
+    if parts[0] in ("layers", "mtp"):
         return ".".join(parts[:2])
+    if parts[0] in ("ngram", "structure"):
+        return parts[0]
     return place if _is_block(place) else HEAD
 
 
@@ -145,4 +151,4 @@ def _relative(path: str, block: str) -> str:
 
 def _is_block(path: str) -> bool:
     parts = path.split(".")
-    return path in ("embedding", "final_norm") or (parts[0] == "layers" and len(parts) == 2)
+    return path in ("embedding", "ngram", "structure", "final_norm") or (parts[0] in ("layers", "mtp") and len(parts) == 2)

@@ -39,6 +39,14 @@ ROUTED_OUTPUTS = {
     "megakernels.experts_gated_backward.default": (0,),
 }
 """Outputs that are indices, counts, dispatched or combined rows, or gradients of such rows."""
+SIDE_EMBEDDINGS = ("ngram", "structure")
+"""Parts of a stage whose working storages are activations of features."""
+RESIDUAL_OUTPUTS = {
+    "aten.add.Tensor": (0,),
+    "megakernels.gated_add.default": (0,),
+    "megakernels.gated_add_backward.default": (0,),
+}
+"""Their outputs that are the residual stream, or its gradient."""
 PARAMETER_GRADIENTS = frozenset({"aten.embedding_dense_backward.default"})
 """Operations whose output can only be a parameter's gradient, also while autograd still waits for another part of it."""
 MATRIX_PRODUCTS = frozenset({"aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default"})
@@ -48,6 +56,7 @@ COLLECTIVES = ("c10d.", "_c10d_functional.")
 GROUP_STEPS = ("lazy_init", "unshard", "wait_for_unshard", "post_backward")
 """Methods of an FSDP2 group that make storages."""
 REDUCTION = "post_backward"
+SUM = "aten.add.Tensor"
 COPY, CAST = "aten.copy_.default", "aten._to_copy.default"
 """In a reduction: what fills its output on a one-rank mesh, where nothing is sent, and what brings gradients to another dtype."""
 
@@ -71,6 +80,7 @@ class Owners:
         self._tensors, self._places, self._workspace_bytes = dict(inventory.tensors()), places, workspace_bytes
         self._hooked: set[int] = set()
         self._names: dict[int, str] = {}
+        self._parts: dict[StorageRecord, tuple[StorageRecord, ...]] = {}  # of a sum made in backward: what was added
         self._group_step: str | None = None  # the method of an FSDP2 group that runs
         self.live = LiveBytes(self, fake_only=fake_only)
 
@@ -85,6 +95,8 @@ class Owners:
             record.kind = Kind.ROUTED
         elif record.op in PARAMETER_GRADIENTS:
             record.kind = Kind.GRADIENT
+        elif record.op == SUM and not record.forward:
+            self._parts[record] = tuple(self._operand_records(operands))
 
     def ran(self, op: str, operands: tuple[Any, ...]) -> None:
         """Label the operands of communication, and the libraries' workspace at the first matrix product."""
@@ -111,13 +123,23 @@ class Owners:
         """Name the storages inside a value, unless they are known as something stronger."""
         for record in self.live.records(value):
             record.kind = min(record.kind, kind)
+            if kind is Kind.GRADIENT:
+                self._label_parts(record)
             if name and not record.name and kind == record.kind:
                 record.name = name
+
+    def _label_parts(self, record: StorageRecord) -> None:
+        """Label what a gradient is the sum of: autograd waits for every part of a parameter's before it hands that on."""
+        for part in self._parts.pop(record, ()):
+            part.kind = min(part.kind, Kind.GRADIENT)
+            self._label_parts(part)
 
     def column(self, record: StorageRecord) -> Column:
         """The one budget column of a storage."""
         if record.kind in COLUMNS:
-            return COLUMNS[record.kind]
+            side = record.kind is Kind.WORKING and record.place.partition(".")[0] in SIDE_EMBEDDINGS
+            beside = side and record.output not in RESIDUAL_OUTPUTS.get(record.op, ())
+            return Column.FEATURE_ACTIVATIONS if beside else COLUMNS[record.kind]
         tensor = self._tensors[record.name]
         if record.kind is Kind.PARAMETER:
             return OWNER_COLUMNS[tensor.owner]

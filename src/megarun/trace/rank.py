@@ -14,7 +14,7 @@ from megarun.batches import Batch, Packed
 from megarun.job import Job
 from megarun.model.stage import Stage
 from megarun.parallel.mesh import RankMesh, build_mesh
-from megarun.parallel.shapes import token_shape
+from megarun.parallel.shapes import residual_shape, token_shape
 from megarun.phases import PhasedTrainer
 from megarun.trace.fake import lone_rank, no_cycle_collection, static_shapes
 from megarun.trace.kept import FirstForward, compare_kept
@@ -57,10 +57,11 @@ class TracedTrainer(PhasedTrainer):
         """Peaks are kept phase by phase."""
         self._owners.live.enter_phase(phase)
 
-    def accumulate_gradients(self, tokens: Tensor | None, labels: Tensor | None, packed: Packed | None = None) -> Tensor:
+    def accumulate_gradients(self, batch: Batch) -> Tensor:
         """Forward and backward of a batch that is labelled as one."""
-        self._owners.label((tokens, labels, packed.starts if packed else None), Kind.INPUT, "batch")
-        return super().accumulate_gradients(tokens, labels, packed)
+        inputs = batch.tokens, batch.labels, batch.before, batch.structure, *batch.following
+        self._owners.label((*inputs, batch.packed.starts if batch.packed else None), Kind.INPUT, "batch")
+        return super().accumulate_gradients(batch)
 
 
 def trace_rank(job: Job, rank: int, *, workspace_bytes: int = 0) -> RankTrace:
@@ -99,7 +100,7 @@ def trace_process(job: Job, mesh: RankMesh, *, workspace_bytes: int = 0, with_va
         trainer = TracedTrainer(job, mesh, stages, owners, with_values=with_values)
         for step in range(NUM_STEPS):
             trainer.start_step()
-            trainer.step(step, *_batch(job, trainer))
+            trainer.step(step, _batch(job, trainer))
             owners.label_resident(trainer)
         return account(mesh.rank, job, owners, tuple(first.kept), tuple(name for stage in stages for name in blocks_of(stage)))
 
@@ -129,20 +130,28 @@ def account(rank: int, job: Job, owners: Owners, kept: tuple[Kept, ...], blocks:
 
 def blocks_of(stage: Stage) -> tuple[str, ...]:
     """Inventory blocks that a stage runs; a tied head is `head`."""
-    first, last = ("embedding",) * stage.embeds, ("final_norm", "head") * stage.predicts
-    return *first, *(f"layers.{index}" for index in stage.layers), *last
+    sides = tuple(name for name in ("ngram", "structure") if getattr(stage, name) is not None)
+    first, last = ("embedding", *sides) if stage.embeds else (), ("final_norm", "head") * stage.predicts
+    depths = (f"mtp.{depth}" for depth in stage.mtp) if stage.looks_ahead else ()
+    return *first, *(f"layers.{index}" for index in stage.layers), *depths, *last
 
 
 def _batch(job: Job, trainer: PhasedTrainer) -> Batch:
-    """Token ids, labels and document starts of one step, as `Batches.at` leaves them on the device."""
-    num_rows, length = token_shape(job.spec)
-    num_rows *= job.spec.schedule.microbatches_per_update
+    """What one step reads, as `Batches.at` leaves it on the device."""
+    spec, features, device = job.spec, job.spec.model.features, trainer.mesh.device
+    (rows, length), own = token_shape(spec), residual_shape(spec)[1]
 
-    def numbers(wanted: bool, width: int, dtype: torch.dtype) -> Tensor | None:
-        return torch.zeros((num_rows, width), dtype=dtype, device=trainer.mesh.device) if wanted else None
+    def zeros(wanted: bool, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor | None:
+        return torch.zeros((rows * spec.schedule.microbatches_per_update, *shape), dtype=dtype, device=device) if wanted else None
 
-    reads = [any(stage.embeds for stage in trainer.stages), any(stage.predicts for stage in trainer.stages)]
-    starts = numbers(job.spec.data.packing == "documents", job.spec.batch.seq_length // job.spec.mesh.cp, torch.int32)
-    packed = Packed(starts, job.global_batch_tokens) if starts is not None else None
-    tokens, labels = (numbers(wanted, length, torch.int64) for wanted in reads)
-    return Batch(tokens, labels, packed)
+    embeds, predicts = (any(getattr(stage, does) for stage in trainer.stages) for does in ("embeds", "predicts"))
+    starts = zeros(spec.data.packing == "documents", spec.batch.seq_length // spec.mesh.cp, dtype=torch.int32)
+    ngram, depth = features.ngram, features.mtp.depth if features.mtp is not None else 0
+    return Batch(
+        zeros(embeds, length),
+        zeros(predicts, length),
+        Packed(starts, job.global_batch_tokens) if starts is not None else None,
+        zeros(embeds and ngram is not None, ngram.max_order - 1 if ngram is not None else 0, own),
+        zeros(embeds and features.structure is not None, own, dtype=torch.uint8),
+        tuple(labels for _ in range(depth) if (labels := zeros(predicts, length)) is not None),
+    )

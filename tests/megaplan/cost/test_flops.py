@@ -55,6 +55,20 @@ class Counter:
         self.flops += 2 * m * k * n
 
 
+@pytest.mark.requirement("R-15")
+def test_a_window_counts_on_the_layers_that_have_it() -> None:
+    """By global index: one layer without it costs what it does where no layer has one."""
+    attention = {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
+    costs = []
+    for more in ({}, {"window_size": 5}, {"window_size": 5, "full_layers": [2]}):
+        model = {"pattern": "AA", "num_layers": 4, "hidden_size": 32, "vocab_size": 64, "attention": attention | more}
+        batch = {"micro_batch_size": 1, "seq_length": 64}
+        costs.append(costs_of(Spec.model_validate({"format": "megaplan.spec/1", "name": "w", "model": model, "batch": batch})).layers)
+    full, narrow, mixed = costs
+    assert mixed == (narrow[0], narrow[1], full[2], narrow[3])
+    assert narrow[2].total_flops < full[2].total_flops
+
+
 @settings(max_examples=60)
 @given(seq=st.integers(1, 40), window=st.none() | st.integers(1, 50))
 def test_visible_pairs_are_the_mask_s(seq: int, window: int | None) -> None:

@@ -161,11 +161,12 @@ def test_features() -> None:
 
 def test_mtp_is_an_attention_block_an_mlp_and_a_head() -> None:
     # embedding 512, hidden and embedding rstd 128, joined 1024, projected 512 (A's input); A as above without its input;
-    # A's output 512 (the MLP's input), normed 512, rstd 64, up and act [2,8,10] 320 each; the MLP's output 512, normed 512, rstd 64; loss
+    # A's output 512 (the MLP's input), normed 512, rstd 64, up and act [2,8,10] 320 each; the MLP's output 512, normed 512, rstd 64; loss;
+    # int64 ids of the next tokens
     features = {"mtp": {"depth": 1, "ffn_hidden_size": 10}}
     spec = spec_of("A", {"attention": GQA, "features": features})
     attention = saved_bytes(ledger_of(spec))
-    expected = 512 + 128 + 1024 + 512 + attention + 512 + 512 + 64 + 640 + 512 + 512 + 64 + 1280 + 64
+    expected = 512 + 128 + 1024 + 512 + attention + 512 + 512 + 64 + 640 + 512 + 512 + 64 + 1280 + 64 + 128
     assert saved_bytes(ledger_of(spec, "mtp.0")) == expected
 
 

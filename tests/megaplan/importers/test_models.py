@@ -94,10 +94,12 @@ def test_granite_with_rotary_embedding() -> None:
     assert (attention.nope_layers, attention.rope_theta) == ((), 10000.0)
 
 
-@pytest.mark.parametrize(("first", "window"), [(0, 4096), (36, None)])
-def test_windows_of_all_layers_or_none(first: int, window: int | None) -> None:
+@pytest.mark.parametrize(("first", "window", "full"), [(0, 4096, ()), (36, None, ()), (3, 4096, (0, 2, 4))])
+def test_windows_of_all_layers_of_some_or_of_none(first: int, window: int | None, full: tuple[int, ...]) -> None:
+    """Layers from the given one on slide; the A of layer i is letter 2 i."""
     fields = config("Qwen3-8B", use_sliding_window=True, sliding_window=4096, max_window_layers=first)
-    assert import_hf(text(fields), "config.json").loaded.spec.model.attention.window_size == window
+    attention = import_hf(text(fields), "config.json").loaded.spec.model.attention
+    assert (attention.window_size, attention.full_layers) == (window, full)
 
 
 def test_a_rotary_base_among_the_rotary_parameters() -> None:

@@ -17,7 +17,6 @@ CANNOT: list[tuple[str, dict[str, Any], str]] = [
     ("Llama-3.1-8B", {"sliding_window": 4096}, "sliding_window"),
     ("Llama-3.1-8B", {"attention_dropout": 0.1}, "attention_dropout"),
     ("Llama-3.1-8B", {"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
-    ("Qwen3-8B", {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 28}, "max_window_layers"),
     ("Qwen3-8B", {"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.25}}, "rope_parameters"),
     ("DeepSeek-V2-Lite", {"num_nextn_predict_layers": 1}, "num_nextn_predict_layers"),
     ("Mamba-Codestral-7B-v0.1", {"use_bias": True}, "use_bias"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from megaplan.errors import MegaplanError
+from megaplan.inventory.features import SIDE_EMBEDDINGS
 from megaplan.inventory.tensors import Block, Family, Group, Inventory, Owner, ParamTensor
 from megaplan.layout.build import build_layout, slot_parameters
 from megaplan.layout.spans import cuts_of, span_problems, spans_of
@@ -47,6 +48,20 @@ def test_side_embeddings_stand_on_the_first_slot() -> None:
     first, last = build_layout(make_spec(), inventory, ((0, 2), (2, 4))).slots
     assert first.blocks == ("embedding", "ngram", "structure", "platform", "layers.0", "layers.1")
     assert last.blocks[:2] == ("layers.2", "layers.3")
+
+
+@pytest.mark.requirement("R-18")
+def test_every_side_embedding_declares_its_home_its_maker_and_its_checkpoint_rule() -> None:
+    """The declared home is where the layout puts it, and nowhere else."""
+    inventory = make_inventory("AD", "embedding ngram structure platform final_norm head")
+    first, last = build_layout(make_spec(), inventory, ((0, 1), (1, 2))).slots
+    assert {family.value for family in SIDE_EMBEDDINGS} == {"ngram", "structure", "platform"}
+    for family, side in SIDE_EMBEDDINGS.items():
+        assert side.home == "first"
+        assert "token" in side.maker
+        assert "parameters, once" in side.checkpoint
+        assert family.value in first.blocks
+        assert family.value not in (*last.blocks, *first.copies)
 
 
 @pytest.mark.requirement("R-10")

@@ -11,6 +11,8 @@ BUILT = [
     "mesh.pp=5", "mesh.tp=2", "mesh.ep=2", "mesh.dp_shard=2", "mesh.dp_replicate=2", "precision.params=fp32", "optimizer.matrix=adamw",
     "model.attention.window_size=64", "model.attention.nope_layers=[5]", "sharding.reshard_after_forward=true", "host.kernels=triton",
     f"model.attention={MLA}", "model.mamba={kind: mamba3, head_dim: 16}", "recompute.default=selective", "recompute.blocks={A: full}",
+    "model.features.mtp={depth: 1, ffn_hidden_size: 64}", "model.features.ngram={num_tables: 2, num_rows: 64, dim: 4}",
+    "model.features.structure={num_categories: 25, bottleneck: 8}", "model.moe.balance_loss_coefficient=0.01",
 ]  # fmt: skip
 NOT_BUILT = {
     "mesh.etp=2": "mesh.etp = 2; megarun trains with 1",
@@ -20,7 +22,6 @@ NOT_BUILT = {
     "model.moe.capacity_factor=1.5": "model.moe.capacity_factor = 1.5; megarun trains with null",
     "model.features.relation_bias={num_relations: 4}": "model.features.relation_bias = given; megarun trains with null",
     "model.features.platform={num_categories: 4, bottleneck: 8}": "model.features.platform = given; megarun trains with null",
-    "model.features.mtp={depth: 1, ffn_hidden_size: 64}": "model.features.mtp = given; megarun trains with null",
 }
 
 

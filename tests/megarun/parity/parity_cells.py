@@ -53,11 +53,11 @@ class Cell:
 
     @property
     def bound(self) -> float:
-        """The metric's tolerance. A tied embedding's two copies sum in another order than one process does."""
+        """The metric's tolerance. An embedding's two copies sum in another order than one process does."""
         if self.tolerance is not None:
             return self.tolerance
-        tied = self.spec.get("model.tie_embeddings", False) and self.mesh.get("pp", 1) > 1
-        if tied or any(self.mesh.get(axis, 1) > 1 for axis in ("cp", "tp", "ep", "etp")):
+        copied = (self.spec.get("model.tie_embeddings", False) or "model.features.mtp" in self.spec) and self.mesh.get("pp", 1) > 1
+        if copied or any(self.mesh.get(axis, 1) > 1 for axis in ("cp", "tp", "ep", "etp")):
             return OTHER
         return DATA_AXES if any(self.mesh.get(axis, 1) > 1 for axis in ("dp_replicate", "dp_shard")) else BITWISE
 
@@ -87,18 +87,18 @@ class Cell:
         return {"spec": spec, "spans": [[0, spec["model"]["num_layers"]]], "steps": STEPS, "reversed_parts": reversed_parts}
 
 
-def _pattern(pattern: str, num_layers: int = 8, **more: Any) -> dict[str, Any]:
+def pattern(pattern: str, num_layers: int = 8, **more: Any) -> dict[str, Any]:
     return {"model.pattern": pattern, "model.num_layers": num_layers, **{f"model.{key}": value for key, value in more.items()}}
 
 
-CHOOSING = _pattern("AE", attention=INDEXED)
+CHOOSING = pattern("AE", attention=INDEXED)
 ROTATING = {"model.mamba": MIMO}
 TIED = {"model.tie_embeddings": True}
 RESHARD = {"sharding.reshard_after_forward": True}
 RECOMPUTED = {"recompute": {"default": "full", "blocks": {"M": "selective", "E": "selective"}}}
 RECOMPUTED_ATTENTION = {"recompute": {"default": "full", "blocks": {"E": "selective"}}}
 SELECTIVE = {"recompute": {"default": "selective"}}
-LATENT = _pattern("AEAM", attention=MLA)
+LATENT = pattern("AEAM", attention=MLA)
 FEW_TOKENS = {"model.moe.num_experts": 16, "model.moe.top_k": 1, "batch": {"micro_batch_size": 1, "seq_length": 4}}
 BF16 = {"precision.params": "bf16"}
 ADAMW = {"optimizer.matrix": "adamw"}
@@ -108,9 +108,9 @@ GENTLE, UNBIASED = {"training.learning_rate": 1.0e-4}, {"model.mamba.conv_bias":
 BF16_GRADIENTS = BF16 | {"precision.grads": "bf16", "precision.reduce": "bf16"}
 
 V2, V4 = {"pp": 2, "vpp": 2}, {"pp": 4, "vpp": 2}
-DENSE = _pattern("AD")
-EXPERTS = _pattern("AE")
-STATES = _pattern("MMRM")
+DENSE = pattern("AD")
+EXPERTS = pattern("AE")
+STATES = pattern("MMRM")
 T2, T4 = {"tp": 2}, {"tp": 4}
 T2V, T4V = {"tp": 2, "vocab_parallel": True}, {"tp": 4, "vocab_parallel": True}
 HEADS = {"model.attention.num_kv_heads": 4}
@@ -126,7 +126,7 @@ BIASED = {
         "rope_theta": 10.0,
     }
 }
-DIRECT = _pattern("AD", attention={**MLA, "q_lora_rank": None})
+DIRECT = pattern("AD", attention={**MLA, "q_lora_rank": None})
 C2, C4 = {"cp": 2}, {"cp": 4}
 LONG = {"batch.seq_length": 32}
 E2, E4, D4 = {"dp_shard": 2, "ep": 2}, {"dp_shard": 4, "ep": 4}, {"dp_shard": 4, "ep": 2}
@@ -226,23 +226,23 @@ CELLS = [
     Cell("1f1b-pp2-tp2-ep2-steps2", T2 | {"pp": 2, "ep": 2}, updates_after=2),
     Cell("1f1b-pp2-steps2-router-losses", {"pp": 2}, spec=EXPERTS | ROUTED, updates_after=2),
     # tensor and sequence parallelism
-    Cell("tp2-attention-biased", T2, spec=_pattern("A", 2) | BIASED),
-    Cell("tp2-attention-normed", T2, spec=_pattern("A", 2) | NORMED),
-    Cell("tp4-attention", T4, spec=_pattern("A", 2) | HEADS),
-    Cell("tp2-latent", T2, spec=_pattern("A", 3, attention=MLA), ci=True),
-    Cell("tp2-indexer", T2, spec=_pattern("A", 3, attention=INDEXED), ci=True),
+    Cell("tp2-attention-biased", T2, spec=pattern("A", 2) | BIASED),
+    Cell("tp2-attention-normed", T2, spec=pattern("A", 2) | NORMED),
+    Cell("tp4-attention", T4, spec=pattern("A", 2) | HEADS),
+    Cell("tp2-latent", T2, spec=pattern("A", 3, attention=MLA), ci=True),
+    Cell("tp2-indexer", T2, spec=pattern("A", 3, attention=INDEXED), ci=True),
     Cell("1f1b-pp2-tp2-dp2-indexer-recompute", T2 | {"pp": 2, "dp_shard": 2}, spec=CHOOSING | RECOMPUTED_ATTENTION | RESHARD),
     Cell("tp4-latent-direct-queries", T4, spec=DIRECT),
-    Cell("tp2-mamba", T2, spec=_pattern("M", 2)),
-    Cell("tp4-mamba", T4, spec=_pattern("M", 2)),
-    Cell("tp2-mamba3", T2, spec=_pattern("M", 2, mamba=MIMO), ci=True),
-    Cell("tp4-mamba3-single", T4, spec=_pattern("M", 2, mamba=MAMBA3)),
-    Cell("tp2-recurrent", T2, spec=_pattern("R", 2)),
-    Cell("tp4-recurrent", T4, spec=_pattern("R", 2)),
-    Cell("tp2-dense", T2, spec=_pattern("D", 2)),
-    Cell("tp4-dense-gelu", T4, spec=_pattern("D", 2, mlp={"ffn_hidden_size": 40, "activation": "gelu"})),
-    Cell("tp2-experts", T2, spec=_pattern("E", 2)),
-    Cell("tp4-experts", T4, spec=_pattern("E", 2)),
+    Cell("tp2-mamba", T2, spec=pattern("M", 2)),
+    Cell("tp4-mamba", T4, spec=pattern("M", 2)),
+    Cell("tp2-mamba3", T2, spec=pattern("M", 2, mamba=MIMO), ci=True),
+    Cell("tp4-mamba3-single", T4, spec=pattern("M", 2, mamba=MAMBA3)),
+    Cell("tp2-recurrent", T2, spec=pattern("R", 2)),
+    Cell("tp4-recurrent", T4, spec=pattern("R", 2)),
+    Cell("tp2-dense", T2, spec=pattern("D", 2)),
+    Cell("tp4-dense-gelu", T4, spec=pattern("D", 2, mlp={"ffn_hidden_size": 40, "activation": "gelu"})),
+    Cell("tp2-experts", T2, spec=pattern("E", 2)),
+    Cell("tp4-experts", T4, spec=pattern("E", 2)),
     Cell("tp2", T2, ci=True),
     Cell("tp4", T4, spec=HEADS),
     Cell("tp2-adamw", T2, spec=ADAMW | GENTLE),
@@ -271,7 +271,7 @@ CELLS = [
     Cell("ep4", E4),
     Cell("ep2-dp4", D4),
     Cell("ep4-dp8", {"dp_shard": 8, "ep": 4}, num_microbatches=8),
-    Cell("ep2-relu2-alone", E2, spec=_pattern("E", 2, moe={"num_experts": 4, "top_k": 2, "ffn_hidden_size": 24, "activation": "relu2"})),
+    Cell("ep2-relu2-alone", E2, spec=pattern("E", 2, moe={"num_experts": 4, "top_k": 2, "ffn_hidden_size": 24, "activation": "relu2"})),
     Cell("ep2-dp4-empty-shards", D4, spec={"model.moe.num_experts": 2}),
     Cell("ep2-idle-experts", E2, spec=TOP_1, num_microbatches=2),
     Cell("ep2-dp4-adamw", D4, spec=ADAMW | GENTLE),
@@ -292,30 +292,30 @@ CELLS = [
     Cell("zbv-pp2-ep2-recompute-reshard", V2 | E2, "zbv", RECOMPUTED | RESHARD),
     Cell("dualpipev-pp2-ep2-experts", V2 | E2, "dualpipev", EXPERTS, num_microbatches=8),
     # context parallelism
-    Cell("cp2-attention", C2, spec=_pattern("A", 2) | NORMED, ci=True),
-    Cell("cp4-latent-nope", C4, spec=_pattern("A", 2, attention={**MLA, "nope_layers": [1], "window_size": 6})),
-    Cell("cp2-indexer", C2, spec=_pattern("A", 3, attention=INDEXED), ci=True),
-    Cell("cp4-indexer-window", C4, spec=_pattern("A", 3, attention={**INDEXED, "window_size": 9})),
+    Cell("cp2-attention", C2, spec=pattern("A", 2) | NORMED, ci=True),
+    Cell("cp4-latent-nope", C4, spec=pattern("A", 2, attention={**MLA, "nope_layers": [1], "window_size": 6})),
+    Cell("cp2-indexer", C2, spec=pattern("A", 3, attention=INDEXED), ci=True),
+    Cell("cp4-indexer-window", C4, spec=pattern("A", 3, attention={**INDEXED, "window_size": 9})),
     Cell("cp2-pp2-indexer-selective", C2 | {"pp": 2}, spec=CHOOSING | SELECTIVE),
     Cell("cp2-tp2-dp2-indexer-recompute", C2 | T2 | {"dp_shard": 2}, spec=CHOOSING | RECOMPUTED_ATTENTION),
     Cell("packed-cp2-ep2-indexer", C2 | {"ep": 2}, spec=FEW_WORDS | CHOOSING),
     Cell("cp2-dense-recompute", C2, spec=DENSE | RECOMPUTED),
     Cell("cp4-experts-tied", C4, spec=EXPERTS | TIED),
-    Cell("cp2-tp2-dp2-latent", C2 | T2 | {"dp_shard": 2}, spec=_pattern("AED", attention=MLA) | UNBIASED),
+    Cell("cp2-tp2-dp2-latent", C2 | T2 | {"dp_shard": 2}, spec=pattern("AED", attention=MLA) | UNBIASED),
     Cell("cp2-pp2-vocabulary-zbv", C2 | T2V | V2, "zbv", DENSE),
     Cell("cp2-ep4-dp2-reshard", C2 | {"dp_shard": 2, "ep": 4}, spec=EXPERTS | RESHARD | SELECTIVE),
-    Cell("cp2-mamba", C2, spec=_pattern("M", 2), ci=True),
-    Cell("cp4-mamba-one-group", C4, spec=_pattern("M", 2) | LONG | {"model.mamba.num_groups": 1}),
-    Cell("cp4-recurrent", C4, spec=_pattern("R", 2) | LONG),
+    Cell("cp2-mamba", C2, spec=pattern("M", 2), ci=True),
+    Cell("cp4-mamba-one-group", C4, spec=pattern("M", 2) | LONG | {"model.mamba.num_groups": 1}),
+    Cell("cp4-recurrent", C4, spec=pattern("R", 2) | LONG),
     Cell("cp2", C2, ci=True),
     Cell("cp4-tied", C4, spec=LONG | TIED),
-    Cell("cp2-recurrent-full", C2, spec=_pattern("AR", 4) | {"recompute": {"default": "full"}}),
+    Cell("cp2-recurrent-full", C2, spec=pattern("AR", 4) | {"recompute": {"default": "full"}}),
     Cell("cp2-tp2-states", C2 | T2, spec=STATES | GENTLE),
     Cell("cp2-pp2-zbv-dp2", C2 | V2 | {"dp_shard": 2}, "zbv"),
     Cell("cp2-ep4-tp2-pp2", C2 | T2 | {"ep": 4, "pp": 2}),
     Cell("cp2-hsdp-2x2-adamw", C2 | {"dp_replicate": 2, "dp_shard": 2}, spec=ADAMW | GENTLE),
     Cell("cp2-ep2-router-losses", C2 | {"ep": 2}, spec=EXPERTS | ROUTED),
-    Cell("cp2-ep2-pp2", C2 | {"ep": 2, "pp": 2}, spec=_pattern("AED"), ci=True),
+    Cell("cp2-ep2-pp2", C2 | {"ep": 2, "pp": 2}, spec=pattern("AED"), ci=True),
     # expert and tensor parallelism: ep borrows tp's ranks first
     Cell("tp2-ep2", T2 | {"ep": 2}),
     Cell("tp2-ep2-dp2", T2 | E2, ci=True),

@@ -62,6 +62,9 @@ class CountingRows:
         first = np.random.default_rng((seed, step, 1)).random((num_rows, seq_length + 1)) < 0.25
         return np.maximum.accumulate(np.where(self._ordered(first), columns, 0), axis=1, dtype=np.int32)
 
+    def structure_rows(self, step: int, seed: int, num_rows: int, seq_length: int) -> np.ndarray:
+        return (self.rows(step, seed, num_rows, seq_length)[:, :-1] * 5 % 7).astype(np.uint8)
+
     def _ordered(self, rows: np.ndarray) -> np.ndarray:
         if not self.reversed_parts:
             return rows
@@ -84,19 +87,19 @@ def train_case(case: dict[str, Any]) -> dict[str, Any]:
     batches = Batches(rows, job.spec, mesh)
     parameters = [named for stage in trainer.stages for named in stage.named_parameters()]
     record: dict[str, Any] = {"initial": _by_name(parameters, lambda p: p)}
-    trainer.accumulate_gradients(*batches.at(0))
+    trainer.accumulate_gradients(batches.at(0))
     record["gradients"] = _by_name(parameters, lambda p: p.grad)
     for _, parameter in parameters:
         parameter.grad = None
     evaluator, control = Evaluator(job, trainer, rows, 1), torch.distributed.group.WORLD
     results = []
     for step in range(case["steps"]):
-        results.append(trainer.step(step, *batches.at(step)))
+        results.append(trainer.step(step, batches.at(step)))
         if job.spec.mesh.world_size > 1:  # which leaves no trace, or parameters would not be the one process's
             evaluator.evaluate(step, Interrupt(), control)
     record["held_out"] = [evaluator.evaluate(case["steps"], Interrupt(), control).evaluation_loss]
     record["losses"] = [result.loss for result in results]
-    record["auxiliary"] = [result.balance_loss + result.z_loss for result in results]
+    record["auxiliary"] = [result.balance_loss + result.z_loss + result.further_loss for result in results]
     record["norms"] = [result.gradient_norm for result in results]
     record["parameters"] = _by_name(parameters, lambda p: p)
     record["resident_bytes"] = trainer.resident_bytes()
@@ -121,12 +124,12 @@ def resume_case(case: dict[str, Any]) -> dict[str, Any]:
         trainer.optimizers.make_states()  # there is nothing yet to save
     losses = []
     for step in range(start, start + case["before"]):
-        losses.append(trainer.step(step, *batches.at(step)).loss)
+        losses.append(trainer.step(step, batches.at(step)).loss)
     start += case["before"]
     saver = Saver(Run(job, rows, Path(case["to"]), 0, plan, Checkpoints()), trainer, torch.distributed.new_group(backend="gloo"))
     saver.save(start)
     for step in range(start, start + case["after"]):  # while it is written
-        losses.append(trainer.step(step, *batches.at(step)).loss)
+        losses.append(trainer.step(step, batches.at(step)).loss)
     saver.wait()
     return {"losses": losses}
 
@@ -150,7 +153,7 @@ def batches_case(case: dict[str, Any]) -> dict[str, Any]:
     job = build_job(case)
     mesh = build_mesh(job.spec.mesh, CPU)
     trainer, batches = Trainer(job, mesh), Batches(CountingRows(job.spec.model.vocab_size), job.spec, mesh)
-    return {"losses": [trainer.step(step, *batches.at(number)).loss for step, number in enumerate(case["batches"])]}
+    return {"losses": [trainer.step(step, batches.at(number)).loss for step, number in enumerate(case["batches"])]}
 
 
 @contextmanager

@@ -4,6 +4,7 @@
 """
 
 import pytest
+from feature_cells import FEATURE_CELLS
 from parity_cells import CELLS, Cell
 from parity_compare import first_difference
 from parity_world import Worlds
@@ -16,12 +17,16 @@ def _marked(cell: Cell) -> object:
 
 
 @pytest.mark.requirement("R-8")
+@pytest.mark.requirement("R-9")
+@pytest.mark.requirement("R-10")
+@pytest.mark.requirement("R-13")
+@pytest.mark.requirement("R-15")
 @pytest.mark.requirement("R-26")
 @pytest.mark.requirement("R-55")
 @pytest.mark.requirement("R-62")
 @pytest.mark.requirement("R-63")
 @pytest.mark.requirement("R-67")
-@pytest.mark.parametrize("cell", [_marked(cell) for cell in CELLS])
+@pytest.mark.parametrize("cell", [_marked(cell) for cell in (*CELLS, *FEATURE_CELLS)])
 def test_a_layout_trains_as_one_process(cell: Cell, worlds: Worlds) -> None:
     """Initial parameters and pp alone to the bit; other axes to the rounding of their sums."""
     found = first_difference(cell.case, worlds.train(cell.case, cell.world_size), worlds.reference(cell.reference), cell.bound)
@@ -30,4 +35,5 @@ def test_a_layout_trains_as_one_process(cell: Cell, worlds: Worlds) -> None:
 
 def test_names_are_unique() -> None:
     """A cell is found by its name."""
-    assert len({cell.name for cell in CELLS}) == len(CELLS)
+    names = [cell.name for cell in (*CELLS, *FEATURE_CELLS)]
+    assert len(set(names)) == len(names)

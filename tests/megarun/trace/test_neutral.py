@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from megarun.batches import Batch
 from megarun.job import Job
 from megarun.parallel.mesh import build_mesh
 from megarun.trace.kept import FirstForward
@@ -41,7 +42,7 @@ def allocations(job: Job, *, traced: bool) -> list[Counter[int]]:
             if isinstance(trainer, TracedTrainer):
                 trainer.start_step()
             with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as measured:
-                trainer.step(step, batch, batch)
+                trainer.step(step, Batch(batch, batch))
             events = measured.profiler.kineto_results.events()  # type: ignore[union-attr]
             sizes = (event.nbytes() for event in events if event.name() == "[memory]")
             found.append(Counter(size for size in sizes if size >= SMALLEST_BYTES))

@@ -97,12 +97,12 @@ def test_the_first_backward_of_a_chunk(job_with: Any) -> None:
 
 
 def test_what_the_first_update_reaches_every_later_one_repeats(job_with: Any) -> None:
-    """AdamW alone needs no scratch: its phases are equal but for the scalars of the gradient norm, which stand beside all moments later."""
+    """AdamW alone needs no scratch: its phases are equal but for scalars of the loss and of the norm, beside all moments later."""
     job = job_with({"optimizer.matrix": "adamw"})
     found = compare(job, 0)
     first, later = found.phases[Phase.FIRST_OPTIMIZER], found.phases[Phase.OPTIMIZER]
     assert first.estimate == later.estimate
-    assert later.trace - first.trace == 8 * (num_tensors(job) + 2)
+    assert later.trace - first.trace == 8 * (num_tensors(job) + 3)
     assert found.budget.moments[Phase.FIRST_OPTIMIZER] == "all moments made"
     assert found.budget.moments[Phase.OPTIMIZER] == "the update of all parameters"
 

@@ -33,6 +33,21 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "recompute": {"default": "full", "blocks": {"E": "selective", "M": "none"}},
     },
     "dp_replicate 2, adamw": {"mesh.dp_replicate": 2, "optimizer.matrix": "adamw"},
+    "router losses, ep 2": {
+        "mesh": {"dp_shard": 2, "ep": 2},
+        "model.moe.balance_loss_coefficient": 0.1,
+        "model.moe.z_loss_coefficient": 0.1,
+    },
+    "two depths, pp 2": {"mesh.pp": 2, "schedule.num_microbatches": 2, "model.features": {"mtp": {"depth": 2, "ffn_hidden_size": 40}}},
+    "tied depth, bf16": {"model.tie_embeddings": True, "precision": BF16, "model.features": {"mtp": {"depth": 1, "ffn_hidden_size": 40}}},
+    "side embeddings, tp 2": {
+        "mesh.tp": 2,
+        "model.recurrent.num_heads": 4,
+        "model.features": {
+            "ngram": {"num_tables": 3, "num_rows": 40, "dim": 4},
+            "structure": {"num_categories": 7, "bottleneck": 6},
+        },
+    },
 }
 
 

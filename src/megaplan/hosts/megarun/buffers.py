@@ -38,13 +38,39 @@ def token_bytes(spec: Spec) -> int:
 
     A TP rank has those of its own tokens; of all tokens under `vocab_parallel`, for every rank looks all of them up.
     """
-    batch, mesh = spec.batch, spec.mesh
-    positions = batch.seq_length // (mesh.cp if mesh.vocab_parallel else mesh.cp * mesh.tp)
-    return spec.schedule.microbatches_per_update * batch.micro_batch_size * positions * DType.INT64.bytes
+    return _rows(spec) * _positions(spec) * DType.INT64.bytes
+
+
+def input_bytes(spec: Spec) -> int:
+    """What the first slot reads, likewise: ids, for n-grams the ids before each own token, for a structure embedding one byte of each."""
+    ngram, structure = spec.model.features.ngram, spec.model.features.structure
+    own = spec.batch.seq_length // (spec.mesh.cp * spec.mesh.tp)
+    before = 0 if ngram is None else (ngram.max_order - 1) * own * DType.INT64.bytes
+    return token_bytes(spec) + _rows(spec) * (before + (0 if structure is None else own))
+
+
+def label_bytes(spec: Spec) -> int:
+    """What the last slot reads, likewise: labels, and those of each depth of multi-token prediction."""
+    mtp = spec.model.features.mtp
+    return token_bytes(spec) * (1 + (0 if mtp is None else mtp.depth))
 
 
 def starts_bytes(spec: Spec) -> int:
     """Document starts of packed rows, of all microbatches of a step: int32 of each position of the rank's CP pieces."""
     if spec.data.packing == "none":
         return 0
-    return spec.schedule.microbatches_per_update * spec.batch.micro_batch_size * (spec.batch.seq_length // spec.mesh.cp) * DType.INT32.bytes
+    return _rows(spec) * (spec.batch.seq_length // spec.mesh.cp) * DType.INT32.bytes
+
+
+def _positions(spec: Spec) -> int:
+    mesh = spec.mesh
+    return spec.batch.seq_length // (mesh.cp if mesh.vocab_parallel else mesh.cp * mesh.tp)
+
+
+def _rows(spec: Spec) -> int:
+    return spec.schedule.microbatches_per_update * spec.batch.micro_batch_size
+
+
+def further_loss_bytes(spec: Spec) -> int:
+    """The last slot's loss of further tokens, summed over the microbatches of a step."""
+    return 0 if spec.model.features.mtp is None else FP64_BYTES

@@ -1,4 +1,4 @@
-"""What optional features keep. All are planned operations: priced from the formulas here until megarun builds them.
+"""What optional features keep. Relation bias and platform are planned operations: priced from the formulas here until megarun builds them.
 
 - n-gram: the rows of every hashed table, concatenated [B, T, tables · dim], projected and added to the residual stream; keeps the int64 row
   ids and the concatenated rows.
@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 from megaplan.columns import Column
@@ -19,8 +20,8 @@ from megaplan.hosts.megarun.dims import Dims
 from megaplan.hosts.megarun.embedding import head_ops, head_storages
 from megaplan.hosts.megarun.mlp import mlp_ops, mlp_storages
 from megaplan.hosts.megarun.parts import Part, Shapes, residual, storages
-from megaplan.hosts.megarun.program import INPUT, OUTPUT, Op, Replay, add, linear, norm, replay
-from megaplan.spec.models import CategoryEmbedding, Model, MultiTokenPrediction, Ngram
+from megaplan.hosts.megarun.program import INPUT, OUTPUT, Flow, Op, Replay, add, linear, norm, replay
+from megaplan.spec.models import CategoryEmbedding, Model, Ngram
 
 ADDED_ATTENTION, ADDED_MLP = "attention.", "mlp."
 
@@ -76,43 +77,115 @@ def _relation_bias_replay() -> Replay:
     return replay((Op("ids", (), ("ids", "out"), keeps=("ids",), params=("weight",), grads=()),))
 
 
-def mtp_part(dims: Dims, model: Model, mtp: MultiTokenPrediction, *, vocab_parallel: bool) -> Part:
-    """One MTP depth; `out` is its hidden state, which the next depth reads."""
-    attention = model.attention
-    if attention is None:
-        raise ValueError("MTP needs a section model.attention and has none; check_rules reports this")
+def mtp_part(dims: Dims, model: Model, depth: int, shared: DType, *, vocab_parallel: bool) -> Part:
+    """An MTP depth; `out` is its hidden state, which the next depth reads.
+
+    The head and the token embedding are the model's. Autograd sums their gradients before it hands them on: what the head and later depths
+    made waits while a depth runs backward, and becomes the parameter's with the first depth, whose backward is the last.
+
+    Args:
+        dims: Local sizes.
+        model: The spec's.
+        depth: Which, from 0.
+        shared: Dtype of the gradients of the embedding and the head.
+        vocab_parallel: Whether both are cut over the vocabulary.
+    """
+    attention, mtp = model.attention, model.features.mtp
+    if attention is None or mtp is None:
+        raise ValueError("MTP needs sections model.attention and features.mtp; check_rules reports this")
     sharded = vocab_parallel and dims.tp > 1
     shapes = {"embedding": dims.residual, "joined": (*dims.residual[:2], 2 * dims.hidden)}
     shapes |= dict.fromkeys(("hidden_normed", "embedding_normed", "projected", "mlp.normed", "mlp.mlp", "normed"), dims.residual)
     statistics = dict.fromkeys(("hidden_rstd", "embedding_rstd", "mlp.rstd", "output_rstd"), dims.residual[:2])
+    looked_up = (dims.batch, dims.tokens if sharded else dims.residual_tokens)
+    weight = (model.vocab_size // dims.tp if sharded else model.vocab_size, dims.hidden)
     tensors = {
         **storages(dims.dtype, Column.ACTIVATIONS, shapes),
         **storages(dims.stat_dtype, Column.ACTIVATIONS, statistics),
+        **storages(DType.INT64, Column.ACTIVATIONS, {"ids": looked_up, "embedding_rows": looked_up}),
+        **storages(dims.dtype, Column.COMMUNICATION, {"embedding_partial": dims.gathered}),
+        **storages(
+            shared, Column.GRADIENTS, dict.fromkeys(("head_sum", "head_part", "head_new", "embedding_sum", "embedding_part"), weight)
+        ),
         **_prefixed(attention_storages(dims, attention), ADDED_ATTENTION),
-        **mlp_storages(dims, mtp.ffn_hidden_size, ADDED_MLP),
+        **_prefixed(mlp_storages(dims, mtp.ffn_hidden_size), ADDED_MLP),
         **head_storages(dims, model.vocab_size, vocab_parallel=vocab_parallel, made="loss"),
     }
-    return Part(_mtp_replay(attention_key(attention), dims.tp > 1, dims.cp > 1, sharded), residual(tensors | _out(dims)))
+    run = _mtp_replay(attention_key(attention), dims.tp > 1, dims.cp > 1, sharded, model.tie_embeddings, depth, depth + 1 == mtp.depth)
+    return Part(run, residual(tensors | _out(dims)))
+
+
+def depth_shapes(model: Model, name: str, weight: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """Gradients of shared parameters that a depth hands on, by name: the first depth's, for its backward is the last."""
+    if name != "mtp.0":
+        return {}
+    return dict.fromkeys(("embedding.weight",) if model.tie_embeddings else ("embedding.weight", "head.weight"), weight)
 
 
 @cache
-def _mtp_replay(key: AttentionKey, sharded: bool, context: bool, vocab_parallel: bool) -> Replay:
+def _mtp_replay(key: AttentionKey, sharded: bool, context: bool, vocab_parallel: bool, tied: bool, depth: int, last: bool) -> Replay:
     inner, held = attention_ops(key, rotates=True, indexed=False, sharded=sharded, context=context)
     rename = {INPUT: "projected", OUTPUT: f"{ADDED_ATTENTION}out"}
+    first = depth == 0
+    embedded, waiting = _embedding_gradients(first, last, tied)
     ops = (
-        Op("embedding", (), ("embedding",), params=("embedding.weight",)),
+        Op("ids", (), ("ids",), grads=()),
         norm("hidden_norm", "x", "hidden_normed", "hidden_rstd", "hidden_norm.weight"),
+        *_embedding_ops(vocab_parallel, *embedded),
         norm("embedding_norm", "embedding", "embedding_normed", "embedding_rstd", "embedding_norm.weight"),
-        Op("join", ("hidden_normed", "embedding_normed"), ("joined",)),
+        add("join", ("hidden_normed", "embedding_normed"), "joined"),  # gradients are views of the whole's
         linear("proj", "joined", "projected", "proj.weight"),
         *(_renamed(op, ADDED_ATTENTION, rename) for op in inner),
         norm("mlp.norm", f"{ADDED_ATTENTION}out", "mlp.normed", "mlp.rstd", "mlp.norm.weight"),
         *(_renamed(op, ADDED_MLP, {}) for op in mlp_ops(False, sharded)),
         add("residual", (f"{ADDED_ATTENTION}out", "mlp.mlp"), "out"),
         norm("output_norm", "out", "normed", "output_rstd", "output_norm.weight"),
-        *head_ops(vocab_parallel, "normed", "head.weight", made="loss"),
+        *_head_ops(vocab_parallel, ends=first and not tied, begins=last and not vocab_parallel),
     )
-    return replay(ops, held=frozenset(f"{ADDED_ATTENTION}{name}" for name in held), arrives="loss", starts=True)
+    arrives = waiting if last else (*waiting, OUTPUT)
+    return replay(ops, held=frozenset(f"{ADDED_ATTENTION}{name}" for name in held), arrives="loss", starts=True, waiting=arrives)
+
+
+Shared = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+"""How a backward makes a part of a shared parameter's gradient: parameters, storages that it makes beside a sum, sums that end here."""
+
+
+def _embedding_gradients(first: bool, last: bool, tied: bool) -> tuple[Shared, tuple[str, ...]]:
+    """Of the embedding; and which sums wait when a depth's backward begins.
+
+    A tied head is one parameter with the embedding: the head's backward has begun the sum, the first depth's embedding ends it.
+    """
+    sums = ("head_sum",) if tied or last else ("head_sum", "embedding_sum")
+    if not first:
+        return ((), ("embedding_part",), ()), sums
+    return (("embedding.weight",), (), ("head_sum",) if tied else sums[1:]), sums
+
+
+def _embedding_ops(vocab_parallel: bool, params: tuple[str, ...], parts: tuple[str, ...], ends: tuple[str, ...]) -> tuple[Op, ...]:
+    # before the operation, so that in backward it comes after: the sum that the operation's gradient was the last part of
+    ended = (Op("embedding gradient", (INPUT,), ends, grads=(), flow=Flow.VIEW),) if ends else ()
+    if not vocab_parallel:
+        return *ended, Op("embedding", ("ids",), ("embedding",), keeps=("ids",), params=params, grads=(), fetches=parts)
+    rows = ("embedding_rows", "embedding_partial")
+    lookup = Op("embedding", ("ids",), rows, keeps=("ids",), params=params, grads=(), fetches=("embedding_rows", *parts))
+    return *ended, lookup, Op("reduce_scatter", ("embedding_partial",), ("embedding",))
+
+
+def _head_ops(vocab_parallel: bool, *, ends: bool, begins: bool) -> tuple[Op, ...]:
+    """The head and its loss; in backward its part of the head's gradient is added to the sum that waits.
+
+    Args:
+        vocab_parallel: Whether the head is cut over the vocabulary.
+        ends: Whether the sum is the parameter's gradient then.
+        begins: Whether what waits is the head's own part, a transposed view of a product, which autograd adds to in a new storage.
+    """
+    head, *loss = head_ops(vocab_parallel, "normed", "head.weight", made="loss")
+    head = replace(head, params=(), fetches=(*head.fetches, "head_part"), late=())
+    if not (ends or begins):
+        return head, *loss
+    params, new = (("head.weight",), ()) if ends else ((), ("head_new",))
+    summed = Op("head gradient", (INPUT,), ("head_sum",) if ends else (), params=params, grads=(), fetches=new, flow=Flow.VIEW)
+    return replace(summed, fetches=(*new, "head_part")) if begins else summed, head, *loss
 
 
 def _renamed(op: Op, prefix: str, rename: dict[str, str]) -> Op:

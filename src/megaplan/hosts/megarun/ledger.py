@@ -9,7 +9,7 @@ from megaplan.columns import Column
 from megaplan.hosts.megarun.attention import attention_part
 from megaplan.hosts.megarun.dims import Dims, gradient_dtype, is_pipelined, local_dims, local_shape
 from megaplan.hosts.megarun.embedding import embedding_part, final_norm_part, head_part
-from megaplan.hosts.megarun.features import category_part, mtp_part, ngram_part, relation_bias_part
+from megaplan.hosts.megarun.features import category_part, depth_shapes, mtp_part, ngram_part, relation_bias_part
 from megaplan.hosts.megarun.mamba import mamba_part
 from megaplan.hosts.megarun.mlp import mlp_part
 from megaplan.hosts.megarun.moe import ExpertMesh, moe_part
@@ -38,13 +38,13 @@ def block_ledger(spec: Spec, block_name: str, block: Block) -> BlockLedger:
         ValueError: The block's family has no section in the spec (a spec that was not checked).
     """
     dims, in_place = local_dims(spec), accumulates_in_place(spec, block)
-    gradients = parameter_gradients(spec, dims, block)
+    gradients = parameter_gradients(spec, dims, block_name, block)
     return ledger(block_bytes(spec, dims, block_name, block), gradients, in_place=in_place)
 
 
 def block_bytes(spec: Spec, dims: Dims, block_name: str, block: Block) -> BlockBytes:
     """The sums of a block's ledger; `dims` are the spec's, worked out once for all its blocks."""
-    size, shapes = gradient_dtype(spec, block).bytes, parameter_shapes(spec, dims, block)
+    size, shapes = gradient_dtype(spec, block).bytes, parameter_shapes(spec, dims, block_name, block)
     sizes = {name: prod(shape) * size for name, shape in shapes.items()}
     return weigh(_part(spec, dims, block_name, block), sizes, in_place=accumulates_in_place(spec, block))
 
@@ -67,9 +67,9 @@ def makes_of(spec: Spec, inventory: Inventory) -> dict[str, Make]:
         policy = policies[family] if index != last else "none"  # R-67
         made[f"layers.{index}"] = id(block), family is not Family.A or index not in without_rotation, policy
     for name, block in inventory.outside:
-        made[name] = id(block), name == "head", "none"
+        made[name] = id(block), True, name if block.family is Family.MTP else "head" if name == "head" else "none"
     if inventory.tied:
-        made["head"] = id(inventory.block("embedding")), True, "none"
+        made["head"] = id(inventory.block("embedding")), True, "head"
     return made
 
 
@@ -78,15 +78,15 @@ def accumulates_in_place(spec: Spec, block: Block) -> bool:
     return gradient_dtype(spec, block) is spec.precision.grads
 
 
-def parameter_gradients(spec: Spec, dims: Dims, block: Block) -> Shapes:
+def parameter_gradients(spec: Spec, dims: Dims, name: str, block: Block) -> Shapes:
     """Unsharded gradients of a block's parameters as autograd makes them, by parameter name."""
-    return storages(gradient_dtype(spec, block), Column.GRADIENTS, parameter_shapes(spec, dims, block))
+    return storages(gradient_dtype(spec, block), Column.GRADIENTS, parameter_shapes(spec, dims, name, block))
 
 
-def parameter_shapes(spec: Spec, dims: Dims, block: Block) -> dict[str, tuple[int, ...]]:
+def parameter_shapes(spec: Spec, dims: Dims, name: str, block: Block) -> dict[str, tuple[int, ...]]:
     """Shapes of the gradients that a block makes, by parameter name.
 
-    An MTP depth also adds to those of the token embedding and the head, which autograd holds until their other use is done.
+    The first MTP depth also hands on those of the token embedding and the head, which autograd holds until their last use is done.
     """
     mesh = spec.mesh
     if mesh.tp == mesh.ep == mesh.etp == 1:
@@ -95,7 +95,7 @@ def parameter_shapes(spec: Spec, dims: Dims, block: Block) -> dict[str, tuple[in
         shapes = {tensor.name: local_shape(tensor, mesh.tp, mesh.ep, mesh.etp) for tensor in block.tensors}
     if block.family is Family.MTP:
         vocab = spec.model.vocab_size // (mesh.tp if mesh.vocab_parallel else 1)
-        shapes |= dict.fromkeys(("embedding.weight", "head.weight"), (vocab, dims.hidden))
+        shapes |= depth_shapes(spec.model, name, (vocab, dims.hidden))
     return shapes
 
 
@@ -130,7 +130,8 @@ def _part(spec: Spec, dims: Dims, name: str, block: Block) -> Part:
         case Family.RELATION_BIAS:
             part = relation_bias_part(dims)
         case _:
-            part = mtp_part(dims, model, features.mtp or _missing("features.mtp"), vocab_parallel=vocab_parallel)
+            depth = int(name.removeprefix("mtp."))
+            part = mtp_part(dims, model, depth, gradient_dtype(spec, block), vocab_parallel=vocab_parallel)
     return part
 
 

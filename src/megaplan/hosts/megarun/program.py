@@ -233,6 +233,7 @@ def replay(
     arrives: str = OUTPUT,
     starts: bool = False,
     pinned: str | None = None,
+    waiting: tuple[str, ...] = (),
 ) -> Replay:
     """Replay a program.
 
@@ -244,6 +245,8 @@ def replay(
         arrives: The storage whose gradient reaches the block first.
         starts: Backward starts here: autograd's caller holds that gradient to the end.
         pinned: A kept storage that something outside the block holds until the block's backward has ended.
+        waiting: Gradients that are there before the block's backward begins, by the name of what they belong to: of storages that other
+            blocks read too, and of parameters shared with them.
     """
     roots = _roots(ops)
     dropped = frozenset(name for op in ops if op.name in region and op.flow is not Flow.VIEW for name in op.makes)
@@ -259,7 +262,8 @@ def replay(
     order = [name for op in ops if op.flow is not Flow.VIEW for name in op.makes if name in why]
     graph = _Graph(ops, roots, held, keepers, frozenset(why), region, entering, dropped, cached if region else frozenset())
     forward = _forward(ops, roots, graph.saved, held)
-    program = Program(graph, tuple(order), {arrives: arrives, CALLER: arrives} if starts else {arrives: arrives}, pinned)
+    arriving = {arrives: arrives, **({CALLER: arrives} if starts else {}), **{name: name for name in waiting}}
+    program = Program(graph, tuple(order), arriving, pinned)
     backward = Backward(program, splits=False).moments
     return Replay(
         saved=tuple((name, ", ".join(dict.fromkeys(why[name]))) for name in order),

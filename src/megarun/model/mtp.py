@@ -1,0 +1,64 @@
+"""Multi-token prediction: depths after the layers, each predicting one token further, beside the head.
+
+Depth d reads the hidden state of depth d − 1 (the residual stream after the last layer for the first), and the embedding of the token d
+places on. The token embedding and the head are those of the model; on the last of several stages the embedding is a second copy, whose
+gradient is summed with the first's (R-10, R-62).
+
+Source: DeepSeek-V3, arXiv:2412.19437, section 2.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from megarun.model.mlp import DenseBlock
+from megarun.model.norm import RMSNorm, linear
+from megarun.model.rotary import Rotary
+
+
+class Ends(NamedTuple):
+    """The model's ends, as a depth uses them.
+
+    Attributes:
+        embed: Token ids -> [B, t, h].
+        loss: Normed [B, t, h] and targets [B, t] -> summed loss.
+    """
+
+    embed: Callable[[Tensor], Tensor]
+    loss: Callable[[Tensor, Tensor], Tensor]
+
+
+class PredictionDepth(nn.Module):
+    """One depth: [norm(hidden); norm(embedding)] projected, an A block, an MLP; `output_norm` stands before the head."""
+
+    def __init__(self, attention: nn.Module, mlp: DenseBlock, hidden_size: int, eps: float) -> None:
+        super().__init__()
+        self.attention, self.mlp = attention, mlp
+        self.proj = linear(2 * hidden_size, hidden_size)
+        self.hidden_norm, self.embedding_norm = RMSNorm(hidden_size, eps), RMSNorm(hidden_size, eps)
+        self.output_norm = RMSNorm(hidden_size, eps)
+
+    def forward(
+        self, x: Tensor, following: Tensor, targets: Tensor, ends: Ends, rotary: Rotary, starts: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """This depth's hidden state and its loss.
+
+        Args:
+            x: Hidden state of the depth before, own tokens [B, t, h].
+            following: int64 [B, t], the token whose embedding is joined: the target of the depth before; -100 where there is none.
+            targets: int64 [B, t], the token behind that one, -100 where there is none.
+            ends: Token embedding, and head with its loss.
+            rotary: The stage's tables.
+            starts: Document starts of packed rows.
+
+        Returns:
+            [B, t, h], and the sum over tokens, fp32 scalar.
+        """
+        ids = following.clamp(min=0)  # of a token that is missing, any: no target reads it
+        joined = self.proj(torch.cat([self.hidden_norm(x), self.embedding_norm(ends.embed(ids))], -1))
+        hidden: Tensor = self.mlp(self.attention(joined, rotary, starts))
+        return hidden, ends.loss(self.output_norm(hidden), targets)

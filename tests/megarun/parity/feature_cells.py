@@ -1,0 +1,67 @@
+"""Cells of features: multi-token prediction, side embeddings, windows; with packed rows and over context groups."""
+
+from typing import Any
+
+from parity_cells import C2, C4, DENSE, E2, EXPERTS, FEW_WORDS, LONG, MLA, RECOMPUTED, RESHARD, ROUTED, T2, T2V, TIED, V2, Cell, pattern
+
+NGRAM = {"model.features.ngram": {"num_tables": 4, "num_rows": 90, "dim": 4}}
+STRUCTURE = {"model.features.structure": {"num_categories": 7, "bottleneck": 6}}
+SIDES = {"model.features.ngram": {"num_tables": 3, "num_rows": 50, "dim": 4, "max_order": 4}} | STRUCTURE
+MTP_TOO = {"model.features.mtp": {"depth": 2, "ffn_hidden_size": 40}}
+SLIDING = {"window_size": 5, "full_layers": [2], "nope_layers": [0, 6]}
+WINDOWED = {"model.attention": {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, **SLIDING}}
+
+
+def _ahead(depth: int = 1) -> dict[str, Any]:
+    return {"model.features.mtp": {"depth": depth, "ffn_hidden_size": 40}}
+
+
+FEATURE_CELLS = [
+    # multi-token prediction: the last stage has a second copy of the embedding, whose gradient is summed with the first's
+    Cell("mtp-gpipe-pp2", {"pp": 2}, "gpipe", DENSE | _ahead()),
+    Cell("mtp-1f1b-pp2", {"pp": 2}, spec=_ahead(), ci=True),
+    Cell("mtp-1f1b-pp4-two-depths", {"pp": 4}, spec=DENSE | _ahead(2)),
+    Cell("mtp-1f1b-pp2-tied", {"pp": 2}, spec=DENSE | _ahead(2) | TIED),
+    Cell("mtp-looped-bfs-pp2-vpp2", V2, "looped_bfs", DENSE | _ahead()),
+    Cell("mtp-interleaved-pp2-vpp2-recompute-reshard", V2, "interleaved_1f1b", _ahead() | RECOMPUTED | RESHARD),
+    Cell("mtp-zero-bubble-pp2-vpp2", V2, "interleaved_zero_bubble", DENSE | _ahead(2)),
+    Cell("mtp-zbv-pp2", V2, "zbv", DENSE | _ahead(2), ci=True),
+    Cell("mtp-zbv-pp2-tied", V2, "zbv", DENSE | _ahead() | TIED),
+    Cell("mtp-dualpipev-pp2", V2, "dualpipev", DENSE | _ahead()),
+    Cell("mtp-dp2", {"dp_shard": 2}, spec=DENSE | _ahead(2)),
+    Cell("mtp-hsdp-2x2-pp2", {"pp": 2, "dp_replicate": 2, "dp_shard": 2}, spec=DENSE | _ahead(), num_microbatches=8),
+    Cell("mtp-tp2", T2, spec=DENSE | _ahead(2)),
+    Cell("mtp-tp2-latent-zbv", T2 | V2, "zbv", pattern("AD", attention=MLA) | _ahead()),
+    Cell("mtp-tp2-vocabulary-tied-pp2", T2V | {"pp": 2}, spec=DENSE | _ahead(2) | TIED),
+    Cell("mtp-ep2-router-losses", E2, spec=EXPERTS | ROUTED | _ahead()),
+    # side embeddings of the first stage
+    Cell("ngram-1f1b-pp2", {"pp": 2}, spec=DENSE | NGRAM),
+    Cell("ngram-tp2", T2, spec=DENSE | NGRAM),
+    Cell("ngram-tp2-vocabulary-zbv", T2V | V2, "zbv", DENSE | NGRAM),
+    Cell("structure-interleaved-pp2-vpp2", V2, "interleaved_1f1b", DENSE | STRUCTURE),
+    Cell("structure-tp2-dp2", T2 | {"dp_shard": 2}, spec=DENSE | STRUCTURE),
+    Cell("sides-zbv-pp2-dp2", V2 | {"dp_shard": 2}, "zbv", DENSE | SIDES, ci=True),
+    Cell("sides-mtp-dualpipev-pp2", V2, "dualpipev", SIDES | MTP_TOO),
+    Cell("sides-hsdp-2x2-reshard", {"dp_replicate": 2, "dp_shard": 2}, spec=DENSE | SIDES | RESHARD),
+    Cell("sides-mtp-tp2-ep2-dp2-tied", T2 | E2, spec=EXPERTS | ROUTED | TIED | SIDES | MTP_TOO),
+    # windows and layers without rotation, by global index, whichever stage has them
+    Cell("windows-interleaved-pp2-vpp2", V2, "interleaved_1f1b", DENSE | WINDOWED),
+    Cell("windows-zbv-pp2-tp2", V2 | T2, "zbv", DENSE | WINDOWED),
+    Cell("windows-latent-mtp-pp4-dp2", {"pp": 4, "dp_shard": 2}, spec=pattern("AD", attention=MLA | SLIDING) | MTP_TOO, num_microbatches=8),
+    # over a context group: what lies before and behind a token is taken before rows are cut
+    Cell("mtp-cp2", C2, spec=DENSE | _ahead(2)),
+    Cell("mtp-cp4-hybrid-tied", C4, spec=LONG | _ahead() | TIED),
+    Cell("mtp-cp2-tp2-vocabulary-zbv", C2 | T2V | V2, "zbv", DENSE | _ahead(2)),
+    Cell("mtp-cp2-latent-recompute-pp2", C2 | {"pp": 2}, spec=pattern("AD", attention=MLA) | MTP_TOO | RECOMPUTED),
+    Cell("ngram-cp2-tp2", C2 | T2, spec=DENSE | NGRAM),
+    Cell("sides-cp2-dp2-reshard", C2 | {"dp_shard": 2}, spec=DENSE | SIDES | RESHARD),
+    Cell("sides-mtp-cp2-ep2-pp2-router-losses", C2 | {"ep": 2, "pp": 2}, spec=EXPERTS | ROUTED | SIDES | MTP_TOO),
+    Cell("windows-cp2-interleaved", C2 | V2, "interleaved_1f1b", DENSE | WINDOWED),
+    # packed rows: nothing beside a token is of another document
+    Cell("mtp-packed-pp2", {"pp": 2}, spec=DENSE | FEW_WORDS | _ahead(2)),
+    Cell("mtp-packed-tp2-dp2", T2 | {"dp_shard": 2}, spec=DENSE | FEW_WORDS | _ahead(2)),
+    Cell("sides-packed-zbv-pp2", V2, "zbv", DENSE | FEW_WORDS | SIDES),
+    Cell("sides-mtp-packed-cp2-pp2", C2 | {"pp": 2}, spec=FEW_WORDS | SIDES | MTP_TOO),
+    Cell("windows-packed-cp2-tp2", C2 | T2, spec=DENSE | FEW_WORDS | WINDOWED),
+    Cell("sides-mtp-packed-steps2-pp2", {"pp": 2}, spec=DENSE | FEW_WORDS | SIDES | MTP_TOO, updates_after=2),
+]
