@@ -220,7 +220,7 @@ def _persistent(
         matrix_state_bytes=sum([storage.matrix_state_bytes for storage in storages]),
         other_state_bytes=sum([storage.other_state_bytes for storage in storages]),
         uneven=tuple([tensor for storage in storages for tensor in storage.uneven]),
-        root_uneven=tuple([tensor for part in parts for tensor in part.root_uneven]),
+        root_uneven=_root_uneven(parts),
         storages=tuple(storages),
         cast_bytes=max([cast.scratch_bytes for cast in casts], default=0),
         first_other=last_moment(casts),
@@ -234,6 +234,15 @@ def _persistent(
         state_slack_bytes=sum([storage.state_slack_bytes for storage in storages]),
         parameters=sum([storage.parameters for storage in storages]),
     )
+
+
+def _root_uneven(parts: Sequence[_SlotParts]) -> tuple[tuple[Uneven, int], ...]:
+    found: list[tuple[Uneven, int]] = []
+    for index, part in enumerate(parts):
+        if part.root_uneven:
+            later = sum([sum(storage.resident.values()) for other in parts[index + 1 :] for storage in other.storages])
+            found += [(tensor, later) for tensor in part.root_uneven]
+    return tuple(found)
 
 
 def _beside(name: str, family: Family, *, ahead: bool) -> bool:

@@ -33,7 +33,7 @@ class States(NamedTuple):
     Attributes:
         matrix_bytes: Moments of the matrix group.
         other_bytes: Moments of the rest, and step counters.
-        padding_scratch_bytes: Beside the parameters while a short shard of the slot's own group is padded.
+        padding_scratch_bytes: Beside all parameters while a short shard of a slot's own group is padded; later slots' are off it.
         muon: Where Muon's steps peak.
     """
 
@@ -53,7 +53,8 @@ class Persistent(NamedTuple):
         matrix_state_bytes: Muon's moments of evenly sharded tensors.
         other_state_bytes: AdamW's.
         uneven: Tensors that shard unevenly.
-        root_uneven: Those of the slots' own groups, which are padded when all else is in place.
+        root_uneven: Those of the slots' own groups, which are padded when all else of their slot is in place, each with the bytes of the
+            parameters of later slots.
         storages: Of the rank's blocks, in the order they are updated.
         cast_bytes: The largest gradient that is cast for AdamW.
         first_other: The peak of AdamW's first step.
@@ -73,7 +74,7 @@ class Persistent(NamedTuple):
     matrix_state_bytes: int
     other_state_bytes: int
     uneven: tuple[Uneven, ...]
-    root_uneven: tuple[Uneven, ...]
+    root_uneven: tuple[tuple[Uneven, int], ...]
     storages: tuple[BlockStorage, ...]
     cast_bytes: int
     first_other: LastMoment
@@ -98,7 +99,7 @@ class Persistent(NamedTuple):
         return States(
             matrix,
             other,
-            padding_scratch_bytes=max([tensor.padding_scratch_bytes(dense_index) for tensor in self.root_uneven], default=0),
+            padding_scratch_bytes=max([tensor.padding_scratch_bytes(dense_index) - later for tensor, later in self.root_uneven], default=0),
             muon=in_turn([each.even_moments or each.matrix_moments(dense_index, expert_index) for each in self.storages]),
         )
 

@@ -123,3 +123,11 @@ def test_of_equal_phases_the_first_has_the_peak(job_with: Any) -> None:
     budget, trace = replace(found.budget, cells=cells), replace(found.trace, cells=cells)
     assert budget.peak_phase is trace.peak_phase is RankComparison(budget, trace).peak_phase is Phase.FIRST_OPTIMIZER
     assert sum(budget.columns.values()) == budget.peak_bytes == budget.phases[Phase.OPTIMIZER]
+
+
+def test_a_short_shard_is_padded_before_later_slots_are_made(job_with: Any) -> None:
+    """Of two slots a rank: the first one's embedding is padded before the second has parameters, the last one's head after all else."""
+    mesh = {"mesh": {"pp": 2, "vpp": 2, "dp_shard": 2}, "schedule": {"kind": "interleaved_1f1b", "num_microbatches": 2}}
+    job = job_with({"model": SQUARE | {"vocab_size": 255}, **mesh})
+    assert compare(job, 1).budget.moments[Phase.INIT] == "parameters in place"
+    assert compare(job, 3).budget.moments[Phase.INIT] == "padding of a short shard"
