@@ -17,7 +17,6 @@ pytestmark = pytest.mark.runtime
         ({"mesh.etp": 2, "mesh.dp_shard": 2}, "mesh.etp = 2"),
         ({"model.moe.capacity_factor": 1.2}, "model.moe.capacity_factor = 1.2"),
         ({"model.features": {"relation_bias": {"num_relations": 8}}}, "model.features.relation_bias"),
-        ({"model.features": {"mtp": {"depth": 1, "ffn_hidden_size": 8}}, "mesh.cp": 2}, "model.features.mtp = given with mesh.cp = 2"),
         ({"precision.params": "fp8"}, "precision.params = fp8"),
         ({"precision.families": {"E": "bf16"}}, "precision.families"),
     ],
