@@ -29,7 +29,7 @@ from megaplan.hosts.megarun.buffers import (
 )
 from megaplan.hosts.megarun.dims import Dims, is_pipelined, local_dims
 from megaplan.hosts.megarun.ledger import Make, accumulates_in_place, block_bytes, makes_of
-from megaplan.hosts.megarun.optimizer import Uneven, last_moment, uses_muon
+from megaplan.hosts.megarun.optimizer import Cast, Uneven, last_moment, uses_muon
 from megaplan.hosts.megarun.parts import BlockBytes
 from megaplan.hosts.megarun.storage import NOTHING, BlockStorage, Sizes, block_storage, storage_sizes
 from megaplan.inventory.tensors import Block, Family, Inventory
@@ -209,30 +209,40 @@ def _persistent(
     parts = list(owned)
     storages = [storage for part in parts for storage in part.storages]
     resident: dict[Column, int] = {}
+    uneven: tuple[Uneven, ...] = ()
+    casts: list[Cast] = []
+    matrix_state = other_state = resident_slack = state_slack = parameters = 0
     for storage in storages:
         for column, size in storage.resident.items():
             resident[column] = resident.get(column, 0) + size
-    casts = [cast for storage in storages for cast in storage.casts]
+        uneven += storage.uneven
+        casts += storage.casts
+        matrix_state += storage.matrix_state_bytes
+        other_state += storage.other_state_bytes
+        resident_slack += storage.resident_slack_bytes
+        state_slack += storage.state_slack_bytes
+        parameters += storage.parameters
+    attending = sum([part.attends for part in parts])
     return Persistent(
         resident=resident,
         shard_bytes=sum([part.chunk.root.shard_bytes + part.chunk.layers.shard_bytes for part in parts]),
         other_shard_bytes=sum([part.chunk.root.shard_bytes for part in parts if part.root_by_adamw]) if uses_muon(spec) else 0,
-        matrix_state_bytes=sum([storage.matrix_state_bytes for storage in storages]),
-        other_state_bytes=sum([storage.other_state_bytes for storage in storages]),
-        uneven=tuple([tensor for storage in storages for tensor in storage.uneven]),
+        matrix_state_bytes=matrix_state,
+        other_state_bytes=other_state,
+        uneven=uneven,
         root_uneven=_root_uneven(parts),
         storages=tuple(storages),
         cast_bytes=max([cast.scratch_bytes for cast in casts], default=0),
         first_other=last_moment(casts),
-        buffer_bytes=evaluation.rotary_bytes * sum([part.attends for part in parts]) + _sums_of_losses(evaluation, slots),
+        buffer_bytes=evaluation.rotary_bytes * attending + _sums_of_losses(evaluation, slots),
         buffer_scratch_bytes=rotary_scratch_bytes(spec) if parts[-1].attends else 0,  # else another slot's parameters come after it
         input_bytes=sum([evaluation.input_bytes * (slot.index == 0) + evaluation.label_bytes * (slot.index == last) for slot in slots])
         + starts_bytes(spec),
         receive_bytes=receive_bytes(evaluation.dims, num_receives),
         workspace_bytes=device.gemm_workspace_bytes,
-        slack_bytes=sum([storage.resident_slack_bytes for storage in storages]) + num_receives * slack_bytes(evaluation.boundary_bytes),
-        state_slack_bytes=sum([storage.state_slack_bytes for storage in storages]),
-        parameters=sum([storage.parameters for storage in storages]),
+        slack_bytes=resident_slack + num_receives * slack_bytes(evaluation.boundary_bytes),
+        state_slack_bytes=state_slack,
+        parameters=parameters,
     )
 
 

@@ -7,7 +7,6 @@ efsdp, ep, etp), etp fastest (R-31).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
 
 from megaplan.spec.models import Mesh
 
@@ -92,10 +91,11 @@ def crosses_nodes(mesh: Mesh, per_node: int, *axes: str) -> bool:
 
 
 def _coordinate(mesh: Mesh, axes: tuple[str, ...], rank: int) -> dict[str, int]:
-    degrees = [axis_degree(mesh, axis) for axis in axes]
-    if not 0 <= rank < prod(degrees):
-        raise ValueError(f"the mesh has ranks 0 to {prod(degrees) - 1}, not {rank}")
-    coordinate = {}
-    for axis, degree in zip(reversed(axes), reversed(degrees), strict=True):
-        rank, coordinate[axis] = divmod(rank, degree)
-    return {axis: coordinate[axis] for axis in axes}
+    strides, world_size = {}, 1
+    for axis in reversed(axes):
+        degree = axis_degree(mesh, axis)
+        strides[axis] = world_size, degree
+        world_size *= degree
+    if not 0 <= rank < world_size:
+        raise ValueError(f"the mesh has ranks 0 to {world_size - 1}, not {rank}")
+    return {axis: rank // strides[axis][0] % strides[axis][1] for axis in axes}

@@ -9,11 +9,11 @@ for all tokens, and two fp32 numbers a token, never a T × T score.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 
 from megaplan.columns import Column
 from megaplan.hosts.megarun.dims import Dims
-from megaplan.hosts.megarun.parts import Part, Shapes, residual, storages
+from megaplan.hosts.megarun.parts import Part, Shapes, Stored, residual, storages
 from megaplan.hosts.megarun.program import Op, Projection, Replay, add, cut, linear, norm, partial_gradient, project, replay
 from megaplan.spec.models import GroupedQueryAttention, Indexer, LatentAttention
 
@@ -31,7 +31,7 @@ def attention_part(
     """One A block."""
     indexed = with_indexer and isinstance(attention, LatentAttention) and attention.indexer is not None
     run = _replay(attention_key(attention), policy, rotates=rotates, indexed=indexed, sharded=dims.tp > 1, context=dims.cp > 1)
-    return Part(run, residual(attention_storages(dims, attention)))
+    return Part(run, residual(dict(attention_storages(dims, attention))))
 
 
 def attention_key(attention: GroupedQueryAttention | LatentAttention) -> AttentionKey:
@@ -57,8 +57,9 @@ def attention_ops(
     }
 
 
-def attention_storages(dims: Dims, attention: GroupedQueryAttention | LatentAttention) -> Shapes:
-    """Storages of an A block."""
+@lru_cache(maxsize=1)  # a model's A blocks and MTP depths, one after another
+def attention_storages(dims: Dims, attention: GroupedQueryAttention | LatentAttention) -> Mapping[str, Stored]:
+    """Storages of an A block: a mapping that callers share."""
     if isinstance(attention, GroupedQueryAttention):
         return grouped_storages(dims, attention)
     return latent_storages(dims, attention)
@@ -224,15 +225,20 @@ def _indexer_ops(sharded: bool) -> list[Op]:
 def _indexer_storages(dims: Dims, indexer: Indexer) -> Shapes:
     """What the core keeps is a collective's output under TP."""
     own, wide = dims.residual[:2], dims.wide
-    widths = dict(zip(INDEX, ((indexer.num_heads, indexer.head_dim), (indexer.head_dim,), (indexer.num_heads,)), strict=True))
-    kept, statistics = {name: wide(*width) for name, width in widths.items()}, dict.fromkeys(("indexer.threshold", "indexer.lse"), wide())
-    whole = (dims.batch, dims.tokens * dims.cp, indexer.head_dim)
-    return {
+    widths = (indexer.num_heads, indexer.head_dim), (indexer.head_dim,), (indexer.num_heads,)
+    kept = {name: wide(*width) for name, width in zip(INDEX, widths, strict=True)}
+    found = {
         **storages(dims.dtype, Column.ACTIVATIONS if dims.tp == 1 else Column.COMMUNICATION, kept),
-        **storages(dims.dtype, Column.ACTIVATIONS, {f"{name}_own": (*own, *width) for name, width in widths.items()}),
-        **storages(dims.stat_dtype, Column.ACTIVATIONS, {**statistics, "indexer.keys": wide(indexer.head_dim)}),
-        **storages(dims.stat_dtype, Column.COMMUNICATION, {"indexer.keys_gathered": whole}),
+        **storages(dims.stat_dtype, Column.ACTIVATIONS, dict.fromkeys(("indexer.threshold", "indexer.lse"), wide())),
     }
+    if dims.tp > 1:
+        shapes = {f"{name}_own": (*own, *width) for name, width in zip(INDEX, widths, strict=True)}
+        found |= storages(dims.dtype, Column.ACTIVATIONS, shapes)
+    if dims.cp > 1:
+        whole = (dims.batch, dims.tokens * dims.cp, indexer.head_dim)
+        found |= storages(dims.stat_dtype, Column.ACTIVATIONS, {"indexer.keys": wide(indexer.head_dim)})
+        found |= storages(dims.stat_dtype, Column.COMMUNICATION, {"indexer.keys_gathered": whole})
+    return found
 
 
 def _statistics(dims: Dims, heads: int, more: Mapping[str, tuple[int, ...]]) -> Shapes:

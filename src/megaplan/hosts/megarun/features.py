@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
@@ -19,7 +20,7 @@ from megaplan.hosts.megarun.attention import AttentionKey, attention_key, attent
 from megaplan.hosts.megarun.dims import Dims
 from megaplan.hosts.megarun.embedding import head_ops, head_storages
 from megaplan.hosts.megarun.mlp import mlp_ops, mlp_storages
-from megaplan.hosts.megarun.parts import Part, Shapes, residual, storages
+from megaplan.hosts.megarun.parts import Part, Shapes, Stored, residual, storages
 from megaplan.hosts.megarun.program import INPUT, OUTPUT, Flow, Op, Replay, add, linear, norm, replay
 from megaplan.spec.models import CategoryEmbedding, Model, Ngram
 
@@ -207,7 +208,7 @@ def _renamed(op: Op, prefix: str, rename: dict[str, str]) -> Op:
     )
 
 
-def _prefixed(tensors: Shapes, prefix: str) -> Shapes:
+def _prefixed(tensors: Mapping[str, Stored], prefix: str) -> Shapes:
     return {f"{prefix}{name}": stored for name, stored in tensors.items()}
 
 

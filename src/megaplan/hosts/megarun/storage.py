@@ -192,20 +192,22 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
     casts: list[Cast] = []
     resident_slack = state_slack = 0
     for tensor in block.tensors:
-        shape = tensor.shape if whole else local_shape(tensor, mesh.tp, mesh.ep, mesh.etp)
-        rows, elements, expert = shape[0], prod(shape), tensor.owner is EXPERT_PARALLEL
+        name, shape, owner, group, *_ = tensor
+        if not whole:
+            shape = local_shape(tensor, mesh.tp, mesh.ep, mesh.etp)
+        rows, elements, expert = shape[0], prod(shape), owner is EXPERT_PARALLEL
         degree, count = degrees[expert], counts[expert]
         chunk_rows, width = -(-rows // degree), elements // rows
         chunk = chunk_rows * width
         shard_bytes = chunk * master
-        column = OWNER_COLUMNS[tensor.owner]
+        column = OWNER_COLUMNS[owner]
         resident[column] = resident.get(column, 0) + shard_bytes
         count[0] += chunk
         count[1] += chunk * degree
         count[2] += elements
-        if degree > 1 and (expert or tensor.name == last):
+        if degree > 1 and (expert or name == last):
             count[3] = elements
-        in_matrix_group = tensor.group is MATRIX
+        in_matrix_group = group is MATRIX
         by_muon = in_matrix_group and iteration > 0
         num_moments = 1 if by_muon else 2
         state, slack = chunk * moments * num_moments, slack_bytes(shard_bytes)
