@@ -8,6 +8,7 @@ import weakref
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
@@ -60,3 +61,27 @@ class LiveStorages(TorchDispatchMode):
 
     def _dead(self, key: int) -> None:
         self.now -= self._live.pop(key)[2]
+
+
+def peaks(module: nn.Module, x: torch.Tensor) -> list[tuple[int, int]]:
+    """Forward and backward peaks of two microbatches, the module's input and output not counted; the second adds gradients in place."""
+    live = LiveStorages()
+    live.ignore(x, *module.parameters(), *module.buffers())
+    found = []
+    for _ in range(2):
+        before = live.now
+        live.restart()
+        with live:
+            y = module(x)
+        forward = live.peak - before
+        gradient = torch.ones_like(y)
+        live.add(gradient)
+        live.restart()
+        live.in_backward = True
+        with live:
+            torch.autograd.backward(y, gradient)
+        live.in_backward = False
+        found.append((forward, live.peak - before - y.untyped_storage().nbytes()))
+        x.grad = None
+        del y, gradient
+    return found

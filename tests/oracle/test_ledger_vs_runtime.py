@@ -140,29 +140,6 @@ def test_a_stage_keeps_the_sum_of_its_blocks(kind: str, seed: int, random_specs:
     assert found.live_bytes == expected + logits.bytes
 
 
-def peaks(live: Any, module: nn.Module, x: torch.Tensor) -> list[tuple[int, int]]:
-    """Forward and backward peaks of two microbatches, the module's input and output not counted; the second adds gradients in place."""
-    live.ignore(x, *module.parameters(), *module.buffers())
-    found = []
-    for _ in range(2):
-        before = live.now
-        live.restart()
-        with live:
-            y = module(x)
-        forward = live.peak - before
-        gradient = torch.ones_like(y)
-        live.add(gradient)
-        live.restart()
-        live.in_backward = True
-        with live:
-            torch.autograd.backward(y, gradient)
-        live.in_backward = False
-        found.append((forward, live.peak - before - y.untyped_storage().nbytes()))
-        x.grad = None
-        del y, gradient
-    return found
-
-
 def expected_peaks(sums: BlockBytes) -> list[tuple[int, int]]:
     return [(sums.forward_bytes, sums.backward_bytes), (sums.forward_bytes, sums.again_bytes)]
 
@@ -175,7 +152,7 @@ def test_the_working_set_is_what_a_layer_has_alive_at_its_peaks(
     spec, inventory, stage = built(random_specs, kind, seed)
     for index in range(2):
         sums = block_bytes(spec, local_dims(spec), f"layers.{index}", inventory.layers[index])
-        assert peaks(live_storages.LiveStorages(), Alone(stage, index), residual(spec)) == expected_peaks(sums)
+        assert live_storages.peaks(Alone(stage, index), residual(spec)) == expected_peaks(sums)
 
 
 @pytest.mark.requirement("R-67")
@@ -184,7 +161,7 @@ def test_the_working_set_of_recompute(kind: str, policy: str, seed: int, random_
     """Recomputed storages beside what is alive in backward, from the order of operations, to the byte."""
     spec, inventory, stage = built(random_specs, kind, seed, policy)
     sums = block_bytes(spec, local_dims(spec), "layers.0", inventory.layers[0])
-    assert peaks(live_storages.LiveStorages(), Alone(stage, 0), residual(spec)) == expected_peaks(sums)
+    assert live_storages.peaks(Alone(stage, 0), residual(spec)) == expected_peaks(sums)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -194,4 +171,4 @@ def test_the_working_set_of_head_and_loss(seed: int, random_specs: ModuleType, l
     x = residual(spec)
     module = HeadAndLoss(stage, torch.zeros(x.shape[0] * x.shape[1], dtype=torch.int64))
     sums = block_bytes(spec, local_dims(spec), "head", inventory.block("embedding" if inventory.tied else "head"))
-    assert peaks(live_storages.LiveStorages(), module, x) == expected_peaks(sums)
+    assert live_storages.peaks(module, x) == expected_peaks(sums)

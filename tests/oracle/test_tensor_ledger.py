@@ -119,36 +119,13 @@ def test_a_layer_of_a_tp_rank_keeps_what_its_ledger_says(kind: str, policy: str,
         assert found.live_bytes == sum(tensor.bytes for tensor in ledger.saved) + ledger.output.bytes
 
 
-def peaks(live: Any, module: nn.Module, x: torch.Tensor) -> list[tuple[int, int]]:
-    """Forward and backward peaks of two microbatches, the module's input and output not counted; the second adds gradients in place."""
-    live.ignore(x, *module.parameters(), *module.buffers())
-    found = []
-    for _ in range(2):
-        before = live.now
-        live.restart()
-        with live:
-            y = module(x)
-        forward = live.peak - before
-        gradient = torch.ones_like(y)
-        live.add(gradient)
-        live.restart()
-        live.in_backward = True
-        with live:
-            torch.autograd.backward(y, gradient)
-        live.in_backward = False
-        found.append((forward, live.peak - before - y.untyped_storage().nbytes()))
-        x.grad = None
-        del y, gradient
-    return found
-
-
 @pytest.mark.parametrize(("kind", "policy"), CASES)
 def test_the_working_set_of_a_tp_rank(kind: str, policy: str, tp: int, live_storages: ModuleType) -> None:
     """Gathered inputs, partial sums and their gradients included: first microbatch and later ones, forward and backward, to the byte."""
     spec = spec_of(kind, tp, policy)
     inventory, stage, _ = built(spec)
     sums = block_bytes(spec, local_dims(spec), "layers.0", inventory.layers[0])
-    found = peaks(live_storages.LiveStorages(), Alone(stage, 0), residual(spec))
+    found = live_storages.peaks(Alone(stage, 0), residual(spec))
     assert found == [(sums.forward_bytes, sums.backward_bytes), (sums.forward_bytes, sums.again_bytes)]
 
 
@@ -177,7 +154,7 @@ def test_the_working_set_of_head_and_loss(vocab_parallel: bool, tp: int, live_st
     sums = block_bytes(spec, local_dims(spec), "head", inventory.block("head"))
     expected = [(sums.forward_bytes, sums.backward_bytes), (sums.forward_bytes, sums.again_bytes)]
     slack = (1 if vocab_parallel else 0) * labels.numel() + 16
-    for found, wanted in zip(peaks(live_storages.LiveStorages(), module, residual(spec)), expected, strict=True):
+    for found, wanted in zip(live_storages.peaks(module, residual(spec)), expected, strict=True):
         assert all(abs(a - b) <= slack for a, b in zip(found, wanted, strict=True)), (found, wanted)
 
 
@@ -188,6 +165,6 @@ def test_the_working_set_of_a_cut_embedding(tp: int, live_storages: ModuleType) 
     tokens = torch.randint(0, 64, token_shape(spec))
     sums = block_bytes(spec, local_dims(spec), "embedding", inventory.block("embedding"))
     arriving = sums.output_bytes  # the caller's gradient, which a chunk would have freed
-    for index, (forward, backward) in enumerate(peaks(live_storages.LiveStorages(), stage.embedding, tokens)):
+    for index, (forward, backward) in enumerate(live_storages.peaks(stage.embedding, tokens)):
         assert 0 <= forward - sums.forward_bytes <= tokens.numel()
         assert 0 <= backward - arriving - (sums.again_bytes if index else sums.backward_bytes) <= tokens.numel() + 16
