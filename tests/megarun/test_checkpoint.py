@@ -190,6 +190,7 @@ def test_never_resuming_refuses_a_run_that_is_there(tmp_path: Path, command: Any
     assert "MP608" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_torchrun_is_stopped_and_resumed_under_another_plan(tmp_path: Path, command: Any) -> None:
     """SIGTERM to the launcher of pp 2 while it trains; both ranks save the same step, and one process goes on from there."""
     assert run(command("whole", training__steps=40, training__learning_rate=1.0e-4)) == 0
@@ -230,7 +231,8 @@ leave(run())
 """
 
 
-@pytest.mark.parametrize("step", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [1, 3])
 def test_torchrun_restarts_a_job_that_lost_a_rank(step: int, tmp_path: Path, command: Any) -> None:
     """kill -9 of a rank, before the first save or after it: torchrun starts all again, and they go on from what was saved."""
     assert run(command("whole")) == 0

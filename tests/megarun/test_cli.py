@@ -123,6 +123,7 @@ def test_held_out_text_is_evaluated_and_changes_nothing(
     assert "--eval-batches" in error
 
 
+@pytest.mark.slow
 def test_two_stages_under_torchrun(
     tmp_path: Path, token_file: Path, plan_file: Any, torchrun: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,6 +98,7 @@ def test_an_operations_inside_is_the_same_on_fake_and_real_tensors(load: Any) ->
     assert fake.peak_bytes >= 3 * MIB
 
 
+@pytest.mark.slow
 def test_without_a_gpu_three_steps_run_and_no_number_is_made_up() -> None:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / "benchmarks/h200_memory.py")]

@@ -50,7 +50,7 @@ def allocations(job: Job, *, traced: bool) -> list[Counter[int]]:
 
 
 @pytest.mark.usefixtures("one_process")
-@pytest.mark.parametrize("precision", [None, BF16])
+@pytest.mark.parametrize("precision", [pytest.param(None, marks=pytest.mark.slow), BF16])
 def test_a_traced_step_allocates_what_a_plain_one_does(job_with: Any, precision: dict[str, str] | None) -> None:
     """Size by size, in both steps: the hooks on gradients and on saved tensors, and the dispatch mode, cost no tensor byte."""
     job = job_with({"schedule.num_microbatches": 2} | ({"precision": precision} if precision else {}))
