@@ -12,13 +12,13 @@ from megaplan.hosts.megatron.from_spec import jobs_from_spec
 from megaplan.hosts.megatron.job import MTP, MegatronJob
 from megaplan.hosts.megatron.peak import MegatronMemory, fixed_bytes, in_flight_counts, memory
 from megaplan.hosts.megatron.saved import chunk, operator
-from megaplan.hosts.megatron.storage import Parameters, dealt_elements, optimizer_state, parameters, storage_bytes
+from megaplan.hosts.megatron.storage import Parameters, dealt_elements, gradient_copies_bytes, optimizer_state, parameters, storage_bytes
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import rank_coordinate
 from megaplan.layout.values import Layout
 from megaplan.spec.models import Spec
 
-ROUTED = ("router", "dispatch.map", "routed.fc1.input")
+ROUTED = ("router", "dispatch.map", "dispatch.rows", "routed.fc1.input")
 """Kept tensors of experts that are routing: scores, maps and received rows."""
 BUFFERS = ("all-gather buffer",)
 
@@ -104,7 +104,6 @@ def _cells(job: MegatronJob, held: Parameters, kept: MegatronMemory, fragmentati
     running[Column.COMMUNICATION] = sum(fixed[name] for name in BUFFERS)
     running[Column.WORKSPACE] = sum(size for name, size in fixed.items() if name not in BUFFERS)
     stepped = running.copy()
-    stepped[Column.GRADIENTS] += parts.get("fp32 gradient shard", 0)
     stepped[Column.MATRIX_OPTIMIZER] += state.matrix_moments
     stepped[Column.OTHER_OPTIMIZER] += state.other_moments
 
@@ -114,6 +113,7 @@ def _cells(job: MegatronJob, held: Parameters, kept: MegatronMemory, fragmentati
         cells[Column.ROUTING] = routing
         cells[Column.ACTIVATIONS] = kept.activations + max(kept.phases.values()) - routing
     after = stepped.copy()
+    after[Column.GRADIENTS] += gradient_copies_bytes(job, held)
     after[Column.COMMUNICATION] += kept.leftover
     phases = {
         Phase.INIT: base,

@@ -22,7 +22,7 @@ class RoutingRange:
     Attributes:
         balanced: Every expert rank receives its even share.
         skewed: The busiest expert rank receives `skew` times that.
-        skew: `moe.routing_skew` where the spec states one above 1; else the largest possible, every row on one expert rank.
+        skew: `moe.routing_skew` where the spec states one above 1; else the largest possible, `largest_skew`.
         reason: Which of the two.
     """
 
@@ -58,4 +58,10 @@ def routing_range(spec: Spec, inventory: Inventory, layout: Layout, budget: Budg
 
     if moe.routing_skew > BALANCED:
         return RoutingRange(at(BALANCED), budget, moe.routing_skew, "moe.routing_skew")
-    return RoutingRange(budget, at(float(spec.mesh.ep)), float(spec.mesh.ep), "largest possible")
+    most = largest_skew(spec.mesh.ep, moe.num_experts, moe.top_k)
+    return RoutingRange(budget, at(most), most, "largest possible")
+
+
+def largest_skew(ep: int, num_experts: int, top_k: int) -> float:
+    """Most rows of one expert rank over its even share: every token goes to as many of its experts as a token may, and to each once."""
+    return min(float(ep), num_experts / top_k)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from megaplan.cli import output
-from megaplan.cli.diff_text import verdict
+from megaplan.cli.diff_text import host_lines, verdict
 from megaplan.plan.diff import Change, Place, PlanDiff, RankChange
 from megaplan.plan.document import RankEstimate, Span
 
@@ -14,6 +14,7 @@ FORMAT = "megaplan.diff/1"
 
 def diff_document(diff: PlanDiff) -> dict[str, Any]:
     """Every field of the diff as JSON values."""
+    reasons = {column: _pair(before, after) for column, before, after in host_lines(diff)}
     return {
         "format": FORMAT,
         "same": diff.same,
@@ -40,6 +41,7 @@ def diff_document(diff: PlanDiff) -> dict[str, Any]:
                 "before_bytes": growth.before,
                 "after_bytes": growth.after,
                 "causes": [{"change": key, "bytes": num_bytes} for key, num_bytes in growth.causes],
+                "why": reasons.get(str(growth.column)),
             }
             for growth in diff.growth
         ],

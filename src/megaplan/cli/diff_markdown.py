@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megaplan.cli.diff_text import change_lines, column_rows, flip_texts, move_text, owner_text, rank_blocks, ranks_label, verdict
+from megaplan.cli.diff_text import (
+    change_lines,
+    column_rows,
+    flip_texts,
+    host_lines,
+    move_text,
+    owner_text,
+    rank_blocks,
+    ranks_label,
+    verdict,
+)
 from megaplan.cli.table import markdown_table
 from megaplan.plan.diff import PlanDiff, RankChange
 from megaplan.units import format_gib
@@ -64,6 +74,14 @@ def _lines(diff: PlanDiff) -> Iterator[str]:
         yield f"<details><summary>{ranks_label(rank)}, bytes by column</summary>"
         yield ""
         yield from markdown_table([("column", "before", "after", "change"), *column_rows(rank)])
+        yield ""
+        yield "</details>"
+    reasons = host_lines(diff)
+    if reasons:
+        yield ""
+        yield "<details><summary>Why two hosts differ</summary>"
+        yield ""
+        yield from markdown_table([("column", "before", "after"), *reasons], left=(0, 1, 2))
         yield ""
         yield "</details>"
 

@@ -8,6 +8,7 @@ from typing import Any
 from megaplan.cli.header import counted
 from megaplan.cli.table import table, wrap
 from megaplan.columns import Column
+from megaplan.hosts.columns import HOLDS
 from megaplan.layout.runs import joined, runs_label
 from megaplan.plan.diff import Change, CutMove, OwnerMove, Place, PlanDiff, RankChange
 from megaplan.plan.document import Span
@@ -197,6 +198,23 @@ def _growth(diff: PlanDiff) -> Iterator[Line]:
         yield "each change alone, GiB over all ranks (changes can act together)", "bold"
         lines = [(f"  {growth.column}", key, _signed_gib(num_bytes)) for growth in diff.growth for key, num_bytes in growth.causes]
         yield from ((line, "") for line in table([("  column", "change", "effect"), *lines], left=(0, 1)))
+    reasons = host_lines(diff)
+    if reasons:
+        yield "", ""
+        yield "why two hosts differ", "bold"
+    for column, *sides in reasons:
+        yield f"  {column}", ""
+        for side in sides:
+            yield from ((line, "") for line in wrap(f"    {side}", indent="      "))
+
+
+def host_lines(diff: PlanDiff) -> list[tuple[str, str, str]]:
+    """Every column that differs, with what each of two hosts keeps there; empty where the host is the same."""
+    hosts = next(((change.before, change.after) for change in diff.inputs if change.key == "host.name"), None)
+    if hosts is None:
+        return []
+    before, after = hosts
+    return [(str(growth.column), *(f"{host}: {HOLDS[host][growth.column]}" for host in (before, after))) for growth in diff.growth]
 
 
 def _signed_gib(num_bytes: int) -> str:

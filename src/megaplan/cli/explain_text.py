@@ -11,6 +11,7 @@ from megaplan.cli.inputs import Subject
 from megaplan.cli.table import table, wrap
 from megaplan.cli.topics import column_lines
 from megaplan.columns import Column
+from megaplan.hosts.columns import HOLDS
 from megaplan.hosts.megarun.dims import local_shape
 from megaplan.hosts.megarun.ledger import block_ledger, makes_of
 from megaplan.hosts.megarun.storage import OWNER_COLUMNS
@@ -50,7 +51,8 @@ def explain_lines(given: Subject, rank: RankBudget) -> Iterator[Line]:
     for column, num_bytes in rank.columns.items():
         yield "", ""
         yield f"{column}: {num_bytes:,} bytes ({format_bytes(num_bytes)})", "bold"
-        yield from _plain(f"  {line}" for line in column_lines(column))
+        host = given.spec.host.name
+        yield from _plain(f"  {line}" for line in (column_lines(column) if host == "megarun" else wrap(HOLDS[host][column], width=76)))
     held = _held(given, rank.coordinate["pp"])
     yield "", ""
     yield "parameters of each block on this rank, before state sharding", "bold"

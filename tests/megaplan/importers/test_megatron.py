@@ -159,7 +159,17 @@ def test_data_ranks_without_a_distributed_optimizer_shard_nothing() -> None:
 
 EXPRESSIBLE = {"normalization": "RMSNorm", "disable_bias_linear": True, "position_embedding_type": "rope", "bf16": True}
 """What every published run is changed to, where a spec can say no other: both paths then price one and the same run."""
-DROPPED = ("mtp_num_layers", "pipeline_model_parallel_layout", "fp8_format", "fp8_recipe", "fp8_param_gather", "fp16", "squared_relu")
+DROPPED = (
+    "mtp_num_layers",
+    "pipeline_model_parallel_layout",
+    "fp8_format",
+    "fp8_recipe",
+    "fp8_param_gather",
+    "fp16",
+    "squared_relu",
+    "transformer_impl",
+    "moe_router_dtype",
+)
 
 
 def _varied(row: dict[str, Any]) -> dict[str, Any]:

@@ -29,8 +29,11 @@ UNMODELLED: dict[str, str] = {
 def refusals(arguments: Mapping[str, Any]) -> tuple[str, ...]:
     """Why the run cannot be priced; empty if it can."""
     found = [f"{key}: {why}" for key, why in UNMODELLED.items() if arguments.get(key) not in (None, False, "none")]
-    if arguments.get("transformer_impl", "transformer_engine") != "transformer_engine":
-        found.append(f"transformer_impl = {arguments['transformer_impl']}: tensors of the local implementation")
+    implementation = arguments.get("transformer_impl", "transformer_engine")
+    if implementation not in ("transformer_engine", "local"):
+        found.append(f"transformer_impl = {implementation}: tensors of that implementation")
+    if implementation == "local" and arguments.get("num_experts"):
+        found.append("transformer_impl = local with num_experts: tensors of the local experts")
     if arguments.get("recompute_granularity") == "full":
         found.append("recompute_granularity = full: recomputation of whole layers")
     layer_wise = "muon" in str(arguments.get("optimizer")) and arguments.get("use_distributed_optimizer")
@@ -68,6 +71,8 @@ def job_from_arguments(arguments: Mapping[str, Any], world_size: int, vocab_size
     backend = get("attention_backend", "auto")
     position = get("position_embedding_type", "learned_absolute")
     fused_ce = bool(get("cross_entropy_loss_fusion"))
+    local = get("transformer_impl") == "local"
+    halved = bool(get("grad_reduce_in_bf16")) or (bool(get("fp16")) and not get("accumulate_allreduce_grads_in_fp32"))
     return MegatronJob(
         hidden_size=hidden,
         num_heads=heads,
@@ -103,11 +108,11 @@ def job_from_arguments(arguments: Mapping[str, Any], world_size: int, vocab_size
         sequence_parallel=bool(get("sequence_parallel")) and tp > 1,
         distributed_optimizer=bool(get("use_distributed_optimizer")),
         optimizer="muon" if muon else "adam",
-        gradient_bytes=2 if get("grad_reduce_in_bf16") else 4,
-        persistent_grad_shard=bool(get("grad_reduce_in_bf16")) and not get("use_precision_aware_optimizer"),
+        gradient_bytes=2 if halved else 4,
+        persistent_grad_shard=halved and not get("use_precision_aware_optimizer"),
         fp8=bool(get("fp8_format")),
         fp8_params=bool(get("fp8_param_gather")),
-        attention_backend=backend if backend in ("unfused", "flash", "fused") else "flash",
+        attention_backend="unfused" if local else backend if backend in ("unfused", "flash", "fused") else "flash",
         cross_entropy=("te" if get("cross_entropy_fusion_impl") == "te" else "native") if fused_ce else "unfused",
         wgrad_fusion=not get("no_gradient_accumulation_fusion"),
         attention_mask=not get("no_create_attention_mask_in_dataloader"),
@@ -115,6 +120,7 @@ def job_from_arguments(arguments: Mapping[str, Any], world_size: int, vocab_size
         tp_comm_overlap=bool(get("tp_comm_overlap")),
         workspace_bytes=(4 if platform == "dgx_a100" else 32) * MIB,
         bias_activation_fusion=bool(get("use_fused_weighted_squared_relu")),
+        local=local,
     )
 
 
@@ -142,6 +148,7 @@ def _moe(arguments: Mapping[str, Any], ffn: int) -> MoeDims | None:
         str(get("moe_token_dispatcher_type", "allgather")),
         bool(get("moe_grouped_gemm")),
         bool(get("overlap_moe_expert_parallel_comm")),
+        probability_bytes={"fp32": 4, "fp64": 8}.get(str(get("moe_router_dtype")), 2),
     )
 
 

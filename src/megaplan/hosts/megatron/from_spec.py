@@ -82,7 +82,7 @@ def _common(spec: Spec) -> MegatronJob:
         distributed_optimizer=host.distributed_optimizer,
         optimizer="muon" if spec.optimizer.matrix == "muon" else "adam",
         gradient_bytes=precision.grads.bytes,
-        persistent_grad_shard=bf16_grads and not aware and host.distributed_optimizer,
+        persistent_grad_shard=bf16_grads and not aware,
         fp8=False,
         fp8_params=False,
         attention_backend=host.attention_backend,

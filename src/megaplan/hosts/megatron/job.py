@@ -29,6 +29,7 @@ class MoeDims:
     Attributes:
         routing_skew: Rows that reach this rank's experts over the even share; 1.0 is balanced.
         capacity_factor: Most rows of an expert over the even share; None for dropless.
+        probability_bytes: Of a routing probability: the router's type, or the stream's where none is given.
     """
 
     num_experts: int
@@ -40,6 +41,7 @@ class MoeDims:
     overlap: bool
     routing_skew: float = 1.0
     capacity_factor: float | None = None
+    probability_bytes: int = 2
 
     @property
     def rows_share(self) -> float:
@@ -73,7 +75,7 @@ class MegatronJob:
         inflight_group: Microbatches a virtual stage takes in turn.
         data_parallel: Ranks over which dense optimizer state is sharded, contexts included.
         expert_data_parallel: Ranks over which experts' optimizer state is sharded.
-        persistent_grad_shard: fp32 copies of bf16 gradients that stay until the next step.
+        persistent_grad_shard: The optimizer makes fp32 copies of 16-bit gradients, which stay until the next step sets gradients to zero.
         workspace_bytes: Of Transformer Engine's cuBLAS: 32 MiB from Hopper on, 4 MiB before.
         pp_rank: The priced pipeline rank; None for the last.
         data_index: Its place among the ranks that share dense state; None for the last.
@@ -84,6 +86,7 @@ class MegatronJob:
         qk_norm: Norms over query and key heads.
         qkv_bias: Bias of the query, key and value projection where other linears have none.
         recompute_num_layers: Operators of a group under full recompute; 0 for none.
+        local: Megatron-Core's own modules and attention in place of Transformer Engine's.
     """
 
     hidden_size: int
@@ -141,6 +144,7 @@ class MegatronJob:
     qk_norm: bool = False
     qkv_bias: bool = False
     recompute_num_layers: int = 0
+    local: bool = False
 
     @property
     def tokens(self) -> int:

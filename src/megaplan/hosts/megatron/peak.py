@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megaplan.hosts.megatron.job import LOSS, MTP, MegatronJob
-from megaplan.hosts.megatron.saved import chunk, operators, recomputed_bytes, scores_elements
-from megaplan.hosts.megatron.storage import parameters, storage_bytes
+from megaplan.hosts.megatron.saved import chunk, operator, operators, recomputed_bytes, scores_elements
+from megaplan.hosts.megatron.storage import gradient_copies_bytes, parameters, storage_bytes
 
 MIB = 2**20
 
@@ -16,29 +16,32 @@ class MegatronMemory:
     """Bytes of one rank.
 
     Attributes:
-        static: What stays between steps, by part.
+        static: What stays for the whole run, by part.
+        leftover: What the last step leaves besides, and the next replaces.
+        gradient_copies: Of the optimizer's step, dropped before the next forward.
         activations: Kept by the microbatches in flight.
         phases: What each phase adds to both, by its name.
     """
 
     static: dict[str, int]
     leftover: int
+    gradient_copies: int
     activations: int
     phases: dict[str, int]
 
     @property
     def after_step(self) -> int:
         """Allocated after the optimizer's step."""
-        return sum(self.static.values()) + self.leftover
+        return sum(self.static.values()) + self.leftover + self.gradient_copies
 
     @property
     def peak(self) -> int:
-        """The largest phase."""
-        return sum(self.static.values()) + self.activations + max(self.phases.values())
+        """The largest phase of a step, its end included."""
+        return max(sum(self.static.values()) + self.activations + max(self.phases.values()), self.after_step)
 
     @property
     def peak_phase(self) -> str:
-        """The phase of the peak."""
+        """The largest phase of forward and backward."""
         return max(self.phases, key=lambda name: self.phases[name])
 
 
@@ -52,8 +55,20 @@ def memory(job: MegatronJob) -> MegatronMemory:
     leftover = 0
     if job.pp > 1:
         leftover = boundary * (2 if virtual == 1 else (job.pp - 1) * (virtual - 1)) + (0 if job.hybrid else mask)
+    leftover += sum(_dispatcher_bytes(job) * letters.count("E") for letters in job.chunks)
     activations = in_flight(job) + mask * (2 if job.pp > 1 and not job.hybrid else 1)
-    return MegatronMemory(static, leftover, activations, _phases(job))
+    return MegatronMemory(static, leftover, gradient_copies_bytes(job, found), activations, _phases(job))
+
+
+def _dispatcher_bytes(job: MegatronJob) -> int:
+    """What the all-gather dispatcher of one operator holds on to until the next microbatch: its rows' places and probabilities, its map.
+
+    Source: the attributes of `MoEAllGatherTokenDispatcher` in `megatron/core/transformer/moe/token_dispatcher.py`.
+    """
+    if job.moe is None or job.moe.dispatcher != "allgather":
+        return 0
+    map_bytes = job.stream_tokens * job.tp * job.ep * (job.moe.num_experts // job.ep)
+    return operator(job, "E")["dispatch.rows"] + map_bytes
 
 
 def in_flight(job: MegatronJob) -> int:
@@ -94,7 +109,9 @@ def _visited(step: int, group: int, virtual: int, num_microbatches: int) -> int:
 
 def fixed_bytes(job: MegatronJob, shapes: set[tuple[int, int]]) -> dict[str, int]:
     """Workspaces and buffers that stay for the whole run, by part."""
-    parts = {"cuBLAS workspaces": 2 * job.cublas_bytes, "Transformer Engine workspace": job.workspace_bytes}
+    parts = {"cuBLAS workspaces": 2 * job.cublas_bytes}
+    if not job.local:
+        parts["Transformer Engine workspace"] = job.workspace_bytes
     tokens, hidden = job.stream_tokens, job.hidden_size
     gathered = 2 * job.tokens * hidden if job.sequence_parallel and job.tp > 1 else 0
     if job.moe is not None:
@@ -105,9 +122,11 @@ def fixed_bytes(job: MegatronJob, shapes: set[tuple[int, int]]) -> dict[str, int
         if job.moe.dispatcher == "allgather":
             gathered = max(gathered, 2 * tokens * job.tp * job.ep * hidden)
     parts["all-gather buffer"] = gathered
+    if job.local:  # its attention multiplies queries and keys into the same buffer, which grows to the larger of its uses
+        parts["attention buffer"] = max(2 * scores_elements(job) - gathered, 0)
     if job.tp_comm_overlap:
         parts["TP overlap workspaces"] = 3 * 32 * MIB
-    if job.wgrad_fusion:
+    if job.wgrad_fusion and not job.local:
         parts["dummy weight gradients"] = sum(2 * rows * columns for rows, columns in shapes)
     if job.latent is not None:
         attention = sum(letters.count("*") for letters in job.chunks) + sum(letters.count(MTP) for letters in job.chunks)

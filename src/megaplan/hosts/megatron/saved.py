@@ -143,6 +143,7 @@ def _experts(job: MegatronJob) -> Iterator[Item]:
     yield from _shared(job, dims)
     if dims.dispatcher == "allgather":
         yield "dispatch.map", 5 * job.stream_tokens * job.tp * job.ep * dims.num_experts
+        yield "dispatch.rows", rows * (8 + dims.probability_bytes)  # each row's place, an int64, and its probability
 
 
 def _shared(job: MegatronJob, dims: MoeDims) -> Iterator[Item]:

@@ -120,16 +120,24 @@ class State:
 
 
 def storage_bytes(job: MegatronJob, found: Parameters) -> dict[str, int]:
-    """Bytes by part: bf16 parameters, main gradients, optimizer state."""
+    """Bytes by part: 16-bit parameters, main gradients, optimizer state."""
     dense, experts = found.elements(experts=False), found.elements(experts=True)
-    share, expert_share = _shares(job)
     parts = {"parameters": 2 * (dense + experts), "gradients": job.gradient_bytes * (dense + experts)}
     parts["optimizer"] = optimizer_state(job, found).total
-    if job.persistent_grad_shard:
-        parts["fp32 gradient shard"] = 4 * dense // share + 4 * experts // expert_share
     if job.fp8 and not job.fp8_params:
         parts["fp8 weights"] = 2 * sum(one.elements for one in found.tensors if one.rule.is_matrix)
     return parts
+
+
+def gradient_copies_bytes(job: MegatronJob, found: Parameters) -> int:
+    """fp32 copies of 16-bit gradients that the optimizer's step makes; the next step drops them before its first forward.
+
+    Source: `_copy_model_grads_to_main_grads` and `zero_grad` of `megatron/core/optimizer/optimizer.py`.
+    """
+    if not job.persistent_grad_shard:
+        return 0
+    share, expert_share = _shares(job)
+    return 4 * found.elements(experts=False) // share + 4 * found.elements(experts=True) // expert_share
 
 
 def optimizer_state(job: MegatronJob, found: Parameters) -> State:

@@ -23,7 +23,7 @@ IGNORED = frozenset({
     "max_position_embeddings", "encoder_seq_length", "spec", "is_hybrid_model", "attention_softmax_in_fp32", "muon_momentum",
     "muon_scale_mode", "muon_extra_scale_factor", "muon_tp_mode", "adam_beta1", "adam_beta2", "adam_eps", "decoupled_lr",
     "decoupled_min_lr", "mtp_loss_scaling_factor", "moe_flex_dispatcher_backend", "moe_flex_dispatcher_num_sms",
-    "moe_enable_deepep", "moe_router_dtype", "cuda_graph_warmup_steps", "cuda_graph_modules", "use_legacy_models",
+    "moe_enable_deepep", "cuda_graph_warmup_steps", "cuda_graph_modules", "use_legacy_models",
     "export_force_local_attention", "calculate_per_token_loss", "use_fused_weighted_squared_relu", "moe_per_layer_logging",
     "no_gradient_accumulation_fusion", "cross_entropy_fusion_impl", "transformer_impl",
 })  # fmt: skip
@@ -40,6 +40,7 @@ NOT_CARRIED = {
     "moe_router_enable_expert_bias": _ROUTER,
     "moe_router_bias_update_rate": _ROUTER,
     "moe_input_jitter_eps": _ROUTER,
+    "moe_router_dtype": "routing probabilities are taken as 16-bit ones, of which the all-gather dispatcher keeps one a routed row",
     "rotary_percent": _ROTARY,
     "rotary_scaling_factor": _ROTARY,
     "rotary_seq_len_interpolation_factor": _ROTARY,

@@ -6,6 +6,7 @@ import pytest
 
 from megaplan.budget.build import build_budget
 from megaplan.budget.values import Budget
+from megaplan.cli.diff_text import host_lines
 from megaplan.columns import Column, Phase
 from megaplan.errors import Diagnostic, MegaplanError, Severity
 from megaplan.hosts.megatron.from_spec import jobs_from_spec
@@ -15,6 +16,7 @@ from megaplan.hosts.megatron.storage import parameters
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.plan.causes import diff_with_causes
+from megaplan.plan.diff import column_totals
 from megaplan.plan.make import make_plan
 from megaplan.spec.load import load_spec_text
 from megaplan.spec.models import Spec
@@ -106,11 +108,14 @@ def test_the_precision_aware_optimizer_keeps_half_a_master() -> None:
     assert aware * 2 == plain
 
 
-def test_bf16_gradients_keep_an_fp32_shard_after_the_first_step() -> None:
-    plain, halved = worst(), worst("precision.grads=bf16", "precision.reduce=bf16")
+def test_the_optimizers_step_copies_bf16_gradients_and_the_next_step_drops_them() -> None:
+    plain = worst()
+    (budget, _) = planned(spec_of("precision.grads=bf16", "precision.reduce=bf16"))
+    gradients = {phase: cells[Column.GRADIENTS] for phase, cells in budget.worst.cells.items()}
     dense = plain[Column.GRADIENTS] // 4
     experts = plain[Column.EXPERT_PARALLEL_PARAMS] // 2
-    assert halved[Column.GRADIENTS] == 2 * dense + 4 * (dense - experts) // 4 + 4 * experts // 2
+    assert gradients[Phase.FORWARD_BACKWARD] == gradients[Phase.FIRST_FORWARD_BACKWARD] == 2 * dense
+    assert gradients[Phase.OPTIMIZER] == gradients[Phase.FIRST_OPTIMIZER] == 2 * dense + 4 * (dense - experts) // 4 + 4 * experts // 2
 
 
 def test_microbatches_in_flight_fall_towards_the_last_rank() -> None:
@@ -232,6 +237,11 @@ def test_a_diff_between_hosts_names_every_column_and_its_cause() -> None:
     diff = diff_with_causes(ours, theirs)
     assert {item.column for item in diff.growth} > {Column.ACTIVATIONS, Column.OTHER_OPTIMIZER, Column.WORKSPACE, Column.COMMUNICATION}
     assert all([name for name, _ in item.causes] == ["host"] for item in diff.growth)
+    totals = [column_totals(plan.estimates) for plan in (ours, theirs)]
+    unlike = {str(column) for column in Column if totals[0][column] != totals[1][column]}
+    assert {column for column, *_ in host_lines(diff)} == unlike
+    assert all(before.startswith("megarun: ") and after.startswith("megatron: ") for _, before, after in host_lines(diff))
+    assert host_lines(diff_with_causes(theirs, theirs)) == []
 
 
 def test_a_diff_within_megatron_names_the_key() -> None:

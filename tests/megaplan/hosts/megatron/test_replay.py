@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from megaplan.budget.skew import largest_skew
 from megaplan.hosts.megatron.arguments import job_from_arguments, refusals
 from megaplan.hosts.megatron.job import MegatronJob
 from megaplan.hosts.megatron.peak import MegatronMemory, in_flight, memory
@@ -33,7 +34,7 @@ def errors(found: MegatronMemory, row: dict[str, Any]) -> tuple[float, float]:
 
 
 def test_enough_runs_are_priced() -> None:
-    assert (len(STATED), len(COVERED)) == (57, 45)
+    assert (len(STATED), len(COVERED)) == (57, 49)
 
 
 def test_mean_errors() -> None:
@@ -42,7 +43,7 @@ def test_mean_errors() -> None:
     assert mean(abs(peak) for _, peak in found) <= 0.015
 
 
-KNOWN_MISS = pytest.mark.xfail(strict=True, reason="5.7 % under: the rows that reached the measured rank's experts are not published")
+KNOWN_MISS = pytest.mark.xfail(strict=True, reason="5.6 % under with balanced routing: more rows reached the measured rank")
 
 
 def run_of(row: dict[str, Any]) -> Any:
@@ -55,6 +56,33 @@ def test_no_run_is_past_five_percent(row: dict[str, Any]) -> None:
     after, peak = errors(memory(job_of(row)), row)
     assert abs(after) <= 0.05
     assert abs(peak) <= 0.05
+
+
+@pytest.mark.parametrize("key", ["peak_bytes", "run_peak_bytes"])
+def test_no_run_is_five_percent_outside_its_quote(key: str) -> None:
+    for row in COVERED:
+        job = job_of(row)
+        ends = [memory(each).peak for each in (job, most_skewed(job))]
+        outside = max(ends[0] - row[key], row[key] - ends[1], 0)
+        assert outside <= 0.05 * row[key], row["name"]
+
+
+def most_skewed(job: MegatronJob) -> MegatronJob:
+    if job.moe is None:
+        return job
+    return replace(job, moe=replace(job.moe, routing_skew=largest_skew(job.ep, job.moe.num_experts, job.moe.top_k)))
+
+
+def test_the_known_miss_is_routing_and_no_tensor_of_an_optimizer() -> None:
+    misses: dict[tuple[str, int], list[float]] = {}
+    for row in COVERED:
+        if "te_ep8_resume" in row["name"]:
+            found = memory(job_of(row))
+            kept = (row["peak_bytes"] - row["after_step_bytes"]) - (found.peak - found.after_step)
+            misses.setdefault((row["platform"], row["gpus"]), []).append(kept / MIB)
+    assert sorted(len(each) for each in misses.values()) == [1, 2, 2]  # Adam and Muon, Muon in its two deals, and one alone
+    assert all(max(each) - min(each) < 12 for each in misses.values())
+    assert min(misses.values())[0] < -80 < 180 < max(misses.values())[0]  # the first weights differ by device and by layout
 
 
 def test_skewed_routing_keeps_more() -> None:
@@ -95,15 +123,32 @@ def test_interleaving_holds_a_group_of_every_chunk_but_the_last() -> None:
     )
 
 
-def test_bf16_gradients_leave_an_fp32_shard() -> None:
+@pytest.mark.parametrize("changes", [{"grad_reduce_in_bf16": True}, {"bf16": False, "fp16": True}], ids=["bf16", "fp16"])
+def test_sixteen_bit_gradients_leave_fp32_copies_after_the_step_alone(changes: dict[str, Any]) -> None:
     row = named("tp1_pp1_dist_optimizer_no_mmap")
-    job = job_of(row, grad_reduce_in_bf16=True)
-    found = parameters(job)
-    parts = storage_bytes(job, found)
-    dense = found.elements(experts=False)
-    assert parts["gradients"] == 2 * dense
-    assert parts["fp32 gradient shard"] == 4 * dense // 8
-    assert "fp32 gradient shard" not in storage_bytes(job_of(row, grad_reduce_in_bf16=True, use_precision_aware_optimizer=True), found)
+    wide, halved = memory(job_of(row)), memory(job_of(row, **changes))
+    dense = parameters(job_of(row)).elements(experts=False)
+    assert wide.static["gradients"] - halved.static["gradients"] == 2 * dense
+    assert halved.gradient_copies == 4 * dense // 8
+    assert (wide.after_step - halved.after_step, wide.peak - halved.peak) == (2 * dense - 4 * dense // 8, 2 * dense)
+    assert memory(job_of(row, **changes, use_precision_aware_optimizer=True)).gradient_copies == 0
+
+
+def test_the_local_implementation_multiplies_scores_into_a_buffer_that_stays() -> None:
+    row = named("gpt3_mcore_tp1_pp2")
+    own, theirs = memory(job_of(row)), memory(job_of(row, transformer_impl="transformer_engine", attention_backend="unfused"))
+    scores = 4 * 8 * 1024 * 1024
+    assert own.static["attention buffer"] == 2 * scores
+    assert own.after_step - theirs.after_step == 2 * scores - theirs.static["Transformer Engine workspace"]
+    assert own.activations == theirs.activations
+    assert refusals({**row["arguments"], "num_experts": 8}) == ("transformer_impl = local with num_experts: tensors of the local experts",)
+
+
+def test_the_all_gather_dispatcher_keeps_its_rows_places() -> None:
+    row = named("te_ep8_resume_torch_dist_dist_optimizer")
+    rows = 12 * 4096 * 2
+    assert memory(job_of(row)).leftover == rows * (8 + 4) + 12 * 4096 * 8
+    assert memory(job_of(row, moe_token_dispatcher_type="alltoall")).leftover == 0
 
 
 def test_layer_wise_muon_deals_the_embedding_to_one_rank() -> None:
