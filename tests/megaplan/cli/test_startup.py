@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import megaplan
 
 ROOT = Path(__file__).parents[3]
@@ -17,8 +19,11 @@ def loaded_by(*words: str) -> set[str]:
     return set(done.stderr.splitlines()[-1].split())
 
 
-def test_estimate_loads_neither_torch_nor_numpy_nor_scipy_nor_rich():
-    modules = loaded_by("estimate", "plans/nam56r-8xh200.yaml")
+@pytest.mark.parametrize(
+    "words", [["plans/nam56r-8xh200.yaml"], ["plans/mixtral-8x7b.yaml", "--set", "host={name: megatron}"]], ids=["megarun", "megatron"]
+)
+def test_estimate_loads_neither_torch_nor_numpy_nor_scipy_nor_rich(words):
+    modules = loaded_by("estimate", *words)
     assert "megaplan.budget.build" in modules
     heavy = {"torch", "numpy", "scipy", "triton", "rich", "megarun", "megakernels"}
     assert heavy & {name.partition(".")[0] for name in modules} == set()
