@@ -48,8 +48,25 @@ MESHES = [
     "{pp: 4, vpp: 2}",
     "{pp: 2, vpp: 4}",
     "{pp: 4, dp_shard: 8}",
+    "{}",
+    "{dp_replicate: 8}",
+    "{pp: 16}",
+    "{pp: 2, dp_replicate: 2}",
+    "{pp: 2, vpp: 8}",
+    "{pp: 4, vpp: 4}",
+    "{pp: 8, vpp: 2, dp_shard: 4}",
+    "{pp: 4, vpp: 2, tp: 2, dp_shard: 2, vocab_parallel: true}",
 ]
-"""With the shipped plans, twenty."""
+SPANS = [
+    ("{pp: 2}", "[[0, 6], [6, 32]]"),
+    ("{pp: 2}", "[[0, 30], [30, 32]]"),
+    ("{pp: 4}", "[[0, 2], [2, 16], [16, 30], [30, 32]]"),
+    ("{pp: 4}", "[[0, 10], [10, 18], [18, 26], [26, 32]]"),
+    ("{pp: 2, vpp: 2}", "[[0, 4], [4, 14], [14, 24], [24, 32]]"),
+    ("{pp: 2, vpp: 2}", "[[0, 10], [10, 20], [20, 30], [30, 32]]"),
+    ("{pp: 4, dp_shard: 2}", "[[0, 8], [8, 18], [18, 28], [28, 32]]"),
+]
+"""Meshes and cuts that are not equal."""
 
 
 def _source(spec: Any) -> Source:
@@ -67,10 +84,12 @@ def _all() -> list[Any]:
     return shipped + [pytest.param(lambda mesh=mesh: _of_mesh(mesh), id=mesh) for mesh in MESHES]
 
 
-@pytest.mark.parametrize("mesh", [mesh for mesh in MESHES if "pp:" in mesh])
-def test_megatrons_layout_parser_returns_our_stages(mesh: str) -> None:
+@pytest.mark.requirement("R-71")
+@pytest.mark.parametrize(("mesh", "spans"), [*((mesh, None) for mesh in MESHES if "pp:" in mesh), *SPANS])
+def test_megatrons_layout_parser_returns_our_stages(mesh: str, spans: str | None) -> None:
     layouts = pytest.importorskip("megatron.core.transformer.pipeline_parallel_layer_layout")
-    source = _of_mesh(mesh, "host={name: megatron, model: gpt}")
+    cut = [] if spans is None else [f"split={{mode: manual, spans: {spans}, reason: test}}"]
+    source = _of_mesh(mesh, "host={name: megatron, model: gpt}", *cut)
     text = EXPORTERS["megatron"](source).text
     (layout,) = re.findall(r"--pipeline-model-parallel-layout (\S+)", text)
     parser = layouts.PipelineParallelLayerLayout
@@ -85,6 +104,7 @@ def test_megatrons_layout_parser_returns_our_stages(mesh: str) -> None:
         assert len(decoders) == (slot.stop - slot.start) // 2
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.parametrize("make", _all())
 def test_megatrons_allocation_takes_the_symbols(make: Any) -> None:
     allocation = pytest.importorskip("megatron.core.ssm.mamba_hybrid_layer_allocation")
@@ -97,6 +117,7 @@ def test_megatrons_allocation_takes_the_symbols(make: Any) -> None:
         assert len(stage) == len(letters)
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.parametrize("make", _all())
 def test_torchtitans_classes_take_the_sections(make: Any) -> None:
     config = pytest.importorskip("torchtitan.config")
@@ -110,6 +131,7 @@ def test_torchtitans_classes_take_the_sections(make: Any) -> None:
         assert schedules.get_schedule_class(parallelism.pipeline_parallel_schedule)
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.parametrize("make", _all())
 def test_deepspeed_loads_the_configuration(make: Any) -> None:
     runtime = pytest.importorskip("deepspeed.runtime.config")
@@ -137,6 +159,7 @@ def nanotron(monkeypatch: pytest.MonkeyPatch) -> Any:
     return pytest.importorskip("nanotron.config.config", exc_type=ImportError)
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.parametrize("mesh", MESHES)
 def test_nanotrons_loader_takes_the_configuration(mesh: str, nanotron: Any) -> None:
     document = yaml.safe_load(EXPORTERS["nanotron"](_of_mesh(mesh)).text)

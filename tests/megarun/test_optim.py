@@ -1,11 +1,15 @@
 """Optimizer groups, Muon against torch's own, and the gradient norm."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Group
@@ -16,6 +20,7 @@ from megarun.initialise import initialise
 from megarun.optim.build import Optimizers, newton_schulz_dtype
 from megarun.optim.clip import clip_gradients
 from megarun.optim.muon import Muon, orthogonalise
+from megarun.parallel.gradients import parameter_groups
 
 pytestmark = pytest.mark.runtime
 OPTIONS: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1, "moments_dtype": torch.float32, "num_steps": 5}
@@ -92,6 +97,33 @@ def test_state_follows_the_group(spec_with: Any) -> None:
         elements = sum(t.elements for t in by_muon) + sum(2 * t.elements + 1 for t in tensors if t not in by_muon)
         assert sum(state.numel() for state in optimizers.state_tensors()) == elements
         assert all(parameter.grad is None for parameter in stage.parameters())
+
+
+@pytest.mark.requirement("R-64")
+def test_an_adapter_added_after_sharding_is_in_no_group_and_refused(spec_with: Any) -> None:
+    spec = Spec.model_validate(spec_with({}))
+    inventory = build_inventory(spec)
+    stage, _ = built(spec)
+    with one_process():
+        mesh = init_device_mesh("cpu", (1,))
+        for block in stage.layers.values():
+            fully_shard(block, mesh=mesh)
+        fully_shard(stage, mesh=mesh)
+        assert Optimizers([stage], inventory, spec)
+        next(iter(stage.layers.values())).register_parameter("lora_a", nn.Parameter(torch.zeros(4, 4)))
+        grouped = {id(member.sharded_param) for group in parameter_groups(stage) for member in group.fsdp_params}
+    assert [name for name, parameter in stage.named_parameters() if id(parameter) not in grouped] == ["layers.0.lora_a"]
+    with pytest.raises(RuntimeError, match=r"layers\.0\.lora_a: no parameter of the plan"):
+        Optimizers([stage], inventory, spec)
+
+
+@contextmanager
+def one_process() -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_newton_schulz_dtype(spec_with: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,20 @@ def newton_schulz_dtype(spec: Spec) -> DType:
     return spec.optimizer.newton_schulz_dtype or (DType.FP32 if spec.precision.params is DType.FP32 else DType.BF16)
 
 
+def _refuse_late_parameters(stages: Sequence[nn.Module], tensors: Container[str]) -> None:
+    """FSDP2 takes a module's parameters when it wraps it: one added later, an adapter's, is in no group, and no rank reduces its gradient.
+
+    Raises:
+        RuntimeError: A stage has a parameter that is not the plan's.
+    """
+    late = [name for stage in stages for name, _ in stage.named_parameters() if name not in tensors]
+    if late:
+        raise RuntimeError(
+            f"{', '.join(late)}: no parameter of the plan; added after its module was sharded it is in no FSDP2 group, and without a"
+            " gradient hook of its own every data rank would step it by another gradient"
+        )
+
+
 class Optimizers:
     """Muon on matrices, AdamW on the rest; AdamW alone where `optimizer.matrix` says so.
 
@@ -37,8 +51,9 @@ class Optimizers:
     ones where a Newton-Schulz iteration is the peak, and a job that will not fit does not wait for its second step to say so.
     """
 
-    def __init__(self, stages: Iterable[nn.Module], inventory: Inventory, spec: Spec, tp: TensorParallel = ALONE) -> None:
+    def __init__(self, stages: Sequence[nn.Module], inventory: Inventory, spec: Spec, tp: TensorParallel = ALONE) -> None:
         training, tensors = spec.training, dict(inventory.tensors())
+        _refuse_late_parameters(stages, tensors)
         named = [(tensors[name], parameter) for stage in stages for name, parameter in stage.named_parameters()]
         muon = spec.optimizer.matrix == "muon"
         matrices = [(t, p) for t, p in named if muon and t.group is Group.MATRIX]
