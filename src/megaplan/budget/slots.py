@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from megaplan.budget.build import slot_chunks
+from megaplan.budget.megarun import slot_chunks
 from megaplan.budget.split_backward import HalvedChunk
 from megaplan.budget.values import Budget
 from megaplan.columns import Phase

@@ -213,8 +213,12 @@ def host_lines(diff: PlanDiff) -> list[tuple[str, str, str]]:
     hosts = next(((change.before, change.after) for change in diff.inputs if change.key == "host.name"), None)
     if hosts is None:
         return []
+
+    def told(host: Any, column: Column) -> str:
+        return f"{host}: {HOLDS[host][column]}"
+
     before, after = hosts
-    return [(str(growth.column), *(f"{host}: {HOLDS[host][growth.column]}" for host in (before, after))) for growth in diff.growth]
+    return [(str(growth.column), told(before, growth.column), told(after, growth.column)) for growth in diff.growth]
 
 
 def _signed_gib(num_bytes: int) -> str:

@@ -10,57 +10,21 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from megaplan import __version__
-from megaplan.cli import (
-    check,
-    costs,
-    diff,
-    estimate,
-    explain,
-    export,
-    import_hf,
-    import_megatron,
-    new,
-    output,
-    schedule,
-    schema,
-    show,
-    split,
-)
+from megaplan.cli import output
 from megaplan.errors import MegaplanError
 
 ERROR = 2
 INTERRUPTED = 130  # 128 + SIGINT
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 
-app = typer.Typer(
-    name="megaplan",
-    help="Plan the training of hybrid language models: what each GPU will hold, and where to cut.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-_COMMANDS = (
-    estimate.estimate,
-    split.split,
-    costs.costs,
-    show.show,
-    diff.diff,
-    check.check,
-    schedule.schedule,
-    explain.explain,
-    export.export,
-    schema.schema,
-    new.new,
-)
-for _command in _COMMANDS:
-    app.command()(_command)
-import_hf.group.command("megatron")(import_megatron.import_megatron)
-app.add_typer(import_hf.group)
+_COMMANDS = ("estimate", "split", "costs", "show", "diff", "check", "schedule", "explain", "export", "schema", "new")
+"""Each a function of the module of its name, in the order of the help."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -69,11 +33,33 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")] = False,
 ) -> None:
     """Plan the training of hybrid language models: what each GPU will hold, and where to cut."""
+
+
+def _app(words: Sequence[str]) -> typer.Typer:
+    """The parser: of the one command that the first word names, or of all, for help and for what is no command."""
+    app = typer.Typer(
+        name="megaplan",
+        help="Plan the training of hybrid language models: what each GPU will hold, and where to cut.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    named = words[:1] if words and words[0] in _COMMANDS else None
+    for name in named or _COMMANDS:
+        app.command()(getattr(import_module(f"megaplan.cli.{name}"), name))
+    if named is None:
+        from megaplan.cli import import_hf, import_megatron  # noqa: PLC0415  (the daily command has a spec)
+
+        group = import_hf.group
+        if all(command.name != "megatron" for command in group.registered_commands):
+            group.command("megatron")(import_megatron.import_megatron)
+        app.add_typer(group)
+    return app
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -88,7 +74,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     as_json = output.wants_json(words)
     try:
-        status = app(words, prog_name="megaplan", standalone_mode=False)
+        status = _app(words)(words, prog_name="megaplan", standalone_mode=False)
         sys.stdout.flush()
     except MegaplanError as error:
         output.fail(error.diagnostics, as_json=as_json)

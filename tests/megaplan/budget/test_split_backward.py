@@ -101,7 +101,7 @@ def test_cells_are_the_whole_of_every_moment(
             checked.append(moment)
         return split_step_peak(chunks, order, chunk_of, num_microbatches, turns=turns)
 
-    monkeypatch.setattr("megaplan.budget.build.split_step_peak", checking)
+    monkeypatch.setattr("megaplan.budget.megarun.split_step_peak", checking)
     budget_of(hybrid({"mesh": {"pp": pp, "vpp": vpp, "dp_shard": 2}, "schedule": {"kind": kind, "num_microbatches": m}, **overrides}))
     assert len(checked) > pp * m
 

@@ -140,7 +140,7 @@ def test_an_interrupt_exits_130_quietly(capsys, monkeypatch):
     def interrupted(*_args, **_kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(main_module, "app", interrupted)
+    monkeypatch.setattr(main_module, "_app", lambda _words: interrupted)
     assert run(["estimate", "x"]) == 130
     assert capsys.readouterr().err == ""
 

@@ -319,7 +319,7 @@ OF_MAXTEXT = [
     "model.attention.qk_norm=true",
     "model.attention.window_size=128",
     "optimizer.matrix=muon",
-    "recompute.default=full",
+    "training.gradient_clip=null",
 ]
 
 

@@ -51,6 +51,7 @@ class Parameters:
 
     tensors: list[Tensor] = field(default_factory=list)
     shapes: set[tuple[int, int]] = field(default_factory=set)
+    _dealt: dict[tuple[int, bool, int], list[tuple[int, int]]] = field(default_factory=dict)
 
     def add(self, elements: int, rule: Rule = Rule.OTHER, *, sharded: bool = True) -> None:
         """A tensor, if it has elements."""
@@ -167,6 +168,13 @@ def optimizer_state(job: MegatronJob, found: Parameters) -> State:
 
 def dealt_elements(found: Parameters, ranks: int, *, experts: bool) -> list[tuple[int, int]]:
     """Elements of Muon's matrices and of all else that each data rank steps."""
+    key = ranks, experts, len(found.tensors)
+    if key not in found._dealt:
+        found._dealt[key] = _dealt_elements(found, ranks, experts=experts)
+    return found._dealt[key]
+
+
+def _dealt_elements(found: Parameters, ranks: int, *, experts: bool) -> list[tuple[int, int]]:
     matrices, others = [0] * ranks, [0] * ranks
     tensors = sorted((one for one in found.tensors if one.rule.is_expert is experts), key=lambda one: one.elements)
     for place, one in enumerate(tensors):

@@ -1,0 +1,303 @@
+"""The budget of a job that megarun runs: from a spec, its inventory and a layout to the cells of every distinct rank."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from megaplan.budget.chunk import Chunk, Policy
+from megaplan.budget.occupancy import Occupancy, moments
+from megaplan.budget.rank import Persistent, RankCells
+from megaplan.budget.reserve import device_budget
+from megaplan.budget.split_backward import split_step_peak
+from megaplan.budget.step import Lingering, StepPeak, accumulating_peak, step_peak
+from megaplan.budget.unit import Unit, make_unit
+from megaplan.budget.values import Budget, DeviceBudget, RankBudget, StageBudget
+from megaplan.columns import Column
+from megaplan.devices import Device, load_device
+from megaplan.hosts.megarun.allocator import slack_bytes
+from megaplan.hosts.megarun.boundaries import boundary_bytes, receive_bytes
+from megaplan.hosts.megarun.buffers import (
+    further_loss_bytes,
+    input_bytes,
+    label_bytes,
+    rotary_bytes,
+    rotary_scratch_bytes,
+    router_loss_bytes,
+    starts_bytes,
+)
+from megaplan.hosts.megarun.dims import Dims, is_pipelined, local_dims
+from megaplan.hosts.megarun.ledger import Make, accumulates_in_place, block_bytes, makes_of
+from megaplan.hosts.megarun.optimizer import Cast, Uneven, last_moment, uses_muon
+from megaplan.hosts.megarun.parts import BlockBytes
+from megaplan.hosts.megarun.storage import NOTHING, BlockStorage, Sizes, block_storage, storage_sizes
+from megaplan.inventory.tensors import Block, Family, Inventory
+from megaplan.layout.ranks import rank_coordinate
+from megaplan.layout.values import Layout, Slot
+from megaplan.schedule.actions import Orders
+from megaplan.schedule.in_flight import receive_buffers
+from megaplan.schedule.registry import SPLIT_BACKWARD, actions
+from megaplan.spec.models import Mesh, Spec
+
+EMBEDDING, RELATION_BIAS = Family.EMBEDDING, Family.RELATION_BIAS
+ATTENDING = (Family.A, Family.MTP)
+
+
+class _Evaluation:
+    """One call's working values: each distinct block is evaluated once."""
+
+    def __init__(self, spec: Spec, inventory: Inventory, layout: Layout) -> None:
+        self.spec, self.inventory, self.layout = spec, inventory, layout
+        self.dims: Dims = local_dims(spec)
+        self.sizes: Sizes = storage_sizes(spec)
+        self.blocks = dict(inventory.blocks())
+        distinct = {id(block): block for block in self.blocks.values()}
+        self.boundary_bytes = boundary_bytes(self.dims)
+        self.rotary_bytes, self.input_bytes, self.label_bytes = rotary_bytes(spec), input_bytes(spec), label_bytes(spec)
+        self.policy = Policy(
+            pipelined=is_pipelined(spec.mesh),
+            reshard=spec.sharding.reshard_after_forward,
+            in_place=all(accumulates_in_place(spec, block) for block in distinct.values()),
+            replicated=spec.mesh.dp_replicate > 1,
+            gathers_ahead=spec.mesh.ep > 1,
+            boundary_bytes=self.boundary_bytes,
+        )
+        self.makes = makes_of(spec, inventory)
+        self._sums: dict[Make, BlockBytes] = {}
+        self._units: dict[tuple[Make, bool, bool], Unit] = {}
+        self._storages: dict[int, BlockStorage] = {}
+
+    def unit(self, name: str, block: Block, storage: BlockStorage | None, owned: bool) -> Unit:
+        """A block as a unit.
+
+        Args:
+            name: In the inventory; `head` for a tied head.
+            block: The inventory's.
+            storage: The block's; None if another unit or a copy stands for its parameters.
+            owned: Whether its input is a storage of the chunk that it would keep.
+        """
+        make = self.makes[name]
+        key = make, storage is None, owned
+        if key not in self._units:
+            if make not in self._sums:
+                self._sums[make] = block_bytes(self.spec, self.dims, name, block)
+            input_bytes = self.boundary_bytes if owned else 0
+            self._units[key] = make_unit(self._sums[make], storage, name.startswith("layers."), input_bytes)
+        return self._units[key]
+
+    def storage(self, block: Block) -> BlockStorage:
+        """Storage of a block."""
+        key = id(block)
+        if key not in self._storages:
+            self._storages[key] = block_storage(self.sizes, block)
+        return self._storages[key]
+
+
+@dataclass(frozen=True, slots=True)
+class _SlotParts:
+    chunk: Chunk
+    storages: tuple[BlockStorage, ...]
+    root_uneven: tuple[Uneven, ...]
+    root_by_adamw: bool  # no tensor of the slot's own group is Muon's
+    attends: bool
+
+
+def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
+    """Bytes of every rank by phase and column.
+
+    Args:
+        spec: A checked spec whose host is megarun.
+        inventory: Its parameter tensors.
+        layout: Its slots.
+    """
+    evaluation, device = _Evaluation(spec, inventory, layout), load_device(spec.device.name)
+    slots = [_slot_parts(evaluation, slot) for slot in layout.slots]
+    mesh, schedule, chunk_of = spec.mesh, spec.schedule, [slot.chunk for slot in layout.slots]
+    occupied: Sequence[Sequence[Occupancy]] = ()
+    orders: Orders = ()
+    receives: Sequence[Sequence[tuple[int, int]]] = ()
+    if is_pipelined(mesh):
+        degrees = schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches
+        if schedule.kind in SPLIT_BACKWARD:
+            orders = actions(*degrees)
+        else:
+            occupied = moments(*degrees, chunk_of, num_steps=schedule.distinct_steps)
+        receives = receive_buffers(*degrees)
+    usable = device_budget(device)
+    ranks: list[RankBudget] = []
+    for pp_rank in range(mesh.pp):
+        own_slots = layout.of_rank(pp_rank)
+        owned = [slots[slot.index] for slot in own_slots]
+        chunks = [parts.chunk for parts in owned]
+        num_receives = sum(forward + backward for forward, backward in receives[pp_rank]) if receives else 0
+        persistent = _persistent(evaluation, device, own_slots, owned, num_receives)
+        if orders:
+            turns = len(own_slots) == 2 and own_slots[1].index == own_slots[0].index + 1
+            order, count = orders[pp_rank] * schedule.distinct_steps, schedule.num_microbatches * schedule.distinct_steps
+            peak = split_step_peak(chunks, order, chunk_of, count, turns=turns)
+        elif occupied:
+            peak = step_peak(chunks, occupied[pp_rank], _lingering(evaluation, own_slots, chunks))
+        else:
+            peak = accumulating_peak(chunks[0], schedule.microbatches_per_update)
+        ranks += _distinct(mesh, pp_rank, persistent, peak, usable)
+    stages = tuple(
+        StageBudget(slot.index, slot.pp_rank, slot.chunk, slot.start, slot.stop, _elements(evaluation, slot)) for slot in layout.slots
+    )
+    return Budget(usable, stages, _merged(ranks), inventory.parameters, inventory.active_parameters)
+
+
+def slot_chunks(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[Chunk, ...]:
+    """The chunk that each slot is, in model order."""
+    evaluation = _Evaluation(spec, inventory, layout)
+    return tuple(_slot_parts(evaluation, slot).chunk for slot in layout.slots)
+
+
+def _slot_parts(evaluation: _Evaluation, slot: Slot) -> _SlotParts:
+    tied_head, blocks = evaluation.inventory.tied, evaluation.blocks
+    is_last = slot.index == len(evaluation.layout.slots) - 1
+    names, units, storages, copies = [], [], [], NOTHING
+    owned = slot.index == 0  # whether the stream so far is a storage of this chunk, not a receive buffer
+    attends, root_by_adamw = False, True
+    ahead = is_last and evaluation.spec.model.features.mtp is not None
+    root_uneven: tuple[Uneven, ...] = ()
+    for name in (*slot.blocks, "head") if is_last and tied_head else slot.blocks:
+        tied = tied_head and name == "head"
+        block = blocks["embedding" if tied else name]
+        family, storage = block.family, None if tied else evaluation.storage(block)
+        if storage is not None:
+            storages.append(storage)
+            if not name.startswith("layers."):
+                root_uneven += storage.uneven
+                root_by_adamw = root_by_adamw and not storage.matrix_scratch
+            if family is EMBEDDING and name in slot.copies:
+                copies = storage.dense
+                continue
+        names.append(name)
+        units.append(evaluation.unit(name, block, storage, owned and not _beside(name, family, ahead=ahead)))
+        owned = owned or family is not RELATION_BIAS
+        attends = attends or family in ATTENDING
+    if ahead:  # depths run before the final norm and the head, which the layout lists before them
+        order = sorted(range(len(names)), key=lambda index: (names[index] in ("final_norm", "head"), names[index] == "head"))
+        names, units = [names[index] for index in order], [units[index] for index in order]
+    chunk = Chunk(names, units, evaluation.policy, copies=copies, hands_on=not is_last, carries=ahead)
+    return _SlotParts(chunk, tuple(storages), root_uneven, root_by_adamw, attends)
+
+
+def _lingering(evaluation: _Evaluation, slots: Sequence[Slot], chunks: Sequence[Chunk]) -> Lingering:
+    """1F1B's locals name the last output and the last sent gradient; the other schedules' actions return before the next one runs."""
+    if evaluation.spec.schedule.kind != "1f1b":
+        return Lingering()
+    boundary, logits = evaluation.boundary_bytes, chunks[0].logits_bytes
+    return Lingering(boundary if slots[0].index > 0 else 0, logits or boundary, logits)
+
+
+def _persistent(
+    evaluation: _Evaluation, device: Device, slots: Sequence[Slot], owned: Iterable[_SlotParts], num_receives: int
+) -> Persistent:
+    spec, last = evaluation.spec, len(evaluation.layout.slots) - 1
+    parts = list(owned)
+    storages = [storage for part in parts for storage in part.storages]
+    resident: dict[Column, int] = {}
+    uneven: tuple[Uneven, ...] = ()
+    casts: list[Cast] = []
+    matrix_state = other_state = resident_slack = state_slack = parameters = 0
+    for storage in storages:
+        for column, size in storage.resident.items():
+            resident[column] = resident.get(column, 0) + size
+        uneven += storage.uneven
+        casts += storage.casts
+        matrix_state += storage.matrix_state_bytes
+        other_state += storage.other_state_bytes
+        resident_slack += storage.resident_slack_bytes
+        state_slack += storage.state_slack_bytes
+        parameters += storage.parameters
+    attending = sum([part.attends for part in parts])
+    return Persistent(
+        resident=resident,
+        shard_bytes=sum([part.chunk.root.shard_bytes + part.chunk.layers.shard_bytes for part in parts]),
+        other_shard_bytes=sum([part.chunk.root.shard_bytes for part in parts if part.root_by_adamw]) if uses_muon(spec) else 0,
+        matrix_state_bytes=matrix_state,
+        other_state_bytes=other_state,
+        uneven=uneven,
+        root_uneven=_root_uneven(parts),
+        storages=tuple(storages),
+        cast_bytes=max([cast.scratch_bytes for cast in casts], default=0),
+        first_other=last_moment(casts),
+        buffer_bytes=evaluation.rotary_bytes * attending + _sums_of_losses(evaluation, slots),
+        buffer_scratch_bytes=rotary_scratch_bytes(spec) if parts[-1].attends else 0,  # else another slot's parameters come after it
+        input_bytes=sum([evaluation.input_bytes * (slot.index == 0) + evaluation.label_bytes * (slot.index == last) for slot in slots])
+        + starts_bytes(spec),
+        receive_bytes=receive_bytes(evaluation.dims, num_receives),
+        workspace_bytes=device.gemm_workspace_bytes,
+        slack_bytes=resident_slack + num_receives * slack_bytes(evaluation.boundary_bytes),
+        state_slack_bytes=state_slack,
+        parameters=parameters,
+    )
+
+
+def _root_uneven(parts: Sequence[_SlotParts]) -> tuple[tuple[Uneven, int], ...]:
+    found: list[tuple[Uneven, int]] = []
+    for index, part in enumerate(parts):
+        if part.root_uneven:
+            later = sum([sum(storage.resident.values()) for other in parts[index + 1 :] for storage in other.storages])
+            found += [(tensor, later) for tensor in part.root_uneven]
+    return tuple(found)
+
+
+def _beside(name: str, family: Family, *, ahead: bool) -> bool:
+    """Whether a block's input is no storage of the chunk's, or one that another block is charged for: what both read, the first."""
+    if name == "embedding" or family is RELATION_BIAS:
+        return True
+    return ahead and (name == "final_norm" or (family is Family.MTP and name != "mtp.0"))
+
+
+def _sums_of_losses(evaluation: _Evaluation, slots: Sequence[Slot]) -> int:
+    spec, layers, last = evaluation.spec, evaluation.inventory.layers, len(evaluation.layout.slots) - 1
+    each, further = router_loss_bytes(spec), further_loss_bytes(spec)
+    routers = sum([layers[index].family is Family.E for slot in slots for index in range(slot.start, slot.stop)]) if each else 0
+    return each * routers + further * sum([slot.index == last for slot in slots])
+
+
+def _distinct(mesh: Mesh, pp_rank: int, persistent: Persistent, peak: StepPeak, device: DeviceBudget) -> list[RankBudget]:
+    """The budgets of a pipeline rank's data, context and tensor ranks: they differ where shards are uneven."""
+    dense = sorted([bound for tensor in persistent.uneven if not tensor.expert for bound in tensor.boundaries])
+    expert = sorted([bound for tensor in persistent.uneven if tensor.expert for bound in tensor.boundaries])
+    per_stage = mesh.world_size // mesh.pp
+    first = pp_rank * per_stage
+    places: dict[tuple[int, int], list[int]] = {}
+    if dense or expert:
+        dense_place = [bisect_right(dense, index) for index in range(mesh.dp_shard)]
+        expert_place = [bisect_right(expert, index) for index in range(mesh.efsdp)]
+        inner, expert_inner = mesh.cp * mesh.tp, mesh.ep * mesh.etp
+        for offset in range(per_stage):
+            place = (dense_place[offset // inner % len(dense_place)], expert_place[offset // expert_inner % len(expert_place)])
+            places.setdefault(place, []).append(first + offset)
+    else:
+        places[0, 0] = list(range(first, first + per_stage))
+    found: list[RankBudget] = []
+    all_cells = RankCells(persistent, peak)
+    for ranks in places.values():
+        coordinate = rank_coordinate(mesh, ranks[0])
+        states = persistent.states(coordinate["dp_shard"], (ranks[0] - first) // (mesh.ep * mesh.etp) % mesh.efsdp)
+        cells, where = all_cells.of(states)
+        found.append(RankBudget(tuple(ranks), coordinate, persistent.parameters, cells, where, device.usable_bytes))
+    return found
+
+
+def _merged(ranks: list[RankBudget]) -> tuple[RankBudget, ...]:
+    """Largest peak first; budgets of different pipeline ranks that are equal become one."""
+    by_peak: dict[int, list[RankBudget]] = {}  # only equal peaks can have equal cells
+    for rank in sorted(ranks, key=lambda rank: rank.ranks):
+        alike = by_peak.setdefault(rank.peak_bytes, [])
+        for index, twin in enumerate(alike):
+            if twin.cells == rank.cells and twin.parameters == rank.parameters:
+                alike[index] = replace(twin, ranks=(*twin.ranks, *rank.ranks))
+                break
+        else:
+            alike.append(rank)
+    return tuple(rank for peak in sorted(by_peak, reverse=True) for rank in by_peak[peak])
+
+
+def _elements(evaluation: _Evaluation, slot: Slot) -> int:
+    return sum([evaluation.blocks[name].elements for name in slot.blocks])
