@@ -100,6 +100,16 @@ def test_a_whole_backward_defers_nothing() -> None:
     assert weight_gradient(linear.weight, x.detach(), torch.ones(2, 4, 5)) is not None
 
 
+def test_the_input_gradient_is_no_view() -> None:
+    """A view's base holds its storage, so autograd would not add another reader's gradient in place but make a third tensor of its size."""
+    linear = nn.Linear(3, 5)
+    output = SplitLinear.apply(torch.randn(2, 4, 3, requires_grad=True), linear.weight, linear.bias)
+    handed_on: list[bool] = []
+    output.grad_fn.register_hook(lambda inputs, _: handed_on.append(inputs[0]._is_view()))
+    output.sum().backward()
+    assert handed_on == [False]
+
+
 @pytest.mark.requirement("R-41")
 @pytest.mark.parametrize("policy", ["none", "selective", "full"])
 @pytest.mark.parametrize("attention", ["gqa", "mla"])

@@ -30,6 +30,7 @@ from megarun.parallel.gradients import parameter_groups
 if TYPE_CHECKING:
     from megarun.model.stage import Stage  # whose blocks import this module
 
+_unsafe_view = torch.ops.aten._unsafe_view.default
 _deferring: list[WeightGradients] = []
 """The store of the backward that runs now, if it is the first half of a split one; autograd's device threads see it too."""
 
@@ -152,7 +153,7 @@ class SplitLinear(torch.autograd.Function):
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         flat = gradient.flatten(0, -2)
         return (
-            (flat @ ctx.weight).view(x.shape) if needs_x else None,
+            _unsafe_view(flat @ ctx.weight, x.shape) if needs_x else None,  # no view: autograd adds another gradient into it in place
             weight_gradient(ctx.weight, x, gradient) if needs_weight else None,
             flat.sum(0) if needs_bias else None,
         )
