@@ -4,12 +4,16 @@
 """
 
 import pytest
+from context_cells import CONTEXT_CELLS
 from feature_cells import FEATURE_CELLS
-from parity_cells import CELLS, Cell
+from parity_cells import CELLS, ROUTED, Cell
 from parity_compare import first_difference
 from parity_world import Worlds
 
+from megaplan.schedule import KINDS
+
 pytestmark = pytest.mark.runtime
+ALL_CELLS = (*CELLS, *FEATURE_CELLS, *CONTEXT_CELLS)
 
 
 def _marked(cell: Cell) -> object:
@@ -26,7 +30,7 @@ def _marked(cell: Cell) -> object:
 @pytest.mark.requirement("R-62")
 @pytest.mark.requirement("R-63")
 @pytest.mark.requirement("R-67")
-@pytest.mark.parametrize("cell", [_marked(cell) for cell in (*CELLS, *FEATURE_CELLS)])
+@pytest.mark.parametrize("cell", [_marked(cell) for cell in ALL_CELLS])
 def test_a_layout_trains_as_one_process(cell: Cell, worlds: Worlds) -> None:
     """Initial parameters and pp alone to the bit; other axes to the rounding of their sums."""
     found = first_difference(cell.case, worlds.train(cell.case, cell.world_size), worlds.reference(cell.reference), cell.bound)
@@ -35,5 +39,20 @@ def test_a_layout_trains_as_one_process(cell: Cell, worlds: Worlds) -> None:
 
 def test_names_are_unique() -> None:
     """A cell is found by its name."""
-    names = [cell.name for cell in (*CELLS, *FEATURE_CELLS)]
+    names = [cell.name for cell in ALL_CELLS]
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.requirement("R-33")
+def test_context_parallelism_meets_everything_else() -> None:
+    """At least thirty cells over two and four context ranks; `pytest tests/megarun/parity -k cp --collect-only` lists them."""
+    cells = [cell for cell in ALL_CELLS if cell.mesh.get("cp", 1) > 1]
+    assert len(cells) >= 30
+    assert {cell.mesh["cp"] for cell in cells} == {2, 4}
+    assert all("cp" in cell.name for cell in cells)
+    assert {cell.case["spec"]["model"]["pattern"] for cell in cells} >= {*"AMERD", "AMEDR"}
+    assert {axis for cell in cells for axis, degree in cell.mesh.items() if degree > 1} >= {"pp", "tp", "dp_shard", "dp_replicate", "ep"}
+    assert {cell.schedule for cell in cells} == set(KINDS)
+    keys = {key for cell in cells for key in cell.spec}
+    assert {"data.packing", *(f"model.features.{feature}" for feature in ("mtp", "ngram", "structure")), *ROUTED} <= keys
+    assert any("window_size" in cell.case["spec"]["model"].get("attention", {}) for cell in cells)
