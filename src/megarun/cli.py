@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
+from megarun.errors import refusal
 from megarun.failure import ERROR
 
 SIGNAL_STATUS = 128  # a shell's status of a process that a signal ended is this plus the signal's number
@@ -50,8 +51,11 @@ def train(
     resume: Annotated[str, typer.Option("--resume", metavar="auto|never|DIR", help="auto: DIR's newest whole checkpoint.")] = "auto",
     weights_only: Annotated[bool, typer.Option("--weights-only", help="Take parameters alone, and start at step 0.")] = False,
     eval_data: Annotated[Path | None, typer.Option("--eval-data", metavar="FILE", help="A held-out token file to evaluate on.")] = None,
+    validation_fraction: Annotated[
+        str | None, typer.Option("--validation-fraction", metavar="F", help="Evaluate on this part of each file, and train on the rest.")
+    ] = None,
     eval_every: Annotated[int, typer.Option("--eval-every", min=1, metavar="N", help="Steps between evaluations; and at the end.")] = 100,
-    eval_batches: Annotated[int | None, typer.Option("--eval-batches", min=1, help="Of an evaluation; all that FILE has.")] = None,
+    eval_batches: Annotated[int | None, typer.Option("--eval-batches", min=1, help="Of an evaluation; all that there are.")] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write the metrics for TensorBoard too.")] = False,
     compiled: Annotated[bool, typer.Option("--compile", help="torch.compile each block; memory is then not the plan's.")] = False,
     start_timeout: Annotated[float, typer.Option("--start-timeout", min=1, metavar="S", help="Seconds to wait for every process.")] = 60,
@@ -68,7 +72,7 @@ def train(
     """
     # Torch takes seconds to load: what is wrong with the words, the plan or the data is said before.
     from megarun.failure import end_with_the_first, report_failure  # noqa: PLC0415
-    from megarun.prepare import Checkpoints, open_held_out, prepare, read_job  # noqa: PLC0415
+    from megarun.prepare import Checkpoints, hold_out, open_held_out, prepare, read_job  # noqa: PLC0415
     from megarun.tensorboard import require_tensorboard  # noqa: PLC0415
 
     launch = job = None
@@ -78,7 +82,11 @@ def train(
         command = shlex.join(["train", plan, *(word for given in data for word in ("--data", given)), "--out", str(out)])
         checkpoints = Checkpoints(save_every, keep, resume, weights_only)
         prepared = prepare(planned, data, out, steps, checkpoints, num_processes=int(os.environ.get("WORLD_SIZE", "1")), command=command)
-        if eval_data is not None:
+        if validation_fraction is not None:
+            if eval_data is not None:
+                raise refusal("MP628", f"--validation-fraction {validation_fraction} and --eval-data {eval_data}: one of the two")
+            prepared = hold_out(prepared, validation_fraction, eval_every, eval_batches)
+        elif eval_data is not None:
             prepared = replace(prepared, held_out=open_held_out(eval_data, job, eval_every, eval_batches))
         if tensorboard:
             require_tensorboard()

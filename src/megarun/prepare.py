@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from fractions import Fraction
 from math import prod
 from pathlib import Path
 
@@ -17,6 +19,9 @@ from megarun.errors import refusal
 from megarun.job import Job
 from megarun.support import refuse_unbuilt
 
+NOTHING = "0"
+"""The validation fraction of a run that trains on all rows."""
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -27,6 +32,12 @@ class Run:
         source: Its tokens.
         out: Folder for metrics.jsonl.
         num_steps: Optimizer steps; the learning rate's warm-up follows the plan's `training.steps` all the same.
+        plan: As a checkpoint keeps it.
+        checkpoints: When to save, and what to start from.
+        held_out: What to evaluate on; None: nothing.
+        tensorboard: Whether the metrics are written for TensorBoard too.
+        compiled: Whether blocks go through torch.compile.
+        validation_fraction: The part of every token file's rows that `source` leaves out, a decimal number.
     """
 
     job: Job
@@ -38,6 +49,7 @@ class Run:
     held_out: HeldOut | None = None
     tensorboard: bool = False
     compiled: bool = False
+    validation_fraction: str = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +62,7 @@ class HeldOut:
         num_batches: Global batches of an evaluation, no row twice.
     """
 
-    source: TokenFile
+    source: TokenFile | TokenMix
     every: int
     num_batches: int
 
@@ -177,13 +189,40 @@ def open_held_out(path: Path, job: Job, every: int, num_batches: int | None) -> 
     Raises:
         MegaplanError: MP622 if it has fewer; what `open_tokens` finds.
     """
-    source = open_tokens(path, job.spec)
+    return _held_out(open_tokens(path, job.spec), str(path), job, every, num_batches)
+
+
+def hold_out(run: Run, fraction: str, every: int, num_batches: int | None) -> Run:
+    """The run without the last rows of each of its token files, which it evaluates on instead, in the proportions of training.
+
+    Args:
+        run: As it would train on all rows.
+        fraction: The part of each file's rows, a decimal number.
+        every: See `HeldOut`.
+        num_batches: Of an evaluation; None: all that the held-out rows give.
+
+    Raises:
+        MegaplanError: MP628 if the fraction is none, or leaves a part of a file without a row; MP622 if rows are fewer than asked for.
+    """
+    try:
+        number = Decimal(fraction)
+    except ArithmeticError:
+        number = Decimal(0)
+    if not (number.is_finite() and 0 < float(number) < 1):
+        raise refusal("MP628", f"--validation-fraction {fraction}", "--validation-fraction", ("--validation-fraction 0.01",))
+    training, held_out = run.source.split(Fraction(number))
+    training.num_windows(run.job.spec.batch.seq_length)
+    found = _held_out(held_out, f"--validation-fraction {fraction}", run.job, every, num_batches)
+    return replace(run, source=training, held_out=found, validation_fraction=f"{number.normalize():f}")
+
+
+def _held_out(source: TokenFile | TokenMix, name: str, job: Job, every: int, num_batches: int | None) -> HeldOut:
     num_rows, seq_length = job.global_batch
     windows = source.num_windows(seq_length)
     if windows < num_rows * (num_batches or 1):
-        detail = f"{path}: {windows:,} rows of {seq_length:,} tokens; {num_batches or 1:,} batches of {num_rows:,} rows were asked for"
+        detail = f"{name}: {windows:,} rows of {seq_length:,} tokens; {num_batches or 1:,} batches of {num_rows:,} rows were asked for"
         hints = (f"--eval-batches {windows // num_rows}",) if windows >= num_rows else ()
-        raise refusal("MP622", detail, hints=hints, file=str(path))
+        raise refusal("MP622", detail, hints=hints)
     return HeldOut(source, every, num_batches or windows // num_rows)
 
 

@@ -155,10 +155,10 @@ RUNTIME: dict[str, CodeInfo] = {
         "data: {packing: none}",
     ),
     "MP622": CodeInfo(
-        "the held-out file has too few rows",
-        "An evaluation reads whole global batches, and no row twice; the file given with --eval-data has not as many rows.",
+        "too few rows are held out",
+        "An evaluation reads whole global batches, and no row twice; --eval-data or --validation-fraction gives not as many rows.",
         "A loss over a part of a batch, or over rows that count twice, is not comparable with another plan's.",
-        "Ask for fewer batches, or tokenize more held-out text.",
+        "Ask for fewer batches, or hold more text out.",
         "megarun train plan.json --data FILE --out DIR --eval-data HELD --eval-batches 4",
     ),
     "MP623": CodeInfo(
@@ -196,6 +196,14 @@ RUNTIME: dict[str, CodeInfo] = {
         "A class past the last row reads memory that is not the embedding's.",
         "Plan a model with the file's number of categories.",
         "features: {structure: {num_categories: 25, bottleneck: 64}}",
+    ),
+    "MP628": CodeInfo(
+        "this fraction holds out no part of the token files",
+        "--validation-fraction is no number between 0 and 1, leaves a file without a row for training or for evaluation, or stands beside "
+        "--eval-data.",
+        "Without a row on one side the run could not train, or would report a loss of nothing.",
+        "Name another fraction, or give held-out text of its own with --eval-data.",
+        "megarun train plan.json --data FILE --out DIR --validation-fraction 0.01",
     ),
     "MP641": CodeInfo(
         "the checkpoint is of another model",
@@ -248,9 +256,10 @@ RUNTIME: dict[str, CodeInfo] = {
     ),
     "MP648": CodeInfo(
         "the checkpoint's steps are of other batches",
-        "A step is an optimizer step on a global batch that seed and step number decide; one of them differs.",
+        "A step is an optimizer step on a global batch that seed, step number and the rows that are held out decide; one of them differs.",
         "Step 1,000 of other batches is another place in the data and in the learning rate.",
-        "Keep the product micro_batch_size · num_microbatches · dp_replicate · dp_shard, seq_length and seed, or use --weights-only.",
+        "Keep micro_batch_size · num_microbatches · dp_replicate · dp_shard, seq_length, seed and --validation-fraction, or use "
+        "--weights-only.",
         "mesh: {dp_shard: 4}, schedule: {num_microbatches: 8}      # was: dp_shard 8, num_microbatches 4",
     ),
     "MP649": CodeInfo(

@@ -10,18 +10,20 @@ from typing import Any
 from megarun.checkpoint.manifest import PLAN, Manifest
 from megarun.errors import refusal
 from megarun.job import Job
+from megarun.prepare import NOTHING, Run
 
 _MOST = 8  # differences to list
 
 
-def check_compatible(path: Path, manifest: Manifest, job: Job, model_digest: str, *, weights_only: bool) -> None:
+def check_compatible(path: Path, manifest: Manifest, run: Run, *, weights_only: bool) -> None:
     """Refuse a checkpoint of another model, and, unless only weights are read, of other batches.
 
     Another cut, mesh, schedule, sharding or recompute policy is no obstacle.
 
     Raises:
-        MegaplanError: MP641; MP647 if the number of experts differs (R-69); MP648 if step and seed would be another data position.
+        MegaplanError: MP641; MP647 if the number of experts differs (R-69); MP648 if the step would be another data position.
     """
+    job, model_digest = run.job, run.plan.model_digest
     if manifest.model_digest != model_digest:
         lines = list(_differences(path, job))
         code = "MP647" if any(line.startswith("model.moe.num_experts") for line in lines) else "MP641"
@@ -38,6 +40,11 @@ def check_compatible(path: Path, manifest: Manifest, job: Job, model_digest: str
         )
         detail = f"the plan's global batch is {planned}, the checkpoint's {saved}"
         raise refusal("MP648", detail, "schedule.num_microbatches", file=str(path))
+    saved = manifest.validation_fraction
+    if saved != run.validation_fraction:
+        detail = f"--validation-fraction = {run.validation_fraction}, the checkpoint's = {saved}"
+        hint = "leave out --validation-fraction" if saved == NOTHING else f"--validation-fraction {saved}"
+        raise refusal("MP648", detail, "--validation-fraction", (hint,), file=str(path))
 
 
 def _differences(path: Path, job: Job) -> Iterator[str]:

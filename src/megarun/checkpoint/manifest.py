@@ -41,13 +41,14 @@ class Manifest:
     Attributes:
         step: Optimizer steps done.
         seed: Of parameters and data.
-        global_batch: Sequences and tokens a sequence: with step, seed and course, the data position.
+        global_batch: Sequences and tokens a sequence: with step, seed, course and validation fraction, the data position.
         model_digest: Of the plan it was saved under; another one is another model.
         plan_digest: Of the plan it was saved under.
         world_size: Ranks that saved it.
         torch: Version that saved it.
         files: Every other file of the folder.
         course: Batches that bad steps have left out.
+        validation_fraction: The part of every token file's rows that training left out, a decimal number.
     """
 
     step: int
@@ -59,6 +60,7 @@ class Manifest:
     torch: str
     files: dict[str, FileRecord]
     course: Course = field(default_factory=Course)
+    validation_fraction: str = "0"
 
     def text(self) -> str:
         """As it stands in the file."""
@@ -113,6 +115,7 @@ def _parsed(document: dict[str, Any]) -> Manifest:
         torch=str(document["torch"]),
         files=files,
         course=_course(document["course"]),
+        validation_fraction=str(document.get("validation_fraction", "0")),  # older ones had no way to leave rows out
     )
 
 

@@ -70,7 +70,7 @@ def load_checkpoint(found: Found, trainer: Trainer, run: Run, *, weights_only: b
             cannot be read.
     """
     job = run.job
-    check_compatible(found.path, found.manifest, job, run.plan.model_digest, weights_only=weights_only)
+    check_compatible(found.path, found.manifest, run, weights_only=weights_only)
     items = model_state(trainer, job.inventory)
     if not weights_only:
         trainer.optimizers.make_states()

@@ -80,6 +80,7 @@ class Saver:
             torch=torch.__version__,
             files={},
             course=course,
+            validation_fraction=self._run.validation_fraction,
         )
         writer = CheckpointWriter(self._run.out, manifest, plan.text, self._run.checkpoints.keep)
         planner = PiecesSavePlanner()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from math import gcd
 
 import numpy as np
@@ -39,6 +40,11 @@ class TokenMix:
             detail = f"weights {', '.join(map(str, weights))} sum to {sum(self._weights):,} without their common factor"
             raise refusal("MP623", f"{detail}, more than {MOST_ROWS_OF_A_BLOCK:,}")
         self._ends = np.cumsum(self._weights)
+
+    def split(self, fraction: Fraction) -> tuple[TokenMix, TokenMix]:
+        """The mix in two parts, each of the same part of every file (`TokenFile.split`), with the same weights."""
+        training, held_out = zip(*(file.split(fraction) for file in self._files), strict=True)
+        return TokenMix(list(zip(training, self._weights, strict=True))), TokenMix(list(zip(held_out, self._weights, strict=True)))
 
     @property
     def vocab_size(self) -> int:

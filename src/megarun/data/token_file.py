@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 import stat
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +50,20 @@ class TokenFile:
         if offsets[0] != 0 or offsets[-1] != header.num_tokens or not (offsets[1:] > offsets[:-1]).all():
             detail = f"document offsets rise from {int(offsets[0]):,} to {int(offsets[-1]):,}, not strictly from 0 to {header.num_tokens:,}"
             raise self.damaged(detail)
+        self._held_out, self._validates = Fraction(0), False
+
+    def split(self, fraction: Fraction) -> tuple[TokenFile, TokenFile]:
+        """The rows of the file in two parts: for training, and the last ⌊fraction · W⌋ of its W windows for evaluation.
+
+        Both parts are the file itself in all else. No token is predicted in both.
+
+        Args:
+            fraction: Above 0 and below 1.
+        """
+        parts = copy.copy(self), copy.copy(self)
+        for part, validates in zip(parts, (False, True), strict=True):
+            part._held_out, part._validates = fraction, validates
+        return parts
 
     @property
     def num_tokens(self) -> int:
@@ -78,15 +94,25 @@ class TokenFile:
         """Rows of one epoch: windows of seq_length tokens, one behind the other, each with its last token's successor in the file.
 
         Raises:
-            MegaplanError: MP615 if seq_length is below 1, or no window fits.
+            MegaplanError: MP615 if seq_length is below 1, or no window fits; MP628 if a part of the file has none.
         """
+        first, stop = self._span(seq_length)
+        return stop - first
+
+    def _span(self, seq_length: int) -> tuple[int, int]:
+        """Windows of this part of the file, [first, stop)."""
         if seq_length < 1:
             raise refusal("MP615", f"batch.seq_length = {seq_length}, and a row has at least 1 token", "batch.seq_length")
         if self.num_tokens < seq_length + 1:
             detail = f"num_tokens = {self.num_tokens:,} < seq_length + 1 = {seq_length + 1:,}"
             hints = (f"--set batch.seq_length={self.num_tokens - 1}",) if self.num_tokens > 1 else ()
             raise refusal("MP615", detail, "batch.seq_length", (*hints, REWRITE.format(self.path)), str(self.path))
-        return (self.num_tokens - 1) // seq_length
+        windows = (self.num_tokens - 1) // seq_length
+        kept = windows - int(self._held_out * windows)
+        if self._held_out and not 0 < kept < windows:
+            detail = f"{self.path}: {windows:,} rows of {seq_length:,} tokens, of which --validation-fraction leaves {kept:,} for training"
+            raise refusal("MP628", f"{detail}, {windows - kept:,} for evaluation", "--validation-fraction", file=str(self.path))
+        return (kept, windows) if self._validates else (0, kept)
 
     def rows(self, step: int, seed: int, num_rows: int, seq_length: int) -> NDArray[np.int64]:
         """The global batch of a step: a function of its arguments and of nothing that happened before.
@@ -127,12 +153,13 @@ class TokenFile:
         Raises:
             MegaplanError: MP615 no window fits.
         """
-        num_windows = self.num_windows(seq_length)
+        first, stop = self._span(seq_length)
+        num_windows = stop - first
         epochs, positions = np.divmod(numbers, num_windows)
         found = np.empty_like(numbers)
         for epoch in np.unique(epochs).tolist():
             here = epochs == epoch
-            found[here] = shuffled(positions[here], num_windows, seed, epoch)
+            found[here] = first + shuffled(positions[here], num_windows, seed, epoch)
         return found
 
     def read(self, windows: NDArray[np.int64], seq_length: int) -> NDArray[np.int64]:
