@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FIRST, PRINTED = "megarun/first_failure", "megarun/failure_printed"
 WAIT = timedelta(seconds=5)
 POLL_SECONDS, GRACE_SECONDS = 1.0, 10.0
-NEVER_MET = "MP650"
+NEVER_MET = frozenset({"MP650", "MP651", "MP652"})
 ERROR = 2
 """Exit status of every rank of a job that failed."""
 
@@ -39,8 +39,10 @@ def report_failure(error: Exception, launch: Launch | None = None, mesh: Mesh | 
         mesh: The plan's, once it is read: it names the rank's place.
         with_traceback: Print torch's and Python's own account too.
     """
-    apart = isinstance(error, MegaplanError) and error.diagnostics[0].code == NEVER_MET
-    if launch is None and "WORLD_SIZE" in os.environ and not apart:
+    apart = isinstance(error, MegaplanError) and error.diagnostics[0].code in NEVER_MET
+    if launch is None and apart:
+        launch = getattr(error, "launch", None)  # those that came tell each other who is missing
+    elif launch is None and "WORLD_SIZE" in os.environ:
         from megarun.launch import read_launch  # noqa: PLC0415  (loads torch, which one process that fails early does without)
 
         launch = read_launch()

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import rendezvous
 
+from megaplan.errors import MegaplanError
 from megaplan.spec.models import Mesh
 from megarun.errors import place, refusal
 
 START_TIMEOUT_SECONDS = 60.0
+JOIN_SECONDS = 2.0  # a store ends its own attempts a little after the limit
 MOST_NAMED = 8
 RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
+TORCHRUN_KEEPS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,37 +48,83 @@ class Launch:
         return int(os.environ.get(RESTART_COUNT, "0")) > 0
 
 
+class NeverMetError(MegaplanError):
+    """Processes are missing, but those that came have a store.
+
+    Attributes:
+        launch: This process's.
+    """
+
+    def __init__(self, error: MegaplanError, launch: Launch) -> None:
+        super().__init__(error.diagnostics)
+        self.launch = launch
+
+
 def read_launch(start_timeout: float = START_TIMEOUT_SECONDS, mesh: Mesh | None = None) -> Launch:
-    """Join the store of torchrun where there is one, and wait for every other process.
+    """Join the store of torchrun, or rank 0's where processes were started by other means, and wait for every other process.
 
     Args:
         start_timeout: Seconds to wait; a process that never comes would otherwise be met in some collective, minutes later.
         mesh: The plan's, to name who is missing.
 
     Raises:
-        MegaplanError: MP650 if a process, or the store, did not come.
+        MegaplanError: MP650 if a process, or the store, did not come; MP651 if rank 0 cannot have the store's port; MP652 if a variable
+            of the launch is missing or no number.
     """
     if "WORLD_SIZE" not in os.environ:
         return Launch(0, 1, 0, dist.HashStore())  # type: ignore[attr-defined]
+    rank, world_size, port = (_number(name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    known = mesh if mesh is not None and mesh.world_size == world_size else None
     limit = timedelta(seconds=start_timeout)
-    try:
-        store, rank, world_size = next(rendezvous("env://", timeout=limit))
-    except (dist.DistError, RuntimeError, OSError) as error:
-        where = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
-        reason = str(error).strip().splitlines()[0]
-        raise refusal("MP650", f"rank {os.environ.get('RANK', '?')}: no store at {where} with every rank: {reason}") from None
     # a restarted job meets the same store: addresses and errors of the processes before would still be in it
-    store = PrefixStore(f"attempt {os.environ.get(RESTART_COUNT, '0')}", store)
+    store = PrefixStore(f"attempt {os.environ.get(RESTART_COUNT, '0')}", _join(place(rank, known), rank == 0, port, limit))
+    launch = Launch(rank, world_size, int(os.environ.get("LOCAL_RANK", rank)), store)
     keys = [f"megarun/here/{index}" for index in range(world_size)]
     store.set(keys[rank], "1")
     try:
         store.wait(keys, limit)
     except RuntimeError:  # what the store raises when the wait times out
-        known = mesh if mesh is not None and mesh.world_size == world_size else None
         missing = [place(index, known) for index, key in enumerate(keys) if not store.check([key])]
         detail = f"{len(missing)} of {world_size} processes did not start within {start_timeout:g} s: {', '.join(missing[:MOST_NAMED])}"
-        raise refusal("MP650", detail + (" …" if len(missing) > MOST_NAMED else "")) from None
-    return Launch(rank, world_size, int(os.environ.get("LOCAL_RANK", rank)), store)
+        raise NeverMetError(refusal("MP650", detail + (" …" if len(missing) > MOST_NAMED else "")), launch) from None
+    return launch
+
+
+def _number(name: str) -> int:
+    given = os.environ.get(name, "")
+    if not given.isdecimal():
+        raise refusal("MP652", f"{name} = {given}" if given else f"{name} is not set, WORLD_SIZE is")
+    return int(given)
+
+
+def _join(who: str, first: bool, port: int, limit: timedelta) -> Store:
+    """The job's key-value store: torchrun's own, else rank 0 has it."""
+    host = os.environ.get("MASTER_ADDR", "")
+    if not host:
+        raise refusal("MP652", "MASTER_ADDR is not set, WORLD_SIZE is")
+    torchruns = os.environ.get(TORCHRUN_KEEPS_STORE) == str(True)
+    serves = first and not torchruns
+    joined: Future[Store] = Future()
+
+    def join() -> None:
+        try:
+            # nobody is waited for here: who is missing is seen from the keys
+            joined.set_result(TCPStore(host, port, is_master=serves, timeout=limit, wait_for_workers=False, multi_tenant=True))
+        except Exception as error:
+            joined.set_exception(error)
+
+    # in a thread, for a store waits without limit for a word of a stranger that has its port
+    threading.Thread(target=join, name="store", daemon=True).start()
+    try:
+        return joined.result(limit.total_seconds() + JOIN_SECONDS)
+    except (dist.DistError, RuntimeError, OSError) as error:
+        reason = (str(error).strip().splitlines() or ["what listens there does not answer"])[0]
+        if serves:
+            code, detail = "MP651", f"{who} keeps the store that all processes meet in, and cannot listen at {host}:{port}"
+        else:
+            keeper = "torchrun's store does not answer" if torchruns else "rank 0 did not start, or another program has its port"
+            code, detail = "MP650", f"{who}: nobody to meet at {host}:{port} within {limit.total_seconds():g} s: {keeper}"
+        raise refusal(code, f"{detail}\n{reason}") from None
 
 
 def choose_device(launch: Launch) -> torch.device:

@@ -121,7 +121,7 @@ def train_steps(run: Run, mesh: RankMesh, keeper: Keeper, interrupt: Interrupt, 
             if evaluated is not None:
                 metrics_file.write(evaluated)
                 display.show_evaluation(evaluated)
-        stopped_by = interrupt.agreed(keeper.control)
+        stopped_by = keeper.heed(interrupt)
         keeper.after(step, guard.course, last=last, stopped=stopped_by > 0)
     return Trained(history, stopped_by)
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from safetensors.torch import load_file
 
 import megarun.batches
+import megarun.checkpoint.save
 from megaplan.plan.make import make_plan, write_plan
 from megaplan.spec.models import Spec
 from megarun.checkpoint.manifest import list_checkpoints
@@ -67,6 +69,24 @@ def stop_in_step(step: int, number: int, monkeypatch: pytest.MonkeyPatch) -> Non
             os.kill(os.getpid(), number)
         return read(self, index)
 
+    monkeypatch.setattr(megarun.batches.Batches, "at", at)
+
+
+def wait_for_the_save_in_step(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a save under way come to its end, good or bad, while that step's batch is read; nobody asks it."""
+    read, futures = megarun.batches.Batches.at, []
+    begun = megarun.checkpoint.save.async_save
+
+    def begin(*arguments: Any, **named: Any) -> Any:
+        futures.append(begun(*arguments, **named))
+        return futures[-1]
+
+    def at(self: Any, index: int) -> Any:
+        if index == step - 1:
+            wait(futures)
+        return read(self, index)
+
+    monkeypatch.setattr(megarun.checkpoint.save, "async_save", begin)
     monkeypatch.setattr(megarun.batches.Batches, "at", at)
 
 
@@ -155,7 +175,9 @@ def test_a_full_disk_ends_with_one_error_and_keeps_the_last_good_one(
         return created(self, Path("/dev/full") if "step-00000004" in str(path) and "w" in mode else path, mode)
 
     monkeypatch.setattr(FileSystem, "create_stream", create)
+    wait_for_the_save_in_step(5, monkeypatch)
     assert run(command("run")) == 2
+    assert max(losses(tmp_path / "run")) == 5, "noticed after the step in which the save has failed, not at the next save"
     said = capfd.readouterr().err
     assert "error[MP645]" in said
     assert "No space left on device" in said
@@ -268,3 +290,4 @@ def test_a_rank_that_never_starts_is_named(tmp_path: Path, command: Any) -> None
     )
     assert done.returncode == 2
     assert "error[MP650]" in done.stderr
+    assert "1 of 2 processes did not start within 3 s: rank 1 (pp 1)" in done.stderr

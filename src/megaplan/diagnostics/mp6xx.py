@@ -276,4 +276,18 @@ RUNTIME: dict[str, CodeInfo] = {
         "Start every rank, with the same MASTER_ADDR and MASTER_PORT; a slow start may need a longer --start-timeout.",
         "torchrun --nnodes 2 --node-rank 1 --nproc-per-node 8 --master-addr HOST -m megarun train …   # on the second machine, too",
     ),
+    "MP651": CodeInfo(
+        "the processes have no place to meet",
+        "Rank 0 must listen at MASTER_ADDR and MASTER_PORT, where the others find it, and cannot.",
+        "Another program has the port, perhaps a run that has not ended, or the address is not this machine's.",
+        "Give every process another MASTER_PORT, or start them with torchrun, which finds a free one on one machine.",
+        "torchrun --standalone --nproc-per-node 4 -m megarun train …",
+    ),
+    "MP652": CodeInfo(
+        "a variable of the launch is missing",
+        "WORLD_SIZE says that this process is one of several; RANK, MASTER_ADDR and MASTER_PORT must then be set, too.",
+        "Without them it is not known which part of the job this process is, or where it meets the others.",
+        "Start with torchrun, which sets them all, or set them all; for one process unset WORLD_SIZE.",
+        "torchrun --standalone --nproc-per-node 4 -m megarun train …",
+    ),
 }

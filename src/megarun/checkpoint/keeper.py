@@ -12,6 +12,7 @@ from megarun.checkpoint.resume import Found, damage, load_checkpoint, newest_who
 from megarun.checkpoint.save import Saver
 from megarun.course import START, Course
 from megarun.errors import refusal
+from megarun.interrupt import Interrupt, largest
 from megarun.prepare import AUTO, NEVER, Run
 from megarun.trainer import Trainer
 
@@ -80,6 +81,17 @@ class Keeper:
             MegaplanError: It cannot be read.
         """
         return load_checkpoint(found, trainer, self._run, weights_only=False, group=self.control)
+
+    def heed(self, interrupt: Interrupt) -> int:
+        """The signal that any rank has received, 0 if none; asked after every step.
+
+        Raises:
+            MegaplanError: MP645 if the save under way has failed on any rank: what is trained after it would only be lost.
+        """
+        number, failed = largest([interrupt.received, int(self._saver is not None and self._saver.failed)], self.control)
+        if failed and self._saver is not None:
+            self._saver.wait()
+        return number
 
     def after(self, step: int, course: Course, *, last: bool, stopped: bool) -> None:
         """Save what a step has left if it is time to, or if the run ends here.

@@ -88,6 +88,14 @@ class Saver:
         future = self._guarded(step, writer, lambda: async_save(copies, **options))
         self._pending = step, future, writer
 
+    @property
+    def failed(self) -> bool:
+        """Whether this rank knows already that the save under way has failed; asks nobody, waits for nothing."""
+        if self._pending is None:
+            return False
+        future = self._pending[1]
+        return future.done() and future.exception() is not None
+
     def wait(self) -> None:
         """Until the save under way is whole.
 

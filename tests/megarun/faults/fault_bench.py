@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -108,15 +109,18 @@ class Bench:
         """Losses of the run that nothing interrupts."""
         return losses(self.whole("expected"))
 
-    def launch(self, out: Path, said: Path) -> subprocess.Popen[bytes]:
+    def launch(
+        self, out: Path, said: Path, *more: str, program: Sequence[str] = ("-m", "megarun"), meeting: Sequence[str] = ("--standalone",)
+    ) -> subprocess.Popen[bytes]:
         """Two stages under torchrun, stderr in a file."""
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "megarun"]
+        command = [sys.executable, "-m", "torch.distributed.run", *meeting, "--nproc-per-node", "2", *program]
+        words = self.words(self.two, out, *more)
         with said.open("wb") as file:
-            return subprocess.Popen([*command, *self.words(self.two, out)], env=environment(), stdout=subprocess.DEVNULL, stderr=file)
+            return subprocess.Popen([*command, *words], env=environment(), stdout=subprocess.DEVNULL, stderr=file)
 
-    def alone(self, out: Path, port: int, *more: str) -> tuple[int, str, float]:
-        """Rank 0 of two, started by hand."""
-        place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    def alone(self, rank: int, out: Path, port: int, *more: str) -> tuple[int, str, float]:
+        """One rank of two, started by hand."""
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         began = time.monotonic()
         command = [sys.executable, "-m", "megarun", *self.words(self.two, out, *more)]
         done = subprocess.run(command, env=environment() | place, capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS)
@@ -175,10 +179,15 @@ def rank_processes(launcher: int) -> dict[int, int]:
 
 def wait_for_step(out: Path, step: int, process: subprocess.Popen[bytes]) -> None:
     """Until that many steps are done."""
+    wait_for(process, lambda: max(losses(out), default=0) >= step, f"step {step}")
+
+
+def wait_for(process: subprocess.Popen[bytes], happened: Callable[[], bool], what: str) -> None:
+    """Until it has happened while the process runs."""
     end = time.monotonic() + LIMIT_SECONDS
-    while max(losses(out), default=0) < step:
-        assert process.poll() is None, f"ended with {process.returncode} before step {step}"
-        assert time.monotonic() < end, f"no step {step}"
+    while not happened():
+        assert process.poll() is None, f"ended with {process.returncode} before {what}"
+        assert time.monotonic() < end, f"no {what}"
         time.sleep(0.01)
 
 

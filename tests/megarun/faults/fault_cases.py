@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -14,7 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fault_aim
 import torch
+from fault_aim import PLACES
 from fault_bench import (
     SPEC,
     STEPS,
@@ -27,6 +30,7 @@ from fault_bench import (
     losses,
     newest_step,
     rank_processes,
+    wait_for,
     wait_for_step,
 )
 
@@ -35,6 +39,7 @@ from megarun.checkpoint.manifest import list_checkpoints, read_manifest
 from megarun.trainer import Trainer
 
 ERROR = 2
+STATUS = 128  # of a command that a signal has ended, plus the signal's number
 BEFORE = 6  # steps of a run that is damaged: checkpoints after 4 and 6
 
 
@@ -79,6 +84,57 @@ def stopped(bench: Bench, number: signal.Signals, seed: int) -> Outcome:
     return Outcome(
         f"{number.name} to torchrun in step {step + 1} or later (seed {seed})", first_line(said.read_text(), "saved"), 0, seconds
     )
+
+
+def held_out(bench: Bench) -> list[str]:
+    """Words that evaluate now and then."""
+    return ["--eval-data", str(bench.tokens), "--eval-every", "6", "--eval-batches", "4"]
+
+
+def struck_here(bench: Bench, number: signal.Signals, place: str) -> Outcome:
+    """A signal inside of a save or an evaluation of one process: what is saved is whole, and no step is lost."""
+    out = bench.folder / f"{number.name}-here-{place}".replace(" ", "-")
+    with fault_aim.aimed(place, fault_aim.sending(number, os.getpid())):
+        status, said, seconds = bench.here(bench.words(bench.one, out, *held_out(bench)))
+    assert status == STATUS + number, said
+    assert 0 < newest_step(out) == max(losses(out)) < STEPS
+    _, lost = bench.resume(out, newest_step(out))
+    assert lost == 0
+    return Outcome(f"{number.name} to one process inside of {place}", first_line(said, "saved"), 0, seconds)
+
+
+def struck(bench: Bench, number: signal.Signals, place: str) -> Outcome:
+    """A signal to the launcher inside of rank 1's save or evaluation: all ranks stop after the same step, before torchrun kills them."""
+    name = f"{number.name}-{place}".replace(" ", "-")
+    process, out, said, counts = _launch_aimed(bench, name, place, number.name)
+    wait_for(process, (counts / fault_aim.STRUCK).exists, place)
+    seconds = end(process)
+    assert process.returncode != 0
+    assert 0 < newest_step(out) == max(losses(out)) < STEPS, said.read_text()
+    assert [int((counts / str(rank)).read_text()) for rank in range(2)] == [newest_step(out)] * 2
+    _, lost = bench.resume(out, newest_step(out))
+    assert lost == 0
+    return Outcome(f"{number.name} to torchrun inside of {place}", first_line(said.read_text(), "saved"), 0, seconds)
+
+
+def disk_full_of_one(bench: Bench) -> Outcome:
+    """The second save of rank 1 meets a full disk, rank 0's does not: both end, before the third save."""
+    process, out, said, counts = _launch_aimed(bench, "full-of-one", "the writing of a save", fault_aim.full_disk.__name__)
+    wait_for(process, (counts / fault_aim.STRUCK).exists, "the second save")
+    seconds = end(process)
+    assert process.returncode != 0
+    assert newest_step(out) == 2, said.read_text()
+    read = first_line(said.read_text(), "error[MP645]")
+    _, lost = bench.resume(out, 2)
+    return Outcome("disk full for one of two ranks during the second save", read, lost, seconds)
+
+
+def _launch_aimed(bench: Bench, name: str, place: str, strike: str) -> tuple[subprocess.Popen[bytes], Path, Path, Path]:
+    """The process, its run, what it says, and where its ranks count updates."""
+    out, said, counts = bench.folder / name, bench.folder / f"{name}.txt", bench.folder / f"{name}-updates"
+    counts.mkdir()
+    program = [str(Path(fault_aim.__file__)), place, strike, "1", str(counts)]
+    return bench.launch(out, said, *held_out(bench), program=program), out, said, counts
 
 
 def flip(path: Path) -> None:
@@ -143,12 +199,43 @@ def refused(bench: Bench, happened: str, words: list[str], code: str) -> Outcome
     return Outcome(happened, first_line(said, f"error[{code}]"), None, seconds)
 
 
-def rank_missing(bench: Bench) -> Outcome:
-    """Rank 1 of 2 is never started."""
-    status, said, seconds = bench.alone(bench.folder / "missing", free_port(), "--start-timeout", "3")
+def rank_missing(bench: Bench, missing: int) -> Outcome:
+    """One rank of two is never started; nobody's torchrun starts the other."""
+    out, wanted = bench.folder / f"missing-{missing}", ("nobody to meet" if missing == 0 else "did not start")
+    status, said, seconds = bench.alone(1 - missing, out, free_port(), "--start-timeout", "3")
     assert status == ERROR, said
     assert "MP650" in said
-    return Outcome("a rank never starts (--start-timeout 3)", first_line(said, "did not start", "no store"), None, seconds)
+    assert f"rank {missing}" in first_line(said, wanted)
+    where = "fixed address and port" if missing else "fixed address and port, whose store it keeps"
+    return Outcome(f"rank {missing} never starts ({where}, --start-timeout 3)", _without_port(first_line(said, wanted)), None, seconds)
+
+
+LATE = """
+import os, sys, time
+if os.environ["RANK"] == "1":
+    time.sleep(3600)
+from megarun.cli import run
+from megarun.failure import leave
+leave(run())
+"""
+
+
+def rank_late(bench: Bench) -> Outcome:
+    """torchrun with a fixed address starts both ranks, and one hangs before it comes to megarun."""
+    (bench.folder / "late.py").write_text(LATE)
+    out, said = bench.folder / "late", bench.folder / "late.txt"
+    meeting = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    process = bench.launch(out, said, "--start-timeout", "3", program=[str(bench.folder / "late.py")], meeting=meeting)
+    seconds = end(process)
+    assert process.returncode != 0
+    assert said.read_text().count("error[MP650]") == 1, said.read_text()
+    read = first_line(said.read_text(), "did not start")
+    assert read.endswith("rank 1 (pp 1)")
+    return Outcome("rank 1 hangs before it starts, under torchrun --master-addr --master-port (--start-timeout 3)", read, None, seconds)
+
+
+def _without_port(said: str) -> str:
+    return re.sub(r"(?<=127\.0\.0\.1:)\d+", "PORT", said)
 
 
 def port_in_use(bench: Bench) -> Outcome:
@@ -156,10 +243,11 @@ def port_in_use(bench: Bench) -> Outcome:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        status, said, seconds = bench.alone(bench.folder / "port", taken.getsockname()[1], "--start-timeout", "3")
+        status, said, seconds = bench.alone(0, bench.folder / "port", taken.getsockname()[1], "--start-timeout", "3")
     assert status == ERROR, said
-    assert "MP650" in said
-    return Outcome("the port of the meeting place is in use (--start-timeout 3)", first_line(said, "no store"), None, seconds)
+    assert "MP651" in said
+    read = _without_port(first_line(said, "cannot listen"))
+    return Outcome("the port of the meeting place is in use", read, None, seconds)
 
 
 def wrong_tokens(bench: Bench) -> Outcome:
@@ -230,17 +318,29 @@ def not_finite(bench: Bench, where: str) -> Outcome:
 
 
 Case = Callable[[Bench], Outcome]
-SIGNALS = [(number, seed) for number in (signal.SIGTERM, signal.SIGINT) for seed in (1, 2)]
+STOPPING = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = [(number, seed) for number in STOPPING for seed in (1, 2)]
 KILLS: dict[str, Case] = {f"kill -9, seed {seed}": (lambda bench, seed=seed: killed(bench, seed)) for seed in range(20)}
-STOPS: dict[str, Case] = {f"{n.name}, seed {s}": (lambda bench, n=n, s=s: stopped(bench, n, s)) for n, s in SIGNALS}
+STOPS: dict[str, Case] = {
+    **{f"{n.name}, seed {s}": (lambda bench, n=n, s=s: stopped(bench, n, s)) for n, s in SIGNALS},
+    **{f"{n.name} inside of {place}": (lambda bench, n=n, place=place: struck(bench, n, place)) for n in STOPPING for place in PLACES},
+}
+STRUCK_HERE = [(signal.SIGTERM, "the writing of a save"), (signal.SIGINT, "an evaluation")]
 QUICK: dict[str, Case] = {
     "NaN in data": lambda bench: not_finite(bench, "data"),
     "NaN in a gradient": lambda bench: not_finite(bench, "gradient"),
     **{what: (lambda bench, what=what: damaged(bench, what)) for what in DAMAGES},
+    **{f"{n.name} here inside of {place}": (lambda bench, n=n, place=place: struck_here(bench, n, place)) for n, place in STRUCK_HERE},
     "disk full": disk_full,
     "wrong token file": wrong_tokens,
     "truncated token file": truncated_tokens,
     "plan edited by hand": edited_by_hand,
     "another model": another_model,
 }
-PROCESSES: dict[str, Case] = {"a rank never starts": rank_missing, "port in use": port_in_use}
+PROCESSES: dict[str, Case] = {
+    "disk full of one": disk_full_of_one,
+    "rank 1 never starts": lambda bench: rank_missing(bench, 1),
+    "rank 0 never starts": lambda bench: rank_missing(bench, 0),
+    "a rank is late": rank_late,
+    "port in use": port_in_use,
+}

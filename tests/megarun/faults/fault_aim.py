@@ -1,0 +1,101 @@
+"""Strikes at the inside of a save or of an evaluation: in this process, or, run under torchrun, in one rank of several.
+
+torchrun … fault_aim.py PLACE STRIKE RANK FOLDER WORDS…
+
+Each rank leaves its number of updates in FOLDER, and the one that strikes an empty file.
+"""
+
+import contextlib
+import errno
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from megarun.checkpoint.save import Saver
+from megarun.checkpoint.storage import CheckpointWriter
+from megarun.parallel.forward import ForwardRunner
+from megarun.trainer import Trainer
+
+SECOND = 2
+STRUCK = "struck"
+PLACES: dict[str, tuple[Any, str]] = {
+    "the copy of a save": (Saver, "_state"),
+    "the writing of a save": (CheckpointWriter, "write_data"),
+    "an evaluation": (ForwardRunner, "loss"),
+}
+
+
+def full_disk() -> None:
+    """What a write meets there."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def sending(number: int, process: int) -> Callable[[], None]:
+    """A strike: the signal, and the place lasts long enough to receive it."""
+
+    def strike() -> None:
+        os.kill(process, number)
+        time.sleep(0.5)
+
+    return strike
+
+
+@contextlib.contextmanager
+def aimed(place: str, strike: Callable[[], None]) -> Iterator[None]:
+    """Strike the second time that a place is entered."""
+    owner, name = PLACES[place]
+    real, times = getattr(owner, name), [0]
+
+    def struck(*arguments: Any, **named: Any) -> Any:
+        times[0] += 1
+        if times[0] == SECOND:
+            strike()
+        return real(*arguments, **named)
+
+    setattr(owner, name, struck)
+    try:
+        yield
+    finally:
+        setattr(owner, name, real)
+
+
+@contextlib.contextmanager
+def counted(file: Path) -> Iterator[None]:
+    """Leave the number of updates in a file."""
+    real, number = Trainer.update, [0]
+
+    def update(self: Trainer, step: int) -> None:
+        real(self, step)
+        number[0] += 1
+        file.write_text(str(number[0]))
+
+    Trainer.update = update  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Trainer.update = real  # type: ignore[method-assign]
+
+
+def main(place: str, strike: str, rank: str, folder: str, *words: str) -> int:
+    """One rank; a signal goes to its launcher."""
+    from megarun.cli import run  # noqa: PLC0415
+
+    action = full_disk if strike == full_disk.__name__ else sending(signal.Signals[strike], os.getppid())
+
+    def noted() -> None:
+        (Path(folder) / STRUCK).touch()
+        action()
+
+    here = os.environ["RANK"]
+    with counted(Path(folder) / here), aimed(place, noted) if here == rank else contextlib.nullcontext():
+        return run(words)
+
+
+if __name__ == "__main__":
+    from megarun.failure import leave
+
+    leave(main(*sys.argv[1:]))
