@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from parity_cells import GENTLE, RESHARD, SELECTIVE, TIED, V2, V4, Cell
+from feature_cells import MTP_TOO, SIDES
+from parity_cells import C2, E2, FEW_WORDS, GENTLE, RESHARD, SELECTIVE, T2, TIED, V2, V4, Cell
 from parity_world import CellFailedError, Worlds
 
 from megarun.checkpoint.manifest import list_checkpoints, read_manifest
@@ -17,7 +18,9 @@ from megarun.checkpoint.whole import tensor_names, whole_tensors
 pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-68")]
 BEFORE, AFTER = 2, 10
 HEADS = {"model.attention.num_kv_heads": 4}
-MODEL = GENTLE | TIED | HEADS
+MODEL = GENTLE | TIED | HEADS | {"model.features.mtp": {"depth": 1, "ffn_hidden_size": 40}}
+SIDED = MODEL | SIDES | MTP_TOO | FEW_WORDS  # side embeddings, two further tokens, packed rows
+AGAIN = {"recompute": {"default": "full", "blocks": {"M": "none", "E": "selective"}}}
 PLANS = {
     "one": Cell("one", {}, spec=MODEL),
     "dp2": Cell("dp2", {"dp_shard": 2}, spec=MODEL),
@@ -34,6 +37,14 @@ PLANS = {
     "tp2-dp2-pp2": Cell("tp2-dp2-pp2", {"pp": 2, "tp": 2, "dp_shard": 2}, spec=MODEL),
     "ep4": Cell("ep4", {"dp_shard": 4, "ep": 4}, spec=MODEL),
     "ep2-tp2-pp2": Cell("ep2-tp2-pp2", {"pp": 2, "tp": 2, "dp_shard": 2, "ep": 2}, spec=MODEL),
+    "cp2": Cell("cp2", C2, spec=MODEL),
+    "looped-bfs-pp2": Cell("looped-bfs-pp2", V2, "looped_bfs", MODEL),
+    "cp2-ep2-pp2": Cell("cp2-ep2-pp2", C2 | {"pp": 2, "ep": 2}, spec=MODEL | AGAIN),
+    "ep2-kernels": Cell("ep2-kernels", E2, spec=MODEL | {"host.kernels": "triton"}),
+    "sided-one": Cell("sided-one", {}, spec=SIDED),
+    "sided-zbv-pp2-dp2": Cell("sided-zbv-pp2-dp2", V2 | {"dp_shard": 2}, "zbv", SIDED),
+    "sided-cp2-pp2": Cell("sided-cp2-pp2", C2 | {"pp": 2}, spec=SIDED),
+    "sided-tp2-ep2-dp2": Cell("sided-tp2-ep2-dp2", T2 | E2, spec=SIDED),
 }
 CI = [("tp2", "zbv-pp2-dp2"), ("zbv-pp2-dp2", "one"), ("one", "one")]
 PAIRS = [
@@ -43,6 +54,9 @@ PAIRS = [
     ("dualpipev-pp2", "hsdp"), ("hsdp", "ep4"), ("ep4", "tp4-vocabulary"), ("tp4-vocabulary", "ep2-tp2-pp2"),
     ("ep2-tp2-pp2", "ep4"), ("ep4", "one"), ("ep2-tp2-pp2", "ep2-tp2-pp2"), ("tp4-vocabulary", "tp2-dp2-pp2"),
     ("tp2-dp2-pp2", "hsdp"), ("tp2-dp2-pp2", "zbv-pp2-dp2"), ("zero-bubble-pp4", "tp4-vocabulary"),
+    ("zbv-pp2-dp2", "cp2"), ("cp2", "cp2"), ("cp2", "tp2-dp2-pp2"), ("cp2", "cp2-ep2-pp2"), ("cp2-ep2-pp2", "looped-bfs-pp2"),
+    ("looped-bfs-pp2", "hsdp"), ("tp2", "ep2-kernels"), ("ep2-kernels", "ep4"), ("sided-one", "sided-zbv-pp2-dp2"),
+    ("sided-zbv-pp2-dp2", "sided-cp2-pp2"), ("sided-cp2-pp2", "sided-tp2-ep2-dp2"), ("sided-tp2-ep2-dp2", "sided-one"),
 ]  # fmt: skip
 
 
