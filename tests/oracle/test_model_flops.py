@@ -1,84 +1,146 @@
-"""Model FLOPs of each family: what torch's own counter sees of a real block, and the stated term of what it cannot see into."""
+"""Model FLOPs of each kind of block: what torch's own counter sees of a real one, and the stated term of what it cannot see into."""
 
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from megaplan.cost.blocks import layer_ops, whole_workload
-from megaplan.cost.mamba import ssd
-from megaplan.cost.model import model_costs
-from megaplan.cost.recurrent import m2rnn
+from megaplan.cost.blocks import end_ops, layer_ops, whole_workload
+from megaplan.cost.model import ModelCosts, model_costs
+from megaplan.cost.work import LayerCost, Ops
 from megaplan.inventory.build import build_inventory
-from megaplan.inventory.tensors import Family
 from megaplan.layout.build import build_layout
 from megaplan.spec.models import Spec
 from megarun.build import build_stage, materialise
 from megarun.initialise import initialise
+from megarun.model.mtp import Ends
 from megarun.model.rotary import Rotary
+from megarun.model.stage import Stage
 
 pytestmark = pytest.mark.runtime
-ROWS, LENGTH, HIDDEN = 2, 24, 32
+ROWS, LENGTH, HIDDEN, VOCAB = 2, 24, 32, 61
 SPEC: dict[str, Any] = {
     "format": "megaplan.spec/1",
     "name": "counted",
-    "model": {
-        "pattern": "AMEDR",
-        "num_layers": 5,
-        "hidden_size": HIDDEN,
-        "vocab_size": 61,
-        "attention": {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8},
-        "mamba": {"kind": "mamba2", "expand": 2, "head_dim": 16, "state_dim": 8, "num_groups": 2, "chunk_size": 8},
-        "moe": {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 24, "shared_ffn_hidden_size": 16},
-        "recurrent": {"kind": "m2rnn", "num_heads": 3, "key_dim": 4, "value_dim": 4, "save_every": 8},
-        "mlp": {"ffn_hidden_size": 40},
-    },
     "batch": {"micro_batch_size": ROWS, "seq_length": LENGTH},
     "precision": dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "fp32"),
 }
+GQA = {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
+WIDTHS = {"kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
+MLA = {"kind": "mla", "num_heads": 4, "q_lora_rank": 8, **WIDTHS}
+INDEXED = MLA | {"indexer": {"num_heads": 2, "head_dim": 6, "layers": [0], "top_k": 6}}
+MAMBA2 = {"kind": "mamba2", "expand": 2, "head_dim": 16, "state_dim": 8, "num_groups": 2, "chunk_size": 8}
+MAMBA3 = {"kind": "mamba3", "expand": 2, "head_dim": 16, "state_dim": 8, "num_groups": 2, "chunk_size": 8}
+EXPERTS = {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 24, "shared_ffn_hidden_size": 16}
+M2RNN = {"kind": "m2rnn", "num_heads": 3, "key_dim": 4, "value_dim": 4, "save_every": 8}
+ENDS = {"attention": GQA, "mlp": {"ffn_hidden_size": 40}}
+
+# A product forward is two backward, of inputs and of weights or of both inputs. Visible pairs of 24 positions: 300; 147 in a window of 7,
+# 129 of 6. A pair and head is 2·D of q kᵀ and 2·Dv of p v; a token has its 24th part.
+PASSES, PAIRS, PAIRS_OF_7, PAIRS_OF_6 = 3, 300, 147, 129
+TAPS = PASSES * 2 * 4  # a channel of a convolution of four
 
 
-def core_flops_per_token(spec: Spec, family: Family) -> int:
-    """The products inside a family's operations, forward and backward, each repeated one left out."""
-    load, convolution = whole_workload(spec, spec.precision.params), 3 * 2 * 4  # a channel's taps: value, input and weight gradient
-    if family is Family.A:
-        return 3 * (LENGTH + 1) * 4 * (8 + 8)  # q kᵀ and p v, 2 each, of (T + 1) / 2 keys on average, four heads
-    if family is Family.E:
-        return 3 * 2 * HIDDEN * 4 + 3 * 2 * 2 * 3 * HIDDEN * 24  # router; two experts of three matrices
-    if family is Family.M:
-        scan = ssd(load, num_heads=4, num_groups=2, chunk_size=8, head_dim=16, state_dim=8)
-        return convolution * (64 + 2 * 2 * 8) + scan.forward + scan.input_grad + scan.weight_grad - scan.recomputed
-    if family is Family.R:
-        assert spec.model.recurrent is not None
-        scan = m2rnn(load, spec.model.recurrent)
-        return convolution * (2 * 4 + 3 * 4) + scan.forward + scan.input_grad + scan.weight_grad - scan.recomputed
-    return 0
+def attention(pairs: int, score_width: int, value_width: int = 8) -> int:
+    return PASSES * 2 * pairs * 4 * (score_width + value_width) // LENGTH
 
 
-@pytest.mark.parametrize("layer", range(5), ids=list("AMEDR"))
-def test_model_flops_are_the_counter_s_and_the_core(layer: int, capsys: pytest.CaptureFixture[str]) -> None:
+def scan(rows: int, tile: int, group_scores: int) -> int:
+    """Four heads of width 16 and state 8, `rows` a position: scores of all, their product with x, and the state written and read."""
+    return PASSES * (group_scores * 2 * rows * tile * 8 + 4 * rows * (2 * tile * 16 + 4 * 8 * 16))
+
+
+class Kind(NamedTuple):
+    """A block that is counted.
+
+    Attributes:
+        model: Its sections of a spec.
+        core: FLOPs a token inside its operations, forward and backward, repeated ones left out.
+        part: Where it lies: a layer, or one of the ends.
+    """
+
+    model: dict[str, Any]
+    core: int
+    part: str = "layer"
+
+
+KINDS = {
+    "A mha": Kind({"pattern": "A", "attention": GQA | {"num_kv_heads": 4}}, attention(PAIRS, 8)),
+    "A gqa": Kind({"pattern": "A", "attention": GQA | {"qk_norm": True, "bias": True}}, attention(PAIRS, 8)),
+    "A gqa, window": Kind({"pattern": "A", "attention": GQA | {"window_size": 7}}, attention(PAIRS_OF_7, 8)),
+    "A mla": Kind({"pattern": "A", "attention": MLA}, attention(PAIRS, 8 + 4)),
+    "A mla, direct": Kind({"pattern": "A", "attention": MLA | {"q_lora_rank": None}}, attention(PAIRS, 8 + 4)),
+    # two heads' scores of width 6 and their weighted sum, of every visible pair
+    "A mla, indexer": Kind({"pattern": "A", "attention": INDEXED}, attention(PAIRS_OF_6, 8 + 4) + PASSES * 2 * PAIRS * 2 * 7 // LENGTH),
+    "M mamba2": Kind({"pattern": "M", "mamba": MAMBA2}, TAPS * (64 + 2 * 2 * 8) + scan(1, 8, group_scores=2)),
+    "M mamba3": Kind({"pattern": "M", "mamba": MAMBA3}, scan(1, 8, group_scores=4)),
+    "M mamba3, angles": Kind({"pattern": "M", "mamba": MAMBA3 | {"num_angles": 3}}, scan(1, 8, group_scores=4)),
+    "M mamba3, MIMO": Kind({"pattern": "M", "mamba": MAMBA3 | {"mimo_rank": 2, "num_angles": 3}}, scan(2, 8, group_scores=4)),
+    # router, and two experts of three matrices, or of two
+    "E": Kind({"pattern": "E", "moe": EXPERTS}, PASSES * 2 * HIDDEN * (4 + 2 * 3 * 24)),
+    "E relu2": Kind({"pattern": "E", "moe": EXPERTS | {"activation": "relu2"}}, PASSES * 2 * HIDDEN * (4 + 2 * 2 * 24)),
+    "D": Kind({"pattern": "D", "mlp": {"ffn_hidden_size": 40}}, 0),
+    "D gelu": Kind({"pattern": "D", "mlp": {"ffn_hidden_size": 40, "activation": "gelu"}}, 0),
+    # H W, and with its gradients three of them; k vᵀ and qᵀ H, and four products of their size backward
+    "R": Kind({"pattern": "R", "recurrent": M2RNN}, TAPS * (2 * 4 + 3 * 4) + 3 * (PASSES * 2 * 4 * 4 * 4 + 6 * 2 * 4 * 4)),
+    "head": Kind({"pattern": "AD", **ENDS}, 0, "head"),
+    "head, tied": Kind({"pattern": "AD", "tie_embeddings": True, **ENDS}, 0, "head"),
+    "MTP depth": Kind({"pattern": "AD", **ENDS, "features": {"mtp": {"depth": 1, "ffn_hidden_size": 20}}}, attention(PAIRS, 8), "mtp"),
+    "n-gram": Kind({"pattern": "AD", **ENDS, "features": {"ngram": {"num_tables": 4, "num_rows": 90, "dim": 4}}}, 0, "ngram"),
+    "structure": Kind({"pattern": "AD", **ENDS, "features": {"structure": {"num_categories": 7, "bottleneck": 6}}}, 0, "structure"),
+}
+
+
+def run(stage: Stage, part: str) -> Tensor:
+    """Forward of a part, on inputs that have gradients."""
+    x = torch.randn(ROWS, LENGTH, HIDDEN, requires_grad=True)
+    tokens = torch.randint(0, VOCAB, (ROWS, LENGTH))
+    rotary = Rotary(stage.rope_cos, stage.rope_sin) if stage.attention is not None else None
+    parts: dict[str, Callable[[], Any]] = {
+        "layer": lambda: stage.layers["0"](x, rotary, None),
+        "head": lambda: stage.loss_of(stage.final_norm(x), tokens),
+        "mtp": lambda: stage.mtp["0"](x, tokens, tokens, Ends(stage.embedding.forward, stage.loss_of), rotary, None)[1],
+        "ngram": lambda: stage.ngram(x, tokens, tokens[:, None]),
+        "structure": lambda: stage.structure(x, tokens % 7),
+    }
+    found: Tensor = parts[part]()
+    return found
+
+
+def costs(part: str, found: ModelCosts) -> LayerCost:
+    """The model's own."""
+    return {"layer": found.layers[0], "head": found.head, "mtp": (*found.mtp, found.head)[0]}.get(part, found.side_embeddings)
+
+
+def ops(part: str, spec: Spec) -> Ops:
+    """What it is the sum of."""
+    load = whole_workload(spec, spec.precision.params)
+    if part == "layer":
+        return layer_ops(load, spec.model, build_inventory(spec).layers[0])
+    ends = end_ops(load, spec)
+    return {"head": ends.head, "mtp": ends.mtp}.get(part, ends.side_embeddings)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_model_flops_are_the_counter_s_and_the_core(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Counter: every matrix product outside the operations, of a real forward and backward."""
-    spec = Spec.model_validate(SPEC)
+    kind = KINDS[name]
+    model = {"hidden_size": HIDDEN, "vocab_size": VOCAB, "num_layers": len(kind.model["pattern"])} | kind.model
+    spec = Spec.model_validate(SPEC | {"model": model})
     inventory = build_inventory(spec)
-    family = inventory.layers[layer].family
-    stage = build_stage(spec, inventory, build_layout(spec, inventory, [(0, 5)]).slots[0])
+    stage = build_stage(spec, inventory, build_layout(spec, inventory, [(0, spec.model.num_layers)]).slots[0])
     materialise(stage, torch.device("cpu"))
     initialise(stage, inventory, 0)
-    x = torch.randn(ROWS, LENGTH, HIDDEN, requires_grad=True)
     with FlopCounterMode(display=False) as counter:
-        out = stage.layers[str(layer)](x, Rotary(stage.rope_cos, stage.rope_sin), None)
-        torch.autograd.backward(out.square().sum())
+        torch.autograd.backward(run(stage, kind.part).square().sum())
     counted, num_tokens = counter.get_total_flops(), ROWS * LENGTH
-    core = core_flops_per_token(spec, family)
-    found = model_costs(spec, inventory).layers[layer].model_flops
+    found = costs(kind.part, model_costs(spec, inventory)).model_flops
     with capsys.disabled():
-        sys.stdout.write(
-            f"{family.value}: model {found:,} FLOPs a token = {counted // num_tokens:,} counted by torch + {core:,} of the core\n"
-        )
-    assert counted == num_tokens * (found - core)
-    linears = [
-        op.work for op in layer_ops(whole_workload(spec, spec.precision.params), spec.model, inventory.layers[layer]) if op.is_linear
-    ]
+        sys.stdout.write(f"{name}: model {found:,} FLOPs a token = {counted // num_tokens:,} counted by torch + {kind.core:,} core\n")
+    assert counted == num_tokens * (found - kind.core)
+    linears = [op.work for op in ops(kind.part, spec) if op.is_linear]
     assert counted == num_tokens * sum(work.forward + work.input_grad + work.weight_grad for work in linears)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megaplan.cost.ops import FP32_BYTES, linear_op, norm, residual_op, rope
+from megaplan.cost.ops import FP32_BYTES, detached_linear_op, linear_op, norm, residual_op, rope
 from megaplan.cost.work import Op, Ops, Work, Workload
 from megaplan.spec.models import GroupedQueryAttention, Indexer, LatentAttention
 
@@ -122,7 +122,7 @@ def _indexer(load: Workload, indexer: Indexer, query_width: int, hidden_size: in
     """Scores of every visible pair: 2·dim FLOPs a head, and 2 for the weighted sum over heads; neither is kept. Replicated under TP.
 
     Backward repeats the scores and takes their gradient, of the chosen pairs alone in principle, through all heads: counted whole. What the
-    core computes is the chosen pairs.
+    core computes is the chosen pairs. Its own loss trains the indexer alone: its projections' inputs get no gradient.
 
     Source: DeepSeek-V3.2, arXiv:2512.02556, equation 1.
     """
@@ -130,9 +130,9 @@ def _indexer(load: Workload, indexer: Indexer, query_width: int, hidden_size: in
     scores = load.per_token(2 * visible_pairs(load.seq_length, window_size) * heads * (dim + 1))
     moved = (heads * dim + dim + heads) * load.itemsize
     return (
-        linear_op(load, "indexer.q_up", PART, query_width, heads * dim, own_tokens=True),
-        linear_op(load, "indexer.k_proj", PART, hidden_size, dim, own_tokens=True),
-        linear_op(load, "indexer.head_weights", PART, hidden_size, heads, own_tokens=True),
+        detached_linear_op(load, "indexer.q_up", PART, query_width, heads * dim, own_tokens=True),
+        detached_linear_op(load, "indexer.k_proj", PART, hidden_size, dim, own_tokens=True),
+        detached_linear_op(load, "indexer.head_weights", PART, hidden_size, heads, own_tokens=True),
         Op("indexer.k_norm", PART, norm(load, dim), own_tokens=True),
         Op("indexer", "attention", Work(scores, 3 * scores, 0, scores, moved_forward=moved, moved_input=2 * moved), own_tokens=True),
     )

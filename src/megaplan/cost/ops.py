@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from megaplan.cost.work import Op, Ops, Work, Workload
 from megaplan.spec.models import Activation
 
@@ -41,6 +43,12 @@ def linear_op(
         selective=selective,
         closes=closes,
     )
+
+
+def detached_linear_op(load: Workload, name: str, part: str, in_width: int, out_width: int, *, own_tokens: bool = False) -> Op:
+    """A linear whose input gets no gradient: two products instead of three."""
+    op = linear_op(load, name, part, in_width, out_width, own_tokens=own_tokens)
+    return replace(op, work=replace(op.work, input_grad=0, moved_input=0))
 
 
 def residual_op(load: Workload, part: str, width: int, name: str = "norm") -> Op:

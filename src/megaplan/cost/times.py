@@ -205,6 +205,8 @@ class _Timer:
     def _input_ns(self, op: Op) -> int:
         """I; for an op that is no linear, with its weight gradient, in one pass over memory."""
         flops, moved, weights = op.work.input_grad, op.work.moved_input, op.weights * self._dtype.bytes
+        if op.is_linear and not flops:
+            return 0
         if not op.is_linear:
             flops, moved = flops + op.work.weight_grad, moved + op.work.moved_weight
             weights += op.weights * 2 * self._grad_bytes
