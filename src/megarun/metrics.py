@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
 
 import torch
 
@@ -17,6 +17,7 @@ from megarun.errors import refusal
 from megarun.evaluation import Evaluated
 from megarun.job import Job
 from megarun.memory import RankMemory
+from megarun.model.step_sums import Routed
 from megarun.tensorboard import Board
 
 FILE_NAME = "metrics.jsonl"
@@ -43,6 +44,9 @@ class StepMetrics:
         learning_rate: AdamW's; Muon's follows the same schedule.
         step_seconds: Wall clock, data included.
         data_seconds: Part of it: reading rows and handing them to the device, on rank 0's host.
+        router_load: By index of each E layer, rows of its busiest expert over the mean of all, in the whole batch.
+        router_entropy: Likewise the mean entropy of its routing distribution, in nats.
+        idle_experts: Likewise how many of its experts got no row.
     """
 
     step: int
@@ -60,6 +64,19 @@ class StepMetrics:
     learning_rate: float
     step_seconds: float
     data_seconds: float
+    router_load: dict[str, float]
+    router_entropy: dict[str, float]
+    idle_experts: dict[str, int]
+
+
+def routing_keys(routed: Routed) -> dict[str, Any]:
+    """The keys of a step's line that have an entry for each E layer."""
+    layers = {str(routing.layer): routing for routing in routed.layers}
+    return {
+        "router_load": {layer: routing.load for layer, routing in layers.items()},
+        "router_entropy": {layer: routing.entropy for layer, routing in layers.items()},
+        "idle_experts": {layer: routing.num_idle for layer, routing in layers.items()},
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,9 +31,10 @@ class Board:
         self._writer: Any = SummaryWriter(str(folder / FOLDER))
 
     def write(self, line: Mapping[str, object]) -> None:
-        """Every number of a line; one rank's of a list of all ranks."""
+        """Every number of a line; of a list of all ranks one curve a rank, of what is by layer one a layer."""
         for key, value in line.items():
-            values = {key: value} if not isinstance(value, list) else {f"{key}/{rank}": one for rank, one in enumerate(value)}
+            parts = dict(enumerate(value)) if isinstance(value, list) else value
+            values = {f"{key}/{part}": one for part, one in parts.items()} if isinstance(parts, dict) else {key: value}
             for name, one in values.items():
                 if key != "step" and isinstance(one, int | float) and not isinstance(one, bool):
                     self._writer.add_scalar(name, one, line["step"])

@@ -23,7 +23,7 @@ from megarun.evaluation import Evaluator
 from megarun.interrupt import Interrupt
 from megarun.launch import Launch, choose_device, process_group
 from megarun.memory import RankMemory, allocated_bytes, planned_bytes
-from megarun.metrics import FILE_NAME, MetricsFile, StepMetrics, Utilisation
+from megarun.metrics import FILE_NAME, MetricsFile, StepMetrics, Utilisation, routing_keys
 from megarun.optim.rates import learning_rate
 from megarun.parallel.mesh import RankMesh, build_mesh
 from megarun.prepare import Run
@@ -96,8 +96,8 @@ def train_steps(run: Run, mesh: RankMesh, keeper: Keeper, interrupt: Interrupt, 
         metrics = StepMetrics(
             step=step,
             loss=result.loss,
-            balance_loss=result.balance_loss,
-            z_loss=result.z_loss,
+            balance_loss=result.routed.balance_loss,
+            z_loss=result.routed.z_loss,
             further_loss=result.further_loss,
             tokens=job.global_batch_tokens,
             tokens_per_second=job.global_batch_tokens / seconds,
@@ -109,6 +109,7 @@ def train_steps(run: Run, mesh: RankMesh, keeper: Keeper, interrupt: Interrupt, 
             learning_rate=rate,
             step_seconds=seconds,
             data_seconds=data_seconds,
+            **routing_keys(result.routed),
         )
         history.append(metrics)
         metrics_file.write(metrics)

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from megakernels import use_kernels
-from megaplan.inventory.tensors import Owner
+from megaplan.inventory.tensors import Family, Owner
 from megarun.batches import Batch
 from megarun.build import build_stage, materialise
 from megarun.errors import refusal
 from megarun.initialise import initialise
 from megarun.job import Job
-from megarun.model.router_losses import loss_factors, start_losses, sum_further, sum_losses
 from megarun.model.stage import Stage
+from megarun.model.step_sums import Routed, routing_table, start_sums, sum_further
 from megarun.optim.build import Optimizers
 from megarun.optim.clip import clip_gradients
 from megarun.parallel.compiled import compile_stage
@@ -31,6 +31,9 @@ from megarun.parallel.shapes import batch_tokens
 from megarun.parallel.shared import SharedGradients, sum_replicated
 from megarun.parallel.tensor import tensor_parallel
 
+NOT_ROUTED = Routed()
+"""Of a model without E layers."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
@@ -39,15 +42,13 @@ class StepResult:
     Attributes:
         loss: Nats per token over the whole global batch.
         gradient_norm: Of the whole model, before clipping.
-        balance_loss: What the routers' load balancing adds to the loss, over all E layers, its coefficient included.
-        z_loss: Likewise their z-loss.
+        routed: What the routers did, and what their losses add to the loss.
         further_loss: What predicting further tokens adds to the loss, its weight included.
     """
 
     loss: float
     gradient_norm: float
-    balance_loss: float = 0.0
-    z_loss: float = 0.0
+    routed: Routed = NOT_ROUTED
     further_loss: float = 0.0
 
 
@@ -97,6 +98,7 @@ class Trainer:
         self._runner = build_runner(self.stages, spec, mesh)
         self._tp, self._cp = tensor_parallel(mesh), context_parallel(mesh)
         self.optimizers = Optimizers(self.stages, job.inventory, spec, self._tp)
+        self._routers = [index for index, block in enumerate(job.inventory.layers) if block.family is Family.E]
         self._owned: list[nn.Parameter] = []
         self._copies: list[nn.Parameter] = []
         self._replicated: list[tuple[str, nn.Parameter]] = []
@@ -120,12 +122,17 @@ class Trainer:
             initialise(stage, job.inventory, job.spec.training.seed, self.mesh)
 
     def read(self, scalar: Tensor) -> float:
-        """A scalar's value on the host, which waits for the device; the one place where a step looks at numbers."""
+        """A scalar's value on the host, which waits for the device; with `read_table` the one place where a step looks at numbers."""
         return float(scalar)
+
+    def read_table(self, table: Tensor) -> list[list[float]]:
+        """Likewise the rows of a table [n, m]."""
+        rows: list[list[float]] = table.tolist()
+        return rows
 
     def accumulate_gradients(self, batch: Batch) -> Tensor:
         """Forward and backward of this rank's microbatches: its part of the loss, fp64; gradients are whole sums on every shard."""
-        start_losses(self.stages)
+        start_sums(self.stages)
         partial = self._runner.forward_backward(batch)
         self._shared.reduce(self.stages)
         sum_replicated(self._replicated, self._tp)
@@ -154,7 +161,7 @@ class Trainer:
             further = sum_further(self.stages, self.mesh.device)
             further /= batch.packed.num_targets if batch.packed else batch_tokens(self._spec)
             partial, further_loss = partial - further, self.read(self.whole_loss(further))
-        return StepResult(self.read(self.whole_loss(partial)), norm, *self._router_losses(), further_loss)
+        return StepResult(self.read(self.whole_loss(partial)), norm, self._routed(), further_loss)
 
     def update(self, step: int) -> None:
         """Parameters and optimizer state after 0-based `step`; gradients go."""
@@ -171,12 +178,13 @@ class Trainer:
         tokens_of = () if self._spec.mesh.vocab_parallel else ("tp",)
         return self.mesh.sum(partial, "pp", "dp_replicate", "dp_shard", "cp", *tokens_of)
 
-    def _router_losses(self) -> tuple[float, float]:
-        """Both losses of the step, over all stages and tokens."""
-        if loss_factors(self._spec) is None:
-            return 0.0, 0.0
-        losses = self.mesh.sum(sum_losses(self.stages, self.mesh.device), "pp", "dp_replicate", "dp_shard", "cp", "tp")
-        return self.read(losses[0]), self.read(losses[1])
+    def _routed(self) -> Routed:
+        """What the routers of all stages did with all tokens of the step."""
+        moe = self._spec.model.moe
+        if moe is None:
+            return NOT_ROUTED
+        table = routing_table(self.stages, self._routers, moe.num_experts, self.mesh.device)
+        return Routed.of(self._routers, self.read_table(self.mesh.sum(table, "pp", "dp_replicate", "dp_shard", "cp", "tp")), moe.top_k)
 
     def resident_bytes(self) -> int:
         """Bytes of parameters, buffers and optimizer state on this rank: what lives between two steps."""

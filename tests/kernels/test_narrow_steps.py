@@ -31,8 +31,8 @@ def test_rows_are_moved_without_a_buffer_of_all_rows(dtype: torch.dtype) -> None
 def test_a_bf16_router_decides_in_fp32() -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(N, HIDDEN).bfloat16(), torch.randn(EXPERTS, HIDDEN).bfloat16()
-    weights, indices = route(x, weight, TOP_K, False)
-    exact, chosen = route(x.double(), weight.double(), TOP_K, False)
+    weights, indices, _ = route(x, weight, TOP_K, False)
+    exact, chosen, _ = route(x.double(), weight.double(), TOP_K, False)
     narrow = torch.softmax(x @ weight.T, -1).sort(descending=True).values[:, :TOP_K]
     assert weights.dtype is torch.float32
     assert torch.equal(indices, chosen)

@@ -364,7 +364,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         normed = rms_norm(x, self.norm, 1e-5)
-        weights, indices = route(normed, self.router, 2, True)
+        weights, indices, _ = route(normed, self.router, 2, True)
         rows, counts = dispatch_plan(indices, 4)
         return combine(experts(dispatch(normed, rows, 2), weights, rows, counts, self.gate, self.up, self.down, "swiglu"), rows, 2)
 

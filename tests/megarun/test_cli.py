@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,8 @@ def test_one_process_trains_from_a_plan(
     assert found[0]["allocated_bytes"] > 0
     assert all(record["mfu"] is None and record["model_flops_per_second"] > record["tokens_per_second"] for record in found)
     assert all(0 < record["data_seconds"] < record["step_seconds"] for record in found)
+    assert all(1 <= record["router_load"]["2"] <= 2 and 0 < record["router_entropy"]["2"] < log(4) for record in found)
+    assert all(record["idle_experts"].keys() == {"2"} for record in found)
     assert run(["train", plan, "--data", str(token_file), "--out", str(tmp_path / "b"), "--steps", "2"]) == 0
     assert run(["train", plan, "--data", str(token_file), "--out", str(tmp_path / "c"), "--steps", "2", "--seed", "1"]) == 0
     assert [record["loss"] for record in records(tmp_path / "b")] == [record["loss"] for record in found[:2]]
@@ -121,6 +124,12 @@ def test_held_out_text_is_evaluated_and_changes_nothing(
     )
     assert "MP622" in error
     assert "--eval-batches" in error
+    more = "--out", str(tmp_path / "more"), "--validation-fraction", "0.1"
+    assert "MP628" in refused(capsys, "train", plan, *words, *more, "--eval-data", str(token_file))
+    assert run(["train", plan, *words, *more, "--eval-batches", "1"]) == 0
+    (found,) = [line for line in lines(tmp_path / "more") if "evaluation_loss" in line]
+    assert (found["step"], found["evaluation_tokens"]) == (3, 4 * 2 * 24)
+    assert [line["loss"] for line in records(tmp_path / "more")] != [line["loss"] for line in records(tmp_path / "plain")]
 
 
 @pytest.mark.slow

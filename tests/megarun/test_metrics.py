@@ -56,15 +56,16 @@ def test_tensorboard_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_tensorboard_gets_every_number(tmp_path: Path) -> None:
-    """By step; a list is one curve a rank, and what is no number is left to metrics.jsonl."""
+    """By step; a list is one curve a rank, what is by layer one a layer, and what is no number is left to metrics.jsonl."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     board = Board(tmp_path)
     board.write({"step": 3, "loss": 2.5, "mfu": None, "allocated_basis": "peak"})
-    board.write({"step": 4, "rank_allocated_bytes": [7, 8]})
+    board.write({"step": 4, "rank_allocated_bytes": [7, 8], "router_load": {"3": 1.5}})
     board.close()
     found = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert {tag: [(event.step, event.value) for event in found.Scalars(tag)] for tag in found.Tags()["scalars"]} == {
         "loss": [(3, 2.5)],
         "rank_allocated_bytes/0": [(4, 7.0)],
         "rank_allocated_bytes/1": [(4, 8.0)],
+        "router_load/3": [(4, 1.5)],
     }

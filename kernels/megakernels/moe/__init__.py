@@ -1,7 +1,7 @@
 """Token-choice mixture of experts: route, plan, dispatch, grouped experts, combine.
 
-In order: `weights, indices = route(...)`, `rows, counts = dispatch_plan(indices, E)`, `combine(experts(dispatch(x, rows, k), weights, rows,
-...), rows, k)`. Saved: route x, weight, probs, indices; dispatch and combine rows; experts its inputs, gate_out and up_out.
+In order: `weights, indices, probs = route(...)`, `rows, counts = dispatch_plan(indices, E)`, `combine(experts(dispatch(x, rows, k),
+weights, rows, ...), rows, k)`. Saved: route x, weight, probs, indices; dispatch and combine rows; experts its inputs, gate_out and up_out.
 
 `routed_experts(x, weights, rows, counts, ...)` is dispatch, experts and combine in one, and keeps no dispatched rows.
 

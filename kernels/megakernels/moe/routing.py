@@ -10,7 +10,7 @@ from megakernels._common import accumulator_dtype, join, only_needed, require
 from megakernels.moe import reference
 
 
-def route(x: Tensor, weight: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor]:
+def route(x: Tensor, weight: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Chooses each token's experts: fp32 logits, softmax over all experts, the k largest.
 
     Args:
@@ -20,7 +20,8 @@ def route(x: Tensor, weight: Tensor, top_k: int, normalize: bool) -> tuple[Tenso
         normalize: whether a token's k weights are divided by their sum.
 
     Returns:
-        weights fp32 [N, k] in falling order (fp64 for fp64 x) and indices int32 [N, k], which have no gradient.
+        weights fp32 [N, k] in falling order, indices int32 [N, k], and probs fp32 [N, E] (fp64 for fp32 where x is fp64). Indices and
+        probs have no gradient.
 
     Raises:
         ValueError: shapes do not fit, or top_k is not in 1 … E.
@@ -35,8 +36,8 @@ def route(x: Tensor, weight: Tensor, top_k: int, normalize: bool) -> tuple[Tenso
         weight=weight.shape,
     )
     require(1 <= top_k <= weight.shape[0], "route", "top_k must be in 1 … E", top_k=top_k, E=weight.shape[0])
-    weights, indices, _probs = _route(x, weight, top_k, normalize)
-    return weights, indices
+    weights, indices, probs = _route(x, weight, top_k, normalize)
+    return weights, indices, probs
 
 
 @custom_op("megakernels::route", mutates_args=())

@@ -24,7 +24,7 @@ from megaplan.hosts.megarun.buffers import (
     label_bytes,
     rotary_bytes,
     rotary_scratch_bytes,
-    router_loss_bytes,
+    router_sum_bytes,
     starts_bytes,
 )
 from megaplan.hosts.megarun.dims import Dims, is_pipelined, local_dims
@@ -224,7 +224,7 @@ def _persistent(
         storages=tuple(storages),
         cast_bytes=max([cast.scratch_bytes for cast in casts], default=0),
         first_other=last_moment(casts),
-        buffer_bytes=evaluation.rotary_bytes * attending + _sums_of_losses(evaluation, slots),
+        buffer_bytes=evaluation.rotary_bytes * attending + _step_sums(evaluation, slots),
         buffer_scratch_bytes=rotary_scratch_bytes(spec) if parts[-1].attends else 0,  # else another slot's parameters come after it
         input_bytes=sum([evaluation.input_bytes * (slot.index == 0) + evaluation.label_bytes * (slot.index == last) for slot in slots])
         + starts_bytes(spec),
@@ -252,9 +252,9 @@ def _beside(name: str, family: Family, *, ahead: bool) -> bool:
     return ahead and (name == "final_norm" or (family is Family.MTP and name != "mtp.0"))
 
 
-def _sums_of_losses(evaluation: _Evaluation, slots: Sequence[Slot]) -> int:
+def _step_sums(evaluation: _Evaluation, slots: Sequence[Slot]) -> int:
     spec, layers, last = evaluation.spec, evaluation.inventory.layers, len(evaluation.layout.slots) - 1
-    each, further = router_loss_bytes(spec), further_loss_bytes(spec)
+    each, further = router_sum_bytes(spec), further_loss_bytes(spec)
     routers = sum([layers[index].family is Family.E for slot in slots for index in range(slot.start, slot.stop)]) if each else 0
     return each * routers + further * sum([slot.index == last for slot in slots])
 

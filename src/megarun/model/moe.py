@@ -17,6 +17,7 @@ from megarun.model.mlp import Mlp
 from megarun.model.norm import RMSNorm, linear
 from megarun.model.rotary import Rotary
 from megarun.model.router_losses import LossFactors
+from megarun.model.step_sums import num_sums
 from megarun.parallel.context import WHOLE, ContextParallel
 from megarun.parallel.expert import LOCAL, ExpertParallel
 from megarun.parallel.tensor import ALONE, TensorParallel
@@ -49,7 +50,7 @@ class ExpertBank(nn.Module):
 class ExpertBlock(nn.Module):
     """E: x + combine(experts(dispatch(norm(x)))) + shared(norm(x))."""
 
-    losses: Tensor
+    sums: Tensor
 
     def __init__(
         self,
@@ -76,8 +77,10 @@ class ExpertBlock(nn.Module):
         """Residual stream [B, T, h] in and out."""
         normed = self.norm(x)
         tokens = normed.flatten(0, 1)
-        weights, indices = self.choose(tokens, x.shape[0])
+        weights, indices, probs = self.choose(tokens, x.shape[0])
         rows, counts = dispatch_plan(indices, self.num_experts)
+        self.record(probs, counts)
+        del probs
         if self.ep.degree > 1:
             out = self.travel(tokens, weights, rows, counts).view_as(x)
         elif self.experts.gathers:
@@ -86,21 +89,26 @@ class ExpertBlock(nn.Module):
             out = combine(self.experts(dispatch(tokens, rows, self.top_k), weights, rows, counts), rows, self.top_k).view_as(x)
         return x + (out if self.shared is None else out + self.shared(normed))
 
-    def choose(self, tokens: Tensor, num_sequences: int) -> tuple[Tensor, Tensor]:
-        """Own tokens [B·t, h] -> their routing weights fp32 [B·t, k] and experts int32 [B·t, k]; adds the router's losses to `losses`."""
+    def choose(self, tokens: Tensor, num_sequences: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Own tokens [B·t, h] -> routing weights fp32 [B·t, k], experts int32 [B·t, k], probs fp32 [B·t, E]; adds the losses to `sums`."""
         weight, top_k, normalize = self.router.weight, self.top_k, self.normalize
         if self.factors is None:
             return route(tokens, weight, top_k, normalize)
         weights, indices, probs, log_sums, load = route_scored(tokens, weight, top_k, normalize, num_sequences)
         weights, values = router_losses(weights, probs, log_sums, self.cp.sum(self.tp.sum(load)), self.factors.balance, self.factors.z)
         if torch.is_grad_enabled():
-            self.losses += values
-        return weights, indices
+            self.sums[self.num_experts + 1 :] += values
+        return weights, indices, probs
 
-    def add_losses(self, device: torch.device) -> None:
-        """Create the sums of a step's losses on `device`, if the router has losses: fp64 [2], never in a checkpoint."""
-        if self.factors is not None:
-            self.register_buffer("losses", torch.zeros(2, dtype=torch.float64, device=device), persistent=False)
+    def record(self, probs: Tensor, counts: Tensor) -> None:
+        """Add what the router has done with own tokens to `sums`, by probs [N, E] and counts [E]; an evaluation leaves no trace."""
+        if torch.is_grad_enabled():
+            self.sums[: self.num_experts] += counts
+            self.sums[self.num_experts] += torch.special.entr(probs.detach()).sum()
+
+    def add_sums(self, device: torch.device) -> None:
+        """Create the sums of a step on `device`: fp64 [`num_sums`], never in a checkpoint."""
+        self.register_buffer("sums", torch.zeros(num_sums(self.num_experts), dtype=torch.float64, device=device), persistent=False)
 
     def travel(self, tokens: Tensor, weights: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
         """Each token's experts, wherever they live: tokens [N, h], weights fp32 [N, k], rows [N·k], counts [E] -> [N, h].

@@ -7,11 +7,7 @@ where it arises, so a schedule may run it when it likes; tokens, microbatches, l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor, nn
 
 from megaplan.spec.models import Spec
 from megarun.parallel.shapes import batch_tokens
@@ -38,29 +34,3 @@ def loss_factors(spec: Spec) -> LossFactors | None:
     num_tokens = batch_tokens(spec)
     balance = moe.balance_loss_coefficient * moe.num_experts / (moe.top_k * spec.batch.seq_length * num_tokens)
     return LossFactors(balance, moe.z_loss_coefficient / num_tokens)
-
-
-def start_losses(stages: Sequence[nn.Module]) -> None:
-    """Begin the sums of a step."""
-    for sums in (*_sums(stages, "losses"), *_sums(stages, "further_loss")):
-        sums.zero_()
-
-
-def sum_further(stages: Iterable[nn.Module], device: torch.device) -> Tensor:
-    """This rank's loss of further tokens in a step, fp64 scalar."""
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    for sums in _sums(stages, "further_loss"):
-        total += sums
-    return total
-
-
-def sum_losses(stages: Iterable[nn.Module], device: torch.device) -> Tensor:
-    """This rank's balance loss and z-loss of a step, fp64 [2]."""
-    total = torch.zeros(2, dtype=torch.float64, device=device)
-    for sums in _sums(stages, "losses"):
-        total += sums
-    return total
-
-
-def _sums(stages: Iterable[nn.Module], wanted: str) -> Iterator[Tensor]:
-    return (buffer for stage in stages for name, buffer in stage.named_buffers() if name.rpartition(".")[2] == wanted)

@@ -92,13 +92,13 @@ class Stage(nn.Module):
             self.register_buffer("rope_sin", table.sin, persistent=False)
 
     def add_buffers(self, device: torch.device) -> None:
-        """Create what is neither a parameter nor in a checkpoint: rotary tables, sums of losses."""
-        self.add_rotary(device)
+        """Create what is neither a parameter nor in a checkpoint: rotary tables, sums of a step."""
         if self.looks_ahead:
             self.register_buffer("further_loss", torch.zeros((), dtype=torch.float64, device=device), persistent=False)
         for block in self.layers.values():
             if isinstance(block, ExpertBlock):
-                block.add_losses(device)
+                block.add_sums(device)
+        self.add_rotary(device)  # last: its scratch is beside all else
 
     def forward(
         self,

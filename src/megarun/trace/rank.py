@@ -53,6 +53,11 @@ class TracedTrainer(PhasedTrainer):
         """The value, or one that lets the step run to its end."""
         return super().read(scalar) if self._with_values else FINITE
 
+    def read_table(self, table: Tensor) -> list[list[float]]:
+        """The values, or such as let the step run to its end."""
+        num_rows, num_columns = table.shape
+        return super().read_table(table) if self._with_values else [[FINITE] * num_columns] * num_rows
+
     def enter_phase(self, phase: Phase) -> None:
         """Peaks are kept phase by phase."""
         self._owners.live.enter_phase(phase)

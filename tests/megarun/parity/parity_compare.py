@@ -39,6 +39,7 @@ def first_difference(case: dict[str, Any], records: Sequence[Record], reference:
     losses = _numbers("losses", records, reference, tolerance)
     auxiliary = _numbers("auxiliary", records, reference, tolerance)
     norms = _numbers("norms", records, reference, tolerance)
+    routing = [_numbers(key, records, reference, tolerance) for key in ("router_load", "router_entropy", "idle_experts")]
     held_out = _numbers("held_out", records, reference, tolerance)
     return (
         _tensors("initial", order, inventory, spec, records, reference, 0.0)
@@ -46,6 +47,7 @@ def first_difference(case: dict[str, Any], records: Sequence[Record], reference:
         or losses
         or auxiliary
         or norms
+        or next((found for found in routing if found is not None), None)
         or _tensors("parameters", order, inventory, spec, records, reference, tolerance)
         or held_out
     )
@@ -72,14 +74,14 @@ def _model_order(inventory: Inventory) -> list[str]:
 
 
 def _numbers(key: str, records: Sequence[Record], reference: Record, tolerance: float) -> Difference | None:
-    """A scalar of every step: equal on all ranks, and near one process's."""
-    for step, expected in enumerate(reference[key]):
-        found = [record[key][step] for record in records]
+    """A scalar of every step, or of every E layer of every step: equal on all ranks, and near one process's."""
+    for index, expected in enumerate(reference[key]):
+        found = [record[key][index] for record in records]
         distance = max(abs(value - expected) / (abs(expected) or 1.0) for value in found)
-        name = f"step {step + 1}"
+        name = f"step {1 + index * len(reference['losses']) // len(reference[key])}"
         if len(set(found)) > 1:
             return Difference(f"{key}: ranks disagree", name, distance, name, distance)
-        # a norm sums squares of all tensors in another order, whatever the layout, and auxiliary losses are summed by stage
+        # a norm sums squares of all tensors in another order, whatever the layout; auxiliary losses and entropies are summed by stage
         if distance > (tolerance if key in ("losses", "held_out") else max(tolerance, 1e-12)):
             return Difference(key, name, distance, name, distance)
     return None

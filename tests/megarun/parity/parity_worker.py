@@ -99,7 +99,11 @@ def train_case(case: dict[str, Any]) -> dict[str, Any]:
             evaluator.evaluate(step, Interrupt(), control)
     record["held_out"] = [evaluator.evaluate(case["steps"], Interrupt(), control).evaluation_loss]
     record["losses"] = [result.loss for result in results]
-    record["auxiliary"] = [result.balance_loss + result.z_loss + result.further_loss for result in results]
+    record["auxiliary"] = [result.routed.balance_loss + result.routed.z_loss + result.further_loss for result in results]
+    routings = [routing for result in results for routing in result.routed.layers]
+    record["router_load"] = [routing.load for routing in routings]
+    record["router_entropy"] = [routing.entropy for routing in routings]
+    record["idle_experts"] = [routing.num_idle for routing in routings]
     record["norms"] = [result.gradient_norm for result in results]
     record["parameters"] = _by_name(parameters, lambda p: p)
     record["resident_bytes"] = trainer.resident_bytes()
@@ -194,9 +198,9 @@ def experts_chosen(among: tuple[int, int] | None) -> Iterator[None]:
     first, stop = among
     route = moe.route
 
-    def route_among(x: torch.Tensor, weight: torch.Tensor, top_k: int, normalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        weights, indices = route(x, weight, top_k, normalize)
-        return weights, indices % (stop - first) + first
+    def route_among(x: torch.Tensor, weight: torch.Tensor, top_k: int, normalize: bool) -> tuple[torch.Tensor, ...]:
+        weights, indices, probs = route(x, weight, top_k, normalize)
+        return weights, indices % (stop - first) + first, probs
 
     moe.route = route_among
     try:

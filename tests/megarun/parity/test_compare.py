@@ -46,6 +46,10 @@ def test_losses_missing_tensors_and_ranks_that_disagree_are_found(record: Any) -
     wrong = copy.deepcopy(record)
     wrong["losses"][1] *= 1.001
     assert "losses: the first tensor that differs is step 2" in str(first_difference(case, [wrong], record, 1e-5))
+    for key in ("router_load", "router_entropy", "idle_experts"):
+        other = copy.deepcopy(record)
+        other[key][-1] += 1
+        assert f"{key}: the first tensor that differs is step 3" in str(first_difference(case, [other], record, 1e-5))
     assert "losses: ranks disagree" in str(first_difference(two, [record, wrong], record, 1.0))
     wrong = copy.deepcopy(record)
     del wrong["gradients"]["head.weight"]

@@ -39,10 +39,10 @@ def experts_in_turn(among: tuple[int, int] | None) -> Iterator[None]:
     first, stop = among
     route = moe.route
 
-    def route_in_turn(x: torch.Tensor, weight: torch.Tensor, top_k: int, normalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        weights, _ = route(x, weight, top_k, normalize)
+    def route_in_turn(x: torch.Tensor, weight: torch.Tensor, top_k: int, normalize: bool) -> tuple[torch.Tensor, ...]:
+        weights, _, probs = route(x, weight, top_k, normalize)
         turns = torch.arange(x.shape[0], dtype=torch.int32)[:, None] + torch.arange(top_k, dtype=torch.int32)
-        return weights, turns % (stop - first) + first
+        return weights, turns % (stop - first) + first, probs
 
     moe.route = route_in_turn
     try:

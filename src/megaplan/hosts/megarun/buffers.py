@@ -1,4 +1,4 @@
-"""What lives beside parameters and activations: rotary tables, sums of router losses, the step's token ids, labels and document starts."""
+"""What lives beside parameters and activations: rotary tables, sums of a step, its token ids, labels and document starts."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def _half_width(spec: Spec) -> int:
 
 
 FP64_BYTES = 8
-"""Angles are computed, and losses are summed, in fp64, which no tensor of a spec has."""
+"""Angles are computed, and a step's sums kept, in fp64, which no tensor of a spec has."""
 
 
-def router_loss_bytes(spec: Spec) -> int:
-    """An E layer's two losses, summed over the microbatches of a step."""
+def router_sum_bytes(spec: Spec) -> int:
+    """What an E layer sums up over the microbatches of a step: rows of each expert, entropy, and its two losses."""
     moe = spec.model.moe
-    return 2 * FP64_BYTES if moe is not None and moe.has_router_losses else 0
+    return 0 if moe is None else (moe.num_experts + 3) * FP64_BYTES
 
 
 def token_bytes(spec: Spec) -> int:

@@ -7,7 +7,8 @@ gather each other's rows.
 
 With `host.kernels: triton` the experts read tokens, or rows that arrived, where they are: they keep those, and nothing is sorted.
 
-A router with losses of its own also keeps each token's log-sum-exp and each sequence's rows for every expert.
+A router adds its tokens' entropies and its experts' rows to the sums of the step. One with losses of its own also keeps each token's
+log-sum-exp and each sequence's rows for every expert.
 
 Row counts depend on routing: `received_rows` states them from `moe.routing_skew` and `moe.capacity_factor`.
 """
@@ -91,6 +92,9 @@ def _replay(gated: bool, shared: bool, travels: bool, sharded: bool, losses: boo
         ),
         *(_losses() if losses else ()),
         Op("dispatch_plan", ("indices",), ("rows", "counts"), grads=()),
+        Op("entropies", ("probs",), ("entropies",), grads=()),
+        Op("entropy", ("entropies",), ("entropy",), grads=()),
+        Op("record", ("entropy", "counts"), (), grads=()),
         *(_travelling(gated, gathers) if travels else _local(gated, gathers)),
         *(mlp_ops(gated, sharded, "shared.", "shared") if shared else ()),
         *((add("sum", ("combined", "shared"), "sum"),) if shared else ()),
@@ -164,10 +168,11 @@ def _storages(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, travels: bool
     basis = Basis.MODELLED if travels or moe.capacity_factor is not None else Basis.EXACT
     own = dict.fromkeys(("normed", "shared", "sum", "out"), dims.residual)
     routed = {"indices": (tokens, moe.top_k), "rows": (chosen,), "counts": (moe.num_experts,)}
-    weights = {"weights": (tokens, moe.top_k)}
+    all_experts = (tokens, moe.num_experts)
+    scores = {"weights": (tokens, moe.top_k), "probs": all_experts, "entropies": all_experts, "entropy": ()}
     tensors = {
         **storages(dims.dtype, Column.ACTIVATIONS, own),
-        **storages(dims.stat_dtype, Column.ACTIVATIONS, {"rstd": dims.residual[:2], "probs": (tokens, moe.num_experts), **weights}),
+        **storages(dims.stat_dtype, Column.ACTIVATIONS, {"rstd": dims.residual[:2], **scores}),
         **storages(DType.INT32, Column.ROUTING, routed),
         **storages(dims.dtype, Column.ROUTING, {"combined": dims.residual}),
         **storages(dims.dtype, Column.ROUTING, dict.fromkeys(("received", "processed"), (rows, dims.hidden)), basis),
