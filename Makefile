@@ -7,10 +7,13 @@ READY := $(VENV)/ready
 export OMP_NUM_THREADS ?= 1
 timed = @start=$$(date +%s); ( $(2) ) || exit 1; echo "$(1): $$(( $$(date +%s) - start )) s"
 
-.PHONY: demo test test-all check test-planner test-kernels test-runtime test-wheel test-torch-2.11 plans docs faults fuzz accuracy accuracy-megatron clean
+.PHONY: demo demo-picture test test-all check test-planner test-kernels test-runtime test-wheel test-torch-2.11 plans docs faults fuzz accuracy accuracy-megatron clean
 
 demo: ## estimate, split, diff and train, end to end
 	@scripts/demo.sh
+
+demo-picture: demo ## the README's picture, from this machine's demo
+	cp runs/demo/curve.svg docs/demo.svg
 
 test: check test-planner test-kernels test-runtime test-wheel ## what CI runs
 

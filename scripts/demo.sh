@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # The whole job on real input: estimate two public-size models, cut the flagship, diff two plans, then train a small hybrid from its plan
-# on this machine: two pipeline stages, two data shards, one process, the same losses.
+# on this machine: once undisturbed, once killed midway and resumed under another plan. The losses are one curve: runs/demo/curve.svg.
 #   make demo            STEPS=200 make demo
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=runs/demo
-steps=${STEPS:-60}
-compare_steps=${COMPARE_STEPS:-20}
+steps=${STEPS:-32}
+save_every=$((steps / 8 > 2 ? steps / 8 : 2)) # the kill comes between two saves: what was made since the last one is made again
+kill_step=$((steps / 2 + save_every / 2))
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 total=$(date +%s)
 
@@ -40,15 +41,23 @@ run megarun data tokenize "$headers" -o "$out/headers.tokens" --vocab-size 2048 
 run megarun data inspect "$out/headers.tokens"
 done_in data
 
-part "train: the same plan family on 2 pipeline stages, 2 data shards, 1 process"
-for plan in tiny-hybrid tiny-hybrid-pp2 tiny-hybrid-dp2; do
-  run megaplan split "plans/$plan.yaml" -o "$out/$plan.json"
-done
-run torchrun --standalone --nproc-per-node 2 -m megarun train "$out/tiny-hybrid-pp2.json" --data "$out/headers.tokens" --out "$out/pp2" --steps "$steps"
-run torchrun --standalone --nproc-per-node 2 -m megarun train "$out/tiny-hybrid-dp2.json" --data "$out/headers.tokens" --out "$out/dp2" --steps "$compare_steps"
-run megarun train "$out/tiny-hybrid.json" --data "$out/headers.tokens" --out "$out/one" --steps "$compare_steps"
+part "train: one process, which nothing interrupts"
+run megaplan split plans/tiny-hybrid.yaml -o "$out/one.json"
+run megarun train "$out/one.json" --data "$out/headers.tokens" --out "$out/one" --steps "$steps"
 done_in train
 
+part "kill: the same model on 2 pipeline stages × 2 data shards; all its processes are killed midway"
+run megaplan split plans/tiny-hybrid.yaml --set mesh.pp=2 --set mesh.dp_shard=2 --set schedule.num_microbatches=2 -o "$out/pp2-dp2.json"
+run python scripts/demo_kill.py "$out/broken" "$kill_step" \
+  torchrun --standalone --nproc-per-node 4 -m megarun train "$out/pp2-dp2.json" --data "$out/headers.tokens" --out "$out/broken" --steps "$steps" --save-every "$save_every"
+run megarun checkpoint list "$out/broken"
+done_in kill
+
+part "resume: from its last checkpoint, as 2 tensor shards × 2 pipeline stages"
+run megaplan split plans/tiny-hybrid.yaml --set mesh.tp=2 --set mesh.pp=2 -o "$out/tp2-pp2.json"
+run torchrun --standalone --nproc-per-node 4 -m megarun train "$out/tp2-pp2.json" --data "$out/headers.tokens" --out "$out/broken" --steps "$steps" --save-every "$save_every"
+done_in resume
+
 part "result"
-python scripts/demo_table.py "$out"
+python scripts/demo_result.py "$out"
 echo "-- make demo: $(($(date +%s) - total)) s"
