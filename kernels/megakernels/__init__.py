@@ -6,5 +6,6 @@ every saved tensor, is docs/reference/ops.md.
 """
 
 from megakernels._common.device import use_kernels
+from megakernels._common.scratch import scratch_bytes
 
-__all__ = ["use_kernels"]
+__all__ = ["scratch_bytes", "use_kernels"]

@@ -88,10 +88,10 @@ class Batch(NamedTuple):
 
     def beside(self) -> dict[str, Any]:
         """What stages take by keyword beside tokens or residual stream; one that needs a thing not of its own does not read it."""
-        given: dict[str, Any] = {"before": self.before, "structure": self.structure}
+        given: dict[str, Any] = {"before": self.before, "structure": self.structure, "labels": self.labels}
         given["starts"] = self.packed.starts if self.packed is not None else None
         if self.following:
-            given |= {"labels": self.labels, "following": self.following}
+            given["following"] = self.following
         return {name: value for name, value in given.items() if value is not None}
 
     def part(self, index: int, num_parts: int) -> Batch:

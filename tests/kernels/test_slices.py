@@ -1,13 +1,19 @@
 """Operations on slices of a row, joined by hand: the whole row's result."""
 
+import weakref
+from typing import Any
+
 import pytest
 import torch
 from op_cases import exact_gated_rms_norm
 from op_checks import rms_ratio
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from megakernels import scratch_bytes
 from megakernels.cross_entropy import cross_entropy, slice_gradient, slice_statistics
+from megakernels.linear_cross_entropy import linear_cross_entropy, linear_slice_gradients, linear_slice_statistics, slices
 from megakernels.rms_norm import gated_dot, gated_rms_norm, gated_scale, gated_scale_gradients, gated_square_sum
 
 EPS = 1e-5
@@ -23,9 +29,9 @@ def words(num_slices: int, dtype: torch.dtype, scale: float = 3.0) -> tuple[Tens
     return logits, labels
 
 
-def joined(slices: list[Tensor], labels: Tensor) -> tuple[Tensor, Tensor]:
+def joined(parts: list[Tensor], labels: Tensor) -> tuple[Tensor, Tensor]:
     """Loss and the whole lse."""
-    found = [slice_statistics(part, labels, index * part.shape[1]) for index, part in enumerate(slices)]
+    found = [slice_statistics(part, labels, index * part.shape[1]) for index, part in enumerate(parts)]
     lse = torch.stack([lse for lse, _ in found]).logsumexp(0)
     chosen = torch.stack([chosen for _, chosen in found]).sum(0)
     return torch.where(labels != -100, lse - chosen, 0).sum(), lse
@@ -36,10 +42,10 @@ def joined(slices: list[Tensor], labels: Tensor) -> tuple[Tensor, Tensor]:
 def test_slices_of_a_vocabulary_make_the_whole_loss_and_gradient(num_slices: int, dtype: torch.dtype) -> None:
     """First and last word, and a row that does not count, included."""
     logits, labels = words(num_slices, dtype)
-    slices = [part.contiguous() for part in logits.chunk(num_slices, 1)]
-    loss, lse = joined(slices, labels)
+    parts = [part.contiguous() for part in logits.chunk(num_slices, 1)]
+    loss, lse = joined(parts, labels)
     weight = torch.tensor(0.7, dtype=lse.dtype)
-    found = torch.cat([slice_gradient(weight, part, labels, lse, 6 * index) for index, part in enumerate(slices)], 1)
+    found = torch.cat([slice_gradient(weight, part, labels, lse, 6 * index) for index, part in enumerate(parts)], 1)
     logits.requires_grad_()
     expected = cross_entropy(logits, labels)
     assert rms_ratio(loss, expected.detach()) < TIGHT[dtype]
@@ -47,15 +53,81 @@ def test_slices_of_a_vocabulary_make_the_whole_loss_and_gradient(num_slices: int
     assert not found[2].any()
 
 
+@DTYPES
+@pytest.mark.parametrize("num_parts", [1, 2, 5])
+def test_parts_of_a_head_make_the_whole_loss_and_gradients(num_parts: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part walks over slices of its own words."""
+    monkeypatch.setattr(slices, "SLICE_ELEMENTS", 7 * 4)
+    _, labels = words(num_parts, dtype)
+    generator = torch.Generator().manual_seed(3)
+    x, weight = (torch.randn(count, 9, generator=generator, dtype=torch.float64).to(dtype) for count in (7, 6 * num_parts))
+    parts = weight.chunk(num_parts)
+    found = [linear_slice_statistics(x, part, labels, 6 * index) for index, part in enumerate(parts)]
+    lse, chosen = torch.stack([lse for lse, _ in found]).logsumexp(0), torch.stack([chosen for _, chosen in found]).sum(0)
+    share = torch.tensor(0.7, dtype=lse.dtype)
+    made = [linear_slice_gradients(share, x, part, labels, lse, 6 * index, [True, True]) for index, part in enumerate(parts)]
+    inputs = [tensor.requires_grad_() for tensor in (x, weight)]
+    expected = linear_cross_entropy(*inputs, labels)
+    grad_x, grad_weight = torch.autograd.grad(expected * share, inputs)
+    assert rms_ratio(torch.where(labels != -100, lse - chosen, 0).sum(), expected.detach()) < TIGHT[dtype]
+    assert rms_ratio(torch.stack([one for one, _ in made]).sum(0), grad_x) < TIGHT[dtype]
+    assert rms_ratio(torch.cat([one for _, one in made]), grad_weight) < TIGHT[dtype]
+
+
+class InPlace:
+    """What the kernels do to a slice of logits: they read it, and write over it."""
+
+    def join_slice(self, *_: Any) -> None:
+        pass
+
+    def slice_gradient(self, *_: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+class Storages(TorchDispatchMode):
+    """Bytes of the storages that operations make."""
+
+    live = peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        known = {arg.untyped_storage()._cdata for arg in (*args, *(kwargs or {}).values()) if isinstance(arg, Tensor)}
+        if isinstance(out, Tensor) and out.numel() > 1000 and out.untyped_storage()._cdata not in known:
+            self.live += out.nbytes
+            self.peak = max(self.peak, self.live)
+            weakref.finalize(out.untyped_storage(), self.died, out.nbytes)
+        return out
+
+    def died(self, nbytes: int) -> None:
+        self.live -= nbytes
+
+
+@pytest.mark.parametrize("needs", [[True, True], [True, False], [False, True]], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_the_walk_holds_what_it_states(dtype: torch.dtype, needs: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device that multiplies bf16 into fp32, which `meta` stands for; numbers a row aside, of which no tensor here has so few."""
+    monkeypatch.setattr(slices, "SLICE_ELEMENTS", 256 * 33)
+    x, weight = (torch.empty(count, 64, dtype=dtype, device="meta") for count in (256, 100))
+    labels, lse, share = torch.empty(256, dtype=torch.int64, device="meta"), torch.empty(256, device="meta"), torch.empty((), device="meta")
+    with Storages() as forward:
+        slices.statistics(x, weight, labels, 0, InPlace())
+    with Storages() as backward:
+        results = slices.backward(share, x, weight, labels, lse, 0, -100, 0.0, needs, InPlace())
+    returned = sum(result.nbytes for result in results if result is not None)
+    assert scratch_bytes("megakernels.linear_slice_statistics.default", (x, weight, labels, 0)) == forward.peak
+    operands = (share, x, weight, labels, lse, 0, -100, needs)
+    assert scratch_bytes("megakernels.linear_slice_gradients.default", operands) == backward.peak - returned
+
+
 def test_a_slice_far_below_the_others_is_finite() -> None:
     """Its words have probability zero, not NaN."""
     logits, labels = words(2, torch.float32)
     logits[:, 6:] -= 1e4
     labels[:] = 0
-    slices = [part.contiguous() for part in logits.chunk(2, 1)]
-    loss, lse = joined(slices, labels)
+    parts = [part.contiguous() for part in logits.chunk(2, 1)]
+    loss, lse = joined(parts, labels)
     assert torch.isfinite(loss)
-    assert not slice_gradient(torch.tensor(1.0), slices[1], labels, lse, 6).any()
+    assert not slice_gradient(torch.tensor(1.0), parts[1], labels, lse, 6).any()
 
 
 @DTYPES
@@ -96,6 +168,8 @@ def test_fakes_have_the_shapes_of_results() -> None:
         lambda m: gated_scale_gradients(m(x), m(x), m(x), m(weight), m(row), m(row), [True, False, True]),
         lambda m: list(slice_statistics(m(logits), m(labels), 6)),
         lambda m: [slice_gradient(m(torch.tensor(1.0)), m(logits), m(labels), m(torch.ones(5)), 6)],
+        lambda m: list(linear_slice_statistics(m(logits), m(logits), m(labels), 6)),
+        lambda m: linear_slice_gradients(m(torch.tensor(1.0)), m(logits), m(logits), m(labels), m(torch.ones(5)), 6, [True, True]),
     )
     for call in calls:
         with FakeTensorMode() as mode:

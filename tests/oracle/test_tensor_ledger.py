@@ -8,7 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from megakernels import scratch_bytes
+from megakernels.linear_cross_entropy import slices
 from megaplan.hosts.megarun.dims import local_dims
+from megaplan.hosts.megarun.embedding import SLICE_ELEMENTS
 from megaplan.hosts.megarun.ledger import block_bytes, block_ledger
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory
@@ -65,7 +68,7 @@ class Alone(nn.Module):
         return self.block(x, Rotary(self.cos, self.sin) if self.rotates else None)
 
 
-def spec_of(kind: str, tp: int, policy: str, precision: str = "bf16", **mesh: Any) -> Spec:
+def spec_of(kind: str, tp: int, policy: str, precision: str = "bf16", kernels: str = "reference", **mesh: Any) -> Spec:
     letter, section = KINDS[kind]
     model = {"pattern": letter, "num_layers": 2, "hidden_size": 40, "vocab_size": 64, **section}
     return Spec.model_validate(
@@ -77,6 +80,7 @@ def spec_of(kind: str, tp: int, policy: str, precision: str = "bf16", **mesh: An
             "batch": {"micro_batch_size": 3, "seq_length": 24},
             "precision": dict.fromkeys(("params", "grads", "master", "moments", "reduce"), precision),
             "recompute": {"default": policy},
+            "host": {"kernels": kernels},
         }
     )
 
@@ -168,3 +172,41 @@ def test_the_working_set_of_a_cut_embedding(tp: int, live_storages: ModuleType) 
     for index, (forward, backward) in enumerate(live_storages.peaks(stage.embedding, tokens)):
         assert 0 <= forward - sums.forward_bytes <= tokens.numel()
         assert 0 <= backward - arriving - (sums.again_bytes if index else sums.backward_bytes) <= tokens.numel() + 16
+
+
+class JoinedHead(nn.Module):
+    """Head and loss of a stage in one operation."""
+
+    def __init__(self, stage: Stage, labels: torch.Tensor) -> None:
+        super().__init__()
+        self.stage = stage
+        self.register_buffer("labels", labels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.stage.loss_of(x, self.labels)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("vocab_parallel", [False, True])
+def test_the_working_set_of_head_and_loss_in_one(vocab_parallel: bool, precision: str, tp: int, live_storages: ModuleType) -> None:
+    """No logits are kept. What the operation holds inside itself no one sees; the ledger has what the operation states."""
+    spec = spec_of("swiglu", tp, "none", precision, kernels="triton", vocab_parallel=vocab_parallel)
+    inventory, stage, _ = built(spec)
+    labels = torch.zeros(token_shape(spec), dtype=torch.int64)
+    x, module = residual(spec), JoinedHead(stage, labels)
+    ledger = block_ledger(spec, "head", inventory.block("head"))
+    sums = block_bytes(spec, local_dims(spec), "head", inventory.block("head"))
+    assert sorted(storage.nbytes for storage in saved_storages(module, (x,)).kept) == sorted(tensor.bytes for tensor in ledger.saved)
+    name, halves = ("linear_slice", ("_statistics", "_gradients")) if vocab_parallel else ("linear_cross_entropy", ("", "_backward"))
+    rows = torch.empty(labels.numel(), x.shape[-1], dtype=x.dtype), stage.head_weight
+    inside = scratch_bytes(f"megakernels.{name}{halves[0]}.default", rows)
+    behind = scratch_bytes(f"megakernels.{name}{halves[1]}.default", (labels, *rows, [True, True]))
+    forward = sums.forward_bytes - inside
+    expected = [(forward, sums.backward_bytes - behind), (forward, sums.again_bytes - behind)]
+    slack = (1 if vocab_parallel else 0) * labels.numel() + 16
+    for found, wanted in zip(live_storages.peaks(module, residual(spec)), expected, strict=True):
+        assert all(abs(one - other) <= slack for one, other in zip(found, wanted, strict=True)), (found, wanted)
+
+
+def test_the_slice_of_logits_is_as_long_in_ledger_and_operation() -> None:
+    assert SLICE_ELEMENTS == slices.SLICE_ELEMENTS

@@ -4,6 +4,7 @@ from megakernels._common.device import runs_triton, use_kernels
 from megakernels._common.numerics import accumulator_dtype, row_blocks, upcast
 from megakernels._common.pieces import absolute, as_stored, in_order, piece_rows, require_pieces
 from megakernels._common.registration import fake_like, join, only_needed
+from megakernels._common.scratch import scratch_bytes, state_scratch
 from megakernels._common.shapes import require, require_starts
 
 __all__ = [
@@ -20,6 +21,8 @@ __all__ = [
     "require_starts",
     "row_blocks",
     "runs_triton",
+    "scratch_bytes",
+    "state_scratch",
     "upcast",
     "use_kernels",
 ]

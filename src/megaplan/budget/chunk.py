@@ -14,7 +14,7 @@ from megaplan.budget.occupancy import BACKWARDED, FORWARDED, REDUCED, UNTOUCHED,
 from megaplan.budget.unit import Peak, Unit
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYTES
 from megaplan.columns import Column
-from megaplan.hosts.megarun.program import Moment
+from megaplan.hosts.megarun.program import OUTPUT, Moment
 from megaplan.hosts.megarun.storage import NOTHING, GroupBytes, together
 
 
@@ -74,7 +74,8 @@ class Chunk:
         """No reduction has more alive: everything before it, every shard, and the largest buffers."""
         self.head = self.names.index("head") if "head" in self.names else -1
         held = policy.pipelined and self.head >= 0
-        self.logits_bytes = self.units[self.head].block.part.tensors["logits"].bytes if held else 0  # the last stage's output
+        ends = self.units[self.head].block.part.tensors if held else {}
+        self.logits_bytes = ends.get("logits", ends[OUTPUT]).bytes if ends else 0  # the last stage's output, or the loss in place of it
         self.carried = self._carried()
 
     def saved_cells(self, count: int) -> dict[Column, int]:

@@ -111,8 +111,10 @@ FORMULAS: dict[str, Formula] = {
         "16 microbatches of [4, 4096, 3584] in bf16, one chunk between two others: 2 · 16 · 117,440,512 = 3,758,096,384 B",
     ),
     Column.WORKSPACE: Formula(
-        "Scratch inside torch's allocator: GEMM libraries, Newton-Schulz.",
-        "GEMM workspaces of the device's data file; in the optimizer's phase + the largest over matrices of (shard + 3 · n + 2 · k · r²) ·"
+        "Scratch inside torch's allocator: GEMM libraries, Newton-Schulz, head and loss in one operation.",
+        "GEMM workspaces of the device's data file; while head and loss run with host.kernels triton + a slice of logits, at most 2²⁷"
+        " elements, and in backward + 6 · rows · h where precision.params has 2 bytes; in the optimizer's phase + the largest over matrices"
+        " of (shard + 3 · n + 2 · k · r²) ·"
         " bytes(newton_schulz_dtype), k matrices of shorter side r in a tensor of n elements, or of the cast back to precision.master",
         "bytes",
         "aten/src/ATen/cuda/CublasHandlePool.cpp; megarun's optim/muon.py",

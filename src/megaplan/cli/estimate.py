@@ -17,6 +17,10 @@ def estimate(
     *,
     rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Only the ranks that share rank N's budget.")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Print the formulas and the tensors behind each number.")] = False,
+    compare: Annotated[
+        list[str] | None,
+        typer.Option("--compare", metavar="KEY=VALUE", help="Beside it the estimate with this value changed; repeatable."),
+    ] = None,
     costs: CostsFile = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -26,25 +30,36 @@ def estimate(
     from megaplan.budget.fit import fit_diagnostics  # noqa: PLC0415
     from megaplan.budget.serving import serving_budget  # noqa: PLC0415
     from megaplan.budget.skew import routing_range  # noqa: PLC0415
-    from megaplan.cli.inputs import load_subject  # noqa: PLC0415
+    from megaplan.cli.inputs import load_again, load_subject  # noqa: PLC0415
     from megaplan.cli.problems import refuse  # noqa: PLC0415
 
     given = load_subject(subject, overrides or (), costs)
     world_size = given.spec.mesh.world_size
     if rank is not None and not 0 <= rank < world_size:
         raise refuse("MP485", f"--rank {rank}, and the ranks are 0 to {world_size - 1}", f"--rank {max(0, min(rank, world_size - 1))}")
+    other = load_again(subject, overrides or (), compare, costs) if compare else None
     budget, serving = build_budget(given.spec, given.inventory, given.layout), serving_budget(given.spec, given.inventory)
     routing = routing_range(given.spec, given.inventory, given.layout, budget)
     ranks = budget.ranks if rank is None else (budget.of_rank(rank),)
     found = [*given.diagnostics, *fit_diagnostics(given.spec, given.inventory, given.layout, budget)]
+    beside = None if other is None else build_budget(other.spec, other.inventory, other.layout)
     if as_json:
         from megaplan.cli.estimate_json import estimate_document  # noqa: PLC0415
 
-        output.write_json(estimate_document(budget, ranks, serving, found, routing))
+        document = estimate_document(budget, ranks, serving, found, routing)
+        if beside is not None:
+            from megaplan.cli.compare import compare_document  # noqa: PLC0415
+
+            document["compared"] = compare_document(beside, compare or ())
+        output.write_json(document)
     else:
         from megaplan.cli.estimate_text import estimate_lines  # noqa: PLC0415
 
         output.write_styled(estimate_lines(given, budget, ranks, serving, routing))
+        if beside is not None:
+            from megaplan.cli.compare import compare_lines  # noqa: PLC0415
+
+            output.write_styled([("", ""), *((line, "") for line in compare_lines(budget, beside, compare or ()))])
         if explain:
             from megaplan.cli.explain_text import explain_lines  # noqa: PLC0415
 

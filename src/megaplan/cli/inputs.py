@@ -77,6 +77,24 @@ def load_subject(path: str, overrides: Sequence[str], costs: str | None = None) 
     return Subject(loaded.spec, inventory, layout, None, (*loaded.diagnostics, *cuts.diagnostics))
 
 
+def load_again(path: str, overrides: Sequence[str], changes: Sequence[str], costs: str | None = None) -> Subject:
+    """The same file with values changed, to set beside it.
+
+    Args:
+        path: A spec or a plan.
+        overrides: What it was loaded with; of a key that is changed, the change counts.
+        changes: `KEY=VALUE` texts.
+        costs: As for `load_subject`.
+
+    Raises:
+        MegaplanError: Every error found; it was standard input, which is gone.
+    """
+    if STDIN in (path, costs):
+        raise refuse("MP480", "--compare reads its input twice, and standard input can be read once", "name a file")
+    changed = {text.partition("=")[0] for text in changes}
+    return load_subject(path, [*(text for text in overrides if text.partition("=")[0] not in changed), *changes], costs)
+
+
 def load_costs(path: str | None, subject: str, spec: Spec, inventory: Inventory) -> MeasuredCosts | None:
     """The costs file of `--costs`, if there is one; `subject` is the command's other file.
 

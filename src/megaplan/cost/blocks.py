@@ -43,16 +43,16 @@ def layer_dtype(spec: Spec, block: Block) -> DType:
 
 def whole_workload(spec: Spec, dtype: DType) -> Workload:
     """A data rank's microbatch on an unsharded model."""
-    num_tokens, gathers = spec.batch.micro_batch_size * spec.batch.seq_length, spec.host.kernels == "triton"
-    return Workload(spec.batch.seq_length, num_tokens, activation_dtype(dtype).bytes, gathers=gathers)
+    num_tokens, kernels = spec.batch.micro_batch_size * spec.batch.seq_length, spec.host.kernels == "triton"
+    return Workload(spec.batch.seq_length, num_tokens, activation_dtype(dtype).bytes, gathers=kernels, joins_loss=kernels)
 
 
 def rank_workload(spec: Spec, dtype: DType) -> Workload:
     """One rank's part of it: the tokens inside a tensor-parallel region, and the degrees that divide widths."""
     mesh, batch = spec.mesh, spec.batch
     num_tokens = batch.micro_batch_size * (batch.seq_length // mesh.cp)
-    gathers = spec.host.kernels == "triton"
-    return Workload(batch.seq_length, num_tokens, activation_dtype(dtype).bytes, mesh.tp, mesh.ep, mesh.etp, gathers)
+    kernels = spec.host.kernels == "triton"
+    return Workload(batch.seq_length, num_tokens, activation_dtype(dtype).bytes, mesh.tp, mesh.ep, mesh.etp, kernels, kernels)
 
 
 def activation_dtype(dtype: DType) -> DType:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from megaplan.cost.attention import attention_block
 from megaplan.cost.ops import cross_entropy, gather, linear_op, mlp, norm, residual_op
-from megaplan.cost.work import Op, Ops, Workload
+from megaplan.cost.work import Op, Ops, Work, Workload
 from megaplan.spec.models import Features, GroupedQueryAttention, LatentAttention
 
 PART = "head"
@@ -39,13 +39,18 @@ def side_embeddings(load: Workload, features: Features, hidden_size: int, grad_b
 def head(load: Workload, hidden_size: int, vocab_size: int, *, vocab_parallel: bool = False) -> Ops:
     """Final norm, logits and cross-entropy: 2·h·V FLOPs forward, 6·h·V in all; `vocab_parallel` shards them, else tokens are.
 
+    Where head and loss are one operation its backward makes the logits again: 2·h·V more, which utilisation does not count.
+
     Source: counting multiply-adds.
     """
-    vocab = vocab_size // load.tp if vocab_parallel else vocab_size
+    vocab, own_tokens = vocab_size // load.tp if vocab_parallel else vocab_size, not vocab_parallel
+    logits = linear_op(load, "head", PART, hidden_size, vocab, own_tokens=own_tokens)
+    again = Work(input_grad=logits.work.forward, recomputed=logits.work.forward, moved_input=logits.work.moved_forward)
     return (
         residual_op(load, PART, hidden_size, "final_norm"),
-        linear_op(load, "head", PART, hidden_size, vocab, own_tokens=not vocab_parallel),
-        Op("cross_entropy", PART, cross_entropy(load, vocab), own_tokens=not vocab_parallel),
+        logits,
+        Op("cross_entropy", PART, cross_entropy(load, vocab), own_tokens=own_tokens),
+        *((Op("logits again", PART, again, own_tokens=own_tokens),) if load.joins_loss else ()),
     )
 
 

@@ -90,7 +90,7 @@ FORMULAS: dict[str, Formula] = {
     ),
     "head": Formula(
         "logits, forward and backward; each MTP depth has one more",
-        "F + I + W = 6 · h · V",
+        "F + I + W = 6 · h · V; 2 · h · V more, repeated forward work, with host.kernels triton",
         "FLOPs per token",
         "counting multiply-adds",
         "6 · 3584 · 65536 = 1409286144",

@@ -24,6 +24,7 @@ class Workload:
         ep: Ranks over which the experts are spread.
         etp: Divides the width of each expert; as many ranks then compute on each row.
         gathers: Whether experts read rows where they are (`host.kernels: triton`), instead of sorted copies.
+        joins_loss: Whether head and loss are one operation (`host.kernels: triton`), which makes logits again in backward.
     """
 
     seq_length: int
@@ -33,6 +34,7 @@ class Workload:
     ep: int = 1
     etp: int = 1
     gathers: bool = False
+    joins_loss: bool = False
 
     def per_token(self, total: int) -> int:
         """A sequence's total as a whole number per token, rounded up: at most one FLOP or byte per token too many."""

@@ -28,7 +28,7 @@ from megarun.model.side import CategoryEmbedding, NgramEmbedding
 from megarun.parallel.context import WHOLE, ContextParallel
 from megarun.parallel.expert import LOCAL, ExpertParallel
 from megarun.parallel.tensor import ALONE, TensorParallel, column_parallel
-from megarun.parallel.tensor_vocabulary import SlicedEmbedding, summed_cross_entropy
+from megarun.parallel.tensor_vocabulary import SlicedEmbedding, summed_cross_entropy, summed_linear_cross_entropy
 
 
 class Stage(nn.Module):
@@ -37,7 +37,8 @@ class Stage(nn.Module):
     The first stage takes token ids [B, t] and the others the residual stream [B, t, h]; the last returns logits [B, t, V] and the others
     the residual stream; t counts the rank's own tokens. With `vocab_parallel` ids are of all tokens, [B, T], and logits of them for own
     words, [B, T, V / tp]. A tied head reads `embedding`; on the last of several stages that is a second copy, as it is for depths that
-    predict further tokens, `mtp.{depth}`, whose loss the last stage returns beside the logits.
+    predict further tokens, `mtp.{depth}`, whose loss the last stage returns beside the logits. With `host.kernels: triton` head and loss
+    are one operation, and given labels the last stage returns its summed loss, that of further tokens included, in place of logits.
     """
 
     rope_cos: Tensor
@@ -60,6 +61,7 @@ class Stage(nn.Module):
         self.index = slot.index
         self.embeds = slot.index == 0
         self.predicts = "final_norm" in slot.blocks
+        self.joins_loss = config.host.kernels == "triton"
         if "embedding" in slot.blocks:
             sliced = self.slices_words
             self.embedding = SlicedEmbedding(num_words, model.hidden_size, tp) if sliced else nn.Embedding(num_words, model.hidden_size)
@@ -109,7 +111,7 @@ class Stage(nn.Module):
         labels: Tensor | None = None,
         following: Sequence[Tensor] = (),
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Token ids or residual stream in, residual stream or logits out, with `following` also the summed loss of further tokens.
+        """Token ids or residual stream in; residual stream, logits or summed loss out, with `following` also the loss of further tokens.
 
         Args:
             x: Token ids or residual stream.
@@ -118,8 +120,8 @@ class Stage(nn.Module):
             before: int64 [B, n − 1, t], the tokens 1, 2, … places before own ones, -1 where there is none; read where the stage has
                 n-grams.
             structure: uint8 [B, t], classes of own tokens; read where the stage embeds them.
-            labels: int64, of the rows that `logits` are of: the next tokens, -100 where there is none; read, as the next, where the stage
-                predicts further tokens.
+            labels: int64, of the rows that `logits` are of: the next tokens, -100 where there is none; read where the stage makes its loss
+                itself and, as the next, where it predicts further tokens.
             following: Of each depth, as `labels`: the tokens 2, 3, … places on.
         """
         if self.embeds:
@@ -129,10 +131,14 @@ class Stage(nn.Module):
             x = block(x, rotary, starts)
         if not self.predicts:
             return x
-        if not self.looks_ahead or labels is None or rotary is None or not torch.is_grad_enabled():
-            return self.logits(self.final_norm(x))  # an evaluation is of the model's own predictions
-        further = self.predict_further(x, (labels, *following), rotary, starts)
-        return self.logits(self.final_norm(x)), further
+        further = None
+        if self.looks_ahead and labels is not None and rotary is not None and torch.is_grad_enabled():
+            further = self.predict_further(x, (labels, *following), rotary, starts)  # an evaluation is of the model's own predictions
+        if self.joins_loss and labels is not None:
+            loss = self.loss_of(self.final_norm(x), labels)
+            return loss if further is None else loss + further
+        logits = self.logits(self.final_norm(x))
+        return logits if further is None else (logits, further)
 
     def embed(self, tokens: Tensor, before: Tensor | None, structure: Tensor | None) -> Tensor:
         """Token ids, and what stands beside own tokens, -> the residual stream of own tokens [B, t, h]."""
@@ -163,15 +169,23 @@ class Stage(nn.Module):
 
     def loss_of(self, normed: Tensor, targets: Tensor) -> Tensor:
         """Own tokens [B, t, h] and their targets -> summed cross entropy; of all tokens where the words are cut."""
-        return summed_cross_entropy(self.tp if self.slices_words else None, self.logits(normed), targets)
+        slices = self.tp if self.slices_words else None
+        if self.joins_loss:
+            return summed_linear_cross_entropy(slices, normed, self.head_weight, targets)
+        return summed_cross_entropy(slices, self.logits(normed), targets)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """[V, h], or own words' [V / tp, h]: the head's or, of a tied head, the embedding's."""
+        weight: Tensor = (self.head if hasattr(self, "head") else self.embedding).weight
+        return weight
 
     def logits(self, normed: Tensor) -> Tensor:
         """Own tokens [B, t, h] -> their logits [B, t, V], or logits of all tokens for own words [B, T, V / tp]."""
-        weight = (self.head if hasattr(self, "head") else self.embedding).weight
         if not self.slices_words:
-            return linear_op(normed, weight)
+            return linear_op(normed, self.head_weight)
         # a pending gradient would keep the gradient of the logits
-        return column_parallel(self.tp, normed, [weight], may_wait=False)[0]
+        return column_parallel(self.tp, normed, [self.head_weight], may_wait=False)[0]
 
 
 def build_block(

@@ -76,9 +76,12 @@ class BatchLoss(nn.Module):
         """The last stage's output and labels [B, T] -> fp32 scalar: of own tokens, or of all where the vocabulary is cut.
 
         Args:
-            output: Logits [B, T, V], and beside them the summed loss of further tokens where the model predicts those.
+            output: Logits [B, T, V], and beside them the summed loss of further tokens where the model predicts those; or the summed loss
+                itself, of a stage that makes it.
             labels: int64.
         """
+        if isinstance(output, Tensor) and output.dim() == 0:
+            return output / self.num_tokens
         logits, further = output if isinstance(output, tuple) else (output, None)
         loss = summed_cross_entropy(self._slices, logits, labels)
         return (loss if further is None else loss + further) / self.num_tokens

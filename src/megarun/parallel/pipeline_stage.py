@@ -30,8 +30,12 @@ def pipeline_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> WholeStage:
     def activation(shape: tuple[int, ...]) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
 
+    loss = torch.empty((), dtype=torch.float32, device="meta", requires_grad=True)  # of the model's words, or of further tokens alone
     output = activation(logits_shape(spec) if stage.predicts else residual_shape(spec))
-    further = torch.empty((), dtype=torch.float32, device="meta", requires_grad=True)  # the loss of further tokens
+    if stage.predicts and stage.joins_loss:
+        output_args: Any = loss
+    else:
+        output_args = (output, loss) if stage.looks_ahead else output
     tokens = torch.empty(token_shape(spec), dtype=torch.int64, device="meta")
     kind = SplitStage if spec.schedule.kind in SPLIT_BACKWARD else WholeStage
     return kind(
@@ -40,7 +44,7 @@ def pipeline_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> WholeStage:
         spec.mesh.pp * spec.mesh.vpp,
         mesh.device,
         input_args=tokens if stage.embeds else activation(residual_shape(spec)),
-        output_args=(output, further) if stage.looks_ahead else output,
+        output_args=output_args,
         group=mesh.axes["pp"].get_group(),
     )
 

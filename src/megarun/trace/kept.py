@@ -66,8 +66,9 @@ class FirstForward:
         if isinstance(module, BatchLoss) or (_is_block(path) and not path.startswith("mtp.")):  # a depth keeps its output itself
             for record in self._owners.live.records(output):
                 record.handed_on = True
-        if module is self._running and isinstance(output, tuple):  # the logits, and a loss that goes on to the criterion
-            for record in self._owners.live.records(output[1:]):
+        if module is self._running and self._running.predicts:  # a loss that goes on to the criterion, alone or behind the logits
+            losses = output[1:] if isinstance(output, tuple) else output if self._running.joins_loss else ()
+            for record in self._owners.live.records(losses):
                 record.handed_on = True
         if isinstance(module, BatchLoss) or (module is self._running and not self._running.predicts):
             self._hooks.__exit__(None, None, None)

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
+from megakernels import scratch_bytes
 from megaplan.columns import Column, Phase
 from megaplan.inventory.tensors import Group, Inventory, Owner
 from megarun.parallel.weight_gradients import WeightGradients
@@ -47,9 +48,15 @@ RESIDUAL_OUTPUTS = {
     "megakernels.gated_add_backward.default": (0,),
 }
 """Their outputs that are the residual stream, or its gradient."""
-PARAMETER_GRADIENTS = frozenset({"aten.embedding_dense_backward.default"})
-"""Operations whose output can only be a parameter's gradient, also while autograd still waits for another part of it."""
-MATRIX_PRODUCTS = frozenset({"aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default"})
+PARAMETER_GRADIENTS = {
+    "aten.embedding_dense_backward.default": (0,),
+    "megakernels.linear_cross_entropy_backward.default": (1,),
+    "megakernels.linear_slice_gradients.default": (1,),
+}
+"""Outputs that can only be a parameter's gradient, also while autograd still waits for another part of it."""
+OWN_PRODUCTS = ("megakernels.linear_cross_entropy.default", "megakernels.linear_slice_statistics.default")
+MATRIX_PRODUCTS = frozenset({"aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default", *OWN_PRODUCTS})
+"""Operations that multiply with a library, those of ours that do so on a GPU included."""
 COMPUTING = (Phase.FIRST_FORWARD_BACKWARD, Phase.FORWARD_BACKWARD)
 """Phases of forward and backward; what the others make is scratch, unless it turns out to be a parameter or state."""
 COLLECTIVES = ("c10d.", "_c10d_functional.")
@@ -93,17 +100,21 @@ class Owners:
             record.kind = Kind.GRADIENT if self._group_step == REDUCTION and record.op == CAST else Kind.COLLECTIVE
         elif record.output in ROUTED_OUTPUTS.get(record.op, ()):
             record.kind = Kind.ROUTED
-        elif record.op in PARAMETER_GRADIENTS:
+        elif record.output in PARAMETER_GRADIENTS.get(record.op, ()):
             record.kind = Kind.GRADIENT
         elif record.op == SUM and not record.forward:
             self._parts[record] = tuple(self._operand_records(operands))
 
     def ran(self, op: str, operands: tuple[Any, ...]) -> None:
-        """Label the operands of communication, and the libraries' workspace at the first matrix product."""
+        """Count an operation's inside and the libraries' workspace, from the first product on; label the operands of communication."""
         if op in MATRIX_PRODUCTS and self._workspace_bytes:
             nbytes, self._workspace_bytes = self._workspace_bytes, 0
             made = StorageRecord(nbytes, op, 0, "", (nbytes,), None, Kind.LIBRARY, "GEMM workspace of the device data")
             self.live.declare(made)
+        inside = scratch_bytes(op, operands)
+        if inside:
+            place = self._places.of_operation(self._operand_records(operands))[0]
+            self.live.pass_by(StorageRecord(inside, op, 0, place, (inside,), None, Kind.SCRATCH, "inside the operation, as it states"))
         if self._group_step == REDUCTION and op == COPY:
             self.label(operands[0], Kind.GRADIENT)  # a reduction's output is one for its whole life, also where it is added to another
         if not op.startswith(COLLECTIVES) or self.live.phase not in COMPUTING:

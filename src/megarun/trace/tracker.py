@@ -176,6 +176,11 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         """Count bytes that no operation shows: they live from now on."""
         self._event(record, record.nbytes)
 
+    def pass_by(self, record: StorageRecord) -> None:
+        """Count bytes that were there while an operation ran, and are gone."""
+        self._event(record, record.nbytes)
+        self._event(record, -record.nbytes)
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Count no births meanwhile."""

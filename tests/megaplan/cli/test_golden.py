@@ -11,6 +11,10 @@ CASES = {
     "estimate-nam56r": ("estimate", "plans/nam56r-8xh200.yaml"),
     "estimate-does-not-fit": ("estimate", "plans/llama-3.1-8b.yaml", "--set", "batch.micro_batch_size=16"),
     "estimate-rank": ("estimate", "plans/nam56r-8xh200.json", "--rank", "5"),
+    "estimate-compared": (
+        *("estimate", "plans/llama-3.1-8b.yaml", "--set", "host.kernels=triton", "--set", "batch.micro_batch_size=2"),
+        *("--set", "mesh.pp=1", "--set", "mesh.dp_shard=8", "--compare", "host.kernels=reference"),
+    ),
     "estimate-skewed": ("estimate", "plans/nam56r-8xh200.yaml", "--set", "mesh.ep=4", "--set", "batch.micro_batch_size=6"),
     "split": ("split", "plans/nam56r-8xh200.yaml", "-o", "new.json"),
     "split-manual": (

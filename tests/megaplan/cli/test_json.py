@@ -94,10 +94,23 @@ def test_balanced_and_skewed_routing_stand_side_by_side(megaplan, skew, stated, 
     assert rank["allocated_bytes"] == routing["balanced_allocated_bytes" if skew == 1 else "skewed_allocated_bytes"]
 
 
+def test_a_compared_estimate_is_the_other_one_s_worst_rank(megaplan):
+    words = ("estimate", "plans/tiny-hybrid-pp2.yaml", "--json")
+    both = document(megaplan(*words, "--compare", "batch.micro_batch_size=4", "--compare", "host.kernels=triton"))["compared"]
+    alone = document(megaplan(*words, "--set", "batch.micro_batch_size=4", "--set", "host.kernels=triton"))
+    assert both["set"] == ["batch.micro_batch_size=4", "host.kernels=triton"]
+    worst = alone["ranks"][0]
+    assert {key: both[key] for key in ("ranks", "peak_bytes", "columns", "phases")} == {
+        key: worst[key] for key in ("ranks", "peak_bytes", "columns", "phases")
+    }
+    assert "compared" not in alone
+
+
 @pytest.mark.parametrize(
     "words",
     [
         ("estimate", "nothing.yaml", "--json"),
+        ("estimate", "-", "--json", "--compare", "mesh.tp=2"),
         ("estimate", "plans/tiny-hybrid.yaml", "--json", "--set", "mesh.tp=3"),
         ("estimate", "plans/tiny-hybrid.yaml", "--json", "--bogus"),
         ("split", "plans/tiny-hybrid.json", "--json"),

@@ -245,6 +245,16 @@ def test_flops_per_token_leaves_repeated_work_out() -> None:
     assert executed - flops_per_token(spec) == 32 * scores
 
 
+def test_head_and_loss_in_one_make_the_logits_twice() -> None:
+    """The device multiplies once more, the model needs no more."""
+    spec = load("llama-3.1-8b")
+    joined = spec.model_copy(update={"host": spec.host.model_copy(update={"kernels": "triton"})})
+    logits, (plain, again) = 2 * spec.model.hidden_size * spec.model.vocab_size, (costs_of(each).head for each in (spec, joined))
+    assert again.total_flops - plain.total_flops == again.recomputed_flops == logits
+    assert again.model_flops == plain.model_flops == 3 * logits
+    assert again.activation_bytes > plain.activation_bytes
+
+
 def test_every_formula_s_example_is_what_the_model_computes() -> None:
     """Each example's arithmetic holds, and its value is what the code gives for the same sizes."""
     evaluated: dict[str, int] = {}

@@ -2,7 +2,26 @@
 
 from typing import Any
 
-from parity_cells import C2, C4, DENSE, E2, EXPERTS, FEW_WORDS, LONG, MLA, RECOMPUTED, RESHARD, ROUTED, T2, T2V, TIED, V2, Cell, pattern
+from parity_cells import (
+    C2,
+    C4,
+    DENSE,
+    E2,
+    EXPERTS,
+    FEW_WORDS,
+    KERNELS,
+    LONG,
+    MLA,
+    RECOMPUTED,
+    RESHARD,
+    ROUTED,
+    T2,
+    T2V,
+    TIED,
+    V2,
+    Cell,
+    pattern,
+)
 
 NGRAM = {"model.features.ngram": {"num_tables": 4, "num_rows": 90, "dim": 4}}
 STRUCTURE = {"model.features.structure": {"num_categories": 7, "bottleneck": 6}}
@@ -33,6 +52,9 @@ FEATURE_CELLS = [
     Cell("mtp-tp2", T2, spec=DENSE | _ahead(2)),
     Cell("mtp-tp2-latent-zbv", T2 | V2, "zbv", pattern("AD", attention=MLA) | _ahead()),
     Cell("mtp-tp2-vocabulary-tied-pp2", T2V | {"pp": 2}, spec=DENSE | _ahead(2) | TIED),
+    Cell("mtp-joined-loss-pp2", {"pp": 2}, spec=DENSE | _ahead(2) | KERNELS),
+    Cell("mtp-joined-loss-tp2-vocabulary-tied-zbv", T2V | V2, "zbv", DENSE | _ahead(2) | TIED | KERNELS),
+    Cell("mtp-joined-loss-packed-dp2", {"dp_shard": 2}, spec=DENSE | FEW_WORDS | _ahead() | KERNELS),
     Cell("mtp-ep2-router-losses", E2, spec=EXPERTS | ROUTED | _ahead()),
     # side embeddings of the first stage
     Cell("ngram-1f1b-pp2", {"pp": 2}, spec=DENSE | NGRAM),

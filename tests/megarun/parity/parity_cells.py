@@ -53,9 +53,11 @@ class Cell:
 
     @property
     def bound(self) -> float:
-        """The metric's tolerance. An embedding's two copies sum in another order than one process does."""
+        """The metric's tolerance. An embedding's two copies sum in another order than one process does, and so do kernels."""
         if self.tolerance is not None:
             return self.tolerance
+        if "host.kernels" in self.spec:
+            return OTHER
         copied = (self.spec.get("model.tie_embeddings", False) or "model.features.mtp" in self.spec) and self.mesh.get("pp", 1) > 1
         if copied or any(self.mesh.get(axis, 1) > 1 for axis in ("cp", "tp", "ep", "etp")):
             return OTHER
@@ -78,9 +80,10 @@ class Cell:
 
     @cached_property
     def reference(self) -> dict[str, Any]:
-        """The same model and batch on one process."""
+        """The same model and batch on one process, with the plain operations."""
         schedule = {"kind": "1f1b", "num_microbatches": self.num_microbatches}
-        reference = {key: value for key, value in self.spec.items() if key != "sharding.reshard_after_forward" and "recompute" not in key}
+        own = ("sharding.reshard_after_forward", "host.kernels")
+        reference = {key: value for key, value in self.spec.items() if key not in own and "recompute" not in key}
         spec = spec_with({**reference, "schedule": schedule})
         # looped BFS runs its backwards, whose gradients are summed, from a step's last microbatch to its first
         reversed_parts = self.updates_after if self.schedule == "looped_bfs" else 0
@@ -94,6 +97,7 @@ def pattern(pattern: str, num_layers: int = 8, **more: Any) -> dict[str, Any]:
 CHOOSING = pattern("AE", attention=INDEXED)
 ROTATING = {"model.mamba": MIMO}
 TIED = {"model.tie_embeddings": True}
+KERNELS = {"host.kernels": "triton"}
 RESHARD = {"sharding.reshard_after_forward": True}
 RECOMPUTED = {"recompute": {"default": "full", "blocks": {"M": "selective", "E": "selective"}}}
 RECOMPUTED_ATTENTION = {"recompute": {"default": "full", "blocks": {"E": "selective"}}}
@@ -280,8 +284,8 @@ CELLS = [
     Cell("ep2-dp4-reshard", D4, spec=RESHARD),
     Cell("ep2-dp4-selective", D4, spec=SELECTIVE),
     Cell("ep2-dp4-recompute-reshard", D4, spec=RECOMPUTED | RESHARD, ci=True),
-    Cell("ep2-gathering", E2, spec={"host.kernels": "triton"}),
-    Cell("ep2-dp4-gathering-recompute-reshard", D4, spec={"host.kernels": "triton"} | RECOMPUTED | RESHARD),
+    Cell("ep2-gathering", E2, spec=KERNELS),
+    Cell("ep2-dp4-gathering-recompute-reshard", D4, spec=KERNELS | RECOMPUTED | RESHARD),
     Cell("ep2-hsdp-2x2", E2 | {"dp_replicate": 2}),
     Cell("ep2-hsdp-2x4-reshard", D4 | {"dp_replicate": 2}, spec=RESHARD, num_microbatches=8),
     Cell("1f1b-pp2-ep2", E2 | {"pp": 2}, ci=True),
@@ -291,6 +295,14 @@ CELLS = [
     Cell("zero-bubble-pp2-vpp2-ep2-adamw", V2 | E2, "interleaved_zero_bubble", ADAMW | GENTLE),
     Cell("zbv-pp2-ep2-recompute-reshard", V2 | E2, "zbv", RECOMPUTED | RESHARD),
     Cell("dualpipev-pp2-ep2-experts", V2 | E2, "dualpipev", EXPERTS, num_microbatches=8),
+    # head and loss in one operation: the last stage returns its loss
+    Cell("joined-loss-zbv-pp2-tied", V2, "zbv", DENSE | TIED | KERNELS, ci=True),
+    Cell("joined-loss-hsdp-2x2-reshard", {"dp_replicate": 2, "dp_shard": 2}, spec=DENSE | KERNELS | RESHARD),
+    Cell("joined-loss-interleaved-pp2-vpp2-steps2", V2, "interleaved_1f1b", DENSE | KERNELS, updates_after=2),
+    Cell("joined-loss-tp2", T2, spec=DENSE | KERNELS),
+    Cell("joined-loss-tp4-vocabulary-tied", T4V, spec=DENSE | HEADS | TIED | KERNELS),
+    Cell("joined-loss-tp2-vocabulary-zbv-packed", T2V | V2, "zbv", DENSE | FEW_WORDS | KERNELS),
+    Cell("joined-loss-cp2-pp2", C2 | {"pp": 2}, spec=DENSE | KERNELS),
     # context parallelism
     Cell("cp2-attention", C2, spec=pattern("A", 2) | NORMED, ci=True),
     Cell("cp4-latent-nope", C4, spec=pattern("A", 2, attention={**MLA, "nope_layers": [1], "window_size": 6})),

@@ -2,6 +2,9 @@
 
 Token ids and labels are inputs of the step, priced whole in `buffers.py`. Without `vocab_parallel` the head is replicated: under SP each TP
 rank computes the logits of its own tokens. With it, every rank computes its slice of the vocabulary for all tokens.
+
+With `host.kernels: triton` head and loss are one operation, whose logits are never whole: it keeps the rows that the head multiplies and
+their log-sum-exp, and holds a slice of logits inside itself, forward and, beside a sum in fp32, backward.
 """
 
 from __future__ import annotations
@@ -12,10 +15,14 @@ from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.hosts.megarun.dims import Dims
 from megaplan.hosts.megarun.parts import Part, Shapes, residual, storages
-from megaplan.hosts.megarun.program import Op, Projection, Replay, norm, partial_gradient, project, replay
+from megaplan.hosts.megarun.program import OUTPUT, Op, Projection, Replay, norm, partial_gradient, project, replay
 
 JOINED = {"own": 1, "chosen": 1, "sums": 2, "terms": 2}
 """fp32 numbers a row that join the slices of a cut vocabulary: a slice's log-sum-exp, its label's logit, the sums over slices, the loss."""
+
+JOINED_OP = "linear_cross_entropy"
+SLICE_ELEMENTS = 1 << 27
+"""Logits that head and loss in one operation hold at once."""
 
 
 def embedding_part(dims: Dims, *, vocab_parallel: bool) -> Part:
@@ -47,40 +54,63 @@ def _final_norm_replay() -> Replay:
     return replay((norm("norm", "x", "out", "rstd", "weight"),))
 
 
-def head_part(dims: Dims, vocab_size: int, *, vocab_parallel: bool, pipelined: bool) -> Part:
+def head_part(dims: Dims, vocab_size: int, *, vocab_parallel: bool, pipelined: bool, joined: bool) -> Part:
     """Head and loss: `x` is the normed residual stream, which the head keeps; `out` is the summed loss.
 
-    A pipeline stage holds its output, the logits, until the microbatch's backward has ended.
+    A pipeline stage holds its output until the microbatch's backward has ended: the logits or, of head and loss joined, the loss.
     """
     sharded = vocab_parallel and dims.tp > 1
-    tensors = head_storages(dims, vocab_size, vocab_parallel=vocab_parallel)
+    tensors = head_storages(dims, vocab_size, vocab_parallel=vocab_parallel, joined=joined)
     tensors |= storages(dims.dtype, Column.ACTIVATIONS, {"x": dims.residual})
-    return Part(_head_replay(sharded, pipelined), tensors)
+    return Part(_head_replay(sharded, pipelined, joined), tensors)
 
 
-def head_ops(sharded: bool, reads: str = "x", param: str = "weight", prefix: str = "", made: str = "out") -> tuple[Op, ...]:
-    """Logits and their cross entropy."""
-    logits, lse = f"{prefix}logits", f"{prefix}loss_lse"
-    joined = tuple(f"{prefix}loss_{name}" for name in JOINED) if sharded else ()
+def head_ops(sharded: bool, joined: bool, reads: str = "x", param: str = "weight", made: str = OUTPUT) -> tuple[Op, ...]:
+    """Logits and their cross entropy, or both in one operation; `made` is the summed loss."""
+    names = tuple(f"loss_{name}" for name in JOINED) if sharded else ()
+    if not joined:
+        head = project(reads, "gathered", Projection("head", "logits", param), sharded=sharded)
+        return *head, Op("cross_entropy", ("logits",), (made, "loss_lse", *names), keeps=("logits", "loss_lse"), grads=("logits",))
+    rows, kept, inside = ("gathered" if sharded else reads), (reads, "loss_lse"), ("slice", "sum", "product")
+    if not sharded:
+        return (Op(JOINED_OP, (rows,), (made, "loss_lse", "slice"), keeps=kept, params=(param,), fetches=inside),)
+    own, total = names[:2], names[2:]
     return (
-        *project(reads, f"{prefix}gathered", Projection(f"{prefix}head", logits, param), sharded=sharded),
-        Op(f"{prefix}cross_entropy", (logits,), (made, lse, *joined), keeps=(logits, lse), grads=(logits,)),
+        Op("gather", (reads,), (rows,), keeps=kept),
+        Op(JOINED_OP, (rows,), (*own, "slice"), keeps=kept, params=(param,), fetches=(rows, *inside)),
+        Op("join", own, (made, "loss_lse", *total), grads=()),
     )
 
 
-def head_storages(dims: Dims, vocab_size: int, *, vocab_parallel: bool, prefix: str = "", made: str = "out") -> Shapes:
+def head_storages(dims: Dims, vocab_size: int, *, vocab_parallel: bool, joined: bool, made: str = OUTPUT) -> Shapes:
     """Storages of `head_ops`."""
     sharded = vocab_parallel and dims.tp > 1
     positions = dims.tokens if sharded else dims.residual_tokens
-    rows, vocab, gathered = dims.batch * positions, vocab_size // dims.tp if sharded else vocab_size, f"{prefix}gathered"
+    rows, vocab = dims.batch * positions, vocab_size // dims.tp if sharded else vocab_size
     return {
-        **storages(dims.dtype, Column.ACTIVATIONS, {f"{prefix}logits": (rows, vocab)}),
-        **storages(dims.stat_dtype, Column.ACTIVATIONS, {f"{prefix}loss_lse": (rows,), made: ()}),
-        **storages(dims.stat_dtype, Column.ACTIVATIONS, {f"{prefix}loss_{name}": (count, rows) for name, count in JOINED.items()}),
-        **storages(dims.dtype, Column.COMMUNICATION, dict.fromkeys((gathered, partial_gradient(gathered)), dims.gathered)),
+        **(_inside(dims, rows, vocab) if joined else storages(dims.dtype, Column.ACTIVATIONS, {"logits": (rows, vocab)})),
+        **storages(dims.stat_dtype, Column.ACTIVATIONS, {"loss_lse": (rows,), made: ()}),
+        **storages(dims.stat_dtype, Column.ACTIVATIONS, {f"loss_{name}": (count, rows) for name, count in JOINED.items()}),
+        **storages(dims.dtype, Column.COMMUNICATION, dict.fromkeys(("gathered", partial_gradient("gathered")), dims.gathered)),
+    }
+
+
+def _inside(dims: Dims, rows: int, vocab: int) -> Shapes:
+    """What head and loss hold inside themselves: a slice of logits; in backward the sum for the rows' gradient, and a slice's part of it.
+
+    The part is a product as wide as the sum, made while the gradient in its own dtype is not there yet: what it takes beside that. Where
+    the dtype is the sum's, the sum is the gradient, and products are added as they are made.
+    """
+    words, wide = min(vocab, max(1, SLICE_ELEMENTS // rows)), dims.stat_dtype
+    product = wide.bytes - dims.dtype.bytes
+    width = dims.hidden if product else 0
+    return {
+        **storages(dims.dtype, Column.WORKSPACE, {"slice": (rows, words)}),
+        **storages(wide, Column.WORKSPACE, {"sum": (rows, width)}),
+        **storages(dims.dtype, Column.WORKSPACE, {"product": (rows, width * product // dims.dtype.bytes)}),
     }
 
 
 @cache
-def _head_replay(sharded: bool, pipelined: bool) -> Replay:
-    return replay(head_ops(sharded), starts=True, pinned="logits" if pipelined else None)
+def _head_replay(sharded: bool, pipelined: bool, joined: bool) -> Replay:
+    return replay(head_ops(sharded, joined), starts=True, pinned="logits" if pipelined and not joined else None)

@@ -78,7 +78,7 @@ def _relation_bias_replay() -> Replay:
     return replay((Op("ids", (), ("ids", "out"), keeps=("ids",), params=("weight",), grads=()),))
 
 
-def mtp_part(dims: Dims, model: Model, depth: int, shared: DType, *, vocab_parallel: bool) -> Part:
+def mtp_part(dims: Dims, model: Model, depth: int, shared: DType, *, vocab_parallel: bool, joined: bool) -> Part:
     """An MTP depth; `out` is its hidden state, which the next depth reads.
 
     The head and the token embedding are the model's. Autograd sums their gradients before it hands them on: what the head and later depths
@@ -90,6 +90,7 @@ def mtp_part(dims: Dims, model: Model, depth: int, shared: DType, *, vocab_paral
         depth: Which, from 0.
         shared: Dtype of the gradients of the embedding and the head.
         vocab_parallel: Whether both are cut over the vocabulary.
+        joined: Whether head and loss are one operation.
     """
     attention, mtp = model.attention, model.features.mtp
     if attention is None or mtp is None:
@@ -110,9 +111,10 @@ def mtp_part(dims: Dims, model: Model, depth: int, shared: DType, *, vocab_paral
         ),
         **_prefixed(attention_storages(dims, attention), ADDED_ATTENTION),
         **_prefixed(mlp_storages(dims, mtp.ffn_hidden_size), ADDED_MLP),
-        **head_storages(dims, model.vocab_size, vocab_parallel=vocab_parallel, made="loss"),
+        **head_storages(dims, model.vocab_size, vocab_parallel=vocab_parallel, joined=joined, made="loss"),
     }
-    run = _mtp_replay(attention_key(attention), dims.tp > 1, dims.cp > 1, sharded, model.tie_embeddings, depth, depth + 1 == mtp.depth)
+    place = depth == 0, depth + 1 == mtp.depth
+    run = _mtp_replay(attention_key(attention), dims.tp > 1, dims.cp > 1, sharded, joined, model.tie_embeddings, *place)
     return Part(run, residual(tensors | _out(dims)))
 
 
@@ -124,10 +126,11 @@ def depth_shapes(model: Model, name: str, weight: tuple[int, ...]) -> dict[str, 
 
 
 @cache
-def _mtp_replay(key: AttentionKey, sharded: bool, context: bool, vocab_parallel: bool, tied: bool, depth: int, last: bool) -> Replay:
+def _mtp_replay(
+    key: AttentionKey, sharded: bool, context: bool, vocab_parallel: bool, joined: bool, tied: bool, first: bool, last: bool
+) -> Replay:
     inner, held = attention_ops(key, rotates=True, indexed=False, sharded=sharded, context=context)
     rename = {INPUT: "projected", OUTPUT: f"{ADDED_ATTENTION}out"}
-    first = depth == 0
     embedded, waiting = _embedding_gradients(first, last, tied)
     ops = (
         Op("ids", (), ("ids",), grads=()),
@@ -141,7 +144,7 @@ def _mtp_replay(key: AttentionKey, sharded: bool, context: bool, vocab_parallel:
         *(_renamed(op, ADDED_MLP, {}) for op in mlp_ops(False, sharded)),
         add("residual", (f"{ADDED_ATTENTION}out", "mlp.mlp"), "out"),
         norm("output_norm", "out", "normed", "output_rstd", "output_norm.weight"),
-        *_head_ops(vocab_parallel, ends=first and not tied, begins=last and not vocab_parallel),
+        *_head_ops(vocab_parallel, joined, ends=first and not tied, begins=last and not (vocab_parallel or joined)),
     )
     arrives = waiting if last else (*waiting, OUTPUT)
     return replay(ops, held=frozenset(f"{ADDED_ATTENTION}{name}" for name in held), arrives="loss", starts=True, waiting=arrives)
@@ -172,21 +175,26 @@ def _embedding_ops(vocab_parallel: bool, params: tuple[str, ...], parts: tuple[s
     return *ended, lookup, Op("reduce_scatter", ("embedding_partial",), ("embedding",))
 
 
-def _head_ops(vocab_parallel: bool, *, ends: bool, begins: bool) -> tuple[Op, ...]:
+def _head_ops(vocab_parallel: bool, joined: bool, *, ends: bool, begins: bool) -> tuple[Op, ...]:
     """The head and its loss; in backward its part of the head's gradient is added to the sum that waits.
 
     Args:
         vocab_parallel: Whether the head is cut over the vocabulary.
+        joined: Whether head and loss are one operation.
         ends: Whether the sum is the parameter's gradient then.
         begins: Whether what waits is the head's own part, a transposed view of a product, which autograd adds to in a new storage.
     """
-    head, *loss = head_ops(vocab_parallel, "normed", "head.weight", made="loss")
-    head = replace(head, params=(), fetches=(*head.fetches, "head_part"), late=())
+    ops = head_ops(vocab_parallel, joined, "normed", "head.weight", made="loss")
+    # whose backward the part outlives: of head and loss over cut words the gathering's too, which is the same autograd function's
+    of_head = [index for index, op in enumerate(ops) if op.params or op.name == "gather"]
+    ops = tuple(
+        replace(op, params=(), fetches=(*op.fetches, "head_part"), late=()) if index in of_head else op for index, op in enumerate(ops)
+    )
     if not (ends or begins):
-        return head, *loss
+        return ops
     params, new = (("head.weight",), ()) if ends else ((), ("head_new",))
     summed = Op("head gradient", (INPUT,), ("head_sum",) if ends else (), params=params, grads=(), fetches=new, flow=Flow.VIEW)
-    return replace(summed, fetches=(*new, "head_part")) if begins else summed, head, *loss
+    return replace(summed, fetches=(*new, "head_part")) if begins else summed, *ops
 
 
 def _renamed(op: Op, prefix: str, rename: dict[str, str]) -> Op:

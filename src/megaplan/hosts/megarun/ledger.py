@@ -113,9 +113,9 @@ def _policies(spec: Spec) -> dict[str, str]:
 def _part(spec: Spec, dims: Dims, name: str, block: Block) -> Part:
     if name.startswith("layers."):
         return _layer_part(spec, dims, int(name.removeprefix("layers.")), block)
-    model, features, vocab_parallel = spec.model, spec.model.features, spec.mesh.vocab_parallel
+    model, features, vocab_parallel, joined = spec.model, spec.model.features, spec.mesh.vocab_parallel, spec.host.kernels == "triton"
     if name == "head":
-        return head_part(dims, model.vocab_size, vocab_parallel=vocab_parallel, pipelined=is_pipelined(spec.mesh))
+        return head_part(dims, model.vocab_size, vocab_parallel=vocab_parallel, pipelined=is_pipelined(spec.mesh), joined=joined)
     match block.family:
         case Family.EMBEDDING:
             part = embedding_part(dims, vocab_parallel=vocab_parallel)
@@ -131,7 +131,7 @@ def _part(spec: Spec, dims: Dims, name: str, block: Block) -> Part:
             part = relation_bias_part(dims)
         case _:
             depth = int(name.removeprefix("mtp."))
-            part = mtp_part(dims, model, depth, gradient_dtype(spec, block), vocab_parallel=vocab_parallel)
+            part = mtp_part(dims, model, depth, gradient_dtype(spec, block), vocab_parallel=vocab_parallel, joined=joined)
     return part
 
 

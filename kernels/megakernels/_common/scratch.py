@@ -1,0 +1,23 @@
+"""What an operation holds inside itself, beside its operands and results, while it runs.
+
+A fake implementation shows results alone. An operation whose inside is large states it here from its operands' shapes, so that whoever
+counts bytes without a GPU can count it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch._library.custom_ops import CustomOpDef
+
+_STATED: dict[str, Callable[..., int]] = {}
+
+
+def state_scratch(op: CustomOpDef, bytes_of: Callable[..., int]) -> None:
+    """Registers what `op` holds on CUDA at its highest moment, beside operands and results; `bytes_of` takes the op's own arguments."""
+    _STATED[str(op._opoverload)] = bytes_of
+
+
+def scratch_bytes(op: str, operands: tuple[Any, ...]) -> int:
+    """What an operation states, as `torch.ops` names it ("megakernels.NAME.default"), of a call with these arguments; 0 if nothing."""
+    bytes_of = _STATED.get(op)
+    return 0 if bytes_of is None else bytes_of(*operands)

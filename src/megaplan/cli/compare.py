@@ -1,0 +1,56 @@
+"""Two estimates of one subject side by side: what a changed value costs or saves on the worst rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from megaplan.budget.values import Budget, RankBudget
+from megaplan.cli.table import table
+from megaplan.columns import Column, Phase
+from megaplan.layout.runs import runs_label, runs_of
+from megaplan.units import format_bytes
+
+HEADS = ("", "here", "there", "there less here")
+
+
+def compare_lines(here: Budget, there: Budget, changes: Sequence[str]) -> Iterator[str]:
+    """The worst rank of each, at its peak, column by column where they differ; and every phase. Each has its own cuts, and says so."""
+    ours, theirs = here.worst, there.worst
+    yield f"compared with {' '.join(changes)}, each at its largest peak:"
+    columns = [(column.replace("_", " "), ours.columns[column], theirs.columns[column]) for column in Column]
+    rows = [("peak", ours.peak_bytes, theirs.peak_bytes), ("headroom", ours.headroom_bytes, theirs.headroom_bytes)]
+    rows += [row for row in columns if row[1] != row[2]]
+    rows += [(phase.replace("_", " "), ours.phases[phase], theirs.phases[phase]) for phase in Phase]
+    shown = [(name, format_bytes(one), format_bytes(other), _signed(other - one)) for name, one, other in rows]
+    yield from table([HEADS, *shown], indent="  ")
+    yield f"  here {_name(ours)}; there {_name(theirs)}"
+    if _cuts(here) != _cuts(there):
+        yield "  the cuts differ: each is cut for its own costs"
+
+
+def compare_document(there: Budget, changes: Sequence[str]) -> dict[str, Any]:
+    """The other estimate's worst rank: `compared` of `megaplan.estimate/1`."""
+    worst = there.worst
+    return {
+        "set": list(changes),
+        "fits": there.fits,
+        "ranks": list(worst.ranks),
+        "peak_bytes": worst.peak_bytes,
+        "peak_phase": str(worst.peak_phase),
+        "headroom_bytes": worst.headroom_bytes,
+        "columns": {column.key: num_bytes for column, num_bytes in worst.columns.items()},
+        "phases": {str(phase): num_bytes for phase, num_bytes in worst.phases.items()},
+    }
+
+
+def _name(rank: RankBudget) -> str:
+    return runs_label(runs_of(rank.ranks))
+
+
+def _cuts(budget: Budget) -> list[tuple[int, int]]:
+    return [(stage.start, stage.stop) for stage in budget.stages]
+
+
+def _signed(num_bytes: int) -> str:
+    return f"{'+' if num_bytes > 0 else ''}{format_bytes(num_bytes)}"
