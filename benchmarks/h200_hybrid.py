@@ -3,7 +3,7 @@
 python benchmarks/h200_hybrid.py --date YYYY-MM-DD     on a GPU; writes benchmarks/results/h200-hybrid.json
 python benchmarks/h200_hybrid.py --cpu-check           no GPU: one small plan, two steps; measures no memory
 
-Trains each plan of benchmarks/h200/hybrid.yaml in a process of its own, on random tokens, eager and with compiled blocks. The bar:
+Trains the hybrid of benchmarks/h200/train.yaml in processes of its own, on random tokens, eager and with compiled blocks. The bar:
 allocated bytes of every phase within 2% of the estimate, and losses that are finite. Exits 1 past it, 2 without a GPU. What a machine
 without pydantic needs stands in h200_memory.py.
 """
@@ -14,45 +14,33 @@ import argparse
 import json
 import math
 import platform
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / folder) for folder in ("src", "kernels", "benchmarks/accuracy", "benchmarks")]
-PLANS = ROOT / "benchmarks/h200/hybrid.yaml"
+PLANS = ROOT / "benchmarks/h200/train.yaml"
 RESULT = ROOT / "benchmarks/results/h200-hybrid.json"
 NUM_STEPS, NUM_STEPS_CHECKED = 50, 2
 LIMIT = 0.02
 PLAN_SECONDS = 280
-SMALL, COMPILED = "tiny-hybrid", ", compiled"
+NAME, SMALL, COMPILED = "hybrid", "tiny-hybrid", ", compiled"
 
 
 def train(name: str) -> dict[str, Any]:
     """In a process of its own: what `h200.measure` finds, beside the estimate."""
-    from h200.measure import estimate_of, find_case, measure  # noqa: PLC0415
+    from h200.measure import trained  # noqa: PLC0415
 
-    case = find_case(name.removesuffix(COMPILED), PLANS)
     num_steps = NUM_STEPS_CHECKED if name.startswith(SMALL) else NUM_STEPS
-    found = measure(case, num_steps=num_steps, compiled=name.endswith(COMPILED))
-    return {"parameters": case.budget.worst.parameters, "estimate": estimate_of(case), **found}
+    return trained(name.removesuffix(COMPILED), PLANS, num_steps=num_steps, compiled=name.endswith(COMPILED))
 
 
 def alone(name: str) -> dict[str, Any]:
     """The same from here; {"failure": …} if it fails or takes too long."""
-    from h200.measure import clean_environment  # noqa: PLC0415
+    from h200.alone import run_alone  # noqa: PLC0415
 
-    command = [sys.executable, __file__, "--train", name]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=clean_environment(), timeout=PLAN_SECONDS)
-    except subprocess.TimeoutExpired:
-        return {"failure": f"stopped after {PLAN_SECONDS} s"}
-    if done.returncode:
-        sys.stderr.write(done.stderr)
-        return {"failure": (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return run_alone(__file__, "--train", name, seconds=PLAN_SECONDS)
 
 
 def report(name: str, found: dict[str, Any]) -> bool:
@@ -84,12 +72,11 @@ def main() -> int:
     if given.cpu_check:
         return 0 if all(report(name, alone(name)) for name in (SMALL, SMALL + COMPILED)) else 1
     import torch  # noqa: PLC0415  (after the arguments, which answer at once)
-    from matrix import names  # noqa: PLC0415
 
     if not torch.cuda.is_available():
         sys.stderr.write("no GPU here; nothing was run and nothing written\n")
         return 2
-    results = {name + how: alone(name + how) for name in names(matrix=PLANS) for how in ("", COMPILED)}
+    results = {NAME + how: alone(NAME + how) for how in ("", COMPILED)}
     RESULT.write_text(json.dumps({"date": given.date, "python": platform.python_version(), "plans": results}, indent=1) + "\n")
     passed = [report(name, found) for name, found in results.items()]
     return 0 if all(passed) else 1

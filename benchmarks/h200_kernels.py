@@ -4,8 +4,9 @@ python benchmarks/h200_kernels.py [NAME ...] [--date YYYY-MM-DD]
 python benchmarks/h200_kernels.py --cpu
 
 Needs a GPU; writes benchmarks/results/h200-kernels.csv. Copy bandwidth and cuBLAS rate are measured in the same run, and ratios are to
-them. Kernel time is a CUDA graph's, wall time the eager call's. liger-kernel is measured beside where it is installed. --cpu runs the
-harness on small sizes without timing: inputs, correctness, counted bytes and FLOPs.
+them. Kernel time is a CUDA graph's, wall time the eager call's. Plain torch is the row `reference`: of `moe` sorted copies and grouped_mm,
+of `newton_schulz` full products. liger-kernel and flash-linear-attention are measured beside where they are installed; one that is wrong or
+fails is a row that says so. --cpu runs the harness on small sizes without timing: inputs, correctness, counted bytes and FLOPs.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import csv
 import datetime
-import importlib.util
 import statistics
 import sys
 import time
@@ -27,7 +27,8 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "benchmarks")]
 
-from h200.kernel_cases import KernelCase, cases  # noqa: E402
+from h200.kernel_cases import Inputs, KernelCase, cases  # noqa: E402
+from h200.peers import peers  # noqa: E402
 
 from megakernels import use_kernels  # noqa: E402
 
@@ -44,23 +45,21 @@ def rms_ratio(found: Tensor, exact: Tensor) -> float:
     return error
 
 
-def gradients_of(case: KernelCase, inputs: dict[str, Tensor], grad: Tensor | None = None) -> list[Tensor]:
-    """The output and every gradient."""
-    y = case.call(**inputs)
+def gradients_of(call: Callable[..., Tensor], inputs: Inputs, grad: Tensor | None = None) -> list[Tensor]:
+    """The output and every gradient; of an operation without gradients its output."""
+    y = call(**inputs)
+    if not y.requires_grad:
+        return [y]
     found = torch.autograd.grad(y, list(inputs.values()), torch.ones_like(y) if grad is None else grad)
     return [y.detach(), *found]
 
 
-def worst_error(case: KernelCase, device: str, dtype: torch.dtype) -> float:
-    """Largest RMS ratio of output and gradients to the fp64 reference, of the first tokens."""
-    inputs = case.make("cpu", dtype)
-    tokens = next(iter(case.shapes.values()))[:2]
-    short = {
-        name: (value[:1, :CORRECTNESS_TOKENS] if value.shape[:2] == tokens else value).detach().to(device).requires_grad_()
-        for name, value in inputs.items()
-    }
-    found = gradients_of(case, short)
-    exact = gradients_of(case, {name: value.detach().double().requires_grad_() for name, value in short.items()})
+def worst_error(case: KernelCase, device: str, dtype: torch.dtype, call: Callable[..., Tensor] | None = None) -> float:
+    """Largest RMS ratio of output and gradients to the fp64 reference, of the first tokens; of the case's operation or another one."""
+    short = case.make(device, dtype, CORRECTNESS_TOKENS)
+    wide = {name: value.detach().double().requires_grad_(case.differentiable) for name, value in short.items()}
+    exact = gradients_of(case.call, wide)
+    found = gradients_of(case.call if call is None else call, short)
     return max(rms_ratio(a, b) for a, b in zip(found, exact, strict=True))
 
 
@@ -121,44 +120,51 @@ def counted(case: KernelCase) -> dict[str, int]:
 
 
 def measure(case: KernelCase, copy: float, matmul: float) -> list[dict[str, Any]]:
-    """One row for each of kernels and reference; refuses to time what is wrong."""
+    """One row for each of kernels, reference and installed peers; refuses to time what of ours is wrong."""
     rows = []
     for kernels in ("triton", "reference"):
         use_kernels(kernels)  # type: ignore[arg-type]
         error = worst_error(case, "cuda", torch.bfloat16)
         if not error <= TOLERANCE[torch.bfloat16]:
             raise SystemExit(f"{case.name} with {kernels}: error {error}")
-        inputs = case.make("cuda", torch.bfloat16)
-        y = case.call(**inputs)
-        grad = torch.randn_like(y)
-        forward = graph_ns(lambda case=case, inputs=inputs: case.call(**inputs))
-        both = graph_ns(lambda case=case, inputs=inputs, grad=grad: gradients_of(case, inputs, grad))
-        amounts = counted(case)
-        times = {"forward": forward, "backward": both - forward}
-        limit, unit = (copy, "bytes") if case.bound == "copy" else (matmul, "flops")
-        row: dict[str, Any] = {"case": case.name, "kernels": kernels, "error": f"{error:.1e}"}
-        for phase, nanoseconds in times.items():
-            row[f"{phase}_ns"] = nanoseconds
-            row[f"{phase}_of_{case.bound}"] = round(amounts[f"{phase}_{unit}"] / nanoseconds / limit, 3)
-        row["wall_ns"] = wall_ns(lambda case=case, inputs=inputs, grad=grad: gradients_of(case, inputs, grad))
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        gradients_of(case, inputs, grad)
-        row["peak_bytes"] = torch.cuda.max_memory_allocated() - before
-        rows.append(row)
+        rows.append({"case": case.name, "kernels": kernels, "error": f"{error:.1e}", **timed(case, case.call, copy, matmul)})
+    use_kernels("triton")
+    for library, call in peers(case):
+        rows.append({"case": case.name, "kernels": library, **peer(case, call, copy, matmul)})
     return rows
 
 
-def liger(name: str) -> Callable[..., Tensor] | None:
-    """liger-kernel's operation beside one of ours, where it is installed."""
-    if importlib.util.find_spec("liger_kernel") is None or name.split(maxsplit=1)[0] not in ("rms_norm", "swiglu"):
-        return None
-    from liger_kernel.ops.rms_norm import LigerRMSNormFunction  # noqa: PLC0415
-    from liger_kernel.ops.swiglu import LigerSiLUMulFunction  # noqa: PLC0415
+def peer(case: KernelCase, call: Callable[..., Tensor], copy: float, matmul: float) -> dict[str, Any]:
+    """A library's numbers; its failure, or only its error where that is past the tolerance."""
+    try:
+        error = worst_error(case, "cuda", torch.bfloat16, call)
+        found = timed(case, call, copy, matmul) if error <= TOLERANCE[torch.bfloat16] else {"failure": "past the tolerance; not timed"}
+    except Exception as failure:  # another library's: whatever it is, the other rows stand
+        return {"failure": f"{type(failure).__name__}: {failure}".splitlines()[0]}
+    return {"error": f"{error:.1e}", **found}
 
-    if name.startswith("swiglu"):
-        return LigerSiLUMulFunction.apply
-    return lambda x, weight: LigerRMSNormFunction.apply(x, weight, 1e-5)
+
+def timed(case: KernelCase, call: Callable[..., Tensor], copy: float, matmul: float) -> dict[str, Any]:
+    """Kernel times, their ratios to this GPU's limit, wall time, and the highest bytes with and without what is returned."""
+    inputs = case.make("cuda", torch.bfloat16)
+    grad = torch.randn_like(call(**inputs)) if case.differentiable else None
+    limit, unit = (copy, "bytes") if case.bound == "copy" else (matmul, "flops")
+    amounts, times = counted(case), {"forward": graph_ns(lambda: call(**inputs))}
+    if case.differentiable:
+        times["backward"] = graph_ns(lambda: gradients_of(call, inputs, grad)) - times["forward"]
+    row: dict[str, Any] = {}
+    for phase, nanoseconds in times.items():
+        row[f"{phase}_ns"] = nanoseconds
+        row[f"{phase}_of_{case.bound}"] = round(amounts[f"{phase}_{unit}"] / nanoseconds / limit, 3)
+    if unit == "flops":
+        row["tflop_s"] = round(sum(amounts[f"{phase}_flops"] for phase in times) / sum(times.values()) / 1000, 1)
+    row["wall_ns"] = wall_ns(lambda: gradients_of(call, inputs, grad))
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    results = gradients_of(call, inputs, grad)
+    row["peak_bytes"] = torch.cuda.max_memory_allocated() - before
+    row["workspace_bytes"] = row["peak_bytes"] - sum(result.nbytes for result in results)
+    return row
 
 
 def check_on_cpu(chosen: list[KernelCase]) -> list[dict[str, Any]]:
@@ -191,13 +197,6 @@ def main() -> int:
     rows = []
     for case in chosen:
         rows += measure(case, copy, matmul)
-        peer = liger(case.name)
-        if peer is not None:
-            inputs = case.make("cuda", torch.bfloat16)
-            grad = torch.randn_like(peer(**inputs))
-            forward = graph_ns(lambda peer=peer, inputs=inputs: peer(**inputs))
-            both = graph_ns(lambda peer=peer, inputs=inputs, grad=grad: torch.autograd.grad(peer(**inputs), list(inputs.values()), grad))
-            rows.append({"case": case.name, "kernels": "liger", "forward_ns": forward, "backward_ns": both - forward})
     about = {"date": arguments.date, "device": torch.cuda.get_device_name(), "torch": torch.__version__}
     about |= {"copy_gb_s": round(copy), "matmul_tflop_s": round(matmul / 1000)}
     rows = [about | row for row in rows]

@@ -45,19 +45,9 @@ SHOWN_SIZES = 30
 
 def alone(role: str, name: str, *, seconds: float, gpu: bool = True) -> dict[str, Any]:
     """What a fresh process finds of one plan; {"failure": …} if it fails or takes too long."""
-    from h200.measure import clean_environment  # noqa: PLC0415
+    from h200.alone import run_alone  # noqa: PLC0415
 
-    environment = clean_environment() if gpu else {**clean_environment(), "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, __file__, "--role", role, name]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return {"failure": f"stopped after {seconds:.0f} s"}
-    if done.returncode:
-        sys.stderr.write(done.stderr)
-        return {"failure": (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return run_alone(__file__, "--role", role, name, seconds=seconds, gpu=gpu)
 
 
 def act(role: str, name: str) -> dict[str, Any]:

@@ -5,8 +5,8 @@ Each operation has a full size and a small one; the small ones check the harness
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache, partial
 
 import torch
@@ -14,16 +14,21 @@ from torch import Tensor
 
 from megakernels.activation import relu2, swiglu
 from megakernels.causal_conv1d import causal_conv1d
+from megakernels.cross_entropy import cross_entropy
+from megakernels.linear_cross_entropy import linear_cross_entropy
 from megakernels.m2rnn import m2rnn
+from megakernels.moe import dispatch_plan, routed_experts
 from megakernels.rms_norm import gated_rms_norm, rms_norm
 from megakernels.rope import rope
 from megakernels.ssd import ssd
 from megaplan.cost import ops as cost
 from megaplan.cost.mamba import ssd as ssd_work
+from megaplan.cost.moe import moe_block
 from megaplan.cost.recurrent import m2rnn as m2rnn_work
 from megaplan.cost.work import Work, Workload
-from megaplan.spec.models import MatrixRecurrence
+from megaplan.spec.models import MatrixRecurrence, MixtureOfExperts
 from megarun.model.rotary import Rotary, rotary_table
+from megarun.optim.muon import orthogonalise
 
 EPS = 1e-5
 Inputs = dict[str, Tensor]
@@ -36,10 +41,13 @@ class KernelCase:
     Attributes:
         name: Operation and size.
         num_tokens: Tokens of a call.
-        shapes: Of the inputs, by argument; all have gradients.
+        shapes: Of the inputs, by argument; the first begins with the rows, sequences and positions.
         call: The operation on the inputs.
         work: Per token, from the cost model.
         bound: What the target is a share of: `copy` bandwidth, or `matmul` rate.
+        scales: Standard deviations of inputs, where they are not 1.
+        differentiable: Whether all inputs have gradients.
+        labels: Of a loss: those of an input's rows.
     """
 
     name: str
@@ -48,15 +56,19 @@ class KernelCase:
     call: Callable[..., Tensor]
     work: Work
     bound: str
+    scales: Mapping[str, float] = field(default_factory=dict)
+    differentiable: bool = True
+    labels: Callable[[Tensor], Tensor] | None = None
 
-    def make(self, device: str, dtype: torch.dtype) -> Inputs:
-        """The same values on any device."""
-        generator = torch.Generator().manual_seed(0)
-        made = {name: torch.randn(shape, generator=generator, dtype=torch.float32) for name, shape in self.shapes.items()}
-        for name in ("dt_bias",):
-            if name in made:
-                made[name] -= 4
-        return {name: value.to(device, dtype).requires_grad_() for name, value in made.items()}
+    def make(self, device: str, dtype: torch.dtype, num_tokens: int | None = None) -> Inputs:
+        """Inputs, the same ones each time on a kind of device; of one sequence's first tokens, if so many are asked for."""
+        generator, rows = torch.Generator(device).manual_seed(0), next(iter(self.shapes.values()))[:2]
+        made = {}
+        for name, whole in self.shapes.items():
+            shape = (1, min(num_tokens, rows[1]), *whole[2:]) if num_tokens is not None and whole[:2] == rows else whole
+            value = torch.randn(shape, generator=generator, dtype=torch.float32, device=device) * self.scales.get(name, 1.0)
+            made[name] = (value - 4 if name == "dt_bias" else value).to(dtype).requires_grad_(self.differentiable)
+        return made
 
 
 def cases(small: bool = False) -> list[KernelCase]:
@@ -73,6 +85,10 @@ def cases(small: bool = False) -> list[KernelCase]:
         _rope(load, rows, *((4, 16) if small else (32, 128))),
         _ssd(load, rows, *((4, 16, 16, 2, 32) if small else (64, 64, 128, 1, 256))),
         _m2rnn(load, rows, *((2, 8, 4) if small else (44, 64, 16))),
+        _cross_entropy(load, rows, 200 if small else 65536),
+        _linear_cross_entropy(load, rows, *((24, 200) if small else (4096, 131072))),
+        _moe(*(((1, 65), 24, 16, 6, 2) if small else ((4, 8192), 2048, 768, 128, 8))),
+        _newton_schulz(*((2, 24, 40) if small else (8, 2048, 5632))),
     ]
     return sorted(found, key=lambda case: case.name)
 
@@ -141,3 +157,69 @@ def _m2rnn(load: Workload, rows: tuple[int, int], heads: int, keys: int, values:
     }
     call = partial(m2rnn, save_every=sizes.save_every)
     return KernelCase(f"m2rnn {heads}x{keys}x{values}", load.num_tokens, shapes, call, m2rnn_work(load, sizes), "copy")
+
+
+def _labels(rows: tuple[int, int], vocab_size: int) -> Callable[[Tensor], Tensor]:
+    """Labels of the rows that an input [B, T, …] has, flat."""
+
+    @cache
+    def table(device: torch.device) -> Tensor:
+        return torch.randint(vocab_size, rows, generator=torch.Generator().manual_seed(1)).to(device)
+
+    return lambda x: table(x.device)[: x.shape[0], : x.shape[1]].flatten()
+
+
+def _cross_entropy(load: Workload, rows: tuple[int, int], vocab_size: int) -> KernelCase:
+    labels = _labels(rows, vocab_size)
+
+    def call(logits: Tensor) -> Tensor:
+        return cross_entropy(logits.flatten(0, 1), labels(logits))
+
+    shapes = {"logits": (*rows, vocab_size)}
+    work = cost.cross_entropy(load, vocab_size)
+    return KernelCase(f"cross_entropy {vocab_size}", load.num_tokens, shapes, call, work, "copy", labels=labels)
+
+
+def _linear_cross_entropy(load: Workload, rows: tuple[int, int], hidden_size: int, vocab_size: int) -> KernelCase:
+    """FLOPs without those of the logits that backward makes again: what is saved against a stored product is not counted as work."""
+    labels = _labels(rows, vocab_size)
+
+    def call(x: Tensor, weight: Tensor) -> Tensor:
+        return linear_cross_entropy(x.flatten(0, 1), weight, labels(x))
+
+    shapes: dict[str, tuple[int, ...]] = {"x": (*rows, hidden_size), "weight": (vocab_size, hidden_size)}
+    work = cost.linear(load, hidden_size, vocab_size) + cost.cross_entropy(load, vocab_size)
+    name, scales = f"linear_cross_entropy {hidden_size}x{vocab_size}", {"weight": hidden_size**-0.5}
+    return KernelCase(name, load.num_tokens, shapes, call, work, "matmul", scales, labels=labels)
+
+
+def _moe(rows: tuple[int, int], hidden_size: int, width: int, num_experts: int, top_k: int) -> KernelCase:
+    """Sorting by expert, up, down, and the sum of each token's slots; what plain torch does with sorted copies and `grouped_mm`."""
+
+    @cache
+    def chosen(device: torch.device) -> Tensor:
+        scores = torch.rand(*rows, num_experts, generator=torch.Generator().manual_seed(1))
+        return scores.topk(top_k).indices.int().to(device)
+
+    def call(x: Tensor, weights: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        indices = chosen(x.device)[: x.shape[0], : x.shape[1]].flatten(0, 1)
+        wide = weights.flatten(0, 1).to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+        order, counts = dispatch_plan(indices, num_experts)
+        return routed_experts(x.flatten(0, 1), wide, order, counts, gate, up, down, "swiglu").view(x.shape)
+
+    num_tokens, bank = rows[0] * rows[1], (num_experts, width, hidden_size)
+    shapes: dict[str, tuple[int, ...]] = {"x": (*rows, hidden_size), "weights": (*rows, top_k), "gate": bank, "up": bank}
+    shapes["down"] = (num_experts, hidden_size, width)
+    scales = {"weights": 1 / top_k, "gate": hidden_size**-0.5, "up": hidden_size**-0.5, "down": width**-0.5}
+    moe = MixtureOfExperts(num_experts=num_experts, top_k=top_k, ffn_hidden_size=width, activation="swiglu")
+    load = Workload(rows[1], num_tokens, 2, gathers=True)
+    work = next(op.work for op in moe_block(load, moe, hidden_size) if op.name == "experts")
+    return KernelCase(f"moe {num_experts}x{hidden_size}x{width}/{top_k}", num_tokens, shapes, call, work, "matmul", scales)
+
+
+def _newton_schulz(num_matrices: int, num_rows: int, num_columns: int) -> KernelCase:
+    """One step of Muon's iteration, with the FLOPs that symmetry leaves: half of x xᵀ and of its square, and the product with x whole."""
+    work = Work(forward=num_matrices * (3 * num_rows**2 * num_columns + num_rows**3))
+    shapes = {"matrices": (num_matrices, num_rows, num_columns)}
+    name, call = f"newton_schulz {num_matrices}x{num_rows}x{num_columns}", partial(orthogonalise, num_steps=1)
+    return KernelCase(name, 1, shapes, call, work, "matmul", differentiable=False)

@@ -14,6 +14,8 @@ from torch.distributed.tensor import DTensor
 
 from megaplan.budget.build import build_budget
 from megaplan.columns import Column, Phase
+from megaplan.cost.model import model_costs
+from megaplan.devices import load_device
 from megaplan.inventory.tensors import Init
 from megaplan.plan.make import make_plan
 from megaplan.spec.load import load_spec
@@ -31,7 +33,11 @@ PLANS = ROOT / "benchmarks/h200/memory.yaml"
 NUMBERS = ("allocated", "reserved", "device")
 NUM_STEPS, NUM_STEPS_EXPLAINED = 3, 2
 MAX_EVENTS = 2_000_000
-SMALL = {"tiny-hybrid": [], "tiny-hybrid-selective": ["recompute.default=selective", "precision.grads=bf16", "precision.reduce=bf16"]}
+SMALL = {
+    "tiny-hybrid": [],
+    "tiny-hybrid-kernels": ["host.kernels=triton"],
+    "tiny-hybrid-selective": ["recompute.default=selective", "precision.grads=bf16", "precision.reduce=bf16"],
+}
 """Plans of two million parameters, by their overrides: for a machine without a GPU."""
 
 
@@ -136,6 +142,20 @@ def measure(case: Case, *, explain: bool = False, num_steps: int = NUM_STEPS, co
                 raise RuntimeError(f"more than {MAX_EVENTS:,} events; the first are lost, and with them what is alive")
             blocks = blocks_at_peak(events)
     return {"phases": peaks.by_phase, "losses": losses, "seconds": seconds, "blocks": blocks, "machine": machine(cuda)}
+
+
+def trained(name: str, plans: Path, *, num_steps: int, compiled: bool) -> dict[str, Any]:
+    """What `measure` finds of a plan of `plans`, beside its size, its model FLOPs and the estimate."""
+    case = find_case(name, plans)
+    spec, budget = case.job.spec, case.budget
+    about = {
+        "parameters": budget.worst.parameters,
+        "step_tokens": case.job.global_batch_tokens,
+        "flops_per_token": model_costs(spec, case.job.inventory).model_flops,
+        "peak_flops": load_device(spec.device.name).peak_flops[spec.precision.params].value,
+        "estimate": estimate_of(case),
+    }
+    return about | measure(case, num_steps=num_steps, compiled=compiled)
 
 
 def machine(cuda: Any) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 Neither estimate nor trace looks inside an operation of `megakernels`: fp32 copies of its inputs and products of them are born and gone
 between two moments that either counts. On a GPU they are inside torch's peak. Here one rank is traced, every operation's own Python is run
 once more on the fake operands of each call, and its highest moment is set on top of what was alive around the call. An operation that has
-a Triton kernel counts with its results alone, and so does what CUDA's own kernels take inside one operation of torch.
+a Triton kernel counts with its results alone, and so does what CUDA's own kernels take inside one operation of torch. What an operation
+states of its inside the trace has already.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from megakernels import scratch_bytes
 from megakernels.moe import grouped
 from megaplan.columns import Phase
 from megarun.job import Job
@@ -66,7 +68,7 @@ def phases_with_scratch(job: Job, workspace_bytes: int) -> dict[Phase, PhaseScra
     def looked_into(owners: Owners, op: str, operands: tuple[Any, ...]) -> None:
         ran(owners, op, operands)
         own = _own_python(op)
-        if own is None:
+        if own is None or scratch_bytes(op, operands):
             return
         key = op, tuple(_signature(operand) for operand in operands)
         if key not in known:

@@ -1,0 +1,96 @@
+"""Operations of public libraries that do what one of ours does, on the same inputs; measured beside ours where their library is installed.
+
+Each takes the inputs of a `KernelCase` by name. A loss is a sum over rows, labels are the case's own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any
+
+from h200.kernel_cases import EPS, KernelCase
+from torch import Tensor
+from torch.nn.functional import softplus
+
+LIGER, FLA = "liger_kernel", "fla"
+Peer = Callable[..., Tensor]
+
+
+def peers(case: KernelCase) -> Iterator[tuple[str, Peer]]:
+    """Libraries that have the case's operation and are installed, each with its operation."""
+    for (library, operation), make in PEERS.items():
+        if case.name.split()[0] == operation and importlib.util.find_spec(library) is not None:
+            yield library, make(case)
+
+
+def _loaded(module: str, name: str) -> Any:
+    """Looked up at the first call: a library may fail to import, and its row then says so."""
+    return getattr(import_module(module), name)
+
+
+def _liger_rms_norm(_: KernelCase) -> Peer:
+    return lambda x, weight: _loaded("liger_kernel.ops.rms_norm", "LigerRMSNormFunction").apply(x, weight, EPS)
+
+
+def _liger_swiglu(_: KernelCase) -> Peer:
+    return lambda gate, up: _loaded("liger_kernel.ops.swiglu", "LigerSiLUMulFunction").apply(gate, up)
+
+
+def _labels(case: KernelCase, x: Tensor) -> Tensor:
+    if case.labels is None:
+        raise ValueError(f"{case.name} has no labels")
+    return case.labels(x)
+
+
+def _liger_cross_entropy(case: KernelCase) -> Peer:
+    def call(logits: Tensor) -> Tensor:
+        loss = _loaded("liger_kernel.transformers.functional", "liger_cross_entropy")
+        # it writes the gradient over its input
+        found: Tensor = loss(logits.flatten(0, 1).clone(), _labels(case, logits), reduction="sum")
+        return found
+
+    return call
+
+
+def _liger_linear_cross_entropy(case: KernelCase) -> Peer:
+    def call(x: Tensor, weight: Tensor) -> Tensor:
+        loss = _loaded("liger_kernel.transformers.functional", "liger_fused_linear_cross_entropy")
+        found: Tensor = loss(x.flatten(0, 1), weight, _labels(case, x), reduction="sum")
+        return found
+
+    return call
+
+
+def _fla_linear_cross_entropy(case: KernelCase) -> Peer:
+    def call(x: Tensor, weight: Tensor) -> Tensor:
+        loss = _loaded("fla.modules.fused_linear_cross_entropy", "fused_linear_cross_entropy_loss")
+        found: Tensor = loss(x.flatten(0, 1), _labels(case, x), weight, reduction="sum")
+        return found
+
+    return call
+
+
+def _fla_ssd(_: KernelCase) -> Peer:
+    """Mamba-2 as linear attention whose keys and queries are B and C and whose log decay is −exp(A_log) Δ, one a head."""
+
+    def call(x: Tensor, dt: Tensor, A_log: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor) -> Tensor:
+        step = softplus(dt.float() + dt_bias.float())
+        heads_per_group = x.shape[2] // B.shape[2]
+        keys, queries = (each.repeat_interleave(heads_per_group, 2) for each in (B, C))
+        values, decay = (x * step.unsqueeze(-1)).to(x.dtype), -A_log.float().exp() * step
+        y: Tensor = _loaded("fla.ops.simple_gla", "chunk_simple_gla")(queries, keys, values, decay, scale=1.0)[0]
+        return y + (D.unsqueeze(-1) * x).to(y.dtype)
+
+    return call
+
+
+PEERS: dict[tuple[str, str], Callable[[KernelCase], Peer]] = {
+    (LIGER, "rms_norm"): _liger_rms_norm,
+    (LIGER, "swiglu"): _liger_swiglu,
+    (LIGER, "cross_entropy"): _liger_cross_entropy,
+    (LIGER, "linear_cross_entropy"): _liger_linear_cross_entropy,
+    (FLA, "linear_cross_entropy"): _fla_linear_cross_entropy,
+    (FLA, "ssd"): _fla_ssd,
+}
