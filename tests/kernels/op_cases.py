@@ -25,7 +25,7 @@ from megakernels.linear_cross_entropy import linear_cross_entropy
 from megakernels.m2rnn import m2rnn
 from megakernels.mamba3 import mamba3
 from megakernels.moe import combine, dispatch, experts, route, routed_experts
-from megakernels.rms_norm import gated_rms_norm, rms_norm
+from megakernels.rms_norm import add_rms_norm, gated_rms_norm, rms_norm
 from megakernels.rope import mla_kv, rope
 from megakernels.side_embedding import gated_add
 from megakernels.ssd import ssd
@@ -49,7 +49,8 @@ class Case:
     exact: Callable[[Inputs], tuple[Tensor, ...]]
     saved: tuple[str, ...]
     extra: Callable[[int], list[tuple[tuple[int, ...], str]]] = lambda _num_positions: []
-    saves_output: bool = False
+    saved_outputs: tuple[int, ...] = ()
+    alike: tuple[str, ...] = ()  # inputs whose gradient is the first one's own tensor
     constant: tuple[str, ...] = ()  # floating inputs without a gradient
 
     def make(self, num_positions: int, dtype: torch.dtype, requires_grad: bool = True) -> dict[str, Tensor]:
@@ -328,7 +329,7 @@ def attention_case(name: str, heads: int, groups: int, width: int, value_width: 
         lambda i: (exact_attention(i["q"], i["k"], i["v"], 0.3, window),),
         ("q", "k", "v"),
         lambda t: [((BATCH, heads, t), "accumulator")],
-        saves_output=True,
+        saved_outputs=(0,),
     )
 
 
@@ -351,7 +352,7 @@ def indexed_case(name: str, top_k: int, window: int | None) -> Case:
         lambda i: (exact_indexed_attention(**i, top_k=top_k, loss_factor=0.7, window=window),),
         names,
         lambda t: [((BATCH, 2, t), "accumulator"), ((BATCH, t), "accumulator"), ((BATCH, t), "accumulator")],
-        saves_output=True,
+        saved_outputs=(0,),
         constant=("cos", "sin"),
     )
 
@@ -469,6 +470,16 @@ CASES = [
         lambda i: (exact_rms_norm(i["x"], i["weight"]),),
         ("x", "weight"),
         lambda t: [((BATCH, t), "accumulator")],
+    ),
+    Case(
+        "add_rms_norm",
+        lambda n, t: {"x": n(BATCH, t, 37), "branch": n(BATCH, t, 37), "weight": n(37)},
+        lambda i: add_rms_norm(i["x"], i["branch"], i["weight"], EPS),
+        lambda i: (i["x"] + i["branch"], exact_rms_norm(i["x"] + i["branch"], i["weight"])),
+        ("weight",),
+        lambda t: [((BATCH, t), "accumulator")],
+        saved_outputs=(0,),
+        alike=("branch",),
     ),
     Case(
         "gated_rms_norm",

@@ -28,7 +28,7 @@ from megakernels.mamba3 import mamba3
 from megakernels.moe import combine, dispatch, dispatch_plan, experts, route
 from megakernels.moe import grouped as grouped_products
 from megakernels.newton_schulz import symmetric_product
-from megakernels.rms_norm import gated_rms_norm, rms_norm
+from megakernels.rms_norm import add_rms_norm, gated_rms_norm, rms_norm
 from megakernels.rope import mla_kv, rope
 from megakernels.ssd import ssd
 
@@ -267,6 +267,7 @@ def small_mamba3(num_groups: int = 2, rank: int = 1, angles: Tensor | None = Non
 NO_ROWS = torch.zeros(2, dtype=torch.int32)
 REFUSALS = [
     (lambda: rms_norm(ones(2, 4), ones(3), 1e-5), r"rms_norm: weight must be \[D\].*x = \(2, 4\), weight = \(3,\)"),
+    (lambda: add_rms_norm(ones(2, 4), ones(2, 4).double(), ones(4), 1e-5), "add_rms_norm: x and branch must have one shape and dtype"),
     (lambda: gated_rms_norm(ones(2, 4), ones(2, 4), ones(4), 1e-5, 3), "num_groups must divide D; got D = 4, num_groups = 3"),
     (lambda: swiglu(ones(2), ones(3)), "swiglu: gate and up must have one shape"),
     (lambda: rope(ones(1, 4, 1, 2), ones(4, 2), ones(4, 2)), "rope: cos and sin must be .* at most the width; got T = 4, width = 2"),

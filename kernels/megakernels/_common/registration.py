@@ -5,7 +5,8 @@ says which gradients are wanted, and every other argument is an input or output 
 them are the saved set, whole and exact; the numbers are constants. Nothing else survives the forward.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,7 +17,14 @@ GRADIENT_PREFIX = "grad_"
 NEEDS = "needs"
 
 
-def join(forward: CustomOpDef, backward: CustomOpDef, *, outputs: Sequence[str], gradients: Sequence[str]) -> None:
+def join(
+    forward: CustomOpDef,
+    backward: CustomOpDef,
+    *,
+    outputs: Sequence[str],
+    gradients: Sequence[str],
+    alike: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Registers `backward` as the autograd formula of `forward`.
 
     Args:
@@ -26,6 +34,7 @@ def join(forward: CustomOpDef, backward: CustomOpDef, *, outputs: Sequence[str],
         outputs: a name for each tensor that `forward` returns. Those without a `grad_NAME` argument in `backward` are not differentiable.
         gradients: names of the forward arguments that have a gradient. When all of them are saved, the backward's fake implementation is
             registered too: contiguous gradients with their inputs' shapes and dtypes. Otherwise the caller registers it.
+        alike: further forward arguments, each with the one of `gradients` that its gradient is: one tensor for both, as an addition has.
     """
     names = [argument.name for argument in _arguments(forward)]
     carried = [argument for argument in _arguments(backward) if argument.name != NEEDS and not argument.name.startswith(GRADIENT_PREFIX)]
@@ -52,9 +61,10 @@ def join(forward: CustomOpDef, backward: CustomOpDef, *, outputs: Sequence[str],
             unused = gradient is None and name in differentiable
             values[GRADIENT_PREFIX + name] = torch.zeros(shape, dtype=dtype, device=device) if unused else gradient
         wanted = dict(zip(names, ctx.needs_input_grad, strict=True))
-        values[NEEDS] = [wanted[name] for name in gradients]
-        found = iter(backward(*[values[name] for name in order]))
-        return tuple(next(found) if name in gradients and wanted[name] else None for name in names)
+        values[NEEDS] = [wanted[name] or any(wanted[other] for other, same in alike.items() if same == name) for name in gradients]
+        computed = (name for name, need in zip(gradients, values[NEEDS], strict=True) if need)
+        found = dict(zip(computed, backward(*[values[name] for name in order]), strict=True))
+        return tuple(found.get(alike.get(name, name)) if wanted[name] else None for name in names)
 
     forward.register_autograd(run_backward, setup_context=setup_context)
     if set(gradients) <= set(saved):

@@ -1,4 +1,4 @@
-"""Triton kernels of the root-mean-square norm, plain (one group, no gate) and gated.
+"""Triton kernels of the root-mean-square norm, plain (one group, no gate), gated, and of a sum that they make.
 
 A tile is one group of a few rows. Forward: one tile a program. Backward: a fixed number of programs a group, each walking its own tiles
 and keeping its share of the weight gradient in registers; the shares are summed afterwards in a fixed order, so repeats are bitwise equal
@@ -15,7 +15,7 @@ from megakernels._common.tiles import block_of, narrow, num_multiprocessors, on_
 LARGEST_WIDTH = 8192
 """A tile has a whole group; the backward of a wider one runs out of registers on sm_90, so wider groups stay with the reference."""
 LARGEST_GATED_FP32_WIDTH = 4096
-"""The gated norm's, which keeps one more tile, where it loads fp32."""
+"""Of the gated norm and of that of a sum, which keep one more tile, where they load fp32."""
 
 TILE_ELEMENTS = 2048
 """Narrow rows share a tile up to this size."""
@@ -45,6 +45,7 @@ def rms_norm_forward_kernel(  # type: ignore[no-untyped-def]
     x,
     gate,
     weight,
+    total,
     y,
     rstd,
     x_stride,
@@ -56,8 +57,9 @@ def rms_norm_forward_kernel(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     GATED: tl.constexpr,
+    ADDS: tl.constexpr,
 ):
-    """One group of ROWS rows of y = v · rstd · weight; v is x, or x · silu(gate)."""
+    """One group of ROWS rows of y = v · rstd · weight; v is x, or x · silu(gate), or the sum of x and what `gate` names, kept in total."""
     row = rows_of_tile(tl.program_id(0), ROWS)
     group = tl.program_id(1)
     inside = tl.arange(0, BLOCK) < width
@@ -67,6 +69,10 @@ def rms_norm_forward_kernel(  # type: ignore[no-untyped-def]
     if GATED:
         opened = tl.load(gate + row * gate_stride + cols, mask=mask, other=0.0).to(tl.float32)
         value = value * opened * sigmoid(opened)
+    if ADDS:
+        kept = narrow(value + tl.load(gate + row * gate_stride + cols, mask=mask, other=0.0).to(tl.float32), total.dtype.element_ty)
+        tl.store(total + row * (num_groups * width) + cols, kept, mask=mask)
+        value = kept.to(tl.float32)
     scale = 1.0 / tl.sqrt(sum_of_rows(value * value, ROWS) / width + eps)
     gain = tl.load(weight + cols, mask=inside, other=0.0).to(tl.float32)
     tl.store(rstd + row * num_groups + group, scale, mask=row < num_rows)
@@ -92,10 +98,14 @@ def rms_norm_backward_kernel(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     GATED: tl.constexpr,
+    ADDS: tl.constexpr,
     NEEDS_X: tl.constexpr,
     NEEDS_GATE: tl.constexpr,
 ):
-    """Tiles program, program + num_programs, ... of one group of grad_x and grad_gate, and their share of the weight gradient."""
+    """Tiles program, program + num_programs, ... of one group of grad_x and grad_gate, and their share of the weight gradient.
+
+    Of a sum, `gate` names the gradient that comes to it beside the norm's.
+    """
     program = tl.program_id(0)
     group = tl.program_id(1)
     inside = tl.arange(0, BLOCK) < width
@@ -125,6 +135,8 @@ def rms_norm_backward_kernel(  # type: ignore[no-untyped-def]
                     slope = open_share + silu * (1.0 - open_share)
                     tl.store(grad_gate + place, narrow(inner * value * slope, grad_gate.dtype.element_ty), mask=mask)
                 inner = inner * silu
+            if ADDS:
+                inner += tl.load(gate + row * gate_stride + cols, mask=mask, other=0.0).to(tl.float32)
             if NEEDS_X:
                 tl.store(grad_x + place, narrow(inner, grad_x.dtype.element_ty), mask=mask)
     if ROWS > 1:
@@ -137,51 +149,82 @@ def accepts(x: Tensor, num_groups: int, *, gated: bool) -> bool:
     return x.shape[-1] // num_groups <= (LARGEST_GATED_FP32_WIDTH if gated and x.dtype == torch.float32 else LARGEST_WIDTH)
 
 
-def launch_options(width: int) -> dict[str, int]:
-    """Tile and warps for a group's width: 16 elements of a tile in each thread, which keeps the backward free of spills."""
+def launch_options(width: int, *, adds: bool = False) -> dict[str, int]:
+    """Tile and warps for a group's width: 16 elements of a tile in each thread, which keeps the backward free of spills.
+
+    Of a sum whose rows share a tile 8: in fp32 it would spill.
+    """
     block = block_of(width)
     rows = max(1, TILE_ELEMENTS // block)
-    return {"ROWS": rows, "BLOCK": block, "num_warps": max(4, rows * block // 512)}
+    return {"ROWS": rows, "BLOCK": block, "num_warps": max(4, rows * block // 512) * (2 if adds and rows > 1 else 1)}
 
 
 def forward(x: Tensor, gate: Tensor | None, weight: Tensor, eps: float, num_groups: int) -> tuple[Tensor, Tensor]:
     """Same contract as the reference's forwards, for fp32, bf16 and fp16; the rstd of a plain norm is [..., 1] here."""
-    rows = _rows(x)
-    gates = rows if gate is None else _rows(gate)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return y, _forward(x, gate, weight, None, y, eps, num_groups)
+
+
+def add_forward(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Same contract as `reference.add_rms_norm_forward`."""
+    total, y = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
+    return total, y, _forward(x, branch, weight, total, y, eps, 1).view(x.shape[:-1])
+
+
+def _forward(x: Tensor, beside: Tensor | None, weight: Tensor, total: Tensor | None, y: Tensor, eps: float, num_groups: int) -> Tensor:
+    """Fills y, and total where there is one; `beside` is a gate or, for a total, what is added. Returns rstd."""
+    rows = _rows(x)
+    others = rows if beside is None else _rows(beside)
     rstd = torch.empty(*x.shape[:-1], num_groups, dtype=torch.float32, device=x.device)
-    options = launch_options(rows.shape[1] // num_groups)
+    options = launch_options(rows.shape[1] // num_groups, adds=total is not None)
     if rows.shape[0]:
         with on_device_of(x):
             rms_norm_forward_kernel[(triton.cdiv(rows.shape[0], options["ROWS"]), num_groups)](
                 rows,
-                gates,
+                others,
                 weight.contiguous(),
+                y if total is None else total,
                 y,
                 rstd,
                 rows.stride(0),
-                gates.stride(0),
+                others.stride(0),
                 rows.shape[0],
                 rows.shape[1] // num_groups,
                 num_groups,
                 eps,
-                GATED=gate is not None,
+                GATED=beside is not None and total is None,
+                ADDS=total is not None,
                 **options,
             )
-    return y, rstd
+    return rstd
 
 
 def backward(
     grad_y: Tensor, x: Tensor, gate: Tensor | None, weight: Tensor, rstd: Tensor, num_groups: int, needs: list[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Same contract as the reference's backwards: the gradients of x, gate and weight."""
+    return _backward(grad_y, x, gate, weight, rstd, num_groups, needs, adds=False)
+
+
+def add_backward(
+    grad_total: Tensor, grad_y: Tensor, total: Tensor, weight: Tensor, rstd: Tensor, needs: list[bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Same contract as `reference.add_rms_norm_backward`."""
+    grad_x, _, grad_weight = _backward(grad_y, total, grad_total, weight, rstd, 1, [needs[0], False, needs[1]], adds=True)
+    return grad_x, grad_weight
+
+
+def _backward(
+    grad_y: Tensor, x: Tensor, beside: Tensor | None, weight: Tensor, rstd: Tensor, num_groups: int, needs: list[bool], *, adds: bool
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of x, gate and weight; `beside` is the gate or, of a sum, the gradient that comes to it beside the norm's."""
     rows, grad_rows = _rows(x), _rows(grad_y)
-    gates = rows if gate is None else _rows(gate)
+    others = rows if beside is None else _rows(beside)
     num_rows, num_cols = rows.shape
-    options = launch_options(num_cols // num_groups)
+    options = launch_options(num_cols // num_groups, adds=adds)
     # four programs a multiprocessor
     num_programs = min(triton.cdiv(4 * num_multiprocessors(x.device), num_groups), triton.cdiv(num_rows, options["ROWS"]))
-    wanted = zip((x, x if gate is None else gate), needs[:2], strict=True)
+    wanted = zip((x, x if beside is None else beside), needs[:2], strict=True)
     grad_x, grad_gate = (torch.empty(like.shape, dtype=like.dtype, device=x.device) if need else None for like, need in wanted)
     partial = torch.empty(num_programs, num_cols, dtype=torch.float32, device=x.device)
     if num_rows:
@@ -189,7 +232,7 @@ def backward(
             rms_norm_backward_kernel[(num_programs, num_groups)](
                 grad_rows,
                 rows,
-                gates,
+                others,
                 weight.contiguous(),
                 rstd,
                 partial if grad_x is None else grad_x,
@@ -197,11 +240,12 @@ def backward(
                 partial,
                 grad_rows.stride(0),
                 rows.stride(0),
-                gates.stride(0),
+                others.stride(0),
                 num_rows,
                 num_cols // num_groups,
                 num_groups,
-                GATED=gate is not None,
+                GATED=beside is not None and not adds,
+                ADDS=adds,
                 NEEDS_X=needs[0],
                 NEEDS_GATE=needs[1],
                 **options,

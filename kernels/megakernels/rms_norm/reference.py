@@ -34,6 +34,20 @@ def rms_norm_backward(grad_y: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, n
     return grad_x, grad_weight
 
 
+def add_rms_norm_forward(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns x + branch and its y, [..., D] in x's dtype, and rstd [...]."""
+    total = (x + branch).contiguous()
+    return total, *rms_norm_forward(total, weight, eps)
+
+
+def add_rms_norm_backward(
+    grad_total: Tensor, grad_y: Tensor, total: Tensor, weight: Tensor, rstd: Tensor, needs: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """Returns the gradients of either term and of weight, None where not needed: the norm's, and the sum's own beside it."""
+    grad_x, grad_weight = rms_norm_backward(grad_y, total, weight, rstd, needs)
+    return None if grad_x is None else grad_x + grad_total, grad_weight
+
+
 def gated_rms_norm_forward(x: Tensor, gate: Tensor, weight: Tensor, eps: float, num_groups: int) -> tuple[Tensor, Tensor]:
     """Returns y [..., D] in x's dtype and rstd [..., num_groups]."""
     gated = _slices(_gated(x, gate), num_groups)

@@ -1,4 +1,4 @@
-"""The norm kernels, plain and gated."""
+"""The norm kernels, plain, gated and of a sum."""
 
 import pytest
 import torch
@@ -6,10 +6,10 @@ from kernel_checks import TOLERANCE, check_contract, check_needs, check_uniform_
 from op_cases import BATCH, CASES, EPS, Case, exact_gated_rms_norm, exact_rms_norm
 from op_checks import rms_ratio
 
-from megakernels.rms_norm import gated_rms_norm, kernel, reference, rms_norm
+from megakernels.rms_norm import add_rms_norm, gated_rms_norm, kernel, reference, rms_norm
 
 BY_NAME = {case.name: case for case in CASES}
-CASES_HERE = [BY_NAME["rms_norm"], BY_NAME["gated_rms_norm"]]
+CASES_HERE = [BY_NAME["rms_norm"], BY_NAME["add_rms_norm"], BY_NAME["gated_rms_norm"]]
 WIDE = Case(
     "gated_rms_norm_one_group",
     lambda n, t: {"x": n(BATCH, t, 200), "gate": n(BATCH, t, 200), "weight": n(200)},
@@ -46,23 +46,35 @@ def test_gradient_of_a_sum(case: Case) -> None:
 
 def test_no_rows() -> None:
     x, weight = torch.empty(0, 8, requires_grad=True), torch.ones(8, requires_grad=True)
-    y = rms_norm(x, weight, EPS) + gated_rms_norm(x, x, weight, EPS, 2)
+    y = rms_norm(x, weight, EPS) + gated_rms_norm(x, x, weight, EPS, 2) + sum(add_rms_norm(x, x, weight, EPS))
     y.backward(torch.empty(0, 8))
     assert y.shape == (0, 8)
     assert weight.grad is not None
     assert weight.grad.count_nonzero() == 0
 
 
-@pytest.mark.parametrize("gated", [False, True])
-def test_rows_beyond_32_bit_offsets(gated: bool) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_sum_is_torch_s_and_so_is_its_norm(dtype: torch.dtype) -> None:
+    """The norm is of the rounded sum, which later blocks read: to the bit the plain kernel's. The interpreter rounds fp32 alone right."""
+    x, branch, weight = torch.randn(5, 200).to(dtype), torch.randn(5, 200).to(dtype), torch.randn(200).to(dtype)
+    total, y = add_rms_norm(x, branch, weight, EPS)
+    assert torch.equal(y, rms_norm(total, weight, EPS))
+    assert dtype != torch.float32 or torch.equal(total, x + branch)
+
+
+@pytest.mark.parametrize("kind", ["plain", "gated", "add"])
+def test_rows_beyond_32_bit_offsets(kind: str) -> None:
     """Rows so far apart that a 32-bit offset would wrap; the memory between them is never touched."""
     torch.use_deterministic_algorithms(False)  # which would fill it with NaN
     far = torch.empty((2 << 30) + 64, dtype=torch.bfloat16).as_strided((3, 64), (1 << 30, 1))
     near, weight = torch.randn(3, 64).bfloat16(), torch.randn(64).bfloat16()
     far.copy_(near)
     x, wide, gain = far.requires_grad_(), near.double(), weight.double()
-    y = gated_rms_norm(x, x, weight, EPS, 1) if gated else rms_norm(x, weight, EPS)
-    exact = exact_gated_rms_norm(wide, wide, gain, 1) if gated else exact_rms_norm(wide, gain)
+    y, exact = {
+        "plain": lambda: (rms_norm(x, weight, EPS), exact_rms_norm(wide, gain)),
+        "gated": lambda: (gated_rms_norm(x, x, weight, EPS, 1), exact_gated_rms_norm(wide, wide, gain, 1)),
+        "add": lambda: (add_rms_norm(x, x, weight, EPS)[1], exact_rms_norm(2 * wide, gain)),
+    }[kind]()
     assert rms_ratio(y, exact) < TOLERANCE[torch.bfloat16]
     (found,) = torch.autograd.grad(y, x, torch.ones_like(y))
     assert found.isfinite().all()

@@ -8,17 +8,16 @@ from megakernels.rms_norm import kernel
 def configurations() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for width in (200, 896, 3584, kernel.LARGEST_WIDTH):
-        options = kernel.launch_options(width)
-        tile = {"ROWS": options["ROWS"], "BLOCK": options["BLOCK"]}
-        launch = {"num_warps": options["num_warps"]}
         for dtype in ("bf16", "fp32"):
-            tensors = dict.fromkeys(("x", "gate", "weight", "y", "grad_y", "grad_x", "grad_gate"), f"*{dtype}")
+            tensors = dict.fromkeys(("x", "gate", "weight", "total", "y", "grad_y", "grad_x", "grad_gate"), f"*{dtype}")
             sizes = {} if width % 16 else dict.fromkeys(("width", "x_stride", "gate_stride", "grad_stride"), "i32:16")
             types = tensors | sizes | {"rstd": "*fp32", "partial": "*fp32", "eps": "fp32"}
             wide = width > kernel.LARGEST_GATED_FP32_WIDTH and dtype == "fp32"
-            for gated in (False,) if wide else (False, True):
-                name = f"{'gated_' if gated else ''}rms_norm"
-                forward = {**tile, "GATED": gated}
+            for kind in ("",) if wide else ("", "gated_", "add_"):
+                name, gated = f"{kind}rms_norm", kind == "gated_"
+                options = kernel.launch_options(width, adds=kind == "add_")
+                launch = {"num_warps": options["num_warps"]}
+                forward = {"ROWS": options["ROWS"], "BLOCK": options["BLOCK"], "GATED": gated, "ADDS": kind == "add_"}
                 found[f"{name} forward {width} {dtype}"] = (kernel.rms_norm_forward_kernel, types, forward, launch)
                 backward = {**forward, "NEEDS_X": True, "NEEDS_GATE": gated}
                 found[f"{name} backward {width} {dtype}"] = (kernel.rms_norm_backward_kernel, types, backward, launch)
