@@ -9,6 +9,8 @@ from megakernels.causal_conv1d import causal_conv1d
 from megakernels.causal_conv1d.pieces import conv_pieces, conv_pieces_backward
 from megakernels.m2rnn import m2rnn
 from megakernels.m2rnn.piece import m2rnn_piece, m2rnn_piece_backward
+from megakernels.mamba3 import mamba3
+from megakernels.mamba3.piece import behind, behind_backward, mamba3_piece, mamba3_piece_backward
 from megakernels.ssd import ssd
 from megakernels.ssd.piece import ssd_piece, ssd_piece_backward
 
@@ -82,6 +84,70 @@ def test_a_scan_of_pieces_is_the_scan_of_the_sequence(packed: bool) -> None:
             grad_state, piece(gradient, index), own(plain, index), piece(starts, index), states[:, index], 4, own(gradients, index)
         )
     for found, right in zip(gradients, wanted, strict=True):
+        assert rms_ratio(found, right) < EXACT
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("rank", "num_angles"), [(1, 0), (3, 2)])
+def test_a_trapezoidal_scan_of_pieces_is_that_of_the_sequence(rank: int, num_angles: int, packed: bool) -> None:
+    """State and phase cross the pieces, and a share of each first position goes to the weight of the one before it."""
+    torch.manual_seed(0)
+    heads, groups, width, dim = 4, 2, 3, 5
+    inputs = [
+        draw(BATCH, T, heads, width),
+        draw(BATCH, T, heads, width),
+        draw(BATCH, T, rank, groups, dim),
+        draw(BATCH, T, rank, groups, dim),
+    ]
+    inputs += [draw(BATCH, T, heads) for _ in range(3)]
+    inputs += [draw(BATCH, T, num_angles) if num_angles else None]
+    inputs += [draw(heads, rank, dim), draw(heads, rank, dim), draw(heads), draw(heads)]
+    inputs += [draw(heads, rank, width) if rank > 1 else None for _ in range(3)]
+    whole_starts, starts = document_starts(packed)
+    expected = mamba3(*inputs, 4, whole_starts)
+    gradient = torch.randn_like(expected)
+    given = [tensor for tensor in inputs if tensor is not None]
+    wanted = torch.autograd.grad(expected, given, gradient)
+    plain = [None if tensor is None else tensor.detach() for tensor in inputs]
+
+    def own(tensors: list[Tensor | None], index: int) -> list[Tensor | None]:
+        return [piece(tensor, index) if place < 8 else tensor for place, tensor in enumerate(tensors)]
+
+    def first(index: int) -> tuple[Tensor, ...]:
+        here = None if starts is None else starts[:, index * LENGTH]
+        return plain[4][:, index * LENGTH], plain[6][:, index * LENGTH], plain[11], here
+
+    y = torch.empty_like(plain[0])
+    states = torch.empty(BATCH, PIECES, 2, heads, width, dim, dtype=torch.float64)
+    phases = torch.empty(BATCH, PIECES, 2, heads, num_angles, dtype=torch.float64)
+    carried = torch.zeros(BATCH, heads, width * dim + num_angles, dtype=torch.float64)
+    zero = torch.zeros(BATCH, heads, dtype=torch.float64)
+    ahead = [*(behind(*first(index)) for index in range(1, PIECES)), zero]
+    for index in range(PIECES):
+        kept = states[:, index], phases[:, index]
+        carried = mamba3_piece(carried, own(plain, index), piece(starts, index), ahead[index], 4, piece(y, index), *kept)
+    assert rms_ratio(y, expected) < EXACT
+    gradients = [None if tensor is None else torch.zeros_like(tensor) for tensor in plain]
+    grad_carried, grad_ahead = torch.zeros_like(carried), torch.empty_like(zero)
+    for index in reversed(range(PIECES)):
+        kept = states[:, index], phases[:, index]
+        grad_carried = mamba3_piece_backward(
+            grad_carried,
+            piece(gradient, index),
+            own(plain, index),
+            piece(starts, index),
+            ahead[index],
+            *kept,
+            4,
+            own(gradients, index),
+            grad_ahead,
+        )
+        if index + 1 < PIECES:
+            grad_dt, grad_trapezoid, grad_bias = behind_backward(grad_ahead, *first(index + 1))
+            gradients[4][:, (index + 1) * LENGTH] += grad_dt
+            gradients[6][:, (index + 1) * LENGTH] += grad_trapezoid
+            gradients[11] += grad_bias
+    for found, right in zip((each for each in gradients if each is not None), wanted, strict=True):
         assert rms_ratio(found, right) < EXACT
 
 

@@ -7,7 +7,8 @@ chunk and g the weighted state at its start,
     o_i = Σ_{j<i} exp(c_i − c_j) w_j (q_i·k_j) v_j + γ_i (q_i·k_i) v_i + exp(c_i) g q_i + D v_i,
     g'  = exp(c_last) g + Σ_j exp(c_last − c_j) w_j v_j k_jᵀ,
 
-rank by rank: q_i, k_j, v_j and o_i stand for R rows each. The last w of a chunk looks at the first position of the next.
+rank by rank: q_i, k_j, v_j and o_i stand for R rows each. The last w of a chunk looks at the first position of the next, the very last at
+`ahead`, (1 − λ) Δ of the position behind the sequence where it is a piece of a longer one.
 
 Where a row holds several documents, weights and decays between two of them are zero, and angles are summed anew.
 
@@ -108,15 +109,21 @@ class _Chunk:
 
 def forward(scan: Scan) -> tuple[Tensor, Tensor, Tensor]:
     """Returns y [B, T, H, P] and, at each chunk's start, the state [B, chunks, H, P, S] in x's dtype and the phase [B, chunks, H, N]."""
+    dtype, rows = accumulator_dtype(scan.x.dtype), (scan.x.shape[0], scan.x.shape[2])
+    state = torch.zeros(*rows, scan.x.shape[3], scan.B.shape[-1], dtype=dtype, device=scan.x.device)
+    phase = torch.zeros(*rows, 0 if scan.angles is None else scan.angles.shape[-1], dtype=dtype, device=scan.x.device)
+    return forward_from(scan, state, phase, torch.zeros_like(state[..., 0, 0]))[:3]
+
+
+def forward_from(scan: Scan, state: Tensor, phase: Tensor, ahead: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """As `forward`, from a state [B, H, P, S] and phase [B, H, N], with (1 − λ) Δ of what follows [B, H]; returns the last two as well."""
     x, chunks = scan.x, scan.chunks()
     batch, _, num_heads, width = x.shape
     dtype, rows = accumulator_dtype(x.dtype), (batch, len(chunks), num_heads)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     states = torch.empty(*rows, width, scan.B.shape[-1], dtype=x.dtype, device=x.device)
     phases = torch.empty(*rows, 0 if scan.angles is None else scan.angles.shape[-1], dtype=dtype, device=x.device)
-    state = torch.zeros(states[:, 0].shape, dtype=dtype, device=x.device)
-    phase = torch.zeros(phases[:, 0].shape, dtype=dtype, device=x.device)
-    steps = _steps(scan)
+    steps = _steps(scan, ahead)
     for index, positions in enumerate(chunks):
         states[:, index], phases[:, index] = state, phase
         chunk = _chunk(scan, steps, positions, phase)
@@ -124,21 +131,29 @@ def forward(scan: Scan) -> tuple[Tensor, Tensor, Tensor]:
         y[:, positions] = gated.sum(3).transpose(1, 2)
         state = chunk.across * state + (_per_row(chunk.to_end * steps.arrived[:, :, positions, None], chunk) * chunk.values).mT @ chunk.keys
         phase = chunk.phase[:, :, -1].remainder(2 * math.pi)
-    return y, states, phases
+    return y, states, phases, state, phase
 
 
 def backward(grad_y: Tensor, scan: Scan, states: Tensor, phases: Tensor) -> tuple[Tensor | None, ...]:
     """Returns the gradients of all of `Scan` before starts, in its order; None for what is not given."""
-    steps = _steps(scan)
+    grad_state = torch.zeros(states[:, 0].shape, dtype=phases.dtype, device=grad_y.device)
+    return backward_from(grad_state, torch.zeros_like(phases[:, 0]), grad_y, scan, torch.zeros_like(grad_state[..., 0, 0]), states, phases)[
+        0
+    ]
+
+
+def backward_from(
+    grad_state: Tensor, grad_phase: Tensor, grad_y: Tensor, scan: Scan, ahead: Tensor, states: Tensor, phases: Tensor
+) -> tuple[tuple[Tensor | None, ...], Tensor, Tensor, Tensor]:
+    """As `backward`, with the gradients of the last state and phase; returns those of the first two and of `ahead` too."""
+    steps = _steps(scan, ahead)
     found = _Gradients(scan, steps)
-    grad_state = torch.zeros(states[:, 0].shape, dtype=steps.step.dtype, device=grad_y.device)
-    grad_phase = torch.zeros_like(phases[:, 0])
     for index, positions in reversed(list(enumerate(scan.chunks()))):
         state = upcast(states[:, index])
         chunk = _chunk(scan, steps, positions, phases[:, index])
         grad = found.through_gate(positions, upcast(grad_y[:, positions]).transpose(1, 2).unsqueeze(3), _outputs(scan, chunk, state))
         grad_state, grad_phase = found.through_chunk(positions, chunk, grad.flatten(2, 3), state, grad_state, grad_phase)
-    return found.finished()
+    return found.finished(), grad_state, grad_phase, found.arrived[:, :, -1]
 
 
 class _Gradients:
@@ -250,7 +265,7 @@ class _Gradients:
         )
 
 
-def _steps(scan: Scan) -> _Steps:
+def _steps(scan: Scan, ahead: Tensor) -> _Steps:
     raw_step = (upcast(scan.dt) + upcast(scan.dt_bias)).mT
     raw_rate, share = upcast(scan.A).mT, upcast(scan.trapezoid).mT.sigmoid()
     step, rate = softplus(raw_step), softplus(raw_rate).clamp(min=SLOWEST_RATE)
@@ -260,6 +275,7 @@ def _steps(scan: Scan) -> _Steps:
     gamma = share * step
     arrived = gamma.clone()
     arrived[:, :, :-1] += goes_on * ((1 - share) * step)[:, :, 1:]
+    arrived[:, :, -1] += ahead
     return _Steps(raw_step, step, raw_rate, rate, share, gamma, arrived, goes_on, -rate * step)
 
 

@@ -11,7 +11,7 @@ from megaplan.diagnostics import diagnostic
 from megaplan.dtypes import DType
 from megaplan.errors import Diagnostic, Severity
 from megaplan.spec.context import Locate
-from megaplan.spec.models import Mamba3, Spec
+from megaplan.spec.models import Spec
 from megaplan.spec.source import NOWHERE
 
 Found = Callable[[Spec], object | None]
@@ -30,18 +30,6 @@ def _dtype(role: str) -> Found:
     return lambda spec: getattr(spec.precision, role) if getattr(spec.precision, role) not in _BUILT_DTYPES else None
 
 
-def _mamba3_over_context(spec: Spec) -> object | None:
-    return f"mamba3 with mesh.cp = {spec.mesh.cp}" if isinstance(spec.model.mamba, Mamba3) and spec.mesh.cp > 1 else None
-
-
-def _context_mamba(spec: Spec) -> object | None:
-    """Mamba-3 hands no state on, and a cached scan would be walked twice."""
-    blocks = dict(spec.recompute.blocks)
-    policy = blocks.get("M", spec.recompute.default)
-    unbuilt = isinstance(spec.model.mamba, Mamba3) or policy != "none"
-    return spec.mesh.cp if spec.mesh.cp > 1 and spec.model.mamba is not None and unbuilt else None
-
-
 def _capacity(spec: Spec) -> object | None:
     return spec.model.moe.capacity_factor if spec.model.moe is not None else None
 
@@ -56,10 +44,8 @@ def _other_host(spec: Spec) -> object | None:
 
 # Key, what it is when it is not built yet (None: built), and what megarun trains instead.
 NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
-    ("model.mamba.kind", _mamba3_over_context, "mamba2"),
     ("model.moe.capacity_factor", _capacity, "null"),
     *((f"model.features.{name}", _feature(name), "null") for name in ("platform", "relation_bias")),
-    ("mesh.cp", _context_mamba, "mamba2 under cp, its recompute none"),
     ("mesh.etp", _above_one("etp"), "1"),
     *((f"precision.{role}", _dtype(role), "fp32 or bf16") for role in ("params", "grads", "master", "moments", "reduce")),
     ("precision.families", _families, "{}"),

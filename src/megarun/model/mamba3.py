@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from megakernels.mamba3 import mamba3
 from megaplan.spec import models as spec
 from megarun.model.norm import RMSNorm, linear
 from megarun.model.rotary import Rotary
+from megarun.parallel.context import WHOLE, ContextParallel
+from megarun.parallel.hand_off_mamba3 import trapezoidal_scan
 from megarun.parallel.tensor import ALONE, TensorParallel
 
 
@@ -17,14 +18,15 @@ class Mamba3Block(nn.Module):
 
     z, x, dt, A and the trapezoid gate stay views of in_proj's one output, so that backward keeps that storage once. Under TP a rank has its
     heads with their groups, and makes the angles, which all heads share, for them from all tokens (R-17); the weights of angles and norms
-    are whole on every rank.
+    are whole on every rank. Under CP it takes up and hands on what the scan carries over time.
 
     Source: arXiv:2603.15569, section 3.
     """
 
-    def __init__(self, config: spec.Mamba3, hidden_size: int, eps: float, tp: TensorParallel = ALONE) -> None:
+    def __init__(self, config: spec.Mamba3, hidden_size: int, eps: float, tp: TensorParallel = ALONE, cp: ContextParallel = WHOLE) -> None:
         super().__init__()
-        self.tp, self.head_dim, self.state_dim, self.num_groups = tp, config.head_dim, config.state_dim, tp.share(config.num_groups)
+        self.tp, self.cp = tp, cp
+        self.head_dim, self.state_dim, self.num_groups = config.head_dim, config.state_dim, tp.share(config.num_groups)
         self.rank, self.chunk_size = config.mimo_rank, config.chunk_size
         self.num_heads = tp.share(config.expand * hidden_size // config.head_dim)
         self.inner = self.num_heads * config.head_dim
@@ -56,7 +58,7 @@ class Mamba3Block(nn.Module):
         widths = [self.inner, self.inner, self.group_width, self.group_width, *(self.num_heads,) * 3]
         z, x, b, c, dt, a, trapezoid = torch.split(projected, widths, dim=-1)
         heads, groups = (self.num_heads, self.head_dim), (self.rank, self.num_groups, self.state_dim)
-        return mamba3(
+        tokens = (
             torch.unflatten(x, -1, heads),
             torch.unflatten(z, -1, heads),
             self.B_norm(torch.unflatten(b, -1, groups)),
@@ -64,14 +66,6 @@ class Mamba3Block(nn.Module):
             dt,
             a,
             trapezoid,
-            angles[0] if angles else None,
-            self.B_bias,
-            self.C_bias,
-            self.D,
-            self.dt_bias,
-            self.mimo_x,
-            self.mimo_z,
-            self.mimo_o,
-            self.chunk_size,
-            starts,
-        ).flatten(2)
+        )
+        weights, mimo = (self.B_bias, self.C_bias, self.D, self.dt_bias), (self.mimo_x, self.mimo_z, self.mimo_o)
+        return trapezoidal_scan(self.cp, self.chunk_size, starts, tokens, angles[0] if angles else None, weights, mimo).flatten(2)

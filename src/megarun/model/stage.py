@@ -207,7 +207,7 @@ def build_block(
         case (Family.A, spec.LatentAttention() as config, *_):
             return LatentAttention(config, hidden, eps, layer, tp, cp, index)
         case (Family.M, _, spec.Mamba2() | spec.Mamba3() as config, *_):
-            return Mamba2Block(config, hidden, eps, tp, cp) if isinstance(config, spec.Mamba2) else Mamba3Block(config, hidden, eps, tp)
+            return Mamba2Block(config, hidden, eps, tp, cp) if isinstance(config, spec.Mamba2) else Mamba3Block(config, hidden, eps, tp, cp)
         case (Family.E, _, _, spec.MixtureOfExperts() as config, *_):
             return ExpertBlock(config, hidden, eps, tp, ep, factors, cp, gathers=whole.host.kernels == "triton")
         case (Family.R, _, _, _, spec.MatrixRecurrence() as config, _):

@@ -10,11 +10,16 @@ second pieces. Backward walks the same way in reverse.
   lane 0, this one computes lane 1.
 
 States travel in the accumulation dtype, fp32: what passes between pieces is what passes inside one.
+
+Mamba-3's scan is in `megarun.parallel.hand_off_mamba3`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -74,13 +79,13 @@ def hand_on(cp: ContextParallel, places: Sequence[int], first: Sequence[Tensor],
     turned: dict[int, Tensor] = {}  # on the last rank, from one piece to the other
     sent: tuple[dist.Work, Tensor] | None = None
     for place, source, target in zip(places, (below, above), (above, below), strict=True):
-        for lane, zeros in enumerate(first):
+        for lane, begin in enumerate(first):
             if source == cp.degree:
                 arrived = turned.pop(lane)
             elif source < 0:
-                arrived = zeros
+                arrived = begin
             else:
-                arrived = torch.empty_like(zeros)
+                arrived = torch.empty_like(begin)
                 dist.recv(arrived, group=cp.group, group_src=source)
             state = step(place, lane, arrived)
             del arrived
@@ -96,6 +101,41 @@ def hand_on(cp: ContextParallel, places: Sequence[int], first: Sequence[Tensor],
         sent[0].wait()
 
 
+_REGION: ContextVar[Callable[[Callable[[], tuple[Tensor, ...]]], tuple[Tensor, ...]] | None] = ContextVar("region", default=None)
+
+
+def walked_once() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Contexts of a recompute region's two runs, as torch's `checkpoint` takes them: the second takes what scans made in the first.
+
+    That is kept over the region like any output that a selective checkpoint caches, and the group's ranks need not wait again.
+    """
+    made: deque[tuple[Tensor, ...]] = deque()
+
+    def first(walk: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        found = walk()
+        made.append(tuple(tensor.detach() for tensor in found))  # without what autograd will add to an output: that would be a cycle
+        return found
+
+    def again(_: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        return made.popleft()
+
+    @contextmanager
+    def inside(run: Callable[[Callable[[], tuple[Tensor, ...]]], tuple[Tensor, ...]]) -> Iterator[None]:
+        token = _REGION.set(run)
+        try:
+            yield
+        finally:
+            _REGION.reset(token)
+
+    return inside(first), inside(again)
+
+
+def once(walk: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """What `walk` makes, or made in the first run of the region that is running."""
+    run = _REGION.get()
+    return walk() if run is None else run(walk)
+
+
 class _Convolution(torch.autograd.Function):
     """Keeps x, as the op on whole sequences does, and the inputs before each piece."""
 
@@ -104,10 +144,7 @@ class _Convolution(torch.autograd.Function):
         """[B, T / cp, C] in and out."""
         num_before = weight.shape[1] - 1
         pieces = torch.unflatten(x, 1, (2, -1))
-        ends = _gathered(cp, pieces[:, :, pieces.shape[2] - num_before :])
-        early = ends[cp.index - 1][:, 0] if cp.index > 0 else torch.zeros_like(ends[0, :, 0])
-        late = ends[cp.index + 1][:, 1] if cp.index + 1 < cp.degree else ends[cp.index][:, 0]
-        before = torch.stack([early, late], 1)
+        before = of_previous(cp, pieces[:, :, pieces.shape[2] - num_before :])
         ctx.save_for_backward(x, before, weight, bias, starts)
         ctx.cp = cp
         return conv_pieces(x, before, weight, bias, True, starts)
@@ -118,12 +155,8 @@ class _Convolution(torch.autograd.Function):
         x, before, weight, bias, starts = ctx.saved_tensors
         cp, num_before = ctx.cp, before.shape[2]
         grad_x, grad_before, grad_weight, grad_bias = conv_pieces_backward(gradient, x, before, weight, bias, True, starts)
-        given = _gathered(cp, grad_before)
         pieces = torch.unflatten(grad_x, 1, (2, -1))
-        first = given[cp.index + 1][:, 0] if cp.index + 1 < cp.degree else given[cp.index][:, 1]
-        pieces[:, 0, pieces.shape[2] - num_before :] += first
-        if cp.index > 0:
-            pieces[:, 1, pieces.shape[2] - num_before :] += given[cp.index - 1][:, 1]
+        pieces[:, :, pieces.shape[2] - num_before :] += of_next(cp, grad_before)
         return None, grad_x, grad_weight, grad_bias, None
 
 
@@ -134,18 +167,22 @@ class _Scan(torch.autograd.Function):
     def forward(ctx: Any, cp: ContextParallel, chunk_size: int, starts: Tensor | None, *inputs: Tensor) -> Tensor:
         """See `scan`."""
         x, keys = inputs[0], inputs[3]
-        y = x.new_empty(x.shape)
-        num_states = 2 * -(-x.shape[1] // 2 // chunk_size)
-        states = x.new_empty((x.shape[0], num_states, *x.shape[2:], keys.shape[3]))
-        lanes = num_lanes(keys.shape[2], cp.degree)
 
-        def step(place: int, lane: int, state: Tensor) -> Tensor:
-            own, heads = _scan_part(inputs, place, lane, lanes), _part(x.shape[2], lane, lanes)
-            starts_here = None if starts is None else _half(starts, place)
-            return ssd_piece(state, own, starts_here, chunk_size, _half(y, place)[:, :, heads], _half(states, place)[:, :, heads])
+        def walk() -> tuple[Tensor, Tensor]:
+            y = x.new_empty(x.shape)
+            num_states = 2 * -(-x.shape[1] // 2 // chunk_size)
+            states = x.new_empty((x.shape[0], num_states, *x.shape[2:], keys.shape[3]))
+            lanes = num_lanes(keys.shape[2], cp.degree)
 
-        zeros = _zeros(lanes, x, x.shape[2], x.shape[3], keys.shape[3])
-        hand_on(cp, FORWARD, zeros, step)
+            def step(place: int, lane: int, state: Tensor) -> Tensor:
+                own, heads = _scan_part(inputs, place, lane, lanes), lane_slice(x.shape[2], lane, lanes)
+                starts_here = None if starts is None else half(starts, place)
+                return ssd_piece(state, own, starts_here, chunk_size, half(y, place)[:, :, heads], half(states, place)[:, :, heads])
+
+            hand_on(cp, FORWARD, lane_zeros(lanes, x, x.shape[2], x.shape[3], keys.shape[3]), step)
+            return y, states
+
+        y, states = once(walk)
         ctx.save_for_backward(*inputs, starts, states)
         ctx.cp, ctx.chunk_size = cp, chunk_size
         return y
@@ -158,19 +195,19 @@ class _Scan(torch.autograd.Function):
         gradients, lanes = _new_gradients(inputs, (0, 1, 3, 4), (0, 1, 3, 4)), num_lanes(keys.shape[2], cp.degree)
 
         def step(place: int, lane: int, grad_last: Tensor) -> Tensor:
-            heads = _part(x.shape[2], lane, lanes)
-            starts_here = None if starts is None else _half(starts, place)
+            heads = lane_slice(x.shape[2], lane, lanes)
+            starts_here = None if starts is None else half(starts, place)
             return ssd_piece_backward(
                 grad_last,
-                _half(gradient, place)[:, :, heads],
+                half(gradient, place)[:, :, heads],
                 _scan_part(inputs, place, lane, lanes),
                 starts_here,
-                _half(states, place)[:, :, heads],
+                half(states, place)[:, :, heads],
                 ctx.chunk_size,
                 _scan_part(gradients, place, lane, lanes),
             )
 
-        hand_on(cp, BACKWARD, _zeros(lanes, x, x.shape[2], x.shape[3], keys.shape[3]), step)
+        hand_on(cp, BACKWARD, lane_zeros(lanes, x, x.shape[2], x.shape[3], keys.shape[3]), step)
         return None, None, None, *_as_inputs(gradients, inputs)
 
 
@@ -188,11 +225,11 @@ class _Recurrence(torch.autograd.Function):
         lanes = num_lanes(v.shape[2], cp.degree)
 
         def step(place: int, lane: int, state: Tensor) -> Tensor:
-            own, heads = _recurrence_part(inputs, place, lane, lanes), _part(v.shape[2], lane, lanes)
-            starts_here = None if starts is None else _half(starts, place)
-            return m2rnn_piece(state, own, starts_here, save_every, _half(y, place)[:, :, heads], _half(states, place)[:, :, heads])
+            own, heads = _recurrence_part(inputs, place, lane, lanes), lane_slice(v.shape[2], lane, lanes)
+            starts_here = None if starts is None else half(starts, place)
+            return m2rnn_piece(state, own, starts_here, save_every, half(y, place)[:, :, heads], half(states, place)[:, :, heads])
 
-        hand_on(cp, FORWARD, _zeros(lanes, q, v.shape[2], q.shape[2], v.shape[3]), step)
+        hand_on(cp, FORWARD, lane_zeros(lanes, q, v.shape[2], q.shape[2], v.shape[3]), step)
         ctx.save_for_backward(*inputs, starts, states)
         ctx.cp, ctx.save_every = cp, save_every
         return y
@@ -205,20 +242,36 @@ class _Recurrence(torch.autograd.Function):
         gradients, lanes = _new_gradients(inputs, (2, 3), (0, 1, 2, 3)), num_lanes(v.shape[2], cp.degree)
 
         def step(place: int, lane: int, grad_last: Tensor) -> Tensor:
-            heads = _part(v.shape[2], lane, lanes)
-            starts_here = None if starts is None else _half(starts, place)
+            heads = lane_slice(v.shape[2], lane, lanes)
+            starts_here = None if starts is None else half(starts, place)
             return m2rnn_piece_backward(
                 grad_last,
-                _half(gradient, place)[:, :, heads],
+                half(gradient, place)[:, :, heads],
                 _recurrence_part(inputs, place, lane, lanes),
                 starts_here,
-                _half(states, place)[:, :, heads],
+                half(states, place)[:, :, heads],
                 ctx.save_every,
                 _recurrence_part(gradients, place, lane, lanes),
             )
 
-        hand_on(cp, BACKWARD, _zeros(lanes, q, v.shape[2], q.shape[2], v.shape[3]), step)
+        hand_on(cp, BACKWARD, lane_zeros(lanes, q, v.shape[2], q.shape[2], v.shape[3]), step)
         return None, None, None, *_as_inputs(gradients, inputs)
+
+
+def of_previous(cp: ContextParallel, own: Tensor) -> Tensor:
+    """Own pieces' parts [B, 2, ...] -> those of the pieces before each of them; zeros before the first of the sequence."""
+    all_ranks = _gathered(cp, own)
+    early = all_ranks[cp.index - 1][:, 0] if cp.index > 0 else torch.zeros_like(all_ranks[0, :, 0])
+    late = all_ranks[cp.index + 1][:, 1] if cp.index + 1 < cp.degree else all_ranks[cp.index][:, 0]
+    return torch.stack([early, late], 1)
+
+
+def of_next(cp: ContextParallel, own: Tensor) -> Tensor:
+    """Own pieces' parts [B, 2, ...] -> those of the pieces behind each of them; zeros behind the last of the sequence."""
+    all_ranks = _gathered(cp, own)
+    early = all_ranks[cp.index + 1][:, 0] if cp.index + 1 < cp.degree else all_ranks[cp.index][:, 1]
+    late = all_ranks[cp.index - 1][:, 1] if cp.index > 0 else torch.zeros_like(all_ranks[0, :, 0])
+    return torch.stack([early, late], 1)
 
 
 def _gathered(cp: ContextParallel, own: Tensor) -> Tensor:
@@ -228,34 +281,34 @@ def _gathered(cp: ContextParallel, own: Tensor) -> Tensor:
     return whole
 
 
-def _half(tensor: Tensor, place: int) -> Tensor:
+def half(tensor: Tensor, place: int) -> Tensor:
     """One piece of [B, T, ...]."""
     return torch.unflatten(tensor, 1, (2, -1))[:, place]
 
 
-def _part(count: int, lane: int, lanes: int) -> slice:
+def lane_slice(count: int, lane: int, lanes: int) -> slice:
     """A lane's heads or groups."""
     return slice(lane * count // lanes, (lane + 1) * count // lanes)
 
 
 def _scan_part(tensors: Sequence[Tensor], place: int, lane: int, lanes: int) -> list[Tensor]:
     """One piece and lane of x, dt, A_log, B, C, D and dt_bias, or of their gradients, as views."""
-    return [_of_lane(tensor, place, _part(tensor.shape[min(2, tensor.dim() - 1)], lane, lanes)) for tensor in tensors]
+    return [_of_lane(tensor, place, lane_slice(tensor.shape[min(2, tensor.dim() - 1)], lane, lanes)) for tensor in tensors]
 
 
 def _of_lane(tensor: Tensor, place: int, part: slice) -> Tensor:
-    return tensor[part] if tensor.dim() == 1 else _half(tensor, place)[:, :, part]
+    return tensor[part] if tensor.dim() == 1 else half(tensor, place)[:, :, part]
 
 
 def _recurrence_part(tensors: Sequence[Tensor], place: int, lane: int, lanes: int) -> list[Tensor]:
     """One piece and lane of q, k, v, f, state_map, D, dt_bias and A_log, or of their gradients, as views; q and k have no heads."""
     q, k, v, f, *parameters = tensors
-    part = _part(v.shape[2], lane, lanes)
-    tokens = _half(q, place), _half(k, place), _half(v, place)[:, :, part], _half(f, place)[:, :, part]
+    part = lane_slice(v.shape[2], lane, lanes)
+    tokens = half(q, place), half(k, place), half(v, place)[:, :, part], half(f, place)[:, :, part]
     return [*tokens, *(parameter[part] for parameter in parameters)]
 
 
-def _zeros(lanes: int, like: Tensor, num_heads: int, *widths: int) -> list[Tensor]:
+def lane_zeros(lanes: int, like: Tensor, num_heads: int, *widths: int) -> list[Tensor]:
     """A lane's state where the chain begins, [B, H / lanes, ...], the same one for all."""
     shape = like.shape[0], num_heads // lanes, *widths
     return [torch.zeros(shape, dtype=accumulator_dtype(like.dtype), device=like.device)] * lanes

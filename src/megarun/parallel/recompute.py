@@ -18,7 +18,8 @@ a product at the end of a region is not repeated. What is kept, storage by stora
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -36,6 +37,7 @@ from megarun.model.mlp import DenseBlock
 from megarun.model.moe import ExpertBlock
 from megarun.model.recurrent import MatrixRecurrenceBlock
 from megarun.model.stage import Stage
+from megarun.parallel.hand_off import walked_once
 
 FULL: tuple[type[nn.Module], ...] = (GroupedQueryAttention, LatentAttention, DenseBlock, MatrixRecurrenceBlock)
 
@@ -69,11 +71,24 @@ def _narrow(block: nn.Module) -> None:
         case Mamba2Block():
             # their outputs are read by the block's backward anyway; kept, they need not run twice
             kept = [torch.ops.megakernels.ssd.default, torch.ops.megakernels.gated_rms_norm.default]
-            _run_again(block, "mix", context_fn=partial(create_selective_checkpoint_contexts, kept))
+            _run_again(block, "mix", context_fn=partial(_keeping, kept))
         case Mamba3Block():
-            _run_again(block, "mix", context_fn=partial(create_selective_checkpoint_contexts, [torch.ops.megakernels.mamba3.default]))
+            _run_again(block, "mix", context_fn=partial(_keeping, [torch.ops.megakernels.mamba3.default]))
         case _:
             raise TypeError(f"{type(block).__name__} has no selective recompute")
+
+
+def _keeping(kept: list[torch._ops.OpOverload]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Contexts of a region's two runs: the outputs of `kept`, and of scans that a CP group walks, are made in the first alone."""
+    cached: tuple[AbstractContextManager[object], ...] = create_selective_checkpoint_contexts(kept)  # type: ignore[no-untyped-call]
+    first, again = zip(cached, walked_once(), strict=True)
+    return _both(*first), _both(*again)
+
+
+@contextmanager
+def _both(outer: AbstractContextManager[object], inner: AbstractContextManager[object]) -> Iterator[None]:
+    with outer, inner:
+        yield
 
 
 def _run_again(module: nn.Module, method: str, **options: Any) -> None:

@@ -12,7 +12,7 @@ BUILT = [
     "model.attention.window_size=64", "model.attention.nope_layers=[5]", "sharding.reshard_after_forward=true", "host.kernels=triton",
     f"model.attention={MLA}", "model.mamba={kind: mamba3, head_dim: 16}", "recompute.default=selective", "recompute.blocks={A: full}",
     "model.features.mtp={depth: 1, ffn_hidden_size: 64}", "model.features.ngram={num_tables: 2, num_rows: 64, dim: 4}",
-    "model.features.structure={num_categories: 25, bottleneck: 8}", "model.moe.balance_loss_coefficient=0.01",
+    "model.features.structure={num_categories: 25, bottleneck: 8}", "model.moe.balance_loss_coefficient=0.01", "mesh.cp=2",
 ]  # fmt: skip
 NOT_BUILT = {
     "mesh.etp=2": "mesh.etp = 2; megarun trains with 1",
@@ -28,6 +28,12 @@ NOT_BUILT = {
 @pytest.mark.parametrize("override", BUILT)
 def test_what_is_built_is_silent(accepted: Accepted, override: str) -> None:
     assert accepted(overrides=[override, "schedule.num_microbatches=5"]).diagnostics == ()
+
+
+def test_every_family_is_built_over_a_context_group(accepted: Accepted) -> None:
+    for mamba in ("mamba2", "mamba3"):
+        overrides = ["mesh.cp=2", "recompute.default=selective", f"model.mamba={{kind: {mamba}, head_dim: 16}}"]
+        assert unbuilt(accepted(overrides=overrides).spec) == ()
 
 
 def test_interleaved_stages_are_built(accepted: Accepted) -> None:

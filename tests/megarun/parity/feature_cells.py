@@ -31,6 +31,44 @@ SLIDING = {"window_size": 5, "full_layers": [2], "nope_layers": [0, 6]}
 WINDOWED = {"model.attention": {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, **SLIDING}}
 
 
+NAM56R = {
+    "model.pattern": "AEMEAEMEAEMR",
+    "model.num_layers": 12,
+    "model.hidden_size": 256,
+    "model.vocab_size": 96,
+    "model.attention": {
+        "kind": "mla",
+        "num_heads": 4,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "indexer": {"num_heads": 2, "head_dim": 16, "layers": [4, 8], "top_k": 9},
+        "window_size": 21,
+        "full_layers": [4],
+        "nope_layers": [8],
+    },
+    "model.mamba": {"kind": "mamba3", "head_dim": 32, "state_dim": 16, "num_groups": 4, "mimo_rank": 4, "num_angles": 4, "chunk_size": 8},
+    "model.moe": {
+        "num_experts": 16,
+        "top_k": 4,
+        "ffn_hidden_size": 64,
+        "shared_ffn_hidden_size": 72,
+        "activation": "relu2",
+        "balance_loss_coefficient": 0.05,
+        "z_loss_coefficient": 0.02,
+    },
+    "model.recurrent": {"kind": "m2rnn", "num_heads": 6, "key_dim": 16, "value_dim": 8, "conv_kernel": 4, "save_every": 8},
+    "model.features.ngram": {"num_tables": 4, "num_rows": 90, "dim": 8},
+    "model.features.structure": {"num_categories": 7, "bottleneck": 16},
+    "model.features.mtp": {"depth": 1, "ffn_hidden_size": 320},
+    "batch": {"micro_batch_size": 2, "seq_length": 32},
+    "training.learning_rate": 1.0e-5,  # as GENTLE, for wider matrices: gradients' smallest entries are nearer to rounding
+}
+"""One period of the flagship's pattern with all that the flagship has, small."""
+
+
 def _ahead(depth: int = 1) -> dict[str, Any]:
     return {"model.features.mtp": {"depth": depth, "ffn_hidden_size": 40}}
 
@@ -79,6 +117,9 @@ FEATURE_CELLS = [
     Cell("sides-cp2-dp2-reshard", C2 | {"dp_shard": 2}, spec=DENSE | SIDES | RESHARD),
     Cell("sides-mtp-cp2-ep2-pp2-router-losses", C2 | {"ep": 2, "pp": 2}, spec=EXPERTS | ROUTED | SIDES | MTP_TOO),
     Cell("windows-cp2-interleaved", C2 | V2, "interleaved_1f1b", DENSE | WINDOWED),
+    # the flagship's period, its features and losses together
+    Cell("nam56r-pp2-cp2", {"pp": 2, "vpp": 2} | C2, "interleaved_1f1b", NAM56R | {"recompute.blocks": {"M": "selective"}}),
+    Cell("nam56r-packed-pp2-cp2", {"pp": 2} | C2, spec=NAM56R | FEW_WORDS),
     # packed rows: nothing beside a token is of another document
     Cell("mtp-packed-pp2", {"pp": 2}, spec=DENSE | FEW_WORDS | _ahead(2)),
     Cell("mtp-packed-tp2-dp2", T2 | {"dp_shard": 2}, spec=DENSE | FEW_WORDS | _ahead(2)),

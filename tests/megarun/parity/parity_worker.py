@@ -281,6 +281,41 @@ def compare_packed(case: dict[str, Any]) -> dict[str, Any]:
     return {"logits": (found.detach(), expected[:, here].detach()), **pairs}
 
 
+def compare_apart(case: dict[str, Any]) -> dict[str, Any]:
+    """Loss and gradients of a layout's packed rows; on rank 0 also those of one stage that takes the documents one by one."""
+    job = build_job(case)
+    mesh = build_mesh(job.spec.mesh, CPU)
+    trainer, rows = Trainer(job, mesh), CountingRows(job.spec.model.vocab_size)
+    partial = trainer.accumulate_gradients(Batches(rows, job.spec, mesh).at(0))
+    parameters = [named for stage in trainer.stages for named in stage.named_parameters()]
+    record = {"loss": float(partial), "gradients": _by_name(parameters, lambda p: p.grad)}
+    if mesh.rank == 0:
+        record["apart"] = _documents_apart(Spec.model_validate({**case["spec"], "mesh": {}}), rows)
+    return record
+
+
+def _documents_apart(spec: Spec, rows: CountingRows) -> dict[str, Any]:
+    """Loss and gradients of the whole model over the first batch's documents, each a sequence of its own length."""
+    inventory = build_inventory(spec)
+    stage = build_stage(spec, inventory, build_layout(spec, inventory, [(0, spec.model.num_layers)]).slots[0])
+    materialise(stage, CPU)
+    initialise(stage, inventory, spec.training.seed)
+    length, num_rows = spec.batch.seq_length, spec.batch.micro_batch_size * spec.schedule.microbatches_per_update
+    batch = 0, spec.training.seed, num_rows, length
+    table, total = torch.from_numpy(rows.starts(*batch)), 0.0
+    num_targets = int((table[:, 1:] == table[:, :-1]).sum())
+    for row, starts in zip(torch.from_numpy(rows.rows(*batch)), table, strict=True):
+        for start in starts[:length].unique().tolist():
+            tokens = row[(starts == start).nonzero().flatten()]  # the last one may stand behind the row, as a label
+            stage.seq_length = min(len(tokens), length - start)
+            stage.add_rotary(CPU)
+            logits = stage(tokens[: stage.seq_length].unsqueeze(0))[0]
+            loss = torch.nn.functional.cross_entropy(logits[: len(tokens) - 1], tokens[1:], reduction="sum") / num_targets
+            torch.autograd.backward(loss)
+            total += float(loss.detach())
+    return {"loss": total, "gradients": {name: parameter.grad for name, parameter in stage.named_parameters()}}
+
+
 def _gathered(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
 
@@ -304,6 +339,7 @@ RUNS = {
     "muon": compare_muon,
     "tensor muon": compare_tensor_muon,
     "packed": compare_packed,
+    "apart": compare_apart,
 }
 
 

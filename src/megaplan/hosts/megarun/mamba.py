@@ -25,7 +25,7 @@ def mamba_part(dims: Dims, mamba: Mamba2 | Mamba3, *, policy: str) -> Part:
     """One M block."""
     if isinstance(mamba, Mamba2):
         return Part(_mamba2_replay(mamba.conv_bias, dims.tp > 1, dims.cp > 1, policy), residual(_mamba2_storages(dims, mamba)))
-    run = _mamba3_replay(mamba.num_angles > 0, mamba.mimo_rank > 1, dims.tp > 1, policy)
+    run = _mamba3_replay(mamba.num_angles > 0, mamba.mimo_rank > 1, dims.tp > 1, dims.cp > 1, policy)
     return Part(run, residual(_mamba3_storages(dims, mamba)))
 
 
@@ -71,10 +71,11 @@ def _mamba2_storages(dims: Dims, mamba: Mamba2) -> Shapes:
 
 
 @cache
-def _mamba3_replay(angles: bool, mimo: bool, sharded: bool, policy: str) -> Replay:
+def _mamba3_replay(angles: bool, mimo: bool, sharded: bool, handed: bool, policy: str) -> Replay:
     steps = ("dt", "A", "trapezoid")
     inputs = ("x_in", "z", "B_normed", "C_normed", *steps, *(("angles",) if angles else ()))
-    starting = ("states", "phases") if angles else ("states",)
+    starting = ("states", *(("phases",) if angles else ()), *(("ahead",) if handed else ()))
+    state = ("handed",) if handed else ()
     ops = (
         *_input_ops(
             sharded,
@@ -87,9 +88,10 @@ def _mamba3_replay(angles: bool, mimo: bool, sharded: bool, policy: str) -> Repl
         Op(
             "scan",
             inputs,
-            ("gated", *starting),
+            ("gated", *starting, *state),
             keeps=(*inputs, *starting),
             params=("B_bias", "C_bias", "D", "dt_bias", *(("mimo_x", "mimo_z", "mimo_o") if mimo else ())),
+            fetches=state,
         ),
         *_output_ops("gated", sharded),
     )
@@ -113,6 +115,10 @@ def _mamba3_storages(dims: Dims, mamba: Mamba3) -> Shapes:
     }
     statistics = dict.fromkeys(("B_rstd", "C_rstd"), wide(groups * mamba.mimo_rank))
     statistics["phases"] = (*_states(dims, mamba, heads)[:3], mamba.num_angles)
+    if dims.cp > 1:
+        statistics["ahead"] = (dims.batch, PIECES, heads)
+        carried = mamba.head_dim * mamba.state_dim + mamba.num_angles
+        statistics["handed"] = handed_shape(dims.batch, heads, num_lanes(groups, dims.cp), carried)
     return _common(dims, shapes) | storages(dims.stat_dtype, Column.ACTIVATIONS, statistics)
 
 
