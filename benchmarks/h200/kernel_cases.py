@@ -89,6 +89,7 @@ def cases(small: bool = False) -> list[KernelCase]:
         _linear_cross_entropy(load, rows, *((24, 200) if small else (4096, 131072))),
         _moe(*(((1, 65), 24, 16, 6, 2) if small else ((4, 8192), 2048, 768, 128, 8))),
         _newton_schulz(*((2, 24, 40) if small else (8, 2048, 5632))),
+        _m2rnn(load, rows, *((2, 24, 8) if small else (32, 128, 16))),
     ]
     return sorted(found, key=lambda case: case.name)
 

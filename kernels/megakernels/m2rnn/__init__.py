@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from megakernels._common import accumulator_dtype, join, only_needed, require, require_starts
-from megakernels.m2rnn import reference
+from megakernels.m2rnn.choice import chosen
 
 __all__ = ["m2rnn"]
 
@@ -71,7 +71,8 @@ def _m2rnn(
     starts: Tensor | None,
     save_every: int,
 ) -> tuple[Tensor, Tensor]:
-    return reference.forward(q, k, v, f, state_map, D, dt_bias, A_log, starts, save_every)
+    made: tuple[Tensor, Tensor] = chosen(q, v).forward(q, k, v, f, state_map, D, dt_bias, A_log, starts, save_every)
+    return made
 
 
 @custom_op("megakernels::m2rnn_backward", mutates_args=())
@@ -90,7 +91,7 @@ def _m2rnn_backward(
     save_every: int,
     needs: list[bool],
 ) -> list[Tensor]:
-    return only_needed(reference.backward(grad_y, q, k, v, f, state_map, D, dt_bias, A_log, starts, states, save_every, needs))
+    return only_needed(chosen(q, v).backward(grad_y, q, k, v, f, state_map, D, dt_bias, A_log, starts, states, save_every, needs))
 
 
 @_m2rnn.register_fake

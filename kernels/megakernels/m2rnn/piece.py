@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from megakernels.m2rnn import reference
+from megakernels.m2rnn.choice import chosen
 
 __all__ = ["m2rnn_piece", "m2rnn_piece_backward"]
 
@@ -74,10 +74,11 @@ def _piece(
     y: Tensor,
     states: Tensor,
 ) -> Tensor:
-    made, at_segments = reference.forward_from(state, q, k, v, f, state_map, D, dt_bias, A_log, starts, save_every)
+    made, at_segments = chosen(q, v).forward_from(state, q, k, v, f, state_map, D, dt_bias, A_log, starts, save_every)
     y.copy_(made)
     states.copy_(at_segments)
-    return at_segments[:, -1].clone(memory_format=torch.contiguous_format)
+    last: Tensor = at_segments[:, -1].clone(memory_format=torch.contiguous_format)
+    return last
 
 
 GRADIENTS = ("grad_q", "grad_k", "grad_v", "grad_f", "grad_state_map", "grad_D", "grad_dt_bias", "grad_A_log")
@@ -107,7 +108,7 @@ def _piece_backward(
     grad_dt_bias: Tensor,
     grad_A_log: Tensor,
 ) -> Tensor:
-    (*shared, part_v, part_f, part_map, part_D, part_bias, part_A), grad_state = reference.backward_from(
+    (*shared, part_v, part_f, part_map, part_D, part_bias, part_A), grad_state = chosen(q, v).backward_from(
         grad_last, grad_y, q, k, v, f, state_map, D, dt_bias, A_log, starts, states, save_every
     )
     grad_v.copy_(part_v)
@@ -115,7 +116,8 @@ def _piece_backward(
     totals = grad_q, grad_k, grad_state_map, grad_D, grad_dt_bias, grad_A_log
     for total, part in zip(totals, (*shared, part_map, part_D, part_bias, part_A), strict=True):
         total.add_(part)
-    return grad_state.contiguous()
+    before: Tensor = grad_state.contiguous()
+    return before
 
 
 @_piece.register_fake
