@@ -84,6 +84,7 @@ def cases(small: bool = False) -> list[KernelCase]:
         _conv(load, rows, 96 if small else 8448),
         _rope(load, rows, *((4, 16) if small else (32, 128))),
         _ssd(load, rows, *((4, 16, 16, 2, 32) if small else (64, 64, 128, 1, 256))),
+        _ssd(load, rows, *((2, 24, 16, 1, 32) if small else (32, 128, 128, 8, 256))),
         _m2rnn(load, rows, *((2, 8, 4) if small else (44, 64, 16))),
         _cross_entropy(load, rows, 200 if small else 65536),
         _linear_cross_entropy(load, rows, *((24, 200) if small else (4096, 131072))),

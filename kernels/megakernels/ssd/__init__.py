@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from megakernels._common import fake_like, join, only_needed, require, require_starts
-from megakernels.ssd import reference
+from megakernels.ssd.choice import chosen
 
 __all__ = ["ssd"]
 
@@ -68,7 +68,8 @@ def _ssd(
     starts: Tensor | None,
     chunk_size: int,
 ) -> tuple[Tensor, Tensor]:
-    return reference.forward(x, dt, A_log, B, C, D, dt_bias, starts, chunk_size)
+    made: tuple[Tensor, Tensor] = chosen(x, B, C).forward(x, dt, A_log, B, C, D, dt_bias, starts, chunk_size)
+    return made
 
 
 @custom_op("megakernels::ssd_backward", mutates_args=())
@@ -86,7 +87,7 @@ def _ssd_backward(
     chunk_size: int,
     needs: list[bool],
 ) -> list[Tensor]:
-    return only_needed(reference.backward(grad_y, x, dt, A_log, B, C, D, dt_bias, starts, states, chunk_size, needs))
+    return only_needed(chosen(x, B, C).backward(grad_y, x, dt, A_log, B, C, D, dt_bias, starts, states, chunk_size, needs))
 
 
 @_ssd.register_fake

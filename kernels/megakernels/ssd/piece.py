@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.library import custom_op
 
-from megakernels.ssd import reference
+from megakernels.ssd.choice import chosen
 
 __all__ = ["ssd_piece", "ssd_piece_backward"]
 
@@ -72,10 +72,11 @@ def _piece(
     y: Tensor,
     states: Tensor,
 ) -> Tensor:
-    made, at_chunks, last = reference.forward_from(state, x, dt, A_log, B, C, D, dt_bias, starts, chunk_size)
+    made, at_chunks, last = chosen(x, B, C).forward_from(state, x, dt, A_log, B, C, D, dt_bias, starts, chunk_size)
     y.copy_(made)
     states.copy_(at_chunks)
-    return last.contiguous()
+    after: Tensor = last.contiguous()
+    return after
 
 
 GRADIENTS = ("grad_x", "grad_dt", "grad_A_log", "grad_B", "grad_C", "grad_D", "grad_dt_bias")
@@ -103,14 +104,15 @@ def _piece_backward(
     grad_D: Tensor,
     grad_dt_bias: Tensor,
 ) -> Tensor:
-    found, grad_state = reference.backward_from(grad_last, grad_y, x, dt, A_log, B, C, D, dt_bias, starts, states, chunk_size)
+    found, grad_state = chosen(x, B, C).backward_from(grad_last, grad_y, x, dt, A_log, B, C, D, dt_bias, starts, states, chunk_size)
     totals = grad_x, grad_dt, grad_A_log, grad_B, grad_C, grad_D, grad_dt_bias
     for total, part in zip(totals, found, strict=True):
         if part.dim() == 1:
             total.add_(part)
         else:
             total.copy_(part)
-    return grad_state.contiguous()
+    before: Tensor = grad_state.contiguous()
+    return before
 
 
 @_piece.register_fake
