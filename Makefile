@@ -39,7 +39,7 @@ test-kernels: $(READY)
 	$(call timed,kernel tests,$(BIN)/pytest tests/kernels -m "not slow" -n 2)
 
 test-runtime: $(READY)
-	$(call timed,runtime tests,$(BIN)/pytest tests/megarun -m "not slow" -n 2)
+	$(call timed,runtime tests,$(BIN)/pytest tests/megarun -m "not slow" -n 2 --dist loadfile)
 
 test-wheel: $(READY) ## megaplan's part again, from an installed wheel, without torch
 	$(call timed,wheel tests,scripts/test_wheel.sh)
