@@ -59,8 +59,8 @@ fuzz: $(READY) ## 2,000 mutated specs, plans, manifests and token files; make fu
 clean:
 	rm -rf $(VENV) .venv-wheel .venv-torch-2.11 dist runs
 
-accuracy: $(READY) ## trace the whole matrix: docs/reference/accuracy.md
-	$(BIN)/python benchmarks/accuracy/run.py
+accuracy: $(READY) ## trace the whole matrix: docs/reference/accuracy.md; make accuracy STALE=1 only what has another estimate now
+	$(BIN)/python benchmarks/accuracy/run.py $(if $(STALE),--stale)
 
 accuracy-megatron: $(READY) ## replay Megatron-Core's published measurements: docs/reference/accuracy-megatron.md
 	$(BIN)/python benchmarks/accuracy_megatron/run.py

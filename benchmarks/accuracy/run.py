@@ -1,12 +1,16 @@
 """Trace every distinct rank of the matrix and write docs/reference/accuracy.md and benchmarks/results/accuracy.csv.
 
-python benchmarks/accuracy/run.py [NAME …]     with names: those plans only, printed, nothing written
+python benchmarks/accuracy/run.py                the whole matrix
+python benchmarks/accuracy/run.py --stale        the plans whose committed estimates are missing or not today's; the rest as committed
+python benchmarks/accuracy/run.py NAME …         those plans; printed, nothing written
+python benchmarks/accuracy/run.py --stale NAME … both
 
 Exits 1 if a rank is past tolerance.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
 import os
 import platform
@@ -19,11 +23,13 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from matrix import Case, cases
+from recorded import FIELDS, Recorded, read, stale, trace_of
 
 from megaplan.columns import Column, Phase
 from megaplan.devices import load_device
 from megarun.trace.compare import LARGEST_OVERESTIMATE, LARGEST_UNDERESTIMATE, RankComparison
 from megarun.trace.run import choose_ranks, trace_alone
+from megarun.trace.values import RankTrace
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs/reference/accuracy.md"
@@ -40,14 +46,12 @@ class Result:
         mesh: Degrees above one.
         alike: Ranks with the same budget.
         found: Estimate beside trace.
-        seconds: Wall time of the trace, its process included.
     """
 
     plan: str
     mesh: str
     alike: int
     found: RankComparison
-    seconds: float
 
     @property
     def worst(self) -> float:
@@ -55,30 +59,37 @@ class Result:
         return max(abs(pair.error) for pair in (self.found.peak, *self.found.phases.values()))
 
 
-def trace_all(chosen: Iterable[Case]) -> list[Result]:
-    """Trace the distinct ranks of every case, two processes at a time, in the matrix's order; says each as it is done."""
+def trace_all(chosen: Iterable[Case], recorded: Recorded) -> list[Result]:
+    """The distinct ranks of every case in the matrix's order; those that are not recorded are traced, two at a time, and said when done."""
     results = []
     with ProcessPoolExecutor(2, get_context("spawn"), max_tasks_per_child=1) as pool:
         waiting = []
         for case in chosen:
             workspace = load_device(case.job.spec.device.name).gemm_workspace_bytes
-            waiting += [(case, rank, pool.submit(_timed, case, rank, workspace)) for rank in choose_ranks(case.job, case.budget)]
-        for case, rank, future in waiting:
-            trace, seconds = future.result()
+            for rank in choose_ranks(case.job, case.budget):
+                known = trace_of(rank, case.budget.of_rank(rank), recorded.get(case.name, {}).get(rank))
+                waiting.append((case, rank, known or pool.submit(_timed, case, rank, workspace)))
+        for case, rank, known in waiting:
+            trace, seconds = (known, None) if isinstance(known, RankTrace) else known.result()
             budget = case.budget.of_rank(rank)
-            result = Result(case.name, _mesh(case), len(budget.ranks), RankComparison(budget, trace), seconds)
+            result = Result(case.name, _mesh(case), len(budget.ranks), RankComparison(budget, trace))
             results.append(result)
-            verdict = "ok" if result.found.within else "PAST TOLERANCE"
-            print(
-                f"{case.name} rank {rank}: peak {result.found.peak.error:+.3%}, worst phase {result.worst:.3%}, {seconds:.0f} s, {verdict}"
-            )
-            for phase, columns in result.found.columns_past_tolerance.items():
-                for column, pair in columns.items():
-                    print(f"    {phase}, {column}: estimate {pair.estimate:,}, trace {pair.trace:,}, difference {pair.difference:+,}")
+            if seconds is not None:
+                _say(result, seconds)
     return results
 
 
-def _timed(case: Case, rank: int, workspace_bytes: int) -> tuple[object, float]:
+def _say(result: Result, seconds: float) -> None:
+    found = result.found
+    verdict = "ok" if found.within else "PAST TOLERANCE"
+    said = f"{result.plan} rank {found.trace.rank}: peak {found.peak.error:+.3%}, worst phase {result.worst:.3%}"
+    print(f"{said}, {seconds:.0f} s, {verdict}", flush=True)
+    for phase, columns in found.columns_past_tolerance.items():
+        for column, pair in columns.items():
+            print(f"    {phase}, {column}: estimate {pair.estimate:,}, trace {pair.trace:,}, difference {pair.difference:+,}")
+
+
+def _timed(case: Case, rank: int, workspace_bytes: int) -> tuple[RankTrace, float]:
     start = time.perf_counter()
     return trace_alone(case.job, rank, workspace_bytes), time.perf_counter() - start
 
@@ -108,7 +119,6 @@ def page(results: list[Result]) -> str:
         f"{sum(result.found.within for result in results)} within tolerance. Peak errors lie between "
         f"{min(result.found.peak.error for result in results):+.3%} and {max(result.found.peak.error for result in results):+.3%}; "
         f"the largest error of a phase is {ordered[0].worst:.3%}.",
-        f"Longest trace of a rank: {max(result.seconds for result in results):.0f} s.",
         f"torch {_torch_version()}, Python {platform.python_version()}. All cells: `benchmarks/results/accuracy.csv`.",
         "",
         "## Ranks, worst first",
@@ -138,7 +148,7 @@ def write_cells(results: list[Result]) -> None:
     TABLE.parent.mkdir(parents=True, exist_ok=True)
     with TABLE.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["plan", "rank", "phase", "column", "estimate_bytes", "trace_bytes"])
+        writer.writerow(FIELDS)
         for result in results:
             for phase in Phase:
                 for column, pair in result.found.columns(phase).items():
@@ -152,15 +162,29 @@ def _torch_version() -> str:
     return torch.__version__
 
 
-def main(names: list[str]) -> int:
-    """Trace, print, and for the whole matrix write the page."""
+def main() -> int:
+    """Trace and print; write the page of the whole matrix."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--stale", action="store_true")
+    given = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    results = trace_all(cases(frozenset(names)))
-    if not names:
-        PAGE.write_text(page(results))
-        write_cells(results)
+    if given.names and not given.stale:
+        results = trace_all(cases(frozenset(given.names)), {})
+        return 0 if all(result.found.within for result in results) else 1
+    chosen, recorded = list(cases()), {}
+    if given.stale:
+        written_by = f"torch {_torch_version()}, Python {platform.python_version()}."
+        if written_by not in PAGE.read_text():
+            parser.error(f"{PAGE.relative_to(ROOT)} is not by {written_by} Trace the whole matrix: `make accuracy`")
+        recorded = read(TABLE)
+        for name in [*stale(chosen, recorded), *given.names]:
+            recorded.pop(name, None)
+    results = trace_all(chosen, recorded)
+    PAGE.write_text(page(results))
+    write_cells(results)
     return 0 if all(result.found.within for result in results) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

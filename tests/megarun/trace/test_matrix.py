@@ -14,9 +14,9 @@ FOLDER = Path(__file__).parents[3] / "benchmarks" / "accuracy"
 GIB = 2**30
 
 
-def load_matrix() -> Any:
-    """The module beside the matrix."""
-    loader = importlib.util.spec_from_file_location("accuracy_matrix", FOLDER / "matrix.py")
+def load_module(name: str) -> Any:
+    """A module beside the matrix."""
+    loader = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     assert loader is not None
     assert loader.loader is not None
     module = importlib.util.module_from_spec(loader)
@@ -25,7 +25,7 @@ def load_matrix() -> Any:
     return module
 
 
-MATRIX = load_matrix()
+MATRIX = load_module("matrix")
 IN_CI = MATRIX.names(ci_only=True)
 
 
@@ -33,6 +33,18 @@ def test_matrix_covers_what_it_must() -> None:
     """At least 30 plans; the subset has every axis that megarun trains at least once."""
     assert len(MATRIX.names()) >= 30
     assert len(IN_CI) >= 6
+
+
+def test_a_plan_is_stale_once_its_estimate_is_another() -> None:
+    """`make accuracy STALE=1` traces what the committed table does not have at the estimate of today, and only that."""
+    recorded = load_module("recorded")
+    table = recorded.read(FOLDER.parent / "results" / "accuracy.csv")
+    chosen = list(MATRIX.cases(frozenset(["attention"])))
+    assert recorded.stale(chosen, table) == []
+    cell, (estimate, trace) = next(iter(table["attention"][0].items()))
+    table["attention"][0][cell] = estimate + 1, trace
+    assert recorded.stale(chosen, table) == ["attention"]
+    assert recorded.stale(chosen, {}) == ["attention"]
 
 
 @pytest.mark.parametrize("name", IN_CI)

@@ -1,0 +1,67 @@
+"""The committed table of traced cells, read back: what need not be traced again because nothing that decides it has changed.
+
+A row holds what one cell was estimated at when it was traced. A rank whose estimate is another today, or that is not there, is stale:
+the committed page says nothing about it. A changed runtime under an unchanged estimate is seen by tracing alone.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from pathlib import Path
+
+from matrix import Case
+
+from megaplan.budget.values import RankBudget
+from megaplan.columns import Column, Phase
+from megarun.trace.values import RankTrace
+
+FIELDS = ("plan", "rank", "phase", "column", "estimate_bytes", "trace_bytes")
+
+Cells = dict[tuple[Phase, Column], tuple[int, int]]
+Recorded = dict[str, dict[int, Cells]]
+"""By plan and rank: (estimate, trace) of every cell that is not 0 on both sides."""
+
+
+def read(table: Path) -> Recorded:
+    """The committed cells.
+
+    Raises:
+        ValueError: The file has other columns than this script writes, or a cell that is no number.
+    """
+    found: Recorded = {}
+    with table.open(newline="") as file:
+        reader = csv.DictReader(file)
+        if tuple(reader.fieldnames or ()) != FIELDS:
+            raise ValueError(f"{table} has the columns {reader.fieldnames}, not {', '.join(FIELDS)}; write it anew with `make accuracy`")
+        for row in reader:
+            cells = found.setdefault(row["plan"], {}).setdefault(int(row["rank"]), {})
+            cells[Phase(row["phase"]), Column(row["column"])] = int(row["estimate_bytes"]), int(row["trace_bytes"])
+    return found
+
+
+def estimated(budget: RankBudget) -> dict[tuple[Phase, Column], int]:
+    """Today's estimate of the cells that a trace shows: all but the allocator's overhead."""
+    return {(phase, column): size for phase in Phase for column, size in budget.cells[phase].items() if column is not Column.OVERHEAD}
+
+
+def trace_of(rank: int, budget: RankBudget, cells: Cells | None) -> RankTrace | None:
+    """The recorded trace of a rank, or None if it is stale."""
+    if cells is None:
+        return None
+    sizes = estimated(budget)
+    if any(size != cells.get(cell, (0, 0))[0] for cell, size in sizes.items()):
+        return None
+    traced = {phase: {column: cells.get((phase, column), (0, 0))[1] for column in Column} for phase in Phase}
+    return RankTrace(rank, traced, rows={}, kept=(), differences=(), num_events=0)
+
+
+def stale(cases: Iterable[Case], recorded: Recorded) -> list[str]:
+    """Plans of which a distinct rank is not in the table with today's estimate."""
+    found = []
+    for case in cases:
+        ranks = {budget.ranks[0]: budget for budget in case.budget.ranks}
+        cells = recorded.get(case.name, {})
+        if set(cells) != set(ranks) or any(trace_of(rank, budget, cells.get(rank)) is None for rank, budget in ranks.items()):
+            found.append(case.name)
+    return found
