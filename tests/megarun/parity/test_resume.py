@@ -115,6 +115,7 @@ def test_a_checkpoint_resumes_under_another_plan(source: str, target: str, saved
     assert again == pytest.approx(losses[BEFORE:], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("R-70")
 def test_a_tensor_on_two_stages_is_saved_once(saved: Any) -> None:
     """A tied embedding under a V lies twice on rank 0, and on each of its data ranks."""
