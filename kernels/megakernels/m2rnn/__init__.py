@@ -71,7 +71,7 @@ def _m2rnn(
     starts: Tensor | None,
     save_every: int,
 ) -> tuple[Tensor, Tensor]:
-    made: tuple[Tensor, Tensor] = chosen(q, v).forward(q, k, v, f, state_map, D, dt_bias, A_log, starts, save_every)
+    made: tuple[Tensor, Tensor] = chosen(q, v).forward(None, q, k, v, f, state_map, D, dt_bias, A_log, starts, save_every)
     return made
 
 
@@ -91,7 +91,8 @@ def _m2rnn_backward(
     save_every: int,
     needs: list[bool],
 ) -> list[Tensor]:
-    return only_needed(chosen(q, v).backward(grad_y, q, k, v, f, state_map, D, dt_bias, A_log, starts, states, save_every, needs))
+    found, _ = chosen(q, v).backward(None, grad_y, q, k, v, f, state_map, D, dt_bias, A_log, starts, states, save_every)
+    return only_needed(gradient if need else None for gradient, need in zip(found, needs, strict=True))
 
 
 @_m2rnn.register_fake

@@ -9,7 +9,7 @@ from megakernels.m2rnn import reference
 
 
 def chosen(q: Tensor, v: Tensor) -> ModuleType:
-    """The module whose `forward`, `backward`, `forward_from` and `backward_from` run for these inputs."""
+    """The module whose `forward` and `backward` run for these inputs."""
     if runs_triton(q):
         from megakernels.m2rnn import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
 

@@ -7,8 +7,6 @@ fixed order, and a span is as long as PARTS_BYTES allows. What goes from span to
 waits in memory. The formulas are the reference's.
 """
 
-from collections.abc import Sequence
-
 import torch
 import triton
 from torch import Tensor
@@ -37,22 +35,6 @@ def launch_options(key_width: int, value_width: int) -> dict[str, int]:
 
 
 def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    f: Tensor,
-    state_map: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
-    A_log: Tensor,
-    starts: Tensor | None,
-    save_every: int,
-) -> tuple[Tensor, Tensor]:
-    """Same contract as `reference.forward`, for fp32, bf16 and fp16."""
-    return forward_from(None, q, k, v, f, state_map, D, dt_bias, A_log, starts, save_every)
-
-
-def forward_from(
     state: Tensor | None,
     q: Tensor,
     k: Tensor,
@@ -65,7 +47,7 @@ def forward_from(
     starts: Tensor | None,
     save_every: int,
 ) -> tuple[Tensor, Tensor]:
-    """Same contract as `reference.forward_from`."""
+    """Same contract as `reference.forward`, for fp32, bf16 and fp16."""
     batch, num_positions, key_width = q.shape
     num_heads, value_width = v.shape[2:]
     num_segments = triton.cdiv(num_positions, save_every)
@@ -105,26 +87,6 @@ def forward_from(
 
 
 def backward(
-    grad_y: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    f: Tensor,
-    state_map: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
-    A_log: Tensor,
-    starts: Tensor | None,
-    states: Tensor,
-    save_every: int,
-    needs: Sequence[bool],
-) -> tuple[Tensor | None, ...]:
-    """Same contract as `reference.backward`."""
-    found, _ = backward_from(None, grad_y, q, k, v, f, state_map, D, dt_bias, A_log, starts, states, save_every)
-    return tuple(gradient if need else None for gradient, need in zip(found, needs, strict=True))
-
-
-def backward_from(
     grad_last: Tensor | None,
     grad_y: Tensor,
     q: Tensor,
@@ -139,7 +101,7 @@ def backward_from(
     states: Tensor,
     save_every: int,
 ) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Same contract as `reference.backward_from`."""
+    """Same contract as `reference.backward`."""
     batch, num_positions, key_width = q.shape
     num_heads, value_width = v.shape[2:]
     num_segments = states.shape[1] - 1

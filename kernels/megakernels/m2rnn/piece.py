@@ -74,7 +74,7 @@ def _piece(
     y: Tensor,
     states: Tensor,
 ) -> Tensor:
-    made, at_segments = chosen(q, v).forward_from(state, q, k, v, f, state_map, D, dt_bias, A_log, starts, save_every)
+    made, at_segments = chosen(q, v).forward(state, q, k, v, f, state_map, D, dt_bias, A_log, starts, save_every)
     y.copy_(made)
     states.copy_(at_segments)
     last: Tensor = at_segments[:, -1].clone(memory_format=torch.contiguous_format)
@@ -108,7 +108,7 @@ def _piece_backward(
     grad_dt_bias: Tensor,
     grad_A_log: Tensor,
 ) -> Tensor:
-    (*shared, part_v, part_f, part_map, part_D, part_bias, part_A), grad_state = chosen(q, v).backward_from(
+    (*shared, part_v, part_f, part_map, part_D, part_bias, part_A), grad_state = chosen(q, v).backward(
         grad_last, grad_y, q, k, v, f, state_map, D, dt_bias, A_log, starts, states, save_every
     )
     grad_v.copy_(part_v)

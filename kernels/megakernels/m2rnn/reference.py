@@ -14,7 +14,6 @@ over heads.
 Source: arXiv:2603.14360, the recurrence of an M²RNN layer.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,22 +24,6 @@ from megakernels._common import accumulator_dtype, row_blocks, upcast
 
 
 def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    f: Tensor,
-    state_map: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
-    A_log: Tensor,
-    starts: Tensor | None,
-    save_every: int,
-) -> tuple[Tensor, Tensor]:
-    """Returns y [B, T, H, V] in q's dtype and the states before each segment and after the last [B, ceil(T / save_every) + 1, H, K, V]."""
-    return forward_from(None, q, k, v, f, state_map, D, dt_bias, A_log, starts, save_every)
-
-
-def forward_from(
     state: Tensor | None,
     q: Tensor,
     k: Tensor,
@@ -53,7 +36,11 @@ def forward_from(
     starts: Tensor | None,
     save_every: int,
 ) -> tuple[Tensor, Tensor]:
-    """As `forward`, from a state [B, H, K, V] in the accumulation dtype; None is zero."""
+    """From a state [B, H, K, V] in the accumulation dtype; None is zero.
+
+    Returns:
+        y [B, T, H, V] in q's dtype and the states before each segment and after the last [B, ceil(T / save_every) + 1, H, K, V].
+    """
     batch, num_positions, key_width = q.shape
     num_heads, value_width = v.shape[2:]
     segments = list(row_blocks(num_positions, 1, save_every))
@@ -72,26 +59,6 @@ def forward_from(
 
 
 def backward(
-    grad_y: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    f: Tensor,
-    state_map: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
-    A_log: Tensor,
-    starts: Tensor | None,
-    states: Tensor,
-    save_every: int,
-    needs: Sequence[bool],
-) -> tuple[Tensor | None, ...]:
-    """Returns the gradients of q, k, v, f, state_map, D, dt_bias and A_log, None where not needed."""
-    found, _ = backward_from(None, grad_y, q, k, v, f, state_map, D, dt_bias, A_log, starts, states, save_every)
-    return tuple(grad if need else None for grad, need in zip(found, needs, strict=True))
-
-
-def backward_from(
     grad_last: Tensor | None,
     grad_y: Tensor,
     q: Tensor,
@@ -106,7 +73,7 @@ def backward_from(
     states: Tensor,
     save_every: int,
 ) -> tuple[tuple[Tensor, ...], Tensor]:
-    """As `backward`, with the gradient of the last state [B, H, K, V] (None is zero); returns that of the first state too."""
+    """From the gradients of the last state [B, H, K, V] (None is zero) and of y: those of q to A_log in order, and of the first state."""
     batch = q.shape[0]
     grad_q, grad_k, grad_v, grad_f = (torch.empty(like.shape, dtype=like.dtype, device=like.device) for like in (q, k, v, f))
     parameters = (state_map, D, dt_bias, A_log)

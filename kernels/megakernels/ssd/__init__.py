@@ -68,8 +68,8 @@ def _ssd(
     starts: Tensor | None,
     chunk_size: int,
 ) -> tuple[Tensor, Tensor]:
-    made: tuple[Tensor, Tensor] = chosen(x, B, C).forward(x, dt, A_log, B, C, D, dt_bias, starts, chunk_size)
-    return made
+    y, states, _ = chosen(x, B, C).forward(None, x, dt, A_log, B, C, D, dt_bias, starts, chunk_size)
+    return y, states
 
 
 @custom_op("megakernels::ssd_backward", mutates_args=())
@@ -87,7 +87,8 @@ def _ssd_backward(
     chunk_size: int,
     needs: list[bool],
 ) -> list[Tensor]:
-    return only_needed(chosen(x, B, C).backward(grad_y, x, dt, A_log, B, C, D, dt_bias, starts, states, chunk_size, needs))
+    found, _ = chosen(x, B, C).backward(None, grad_y, x, dt, A_log, B, C, D, dt_bias, starts, states, chunk_size)
+    return only_needed(gradient if need else None for gradient, need in zip(found, needs, strict=True))
 
 
 @_ssd.register_fake

@@ -9,7 +9,7 @@ from megakernels.ssd import reference
 
 
 def chosen(x: Tensor, B: Tensor, C: Tensor) -> ModuleType:
-    """The module whose `forward`, `backward`, `forward_from` and `backward_from` run for these inputs."""
+    """The module whose `forward` and `backward` run for these inputs."""
     if runs_triton(x):
         from megakernels.ssd import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
 

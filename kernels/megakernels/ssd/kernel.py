@@ -15,8 +15,6 @@ differences are masked before they are exponentiated. Operands of products have 
 the state that is carried.
 """
 
-from collections.abc import Sequence
-
 import torch
 import triton
 from torch import Tensor
@@ -48,21 +46,6 @@ def tile_sides(chunk_size: int, head_width: int, state_width: int, dtype: torch.
 
 
 def forward(
-    x: Tensor,
-    dt: Tensor,
-    A_log: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
-    starts: Tensor | None,
-    chunk_size: int,
-) -> tuple[Tensor, Tensor]:
-    """Same contract as `reference.forward`, for fp32, bf16 and fp16."""
-    return forward_from(None, x, dt, A_log, B, C, D, dt_bias, starts, chunk_size)[:2]
-
-
-def forward_from(
     state: Tensor | None,
     x: Tensor,
     dt: Tensor,
@@ -74,7 +57,7 @@ def forward_from(
     starts: Tensor | None,
     chunk_size: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Same contract as `reference.forward_from`."""
+    """Same contract as `reference.forward`, for fp32, bf16 and fp16."""
     batch, num_positions, num_heads, width = x.shape
     state_width = B.shape[3]
     num_chunks = triton.cdiv(num_positions, chunk_size)
@@ -118,25 +101,6 @@ def forward_from(
 
 
 def backward(
-    grad_y: Tensor,
-    x: Tensor,
-    dt: Tensor,
-    A_log: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
-    starts: Tensor | None,
-    states: Tensor,
-    chunk_size: int,
-    needs: Sequence[bool],
-) -> tuple[Tensor | None, ...]:
-    """Same contract as `reference.backward`."""
-    found, _ = backward_from(None, grad_y, x, dt, A_log, B, C, D, dt_bias, starts, states, chunk_size)
-    return tuple(gradient if need else None for gradient, need in zip(found, needs, strict=True))
-
-
-def backward_from(
     grad_state: Tensor | None,
     grad_y: Tensor,
     x: Tensor,
@@ -150,7 +114,7 @@ def backward_from(
     states: Tensor,
     chunk_size: int,
 ) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Same contract as `reference.backward_from`."""
+    """Same contract as `reference.backward`."""
     batch, num_positions, num_heads, width = x.shape
     num_chunks, num_groups, state_width = states.shape[1], B.shape[2], B.shape[3]
     x, B, C, grad_y = unit_stride(x), unit_stride(B), unit_stride(C), unit_stride(grad_y.to(x.dtype))

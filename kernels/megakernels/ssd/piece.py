@@ -72,7 +72,7 @@ def _piece(
     y: Tensor,
     states: Tensor,
 ) -> Tensor:
-    made, at_chunks, last = chosen(x, B, C).forward_from(state, x, dt, A_log, B, C, D, dt_bias, starts, chunk_size)
+    made, at_chunks, last = chosen(x, B, C).forward(state, x, dt, A_log, B, C, D, dt_bias, starts, chunk_size)
     y.copy_(made)
     states.copy_(at_chunks)
     after: Tensor = last.contiguous()
@@ -104,7 +104,7 @@ def _piece_backward(
     grad_D: Tensor,
     grad_dt_bias: Tensor,
 ) -> Tensor:
-    found, grad_state = chosen(x, B, C).backward_from(grad_last, grad_y, x, dt, A_log, B, C, D, dt_bias, starts, states, chunk_size)
+    found, grad_state = chosen(x, B, C).backward(grad_last, grad_y, x, dt, A_log, B, C, D, dt_bias, starts, states, chunk_size)
     totals = grad_x, grad_dt, grad_A_log, grad_B, grad_C, grad_D, grad_dt_bias
     for total, part in zip(totals, found, strict=True):
         if part.dim() == 1:

@@ -18,7 +18,6 @@ Letters: B sequences, Q positions of a chunk, H heads in G groups, P head width,
 Source: Dao and Gu, arXiv:2405.21060, section 6 and listing 1.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,21 +28,6 @@ from megakernels._common import accumulator_dtype, row_blocks, upcast
 
 
 def forward(
-    x: Tensor,
-    dt: Tensor,
-    A_log: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
-    starts: Tensor | None,
-    chunk_size: int,
-) -> tuple[Tensor, Tensor]:
-    """Returns y [B, T, H, P] and the state at each chunk's start [B, ceil(T / chunk_size), H, P, S], both in x's dtype."""
-    return forward_from(None, x, dt, A_log, B, C, D, dt_bias, starts, chunk_size)[:2]
-
-
-def forward_from(
     state: Tensor | None,
     x: Tensor,
     dt: Tensor,
@@ -55,7 +39,11 @@ def forward_from(
     starts: Tensor | None,
     chunk_size: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `forward`, from a state [B, H, P, S] in the accumulation dtype (None is zero); returns the last state too."""
+    """From a state [B, H, P, S] in the accumulation dtype; None is zero.
+
+    Returns:
+        y [B, T, H, P] and the state at each chunk's start [B, ceil(T / chunk_size), H, P, S], both in x's dtype, and the last state.
+    """
     batch, num_positions, num_heads, width = x.shape
     chunks = list(row_blocks(num_positions, 1, chunk_size))
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -72,25 +60,6 @@ def forward_from(
 
 
 def backward(
-    grad_y: Tensor,
-    x: Tensor,
-    dt: Tensor,
-    A_log: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
-    starts: Tensor | None,
-    states: Tensor,
-    chunk_size: int,
-    needs: Sequence[bool],
-) -> tuple[Tensor | None, ...]:
-    """Returns the gradients of x, dt, A_log, B, C, D and dt_bias, None where not needed."""
-    found, _ = backward_from(None, grad_y, x, dt, A_log, B, C, D, dt_bias, starts, states, chunk_size)
-    return tuple(grad if need else None for grad, need in zip(found, needs, strict=True))
-
-
-def backward_from(
     grad_state: Tensor | None,
     grad_y: Tensor,
     x: Tensor,
@@ -104,7 +73,7 @@ def backward_from(
     states: Tensor,
     chunk_size: int,
 ) -> tuple[tuple[Tensor, ...], Tensor]:
-    """As `backward`, with the gradient of the last state (None is zero); returns that of the first state too."""
+    """From the gradients of the last state (None is zero) and of y: those of x to dt_bias in order, and of the first state."""
     grad_x, grad_dt, grad_B, grad_C = (torch.empty(like.shape, dtype=like.dtype, device=like.device) for like in (x, dt, B, C))
     dtype = accumulator_dtype(x.dtype)
     grad_A_log, grad_D, grad_dt_bias = (torch.zeros(x.shape[2], dtype=dtype, device=x.device) for _ in range(3))
