@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from megaplan.budget.chunk import Chunk, Policy
 from megaplan.budget.occupancy import Occupancy, moments
@@ -28,7 +29,7 @@ from megaplan.hosts.megarun.buffers import (
     starts_bytes,
 )
 from megaplan.hosts.megarun.dims import Dims, is_pipelined, local_dims
-from megaplan.hosts.megarun.ledger import Make, accumulates_in_place, block_bytes, makes_of
+from megaplan.hosts.megarun.ledger import LAYER_FAMILIES, Make, accumulates_in_place, block_bytes, makes_of
 from megaplan.hosts.megarun.optimizer import Cast, Uneven, last_moment, uses_muon
 from megaplan.hosts.megarun.parts import BlockBytes
 from megaplan.hosts.megarun.storage import NOTHING, BlockStorage, Sizes, block_storage, storage_sizes
@@ -55,6 +56,7 @@ class _Evaluation:
         distinct = {id(block): block for block in self.blocks.values()}
         self.boundary_bytes = boundary_bytes(self.dims)
         self.rotary_bytes, self.input_bytes, self.label_bytes = rotary_bytes(spec), input_bytes(spec), label_bytes(spec)
+        self.router_sum_bytes, self.further_loss_bytes = router_sum_bytes(spec), further_loss_bytes(spec)
         self.policy = Policy(
             pipelined=is_pipelined(spec.mesh),
             reshard=spec.sharding.reshard_after_forward,
@@ -79,28 +81,29 @@ class _Evaluation:
         """
         make = self.makes[name]
         key = make, storage is None, owned
-        if key not in self._units:
+        unit = self._units.get(key)
+        if unit is None:
             if make not in self._sums:
                 self._sums[make] = block_bytes(self.spec, self.dims, name, block)
             input_bytes = self.boundary_bytes if owned else 0
-            self._units[key] = make_unit(self._sums[make], storage, name.startswith("layers."), input_bytes)
-        return self._units[key]
+            unit = self._units[key] = make_unit(self._sums[make], storage, name.startswith("layers."), input_bytes)
+        return unit
 
     def storage(self, block: Block) -> BlockStorage:
         """Storage of a block."""
-        key = id(block)
-        if key not in self._storages:
-            self._storages[key] = block_storage(self.sizes, block)
-        return self._storages[key]
+        storage = self._storages.get(id(block))
+        if storage is None:
+            storage = self._storages[id(block)] = block_storage(self.sizes, block)
+        return storage
 
 
-@dataclass(frozen=True, slots=True)
-class _SlotParts:
+class _SlotParts(NamedTuple):
     chunk: Chunk
     storages: tuple[BlockStorage, ...]
     root_uneven: tuple[Uneven, ...]
     root_by_adamw: bool  # no tensor of the slot's own group is Muon's
     attends: bool
+    num_routers: int
 
 
 def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
@@ -124,10 +127,10 @@ def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
         else:
             occupied = moments(*degrees, chunk_of, num_steps=schedule.distinct_steps)
         receives = receive_buffers(*degrees)
-    usable = device_budget(device)
+    usable, of_rank = device_budget(device), layout.by_rank()
     ranks: list[RankBudget] = []
     for pp_rank in range(mesh.pp):
-        own_slots = layout.of_rank(pp_rank)
+        own_slots = of_rank[pp_rank]
         owned = [slots[slot.index] for slot in own_slots]
         chunks = [parts.chunk for parts in owned]
         num_receives = sum(forward + backward for forward, backward in receives[pp_rank]) if receives else 0
@@ -158,7 +161,7 @@ def _slot_parts(evaluation: _Evaluation, slot: Slot) -> _SlotParts:
     is_last = slot.index == len(evaluation.layout.slots) - 1
     names, units, storages, copies = [], [], [], NOTHING
     owned = slot.index == 0  # whether the stream so far is a storage of this chunk, not a receive buffer
-    attends, root_by_adamw = False, True
+    attends, root_by_adamw, num_routers = False, True, 0
     ahead = is_last and evaluation.spec.model.features.mtp is not None
     root_uneven: tuple[Uneven, ...] = ()
     for name in (*slot.blocks, "head") if is_last and tied_head else slot.blocks:
@@ -174,14 +177,16 @@ def _slot_parts(evaluation: _Evaluation, slot: Slot) -> _SlotParts:
                 copies = storage.dense
                 continue
         names.append(name)
-        units.append(evaluation.unit(name, block, storage, owned and not _beside(name, family, ahead=ahead)))
-        owned = owned or family is not RELATION_BIAS
+        layer = family in LAYER_FAMILIES
+        units.append(evaluation.unit(name, block, storage, owned and (layer or not _beside(name, family, ahead=ahead))))
+        owned = owned or layer or family is not RELATION_BIAS
         attends = attends or family in ATTENDING
+        num_routers += family is Family.E
     if ahead:  # depths run before the final norm and the head, which the layout lists before them
         order = sorted(range(len(names)), key=lambda index: (names[index] in ("final_norm", "head"), names[index] == "head"))
         names, units = [names[index] for index in order], [units[index] for index in order]
     chunk = Chunk(names, units, evaluation.policy, copies=copies, hands_on=not is_last, carries=ahead)
-    return _SlotParts(chunk, tuple(storages), root_uneven, root_by_adamw, attends)
+    return _SlotParts(chunk, tuple(storages), root_uneven, root_by_adamw, attends, num_routers)
 
 
 def _lingering(evaluation: _Evaluation, slots: Sequence[Slot], chunks: Sequence[Chunk]) -> Lingering:
@@ -205,8 +210,10 @@ def _persistent(
     for storage in storages:
         for column, size in storage.resident.items():
             resident[column] = resident.get(column, 0) + size
-        uneven += storage.uneven
-        casts += storage.casts
+        if storage.uneven:
+            uneven += storage.uneven
+        if storage.casts:
+            casts += storage.casts
         matrix_state += storage.matrix_state_bytes
         other_state += storage.other_state_bytes
         resident_slack += storage.resident_slack_bytes
@@ -224,7 +231,7 @@ def _persistent(
         storages=tuple(storages),
         cast_bytes=max([cast.scratch_bytes for cast in casts], default=0),
         first_other=last_moment(casts),
-        buffer_bytes=evaluation.rotary_bytes * attending + _step_sums(evaluation, slots),
+        buffer_bytes=evaluation.rotary_bytes * attending + _step_sums(evaluation, slots, parts),
         buffer_scratch_bytes=rotary_scratch_bytes(spec) if parts[-1].attends else 0,  # else another slot's parameters come after it
         input_bytes=sum([evaluation.input_bytes * (slot.index == 0) + evaluation.label_bytes * (slot.index == last) for slot in slots])
         + starts_bytes(spec),
@@ -252,11 +259,10 @@ def _beside(name: str, family: Family, *, ahead: bool) -> bool:
     return ahead and (name == "final_norm" or (family is Family.MTP and name != "mtp.0"))
 
 
-def _step_sums(evaluation: _Evaluation, slots: Sequence[Slot]) -> int:
-    spec, layers, last = evaluation.spec, evaluation.inventory.layers, len(evaluation.layout.slots) - 1
-    each, further = router_sum_bytes(spec), further_loss_bytes(spec)
-    routers = sum([layers[index].family is Family.E for slot in slots for index in range(slot.start, slot.stop)]) if each else 0
-    return each * routers + further * sum([slot.index == last for slot in slots])
+def _step_sums(evaluation: _Evaluation, slots: Sequence[Slot], parts: Sequence[_SlotParts]) -> int:
+    last = len(evaluation.layout.slots) - 1
+    routers, further = sum([part.num_routers for part in parts]), sum([slot.index == last for slot in slots])
+    return evaluation.router_sum_bytes * routers + evaluation.further_loss_bytes * further
 
 
 def _distinct(mesh: Mesh, pp_rank: int, persistent: Persistent, peak: StepPeak, device: DeviceBudget) -> list[RankBudget]:

@@ -43,4 +43,11 @@ class Layout:
 
     def of_rank(self, pp_rank: int) -> tuple[Slot, ...]:
         """The slots of a pipeline rank, by chunk."""
-        return tuple(sorted((s for s in self.slots if s.pp_rank == pp_rank), key=lambda s: s.chunk))
+        return self.by_rank()[pp_rank]
+
+    def by_rank(self) -> tuple[tuple[Slot, ...], ...]:
+        """The slots of every pipeline rank, by chunk: in any placement a rank's later chunk is later in the model too."""
+        found: list[list[Slot]] = [[] for _ in range(self.pp)]
+        for slot in self.slots:
+            found[slot.pp_rank].append(slot)
+        return tuple(map(tuple, found))

@@ -1,5 +1,7 @@
 """One process of a world: runs the cases it is sent, and sends back what each computed."""
 
+import functools
+import gc
 import io
 import json
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ import numpy as np
 import torch
 from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor._redistribute import clear_redistribute_planner_cache
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from megaplan.inventory.build import build_inventory
@@ -348,6 +351,8 @@ def serve(rank: int, world_size: int, port: int, pipe: Connection) -> None:
     torch.set_num_threads(1)  # as torchrun's workers have: small tensors, and sums in one order
     store = TCPStore("127.0.0.1", port, world_size, is_master=False)
     number = 0
+    caches = [found for found in gc.get_objects() if isinstance(found, functools._lru_cache_wrapper)]
+    gc.freeze()  # what is imported stays: the collection after each cell is short
     while True:
         try:
             case = pipe.recv()
@@ -362,8 +367,21 @@ def serve(rank: int, world_size: int, port: int, pipe: Connection) -> None:
             problem = "\n".join(f"{found.code} {found.detail}" for found in diagnostics_of(error))
             pipe.send_bytes(_packed({"error": problem}))
             return
-        _clear_sharding_prop_cache()  # it remembers the meshes of a world's earlier cells, whose groups are gone
+        _forget_groups(caches)
         pipe.send_bytes(_packed(record))
+
+
+def _forget_groups(caches: list[Any]) -> None:
+    """Let go of a cell's process groups: one that is still held keeps three gloo threads, one of which wakes 100 times a second.
+
+    DTensor's caches hold meshes, and those their groups.
+    """
+    _clear_sharding_prop_cache()
+    clear_redistribute_planner_cache()
+    for cache in caches:
+        if cache.__module__.startswith("torch.distributed"):
+            cache.cache_clear()
+    gc.collect()
 
 
 def _packed(record: dict[str, Any]) -> bytes:

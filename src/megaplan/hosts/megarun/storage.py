@@ -220,7 +220,7 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
             short = Uneven(rows, chunk_rows, degree, width * moments * num_moments, width * master, expert, in_matrix_group)
             uneven.append(short)
         if by_muon:
-            matrices, parts = _matrices(tensor, shape, mesh)
+            matrices, parts = (_split(tensor.num_matrices, shape), 1) if whole else _matrices(tensor, shape, mesh)
             scratch.append(matrix_scratch(matrices, parts, iteration, cast, chunk, degree, state, short))
         else:
             states[in_matrix_group] += STEP_BYTES
@@ -239,7 +239,7 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
         other_state_bytes=states[False],
         uneven=tuple(uneven),
         matrix_scratch=tuple(scratch),
-        even_moments=None if any(each.uneven for each in scratch) else matrix_moments(scratch, 0, 0),
+        even_moments=None if uneven and any(each.uneven for each in scratch) else matrix_moments(scratch, 0, 0),
         casts=tuple(casts),
         resident_slack_bytes=resident_slack,
         state_slack_bytes=state_slack,
@@ -251,8 +251,12 @@ def _matrices(tensor: ParamTensor, shape: tuple[int, ...], mesh: Mesh) -> tuple[
     """What a rank orthogonalises, (k, rows, columns), and the ranks that TP has cut these over; `shape` is the rank's part."""
     count = tensor.local_matrices(mesh.tp, mesh.ep)
     if tensor.cut_dim(mesh.tp) is not None:
-        return (count, prod(tensor.shape[:-1]) // count, tensor.shape[-1]), mesh.tp
-    return (count, prod(shape[:-1]) // count, shape[-1]), 1
+        return _split(count, tensor.shape), mesh.tp
+    return _split(count, shape), 1
+
+
+def _split(count: int, shape: tuple[int, ...]) -> tuple[int, int, int]:
+    return count, prod(shape[:-1]) // count, shape[-1]
 
 
 def _group(sizes: Sizes, compute: int, degree: int, shard: int, whole: int, true: int, last: int) -> GroupBytes:
