@@ -1,4 +1,5 @@
-"""Live bytes of every storage that dispatched operations make, while they run: what a tracer outside the operations can see.
+"""Live bytes of every storage that dispatched operations make, while they run: what a tracer outside the operations can see,
+and what operations state of their insides.
 
 Autograd adds a second gradient into the first in place, but not under a dispatch mode, where it makes a third storage for an instant
 (torch/csrc/autograd/input_buffer.cpp, `can_accumulate_inplace`). So an addition counts from the operation after it.
@@ -12,6 +13,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
+
+from megakernels import scratch_bytes
 
 
 class LiveStorages(TorchDispatchMode):
@@ -35,8 +38,9 @@ class LiveStorages(TorchDispatchMode):
             if isinstance(leaf, torch.Tensor):
                 self.add(leaf, str(func))
         accumulates = self.in_backward and func is torch.ops.aten.add.Tensor
-        if self.now > self.peak and not accumulates:
-            self.restart()
+        inside = scratch_bytes(str(func), args)
+        if self.now + inside > self.peak and not accumulates:
+            self.restart(inside)
         return result
 
     def add(self, tensor: torch.Tensor, made_by: str = "given") -> None:
@@ -55,9 +59,9 @@ class LiveStorages(TorchDispatchMode):
         for tensor in tensors:
             self._known[tensor.untyped_storage()] = True
 
-    def restart(self) -> None:
-        """Forget the peak so far."""
-        self.peak, self.at_peak = self.now, list(self._live.values())
+    def restart(self, inside: int = 0) -> None:
+        """Forget the peak so far; `inside` is what the running operation states of itself."""
+        self.peak, self.at_peak = self.now + inside, list(self._live.values())
 
     def _dead(self, key: int) -> None:
         self.now -= self._live.pop(key)[2]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from megakernels import use_kernels
 from megakernels.cross_entropy import cross_entropy
 from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.ledger import block_bytes, block_ledger
@@ -81,6 +82,7 @@ def built(random_specs: ModuleType, kind: str, seed: int, policy: str = "none") 
     inventory = build_inventory(spec)
     stage = build_stage(spec, inventory, build_layout(spec, inventory, [(0, 2)]).slots[0])
     recompute_stage(stage, spec, inventory)
+    use_kernels(spec.host.kernels)
     materialise(stage, torch.device("cpu"))
     initialise(stage, inventory, 0)
     if spec.precision.params != spec.precision.master:

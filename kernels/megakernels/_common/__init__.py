@@ -1,6 +1,6 @@
 """What every operation shares: registration, accumulation dtype, shape checks, device dispatch."""
 
-from megakernels._common.device import runs_triton, use_kernels
+from megakernels._common.device import chooses_triton, runs_triton, use_kernels
 from megakernels._common.numerics import accumulator_dtype, row_blocks, upcast
 from megakernels._common.pieces import absolute, as_stored, in_order, piece_rows, require_pieces
 from megakernels._common.registration import fake_like, join, only_needed
@@ -11,6 +11,7 @@ __all__ = [
     "absolute",
     "accumulator_dtype",
     "as_stored",
+    "chooses_triton",
     "fake_like",
     "in_order",
     "join",

@@ -23,7 +23,10 @@ def use_kernels(kernels: Literal["reference", "triton"]) -> None:
 
 
 def runs_triton(tensor: Tensor) -> bool:
-    """True for CUDA tensors that the kernels accept, unless plain torch is chosen. They accumulate in fp32, so fp64 is the reference's."""
-    if not HAS_TRITON or _chosen["kernels"] != "triton":
-        return False
-    return (tensor.is_cuda or INTERPRETED) and tensor.dtype in DTYPES
+    """True for CUDA tensors that the kernels accept, unless plain torch is chosen."""
+    return HAS_TRITON and (tensor.is_cuda or INTERPRETED) and chooses_triton(tensor)
+
+
+def chooses_triton(tensor: Tensor) -> bool:
+    """Whether the like of this tensor goes to a Triton kernel where it is on CUDA. They accumulate in fp32, so fp64 is the reference's."""
+    return _chosen["kernels"] == "triton" and tensor.dtype in DTYPES

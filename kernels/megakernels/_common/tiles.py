@@ -14,9 +14,6 @@ from torch import Tensor
 from megakernels._common.device import INTERPRETED as _INTERPRETED
 
 INTERPRETED = tl.constexpr(_INTERPRETED)
-SMALLEST_DOT = 16
-"""Every side of a product's tiles has at least this many elements."""
-
 on_device_of: Callable[[Tensor], AbstractContextManager[None]] = torch.cuda.device_of
 """The context a kernel is launched in."""
 
@@ -24,11 +21,6 @@ on_device_of: Callable[[Tensor], AbstractContextManager[None]] = torch.cuda.devi
 def num_multiprocessors(device: torch.device) -> int:
     """Multiprocessors of a CUDA device; 2 where the interpreter runs."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 2
-
-
-def block_of(size: int, smallest: int = 1) -> int:
-    """The tile that holds `size` elements: a power of two, at least `smallest`."""
-    return max(smallest, int(triton.next_power_of_2(size)))
 
 
 def unit_stride(tensor: Tensor) -> Tensor:

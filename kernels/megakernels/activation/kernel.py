@@ -8,7 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from megakernels._common.tiles import block_of, narrow, on_device_of, sigmoid, tanh, unit_stride
+from megakernels._common.blocks import block_of
+from megakernels._common.tiles import narrow, on_device_of, sigmoid, tanh, unit_stride
 from megakernels.activation.reference import GELU_CUBIC, SQRT_2_OVER_PI
 
 SWIGLU, RELU2, GELU = 0, 1, 2

@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from megakernels._common.tiles import block_of, narrow, on_device_of, sigmoid, unit_stride
+from megakernels._common.blocks import block_of
+from megakernels._common.tiles import narrow, on_device_of, sigmoid, unit_stride
 
 LARGEST_KERNEL = 4
 """Taps; more stay with the reference."""

@@ -11,7 +11,8 @@ import torch
 import triton
 from torch import Tensor
 
-from megakernels._common.tiles import SMALLEST_DOT, block_of, on_device_of, unit_stride
+from megakernels._common.blocks import SMALLEST_DOT, block_of
+from megakernels._common.tiles import on_device_of, unit_stride
 from megakernels.m2rnn.kernel_backward import m2rnn_backward_kernel
 from megakernels.m2rnn.kernel_forward import m2rnn_forward_kernel
 

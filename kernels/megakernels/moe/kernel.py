@@ -10,14 +10,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from megakernels._common.tiles import SMALLEST_DOT, block_of, dot, narrow, on_device_of, unit_stride
+from megakernels._common.blocks import SMALLEST_DOT, block_of
+from megakernels._common.tiles import dot, narrow, on_device_of, unit_stride
 from megakernels.activation.kernel import GELU, RELU2, SWIGLU, activated, slopes
 from megakernels.moe.kernel_plan import Tiles, group_of, sum_slots, tiles_of
+from megakernels.moe.scratch import PULL_COLS, tile_cols
 
 UP_COLS = {"swiglu": 64, "relu2": 128, "gelu": 64}
 """Columns of a bf16 tile of the forward's first product; swiglu has two such tiles."""
-PULL_COLS = 64
-"""Columns of a bf16 tile of the backward's first product, whose results have most to do in registers."""
 KINDS = {"swiglu": SWIGLU, "relu2": RELU2, "gelu": GELU}
 
 
@@ -241,8 +241,12 @@ def outer_kernel(  # type: ignore[no-untyped-def]
 
 def product_options(num_cols: int, element_bytes: int, largest: int = 128) -> dict[str, int]:
     """Columns of a tile, inner step, warps and stages of the products."""
-    cols = min(largest if element_bytes == 2 else largest // 2, block_of(num_cols, SMALLEST_DOT))
-    return {"COLS": cols, "STEP": 128 // element_bytes, "num_warps": 8 if element_bytes == 2 else 4, "num_stages": 3}
+    return {
+        "COLS": tile_cols(num_cols, element_bytes, largest),
+        "STEP": 128 // element_bytes,
+        "num_warps": 8 if element_bytes == 2 else 4,
+        "num_stages": 3,
+    }
 
 
 def forward(
@@ -282,6 +286,7 @@ def forward(
                 **options,
             )
         _times(tiles, rows, hidden, down, None, None, out, transposed=True)
+    del hidden
     return out if top_k == 1 else sum_slots(out, top_k), gate_out, up_out
 
 
@@ -334,19 +339,23 @@ def backward(
                 EXPERTS=block_of(num_experts),
                 **options,
             )
+    grad_weights = shares.sum(0).view(weights.shape) if needs[1] else None
+    del shares
     grad_x = grad_gate = grad_up = grad_down = None
     if needs[0]:
         grad_x = torch.empty(num_pairs, num_hidden, dtype=x.dtype, device=x.device)
         other = None if gate is None else gate.contiguous()
         _times(tiles, rows, grad_up_out, up, grad_gate_out, other, grad_x, transposed=False)
         grad_x = grad_x if top_k == 1 else sum_slots(grad_x, top_k)
+    if needs[4]:  # each product's operand goes before the next one's result comes
+        grad_down = _outer(tiles, rows, top_k, grad_y, hidden, gathers_a=True)
+    del hidden
     if needs[2] and grad_gate_out is not None:
         grad_gate = _outer(tiles, rows, top_k, grad_gate_out, x, gathers_a=False)
+    del grad_gate_out
     if needs[3]:
         grad_up = _outer(tiles, rows, top_k, grad_up_out, x, gathers_a=False)
-    if needs[4]:
-        grad_down = _outer(tiles, rows, top_k, grad_y, hidden, gathers_a=True)
-    return grad_x, shares.sum(0).view(weights.shape) if needs[1] else None, grad_gate, grad_up, grad_down
+    return grad_x, grad_weights, grad_gate, grad_up, grad_down
 
 
 def _times(

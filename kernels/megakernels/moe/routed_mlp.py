@@ -8,9 +8,10 @@ from typing import Any
 from torch import Tensor
 from torch.library import custom_op
 
-from megakernels._common import fake_like, join, only_needed, require, runs_triton
+from megakernels._common import chooses_triton, fake_like, join, only_needed, require, runs_triton, state_scratch
 from megakernels.moe import reference
 from megakernels.moe.grouped_mlp import GATED, require_experts
+from megakernels.moe.scratch import backward_scratch_bytes, forward_scratch_bytes
 
 
 def routed_experts(
@@ -137,3 +138,26 @@ join(
     outputs=("y", "gate_out", "up_out"),
     gradients=("x", "weights", "gate", "up", "down"),
 )
+
+
+def _of_forward(x: Tensor, weights: Tensor, rows: Tensor, *others: Any) -> int:
+    up = others[2] if isinstance(others[3], Tensor) else others[1]  # after counts: gate, up, down, or up, down, activation
+    return forward_scratch_bytes(x, weights, rows, up) if chooses_triton(x) else 0
+
+
+def _of_backward(_grad_y: Tensor, x: Tensor, weights: Tensor, rows: Tensor, _counts: Tensor, up: Tensor, *others: Any) -> int:
+    needs = others[-1]
+    wanted = *needs[:2], False, *needs[2:]
+    return backward_scratch_bytes(x, weights, rows, up, wanted, gated=False) if chooses_triton(x) else 0
+
+
+def _of_gated_backward(
+    _grad_y: Tensor, x: Tensor, weights: Tensor, rows: Tensor, _counts: Tensor, _gate: Tensor, up: Tensor, *others: Any
+) -> int:
+    return backward_scratch_bytes(x, weights, rows, up, others[-1], gated=True) if chooses_triton(x) else 0
+
+
+state_scratch(_routed_experts, _of_forward)
+state_scratch(_routed_experts_gated, _of_forward)
+state_scratch(_routed_experts_backward, _of_backward)
+state_scratch(_routed_experts_gated_backward, _of_gated_backward)

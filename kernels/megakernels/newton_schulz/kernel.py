@@ -8,7 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from megakernels._common.tiles import SMALLEST_DOT, block_of, dot, narrow, on_device_of
+from megakernels._common.blocks import SMALLEST_DOT, block_of
+from megakernels._common.tiles import dot, narrow, on_device_of
 
 LARGEST_TILE = {2: 128, 4: 64}
 """Rows of a tile by bytes an element."""

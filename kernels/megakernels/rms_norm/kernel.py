@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from megakernels._common.tiles import block_of, narrow, num_multiprocessors, on_device_of, sigmoid, unit_stride
+from megakernels._common.blocks import block_of
+from megakernels._common.tiles import narrow, num_multiprocessors, on_device_of, sigmoid, unit_stride
 
 LARGEST_WIDTH = 8192
 """A tile has a whole group; the backward of a wider one runs out of registers on sm_90, so wider groups stay with the reference."""

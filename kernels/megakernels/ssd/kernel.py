@@ -19,7 +19,8 @@ import torch
 import triton
 from torch import Tensor
 
-from megakernels._common.tiles import SMALLEST_DOT, block_of, on_device_of, unit_stride
+from megakernels._common.blocks import SMALLEST_DOT, block_of
+from megakernels._common.tiles import on_device_of, unit_stride
 from megakernels.ssd.kernel_backward import ssd_backward_kernel, ssd_state_gradient_kernel
 from megakernels.ssd.kernel_forward import ssd_forward_kernel
 from megakernels.ssd.kernel_groups import ssd_group_kernel, ssd_sums_kernel

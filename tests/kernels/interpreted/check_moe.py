@@ -5,7 +5,9 @@ import torch
 from kernel_checks import TOLERANCE, check_contract, check_needs, check_uniform_cotangent, check_values, no_reference, shuffled_grid
 from op_cases import CASES, TOP_K, exact_routed_experts, expert_case, plan, routed_case
 from op_checks import rms_ratio
+from storages import Idle, Storages
 
+from megakernels import scratch_bytes
 from megakernels.moe import arrival_plan, combine, dispatch, dispatch_plan, kernel, kernel_plan, reference, routed_experts
 
 SMALL = [routed_case("swiglu", 16, 24), routed_case("relu2", 9, 7), routed_case("gelu", 5, 6)]
@@ -52,6 +54,39 @@ def test_one_slot_needs_no_sum() -> None:
     exact = torch.empty_like(wide["x"])
     exact[inputs["rows"].long()] = case.exact({**wide, "x": sorted_x})[0]
     assert rms_ratio(found, exact) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("needs", [[True] * 5, [False, True, True, True, True], [True, False, False, False, False]], ids=str)
+@pytest.mark.parametrize("num_slots", [1, TOP_K])
+@pytest.mark.parametrize(("width", "num_hidden"), [(24, 16), (140, 9), (9, 140)])
+@pytest.mark.parametrize("gated", [True, False])
+def test_the_inside_is_what_is_stated(
+    gated: bool, width: int, num_hidden: int, num_slots: int, needs: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The activated rows, the sum over slots and the matrices' gradients are each the highest moment somewhere."""
+    num_tokens, num_experts = 24, 3
+    x, grad_y = torch.randn(2, num_tokens, num_hidden, dtype=torch.bfloat16)
+    weights = torch.rand(num_tokens, num_slots)
+    rows, counts = kernel_plan.sort_by_expert(torch.randint(0, num_experts, (num_tokens * num_slots,), dtype=torch.int32), num_experts)
+    gate, up, down = torch.randn(3, num_experts, width, num_hidden, dtype=torch.bfloat16)
+    down = down.mT.contiguous()
+    activation = "swiglu" if gated else "relu2"
+    for name in ("up_kernel", "down_kernel", "pull_kernel", "outer_kernel"):
+        monkeypatch.setattr(kernel, name, Idle())
+    monkeypatch.setattr(kernel_plan, "sum_slots_kernel", Idle())
+    with Storages() as forward:
+        results = kernel.forward(x, weights, rows, counts, gate if gated else None, up, down, activation)
+    name, banks = ("routed_experts_gated", (gate, up, down)) if gated else ("routed_experts", (up, down, activation))
+    assert scratch_bytes(f"megakernels.{name}.default", (x, weights, rows, counts, *banks)) == forward.beside(results)
+    gate_out, up_out = results[1:]
+    del results
+    banks_and_outputs = (gate, up, down, gate_out) if gated else (None, up, down, None)
+    with Storages() as backward:
+        gradients = kernel.backward(grad_y, x, weights, rows, counts, *banks_and_outputs, up_out, activation, needs)
+    saved = (gate_out, up_out) if gated else (up_out, activation)
+    wanted = needs if gated else [*needs[:2], *needs[3:]]
+    operands = grad_y, x, weights, rows, counts, *((gate, up, down) if gated else (up, down)), *saved, wanted
+    assert scratch_bytes(f"megakernels.{name}_backward.default", operands) == backward.beside(gradients)
 
 
 @pytest.mark.parametrize("num_pairs", [0, 1, 127, 129, 300])

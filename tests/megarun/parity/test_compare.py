@@ -40,6 +40,22 @@ def test_the_first_tensor_in_model_order_is_named(record: Any, key: str) -> None
     assert found.name == "embedding.weight"
 
 
+def test_an_entry_whose_gradient_is_rounding_is_not_compared(record: Any) -> None:
+    """AdamW's step is as large for it as for any, in a tensor that is nothing but steps; one without gradient makes no step."""
+    case, name = Cell("one").reference, "layers.1.conv1d.bias"
+    small = copy.deepcopy(record)
+    gradient = small["gradients"][name][0]
+    for share, found in ((5e-7, False), (0.0, True), (2e-6, True)):
+        gradient.view(-1)[0] = share * gradient.abs().max()
+        assert (first_difference(case, [_plant(small, "parameters", name)], small, 1e-5) is not None) == found
+    matrix = small["gradients"]["layers.0.o_proj.weight"][0]
+    matrix.view(-1)[0] = 5e-7 * matrix.abs().max()
+    assert first_difference(case, [_plant(small, "parameters", "layers.0.o_proj.weight")], small, 1e-5) is not None
+    gradient.mul_(1e-7).view(-1)[0] = 1.0
+    with pytest.raises(ValueError, match="gradients are rounding"):
+        first_difference(case, [small], small, 1e-5)
+
+
 def test_losses_missing_tensors_and_ranks_that_disagree_are_found(record: Any) -> None:
     """Everything a rank reports is looked at."""
     case, two = Cell("one").reference, Cell("two", {"dp_shard": 2}).case

@@ -5,7 +5,8 @@ arrive by source rank, are sorted by local expert, go through the experts, and t
 all-to-all needs none of them); sorted rows are, by the expert GEMMs, and weights as they arrived. ETP ranks hold a slice of each expert and
 gather each other's rows.
 
-With `host.kernels: triton` the experts read tokens, or rows that arrived, where they are: they keep those, and nothing is sorted.
+With `host.kernels: triton` the experts read tokens, or rows that arrived, where they are: they keep those, and nothing is sorted. What the
+kernels hold inside themselves is workspace.
 
 A router adds its tokens' entropies and its experts' rows to the sums of the step. One with losses of its own also keeps each token's
 log-sum-exp and each sequence's rows for every expert.
@@ -29,6 +30,7 @@ from megaplan.hosts.megarun.program import Op, Replay, add, norm, replay
 from megaplan.spec.models import MixtureOfExperts
 
 SELECTIVE = frozenset({"experts"})
+INSIDE_FORWARD, INSIDE_BACKWARD = "experts.inside", "experts.inside_backward"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,8 @@ def moe_part(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, *, gathers: bo
     shared = moe.shared_ffn_hidden_size
     travels = mesh.ep * mesh.etp > 1
     tensors = _storages(dims, moe, mesh, travels)
+    if gathers:
+        tensors |= _inside(dims, moe, mesh, travels)
     if shared:
         tensors |= mlp_storages(dims, shared, "shared.")
     if moe.has_router_losses:
@@ -113,18 +117,19 @@ def _losses() -> tuple[Op, ...]:
     )
 
 
-def _experts(gated: bool, reads: tuple[str, str, str, str], made: str) -> Op:
+def _experts(gated: bool, gathers: bool, reads: tuple[str, str, str, str], made: str) -> Op:
     outputs = ("experts.gate", "experts.up") if gated else ("experts.up",)
     params = ("experts.gate_proj", "experts.up_proj", "experts.down_proj") if gated else ("experts.up_proj", "experts.down_proj")
-    return Op("experts", reads, (made, *outputs), keeps=(*reads, *outputs), params=params, grads=reads[:2])
+    forward, backward = ((INSIDE_FORWARD,), (INSIDE_BACKWARD,)) if gathers else ((), ())
+    return Op("experts", reads, (made, *outputs, *forward), keeps=(*reads, *outputs), params=params, grads=reads[:2], fetches=backward)
 
 
 def _local(gated: bool, gathers: bool) -> tuple[Op, ...]:
     if gathers:
-        return (_experts(gated, ("normed", "weights", "rows", "counts"), "combined"),)
+        return (_experts(gated, gathers, ("normed", "weights", "rows", "counts"), "combined"),)
     return (
         Op("dispatch", ("normed", "rows"), ("received",), keeps=("rows",), grads=("normed",)),
-        _experts(gated, ("received", "weights", "rows", "counts"), "processed"),
+        _experts(gated, gathers, ("received", "weights", "rows", "counts"), "processed"),
         Op("combine", ("processed", "rows"), ("combined",), keeps=("rows",), grads=("processed",)),
     )
 
@@ -136,22 +141,48 @@ def _travelling(gated: bool, gathers: bool) -> tuple[Op, ...]:
         Op("dispatch", ("normed", "rows"), ("sent",), keeps=("rows",), grads=("normed",)),
         Op("dispatch weights", ("weights", "rows"), ("sent_weights",), keeps=("rows",), grads=("weights",)),
         Op("exchange", ("sent", "sent_weights"), ("arrived", "arrived_weights")),
-        *(_arrived(gated) if gathers else _sorted(gated)),
+        *(_arrived(gated, gathers) if gathers else _sorted(gated, gathers)),
         Op("exchange back", ("leaving",), ("returned",)),
         Op("combine", ("returned", "rows"), ("combined",), keeps=("rows",), grads=("returned",), holds=("arrived_counts",)),
     )
 
 
-def _arrived(gated: bool) -> tuple[Op, ...]:
-    return (_experts(gated, ("arrived", "arrived_weights", "order", "received_counts"), "leaving"),)
+def _arrived(gated: bool, gathers: bool) -> tuple[Op, ...]:
+    return (_experts(gated, gathers, ("arrived", "arrived_weights", "order", "received_counts"), "leaving"),)
 
 
-def _sorted(gated: bool) -> tuple[Op, ...]:
+def _sorted(gated: bool, gathers: bool) -> tuple[Op, ...]:
     return (
         Op("sort", ("arrived", "order"), ("received",), keeps=("order",), grads=("arrived",)),
-        _experts(gated, ("received", "arrived_weights", "order", "received_counts"), "processed"),
+        _experts(gated, gathers, ("received", "arrived_weights", "order", "received_counts"), "processed"),
         Op("unsort", ("processed", "order"), ("leaving",), keeps=("order",), grads=("processed",)),
     )
+
+
+def _basis(moe: MixtureOfExperts, travels: bool) -> Basis:
+    return Basis.MODELLED if travels or moe.capacity_factor is not None else Basis.EXACT
+
+
+def _inside(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, travels: bool) -> Shapes:
+    """What `routed_experts` holds inside its kernels beside operands and results, at the highest moment of each direction.
+
+    Forward: the activated rows, and with several slots a token their products until they are summed. Backward: the gradients of what the
+    first products made, and the activated rows, each until its matrix's gradient is made of it. (Shares of the weights' gradients, which
+    are there before, are fewer as long as an expert is not 32 times wider than the model.)
+    """
+    tokens, size = dims.batch * dims.residual_tokens, dims.dtype.bytes
+    rows, local, width = received_rows(moe, tokens, mesh), moe.num_experts // mesh.ep, moe.ffn_hidden_size // mesh.etp
+    slots = 1 if travels else moe.top_k
+    own = (rows if travels else tokens) * dims.hidden
+    products, inner, matrix = rows * dims.hidden, rows * width, local * width * dims.hidden
+    gates = 1 if moe.activation == "swiglu" else 0
+    tiles = 2 * local * DType.INT32.bytes // size
+    forward = inner if slots == 1 else max(inner + products - own, products)
+    moments = [(2 + gates) * inner + own + (0 if slots == 1 else products)]
+    moments += [(2 + gates - done) * inner + own + (1 + done) * matrix for done in range(2 + gates)]
+    backward = max(moments) - own - (2 + gates) * matrix
+    shapes = {INSIDE_FORWARD: (forward + tiles,), INSIDE_BACKWARD: (backward + tiles,)}
+    return storages(dims.dtype, Column.WORKSPACE, shapes, _basis(moe, travels))
 
 
 def _loss_storages(dims: Dims, moe: MixtureOfExperts) -> Shapes:
@@ -165,7 +196,7 @@ def _storages(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, travels: bool
     tokens = dims.batch * dims.residual_tokens
     chosen, rows = tokens * moe.top_k, received_rows(moe, tokens, mesh)
     local, width = moe.num_experts // mesh.ep, moe.ffn_hidden_size // mesh.etp
-    basis = Basis.MODELLED if travels or moe.capacity_factor is not None else Basis.EXACT
+    basis = _basis(moe, travels)
     own = dict.fromkeys(("normed", "shared", "sum", "out"), dims.residual)
     routed = {"indices": (tokens, moe.top_k), "rows": (chosen,), "counts": (moe.num_experts,)}
     all_experts = (tokens, moe.num_experts)

@@ -1,0 +1,40 @@
+"""Counts what operations allocate, to compare it with what they state."""
+
+import weakref
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Idle:
+    """Stands for a kernel that is not run: Triton's interpreter keeps what it was given until Python collects garbage."""
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda *_, **__: None
+
+
+class Storages(TorchDispatchMode):
+    """Bytes of the storages that operations make inside; those of a tensor with fewer than `smallest` elements are not counted."""
+
+    def __init__(self, smallest: int = 0) -> None:
+        super().__init__()
+        self.smallest = smallest
+        self.live = self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        known = {arg.untyped_storage()._cdata for arg in (*args, *(kwargs or {}).values()) if isinstance(arg, Tensor)}
+        if isinstance(out, Tensor) and out.numel() >= self.smallest and out.untyped_storage()._cdata not in known:
+            self.live += out.nbytes
+            self.peak = max(self.peak, self.live)
+            weakref.finalize(out.untyped_storage(), self.died, out.nbytes)
+        return out
+
+    def died(self, nbytes: int) -> None:
+        """A storage is gone."""
+        self.live -= nbytes
+
+    def beside(self, results: Any) -> int:
+        """The most that was alive beside what is returned: its bytes are taken off."""
+        return self.peak - sum(result.nbytes for result in results if result is not None)
