@@ -14,7 +14,8 @@ from megaplan.budget.occupancy import BACKWARDED, FORWARDED, REDUCED, UNTOUCHED,
 from megaplan.budget.unit import Peak, Unit
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYTES
 from megaplan.columns import Column
-from megaplan.hosts.megarun.program import OUTPUT, Moment
+from megaplan.hosts.megarun.ops import OUTPUT
+from megaplan.hosts.megarun.program import Moment
 from megaplan.hosts.megarun.storage import NOTHING, GroupBytes, together
 
 

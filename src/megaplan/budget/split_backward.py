@@ -22,7 +22,7 @@ from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYT
 from megaplan.columns import Column
 from megaplan.hosts.megarun.allocator import slack_bytes
 from megaplan.hosts.megarun.halves import HalvedBytes, weigh_halves
-from megaplan.hosts.megarun.program import OUTPUT
+from megaplan.hosts.megarun.ops import OUTPUT
 from megaplan.hosts.megarun.storage import together
 from megaplan.schedule.actions import Kind, Step, computations
 

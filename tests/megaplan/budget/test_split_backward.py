@@ -10,7 +10,8 @@ from megaplan.budget.split_backward import HalvedChunk, split_step_peak
 from megaplan.budget.values import Budget
 from megaplan.columns import Column, Phase
 from megaplan.hosts.megarun.halves import halves
-from megaplan.hosts.megarun.program import OUTPUT, Op, add, linear, norm, replay
+from megaplan.hosts.megarun.ops import OUTPUT, Op, add, linear, norm
+from megaplan.hosts.megarun.program import replay
 from megaplan.schedule import actions, in_flight, placement, receive_buffers, slot_owner
 from megaplan.schedule.in_flight import non_dominated
 from megaplan.spec.models import Spec

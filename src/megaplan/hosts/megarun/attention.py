@@ -13,8 +13,9 @@ from functools import cache, lru_cache
 
 from megaplan.columns import Column
 from megaplan.hosts.megarun.dims import Dims
+from megaplan.hosts.megarun.ops import Op, Projection, add, cut, linear, norm, partial_gradient, project
 from megaplan.hosts.megarun.parts import Part, Shapes, Stored, residual, storages
-from megaplan.hosts.megarun.program import Op, Projection, Replay, add, cut, linear, norm, partial_gradient, project, replay
+from megaplan.hosts.megarun.program import Replay, replay
 from megaplan.spec.models import GroupedQueryAttention, Indexer, LatentAttention
 
 SELECTIVE = frozenset({"attention"})

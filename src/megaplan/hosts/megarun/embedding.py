@@ -14,8 +14,9 @@ from functools import cache
 from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.hosts.megarun.dims import Dims
+from megaplan.hosts.megarun.ops import OUTPUT, Op, Projection, norm, partial_gradient, project
 from megaplan.hosts.megarun.parts import Part, Shapes, residual, storages
-from megaplan.hosts.megarun.program import OUTPUT, Op, Projection, Replay, norm, partial_gradient, project, replay
+from megaplan.hosts.megarun.program import Replay, replay
 
 JOINED = {"own": 1, "chosen": 1, "sums": 2, "terms": 2}
 """fp32 numbers a row that join the slices of a cut vocabulary: a slice's log-sum-exp, its label's logit, the sums over slices, the loss."""

@@ -20,8 +20,9 @@ from megaplan.hosts.megarun.attention import AttentionKey, attention_key, attent
 from megaplan.hosts.megarun.dims import Dims
 from megaplan.hosts.megarun.embedding import head_ops, head_storages
 from megaplan.hosts.megarun.mlp import mlp_ops, mlp_storages
+from megaplan.hosts.megarun.ops import INPUT, OUTPUT, Flow, Op, add, linear, norm
 from megaplan.hosts.megarun.parts import Part, Shapes, Stored, residual, storages
-from megaplan.hosts.megarun.program import INPUT, OUTPUT, Flow, Op, Replay, add, linear, norm, replay
+from megaplan.hosts.megarun.program import Replay, replay
 from megaplan.spec.models import CategoryEmbedding, Model, Ngram
 
 ADDED_ATTENTION, ADDED_MLP = "attention.", "mlp."

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
+from megaplan.hosts.megarun.ops import OUTPUT
 from megaplan.hosts.megarun.parts import BlockBytes, Part, weigh
-from megaplan.hosts.megarun.program import OUTPUT, Backward, Moment, Replay, backward_fields, size_name
+from megaplan.hosts.megarun.program import Backward, Moment, Replay, backward_fields, size_name
 
 
 @dataclass(frozen=True, slots=True)

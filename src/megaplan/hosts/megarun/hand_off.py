@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import prod
 
-from megaplan.hosts.megarun.program import Op
+from megaplan.hosts.megarun.ops import Op
 
 PIECES = 2
 

@@ -13,8 +13,9 @@ from megaplan.columns import Column
 from megaplan.hosts.megarun.attention import recomputed
 from megaplan.hosts.megarun.dims import Dims
 from megaplan.hosts.megarun.hand_off import PIECES, before, convolution, handed_shape, num_lanes, piecewise
+from megaplan.hosts.megarun.ops import Op, Projection, add, cut, linear, norm, partial_gradient, project
 from megaplan.hosts.megarun.parts import Part, Shapes, residual, storages
-from megaplan.hosts.megarun.program import Op, Projection, Replay, add, cut, linear, norm, partial_gradient, project, replay
+from megaplan.hosts.megarun.program import Replay, replay
 from megaplan.inventory.mamba import num_mamba_heads
 from megaplan.spec.models import Mamba2, Mamba3
 

@@ -7,8 +7,9 @@ from functools import cache
 from megaplan.columns import Column
 from megaplan.hosts.megarun.attention import recomputed
 from megaplan.hosts.megarun.dims import Dims
+from megaplan.hosts.megarun.ops import Op, Projection, add, linear, norm, partial_gradient, project
 from megaplan.hosts.megarun.parts import Part, Shapes, residual, storages
-from megaplan.hosts.megarun.program import Op, Projection, Replay, add, linear, norm, partial_gradient, project, replay
+from megaplan.hosts.megarun.program import Replay, replay
 from megaplan.spec.models import Mlp
 
 SELECTIVE = frozenset({"activation"})

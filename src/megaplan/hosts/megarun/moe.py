@@ -25,8 +25,9 @@ from megaplan.dtypes import DType
 from megaplan.hosts.megarun.attention import recomputed
 from megaplan.hosts.megarun.dims import Dims
 from megaplan.hosts.megarun.mlp import mlp_ops, mlp_storages
+from megaplan.hosts.megarun.ops import Op, add, norm
 from megaplan.hosts.megarun.parts import Part, Shapes, residual, storages
-from megaplan.hosts.megarun.program import Op, Replay, add, norm, replay
+from megaplan.hosts.megarun.program import Replay, replay
 from megaplan.spec.models import MixtureOfExperts
 
 SELECTIVE = frozenset({"experts"})

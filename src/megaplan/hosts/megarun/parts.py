@@ -9,7 +9,8 @@ from typing import NamedTuple
 from megaplan.columns import Basis, Column
 from megaplan.dtypes import DType
 from megaplan.hosts.megarun.allocator import slack_bytes
-from megaplan.hosts.megarun.program import INPUT, OUTPUT, Moment, Replay
+from megaplan.hosts.megarun.ops import INPUT, OUTPUT
+from megaplan.hosts.megarun.program import Moment, Replay
 from megaplan.hosts.values import BlockLedger, LedgerTensor
 
 
