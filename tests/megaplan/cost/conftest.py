@@ -1,7 +1,9 @@
 """Small specs of one family each, with sizes that show in the formulas."""
 
 import copy
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ from megaplan.cost.times import ModelTimes, model_times
 from megaplan.inventory.build import build_inventory
 from megaplan.spec.models import Spec
 from megaplan.spec.rules import check_rules
+
+sys.path.insert(0, str(Path(__file__).parent))  # by_hand
 
 SECTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "A": ("attention", {"kind": "gqa", "num_heads": 32, "num_kv_heads": 8, "head_dim": 128}),
