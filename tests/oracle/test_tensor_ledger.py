@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from megakernels import use_kernels
 from megakernels.linear_cross_entropy import slices
 from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.embedding import SLICE_ELEMENTS
@@ -50,6 +51,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 CASES = [(kind, "none") for kind in KINDS]
 CASES += [(kind, "selective") for kind in KINDS] + [(kind, "full") for kind, (letter, _) in KINDS.items() if letter not in "ME"]
+STATED = [(kind, policy, "triton") for kind, policy in CASES if kind in ("mamba2", "m2rnn")]
+"""Scans whose kernels state what they hold inside themselves."""
 
 
 class Alone(nn.Module):
@@ -96,6 +99,7 @@ def built(spec: Spec) -> tuple[Inventory, Stage, nn.Module]:
     slot = build_layout(spec, inventory, [(0, 2)]).slots[0]
     stage = build_stage(spec, inventory, slot, tensor_parallel(mesh))
     recompute_stage(stage, spec, inventory)
+    use_kernels(spec.host.kernels)
     materialise(stage, torch.device("cpu"))
     for parameter in stage.parameters():
         nn.init.normal_(parameter, std=0.02)
@@ -122,10 +126,10 @@ def test_a_layer_of_a_tp_rank_keeps_what_its_ledger_says(kind: str, policy: str,
         assert found.live_bytes == sum(tensor.bytes for tensor in ledger.saved) + ledger.output.bytes
 
 
-@pytest.mark.parametrize(("kind", "policy"), CASES)
-def test_the_working_set_of_a_tp_rank(kind: str, policy: str, tp: int, live_storages: ModuleType) -> None:
+@pytest.mark.parametrize(("kind", "policy", "kernels"), [(*case, "reference") for case in CASES] + STATED)
+def test_the_working_set_of_a_tp_rank(kind: str, policy: str, kernels: str, tp: int, live_storages: ModuleType) -> None:
     """Gathered inputs, partial sums and their gradients included: first microbatch and later ones, forward and backward, to the byte."""
-    spec = spec_of(kind, tp, policy)
+    spec = spec_of(kind, tp, policy, kernels=kernels)
     inventory, stage, _ = built(spec)
     sums = block_bytes(spec, local_dims(spec), "layers.0", inventory.layers[0])
     found = live_storages.peaks(Alone(stage, 0), residual(spec))

@@ -4,9 +4,10 @@ A fake implementation shows results alone. An operation whose inside is large st
 counts bytes without a GPU can count it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
 
 _STATED: dict[str, Callable[..., int]] = {}
@@ -21,3 +22,9 @@ def scratch_bytes(op: str, operands: tuple[Any, ...]) -> int:
     """What an operation states, as `torch.ops` names it ("megakernels.NAME.default"), of a call with these arguments; 0 if nothing."""
     bytes_of = _STATED.get(op)
     return 0 if bytes_of is None else bytes_of(*operands)
+
+
+def copies_bytes(dense: Iterable[Tensor] = (), rows: Iterable[Tensor] = ()) -> int:
+    """What a kernel's contiguous copies of operands take: of `dense` where they are not, of `rows` where their last dim is not."""
+    whole = sum(tensor.nbytes for tensor in dense if not tensor.is_contiguous())
+    return whole + sum(tensor.nbytes for tensor in rows if tensor.stride(-1) != 1 and tensor.shape[-1] != 1)

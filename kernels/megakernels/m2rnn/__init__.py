@@ -5,8 +5,9 @@ from typing import Any
 from torch import Tensor
 from torch.library import custom_op
 
-from megakernels._common import accumulator_dtype, join, only_needed, require, require_starts
-from megakernels.m2rnn.choice import chosen
+from megakernels._common import accumulator_dtype, join, only_needed, require, require_starts, state_scratch
+from megakernels.m2rnn.choice import chooses_kernel, chosen
+from megakernels.m2rnn.sizes import backward_inside, forward_inside
 
 __all__ = ["m2rnn"]
 
@@ -104,3 +105,21 @@ def _(q: Tensor, _k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 
 
 join(_m2rnn, _m2rnn_backward, outputs=("y", "states"), gradients=("q", "k", "v", "f", "state_map", "D", "dt_bias", "A_log"))
+
+
+def _of_forward(*operands: Any) -> int:
+    *inputs, starts, save_every = operands
+    return forward_inside(None, inputs, starts, save_every).scratch if chooses_kernel(inputs[0], inputs[2]) else 0
+
+
+def _of_backward(grad_y: Tensor, *operands: Any) -> int:
+    *inputs, starts, states, save_every, needs = operands
+    if not chooses_kernel(inputs[0], inputs[2]):
+        return 0
+    inside = backward_inside(grad_y, inputs, starts, states, save_every)
+    dropped: int = sum(each.nbytes for each, need in zip(inputs, needs, strict=True) if not need)
+    return dropped + inside.last + inside.scratch
+
+
+state_scratch(_m2rnn, _of_forward)
+state_scratch(_m2rnn_backward, _of_backward)

@@ -4,15 +4,20 @@ from types import ModuleType
 
 from torch import Tensor
 
-from megakernels._common import runs_triton
+from megakernels._common import chooses_triton, runs_triton
 from megakernels.m2rnn import reference
+from megakernels.m2rnn.sizes import accepts
 
 
 def chosen(q: Tensor, v: Tensor) -> ModuleType:
     """The module whose `forward` and `backward` run for these inputs."""
-    if runs_triton(q):
+    if runs_triton(q) and accepts(q, v):
         from megakernels.m2rnn import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
 
-        if kernel.accepts(q, v):
-            return kernel
+        return kernel
     return reference
+
+
+def chooses_kernel(q: Tensor, v: Tensor) -> bool:
+    """Whether the kernels run for these inputs on CUDA, wherever they are."""
+    return chooses_triton(q) and accepts(q, v)

@@ -15,18 +15,10 @@ from megakernels._common.blocks import SMALLEST_DOT, block_of
 from megakernels._common.tiles import on_device_of, unit_stride
 from megakernels.m2rnn.kernel_backward import m2rnn_backward_kernel
 from megakernels.m2rnn.kernel_forward import m2rnn_forward_kernel
+from megakernels.m2rnn.sizes import spans
 
-LARGEST_KEYS, LARGEST_VALUES = 128, 16
-"""Sides of a head's state; a larger one stays with the reference: the backward would not keep it in registers."""
 ROWS = 32
 """Rows of a segment's states in one product for the map's gradient."""
-PARTS_BYTES = 64 << 20
-"""Scratch for the parts of the gradients of q and k."""
-
-
-def accepts(q: Tensor, v: Tensor) -> bool:
-    """Whether the kernels take these sizes."""
-    return q.shape[-1] <= LARGEST_KEYS and v.shape[-1] <= LARGEST_VALUES
 
 
 def launch_options(key_width: int, value_width: int) -> dict[str, int]:
@@ -116,11 +108,7 @@ def backward(
     grad_map = states.new_zeros(batch, num_heads, value_width, value_width)
     grad_D = states.new_zeros(batch, num_heads, value_width)
     grad_scalars = states.new_zeros(batch, num_heads, 2)
-    segment_bytes = 2 * 4 * max(1, batch * save_every * num_heads * key_width)
-    span = max(1, PARTS_BYTES // segment_bytes)
-    for stop in range(num_segments if states.numel() else 0, 0, -span):
-        first = max(0, stop - span)
-        positions = slice(first * save_every, min(stop * save_every, num_positions))
+    for first, stop, positions in spans(q, num_heads, save_every) if states.numel() else ():
         parts = states.new_empty(2, batch, positions.stop - positions.start, num_heads, key_width)
         with on_device_of(q):
             m2rnn_backward_kernel[(batch, num_heads)](
@@ -162,15 +150,8 @@ def backward(
                 **launch_options(key_width, value_width),
             )
         grad_q[:, positions], grad_k[:, positions] = parts.sum(3)
-    grad_dt_bias, grad_A_log = (grad_scalars[:, :, index].sum(0) for index in range(2))
-    found = (
-        grad_q,
-        grad_k,
-        grad_v,
-        grad_f,
-        grad_map.sum(0).to(state_map.dtype),
-        grad_D.sum(0).to(D.dtype),
-        grad_dt_bias.to(dt_bias.dtype),
-        grad_A_log.to(A_log.dtype),
-    )
-    return found, grad_state
+        del parts  # before the next span's are made
+    del again
+    sums = grad_map, grad_D, *grad_scalars.unbind(2)
+    parameters = [total.sum(0).to(like.dtype) for total, like in zip(sums, (state_map, D, dt_bias, A_log), strict=True)]
+    return (grad_q, grad_k, grad_v, grad_f, *parameters), grad_state

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from megakernels.m2rnn.choice import chosen
+from megakernels._common import state_scratch
+from megakernels.m2rnn.choice import chooses_kernel, chosen
+from megakernels.m2rnn.sizes import backward_inside, forward_inside
 
 __all__ = ["m2rnn_piece", "m2rnn_piece_backward"]
 
@@ -128,3 +130,23 @@ def _(state: Tensor, *_: Any) -> Tensor:
 @_piece_backward.register_fake
 def _(grad_last: Tensor, *_: Any) -> Tensor:
     return grad_last.new_empty(grad_last.shape)
+
+
+def _of_piece(state: Tensor, *operands: Any) -> int:
+    *inputs, starts, save_every, _, _ = operands
+    if not chooses_kernel(inputs[0], inputs[2]):
+        return 0
+    inside = forward_inside(state, inputs, starts, save_every)
+    return inside.results + max(0, inside.scratch - state.nbytes)  # copied to where the caller wants them; then the last state is made
+
+
+def _of_piece_backward(_grad_last: Tensor, grad_y: Tensor, *operands: Any) -> int:
+    *inputs, starts, states, save_every = operands[: -len(GRADIENTS)]
+    if not chooses_kernel(inputs[0], inputs[2]):
+        return 0
+    inside = backward_inside(grad_y, inputs, starts, states, save_every)
+    return inside.results + inside.scratch
+
+
+state_scratch(_piece, _of_piece)
+state_scratch(_piece_backward, _of_piece_backward)

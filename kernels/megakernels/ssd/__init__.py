@@ -5,8 +5,9 @@ from typing import Any
 from torch import Tensor
 from torch.library import custom_op
 
-from megakernels._common import fake_like, join, only_needed, require, require_starts
-from megakernels.ssd.choice import chosen
+from megakernels._common import fake_like, join, only_needed, require, require_starts, state_scratch
+from megakernels.ssd.choice import chooses_kernel, chosen
+from megakernels.ssd.sizes import backward_inside, forward_inside
 
 __all__ = ["ssd"]
 
@@ -99,3 +100,24 @@ def _(x: Tensor, _dt: Tensor, _A_log: Tensor, B: Tensor, *rest: Any) -> tuple[Te
 
 
 join(_ssd, _ssd_backward, outputs=("y", "states"), gradients=("x", "dt", "A_log", "B", "C", "D", "dt_bias"))
+
+
+def _of_forward(*operands: Any) -> int:
+    *inputs, starts, chunk_size = operands
+    if not chooses_kernel(inputs[0], inputs[3], inputs[4]):
+        return 0
+    inside = forward_inside(None, inputs, starts, chunk_size)
+    return inside.last + inside.scratch
+
+
+def _of_backward(grad_y: Tensor, *operands: Any) -> int:
+    *inputs, starts, states, chunk_size, needs = operands
+    if not chooses_kernel(inputs[0], inputs[3], inputs[4]):
+        return 0
+    inside = backward_inside(None, grad_y, inputs, starts, states, chunk_size)
+    dropped: int = sum(each.nbytes for each, need in zip(inputs, needs, strict=True) if not need)
+    return dropped + inside.last + inside.scratch
+
+
+state_scratch(_ssd, _of_forward)
+state_scratch(_ssd_backward, _of_backward)

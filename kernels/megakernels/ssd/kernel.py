@@ -19,31 +19,14 @@ import torch
 import triton
 from torch import Tensor
 
-from megakernels._common.blocks import SMALLEST_DOT, block_of
 from megakernels._common.tiles import on_device_of, unit_stride
 from megakernels.ssd.kernel_backward import ssd_backward_kernel, ssd_state_gradient_kernel
 from megakernels.ssd.kernel_forward import ssd_forward_kernel
 from megakernels.ssd.kernel_groups import ssd_group_kernel, ssd_sums_kernel
+from megakernels.ssd.sizes import tile_sides
 
-LARGEST_WIDTH = {torch.bfloat16: 128, torch.float16: 128, torch.float32: 32}
-"""Of a head and of a state: wider ones stay with the reference. An fp32 product holds each operand as two TF32 numbers."""
-LARGEST_TILE = {torch.bfloat16: 64, torch.float16: 64, torch.float32: 16}
-"""Positions of a tile."""
-LARGEST_BLOCK = 64
-"""Columns of a head at a time."""
 WARPS = {"forward": 8, "state_gradient": 8, "backward": 8, "sums": 4, "group": 8}
 """Of each kernel, whatever the shape."""
-
-
-def accepts(x: Tensor, B: Tensor, C: Tensor) -> bool:
-    """Whether the kernels take these sizes and dtypes: products need one dtype."""
-    return x.dtype == B.dtype == C.dtype and max(x.shape[3], B.shape[3]) <= LARGEST_WIDTH[x.dtype]
-
-
-def tile_sides(chunk_size: int, head_width: int, state_width: int, dtype: torch.dtype) -> dict[str, int]:
-    """Positions, columns of a head and of a state."""
-    positions = min(LARGEST_TILE[dtype], block_of(chunk_size, SMALLEST_DOT))
-    return {"Q": positions, "P": min(LARGEST_BLOCK, block_of(head_width, SMALLEST_DOT)), "S": block_of(state_width, SMALLEST_DOT)}
 
 
 def forward(
@@ -128,9 +111,6 @@ def backward(
     rows = (num_positions, num_chunks, chunk_size)
     grad_states = torch.empty_like(states)
     grad_first = torch.empty(batch, num_heads, width, state_width, dtype=torch.float32, device=x.device)
-    grad_x, grad_B, grad_C = (torch.empty(like.shape, dtype=like.dtype, device=x.device) for like in (x, B, C))
-    grad_dt_parts = torch.empty(num_blocks, *dt.shape, dtype=torch.float32, device=x.device)
-    shares = torch.zeros(num_blocks, batch, num_tiles, 3, num_heads, dtype=torch.float32, device=x.device)
     if grad_first.numel():
         with on_device_of(x):
             ssd_state_gradient_kernel[(batch, num_heads, num_blocks)](
@@ -153,8 +133,10 @@ def backward(
                 num_warps=WARPS["state_gradient"],
                 **sides,
             )
+    grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    grad_dt_parts = torch.empty(num_blocks, *dt.shape, dtype=torch.float32, device=x.device)
+    shares = torch.zeros(num_blocks, batch, num_tiles, 3, num_heads, dtype=torch.float32, device=x.device)
     if x.numel() and state_width:
-        steps, sums = torch.empty(2, batch, num_heads, num_positions, dtype=torch.float32, device=x.device)
         with on_device_of(x):
             ssd_backward_kernel[(num_tiles, num_heads * num_blocks, batch)](
                 grad_y,
@@ -183,6 +165,14 @@ def backward(
                 num_warps=WARPS["backward"],
                 **sides,
             )
+    grad_dt = grad_dt_parts.sum(0).to(dt.dtype)
+    del grad_dt_parts  # what is summed goes before more is made
+    parameters = [shares[:, :, :, index].sum((0, 1, 2)).to(like.dtype) for index, like in enumerate((A_log, D, dt_bias))]
+    del shares
+    grad_B, grad_C = (torch.empty(like.shape, dtype=like.dtype, device=x.device) for like in (B, C))
+    if x.numel() and state_width:
+        steps, sums = torch.empty(2, batch, num_heads, num_positions, dtype=torch.float32, device=x.device)
+        with on_device_of(x):
             ssd_sums_kernel[(num_chunks, num_heads, batch)](
                 dt,
                 A_log,
@@ -217,6 +207,4 @@ def backward(
                     num_warps=WARPS["group"],
                     **sides,
                 )
-    grad_A_log, grad_D, grad_dt_bias = (shares[:, :, :, index].sum((0, 1, 2)) for index in range(3))
-    parameters = (grad_A_log.to(A_log.dtype), grad_D.to(D.dtype), grad_dt_bias.to(dt_bias.dtype))
-    return (grad_x, grad_dt_parts.sum(0).to(dt.dtype), parameters[0], grad_B, grad_C, *parameters[1:]), grad_first
+    return (grad_x, grad_dt, parameters[0], grad_B, grad_C, *parameters[1:]), grad_first

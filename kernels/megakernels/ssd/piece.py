@@ -10,7 +10,9 @@ from typing import Any
 from torch import Tensor
 from torch.library import custom_op
 
-from megakernels.ssd.choice import chosen
+from megakernels._common import state_scratch
+from megakernels.ssd.choice import chooses_kernel, chosen
+from megakernels.ssd.sizes import backward_inside, forward_inside
 
 __all__ = ["ssd_piece", "ssd_piece_backward"]
 
@@ -123,3 +125,23 @@ def _(state: Tensor, *_: Any) -> Tensor:
 @_piece_backward.register_fake
 def _(grad_last: Tensor, *_: Any) -> Tensor:
     return grad_last.new_empty(grad_last.shape)
+
+
+def _of_piece(state: Tensor, *operands: Any) -> int:
+    *inputs, starts, chunk_size, _, _ = operands
+    if not chooses_kernel(inputs[0], inputs[3], inputs[4]):
+        return 0
+    inside = forward_inside(state, inputs, starts, chunk_size)
+    return inside.results + inside.scratch  # copied to where the caller wants them
+
+
+def _of_piece_backward(grad_last: Tensor, grad_y: Tensor, *operands: Any) -> int:
+    *inputs, starts, states, chunk_size = operands[: -len(GRADIENTS)]
+    if not chooses_kernel(inputs[0], inputs[3], inputs[4]):
+        return 0
+    inside = backward_inside(grad_last, grad_y, inputs, starts, states, chunk_size)
+    return inside.results + inside.scratch
+
+
+state_scratch(_piece, _of_piece)
+state_scratch(_piece_backward, _of_piece_backward)

@@ -10,7 +10,7 @@ from op_cases import BATCH, CASES, Case, document_starts, exact_m2rnn
 from op_checks import rms_ratio
 from torch import Tensor
 
-from megakernels.m2rnn import kernel, m2rnn, reference
+from megakernels.m2rnn import kernel, m2rnn, reference, sizes
 from megakernels.m2rnn.choice import chosen
 from megakernels.m2rnn.piece import m2rnn_piece, m2rnn_piece_backward
 
@@ -63,7 +63,7 @@ def test_spans_and_segments_change_nothing_but_rounding(monkeypatch: pytest.Monk
     """One span, a span for each segment (bitwise the same), and segments of another length."""
     inputs = BY_NAME["m2rnn"].make(19, torch.float32)
     whole = run(in_segments_of(8), inputs)
-    monkeypatch.setattr(kernel, "PARTS_BYTES", 1)
+    monkeypatch.setattr(sizes, "PARTS_BYTES", 1)
     assert all(torch.equal(a, b) for a, b in zip(run(in_segments_of(8), inputs), whole, strict=True))
     other = run(in_segments_of(50), inputs)
     assert max(rms_ratio(a, b) for a, b in zip(other, whole, strict=True)) < TOLERANCE[torch.float32]
@@ -133,6 +133,6 @@ def test_no_positions(shape: tuple[int, int]) -> None:
 
 
 def test_large_states_stay_with_the_reference() -> None:
-    keys, values = kernel.LARGEST_KEYS, kernel.LARGEST_VALUES
+    keys, values = sizes.LARGEST_KEYS, sizes.LARGEST_VALUES
     for key_width, value_width, expected in ((keys, values, kernel), (keys + 1, values, reference), (keys, values + 1, reference)):
         assert chosen(torch.empty(1, 1, key_width), torch.empty(1, 1, 1, value_width)) is expected

@@ -12,7 +12,7 @@ from op_cases import BATCH, CASES, Case, apart, document_starts, exact_ssd
 from op_checks import gradients, rms_ratio
 from torch import Tensor
 
-from megakernels.ssd import kernel, reference, ssd
+from megakernels.ssd import kernel, reference, sizes, ssd
 from megakernels.ssd.choice import chosen
 from megakernels.ssd.piece import ssd_piece, ssd_piece_backward
 
@@ -185,9 +185,9 @@ def test_positions_beyond_32_bit_offsets() -> None:
     assert torch.equal(ssd(**{**one, "x": far}, chunk_size=64), ssd(**one, chunk_size=64))
 
 
-@pytest.mark.parametrize("dtype", list(kernel.LARGEST_WIDTH), ids=str)
+@pytest.mark.parametrize("dtype", list(sizes.LARGEST_WIDTH), ids=str)
 def test_what_stays_with_the_reference(dtype: torch.dtype) -> None:
-    largest = kernel.LARGEST_WIDTH[dtype]
+    largest = sizes.LARGEST_WIDTH[dtype]
     for head_width, state_width, expected in ((largest, largest, kernel), (largest + 1, 8, reference), (8, largest + 1, reference)):
         x, B = torch.empty(1, 1, 1, head_width, dtype=dtype), torch.empty(1, 1, 1, state_width, dtype=dtype)
         assert chosen(x, B, B) is expected

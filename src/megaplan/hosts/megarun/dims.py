@@ -23,6 +23,7 @@ class Dims:
         cp: Context-parallel degree.
         dtype: Of activations: `precision.params`, bf16 where that is fp8.
         stat_dtype: Of statistics and states: fp32.
+        packed: Whether rows hold several documents, each position with the int32 place where its own begins.
     """
 
     batch: int
@@ -33,6 +34,7 @@ class Dims:
     cp: int
     dtype: DType
     stat_dtype: DType = DType.FP32
+    packed: bool = False
 
     @property
     def residual(self) -> tuple[int, int, int]:
@@ -61,6 +63,7 @@ def local_dims(spec: Spec) -> Dims:
         tp=mesh.tp,
         cp=mesh.cp,
         dtype=activation_dtype(spec),
+        packed=spec.data.packing == "documents",
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from math import prod
 
+from megaplan.dtypes import DType
 from megaplan.hosts.megarun.ops import Op
 
 PIECES = 2
@@ -22,8 +23,11 @@ def num_lanes(num_heads: int, cp: int) -> int:
 
 
 def handed_shape(batch: int, num_heads: int, lanes: int, *widths: int) -> tuple[int, ...]:
-    """State held at once beside what is kept: all lanes on the rank where the walk turns, one that arrives and one that leaves."""
-    return (lanes + 2, batch * num_heads // lanes * prod(widths))
+    """State held at once beside what is kept, at most: all lanes on the rank where the walk turns, one that arrives and one that leaves.
+
+    A rank that sends holds four: what the walk begins with, the lane sent last, one that arrives and one that is made.
+    """
+    return (max(lanes, 2) + 2, batch * num_heads // lanes * prod(widths))
 
 
 def piecewise(num_positions: int, per_state: int, *, handed: bool) -> int:
@@ -41,3 +45,8 @@ def convolution(name: str, reads: str, makes: str, params: tuple[str, ...], *, h
 def before(made: str) -> str:
     """The inputs before each piece of the convolution that makes a storage."""
     return f"{made}_before"
+
+
+def summed_shape(elements: int, parameters: DType, stored: DType) -> tuple[int, ...]:
+    """What parameters' gradients take beside their own size while they are sums of pieces in fp32, in elements of `stored`."""
+    return (elements * (DType.FP32.bytes - parameters.bytes) // stored.bytes,)

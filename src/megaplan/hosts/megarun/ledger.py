@@ -137,6 +137,7 @@ def _part(spec: Spec, dims: Dims, name: str, block: Block) -> Part:
 
 def _layer_part(spec: Spec, dims: Dims, index: int, block: Block) -> Part:
     model, policy = spec.model, layer_policy(spec, index, block)
+    kernels, parameters = spec.host.kernels == "triton", gradient_dtype(spec, block)
     match block.family:
         case Family.A:
             attention = model.attention or _missing("attention")
@@ -144,12 +145,12 @@ def _layer_part(spec: Spec, dims: Dims, index: int, block: Block) -> Part:
             rotates = index not in attention.nope_layers
             return attention_part(dims, attention, rotates=rotates, with_indexer=indexed, policy=policy)
         case Family.M:
-            return mamba_part(dims, model.mamba or _missing("mamba"), policy=policy)
+            return mamba_part(dims, model.mamba or _missing("mamba"), parameters, policy=policy, kernels=kernels)
         case Family.E:
             mesh, gathers = ExpertMesh(spec.mesh.ep, spec.mesh.etp), spec.host.kernels == "triton"
             return moe_part(dims, model.moe or _missing("moe"), mesh, gathers=gathers, policy=policy)
         case Family.R:
-            return recurrent_part(dims, model.recurrent or _missing("recurrent"), policy=policy)
+            return recurrent_part(dims, model.recurrent or _missing("recurrent"), parameters, policy=policy, kernels=kernels)
         case _:
             return mlp_part(dims, model.mlp or _missing("mlp"), policy=policy)
 

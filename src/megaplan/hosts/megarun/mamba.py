@@ -10,9 +10,11 @@ from __future__ import annotations
 from functools import cache
 
 from megaplan.columns import Column
+from megaplan.dtypes import DType
 from megaplan.hosts.megarun.attention import recomputed
 from megaplan.hosts.megarun.dims import Dims
-from megaplan.hosts.megarun.hand_off import PIECES, before, convolution, handed_shape, num_lanes, piecewise
+from megaplan.hosts.megarun.hand_off import PIECES, before, convolution, handed_shape, num_lanes, piecewise, summed_shape
+from megaplan.hosts.megarun.inside import INSIDE, INSIDE_BACKWARD, inside_storages, scan_inside
 from megaplan.hosts.megarun.ops import Op, Projection, add, cut, linear, norm, partial_gradient, project
 from megaplan.hosts.megarun.parts import Part, Shapes, residual, storages
 from megaplan.hosts.megarun.program import Replay, replay
@@ -22,31 +24,51 @@ from megaplan.spec.models import Mamba2, Mamba3
 SELECTIVE = frozenset({"in_proj", "split", "conv1d", "split conv"})
 
 
-def mamba_part(dims: Dims, mamba: Mamba2 | Mamba3, *, policy: str) -> Part:
-    """One M block."""
+def mamba_part(dims: Dims, mamba: Mamba2 | Mamba3, parameters: DType, *, policy: str, kernels: bool) -> Part:
+    """One M block.
+
+    Args:
+        dims: Local sizes.
+        mamba: The model's section.
+        parameters: Dtype of the parameters' gradients.
+        policy: What is recomputed.
+        kernels: Whether Triton's kernels are chosen.
+    """
+    sharded, handed = dims.tp > 1, dims.cp > 1
     if isinstance(mamba, Mamba2):
-        return Part(_mamba2_replay(mamba.conv_bias, dims.tp > 1, dims.cp > 1, policy), residual(_mamba2_storages(dims, mamba)))
-    run = _mamba3_replay(mamba.num_angles > 0, mamba.mimo_rank > 1, dims.tp > 1, dims.cp > 1, policy)
+        heads, groups = num_mamba_heads(mamba, dims.hidden) // dims.tp, mamba.num_groups // dims.tp
+        inside = scan_inside(dims, mamba, heads, groups, parameters) if kernels else None
+        run = _mamba2_replay(mamba.conv_bias, sharded, handed, inside is not None, policy)
+        return Part(run, residual(_mamba2_storages(dims, mamba, parameters) | inside_storages(dims, inside)))
+    run = _mamba3_replay(mamba.num_angles > 0, mamba.mimo_rank > 1, sharded, handed, policy)
     return Part(run, residual(_mamba3_storages(dims, mamba)))
 
 
 @cache
-def _mamba2_replay(conv_bias: bool, sharded: bool, handed: bool, policy: str) -> Replay:
+def _mamba2_replay(conv_bias: bool, sharded: bool, handed: bool, kernels: bool, policy: str) -> Replay:
     inputs = ("conv_x", "dt", "conv_B", "conv_C")
-    state = ("handed",) if handed else ()
+    state, sums = (("handed",), ("summed",)) if handed else ((), ())
+    forward, backward = ((INSIDE,), (INSIDE_BACKWARD,)) if kernels else ((), ())
     ops = (
         *_input_ops(sharded, Projection("in_proj", "projected", "in_proj.weight")),
         cut("split", "projected", ("z", "conv_in", "dt")),
         convolution("conv1d", "conv_in", "conv", ("conv1d.weight", "conv1d.bias") if conv_bias else ("conv1d.weight",), handed=handed),
         cut("split conv", "conv", ("conv_x", "conv_B", "conv_C")),
-        Op("ssd", inputs, ("y", "states", *state), keeps=(*inputs, "states"), params=("A_log", "D", "dt_bias"), fetches=state),
+        Op(
+            "ssd",
+            inputs,
+            ("y", "states", *state, *forward),
+            keeps=(*inputs, "states"),
+            params=("A_log", "D", "dt_bias"),
+            fetches=(*state, *sums, *backward),
+        ),
         Op("gated_norm", ("y", "z"), ("gated", "gated_rstd"), keeps=("y", "z", "gated_rstd"), params=("gated_norm.weight",)),
         *_output_ops("gated", sharded),
     )
     return replay(ops, region=recomputed(ops, SELECTIVE, policy), cached=frozenset({"y", "states", "gated", "gated_rstd"}))
 
 
-def _mamba2_storages(dims: Dims, mamba: Mamba2) -> Shapes:
+def _mamba2_storages(dims: Dims, mamba: Mamba2, parameters: DType) -> Shapes:
     heads = num_mamba_heads(mamba, dims.hidden) // dims.tp
     inner, groups = heads * mamba.head_dim, mamba.num_groups // dims.tp
     state, wide = groups * mamba.state_dim, dims.wide
@@ -65,6 +87,7 @@ def _mamba2_storages(dims: Dims, mamba: Mamba2) -> Shapes:
     }
     statistics: dict[str, tuple[int, ...]] = {"gated_rstd": wide(groups)}
     if dims.cp > 1:
+        shapes["summed"] = summed_shape(3 * heads, parameters, dims.dtype)
         shapes[before("conv")] = (dims.batch, PIECES, mamba.conv_kernel - 1, inner + 2 * state)
         lanes = num_lanes(groups, dims.cp)
         statistics["handed"] = handed_shape(dims.batch, heads, lanes, mamba.head_dim, mamba.state_dim)

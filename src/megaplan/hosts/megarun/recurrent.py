@@ -5,9 +5,11 @@ from __future__ import annotations
 from functools import cache
 
 from megaplan.columns import Column
+from megaplan.dtypes import DType
 from megaplan.hosts.megarun.attention import recomputed
 from megaplan.hosts.megarun.dims import Dims
-from megaplan.hosts.megarun.hand_off import PIECES, before, convolution, handed_shape, num_lanes, piecewise
+from megaplan.hosts.megarun.hand_off import PIECES, before, convolution, handed_shape, num_lanes, piecewise, summed_shape
+from megaplan.hosts.megarun.inside import INSIDE, INSIDE_BACKWARD, inside_storages, recurrence_inside
 from megaplan.hosts.megarun.ops import Op, Projection, add, cut, linear, norm, partial_gradient, project
 from megaplan.hosts.megarun.parts import Part, residual, storages
 from megaplan.hosts.megarun.program import Replay, replay
@@ -16,8 +18,16 @@ from megaplan.spec.models import MatrixRecurrence
 SELECTIVE = frozenset({"m2rnn", "gated_norm"})
 
 
-def recurrent_part(dims: Dims, recurrent: MatrixRecurrence, *, policy: str) -> Part:
-    """One R block."""
+def recurrent_part(dims: Dims, recurrent: MatrixRecurrence, parameters: DType, *, policy: str, kernels: bool) -> Part:
+    """One R block.
+
+    Args:
+        dims: Local sizes.
+        recurrent: The model's section.
+        parameters: Dtype of the parameters' gradients.
+        policy: What is recomputed.
+        kernels: Whether Triton's kernels are chosen.
+    """
     heads, keys = recurrent.num_heads // dims.tp, recurrent.key_dim
     inner, wide = heads * recurrent.value_dim, dims.wide
     shapes = {name: wide(inner) for name in ("v_proj", "v", "y", "gate", "gated")}
@@ -32,22 +42,27 @@ def recurrent_part(dims: Dims, recurrent: MatrixRecurrence, *, policy: str) -> P
         "states": (dims.batch, num_states, heads, keys, recurrent.value_dim),
     }
     if handed:
+        elements = heads * (recurrent.value_dim * (recurrent.value_dim + 1) + 2)  # of state_map, D, dt_bias and A_log
+        shapes["summed"] = summed_shape(elements, parameters, dims.dtype)
         own = dims.batch, PIECES, recurrent.conv_kernel - 1
         shapes |= {before("qk"): (*own, 2 * keys), before("v"): (*own, inner)}
         statistics["handed"] = handed_shape(dims.batch, heads, num_lanes(heads, dims.cp), keys, recurrent.value_dim)
+    inside = recurrence_inside(dims, recurrent, heads, parameters) if kernels else None
     tensors = {
+        **inside_storages(dims, inside),
         **storages(dims.dtype, Column.ACTIVATIONS, shapes),
         **storages(dims.stat_dtype, Column.ACTIVATIONS, statistics),
         **storages(dims.dtype, Column.COMMUNICATION, dict.fromkeys(("gathered", partial_gradient("gathered"), "partial"), dims.gathered)),
     }
-    return Part(_replay(dims.tp > 1, handed, policy), residual(tensors))
+    return Part(_replay(dims.tp > 1, handed, inside is not None, policy), residual(tensors))
 
 
 @cache
-def _replay(sharded: bool, handed: bool, policy: str) -> Replay:
+def _replay(sharded: bool, handed: bool, kernels: bool, policy: str) -> Replay:
     projections = (("qk_proj", "qk_proj"), ("v_proj", "v_proj"), ("forget_proj", "forget"), ("gate_proj", "gate"))
     inputs = ("q", "k", "v", "forget")
-    state = ("handed",) if handed else ()
+    state, sums = (("handed",), ("summed",)) if handed else ((), ())
+    forward, backward = (INSIDE,) if kernels and handed else (), (INSIDE_BACKWARD,) if kernels else ()
     ops = (
         norm("norm", "x", "normed", "rstd", "norm.weight"),
         *project("normed", "gathered", *(Projection(name, made, f"{name}.weight") for name, made in projections), sharded=sharded),
@@ -57,10 +72,10 @@ def _replay(sharded: bool, handed: bool, policy: str) -> Replay:
         Op(
             "m2rnn",
             inputs,
-            ("y", "states", *state),
+            ("y", "states", *state, *forward),
             keeps=(*inputs, "states"),
             params=("state_map", "D", "dt_bias", "A_log"),
-            fetches=state,
+            fetches=(*state, *sums, *backward),
         ),
         Op(
             "gated_norm",

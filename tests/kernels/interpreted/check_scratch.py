@@ -1,0 +1,200 @@
+"""What operations with kernels hold inside themselves, against what they state: allocations are counted, kernels do not run."""
+
+from typing import Any
+
+import pytest
+import torch
+from storages import Idle, Storages
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from megakernels import m2rnn as m2rnn_op
+from megakernels import scratch_bytes, use_kernels
+from megakernels import ssd as ssd_op
+from megakernels.m2rnn import kernel as m2rnn_kernel
+from megakernels.m2rnn import piece as m2rnn_piece
+from megakernels.m2rnn import sizes as m2rnn_sizes
+from megakernels.ssd import kernel as ssd_kernel
+from megakernels.ssd import piece as ssd_piece
+
+BF16, FP32 = torch.bfloat16, torch.float32
+KERNELS = {
+    ssd_kernel: ("ssd_forward_kernel", "ssd_state_gradient_kernel", "ssd_backward_kernel", "ssd_sums_kernel", "ssd_group_kernel"),
+    m2rnn_kernel: ("m2rnn_forward_kernel", "m2rnn_backward_kernel"),
+}
+PACKED = pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
+DTYPES = pytest.mark.parametrize("dtypes", [(BF16, BF16), (FP32, FP32), (BF16, FP32)], ids=["bf16", "fp32", "fp32 parameters"])
+
+
+@pytest.fixture(autouse=True)
+def _idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, names in KERNELS.items():
+        for name in names:
+            monkeypatch.setattr(module, name, Idle())
+
+
+def check(op: Any, *operands: Any) -> int:
+    """The body of an operation holds what the operation states; returns that."""
+    with Storages() as found:
+        results = op._init_fn(*operands)
+    stated = scratch_bytes(str(op._opoverload), operands)
+    assert stated == found.beside(tree_leaves(results))
+    return stated
+
+
+def starts_of(batch: int, num_positions: int, packed: bool) -> Tensor | None:
+    return torch.zeros(batch, num_positions, dtype=torch.int32) if packed else None
+
+
+def ssd_inputs(shape: tuple[int, ...], dtypes: tuple[torch.dtype, torch.dtype]) -> list[Tensor]:
+    """Parts of wider rows, as a block's split has them."""
+    (batch, num_positions, heads, width, groups, state), (dtype, of_parameters) = shape, dtypes
+    rows = torch.empty(batch, num_positions, heads * width + 2 * groups * state + heads, dtype=dtype)
+    x, B, C, dt = rows.split((heads * width, groups * state, groups * state, heads), 2)
+    x, B, C = x.unflatten(2, (heads, width)), B.unflatten(2, (groups, state)), C.unflatten(2, (groups, state))
+    A_log, D, dt_bias = (torch.empty(heads, dtype=of_parameters) for _ in range(3))
+    return [x, dt, A_log, B, C, D, dt_bias]
+
+
+SSD = [
+    ((2, 50, 4, 16, 2, 16), 16),
+    ((1, 7, 3, 5, 1, 7), 3),
+    ((3, 130, 2, 32, 2, 9), 200),
+    ((2, 40, 8, 20, 1, 1), 1),
+    ((2, 1, 64, 1, 64, 1), 1),
+    ((1, 1, 64, 1, 1, 1), 1),
+    ((1, 70, 120, 3, 1, 32), 64),
+]
+EACH_SSD = pytest.mark.parametrize(("shape", "chunk_size"), SSD, ids=str)
+
+
+@PACKED
+@DTYPES
+@EACH_SSD
+def test_scan(shape: tuple[int, ...], chunk_size: int, dtypes: Any, packed: bool) -> None:
+    batch, num_positions, heads, width, _, state = shape
+    inputs, starts = ssd_inputs(shape, dtypes), starts_of(batch, num_positions, packed)
+    check(ssd_op._ssd, *inputs, starts, chunk_size)
+    states = torch.empty(batch, -(-num_positions // chunk_size), heads, width, state, dtype=dtypes[0])
+    for needs in ([True] * 7, [False, True, True, False, True, False, True]):
+        assert check(ssd_op._ssd_backward, torch.empty_like(inputs[0]), *inputs, starts, states, chunk_size, needs)
+
+
+@pytest.mark.parametrize("width", [65, 100, 128])
+@pytest.mark.parametrize("groups", [1, 40])
+def test_scan_of_wide_heads(width: int, groups: int) -> None:
+    """Heads in two blocks of columns: with few groups the parts of dt's gradient are the highest moment."""
+    inputs = ssd_inputs((1, 70, 40, width, groups, 2), (BF16, BF16))
+    states = torch.empty(1, 2, 40, width, 2, dtype=BF16)
+    check(ssd_op._ssd_backward, torch.empty_like(inputs[0]), *inputs, None, states, 64, [True] * 7)
+
+
+@PACKED
+@EACH_SSD
+@pytest.mark.parametrize("whole", [False, True], ids=["one lane", "all lanes"])
+def test_piece_of_a_scan(shape: tuple[int, ...], chunk_size: int, packed: bool, whole: bool) -> None:
+    """Half of the positions and, of tensors with heads, parts: views as `megarun.parallel.hand_off` cuts them."""
+    batch, num_positions, heads, width, groups, state = shape
+    wide = (batch, 2 * num_positions, heads * (1 if whole else 2), width, groups * (1 if whole else 2), state)
+    rows, heads_of, groups_of = slice(num_positions, None), slice(0, heads), slice(0, groups)
+    x, dt, A_log, B, C, D, dt_bias = ssd_inputs(wide, (BF16, BF16))
+    inputs = [x[:, rows, heads_of], dt[:, rows, heads_of], A_log[heads_of], B[:, rows, groups_of], C[:, rows, groups_of]]
+    inputs += [D[heads_of], dt_bias[heads_of]]
+    starts = starts_of(batch, 2 * num_positions, packed)
+    starts = None if starts is None else starts[:, rows]
+    num_chunks = -(-num_positions // chunk_size)
+    states = torch.empty(batch, 2 * num_chunks, wide[2], width, state, dtype=BF16)[:, num_chunks:, heads_of]
+    y, first = torch.empty(x.shape, dtype=BF16)[:, rows, heads_of], torch.empty(batch, heads, width, state)
+    check(ssd_piece._piece, first, *inputs, starts, chunk_size, y, states)
+    totals = [torch.zeros(each.shape, dtype=FP32 if each.dim() == 1 else BF16) for each in inputs]
+    check(ssd_piece._piece_backward, first, y, *inputs, starts, states, chunk_size, *totals)
+
+
+def m2rnn_inputs(shape: tuple[int, ...], dtypes: tuple[torch.dtype, torch.dtype]) -> list[Tensor]:
+    (batch, num_positions, heads, keys, values), (dtype, of_parameters) = shape, dtypes
+    q, k = torch.empty(batch, num_positions, 2 * keys, dtype=dtype).chunk(2, 2)
+    v = torch.empty(batch, num_positions, heads, values, dtype=dtype)
+    f = torch.empty(batch, num_positions, heads, dtype=dtype)
+    parameters = ((heads, values, values), (heads, values), (heads,), (heads,))
+    return [q, k, v, f, *(torch.empty(each, dtype=of_parameters) for each in parameters)]
+
+
+M2RNN = [
+    ((2, 50, 4, 16, 16), 16),
+    ((1, 7, 3, 5, 6), 3),
+    ((3, 33, 2, 100, 9), 64),
+    ((2, 3, 40, 1, 16), 1),
+    ((2, 2, 5, 1, 1), 1),
+    ((5, 1, 7, 1, 2), 2),
+]
+EACH_M2RNN = pytest.mark.parametrize(("shape", "save_every"), M2RNN, ids=str)
+SPANS = pytest.mark.parametrize("parts_bytes", [m2rnn_sizes.PARTS_BYTES, 20_000, 1])
+
+
+@PACKED
+@DTYPES
+@SPANS
+@EACH_M2RNN
+def test_recurrence(
+    shape: tuple[int, ...], save_every: int, dtypes: Any, packed: bool, parts_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(m2rnn_sizes, "PARTS_BYTES", parts_bytes)
+    batch, num_positions, heads, keys, values = shape
+    inputs, starts = m2rnn_inputs(shape, dtypes), starts_of(batch, num_positions, packed)
+    assert check(m2rnn_op._m2rnn, *inputs, starts, save_every) == 0
+    states = torch.empty(batch, -(-num_positions // save_every) + 1, heads, keys, values)
+    for needs in ([True] * 8, [False, True, True, False, True, False, True, False]):
+        assert check(m2rnn_op._m2rnn_backward, torch.empty_like(inputs[2]), *inputs, starts, states, save_every, needs)
+
+
+@PACKED
+@EACH_M2RNN
+@pytest.mark.parametrize("whole", [False, True], ids=["one lane", "all lanes"])
+def test_piece_of_a_recurrence(shape: tuple[int, ...], save_every: int, packed: bool, whole: bool) -> None:
+    batch, num_positions, heads, keys, values = shape
+    q, k, v, f, *parameters = m2rnn_inputs((batch, 2 * num_positions, heads * (1 if whole else 2), keys, values), (BF16, BF16))
+    rows, heads_of = slice(num_positions, None), slice(0, heads)
+    inputs = [q[:, rows], k[:, rows], v[:, rows, heads_of], f[:, rows, heads_of], *(each[heads_of] for each in parameters)]
+    starts = starts_of(batch, 2 * num_positions, packed)
+    starts = None if starts is None else starts[:, rows]
+    count = -(-num_positions // save_every) + 1
+    states = torch.empty(batch, 2 * count, v.shape[2], keys, values)[:, count:, heads_of]
+    y, first = torch.empty_like(v)[:, rows, heads_of], torch.empty(batch, heads, keys, values)
+    check(m2rnn_piece._piece, first, *inputs, starts, save_every, y, states)
+    totals = [torch.zeros(each.shape, dtype=FP32 if index > 3 else BF16) for index, each in enumerate(inputs)]
+    check(m2rnn_piece._piece_backward, first, y, *inputs, starts, states, save_every, *totals)
+
+
+def test_copies_of_operands_are_counted() -> None:
+    """Rows whose last dim is not dense, a gradient that is one number everywhere, and states and parameters that are not contiguous."""
+    inputs = ssd_inputs((2, 9, 4, 6, 2, 5), (BF16, BF16))
+    inputs[0], inputs[2] = inputs[0].transpose(1, 3).contiguous().transpose(1, 3), inputs[2].repeat(2)[::2]
+    grad, states = torch.empty((), dtype=BF16).expand(2, 9, 4, 6), torch.empty(2, 2, 4, 5, 6, dtype=BF16).mT
+    check(ssd_op._ssd, *inputs, None, 8)
+    check(ssd_op._ssd_backward, grad, *inputs, None, states, 8, [True] * 7)
+    inputs, first = ssd_inputs((1, 1, 2, 16, 1, 16), (BF16, BF16)), torch.empty(1, 2, 16, 16)
+    totals, states = [torch.zeros_like(each, dtype=FP32 if each.dim() == 1 else BF16) for each in inputs], torch.empty(1, 1, 2, 16, 16)
+    check(ssd_piece._piece_backward, first.mT, inputs[0], *inputs, None, states.bfloat16(), 1, *totals)
+    inputs = m2rnn_inputs((2, 1, 4, 1, 16), (BF16, FP32))
+    inputs[4] = inputs[4].mT
+    check(m2rnn_op._m2rnn_backward, inputs[2], *inputs, None, torch.empty(2, 2, 4, 1, 16), 1, [True] * 8)
+    inputs = m2rnn_inputs((2, 9, 4, 6, 5), (BF16, BF16))
+    inputs[0], inputs[4] = inputs[0].mT.contiguous().mT, inputs[4].mT
+    grad, states = torch.empty((), dtype=BF16).expand(2, 9, 4, 5), torch.empty(2, 3, 4, 5, 6).mT
+    check(m2rnn_op._m2rnn, *inputs, None, 8)
+    check(m2rnn_op._m2rnn_backward, grad, *inputs, None, states, 8, [True] * 8)
+
+
+def test_the_reference_states_nothing() -> None:
+    """Chosen, or because the kernels do not take the sizes or the dtype."""
+    narrow, wide = ssd_inputs((1, 4, 2, 4, 1, 4), (BF16, BF16)), ssd_inputs((1, 4, 2, 129, 1, 4), (BF16, BF16))
+    states, exact = torch.empty(1, 1, 2, 4, 4, dtype=BF16), m2rnn_inputs((1, 4, 2, 4, 4), (torch.float64, FP32))
+    name = "megakernels.ssd_backward.default"
+    assert scratch_bytes(name, (narrow[0], *narrow, None, states, 4, [True] * 7))
+    assert scratch_bytes(name, (wide[0], *wide, None, states, 4, [True] * 7)) == 0
+    assert scratch_bytes("megakernels.m2rnn_backward.default", (exact[2], *exact, None, torch.empty(1, 2, 2, 4, 4), 4, [True] * 8)) == 0
+    use_kernels("reference")
+    try:
+        assert scratch_bytes(name, (narrow[0], *narrow, None, states, 4, [True] * 7)) == 0
+    finally:
+        use_kernels("triton")

@@ -1,0 +1,154 @@
+"""What the scans' kernels hold inside themselves: the ledger's figure is what the operations state of a block's operands."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from megakernels import scratch_bytes, use_kernels
+from megakernels._common.blocks import SMALLEST_DOT
+from megakernels.m2rnn import sizes as recurrence_sizes
+from megakernels.ssd import sizes as scan_sizes
+from megaplan.dtypes import DType
+from megaplan.hosts.megarun import inside
+from megaplan.hosts.megarun.dims import Dims, local_dims
+from megaplan.hosts.megarun.hand_off import num_lanes
+from megaplan.hosts.megarun.ledger import block_bytes
+from megaplan.inventory.build import build_inventory
+from megaplan.spec.models import Mamba2, MatrixRecurrence, Spec
+from megarun.dtypes import TORCH_DTYPES
+from megarun.parallel.hand_off import _recurrence_part, _scan_part, half, lane_slice
+
+pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-50")]
+WIDTHS = (1, 2, 5, 16, 20, 64, 65, 100, 128, 129)
+
+
+def empty(dtype: DType, *shape: int) -> Tensor:
+    return torch.empty(shape, dtype=TORCH_DTYPES[dtype], device="meta")
+
+
+def sizes(seed: int) -> tuple[random.Random, Dims, DType]:
+    """Local sizes, and the dtype of parameters."""
+    draw = random.Random(seed)
+    dtype, cp = draw.choice([DType.BF16, DType.BF16, DType.FP16, DType.FP32]), draw.choice([1, 1, 2, 4])
+    tokens, batch = 2 * draw.choice([1, 2, 7, 32, 65, 300, 4096]), draw.choice([1, 2, 3])
+    dims = Dims(batch, tokens, tokens, 64, 1, cp, dtype, packed=draw.random() < 0.5)
+    return draw, dims, dtype if draw.random() < 0.7 else DType.FP32
+
+
+def starts_of(dims: Dims) -> Tensor | None:
+    return empty(DType.INT32, dims.batch, dims.tokens) if dims.packed else None
+
+
+def stated(name: str, operands: tuple[Any, ...]) -> int:
+    """The default of a process that has built no trainer yet, whatever another test has built."""
+    use_kernels("triton")
+    return scratch_bytes(f"megakernels.{name}.default", operands)
+
+
+def expected(found: inside.Inside | None) -> tuple[int, int]:
+    return (0, 0) if found is None else (found.forward, found.backward)
+
+
+def of_lanes(
+    name: str,
+    dims: Dims,
+    lanes: int,
+    part: Callable[[Any, int, int, int], list[Tensor]],
+    inputs: list[Tensor],
+    every: int,
+    states: Tensor,
+    y: Tensor,
+) -> set[tuple[int, int]]:
+    """What each piece and lane states, forward and backward."""
+    found, gradients, starts = set(), [torch.empty_like(each) for each in inputs], starts_of(dims)
+    for place in range(2):
+        for lane in range(lanes):
+            heads = lane_slice(y.shape[2], lane, lanes)
+            own, starts_here = part(inputs, place, lane, lanes), None if starts is None else half(starts, place)
+            made, at = half(y, place)[:, :, heads], half(states, place)[:, :, heads]
+            last = empty(DType.FP32, dims.batch, *at.shape[2:])
+            forward = stated(f"{name}_piece", (last, *own, starts_here, every, made, at))
+            behind = (last, made, *own, starts_here, at, every, *part(gradients, place, lane, lanes))
+            found.add((forward, stated(f"{name}_piece_backward", behind)))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_the_ledger_of_a_scan_has_what_the_operation_states(seed: int) -> None:
+    draw, dims, parameters = sizes(seed)
+    groups = draw.choice([1, 2, 3, 8])
+    heads, width, state = groups * draw.choice([1, 2, 10]), draw.choice(WIDTHS), draw.choice(WIDTHS)
+    mamba = Mamba2(kind="mamba2", head_dim=width, state_dim=state, num_groups=groups, chunk_size=draw.choice([1, 3, 16, 40, 128, 256]))
+    x, dt = (empty(dims.dtype, *dims.wide(heads, *rest)) for rest in ((width,), ()))
+    B, C = (empty(dims.dtype, *dims.wide(groups, state)) for _ in range(2))
+    A_log, D, dt_bias = (empty(parameters, heads) for _ in range(3))
+    inputs, chunk_size = [x, dt, A_log, B, C, D, dt_bias], mamba.chunk_size
+    wanted = expected(inside.scan_inside(dims, mamba, heads, groups, parameters))
+    if dims.cp > 1:
+        states = empty(dims.dtype, dims.batch, 2 * -(-dims.tokens // 2 // chunk_size), heads, width, state)
+        assert of_lanes("ssd", dims, num_lanes(groups, dims.cp), _scan_part, inputs, chunk_size, states, x) == {wanted}
+        return
+    states, starts = empty(dims.dtype, dims.batch, -(-dims.tokens // chunk_size), heads, width, state), starts_of(dims)
+    forward = stated("ssd", (*inputs, starts, chunk_size))
+    assert (forward, stated("ssd_backward", (x, *inputs, starts, states, chunk_size, [True] * 7))) == wanted
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_the_ledger_of_a_recurrence_has_what_the_operation_states(seed: int) -> None:
+    draw, dims, parameters = sizes(seed)
+    heads, keys, values = draw.choice([1, 3, 8, 32]), draw.choice(WIDTHS), draw.choice([1, 2, 5, 16, 16, 17])
+    every = draw.choice([1, 3, 16, 64, 200])
+    recurrent = MatrixRecurrence(kind="m2rnn", num_heads=heads, key_dim=keys, value_dim=values, save_every=every)
+    q, k = (empty(dims.dtype, *dims.wide(keys)) for _ in range(2))
+    v, f = (empty(dims.dtype, *dims.wide(heads, *rest)) for rest in ((values,), ()))
+    inputs = [q, k, v, f, *(empty(parameters, *shape) for shape in ((heads, values, values), (heads, values), (heads,), (heads,)))]
+    wanted = expected(inside.recurrence_inside(dims, recurrent, heads, parameters))
+    if dims.cp > 1:
+        states = empty(DType.FP32, dims.batch, 2 * (-(-dims.tokens // 2 // every) + 1), heads, keys, values)
+        assert of_lanes("m2rnn", dims, num_lanes(heads, dims.cp), _recurrence_part, inputs, every, states, v) == {wanted}
+        return
+    states, starts = empty(DType.FP32, dims.batch, -(-dims.tokens // every) + 1, heads, keys, values), starts_of(dims)
+    forward = stated("m2rnn", (*inputs, starts, every))
+    assert (forward, stated("m2rnn_backward", (v, *inputs, starts, states, every, [True] * 8))) == wanted
+
+
+def test_limits_and_tiles_are_the_same_in_ledger_and_operation() -> None:
+    assert {TORCH_DTYPES[dtype]: width for dtype, width in inside.SCAN_WIDTH.items()} == scan_sizes.LARGEST_WIDTH
+    assert {TORCH_DTYPES[dtype]: tile for dtype, tile in inside.SCAN_TILE.items()} == scan_sizes.LARGEST_TILE
+    assert inside.SCAN_BLOCK == scan_sizes.LARGEST_BLOCK
+    assert inside.SMALLEST_SIDE == SMALLEST_DOT
+    limits = inside.LARGEST_KEYS, inside.LARGEST_VALUES, inside.PARTS_BYTES
+    assert limits == (recurrence_sizes.LARGEST_KEYS, recurrence_sizes.LARGEST_VALUES, recurrence_sizes.PARTS_BYTES)
+
+
+SECTIONS: dict[str, Any] = {
+    "M": {"mamba": {"kind": "mamba2", "num_heads": 8, "head_dim": 16, "state_dim": 32, "num_groups": 2, "chunk_size": 16}},
+    "R": {"recurrent": {"kind": "m2rnn", "num_heads": 4, "key_dim": 16, "value_dim": 8, "save_every": 8}},
+}
+
+
+@pytest.mark.parametrize("cp", [1, 2])
+@pytest.mark.parametrize("family", list(SECTIONS))
+def test_only_with_triton_is_it_in_the_working_set(family: str, cp: int) -> None:
+    """There it raises the peak of backward, and what is kept is the same."""
+    peaks, kept = [], []
+    for kernels in ("reference", "triton"):
+        spec = Spec.model_validate(
+            {
+                "format": "megaplan.spec/1",
+                "name": family,
+                "model": {"pattern": family, "num_layers": 2, "hidden_size": 32, "vocab_size": 64, **SECTIONS[family]},
+                "mesh": {"cp": cp},
+                "batch": {"micro_batch_size": 2, "seq_length": 256},
+                "host": {"kernels": kernels},
+            }
+        )
+        sums = block_bytes(spec, local_dims(spec), "layers.0", build_inventory(spec).layers[0])
+        peaks.append(sums.backward_bytes)
+        kept.append(sums.saved)
+    assert peaks[0] < peaks[1]
+    assert kept[0] == kept[1]
