@@ -57,8 +57,9 @@ def main(cases: list[dict[str, Any]], out: Path) -> None:
     with process_group(launch, device):
         for case in cases:
             job = build_job(case)
+            mesh = build_mesh(job.spec.mesh, device)
             with experts_in_turn(case.get("experts")):
-                found = [trace_process(job, build_mesh(job.spec.mesh, device), with_values=True) for _ in range(case["repeats"])]
+                found = [trace_process(job, mesh, with_values=True) for _ in range(case["repeats"])]
             (out / f"{case['name']}.{launch.rank}.pickle").write_bytes(pickle.dumps(found))
 
 

@@ -37,6 +37,7 @@ CASES = {
     "ep2": {"mesh": {"dp_shard": 2, "ep": 2}, "schedule.num_microbatches": 2, "precision": BF16},
     "ep2-skewed": {"mesh": {"dp_shard": 2, "ep": 2}, "schedule.num_microbatches": 2, "model.moe.routing_skew": 2.0},
 }
+IN_CI = ("pp2", "pp2-vpp2", "dp2-reshard", "dp2-recompute", "cp2", "ep2-skewed")
 CHOSEN = {"ep2": (0, 4), "ep2-skewed": (0, 2)}
 """Experts that real tokens choose in turn, so that routing is what the spec states: even, and all rows on the first rank."""
 REPEATS = 3
@@ -46,13 +47,18 @@ MESH_LOOK_UP = ("aten.eq.Scalar", "aten.nonzero.default")
 
 @pytest.fixture(scope="module")
 def real(
-    spec_with: Any, spans_of: Any, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+    spec_with: Any,
+    spans_of: Any,
+    environment: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
 ) -> dict[str, list[list[RankTrace]]]:
-    """Traces of both ranks of every case, from two gloo processes."""
+    """Traces of both ranks of every case that is asked for, from two gloo processes."""
     folder = tmp_path_factory.mktemp("real")
+    asked = {item.callspec.params["name"] for item in request.session.items if item.path == request.path and hasattr(item, "callspec")}
     cases = []
-    for name, overrides in CASES.items():
-        spec = spec_with(overrides)
+    for name in (name for name in CASES if name in asked):
+        spec = spec_with(CASES[name])
         cases.append({"name": name, "spec": spec, "spans": spans_of(spec), "repeats": REPEATS, "experts": CHOSEN.get(name)})
     (folder / "cases.json").write_text(json.dumps(cases))
     script = Path(__file__).with_name("real_worker.py")
@@ -60,7 +66,7 @@ def real(
     command += [str(folder / "cases.json"), str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-    return {name: [pickle.loads((folder / f"{name}.{rank}.pickle").read_bytes()) for rank in range(2)] for name in CASES}
+    return {name: [pickle.loads((folder / f"{name}.{rank}.pickle").read_bytes()) for rank in range(2)] for name in asked}
 
 
 def rows(trace: RankTrace, phase: Phase) -> Counter[tuple[Any, ...]]:
@@ -89,7 +95,14 @@ def handles_keep_what_they_send(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("handles_keep_what_they_send")
-@pytest.mark.parametrize(("name", "rank"), [(name, rank) for name in CASES for rank in range(1 if name == "ep2-skewed" else 2)])
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        pytest.param(name, rank, marks=() if name in IN_CI else pytest.mark.slow)
+        for name in CASES
+        for rank in range(1 if name == "ep2-skewed" else 2)
+    ],
+)
 def test_fake_and_real_tensors_hold_the_same_bytes(real: Any, job_with: Any, name: str, rank: int) -> None:
     """Every phase, row by row, once the fake group's handles keep what they send; but for the mesh's own look-up on the host."""
     repeats: list[RankTrace] = real[name][rank]
