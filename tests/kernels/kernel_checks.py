@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from op_cases import Case
 from op_checks import gradients, rms_ratio, saved_by
+from op_makers import Case
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import interpreter

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from op_cases import CASES, Case
+from op_cases import CASES
 from op_checks import bytes_of, gradients, live_bytes, saved_by
+from op_makers import Case
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from op_cases import CASES, Case
+from op_cases import CASES
 from op_checks import TOLERANCE, gradients, rms_ratio
+from op_makers import Case
 
 ODD_LENGTHS = (1, 63, 64, 65, 200)
 EACH_CASE = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from op_cases import exact_gated_rms_norm
 from op_checks import rms_ratio
+from op_exact import exact_gated_rms_norm
 from storages import Storages
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from op_cases import CASES, exact_m2rnn, exact_ssd
+from op_cases import CASES
 from op_checks import TOLERANCE, gradients, peak_bytes, rms_ratio
+from op_exact import exact_m2rnn, exact_ssd
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor

@@ -3,8 +3,9 @@
 import pytest
 import torch
 from kernel_checks import TOLERANCE, check_contract, check_needs, check_uniform_cotangent, check_values
-from op_cases import CASES, Case
+from op_cases import CASES
 from op_checks import gradients, rms_ratio
+from op_makers import Case
 from torch.nn import functional
 
 from megakernels.activation import gelu, reference, relu2, swiglu

@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 from kernel_checks import TOLERANCE, check_contract, check_needs, check_uniform_cotangent, check_values
-from op_cases import CASES, Case, exact_conv
+from op_cases import CASES
 from op_checks import rms_ratio
+from op_exact import exact_conv
+from op_makers import Case
 
 from megakernels.causal_conv1d import causal_conv1d, kernel, reference
 

@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 from kernel_checks import TOLERANCE, check_contract, check_needs, check_uniform_cotangent, check_values, no_reference, run, seeds_of
-from op_cases import BATCH, CASES, Case, document_starts, exact_m2rnn
+from op_cases import CASES
 from op_checks import rms_ratio
+from op_exact import exact_m2rnn
+from op_makers import BATCH, Case, document_starts
 from torch import Tensor
 
 from megakernels.m2rnn import kernel, m2rnn, reference, sizes

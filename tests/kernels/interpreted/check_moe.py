@@ -3,8 +3,10 @@
 import pytest
 import torch
 from kernel_checks import TOLERANCE, check_contract, check_needs, check_uniform_cotangent, check_values, no_reference, shuffled_grid
-from op_cases import CASES, TOP_K, exact_routed_experts, expert_case, plan, routed_case
+from op_cases import CASES
 from op_checks import rms_ratio
+from op_exact import TOP_K, exact_routed_experts
+from op_makers import expert_case, plan, routed_case
 from storages import Idle, Storages
 
 from megakernels import scratch_bytes

@@ -3,8 +3,10 @@
 import pytest
 import torch
 from kernel_checks import TOLERANCE, check_contract, check_needs, check_uniform_cotangent, check_values
-from op_cases import BATCH, CASES, EPS, Case, exact_gated_rms_norm, exact_rms_norm
+from op_cases import CASES
 from op_checks import rms_ratio
+from op_exact import EPS, exact_gated_rms_norm, exact_rms_norm
+from op_makers import BATCH, Case
 
 from megakernels.rms_norm import add_rms_norm, gated_rms_norm, kernel, reference, rms_norm
 

@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 from kernel_checks import TOLERANCE, check_contract, check_needs, check_uniform_cotangent, check_values
-from op_cases import BATCH, CASES, Case, angles, exact_mla_kv, exact_rope
+from op_cases import CASES
 from op_checks import rms_ratio
+from op_exact import angles, exact_mla_kv, exact_rope
+from op_makers import BATCH, Case
 
 from megakernels.rope import mla_kv, reference, rope
 

@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 from kernel_checks import TOLERANCE, check_contract, check_needs, check_uniform_cotangent, check_values, no_reference, run, seeds_of
-from op_cases import BATCH, CASES, Case, apart, document_starts, exact_ssd
+from op_cases import CASES
 from op_checks import gradients, rms_ratio
+from op_exact import exact_ssd
+from op_makers import BATCH, Case, apart, document_starts
 from torch import Tensor
 
 from megakernels.ssd import kernel, reference, sizes, ssd

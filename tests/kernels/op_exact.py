@@ -1,0 +1,224 @@
+"""Independent formulations of the operations.
+
+They use other algorithms than the operations where there is a choice: position by position for the recurrences, the whole score matrix for
+attention, one expert and token at a time for the mixture, torch's own functions elsewhere. Autograd differentiates them in fp64.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Inputs = Mapping[str, Tensor]
+
+
+EPS = 1e-5
+
+
+def angles(normal: Callable[..., Tensor], num_positions: int, half: int) -> dict[str, Tensor]:
+    angle = normal(num_positions, half)
+    return {"cos": angle.cos(), "sin": angle.sin()}
+
+
+def exact_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * weight
+
+
+def exact_gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, num_groups: int) -> Tensor:
+    slices = (x * functional.silu(gate)).chunk(num_groups, dim=-1)
+    return torch.cat([exact_rms_norm(piece, torch.ones_like(piece[0, 0])) for piece in slices], dim=-1) * weight
+
+
+def exact_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Complex multiplication by cos + i sin of the pairs (j, j + R/2)."""
+    half = cos.shape[-1]
+    straight = x.shape[-1] - 2 * half
+    pairs = torch.complex(x[..., straight : straight + half], x[..., straight + half :]) * torch.complex(cos, sin)[:, None]
+    return torch.cat([x[..., :straight], pairs.real, pairs.imag], dim=-1)
+
+
+def exact_mla_kv(kv: Tensor, k_rope: Tensor, cos: Tensor, sin: Tensor, nope_dim: int) -> tuple[Tensor, Tensor]:
+    rotated = exact_rope(k_rope[:, :, None], cos, sin).expand(-1, -1, kv.shape[2], -1)
+    return torch.cat([kv[..., :nope_dim], rotated], dim=-1), kv[..., nope_dim:]
+
+
+def exact_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
+    repeats = q.shape[2] // k.shape[2]
+    k, v = k.repeat_interleave(repeats, 2), v.repeat_interleave(repeats, 2)
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) * scale
+    position = torch.arange(q.shape[1])
+    visible = position[:, None] >= position
+    if window is not None:
+        visible &= position[:, None] - window < position
+    return torch.einsum("bhij,bjhd->bihd", scores.masked_fill(~visible, -math.inf).softmax(-1), v)
+
+
+class Joined(torch.autograd.Function):
+    """An output as it is, and a loss whose gradient is one whatever that of the output is."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, loss: Tensor) -> Tensor:
+        ctx.loss = torch.ones_like(loss)
+        return out.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        return gradient, ctx.loss
+
+
+def exact_indexed_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    index_q: Tensor,
+    index_k: Tensor,
+    index_weights: Tensor,
+    k_scale: Tensor,
+    k_bias: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    top_k: int,
+    loss_factor: float,
+    window: int | None = None,
+) -> Tensor:
+    """The whole score matrices, sorted; the divergence as torch has it."""
+    keys = functional.layer_norm(index_k, index_k.shape[-1:], k_scale, k_bias, EPS)
+    keys, queries = exact_rope(keys[:, :, None], cos, sin)[:, :, 0], exact_rope(index_q, cos, sin)
+    scores = torch.einsum("bti,bits->bts", index_weights, torch.einsum("btid,bsd->bits", queries, keys).relu())
+    scores = scores / math.sqrt(index_q.shape[2] * index_q.shape[3])
+    position = torch.arange(q.shape[1])
+    visible = position[:, None] >= position
+    if window is not None:
+        visible &= position[:, None] - window < position
+    masked = scores.detach().masked_fill(~visible, -math.inf)
+    last = masked.sort(-1, descending=True).values[..., min(top_k, len(position)) - 1, None]
+    chosen = visible & (masked >= last)
+    attended = (torch.einsum("bthd,bshd->bhts", q, k) * 0.3).masked_fill(~chosen[:, None], -math.inf).softmax(-1)
+    log_chosen = scores.masked_fill(~chosen, -math.inf).log_softmax(-1).masked_fill(~chosen, 0)
+    target = attended.detach()
+    losses = (target * (target.clamp(min=1e-300).log() - log_chosen[:, None])).sum()
+    return Joined.apply(torch.einsum("bhts,bshd->bthd", attended, v), loss_factor * losses)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def exact_conv(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:
+    padded = functional.pad(x.mT, (weight.shape[1] - 1, 0))
+    y = functional.conv1d(padded, weight[:, None], bias, groups=weight.shape[0]).mT
+    return functional.silu(y) if silu else y
+
+
+def exact_conv_after(initial: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:
+    return exact_conv(torch.cat([initial, x], 1), weight, bias, silu)[:, initial.shape[1] :]
+
+
+def exact_ssd(x: Tensor, dt: Tensor, A_log: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor) -> Tensor:
+    """The recurrence, position by position."""
+    repeats = x.shape[2] // B.shape[2]
+    B, C = B.repeat_interleave(repeats, 2), C.repeat_interleave(repeats, 2)
+    step = functional.softplus(dt + dt_bias)
+    state = x.new_zeros(x.shape[0], x.shape[2], x.shape[3], B.shape[3])
+    found = []
+    for t in range(x.shape[1]):
+        decay = (-step[:, t] * A_log.exp()).exp()
+        state = decay[..., None, None] * state + step[:, t, :, None, None] * x[:, t, :, :, None] * B[:, t, :, None]
+        found.append((state @ C[:, t, :, :, None]).squeeze(-1) + D[:, None] * x[:, t])
+    return torch.stack(found, 1)
+
+
+def exact_m2rnn(q: Tensor, k: Tensor, v: Tensor, f: Tensor, state_map: Tensor, D: Tensor, dt_bias: Tensor, A_log: Tensor) -> Tensor:
+    """The recurrence, position by position."""
+    state = q.new_zeros(q.shape[0], v.shape[2], q.shape[2], v.shape[3])
+    found = []
+    for t in range(q.shape[1]):
+        decay = (-A_log.exp() * functional.softplus(f[:, t] + dt_bias)).exp()[..., None, None]
+        inner = state @ state_map + k[:, t, None, :, None] * v[:, t, :, None]
+        state = decay * state + (1 - decay) * inner.tanh()
+        found.append((q[:, t, None, None] @ state).squeeze(2) + D * v[:, t])
+    return torch.stack(found, 1)
+
+
+def exact_mamba3(
+    x: Tensor,
+    z: Tensor,
+    B: Tensor,
+    C: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    trapezoid: Tensor,
+    B_bias: Tensor,
+    C_bias: Tensor,
+    D: Tensor,
+    dt_bias: Tensor,
+    angles: Tensor | None = None,
+    mimo_x: Tensor | None = None,
+    mimo_z: Tensor | None = None,
+    mimo_o: Tensor | None = None,
+) -> Tensor:
+    """The recurrence, position by position and rank by rank; the state turns back, not keys and queries forth, and what was added a step
+    ago is kept beside it.
+    """
+    repeats, ones = x.shape[2] // B.shape[3], torch.ones(x.shape[2], B.shape[2], x.shape[3], dtype=x.dtype)
+    into, gate, out = (ones if weight is None else weight for weight in (mimo_x, mimo_z, mimo_o))
+    state = previous = x.new_zeros(x.shape[0], x.shape[2], x.shape[3], B.shape[4])
+    found = []
+    for t in range(x.shape[1]):
+        step, rate = functional.softplus(dt[:, t] + dt_bias), functional.softplus(A[:, t]).clamp(min=1e-4)
+        share, decay = trapezoid[:, t].sigmoid(), (-step * rate).exp()
+        keys, queries = (
+            each[:, t].repeat_interleave(repeats, 2).transpose(1, 2) + bias for each, bias in ((B, B_bias), (C, C_bias))
+        )  # [B, H, R, S]
+        added = torch.zeros_like(state)
+        for r in range(B.shape[2]):
+            added = added + (x[:, t] * into[:, r])[..., None] * keys[:, :, r, None]
+        state = decay[..., None, None] * (state + ((1 - share) * step)[..., None, None] * previous)
+        if angles is not None:
+            angle = -math.pi * angles[:, t, None].tanh() * step[..., None]
+            state = turned(state, angle)
+        state = state + (share * step)[..., None, None] * added
+        y = torch.zeros_like(x[:, t])
+        for r in range(B.shape[2]):
+            read = (state @ queries[:, :, r, :, None]).squeeze(-1) + D[:, None] * x[:, t] * into[:, r]
+            y = y + out[:, r] * read * functional.silu(z[:, t] * gate[:, r])
+        found.append(y)
+        previous = added
+    return torch.stack(found, 1)
+
+
+def turned(rows: Tensor, angle: Tensor) -> Tensor:
+    """Complex multiplication by exp(i · angle) of the pairs (j, j + S // 2), j < N."""
+    count, half = angle.shape[-1], rows.shape[-1] // 2
+    pairs = torch.complex(rows[..., :count], rows[..., half : half + count]) * torch.polar(torch.ones_like(angle), angle)[:, :, None]
+    return torch.cat([pairs.real, rows[..., count:half], pairs.imag, rows[..., half + count :]], -1)
+
+
+def exact_route(x: Tensor, weight: Tensor, top_k: int, normalize: bool) -> Tensor:
+    weights = (x @ weight.T).softmax(-1).sort(-1, descending=True).values[:, :top_k]
+    return weights / weights.sum(-1, keepdim=True) if normalize else weights
+
+
+def exact_experts(inputs: Inputs, activation: str) -> Tensor:
+    """Every row with its own copy of its expert's matrices."""
+    owner = torch.repeat_interleave(torch.arange(len(inputs["counts"])), inputs["counts"])
+    up = torch.einsum("mh,mfh->mf", inputs["x"], inputs["up"][owner])
+    if activation == "swiglu":
+        hidden = functional.silu(torch.einsum("mh,mfh->mf", inputs["x"], inputs["gate"][owner])) * up
+    else:
+        hidden = up.relu() ** 2 if activation == "relu2" else functional.gelu(up, approximate="tanh")
+    return inputs["weights"].flatten()[inputs["rows"].long(), None] * torch.einsum("mf,mhf->mh", hidden, inputs["down"][owner])
+
+
+TOP_K, NUM_EXPERTS = 2, 5
+
+
+def exact_routed_experts(inputs: Inputs, activation: str) -> Tensor:
+    token = inputs["rows"].long() // TOP_K
+    rows = exact_experts({**inputs, "x": inputs["x"][token]}, activation)
+    return torch.zeros_like(inputs["x"]).index_add(0, token, rows)
+
+
+def exact_linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor, z_loss: float) -> Tensor:
+    logits = x @ weight.mT
+    squares = logits.logsumexp(1).square()[labels >= 0].sum()
+    return functional.cross_entropy(logits, labels, reduction="sum") + z_loss * squares
