@@ -35,6 +35,14 @@ def test_matrix_covers_what_it_must() -> None:
     assert len(IN_CI) >= 6
 
 
+def test_the_committed_table_has_every_plan_at_today_s_estimate() -> None:
+    """A change of an estimate is traced where it is made: `make accuracy STALE=1`."""
+    recorded = load_module("recorded")
+    table = recorded.read(FOLDER.parent / "results" / "accuracy.csv")
+    assert recorded.stale(list(MATRIX.cases()), table) == []
+    assert set(table) == set(MATRIX.names())
+
+
 def test_a_plan_is_stale_once_its_estimate_is_another() -> None:
     """`make accuracy STALE=1` traces what the committed table does not have at the estimate of today, and only that."""
     recorded = load_module("recorded")
