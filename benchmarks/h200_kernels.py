@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "benchmarks")]
@@ -30,13 +31,23 @@ sys.path[:0] = [str(ROOT / "benchmarks")]
 from h200.kernel_cases import Inputs, KernelCase, cases  # noqa: E402
 from h200.peers import peers  # noqa: E402
 
-from megakernels import use_kernels  # noqa: E402
+from megakernels import scratch_bytes, use_kernels  # noqa: E402
 
 RESULT = ROOT / "benchmarks/results/h200-kernels.csv"
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3}
 """RMS ratio to the fp64 result."""
 NUM_REPEATS = 30
 CORRECTNESS_TOKENS = 300
+
+
+class Stated(TorchDispatchMode):
+    """The most that an operation states of its inside (`megakernels.scratch_bytes`), of those that run meanwhile."""
+
+    num_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num_bytes = max(self.num_bytes, scratch_bytes(str(func), args))
+        return func(*args, **(kwargs or {}))
 
 
 def rms_ratio(found: Tensor, exact: Tensor) -> float:
@@ -145,7 +156,7 @@ def peer(case: KernelCase, call: Callable[..., Tensor], copy: float, matmul: flo
 
 
 def timed(case: KernelCase, call: Callable[..., Tensor], copy: float, matmul: float) -> dict[str, Any]:
-    """Kernel times, their ratios to this GPU's limit, wall time, and the highest bytes with and without what is returned."""
+    """Kernel times, their ratios to this GPU's limit, wall time, highest bytes with and without what is returned, and what is stated."""
     inputs = case.make("cuda", torch.bfloat16)
     grad = torch.randn_like(call(**inputs)) if case.differentiable else None
     limit, unit = (copy, "bytes") if case.bound == "copy" else (matmul, "flops")
@@ -164,7 +175,14 @@ def timed(case: KernelCase, call: Callable[..., Tensor], copy: float, matmul: fl
     results = gradients_of(call, inputs, grad)
     row["peak_bytes"] = torch.cuda.max_memory_allocated() - before
     row["workspace_bytes"] = row["peak_bytes"] - sum(result.nbytes for result in results)
-    return row
+    return row | {"stated_bytes": stated_bytes(call, inputs)}
+
+
+def stated_bytes(call: Callable[..., Tensor], inputs: Inputs) -> int:
+    """What the operation's forward or backward states of its inside, the larger; what is saved between the two comes on top in a run."""
+    with Stated() as stated:
+        gradients_of(call, inputs)
+    return stated.num_bytes
 
 
 def check_on_cpu(chosen: list[KernelCase]) -> list[dict[str, Any]]:
@@ -174,7 +192,8 @@ def check_on_cpu(chosen: list[KernelCase]) -> list[dict[str, Any]]:
         error = worst_error(case, "cpu", torch.float32)
         if not error <= TOLERANCE[torch.float32]:
             raise SystemExit(f"{case.name}: error {error}")
-        rows.append({"case": case.name, "error": f"{error:.1e}", **counted(case)})
+        stated = stated_bytes(case.call, case.make("cpu", torch.bfloat16))
+        rows.append({"case": case.name, "error": f"{error:.1e}", **counted(case), "stated_bytes": stated})
     return rows
 
 
