@@ -187,6 +187,7 @@ def stated_bytes(call: Callable[..., Tensor], inputs: Inputs) -> int:
 
 def check_on_cpu(chosen: list[KernelCase]) -> list[dict[str, Any]]:
     """The harness without a GPU: every small case within its tolerance of fp64, and what is counted for it."""
+    use_kernels("triton")
     rows = []
     for case in chosen:
         error = worst_error(case, "cpu", torch.float32)
