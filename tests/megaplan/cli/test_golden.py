@@ -1,5 +1,7 @@
 """What each command prints, at a width of 80. `MEGAPLAN_UPDATE_GOLDEN=1 pytest tests/megaplan/cli` writes the texts anew."""
 
+from pathlib import Path
+
 import pytest
 
 from megaplan.budget.axes import AXES
@@ -48,6 +50,14 @@ CASES = {
 def test_text(name, megaplan, golden):
     ran = megaplan(*CASES[name])
     golden(name, ran)
+
+
+def test_the_readme_shows_what_is_printed(megaplan):
+    """Its first screen is an estimate of a committed spec."""
+    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    command, shown = readme.split("```console\n", 1)[1].split("```", 1)[0].split("\n", 1)
+    assert command == "$ megaplan " + " ".join(CASES["estimate-nam56r"])
+    assert shown.strip() == megaplan(*CASES["estimate-nam56r"]).out.strip()
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(("diff-markdown", "plan-as-spec", "new-unknown"))])
