@@ -14,7 +14,7 @@ from megakernels._common.blocks import SMALLEST_DOT, block_of
 from megakernels._common.tiles import dot, narrow, on_device_of, unit_stride
 from megakernels.activation.kernel import GELU, RELU2, SWIGLU, activated, slopes
 from megakernels.moe.kernel_plan import Tiles, group_of, sum_slots, tiles_of
-from megakernels.moe.scratch import PULL_COLS, tile_cols
+from megakernels.moe.sizes import PULL_COLS, product_options
 
 UP_COLS = {"swiglu": 64, "relu2": 128, "gelu": 64}
 """Columns of a bf16 tile of the forward's first product; swiglu has two such tiles."""
@@ -237,16 +237,6 @@ def outer_kernel(  # type: ignore[no-untyped-def]
         total += dot(left, right)
     place = expert * num_across * num_cols + across[:, None].to(tl.int64) * num_cols + col[None, :]
     tl.store(out + place, narrow(total, out.dtype.element_ty), mask=(across < num_across)[:, None] & (col < num_cols)[None, :])
-
-
-def product_options(num_cols: int, element_bytes: int, largest: int = 128) -> dict[str, int]:
-    """Columns of a tile, inner step, warps and stages of the products."""
-    return {
-        "COLS": tile_cols(num_cols, element_bytes, largest),
-        "STEP": 128 // element_bytes,
-        "num_warps": 8 if element_bytes == 2 else 4,
-        "num_stages": 3,
-    }
 
 
 def forward(

@@ -11,7 +11,7 @@ from torch.library import custom_op
 from megakernels._common import chooses_triton, fake_like, join, only_needed, require, runs_triton, state_scratch
 from megakernels.moe import reference
 from megakernels.moe.grouped_mlp import GATED, require_experts
-from megakernels.moe.scratch import backward_scratch_bytes, forward_scratch_bytes
+from megakernels.moe.sizes import backward_scratch_bytes, forward_scratch_bytes
 
 
 def routed_experts(
@@ -140,9 +140,12 @@ join(
 )
 
 
-def _of_forward(x: Tensor, weights: Tensor, rows: Tensor, *others: Any) -> int:
-    up = others[2] if isinstance(others[3], Tensor) else others[1]  # after counts: gate, up, down, or up, down, activation
+def _of_forward(x: Tensor, weights: Tensor, rows: Tensor, _counts: Tensor, up: Tensor, *_: Any) -> int:
     return forward_scratch_bytes(x, weights, rows, up) if chooses_triton(x) else 0
+
+
+def _of_gated_forward(x: Tensor, weights: Tensor, rows: Tensor, counts: Tensor, _gate: Tensor, up: Tensor, *_: Any) -> int:
+    return _of_forward(x, weights, rows, counts, up)
 
 
 def _of_backward(_grad_y: Tensor, x: Tensor, weights: Tensor, rows: Tensor, _counts: Tensor, up: Tensor, *others: Any) -> int:
@@ -158,6 +161,6 @@ def _of_gated_backward(
 
 
 state_scratch(_routed_experts, _of_forward)
-state_scratch(_routed_experts_gated, _of_forward)
+state_scratch(_routed_experts_gated, _of_gated_forward)
 state_scratch(_routed_experts_backward, _of_backward)
 state_scratch(_routed_experts_gated_backward, _of_gated_backward)

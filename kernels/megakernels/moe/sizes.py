@@ -1,7 +1,7 @@
-"""What the kernels of routed experts hold inside themselves, from shapes: beside operands and results, at the highest moment.
+"""Tiles of the routed experts' products, and the bytes that their kernels hold inside themselves; needs no triton.
 
-Buffers of the experts' width have a row for each (token, slot) pair, and so has what is summed over a token's slots; `kernel` frees each
-after its last use, in the order that is counted here.
+The bytes are those beside operands and results at the highest moment. Buffers of the experts' width have a row for each (token, slot) pair,
+and so has what is summed over a token's slots; `kernel` frees each after its last use, in the order that is counted here.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,16 @@ PULL_COLS = 64
 def tile_cols(num_cols: int, element_bytes: int, largest: int) -> int:
     """Columns of a product's tile: a power of two, not more than `largest` of two bytes."""
     return min(largest if element_bytes == 2 else largest // 2, block_of(num_cols, SMALLEST_DOT))
+
+
+def product_options(num_cols: int, element_bytes: int, largest: int = 128) -> dict[str, int]:
+    """Columns of a tile, inner step, warps and stages of the products."""
+    return {
+        "COLS": tile_cols(num_cols, element_bytes, largest),
+        "STEP": 128 // element_bytes,
+        "num_warps": 8 if element_bytes == 2 else 4,
+        "num_stages": 3,
+    }
 
 
 def forward_scratch_bytes(x: Tensor, weights: Tensor, rows: Tensor, up: Tensor) -> int:

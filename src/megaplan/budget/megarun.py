@@ -29,7 +29,7 @@ from megaplan.hosts.megarun.buffers import (
     starts_bytes,
 )
 from megaplan.hosts.megarun.dims import Dims, is_pipelined, local_dims
-from megaplan.hosts.megarun.ledger import LAYER_FAMILIES, Make, accumulates_in_place, block_bytes, makes_of
+from megaplan.hosts.megarun.ledger import Make, accumulates_in_place, block_bytes, makes_of
 from megaplan.hosts.megarun.optimizer import Cast, Uneven, last_moment, uses_muon
 from megaplan.hosts.megarun.parts import BlockBytes
 from megaplan.hosts.megarun.storage import NOTHING, BlockStorage, Sizes, block_storage, storage_sizes
@@ -177,9 +177,8 @@ def _slot_parts(evaluation: _Evaluation, slot: Slot) -> _SlotParts:
                 copies = storage.dense
                 continue
         names.append(name)
-        layer = family in LAYER_FAMILIES
-        units.append(evaluation.unit(name, block, storage, owned and (layer or not _beside(name, family, ahead=ahead))))
-        owned = owned or layer or family is not RELATION_BIAS
+        units.append(evaluation.unit(name, block, storage, owned and not _beside(name, family, ahead=ahead)))
+        owned = owned or family is not RELATION_BIAS
         attends = attends or family in ATTENDING
         num_routers += family is Family.E
     if ahead:  # depths run before the final norm and the head, which the layout lists before them
@@ -210,10 +209,8 @@ def _persistent(
     for storage in storages:
         for column, size in storage.resident.items():
             resident[column] = resident.get(column, 0) + size
-        if storage.uneven:
-            uneven += storage.uneven
-        if storage.casts:
-            casts += storage.casts
+        uneven += storage.uneven
+        casts += storage.casts
         matrix_state += storage.matrix_state_bytes
         other_state += storage.other_state_bytes
         resident_slack += storage.resident_slack_bytes

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from megakernels.moe import kernel, kernel_plan
+from megakernels.moe import kernel, kernel_plan, sizes
 
 LAUNCH = ("num_warps", "num_stages")
 NUM_EXPERTS, HIDDEN, WIDTH, TOP_K = 128, 2048, 768, 8
@@ -21,11 +21,11 @@ def configurations() -> dict[str, Any]:
             rows = {"TILE": tile, "EXPERTS": NUM_EXPERTS}
             where = f"{dtype}, tiles of {tile} rows"
             for kind, activation in ((0, "swiglu"), (1, "relu2"), (2, "gelu")):
-                options, launch = split(kernel.product_options(WIDTH, size, kernel.UP_COLS[activation]))
+                options, launch = split(sizes.product_options(WIDTH, size, kernel.UP_COLS[activation]))
                 found[f"up {activation} {where}"] = (kernel.up_kernel, types, {"KIND": kind, **rows, **options}, launch)
-                options, launch = split(kernel.product_options(WIDTH, size, largest=kernel.PULL_COLS))
+                options, launch = split(sizes.product_options(WIDTH, size, largest=sizes.PULL_COLS))
                 found[f"pull {activation} {where}"] = (kernel.pull_kernel, types, {"KIND": kind, **rows, **options}, launch)
-            options, launch = split(kernel.product_options(HIDDEN, size))
+            options, launch = split(sizes.product_options(HIDDEN, size))
             for name, pair, dense in (
                 ("down", False, "b_inner_stride"),
                 ("up back", True, "b_col_stride"),
@@ -33,7 +33,7 @@ def configurations() -> dict[str, Any]:
             ):
                 found[f"{name} {where}"] = (kernel.down_kernel, types, {"PAIR": pair, dense: 1, **rows, **options}, launch)
         for gathers in (False, True):
-            options, launch = split(kernel.product_options(WIDTH if gathers else HIDDEN, size))
+            options, launch = split(sizes.product_options(WIDTH if gathers else HIDDEN, size))
             constants = {"GATHERS_A": gathers, "TILE": kernel.outer_rows(HIDDEN, size), **options}
             found[f"matrix gradient {'down' if gathers else 'up'} {dtype}"] = (kernel.outer_kernel, types, constants, launch)
         for indirect in (False, True):
