@@ -12,7 +12,15 @@ from megaplan.hosts.megatron.from_spec import jobs_from_spec
 from megaplan.hosts.megatron.job import MTP, MegatronJob
 from megaplan.hosts.megatron.peak import MegatronMemory, fixed_bytes, in_flight_counts, memory
 from megaplan.hosts.megatron.saved import chunk, operator
-from megaplan.hosts.megatron.storage import Parameters, dealt_elements, gradient_copies_bytes, optimizer_state, parameters, storage_bytes
+from megaplan.hosts.megatron.storage import (
+    Parameters,
+    dealt_elements,
+    gathered_bytes,
+    gradient_copies_bytes,
+    optimizer_state,
+    parameters,
+    storage_bytes,
+)
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import rank_coordinate
 from megaplan.layout.values import Layout
@@ -79,9 +87,12 @@ def _ranks(spec: Spec, job: MegatronJob, device: DeviceBudget) -> list[RankBudge
 
 
 def _moments(kept: MegatronMemory) -> dict[Phase, str]:
-    step = {"loss": "the loss", "LM-head backward": "backward of the head", "last-layer backward": "backward of the last layer"}[
-        kept.peak_phase
-    ]
+    step = {
+        "loss": "the loss",
+        "LM-head backward": "backward of the head",
+        "last-layer backward": "backward of the last layer",
+        "first-layer backward": "backward of the first layer",
+    }[kept.peak_phase]
     return {
         Phase.INIT: "parameters, gradients and masters in place",
         Phase.FIRST_FORWARD_BACKWARD: step,
@@ -97,6 +108,9 @@ def _cells(job: MegatronJob, held: Parameters, kept: MegatronMemory, fragmentati
     base = dict.fromkeys(Column, 0)
     for one in held.tensors:
         base[_owner(one.rule.is_expert, one.sharded)] += 2 * one.elements
+    if job.fsdp:  # one flat shard of all that is not replicated over tp, and one of what is
+        base[Column.REPLICATED_PARAMS] //= job.data_parallel
+        base[Column.TENSOR_PARALLEL_PARAMS] = parts["parameters"] - base[Column.REPLICATED_PARAMS]
     base[Column.GRADIENTS] = parts["gradients"]
     base[Column.MATRIX_OPTIMIZER], base[Column.OTHER_OPTIMIZER] = state.matrix_master, state.other_master
 
@@ -108,10 +122,13 @@ def _cells(job: MegatronJob, held: Parameters, kept: MegatronMemory, fragmentati
     stepped[Column.OTHER_OPTIMIZER] += state.other_moments
 
     routing = _routing_bytes(job)
+    whole = gathered_bytes(job, held)
+    gathered = whole.first_layer_backward if kept.peak_phase == "first-layer backward" else whole.loss
     first, steady = running.copy(), stepped.copy()
     for cells in (first, steady):
         cells[Column.ROUTING] = routing
-        cells[Column.ACTIVATIONS] = kept.activations + max(kept.phases.values()) - routing
+        cells[Column.ACTIVATIONS] = kept.activations + max(kept.phases.values()) - routing - gathered
+        cells[Column.COMMUNICATION] += gathered
     after = stepped.copy()
     after[Column.GRADIENTS] += gradient_copies_bytes(job, held)
     after[Column.COMMUNICATION] += kept.leftover

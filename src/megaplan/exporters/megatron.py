@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from megaplan.dtypes import DType
 from megaplan.exporters.values import Exported, Loss, Source, complete
+from megaplan.hosts.megatron.arguments import FSDP_DTYPES
 from megaplan.hosts.megatron.from_spec import LETTERS
 from megaplan.hosts.megatron.pattern import format_hybrid
 from megaplan.hosts.megatron.stages import format_layout
@@ -152,6 +153,7 @@ def _moe(spec: Spec) -> Iterator[Argument]:
     yield "moe_expert_capacity_factor", moe.capacity_factor
     yield "moe_token_dispatcher_type", host.moe_dispatcher
     yield "moe_grouped_gemm", host.moe_grouped_gemm
+    yield "moe_permute_fusion", host.moe_permute_fusion
     yield "overlap_moe_expert_parallel_comm", host.moe_overlap
     yield "use_fused_weighted_squared_relu", host.fused_squared_relu
 
@@ -196,6 +198,10 @@ def _host(spec: Spec, host: Host) -> Iterator[Argument]:
     yield "muon_num_ns_steps", spec.optimizer.newton_schulz_steps
     yield "use_distributed_optimizer", host.distributed_optimizer
     yield "no_use_layer_wise_param_layout", muon and host.distributed_optimizer
+    if spec.sharding.reshard_after_forward:
+        yield "use_megatron_fsdp", True
+        yield "data_parallel_sharding_strategy", "optim_grads_params"
+        yield from ((f"megatron_fsdp_{part}_dtype", "fp32") for part in FSDP_DTYPES)
     if host.precision_aware_optimizer:
         yield "use_precision_aware_optimizer", True
         yield "main_grads_dtype", str(spec.precision.grads)
@@ -210,6 +216,7 @@ def _host(spec: Spec, host: Host) -> Iterator[Argument]:
     yield "hidden_dropout", host.hidden_dropout
     yield "attention_dropout", host.attention_dropout
     yield "tp_comm_overlap", host.tp_comm_overlap
+    yield "deterministic_mode", host.deterministic_mode
     yield "mtp_use_repeated_layer", host.mtp_repeated
     yield "microbatch_group_size_per_virtual_pipeline_stage", host.microbatch_group_size
     blocks = dict(spec.recompute.blocks)

@@ -35,10 +35,12 @@ class Host(Section):
         recompute_num_layers: Layers of a group under full recompute by the uniform method; null for none.
         moe_dispatcher: allgather (Megatron's default), alltoall or flex.
         moe_grouped_gemm: One GEMM for all experts of a rank.
+        moe_permute_fusion: Transformer Engine sorts rows to experts and back.
         moe_overlap: Expert communication beside computation.
         fused_squared_relu: Weighting and squared ReLU of experts in one kernel.
         tp_comm_overlap: User buffers for tensor-parallel communication.
         microbatch_group_size: Microbatches that a virtual stage takes in turn; null for pp.
+        deterministic_mode: Deterministic kernels; without moe_permute_fusion, experts' rows are then kept where they are added up again.
         mtp_repeated: All prediction depths share one module's parameters.
         fragmentation_percent: Reserved above allocated; published: 2.8 to 9.3 on a B200 node (SimuMax v1.2), 18 to 21 of a 120B hybrid.
         features: Launch features that are named and not priced.
@@ -60,10 +62,12 @@ class Host(Section):
     recompute_num_layers: PositiveInt | None = None
     moe_dispatcher: Literal["allgather", "alltoall", "flex"] = "allgather"
     moe_grouped_gemm: StrictBool = False
+    moe_permute_fusion: StrictBool = False
     moe_overlap: StrictBool = False
     fused_squared_relu: StrictBool = False
     tp_comm_overlap: StrictBool = False
     microbatch_group_size: MicrobatchCount | None = None
+    deterministic_mode: StrictBool = False
     mtp_repeated: StrictBool = False
     fragmentation_percent: Annotated[int, Field(ge=0, le=100, strict=True)] = 5
     features: tuple[Unpriced, ...] = ()

@@ -141,11 +141,31 @@ def _parallel(spec: Spec) -> Iterator[Limit]:
         detail = f"mesh.tp = {mesh.tp}, mesh.vocab_parallel = false: Megatron shards embedding and head over the vocabulary wherever tp > 1"
         yield Limit("mesh.vocab_parallel", detail, "--set mesh.vocab_parallel=true")
     if spec.sharding.reshard_after_forward:
-        detail = "sharding.reshard_after_forward = true: parameters are sharded by Megatron-FSDP only, which is not priced"
-        yield Limit("sharding.reshard_after_forward", detail, "reshard_after_forward: false")
+        yield from _fsdp(spec)
     if spec.model.mamba is not None and isinstance(spec.model.mamba, Mamba2) and mesh.tp > 1 and spec.model.mamba.num_groups % mesh.tp:
         detail = f"model.mamba.num_groups = {spec.model.mamba.num_groups}, mesh.tp = {mesh.tp}: Megatron shards the groups over tp"
         yield Limit("model.mamba.num_groups", detail, "use a tp that divides the groups")
+
+
+def _fsdp(spec: Spec) -> Iterator[Limit]:
+    """Megatron-FSDP is what frees gathered parameters; its buffers are known for dense GPT models on one stage, stepped by Adam."""
+    model = spec.host.model if spec.host.name == "megatron" else "hybrid"
+    sharded = spec.host.distributed_optimizer or spec.host.name != "megatron"
+    beyond = {
+        f"host.model = {model}": model != "gpt",
+        "model.moe": spec.model.moe is not None,
+        "model.features.mtp": spec.model.features.mtp is not None,
+        f"mesh.pp = {spec.mesh.pp}": spec.mesh.pp > 1,
+        f"mesh.dp_replicate = {spec.mesh.dp_replicate}": spec.mesh.dp_replicate > 1,
+        f"optimizer.matrix = {spec.optimizer.matrix}": spec.optimizer.matrix != "adamw",
+        f"precision.grads = {spec.precision.grads}": spec.precision.grads is not DType.FP32,
+        "host.precision_aware_optimizer = true": spec.host.name == "megatron" and spec.host.precision_aware_optimizer,
+        "host.distributed_optimizer = false": not sharded,
+    }
+    found = [said for said, is_beyond in beyond.items() if is_beyond]
+    if found:
+        detail = f"sharding.reshard_after_forward = true with {', '.join(found)}: it is Megatron-FSDP, whose buffers are not priced there"
+        yield Limit("sharding.reshard_after_forward", detail, "reshard_after_forward: false")
 
 
 def _state(spec: Spec) -> Iterator[Limit]:

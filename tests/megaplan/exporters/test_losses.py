@@ -129,7 +129,7 @@ def test_every_key_of_megatrons_host_is_written_or_told() -> None:
         "hidden_dropout=0.0", "attention_dropout=0.0", "cublas_workspace_kib=8320", "distributed_optimizer=false",
         "precision_aware_optimizer=true", "recompute_modules=[moe_act]", "recompute_num_layers=2", "moe_dispatcher=alltoall",
         "moe_grouped_gemm=true", "moe_overlap=true", "fused_squared_relu=true", "tp_comm_overlap=true", "microbatch_group_size=4",
-        "mtp_repeated=true",
+        "mtp_repeated=true", "moe_permute_fusion=true", "deterministic_mode=true",
     ]  # fmt: skip
     assert silent("megatron", text, [f"host.{change}" for change in changes]) == []
 

@@ -87,6 +87,7 @@ def hosts(draw: Any, hybrid: bool, muon: bool) -> dict[str, Any]:
         else draw(st.lists(st.sampled_from(["layernorm", "mla_up_proj", "moe_act"]), unique=True).map(sorted)),
         "recompute_num_layers": draw(st.integers(1, 3)) if full else None,
         "tp_comm_overlap": draw(st.booleans()),
+        "deterministic_mode": draw(st.booleans()),
     }
 
 
@@ -132,6 +133,7 @@ def specs(draw: Any) -> dict[str, Any]:
             "z_loss_coefficient": draw(st.sampled_from([0.0, 0.001])),
         }
         host |= {"moe_dispatcher": draw(st.sampled_from(["allgather", "alltoall", "flex"])), "moe_grouped_gemm": draw(st.booleans())}
+        host |= {"moe_permute_fusion": draw(st.booleans())}
     if "D" in letters:
         model["mlp"] = {"ffn_hidden_size": 192, "activation": activation}
     if mtp:
@@ -139,6 +141,9 @@ def specs(draw: Any) -> dict[str, Any]:
     grads = draw(st.sampled_from(["fp32", "bf16"]))
     moments = draw(st.sampled_from(["fp32", "bf16"])) if host["precision_aware_optimizer"] else "fp32"
     experts = "E" in letters
+    replicas = draw(st.sampled_from([1, 2]))
+    plain = not (hybrid or mtp or muon or host["precision_aware_optimizer"]) and host["distributed_optimizer"]
+    fsdp = plain and set(letters) == {"A", "D"} and (pp, replicas, grads) == (1, 1, "fp32") and draw(st.booleans())
     core = host["recompute_num_layers"] is None and "A" in letters and draw(st.booleans())
     return {
         "format": "megaplan.spec/1",
@@ -147,7 +152,7 @@ def specs(draw: Any) -> dict[str, Any]:
         "mesh": {
             "pp": pp,
             "vpp": vpp,
-            "dp_replicate": draw(st.sampled_from([1, 2])),
+            "dp_replicate": replicas,
             "dp_shard": 4,
             "cp": draw(st.sampled_from([1, 2])) if "A" in letters else 1,
             "tp": tp,
@@ -160,6 +165,7 @@ def specs(draw: Any) -> dict[str, Any]:
         "precision": {"params": "bf16", "grads": grads, "master": "fp32", "moments": moments, "reduce": grads},
         "optimizer": {"matrix": "muon" if muon else "adamw", "newton_schulz_steps": draw(st.integers(4, 6))},
         "host": host,
+        **({"sharding": {"reshard_after_forward": True}} if fsdp else {}),
         **({"recompute": {"blocks": {"A": "selective"}}} if core else {}),
         **({"split": {"mode": "manual", "reason": REASON}} if len(stages) > 1 else {}),
         "training": {

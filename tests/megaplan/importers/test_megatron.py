@@ -85,6 +85,10 @@ GPT = (
     "--hidden-size 256 --num-attention-heads 8 --seq-length 512 --bf16 --disable-bias-linear --normalization RMSNorm "
     "--position-embedding-type rope --vocab-size 1024 --swiglu --micro-batch-size 1 --global-batch-size 16 --use-distributed-optimizer "
 )
+FSDP = (
+    "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params --megatron-fsdp-main-params-dtype fp32 "
+    "--megatron-fsdp-main-grads-dtype fp32 --megatron-fsdp-grad-comm-dtype fp32"
+)
 WRONG = {
     "--num-layers 4 --num-registers 4": "MP913",
     "--num-layers 4 --hidden-size 4k": "MP916",
@@ -119,7 +123,12 @@ WRONG = {
     "--num-layers 4 --cuda-graph-impl local": "MP903",
     "--num-layers 4 --delay-wgrad-compute": "MP903",
     "--num-layers 4 --export-kd-teacher-load teacher/": "MP903",
-    "--num-layers 4 --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params": "MP903",
+    "--num-layers 4 --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params": "MP903",  # 16-bit gradients
+    f"--num-layers 4 {FSDP} --data-parallel-sharding-strategy optim_grads": "MP903",
+    f"--num-layers 4 {FSDP} --fsdp-double-buffer": "MP903",
+    f"--num-layers 4 --pipeline-model-parallel-size 2 {FSDP}": "MP902",
+    f"--num-layers 4 --num-experts 8 {FSDP}": "MP902",
+    f"--hybrid-layer-pattern M-M- {FSDP}": "MP902",
     "--num-layers 4 --optimizer muon": "MP903",
 }
 
@@ -155,6 +164,13 @@ def test_stages_of_every_kind_of_cut() -> None:
 def test_data_ranks_without_a_distributed_optimizer_shard_nothing() -> None:
     spec = imported(GPT.replace("--use-distributed-optimizer", "") + "--num-layers 4", gpus=8)
     assert (spec.mesh.dp_shard, spec.host.distributed_optimizer) == (8, False)
+
+
+def test_megatron_fsdp_is_sharding_that_frees_what_it_gathered() -> None:
+    spec = imported(GPT + "--num-layers 4 " + FSDP, gpus=8)
+    assert spec.sharding.reshard_after_forward
+    assert spec.host.features == ()
+    assert not imported(GPT + "--num-layers 4", gpus=8).sharding.reshard_after_forward
 
 
 EXPRESSIBLE = {"normalization": "RMSNorm", "disable_bias_linear": True, "position_embedding_type": "rope", "bf16": True}
@@ -205,7 +221,7 @@ def test_an_imported_run_has_the_bytes_of_its_replay(row: dict[str, Any]) -> Non
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['name'].partition('/')[2]}-{row['platform']}")
 def test_a_published_run_is_refused_for_what_a_spec_cannot_say(row: dict[str, Any]) -> None:
     lines = "\n".join(f"{key}: {json.dumps(value)}" for key, value in {**row["arguments"], "padded_vocab_size": 1024}.items())
-    assert set(refused(lines, gpus=row["gpus"]).values()) <= {"MP903", "MP911", "MP914"}
+    assert set(refused(lines, gpus=row["gpus"]).values()) <= {"MP902", "MP903", "MP911", "MP914"}
 
 
 def test_the_command_writes_a_spec_that_estimates(

@@ -17,13 +17,22 @@ UNMODELLED: dict[str, str] = {
     "cpu_offloading": "activations are offloaded to the host",
     "cuda_graph_impl": "static buffers of CUDA graphs",
     "enable_cuda_graph": "static buffers of CUDA graphs",
-    "use_megatron_fsdp": "Megatron-FSDP's buffers",
     "delay_wgrad_compute": "inputs and gradients of delayed weight gradients",
     "defer_embedding_wgrad_compute": "queued gradients of logits",
     "flextron": "router and mask tensors of elastic training",
     "export_kd_teacher_load": "a teacher model",
 }
 """Arguments whose tensors are not modelled, and what they add."""
+
+FSDP_UNMODELLED: dict[str, str] = {
+    "num_experts": "gathered experts",
+    "hybrid_layer_pattern": "units of hybrid stacks",
+    "fp8_format": "buffers of 8-bit weights and their transposes",
+    "fsdp_double_buffer": "buffers that stay",
+    "outer_dp_sharding_strategy": "a second level of shards",
+}
+FSDP_DTYPES = ("main_params", "main_grads", "grad_comm")
+"""Arguments that Megatron-FSDP is priced without, and what they would add."""
 
 
 def refusals(arguments: Mapping[str, Any]) -> tuple[str, ...]:
@@ -32,14 +41,46 @@ def refusals(arguments: Mapping[str, Any]) -> tuple[str, ...]:
     implementation = arguments.get("transformer_impl", "transformer_engine")
     if implementation not in ("transformer_engine", "local"):
         found.append(f"transformer_impl = {implementation}: tensors of that implementation")
-    if implementation == "local" and arguments.get("num_experts"):
-        found.append("transformer_impl = local with num_experts: tensors of the local experts")
+    if implementation == "local" and arguments.get("moe_grouped_gemm"):
+        found.append("transformer_impl = local with moe_grouped_gemm: tensors of grouped experts outside Transformer Engine")
+    if arguments.get("use_megatron_fsdp"):
+        found += _fsdp_refusals(arguments)
     if arguments.get("recompute_granularity") == "full":
         found.append("recompute_granularity = full: recomputation of whole layers")
     layer_wise = "muon" in str(arguments.get("optimizer")) and arguments.get("use_distributed_optimizer")
     if layer_wise and not arguments.get("no_use_layer_wise_param_layout"):
         found.append("optimizer = muon with a layer-wise parameter layout: padding of its shards")
     return tuple(found)
+
+
+def _fsdp_refusals(arguments: Mapping[str, Any]) -> list[str]:
+    """What Megatron-FSDP is priced without: all but 16-bit dense GPT models on one pipeline stage, wholly sharded, fp32 masters."""
+    get, found = arguments.get, []
+    if (strategy := get("data_parallel_sharding_strategy", "no_shard")) != "optim_grads_params":
+        found.append(f"use_megatron_fsdp with data_parallel_sharding_strategy = {strategy}: buffers of whole parameters")
+    for key, why in FSDP_UNMODELLED.items():
+        if get(key) not in (None, False, "no_shard"):
+            found.append(f"use_megatron_fsdp with {key}: {why}")
+    if int(get("pipeline_model_parallel_size") or 1) > 1:
+        found.append("use_megatron_fsdp with pipeline_model_parallel_size: units gathered for several microbatches")
+    for part in FSDP_DTYPES:
+        if (dtype := get(f"megatron_fsdp_{part}_dtype")) != "fp32":
+            found.append(f"use_megatron_fsdp with megatron_fsdp_{part}_dtype = {dtype}: buffers of another type than fp32")
+    return found
+
+
+def unbalanced(arguments: Mapping[str, Any]) -> str | None:
+    """Why no single number can be quoted for a rank with some of the experts: nothing in the run balances routing; None where it is.
+
+    A balancing loss has the coefficient 0 unless `--moe-aux-loss-coeff` is given. Sinkhorn and the expert bias balance without one.
+    """
+    get = arguments.get
+    if not get("num_experts") or int(get("expert_model_parallel_size") or 1) == 1 or get("moe_expert_capacity_factor"):
+        return None
+    kind = str(get("moe_router_load_balancing_type", "aux_loss"))
+    if kind == "sinkhorn" or get("moe_router_enable_expert_bias") or float(get("moe_aux_loss_coeff") or 0):
+        return None
+    return f"moe_router_load_balancing_type = {kind} with moe_aux_loss_coeff = 0: nothing balances routing"
 
 
 def job_from_arguments(arguments: Mapping[str, Any], world_size: int, vocab_size: int, platform: str) -> MegatronJob:
@@ -121,6 +162,7 @@ def job_from_arguments(arguments: Mapping[str, Any], world_size: int, vocab_size
         workspace_bytes=(4 if platform == "dgx_a100" else 32) * MIB,
         bias_activation_fusion=bool(get("use_fused_weighted_squared_relu")),
         local=local,
+        fsdp=bool(get("use_megatron_fsdp")),
     )
 
 
@@ -148,6 +190,7 @@ def _moe(arguments: Mapping[str, Any], ffn: int) -> MoeDims | None:
         str(get("moe_token_dispatcher_type", "allgather")),
         bool(get("moe_grouped_gemm")),
         bool(get("overlap_moe_expert_parallel_comm")),
+        combine_kept=bool(get("deterministic_mode")) and not get("moe_permute_fusion"),
         probability_bytes={"fp32": 4, "fp64": 8}.get(str(get("moe_router_dtype")), 2),
     )
 

@@ -98,6 +98,7 @@ def _common(spec: Spec) -> MegatronJob:
         moment_bytes=precision.moments.bytes,
         qk_norm=grouped is not None and grouped.qk_norm,
         qkv_bias=grouped is not None and grouped.bias,
+        fsdp=spec.sharding.reshard_after_forward,
         recompute_num_layers=(host.recompute_num_layers or 0) * (2 if host.model == "gpt" else 1),
     )
 
@@ -125,6 +126,7 @@ def _moe(spec: Spec) -> MoeDims | None:
         host.moe_overlap,
         moe.routing_skew,
         moe.capacity_factor,
+        combine_kept=host.deterministic_mode and not host.moe_permute_fusion,
     )
 
 

@@ -29,6 +29,8 @@ class MoeDims:
     Attributes:
         routing_skew: Rows that reach this rank's experts over the even share; 1.0 is balanced.
         capacity_factor: Most rows of an expert over the even share; None for dropless.
+        combine_kept: Adding the experts' rows back to tokens keeps them: it does by torch's `index_add`, Megatron's deterministic way
+            without a fused permutation, and does not by `scatter_add`.
         probability_bytes: Of a routing probability: the router's type, or the stream's where none is given.
     """
 
@@ -41,6 +43,7 @@ class MoeDims:
     overlap: bool
     routing_skew: float = 1.0
     capacity_factor: float | None = None
+    combine_kept: bool = False
     probability_bytes: int = 2
 
     @property
@@ -87,6 +90,7 @@ class MegatronJob:
         qkv_bias: Bias of the query, key and value projection where other linears have none.
         recompute_num_layers: Operators of a group under full recompute; 0 for none.
         local: Megatron-Core's own modules and attention in place of Transformer Engine's.
+        fsdp: Megatron-FSDP shards parameters and gradients as well as optimizer state over data ranks.
     """
 
     hidden_size: int
@@ -145,6 +149,7 @@ class MegatronJob:
     qkv_bias: bool = False
     recompute_num_layers: int = 0
     local: bool = False
+    fsdp: bool = False
 
     @property
     def tokens(self) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from megaplan.hosts.megatron.job import LOSS, MTP, MegatronJob
 from megaplan.hosts.megatron.saved import chunk, operator, operators, recomputed_bytes, scores_elements
-from megaplan.hosts.megatron.storage import gradient_copies_bytes, parameters, storage_bytes
+from megaplan.hosts.megatron.storage import Parameters, gathered_bytes, gradient_copies_bytes, parameters, storage_bytes
 
 MIB = 2**20
 
@@ -57,7 +57,7 @@ def memory(job: MegatronJob) -> MegatronMemory:
         leftover = boundary * (2 if virtual == 1 else (job.pp - 1) * (virtual - 1)) + (0 if job.hybrid else mask)
     leftover += sum(_dispatcher_bytes(job) * letters.count("E") for letters in job.chunks)
     activations = in_flight(job) + mask * (2 if job.pp > 1 and not job.hybrid else 1)
-    return MegatronMemory(static, leftover, gradient_copies_bytes(job, found), activations, _phases(job))
+    return MegatronMemory(static, leftover, gradient_copies_bytes(job, found), activations, _fsdp_phases(job, found, _phases(job)))
 
 
 def _dispatcher_bytes(job: MegatronJob) -> int:
@@ -110,7 +110,7 @@ def _visited(step: int, group: int, virtual: int, num_microbatches: int) -> int:
 def fixed_bytes(job: MegatronJob, shapes: set[tuple[int, int]]) -> dict[str, int]:
     """Workspaces and buffers that stay for the whole run, by part."""
     parts = {"cuBLAS workspaces": 2 * job.cublas_bytes}
-    if not job.local:
+    if not job.local or job.moe is not None:  # a router multiplies by Transformer Engine whichever made the layers
         parts["Transformer Engine workspace"] = job.workspace_bytes
     tokens, hidden = job.stream_tokens, job.hidden_size
     gathered = 2 * job.tokens * hidden if job.sequence_parallel and job.tp > 1 else 0
@@ -150,3 +150,15 @@ def _phases(job: MegatronJob) -> dict[str, int]:
             gradients += 4 * scores_elements(job)
         phases["last-layer backward"] = gradients + recomputed
     return phases
+
+
+def _fsdp_phases(job: MegatronJob, found: Parameters, phases: dict[str, int]) -> dict[str, int]:
+    """`phases` with what Megatron-FSDP gathers, and the one in which most gradients wait while only the first layer's tensors are left."""
+    if not job.fsdp:
+        return phases
+    gathered, first = gathered_bytes(job, found), operators(job.chunks[0])[:2]
+    left = sum(sum(operator(job, letter).values()) for letter in first) - in_flight(job)
+    return {
+        **{name: size + gathered.loss for name, size in phases.items()},
+        "first-layer backward": gathered.first_layer_backward + left + phases["last-layer backward"],
+    }

@@ -141,6 +141,8 @@ def _experts(job: MegatronJob) -> Iterator[Item]:
         yield "routed.activation.unscaled", 2 * rows * width
     yield "router", 16 * job.stream_tokens * dims.num_experts
     yield from _shared(job, dims)
+    if dims.combine_kept:  # an all-to-all has brought the rows back before they are added; the others add where the experts are
+        yield "combine.rows", 2 * job.hidden_size * (job.stream_tokens * dims.top_k if dims.dispatcher == "alltoall" else rows)
     if dims.dispatcher == "allgather":
         yield "dispatch.map", 5 * job.stream_tokens * job.tp * job.ep * dims.num_experts
         yield "dispatch.rows", rows * (8 + dims.probability_bytes)  # each row's place, an int64, and its probability

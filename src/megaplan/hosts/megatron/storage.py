@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 from megaplan.hosts.megatron.job import LOSS, MTP, LatentDims, MegatronJob
 
+FSDP_UNIT_ELEMENTS = 1_000_000_000
+"""The least size that Megatron-FSDP takes for its unit of communication; it gathers half of one ahead."""
+
 
 class Rule(Enum):
     """How a parameter is stepped: which optimizer under Muon, over which ranks."""
@@ -123,11 +126,40 @@ class State:
 def storage_bytes(job: MegatronJob, found: Parameters) -> dict[str, int]:
     """Bytes by part: 16-bit parameters, main gradients, optimizer state."""
     dense, experts = found.elements(experts=False), found.elements(experts=True)
-    parts = {"parameters": 2 * (dense + experts), "gradients": job.gradient_bytes * (dense + experts)}
+    kept = (dense + experts) // (job.data_parallel if job.fsdp else 1)
+    parts = {"parameters": 2 * kept, "gradients": job.gradient_bytes * kept}
     parts["optimizer"] = optimizer_state(job, found).total
     if job.fp8 and not job.fp8_params:
         parts["fp8 weights"] = 2 * sum(one.elements for one in found.tensors if one.rule.is_matrix)
     return parts
+
+
+class Gathered(NamedTuple):
+    """Bytes that Megatron-FSDP holds beyond its shards at two moments of a step."""
+
+    loss: int
+    first_layer_backward: int
+
+
+def gathered_bytes(job: MegatronJob, found: Parameters) -> Gathered:
+    """What Megatron-FSDP has whole: parameters at the loss; parameters and gradients when backward reaches the first layer.
+
+    What lies outside layers stays gathered. The final norm's gather also fetches the layers from the first on, until they hold 500
+    million elements, or one layer if that is larger; forward released them, and only their own backward does so again. Gradients wait
+    whole for their reduction until they hold 1,000 million elements, or two layers.
+
+    Source: `suggested_communication_unit_size` in `megatron_fsdp.py`, `all_gather_params` and `wait_for_previous_grad_reduce` in
+    `param_and_grad_buffer.py`.
+    """
+    if not job.fsdp:
+        return Gathered(0, 0)
+    elements = found.elements(experts=False)
+    norm = job.hidden_size * (1 if job.rms_norm else 2)
+    root = norm + sum(one.elements for one in found.tensors if one.rule is Rule.VOCABULARY)
+    layer = -(-(elements - root) // sum(letters.count("*") for letters in job.chunks))
+    ahead = -(-max(FSDP_UNIT_ELEMENTS // 2, layer) // layer) * layer
+    waiting = min(max(FSDP_UNIT_ELEMENTS, 2 * layer) + layer, elements)
+    return Gathered(2 * (root + min(ahead, elements - root)), 2 * (root + layer) + job.gradient_bytes * waiting)
 
 
 def gradient_copies_bytes(job: MegatronJob, found: Parameters) -> int:

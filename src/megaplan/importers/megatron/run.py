@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from megaplan.hosts.megatron.arguments import FSDP_DTYPES
 from megaplan.importers.megatron.model import Stack
 from megaplan.importers.megatron.read import Arguments
 
@@ -12,13 +13,13 @@ FEATURES = {
     "fine_grained_activation_offloading": "activation_offload",
     "cpu_offloading": "activation_offload",
     "enable_cuda_graph": "cuda_graphs",
-    "use_megatron_fsdp": "fsdp",
     "delay_wgrad_compute": "delayed_wgrad",
     "defer_embedding_wgrad_compute": "deferred_embedding_wgrad",
     "export_kd_teacher_load": "distillation",
 }
 """Switches that are features which `host.features` names."""
 PRICED_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp")
+_FSDP_KEYS = ("data_parallel_sharding_strategy", "outer_dp_sharding_strategy", "fsdp_double_buffer")
 _DTYPES = ("fp32", "bf16", "fp16")
 
 
@@ -135,9 +136,11 @@ def read_host(launch: Arguments, stack: Stack, mesh: dict[str, Any], muon: bool)
         "precision_aware_optimizer": launch.given("use_precision_aware_optimizer"),
         "moe_dispatcher": launch.word("moe_token_dispatcher_type", "allgather", ("allgather", "alltoall", "flex")),
         "moe_grouped_gemm": launch.given("moe_grouped_gemm"),
+        "moe_permute_fusion": launch.given("moe_permute_fusion"),
         "moe_overlap": launch.given("overlap_moe_expert_parallel_comm"),
         "fused_squared_relu": launch.given("use_fused_weighted_squared_relu"),
         "tp_comm_overlap": launch.given("tp_comm_overlap"),
+        "deterministic_mode": launch.given("deterministic_mode"),
         "mtp_repeated": launch.given("mtp_use_repeated_layer"),
     }
     if mesh["vpp"] > 1:
@@ -145,16 +148,25 @@ def read_host(launch: Arguments, stack: Stack, mesh: dict[str, Any], muon: bool)
     features = {feature for key, feature in FEATURES.items() if launch.value(key) not in (None, False)}
     if launch.value("cuda_graph_impl", "none") != "none":
         features.add("cuda_graphs")
+    if launch.given("use_megatron_fsdp") and not wholly_sharded(launch):
+        features.add("fsdp")
     if muon and host["distributed_optimizer"] and not launch.given("no_use_layer_wise_param_layout"):
         features.add("layer_wise_param_layout")
     if features:
         host["features"] = sorted(features)
-        for key in ("offload_modules", "data_parallel_sharding_strategy", "outer_dp_sharding_strategy"):
-            launch.value(key)
-        for key in [key for key in launch.values if key.startswith("megatron_fsdp_")]:
+        for key in ("offload_modules", *_FSDP_KEYS, *(key for key in launch.values if key.startswith("megatron_fsdp_"))):
             launch.value(key)
     recompute = _recompute(launch, host)
     return host, recompute
+
+
+def wholly_sharded(launch: Arguments) -> bool:
+    """Whether Megatron-FSDP runs as `sharding.reshard_after_forward` says: all is sharded, gradients and state in fp32."""
+    if not launch.given("use_megatron_fsdp"):
+        return False
+    strategy, outer, double = (launch.value(key) for key in _FSDP_KEYS)
+    dtypes = {str(launch.value(f"megatron_fsdp_{part}_dtype")) for part in FSDP_DTYPES}
+    return strategy == "optim_grads_params" and outer in (None, "no_shard") and not double and dtypes == {"fp32"}
 
 
 def _workspace_kib(launch: Arguments) -> int:

@@ -11,7 +11,7 @@ from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, Severity
 from megaplan.importers.megatron.model import read_model, read_stack
 from megaplan.importers.megatron.read import Arguments, read_arguments
-from megaplan.importers.megatron.run import read_batch, read_host, read_mesh, read_state, read_training
+from megaplan.importers.megatron.run import read_batch, read_host, read_mesh, read_state, read_training, wholly_sharded
 from megaplan.spec.document import Document
 from megaplan.spec.load import LoadedSpec, check_document
 from megaplan.spec.overrides import apply_overrides
@@ -70,6 +70,8 @@ def _document(launch: Arguments, title: str, gpus: int | None) -> tuple[dict[str
     }
     if recompute:
         plain["recompute"] = recompute
+    if wholly_sharded(launch):
+        plain["sharding"] = {"reshard_after_forward": True}
     if len(stack.stages) > 1:
         plain["split"] = {"mode": "manual", "reason": REASON}
     training = read_training(launch)

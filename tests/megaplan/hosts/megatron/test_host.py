@@ -10,7 +10,7 @@ from megaplan.cli.diff_text import host_lines
 from megaplan.columns import Column, Phase
 from megaplan.errors import Diagnostic, MegaplanError, Severity
 from megaplan.hosts.megatron.from_spec import jobs_from_spec
-from megaplan.hosts.megatron.peak import in_flight_counts
+from megaplan.hosts.megatron.peak import in_flight_counts, memory
 from megaplan.hosts.megatron.saved import operator, recomputed_bytes
 from megaplan.hosts.megatron.storage import parameters
 from megaplan.inventory.build import build_inventory
@@ -187,6 +187,46 @@ def test_what_megatron_cannot_run_is_refused_at_its_key(override: str) -> None:
     found = refused(override)
     assert (found[0].code, found[0].location.key) == ("MP902", REFUSED[override])
     assert {item.code for item in found} == {"MP902"}
+
+
+DENSE_GPT = (
+    "model.pattern=AD",
+    "model.moe=null",
+    "model.mamba=null",
+    "host.model=gpt",
+    "mesh={pp: 1, dp_shard: 4, tp: 2, vocab_parallel: true}",
+)
+WHOLE = "sharding.reshard_after_forward=true"
+
+
+def test_megatron_fsdp_shards_parameters_and_gathers_them_at_the_loss() -> None:
+    budget, (job,) = planned(spec_of(*DENSE_GPT, WHOLE))
+    apart = planned(spec_of(*DENSE_GPT))[0].worst.cells
+    cells = budget.worst.cells
+    owners = (Column.REPLICATED_PARAMS, Column.TENSOR_PARALLEL_PARAMS, Column.GRADIENTS)
+    for column in owners:
+        assert cells[Phase.INIT][column] == apart[Phase.INIT][column] // 4
+    elements = parameters(job).elements(experts=False)
+    during = Phase.FORWARD_BACKWARD
+    assert cells[during][Column.COMMUNICATION] - apart[during][Column.COMMUNICATION] == 2 * elements
+    assert cells[during][Column.ACTIVATIONS] == apart[during][Column.ACTIVATIONS]
+    assert sum(cells[during].values()) - cells[during][Column.OVERHEAD] == memory(job).peak
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "host.model=hybrid", "mesh.pp=2", "mesh.dp_replicate=2", "optimizer.matrix=muon", "host.distributed_optimizer=false",
+        "host.precision_aware_optimizer=true", "precision={grads: bf16, reduce: bf16}",
+        "model.features.mtp={depth: 1, ffn_hidden_size: 640}",
+    ],
+)  # fmt: skip
+def test_megatron_fsdp_is_refused_where_its_buffers_are_not_priced(override: str) -> None:
+    found = [item for item in refused(*DENSE_GPT, WHOLE, override) if item.location.key == "sharding.reshard_after_forward"]
+    key, _, value = override.partition("=")
+    said = f"{key} = {value}" if not value.startswith("{") else f"{key}.grads = bf16" if "grads" in value else key
+    assert [said in item.detail for item in found] == [True]
+    assert found[0].hints[0] == "reshard_after_forward: false"
 
 
 def test_recurrent_layers_are_refused() -> None:
