@@ -15,7 +15,7 @@ WHY_UNPRICED = {
     "delayed_wgrad": "inputs and output gradients of delayed weight gradients stay for longer",
     "deferred_embedding_wgrad": "gradients of logits queue up to the end of the step",
     "distillation": "a teacher model stands beside the student",
-    "fsdp": "Megatron-FSDP gathers and reduces through buffers of its own",
+    "fsdp": "Megatron-FSDP has other buffers unless it shards all, in fp32, which is sharding.reshard_after_forward",
     "layer_wise_param_layout": "its shards are padded by a layout that is not modelled",
 }
 """Features whose tensors are not modelled, and what they add."""
