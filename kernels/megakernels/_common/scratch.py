@@ -5,10 +5,29 @@ counts bytes without a GPU can count it.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
+
+SUMS_BYTES = 4
+"""Of a number that is summed or carried: fp32."""
+
+
+class Inside(NamedTuple):
+    """Bytes of one run of a scan's `kernel.forward` or `kernel.backward`.
+
+    Attributes:
+        results: What it returns first: y and the states that it saves, or the gradients of its inputs.
+        last: What it returns last: the state after the positions, or the gradient of the one before them.
+        scratch: At the highest moment, beside all results.
+    """
+
+    results: int
+    last: int
+    scratch: int
+
 
 _STATED: dict[str, Callable[..., int]] = {}
 
@@ -28,3 +47,8 @@ def copies_bytes(dense: Iterable[Tensor] = (), rows: Iterable[Tensor] = ()) -> i
     """What a kernel's contiguous copies of operands take: of `dense` where they are not, of `rows` where their last dim is not."""
     whole = sum(tensor.nbytes for tensor in dense if not tensor.is_contiguous())
     return whole + sum(tensor.nbytes for tensor in rows if tensor.stride(-1) != 1 and tensor.shape[-1] != 1)
+
+
+def narrowed_bytes(result: Tensor, sum_bytes: int) -> int:
+    """An fp32 sum that is there beside the result it is rounded to; where it is the result, nothing."""
+    return 0 if result.dtype == torch.float32 else sum_bytes

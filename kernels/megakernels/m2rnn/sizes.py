@@ -3,17 +3,14 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from megakernels._common import copies_bytes
+from megakernels._common.scratch import SUMS_BYTES, Inside, copies_bytes, narrowed_bytes
 
 LARGEST_KEYS, LARGEST_VALUES = 128, 16
 """Sides of a head's state; a larger one stays with the reference: the backward would not keep it in registers."""
 PARTS_BYTES = 64 << 20
 """Scratch for the parts of the gradients of q and k."""
-SUMS_BYTES = 4
-"""Of a number that is summed or carried: fp32."""
 
 
 def accepts(q: Tensor, v: Tensor) -> bool:
@@ -37,20 +34,6 @@ def spans(q: Tensor, num_heads: int, save_every: int) -> Iterator[Span]:
     for stop in range(-(-num_positions // save_every), 0, -length):
         first = max(0, stop - length)
         yield Span(first, stop, slice(first * save_every, min(stop * save_every, num_positions)))
-
-
-class Inside(NamedTuple):
-    """Bytes of one run of `kernel.forward` or `kernel.backward`.
-
-    Attributes:
-        results: What it returns for y and the states, or for the gradients of q to A_log.
-        last: The gradient of the state before the positions, which backward returns last.
-        scratch: At the highest moment, beside all results.
-    """
-
-    results: int
-    last: int
-    scratch: int
 
 
 def forward_inside(state: Tensor | None, inputs: Sequence[Tensor], starts: Tensor | None, save_every: int) -> Inside:
@@ -82,6 +65,6 @@ def backward_inside(grad_y: Tensor, inputs: Sequence[Tensor], starts: Tensor | N
     moments = [walking - sum(each.nbytes for each in parameters), 0]
     for index, (parameter, summed) in enumerate(zip(parameters, sums, strict=True)):
         later = sum(each.nbytes for each in parameters[index + 1 :])
-        moments.append((0 if parameter.dtype == torch.float32 else summed) - later)
+        moments.append(narrowed_bytes(parameter, summed) - later)
     copied = copies_bytes((states,), rows=(q, k, v, grad_y))
     return Inside(sum(each.nbytes for each in inputs), state, batch * sum(sums) + copied + max(moments))

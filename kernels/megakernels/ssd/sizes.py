@@ -1,13 +1,12 @@
 """What the scan's kernels take, their tiles, and the bytes they hold inside themselves; needs no triton."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from megakernels._common import copies_bytes
 from megakernels._common.blocks import SMALLEST_DOT, block_of
+from megakernels._common.scratch import SUMS_BYTES, Inside, copies_bytes, narrowed_bytes
 
 LARGEST_WIDTH = {torch.bfloat16: 128, torch.float16: 128, torch.float32: 32}
 """Of a head and of a state: wider ones stay with the reference. An fp32 product holds each operand as two TF32 numbers."""
@@ -15,8 +14,6 @@ LARGEST_TILE = {torch.bfloat16: 64, torch.float16: 64, torch.float32: 16}
 """Positions of a tile."""
 LARGEST_BLOCK = 64
 """Columns of a head at a time."""
-SUMS_BYTES = 4
-"""Of a number that is summed or carried: fp32."""
 
 
 def accepts(x: Tensor, B: Tensor, C: Tensor) -> bool:
@@ -28,20 +25,6 @@ def tile_sides(chunk_size: int, head_width: int, state_width: int, dtype: torch.
     """Positions, columns of a head and of a state."""
     positions = min(LARGEST_TILE[dtype], block_of(chunk_size, SMALLEST_DOT))
     return {"Q": positions, "P": min(LARGEST_BLOCK, block_of(head_width, SMALLEST_DOT)), "S": block_of(state_width, SMALLEST_DOT)}
-
-
-class Inside(NamedTuple):
-    """Bytes of one run of `kernel.forward` or `kernel.backward`.
-
-    Attributes:
-        results: What it returns first: y and the states at the chunks' starts, or the gradients of x to dt_bias.
-        last: What it returns last: the state after the positions, or the gradient of the one before them.
-        scratch: At the highest moment, beside all results.
-    """
-
-    results: int
-    last: int
-    scratch: int
 
 
 def forward_inside(state: Tensor | None, inputs: Sequence[Tensor], starts: Tensor | None, chunk_size: int) -> Inside:
@@ -77,16 +60,11 @@ def backward_inside(
     shares = SUMS_BYTES * 3 * num_blocks * batch * num_tiles * num_heads
     moments = (
         copies_bytes(() if grad_state is None else (grad_state,)) - results,
-        num_blocks * per_step + _narrowed(dt, per_step) + shares - later - sum(each.nbytes for each in (A_log, D, dt_bias)),
-        shares + _narrowed(dt_bias, SUMS_BYTES * num_heads) - later,
+        num_blocks * per_step + narrowed_bytes(dt, per_step) + shares - later - sum(each.nbytes for each in (A_log, D, dt_bias)),
+        shares + narrowed_bytes(dt_bias, SUMS_BYTES * num_heads) - later,
         2 * per_step if x.numel() and B.shape[3] else 0,
     )
     dense = [each for each in (A_log, dt_bias, states, starts) if each is not None]
     own = grad_y.numel() * x.element_size() if grad_y.dtype != x.dtype else copies_bytes(rows=(grad_y,))
     last = SUMS_BYTES * batch * num_heads * width * B.shape[3]
     return Inside(results, last, states.nbytes + copies_bytes(dense, rows=(x, B, C)) + own + max(moments))
-
-
-def _narrowed(result: Tensor, sum_bytes: int) -> int:
-    """A sum that is there beside the result it is rounded to; where it is the result, nothing."""
-    return 0 if result.dtype == torch.float32 else sum_bytes
