@@ -24,6 +24,7 @@ GOLDENS = ROOT / "tests/megaplan/hosts/megatron/goldens.json"
 PAGE = ROOT / "docs/reference/accuracy-megatron.md"
 MIB = 2**20
 SPREAD = Path(__file__).parent / "routing.json"
+SPREAD_MODEL = "te_ep8_resume"
 BAR = 5
 ROUTING = "routing: the rows that reached the measured rank are not published"
 CAUSES = {
@@ -48,6 +49,7 @@ class Replay:
         run_outside: The same of the whole run's.
         implied_skew: Rows of the measured rank over its even share, if nothing but routing misses; None without experts.
         ranged: Why no single number is quoted; None where one is.
+        experts: Of the rank; 0 without.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Replay:
     run_outside: float
     implied_skew: float | None
     ranged: str | None
+    experts: int
     published: float | None
     measured_mib: tuple[float, float, float]
     quoted_mib: tuple[float, ...]
@@ -97,6 +100,7 @@ def replay(row: dict[str, Any]) -> Replay:
         run_outside=outside("run_peak_bytes"),
         implied_skew=_implied_skew(row, job, found),
         ranged=ranged,
+        experts=job.moe.num_experts // job.ep if job.moe else 0,
         published=None if published is None else _percent(published, row["peak_bytes"]),
         measured_mib=(row["after_step_bytes"] / MIB, row["peak_bytes"] / MIB, row["run_peak_bytes"] / MIB),
         quoted_mib=tuple(end / MIB for end in ends),
@@ -227,19 +231,23 @@ def _ranged(some: list[Replay]) -> list[str]:
         cells = [one.name, one.platform, str(one.gpus), f"{after:,.1f}", f"{one.after_step:+.2f}", f"{peak:,.1f}", f"{one.peak:+.2f}"]
         cells += [" – ".join(f"{size:,.0f}" for size in one.quoted_mib), _distance(one.outside), _distance(one.run_outside)]
         lines.append(f"| {' | '.join([*cells, f'{one.implied_skew:.3f}'])} |")
-    return [*lines, *_spread()]
+    return [*lines, *_spread(some)]
 
 
-def _spread() -> list[str]:
+def _spread(some: list[Replay]) -> list[str]:
     found = json.loads(SPREAD.read_text(encoding="utf-8"))
+    drawn = {row["experts"]: (row["least"], row["most"]) for row in found["ranks"]}
+    alike = [one for one in some if SPREAD_MODEL in one.name]
+    within = [one for one in alike if drawn[one.experts][0] <= (one.implied_skew or 0) <= drawn[one.experts][1]]
     lines = [
         "",
-        "Five of them are of one model of 12 layers, run with Adam and with Muon, Muon's state whole or dealt to ranks, on two platforms",
-        "and two GPU counts. Their rows are the same under every optimizer and differ with the platform and the GPU count, both of which",
-        "decide the random first weights: so what misses is neither scratch of Newton–Schulz nor of gathered matrices. A rank has one of",
-        "8 experts on 8 GPUs and two on 4. `benchmarks/accuracy_megatron/routing.py` draws the first weights of that model",
-        f"{found['models']} times and counts the rows of {found['tokens']:,} tokens of Zipf's law over all layers. All five lie within.",
-        "The sixth run, on two pipeline stages, does not: its ranks have four experts. Dense runs on as many stages lack up to 0.8 % too.",
+        f"{len(alike)} of them are of one model of 12 layers, run with Adam and with Muon, Muon's state whole or dealt to ranks, on",
+        "two platforms and two GPU counts. Their rows are the same under every optimizer and differ with the platform and the GPU count,",
+        "both of which decide the random first weights: so what misses is neither scratch of Newton–Schulz nor of gathered matrices. A",
+        "rank has one of 8 experts on 8 GPUs and two on 4. `benchmarks/accuracy_megatron/routing.py` draws the first weights of that model",
+        f"{found['models']} times and counts the rows of {found['tokens']:,} tokens of Zipf's law over all layers:",
+        f"{len(within)} of the {len(alike)} lie within what it draws. The other run, on two pipeline stages with four experts a rank, does",
+        "not; dense runs on as many stages lack up to 0.8 % too.",
         "",
     ]
     lines += _header("Experts a rank, Ranks drawn, Rows over the even share: least, 5 %, 95 %, most, Standard deviation")
