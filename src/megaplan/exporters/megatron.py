@@ -202,6 +202,7 @@ def _host(spec: Spec, host: Host) -> Iterator[Argument]:
         yield "use_megatron_fsdp", True
         yield "data_parallel_sharding_strategy", "optim_grads_params"
         yield from ((f"megatron_fsdp_{part}_dtype", "fp32") for part in FSDP_DTYPES)
+        yield "ckpt_format", "fsdp_dtensor"
     if host.precision_aware_optimizer:
         yield "use_precision_aware_optimizer", True
         yield "main_grads_dtype", str(spec.precision.grads)

@@ -126,6 +126,7 @@ WRONG = {
     "--num-layers 4 --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params": "MP903",  # 16-bit gradients
     f"--num-layers 4 {FSDP} --data-parallel-sharding-strategy optim_grads": "MP903",
     f"--num-layers 4 {FSDP} --fsdp-double-buffer": "MP903",
+    f"--num-layers 4 {FSDP} --megatron-fsdp-version 2": "MP903",
     f"--num-layers 4 --pipeline-model-parallel-size 2 {FSDP}": "MP902",
     f"--num-layers 4 --num-experts 8 {FSDP}": "MP902",
     f"--hybrid-layer-pattern M-M- {FSDP}": "MP902",

@@ -63,6 +63,8 @@ def _fsdp_refusals(arguments: Mapping[str, Any]) -> list[str]:
             found.append(f"use_megatron_fsdp with {key}: {why}")
     if int(get("pipeline_model_parallel_size") or 1) > 1:
         found.append("use_megatron_fsdp with pipeline_model_parallel_size: units gathered for several microbatches")
+    if (version := get("megatron_fsdp_version") or 1) != 1:
+        found.append(f"use_megatron_fsdp with megatron_fsdp_version = {version}: another implementation")
     for part in FSDP_DTYPES:
         if (dtype := get(f"megatron_fsdp_{part}_dtype")) != "fp32":
             found.append(f"use_megatron_fsdp with megatron_fsdp_{part}_dtype = {dtype}: buffers of another type than fp32")

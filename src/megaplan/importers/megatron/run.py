@@ -166,7 +166,8 @@ def wholly_sharded(launch: Arguments) -> bool:
         return False
     strategy, outer, double = (launch.value(key) for key in _FSDP_KEYS)
     dtypes = {str(launch.value(f"megatron_fsdp_{part}_dtype")) for part in FSDP_DTYPES}
-    return strategy == "optim_grads_params" and outer in (None, "no_shard") and not double and dtypes == {"fp32"}
+    plain = outer in (None, "no_shard") and not double and launch.value("megatron_fsdp_version", 1) == 1
+    return strategy == "optim_grads_params" and plain and dtypes == {"fp32"}
 
 
 def _workspace_kib(launch: Arguments) -> int:

@@ -230,6 +230,7 @@ def test_megatron_fsdp_gathers_five_hundred_million_elements_ahead_of_backward()
         ({"fsdp_double_buffer": True}, "fsdp_double_buffer: buffers that stay"),
         ({"outer_dp_sharding_strategy": "optim"}, "outer_dp_sharding_strategy: a second level of shards"),
         ({"megatron_fsdp_main_grads_dtype": "bf16"}, "megatron_fsdp_main_grads_dtype = bf16: buffers of another type than fp32"),
+        ({"megatron_fsdp_version": 2}, "megatron_fsdp_version = 2: another implementation"),
         ({"megatron_fsdp_grad_comm_dtype": None}, "megatron_fsdp_grad_comm_dtype = None: buffers of another type than fp32"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
