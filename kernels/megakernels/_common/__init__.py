@@ -4,7 +4,7 @@ from megakernels._common.device import chooses_triton, runs_triton, use_kernels
 from megakernels._common.numerics import accumulator_dtype, row_blocks, upcast
 from megakernels._common.pieces import absolute, as_stored, in_order, piece_rows, require_pieces
 from megakernels._common.registration import fake_like, join, only_needed
-from megakernels._common.scratch import copies_bytes, scratch_bytes, state_scratch
+from megakernels._common.scratch import dropped_bytes, scratch_bytes, state_scratch
 from megakernels._common.shapes import require, require_starts
 
 __all__ = [
@@ -12,7 +12,7 @@ __all__ = [
     "accumulator_dtype",
     "as_stored",
     "chooses_triton",
-    "copies_bytes",
+    "dropped_bytes",
     "fake_like",
     "in_order",
     "join",

@@ -49,6 +49,11 @@ def copies_bytes(dense: Iterable[Tensor] = (), rows: Iterable[Tensor] = ()) -> i
     return whole + sum(tensor.nbytes for tensor in rows if tensor.stride(-1) != 1 and tensor.shape[-1] != 1)
 
 
+def dropped_bytes(inputs: Iterable[Tensor], needs: Iterable[bool]) -> int:
+    """Gradients that a kernel makes and nobody wants."""
+    return sum(each.nbytes for each, need in zip(inputs, needs, strict=True) if not need)
+
+
 def narrowed_bytes(result: Tensor, sum_bytes: int) -> int:
     """An fp32 sum that is there beside the result it is rounded to; where it is the result, nothing."""
     return 0 if result.dtype == torch.float32 else sum_bytes

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 from torch.library import custom_op
 
-from megakernels._common import accumulator_dtype, join, only_needed, require, require_starts, state_scratch
+from megakernels._common import accumulator_dtype, dropped_bytes, join, only_needed, require, require_starts, state_scratch
 from megakernels.m2rnn.choice import chooses_kernel, chosen
 from megakernels.m2rnn.sizes import backward_inside, forward_inside
 
@@ -117,8 +117,7 @@ def _of_backward(grad_y: Tensor, *operands: Any) -> int:
     if not chooses_kernel(inputs[0], inputs[2]):
         return 0
     inside = backward_inside(grad_y, inputs, starts, states, save_every)
-    dropped: int = sum(each.nbytes for each, need in zip(inputs, needs, strict=True) if not need)
-    return dropped + inside.last + inside.scratch
+    return dropped_bytes(inputs, needs) + inside.last + inside.scratch
 
 
 state_scratch(_m2rnn, _of_forward)

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 from torch.library import custom_op
 
-from megakernels._common import fake_like, join, only_needed, require, require_starts, state_scratch
+from megakernels._common import dropped_bytes, fake_like, join, only_needed, require, require_starts, state_scratch
 from megakernels.ssd.choice import chooses_kernel, chosen
 from megakernels.ssd.sizes import backward_inside, forward_inside
 
@@ -115,8 +115,7 @@ def _of_backward(grad_y: Tensor, *operands: Any) -> int:
     if not chooses_kernel(inputs[0], inputs[3], inputs[4]):
         return 0
     inside = backward_inside(None, grad_y, inputs, starts, states, chunk_size)
-    dropped: int = sum(each.nbytes for each, need in zip(inputs, needs, strict=True) if not need)
-    return dropped + inside.last + inside.scratch
+    return dropped_bytes(inputs, needs) + inside.last + inside.scratch
 
 
 state_scratch(_ssd, _of_forward)

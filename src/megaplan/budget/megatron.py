@@ -10,17 +10,9 @@ from megaplan.columns import Column, Phase
 from megaplan.devices import load_device
 from megaplan.hosts.megatron.from_spec import jobs_from_spec
 from megaplan.hosts.megatron.job import MTP, MegatronJob
-from megaplan.hosts.megatron.peak import MegatronMemory, fixed_bytes, in_flight_counts, memory
+from megaplan.hosts.megatron.peak import FIRST_LAYER, MegatronMemory, fixed_bytes, in_flight_counts, memory
 from megaplan.hosts.megatron.saved import chunk, operator
-from megaplan.hosts.megatron.storage import (
-    Parameters,
-    dealt_elements,
-    gathered_bytes,
-    gradient_copies_bytes,
-    optimizer_state,
-    parameters,
-    storage_bytes,
-)
+from megaplan.hosts.megatron.storage import Parameters, dealt_elements, gradient_copies_bytes, optimizer_state, parameters, storage_bytes
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import rank_coordinate
 from megaplan.layout.values import Layout
@@ -91,7 +83,7 @@ def _moments(kept: MegatronMemory) -> dict[Phase, str]:
         "loss": "the loss",
         "LM-head backward": "backward of the head",
         "last-layer backward": "backward of the last layer",
-        "first-layer backward": "backward of the first layer",
+        FIRST_LAYER: "backward of the first layer",
     }[kept.peak_phase]
     return {
         Phase.INIT: "parameters, gradients and masters in place",
@@ -122,8 +114,7 @@ def _cells(job: MegatronJob, held: Parameters, kept: MegatronMemory, fragmentati
     stepped[Column.OTHER_OPTIMIZER] += state.other_moments
 
     routing = _routing_bytes(job)
-    whole = gathered_bytes(job, held)
-    gathered = whole.first_layer_backward if kept.peak_phase == "first-layer backward" else whole.loss
+    gathered = kept.gathered[kept.peak_phase]
     first, steady = running.copy(), stepped.copy()
     for cells in (first, steady):
         cells[Column.ROUTING] = routing

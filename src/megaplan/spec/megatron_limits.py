@@ -149,18 +149,17 @@ def _parallel(spec: Spec) -> Iterator[Limit]:
 
 def _fsdp(spec: Spec) -> Iterator[Limit]:
     """Megatron-FSDP is what frees gathered parameters; its buffers are known for dense GPT models on one stage, stepped by Adam."""
-    model = spec.host.model if spec.host.name == "megatron" else "hybrid"
-    sharded = spec.host.distributed_optimizer or spec.host.name != "megatron"
+    host = spec.host  # another host's has these keys at their defaults
     beyond = {
-        f"host.model = {model}": model != "gpt",
+        f"host.model = {host.model}": host.model != "gpt",
         "model.moe": spec.model.moe is not None,
         "model.features.mtp": spec.model.features.mtp is not None,
         f"mesh.pp = {spec.mesh.pp}": spec.mesh.pp > 1,
         f"mesh.dp_replicate = {spec.mesh.dp_replicate}": spec.mesh.dp_replicate > 1,
         f"optimizer.matrix = {spec.optimizer.matrix}": spec.optimizer.matrix != "adamw",
         f"precision.grads = {spec.precision.grads}": spec.precision.grads is not DType.FP32,
-        "host.precision_aware_optimizer = true": spec.host.name == "megatron" and spec.host.precision_aware_optimizer,
-        "host.distributed_optimizer = false": not sharded,
+        "host.precision_aware_optimizer = true": host.precision_aware_optimizer,
+        "host.distributed_optimizer = false": not host.distributed_optimizer,
     }
     found = [said for said, is_beyond in beyond.items() if is_beyond]
     if found:

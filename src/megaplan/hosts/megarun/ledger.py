@@ -147,8 +147,8 @@ def _layer_part(spec: Spec, dims: Dims, index: int, block: Block) -> Part:
         case Family.M:
             return mamba_part(dims, model.mamba or _missing("mamba"), parameters, policy=policy, kernels=kernels)
         case Family.E:
-            mesh, gathers = ExpertMesh(spec.mesh.ep, spec.mesh.etp), spec.host.kernels == "triton"
-            return moe_part(dims, model.moe or _missing("moe"), mesh, gathers=gathers, policy=policy)
+            mesh = ExpertMesh(spec.mesh.ep, spec.mesh.etp)
+            return moe_part(dims, model.moe or _missing("moe"), mesh, gathers=kernels, policy=policy)
         case Family.R:
             return recurrent_part(dims, model.recurrent or _missing("recurrent"), parameters, policy=policy, kernels=kernels)
         case _:

@@ -28,11 +28,17 @@ FSDP_UNMODELLED: dict[str, str] = {
     "num_experts": "gathered experts",
     "hybrid_layer_pattern": "units of hybrid stacks",
     "fp8_format": "buffers of 8-bit weights and their transposes",
-    "fsdp_double_buffer": "buffers that stay",
-    "outer_dp_sharding_strategy": "a second level of shards",
 }
+"""Arguments of a model that Megatron-FSDP is priced without, and what they would add."""
 FSDP_DTYPES = ("main_params", "main_grads", "grad_comm")
-"""Arguments that Megatron-FSDP is priced without, and what they would add."""
+FSDP_KEYS = (
+    "data_parallel_sharding_strategy",
+    "fsdp_double_buffer",
+    "outer_dp_sharding_strategy",
+    "megatron_fsdp_version",
+    *(f"megatron_fsdp_{part}_dtype" for part in FSDP_DTYPES),
+)
+"""Arguments of Megatron-FSDP itself that decide its buffers."""
 
 
 def refusals(arguments: Mapping[str, Any]) -> tuple[str, ...]:
@@ -55,19 +61,26 @@ def refusals(arguments: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _fsdp_refusals(arguments: Mapping[str, Any]) -> list[str]:
     """What Megatron-FSDP is priced without: all but 16-bit dense GPT models on one pipeline stage, wholly sharded, fp32 masters."""
+    found = [f"{key}: {why}" for key, why in FSDP_UNMODELLED.items() if arguments.get(key)]
+    if int(arguments.get("pipeline_model_parallel_size") or 1) > 1:
+        found.append("pipeline_model_parallel_size: units gathered for several microbatches")
+    return [f"use_megatron_fsdp with {each}" for each in (*found, *other_fsdp(arguments))]
+
+
+def other_fsdp(arguments: Mapping[str, Any]) -> list[str]:
+    """How Megatron-FSDP's own arguments, `FSDP_KEYS`, depart from what is priced: all is sharded, gradients and state in fp32."""
     get, found = arguments.get, []
     if (strategy := get("data_parallel_sharding_strategy", "no_shard")) != "optim_grads_params":
-        found.append(f"use_megatron_fsdp with data_parallel_sharding_strategy = {strategy}: buffers of whole parameters")
-    for key, why in FSDP_UNMODELLED.items():
-        if get(key) not in (None, False, "no_shard"):
-            found.append(f"use_megatron_fsdp with {key}: {why}")
-    if int(get("pipeline_model_parallel_size") or 1) > 1:
-        found.append("use_megatron_fsdp with pipeline_model_parallel_size: units gathered for several microbatches")
+        found.append(f"data_parallel_sharding_strategy = {strategy}: buffers of whole parameters")
+    if get("fsdp_double_buffer"):
+        found.append("fsdp_double_buffer: buffers that stay")
+    if get("outer_dp_sharding_strategy") not in (None, "no_shard"):
+        found.append("outer_dp_sharding_strategy: a second level of shards")
     if (version := get("megatron_fsdp_version") or 1) != 1:
-        found.append(f"use_megatron_fsdp with megatron_fsdp_version = {version}: another implementation")
+        found.append(f"megatron_fsdp_version = {version}: another implementation")
     for part in FSDP_DTYPES:
         if (dtype := get(f"megatron_fsdp_{part}_dtype")) != "fp32":
-            found.append(f"use_megatron_fsdp with megatron_fsdp_{part}_dtype = {dtype}: buffers of another type than fp32")
+            found.append(f"megatron_fsdp_{part}_dtype = {dtype}: buffers of another type than fp32")
     return found
 
 

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from megaplan.hosts.megatron.job import LOSS, MTP, MegatronJob
 from megaplan.hosts.megatron.saved import chunk, operator, operators, recomputed_bytes, scores_elements
-from megaplan.hosts.megatron.storage import Parameters, gathered_bytes, gradient_copies_bytes, parameters, storage_bytes
+from megaplan.hosts.megatron.storage import gathered_bytes, gradient_copies_bytes, parameters, storage_bytes
 
 MIB = 2**20
+FIRST_LAYER = "first-layer backward"
+"""The phase of Megatron-FSDP alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,7 @@ class MegatronMemory:
         gradient_copies: Of the optimizer's step, dropped before the next forward.
         activations: Kept by the microbatches in flight.
         phases: What each phase adds to both, by its name.
+        gathered: What of each phase is parameters and gradients that Megatron-FSDP has whole.
     """
 
     static: dict[str, int]
@@ -28,6 +31,7 @@ class MegatronMemory:
     gradient_copies: int
     activations: int
     phases: dict[str, int]
+    gathered: dict[str, int]
 
     @property
     def after_step(self) -> int:
@@ -57,7 +61,10 @@ def memory(job: MegatronJob) -> MegatronMemory:
         leftover = boundary * (2 if virtual == 1 else (job.pp - 1) * (virtual - 1)) + (0 if job.hybrid else mask)
     leftover += sum(_dispatcher_bytes(job) * letters.count("E") for letters in job.chunks)
     activations = in_flight(job) + mask * (2 if job.pp > 1 and not job.hybrid else 1)
-    return MegatronMemory(static, leftover, gradient_copies_bytes(job, found), activations, _fsdp_phases(job, found, _phases(job)))
+    phases, whole = _phases(job), gathered_bytes(job, found)
+    gathered = {name: whole.first_layer_backward if name == FIRST_LAYER else whole.loss for name in phases}
+    phases = {name: size + gathered[name] for name, size in phases.items()}
+    return MegatronMemory(static, leftover, gradient_copies_bytes(job, found), activations, phases, gathered)
 
 
 def _dispatcher_bytes(job: MegatronJob) -> int:
@@ -149,16 +156,7 @@ def _phases(job: MegatronJob) -> dict[str, int]:
         if job.attention_backend == "unfused" and "*" in block:
             gradients += 4 * scores_elements(job)
         phases["last-layer backward"] = gradients + recomputed
+        if job.fsdp:  # most gradients wait to be reduced while of what was kept only the first layer's is left
+            left = sum(sum(operator(job, letter).values()) for letter in operators(job.chunks[0])[:2]) - in_flight(job)
+            phases[FIRST_LAYER] = left + phases["last-layer backward"]
     return phases
-
-
-def _fsdp_phases(job: MegatronJob, found: Parameters, phases: dict[str, int]) -> dict[str, int]:
-    """`phases` with what Megatron-FSDP gathers, and the one in which most gradients wait while only the first layer's tensors are left."""
-    if not job.fsdp:
-        return phases
-    gathered, first = gathered_bytes(job, found), operators(job.chunks[0])[:2]
-    left = sum(sum(operator(job, letter).values()) for letter in first) - in_flight(job)
-    return {
-        **{name: size + gathered.loss for name, size in phases.items()},
-        "first-layer backward": gathered.first_layer_backward + left + phases["last-layer backward"],
-    }

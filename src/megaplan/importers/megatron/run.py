@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from megaplan.hosts.megatron.arguments import FSDP_DTYPES
+from megaplan.hosts.megatron.arguments import FSDP_KEYS, other_fsdp
 from megaplan.importers.megatron.model import Stack
 from megaplan.importers.megatron.read import Arguments
 
@@ -19,7 +19,6 @@ FEATURES = {
 }
 """Switches that are features which `host.features` names."""
 PRICED_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp")
-_FSDP_KEYS = ("data_parallel_sharding_strategy", "outer_dp_sharding_strategy", "fsdp_double_buffer")
 _DTYPES = ("fp32", "bf16", "fp16")
 
 
@@ -154,20 +153,15 @@ def read_host(launch: Arguments, stack: Stack, mesh: dict[str, Any], muon: bool)
         features.add("layer_wise_param_layout")
     if features:
         host["features"] = sorted(features)
-        for key in ("offload_modules", *_FSDP_KEYS, *(key for key in launch.values if key.startswith("megatron_fsdp_"))):
+        for key in ("offload_modules", *FSDP_KEYS, *(key for key in launch.values if key.startswith("megatron_fsdp_"))):
             launch.value(key)
     recompute = _recompute(launch, host)
     return host, recompute
 
 
 def wholly_sharded(launch: Arguments) -> bool:
-    """Whether Megatron-FSDP runs as `sharding.reshard_after_forward` says: all is sharded, gradients and state in fp32."""
-    if not launch.given("use_megatron_fsdp"):
-        return False
-    strategy, outer, double = (launch.value(key) for key in _FSDP_KEYS)
-    dtypes = {str(launch.value(f"megatron_fsdp_{part}_dtype")) for part in FSDP_DTYPES}
-    plain = outer in (None, "no_shard") and not double and launch.value("megatron_fsdp_version", 1) == 1
-    return strategy == "optim_grads_params" and plain and dtypes == {"fp32"}
+    """Whether Megatron-FSDP runs as `sharding.reshard_after_forward` says."""
+    return launch.given("use_megatron_fsdp") and not other_fsdp({key: launch.value(key) for key in FSDP_KEYS})
 
 
 def _workspace_kib(launch: Arguments) -> int:
