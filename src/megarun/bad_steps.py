@@ -95,13 +95,15 @@ class StepGuard:
         return self._decision("rewind", step, result, int(reason), (first, bad + 1), target.step)
 
     def follow(self, decision: Decision) -> int:
-        """Do what was decided; the 0-based step that comes next.
+        """Do what was decided, once every rank has told of it; the 0-based step that comes next.
 
         Raises:
             MegaplanError: MP607 where the run ends.
         """
         self._trainer.drop_gradients()
         if decision.decision == "stop":
+            # the first rank to fail takes the others with it: not before rank 0 has written its line of metrics.jsonl
+            dist.barrier(self._keeper.control)
             raise self._refusal(decision)
         left_out = self.course.without(decision.batches).skipped
         if self._back is not None:

@@ -4,6 +4,7 @@ import functools
 import gc
 import io
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -21,6 +22,7 @@ from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.plan.digests import model_digest
 from megaplan.spec.models import Mesh, Spec
+from megarun.bad_steps import Decision
 from megarun.batches import Batches
 from megarun.build import build_stage, materialise
 from megarun.checkpoint.keeper import Keeper
@@ -45,6 +47,15 @@ from megarun.train import train_steps
 from megarun.trainer import Trainer
 
 CPU = torch.device("cpu")
+
+
+class LateLines(MetricsFile):
+    """Tells of a decision some time after the other ranks have taken it."""
+
+    def write(self, metrics: Any) -> None:
+        if isinstance(metrics, Decision) and self._writes:
+            time.sleep(0.3)
+        super().write(metrics)
 
 
 class CountingRows:
@@ -150,7 +161,7 @@ def bad_steps_case(case: dict[str, Any]) -> dict[str, Any]:
     run = Run(job, rows, Path(case["to"]), case["steps"], plan, checkpoints)
     keeper = Keeper(run)
     found = keeper.find()
-    with poisoned(case["data"], case["gradient"]), MetricsFile(run.out, mesh.rank, resumed=found is not None) as metrics:
+    with poisoned(case["data"], case["gradient"]), LateLines(run.out, mesh.rank, resumed=found is not None) as metrics:
         trained = train_steps(run, mesh, keeper, Interrupt(), metrics, Display(run.num_steps, mesh.rank))
     return {"losses": {each.step: each.loss for each in trained.history}}
 
