@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -43,14 +43,16 @@ from megaplan.spec.models import Mesh, Spec
 
 EMBEDDING, RELATION_BIAS = Family.EMBEDDING, Family.RELATION_BIAS
 ATTENDING = (Family.A, Family.MTP)
+WALKING = (Family.M, Family.R)
+"""Their ranks of a CP group differ in what they hold while state is handed on."""
 
 
 class _Evaluation:
-    """One call's working values: each distinct block is evaluated once."""
+    """One call's working values of one rank of a CP group, the last one or another: each distinct block is evaluated once."""
 
-    def __init__(self, spec: Spec, inventory: Inventory, layout: Layout) -> None:
+    def __init__(self, spec: Spec, inventory: Inventory, layout: Layout, *, turns: bool = True) -> None:
         self.spec, self.inventory, self.layout = spec, inventory, layout
-        self.dims: Dims = local_dims(spec)
+        self.dims: Dims = local_dims(spec, turns=turns)
         self.sizes: Sizes = storage_sizes(spec)
         self.blocks = dict(inventory.blocks())
         distinct = {id(block): block for block in self.blocks.values()}
@@ -114,7 +116,20 @@ def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
         inventory: Its parameter tensors.
         layout: Its slots.
     """
-    evaluation, device = _Evaluation(spec, inventory, layout), load_device(spec.device.name)
+    usable = device_budget(load_device(spec.device.name))
+    cp, walks = spec.mesh.cp, any(block.family in WALKING for block in inventory.layers)
+    last = _Evaluation(spec, inventory, layout)
+    if cp > 1 and walks:
+        ranks = _ranks(last, usable, {cp - 1}) + _ranks(_Evaluation(spec, inventory, layout, turns=False), usable, set(range(cp - 1)))
+    else:
+        ranks = _ranks(last, usable, set(range(cp)))
+    stages = tuple(StageBudget(slot.index, slot.pp_rank, slot.chunk, slot.start, slot.stop, _elements(last, slot)) for slot in layout.slots)
+    return Budget(usable, stages, _merged(ranks), inventory.parameters, inventory.active_parameters)
+
+
+def _ranks(evaluation: _Evaluation, usable: DeviceBudget, places: Container[int]) -> list[RankBudget]:
+    """The distinct ranks at these places of their CP groups."""
+    spec, layout = evaluation.spec, evaluation.layout
     slots = [_slot_parts(evaluation, slot) for slot in layout.slots]
     mesh, schedule, chunk_of = spec.mesh, spec.schedule, [slot.chunk for slot in layout.slots]
     occupied: Sequence[Sequence[Occupancy]] = ()
@@ -127,7 +142,7 @@ def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
         else:
             occupied = moments(*degrees, chunk_of, num_steps=schedule.distinct_steps)
         receives = receive_buffers(*degrees)
-    usable, of_rank = device_budget(device), layout.by_rank()
+    device, of_rank = load_device(spec.device.name), layout.by_rank()
     ranks: list[RankBudget] = []
     for pp_rank in range(mesh.pp):
         own_slots = of_rank[pp_rank]
@@ -143,11 +158,8 @@ def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
             peak = step_peak(chunks, occupied[pp_rank], _lingering(evaluation, own_slots, chunks))
         else:
             peak = accumulating_peak(chunks[0], schedule.microbatches_per_update)
-        ranks += _distinct(mesh, pp_rank, persistent, peak, usable)
-    stages = tuple(
-        StageBudget(slot.index, slot.pp_rank, slot.chunk, slot.start, slot.stop, _elements(evaluation, slot)) for slot in layout.slots
-    )
-    return Budget(usable, stages, _merged(ranks), inventory.parameters, inventory.active_parameters)
+        ranks += _distinct(mesh, pp_rank, persistent, peak, usable, places)
+    return ranks
 
 
 def slot_chunks(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[Chunk, ...]:
@@ -262,22 +274,25 @@ def _step_sums(evaluation: _Evaluation, slots: Sequence[Slot], parts: Sequence[_
     return evaluation.router_sum_bytes * routers + evaluation.further_loss_bytes * further
 
 
-def _distinct(mesh: Mesh, pp_rank: int, persistent: Persistent, peak: StepPeak, device: DeviceBudget) -> list[RankBudget]:
+def _distinct(
+    mesh: Mesh, pp_rank: int, persistent: Persistent, peak: StepPeak, device: DeviceBudget, of_group: Container[int]
+) -> list[RankBudget]:
     """The budgets of a pipeline rank's data, context and tensor ranks: they differ where shards are uneven."""
     dense = sorted([bound for tensor in persistent.uneven if not tensor.expert for bound in tensor.boundaries])
     expert = sorted([bound for tensor in persistent.uneven if tensor.expert for bound in tensor.boundaries])
     per_stage = mesh.world_size // mesh.pp
     first = pp_rank * per_stage
+    offsets = [offset for offset in range(per_stage) if offset // mesh.tp % mesh.cp in of_group]
     places: dict[tuple[int, int], list[int]] = {}
     if dense or expert:
         dense_place = [bisect_right(dense, index) for index in range(mesh.dp_shard)]
         expert_place = [bisect_right(expert, index) for index in range(mesh.efsdp)]
         inner, expert_inner = mesh.cp * mesh.tp, mesh.ep * mesh.etp
-        for offset in range(per_stage):
+        for offset in offsets:
             place = (dense_place[offset // inner % len(dense_place)], expert_place[offset // expert_inner % len(expert_place)])
             places.setdefault(place, []).append(first + offset)
     else:
-        places[0, 0] = list(range(first, first + per_stage))
+        places[0, 0] = [first + offset for offset in offsets]
     found: list[RankBudget] = []
     all_cells = RankCells(persistent, peak)
     for ranks in places.values():
@@ -295,7 +310,7 @@ def _merged(ranks: list[RankBudget]) -> tuple[RankBudget, ...]:
         alike = by_peak.setdefault(rank.peak_bytes, [])
         for index, twin in enumerate(alike):
             if twin.cells == rank.cells and twin.parameters == rank.parameters:
-                alike[index] = replace(twin, ranks=(*twin.ranks, *rank.ranks))
+                alike[index] = replace(twin, ranks=tuple(sorted((*twin.ranks, *rank.ranks))))
                 break
         else:
             alike.append(rank)

@@ -260,25 +260,22 @@ class _Recurrence(torch.autograd.Function):
 
 def of_previous(cp: ContextParallel, own: Tensor) -> Tensor:
     """Own pieces' parts [B, 2, ...] -> those of the pieces before each of them; zeros before the first of the sequence."""
-    all_ranks = _gathered(cp, own)
-    early = all_ranks[cp.index - 1][:, 0] if cp.index > 0 else torch.zeros_like(all_ranks[0, :, 0])
-    late = all_ranks[cp.index + 1][:, 1] if cp.index + 1 < cp.degree else all_ranks[cp.index][:, 0]
-    return torch.stack([early, late], 1)
+    return _moved(cp, own, (cp.index - 1, 0), (cp.index + 1, 1) if cp.index + 1 < cp.degree else (cp.index, 0))
 
 
 def of_next(cp: ContextParallel, own: Tensor) -> Tensor:
     """Own pieces' parts [B, 2, ...] -> those of the pieces behind each of them; zeros behind the last of the sequence."""
-    all_ranks = _gathered(cp, own)
-    early = all_ranks[cp.index + 1][:, 0] if cp.index + 1 < cp.degree else all_ranks[cp.index][:, 1]
-    late = all_ranks[cp.index - 1][:, 1] if cp.index > 0 else torch.zeros_like(all_ranks[0, :, 0])
-    return torch.stack([early, late], 1)
+    return _moved(cp, own, (cp.index + 1, 0) if cp.index + 1 < cp.degree else (cp.index, 1), (cp.index - 1, 1))
 
 
-def _gathered(cp: ContextParallel, own: Tensor) -> Tensor:
-    """Of every rank, [cp, ...]."""
+def _moved(cp: ContextParallel, own: Tensor, *sources: tuple[int, int]) -> Tensor:
+    """Every rank's [B, 2, ...] -> for each own piece the part of a rank's piece; zeros where there is no such rank."""
     whole = own.new_empty((cp.degree, *own.shape))
     dist.all_gather_into_tensor(whole.flatten(0, 1), own.contiguous(), group=cp.group)
-    return whole
+    moved = own.new_empty(own.shape)
+    for place, (rank, piece) in enumerate(sources):
+        moved[:, place] = whole[rank, :, piece] if rank >= 0 else 0
+    return moved
 
 
 def half(tensor: Tensor, place: int) -> Tensor:

@@ -24,6 +24,7 @@ class Dims:
         dtype: Of activations: `precision.params`, bf16 where that is fp8.
         stat_dtype: Of statistics and states: fp32.
         packed: Whether rows hold several documents, each position with the int32 place where its own begins.
+        turns: Of a rank of a CP group: whether it is the last one, on which the walk over the pieces turns.
     """
 
     batch: int
@@ -35,6 +36,7 @@ class Dims:
     dtype: DType
     stat_dtype: DType = DType.FP32
     packed: bool = False
+    turns: bool = True
 
     @property
     def residual(self) -> tuple[int, int, int]:
@@ -51,8 +53,8 @@ class Dims:
         return (self.batch, self.tokens, *widths)
 
 
-def local_dims(spec: Spec) -> Dims:
-    """The local sizes of a checked spec (cp and tp divide the sequence)."""
+def local_dims(spec: Spec, *, turns: bool = True) -> Dims:
+    """The local sizes of a checked spec (cp and tp divide the sequence); `turns` is whether they are those of a CP group's last rank."""
     mesh, batch = spec.mesh, spec.batch
     tokens = batch.seq_length // mesh.cp
     return Dims(
@@ -64,6 +66,7 @@ def local_dims(spec: Spec) -> Dims:
         cp=mesh.cp,
         dtype=activation_dtype(spec),
         packed=spec.data.packing == "documents",
+        turns=turns,
     )
 
 

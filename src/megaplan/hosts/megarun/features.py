@@ -210,6 +210,7 @@ def _renamed(op: Op, prefix: str, rename: dict[str, str]) -> Op:
         tuple(f"{prefix}{name}" for name in op.params),
         None if op.grads is None else names(op.grads),
         names(op.fetches),
+        names(op.sums),
         op.flow,
         names(op.holds),
         op.keeps_first,

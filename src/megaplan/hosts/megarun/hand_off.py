@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from math import prod
 
+from megaplan.columns import Column
 from megaplan.dtypes import DType
+from megaplan.hosts.megarun.dims import Dims
 from megaplan.hosts.megarun.ops import Op
+from megaplan.hosts.megarun.parts import Shapes, storages
 
 PIECES = 2
+HANDED, ARRIVING = "handed", "arriving"
+"""Names of the storages of state on its way."""
 
 
 def num_lanes(num_heads: int, cp: int) -> int:
@@ -22,12 +27,17 @@ def num_lanes(num_heads: int, cp: int) -> int:
     return max(lanes for lanes in range(1, min(num_heads, 2 * cp) + 1) if num_heads % lanes == 0)
 
 
-def handed_shape(batch: int, num_heads: int, lanes: int, *widths: int) -> tuple[int, ...]:
-    """State held at once beside what is kept, at most: all lanes on the rank where the walk turns, one that arrives and one that leaves.
+def handed_storages(dims: Dims, num_heads: int, lanes: int, *widths: int) -> Shapes:
+    """Lanes of state held at the highest moment of a walk, beside what is kept: `handed`, and `arriving`, which another rank has sent.
 
-    A rank that sends holds four: what the walk begins with, the lane sent last, one that arrives and one that is made.
+    Each rank holds what the walk begins with and the lane that is being made; one that sends on what it makes also the lane before that,
+    and the one where the walk turns all the lanes before that, until it has the last one.
     """
-    return (max(lanes, 2) + 2, batch * num_heads // lanes * prod(widths))
+    state, before = dims.batch * num_heads // lanes * prod(widths), lanes - 1 if dims.turns else 1
+    return {
+        **storages(dims.stat_dtype, Column.ACTIVATIONS, {HANDED: (before + 2, state)}),
+        **storages(dims.stat_dtype, Column.COMMUNICATION, {ARRIVING: (state,)}),
+    }
 
 
 def piecewise(num_positions: int, per_state: int, *, handed: bool) -> int:
@@ -36,17 +46,31 @@ def piecewise(num_positions: int, per_state: int, *, handed: bool) -> int:
     return pieces * -(-num_positions // pieces // per_state)
 
 
-def convolution(name: str, reads: str, makes: str, params: tuple[str, ...], *, handed: bool) -> Op:
-    """A causal convolution: keeps its input, and under CP the inputs before each piece, under the name `before(makes)`."""
-    kept = (before(makes),) if handed else ()
-    return Op(name, (reads,), (makes, *kept), keeps=(reads, *kept), params=params)
+def convolution(name: str, reads: str, makes: str, params: tuple[str, ...], *, handed: bool) -> tuple[Op, ...]:
+    """A causal convolution, which keeps its input; under CP also the inputs before each piece, which the ranks exchange."""
+    if not handed:
+        return (Op(name, (reads,), (makes,), keeps=(reads,), params=params),)
+    before, ends, moved = f"{makes}_before", f"{makes}_ends", f"{makes}_moved"
+    return (
+        Op(exchange(name), (reads,), (before, ends), grads=()),
+        Op(name, (reads, before), (makes,), keeps=(reads, before), params=params, grads=(reads,), fetches=(moved, ends)),
+    )
 
 
-def before(made: str) -> str:
-    """The inputs before each piece of the convolution that makes a storage."""
-    return f"{made}_before"
+def exchange(name: str) -> str:
+    """The exchange before the convolution of this name."""
+    return f"exchange {name}"
 
 
-def summed_shape(elements: int, parameters: DType, stored: DType) -> tuple[int, ...]:
-    """What parameters' gradients take beside their own size while they are sums of pieces in fp32, in elements of `stored`."""
-    return (elements * (DType.FP32.bytes - parameters.bytes) // stored.bytes,)
+def exchanged_storages(dims: Dims, made: str, kernel: int, channels: int) -> Shapes:
+    """Of the convolution that makes a storage: the inputs before each piece; all ranks' at once; and their gradients, sent and received."""
+    ends = dims.batch, PIECES, kernel - 1, channels
+    return {
+        **storages(dims.dtype, Column.ACTIVATIONS, {f"{made}_before": ends, f"{made}_moved": (2, *ends)}),
+        **storages(dims.dtype, Column.COMMUNICATION, {f"{made}_ends": (dims.cp, *ends)}),
+    }
+
+
+def sums_apart(dims: Dims, parameters: DType) -> bool:
+    """Whether parameters' gradients are sums of pieces in a wider dtype, which are narrowed when all pieces are done."""
+    return dims.cp > 1 and parameters is not dims.stat_dtype

@@ -13,7 +13,18 @@ from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.hosts.megarun.attention import recomputed
 from megaplan.hosts.megarun.dims import Dims
-from megaplan.hosts.megarun.hand_off import PIECES, before, convolution, handed_shape, num_lanes, piecewise, summed_shape
+from megaplan.hosts.megarun.hand_off import (
+    ARRIVING,
+    HANDED,
+    PIECES,
+    convolution,
+    exchange,
+    exchanged_storages,
+    handed_storages,
+    num_lanes,
+    piecewise,
+    sums_apart,
+)
 from megaplan.hosts.megarun.inside import INSIDE, INSIDE_BACKWARD, inside_storages, scan_inside
 from megaplan.hosts.megarun.ops import Op, Projection, add, cut, linear, norm, partial_gradient, project
 from megaplan.hosts.megarun.parts import Part, Shapes, residual, storages
@@ -21,7 +32,7 @@ from megaplan.hosts.megarun.program import Replay, replay
 from megaplan.inventory.mamba import num_mamba_heads
 from megaplan.spec.models import Mamba2, Mamba3
 
-SELECTIVE = frozenset({"in_proj", "split", "conv1d", "split conv"})
+SELECTIVE = frozenset({"in_proj", "split", exchange("conv1d"), "conv1d", "split conv"})
 
 
 def mamba_part(dims: Dims, mamba: Mamba2 | Mamba3, parameters: DType, *, policy: str, kernels: bool) -> Part:
@@ -34,25 +45,25 @@ def mamba_part(dims: Dims, mamba: Mamba2 | Mamba3, parameters: DType, *, policy:
         policy: What is recomputed.
         kernels: Whether Triton's kernels are chosen.
     """
-    sharded, handed = dims.tp > 1, dims.cp > 1
+    sharded, handed, apart = dims.tp > 1, dims.cp > 1, sums_apart(dims, parameters)
     if isinstance(mamba, Mamba2):
         heads, groups = num_mamba_heads(mamba, dims.hidden) // dims.tp, mamba.num_groups // dims.tp
         inside = scan_inside(dims, mamba, heads, groups, parameters) if kernels else None
-        run = _mamba2_replay(mamba.conv_bias, sharded, handed, inside is not None, policy)
-        return Part(run, residual(_mamba2_storages(dims, mamba, parameters) | inside_storages(dims, inside)))
-    run = _mamba3_replay(mamba.num_angles > 0, mamba.mimo_rank > 1, sharded, handed, policy)
+        run = _mamba2_replay(mamba.conv_bias, sharded, handed, inside is not None, apart, policy)
+        return Part(run, residual(_mamba2_storages(dims, mamba) | inside_storages(dims, inside)))
+    run = _mamba3_replay(mamba.num_angles > 0, mamba.mimo_rank > 1, sharded, handed, apart, policy)
     return Part(run, residual(_mamba3_storages(dims, mamba)))
 
 
 @cache
-def _mamba2_replay(conv_bias: bool, sharded: bool, handed: bool, kernels: bool, policy: str) -> Replay:
+def _mamba2_replay(conv_bias: bool, sharded: bool, handed: bool, kernels: bool, apart: bool, policy: str) -> Replay:
     inputs = ("conv_x", "dt", "conv_B", "conv_C")
-    state, sums = (("handed",), ("summed",)) if handed else ((), ())
+    state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if apart else ()
     forward, backward = ((INSIDE,), (INSIDE_BACKWARD,)) if kernels else ((), ())
     ops = (
         *_input_ops(sharded, Projection("in_proj", "projected", "in_proj.weight")),
         cut("split", "projected", ("z", "conv_in", "dt")),
-        convolution("conv1d", "conv_in", "conv", ("conv1d.weight", "conv1d.bias") if conv_bias else ("conv1d.weight",), handed=handed),
+        *convolution("conv1d", "conv_in", "conv", ("conv1d.weight", "conv1d.bias") if conv_bias else ("conv1d.weight",), handed=handed),
         cut("split conv", "conv", ("conv_x", "conv_B", "conv_C")),
         Op(
             "ssd",
@@ -60,7 +71,8 @@ def _mamba2_replay(conv_bias: bool, sharded: bool, handed: bool, kernels: bool, 
             ("y", "states", *state, *forward),
             keeps=(*inputs, "states"),
             params=("A_log", "D", "dt_bias"),
-            fetches=(*state, *sums, *backward),
+            fetches=(*state, *backward),
+            sums=sums,
         ),
         Op("gated_norm", ("y", "z"), ("gated", "gated_rstd"), keeps=("y", "z", "gated_rstd"), params=("gated_norm.weight",)),
         *_output_ops("gated", sharded),
@@ -68,7 +80,7 @@ def _mamba2_replay(conv_bias: bool, sharded: bool, handed: bool, kernels: bool, 
     return replay(ops, region=recomputed(ops, SELECTIVE, policy), cached=frozenset({"y", "states", "gated", "gated_rstd"}))
 
 
-def _mamba2_storages(dims: Dims, mamba: Mamba2, parameters: DType) -> Shapes:
+def _mamba2_storages(dims: Dims, mamba: Mamba2) -> Shapes:
     heads = num_mamba_heads(mamba, dims.hidden) // dims.tp
     inner, groups = heads * mamba.head_dim, mamba.num_groups // dims.tp
     state, wide = groups * mamba.state_dim, dims.wide
@@ -86,20 +98,20 @@ def _mamba2_storages(dims: Dims, mamba: Mamba2, parameters: DType) -> Shapes:
         "gated": wide(inner),
     }
     statistics: dict[str, tuple[int, ...]] = {"gated_rstd": wide(groups)}
+    carried: Shapes = {}
     if dims.cp > 1:
-        shapes["summed"] = summed_shape(3 * heads, parameters, dims.dtype)
-        shapes[before("conv")] = (dims.batch, PIECES, mamba.conv_kernel - 1, inner + 2 * state)
-        lanes = num_lanes(groups, dims.cp)
-        statistics["handed"] = handed_shape(dims.batch, heads, lanes, mamba.head_dim, mamba.state_dim)
-    return _common(dims, shapes) | storages(dims.stat_dtype, Column.ACTIVATIONS, statistics)
+        statistics["summed"] = (3 * heads,)  # of dt_bias, A_log and D
+        carried = handed_storages(dims, heads, num_lanes(groups, dims.cp), mamba.head_dim, mamba.state_dim)
+        carried |= exchanged_storages(dims, "conv", mamba.conv_kernel, inner + 2 * state)
+    return _common(dims, shapes) | storages(dims.stat_dtype, Column.ACTIVATIONS, statistics) | carried
 
 
 @cache
-def _mamba3_replay(angles: bool, mimo: bool, sharded: bool, handed: bool, policy: str) -> Replay:
+def _mamba3_replay(angles: bool, mimo: bool, sharded: bool, handed: bool, apart: bool, policy: str) -> Replay:
     steps = ("dt", "A", "trapezoid")
     inputs = ("x_in", "z", "B_normed", "C_normed", *steps, *(("angles",) if angles else ()))
     starting = ("states", *(("phases",) if angles else ()), *(("ahead",) if handed else ()))
-    state = ("handed",) if handed else ()
+    state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if apart else ()
     ops = (
         *_input_ops(
             sharded,
@@ -116,6 +128,7 @@ def _mamba3_replay(angles: bool, mimo: bool, sharded: bool, handed: bool, policy
             keeps=(*inputs, *starting),
             params=("B_bias", "C_bias", "D", "dt_bias", *(("mimo_x", "mimo_z", "mimo_o") if mimo else ())),
             fetches=state,
+            sums=sums,
         ),
         *_output_ops("gated", sharded),
     )
@@ -139,11 +152,14 @@ def _mamba3_storages(dims: Dims, mamba: Mamba3) -> Shapes:
     }
     statistics = dict.fromkeys(("B_rstd", "C_rstd"), wide(groups * mamba.mimo_rank))
     statistics["phases"] = (*_states(dims, mamba, heads)[:3], mamba.num_angles)
+    carried: Shapes = {}
     if dims.cp > 1:
+        of_mimo_rank = 2 * mamba.state_dim + (3 * mamba.head_dim if mamba.mimo_rank > 1 else 0)  # biases of B and C; of x, z and o
+        statistics["summed"] = (heads * (mamba.mimo_rank * of_mimo_rank + 2),)  # and D and dt_bias
         statistics["ahead"] = (dims.batch, PIECES, heads)
-        carried = mamba.head_dim * mamba.state_dim + mamba.num_angles
-        statistics["handed"] = handed_shape(dims.batch, heads, num_lanes(groups, dims.cp), carried)
-    return _common(dims, shapes) | storages(dims.stat_dtype, Column.ACTIVATIONS, statistics)
+        travelling = mamba.head_dim * mamba.state_dim + mamba.num_angles
+        carried = handed_storages(dims, heads, num_lanes(groups, dims.cp), travelling)
+    return _common(dims, shapes) | storages(dims.stat_dtype, Column.ACTIVATIONS, statistics) | carried
 
 
 def _input_ops(sharded: bool, *projections: Projection) -> tuple[Op, ...]:

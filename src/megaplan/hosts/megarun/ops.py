@@ -29,6 +29,7 @@ class Op:
         params: Parameters whose gradients its backward makes, by their names in the block.
         grads: What receives a gradient; None for all of `reads`.
         fetches: Storages its backward makes for itself: gathered inputs that were not kept, partial sums before a reduction.
+        sums: Storages in which it sums its parameters' gradients, which it makes of them at its end, when `fetches` are gone.
         flow: How gradients pass.
         holds: Storages that a Python frame still names while it runs, though nothing reads them any more.
         keeps_first: Whether it keeps what it keeps before it runs, as torch's products do.
@@ -43,6 +44,7 @@ class Op:
     params: tuple[str, ...] = ()
     grads: tuple[str, ...] | None = None
     fetches: tuple[str, ...] = ()
+    sums: tuple[str, ...] = ()
     flow: Flow = Flow.COMPUTE
     holds: tuple[str, ...] = ()
     keeps_first: bool = False

@@ -280,6 +280,9 @@ class Backward:
             new = tuple(param for param in op.params if param not in [late for late, _ in op.late])
         else:
             fetches += op.late_fetches
+        if op.sums:
+            self.moments += (Moment(op.name, (*self._live, *fetches, *op.sums), (*self._held(), *made), self._params, (), len(made)),)
+            fetches = op.sums
         storages = (*self._live, *(name for name in fetches if name not in self._live))
         self._params = (*self._params, *new)
         self.moments += (Moment(op.name, storages, (*self._held(), *made), self._params, new, len(made)),)

@@ -8,10 +8,20 @@ from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.hosts.megarun.attention import recomputed
 from megaplan.hosts.megarun.dims import Dims
-from megaplan.hosts.megarun.hand_off import PIECES, before, convolution, handed_shape, num_lanes, piecewise, summed_shape
+from megaplan.hosts.megarun.hand_off import (
+    ARRIVING,
+    HANDED,
+    PIECES,
+    convolution,
+    exchanged_storages,
+    handed_storages,
+    num_lanes,
+    piecewise,
+    sums_apart,
+)
 from megaplan.hosts.megarun.inside import INSIDE, INSIDE_BACKWARD, inside_storages, recurrence_inside
 from megaplan.hosts.megarun.ops import Op, Projection, add, cut, linear, norm, partial_gradient, project
-from megaplan.hosts.megarun.parts import Part, residual, storages
+from megaplan.hosts.megarun.parts import Part, Shapes, residual, storages
 from megaplan.hosts.megarun.program import Replay, replay
 from megaplan.spec.models import MatrixRecurrence
 
@@ -41,41 +51,43 @@ def recurrent_part(dims: Dims, recurrent: MatrixRecurrence, parameters: DType, *
         "gated_dot": wide(1),
         "states": (dims.batch, num_states, heads, keys, recurrent.value_dim),
     }
+    carried: Shapes = {}
     if handed:
-        elements = heads * (recurrent.value_dim * (recurrent.value_dim + 1) + 2)  # of state_map, D, dt_bias and A_log
-        shapes["summed"] = summed_shape(elements, parameters, dims.dtype)
-        own = dims.batch, PIECES, recurrent.conv_kernel - 1
-        shapes |= {before("qk"): (*own, 2 * keys), before("v"): (*own, inner)}
-        statistics["handed"] = handed_shape(dims.batch, heads, num_lanes(heads, dims.cp), keys, recurrent.value_dim)
+        statistics["summed"] = (heads * (recurrent.value_dim * (recurrent.value_dim + 1) + 2),)  # of state_map, D, dt_bias and A_log
+        carried = handed_storages(dims, heads, num_lanes(heads, dims.cp), keys, recurrent.value_dim)
+        carried |= exchanged_storages(dims, "qk", recurrent.conv_kernel, 2 * keys)
+        carried |= exchanged_storages(dims, "v", recurrent.conv_kernel, inner)
     inside = recurrence_inside(dims, recurrent, heads, parameters) if kernels else None
     tensors = {
         **inside_storages(dims, inside),
+        **carried,
         **storages(dims.dtype, Column.ACTIVATIONS, shapes),
         **storages(dims.stat_dtype, Column.ACTIVATIONS, statistics),
         **storages(dims.dtype, Column.COMMUNICATION, dict.fromkeys(("gathered", partial_gradient("gathered"), "partial"), dims.gathered)),
     }
-    return Part(_replay(dims.tp > 1, handed, inside is not None, policy), residual(tensors))
+    return Part(_replay(dims.tp > 1, handed, inside is not None, sums_apart(dims, parameters), policy), residual(tensors))
 
 
 @cache
-def _replay(sharded: bool, handed: bool, kernels: bool, policy: str) -> Replay:
+def _replay(sharded: bool, handed: bool, kernels: bool, apart: bool, policy: str) -> Replay:
     projections = (("qk_proj", "qk_proj"), ("v_proj", "v_proj"), ("forget_proj", "forget"), ("gate_proj", "gate"))
     inputs = ("q", "k", "v", "forget")
-    state, sums = (("handed",), ("summed",)) if handed else ((), ())
+    state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if apart else ()
     forward, backward = (INSIDE,) if kernels and handed else (), (INSIDE_BACKWARD,) if kernels else ()
     ops = (
         norm("norm", "x", "normed", "rstd", "norm.weight"),
         *project("normed", "gathered", *(Projection(name, made, f"{name}.weight") for name, made in projections), sharded=sharded),
-        convolution("conv_qk", "qk_proj", "qk", ("conv_qk.weight", "conv_qk.bias"), handed=handed),
+        *convolution("conv_qk", "qk_proj", "qk", ("conv_qk.weight", "conv_qk.bias"), handed=handed),
         cut("split qk", "qk", ("q", "k")),
-        convolution("conv_v", "v_proj", "v", ("conv_v.weight", "conv_v.bias"), handed=handed),
+        *convolution("conv_v", "v_proj", "v", ("conv_v.weight", "conv_v.bias"), handed=handed),
         Op(
             "m2rnn",
             inputs,
             ("y", "states", *state, *forward),
             keeps=(*inputs, "states"),
             params=("state_map", "D", "dt_bias", "A_log"),
-            fetches=(*state, *sums, *backward),
+            fetches=(*state, *backward),
+            sums=sums,
         ),
         Op(
             "gated_norm",
