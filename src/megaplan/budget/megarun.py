@@ -104,6 +104,7 @@ class _SlotParts(NamedTuple):
     storages: tuple[BlockStorage, ...]
     root_uneven: tuple[Uneven, ...]
     root_by_adamw: bool  # no tensor of the slot's own group is Muon's
+    layer_adamw_bytes: int  # gradient shards of layers' groups of which that holds too
     attends: bool
     num_routers: int
 
@@ -173,7 +174,7 @@ def _slot_parts(evaluation: _Evaluation, slot: Slot) -> _SlotParts:
     is_last = slot.index == len(evaluation.layout.slots) - 1
     names, units, storages, copies = [], [], [], NOTHING
     owned = slot.index == 0  # whether the stream so far is a storage of this chunk, not a receive buffer
-    attends, root_by_adamw, num_routers = False, True, 0
+    attends, root_by_adamw, layer_adamw_bytes, num_routers = False, True, 0, 0
     ahead = is_last and evaluation.spec.model.features.mtp is not None
     root_uneven: tuple[Uneven, ...] = ()
     for name in (*slot.blocks, "head") if is_last and tied_head else slot.blocks:
@@ -182,7 +183,9 @@ def _slot_parts(evaluation: _Evaluation, slot: Slot) -> _SlotParts:
         family, storage = block.family, None if tied else evaluation.storage(block)
         if storage is not None:
             storages.append(storage)
-            if not name.startswith("layers."):
+            if name.startswith("layers."):
+                layer_adamw_bytes += storage.adamw_shard_bytes
+            else:
                 root_uneven += storage.uneven
                 root_by_adamw = root_by_adamw and not storage.matrix_scratch
             if family is EMBEDDING and name in slot.copies:
@@ -197,7 +200,7 @@ def _slot_parts(evaluation: _Evaluation, slot: Slot) -> _SlotParts:
         order = sorted(range(len(names)), key=lambda index: (names[index] in ("final_norm", "head"), names[index] == "head"))
         names, units = [names[index] for index in order], [units[index] for index in order]
     chunk = Chunk(names, units, evaluation.policy, copies=copies, hands_on=not is_last, carries=ahead)
-    return _SlotParts(chunk, tuple(storages), root_uneven, root_by_adamw, attends, num_routers)
+    return _SlotParts(chunk, tuple(storages), root_uneven, root_by_adamw, layer_adamw_bytes, attends, num_routers)
 
 
 def _lingering(evaluation: _Evaluation, slots: Sequence[Slot], chunks: Sequence[Chunk]) -> Lingering:
@@ -232,7 +235,7 @@ def _persistent(
     return Persistent(
         resident=resident,
         shard_bytes=sum([part.chunk.root.shard_bytes + part.chunk.layers.shard_bytes for part in parts]),
-        other_shard_bytes=sum([part.chunk.root.shard_bytes for part in parts if part.root_by_adamw]) if uses_muon(spec) else 0,
+        other_shard_bytes=sum([_adamw_shard_bytes(part) for part in parts]) if uses_muon(spec) else 0,
         matrix_state_bytes=matrix_state,
         other_state_bytes=other_state,
         uneven=uneven,
@@ -250,6 +253,10 @@ def _persistent(
         state_slack_bytes=state_slack,
         parameters=parameters,
     )
+
+
+def _adamw_shard_bytes(part: _SlotParts) -> int:
+    return part.layer_adamw_bytes + (part.chunk.root.shard_bytes if part.root_by_adamw else 0)
 
 
 def _root_uneven(parts: Sequence[_SlotParts]) -> tuple[tuple[Uneven, int], ...]:

@@ -7,6 +7,7 @@ import pytest
 from megaplan.budget.build import build_budget
 from megaplan.columns import Column, Phase
 from megaplan.devices import load_device
+from megaplan.inventory.tensors import Owner
 from megarun.trace.compare import RankComparison
 from megarun.trace.rank import trace_rank
 
@@ -85,3 +86,15 @@ def test_experts_that_gather_keep_no_dispatched_rows(job_with: Any, policy: str)
     routed = {kernels: each.columns(Phase.FORWARD_BACKWARD)[Column.ROUTING].trace for kernels, each in found.items()}
     num_tokens, num_layers, row_bytes = 2 * 128, 2, 128 * 2
     assert routed["triton"] <= routed["reference"] - num_layers * num_tokens * 2 * row_bytes
+
+
+def test_a_router_s_gradients_are_gone_when_muon_runs(job_with: Any) -> None:
+    """Without shared experts a layer's group is norm and router, which AdamW updates first; the banks are a group of their own."""
+    model = {**MODEL, "pattern": "E", "num_layers": 2, "hidden_size": 512, "moe": {"num_experts": 64, "top_k": 2, "ffn_hidden_size": 16}}
+    del model["mlp"]
+    job = job_with({"model": model, "precision": BF16, "optimizer.matrix": "muon", "mesh": {"dp_shard": 2}})
+    found = compare(job)
+    for phase in (Phase.FIRST_OPTIMIZER, Phase.OPTIMIZER):
+        assert found.columns(phase)[Column.GRADIENTS].difference == 0
+    held = sum(tensor.elements for block in job.inventory.layers for tensor in block.tensors if tensor.owner is Owner.EXPERT_PARALLEL)
+    assert found.columns(Phase.OPTIMIZER)[Column.GRADIENTS].trace == 4 * held // 2

@@ -103,6 +103,7 @@ class BlockStorage(NamedTuple):
         matrix_scratch: Muon's scratch and momentum of each tensor, in the order they are updated.
         even_moments: Where Muon's updates of them peak; None where one shards unevenly, so that ranks differ.
         casts: AdamW's tensors in that order, where their gradients are cast for it.
+        adamw_shard_bytes: Gradient shards of the dense group where Muon has none of its tensors; else 0.
         resident_slack_bytes: What the allocator's rounding adds to the shards.
         state_slack_bytes: What it adds to the moments.
         parameters: Elements after TP and EP, before state sharding.
@@ -118,6 +119,7 @@ class BlockStorage(NamedTuple):
     matrix_scratch: tuple[MatrixScratch, ...]
     even_moments: MatrixMoments | None
     casts: tuple[Cast, ...]
+    adamw_shard_bytes: int
     resident_slack_bytes: int
     state_slack_bytes: int
     parameters: int
@@ -191,6 +193,7 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
     scratch: list[MatrixScratch] = []
     casts: list[Cast] = []
     resident_slack = state_slack = 0
+    dense_by_muon = False
     for tensor in block.tensors:
         name, shape, owner, group, *_ = tensor
         if not whole:
@@ -220,6 +223,7 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
             short = Uneven(rows, chunk_rows, degree, width * moments * num_moments, width * master, expert, in_matrix_group)
             uneven.append(short)
         if by_muon:
+            dense_by_muon = dense_by_muon or not expert
             matrices, parts = (_split(tensor.num_matrices, shape), 1) if whole else _matrices(tensor, shape, mesh)
             scratch.append(matrix_scratch(matrices, parts, iteration, cast, chunk, degree, state, short))
         else:
@@ -241,6 +245,7 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
         matrix_scratch=tuple(scratch),
         even_moments=None if uneven and any(each.uneven for each in scratch) else matrix_moments(scratch, 0, 0),
         casts=tuple(casts),
+        adamw_shard_bytes=0 if dense_by_muon else dense.shard_bytes,
         resident_slack_bytes=resident_slack,
         state_slack_bytes=state_slack,
         parameters=counts[False][2] + counts[True][2],
