@@ -1,7 +1,7 @@
 """Small specs, one process as the reference, and torchrun for the rest."""
 
 import copy
-import importlib.util
+import importlib
 import os
 import subprocess
 import sys
@@ -58,12 +58,8 @@ def spec_with() -> Callable[..., dict[str, Any]]:
 @pytest.fixture(scope="session")
 def worker() -> Any:
     """The module that the worlds of the parity matrix run: its jobs, its rows."""
-    loader = importlib.util.spec_from_file_location("parity_worker", FOLDER / "parity" / "parity_worker.py")
-    assert loader is not None
-    assert loader.loader is not None
-    module = importlib.util.module_from_spec(loader)
-    loader.loader.exec_module(module)
-    return module
+    sys.path.insert(0, str(FOLDER / "parity"))
+    return importlib.import_module("parity_worker")
 
 
 @pytest.fixture

@@ -103,8 +103,7 @@ class _SlotParts(NamedTuple):
     chunk: Chunk
     storages: tuple[BlockStorage, ...]
     root_uneven: tuple[Uneven, ...]
-    root_by_adamw: bool  # no tensor of the slot's own group is Muon's
-    layer_adamw_bytes: int  # gradient shards of layers' groups of which that holds too
+    adamw_shard_bytes: int  # gradient shards of groups, the slot's own and layers', of which no tensor is Muon's
     attends: bool
     num_routers: int
 
@@ -144,6 +143,7 @@ def _ranks(evaluation: _Evaluation, usable: DeviceBudget, places: Container[int]
             occupied = moments(*degrees, chunk_of, num_steps=schedule.distinct_steps)
         receives = receive_buffers(*degrees)
     device, of_rank = load_device(spec.device.name), layout.by_rank()
+    offsets = [offset for offset in range(mesh.world_size // mesh.pp) if offset // mesh.tp % mesh.cp in places]
     ranks: list[RankBudget] = []
     for pp_rank in range(mesh.pp):
         own_slots = of_rank[pp_rank]
@@ -159,7 +159,7 @@ def _ranks(evaluation: _Evaluation, usable: DeviceBudget, places: Container[int]
             peak = step_peak(chunks, occupied[pp_rank], _lingering(evaluation, own_slots, chunks))
         else:
             peak = accumulating_peak(chunks[0], schedule.microbatches_per_update)
-        ranks += _distinct(mesh, pp_rank, persistent, peak, usable, places)
+        ranks += _distinct(mesh, pp_rank, persistent, peak, usable, offsets)
     return ranks
 
 
@@ -174,7 +174,7 @@ def _slot_parts(evaluation: _Evaluation, slot: Slot) -> _SlotParts:
     is_last = slot.index == len(evaluation.layout.slots) - 1
     names, units, storages, copies = [], [], [], NOTHING
     owned = slot.index == 0  # whether the stream so far is a storage of this chunk, not a receive buffer
-    attends, root_by_adamw, layer_adamw_bytes, num_routers = False, True, 0, 0
+    attends, root_by_adamw, adamw_shard_bytes, num_routers = False, True, 0, 0
     ahead = is_last and evaluation.spec.model.features.mtp is not None
     root_uneven: tuple[Uneven, ...] = ()
     for name in (*slot.blocks, "head") if is_last and tied_head else slot.blocks:
@@ -184,7 +184,7 @@ def _slot_parts(evaluation: _Evaluation, slot: Slot) -> _SlotParts:
         if storage is not None:
             storages.append(storage)
             if name.startswith("layers."):
-                layer_adamw_bytes += storage.adamw_shard_bytes
+                adamw_shard_bytes += storage.adamw_shard_bytes
             else:
                 root_uneven += storage.uneven
                 root_by_adamw = root_by_adamw and not storage.matrix_scratch
@@ -200,7 +200,8 @@ def _slot_parts(evaluation: _Evaluation, slot: Slot) -> _SlotParts:
         order = sorted(range(len(names)), key=lambda index: (names[index] in ("final_norm", "head"), names[index] == "head"))
         names, units = [names[index] for index in order], [units[index] for index in order]
     chunk = Chunk(names, units, evaluation.policy, copies=copies, hands_on=not is_last, carries=ahead)
-    return _SlotParts(chunk, tuple(storages), root_uneven, root_by_adamw, layer_adamw_bytes, attends, num_routers)
+    adamw_shard_bytes += chunk.root.shard_bytes if root_by_adamw else 0
+    return _SlotParts(chunk, tuple(storages), root_uneven, adamw_shard_bytes, attends, num_routers)
 
 
 def _lingering(evaluation: _Evaluation, slots: Sequence[Slot], chunks: Sequence[Chunk]) -> Lingering:
@@ -235,7 +236,7 @@ def _persistent(
     return Persistent(
         resident=resident,
         shard_bytes=sum([part.chunk.root.shard_bytes + part.chunk.layers.shard_bytes for part in parts]),
-        other_shard_bytes=sum([_adamw_shard_bytes(part) for part in parts]) if uses_muon(spec) else 0,
+        other_shard_bytes=sum([part.adamw_shard_bytes for part in parts]) if uses_muon(spec) else 0,
         matrix_state_bytes=matrix_state,
         other_state_bytes=other_state,
         uneven=uneven,
@@ -253,10 +254,6 @@ def _persistent(
         state_slack_bytes=state_slack,
         parameters=parameters,
     )
-
-
-def _adamw_shard_bytes(part: _SlotParts) -> int:
-    return part.layer_adamw_bytes + (part.chunk.root.shard_bytes if part.root_by_adamw else 0)
 
 
 def _root_uneven(parts: Sequence[_SlotParts]) -> tuple[tuple[Uneven, int], ...]:
@@ -282,14 +279,12 @@ def _step_sums(evaluation: _Evaluation, slots: Sequence[Slot], parts: Sequence[_
 
 
 def _distinct(
-    mesh: Mesh, pp_rank: int, persistent: Persistent, peak: StepPeak, device: DeviceBudget, of_group: Container[int]
+    mesh: Mesh, pp_rank: int, persistent: Persistent, peak: StepPeak, device: DeviceBudget, offsets: Sequence[int]
 ) -> list[RankBudget]:
-    """The budgets of a pipeline rank's data, context and tensor ranks: they differ where shards are uneven."""
+    """The budgets of a pipeline rank's data, context and tensor ranks at these offsets: they differ where shards are uneven."""
     dense = sorted([bound for tensor in persistent.uneven if not tensor.expert for bound in tensor.boundaries])
     expert = sorted([bound for tensor in persistent.uneven if tensor.expert for bound in tensor.boundaries])
-    per_stage = mesh.world_size // mesh.pp
-    first = pp_rank * per_stage
-    offsets = [offset for offset in range(per_stage) if offset // mesh.tp % mesh.cp in of_group]
+    first = pp_rank * (mesh.world_size // mesh.pp)
     places: dict[tuple[int, int], list[int]] = {}
     if dense or expert:
         dense_place = [bisect_right(dense, index) for index in range(mesh.dp_shard)]

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from megaplan.budget.build import build_budget
-from megaplan.columns import Column, Phase
+from megaplan.columns import Phase
 from megaplan.devices import load_device
+from megarun.trace.compare import RankComparison
 from megarun.trace.rank import trace_rank
 
 pytestmark = pytest.mark.runtime
@@ -29,8 +30,6 @@ CELLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # the layers' secti
     "m2rnn, 8 lanes, bf16": (M2RNN, {"mesh.cp": 4, "precision": BF16}),
     "m2rnn, packed, tp 2": (M2RNN, {"mesh": {"cp": 4, "tp": 2}, "data": {"packing": "documents"}}),
 }
-
-
 IN_CI = ("mamba2, 8 lanes", "mamba2, 1 lane", "mamba3, 4 ranks of 1 lane, tp 2", "m2rnn, 8 lanes, bf16")
 
 
@@ -48,9 +47,8 @@ def test_ranks_hold_the_lanes_that_the_estimate_says(job_with: Any, name: str) -
     last = spec.mesh.tp * (spec.mesh.cp - 1)
     assert budget.of_rank(0) != budget.of_rank(last)
     for rank in (0, spec.mesh.tp * (spec.mesh.cp - 2), last):
-        trace, estimate = trace_rank(job, rank, workspace_bytes=workspace_bytes), budget.of_rank(rank)
+        found = RankComparison(budget.of_rank(rank), trace_rank(job, rank, workspace_bytes=workspace_bytes))
         for phase in (Phase.FIRST_FORWARD_BACKWARD, Phase.FORWARD_BACKWARD):
-            assert estimate.moments[phase] == "backward of layers.1"
-            for column in set(Column) - {Column.OVERHEAD}:
-                difference = estimate.cells[phase][column] - trace.cells[phase][column]
-                assert abs(difference) <= UNTOLD_BYTES < SMALLEST_LANE_BYTES, (rank, phase, column)
+            assert found.budget.moments[phase] == "backward of layers.1"
+            for column, pair in found.columns(phase).items():
+                assert abs(pair.difference) <= UNTOLD_BYTES < SMALLEST_LANE_BYTES, (rank, phase, column)
