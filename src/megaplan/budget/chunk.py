@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
+from operator import add
 
 from megaplan.budget.occupancy import BACKWARDED, FORWARDED, REDUCED, UNTOUCHED, ChunkState
 from megaplan.budget.unit import Peak, Unit
@@ -58,20 +60,20 @@ class Chunk:
         """
         self.names, self.units, self.policy, self.carries = tuple(names), tuple(units), policy, carries
         self.output_bytes = policy.boundary_bytes if hands_on and policy.pipelined else 0  # the stage output, and its received gradient
-        self.before = [0, *accumulate([unit.kept_bytes for unit in units])]  # what units 0 … i − 1 keep, inputs included
+        _, _, _, _, kept, forward, _, _, reductions, gathered, flat, unsharded, shards, slack, _ = zip(*units, strict=True)
+        self.before = [0, *accumulate(kept)]  # what units 0 … i − 1 keep, inputs included
         self.saved_bytes = self.before[-1] + self.output_bytes
-        self.slack_bytes = sum([unit.block.saved_slack_bytes for unit in units])
-        self.root = together([copies, *[unit.group for unit in units if not unit.layer]])
-        self.layers = together([unit.group for unit in units if unit.layer])
-        self.flats, self.starts = self._flats(), self._starts()
-        largest = max([before + unit.forward_bytes for before, unit in zip(self.before, units, strict=False)])
-        inputs = max([before + unit.input_bytes for before, unit in zip(self.before, units, strict=False)])
-        largest = max(largest + max(self.flats), inputs + max(self.starts))
-        self.forward_bound = largest + self.root.gathered_bytes + self.layers.gathered_bytes
-        """No forward has more alive, accumulated gradients aside."""
-        lasting = self.root.unsharded_bytes + self.layers.unsharded_bytes + self.root.shard_bytes + self.layers.shard_bytes
-        largest = max(self.root.reduction_bytes, *[unit.reduction_bytes for unit in units])
-        self.reduce_bound = lasting + self.root.gathered_bytes + self.layers.gathered_bytes + largest
+        self.slack_bytes: int = sum(slack)
+        self.root = together([copies, *[unit.storage.both for unit in units if unit.storage is not None and not unit.layer]])
+        self.layers_gathered_bytes: int = sum(gathered)
+        self.gathered_bytes = self.root.gathered_bytes + self.layers_gathered_bytes
+        self.unsharded_bytes: int = self.root.unsharded_bytes + sum(unsharded)
+        self.shard_bytes: int = self.root.shard_bytes + sum(shards)
+        largest_flat = max(self.root.flat_bytes, *flat)
+        self.forward_bound: int = max(map(add, self.before, forward)) + self.gathered_bytes + 2 * largest_flat
+        """No forward has more alive, accumulated gradients aside: all-gather outputs are those of a group and of the one gathered next."""
+        largest = max(self.root.reduction_bytes, *reductions)
+        self.reduce_bound: int = self.unsharded_bytes + self.shard_bytes + self.gathered_bytes + largest
         """No reduction has more alive: everything before it, every shard, and the largest buffers."""
         self.head = self.names.index("head") if "head" in self.names else -1
         held = policy.pipelined and self.head >= 0
@@ -95,20 +97,19 @@ class Chunk:
 
     def held(self, state: ChunkState) -> tuple[int, int]:
         """Gradients and gathered parameters of the chunk while another one runs."""
-        root, layers, pipelined = self.root, self.layers, self.policy.pipelined
         if state is REDUCED:
-            return root.shard_bytes + layers.shard_bytes, 0
-        gradients = root.unsharded_bytes + layers.unsharded_bytes if pipelined and state > FORWARDED else 0
+            return self.shard_bytes, 0
+        gradients = self.unsharded_bytes if state > FORWARDED and self.policy.pipelined else 0
         if state is UNTOUCHED:
             return gradients, 0
         kept = not self.policy.reshard or state is BACKWARDED
-        return gradients, root.gathered_bytes + (layers.gathered_bytes if kept else 0)
+        return gradients, self.gathered_bytes if kept else self.root.gathered_bytes
 
     def forward_peak(self, state: ChunkState) -> Peak:
         """The largest moment of a forward."""
         policy = self.policy
         fresh = state is UNTOUCHED or not policy.pipelined
-        total, so_far = self.layers.gathered_bytes, 0
+        total, so_far = self.layers_gathered_bytes, 0
         gathers = policy.reshard and not (state is BACKWARDED and policy.pipelined)
         best, found = -1, (0, self.units[0].block.forward, 0)
         copies_out = gathers if policy.reshard else fresh
@@ -146,14 +147,14 @@ class Chunk:
         policy, first = self.policy, state <= FORWARDED
         again = policy.in_place and not first
         fetches = policy.reshard and state is not BACKWARDED  # a backward leaves every layer gathered
-        everything = self.root.unsharded_bytes + self.layers.unsharded_bytes
+        everything = self.unsharded_bytes
         behind = made = gathered = 0  # of the units already done: unsharded and gathered layers, gradients of the slot's group
         largest, found = -1, (0, 0, 0)
         found_peaks: list[Peak] = []
         for index in range(len(self.units) - 1, -1, -1):
             unit = self.units[index]
             gradients = (behind if first else everything) + (0 if again else made)
-            gathered = gathered + unit.gathered_bytes if fetches else self.layers.gathered_bytes
+            gathered = gathered + unit.gathered_bytes if fetches else self.layers_gathered_bytes
             if fetches:
                 found_peaks.append(self.backward(index, gradients, gathered, again=again, fetches=True))
             if first and unit.has_bank and not policy.in_place:
@@ -163,16 +164,14 @@ class Chunk:
                 if size > largest:
                     largest, found = size, (index, gradients, gathered)
             if unit.layer:
-                behind += unit.group.unsharded_bytes
+                behind += unit.unsharded_bytes
             else:
                 made += self.lasting(index)
         if not fetches:
             found_peaks.append(self.backward(*found, again=again, fetches=False))
         peak = max(found_peaks, key=lambda peak: peak.total)
-        if first and not policy.in_place:
-            gathered = self.root.gathered_bytes + self.layers.gathered_bytes
-            if everything + made + gathered > peak.total:
-                peak = self.aside("cast of the slot's own gradients", everything + made, gathered)
+        if first and not policy.in_place and everything + made + self.gathered_bytes > peak.total:
+            peak = self.aside("cast of the slot's own gradients", everything + made, self.gathered_bytes)
         return peak
 
     def backward(self, index: int, gradients: int, gathered: int, *, again: bool, fetches: bool) -> Peak:
@@ -265,7 +264,8 @@ class Chunk:
                 cells[column] += size * times
         return cells
 
-    def _flats(self) -> list[int]:
+    @cached_property
+    def flats(self) -> list[int]:
         """All-gather outputs that are alive in each unit's forward: of the group gathered last, and of a layer gathered ahead."""
         flat, found = self.root.flat_bytes, []
         for index, unit in enumerate(self.units):
@@ -274,7 +274,8 @@ class Chunk:
             found.append(flat + self._ahead(index))
         return found
 
-    def _starts(self) -> list[int]:
+    @cached_property
+    def starts(self) -> list[int]:
         """All-gather outputs alive while a layer's parameters are copied out of its own: the group gathered before is freed only then."""
         last, found = self.root.flat_bytes, []
         for unit in self.units:
@@ -291,7 +292,7 @@ class Chunk:
         if not self.policy.gathers_ahead:
             return 0
         following = self.units[index + 1 : index + 2] if self.units[index].layer else self.units[index + 1 :]
-        return next((unit.group.flat_bytes for unit in following if unit.layer), 0)
+        return next((unit.flat_bytes for unit in following if unit.layer), 0)
 
     def _around_experts(self, index: int) -> Iterator[tuple[Moment, int, int]]:
         """Moments of a layer's forward that frees what it gathers, with their bytes and what is gathered.

@@ -235,7 +235,7 @@ def _persistent(
     attending = sum([part.attends for part in parts])
     return Persistent(
         resident=resident,
-        shard_bytes=sum([part.chunk.root.shard_bytes + part.chunk.layers.shard_bytes for part in parts]),
+        shard_bytes=sum([part.chunk.shard_bytes for part in parts]),
         other_shard_bytes=sum([part.adamw_shard_bytes for part in parts]) if uses_muon(spec) else 0,
         matrix_state_bytes=matrix_state,
         other_state_bytes=other_state,

@@ -13,13 +13,12 @@ from collections.abc import Iterator
 
 from megaplan.budget.chunk import Chunk
 from megaplan.budget.unit import Peak
-from megaplan.hosts.megarun.storage import GroupBytes, together
+from megaplan.hosts.megarun.storage import GroupBytes
 
 
 def reduce_peak(chunk: Chunk) -> Peak:
     """The largest moment of reducing a chunk's accumulated gradients: the slot's own group first, then its layers in order."""
-    whole = together((chunk.root, chunk.layers))
-    unsharded, gathered, shards = whole.unsharded_bytes, whole.gathered_bytes, 0
+    unsharded, gathered, shards = chunk.unsharded_bytes, chunk.gathered_bytes, 0
     best = chunk.aside("", 0, 0)
     for name, group in _groups(chunk):
         gathered -= group.gathered_bytes
@@ -43,10 +42,10 @@ def reducing_backward_peak(chunk: Chunk, *, later: bool) -> Peak:
 
 def _reducing_backwards(chunk: Chunk, later: bool) -> Iterator[Peak]:
     root, reshard = chunk.root, chunk.policy.reshard
-    everything = root.shard_bytes + chunk.layers.shard_bytes
+    everything = chunk.shard_bytes
     behind = made = pending = 0  # shards of the layers already done, gradients of the slot's group, the last reduce-scatter input
     kept = 0  # outputs that are not the shards themselves, while replicas sum them
-    ahead = chunk.layers.gathered_bytes
+    ahead = chunk.layers_gathered_bytes
     for index in range(len(chunk.units) - 1, -1, -1):
         unit = chunk.units[index]
         own = unit.gathered_bytes

@@ -23,7 +23,6 @@ from megaplan.columns import Column
 from megaplan.hosts.megarun.allocator import slack_bytes
 from megaplan.hosts.megarun.halves import HalvedBytes, weigh_halves
 from megaplan.hosts.megarun.ops import OUTPUT
-from megaplan.hosts.megarun.storage import together
 from megaplan.schedule.actions import Kind, Step, computations
 
 FORWARD, BACKWARD, INPUT, WEIGHT = Kind
@@ -74,10 +73,10 @@ class HalvedChunk:
     def gradient_bytes(self, state: ChunkState, weighed: bool) -> int:
         """Accumulated gradients; `weighed`: whether a W, or a whole backward, has run."""
         if state is REDUCED:
-            return self.whole.root.shard_bytes + self.whole.layers.shard_bytes
+            return self.whole.shard_bytes
         if state <= FORWARDED:
             return 0
-        everything = self.whole.root.unsharded_bytes + self.whole.layers.unsharded_bytes
+        everything = self.whole.unsharded_bytes
         return everything if weighed else everything - self.late_bytes
 
     def input_peak(self, state: ChunkState, weighed: bool) -> Found:
@@ -137,8 +136,10 @@ class HalvedChunk:
 
     def _unsharded(self, index: int) -> int:
         """A unit's late gradients as they accumulate."""
-        half, group = self._halves[index], self.whole.units[index].group
-        return 0 if half is None or not half.late_bytes else half.late_bytes * group.unsharded_bytes // group.made_bytes
+        half, storage = self._halves[index], self.whole.units[index].storage
+        if half is None or storage is None or not half.late_bytes:
+            return 0
+        return half.late_bytes * storage.both.unsharded_bytes // storage.both.made_bytes
 
     def _inputs(self, pending: int) -> Chunk:
         """`pending`: of all units, without what lies in a receive buffer or was handed over."""
@@ -148,12 +149,12 @@ class HalvedChunk:
             if half is None:
                 units.append(unit)
                 continue
-            block, group = half.inputs, unit.group._replace(unsharded_bytes=unit.group.unsharded_bytes - late)
-            kept_input = unit.input_bytes
+            block, kept_input = half.inputs, unit.input_bytes
             backward, again = block.backward_bytes + kept_input, block.again_bytes + kept_input
-            units.append(unit._replace(block=block, group=group, backward_bytes=backward, again_bytes=again))
+            unsharded = unit.unsharded_bytes - late
+            units.append(unit._replace(block=block, unsharded_bytes=unsharded, backward_bytes=backward, again_bytes=again))
+            chunk.unsharded_bytes -= late
         chunk.units = tuple(units)
-        chunk.layers = together([unit.group for unit in units if unit.layer])
         above = [pending - (below if index + 1 < len(units) else pending) for index, below in enumerate(self._below[1:])]
         chunk.carried = [carried + kept for carried, kept in zip(chunk.carried, above, strict=True)]
         return chunk

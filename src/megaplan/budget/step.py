@@ -95,7 +95,7 @@ def accumulating_peak(chunk: Chunk, num_microbatches: int) -> StepPeak:
     later = num_microbatches > 1
     state = BACKWARDED if later else UNTOUCHED
     forward, backward = chunk.forward_peak(state), reducing_backward_peak(chunk, later=later)
-    shards = chunk.root.shard_bytes + chunk.layers.shard_bytes if later else 0
+    shards = chunk.shard_bytes if later else 0
     if forward.total + shards > backward.total:
         cells, total, peak = chunk.peak_cells(forward), forward.total + shards, forward
         cells[GRADIENTS] += shards

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from megaplan.hosts.megarun.parts import BlockBytes
 from megaplan.hosts.megarun.program import Moment
-from megaplan.hosts.megarun.storage import NOTHING, BlockStorage, GroupBytes
+from megaplan.hosts.megarun.storage import NOTHING, BlockStorage
 
 
 class Unit(NamedTuple):
@@ -21,9 +21,12 @@ class Unit(NamedTuple):
         forward_bytes: Alive at the peak of its forward, its input included; likewise the next two.
         backward_bytes: At the peak of its backward.
         again_bytes: At the peak of a backward that adds gradients in place.
-        group: Its groups together.
-        reduction_bytes: All buffers of their reductions.
-        gathered_bytes: Of a layer, its gathered parameters.
+        reduction_bytes: All buffers of the reductions of its groups.
+        gathered_bytes: Of a layer, its gathered parameters; 0 of what belongs to the slot's group, likewise the next three.
+        flat_bytes: The all-gather's own output.
+        unsharded_bytes: Whole gradients.
+        shard_bytes: Gradient shards.
+        slack_bytes: What the allocator's rounding adds to what it keeps.
         has_bank: Whether it is a layer with experts, which are a group of their own.
     """
 
@@ -35,29 +38,36 @@ class Unit(NamedTuple):
     forward_bytes: int
     backward_bytes: int
     again_bytes: int
-    group: GroupBytes
     reduction_bytes: int
     gathered_bytes: int
+    flat_bytes: int
+    unsharded_bytes: int
+    shard_bytes: int
+    slack_bytes: int
     has_bank: bool
 
 
 def make_unit(block: BlockBytes, storage: BlockStorage | None, layer: bool, owned_input_bytes: int) -> Unit:
     """A unit; `owned_input_bytes` is its input, if the chunk owns that."""
     group = NOTHING if storage is None else storage.both
+    own = group if layer else NOTHING
     kept_input = owned_input_bytes if block.keeps_input else 0
     return Unit(
-        block=block,
-        storage=storage,
-        layer=layer,
-        input_bytes=kept_input,
-        kept_bytes=block.saved_bytes + kept_input,
-        forward_bytes=block.forward_bytes + kept_input,
-        backward_bytes=block.backward_bytes + kept_input,
-        again_bytes=block.again_bytes + kept_input,
-        group=group,
-        reduction_bytes=group.reduction_bytes,
-        gathered_bytes=group.gathered_bytes if layer else 0,
-        has_bank=layer and storage is not None and storage.experts.gathered_bytes > 0,
+        block,
+        storage,
+        layer,
+        kept_input,
+        block.saved_bytes + kept_input,
+        block.forward_bytes + kept_input,
+        block.backward_bytes + kept_input,
+        block.again_bytes + kept_input,
+        group.reduction_bytes,
+        own.gathered_bytes,
+        own.flat_bytes,
+        own.unsharded_bytes,
+        own.shard_bytes,
+        block.saved_slack_bytes,
+        layer and storage is not None and storage.experts.gathered_bytes > 0,
     )
 
 
