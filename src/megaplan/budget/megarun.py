@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
-from megaplan.budget.chunk import Chunk, Policy
+from megaplan.budget.chunk import Chunk
+from megaplan.budget.evaluation import Evaluation, SlotParts
 from megaplan.budget.occupancy import Occupancy, moments
 from megaplan.budget.rank import Persistent, RankCells
 from megaplan.budget.reserve import device_budget
 from megaplan.budget.split_backward import split_step_peak
 from megaplan.budget.step import Lingering, StepPeak, accumulating_peak, step_peak
-from megaplan.budget.unit import Unit, make_unit
 from megaplan.budget.values import Budget, DeviceBudget, RankBudget, StageBudget
 from megaplan.columns import Column
 from megaplan.devices import Device, load_device
 from megaplan.hosts.megarun.allocator import slack_bytes
-from megaplan.hosts.megarun.boundaries import boundary_bytes, receive_bytes
-from megaplan.hosts.megarun.buffers import (
-    further_loss_bytes,
-    input_bytes,
-    label_bytes,
-    rotary_bytes,
-    rotary_scratch_bytes,
-    router_sum_bytes,
-    starts_bytes,
-)
-from megaplan.hosts.megarun.dims import Dims, is_pipelined, local_dims
-from megaplan.hosts.megarun.ledger import Make, accumulates_in_place, block_bytes, makes_of
+from megaplan.hosts.megarun.boundaries import receive_bytes
+from megaplan.hosts.megarun.buffers import rotary_scratch_bytes, starts_bytes
+from megaplan.hosts.megarun.dims import is_pipelined
 from megaplan.hosts.megarun.optimizer import Cast, Uneven, last_moment, uses_muon
-from megaplan.hosts.megarun.parts import BlockBytes
-from megaplan.hosts.megarun.storage import NOTHING, BlockStorage, Sizes, block_storage, storage_sizes
-from megaplan.inventory.tensors import Block, Family, Inventory
+from megaplan.inventory.tensors import Family, Inventory
 from megaplan.layout.ranks import rank_coordinate
 from megaplan.layout.values import Layout, Slot
 from megaplan.schedule.actions import Orders
@@ -41,71 +29,8 @@ from megaplan.schedule.in_flight import receive_buffers
 from megaplan.schedule.registry import SPLIT_BACKWARD, actions
 from megaplan.spec.models import Mesh, Spec
 
-EMBEDDING, RELATION_BIAS = Family.EMBEDDING, Family.RELATION_BIAS
-ATTENDING = (Family.A, Family.MTP)
 WALKING = (Family.M, Family.R)
 """Their ranks of a CP group differ in what they hold while state is handed on."""
-
-
-class _Evaluation:
-    """One call's working values of one rank of a CP group, the last one or another: each distinct block is evaluated once."""
-
-    def __init__(self, spec: Spec, inventory: Inventory, layout: Layout, *, turns: bool = True) -> None:
-        self.spec, self.inventory, self.layout = spec, inventory, layout
-        self.dims: Dims = local_dims(spec, turns=turns)
-        self.sizes: Sizes = storage_sizes(spec)
-        self.blocks = dict(inventory.blocks())
-        distinct = {id(block): block for block in self.blocks.values()}
-        self.boundary_bytes = boundary_bytes(self.dims)
-        self.rotary_bytes, self.input_bytes, self.label_bytes = rotary_bytes(spec), input_bytes(spec), label_bytes(spec)
-        self.router_sum_bytes, self.further_loss_bytes = router_sum_bytes(spec), further_loss_bytes(spec)
-        self.policy = Policy(
-            pipelined=is_pipelined(spec.mesh),
-            reshard=spec.sharding.reshard_after_forward,
-            in_place=all(accumulates_in_place(spec, block) for block in distinct.values()),
-            replicated=spec.mesh.dp_replicate > 1,
-            gathers_ahead=spec.mesh.ep > 1,
-            boundary_bytes=self.boundary_bytes,
-        )
-        self.makes = makes_of(spec, inventory)
-        self._sums: dict[Make, BlockBytes] = {}
-        self._units: dict[tuple[Make, bool, bool], Unit] = {}
-        self._storages: dict[int, BlockStorage] = {}
-
-    def unit(self, name: str, block: Block, storage: BlockStorage | None, owned: bool) -> Unit:
-        """A block as a unit.
-
-        Args:
-            name: In the inventory; `head` for a tied head.
-            block: The inventory's.
-            storage: The block's; None if another unit or a copy stands for its parameters.
-            owned: Whether its input is a storage of the chunk that it would keep.
-        """
-        make = self.makes[name]
-        key = make, storage is None, owned
-        unit = self._units.get(key)
-        if unit is None:
-            if make not in self._sums:
-                self._sums[make] = block_bytes(self.spec, self.dims, name, block)
-            input_bytes = self.boundary_bytes if owned else 0
-            unit = self._units[key] = make_unit(self._sums[make], storage, name.startswith("layers."), input_bytes)
-        return unit
-
-    def storage(self, block: Block) -> BlockStorage:
-        """Storage of a block."""
-        storage = self._storages.get(id(block))
-        if storage is None:
-            storage = self._storages[id(block)] = block_storage(self.sizes, block)
-        return storage
-
-
-class _SlotParts(NamedTuple):
-    chunk: Chunk
-    storages: tuple[BlockStorage, ...]
-    root_uneven: tuple[Uneven, ...]
-    adamw_shard_bytes: int  # gradient shards of groups, the slot's own and layers', of which no tensor is Muon's
-    attends: bool
-    num_routers: int
 
 
 def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
@@ -118,19 +43,21 @@ def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
     """
     usable = device_budget(load_device(spec.device.name))
     cp, walks = spec.mesh.cp, any(block.family in WALKING for block in inventory.layers)
-    last = _Evaluation(spec, inventory, layout)
+    last = Evaluation(spec, inventory, layout)
     if cp > 1 and walks:
-        ranks = _ranks(last, usable, {cp - 1}) + _ranks(_Evaluation(spec, inventory, layout, turns=False), usable, set(range(cp - 1)))
+        ranks = _ranks(last, usable, {cp - 1}) + _ranks(Evaluation(spec, inventory, layout, turns=False), usable, set(range(cp - 1)))
     else:
         ranks = _ranks(last, usable, set(range(cp)))
-    stages = tuple(StageBudget(slot.index, slot.pp_rank, slot.chunk, slot.start, slot.stop, _elements(last, slot)) for slot in layout.slots)
+    stages = tuple(
+        StageBudget(slot.index, slot.pp_rank, slot.chunk, slot.start, slot.stop, parts.parameters)
+        for slot, parts in zip(layout.slots, last.slots, strict=True)
+    )
     return Budget(usable, stages, _merged(ranks), inventory.parameters, inventory.active_parameters)
 
 
-def _ranks(evaluation: _Evaluation, usable: DeviceBudget, places: Container[int]) -> list[RankBudget]:
+def _ranks(evaluation: Evaluation, usable: DeviceBudget, places: Container[int]) -> list[RankBudget]:
     """The distinct ranks at these places of their CP groups."""
     spec, layout = evaluation.spec, evaluation.layout
-    slots = [_slot_parts(evaluation, slot) for slot in layout.slots]
     mesh, schedule, chunk_of = spec.mesh, spec.schedule, [slot.chunk for slot in layout.slots]
     occupied: Sequence[Sequence[Occupancy]] = ()
     orders: Orders = ()
@@ -147,7 +74,7 @@ def _ranks(evaluation: _Evaluation, usable: DeviceBudget, places: Container[int]
     ranks: list[RankBudget] = []
     for pp_rank in range(mesh.pp):
         own_slots = of_rank[pp_rank]
-        owned = [slots[slot.index] for slot in own_slots]
+        owned = [evaluation.slots[slot.index] for slot in own_slots]
         chunks = [parts.chunk for parts in owned]
         num_receives = sum(forward + backward for forward, backward in receives[pp_rank]) if receives else 0
         persistent = _persistent(evaluation, device, own_slots, owned, num_receives)
@@ -165,46 +92,10 @@ def _ranks(evaluation: _Evaluation, usable: DeviceBudget, places: Container[int]
 
 def slot_chunks(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[Chunk, ...]:
     """The chunk that each slot is, in model order."""
-    evaluation = _Evaluation(spec, inventory, layout)
-    return tuple(_slot_parts(evaluation, slot).chunk for slot in layout.slots)
+    return tuple(parts.chunk for parts in Evaluation(spec, inventory, layout).slots)
 
 
-def _slot_parts(evaluation: _Evaluation, slot: Slot) -> _SlotParts:
-    tied_head, blocks = evaluation.inventory.tied, evaluation.blocks
-    is_last = slot.index == len(evaluation.layout.slots) - 1
-    names, units, storages, copies = [], [], [], NOTHING
-    owned = slot.index == 0  # whether the stream so far is a storage of this chunk, not a receive buffer
-    attends, root_by_adamw, adamw_shard_bytes, num_routers = False, True, 0, 0
-    ahead = is_last and evaluation.spec.model.features.mtp is not None
-    root_uneven: tuple[Uneven, ...] = ()
-    for name in (*slot.blocks, "head") if is_last and tied_head else slot.blocks:
-        tied = tied_head and name == "head"
-        block = blocks["embedding" if tied else name]
-        family, storage = block.family, None if tied else evaluation.storage(block)
-        if storage is not None:
-            storages.append(storage)
-            if name.startswith("layers."):
-                adamw_shard_bytes += storage.adamw_shard_bytes
-            else:
-                root_uneven += storage.uneven
-                root_by_adamw = root_by_adamw and not storage.matrix_scratch
-            if family is EMBEDDING and name in slot.copies:
-                copies = storage.dense
-                continue
-        names.append(name)
-        units.append(evaluation.unit(name, block, storage, owned and not _beside(name, family, ahead=ahead)))
-        owned = owned or family is not RELATION_BIAS
-        attends = attends or family in ATTENDING
-        num_routers += family is Family.E
-    if ahead:  # depths run before the final norm and the head, which the layout lists before them
-        order = sorted(range(len(names)), key=lambda index: (names[index] in ("final_norm", "head"), names[index] == "head"))
-        names, units = [names[index] for index in order], [units[index] for index in order]
-    chunk = Chunk(names, units, evaluation.policy, copies=copies, hands_on=not is_last, carries=ahead)
-    adamw_shard_bytes += chunk.root.shard_bytes if root_by_adamw else 0
-    return _SlotParts(chunk, tuple(storages), root_uneven, adamw_shard_bytes, attends, num_routers)
-
-
-def _lingering(evaluation: _Evaluation, slots: Sequence[Slot], chunks: Sequence[Chunk]) -> Lingering:
+def _lingering(evaluation: Evaluation, slots: Sequence[Slot], chunks: Sequence[Chunk]) -> Lingering:
     """1F1B's locals name the last output and the last sent gradient; the other schedules' actions return before the next one runs."""
     if evaluation.spec.schedule.kind != "1f1b":
         return Lingering()
@@ -212,11 +103,8 @@ def _lingering(evaluation: _Evaluation, slots: Sequence[Slot], chunks: Sequence[
     return Lingering(boundary if slots[0].index > 0 else 0, logits or boundary, logits)
 
 
-def _persistent(
-    evaluation: _Evaluation, device: Device, slots: Sequence[Slot], owned: Iterable[_SlotParts], num_receives: int
-) -> Persistent:
+def _persistent(evaluation: Evaluation, device: Device, slots: Sequence[Slot], parts: Sequence[SlotParts], num_receives: int) -> Persistent:
     spec, last = evaluation.spec, len(evaluation.layout.slots) - 1
-    parts = list(owned)
     storages = [storage for part in parts for storage in part.storages]
     resident: dict[Column, int] = {}
     uneven: tuple[Uneven, ...] = ()
@@ -256,7 +144,7 @@ def _persistent(
     )
 
 
-def _root_uneven(parts: Sequence[_SlotParts]) -> tuple[tuple[Uneven, int], ...]:
+def _root_uneven(parts: Sequence[SlotParts]) -> tuple[tuple[Uneven, int], ...]:
     found: list[tuple[Uneven, int]] = []
     for index, part in enumerate(parts):
         if part.root_uneven:
@@ -265,14 +153,7 @@ def _root_uneven(parts: Sequence[_SlotParts]) -> tuple[tuple[Uneven, int], ...]:
     return tuple(found)
 
 
-def _beside(name: str, family: Family, *, ahead: bool) -> bool:
-    """Whether a block's input is no storage of the chunk's, or one that another block is charged for: what both read, the first."""
-    if name == "embedding" or family is RELATION_BIAS:
-        return True
-    return ahead and (name == "final_norm" or (family is Family.MTP and name != "mtp.0"))
-
-
-def _step_sums(evaluation: _Evaluation, slots: Sequence[Slot], parts: Sequence[_SlotParts]) -> int:
+def _step_sums(evaluation: Evaluation, slots: Sequence[Slot], parts: Sequence[SlotParts]) -> int:
     last = len(evaluation.layout.slots) - 1
     routers, further = sum([part.num_routers for part in parts]), sum([slot.index == last for slot in slots])
     return evaluation.router_sum_bytes * routers + evaluation.further_loss_bytes * further
@@ -317,7 +198,3 @@ def _merged(ranks: list[RankBudget]) -> tuple[RankBudget, ...]:
         else:
             alike.append(rank)
     return tuple(rank for peak in sorted(by_peak, reverse=True) for rank in by_peak[peak])
-
-
-def _elements(evaluation: _Evaluation, slot: Slot) -> int:
-    return sum([evaluation.blocks[name].elements for name in slot.blocks])

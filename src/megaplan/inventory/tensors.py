@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from math import prod
 from typing import NamedTuple
 
@@ -130,6 +131,12 @@ class Block:
         object.__setattr__(self, "elements", sum([prod(tensor.shape) for tensor in self.tensors]))
 
 
+@cache
+def layer_names(num_layers: int) -> tuple[str, ...]:
+    """The names of a stack's blocks: `layers.0`, `layers.1` and so on."""
+    return tuple(f"layers.{index}" for index in range(num_layers))
+
+
 @dataclass(frozen=True, slots=True)
 class Inventory:
     """Every parameter tensor of an architecture.
@@ -154,8 +161,7 @@ class Inventory:
 
     def blocks(self) -> Iterator[tuple[str, Block]]:
         """Every block with its name, outside blocks after the layers."""
-        for index, block in enumerate(self.layers):
-            yield f"layers.{index}", block
+        yield from zip(layer_names(len(self.layers)), self.layers, strict=True)
         yield from self.outside
 
     def block(self, name: str) -> Block:

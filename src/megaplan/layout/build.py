@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from megaplan.errors import MegaplanError
 from megaplan.inventory.features import SIDE_EMBEDDINGS
-from megaplan.inventory.tensors import Family, Inventory
+from megaplan.inventory.tensors import Family, Inventory, layer_names
 from megaplan.layout.spans import Spans, span_problems
 from megaplan.layout.values import Layout, Slot
 from megaplan.schedule.placement import slot_owner
@@ -62,7 +62,7 @@ def _slot_blocks(
         blocks.append("relation_bias")
         if index != relation_slots[0]:
             copies.append("relation_bias")
-    blocks += [f"layers.{layer}" for layer in range(start, stop)]
+    blocks += layer_names(len(inventory.layers))[start:stop]
     if is_last:
         mtp = [name for name, block in inventory.outside if block.family is Family.MTP]
         blocks += [name for name, block in inventory.outside if block.family in (Family.FINAL_NORM, Family.HEAD)]

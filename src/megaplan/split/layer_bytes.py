@@ -16,7 +16,7 @@ from megaplan.hosts.megarun.boundaries import boundary_bytes, receive_bytes
 from megaplan.hosts.megarun.dims import is_pipelined, local_dims
 from megaplan.hosts.megarun.ledger import block_bytes, makes_of
 from megaplan.hosts.megarun.storage import block_storage, storage_sizes
-from megaplan.inventory.tensors import Block, Family, Inventory
+from megaplan.inventory.tensors import Block, Family, Inventory, layer_names
 from megaplan.layout.values import Layout
 from megaplan.schedule.actions import Kind, Step, computations
 from megaplan.schedule.in_flight import non_dominated, receive_buffers
@@ -134,8 +134,7 @@ def _needs(spec: Spec, inventory: Inventory, layout: Layout, measured: MeasuredC
 
     made: dict[object, Needs] = {}
     layers = []
-    for index, block in enumerate(inventory.layers):
-        name = f"layers.{index}"
+    for index, (name, block) in enumerate(zip(layer_names(len(inventory.layers)), inventory.layers, strict=True)):
         if makes[name] not in made:
             made[makes[name]] = needs(name, block, runs=True)
         found = made[makes[name]]

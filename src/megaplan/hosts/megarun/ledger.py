@@ -16,7 +16,7 @@ from megaplan.hosts.megarun.moe import ExpertMesh, moe_part
 from megaplan.hosts.megarun.parts import BlockBytes, Part, Shapes, ledger, storages, weigh
 from megaplan.hosts.megarun.recurrent import recurrent_part
 from megaplan.hosts.values import BlockLedger
-from megaplan.inventory.tensors import Block, Family, Inventory
+from megaplan.inventory.tensors import Block, Family, Inventory, layer_names
 from megaplan.spec.models import Spec
 
 LAYER_FAMILIES = (Family.A, Family.M, Family.E, Family.R, Family.D)
@@ -62,10 +62,10 @@ def makes_of(spec: Spec, inventory: Inventory) -> dict[str, Make]:
     written = _policies(spec)
     policies = {family: written.get(family.value, spec.recompute.default) for family in LAYER_FAMILIES}
     made: dict[str, Make] = {}
-    for index, block in enumerate(inventory.layers):
+    for index, (name, block) in enumerate(zip(layer_names(len(inventory.layers)), inventory.layers, strict=True)):
         family = block.family
         policy = policies[family] if index != last else "none"
-        made[f"layers.{index}"] = id(block), family is not Family.A or index not in without_rotation, policy
+        made[name] = id(block), family is not Family.A or index not in without_rotation, policy
     for name, block in inventory.outside:
         made[name] = id(block), True, name if block.family is Family.MTP else "head" if name == "head" else "none"
     if inventory.tied:

@@ -1,0 +1,164 @@
+"""A call's working values: every make of block evaluated once, and what each slot of a layout makes of them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from megaplan.budget.chunk import Chunk, Policy
+from megaplan.budget.unit import Unit, make_unit
+from megaplan.hosts.megarun.boundaries import boundary_bytes
+from megaplan.hosts.megarun.buffers import further_loss_bytes, input_bytes, label_bytes, rotary_bytes, router_sum_bytes
+from megaplan.hosts.megarun.dims import Dims, is_pipelined, local_dims
+from megaplan.hosts.megarun.ledger import Make, accumulates_in_place, block_bytes, makes_of
+from megaplan.hosts.megarun.optimizer import Uneven
+from megaplan.hosts.megarun.parts import BlockBytes
+from megaplan.hosts.megarun.storage import NOTHING, BlockStorage, block_storage, storage_sizes
+from megaplan.inventory.tensors import Block, Family, Inventory
+from megaplan.layout.values import Layout, Slot
+from megaplan.spec.models import Spec
+
+EMBEDDING, RELATION_BIAS, EXPERTS, DEPTH = Family.EMBEDDING, Family.RELATION_BIAS, Family.E, Family.MTP
+ATTENDING = (Family.A, DEPTH)
+
+
+class Evaluated:
+    """A make of block.
+
+    Attributes:
+        family: Of the block.
+        layer: Whether it is a layer.
+        sums: Of its ledger.
+        storage: What FSDP2 holds of its parameters; None for a tied head, whose parameters are the embedding's.
+        parameters: Elements of its whole tensors; 0 for a tied head.
+        attends: Whether it needs rotary tables.
+    """
+
+    __slots__ = ("_boundary_bytes", "_units", "attends", "family", "layer", "parameters", "storage", "sums")
+
+    def __init__(self, block: Block, sums: BlockBytes, storage: BlockStorage | None, *, layer: bool, boundary_bytes: int) -> None:
+        self.family, self.layer, self.sums, self.storage = block.family, layer, sums, storage
+        self.parameters = 0 if storage is None else block.elements
+        self.attends = block.family in ATTENDING
+        self._boundary_bytes = boundary_bytes
+        self._units: list[Unit | None] = [None, None]
+
+    def unit(self, owned: bool) -> Unit:
+        """The block as a unit; `owned`: whether its input is a storage of the chunk that it would keep."""
+        unit = self._units[owned]
+        if unit is None:
+            unit = self._units[owned] = make_unit(self.sums, self.storage, self.layer, self._boundary_bytes if owned else 0)
+        return unit
+
+
+class SlotParts(NamedTuple):
+    """What a slot holds.
+
+    Attributes:
+        chunk: Its blocks as units.
+        storages: Of its blocks.
+        root_uneven: Tensors of its own group that shard unevenly.
+        adamw_shard_bytes: Gradient shards of groups, its own and layers', of which no tensor is Muon's.
+        attends: Whether any block needs rotary tables.
+        num_routers: E layers.
+        parameters: Elements of the whole tensors it holds, copies included.
+    """
+
+    chunk: Chunk
+    storages: list[BlockStorage]
+    root_uneven: tuple[Uneven, ...]
+    adamw_shard_bytes: int
+    attends: bool
+    num_routers: int
+    parameters: int
+
+
+class Evaluation:
+    """The values of one rank of a CP group, the last one or another.
+
+    Attributes:
+        blocks: By name; `head` is there for a tied head too.
+        slots: In model order.
+    """
+
+    def __init__(self, spec: Spec, inventory: Inventory, layout: Layout, *, turns: bool = True) -> None:
+        """Evaluate every block.
+
+        Args:
+            spec: A checked spec.
+            inventory: Its parameter tensors.
+            layout: Its slots.
+            turns: Whether it is the last rank of its CP group.
+        """
+        self.spec, self.inventory, self.layout = spec, inventory, layout
+        self.dims: Dims = local_dims(spec, turns=turns)
+        self.boundary_bytes = boundary_bytes(self.dims)
+        self.rotary_bytes, self.input_bytes, self.label_bytes = rotary_bytes(spec), input_bytes(spec), label_bytes(spec)
+        self.router_sum_bytes, self.further_loss_bytes = router_sum_bytes(spec), further_loss_bytes(spec)
+        sizes, blocks, in_place = storage_sizes(spec), dict(inventory.blocks()), True
+        if inventory.tied:
+            blocks["head"] = blocks["embedding"]
+        storages: dict[int, BlockStorage] = {}
+        evaluated: dict[Make, Evaluated] = {}
+        self.blocks: dict[str, Evaluated] = {}
+        for name, make in makes_of(spec, inventory).items():
+            found = evaluated.get(make)
+            if found is None:
+                block, layer = blocks[name], name.startswith("layers.")
+                storage = storages.get(id(block))
+                if storage is None:
+                    storage = storages[id(block)] = block_storage(sizes, block)
+                    in_place = in_place and accumulates_in_place(spec, block)
+                own = None if name == "head" and inventory.tied else storage
+                sums = block_bytes(spec, self.dims, name, block)
+                found = evaluated[make] = Evaluated(block, sums, own, layer=layer, boundary_bytes=self.boundary_bytes)
+            self.blocks[name] = found
+        mesh = spec.mesh
+        self.policy = Policy(
+            is_pipelined(mesh), spec.sharding.reshard_after_forward, in_place, mesh.dp_replicate > 1, mesh.ep > 1, self.boundary_bytes
+        )
+        self.slots = [self._parts(slot) for slot in layout.slots]
+
+    def _parts(self, slot: Slot) -> SlotParts:
+        blocks = self.blocks
+        is_last = slot.index == len(self.layout.slots) - 1
+        names, units, storages, copies = [], [], [], NOTHING
+        owned = slot.index == 0  # whether the stream so far is a storage of this chunk, not a receive buffer
+        root_by_adamw, adamw_shard_bytes, attends, num_routers, parameters = True, 0, False, 0, 0
+        ahead = is_last and self.spec.model.features.mtp is not None
+        root_uneven: tuple[Uneven, ...] = ()
+        for name in (*slot.blocks, "head") if is_last and self.inventory.tied else slot.blocks:
+            block = blocks[name]
+            family, storage = block.family, block.storage
+            parameters += block.parameters
+            attends = attends or block.attends
+            if block.layer and storage is not None:
+                storages.append(storage)
+                adamw_shard_bytes += storage.adamw_shard_bytes
+                num_routers += family is EXPERTS
+                names.append(name)
+                units.append(block.unit(owned))
+                owned = True
+                continue
+            if storage is not None:
+                storages.append(storage)
+                root_uneven += storage.uneven
+                root_by_adamw = root_by_adamw and not storage.matrix_scratch
+                if family is EMBEDDING and name in slot.copies:
+                    copies = storage.dense
+                    continue
+            names.append(name)
+            units.append(block.unit(owned and not _beside(name, family, ahead=ahead)))
+            owned = owned or family is not RELATION_BIAS
+        if ahead:  # depths run before the final norm and the head, which the layout lists before them
+            order = sorted(range(len(names)), key=lambda index: (names[index] in ("final_norm", "head"), names[index] == "head"))
+            names, units = [names[index] for index in order], [units[index] for index in order]
+        chunk = Chunk(names, units, self.policy, copies=copies, hands_on=not is_last, carries=ahead)
+        adamw_shard_bytes += chunk.root.shard_bytes if root_by_adamw else 0
+        return SlotParts(chunk, storages, root_uneven, adamw_shard_bytes, attends, num_routers, parameters)
+
+
+def _beside(name: str, family: Family, *, ahead: bool) -> bool:
+    """Whether a block's input is no storage of the chunk's, or one that another block is charged for: what both read, the first."""
+    if name == "embedding" or family is RELATION_BIAS:
+        return True
+    return ahead and (name == "final_norm" or (family is DEPTH and name != "mtp.0"))
