@@ -6,11 +6,20 @@ from typing import NamedTuple
 
 from megaplan.budget.chunk import Chunk, Policy
 from megaplan.budget.unit import Unit, make_unit
+from megaplan.devices import load_device
 from megaplan.hosts.megarun.boundaries import boundary_bytes
-from megaplan.hosts.megarun.buffers import further_loss_bytes, input_bytes, label_bytes, rotary_bytes, router_sum_bytes
+from megaplan.hosts.megarun.buffers import (
+    further_loss_bytes,
+    input_bytes,
+    label_bytes,
+    rotary_bytes,
+    rotary_scratch_bytes,
+    router_sum_bytes,
+    starts_bytes,
+)
 from megaplan.hosts.megarun.dims import Dims, is_pipelined, local_dims
 from megaplan.hosts.megarun.ledger import Make, accumulates_in_place, block_bytes, makes_of
-from megaplan.hosts.megarun.optimizer import Uneven
+from megaplan.hosts.megarun.optimizer import Uneven, uses_muon
 from megaplan.hosts.megarun.parts import BlockBytes
 from megaplan.hosts.megarun.storage import NOTHING, BlockStorage, block_storage, storage_sizes
 from megaplan.inventory.tensors import Block, Family, Inventory
@@ -93,7 +102,9 @@ class Evaluation:
         self.dims: Dims = local_dims(spec, turns=turns)
         self.boundary_bytes = boundary_bytes(self.dims)
         self.rotary_bytes, self.input_bytes, self.label_bytes = rotary_bytes(spec), input_bytes(spec), label_bytes(spec)
+        self.rotary_scratch_bytes, self.starts_bytes = rotary_scratch_bytes(spec), starts_bytes(spec)
         self.router_sum_bytes, self.further_loss_bytes = router_sum_bytes(spec), further_loss_bytes(spec)
+        self.workspace_bytes, self.uses_muon = load_device(spec.device.name).gemm_workspace_bytes, uses_muon(spec)
         sizes, blocks, in_place = storage_sizes(spec), dict(inventory.blocks()), True
         if inventory.tied:
             blocks["head"] = blocks["embedding"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Container, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from megaplan.budget.chunk import Chunk
 from megaplan.budget.evaluation import Evaluation, SlotParts
@@ -14,13 +15,10 @@ from megaplan.budget.reserve import device_budget
 from megaplan.budget.split_backward import split_step_peak
 from megaplan.budget.step import Lingering, StepPeak, accumulating_peak, step_peak
 from megaplan.budget.values import Budget, DeviceBudget, RankBudget, StageBudget
-from megaplan.columns import Column
-from megaplan.devices import Device, load_device
+from megaplan.devices import load_device
 from megaplan.hosts.megarun.allocator import slack_bytes
-from megaplan.hosts.megarun.boundaries import receive_bytes
-from megaplan.hosts.megarun.buffers import rotary_scratch_bytes, starts_bytes
 from megaplan.hosts.megarun.dims import is_pipelined
-from megaplan.hosts.megarun.optimizer import Cast, Uneven, last_moment, uses_muon
+from megaplan.hosts.megarun.optimizer import Uneven, last_moment
 from megaplan.inventory.tensors import Family, Inventory
 from megaplan.layout.ranks import rank_coordinate
 from megaplan.layout.values import Layout, Slot
@@ -69,7 +67,7 @@ def _ranks(evaluation: Evaluation, usable: DeviceBudget, places: Container[int])
         else:
             occupied = moments(*degrees, chunk_of, num_steps=schedule.distinct_steps)
         receives = receive_buffers(*degrees)
-    device, of_rank = load_device(spec.device.name), layout.by_rank()
+    of_rank = layout.by_rank()
     offsets = [offset for offset in range(mesh.world_size // mesh.pp) if offset // mesh.tp % mesh.cp in places]
     ranks: list[RankBudget] = []
     for pp_rank in range(mesh.pp):
@@ -77,7 +75,7 @@ def _ranks(evaluation: Evaluation, usable: DeviceBudget, places: Container[int])
         owned = [evaluation.slots[slot.index] for slot in own_slots]
         chunks = [parts.chunk for parts in owned]
         num_receives = sum(forward + backward for forward, backward in receives[pp_rank]) if receives else 0
-        persistent = _persistent(evaluation, device, own_slots, owned, num_receives)
+        persistent = _persistent(evaluation, own_slots, owned, num_receives)
         if orders:
             turns = len(own_slots) == 2 and own_slots[1].index == own_slots[0].index + 1
             order, count = orders[pp_rank] * schedule.distinct_steps, schedule.num_microbatches * schedule.distinct_steps
@@ -103,44 +101,33 @@ def _lingering(evaluation: Evaluation, slots: Sequence[Slot], chunks: Sequence[C
     return Lingering(boundary if slots[0].index > 0 else 0, logits or boundary, logits)
 
 
-def _persistent(evaluation: Evaluation, device: Device, slots: Sequence[Slot], parts: Sequence[SlotParts], num_receives: int) -> Persistent:
-    spec, last = evaluation.spec, len(evaluation.layout.slots) - 1
+def _persistent(evaluation: Evaluation, slots: Sequence[Slot], parts: Sequence[SlotParts], num_receives: int) -> Persistent:
     storages = [storage for part in parts for storage in part.storages]
-    resident: dict[Column, int] = {}
-    uneven: tuple[Uneven, ...] = ()
-    casts: list[Cast] = []
-    matrix_state = other_state = resident_slack = state_slack = parameters = 0
-    for storage in storages:
-        for column, size in storage.resident.items():
-            resident[column] = resident.get(column, 0) + size
-        uneven += storage.uneven
-        casts += storage.casts
-        matrix_state += storage.matrix_state_bytes
-        other_state += storage.other_state_bytes
-        resident_slack += storage.resident_slack_bytes
-        state_slack += storage.state_slack_bytes
-        parameters += storage.parameters
-    attending = sum([part.attends for part in parts])
+    residents, _, _, _, matrix, other, unevens, _, _, casts_of, _, slacks, state_slacks, parameters = zip(*storages, strict=True)
+    chunks, _, _, by_adamw, attend, routers, _ = zip(*parts, strict=True)
+    casts = [cast for casts in casts_of for cast in casts]
+    first, last = slots[0].index == 0, slots[-1].index == len(evaluation.layout.slots) - 1
+    sums = evaluation.router_sum_bytes * sum(routers) + (evaluation.further_loss_bytes if last else 0)
+    inputs = (evaluation.input_bytes if first else 0) + (evaluation.label_bytes if last else 0)
     return Persistent(
-        resident=resident,
-        shard_bytes=sum([part.chunk.shard_bytes for part in parts]),
-        other_shard_bytes=sum([part.adamw_shard_bytes for part in parts]) if uses_muon(spec) else 0,
-        matrix_state_bytes=matrix_state,
-        other_state_bytes=other_state,
-        uneven=uneven,
+        resident_bytes=tuple(map(sum, zip(*residents, strict=True))),
+        shard_bytes=sum([chunk.shard_bytes for chunk in chunks]),
+        other_shard_bytes=sum(by_adamw) if evaluation.uses_muon else 0,
+        matrix_state_bytes=sum(matrix),
+        other_state_bytes=sum(other),
+        uneven=tuple(chain.from_iterable(unevens)),
         root_uneven=_root_uneven(parts),
-        storages=tuple(storages),
+        storages=storages,
         cast_bytes=max([cast.scratch_bytes for cast in casts], default=0),
         first_other=last_moment(casts),
-        buffer_bytes=evaluation.rotary_bytes * attending + _step_sums(evaluation, slots, parts),
-        buffer_scratch_bytes=rotary_scratch_bytes(spec) if parts[-1].attends else 0,  # else another slot's parameters come after it
-        input_bytes=sum([evaluation.input_bytes * (slot.index == 0) + evaluation.label_bytes * (slot.index == last) for slot in slots])
-        + starts_bytes(spec),
-        receive_bytes=receive_bytes(evaluation.dims, num_receives),
-        workspace_bytes=device.gemm_workspace_bytes,
-        slack_bytes=resident_slack + num_receives * slack_bytes(evaluation.boundary_bytes),
-        state_slack_bytes=state_slack,
-        parameters=parameters,
+        buffer_bytes=evaluation.rotary_bytes * sum(attend) + sums,
+        buffer_scratch_bytes=evaluation.rotary_scratch_bytes if attend[-1] else 0,  # else another slot's parameters come after it
+        input_bytes=inputs + evaluation.starts_bytes,
+        receive_bytes=num_receives * evaluation.boundary_bytes,
+        workspace_bytes=evaluation.workspace_bytes,
+        slack_bytes=sum(slacks) + num_receives * slack_bytes(evaluation.boundary_bytes),
+        state_slack_bytes=sum(state_slacks),
+        parameters=sum(parameters),
     )
 
 
@@ -148,15 +135,9 @@ def _root_uneven(parts: Sequence[SlotParts]) -> tuple[tuple[Uneven, int], ...]:
     found: list[tuple[Uneven, int]] = []
     for index, part in enumerate(parts):
         if part.root_uneven:
-            later = sum([sum(storage.resident.values()) for other in parts[index + 1 :] for storage in other.storages])
+            later = sum([sum(storage.resident_bytes) for other in parts[index + 1 :] for storage in other.storages])
             found += [(tensor, later) for tensor in part.root_uneven]
     return tuple(found)
-
-
-def _step_sums(evaluation: Evaluation, slots: Sequence[Slot], parts: Sequence[SlotParts]) -> int:
-    last = len(evaluation.layout.slots) - 1
-    routers, further = sum([part.num_routers for part in parts]), sum([slot.index == last for slot in slots])
-    return evaluation.router_sum_bytes * routers + evaluation.further_loss_bytes * further
 
 
 def _distinct(

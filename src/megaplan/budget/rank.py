@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from megaplan.budget.step import StepPeak
@@ -20,9 +20,10 @@ from megaplan.budget.values import (
 from megaplan.columns import Column, Phase
 from megaplan.hosts.megarun.allocator import OPEN_SEGMENTS_BYTES
 from megaplan.hosts.megarun.optimizer import LastMoment, MatrixMoments, Uneven, in_turn
-from megaplan.hosts.megarun.storage import BlockStorage
+from megaplan.hosts.megarun.storage import OWNER_COLUMNS, BlockStorage
 
 INIT, FIRST_FORWARD_BACKWARD, FIRST_OPTIMIZER, FORWARD_BACKWARD, OPTIMIZER = Phase
+RESIDENT_COLUMNS = tuple(OWNER_COLUMNS.values())
 MomentCells = dict[Column, int]
 CAST = "the update beside a gradient cast for it"
 
@@ -47,7 +48,7 @@ class Persistent(NamedTuple):
     """What a pipeline rank holds outside microbatches, equal for all its data ranks.
 
     Attributes:
-        resident: Parameter shards by column.
+        resident_bytes: Parameter shards: of replicated, tensor-parallel and expert-parallel tensors.
         shard_bytes: Gradient shards.
         other_shard_bytes: Those of groups that hold nothing but AdamW's tensors, which its step drops before Muon's runs; 0 without Muon.
         matrix_state_bytes: Muon's moments of evenly sharded tensors.
@@ -68,14 +69,14 @@ class Persistent(NamedTuple):
         parameters: Elements after TP and EP.
     """
 
-    resident: Mapping[Column, int]
+    resident_bytes: tuple[int, ...]
     shard_bytes: int
     other_shard_bytes: int
     matrix_state_bytes: int
     other_state_bytes: int
     uneven: tuple[Uneven, ...]
     root_uneven: tuple[tuple[Uneven, int], ...]
-    storages: tuple[BlockStorage, ...]
+    storages: Sequence[BlockStorage]
     cast_bytes: int
     first_other: LastMoment
     buffer_bytes: int
@@ -180,8 +181,7 @@ def _first_update(to_make: LastMoment) -> str:
 
 def _base(persistent: Persistent, overhead: int) -> MomentCells:
     cells = NO_BYTES.copy()
-    for column, size in persistent.resident.items():
-        cells[column] += size
+    cells.update(zip(RESIDENT_COLUMNS, persistent.resident_bytes, strict=True))
     cells[ACTIVATIONS] = persistent.buffer_bytes + persistent.input_bytes
     cells[COMMUNICATION] = persistent.receive_bytes
     cells[WORKSPACE] = persistent.workspace_bytes

@@ -91,11 +91,10 @@ def crosses_nodes(mesh: Mesh, per_node: int, *axes: str) -> bool:
 
 
 def _coordinate(mesh: Mesh, axes: tuple[str, ...], rank: int) -> dict[str, int]:
-    strides, world_size = {}, 1
+    left, indices = rank, []
     for axis in reversed(axes):
-        degree = axis_degree(mesh, axis)
-        strides[axis] = world_size, degree
-        world_size *= degree
-    if not 0 <= rank < world_size:
-        raise ValueError(f"the mesh has ranks 0 to {world_size - 1}, not {rank}")
-    return {axis: rank // strides[axis][0] % strides[axis][1] for axis in axes}
+        left, index = divmod(left, getattr(mesh, axis))
+        indices.append(index)
+    if left:
+        raise ValueError(f"the mesh has ranks 0 to {mesh.world_size - 1}, not {rank}")
+    return dict(zip(axes, reversed(indices), strict=True))

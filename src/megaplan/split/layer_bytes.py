@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from megaplan.cost.times import StoredBytes
-from megaplan.hosts.megarun.boundaries import boundary_bytes, receive_bytes
+from megaplan.hosts.megarun.boundaries import boundary_bytes
 from megaplan.hosts.megarun.dims import is_pipelined, local_dims
 from megaplan.hosts.megarun.ledger import block_bytes, makes_of
 from megaplan.hosts.megarun.storage import block_storage, storage_sizes
@@ -85,7 +85,7 @@ def necessary_limits(
 
     limits = []
     for rank, order in enumerate(orders):
-        received = receive_bytes(dims, sum(forward + backward for forward, backward in receives[rank]))
+        received = boundary_bytes(dims) * sum(forward + backward for forward, backward in receives[rank])
         steps = schedule.distinct_steps
         moments = _moments(
             order * steps, chunks, mesh.vpp, schedule.num_microbatches * steps, keeps=not spec.sharding.reshard_after_forward
@@ -126,7 +126,7 @@ def _needs(spec: Spec, inventory: Inventory, layout: Layout, measured: MeasuredC
 
     def needs(name: str, block: Block, *, runs: bool) -> Needs:
         storage = block_storage(sizes, block)
-        static = sum(storage.resident.values()) + storage.matrix_state_bytes + storage.other_state_bytes
+        static = sum(storage.resident_bytes) + storage.matrix_state_bytes + storage.other_state_bytes
         static += sum(tensor.state_bytes(0) for tensor in storage.uneven) + storage.resident_slack_bytes + storage.state_slack_bytes
         ledger = block_bytes(spec, dims, name, block)
         saved = ledger.saved_bytes + ledger.saved_slack_bytes + (boundary if ledger.keeps_input else 0) if runs else 0

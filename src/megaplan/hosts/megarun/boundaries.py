@@ -15,8 +15,3 @@ def boundary_bytes(dims: Dims) -> int:
     """One microbatch's residual stream on a rank."""
     batch, tokens, hidden = dims.residual
     return batch * tokens * hidden * dims.dtype.bytes
-
-
-def receive_bytes(dims: Dims, num_buffers: int) -> int:
-    """Receive buffers of a rank; `megaplan.schedule.receive_buffers` counts them."""
-    return num_buffers * boundary_bytes(dims)

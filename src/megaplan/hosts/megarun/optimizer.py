@@ -116,7 +116,7 @@ def matrix_scratch(
     """The scratch of one tensor.
 
     Args:
-        matrices: What the rank orthogonalises, whole: k matrices of rows × columns.
+        matrices: What the rank orthogonalises, whole: how many matrices, the elements of all, columns of each.
         tp_parts: Ranks that TP has cut them over; 1 where each rank has its own.
         iteration_bytes: Of an element of the iteration.
         cast_bytes: Of an element of `precision.master`; 0 where that is the iteration's dtype.
@@ -125,8 +125,8 @@ def matrix_scratch(
         momentum_bytes: The momentum of a whole share.
         uneven: Where the rows do not divide by the degree.
     """
-    count, rows, columns = matrices
-    elements, side = count * rows * columns, min(rows, columns)
+    count, elements, columns = matrices
+    side = min(elements // (count * columns), columns)
     gathered = shard_elements * degree + (elements if tp_parts > 1 else 0)
     return MatrixScratch(
         (gathered + 2 * elements + 2 * count * side * side) * iteration_bytes,

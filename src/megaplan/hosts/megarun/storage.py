@@ -33,7 +33,7 @@ from megaplan.hosts.megarun.optimizer import (
 from megaplan.inventory.tensors import Block, Family, Group, Owner, ParamTensor
 from megaplan.spec.models import Mesh, Spec
 
-EXPERT_PARALLEL, MATRIX = Owner.EXPERT_PARALLEL, Group.MATRIX
+EXPERT_PARALLEL, REPLICATED, MATRIX = Owner.EXPERT_PARALLEL, Owner.REPLICATED, Group.MATRIX
 OWNER_COLUMNS = {
     Owner.REPLICATED: Column.REPLICATED_PARAMS,
     Owner.TENSOR_PARALLEL: Column.TENSOR_PARALLEL_PARAMS,
@@ -93,7 +93,7 @@ class BlockStorage(NamedTuple):
     """What a rank holds of one block's parameters.
 
     Attributes:
-        resident: Shards in `precision.master`, padded, by column.
+        resident_bytes: Shards in `precision.master`, padded: of replicated, tensor-parallel and expert-parallel tensors.
         dense: The group of what is not an expert bank.
         experts: The group of the expert bank.
         both: The two together.
@@ -109,7 +109,7 @@ class BlockStorage(NamedTuple):
         parameters: Elements after TP and EP, before state sharding.
     """
 
-    resident: dict[Column, int]
+    resident_bytes: tuple[int, int, int]
     dense: GroupBytes
     experts: GroupBytes
     both: GroupBytes
@@ -185,32 +185,30 @@ def storage_sizes(spec: Spec) -> Sizes:
 def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
     """Storage of one block on a rank that holds it."""
     spec, degrees, whole, master, _, _, moments, iteration, cast, casts_gradients, _ = sizes
-    mesh, last = spec.mesh, last_tensor(block)
-    resident: dict[Column, int] = {}
-    counts = [0, 0, 0, 0], [0, 0, 0, 0]  # dense and experts: elements of a padded shard, padded whole, whole, last tensor
+    mesh, own = spec.mesh, LAST_OWN.get(block.family)
+    replicated, chunks, elements_of, last = 0, [0, 0], [0, 0], [0, 0]  # elements; of dense tensors and of experts, the last one's at last
     states = [0, 0]  # of the other group and of the matrix group, whichever optimizer that has
     uneven: list[Uneven] = []
     scratch: list[MatrixScratch] = []
     casts: list[Cast] = []
-    resident_slack = state_slack = 0
-    dense_by_muon = False
+    resident_slack = state_slack = own_elements = 0
+    dense_by_muon = ranks_differ = False
     for tensor in block.tensors:
-        name, shape, owner, group, *_ = tensor
+        name, shape, owner, group, _, _, _, num_matrices = tensor
         if not whole:
             shape = local_shape(tensor, mesh.tp, mesh.ep, mesh.etp)
-        rows, elements, expert = shape[0], prod(shape), owner is EXPERT_PARALLEL
-        degree, count = degrees[expert], counts[expert]
-        chunk_rows, width = -(-rows // degree), elements // rows
-        chunk = chunk_rows * width
+        rows, elements, expert, in_matrix_group = shape[0], prod(shape), owner is EXPERT_PARALLEL, group is MATRIX
+        degree = degrees[expert]
+        chunk_rows = -(-rows // degree)
+        chunk = chunk_rows * (elements // rows)
         shard_bytes = chunk * master
-        column = OWNER_COLUMNS[owner]
-        resident[column] = resident.get(column, 0) + shard_bytes
-        count[0] += chunk
-        count[1] += chunk * degree
-        count[2] += elements
-        if degree > 1 and (expert or name == last):
-            count[3] = elements
-        in_matrix_group = group is MATRIX
+        chunks[expert] += chunk
+        elements_of[expert] += elements
+        last[expert] = elements
+        if owner is REPLICATED:
+            replicated += chunk
+        if name == own:
+            own_elements = elements
         by_muon = in_matrix_group and iteration > 0
         num_moments = 1 if by_muon else 2
         state, slack = chunk * moments * num_moments, slack_bytes(shard_bytes)
@@ -220,76 +218,67 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
         if chunk_rows * degree == rows:
             states[in_matrix_group] += state
         else:
+            width = elements // rows
             short = Uneven(rows, chunk_rows, degree, width * moments * num_moments, width * master, expert, in_matrix_group)
             uneven.append(short)
         if by_muon:
             dense_by_muon = dense_by_muon or not expert
-            matrices, parts = (_split(tensor.num_matrices, shape), 1) if whole else _matrices(tensor, shape, mesh)
+            ranks_differ = ranks_differ or short is not None
+            matrices, parts = ((num_matrices, elements, shape[-1]), 1) if whole else _matrices(tensor, shape, mesh)
             scratch.append(matrix_scratch(matrices, parts, iteration, cast, chunk, degree, state, short))
         else:
             states[in_matrix_group] += STEP_BYTES
             if casts_gradients:
                 casts.append(Cast(shard_bytes, state + STEP_BYTES, in_matrix_group))
     compute = param_dtype(spec, block).bytes
-    dense, experts = (
-        _group(sizes, compute, degree, *count) if count[0] else NOTHING for degree, count in zip(degrees, counts, strict=True)
-    )
+    dense = _group(sizes, compute, degrees[0], chunks[0], elements_of[0], own_elements or last[0])
+    experts = _group(sizes, compute, degrees[1], chunks[1], elements_of[1], last[1]) if chunks[1] else NOTHING
     return BlockStorage(
-        resident=resident,
-        dense=dense,
-        experts=experts,
-        both=dense if experts is NOTHING else together((dense, experts)),
-        matrix_state_bytes=states[True],
-        other_state_bytes=states[False],
-        uneven=tuple(uneven),
-        matrix_scratch=tuple(scratch),
-        even_moments=None if uneven and any(each.uneven for each in scratch) else matrix_moments(scratch, 0, 0),
-        casts=tuple(casts),
-        adamw_shard_bytes=0 if dense_by_muon else dense.shard_bytes,
-        resident_slack_bytes=resident_slack,
-        state_slack_bytes=state_slack,
-        parameters=counts[False][2] + counts[True][2],
+        (replicated * master, (chunks[0] - replicated) * master, chunks[1] * master),
+        dense,
+        experts,
+        dense if experts is NOTHING else together((dense, experts)),
+        states[True],
+        states[False],
+        tuple(uneven),
+        tuple(scratch),
+        None if ranks_differ else matrix_moments(scratch, 0, 0),
+        tuple(casts),
+        0 if dense_by_muon else dense.shard_bytes,
+        resident_slack,
+        state_slack,
+        elements_of[0] + elements_of[1],
     )
 
 
 def _matrices(tensor: ParamTensor, shape: tuple[int, ...], mesh: Mesh) -> tuple[tuple[int, int, int], int]:
-    """What a rank orthogonalises, (k, rows, columns), and the ranks that TP has cut these over; `shape` is the rank's part."""
+    """What a rank orthogonalises, as `matrix_scratch` takes it, and the ranks that TP has cut it over; `shape` is the rank's part."""
     count = tensor.local_matrices(mesh.tp, mesh.ep)
     if tensor.cut_dim(mesh.tp) is not None:
-        return _split(count, tensor.shape), mesh.tp
-    return _split(count, shape), 1
+        return (count, tensor.elements, tensor.shape[-1]), mesh.tp
+    return (count, prod(shape), shape[-1]), 1
 
 
-def _split(count: int, shape: tuple[int, ...]) -> tuple[int, int, int]:
-    return count, prod(shape[:-1]) // count, shape[-1]
-
-
-def _group(sizes: Sizes, compute: int, degree: int, shard: int, whole: int, true: int, last: int) -> GroupBytes:
-    """A group from its elements: a padded shard, all padded shards, all tensors, the last tensor."""
-    grads, reduce, made = sizes.grads, sizes.reduce, max(compute, 2)  # fp8 weights get bf16 gradients
+def _group(sizes: Sizes, compute: int, degree: int, shard: int, true: int, last: int) -> GroupBytes:
+    """A group from its elements: a padded shard, all tensors, the last tensor."""
+    _, _, _, _, grads, reduce, _, _, _, _, recasts = sizes
+    whole, sharded, made = shard * degree, degree > 1, max(compute, 2)  # fp8 weights get bf16 gradients
     return GroupBytes(
-        gathered_bytes=whole * compute,
-        flat_bytes=whole * compute if degree > 1 else 0,
-        unsharded_bytes=true * grads,
-        made_bytes=true * made,
-        reduce_bytes=whole * reduce,
-        reduced_bytes=shard * reduce,
-        divided_bytes=whole * reduce if degree == 1 and sizes.spec.mesh.dp_replicate > 1 else 0,
-        recast_bytes=shard * grads if sizes.recasts else 0,
-        shard_bytes=shard * grads,
-        last_made_bytes=last * made,
-        last_unsharded_bytes=last * grads,
+        whole * compute,
+        whole * compute if sharded else 0,
+        true * grads,
+        true * made,
+        whole * reduce,
+        shard * reduce,
+        0 if sharded or sizes.spec.mesh.dp_replicate == 1 else whole * reduce,
+        shard * grads if recasts else 0,
+        shard * grads,
+        last * made if sharded else 0,
+        last * grads if sharded else 0,
     )
 
 
-def last_tensor(block: Block) -> str:
-    """The tensor that FSDP2 lists last in a block's dense group: children before the block's own parameters, in the module's order."""
-    own = LAST_OWN.get(block.family)
-    names = [tensor.name for tensor in block.tensors if tensor.owner is not EXPERT_PARALLEL]
-    return own if own in names else names[-1]
-
-
 LAST_OWN = {Family.M: "D", Family.R: "A_log", Family.D: "norm.weight"}
-"""The last of the parameters that a block of the family has itself."""
+"""FSDP2 lists a block's own parameters after its children's: the last of a family whose blocks have any themselves."""
 STEP_BYTES = 4
 """AdamW's step counter, an fp32 scalar beside each parameter (fused AdamW keeps it on the device)."""
