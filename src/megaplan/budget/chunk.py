@@ -62,7 +62,7 @@ class Chunk:
         self.output_bytes = policy.boundary_bytes if hands_on and policy.pipelined else 0  # the stage output, and its received gradient
         _, _, _, _, kept, forward, _, _, reductions, gathered, flat, unsharded, shards, slack, _ = zip(*units, strict=True)
         self.before = [0, *accumulate(kept)]  # what units 0 … i − 1 keep, inputs included
-        self.saved_bytes = self.before[-1] + self.output_bytes
+        self.saved_bytes: int = self.before[-1] + self.output_bytes
         self.slack_bytes: int = sum(slack)
         self.root = together([copies, *[unit.storage.both for unit in units if unit.storage is not None and not unit.layer]])
         self.layers_gathered_bytes: int = sum(gathered)

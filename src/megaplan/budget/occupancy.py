@@ -88,20 +88,18 @@ def one_f_one_b(in_flight: int, num_microbatches: int, *, again: bool = False) -
         num_microbatches: Of the step.
         again: Whether a second step follows before gradients are reduced: its warm-up finds them there, and layers gathered.
     """
-    warm_up = [Occupancy(FORWARD, 0, (1,), (UNTOUCHED,)), Occupancy(FORWARD, 0, (in_flight,), (FORWARDED,))]
-    steady = [Occupancy(FORWARD, 0, (in_flight,), (BACKWARDED,)), Occupancy(BACKWARD, 0, (in_flight,), (REFORWARDED,))]
-    goes_on = num_microbatches > in_flight
-    warm_again = [
-        *(() if goes_on else (Occupancy(FORWARD, 0, (1,), (BACKWARDED,)),)),
-        *((Occupancy(FORWARD, 0, (in_flight,), (REFORWARDED,)),) if in_flight > 1 else ()),
-        *(() if goes_on else steady[1:]),
-    ]
+    alone, goes_on, counts, fewer = in_flight == 1, num_microbatches > in_flight, (in_flight,), (in_flight - 1,)
+    steady = Occupancy(BACKWARD, 0, counts, (REFORWARDED,))
     return (
-        *warm_up[: 1 if in_flight == 1 else 2],
-        Occupancy(BACKWARD, 0, (in_flight,), (FORWARDED,)),
-        *(steady if goes_on else ()),
-        *((Occupancy(BACKWARD, 0, (in_flight - 1,), (BACKWARDED,)),) if in_flight > 1 else ()),
-        *(warm_again if again else ()),
+        *((steady,) if goes_on else ()),
+        *(() if alone else (Occupancy(BACKWARD, 0, fewer, (BACKWARDED,)),)),
+        *((steady,) if again and not goes_on else ()),
+        Occupancy(BACKWARD, 0, counts, (FORWARDED,)),
+        Occupancy(FORWARD, 0, (1,), (UNTOUCHED,)),
+        *(() if alone else (Occupancy(FORWARD, 0, counts, (FORWARDED,)),)),
+        *((Occupancy(FORWARD, 0, counts, (BACKWARDED,)),) if goes_on else ()),
+        *((Occupancy(FORWARD, 0, (1,), (BACKWARDED,)),) if again and not goes_on else ()),
+        *((Occupancy(FORWARD, 0, counts, (REFORWARDED,)),) if again and not alone else ()),
         Occupancy(REDUCE, 0, (0,), (BACKWARDED,)),
     )
 
@@ -127,7 +125,8 @@ def occupancies(order: tuple[ScheduleStep, ...], vpp: int, chunk_of: Sequence[in
         num_microbatches: Of the order: a chunk's gradients are reduced after that many backwards.
 
     Returns:
-        Distinct moments. Of those with one step, chunk and states only the largest counts are given.
+        Distinct moments. Of those with one step, chunk and states only the largest counts are given. Where a peak mostly is, in a backward
+        that is not its chunk's first, comes first.
     """
     counts, states, left = [0] * vpp, [UNTOUCHED] * vpp, [num_microbatches] * vpp
     key = tuple(states)  # of `states`, made anew only when they change
@@ -156,8 +155,15 @@ def occupancies(order: tuple[ScheduleStep, ...], vpp: int, chunk_of: Sequence[in
         if after is not state:
             states[chunk] = after
             key = tuple(states)
-    return tuple(
+    listed = [
         Occupancy(step, chunk, vector, chunk_states)
         for (step, chunk, chunk_states), vectors in found.items()
         for vector in (non_dominated(vectors) if len(vectors) > 1 else vectors)
-    )
+    ]
+    return tuple(sorted(listed, key=_likelihood))
+
+
+def _likelihood(moment: Occupancy) -> int:
+    if moment.step is BACKWARD:
+        return int(moment.states[moment.chunk] is FORWARDED)
+    return 2

@@ -49,12 +49,12 @@ def step_peak(chunks: Sequence[Chunk], moments: Sequence[Occupancy], lingering: 
 
     Args:
         chunks: Of the rank.
-        moments: From `occupancies`.
+        moments: From `moments`: where the peak mostly is first, so that few others are worked out.
         lingering: What is alive beside them.
     """
     best: tuple[int, Occupancy, Peak] | None = None
     peaks: dict[tuple[Step, int, ChunkState], Peak] = {}
-    for moment in sorted(moments, key=_likelihood):
+    for moment in moments:
         step, index, _, states = moment
         chunk, state = chunks[index], states[index]
         beside = _beside(chunks, moment) + lingering.at(step, state)
@@ -104,13 +104,6 @@ def accumulating_peak(chunk: Chunk, num_microbatches: int) -> StepPeak:
     return StepPeak(total, peak.where, cells, chunk.slack_bytes)
 
 
-def _likelihood(moment: Occupancy) -> int:
-    """Where the peak mostly is, first: in a backward that is not its chunk's first."""
-    if moment.step is BACKWARD:
-        return int(moment.states[moment.chunk] is FORWARDED)
-    return 2
-
-
 def _peak(chunk: Chunk, step: Step, state: ChunkState) -> Peak:
     if step is FORWARD:
         return chunk.forward_peak(state)
@@ -130,13 +123,16 @@ def _bound(chunk: Chunk, step: Step, state: ChunkState, later: Peak | None) -> i
 def _beside(chunks: Sequence[Chunk], moment: Occupancy) -> int:
     """Other microbatches, and the other chunks' gradients and gathered parameters."""
     step, running, counts, states = moment
-    total = chunks[running].output_bytes if step is BACKWARD else 0
+    chunk = chunks[running]
+    total = counts[running] * chunk.saved_bytes
     if step is not REDUCE:
-        total -= chunks[running].saved_bytes
-    for index, chunk in enumerate(chunks):
-        total += counts[index] * chunk.saved_bytes
-        if index != running:
-            total += sum(chunk.held(states[index]))
+        total -= chunk.saved_bytes
+    if step is BACKWARD:
+        total += chunk.output_bytes
+    if len(chunks) > 1:
+        for other, count, state in zip(chunks, counts, states, strict=True):
+            if other is not chunk:
+                total += count * other.saved_bytes + sum(other.held(state))
     return total
 
 
