@@ -78,7 +78,7 @@ class Chunk:
         self.head = self.names.index("head") if "head" in self.names else -1
         held = policy.pipelined and self.head >= 0
         ends = self.units[self.head].block.part.tensors if held else {}
-        self.logits_bytes = ends.get("logits", ends[OUTPUT]).bytes if ends else 0  # the last stage's output, or the loss in place of it
+        self.logits_bytes = ends.get("logits", ends[OUTPUT])[0] if ends else 0  # the last stage's output, or the loss in place of it
         self.carried = self._carried()
 
     def saved_cells(self, count: int) -> dict[Column, int]:

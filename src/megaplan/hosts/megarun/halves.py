@@ -81,6 +81,6 @@ def weigh_halves(block: BlockBytes, *, in_place: bool) -> HalvedBytes:
         late_bytes=sum([block.gradients[name] for name in split.late]),
         pending=split.pending,
         pending_bytes=block.moment_bytes(split.pending, ()),
-        arrived_bytes=tensors[OUTPUT].bytes if OUTPUT in split.pending.gradients else 0,
+        arrived_bytes=tensors[OUTPUT][0] if OUTPUT in split.pending.gradients else 0,
         weights=tuple((moment, block.moment_bytes(moment, moment.params)) for moment in split.weights),
     )

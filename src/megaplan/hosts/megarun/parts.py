@@ -13,17 +13,8 @@ from megaplan.hosts.megarun.ops import INPUT, OUTPUT
 from megaplan.hosts.megarun.program import Moment, Replay
 from megaplan.hosts.values import BlockLedger, LedgerTensor
 
-
-class Stored(NamedTuple):
-    """A storage: its bytes, and what they are made of."""
-
-    bytes: int
-    shape: tuple[int, ...]
-    dtype: DType
-    column: Column
-    basis: Basis = Basis.EXACT
-
-
+Stored = tuple[int, Column, tuple[int, ...], DType, Basis]
+"""A storage: its bytes, the column they stand in, and what they are made of. A plain tuple: an evaluation makes hundreds."""
 Shapes = dict[str, Stored]
 
 
@@ -72,7 +63,7 @@ class BlockBytes(NamedTuple):
         """Add to its columns what is alive at a moment with these parameter gradients."""
         tensors = self.part.tensors
         for name in moment.tensors:
-            size, _, _, column, _ = tensors[name]
+            size, column, _, _, _ = tensors[name]
             cells[column] += size
         cells[Column.GRADIENTS] += sum([self.gradients[name] for name in params])
 
@@ -85,7 +76,7 @@ class BlockBytes(NamedTuple):
 def storages(dtype: DType, column: Column, shapes: Mapping[str, tuple[int, ...]], basis: Basis = Basis.EXACT) -> Shapes:
     """Named storages of one dtype and column."""
     size = dtype.bytes
-    return {name: Stored(prod(shape) * size, shape, dtype, column, basis) for name, shape in shapes.items()}
+    return {name: (prod(shape) * size, column, shape, dtype, basis) for name, shape in shapes.items()}
 
 
 def residual(shapes: Shapes) -> Shapes:
@@ -104,42 +95,40 @@ def weigh(part: Part, gradients: dict[str, int], *, in_place: bool) -> BlockByte
     """
     tensors, run = part.tensors, part.replay
     sizes = {name: stored[0] for name, stored in tensors.items()}
-    size_of, gradient_of = sizes.__getitem__, gradients.__getitem__
     forward, forward_bytes = run.forward[0], -1
-    for moment in run.forward_peaks:
-        total = sum(map(size_of, moment.tensors))
+    for moment, of_tensors, _ in run.forward_peaks:
+        total = sum(of_tensors(sizes))
         if total > forward_bytes:
             forward, forward_bytes = moment, total
     backward, backward_bytes = run.backward[0], -1
-    for moment in run.backward_peaks:
-        total = sum(map(size_of, moment.tensors)) + sum(map(gradient_of, moment.params))
+    for moment, of_tensors, of_params in run.backward_peaks:
+        total = sum(of_tensors(sizes)) + sum(of_params(gradients))
         if total > backward_bytes:
             backward, backward_bytes = moment, total
     again, again_bytes = (run.backward[0], -1) if in_place else (backward, backward_bytes)
-    for moment in run.again_peaks if in_place else ():
-        total = sum(map(size_of, moment.tensors)) + sum(map(gradient_of, moment.new_params))
+    for moment, of_tensors, of_params in run.again_peaks if in_place else ():
+        total = sum(of_tensors(sizes)) + sum(of_params(gradients))
         if total > again_bytes:
             again, again_bytes = moment, total
     saved: dict[Column, int] = {}
     slack = 0
-    for name, _ in run.saved:
-        size, _, _, column, _ = tensors[name]
+    for size, column, _, _, _ in run.of_saved(tensors):
         saved[column] = saved.get(column, 0) + size
         slack += slack_bytes(size)
     return BlockBytes(
-        part=part,
-        gradients=gradients,
-        saved=saved,
-        saved_bytes=sum(saved.values()),
-        saved_slack_bytes=slack,
-        keeps_input=run.keeps_input,
-        output_bytes=sizes[OUTPUT],
-        forward=forward,
-        forward_bytes=forward_bytes,
-        backward=backward,
-        backward_bytes=backward_bytes,
-        again=again,
-        again_bytes=again_bytes,
+        part,
+        gradients,
+        saved,
+        sum(saved.values()),
+        slack,
+        run.keeps_input,
+        sizes[OUTPUT],
+        forward,
+        forward_bytes,
+        backward,
+        backward_bytes,
+        again,
+        again_bytes,
     )
 
 
@@ -178,4 +167,5 @@ def _tensors(names: Iterable[str], tensors: Shapes, why: str) -> tuple[LedgerTen
 
 
 def _tensor(name: str, stored: Stored, why: str) -> LedgerTensor:
-    return LedgerTensor(name, stored.shape, stored.dtype, stored.column, why, stored.basis)
+    _, column, shape, dtype, basis = stored
+    return LedgerTensor(name, shape, dtype, column, why, basis)

@@ -22,8 +22,9 @@ Source: torch/csrc/autograd/engine.cpp and input_buffer.cpp; FSDP2's `FSDPParamG
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from megaplan.hosts.megarun.ops import INPUT, OUTPUT, Flow, Op
@@ -59,12 +60,31 @@ class Moment:
         return Moment(self.op, self.storages, self.gradients[: len(self.gradients) - self.num_new], self.params[:kept])
 
 
+Pick = Callable[[dict[str, Any]], tuple[Any, ...]]
+"""The values of some names, in one call."""
+
+
+class Candidate(NamedTuple):
+    """A moment that can be the largest.
+
+    Attributes:
+        moment: The moment.
+        of_tensors: Picks the sizes of its tensors.
+        of_params: Picks those of the parameter gradients that count.
+    """
+
+    moment: Moment
+    of_tensors: Pick
+    of_params: Pick
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Replay:
     """A program's saved set and moments.
 
     Attributes:
         saved: Kept storages, each with the operations that keep it.
+        of_saved: Picks what belongs to their names.
         keeps_input: Whether the block keeps its input, which belongs to the block before.
         forward: Every moment of the forward.
         backward: Every moment of the backward.
@@ -75,12 +95,13 @@ class Replay:
     """
 
     saved: tuple[tuple[str, str], ...]
+    of_saved: Pick
     keeps_input: bool
     forward: tuple[Moment, ...]
     backward: tuple[Moment, ...]
-    forward_peaks: tuple[Moment, ...]
-    backward_peaks: tuple[Moment, ...]
-    again_peaks: tuple[Moment, ...]
+    forward_peaks: tuple[Candidate, ...]
+    backward_peaks: tuple[Candidate, ...]
+    again_peaks: tuple[Candidate, ...]
     program: Program
 
 
@@ -152,9 +173,10 @@ def replay(
     backward = Backward(program, splits=False).moments
     return Replay(
         saved=tuple((name, ", ".join(dict.fromkeys(why[name]))) for name in order),
+        of_saved=_pick(order),
         keeps_input=keeps_input,
         forward=forward,
-        forward_peaks=_undominated(forward, lambda moment: moment.storages),
+        forward_peaks=_candidates(forward, lambda _: ()),
         program=program,
         **backward_fields(backward),
     )
@@ -164,9 +186,21 @@ def backward_fields(backward: tuple[Moment, ...]) -> dict[str, Any]:
     """The fields of a `Replay` that its backward decides."""
     return {
         "backward": backward,
-        "backward_peaks": _undominated(backward, lambda moment: (*moment.storages, *_marked(moment, moment.params))),
-        "again_peaks": _undominated(backward, lambda moment: (*moment.storages, *_marked(moment, moment.new_params))),
+        "backward_peaks": _candidates(backward, lambda moment: moment.params),
+        "again_peaks": _candidates(backward, lambda moment: moment.new_params),
     }
+
+
+def _candidates(moments: tuple[Moment, ...], params: Callable[[Moment], tuple[str, ...]]) -> tuple[Candidate, ...]:
+    """Those that can be the largest where these parameter gradients count."""
+    largest = _undominated(moments, lambda moment: (*moment.storages, *_marked(moment, params(moment))))
+    return tuple(Candidate(moment, _pick(moment.tensors), _pick(params(moment))) for moment in largest)
+
+
+def _pick(names: Sequence[str]) -> Pick:
+    if len(names) < 2:  # itemgetter gives one value bare
+        return lambda values: tuple([values[name] for name in names])
+    return itemgetter(*names)
 
 
 def _marked(moment: Moment, params: tuple[str, ...]) -> tuple[str, ...]:
