@@ -7,10 +7,10 @@ and gradients, communication buffers and activations beside it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from operator import add
+from typing import NamedTuple
 
 from megaplan.budget.occupancy import BACKWARDED, FORWARDED, REDUCED, UNTOUCHED, ChunkState
 from megaplan.budget.unit import Peak, Unit
@@ -21,8 +21,7 @@ from megaplan.hosts.megarun.program import Moment
 from megaplan.hosts.megarun.storage import NOTHING, GroupBytes, together
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(NamedTuple):
     """How the host runs a chunk.
 
     Attributes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Container, Sequence
-from dataclasses import replace
 from itertools import chain
 
 from megaplan.budget.chunk import Chunk
@@ -174,7 +173,7 @@ def _merged(ranks: list[RankBudget]) -> tuple[RankBudget, ...]:
         alike = by_peak.setdefault(rank.peak_bytes, [])
         for index, twin in enumerate(alike):
             if twin.cells == rank.cells and twin.parameters == rank.parameters:
-                alike[index] = replace(twin, ranks=tuple(sorted((*twin.ranks, *rank.ranks))))
+                alike[index] = twin._replace(ranks=tuple(sorted((*twin.ranks, *rank.ranks))))
                 break
         else:
             alike.append(rank)

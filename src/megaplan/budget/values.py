@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from megaplan.columns import Basis, Column, Phase
 
@@ -15,8 +16,7 @@ NO_BYTES: dict[Column, int] = dict.fromkeys(Column, 0)
 """Every column at 0, to copy."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReserveItem:
+class ReserveItem(NamedTuple):
     """Device memory outside torch's allocator, with where the number comes from."""
 
     name: str
@@ -25,8 +25,7 @@ class ReserveItem:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceBudget:
+class DeviceBudget(NamedTuple):
     """The device's memory as torch reports it, and what lies outside torch's allocator."""
 
     name: str
@@ -45,8 +44,7 @@ class DeviceBudget:
         return self.capacity_bytes - self.reserve_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class RankBudget:
+class RankBudget(NamedTuple):
     """The budget that several ranks share.
 
     Attributes:
@@ -102,8 +100,7 @@ class RankBudget:
         return self.headroom_bytes >= 0
 
 
-@dataclass(frozen=True, slots=True)
-class StageBudget:
+class StageBudget(NamedTuple):
     """One slot: its place, its layers, and the parameters of the whole tensors it holds, shared copies included."""
 
     stage: int
@@ -114,8 +111,7 @@ class StageBudget:
     parameters: int
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(NamedTuple):
     """Every rank of a job.
 
     Attributes:

@@ -11,9 +11,11 @@ from megaplan.inventory.mamba import mamba_tensors
 from megaplan.inventory.mlp import mlp_tensors
 from megaplan.inventory.moe import moe_tensors, parameters_per_expert
 from megaplan.inventory.recurrent import recurrent_tensors
-from megaplan.inventory.tensors import Block, Family, Inventory
+from megaplan.inventory.tensors import Block, Family, Inventory, make_block
 from megaplan.spec.models import GroupedQueryAttention, LatentAttention, Model, Spec
 from megaplan.spec.pattern import parse_pattern
+
+LAYER_FAMILIES = {family.value: family for family in (Family.A, Family.M, Family.E, Family.R, Family.D)}
 
 
 def build_inventory(spec: Spec) -> Inventory:
@@ -59,7 +61,7 @@ def _layer_block(model: Model, letter: str, *, with_indexer: bool, full: bool) -
             tensors = recurrent_tensors(model.recurrent or _missing("recurrent"), hidden)
         case _:
             tensors = mlp_tensors(model.mlp or _missing("mlp"), hidden)
-    return Block(Family(letter), tensors, full)
+    return make_block(LAYER_FAMILIES[letter], tensors, full=full)
 
 
 def _outside_blocks(model: Model, *, vocab_parallel: bool) -> tuple[tuple[str, Block], ...]:

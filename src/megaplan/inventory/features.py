@@ -7,7 +7,7 @@ from typing import NamedTuple
 from megaplan.inventory.attention import attention_tensors
 from megaplan.inventory.makers import norm, replicated
 from megaplan.inventory.mlp import mlp_matrices
-from megaplan.inventory.tensors import Block, Family, Group, Init, Owner, ParamTensor
+from megaplan.inventory.tensors import Block, Family, Group, Init, Owner, ParamTensor, make_block
 from megaplan.spec.models import (
     CategoryEmbedding,
     GroupedQueryAttention,
@@ -43,12 +43,12 @@ SIDE_EMBEDDINGS: dict[Family, SideEmbedding] = {
 def ngram_block(ngram: Ngram, hidden_size: int) -> Block:
     """Hashed n-gram tables in one `[rows, dim]` storage, a row of each table concatenated and projected to hidden."""
     tables = replicated("tables.weight", (ngram.num_rows, ngram.dim), Group.OTHER)
-    return Block(Family.NGRAM, (tables, replicated("proj.weight", (hidden_size, ngram.num_tables * ngram.dim), Group.OTHER)))
+    return make_block(Family.NGRAM, (tables, replicated("proj.weight", (hidden_size, ngram.num_tables * ngram.dim), Group.OTHER)))
 
 
 def category_block(family: Family, category: CategoryEmbedding, hidden_size: int) -> Block:
     """Category ids through a bottleneck (structure, platform), with two scalar gates."""
-    return Block(
+    return make_block(
         family,
         (
             replicated("categories.weight", (category.num_categories, category.bottleneck), Group.OTHER),
@@ -61,7 +61,7 @@ def category_block(family: Family, category: CategoryEmbedding, hidden_size: int
 def relation_bias_block(relation_bias: RelationBias, num_heads: int) -> Block:
     """One `[relations, heads]` table for all A layers; its columns belong to heads and shard with them. Zero at the start: no bias."""
     shape = (relation_bias.num_relations, num_heads)
-    return Block(Family.RELATION_BIAS, (ParamTensor("weight", shape, Owner.TENSOR_PARALLEL, Group.OTHER, Init.ZEROS, 1),))
+    return make_block(Family.RELATION_BIAS, (ParamTensor("weight", shape, Owner.TENSOR_PARALLEL, Group.OTHER, Init.ZEROS, 1),))
 
 
 def mtp_block(mtp: MultiTokenPrediction, attention: GroupedQueryAttention | LatentAttention, hidden_size: int) -> Block:
@@ -70,7 +70,7 @@ def mtp_block(mtp: MultiTokenPrediction, attention: GroupedQueryAttention | Late
     The projection takes [hidden; embedding] to hidden and is replicated: it stands before the block's own tensor-parallel region. The token
     embedding and the head that a depth uses belong to `embedding` and `head`.
     """
-    return Block(
+    return make_block(
         Family.MTP,
         (
             *attention_tensors(attention, hidden_size, prefix="attention."),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from math import prod
@@ -108,8 +107,7 @@ class ParamTensor(NamedTuple):
         return self.num_matrices
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """Tensors that live together on one stage: a layer, the embedding, the head, an MTP depth, a side embedding.
 
     Layers of the same make share one `Block` object, so that work done per distinct block can be keyed by identity. The full name of a
@@ -119,16 +117,18 @@ class Block:
         family: Letter or outside part.
         tensors: In the order of `docs/concepts/architecture.md`.
         full: Whether it is an A layer that the window leaves out: it costs another time than one with the window.
-        elements: Unsharded elements of the whole block, derived from `tensors`.
+        elements: Unsharded elements of the whole block.
     """
 
     family: Family
     tensors: tuple[ParamTensor, ...]
-    full: bool = False
-    elements: int = field(init=False, repr=False, compare=False)
+    full: bool
+    elements: int
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "elements", sum([prod(tensor.shape) for tensor in self.tensors]))
+
+def make_block(family: Family, tensors: tuple[ParamTensor, ...], *, full: bool = False) -> Block:
+    """A block of these tensors."""
+    return Block(family, tensors, full, sum([prod(tensor.shape) for tensor in tensors]))
 
 
 @cache
@@ -137,8 +137,7 @@ def layer_names(num_layers: int) -> tuple[str, ...]:
     return tuple(f"layers.{index}" for index in range(num_layers))
 
 
-@dataclass(frozen=True, slots=True)
-class Inventory:
+class Inventory(NamedTuple):
     """Every parameter tensor of an architecture.
 
     Attributes:

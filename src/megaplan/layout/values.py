@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from megaplan.schedule.placement import Placement
 
 __all__ = ["Layout", "Placement", "Slot"]
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """One pipeline stage slot.
 
     Attributes:
@@ -23,7 +22,7 @@ class Slot:
         copies: The blocks of those that are a second copy of another slot's block (tied head's embedding, MTP's embedding, relation bias).
     """
 
-    index: int
+    index: int  # type: ignore[assignment]  # its place; a tuple's method of that name is not missed
     pp_rank: int
     chunk: int
     start: int
@@ -32,8 +31,7 @@ class Slot:
     copies: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """Slots of a cut model and the mesh they stand on."""
 
     placement: Placement

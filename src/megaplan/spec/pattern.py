@@ -20,6 +20,7 @@ BOUNDARY = "|"
 ALPHABET = "A (attention), M (Mamba), E (experts), R (recurrent), D (dense MLP) and '|' (stage boundary)"
 
 _LONG_NAME = re.compile(r"([amerd])(?:_?block)", re.IGNORECASE)
+_PATTERN = re.compile(rf"[{LETTERS}{BOUNDARY}]+", re.IGNORECASE)
 _MAX_SHOWN = 60
 _MEGATRON = {"*": "A", "-": "D", "G": "R", "+": "A"}
 _MEGATRON_HINTS = {
@@ -91,6 +92,8 @@ def has_boundaries(text: str) -> bool:
 
 
 def _character_errors(text: str, where: Location) -> Iterator[Diagnostic]:
+    if _PATTERN.fullmatch(text):
+        return
     if not text.strip():
         yield diagnostic("MP304", f"{where.key} = {quoted(text)}", where, ("pattern: AD",))
         return

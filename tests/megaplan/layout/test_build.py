@@ -6,7 +6,7 @@ import pytest
 
 from megaplan.errors import MegaplanError
 from megaplan.inventory.features import SIDE_EMBEDDINGS
-from megaplan.inventory.tensors import Block, Family, Group, Inventory, Owner, ParamTensor
+from megaplan.inventory.tensors import Block, Family, Group, Inventory, Owner, ParamTensor, make_block
 from megaplan.layout.build import build_layout, slot_parameters
 from megaplan.layout.spans import cuts_of, span_problems, spans_of
 from megaplan.spec.models import Spec
@@ -25,7 +25,7 @@ def make_inventory(letters: str, outside: str = "embedding final_norm head", *, 
     """Blocks of one tensor each; layer i has 10 + i elements, the outside blocks 1000, 2000, ..."""
 
     def block(family: Family, elements: int) -> Block:
-        return Block(family, (ParamTensor("weight", (elements,), Owner.REPLICATED, Group.OTHER),))
+        return make_block(family, (ParamTensor("weight", (elements,), Owner.REPLICATED, Group.OTHER),))
 
     layers = tuple(block(Family(letter), 10 + index) for index, letter in enumerate(letters))
     names = outside.split()

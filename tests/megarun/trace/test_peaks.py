@@ -120,7 +120,7 @@ def test_of_equal_phases_the_first_has_the_peak(job_with: Any) -> None:
     found = compare(job_with({"optimizer.matrix": "adamw"}), 0)
     small, large = found.budget.cells[Phase.INIT], found.budget.cells[Phase.OPTIMIZER]
     cells = {phase: large if phase in (Phase.FIRST_OPTIMIZER, Phase.OPTIMIZER) else small for phase in Phase}
-    budget, trace = replace(found.budget, cells=cells), replace(found.trace, cells=cells)
+    budget, trace = found.budget._replace(cells=cells), replace(found.trace, cells=cells)
     assert budget.peak_phase is trace.peak_phase is RankComparison(budget, trace).peak_phase is Phase.FIRST_OPTIMIZER
     assert sum(budget.columns.values()) == budget.peak_bytes == budget.phases[Phase.OPTIMIZER]
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from megaplan.dtypes import DType
 from megaplan.inventory.tensors import Block, Owner, ParamTensor
 from megaplan.spec.models import Mesh, Spec
 
 
-@dataclass(frozen=True, slots=True)
-class Dims:
+class Dims(NamedTuple):
     """Local sizes, per microbatch.
 
     Attributes:
