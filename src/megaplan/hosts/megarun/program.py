@@ -64,18 +64,8 @@ Pick = Callable[[dict[str, Any]], tuple[Any, ...]]
 """The values of some names, in one call."""
 
 
-class Candidate(NamedTuple):
-    """A moment that can be the largest.
-
-    Attributes:
-        moment: The moment.
-        of_tensors: Picks the sizes of its tensors.
-        of_params: Picks those of the parameter gradients that count.
-    """
-
-    moment: Moment
-    of_tensors: Pick
-    of_params: Pick
+Candidate = tuple[Moment, Pick, Pick]
+"""A moment that can be the largest, what picks the sizes of its tensors, and what picks those of the parameter gradients that count."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -194,7 +184,7 @@ def backward_fields(backward: tuple[Moment, ...]) -> dict[str, Any]:
 def _candidates(moments: tuple[Moment, ...], params: Callable[[Moment], tuple[str, ...]]) -> tuple[Candidate, ...]:
     """Those that can be the largest where these parameter gradients count."""
     largest = _undominated(moments, lambda moment: (*moment.storages, *_marked(moment, params(moment))))
-    return tuple(Candidate(moment, _pick(moment.tensors), _pick(params(moment))) for moment in largest)
+    return tuple((moment, _pick(moment.tensors), _pick(params(moment))) for moment in largest)
 
 
 def _pick(names: Sequence[str]) -> Pick:

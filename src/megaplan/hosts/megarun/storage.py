@@ -184,62 +184,63 @@ def storage_sizes(spec: Spec) -> Sizes:
 
 def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
     """Storage of one block on a rank that holds it."""
-    spec, degrees, whole, master, _, _, moments, iteration, cast, casts_gradients, _ = sizes
+    spec, (dense_degree, expert_degree), whole, master, _, _, moments, iteration, cast, casts_gradients, _ = sizes
     mesh, own = spec.mesh, LAST_OWN.get(block.family)
-    replicated, chunks, elements_of, last = 0, [0, 0], [0, 0], [0, 0]  # elements; of dense tensors and of experts, the last one's at last
-    states = [0, 0]  # of the other group and of the matrix group, whichever optimizer that has
+    replicated = dense_shard = dense_elements = dense_last = own_last = expert_shard = expert_elements = expert_last = 0  # elements
+    matrix_state = other_state = resident_slack = state_slack = 0
     uneven: list[Uneven] = []
     scratch: list[MatrixScratch] = []
     casts: list[Cast] = []
-    resident_slack = state_slack = own_elements = 0
     dense_by_muon = ranks_differ = False
     for tensor in block.tensors:
         name, shape, owner, group, _, _, _, num_matrices = tensor
         if not whole:
             shape = local_shape(tensor, mesh.tp, mesh.ep, mesh.etp)
         rows, elements, expert, in_matrix_group = shape[0], prod(shape), owner is EXPERT_PARALLEL, group is MATRIX
-        degree = degrees[expert]
+        degree = expert_degree if expert else dense_degree
         chunk_rows = -(-rows // degree)
         chunk = chunk_rows * (elements // rows)
-        shard_bytes = chunk * master
-        chunks[expert] += chunk
-        elements_of[expert] += elements
-        last[expert] = elements
-        if owner is REPLICATED:
-            replicated += chunk
-        if name == own:
-            own_elements = elements
+        if expert:
+            expert_shard, expert_elements, expert_last = expert_shard + chunk, expert_elements + elements, elements
+        else:
+            dense_shard, dense_elements, dense_last = dense_shard + chunk, dense_elements + elements, elements
+            if owner is REPLICATED:
+                replicated += chunk
+            if name == own:
+                own_last = elements
         by_muon = in_matrix_group and iteration > 0
         num_moments = 1 if by_muon else 2
-        state, slack = chunk * moments * num_moments, slack_bytes(shard_bytes)
+        shard_bytes, state = chunk * master, chunk * moments * num_moments
+        slack = slack_bytes(shard_bytes)
         resident_slack += slack
         state_slack += (slack if moments == master else slack_bytes(chunk * moments)) * num_moments
-        short = None
-        if chunk_rows * degree == rows:
-            states[in_matrix_group] += state
-        else:
+        short, even_state = None, state
+        if chunk_rows * degree != rows:
             width = elements // rows
-            short = Uneven(rows, chunk_rows, degree, width * moments * num_moments, width * master, expert, in_matrix_group)
+            short, even_state = Uneven(rows, chunk_rows, degree, width * moments * num_moments, width * master, expert, in_matrix_group), 0
             uneven.append(short)
         if by_muon:
-            dense_by_muon = dense_by_muon or not expert
-            ranks_differ = ranks_differ or short is not None
+            matrix_state += even_state
+            dense_by_muon, ranks_differ = dense_by_muon or not expert, ranks_differ or short is not None
             matrices, parts = ((num_matrices, elements, shape[-1]), 1) if whole else _matrices(tensor, shape, mesh)
             scratch.append(matrix_scratch(matrices, parts, iteration, cast, chunk, degree, state, short))
+            continue
+        if in_matrix_group:
+            matrix_state += even_state + STEP_BYTES
         else:
-            states[in_matrix_group] += STEP_BYTES
-            if casts_gradients:
-                casts.append(Cast(shard_bytes, state + STEP_BYTES, in_matrix_group))
+            other_state += even_state + STEP_BYTES
+        if casts_gradients:
+            casts.append(Cast(shard_bytes, state + STEP_BYTES, in_matrix_group))
     compute = param_dtype(spec, block).bytes
-    dense = _group(sizes, compute, degrees[0], chunks[0], elements_of[0], own_elements or last[0])
-    experts = _group(sizes, compute, degrees[1], chunks[1], elements_of[1], last[1]) if chunks[1] else NOTHING
+    dense = _group(sizes, compute, dense_degree, dense_shard, dense_elements, own_last or dense_last)
+    experts = _group(sizes, compute, expert_degree, expert_shard, expert_elements, expert_last) if expert_shard else NOTHING
     return BlockStorage(
-        (replicated * master, (chunks[0] - replicated) * master, chunks[1] * master),
+        (replicated * master, (dense_shard - replicated) * master, expert_shard * master),
         dense,
         experts,
         dense if experts is NOTHING else together((dense, experts)),
-        states[True],
-        states[False],
+        matrix_state,
+        other_state,
         tuple(uneven),
         tuple(scratch),
         None if ranks_differ else matrix_moments(scratch, 0, 0),
@@ -247,7 +248,7 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
         0 if dense_by_muon else dense.shard_bytes,
         resident_slack,
         state_slack,
-        elements_of[0] + elements_of[1],
+        dense_elements + expert_elements,
     )
 
 
