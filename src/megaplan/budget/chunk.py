@@ -68,9 +68,10 @@ class Chunk:
         self.gathered_bytes = self.root.gathered_bytes + self.layers_gathered_bytes
         self.unsharded_bytes: int = self.root.unsharded_bytes + sum(unsharded)
         self.shard_bytes: int = self.root.shard_bytes + sum(shards)
-        largest_flat = max(self.root.flat_bytes, *flat)
-        self.forward_bound: int = max(map(add, self.before, forward)) + self.gathered_bytes + 2 * largest_flat
-        """No forward has more alive, accumulated gradients aside: all-gather outputs are those of a group and of the one gathered next."""
+        layers_flat = max(flat)
+        flats = max(self.root.flat_bytes, layers_flat) + layers_flat  # all-gather outputs: a group's, and those of the layer gathered next
+        self.forward_bound: int = max(map(add, self.before, forward)) + self.gathered_bytes + flats
+        """No forward has more alive, accumulated gradients aside."""
         largest = max(self.root.reduction_bytes, *reductions)
         self.reduce_bound: int = self.unsharded_bytes + self.shard_bytes + self.gathered_bytes + largest
         """No reduction has more alive: everything before it, every shard, and the largest buffers."""
@@ -150,8 +151,9 @@ class Chunk:
         behind = made = gathered = 0  # of the units already done: unsharded and gathered layers, gradients of the slot's group
         largest, found = -1, (0, 0, 0)
         found_peaks: list[Peak] = []
-        for index in range(len(self.units) - 1, -1, -1):
-            unit = self.units[index]
+        for index, unit, before, carried in zip(
+            range(len(self.units) - 1, -1, -1), reversed(self.units), self.before[-2::-1], reversed(self.carried), strict=True
+        ):
             gradients = (behind if first else everything) + (0 if again else made)
             gathered = gathered + unit.gathered_bytes if fetches else self.layers_gathered_bytes
             if fetches:
@@ -159,7 +161,7 @@ class Chunk:
             if first and unit.has_bank and not policy.in_place:
                 found_peaks.append(self._cast_of_experts(index, gradients, gathered))
             if not fetches:
-                size = self.before[index] + gradients + self.carried[index] + (unit.again_bytes if again else unit.backward_bytes)
+                size = before + gradients + carried + (unit.again_bytes if again else unit.backward_bytes)
                 if size > largest:
                     largest, found = size, (index, gradients, gathered)
             if unit.layer:
@@ -255,13 +257,18 @@ class Chunk:
     def _kept(self, count: int, stop: int, activations: int) -> dict[Column, int]:
         """What `count` microbatches keep, and one more up to a unit, beside other activations."""
         cells = NO_BYTES.copy()
-        cells[ACTIVATIONS] = activations
-        for index, unit in enumerate(self.units if count else self.units[:stop]):
+        cells[ACTIVATIONS] = activations + count * self.before[-1] + self.before[stop]
+        for index, column, size in self.elsewhere:
             times = count + 1 if index < stop else count
-            cells[ACTIVATIONS] += unit.input_bytes * times
-            for column, size in unit.block.saved.items():
-                cells[column] += size * times
+            cells[column] += size * times
+            cells[ACTIVATIONS] -= size * times
         return cells
+
+    @cached_property
+    def elsewhere(self) -> list[tuple[int, Column, int]]:
+        """What a microbatch keeps in other columns than activations: unit, column, bytes."""
+        columns = [(index, unit.block.saved) for index, unit in enumerate(self.units)]
+        return [(index, column, size) for index, saved in columns for column, size in saved.items() if column is not ACTIVATIONS]
 
     @cached_property
     def flats(self) -> list[int]:

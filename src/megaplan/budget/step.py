@@ -57,18 +57,24 @@ def step_peak(chunks: Sequence[Chunk], moments: Sequence[Occupancy], lingering: 
     for moment in moments:
         step, index, _, states = moment
         chunk, state = chunks[index], states[index]
-        beside = _beside(chunks, moment) + lingering.at(step, state)
-        if best is not None:
-            bound = _bound(chunk, step, state, peaks.get((BACKWARD, index, REFORWARDED)))
-            if bound is not None and bound + beside <= best[0]:
+        beside = _beside(chunks, moment)
+        if best is not None and step is not BACKWARD:
+            bound = chunk.reduce_bound if step is REDUCE else chunk.forward_bound + (chunk.unsharded_bytes if state > FORWARDED else 0)
+            if bound + beside + lingering.gradient_bytes + lingering.output_bytes <= best[0]:
+                continue
+        beside += lingering.at(step, state)
+        if best is not None and state is FORWARDED and step is BACKWARD and not chunk.policy.in_place:
+            later = peaks.get((BACKWARD, index, REFORWARDED))  # it has all that a first one has, and the gradients accumulated before it
+            if later is not None and later.total + beside <= best[0]:
                 continue
         if state is BACKWARDED and not chunk.policy.reshard and step is not REDUCE:
             state = REFORWARDED  # they differ in what is gathered, and then only if it was freed
         key = step, index, state
-        if key not in peaks:
-            peaks[key] = _peak(chunk, step, state)
-        if best is None or peaks[key].total + beside > best[0]:
-            best = (peaks[key].total + beside, moment, peaks[key])
+        peak = peaks.get(key)
+        if peak is None:
+            peak = peaks[key] = _peak(chunk, step, state)
+        if best is None or peak.total + beside > best[0]:
+            best = (peak.total + beside, moment, peak)
     if best is None:
         raise ValueError("a rank without actions has no step")
     total, moment, peak = best
@@ -108,16 +114,6 @@ def _peak(chunk: Chunk, step: Step, state: ChunkState) -> Peak:
     if step is FORWARD:
         return chunk.forward_peak(state)
     return chunk.backward_peak(state) if step is BACKWARD else reduce_peak(chunk)
-
-
-def _bound(chunk: Chunk, step: Step, state: ChunkState, later: Peak | None) -> int | None:
-    """Nothing of the chunk in this state is larger; cheap, to leave out those that cannot be the peak. None if there is no such bound.
-
-    A first backward has all that a `later` one has but the gradients accumulated before it, unless that one adds in place.
-    """
-    if step is BACKWARD:
-        return later.total if later is not None and state is FORWARDED and not chunk.policy.in_place else None
-    return chunk.forward_bound + chunk.held(state)[0] if step is FORWARD else chunk.reduce_bound
 
 
 def _beside(chunks: Sequence[Chunk], moment: Occupancy) -> int:
