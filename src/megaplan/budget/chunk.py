@@ -147,30 +147,30 @@ class Chunk:
         policy, first = self.policy, state <= FORWARDED
         again = policy.in_place and not first
         fetches = policy.reshard and state is not BACKWARDED  # a backward leaves every layer gathered
-        everything = self.unsharded_bytes
+        units, before, carried, everything, layers = self.units, self.before, self.carried, self.unsharded_bytes, self.layers_gathered_bytes
         behind = made = gathered = 0  # of the units already done: unsharded and gathered layers, gradients of the slot's group
-        largest, found = -1, (0, 0, 0)
+        largest, found = -1, (0, 0)
         found_peaks: list[Peak] = []
-        for index, unit, before, carried in zip(
-            range(len(self.units) - 1, -1, -1), reversed(self.units), self.before[-2::-1], reversed(self.carried), strict=True
-        ):
+        for index in range(len(units) - 1, -1, -1):
+            unit = units[index]
             gradients = (behind if first else everything) + (0 if again else made)
-            gathered = gathered + unit.gathered_bytes if fetches else self.layers_gathered_bytes
             if fetches:
+                gathered += unit.gathered_bytes
                 found_peaks.append(self.backward(index, gradients, gathered, again=again, fetches=True))
-            if first and unit.has_bank and not policy.in_place:
-                found_peaks.append(self._cast_of_experts(index, gradients, gathered))
-            if not fetches:
-                size = before + gradients + carried + (unit.again_bytes if again else unit.backward_bytes)
+            else:
+                size = before[index] + gradients + carried[index] + (unit.again_bytes if again else unit.backward_bytes)
                 if size > largest:
-                    largest, found = size, (index, gradients, gathered)
+                    largest, found = size, (index, gradients)
+            if first and unit.has_bank and not policy.in_place:
+                found_peaks.append(self._cast_of_experts(index, gradients, gathered if fetches else layers))
             if unit.layer:
                 behind += unit.unsharded_bytes
             else:
                 made += self.lasting(index)
         if not fetches:
-            found_peaks.append(self.backward(*found, again=again, fetches=False))
-        peak = max(found_peaks, key=lambda peak: peak.total)
+            index, gradients = found
+            found_peaks.append(self.backward(index, gradients, layers, again=again, fetches=False))
+        peak = found_peaks[0] if len(found_peaks) == 1 else max(found_peaks, key=lambda peak: peak.total)
         if first and not policy.in_place and everything + made + self.gathered_bytes > peak.total:
             peak = self.aside("cast of the slot's own gradients", everything + made, self.gathered_bytes)
         return peak
