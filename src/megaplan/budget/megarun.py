@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import chain
 
 from megaplan.budget.chunk import Chunk
 from megaplan.budget.evaluation import Evaluation, SlotParts
 from megaplan.budget.occupancy import Occupancy, moments
-from megaplan.budget.rank import Persistent, RankCells
+from megaplan.budget.rank import Persistent, rank_cells
 from megaplan.budget.reserve import device_budget
 from megaplan.budget.split_backward import split_step_peak
 from megaplan.budget.step import Lingering, StepPeak, accumulating_peak, step_peak
-from megaplan.budget.values import Budget, DeviceBudget, RankBudget, StageBudget
+from megaplan.budget.values import Budget, RankBudget, StageBudget
 from megaplan.devices import load_device
 from megaplan.hosts.megarun.allocator import slack_bytes
 from megaplan.hosts.megarun.dims import is_pipelined
@@ -38,7 +38,8 @@ def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
         inventory: Its parameter tensors.
         layout: Its slots.
     """
-    usable = device_budget(load_device(spec.device.name))
+    device = device_budget(load_device(spec.device.name))
+    usable = device.usable_bytes
     cp, walks = spec.mesh.cp, any(block.family in WALKING for block in inventory.layers)
     last = Evaluation(spec, inventory, layout)
     if cp > 1 and walks:
@@ -49,10 +50,10 @@ def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
         StageBudget(slot.index, slot.pp_rank, slot.chunk, slot.start, slot.stop, parts.parameters)
         for slot, parts in zip(layout.slots, last.slots, strict=True)
     )
-    return Budget(usable, stages, _merged(ranks), inventory.parameters, inventory.active_parameters)
+    return Budget(device, stages, _merged(ranks), inventory.parameters, inventory.active_parameters)
 
 
-def _ranks(evaluation: Evaluation, usable: DeviceBudget, places: Container[int]) -> list[RankBudget]:
+def _ranks(evaluation: Evaluation, usable_bytes: int, places: Container[int]) -> list[RankBudget]:
     """The distinct ranks at these places of their CP groups."""
     spec, layout = evaluation.spec, evaluation.layout
     mesh, schedule, chunk_of = spec.mesh, spec.schedule, [slot.chunk for slot in layout.slots]
@@ -67,7 +68,7 @@ def _ranks(evaluation: Evaluation, usable: DeviceBudget, places: Container[int])
             occupied = moments(*degrees, chunk_of, num_steps=schedule.distinct_steps)
         receives = receive_buffers(*degrees)
     of_rank = layout.by_rank()
-    offsets = [offset for offset in range(mesh.world_size // mesh.pp) if offset // mesh.tp % mesh.cp in places]
+    offsets = tuple([offset for offset in range(mesh.world_size // mesh.pp) if offset // mesh.tp % mesh.cp in places])
     ranks: list[RankBudget] = []
     for pp_rank in range(mesh.pp):
         own_slots = of_rank[pp_rank]
@@ -83,7 +84,7 @@ def _ranks(evaluation: Evaluation, usable: DeviceBudget, places: Container[int])
             peak = step_peak(chunks, occupied[pp_rank], _lingering(evaluation, own_slots, chunks))
         else:
             peak = accumulating_peak(chunks[0], schedule.microbatches_per_update)
-        ranks += _distinct(mesh, pp_rank, persistent, peak, usable, offsets)
+        ranks += _distinct(mesh, pp_rank, persistent, peak, usable_bytes, offsets)
     return ranks
 
 
@@ -106,27 +107,28 @@ def _persistent(evaluation: Evaluation, slots: Sequence[Slot], parts: Sequence[S
     chunks, _, _, by_adamw, attend, routers, _ = zip(*parts, strict=True)
     casts = [cast for casts in casts_of for cast in casts]
     first, last = slots[0].index == 0, slots[-1].index == len(evaluation.layout.slots) - 1
-    sums = evaluation.router_sum_bytes * sum(routers) + (evaluation.further_loss_bytes if last else 0)
+    buffers = evaluation.rotary_bytes * sum(attend) + evaluation.router_sum_bytes * sum(routers)
+    buffers += evaluation.further_loss_bytes if last else 0
     inputs = (evaluation.input_bytes if first else 0) + (evaluation.label_bytes if last else 0)
     return Persistent(
-        resident_bytes=tuple(map(sum, zip(*residents, strict=True))),
-        shard_bytes=sum([chunk.shard_bytes for chunk in chunks]),
-        other_shard_bytes=sum(by_adamw) if evaluation.uses_muon else 0,
-        matrix_state_bytes=sum(matrix),
-        other_state_bytes=sum(other),
-        uneven=tuple(chain.from_iterable(unevens)),
-        root_uneven=_root_uneven(parts),
-        storages=storages,
-        cast_bytes=max([cast.scratch_bytes for cast in casts], default=0),
-        first_other=last_moment(casts),
-        buffer_bytes=evaluation.rotary_bytes * sum(attend) + sums,
-        buffer_scratch_bytes=evaluation.rotary_scratch_bytes if attend[-1] else 0,  # else another slot's parameters come after it
-        input_bytes=inputs + evaluation.starts_bytes,
-        receive_bytes=num_receives * evaluation.boundary_bytes,
-        workspace_bytes=evaluation.workspace_bytes,
-        slack_bytes=sum(slacks) + num_receives * slack_bytes(evaluation.boundary_bytes),
-        state_slack_bytes=sum(state_slacks),
-        parameters=sum(parameters),
+        tuple(map(sum, zip(*residents, strict=True))),
+        sum([chunk.shard_bytes for chunk in chunks]),
+        sum(by_adamw) if evaluation.uses_muon else 0,
+        sum(matrix),
+        sum(other),
+        tuple(chain.from_iterable(unevens)),
+        _root_uneven(parts),
+        storages,
+        max([cast.scratch_bytes for cast in casts], default=0),
+        last_moment(casts),
+        buffers,
+        evaluation.rotary_scratch_bytes if attend[-1] else 0,  # else another slot's parameters come after the tables
+        inputs + evaluation.starts_bytes,
+        num_receives * evaluation.boundary_bytes,
+        evaluation.workspace_bytes,
+        sum(slacks) + num_receives * slack_bytes(evaluation.boundary_bytes),
+        sum(state_slacks),
+        sum(parameters),
     )
 
 
@@ -140,30 +142,32 @@ def _root_uneven(parts: Sequence[SlotParts]) -> tuple[tuple[Uneven, int], ...]:
 
 
 def _distinct(
-    mesh: Mesh, pp_rank: int, persistent: Persistent, peak: StepPeak, device: DeviceBudget, offsets: Sequence[int]
+    mesh: Mesh, pp_rank: int, persistent: Persistent, peak: StepPeak, usable_bytes: int, offsets: tuple[int, ...]
 ) -> list[RankBudget]:
     """The budgets of a pipeline rank's data, context and tensor ranks at these offsets: they differ where shards are uneven."""
-    dense = sorted([bound for tensor in persistent.uneven if not tensor.expert for bound in tensor.boundaries])
-    expert = sorted([bound for tensor in persistent.uneven if tensor.expert for bound in tensor.boundaries])
-    first = pp_rank * (mesh.world_size // mesh.pp)
-    places: dict[tuple[int, int], list[int]] = {}
-    if dense or expert:
-        dense_place = [bisect_right(dense, index) for index in range(mesh.dp_shard)]
-        expert_place = [bisect_right(expert, index) for index in range(mesh.efsdp)]
-        inner, expert_inner = mesh.cp * mesh.tp, mesh.ep * mesh.etp
-        for offset in offsets:
-            place = (dense_place[offset // inner % len(dense_place)], expert_place[offset // expert_inner % len(expert_place)])
-            places.setdefault(place, []).append(first + offset)
-    else:
-        places[0, 0] = [first + offset for offset in offsets]
+    first, bank_inner = pp_rank * (mesh.world_size // mesh.pp), mesh.ep * mesh.etp
     found: list[RankBudget] = []
-    all_cells = RankCells(persistent, peak)
-    for ranks in places.values():
-        coordinate = rank_coordinate(mesh, ranks[0])
-        states = persistent.states(coordinate["dp_shard"], (ranks[0] - first) // (mesh.ep * mesh.etp) % mesh.efsdp)
-        cells, where = all_cells.of(states)
-        found.append(RankBudget(tuple(ranks), coordinate, persistent.parameters, cells, where, device.usable_bytes))
+    for alike in _alike(mesh, persistent.uneven, offsets) if persistent.uneven else (offsets,):
+        coordinate = rank_coordinate(mesh, first + alike[0])
+        states = persistent.states(coordinate["dp_shard"], alike[0] // bank_inner % mesh.efsdp)
+        cells, where = rank_cells(persistent, peak, states)
+        ranks = tuple([first + offset for offset in alike])
+        found.append(RankBudget(ranks, coordinate, persistent.parameters, cells, where, usable_bytes))
     return found
+
+
+def _alike(mesh: Mesh, uneven: Sequence[Uneven], offsets: Sequence[int]) -> Iterable[Sequence[int]]:
+    """The offsets that hold the same of every tensor."""
+    dense = sorted([bound for tensor in uneven if not tensor.expert for bound in tensor.boundaries])
+    expert = sorted([bound for tensor in uneven if tensor.expert for bound in tensor.boundaries])
+    dense_place = [bisect_right(dense, index) for index in range(mesh.dp_shard)]
+    expert_place = [bisect_right(expert, index) for index in range(mesh.efsdp)]
+    inner, expert_inner = mesh.cp * mesh.tp, mesh.ep * mesh.etp
+    places: dict[tuple[int, int], list[int]] = {}
+    for offset in offsets:
+        place = (dense_place[offset // inner % len(dense_place)], expert_place[offset // expert_inner % len(expert_place)])
+        places.setdefault(place, []).append(offset)
+    return places.values()
 
 
 def _merged(ranks: list[RankBudget]) -> tuple[RankBudget, ...]:

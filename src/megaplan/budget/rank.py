@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from megaplan.budget.step import StepPeak
@@ -97,78 +97,69 @@ class Persistent(NamedTuple):
                 matrix += size
             else:
                 other += size
-        return States(
-            matrix,
-            other,
-            padding_scratch_bytes=max([tensor.padding_scratch_bytes(dense_index) - later for tensor, later in self.root_uneven], default=0),
-            muon=in_turn([each.even_moments or each.matrix_moments(dense_index, expert_index) for each in self.storages]),
-        )
+        padding = [tensor.padding_scratch_bytes(dense_index) - later for tensor, later in self.root_uneven]
+        muon = in_turn([each.even_moments or each.matrix_moments(dense_index, expert_index) for each in self.storages])
+        return States(matrix, other, max(padding) if padding else 0, muon)
 
 
-class RankCells:
-    """The cells of a pipeline rank's data ranks, which differ in their optimizer state alone."""
+def rank_cells(persistent: Persistent, step: StepPeak, states: States) -> tuple[Cells, dict[Phase, str]]:
+    """Cells of every phase of the data ranks of a pipeline rank that have these states, and where each phase's peak lies."""
+    matrix_bytes, other_bytes, padding_bytes, muon = states
+    scratch, first_momenta, first_scratch, momenta = muon
+    base = _base(persistent)
+    init = base.copy()
+    padding = padding_bytes > persistent.buffer_bytes + persistent.buffer_scratch_bytes
+    init[COMMUNICATION] = 0
+    init[WORKSPACE] = padding_bytes if padding else persistent.buffer_scratch_bytes
+    init[ACTIVATIONS] = 0 if padding else persistent.buffer_bytes
 
-    def __init__(self, persistent: Persistent, step: StepPeak) -> None:
-        self._persistent, self._step = persistent, step
-        overhead = persistent.slack_bytes + OPEN_SEGMENTS_BYTES
-        with_states = overhead + persistent.state_slack_bytes
-        self._init = _base(persistent, overhead)
-        self._update = self._init.copy()
-        self._update[OVERHEAD] = with_states
-        self._first_step = _plus(self._init.copy(), step.cells)
-        self._first_step[OVERHEAD] += step.slack_bytes
-        self._steady_step = self._first_step.copy()
-        self._steady_step[OVERHEAD] += persistent.state_slack_bytes
-        self._init[COMMUNICATION] = 0
-        self._update[GRADIENTS] += persistent.shard_bytes
+    first_step = {column: size + step.cells[column] for column, size in base.items()}
+    first_step[OVERHEAD] += step.slack_bytes
+    steady_step = first_step.copy()
+    steady_step[OVERHEAD] += persistent.state_slack_bytes
+    steady_step[MATRIX_OPTIMIZER] += matrix_bytes
+    steady_step[OTHER_OPTIMIZER] += other_bytes
 
-    def of(self, states: States) -> tuple[Cells, dict[Phase, str]]:
-        """Cells of every phase, and where each phase's peak lies."""
-        persistent, step = self._persistent, self._step
-        padding = states.padding_scratch_bytes > persistent.buffer_bytes + persistent.buffer_scratch_bytes
-        init = self._init.copy()
-        init[WORKSPACE] = states.padding_scratch_bytes if padding else persistent.buffer_scratch_bytes
-        init[ACTIVATIONS] = 0 if padding else persistent.buffer_bytes
+    first_update = base
+    first_update[OVERHEAD] += persistent.state_slack_bytes
+    first_update[GRADIENTS] += persistent.shard_bytes
+    # AdamW updates first; its gradients are gone where they fill a buffer of their own when Muon's iterations begin
+    steady_update = first_update.copy()
+    to_make, dropped, cast_bytes = persistent.first_other, persistent.other_shard_bytes, persistent.cast_bytes
+    cast = cast_bytes > scratch - dropped  # AdamW's update, beside every gradient, is the higher
+    if not cast:
+        steady_update[GRADIENTS] -= dropped
+    steady_update[WORKSPACE] += cast_bytes if cast else scratch
+    steady_update[MATRIX_OPTIMIZER] += matrix_bytes
+    steady_update[OTHER_OPTIMIZER] += other_bytes
 
-        # AdamW updates first; its gradients are gone where they fill a buffer of their own when Muon's iterations begin
-        steady_update = _with_states(self._update, states)
-        to_make, muon, dropped = persistent.first_other, states.muon, persistent.other_shard_bytes
-        cast = persistent.cast_bytes > muon.scratch_bytes - dropped  # AdamW's update, beside every gradient, is the higher
-        if not cast:
-            steady_update[GRADIENTS] -= dropped
-        steady_update[WORKSPACE] += persistent.cast_bytes if cast else muon.scratch_bytes
-
-        first_update = self._update.copy()
-        made = states.matrix_bytes - muon.momenta_bytes - to_make.matrix_bytes, states.other_bytes - to_make.other_bytes
-        by_adamw = sum(made) + to_make.scratch_bytes
-        by_muon = (
-            states.matrix_bytes - muon.momenta_bytes + states.other_bytes - dropped + muon.first_momenta_bytes + muon.first_scratch_bytes
-        )
-        made_at_end = by_adamw >= by_muon
-        if made_at_end:
-            first_update[MATRIX_OPTIMIZER] += made[0]
-            first_update[OTHER_OPTIMIZER] += made[1]
-            first_update[WORKSPACE] += to_make.scratch_bytes
-        else:
-            first_update[GRADIENTS] -= dropped
-            first_update[MATRIX_OPTIMIZER] += states.matrix_bytes - muon.momenta_bytes + muon.first_momenta_bytes
-            first_update[OTHER_OPTIMIZER] += states.other_bytes
-            first_update[WORKSPACE] += muon.first_scratch_bytes
-        cells = {
-            INIT: init,
-            FIRST_FORWARD_BACKWARD: self._first_step.copy(),
-            FIRST_OPTIMIZER: first_update,
-            FORWARD_BACKWARD: _with_states(self._steady_step, states),
-            OPTIMIZER: steady_update,
-        }
-        where = {
-            INIT: "padding of a short shard" if padding else "parameters in place",
-            FIRST_FORWARD_BACKWARD: step.where,
-            FIRST_OPTIMIZER: _first_update(to_make) if made_at_end else "Newton-Schulz beside the momenta made so far",
-            FORWARD_BACKWARD: step.where,
-            OPTIMIZER: "Newton-Schulz of the largest matrix" if not cast and muon.scratch_bytes else _update(persistent.cast_bytes),
-        }
-        return cells, where
+    matrix, other = matrix_bytes - momenta - to_make.matrix_bytes, other_bytes - to_make.other_bytes
+    by_muon = matrix_bytes - momenta + other_bytes - dropped + first_momenta + first_scratch
+    made_at_end = matrix + other + to_make.scratch_bytes >= by_muon
+    if made_at_end:
+        first_update[MATRIX_OPTIMIZER] += matrix
+        first_update[OTHER_OPTIMIZER] += other
+        first_update[WORKSPACE] += to_make.scratch_bytes
+    else:
+        first_update[GRADIENTS] -= dropped
+        first_update[MATRIX_OPTIMIZER] += matrix_bytes - momenta + first_momenta
+        first_update[OTHER_OPTIMIZER] += other_bytes
+        first_update[WORKSPACE] += first_scratch
+    cells = {
+        INIT: init,
+        FIRST_FORWARD_BACKWARD: first_step,
+        FIRST_OPTIMIZER: first_update,
+        FORWARD_BACKWARD: steady_step,
+        OPTIMIZER: steady_update,
+    }
+    where = {
+        INIT: "padding of a short shard" if padding else "parameters in place",
+        FIRST_FORWARD_BACKWARD: step.where,
+        FIRST_OPTIMIZER: _first_update(to_make) if made_at_end else "Newton-Schulz beside the momenta made so far",
+        FORWARD_BACKWARD: step.where,
+        OPTIMIZER: "Newton-Schulz of the largest matrix" if not cast and scratch else _update(cast_bytes),
+    }
+    return cells, where
 
 
 def _update(cast_bytes: int) -> str:
@@ -179,24 +170,12 @@ def _first_update(to_make: LastMoment) -> str:
     return CAST if to_make.scratch_bytes else "all moments made"
 
 
-def _base(persistent: Persistent, overhead: int) -> MomentCells:
+def _base(persistent: Persistent) -> MomentCells:
+    """What is there in every phase, all but what optimizers hold."""
     cells = NO_BYTES.copy()
     cells.update(zip(RESIDENT_COLUMNS, persistent.resident_bytes, strict=True))
     cells[ACTIVATIONS] = persistent.buffer_bytes + persistent.input_bytes
     cells[COMMUNICATION] = persistent.receive_bytes
     cells[WORKSPACE] = persistent.workspace_bytes
-    cells[OVERHEAD] = overhead
+    cells[OVERHEAD] = persistent.slack_bytes + OPEN_SEGMENTS_BYTES
     return cells
-
-
-def _plus(cells: MomentCells, more: Mapping[Column, int]) -> MomentCells:
-    for column, size in more.items():
-        cells[column] += size
-    return cells
-
-
-def _with_states(cells: MomentCells, states: States) -> MomentCells:
-    found = dict(cells)
-    found[MATRIX_OPTIMIZER] += states.matrix_bytes
-    found[OTHER_OPTIMIZER] += states.other_bytes
-    return found

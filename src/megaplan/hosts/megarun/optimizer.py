@@ -206,9 +206,12 @@ class LastMoment(NamedTuple):
     scratch_bytes: int = 0
 
 
+AT_END = LastMoment()
+
+
 def last_moment(casts: Sequence[Cast]) -> LastMoment:
     """Where AdamW's first step peaks: at its end if nothing is cast, else beside the cast that weighs more than what is made after it."""
-    best, matrix, other = LastMoment(), 0, 0
+    best, matrix, other = AT_END, 0, 0
     for cast in reversed(casts):
         if cast.scratch_bytes - matrix - other > best.scratch_bytes - best.matrix_bytes - best.other_bytes:
             best = LastMoment(matrix, other, cast.scratch_bytes)
