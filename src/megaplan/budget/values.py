@@ -77,7 +77,7 @@ class RankBudget(NamedTuple):
     @property
     def peak_bytes(self) -> int:
         """The largest phase."""
-        return max(self.phases.values())
+        return max([sum(cells.values()) for cells in self.cells.values()])
 
     @property
     def columns(self) -> dict[Column, int]:

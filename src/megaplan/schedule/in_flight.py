@@ -9,6 +9,7 @@ maximum. An overlapped forward begins before the backward beside it has freed an
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from megaplan.schedule.actions import Kind, Step, computations
@@ -91,14 +92,12 @@ def receive_buffers(kind: str, pp: int, vpp: int, num_microbatches: int) -> tupl
     Raises:
         MegaplanError: MP310 for a kind that is no schedule.
     """
-    where, num_slots = placement(kind), pp * vpp
-
-    def received(slot: int, neighbour: int) -> int:
-        there = 0 <= neighbour < num_slots
-        return num_microbatches * (there and slot_owner(where, slot, pp)[0] != slot_owner(where, neighbour, pp)[0])
-
-    owned = (slots_of_rank(where, rank, pp, vpp) for rank in range(pp))
-    return tuple(tuple((received(slot, slot - 1), received(slot, slot + 1)) for slot in slots) for slots in owned)
+    where = placement(kind)
+    owners = [slot_owner(where, slot, pp)[0] for slot in range(pp * vpp)]
+    between = [num_microbatches if owner != after else 0 for owner, after in pairwise(owners)]  # what neighbouring slots send each other
+    before, after = [0, *between], [*between, 0]
+    owned = [slots_of_rank(where, rank, pp, vpp) for rank in range(pp)]
+    return tuple([tuple([(before[slot], after[slot]) for slot in slots]) for slots in owned])
 
 
 def _counts(order: tuple[Step, ...], chunks: Sequence[int], vpp: int) -> set[Vector]:
