@@ -6,19 +6,23 @@ from enum import StrEnum
 
 
 class DType(StrEnum):
-    """An element type by its short name, as specs and plans spell it."""
+    """An element type by its short name, as specs and plans spell it.
 
-    FP32 = "fp32"
-    BF16 = "bf16"
-    FP16 = "fp16"
-    FP8 = "fp8"
-    INT64 = "int64"
-    INT32 = "int32"
+    Attributes:
+        bytes: Of one element.
+    """
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of one element."""
-        return _BYTES[self]
+    bytes: int
 
+    FP32 = "fp32", 4
+    BF16 = "bf16", 2
+    FP16 = "fp16", 2
+    FP8 = "fp8", 1
+    INT64 = "int64", 8
+    INT32 = "int32", 4
 
-_BYTES = {DType.FP32: 4, DType.BF16: 2, DType.FP16: 2, DType.FP8: 1, DType.INT64: 8, DType.INT32: 4}
+    def __new__(cls, name: str, size: int) -> DType:
+        """A member: its value is the name."""
+        member = str.__new__(cls, name)
+        member._value_, member.bytes = name, size
+        return member

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from megaplan.budget.chunk import Chunk, Policy
 from megaplan.budget.unit import Unit, make_unit
 from megaplan.devices import load_device
+from megaplan.hosts.megarun.allocator import slack_bytes
 from megaplan.hosts.megarun.boundaries import boundary_bytes
 from megaplan.hosts.megarun.buffers import (
     further_loss_bytes,
@@ -101,6 +102,7 @@ class Evaluation:
         self.spec, self.inventory, self.layout = spec, inventory, layout
         self.dims: Dims = local_dims(spec, turns=turns)
         self.boundary_bytes = boundary_bytes(self.dims)
+        self.boundary_slack_bytes = slack_bytes([self.boundary_bytes])
         self.rotary_bytes, self.input_bytes, self.label_bytes = rotary_bytes(spec), input_bytes(spec), label_bytes(spec)
         self.rotary_scratch_bytes, self.starts_bytes = rotary_scratch_bytes(spec), starts_bytes(spec)
         self.router_sum_bytes, self.further_loss_bytes = router_sum_bytes(spec), further_loss_bytes(spec)

@@ -15,7 +15,6 @@ from megaplan.budget.split_backward import split_step_peak
 from megaplan.budget.step import Lingering, StepPeak, accumulating_peak, step_peak
 from megaplan.budget.values import Budget, RankBudget, StageBudget
 from megaplan.devices import load_device
-from megaplan.hosts.megarun.allocator import slack_bytes
 from megaplan.hosts.megarun.dims import is_pipelined
 from megaplan.hosts.megarun.optimizer import Uneven, last_moment
 from megaplan.inventory.tensors import Family, Inventory
@@ -126,7 +125,7 @@ def _persistent(evaluation: Evaluation, slots: Sequence[Slot], parts: Sequence[S
         inputs + evaluation.starts_bytes,
         num_receives * evaluation.boundary_bytes,
         evaluation.workspace_bytes,
-        sum(slacks) + num_receives * slack_bytes(evaluation.boundary_bytes),
+        sum(slacks) + num_receives * evaluation.boundary_slack_bytes,
         sum(state_slacks),
         sum(parameters),
     )

@@ -67,7 +67,7 @@ class HalvedChunk:
         self._late = [self._unsharded(index) for index in range(len(sizes))]
         self.late_bytes = sum(self._late)
         kept = [half.inputs.part.tensors[name][0] for half in self._halves if half is not None for name in half.pending.tensors]
-        self.slack_bytes = sum([slack_bytes(size) for size in kept])
+        self.slack_bytes = slack_bytes(kept)
         self.inputs = self._inputs(sum(sizes) - self._received)
 
     def gradient_bytes(self, state: ChunkState, weighed: bool) -> int:

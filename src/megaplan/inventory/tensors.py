@@ -117,18 +117,21 @@ class Block(NamedTuple):
         family: Letter or outside part.
         tensors: In the order of `docs/concepts/architecture.md`.
         full: Whether it is an A layer that the window leaves out: it costs another time than one with the window.
-        elements: Unsharded elements of the whole block.
+        sizes: Unsharded elements of each tensor.
+        elements: Of the whole block.
     """
 
     family: Family
     tensors: tuple[ParamTensor, ...]
     full: bool
+    sizes: tuple[int, ...]
     elements: int
 
 
 def make_block(family: Family, tensors: tuple[ParamTensor, ...], *, full: bool = False) -> Block:
     """A block of these tensors."""
-    return Block(family, tensors, full, sum([prod(tensor.shape) for tensor in tensors]))
+    sizes = tuple([prod(tensor.shape) for tensor in tensors])
+    return Block(family, tensors, full, sizes, sum(sizes))
 
 
 @cache

@@ -8,12 +8,17 @@ Source: c10/cuda/CUDACachingAllocator.cpp (kMinBlockSize, kMinLargeAlloc, kRound
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 MIN_BLOCK_BYTES = 512
 MIN_LARGE_BYTES = 10 << 20
 ROUND_LARGE_BYTES = 2 << 20
 OPEN_SEGMENTS_BYTES = (20 << 20) + (2 << 20)
 
 
-def slack_bytes(num_bytes: int) -> int:
-    """What rounding adds to one tensor."""
-    return -num_bytes % (ROUND_LARGE_BYTES if num_bytes >= MIN_LARGE_BYTES else MIN_BLOCK_BYTES)
+def slack_bytes(sizes: Iterable[int]) -> int:
+    """What rounding adds to tensors of these sizes."""
+    slack = 0
+    for size in sizes:
+        slack += -size % (ROUND_LARGE_BYTES if size >= MIN_LARGE_BYTES else MIN_BLOCK_BYTES)
+    return slack

@@ -6,6 +6,7 @@ from math import prod
 from typing import NoReturn
 
 from megaplan.columns import Column
+from megaplan.dtypes import DType
 from megaplan.hosts.megarun.attention import attention_part
 from megaplan.hosts.megarun.dims import Dims, gradient_dtype, is_pipelined, local_dims, local_shape
 from megaplan.hosts.megarun.embedding import embedding_part, final_norm_part, head_part
@@ -44,9 +45,13 @@ def block_ledger(spec: Spec, block_name: str, block: Block) -> BlockLedger:
 
 def block_bytes(spec: Spec, dims: Dims, block_name: str, block: Block) -> BlockBytes:
     """The sums of a block's ledger; `dims` are the spec's, worked out once for all its blocks."""
-    size, shapes = gradient_dtype(spec, block).bytes, parameter_shapes(spec, dims, block_name, block)
-    sizes = {name: prod(shape) * size for name, shape in shapes.items()}
-    return weigh(_part(spec, dims, block_name, block), sizes, in_place=accumulates_in_place(spec, block))
+    dtype, mesh = gradient_dtype(spec, block), spec.mesh
+    size, part = dtype.bytes, _part(spec, dims, block_name, block, dtype)
+    if mesh.tp == mesh.ep == mesh.etp == 1 and block.family is not Family.MTP:
+        gradients = {tensor[0]: elements * size for tensor, elements in zip(block.tensors, block.sizes, strict=True)}
+    else:
+        gradients = {name: prod(shape) * size for name, shape in parameter_shapes(spec, dims, block_name, block).items()}
+    return weigh(part, gradients, in_place=dtype is spec.precision.grads)
 
 
 Make = tuple[int, bool, str]
@@ -60,7 +65,7 @@ def makes_of(spec: Spec, inventory: Inventory) -> dict[str, Make]:
     attention, last = spec.model.attention, len(inventory.layers) - 1
     without_rotation = frozenset(attention.nope_layers) if attention is not None else frozenset()
     written = _policies(spec)
-    policies = {family: written.get(family.value, spec.recompute.default) for family in LAYER_FAMILIES}
+    policies = {family: written.get(family, spec.recompute.default) for family in LAYER_FAMILIES}
     made: dict[str, Make] = {}
     for index, (name, block) in enumerate(zip(layer_names(len(inventory.layers)), inventory.layers, strict=True)):
         family = block.family
@@ -103,16 +108,16 @@ def layer_policy(spec: Spec, index: int, block: Block) -> str:
     """The recompute policy of layer `index`, whose block is given; the model's last is never recomputed (R-67)."""
     if index == spec.model.num_layers - 1:
         return "none"
-    return _policies(spec).get(block.family.value, spec.recompute.default)
+    return _policies(spec).get(block.family, spec.recompute.default)
 
 
 def _policies(spec: Spec) -> dict[str, str]:
     return dict(spec.recompute.blocks)  # type: ignore[arg-type]  # by letter
 
 
-def _part(spec: Spec, dims: Dims, name: str, block: Block) -> Part:
+def _part(spec: Spec, dims: Dims, name: str, block: Block, parameters: DType) -> Part:
     if name.startswith("layers."):
-        return _layer_part(spec, dims, int(name.removeprefix("layers.")), block)
+        return _layer_part(spec, dims, int(name.removeprefix("layers.")), block, parameters)
     model, features, vocab_parallel, joined = spec.model, spec.model.features, spec.mesh.vocab_parallel, spec.host.kernels == "triton"
     if name == "head":
         return head_part(dims, model.vocab_size, vocab_parallel=vocab_parallel, pipelined=is_pipelined(spec.mesh), joined=joined)
@@ -131,13 +136,13 @@ def _part(spec: Spec, dims: Dims, name: str, block: Block) -> Part:
             part = relation_bias_part(dims)
         case _:
             depth = int(name.removeprefix("mtp."))
-            part = mtp_part(dims, model, depth, gradient_dtype(spec, block), vocab_parallel=vocab_parallel, joined=joined)
+            part = mtp_part(dims, model, depth, parameters, vocab_parallel=vocab_parallel, joined=joined)
     return part
 
 
-def _layer_part(spec: Spec, dims: Dims, index: int, block: Block) -> Part:
+def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DType) -> Part:
     model, policy = spec.model, layer_policy(spec, index, block)
-    kernels, parameters = spec.host.kernels == "triton", gradient_dtype(spec, block)
+    kernels = spec.host.kernels == "triton"
     match block.family:
         case Family.A:
             attention = model.attention or _missing("attention")

@@ -111,16 +111,14 @@ def weigh(part: Part, gradients: dict[str, int], *, in_place: bool) -> BlockByte
         if total > again_bytes:
             again, again_bytes = moment, total
     saved: dict[Column, int] = {}
-    slack = 0
     for size, column, _, _, _ in run.of_saved(tensors):
         saved[column] = saved.get(column, 0) + size
-        slack += slack_bytes(size)
     return BlockBytes(
         part,
         gradients,
         saved,
         sum(saved.values()),
-        slack,
+        slack_bytes(run.of_saved(sizes)),
         run.keeps_input,
         sizes[OUTPUT],
         forward,

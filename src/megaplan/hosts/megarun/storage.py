@@ -187,16 +187,17 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
     spec, (dense_degree, expert_degree), whole, master, _, _, moments, iteration, cast, casts_gradients, _ = sizes
     mesh, own = spec.mesh, LAST_OWN.get(block.family)
     replicated = dense_shard = dense_elements = dense_last = own_last = expert_shard = expert_elements = expert_last = 0  # elements
-    matrix_state = other_state = resident_slack = state_slack = 0
+    matrix_state = other_state = 0
+    adamw_shards: list[int] = []
+    muon_shards: list[int] = []
     uneven: list[Uneven] = []
     scratch: list[MatrixScratch] = []
     casts: list[Cast] = []
     dense_by_muon = ranks_differ = False
-    for tensor in block.tensors:
+    for tensor, unsharded in zip(block.tensors, block.sizes, strict=True):
         name, shape, owner, group, _, _, _, num_matrices = tensor
-        if not whole:
-            shape = local_shape(tensor, mesh.tp, mesh.ep, mesh.etp)
-        rows, elements, expert, in_matrix_group = shape[0], prod(shape), owner is EXPERT_PARALLEL, group is MATRIX
+        shape, elements = (shape, unsharded) if whole else _local(tensor, mesh)
+        rows, expert, in_matrix_group = shape[0], owner is EXPERT_PARALLEL, group is MATRIX
         degree = expert_degree if expert else dense_degree
         chunk_rows = -(-rows // degree)
         chunk = chunk_rows * (elements // rows)
@@ -204,33 +205,32 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
             expert_shard, expert_elements, expert_last = expert_shard + chunk, expert_elements + elements, elements
         else:
             dense_shard, dense_elements, dense_last = dense_shard + chunk, dense_elements + elements, elements
-            if owner is REPLICATED:
-                replicated += chunk
+            replicated += chunk if owner is REPLICATED else 0
             if name == own:
                 own_last = elements
-        by_muon = in_matrix_group and iteration > 0
-        num_moments = 1 if by_muon else 2
-        shard_bytes, state = chunk * master, chunk * moments * num_moments
-        slack = slack_bytes(shard_bytes)
-        resident_slack += slack
-        state_slack += (slack if moments == master else slack_bytes(chunk * moments)) * num_moments
+        is_muons = in_matrix_group and iteration > 0
+        num_moments = 1 if is_muons else 2
+        state = chunk * moments * num_moments
         short, even_state = None, state
         if chunk_rows * degree != rows:
             width = elements // rows
             short, even_state = Uneven(rows, chunk_rows, degree, width * moments * num_moments, width * master, expert, in_matrix_group), 0
             uneven.append(short)
-        if by_muon:
+        if is_muons:
             matrix_state += even_state
             dense_by_muon, ranks_differ = dense_by_muon or not expert, ranks_differ or short is not None
             matrices, parts = ((num_matrices, elements, shape[-1]), 1) if whole else _matrices(tensor, shape, mesh)
             scratch.append(matrix_scratch(matrices, parts, iteration, cast, chunk, degree, state, short))
+            muon_shards.append(chunk * master)
             continue
+        adamw_shards.append(chunk * master)
         if in_matrix_group:
             matrix_state += even_state + STEP_BYTES
         else:
             other_state += even_state + STEP_BYTES
         if casts_gradients:
-            casts.append(Cast(shard_bytes, state + STEP_BYTES, in_matrix_group))
+            casts.append(Cast(chunk * master, state + STEP_BYTES, in_matrix_group))
+    resident_slack, state_slack = _slacks(adamw_shards, muon_shards, master, moments)
     compute = param_dtype(spec, block).bytes
     dense = _group(sizes, compute, dense_degree, dense_shard, dense_elements, own_last or dense_last)
     experts = _group(sizes, compute, expert_degree, expert_shard, expert_elements, expert_last) if expert_shard else NOTHING
@@ -250,6 +250,21 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
         state_slack,
         dense_elements + expert_elements,
     )
+
+
+def _local(tensor: ParamTensor, mesh: Mesh) -> tuple[tuple[int, ...], int]:
+    """The shape of a rank's part, and its elements."""
+    shape = local_shape(tensor, mesh.tp, mesh.ep, mesh.etp)
+    return shape, prod(shape)
+
+
+def _slacks(adamw_shards: list[int], muon_shards: list[int], master: int, moments: int) -> tuple[int, int]:
+    """What the allocator's rounding adds to shards of these bytes, and what it adds to their moments: AdamW has two, Muon one."""
+    adamw, muon = slack_bytes(adamw_shards), slack_bytes(muon_shards)
+    if moments == master:
+        return adamw + muon, 2 * adamw + muon
+    of_adamw, of_muon = ([size // master * moments for size in shards] for shards in (adamw_shards, muon_shards))
+    return adamw + muon, 2 * slack_bytes(of_adamw) + slack_bytes(of_muon)
 
 
 def _matrices(tensor: ParamTensor, shape: tuple[int, ...], mesh: Mesh) -> tuple[tuple[int, int, int], int]:
