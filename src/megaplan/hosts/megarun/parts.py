@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from math import prod
 from typing import NamedTuple
 
@@ -101,8 +102,9 @@ def weigh(part: Part, gradients: dict[str, int], *, in_place: bool) -> BlockByte
         if total > forward_bytes:
             forward, forward_bytes = moment, total
     backward, backward_bytes = run.backward[0], -1
-    for moment, of_tensors, of_params in run.backward_peaks:
-        total = sum(of_tensors(sizes)) + sum(of_params(gradients))
+    made = (0, *accumulate(run.of_params(gradients)))
+    for moment, of_tensors, num_params in run.backward_peaks:
+        total = sum(of_tensors(sizes)) + made[num_params]
         if total > backward_bytes:
             backward, backward_bytes = moment, total
     again, again_bytes = (run.backward[0], -1) if in_place else (backward, backward_bytes)

@@ -64,8 +64,8 @@ Pick = Callable[[dict[str, Any]], tuple[Any, ...]]
 """The values of some names, in one call."""
 
 
-Candidate = tuple[Moment, Pick, Pick]
-"""A moment that can be the largest, what picks the sizes of its tensors, and what picks those of the parameter gradients that count."""
+Candidate = tuple[Moment, Pick, int]
+"""A moment that can be the largest, what picks the sizes of its tensors, and how many parameter gradients have been made."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +80,8 @@ class Replay:
         backward: Every moment of the backward.
         forward_peaks: Those of `forward` that can be the largest, whatever the sizes: no other one holds all they hold.
         backward_peaks: Those of `backward`, with all parameter gradients so far.
-        again_peaks: Those of `backward`, with the parameter gradients of the operation alone.
+        again_peaks: Those of `backward`, with the parameter gradients of the operation alone, and what picks these.
+        of_params: Picks those of all parameters, in the order they are made.
         program: What was replayed.
     """
 
@@ -91,7 +92,8 @@ class Replay:
     backward: tuple[Moment, ...]
     forward_peaks: tuple[Candidate, ...]
     backward_peaks: tuple[Candidate, ...]
-    again_peaks: tuple[Candidate, ...]
+    again_peaks: tuple[tuple[Moment, Pick, Pick], ...]
+    of_params: Pick
     program: Program
 
 
@@ -166,7 +168,7 @@ def replay(
         of_saved=_pick(order),
         keeps_input=keeps_input,
         forward=forward,
-        forward_peaks=_candidates(forward, lambda _: ()),
+        forward_peaks=tuple((moment, _pick(moment.tensors), 0) for moment in _largest(forward, lambda _: ())),
         program=program,
         **backward_fields(backward),
     )
@@ -176,15 +178,19 @@ def backward_fields(backward: tuple[Moment, ...]) -> dict[str, Any]:
     """The fields of a `Replay` that its backward decides."""
     return {
         "backward": backward,
-        "backward_peaks": _candidates(backward, lambda moment: moment.params),
-        "again_peaks": _candidates(backward, lambda moment: moment.new_params),
+        "backward_peaks": tuple(
+            (moment, _pick(moment.tensors), len(moment.params)) for moment in _largest(backward, lambda moment: moment.params)
+        ),
+        "again_peaks": tuple(
+            (moment, _pick(moment.tensors), _pick(moment.new_params)) for moment in _largest(backward, lambda moment: moment.new_params)
+        ),
+        "of_params": _pick(backward[-1].params),
     }
 
 
-def _candidates(moments: tuple[Moment, ...], params: Callable[[Moment], tuple[str, ...]]) -> tuple[Candidate, ...]:
+def _largest(moments: tuple[Moment, ...], params: Callable[[Moment], tuple[str, ...]]) -> tuple[Moment, ...]:
     """Those that can be the largest where these parameter gradients count."""
-    largest = _undominated(moments, lambda moment: (*moment.storages, *_marked(moment, params(moment))))
-    return tuple((moment, _pick(moment.tensors), _pick(params(moment))) for moment in largest)
+    return _undominated(moments, lambda moment: (*moment.storages, *_marked(moment, params(moment))))
 
 
 def _pick(names: Sequence[str]) -> Pick:
