@@ -26,6 +26,7 @@ from megaplan.hosts.megarun.storage import NOTHING, BlockStorage, block_storage,
 from megaplan.inventory.tensors import Block, Family, Inventory
 from megaplan.layout.values import Layout, Slot
 from megaplan.spec.models import Spec
+from megaplan.tuples import new
 
 EMBEDDING, RELATION_BIAS, EXPERTS, DEPTH = Family.EMBEDDING, Family.RELATION_BIAS, Family.E, Family.MTP
 ATTENDING = (Family.A, DEPTH)
@@ -167,7 +168,7 @@ class Evaluation:
             names, units = [names[index] for index in order], [units[index] for index in order]
         chunk = Chunk(names, units, self.policy, copies=copies, hands_on=not is_last, carries=ahead)
         adamw_shard_bytes += chunk.root.shard_bytes if root_by_adamw else 0
-        return SlotParts(chunk, storages, root_uneven, adamw_shard_bytes, attends, num_routers, parameters)
+        return new(SlotParts, (chunk, storages, root_uneven, adamw_shard_bytes, attends, num_routers, parameters))
 
 
 def _beside(name: str, family: Family, *, ahead: bool) -> bool:

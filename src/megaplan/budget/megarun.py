@@ -24,6 +24,7 @@ from megaplan.schedule.actions import Orders
 from megaplan.schedule.in_flight import receive_buffers
 from megaplan.schedule.registry import SPLIT_BACKWARD, actions
 from megaplan.spec.models import Mesh, Spec
+from megaplan.tuples import new
 
 WALKING = (Family.M, Family.R)
 """Their ranks of a CP group differ in what they hold while state is handed on."""
@@ -46,7 +47,7 @@ def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
     else:
         ranks = _ranks(last, usable, set(range(cp)))
     stages = tuple(
-        StageBudget(slot.index, slot.pp_rank, slot.chunk, slot.start, slot.stop, parts.parameters)
+        new(StageBudget, (slot.index, slot.pp_rank, slot.chunk, slot.start, slot.stop, parts.parameters))
         for slot, parts in zip(layout.slots, last.slots, strict=True)
     )
     return Budget(device, stages, _merged(ranks), inventory.parameters, inventory.active_parameters)
@@ -109,25 +110,28 @@ def _persistent(evaluation: Evaluation, slots: Sequence[Slot], parts: Sequence[S
     buffers = evaluation.rotary_bytes * sum(attend) + evaluation.router_sum_bytes * sum(routers)
     buffers += evaluation.further_loss_bytes if last else 0
     inputs = (evaluation.input_bytes if first else 0) + (evaluation.label_bytes if last else 0)
-    return Persistent(
-        tuple(map(sum, zip(*residents, strict=True))),
-        sum([chunk.shard_bytes for chunk in chunks]),
-        sum(by_adamw) if evaluation.uses_muon else 0,
-        sum(matrix),
-        sum(other),
-        tuple(chain.from_iterable(unevens)),
-        _root_uneven(parts),
-        storages,
-        max([cast.scratch_bytes for cast in casts], default=0),
-        last_moment(casts),
-        buffers,
-        evaluation.rotary_scratch_bytes if attend[-1] else 0,  # else another slot's parameters come after the tables
-        inputs + evaluation.starts_bytes,
-        num_receives * evaluation.boundary_bytes,
-        evaluation.workspace_bytes,
-        sum(slacks) + num_receives * evaluation.boundary_slack_bytes,
-        sum(state_slacks),
-        sum(parameters),
+    return new(
+        Persistent,
+        (
+            tuple(map(sum, zip(*residents, strict=True))),
+            sum([chunk.shard_bytes for chunk in chunks]),
+            sum(by_adamw) if evaluation.uses_muon else 0,
+            sum(matrix),
+            sum(other),
+            tuple(chain.from_iterable(unevens)),
+            _root_uneven(parts),
+            storages,
+            max([cast.scratch_bytes for cast in casts], default=0),
+            last_moment(casts),
+            buffers,
+            evaluation.rotary_scratch_bytes if attend[-1] else 0,  # else another slot's parameters come after the tables
+            inputs + evaluation.starts_bytes,
+            num_receives * evaluation.boundary_bytes,
+            evaluation.workspace_bytes,
+            sum(slacks) + num_receives * evaluation.boundary_slack_bytes,
+            sum(state_slacks),
+            sum(parameters),
+        ),
     )
 
 
@@ -151,7 +155,7 @@ def _distinct(
         states = persistent.states(coordinate["dp_shard"], alike[0] // bank_inner % mesh.efsdp)
         cells, where = rank_cells(persistent, peak, states)
         ranks = tuple([first + offset for offset in alike])
-        found.append(RankBudget(ranks, coordinate, persistent.parameters, cells, where, usable_bytes))
+        found.append(new(RankBudget, (ranks, coordinate, persistent.parameters, cells, where, usable_bytes)))
     return found
 
 

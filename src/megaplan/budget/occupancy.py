@@ -15,6 +15,7 @@ from megaplan.schedule.actions import Kind, computations
 from megaplan.schedule.actions import Step as ScheduleStep
 from megaplan.schedule.in_flight import non_dominated
 from megaplan.schedule.registry import actions, schedule_problems
+from megaplan.tuples import new
 
 
 class ChunkState(IntEnum):
@@ -89,18 +90,18 @@ def one_f_one_b(in_flight: int, num_microbatches: int, *, again: bool = False) -
         again: Whether a second step follows before gradients are reduced: its warm-up finds them there, and layers gathered.
     """
     alone, goes_on, counts, fewer = in_flight == 1, num_microbatches > in_flight, (in_flight,), (in_flight - 1,)
-    steady = Occupancy(BACKWARD, 0, counts, (REFORWARDED,))
+    steady = new(Occupancy, (BACKWARD, 0, counts, (REFORWARDED,)))
     return (
         *((steady,) if goes_on else ()),
-        *(() if alone else (Occupancy(BACKWARD, 0, fewer, (BACKWARDED,)),)),
+        *(() if alone else (new(Occupancy, (BACKWARD, 0, fewer, (BACKWARDED,))),)),
         *((steady,) if again and not goes_on else ()),
-        Occupancy(BACKWARD, 0, counts, (FORWARDED,)),
-        Occupancy(FORWARD, 0, (1,), (UNTOUCHED,)),
-        *(() if alone else (Occupancy(FORWARD, 0, counts, (FORWARDED,)),)),
-        *((Occupancy(FORWARD, 0, counts, (BACKWARDED,)),) if goes_on else ()),
-        *((Occupancy(FORWARD, 0, (1,), (BACKWARDED,)),) if again and not goes_on else ()),
-        *((Occupancy(FORWARD, 0, counts, (REFORWARDED,)),) if again and not alone else ()),
-        Occupancy(REDUCE, 0, (0,), (BACKWARDED,)),
+        new(Occupancy, (BACKWARD, 0, counts, (FORWARDED,))),
+        new(Occupancy, (FORWARD, 0, (1,), (UNTOUCHED,))),
+        *(() if alone else (new(Occupancy, (FORWARD, 0, counts, (FORWARDED,))),)),
+        *((new(Occupancy, (FORWARD, 0, counts, (BACKWARDED,))),) if goes_on else ()),
+        *((new(Occupancy, (FORWARD, 0, (1,), (BACKWARDED,))),) if again and not goes_on else ()),
+        *((new(Occupancy, (FORWARD, 0, counts, (REFORWARDED,))),) if again and not alone else ()),
+        new(Occupancy, (REDUCE, 0, (0,), (BACKWARDED,))),
     )
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from megaplan.hosts.megarun.parts import BlockBytes
 from megaplan.hosts.megarun.program import Moment
 from megaplan.hosts.megarun.storage import NOTHING, BlockStorage
+from megaplan.tuples import new
 
 
 class Unit(NamedTuple):
@@ -52,22 +53,25 @@ def make_unit(block: BlockBytes, storage: BlockStorage | None, layer: bool, owne
     group = NOTHING if storage is None else storage.both
     own = group if layer else NOTHING
     kept_input = owned_input_bytes if block.keeps_input else 0
-    return Unit(
-        block,
-        storage,
-        layer,
-        kept_input,
-        block.saved_bytes + kept_input,
-        block.forward_bytes + kept_input,
-        block.backward_bytes + kept_input,
-        block.again_bytes + kept_input,
-        group.reduction_bytes,
-        own.gathered_bytes,
-        own.flat_bytes,
-        own.unsharded_bytes,
-        own.shard_bytes,
-        block.saved_slack_bytes,
-        layer and storage is not None and storage.experts.gathered_bytes > 0,
+    return new(
+        Unit,
+        (
+            block,
+            storage,
+            layer,
+            kept_input,
+            block.saved_bytes + kept_input,
+            block.forward_bytes + kept_input,
+            block.backward_bytes + kept_input,
+            block.again_bytes + kept_input,
+            group.reduction_bytes,
+            own.gathered_bytes,
+            own.flat_bytes,
+            own.unsharded_bytes,
+            own.shard_bytes,
+            block.saved_slack_bytes,
+            layer and storage is not None and storage.experts.gathered_bytes > 0,
+        ),
     )
 
 

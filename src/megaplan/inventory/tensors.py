@@ -8,6 +8,8 @@ from functools import cache
 from math import prod
 from typing import NamedTuple
 
+from megaplan.tuples import new
+
 
 class Owner(StrEnum):
     """Which model axes may shard a tensor; the rule decides its budget column, whatever the degree."""
@@ -131,7 +133,7 @@ class Block(NamedTuple):
 def make_block(family: Family, tensors: tuple[ParamTensor, ...], *, full: bool = False) -> Block:
     """A block of these tensors."""
     sizes = tuple([prod(tensor.shape) for tensor in tensors])
-    return Block(family, tensors, full, sizes, sum(sizes))
+    return new(Block, (family, tensors, full, sizes, sum(sizes)))
 
 
 @cache

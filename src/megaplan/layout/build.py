@@ -10,6 +10,7 @@ from megaplan.layout.values import Layout, Slot
 from megaplan.schedule.placement import slot_owner
 from megaplan.schedule.registry import placement
 from megaplan.spec.models import Spec
+from megaplan.tuples import new
 
 _INPUT_FAMILIES = (Family.EMBEDDING, *(family for family, side in SIDE_EMBEDDINGS.items() if side.home == "first"))
 
@@ -40,7 +41,7 @@ def build_layout(spec: Spec, inventory: Inventory, spans: Spans) -> Layout:
     for index, (start, stop) in enumerate(spans):
         rank, chunk = slot_owner(where, index, mesh.pp)
         blocks, copies = _slot_blocks(inventory, spans, index, relation_slots)
-        slots.append(Slot(index, rank, chunk, start, stop, blocks, copies))
+        slots.append(new(Slot, (index, rank, chunk, start, stop, blocks, copies)))
     return Layout(where, tuple(slots), mesh.pp, mesh.vpp)
 
 

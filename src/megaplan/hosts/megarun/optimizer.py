@@ -13,9 +13,7 @@ from typing import NamedTuple
 
 from megaplan.dtypes import DType
 from megaplan.spec.models import Spec
-
-new = tuple.__new__
-"""Makes a value in half the time its own constructor takes, from all its fields in order."""
+from megaplan.tuples import new
 
 
 class Uneven(NamedTuple):
@@ -154,6 +152,9 @@ class MatrixMoments(NamedTuple):
     momenta_bytes: int = 0
 
 
+NO_UPDATES = MatrixMoments()
+
+
 def matrix_moments(tensors: Iterable[MatrixScratch], dense_index: int, expert_index: int) -> MatrixMoments:
     """The moments of a block's updates.
 
@@ -166,16 +167,18 @@ def matrix_moments(tensors: Iterable[MatrixScratch], dense_index: int, expert_in
     return in_turn([(scratch, momentum, scratch, momentum) for scratch, momentum in alone])
 
 
-def in_turn(updates: Iterable[tuple[int, int, int, int]]) -> MatrixMoments:
+def in_turn(updates: Sequence[tuple[int, int, int, int]]) -> MatrixMoments:
     """Several tensors' or blocks' updates, one after another; each as the four fields of `MatrixMoments`."""
-    largest = highest = first_momenta = first_scratch = made = 0
-    for scratch, own_momenta, own_scratch, momenta in updates:
-        largest = max(largest, scratch)
+    if not updates:
+        return NO_UPDATES
+    largest = max(updates)[0]
+    highest = first_momenta = first_scratch = made = 0
+    for _, own_momenta, own_scratch, momenta in updates:
         if made + own_momenta + own_scratch > highest:
             first_momenta, first_scratch = made + own_momenta, own_scratch
             highest = first_momenta + first_scratch
         made += momenta
-    return MatrixMoments(largest, first_momenta, first_scratch, made)
+    return new(MatrixMoments, (largest, first_momenta, first_scratch, made))
 
 
 class Cast(NamedTuple):

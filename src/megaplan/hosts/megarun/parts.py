@@ -13,6 +13,7 @@ from megaplan.hosts.megarun.allocator import slack_bytes
 from megaplan.hosts.megarun.ops import INPUT, OUTPUT
 from megaplan.hosts.megarun.program import Moment, Replay
 from megaplan.hosts.values import BlockLedger, LedgerTensor
+from megaplan.tuples import new
 
 Stored = tuple[int, Column, tuple[int, ...], DType, Basis]
 """A storage: its bytes, the column they stand in, and what they are made of. A plain tuple: an evaluation makes hundreds."""
@@ -115,20 +116,23 @@ def weigh(part: Part, gradients: dict[str, int], *, in_place: bool) -> BlockByte
     saved: dict[Column, int] = {}
     for size, column, _, _, _ in run.of_saved(tensors):
         saved[column] = saved.get(column, 0) + size
-    return BlockBytes(
-        part,
-        gradients,
-        saved,
-        sum(saved.values()),
-        slack_bytes(run.of_saved(sizes)),
-        run.keeps_input,
-        sizes[OUTPUT],
-        forward,
-        forward_bytes,
-        backward,
-        backward_bytes,
-        again,
-        again_bytes,
+    return new(
+        BlockBytes,
+        (
+            part,
+            gradients,
+            saved,
+            sum(saved.values()),
+            slack_bytes(run.of_saved(sizes)),
+            run.keeps_input,
+            sizes[OUTPUT],
+            forward,
+            forward_bytes,
+            backward,
+            backward_bytes,
+            again,
+            again_bytes,
+        ),
     )
 
 

@@ -32,6 +32,7 @@ from megaplan.hosts.megarun.optimizer import (
 )
 from megaplan.inventory.tensors import Block, Family, Group, Owner, ParamTensor
 from megaplan.spec.models import Mesh, Spec
+from megaplan.tuples import new
 
 EXPERT_PARALLEL, REPLICATED, MATRIX = Owner.EXPERT_PARALLEL, Owner.REPLICATED, Group.MATRIX
 OWNER_COLUMNS = {
@@ -234,21 +235,24 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
     compute = param_dtype(spec, block).bytes
     dense = _group(sizes, compute, dense_degree, dense_shard, dense_elements, own_last or dense_last)
     experts = _group(sizes, compute, expert_degree, expert_shard, expert_elements, expert_last) if expert_shard else NOTHING
-    return BlockStorage(
-        (replicated * master, (dense_shard - replicated) * master, expert_shard * master),
-        dense,
-        experts,
-        dense if experts is NOTHING else together((dense, experts)),
-        matrix_state,
-        other_state,
-        tuple(uneven),
-        tuple(scratch),
-        None if ranks_differ else matrix_moments(scratch, 0, 0),
-        tuple(casts),
-        0 if dense_by_muon else dense.shard_bytes,
-        resident_slack,
-        state_slack,
-        dense_elements + expert_elements,
+    return new(
+        BlockStorage,
+        (
+            (replicated * master, (dense_shard - replicated) * master, expert_shard * master),
+            dense,
+            experts,
+            dense if experts is NOTHING else together((dense, experts)),
+            matrix_state,
+            other_state,
+            tuple(uneven),
+            tuple(scratch),
+            None if ranks_differ else matrix_moments(scratch, 0, 0),
+            tuple(casts),
+            0 if dense_by_muon else dense.shard_bytes,
+            resident_slack,
+            state_slack,
+            dense_elements + expert_elements,
+        ),
     )
 
 
@@ -279,18 +283,21 @@ def _group(sizes: Sizes, compute: int, degree: int, shard: int, true: int, last:
     """A group from its elements: a padded shard, all tensors, the last tensor."""
     _, _, _, _, grads, reduce, _, _, _, _, recasts = sizes
     whole, sharded, made = shard * degree, degree > 1, max(compute, 2)  # fp8 weights get bf16 gradients
-    return GroupBytes(
-        whole * compute,
-        whole * compute if sharded else 0,
-        true * grads,
-        true * made,
-        whole * reduce,
-        shard * reduce,
-        0 if sharded or sizes.spec.mesh.dp_replicate == 1 else whole * reduce,
-        shard * grads if recasts else 0,
-        shard * grads,
-        last * made if sharded else 0,
-        last * grads if sharded else 0,
+    return new(
+        GroupBytes,
+        (
+            whole * compute,
+            whole * compute if sharded else 0,
+            true * grads,
+            true * made,
+            whole * reduce,
+            shard * reduce,
+            0 if sharded or sizes.spec.mesh.dp_replicate == 1 else whole * reduce,
+            shard * grads if recasts else 0,
+            shard * grads,
+            last * made if sharded else 0,
+            last * grads if sharded else 0,
+        ),
     )
 
 
