@@ -59,7 +59,7 @@ class Chunk:
         """
         self.names, self.units, self.policy, self.carries = tuple(names), tuple(units), policy, carries
         self.output_bytes = policy.boundary_bytes if hands_on and policy.pipelined else 0  # the stage output, and its received gradient
-        _, _, _, _, kept, forward, _, _, reductions, gathered, flat, unsharded, shards, slack, _ = zip(*units, strict=True)
+        _, _, _, _, kept, forward, _, _, reductions, gathered, flat, unsharded, shards, slack, _, _ = zip(*units, strict=True)
         self.before = [0, *accumulate(kept)]  # what units 0 … i − 1 keep, inputs included
         self.saved_bytes: int = self.before[-1] + self.output_bytes
         self.slack_bytes: int = sum(slack)
@@ -187,8 +187,10 @@ class Chunk:
         """
         block = self.units[index].block
         if not fetches:
-            moment = block.again if again else block.backward
-            return self._running(index, moment, (gradients, gathered), again=again)
+            moment, size = (block.again, block.again_bytes) if again else (block.backward, block.backward_bytes)
+            params = moment.new_params if again else moment.params
+            where = f"backward of {self.names[index]}"
+            return self.moment(index, where, moment, params, (gradients, gathered), self.carried[index], size)
         peak = self._running(index, block.again if again else block.backward, (gradients, gathered + self.prefetched(index)), again=again)
         storage, moments = self.units[index].storage, block.part.replay.backward
         if self.names[index] == "head":  # the last layer is fetched only when the loss has run backward
@@ -222,13 +224,31 @@ class Chunk:
         return self.moment(index, f"backward of {self.names[index]}", moment, params, beside, self.carried[index])
 
     def moment(
-        self, index: int, where: str, moment: Moment, params: tuple[str, ...], beside: tuple[int, int], activations: int = 0
+        self,
+        index: int,
+        where: str,
+        moment: Moment,
+        params: tuple[str, ...],
+        beside: tuple[int, int],
+        activations: int = 0,
+        size: int | None = None,
     ) -> Peak:
-        """A moment of a unit, with gradients and communication beside it; the slot's own parameters are gathered throughout."""
+        """A moment of a unit, with gradients and communication beside it; the slot's own parameters are gathered throughout.
+
+        Args:
+            index: The unit.
+            where: In words.
+            moment: Of the unit.
+            params: Its parameter gradients that count.
+            beside: Gradients and communication.
+            activations: Beside it.
+            size: Alive at the moment, where that is known.
+        """
         unit = self.units[index]
+        size = unit.block.moment_bytes(moment, params) if size is None else size
         before, gradients = self.before[index] + unit.input_bytes, beside[0]
         communication = beside[1] + self.root.gathered_bytes
-        total = before + unit.block.moment_bytes(moment, params) + gradients + communication + activations
+        total = before + size + gradients + communication + activations
         return Peak(total, where, index, before, moment, params, gradients, communication, activations)
 
     def ended(self, index: int, where: str, gradients: int, communication: int) -> Peak:
@@ -258,17 +278,12 @@ class Chunk:
         """What `count` microbatches keep, and one more up to a unit, beside other activations."""
         cells = NO_BYTES.copy()
         cells[ACTIVATIONS] = activations + count * self.before[-1] + self.before[stop]
-        for index, column, size in self.elsewhere:
-            times = count + 1 if index < stop else count
-            cells[column] += size * times
-            cells[ACTIVATIONS] -= size * times
+        for index, unit in enumerate(self.units):
+            for column, size in unit.elsewhere:
+                kept = size * (count + 1 if index < stop else count)
+                cells[column] += kept
+                cells[ACTIVATIONS] -= kept
         return cells
-
-    @cached_property
-    def elsewhere(self) -> list[tuple[int, Column, int]]:
-        """What a microbatch keeps in other columns than activations: unit, column, bytes."""
-        columns = [(index, unit.block.saved) for index, unit in enumerate(self.units)]
-        return [(index, column, size) for index, saved in columns for column, size in saved.items() if column is not ACTIVATIONS]
 
     @cached_property
     def flats(self) -> list[int]:

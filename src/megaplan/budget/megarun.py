@@ -148,11 +148,11 @@ def _distinct(
     mesh: Mesh, pp_rank: int, persistent: Persistent, peak: StepPeak, usable_bytes: int, offsets: tuple[int, ...]
 ) -> list[RankBudget]:
     """The budgets of a pipeline rank's data, context and tensor ranks at these offsets: they differ where shards are uneven."""
-    first, bank_inner = pp_rank * (mesh.world_size // mesh.pp), mesh.ep * mesh.etp
+    first = pp_rank * (mesh.world_size // mesh.pp)
     found: list[RankBudget] = []
     for alike in _alike(mesh, persistent.uneven, offsets) if persistent.uneven else (offsets,):
         coordinate = rank_coordinate(mesh, first + alike[0])
-        states = persistent.states(coordinate["dp_shard"], alike[0] // bank_inner % mesh.efsdp)
+        states = persistent.states(coordinate["dp_shard"], alike[0] // (mesh.ep * mesh.etp) % mesh.efsdp)
         cells, where = rank_cells(persistent, peak, states)
         ranks = tuple([first + offset for offset in alike])
         found.append(new(RankBudget, (ranks, coordinate, persistent.parameters, cells, where, usable_bytes)))

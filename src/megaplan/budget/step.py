@@ -52,11 +52,37 @@ def step_peak(chunks: Sequence[Chunk], moments: Sequence[Occupancy], lingering: 
         moments: From `moments`: where the peak mostly is first, so that few others are worked out.
         lingering: What is alive beside them.
     """
+    total, moment, peak = _largest(chunks, moments, lingering)
+    running = chunks[moment.chunk]
+    beside = moment.counts[moment.chunk] - (moment.step is not REDUCE)  # microbatches of its chunk beside the one that runs
+    cells = running.peak_cells(peak, beside)
+    cells[ACTIVATIONS] += running.output_bytes if moment.step is BACKWARD else 0
+    slack = 0
+    for index, (chunk, count, state) in enumerate(zip(chunks, moment.counts, moment.states, strict=True)):
+        slack += count * chunk.slack_bytes
+        if index != moment.chunk:
+            for column, size in chunk.saved_cells(count).items():
+                cells[column] += size
+            gradients, gathered = chunk.held(state)
+            cells[GRADIENTS] += gradients
+            cells[COMMUNICATION] += gathered
+    cells[ACTIVATIONS] += lingering.at(moment.step, moment.states[moment.chunk])
+    first = "first microbatch, " if moment.step is BACKWARD and moment.states[moment.chunk] <= FORWARDED else ""
+    return StepPeak(total, f"{peak.where}, {first}{_in_flight(moment)}", cells, slack)
+
+
+def _largest(chunks: Sequence[Chunk], moments: Sequence[Occupancy], lingering: Lingering) -> tuple[int, Occupancy, Peak]:
+    """The largest moment, what is alive then, and the running chunk's part of it."""
     best: tuple[int, Occupancy, Peak] | None = None
     peaks: dict[tuple[Step, int, ChunkState], Peak] = {}
+    one_ceiling = len(chunks) == 1
     for moment in moments:
         step, index, _, states = moment
         chunk, state = chunks[index], states[index]
+        if one_ceiling and best is not None and step is not BACKWARD:
+            if _ceiling(chunk, max([moment.counts[0] for moment in moments]), lingering) <= best[0]:
+                break  # backwards come first
+            one_ceiling = False
         beside = _beside(chunks, moment)
         if best is not None and step is not BACKWARD:
             bound = chunk.reduce_bound if step is REDUCE else chunk.forward_bound + (chunk.unsharded_bytes if state > FORWARDED else 0)
@@ -77,23 +103,7 @@ def step_peak(chunks: Sequence[Chunk], moments: Sequence[Occupancy], lingering: 
             best = (peak.total + beside, moment, peak)
     if best is None:
         raise ValueError("a rank without actions has no step")
-    total, moment, peak = best
-    running = chunks[moment.chunk]
-    beside = moment.counts[moment.chunk] - (moment.step is not REDUCE)  # microbatches of its chunk beside the one that runs
-    cells = running.peak_cells(peak, beside)
-    cells[ACTIVATIONS] += running.output_bytes if moment.step is BACKWARD else 0
-    slack = 0
-    for index, (chunk, count, state) in enumerate(zip(chunks, moment.counts, moment.states, strict=True)):
-        slack += count * chunk.slack_bytes
-        if index != moment.chunk:
-            for column, size in chunk.saved_cells(count).items():
-                cells[column] += size
-            gradients, gathered = chunk.held(state)
-            cells[GRADIENTS] += gradients
-            cells[COMMUNICATION] += gathered
-    cells[ACTIVATIONS] += lingering.at(moment.step, moment.states[moment.chunk])
-    first = "first microbatch, " if moment.step is BACKWARD and moment.states[moment.chunk] <= FORWARDED else ""
-    return StepPeak(total, f"{peak.where}, {first}{_in_flight(moment)}", cells, slack)
+    return best
 
 
 def accumulating_peak(chunk: Chunk, num_microbatches: int) -> StepPeak:
@@ -108,6 +118,12 @@ def accumulating_peak(chunk: Chunk, num_microbatches: int) -> StepPeak:
     else:
         cells, total, peak = chunk.peak_cells(backward), backward.total, backward
     return StepPeak(total, peak.where, cells, chunk.slack_bytes)
+
+
+def _ceiling(chunk: Chunk, most: int, lingering: Lingering) -> int:
+    """Nothing but a backward has more alive on a rank with this chunk alone, of which at most so many microbatches are alive."""
+    forward = chunk.forward_bound + chunk.unsharded_bytes + (most - 1) * chunk.saved_bytes
+    return max(forward, chunk.reduce_bound) + lingering.gradient_bytes + lingering.output_bytes
 
 
 def _peak(chunk: Chunk, step: Step, state: ChunkState) -> Peak:

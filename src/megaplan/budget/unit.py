@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from megaplan.budget.values import ACTIVATIONS
+from megaplan.columns import Column
 from megaplan.hosts.megarun.parts import BlockBytes
 from megaplan.hosts.megarun.program import Moment
 from megaplan.hosts.megarun.storage import NOTHING, BlockStorage
@@ -18,7 +20,7 @@ class Unit(NamedTuple):
         storage: What FSDP2 holds of its parameters; None where another unit or a copy on the slot stands for them (a tied head).
         layer: Whether it is a layer, with groups of its own; all else is the slot's group.
         input_bytes: Its input, if it keeps it and the chunk owns it.
-        kept_bytes: What it keeps, its input included.
+        kept_bytes: What it keeps, its input included, in all columns.
         forward_bytes: Alive at the peak of its forward, its input included; likewise the next two.
         backward_bytes: At the peak of its backward.
         again_bytes: At the peak of a backward that adds gradients in place.
@@ -28,6 +30,7 @@ class Unit(NamedTuple):
         unsharded_bytes: Whole gradients.
         shard_bytes: Gradient shards.
         slack_bytes: What the allocator's rounding adds to what it keeps.
+        elsewhere: Of what it keeps, that in other columns than activations.
         has_bank: Whether it is a layer with experts, which are a group of their own.
     """
 
@@ -45,6 +48,7 @@ class Unit(NamedTuple):
     unsharded_bytes: int
     shard_bytes: int
     slack_bytes: int
+    elsewhere: tuple[tuple[Column, int], ...]
     has_bank: bool
 
 
@@ -70,6 +74,7 @@ def make_unit(block: BlockBytes, storage: BlockStorage | None, layer: bool, owne
             own.unsharded_bytes,
             own.shard_bytes,
             block.saved_slack_bytes,
+            tuple([item for item in block.saved.items() if item[0] is not ACTIVATIONS]),
             layer and storage is not None and storage.experts.gathered_bytes > 0,
         ),
     )
