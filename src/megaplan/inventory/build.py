@@ -35,13 +35,14 @@ def build_inventory(spec: Spec) -> Inventory:
     letters = parse_pattern(model.pattern, model.num_layers).layers
     indexed = _indexed_layers(model.attention)
     full = frozenset(model.attention.full_layers) if model.attention is not None else frozenset()
-    made: dict[tuple[str, bool, bool], Block] = {}
+    made: dict[str | tuple[bool, bool], Block] = {}
     layers = []
     for index, letter in enumerate(letters):
-        make = (letter, letter == "A" and index in indexed, index in full)
-        if make not in made:
-            made[make] = _layer_block(model, letter, with_indexer=make[1], full=make[2])
-        layers.append(made[make])
+        make = letter if letter != "A" else (index in indexed, index in full)
+        block = made.get(make)
+        if block is None:
+            block = made[make] = _layer_block(model, letter, with_indexer=index in indexed, full=index in full)
+        layers.append(block)
     outside = _outside_blocks(model, vocab_parallel=spec.mesh.vocab_parallel)
     total = sum([block.elements for block in layers]) + sum([block.elements for _, block in outside])
     idle = letters.count("E") * _idle_expert_parameters(model)
