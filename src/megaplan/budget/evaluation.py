@@ -128,7 +128,12 @@ class Evaluation:
             self.blocks[name] = found
         mesh = spec.mesh
         self.policy = Policy(
-            is_pipelined(mesh), spec.sharding.reshard_after_forward, in_place, mesh.dp_replicate > 1, mesh.ep > 1, self.boundary_bytes
+            pipelined=is_pipelined(mesh),
+            reshard=spec.sharding.reshard_after_forward,
+            in_place=in_place,
+            replicated=mesh.dp_replicate > 1,
+            gathers_ahead=mesh.ep > 1,
+            boundary_bytes=self.boundary_bytes,
         )
         self.slots = [self._parts(slot) for slot in layout.slots]
 
@@ -145,23 +150,19 @@ class Evaluation:
             family, storage = block.family, block.storage
             parameters += block.parameters
             attends = attends or block.attends
-            if block.layer and storage is not None:
-                storages.append(storage)
-                adamw_shard_bytes += storage.adamw_shard_bytes
-                num_routers += family is EXPERTS
-                names.append(name)
-                units.append(block.unit(owned))
-                owned = True
-                continue
+            num_routers += family is EXPERTS
             if storage is not None:
                 storages.append(storage)
-                root_uneven += storage.uneven
-                root_by_adamw = root_by_adamw and not storage.matrix_scratch
-                if family is EMBEDDING and name in slot.copies:
-                    copies = storage.dense
-                    continue
+                if block.layer:
+                    adamw_shard_bytes += storage.adamw_shard_bytes
+                else:
+                    root_uneven += storage.uneven
+                    root_by_adamw = root_by_adamw and not storage.matrix_scratch
+                    if family is EMBEDDING and name in slot.copies:
+                        copies = storage.dense
+                        continue
             names.append(name)
-            units.append(block.unit(owned and not _beside(name, family, ahead=ahead)))
+            units.append(block.unit(owned and (block.layer or not _beside(name, family, ahead=ahead))))
             owned = owned or family is not RELATION_BIAS
         if ahead:  # depths run before the final norm and the head, which the layout lists before them
             order = sorted(range(len(names)), key=lambda index: (names[index] in ("final_norm", "head"), names[index] == "head"))

@@ -75,14 +75,14 @@ def _largest(chunks: Sequence[Chunk], moments: Sequence[Occupancy], lingering: L
     """The largest moment, what is alive then, and the running chunk's part of it."""
     best: tuple[int, Occupancy, Peak] | None = None
     peaks: dict[tuple[Step, int, ChunkState], Peak] = {}
-    one_ceiling = len(chunks) == 1
+    only_backwards = len(chunks) == 1
     for moment in moments:
         step, index, _, states = moment
         chunk, state = chunks[index], states[index]
-        if one_ceiling and best is not None and step is not BACKWARD:
-            if _ceiling(chunk, max([moment.counts[0] for moment in moments]), lingering) <= best[0]:
-                break  # backwards come first
-            one_ceiling = False
+        if only_backwards and step is not BACKWARD:  # backwards come first
+            if best is not None and _ceiling(chunk, max([moment.counts[0] for moment in moments]), lingering) <= best[0]:
+                break
+            only_backwards = False
         beside = _beside(chunks, moment)
         if best is not None and step is not BACKWARD:
             bound = chunk.reduce_bound if step is REDUCE else chunk.forward_bound + (chunk.unsharded_bytes if state > FORWARDED else 0)
