@@ -16,7 +16,7 @@ VARIANTS = [
     {},
     {"sharding.reshard_after_forward": True},
     {"precision.grads": "bf16"},
-    {"batch.micro_batch_size": 1, "batch.seq_length": 16, "model.mlp.ffn_hidden_size": 8192},  # reductions are the largest
+    {"precision.grads": "bf16", "batch.micro_batch_size": 1, "batch.seq_length": 16, "model.mlp.ffn_hidden_size": 8192},
     {"mesh.ep": 2},
     {"model.vocab_size": 65536},
 ]
@@ -34,7 +34,7 @@ def test_nothing_larger_is_passed_over(
     budget_of: Callable[..., Budget],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of every rank; and no forward or reduction is above the bound by which it may be passed over."""
+    """Of every rank, where a reduction is the largest (a wide MLP, one short row) too; no forward or reduction is above its bound."""
     found, checked = step.step_peak, []
 
     def checking(chunks: Sequence[Chunk], moments: Sequence[Occupancy], lingering: step.Lingering) -> step.StepPeak:
