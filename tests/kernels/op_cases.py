@@ -124,6 +124,7 @@ CASES = [
     ),
     ssd_case("ssd", 64, 2),
     ssd_case("ssd_one_group_small_chunks", 16, 1),
+    ssd_case("ssd_limited", 32, 2, (0.08, 0.4)),
     Case(
         "m2rnn",
         lambda n, t: {
@@ -143,6 +144,7 @@ CASES = [
     ),
     mamba3_case("mamba3", 32, 3, 2),
     mamba3_case("mamba3_single_unrotated", 64, 1, 0),
+    mamba3_case("mamba3_single", 16, 1, 2, save_every=40, heavy_tail=True),
     route_case(normalize=True),
     route_case(normalize=False),
     Case(
@@ -219,5 +221,11 @@ CASES += [
     packed(_BY_NAME["ssd"], partial(ssd, chunk_size=64), exact_ssd, ("x", "dt", "B", "C")),
     packed(_BY_NAME["ssd_one_group_small_chunks"], partial(ssd, chunk_size=16), exact_ssd, ("x", "dt", "B", "C")),
     packed(_BY_NAME["mamba3"], partial(mamba3, chunk_size=32), exact_mamba3, ("x", "z", "B", "C", "dt", "A", "trapezoid", "angles")),
+    packed(
+        _BY_NAME["mamba3_single"],
+        partial(mamba3, **dict.fromkeys(("mimo_x", "mimo_z", "mimo_o")), chunk_size=16, save_every=40, heavy_tail=True),
+        partial(exact_mamba3, heavy_tail=True),
+        ("x", "z", "B", "C", "dt", "A", "trapezoid", "angles"),
+    ),
     packed(_BY_NAME["m2rnn"], partial(m2rnn, save_every=32), exact_m2rnn, ("q", "k", "v", "f")),
 ]

@@ -56,6 +56,12 @@ def exact_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int |
     return torch.einsum("bhij,bjhd->bihd", scores.masked_fill(~visible, -math.inf).softmax(-1), v)
 
 
+def exact_rope_of_first(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`exact_rope` of the first R dims."""
+    count = 2 * cos.shape[-1]
+    return torch.cat([exact_rope(x[..., :count], cos, sin), x[..., count:]], dim=-1)
+
+
 class Joined(torch.autograd.Function):
     """An output as it is, and a loss whose gradient is one whatever that of the output is."""
 
@@ -86,7 +92,7 @@ def exact_indexed_attention(
 ) -> Tensor:
     """The whole score matrices, sorted; the divergence as torch has it."""
     keys = functional.layer_norm(index_k, index_k.shape[-1:], k_scale, k_bias, EPS)
-    keys, queries = exact_rope(keys[:, :, None], cos, sin)[:, :, 0], exact_rope(index_q, cos, sin)
+    keys, queries = exact_rope_of_first(keys[:, :, None], cos, sin)[:, :, 0], exact_rope_of_first(index_q, cos, sin)
     scores = torch.einsum("bti,bits->bts", index_weights, torch.einsum("btid,bsd->bits", queries, keys).relu())
     scores = scores / math.sqrt(index_q.shape[2] * index_q.shape[3])
     position = torch.arange(q.shape[1])
@@ -94,8 +100,8 @@ def exact_indexed_attention(
     if window is not None:
         visible &= position[:, None] - window < position
     masked = scores.detach().masked_fill(~visible, -math.inf)
-    last = masked.sort(-1, descending=True).values[..., min(top_k, len(position)) - 1, None]
-    chosen = visible & (masked >= last)
+    best = masked.sort(dim=-1, descending=True, stable=True).indices[..., :top_k]
+    chosen = visible & torch.zeros_like(masked, dtype=torch.bool).scatter(-1, best, True)
     attended = (torch.einsum("bthd,bshd->bhts", q, k) * 0.3).masked_fill(~chosen[:, None], -math.inf).softmax(-1)
     log_chosen = scores.masked_fill(~chosen, -math.inf).log_softmax(-1).masked_fill(~chosen, 0)
     target = attended.detach()
@@ -113,11 +119,20 @@ def exact_conv_after(initial: Tensor, x: Tensor, weight: Tensor, bias: Tensor | 
     return exact_conv(torch.cat([initial, x], 1), weight, bias, silu)[:, initial.shape[1] :]
 
 
-def exact_ssd(x: Tensor, dt: Tensor, A_log: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor) -> Tensor:
+def exact_ssd(
+    x: Tensor,
+    dt: Tensor,
+    A_log: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    dt_bias: Tensor,
+    dt_limits: tuple[float, float] = (0.0, math.inf),
+) -> Tensor:
     """The recurrence, position by position."""
     repeats = x.shape[2] // B.shape[2]
     B, C = B.repeat_interleave(repeats, 2), C.repeat_interleave(repeats, 2)
-    step = functional.softplus(dt + dt_bias)
+    step = functional.softplus(dt + dt_bias).clamp(*dt_limits)
     state = x.new_zeros(x.shape[0], x.shape[2], x.shape[3], B.shape[3])
     found = []
     for t in range(x.shape[1]):
@@ -155,6 +170,7 @@ def exact_mamba3(
     mimo_x: Tensor | None = None,
     mimo_z: Tensor | None = None,
     mimo_o: Tensor | None = None,
+    heavy_tail: bool = False,
 ) -> Tensor:
     """The recurrence, position by position and rank by rank; the state turns back, not keys and queries forth, and what was added a step
     ago is kept beside it.
@@ -164,7 +180,10 @@ def exact_mamba3(
     state = previous = x.new_zeros(x.shape[0], x.shape[2], x.shape[3], B.shape[4])
     found = []
     for t in range(x.shape[1]):
-        step, rate = functional.softplus(dt[:, t] + dt_bias), functional.softplus(A[:, t]).clamp(min=1e-4)
+        step, rate = (
+            functional.softplus(dt[:, t] + dt_bias),
+            (heavy_tailed(A[:, t]) if heavy_tail else functional.softplus(A[:, t])).clamp(min=1e-4),
+        )
         share, decay = trapezoid[:, t].sigmoid(), (-step * rate).exp()
         keys, queries = (
             each[:, t].repeat_interleave(repeats, 2).transpose(1, 2) + bias for each, bias in ((B, B_bias), (C, C_bias))
@@ -175,7 +194,7 @@ def exact_mamba3(
         state = decay[..., None, None] * (state + ((1 - share) * step)[..., None, None] * previous)
         if angles is not None:
             angle = -math.pi * angles[:, t, None].tanh() * step[..., None]
-            state = turned(state, angle)
+            state = turned(state, angle, neighbours=mimo_x is None)
         state = state + (share * step)[..., None, None] * added
         y = torch.zeros_like(x[:, t])
         for r in range(B.shape[2]):
@@ -186,10 +205,18 @@ def exact_mamba3(
     return torch.stack(found, 1)
 
 
-def turned(rows: Tensor, angle: Tensor) -> Tensor:
-    """Complex multiplication by exp(i · angle) of the pairs (j, j + S // 2), j < N."""
+def heavy_tailed(x: Tensor) -> Tensor:
+    return torch.where(x >= 0, 1 + x, 1 / (1 - torch.where(x >= 0, 0, x)))
+
+
+def turned(rows: Tensor, angle: Tensor, neighbours: bool) -> Tensor:
+    """Complex multiplication by exp(i · angle) of the pairs (2j, 2j + 1) or (j, j + S // 2), j < N."""
     count, half = angle.shape[-1], rows.shape[-1] // 2
-    pairs = torch.complex(rows[..., :count], rows[..., half : half + count]) * torch.polar(torch.ones_like(angle), angle)[:, :, None]
+    turn = torch.polar(torch.ones_like(angle), angle)[:, :, None]
+    if neighbours:
+        pairs = torch.view_as_complex(rows[..., : 2 * count].unflatten(-1, (count, 2)).contiguous()) * turn
+        return torch.cat([torch.view_as_real(pairs).flatten(-2), rows[..., 2 * count :]], -1)
+    pairs = torch.complex(rows[..., :count], rows[..., half : half + count]) * turn
     return torch.cat([pairs.real, rows[..., count:half], pairs.imag, rows[..., half + count :]], -1)
 
 

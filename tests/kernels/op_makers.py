@@ -154,7 +154,7 @@ def indexed_case(name: str, top_k: int, window: int | None) -> Case:
     )
 
 
-def ssd_case(name: str, chunk_size: int, num_groups: int) -> Case:
+def ssd_case(name: str, chunk_size: int, num_groups: int, dt_limits: tuple[float, float] = (0.0, math.inf)) -> Case:
     return Case(
         name,
         lambda n, t: {
@@ -166,14 +166,14 @@ def ssd_case(name: str, chunk_size: int, num_groups: int) -> Case:
             "D": n(4),
             "dt_bias": n(4) - 2,
         },
-        lambda i: (ssd(**i, chunk_size=chunk_size),),
-        lambda i: (exact_ssd(**i),),
+        lambda i: (ssd(**i, chunk_size=chunk_size, dt_limits=dt_limits),),
+        lambda i: (exact_ssd(**i, dt_limits=dt_limits),),
         ("x", "dt", "A_log", "B", "C", "D", "dt_bias"),
         lambda t: [((BATCH, math.ceil(t / chunk_size), 4, 5, 7), "x")],
     )
 
 
-def mamba3_case(name: str, chunk_size: int, rank: int, num_angles: int) -> Case:
+def mamba3_case(name: str, chunk_size: int, rank: int, num_angles: int, save_every: int | None = None, heavy_tail: bool = False) -> Case:
     heads, groups, width, state = 4, 2, 5, 7
     mimo = ("mimo_x", "mimo_z", "mimo_o") if rank > 1 else ()
     absent = dict.fromkeys([*([] if num_angles else ["angles"]), *([] if mimo else ["mimo_x", "mimo_z", "mimo_o"])])
@@ -194,12 +194,12 @@ def mamba3_case(name: str, chunk_size: int, rank: int, num_angles: int) -> Case:
             "dt_bias": n(heads) - 2,
             **{weight: n(heads, rank, width) for weight in mimo},
         },
-        lambda i: (mamba3(**i, **absent, chunk_size=chunk_size),),
-        lambda i: (exact_mamba3(**i),),
+        lambda i: (mamba3(**i, **absent, chunk_size=chunk_size, save_every=save_every, heavy_tail=heavy_tail),),
+        lambda i: (exact_mamba3(**i, heavy_tail=heavy_tail),),
         ("x", "z", "B", "C", "dt", "A", "trapezoid", *(("angles",) if num_angles else ()), "B_bias", "C_bias", "D", "dt_bias", *mimo),
         lambda t: [
-            ((BATCH, math.ceil(t / chunk_size), heads, width, state), "x"),
-            ((BATCH, math.ceil(t / chunk_size), heads, num_angles), "accumulator"),
+            ((BATCH, math.ceil(t / (save_every or chunk_size)), heads, width, state), "x"),
+            ((BATCH, math.ceil(t / (save_every or chunk_size)), heads, num_angles), "accumulator"),
         ],
     )
 

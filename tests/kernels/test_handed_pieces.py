@@ -10,7 +10,7 @@ from megakernels.causal_conv1d.pieces import conv_pieces, conv_pieces_backward
 from megakernels.m2rnn import m2rnn
 from megakernels.m2rnn.piece import m2rnn_piece, m2rnn_piece_backward
 from megakernels.mamba3 import mamba3
-from megakernels.mamba3.piece import behind, behind_backward, mamba3_piece, mamba3_piece_backward
+from megakernels.mamba3.piece import Settings, behind, behind_backward, mamba3_piece, mamba3_piece_backward
 from megakernels.ssd import ssd
 from megakernels.ssd.piece import ssd_piece, ssd_piece_backward
 
@@ -64,7 +64,8 @@ def test_a_scan_of_pieces_is_the_scan_of_the_sequence(packed: bool) -> None:
     inputs = [draw(BATCH, T, 4, 3), draw(BATCH, T, 4), draw(4), draw(BATCH, T, 2, 5), draw(BATCH, T, 2, 5), draw(4), draw(4)]
     tokens = (0, 1, 3, 4)
     whole_starts, starts = document_starts(packed)
-    expected = ssd(*inputs, 4, whole_starts)
+    limits = 0.4, 1.5
+    expected = ssd(*inputs, 4, whole_starts, dt_limits=limits)
     gradient = torch.randn_like(expected)
     wanted = torch.autograd.grad(expected, inputs, gradient)
     plain = [tensor.detach() for tensor in inputs]
@@ -75,21 +76,21 @@ def test_a_scan_of_pieces_is_the_scan_of_the_sequence(packed: bool) -> None:
         return [piece(tensor, index) if place in tokens else tensor for place, tensor in enumerate(tensors)]
 
     for index in range(PIECES):
-        state = ssd_piece(state, own(plain, index), piece(starts, index), 4, piece(y, index), states[:, index])
+        state = ssd_piece(state, own(plain, index), piece(starts, index), 4, piece(y, index), states[:, index], limits)
     assert rms_ratio(y, expected) < EXACT
     gradients = [torch.zeros_like(tensor) for tensor in plain]
     grad_state = torch.zeros_like(state)
     for index in reversed(range(PIECES)):
         grad_state = ssd_piece_backward(
-            grad_state, piece(gradient, index), own(plain, index), piece(starts, index), states[:, index], 4, own(gradients, index)
+            grad_state, piece(gradient, index), own(plain, index), piece(starts, index), states[:, index], 4, own(gradients, index), limits
         )
     for found, right in zip(gradients, wanted, strict=True):
         assert rms_ratio(found, right) < EXACT
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize(("rank", "num_angles"), [(1, 0), (3, 2)])
-def test_a_trapezoidal_scan_of_pieces_is_that_of_the_sequence(rank: int, num_angles: int, packed: bool) -> None:
+@pytest.mark.parametrize(("rank", "num_angles", "heavy_tail"), [(1, 0, False), (1, 2, True), (3, 2, False)])
+def test_a_trapezoidal_scan_of_pieces_is_that_of_the_sequence(rank: int, num_angles: int, heavy_tail: bool, packed: bool) -> None:
     """State and phase cross the pieces, and a share of each first position goes to the weight of the one before it."""
     torch.manual_seed(0)
     heads, groups, width, dim = 4, 2, 3, 5
@@ -104,7 +105,8 @@ def test_a_trapezoidal_scan_of_pieces_is_that_of_the_sequence(rank: int, num_ang
     inputs += [draw(heads, rank, dim), draw(heads, rank, dim), draw(heads), draw(heads)]
     inputs += [draw(heads, rank, width) if rank > 1 else None for _ in range(3)]
     whole_starts, starts = document_starts(packed)
-    expected = mamba3(*inputs, 4, whole_starts)
+    settings = Settings(chunk_size=3, save_every=4, heavy_tail=heavy_tail)
+    expected = mamba3(*inputs, 3, whole_starts, save_every=4, heavy_tail=heavy_tail)
     gradient = torch.randn_like(expected)
     given = [tensor for tensor in inputs if tensor is not None]
     wanted = torch.autograd.grad(expected, given, gradient)
@@ -125,7 +127,7 @@ def test_a_trapezoidal_scan_of_pieces_is_that_of_the_sequence(rank: int, num_ang
     ahead = [*(behind(*first(index)) for index in range(1, PIECES)), zero]
     for index in range(PIECES):
         kept = states[:, index], phases[:, index]
-        carried = mamba3_piece(carried, own(plain, index), piece(starts, index), ahead[index], 4, piece(y, index), *kept)
+        carried = mamba3_piece(carried, own(plain, index), piece(starts, index), ahead[index], settings, piece(y, index), *kept)
     assert rms_ratio(y, expected) < EXACT
     gradients = [None if tensor is None else torch.zeros_like(tensor) for tensor in plain]
     grad_carried, grad_ahead = torch.zeros_like(carried), torch.empty_like(zero)
@@ -138,7 +140,7 @@ def test_a_trapezoidal_scan_of_pieces_is_that_of_the_sequence(rank: int, num_ang
             piece(starts, index),
             ahead[index],
             *kept,
-            4,
+            settings,
             own(gradients, index),
             grad_ahead,
         )

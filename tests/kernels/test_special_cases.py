@@ -93,8 +93,7 @@ def test_cross_entropy_of_large_logits_is_finite() -> None:
 def test_ssd_survives_any_decay(rate: float) -> None:
     """Factors such as exp(c_i) · exp(−c_j) would overflow at the strong end; sums that cancel would lose gradients at the weak one.
 
-    A decay is the exponential of a difference of sums as large as `largest`, so its relative error is their rounding error, and the
-    tolerance has it.
+    At the strong end running sums reach thousands; a decay made of their differences would have their rounding for its relative error.
     """
     inputs = next(case for case in CASES if case.name == "ssd").make(200, torch.float32)
     with torch.no_grad():
@@ -104,40 +103,7 @@ def test_ssd_survives_any_decay(rate: float) -> None:
     found = gradients([y], list(inputs.values()), [torch.ones_like(y)])
     expected = gradients([exact], list(wide.values()), [torch.ones_like(exact)])
     ratios = dict(zip(["y", *inputs], map(rms_ratio, (y, *found), (exact, *expected)), strict=True))
-    largest = rate * torch.nn.functional.softplus(wide["dt"] + wide["dt_bias"])[:, :64].sum(1).max().item()
-    tolerance = TOLERANCE[torch.float32] + torch.finfo(torch.float32).eps * largest
-    assert {name: ratio for name, ratio in ratios.items() if not ratio <= tolerance} == {}
-
-
-def test_few_visible_keys_are_all_attended_to() -> None:
-    """With as many choices as positions it is plain attention, the window's or document's too."""
-    inputs = next(case for case in CASES if case.name == "indexed_attention").make(20, torch.float64, requires_grad=False)
-    for window, starts in ((None, None), (5, None), (None, torch.tensor([[0] * 7 + [7] * 13] * 2, dtype=torch.int32))):
-        found = indexed_attention(**inputs, scale=0.3, top_k=20, loss_factor=1.0, eps=1e-5, window=window, starts=starts)
-        assert rms_ratio(found, attention(*(inputs[name] for name in "qkv"), 0.3, window, starts)) < 1e-12
-
-
-def test_an_indexer_is_trained_by_its_own_loss_alone() -> None:
-    """Its gradient is the same whatever the loss makes of the output, and q, k and v have none of it."""
-    inputs = next(case for case in CASES if case.name == "indexed_attention").make(20, torch.float64)
-    index, attended = ("index_q", "index_k", "index_weights", "k_scale", "k_bias"), ("q", "k", "v")
-
-    def found(names: tuple[str, ...], cotangent: float, loss_factor: float) -> tuple[Tensor, ...]:
-        out = indexed_attention(**inputs, scale=0.3, top_k=4, loss_factor=loss_factor, eps=1e-5)
-        return gradients([out], [inputs[name] for name in names], [torch.full_like(out, cotangent)])
-
-    assert all(torch.equal(one, other) for one, other in zip(found(index, 0.0, 1.0), found(index, 7.0, 1.0), strict=True))
-    assert all(gradient.count_nonzero() == 0 for gradient in found(index, 1.0, 0.0))
-    assert all(gradient.count_nonzero() > 0 for gradient in found(index, 0.0, 1.0))
-    assert all(torch.equal(one, other) for one, other in zip(found(attended, 1.0, 0.0), found(attended, 1.0, 9.0), strict=True))
-
-
-def test_equal_scores_are_chosen_together() -> None:
-    """Zero weights score all keys alike: none is left out, however few are asked for."""
-    inputs = next(case for case in CASES if case.name == "indexed_attention").make(20, torch.float64, requires_grad=False)
-    inputs["index_weights"] = torch.zeros_like(inputs["index_weights"])
-    found = indexed_attention(**inputs, scale=0.3, top_k=1, loss_factor=1.0, eps=1e-5)
-    assert rms_ratio(found, attention(*(inputs[name] for name in "qkv"), 0.3)) < 1e-12
+    assert {name: ratio for name, ratio in ratios.items() if not ratio <= TOLERANCE[torch.float32]} == {}
 
 
 def test_ssd_chunks_do_not_change_the_result() -> None:
@@ -150,16 +116,17 @@ def test_mamba3_chunks_do_not_change_the_result() -> None:
     inputs = next(case for case in CASES if case.name == "mamba3").make(70, torch.float64)
     whole = mamba3(**inputs, chunk_size=70)
     assert max(rms_ratio(mamba3(**inputs, chunk_size=size), whole) for size in (1, 7, 64, 500)) < 1e-12
+    assert max(rms_ratio(mamba3(**inputs, chunk_size=7, save_every=size), whole) for size in (1, 7, 20, 500)) < 1e-12
 
 
-@pytest.mark.parametrize("name", ["mamba3", "mamba3_single_unrotated", "mamba3_packed"])
+@pytest.mark.parametrize("name", ["mamba3", "mamba3_single", "mamba3_single_unrotated", "mamba3_packed"])
 def test_gradients_of_mamba3_are_finite_differences(name: str) -> None:
     """In fp64, across chunks of two positions."""
     inputs = next(case for case in CASES if case.name == name).make(5, torch.float64)
     absent = {each: None for each in ("angles", "mimo_x", "mimo_z", "mimo_o") if each not in inputs}
 
     def call(*tensors: Tensor) -> Tensor:
-        return mamba3(**dict(zip(inputs, tensors, strict=True)), **absent, chunk_size=2)
+        return mamba3(**dict(zip(inputs, tensors, strict=True)), **absent, chunk_size=2, save_every=4, heavy_tail=name == "mamba3_single")
 
     assert torch.autograd.gradcheck(call, tuple(inputs.values()), fast_mode=True)
 

@@ -1,7 +1,7 @@
 """What every operation shares: registration, accumulation dtype, shape checks, device dispatch."""
 
 from megakernels._common.device import chooses_triton, runs_triton, use_kernels
-from megakernels._common.numerics import accumulator_dtype, row_blocks, upcast
+from megakernels._common.numerics import accumulator_dtype, row_blocks, span_sums, upcast
 from megakernels._common.pieces import absolute, as_stored, in_order, piece_rows, require_pieces
 from megakernels._common.registration import fake_like, join, only_needed
 from megakernels._common.scratch import dropped_bytes, scratch_bytes, state_scratch
@@ -24,6 +24,7 @@ __all__ = [
     "row_blocks",
     "runs_triton",
     "scratch_bytes",
+    "span_sums",
     "state_scratch",
     "upcast",
     "use_kernels",

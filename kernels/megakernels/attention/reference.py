@@ -55,7 +55,7 @@ def backward(
     groups, keys, values = _by_group(upcast(q) * scale, num_groups), _by_group(upcast(k), num_groups), _by_group(upcast(v), num_groups)
     grads = _by_group(upcast(grad_out), num_groups)
     delta = (grads * _by_group(upcast(out), num_groups)).sum(-1, keepdim=True)
-    group_lse = lse.reshape(lse.shape[0], num_groups, -1, lse.shape[-1], 1)
+    group_lse = torch.unflatten(lse, 1, (num_groups, lse.shape[1] // num_groups)).unsqueeze(-1)
     grad_q = torch.empty(q.shape, dtype=q.dtype, device=q.device) if needs[0] else None
     grad_k = torch.zeros_like(keys[:, :, 0]) if needs[1] else None
     grad_v = torch.zeros_like(values[:, :, 0]) if needs[2] else None
@@ -105,7 +105,7 @@ def _scores(queries: Tensor, keys: Tensor, rows: slice, seen: slice, window: int
 def _per_query(queries: Tensor, matrix: Tensor) -> Tensor:
     """[B, G, R, q, a] · [B, G, a, b] as [B, G, R, q, b]; the R heads of a group share the matrix, so they are one matrix product."""
     batch, num_groups, shared, num_queries, _ = queries.shape
-    return (queries.flatten(2, 3) @ matrix).view(batch, num_groups, shared, num_queries, -1)
+    return (queries.flatten(2, 3) @ matrix).view(batch, num_groups, shared, num_queries, matrix.shape[-1])
 
 
 def _per_key(weights: Tensor, queries: Tensor) -> Tensor:

@@ -6,9 +6,10 @@ from torch.library import custom_op
 
 from megakernels._common import accumulator_dtype, join, require, runs_triton
 from megakernels.cross_entropy import reference
+from megakernels.cross_entropy.labels import check_labels, refuse_labels
 from megakernels.cross_entropy.slices import slice_gradient, slice_statistics
 
-__all__ = ["cross_entropy", "slice_gradient", "slice_statistics"]
+__all__ = ["check_labels", "cross_entropy", "slice_gradient", "slice_statistics"]
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int = -100) -> Tensor:
@@ -23,7 +24,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int = -100) -> T
         fp32 scalar (fp64 for fp64 logits).
 
     Raises:
-        ValueError: shapes do not fit, or labels are not int64.
+        ValueError: shapes do not fit, labels are not int64 or, on a CPU, one is out of bounds; on CUDA the device asserts.
     """
     require(
         logits.dim() == 2 and labels.shape == logits.shape[:1],
@@ -39,6 +40,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int = -100) -> T
 
 @custom_op("megakernels::cross_entropy", mutates_args=())
 def _cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+    refuse_labels(labels, logits.shape[1], ignore_index)
     if runs_triton(logits):
         from megakernels.cross_entropy import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
 

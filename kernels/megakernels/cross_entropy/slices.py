@@ -21,7 +21,8 @@ def slice_statistics(logits: Tensor, labels: Tensor, first: int) -> tuple[Tensor
 
     Args:
         logits: [N, V / n], of the words first … first + V / n − 1.
-        labels: int64 [N], of the whole vocabulary; a label outside the slice, or one that does not count, contributes zero.
+        labels: int64 [N], of the whole vocabulary; a label outside the slice, or one that does not count, contributes zero;
+            whoever joins the slices knows the vocabulary and calls `check_labels`.
         first: The slice's first word.
 
     Returns:

@@ -34,7 +34,7 @@ def indexed_attention(
     window: int | None = None,
     starts: Tensor | None = None,
 ) -> Tensor:
-    """Softmax attention of every query to the visible keys whose index score is among its `top_k` largest, all equal ones included.
+    """Softmax attention of every query to the `top_k` visible keys of largest index score, of equal scores to those that come first.
 
     The score of key s for query t is Σ_i w_{t,i} relu(a_{t,i} · b_s) / √(I D): a the rotated index queries, b the rotated layer norm of
     index keys. The choice itself has no gradient. Instead the backward gives the indexer's inputs the gradient of
@@ -52,7 +52,7 @@ def indexed_attention(
         index_weights: [B, T, I], w.
         k_scale: [D], of the layer norm.
         k_bias: [D].
-        cos: fp32 [T, R/2] with R ≤ D: angles of the last R dims of a and b; no gradient.
+        cos: fp32 [T, R/2] with R ≤ D: angles of the first R dims of a and b; no gradient.
         sin: fp32 [T, R/2]; no gradient.
         scale: Factor on the attention scores.
         top_k: Keys that a query attends to; all where it sees no more.

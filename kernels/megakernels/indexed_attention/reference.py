@@ -1,8 +1,9 @@
 """Attention to indexed keys in plain torch, a block of queries at a time, with explicit backward formulas.
 
-With I the index scores, S_t the visible keys whose score is at least the top_k-th largest, and s = scale · q kᵀ: out = Σ_{S_t} p v with
-p = exp(s − lse), and c = exp(I − index_lse) the softmax of scores over S_t. The backward recomputes both from what is saved, each query's
-threshold among it; index scores are recomputed as they were computed, so that the threshold's own key compares equal.
+With I the index scores, S_t the top_k visible keys of largest score, of equal ones those that come first, and s = scale · q kᵀ:
+out = Σ_{S_t} p v with p = exp(s − lse), and c = exp(I − index_lse) the softmax of scores over S_t. The backward recomputes both from what
+is saved, each query's threshold, the top_k-th largest score, among it: a key above it is chosen, and of those equal to it as many as are
+wanted. Index scores are recomputed as they were computed, so that they compare as they did.
 
 Queries may be a piece of a sequence: they come from position `first` on, and keys are all of the sequence up to the piece's end.
 
@@ -19,7 +20,6 @@ import torch
 from torch import Tensor
 
 from megakernels._common import accumulator_dtype, row_blocks, upcast
-from megakernels.rope.reference import rotate_backward, rotate_forward
 
 SCRATCH_ELEMENTS = 1 << 24
 """Scores held at once, over all sequences and heads."""
@@ -100,14 +100,14 @@ class _Index:
 def make_keys(index_k: Tensor, k_scale: Tensor, k_bias: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
     """Index keys [B, S, D] before their norm -> b, normed and rotated, in the accumulation dtype."""
     normed, _ = _normed(index_k, eps)
-    return rotate_forward((normed * upcast(k_scale) + upcast(k_bias)).unsqueeze(2), cos, sin).squeeze(2)
+    return _rotated((normed * upcast(k_scale) + upcast(k_bias)).unsqueeze(2), cos, sin).squeeze(2)
 
 
 def make_keys_backward(
     grad_keys: Tensor, index_k: Tensor, k_scale: Tensor, cos: Tensor, sin: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of index_k, the norm's scale and its bias."""
-    grad = rotate_backward(grad_keys.unsqueeze(2), cos, sin).squeeze(2)
+    grad = _rotated(grad_keys.unsqueeze(2), cos, -sin).squeeze(2)
     normed, rstd = _normed(index_k, eps)
     scaled = grad * upcast(k_scale)
     centred = scaled - scaled.mean(-1, keepdim=True) - normed * (scaled * normed).mean(-1, keepdim=True)
@@ -128,7 +128,7 @@ def forward(given: Indexed) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         scores = index.scores(index.overlap(rows, seen), rows).masked_fill_(~visible, float("-inf"))
         count = scores.shape[-1]
         threshold = scores.topk(given.top_k).values[..., -1] if given.top_k <= count else torch.full_like(scores[..., 0], float("-inf"))
-        chosen = visible & (scores >= threshold.unsqueeze(-1))
+        chosen = _chosen(scores, threshold, visible, given.top_k)
         thresholds[:, rows] = threshold
         index_lse[:, rows] = scores.masked_fill_(~chosen, float("-inf")).logsumexp(-1)
         attended = _attended(given, queries[:, :, rows], keys[:, :, seen], chosen)
@@ -148,7 +148,8 @@ def backward(grad_out: Tensor, given: Indexed, out: Tensor, lse: Tensor, thresho
     for rows, seen in given.blocks():
         overlap = index.overlap(rows, seen)
         scores = index.scores(overlap, rows)
-        chosen = given.visible(rows, seen) & (scores >= thresholds[:, rows, None])
+        visible = given.visible(rows, seen)
+        chosen = _chosen(scores.masked_fill(~visible, float("-inf")), thresholds[:, rows], visible, given.top_k)
         logits = _attended(given, queries[:, :, rows], keys[:, :, seen], chosen).sub_(lse[:, :, rows, None])
         p = logits.exp()
         grad_v[:, :, seen] += p.mT @ grads[:, :, rows]
@@ -165,14 +166,14 @@ def backward(grad_out: Tensor, given: Indexed, out: Tensor, lse: Tensor, thresho
     width, num_index_heads = index.keys.shape[-1], index.weights.shape[1]
     return (
         *(_like(grad.transpose(1, 2), like) for grad, like in ((grad_q, given.q), (grad_k, given.k), (grad_v, given.v))),
-        _like(rotate_backward(grad_a.transpose(1, 2), given.cos, given.sin), given.index_q),
+        _like(_rotated(grad_a.transpose(1, 2), given.cos, -given.sin), given.index_q),
         grad_b,
         _like(grad_w.mT * (num_index_heads * width) ** -0.5, given.index_weights),
     )
 
 
 def _index(given: Indexed) -> _Index:
-    queries = rotate_forward(upcast(given.index_q), given.cos, given.sin).transpose(1, 2)
+    queries = _rotated(upcast(given.index_q), given.cos, given.sin).transpose(1, 2)
     num_heads, width = queries.shape[1], queries.shape[3]
     return _Index(queries, given.keys, upcast(given.index_weights).mT * (num_heads * width) ** -0.5)
 
@@ -183,6 +184,21 @@ def _normed(index_k: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     centred = plain - plain.mean(-1, keepdim=True)
     rstd = (centred.square().mean(-1, keepdim=True) + eps).rsqrt()
     return centred * rstd, rstd
+
+
+def _chosen(scores: Tensor, threshold: Tensor, visible: Tensor, top_k: int) -> Tensor:
+    """The `top_k` keys of largest score [B, q, k], of equal scores those that come first; scores are −∞ where a key is not visible."""
+    above, equal = scores > threshold.unsqueeze(-1), (scores == threshold.unsqueeze(-1)) & visible
+    wanted = top_k - above.sum(-1, keepdim=True)
+    return above | (equal & (equal.cumsum(-1) <= wanted))
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """[B, T, I, D] with the first R dims rotated by the angles of cos and sin [T, R/2], half-split; the opposite turn has −sin."""
+    half = cos.shape[-1]
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    first, second = x[..., :half], x[..., half : 2 * half]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, x[..., 2 * half :]], -1)
 
 
 def _attended(given: Indexed, queries: Tensor, keys: Tensor, chosen: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from megakernels._common import accumulator_dtype, fake_like, join, only_needed, require, runs_triton, state_scratch
+from megakernels.cross_entropy.labels import refuse_labels
 from megakernels.linear_cross_entropy import slices
 
 __all__ = ["linear_cross_entropy", "linear_slice_gradients", "linear_slice_statistics"]
@@ -28,7 +29,7 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor, ignore_index
         fp32 scalar (fp64 for fp64 inputs).
 
     Raises:
-        ValueError: shapes or dtypes do not fit.
+        ValueError: shapes or dtypes do not fit or, on a CPU, a label is out of bounds; on CUDA the device asserts.
 
     Source: arXiv:2411.09009, section 4; z-loss: arXiv:2204.02311, section 5.
     """
@@ -43,7 +44,8 @@ def linear_slice_statistics(x: Tensor, weight: Tensor, labels: Tensor, first: in
     Args:
         x: [N, h].
         weight: [V / n, h], of the words first … first + V / n − 1, in x's dtype.
-        labels: int64 [N], of the whole vocabulary; a label of another part, or one that does not count, contributes zero.
+        labels: int64 [N], of the whole vocabulary; a label of another part, or one that does not count, contributes zero;
+            whoever joins the parts knows the vocabulary and calls `check_labels`.
         first: The part's first word.
 
     Returns:
@@ -93,6 +95,7 @@ def _require(operation: str, x: Tensor, weight: Tensor, labels: Tensor) -> None:
 
 @custom_op("megakernels::linear_cross_entropy", mutates_args=())
 def _linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor, ignore_index: int, z_loss: float) -> tuple[Tensor, Tensor]:
+    refuse_labels(labels, weight.shape[0], ignore_index)
     return slices.forward(x, weight, labels, ignore_index, z_loss, _on_slices(x))
 
 

@@ -52,7 +52,7 @@ def forward(
     for index, positions in enumerate(segments):
         segment = _segment(k, v, f, state_map, dt_bias, A_log, starts, states[:, index], positions)
         queries = _per_step(q, positions).unsqueeze(3)  # [L, 1, B, 1, K]
-        read = (queries @ _by_sequence(segment.states[1:], batch)).squeeze(3)
+        read = (queries @ _by_sequence(segment.states[1:], batch, key_width)).squeeze(3)
         y[:, positions] = (read + upcast(D).unsqueeze(1) * segment.v).permute(2, 0, 1, 3)
         states[:, index + 1] = segment.states[-1].view(num_heads, batch, key_width, value_width).transpose(0, 1)
     return y, states
@@ -74,7 +74,7 @@ def backward(
     save_every: int,
 ) -> tuple[tuple[Tensor, ...], Tensor]:
     """From the gradients of the last state [B, H, K, V] (None is zero) and of y: those of q to A_log in order, and of the first state."""
-    batch = q.shape[0]
+    batch, _, key_width = q.shape
     grad_q, grad_k, grad_v, grad_f = (torch.empty(like.shape, dtype=like.dtype, device=like.device) for like in (q, k, v, f))
     parameters = (state_map, D, dt_bias, A_log)
     grad_map, grad_D, grad_dt_bias, grad_A_log = (torch.zeros(like.shape, dtype=states.dtype, device=like.device) for like in parameters)
@@ -85,16 +85,16 @@ def backward(
         queries = _per_step(q, positions)
         grad_states, grad_inner = _segment_backward(segment, upcast(state_map), queries, grad, grad_state)
         grad_state = grad_states[0].clone()  # a view would keep the whole segment
-        inner = _by_sequence(grad_inner, batch)
+        inner = _by_sequence(grad_inner, batch, key_width)
 
-        grad_q[:, positions] = (_by_sequence(segment.states[1:], batch) @ grad.unsqueeze(-1)).squeeze(-1).sum(1).transpose(0, 1)
+        grad_q[:, positions] = (_by_sequence(segment.states[1:], batch, key_width) @ grad.unsqueeze(-1)).squeeze(-1).sum(1).transpose(0, 1)
         grad_k[:, positions] = (inner @ segment.v.unsqueeze(-1)).squeeze(-1).sum(1).transpose(0, 1)
         grad_v[:, positions] = ((segment.k.unsqueeze(3) @ inner).squeeze(3) + upcast(D).unsqueeze(1) * grad).permute(2, 0, 1, 3)
         grad_map += segment.before().transpose(0, 1).flatten(1, 2).mT @ grad_inner.transpose(0, 1).flatten(1, 2)
         grad_D += (grad * segment.v).sum((0, 2))
 
         moved = segment.candidates.sub_(segment.before()).mul_(grad_states[1:])
-        grad_log_decay = -segment.log_decay.exp() * _by_sequence(moved, batch).sum((3, 4))  # [L, H, B]
+        grad_log_decay = -segment.log_decay.exp() * _by_sequence(moved, batch, key_width).sum((3, 4))  # [L, H, B]
         grad_raw = grad_log_decay * segment.rate * torch.sigmoid(segment.raw)
         grad_f[:, positions] = grad_raw.permute(2, 0, 1)
         grad_dt_bias += grad_raw.sum((0, 2))
@@ -109,7 +109,7 @@ def backward(
         grad_dt_bias.to(dt_bias.dtype),
         grad_A_log.to(A_log.dtype),
     )
-    return found, torch.unflatten(grad_state, 1, (batch, -1)).transpose(0, 1)
+    return found, torch.unflatten(grad_state, 1, (batch, key_width)).transpose(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +197,6 @@ def _merged(states: Tensor) -> Tensor:
     return states.transpose(0, 1).flatten(1, 2)
 
 
-def _by_sequence(states: Tensor, batch: int) -> Tensor:
+def _by_sequence(states: Tensor, batch: int, key_width: int) -> Tensor:
     """[L, H, B·K, V] as [L, H, B, K, V]."""
-    return states.view(*states.shape[:2], batch, -1, states.shape[3])
+    return torch.unflatten(states, 2, (batch, key_width))

@@ -8,7 +8,7 @@ position has for the one before, so that all pieces can have theirs before any o
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,9 +17,23 @@ from torch.nn.functional import softplus
 
 from megakernels._common import upcast
 from megakernels.mamba3 import reference
-from megakernels.mamba3.reference import Scan
+from megakernels.mamba3.chunk import Scan
 
-__all__ = ["behind", "behind_backward", "mamba3_piece", "mamba3_piece_backward"]
+__all__ = ["Settings", "behind", "behind_backward", "mamba3_piece", "mamba3_piece_backward"]
+
+
+class Settings(NamedTuple):
+    """Numbers of `mamba3`.
+
+    Attributes:
+        chunk_size: Positions computed at once.
+        save_every: Positions between two kept states.
+        heavy_tail: The rate of decay is the function that falls slowly below 0, not softplus.
+    """
+
+    chunk_size: int
+    save_every: int
+    heavy_tail: bool = False
 
 
 def behind(dt: Tensor, trapezoid: Tensor, dt_bias: Tensor, starts: Tensor | None) -> Tensor:
@@ -54,7 +68,7 @@ def mamba3_piece(
     inputs: Sequence[Tensor | None],
     starts: Tensor | None,
     ahead: Tensor,
-    chunk_size: int,
+    settings: Settings,
     y: Tensor,
     states: Tensor,
     phases: Tensor,
@@ -66,15 +80,15 @@ def mamba3_piece(
         inputs: x, z, B, C, dt, A, trapezoid and angles of the piece, B_bias, C_bias, D, dt_bias, mimo_x, mimo_z and mimo_o, of the heads.
         starts: int32 [B, t] or None, counted from the piece's first position: negative where a document began before.
         ahead: [B, H] in the accumulation dtype, `behind` of the next piece; zero where there is none.
-        chunk_size: Positions computed at once.
+        settings: The rest.
         y: [B, t, H, P], written.
-        states: [B, ceil(t / chunk_size), H, P, S], written: the weighted state at each chunk's start.
-        phases: [B, ceil(t / chunk_size), H, N] in the accumulation dtype, written: the angle before each chunk.
+        states: [B, ceil(t / save_every), H, P, S], written: the weighted state at each segment's start.
+        phases: [B, ceil(t / save_every), H, N] in the accumulation dtype, written: the angle before each segment.
 
     Returns:
         State and phase after the piece, as `carried`.
     """
-    last: Tensor = _piece(carried, *inputs, starts, ahead, chunk_size, y, states, phases)
+    last: Tensor = _piece(carried, *inputs, starts, ahead, *settings, y, states, phases)
     return last
 
 
@@ -86,7 +100,7 @@ def mamba3_piece_backward(
     ahead: Tensor,
     states: Tensor,
     phases: Tensor,
-    chunk_size: int,
+    settings: Settings,
     gradients: Sequence[Tensor | None],
     grad_ahead: Tensor,
 ) -> Tensor:
@@ -100,11 +114,11 @@ def mamba3_piece_backward(
         ahead: As in `mamba3_piece`.
         states: As `mamba3_piece` wrote them.
         phases: As `mamba3_piece` wrote them.
-        chunk_size: As in `mamba3_piece`.
+        settings: As in `mamba3_piece`.
         gradients: Of `inputs`; those of the angles, which all heads share, and of parameters are added to, all others written.
         grad_ahead: [B, H], written.
     """
-    grad_carried: Tensor = _piece_backward(grad_last, grad_y, *inputs, starts, ahead, states, phases, chunk_size, *gradients, grad_ahead)
+    grad_carried: Tensor = _piece_backward(grad_last, grad_y, *inputs, starts, ahead, states, phases, *settings, *gradients, grad_ahead)
     return grad_carried
 
 
@@ -129,11 +143,14 @@ def _piece(
     starts: Tensor | None,
     ahead: Tensor,
     chunk_size: int,
+    save_every: int,
+    heavy_tail: bool,
     y: Tensor,
     states: Tensor,
     phases: Tensor,
 ) -> Tensor:
-    scan = Scan(x, z, B, C, dt, A, trapezoid, angles, B_bias, C_bias, D, dt_bias, mimo_x, mimo_z, mimo_o, starts, chunk_size)
+    tensors = (x, z, B, C, dt, A, trapezoid, angles, B_bias, C_bias, D, dt_bias, mimo_x, mimo_z, mimo_o, starts)
+    scan = Scan(*tensors, chunk_size, save_every, heavy_tail)
     made, at_chunks, phase_at_chunks, *last = reference.forward_from(scan, *_parted(carried, x, B), ahead)
     y.copy_(made)
     states.copy_(at_chunks)
@@ -169,6 +186,8 @@ def _piece_backward(
     states: Tensor,
     phases: Tensor,
     chunk_size: int,
+    save_every: int,
+    heavy_tail: bool,
     grad_x: Tensor,
     grad_z: Tensor,
     grad_B: Tensor,
@@ -186,7 +205,8 @@ def _piece_backward(
     grad_mimo_o: Tensor | None,
     grad_ahead: Tensor,
 ) -> Tensor:
-    scan = Scan(x, z, B, C, dt, A, trapezoid, angles, B_bias, C_bias, D, dt_bias, mimo_x, mimo_z, mimo_o, starts, chunk_size)
+    tensors = (x, z, B, C, dt, A, trapezoid, angles, B_bias, C_bias, D, dt_bias, mimo_x, mimo_z, mimo_o, starts)
+    scan = Scan(*tensors, chunk_size, save_every, heavy_tail)
     found, grad_state, grad_phase, part_ahead = reference.backward_from(*_parted(grad_last, x, B), grad_y, scan, ahead, states, phases)
     grad_ahead.copy_(part_ahead)
     written = grad_x, grad_z, grad_B, grad_C, grad_dt, grad_A, grad_trapezoid

@@ -112,4 +112,4 @@ def _scaled(gated: Tensor, weight: Tensor, rstd: Tensor, dtype: torch.dtype) -> 
 
 
 def _slices(x: Tensor, num_groups: int) -> Tensor:
-    return x.reshape(*x.shape[:-1], num_groups, -1)
+    return torch.unflatten(x, -1, (num_groups, x.shape[-1] // num_groups))

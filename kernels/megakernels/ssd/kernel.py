@@ -10,9 +10,9 @@ since the rows of a state do not know of each other.
 - `ssd_sums_kernel`, then `ssd_group_kernel` for C and again for B: one program a sequence, tile and group of heads, over whose pairs of
   positions it sums before the product with B or C that they share.
 
-No program adds to another's result: repeats are bitwise equal. The formulas are the reference's. The sums of log decays are fp32 and
-differences are masked before they are exponentiated. Operands of products have the input's dtype, products accumulate in fp32, and so does
-the state that is carried.
+No program adds to another's result: repeats are bitwise equal. The formulas are the reference's. The sums of log decays are fp64, or two
+fp32 numbers where pairs are made of them, and differences are masked before they are exponentiated. Operands of products have the input's
+dtype, products accumulate in fp32, and so does the state that is carried.
 """
 
 import torch
@@ -40,6 +40,8 @@ def forward(
     dt_bias: Tensor,
     starts: Tensor | None,
     chunk_size: int,
+    dt_min: float,
+    dt_max: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Same contract as `reference.forward`, for fp32, bf16 and fp16."""
     batch, num_positions, num_heads, width = x.shape
@@ -76,6 +78,8 @@ def forward(
                 *dt.stride(),
                 *B.stride()[:3],
                 *C.stride()[:3],
+                dt_min,
+                dt_max,
                 HAS_STARTS=starts is not None,
                 HAS_INITIAL=state is not None,
                 num_warps=WARPS["forward"],
@@ -97,6 +101,8 @@ def backward(
     starts: Tensor | None,
     states: Tensor,
     chunk_size: int,
+    dt_min: float,
+    dt_max: float,
 ) -> tuple[tuple[Tensor, ...], Tensor]:
     """Same contract as `reference.backward`."""
     batch, num_positions, num_heads, width = x.shape
@@ -128,6 +134,8 @@ def backward(
                 *grad_y.stride()[:3],
                 *dt.stride(),
                 *C.stride()[:3],
+                dt_min,
+                dt_max,
                 HAS_STARTS=packed,
                 HAS_FINAL=grad_state is not None,
                 num_warps=WARPS["state_gradient"],
@@ -161,6 +169,8 @@ def backward(
                 *dt.stride(),
                 *B.stride()[:3],
                 *C.stride()[:3],
+                dt_min,
+                dt_max,
                 HAS_STARTS=packed,
                 num_warps=WARPS["backward"],
                 **sides,
@@ -171,7 +181,7 @@ def backward(
     del shares
     grad_B, grad_C = (torch.empty(like.shape, dtype=like.dtype, device=x.device) for like in (B, C))
     if x.numel() and state_width:
-        steps, sums = torch.empty(2, batch, num_heads, num_positions, dtype=torch.float32, device=x.device)
+        steps, sums, rests = torch.empty(3, batch, num_heads, num_positions, dtype=torch.float32, device=x.device)
         with on_device_of(x):
             ssd_sums_kernel[(num_chunks, num_heads, batch)](
                 dt,
@@ -179,10 +189,13 @@ def backward(
                 dt_bias,
                 steps,
                 sums,
+                rests,
                 num_positions,
                 chunk_size,
                 num_heads,
                 *dt.stride(),
+                dt_min,
+                dt_max,
                 Q=sides["Q"],
                 num_warps=WARPS["sums"],
             )
@@ -194,6 +207,7 @@ def backward(
                     edges,
                     steps,
                     sums,
+                    rests,
                     documents,
                     gradient,
                     *rows,

@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
-from megakernels._common.tiles import dot, narrow, sigmoid
-from megakernels.ssd.kernel_tiles import decay_of, ends_of, sequence_tile, steps_of
+from megakernels._common.tiles import dot, narrow
+from megakernels.ssd.kernel_tiles import decay_of, ends_of, sequence_tile, slope_of, steps_of
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -34,6 +34,8 @@ def ssd_state_gradient_kernel(  # type: ignore[no-untyped-def]
     C_stride_b,
     C_stride_t,
     C_stride_g,
+    dt_min,
+    dt_max,
     Q: tl.constexpr,
     P: tl.constexpr,
     S: tl.constexpr,
@@ -62,9 +64,13 @@ def ssd_state_gradient_kernel(  # type: ignore[no-untyped-def]
             first = begin + (num_tiles - 1 - tile_back) * Q
             position = first + tl.arange(0, Q)
             valid = position < stop
-            _raw, _step, _rate, sums = steps_of(dt, dt_bias, A_log, batch, head, position, valid, dt_stride_b, dt_stride_t, dt_stride_h)
+            _raw, step, rate = steps_of(
+                dt, dt_bias, A_log, batch, head, position, valid, dt_stride_b, dt_stride_t, dt_stride_h, dt_min, dt_max
+            )
             last = tl.minimum(first + Q, stop) - 1
-            _seen, from_start, _to_end, across = ends_of(starts, batch, num_positions, first, last, position, valid, sums, HAS_STARTS)
+            _seen, from_start, _to_end, across, _sums, _rests = ends_of(
+                starts, batch, num_positions, first, last, position, valid, step, rate, HAS_STARTS
+            )
             at, mask = sequence_tile(grad_y + head * grad_stride_h, batch, position, grad_stride_b, grad_stride_t, ps, valid, in_p)
             grad = tl.load(at, mask=mask, other=0.0).to(tl.float32)
             at, mask = sequence_tile(C + group * C_stride_g, batch, position, C_stride_b, C_stride_t, ss, valid, in_s)
@@ -113,6 +119,8 @@ def ssd_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
     C_stride_b,
     C_stride_t,
     C_stride_g,
+    dt_min,
+    dt_max,
     Q: tl.constexpr,
     P: tl.constexpr,
     S: tl.constexpr,
@@ -141,9 +149,11 @@ def ssd_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
     for other in range(begin, tl.minimum(first, stop), Q):
         there = other + tl.arange(0, Q)
         exists = there < stop
-        _raw, length, _rate, far = steps_of(dt, dt_bias, A_log, batch, head, there, exists, dt_stride_b, dt_stride_t, dt_stride_h)
+        _raw, length, fall = steps_of(dt, dt_bias, A_log, batch, head, there, exists, dt_stride_b, dt_stride_t, dt_stride_h, dt_min, dt_max)
         end = tl.minimum(other + Q, stop) - 1
-        _seen, _from, onward, through = ends_of(starts, batch, num_positions, other, end, there, exists, far, HAS_STARTS)
+        _seen, _from, onward, through, _sums, _rests = ends_of(
+            starts, batch, num_positions, other, end, there, exists, length, fall, HAS_STARTS
+        )
         at, mask = sequence_tile(x + head * x_stride_h, batch, there, x_stride_b, x_stride_t, ps, exists, in_p)
         written = tl.load(at, mask=mask, other=0.0).to(tl.float32) * (onward * length)[:, None]
         keys_at, mask = sequence_tile(B + group * B_stride_g, batch, there, B_stride_b, B_stride_t, ss, exists, in_s)
@@ -154,9 +164,11 @@ def ssd_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
         other = begin + (tl.cdiv(stop - begin, Q) - 1 - back) * Q
         there = other + tl.arange(0, Q)
         exists = there < stop
-        _raw, _length, _rate, far = steps_of(dt, dt_bias, A_log, batch, head, there, exists, dt_stride_b, dt_stride_t, dt_stride_h)
+        _raw, length, fall = steps_of(dt, dt_bias, A_log, batch, head, there, exists, dt_stride_b, dt_stride_t, dt_stride_h, dt_min, dt_max)
         end = tl.minimum(other + Q, stop) - 1
-        _seen, onward, _to, through = ends_of(starts, batch, num_positions, other, end, there, exists, far, HAS_STARTS)
+        _seen, onward, _to, through, _sums, _rests = ends_of(
+            starts, batch, num_positions, other, end, there, exists, length, fall, HAS_STARTS
+        )
         at, mask = sequence_tile(grad_y + head * grad_stride_h, batch, there, grad_stride_b, grad_stride_t, ps, exists, in_p)
         taken = tl.load(at, mask=mask, other=0.0).to(tl.float32) * onward[:, None]
         queries_at, mask = sequence_tile(C + group * C_stride_g, batch, there, C_stride_b, C_stride_t, ss, exists, in_s)
@@ -166,8 +178,11 @@ def ssd_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
     position = first + tl.arange(0, Q)
     valid = position < stop
     last = tl.minimum(first + Q, stop) - 1
-    raw, step, rate, sums = steps_of(dt, dt_bias, A_log, batch, head, position, valid, dt_stride_b, dt_stride_t, dt_stride_h)
-    seen, from_start, to_end, across = ends_of(starts, batch, num_positions, first, last, position, valid, sums, HAS_STARTS)
+    _raw, step, rate = steps_of(dt, dt_bias, A_log, batch, head, position, valid, dt_stride_b, dt_stride_t, dt_stride_h, dt_min, dt_max)
+    seen, from_start, to_end, across, sums, rests = ends_of(
+        starts, batch, num_positions, first, last, position, valid, step, rate, HAS_STARTS
+    )
+    decay = decay_of(sums, rests, position, seen, valid)
     here, mask_s = sequence_tile(B + group * B_stride_g, batch, position, B_stride_b, B_stride_t, ss, valid, in_s)
     keys = tl.load(here, mask=mask_s, other=0.0)
     here, mask_s = sequence_tile(C + group * C_stride_g, batch, position, C_stride_b, C_stride_t, ss, valid, in_s)
@@ -181,7 +196,7 @@ def ssd_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
     read = tl.sum(dot(queries, narrow(state, x.dtype.element_ty)) * grad, 1) * from_start
     through_state = to_end[:, None] * dot(keys, narrow(grad_state, x.dtype.element_ty))
     kept = tl.sum(through_state * wide, 1) * step
-    mixing = dot(queries, tl.trans(keys)) * decay_of(sums, position, seen, valid)
+    mixing = dot(queries, tl.trans(keys)) * decay
     grad_u = dot(tl.trans(narrow(mixing, x.dtype.element_ty)), grads) + through_state
     pairs = dot(grads, tl.trans(values)) * mixing * step[None, :]
     skip = tl.load(D + head).to(tl.float32)
@@ -195,7 +210,9 @@ def ssd_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
     across_pairs = tl.sum((1.0 - later) * dot(later, pairs), 1)
     grad_log_decay = across_pairs + tl.cumsum(read, 0, reverse=True) + (tl.cumsum(kept, 0) - kept) + across * passed_on
     grad_log_decay = tl.where(valid, grad_log_decay, 0.0)
-    grad_raw = tl.where(valid, (tl.sum(grad_u * wide, 1) + rate * grad_log_decay) * sigmoid(raw), 0.0)
+    # read again, for there are no registers to keep it in
+    again, _step, _rate = steps_of(dt, dt_bias, A_log, batch, head, position, valid, dt_stride_b, dt_stride_t, dt_stride_h, dt_min, dt_max)
+    grad_raw = tl.where(valid, (tl.sum(grad_u * wide, 1) + rate * grad_log_decay) * slope_of(again, dt_min, dt_max), 0.0)
     part = block.to(tl.int64) * tl.num_programs(2) * num_positions * num_heads
     tl.store(grad_dt_parts + part + rows * num_heads + head, grad_raw, mask=valid)
     share = shares + (((block * tl.num_programs(2) + batch) * tl.num_programs(0) + tile) * 3) * num_heads + head

@@ -40,6 +40,8 @@ def ssd_forward_kernel(  # type: ignore[no-untyped-def]
     C_stride_b,
     C_stride_t,
     C_stride_g,
+    dt_min,
+    dt_max,
     Q: tl.constexpr,
     P: tl.constexpr,
     S: tl.constexpr,
@@ -65,9 +67,14 @@ def ssd_forward_kernel(  # type: ignore[no-untyped-def]
         for first in range(chunk * chunk_size, stop, Q):
             position = first + tl.arange(0, Q)
             valid = position < stop
-            _raw, step, _rate, sums = steps_of(dt, dt_bias, A_log, batch, head, position, valid, dt_stride_b, dt_stride_t, dt_stride_h)
+            _raw, step, rate = steps_of(
+                dt, dt_bias, A_log, batch, head, position, valid, dt_stride_b, dt_stride_t, dt_stride_h, dt_min, dt_max
+            )
             last = tl.minimum(first + Q, stop) - 1
-            seen, from_start, to_end, across = ends_of(starts, batch, num_positions, first, last, position, valid, sums, HAS_STARTS)
+            seen, from_start, to_end, across, sums, rests = ends_of(
+                starts, batch, num_positions, first, last, position, valid, step, rate, HAS_STARTS
+            )
+            decay = decay_of(sums, rests, position, seen, valid) * step[None, :]
             at, mask = sequence_tile(x + head * x_stride_h, batch, position, x_stride_b, x_stride_t, ps, valid, in_p)
             values = tl.load(at, mask=mask, other=0.0)
             at, mask_s = sequence_tile(B + group * B_stride_g, batch, position, B_stride_b, B_stride_t, ss, valid, in_s)
@@ -76,7 +83,7 @@ def ssd_forward_kernel(  # type: ignore[no-untyped-def]
             queries = tl.load(at, mask=mask_s, other=0.0)
 
             wide = values.to(tl.float32)
-            mixing = dot(queries, tl.trans(keys)) * decay_of(sums, position, seen, valid) * step[None, :]
+            mixing = dot(queries, tl.trans(keys)) * decay
             found = dot(narrow(mixing, x.dtype.element_ty), values)
             found += from_start[:, None] * dot(queries, tl.trans(narrow(state, x.dtype.element_ty)))
             found += skip * wide

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import dot, narrow
-from megakernels.ssd.kernel_tiles import sequence_tile, steps_of
+from megakernels.ssd.kernel_tiles import sequence_tile, steps_of, sums_of
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -14,27 +14,31 @@ def ssd_sums_kernel(  # type: ignore[no-untyped-def]
     dt_bias,
     steps,
     sums,
+    rests,
     num_positions,
     chunk_size,
     num_heads,
     dt_stride_b,
     dt_stride_t,
     dt_stride_h,
+    dt_min,
+    dt_max,
     Q: tl.constexpr,
 ):
-    """Steps Δ and running sums of Δ a from the chunk's first position, both [B, H, T], of one chunk and head."""
+    """Steps Δ and running sums of Δ a from the chunk's first position, rounded and rest, [B, H, T] each, of one chunk and head."""
     chunk, head, batch = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     begin = chunk * chunk_size
     stop = tl.minimum(begin + chunk_size, num_positions)
-    before = 0.0
+    before = tl.full([], 0.0, tl.float64)
     for first in range(begin, stop, Q):
         position = first + tl.arange(0, Q)
         valid = position < stop
-        _raw, step, _rate, inside = steps_of(dt, dt_bias, A_log, batch, head, position, valid, dt_stride_b, dt_stride_t, dt_stride_h)
+        _raw, step, rate = steps_of(dt, dt_bias, A_log, batch, head, position, valid, dt_stride_b, dt_stride_t, dt_stride_h, dt_min, dt_max)
         place = (batch * num_heads + head) * num_positions + position
         tl.store(steps + place, step, mask=valid)
-        tl.store(sums + place, before + inside, mask=valid)
-        before += tl.min(inside, 0)  # sums only fall
+        rounded, rest, before = sums_of(step, rate, before)
+        tl.store(sums + place, rounded, mask=valid)
+        tl.store(rests + place, rest, mask=valid)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -45,6 +49,7 @@ def ssd_group_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915 
     boundary,
     steps,
     sums,
+    rests,
     starts,
     gradient,
     num_positions,
@@ -108,9 +113,12 @@ def ssd_group_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915 
             reaches = valid & (seen < begin) if HAS_STARTS else valid
         else:
             step = tl.load(steps + of_head + position, mask=valid, other=0.0).to(tl.float32)
-            total = tl.load(sums + of_head + stop - 1).to(tl.float32)
+            fall = tl.load(sums + of_head + stop - 1).to(tl.float32) - sum
+            fall += tl.load(rests + of_head + stop - 1).to(tl.float32) - tl.load(rests + of_head + position, mask=valid, other=0.0).to(
+                tl.float32
+            )
             reaches = valid & (position >= begun) if HAS_STARTS else valid
-            scale = step * tl.exp(tl.where(reaches, total - sum, 0.0))
+            scale = step * tl.exp(tl.where(reaches, fall, 0.0))
         scale = tl.where(reaches, scale, 0.0)
         for column in range(0, head_width, P):
             ps = column + tl.arange(0, P)
@@ -140,7 +148,9 @@ def ssd_group_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915 
             of_head = (batch * num_heads + head) * num_positions
             sum = tl.load(sums + of_head + position, mask=valid, other=0.0).to(tl.float32)
             sum_there = tl.load(sums + of_head + there, mask=exists, other=0.0).to(tl.float32)
-            fall = sum[:, None] - sum_there[None, :]
+            rest = tl.load(rests + of_head + position, mask=valid, other=0.0).to(tl.float32)
+            rest_there = tl.load(rests + of_head + there, mask=exists, other=0.0).to(tl.float32)
+            fall = (sum[:, None] - sum_there[None, :]) + (rest[:, None] - rest_there[None, :])
             decay = tl.exp(tl.where(visible, fall if QUERIES else -fall, float("-inf")))
             if QUERIES:
                 decay *= tl.load(steps + of_head + there, mask=exists, other=0.0).to(tl.float32)[None, :]

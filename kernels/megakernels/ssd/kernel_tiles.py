@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from megakernels._common.tiles import softplus
+from megakernels._common.tiles import sigmoid, softplus
 
 
 @triton.jit
@@ -14,25 +14,46 @@ def sequence_tile(pointer, batch, position, stride_b, stride_t, cols, valid, ins
 
 
 @triton.jit
-def steps_of(dt, dt_bias, A_log, batch, head, position, valid, dt_stride_b, dt_stride_t, dt_stride_h):  # type: ignore[no-untyped-def]
-    """Returns dt + dt_bias, the step Δ (0 where there is no position), the rate a and the running sum of Δ a inside the tile."""
+def steps_of(  # type: ignore[no-untyped-def]
+    dt, dt_bias, A_log, batch, head, position, valid, dt_stride_b, dt_stride_t, dt_stride_h, dt_min, dt_max
+):
+    """Returns dt + dt_bias, the step Δ (0 where there is no position) and the rate a."""
     address = dt + batch.to(tl.int64) * dt_stride_b + position.to(tl.int64) * dt_stride_t + head * dt_stride_h
     raw = tl.load(address, mask=valid, other=0.0).to(tl.float32) + tl.load(dt_bias + head).to(tl.float32)
-    step = tl.where(valid, softplus(raw), 0.0)
-    rate = -tl.exp(tl.load(A_log + head).to(tl.float32))
-    return raw, step, rate, tl.cumsum(step * rate, 0)
+    step = tl.where(valid, tl.minimum(tl.maximum(softplus(raw), dt_min), dt_max), 0.0)
+    return raw, step, -tl.exp(tl.load(A_log + head).to(tl.float32))
+
+
+@triton.jit
+def sums_of(step, rate, before):  # type: ignore[no-untyped-def]
+    """Running sums of Δ a inside the tile and `before`, each as two fp32 numbers: the rounded sum, and the rest.
+
+    A difference of two sums is (difference of the rounded) + (difference of the rests): the first is exact where the sums are close, and
+    where they are not, its rounding is relative to itself. A difference of rounded sums alone has the rounding of the larger sum.
+    The third result is the last sum, fp64.
+    """
+    wide = before + tl.cumsum((step * rate).to(tl.float64), 0)
+    rounded = wide.to(tl.float32)
+    return rounded, (wide - rounded.to(tl.float64)).to(tl.float32), tl.min(wide, 0)  # sums only fall
+
+
+@triton.jit
+def slope_of(raw, dt_min, dt_max):  # type: ignore[no-untyped-def]
+    """The derivative of Δ by dt: zero beyond its limits."""
+    unbounded = softplus(raw)
+    return tl.where((unbounded >= dt_min) & (unbounded <= dt_max), sigmoid(raw), 0.0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def ends_of(starts, batch, num_positions, first, last, position, valid, sums, HAS_STARTS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """First position that each one sees, and the decays from the tile's start, to its end and across, 0 between documents.
-
-    Positions beyond the tile's last have step 0, so the last sum is the whole tile's.
-    """
-    total = tl.min(sums, 0)  # sums only fall
+def ends_of(  # type: ignore[no-untyped-def]
+    starts, batch, num_positions, first, last, position, valid, step, rate, HAS_STARTS: tl.constexpr
+):
+    """First position that each one sees, the decays from the tile's start, to its end and across, 0 between documents, and running sums."""
+    sums, rests, total = sums_of(step, rate, 0.0)  # positions beyond the tile's last have step 0, so the last sum is the whole tile's
+    rounded = total.to(tl.float32)
     from_start = tl.exp(sums)
-    to_end = tl.where(valid, tl.exp(total - sums), 0.0)
-    across = tl.exp(total)
+    to_end = tl.where(valid, tl.exp((rounded - sums) + ((total - rounded.to(tl.float64)).to(tl.float32) - rests)), 0.0)
+    across = tl.exp(rounded)
     seen = tl.zeros_like(position)
     if HAS_STARTS:
         seen = tl.load(starts + batch.to(tl.int64) * num_positions + position, mask=valid, other=0)
@@ -40,11 +61,12 @@ def ends_of(starts, batch, num_positions, first, last, position, valid, sums, HA
         from_start = tl.where(seen < first, from_start, 0.0)
         to_end = tl.where(position >= end, to_end, 0.0)
         across = tl.where(end < first, across, 0.0)
-    return seen, tl.where(valid, from_start, 0.0), to_end, across
+    return seen, tl.where(valid, from_start, 0.0), to_end, across, sums, rests
 
 
 @triton.jit
-def decay_of(sums, position, seen, valid):  # type: ignore[no-untyped-def]
-    """exp(c_i − c_j) for pairs j ≤ i of one document, else 0; masked before it is exponentiated."""
+def decay_of(sums, rests, position, seen, valid):  # type: ignore[no-untyped-def]
+    """The exponential of the sum of Δ a over (j, i] for pairs j ≤ i of one document, else 0; masked before it is exponentiated."""
     visible = (position[:, None] >= position[None, :]) & (position[None, :] >= seen[:, None]) & valid[:, None]
-    return tl.exp(tl.where(visible, sums[:, None] - sums[None, :], float("-inf")))
+    fall = (sums[:, None] - sums[None, :]) + (rests[:, None] - rests[None, :])
+    return tl.exp(tl.where(visible, fall, float("-inf")))

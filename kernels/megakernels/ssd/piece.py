@@ -4,6 +4,7 @@ Two operations without an autograd formula, for a caller whose ranks share a seq
 of tensors that the caller has made, so that heads can follow one another.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,15 @@ from megakernels.ssd.sizes import backward_inside, forward_inside
 __all__ = ["ssd_piece", "ssd_piece_backward"]
 
 
-def ssd_piece(state: Tensor, inputs: Sequence[Tensor], starts: Tensor | None, chunk_size: int, y: Tensor, states: Tensor) -> Tensor:
+def ssd_piece(
+    state: Tensor,
+    inputs: Sequence[Tensor],
+    starts: Tensor | None,
+    chunk_size: int,
+    y: Tensor,
+    states: Tensor,
+    dt_limits: tuple[float, float] = (0.0, math.inf),
+) -> Tensor:
     """See `megakernels.ssd.ssd`.
 
     Args:
@@ -27,11 +36,12 @@ def ssd_piece(state: Tensor, inputs: Sequence[Tensor], starts: Tensor | None, ch
         chunk_size: Positions computed at once.
         y: [B, t, H, P], written.
         states: [B, ceil(t / chunk_size), H, P, S], written: the state at each chunk's start.
+        dt_limits: Smallest and largest Δ.
 
     Returns:
         The state after the piece, as `state`.
     """
-    last: Tensor = _piece(state, *inputs, starts, chunk_size, y, states)
+    last: Tensor = _piece(state, *inputs, starts, chunk_size, *dt_limits, y, states)
     return last
 
 
@@ -43,6 +53,7 @@ def ssd_piece_backward(
     states: Tensor,
     chunk_size: int,
     gradients: Sequence[Tensor],
+    dt_limits: tuple[float, float] = (0.0, math.inf),
 ) -> Tensor:
     """The gradient of the state before the piece.
 
@@ -54,8 +65,9 @@ def ssd_piece_backward(
         states: As `ssd_piece` wrote them.
         chunk_size: As in `ssd_piece`.
         gradients: Of `inputs`; those of x, dt, B and C are written, those of parameters added to.
+        dt_limits: As in `ssd_piece`.
     """
-    grad_state: Tensor = _piece_backward(grad_last, grad_y, *inputs, starts, states, chunk_size, *gradients)
+    grad_state: Tensor = _piece_backward(grad_last, grad_y, *inputs, starts, states, chunk_size, *dt_limits, *gradients)
     return grad_state
 
 
@@ -71,10 +83,12 @@ def _piece(
     dt_bias: Tensor,
     starts: Tensor | None,
     chunk_size: int,
+    dt_min: float,
+    dt_max: float,
     y: Tensor,
     states: Tensor,
 ) -> Tensor:
-    made, at_chunks, last = chosen(x, B, C).forward(state, x, dt, A_log, B, C, D, dt_bias, starts, chunk_size)
+    made, at_chunks, last = chosen(x, B, C).forward(state, x, dt, A_log, B, C, D, dt_bias, starts, chunk_size, dt_min, dt_max)
     y.copy_(made)
     states.copy_(at_chunks)
     after: Tensor = last.contiguous()
@@ -98,6 +112,8 @@ def _piece_backward(
     starts: Tensor | None,
     states: Tensor,
     chunk_size: int,
+    dt_min: float,
+    dt_max: float,
     grad_x: Tensor,
     grad_dt: Tensor,
     grad_A_log: Tensor,
@@ -106,7 +122,8 @@ def _piece_backward(
     grad_D: Tensor,
     grad_dt_bias: Tensor,
 ) -> Tensor:
-    found, grad_state = chosen(x, B, C).backward(grad_last, grad_y, x, dt, A_log, B, C, D, dt_bias, starts, states, chunk_size)
+    given = (x, dt, A_log, B, C, D, dt_bias, starts, states, chunk_size, dt_min, dt_max)
+    found, grad_state = chosen(x, B, C).backward(grad_last, grad_y, *given)
     totals = grad_x, grad_dt, grad_A_log, grad_B, grad_C, grad_D, grad_dt_bias
     for total, part in zip(totals, found, strict=True):
         if part.dim() == 1:
@@ -128,7 +145,7 @@ def _(grad_last: Tensor, *_: Any) -> Tensor:
 
 
 def _of_piece(state: Tensor, *operands: Any) -> int:
-    *inputs, starts, chunk_size, _, _ = operands
+    *inputs, starts, chunk_size, _, _, _, _ = operands
     if not chooses_kernel(inputs[0], inputs[3], inputs[4]):
         return 0
     inside = forward_inside(state, inputs, starts, chunk_size)
@@ -136,7 +153,7 @@ def _of_piece(state: Tensor, *operands: Any) -> int:
 
 
 def _of_piece_backward(grad_last: Tensor, grad_y: Tensor, *operands: Any) -> int:
-    *inputs, starts, states, chunk_size = operands[: -len(GRADIENTS)]
+    *inputs, starts, states, chunk_size, _, _ = operands[: -len(GRADIENTS)]
     if not chooses_kernel(inputs[0], inputs[3], inputs[4]):
         return 0
     inside = backward_inside(grad_last, grad_y, inputs, starts, states, chunk_size)

@@ -1,6 +1,6 @@
 """Mamba-2's state-space scan in plain torch, a chunk of positions at a time, with explicit backward formulas.
 
-Per head, with Δ = softplus(dt + dt_bias), a = −exp(A_log), state h ∈ ℝ^{P×S}:
+Per head, with Δ = softplus(dt + dt_bias) within its limits, a = −exp(A_log), state h ∈ ℝ^{P×S}:
 
     h_t = exp(Δ_t a) h_{t−1} + Δ_t x_t B_tᵀ,    y_t = h_t C_t + D x_t.
 
@@ -10,7 +10,8 @@ Inside a chunk, with c = cumsum(Δ a), u = Δ x and h the state at its start:
 
 Where a row holds several documents, decays between two of them are zero: of pairs, from the chunk's start, to its end, and across.
 
-Differences of cumulative sums are masked before they are exponentiated: the masked half would overflow, and so would separate factors.
+A pair's decay is the exponential of the sum over its own span: a difference of two of the c has the rounding of the larger one, and where
+decay is strong that is all of it. Separate factors exp(c_i) · exp(−c_j) would overflow.
 The backward walks the chunks from the last, carries ∂L/∂h', and takes each chunk's h from the saved states.
 
 Letters: B sequences, Q positions of a chunk, H heads in G groups, P head width, S state width.
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from megakernels._common import accumulator_dtype, row_blocks, upcast
+from megakernels._common import accumulator_dtype, row_blocks, span_sums, upcast
 
 
 def forward(
@@ -38,6 +39,8 @@ def forward(
     dt_bias: Tensor,
     starts: Tensor | None,
     chunk_size: int,
+    dt_min: float,
+    dt_max: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """From a state [B, H, P, S] in the accumulation dtype; None is zero.
 
@@ -52,7 +55,7 @@ def forward(
         state = torch.zeros(batch, num_heads, width, B.shape[-1], dtype=accumulator_dtype(x.dtype), device=x.device)
     for index, positions in enumerate(chunks):
         states[:, index] = state
-        chunk = _chunk(x, dt, A_log, B, C, dt_bias, starts, positions)
+        chunk = _chunk(x, dt, A_log, B, C, dt_bias, starts, positions, dt_min, dt_max)
         inside = chunk.mixing @ chunk.u + chunk.from_start * _read(state, chunk.C)
         y[:, positions] = (inside + upcast(D).view(-1, 1, 1) * chunk.x).transpose(1, 2)
         state = chunk.across * state + _write(chunk.to_end * chunk.u, chunk.B)
@@ -72,20 +75,22 @@ def backward(
     starts: Tensor | None,
     states: Tensor,
     chunk_size: int,
+    dt_min: float,
+    dt_max: float,
 ) -> tuple[tuple[Tensor, ...], Tensor]:
     """From the gradients of the last state (None is zero) and of y: those of x to dt_bias in order, and of the first state."""
     grad_x, grad_dt, grad_B, grad_C = (torch.empty(like.shape, dtype=like.dtype, device=like.device) for like in (x, dt, B, C))
     dtype = accumulator_dtype(x.dtype)
     grad_A_log, grad_D, grad_dt_bias = (torch.zeros(x.shape[2], dtype=dtype, device=x.device) for _ in range(3))
     if grad_state is None:
-        grad_state = torch.zeros(states[:, 0].shape, dtype=dtype, device=x.device)
+        grad_state = torch.zeros(x.shape[0], *states.shape[2:], dtype=dtype, device=x.device)
     skip = upcast(D).view(-1, 1, 1)
     for index, positions in reversed(list(enumerate(row_blocks(x.shape[1], 1, chunk_size)))):
-        chunk = _chunk(x, dt, A_log, B, C, dt_bias, starts, positions)
+        chunk = _chunk(x, dt, A_log, B, C, dt_bias, starts, positions, dt_min, dt_max)
         grad = upcast(grad_y[:, positions]).transpose(1, 2)
         grads = _chunk_backward(chunk, grad, upcast(states[:, index]), grad_state)
         grad_step = (grads.u * chunk.x).sum(-1, keepdim=True) + chunk.rate * grads.log_decay
-        grad_raw_step = grad_step * torch.sigmoid(chunk.raw_step)
+        grad_raw_step = grad_step * chunk.slope
         grad_x[:, positions] = (chunk.step * grads.u + skip * grad).transpose(1, 2)
         grad_dt[:, positions] = grad_raw_step.squeeze(-1).transpose(1, 2)
         grad_B[:, positions] = grads.B.transpose(1, 2)
@@ -113,14 +118,14 @@ class _Chunk:
     x: Tensor  # [B, H, Q, P]
     B: Tensor  # [B, G, Q, S]
     C: Tensor  # [B, G, Q, S]
-    raw_step: Tensor  # [B, H, Q, 1], dt + dt_bias
     step: Tensor  # [B, H, Q, 1], Δ
+    slope: Tensor  # [B, H, Q, 1], of Δ by dt: zero beyond the limits
     rate: Tensor  # [H, 1, 1], a
     u: Tensor  # [B, H, Q, P], Δ x
-    decay: Tensor  # [B, H, Q, Q], exp(c_i − c_j), zero above the diagonal and between documents
+    decay: Tensor  # [B, H, Q, Q], exp of the sum of Δ a over (j, i], zero above the diagonal and between documents
     mixing: Tensor  # [B, H, Q, Q], (C_i·B_j) · decay
     from_start: Tensor  # [B, H, Q, 1], exp(c_i), zero in documents that begin in the chunk
-    to_end: Tensor  # [B, H, Q, 1], exp(c_last − c_j), zero in documents that end in the chunk
+    to_end: Tensor  # [B, H, Q, 1], exp of the sum over (j, last], zero in documents that end in the chunk
     across: Tensor  # [B, H, 1, 1], exp(c_last), zero if the last document begins in the chunk
 
 
@@ -133,15 +138,26 @@ class _ChunkGradients:
     state: Tensor  # [B, H, P, S], of the state at the chunk's start
 
 
-def _chunk(x: Tensor, dt: Tensor, A_log: Tensor, B: Tensor, C: Tensor, dt_bias: Tensor, starts: Tensor | None, positions: slice) -> _Chunk:
+def _chunk(
+    x: Tensor,
+    dt: Tensor,
+    A_log: Tensor,
+    B: Tensor,
+    C: Tensor,
+    dt_bias: Tensor,
+    starts: Tensor | None,
+    positions: slice,
+    dt_min: float,
+    dt_max: float,
+) -> _Chunk:
     wide_x, wide_B, wide_C = (upcast(tensor[:, positions]).transpose(1, 2) for tensor in (x, B, C))
     raw_step = (upcast(dt[:, positions]) + upcast(dt_bias)).transpose(1, 2).unsqueeze(-1)
-    step = softplus(raw_step)
+    unbounded = softplus(raw_step)
+    step = unbounded.clamp(dt_min, dt_max)
     rate = -upcast(A_log).exp().view(-1, 1, 1)
-    sums = (step * rate).cumsum(2)
+    sums, spans = (step * rate).cumsum(2), span_sums((step * rate).squeeze(-1))
     hidden = torch.ones(sums.shape[2], sums.shape[2], dtype=torch.bool, device=x.device).triu(1)
-    last = sums[:, :, -1:]
-    from_start, to_end, across = sums.exp(), (last - sums).exp(), last.exp()
+    from_start, to_end, across = sums.exp(), spans[:, :, -1].exp().unsqueeze(-1), sums[:, :, -1:].exp()
     if starts is not None:
         first = starts[:, None, positions, None]  # [B, 1, Q, 1]
         position = torch.arange(positions.start, positions.stop, device=x.device)
@@ -150,15 +166,15 @@ def _chunk(x: Tensor, dt: Tensor, A_log: Tensor, B: Tensor, C: Tensor, dt_bias: 
         from_start = from_start * begun_before
         to_end = to_end * (position[:, None] >= first[:, :, -1:])
         across = across * begun_before[:, :, -1:]
-    decay = (sums - sums.mT).masked_fill_(hidden, float("-inf")).exp_()
+    decay = spans.masked_fill_(hidden, float("-inf")).exp_()
     overlap = wide_C @ wide_B.mT
     mixing = (_split_heads(decay, overlap.shape[1]) * overlap.unsqueeze(2)).flatten(1, 2)
     return _Chunk(
         x=wide_x,
         B=wide_B,
         C=wide_C,
-        raw_step=raw_step,
         step=step,
+        slope=torch.sigmoid(raw_step).masked_fill_((unbounded < dt_min) | (unbounded > dt_max), 0),
         rate=rate,
         u=step * wide_x,
         decay=decay,
@@ -198,14 +214,14 @@ def _chunk_backward(chunk: _Chunk, grad: Tensor, state: Tensor, grad_next: Tenso
 
 def _split_heads(tensor: Tensor, num_groups: int) -> Tensor:
     """[B, H, ...] as [B, G, H / G, ...]."""
-    return tensor.reshape(tensor.shape[0], num_groups, -1, *tensor.shape[2:])
+    return torch.unflatten(tensor, 1, (num_groups, tensor.shape[1] // num_groups))
 
 
 def _read(state: Tensor, keys: Tensor) -> Tensor:
     """State [B, H, P, S] times keys [B, G, Q, S]: [B, H, Q, P]. The heads of a group share keys, so they are one matrix product."""
-    batch, num_heads, width, _ = state.shape
+    num_heads, width = state.shape[1:3]
     found = keys @ _split_heads(state, keys.shape[1]).flatten(2, 3).mT
-    return found.view(batch, *keys.shape[1:3], -1, width).transpose(2, 3).reshape(batch, num_heads, -1, width)
+    return torch.unflatten(found, -1, (num_heads // keys.shape[1], width)).transpose(2, 3).flatten(1, 2)
 
 
 def _write(values: Tensor, keys: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ def backward_inside(
     """Of `kernel.backward` with the same operands.
 
     After the gradients of the states come those of x and dt and of the parameters, in parts that are summed, and then those of B and C,
-    beside the running sums. One of these moments is the highest.
+    beside steps and running sums. One of these moments is the highest.
     """
     x, dt, A_log, B, C, D, dt_bias = inputs
     batch, num_positions, num_heads, width = x.shape
@@ -62,7 +62,7 @@ def backward_inside(
         copies_bytes(() if grad_state is None else (grad_state,)) - results,
         num_blocks * per_step + narrowed_bytes(dt, per_step) + shares - later - sum(each.nbytes for each in (A_log, D, dt_bias)),
         shares + narrowed_bytes(dt_bias, SUMS_BYTES * num_heads) - later,
-        2 * per_step if x.numel() and B.shape[3] else 0,
+        3 * per_step if x.numel() and B.shape[3] else 0,
     )
     dense = [each for each in (A_log, dt_bias, states, starts) if each is not None]
     own = grad_y.numel() * x.element_size() if grad_y.dtype != x.dtype else copies_bytes(rows=(grad_y,))

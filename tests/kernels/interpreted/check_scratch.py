@@ -1,5 +1,6 @@
 """What operations with kernels hold inside themselves, against what they state: allocations are counted, kernels do not run."""
 
+import math
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from megakernels.ssd import kernel as ssd_kernel
 from megakernels.ssd import piece as ssd_piece
 
 BF16, FP32 = torch.bfloat16, torch.float32
+NO_LIMITS = 0.0, math.inf
+"""Of Mamba-2's steps."""
 KERNELS = {
     ssd_kernel: ("ssd_forward_kernel", "ssd_state_gradient_kernel", "ssd_backward_kernel", "ssd_sums_kernel", "ssd_group_kernel"),
     m2rnn_kernel: ("m2rnn_forward_kernel", "m2rnn_backward_kernel"),
@@ -74,10 +77,10 @@ EACH_SSD = pytest.mark.parametrize(("shape", "chunk_size"), SSD, ids=str)
 def test_scan(shape: tuple[int, ...], chunk_size: int, dtypes: Any, packed: bool) -> None:
     batch, num_positions, heads, width, _, state = shape
     inputs, starts = ssd_inputs(shape, dtypes), starts_of(batch, num_positions, packed)
-    check(ssd_op._ssd, *inputs, starts, chunk_size)
+    check(ssd_op._ssd, *inputs, starts, chunk_size, *NO_LIMITS)
     states = torch.empty(batch, -(-num_positions // chunk_size), heads, width, state, dtype=dtypes[0])
     for needs in ([True] * 7, [False, True, True, False, True, False, True]):
-        assert check(ssd_op._ssd_backward, torch.empty_like(inputs[0]), *inputs, starts, states, chunk_size, needs)
+        assert check(ssd_op._ssd_backward, torch.empty_like(inputs[0]), *inputs, starts, states, chunk_size, *NO_LIMITS, needs)
 
 
 @pytest.mark.parametrize("width", [65, 100, 128])
@@ -86,7 +89,7 @@ def test_scan_of_wide_heads(width: int, groups: int) -> None:
     """Heads in two blocks of columns: with few groups the parts of dt's gradient are the highest moment."""
     inputs = ssd_inputs((1, 70, 40, width, groups, 2), (BF16, BF16))
     states = torch.empty(1, 2, 40, width, 2, dtype=BF16)
-    check(ssd_op._ssd_backward, torch.empty_like(inputs[0]), *inputs, None, states, 64, [True] * 7)
+    check(ssd_op._ssd_backward, torch.empty_like(inputs[0]), *inputs, None, states, 64, *NO_LIMITS, [True] * 7)
 
 
 @PACKED
@@ -105,9 +108,9 @@ def test_piece_of_a_scan(shape: tuple[int, ...], chunk_size: int, packed: bool, 
     num_chunks = -(-num_positions // chunk_size)
     states = torch.empty(batch, 2 * num_chunks, wide[2], width, state, dtype=BF16)[:, num_chunks:, heads_of]
     y, first = torch.empty(x.shape, dtype=BF16)[:, rows, heads_of], torch.empty(batch, heads, width, state)
-    check(ssd_piece._piece, first, *inputs, starts, chunk_size, y, states)
+    check(ssd_piece._piece, first, *inputs, starts, chunk_size, *NO_LIMITS, y, states)
     totals = [torch.zeros(each.shape, dtype=FP32 if each.dim() == 1 else BF16) for each in inputs]
-    check(ssd_piece._piece_backward, first, y, *inputs, starts, states, chunk_size, *totals)
+    check(ssd_piece._piece_backward, first, y, *inputs, starts, states, chunk_size, *NO_LIMITS, *totals)
 
 
 def m2rnn_inputs(shape: tuple[int, ...], dtypes: tuple[torch.dtype, torch.dtype]) -> list[Tensor]:
@@ -170,11 +173,11 @@ def test_copies_of_operands_are_counted() -> None:
     inputs = ssd_inputs((2, 9, 4, 6, 2, 5), (BF16, BF16))
     inputs[0], inputs[2] = inputs[0].transpose(1, 3).contiguous().transpose(1, 3), inputs[2].repeat(2)[::2]
     grad, states = torch.empty((), dtype=BF16).expand(2, 9, 4, 6), torch.empty(2, 2, 4, 5, 6, dtype=BF16).mT
-    check(ssd_op._ssd, *inputs, None, 8)
-    check(ssd_op._ssd_backward, grad, *inputs, None, states, 8, [True] * 7)
+    check(ssd_op._ssd, *inputs, None, 8, *NO_LIMITS)
+    check(ssd_op._ssd_backward, grad, *inputs, None, states, 8, *NO_LIMITS, [True] * 7)
     inputs, first = ssd_inputs((1, 1, 2, 16, 1, 16), (BF16, BF16)), torch.empty(1, 2, 16, 16)
     totals, states = [torch.zeros_like(each, dtype=FP32 if each.dim() == 1 else BF16) for each in inputs], torch.empty(1, 1, 2, 16, 16)
-    check(ssd_piece._piece_backward, first.mT, inputs[0], *inputs, None, states.bfloat16(), 1, *totals)
+    check(ssd_piece._piece_backward, first.mT, inputs[0], *inputs, None, states.bfloat16(), 1, *NO_LIMITS, *totals)
     inputs = m2rnn_inputs((2, 1, 4, 1, 16), (BF16, FP32))
     inputs[4] = inputs[4].mT
     check(m2rnn_op._m2rnn_backward, inputs[2], *inputs, None, torch.empty(2, 2, 4, 1, 16), 1, [True] * 8)
@@ -190,11 +193,11 @@ def test_the_reference_states_nothing() -> None:
     narrow, wide = ssd_inputs((1, 4, 2, 4, 1, 4), (BF16, BF16)), ssd_inputs((1, 4, 2, 129, 1, 4), (BF16, BF16))
     states, exact = torch.empty(1, 1, 2, 4, 4, dtype=BF16), m2rnn_inputs((1, 4, 2, 4, 4), (torch.float64, FP32))
     name = "megakernels.ssd_backward.default"
-    assert scratch_bytes(name, (narrow[0], *narrow, None, states, 4, [True] * 7))
-    assert scratch_bytes(name, (wide[0], *wide, None, states, 4, [True] * 7)) == 0
+    assert scratch_bytes(name, (narrow[0], *narrow, None, states, 4, *NO_LIMITS, [True] * 7))
+    assert scratch_bytes(name, (wide[0], *wide, None, states, 4, *NO_LIMITS, [True] * 7)) == 0
     assert scratch_bytes("megakernels.m2rnn_backward.default", (exact[2], *exact, None, torch.empty(1, 2, 2, 4, 4), 4, [True] * 8)) == 0
     use_kernels("reference")
     try:
-        assert scratch_bytes(name, (narrow[0], *narrow, None, states, 4, [True] * 7)) == 0
+        assert scratch_bytes(name, (narrow[0], *narrow, None, states, 4, *NO_LIMITS, [True] * 7)) == 0
     finally:
         use_kernels("triton")

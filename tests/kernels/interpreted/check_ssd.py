@@ -22,7 +22,7 @@ BY_NAME = {case.name: case for case in CASES}
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
 
-NAMES = ("ssd", "ssd_one_group_small_chunks", "ssd_packed", "ssd_one_group_small_chunks_packed")
+NAMES = ("ssd", "ssd_one_group_small_chunks", "ssd_limited", "ssd_packed", "ssd_one_group_small_chunks_packed")
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,7 @@ NAMES = ("ssd", "ssd_one_group_small_chunks", "ssd_packed", "ssd_one_group_small
         pytest.param("ssd_packed", torch.float32, 65, marks=pytest.mark.slow),
         pytest.param("ssd_one_group_small_chunks", torch.float32, 33, marks=pytest.mark.slow),
         ("ssd_one_group_small_chunks_packed", torch.bfloat16, 34),
+        ("ssd_limited", torch.float32, 33),
     ],
 )
 def test_values(name: str, dtype: torch.dtype, num_positions: int) -> None:
@@ -157,7 +158,7 @@ def test_no_positions(shape: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("rate", [pytest.param(1e-4, marks=pytest.mark.slow), 300.0])
 def test_any_decay(rate: float) -> None:
-    """Factors exp(c_i) · exp(−c_j) would overflow at the strong end; the rounding of sums as large as `largest` is in the tolerance."""
+    """Factors exp(c_i) · exp(−c_j) would overflow at the strong end, and differences of rounded running sums would be imprecise."""
     inputs = BY_NAME["ssd"].make(70, torch.float32)
     with torch.no_grad():
         inputs["A_log"].fill_(math.log(rate))
@@ -166,9 +167,7 @@ def test_any_decay(rate: float) -> None:
     found = gradients([y], list(inputs.values()), [torch.ones_like(y)])
     expected = gradients([exact], list(wide.values()), [torch.ones_like(exact)])
     ratios = dict(zip(["y", *inputs], map(rms_ratio, (y, *found), (exact, *expected)), strict=True))
-    largest = rate * torch.nn.functional.softplus(wide["dt"] + wide["dt_bias"])[:, :64].sum(1).max().item()
-    tolerance = TOLERANCE[torch.float32] + torch.finfo(torch.float32).eps * largest
-    assert {name: ratio for name, ratio in ratios.items() if not ratio <= tolerance} == {}
+    assert {name: ratio for name, ratio in ratios.items() if not ratio <= TOLERANCE[torch.float32]} == {}
 
 
 def test_the_naive_factors_would_overflow() -> None:

@@ -11,7 +11,7 @@ from megakernels.ssd.kernel_groups import ssd_group_kernel, ssd_sums_kernel
 
 INPUTS = ("x", "dt", "A_log", "B", "C", "D", "dt_bias", "grad_y", "y", "states", "grad_states", "grad_x")
 GROUP = ("own", "other", "keys", "boundary", "gradient")
-ACCUMULATED = ("initial", "final", "grad_final", "grad_initial", "shares", "steps", "sums", "grad_dt_parts")
+ACCUMULATED = ("initial", "final", "grad_final", "grad_initial", "shares", "steps", "sums", "rests", "grad_dt_parts")
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -24,7 +24,8 @@ def configurations() -> dict[str, Any]:
         (32, 32, "bf16", False),
         (32, 32, "fp32", True),
     ):
-        types = dict.fromkeys((*INPUTS, *GROUP), f"*{dtype}") | dict.fromkeys(ACCUMULATED, "*fp32") | {"starts": "*i32"}
+        types = dict.fromkeys((*INPUTS, *GROUP), f"*{dtype}") | dict.fromkeys(ACCUMULATED, "*fp32")
+        types |= {"starts": "*i32", "dt_min": "fp32", "dt_max": "fp32"}
         strides = [f"{name}_stride_{axis}" for name in ("x", "B", "C", "grad", "own", "other", "keys") for axis in "bthg"]
         types |= dict.fromkeys((*strides, "head_width", "state_width", "chunk_size"), "i32:16")
         sides = kernel.tile_sides(256, head_width, state_width, DTYPES[dtype])

@@ -1,0 +1,46 @@
+"""Labels that are no word of the vocabulary are refused, as torch's `cross_entropy` refuses them."""
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from megakernels._common import require
+
+IGNORE_INDEX = -100
+"""torch's own: the label of rows that do not count."""
+
+
+def check_labels(labels: Tensor, num_words: int, ignore_index: int = IGNORE_INDEX) -> None:
+    """Refuses labels outside the vocabulary.
+
+    On CUDA the device finds them, so the host does not wait; the error comes with the next operation that it does wait for, as torch's.
+
+    Args:
+        labels: int64 [N].
+        num_words: Of the whole vocabulary.
+        ignore_index: The one other label, of rows that do not count.
+
+    Raises:
+        ValueError: On a CPU: a label is neither in 0 … num_words − 1 nor ignore_index.
+    """
+    _check_labels(labels, num_words, ignore_index)
+
+
+@custom_op("megakernels::check_labels", mutates_args=())
+def _check_labels(labels: Tensor, num_words: int, ignore_index: int) -> None:
+    refuse_labels(labels, num_words, ignore_index)
+
+
+@_check_labels.register_fake
+def _(_labels: Tensor, _num_words: int, _ignore_index: int) -> None:
+    return
+
+
+def refuse_labels(labels: Tensor, num_words: int, ignore_index: int) -> None:
+    """`check_labels` inside an operation."""
+    wrong = ((labels < 0) | (labels >= num_words)) & (labels != ignore_index)
+    if labels.device.type != "cpu":
+        torch._assert_async(~wrong.any(), "cross_entropy: a label is neither a word of the vocabulary nor ignore_index")
+    elif wrong.any():
+        found = labels[wrong][0].item()
+        require(False, "cross_entropy", "labels must be in 0 … V − 1 or ignore_index", label=found, V=num_words, ignore_index=ignore_index)

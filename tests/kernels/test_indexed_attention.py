@@ -1,0 +1,52 @@
+"""Which keys an indexer chooses, and what trains it."""
+
+import math
+
+import pytest
+import torch
+from op_cases import CASES
+from op_checks import gradients, rms_ratio
+from torch import Tensor
+
+from megakernels.attention import attention
+from megakernels.indexed_attention import indexed_attention, reference
+
+
+def test_few_visible_keys_are_all_attended_to() -> None:
+    """With as many choices as positions it is plain attention, the window's or document's too."""
+    inputs = next(case for case in CASES if case.name == "indexed_attention").make(20, torch.float64, requires_grad=False)
+    for window, starts in ((None, None), (5, None), (None, torch.tensor([[0] * 7 + [7] * 13] * 2, dtype=torch.int32))):
+        found = indexed_attention(**inputs, scale=0.3, top_k=20, loss_factor=1.0, eps=1e-5, window=window, starts=starts)
+        assert rms_ratio(found, attention(*(inputs[name] for name in "qkv"), 0.3, window, starts)) < 1e-12
+
+
+def test_an_indexer_is_trained_by_its_own_loss_alone() -> None:
+    """Its gradient is the same whatever the loss makes of the output, and q, k and v have none of it."""
+    inputs = next(case for case in CASES if case.name == "indexed_attention").make(20, torch.float64)
+    index, attended = ("index_q", "index_k", "index_weights", "k_scale", "k_bias"), ("q", "k", "v")
+
+    def found(names: tuple[str, ...], cotangent: float, loss_factor: float) -> tuple[Tensor, ...]:
+        out = indexed_attention(**inputs, scale=0.3, top_k=4, loss_factor=loss_factor, eps=1e-5)
+        return gradients([out], [inputs[name] for name in names], [torch.full_like(out, cotangent)])
+
+    assert all(torch.equal(one, other) for one, other in zip(found(index, 0.0, 1.0), found(index, 7.0, 1.0), strict=True))
+    assert all(gradient.count_nonzero() == 0 for gradient in found(index, 1.0, 0.0))
+    assert all(gradient.count_nonzero() > 0 for gradient in found(index, 0.0, 1.0))
+    assert all(torch.equal(one, other) for one, other in zip(found(attended, 1.0, 0.0), found(attended, 1.0, 9.0), strict=True))
+
+
+@pytest.mark.parametrize("num_queries", [7, 64])
+def test_of_equal_scores_the_first_keys_are_chosen(num_queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zero weights score all keys alike: the first three are chosen, as if the others were not there, in backward too."""
+    monkeypatch.setattr(reference, "BLOCK_QUERIES", num_queries)
+    inputs = next(case for case in CASES if case.name == "indexed_attention").make(20, torch.float64)
+    inputs["index_weights"] = torch.zeros_like(inputs["index_weights"])
+    found = indexed_attention(**inputs, scale=0.3, top_k=3, loss_factor=1.0, eps=1e-5)
+    q, k, v = (inputs[name] for name in "qkv")
+    scores = torch.einsum("bthd,bshd->bhts", q, k[:, :3]) * 0.3
+    hidden = torch.arange(3) > torch.arange(20)[:, None]
+    expected = torch.einsum("bhts,bshd->bthd", scores.masked_fill(hidden, -math.inf).softmax(-1), v[:, :3])
+    assert rms_ratio(found, expected) < 1e-12
+    seed = torch.randn_like(found)
+    for one, other in zip(gradients([found], [q, k, v], [seed]), gradients([expected], [q, k, v], [seed]), strict=True):
+        assert rms_ratio(one, other) < 1e-12
