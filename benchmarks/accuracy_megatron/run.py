@@ -1,4 +1,4 @@
-"""Replay Megatron-LM's published measurements and write docs/reference/accuracy-megatron.md.
+"""Replay published measurements of Megatron-Core, by NVIDIA and by SimuMax, and write docs/reference/accuracy-megatron.md.
 
 python benchmarks/accuracy_megatron/run.py [--check]     with --check: nothing written, exit 1 if the page would change
 """
@@ -12,10 +12,13 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from imports import import_lines
 from published import published_bytes
+from recompute import recompute_lines
+from stages import stage_lines
 
 from megaplan.budget.skew import largest_skew
-from megaplan.hosts.megatron.arguments import job_from_arguments, refusals, unbalanced
+from megaplan.hosts.megatron.arguments import job_from_arguments, refusals, stale, unbalanced
 from megaplan.hosts.megatron.job import MegatronJob
 from megaplan.hosts.megatron.peak import MegatronMemory, memory
 
@@ -28,10 +31,11 @@ SPREAD_MODEL = "te_ep8_resume"
 BAR = 5
 ROUTING = "routing: the rows that reached the measured rank are not published"
 CAUSES = {
-    "selective_recompute": "temporaries of recomputed latent attention in backward; routing",
-    "a2a_ovlp": "buffers of overlapped expert communication; routing",
-    "mtp": "scales and transposes of fp8 weights in the prediction module; routing",
     "7b": "this platform's fused attention keeps one more copy of the queries: 32 MiB in each of 32 layers",
+    "tp4_pp": "perhaps blocks up to 1 MiB larger than their tensors, which torch's allocator does not split: tensors of 1 to 4 MiB",
+    "a2a_ovlp": "buffers of overlapped expert communication; routing",
+    "lightning": ROUTING,
+    "mtp": "scales and transposes of fp8 weights in the prediction module; routing",
     "fp8": "activations that fp8 kernels keep in 8 bits are counted in 16",
     "8experts": ROUTING,
     "4experts": ROUTING,
@@ -72,7 +76,14 @@ class Replay:
 
 def replay(row: dict[str, Any]) -> Replay:
     """Price one run."""
-    job = job_from_arguments(row["arguments"], row["gpus"], row["padded_vocab_size"], row["platform"])
+    job = job_from_arguments(
+        row["arguments"],
+        row["gpus"],
+        row["padded_vocab_size"],
+        row["platform"],
+        environment=row["environment"],
+        month=row["measured"][:7],
+    )
     found = memory(job)
     ranged = unbalanced(row["arguments"])
     ends = [found.peak]
@@ -130,31 +141,44 @@ def page() -> str:
     """The page."""
     rows = json.loads(GOLDENS.read_text(encoding="utf-8"))["rows"]
     stated = [row for row in rows if row["gpus"] and row["padded_vocab_size"]]
-    refused = [(row, why) for row in stated if (why := refusals(row["arguments"]))]
-    replayed = [replay(row) for row in stated if not refusals(row["arguments"])]
+    refused = [(row, why) for row in stated if (why := refusals(row["arguments"], row["gpus"]))]
+    priced = [row for row in stated if not refusals(row["arguments"], row["gpus"])]
+    older = [(row, why) for row in priced if (why := stale(row)) and not unbalanced(row["arguments"])]
+    replayed = [replay(row) for row in priced if unbalanced(row["arguments"]) or stale(row) is None]
     done, ranged = [one for one in replayed if not one.ranged], [one for one in replayed if one.ranged]
-    lines = [*_introduction(len(rows), len(stated), len(done), len(ranged), len(refused)), *_tables(done), *_ranged(ranged)]
+    counts = (len(rows), len(stated), len(done), len(ranged), len(older), len(refused))
+    lines = [*_introduction(*counts), *import_lines(rows), *_tables(done), *stage_lines(), *recompute_lines(), *_ranged(ranged)]
     lines += ["", "## Misses above 1 %", "", "| Run | After step | Peak, balanced | Suspected cause |", "|---|---|---|---|"]
     for one in done:
         if max(abs(one.after_step), abs(one.peak)) > 1:
             cause = next((why for key, why in CAUSES.items() if key in one.name), "not known")
             lines.append(f"| {one.name} ({one.platform}) | {one.after_step:+.2f} | {one.peak:+.2f} | {cause} |")
-    lines += ["", "## Refused", "", "| Run | Why |", "|---|---|"]
+    lines += [*_older(older), "", "## Refused", "", "| Run | Why |", "|---|---|"]
     lines += [f"| {row['name'].partition('/')[2]} ({row['platform'].removeprefix('dgx_')}) | {'; '.join(why)} |" for row, why in refused]
     return "\n".join(lines) + "\n"
 
 
-def _introduction(runs: int, stated: int, priced: int, ranged: int, refused: int) -> list[str]:
+def _older(some: list[tuple[dict[str, Any], str]]) -> list[str]:
+    """Runs of other software, which no summary counts whatever their errors are."""
+    lines = ["", "## Measured on older software", "", *_header("Run, Platform, Why, After step, Peak")]
+    for row, why in some:
+        one = replay(row)
+        lines.append(f"| {one.name} | {one.platform} | {why} | {one.after_step:+.2f} | {one.peak:+.2f} |")
+    return lines
+
+
+def _introduction(runs: int, stated: int, priced: int, ranged: int, older: int, refused: int) -> list[str]:
     return [
         "# Accuracy for Megatron-Core",
         "",
         "`make accuracy-megatron` writes this page. Megatron-LM publishes what torch had allocated on the last rank of",
         "its functional tests: after each step, and at the largest since the start. Of the",
         f"{runs} runs in the data {stated} state their GPU count and vocabulary; {priced} are priced, {ranged} have a range alone since",
-        f"nothing in them balances routing, and {refused} are refused. The errors here are of those that are priced.",
+        f"nothing in them balances routing, {older} were measured on older software, which is told by the day of the measurement and not",
+        f"by its error, and {refused} are refused. The errors here are of those that are priced.",
         "Errors are percent of the measurement, negative where the estimate is under. There is no multiplier. Most terms are",
         "tensors and workspaces read in the sources; five are inferred from measurements of this kind or approximate: what",
-        "a pipeline leaves after a step and its second attention mask, the workspace of overlapped expert communication,",
+        "interleaving leaves after a step and a pipeline's second attention mask, the workspace of overlapped expert communication,",
         "the router's 16 bytes a token and expert, a prediction module's 16 bytes a token and channel, and flash attention",
         "where a run leaves the backend to Transformer Engine. So these runs are no held-out test of those terms.",
         "",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from megaplan.devices import load_device
 from megaplan.dtypes import DType
-from megaplan.hosts.megatron.job import EMBEDDING, LOSS, MTP, LatentDims, MambaDims, MegatronJob, MoeDims
+from megaplan.hosts.megatron.job import EMBEDDING, LOSS, MTP, Dispatcher, LatentDims, MambaDims, MegatronJob, MoeDims
+from megaplan.hosts.megatron.workspaces import engine_bytes
 from megaplan.layout.values import Layout
 from megaplan.spec.models import GroupedQueryAttention, LatentAttention, Mamba2, Spec
 
-MIB = 2**20
 LETTERS = {"A": "*", "M": "M", "E": "E", "D": "-"}
 """Megatron's letter of each of ours that it has."""
 
@@ -22,7 +23,7 @@ def jobs_from_spec(spec: Spec, letters: str, layout: Layout) -> tuple[MegatronJo
         letters: One a layer.
         layout: Its slots.
     """
-    common, depth = _common(spec), spec.model.features.mtp.depth if spec.model.features.mtp is not None else 0
+    common, depth = _common(spec, letters), spec.model.features.mtp.depth if spec.model.features.mtp is not None else 0
     last = len(layout.slots) - 1
     jobs = []
     for rank in range(layout.pp):
@@ -34,7 +35,7 @@ def jobs_from_spec(spec: Spec, letters: str, layout: Layout) -> tuple[MegatronJo
     return tuple(jobs)
 
 
-def _common(spec: Spec) -> MegatronJob:
+def _common(spec: Spec, letters: str) -> MegatronJob:
     model, mesh, host, precision = spec.model, spec.mesh, spec.host, spec.precision
     attention = model.attention
     grouped = attention if isinstance(attention, GroupedQueryAttention) else None
@@ -91,16 +92,32 @@ def _common(spec: Spec) -> MegatronJob:
         attention_mask=host.attention_mask,
         recompute=frozenset(modules),
         tp_comm_overlap=host.tp_comm_overlap,
-        workspace_bytes=32 * MIB,  # every device of the data file is Hopper or later
+        workspace_bytes=engine_bytes(spec.device.name),
         bias_activation_fusion=host.fused_squared_relu,
-        cublas_bytes=host.cublas_workspace_kib * 1024,
+        cublas_bytes=_cublas_bytes(spec),
         master_bytes=2 if aware else 4,  # the upper 16 bits are the bf16 parameter's
         moment_bytes=precision.moments.bytes,
         qk_norm=grouped is not None and grouped.qk_norm,
         qkv_bias=grouped is not None and grouped.bias,
+        rotary_dim=_rotary_dim(spec, letters),
         fsdp=spec.sharding.reshard_after_forward,
         recompute_num_layers=(host.recompute_num_layers or 0) * (2 if host.model == "gpt" else 1),
     )
+
+
+def _cublas_bytes(spec: Spec) -> int:
+    """What the launch sets, or torch's default on the device, whose record counts the two handles together."""
+    if spec.host.cublas_workspace_kib is not None:
+        return spec.host.cublas_workspace_kib * 1024
+    return load_device(spec.device.name).gemm_workspace_bytes // 2
+
+
+def _rotary_dim(spec: Spec, letters: str) -> int:
+    """Of a head, where any attention layer turns its queries and keys."""
+    attention = spec.model.attention
+    if not isinstance(attention, GroupedQueryAttention):
+        return 0
+    return attention.head_dim if len(attention.nope_layers) < letters.count("A") else 0
 
 
 def _latent(spec: Spec) -> LatentDims | None:
@@ -121,13 +138,19 @@ def _moe(spec: Spec) -> MoeDims | None:
         moe.top_k,
         moe.ffn_hidden_size,
         moe.shared_ffn_hidden_size,
-        host.moe_dispatcher,
+        _dispatcher(spec),
         host.moe_grouped_gemm,
         host.moe_overlap,
         moe.routing_skew,
         moe.capacity_factor,
-        combine_kept=host.deterministic_mode and not host.moe_permute_fusion,
+        combine_kept=host.deterministic_mode and not host.moe_permute_fusion and not host.moe_overlap,
+        permute_fusion=host.moe_permute_fusion,
     )
+
+
+def _dispatcher(spec: Spec) -> Dispatcher:
+    host = spec.host
+    return host.moe_flex_backend if host.moe_dispatcher == "flex" else host.moe_dispatcher
 
 
 def _mamba(spec: Spec) -> MambaDims | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 AttentionBackend = Literal["unfused", "flash", "fused"]
+Dispatcher = Literal["allgather", "alltoall", "deepep", "hybridep"]
 CrossEntropy = Literal["unfused", "native", "te", "te_fp32"]
 
 EMBEDDING, LOSS, MTP = "e", "l", "m"
@@ -13,13 +14,14 @@ EMBEDDING, LOSS, MTP = "e", "l", "m"
 
 @dataclass(frozen=True, slots=True)
 class LatentDims:
-    """Multi-head latent attention: ranks of the two latents and widths of one head."""
+    """Multi-head latent attention: ranks of the two latents and widths of one head; `normed`: a norm stands over each latent."""
 
     q_lora_rank: int | None
     kv_lora_rank: int
     qk_head_dim: int
     qk_pos_emb_head_dim: int
     v_head_dim: int
+    normed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +34,21 @@ class MoeDims:
         combine_kept: Adding the experts' rows back to tokens keeps them: it does by torch's `index_add`, Megatron's deterministic way
             without a fused permutation, and does not by `scatter_add`.
         probability_bytes: Of a routing probability: the router's type, or the stream's where none is given.
+        permute_fusion: Transformer Engine's kernel sorts rows to experts and back.
     """
 
     num_experts: int
     top_k: int
     ffn_hidden_size: int
     shared_ffn_hidden_size: int
-    dispatcher: str
+    dispatcher: Dispatcher
     grouped_gemm: bool
     overlap: bool
     routing_skew: float = 1.0
     capacity_factor: float | None = None
     combine_kept: bool = False
     probability_bytes: int = 2
+    permute_fusion: bool = False
 
     @property
     def rows_share(self) -> float:
@@ -90,6 +94,7 @@ class MegatronJob:
         qkv_bias: Bias of the query, key and value projection where other linears have none.
         recompute_num_layers: Operators of a group under full recompute; 0 for none.
         local: Megatron-Core's own modules and attention in place of Transformer Engine's.
+        rotary_dim: Rotated dimensions of a head; 0 without rotary positions. Latent attention's are its own.
         fsdp: Megatron-FSDP shards parameters and gradients as well as optimizer state over data ranks.
     """
 
@@ -149,6 +154,7 @@ class MegatronJob:
     qkv_bias: bool = False
     recompute_num_layers: int = 0
     local: bool = False
+    rotary_dim: int = 0
     fsdp: bool = False
 
     @property

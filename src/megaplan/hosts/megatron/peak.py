@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megaplan.hosts.megatron.job import LOSS, MTP, MegatronJob
-from megaplan.hosts.megatron.saved import chunk, operator, operators, recomputed_bytes, scores_elements
+from megaplan.hosts.megatron.saved import chunk, handle_bytes, operators, routed_rows, scores_elements
 from megaplan.hosts.megatron.storage import gathered_bytes, gradient_copies_bytes, parameters, storage_bytes
+from megaplan.hosts.megatron.working import backward_excess, forward_excess
 
 MIB = 2**20
+LAYER_FORWARD, LAYER_BACKWARD = "layer forward", "layer backward"
 FIRST_LAYER = "first-layer backward"
 """The phase of Megatron-FSDP alone."""
+BACKWARD = frozenset({"LM-head backward", LAYER_BACKWARD, FIRST_LAYER})
+"""Phases in which the previous microbatch's graph is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,7 @@ class MegatronMemory:
         activations: Kept by the microbatches in flight.
         phases: What each phase adds to both, by its name.
         gathered: What of each phase is parameters and gradients that Megatron-FSDP has whole.
+        received: What of each phase is the previous microbatch's, named by the pipeline's schedule.
     """
 
     static: dict[str, int]
@@ -32,6 +37,7 @@ class MegatronMemory:
     activations: int
     phases: dict[str, int]
     gathered: dict[str, int]
+    received: dict[str, int]
 
     @property
     def after_step(self) -> int:
@@ -52,30 +58,80 @@ class MegatronMemory:
 def memory(job: MegatronJob) -> MegatronMemory:
     """The bytes of a run's rank."""
     found = parameters(job)
-    mask = job.micro_batch_size * (job.seq_length // job.cp) * job.seq_length if job.attention_mask else 0
-    boundary = 2 * job.stream_tokens * job.hidden_size
-    static = {**storage_bytes(job, found), **fixed_bytes(job, found.shapes)}
     virtual = len(job.chunks)
+    mask = job.micro_batch_size * (job.seq_length // job.cp) * job.seq_length if job.attention_mask and _at_an_end(job) else 0
+    boundary = _boundary_bytes(job)
+    static = {**storage_bytes(job, found), **fixed_bytes(job, found.shapes)}
     leftover = 0
     if job.pp > 1:
         leftover = boundary * (2 if virtual == 1 else (job.pp - 1) * (virtual - 1)) + (0 if job.hybrid else mask)
     leftover += sum(_dispatcher_bytes(job) * letters.count("E") for letters in job.chunks)
+    leftover += _dispatcher_bytes(job) * job.mtp_operators.count("E") * _modules(job)
     activations = in_flight(job) + mask * (2 if job.pp > 1 and not job.hybrid else 1)
     phases, whole = _phases(job), gathered_bytes(job, found)
     gathered = {name: whole.first_layer_backward if name == FIRST_LAYER else whole.loss for name in phases}
     phases = {name: size + gathered[name] for name, size in phases.items()}
-    return MegatronMemory(static, leftover, gradient_copies_bytes(job, found), activations, phases, gathered)
+    received = {name: received_bytes(job, backward=name in BACKWARD) for name in phases}
+    phases = {name: size + received[name] for name, size in phases.items()}
+    return MegatronMemory(static, leftover, gradient_copies_bytes(job, found), activations, phases, gathered, received)
+
+
+def _rank(job: MegatronJob) -> int:
+    return job.pp - 1 if job.pp_rank is None else job.pp_rank
+
+
+def _at_an_end(job: MegatronJob) -> bool:
+    """Whether the rank is the first or the last of its pipeline: those alone load batches."""
+    return _rank(job) in (0, job.pp - 1)
+
+
+def _modules(job: MegatronJob) -> int:
+    depth = sum(letters.count(MTP) for letters in job.chunks)
+    return min(depth, 1) if job.mtp_repeated else depth
+
+
+def _boundary_bytes(job: MegatronJob) -> int:
+    """What one stage sends to the next of a microbatch."""
+    return 2 * job.stream_tokens * job.hidden_size
+
+
+def received_bytes(job: MegatronJob, *, backward: bool) -> int:
+    """What the pipeline's schedule names of the previous microbatch while the rank is at its fullest.
+
+    Of that microbatch it names the gradient it sent to the stage before, until its next backward; until its next forward has ended, also
+    the one it received from the stage after, or on the last stage the loss, whose graph ends in the microbatch's input.
+
+    Source: `input_tensor_grad`, `output_tensor_grad` and `output_tensor` of `forward_backward_pipelining_without_interleaving`.
+    """
+    rank = _rank(job)
+    if job.pp == 1 or job.num_microbatches <= job.pp - rank:
+        return 0
+    sent = _boundary_bytes(job) if rank else 0
+    return sent + (0 if backward else _boundary_bytes(job))
 
 
 def _dispatcher_bytes(job: MegatronJob) -> int:
-    """What the all-gather dispatcher of one operator holds on to until the next microbatch: its rows' places and probabilities, its map.
+    """What the dispatcher of one layer's experts holds on to until the next microbatch.
 
-    Source: the attributes of `MoEAllGatherTokenDispatcher` in `megatron/core/transformer/moe/token_dispatcher.py`.
+    All-gather: its rows' places and probabilities, and its map. All-to-all: probabilities and map of its tokens, and where their rows went.
+    HybridEP: probabilities in fp32 and map, the rows' probabilities, and through their place in the graph the maps of the dispatch. What
+    DeepEP's holds on to is left out.
+
+    Source: the attributes of the dispatchers in `megatron/core/transformer/moe/token_dispatcher.py`.
     """
-    if job.moe is None or job.moe.dispatcher != "allgather":
+    dims = job.moe
+    if dims is None:
         return 0
-    map_bytes = job.stream_tokens * job.tp * job.ep * (job.moe.num_experts // job.ep)
-    return operator(job, "E")["dispatch.rows"] + map_bytes
+    scores = job.stream_tokens * dims.num_experts
+    if dims.dispatcher == "allgather":
+        map_bytes = job.stream_tokens * job.tp * job.ep * (dims.num_experts // job.ep)
+        return routed_rows(job, dims) * (8 + dims.probability_bytes) + map_bytes
+    if dims.dispatcher == "alltoall":
+        places = 4 * (2 * scores + job.stream_tokens) if dims.permute_fusion else 8 * job.stream_tokens * dims.top_k
+        return scores * (1 + dims.probability_bytes) + places
+    if dims.dispatcher == "hybridep":
+        return scores * (1 + 4) + 4 * routed_rows(job, dims) + handle_bytes(job, dims)
+    return 0
 
 
 def in_flight(job: MegatronJob) -> int:
@@ -89,7 +145,7 @@ def in_flight_counts(job: MegatronJob) -> tuple[int, ...]:
     Under 1F1B rank r holds min(microbatches, pp − r). Under interleaving its forwards visit the chunks in rounds of a group, and the
     backwards follow (VP − 1) · group + 2 · (pp − 1 − r) forwards behind; after that the counts of the chunks recur with each round.
     """
-    virtual, rank = len(job.chunks), job.pp - 1 if job.pp_rank is None else job.pp_rank
+    virtual, rank = len(job.chunks), _rank(job)
     if virtual == 1:
         return (min(job.num_microbatches, job.pp - rank),)
     sizes = [chunk(job, letters) for letters in job.chunks]
@@ -133,30 +189,41 @@ def fixed_bytes(job: MegatronJob, shapes: set[tuple[int, int]]) -> dict[str, int
         parts["attention buffer"] = max(2 * scores_elements(job) - gathered, 0)
     if job.tp_comm_overlap:
         parts["TP overlap workspaces"] = 3 * 32 * MIB
-    if job.wgrad_fusion and not job.local:
+    if job.wgrad_fusion:
         parts["dummy weight gradients"] = sum(2 * rows * columns for rows, columns in shapes)
     if job.latent is not None:
         attention = sum(letters.count("*") for letters in job.chunks) + sum(letters.count(MTP) for letters in job.chunks)
         parts["rotary cache"] = 12 * job.seq_length * job.latent.qk_pos_emb_head_dim * attention
+    elif job.rotary_dim:  # each model chunk's own angles, in fp32
+        parts["rotary cache"] = 4 * job.seq_length // job.cp * job.rotary_dim * len(job.chunks)
     return parts
 
 
 def _phases(job: MegatronJob) -> dict[str, int]:
-    last = max(job.chunks, key=lambda letters: (LOSS in letters, recomputed_bytes(job, letters)))
-    logits = job.tokens * job.vocab_size // job.tp
-    recomputed, block = recomputed_bytes(job, last), operators(last)
+    chunks = [letters for letters in job.chunks if LOSS in letters] or job.chunks
     phases: dict[str, int] = {}
-    if LOSS in last:
-        depth = last.count(MTP)
-        kept = 4 * logits * depth
+    if LOSS in chunks[0]:
+        logits = job.tokens * job.vocab_size // job.tp
+        kept = 4 * logits * chunks[0].count(MTP)
         phases["loss"] = kept + {"unfused": 6, "native": 10, "te": 2, "te_fp32": 6}[job.cross_entropy] * logits
-        phases["LM-head backward"] = kept + 2 * logits + 2 * job.vocab_size // job.tp * job.hidden_size + 2 * job.tokens * job.hidden_size
-    if block:
-        gradients = 2 * job.tokens * job.hidden_size
-        if job.attention_backend == "unfused" and "*" in block:
-            gradients += 4 * scores_elements(job)
-        phases["last-layer backward"] = gradients + recomputed
+        weight_gradient = 0 if job.wgrad_fusion else 2 * job.vocab_size // job.tp * job.hidden_size
+        shard = 2 * job.stream_tokens * job.hidden_size if job.sequence_parallel else 0
+        phases["LM-head backward"] = kept + 2 * logits + weight_gradient + 2 * job.tokens * job.hidden_size + shard
+    if any(map(operators, chunks)):
+        if job.recompute_num_layers:
+            phases[LAYER_BACKWARD] = max(_group_bytes(job, letters) for letters in chunks)
+        else:
+            phases[LAYER_FORWARD] = max(forward_excess(job, letters) for letters in chunks)
+            phases[LAYER_BACKWARD] = max(backward_excess(job, letters) for letters in chunks)
         if job.fsdp:  # most gradients wait to be reduced while of what was kept only the first layer's is left
-            left = sum(sum(operator(job, letter).values()) for letter in operators(job.chunks[0])[:2]) - in_flight(job)
-            phases[FIRST_LAYER] = left + phases["last-layer backward"]
+            first = operators(job.chunks[0])[:2]
+            phases[FIRST_LAYER] = chunk(job, first) + backward_excess(job, first) - in_flight(job)
     return phases
+
+
+def _group_bytes(job: MegatronJob, letters: str) -> int:
+    """What full recompute makes again of one group of operators, and holds while it does and while its backward runs."""
+    own, size = operators(letters), job.recompute_num_layers
+    plain = replace(job, recompute_num_layers=0)
+    groups = [own[start : start + size] for start in range(0, len(own), size)]
+    return max(chunk(plain, group) + max(forward_excess(plain, group), backward_excess(plain, group)) for group in groups)

@@ -11,6 +11,8 @@ from math import ceil
 from megaplan.hosts.megatron.job import EMBEDDING, LOSS, MTP, LatentDims, MegatronJob, MoeDims
 
 Item = tuple[str, int]
+OPERATORS = "*-ME"
+"""Letters of operators, without embedding, prediction modules and loss."""
 
 
 def operator(job: MegatronJob, letter: str, *, recompute: bool = True) -> dict[str, int]:
@@ -43,17 +45,7 @@ def chunk(job: MegatronJob, letters: str) -> int:
 
 def operators(letters: str) -> str:
     """The operators of a chunk, without embedding, prediction modules and loss."""
-    return "".join(letter for letter in letters if letter in "*-ME")
-
-
-def recomputed_bytes(job: MegatronJob, letters: str) -> int:
-    """Most bytes that a chunk's backward makes again at once: one operator's dropped tensors, or a whole group's under full recompute."""
-    own = operators(letters)
-    if job.recompute_num_layers:
-        size = job.recompute_num_layers
-        groups = [own[start : start + size] for start in range(0, len(own), size)]
-        return max((sum(sum(operator(job, one).values()) for one in group) for group in groups), default=0)
-    return max((sum(operator(job, one, recompute=False).values()) - sum(operator(job, one).values()) for one in set(own)), default=0)
+    return "".join(letter for letter in letters if letter in OPERATORS)
 
 
 def _common(job: MegatronJob) -> Iterator[Item]:
@@ -101,11 +93,11 @@ def scores_elements(job: MegatronJob) -> int:
 
 def _latent(job: MegatronJob, dims: LatentDims) -> Iterator[Item]:
     tokens, heads, stream = job.tokens, job.num_heads // job.tp, job.stream_tokens
-    if dims.q_lora_rank is not None:
-        yield "q_latent", 2 * stream * dims.q_lora_rank
-        yield "q_latent.norm", 2 * stream * dims.q_lora_rank
-    yield "kv_latent", 2 * stream * dims.kv_lora_rank
-    yield "kv_latent.norm", 2 * stream * dims.kv_lora_rank
+    for name, rank in (("q_latent", dims.q_lora_rank), ("kv_latent", dims.kv_lora_rank)):
+        if rank is not None:
+            yield name, 2 * stream * rank
+            if dims.normed:
+                yield f"{name}.norm", 2 * stream * rank
     width = dims.qk_head_dim + dims.qk_pos_emb_head_dim
     yield "q", 2 * tokens * heads * width
     yield "k", 2 * tokens * heads * width
@@ -132,7 +124,7 @@ def _experts(job: MegatronJob) -> Iterator[Item]:
     dims = job.moe
     if dims is None:
         raise ValueError("a pattern with E has no experts")
-    rows = ceil(job.stream_tokens * dims.top_k * job.etp * dims.rows_share)
+    rows = routed_rows(job, dims)
     width = dims.ffn_hidden_size // job.etp
     yield "routed.fc1.input", 2 * rows * job.hidden_size
     yield "routed.fc1.output", 2 * rows * width * (2 if job.gated else 1)
@@ -143,9 +135,26 @@ def _experts(job: MegatronJob) -> Iterator[Item]:
     yield from _shared(job, dims)
     if dims.combine_kept:  # an all-to-all has brought the rows back before they are added; the others add where the experts are
         yield "combine.rows", 2 * job.hidden_size * (job.stream_tokens * dims.top_k if dims.dispatcher == "alltoall" else rows)
+    if dims.dispatcher == "hybridep":
+        yield "dispatch.handle", handle_bytes(job, dims)
     if dims.dispatcher == "allgather":
         yield "dispatch.map", 5 * job.stream_tokens * job.tp * job.ep * dims.num_experts
         yield "dispatch.rows", rows * (8 + dims.probability_bytes)  # each row's place, an int64, and its probability
+
+
+def handle_bytes(job: MegatronJob, dims: MoeDims) -> int:
+    """Maps by which HybridEP finds a microbatch's rows again, of all tokens that the ranks of the experts share.
+
+    Each token has its row on each rank in 4 bytes, and for each expert of this rank a flag and its permuted row in 4 bytes.
+    Source: `Executor::metadata_preprocess_core` and `permute_processing` of DeepEP's branch hybrid-ep.
+    """
+    ranks = job.ep * job.etp
+    return job.stream_tokens * ranks * (4 + 5 * (dims.num_experts // job.ep))
+
+
+def routed_rows(job: MegatronJob, dims: MoeDims) -> int:
+    """Rows that the rank's experts compute of one microbatch."""
+    return ceil(job.stream_tokens * dims.top_k * job.etp * dims.rows_share)
 
 
 def _shared(job: MegatronJob, dims: MoeDims) -> Iterator[Item]:
@@ -168,4 +177,6 @@ def _dropped(job: MegatronJob, letter: str) -> frozenset[str]:
         names |= {"fc1.output", "activation.output"}
     if letter == "E" and "moe_act" in modules:
         names |= {"routed.activation.output", "routed.activation.unscaled"}
+    if letter == "E" and "moe" in modules:  # its checkpoint keeps the layer's input, which is the norm's output
+        names |= {name for name, _ in _experts(job)}
     return frozenset(names)

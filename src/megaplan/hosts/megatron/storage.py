@@ -87,6 +87,8 @@ def parameters(job: MegatronJob) -> Parameters:
     copies = int(embeds) + int(LOSS in letters)
     for _ in range(min(copies, 1) if job.tied else copies):
         found.add(vocabulary, Rule.VOCABULARY)
+    if LOSS in letters:  # the head's weight gradient has a dummy like any linear's
+        found.shapes.add((job.vocab_size // job.tp, job.hidden_size))
     for letter in letters:
         if letter == "e":
             found.add(job.learned_positions * job.hidden_size, Rule.VOCABULARY, sharded=False)
@@ -254,10 +256,12 @@ def _latent(job: MegatronJob, dims: LatentDims, found: Parameters) -> None:
     else:
         found.linear(dims.q_lora_rank, hidden, sharded=False)
         found.linear(heads * width, dims.q_lora_rank)
-        found.norm(job, dims.q_lora_rank)
+        if dims.normed:
+            found.norm(job, dims.q_lora_rank)
     found.linear(dims.kv_lora_rank + dims.qk_pos_emb_head_dim, hidden, sharded=False)
     found.linear(heads * (dims.qk_head_dim + dims.v_head_dim), dims.kv_lora_rank)
-    found.norm(job, dims.kv_lora_rank)
+    if dims.normed:
+        found.norm(job, dims.kv_lora_rank)
     found.linear(hidden, heads * dims.v_head_dim)
     found.add(job.bias * hidden, sharded=False)
 

@@ -1,6 +1,7 @@
 """`host: {name: megatron}`: the same cells as megarun's, of another framework's tensors, and what it refuses."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -11,8 +12,10 @@ from megaplan.columns import Column, Phase
 from megaplan.errors import Diagnostic, MegaplanError, Severity
 from megaplan.hosts.megatron.from_spec import jobs_from_spec
 from megaplan.hosts.megatron.peak import in_flight_counts, memory
-from megaplan.hosts.megatron.saved import operator, recomputed_bytes
+from megaplan.hosts.megatron.saved import chunk, operator
 from megaplan.hosts.megatron.storage import parameters
+from megaplan.hosts.megatron.working import backward_excess, forward_excess
+from megaplan.hosts.megatron.workspaces import hybrid_ep_bytes
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.plan.causes import diff_with_causes
@@ -20,7 +23,7 @@ from megaplan.plan.diff import column_totals
 from megaplan.plan.make import make_plan
 from megaplan.spec.load import load_spec_text
 from megaplan.spec.models import Spec
-from megaplan.spec.not_built_yet import unbuilt
+from megaplan.spec.not_built_yet import megarun_refuses
 from megaplan.split.choose import choose_cuts
 from megaplan.split.megatron_bytes import megatron_limits
 
@@ -134,7 +137,10 @@ def test_full_recompute_keeps_the_input_of_a_group() -> None:
     none, full = worst(), worst("host.recompute_num_layers=1")
     assert full[Column.ACTIVATIONS] < none[Column.ACTIVATIONS] // 2
     _, (job, _) = planned(spec_of("host.recompute_num_layers=2"))
-    assert recomputed_bytes(job, job.chunks[0]) == sum(operator(job, "M").values()) + sum(operator(job, "E").values())
+    plain = replace(job, recompute_num_layers=0)
+    pairs = {pair: chunk(plain, pair) + max(forward_excess(plain, pair), backward_excess(plain, pair)) for pair in ("ME", "M*", "M-")}
+    assert chunk(plain, "ME") == sum(operator(job, "M").values()) + sum(operator(job, "E").values())
+    assert memory(job).phases["layer backward"] == max(pairs.values()) > chunk(plain, "ME")
 
 
 def test_recompute_of_attention_drops_the_log_sum_exp() -> None:
@@ -254,7 +260,10 @@ def test_a_key_of_another_host_is_refused() -> None:
     assert [item.code for item in refused("host={name: megarun, cross_entropy: te}")] == ["MP901"]
 
 
-@pytest.mark.parametrize("override", ["model.mamba.chunk_size=256", "model.attention.nope_layers=[3]"])
+@pytest.mark.parametrize(
+    "override",
+    ["model.mamba.chunk_size=256", "model.mamba.time_step_min=0.001", "model.mamba.time_step_max=0.1", "model.attention.nope_layers=[3]"],
+)
 def test_what_changes_no_tensor_is_noted(override: str) -> None:
     (found,) = load_spec_text(TEXT, "host.yaml", [override]).diagnostics
     assert (found.code, found.severity, found.location.key) == ("MP904", Severity.NOTE, override.partition("=")[0])
@@ -265,7 +274,7 @@ def test_attention_without_any_rotation_is_megatrons_too() -> None:
 
 
 def test_megarun_does_not_train_it() -> None:
-    assert "host.name = megatron; megarun trains with megarun" in unbuilt(spec_of())[0].detail
+    assert "host.name = megatron; megarun trains with megarun" in megarun_refuses(spec_of())[0].detail
 
 
 def test_megaruns_plans_have_no_key_of_megatron() -> None:
@@ -306,3 +315,44 @@ def test_the_limits_of_a_split_never_exceed_its_budget() -> None:
 def test_a_split_too_large_for_memory_is_judged_by_megatrons_bytes() -> None:
     spec = spec_of("split.mode=weighted", "batch.micro_batch_size=1048576")
     assert [item.code for item in choose_cuts(spec, build_inventory(spec)).diagnostics] == ["MP336"]
+
+
+def test_a_workspace_is_the_launchs_or_torchs_own() -> None:
+    for override, size in (("host.cublas_workspace_kib=8320", 8320 * 1024), ("host.cublas_workspace_kib=null", 32 * 2**20)):
+        _, jobs = planned(spec_of(override))
+        assert {job.cublas_bytes for job in jobs} == {size}
+
+
+def test_rotary_angles_are_of_the_layers_that_turn() -> None:
+    _, (turned, _) = planned(spec_of())
+    _, (still, _) = planned(spec_of("model.attention.nope_layers=[3, 11]"))
+    assert (turned.rotary_dim, still.rotary_dim) == (32, 0)
+    assert memory(turned).static["rotary cache"] == 4 * 512 * 32
+
+
+def test_overlapped_experts_keep_no_combined_rows() -> None:
+    _, (kept, _) = planned(spec_of("host.deterministic_mode=true"))
+    _, (overlapped, _) = planned(spec_of("host.deterministic_mode=true", "host.moe_overlap=true"))
+    assert "combine.rows" in operator(kept, "E")
+    assert "combine.rows" not in operator(overlapped, "E")
+
+
+def test_recompute_of_experts_whose_communication_is_overlapped_is_refused() -> None:
+    (found,) = refused("host.recompute_modules=[moe]", "host.moe_overlap=true")
+    assert (found.code, found.location.key) == ("MP902", "host.recompute_modules")
+
+
+FLEX = "host.moe_dispatcher=flex"
+
+
+def test_hybridep_takes_its_buffers_from_the_driver() -> None:
+    plain, flex = (planned(spec_of(FLEX, *more))[0].device for more in ((), ("host.moe_flex_backend=hybridep",)))
+    rows = 1024 * 2 * (2 * 256 + 4 * 8 + 4 * 2)  # tokens of both ranks: channels, a score an expert, a scale for 128 channels
+    assert plain.usable_bytes - flex.usable_bytes == rows
+    assert {item.name: item.bytes for item in flex.reserve}["hybrid_ep"] == rows
+
+
+def test_hybridep_between_nodes_has_two_buffers_and_three_of_its_own_tokens() -> None:
+    _, (job, _) = planned(spec_of(FLEX, "host.moe_flex_backend=hybridep"))
+    row = 2 * 256 + 4 * 4
+    assert hybrid_ep_bytes(job, 1) == 1024 * (2 * (2 * row + 4 * 2) + 3 * row)

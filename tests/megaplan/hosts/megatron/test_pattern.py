@@ -56,6 +56,16 @@ def test_an_invalid_pattern_names_the_column(text: str) -> None:
     assert INVALID[text] in caught.value.diagnostics[0].detail
 
 
+@pytest.mark.parametrize(
+    ("text", "hint"), [("M3", "write every layer"), ("(M)", "write every layer"), ("MX", "symbol of the list"), ("M ", "of the list")]
+)
+def test_a_wrong_symbol_is_told_what_to_write(text: str, hint: str) -> None:
+    """Counts and brackets look like a repetition, which Megatron's patterns have not."""
+    with pytest.raises(MegaplanError) as caught:
+        parse_hybrid(text)
+    assert hint in caught.value.diagnostics[0].hints[0]
+
+
 def test_layers_and_offsets_of_segments() -> None:
     assert len(parse_hybrid("||M").main) == 1
     assert parse_hybrid("MMM|M|MMMMM").offsets == (0, 3, 4)

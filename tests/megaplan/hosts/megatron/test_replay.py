@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from megaplan.budget.skew import largest_skew
-from megaplan.hosts.megatron.arguments import job_from_arguments, refusals, unbalanced
+from megaplan.hosts.megatron.arguments import job_from_arguments, refusals, stale, unbalanced
 from megaplan.hosts.megatron.job import MegatronJob
 from megaplan.hosts.megatron.peak import MegatronMemory, in_flight, memory
 from megaplan.hosts.megatron.saved import operator
@@ -17,14 +17,22 @@ from megaplan.hosts.megatron.storage import gathered_bytes, parameters, storage_
 
 ROWS = json.loads((Path(__file__).parent / "goldens.json").read_text(encoding="utf-8"))["rows"]
 STATED = [row for row in ROWS if row["gpus"] and row["padded_vocab_size"]]
-PRICED = [row for row in STATED if not refusals(row["arguments"])]
-COVERED = [row for row in PRICED if not unbalanced(row["arguments"])]
+PRICED = [row for row in STATED if not refusals(row["arguments"], row["gpus"])]
+BALANCED = [row for row in PRICED if not unbalanced(row["arguments"])]
+COVERED = [row for row in BALANCED if stale(row) is None]
 RANGED = [row for row in PRICED if unbalanced(row["arguments"])]
 MIB = 2**20
 
 
 def job_of(row: dict[str, Any], **changes: Any) -> MegatronJob:
-    return job_from_arguments({**row["arguments"], **changes}, row["gpus"], row["padded_vocab_size"], row["platform"])
+    return job_from_arguments(
+        {**row["arguments"], **changes},
+        row["gpus"],
+        row["padded_vocab_size"],
+        row["platform"],
+        environment=row["environment"],
+        month=row["measured"][:7],
+    )
 
 
 def named(part: str) -> dict[str, Any]:
@@ -36,20 +44,27 @@ def errors(found: MegatronMemory, row: dict[str, Any]) -> tuple[float, float]:
 
 
 def test_enough_runs_are_priced() -> None:
-    assert (len(STATED), len(COVERED), len(RANGED)) == (57, 45, 6)
+    assert (len(STATED), len(BALANCED), len(COVERED), len(RANGED)) == (57, 45, 37, 6)
+
+
+def test_runs_of_older_software_are_told_by_date_and_branch_alone() -> None:
+    assert [stale(row) is None for row in BALANCED] == [row["measured"] >= "2026" for row in BALANCED]
+    assert stale({"measured": "2025-10-21", "branch": "development"}) == "measured on 2025-10-21, on software of October 2025 or older"
+    assert stale({"measured": "2026-02-01", "branch": "long-term"}) == "the long-term branch runs older software"
+    assert stale({"measured": "2025-11-01", "branch": "development"}) is None
 
 
 def test_mean_errors() -> None:
     found = [errors(memory(job_of(row)), row) for row in COVERED]
-    assert mean(abs(after) for after, _ in found) <= 0.01
-    assert mean(abs(peak) for _, peak in found) <= 0.015
+    assert mean(abs(after) for after, _ in found) <= 0.0035
+    assert mean(abs(peak) for _, peak in found) <= 0.0045
 
 
 @pytest.mark.parametrize("row", COVERED, ids=lambda row: f"{row['name'].partition('/')[2]}-{row['platform']}")
-def test_no_run_is_past_five_percent(row: dict[str, Any]) -> None:
+def test_no_run_is_past_its_bar(row: dict[str, Any]) -> None:
     after, peak = errors(memory(job_of(row)), row)
-    assert abs(after) <= 0.05
-    assert abs(peak) <= 0.05
+    assert abs(after) <= 0.02
+    assert abs(peak) <= 0.035
 
 
 @pytest.mark.parametrize("key", ["peak_bytes", "run_peak_bytes"])
@@ -110,8 +125,8 @@ def test_deterministic_addition_of_rows_keeps_them() -> None:
     fixed = named("4experts_groupedGEMM_op_fuser")  # one rank has all experts: no routing can explain a miss
     assert abs(errors(memory(job_of(fixed)), fixed)[1]) < 0.002
     kept = 4 * 2 * 4096 * 512
-    for changes in ({"deterministic_mode": False}, {"moe_permute_fusion": True}):
-        assert memory(job_of(fixed)).peak - memory(job_of(fixed, **changes)).peak == kept
+    for changes in ({"deterministic_mode": False}, {"moe_permute_fusion": True}, {"overlap_moe_expert_parallel_comm": True}):
+        assert memory(job_of(fixed)).activations - memory(job_of(fixed, **changes)).activations == kept
 
 
 def test_an_all_to_all_brings_rows_back_before_they_are_added() -> None:
@@ -245,7 +260,8 @@ def test_the_all_gather_dispatcher_keeps_its_rows_places() -> None:
     row = named("te_ep8_resume_torch_dist_dist_optimizer")
     rows = 12 * 4096 * 2
     assert memory(job_of(row)).leftover == rows * (8 + 4) + 12 * 4096 * 8
-    assert memory(job_of(row, moe_token_dispatcher_type="alltoall")).leftover == 0
+    places, scores = 12 * 4096 * 2 * 8, 12 * 4096 * 8 * (4 + 1)
+    assert memory(job_of(row, moe_token_dispatcher_type="alltoall")).leftover == places + scores
 
 
 def test_layer_wise_muon_deals_the_embedding_to_one_rank() -> None:
@@ -276,3 +292,70 @@ def test_what_is_not_modelled_is_refused(changes: dict[str, Any]) -> None:
     arguments = {**named("tp1_pp1_dist_optimizer_no_mmap")["arguments"], **changes}
     (why,) = refusals(arguments)
     assert why.startswith(f"{next(iter(changes))}: ")
+
+
+def test_queries_and_keys_are_normed_where_the_launch_says_so() -> None:
+    row = named("tp1_pp1_dist_optimizer_no_mmap")
+    plain, normed = job_of(row), job_of(row, qk_layernorm=True)
+    assert parameters(normed).elements(experts=False) - parameters(plain).elements(experts=False) == 12 * 2 * 2 * 64
+    assert operator(normed, "*")["qk.normed"] == 2 * 4096 * 16 * 64
+    latent = named("selective_recompute")
+    names = {"q_latent.norm", "kv_latent.norm"}
+    assert names <= set(operator(job_of(latent), "*", recompute=False))
+    assert not names & set(operator(job_of(latent, qk_layernorm=False), "*", recompute=False))
+
+
+def test_a_batch_that_does_not_divide_over_the_data_ranks_is_refused() -> None:
+    arguments = named("tp1_pp1_dist_optimizer_no_mmap")["arguments"]
+    few = {**arguments, "global_batch_size": 2, "micro_batch_size": 1}
+    assert refusals(few, 8) == ("global_batch_size = 2, 8 data ranks of micro_batch_size = 1, and 2 % 8 = 2",)
+    assert refusals(few, 2) == ()
+    uneven = {**arguments, "tensor_model_parallel_size": 4}
+    assert refusals(uneven, 6) == ("6 GPUs, tp · pp · cp = 4 · 1 · 1, and 6 % 4 = 2",)
+    assert refusals(arguments, 8) == ()
+
+
+@pytest.mark.parametrize(
+    ("platform", "setting", "month", "mebibytes"),
+    [
+        ("dgx_a100", None, "2026-08", 8.125),
+        ("dgx_a100", ":4096:8", "2026-08", 32),
+        ("dgx_h100", None, "2025-10", 32),
+        ("dgx_gb200", None, "2026-04", 8.125),
+        ("dgx_gb200", None, "2026-05", 32),
+        ("dgx_gb200", None, None, 32),
+        ("b200", ":4096:2:16:8", "2026-06", 8.125),
+    ],
+)
+def test_a_handles_workspace_goes_by_device_setting_and_image(
+    platform: str, setting: str | None, month: str | None, mebibytes: float
+) -> None:
+    row = named("tp1_pp1_dist_optimizer_no_mmap")
+    environment = {} if setting is None else {"CUBLAS_WORKSPACE_CONFIG": setting}
+    job = job_from_arguments(row["arguments"], 8, row["padded_vocab_size"], platform, environment=environment, month=month)
+    assert memory(job).static["cuBLAS workspaces"] == 2 * mebibytes * MIB
+
+
+def test_a_head_leaves_one_dummy_weight_gradient() -> None:
+    row = named("selective_recompute")
+    found = memory(job_of(row))
+    without = memory(job_of(row, no_gradient_accumulation_fusion=True))
+    assert found.static["dummy weight gradients"] - sum(2 * a * b for a, b in parameters(job_of(row)).shapes) == 0
+    assert (row["padded_vocab_size"] // 2, 1024) in parameters(job_of(row)).shapes
+    assert without.phases["LM-head backward"] - found.phases["LM-head backward"] == 2 * row["padded_vocab_size"] // 2 * 1024
+
+
+def test_a_schedule_still_names_the_previous_microbatchs_ends() -> None:
+    job, boundary = job_of(named("gpt3_mcore_te_tp1_pp2_resume_torch_dist_rope")), 2 * 4096 * 512
+    last, first = memory(job).received, memory(replace(job, pp_rank=0, num_microbatches=4)).received
+    assert {name: size // boundary for name, size in last.items()} == {
+        "loss": 2, "LM-head backward": 1, "layer forward": 2, "layer backward": 1
+    }  # fmt: skip
+    assert (first["layer forward"], first["layer backward"]) == (boundary, 0)
+    assert set(memory(replace(job, num_microbatches=1)).received.values()) == {0}
+    assert set(memory(job_of(named("tp1_pp1_dist_optimizer_no_mmap"))).received.values()) == {0}
+
+
+def test_a_mask_that_no_loader_makes_is_not_there() -> None:
+    with_masks, without = named("te_tp2_pp2_resume_torch_dist"), named("no_create_attention_mask")
+    assert memory(job_of(with_masks)).peak - memory(job_of(without)).peak == 2 * 4 * 1024 * 1024

@@ -1,0 +1,47 @@
+"""SimuMax's runs on B200: the peak of every pipeline stage, beside its own estimates."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import mean
+
+from megaplan.hosts.megatron.arguments import job_from_arguments
+from megaplan.hosts.megatron.peak import memory
+
+RUNS = Path(__file__).resolve().parent.parent.parent / "tests/megaplan/hosts/megatron/simumax.json"
+MIB = 2**20
+
+
+def stage_lines() -> list[str]:
+    """The section of the page."""
+    rows = json.loads(RUNS.read_text(encoding="utf-8"))["rows"]
+    lines: list[str] = []
+    errors: list[float] = []
+    first: list[float] = []
+    for row in rows:
+        for rank, measured in enumerate(row["peak_mib"]):
+            job = job_from_arguments(
+                row["arguments"], row["gpus"], row["padded_vocab_size"], row["platform"], pp_rank=rank, month=row["month"]
+            )
+            found = memory(job)
+            errors.append(100 * (found.peak / MIB / measured - 1))
+            if rank == 0 and job.pp > 1:
+                first.append(errors[-1])
+            lines.append(f"| {row['name']} | {rank} | {measured:,.1f} | {errors[-1]:+.2f} | {found.peak_phase} |")
+    return [
+        "",
+        "## Every stage: SimuMax's runs on B200",
+        "",
+        "SimuMax publishes what torch had allocated at most on every rank of its runs of Megatron-Core on one node, in",
+        f"NVIDIA's image of January 2026: {len(rows)} runs with {len(lines)} stages, {len(first)} of them the first of a pipeline, which",
+        "Megatron's own tests do not show. Experts run at a fixed capacity.",
+        f"Mean size of the errors {mean(map(abs, errors)):.2f} %, worst {max(errors, key=abs):+.2f} %; of the first stages of pipelines",
+        f"{mean(map(abs, first)):.2f} %, worst {max(first, key=abs):+.2f} %.",
+        "What the schedule, a row-parallel linear and a layer of experts hold for a moment was read in the sources while these runs",
+        "were at hand, so they are no held-out test of it.",
+        "",
+        "| Run | Stage | Peak MiB | Error | Phase |",
+        "|---|---|---|---|---|",
+        *lines,
+    ]

@@ -1,0 +1,124 @@
+"""Peaks of every pipeline stage: SimuMax's runs on B200, and what recompute saves in published runs."""
+
+import json
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+
+from megaplan.hosts.megatron.arguments import job_from_arguments, refusals
+from megaplan.hosts.megatron.job import MegatronJob
+from megaplan.hosts.megatron.peak import memory
+from megaplan.hosts.megatron.saved import operator
+from megaplan.hosts.megatron.storage import optimizer_state, parameters
+from megaplan.hosts.megatron.working import backward_bytes, forward_bytes
+
+ROWS = json.loads((Path(__file__).parent / "simumax.json").read_text(encoding="utf-8"))["rows"]
+STAGES = [(row, rank) for row in ROWS for rank in range(len(row["peak_mib"]))]
+MIB = 2**20
+
+
+def job_of(row: dict[str, Any], rank: int, **changes: Any) -> MegatronJob:
+    arguments = {**row["arguments"], **changes}
+    assert refusals(arguments, row["gpus"]) == ()
+    return job_from_arguments(arguments, row["gpus"], row["padded_vocab_size"], row["platform"], pp_rank=rank, month=row["month"])
+
+
+def error(row: dict[str, Any], rank: int) -> float:
+    return memory(job_of(row, rank)).peak / MIB / row["peak_mib"][rank] - 1
+
+
+@pytest.mark.parametrize(("row", "rank"), STAGES, ids=lambda value: value["name"] if isinstance(value, dict) else str(value))
+def test_a_stage_is_within_a_quarter_of_a_percent(row: dict[str, Any], rank: int) -> None:
+    assert abs(error(row, rank)) <= 0.0025
+
+
+def test_stages_of_dense_models_are_within_a_few_mebibytes() -> None:
+    dense = [(row, rank) for row, rank in STAGES if row["name"].startswith("llama")]
+    assert len(dense) == 17
+    assert max(abs(error(row, rank)) * row["peak_mib"][rank] for row, rank in dense) <= 17
+    assert mean(abs(error(row, rank)) for row, rank in STAGES) <= 0.001
+
+
+def test_the_first_stage_peaks_while_a_layer_works() -> None:
+    phases = {row["name"]: memory(job_of(row, 0)).peak_phase for row, _ in STAGES if len(row["peak_mib"]) > 1}
+    assert set(phases.values()) == {"layer forward", "layer backward"}
+    assert all((phase == "layer forward") == ("deepseek" in name) for name, phase in phases.items())
+
+
+def test_a_gated_mlp_backward_has_the_gradients_of_its_activations_input_and_output() -> None:
+    job = job_of(next(row for row in ROWS if "tp1_pp2" in row["name"]), 0)
+    width = 2 * 4096 * 28672
+    assert backward_bytes(job, "-") == 2 * width  # of width + 2 · width, less the activation's output that is gone
+    assert forward_bytes(job, "-") == 2 * 4096 * 8192
+
+
+def test_four_copies_of_routed_rows_are_named_at_once() -> None:
+    row = next(row for row in ROWS if row["name"].startswith("deepseekv3") and len(row["peak_mib"]) > 1)
+    job, rows = job_of(row, 0), 2 * 4096 * 8 * 7168
+    shared = 2 * 4096 * 7168
+    assert forward_bytes(job, "E") == 4 * rows + shared
+    alone = job_of(row, 0, num_experts=4)  # one expert a rank: rows arrive in its order
+    assert forward_bytes(alone, "E") == 3 * rows + shared
+    flex = job_of(row, 0, moe_token_dispatcher_type="flex", moe_flex_dispatcher_backend="hybridep")
+    assert forward_bytes(flex, "E") == rows + 2 * shared
+
+
+STUDY = json.loads((Path(__file__).parent / "recompute.json").read_text(encoding="utf-8"))["models"][0]
+NANO = STUDY["arguments"]
+"""Nemotron 3 Nano on 16 H100."""
+NANO_RUNS = {run["modules"]: run for run in STUDY["runs"]}
+
+
+def nano(modules: str) -> MegatronJob:
+    recompute = {"recompute_granularity": "selective", "recompute_modules": modules} if modules else {}
+    assert refusals({**NANO, **recompute}, STUDY["gpus"]) == ()
+    return job_from_arguments({**NANO, **recompute}, STUDY["gpus"], STUDY["padded_vocab_size"], STUDY["platform"])
+
+
+def nano_gb(modules: str) -> float:
+    job = nano(modules)
+    moments = optimizer_state(job, parameters(job)).moments if NANO_RUNS[modules]["first_step"] else 0
+    return (memory(job).peak - moments) / 1e9
+
+
+@pytest.mark.parametrize("modules", NANO_RUNS)
+def test_a_hybrid_under_hybridep_and_recompute_is_within_one_percent(modules: str) -> None:
+    assert abs(nano_gb(modules) / NANO_RUNS[modules]["peak_gb"] - 1) <= 0.01
+
+
+@pytest.mark.parametrize(("less", "more"), [("", "moe_act"), ("moe", "layernorm moe")])
+def test_a_module_is_credited_what_it_saves(less: str, more: str) -> None:
+    measured = NANO_RUNS[less]["peak_gb"] - NANO_RUNS[more]["peak_gb"]
+    assert abs((nano_gb(less) - nano_gb(more)) / measured - 1) <= 0.005
+
+
+def test_recompute_of_experts_keeps_their_input_alone() -> None:
+    kept = set(operator(nano("moe"), "E"))
+    assert kept == {"norm.input", "norm.output", "norm.stats"}
+    assert set(operator(nano("layernorm moe"), "E")) == kept - {"norm.output"}
+    everything = sum(operator(nano(""), "E").values())
+    again = everything - sum(operator(nano("moe"), "E").values())
+    assert backward_bytes(nano("moe"), "E") >= again + forward_bytes(nano(""), "E")
+
+
+def test_hybridep_keeps_its_maps_and_leaves_the_last_ones() -> None:
+    job = nano("")
+    handle = 8 * 8192 * (4 + 16 * 5)
+    assert operator(job, "E")["dispatch.handle"] == handle
+    left = 8192 * 128 * (1 + 4) + 4 * 8192 * 6 + handle
+    assert memory(job).leftover == 23 * left
+
+
+def test_a_library_whose_buffers_are_unknown_is_refused() -> None:
+    assert refusals({**NANO, "moe_flex_dispatcher_backend": "ncclep"}, 16) == ("moe_flex_dispatcher_backend = ncclep: its buffers",)
+
+
+def test_the_precision_aware_optimizer_of_a_launch_has_its_own_dtypes() -> None:
+    aware = {**NANO, "use_precision_aware_optimizer": True}
+    bytes_of = [
+        (job.master_bytes, job.moment_bytes)
+        for job in (job_from_arguments(one, 16, 131072, "h100") for one in (NANO, aware, {**aware, "exp_avg_dtype": "bf16"}))
+    ]
+    assert bytes_of == [(4, 4), (2, 4), (2, 2)]
