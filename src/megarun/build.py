@@ -46,7 +46,7 @@ def differences(stage: Stage, inventory: Inventory, slot: Slot, spec: Spec) -> l
     """Every tensor in which `stage` and a rank's part of the slot's blocks differ, by name, shape or dtype; empty if none."""
     mesh, dtype = spec.mesh, TORCH_DTYPES[spec.precision.master]
     tensors = {f"{name}.{tensor.name}": tensor for name in slot.blocks for tensor in inventory.block(name).tensors}
-    expected = {name: (local_shape(tensor, mesh.tp, mesh.ep, mesh.etp), dtype) for name, tensor in tensors.items()}
+    expected = {n: (tensor.stored_shape(local_shape(tensor, mesh.tp, mesh.ep, mesh.etp)), dtype) for n, tensor in tensors.items()}
     found = {name: (tuple(p.shape), p.dtype) for name, p in stage.named_parameters()}
     found |= {name: (tuple(b.shape), b.dtype) for name, b in stage.named_buffers() if not name.startswith("rope_")}
     names = sorted(expected.keys() | found.keys())

@@ -20,6 +20,7 @@ from megaplan.errors import Location, MegaplanError, render_diagnostic
 from megaplan.units import format_bytes
 from megarun.checkpoint.manifest import INDEX, MANIFEST, Manifest, damaged_files, list_checkpoints, read_manifest
 from megarun.errors import refusal
+from megarun.identity import data_text
 
 LIST_FORMAT, INSPECT_FORMAT, VERIFY_FORMAT = "megarun.checkpoint-list/1", "megarun.checkpoint-inspect/1", "megarun.checkpoint-verify/1"
 DAMAGED, ERROR = 1, 2
@@ -32,7 +33,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document in
 
 @app.command("list")
 def list_command(folder: Folder, *, as_json: AsJson = False) -> int:
-    """List the finished checkpoints of a run, newest first."""
+    """List the finished checkpoints of a run, newest first; those that its newest one does not come of last."""
     return _answered(as_json, lambda: _list(folder, as_json))
 
 
@@ -83,11 +84,16 @@ def _size(manifest: Manifest) -> int:
 def _list(folder: Path, as_json: bool) -> int:
     found = [(path, read_manifest(path)) for path in checkpoints_at(folder)]
     if as_json:
-        rows = [{"path": str(path), "step": each.step, "bytes": _size(each), "world_size": each.world_size} for path, each in found]
+        rows = [
+            {"path": str(path), "step": each.step, "bytes": _size(each), "world_size": each.world_size, "line": each.line}
+            for path, each in found
+        ]
         output.write_json({"format": LIST_FORMAT, "checkpoints": rows})
         return 0
+    head = found[0][1].place
     for path, each in found:
-        output.write(f"{path}  step {each.step:,}  {format_bytes(_size(each))}  by {each.world_size} ranks\n")
+        apart = "" if each.place.leads_to(head) else "  on another line"
+        output.write(f"{path}  step {each.step:,}  {format_bytes(_size(each))}  by {each.world_size} ranks{apart}\n")
     return 0
 
 
@@ -108,6 +114,8 @@ def _inspect(folder: Path, as_json: bool) -> int:
         f"  saved by      {manifest.world_size} ranks, torch {manifest.torch}",
         f"  model         {manifest.model_digest}",
         f"  plan          {manifest.plan_digest}",
+        f"  data          {'not recorded' if manifest.data is None else data_text(manifest.data)}",
+        f"  line          {manifest.line[-1][0]}, from step {manifest.line[-1][1]:,}",
         f"  size          {format_bytes(_size(manifest))} in {len(manifest.files)} files",
         f"  tensors       {len(tensors):,}",
         *(

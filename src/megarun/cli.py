@@ -50,6 +50,7 @@ def train(
     keep: Annotated[int, typer.Option("--keep", min=2, help="Checkpoints to leave, the newest.")] = 2,
     resume: Annotated[str, typer.Option("--resume", metavar="auto|never|DIR", help="auto: DIR's newest whole checkpoint.")] = "auto",
     weights_only: Annotated[bool, typer.Option("--weights-only", help="Take parameters alone, and start at step 0.")] = False,
+    other_data: Annotated[bool, typer.Option("--other-data", help="Resume although --data is not what the checkpoint names.")] = False,
     eval_data: Annotated[Path | None, typer.Option("--eval-data", metavar="FILE", help="A held-out token file to evaluate on.")] = None,
     validation_fraction: Annotated[
         str | None, typer.Option("--validation-fraction", metavar="F", help="Evaluate on this part of each file, and train on the rest.")
@@ -80,7 +81,7 @@ def train(
         planned = read_job(plan, seed)
         job = planned[0]
         command = shlex.join(["train", plan, *(word for given in data for word in ("--data", given)), "--out", str(out)])
-        checkpoints = Checkpoints(save_every, keep, resume, weights_only)
+        checkpoints = Checkpoints(save_every, keep, resume, weights_only, other_data)
         prepared = prepare(planned, data, out, steps, checkpoints, num_processes=int(os.environ.get("WORLD_SIZE", "1")), command=command)
         if validation_fraction is not None:
             if eval_data is not None:

@@ -11,6 +11,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -58,7 +59,8 @@ def report_failure(error: Exception, launch: Launch | None = None, mesh: Mesh | 
         traceback.print_exception(error, file=sys.stderr)
     sys.stderr.flush()
     if several is not None:
-        several.store.set(PRINTED, "1")
+        with suppress(RuntimeError):  # the store has gone with the rank that kept it
+            several.store.set(PRINTED, "1")
 
 
 def end_with_the_first(launch: Launch) -> None:
@@ -121,8 +123,12 @@ def diagnostics_of(error: BaseException) -> Sequence[Diagnostic]:
 def _is_first(launch: Launch) -> bool:
     """Claim to be the first rank that failed; if another one is, wait until it has printed its error."""
     mine = str(launch.rank)
-    if launch.store.compare_set(FIRST, "", mine) == mine.encode():
-        return True
+    try:
+        if launch.store.compare_set(FIRST, "", mine) == mine.encode():
+            return True
+    except RuntimeError:  # the rank that kept the store has left, which it does after the first error is printed, unless it was killed
+        sys.stderr.write(f"rank {launch.rank}: the store that all processes met in has gone, and with it who failed first\n")
+        return False
     try:
         launch.store.wait([PRINTED], WAIT)
     except RuntimeError:  # what the store raises when the wait times out

@@ -32,7 +32,7 @@ def initialise(stage: nn.Module, inventory: Inventory, seed: int, mesh: RankMesh
     with torch.no_grad():
         for name, parameter in stage.named_parameters():
             whole = fill(tensors[name], name, seed, len(inventory.layers)).to(parameter.dtype)
-            part = whole if mesh is None else local_part(tensors[name], whole, mesh)
+            part = (whole if mesh is None else local_part(tensors[name], whole, mesh)).reshape(parameter.shape)  # a bank's rows
             if isinstance(parameter, DTensor):
                 parameter.to_local().copy_(local_shard(part, parameter))
             else:

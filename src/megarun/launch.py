@@ -35,12 +35,14 @@ class Launch:
         world_size: Processes that were started.
         local_rank: Rank on this machine.
         store: The key-value store all processes share; it belongs to torchrun and outlives a failing rank.
+        start_timeout: Seconds in which every other process must have started, and said what it trains.
     """
 
     rank: int
     world_size: int
     local_rank: int
     store: Store
+    start_timeout: float = START_TIMEOUT_SECONDS
 
     @property
     def restarted(self) -> bool:
@@ -78,7 +80,7 @@ def read_launch(start_timeout: float = START_TIMEOUT_SECONDS, mesh: Mesh | None 
     limit = timedelta(seconds=start_timeout)
     # a restarted job meets the same store: addresses and errors of the processes before would still be in it
     store = PrefixStore(f"attempt {os.environ.get(RESTART_COUNT, '0')}", _join(place(rank, known), rank == 0, port, limit))
-    launch = Launch(rank, world_size, int(os.environ.get("LOCAL_RANK", rank)), store)
+    launch = Launch(rank, world_size, int(os.environ.get("LOCAL_RANK", rank)), store, start_timeout)
     keys = [f"megarun/here/{index}" for index in range(world_size)]
     store.set(keys[rank], "1")
     try:

@@ -85,12 +85,14 @@ class Checkpoints:
         keep: Finished checkpoints to leave.
         resume: `auto`: the run's newest whole checkpoint, if it has one; `never`; or a checkpoint's folder.
         weights_only: Take parameters alone, and start at step 0.
+        other_data: Go on also where the token files or their weights are not the checkpoint's.
     """
 
     save_every: int = 0
     keep: int = 2
     resume: str = "auto"
     weights_only: bool = False
+    other_data: bool = False
 
 
 AUTO, NEVER = KEYWORDS = ("auto", "never")

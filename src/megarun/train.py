@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from megarun.agreement import require_agreement
 from megarun.bad_steps import StepGuard
 from megarun.batches import Batches
 from megarun.checkpoint.keeper import Keeper
@@ -48,9 +49,11 @@ def train(run: Run, launch: Launch) -> Trained:
     """Train the run's job; every process of the job calls it.
 
     Raises:
-        MegaplanError: A device is missing, the folder holds a run, torch's schedule is another one, or steps stay bad.
+        MegaplanError: A device is missing, ranks do not train the same, the folder holds a run, torch's schedule is another one, or
+            steps stay bad.
     """
     device = choose_device(launch)
+    require_agreement(run, launch, device.type)
     with Interrupt() as interrupt, process_group(launch, device):
         mesh = build_mesh(run.job.spec.mesh, device)
         keeper = Keeper(run)

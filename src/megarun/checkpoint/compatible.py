@@ -9,6 +9,7 @@ from typing import Any
 
 from megarun.checkpoint.manifest import PLAN, Manifest
 from megarun.errors import refusal
+from megarun.identity import data_text, same_data
 from megarun.job import Job
 from megarun.prepare import NOTHING, Run
 
@@ -16,12 +17,13 @@ _MOST = 8  # differences to list
 
 
 def check_compatible(path: Path, manifest: Manifest, run: Run, *, weights_only: bool) -> None:
-    """Refuse a checkpoint of another model, and, unless only weights are read, of other batches.
+    """Refuse a checkpoint of another model, and, unless only weights are read, of other batches or other data.
 
     Another cut, mesh, schedule, sharding or recompute policy is no obstacle.
 
     Raises:
-        MegaplanError: MP641; MP647 if the number of experts differs (R-69); MP648 if the step would be another data position.
+        MegaplanError: MP641; MP647 if the number of experts differs (R-69); MP648 if the step would be another data position; MP653 if
+            the data is not the checkpoint's, and the run was not told that it may be.
     """
     job, model_digest = run.job, run.plan.model_digest
     if manifest.model_digest != model_digest:
@@ -45,6 +47,11 @@ def check_compatible(path: Path, manifest: Manifest, run: Run, *, weights_only: 
         detail = f"--validation-fraction = {run.validation_fraction}, the checkpoint's = {saved}"
         hint = "leave out --validation-fraction" if saved == NOTHING else f"--validation-fraction {saved}"
         raise refusal("MP648", detail, "--validation-fraction", (hint,), file=str(path))
+    given = run.source.identity
+    if manifest.data is not None and not run.checkpoints.other_data and not same_data(manifest.data, given):
+        detail = f"--data is         {data_text(given)}\nthe checkpoint's  {data_text(manifest.data)}"
+        hints = (f"--other-data    # go on from step {manifest.step} with the tokens that are given",)
+        raise refusal("MP653", detail, "--data", hints, file=str(path))
 
 
 def _differences(path: Path, job: Job) -> Iterator[str]:

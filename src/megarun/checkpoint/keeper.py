@@ -8,7 +8,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 from megarun.checkpoint.manifest import read_manifest
-from megarun.checkpoint.resume import Found, damage, load_checkpoint, newest_whole
+from megarun.checkpoint.resume import Found, begin_line, damage, load_checkpoint, newest_whole
+from megarun.checkpoint.retention import Retention
 from megarun.checkpoint.save import Saver
 from megarun.course import START, Course
 from megarun.errors import refusal
@@ -27,6 +28,7 @@ class Keeper:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._found: Found | None = None
+        self._retention = Retention(run.checkpoints.keep)
         self.control: dist.ProcessGroup = dist.new_group(backend="gloo")
         self._saving: dist.ProcessGroup = dist.new_group(backend="gloo")  # the saving thread's own: collectives of two threads must not mix
         self._saver: Saver | None = None
@@ -39,12 +41,14 @@ class Keeper:
         """
         wanted = self._run.checkpoints.resume
         if wanted == AUTO:
-            self._found = newest_whole(self._run.out, self.control)
+            self._found = newest_whole(self._run.out, self.control, self._retention.damaged)
         elif wanted != NEVER:
             wrong = damage(Path(wanted), self.control)
             if wrong is not None:
                 raise refusal("MP644", wrong, file=wanted)
             self._found = Found(Path(wanted), read_manifest(Path(wanted)))
+        if self._found is not None and self._found.within(self._run.out):
+            self._retention.start = self._found.path
         return self._found
 
     def start(self, trainer: Trainer) -> tuple[int, Course]:
@@ -54,25 +58,28 @@ class Keeper:
             MegaplanError: It does not fit the plan, or cannot be read.
         """
         run = self._run
-        self._saver = Saver(run, trainer, self._saving)
+        self._saver = Saver(run, trainer, self._saving, self._retention)
         if self._found is None:
+            self._saver.line = begin_line(run.out, None, 0, self.control)
             return 0, START
         started = load_checkpoint(self._found, trainer, run, weights_only=run.checkpoints.weights_only, group=self.control)
+        self._saver.line = begin_line(run.out, None if run.checkpoints.weights_only else self._found, started[0], self.control)
         if trainer.mesh.rank == 0:
             what = "parameters of " if run.checkpoints.weights_only else ""
             sys.stderr.write(f"resumed from {what}{self._found.path}, {self._found.manifest.step} steps done\n")
         return started
 
     def last(self) -> Found | None:
-        """The checkpoint that a run can go back to: its newest whole one, or the one it was started from; None if there is none.
+        """The checkpoint that a run can go back to: the newest whole one it came of; None if there is none.
 
         Raises:
             MegaplanError: MP645 if the save under way fails.
         """
-        if self._saver is not None:
-            self._saver.wait()
+        if self._saver is None:
+            raise RuntimeError("`start` comes before the first step")
+        self._saver.wait()
         given = None if self._run.checkpoints.weights_only else self._found
-        return newest_whole(self._run.out, self.control) or given
+        return newest_whole(self._run.out, self.control, self._retention.damaged, self._saver.line) or given
 
     def go_back(self, trainer: Trainer, found: Found) -> tuple[int, Course]:
         """Read a checkpoint into a trainer that has stepped; the number of steps done, and their course.

@@ -7,6 +7,7 @@ Replicas state the same box, and DCP writes it once (R-70).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -43,7 +44,8 @@ class Pieces:
     Attributes:
         local: The rank's storage.
         shape: Of the whole tensor.
-        boxes: The rank's pieces, one range a dim; empty where a rank has no row.
+        boxes: The rank's pieces, one range of the whole a dim; empty where a rank has no row. Of a bank, which is stored as rows, the
+            first range begins, locally, at the row where the box does.
 
     Source: torch/distributed/_checkpointable.py, the protocol.
     """
@@ -85,6 +87,10 @@ class Pieces:
         for box in self.boxes:
             if torch.Size([each.whole for each in box]) == index.offset:
                 found = self.local
+                if found.dim() < len(box):
+                    experts, rows, columns = box
+                    lengths = experts.length, rows.length, columns.length
+                    return found.narrow(0, experts.local, experts.length * rows.length).view(lengths)
                 for dim, each in enumerate(box):
                     found = found.narrow(dim, each.local, each.length)
                 return found
@@ -99,21 +105,36 @@ def pieces_of(tensor: ParamTensor, value: Tensor, mesh: RankMesh) -> Pieces:
         value: This rank's part, as FSDP2 shards it or whole.
         mesh: This rank's place.
     """
+    local, sizes, offsets = value.detach(), tuple(value.shape), (0,) * value.dim()
+    if isinstance(value, DTensor):
+        local = value.to_local().detach()
+        sizes, offsets = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
+    if tensor.owner is Owner.EXPERT_PARALLEL:
+        first = mesh.expert_coordinate["ep"] * (tensor.shape[0] // mesh.expert_size("ep"))
+        return Pieces(local, tensor.shape, tuple(_bank_boxes(tensor, first, offsets[0], sizes[0])))
     ranges: list[tuple[Range, ...]] = [(Range(0, 0, size),) for size in tensor.shape]
     if tensor.owner is Owner.TENSOR_PARALLEL and tensor.tp_dim is not None:
         ranges[tensor.tp_dim] = _tensor_ranges(tensor, mesh.coordinate["tp"], mesh.size("tp"))
-    elif tensor.owner is Owner.EXPERT_PARALLEL:
-        count = tensor.shape[0] // mesh.expert_size("ep")
-        ranges[0] = (Range(0, mesh.expert_coordinate["ep"] * count, count),)
-    if not isinstance(value, DTensor):
-        return Pieces(value.detach(), tensor.shape, tuple(product(*ranges)))
-    local = value.to_local().detach()
-    sizes, offsets = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
     kept = [
         tuple(found for each in of_dim if (found := each.within(start, length)) is not None)
         for of_dim, start, length in zip(ranges, offsets, sizes, strict=True)
     ]
     return Pieces(local, tensor.shape, tuple(product(*kept)))
+
+
+def _bank_boxes(tensor: ParamTensor, first: int, start: int, length: int) -> Iterator[tuple[Range, ...]]:
+    """The boxes of `length` rows from `start` of a bank's experts, the first of which is number `first` of all.
+
+    They are what is left of an expert, whole ones, and what another one begins with; none of them need be there.
+    """
+    _, rows, columns = tensor.shape
+    row, stop = start, start + length
+    while row < stop:
+        expert, inside = divmod(row, rows)
+        count = (stop - row) // rows if inside == 0 else 0  # whole experts
+        taken = min(rows - inside, stop - row) if count == 0 else rows
+        yield Range(row - start, first + expert, count or 1), Range(0, inside, taken), Range(0, 0, columns)
+        row += taken * (count or 1)
 
 
 def _tensor_ranges(tensor: ParamTensor, index: int, degree: int) -> tuple[Range, ...]:

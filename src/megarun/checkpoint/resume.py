@@ -14,7 +14,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError, Severity, render_diagnostic
 from megarun.checkpoint.compatible import check_compatible
-from megarun.checkpoint.manifest import FOLDER, INDEX, Manifest, damaged_files, list_checkpoints, read_manifest
+from megarun.checkpoint.lines import Line, Place, by_line, next_line
+from megarun.checkpoint.manifest import FOLDER, INDEX, OLD_FORMAT, Manifest, damaged_files, finished, folder_name, read_manifest
 from megarun.checkpoint.pieces import Pieces, PiecesLoadPlanner
 from megarun.checkpoint.state import GENERATOR, OPTIMIZER, generator_state, model_state, optimizer_state
 from megarun.checkpoint.storage import CheckpointReader, first_reason
@@ -22,6 +23,8 @@ from megarun.course import START, Course
 from megarun.errors import refusal
 from megarun.prepare import Run
 from megarun.trainer import Trainer
+
+_MOST_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +34,57 @@ class Found:
     path: Path
     manifest: Manifest
 
+    def within(self, run: Path) -> bool:
+        """Whether it lies among a run's own checkpoints."""
+        return self.path.resolve().parent == (run / FOLDER).resolve()
 
-def newest_whole(run: Path, group: dist.ProcessGroup) -> Found | None:
-    """The newest checkpoint of a run that is as it was written; damaged ones are said on stderr and passed over. Collective."""
-    for path in _names(list_checkpoints(run), run, group):
+
+def newest_whole(run: Path, group: dist.ProcessGroup, damaged: set[Path], line: Line | None = None) -> Found | None:
+    """The newest checkpoint of a run that is as it was written, on its newest line that has one. Collective.
+
+    Args:
+        run: The run's folder.
+        group: A gloo group of all ranks.
+        damaged: Takes those that are not; they are said on stderr too, and passed over.
+        line: Only what lies on this line.
+    """
+    for path in _candidates(run, line, group):
         wrong = damage(path, group)
         if wrong is None:
             return Found(path, read_manifest(path))
-        if dist.get_rank() == 0:
-            sys.stderr.write(render_diagnostic(diagnostic("MP646", wrong, Location(file=str(path)), severity=Severity.WARNING)) + "\n")
+        damaged.add(path)
+        _tell("MP646", wrong, Location(file=str(path)), Severity.WARNING)
     return None
+
+
+def begin_line(run: Path, found: Found | None, step: int, group: dist.ProcessGroup) -> Line:
+    """The line of what a run saves from now on; what it leaves behind is said on stderr. Collective.
+
+    Args:
+        run: The run's folder.
+        found: Where it goes on from; None if from nothing that it should come of.
+        step: Steps done.
+        group: A gloo group of all ranks.
+    """
+    lines: list[Line | None] = [None]
+    if dist.get_rank() == 0:
+        start = found.manifest.place if found is not None and found.within(run) else None
+        lines[0], left = next_line(finished(run), start, step)
+        if left:
+            names = [each.path.name for each in left]
+            shown = ", ".join(names[:_MOST_NAMED]) + (f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else "")
+            where = f"this run goes on from {folder_name(step)}" if start is not None else "this run begins anew"
+            detail = f"{where}, of which these are no part: {shown}\nonly a save of the same step replaces one of them"
+            _tell("MP654", detail, Location(file=str(run / FOLDER)), Severity.WARNING)
+    dist.broadcast_object_list(lines, src=0, group=group)
+    assert lines[0] is not None  # rank 0 has one
+    return lines[0]
+
+
+def _tell(code: str, detail: str, location: Location, severity: Severity) -> None:
+    """On stderr, once for all ranks."""
+    if dist.get_rank() == 0:
+        sys.stderr.write(render_diagnostic(diagnostic(code, detail, location, severity=severity)) + "\n")
 
 
 def damage(path: Path, group: dist.ProcessGroup) -> str | None:
@@ -55,9 +99,14 @@ def damage(path: Path, group: dist.ProcessGroup) -> str | None:
     return "\n".join(lines) or None
 
 
-def _names(found: list[Path], run: Path, group: dist.ProcessGroup) -> list[Path]:
-    """Rank 0's list, so that ranks whose file system lags agree."""
-    names = [[path.name for path in found]]
+def _candidates(run: Path, line: Line | None, group: dist.ProcessGroup) -> list[Path]:
+    """Newest first, as rank 0 sees the folder, so that ranks whose file system lags agree."""
+    names: list[list[str]] = [[]]
+    if dist.get_rank() == 0:
+        found = finished(run)
+        if line is not None:
+            found = [each for each in found if each.place is not None and each.place.leads_to(Place(line, each.step))]
+        names = [[each.path.name for of_line in by_line(found) for each in of_line]]
     dist.broadcast_object_list(names, src=0, group=group)
     return [run / FOLDER / name for name in names[0]]
 
@@ -66,11 +115,14 @@ def load_checkpoint(found: Found, trainer: Trainer, run: Run, *, weights_only: b
     """Read a checkpoint into a trainer; the number of steps done and their course, as of a new run for weights only. Collective.
 
     Raises:
-        MegaplanError: MP641 and MP642 if it is another model's or lacks optimizer state, MP647 if its batches were others, MP644 if it
-            cannot be read.
+        MegaplanError: MP641 and MP642 if it is another model's or lacks optimizer state, MP648 if its batches were others, MP653 if its
+            data was, MP644 if it cannot be read.
     """
     job = run.job
     check_compatible(found.path, found.manifest, run, weights_only=weights_only)
+    if not weights_only and found.manifest.data is None:
+        detail = f"format = {OLD_FORMAT!r}: that --data is what it was trained on cannot be checked"
+        _tell("MP655", detail, Location(file=str(found.path)), Severity.NOTE)
     items = model_state(trainer, job.inventory)
     if not weights_only:
         trainer.optimizers.make_states()

@@ -15,10 +15,12 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
+from megarun.checkpoint.lines import FIRST_LINE, Line
 from megarun.checkpoint.manifest import FOLDER, Manifest, folder_name
 from megarun.checkpoint.pieces import Pieces, PiecesSavePlanner
+from megarun.checkpoint.retention import Retention
 from megarun.checkpoint.state import generator_state, model_state, optimizer_state
-from megarun.checkpoint.storage import CheckpointWriter, first_reason
+from megarun.checkpoint.storage import CheckpointWriter, UnseenFilesError, first_error, first_reason
 from megarun.course import START, Course
 from megarun.errors import refusal
 from megarun.prepare import Run
@@ -44,13 +46,19 @@ class Saver:
     """Saves a trainer's state; collective, every rank calls every method at the same step.
 
     Args:
-        run: Folder, which all ranks see, plan, and how many checkpoints to keep.
+        run: Folder, which all ranks see, and plan.
         trainer: Whose state is saved.
         group: A gloo group of all ranks for the saving threads alone.
+        retention: Which older checkpoints go; none that this run has not made, if it is not given.
+
+    Attributes:
+        line: Of what is saved from now on, in the run's folder.
     """
 
-    def __init__(self, run: Run, trainer: Trainer, group: dist.ProcessGroup) -> None:
+    def __init__(self, run: Run, trainer: Trainer, group: dist.ProcessGroup, retention: Retention | None = None) -> None:
         self._run, self._trainer, self._group = run, trainer, group
+        self._retention = retention or Retention(run.checkpoints.keep)
+        self.line: Line = FIRST_LINE
         self._host: dict[str, Pieces] = {}
         self._pending: tuple[int, Future[Any], CheckpointWriter] | None = None
 
@@ -81,8 +89,10 @@ class Saver:
             files={},
             course=course,
             validation_fraction=self._run.validation_fraction,
+            line=self.line,
+            data=self._run.source.identity,
         )
-        writer = CheckpointWriter(self._run.out, manifest, plan.text, self._run.checkpoints.keep)
+        writer = CheckpointWriter(self._run.out, manifest, plan.text, self._retention)
         planner = PiecesSavePlanner()
         options: dict[str, Any] = {"storage_writer": writer, "planner": planner, "process_group": self._group, "async_stager": _Staged()}
         future = self._guarded(step, writer, lambda: async_save(copies, **options))
@@ -119,7 +129,7 @@ class Saver:
         try:
             return action()
         except (CheckpointException, OSError, RuntimeError) as error:  # CheckpointException is no Exception
-            if self._trainer.mesh.rank == 0:
-                writer.discard()
+            writer.discard()  # every rank, for the folder of another node may be another one
             path = self._run.out / FOLDER / folder_name(step)
-            raise refusal("MP645", f"{path}: {first_reason(error)}", file=str(path.parent)) from None
+            hints = ("--out DIR    # a folder that all nodes share",) if isinstance(first_error(error)[0], UnseenFilesError) else ()
+            raise refusal("MP645", f"{path}: {first_reason(error)}", hints=hints, file=str(path.parent)) from None

@@ -1,7 +1,7 @@
 """DCP's file storage with an index in JSON, checksums, and a folder that appears whole or not at all.
 
-torch keeps its index in a pickle, which runs code when it is read; here it is data. A rank writes its data file, then sums it; when all
-have, the coordinator writes index and manifest and gives the folder its name.
+torch keeps its index in a pickle, which runs code when it is read; here it is data. A rank writes its data file, sums it, and tells the
+coordinator; when all have, and the coordinator sees every file in its size, it writes index and manifest and gives the folder its name.
 
 Source: torch/distributed/checkpoint/filesystem.py, `FileSystemWriter.finish` and `FileSystemReader.read_metadata`.
 """
@@ -11,7 +11,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import asdict, replace
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +41,30 @@ from megarun.checkpoint.manifest import (
     Manifest,
     check_name,
     folder_name,
-    list_checkpoints,
     record_of,
 )
+from megarun.checkpoint.retention import Retention
 from megarun.errors import refusal
 
-SUMS = "sums.json"
+MOST_NAMED = 8
 DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8)}
+
+
+class UnseenFilesError(RuntimeError):
+    """What ranks have written is not where the coordinator looks for it."""
+
+
+@dataclass(frozen=True)
+class Written(WriteResult):
+    """DCP's account of one written piece, with what the coordinator needs to find its file.
+
+    Attributes:
+        record: Of the whole file, as the rank that wrote it reads it.
+        host: Where that rank runs.
+    """
+
+    record: FileRecord
+    host: str
 
 
 class CheckpointWriter(FileSystemWriter):
@@ -55,13 +74,13 @@ class CheckpointWriter(FileSystemWriter):
         run: The run's folder.
         manifest: All but the files.
         plan: Text of the plan it is saved under.
-        keep: Finished checkpoints to leave; older ones go when this one is whole.
+        retention: Which older checkpoints go when this one is whole.
     """
 
-    def __init__(self, run: Path, manifest: Manifest, plan: str, keep: int) -> None:
+    def __init__(self, run: Path, manifest: Manifest, plan: str, retention: Retention) -> None:
         self._final = run / FOLDER / folder_name(manifest.step)
         self._partial = self._final.with_name(f".{self._final.name}.partial")
-        self._run, self._manifest, self._plan, self._keep = run, manifest, plan, keep
+        self._run, self._manifest, self._plan, self._retention = run, manifest, plan, retention
         super().__init__(self._partial)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -71,20 +90,21 @@ class CheckpointWriter(FileSystemWriter):
             shutil.rmtree(self._partial, ignore_errors=True)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """This rank's file, and its checksum in a small one beside it."""
-        written = super().write_data(plan, planner)
-        names = sorted({result.storage_data.relative_path for result in written.wait()})
-        sums = {name: asdict(record_of(self._partial / name)) for name in names}
-        if sums:
-            _write(self._partial / f"{plan.storage_data.prefix}{SUMS}", json.dumps(sums))
-        return written
+        """This rank's file, and its checksum."""
+        results, host = super().write_data(plan, planner).wait(), socket.gethostname()
+        names = {result.storage_data.relative_path for result in results}
+        records = {name: record_of(self._partial / name) for name in names}
+        summed: Future[list[WriteResult]] = Future()
+        summed.set_result([_summed(result, records[result.storage_data.relative_path], host) for result in results])
+        return summed
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Index, plan and manifest, then the folder's name; on the coordinator, when every rank has written."""
-        files: dict[str, FileRecord] = {}
-        for path in sorted(self._partial.glob(f"*{SUMS}")):
-            files |= {name: FileRecord(**record) for name, record in json.loads(path.read_text()).items()}
-            path.unlink()
+        """Index, plan and manifest, then the folder's name; on the coordinator, when every rank has written.
+
+        Raises:
+            UnseenFilesError: The folder has not exactly the files that the ranks have written.
+        """
+        files = self._seen(results)
         index = {result.index: result.storage_data for of_rank in results for result in of_rank}
         for name, text in ((INDEX, _index_text(metadata, index)), (PLAN, self._plan)):
             _write(self._partial / name, text)
@@ -96,8 +116,26 @@ class CheckpointWriter(FileSystemWriter):
         self._partial.rename(self._final)
         _sync_folder(self._final.parent)
         shutil.rmtree(replaced, ignore_errors=True)
-        for old in list_checkpoints(self._run)[self._keep :]:
+        for old in self._retention.outdated(self._run, self._final, self._manifest):
             shutil.rmtree(old)
+
+    def _seen(self, results: Sequence[Sequence[WriteResult]]) -> dict[str, FileRecord]:
+        """Every file that a rank has written, if this rank sees it so, and no other."""
+        files: dict[str, FileRecord] = {}
+        wrong: list[str] = []
+        for rank, of_rank in enumerate(results):
+            for written in {each.storage_data.relative_path: each for each in of_rank}.values():
+                name = written.storage_data.relative_path
+                files[name] = written.record  # type: ignore[attr-defined]
+                reason = _unlike(self._partial / name, files[name].bytes)
+                if reason:
+                    wrong.append(f"rank {rank} on {written.host}: {name}: {reason}")  # type: ignore[attr-defined]
+        wrong += [f"{path.name}: no rank of this run has written it" for path in self._partial.iterdir() if path.name not in files]
+        if wrong:
+            here = f"rank 0 on {socket.gethostname()} does not find what the ranks have written; is --out one folder for all nodes?"
+            more = [f"and {len(wrong) - MOST_NAMED} more"] if len(wrong) > MOST_NAMED else []
+            raise UnseenFilesError("\n".join([here, *wrong[:MOST_NAMED], *more]))
+        return files
 
     def discard(self) -> None:
         """Remove what an unfinished save has written."""
@@ -120,14 +158,35 @@ class CheckpointReader(FileSystemReader):
             raise refusal("MP644", f"{path}: {type(error).__name__}: {error}", file=str(path)) from None
 
 
-def first_reason(error: BaseException) -> str:
-    """What the first rank that failed met, in one sentence, out of DCP's account of all ranks with their tracebacks."""
-    where = ""
+def first_error(error: BaseException) -> tuple[BaseException, str]:
+    """What the first rank that failed met, and that rank, out of DCP's account of all ranks with their tracebacks."""
     if isinstance(error, CheckpointException):
-        rank, (error, _) = next(iter(sorted(error.failures.items())))
-        where = f"rank {rank}: "
-    said = str(error).splitlines() or [""]
-    return f"{where}{type(error).__name__}: {said[0].split('. ')[0]}"
+        rank, (first, _) = next(iter(sorted(error.failures.items())))
+        return first, f"rank {rank}: "
+    return error, ""
+
+
+def first_reason(error: BaseException) -> str:
+    """What the first rank that failed met, in one sentence; files that are not seen, a line each."""
+    first, where = first_error(error)
+    if isinstance(first, UnseenFilesError):
+        return str(first)
+    said = str(first).splitlines() or [""]
+    return f"{where}{type(first).__name__}: {said[0].split('. ')[0]}"
+
+
+def _summed(result: WriteResult, record: FileRecord, host: str) -> Written:
+    known = {each.name: getattr(result, each.name) for each in fields(WriteResult)}
+    return Written(**known, record=record, host=host)
+
+
+def _unlike(path: Path, num_bytes: int) -> str | None:
+    """Why a file is not what was written; None if it has its size."""
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        return error.strerror or str(error)
+    return None if size == num_bytes else f"{size:,} bytes, written were {num_bytes:,}"
 
 
 def _index_text(metadata: Metadata, stored: dict[MetadataIndex, _StorageInfo]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from math import gcd
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from megarun.data.order import shuffled
 from megarun.data.token_file import TokenFile, row_numbers
 from megarun.errors import refusal
+from megarun.identity import DataFiles
 
 MOST_ROWS_OF_A_BLOCK = 1000
 
@@ -50,6 +52,13 @@ class TokenMix:
     def vocab_size(self) -> int:
         """Every id of every file is below it."""
         return max(file.vocab_size for file in self._files)
+
+    @property
+    def identity(self) -> DataFiles:
+        """What a checkpoint and other ranks compare: every file with its weight, in order."""
+        return tuple(
+            replace(of_file, weight=weight) for file, weight in zip(self._files, self._weights, strict=True) for of_file in file.identity
+        )
 
     def num_windows(self, seq_length: int) -> int:
         """Rows of the longest training in which no file is read twice.

@@ -16,6 +16,7 @@ from megaplan.errors import MegaplanError
 from megarun.data.format import DTYPES, MAGIC, OFFSET_BYTES, PAYLOAD_START, PREAMBLE, VERSION, Header, parse_header
 from megarun.data.order import shuffled
 from megarun.errors import refusal
+from megarun.identity import DataFile, DataFiles
 
 CHUNK_BYTES = 1 << 24
 REWRITE = "megarun data tokenize DIR -o {}"
@@ -79,6 +80,11 @@ class TokenFile:
     def num_documents(self) -> int:
         """How many texts the file holds."""
         return self.header.num_documents
+
+    @property
+    def identity(self) -> DataFiles:
+        """What a checkpoint and other ranks compare."""
+        return (DataFile(self.path.name, self.header.payload_sha256, self.num_tokens, 1),)
 
     def document(self, index: int) -> NDArray[np.uint16 | np.uint32]:
         """Tokens of document `index`, its end of document included.

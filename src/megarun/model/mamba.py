@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -53,7 +55,8 @@ class Mamba2Block(nn.Module):
         self.num_heads = tp.share(config.num_heads or config.expand * hidden_size // config.head_dim)
         self.inner = self.num_heads * config.head_dim
         self.group_width = self.num_groups * config.state_dim
-        self.chunk_size, self.eps = config.chunk_size, eps
+        self.eps, self.chunk_size = eps, config.chunk_size
+        self.dt_limits = config.time_step_min, math.inf if config.time_step_max is None else config.time_step_max
         self.norm = RMSNorm(hidden_size, eps)
         self.in_proj = linear(hidden_size, 2 * self.inner + 2 * self.group_width + self.num_heads)
         self.conv1d = Convolution(self.inner + 2 * self.group_width, config.conv_kernel, config.conv_bias, cp)
@@ -79,4 +82,5 @@ class Mamba2Block(nn.Module):
         inner, b, c = self.conv1d(mixed, starts).split([self.inner, self.group_width, self.group_width], dim=-1)
         inner = inner.unflatten(-1, (self.num_heads, self.head_dim))
         b, c = b.unflatten(-1, (self.num_groups, self.state_dim)), c.unflatten(-1, (self.num_groups, self.state_dim))
-        return scan(self.cp, self.chunk_size, starts, inner, dt, self.A_log, b, c, self.D, self.dt_bias).flatten(2), z
+        inputs = inner, dt, self.A_log, b, c, self.D, self.dt_bias
+        return scan(self.cp, self.chunk_size, self.dt_limits, starts, *inputs).flatten(2), z

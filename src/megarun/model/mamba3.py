@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from megakernels.mamba3.piece import Settings
 from megaplan.spec import models as spec
 from megarun.model.norm import RMSNorm, linear
 from megarun.model.rotary import Rotary
@@ -27,7 +28,8 @@ class Mamba3Block(nn.Module):
         super().__init__()
         self.tp, self.cp = tp, cp
         self.head_dim, self.state_dim, self.num_groups = config.head_dim, config.state_dim, tp.share(config.num_groups)
-        self.rank, self.chunk_size = config.mimo_rank, config.chunk_size
+        self.rank = config.mimo_rank
+        self.settings = Settings(config.chunk_positions, config.save_every, config.rate_activation == "heavy_tail")
         self.num_heads = tp.share(config.expand * hidden_size // config.head_dim)
         self.inner = self.num_heads * config.head_dim
         self.group_width = self.rank * self.num_groups * config.state_dim
@@ -68,4 +70,4 @@ class Mamba3Block(nn.Module):
             trapezoid,
         )
         weights, mimo = (self.B_bias, self.C_bias, self.D, self.dt_bias), (self.mimo_x, self.mimo_z, self.mimo_o)
-        return trapezoidal_scan(self.cp, self.chunk_size, starts, tokens, angles[0] if angles else None, weights, mimo).flatten(2)
+        return trapezoidal_scan(self.cp, self.settings, starts, tokens, angles[0] if angles else None, weights, mimo).flatten(2)

@@ -26,17 +26,20 @@ from megarun.parallel.tensor import ALONE, TensorParallel
 class ExpertBank(nn.Module):
     """The stacked matrices of a rank's E experts, gate and up [E, F, h], down [E, h, F]; a module of its own, wrapped before its block.
 
+    Parameters are the rows of all experts, [E · F, h] and [E · h, F] (`ParamTensor.stored_shape`), so that FSDP2 can cut a bank over more
+    ranks than it has experts; the operation sees them as stacks, which are views.
+
     Attributes:
         gathers: Whether it takes tokens as they are and gives them back so, instead of rows sorted by expert.
     """
 
     def __init__(self, config: spec.MixtureOfExperts, hidden_size: int, num_experts: int, *, gathers: bool = False) -> None:
         super().__init__()
-        width, self.gathers = config.ffn_hidden_size, gathers
+        width, self.gathers, self.num_experts = config.ffn_hidden_size, gathers, num_experts
         self.activation = config.activation
-        self.gate_proj = nn.Parameter(torch.empty(num_experts, width, hidden_size)) if config.activation == "swiglu" else None
-        self.up_proj = nn.Parameter(torch.empty(num_experts, width, hidden_size))
-        self.down_proj = nn.Parameter(torch.empty(num_experts, hidden_size, width))
+        self.gate_proj = nn.Parameter(torch.empty(num_experts * width, hidden_size)) if config.activation == "swiglu" else None
+        self.up_proj = nn.Parameter(torch.empty(num_experts * width, hidden_size))
+        self.down_proj = nn.Parameter(torch.empty(num_experts * hidden_size, width))
 
     def forward(self, x: Tensor, weights: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
         """Rows [M, h] sorted by expert, weights fp32 [N, k], rows [M], counts [E] -> [M, h], each row scaled by its weight.
@@ -44,7 +47,11 @@ class ExpertBank(nn.Module):
         If it gathers, tokens [N, h] -> [N, h], the sum of each token's scaled rows.
         """
         operation = routed_experts if self.gathers else experts
-        return operation(x, weights, rows, counts, self.gate_proj, self.up_proj, self.down_proj, self.activation)
+        gate = None if self.gate_proj is None else self._stack(self.gate_proj)
+        return operation(x, weights, rows, counts, gate, self._stack(self.up_proj), self._stack(self.down_proj), self.activation)
+
+    def _stack(self, rows: Tensor) -> Tensor:
+        return rows.view(self.num_experts, -1, rows.shape[-1])
 
 
 class ExpertBlock(nn.Module):

@@ -2,7 +2,7 @@
 
 Wrapped bottom up (R-55): a layer's expert bank, then the layer, then the stage, which holds what is outside the layers. The stage's own
 group is never resharded after forward: its backward begins at once. Dense parameters are sharded over dp_shard, an expert bank over efsdp,
-the ranks that own the same experts; dp_replicate holds copies of both.
+the ranks that own the same experts; dp_replicate holds copies of both. Cuts are along dim 0, a bank's rows (`ParamTensor.stored_shape`).
 
 In forward FSDP2 gathers a layer when it runs, and a GPU overlaps that with the layer before only because the host is ahead. With EP the
 host is not: every E block waits for its counts of rows. So each layer gathers the next one, and that one's bank, before it runs itself. A

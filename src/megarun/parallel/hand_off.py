@@ -48,12 +48,12 @@ def convolve(cp: ContextParallel, x: Tensor, weight: Tensor, bias: Tensor | None
     return y
 
 
-def scan(cp: ContextParallel, chunk_size: int, starts: Tensor | None, *inputs: Tensor) -> Tensor:
+def scan(cp: ContextParallel, chunk_size: int, dt_limits: tuple[float, float], starts: Tensor | None, *inputs: Tensor) -> Tensor:
     """Mamba-2's scan; `inputs` are x, dt, A_log, B, C, D and dt_bias of `megakernels.ssd`, own tokens each."""
     if cp.degree == 1:
         x, dt, A_log, B, C, D, dt_bias = inputs
-        return ssd(x, dt, A_log, B, C, D, dt_bias, chunk_size, starts)
-    y: Tensor = _Scan.apply(cp, chunk_size, starts, *inputs)  # type: ignore[no-untyped-call]
+        return ssd(x, dt, A_log, B, C, D, dt_bias, chunk_size, starts, dt_limits=dt_limits)
+    y: Tensor = _Scan.apply(cp, chunk_size, dt_limits, starts, *inputs)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -164,7 +164,9 @@ class _Scan(torch.autograd.Function):
     """Keeps the inputs and the state at each chunk's start, as the op on whole sequences does."""
 
     @staticmethod
-    def forward(ctx: Any, cp: ContextParallel, chunk_size: int, starts: Tensor | None, *inputs: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, cp: ContextParallel, chunk_size: int, dt_limits: tuple[float, float], starts: Tensor | None, *inputs: Tensor
+    ) -> Tensor:
         """See `scan`."""
         x, keys = inputs[0], inputs[3]
 
@@ -177,14 +179,15 @@ class _Scan(torch.autograd.Function):
             def step(place: int, lane: int, state: Tensor) -> Tensor:
                 own, heads = _scan_part(inputs, place, lane, lanes), lane_slice(x.shape[2], lane, lanes)
                 starts_here = None if starts is None else half(starts, place)
-                return ssd_piece(state, own, starts_here, chunk_size, half(y, place)[:, :, heads], half(states, place)[:, :, heads])
+                made = half(y, place)[:, :, heads], half(states, place)[:, :, heads]
+                return ssd_piece(state, own, starts_here, chunk_size, *made, dt_limits)
 
             hand_on(cp, FORWARD, lane_zeros(lanes, x, x.shape[2], x.shape[3], keys.shape[3]), step)
             return y, states
 
         y, states = once(walk)
         ctx.save_for_backward(*inputs, starts, states)
-        ctx.cp, ctx.chunk_size = cp, chunk_size
+        ctx.cp, ctx.chunk_size, ctx.dt_limits = cp, chunk_size, dt_limits
         return y
 
     @staticmethod
@@ -205,10 +208,11 @@ class _Scan(torch.autograd.Function):
                 half(states, place)[:, :, heads],
                 ctx.chunk_size,
                 _scan_part(gradients, place, lane, lanes),
+                ctx.dt_limits,
             )
 
         hand_on(cp, BACKWARD, lane_zeros(lanes, x, x.shape[2], x.shape[3], keys.shape[3]), step)
-        return None, None, None, *_as_inputs(gradients, inputs)
+        return None, None, None, None, *_as_inputs(gradients, inputs)
 
 
 class _Recurrence(torch.autograd.Function):

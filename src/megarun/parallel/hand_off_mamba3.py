@@ -16,7 +16,7 @@ from torch import Tensor
 
 from megakernels._common import accumulator_dtype
 from megakernels.mamba3 import mamba3
-from megakernels.mamba3.piece import behind, behind_backward, mamba3_piece, mamba3_piece_backward
+from megakernels.mamba3.piece import Settings, behind, behind_backward, mamba3_piece, mamba3_piece_backward
 from megaplan.hosts.megarun.hand_off import num_lanes
 from megarun.parallel.context import ContextParallel
 from megarun.parallel.hand_off import BACKWARD, FORWARD, half, hand_on, lane_slice, lane_zeros, of_next, of_previous, once
@@ -29,7 +29,7 @@ ANGLES, DT_BIAS = 7, 11
 
 def trapezoidal_scan(
     cp: ContextParallel,
-    chunk_size: int,
+    settings: Settings,
     starts: Tensor | None,
     tokens: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
     angles: Tensor | None,
@@ -40,7 +40,7 @@ def trapezoidal_scan(
 
     Args:
         cp: The group.
-        chunk_size: Positions computed at once.
+        settings: Of `megakernels.mamba3`.
         starts: Of own tokens, or None.
         tokens: x, z, B, C, dt, A and trapezoid of `megakernels.mamba3`.
         angles: [B, T / cp, N], or None.
@@ -51,22 +51,23 @@ def trapezoidal_scan(
         [B, T / cp, H, P].
     """
     if cp.degree == 1:
-        return mamba3(*tokens, angles, *weights, *mimo, chunk_size, starts)
-    y: Tensor = _TrapezoidalScan.apply(cp, chunk_size, starts, *tokens, angles, *weights, *mimo)  # type: ignore[no-untyped-call]
+        every, heavy_tail = settings.save_every, settings.heavy_tail
+        return mamba3(*tokens, angles, *weights, *mimo, settings.chunk_size, starts, save_every=every, heavy_tail=heavy_tail)
+    y: Tensor = _TrapezoidalScan.apply(cp, settings, starts, *tokens, angles, *weights, *mimo)  # type: ignore[no-untyped-call]
     return y
 
 
 class _TrapezoidalScan(torch.autograd.Function):
-    """Keeps the inputs, what the op on whole sequences keeps of each chunk, and the shares that the last positions of pieces were given."""
+    """Keeps the inputs, what the op on whole sequences keeps, and the shares that the last positions of pieces were given."""
 
     @staticmethod
-    def forward(ctx: Any, cp: ContextParallel, chunk_size: int, starts: Tensor | None, *inputs: Any) -> Tensor:
+    def forward(ctx: Any, cp: ContextParallel, settings: Settings, starts: Tensor | None, *inputs: Any) -> Tensor:
         """See `trapezoidal_scan`."""
         x, keys, angles = inputs[0], inputs[2], inputs[ANGLES]
         width, state_dim, num_angles = x.shape[3], keys.shape[4], 0 if angles is None else angles.shape[2]
 
         def walk() -> tuple[Tensor, ...]:
-            rows = x.shape[0], 2 * -(-x.shape[1] // 2 // chunk_size), x.shape[2]
+            rows = x.shape[0], 2 * -(-x.shape[1] // 2 // settings.save_every), x.shape[2]
             y, states = x.new_empty(x.shape), x.new_empty((*rows, width, state_dim))
             phases = x.new_empty((*rows, num_angles), dtype=accumulator_dtype(x.dtype))
             ahead = of_next(cp, behind(*_firsts(inputs, starts)))
@@ -76,14 +77,14 @@ class _TrapezoidalScan(torch.autograd.Function):
                 heads = lane_slice(x.shape[2], lane, lanes)
                 made = (half(each, place)[:, :, heads] for each in (y, states, phases))
                 own, starts_here = _own(inputs, place, lane, lanes), None if starts is None else half(starts, place)
-                return mamba3_piece(carried, own, starts_here, ahead[:, place, heads], chunk_size, *made)
+                return mamba3_piece(carried, own, starts_here, ahead[:, place, heads], settings, *made)
 
             hand_on(cp, FORWARD, lane_zeros(lanes, x, x.shape[2], width * state_dim + num_angles), step)
             return y, states, phases, ahead
 
         y, *kept = once(walk)
         ctx.save_for_backward(*inputs, starts, *kept)
-        ctx.cp, ctx.chunk_size = cp, chunk_size
+        ctx.cp, ctx.settings = cp, settings
         return y
 
     @staticmethod
@@ -105,7 +106,7 @@ class _TrapezoidalScan(torch.autograd.Function):
                 ahead[:, place, heads],
                 kept[0],
                 kept[1],
-                ctx.chunk_size,
+                ctx.settings,
                 _own(gradients, place, lane, lanes),
                 grad_ahead[:, place, heads],
             )

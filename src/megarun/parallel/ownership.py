@@ -4,7 +4,7 @@ A part is what TP and EP leave to a rank, before FSDP2 shards it over the data r
 
 - TP cuts a tensor-parallel tensor along `tp_dim`. A fused projection is cut part by part (`tp_parts`): rank r of 2 owns the r-th half of
   each of Mamba's z, x, B, C and dt rows, so that all it owns belongs to the same heads.
-- EP cuts an expert bank along dim 0, its stack of experts.
+- EP cuts an expert bank along dim 0, its stack of experts; what is left is stored as rows (`ParamTensor.stored_shape`).
 - All else is replicated: every rank owns the whole.
 """
 

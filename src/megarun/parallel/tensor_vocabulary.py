@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from megakernels.cross_entropy import cross_entropy, slice_gradient, slice_statistics
+from megakernels.cross_entropy import check_labels, cross_entropy, slice_gradient, slice_statistics
 from megakernels.linear_cross_entropy import linear_cross_entropy, linear_slice_gradients, linear_slice_statistics
 from megarun.parallel.tensor import TensorParallel
 
@@ -111,6 +111,7 @@ class _SlicedCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, tp: TensorParallel, logits: Tensor, labels: Tensor) -> Tensor:
         """Of own words: [N, V / tp], [N] -> scalar."""
         ctx.first = tp.index * logits.shape[1]
+        check_labels(labels, tp.degree * logits.shape[1], IGNORE_INDEX)
         loss, lse = _joined(tp, labels, *slice_statistics(logits, labels, ctx.first))
         ctx.save_for_backward(logits, labels, lse)
         return loss
@@ -129,6 +130,7 @@ class _SlicedHeadAndLoss(torch.autograd.Function):
     def forward(ctx: Any, tp: TensorParallel, x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
         """Own tokens [B, t, h], own words [V / tp, h], labels of all tokens [N] -> scalar."""
         ctx.tp, ctx.first = tp, tp.index * weight.shape[0]
+        check_labels(labels, tp.degree * weight.shape[0], IGNORE_INDEX)
         ctx.weight = weight  # the gathered parameter itself, as of every column-parallel linear
         loss, lse = _joined(tp, labels, *linear_slice_statistics(_all_rows(tp, x), weight, labels, ctx.first))
         ctx.save_for_backward(x, labels, lse)

@@ -83,7 +83,8 @@ class FirstForward:
 
     def _take(self) -> None:
         for record in self._owners.live.live():
-            if record in self._before or record.handed_on or record.kind in _OWNED_ELSEWHERE or not record.nbytes:
+            elsewhere = record.kind in _OWNED_ELSEWHERE and not (record.kind is Kind.COLLECTIVE and record.savers)
+            if record in self._before or record.handed_on or elsewhere or not record.nbytes:
                 continue
             block = block_of(record.place)
             savers = sorted(_relative(path, block) for path in record.savers)

@@ -11,6 +11,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from megakernels import scratch_bytes
 from megaplan.columns import Column, Phase
+from megaplan.hosts.megarun.products import LIBRARY_OPERATIONS
 from megaplan.inventory.tensors import Group, Inventory, Owner
 from megarun.parallel.weight_gradients import WeightGradients
 from megarun.trace.kinds import COLUMNS, Kind
@@ -54,8 +55,7 @@ PARAMETER_GRADIENTS = {
     "megakernels.linear_slice_gradients.default": (1,),
 }
 """Outputs that can only be a parameter's gradient, also while autograd still waits for another part of it."""
-OWN_PRODUCTS = ("megakernels.linear_cross_entropy.default", "megakernels.linear_slice_statistics.default")
-MATRIX_PRODUCTS = frozenset({"aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default", *OWN_PRODUCTS})
+MATRIX_PRODUCTS = frozenset({"aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default", *LIBRARY_OPERATIONS})
 """Operations that multiply with a library, those of ours that do so on a GPU included."""
 COMPUTING = (Phase.FIRST_FORWARD_BACKWARD, Phase.FORWARD_BACKWARD)
 """Phases of forward and backward; what the others make is scratch, unless it turns out to be a parameter or state."""
@@ -104,6 +104,12 @@ class Owners:
             record.kind = Kind.GRADIENT
         elif record.op == SUM and not record.forward:
             self._parts[record] = tuple(self._operand_records(operands))
+
+    def added(self, total: StorageRecord, part: StorageRecord) -> None:
+        """What is added to a gradient of a parameter is one itself."""
+        self._parts[total] = (*self._parts.get(total, ()), part)
+        if total.kind is Kind.GRADIENT:
+            self._label_parts(total)
 
     def ran(self, op: str, operands: tuple[Any, ...]) -> None:
         """Count an operation's inside and the libraries' workspace, from the first product on; label the operands of communication."""

@@ -76,6 +76,10 @@ class Observer(Protocol):
         """A storage was made by `record.op` from `operands`."""
         ...
 
+    def added(self, total: StorageRecord, part: StorageRecord) -> None:
+        """Autograd added a second gradient into the first, which now is their sum."""
+        ...
+
     def ran(self, op: str, operands: tuple[Any, ...]) -> None:
         """An operation ran; its new storages were reported before."""
         ...
@@ -197,6 +201,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         if func is _WAIT and isinstance(args[0], FakeTensor):
             return args[0]  # waiting returns its argument; the fake kernel would make a second buffer
         if self._accumulation.in_place(func, args, kwargs):
+            total, part = (self.known(tensor) for tensor in args)
+            if total is not None and part is not None:
+                self._observer.added(total, part)
             return self._accumulation.add(*args)
         out = func(*args, **(kwargs or {}))
         if not self._paused:

@@ -29,6 +29,7 @@ from megarun.data.tokenizer import TokenizerKind
 
 ROOT = Path(__file__).parents[3]
 STEPS, SAVE_EVERY = 24, 2
+ERROR = 2
 LIMIT_SECONDS = 60.0
 """After its own timeout a broken run has this long to end."""
 SPEC: dict[str, Any] = {
@@ -218,3 +219,16 @@ def copy_of(run_folder: Path, name: str) -> Path:
     out = run_folder.with_name(name)
     shutil.copytree(run_folder, out)
     return out
+
+
+def refused(bench: Bench, happened: str, words: list[str], code: str) -> Outcome:
+    """A command that must end with one error and leave what is saved as it was."""
+    status, said, seconds = bench.here(words)
+    assert status == ERROR, said
+    return Outcome(happened, first_line(said, f"error[{code}]"), None, seconds)
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)

@@ -19,6 +19,7 @@ import fault_aim
 import torch
 from fault_aim import PLACES
 from fault_bench import (
+    ERROR,
     SPEC,
     STEPS,
     Bench,
@@ -26,19 +27,21 @@ from fault_bench import (
     copy_of,
     end,
     first_line,
+    flip,
     free_port,
     losses,
     newest_step,
     rank_processes,
+    refused,
     wait_for,
     wait_for_step,
 )
+from fault_trust import OTHER_WORDS, back_to_an_older_one, folder_not_shared, newest_two_damaged, other_data, other_words
 
 from megarun.batches import Batches
 from megarun.checkpoint.manifest import list_checkpoints, read_manifest
 from megarun.trainer import Trainer
 
-ERROR = 2
 STATUS = 128  # of a command that a signal has ended, plus the signal's number
 BEFORE = 6  # steps of a run that is damaged: checkpoints after 4 and 6
 
@@ -137,12 +140,6 @@ def _launch_aimed(bench: Bench, name: str, place: str, strike: str) -> tuple[sub
     return bench.launch(out, said, *held_out(bench), program=program), out, said, counts
 
 
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
 DAMAGES: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "data file of the newest checkpoint truncated": ("__0_0.distcp", lambda path: os.truncate(path, path.stat().st_size - 100)),
     "a bit of its data file flipped": ("__0_0.distcp", flip),
@@ -190,13 +187,6 @@ def disk_full(bench: Bench) -> Outcome:
         subprocess.run(["umount", str(disk)], check=True)
     _, lost = bench.resume(bench.folder / "full", 2)
     return Outcome("disk full during the second save", first_line(said, "error[MP645]"), lost, seconds)
-
-
-def refused(bench: Bench, happened: str, words: list[str], code: str) -> Outcome:
-    """A command that must end with one error and leave what is saved as it was."""
-    status, said, seconds = bench.here(words)
-    assert status == ERROR, said
-    return Outcome(happened, first_line(said, f"error[{code}]"), None, seconds)
 
 
 def rank_missing(bench: Bench, missing: int) -> Outcome:
@@ -336,9 +326,15 @@ QUICK: dict[str, Case] = {
     "truncated token file": truncated_tokens,
     "plan edited by hand": edited_by_hand,
     "another model": another_model,
+    "back to an older one": back_to_an_older_one,
+    "newest two damaged": newest_two_damaged,
+    "other data": lambda bench: other_data(bench, mixed=False),
+    "other mix": lambda bench: other_data(bench, mixed=True),
 }
 PROCESSES: dict[str, Case] = {
     "disk full of one": disk_full_of_one,
+    "folder not shared": folder_not_shared,
+    **{f"one rank with {what}": (lambda bench, what=what: other_words(bench, what)) for what in OTHER_WORDS},
     "rank 1 never starts": lambda bench: rank_missing(bench, 1),
     "rank 0 never starts": lambda bench: rank_missing(bench, 0),
     "a rank is late": rank_late,
