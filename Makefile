@@ -7,7 +7,7 @@ READY := $(VENV)/ready
 export OMP_NUM_THREADS ?= 1
 timed = @start=$$(date +%s); ( $(2) ) || exit 1; echo "$(1): $$(( $$(date +%s) - start )) s"
 
-.PHONY: demo demo-picture test test-all check test-planner test-kernels test-runtime test-wheel test-torch-2.11 plans docs faults fuzz accuracy accuracy-megatron clean
+.PHONY: demo demo-picture test test-all check test-planner test-kernels test-runtime test-wheel test-torch-2.11 test-upstream plans docs faults fuzz mutants parity-random accuracy accuracy-random accuracy-megatron clean
 
 demo: ## estimate, split, diff and train, end to end
 	@scripts/demo.sh
@@ -24,6 +24,9 @@ test-all: test ## exhaustive sweeps, the wheel with torch, and the oldest torch
 
 test-torch-2.11: ## the runtime and the kernels under torch 2.11 and triton 3.6
 	scripts/test_torch_2_11.sh
+
+test-upstream: ## the operations beside implementations of others
+	scripts/test_upstream.sh
 
 $(READY): pyproject.toml constraints.txt scripts/install.sh
 	$(call timed,install,scripts/install.sh $(VENV))
@@ -56,11 +59,20 @@ faults: $(READY) ## break a small run in every way: docs/reference/faults.md
 fuzz: $(READY) ## 2,000 mutated specs, plans, manifests and token files; make fuzz SEED=1 COUNT=100
 	$(BIN)/python scripts/fuzz.py --count $(or $(COUNT),2000) --seed $(or $(SEED),0)
 
+parity-random: $(READY) ## train random layouts of random small models beside one process; make parity-random SEED=7 COUNT=100
+	$(BIN)/python scripts/parity_random.py --seed $(or $(SEED),0) --count $(or $(COUNT),40)
+
+mutants: $(READY) ## break megaplan in SAMPLE places, one at a time: which tests notice; make mutants SAMPLE=100 SEED=0 WRITE=1
+	$(BIN)/python scripts/mutants.py --sample $(or $(SAMPLE),100) --seed $(or $(SEED),0) $(if $(LIMIT),--seconds $(LIMIT)) $(if $(WRITE),--write)
+
 clean:
-	rm -rf $(VENV) .venv-wheel .venv-torch-2.11 dist runs
+	rm -rf $(VENV) .venv-wheel .venv-torch-2.11 .venv-upstream dist runs
 
 accuracy: $(READY) ## trace the whole matrix: docs/reference/accuracy.md; make accuracy STALE=1 only what has another estimate now
 	$(BIN)/python benchmarks/accuracy/run.py $(if $(STALE),--stale)
+
+accuracy-random: $(READY) ## trace random plans and shrink what fails; make accuracy-random SEED=7 COUNT=100 JOBS=2 WRITE=1, or SPEC=FILE
+	$(BIN)/python benchmarks/random_plans/run.py --seed $(or $(SEED),0) --count $(or $(COUNT),60) --jobs $(or $(JOBS),2) $(if $(SPEC),--spec $(SPEC)) $(if $(WRITE),--write)
 
 accuracy-megatron: $(READY) ## replay Megatron-Core's published measurements: docs/reference/accuracy-megatron.md
 	$(BIN)/python benchmarks/accuracy_megatron/run.py

@@ -40,6 +40,11 @@ def names(*, ci_only: bool = False, matrix: Path = MATRIX) -> list[str]:
     return [entry["name"] for entry in yaml.safe_load(matrix.read_text())["plans"] if entry.get("ci", False) or not ci_only]
 
 
+def found(matrix: Path = MATRIX) -> list[str]:
+    """Names of the plans that are the smallest specs of failures that random plans found."""
+    return [entry["name"] for entry in yaml.safe_load(matrix.read_text())["plans"] if "/found/" in entry.get("spec", "")]
+
+
 def cases(chosen: frozenset[str] = frozenset(), matrix: Path = MATRIX) -> Iterator[Case]:
     """Every plan of a matrix, or those named.
 

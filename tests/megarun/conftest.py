@@ -3,6 +3,8 @@
 import copy
 import importlib
 import os
+import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -60,6 +62,27 @@ def worker() -> Any:
     """The module that the worlds of the parity matrix run: its jobs, its rows."""
     sys.path.insert(0, str(FOLDER / "parity"))
     return importlib.import_module("parity_worker")
+
+
+@pytest.fixture
+def golden(tmp_path: Path) -> Callable[[str, str], None]:
+    """Compare a diagnostic with its golden text; `MEGAPLAN_WRITE_GOLDEN=1 pytest …` writes it anew, for review as a diff."""
+
+    def check(name: str, said: str) -> None:
+        start = re.search(rf"(error|warning|note)\[{name[:5]}\]", said)
+        assert start, said
+        text = said[start.start() :]
+        text = text[: text.index(f"hint: megaplan explain {name[:5]}\n")] + f"hint: megaplan explain {name[:5]}\n"
+        for found, shown in ((str(tmp_path.parent), ""), (socket.gethostname(), "HOST")):
+            text = text.replace(found, shown)
+        text = re.sub(r"(?<=sha256 )[0-9a-f]{16}", "0123456789abcdef", re.sub(r"/\S*/(?=(run|out)\b)", "", text))
+        path = ROOT / "tests" / "golden" / "errors" / "runtime" / f"{name}.txt"
+        if os.environ.get("MEGAPLAN_WRITE_GOLDEN"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert text == path.read_text(encoding="utf-8")
+
+    return check
 
 
 @pytest.fixture

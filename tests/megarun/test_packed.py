@@ -14,7 +14,7 @@ from megarun.parallel.recompute import recompute_stage
 
 pytestmark = pytest.mark.runtime
 LENGTHS = (5, 1, 10)
-MAMBA3 = {"model.mamba": {"kind": "mamba3", "head_dim": 16, "state_dim": 8, "mimo_rank": 2, "num_angles": 3, "chunk_size": 4}}
+MAMBA3 = {"model.mamba": {"kind": "mamba3", "head_dim": 16, "state_dim": 8, "mimo_rank": 2, "num_angles": 3, "save_every": 4}}
 
 
 @pytest.mark.requirement("R-63")

@@ -1,8 +1,9 @@
 """Live bytes of every storage that dispatched operations make, while they run: what a tracer outside the operations can see,
 and what operations state of their insides.
 
-Autograd adds a second gradient into the first in place, but not under a dispatch mode, where it makes a third storage for an instant
-(torch/csrc/autograd/input_buffer.cpp, `can_accumulate_inplace`). So an addition counts from the operation after it.
+Autograd adds a second gradient into the first in place where nothing else holds the first or its storage, but never under a dispatch
+mode (torch/csrc/autograd/input_buffer.cpp, `can_accumulate_inplace`). So it is done here where autograd would, and only there: a sum with
+a view, such as a linear's input gradient, is a third storage.
 """
 
 import weakref
@@ -15,31 +16,29 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from megakernels import scratch_bytes
+from megarun.trace.accumulation import Accumulation
 
 
 class LiveStorages(TorchDispatchMode):
-    """Counts each storage from the operation that first returns it until it dies; `peak` is the largest sum so far.
-
-    Attributes:
-        in_backward: Whether additions are autograd's own.
-    """
+    """Counts each storage from the operation that first returns it until it dies; `peak` is the largest sum so far."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.in_backward = False
         self.now = self.peak = 0
+        self._accumulation = Accumulation()
         self.at_peak: list[tuple[str, tuple[int, ...], int]] = []
         self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._live: dict[int, tuple[str, tuple[int, ...], int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._accumulation.in_place(func, args, kwargs):
+            return self._accumulation.add(*args)
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self.add(leaf, str(func))
-        accumulates = self.in_backward and func is torch.ops.aten.add.Tensor
         inside = scratch_bytes(str(func), args)
-        if self.now + inside > self.peak and not accumulates:
+        if self.now + inside > self.peak:
             self.restart(inside)
         return result
 
@@ -81,10 +80,8 @@ def peaks(module: nn.Module, x: torch.Tensor) -> list[tuple[int, int]]:
         gradient = torch.ones_like(y)
         live.add(gradient)
         live.restart()
-        live.in_backward = True
         with live:
             torch.autograd.backward(y, gradient)
-        live.in_backward = False
         found.append((forward, live.peak - before - y.untyped_storage().nbytes()))
         x.grad = None
         del y, gradient

@@ -76,5 +76,5 @@ def _mamba3(hidden: int, draw: random.Random) -> dict[str, Any]:
     head_dim = draw.choice([size for size in range(3, 17) if 2 * hidden % size == 0])
     heads = 2 * hidden // head_dim
     groups, state = draw.choice([count for count in range(1, 4) if heads % count == 0]), draw.randint(4, 9)
-    sizes = {"expand": 2, "head_dim": head_dim, "state_dim": state, "num_groups": groups, "chunk_size": draw.randint(3, 16)}
-    return {"kind": "mamba3", **sizes, "mimo_rank": draw.choice([1, 1, 3]), "num_angles": draw.randint(0, state // 2)}
+    sizes = {"expand": 2, "head_dim": head_dim, "state_dim": state, "num_groups": groups, "save_every": draw.randint(3, 16)}
+    return {"kind": "mamba3", **sizes, "chunk_size": 5, "mimo_rank": draw.choice([1, 1, 3]), "num_angles": draw.randint(0, state // 2)}

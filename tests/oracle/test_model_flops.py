@@ -34,7 +34,7 @@ WIDTHS = {"kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_he
 MLA = {"kind": "mla", "num_heads": 4, "q_lora_rank": 8, **WIDTHS}
 INDEXED = MLA | {"indexer": {"num_heads": 2, "head_dim": 6, "layers": [0], "top_k": 6}}
 MAMBA2 = {"kind": "mamba2", "expand": 2, "head_dim": 16, "state_dim": 8, "num_groups": 2, "chunk_size": 8}
-MAMBA3 = {"kind": "mamba3", "expand": 2, "head_dim": 16, "state_dim": 8, "num_groups": 2, "chunk_size": 8}
+MAMBA3 = {"kind": "mamba3", "expand": 2, "head_dim": 16, "state_dim": 8, "num_groups": 2, "chunk_size": 8, "save_every": 16}
 EXPERTS = {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 24, "shared_ffn_hidden_size": 16}
 M2RNN = {"kind": "m2rnn", "num_heads": 3, "key_dim": 4, "value_dim": 4, "save_every": 8}
 ENDS = {"attention": GQA, "mlp": {"ffn_hidden_size": 40}}
@@ -50,7 +50,7 @@ def attention(pairs: int, score_width: int, value_width: int = 8) -> int:
 
 
 def scan(rows: int, tile: int, group_scores: int) -> int:
-    """Four heads of width 16 and state 8, `rows` a position: scores of all, their product with x, and the state written and read."""
+    """Of 4 heads of width 16, state 8, `rows` a position, `tile` at once: scores, their product with x, and the state in and out."""
     return PASSES * (group_scores * 2 * rows * tile * 8 + 4 * rows * (2 * tile * 16 + 4 * 8 * 16))
 
 
@@ -79,7 +79,7 @@ KINDS = {
     "M mamba2": Kind({"pattern": "M", "mamba": MAMBA2}, TAPS * (64 + 2 * 2 * 8) + scan(1, 8, group_scores=2)),
     "M mamba3": Kind({"pattern": "M", "mamba": MAMBA3}, scan(1, 8, group_scores=4)),
     "M mamba3, angles": Kind({"pattern": "M", "mamba": MAMBA3 | {"num_angles": 3}}, scan(1, 8, group_scores=4)),
-    "M mamba3, MIMO": Kind({"pattern": "M", "mamba": MAMBA3 | {"mimo_rank": 2, "num_angles": 3}}, scan(2, 8, group_scores=4)),
+    "M mamba3, MIMO": Kind({"pattern": "M", "mamba": MAMBA3 | {"mimo_rank": 2, "num_angles": 3}}, scan(2, 16, group_scores=4)),
     # router, and two experts of three matrices, or of two
     "E": Kind({"pattern": "E", "moe": EXPERTS}, PASSES * 2 * HIDDEN * (4 + 2 * 3 * 24)),
     "E relu2": Kind({"pattern": "E", "moe": EXPERTS | {"activation": "relu2"}}, PASSES * 2 * HIDDEN * (4 + 2 * 2 * 24)),

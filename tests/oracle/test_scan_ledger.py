@@ -1,5 +1,6 @@
 """What the scans' kernels hold inside themselves: the ledger's figure is what the operations state of a block's operands."""
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -39,6 +40,10 @@ def sizes(seed: int) -> tuple[random.Random, Dims, DType]:
     return draw, dims, dtype if draw.random() < 0.7 else DType.FP32
 
 
+NO_LIMITS = 0.0, math.inf
+"""Of Mamba-2's steps."""
+
+
 def starts_of(dims: Dims) -> Tensor | None:
     return empty(DType.INT32, dims.batch, dims.tokens) if dims.packed else None
 
@@ -59,7 +64,7 @@ def of_lanes(
     lanes: int,
     part: Callable[[Any, int, int, int], list[Tensor]],
     inputs: list[Tensor],
-    every: int,
+    settings: tuple[Any, ...],
     states: Tensor,
     y: Tensor,
 ) -> set[tuple[int, int]]:
@@ -71,8 +76,8 @@ def of_lanes(
             own, starts_here = part(inputs, place, lane, lanes), None if starts is None else half(starts, place)
             made, at = half(y, place)[:, :, heads], half(states, place)[:, :, heads]
             last = empty(DType.FP32, dims.batch, *at.shape[2:])
-            forward = stated(f"{name}_piece", (last, *own, starts_here, every, made, at))
-            behind = (last, made, *own, starts_here, at, every, *part(gradients, place, lane, lanes))
+            forward = stated(f"{name}_piece", (last, *own, starts_here, *settings, made, at))
+            behind = (last, made, *own, starts_here, at, *settings, *part(gradients, place, lane, lanes))
             found.add((forward, stated(f"{name}_piece_backward", behind)))
     return found
 
@@ -90,11 +95,11 @@ def test_the_ledger_of_a_scan_has_what_the_operation_states(seed: int) -> None:
     wanted = expected(inside.scan_inside(dims, mamba, heads, groups, parameters))
     if dims.cp > 1:
         states = empty(dims.dtype, dims.batch, 2 * -(-dims.tokens // 2 // chunk_size), heads, width, state)
-        assert of_lanes("ssd", dims, num_lanes(groups, dims.cp), _scan_part, inputs, chunk_size, states, x) == {wanted}
+        assert of_lanes("ssd", dims, num_lanes(groups, dims.cp), _scan_part, inputs, (chunk_size, *NO_LIMITS), states, x) == {wanted}
         return
     states, starts = empty(dims.dtype, dims.batch, -(-dims.tokens // chunk_size), heads, width, state), starts_of(dims)
-    forward = stated("ssd", (*inputs, starts, chunk_size))
-    assert (forward, stated("ssd_backward", (x, *inputs, starts, states, chunk_size, [True] * 7))) == wanted
+    forward = stated("ssd", (*inputs, starts, chunk_size, *NO_LIMITS))
+    assert (forward, stated("ssd_backward", (x, *inputs, starts, states, chunk_size, *NO_LIMITS, [True] * 7))) == wanted
 
 
 @pytest.mark.parametrize("seed", range(120))
@@ -109,7 +114,7 @@ def test_the_ledger_of_a_recurrence_has_what_the_operation_states(seed: int) -> 
     wanted = expected(inside.recurrence_inside(dims, recurrent, heads, parameters))
     if dims.cp > 1:
         states = empty(DType.FP32, dims.batch, 2 * (-(-dims.tokens // 2 // every) + 1), heads, keys, values)
-        assert of_lanes("m2rnn", dims, num_lanes(heads, dims.cp), _recurrence_part, inputs, every, states, v) == {wanted}
+        assert of_lanes("m2rnn", dims, num_lanes(heads, dims.cp), _recurrence_part, inputs, (every,), states, v) == {wanted}
         return
     states, starts = empty(DType.FP32, dims.batch, -(-dims.tokens // every) + 1, heads, keys, values), starts_of(dims)
     forward = stated("m2rnn", (*inputs, starts, every))

@@ -32,7 +32,7 @@ from megarun.trace.fake import lone_rank
 pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-50")]
 HEADS = {"kind": "mla", "num_heads": 4, "kv_lora_rank": 14, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5}
 INDEXER = {"num_heads": 3, "head_dim": 7, "layers": [0, 1], "top_k": 5}
-STATES = {"kind": "mamba3", "expand": 2, "head_dim": 10, "state_dim": 5, "num_groups": 4, "chunk_size": 8}
+STATES = {"kind": "mamba3", "expand": 2, "head_dim": 10, "state_dim": 5, "num_groups": 4, "chunk_size": 3, "save_every": 8}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "gqa": ("A", {"attention": {"kind": "gqa", "num_heads": 8, "num_kv_heads": 4, "head_dim": 6}}),
     "gqa-rich": ("A", {"attention": {"kind": "gqa", "num_heads": 4, "num_kv_heads": 4, "head_dim": 6, "qk_norm": True, "bias": True}}),

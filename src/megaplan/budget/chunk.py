@@ -41,6 +41,13 @@ class Policy(NamedTuple):
     boundary_bytes: int
 
 
+class Flats(NamedTuple):
+    """All-gather outputs beside each unit of a forward: while it runs, and while a layer's parameters are copied out of its own."""
+
+    running: list[int]
+    starting: list[int]
+
+
 class Chunk:
     """A slot's units with the sums a budget asks for."""
 
@@ -76,6 +83,8 @@ class Chunk:
         self.reduce_bound: int = self.unsharded_bytes + self.shard_bytes + self.gathered_bytes + largest
         """No reduction has more alive: everything before it, every shard, and the largest buffers."""
         self.head = self.names.index("head") if "head" in self.names else -1
+        self.ties = self.head >= 0 and self.units[self.head].storage is None and self.names[0] == "embedding"
+        """Whether a tied head and the embedding are one parameter of this chunk, whose gradient has a part from each."""
         held = policy.pipelined and self.head >= 0
         ends = self.units[self.head].block.part.tensors if held else {}
         self.logits_bytes = ends.get("logits", ends[OUTPUT])[0] if ends else 0  # the last stage's output, or the loss in place of it
@@ -113,22 +122,23 @@ class Chunk:
         gathers = policy.reshard and not (state is BACKWARDED and policy.pipelined)
         best, found = -1, (0, self.units[0].block.forward, 0)
         copies_out = gathers if policy.reshard else fresh
+        flats, starts = self.first_gathers if fresh else self.later_gathers
         start, started = -1, (0, 0)
         for index, unit in enumerate(self.units):
             own = unit.gathered_bytes
-            if copies_out and self.starts[index]:
-                communication = self.starts[index] + own + (0 if policy.reshard else so_far)
+            if copies_out and starts[index]:
+                communication = starts[index] + own + (0 if policy.reshard else so_far)
                 communication -= unit.storage.experts.gathered_bytes if unit.has_bank and unit.storage is not None else 0
                 size = self.before[index] + unit.input_bytes + communication
                 if size > start:
                     start, started = size, (index, communication)
             if policy.reshard:
-                gathered = own + self.flats[index] if gathers else total - so_far
+                gathered = own + flats[index] if gathers else total - so_far
             else:
-                gathered = so_far + own + self.flats[index] if fresh else total
+                gathered = so_far + own + flats[index] if fresh else total
             so_far += own
             around = gathers and unit.has_bank
-            moments = self._around_experts(index) if around else ((unit.block.forward, unit.block.forward_bytes, gathered),)
+            moments = self._around_experts(index, flats[index]) if around else ((unit.block.forward, unit.block.forward_bytes, gathered),)
             for moment, moment_bytes, communication in moments:
                 size = self.before[index] + unit.input_bytes + moment_bytes + communication
                 if size >= best:
@@ -269,10 +279,25 @@ class Chunk:
         return 0 if storage is None else storage.dense.flat_bytes
 
     def lasting(self, index: int) -> int:
-        """Gradients of the slot's own parameters that stay after a unit; with MTP the first depth's hold those of embedding and head."""
+        """Gradients of the slot's own parameters that stay after a unit.
+
+        With MTP the first depth's hold those of embedding and head; of a tied embedding the head's part stays, to which its own is added.
+        """
         if self.carries and self.names[index] in ("head", "embedding"):
             return 0
+        if self.ties and self.names[index] == "embedding":
+            return 0
         return sum(self.units[index].block.gradients.values())
+
+    def tied_sum_bytes(self) -> int:
+        """The sum of a tied embedding's two gradients, where autograd makes it beside them; 0 where there is none.
+
+        The head's part is there first. A linear's is a transposed view of a product; after MTP's depths it is a sum already.
+        """
+        if not self.ties or self.carries:
+            return 0
+        ops = self.units[self.head].block.part.replay.program.graph.ops
+        return self.units[0].block.gradients["weight"] if any(op.params and op.hands_views for op in ops) else 0
 
     def _kept(self, count: int, stop: int, activations: int) -> dict[Column, int]:
         """What `count` microbatches keep, and one more up to a unit, beside other activations."""
@@ -286,19 +311,30 @@ class Chunk:
         return cells
 
     @cached_property
-    def flats(self) -> list[int]:
+    def first_gathers(self) -> Flats:
+        """Of a forward that gathers the slot's own group first."""
+        return self._gathers(self.root.flat_bytes)
+
+    @cached_property
+    def later_gathers(self) -> Flats:
+        """Of a forward that finds it gathered; the last forward's end has freed what it gathered last."""
+        return self._gathers(0)
+
+    def _gathers(self, last: int) -> Flats:
+        return Flats(self._flats(last), self._starts(last))
+
+    def _flats(self, flat: int) -> list[int]:
         """All-gather outputs that are alive in each unit's forward: of the group gathered last, and of a layer gathered ahead."""
-        flat, found = self.root.flat_bytes, []
+        found = []
         for index, unit in enumerate(self.units):
             if unit.layer and unit.storage is not None:
                 flat = unit.storage.experts.flat_bytes if unit.has_bank else unit.storage.dense.flat_bytes
             found.append(flat + self._ahead(index))
         return found
 
-    @cached_property
-    def starts(self) -> list[int]:
+    def _starts(self, last: int) -> list[int]:
         """All-gather outputs alive while a layer's parameters are copied out of its own: the group gathered before is freed only then."""
-        last, found = self.root.flat_bytes, []
+        found = []
         for unit in self.units:
             if not unit.layer or unit.storage is None:
                 found.append(0)
@@ -315,7 +351,7 @@ class Chunk:
         following = self.units[index + 1 : index + 2] if self.units[index].layer else self.units[index + 1 :]
         return next((unit.flat_bytes for unit in following if unit.layer), 0)
 
-    def _around_experts(self, index: int) -> Iterator[tuple[Moment, int, int]]:
+    def _around_experts(self, index: int, flat: int) -> Iterator[tuple[Moment, int, int]]:
         """Moments of a layer's forward that frees what it gathers, with their bytes and what is gathered.
 
         The bank is there while its operation runs; the flat output it was gathered into stays until the next group gathers, and is there
@@ -325,15 +361,15 @@ class Chunk:
         if unit.storage is None:
             return
         dense, experts = unit.storage.dense, unit.storage.experts
-        flat_bytes = self.flats[index] + dense.flat_bytes - (0 if self.policy.gathers_ahead else experts.flat_bytes)
+        flat_bytes = flat + dense.flat_bytes - (0 if self.policy.gathers_ahead else experts.flat_bytes)
         before = unit.block.part.replay.forward[0]
         for moment in unit.block.part.replay.forward:
             runs = moment.op == "experts"
             if runs:  # copied out beside the output of the group gathered before
                 start = Moment(moment.op, tuple(name for name in before.storages if name in moment.storages))
-                gathered = dense.gathered_bytes + experts.gathered_bytes + self.flats[index] + dense.flat_bytes
+                gathered = dense.gathered_bytes + experts.gathered_bytes + flat + dense.flat_bytes
                 yield start, unit.block.moment_bytes(start, ()), gathered
-            before, flat_bytes = moment, self.flats[index] if runs else flat_bytes
+            before, flat_bytes = moment, flat if runs else flat_bytes
             yield moment, unit.block.moment_bytes(moment, ()), dense.gathered_bytes + flat_bytes + (experts.gathered_bytes if runs else 0)
 
     def _carried(self) -> list[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
 from typing import NamedTuple
 
 from megaplan.budget.chunk import Chunk, Policy
@@ -66,8 +68,8 @@ class SlotParts(NamedTuple):
 
     Attributes:
         chunk: Its blocks as units.
-        storages: Of its blocks.
-        root_uneven: Tensors of its own group that shard unevenly.
+        storages: Of its blocks, in the order of its modules: a copy of the embedding first.
+        layers: Of each, whether it is a layer.
         adamw_shard_bytes: Gradient shards of groups, its own and layers', of which no tensor is Muon's.
         attends: Whether any block needs rotary tables.
         num_routers: E layers.
@@ -76,7 +78,7 @@ class SlotParts(NamedTuple):
 
     chunk: Chunk
     storages: list[BlockStorage]
-    root_uneven: tuple[Uneven, ...]
+    layers: list[bool]
     adamw_shard_bytes: int
     attends: bool
     num_routers: int
@@ -88,10 +90,10 @@ class Evaluation:
 
     Attributes:
         blocks: By name; `head` is there for a tied head too.
-        slots: In model order.
+        alike: Of tensors that shard unevenly, the ranks of a stage that hold the same of each; for all layouts.
     """
 
-    def __init__(self, spec: Spec, inventory: Inventory, layout: Layout, *, turns: bool = True) -> None:
+    def __init__(self, spec: Spec, inventory: Inventory, layout: Layout, *, turns: bool = True, padded: bool = True) -> None:
         """Evaluate every block.
 
         Args:
@@ -99,6 +101,7 @@ class Evaluation:
             inventory: Its parameter tensors.
             layout: Its slots.
             turns: Whether it is the last rank of its CP group.
+            padded: Whether shards are padded, as FSDP2 does.
         """
         self.spec, self.inventory, self.layout = spec, inventory, layout
         self.dims: Dims = local_dims(spec, turns=turns)
@@ -108,7 +111,7 @@ class Evaluation:
         self.rotary_scratch_bytes, self.starts_bytes = rotary_scratch_bytes(spec), starts_bytes(spec)
         self.router_sum_bytes, self.further_loss_bytes = router_sum_bytes(spec), further_loss_bytes(spec)
         self.workspace_bytes, self.uses_muon = load_device(spec.device.name).gemm_workspace_bytes, uses_muon(spec)
-        sizes, blocks, in_place = storage_sizes(spec), dict(inventory.blocks()), True
+        sizes, blocks, in_place = storage_sizes(spec, padded=padded), dict(inventory.blocks()), True
         if inventory.tied:
             blocks["head"] = blocks["embedding"]
         storages: dict[int, BlockStorage] = {}
@@ -135,16 +138,29 @@ class Evaluation:
             gathers_ahead=mesh.ep > 1,
             boundary_bytes=self.boundary_bytes,
         )
-        self.slots = [self._parts(slot) for slot in layout.slots]
+        self._parts: dict[int, SlotParts] = {}
+        self.alike: dict[frozenset[Uneven], tuple[Sequence[int], ...]] = {}
 
-    def _parts(self, slot: Slot) -> SlotParts:
+    def of_layout(self, layout: Layout) -> Evaluation:
+        """The same blocks in other slots of the same spec."""
+        other = copy(self)
+        other.layout, other._parts = layout, {}
+        return other
+
+    def parts(self, slot: Slot) -> SlotParts:
+        """What one of the layout's slots holds, worked out when it is first asked for."""
+        found = self._parts.get(slot.index)
+        if found is None:
+            found = self._parts[slot.index] = self._make(slot)
+        return found
+
+    def _make(self, slot: Slot) -> SlotParts:
         blocks = self.blocks
         is_last = slot.index == len(self.layout.slots) - 1
-        names, units, storages, copies = [], [], [], NOTHING
+        names, units, storages, layers, copies = [], [], list[BlockStorage](), list[bool](), NOTHING
         owned = slot.index == 0  # whether the stream so far is a storage of this chunk, not a receive buffer
         root_by_adamw, adamw_shard_bytes, attends, num_routers, parameters = True, 0, False, 0, 0
         ahead = is_last and self.spec.model.features.mtp is not None
-        root_uneven: tuple[Uneven, ...] = ()
         for name in (*slot.blocks, "head") if is_last and self.inventory.tied else slot.blocks:
             block = blocks[name]
             family, storage = block.family, block.storage
@@ -152,15 +168,15 @@ class Evaluation:
             attends = attends or block.attends
             num_routers += family is EXPERTS
             if storage is not None:
-                storages.append(storage)
                 if block.layer:
                     adamw_shard_bytes += storage.adamw_shard_bytes
                 else:
-                    root_uneven += storage.uneven
                     root_by_adamw = root_by_adamw and not storage.matrix_scratch
                     if family is EMBEDDING and name in slot.copies:
-                        copies = storage.dense
+                        copies, storages, layers = storage.dense, [storage, *storages], [False, *layers]
                         continue
+                storages.append(storage)
+                layers.append(block.layer)
             names.append(name)
             units.append(block.unit(owned and (block.layer or not _beside(name, family, ahead=ahead))))
             owned = owned or family is not RELATION_BIAS
@@ -169,7 +185,7 @@ class Evaluation:
             names, units = [names[index] for index in order], [units[index] for index in order]
         chunk = Chunk(names, units, self.policy, copies=copies, hands_on=not is_last, carries=ahead)
         adamw_shard_bytes += chunk.root.shard_bytes if root_by_adamw else 0
-        return new(SlotParts, (chunk, storages, root_uneven, adamw_shard_bytes, attends, num_routers, parameters))
+        return new(SlotParts, (chunk, storages, layers, adamw_shard_bytes, attends, num_routers, parameters))
 
 
 def _beside(name: str, family: Family, *, ahead: bool) -> bool:

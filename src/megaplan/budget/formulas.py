@@ -47,7 +47,7 @@ FORMULAS: dict[str, Formula] = {
     ),
     Column.EXPERT_PARALLEL_PARAMS: Formula(
         "Resident shards of routed experts.",
-        f"{_SHARD}, E / mesh.ep experts of width F / mesh.etp, n = dp_shard · cp · tp / (ep · etp)",
+        f"{_SHARD}, E / mesh.ep experts of width F / mesh.etp, n = dp_shard · cp · tp / (ep · etp); d0 counts the rows of all of them",
         "bytes",
         "docs/reference/ops.md, `experts`",
         "up_proj [16, 896, 3584], ep 4, dp_shard 8, fp32: n = 2, 4 / 2 · 896 · 3584 · 4 = 25,690,112 B",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from itertools import chain
+from typing import NamedTuple
 
 from megaplan.budget.chunk import Chunk
 from megaplan.budget.evaluation import Evaluation, SlotParts
+from megaplan.budget.init import SlotInit
 from megaplan.budget.occupancy import Occupancy, moments
 from megaplan.budget.rank import Persistent, rank_cells
 from megaplan.budget.reserve import device_budget
@@ -16,7 +19,7 @@ from megaplan.budget.step import Lingering, StepPeak, accumulating_peak, step_pe
 from megaplan.budget.values import Budget, RankBudget, StageBudget
 from megaplan.devices import load_device
 from megaplan.hosts.megarun.dims import is_pipelined
-from megaplan.hosts.megarun.optimizer import Uneven, last_moment
+from megaplan.hosts.megarun.optimizer import Uneven
 from megaplan.inventory.tensors import Family, Inventory
 from megaplan.layout.ranks import rank_coordinate
 from megaplan.layout.values import Layout, Slot
@@ -26,53 +29,74 @@ from megaplan.schedule.registry import SPLIT_BACKWARD, actions
 from megaplan.spec.models import Mesh, Spec
 from megaplan.tuples import new
 
+GPIPE, ONE_F_ONE_B = "gpipe", "1f1b"
 WALKING = (Family.M, Family.R)
 """Their ranks of a CP group differ in what they hold while state is handed on."""
 
 
-def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
+def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout, *, padded: bool = True) -> Budget:
     """Bytes of every rank by phase and column.
 
     Args:
         spec: A checked spec whose host is megarun.
         inventory: Its parameter tensors.
         layout: Its slots.
+        padded: Whether shards are padded, as FSDP2 does; what it costs is the difference (`megaplan.budget.padding`).
     """
     device = device_budget(load_device(spec.device.name))
-    usable = device.usable_bytes
-    cp, walks = spec.mesh.cp, any(block.family in WALKING for block in inventory.layers)
-    last = Evaluation(spec, inventory, layout)
-    if cp > 1 and walks:
-        ranks = _ranks(last, usable, {cp - 1}) + _ranks(Evaluation(spec, inventory, layout, turns=False), usable, set(range(cp - 1)))
-    else:
-        ranks = _ranks(last, usable, set(range(cp)))
+    usable, walked = device.usable_bytes, walk(spec, layout)
+    evaluations = evaluate(spec, inventory, layout, padded=padded)
+    ranks = [found for evaluation, places in evaluations for found in stage_ranks(evaluation, usable, places, walked, range(layout.pp))]
+    last, _ = evaluations[0]
     stages = tuple(
-        new(StageBudget, (slot.index, slot.pp_rank, slot.chunk, slot.start, slot.stop, parts.parameters))
-        for slot, parts in zip(layout.slots, last.slots, strict=True)
+        new(StageBudget, (slot.index, slot.pp_rank, slot.chunk, slot.start, slot.stop, last.parts(slot).parameters))
+        for slot in layout.slots
     )
     return Budget(device, stages, _merged(ranks), inventory.parameters, inventory.active_parameters)
 
 
-def _ranks(evaluation: Evaluation, usable_bytes: int, places: Container[int]) -> list[RankBudget]:
-    """The distinct ranks at these places of their CP groups."""
-    spec, layout = evaluation.spec, evaluation.layout
-    mesh, schedule, chunk_of = spec.mesh, spec.schedule, [slot.chunk for slot in layout.slots]
+def evaluate(spec: Spec, inventory: Inventory, layout: Layout, *, padded: bool = True) -> list[tuple[Evaluation, Container[int]]]:
+    """The evaluations of a job, each with the places in a CP group that it is of; the one of the last place is first."""
+    cp, last = spec.mesh.cp, Evaluation(spec, inventory, layout, padded=padded)
+    if cp == 1 or not any(block.family in WALKING for block in inventory.layers):
+        return [(last, range(cp))]
+    return [(last, {cp - 1}), (Evaluation(spec, inventory, layout, turns=False, padded=padded), range(cp - 1))]
+
+
+class Walk(NamedTuple):
+    """What a schedule has of every pp rank, whatever its layers: moments, or orders where backwards are split; and receive buffers."""
+
     occupied: Sequence[Sequence[Occupancy]] = ()
     orders: Orders = ()
     receives: Sequence[Sequence[tuple[int, int]]] = ()
-    if is_pipelined(mesh):
-        degrees = schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches
-        if schedule.kind in SPLIT_BACKWARD:
-            orders = actions(*degrees)
-        else:
-            occupied = moments(*degrees, chunk_of, num_steps=schedule.distinct_steps)
-        receives = receive_buffers(*degrees)
+
+
+def walk(spec: Spec, layout: Layout) -> Walk:
+    """The schedule's part of a budget, the same for every layout of the spec; nothing without a pipeline."""
+    mesh, schedule = spec.mesh, spec.schedule
+    if not is_pipelined(mesh):
+        return Walk()
+    degrees = schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches
+    receives = receive_buffers(*degrees)
+    if schedule.kind in SPLIT_BACKWARD:
+        return Walk(orders=actions(*degrees), receives=receives)
+    chunk_of = [slot.chunk for slot in layout.slots]
+    return Walk(occupied=moments(*degrees, chunk_of, num_steps=schedule.distinct_steps), receives=receives)
+
+
+def stage_ranks(
+    evaluation: Evaluation, usable_bytes: int, places: Container[int], walked: Walk, pp_ranks: Iterable[int]
+) -> list[RankBudget]:
+    """The distinct ranks of some pp ranks, at these places of their CP groups."""
+    spec, layout = evaluation.spec, evaluation.layout
+    mesh, schedule, chunk_of = spec.mesh, spec.schedule, [slot.chunk for slot in layout.slots]
+    occupied, orders, receives = walked
     of_rank = layout.by_rank()
     offsets = tuple([offset for offset in range(mesh.world_size // mesh.pp) if offset // mesh.tp % mesh.cp in places])
     ranks: list[RankBudget] = []
-    for pp_rank in range(mesh.pp):
+    for pp_rank in pp_ranks:
         own_slots = of_rank[pp_rank]
-        owned = [evaluation.slots[slot.index] for slot in own_slots]
+        owned = [evaluation.parts(slot) for slot in own_slots]
         chunks = [parts.chunk for parts in owned]
         num_receives = sum(forward + backward for forward, backward in receives[pp_rank]) if receives else 0
         persistent = _persistent(evaluation, own_slots, owned, num_receives)
@@ -84,47 +108,45 @@ def _ranks(evaluation: Evaluation, usable_bytes: int, places: Container[int]) ->
             peak = step_peak(chunks, occupied[pp_rank], _lingering(evaluation, own_slots, chunks))
         else:
             peak = accumulating_peak(chunks[0], schedule.microbatches_per_update)
-        ranks += _distinct(mesh, pp_rank, persistent, peak, usable_bytes, offsets)
+        ranks += _distinct(evaluation, pp_rank, persistent, peak, usable_bytes, offsets)
     return ranks
 
 
 def slot_chunks(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[Chunk, ...]:
     """The chunk that each slot is, in model order."""
-    return tuple(parts.chunk for parts in Evaluation(spec, inventory, layout).slots)
+    evaluation = Evaluation(spec, inventory, layout)
+    return tuple(evaluation.parts(slot).chunk for slot in layout.slots)
 
 
 def _lingering(evaluation: Evaluation, slots: Sequence[Slot], chunks: Sequence[Chunk]) -> Lingering:
-    """1F1B's locals name the last output and the last sent gradient; the other schedules' actions return before the next one runs."""
-    if evaluation.spec.schedule.kind != "1f1b":
+    """What the locals of 1F1B's and GPipe's step still name; the other schedules' actions return before the next one runs."""
+    kind = evaluation.spec.schedule.kind
+    if kind not in (GPIPE, ONE_F_ONE_B):
         return Lingering()
     boundary, logits = evaluation.boundary_bytes, chunks[0].logits_bytes
-    return Lingering(boundary if slots[0].index > 0 else 0, logits or boundary, logits)
+    sent = boundary if slots[0].index > 0 else 0
+    return Lingering(sent, logits or boundary, logits, only_at_end=kind == GPIPE)
 
 
 def _persistent(evaluation: Evaluation, slots: Sequence[Slot], parts: Sequence[SlotParts], num_receives: int) -> Persistent:
     storages = [storage for part in parts for storage in part.storages]
-    residents, _, _, _, matrix, other, unevens, _, _, casts_of, _, slacks, state_slacks, parameters = zip(*storages, strict=True)
-    chunks, _, _, by_adamw, attend, routers, _ = zip(*parts, strict=True)
-    casts = [cast for casts in casts_of for cast in casts]
+    _, _, _, _, matrix, other, unevens, _, _, _, casts_of, _, slacks, state_slacks, parameters = zip(*storages, strict=True)
+    building = [_built(evaluation, slot, part) for slot, part in zip(slots, parts, strict=True)]
     first, last = slots[0].index == 0, slots[-1].index == len(evaluation.layout.slots) - 1
-    buffers = evaluation.rotary_bytes * sum(attend) + evaluation.router_sum_bytes * sum(routers)
-    buffers += evaluation.further_loss_bytes if last else 0
     inputs = (evaluation.input_bytes if first else 0) + (evaluation.label_bytes if last else 0)
     return new(
         Persistent,
         (
-            tuple(map(sum, zip(*residents, strict=True))),
-            sum([chunk.shard_bytes for chunk in chunks]),
-            sum(by_adamw) if evaluation.uses_muon else 0,
+            tuple(map(sum, zip(*[slot.resident_bytes for slot in building], strict=True))),
+            sum([part.chunk.shard_bytes for part in parts]),
+            sum([part.adamw_shard_bytes for part in parts]) if evaluation.uses_muon else 0,
             sum(matrix),
             sum(other),
             tuple(chain.from_iterable(unevens)),
-            _root_uneven(parts),
+            building,
             storages,
-            max([cast.scratch_bytes for cast in casts], default=0),
-            last_moment(casts),
-            buffers,
-            evaluation.rotary_scratch_bytes if attend[-1] else 0,  # else another slot's parameters come after the tables
+            [cast for casts in casts_of for cast in casts],
+            sum([slot.buffer_bytes for slot in building]),
             inputs + evaluation.starts_bytes,
             num_receives * evaluation.boundary_bytes,
             evaluation.workspace_bytes,
@@ -135,31 +157,39 @@ def _persistent(evaluation: Evaluation, slots: Sequence[Slot], parts: Sequence[S
     )
 
 
-def _root_uneven(parts: Sequence[SlotParts]) -> tuple[tuple[Uneven, int], ...]:
-    found: list[tuple[Uneven, int]] = []
-    for index, part in enumerate(parts):
-        if part.root_uneven:
-            later = sum([sum(storage.resident_bytes) for other in parts[index + 1 :] for storage in other.storages])
-            found += [(tensor, later) for tensor in part.root_uneven]
-    return tuple(found)
+def _built(evaluation: Evaluation, slot: Slot, parts: SlotParts) -> SlotInit:
+    """What a slot gets when its stage is built."""
+    buffers = evaluation.rotary_bytes * parts.attends + evaluation.router_sum_bytes * parts.num_routers
+    buffers += evaluation.further_loss_bytes if slot.index == len(evaluation.layout.slots) - 1 else 0
+    residents = tuple(map(sum, zip(*[storage.resident_bytes for storage in parts.storages], strict=True)))
+    uneven = parts.storages if any(storage.shards for storage in parts.storages) else ()
+    return new(SlotInit, (residents, uneven, parts.layers, buffers, evaluation.rotary_scratch_bytes if parts.attends else 0))
 
 
 def _distinct(
-    mesh: Mesh, pp_rank: int, persistent: Persistent, peak: StepPeak, usable_bytes: int, offsets: tuple[int, ...]
+    evaluation: Evaluation, pp_rank: int, persistent: Persistent, peak: StepPeak, usable_bytes: int, offsets: tuple[int, ...]
 ) -> list[RankBudget]:
     """The budgets of a pipeline rank's data, context and tensor ranks at these offsets: they differ where shards are uneven."""
+    mesh = evaluation.spec.mesh
     first = pp_rank * (mesh.world_size // mesh.pp)
     found: list[RankBudget] = []
-    for alike in _alike(mesh, persistent.uneven, offsets) if persistent.uneven else (offsets,):
+    uneven, groups = Counter[Uneven](), tuple[Sequence[int], ...]((offsets,))
+    if persistent.uneven:
+        uneven = Counter(persistent.uneven)
+        key = frozenset(uneven)
+        if key not in evaluation.alike:
+            evaluation.alike[key] = tuple(_alike(mesh, uneven, offsets))
+        groups = evaluation.alike[key]
+    for alike in groups:
         coordinate = rank_coordinate(mesh, first + alike[0])
-        states = persistent.states(coordinate["dp_shard"], alike[0] // (mesh.ep * mesh.etp) % mesh.efsdp)
+        states = persistent.states(uneven, coordinate["dp_shard"], alike[0] // (mesh.ep * mesh.etp) % mesh.efsdp)
         cells, where = rank_cells(persistent, peak, states)
         ranks = tuple([first + offset for offset in alike])
         found.append(new(RankBudget, (ranks, coordinate, persistent.parameters, cells, where, usable_bytes)))
     return found
 
 
-def _alike(mesh: Mesh, uneven: Sequence[Uneven], offsets: Sequence[int]) -> Iterable[Sequence[int]]:
+def _alike(mesh: Mesh, uneven: Iterable[Uneven], offsets: Sequence[int]) -> Iterable[Sequence[int]]:
     """The offsets that hold the same of every tensor."""
     dense = sorted([bound for tensor in uneven if not tensor.expert for bound in tensor.boundaries])
     expert = sorted([bound for tensor in uneven if tensor.expert for bound in tensor.boundaries])

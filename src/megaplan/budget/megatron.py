@@ -5,20 +5,29 @@ from __future__ import annotations
 from dataclasses import replace
 
 from megaplan.budget.reserve import device_budget
-from megaplan.budget.values import Budget, Cells, DeviceBudget, RankBudget, StageBudget
-from megaplan.columns import Column, Phase
+from megaplan.budget.values import Budget, Cells, DeviceBudget, RankBudget, ReserveItem, StageBudget, checked
+from megaplan.columns import Basis, Column, Phase
 from megaplan.devices import load_device
 from megaplan.hosts.megatron.from_spec import jobs_from_spec
 from megaplan.hosts.megatron.job import MTP, MegatronJob
-from megaplan.hosts.megatron.peak import FIRST_LAYER, MegatronMemory, fixed_bytes, in_flight_counts, memory
+from megaplan.hosts.megatron.peak import (
+    FIRST_LAYER,
+    LAYER_BACKWARD,
+    LAYER_FORWARD,
+    MegatronMemory,
+    fixed_bytes,
+    in_flight_counts,
+    memory,
+)
 from megaplan.hosts.megatron.saved import chunk, operator
 from megaplan.hosts.megatron.storage import Parameters, dealt_elements, gradient_copies_bytes, optimizer_state, parameters, storage_bytes
+from megaplan.hosts.megatron.workspaces import hybrid_ep_bytes
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import rank_coordinate
 from megaplan.layout.values import Layout
 from megaplan.spec.models import Spec
 
-ROUTED = ("router", "dispatch.map", "dispatch.rows", "routed.fc1.input")
+ROUTED = ("router", "dispatch.map", "dispatch.rows", "dispatch.handle", "routed.fc1.input")
 """Kept tensors of experts that are routing: scores, maps and received rows."""
 BUFFERS = ("all-gather buffer",)
 
@@ -31,10 +40,11 @@ def megatron_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
         inventory: Its parameter tensors, for the parameters of stages and of the model.
         layout: Its slots.
     """
-    device = device_budget(load_device(spec.device.name))
     letters = "".join(block.family.value for block in inventory.layers)
     found: list[RankBudget] = []
-    for job in jobs_from_spec(spec, letters, layout):
+    jobs = jobs_from_spec(spec, letters, layout)
+    device = _device(spec, jobs[0])
+    for job in jobs:
         found += _ranks(spec, job, device)
     elements = {name: block.elements for name, block in inventory.blocks()}
     stages = tuple(
@@ -43,6 +53,16 @@ def megatron_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
     )
     ranks = tuple(sorted(found, key=lambda rank: (-rank.peak_bytes, rank.ranks)))
     return Budget(device, stages, ranks, inventory.parameters, inventory.active_parameters)
+
+
+def _device(spec: Spec, job: MegatronJob) -> DeviceBudget:
+    """The device, and of its reserve also what the dispatcher's library takes from the driver."""
+    device = device_budget(load_device(spec.device.name))
+    size = hybrid_ep_bytes(job, spec.device.per_node)
+    if not size:
+        return device
+    item = ReserveItem("hybrid_ep", size, Basis.MODELLED, "DeepEP, csrc/hybrid_ep: rows of all ranks of the experts, and their scores")
+    return device._replace(reserve=(*device.reserve, item))
 
 
 def megatron_kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[int, ...]:
@@ -74,7 +94,9 @@ def _ranks(spec: Spec, job: MegatronJob, device: DeviceBudget) -> list[RankBudge
     for shares, ranks in places.items():
         dense, expert = indices[shares]
         cells = _cells(replace(job, data_index=dense, expert_index=expert), held, kept, spec.host.fragmentation_percent)
-        budgets.append(RankBudget(tuple(ranks), rank_coordinate(mesh, ranks[0]), count, cells, _moments(kept), device.usable_bytes))
+        budgets.append(
+            RankBudget(tuple(ranks), rank_coordinate(mesh, ranks[0]), count, checked(cells), _moments(kept), device.usable_bytes)
+        )
     return budgets
 
 
@@ -82,7 +104,8 @@ def _moments(kept: MegatronMemory) -> dict[Phase, str]:
     step = {
         "loss": "the loss",
         "LM-head backward": "backward of the head",
-        "last-layer backward": "backward of the last layer",
+        LAYER_FORWARD: "forward of a layer, with all microbatches in flight",
+        LAYER_BACKWARD: "backward of a layer, with all microbatches in flight",
         FIRST_LAYER: "backward of the first layer",
     }[kept.peak_phase]
     return {
@@ -114,7 +137,7 @@ def _cells(job: MegatronJob, held: Parameters, kept: MegatronMemory, fragmentati
     stepped[Column.OTHER_OPTIMIZER] += state.other_moments
 
     routing = _routing_bytes(job)
-    gathered = kept.gathered[kept.peak_phase]
+    gathered = kept.gathered[kept.peak_phase] + kept.received[kept.peak_phase]
     first, steady = running.copy(), stepped.copy()
     for cells in (first, steady):
         cells[Column.ROUTING] = routing

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from megaplan.budget.init import InitPeak, SlotInit, init_peak
 from megaplan.budget.step import StepPeak
 from megaplan.budget.values import (
     ACTIVATIONS,
@@ -16,11 +17,13 @@ from megaplan.budget.values import (
     OVERHEAD,
     WORKSPACE,
     Cells,
+    checked,
 )
 from megaplan.columns import Column, Phase
 from megaplan.hosts.megarun.allocator import OPEN_SEGMENTS_BYTES
-from megaplan.hosts.megarun.optimizer import LastMoment, MatrixMoments, Uneven, in_turn
+from megaplan.hosts.megarun.optimizer import AT_END, Cast, LastMoment, MatrixMoments, Uneven, in_turn, last_moment
 from megaplan.hosts.megarun.storage import OWNER_COLUMNS, BlockStorage
+from megaplan.tuples import new
 
 INIT, FIRST_FORWARD_BACKWARD, FIRST_OPTIMIZER, FORWARD_BACKWARD, OPTIMIZER = Phase
 RESIDENT_COLUMNS = tuple(OWNER_COLUMNS.values())
@@ -34,13 +37,15 @@ class States(NamedTuple):
     Attributes:
         matrix_bytes: Moments of the matrix group.
         other_bytes: Moments of the rest, and step counters.
-        padding_scratch_bytes: Beside all parameters while a short shard of a slot's own group is padded; later slots' are off it.
+        init: Where building the rank peaks.
+        adamw: Where AdamW's steps peak.
         muon: Where Muon's steps peak.
     """
 
     matrix_bytes: int
     other_bytes: int
-    padding_scratch_bytes: int
+    init: InitPeak
+    adamw: LastMoment
     muon: MatrixMoments
 
 
@@ -54,13 +59,10 @@ class Persistent(NamedTuple):
         matrix_state_bytes: Muon's moments of evenly sharded tensors.
         other_state_bytes: AdamW's.
         uneven: Tensors that shard unevenly.
-        root_uneven: Those of the slots' own groups, which are padded when all else of their slot is in place, each with the bytes of the
-            parameters of later slots.
+        slots: What each slot of the rank gets when it is built.
         storages: Of the rank's blocks, in the order they are updated.
-        cast_bytes: The largest gradient that is cast for AdamW.
-        first_other: The peak of AdamW's first step.
-        buffer_bytes: Rotary tables.
-        buffer_scratch_bytes: What the last of them needs while it is computed.
+        casts: Gradients that are cast for AdamW, in that order.
+        buffer_bytes: Rotary tables and sums of a step.
         input_bytes: Token ids, labels and document starts of a step.
         receive_bytes: Receive buffers.
         workspace_bytes: Of GEMM libraries.
@@ -75,12 +77,10 @@ class Persistent(NamedTuple):
     matrix_state_bytes: int
     other_state_bytes: int
     uneven: tuple[Uneven, ...]
-    root_uneven: tuple[tuple[Uneven, int], ...]
+    slots: Sequence[SlotInit]
     storages: Sequence[BlockStorage]
-    cast_bytes: int
-    first_other: LastMoment
+    casts: Sequence[Cast]
     buffer_bytes: int
-    buffer_scratch_bytes: int
     input_bytes: int
     receive_bytes: int
     workspace_bytes: int
@@ -88,30 +88,35 @@ class Persistent(NamedTuple):
     state_slack_bytes: int
     parameters: int
 
-    def states(self, dense_index: int, expert_index: int) -> States:
-        """Moments of the rank at these places, and the scratch of padding its short shards."""
+    def states(self, uneven: Mapping[Uneven, int], dense_index: int, expert_index: int) -> States:
+        """What differs on the rank at these places; `uneven`: how many tensors are alike of each."""
         matrix, other = self.matrix_state_bytes, self.other_state_bytes
-        for tensor in self.uneven:
-            size = tensor.state_bytes(expert_index if tensor.expert else dense_index)
+        for tensor, count in uneven.items():
+            size = count * tensor.state_bytes(expert_index if tensor.expert else dense_index)
             if tensor.matrix:
                 matrix += size
             else:
                 other += size
-        padding = [tensor.padding_scratch_bytes(dense_index) - later for tensor, later in self.root_uneven]
-        muon = in_turn([each.even_moments or each.matrix_moments(dense_index, expert_index) for each in self.storages])
-        return States(matrix, other, max(padding) if padding else 0, muon)
+        found: dict[int, MatrixMoments] = {}  # of storages whose ranks differ, which layers of one make share
+        for each in self.storages if uneven else ():
+            if each.even_moments is None and id(each) not in found:
+                found[id(each)] = each.matrix_moments(dense_index, expert_index)
+        muon = in_turn([each.even_moments or found[id(each)] for each in self.storages])
+        init = init_peak(self.slots, dense_index, expert_index)
+        adamw = last_moment(self.casts, dense_index, expert_index) if self.casts else AT_END
+        return new(States, (matrix, other, init, adamw, muon))
 
 
 def rank_cells(persistent: Persistent, step: StepPeak, states: States) -> tuple[Cells, dict[Phase, str]]:
     """Cells of every phase of the data ranks of a pipeline rank that have these states, and where each phase's peak lies."""
-    matrix_bytes, other_bytes, padding_bytes, muon = states
+    matrix_bytes, other_bytes, building, to_make, muon = states
     scratch, first_momenta, first_scratch, momenta = muon
     base = _base(persistent)
     init = base.copy()
-    padding = padding_bytes > persistent.buffer_bytes + persistent.buffer_scratch_bytes
+    init.update(zip(RESIDENT_COLUMNS, building.resident_bytes, strict=True))
     init[COMMUNICATION] = 0
-    init[WORKSPACE] = padding_bytes if padding else persistent.buffer_scratch_bytes
-    init[ACTIVATIONS] = 0 if padding else persistent.buffer_bytes
+    init[WORKSPACE] = building.scratch_bytes
+    init[ACTIVATIONS] = building.buffer_bytes
 
     first_step = {column: size + step.cells[column] for column, size in base.items()}
     first_step[OVERHEAD] += step.slack_bytes
@@ -125,7 +130,7 @@ def rank_cells(persistent: Persistent, step: StepPeak, states: States) -> tuple[
     first_update[GRADIENTS] += persistent.shard_bytes
     # AdamW updates first; its gradients are gone where they fill a buffer of their own when Muon's iterations begin
     steady_update = first_update.copy()
-    to_make, dropped, cast_bytes = persistent.first_other, persistent.other_shard_bytes, persistent.cast_bytes
+    dropped, cast_bytes = persistent.other_shard_bytes, to_make.largest_bytes
     cast = cast_bytes > scratch - dropped  # AdamW's update, beside every gradient, is the higher
     if not cast:
         steady_update[GRADIENTS] -= dropped
@@ -153,13 +158,13 @@ def rank_cells(persistent: Persistent, step: StepPeak, states: States) -> tuple[
         OPTIMIZER: steady_update,
     }
     where = {
-        INIT: "padding of a short shard" if padding else "parameters in place",
+        INIT: building.where,
         FIRST_FORWARD_BACKWARD: step.where,
         FIRST_OPTIMIZER: _first_update(to_make) if made_at_end else "Newton-Schulz beside the momenta made so far",
         FORWARD_BACKWARD: step.where,
         OPTIMIZER: "Newton-Schulz of the largest matrix" if not cast and scratch else _update(cast_bytes),
     }
-    return cells, where
+    return checked(cells), where
 
 
 def _update(cast_bytes: int) -> str:

@@ -52,6 +52,8 @@ def _reducing_backwards(chunk: Chunk, later: bool) -> Iterator[Peak]:
         gradients = (everything if later else behind) + made + kept
         gathered = own if reshard else ahead
         yield chunk.backward(index, gradients, gathered + pending, again=False, fetches=reshard)
+        if index == 0 and (tied := chunk.tied_sum_bytes()):
+            yield chunk.aside("sum of the tied embedding's gradients", gradients + 2 * tied, gathered + pending + root.gathered_bytes)
         if not unit.layer or unit.storage is None:
             made += chunk.lasting(index)
             continue

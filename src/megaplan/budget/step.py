@@ -29,16 +29,23 @@ class Lingering(NamedTuple):
         gradient_bytes: The last input gradient that was sent.
         output_bytes: The last stage output.
         logits_bytes: The last stage output where its microbatch is done: on the last stage.
+        only_at_end: Whether they matter to reductions alone: GPipe's last output belongs to the microbatch whose backward is its last, and
+            the name of a sent gradient is given to what is received before the next backward.
+
+    Source: torch/distributed/pipelining/schedules.py, `_step_microbatches` of `ScheduleGPipe` and `Schedule1F1B`.
     """
 
     gradient_bytes: int = 0
     output_bytes: int = 0
     logits_bytes: int = 0
+    only_at_end: bool = False
 
     def at(self, step: Step, state: ChunkState) -> int:
         """Activations of a moment that its counts do not know of."""
         if step is REDUCE:
             return self.gradient_bytes + self.output_bytes
+        if self.only_at_end:
+            return 0
         if step is FORWARD:
             return self.gradient_bytes + self.logits_bytes if state is BACKWARDED else 0
         return self.gradient_bytes if state > FORWARDED else 0

@@ -44,6 +44,19 @@ class DeviceBudget(NamedTuple):
         return self.capacity_bytes - self.reserve_bytes
 
 
+def checked(cells: Cells) -> Cells:
+    """Cells that are bytes.
+
+    Raises:
+        RuntimeError: One is negative: what was taken off a column was booked in another, which is a defect.
+    """
+    for phase, columns in cells.items():
+        if min(columns.values()) < 0:
+            wrong = ", ".join(f"{column.key} = {size:,}" for column, size in columns.items() if size < 0)
+            raise RuntimeError(f"{phase}: {wrong}; a budget holds no negative bytes")
+    return cells
+
+
 class RankBudget(NamedTuple):
     """The budget that several ranks share.
 

@@ -28,6 +28,7 @@ def estimate(
     """Estimate the memory of every rank by column. Exits 0 if all ranks fit, 1 if one does not."""
     from megaplan.budget.build import build_budget  # noqa: PLC0415  (a help text needs no model)
     from megaplan.budget.fit import fit_diagnostics  # noqa: PLC0415
+    from megaplan.budget.padding import padding_diagnostics  # noqa: PLC0415
     from megaplan.budget.serving import serving_budget  # noqa: PLC0415
     from megaplan.budget.skew import routing_range  # noqa: PLC0415
     from megaplan.cli.inputs import load_again, load_subject  # noqa: PLC0415
@@ -41,7 +42,8 @@ def estimate(
     budget, serving = build_budget(given.spec, given.inventory, given.layout), serving_budget(given.spec, given.inventory)
     routing = routing_range(given.spec, given.inventory, given.layout, budget)
     ranks = budget.ranks if rank is None else (budget.of_rank(rank),)
-    found = [*given.diagnostics, *fit_diagnostics(given.spec, given.inventory, given.layout, budget)]
+    subject_of = given.spec, given.inventory, given.layout
+    found = [*given.diagnostics, *fit_diagnostics(*subject_of, budget), *padding_diagnostics(*subject_of, budget)]
     beside = None if other is None else build_budget(other.spec, other.inventory, other.layout)
     if as_json:
         from megaplan.cli.estimate_json import estimate_document  # noqa: PLC0415

@@ -50,9 +50,11 @@ def split(
     as_json: AsJson = False,
 ) -> int:
     """Cut the model into pipeline stages, with a certificate, and write the plan. Exits 1 if no split is feasible."""
+    from megaplan.budget.padding import padding_diagnostics  # noqa: PLC0415
     from megaplan.cli.files import STDOUT, check_target, write_whole  # noqa: PLC0415
     from megaplan.cli.inputs import load_costs  # noqa: PLC0415
     from megaplan.inventory.build import build_inventory  # noqa: PLC0415
+    from megaplan.layout.build import build_layout  # noqa: PLC0415
     from megaplan.layout.spans import cuts_of  # noqa: PLC0415
     from megaplan.plan.diff import stale_topics  # noqa: PLC0415
     from megaplan.plan.make import make_plan, plan_text  # noqa: PLC0415
@@ -81,7 +83,8 @@ def split(
         output.fail(error.diagnostics, as_json=as_json)
         return NO_SPLIT
     plan = make_plan(loaded.spec, baseline=earlier, overrides=asked, cuts=cuts, costs=measured)
-    found = [*loaded.diagnostics, *cuts.diagnostics]
+    layout = build_layout(loaded.spec, inventory, cuts.spans)
+    found = [*loaded.diagnostics, *cuts.diagnostics, *padding_diagnostics(loaded.spec, inventory, layout)]
     stale = stale_topics(plan, since=earlier, costs=weights)
     if stale:
         found.append(_stale(stale, plan, spec))

@@ -54,11 +54,11 @@ FORMULAS: dict[str, Formula] = {
         "2 · 256 · 128 · 8 + 128 · (2 · 256 · 64 + 4 · 128 · 64) = 8912896",
     ),
     "mimo_ssd": Formula(
-        "Mamba-3's scan with R inputs a position, in tiles of Q rows (Q / R positions)",
+        "Mamba-3's scan with R inputs a position, in chunks of Q rows (Q / R positions)",
         "F = H · R · (2QN + 2QP + 4NP), I = 2F + 2HRQN",
         "FLOPs per token",
         "arXiv:2603.15569, section 3",
-        "112 · 4 · (2 · 256 · 128 + 2 · 256 · 64 + 4 · 128 · 64) = 58720256",
+        "112 · 4 · (2 · 64 · 128 + 2 · 64 · 64 + 4 · 128 · 64) = 25690112",
     ),
     "m2rnn": Formula(
         "the matrix-state recurrence; backward repeats H W + k vᵀ",

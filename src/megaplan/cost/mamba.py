@@ -26,21 +26,23 @@ def ssd(load: Workload, *, num_heads: int, head_dim: int, state_dim: int, num_gr
     return _scan(load, forward, scores, inputs, width, _state_bytes(load, chunk, width * state_dim))
 
 
-def mimo_ssd(load: Workload, *, num_heads: int, head_dim: int, state_dim: int, num_groups: int, mimo_rank: int, chunk_size: int) -> Work:
-    """Mamba-3's scan: `mimo_rank` inputs and outputs a position, in tiles of `chunk_size` rows, so chunk_size / rank positions.
+def mimo_ssd(
+    load: Workload, *, num_heads: int, head_dim: int, state_dim: int, num_groups: int, mimo_rank: int, chunk_size: int, save_every: int
+) -> Work:
+    """Mamba-3's scan: `mimo_rank` inputs and outputs a position, in chunks of `chunk_size` positions, so mimo_rank · chunk_size rows.
 
-    Per token and head, with R rows a position and tiles of Q rows: C Bᵀ 2·R·Q·N, its product with x 2·R·Q·P, chunk states and their
-    reading 4·R·N·P. C Bᵀ is per head, not per group: each head adds its own bias to B and C.
+    Per token and head, with R rows a position and chunks of Q rows: C Bᵀ 2·R·Q·N, its product with x 2·R·Q·P, chunk states and their
+    reading 4·R·N·P. C Bᵀ is per head, not per group: each head adds its own bias to B and C. States pass from chunk to chunk on chip; those
+    at each `save_every`-th position are kept.
 
-    Source: Mamba-3, arXiv:2603.15569, section 3 (MIMO); the tile rule is state-spaces/mamba's `chunk_size` advice, 64 / rank.
+    Source: Mamba-3, arXiv:2603.15569, section 3 (MIMO).
     """
-    positions = min(max(chunk_size // mimo_rank, 1), load.seq_length)
-    tile = positions * mimo_rank
+    tile = min(chunk_size, save_every, load.seq_length) * mimo_rank
     scores = num_heads * 2 * mimo_rank * tile * state_dim
     forward = scores + num_heads * mimo_rank * (2 * tile * head_dim + 4 * state_dim * head_dim)
     width, shared = num_heads * head_dim, num_groups * state_dim * mimo_rank
     inputs = 2 * width + 2 * shared + 3 * num_heads  # x, z, B, C, and dt, A, trapezoid gate
-    return _scan(load, forward, scores, inputs, width, _state_bytes(load, positions, width * state_dim))
+    return _scan(load, forward, scores, inputs, width, _state_bytes(load, min(save_every, load.seq_length), width * state_dim))
 
 
 def mamba_block(load: Workload, mamba: Mamba2 | Mamba3, hidden_size: int) -> Ops:
@@ -76,7 +78,8 @@ def _mamba3(load: Workload, mamba: Mamba3, hidden_size: int, heads: int, groups:
         state_dim=mamba.state_dim,
         num_groups=groups,
         mimo_rank=rank,
-        chunk_size=mamba.chunk_size,
+        chunk_size=mamba.chunk_positions,
+        save_every=mamba.save_every,
     )
     angles = (linear_op(load, "angle_proj", PART, hidden_size, mamba.num_angles, selective=True),) if mamba.num_angles else ()
     return (

@@ -34,4 +34,11 @@ BUDGET: dict[str, CodeInfo] = {
         "Use a name that is there.",
         "device: {name: h20}      # wrong\ndevice: {name: h200}     # right",
     ),
+    "MP505": CodeInfo(
+        "the padding of shards costs memory",
+        "More than 1% of the peak is padding: rows that FSDP2 adds to tensors whose rows do not divide by the ranks that share them.",
+        "n shards have ceil(rows / n) rows each, and what is gathered holds all n: with fewer rows than shards each further rank adds one.",
+        "Use the degree in the hint, or leave it: the numbers are right, the bytes hold zeros.",
+        "mesh: {dp_shard: 2048}      # a router of 16 rows is gathered as 2,048\nmesh: {dp_replicate: 2, dp_shard: 1024}",
+    ),
 }

@@ -235,7 +235,7 @@ RUNTIME: dict[str, CodeInfo] = {
     ),
     "MP645": CodeInfo(
         "the checkpoint could not be saved",
-        "A rank could not write its part: the disk is full, the folder is gone or not every rank sees it.",
+        "A rank could not write its part, or rank 0 does not see it: the disk is full, the folder is gone or not one for all nodes.",
         "Training past a point that cannot be saved would lose what comes after it.",
         "Make room, or save elsewhere; checkpoints before this one are as they were, and the run resumes from the last.",
         "megarun train plan.json --data FILE --out /with/room/run",
@@ -244,7 +244,7 @@ RUNTIME: dict[str, CodeInfo] = {
         "a damaged checkpoint is passed over",
         "Files of it are not what its manifest says; an older checkpoint is used, and steps since it are trained again.",
         "A truncated or changed file read as state would spoil the run in silence.",
-        "Nothing is needed; the damaged folder is left for you to look at until newer ones push it out.",
+        "Nothing is needed; the damaged folder is left for you to look at.",
         "megarun checkpoint verify runs/my",
     ),
     "MP647": CodeInfo(
@@ -289,5 +289,34 @@ RUNTIME: dict[str, CodeInfo] = {
         "Without them it is not known which part of the job this process is, or where it meets the others.",
         "Start with torchrun, which sets them all, or set them all; for one process unset WORLD_SIZE.",
         "torchrun --standalone --nproc-per-node 4 -m megarun train …",
+    ),
+    "MP653": CodeInfo(
+        "the checkpoint was trained on other data",
+        "The token files of --data, their order or their weights are not those that the checkpoint names; what tells files apart is the "
+        "SHA-256 of the payload in their headers, never their names.",
+        "The step is a place in the data: of other files it is a place that training never came to, and rows come twice or not at all.",
+        "Give the checkpoint's data, say --other-data if the change is meant, or take parameters alone with --weights-only.",
+        "megarun train plan.json --data NEW --out DIR --other-data",
+    ),
+    "MP654": CodeInfo(
+        "the folder holds checkpoints that this run does not come of",
+        "The run begins before the newest checkpoint, or anew: those behind its start are of other steps. It begins a line of its own.",
+        "Taken for its own, they would push its new checkpoints out, and --resume auto would continue them.",
+        "Nothing is needed: --keep leaves them, and --resume auto follows the newest line from its first save on. Remove them by hand.",
+        "megarun checkpoint list runs/my",
+    ),
+    "MP655": CodeInfo(
+        "the checkpoint does not say what it was trained on",
+        "An older megarun wrote it, before checkpoints recorded the identity of their data.",
+        "Whether --data is the same cannot be compared; the next checkpoint that is saved names its own.",
+        "See yourself that --data is what the run was started with.",
+        "megarun data inspect corpus.tokens",
+    ),
+    "MP656": CodeInfo(
+        "the ranks of the job do not train the same",
+        "Plan, seed, options and data are compared before anything is built, and what is named differs.",
+        "Ranks with other values train another model in silence, or wait for each other in collectives that never meet.",
+        "Start every rank with the same command, and with the same plan and token files on every node.",
+        "sha256sum plan.json    # on every node",
     ),
 }

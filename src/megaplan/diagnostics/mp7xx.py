@@ -96,6 +96,13 @@ MODEL: dict[str, CodeInfo] = {
         "Give `window_size`, or remove the list.",
         "attention: {kind: gqa, num_heads: 8, num_kv_heads: 8, head_dim: 64, full_layers: [0]}      # wrong",
     ),
+    "MP714": CodeInfo(
+        "the limits of time steps do not rise",
+        "`time_step_min` is not below `time_step_max`.",
+        "A step outside its limits is taken as the limit; with limits that meet or cross, every step would be the same.",
+        "Raise `time_step_max`, lower `time_step_min`, or write null for no upper limit.",
+        "mamba: {kind: mamba2, time_step_min: 0.1, time_step_max: 0.001}      # wrong",
+    ),
     "MP720": CodeInfo(
         "the family refuses the recompute policy",
         "`full` is asked of E or M blocks.",

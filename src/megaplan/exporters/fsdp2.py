@@ -69,7 +69,10 @@ def _dims(mesh: Any, names: tuple[str, ...]) -> dict[str, int]:
 
 
 def _wraps(source: Source) -> list[dict[str, Any]]:
-    """Bottom up: an expert bank over its own shard mesh, each layer, each stage."""
+    """Bottom up: an expert bank over its own shard mesh, each layer, each stage.
+
+    A bank's parameters are the rows of all its experts: as stacks, cut along dim 0, more shards than experts would be padding.
+    """
     spec, reshard = source.spec, source.spec.sharding.reshard_after_forward
     families: dict[Any, Any] = dict(spec.precision.families)
     found: list[dict[str, Any]] = []
@@ -82,6 +85,7 @@ def _wraps(source: Source) -> list[dict[str, Any]]:
         dtype = families.get(letter, spec.precision.params)
         if letter == "E":
             add([f"layers.{index}.experts"], "experts: dp_replicate, efsdp", dtype)
+            found[-1]["parameter_shape"] = "[experts / ep · rows, columns]"
         add([f"layers.{index}"], "dense: dp_replicate, dp_shard, cp", dtype)
     for modules in stage_modules(source):
         add([name for name in modules if not name.startswith("layers.")], "dense: dp_replicate, dp_shard, cp", spec.precision.params)

@@ -51,7 +51,7 @@ def export_megatron(source: Source) -> Exported:
 def _script(spec: Spec, arguments: list[Argument], program: str) -> str:
     per_node = min(spec.device.per_node, spec.mesh.world_size)
     lines = [f"# {spec.name}, by megaplan export; data, tokenizer and checkpoint arguments are yours to add"]
-    if spec.host.cublas_workspace_kib != Host().cublas_workspace_kib:
+    if spec.host.cublas_workspace_kib is not None:
         lines.append(f"export CUBLAS_WORKSPACE_CONFIG=:{spec.host.cublas_workspace_kib}:1")
     words = [f"torchrun --nnodes {-(-spec.mesh.world_size // per_node)} --nproc-per-node {per_node} {program}"]
     for key, value in arguments:
@@ -152,6 +152,7 @@ def _moe(spec: Spec) -> Iterator[Argument]:
     yield "moe_z_loss_coeff", moe.z_loss_coefficient or None
     yield "moe_expert_capacity_factor", moe.capacity_factor
     yield "moe_token_dispatcher_type", host.moe_dispatcher
+    yield "moe_flex_dispatcher_backend", host.moe_flex_backend if host.moe_dispatcher == "flex" else None
     yield "moe_grouped_gemm", host.moe_grouped_gemm
     yield "moe_permute_fusion", host.moe_permute_fusion
     yield "overlap_moe_expert_parallel_comm", host.moe_overlap

@@ -31,8 +31,8 @@ HOLDS: Mapping[str, Mapping[Column, str]] = {
         Column.ACTIVATIONS: "the saved tensors of Megatron-Core and Transformer Engine: by attention backend, dropout, mask, loss",
         Column.FEATURE_ACTIVATIONS: "nothing: it has no side embeddings",
         Column.ROUTING: "rows, maps and router scores, by the dispatcher",
-        Column.COMMUNICATION: "one buffer that all gathers share; after a step what the last microbatch left; parameters are whole",
-        Column.WORKSPACE: "cuBLAS, Transformer Engine and grouped GEMM workspaces, gradients for hooks of fused weight gradients",
+        Column.COMMUNICATION: "one buffer that all gathers share; what the last microbatch left; parameters are whole",
+        Column.WORKSPACE: "cuBLAS, Transformer Engine and grouped GEMM workspaces, gradients for hooks of fused weight gradients, angles",
         Column.OVERHEAD: "host.fragmentation_percent of all else",
     },
 }

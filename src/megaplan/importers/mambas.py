@@ -21,6 +21,8 @@ from megaplan.importers.reader import ConfigReader
 _NO_BIAS = "Mamba's projections have no bias here"
 _NEMOTRON = {"M": "M", "*": "A", "-": "D", "E": "E"}
 _NEMOTRON_NAMES = {"mamba": "M", "attention": "A", "mlp": "D", "moe": "E"}
+NEMOTRON_TIME_STEP_MIN = 0.001
+"""Below which the family's code takes no step, where the config does not say. Source: transformers, `NemotronHConfig.time_step_min`."""
 _NEMOTRON_MOE = (
     "n_routed_experts",
     "n_shared_experts",
@@ -47,6 +49,7 @@ def mamba2(reader: ConfigReader) -> dict[str, Any]:
         "conv_kernel": reader.whole("conv_kernel"),
         "conv_bias": reader.flag("use_conv_bias"),
         "chunk_size": reader.whole("chunk_size"),
+        **_time_step_limit(reader),
     }
     inner = reader.whole("intermediate_size") if reader.has("intermediate_size") else num_heads * head_dim
     layers = reader.layers(1)
@@ -81,7 +84,9 @@ def nemotron_h(reader: ConfigReader) -> dict[str, Any]:
         "conv_kernel": reader.whole("conv_kernel"),
         "conv_bias": reader.flag("use_conv_bias"),
         "chunk_size": reader.whole("chunk_size"),
+        "time_step_min": reader.number("time_step_min") if reader.has("time_step_min") else NEMOTRON_TIME_STEP_MIN,
     }
+    reader.skip("time_step_limit")  # no code of the family reads it
     mlp = {"ffn_hidden_size": reader.whole("intermediate_size"), "activation": "relu2"}
     moe = _nemotron_moe(reader, "E" in letters)
     reader.finish_reading()
@@ -111,6 +116,7 @@ def granite_hybrid(reader: ConfigReader) -> dict[str, Any]:
         "conv_kernel": reader.whole("mamba_d_conv"),
         "conv_bias": reader.flag("mamba_conv_bias"),
         "chunk_size": reader.whole("mamba_chunk_size"),
+        **_time_step_limit(reader),
     }
     letters = "".join(mixer + ("E" if experts else "D") for mixer in mixers)
     attention = heads(reader) | _granite_positions(reader, letters)
@@ -122,6 +128,22 @@ def granite_hybrid(reader: ConfigReader) -> dict[str, Any]:
     _check_inner(reader, "mamba_expand", expand * model["hidden_size"], "mamba_n_heads · mamba_d_head", num_heads * head_dim)
     given = {"A": ("attention", attention), "M": ("mamba", mamba)}
     return {**cycled(letters), **model, **dict(section for letter, section in given.items() if letter in letters), **channel}
+
+
+def _time_step_limit(reader: ConfigReader) -> dict[str, Any]:
+    """`time_step_limit` as the keys of a spec; absent or null is none."""
+    if reader.value("time_step_limit") is None:
+        reader.skip("time_step_limit")
+        return {}
+    limits = reader.items("time_step_limit")
+    if not isinstance(reader.value("time_step_limit"), list):
+        return {}  # told
+    numbers = [value for value in limits if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0]
+    if len(limits) != 2 or len(numbers) + (limits[1] == "Infinity") != 2:
+        reader.wrong("time_step_limit", list(limits), 'two numbers, the second of them perhaps "Infinity"')
+        return {}
+    least, most = float(limits[0]), None if limits[1] == "Infinity" else float(limits[1])
+    return {key: value for key, value in (("time_step_min", least), ("time_step_max", most)) if value}
 
 
 def _nemotron_letters(reader: ConfigReader) -> str:

@@ -52,7 +52,6 @@ NOT_CARRIED: dict[str, tuple[tuple[Any, ...], str]] = {
     "topk_group": ((1, None), _ROUTING),
     "router_jitter_noise": ((0, 0.0, None), _ROUTING),
     "residual_in_fp32": ((False,), "the residual stream is fp32 in the original; here its dtype is precision.params"),
-    "time_step_limit": (([0.0, "Infinity"], [0, "Infinity"], None), "time steps are clamped in the original"),
     "norm_before_gate": ((False, None), "the gate comes after the norm in the original; shapes are the same"),
 }
 """Fields that change values alone: their neutral values, and what is told where they have another."""

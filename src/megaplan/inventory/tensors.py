@@ -62,7 +62,7 @@ class ParamTensor(NamedTuple):
 
     Attributes:
         name: Relative to its block: `attention.q_proj.weight`.
-        shape: Unsharded; a stack of matrices keeps the stack in dim 0.
+        shape: Unsharded; a stack of matrices keeps the stack in dim 0 (`stored_shape` says how a rank stores it).
         owner: Which axes may shard it.
         group: Optimizer group.
         init: Fill rule.
@@ -93,6 +93,15 @@ class ParamTensor(NamedTuple):
             return self.elements // (ep * etp)
         return self.elements
 
+    def stored_shape(self, part: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape in which a rank stores its part of the tensor, of shape `part`; state sharding cuts its dim 0.
+
+        A bank is stored as the rows of all its experts, [E, F, h] as [E · F, h]: the same bytes in the same order. Cut along its experts it
+        would have at most E shards with anything in them, and FSDP2 pads to the number of shards; cut along another dim it would have to
+        divide evenly, and each all-gather and reduction would need a second copy.
+        """
+        return rows_of_bank(part) if self.owner is Owner.EXPERT_PARALLEL else part
+
     def cut_dim(self, tp: int) -> int | None:
         """The dim along which TP cuts the tensor's matrices themselves; None where every rank has its matrices whole (head groups)."""
         if tp == 1 or self.owner is not Owner.TENSOR_PARALLEL:
@@ -107,6 +116,12 @@ class ParamTensor(NamedTuple):
         if self.owner is Owner.TENSOR_PARALLEL and self.cut_dim(tp) is None:
             return self.num_matrices // tp
         return self.num_matrices
+
+
+def rows_of_bank(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A stack of matrices, one below the other."""
+    experts, rows, *columns = shape
+    return experts * rows, *columns
 
 
 class Block(NamedTuple):

@@ -9,7 +9,7 @@ from megaplan.plan.canonical import Json, digest, normalise
 from megaplan.spec.models import Spec
 
 # Settings of the model sections that change how it runs or what it is expected to cost, not the function or its parameters.
-_EXECUTION = {("moe", "routing_skew"), ("mamba", "chunk_size"), ("recurrent", "save_every")}
+_EXECUTION = {("moe", "routing_skew"), ("mamba", "chunk_size"), ("mamba", "save_every"), ("recurrent", "save_every")}
 
 
 def model_digest(spec: Spec, letters: str) -> str:

@@ -25,7 +25,7 @@ class Indexer(Section):
 
     Attributes:
         num_heads: Heads of the indexer.
-        head_dim: Width of one of them; its last qk_rope_head_dim dims are rotated.
+        head_dim: Width of one of them; its first qk_rope_head_dim dims are rotated.
         layers: Layers that have the indexer: 0-based global indices of A layers, rising.
         top_k: Keys that a token attends to in such a layer.
         loss_coefficient: Of each indexer's own loss, the mean over tokens and heads of the divergence from attention.
@@ -118,6 +118,8 @@ class Mamba2(Section):
         num_groups: Groups that share B and C; a divisor of the heads.
         conv_kernel: Taps of the causal convolution.
         conv_bias: Bias of the convolution.
+        time_step_min: Smallest step of the scan; a smaller one is taken as this.
+        time_step_max: Largest step of the scan; null for none.
         chunk_size: Positions between two kept states of the scan.
     """
 
@@ -129,6 +131,8 @@ class Mamba2(Section):
     num_groups: PositiveInt = 1
     conv_kernel: PositiveInt = 4
     conv_bias: StrictBool = True
+    time_step_min: NonNegativeFloat = 0.0
+    time_step_max: PositiveFloat | None = None
     chunk_size: PositiveInt = 256
 
 
@@ -143,7 +147,9 @@ class Mamba3(Section):
         num_groups: Groups that share B and C; a divisor of the heads.
         mimo_rank: Inputs and outputs of a head's state; 1 for the single-input form.
         num_angles: Rotary angles of the state, each of two of its dims; 0 for none.
-        chunk_size: Positions between two kept states of the scan.
+        rate_activation: How the rate of decay follows from its projection: softplus, or heavy_tail, 1 + x above 0 and 1 / (1 - x) below.
+        chunk_size: Positions that the scan computes at once; null for 64 / mimo_rank.
+        save_every: Positions between two kept states of the scan.
     """
 
     kind: Literal["mamba3"]
@@ -153,7 +159,17 @@ class Mamba3(Section):
     num_groups: PositiveInt = 1
     mimo_rank: PositiveInt = 1
     num_angles: NaturalInt = 0
-    chunk_size: PositiveInt = 256
+    rate_activation: Literal["softplus", "heavy_tail"] = "softplus"
+    chunk_size: PositiveInt | None = None
+    save_every: PositiveInt = 256
+
+    @property
+    def chunk_positions(self) -> int:
+        """Positions that the scan computes at once: 64 rows, of mimo_rank a position, unless stated.
+
+        Source: the advice on `chunk_size` in state-spaces/mamba, `mamba_ssm/modules/mamba3.py`.
+        """
+        return max(1, 64 // self.mimo_rank) if self.chunk_size is None else self.chunk_size
 
 
 class MixtureOfExperts(Section):

@@ -8,7 +8,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from megaplan.spec.scalars import MicrobatchCount, NaturalInt, NonNegativeFloat, PositiveInt, Section, StrictBool
 
-RecomputeModule = Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp"]
+RecomputeModule = Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe"]
 Unpriced = Literal[
     "activation_offload", "cuda_graphs", "delayed_wgrad", "deferred_embedding_wgrad", "distillation", "fsdp", "layer_wise_param_layout"
 ]
@@ -28,12 +28,13 @@ class Host(Section):
         attention_mask: The data loader makes a mask of seq_length² bytes a sequence (Megatron's default).
         hidden_dropout: Above 0, each operator keeps a mask of one byte an element; Megatron's default is 0.1.
         attention_dropout: Above 0, unfused attention keeps a mask and the dropped probabilities; Megatron's default is 0.1.
-        cublas_workspace_kib: CUBLAS_WORKSPACE_CONFIG of one handle, KiB; torch's default on Hopper is 32,768, and two handles are open.
+        cublas_workspace_kib: CUBLAS_WORKSPACE_CONFIG of one handle, KiB, of two; null for torch's default on the device (Hopper: 32,768).
         distributed_optimizer: Optimizer state is sharded over dp_shard · cp; off, every data rank has all of it.
         precision_aware_optimizer: Adam with the dtypes of precision.moments, and of an fp32 master only its lower 16 bits.
         recompute_modules: Modules of selective recompute beside core_attn, which is recompute A: selective.
         recompute_num_layers: Layers of a group under full recompute by the uniform method; null for none.
         moe_dispatcher: allgather (Megatron's default), alltoall or flex.
+        moe_flex_backend: The library behind flex: deepep (Megatron's default) or hybridep.
         moe_grouped_gemm: One GEMM for all experts of a rank.
         moe_permute_fusion: Transformer Engine sorts rows to experts and back.
         moe_overlap: Expert communication beside computation.
@@ -55,12 +56,13 @@ class Host(Section):
     attention_mask: StrictBool = True
     hidden_dropout: NonNegativeFloat = 0.1
     attention_dropout: NonNegativeFloat = 0.1
-    cublas_workspace_kib: NaturalInt = 32_768
+    cublas_workspace_kib: NaturalInt | None = None
     distributed_optimizer: StrictBool = True
     precision_aware_optimizer: StrictBool = False
     recompute_modules: tuple[RecomputeModule, ...] = ()
     recompute_num_layers: PositiveInt | None = None
     moe_dispatcher: Literal["allgather", "alltoall", "flex"] = "allgather"
+    moe_flex_backend: Literal["deepep", "hybridep"] = "deepep"
     moe_grouped_gemm: StrictBool = False
     moe_permute_fusion: StrictBool = False
     moe_overlap: StrictBool = False

@@ -9,7 +9,7 @@ from typing import Any
 from megaplan.errors import Diagnostic, Diagnostics, MegaplanError
 from megaplan.spec.document import Document, parse_document
 from megaplan.spec.models import Spec
-from megaplan.spec.not_built_yet import unbuilt
+from megaplan.spec.not_built_yet import megarun_refuses
 from megaplan.spec.read import display_name, read_text
 from megaplan.spec.rules import check_rules
 from megaplan.spec.source import SourceMap
@@ -73,5 +73,5 @@ def check_document(document: Document) -> LoadedSpec:
         raise MegaplanError([*document.faults, *error.diagnostics]) from None
     found = Diagnostics([*document.faults, *check_rules(spec, document.source.locate)])
     found.raise_errors()
-    notes = unbuilt(spec, document.source.locate) if spec.host.name == "megarun" else ()
+    notes = megarun_refuses(spec, document.source.locate) if spec.host.name == "megarun" else ()
     return LoadedSpec(spec, document.source, (*found, *notes))

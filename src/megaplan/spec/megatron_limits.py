@@ -78,6 +78,11 @@ def _blocks(spec: Spec, letters: str) -> Iterator[Limit]:
             yield Limit("model.mamba.conv_kernel", detail, f"conv_kernel: {CONV_KERNEL}")
         if not model.mamba.conv_bias:
             yield Limit("model.mamba.conv_bias", "model.mamba.conv_bias = false, and Megatron's has a bias", "conv_bias: true")
+        for key, neutral in (("time_step_min", 0.0), ("time_step_max", None)):
+            if (given := getattr(model.mamba, key)) != neutral:
+                shown = "null" if neutral is None else "0"
+                detail = f"model.mamba.{key} = {given:g}, and Megatron has no limit of time steps"
+                yield Limit(f"model.mamba.{key}", detail, f"{key}: {shown}", tensors=False)
         if model.mamba.chunk_size != CHUNK_SIZE:
             detail = f"model.mamba.chunk_size = {model.mamba.chunk_size}, and Megatron scans in chunks of {CHUNK_SIZE}"
             yield Limit("model.mamba.chunk_size", detail, f"chunk_size: {CHUNK_SIZE}", tensors=False)
@@ -208,3 +213,6 @@ def _recompute(spec: Spec, letters: str) -> Iterator[Limit]:
     if spec.host.name == "megatron" and spec.host.recompute_num_layers is not None and modules:
         detail = "host.recompute_num_layers is full recompute, and modules are selective: Megatron does one of them"
         yield Limit("host.recompute_num_layers", detail, "recompute_num_layers: null")
+    if "moe" in spec.host.recompute_modules and spec.host.moe_overlap:
+        detail = "host.recompute_modules has moe, host.moe_overlap = true: Megatron recomputes no layer whose communication it overlaps"
+        yield Limit("host.recompute_modules", detail, "recompute_modules: [moe_act], or moe_overlap: false")

@@ -17,6 +17,7 @@ def model_rules(checked: Checked) -> Iterator[Diagnostic]:
     yield from _attention_layers(checked)
     yield from _mamba(checked)
     yield from _mamba_angles(checked)
+    yield from _time_steps(checked)
     yield from _experts(checked)
     yield from _features(checked)
 
@@ -115,6 +116,14 @@ def _mamba_angles(checked: Checked) -> Iterator[Diagnostic]:
         turned = f"2 · {mamba.num_angles} > {mamba.state_dim}"
         detail = f"mamba.num_angles = {mamba.num_angles}, mamba.state_dim = {mamba.state_dim}, and {turned}"
         yield checked.error("MP711", detail, "model.mamba.num_angles", f"use at most {mamba.state_dim // 2}")
+
+
+def _time_steps(checked: Checked) -> Iterator[Diagnostic]:
+    mamba = checked.spec.model.mamba
+    if isinstance(mamba, Mamba2) and mamba.time_step_max is not None and mamba.time_step_min >= mamba.time_step_max:
+        least, most = mamba.time_step_min, mamba.time_step_max
+        detail = f"mamba.time_step_min = {least:g}, mamba.time_step_max = {most:g}, and {least:g} >= {most:g}"
+        yield checked.error("MP714", detail, "model.mamba.time_step_max", "time_step_max: null")
 
 
 def _experts(checked: Checked) -> Iterator[Diagnostic]:

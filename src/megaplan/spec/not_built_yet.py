@@ -1,6 +1,6 @@
-"""What megaplan prices and megarun of this version does not build: planned with a note, refused by megarun.
+"""What megaplan prices and megarun of this version does not build, or torch would not run as the spec says.
 
-One table row a feature; a row goes when megarun builds it.
+Planned with a note, refused by megarun: both read `megarun_refuses`. One table row a feature; a row goes when megarun builds it.
 """
 
 from __future__ import annotations
@@ -53,10 +53,52 @@ NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
 )
 
 
-def unbuilt(spec: Spec, locate: Locate = NOWHERE.locate) -> tuple[Diagnostic, ...]:
-    """One note that lists what megarun does not build yet; empty if it trains the spec."""
+def megarun_refuses(spec: Spec, locate: Locate = NOWHERE.locate, severity: Severity = Severity.NOTE) -> tuple[Diagnostic, ...]:
+    """Everything that megarun refuses to train of a spec: one list of what is not built, then each dtype that torch would not keep.
+
+    Args:
+        spec: A checked spec.
+        locate: Where a key stands.
+        severity: A note where the spec is planned, an error where it is run.
+
+    Returns:
+        MP790, MP602 and MP603, as far as they apply; empty if megarun trains the spec.
+    """
+    return (*_unbuilt(spec, locate, severity), *_dtypes(spec, locate, severity))
+
+
+def _unbuilt(spec: Spec, locate: Locate, severity: Severity) -> tuple[Diagnostic, ...]:
     rows = [(key, value, instead) for key, found, instead in NOT_BUILT_YET if (value := found(spec)) is not None]
     if not rows:
         return ()
     detail = "\n".join(f"{key} = {value}; megarun trains with {instead}" for key, value, instead in rows)
-    return (diagnostic("MP790", detail, locate(rows[0][0]), severity=Severity.NOTE),)
+    return (diagnostic("MP790", detail, locate(rows[0][0]), severity=severity),)
+
+
+def _dtypes(spec: Spec, locate: Locate, severity: Severity) -> tuple[Diagnostic, ...]:
+    """Where torch would sum gradients, or keep moments, in another dtype than `precision` says.
+
+    Under a pipeline FSDP2 sums whole gradients of the microbatches in the reduction's dtype.
+
+    Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py, `to_accumulated_grad_if_needed`.
+    """
+    precision = spec.precision
+    if not {precision.reduce, precision.grads, precision.moments, precision.master} <= set(_BUILT_DTYPES):
+        return ()  # MP790 names them
+    wrong = []
+    if spec.mesh.pp > 1 and precision.reduce != precision.grads:
+        detail = f"precision.reduce = {precision.reduce}, precision.grads = {precision.grads}, mesh.pp = {spec.mesh.pp}"
+        wrong.append(("MP602", "reduce", precision.grads, detail))
+    if precision.moments != precision.master:
+        detail = f"precision.moments = {precision.moments}, precision.master = {precision.master}"
+        wrong.append(("MP603", "moments", precision.master, detail))
+    return tuple(
+        diagnostic(
+            code,
+            detail,
+            locate(f"precision.{role}"),
+            (f"megaplan split SPEC --set precision.{role}={dtype} -o PLAN",),
+            severity=severity,
+        )
+        for code, role, dtype, detail in wrong
+    )

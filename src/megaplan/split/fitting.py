@@ -8,11 +8,12 @@
    several chunks, each of which could be the one to shrink, and the search branches.
 
 The order is best first, so the first cuts that fit are optimal, provided that what fits still fits when layers are taken away. When the
-budgets allowed are spent, the best cuts found so far are returned with the lower bound reached.
+budgets or the work allowed are spent, the best cuts found so far are returned with the lower bound reached.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
@@ -24,7 +25,9 @@ from megaplan.split.stack import Exclusion, Shares, Stack
 from megaplan.split.values import Balance
 
 MAX_BUDGETS = 400
-"""Budgets of one search: about a second."""
+"""Budgets of one search."""
+MAX_WORK = 1_000_000
+"""Of the partitions of one search, by `Stack.partition_work`: less than a second. It ends searches of 1,000 layers or dozens of chunks."""
 MAX_ROUNDS = 12
 """Of tightening."""
 RATIOS = ((1, 4), (1, 2), (1, 1), (3, 2), (2, 1), (3, 1), (4, 1), (6, 1), (9, 1), (16, 1), (32, 1))
@@ -45,14 +48,40 @@ class Fitted:
 
 
 @dataclass(slots=True)
+class Effort:
+    """Work that several searches share.
+
+    Attributes:
+        most: That may be spent.
+        spent: So far.
+    """
+
+    most: int
+    spent: int = 0
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether it is spent."""
+        return self.spent >= self.most
+
+
+@dataclass(slots=True)
 class _Search:
-    """Best-first search for cuts whose every rank exceeds its memory by no more than an allowance."""
+    """Best-first search for cuts whose every rank exceeds its memory by no more than an allowance.
+
+    Attributes:
+        refuted: Exclusions that leave no cuts within the sums: where they are all of the search's ends, it is proven that nothing fits.
+        least_excluded: Whatever contains an exclusion of the search exceeds its memory by that at least.
+    """
 
     stack: Stack
     memory: Memory
     allowance: int
     max_budgets: int
+    effort: Effort
     any_will_do: bool = False
+    refuted: list[tuple[Exclusion, ...]] = field(default_factory=list)
+    least_excluded: int = 1 << 62
     nodes: list[tuple[int, int, tuple[Exclusion, ...], Balance]] = field(default_factory=list)
     order: count[int] = field(default_factory=count)
 
@@ -72,17 +101,34 @@ class _Search:
                 best = Fitted(tightened, value)
                 if tightened.value == value or self.any_will_do:
                     return best, True
-            if self.memory.num_budgets >= last:
+            if self.memory.num_budgets >= last or self.effort.exhausted:
                 return (replace(best, lower_bound=value) if best is not None else None), False
-            exclusion = self._smallest(over[0], self._spans(found))
+            exclusion, excess = self._smallest(over[0], self._spans(found))
+            self.least_excluded = min(self.least_excluded, excess)
             for each in (exclusion,) if self.stack.where != "loop" else ((part,) for part in exclusion):
                 self._push((*exclusions, each))
         return (Fitted(best.balance, best.balance.value), True) if best is not None else (None, True)
 
     def _push(self, exclusions: tuple[Exclusion, ...]) -> None:
-        found = self.stack.best(exclusions, (self.allowance,) * self.stack.pp)
+        found = self._best(exclusions, (self.allowance,) * self.stack.pp)
         if found is not None:
             heappush(self.nodes, (found.value, next(self.order), exclusions, found))
+        else:
+            self.refuted.append(exclusions)
+
+    def _best(self, exclusions: tuple[Exclusion, ...], spare: Sequence[int] | None, shares: Shares | None = None) -> Balance | None:
+        self.effort.spent += self.stack.partition_work
+        return self.stack.best(exclusions, spare, shares)
+
+    def bound(self, high: int) -> int:
+        """After a proof that nothing is within the allowance: `high`, or less, that nothing is below either.
+
+        Cuts exceed their memory as an exclusion does, or keep within all of them: then the sums are exceeded.
+        """
+        most = min(high, self.least_excluded) - 1
+        if most <= self.allowance or any(self.stack.leaves_any(exclusions, (most,) * self.stack.pp) for exclusions in self.refuted):
+            return self.allowance + 1
+        return most + 1
 
     def _spans(self, found: Balance) -> Spans:
         return spans_of(found.cuts, self.stack.num_layers)
@@ -125,7 +171,7 @@ class _Search:
         """The best cuts that fit when a rank's memory is shared out among its chunks beforehand."""
         stack, margins = self.stack, [0] * self.stack.pp
         for _ in range(MAX_ROUNDS):
-            found = stack.best((), None, stack.apportioned(ratio, [self.allowance - margin for margin in margins]))
+            found = self._best((), None, stack.apportioned(ratio, [self.allowance - margin for margin in margins]))
             if found is None:
                 return None
             spans, over = self._spans(found), self._over(found)
@@ -150,14 +196,14 @@ class _Search:
                 margins[rank] = max(margins[rank] + 1, excesses[rank] - stack.rank_excess(rank, spans))
                 if stack.where == "loop":
                     shares = {**shares, **stack.shares(rank, spans, excesses[rank] - self.allowance)}
-            better = stack.best((), [self.allowance - margin for margin in margins], shares)
+            better = self._best((), [self.allowance - margin for margin in margins], shares)
             if better is None:
                 return None
             found = better
         return None
 
-    def _smallest(self, rank: int, spans: Spans) -> Exclusion:
-        """Spans of the rank, shrunk from each end as long as it still exceeds the allowance; its neighbours take the layers."""
+    def _smallest(self, rank: int, spans: Spans) -> tuple[Exclusion, int]:
+        """Spans of the rank, shrunk from each end as long as it still exceeds the allowance, and its excess; neighbours take the layers."""
         edges = (0, *self.stack.rules.allowed_cuts(self.stack.num_layers), self.stack.num_layers)
         cuts, owned = list(cuts_of(spans)), self.stack.slots(rank)
         for slot in owned:
@@ -171,19 +217,19 @@ class _Search:
                 while low < high:
                     middle = (low + high + 1) // 2
                     tried = [*cuts[: boundary - 1], steps[middle - 1], *cuts[boundary:]]
-                    if self.memory.excesses(spans_of(tried, self.stack.num_layers))[rank] > self.allowance:
+                    if self.memory.excess(rank, spans_of(tried, self.stack.num_layers)) > self.allowance:
                         low = middle
                     else:
                         high = middle - 1
                 if low:
                     cuts[boundary - 1] = steps[low - 1]
         found = spans_of(cuts, self.stack.num_layers)
-        return tuple((slot, found[slot]) for slot in owned)
+        return tuple((slot, found[slot]) for slot in owned), self.memory.excess(rank, found)
 
 
 def best_fitting(stack: Stack, memory: Memory, max_budgets: int = MAX_BUDGETS) -> Fitted | None:
     """The best cuts of which the budget says that they fit, and how good any could be; None if none were found."""
-    return _Search(stack, memory, 0, max_budgets).run()[0]
+    return _Search(stack, memory, 0, max_budgets, Effort(MAX_WORK)).run()[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,14 +256,15 @@ def smallest_excess(stack: Stack, memory: Memory, cuts: tuple[int, ...], max_bud
         cuts: Any cuts.
         max_budgets: Budgets that may be made.
     """
-    last, best = memory.num_budgets + max_budgets, cuts
+    last, best, effort = memory.num_budgets + max_budgets, cuts, Effort(MAX_WORK)
     high = max(memory.excesses(spans_of(cuts, stack.num_layers)))
     low = proven = max(1, min(high, stack.least_excess()))
-    while low < high and memory.num_budgets < last:
+    while low < high and memory.num_budgets < last and not effort.exhausted:
         middle = (low + high) // 2
-        found, certain = _Search(stack, memory, middle, max(1, max_budgets // 16), any_will_do=True).run()
+        search = _Search(stack, memory, middle, max(1, max_budgets // 16), effort, any_will_do=True)
+        found, certain = search.run()
         if found is None:
-            low = middle + 1
+            low = search.bound(high) if certain else middle + 1
             proven = low if certain else proven
         else:
             best = found.balance.cuts
@@ -232,15 +279,18 @@ def _descend(stack: Stack, memory: Memory, cuts: tuple[int, ...], last: int) -> 
     """Move a run of neighbouring cuts by one allowed place as long as the largest excess falls."""
     positions, pins = stack.rules.allowed_cuts(stack.num_layers), frozenset(stack.rules.pin)
 
-    def excess(candidate: tuple[int, ...]) -> int:
-        return max(memory.excesses(spans_of(candidate, stack.num_layers)))
-
     moved = True
     while moved and memory.num_budgets < last:
         moved, at = False, [positions.index(cut) for cut in cuts]
+        excesses = memory.excesses(spans_of(cuts, stack.num_layers))
+        most = max(excesses)
+        worst = excesses.index(most)
         for places in neighbours(at, len(positions), pairs=False):
             candidate = tuple(positions[place] for place in places)
-            if pins.issubset(candidate) and excess(candidate) < excess(cuts):
+            spans = spans_of(candidate, stack.num_layers)
+            if not pins.issubset(candidate) or memory.excess(worst, spans) >= most:  # nothing is gained where the worst rank stays so
+                continue
+            if max(memory.excesses(spans)) < most:
                 cuts, moved = candidate, True
                 break
     return cuts

@@ -124,12 +124,22 @@ class EdgeWeight:
         return self._values[-1]
 
 
-def slot_reaches(edges: Sequence[int], limits: Sequence[SlotLimits]) -> list[SlotReach]:
-    """The limits of every slot between edges."""
-    made: dict[tuple[int, int], EdgeWeight] = {}
+class EdgeWeights:
+    """Weights between the same edges, each made once."""
 
-    def between(weight: Weight) -> EdgeWeight:
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, int], tuple[Weight, EdgeWeight]] = {}
+
+    def of(self, weight: Weight, edges: Sequence[int]) -> EdgeWeight:
+        """A weight between edges, which are the same at each call."""
         key = id(weight.up), id(weight.down)
-        return made.get(key) or made.setdefault(key, EdgeWeight(weight, edges))
+        known = self._made.get(key)
+        if known is None:
+            known = self._made[key] = weight, EdgeWeight(weight, edges)  # kept with it, so that its id stays its own
+        return known[1]
 
-    return [SlotReach(edges, [(between(weight), most) for weight, most in limit.sums], limit.excluded) for limit in limits]
+
+def slot_reaches(edges: Sequence[int], limits: Sequence[SlotLimits], weights: EdgeWeights | None = None) -> list[SlotReach]:
+    """The limits of every slot between edges; `weights` are those of an earlier call with these edges."""
+    made = weights or EdgeWeights()
+    return [SlotReach(edges, [(made.of(weight, edges), most) for weight, most in limit.sums], limit.excluded) for limit in limits]

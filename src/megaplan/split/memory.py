@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import StagePeaks
 from megaplan.budget.reserve import device_budget
 from megaplan.devices import load_device
 from megaplan.inventory.tensors import Inventory
@@ -26,25 +27,30 @@ class Memory:
         self._spec, self._inventory, self._measured = spec, inventory, measured
         self._measured_sums: tuple[tuple[RankSum, ...], ...] = ()
         self._excesses: dict[Spans, tuple[int, ...]] = {}
+        self._asked: set[Spans] = set()
+        self._usable_bytes = device_budget(load_device(spec.device.name)).usable_bytes
+        self._peaks = StagePeaks(spec, inventory)
 
     @property
     def num_budgets(self) -> int:
-        """Splits budgeted so far."""
-        return len(self._excesses)
+        """Splits budgeted so far, wholly or for one rank."""
+        return len(self._asked)
+
+    @property
+    def num_stages(self) -> int:
+        """Stages evaluated for them: of two splits that share a stage's spans it is evaluated once."""
+        return self._peaks.num_stages
 
     def excesses(self, spans: Spans) -> tuple[int, ...]:
         """By how many bytes each pp rank exceeds what is usable; negative is headroom."""
         if spans not in self._excesses:
-            layout = build_layout(self._spec, self._inventory, spans)
-            per_stage = self._spec.mesh.world_size // self._spec.mesh.pp
-            found = [-(1 << 62)] * self._spec.mesh.pp
-            for budget in build_budget(self._spec, self._inventory, layout).ranks:
-                for stage in {rank // per_stage for rank in budget.ranks}:
-                    found[stage] = max(found[stage], -budget.headroom_bytes)
-            if self._measured is not None and self._spec.mesh.pp * self._spec.mesh.vpp > 1:
-                found = list(map(max, found, self._measured_excesses(layout)))
-            self._excesses[spans] = tuple(found)
+            self._excesses[spans] = tuple(self._found(spans, range(self._spec.mesh.pp)))
         return self._excesses[spans]
+
+    def excess(self, rank: int, spans: Spans) -> int:
+        """That of one pp rank alone."""
+        known = self._excesses.get(spans)
+        return self._found(spans, (rank,))[0] if known is None else known[rank]
 
     def sums(self, spans: Spans) -> tuple[tuple[RankSum, ...], ...]:
         """For each pp rank the sums that every split which fits keeps; `spans` are any split's."""
@@ -52,17 +58,23 @@ class Memory:
             from megaplan.split.megatron_bytes import megatron_limits  # noqa: PLC0415
 
             layout = build_layout(self._spec, self._inventory, spans)
-            return megatron_limits(self._spec, self._inventory, layout, self._usable_bytes())
+            return megatron_limits(self._spec, self._inventory, layout, self._usable_bytes)
         from megaplan.split.layer_bytes import necessary_limits  # noqa: PLC0415  (where all fits, nothing else is paid for)
 
         layout = build_layout(self._spec, self._inventory, spans)
-        return necessary_limits(self._spec, self._inventory, layout, self._usable_bytes(), self._measured)
+        return necessary_limits(self._spec, self._inventory, layout, self._usable_bytes, self._measured)
 
-    def _usable_bytes(self) -> int:
-        return device_budget(load_device(self._spec.device.name)).usable_bytes
+    def _found(self, spans: Spans, ranks: Sequence[int]) -> list[int]:
+        self._asked.add(spans)
+        layout = build_layout(self._spec, self._inventory, spans)
+        found = [peak - self._usable_bytes for peak in self._peaks.of(layout, ranks)]
+        if self._measured is not None and len(spans) > 1:
+            found = list(map(max, found, self._measured_excesses(layout, ranks)))
+        return found
 
-    def _measured_excesses(self, layout: Layout) -> list[int]:
+    def _measured_excesses(self, layout: Layout, ranks: Sequence[int]) -> list[int]:
         sums = self._measured_sums or self.sums(tuple((slot.start, slot.stop) for slot in layout.slots))
         self._measured_sums = sums
-        owned = [[(slot.start, slot.stop) for slot in layout.of_rank(rank)] for rank in range(layout.pp)]
-        return [max(moment.excess(spans) for moment in moments) for moments, spans in zip(sums, owned, strict=True)]
+        of_rank = layout.by_rank()
+        owned = [[(slot.start, slot.stop) for slot in of_rank[rank]] for rank in ranks]
+        return [max(moment.excess(spans) for moment in sums[rank]) for rank, spans in zip(ranks, owned, strict=True)]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from megaplan.layout.spans import Spans
 from megaplan.schedule.placement import Placement, slots_of_rank
 from megaplan.split.constraints import Constraints
-from megaplan.split.limits import PairLimits, SlotLimits, Span, Weight
+from megaplan.split.limits import EdgeWeights, PairLimits, SlotLimits, Span, Weight
 from megaplan.split.values import Balance, StackCosts, bottleneck
-from megaplan.split.weighted import balance
+from megaplan.split.weighted import balance, within_limits
 
 if TYPE_CHECKING:
     from megaplan.split.layer_bytes import RankSum
@@ -23,7 +24,7 @@ Exclusion = tuple[tuple[int, Span], ...]
 """Spans of slots, (slot, span), that are never contained in those slots' spans all at once."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Stack:
     """What is balanced, and how its slots lie on ranks.
 
@@ -44,6 +45,10 @@ class Stack:
     vpp: int
     baseline: tuple[int, ...] | None = None
     sums: tuple[tuple[RankSum, ...], ...] = ()
+
+    @cached_property
+    def _between(self) -> EdgeWeights:
+        return EdgeWeights()
 
     @property
     def num_layers(self) -> int:
@@ -79,7 +84,22 @@ class Stack:
         if slots is not None:
             for slot, share in (shares or {}).items():
                 slots[slot] = slots[slot]._replace(sums=(*slots[slot].sums, *share))
-        return balance(self.costs, self.pp * self.vpp, self.rules, limits=slots, baseline=self.baseline)
+        return balance(self.costs, self.pp * self.vpp, self.rules, limits=slots, baseline=self.baseline, weights=self._between)
+
+    @cached_property
+    def partition_work(self) -> int:
+        """What one search for cuts takes, in steps of about a microsecond: every layer at every slot, and every sum of every slot."""
+        num_slots = self.pp * self.vpp
+        if self.where == "v":
+            return num_slots * self.num_layers * self.num_layers // 8
+        return num_slots * self.num_layers + 10 * sum(len(moments) for moments in self.sums) * self.vpp
+
+    def leaves_any(self, exclusions: Iterable[Exclusion], spare: Sequence[int]) -> bool:
+        """Whether there are cuts within the sums and without what is excluded, whatever they cost; arguments as for `best`."""
+        if self.where == "v":
+            return self.best(exclusions, spare) is not None
+        slots = list(self._slot_limits(spare, list(exclusions)))
+        return within_limits(self.costs, self.pp * self.vpp, self.rules, slots, self._between)
 
     def _pair(self, rank: int, room: int, exclusions: Sequence[Exclusion]) -> PairLimits:
         first, second = self.slots(rank)
@@ -93,12 +113,25 @@ class Stack:
     def _slot_limits(self, room: Sequence[int], exclusions: Sequence[Exclusion]) -> Iterator[SlotLimits]:
         """A chunk's own sums; where a rank has more chunks, all the others together hold their lightest spans at least."""
         for slot in range(self.pp * self.vpp):
-            rank, chunk = slot % self.pp, slot // self.pp
-            sums = []
-            for moment in self.sums[rank] if self.sums else ():
-                others = sum(_lightest(weight.up) for index, weight in enumerate(moment.weights) if index != chunk)
-                sums.append((moment.weights[chunk], moment.most + room[rank] - others))
-            yield SlotLimits(tuple(sums), tuple(span for ((own, span),) in exclusions if own == slot))
+            spare = room[slot % self.pp]
+            sums = tuple([(weight, most + spare) for weight, most in self._alone[slot]])
+            yield SlotLimits(sums, tuple([span for ((own, span),) in exclusions if own == slot]))
+
+    @cached_property
+    def _alone(self) -> list[list[tuple[Weight, int]]]:
+        """For each slot the weights of its chunk, and the most it may weigh beside the lightest spans of its rank's other chunks."""
+        known: dict[int, int] = {}  # of weights, which moments share
+        found: list[list[tuple[Weight, int]]] = [[] for _ in range(self.pp * self.vpp)]
+        for rank, moments in enumerate(self.sums):
+            for moment in moments:
+                for weight in moment.weights:
+                    if id(weight) not in known:
+                        known[id(weight)] = min([after - start for start, after in pairwise(weight.up)])
+                lightest = [known[id(weight)] for weight in moment.weights]
+                most = moment.most - sum(lightest)
+                for chunk, (weight, own) in enumerate(zip(moment.weights, lightest, strict=True)):
+                    found[rank + chunk * self.pp].append((weight, most + own))
+        return found
 
     def least_excess(self) -> int:
         """No cuts exceed the sums by less, whatever they cost: from means of all of them."""
@@ -135,7 +168,3 @@ class Stack:
         """By how much the rank exceeds its sums; negative where it is within them."""
         owned = [spans[slot] for slot in self.slots(rank)]
         return max(moment.excess(owned) for moment in self.sums[rank])
-
-
-def _lightest(before: Sequence[int]) -> int:
-    return min(after - start for start, after in pairwise(before))

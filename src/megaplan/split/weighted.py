@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from megaplan.split.constraints import Constraints
-from megaplan.split.limits import SlotLimits, layer_weight, slot_reaches
+from megaplan.split.limits import EdgeWeights, SlotLimits, layer_weight, slot_reaches
 from megaplan.split.values import Balance, StackCosts
 
 
@@ -31,6 +31,7 @@ def balance(
     *,
     limits: Sequence[SlotLimits] | None = None,
     baseline: Sequence[int] | None = None,
+    weights: EdgeWeights | None = None,
 ) -> Balance | None:
     """The best cuts under the constraints; no slot is empty.
 
@@ -40,6 +41,7 @@ def balance(
         constraints: Forbidden and pinned cuts, layers that stay together.
         limits: What each slot may hold.
         baseline: num_slots − 1 cuts; ties go to the solution that keeps most of them in their place.
+        weights: Of an earlier call with the same layers and constraints.
 
     Returns:
         The cuts and the cost of their largest slot; None if the limits leave no split.
@@ -52,7 +54,7 @@ def balance(
     rules.check(len(costs.layers), num_slots)
     if baseline is not None and len(baseline) != num_slots - 1:
         raise ValueError(f"the baseline has {len(baseline)} cuts, and {num_slots} slots have {num_slots - 1}")
-    stack = _Stack(costs, num_slots, rules, limits)
+    stack = _Stack(costs, num_slots, rules, limits, weights)
     if not stack.feasible(stack.total):
         return None
     low = max(stack.largest_atom, -(-stack.total // num_slots))
@@ -60,16 +62,25 @@ def balance(
     return Balance(_TieBreak(stack, value, baseline).cuts(), value)
 
 
-def within_limits(costs: StackCosts, num_slots: int, constraints: Constraints, limits: Sequence[SlotLimits]) -> bool:
-    """Whether any cuts keep within the limits, whatever they cost."""
-    stack = _Stack(costs, num_slots, constraints, limits)
+def within_limits(
+    costs: StackCosts, num_slots: int, constraints: Constraints, limits: Sequence[SlotLimits], weights: EdgeWeights | None = None
+) -> bool:
+    """Whether any cuts keep within the limits, whatever they cost; `weights` as for `balance`."""
+    stack = _Stack(costs, num_slots, constraints, limits, weights)
     return stack.feasible(stack.total)
 
 
 class _Stack:
     """Atoms, their costs and limits. Positions are indices of atom edges; a set of positions is an integer's bits."""
 
-    def __init__(self, costs: StackCosts, num_slots: int, constraints: Constraints, limits: Sequence[SlotLimits] | None) -> None:
+    def __init__(
+        self,
+        costs: StackCosts,
+        num_slots: int,
+        constraints: Constraints,
+        limits: Sequence[SlotLimits] | None,
+        weights: EdgeWeights | None = None,
+    ) -> None:
         num_layers = len(costs.layers)
         self.num_slots = num_slots
         self.edges = (0, *constraints.allowed_cuts(num_layers), num_layers)
@@ -83,7 +94,7 @@ class _Stack:
         for position in range(1, len(self.edges)):
             behind = position - 1
             self._last_pin[position] = behind if self.edges[behind] in pins else self._last_pin[behind]
-        self._limits = slot_reaches(self.edges, limits) if limits is not None else None
+        self._limits = slot_reaches(self.edges, limits, weights) if limits is not None else None
 
     def position(self, cut: int) -> int | None:
         """Index of a cut among the edges; None if it is not allowed."""

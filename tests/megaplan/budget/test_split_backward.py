@@ -114,3 +114,31 @@ def test_waiting_costs_less_than_being_in_flight(hybrid: Hybrid, budget_of: Buil
     assert split[Column.ACTIVATIONS] > plain[Column.ACTIVATIONS]
     whole = next(rank for rank in budgets[0].ranks if 0 in rank.ranks).cells[Phase.FORWARD_BACKWARD]
     assert split[Column.ACTIVATIONS] < 4 * whole[Column.ACTIVATIONS]
+
+
+@pytest.mark.parametrize(("kind", "pp", "vpp", "m"), SCHEDULES)
+def test_every_microbatch_adds_its_rounding(
+    kind: str, pp: int, vpp: int, m: int, hybrid: Hybrid, budget_of: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One microbatch more of a chunk, in flight or waiting for W, adds what the allocator rounds up, the same each time."""
+    checked = []
+
+    def checking(chunks: Any, order: Any, chunk_of: Any, num_microbatches: int, *, turns: bool) -> Any:
+        rank = split_backward._Rank([HalvedChunk(chunk, arrives_locally=turns and index == 0) for index, chunk in enumerate(chunks)])
+        moment = next(iter(split_backward._moments(order, chunk_of, len(chunks), num_microbatches, turns)))
+        for index in range(len(chunks)):
+            for name in ("full", "pending"):
+                counts = [tuple(more if at == index else 0 for at in range(len(chunks))) for more in range(3)]
+                none = moment._replace(full=counts[0], pending=counts[0])
+                sizes = [rank.slack_bytes(none._replace(**{name: each})) for each in counts]
+                assert sizes[0] == 0
+                assert sizes[2] - sizes[1] == sizes[1] >= 0
+                both = none._replace(full=counts[1], pending=counts[1])
+                assert rank.slack_bytes(both) >= sizes[1]
+                checked.append(sizes[1])
+        return split_step_peak(chunks, order, chunk_of, num_microbatches, turns=turns)
+
+    monkeypatch.setattr("megaplan.budget.megarun.split_step_peak", checking)
+    odd = {"batch": {"micro_batch_size": 1, "seq_length": 16}}  # storages that are no whole blocks of the allocator
+    budget_of(hybrid({"mesh": {"pp": pp, "vpp": vpp, "dp_shard": 2}, "schedule": {"kind": kind, "num_microbatches": m}, **odd}))
+    assert max(checked) > 0

@@ -1,14 +1,19 @@
 """The peak of a step is the largest of all its moments: what is passed over could not be it, and cells are the whole."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any
 
 import pytest
 
 from megaplan.budget import step
 from megaplan.budget.chunk import Chunk
-from megaplan.budget.occupancy import FORWARD, FORWARDED, REDUCE, Occupancy
+from megaplan.budget.megarun import slot_chunks
+from megaplan.budget.occupancy import FORWARD, FORWARDED, REDUCE, UNTOUCHED, Occupancy
 from megaplan.budget.values import Budget
+from megaplan.hosts.megarun.storage import GroupBytes
+from megaplan.inventory.build import build_inventory
+from megaplan.layout.build import build_layout
 from megaplan.spec.models import Spec
 
 SCHEDULES = [("1f1b", 4, 1, 4), ("1f1b", 4, 1, 9), ("gpipe", 4, 1, 6), ("interleaved_1f1b", 2, 2, 4), ("looped_bfs", 2, 2, 4)]
@@ -17,6 +22,7 @@ VARIANTS = [
     {"sharding.reshard_after_forward": True},
     {"precision.grads": "bf16"},
     {"precision.grads": "bf16", "batch.micro_batch_size": 1, "batch.seq_length": 16, "model.mlp.ffn_hidden_size": 8192},
+    {"sharding.reshard_after_forward": True, "batch.micro_batch_size": 1, "batch.seq_length": 16, "model.mlp.ffn_hidden_size": 8192},
     {"mesh.ep": 2},
     {"model.vocab_size": 65536},
 ]
@@ -58,3 +64,48 @@ def test_nothing_larger_is_passed_over(
     mesh, schedule = {"pp": pp, "vpp": vpp, "dp_shard": 2}, {"kind": kind, "num_microbatches": m}
     budget_of(hybrid({"mesh": mesh, "schedule": schedule, **variant}))
     assert len(checked) > pp * vpp
+
+
+@pytest.mark.parametrize(
+    "overrides", [{}, {"mesh.ep": 2}, {"model.moe.shared_ffn_hidden_size": 256}, {"precision.params": "fp32"}], ids=str
+)
+def test_a_bank_is_copied_out_beside_all_that_its_layer_gathers(overrides: dict[str, Any], hybrid: Callable[..., Spec]) -> None:
+    """Freed after each forward, few tokens: parameters of layer and bank, and the outputs both were gathered into, are there at once."""
+    few = {"batch.micro_batch_size": 1, "batch.seq_length": 16, "sharding.reshard_after_forward": True, "mesh.dp_shard": 4}
+    spec = hybrid({"model.moe.ffn_hidden_size": 512, "model.features": {}, **few, **overrides})
+    inventory, found = build_inventory(spec), 0
+    for chunk in slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 5), (5, 10)])):
+        peak = chunk.forward_peak(UNTOUCHED)
+        for index, unit in enumerate(chunk.units):
+            if unit.has_bank and unit.storage is not None:
+                dense, bank = unit.storage.dense, unit.storage.experts
+                gathered = dense.gathered_bytes + dense.flat_bytes + bank.gathered_bytes + bank.flat_bytes
+                assert peak.total >= chunk.before[index] + chunk.root.gathered_bytes + gathered
+                found += dense.flat_bytes > 0
+    assert found == 2
+
+
+@pytest.mark.parametrize("pattern", ["AEMRD", "DDE", "EE"])
+def test_the_next_layer_s_gather_is_in_flight_only_where_it_is_gathered_ahead(pattern: str, hybrid: Callable[..., Spec]) -> None:
+    """With EP a forward begins by gathering the layer that follows, and no other; before the first layer all blocks wait for it."""
+    sections = {"A": "attention", "M": "mamba", "R": "recurrent", "D": "mlp"}
+    gone = {f"model.{section}": None for letter, section in sections.items() if letter not in pattern}
+    spec = hybrid({"model.pattern": pattern, "model.features": {}, "mesh": {"pp": 2, "dp_shard": 4}, **gone})
+    inventory = build_inventory(spec)
+    for chunk in slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 5), (5, 10)])):
+        assert not chunk.policy.gathers_ahead
+        ahead = copy(chunk)
+        ahead.policy = chunk.policy._replace(gathers_ahead=True)
+        layers = [index for index, unit in enumerate(chunk.units) if unit.layer]
+        for index, (one, other) in enumerate(zip(chunk.first_gathers.running, ahead.first_gathers.running, strict=True)):
+            following = next((layer for layer in layers if layer > index), None)
+            outside_behind = not chunk.units[index].layer and index > layers[0]
+            expected = 0 if following is None or (chunk.units[index].layer and following != index + 1) or outside_behind else following
+            assert other - one == (chunk.units[expected].flat_bytes if expected else 0)
+
+
+def test_a_reduction_holds_all_of_its_buffers() -> None:
+    """One byte more of any buffer is one byte more of the reduction; what is gathered or accumulated is not part of it."""
+    buffers = {"reduce_bytes", "reduced_bytes", "divided_bytes", "recast_bytes"}
+    for name in GroupBytes._fields:
+        assert GroupBytes()._replace(**{name: 1}).reduction_bytes == (name in buffers)

@@ -18,7 +18,9 @@ CASES = {
         *("--set", "mesh.pp=1", "--set", "mesh.dp_shard=8", "--compare", "host.kernels=reference"),
     ),
     "estimate-skewed": ("estimate", "plans/nam56r-8xh200.yaml", "--set", "mesh.ep=4", "--set", "batch.micro_batch_size=6"),
+    "estimate-padded": ("estimate", "plans/nam56r-8xh200.yaml", "--set", "mesh.dp_shard=2048"),
     "split": ("split", "plans/nam56r-8xh200.yaml", "-o", "new.json"),
+    "split-padded": ("split", "plans/llama-3.1-8b.yaml", "--set", "mesh.dp_shard=1021"),
     "split-manual": (
         "split",
         "plans/tiny-hybrid-pp2.yaml",

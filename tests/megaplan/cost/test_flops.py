@@ -125,7 +125,7 @@ def test_ssd_counts_the_chunked_products(*, chunks: int, chunk: int, groups: int
 @settings(max_examples=40)
 @given(chunks=st.integers(1, 3), positions=SMALL, rank=st.integers(1, 4), heads=SMALL, width=SMALL, state=SMALL)
 def test_mimo_ssd_counts_rank_rows_a_position(*, chunks: int, positions: int, rank: int, heads: int, width: int, state: int) -> None:
-    """A tile has positions × rank rows; all its products are per head."""
+    """A chunk has positions × rank rows; all its products are per head."""
     rows = positions * rank
     forward, scores = Counter(), Counter()
     for _ in range(chunks * heads):
@@ -134,8 +134,8 @@ def test_mimo_ssd_counts_rank_rows_a_position(*, chunks: int, positions: int, ra
         forward.product(state, rows, width)
         forward.product(rows, state, width)
     seq = chunks * positions
-    sizes = {"num_heads": heads, "head_dim": width, "state_dim": state, "num_groups": 1, "chunk_size": rows}
-    work = mimo_ssd(Workload(seq, seq, 2), mimo_rank=rank, **sizes)
+    sizes = {"num_heads": heads, "head_dim": width, "state_dim": state, "num_groups": 1, "chunk_size": positions}
+    work = mimo_ssd(Workload(seq, seq, 2), mimo_rank=rank, save_every=seq, **sizes)
     assert work.forward * seq == forward.flops + scores.flops
     assert work.recomputed * seq == scores.flops
 
@@ -183,12 +183,13 @@ def test_a_layer_is_its_matrices_and_its_core(name: str) -> None:
         if block.family == "M" and model.mamba is not None:
             mamba, width = model.mamba, next(t for t in block.tensors if t.name == "out_proj.weight").shape[1]
             sizes = {"num_heads": width // mamba.head_dim, "head_dim": mamba.head_dim, "state_dim": mamba.state_dim}
-            sizes |= {"num_groups": mamba.num_groups, "chunk_size": mamba.chunk_size}
+            sizes |= {"num_groups": mamba.num_groups}
             if mamba.kind == "mamba2":
+                sizes["chunk_size"] = mamba.chunk_size
                 weights = 2 * next(t for t in block.tensors if t.name == "conv1d.weight").elements
                 core = ssd(load_, **sizes).forward + weights
             else:
-                core = mimo_ssd(load_, mimo_rank=mamba.mimo_rank, **sizes).forward
+                core = mimo_ssd(load_, mimo_rank=mamba.mimo_rank, chunk_size=16, save_every=256, **sizes).forward
         if block.family == "R" and model.recurrent is not None:
             convolved = 2 * sum(t.elements for t in block.tensors if t.name.startswith("conv") and t.name.endswith("weight"))
             recurrence = m2rnn(load_, model.recurrent)
@@ -278,7 +279,7 @@ def test_every_formula_s_example_is_what_the_model_computes() -> None:
         "attention_core": attention_core(Workload(8192, 8192, 2), **head_128).forward,
         "indexer": flagship_layers[4].forward_flops - flagship_layers[0].forward_flops + not_chosen - indexer_linears,
         "ssd": ssd(at_4096, num_heads=128, **small).forward,
-        "mimo_ssd": mimo_ssd(at_4096, num_heads=112, mimo_rank=4, **small).forward,
+        "mimo_ssd": mimo_ssd(at_4096, num_heads=112, mimo_rank=4, save_every=256, **small | {"chunk_size": 16}).forward,
         "m2rnn": m2rnn(at_4096, recurrent).forward,
         "causal_conv1d": causal_conv1d(at_4096, 8192 + 2 * 8 * 128, 4).forward,
         "experts": costs_of(mixtral).layers[1].forward_flops - evaluated["router"],

@@ -62,6 +62,7 @@ CHANGES = [
 OF_HYBRID = [
     "model.mamba.expand=4", "model.mamba.num_heads=32", "model.mamba.head_dim=64", "model.mamba.state_dim=32",
     "model.mamba.num_groups=2", "model.mamba.conv_kernel=3", "model.mamba.conv_bias=false", "model.mamba.chunk_size=64",
+    "model.mamba.time_step_min=0.001", "model.mamba.time_step_max=0.2",
     "model.mamba={kind: mamba3, head_dim: 32, num_groups: 4}", "model.moe.num_experts=16", "model.moe.top_k=4",
     "model.moe.ffn_hidden_size=512", "model.moe.shared_ffn_hidden_size=0", "model.moe.activation=relu2",
     "model.moe.normalize_top_k=false", "model.moe.capacity_factor=1.5", "model.moe.balance_loss_coefficient=0.01",
@@ -129,7 +130,7 @@ def test_every_key_of_megatrons_host_is_written_or_told() -> None:
         "hidden_dropout=0.0", "attention_dropout=0.0", "cublas_workspace_kib=8320", "distributed_optimizer=false",
         "precision_aware_optimizer=true", "recompute_modules=[moe_act]", "recompute_num_layers=2", "moe_dispatcher=alltoall",
         "moe_grouped_gemm=true", "moe_overlap=true", "fused_squared_relu=true", "tp_comm_overlap=true", "microbatch_group_size=4",
-        "mtp_repeated=true", "moe_permute_fusion=true", "deterministic_mode=true",
+        "mtp_repeated=true", "moe_permute_fusion=true", "deterministic_mode=true", "moe_dispatcher=flex>>host.moe_flex_backend=hybridep",
     ]  # fmt: skip
     assert silent("megatron", text, [f"host.{change}" for change in changes]) == []
 

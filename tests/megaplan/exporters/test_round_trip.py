@@ -79,7 +79,7 @@ def hosts(draw: Any, hybrid: bool, muon: bool) -> dict[str, Any]:
         "attention_mask": draw(st.booleans()),
         "hidden_dropout": draw(st.sampled_from([0.0, 0.1])),
         "attention_dropout": draw(st.sampled_from([0.0, 0.1])),
-        "cublas_workspace_kib": draw(st.sampled_from([8192, 32768])),
+        "cublas_workspace_kib": draw(st.sampled_from([None, 8192, 32768])),
         "distributed_optimizer": draw(st.booleans()),
         "precision_aware_optimizer": not muon and draw(st.booleans()),
         "recompute_modules": []
@@ -134,6 +134,8 @@ def specs(draw: Any) -> dict[str, Any]:
         }
         host |= {"moe_dispatcher": draw(st.sampled_from(["allgather", "alltoall", "flex"])), "moe_grouped_gemm": draw(st.booleans())}
         host |= {"moe_permute_fusion": draw(st.booleans())}
+        if host["moe_dispatcher"] == "flex":
+            host["moe_flex_backend"] = draw(st.sampled_from(["deepep", "hybridep"]))
     if "D" in letters:
         model["mlp"] = {"ffn_hidden_size": 192, "activation": activation}
     if mtp:

@@ -85,7 +85,7 @@ def test_mamba3() -> None:
     # inner 32, B and C 2 groups · rank 2 · state 3 = 12 each: in_proj's output 32+32+12+12+3·4 = 100 wide 3200; angles [2,8,2] 64;
     # B and C normed [2,8,12] 384 each, rstd fp32 [2,8,4] 256 each; states [2,3,4,8,3] 1152, phases fp32 [2,3,4,2] 192;
     # gated output 1024
-    section = {"kind": "mamba3", "head_dim": 8, "state_dim": 3, "num_groups": 2, "mimo_rank": 2, "num_angles": 2, "chunk_size": 3}
+    section = {"kind": "mamba3", "head_dim": 8, "state_dim": 3, "num_groups": 2, "mimo_rank": 2, "num_angles": 2, "save_every": 3}
     assert saved_bytes(ledger_of(spec_of("M", {"mamba": section}))) == NORM + 3200 + 64 + 2 * 384 + 2 * 256 + 1152 + 192 + 1024
 
 

@@ -3,7 +3,7 @@
 import pytest
 from hf_samples import DEEPSEEK_V3, GONE, MODELS, config, text
 
-from megaplan.errors import Severity
+from megaplan.errors import MegaplanError, Severity
 from megaplan.importers.hf import FAMILIES, ImportedSpec, import_hf, spec_text
 from megaplan.inventory.build import build_inventory
 from megaplan.spec.load import load_spec_text
@@ -115,6 +115,32 @@ def test_what_is_not_carried_is_listed_in_one_warning() -> None:
     assert found[0].severity is Severity.WARNING
     fields = [line.split(" = ")[0] for line in found[0].detail.splitlines()]
     assert fields == ["embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "limits"),
+    [
+        ("Nemotron-H-8B", {"time_step_min": 0.002, "time_step_limit": [0.5, 0.6]}, (0.002, None)),
+        ("Nemotron-H-8B", {"time_step_min": GONE}, (0.001, None)),
+        ("Mamba-Codestral-7B-v0.1", {}, (0.0, None)),
+        ("Mamba-Codestral-7B-v0.1", {"time_step_limit": None}, (0.0, None)),
+        ("Mamba-Codestral-7B-v0.1", {"time_step_limit": [0.001, 0.1]}, (0.001, 0.1)),
+        ("granite-4.0-h-tiny", {"time_step_limit": [0.001, float("inf")]}, (0.001, None)),
+    ],
+)
+def test_limits_of_time_steps(name: str, changes: dict[str, object], limits: tuple[float, float | None]) -> None:
+    """As the code of each family takes them: nemotron_h reads no `time_step_limit`."""
+    imported = import_hf(text(config(name, **changes)), "config.json")
+    mamba = imported.loaded.spec.model.mamba
+    assert (mamba.time_step_min, mamba.time_step_max) == limits
+    assert not any("time_step" in item.detail for item in imported.loaded.diagnostics)
+
+
+@pytest.mark.parametrize("limit", [[0.001], [0.1, "large"], ["Infinity", 1.0], [-1.0, 1.0], 0.1])
+def test_a_limit_of_time_steps_is_two_numbers(limit: object) -> None:
+    with pytest.raises(MegaplanError) as refused:
+        import_hf(text(config("Mamba-Codestral-7B-v0.1", time_step_limit=limit)), "config.json")
+    assert [(item.code, item.location.key) for item in refused.value.diagnostics] == [("MP804", "time_step_limit")]
 
 
 def test_the_batch_is_noted_until_it_is_set() -> None:

@@ -132,3 +132,12 @@ def test_the_makespan_alone_is_the_replays() -> None:
     linked = link(actions("dualpipev", 4, 2, 9), 8)
     times = SlotTimes(tuple(range(1, 9)), tuple(range(3, 11)), tuple(range(8, 0, -1)))
     assert linked.makespan(times, p2p=2) == linked.replay(times, p2p=2).makespan
+
+
+def test_an_overlap_hides_nothing_unless_that_is_stated() -> None:
+    """torch runs the two one after the other; so do times of which nothing else is said, and equal ones."""
+    orders, sizes = actions("dualpipev", 2, 2, 4), (1000,) * 4
+    stated = replay(orders, SlotTimes(sizes, sizes, sizes, hidden_percent=0)).makespan
+    assert (
+        replay(orders, SlotTimes(sizes, sizes, sizes)).makespan == replay(orders, SlotTimes.equal(4, 1000, 1000, 1000)).makespan == stated
+    )

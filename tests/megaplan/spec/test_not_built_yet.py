@@ -4,7 +4,7 @@ import pytest
 from spec_samples import Accepted
 
 from megaplan.errors import Severity
-from megaplan.spec.not_built_yet import unbuilt
+from megaplan.spec.not_built_yet import megarun_refuses
 
 MLA = "{kind: mla, num_heads: 4, q_lora_rank: null, kv_lora_rank: 8, qk_nope_head_dim: 8, qk_rope_head_dim: 8, v_head_dim: 8}"
 BUILT = [
@@ -33,12 +33,12 @@ def test_what_is_built_is_silent(accepted: Accepted, override: str) -> None:
 def test_every_family_is_built_over_a_context_group(accepted: Accepted) -> None:
     for mamba in ("mamba2", "mamba3"):
         overrides = ["mesh.cp=2", "recompute.default=selective", f"model.mamba={{kind: {mamba}, head_dim: 16}}"]
-        assert unbuilt(accepted(overrides=overrides).spec) == ()
+        assert megarun_refuses(accepted(overrides=overrides).spec) == ()
 
 
 def test_interleaved_stages_are_built(accepted: Accepted) -> None:
     overrides = ["mesh.vpp=2", "schedule.kind=interleaved_1f1b"]
-    assert unbuilt(accepted(overrides=overrides).spec) == ()
+    assert megarun_refuses(accepted(overrides=overrides).spec) == ()
 
 
 @pytest.mark.parametrize("override", NOT_BUILT)
@@ -48,9 +48,24 @@ def test_what_is_not_built_is_noted_at_its_key(accepted: Accepted, override: str
     assert found.location.file == f"--set {override}"
 
 
+DTYPES = {
+    "precision.reduce=bf16": ("MP602", "precision.reduce = bf16, precision.grads = fp32, mesh.pp = 5"),
+    "precision.master=bf16": ("MP603", "precision.moments = fp32, precision.master = bf16"),
+}
+
+
+@pytest.mark.parametrize("override", DTYPES)
+def test_dtypes_that_torch_would_not_keep_are_noted(accepted: Accepted, override: str) -> None:
+    """What megarun refuses at launch is known when the spec is planned."""
+    (found,) = accepted(overrides=["mesh.pp=5", "schedule.num_microbatches=5", override]).diagnostics
+    assert (found.code, found.detail) == DTYPES[override]
+    assert found.severity is Severity.NOTE
+    assert found.hints[0].startswith("megaplan split SPEC --set precision.")
+
+
 def test_all_of_it_is_one_note(accepted: Accepted) -> None:
     overrides = ["mesh.etp=2", "precision.grads=fp16", "model.moe.capacity_factor=1.5"]
-    (found,) = unbuilt(accepted(overrides=overrides).spec)
+    (found,) = megarun_refuses(accepted(overrides=overrides).spec)
     assert found.detail.splitlines() == [
         "model.moe.capacity_factor = 1.5; megarun trains with null",
         "mesh.etp = 2; megarun trains with 1",

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megaplan.errors import Diagnostic, MegaplanError
+from megaplan.spec.architecture import Mamba2
 from megaplan.spec.pattern import LETTERS, format_pattern, parse_pattern
 
 words = st.text(alphabet=LETTERS, min_size=1, max_size=20)
@@ -98,3 +99,18 @@ def test_shape_errors_show_the_text_and_the_repair(text: str, num_layers: int, c
     assert found.code == code
     assert detail in found.detail
     assert hint in found.hints
+
+
+@pytest.mark.parametrize("num_letters", [59, 60, 61])
+def test_a_translation_is_offered_as_far_as_it_can_be_shown(num_letters: int) -> None:
+    """60 letters are shown whole; a longer pattern would be pasted without its end."""
+    (found,) = problems("M" + "*" * (num_letters - 1), num_letters)
+    offered = [hint for hint in found.hints if hint.startswith("pattern: ")]
+    assert offered == (["pattern: M" + "A" * (num_letters - 1)] if num_letters <= 60 else [])
+
+
+def test_mamba_2_is_the_reference_implementation_s_unless_stated() -> None:
+    """The defaults of `mamba_ssm.modules.mamba2.Mamba2`: a config that leaves them out means those."""
+    mamba = Mamba2.model_validate({"kind": "mamba2"})
+    sizes = mamba.expand, mamba.head_dim, mamba.state_dim, mamba.num_groups, mamba.conv_kernel, mamba.conv_bias, mamba.chunk_size
+    assert sizes == (2, 64, 128, 1, 4, True, 256)

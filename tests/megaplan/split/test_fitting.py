@@ -10,12 +10,14 @@ import pytest
 
 from megaplan.budget.build import build_budget
 from megaplan.errors import Severity
+from megaplan.hosts.megarun.boundaries import boundary_bytes
+from megaplan.hosts.megarun.dims import local_dims
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.layout.spans import Spans, cuts_of, spans_of
 from megaplan.spec.load import load_spec
 from megaplan.spec.models import Spec
-from megaplan.split import weigh
+from megaplan.split import fitting, weigh
 from megaplan.split.certify import stack_of
 from megaplan.split.choose import choose_cuts
 from megaplan.split.costs import stack_costs
@@ -168,3 +170,67 @@ def test_constraints_hold_under_memory() -> None:
     free = small("1f1b", 24)
     assert not set(cuts_of(chosen(spec).spans)) & {4, 5, 6}
     assert chosen(spec).certificate.value >= chosen(free).certificate.value
+
+
+def sum_and_budget(spec: Spec, cuts: list[int], rank: int) -> tuple[int, int]:
+    """By how much a pp rank exceeds its largest sum, and its memory."""
+    inventory, spans = build_inventory(spec), spans_of(cuts, spec.model.num_layers)
+    memory = Memory(spec, inventory)
+    owned = [(slot.start, slot.stop) for slot in build_layout(spec, inventory, spans).of_rank(rank)]
+    return max(moment.excess(owned) for moment in memory.sums(spans)[rank]), memory.excesses(spans)[rank]
+
+
+@pytest.mark.requirement("R-26")
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("schedule.kind=gpipe",),
+        ("schedule.steps_per_update=3",),
+        ("optimizer.matrix=adamw",),
+        ("mesh.dp_shard=3",),
+        ("mesh.tp=2",),
+        ("mesh.dp_replicate=2",),
+        ("sharding.reshard_after_forward=true",),
+        ("recompute.default=selective",),
+        ("recompute.default=full",),
+        ("precision.grads=bf16",),
+    ],
+    ids=" ".join,
+)
+def test_layers_weigh_in_the_sums_what_they_add_to_the_budget(overrides: tuple[str, ...]) -> None:
+    """More layers of the same kind inside a middle stage: the peak stays at the same moment of the same block, and grows by the sums."""
+    spec = spec_of("mesh.pp=4", "schedule.num_microbatches=8", *overrides, plan="llama-3.1-8b")
+    (few, least), (many, most) = (sum_and_budget(spec, cuts, 1) for cuts in ([16, 32, 48], [16, 40, 48]))
+    assert many - few == most - least > 0
+
+
+@pytest.mark.requirement("R-26")
+@pytest.mark.parametrize("kind", ["interleaved_1f1b", "zbv"])
+def test_layers_of_a_chunk_weigh_in_the_sums_what_they_add_to_the_budget(kind: str) -> None:
+    spec = spec_of("mesh.pp=4", "mesh.vpp=2", f"schedule.kind={kind}", "schedule.num_microbatches=8", plan="llama-3.1-8b")
+    rest = [24, 32, 40, 48, 56]
+    (few, least), (many, most) = (sum_and_budget(spec, [8, cut, *rest], 1) for cut in (16, 20))
+    assert many - few == most - least > 0
+
+
+@pytest.mark.requirement("R-26")
+@pytest.mark.parametrize(("kind", "outputs"), [("1f1b", 0), ("gpipe", 1)])
+def test_microbatches_weigh_in_the_sums_what_they_add_to_the_budget(kind: str, outputs: int) -> None:
+    """Receive buffers, and under gpipe what a microbatch keeps; the stage's own output, which is no layer's, is in the budget alone."""
+    specs = [spec_of("mesh.pp=4", "mesh.vpp=1", f"schedule.kind={kind}", f"schedule.num_microbatches={m}") for m in (8, 9)]
+    boundary = boundary_bytes(local_dims(specs[0]))
+    for rank in (1, 2):
+        (few, least), (many, most) = (sum_and_budget(spec, [9, 20, 40], rank) for spec in specs)
+        assert (most - least) - (many - few) == outputs * boundary
+        assert many - few >= 2 * boundary
+
+
+def test_cuts_that_a_descent_brought_to_the_limit_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An excess of 0 bytes is none: the last byte of a device is usable."""
+    spec = small("interleaved_1f1b", 160)
+    cuts = cuts_of(chosen(spec).spans)
+    for excess, code in ((-1, "MP334"), (0, "MP334"), (1, "MP336")):
+        monkeypatch.setattr(fitting, "best_fitting", lambda *_: None)
+        monkeypatch.setattr(fitting, "smallest_excess", lambda *_, excess=excess: fitting.Excess(cuts, excess, min(excess, 0)))
+        assert codes(chosen(spec)) == [code]

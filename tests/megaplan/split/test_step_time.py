@@ -13,9 +13,11 @@ from megaplan.inventory.build import build_inventory
 from megaplan.layout.spans import cuts_of, spans_of
 from megaplan.schedule import KINDS, SPLIT_BACKWARD, SlotTimes, actions, placement, replay
 from megaplan.spec.load import load_spec
+from megaplan.split import step_time
 from megaplan.split.choose import choose_cuts
 from megaplan.split.constraints import Constraints
 from megaplan.split.equal import equal_cuts
+from megaplan.split.moves import neighbours
 from megaplan.split.paths import paths_of
 from megaplan.split.step import Pipeline, step_time_cuts
 from megaplan.split.step_bound import StepBound
@@ -99,3 +101,43 @@ def test_one_slot_takes_its_whole_load_and_that_is_proven() -> None:
         spec.schedule.num_microbatches
     )
     assert found.certificate.optimal
+
+
+class CountedStep:
+    """A step that no move makes shorter, and how often it was replayed."""
+
+    def __init__(self) -> None:
+        self.num_replays = 0
+
+    def of(self, cuts: tuple[int, ...]) -> int:
+        self.num_replays += 1
+        return 10 if cuts == (3, 6, 9) else 11
+
+    def is_at_least(self, *_: object) -> bool:
+        return False
+
+
+def test_a_climb_ends_with_its_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_time, "MAX_REPLAYS", 5)
+    step = CountedStep()
+    found = step_time.climb(step, (3, 6, 9), range(1, 12), frozenset(), lambda _: True)  # type: ignore[arg-type]
+    assert found == (3, 6, 9)
+    assert step.num_replays <= 1 + 5
+
+
+def test_a_climb_goes_on_from_the_best_cuts() -> None:
+    """Whatever it tries is one move from the best so far, so that gains add up and the last cuts are no worse than any neighbour."""
+    tried: list[tuple[int, ...]] = []
+    target = (2, 8, 10)
+
+    class Towards(CountedStep):
+        def of(self, cuts: tuple[int, ...]) -> int:
+            tried.append(cuts)
+            return sum(abs(cut - aim) for cut, aim in zip(cuts, target, strict=True))
+
+    assert step_time.climb(Towards(), (3, 4, 5), range(12), frozenset(), lambda _: True) == target  # type: ignore[arg-type]
+    best = (3, 4, 5)
+    for cuts in tried:
+        assert cuts == best or cuts in set(neighbours(best, 12)), (best, cuts)
+        if sum(abs(cut - aim) for cut, aim in zip(cuts, target, strict=True)) < sum(abs(c - a) for c, a in zip(best, target, strict=True)):
+            best = cuts

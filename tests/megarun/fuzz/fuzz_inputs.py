@@ -129,6 +129,8 @@ class Inputs:
         files = {"__0_0.distcp": FileRecord(1, "ab" * 32), INDEX: FileRecord(2, "cd" * 32)}
         self._manifest = json.loads(Manifest(2, 0, (4, 16), "sha256:a", "sha256:b", 2, "2.13.0", files).text())
         self._manifest["course"] = {"skipped": [[1, 2], [5, 8]], "losses": [1.5]}
+        self._manifest["line"] = [[0, 0], [1, 2]]
+        self._manifest["data"] = [{"name": "a.tokens", "payload_sha256": "ef" * 32, "num_tokens": 40, "weight": 1}]
         chunk = [[0, 0], [4, 4], "__0_0.distcp", 0, 64]
         self._index = {"tensors": {"embedding.weight": {"dtype": "torch.float32", "shape": [4, 4], "chunks": [chunk]}}}
         self.readers: dict[str, Callable[[random.Random], None]] = {

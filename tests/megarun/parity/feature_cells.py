@@ -49,7 +49,7 @@ NAM56R = {
         "full_layers": [4],
         "nope_layers": [8],
     },
-    "model.mamba": {"kind": "mamba3", "head_dim": 32, "state_dim": 16, "num_groups": 4, "mimo_rank": 4, "num_angles": 4, "chunk_size": 8},
+    "model.mamba": {"kind": "mamba3", "head_dim": 32, "state_dim": 16, "num_groups": 4, "mimo_rank": 4, "num_angles": 4, "save_every": 8},
     "model.moe": {
         "num_experts": 16,
         "top_k": 4,

@@ -104,6 +104,8 @@ RECOMPUTED_ATTENTION = {"recompute": {"default": "full", "blocks": {"E": "select
 SELECTIVE = {"recompute": {"default": "selective"}}
 LATENT = pattern("AEAM", attention=MLA)
 FEW_TOKENS = {"model.moe.num_experts": 16, "model.moe.top_k": 1, "batch": {"micro_batch_size": 1, "seq_length": 4}}
+# 2 · 20 rows of up, 2 · 32 of down: three shards end inside an expert, the last ones short, and one has rows of both
+TWO_EXPERTS = {"model.moe.num_experts": 2, "model.moe.ffn_hidden_size": 20}
 BF16 = {"precision.params": "bf16"}
 ADAMW = {"optimizer.matrix": "adamw"}
 # AdamW divides by |gradient|: where an entry is near zero, its rounding becomes a step. A small rate leaves steps small beside weights; a
@@ -323,7 +325,7 @@ CELLS = [
     Cell("cp2-mamba3", C2, spec=pattern("M", 2, mamba=MIMO) | GENTLE, ci=True),
     Cell("cp4-mamba3-single", C4, spec=pattern("M", 2, mamba=MAMBA3) | LONG),
     Cell("cp4-mamba3-one-group", C4, spec=pattern("M", 2, mamba={**MIMO, "num_groups": 1}) | LONG | GENTLE),
-    Cell("cp2-mamba3-short-chunks-tp2", C2 | T2, spec=pattern("M", 2, mamba={**MIMO, "chunk_size": 3})),
+    Cell("cp2-mamba3-short-chunks-tp2", C2 | T2, spec=pattern("M", 2, mamba={**MIMO, "chunk_size": 2, "save_every": 3})),
     Cell("cp2-pp2-mamba3", C2 | {"pp": 2}, spec=ROTATING),
     Cell("cp2-zbv-mamba3-selective-reshard", C2 | V2, "zbv", ROTATING | SELECTIVE | RESHARD),
     Cell("cp2-tp2-dp2-mamba3-recompute", C2 | T2 | {"dp_shard": 2}, spec=ROTATING | RECOMPUTED),
@@ -347,6 +349,14 @@ CELLS = [
     Cell("tp2-ep2-hsdp-2x2-adamw", T2 | E2 | {"dp_replicate": 2}, spec=ADAMW | GENTLE),
     Cell("1f1b-pp2-tp2-ep4-dp2", T2 | {"pp": 2, "dp_shard": 2, "ep": 4}, spec=RECOMPUTED),
     Cell("zbv-pp2-tp2-ep2-vocabulary", T2V | V2 | {"ep": 2}, "zbv"),
+    # more shards than experts
+    Cell("dp3-two-experts", {"dp_shard": 3}, spec=TWO_EXPERTS | EXPERTS, num_microbatches=6, ci=True),
+    Cell("dp4-two-experts-adamw-reshard", {"dp_shard": 4}, spec=TWO_EXPERTS | ADAMW | GENTLE | RESHARD | RECOMPUTED),
+    Cell("dp4-ep2-two-experts", {"dp_shard": 4, "ep": 2}, spec=TWO_EXPERTS | EXPERTS),
+    Cell("hsdp-2x3-two-experts", {"dp_replicate": 2, "dp_shard": 3}, spec=TWO_EXPERTS | GENTLE, num_microbatches=6),
+    Cell("1f1b-pp2-dp3-two-experts-reshard", {"pp": 2, "dp_shard": 3}, spec=TWO_EXPERTS | EXPERTS | RESHARD, num_microbatches=6),
+    Cell("zbv-pp2-dp4-two-experts", V2 | {"dp_shard": 4}, "zbv", TWO_EXPERTS | EXPERTS, num_microbatches=8),
+    Cell("tp2-dp3-ep2-two-experts", T2 | {"dp_shard": 3, "ep": 2}, spec=TWO_EXPERTS | GENTLE, num_microbatches=6),
     # losses of the routers, from every stage
     Cell("router-losses-gpipe-pp2", {"pp": 2}, "gpipe", EXPERTS | ROUTED),
     Cell("router-losses-1f1b-pp2-dp2", {"pp": 2, "dp_shard": 2}, spec=ROUTED),

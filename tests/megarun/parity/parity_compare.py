@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -55,6 +56,17 @@ def first_difference(case: dict[str, Any], records: Sequence[Record], reference:
     )
 
 
+def course_difference(case: dict[str, Any], records: Sequence[Record], reference: Record, tolerance: float) -> Difference | None:
+    """Where a layout's course leaves one process's: gradients of every step, and what plain steps and the optimizers make of parameters."""
+    spec = Spec.model_validate(case["spec"])
+    inventory = build_inventory(spec)
+    order = _model_order(inventory)
+    compared = [("initial", 0.0), *((key, tolerance) for key in reference if key.startswith("gradients ")), ("trained", tolerance)]
+    tensors = (_tensors(key, order, inventory, spec, records, reference, bound) for key, bound in [*compared, ("updated", tolerance)])
+    numbers = (_numbers(key, records, reference, tolerance) for key in ("losses", "auxiliary", "norms"))
+    return next((found for found in chain(tensors, numbers) if found is not None), None)
+
+
 def zero_gradients(spec: Spec) -> frozenset[str]:
     """Tensors whose gradient is zero analytically: what is computed is rounding, which AdamW turns into steps of a random sign.
 
@@ -106,7 +118,7 @@ def _tensors(
     what: str, order: list[str], inventory: Inventory, spec: Spec, records: Sequence[Record], reference: Record, tolerance: float
 ) -> Difference | None:
     tensors, expected, mesh = dict(inventory.tensors()), reference[what], spec.mesh
-    zero = zero_gradients(spec) if what != "initial" else frozenset()
+    zero = zero_gradients(spec) if what not in ("initial", "updated") else frozenset()
     held = {name for record in records for name in record[what]}
     if held != expected.keys():
         missing = sorted(held ^ expected.keys())

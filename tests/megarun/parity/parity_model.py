@@ -12,7 +12,7 @@ BASE: dict[str, Any] = {
         "hidden_size": 32,
         "vocab_size": 64,
         "attention": {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8},
-        "mamba": {"kind": "mamba2", "expand": 2, "head_dim": 16, "state_dim": 8, "num_groups": 4, "chunk_size": 8},
+        "mamba": {"kind": "mamba2", "expand": 2, "head_dim": 16, "state_dim": 8, "num_groups": 4, "chunk_size": 8, "time_step_min": 0.003},
         "moe": {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 24, "shared_ffn_hidden_size": 16},
         "recurrent": {"kind": "m2rnn", "num_heads": 4, "key_dim": 4, "value_dim": 4, "save_every": 8},
         "mlp": {"ffn_hidden_size": 40},
@@ -22,8 +22,8 @@ BASE: dict[str, Any] = {
     "optimizer": {"newton_schulz_dtype": "fp32"},
     "training": {"steps": 10, "learning_rate": 1.0e-3},
 }
-MAMBA3 = {"kind": "mamba3", "expand": 2, "head_dim": 16, "state_dim": 8, "num_groups": 4, "chunk_size": 8}
-MIMO = {**MAMBA3, "mimo_rank": 2, "num_angles": 3}
+MAMBA3 = {"kind": "mamba3", "expand": 2, "head_dim": 16, "state_dim": 8, "num_groups": 4, "chunk_size": 4, "save_every": 8}
+MIMO = {**MAMBA3, "mimo_rank": 2, "num_angles": 3, "rate_activation": "heavy_tail"}
 SECTIONS = {"A": "attention", "M": "mamba", "E": "moe", "R": "recurrent", "D": "mlp"}
 MLA = {
     "kind": "mla",

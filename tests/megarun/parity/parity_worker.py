@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from parity_course import course
 from parity_rows import CountingRows
 from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -19,6 +20,7 @@ from torch.distributed.tensor._redistribute import clear_redistribute_planner_ca
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from megaplan.inventory.build import build_inventory
+from megaplan.inventory.tensors import Inventory
 from megaplan.layout.build import build_layout
 from megaplan.plan.digests import model_digest
 from megaplan.spec.models import Mesh, Spec
@@ -73,9 +75,9 @@ def train_case(case: dict[str, Any]) -> dict[str, Any]:
     rows = CountingRows(job.spec.model.vocab_size, job.spec.batch.micro_batch_size, case.get("reversed_parts", 0))
     batches = Batches(rows, job.spec, mesh)
     parameters = [named for stage in trainer.stages for named in stage.named_parameters()]
-    record: dict[str, Any] = {"initial": _by_name(parameters, lambda p: p)}
+    record: dict[str, Any] = {"initial": _by_name(job.inventory, parameters, lambda p: p)}
     trainer.accumulate_gradients(batches.at(0))
-    record["gradients"] = _by_name(parameters, lambda p: p.grad)
+    record["gradients"] = _by_name(job.inventory, parameters, lambda p: p.grad)
     for _, parameter in parameters:
         parameter.grad = None
     evaluator, control = Evaluator(job, trainer, rows, 1), torch.distributed.group.WORLD
@@ -92,9 +94,17 @@ def train_case(case: dict[str, Any]) -> dict[str, Any]:
     record["router_entropy"] = [routing.entropy for routing in routings]
     record["idle_experts"] = [routing.num_idle for routing in routings]
     record["norms"] = [result.gradient_norm for result in results]
-    record["parameters"] = _by_name(parameters, lambda p: p)
+    record["parameters"] = _by_name(job.inventory, parameters, lambda p: p)
     record["resident_bytes"] = trainer.resident_bytes()
     return record
+
+
+def course_case(case: dict[str, Any]) -> dict[str, Any]:
+    """Gradients of three batches, and three steps of the optimizers, each by itself."""
+    job = build_job(case)
+    mesh = build_mesh(job.spec.mesh, CPU)
+    rows = CountingRows(job.spec.model.vocab_size, job.spec.batch.micro_batch_size, case.get("reversed_parts", 0))
+    return course(job, Trainer(job, mesh), Batches(rows, job.spec, mesh), functools.partial(_by_name, job.inventory))
 
 
 def resume_case(case: dict[str, Any]) -> dict[str, Any]:
@@ -199,7 +209,7 @@ def experts_chosen(among: tuple[int, int] | None) -> Iterator[None]:
 def compare_muon(_: dict[str, Any]) -> dict[str, list[torch.Tensor]]:
     """Three steps of Muon on whole and on sharded copies of odd shapes and a stack, side by side."""
     mesh = torch.distributed.init_device_mesh("cpu", (torch.distributed.get_world_size(),))
-    shapes = [((5, 7), 1), ((6, 4), 3), ((3, 4, 6), 3), ((1, 8), 1)]
+    shapes = [((5, 7), 1), ((6, 4), 3), ((3, 4, 6), 3), ((15, 4), 3), ((1, 8), 1)]
     torch.manual_seed(0)
     starts = [torch.randn(shape) for shape, _ in shapes]
     whole = [torch.nn.Parameter(start.clone()) for start in starts]
@@ -275,7 +285,7 @@ def compare_apart(case: dict[str, Any]) -> dict[str, Any]:
     trainer, rows = Trainer(job, mesh), CountingRows(job.spec.model.vocab_size)
     partial = trainer.accumulate_gradients(Batches(rows, job.spec, mesh).at(0))
     parameters = [named for stage in trainer.stages for named in stage.named_parameters()]
-    record = {"loss": float(partial), "gradients": _by_name(parameters, lambda p: p.grad)}
+    record = {"loss": float(partial), "gradients": _by_name(job.inventory, parameters, lambda p: p.grad)}
     if mesh.rank == 0:
         record["apart"] = _documents_apart(Spec.model_validate({**case["spec"], "mesh": {}}), rows)
     return record
@@ -300,26 +310,30 @@ def _documents_apart(spec: Spec, rows: CountingRows) -> dict[str, Any]:
             loss = torch.nn.functional.cross_entropy(logits[: len(tokens) - 1], tokens[1:], reduction="sum") / num_targets
             torch.autograd.backward(loss)
             total += float(loss.detach())
-    return {"loss": total, "gradients": {name: parameter.grad for name, parameter in stage.named_parameters()}}
+    gradients = _by_name(inventory, list(stage.named_parameters()), lambda p: p.grad)
+    return {"loss": total, "gradients": {name: gradient for name, (gradient,) in gradients.items()}}
 
 
 def _gathered(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
 
 
-def _by_name(parameters: list[tuple[str, torch.nn.Parameter]], value: Any) -> dict[str, list[torch.Tensor]]:
-    """Each tensor gathered over its shards; a name that two chunks of a rank hold has two."""
+def _by_name(inventory: Inventory, parameters: list[tuple[str, torch.nn.Parameter]], value: Any) -> dict[str, list[torch.Tensor]]:
+    """Each tensor gathered over its shards, a bank as a stack; a name that two chunks of a rank hold has two."""
     found: dict[str, list[torch.Tensor]] = {}
+    shapes = {name: tensor.shape for name, tensor in inventory.tensors()}
     for name, parameter in parameters:
         tensor = value(parameter)
         if tensor is None:
             raise RuntimeError(f"{name} has no gradient")
-        found.setdefault(name, []).append(_gathered(tensor))
+        whole = _gathered(tensor)
+        found.setdefault(name, []).append(whole.reshape(-1, *shapes[name][1:]) if whole.dim() < len(shapes[name]) else whole)
     return found
 
 
 RUNS = {
     "train": train_case,
+    "course": course_case,
     "resume": resume_case,
     "bad steps": bad_steps_case,
     "batches": batches_case,

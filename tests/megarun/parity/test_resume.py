@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from feature_cells import MTP_TOO, SIDES
-from parity_cells import C2, E2, FEW_WORDS, GENTLE, RESHARD, SELECTIVE, T2, TIED, V2, V4, Cell
+from parity_cells import C2, E2, FEW_WORDS, GENTLE, RESHARD, SELECTIVE, T2, TIED, TWO_EXPERTS, V2, V4, Cell
 from parity_world import CellFailedError, Worlds
 
 from megarun.checkpoint.manifest import list_checkpoints, read_manifest
@@ -20,6 +20,7 @@ BEFORE, AFTER = 2, 10
 HEADS = {"model.attention.num_kv_heads": 4}
 MODEL = GENTLE | TIED | HEADS | {"model.features.mtp": {"depth": 1, "ffn_hidden_size": 40}}
 SIDED = MODEL | SIDES | MTP_TOO | FEW_WORDS  # side embeddings, two further tokens, packed rows
+FEW = MODEL | TWO_EXPERTS
 AGAIN = {"recompute": {"default": "full", "blocks": {"M": "none", "E": "selective"}}}
 PLANS = {
     "one": Cell("one", {}, spec=MODEL),
@@ -41,12 +42,16 @@ PLANS = {
     "looped-bfs-pp2": Cell("looped-bfs-pp2", V2, "looped_bfs", MODEL),
     "cp2-ep2-pp2": Cell("cp2-ep2-pp2", C2 | {"pp": 2, "ep": 2}, spec=MODEL | AGAIN),
     "ep2-kernels": Cell("ep2-kernels", E2, spec=MODEL | {"host.kernels": "triton"}),
+    "few-dp2": Cell("few-dp2", {"dp_shard": 2}, spec=FEW, num_microbatches=12),
+    "few-dp3": Cell("few-dp3", {"dp_shard": 3}, spec=FEW, num_microbatches=12),
+    "few-pp2-dp4": Cell("few-pp2-dp4", {"pp": 2, "dp_shard": 4}, spec=FEW, num_microbatches=12),
+    "few-dp3-ep2-tp2": Cell("few-dp3-ep2-tp2", T2 | {"dp_shard": 3, "ep": 2}, spec=FEW, num_microbatches=12),
     "sided-one": Cell("sided-one", {}, spec=SIDED),
     "sided-zbv-pp2-dp2": Cell("sided-zbv-pp2-dp2", V2 | {"dp_shard": 2}, "zbv", SIDED),
     "sided-cp2-pp2": Cell("sided-cp2-pp2", C2 | {"pp": 2}, spec=SIDED),
     "sided-tp2-ep2-dp2": Cell("sided-tp2-ep2-dp2", T2 | E2, spec=SIDED),
 }
-CI = [("tp2", "zbv-pp2-dp2"), ("one", "one")]
+CI = [("tp2", "zbv-pp2-dp2"), ("one", "one"), ("few-dp2", "few-dp3")]
 PAIRS = [
     ("zbv-pp2-dp2", "one"),
     ("one", "dp2"), ("dp2", "one"), ("dp2", "dp2"), ("dp2", "tp2"), ("tp2", "dp4-reshard"), ("dp4-reshard", "1f1b-pp4"),
@@ -58,6 +63,7 @@ PAIRS = [
     ("zbv-pp2-dp2", "cp2"), ("cp2", "cp2"), ("cp2", "tp2-dp2-pp2"), ("cp2", "cp2-ep2-pp2"), ("cp2-ep2-pp2", "looped-bfs-pp2"),
     ("looped-bfs-pp2", "hsdp"), ("tp2", "ep2-kernels"), ("ep2-kernels", "ep4"), ("sided-one", "sided-zbv-pp2-dp2"),
     ("sided-zbv-pp2-dp2", "sided-cp2-pp2"), ("sided-cp2-pp2", "sided-tp2-ep2-dp2"), ("sided-tp2-ep2-dp2", "sided-one"),
+    ("few-dp3", "few-dp3"), ("few-dp3", "few-pp2-dp4"), ("few-pp2-dp4", "few-dp3-ep2-tp2"), ("few-dp3-ep2-tp2", "few-dp2"),
 ]  # fmt: skip
 
 

@@ -62,6 +62,20 @@ def test_a_layer_is_copied_out_beside_the_output_gathered_before(job_with: Any, 
     compare(job)
 
 
+@pytest.mark.parametrize("reshard", [False, True])
+@pytest.mark.parametrize(
+    ("mesh", "rank"), [({"pp": 2, "dp_shard": 32}, 31), ({"dp_shard": 50}, 49), ({"dp_shard": 64, "ep": 2}, 0)], ids=str
+)
+def test_a_bank_cut_between_rows(job_with: Any, mesh: dict[str, int], rank: int, reshard: bool) -> None:
+    """More ranks than experts, 16 of 96 rows up and 128 down; of fifty, the last has less than a share."""
+    model = {**MODEL, "pattern": "DE", "num_layers": 4}
+    sizes = {"batch": {"micro_batch_size": 1, "seq_length": 16}, "schedule.num_microbatches": 4}
+    found = compare(job_with({"model": model, "precision": BF16, **sizes, "mesh": mesh, "sharding.reshard_after_forward": reshard}), rank)
+    up, down = (-(-16 * rows // mesh["dp_shard"]) for rows in (96, 128))  # ep divides the experts and the ranks that share them
+    elements = (2 * up * 128 + down * 96) * (1 if "pp" in mesh else 2)
+    assert found.columns(Phase.OPTIMIZER)[Column.EXPERT_PARALLEL_PARAMS].trace == 4 * elements
+
+
 @pytest.mark.parametrize("kernels", ["reference", "triton"])
 @pytest.mark.parametrize(("skew", "reshard"), [(1.0, True), (2.5, False)])
 def test_received_rows_are_what_the_skew_states(job_with: Any, skew: float, reshard: bool, kernels: str) -> None:

@@ -16,7 +16,7 @@ SMALLEST_LANE_BYTES = 16 << 10
 UNTOLD_BYTES = 256
 """Scalars of losses, and what Mamba-3's two exchanges of a share for each head take."""
 MAMBA2 = {"kind": "mamba2", "expand": 4, "head_dim": 32, "state_dim": 64, "num_groups": 8, "conv_kernel": 4, "chunk_size": 16}
-MAMBA3 = {"kind": "mamba3", "expand": 4, "head_dim": 32, "state_dim": 64, "num_groups": 8, "chunk_size": 16}
+MAMBA3 = {"kind": "mamba3", "expand": 4, "head_dim": 32, "state_dim": 64, "num_groups": 8, "chunk_size": 8, "save_every": 16}
 M2RNN = {"kind": "m2rnn", "num_heads": 8, "key_dim": 64, "value_dim": 64, "conv_kernel": 4, "save_every": 16}
 CELLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # the layers' section, other keys of the spec
     "mamba2, 8 lanes": (MAMBA2, {"mesh.cp": 4}),

@@ -35,6 +35,13 @@ def test_matrix_covers_what_it_must() -> None:
     assert len(IN_CI) >= 6
 
 
+def test_plans_are_of_a_real_size() -> None:
+    """A worst rank above 2 GiB, but for what random plans found: such a spec is as small as its failure lets it be."""
+    small = [case.name for case in MATRIX.cases() if case.budget.worst.peak_bytes < 2 * GIB]
+    assert small
+    assert set(small) <= set(MATRIX.found())
+
+
 def test_the_committed_table_has_every_plan_at_today_s_estimate() -> None:
     """A change of an estimate is traced where it is made: `make accuracy STALE=1`."""
     recorded = load_module("recorded")
@@ -57,9 +64,8 @@ def test_a_plan_is_stale_once_its_estimate_is_another() -> None:
 
 @pytest.mark.parametrize("name", IN_CI)
 def test_estimate_is_what_the_runtime_allocates(name: str) -> None:
-    """Peak and phases in [-0.5%, +1%], columns within 1% of themselves or 0.2% of the peak; the worst rank is above 2 GiB."""
+    """Peak and phases in [-0.5%, +1%], columns within 1% of themselves or 0.2% of the peak."""
     (case,) = MATRIX.cases(frozenset([name]))
-    assert case.budget.worst.peak_bytes > 2 * GIB
     ranks = choose_ranks(case.job, case.budget)
     for found in trace_ranks(case.job, case.budget, ranks):
         assert found.peak.trace > 0

@@ -25,6 +25,9 @@ class NoObserver:
     def born(self, record: Any, operands: Any) -> None:
         """Leave the record as it is."""
 
+    def added(self, total: Any, part: Any) -> None:
+        """Ignore."""
+
     def ran(self, op: str, operands: Any) -> None:
         """Ignore."""
 

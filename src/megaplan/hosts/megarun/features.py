@@ -215,6 +215,7 @@ def _renamed(op: Op, prefix: str, rename: dict[str, str]) -> Op:
         names(op.holds),
         op.keeps_first,
         late_fetches=names(op.late_fetches),
+        hands_views=op.hands_views,
     )
 
 

@@ -39,6 +39,12 @@ class Halves:
 
 
 @cache
+def splittable(run: Replay) -> Replay:
+    """The same block where its linears are those that a schedule may split, and its backward is whole."""
+    return replace(run, **backward_fields(Backward(run.program, splittable=True).moments))
+
+
+@cache
 def halves(run: Replay) -> Halves:
     """The halves of a program's backward."""
     backward = Backward(run.program, splits=True)

@@ -3,9 +3,9 @@
 The operations state the same to whoever traces them (`megakernels.scratch_bytes`). Where a model's sizes stay with plain torch, nothing is
 counted, as of any plain torch.
 
-In M, forward the last state; backward the gradients of the saved states, beside running sums or parts of dt's gradient. In R, backward a
-segment's states, made again, and the parts of q's and k's gradients. Under CP both are done a lane of heads and a piece of positions at a
-time, and what is made is copied to where the whole lies.
+In M, forward the last state; backward the gradients of the saved states, beside steps and running sums or parts of dt's gradient. In R,
+backward a segment's states, made again, and the parts of q's and k's gradients. Under CP both are done a lane of heads and a piece of
+positions at a time, and what is made is copied to where the whole lies.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def scan_inside(dims: Dims, mamba: Mamba2, heads: int, groups: int, parameters: 
     highest = max(
         num_blocks * per_step + _narrowed(dtype, per_step) + shares - keys - of_parameters,
         shares + _narrowed(parameters, dims.stat_dtype.bytes * run.heads) - keys,
-        2 * per_step,
+        3 * per_step,
     )
     if dims.cp == 1:
         return Inside(last, last + states + highest)

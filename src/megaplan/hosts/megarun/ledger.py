@@ -11,6 +11,7 @@ from megaplan.hosts.megarun.attention import attention_part
 from megaplan.hosts.megarun.dims import Dims, gradient_dtype, is_pipelined, local_dims, local_shape
 from megaplan.hosts.megarun.embedding import embedding_part, final_norm_part, head_part
 from megaplan.hosts.megarun.features import category_part, depth_shapes, mtp_part, ngram_part, relation_bias_part
+from megaplan.hosts.megarun.halves import splittable
 from megaplan.hosts.megarun.mamba import mamba_part
 from megaplan.hosts.megarun.mlp import mlp_part
 from megaplan.hosts.megarun.moe import ExpertMesh, moe_part
@@ -18,6 +19,7 @@ from megaplan.hosts.megarun.parts import BlockBytes, Part, Shapes, ledger, stora
 from megaplan.hosts.megarun.recurrent import recurrent_part
 from megaplan.hosts.values import BlockLedger
 from megaplan.inventory.tensors import Block, Family, Inventory, layer_names
+from megaplan.schedule.registry import SPLIT_BACKWARD
 from megaplan.spec.models import Spec
 
 LAYER_FAMILIES = (Family.A, Family.M, Family.E, Family.R, Family.D)
@@ -47,6 +49,8 @@ def block_bytes(spec: Spec, dims: Dims, block_name: str, block: Block) -> BlockB
     """The sums of a block's ledger; `dims` are the spec's, worked out once for all its blocks."""
     dtype, mesh = gradient_dtype(spec, block), spec.mesh
     size, part = dtype.bytes, _part(spec, dims, block_name, block, dtype)
+    if spec.schedule.kind in SPLIT_BACKWARD and block_name.startswith("layers."):
+        part = part._replace(replay=splittable(part.replay))
     if mesh.tp == mesh.ep == mesh.etp == 1 and block.family is not Family.MTP:
         gradients = {tensor[0]: elements * size for tensor, elements in zip(block.tensors, block.sizes, strict=True)}
     else:

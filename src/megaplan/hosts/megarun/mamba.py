@@ -1,7 +1,7 @@
 """What M blocks keep: Mamba-2 and Mamba-3.
 
 in_proj makes one storage; its parts are views of it, kept once (docs/decisions/0002). Mamba-3's scan keeps its inputs (views of in_proj's
-output, the angles, normed B and C), and state and phase at each chunk's start; it gates and projects its output itself, and recomputes
+output, the angles, normed B and C), and state and phase at each segment's start; it gates and projects its output itself, and recomputes
 what each rank reads in backward.
 """
 
@@ -175,8 +175,9 @@ def _output_ops(reads: str, sharded: bool) -> tuple[Op, ...]:
 
 
 def _states(dims: Dims, mamba: Mamba2 | Mamba3, heads: int) -> tuple[int, ...]:
-    """State at each chunk's start: [B, ceil(T / chunk_size), H, P, S]; under CP the chunks of each piece."""
-    return (dims.batch, piecewise(dims.tokens, mamba.chunk_size, handed=dims.cp > 1), heads, mamba.head_dim, mamba.state_dim)
+    """Kept states: [B, ceil(T / Q), H, P, S], Q the positions between two; under CP those of each piece."""
+    between = mamba.chunk_size if isinstance(mamba, Mamba2) else mamba.save_every
+    return (dims.batch, piecewise(dims.tokens, between, handed=dims.cp > 1), heads, mamba.head_dim, mamba.state_dim)
 
 
 def _common(dims: Dims, shapes: dict[str, tuple[int, ...]]) -> Shapes:

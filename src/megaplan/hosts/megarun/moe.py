@@ -25,7 +25,7 @@ from megaplan.dtypes import DType
 from megaplan.hosts.megarun.attention import recomputed
 from megaplan.hosts.megarun.dims import Dims
 from megaplan.hosts.megarun.mlp import mlp_ops, mlp_storages
-from megaplan.hosts.megarun.ops import Op, add, norm
+from megaplan.hosts.megarun.ops import Op, add, norm, reshape
 from megaplan.hosts.megarun.parts import Part, Shapes, residual, storages
 from megaplan.hosts.megarun.program import Replay, replay
 from megaplan.spec.models import MixtureOfExperts
@@ -88,11 +88,12 @@ def _replay(gated: bool, shared: bool, travels: bool, sharded: bool, losses: boo
     scored = ("scored", "log_sums", "load") if losses else ("weights",)
     ops = (
         norm("norm", "x", "normed", "rstd", "norm.weight"),
+        reshape("flatten", "normed", "tokens"),
         Op(
             "route",
-            ("normed",),
+            ("tokens",),
             (*scored, "probs", "indices"),
-            keeps=("normed", "probs", "indices"),
+            keeps=("tokens", "probs", "indices"),
             params=("router.weight",),
         ),
         *(_losses() if losses else ()),
@@ -127,9 +128,9 @@ def _experts(gated: bool, gathers: bool, reads: tuple[str, str, str, str], made:
 
 def _local(gated: bool, gathers: bool) -> tuple[Op, ...]:
     if gathers:
-        return (_experts(gated, gathers, ("normed", "weights", "rows", "counts"), "combined"),)
+        return (_experts(gated, gathers, ("tokens", "weights", "rows", "counts"), "combined"),)
     return (
-        Op("dispatch", ("normed", "rows"), ("received",), keeps=("rows",), grads=("normed",)),
+        Op("dispatch", ("tokens", "rows"), ("received",), keeps=("rows",), grads=("tokens",)),
         _experts(gated, gathers, ("received", "weights", "rows", "counts"), "processed"),
         Op("combine", ("processed", "rows"), ("combined",), keeps=("rows",), grads=("processed",)),
     )
@@ -139,7 +140,7 @@ def _travelling(gated: bool, gathers: bool) -> tuple[Op, ...]:
     return (
         Op("announce", ("counts",), ("arrived_counts",), grads=()),
         Op("arrival_plan", ("arrived_counts",), ("order", "received_counts"), grads=()),
-        Op("dispatch", ("normed", "rows"), ("sent",), keeps=("rows",), grads=("normed",)),
+        Op("dispatch", ("tokens", "rows"), ("sent",), keeps=("rows",), grads=("tokens",)),
         Op("dispatch weights", ("weights", "rows"), ("sent_weights",), keeps=("rows",), grads=("weights",)),
         Op("exchange", ("sent", "sent_weights"), ("arrived", "arrived_weights")),
         *(_arrived(gated, gathers) if gathers else _sorted(gated, gathers)),
@@ -198,7 +199,7 @@ def _storages(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, travels: bool
     chosen, rows = tokens * moe.top_k, received_rows(moe, tokens, mesh)
     local, width = moe.num_experts // mesh.ep, moe.ffn_hidden_size // mesh.etp
     basis = _basis(moe, travels)
-    own = dict.fromkeys(("normed", "shared", "sum", "out"), dims.residual)
+    own = dict.fromkeys(("normed", "tokens", "shared", "sum", "out"), dims.residual)
     routed = {"indices": (tokens, moe.top_k), "rows": (chosen,), "counts": (moe.num_experts,)}
     all_experts = (tokens, moe.num_experts)
     scores = {"weights": (tokens, moe.top_k), "probs": all_experts, "entropies": all_experts, "entropy": ()}

@@ -10,11 +10,16 @@ INPUT, OUTPUT = "x", "out"
 
 
 class Flow(Enum):
-    """How gradients pass an operation: it computes new ones, cuts views of one storage, or adds and hands the same gradient on."""
+    """How gradients pass an operation.
+
+    It computes new ones, cuts views of one storage and joins their gradients, adds and hands the same gradient on, or hands it on as a
+    view of other dims.
+    """
 
     COMPUTE = "compute"
     VIEW = "view"
     ADD = "add"
+    RESHAPE = "reshape"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,7 @@ class Op:
         keeps_first: Whether it keeps what it keeps before it runs, as torch's products do.
         late: Parameters whose gradients a split backward leaves to W, those of linears, each with the output whose gradient that needs.
         late_fetches: Beside `fetches`, what only those gradients need; in a split backward W makes it.
+        hands_views: Whether the gradients that it makes, its parameter's too, are views, to which autograd adds nothing in place.
     """
 
     name: str
@@ -50,6 +56,12 @@ class Op:
     keeps_first: bool = False
     late: tuple[tuple[str, str], ...] = ()
     late_fetches: tuple[str, ...] = ()
+    hands_views: bool = False
+
+    @property
+    def is_view(self) -> bool:
+        """Whether what it makes has no storage of its own."""
+        return self.flow in (Flow.VIEW, Flow.RESHAPE)
 
 
 def linear(
@@ -61,9 +73,9 @@ def linear(
     bias: str | None = None,
     holds: tuple[str, ...] = (),
 ) -> Op:
-    """A matrix product with a parameter; it keeps its input."""
-    params = (param,) if bias is None else (param, bias)
-    return Op(name, (reads,), (makes,), keeps=(reads,), params=params, holds=holds, keeps_first=True, late=((param, makes),))
+    """A matrix product with a parameter; it keeps its input, whose gradient autograd reshapes from a product of two dims."""
+    params, late = (param,) if bias is None else (param, bias), ((param, makes),)
+    return Op(name, (reads,), (makes,), keeps=(reads,), params=params, holds=holds, keeps_first=True, late=late, hands_views=True)
 
 
 class Projection(NamedTuple):
@@ -111,6 +123,11 @@ def partial_gradient(gathered: str) -> str:
     return f"{gathered}_partial"
 
 
+def again(name: str) -> str:
+    """What a product that ends a recomputed region makes once more, and drops, where its linear can be split: a storage of its own."""
+    return f"{name}_again"
+
+
 def norm(name: str, reads: str, makes: str, rstd: str, param: str) -> Op:
     """`rms_norm`: keeps its input and rstd."""
     return Op(name, (reads,), (makes, rstd), keeps=(reads, rstd), params=(param,))
@@ -119,6 +136,11 @@ def norm(name: str, reads: str, makes: str, rstd: str, param: str) -> Op:
 def cut(name: str, reads: str, makes: tuple[str, ...]) -> Op:
     """Views of one storage, side by side."""
     return Op(name, (reads,), makes, flow=Flow.VIEW)
+
+
+def reshape(name: str, reads: str, makes: str) -> Op:
+    """A view of a whole storage."""
+    return Op(name, (reads,), (makes,), flow=Flow.RESHAPE)
 
 
 def add(name: str, reads: tuple[str, ...], makes: str) -> Op:

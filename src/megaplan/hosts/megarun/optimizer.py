@@ -46,11 +46,6 @@ class Uneven(NamedTuple):
         """Moments on that rank."""
         return self.local_rows(index) * self.row_bytes
 
-    def padding_scratch_bytes(self, index: int) -> int:
-        """The unpadded shard, beside its padded copy while that is made; 0 where nothing is padded."""
-        rows = self.local_rows(index)
-        return rows * self.shard_row_bytes if rows < self.chunk_rows else 0
-
     @property
     def boundaries(self) -> tuple[int, int]:
         """The index of the first short chunk, and the first after it: ranks between two boundaries hold the same."""
@@ -188,38 +183,58 @@ class Cast(NamedTuple):
         scratch_bytes: The gradient shard in `precision.master`.
         state_bytes: The moments and step counter its first update makes.
         matrix: Whether it belongs to the matrix group.
+        uneven: Where the rows do not divide by the shard degree; the bytes are those of a whole share.
     """
 
     scratch_bytes: int
     state_bytes: int
     matrix: bool
+    uneven: Uneven | None = None
+
+    def at(self, dense_index: int, expert_index: int) -> tuple[int, int]:
+        """Cast gradient, and moments with their step counter, on the rank with these indices."""
+        if self.uneven is None:
+            return self.scratch_bytes, self.state_bytes
+        index, moments = expert_index if self.uneven.expert else dense_index, self.uneven.chunk_rows * self.uneven.row_bytes
+        counter = self.state_bytes - moments
+        return self.uneven.local_rows(index) * self.uneven.shard_row_bytes, self.uneven.state_bytes(index) + counter
 
 
 class LastMoment(NamedTuple):
-    """The peak of AdamW's first step.
+    """The peaks of AdamW's steps.
 
     Attributes:
-        matrix_bytes: Moments of the matrix group that are still to be made then.
+        matrix_bytes: Moments of the matrix group that are still to be made at the first step's.
         other_bytes: All others that are.
-        scratch_bytes: A cast gradient.
+        scratch_bytes: A cast gradient beside them.
+        largest_bytes: The largest cast gradient: a later step's.
     """
 
     matrix_bytes: int = 0
     other_bytes: int = 0
     scratch_bytes: int = 0
+    largest_bytes: int = 0
 
 
 AT_END = LastMoment()
 
 
-def last_moment(casts: Sequence[Cast]) -> LastMoment:
-    """Where AdamW's first step peaks: at its end if nothing is cast, else beside the cast that weighs more than what is made after it."""
-    best, matrix, other = AT_END, 0, 0
+def last_moment(casts: Sequence[Cast], dense_index: int, expert_index: int) -> LastMoment:
+    """Where AdamW's first step peaks: at its end if nothing is cast, else beside the cast that weighs more than what is made after it.
+
+    Args:
+        casts: In the order of updates.
+        dense_index: The rank's place among those that share dense tensors.
+        expert_index: Among those that share expert banks.
+    """
+    best, matrix, other, largest = AT_END, 0, 0, 0
     for cast in reversed(casts):
-        if cast.scratch_bytes - matrix - other > best.scratch_bytes - best.matrix_bytes - best.other_bytes:
-            best = LastMoment(matrix, other, cast.scratch_bytes)
+        scratch, state = cast.at(dense_index, expert_index)
+        largest = max(largest, scratch)
+        if scratch - matrix - other > best.scratch_bytes - best.matrix_bytes - best.other_bytes:
+            best = LastMoment(matrix, other, scratch)
         if cast.matrix:
-            matrix += cast.state_bytes
+            matrix += state
         else:
-            other += cast.state_bytes
-    return best
+            other += state
+    return best._replace(largest_bytes=largest)

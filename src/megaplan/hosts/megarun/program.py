@@ -8,31 +8,34 @@ Rules of the replay, all of them autograd's:
   joins the gradients of all slices into a new one.
 - Backward runs the operations in reverse. While an operation's backward runs, its output gradient, its kept storages and every gradient it
   makes are alive. Then its output gradient goes, and each kept storage whose last keeper it was.
-- A second gradient of one storage is added in place to the first. An addition hands its gradient on without a copy.
+- A second gradient of one storage is added in place to the first, if nothing else holds the first and it is not a view. Otherwise
+  the sum is a third storage, made when the operation's own output gradient and kept storages are gone. A linear's input gradient is a view
+  of a product of two dims. An addition and a reshape hand their gradient on without a copy, a reshape as a view.
 - Parameter gradients stay until the end of the block, where FSDP2 takes them.
 - Recompute: storages made inside the region are not kept; what the region reads is, until the region's backward has ended. The region
-  runs again when backward first needs it, up to the last thing it saves: a product that ends it does not run again. Outputs that a
-  selective checkpoint caches are kept until then too.
-- A split backward leaves out a linear's weight gradient, and keeps its input and its output's gradient until W has made it. A gradient that
-  is kept so is not added to in place.
+  runs again when backward first needs it, up to the last thing it saves: a product that ends it does not run again, unless its linear can
+  be split, which saves its input after the product. Outputs that a selective checkpoint caches are kept until then too.
+- A split backward leaves out a linear's weight gradient, and keeps its input and its output's gradient until W has made it, which
+  therefore is held too. Linears that can be split make their input gradient without a view, whether the backward is split or whole.
 
-Source: torch/csrc/autograd/engine.cpp and input_buffer.cpp; FSDP2's `FSDPParamGroup.post_backward`.
+Source: torch/csrc/autograd/engine.cpp and input_buffer.cpp (`can_accumulate_inplace`: a view shares its storage with its base);
+FSDP2's `FSDPParamGroup.post_backward`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from megaplan.hosts.megarun.ops import INPUT, OUTPUT, Flow, Op
+from megaplan.hosts.megarun.ops import INPUT, OUTPUT, Flow, Op, again
 
 AGAIN = "recompute"  # stands for the region's second run among the keepers of a storage
 CALLER = "caller"  # stands for autograd's caller among the owners of gradients
 LATER = "W"  # stands for the second half of a split backward among the keepers of a storage
-AGAIN_MADE = "+"  # marks the holder of a sum beside the holder of its first part
+AGAIN_MADE = "+"  # marks the holder of a sum beside the holders of its parts, once for each time that it was not made in place
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +150,7 @@ def replay(
             blocks read too, and of parameters shared with them.
     """
     roots = _roots(ops)
-    dropped = frozenset(name for op in ops if op.name in region and op.flow is not Flow.VIEW for name in op.makes)
+    dropped = frozenset(name for op in ops if op.name in region and not op.is_view for name in op.makes)
     keepers: dict[str, list[str]] = {}
     for op in ops:
         for name in op.keeps:
@@ -157,12 +160,12 @@ def replay(
     for name in sorted(entering - set(why)):
         why[name] = [AGAIN]
     keeps_input = why.pop(INPUT, None) is not None
-    order = [name for op in ops if op.flow is not Flow.VIEW for name in op.makes if name in why]
+    order = [name for op in ops if not op.is_view for name in op.makes if name in why]
     graph = _Graph(ops, roots, held, keepers, frozenset(why), region, entering, dropped, cached if region else frozenset())
     forward = _forward(ops, roots, graph.saved, held)
     arriving = {arrives: arrives, **({CALLER: arrives} if starts else {}), **{name: name for name in waiting}}
     program = Program(graph, tuple(order), arriving, pinned)
-    backward = Backward(program, splits=False).moments
+    backward = Backward(program).moments
     return Replay(
         saved=tuple((name, ", ".join(dict.fromkeys(why[name]))) for name in order),
         of_saved=_pick(order),
@@ -222,7 +225,7 @@ def _roots(ops: tuple[Op, ...]) -> dict[str, str]:
     roots = {INPUT: INPUT}
     for op in ops:
         for name in op.makes:
-            roots[name] = roots[op.reads[0]] if op.flow is Flow.VIEW else name
+            roots[name] = roots[op.reads[0]] if op.is_view else name
     return roots
 
 
@@ -231,7 +234,7 @@ def _forward(ops: tuple[Op, ...], roots: dict[str, str], saved: frozenset[str], 
     live: dict[str, None] = {}
     moments = []
     for index, op in enumerate(ops):
-        if op.flow is not Flow.VIEW:
+        if not op.is_view:
             live |= dict.fromkeys(op.makes)
         moments.append(Moment(op.name, tuple(live)))
         for name in list(live):
@@ -266,10 +269,18 @@ class Backward:
         pending: Weight gradients that are left out, in W's order.
     """
 
-    def __init__(self, program: Program, *, splits: bool) -> None:
+    def __init__(self, program: Program, *, splits: bool = False, splittable: bool = False) -> None:
+        """Replay.
+
+        Args:
+            program: Of the block.
+            splits: Whether it is the first half of a split backward.
+            splittable: Whether the linears are those that a schedule may split.
+        """
         graph = program.graph
         self._graph, self._splits, self._pinned = graph, splits, program.pinned
         self._gradients = dict(program.arriving)
+        self._views, self._splittable = set[str](), splits or splittable
         self._waiting = {name: set(names) for name, names in graph.keepers.items() if name != INPUT}
         for name in graph.entering & graph.saved:
             self._waiting.setdefault(name, set()).update(graph.region)
@@ -283,26 +294,28 @@ class Backward:
         self._params: tuple[str, ...] = ()
         self.moments: tuple[Moment, ...] = ()
         self.pending: list[Pending] = []
-        again = bool(graph.region)
+        waits = bool(graph.region)
         for op in reversed(graph.ops):
-            if again and op.keeps and (op.name in graph.region or any(graph.roots[name] in graph.dropped for name in op.keeps)):
+            if waits and op.keeps and (op.name in graph.region or any(graph.roots[name] in graph.dropped for name in op.keeps)):
                 self._recompute()
-                again = False
-            if op.flow is Flow.ADD:
-                self._hand_on(op)
-            else:
-                self._compute(op)
+                waits = False
+            made, params = self._hand_on(op) if op.flow in (Flow.ADD, Flow.RESHAPE) else self._compute(op)
             for name in op.makes:
                 self._gradients.pop(name, None)
             _release(op.name, self._live, self._waiting, self._pinned)
+            self._receive(op, made, params)
         self.moments += (Moment("end", tuple(self._live), self._held(), self._params),)
 
-    def _hand_on(self, op: Op) -> None:
-        for name in op.reads if op.grads is None else op.grads:
-            self._gradients[name] = self._gradients[op.makes[0]]
+    def _hand_on(self, op: Op) -> tuple[dict[str, str], tuple[str, ...]]:
+        """The holder that each of what the operation reads gets, and no parameter gradients."""
         self.moments += (Moment(op.name, tuple(self._live), self._held(), self._params),)
+        holder = self._gradients[op.makes[0]]
+        if op.flow is Flow.RESHAPE:
+            self._views.add(holder)
+        return dict.fromkeys(op.reads if op.grads is None else op.grads, holder), ()
 
-    def _compute(self, op: Op) -> None:
+    def _compute(self, op: Op) -> tuple[dict[str, str], tuple[str, ...]]:
+        """New holders for what the operation reads, and the parameter gradients that it makes."""
         made, new, fetches = op.reads if op.grads is None else op.grads, op.params, op.fetches
         if self._splits and op.late:
             kept = self._graph.roots[op.keeps[0]]
@@ -316,16 +329,34 @@ class Backward:
         storages = (*self._live, *(name for name in fetches if name not in self._live))
         self._params = (*self._params, *new)
         self.moments += (Moment(op.name, storages, (*self._held(), *made), self._params, new, len(made)),)
-        waiting = {pending.gradient for pending in self.pending}
-        for name in made:
-            if self._gradients.get(name) in waiting:
-                self._gradients[name] += AGAIN_MADE
-            else:
-                self._gradients.setdefault(name, name)
+        return {name: name for name in made}, new
+
+    def _receive(self, op: Op, made: dict[str, str], params: tuple[str, ...]) -> None:
+        """Keep gradients that are the first of what they belong to, and add the others to those that are there."""
+        computed = op.flow not in (Flow.ADD, Flow.RESHAPE)
+        arriving = list(made.items())
+        while arriving:
+            name, new = arriving.pop(0)
+            first = self._gradients.get(name)
+            if first is None:
+                self._gradients[name] = new
+                if op.hands_views and not self._splittable:
+                    self._views.add(new)
+                continue
+            holders = [*self._gradients.values(), *(pending.gradient for pending in self.pending)]
+            if first not in self._views and holders.count(first) == 1:
+                continue  # in place
+            others = [new, *(other for _, other in arriving)] if computed else [] if new in holders else [new]
+            gradients = (*self._held(), *(size_name(holder) for holder in (*others, first)))
+            if op.hands_views and not self._splittable and len(op.params) > len(op.late):
+                params = ()  # of a linear with a bias, the weight's gradient is transposed and taken before the input's is reshaped
+            self.moments += (Moment(f"sum after {op.name}", tuple(self._live), gradients, self._params, params, 1),)
+            self._gradients[name] = first + AGAIN_MADE
 
     def _recompute(self) -> None:
         graph = self._graph
-        self.moments += tuple(_recomputed(graph, tuple(self._live), frozenset(self._waiting), self._held(), self._params))
+        live, wanted = tuple(self._live), frozenset(self._waiting)
+        self.moments += tuple(_recomputed(graph, live, wanted, self._held(), self._params, splittable=self._splittable))
         self._live |= dict.fromkeys(name for name in sorted(graph.dropped) if name in self._waiting)
         _release(AGAIN, self._live, self._waiting, self._pinned)
 
@@ -336,7 +367,7 @@ class Backward:
 
 def size_name(holder: str) -> str:
     """The tensor whose size a gradient's holder has."""
-    return holder.removesuffix(AGAIN_MADE)
+    return holder.rstrip(AGAIN_MADE)
 
 
 def _release(op: str, live: dict[str, None], waiting: dict[str, set[str]], pinned: str | None) -> None:
@@ -349,12 +380,19 @@ def _release(op: str, live: dict[str, None], waiting: dict[str, set[str]], pinne
 
 
 def _recomputed(
-    graph: _Graph, live: tuple[str, ...], wanted: frozenset[str], gradients: tuple[str, ...], params: tuple[str, ...]
+    graph: _Graph, live: tuple[str, ...], wanted: frozenset[str], gradients: tuple[str, ...], params: tuple[str, ...], *, splittable: bool
 ) -> list[Moment]:
     """The region's forward once more, beside what is alive in backward."""
-    inner = tuple(op for op in graph.ops if op.name in graph.region)
+    region = set(graph.region)
+    if splittable:
+        region |= {op.name for op in graph.ops if op.late and graph.roots[op.keeps[0]] in graph.dropped}
+    inner = tuple(op for op in graph.ops if op.name in region)
     stop = max(index for index, op in enumerate(inner) if op.keeps)
-    inner = inner[: stop if inner[stop].keeps_first else stop + 1]
+    last = inner[stop]
+    if splittable and last.late:
+        inner = *inner[:stop], replace(last, makes=tuple(again(name) for name in last.makes))  # nothing reads it
+    else:
+        inner = inner[: stop if last.keeps_first else stop + 1]
     return [
         Moment(f"recompute {moment.op}", (*live, *moment.storages), gradients, params)
         for moment in _forward(inner, graph.roots, wanted, graph.held)

@@ -1,8 +1,9 @@
 """What FSDP2 holds of a block's parameters: resident shards, gathered copies, gradients, reduce buffers.
 
-Every tensor is sharded along dim 0 in n chunks of ceil(d0 / n) rows. Each rank stores a whole chunk, zero-padded; views of it have the
-true rows. Gathered copies and reduce inputs hold n padded chunks; unsharded gradients have the tensor's own shape; the gradient shards of a
-group lie in one padded buffer. Optimizer state follows the true rows, so trailing ranks hold less of it.
+Every tensor is sharded along dim 0 of its stored shape in n chunks of ceil(d0 / n) rows; an expert bank is stored as the rows of all its
+experts (`ParamTensor.stored_shape`). Each rank stores a whole chunk, zero-padded; views of it have the true rows. Gathered copies and
+reduce inputs hold n padded chunks; unsharded gradients have the tensor's own shape; the gradient shards of a group lie in one padded
+buffer. Optimizer state follows the true rows, so trailing ranks hold less of it.
 
 Dense tensors shard over dp_shard, expert banks over efsdp = dp_shard · cp · tp / (ep · etp). A layer is a group, its expert bank another;
 everything outside the layers of a slot is the slot's own group, which is never resharded after forward.
@@ -90,6 +91,26 @@ def together(groups: Iterable[GroupBytes]) -> GroupBytes:
     return GroupBytes._make((*sums, last.last_made_bytes, last.last_unsharded_bytes))
 
 
+class Shard(NamedTuple):
+    """A tensor's part on a rank, as it is made.
+
+    Attributes:
+        column: Its place in `resident_bytes`.
+        padded_bytes: A whole chunk in `precision.master`.
+        expert: Whether it belongs to an expert bank.
+        uneven: Where its last chunks are short.
+    """
+
+    column: int
+    padded_bytes: int
+    expert: bool
+    uneven: Uneven | None
+
+    def true_bytes(self, index: int) -> int:
+        """Without padding, on the rank with this index among those that share it."""
+        return self.padded_bytes if self.uneven is None else self.uneven.local_rows(index) * self.uneven.shard_row_bytes
+
+
 class BlockStorage(NamedTuple):
     """What a rank holds of one block's parameters.
 
@@ -101,6 +122,7 @@ class BlockStorage(NamedTuple):
         matrix_state_bytes: Moments of Muon tensors that shard evenly.
         other_state_bytes: Moments of AdamW tensors that shard evenly, step counters of all AdamW tensors.
         uneven: Tensors whose last chunks are short or empty.
+        shards: Where there are such, every tensor in the order in which they are made and padded.
         matrix_scratch: Muon's scratch and momentum of each tensor, in the order they are updated.
         even_moments: Where Muon's updates of them peak; None where one shards unevenly, so that ranks differ.
         casts: AdamW's tensors in that order, where their gradients are cast for it.
@@ -117,6 +139,7 @@ class BlockStorage(NamedTuple):
     matrix_state_bytes: int
     other_state_bytes: int
     uneven: tuple[Uneven, ...]
+    shards: tuple[Shard, ...]
     matrix_scratch: tuple[MatrixScratch, ...]
     even_moments: MatrixMoments | None
     casts: tuple[Cast, ...]
@@ -150,6 +173,7 @@ class Sizes(NamedTuple):
         cast: Bytes of an element of a cast update: `precision.master`, 0 where that is the iteration's dtype.
         casts_gradients: Whether AdamW's gradients are cast for it.
         recasts: Whether reduced gradients are cast.
+        padded: Whether chunks are whole rows, as FSDP2 cuts them; without padding each is its share of the elements.
     """
 
     spec: Spec
@@ -163,10 +187,11 @@ class Sizes(NamedTuple):
     cast: int
     casts_gradients: bool
     recasts: bool
+    padded: bool
 
 
-def storage_sizes(spec: Spec) -> Sizes:
-    """The sizes of a spec."""
+def storage_sizes(spec: Spec, *, padded: bool = True) -> Sizes:
+    """The sizes of a spec; not `padded` is what a runtime would hold that could cut between any two elements."""
     mesh, precision, iteration = spec.mesh, spec.precision, newton_schulz_dtype(spec)
     return Sizes(
         spec,
@@ -180,28 +205,29 @@ def storage_sizes(spec: Spec) -> Sizes:
         cast=0 if iteration is precision.master else precision.master.bytes,
         casts_gradients=precision.grads is not precision.master,
         recasts=precision.grads is not precision.reduce,
+        padded=padded,
     )
 
 
 def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
     """Storage of one block on a rank that holds it."""
-    spec, (dense_degree, expert_degree), whole, master, _, _, moments, iteration, cast, casts_gradients, _ = sizes
+    spec, (dense_degree, expert_degree), whole, master, _, _, moments, iteration, cast, casts_gradients, _, padded = sizes
     mesh, own = spec.mesh, LAST_OWN.get(block.family)
     replicated = dense_shard = dense_elements = dense_last = own_last = expert_shard = expert_elements = expert_last = 0  # elements
     matrix_state = other_state = 0
     adamw_shards: list[int] = []
     muon_shards: list[int] = []
-    uneven: list[Uneven] = []
+    shards: list[_Made] = []
     scratch: list[MatrixScratch] = []
     casts: list[Cast] = []
     dense_by_muon = ranks_differ = False
     for tensor, unsharded in zip(block.tensors, block.sizes, strict=True):
         name, shape, owner, group, _, _, _, num_matrices = tensor
         shape, elements = (shape, unsharded) if whole else _local(tensor, mesh)
-        rows, expert, in_matrix_group = shape[0], owner is EXPERT_PARALLEL, group is MATRIX
-        degree = expert_degree if expert else dense_degree
+        expert, in_matrix_group = owner is EXPERT_PARALLEL, group is MATRIX
+        rows, degree = (tensor.stored_shape(shape)[0], expert_degree) if expert else (shape[0], dense_degree)
         chunk_rows = -(-rows // degree)
-        chunk = chunk_rows * (elements // rows)
+        chunk = chunk_rows * (elements // rows) if padded else -(-elements // degree)
         if expert:
             expert_shard, expert_elements, expert_last = expert_shard + chunk, expert_elements + elements, elements
         else:
@@ -211,12 +237,11 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
                 own_last = elements
         is_muons = in_matrix_group and iteration > 0
         num_moments = 1 if is_muons else 2
-        state = chunk * moments * num_moments
-        short, even_state = None, state
-        if chunk_rows * degree != rows:
+        short, state = None, (even_state := chunk * moments * num_moments)
+        if padded and chunk_rows * degree != rows:
             width = elements // rows
             short, even_state = Uneven(rows, chunk_rows, degree, width * moments * num_moments, width * master, expert, in_matrix_group), 0
-            uneven.append(short)
+        shards.append((name, owner, chunk * master, short))
         if is_muons:
             matrix_state += even_state
             dense_by_muon, ranks_differ = dense_by_muon or not expert, ranks_differ or short is not None
@@ -230,7 +255,8 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
         else:
             other_state += even_state + STEP_BYTES
         if casts_gradients:
-            casts.append(Cast(chunk * master, state + STEP_BYTES, in_matrix_group))
+            casts.append(Cast(chunk * master, state + STEP_BYTES, in_matrix_group, short))
+    uneven = tuple([short for _, _, _, short in shards if short is not None])
     resident_slack, state_slack = _slacks(adamw_shards, muon_shards, master, moments)
     compute = param_dtype(spec, block).bytes
     dense = _group(sizes, compute, dense_degree, dense_shard, dense_elements, own_last or dense_last)
@@ -244,7 +270,8 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
             dense if experts is NOTHING else together((dense, experts)),
             matrix_state,
             other_state,
-            tuple(uneven),
+            uneven,
+            _in_order(shards, own) if uneven else (),
             tuple(scratch),
             None if ranks_differ else matrix_moments(scratch, 0, 0),
             tuple(casts),
@@ -254,6 +281,17 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
             dense_elements + expert_elements,
         ),
     )
+
+
+_Made = tuple[str, Owner, int, Uneven | None]
+"""A tensor's name and owner, the bytes of a whole chunk, and where its last chunks are short."""
+
+
+def _in_order(tensors: list[_Made], own: str | None) -> tuple[Shard, ...]:
+    """A module's children get storage before its own parameters, which have no dot in their names; a bank stays where it is."""
+    ordered = sorted(tensors, key=lambda made: made[0] == own or "." not in made[0])
+    columns = {REPLICATED: 0, Owner.TENSOR_PARALLEL: 1, EXPERT_PARALLEL: 2}
+    return tuple(Shard(columns[owner], nbytes, owner is EXPERT_PARALLEL, short) for _, owner, nbytes, short in ordered)
 
 
 def _local(tensor: ParamTensor, mesh: Mesh) -> tuple[tuple[int, ...], int]:
@@ -281,7 +319,7 @@ def _matrices(tensor: ParamTensor, shape: tuple[int, ...], mesh: Mesh) -> tuple[
 
 def _group(sizes: Sizes, compute: int, degree: int, shard: int, true: int, last: int) -> GroupBytes:
     """A group from its elements: a padded shard, all tensors, the last tensor."""
-    _, _, _, _, grads, reduce, _, _, _, _, recasts = sizes
+    _, _, _, _, grads, reduce, _, _, _, _, recasts, _ = sizes
     whole, sharded, made = shard * degree, degree > 1, max(compute, 2)  # fp8 weights get bf16 gradients
     return new(
         GroupBytes,

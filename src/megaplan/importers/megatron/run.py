@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from megaplan.hosts.megatron.arguments import FSDP_KEYS, other_fsdp
+from megaplan.hosts.megatron.workspaces import setting_bytes
 from megaplan.importers.megatron.model import Stack
 from megaplan.importers.megatron.read import Arguments
 
@@ -18,7 +19,7 @@ FEATURES = {
     "export_kd_teacher_load": "distillation",
 }
 """Switches that are features which `host.features` names."""
-PRICED_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp")
+PRICED_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe")
 _DTYPES = ("fp32", "bf16", "fp16")
 
 
@@ -134,6 +135,7 @@ def read_host(launch: Arguments, stack: Stack, mesh: dict[str, Any], muon: bool)
         "distributed_optimizer": launch.given("use_distributed_optimizer"),
         "precision_aware_optimizer": launch.given("use_precision_aware_optimizer"),
         "moe_dispatcher": launch.word("moe_token_dispatcher_type", "allgather", ("allgather", "alltoall", "flex")),
+        "moe_flex_backend": _flex_backend(launch),
         "moe_grouped_gemm": launch.given("moe_grouped_gemm"),
         "moe_permute_fusion": launch.given("moe_permute_fusion"),
         "moe_overlap": launch.given("overlap_moe_expert_parallel_comm"),
@@ -164,13 +166,16 @@ def wholly_sharded(launch: Arguments) -> bool:
     return launch.given("use_megatron_fsdp") and not other_fsdp({key: launch.value(key) for key in FSDP_KEYS})
 
 
-def _workspace_kib(launch: Arguments) -> int:
-    """`:4096:2:16:8` is two buffers of 4,096 KiB and eight of 16."""
+def _flex_backend(launch: Arguments) -> str:
+    if launch.value("moe_token_dispatcher_type") != "flex":
+        return "deepep"
+    return launch.word("moe_flex_dispatcher_backend", "deepep", ("deepep", "hybridep"))
+
+
+def _workspace_kib(launch: Arguments) -> int | None:
+    """Of a handle; None where the launch leaves it to torch."""
     setting = launch.environment.get("CUBLAS_WORKSPACE_CONFIG")
-    if setting is None:
-        return 32_768
-    pairs = re.findall(r":(\d+):(\d+)", str(setting))
-    return sum(int(size) * int(count) for size, count in pairs)
+    return None if setting is None else setting_bytes(str(setting)) // 1024
 
 
 def _recompute(launch: Arguments, host: dict[str, Any]) -> dict[str, Any]:

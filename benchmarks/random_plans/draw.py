@@ -1,0 +1,93 @@
+"""`draw(seed)`: the plain values of one random spec."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from random_plans.choices import LARGE, Draw, Scope, Size, divisors
+from random_plans.layout import batch_section, draw_degrees, mesh_section, random_cuts, split_section
+from random_plans.model import Shape, draw_hidden, draw_letters, model_section
+from random_plans.settings import (
+    device_section,
+    host_section,
+    megatron_section,
+    optimizer_section,
+    precision_section,
+    recompute_section,
+    serving_section,
+    training_section,
+)
+
+MEGATRON_SHARE = 0.12
+
+
+def draw(seed: int, scope: Scope = Scope.ANY, size: Size = LARGE) -> dict[str, Any]:
+    """Plain values of a spec, legal by construction in most cases.
+
+    Args:
+        seed: The same seed gives the same spec.
+        scope: All that megaplan prices, or only what megarun builds.
+        size: Bounds of widths, ranks and microbatches.
+    """
+
+    def stream(section: str) -> Draw:
+        return Draw(f"{scope}/{size.name}/{seed}/{section}")
+
+    whole = stream("host")
+    megatron = scope is Scope.ANY and whole.chance(MEGATRON_SHARE)
+    gpt = megatron and whole.chance(0.4)
+    degrees = draw_degrees(stream("degrees"), size, megatron=megatron)
+    pattern, letters = draw_letters(stream("letters"), degrees, megatron=megatron, gpt=gpt)
+    cuts_of, num_layers = stream("cuts"), len(letters)
+    step = 2 if gpt else 1  # a layer of GPTModel is two of ours
+    cuts = [step * cut for cut in random_cuts(cuts_of, num_layers // step, degrees.slots)]
+    hidden = draw_hidden(stream("widths"), size, tp=degrees.mesh["tp"])
+    shape = Shape(hidden, degrees.mesh["tp"], letters, size, scope, megatron)
+    mesh = mesh_section(stream("mesh"), degrees, scope, experts="E" in letters)
+    bars = degrees.slots > 1 and not gpt and cuts_of.chance(0.12)
+    if bars:
+        bounds = [0, *cuts, num_layers]
+        pattern = "|".join(letters[start:stop] for start, stop in pairwise(bounds))
+    if cuts_of.chance(0.03):
+        pattern = pattern.lower()
+    sections: dict[str, Any] = {
+        "format": "megaplan.spec/1",
+        "name": f"random-{seed}",
+        "model": model_section(stream("model"), degrees, shape, pattern, mesh),
+        "mesh": mesh,
+        "batch": batch_section(stream("batch"), degrees, size),
+        "schedule": {"kind": degrees.kind, "num_microbatches": degrees.num_microbatches},
+        "split": split_section(stream("split"), num_layers, degrees.slots, cuts, bars=bars, pairs=gpt),
+        "precision": precision_section(stream("precision"), scope, letters, pipelined=degrees.mesh["pp"] > 1, megatron=megatron),
+        "optimizer": optimizer_section(stream("optimizer")),
+        "recompute": recompute_section(stream("recompute"), letters, megatron=megatron),
+    }
+    if degrees.steps > 1:
+        sections["schedule"]["steps_per_update"] = degrees.steps
+    if megatron:
+        pp, count = degrees.mesh["pp"], degrees.num_microbatches
+        sections["host"] = megatron_section(
+            whole,
+            letters,
+            [group for group in divisors(count) if group >= pp],
+            gpt=gpt,
+            adamw=sections["optimizer"].get("matrix") == "adamw",
+            selective=bool(sections["recompute"]),
+            windowed="window_size" in sections["model"].get("attention", {}),
+        )
+        if sections["host"].get("precision_aware_optimizer"):
+            sections["precision"]["moments"] = whole.choice(["fp32", "bf16", "fp16"])
+    else:
+        sections["host"] = host_section(whole)
+        whole.maybe(sections, 0.3, sharding={"reshard_after_forward": True})
+        whole.maybe(sections, 0.25, data={"packing": "documents"})
+    for name, share, section in (
+        ("device", 0.4, device_section),
+        ("serving", 0.15, serving_section),
+        ("training", 0.5, training_section),
+    ):
+        own = stream(name)
+        if own.chance(share):
+            sections[name] = section(own)
+    return {key: value for key, value in sections.items() if value or key in ("mesh",)}

@@ -1,0 +1,154 @@
+"""All that is neither architecture nor layout: dtypes, optimizers, recompute, host, device, serving and training of a random plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from random_plans.choices import Draw, Scope
+
+FP32, BF16 = "fp32", "bf16"
+ROLES = ("params", "grads", "master", "moments", "reduce")
+RATED = ("A", "M", "E", "R", "D", "head", "attention", "scan", "experts", "recurrence", "memory", "node", "network")
+REFUSES_FULL = "EM"
+
+
+def precision_section(draw: Draw, scope: Scope, letters: str, *, pipelined: bool, megatron: bool) -> dict[str, Any]:
+    """`precision`: mostly what megarun keeps; now and then a pair that torch does not, which a plan must say."""
+    if megatron:
+        grads = draw.choice([FP32, BF16])
+        return {"params": BF16, "grads": grads, "reduce": grads} if draw.chance(0.7) else {}
+    made = draw.weighted({"default": 4, "fp32": 2, "narrow": 2, "bf16": 1, "kept": 3, "free": 0.6, "other": 0.6})
+    written: dict[str, dict[str, Any]] = {
+        "default": {} if draw.chance(0.5) else {"params": BF16},
+        "fp32": dict.fromkeys(ROLES, FP32),
+        "narrow": {"params": BF16, "grads": BF16, "reduce": BF16},
+        "bf16": dict.fromkeys(ROLES, BF16),
+    }
+    if made in written:
+        return written[made]
+    precision: dict[str, Any] = {role: draw.choice([FP32, BF16]) for role in ROLES}
+    if made == "other" and scope is Scope.ANY:
+        precision |= {role: draw.choice(["fp16", *(["fp8"] if role == "params" else [])]) for role in ROLES if draw.chance(0.3)}
+        if families := draw.some(sorted(set(letters))):
+            precision["families"] = {letter: draw.choice([FP32, BF16, "fp16", "fp8"]) for letter in families}
+    elif made != "free":
+        precision["moments"] = precision["master"]
+        if pipelined:
+            precision["reduce"] = precision["grads"]
+    return precision
+
+
+def optimizer_section(draw: Draw) -> dict[str, Any]:
+    """`optimizer`."""
+    section: dict[str, Any] = {}
+    draw.maybe(section, 0.6, matrix=lambda: draw.choice(["adamw", "adamw", "muon"]))
+    draw.maybe(section, 0.2, newton_schulz_dtype=lambda: draw.choice([FP32, BF16, "fp16"]))
+    draw.maybe(section, 0.15, newton_schulz_steps=lambda: draw.randint(1, 8))
+    return section
+
+
+def recompute_section(draw: Draw, letters: str, *, megatron: bool) -> dict[str, Any]:
+    """`recompute`: E and M refuse full, and Megatron has no policy but attention's core."""
+    present = sorted(set(letters))
+    if megatron:
+        return {"blocks": {"A": "selective"}} if "A" in present and draw.chance(0.3) else {}
+    default = draw.weighted({"none": 4, "selective": 2, "full": 2})
+    section: dict[str, Any] = {"default": default} if default != "none" or draw.chance(0.2) else {}
+    blocks = {}
+    for letter in present:
+        refuses = letter in REFUSES_FULL
+        if (refuses and default == "full") or draw.chance(0.25):
+            blocks[letter] = draw.choice(["none", "selective", *([] if refuses else ["full"])])
+    return section | ({"blocks": blocks} if blocks else {})
+
+
+def device_section(draw: Draw) -> dict[str, Any]:
+    """`device`."""
+    section: dict[str, Any] = {}
+    draw.maybe(section, 0.3, name="h200", per_node=lambda: draw.choice([1, 4, 8, 72]))
+    draw.maybe(section, 0.15, efficiency_percent=lambda: {key: draw.randint(5, 100) for key in draw.sample(RATED, draw.randint(1, 4))})
+    for key in ("launch_ns", "collective_latency_ns", "recurrence_step_ns"):
+        draw.maybe(section, 0.1, **{key: draw.randint(0, 50_000)})
+    return section
+
+
+def serving_section(draw: Draw) -> dict[str, Any]:
+    """`serving`."""
+    section: dict[str, Any] = {"batch_size": draw.wide(1, 256), "context_length": draw.wide(1, 100_000)}
+    draw.maybe(section, 0.5, kv_dtype=lambda: draw.choice([FP32, BF16, "fp16", "fp8"]))
+    draw.maybe(section, 0.6, cache=lambda: draw.choice(["contiguous", "paged"]), block_size=lambda: draw.choice([1, 16, 100, 256]))
+    return section
+
+
+def training_section(draw: Draw) -> dict[str, Any]:
+    """`training`; the phases of the rate fit into its steps."""
+    steps = draw.wide(1, 100_000)
+    section: dict[str, Any] = {"steps": steps}
+    draw.maybe(section, 0.3, seed=lambda: draw.randint(0, 2**31), learning_rate=lambda: draw.choice([1e-4, 1e-2, 1.5e-3]))
+    draw.maybe(section, 0.2, weight_decay=lambda: draw.choice([0.0, 0.05]), muon_learning_rate=0.02)
+    draw.maybe(section, 0.3, gradient_clip=lambda: draw.choice([None, 0.5]))
+    if draw.chance(0.6):
+        kind = draw.choice(["constant", "cosine", "wsd"])
+        rate: dict[str, Any] = {"kind": kind}
+        draw.maybe(rate, 0.5, warmup_steps=lambda: draw.choice([None, 0, steps // 10]))
+        if kind == "wsd":
+            rate["decay_steps"] = max(1, steps // 5)
+            draw.maybe(rate, 0.5, decay=lambda: draw.choice(["linear", "sqrt"]))
+            if steps == 1:
+                rate["warmup_steps"] = 0
+        if kind != "constant":
+            draw.maybe(rate, 0.5, final_fraction=lambda: draw.choice([0.0, 0.25, 1.0]))
+        section["rate_schedule"] = rate
+    if draw.chance(0.3):
+        bad: dict[str, Any] = {}
+        draw.maybe(bad, 0.5, skips=lambda: draw.randint(0, 5), rewinds=0, window_batches=lambda: draw.randint(0, 9))
+        draw.maybe(bad, 0.4, spike=lambda: draw.choice([{}, {"factor": 3.5, "steps": 7}]))
+        section["bad_steps"] = bad
+    return section
+
+
+def host_section(draw: Draw) -> dict[str, Any]:
+    """`host` of a plan for megarun."""
+    section: dict[str, Any] = {"name": "megarun"} if draw.chance(0.1) else {}
+    draw.maybe(section, 0.6, kernels=lambda: draw.choice(["triton", "triton", "reference"]))
+    return section
+
+
+def megatron_section(
+    draw: Draw, letters: str, groups: Sequence[int], *, gpt: bool, adamw: bool, selective: bool, windowed: bool
+) -> dict[str, Any]:
+    """`host` of a plan for Megatron-Core; `groups` are numbers of microbatches that a virtual stage may take in turn."""
+    section: dict[str, Any] = {"name": "megatron", "model": "gpt"} if gpt else {"name": "megatron"}
+    draw.maybe(section, 0.1, model=lambda: section.get("model", "hybrid"))
+    choices: dict[str, tuple[Any, ...]] = {
+        "attention_backend": ("flash", "fused") if windowed else ("flash", "fused", "unfused"),
+        "cross_entropy": ("unfused", "native", "te", "te_fp32"),
+        "hidden_dropout": (0.0, 0.1, 0.3),
+        "attention_dropout": (0.0, 0.1, 0.2),
+        "cublas_workspace_kib": (None, 0, 8_192, 32_768),
+        "moe_dispatcher": ("allgather", "alltoall", "flex"),
+        "moe_flex_backend": ("deepep", "hybridep"),
+        "fragmentation_percent": (0, 5, 20),
+    }
+    flags: tuple[str, ...] = (
+        "wgrad_fusion",
+        "attention_mask",
+        "distributed_optimizer",
+        "moe_grouped_gemm",
+        "moe_permute_fusion",
+        "moe_overlap",
+    )
+    flags += ("fused_squared_relu", "tp_comm_overlap", "deterministic_mode", "mtp_repeated")
+    choices |= dict.fromkeys(flags, (True, False))
+    for key, values in choices.items():
+        draw.maybe(section, 0.3, **{key: draw.choice(values)})
+    if adamw:
+        draw.maybe(section, 0.3, precision_aware_optimizer=True)
+    modules = ["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", *([] if section.get("moe_overlap") else ["moe"])]
+    if draw.chance(0.3):
+        section["recompute_modules"] = draw.sample(modules, draw.randint(1, 5))
+    elif not selective and draw.chance(0.3):
+        section["recompute_num_layers"] = draw.randint(1, max(1, len(letters) // 2))
+    draw.maybe(section, 0.3, microbatch_group_size=lambda: draw.choice(groups))
+    return section

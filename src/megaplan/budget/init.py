@@ -1,0 +1,121 @@
+"""The peak of building a rank's stages: slot after slot gets its parameters, then its buffers.
+
+A slot's modules get storage in order, each shard with its true rows. FSDP2 pads the short shards of a group when the module that the group
+belongs to is filled: an expert bank's, then its layer's; those of the slot's own group when all else of the slot is there. While one is
+padded it is there twice. Later slots have nothing yet.
+
+Source: torch/distributed/fsdp/_fully_shard/_fully_shard.py (`FSDPModule._apply`), _fsdp_param.py (`reset_sharded_param`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from megaplan.hosts.megarun.storage import BlockStorage, Shard
+
+
+class SlotInit(NamedTuple):
+    """What a slot gets.
+
+    Attributes:
+        resident_bytes: All its shards, padded: of replicated, tensor-parallel and expert-parallel tensors.
+        storages: Of its blocks, in the order of its modules, if any of them has short shards; else none.
+        layers: Of each, whether it is a layer, with groups of its own.
+        buffer_bytes: Rotary tables and sums of a step.
+        buffer_scratch_bytes: What the last of them, the tables, need while they are computed.
+    """
+
+    resident_bytes: tuple[int, ...]
+    storages: Sequence[BlockStorage]
+    layers: Sequence[bool]
+    buffer_bytes: int
+    buffer_scratch_bytes: int
+
+
+class InitPeak(NamedTuple):
+    """The largest moment.
+
+    Attributes:
+        resident_bytes: Parameters in place: of replicated, tensor-parallel and expert-parallel tensors.
+        buffer_bytes: Buffers in place.
+        scratch_bytes: Shards that are still to be padded, or what a table needs.
+        where: In words.
+    """
+
+    resident_bytes: tuple[int, int, int]
+    buffer_bytes: int
+    scratch_bytes: int
+    where: str
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(self.resident_bytes) + self.buffer_bytes + self.scratch_bytes
+
+
+def init_peak(slots: Sequence[SlotInit], dense_index: int, expert_index: int) -> InitPeak:
+    """The peak of the rank at these places among those that share dense tensors and expert banks."""
+    rank = _Building(dense_index, expert_index)
+    for slot in slots:
+        rank.build(slot)
+    return rank.peak
+
+
+class _Building:
+    """A rank while its slots are built."""
+
+    def __init__(self, dense_index: int, expert_index: int) -> None:
+        self._dense, self._expert = dense_index, expert_index
+        self._resident, self._buffers, self._unpadded, self._total = [0, 0, 0], 0, 0, 0
+        self.peak = InitPeak((0, 0, 0), 0, 0, "")
+
+    def build(self, slot: SlotInit) -> None:
+        """Everything of a slot."""
+        if slot.storages:
+            own: list[tuple[Shard, int]] = []
+            for storage, layer in zip(slot.storages, slot.layers, strict=True):
+                if storage.shards:
+                    own += self._fill(storage.shards, layer=layer)
+                else:
+                    self._add(storage.resident_bytes)
+            self._pad(own)
+        else:
+            self._add(slot.resident_bytes)
+        self._buffers += slot.buffer_bytes
+        self._note(slot.buffer_scratch_bytes, "rotary tables being computed" if slot.buffer_scratch_bytes else "parameters in place")
+
+    def _add(self, resident: Sequence[int]) -> None:
+        replicated, tensor_parallel, expert_parallel = self._resident
+        self._resident = [replicated + resident[0], tensor_parallel + resident[1], expert_parallel + resident[2]]
+
+    def _fill(self, shards: Sequence[Shard], *, layer: bool) -> list[tuple[Shard, int]]:
+        """A block with short shards; those that are still to be padded when it is filled."""
+        short: list[tuple[Shard, int]] = []
+        bank: list[tuple[Shard, int]] = []
+        for position, shard in enumerate(shards):
+            true = shard.true_bytes(self._expert if shard.expert else self._dense)
+            if true == shard.padded_bytes:
+                self._resident[shard.column] += true
+            else:
+                self._unpadded += true
+                (bank if shard.expert else short).append((shard, true))
+            if shard.expert and not any(later.expert for later in shards[position + 1 :]):
+                self._pad(bank)
+        if layer:
+            self._pad(short)
+            return []
+        return short
+
+    def _pad(self, shards: Sequence[tuple[Shard, int]]) -> None:
+        for shard, true in shards:
+            self._resident[shard.column] += shard.padded_bytes
+            self._note(0, "padding of a short shard")
+            self._unpadded -= true
+
+    def _note(self, scratch: int, where: str) -> None:
+        replicated, tensor_parallel, expert_parallel = self._resident
+        total = replicated + tensor_parallel + expert_parallel + self._buffers + self._unpadded + scratch
+        if total >= self._total:
+            self._total = total
+            self.peak = InitPeak((replicated, tensor_parallel, expert_parallel), self._buffers, self._unpadded + scratch, where)

@@ -1,0 +1,63 @@
+"""The largest peak of every pp rank, over many layouts of one spec: for a search that moves a few cuts at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+
+from megaplan.budget.build import build_budget
+from megaplan.budget.evaluation import Evaluation
+from megaplan.budget.megarun import Walk, evaluate, stage_ranks, walk
+from megaplan.inventory.tensors import Inventory
+from megaplan.layout.spans import Spans
+from megaplan.layout.values import Layout
+from megaplan.spec.models import Spec
+
+
+class StagePeaks:
+    """What `build_budget` says of each pp rank. Blocks and the schedule are evaluated once, and a pp rank once for each set of its spans.
+
+    A pp rank's budget depends on its own slots alone: on their layers, and on whether they are the first or the last of the model.
+
+    Attributes:
+        num_stages: pp ranks evaluated so far; all of a layout's for a host whose stages depend on each other.
+    """
+
+    def __init__(self, spec: Spec, inventory: Inventory) -> None:
+        """`spec`: checked; `inventory`: its parameter tensors."""
+        self._spec, self._inventory = spec, inventory
+        self._evaluated: list[tuple[Evaluation, Container[int]]] = []
+        self._walked: Walk | None = None
+        self._peaks: dict[tuple[int, Spans], int] = {}
+        self.num_stages = 0
+
+    def of(self, layout: Layout, pp_ranks: Sequence[int]) -> list[int]:
+        """Bytes at the largest peaks of some pp ranks.
+
+        Raises:
+            MegaplanError: MP311 … MP313 if the schedule cannot run on these degrees; MP504 if the device is unknown.
+        """
+        if self._spec.host.name == "megatron":
+            found = self._of_whole_job(layout)
+            return [found[rank] for rank in pp_ranks]
+        of_rank = layout.by_rank()
+        own = [(rank, tuple([(slot.start, slot.stop) for slot in of_rank[rank]])) for rank in pp_ranks]
+        if missing := [key for key in own if key not in self._peaks]:
+            self._evaluate(layout, missing)
+        return [self._peaks[key] for key in own]
+
+    def _evaluate(self, layout: Layout, missing: list[tuple[int, Spans]]) -> None:
+        if self._walked is None:
+            self._walked, self._evaluated = walk(self._spec, layout), evaluate(self._spec, self._inventory, layout)
+        evaluations = [(evaluation.of_layout(layout), places) for evaluation, places in self._evaluated]
+        for key in missing:
+            found = [rank for evaluation, places in evaluations for rank in stage_ranks(evaluation, 0, places, self._walked, key[:1])]
+            self._peaks[key] = max([rank.peak_bytes for rank in found])
+        self.num_stages += len(missing)
+
+    def _of_whole_job(self, layout: Layout) -> list[int]:
+        per_stage, found = self._spec.mesh.world_size // layout.pp, [0] * layout.pp
+        for budget in build_budget(self._spec, self._inventory, layout).ranks:
+            for stage in {rank // per_stage for rank in budget.ranks}:
+                found[stage] = max(found[stage], budget.peak_bytes)
+        self.num_stages += layout.pp
+        return found

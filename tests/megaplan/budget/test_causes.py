@@ -1,0 +1,127 @@
+"""One test for each cause that random plans found: each fails where the cause is put back."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from megaplan.budget.init import SlotInit, init_peak
+from megaplan.budget.slots import slot_chunks
+from megaplan.budget.values import Budget, checked
+from megaplan.columns import Column, Phase
+from megaplan.dtypes import DType
+from megaplan.hosts.megarun.dims import local_dims
+from megaplan.hosts.megarun.ledger import block_bytes
+from megaplan.hosts.megarun.optimizer import Cast, Uneven, last_moment
+from megaplan.hosts.megarun.products import ROUTERS
+from megaplan.hosts.megarun.storage import BlockStorage, block_storage, storage_sizes
+from megaplan.inventory.build import build_inventory
+from megaplan.layout.build import build_layout
+from megaplan.spec.models import Spec
+
+DENSE = {"model.pattern": "D", "model.num_layers": 2}
+ONLY_DENSE = {f"model.{section}": None for section in ("attention", "mamba", "moe", "recurrent")} | {"model.features": {}}
+MIB = 2**20
+
+
+@pytest.fixture
+def dense(hybrid: Callable[..., Spec]) -> Callable[..., Spec]:
+    """Two dense layers, with changes."""
+    return lambda changes: hybrid({**DENSE, **ONLY_DENSE, **changes})
+
+
+def test_gpipe_still_names_its_last_output_when_it_reduces(dense: Callable[..., Spec], budget_of: Callable[..., Budget]) -> None:
+    """The last rank reduces beside the logits and the gradient that it has sent; 1F1B's frame names the same."""
+    sizes = {"mesh.dp_shard": 8, "batch.micro_batch_size": 1, "schedule.num_microbatches": 1, "model.mlp": {"ffn_hidden_size": 8192}}
+    spec = dense({"schedule.kind": "gpipe", "model.hidden_size": 1024, "model.vocab_size": 32768, **sizes})
+    last = max(budget_of(spec).ranks, key=lambda rank: rank.coordinate["pp"])
+    assert "reduction" in last.moments[Phase.FORWARD_BACKWARD]
+    tokens, width = spec.batch.seq_length, spec.precision.params.bytes
+    inputs = 2 * tokens * DType.INT64.bytes // 2  # labels
+    assert last.cells[Phase.FORWARD_BACKWARD][Column.ACTIVATIONS] == tokens * (32768 + 1024) * width + inputs
+
+
+@pytest.mark.parametrize(("kernels", "copies"), [("reference", 3), ("triton", 2)])
+def test_a_tied_embedding_on_one_rank_has_two_gradients_and_their_sum(
+    kernels: str, copies: int, dense: Callable[..., Spec], budget_of: Callable[..., Budget]
+) -> None:
+    """A head's gradient is a transposed view, so that the sum is a third tensor; head and loss in one operation hand on none."""
+    large = {"model.hidden_size": 1024, "model.vocab_size": 65536, "model.tie_embeddings": True, "mesh.pp": 1, "mesh.dp_shard": 8}
+    small = {"batch.micro_batch_size": 1, "batch.seq_length": 64, "schedule.num_microbatches": 1, "model.mlp": {"ffn_hidden_size": 64}}
+    spec = dense({**large, **small, "host.kernels": kernels})
+    cells = budget_of(spec).worst.cells[Phase.FIRST_FORWARD_BACKWARD]
+    weight = 65536 * 1024 * spec.precision.params.bytes
+    assert cells[Column.GRADIENTS] // weight == copies
+
+
+def uneven(rows: int, degree: int, row_bytes: int) -> Uneven:
+    """A matrix of which AdamW keeps two fp32 moments, in fp32."""
+    return Uneven(rows, -(-rows // degree), degree, 2 * row_bytes, row_bytes, expert=False, matrix=True)
+
+
+def test_adamw_s_first_step_counts_what_the_rank_holds() -> None:
+    """A rank without rows makes no moments of a matrix, and none are still to be made: neither is there anything to cast."""
+    short = uneven(rows=3, degree=5, row_bytes=400)
+    casts = [Cast(400, 804, matrix=True, uneven=short), Cast(100, 204, matrix=False)]
+    assert last_moment(casts, 0, 0).largest_bytes == 400
+    empty = last_moment(casts, 4, 0)
+    assert (empty.largest_bytes, empty.matrix_bytes) == (100, 0)
+    assert casts[0].at(4, 0) == (0, 4)
+
+
+def test_casts_and_moments_of_every_rank_add_up(dense: Callable[..., Spec], budget_of: Callable[..., Budget]) -> None:
+    """Ranks that hold nothing of some tensors have no column below zero, whose sum would be right all the same."""
+    narrow = {"precision": {"params": "bf16", "grads": "bf16", "reduce": "bf16"}, "optimizer.matrix": "adamw"}
+    spec = dense({**narrow, "mesh.dp_shard": 5, "model.mlp": {"ffn_hidden_size": 3}, "model.vocab_size": 7})
+    for rank in budget_of(spec).ranks:
+        assert min(size for cells in rank.cells.values() for size in cells.values()) == 0
+
+
+def test_negative_bytes_are_a_defect() -> None:
+    cells: Any = {phase: dict.fromkeys(Column, 0) for phase in Phase}
+    assert checked(cells) is cells
+    cells[Phase.OPTIMIZER][Column.MATRIX_OPTIMIZER] = -4_866_048
+    with pytest.raises(RuntimeError, match="matrix_optimizer_bytes = -4,866,048"):
+        checked(cells)
+
+
+def storage_of(spec: Spec, name: str) -> BlockStorage:
+    return block_storage(storage_sizes(spec), build_inventory(spec).block(name))
+
+
+def test_slots_are_built_one_after_another(dense: Callable[..., Spec]) -> None:
+    """Of two slots with a matrix of 3 rows on 2 ranks, the second rank's short shards are padded when later slots hold nothing."""
+    spec = dense({"model.mlp": {"ffn_hidden_size": 3, "activation": "gelu"}, "mesh.dp_shard": 2})
+    storage = storage_of(spec, "layers.0")
+    row = spec.model.hidden_size * 4
+    up, down, norm = 2 * row, 32 * 3 * 4, spec.model.hidden_size // 2 * 4  # shards: 2 of 3 rows, 32 of 64 rows, half a scale
+    slots = [SlotInit(storage.resident_bytes, [storage], [True], 0, 0)] * 2
+    whole = up + down + norm
+    assert init_peak(slots, 0, 0).total == 2 * whole
+    second = init_peak(slots, 1, 0)
+    assert second.total == whole + up + row + down + norm  # the last slot's matrix in both forms
+    assert (second.scratch_bytes, second.where) == (row, "padding of a short shard")
+    assert init_peak(slots[:1], 1, 0).total == up + row + down + norm
+    with_tables = [slots[0]._replace(buffer_bytes=64, buffer_scratch_bytes=100 * MIB), slots[1]]
+    tables = init_peak(with_tables, 1, 0)
+    assert (tables.total, tables.buffer_bytes, tables.scratch_bytes) == (whole + 64 + 100 * MIB, 64, 100 * MIB)
+
+
+def test_every_family_multiplies_with_the_library(hybrid: Callable[..., Spec]) -> None:
+    """So that each rank has the library's workspace: a linear, or the router, whichever kernels are chosen."""
+    for kernels in ("reference", "triton"):
+        spec = hybrid({"host.kernels": kernels})
+        inventory, dims = build_inventory(spec), local_dims(spec)
+        for index, block in enumerate(inventory.layers):
+            ops = block_bytes(spec, dims, f"layers.{index}", block).part.replay.program.graph.ops
+            assert any(op.late or op.name in ROUTERS for op in ops), block.family
+
+
+def test_a_later_forward_finds_nothing_of_an_earlier_gather(hybrid: Callable[..., Spec]) -> None:
+    """The slot's own group is gathered once a step: its output is beside the first layer's gather in the first forward alone."""
+    spec = hybrid({"mesh": {"pp": 2, "dp_shard": 4}, "sharding.reshard_after_forward": True, "model.vocab_size": 65536})
+    inventory = build_inventory(spec)
+    first = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 5), (5, 10)]))[0]
+    layer = first.names.index("layers.0")
+    assert first.first_gathers.starting[layer] - first.later_gathers.starting[layer] == first.root.flat_bytes > 0
+    assert first.first_gathers.starting[layer + 1 :] == first.later_gathers.starting[layer + 1 :]

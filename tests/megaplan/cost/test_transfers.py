@@ -1,0 +1,132 @@
+"""Transfers by what they must obey: every width moves its own bytes, and an exchange sends what a walk over its ranks counts."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from megaplan.cost.blocks import layer_dtype, rank_workload
+from megaplan.cost.rates import rates_of
+from megaplan.cost.transfers import Group, Transfers, boundary_ns, exchange_ns, gather_ns, layer_transfers
+from megaplan.inventory.build import build_inventory
+from megaplan.spec.models import Spec
+
+NO_LATENCY = {"collective_latency_ns": 0}
+MLA = {
+    "kind": "mla",
+    "num_heads": 32,
+    "q_lora_rank": 512,
+    "kv_lora_rank": 256,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 128,
+}
+ITEM = 2  # bf16
+TOKENS = 2 * 4096
+
+
+def of_layer(spec: Spec) -> Transfers:
+    block = build_inventory(spec).layers[0]
+    return layer_transfers(rates_of(spec), spec, rank_workload(spec, layer_dtype(spec, block)), block)
+
+
+def gathered(spec: Spec, group: Group, elements: int) -> int:
+    return gather_ns(rates_of(spec), spec, group, elements * ITEM)
+
+
+@pytest.mark.parametrize(
+    ("key", "more", "per_token"),
+    [("q_lora_rank", 64, 64), ("kv_lora_rank", 64, 64), ("qk_rope_head_dim", 32, 32), ("qk_nope_head_dim", 64, 0), ("v_head_dim", 64, 0)],
+)
+def test_tensor_ranks_gather_each_latent_once(make_spec, key, more, per_token):
+    """MLA under TP gathers its latents in forward, and twice in backward; the sum of its output is scattered as before."""
+    one, other = (
+        make_spec("A", model={"attention": {**MLA, key: MLA[key] + extra}}, mesh={"tp": 2}, device=NO_LATENCY) for extra in (0, more)
+    )
+    grown, before, step = of_layer(other), of_layer(one), gathered(one, Group(2, 1), TOKENS * per_token)
+    assert grown.forward_ns - before.forward_ns == pytest.approx(step, abs=2)
+    assert grown.input_ns - before.input_ns == pytest.approx(2 * step, abs=3)
+    assert grown.again_ns - before.again_ns == pytest.approx(step, abs=2)
+    assert (step > 0) == (per_token > 0)
+
+
+@pytest.mark.parametrize(
+    ("key", "more", "per_token"),
+    [
+        ("qk_nope_head_dim", 64, 32 * 64),
+        ("qk_rope_head_dim", 32, 32 * 32),
+        ("v_head_dim", 64, 32 * 64),
+        ("q_lora_rank", 64, 0),
+        ("kv_lora_rank", 64, 0),
+    ],
+)
+def test_context_ranks_gather_each_head_s_keys_and_values(make_spec, key, more, per_token):
+    """Under CP all that a head needs of a token is gathered: in forward, again in backward, and its gradients are scattered."""
+    one, other = (
+        make_spec("A", model={"attention": {**MLA, key: MLA[key] + extra}}, mesh={"cp": 2}, device=NO_LATENCY) for extra in (0, more)
+    )
+    grown, before, step = of_layer(other), of_layer(one), gathered(one, Group(2, 1), TOKENS * per_token)
+    assert grown.forward_ns - before.forward_ns == pytest.approx(step, abs=2)
+    assert grown.input_ns - before.input_ns == pytest.approx(2 * step, abs=3)
+    assert grown.again_ns - before.again_ns == pytest.approx(step, abs=2)
+    assert (step > 0) == (per_token > 0)
+
+
+def test_a_latent_query_is_narrower_than_none(make_spec):
+    """Without q-LoRA the whole input is gathered in its place."""
+    without = {**MLA, "q_lora_rank": None}
+    one, other = (make_spec("A", model={"attention": each}, mesh={"tp": 2}, device=NO_LATENCY) for each in (MLA, without))
+    step = gathered(one, Group(2, 1), TOKENS * (4096 - 512))
+    assert of_layer(other).forward_ns - of_layer(one).forward_ns == pytest.approx(step, abs=2)
+
+
+def test_a_sharded_block_gathers_and_scatters_its_stream(make_spec):
+    """One gather and one scatter of the same width forward; in backward both in reverse, and the gather once more."""
+    spec = make_spec("D", mesh={"tp": 4})
+    once = gathered(spec, Group(4, 1), TOKENS * 4096)
+    assert of_layer(spec) == Transfers(2 * once, 3 * once, once)
+
+
+def test_grouped_keys_and_values_are_gathered(make_spec):
+    """8 heads of 128, keys and values; only ranks of one tensor rank's share."""
+    spec = make_spec("A", mesh={"cp": 2, "tp": 2})
+    keys, stream = gathered(spec, Group(2, 2), TOKENS * 8 * 128), gathered(spec, Group(2, 1), TOKENS // 2 * 4096)
+    assert of_layer(spec).again_ns == keys + stream
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_an_exchange_sends_what_each_rank_is_due(make_spec, seed):
+    """Rank by rank: nothing to itself, an even share to every other, over the fabric in the node and the adapter beyond."""
+    random = Random(seed)
+    size, per_node = random.choice([2, 4, 8, 16]), random.choice([2, 4, 8])
+    spec = make_spec("E", mesh={"dp_shard": 16}, device={"per_node": per_node})
+    rates, share = rates_of(spec), 1 << random.randint(12, 24)
+    in_node = sum(share for rank in range(1, size) if rank < per_node)
+    outside = share * (size - 1) - in_node
+    expected = rates.latency_ns + max(rates.node_ns(in_node), rates.network_ns(outside))
+    assert exchange_ns(rates, spec, Group(size, 1), share * size) == expected
+
+
+def test_alone_nothing_is_waited_for(make_spec):
+    spec = make_spec("D")
+    assert of_layer(spec) == Transfers()
+    assert exchange_ns(rates_of(spec), spec, Group(1, 1), 1 << 20) == 0
+
+
+@pytest.mark.parametrize("per_node", [8, 2])
+def test_a_boundary_is_one_microbatch_s_stream(make_spec, per_node):
+    """Over the network once the job leaves a node; a tensor rank sends its share of the tokens."""
+    spec = make_spec("DD", mesh={"pp": 2, "tp": 2}, schedule={"num_microbatches": 2}, device={"per_node": per_node})
+    rates, load = rates_of(spec), rank_workload(spec, spec.precision.params)
+    sent = TOKENS // 2 * 4096 * ITEM
+    assert boundary_ns(rates, spec, load) == rates.latency_ns + (rates.node_ns(sent) if per_node == 8 else rates.network_ns(sent))
+
+
+@pytest.mark.parametrize(("ep", "etp"), [(1, 2), (2, 1), (2, 2), (4, 2)])
+def test_rows_go_to_every_slice_of_their_experts(make_spec, ep, etp):
+    """A rank's tokens, once for each expert chosen and once for each slice of it; out and back, forward and backward."""
+    moe = {"num_experts": 16, "top_k": 4, "ffn_hidden_size": 1024, "shared_ffn_hidden_size": 0, "activation": "relu2"}
+    spec = make_spec("E", model={"moe": moe}, mesh={"dp_shard": 8, "ep": ep, "etp": etp})
+    once = exchange_ns(rates_of(spec), spec, Group(ep * etp, 1), TOKENS * 4 * etp * 4096 * ITEM)
+    assert of_layer(spec) == Transfers(2 * once, 2 * once)

@@ -1,0 +1,79 @@
+"""Autograd's sum of gradients, in the program model: in place, unless the first is a view or something else holds it."""
+
+from collections import Counter
+
+import pytest
+
+from megaplan.hosts.megarun.halves import splittable
+from megaplan.hosts.megarun.ops import Op, add, linear, norm, reshape
+from megaplan.hosts.megarun.program import Backward, Moment, Replay, replay
+
+
+def most(moments: tuple[Moment, ...], name: str) -> int:
+    """How many gradients of one storage are alive together."""
+    return max(Counter(moment.gradients)[name] for moment in moments)
+
+
+def projections(count: int, *, plain: bool = False) -> tuple[Op, ...]:
+    """A norm, `count` products of its output, and what reads them all; plain: operations that hand on no views."""
+    names = [f"p{index}" for index in range(count)]
+    made = [
+        Op(name, ("normed",), (name,), keeps=("normed",), params=(name,)) if plain else linear(name, "normed", name, name) for name in names
+    ]
+    mixed = Op("mix", tuple(names), ("o",), keeps=tuple(names))
+    return norm("norm", "x", "normed", "rstd", "norm"), *made, mixed, add("residual", ("x", "o"), "out")
+
+
+@pytest.mark.parametrize(("count", "alive"), [(1, 1), (2, 3), (3, 3), (4, 3)])
+def test_products_of_one_input_are_summed_in_a_third_tensor(count: int, alive: int) -> None:
+    """The first gradient is a view of a product of two dims; the sum of the first two is none, and later ones are added into it."""
+    assert most(replay(projections(count)).backward, "normed") == alive
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_operations_that_hand_on_no_view_are_summed_in_place(count: int) -> None:
+    assert most(replay(projections(count, plain=True)).backward, "normed") == 2
+
+
+def test_linears_that_can_be_split_hand_on_no_view() -> None:
+    run = replay(projections(3))
+    assert most(splittable(run).backward, "normed") == 2
+    assert most(Backward(run.program, splits=True).moments, "normed") == 2
+
+
+def test_the_sum_is_made_when_the_product_s_own_gradient_is_gone() -> None:
+    """Beside the third tensor stand the parameter's gradient and what comes next, not the gradient that the product has read."""
+    (found,) = [moment for moment in replay(projections(2)).backward if moment.op == "sum after p0"]
+    assert sorted(found.gradients) == ["normed", "normed", "normed", "out"]
+    assert found.new_params == ("p0",)
+
+
+def test_what_a_split_backward_keeps_is_not_added_to() -> None:
+    """The residual stream's gradient is that of the last product's output too, which W needs: the norm's is summed with it elsewhere."""
+    ops = (norm("norm", "x", "normed", "rstd", "norm"), linear("o_proj", "normed", "o", "o_proj"), add("residual", ("x", "o"), "out"))
+    whole, split = Backward(replay(ops).program, splittable=True), Backward(replay(ops).program, splits=True)
+    assert not any(moment.op.startswith("sum after") for moment in whole.moments)
+    (summed,) = [moment for moment in split.moments if moment.op.startswith("sum after")]
+    assert sorted(summed.gradients) == ["out", "out", "x"]
+
+
+def test_a_reshaped_gradient_is_added_last() -> None:
+    """Tokens of a router are the normed input reshaped: their gradient is apart until all that reads them has made its part."""
+    router, shared = Op("route", ("tokens",), ("r",), keeps=("tokens",)), linear("shared", "normed", "s", "shared")
+    mix = Op("mix", ("r", "s"), ("out",))
+    found = replay((norm("norm", "x", "normed", "rstd", "norm"), reshape("flatten", "normed", "tokens"), router, shared, mix)).backward
+    (summed,) = [moment for moment in found if moment.op == "sum after flatten"]
+    assert sorted(summed.gradients) == ["normed", "normed", "tokens"]  # the linear's is a view
+
+
+def saved(run: Replay) -> set[str]:
+    return {name for name, _ in run.saved}
+
+
+def test_a_view_has_no_storage() -> None:
+    ops = (
+        norm("norm", "x", "normed", "rstd", "norm"),
+        reshape("flatten", "normed", "tokens"),
+        Op("route", ("tokens",), ("out",), keeps=("tokens",)),
+    )
+    assert saved(replay(ops)) == {"normed", "rstd"}

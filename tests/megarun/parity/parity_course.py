@@ -1,0 +1,66 @@
+"""Three steps in two halves, each as smooth as the metric asks for.
+
+AdamW divides by the gradient's size and Muon by a direction's: an entry or a direction that is rounding becomes a whole step, of a random
+sign, and one process and a layout part there although both are right. So what a step consists of is compared apart:
+
+- gradients of three batches, at parameters that plain gradient steps change in between: an error of a step shows in all later ones;
+- three steps of the plan's own optimizers, on gradients that are a function of tensor and step alone, at the plan's rates.
+"""
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from megaplan.inventory.tensors import Init
+from megarun import initialise
+from megarun.batches import Batches
+from megarun.job import Job
+from megarun.trainer import Trainer
+
+STEPS = 3
+RATE = 1.0e-2
+"""Of the plain steps; gradients are clipped to the norm of 1."""
+ByName = Callable[[list[tuple[str, torch.nn.Parameter]], Any], dict[str, list[torch.Tensor]]]
+
+
+def course(job: Job, trainer: Trainer, batches: Batches, by_name: ByName) -> dict[str, Any]:
+    """What this rank computed; FSDP2's shards gathered by `by_name`."""
+    parameters = [named for stage in trainer.stages for named in stage.named_parameters()]
+    record: dict[str, Any] = {"initial": by_name(parameters, lambda p: p)}
+    results = []
+    for step in range(STEPS):
+        results.append(trainer.measure(batches.at(step)))
+        record[f"gradients {step + 1}"] = by_name(parameters, lambda p: p.grad)
+        with torch.no_grad():
+            for _, parameter in parameters:
+                _local(parameter).sub_(_local(parameter.grad), alpha=RATE)
+        trainer.drop_gradients()
+    record["losses"] = [result.loss for result in results]
+    record["norms"] = [result.gradient_norm for result in results]
+    record["auxiliary"] = [result.routed.balance_loss + result.routed.z_loss + result.further_loss for result in results]
+    record["trained"] = by_name(parameters, lambda p: p)
+    trainer.fill(job)
+    for step in range(STEPS):
+        _stated_gradients(job, trainer, step)
+        trainer.update(step)
+    record["updated"] = by_name(parameters, lambda p: p)
+    return record
+
+
+def _stated_gradients(job: Job, trainer: Trainer, step: int) -> None:
+    """Normal numbers that every layout has the same of: the rule that fills parameters, under another seed."""
+    values = [(parameter, _local(parameter).detach().clone()) for stage in trainer.stages for parameter in stage.parameters()]
+    fill = initialise.fill
+    with mock.patch.object(initialise, "fill", lambda tensor, *rest: fill(tensor._replace(init=Init.NORMAL), *rest)):
+        trainer.fill(job.with_seed(1 + step))
+    with torch.no_grad():
+        for parameter, value in values:
+            parameter.grad = parameter.detach().clone()
+            _local(parameter).copy_(value)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

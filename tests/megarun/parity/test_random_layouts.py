@@ -1,0 +1,38 @@
+"""Random layouts of random models train as one process does; `make parity-random SEED=7 COUNT=40` trains those of other seeds."""
+
+import copy
+
+import pytest
+from parity_compare import course_difference
+from parity_world import Worlds
+from random_cells import random_cell
+
+pytestmark = pytest.mark.runtime
+SEEDS = range(8)
+
+
+@pytest.mark.requirement("R-62")
+@pytest.mark.requirement("R-63")
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_random_layout_trains_as_one_process(seed: int, worlds: Worlds) -> None:
+    """Every gradient of three steps, and the optimizers' three steps on equal gradients."""
+    cell = random_cell(seed)
+    case, reference = ({**each, "run": "course"} for each in (cell.case, cell.reference))
+    found = course_difference(case, worlds.train(case, cell.world_size), worlds.reference(reference), cell.bound)
+    assert found is None, f"{cell.name} ({cell.axes}): {found} > {cell.bound:.0e}"
+
+
+def test_a_planted_difference_is_found(worlds: Worlds) -> None:
+    """In a late gradient, in the parameters after plain steps, in those after the optimizers' steps, and in a loss."""
+    case = {**random_cell(0).reference, "run": "course"}
+    record = worlds.reference(case)
+    assert course_difference(case, [record], record, 0.0) is None
+    for key in ("initial", "gradients 3", "trained", "updated"):
+        wrong = copy.deepcopy(record)
+        wrong[key]["final_norm.weight"][0].view(-1)[0] += 1e-3
+        found = course_difference(case, [wrong], record, 1e-5)
+        assert found is not None
+        assert (found.what, found.name) == (key, "final_norm.weight")
+    wrong = copy.deepcopy(record)
+    wrong["losses"][2] *= 1.001
+    assert "losses: the first tensor that differs is step 3" in str(course_difference(case, [wrong], record, 1e-5))
