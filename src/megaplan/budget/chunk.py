@@ -19,6 +19,7 @@ from megaplan.columns import Column
 from megaplan.hosts.megarun.ops import OUTPUT
 from megaplan.hosts.megarun.program import Moment
 from megaplan.hosts.megarun.storage import NOTHING, GroupBytes, together
+from megaplan.tuples import new
 
 
 class Policy(NamedTuple):
@@ -44,8 +45,11 @@ class Policy(NamedTuple):
 class Flats(NamedTuple):
     """All-gather outputs beside each unit of a forward: while it runs, and while a layer's parameters are copied out of its own."""
 
-    running: list[int]
-    starting: list[int]
+    running: Sequence[int]
+    starting: Sequence[int]
+
+
+NO_GATHERS = Flats((), ())
 
 
 class Chunk:
@@ -122,7 +126,7 @@ class Chunk:
         gathers = policy.reshard and not (state is BACKWARDED and policy.pipelined)
         best, found = -1, (0, self.units[0].block.forward, 0)
         copies_out = gathers if policy.reshard else fresh
-        flats, starts = self.first_gathers if fresh else self.later_gathers
+        flats, starts = (self.first_gathers if fresh else self.later_gathers) if fresh or gathers else NO_GATHERS
         start, started = -1, (0, 0)
         for index, unit in enumerate(self.units):
             own = unit.gathered_bytes
@@ -259,12 +263,13 @@ class Chunk:
         before, gradients = self.before[index] + unit.input_bytes, beside[0]
         communication = beside[1] + self.root.gathered_bytes
         total = before + size + gradients + communication + activations
-        return Peak(total, where, index, before, moment, params, gradients, communication, activations)
+        return new(Peak, (total, where, index, before, moment, params, gradients, communication, activations))
 
     def ended(self, index: int, where: str, gradients: int, communication: int) -> Peak:
         """After a unit's backward: its input's gradient stands beside what the units before keep."""
         before, gradient = self.before[index], self.policy.boundary_bytes if index else 0
-        return Peak(before + gradients + communication + gradient, where, index, before, None, (), gradients, communication, gradient)
+        total = before + gradients + communication + gradient
+        return new(Peak, (total, where, index, before, None, (), gradients, communication, gradient))
 
     def aside(self, where: str, gradients: int, communication: int) -> Peak:
         """No microbatch of the chunk is alive."""

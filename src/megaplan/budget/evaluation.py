@@ -22,7 +22,7 @@ from megaplan.hosts.megarun.buffers import (
 )
 from megaplan.hosts.megarun.dims import Dims, is_pipelined, local_dims
 from megaplan.hosts.megarun.ledger import Make, accumulates_in_place, block_bytes, makes_of
-from megaplan.hosts.megarun.optimizer import Uneven, uses_muon
+from megaplan.hosts.megarun.optimizer import uses_muon
 from megaplan.hosts.megarun.parts import BlockBytes
 from megaplan.hosts.megarun.storage import NOTHING, BlockStorage, block_storage, storage_sizes
 from megaplan.inventory.tensors import Block, Family, Inventory
@@ -90,7 +90,8 @@ class Evaluation:
 
     Attributes:
         blocks: By name; `head` is there for a tied head too.
-        alike: Of tensors that shard unevenly, the ranks of a stage that hold the same of each; for all layouts.
+        alike: Of storages of which some tensors shard unevenly, by identity, the ranks of a stage that hold the same of each; for all
+            layouts.
     """
 
     def __init__(self, spec: Spec, inventory: Inventory, layout: Layout, *, turns: bool = True, padded: bool = True) -> None:
@@ -139,7 +140,7 @@ class Evaluation:
             boundary_bytes=self.boundary_bytes,
         )
         self._parts: dict[int, SlotParts] = {}
-        self.alike: dict[frozenset[Uneven], tuple[Sequence[int], ...]] = {}
+        self.alike: dict[frozenset[int], tuple[Sequence[int], ...]] = {}
 
     def of_layout(self, layout: Layout) -> Evaluation:
         """The same blocks in other slots of the same spec."""
@@ -157,7 +158,11 @@ class Evaluation:
     def _make(self, slot: Slot) -> SlotParts:
         blocks = self.blocks
         is_last = slot.index == len(self.layout.slots) - 1
-        names, units, storages, layers, copies = [], [], list[BlockStorage](), list[bool](), NOTHING
+        names: list[str] = []
+        units: list[Unit] = []
+        storages: list[BlockStorage] = []
+        layers: list[bool] = []
+        copies = NOTHING
         owned = slot.index == 0  # whether the stream so far is a storage of this chunk, not a receive buffer
         root_by_adamw, adamw_shard_bytes, attends, num_routers, parameters = True, 0, False, 0, 0
         ahead = is_last and self.spec.model.features.mtp is not None

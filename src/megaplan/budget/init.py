@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from megaplan.hosts.megarun.storage import BlockStorage, Shard
+from megaplan.tuples import new
+
+TABLES, IN_PLACE = "rotary tables being computed", "parameters in place"
 
 
 class SlotInit(NamedTuple):
@@ -26,7 +29,7 @@ class SlotInit(NamedTuple):
         buffer_scratch_bytes: What the last of them, the tables, need while they are computed.
     """
 
-    resident_bytes: tuple[int, ...]
+    resident_bytes: tuple[int, int, int]
     storages: Sequence[BlockStorage]
     layers: Sequence[bool]
     buffer_bytes: int
@@ -56,6 +59,9 @@ class InitPeak(NamedTuple):
 
 def init_peak(slots: Sequence[SlotInit], dense_index: int, expert_index: int) -> InitPeak:
     """The peak of the rank at these places among those that share dense tensors and expert banks."""
+    if len(slots) == 1 and not slots[0].storages:
+        resident, _, _, buffers, scratch = slots[0]
+        return new(InitPeak, (resident, buffers, scratch, TABLES if scratch else IN_PLACE))
     rank = _Building(dense_index, expert_index)
     for slot in slots:
         rank.build(slot)
@@ -83,7 +89,7 @@ class _Building:
         else:
             self._add(slot.resident_bytes)
         self._buffers += slot.buffer_bytes
-        self._note(slot.buffer_scratch_bytes, "rotary tables being computed" if slot.buffer_scratch_bytes else "parameters in place")
+        self._note(slot.buffer_scratch_bytes, TABLES if slot.buffer_scratch_bytes else IN_PLACE)
 
     def _add(self, resident: Sequence[int]) -> None:
         replicated, tensor_parallel, expert_parallel = self._resident
@@ -118,4 +124,5 @@ class _Building:
         total = replicated + tensor_parallel + expert_parallel + self._buffers + self._unpadded + scratch
         if total >= self._total:
             self._total = total
-            self.peak = InitPeak((replicated, tensor_parallel, expert_parallel), self._buffers, self._unpadded + scratch, where)
+            at = (replicated, tensor_parallel, expert_parallel), self._buffers, self._unpadded + scratch, where
+            self.peak = new(InitPeak, at)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple
@@ -19,7 +18,8 @@ from megaplan.budget.step import Lingering, StepPeak, accumulating_peak, step_pe
 from megaplan.budget.values import Budget, RankBudget, StageBudget
 from megaplan.devices import load_device
 from megaplan.hosts.megarun.dims import is_pipelined
-from megaplan.hosts.megarun.optimizer import Uneven
+from megaplan.hosts.megarun.optimizer import Cast, Uneven
+from megaplan.hosts.megarun.storage import BlockStorage
 from megaplan.inventory.tensors import Family, Inventory
 from megaplan.layout.ranks import rank_coordinate
 from megaplan.layout.values import Layout, Slot
@@ -80,7 +80,7 @@ def walk(spec: Spec, layout: Layout) -> Walk:
     receives = receive_buffers(*degrees)
     if schedule.kind in SPLIT_BACKWARD:
         return Walk(orders=actions(*degrees), receives=receives)
-    chunk_of = [slot.chunk for slot in layout.slots]
+    chunk_of = tuple([slot.chunk for slot in layout.slots])
     return Walk(occupied=moments(*degrees, chunk_of, num_steps=schedule.distinct_steps), receives=receives)
 
 
@@ -125,45 +125,64 @@ def _lingering(evaluation: Evaluation, slots: Sequence[Slot], chunks: Sequence[C
         return Lingering()
     boundary, logits = evaluation.boundary_bytes, chunks[0].logits_bytes
     sent = boundary if slots[0].index > 0 else 0
-    return Lingering(sent, logits or boundary, logits, only_at_end=kind == GPIPE)
+    return new(Lingering, (sent, logits or boundary, logits, kind == GPIPE))
 
 
 def _persistent(evaluation: Evaluation, slots: Sequence[Slot], parts: Sequence[SlotParts], num_receives: int) -> Persistent:
-    storages = [storage for part in parts for storage in part.storages]
-    _, _, _, _, matrix, other, unevens, _, _, _, casts_of, _, slacks, state_slacks, parameters = zip(*storages, strict=True)
-    building = [_built(evaluation, slot, part) for slot, part in zip(slots, parts, strict=True)]
+    building: list[SlotInit] = []
+    storages: list[BlockStorage] = []
+    casts: list[Cast] = []
+    uneven = False
+    replicated = tensor_parallel = expert_parallel = shards = by_adamw = matrix = other = buffers = slack = state_slack = parameters = 0
+    for (chunk, of_slot, layers, own_by_adamw, attends, num_routers, _), slot in zip(parts, slots, strict=True):
+        residents, _, _, _, matrices, others, unevens, _, _, _, casts_of, _, slacks, state_slacks, elements = zip(*of_slot, strict=True)
+        own, own_tensor_parallel, own_expert_parallel = resident = tuple(map(sum, zip(*residents, strict=True)))
+        own_buffers = evaluation.rotary_bytes * attends + evaluation.router_sum_bytes * num_routers
+        own_buffers += evaluation.further_loss_bytes if slot.index == len(evaluation.layout.slots) - 1 else 0
+        scratch = evaluation.rotary_scratch_bytes if attends else 0
+        uneven_slot = any(unevens)
+        uneven = uneven or uneven_slot
+        building.append(new(SlotInit, (resident, of_slot if uneven_slot else (), layers, own_buffers, scratch)))
+        storages += of_slot
+        casts += chain.from_iterable(casts_of)
+        replicated, tensor_parallel = replicated + own, tensor_parallel + own_tensor_parallel
+        expert_parallel += own_expert_parallel
+        shards, by_adamw, buffers = shards + chunk.shard_bytes, by_adamw + own_by_adamw, buffers + own_buffers
+        matrix, other, parameters = matrix + sum(matrices), other + sum(others), parameters + sum(elements)
+        slack, state_slack = slack + sum(slacks), state_slack + sum(state_slacks)
     first, last = slots[0].index == 0, slots[-1].index == len(evaluation.layout.slots) - 1
     inputs = (evaluation.input_bytes if first else 0) + (evaluation.label_bytes if last else 0)
     return new(
         Persistent,
         (
-            tuple(map(sum, zip(*[slot.resident_bytes for slot in building], strict=True))),
-            sum([part.chunk.shard_bytes for part in parts]),
-            sum([part.adamw_shard_bytes for part in parts]) if evaluation.uses_muon else 0,
-            sum(matrix),
-            sum(other),
-            tuple(chain.from_iterable(unevens)),
+            (replicated, tensor_parallel, expert_parallel),
+            shards,
+            by_adamw if evaluation.uses_muon else 0,
+            matrix,
+            other,
+            _uneven(storages) if uneven else (),
             building,
             storages,
-            [cast for casts in casts_of for cast in casts],
-            sum([slot.buffer_bytes for slot in building]),
+            casts,
+            buffers,
             inputs + evaluation.starts_bytes,
             num_receives * evaluation.boundary_bytes,
             evaluation.workspace_bytes,
-            sum(slacks) + num_receives * evaluation.boundary_slack_bytes,
-            sum(state_slacks),
-            sum(parameters),
+            slack + num_receives * evaluation.boundary_slack_bytes,
+            state_slack,
+            parameters,
         ),
     )
 
 
-def _built(evaluation: Evaluation, slot: Slot, parts: SlotParts) -> SlotInit:
-    """What a slot gets when its stage is built."""
-    buffers = evaluation.rotary_bytes * parts.attends + evaluation.router_sum_bytes * parts.num_routers
-    buffers += evaluation.further_loss_bytes if slot.index == len(evaluation.layout.slots) - 1 else 0
-    residents = tuple(map(sum, zip(*[storage.resident_bytes for storage in parts.storages], strict=True)))
-    uneven = parts.storages if any(storage.shards for storage in parts.storages) else ()
-    return new(SlotInit, (residents, uneven, parts.layers, buffers, evaluation.rotary_scratch_bytes if parts.attends else 0))
+def _uneven(storages: Sequence[BlockStorage]) -> tuple[tuple[BlockStorage, int], ...]:
+    """Those with tensors that shard unevenly, and how often each is there: layers of one make share one."""
+    found: dict[int, tuple[BlockStorage, int]] = {}
+    for storage in storages:
+        if storage.uneven:
+            _, count = found.get(id(storage), (storage, 0))
+            found[id(storage)] = storage, count + 1
+    return tuple(found.values())
 
 
 def _distinct(
@@ -173,16 +192,16 @@ def _distinct(
     mesh = evaluation.spec.mesh
     first = pp_rank * (mesh.world_size // mesh.pp)
     found: list[RankBudget] = []
-    uneven, groups = Counter[Uneven](), tuple[Sequence[int], ...]((offsets,))
+    groups: Iterable[Sequence[int]] = (offsets,)
     if persistent.uneven:
-        uneven = Counter(persistent.uneven)
-        key = frozenset(uneven)
+        key = frozenset([id(storage) for storage, _ in persistent.uneven])
         if key not in evaluation.alike:
+            uneven = [tensor for storage, _ in persistent.uneven for tensor in storage.uneven]
             evaluation.alike[key] = tuple(_alike(mesh, uneven, offsets))
         groups = evaluation.alike[key]
     for alike in groups:
         coordinate = rank_coordinate(mesh, first + alike[0])
-        states = persistent.states(uneven, coordinate["dp_shard"], alike[0] // (mesh.ep * mesh.etp) % mesh.efsdp)
+        states = persistent.states(coordinate["dp_shard"], alike[0] // (mesh.ep * mesh.etp) % mesh.efsdp)
         cells, where = rank_cells(persistent, peak, states)
         ranks = tuple([first + offset for offset in alike])
         found.append(new(RankBudget, (ranks, coordinate, persistent.parameters, cells, where, usable_bytes)))

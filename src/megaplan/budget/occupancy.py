@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 from megaplan.errors import MegaplanError
@@ -57,8 +58,9 @@ class Occupancy(NamedTuple):
     states: tuple[ChunkState, ...]
 
 
+@lru_cache(maxsize=64)
 def moments(
-    kind: str, pp: int, vpp: int, num_microbatches: int, chunk_of: Sequence[int], num_steps: int = 1
+    kind: str, pp: int, vpp: int, num_microbatches: int, chunk_of: tuple[int, ...], num_steps: int = 1
 ) -> tuple[tuple[Occupancy, ...], ...]:
     """The occupancies of every pp rank.
 

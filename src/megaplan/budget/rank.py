@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from megaplan.budget.init import InitPeak, SlotInit, init_peak
@@ -21,12 +21,12 @@ from megaplan.budget.values import (
 )
 from megaplan.columns import Column, Phase
 from megaplan.hosts.megarun.allocator import OPEN_SEGMENTS_BYTES
-from megaplan.hosts.megarun.optimizer import AT_END, Cast, LastMoment, MatrixMoments, Uneven, in_turn, last_moment
+from megaplan.hosts.megarun.optimizer import AT_END, Cast, LastMoment, MatrixMoments, in_turn, last_moment
 from megaplan.hosts.megarun.storage import OWNER_COLUMNS, BlockStorage
 from megaplan.tuples import new
 
 INIT, FIRST_FORWARD_BACKWARD, FIRST_OPTIMIZER, FORWARD_BACKWARD, OPTIMIZER = Phase
-RESIDENT_COLUMNS = tuple(OWNER_COLUMNS.values())
+REPLICATED, TENSOR_PARALLEL, EXPERT_PARALLEL = OWNER_COLUMNS.values()
 MomentCells = dict[Column, int]
 CAST = "the update beside a gradient cast for it"
 
@@ -58,7 +58,7 @@ class Persistent(NamedTuple):
         other_shard_bytes: Those of groups that hold nothing but AdamW's tensors, which its step drops before Muon's runs; 0 without Muon.
         matrix_state_bytes: Muon's moments of evenly sharded tensors.
         other_state_bytes: AdamW's.
-        uneven: Tensors that shard unevenly.
+        uneven: Storages of which some tensors shard unevenly, and how many blocks have each.
         slots: What each slot of the rank gets when it is built.
         storages: Of the rank's blocks, in the order they are updated.
         casts: Gradients that are cast for AdamW, in that order.
@@ -71,12 +71,12 @@ class Persistent(NamedTuple):
         parameters: Elements after TP and EP.
     """
 
-    resident_bytes: tuple[int, ...]
+    resident_bytes: tuple[int, int, int]
     shard_bytes: int
     other_shard_bytes: int
     matrix_state_bytes: int
     other_state_bytes: int
-    uneven: tuple[Uneven, ...]
+    uneven: tuple[tuple[BlockStorage, int], ...]
     slots: Sequence[SlotInit]
     storages: Sequence[BlockStorage]
     casts: Sequence[Cast]
@@ -88,19 +88,19 @@ class Persistent(NamedTuple):
     state_slack_bytes: int
     parameters: int
 
-    def states(self, uneven: Mapping[Uneven, int], dense_index: int, expert_index: int) -> States:
-        """What differs on the rank at these places; `uneven`: how many tensors are alike of each."""
+    def states(self, dense_index: int, expert_index: int) -> States:
+        """What differs on the rank at these places."""
         matrix, other = self.matrix_state_bytes, self.other_state_bytes
-        for tensor, count in uneven.items():
-            size = count * tensor.state_bytes(expert_index if tensor.expert else dense_index)
-            if tensor.matrix:
-                matrix += size
-            else:
-                other += size
-        found: dict[int, MatrixMoments] = {}  # of storages whose ranks differ, which layers of one make share
-        for each in self.storages if uneven else ():
-            if each.even_moments is None and id(each) not in found:
-                found[id(each)] = each.matrix_moments(dense_index, expert_index)
+        found: dict[int, MatrixMoments] = {}
+        for storage, count in self.uneven:
+            for tensor in storage.uneven:
+                size = count * tensor.state_bytes(expert_index if tensor.expert else dense_index)
+                if tensor.matrix:
+                    matrix += size
+                else:
+                    other += size
+            if storage.even_moments is None:
+                found[id(storage)] = storage.matrix_moments(dense_index, expert_index)
         muon = in_turn([each.even_moments or found[id(each)] for each in self.storages])
         init = init_peak(self.slots, dense_index, expert_index)
         adamw = last_moment(self.casts, dense_index, expert_index) if self.casts else AT_END
@@ -113,10 +113,8 @@ def rank_cells(persistent: Persistent, step: StepPeak, states: States) -> tuple[
     scratch, first_momenta, first_scratch, momenta = muon
     base = _base(persistent)
     init = base.copy()
-    init.update(zip(RESIDENT_COLUMNS, building.resident_bytes, strict=True))
+    (init[REPLICATED], init[TENSOR_PARALLEL], init[EXPERT_PARALLEL]), init[ACTIVATIONS], init[WORKSPACE], init_where = building
     init[COMMUNICATION] = 0
-    init[WORKSPACE] = building.scratch_bytes
-    init[ACTIVATIONS] = building.buffer_bytes
 
     first_step = {column: size + step.cells[column] for column, size in base.items()}
     first_step[OVERHEAD] += step.slack_bytes
@@ -158,7 +156,7 @@ def rank_cells(persistent: Persistent, step: StepPeak, states: States) -> tuple[
         OPTIMIZER: steady_update,
     }
     where = {
-        INIT: building.where,
+        INIT: init_where,
         FIRST_FORWARD_BACKWARD: step.where,
         FIRST_OPTIMIZER: _first_update(to_make) if made_at_end else "Newton-Schulz beside the momenta made so far",
         FORWARD_BACKWARD: step.where,
@@ -178,7 +176,7 @@ def _first_update(to_make: LastMoment) -> str:
 def _base(persistent: Persistent) -> MomentCells:
     """What is there in every phase, all but what optimizers hold."""
     cells = NO_BYTES.copy()
-    cells.update(zip(RESIDENT_COLUMNS, persistent.resident_bytes, strict=True))
+    cells[REPLICATED], cells[TENSOR_PARALLEL], cells[EXPERT_PARALLEL] = persistent.resident_bytes
     cells[ACTIVATIONS] = persistent.buffer_bytes + persistent.input_bytes
     cells[COMMUNICATION] = persistent.receive_bytes
     cells[WORKSPACE] = persistent.workspace_bytes

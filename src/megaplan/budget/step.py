@@ -11,6 +11,7 @@ from megaplan.budget.reduction import reduce_peak, reducing_backward_peak
 from megaplan.budget.unit import Peak
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS
 from megaplan.columns import Column
+from megaplan.tuples import new
 
 
 class StepPeak(NamedTuple):
@@ -75,7 +76,7 @@ def step_peak(chunks: Sequence[Chunk], moments: Sequence[Occupancy], lingering: 
             cells[COMMUNICATION] += gathered
     cells[ACTIVATIONS] += lingering.at(moment.step, moment.states[moment.chunk])
     first = "first microbatch, " if moment.step is BACKWARD and moment.states[moment.chunk] <= FORWARDED else ""
-    return StepPeak(total, f"{peak.where}, {first}{_in_flight(moment)}", cells, slack)
+    return new(StepPeak, (total, f"{peak.where}, {first}{_in_flight(moment)}", cells, slack))
 
 
 def _largest(chunks: Sequence[Chunk], moments: Sequence[Occupancy], lingering: Lingering) -> tuple[int, Occupancy, Peak]:

@@ -50,10 +50,10 @@ def checked(cells: Cells) -> Cells:
     Raises:
         RuntimeError: One is negative: what was taken off a column was booked in another, which is a defect.
     """
-    for phase, columns in cells.items():
-        if min(columns.values()) < 0:
-            wrong = ", ".join(f"{column.key} = {size:,}" for column, size in columns.items() if size < 0)
-            raise RuntimeError(f"{phase}: {wrong}; a budget holds no negative bytes")
+    init, first_step, first_update, step, update = cells.values()
+    if min([*init.values(), *first_step.values(), *first_update.values(), *step.values(), *update.values()]) < 0:
+        wrong = [f"{phase}.{column.key} = {size:,}" for phase, columns in cells.items() for column, size in columns.items() if size < 0]
+        raise RuntimeError(f"{', '.join(wrong)}; a budget holds no negative bytes")
     return cells
 
 

@@ -20,7 +20,13 @@ def rank_coordinate(mesh: Mesh, rank: int) -> dict[str, int]:
     Raises:
         ValueError: If the mesh has no such rank.
     """
-    return _coordinate(mesh, MESH_AXES, rank)
+    left, tp = divmod(rank, mesh.tp)
+    left, cp = divmod(left, mesh.cp)
+    left, dp_shard = divmod(left, mesh.dp_shard)
+    pp, dp_replicate = divmod(left, mesh.dp_replicate)
+    if not 0 <= pp < mesh.pp:
+        raise ValueError(f"the mesh has ranks 0 to {mesh.world_size - 1}, not {rank}")
+    return {"pp": pp, "dp_replicate": dp_replicate, "dp_shard": dp_shard, "cp": cp, "tp": tp}
 
 
 def expert_coordinate(mesh: Mesh, rank: int) -> dict[str, int]:

@@ -9,6 +9,7 @@ maximum. An overlapped forward begins before the backward beside it has freed an
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -80,6 +81,7 @@ def peak_bytes(vectors: Iterable[InFlight], full_bytes: Sequence[int], pending_b
     return max(vector.weighed(full_bytes, pending_bytes) for vector in vectors)
 
 
+@lru_cache(maxsize=64)
 def receive_buffers(kind: str, pp: int, vpp: int, num_microbatches: int) -> tuple[tuple[tuple[int, int], ...], ...]:
     """Boundary tensors that each rank keeps to receive into: one for each microbatch, for the whole run.
 

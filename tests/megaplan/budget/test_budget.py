@@ -103,7 +103,7 @@ def test_enough_microbatches_have_all_occupancies(kind: str, pp: int, vpp: int, 
 @pytest.mark.parametrize(("pp", "m"), [(1, 1), (1, 2), (2, 2), (2, 3), (8, 8), (8, 9), (8, 40)])
 def test_occupancies_of_1f1b_are_those_of_its_orders(pp: int, m: int) -> None:
     """Stated, not walked; in the same order, which decides between equal peaks."""
-    chunk_of = [0] * pp
+    chunk_of = (0,) * pp
     orders = actions("1f1b", pp, 1, m)
     assert moments("1f1b", pp, 1, m, chunk_of) == tuple(occupancies(order, 1, chunk_of, m) for order in orders)
     for steps in (2, 3):

@@ -13,7 +13,7 @@ from functools import cache, lru_cache
 
 from megaplan.columns import Column
 from megaplan.hosts.megarun.dims import Dims
-from megaplan.hosts.megarun.ops import Op, Projection, add, again, cut, linear, norm, partial_gradient, project
+from megaplan.hosts.megarun.ops import Op, Projection, add, cut, linear, norm, partial_gradient, project
 from megaplan.hosts.megarun.parts import Part, Shapes, Stored, residual, storages
 from megaplan.hosts.megarun.program import Replay, replay
 from megaplan.spec.models import GroupedQueryAttention, Indexer, LatentAttention
@@ -244,8 +244,7 @@ def _indexer_storages(dims: Dims, indexer: Indexer) -> Shapes:
 
 def _statistics(dims: Dims, heads: int, more: Mapping[str, tuple[int, ...]]) -> Shapes:
     shapes = {"rstd": dims.residual[:2], "lse": (dims.batch, heads, dims.tokens), **more}
-    repeated = dict.fromkeys((again("o"), again("o_partial")), dims.gathered)
-    return storages(dims.stat_dtype, Column.ACTIVATIONS, shapes) | storages(dims.dtype, Column.ACTIVATIONS, repeated)
+    return storages(dims.stat_dtype, Column.ACTIVATIONS, shapes)
 
 
 def _communicated(dims: Dims, over_ranks: Mapping[str, tuple[int, ...]]) -> Shapes:

@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
-from megaplan.hosts.megarun.ops import OUTPUT
-from megaplan.hosts.megarun.parts import BlockBytes, Part, weigh
+from megaplan.columns import Column
+from megaplan.hosts.megarun.dims import Dims
+from megaplan.hosts.megarun.ops import AGAIN_SUFFIX, OUTPUT
+from megaplan.hosts.megarun.parts import BlockBytes, Part, storages, weigh
 from megaplan.hosts.megarun.program import Backward, Moment, Replay, backward_fields, size_name
 
 
@@ -42,6 +44,18 @@ class Halves:
 def splittable(run: Replay) -> Replay:
     """The same block where its linears are those that a schedule may split, and its backward is whole."""
     return replace(run, **backward_fields(Backward(run.program, splittable=True).moments))
+
+
+@cache
+def _made_again(run: Replay) -> tuple[str, ...]:
+    return tuple(dict.fromkeys([name for moment in run.backward for name in moment.storages if name.endswith(AGAIN_SUFFIX)]))
+
+
+def splittable_part(part: Part, dims: Dims) -> Part:
+    """`splittable` of a part: outputs of recomputed regions that are made once more are as large as what a block hands on, gathered."""
+    run = splittable(part.replay)
+    repeated = storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(_made_again(run), dims.gathered))
+    return Part(run, part.tensors | repeated)
 
 
 @cache

@@ -11,7 +11,7 @@ from megaplan.hosts.megarun.attention import attention_part
 from megaplan.hosts.megarun.dims import Dims, gradient_dtype, is_pipelined, local_dims, local_shape
 from megaplan.hosts.megarun.embedding import embedding_part, final_norm_part, head_part
 from megaplan.hosts.megarun.features import category_part, depth_shapes, mtp_part, ngram_part, relation_bias_part
-from megaplan.hosts.megarun.halves import splittable
+from megaplan.hosts.megarun.halves import splittable_part
 from megaplan.hosts.megarun.mamba import mamba_part
 from megaplan.hosts.megarun.mlp import mlp_part
 from megaplan.hosts.megarun.moe import ExpertMesh, moe_part
@@ -50,7 +50,7 @@ def block_bytes(spec: Spec, dims: Dims, block_name: str, block: Block) -> BlockB
     dtype, mesh = gradient_dtype(spec, block), spec.mesh
     size, part = dtype.bytes, _part(spec, dims, block_name, block, dtype)
     if spec.schedule.kind in SPLIT_BACKWARD and block_name.startswith("layers."):
-        part = part._replace(replay=splittable(part.replay))
+        part = splittable_part(part, dims)
     if mesh.tp == mesh.ep == mesh.etp == 1 and block.family is not Family.MTP:
         gradients = {tensor[0]: elements * size for tensor, elements in zip(block.tensors, block.sizes, strict=True)}
     else:

@@ -7,7 +7,7 @@ from functools import cache
 from megaplan.columns import Column
 from megaplan.hosts.megarun.attention import recomputed
 from megaplan.hosts.megarun.dims import Dims
-from megaplan.hosts.megarun.ops import Op, Projection, add, again, linear, norm, partial_gradient, project
+from megaplan.hosts.megarun.ops import Op, Projection, add, linear, norm, partial_gradient, project
 from megaplan.hosts.megarun.parts import Part, Shapes, residual, storages
 from megaplan.hosts.megarun.program import Replay, replay
 from megaplan.spec.models import Mlp
@@ -19,7 +19,6 @@ def mlp_part(dims: Dims, mlp: Mlp, *, policy: str) -> Part:
     """One D block."""
     tensors = storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(("normed", "mlp", "out"), dims.residual))
     tensors |= storages(dims.stat_dtype, Column.ACTIVATIONS, {"rstd": dims.residual[:2]})
-    tensors |= storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys((again("mlp"), again("partial")), dims.gathered))
     tensors |= mlp_storages(dims, mlp.ffn_hidden_size)
     return Part(_replay(mlp.activation == "swiglu", dims.tp > 1, policy), residual(tensors))
 

@@ -123,9 +123,12 @@ def partial_gradient(gathered: str) -> str:
     return f"{gathered}_partial"
 
 
+AGAIN_SUFFIX = "_again"
+
+
 def again(name: str) -> str:
     """What a product that ends a recomputed region makes once more, and drops, where its linear can be split: a storage of its own."""
-    return f"{name}_again"
+    return name + AGAIN_SUFFIX
 
 
 def norm(name: str, reads: str, makes: str, rstd: str, param: str) -> Op:

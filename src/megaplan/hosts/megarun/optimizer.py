@@ -90,14 +90,15 @@ class MatrixScratch(NamedTuple):
     momentum_bytes: int
     uneven: Uneven | None = None
 
-    def at(self, dense_index: int, expert_index: int) -> tuple[int, int]:
-        """Scratch and momentum on the rank with these indices among those that share dense tensors and expert banks."""
+    def at(self, dense_index: int, expert_index: int) -> tuple[int, int, int, int]:
+        """The update alone on the rank with these indices among those that share dense tensors and expert banks, as `in_turn` takes it."""
         iterating, shard, casting, cast, momentum, uneven = self
         if uneven is not None:
             rows, whole = uneven.local_rows(expert_index if uneven.expert else dense_index), uneven.chunk_rows
             shard, cast, momentum = shard * rows // whole, cast * rows // whole, momentum * rows // whole
         iterating, casting = iterating + shard, casting + cast
-        return iterating if iterating > casting else casting, momentum
+        scratch = iterating if iterating > casting else casting
+        return scratch, momentum, scratch, momentum
 
 
 def matrix_scratch(
@@ -158,8 +159,7 @@ def matrix_moments(tensors: Iterable[MatrixScratch], dense_index: int, expert_in
         dense_index: The rank's place among those that share dense tensors.
         expert_index: Among those that share expert banks.
     """
-    alone = [tensor.at(dense_index, expert_index) for tensor in tensors]
-    return in_turn([(scratch, momentum, scratch, momentum) for scratch, momentum in alone])
+    return in_turn([tensor.at(dense_index, expert_index) for tensor in tensors])
 
 
 def in_turn(updates: Sequence[tuple[int, int, int, int]]) -> MatrixMoments:

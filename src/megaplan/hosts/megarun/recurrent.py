@@ -20,7 +20,7 @@ from megaplan.hosts.megarun.hand_off import (
     sums_apart,
 )
 from megaplan.hosts.megarun.inside import INSIDE, INSIDE_BACKWARD, inside_storages, recurrence_inside
-from megaplan.hosts.megarun.ops import Op, Projection, add, again, cut, linear, norm, partial_gradient, project
+from megaplan.hosts.megarun.ops import Op, Projection, add, cut, linear, norm, partial_gradient, project
 from megaplan.hosts.megarun.parts import Part, Shapes, residual, storages
 from megaplan.hosts.megarun.program import Replay, replay
 from megaplan.spec.models import MatrixRecurrence
@@ -42,7 +42,7 @@ def recurrent_part(dims: Dims, recurrent: MatrixRecurrence, parameters: DType, *
     inner, wide = heads * recurrent.value_dim, dims.wide
     shapes = {name: wide(inner) for name in ("v_proj", "v", "y", "gate", "gated")}
     shapes |= {"qk_proj": wide(2 * keys), "qk": wide(2 * keys), "q": wide(keys), "k": wide(keys), "forget": wide(heads)}
-    shapes |= dict.fromkeys(("normed", "o", "out"), dims.residual) | dict.fromkeys((again("o"), again("partial")), dims.gathered)
+    shapes |= dict.fromkeys(("normed", "o", "out"), dims.residual)
     handed = dims.cp > 1
     num_states = piecewise(dims.tokens, recurrent.save_every, handed=handed) + (PIECES if handed else 1)
     statistics = {

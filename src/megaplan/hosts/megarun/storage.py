@@ -14,7 +14,7 @@ Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py (`_init_sharded_param
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import prod
 from typing import NamedTuple
 
@@ -41,6 +41,7 @@ OWNER_COLUMNS = {
     Owner.TENSOR_PARALLEL: Column.TENSOR_PARALLEL_PARAMS,
     Owner.EXPERT_PARALLEL: Column.EXPERT_PARALLEL_PARAMS,
 }
+RESIDENT_PLACES = {owner: place for place, owner in enumerate(OWNER_COLUMNS)}
 
 
 class GroupBytes(NamedTuple):
@@ -212,12 +213,12 @@ def storage_sizes(spec: Spec, *, padded: bool = True) -> Sizes:
 def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
     """Storage of one block on a rank that holds it."""
     spec, (dense_degree, expert_degree), whole, master, _, _, moments, iteration, cast, casts_gradients, _, padded = sizes
-    mesh, own = spec.mesh, LAST_OWN.get(block.family)
+    mesh, own, muon_runs, row_moments = spec.mesh, LAST_OWN.get(block.family), iteration > 0, 2 * moments
     replicated = dense_shard = dense_elements = dense_last = own_last = expert_shard = expert_elements = expert_last = 0  # elements
     matrix_state = other_state = 0
     adamw_shards: list[int] = []
     muon_shards: list[int] = []
-    shards: list[_Made] = []
+    uneven: dict[str, Uneven] = {}
     scratch: list[MatrixScratch] = []
     casts: list[Cast] = []
     dense_by_muon = ranks_differ = False
@@ -225,38 +226,38 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
         name, shape, owner, group, _, _, _, num_matrices = tensor
         shape, elements = (shape, unsharded) if whole else _local(tensor, mesh)
         expert, in_matrix_group = owner is EXPERT_PARALLEL, group is MATRIX
-        rows, degree = (tensor.stored_shape(shape)[0], expert_degree) if expert else (shape[0], dense_degree)
+        rows, degree = (shape[0] * shape[1], expert_degree) if expert else (shape[0], dense_degree)  # a bank by `stored_shape`
         chunk_rows = -(-rows // degree)
         chunk = chunk_rows * (elements // rows) if padded else -(-elements // degree)
         if expert:
             expert_shard, expert_elements, expert_last = expert_shard + chunk, expert_elements + elements, elements
         else:
             dense_shard, dense_elements, dense_last = dense_shard + chunk, dense_elements + elements, elements
-            replicated += chunk if owner is REPLICATED else 0
+            if owner is REPLICATED:
+                replicated += chunk
             if name == own:
                 own_last = elements
-        is_muons = in_matrix_group and iteration > 0
-        num_moments = 1 if is_muons else 2
-        short, state = None, (even_state := chunk * moments * num_moments)
-        if padded and chunk_rows * degree != rows:
+        is_muons = in_matrix_group and muon_runs
+        element_moments, nbytes, short = moments if is_muons else row_moments, chunk * master, None
+        state = even_state = chunk * element_moments
+        if chunk_rows * degree != rows and padded:
             width = elements // rows
-            short, even_state = Uneven(rows, chunk_rows, degree, width * moments * num_moments, width * master, expert, in_matrix_group), 0
-        shards.append((name, owner, chunk * master, short))
+            short, even_state = Uneven(rows, chunk_rows, degree, width * element_moments, width * master, expert, in_matrix_group), 0
+            uneven[name] = short
         if is_muons:
             matrix_state += even_state
             dense_by_muon, ranks_differ = dense_by_muon or not expert, ranks_differ or short is not None
             matrices, parts = ((num_matrices, elements, shape[-1]), 1) if whole else _matrices(tensor, shape, mesh)
             scratch.append(matrix_scratch(matrices, parts, iteration, cast, chunk, degree, state, short))
-            muon_shards.append(chunk * master)
+            muon_shards.append(nbytes)
             continue
-        adamw_shards.append(chunk * master)
+        adamw_shards.append(nbytes)
         if in_matrix_group:
             matrix_state += even_state + STEP_BYTES
         else:
             other_state += even_state + STEP_BYTES
         if casts_gradients:
-            casts.append(Cast(chunk * master, state + STEP_BYTES, in_matrix_group, short))
-    uneven = tuple([short for _, _, _, short in shards if short is not None])
+            casts.append(Cast(nbytes, state + STEP_BYTES, in_matrix_group, short))
     resident_slack, state_slack = _slacks(adamw_shards, muon_shards, master, moments)
     compute = param_dtype(spec, block).bytes
     dense = _group(sizes, compute, dense_degree, dense_shard, dense_elements, own_last or dense_last)
@@ -270,8 +271,8 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
             dense if experts is NOTHING else together((dense, experts)),
             matrix_state,
             other_state,
-            uneven,
-            _in_order(shards, own) if uneven else (),
+            tuple(uneven.values()),
+            _in_order(sizes, block, uneven) if uneven else (),
             tuple(scratch),
             None if ranks_differ else matrix_moments(scratch, 0, 0),
             tuple(casts),
@@ -283,15 +284,26 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
     )
 
 
-_Made = tuple[str, Owner, int, Uneven | None]
-"""A tensor's name and owner, the bytes of a whole chunk, and where its last chunks are short."""
+def _in_order(sizes: Sizes, block: Block, uneven: Mapping[str, Uneven]) -> tuple[Shard, ...]:
+    """A block's shards as they are made: a module's children get storage before its own parameters, which have no dot in their names.
 
-
-def _in_order(tensors: list[_Made], own: str | None) -> tuple[Shard, ...]:
-    """A module's children get storage before its own parameters, which have no dot in their names; a bank stays where it is."""
-    ordered = sorted(tensors, key=lambda made: made[0] == own or "." not in made[0])
-    columns = {REPLICATED: 0, Owner.TENSOR_PARALLEL: 1, EXPERT_PARALLEL: 2}
-    return tuple(Shard(columns[owner], nbytes, owner is EXPERT_PARALLEL, short) for _, owner, nbytes, short in ordered)
+    A bank stays where it is.
+    """
+    dense_degree, expert_degree = sizes.degrees
+    own = LAST_OWN.get(block.family)
+    of_children: list[Shard] = []
+    of_own: list[Shard] = []
+    for tensor, elements in zip(block.tensors, block.sizes, strict=True):
+        name, _, owner, *_ = tensor
+        short, expert = uneven.get(name), owner is EXPERT_PARALLEL
+        if short is None:
+            local = elements if sizes.whole else _local(tensor, sizes.spec.mesh)[1]
+            nbytes = local // (expert_degree if expert else dense_degree) * sizes.master
+        else:
+            nbytes = short.chunk_rows * short.shard_row_bytes
+        made = of_own if name == own or "." not in name else of_children
+        made.append(new(Shard, (RESIDENT_PLACES[owner], nbytes, expert, short)))
+    return (*of_children, *of_own)
 
 
 def _local(tensor: ParamTensor, mesh: Mesh) -> tuple[tuple[int, ...], int]:
