@@ -7,7 +7,7 @@ READY := $(VENV)/ready
 export OMP_NUM_THREADS ?= 1
 timed = @start=$$(date +%s); ( $(2) ) || exit 1; echo "$(1): $$(( $$(date +%s) - start )) s"
 
-.PHONY: demo demo-picture test test-all check test-planner test-kernels test-runtime test-wheel test-torch-2.11 test-upstream plans docs faults fuzz mutants parity-random accuracy accuracy-random accuracy-megatron clean
+.PHONY: demo demo-picture test test-all check test-planner test-kernels test-runtime test-random test-wheel test-torch-2.11 test-upstream plans docs faults fuzz mutants parity-random accuracy accuracy-random accuracy-megatron clean
 
 demo: ## estimate, split, diff and train, end to end
 	@scripts/demo.sh
@@ -15,9 +15,9 @@ demo: ## estimate, split, diff and train, end to end
 demo-picture: demo ## the README's picture, from this machine's demo
 	cp runs/demo/curve.svg docs/demo.svg
 
-test: check test-planner test-kernels test-runtime test-wheel ## what CI runs
+test: check test-planner test-kernels test-runtime test-wheel ## the README's test command
 
-test-all: test ## exhaustive sweeps, the wheel with torch, and the oldest torch
+test-all: test test-random ## exhaustive sweeps, the wheel with torch, and the oldest torch
 	$(BIN)/pytest tests -m slow
 	scripts/test_wheel.sh run
 	scripts/test_torch_2_11.sh
@@ -42,7 +42,11 @@ test-kernels: $(READY)
 	$(call timed,kernel tests,$(BIN)/pytest tests/kernels -m "not slow" -n 2)
 
 test-runtime: $(READY)
-	$(call timed,runtime tests,$(BIN)/pytest tests/megarun -m "not slow" -n 2 --dist loadfile)
+	$(call timed,runtime tests,$(BIN)/pytest tests/megarun -m "not slow and not random_seeds" -n 2 --dist loadfile)
+
+test-random: $(READY) ## 30 random plans traced and 8 random layouts trained, of fixed seeds
+	$(call timed,random plans,$(BIN)/pytest tests/megarun/trace/test_random_plans.py -m random_seeds -n 2)
+	$(call timed,random layouts,$(BIN)/pytest tests/megarun/parity/test_random_layouts.py -m random_seeds -n 2)
 
 test-wheel: $(READY) ## megaplan's part again, from an installed wheel, without torch
 	$(call timed,wheel tests,scripts/test_wheel.sh)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import threading
 from collections.abc import Iterator
@@ -151,6 +153,9 @@ def process_group(launch: Launch, device: torch.device) -> Iterator[None]:
 
     Of several, a failing process leaves it standing: to take it down would wait for ranks that wait for this one.
     """
+    # a group that Python still holds in a cycle keeps gloo's threads, and one that returns to Python while it shuts down aborts the process
+    # (pytorch/pytorch#190489): collected before that, its threads are joined
+    atexit.register(gc.collect)
     backend, bound = ("nccl", device) if device.type == "cuda" else ("gloo", None)
     dist.init_process_group(backend, store=launch.store, rank=launch.rank, world_size=launch.world_size, device_id=bound)
     try:

@@ -11,6 +11,7 @@ pytestmark = pytest.mark.runtime
 SEEDS = range(8)
 
 
+@pytest.mark.random_seeds
 @pytest.mark.requirement("R-62")
 @pytest.mark.requirement("R-63")
 @pytest.mark.parametrize("seed", SEEDS)

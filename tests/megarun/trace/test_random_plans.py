@@ -28,6 +28,7 @@ def bench() -> Bench:
     return Bench(SECONDS)
 
 
+@pytest.mark.random_seeds
 @pytest.mark.parametrize("seed", SEEDS)
 def test_estimate_is_what_the_runtime_allocates(seed: int, bench: Bench) -> None:
     """Peak, phases and columns within today's tolerances; what megarun does not build is noted; nothing crashes."""
