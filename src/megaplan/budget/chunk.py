@@ -12,9 +12,10 @@ from itertools import accumulate
 from operator import add
 from typing import NamedTuple
 
+from megaplan.budget.casts import cast_of_experts, largest_cast
 from megaplan.budget.occupancy import BACKWARDED, FORWARDED, REDUCED, UNTOUCHED, ChunkState
 from megaplan.budget.unit import Peak, Unit
-from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYTES
+from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYTES, WORKSPACE
 from megaplan.columns import Column
 from megaplan.hosts.megarun.ops import OUTPUT
 from megaplan.hosts.megarun.program import Moment
@@ -70,7 +71,7 @@ class Chunk:
         """
         self.names, self.units, self.policy, self.carries = tuple(names), tuple(units), policy, carries
         self.output_bytes = policy.boundary_bytes if hands_on and policy.pipelined else 0  # the stage output, and its received gradient
-        _, _, _, _, kept, forward, _, _, reductions, gathered, flat, unsharded, shards, slack, _, _ = zip(*units, strict=True)
+        _, _, _, _, kept, forward, _, _, reductions, gathered, flat, unsharded, shards, slack, *_ = zip(*units, strict=True)
         self.before = [0, *accumulate(kept)]  # what units 0 … i − 1 keep, inputs included
         self.saved_bytes: int = self.before[-1] + self.output_bytes
         self.slack_bytes: int = sum(slack)
@@ -94,6 +95,12 @@ class Chunk:
         self.logits_bytes = ends.get("logits", ends[OUTPUT])[0] if ends else 0  # the last stage's output, or the loss in place of it
         self.carried = self._carried()
 
+    @cached_property
+    def first_layer(self) -> int:
+        """The first layer, if no product runs before it; else −1."""
+        first = next((index for index, unit in enumerate(self.units) if unit.layer), -1)
+        return first if set(self.names[:first]) <= {"embedding", "relation_bias"} else -1
+
     def saved_cells(self, count: int) -> dict[Column, int]:
         """What `count` microbatches keep."""
         return self._kept(count, 0, self.output_bytes * count)
@@ -106,6 +113,7 @@ class Chunk:
             self.units[peak.unit].block.add_to(cells, peak.moment, peak.params)
         cells[GRADIENTS] += peak.gradients
         cells[COMMUNICATION] += peak.communication
+        cells[WORKSPACE] -= peak.absent
         return cells
 
     def held(self, state: ChunkState) -> tuple[int, int]:
@@ -118,8 +126,13 @@ class Chunk:
         kept = not self.policy.reshard or state is BACKWARDED
         return gradients, self.gathered_bytes if kept else self.root.gathered_bytes
 
-    def forward_peak(self, state: ChunkState) -> Peak:
-        """The largest moment of a forward."""
+    def forward_peak(self, state: ChunkState, absent: int = 0) -> Peak:
+        """The largest moment of a forward.
+
+        Args:
+            state: Of the chunk before it.
+            absent: What is not there yet before the first product: for a rank's first forward.
+        """
         policy = self.policy
         fresh = state is UNTOUCHED or not policy.pipelined
         total, so_far = self.layers_gathered_bytes, 0
@@ -133,7 +146,7 @@ class Chunk:
             if copies_out and starts[index]:
                 communication = starts[index] + own + (0 if policy.reshard else so_far)
                 communication -= unit.storage.experts.gathered_bytes if unit.has_bank and unit.storage is not None else 0
-                size = self.before[index] + unit.input_bytes + communication
+                size = self.before[index] + unit.input_bytes + communication - (absent if index == self.first_layer else 0)
                 if size > start:
                     start, started = size, (index, communication)
             if policy.reshard:
@@ -144,7 +157,7 @@ class Chunk:
             around = gathers and unit.has_bank
             moments = self._around_experts(index, flats[index]) if around else ((unit.block.forward, unit.block.forward_bytes, gathered),)
             for moment, moment_bytes, communication in moments:
-                size = self.before[index] + unit.input_bytes + moment_bytes + communication
+                size = self.before[index] + unit.input_bytes + unit.passing_bytes + moment_bytes + communication
                 if size >= best:
                     best, found = size, (index, moment, communication)
         gradients = self.held(state)[0]
@@ -152,9 +165,11 @@ class Chunk:
             index, communication = started
             before = self.before[index] + self.units[index].input_bytes
             gathered = communication + self.root.gathered_bytes
-            return Peak(before + gradients + gathered, f"gathering of {self.names[index]}", index, before, None, (), gradients, gathered, 0)
+            total, less = before + gradients + gathered, absent if index == self.first_layer else 0
+            return Peak(total - less, f"gathering of {self.names[index]}", index, before, None, (), gradients, gathered, 0, less)
         index, moment, gathered = found
-        return self.moment(index, f"forward of {self.names[index]}", moment, (), (gradients, gathered))
+        passing = self.units[index].passing_bytes
+        return self.moment(index, f"forward of {self.names[index]}", moment, (), (gradients, gathered), passing)
 
     def backward_peak(self, state: ChunkState) -> Peak:
         """The largest moment of a backward under a pipeline, where gradients accumulate whole."""
@@ -176,7 +191,7 @@ class Chunk:
                 if size > largest:
                     largest, found = size, (index, gradients)
             if first and unit.has_bank and not policy.in_place:
-                found_peaks.append(self._cast_of_experts(index, gradients, gathered if fetches else layers))
+                found_peaks.append(cast_of_experts(self, index, gradients, gathered if fetches else layers))
             if unit.layer:
                 behind += unit.unsharded_bytes
             else:
@@ -185,8 +200,9 @@ class Chunk:
             index, gradients = found
             found_peaks.append(self.backward(index, gradients, layers, again=again, fetches=False))
         peak = found_peaks[0] if len(found_peaks) == 1 else max(found_peaks, key=lambda peak: peak.total)
-        if first and not policy.in_place and everything + made + self.gathered_bytes > peak.total:
-            peak = self.aside("cast of the slot's own gradients", everything + made, self.gathered_bytes)
+        if first and not policy.in_place:
+            cast = largest_cast(self, peak.total, made, fetches=fetches)
+            peak = cast if cast is not None and cast.total > peak.total else peak
         return peak
 
     def backward(self, index: int, gradients: int, gathered: int, *, again: bool, fetches: bool) -> Peak:
@@ -223,16 +239,6 @@ class Chunk:
                 peak = max(peak, found_peak, key=lambda peak: peak.total)
         return peak
 
-    def _cast_of_experts(self, index: int, gradients: int, gathered: int) -> Peak:
-        """A bank's first gradients are cast for accumulation inside its layer's backward, one after another; the last is there twice."""
-        unit = self.units[index]
-        moments = unit.block.part.replay.backward
-        moment = moments[next(i for i, found in enumerate(moments) if found.op == "experts") + 1].before()
-        others = tuple(name for name in moment.params if not name.startswith("experts."))
-        cast = unit.block.gradients["experts.down_proj"] + (0 if unit.storage is None else unit.storage.experts.unsharded_bytes)
-        where = f"cast of {self.names[index]}.experts"
-        return self.moment(index, where, moment, others, (gradients + cast, gathered), self.carried[index])
-
     def _running(self, index: int, moment: Moment, beside: tuple[int, int], *, again: bool) -> Peak:
         params = moment.new_params if again else moment.params
         return self.moment(index, f"backward of {self.names[index]}", moment, params, beside, self.carried[index])
@@ -263,17 +269,18 @@ class Chunk:
         before, gradients = self.before[index] + unit.input_bytes, beside[0]
         communication = beside[1] + self.root.gathered_bytes
         total = before + size + gradients + communication + activations
-        return new(Peak, (total, where, index, before, moment, params, gradients, communication, activations))
+        return new(Peak, (total, where, index, before, moment, params, gradients, communication, activations, 0))
 
-    def ended(self, index: int, where: str, gradients: int, communication: int) -> Peak:
-        """After a unit's backward: its input's gradient stands beside what the units before keep."""
-        before, gradient = self.before[index], self.policy.boundary_bytes if index else 0
+    def ended(self, index: int, where: str, gradients: int, communication: int, received: int = 0) -> Peak:
+        """After a unit's backward: its input's gradient stands beside what the units before keep; of the first unit, `received`."""
+        before, gradient = self.before[index], self.policy.boundary_bytes if index else received
         total = before + gradients + communication + gradient
-        return new(Peak, (total, where, index, before, None, (), gradients, communication, gradient))
+        return new(Peak, (total, where, index, before, None, (), gradients, communication, gradient, 0))
 
-    def aside(self, where: str, gradients: int, communication: int) -> Peak:
-        """No microbatch of the chunk is alive."""
-        return Peak(gradients + communication, where, 0, 0, None, (), gradients, communication, 0)
+    def aside(self, where: str, gradients: int, communication: int, activations: int = 0) -> Peak:
+        """No microbatch of the chunk is alive, but for these activations."""
+        total = gradients + communication + activations
+        return Peak(total, where, 0, 0, None, (), gradients, communication, activations)
 
     def prefetched(self, index: int) -> int:
         """The all-gather output of the layer before, in flight while a unit's backward runs."""

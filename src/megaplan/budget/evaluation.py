@@ -24,7 +24,7 @@ from megaplan.hosts.megarun.dims import Dims, is_pipelined, local_dims
 from megaplan.hosts.megarun.ledger import Make, accumulates_in_place, block_bytes, makes_of
 from megaplan.hosts.megarun.optimizer import uses_muon
 from megaplan.hosts.megarun.parts import BlockBytes
-from megaplan.hosts.megarun.storage import NOTHING, BlockStorage, block_storage, storage_sizes
+from megaplan.hosts.megarun.storage import LAST_OWN, NOTHING, BlockStorage, block_storage, storage_sizes
 from megaplan.inventory.tensors import Block, Family, Inventory
 from megaplan.layout.values import Layout, Slot
 from megaplan.spec.models import Spec
@@ -59,7 +59,8 @@ class Evaluated:
         """The block as a unit; `owned`: whether its input is a storage of the chunk that it would keep."""
         unit = self._units[owned]
         if unit is None:
-            unit = self._units[owned] = make_unit(self.sums, self.storage, self.layer, self._boundary_bytes if owned else 0)
+            owned_bytes, last_own = self._boundary_bytes if owned else 0, LAST_OWN.get(self.family, "")
+            unit = self._units[owned] = make_unit(self.sums, self.storage, self.layer, owned_bytes, last_own)
         return unit
 
 

@@ -105,9 +105,9 @@ def stage_ranks(
             order, count = orders[pp_rank] * schedule.distinct_steps, schedule.num_microbatches * schedule.distinct_steps
             peak = split_step_peak(chunks, order, chunk_of, count, turns=turns)
         elif occupied:
-            peak = step_peak(chunks, occupied[pp_rank], _lingering(evaluation, own_slots, chunks))
+            peak = step_peak(chunks, occupied[pp_rank], _lingering(evaluation, own_slots, chunks), evaluation.workspace_bytes)
         else:
-            peak = accumulating_peak(chunks[0], schedule.microbatches_per_update)
+            peak = accumulating_peak(chunks[0], schedule.microbatches_per_update, evaluation.workspace_bytes)
         ranks += _distinct(evaluation, pp_rank, persistent, peak, usable_bytes, offsets)
     return ranks
 

@@ -119,6 +119,11 @@ def rank_cells(persistent: Persistent, step: StepPeak, states: States) -> tuple[
     first_step = {column: size + step.cells[column] for column, size in base.items()}
     first_step[OVERHEAD] += step.slack_bytes
     steady_step = first_step.copy()
+    where_first = step.where
+    if step.first is not None:
+        first_step = {column: size + step.first.cells[column] for column, size in base.items()}
+        first_step[OVERHEAD] += step.slack_bytes
+        where_first = step.first.where
     steady_step[OVERHEAD] += persistent.state_slack_bytes
     steady_step[MATRIX_OPTIMIZER] += matrix_bytes
     steady_step[OTHER_OPTIMIZER] += other_bytes
@@ -157,7 +162,7 @@ def rank_cells(persistent: Persistent, step: StepPeak, states: States) -> tuple[
     }
     where = {
         INIT: init_where,
-        FIRST_FORWARD_BACKWARD: step.where,
+        FIRST_FORWARD_BACKWARD: where_first,
         FIRST_OPTIMIZER: _first_update(to_make) if made_at_end else "Newton-Schulz beside the momenta made so far",
         FORWARD_BACKWARD: step.where,
         OPTIMIZER: "Newton-Schulz of the largest matrix" if not cast and scratch else _update(cast_bytes),

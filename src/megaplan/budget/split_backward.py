@@ -83,7 +83,7 @@ class HalvedChunk:
         """The largest moment of I; what waits for W in the units above the running one is in no column but its own."""
         peak = self.inputs.backward_peak(state)
         found = _found(self.inputs, peak, self.late_bytes if weighed else 0)
-        waiting = self._pending_of(self._halves[peak.unit + 1 if peak.moment is not None else 0 :])
+        waiting = self._pending_of(self._halves[peak.unit + 1 if peak.moment is not None else peak.unit :])
         cells = found.cells
         for column in (column for column in waiting if column is not ACTIVATIONS):
             cells[column] += waiting[column]
@@ -107,7 +107,8 @@ class HalvedChunk:
             if half is None:
                 continue
             for moment, size in half.weights:
-                kept = chunk.units[index].block.gradients[moment.params[0]] * self._late[index] // half.late_bytes
+                new = sum([chunk.units[index].block.gradients[name] for name in moment.params])
+                kept = new * self._late[index] // half.late_bytes
                 gradients = everything if weighed else everything - self.late_bytes + done + (0 if chunk.policy.in_place else kept)
                 received = self._received if index == last and OUTPUT in moment.gradients and not self._arrives_locally else 0
                 total = self._below[index] + size - received + gradients

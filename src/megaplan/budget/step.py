@@ -15,12 +15,16 @@ from megaplan.tuples import new
 
 
 class StepPeak(NamedTuple):
-    """The largest moment of a step's forward and backward."""
+    """The largest moment of a step's forward and backward; `first`: that of the first step, where it is another one.
+
+    In the first step the libraries have no workspace yet while the first layer's parameters are gathered: no product has run.
+    """
 
     total: int
     where: str
     cells: dict[Column, int]
     slack_bytes: int
+    first: StepPeak | None = None
 
 
 class Lingering(NamedTuple):
@@ -52,15 +56,31 @@ class Lingering(NamedTuple):
         return self.gradient_bytes if state > FORWARDED else 0
 
 
-def step_peak(chunks: Sequence[Chunk], moments: Sequence[Occupancy], lingering: Lingering) -> StepPeak:
+def step_peak(chunks: Sequence[Chunk], moments: Sequence[Occupancy], lingering: Lingering, workspace_bytes: int = 0) -> StepPeak:
     """The largest of the given moments, on top of the rank's persistent state.
 
     Args:
         chunks: Of the rank.
         moments: From `moments`: where the peak mostly is first, so that few others are worked out.
         lingering: What is alive beside them.
+        workspace_bytes: Of GEMM libraries, which is persistent but for what runs before the first product.
     """
-    total, moment, peak = _largest(chunks, moments, lingering)
+    largest = _largest(chunks, moments, lingering, 0)
+    found = _step_peak(chunks, lingering, largest)
+    _, moment, peak = largest
+    if _before_products(chunks[moment.chunk], moment, peak):
+        first = _step_peak(chunks, lingering, _largest(chunks, moments, lingering, workspace_bytes))
+        return found._replace(first=first)
+    return found
+
+
+def _before_products(chunk: Chunk, moment: Occupancy, peak: Peak) -> bool:
+    first_forward = moment.step is FORWARD and all(state is UNTOUCHED for state in moment.states)
+    return first_forward and peak.moment is None and peak.unit == chunk.first_layer
+
+
+def _step_peak(chunks: Sequence[Chunk], lingering: Lingering, largest: tuple[int, Occupancy, Peak]) -> StepPeak:
+    total, moment, peak = largest
     running = chunks[moment.chunk]
     beside = moment.counts[moment.chunk] - (moment.step is not REDUCE)  # microbatches of its chunk beside the one that runs
     cells = running.peak_cells(peak, beside)
@@ -76,11 +96,11 @@ def step_peak(chunks: Sequence[Chunk], moments: Sequence[Occupancy], lingering: 
             cells[COMMUNICATION] += gathered
     cells[ACTIVATIONS] += lingering.at(moment.step, moment.states[moment.chunk])
     first = "first microbatch, " if moment.step is BACKWARD and moment.states[moment.chunk] <= FORWARDED else ""
-    return new(StepPeak, (total, f"{peak.where}, {first}{_in_flight(moment)}", cells, slack))
+    return new(StepPeak, (total, f"{peak.where}, {first}{_in_flight(moment)}", cells, slack, None))
 
 
-def _largest(chunks: Sequence[Chunk], moments: Sequence[Occupancy], lingering: Lingering) -> tuple[int, Occupancy, Peak]:
-    """The largest moment, what is alive then, and the running chunk's part of it."""
+def _largest(chunks: Sequence[Chunk], moments: Sequence[Occupancy], lingering: Lingering, absent: int) -> tuple[int, Occupancy, Peak]:
+    """The largest moment, what is alive then, and the running chunk's part of it; `absent`: until the first product has run."""
     best: tuple[int, Occupancy, Peak] | None = None
     peaks: dict[tuple[Step, int, ChunkState], Peak] = {}
     only_backwards = len(chunks) == 1
@@ -106,7 +126,8 @@ def _largest(chunks: Sequence[Chunk], moments: Sequence[Occupancy], lingering: L
         key = step, index, state
         peak = peaks.get(key)
         if peak is None:
-            peak = peaks[key] = _peak(chunk, step, state)
+            untouched = absent and step is FORWARD and all(other is UNTOUCHED for other in states)
+            peak = peaks[key] = chunk.forward_peak(state, absent) if untouched else _peak(chunk, step, state)
         if best is None or peak.total + beside > best[0]:
             best = (peak.total + beside, moment, peak)
     if best is None:
@@ -114,11 +135,18 @@ def _largest(chunks: Sequence[Chunk], moments: Sequence[Occupancy], lingering: L
     return best
 
 
-def accumulating_peak(chunk: Chunk, num_microbatches: int) -> StepPeak:
+def accumulating_peak(chunk: Chunk, num_microbatches: int, workspace_bytes: int = 0) -> StepPeak:
     """The same without a pipeline: microbatches one after another."""
     later = num_microbatches > 1
     state = BACKWARDED if later else UNTOUCHED
     forward, backward = chunk.forward_peak(state), reducing_backward_peak(chunk, later=later)
+    found = _accumulating(chunk, forward, backward, later=later)
+    if not later and forward.total > backward.total and forward.moment is None and forward.unit == chunk.first_layer:
+        return found._replace(first=_accumulating(chunk, chunk.forward_peak(state, workspace_bytes), backward, later=later))
+    return found
+
+
+def _accumulating(chunk: Chunk, forward: Peak, backward: Peak, *, later: bool) -> StepPeak:
     shards = chunk.shard_bytes if later else 0
     if forward.total + shards > backward.total:
         cells, total, peak = chunk.peak_cells(forward), forward.total + shards, forward

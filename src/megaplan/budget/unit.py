@@ -32,6 +32,8 @@ class Unit(NamedTuple):
         slack_bytes: What the allocator's rounding adds to what it keeps.
         elsewhere: Of what it keeps, that in other columns than activations.
         has_bank: Whether it is a layer with experts, which are a group of their own.
+        passing_bytes: Its input, if the chunk owns it and it does not keep it: alive until its forward has ended.
+        last_own: Of a layer, the tensor that FSDP2 lists after those of its children; "" where there is none.
     """
 
     block: BlockBytes
@@ -50,13 +52,16 @@ class Unit(NamedTuple):
     slack_bytes: int
     elsewhere: tuple[tuple[Column, int], ...]
     has_bank: bool
+    passing_bytes: int
+    last_own: str
 
 
-def make_unit(block: BlockBytes, storage: BlockStorage | None, layer: bool, owned_input_bytes: int) -> Unit:
+def make_unit(block: BlockBytes, storage: BlockStorage | None, layer: bool, owned_input_bytes: int, last_own: str = "") -> Unit:
     """A unit; `owned_input_bytes` is its input, if the chunk owns that."""
     group = NOTHING if storage is None else storage.both
     own = group if layer else NOTHING
     kept_input = owned_input_bytes if block.keeps_input else 0
+    passing = owned_input_bytes - kept_input
     return new(
         Unit,
         (
@@ -65,7 +70,7 @@ def make_unit(block: BlockBytes, storage: BlockStorage | None, layer: bool, owne
             layer,
             kept_input,
             block.saved_bytes + kept_input,
-            block.forward_bytes + kept_input,
+            block.forward_bytes + owned_input_bytes,
             block.backward_bytes + kept_input,
             block.again_bytes + kept_input,
             group.reduction_bytes,
@@ -76,6 +81,8 @@ def make_unit(block: BlockBytes, storage: BlockStorage | None, layer: bool, owne
             block.saved_slack_bytes,
             tuple([item for item in block.saved.items() if item[0] is not ACTIVATIONS]),
             layer and storage is not None and storage.experts.gathered_bytes > 0,
+            passing,
+            last_own,
         ),
     )
 
@@ -93,6 +100,7 @@ class Peak(NamedTuple):
         gradients: Beside it: accumulated gradients, and those of the slot's own parameters.
         communication: Beside it: gathered parameters and reduce buffers.
         activations: Beside it.
+        absent: Of the libraries' workspace, which is there from the first product on; not in `total`.
     """
 
     total: int
@@ -104,3 +112,4 @@ class Peak(NamedTuple):
     gradients: int
     communication: int
     activations: int
+    absent: int = 0

@@ -27,7 +27,7 @@ def rotary_table(positions: Tensor, width: int, theta: float, device: torch.devi
 
     Args:
         positions: [T], of this rank's tokens.
-        width: R, even.
+        width: R; even, but where no layer uses the table.
         theta: base of the geometric series of frequencies.
         device: where the table lives.
 

@@ -91,6 +91,11 @@ class WeightGradients:
             weight.grad = gradient
             sharded.to_accumulated_grad_if_needed()
 
+    def accumulated(self, weight: Tensor) -> Tensor | None:
+        """The gradient of a gathered parameter as it stands."""
+        found: Tensor | None = self._of(weight).unsharded_accumulated_grad
+        return weight.grad if found is None else found
+
     def _of(self, weight: Tensor) -> Any:
         """FSDP2's record of a gathered parameter."""
         if weight not in self._sharded:

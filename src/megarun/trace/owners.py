@@ -194,6 +194,7 @@ class Owners:
         def labelled(store: WeightGradients, weight: Tensor, gradient: Tensor) -> None:
             self.label(gradient, Kind.GRADIENT)
             accumulate(store, weight, gradient)
+            self.label(store.accumulated(weight), Kind.GRADIENT)  # of another dtype than `gradient`, it is a storage of its own
 
         accumulate = WeightGradients.accumulate
         steps = {name: watched(name, getattr(FSDPParamGroup, name)) for name in GROUP_STEPS}

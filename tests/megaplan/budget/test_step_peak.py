@@ -43,8 +43,8 @@ def test_nothing_larger_is_passed_over(
     """Of every rank, where a reduction is the largest (a wide MLP, one short row) too; no forward or reduction is above its bound."""
     found, checked = step.step_peak, []
 
-    def checking(chunks: Sequence[Chunk], moments: Sequence[Occupancy], lingering: step.Lingering) -> step.StepPeak:
-        peak, largest = found(chunks, moments, lingering), 0
+    def checking(chunks: Sequence[Chunk], moments: Sequence[Occupancy], lingering: step.Lingering, workspace: int) -> step.StepPeak:
+        peak, largest = found(chunks, moments, lingering, workspace), 0
         for moment in moments:
             chunk, state = chunks[moment.chunk], moment.states[moment.chunk]
             running = step._peak(chunk, moment.step, state).total

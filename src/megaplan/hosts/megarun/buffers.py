@@ -7,20 +7,21 @@ from megaplan.spec.models import LatentAttention, Spec
 
 
 def rotary_bytes(spec: Spec) -> int:
-    """Cos and sin of one slot that attends, fp32 [T, R / 2] each (R-11); T counts the positions of a CP rank."""
-    return 2 * (spec.batch.seq_length // spec.mesh.cp) * _half_width(spec) * DType.FP32.bytes
+    """Cos and sin of one slot that attends, fp32 [T, ⌈R / 2⌉] each (R-11); T counts the positions of a CP rank."""
+    return 2 * (spec.batch.seq_length // spec.mesh.cp) * _frequencies(spec) * DType.FP32.bytes
 
 
 def rotary_scratch_bytes(spec: Spec) -> int:
-    """Beside a table while it is computed: angles and sines in fp64 [T, R / 2], and the R / 2 exponents."""
-    return _half_width(spec) * (2 * (spec.batch.seq_length // spec.mesh.cp) + 1) * FP64_BYTES
+    """Beside a table while it is computed: angles and sines in fp64 [T, ⌈R / 2⌉], and the exponents."""
+    return _frequencies(spec) * (2 * (spec.batch.seq_length // spec.mesh.cp) + 1) * FP64_BYTES
 
 
-def _half_width(spec: Spec) -> int:
+def _frequencies(spec: Spec) -> int:
+    """⌈R / 2⌉: an odd width, of which no layer rotates, has a table too."""
     attention = spec.model.attention
     if attention is None:
         return 0
-    return (attention.qk_rope_head_dim if isinstance(attention, LatentAttention) else attention.head_dim) // 2
+    return -(-(attention.qk_rope_head_dim if isinstance(attention, LatentAttention) else attention.head_dim) // 2)
 
 
 FP64_BYTES = 8

@@ -22,7 +22,7 @@ class Halves:
     Attributes:
         inputs: The program with I in place of its backward.
         late: Parameters whose gradients are left to W, in W's order.
-        weights: One moment for each of them: what is pending then, and the new gradient.
+        weights: A moment for each of them: what is pending then, and the new gradient; one without a gradient where W fetches an input.
         fetched: Storages that W makes for itself.
     """
 
@@ -63,10 +63,14 @@ def halves(run: Replay) -> Halves:
     """The halves of a program's backward."""
     backward = Backward(run.program, splits=True)
     weights, operations = [], [pending.op for pending in backward.pending]
-    for op, param, _, _ in backward.pending:
+    for index, (op, param, _, _) in enumerate(backward.pending):
         left = backward.pending[operations.index(op) :]  # weights of one input are freed together
         storages = dict.fromkeys((*(pending.kept for pending in left), *op.late_fetches))
         gradients = tuple(size_name(holder) for holder in dict.fromkeys(pending.gradient for pending in left))
+        if op.late_fetches:  # what was kept of the input is there while it is fetched, and gone when it is used
+            if index == operations.index(op):
+                weights.append(Moment(f"W of {op.name}", tuple(storages), gradients))
+            storages = dict.fromkeys((*(pending.kept for pending in left if pending.op is not op), *op.late_fetches))
         weights.append(Moment(f"W of {op.name}", tuple(storages), gradients, (param,), (param,)))
     late, fetched = tuple(pending.param for pending in backward.pending), frozenset(name for op in operations for name in op.late_fetches)
     return Halves(replace(run, **backward_fields(backward.moments)), late, tuple(weights), fetched)

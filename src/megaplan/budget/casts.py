@@ -1,0 +1,118 @@
+"""The first gradients of a step under a pipeline: FSDP2 casts them for accumulation, one tensor after another.
+
+A layer's are cast when its backward has ended, the slot's own when all have; each is freed once its cast is made. An expert bank's are
+cast inside its layer's backward.
+
+Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py (`to_accumulated_grad_if_needed`), _fsdp_param_group.py (`post_backward`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from megaplan.budget.unit import Peak, Unit
+from megaplan.hosts.megarun.program import Moment
+from megaplan.hosts.megarun.storage import GroupBytes
+
+if TYPE_CHECKING:
+    from megaplan.budget.chunk import Chunk
+
+ORDER = ("embedding", "ngram", "structure", "platform", "relation_bias", "final_norm", "head", "mtp")
+"""Modules outside the layers, as a stage lists them (`megarun.model.stage`)."""
+SHARED = {"embedding.weight": "embedding", "head.weight": "head"}
+"""A depth's gradients of parameters that are not its own."""
+
+
+def largest_cast(chunk: Chunk, beaten: int, made: int, *, fetches: bool) -> Peak | None:
+    """The largest moment of these casts, None if it is not above `beaten`.
+
+    Args:
+        chunk: What runs backward.
+        beaten: Bytes.
+        made: Gradients of the slot's own parameters, as autograd makes them.
+        fetches: Whether each layer is gathered for its backward, and stays so.
+    """
+    found: Peak | None = None
+    root, policy = chunk.root, chunk.policy
+    received = 0 if "embedding" in chunk.names else policy.boundary_bytes  # the gradient that goes to the slot before
+    behind = own = 0  # gradients of the layers that are done, of the slot's own parameters so far
+    gathered = root.gathered_bytes + (0 if fetches else chunk.layers_gathered_bytes)
+    for index in range(len(chunk.units) - 1, -1, -1):
+        unit = chunk.units[index]
+        if not unit.layer or unit.storage is None:
+            own += chunk.lasting(index)
+            continue
+        gathered += unit.gathered_bytes if fetches else 0
+        dense, gradients = unit.storage.dense, behind + own + unit.storage.experts.unsharded_bytes
+        most = chunk.before[index] + gradients + gathered + policy.boundary_bytes + dense.unsharded_bytes + dense.made_bytes
+        if most > beaten:
+            cast = gradients + cast_bytes([(_listed(unit), dense)])
+            peak = chunk.ended(index, f"cast of {chunk.names[index]}", cast, gathered, received)
+            found, beaten = (peak, peak.total) if peak.total > beaten else (found, beaten)
+        behind += unit.unsharded_bytes
+    if behind + root.unsharded_bytes + made + chunk.gathered_bytes + received > beaten:
+        peak = chunk.aside("cast of the slot's own gradients", behind + cast_bytes(_outside(chunk)), chunk.gathered_bytes, received)
+        found = peak if peak.total > beaten else found
+    return found
+
+
+def cast_of_experts(chunk: Chunk, index: int, gradients: int, gathered: int) -> Peak:
+    """A bank's first gradients are cast for accumulation inside its layer's backward, one after another.
+
+    The last is there twice for a moment; cast ones are there for the rest of the layer's backward.
+    """
+    unit, carried = chunk.units[index], chunk.carried[index]
+    moments = unit.block.part.replay.backward
+    behind = moments[next(i for i, found in enumerate(moments) if found.op == "experts") + 1 :]
+    cast = 0 if unit.storage is None else unit.storage.experts.unsharded_bytes
+    twice, moment = unit.block.gradients["experts.down_proj"], behind[0].before()
+    name = chunk.names[index]
+    found = chunk.moment(index, f"cast of {name}.experts", moment, _beside(moment), (gradients + cast + twice, gathered), carried)
+    for moment in behind:
+        peak = chunk.moment(index, f"backward of {name}", moment, _beside(moment), (gradients + cast, gathered), carried)
+        found = peak if peak.total > found.total else found
+    return found
+
+
+def _beside(moment: Moment) -> tuple[str, ...]:
+    return tuple(name for name in moment.params if not name.startswith("experts."))
+
+
+def cast_bytes(blocks: Sequence[tuple[Mapping[str, int], GroupBytes]]) -> int:
+    """The most that gradients take while they are cast one after another.
+
+    Args:
+        blocks: Bytes by name before they are cast, and the group whose sums tell how wide they get.
+    """
+    left = sum([sum(gradients.values()) for gradients, _ in blocks])
+    most = done = 0
+    for gradients, group in blocks:
+        for size in gradients.values():
+            done += size * group.unsharded_bytes // group.made_bytes
+            most, left = max(most, done + left), left - size
+    return most
+
+
+def _outside(chunk: Chunk) -> list[tuple[Mapping[str, int], GroupBytes]]:
+    """The gradients of the slot's own parameters by block, in FSDP2's order; with MTP the first depth holds embedding's and head's."""
+    found: dict[str, tuple[dict[str, int], GroupBytes]] = {}
+    for index, unit in enumerate(chunk.units):
+        if unit.layer or not chunk.lasting(index):
+            continue
+        for name, size in unit.block.gradients.items():
+            block = chunk.names[index]
+            if block.startswith("mtp.") and name in SHARED:
+                block = SHARED[name]
+            if block == "head" and unit.storage is None:  # tied
+                block = "embedding"
+            gradients, _ = found.setdefault(block, ({}, chunk.root if unit.storage is None else unit.storage.dense))
+            gradients.setdefault(name, size)
+    return [found[block] for block in sorted(found, key=lambda block: ORDER.index(block.partition(".")[0]))]
+
+
+def _listed(unit: Unit) -> dict[str, int]:
+    """What a layer's backward makes, but for its bank's; a block's own, without a dot in their names, after its children's."""
+    made, last = unit.block.part.replay.backward[-1].params, unit.last_own
+    names = [name for name in unit.block.gradients if name in made and not name.startswith("experts.")]
+    return {name: unit.block.gradients[name] for name in sorted(names, key=lambda name: bool(last) and (name == last or "." not in name))}
