@@ -25,7 +25,7 @@ SHARED = {"embedding.weight": "embedding", "head.weight": "head"}
 
 
 def largest_cast(chunk: Chunk, beaten: int, made: int, *, fetches: bool) -> Peak | None:
-    """The largest moment of these casts, None if it is not above `beaten`.
+    """The largest moment of these casts, None if it is not above `beaten`; what waits for W beside them is weighed, but not in the peak.
 
     Args:
         chunk: What runs backward.
@@ -45,15 +45,17 @@ def largest_cast(chunk: Chunk, beaten: int, made: int, *, fetches: bool) -> Peak
             continue
         gathered += unit.gathered_bytes if fetches else 0
         dense, gradients = unit.storage.dense, behind + own + unit.storage.experts.unsharded_bytes
+        waiting = chunk.waiting[index] if chunk.waiting else 0
         most = chunk.before[index] + gradients + gathered + policy.boundary_bytes + dense.unsharded_bytes + dense.made_bytes
-        if most > beaten:
+        if most + waiting > beaten:
             cast = gradients + cast_bytes([(_listed(unit), dense)])
             peak = chunk.ended(index, f"cast of {chunk.names[index]}", cast, gathered, received)
-            found, beaten = (peak, peak.total) if peak.total > beaten else (found, beaten)
+            found, beaten = (peak, peak.total + waiting) if peak.total + waiting > beaten else (found, beaten)
         behind += unit.unsharded_bytes
-    if behind + root.unsharded_bytes + made + chunk.gathered_bytes + received > beaten:
+    waiting = chunk.waiting[0] if chunk.waiting else 0
+    if behind + root.unsharded_bytes + made + chunk.gathered_bytes + received + waiting > beaten:
         peak = chunk.aside("cast of the slot's own gradients", behind + cast_bytes(_outside(chunk)), chunk.gathered_bytes, received)
-        found = peak if peak.total > beaten else found
+        found = peak if peak.total + waiting > beaten else found
     return found
 
 

@@ -94,6 +94,7 @@ class Chunk:
         ends = self.units[self.head].block.part.tensors if held else {}
         self.logits_bytes = ends.get("logits", ends[OUTPUT])[0] if ends else 0  # the last stage's output, or the loss in place of it
         self.carried = self._carried()
+        self.waiting: Sequence[int] = ()  # where W comes later, what units from each one on leave to it
 
     @cached_property
     def first_layer(self) -> int:
@@ -201,8 +202,7 @@ class Chunk:
             found_peaks.append(self.backward(index, gradients, layers, again=again, fetches=False))
         peak = found_peaks[0] if len(found_peaks) == 1 else max(found_peaks, key=lambda peak: peak.total)
         if first and not policy.in_place:
-            cast = largest_cast(self, peak.total, made, fetches=fetches)
-            peak = cast if cast is not None and cast.total > peak.total else peak
+            peak = largest_cast(self, peak.total, made, fetches=fetches) or peak
         return peak
 
     def backward(self, index: int, gradients: int, gathered: int, *, again: bool, fetches: bool) -> Peak:

@@ -156,6 +156,7 @@ class HalvedChunk:
             units.append(unit._replace(block=block, unsharded_bytes=unsharded, backward_bytes=backward, again_bytes=again))
             chunk.unsharded_bytes -= late
         chunk.units = tuple(units)
+        chunk.waiting = [pending - below for below in self._below[:-1]]
         above = [pending - (below if index + 1 < len(units) else pending) for index, below in enumerate(self._below[1:])]
         chunk.carried = [carried + kept for carried, kept in zip(chunk.carried, above, strict=True)]
         return chunk
