@@ -1,0 +1,49 @@
+"""First gradients while they are cast for accumulation, tensor by tensor."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from megaplan.budget.casts import cast_bytes, largest_cast
+from megaplan.budget.megarun import slot_chunks
+from megaplan.hosts.megarun.storage import NOTHING
+from megaplan.inventory.build import build_inventory
+from megaplan.layout.build import build_layout
+from megaplan.spec.models import Spec
+
+
+def walked(sizes: list[int], wider: int, narrower: int) -> int:
+    """All are there at first; each is cast to wider / narrower of its size, and then freed."""
+    alive = most = sum(sizes)
+    for size in sizes:
+        alive += size * wider // narrower
+        most = max(most, alive)
+        alive -= size
+    return most
+
+
+@pytest.mark.parametrize("sizes", [[8], [8, 2, 64], [64, 2, 8], [2, 64, 64, 2]])
+@pytest.mark.parametrize(("made", "whole"), [(2, 4), (4, 2), (2, 2)])
+def test_the_largest_moment_is_that_of_the_walk(sizes: list[int], made: int, whole: int) -> None:
+    """Wider, narrower and equally wide accumulated gradients; in one block or in several."""
+    group = NOTHING._replace(made_bytes=made * sum(sizes), unsharded_bytes=whole * sum(sizes))
+    named = {str(index): made * size for index, size in enumerate(sizes)}
+    expected = walked([made * size for size in sizes], whole, made)
+    assert cast_bytes([(named, group)]) == expected
+    assert cast_bytes([({name: size}, group) for name, size in named.items()]) == expected
+
+
+@pytest.mark.parametrize("grads", ["fp32", "bf16"])
+def test_a_layer_is_cast_beside_the_gradient_of_its_input(grads: str, hybrid: Callable[..., Spec]) -> None:
+    """Where parameters outweigh activations, the first layer's cast is the largest; in the parameters' own dtype there is none."""
+    few: dict[str, Any] = {"batch.micro_batch_size": 1, "batch.seq_length": 16, "model.mlp.ffn_hidden_size": 8192, "model.features": {}}
+    spec = hybrid({"mesh": {"pp": 2}, "precision.grads": grads, "precision.reduce": grads, **few})
+    inventory = build_inventory(spec)
+    first, _ = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 5), (5, 10)]))
+    assert first.policy.in_place == (grads == "bf16")
+    found = largest_cast(first, 0, sum(first.lasting(index) for index in range(len(first.units))), fetches=False)
+    assert found is not None
+    assert found.where.startswith("cast of ")
+    assert found.total == found.before + found.gradients + found.communication + found.activations
+    assert largest_cast(first, found.total, 0, fetches=False) is None
