@@ -34,6 +34,7 @@ def random_cell(seed: int) -> Cell:
 
 def _cell(name: str, document: dict[str, Any]) -> Cell:
     """The document in fp32, at a rate at which three steps change parameters by much."""
+    plan = make_plan(spec_from_document(document))  # bars of the pattern are cuts of its own
     mesh, schedule, model = document["mesh"], document["schedule"], _with_gradients(document["model"])
     spec: dict[str, Any] = {
         "model": model,
@@ -51,7 +52,6 @@ def _cell(name: str, document: dict[str, Any]) -> Cell:
     steps = schedule.get("steps_per_update", 1)
     data_ranks = mesh.get("dp_replicate", 1) * mesh.get("dp_shard", 1)
     count = schedule["num_microbatches"] * steps * data_ranks
-    plan = make_plan(spec_from_document(document))
     return Cell(name, mesh, schedule["kind"], spec, count, steps, [list(span) for span in plan.spans])
 
 
