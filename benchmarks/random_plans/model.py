@@ -96,6 +96,8 @@ def model_section(
     features = _features(draw, shape)
     if features or draw.chance(0.05):
         model["features"] = features
+    if "mtp" in features and model["attention"].get("head_dim", 0) % 2:
+        model["attention"]["head_dim"] += 1  # a depth rotates
     if shape.megatron and "mtp" in features:
         activation = "relu2"
         for section in ("mlp", "moe"):

@@ -29,7 +29,8 @@ def _attention(checked: Checked) -> Iterator[Diagnostic]:
         if heads % kv_heads:
             detail = remainder("attention.num_heads", heads, "attention.num_kv_heads", kv_heads)
             yield checked.error("MP701", detail, "model.attention.num_kv_heads", use_one_of(divisors(heads)))
-        rotates = checked.pattern is None or checked.count("A") > len(attention.nope_layers)
+        in_depths = checked.spec.model.features.mtp is not None  # their attention rotates whatever the layers' does
+        rotates = in_depths or checked.pattern is None or checked.count("A") > len(attention.nope_layers)
         if attention.head_dim % 2 and rotates:
             yield _odd(checked, "head_dim", attention.head_dim)
     if isinstance(attention, LatentAttention):
