@@ -65,19 +65,25 @@ def cast_of_experts(chunk: Chunk, index: int, gradients: int, gathered: int) -> 
     The last is there twice for a moment; cast ones are there for the rest of the layer's backward.
     """
     unit, carried = chunk.units[index], chunk.carried[index]
-    moments = unit.block.part.replay.backward
-    behind = moments[next(i for i, found in enumerate(moments) if found.op == "experts") + 1 :]
+    behind = behind_experts(unit)
     cast = 0 if unit.storage is None else unit.storage.experts.unsharded_bytes
     twice, moment = unit.block.gradients["experts.down_proj"], behind[0].before()
     name = chunk.names[index]
-    found = chunk.moment(index, f"cast of {name}.experts", moment, _beside(moment), (gradients + cast + twice, gathered), carried)
+    found = chunk.moment(index, f"cast of {name}.experts", moment, without_bank(moment), (gradients + cast + twice, gathered), carried)
     for moment in behind:
-        peak = chunk.moment(index, f"backward of {name}", moment, _beside(moment), (gradients + cast, gathered), carried)
+        peak = chunk.moment(index, f"backward of {name}", moment, without_bank(moment), (gradients + cast, gathered), carried)
         found = peak if peak.total > found.total else found
     return found
 
 
-def _beside(moment: Moment) -> tuple[str, ...]:
+def behind_experts(unit: Unit) -> tuple[Moment, ...]:
+    """The moments of a layer's backward after that of its bank."""
+    moments = unit.block.part.replay.backward
+    return moments[next(i for i, found in enumerate(moments) if found.op == "experts") + 1 :]
+
+
+def without_bank(moment: Moment) -> tuple[str, ...]:
+    """Parameter gradients of a moment, but for the bank's."""
     return tuple(name for name in moment.params if not name.startswith("experts."))
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from megaplan.budget.casts import behind_experts, without_bank
 from megaplan.budget.chunk import Chunk
 from megaplan.budget.unit import Peak
 from megaplan.hosts.megarun.storage import GroupBytes
@@ -78,9 +79,8 @@ def _reducing_backwards(chunk: Chunk, later: bool) -> Iterator[Peak]:
 
 def _experts_reduced(chunk: Chunk, index: int, gradients: int, gathered: int, experts: GroupBytes) -> Iterator[Peak]:
     """An expert bank reduces inside its layer's backward, as soon as its rows have their gradients."""
-    moments = chunk.units[index].block.part.replay.backward
-    moment = moments[next(i for i, found in enumerate(moments) if found.op == "experts") + 1].before()
-    others = tuple(name for name in moment.params if not name.startswith("experts."))
+    moment = behind_experts(chunk.units[index])[0].before()
+    others = without_bank(moment)
     for own_gradients, buffers in _reduction(experts, experts.made_bytes, experts.last_made_bytes):
         beside = (gradients + own_gradients, gathered + buffers)
         yield chunk.moment(index, f"reduction of {chunk.names[index]}.experts", moment, others, beside)

@@ -35,20 +35,25 @@ def gathered(spec: Spec, group: Group, elements: int) -> int:
     return gather_ns(rates_of(spec), spec, group, elements * ITEM)
 
 
-@pytest.mark.parametrize(
-    ("key", "more", "per_token"),
-    [("q_lora_rank", 64, 64), ("kv_lora_rank", 64, 64), ("qk_rope_head_dim", 32, 32), ("qk_nope_head_dim", 64, 0), ("v_head_dim", 64, 0)],
-)
-def test_tensor_ranks_gather_each_latent_once(make_spec, key, more, per_token):
-    """MLA under TP gathers its latents in forward, and twice in backward; the sum of its output is scattered as before."""
+def assert_gathered(make_spec, axis: str, key: str, more: int, per_token: int) -> None:
+    """So much wider a key of MLA, so much more is gathered a token over two ranks: once in forward, and twice in backward."""
     one, other = (
-        make_spec("A", model={"attention": {**MLA, key: MLA[key] + extra}}, mesh={"tp": 2}, device=NO_LATENCY) for extra in (0, more)
+        make_spec("A", model={"attention": {**MLA, key: MLA[key] + extra}}, mesh={axis: 2}, device=NO_LATENCY) for extra in (0, more)
     )
     grown, before, step = of_layer(other), of_layer(one), gathered(one, Group(2, 1), TOKENS * per_token)
     assert grown.forward_ns - before.forward_ns == pytest.approx(step, abs=2)
     assert grown.input_ns - before.input_ns == pytest.approx(2 * step, abs=3)
     assert grown.again_ns - before.again_ns == pytest.approx(step, abs=2)
     assert (step > 0) == (per_token > 0)
+
+
+@pytest.mark.parametrize(
+    ("key", "more", "per_token"),
+    [("q_lora_rank", 64, 64), ("kv_lora_rank", 64, 64), ("qk_rope_head_dim", 32, 32), ("qk_nope_head_dim", 64, 0), ("v_head_dim", 64, 0)],
+)
+def test_tensor_ranks_gather_each_latent_once(make_spec, key, more, per_token):
+    """MLA under TP gathers its latents in forward, and twice in backward; the sum of its output is scattered as before."""
+    assert_gathered(make_spec, "tp", key, more, per_token)
 
 
 @pytest.mark.parametrize(
@@ -63,14 +68,7 @@ def test_tensor_ranks_gather_each_latent_once(make_spec, key, more, per_token):
 )
 def test_context_ranks_gather_each_head_s_keys_and_values(make_spec, key, more, per_token):
     """Under CP all that a head needs of a token is gathered: in forward, again in backward, and its gradients are scattered."""
-    one, other = (
-        make_spec("A", model={"attention": {**MLA, key: MLA[key] + extra}}, mesh={"cp": 2}, device=NO_LATENCY) for extra in (0, more)
-    )
-    grown, before, step = of_layer(other), of_layer(one), gathered(one, Group(2, 1), TOKENS * per_token)
-    assert grown.forward_ns - before.forward_ns == pytest.approx(step, abs=2)
-    assert grown.input_ns - before.input_ns == pytest.approx(2 * step, abs=3)
-    assert grown.again_ns - before.again_ns == pytest.approx(step, abs=2)
-    assert (step > 0) == (per_token > 0)
+    assert_gathered(make_spec, "cp", key, more, per_token)
 
 
 def test_a_latent_query_is_narrower_than_none(make_spec):
