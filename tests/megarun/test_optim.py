@@ -99,6 +99,21 @@ def test_state_follows_the_group(spec_with: Any) -> None:
         assert all(parameter.grad is None for parameter in stage.parameters())
 
 
+def test_updates_follow_the_inventory_in_every_block(spec_with: Any) -> None:
+    """The planner's largest moment of an update depends on which state is there already; a module may list its norm first or last."""
+    precision = {"params": "bf16", "grads": "bf16", "master": "fp32"}
+    features = {"mtp": {"depth": 1, "ffn_hidden_size": 16, "loss_weight": 0.1}}
+    spec = Spec.model_validate(spec_with({"optimizer.matrix": "adamw", "precision": precision, "model.features": features}))
+    stage, optimizers = built(spec)
+    names = {id(parameter): name for name, parameter in stage.named_parameters()}
+    assert all(len(optimizer.param_groups[0]["params"]) == 1 for optimizer, _, _ in optimizers._narrow)
+    updated = [names[id(parameter)] for _, parameter, _ in optimizers._narrow]
+    assert sorted(updated) == sorted(names.values())
+    for block, found in build_inventory(spec).blocks():
+        expected = [f"{block}.{tensor.name}" for tensor in found.tensors]
+        assert [name for name in updated if name in expected] == expected
+
+
 @pytest.mark.requirement("R-64")
 def test_an_adapter_added_after_sharding_is_in_no_group_and_refused(spec_with: Any) -> None:
     spec = Spec.model_validate(spec_with({}))

@@ -1,5 +1,6 @@
 """A backward in two halves: what the first leaves pending, and what the second adds."""
 
+import weakref
 from collections import Counter
 from typing import Any
 
@@ -88,6 +89,19 @@ def test_a_recomputed_block_runs_twice_in_all(trainer: Trainer) -> None:
     assert counts["layers.0.q_proj"] == 2  # full
     assert counts["layers.1.out_proj"] == 1  # outside the region of selective
     assert max(counts.values()) == 2
+
+
+def test_what_waits_does_not_hold_the_input() -> None:
+    """A saved tensor's grad_fn leads to the input of the stage: a microbatch between I and W would keep it alive."""
+    linear, store = nn.Linear(3, 5), WeightGradients(nn.Module())
+    x = torch.randn(2, 4, 3, requires_grad=True)
+    held = weakref.ref(x)
+    with store.deferring():
+        SplitLinear.apply(x.exp(), linear.weight, linear.bias).sum().backward()
+    compute = store.take()
+    del x
+    assert held() is None
+    assert compute.args[0], "nothing is pending"  # type: ignore[attr-defined]
 
 
 def test_a_whole_backward_defers_nothing() -> None:

@@ -54,7 +54,7 @@ class Optimizers:
     def __init__(self, stages: Sequence[nn.Module], inventory: Inventory, spec: Spec, tp: TensorParallel = ALONE) -> None:
         training, tensors = spec.training, dict(inventory.tensors())
         _refuse_late_parameters(stages, tensors)
-        named = [(tensors[name], parameter) for stage in stages for name, parameter in stage.named_parameters()]
+        named = [(tensors[name], parameter) for stage in stages for name, parameter in _in_update_order(stage, inventory)]
         muon = spec.optimizer.matrix == "muon"
         matrices = [(t, p) for t, p in named if muon and t.group is Group.MATRIX]
         others = [(p, training.weight_decay if len(t.shape) > 1 else 0.0) for t, p in named if not (muon and t.group is Group.MATRIX)]
@@ -117,6 +117,15 @@ class Optimizers:
         """Every tensor the optimizers keep between steps."""
         values = (value for _, state in self.states() for value in state.values())
         return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _in_update_order(stage: nn.Module, inventory: Inventory) -> list[tuple[str, nn.Parameter]]:
+    """A stage's parameters: blocks in the stage's order, the tensors of a block in the inventory's, which the planner's moments follow."""
+    parameters = dict(stage.named_parameters())
+    block_of = {f"{name}.{tensor.name}": name for name, block in inventory.blocks() for tensor in block.tensors}
+    blocks = dict.fromkeys(block_of[name] for name in parameters)
+    names = (f"{block}.{tensor.name}" for block in blocks for tensor in inventory.block(block).tensors)
+    return [(name, parameters[name]) for name in names]
 
 
 def _adamw_state(parameter: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -65,7 +65,8 @@ class WeightGradients:
         self, weights: Sequence[Tensor], rows: Tensor, gradients: Sequence[Tensor], fetch: Callable[[Tensor], Tensor] | None = None
     ) -> None:
         """Leave out the products of one input, see `leave_pending`."""
-        self._pending.append(_Pending(weights, rows, gradients, fetch))
+        # detached: a saved tensor's grad_fn leads to the stage's input, which a V's middle stage would then hold until W
+        self._pending.append(_Pending(weights, rows.detach(), gradients, fetch))
 
     def take(self) -> Callable[[], None]:
         """What is pending, as the function that computes it: torch's `dw_builder`."""

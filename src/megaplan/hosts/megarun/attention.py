@@ -76,7 +76,8 @@ def recomputed(ops: tuple[Op, ...], selective: frozenset[str], policy: str) -> f
     """Names of the operations that a policy runs again."""
     if policy == "none":
         return frozenset()
-    return selective if policy == "selective" else frozenset(op.name for op in ops)
+    names = frozenset(op.name for op in ops)
+    return names & selective if policy == "selective" else names
 
 
 def grouped_ops(qk_norm: bool, bias: bool, rotates: bool, sharded: bool, context: bool) -> tuple[Op, ...]:
