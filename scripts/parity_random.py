@@ -9,7 +9,9 @@ import argparse
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests/megarun/parity"))
@@ -18,6 +20,10 @@ import yaml  # noqa: E402
 from parity_compare import course_difference  # noqa: E402
 from parity_world import CellFailedError, Worlds  # noqa: E402
 from random_cells import random_cell  # noqa: E402
+
+
+def _perturbed(worlds: Worlds, reference: dict[str, Any], seed: int) -> dict[str, Any]:
+    return worlds.reference({**reference, "perturbed": seed})
 
 
 def main() -> int:
@@ -34,7 +40,7 @@ def main() -> int:
             case, reference = ({**each, "run": "course"} for each in (cell.case, cell.reference))
             try:
                 records, expected = worlds.train(case, cell.world_size), worlds.reference(reference)
-                found = course_difference(case, records, expected, cell.bound)
+                found = course_difference(case, records, expected, cell.bound, partial(_perturbed, worlds, reference))
             except CellFailedError as error:
                 found = error
             model = case["spec"]["model"]

@@ -1,8 +1,9 @@
 """Whole tensors from what the ranks of a layout hold, and the parity metric."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import hypot, sqrt
 from typing import Any
 
 import torch
@@ -17,6 +18,11 @@ NOISE = 1e-6
 """Of the largest gradient: what an analytically zero one may be."""
 MOST_NOISE = 0.2
 """Of a tensor's entries."""
+PERTURBATIONS = 8
+MOST_DEVIATIONS = 6.0
+"""Standard deviations of what parameters one unit in the last place away move a gradient in one process: as far as rounding takes it."""
+Perturbed = Callable[[int], Record]
+"""One process's record from parameters moved by one unit in their last place, up or down by this seed."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +62,26 @@ def first_difference(case: dict[str, Any], records: Sequence[Record], reference:
     )
 
 
-def course_difference(case: dict[str, Any], records: Sequence[Record], reference: Record, tolerance: float) -> Difference | None:
-    """Where a layout's course leaves one process's: gradients of every step, and what plain steps and the optimizers make of parameters."""
+def course_difference(
+    case: dict[str, Any], records: Sequence[Record], reference: Record, tolerance: float, perturbed: Perturbed | None = None
+) -> Difference | None:
+    """Where a layout's course leaves one process's: gradients of every step, and what plain steps and the optimizers make of parameters.
+
+    Args:
+        case: Of the layout.
+        records: Of its ranks.
+        reference: One process's.
+        tolerance: Of the metric.
+        perturbed: Where given, a gradient past the tolerance is judged by how well fp32 can know it: it may be `MOST_DEVIATIONS` of what
+            perturbed parameters move it away.
+    """
     spec = Spec.model_validate(case["spec"])
     inventory = build_inventory(spec)
     order = _model_order(inventory)
-    compared = [("initial", 0.0), *((key, tolerance) for key in reference if key.startswith("gradients ")), ("trained", tolerance)]
-    tensors = (_tensors(key, order, inventory, spec, records, reference, bound) for key, bound in [*compared, ("updated", tolerance)])
+    steps = [key for key in reference if key.startswith("gradients ")]
+    compared = [("initial", 0.0, None), *((key, tolerance, perturbed) for key in steps)]
+    compared += [(key, tolerance, None) for key in ("trained", "updated")]
+    tensors = (_tensors(key, order, inventory, spec, records, reference, bound, by) for key, bound, by in compared)
     numbers = (_numbers(key, records, reference, tolerance) for key in ("losses", "auxiliary", "norms"))
     return next((found for found in chain(tensors, numbers) if found is not None), None)
 
@@ -115,7 +134,14 @@ def _numbers(key: str, records: Sequence[Record], reference: Record, tolerance: 
 
 
 def _tensors(
-    what: str, order: list[str], inventory: Inventory, spec: Spec, records: Sequence[Record], reference: Record, tolerance: float
+    what: str,
+    order: list[str],
+    inventory: Inventory,
+    spec: Spec,
+    records: Sequence[Record],
+    reference: Record,
+    tolerance: float,
+    perturbed: Perturbed | None = None,
 ) -> Difference | None:
     tensors, expected, mesh = dict(inventory.tensors()), reference[what], spec.mesh
     zero = zero_gradients(spec) if what not in ("initial", "updated") else frozenset()
@@ -136,6 +162,10 @@ def _tensors(
         if what == "parameters" and distances[name] > tolerance:
             distances[name] = _distance(torch.where(_is_noise(name, reference), right, found), right)
     wrong = [name for name, distance in distances.items() if not distance <= tolerance]
+    if wrong and perturbed is not None:
+        others = [perturbed(seed)[what] for seed in range(PERTURBATIONS)]
+        deviations = {name: hypot(*(_distance(other[name][0], expected[name][0]) for other in others)) for name in wrong}
+        wrong = [name for name in wrong if not distances[name] <= MOST_DEVIATIONS * deviations[name] / sqrt(PERTURBATIONS)]
     if not wrong:
         return None
     worst = max(wrong, key=distances.__getitem__)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from parity_course import course
+from parity_course import course, perturb
 from parity_rows import CountingRows
 from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -104,7 +104,10 @@ def course_case(case: dict[str, Any]) -> dict[str, Any]:
     job = build_job(case)
     mesh = build_mesh(job.spec.mesh, CPU)
     rows = CountingRows(job.spec.model.vocab_size, job.spec.batch.micro_batch_size, case.get("reversed_parts", 0))
-    return course(job, Trainer(job, mesh), Batches(rows, job.spec, mesh), functools.partial(_by_name, job.inventory))
+    trainer = Trainer(job, mesh)
+    if "perturbed" in case:
+        perturb(trainer, case["perturbed"])
+    return course(job, trainer, Batches(rows, job.spec, mesh), functools.partial(_by_name, job.inventory))
 
 
 def resume_case(case: dict[str, Any]) -> dict[str, Any]:

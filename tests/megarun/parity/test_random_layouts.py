@@ -19,7 +19,8 @@ def test_a_random_layout_trains_as_one_process(seed: int, worlds: Worlds) -> Non
     """Every gradient of three steps, and the optimizers' three steps on equal gradients."""
     cell = random_cell(seed)
     case, reference = ({**each, "run": "course"} for each in (cell.case, cell.reference))
-    found = course_difference(case, worlds.train(case, cell.world_size), worlds.reference(reference), cell.bound)
+    records, expected = worlds.train(case, cell.world_size), worlds.reference(reference)
+    found = course_difference(case, records, expected, cell.bound, lambda number: worlds.reference({**reference, "perturbed": number}))
     assert found is None, f"{cell.name} ({cell.axes}): {found} > {cell.bound:.0e}"
 
 
@@ -34,6 +35,14 @@ def test_a_planted_difference_is_found(worlds: Worlds) -> None:
         found = course_difference(case, [wrong], record, 1e-5)
         assert found is not None
         assert (found.what, found.name) == (key, "final_norm.weight")
+    perturbed = worlds.reference({**case, "perturbed": 0})
+    moved = {name: (value[0] - record["gradients 1"][name][0]).abs().max() for name, value in perturbed["gradients 1"].items()}
+    assert all(0 < float(each) for each in moved.values())
+    for times, is_found in ((1.0, False), (10.0, True)):
+        wrong = copy.deepcopy(record)
+        wrong["gradients 1"]["final_norm.weight"][0].view(-1)[0] += times * moved["final_norm.weight"]
+        found = course_difference(case, [wrong], record, 0.0, lambda _: perturbed)
+        assert (found is not None) is is_found
     wrong = copy.deepcopy(record)
     wrong["losses"][2] *= 1.001
     assert "losses: the first tensor that differs is step 3" in str(course_difference(case, [wrong], record, 1e-5))
