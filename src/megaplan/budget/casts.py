@@ -36,6 +36,7 @@ def largest_cast(chunk: Chunk, beaten: int, made: int, *, fetches: bool) -> Peak
     found: Peak | None = None
     root, policy = chunk.root, chunk.policy
     received = 0 if "embedding" in chunk.names else policy.boundary_bytes  # the gradient that goes to the slot before
+    held = chunk.logits_bytes  # the last stage's output, until the backward has returned
     behind = own = 0  # gradients of the layers that are done, of the slot's own parameters so far
     gathered = root.gathered_bytes + (0 if fetches else chunk.layers_gathered_bytes)
     for index in range(len(chunk.units) - 1, -1, -1):
@@ -46,15 +47,17 @@ def largest_cast(chunk: Chunk, beaten: int, made: int, *, fetches: bool) -> Peak
         gathered += unit.gathered_bytes if fetches else 0
         dense, gradients = unit.storage.dense, behind + own + unit.storage.experts.unsharded_bytes
         waiting = chunk.waiting[index] if chunk.waiting else 0
-        most = chunk.before[index] + gradients + gathered + policy.boundary_bytes + dense.unsharded_bytes + dense.made_bytes
+        most = chunk.before[index] + gradients + gathered + policy.boundary_bytes + held + dense.unsharded_bytes + dense.made_bytes
         if most + waiting > beaten:
             cast = gradients + cast_bytes([(_listed(unit), dense)])
-            peak = chunk.ended(index, f"cast of {chunk.names[index]}", cast, gathered, received)
+            peak = chunk.ended(
+                index, f"cast of {chunk.names[index]}", cast, gathered, (policy.boundary_bytes if index else received) + held
+            )
             found, beaten = (peak, peak.total + waiting) if peak.total + waiting > beaten else (found, beaten)
         behind += unit.unsharded_bytes
     waiting = chunk.waiting[0] if chunk.waiting else 0
-    if behind + root.unsharded_bytes + made + chunk.gathered_bytes + received + waiting > beaten:
-        peak = chunk.aside("cast of the slot's own gradients", behind + cast_bytes(_outside(chunk)), chunk.gathered_bytes, received)
+    if behind + root.unsharded_bytes + made + chunk.gathered_bytes + received + held + waiting > beaten:
+        peak = chunk.aside("cast of the slot's own gradients", behind + cast_bytes(_outside(chunk)), chunk.gathered_bytes, received + held)
         found = peak if peak.total + waiting > beaten else found
     return found
 

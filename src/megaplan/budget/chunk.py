@@ -271,11 +271,11 @@ class Chunk:
         total = before + size + gradients + communication + activations
         return new(Peak, (total, where, index, before, moment, params, gradients, communication, activations, 0))
 
-    def ended(self, index: int, where: str, gradients: int, communication: int, received: int = 0) -> Peak:
-        """After a unit's backward: its input's gradient stands beside what the units before keep; of the first unit, `received`."""
-        before, gradient = self.before[index], self.policy.boundary_bytes if index else received
-        total = before + gradients + communication + gradient
-        return new(Peak, (total, where, index, before, None, (), gradients, communication, gradient, 0))
+    def ended(self, index: int, where: str, gradients: int, communication: int, activations: int) -> Peak:
+        """After a unit's backward: `activations`, among them its input's gradient, beside what the units before keep."""
+        before = self.before[index]
+        total = before + gradients + communication + activations
+        return new(Peak, (total, where, index, before, None, (), gradients, communication, activations, 0))
 
     def aside(self, where: str, gradients: int, communication: int, activations: int = 0) -> Peak:
         """No microbatch of the chunk is alive, but for these activations."""

@@ -68,13 +68,14 @@ def _reducing_backwards(chunk: Chunk, later: bool) -> Iterator[Peak]:
         gradients = (everything if later else behind) + made + kept
         gathered = root.gathered_bytes + (chunk.prefetched(index) if reshard else ahead)
         for own_gradients, buffers in _reduction(dense, dense.made_bytes, dense.last_made_bytes):
-            yield chunk.ended(index, f"reduction of {chunk.names[index]}", gradients + own_gradients, gathered + buffers)
+            gradient = chunk.policy.boundary_bytes if index else 0
+            yield chunk.ended(index, f"reduction of {chunk.names[index]}", gradients + own_gradients, gathered + buffers, gradient)
         behind += dense.shard_bytes
         kept += _kept(chunk, dense, later)
         pending = dense.reduce_bytes
     gradients = (everything if later else behind) + kept
     for own_gradients, buffers in _reduction(root, made, root.last_made_bytes):
-        yield chunk.ended(0, "reduction of the slot's own parameters", gradients + own_gradients, buffers)
+        yield chunk.ended(0, "reduction of the slot's own parameters", gradients + own_gradients, buffers, 0)
 
 
 def _experts_reduced(chunk: Chunk, index: int, gradients: int, gathered: int, experts: GroupBytes) -> Iterator[Peak]:

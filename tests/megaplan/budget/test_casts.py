@@ -47,3 +47,14 @@ def test_a_layer_is_cast_beside_the_gradient_of_its_input(grads: str, hybrid: Ca
     assert found.where.startswith("cast of ")
     assert found.total == found.before + found.gradients + found.communication + found.activations
     assert largest_cast(first, found.total, 0, fetches=False) is None
+
+
+def test_the_last_stage_casts_beside_its_output(hybrid: Callable[..., Spec]) -> None:
+    """torch's stage names the logits until its backward has returned; FSDP2 casts before that."""
+    spec = hybrid({"mesh": {"pp": 2}, "model.vocab_size": 50257, "batch.micro_batch_size": 1, "batch.seq_length": 64, "model.features": {}})
+    inventory = build_inventory(spec)
+    _, last = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 5), (5, 10)]))
+    found = largest_cast(last, 0, sum(last.lasting(index) for index in range(len(last.units))), fetches=False)
+    assert found is not None
+    assert last.logits_bytes > 0
+    assert found.activations == last.policy.boundary_bytes + last.logits_bytes

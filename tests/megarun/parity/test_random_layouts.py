@@ -37,7 +37,7 @@ def test_a_planted_difference_is_found(worlds: Worlds) -> None:
         assert (found.what, found.name) == (key, "final_norm.weight")
     perturbed = worlds.reference({**case, "perturbed": 0})
     moved = {name: (value[0] - record["gradients 1"][name][0]).abs().max() for name, value in perturbed["gradients 1"].items()}
-    assert all(0 < float(each) for each in moved.values())
+    assert all(float(each) > 0 for each in moved.values())
     for times, is_found in ((1.0, False), (10.0, True)):
         wrong = copy.deepcopy(record)
         wrong["gradients 1"]["final_norm.weight"][0].view(-1)[0] += times * moved["final_norm.weight"]
