@@ -12,9 +12,9 @@ from op_exact import exact_m2rnn
 from op_makers import BATCH, Case, document_starts
 from torch import Tensor
 
-from megakernels.m2rnn import kernel, m2rnn, reference, sizes
-from megakernels.m2rnn.choice import chosen
-from megakernels.m2rnn.piece import m2rnn_piece, m2rnn_piece_backward
+from megakernels import m2rnn, m2rnn_piece, m2rnn_piece_backward
+from megakernels.ops.m2rnn import kernel, reference, sizes
+from megakernels.ops.m2rnn.choice import chosen
 
 BY_NAME = {case.name: case for case in CASES}
 EACH = pytest.mark.parametrize("case", [BY_NAME["m2rnn"], BY_NAME["m2rnn_packed"]], ids=lambda case: case.name)

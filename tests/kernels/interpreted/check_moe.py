@@ -9,8 +9,8 @@ from op_exact import TOP_K, exact_routed_experts
 from op_makers import expert_case, plan, routed_case
 from storages import Idle, Storages
 
-from megakernels import scratch_bytes
-from megakernels.moe import arrival_plan, combine, dispatch, dispatch_plan, kernel, kernel_plan, reference, routed_experts
+from megakernels import arrival_plan, combine, dispatch, dispatch_plan, routed_experts, scratch_bytes
+from megakernels.ops.moe import kernel, kernel_plan, reference
 
 SMALL = [routed_case("swiglu", 16, 24), routed_case("relu2", 9, 7), routed_case("gelu", 5, 6)]
 EACH = pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)

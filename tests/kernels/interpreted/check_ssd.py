@@ -14,9 +14,9 @@ from op_exact import exact_ssd
 from op_makers import BATCH, Case, apart, document_starts
 from torch import Tensor
 
-from megakernels.ssd import kernel, reference, sizes, ssd
-from megakernels.ssd.choice import chosen
-from megakernels.ssd.piece import ssd_piece, ssd_piece_backward
+from megakernels import ssd, ssd_piece, ssd_piece_backward
+from megakernels.ops.ssd import kernel, reference, sizes
+from megakernels.ops.ssd.choice import chosen
 
 BY_NAME = {case.name: case for case in CASES}
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

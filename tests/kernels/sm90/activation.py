@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from megakernels.activation import kernel
+from megakernels.ops.activation import kernel
 
 
 def configurations() -> dict[str, Any]:
