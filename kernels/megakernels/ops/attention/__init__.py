@@ -1,12 +1,10 @@
 """Causal attention with shared key heads and an optional window. Saved: q, k, v, starts, out, lse."""
 
-from typing import Any
-
 from torch import Tensor
-from torch.library import custom_op
 
-from megakernels._common import accumulator_dtype, join, only_needed, require, require_starts
+from megakernels._common import operation, require, require_starts, types_of
 from megakernels.ops.attention import reference
+from megakernels.ops.attention.reference import GRADIENTS, Attention
 
 __all__ = ["attention"]
 
@@ -40,32 +38,14 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None 
     return out
 
 
-@custom_op("megakernels::attention", mutates_args=())
-def _attention(q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, scale: float, window: int | None) -> tuple[Tensor, Tensor]:
-    return reference.forward(q, k, v, starts, scale, window)
-
-
-@custom_op("megakernels::attention_backward", mutates_args=())
-def _attention_backward(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    starts: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    scale: float,
-    window: int | None,
-    needs: list[bool],
-) -> list[Tensor]:
-    return only_needed(reference.backward(grad_out, q, k, v, starts, out, lse, scale, window, needs))
-
-
-@_attention.register_fake
-def _(q: Tensor, _k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    batch, num_positions, num_heads, _width = q.shape
-    lse = q.new_empty((batch, num_heads, num_positions), dtype=accumulator_dtype(q.dtype))
-    return q.new_empty((batch, num_positions, num_heads, v.shape[-1])), lse
-
-
-join(_attention, _attention_backward, outputs=("out", "lse"), gradients=("q", "k", "v"))
+_attention, _ = operation(
+    "attention",
+    types_of(Attention),
+    Attention,
+    outputs=("out", "lse"),
+    saved=("out", "lse"),
+    gradients=GRADIENTS,
+    forward=reference.forward,
+    backward=reference.backward,
+    fake=reference.made_like,
+)

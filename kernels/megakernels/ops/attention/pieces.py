@@ -4,15 +4,26 @@ Two operations without an autograd formula, forward and backward, for a caller t
 part only (`megarun.parallel.context`). A piece is a run of consecutive positions, and pieces are numbered as the sequence has them.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
 
-from megakernels._common import absolute, accumulator_dtype, as_stored, in_order, piece_rows, require, require_pieces, require_starts
+from megakernels._common import (
+    absolute,
+    accumulator_dtype,
+    as_stored,
+    in_order,
+    operation,
+    piece_rows,
+    require,
+    require_pieces,
+    require_starts,
+    types_of,
+)
 from megakernels.ops.attention import reference
+from megakernels.ops.attention.reference import GRADIENTS, Attention
 
 __all__ = ["attention_pieces", "attention_pieces_backward"]
 
@@ -73,75 +84,59 @@ def attention_pieces_backward(
     return grad_q, grad_k, grad_v
 
 
-@custom_op("megakernels::attention_pieces", mutates_args=())
-def _pieces(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    starts: Tensor | None,
-    scale: float,
-    window: int | None,
-    query_pieces: list[int],
-    key_pieces: list[int],
-) -> tuple[Tensor, Tensor]:
-    keys, values = in_order(k, key_pieces), in_order(v, key_pieces)
-    outs, sums = [], []
-    for rows, first in piece_rows(q.shape[1], query_pieces):
-        visible = slice(0, first + rows.stop - rows.start)
-        out, lse = reference.forward(q[:, rows], keys[:, visible], values[:, visible], absolute(starts, rows, first), scale, window, first)
-        outs.append(out)
-        sums.append(lse)
+class Pieces(NamedTuple):
+    """Queries of some pieces and keys of all, as `attention_pieces` documents them."""
+
+    given: Attention
+    query_pieces: list[int]
+    key_pieces: list[int]
+
+    def ordered(self) -> Attention:
+        """With keys and values as the sequence has them."""
+        return self.given._replace(k=in_order(self.given.k, self.key_pieces), v=in_order(self.given.v, self.key_pieces))
+
+
+def _bind(query_pieces: list[int], key_pieces: list[int], **arguments: Any) -> Pieces:
+    return Pieces(Attention(**arguments), query_pieces, key_pieces)
+
+
+def _split(pieces: Pieces) -> Iterator[tuple[slice, slice, int, Attention]]:
+    """Every piece of the queries: its rows, the keys that it sees, its first position, and it with those keys."""
+    given = pieces.ordered()
+    for rows, first in piece_rows(given.q.shape[1], pieces.query_pieces):
+        seen = slice(0, first + rows.stop - rows.start)
+        own = given._replace(q=given.q[:, rows], k=given.k[:, seen], v=given.v[:, seen], starts=absolute(given.starts, rows, first))
+        yield rows, seen, first, own
+
+
+def _forward(pieces: Pieces) -> tuple[Tensor, Tensor]:
+    outs, sums = zip(*(reference.forward(given, first) for _, _, first, given in _split(pieces)), strict=True)
     return torch.cat(outs, 1), torch.cat(sums, 2)
 
 
-@custom_op("megakernels::attention_pieces_backward", mutates_args=())
-def _pieces_backward(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    starts: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    scale: float,
-    window: int | None,
-    query_pieces: list[int],
-    key_pieces: list[int],
-) -> list[Tensor]:
-    keys, values = in_order(k, key_pieces), in_order(v, key_pieces)
-    dtype = accumulator_dtype(q.dtype)
-    grad_keys, grad_values = (torch.zeros(like.shape, dtype=dtype, device=like.device) for like in (keys, values))
+def _backward(grad_out: Tensor, pieces: Pieces, out: Tensor, lse: Tensor) -> list[Tensor]:
+    q, k, v = pieces.given[:3]
+    grad_keys, grad_values = (torch.zeros(like.shape, dtype=accumulator_dtype(q.dtype), device=like.device) for like in (k, v))
     queries = []
-    for rows, first in piece_rows(q.shape[1], query_pieces):
-        visible = slice(0, first + rows.stop - rows.start)
-        found = reference.backward(
-            grad_out[:, rows],
-            q[:, rows],
-            keys[:, visible],
-            values[:, visible],
-            absolute(starts, rows, first),
-            out[:, rows],
-            lse[:, :, rows],
-            scale,
-            window,
-            (True, True, True),
-            first,
-        )
+    for rows, seen, first, given in _split(pieces):
+        found = reference.backward(grad_out[:, rows], given, out[:, rows], lse[:, :, rows], (True, True, True), first)
         grad_q, grad_k, grad_v = (gradient for gradient in found if gradient is not None)
         queries.append(grad_q)
-        grad_keys[:, visible] += grad_k
-        grad_values[:, visible] += grad_v
-    stored = (as_stored(grad, key_pieces).to(q.dtype) for grad in (grad_keys, grad_values))
+        grad_keys[:, seen] += grad_k
+        grad_values[:, seen] += grad_v
+    stored = (as_stored(grad, pieces.key_pieces).to(q.dtype) for grad in (grad_keys, grad_values))
     return [torch.cat(queries, 1), *stored]
 
 
-@_pieces.register_fake
-def _(q: Tensor, _k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    batch, num_positions, num_heads, _width = q.shape
-    lse = q.new_empty((batch, num_heads, num_positions), dtype=accumulator_dtype(q.dtype))
-    return q.new_empty((batch, num_positions, num_heads, v.shape[-1])), lse
-
-
-@_pieces_backward.register_fake
-def _(_grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> list[Tensor]:
-    return [tensor.new_empty(tensor.shape) for tensor in (q, k, v)]
+_pieces, _pieces_backward = operation(
+    "attention_pieces",
+    types_of(Attention) | {"query_pieces": list[int], "key_pieces": list[int]},
+    _bind,
+    outputs=("out", "lse"),
+    saved=("out", "lse"),
+    gradients=GRADIENTS,
+    forward=_forward,
+    backward=_backward,
+    fake=lambda pieces: reference.made_like(pieces.given),
+    differentiable=False,
+)

@@ -7,6 +7,7 @@ Source: Dao, arXiv:2307.08691, algorithms 1 and 2; grouped keys and values, arXi
 """
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,14 +20,33 @@ BLOCK_QUERIES = 64
 """Largest block: a longer one computes more scores that the causal mask throws away."""
 
 
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, scale: float, window: int | None, first: int = 0
-) -> tuple[Tensor, Tensor]:
-    """Returns out [B, T, Hq, Dv] in q's dtype and lse [B, Hq, T]; query i stands at position first + i of the keys."""
+class Attention(NamedTuple):
+    """The arguments of the torch op, as `attention` documents them."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    starts: Tensor | None
+    scale: float
+    window: int | None
+
+
+GRADIENTS = ("q", "k", "v")
+
+
+def made_like(given: Attention) -> tuple[Tensor, Tensor]:
+    """Out and lse, uninitialised."""
+    q, v = given.q, given.v
     batch, num_positions, num_heads, _ = q.shape
-    groups, keys, values = _by_group(upcast(q) * scale, k.shape[2]), _by_group(upcast(k), k.shape[2]), _by_group(upcast(v), k.shape[2])
     out = torch.empty(batch, num_positions, num_heads, v.shape[-1], dtype=q.dtype, device=q.device)
-    lse = torch.empty(batch, num_heads, num_positions, dtype=accumulator_dtype(q.dtype), device=q.device)
+    return out, torch.empty(batch, num_heads, num_positions, dtype=accumulator_dtype(q.dtype), device=q.device)
+
+
+def forward(given: Attention, first: int = 0) -> tuple[Tensor, Tensor]:
+    """Returns out [B, T, Hq, Dv] in q's dtype and lse [B, Hq, T]; query i stands at position first + i of the keys."""
+    q, k, v, starts, scale, window = given
+    groups, keys, values = _by_group(upcast(q) * scale, k.shape[2]), _by_group(upcast(k), k.shape[2]), _by_group(upcast(v), k.shape[2])
+    out, lse = made_like(given)
     for rows, seen in _blocks(q, window, first):
         scores = _scores(groups[:, :, :, rows], keys[:, :, :, seen], rows, seen, window, starts, first)
         largest = scores.amax(-1, keepdim=True)
@@ -38,19 +58,10 @@ def forward(
 
 
 def backward(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    starts: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    scale: float,
-    window: int | None,
-    needs: Sequence[bool],
-    first: int = 0,
+    grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor, needs: Sequence[bool], first: int = 0
 ) -> tuple[Tensor | None, ...]:
     """Returns the gradients of q, k and v, None where not needed."""
+    q, k, v, starts, scale, window = given
     num_groups = k.shape[2]
     groups, keys, values = _by_group(upcast(q) * scale, num_groups), _by_group(upcast(k), num_groups), _by_group(upcast(v), num_groups)
     grads = _by_group(upcast(grad_out), num_groups)

@@ -3,12 +3,11 @@
 Saved: q, k, v, the indexer's inputs, cos, sin, starts, out, lse, and each query's threshold and log-sum-exp of index scores.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
-from torch.library import custom_op
 
-from megakernels._common import accumulator_dtype, join, only_needed, require, require_starts
+from megakernels._common import operation, require, require_starts, types_of
 from megakernels.ops.indexed_attention import reference
 from megakernels.ops.indexed_attention.reference import Indexed
 
@@ -88,74 +87,47 @@ def indexed_attention(
     return out
 
 
-@custom_op("megakernels::indexed_attention", mutates_args=())
-def _indexed_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    index_q: Tensor,
-    index_k: Tensor,
-    index_weights: Tensor,
-    k_scale: Tensor,
-    k_bias: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    starts: Tensor | None,
-    scale: float,
-    top_k: int,
-    loss_factor: float,
-    eps: float,
-    window: int | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    keys = reference.make_keys(index_k, k_scale, k_bias, cos, sin, eps)
-    return reference.forward(Indexed(q, k, v, index_q, keys, index_weights, cos, sin, starts, scale, top_k, loss_factor, window))
+class Arguments(NamedTuple):
+    """The arguments of the torch op, as `indexed_attention` documents them."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    index_q: Tensor
+    index_k: Tensor
+    index_weights: Tensor
+    k_scale: Tensor
+    k_bias: Tensor
+    cos: Tensor
+    sin: Tensor
+    starts: Tensor | None
+    scale: float
+    top_k: int
+    loss_factor: float
+    eps: float
+    window: int | None
+
+    def with_keys(self) -> Indexed:
+        """With index keys after their norm and rotation."""
+        keys = reference.make_keys(self.index_k, self.k_scale, self.k_bias, self.cos, self.sin, self.eps)
+        return Indexed(keys=keys, **{name: getattr(self, name) for name in Indexed._fields if name not in ("keys", "first")})
 
 
-@custom_op("megakernels::indexed_attention_backward", mutates_args=())
-def _indexed_attention_backward(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    index_q: Tensor,
-    index_k: Tensor,
-    index_weights: Tensor,
-    k_scale: Tensor,
-    k_bias: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    starts: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    thresholds: Tensor,
-    index_lse: Tensor,
-    scale: float,
-    top_k: int,
-    loss_factor: float,
-    eps: float,
-    window: int | None,
-    needs: list[bool],
-) -> list[Tensor]:
-    keys = reference.make_keys(index_k, k_scale, k_bias, cos, sin, eps)
-    given = Indexed(q, k, v, index_q, keys, index_weights, cos, sin, starts, scale, top_k, loss_factor, window)
-    *heads, grad_keys, grad_weights = reference.backward(grad_out, given, out, lse, thresholds, index_lse)
-    grad_k, *norm = reference.make_keys_backward(grad_keys, index_k, k_scale, cos, sin, eps)
-    found = (*heads, grad_k, grad_weights, *norm)
-    return only_needed(gradient if need else None for gradient, need in zip(found, needs, strict=True))
+def _backward(grad_out: Tensor, given: Arguments, *made: Any) -> tuple[Tensor, ...]:
+    *saved, _needs = made
+    *heads, grad_keys, grad_weights = reference.backward(grad_out, given.with_keys(), *saved)
+    grad_k, *norm = reference.make_keys_backward(grad_keys, given.index_k, given.k_scale, given.cos, given.sin, given.eps)
+    return (*heads, grad_k, grad_weights, *norm)
 
 
-@_indexed_attention.register_fake
-def _(q: Tensor, _k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    batch, num_positions, num_heads, _width = q.shape
-    dtype = accumulator_dtype(q.dtype)
-    lse = q.new_empty((batch, num_heads, num_positions), dtype=dtype)
-    rows = (batch, num_positions)
-    return q.new_empty((*rows, num_heads, v.shape[-1])), lse, q.new_empty(rows, dtype=dtype), q.new_empty(rows, dtype=dtype)
-
-
-join(
-    _indexed_attention,
-    _indexed_attention_backward,
+_indexed_attention, _ = operation(
+    "indexed_attention",
+    types_of(Arguments),
+    Arguments,
     outputs=("out", "lse", "thresholds", "index_lse"),
+    saved=("out", "lse", "thresholds", "index_lse"),
     gradients=("q", "k", "v", "index_q", "index_k", "index_weights", "k_scale", "k_bias"),
+    forward=lambda given: reference.forward(given.with_keys()),
+    backward=_backward,
+    fake=lambda given: reference.made_like(given.q, given.v),
 )

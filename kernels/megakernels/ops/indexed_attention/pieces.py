@@ -12,7 +12,18 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from megakernels._common import absolute, accumulator_dtype, as_stored, in_order, piece_rows, require, require_pieces, require_starts
+from megakernels._common import (
+    absolute,
+    accumulator_dtype,
+    as_stored,
+    in_order,
+    operation,
+    piece_rows,
+    require,
+    require_pieces,
+    require_starts,
+    types_of,
+)
 from megakernels.ops.indexed_attention import reference
 from megakernels.ops.indexed_attention.reference import Indexed
 
@@ -131,85 +142,6 @@ def _index_keys_backward(grad_keys: Tensor, index_k: Tensor, k_scale: Tensor, co
     return list(reference.make_keys_backward(grad_keys, index_k, k_scale, cos, sin, eps))
 
 
-@custom_op("megakernels::indexed_attention_pieces", mutates_args=())
-def _pieces(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    index_q: Tensor,
-    keys: Tensor,
-    index_weights: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    starts: Tensor | None,
-    scale: float,
-    top_k: int,
-    loss_factor: float,
-    window: int | None,
-    query_pieces: list[int],
-    key_pieces: list[int],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    settings = Settings(scale, top_k, loss_factor, window, query_pieces, key_pieces)
-    ordered = tuple(in_order(tensor, key_pieces) for tensor in (k, v, keys))
-    made = [reference.forward(given) for _, given in _split(q, index_q, index_weights, cos, sin, starts, ordered, settings)]
-    outs, sums, thresholds, index_sums = zip(*made, strict=True)
-    return torch.cat(outs, 1), torch.cat(sums, 2), torch.cat(thresholds, 1), torch.cat(index_sums, 1)
-
-
-@custom_op("megakernels::indexed_attention_pieces_backward", mutates_args=())
-def _pieces_backward(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    index_q: Tensor,
-    keys: Tensor,
-    index_weights: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    starts: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    thresholds: Tensor,
-    index_lse: Tensor,
-    scale: float,
-    top_k: int,
-    loss_factor: float,
-    window: int | None,
-    query_pieces: list[int],
-    key_pieces: list[int],
-) -> list[Tensor]:
-    settings = Settings(scale, top_k, loss_factor, window, query_pieces, key_pieces)
-    ordered = tuple(in_order(tensor, key_pieces) for tensor in (k, v, keys))
-    sums = [torch.zeros(each.shape, dtype=accumulator_dtype(q.dtype), device=q.device) for each in ordered]
-    own = []
-    for rows, given in _split(q, index_q, index_weights, cos, sin, starts, ordered, settings):
-        made = out[:, rows], lse[:, :, rows], thresholds[:, rows], index_lse[:, rows]
-        grad_q, grad_k, grad_v, grad_a, grad_keys, grad_w = reference.backward(grad_out[:, rows], given, *made)
-        own.append((grad_q, grad_a, grad_w))
-        for total, part in zip(sums, (grad_k, grad_v, grad_keys), strict=True):
-            total[:, : part.shape[1]] += part
-    stored = (as_stored(total, key_pieces).to(like.dtype) for total, like in zip(sums, ordered, strict=True))
-    return [*(torch.cat(parts, 1) for parts in zip(*own, strict=True)), *stored]
-
-
-def _split(
-    q: Tensor,
-    index_q: Tensor,
-    index_weights: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    starts: Tensor | None,
-    ordered: tuple[Tensor, ...],
-    settings: Settings,
-) -> Iterator[tuple[slice, Indexed]]:
-    """Every piece of the queries, its rows and what it sees of k, v and keys in the order of the sequence."""
-    for rows, first in piece_rows(q.shape[1], settings.query_pieces):
-        k, v, keys = (tensor[:, : first + rows.stop - rows.start] for tensor in ordered)
-        queries, weights, own = index_q[:, rows], index_weights[:, rows], absolute(starts, rows, first)
-        yield rows, Indexed(q[:, rows], k, v, queries, keys, weights, cos[rows], sin[rows], own, *settings[:4], first)
-
-
 @_index_keys.register_fake
 def _(index_k: Tensor, *_: Any) -> Tensor:
     return index_k.new_empty(index_k.shape, dtype=accumulator_dtype(index_k.dtype))
@@ -220,14 +152,61 @@ def _(_grad_keys: Tensor, index_k: Tensor, k_scale: Tensor, *_: Any) -> list[Ten
     return [index_k.new_empty(index_k.shape), k_scale.new_empty(k_scale.shape), k_scale.new_empty(k_scale.shape)]
 
 
-@_pieces.register_fake
-def _(q: Tensor, _k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    batch, num_positions, num_heads, _width = q.shape
-    dtype, rows = accumulator_dtype(q.dtype), (batch, num_positions)
-    lse = q.new_empty((batch, num_heads, num_positions), dtype=dtype)
-    return q.new_empty((*rows, num_heads, v.shape[-1])), lse, q.new_empty(rows, dtype=dtype), q.new_empty(rows, dtype=dtype)
+class Pieces(NamedTuple):
+    """Queries of some pieces and keys of all, as `indexed_attention_pieces` documents them."""
+
+    given: Indexed
+    query_pieces: list[int]
+    key_pieces: list[int]
+
+    def split(self) -> Iterator[tuple[slice, Indexed]]:
+        """Every piece of the queries, its rows, and it with the keys that it sees, in the order of the sequence."""
+        given = self.given
+        ordered = [in_order(tensor, self.key_pieces) for tensor in (given.k, given.v, given.keys)]
+        for rows, first in piece_rows(given.q.shape[1], self.query_pieces):
+            k, v, keys = (tensor[:, : first + rows.stop - rows.start] for tensor in ordered)
+            q, index_q, weights = given.q[:, rows], given.index_q[:, rows], given.index_weights[:, rows]
+            cos, sin, starts = given.cos[rows], given.sin[rows], absolute(given.starts, rows, first)
+            yield (
+                rows,
+                Indexed(
+                    q, k, v, index_q, keys, weights, cos, sin, starts, given.scale, given.top_k, given.loss_factor, given.window, first
+                ),
+            )
 
 
-@_pieces_backward.register_fake
-def _(_grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, index_q: Tensor, keys: Tensor, index_weights: Tensor, *_: Any) -> list[Tensor]:
-    return [tensor.new_empty(tensor.shape) for tensor in (q, index_q, index_weights, k, v, keys)]
+def _bind(query_pieces: list[int], key_pieces: list[int], **arguments: Any) -> Pieces:
+    return Pieces(Indexed(**arguments), query_pieces, key_pieces)
+
+
+def _forward(pieces: Pieces) -> tuple[Tensor, ...]:
+    outs, sums, thresholds, index_sums = zip(*(reference.forward(given) for _, given in pieces.split()), strict=True)
+    return torch.cat(outs, 1), torch.cat(sums, 2), torch.cat(thresholds, 1), torch.cat(index_sums, 1)
+
+
+def _backward(grad_out: Tensor, pieces: Pieces, out: Tensor, lse: Tensor, thresholds: Tensor, index_lse: Tensor) -> list[Tensor]:
+    likes = pieces.given.k, pieces.given.v, pieces.given.keys
+    sums = [torch.zeros(each.shape, dtype=accumulator_dtype(pieces.given.q.dtype), device=each.device) for each in likes]
+    own = []
+    for rows, given in pieces.split():
+        made = out[:, rows], lse[:, :, rows], thresholds[:, rows], index_lse[:, rows]
+        grad_q, grad_k, grad_v, grad_a, grad_keys, grad_w = reference.backward(grad_out[:, rows], given, *made)
+        own.append((grad_q, grad_a, grad_w))
+        for total, part in zip(sums, (grad_k, grad_v, grad_keys), strict=True):
+            total[:, : part.shape[1]] += part
+    stored = (as_stored(total, pieces.key_pieces).to(like.dtype) for total, like in zip(sums, likes, strict=True))
+    return [*(torch.cat(parts, 1) for parts in zip(*own, strict=True)), *stored]
+
+
+_pieces, _pieces_backward = operation(
+    "indexed_attention_pieces",
+    {name: kind for name, kind in types_of(Indexed).items() if name != "first"} | {"query_pieces": list[int], "key_pieces": list[int]},
+    _bind,
+    outputs=("out", "lse", "thresholds", "index_lse"),
+    saved=("out", "lse", "thresholds", "index_lse"),
+    gradients=("q", "index_q", "index_weights", "k", "v", "keys"),
+    forward=_forward,
+    backward=_backward,
+    fake=lambda pieces: reference.made_like(pieces.given.q, pieces.given.v),
+    differentiable=False,
+)

@@ -15,6 +15,7 @@ Source: arXiv:2512.02556, section 2.1; arXiv:2307.08691, algorithms 1 and 2.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,8 +27,7 @@ SCRATCH_ELEMENTS = 1 << 24
 BLOCK_QUERIES = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Indexed:
+class Indexed(NamedTuple):
     """Queries, and the keys among which they choose; otherwise as `indexed_attention` documents them.
 
     Attributes:
@@ -114,15 +114,21 @@ def make_keys_backward(
     return _like(rstd * centred, index_k), _like((grad * normed).sum((0, 1)), k_scale), _like(grad.sum((0, 1)), k_scale)
 
 
-def forward(given: Indexed) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns out [B, T, H, V] in q's dtype, lse [B, H, T], thresholds [B, T] and index_lse [B, T]."""
-    q, v, index = given.q, given.v, _index(given)
+def made_like(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What `forward` makes of these queries and values, uninitialised."""
     batch, num_queries, num_heads, _ = q.shape
-    queries, keys, values = (upcast(each).transpose(1, 2) for each in (q, given.k, v))
     dtype = accumulator_dtype(q.dtype)
     out = torch.empty(batch, num_queries, num_heads, v.shape[-1], dtype=q.dtype, device=q.device)
     lse = torch.empty(batch, num_heads, num_queries, dtype=dtype, device=q.device)
     thresholds, index_lse = (torch.empty(batch, num_queries, dtype=dtype, device=q.device) for _ in range(2))
+    return out, lse, thresholds, index_lse
+
+
+def forward(given: Indexed) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Returns out [B, T, H, V] in q's dtype, lse [B, H, T], thresholds [B, T] and index_lse [B, T]."""
+    q, v, index = given.q, given.v, _index(given)
+    queries, keys, values = (upcast(each).transpose(1, 2) for each in (q, given.k, v))
+    out, lse, thresholds, index_lse = made_like(q, v)
     for rows, seen in given.blocks():
         visible = given.visible(rows, seen)
         scores = index.scores(index.overlap(rows, seen), rows).masked_fill_(~visible, float("-inf"))

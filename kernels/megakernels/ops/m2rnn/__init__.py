@@ -1,12 +1,10 @@
 """The M²RNN recurrence. Saved: the inputs, starts, the state before every segment and the last state."""
 
-from typing import Any
-
 from torch import Tensor
-from torch.library import custom_op
 
-from megakernels._common import accumulator_dtype, dropped_bytes, join, only_needed, require, require_starts, state_scratch
-from megakernels.ops.m2rnn.choice import chooses_kernel, chosen
+from megakernels._common import accumulator_dtype, dropped_bytes, operation, require, require_starts, types_of
+from megakernels.ops.m2rnn.choice import backward, chooses_kernel, forward
+from megakernels.ops.m2rnn.inputs import GRADIENTS, Recurrence
 from megakernels.ops.m2rnn.sizes import backward_inside, forward_inside
 
 __all__ = ["m2rnn"]
@@ -59,66 +57,35 @@ def m2rnn(
     return y
 
 
-@custom_op("megakernels::m2rnn", mutates_args=())
-def _m2rnn(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    f: Tensor,
-    state_map: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
-    A_log: Tensor,
-    starts: Tensor | None,
-    save_every: int,
-) -> tuple[Tensor, Tensor]:
-    made: tuple[Tensor, Tensor] = chosen(q, v).forward(None, q, k, v, f, state_map, D, dt_bias, A_log, starts, save_every)
-    return made
-
-
-@custom_op("megakernels::m2rnn_backward", mutates_args=())
-def _m2rnn_backward(
-    grad_y: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    f: Tensor,
-    state_map: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
-    A_log: Tensor,
-    starts: Tensor | None,
-    states: Tensor,
-    save_every: int,
-    needs: list[bool],
-) -> list[Tensor]:
-    found, _ = chosen(q, v).backward(None, grad_y, q, k, v, f, state_map, D, dt_bias, A_log, starts, states, save_every)
-    return only_needed(gradient if need else None for gradient, need in zip(found, needs, strict=True))
-
-
-@_m2rnn.register_fake
-def _(q: Tensor, _k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _fake(given: Recurrence) -> tuple[Tensor, Tensor]:
+    q, v = given.q, given.v
     batch, num_positions, key_width = q.shape
-    num_states = -(-num_positions // rest[-1]) + 1
+    num_states = -(-num_positions // given.save_every) + 1
     states = q.new_empty((batch, num_states, v.shape[2], key_width, v.shape[3]), dtype=accumulator_dtype(q.dtype))
     return q.new_empty(v.shape), states
 
 
-join(_m2rnn, _m2rnn_backward, outputs=("y", "states"), gradients=("q", "k", "v", "f", "state_map", "D", "dt_bias", "A_log"))
+def _forward_scratch(given: Recurrence) -> int:
+    return forward_inside(None, given).scratch if chooses_kernel(given) else 0
 
 
-def _of_forward(*operands: Any) -> int:
-    *inputs, starts, save_every = operands
-    return forward_inside(None, inputs, starts, save_every).scratch if chooses_kernel(inputs[0], inputs[2]) else 0
-
-
-def _of_backward(grad_y: Tensor, *operands: Any) -> int:
-    *inputs, starts, states, save_every, needs = operands
-    if not chooses_kernel(inputs[0], inputs[2]):
+def _backward_scratch(grad_y: Tensor, given: Recurrence, states: Tensor, needs: list[bool]) -> int:
+    if not chooses_kernel(given):
         return 0
-    inside = backward_inside(grad_y, inputs, starts, states, save_every)
-    return dropped_bytes(inputs, needs) + inside.last + inside.scratch
+    inside = backward_inside(grad_y, given, states)
+    return dropped_bytes((getattr(given, name) for name in GRADIENTS), needs) + inside.last + inside.scratch
 
 
-state_scratch(_m2rnn, _of_forward)
-state_scratch(_m2rnn_backward, _of_backward)
+_m2rnn, _m2rnn_backward = operation(
+    "m2rnn",
+    types_of(Recurrence),
+    Recurrence,
+    outputs=("y", "states"),
+    saved=("states",),
+    gradients=GRADIENTS,
+    forward=lambda given: forward(None, given)[:2],
+    backward=lambda grad_y, given, states, _needs: backward(None, grad_y, given, states)[0],
+    fake=_fake,
+    forward_scratch=_forward_scratch,
+    backward_scratch=_backward_scratch,
+)

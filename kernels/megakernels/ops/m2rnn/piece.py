@@ -5,14 +5,13 @@ of tensors that the caller has made, so that heads can follow one another.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
 
-from megakernels._common import state_scratch
-from megakernels.ops.m2rnn.choice import chooses_kernel, chosen
+from megakernels._common import piece, types_of
+from megakernels.ops.m2rnn.choice import backward, chooses_kernel, forward
+from megakernels.ops.m2rnn.inputs import GRADIENTS, SHARED, Recurrence
 from megakernels.ops.m2rnn.sizes import backward_inside, forward_inside
 
 __all__ = ["m2rnn_piece", "m2rnn_piece_backward"]
@@ -60,93 +59,34 @@ def m2rnn_piece_backward(
     return grad_state
 
 
-@custom_op("megakernels::m2rnn_piece", mutates_args=("y", "states"))
-def _piece(
-    state: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    f: Tensor,
-    state_map: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
-    A_log: Tensor,
-    starts: Tensor | None,
-    save_every: int,
-    y: Tensor,
-    states: Tensor,
-) -> Tensor:
-    made, at_segments = chosen(q, v).forward(state, q, k, v, f, state_map, D, dt_bias, A_log, starts, save_every)
-    y.copy_(made)
-    states.copy_(at_segments)
-    last: Tensor = at_segments[:, -1].clone(memory_format=torch.contiguous_format)
-    return last
+def _forward(state: Tensor, given: Recurrence) -> tuple[Tensor, Tensor, Tensor]:
+    y, states = forward(state, given)
+    return y, states, states[:, -1].clone(memory_format=torch.contiguous_format)
 
 
-GRADIENTS = ("grad_q", "grad_k", "grad_v", "grad_f", "grad_state_map", "grad_D", "grad_dt_bias", "grad_A_log")
-
-
-@custom_op("megakernels::m2rnn_piece_backward", mutates_args=GRADIENTS)
-def _piece_backward(
-    grad_last: Tensor,
-    grad_y: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    f: Tensor,
-    state_map: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
-    A_log: Tensor,
-    starts: Tensor | None,
-    states: Tensor,
-    save_every: int,
-    grad_q: Tensor,
-    grad_k: Tensor,
-    grad_v: Tensor,
-    grad_f: Tensor,
-    grad_state_map: Tensor,
-    grad_D: Tensor,
-    grad_dt_bias: Tensor,
-    grad_A_log: Tensor,
-) -> Tensor:
-    (*shared, part_v, part_f, part_map, part_D, part_bias, part_A), grad_state = chosen(q, v).backward(
-        grad_last, grad_y, q, k, v, f, state_map, D, dt_bias, A_log, starts, states, save_every
-    )
-    grad_v.copy_(part_v)
-    grad_f.copy_(part_f)
-    totals = grad_q, grad_k, grad_state_map, grad_D, grad_dt_bias, grad_A_log
-    for total, part in zip(totals, (*shared, part_map, part_D, part_bias, part_A), strict=True):
-        total.add_(part)
-    before: Tensor = grad_state.contiguous()
-    return before
-
-
-@_piece.register_fake
-def _(state: Tensor, *_: Any) -> Tensor:
-    return state.new_empty(state.shape)
-
-
-@_piece_backward.register_fake
-def _(grad_last: Tensor, *_: Any) -> Tensor:
-    return grad_last.new_empty(grad_last.shape)
-
-
-def _of_piece(state: Tensor, *operands: Any) -> int:
-    *inputs, starts, save_every, _, _ = operands
-    if not chooses_kernel(inputs[0], inputs[2]):
+def _forward_scratch(state: Tensor, given: Recurrence) -> int:
+    if not chooses_kernel(given):
         return 0
-    inside = forward_inside(state, inputs, starts, save_every)
-    return inside.results + max(0, inside.scratch - state.nbytes)  # copied to where the caller wants them; then the last state is made
+    inside = forward_inside(state, given)
+    return inside.results + max(0, inside.scratch - state.nbytes)  # copied to where the caller wants them, beside the last state
 
 
-def _of_piece_backward(_grad_last: Tensor, grad_y: Tensor, *operands: Any) -> int:
-    *inputs, starts, states, save_every = operands[: -len(GRADIENTS)]
-    if not chooses_kernel(inputs[0], inputs[2]):
+def _backward_scratch(_grad_last: Tensor, grad_y: Tensor, given: Recurrence, states: Tensor) -> int:
+    if not chooses_kernel(given):
         return 0
-    inside = backward_inside(grad_y, inputs, starts, states, save_every)
+    inside = backward_inside(grad_y, given, states)
     return inside.results + inside.scratch
 
 
-state_scratch(_piece, _of_piece)
-state_scratch(_piece_backward, _of_piece_backward)
+_piece, _piece_backward = piece(
+    "m2rnn",
+    types_of(Recurrence),
+    Recurrence,
+    made=("y", "states"),
+    gradients=GRADIENTS,
+    summed=SHARED,
+    forward=_forward,
+    backward=backward,
+    forward_scratch=_forward_scratch,
+    backward_scratch=_backward_scratch,
+)

@@ -21,26 +21,16 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from megakernels._common import accumulator_dtype, row_blocks, upcast
+from megakernels.ops.m2rnn.inputs import Recurrence
 
 
-def forward(
-    state: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    f: Tensor,
-    state_map: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
-    A_log: Tensor,
-    starts: Tensor | None,
-    save_every: int,
-) -> tuple[Tensor, Tensor]:
+def forward(state: Tensor | None, given: Recurrence) -> tuple[Tensor, Tensor]:
     """From a state [B, H, K, V] in the accumulation dtype; None is zero.
 
     Returns:
         y [B, T, H, V] in q's dtype and the states before each segment and after the last [B, ceil(T / save_every) + 1, H, K, V].
     """
+    q, v, D, save_every = given.q, given.v, given.D, given.save_every
     batch, num_positions, key_width = q.shape
     num_heads, value_width = v.shape[2:]
     segments = list(row_blocks(num_positions, 1, save_every))
@@ -50,7 +40,7 @@ def forward(
     if state is not None:
         states[:, 0] = state
     for index, positions in enumerate(segments):
-        segment = _segment(k, v, f, state_map, dt_bias, A_log, starts, states[:, index], positions)
+        segment = _segment(given, states[:, index], positions)
         queries = _per_step(q, positions).unsqueeze(3)  # [L, 1, B, 1, K]
         read = (queries @ _by_sequence(segment.states[1:], batch, key_width)).squeeze(3)
         y[:, positions] = (read + upcast(D).unsqueeze(1) * segment.v).permute(2, 0, 1, 3)
@@ -58,29 +48,16 @@ def forward(
     return y, states
 
 
-def backward(
-    grad_last: Tensor | None,
-    grad_y: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    f: Tensor,
-    state_map: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
-    A_log: Tensor,
-    starts: Tensor | None,
-    states: Tensor,
-    save_every: int,
-) -> tuple[tuple[Tensor, ...], Tensor]:
+def backward(grad_last: Tensor | None, grad_y: Tensor, given: Recurrence, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
     """From the gradients of the last state [B, H, K, V] (None is zero) and of y: those of q to A_log in order, and of the first state."""
+    q, k, v, f, state_map, D, dt_bias, A_log, _, save_every = given
     batch, _, key_width = q.shape
     grad_q, grad_k, grad_v, grad_f = (torch.empty(like.shape, dtype=like.dtype, device=like.device) for like in (q, k, v, f))
     parameters = (state_map, D, dt_bias, A_log)
     grad_map, grad_D, grad_dt_bias, grad_A_log = (torch.zeros(like.shape, dtype=states.dtype, device=like.device) for like in parameters)
     grad_state = torch.zeros_like(_merged(states[:, 0])) if grad_last is None else _merged(grad_last)
     for index, positions in reversed(list(enumerate(row_blocks(q.shape[1], 1, save_every)))):
-        segment = _segment(k, v, f, state_map, dt_bias, A_log, starts, states[:, index], positions)
+        segment = _segment(given, states[:, index], positions)
         grad = upcast(grad_y[:, positions]).permute(1, 2, 0, 3)  # [L, H, B, V]
         queries = _per_step(q, positions)
         grad_states, grad_inner = _segment_backward(segment, upcast(state_map), queries, grad, grad_state)
@@ -131,17 +108,8 @@ class _Segment:
         return self.states[:-1] if self.kept is None else self.states[:-1] * self.kept
 
 
-def _segment(
-    k: Tensor,
-    v: Tensor,
-    f: Tensor,
-    state_map: Tensor,
-    dt_bias: Tensor,
-    A_log: Tensor,
-    starts: Tensor | None,
-    start: Tensor,
-    positions: slice,
-) -> _Segment:
+def _segment(given: Recurrence, start: Tensor, positions: slice) -> _Segment:
+    _, k, v, f, state_map, _, dt_bias, A_log, starts, _ = given
     keys, values = _per_step(k, positions), upcast(v[:, positions]).permute(1, 2, 0, 3)
     raw = (upcast(f[:, positions]) + upcast(dt_bias)).permute(1, 2, 0)
     rate = -upcast(A_log).exp().unsqueeze(1)

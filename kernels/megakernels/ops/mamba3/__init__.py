@@ -1,13 +1,10 @@
 """Mamba-3's scan, gate and rank projections included. Saved: the inputs, starts, and state and phase at each segment's start."""
 
-from typing import Any
-
 from torch import Tensor
-from torch.library import custom_op
 
-from megakernels._common import accumulator_dtype, fake_like, join, only_needed, require, require_starts
+from megakernels._common import accumulator_dtype, fake_like, operation, require, require_starts, types_of
 from megakernels.ops.mamba3 import reference
-from megakernels.ops.mamba3.chunk import Scan
+from megakernels.ops.mamba3.chunk import GRADIENTS, Scan
 
 __all__ = ["mamba3"]
 
@@ -112,78 +109,26 @@ def _check(
     require(fits, "mamba3", "mimo_x, mimo_z and mimo_o must be [H,R,P], or None where R = 1", R=rank, found=[tuple(g.shape) for g in given])
 
 
-@custom_op("megakernels::mamba3", mutates_args=())
-def _mamba3(
-    x: Tensor,
-    z: Tensor,
-    B: Tensor,
-    C: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    trapezoid: Tensor,
-    angles: Tensor | None,
-    B_bias: Tensor,
-    C_bias: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
-    mimo_x: Tensor | None,
-    mimo_z: Tensor | None,
-    mimo_o: Tensor | None,
-    starts: Tensor | None,
-    chunk_size: int,
-    save_every: int,
-    heavy_tail: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    tensors = (x, z, B, C, dt, A, trapezoid, angles, B_bias, C_bias, D, dt_bias, mimo_x, mimo_z, mimo_o, starts)
-    return reference.forward(Scan(*tensors, chunk_size, save_every, heavy_tail))
+def _backward(grad_y: Tensor, scan: Scan, states: Tensor, phases: Tensor, _needs: list[bool]) -> tuple[Tensor | None, ...]:
+    return reference.backward(grad_y, scan, states, phases)
 
 
-@custom_op("megakernels::mamba3_backward", mutates_args=())
-def _mamba3_backward(
-    grad_y: Tensor,
-    x: Tensor,
-    z: Tensor,
-    B: Tensor,
-    C: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    trapezoid: Tensor,
-    angles: Tensor | None,
-    B_bias: Tensor,
-    C_bias: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
-    mimo_x: Tensor | None,
-    mimo_z: Tensor | None,
-    mimo_o: Tensor | None,
-    starts: Tensor | None,
-    states: Tensor,
-    phases: Tensor,
-    chunk_size: int,
-    save_every: int,
-    heavy_tail: bool,
-    needs: list[bool],
-) -> list[Tensor]:
-    tensors = (x, z, B, C, dt, A, trapezoid, angles, B_bias, C_bias, D, dt_bias, mimo_x, mimo_z, mimo_o, starts)
-    found = reference.backward(grad_y, Scan(*tensors, chunk_size, save_every, heavy_tail), states, phases)
-    return only_needed(gradient if need else None for gradient, need in zip(found, needs, strict=True))
-
-
-@_mamba3.register_fake
-def _(x: Tensor, _z: Tensor, B: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _fake(scan: Scan) -> tuple[Tensor, Tensor, Tensor]:
+    x, angles = scan.x, scan.angles
     batch, num_positions, num_heads, width = x.shape
-    angles, save_every = rest[4], rest[-2]
-    rows = (batch, -(-num_positions // save_every), num_heads)
+    rows = (batch, -(-num_positions // scan.save_every), num_heads)
     num_angles = 0 if angles is None else angles.shape[-1]
-    return fake_like(x), x.new_empty((*rows, width, B.shape[-1])), x.new_empty((*rows, num_angles), dtype=accumulator_dtype(x.dtype))
+    return fake_like(x), x.new_empty((*rows, width, scan.B.shape[-1])), x.new_empty((*rows, num_angles), dtype=accumulator_dtype(x.dtype))
 
 
-join(
-    _mamba3,
-    _mamba3_backward,
+_mamba3, _ = operation(
+    "mamba3",
+    types_of(Scan),
+    Scan,
     outputs=("y", "states", "phases"),
-    gradients=(
-        *("x", "z", "B", "C", "dt", "A", "trapezoid", "angles"),
-        *("B_bias", "C_bias", "D", "dt_bias", "mimo_x", "mimo_z", "mimo_o"),
-    ),
+    saved=("states", "phases"),
+    gradients=GRADIENTS,
+    forward=reference.forward,
+    backward=_backward,
+    fake=_fake,
 )

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,13 +10,18 @@ from torch.nn.functional import softplus
 
 from megakernels._common import accumulator_dtype, row_blocks, span_sums, upcast
 
+GRADIENTS = (
+    *("x", "z", "B", "C", "dt", "A", "trapezoid", "angles"),
+    *("B_bias", "C_bias", "D", "dt_bias", "mimo_x", "mimo_z", "mimo_o"),
+)
+SHARED = GRADIENTS[GRADIENTS.index("angles") :]
+"""Those of them to which several heads or positions add: the angles, which all heads share, and the parameters."""
 SLOWEST_RATE = 1e-4
 """Lower bound of a. Source: `A_floor` of state-spaces/mamba."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scan:
-    """The operation's arguments, as `mamba3` documents them."""
+class Scan(NamedTuple):
+    """The arguments of the torch op, as `mamba3` documents them."""
 
     x: Tensor
     z: Tensor

@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
 from torch.nn.functional import softplus
 
-from megakernels._common import upcast
+from megakernels._common import piece, types_of, upcast
 from megakernels.ops.mamba3 import reference
-from megakernels.ops.mamba3.chunk import Scan
+from megakernels.ops.mamba3.chunk import GRADIENTS, SHARED, Scan
 
 __all__ = ["Settings", "mamba3_ahead", "mamba3_ahead_backward", "mamba3_piece", "mamba3_piece_backward"]
 
@@ -122,108 +121,27 @@ def mamba3_piece_backward(
     return grad_carried
 
 
-@custom_op("megakernels::mamba3_piece", mutates_args=("y", "states", "phases"))
-def _piece(
-    carried: Tensor,
-    x: Tensor,
-    z: Tensor,
-    B: Tensor,
-    C: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    trapezoid: Tensor,
-    angles: Tensor | None,
-    B_bias: Tensor,
-    C_bias: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
-    mimo_x: Tensor | None,
-    mimo_z: Tensor | None,
-    mimo_o: Tensor | None,
-    starts: Tensor | None,
-    ahead: Tensor,
-    chunk_size: int,
-    save_every: int,
-    heavy_tail: bool,
-    y: Tensor,
-    states: Tensor,
-    phases: Tensor,
-) -> Tensor:
-    tensors = (x, z, B, C, dt, A, trapezoid, angles, B_bias, C_bias, D, dt_bias, mimo_x, mimo_z, mimo_o, starts)
-    scan = Scan(*tensors, chunk_size, save_every, heavy_tail)
-    made, at_chunks, phase_at_chunks, *last = reference.forward_from(scan, *_parted(carried, x, B), ahead)
-    y.copy_(made)
-    states.copy_(at_chunks)
-    phases.copy_(phase_at_chunks)
-    return _joined(*last)
+def _bind(ahead: Tensor, **arguments: Any) -> tuple[Scan, Tensor]:
+    return Scan(**arguments), ahead
 
 
-SUMMED = ("grad_angles", "grad_B_bias", "grad_C_bias", "grad_D", "grad_dt_bias", "grad_mimo_x", "grad_mimo_z", "grad_mimo_o")
-WRITTEN = ("grad_x", "grad_z", "grad_B", "grad_C", "grad_dt", "grad_A", "grad_trapezoid")
+def _forward(carried: Tensor, given: tuple[Scan, Tensor]) -> tuple[Tensor, ...]:
+    scan, ahead = given
+    y, states, phases, *last = reference.forward_from(scan, *_parted(carried, scan), ahead)
+    return y, states, phases, _joined(*last)
 
 
-@custom_op("megakernels::mamba3_piece_backward", mutates_args=(*WRITTEN, *SUMMED, "grad_ahead"))
-def _piece_backward(
-    grad_last: Tensor,
-    grad_y: Tensor,
-    x: Tensor,
-    z: Tensor,
-    B: Tensor,
-    C: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    trapezoid: Tensor,
-    angles: Tensor | None,
-    B_bias: Tensor,
-    C_bias: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
-    mimo_x: Tensor | None,
-    mimo_z: Tensor | None,
-    mimo_o: Tensor | None,
-    starts: Tensor | None,
-    ahead: Tensor,
-    states: Tensor,
-    phases: Tensor,
-    chunk_size: int,
-    save_every: int,
-    heavy_tail: bool,
-    grad_x: Tensor,
-    grad_z: Tensor,
-    grad_B: Tensor,
-    grad_C: Tensor,
-    grad_dt: Tensor,
-    grad_A: Tensor,
-    grad_trapezoid: Tensor,
-    grad_angles: Tensor | None,
-    grad_B_bias: Tensor,
-    grad_C_bias: Tensor,
-    grad_D: Tensor,
-    grad_dt_bias: Tensor,
-    grad_mimo_x: Tensor | None,
-    grad_mimo_z: Tensor | None,
-    grad_mimo_o: Tensor | None,
-    grad_ahead: Tensor,
-) -> Tensor:
-    tensors = (x, z, B, C, dt, A, trapezoid, angles, B_bias, C_bias, D, dt_bias, mimo_x, mimo_z, mimo_o, starts)
-    scan = Scan(*tensors, chunk_size, save_every, heavy_tail)
-    found, grad_state, grad_phase, part_ahead = reference.backward_from(*_parted(grad_last, x, B), grad_y, scan, ahead, states, phases)
-    grad_ahead.copy_(part_ahead)
-    written = grad_x, grad_z, grad_B, grad_C, grad_dt, grad_A, grad_trapezoid
-    summed = grad_angles, grad_B_bias, grad_C_bias, grad_D, grad_dt_bias, grad_mimo_x, grad_mimo_z, grad_mimo_o
-    for index, (total, part) in enumerate(zip((*written, *summed), found, strict=True)):
-        if total is None or part is None:
-            continue
-        if index < len(written):
-            total.copy_(part)
-        else:
-            total.add_(part)
-    return _joined(grad_state, grad_phase)
+def _backward(
+    grad_last: Tensor, grad_y: Tensor, given: tuple[Scan, Tensor], states: Tensor, phases: Tensor
+) -> tuple[tuple[Tensor | None, ...], Tensor]:
+    scan, ahead = given
+    found, grad_state, grad_phase, grad_ahead = reference.backward_from(*_parted(grad_last, scan), grad_y, scan, ahead, states, phases)
+    return (*found, grad_ahead), _joined(grad_state, grad_phase)
 
 
-def _parted(carried: Tensor, x: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
+def _parted(carried: Tensor, scan: Scan) -> tuple[Tensor, Tensor]:
     """State [B, H, P, S] and phase [B, H, N]."""
-    width, state_dim = x.shape[3], B.shape[4]
+    width, state_dim = scan.x.shape[3], scan.B.shape[4]
     return torch.unflatten(carried[..., : width * state_dim], -1, (width, state_dim)), carried[..., width * state_dim :]
 
 
@@ -231,11 +149,21 @@ def _joined(state: Tensor, phase: Tensor) -> Tensor:
     return torch.cat([state.flatten(2), phase], -1)
 
 
-@_piece.register_fake
-def _(carried: Tensor, *_: Any) -> Tensor:
-    return carried.new_empty(carried.shape)
+def _arguments() -> dict[str, Any]:
+    """Those of the scan, with `ahead` behind its tensors."""
+    found: dict[str, Any] = {}
+    for name, kind in types_of(Scan).items():
+        found |= {name: kind, "ahead": Tensor} if name == "starts" else {name: kind}
+    return found
 
 
-@_piece_backward.register_fake
-def _(grad_last: Tensor, *_: Any) -> Tensor:
-    return grad_last.new_empty(grad_last.shape)
+_piece, _piece_backward = piece(
+    "mamba3",
+    _arguments(),
+    _bind,
+    made=("y", "states", "phases"),
+    gradients=(*GRADIENTS, "ahead"),
+    summed=SHARED,
+    forward=_forward,
+    backward=_backward,
+)

@@ -5,6 +5,8 @@ from running sums on the device. The grid holds the most tiles that there can be
 tokens is made, forward or backward.
 """
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -13,6 +15,7 @@ from torch import Tensor
 from megakernels._common.blocks import SMALLEST_DOT, block_of
 from megakernels._common.tiles import dot, narrow, on_device_of, unit_stride
 from megakernels.ops.activation.kernel import GELU, RELU2, SWIGLU, activated, slopes
+from megakernels.ops.moe.inputs import Experts, Made
 from megakernels.ops.moe.kernel_plan import Tiles, group_of, sum_slots, tiles_of
 from megakernels.ops.moe.sizes import PULL_COLS, product_options
 
@@ -239,10 +242,9 @@ def outer_kernel(  # type: ignore[no-untyped-def]
     tl.store(out + place, narrow(total, out.dtype.element_ty), mask=(across < num_across)[:, None] & (col < num_cols)[None, :])
 
 
-def forward(
-    x: Tensor, weights: Tensor, rows: Tensor, counts: Tensor, gate: Tensor | None, up: Tensor, down: Tensor, activation: str
-) -> tuple[Tensor, Tensor | None, Tensor]:
+def routed_experts_forward(given: Experts) -> Made:
     """Same contract as `reference.routed_experts_forward`, for fp32, bf16 and fp16."""
+    x, weights, rows, counts, gate, up, down, activation = given
     x, weights, up, down = unit_stride(x), weights.contiguous(), up.contiguous(), down.contiguous()
     (num_pairs,), (num_experts, width, num_hidden), top_k = rows.shape, up.shape, weights.shape[1]
     tiles = tiles_of(counts, num_pairs, x.element_size())
@@ -280,21 +282,11 @@ def forward(
     return out if top_k == 1 else sum_slots(out, top_k), gate_out, up_out
 
 
-def backward(
-    grad_y: Tensor,
-    x: Tensor,
-    weights: Tensor,
-    rows: Tensor,
-    counts: Tensor,
-    gate: Tensor | None,
-    up: Tensor,
-    down: Tensor,
-    gate_out: Tensor | None,
-    up_out: Tensor,
-    activation: str,
-    needs: tuple[bool, ...],
+def routed_experts_backward(
+    grad_y: Tensor, given: Experts, gate_out: Tensor | None, up_out: Tensor, needs: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
     """Same contract as `reference.routed_experts_backward`."""
+    x, weights, rows, counts, gate, up, down, activation = given
     grad_y, x, weights, up, down = unit_stride(grad_y), unit_stride(x), weights.contiguous(), up.contiguous(), down.contiguous()
     (num_pairs, width), (num_experts, _, num_hidden), top_k = up_out.shape, up.shape, weights.shape[1]
     tiles = tiles_of(counts, num_pairs, x.element_size())

@@ -15,6 +15,7 @@ from torch import Tensor
 from megakernels._common import upcast
 from megakernels.ops.activation import reference as activations
 from megakernels.ops.moe.grouped import RowGroups
+from megakernels.ops.moe.inputs import Experts, Made
 
 
 def route_forward(x: Tensor, weight: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -136,10 +137,9 @@ def sum_rows(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
     return total.to(x.dtype)
 
 
-def experts_forward(
-    x: Tensor, weights: Tensor, rows: Tensor, counts: Tensor, gate: Tensor | None, up: Tensor, down: Tensor, activation: str
-) -> tuple[Tensor, Tensor | None, Tensor]:
+def experts_forward(given: Experts) -> Made:
     """Returns y [M, h], gate_out [M, F] (None without gate) and up_out [M, F], all in x's dtype."""
+    x, weights, rows, counts, gate, up, down, activation = given
     groups, rows_of_x = RowGroups(counts), x.contiguous()
     gate_out = None if gate is None else groups.times(rows_of_x, gate.mT)
     up_out = groups.times(rows_of_x, up.mT)
@@ -148,24 +148,14 @@ def experts_forward(
 
 
 def experts_backward(
-    grad_y: Tensor,
-    x: Tensor,
-    weights: Tensor,
-    rows: Tensor,
-    counts: Tensor,
-    gate: Tensor | None,
-    up: Tensor,
-    down: Tensor,
-    gate_out: Tensor | None,
-    up_out: Tensor,
-    activation: str,
-    needs: Sequence[bool],
+    grad_y: Tensor, given: Experts, gate_out: Tensor | None, up_out: Tensor, needs: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
     """Returns the gradients of x, weights, gate, up and down, None where not needed.
 
     A row's output is w · (hidden @ downᵀ), so with g = ∂L/∂y @ down: ∂L/∂w = g · hidden and ∂L/∂hidden = w · g. The unweighted output is
     not kept.
     """
+    x, weights, rows, counts, gate, up, down, activation = given
     groups, grad_y, rows_of_x = RowGroups(counts), grad_y.contiguous(), x.contiguous()
     row_weights = _row_weights(weights, rows)
     hidden = _activate(gate_out, up_out, activation)
@@ -189,33 +179,20 @@ def experts_backward(
     return grad_x, grad_weights, grad_gate, grad_up, grad_down
 
 
-def routed_experts_forward(
-    x: Tensor, weights: Tensor, rows: Tensor, counts: Tensor, gate: Tensor | None, up: Tensor, down: Tensor, activation: str
-) -> tuple[Tensor, Tensor | None, Tensor]:
+def routed_experts_forward(given: Experts) -> Made:
     """Returns y [N, h], gate_out [N·k, F] (None without gate) and up_out [N·k, F]."""
-    top_k = weights.shape[1]
-    y, gate_out, up_out = experts_forward(gather_rows(x, rows, top_k), weights, rows, counts, gate, up, down, activation)
+    rows, top_k = given.rows, given.weights.shape[1]
+    y, gate_out, up_out = experts_forward(given._replace(x=gather_rows(given.x, rows, top_k)))
     return sum_rows(y, rows, top_k), gate_out, up_out
 
 
 def routed_experts_backward(
-    grad_y: Tensor,
-    x: Tensor,
-    weights: Tensor,
-    rows: Tensor,
-    counts: Tensor,
-    gate: Tensor | None,
-    up: Tensor,
-    down: Tensor,
-    gate_out: Tensor | None,
-    up_out: Tensor,
-    activation: str,
-    needs: Sequence[bool],
+    grad_y: Tensor, given: Experts, gate_out: Tensor | None, up_out: Tensor, needs: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
     """Returns the gradients of x, weights, gate, up and down, None where not needed. Tokens are gathered again, not kept."""
-    top_k = weights.shape[1]
-    grad_rows, rows_of_x = gather_rows(grad_y, rows, top_k), gather_rows(x, rows, top_k)
-    grad_x, *others = experts_backward(grad_rows, rows_of_x, weights, rows, counts, gate, up, down, gate_out, up_out, activation, needs)
+    rows, top_k = given.rows, given.weights.shape[1]
+    grad_rows, rows_of_x = gather_rows(grad_y, rows, top_k), gather_rows(given.x, rows, top_k)
+    grad_x, *others = experts_backward(grad_rows, given._replace(x=rows_of_x), gate_out, up_out, needs)
     return None if grad_x is None else sum_rows(grad_x, rows, top_k), *others
 
 

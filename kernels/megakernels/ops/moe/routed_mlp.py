@@ -1,16 +1,13 @@
-"""Tokens through their experts and back, in one operation that keeps the tokens and no copy of them for each expert.
+"""Tokens through their experts and back, in one operation that keeps the tokens and no copy of them for each expert."""
 
-Two registrations, with and without a gate, so that each saves exactly what it has.
-"""
-
-from typing import Any
+from collections.abc import Sequence
+from types import ModuleType
 
 from torch import Tensor
-from torch.library import custom_op
 
-from megakernels._common import chooses_triton, fake_like, join, only_needed, require, runs_triton, state_scratch
+from megakernels._common import chooses_triton, require, runs_triton
 from megakernels.ops.moe import reference
-from megakernels.ops.moe.grouped_mlp import GATED, require_experts
+from megakernels.ops.moe.inputs import Experts, Made, experts_operation, require_experts
 from megakernels.ops.moe.sizes import backward_scratch_bytes, forward_scratch_bytes
 
 
@@ -39,128 +36,35 @@ def routed_experts(
     """
     fits = x.dim() == 2 and weights.dim() == 2 and weights.shape[0] == x.shape[0] and rows.shape == (weights.numel(),)
     require(fits, "routed_experts", "x must be [N,h], weights [N,k], rows [N·k]", x=x.shape, weights=weights.shape, rows=rows.shape)
-    require_experts("routed_experts", x, counts, gate, up, down, activation)
-    y: Tensor
-    if gate is None:
-        y = _routed_experts(x, weights, rows, counts, up, down, activation)[0]
-    else:
-        y = _routed_experts_gated(x, weights, rows, counts, gate, up, down)[0]
-    return y
+    given = Experts(x, weights, rows, counts, gate, up, down, activation)
+    require_experts("routed_experts", given)
+    return _run(given)
 
 
-def _forward(
-    x: Tensor, weights: Tensor, rows: Tensor, counts: Tensor, gate: Tensor | None, up: Tensor, down: Tensor, activation: str
-) -> tuple[Tensor, Tensor | None, Tensor]:
+def _chosen(x: Tensor) -> ModuleType:
     if runs_triton(x):
         from megakernels.ops.moe import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
 
-        return kernel.forward(x, weights, rows, counts, gate, up, down, activation)
-    return reference.routed_experts_forward(x, weights, rows, counts, gate, up, down, activation)
+        return kernel
+    return reference
 
 
-def _backward(*arguments: Any) -> list[Tensor]:
-    grad_y = arguments[0]
-    if runs_triton(grad_y):
-        from megakernels.ops.moe import kernel  # noqa: PLC0415
-
-        return only_needed(kernel.backward(*arguments))
-    return only_needed(reference.routed_experts_backward(*arguments))
+def _forward(given: Experts) -> Made:
+    made: Made = _chosen(given.x).routed_experts_forward(given)
+    return made
 
 
-@custom_op("megakernels::routed_experts", mutates_args=())
-def _routed_experts(
-    x: Tensor, weights: Tensor, rows: Tensor, counts: Tensor, up: Tensor, down: Tensor, activation: str
-) -> tuple[Tensor, Tensor]:
-    y, _, up_out = _forward(x, weights, rows, counts, None, up, down, activation)
-    return y, up_out
+def _backward(grad_y: Tensor, given: Experts, gate_out: Tensor | None, up_out: Tensor, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    found: tuple[Tensor | None, ...] = _chosen(grad_y).routed_experts_backward(grad_y, given, gate_out, up_out, needs)
+    return found
 
 
-@custom_op("megakernels::routed_experts_backward", mutates_args=())
-def _routed_experts_backward(
-    grad_y: Tensor,
-    x: Tensor,
-    weights: Tensor,
-    rows: Tensor,
-    counts: Tensor,
-    up: Tensor,
-    down: Tensor,
-    up_out: Tensor,
-    activation: str,
-    needs: list[bool],
-) -> list[Tensor]:
-    wanted = (*needs[:2], False, *needs[2:])
-    return _backward(grad_y, x, weights, rows, counts, None, up, down, None, up_out, activation, wanted)
+def _forward_scratch(given: Experts) -> int:
+    return forward_scratch_bytes(given) if chooses_triton(given.x) else 0
 
 
-@_routed_experts.register_fake
-def _(x: Tensor, _weights: Tensor, rows: Tensor, _counts: Tensor, up: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return fake_like(x), x.new_empty((rows.shape[0], up.shape[1]))
+def _backward_scratch(given: Experts, needs: Sequence[bool]) -> int:
+    return backward_scratch_bytes(given, needs) if chooses_triton(given.x) else 0
 
 
-join(_routed_experts, _routed_experts_backward, outputs=("y", "up_out"), gradients=("x", "weights", "up", "down"))
-
-
-@custom_op("megakernels::routed_experts_gated", mutates_args=())
-def _routed_experts_gated(
-    x: Tensor, weights: Tensor, rows: Tensor, counts: Tensor, gate: Tensor, up: Tensor, down: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    y, gate_out, up_out = _forward(x, weights, rows, counts, gate, up, down, GATED)
-    assert gate_out is not None
-    return y, gate_out, up_out
-
-
-@custom_op("megakernels::routed_experts_gated_backward", mutates_args=())
-def _routed_experts_gated_backward(
-    grad_y: Tensor,
-    x: Tensor,
-    weights: Tensor,
-    rows: Tensor,
-    counts: Tensor,
-    gate: Tensor,
-    up: Tensor,
-    down: Tensor,
-    gate_out: Tensor,
-    up_out: Tensor,
-    needs: list[bool],
-) -> list[Tensor]:
-    return _backward(grad_y, x, weights, rows, counts, gate, up, down, gate_out, up_out, GATED, needs)
-
-
-@_routed_experts_gated.register_fake
-def _(x: Tensor, _weights: Tensor, rows: Tensor, _counts: Tensor, _gate: Tensor, up: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    outer = (rows.shape[0], up.shape[1])
-    return fake_like(x), x.new_empty(outer), x.new_empty(outer)
-
-
-join(
-    _routed_experts_gated,
-    _routed_experts_gated_backward,
-    outputs=("y", "gate_out", "up_out"),
-    gradients=("x", "weights", "gate", "up", "down"),
-)
-
-
-def _of_forward(x: Tensor, weights: Tensor, rows: Tensor, _counts: Tensor, up: Tensor, *_: Any) -> int:
-    return forward_scratch_bytes(x, weights, rows, up) if chooses_triton(x) else 0
-
-
-def _of_gated_forward(x: Tensor, weights: Tensor, rows: Tensor, counts: Tensor, _gate: Tensor, up: Tensor, *_: Any) -> int:
-    return _of_forward(x, weights, rows, counts, up)
-
-
-def _of_backward(_grad_y: Tensor, x: Tensor, weights: Tensor, rows: Tensor, _counts: Tensor, up: Tensor, *others: Any) -> int:
-    needs = others[-1]
-    wanted = *needs[:2], False, *needs[2:]
-    return backward_scratch_bytes(x, weights, rows, up, wanted, gated=False) if chooses_triton(x) else 0
-
-
-def _of_gated_backward(
-    _grad_y: Tensor, x: Tensor, weights: Tensor, rows: Tensor, _counts: Tensor, _gate: Tensor, up: Tensor, *others: Any
-) -> int:
-    return backward_scratch_bytes(x, weights, rows, up, others[-1], gated=True) if chooses_triton(x) else 0
-
-
-state_scratch(_routed_experts, _of_forward)
-state_scratch(_routed_experts_gated, _of_gated_forward)
-state_scratch(_routed_experts_backward, _of_backward)
-state_scratch(_routed_experts_gated_backward, _of_gated_backward)
+_run = experts_operation("routed_experts", _forward, _backward, _forward_scratch, _backward_scratch)

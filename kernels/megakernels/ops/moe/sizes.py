@@ -6,9 +6,8 @@ and so has what is summed over a token's slots; `kernel` frees each after its la
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from megakernels._common.blocks import SMALLEST_DOT, block_of
+from megakernels.ops.moe.inputs import Experts
 
 PULL_COLS = 64
 """Columns of a bf16 tile of the backward's first product, whose results have most to do in registers."""
@@ -29,16 +28,18 @@ def product_options(num_cols: int, element_bytes: int, largest: int = 128) -> di
     }
 
 
-def forward_scratch_bytes(x: Tensor, weights: Tensor, rows: Tensor, up: Tensor) -> int:
+def forward_scratch_bytes(given: Experts) -> int:
     """Inside `kernel.forward`: the activated rows; with several slots a token also their products, until they are summed."""
+    x, weights, rows, up = given.x, given.weights, given.rows, given.up
     num_experts, width, num_hidden = up.shape
     size, num_pairs = x.element_size(), rows.shape[0]
     hidden, products, y = (count * size for count in (num_pairs * width, num_pairs * num_hidden, weights.shape[0] * num_hidden))
     return _tile_bytes(num_experts) + (hidden if weights.shape[1] == 1 else max(hidden + products - y, products))
 
 
-def backward_scratch_bytes(x: Tensor, weights: Tensor, rows: Tensor, up: Tensor, needs: Sequence[bool], *, gated: bool) -> int:
+def backward_scratch_bytes(given: Experts, needs: Sequence[bool]) -> int:
     """Inside `kernel.backward`, likewise; `needs` are those of x, weights, gate, up and down."""
+    x, weights, rows, up, gated = given.x, given.weights, given.rows, given.up, given.gate is not None
     num_experts, width, num_hidden = up.shape
     size, num_pairs, num_slots = x.element_size(), rows.shape[0], weights.shape[1]
     inner, matrix = num_pairs * width * size, up.numel() * size

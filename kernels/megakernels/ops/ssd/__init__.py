@@ -1,13 +1,12 @@
 """Mamba-2's state-space scan. Saved: the inputs, starts and the state at each chunk's start."""
 
 import math
-from typing import Any
 
 from torch import Tensor
-from torch.library import custom_op
 
-from megakernels._common import dropped_bytes, fake_like, join, only_needed, require, require_starts, state_scratch
-from megakernels.ops.ssd.choice import chooses_kernel, chosen
+from megakernels._common import dropped_bytes, fake_like, operation, require, require_starts, types_of
+from megakernels.ops.ssd.choice import backward, chooses_kernel, forward
+from megakernels.ops.ssd.inputs import GRADIENTS, Scan
 from megakernels.ops.ssd.sizes import backward_inside, forward_inside
 
 __all__ = ["ssd"]
@@ -62,70 +61,36 @@ def ssd(
     return y
 
 
-@custom_op("megakernels::ssd", mutates_args=())
-def _ssd(
-    x: Tensor,
-    dt: Tensor,
-    A_log: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
-    starts: Tensor | None,
-    chunk_size: int,
-    dt_min: float,
-    dt_max: float,
-) -> tuple[Tensor, Tensor]:
-    y, states, _ = chosen(x, B, C).forward(None, x, dt, A_log, B, C, D, dt_bias, starts, chunk_size, dt_min, dt_max)
-    return y, states
+def _fake(scan: Scan) -> tuple[Tensor, Tensor]:
+    batch, num_positions, num_heads, width = scan.x.shape
+    num_chunks = -(-num_positions // scan.chunk_size)
+    return fake_like(scan.x), scan.x.new_empty((batch, num_chunks, num_heads, width, scan.B.shape[-1]))
 
 
-@custom_op("megakernels::ssd_backward", mutates_args=())
-def _ssd_backward(
-    grad_y: Tensor,
-    x: Tensor,
-    dt: Tensor,
-    A_log: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
-    starts: Tensor | None,
-    states: Tensor,
-    chunk_size: int,
-    dt_min: float,
-    dt_max: float,
-    needs: list[bool],
-) -> list[Tensor]:
-    found, _ = chosen(x, B, C).backward(None, grad_y, x, dt, A_log, B, C, D, dt_bias, starts, states, chunk_size, dt_min, dt_max)
-    return only_needed(gradient if need else None for gradient, need in zip(found, needs, strict=True))
-
-
-@_ssd.register_fake
-def _(x: Tensor, _dt: Tensor, _A_log: Tensor, B: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    batch, num_positions, num_heads, width = x.shape
-    num_chunks = -(-num_positions // rest[-3])
-    return fake_like(x), x.new_empty((batch, num_chunks, num_heads, width, B.shape[-1]))
-
-
-join(_ssd, _ssd_backward, outputs=("y", "states"), gradients=("x", "dt", "A_log", "B", "C", "D", "dt_bias"))
-
-
-def _of_forward(*operands: Any) -> int:
-    *inputs, starts, chunk_size, _, _ = operands
-    if not chooses_kernel(inputs[0], inputs[3], inputs[4]):
+def _forward_scratch(scan: Scan) -> int:
+    if not chooses_kernel(scan):
         return 0
-    inside = forward_inside(None, inputs, starts, chunk_size)
+    inside = forward_inside(None, scan)
     return inside.last + inside.scratch
 
 
-def _of_backward(grad_y: Tensor, *operands: Any) -> int:
-    *inputs, starts, states, chunk_size, _, _, needs = operands
-    if not chooses_kernel(inputs[0], inputs[3], inputs[4]):
+def _backward_scratch(grad_y: Tensor, scan: Scan, states: Tensor, needs: list[bool]) -> int:
+    if not chooses_kernel(scan):
         return 0
-    inside = backward_inside(None, grad_y, inputs, starts, states, chunk_size)
-    return dropped_bytes(inputs, needs) + inside.last + inside.scratch
+    inside = backward_inside(None, grad_y, scan, states)
+    return dropped_bytes((getattr(scan, name) for name in GRADIENTS), needs) + inside.last + inside.scratch
 
 
-state_scratch(_ssd, _of_forward)
-state_scratch(_ssd_backward, _of_backward)
+_ssd, _ssd_backward = operation(
+    "ssd",
+    types_of(Scan),
+    Scan,
+    outputs=("y", "states"),
+    saved=("states",),
+    gradients=GRADIENTS,
+    forward=lambda scan: forward(None, scan)[:2],
+    backward=lambda grad_y, scan, states, _needs: backward(None, grad_y, scan, states)[0],
+    fake=_fake,
+    forward_scratch=_forward_scratch,
+    backward_scratch=_backward_scratch,
+)

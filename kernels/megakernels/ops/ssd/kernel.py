@@ -20,6 +20,7 @@ import triton
 from torch import Tensor
 
 from megakernels._common.tiles import on_device_of, unit_stride
+from megakernels.ops.ssd.inputs import Scan
 from megakernels.ops.ssd.kernel_backward import ssd_backward_kernel, ssd_state_gradient_kernel
 from megakernels.ops.ssd.kernel_forward import ssd_forward_kernel
 from megakernels.ops.ssd.kernel_groups import ssd_group_kernel, ssd_sums_kernel
@@ -29,21 +30,9 @@ WARPS = {"forward": 8, "state_gradient": 8, "backward": 8, "sums": 4, "group": 8
 """Of each kernel, whatever the shape."""
 
 
-def forward(
-    state: Tensor | None,
-    x: Tensor,
-    dt: Tensor,
-    A_log: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
-    starts: Tensor | None,
-    chunk_size: int,
-    dt_min: float,
-    dt_max: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def forward(state: Tensor | None, scan: Scan) -> tuple[Tensor, Tensor, Tensor]:
     """Same contract as `reference.forward`, for fp32, bf16 and fp16."""
+    x, dt, A_log, B, C, D, dt_bias, starts, chunk_size, dt_min, dt_max = scan
     batch, num_positions, num_heads, width = x.shape
     state_width = B.shape[3]
     num_chunks = triton.cdiv(num_positions, chunk_size)
@@ -88,23 +77,9 @@ def forward(
     return y, states, last
 
 
-def backward(
-    grad_state: Tensor | None,
-    grad_y: Tensor,
-    x: Tensor,
-    dt: Tensor,
-    A_log: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
-    starts: Tensor | None,
-    states: Tensor,
-    chunk_size: int,
-    dt_min: float,
-    dt_max: float,
-) -> tuple[tuple[Tensor, ...], Tensor]:
+def backward(grad_state: Tensor | None, grad_y: Tensor, scan: Scan, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
     """Same contract as `reference.backward`."""
+    x, dt, A_log, B, C, D, dt_bias, starts, chunk_size, dt_min, dt_max = scan
     batch, num_positions, num_heads, width = x.shape
     num_chunks, num_groups, state_width = states.shape[1], B.shape[2], B.shape[3]
     x, B, C, grad_y = unit_stride(x), unit_stride(B), unit_stride(C), unit_stride(grad_y.to(x.dtype))

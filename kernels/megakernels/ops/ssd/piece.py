@@ -6,13 +6,12 @@ of tensors that the caller has made, so that heads can follow one another.
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
-from torch.library import custom_op
 
-from megakernels._common import state_scratch
-from megakernels.ops.ssd.choice import chooses_kernel, chosen
+from megakernels._common import piece, types_of
+from megakernels.ops.ssd.choice import backward, chooses_kernel, forward
+from megakernels.ops.ssd.inputs import GRADIENTS, PARAMETERS, Scan
 from megakernels.ops.ssd.sizes import backward_inside, forward_inside
 
 __all__ = ["ssd_piece", "ssd_piece_backward"]
@@ -71,94 +70,29 @@ def ssd_piece_backward(
     return grad_state
 
 
-@custom_op("megakernels::ssd_piece", mutates_args=("y", "states"))
-def _piece(
-    state: Tensor,
-    x: Tensor,
-    dt: Tensor,
-    A_log: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
-    starts: Tensor | None,
-    chunk_size: int,
-    dt_min: float,
-    dt_max: float,
-    y: Tensor,
-    states: Tensor,
-) -> Tensor:
-    made, at_chunks, last = chosen(x, B, C).forward(state, x, dt, A_log, B, C, D, dt_bias, starts, chunk_size, dt_min, dt_max)
-    y.copy_(made)
-    states.copy_(at_chunks)
-    after: Tensor = last.contiguous()
-    return after
-
-
-GRADIENTS = ("grad_x", "grad_dt", "grad_A_log", "grad_B", "grad_C", "grad_D", "grad_dt_bias")
-
-
-@custom_op("megakernels::ssd_piece_backward", mutates_args=GRADIENTS)
-def _piece_backward(
-    grad_last: Tensor,
-    grad_y: Tensor,
-    x: Tensor,
-    dt: Tensor,
-    A_log: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
-    starts: Tensor | None,
-    states: Tensor,
-    chunk_size: int,
-    dt_min: float,
-    dt_max: float,
-    grad_x: Tensor,
-    grad_dt: Tensor,
-    grad_A_log: Tensor,
-    grad_B: Tensor,
-    grad_C: Tensor,
-    grad_D: Tensor,
-    grad_dt_bias: Tensor,
-) -> Tensor:
-    given = (x, dt, A_log, B, C, D, dt_bias, starts, states, chunk_size, dt_min, dt_max)
-    found, grad_state = chosen(x, B, C).backward(grad_last, grad_y, *given)
-    totals = grad_x, grad_dt, grad_A_log, grad_B, grad_C, grad_D, grad_dt_bias
-    for total, part in zip(totals, found, strict=True):
-        if part.dim() == 1:
-            total.add_(part)
-        else:
-            total.copy_(part)
-    before: Tensor = grad_state.contiguous()
-    return before
-
-
-@_piece.register_fake
-def _(state: Tensor, *_: Any) -> Tensor:
-    return state.new_empty(state.shape)
-
-
-@_piece_backward.register_fake
-def _(grad_last: Tensor, *_: Any) -> Tensor:
-    return grad_last.new_empty(grad_last.shape)
-
-
-def _of_piece(state: Tensor, *operands: Any) -> int:
-    *inputs, starts, chunk_size, _, _, _, _ = operands
-    if not chooses_kernel(inputs[0], inputs[3], inputs[4]):
+def _forward_scratch(state: Tensor, scan: Scan) -> int:
+    if not chooses_kernel(scan):
         return 0
-    inside = forward_inside(state, inputs, starts, chunk_size)
+    inside = forward_inside(state, scan)
     return inside.results + inside.scratch  # copied to where the caller wants them
 
 
-def _of_piece_backward(grad_last: Tensor, grad_y: Tensor, *operands: Any) -> int:
-    *inputs, starts, states, chunk_size, _, _ = operands[: -len(GRADIENTS)]
-    if not chooses_kernel(inputs[0], inputs[3], inputs[4]):
+def _backward_scratch(grad_last: Tensor, grad_y: Tensor, scan: Scan, states: Tensor) -> int:
+    if not chooses_kernel(scan):
         return 0
-    inside = backward_inside(grad_last, grad_y, inputs, starts, states, chunk_size)
+    inside = backward_inside(grad_last, grad_y, scan, states)
     return inside.results + inside.scratch
 
 
-state_scratch(_piece, _of_piece)
-state_scratch(_piece_backward, _of_piece_backward)
+_piece, _piece_backward = piece(
+    "ssd",
+    types_of(Scan),
+    Scan,
+    made=("y", "states"),
+    gradients=GRADIENTS,
+    summed=PARAMETERS,
+    forward=forward,
+    backward=backward,
+    forward_scratch=_forward_scratch,
+    backward_scratch=_backward_scratch,
+)

@@ -26,27 +26,16 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from megakernels._common import accumulator_dtype, row_blocks, span_sums, upcast
+from megakernels.ops.ssd.inputs import Scan
 
 
-def forward(
-    state: Tensor | None,
-    x: Tensor,
-    dt: Tensor,
-    A_log: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
-    starts: Tensor | None,
-    chunk_size: int,
-    dt_min: float,
-    dt_max: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def forward(state: Tensor | None, scan: Scan) -> tuple[Tensor, Tensor, Tensor]:
     """From a state [B, H, P, S] in the accumulation dtype; None is zero.
 
     Returns:
         y [B, T, H, P] and the state at each chunk's start [B, ceil(T / chunk_size), H, P, S], both in x's dtype, and the last state.
     """
+    x, B, D, chunk_size = scan.x, scan.B, scan.D, scan.chunk_size
     batch, num_positions, num_heads, width = x.shape
     chunks = list(row_blocks(num_positions, 1, chunk_size))
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -55,30 +44,16 @@ def forward(
         state = torch.zeros(batch, num_heads, width, B.shape[-1], dtype=accumulator_dtype(x.dtype), device=x.device)
     for index, positions in enumerate(chunks):
         states[:, index] = state
-        chunk = _chunk(x, dt, A_log, B, C, dt_bias, starts, positions, dt_min, dt_max)
+        chunk = _chunk(scan, positions)
         inside = chunk.mixing @ chunk.u + chunk.from_start * _read(state, chunk.C)
         y[:, positions] = (inside + upcast(D).view(-1, 1, 1) * chunk.x).transpose(1, 2)
         state = chunk.across * state + _write(chunk.to_end * chunk.u, chunk.B)
     return y, states, state
 
 
-def backward(
-    grad_state: Tensor | None,
-    grad_y: Tensor,
-    x: Tensor,
-    dt: Tensor,
-    A_log: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
-    starts: Tensor | None,
-    states: Tensor,
-    chunk_size: int,
-    dt_min: float,
-    dt_max: float,
-) -> tuple[tuple[Tensor, ...], Tensor]:
+def backward(grad_state: Tensor | None, grad_y: Tensor, scan: Scan, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
     """From the gradients of the last state (None is zero) and of y: those of x to dt_bias in order, and of the first state."""
+    x, dt, A_log, B, C, D, dt_bias, _, chunk_size, _, _ = scan
     grad_x, grad_dt, grad_B, grad_C = (torch.empty(like.shape, dtype=like.dtype, device=like.device) for like in (x, dt, B, C))
     dtype = accumulator_dtype(x.dtype)
     grad_A_log, grad_D, grad_dt_bias = (torch.zeros(x.shape[2], dtype=dtype, device=x.device) for _ in range(3))
@@ -86,7 +61,7 @@ def backward(
         grad_state = torch.zeros(x.shape[0], *states.shape[2:], dtype=dtype, device=x.device)
     skip = upcast(D).view(-1, 1, 1)
     for index, positions in reversed(list(enumerate(row_blocks(x.shape[1], 1, chunk_size)))):
-        chunk = _chunk(x, dt, A_log, B, C, dt_bias, starts, positions, dt_min, dt_max)
+        chunk = _chunk(scan, positions)
         grad = upcast(grad_y[:, positions]).transpose(1, 2)
         grads = _chunk_backward(chunk, grad, upcast(states[:, index]), grad_state)
         grad_step = (grads.u * chunk.x).sum(-1, keepdim=True) + chunk.rate * grads.log_decay
@@ -138,18 +113,8 @@ class _ChunkGradients:
     state: Tensor  # [B, H, P, S], of the state at the chunk's start
 
 
-def _chunk(
-    x: Tensor,
-    dt: Tensor,
-    A_log: Tensor,
-    B: Tensor,
-    C: Tensor,
-    dt_bias: Tensor,
-    starts: Tensor | None,
-    positions: slice,
-    dt_min: float,
-    dt_max: float,
-) -> _Chunk:
+def _chunk(scan: Scan, positions: slice) -> _Chunk:
+    x, dt, A_log, B, C, _, dt_bias, starts, _, dt_min, dt_max = scan
     wide_x, wide_B, wide_C = (upcast(tensor[:, positions]).transpose(1, 2) for tensor in (x, B, C))
     raw_step = (upcast(dt[:, positions]) + upcast(dt_bias)).transpose(1, 2).unsqueeze(-1)
     unbounded = softplus(raw_step)

@@ -1,12 +1,11 @@
 """What the scan's kernels take, their tiles, and the bytes they hold inside themselves; needs no triton."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from megakernels._common.blocks import SMALLEST_DOT, block_of
 from megakernels._common.scratch import SUMS_BYTES, Inside, copies_bytes, narrowed_bytes
+from megakernels.ops.ssd.inputs import Scan
 
 LARGEST_WIDTH = {torch.bfloat16: 128, torch.float16: 128, torch.float32: 32}
 """Of a head and of a state: wider ones stay with the reference. An fp32 product holds each operand as two TF32 numbers."""
@@ -16,8 +15,9 @@ LARGEST_BLOCK = 64
 """Columns of a head at a time."""
 
 
-def accepts(x: Tensor, B: Tensor, C: Tensor) -> bool:
+def accepts(scan: Scan) -> bool:
     """Whether the kernels take these sizes and dtypes: products need one dtype."""
+    x, B, C = scan.x, scan.B, scan.C
     return x.dtype == B.dtype == C.dtype and max(x.shape[3], B.shape[3]) <= LARGEST_WIDTH[x.dtype]
 
 
@@ -27,9 +27,9 @@ def tile_sides(chunk_size: int, head_width: int, state_width: int, dtype: torch.
     return {"Q": positions, "P": min(LARGEST_BLOCK, block_of(head_width, SMALLEST_DOT)), "S": block_of(state_width, SMALLEST_DOT)}
 
 
-def forward_inside(state: Tensor | None, inputs: Sequence[Tensor], starts: Tensor | None, chunk_size: int) -> Inside:
+def forward_inside(state: Tensor | None, scan: Scan) -> Inside:
     """Of `kernel.forward` with the same operands."""
-    x, _, A_log, B, C, D, dt_bias = inputs
+    x, _, A_log, B, C, D, dt_bias, starts, chunk_size, _, _ = scan
     batch, num_positions, num_heads, width = x.shape
     last = batch * num_heads * width * B.shape[3]
     states = batch * -(-num_positions // chunk_size) * num_heads * width * B.shape[3] * x.element_size()
@@ -37,25 +37,18 @@ def forward_inside(state: Tensor | None, inputs: Sequence[Tensor], starts: Tenso
     return Inside(x.nbytes + states, SUMS_BYTES * last, copies_bytes(dense if last else (), rows=(x, B, C)))
 
 
-def backward_inside(
-    grad_state: Tensor | None,
-    grad_y: Tensor,
-    inputs: Sequence[Tensor],
-    starts: Tensor | None,
-    states: Tensor,
-    chunk_size: int,
-) -> Inside:
+def backward_inside(grad_state: Tensor | None, grad_y: Tensor, scan: Scan, states: Tensor) -> Inside:
     """Of `kernel.backward` with the same operands.
 
     After the gradients of the states come those of x and dt and of the parameters, in parts that are summed, and then those of B and C,
     beside steps and running sums. One of these moments is the highest.
     """
-    x, dt, A_log, B, C, D, dt_bias = inputs
+    x, dt, A_log, B, C, D, dt_bias, starts, chunk_size, _, _ = scan
     batch, num_positions, num_heads, width = x.shape
     sides = tile_sides(chunk_size, width, B.shape[3], x.dtype)
     num_blocks = -(-width // sides["P"])
     num_tiles = states.shape[1] * -(-min(chunk_size, num_positions) // sides["Q"])
-    results, later = sum(each.nbytes for each in inputs), B.nbytes + C.nbytes
+    results, later = sum(each.nbytes for each in (x, dt, A_log, B, C, D, dt_bias)), B.nbytes + C.nbytes
     per_step = SUMS_BYTES * dt.numel()
     shares = SUMS_BYTES * 3 * num_blocks * batch * num_tiles * num_heads
     moments = (
