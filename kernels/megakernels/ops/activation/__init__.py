@@ -19,6 +19,9 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     Returns:
         The same shape, contiguous, in gate's dtype.
 
+    Triton:
+        One kernel forward, one backward.
+
     Raises:
         ValueError: the shapes differ.
 
@@ -30,13 +33,25 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def relu2(x: Tensor) -> Tensor:
-    """max(x, 0)², same shape and dtype, contiguous. Source: arXiv:2109.08668, section 4."""
+    """max(x, 0)², same shape and dtype, contiguous.
+
+    Triton:
+        One kernel forward, one backward.
+
+    Source: arXiv:2109.08668, section 4.
+    """
     y: Tensor = _relu2(x)
     return y
 
 
 def gelu(x: Tensor) -> Tensor:
-    """GELU in its tanh form, same shape and dtype, contiguous. Source: arXiv:1606.08415, section 2."""
+    """GELU in its tanh form, same shape and dtype, contiguous.
+
+    Triton:
+        One kernel forward, one backward.
+
+    Source: arXiv:1606.08415, section 2.
+    """
     y: Tensor = _gelu(x)
     return y
 

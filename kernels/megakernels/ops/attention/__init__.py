@@ -24,6 +24,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None 
     Returns:
         [B, T, Hq, Dv], contiguous, in q's dtype.
 
+    Saves:
+        out: what is returned.
+        lse: fp32 [B, Hq, T].
+
     Raises:
         ValueError: shapes do not fit, or window < 1.
 

@@ -33,6 +33,9 @@ def causal_conv1d(
     Returns:
         [B, T, C], contiguous, in x's dtype.
 
+    Triton:
+        One kernel forward, one backward. The backward walks the positions. More than four taps stay with plain torch.
+
     Raises:
         ValueError: shapes do not fit.
 

@@ -23,6 +23,12 @@ def cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int = -100) -> T
     Returns:
         fp32 scalar (fp64 for fp64 logits).
 
+    Saves:
+        lse: fp32 [N].
+
+    Triton:
+        One kernel forward, one backward.
+
     Raises:
         ValueError: shapes do not fit, labels are not int64 or, on a CPU, one is out of bounds; on CUDA the device asserts.
     """

@@ -28,6 +28,9 @@ def slice_statistics(logits: Tensor, labels: Tensor, first: int) -> tuple[Tensor
     Returns:
         Log-sum-exp of the slice and the label's logit if it lies in the slice, else 0: fp32 [N] each (fp64 for fp64 logits).
 
+    Triton:
+        The forward kernel of `cross_entropy`.
+
     Raises:
         ValueError: shapes do not fit, or labels are not int64.
     """
@@ -49,6 +52,9 @@ def slice_gradient(grad_loss: Tensor, logits: Tensor, labels: Tensor, lse: Tenso
 
     Returns:
         [N, V / n] in the dtype of logits.
+
+    Triton:
+        The backward kernel of `cross_entropy`.
 
     Raises:
         ValueError: shapes do not fit, or labels are not int64.

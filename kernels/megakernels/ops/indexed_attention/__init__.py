@@ -63,6 +63,12 @@ def indexed_attention(
     Returns:
         [B, T, H, V], contiguous, in q's dtype.
 
+    Saves:
+        out: what is returned.
+        lse: fp32 [B, H, T].
+        thresholds: fp32 [B, T], each query's top_k-th largest index score.
+        index_lse: fp32 [B, T], log-sum-exp of the index scores of its chosen keys.
+
     Raises:
         ValueError: Shapes do not fit, top_k < 1 or window < 1.
 

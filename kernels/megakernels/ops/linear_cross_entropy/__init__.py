@@ -28,6 +28,16 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor, ignore_index
     Returns:
         fp32 scalar (fp64 for fp64 inputs).
 
+    Saves:
+        lse: fp32 [N].
+
+    Scratch:
+        A slice of 2²⁷ logits at most; backward, where x has two bytes, also the sum for x's gradient in fp32 and one product that is added
+        to it.
+
+    Triton:
+        The kernels of `cross_entropy` on each slice of logits, in place; products are torch's.
+
     Raises:
         ValueError: shapes or dtypes do not fit or, on a CPU, a label is out of bounds; on CUDA the device asserts.
 
@@ -50,6 +60,12 @@ def linear_slice_statistics(x: Tensor, weight: Tensor, labels: Tensor, first: in
 
     Returns:
         Log-sum-exp of the part and the label's logit if it is one of its words, else 0: fp32 [N] each (fp64 for fp64 inputs).
+
+    Scratch:
+        As `linear_cross_entropy` forward.
+
+    Triton:
+        As `linear_cross_entropy`.
 
     Raises:
         ValueError: shapes or dtypes do not fit.
@@ -76,6 +92,12 @@ def linear_slice_gradients(
 
     Returns:
         Those wanted: x's share by way of these words [N, h], to be summed over the parts, and the weight's.
+
+    Scratch:
+        As `linear_cross_entropy` backward.
+
+    Triton:
+        As `linear_cross_entropy`.
 
     Raises:
         ValueError: shapes or dtypes do not fit.

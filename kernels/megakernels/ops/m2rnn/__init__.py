@@ -40,6 +40,16 @@ def m2rnn(
     Returns:
         [B, T, H, V], contiguous, in q's dtype.
 
+    Saves:
+        states: fp32 [B, ceil(T / save_every) + 1, H, K, V], the state before each segment, and the last.
+
+    Scratch:
+        Backward a segment's states twice, and the parts of the gradients of q and k, 64 MiB of them or one segment's, with what their sum
+        takes.
+
+    Triton:
+        One kernel forward; one backward for a span of segments. States of more than 128 keys or 16 values stay with plain torch.
+
     Raises:
         ValueError: shapes do not fit, or save_every < 1.
 

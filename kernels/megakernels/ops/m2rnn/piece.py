@@ -30,6 +30,12 @@ def m2rnn_piece(state: Tensor, inputs: Sequence[Tensor], starts: Tensor | None, 
 
     Returns:
         The state after the piece, as `state`.
+
+    Scratch:
+        As `m2rnn`, and what is made before it is copied to where the caller wants it; copies of saved states and starts that are views.
+
+    Triton:
+        The kernels of `m2rnn`.
     """
     last: Tensor = _piece(state, *inputs, starts, save_every, y, states)
     return last

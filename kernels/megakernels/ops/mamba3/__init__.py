@@ -66,6 +66,10 @@ def mamba3(
     Returns:
         [B, T, H, P], contiguous, in x's dtype.
 
+    Saves:
+        states: [B, ceil(T / save_every), H, P, S] in x's dtype, the weighted state before each segment.
+        phases: fp32 [B, ceil(T / save_every), H, N], the angle before each segment, in [0, 2π).
+
     Raises:
         ValueError: shapes do not fit, chunk_size < 1 or save_every < 1.
 

@@ -28,6 +28,10 @@ def experts(
     Returns:
         [M, h], contiguous, in x's dtype. An expert with no rows gets zero gradients.
 
+    Saves:
+        gate_out: [M, F] in x's dtype, with a gate only.
+        up_out: [M, F] in x's dtype.
+
     Raises:
         ValueError: shapes, dtypes or activation do not fit.
 

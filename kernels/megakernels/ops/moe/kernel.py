@@ -63,6 +63,21 @@ def products(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def pairs_of(rows, first, stop, top_k, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Rows of the tile from `first` on: their places in it, which exist, their (token, slot) pairs and their tokens."""
+    near = tl.arange(0, TILE)
+    there = first + near < stop
+    pair = tl.load(rows + first.to(tl.int64) + near, mask=there, other=0)
+    return near, there, pair, (pair // top_k).to(tl.int64)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def tile_of(expert, inner, num_cols, COLS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """This program's columns of an expert's matrix, and where the matrix begins."""
+    return tl.program_id(0) * COLS + tl.arange(0, COLS), expert.to(tl.int64) * num_cols * inner
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def up_kernel(  # type: ignore[no-untyped-def]
     x,
     gate,
@@ -89,12 +104,9 @@ def up_kernel(  # type: ignore[no-untyped-def]
     expert, first, stop = group_of(tl.program_id(1), ends, tile_ends, num_experts, TILE, EXPERTS)
     if expert >= num_experts:
         return
-    near = tl.arange(0, TILE)
-    there = first + near < stop
-    pair = tl.load(rows + first.to(tl.int64) + near, mask=there, other=0)
-    token = (pair // top_k).to(tl.int64) * x_stride
-    col = tl.program_id(0) * COLS + tl.arange(0, COLS)
-    matrix = expert.to(tl.int64) * num_cols * inner
+    near, there, pair, token = pairs_of(rows, first, stop, top_k, TILE)
+    token *= x_stride
+    col, matrix = tile_of(expert, inner, num_cols, COLS)
     up_tile, gate_tile = products(x, up, gate, token, matrix, col, inner, num_cols, there, 1, inner, KIND == 0, TILE, COLS, STEP)
     mask = there[:, None] & (col < num_cols)[None, :]
     corner = first.to(tl.int64) * num_cols  # from a tile's first element on, 32 bits reach
@@ -134,8 +146,7 @@ def down_kernel(  # type: ignore[no-untyped-def]
         return
     row = first.to(tl.int64) + tl.arange(0, TILE)
     there = row < stop
-    col = tl.program_id(0) * COLS + tl.arange(0, COLS)
-    matrix = expert.to(tl.int64) * num_cols * inner
+    col, matrix = tile_of(expert, inner, num_cols, COLS)
     a_row = row * inner
     total, _ = products(a, b, b, a_row, matrix, col, inner, num_cols, there, b_inner_stride, b_col_stride, False, TILE, COLS, STEP)
     if PAIR:
@@ -178,12 +189,9 @@ def pull_kernel(  # type: ignore[no-untyped-def]
     expert, first, stop = group_of(tl.program_id(1), ends, tile_ends, num_experts, TILE, EXPERTS)
     if expert >= num_experts:
         return
-    near = tl.arange(0, TILE)
-    there = first + near < stop
-    pair = tl.load(rows + first.to(tl.int64) + near, mask=there, other=0)
-    token = (pair // top_k).to(tl.int64) * grad_stride
-    col = tl.program_id(0) * COLS + tl.arange(0, COLS)
-    matrix = expert.to(tl.int64) * num_cols * inner
+    near, there, pair, token = pairs_of(rows, first, stop, top_k, TILE)
+    token *= grad_stride
+    col, matrix = tile_of(expert, inner, num_cols, COLS)
     pulled, _ = products(grad_y, down, down, token, matrix, col, inner, num_cols, there, num_cols, 1, False, TILE, COLS, STEP)
     mask = there[:, None] & (col < num_cols)[None, :]
     corner = first.to(tl.int64) * num_cols

@@ -31,6 +31,10 @@ def route_scored(
         weights fp32 [N, k] in falling order, indices int32 [N, k], probs fp32 [N, E], log Σ exp of the logits fp32 [N], and load int32
         [B, E], a sequence's rows for each expert (fp64 for fp32 where x is fp64). Indices and load have no gradient.
 
+    Saves:
+        probs: as returned.
+        indices: as returned.
+
     Raises:
         ValueError: shapes do not fit, or top_k is not in 1 … E.
     """

@@ -20,6 +20,9 @@ def dispatch_plan(indices: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     Returns:
         rows int32 [N·k], the flat index token·k + slot of each row, and counts int32 [E]; neither has a gradient.
 
+    Triton:
+        Two kernels, a counting sort.
+
     Raises:
         ValueError: indices are not int32 [N, k].
     """
@@ -41,6 +44,9 @@ def arrival_plan(counts: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
 
     Returns:
         rows int32 [M], the place of arrival of each sorted row, and totals int32 [E]; neither has a gradient.
+
+    Triton:
+        Two kernels, a counting sort.
 
     Raises:
         ValueError: counts are not int32 [R, E].
@@ -64,6 +70,9 @@ def dispatch(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
     Returns:
         [N·k, h], contiguous, in x's dtype.
 
+    Triton:
+        One kernel backward.
+
     Raises:
         ValueError: rows are not N·k.
     """
@@ -83,6 +92,9 @@ def combine(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
 
     Returns:
         [N, h], contiguous, in x's dtype.
+
+    Triton:
+        One kernel forward.
 
     Raises:
         ValueError: rows are not N·k.

@@ -29,6 +29,18 @@ def routed_experts(
     Returns:
         [N, h], contiguous, in x's dtype: each token's experts, weighted and summed. An expert with no rows gets zero gradients.
 
+    Saves:
+        gate_out: [N·k, F] in x's dtype, with a gate only.
+        up_out: [N·k, F] in x's dtype.
+
+    Scratch:
+        Forward the activated rows [N·k, F] and, with several slots a token, their products [N·k, h] until they are summed. Backward the
+        gradients of what the first products made and the activated rows, [N·k, F] each, and the rows' gradients [N·k, h] until they are
+        summed.
+
+    Triton:
+        Three kernels forward: up with its activation, down, sum of slots; six backward: down, gradient of x, sum of slots, the matrices.
+
     Raises:
         ValueError: shapes, dtypes or activation do not fit.
 

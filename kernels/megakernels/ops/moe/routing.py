@@ -23,6 +23,10 @@ def route(x: Tensor, weight: Tensor, top_k: int, normalize: bool) -> tuple[Tenso
         weights fp32 [N, k] in falling order, indices int32 [N, k], and probs fp32 [N, E] (fp64 for fp32 where x is fp64). Indices and
         probs have no gradient.
 
+    Saves:
+        probs: as returned.
+        indices: as returned.
+
     Raises:
         ValueError: shapes do not fit, or top_k is not in 1 … E.
 

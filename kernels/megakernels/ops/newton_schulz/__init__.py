@@ -22,6 +22,9 @@ def symmetric_product(x: Tensor, added: Tensor | None = None, alpha: float = 1.0
     Returns:
         [n, r, r], contiguous, in x's dtype.
 
+    Triton:
+        One kernel: the lower triangle's tiles, each stored twice.
+
     Raises:
         ValueError: shapes or dtypes do not fit.
     """

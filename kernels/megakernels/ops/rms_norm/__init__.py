@@ -23,6 +23,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Returns:
         [..., D], contiguous, in x's dtype.
 
+    Saves:
+        rstd: fp32 [...].
+
+    Triton:
+        One kernel forward, one backward. Rows wider than 8192 stay with plain torch.
+
     Raises:
         ValueError: weight is not [D].
 
@@ -44,6 +50,13 @@ def add_rms_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple
 
     Returns:
         Sum and norm, [..., D] each, contiguous, in x's dtype. Both terms have one gradient, which is one tensor.
+
+    Saves:
+        total: [..., D], the sum that is returned.
+        rstd: fp32 [...].
+
+    Triton:
+        One kernel forward, one backward. Rows wider than 8192, of fp32 4096, stay with plain torch.
 
     Raises:
         ValueError: shapes or dtypes differ, or weight is not [D].
@@ -69,6 +82,12 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, num_grou
 
     Returns:
         [..., D], contiguous, in x's dtype.
+
+    Saves:
+        rstd: fp32 [..., num_groups].
+
+    Triton:
+        One kernel forward, one backward. Slices wider than 8192, of fp32 4096, stay with plain torch.
 
     Raises:
         ValueError: shapes differ, or num_groups does not divide D.

@@ -22,6 +22,9 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     Returns:
         [B, T, H, D], contiguous, in x's dtype.
 
+    Triton:
+        One kernel for both directions. Heads without a rotary dim stay with plain torch.
+
     Raises:
         ValueError: shapes do not fit.
 
@@ -44,6 +47,9 @@ def mla_kv(kv: Tensor, k_rope: Tensor, cos: Tensor, sin: Tensor, nope_dim: int) 
 
     Returns:
         k [B, T, H, n+R] and v [B, T, H, v], both contiguous.
+
+    Triton:
+        One kernel forward, two backward. Heads without a rotary dim stay with plain torch.
 
     Raises:
         ValueError: shapes or dtypes do not fit.

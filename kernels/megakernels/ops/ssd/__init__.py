@@ -43,6 +43,17 @@ def ssd(
     Returns:
         [B, T, H, P], contiguous, in x's dtype.
 
+    Saves:
+        states: [B, ceil(T / chunk_size), H, P, S] in x's dtype, the state at each chunk's start.
+
+    Scratch:
+        Forward the last state, fp32. Backward the gradients of the saved states and of the first one, beside three numbers a position and
+        head, or the parts of dt's gradient where those are more.
+
+    Triton:
+        One kernel forward; backward five: gradients of states, those of x and dt, running sums, those of C, those of B. Heads or states
+        wider than 128 (fp32: 32), and x, B and C of different dtypes, stay with plain torch.
+
     Raises:
         ValueError: shapes do not fit, chunk_size < 1, or not 0 ≤ smallest Δ ≤ largest Δ.
 

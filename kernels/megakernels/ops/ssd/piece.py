@@ -39,6 +39,12 @@ def ssd_piece(
 
     Returns:
         The state after the piece, as `state`.
+
+    Scratch:
+        As `ssd`, and what is made before it is copied to where the caller wants it; copies of saved states and starts that are views.
+
+    Triton:
+        The kernels of `ssd`.
     """
     last: Tensor = _piece(state, *inputs, starts, chunk_size, *dt_limits, y, states)
     return last
