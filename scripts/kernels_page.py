@@ -30,8 +30,8 @@ of them keep, and the letters, are in [ops](ops.md).
 
 `from megakernels import NAME` gives the function; as a torch op it is `torch.ops.megakernels.NAME`, with `NAME_gated` for experts with a
 gate, and its backward `NAME_backward`. *Saved* are all tensors kept for backward; what has none is called with what its caller kept, or
-has no gradient. *Scratch* says whether the operation states bytes that it holds inside itself (`megakernels.scratch_bytes`). *Triton* says whether
-CUDA tensors of fp32, bf16 or fp16 run a kernel with `host.kernels: triton`. Every operation has a reference in plain torch.
+has no gradient. *Scratch* says whether the operation states bytes that it holds inside itself (`megakernels.scratch_bytes`). *Triton* says
+whether CUDA tensors of fp32, bf16 or fp16 run a kernel with `host.kernels: triton`. Every operation has a reference in plain torch.
 """
 
 

@@ -1,9 +1,11 @@
 """Activation functions. Saved: their inputs."""
 
-from torch import Tensor
-from torch.library import custom_op
+from collections.abc import Callable, Sequence
 
-from megakernels._common import fake_like, join, only_needed, require, runs_triton
+from torch import Tensor
+from torch._library.custom_ops import CustomOpDef
+
+from megakernels._common import fake_like, operation, require, runs_triton
 from megakernels.ops.activation import reference
 
 __all__ = ["gelu", "relu2", "swiglu"]
@@ -56,71 +58,35 @@ def gelu(x: Tensor) -> Tensor:
     return y
 
 
-@custom_op("megakernels::swiglu", mutates_args=())
-def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    if runs_triton(gate):
-        from megakernels.ops.activation import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
+def _registered(
+    name: str, arguments: Sequence[str], forward: Callable[..., Tensor], backward: Callable[..., Sequence[Tensor | None]]
+) -> CustomOpDef:
+    """The torch op of an activation; `forward` and `backward` are the reference's, the latter with which gradients are wanted."""
 
-        return kernel.forward(kernel.SWIGLU, gate, up)
-    return reference.swiglu_forward(gate, up)
+    def run(given: tuple[Tensor, ...]) -> tuple[Tensor]:
+        if runs_triton(given[0]):
+            from megakernels.ops.activation import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
 
+            return (kernel.forward(kernel.KINDS[name], *given),)
+        return (forward(*given),)
 
-@custom_op("megakernels::swiglu_backward", mutates_args=())
-def _swiglu_backward(grad_y: Tensor, gate: Tensor, up: Tensor, needs: list[bool]) -> list[Tensor]:
-    if runs_triton(gate):
-        from megakernels.ops.activation import kernel  # noqa: PLC0415
+    def run_backward(grad_y: Tensor, given: tuple[Tensor, ...], needs: list[bool]) -> Sequence[Tensor | None]:
+        if runs_triton(given[0]):
+            from megakernels.ops.activation import kernel  # noqa: PLC0415
 
-        return only_needed(kernel.backward(kernel.SWIGLU, grad_y, gate, up, needs))
-    return only_needed(reference.swiglu_backward(grad_y, gate, up, needs))
+            return kernel.backward(kernel.KINDS[name], grad_y, *given, needs=needs)
+        return backward(grad_y, *given, needs)
 
+    def fake(given: tuple[Tensor, ...]) -> tuple[Tensor]:
+        return (fake_like(given[0]),)
 
-@_swiglu.register_fake
-def _(gate: Tensor, _up: Tensor) -> Tensor:
-    return fake_like(gate)
+    def bind(**values: Tensor) -> tuple[Tensor, ...]:
+        return tuple(values.values())
 
-
-join(_swiglu, _swiglu_backward, outputs=("y",), gradients=("gate", "up"))
-
-
-@custom_op("megakernels::relu2", mutates_args=())
-def _relu2(x: Tensor) -> Tensor:
-    if runs_triton(x):
-        from megakernels.ops.activation import kernel  # noqa: PLC0415
-
-        return kernel.forward(kernel.RELU2, x, None)
-    return reference.relu2_forward(x)
+    types = dict.fromkeys(arguments, Tensor)
+    return operation(name, types, bind, outputs=("y",), saved=(), gradients=arguments, forward=run, backward=run_backward, fake=fake)[0]
 
 
-@custom_op("megakernels::relu2_backward", mutates_args=())
-def _relu2_backward(grad_y: Tensor, x: Tensor, needs: list[bool]) -> list[Tensor]:
-    if runs_triton(x):
-        from megakernels.ops.activation import kernel  # noqa: PLC0415
-
-        return only_needed(kernel.backward(kernel.RELU2, grad_y, x, None, [needs[0], False]))
-    return [reference.relu2_backward(grad_y, x)] if needs[0] else []
-
-
-_relu2.register_fake(fake_like)
-join(_relu2, _relu2_backward, outputs=("y",), gradients=("x",))
-
-
-@custom_op("megakernels::gelu", mutates_args=())
-def _gelu(x: Tensor) -> Tensor:
-    if runs_triton(x):
-        from megakernels.ops.activation import kernel  # noqa: PLC0415
-
-        return kernel.forward(kernel.GELU, x, None)
-    return reference.gelu_forward(x)
-
-
-@custom_op("megakernels::gelu_backward", mutates_args=())
-def _gelu_backward(grad_y: Tensor, x: Tensor, needs: list[bool]) -> list[Tensor]:
-    if runs_triton(x):
-        from megakernels.ops.activation import kernel  # noqa: PLC0415
-
-        return only_needed(kernel.backward(kernel.GELU, grad_y, x, None, [needs[0], False]))
-    return [reference.gelu_backward(grad_y, x)] if needs[0] else []
-
-
-_gelu.register_fake(fake_like)
-join(_gelu, _gelu_backward, outputs=("y",), gradients=("x",))
+_swiglu = _registered("swiglu", ("gate", "up"), reference.swiglu_forward, reference.swiglu_backward)
+_relu2 = _registered("relu2", ("x",), reference.relu2_forward, lambda grad_y, x, _needs: [reference.relu2_backward(grad_y, x)])
+_gelu = _registered("gelu", ("x",), reference.gelu_forward, lambda grad_y, x, _needs: [reference.gelu_backward(grad_y, x)])

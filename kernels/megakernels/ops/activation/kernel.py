@@ -12,7 +12,8 @@ from megakernels._common.blocks import block_of
 from megakernels._common.tiles import narrow, on_device_of, sigmoid, tanh, unit_stride
 from megakernels.ops.activation.reference import GELU_CUBIC, SQRT_2_OVER_PI
 
-SWIGLU, RELU2, GELU = 0, 1, 2
+KINDS = {"swiglu": 0, "relu2": 1, "gelu": 2}
+"""Of the compiled kernels; only swiglu reads two tensors."""
 TILE_ELEMENTS = 2048
 LARGEST_TILE_WIDTH = 1024
 CUBIC = tl.constexpr(GELU_CUBIC)
@@ -21,7 +22,7 @@ ROOT = tl.constexpr(SQRT_2_OVER_PI)
 
 @triton.jit  # type: ignore[untyped-decorator]
 def activated(x, up, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
-    """silu(x) · up, max(x, 0)² or gelu(x) of fp32 tiles; `up` for SWIGLU only."""
+    """silu(x) · up, max(x, 0)² or gelu(x) of fp32 tiles; `up` for swiglu only."""
     if KIND == 0:
         found = x * sigmoid(x) * up
     elif KIND == 1:
@@ -34,7 +35,7 @@ def activated(x, up, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def slopes(x, up, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Derivatives of `activated` by x and by up; the second means something for SWIGLU only."""
+    """Derivatives of `activated` by x and by up; the second means something for swiglu only."""
     if KIND == 0:
         share = sigmoid(x)
         by_up = x * share
@@ -106,8 +107,8 @@ def launch_options(width: int) -> dict[str, int]:
     return {"ROWS": TILE_ELEMENTS // block, "BLOCK": block, "num_warps": 4}
 
 
-def forward(kind: int, x: Tensor, up: Tensor | None) -> Tensor:
-    """Same contract as the reference's forwards, for fp32, bf16 and fp16; `up` for SWIGLU only."""
+def forward(kind: int, x: Tensor, up: Tensor | None = None) -> Tensor:
+    """Same contract as the reference's forwards, for fp32, bf16 and fp16; `up` for swiglu only."""
     rows, others = _rows(x), _rows(x if up is None else up)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel():
@@ -119,11 +120,12 @@ def forward(kind: int, x: Tensor, up: Tensor | None) -> Tensor:
     return y
 
 
-def backward(kind: int, grad_y: Tensor, x: Tensor, up: Tensor | None, needs: list[bool]) -> tuple[Tensor | None, Tensor | None]:
-    """Same contract as the reference's backwards: the gradients of x and up."""
+def backward(kind: int, grad_y: Tensor, x: Tensor, up: Tensor | None = None, *, needs: list[bool]) -> list[Tensor | None]:
+    """Same contract as the reference's backwards: the gradients of x and, where it is given, of up."""
     rows, grad_rows, others = _rows(x), _rows(grad_y), _rows(x if up is None else up)
-    wanted = zip((x, x if up is None else up), needs, strict=True)
-    grad_x, grad_up = (torch.empty(like.shape, dtype=like.dtype, device=x.device) if need else None for like, need in wanted)
+    wanted = zip((x,) if up is None else (x, up), needs, strict=True)
+    made = [torch.empty(like.shape, dtype=like.dtype, device=x.device) if need else None for like, need in wanted]
+    grad_x, grad_up = (*made, None)[:2]
     if x.numel():
         options = launch_options(rows.shape[1])
         with on_device_of(x):
@@ -139,10 +141,10 @@ def backward(kind: int, grad_y: Tensor, x: Tensor, up: Tensor | None, needs: lis
                 *rows.shape,
                 KIND=kind,
                 NEEDS_X=needs[0],
-                NEEDS_UP=needs[1],
+                NEEDS_UP=grad_up is not None,
                 **options,
             )
-    return grad_x, grad_up
+    return made
 
 
 def _grid(rows: Tensor, options: dict[str, int]) -> tuple[int, int]:

@@ -1,12 +1,12 @@
 """Depthwise causal convolution, optionally with silu. Saved: x, weight, bias, starts, initial."""
 
-from typing import Any
+from types import ModuleType
 
 from torch import Tensor
-from torch.library import custom_op
 
-from megakernels._common import fake_like, join, only_needed, require, require_starts, runs_triton
+from megakernels._common import fake_like, operation, require, require_starts, runs_triton, types_of
 from megakernels.ops.causal_conv1d import reference
+from megakernels.ops.causal_conv1d.reference import Convolution
 
 __all__ = ["causal_conv1d"]
 
@@ -58,38 +58,23 @@ def causal_conv1d(
     return y
 
 
-@custom_op("megakernels::causal_conv1d", mutates_args=())
-def _causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, starts: Tensor | None, initial: Tensor | None, silu: bool) -> Tensor:
-    if runs_triton(x):
+def _chosen(given: Convolution) -> ModuleType:
+    if runs_triton(given.x):
         from megakernels.ops.causal_conv1d import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
 
-        if weight.shape[1] <= kernel.LARGEST_KERNEL:
-            return kernel.forward(x, weight, bias, starts, initial, silu)
-    return reference.forward(x, weight, bias, starts, initial, silu)
+        if given.weight.shape[1] <= kernel.LARGEST_KERNEL:
+            return kernel
+    return reference
 
 
-@custom_op("megakernels::causal_conv1d_backward", mutates_args=())
-def _causal_conv1d_backward(
-    grad_y: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    starts: Tensor | None,
-    initial: Tensor | None,
-    silu: bool,
-    needs: list[bool],
-) -> list[Tensor]:
-    if runs_triton(x):
-        from megakernels.ops.causal_conv1d import kernel  # noqa: PLC0415
-
-        if weight.shape[1] <= kernel.LARGEST_KERNEL:
-            return only_needed(kernel.backward(grad_y, x, weight, bias, starts, initial, silu, needs))
-    return only_needed(reference.backward(grad_y, x, weight, bias, starts, initial, silu, needs))
-
-
-@_causal_conv1d.register_fake
-def _(x: Tensor, *_: Any) -> Tensor:
-    return fake_like(x)
-
-
-join(_causal_conv1d, _causal_conv1d_backward, outputs=("y",), gradients=("x", "weight", "bias", "initial"))
+_causal_conv1d, _ = operation(
+    "causal_conv1d",
+    types_of(Convolution),
+    Convolution,
+    outputs=("y",),
+    saved=(),
+    gradients=("x", "weight", "bias", "initial"),
+    forward=lambda given: (_chosen(given).forward(given),),
+    backward=lambda grad_y, given, needs: _chosen(given).backward(grad_y, given, needs),
+    fake=lambda given: (fake_like(given.x),),
+)

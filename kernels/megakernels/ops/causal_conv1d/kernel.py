@@ -13,6 +13,7 @@ from torch import Tensor
 
 from megakernels._common.blocks import block_of
 from megakernels._common.tiles import narrow, on_device_of, sigmoid, unit_stride
+from megakernels.ops.causal_conv1d.reference import Convolution
 
 LARGEST_KERNEL = 4
 """Taps; more stay with the reference."""
@@ -220,8 +221,9 @@ def backward_options(num_channels: int) -> dict[str, int]:
     return {"POSITIONS": BACKWARD_POSITIONS, "CHANNELS": channels, "num_warps": max(1, channels // 128)}
 
 
-def forward(x: Tensor, weight: Tensor, bias: Tensor | None, starts: Tensor | None, initial: Tensor | None, silu: bool) -> Tensor:
+def forward(given: Convolution) -> Tensor:
     """Same contract as `reference.forward`, for fp32, bf16 and fp16."""
+    x, weight, bias, starts, initial, silu = given
     x = unit_stride(x)
     batch, num_positions, num_channels = x.shape
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -249,17 +251,9 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, starts: Tensor | Non
     return y
 
 
-def backward(
-    grad_y: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    starts: Tensor | None,
-    initial: Tensor | None,
-    silu: bool,
-    needs: list[bool],
-) -> tuple[Tensor | None, ...]:
+def backward(grad_y: Tensor, given: Convolution, needs: list[bool]) -> tuple[Tensor | None, ...]:
     """Same contract as `reference.backward`."""
+    x, weight, bias, starts, initial, silu = given
     x, grad_y = unit_stride(x), unit_stride(grad_y)
     batch, num_positions, num_channels = x.shape
     options = backward_options(num_channels)

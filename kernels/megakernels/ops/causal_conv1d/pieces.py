@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 
 from megakernels._common import fake_like, require, require_starts
 from megakernels.ops.causal_conv1d import reference
+from megakernels.ops.causal_conv1d.reference import Convolution
 
 __all__ = ["conv_pieces", "conv_pieces_backward"]
 
@@ -51,7 +52,7 @@ def conv_pieces_backward(
 @custom_op("megakernels::conv_pieces", mutates_args=())
 def _pieces(x: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None, starts: Tensor | None, silu: bool) -> Tensor:
     padded, padded_starts = _padded(x, before, starts)
-    y = reference.forward(padded, weight, bias, padded_starts, None, silu)[:, before.shape[2] :]
+    y = reference.forward(Convolution(padded, weight, bias, padded_starts, None, silu))[:, before.shape[2] :]
     return y.reshape(x.shape).contiguous()
 
 
@@ -62,7 +63,8 @@ def _pieces_backward(
     padded, padded_starts = _padded(x, before, starts)
     num_before = before.shape[2]
     grads = pad(torch.unflatten(grad_y, 1, (before.shape[1], -1)).flatten(0, 1), (0, 0, num_before, 0))
-    grad_x, *others = reference.backward(grads, padded, weight, bias, padded_starts, None, silu, (True, True, bias is not None, False))
+    given = Convolution(padded, weight, bias, padded_starts, None, silu)
+    grad_x, *others = reference.backward(grads, given, (True, True, bias is not None, False))
     assert grad_x is not None
     inside, outside = grad_x[:, num_before:].reshape(x.shape), grad_x[:, :num_before].reshape(before.shape)
     return [inside.clone(), outside.clone(), *(gradient for gradient in others if gradient is not None)]

@@ -7,6 +7,7 @@ Source: Gu and Dao, arXiv:2312.00752, figure 3 (the convolution before the scan)
 """
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,24 +15,28 @@ from torch import Tensor
 from megakernels._common import upcast
 
 
-def forward(x: Tensor, weight: Tensor, bias: Tensor | None, starts: Tensor | None, initial: Tensor | None, silu: bool) -> Tensor:
+class Convolution(NamedTuple):
+    """The arguments of the torch op, as `causal_conv1d` documents them."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    starts: Tensor | None
+    initial: Tensor | None
+    silu: bool
+
+
+def forward(given: Convolution) -> Tensor:
     """Returns y [B, T, C] in x's dtype."""
+    x, weight, bias, starts, initial, silu = given
     num_before = 0 if initial is None else initial.shape[1]
     z = _convolve(*_extended(upcast(x), starts, initial), upcast(weight), bias)[:, num_before:]
     return (z * torch.sigmoid(z) if silu else z).to(x.dtype).contiguous()
 
 
-def backward(
-    grad_y: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    starts: Tensor | None,
-    initial: Tensor | None,
-    silu: bool,
-    needs: Sequence[bool],
-) -> tuple[Tensor | None, ...]:
+def backward(grad_y: Tensor, given: Convolution, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
     """Returns the gradients of x, weight, bias and initial, None where not needed."""
+    x, weight, bias, starts, initial, silu = given
     num_before = 0 if initial is None else initial.shape[1]
     (wide_x, starts), wide_weight = _extended(upcast(x), starts, initial), upcast(weight)
     grad_z = upcast(grad_y)

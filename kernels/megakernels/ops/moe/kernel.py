@@ -14,14 +14,13 @@ from torch import Tensor
 
 from megakernels._common.blocks import SMALLEST_DOT, block_of
 from megakernels._common.tiles import dot, narrow, on_device_of, unit_stride
-from megakernels.ops.activation.kernel import GELU, RELU2, SWIGLU, activated, slopes
+from megakernels.ops.activation.kernel import KINDS, activated, slopes
 from megakernels.ops.moe.inputs import Experts, Made
 from megakernels.ops.moe.kernel_plan import Tiles, group_of, sum_slots, tiles_of
 from megakernels.ops.moe.sizes import PULL_COLS, product_options
 
 UP_COLS = {"swiglu": 64, "relu2": 128, "gelu": 64}
 """Columns of a bf16 tile of the forward's first product; swiglu has two such tiles."""
-KINDS = {"swiglu": SWIGLU, "relu2": RELU2, "gelu": GELU}
 
 
 @triton.jit  # type: ignore[untyped-decorator]
