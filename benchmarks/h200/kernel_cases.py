@@ -12,15 +12,20 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from megakernels.activation import relu2, swiglu
-from megakernels.causal_conv1d import causal_conv1d
-from megakernels.cross_entropy import cross_entropy
-from megakernels.linear_cross_entropy import linear_cross_entropy
-from megakernels.m2rnn import m2rnn
-from megakernels.moe import dispatch_plan, routed_experts
-from megakernels.rms_norm import gated_rms_norm, rms_norm
-from megakernels.rope import rope
-from megakernels.ssd import ssd
+from megakernels import (
+    causal_conv1d,
+    cross_entropy,
+    dispatch_plan,
+    gated_rms_norm,
+    linear_cross_entropy,
+    m2rnn,
+    relu2,
+    rms_norm,
+    rope,
+    routed_experts,
+    ssd,
+    swiglu,
+)
 from megaplan.cost import ops as cost
 from megaplan.cost.mamba import ssd as ssd_work
 from megaplan.cost.moe import moe_block

@@ -21,7 +21,7 @@ from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from megakernels import scratch_bytes
-from megakernels.moe import grouped
+from megakernels.ops.moe import grouped
 from megaplan.columns import Phase
 from megarun.job import Job
 from megarun.trace.owners import Owners

@@ -1,11 +1,112 @@
 """Operations that decide what training keeps for backward.
 
-One folder an operation: `__init__.py` is the public function and its registration, `reference.py` the plain torch formulas, `kernel.py` a
-Triton kernel where there is one. Import an operation from its folder, `from megakernels.attention import attention`. The contract, with
-every saved tensor, is docs/reference/ops.md.
+Every operation is a function of this module: `from megakernels import rms_norm`. docs/reference/kernels.md lists them with their shapes and
+saved tensors; docs/reference/ops.md is their contract. `ops/` has one folder an operation: `__init__.py` is the public function and its
+registration, `reference.py` the plain torch formulas, `kernel.py` a Triton kernel where there is one.
 """
 
 from megakernels._common.device import use_kernels
+from megakernels._common.numerics import accumulator_dtype
 from megakernels._common.scratch import scratch_bytes
+from megakernels.ops.activation import gelu, relu2, swiglu
+from megakernels.ops.attention import attention
+from megakernels.ops.attention.pieces import attention_pieces, attention_pieces_backward
+from megakernels.ops.causal_conv1d import causal_conv1d
+from megakernels.ops.causal_conv1d.pieces import conv_pieces, conv_pieces_backward
+from megakernels.ops.cross_entropy import check_labels, cross_entropy, slice_gradient, slice_statistics
+from megakernels.ops.indexed_attention import indexed_attention
+from megakernels.ops.indexed_attention.pieces import (
+    index_keys,
+    index_keys_backward,
+    indexed_attention_pieces,
+    indexed_attention_pieces_backward,
+)
+from megakernels.ops.linear_cross_entropy import linear_cross_entropy, linear_slice_gradients, linear_slice_statistics
+from megakernels.ops.m2rnn import m2rnn
+from megakernels.ops.m2rnn.piece import m2rnn_piece, m2rnn_piece_backward
+from megakernels.ops.mamba3 import mamba3
+from megakernels.ops.mamba3.piece import mamba3_ahead, mamba3_ahead_backward, mamba3_piece, mamba3_piece_backward
+from megakernels.ops.moe import (
+    arrival_plan,
+    combine,
+    dispatch,
+    dispatch_plan,
+    experts,
+    route,
+    route_scored,
+    routed_experts,
+    router_losses,
+)
+from megakernels.ops.newton_schulz import symmetric_product
+from megakernels.ops.rms_norm import (
+    add_rms_norm,
+    gated_dot,
+    gated_rms_norm,
+    gated_scale,
+    gated_scale_gradients,
+    gated_square_sum,
+    rms_norm,
+)
+from megakernels.ops.rope import mla_kv, rope
+from megakernels.ops.side_embedding import gated_add, ngram_rows
+from megakernels.ops.ssd import ssd
+from megakernels.ops.ssd.piece import ssd_piece, ssd_piece_backward
 
-__all__ = ["scratch_bytes", "use_kernels"]
+__all__ = [
+    "accumulator_dtype",
+    "add_rms_norm",
+    "arrival_plan",
+    "attention",
+    "attention_pieces",
+    "attention_pieces_backward",
+    "causal_conv1d",
+    "check_labels",
+    "combine",
+    "conv_pieces",
+    "conv_pieces_backward",
+    "cross_entropy",
+    "dispatch",
+    "dispatch_plan",
+    "experts",
+    "gated_add",
+    "gated_dot",
+    "gated_rms_norm",
+    "gated_scale",
+    "gated_scale_gradients",
+    "gated_square_sum",
+    "gelu",
+    "index_keys",
+    "index_keys_backward",
+    "indexed_attention",
+    "indexed_attention_pieces",
+    "indexed_attention_pieces_backward",
+    "linear_cross_entropy",
+    "linear_slice_gradients",
+    "linear_slice_statistics",
+    "m2rnn",
+    "m2rnn_piece",
+    "m2rnn_piece_backward",
+    "mamba3",
+    "mamba3_ahead",
+    "mamba3_ahead_backward",
+    "mamba3_piece",
+    "mamba3_piece_backward",
+    "mla_kv",
+    "ngram_rows",
+    "relu2",
+    "rms_norm",
+    "rope",
+    "route",
+    "route_scored",
+    "routed_experts",
+    "router_losses",
+    "scratch_bytes",
+    "slice_gradient",
+    "slice_statistics",
+    "ssd",
+    "ssd_piece",
+    "ssd_piece_backward",
+    "swiglu",
+    "symmetric_product",
+    "use_kernels",
+]

@@ -24,19 +24,27 @@ from op_exact import (
 from op_makers import BATCH, Case, attention_case, expert_case, indexed_case, mamba3_case, packed, plan, route_case, routed_case, ssd_case
 from torch.nn import functional
 
-from megakernels.activation import gelu, relu2, swiglu
-from megakernels.attention import attention
-from megakernels.causal_conv1d import causal_conv1d
-from megakernels.cross_entropy import cross_entropy
-from megakernels.indexed_attention import indexed_attention
-from megakernels.linear_cross_entropy import linear_cross_entropy
-from megakernels.m2rnn import m2rnn
-from megakernels.mamba3 import mamba3
-from megakernels.moe import combine, dispatch
-from megakernels.rms_norm import add_rms_norm, gated_rms_norm, rms_norm
-from megakernels.rope import mla_kv, rope
-from megakernels.side_embedding import gated_add
-from megakernels.ssd import ssd
+from megakernels import (
+    add_rms_norm,
+    attention,
+    causal_conv1d,
+    combine,
+    cross_entropy,
+    dispatch,
+    gated_add,
+    gated_rms_norm,
+    gelu,
+    indexed_attention,
+    linear_cross_entropy,
+    m2rnn,
+    mamba3,
+    mla_kv,
+    relu2,
+    rms_norm,
+    rope,
+    ssd,
+    swiglu,
+)
 
 CASES = [
     Case(

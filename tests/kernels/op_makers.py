@@ -23,11 +23,7 @@ from op_exact import (
 )
 from torch import Tensor
 
-from megakernels.attention import attention
-from megakernels.indexed_attention import indexed_attention
-from megakernels.mamba3 import mamba3
-from megakernels.moe import experts, route, routed_experts
-from megakernels.ssd import ssd
+from megakernels import attention, experts, indexed_attention, mamba3, route, routed_experts, ssd
 
 BATCH = 2
 

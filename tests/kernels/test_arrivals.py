@@ -6,7 +6,7 @@ from op_checks import gradients
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from megakernels.moe import arrival_plan, combine, dispatch, dispatch_plan, experts
+from megakernels import arrival_plan, combine, dispatch, dispatch_plan, experts
 
 COUNTS = {
     "even": [[2, 2], [2, 2], [2, 2]],

@@ -5,14 +5,23 @@ import torch
 from op_checks import rms_ratio
 from torch import Tensor
 
-from megakernels.causal_conv1d import causal_conv1d
-from megakernels.causal_conv1d.pieces import conv_pieces, conv_pieces_backward
-from megakernels.m2rnn import m2rnn
-from megakernels.m2rnn.piece import m2rnn_piece, m2rnn_piece_backward
-from megakernels.mamba3 import mamba3
-from megakernels.mamba3.piece import Settings, behind, behind_backward, mamba3_piece, mamba3_piece_backward
-from megakernels.ssd import ssd
-from megakernels.ssd.piece import ssd_piece, ssd_piece_backward
+from megakernels import (
+    causal_conv1d,
+    conv_pieces,
+    conv_pieces_backward,
+    m2rnn,
+    m2rnn_piece,
+    m2rnn_piece_backward,
+    mamba3,
+    mamba3_ahead,
+    mamba3_ahead_backward,
+    mamba3_piece,
+    mamba3_piece_backward,
+    ssd,
+    ssd_piece,
+    ssd_piece_backward,
+)
+from megakernels.ops.mamba3.piece import Settings
 
 pytestmark = pytest.mark.requirement("R-33")
 PIECES, LENGTH, BATCH = 4, 6, 2
@@ -124,7 +133,7 @@ def test_a_trapezoidal_scan_of_pieces_is_that_of_the_sequence(rank: int, num_ang
     phases = torch.empty(BATCH, PIECES, 2, heads, num_angles, dtype=torch.float64)
     carried = torch.zeros(BATCH, heads, width * dim + num_angles, dtype=torch.float64)
     zero = torch.zeros(BATCH, heads, dtype=torch.float64)
-    ahead = [*(behind(*first(index)) for index in range(1, PIECES)), zero]
+    ahead = [*(mamba3_ahead(*first(index)) for index in range(1, PIECES)), zero]
     for index in range(PIECES):
         kept = states[:, index], phases[:, index]
         carried = mamba3_piece(carried, own(plain, index), piece(starts, index), ahead[index], settings, piece(y, index), *kept)
@@ -145,7 +154,7 @@ def test_a_trapezoidal_scan_of_pieces_is_that_of_the_sequence(rank: int, num_ang
             grad_ahead,
         )
         if index + 1 < PIECES:
-            grad_dt, grad_trapezoid, grad_bias = behind_backward(grad_ahead, *first(index + 1))
+            grad_dt, grad_trapezoid, grad_bias = mamba3_ahead_backward(grad_ahead, *first(index + 1))
             gradients[4][:, (index + 1) * LENGTH] += grad_dt
             gradients[6][:, (index + 1) * LENGTH] += grad_trapezoid
             gradients[11] += grad_bias

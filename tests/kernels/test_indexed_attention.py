@@ -8,8 +8,8 @@ from op_cases import CASES
 from op_checks import gradients, rms_ratio
 from torch import Tensor
 
-from megakernels.attention import attention
-from megakernels.indexed_attention import indexed_attention, reference
+from megakernels import attention, indexed_attention
+from megakernels.ops.indexed_attention import reference
 
 
 def test_few_visible_keys_are_all_attended_to() -> None:

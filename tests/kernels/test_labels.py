@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from megakernels.cross_entropy import check_labels, cross_entropy
-from megakernels.linear_cross_entropy import linear_cross_entropy
+from megakernels import check_labels, cross_entropy, linear_cross_entropy
 
 
 @pytest.mark.parametrize("label", [-1, 5, -99, 1 << 40])

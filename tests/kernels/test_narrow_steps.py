@@ -4,8 +4,7 @@ import pytest
 import torch
 from op_checks import bytes_of, peak_bytes, saved_by
 
-from megakernels.causal_conv1d import causal_conv1d
-from megakernels.moe import combine, dispatch, dispatch_plan, route
+from megakernels import causal_conv1d, combine, dispatch, dispatch_plan, route
 
 N, TOP_K, HIDDEN, EXPERTS = 256, 4, 512, 8
 INDEX_BYTES = 3 * 8

@@ -4,16 +4,17 @@ import pytest
 import torch
 from op_checks import rms_ratio
 
-from megakernels.attention import attention
-from megakernels.attention.pieces import attention_pieces, attention_pieces_backward
-from megakernels.indexed_attention import indexed_attention
-from megakernels.indexed_attention.pieces import (
-    Settings,
+from megakernels import (
+    attention,
+    attention_pieces,
+    attention_pieces_backward,
     index_keys,
     index_keys_backward,
+    indexed_attention,
     indexed_attention_pieces,
     indexed_attention_pieces_backward,
 )
+from megakernels.ops.indexed_attention.pieces import Settings
 
 NUM_RANKS, LENGTH = 2, 6
 T = 2 * NUM_RANKS * LENGTH

@@ -6,7 +6,7 @@ from op_checks import saved_by
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from megakernels.moe import route, route_scored, router_losses
+from megakernels import route, route_scored, router_losses
 
 SEQUENCES, POSITIONS, WIDTH, EXPERTS, TOP_K = 3, 7, 9, 6, 2
 BALANCE, Z = 0.3, 0.07

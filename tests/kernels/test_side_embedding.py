@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from megakernels.side_embedding import ngram_rows
+from megakernels import ngram_rows
 
 MODULUS = 2**31 - 1
 TABLES, ROWS, ORDER = 5, 103, 4

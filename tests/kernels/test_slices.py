@@ -10,10 +10,21 @@ from storages import Storages
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from megakernels import scratch_bytes
-from megakernels.cross_entropy import cross_entropy, slice_gradient, slice_statistics
-from megakernels.linear_cross_entropy import linear_cross_entropy, linear_slice_gradients, linear_slice_statistics, slices
-from megakernels.rms_norm import gated_dot, gated_rms_norm, gated_scale, gated_scale_gradients, gated_square_sum
+from megakernels import (
+    cross_entropy,
+    gated_dot,
+    gated_rms_norm,
+    gated_scale,
+    gated_scale_gradients,
+    gated_square_sum,
+    linear_cross_entropy,
+    linear_slice_gradients,
+    linear_slice_statistics,
+    scratch_bytes,
+    slice_gradient,
+    slice_statistics,
+)
+from megakernels.ops.linear_cross_entropy import slices
 
 EPS = 1e-5
 TIGHT = {torch.float64: 1e-13, torch.float32: 1e-6}

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 import torch
@@ -15,23 +16,33 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from megakernels.activation import swiglu
-from megakernels.attention import attention
-from megakernels.attention import reference as attention_reference
-from megakernels.causal_conv1d import causal_conv1d
-from megakernels.cross_entropy import cross_entropy
-from megakernels.cross_entropy import reference as cross_entropy_reference
-from megakernels.indexed_attention import indexed_attention
-from megakernels.linear_cross_entropy import linear_cross_entropy
-from megakernels.linear_cross_entropy import slices as linear_cross_entropy_slices
-from megakernels.m2rnn import m2rnn
-from megakernels.mamba3 import mamba3
-from megakernels.moe import combine, dispatch, dispatch_plan, experts, route
-from megakernels.moe import grouped as grouped_products
-from megakernels.newton_schulz import symmetric_product
-from megakernels.rms_norm import add_rms_norm, gated_rms_norm, rms_norm
-from megakernels.rope import mla_kv, rope
-from megakernels.ssd import ssd
+import megakernels
+from megakernels import (
+    add_rms_norm,
+    attention,
+    causal_conv1d,
+    combine,
+    cross_entropy,
+    dispatch,
+    dispatch_plan,
+    experts,
+    gated_rms_norm,
+    indexed_attention,
+    linear_cross_entropy,
+    m2rnn,
+    mamba3,
+    mla_kv,
+    rms_norm,
+    rope,
+    route,
+    ssd,
+    swiglu,
+    symmetric_product,
+)
+from megakernels.ops.attention import reference as attention_reference
+from megakernels.ops.cross_entropy import reference as cross_entropy_reference
+from megakernels.ops.linear_cross_entropy import slices as linear_cross_entropy_slices
+from megakernels.ops.moe import grouped as grouped_products
 
 MEBIBYTE = 1 << 20
 
@@ -295,29 +306,18 @@ class WithoutTriton:
 sys.meta_path = [WithoutTriton if finder is PathFinder else finder for finder in sys.meta_path]
 sys.path[:0] = {paths}
 import torch
-import megakernels.{module}
-from megakernels.rms_norm import rms_norm
+from megakernels import rms_norm
 assert rms_norm(torch.ones(2, 4), torch.ones(4), 0.0).sum() == 8
 assert not {{"triton", "megaplan", "megarun"}} & set(sys.modules)
 """
-    modules = (
-        "activation",
-        "attention",
-        "causal_conv1d",
-        "cross_entropy",
-        "indexed_attention",
-        "linear_cross_entropy",
-        "m2rnn",
-        "mamba3",
-        "moe",
-        "newton_schulz",
-        "rms_norm",
-        "rope",
-        "ssd",
-    )
-    program = program.format(paths=sys.path, module=", megakernels.".join(modules))
+    program = program.format(paths=sys.path)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_every_name_of_the_package_is_a_function() -> None:
+    """`from megakernels import rms_norm` gives the operation, not a module of that name."""
+    assert [name for name in megakernels.__all__ if not isinstance(getattr(megakernels, name), FunctionType)] == []
 
 
 class Block(nn.Module):

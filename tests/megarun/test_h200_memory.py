@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from megakernels.activation import reference
+from megakernels.ops.activation import reference
 
 pytestmark = pytest.mark.runtime
 ROOT = Path(__file__).parents[2]

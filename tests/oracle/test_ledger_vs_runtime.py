@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from megakernels import use_kernels
-from megakernels.cross_entropy import cross_entropy
+from megakernels import cross_entropy, use_kernels
 from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.ledger import block_bytes, block_ledger
 from megaplan.hosts.megarun.parts import BlockBytes

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from megakernels import scratch_bytes, use_kernels
 from megakernels._common.blocks import SMALLEST_DOT
-from megakernels.m2rnn import sizes as recurrence_sizes
-from megakernels.ssd import sizes as scan_sizes
+from megakernels.ops.m2rnn import sizes as recurrence_sizes
+from megakernels.ops.ssd import sizes as scan_sizes
 from megaplan.dtypes import DType
 from megaplan.hosts.megarun import inside
 from megaplan.hosts.megarun.dims import Dims, local_dims

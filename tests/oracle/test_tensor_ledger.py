@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from megakernels import use_kernels
-from megakernels.linear_cross_entropy import slices
+from megakernels.ops.linear_cross_entropy import slices
 from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.embedding import SLICE_ELEMENTS
 from megaplan.hosts.megarun.ledger import block_bytes, block_ledger

@@ -14,9 +14,7 @@ from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek
 from transformers.models.deepseek_v32 import modeling_deepseek_v32 as deepseek_32
 from transformers.models.llama import modeling_llama as llama
 
-from megakernels.attention import attention
-from megakernels.indexed_attention import indexed_attention
-from megakernels.rope import rope
+from megakernels import attention, indexed_attention, rope
 from megaplan.spec import models as spec
 from megarun.model.attention import LatentAttention
 from megarun.model.rotary import Rotary, rotary_table
@@ -162,7 +160,7 @@ def test_scores_of_the_indexer() -> None:
     pytest.importorskip("fla")
     from fla.ops.dsa.naive import naive_dsa_indexer  # noqa: PLC0415
 
-    from megakernels.indexed_attention import _indexed_attention  # noqa: PLC0415
+    from megakernels.ops.indexed_attention import _indexed_attention  # noqa: PLC0415
 
     q, k, weights = normal(0, 1, 23, 4, 8), normal(1, 1, 23, 8), normal(2, 1, 23, 4)
     heads, one, zero = normal(3, 1, 23, 2, 6), torch.ones(8), torch.zeros(8)

@@ -15,12 +15,22 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.nemotron_h import modeling_nemotron_h as nemotron
 from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen
 
-from megakernels.activation import gelu, relu2, swiglu
-from megakernels.causal_conv1d import causal_conv1d
-from megakernels.cross_entropy import cross_entropy
-from megakernels.linear_cross_entropy import linear_cross_entropy
-from megakernels.moe import combine, dispatch, dispatch_plan, experts, route, routed_experts
-from megakernels.rms_norm import gated_rms_norm, rms_norm
+from megakernels import (
+    causal_conv1d,
+    combine,
+    cross_entropy,
+    dispatch,
+    dispatch_plan,
+    experts,
+    gated_rms_norm,
+    gelu,
+    linear_cross_entropy,
+    relu2,
+    rms_norm,
+    route,
+    routed_experts,
+    swiglu,
+)
 from megarun.optim.muon import orthogonalise
 
 LENGTHS = pytest.mark.parametrize("length", [1, 37])

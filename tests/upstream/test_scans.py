@@ -15,8 +15,7 @@ from upstream_checks import compare, normal, note, rms_ratio, run
 pytest.importorskip("transformers")
 from transformers.models.nemotron_h.modeling_nemotron_h import mamba2_chunk_scan
 
-from megakernels.mamba3 import mamba3
-from megakernels.ssd import ssd
+from megakernels import mamba3, ssd
 
 
 @pytest.mark.parametrize("limits", [(0.0, math.inf), (0.1, 1.0)])
@@ -146,7 +145,7 @@ def test_which_dims_an_angle_turns(pairwise: bool) -> None:
     reference = pytest.importorskip("upstream_mamba").apply_rotary_qk_inference_reference
     rank = 1 if pairwise else 2
     given = inputs_of(rank)
-    from megakernels.mamba3.chunk import Scan, make_chunk, make_steps  # noqa: PLC0415
+    from megakernels.ops.mamba3.chunk import Scan, make_chunk, make_steps  # noqa: PLC0415
 
     mimo = [given.get(name) for name in ("mimo_x", "mimo_z", "mimo_o")]
     tensors = [given[name] for name in ("x", "z", "B", "C", "dt", "A", "trapezoid", "angles", "B_bias", "C_bias", "D", "dt_bias")]

@@ -2,6 +2,7 @@
 
 from megakernels._common.device import chooses_triton, runs_triton, use_kernels
 from megakernels._common.numerics import accumulator_dtype, row_blocks, span_sums, upcast
+from megakernels._common.operations import operation, piece, types_of
 from megakernels._common.pieces import absolute, as_stored, in_order, piece_rows, require_pieces
 from megakernels._common.registration import fake_like, join, only_needed
 from megakernels._common.scratch import dropped_bytes, scratch_bytes, state_scratch
@@ -17,6 +18,8 @@ __all__ = [
     "in_order",
     "join",
     "only_needed",
+    "operation",
+    "piece",
     "piece_rows",
     "require",
     "require_pieces",
@@ -26,6 +29,7 @@ __all__ = [
     "scratch_bytes",
     "span_sums",
     "state_scratch",
+    "types_of",
     "upcast",
     "use_kernels",
 ]

@@ -15,6 +15,8 @@ from torch._library.custom_ops import CustomOpDef
 
 GRADIENT_PREFIX = "grad_"
 NEEDS = "needs"
+SAVED: dict[str, tuple[str, ...]] = {}
+"""Of each differentiable operation, as `torch.ops` names it: the tensors that it keeps for backward, inputs first."""
 
 
 def join(
@@ -39,6 +41,7 @@ def join(
     names = [argument.name for argument in _arguments(forward)]
     carried = [argument for argument in _arguments(backward) if argument.name != NEEDS and not argument.name.startswith(GRADIENT_PREFIX)]
     saved = [argument.name for argument in carried if "Tensor" in str(argument.type)]
+    SAVED[str(forward._opoverload)] = tuple(saved)
     constants = [argument.name for argument in carried if argument.name not in saved]
     order = [argument.name for argument in _arguments(backward)]
     differentiable = [name for name in outputs if GRADIENT_PREFIX + name in order]

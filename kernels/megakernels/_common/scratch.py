@@ -29,17 +29,18 @@ class Inside(NamedTuple):
     scratch: int
 
 
-_STATED: dict[str, Callable[..., int]] = {}
+STATED: dict[str, Callable[..., int]] = {}
+"""What each operation that holds something inside itself states, by its name in `torch.ops`."""
 
 
 def state_scratch(op: CustomOpDef, bytes_of: Callable[..., int]) -> None:
     """Registers what `op` holds on CUDA at its highest moment, beside operands and results; `bytes_of` takes the op's own arguments."""
-    _STATED[str(op._opoverload)] = bytes_of
+    STATED[str(op._opoverload)] = bytes_of
 
 
 def scratch_bytes(op: str, operands: tuple[Any, ...]) -> int:
     """What an operation states, as `torch.ops` names it ("megakernels.NAME.default"), of a call with these arguments; 0 if nothing."""
-    bytes_of = _STATED.get(op)
+    bytes_of = STATED.get(op)
     return 0 if bytes_of is None else bytes_of(*operands)
 
 

@@ -49,7 +49,7 @@ FORMULAS: dict[str, Formula] = {
         "Resident shards of routed experts.",
         f"{_SHARD}, E / mesh.ep experts of width F / mesh.etp, n = dp_shard · cp · tp / (ep · etp); d0 counts the rows of all of them",
         "bytes",
-        "docs/reference/ops.md, `experts`",
+        "docs/reference/kernels.md, `experts`",
         "up_proj [16, 896, 3584], ep 4, dp_shard 8, fp32: n = 2, 4 / 2 · 896 · 3584 · 4 = 25,690,112 B",
     ),
     Column.GRADIENTS: Formula(
@@ -97,7 +97,7 @@ FORMULAS: dict[str, Formula] = {
         "kept a token and E block: top_k · (4 + 4 + h · bytes(activations)) + 4 · E / tokens; with ep · etp > 1 rows received are"
         " N · top_k · etp · routing_skew, or capacity · E / ep · ep · etp",
         "bytes",
-        "docs/reference/ops.md, `route` to `combine`; arXiv:2101.03961, equation 3",
+        "docs/reference/kernels.md, `route` to `combine`; arXiv:2101.03961, equation 3",
         "4096 tokens, top-2, 128 experts, capacity factor 1.2, h 4096, 4 local experts, bf16: capacity 77, 2,523,136 B from one source,"
         " 80,740,352 B from the 32 there are",
         Basis.MODELLED,

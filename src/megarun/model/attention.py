@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from megakernels.rope import mla_kv, rope
+from megakernels import mla_kv, rope
 from megaplan.spec import models as spec
 from megarun.model.indexer import Indexer
 from megarun.model.norm import RMSNorm, linear

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from megakernels.rms_norm import gated_rms_norm
+from megakernels import gated_rms_norm
 from megaplan.spec import models as spec
 from megarun.model.norm import RMSNorm, linear
 from megarun.model.rotary import Rotary

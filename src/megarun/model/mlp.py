@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from megakernels.activation import gelu, relu2, swiglu
+from megakernels import gelu, relu2, swiglu
 from megaplan.spec.models import Activation
 from megarun.model.norm import RMSNorm, linear
 from megarun.model.rotary import Rotary

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from megakernels.moe import arrival_plan, combine, dispatch, dispatch_plan, experts, route, route_scored, routed_experts, router_losses
+from megakernels import arrival_plan, combine, dispatch, dispatch_plan, experts, route, route_scored, routed_experts, router_losses
 from megaplan.spec import models as spec
 from megarun.model.mlp import Mlp
 from megarun.model.norm import RMSNorm, linear

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from megakernels.rms_norm import rms_norm
+from megakernels import rms_norm
 
 
 class RMSNorm(nn.Module):

@@ -15,7 +15,7 @@ from megarun.parallel.shapes import batch_tokens
 
 @dataclass(frozen=True, slots=True)
 class LossFactors:
-    """What `megakernels.moe.router_losses` multiplies by.
+    """What `megakernels.router_losses` multiplies by.
 
     Attributes:
         balance: Coefficient · E / (k · T² · sequences of the batch): E · Σ f P, its mean over sequences.

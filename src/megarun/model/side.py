@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from megakernels.side_embedding import gated_add, ngram_rows
+from megakernels import gated_add, ngram_rows
 from megaplan.spec import models as spec
 from megarun.model.norm import linear
 

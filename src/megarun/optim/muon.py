@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from megakernels.newton_schulz import symmetric_product
+from megakernels import symmetric_product
 from megarun.initialise import local_shard
 from megarun.parallel.tensor import ALONE, TensorParallel
 

@@ -23,8 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megakernels.attention import attention
-from megakernels.attention.pieces import attention_pieces, attention_pieces_backward
+from megakernels import attention, attention_pieces, attention_pieces_backward
 from megarun.parallel.mesh import RankMesh
 
 

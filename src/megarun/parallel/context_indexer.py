@@ -11,14 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from megakernels.indexed_attention import indexed_attention
-from megakernels.indexed_attention.pieces import (
-    Settings,
-    index_keys,
-    index_keys_backward,
-    indexed_attention_pieces,
-    indexed_attention_pieces_backward,
-)
+from megakernels import index_keys, index_keys_backward, indexed_attention, indexed_attention_pieces, indexed_attention_pieces_backward
+from megakernels.ops.indexed_attention.pieces import Settings
 from megarun.parallel.context import ContextParallel
 
 

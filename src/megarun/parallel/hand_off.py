@@ -26,13 +26,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megakernels._common import accumulator_dtype
-from megakernels.causal_conv1d import causal_conv1d
-from megakernels.causal_conv1d.pieces import conv_pieces, conv_pieces_backward
-from megakernels.m2rnn import m2rnn
-from megakernels.m2rnn.piece import m2rnn_piece, m2rnn_piece_backward
-from megakernels.ssd import ssd
-from megakernels.ssd.piece import ssd_piece, ssd_piece_backward
+from megakernels import (
+    accumulator_dtype,
+    causal_conv1d,
+    conv_pieces,
+    conv_pieces_backward,
+    m2rnn,
+    m2rnn_piece,
+    m2rnn_piece_backward,
+    ssd,
+    ssd_piece,
+    ssd_piece_backward,
+)
 from megaplan.hosts.megarun.hand_off import num_lanes
 from megarun.parallel.context import ContextParallel
 

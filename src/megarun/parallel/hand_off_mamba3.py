@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megakernels._common import accumulator_dtype
-from megakernels.mamba3 import mamba3
-from megakernels.mamba3.piece import Settings, behind, behind_backward, mamba3_piece, mamba3_piece_backward
+from megakernels import accumulator_dtype, mamba3, mamba3_ahead, mamba3_ahead_backward, mamba3_piece, mamba3_piece_backward
+from megakernels.ops.mamba3.piece import Settings
 from megaplan.hosts.megarun.hand_off import num_lanes
 from megarun.parallel.context import ContextParallel
 from megarun.parallel.hand_off import BACKWARD, FORWARD, half, hand_on, lane_slice, lane_zeros, of_next, of_previous, once
@@ -70,7 +69,7 @@ class _TrapezoidalScan(torch.autograd.Function):
             rows = x.shape[0], 2 * -(-x.shape[1] // 2 // settings.save_every), x.shape[2]
             y, states = x.new_empty(x.shape), x.new_empty((*rows, width, state_dim))
             phases = x.new_empty((*rows, num_angles), dtype=accumulator_dtype(x.dtype))
-            ahead = of_next(cp, behind(*_firsts(inputs, starts)))
+            ahead = of_next(cp, mamba3_ahead(*_firsts(inputs, starts)))
             lanes = num_lanes(keys.shape[3], cp.degree)
 
             def step(place: int, lane: int, carried: Tensor) -> Tensor:
@@ -112,7 +111,7 @@ class _TrapezoidalScan(torch.autograd.Function):
             )
 
         hand_on(cp, BACKWARD, lane_zeros(lanes, x, x.shape[2], x.shape[3] * keys.shape[4] + phases.shape[3]), step)
-        grad_behind = behind_backward(of_previous(cp, grad_ahead), *_firsts(inputs, starts))
+        grad_behind = mamba3_ahead_backward(of_previous(cp, grad_ahead), *_firsts(inputs, starts))
         for total, part in zip(_firsts(gradients, None)[:3], grad_behind, strict=True):
             total.add_(part)
         made = (None if new is None else new.to(tensor.dtype) for new, tensor in zip(gradients, inputs, strict=True))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megakernels.rms_norm import gated_dot, gated_rms_norm, gated_scale, gated_scale_gradients, gated_square_sum
+from megakernels import gated_dot, gated_rms_norm, gated_scale, gated_scale_gradients, gated_square_sum
 from megarun.parallel.tensor import TensorParallel
 
 

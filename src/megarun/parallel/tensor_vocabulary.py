@@ -17,8 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from megakernels.cross_entropy import check_labels, cross_entropy, slice_gradient, slice_statistics
-from megakernels.linear_cross_entropy import linear_cross_entropy, linear_slice_gradients, linear_slice_statistics
+from megakernels import (
+    check_labels,
+    cross_entropy,
+    linear_cross_entropy,
+    linear_slice_gradients,
+    linear_slice_statistics,
+    slice_gradient,
+    slice_statistics,
+)
 from megarun.parallel.tensor import TensorParallel
 
 IGNORE_INDEX = -100

@@ -8,7 +8,8 @@ from op_checks import gradients, rms_ratio
 from op_makers import Case
 from torch.nn import functional
 
-from megakernels.activation import gelu, reference, relu2, swiglu
+from megakernels import gelu, relu2, swiglu
+from megakernels.ops.activation import reference
 
 EACH = pytest.mark.parametrize("case", [case for case in CASES if case.name in ("swiglu", "relu2", "gelu")], ids=lambda case: case.name)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -10,7 +10,8 @@ from op_checks import rms_ratio
 from op_exact import exact_conv
 from op_makers import Case
 
-from megakernels.causal_conv1d import causal_conv1d, kernel, reference
+from megakernels import causal_conv1d
+from megakernels.ops.causal_conv1d import kernel, reference
 
 BY_NAME = {case.name: case for case in CASES}
 NAMES = ("causal_conv1d", "causal_conv1d_plain", "causal_conv1d_packed", "causal_conv1d_initial")

@@ -9,8 +9,9 @@ from op_makers import Case
 from torch import Tensor
 from torch.nn import functional
 
-from megakernels.cross_entropy import cross_entropy, kernel, reference, slice_gradient, slice_statistics
-from megakernels.linear_cross_entropy import linear_cross_entropy, slices
+from megakernels import cross_entropy, linear_cross_entropy, slice_gradient, slice_statistics
+from megakernels.ops.cross_entropy import kernel, reference
+from megakernels.ops.linear_cross_entropy import slices
 
 BY_NAME = {case.name: case for case in CASES}
 EACH = pytest.mark.parametrize("case", [BY_NAME[name] for name in ("cross_entropy", "linear_cross_entropy")], ids=lambda case: case.name)

@@ -12,9 +12,10 @@ from op_exact import exact_m2rnn
 from op_makers import BATCH, Case, document_starts
 from torch import Tensor
 
-from megakernels.m2rnn import kernel, m2rnn, reference, sizes
-from megakernels.m2rnn.choice import chosen
-from megakernels.m2rnn.piece import m2rnn_piece, m2rnn_piece_backward
+from megakernels import m2rnn, m2rnn_piece, m2rnn_piece_backward
+from megakernels.ops.m2rnn import kernel, reference, sizes
+from megakernels.ops.m2rnn.choice import chosen
+from megakernels.ops.m2rnn.inputs import Recurrence
 
 BY_NAME = {case.name: case for case in CASES}
 EACH = pytest.mark.parametrize("case", [BY_NAME["m2rnn"], BY_NAME["m2rnn_packed"]], ids=lambda case: case.name)
@@ -135,6 +136,7 @@ def test_no_positions(shape: tuple[int, int]) -> None:
 
 
 def test_large_states_stay_with_the_reference() -> None:
-    keys, values = sizes.LARGEST_KEYS, sizes.LARGEST_VALUES
+    keys, values, nothing = sizes.LARGEST_KEYS, sizes.LARGEST_VALUES, Recurrence._make([None] * len(Recurrence._fields))
     for key_width, value_width, expected in ((keys, values, kernel), (keys + 1, values, reference), (keys, values + 1, reference)):
-        assert chosen(torch.empty(1, 1, key_width), torch.empty(1, 1, 1, value_width)) is expected
+        given = nothing._replace(q=torch.empty(1, 1, key_width), v=torch.empty(1, 1, 1, value_width))
+        assert chosen(given) is expected

@@ -9,8 +9,9 @@ from op_exact import TOP_K, exact_routed_experts
 from op_makers import expert_case, plan, routed_case
 from storages import Idle, Storages
 
-from megakernels import scratch_bytes
-from megakernels.moe import arrival_plan, combine, dispatch, dispatch_plan, kernel, kernel_plan, reference, routed_experts
+from megakernels import arrival_plan, combine, dispatch, dispatch_plan, routed_experts, scratch_bytes
+from megakernels.ops.moe import kernel, kernel_plan, reference
+from megakernels.ops.moe.inputs import Experts
 
 SMALL = [routed_case("swiglu", 16, 24), routed_case("relu2", 9, 7), routed_case("gelu", 5, 6)]
 EACH = pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
@@ -76,15 +77,15 @@ def test_the_inside_is_what_is_stated(
     for name in ("up_kernel", "down_kernel", "pull_kernel", "outer_kernel"):
         monkeypatch.setattr(kernel, name, Idle())
     monkeypatch.setattr(kernel_plan, "sum_slots_kernel", Idle())
+    given = Experts(x, weights, rows, counts, gate if gated else None, up, down, activation)
     with Storages() as forward:
-        results = kernel.forward(x, weights, rows, counts, gate if gated else None, up, down, activation)
+        results = kernel.routed_experts_forward(given)
     name, banks = ("routed_experts_gated", (gate, up, down)) if gated else ("routed_experts", (up, down, activation))
     assert scratch_bytes(f"megakernels.{name}.default", (x, weights, rows, counts, *banks)) == forward.beside(results)
     gate_out, up_out = results[1:]
     del results
-    banks_and_outputs = (gate, up, down, gate_out) if gated else (None, up, down, None)
     with Storages() as backward:
-        gradients = kernel.backward(grad_y, x, weights, rows, counts, *banks_and_outputs, up_out, activation, needs)
+        gradients = kernel.routed_experts_backward(grad_y, given, gate_out, up_out, needs)
     saved = (gate_out, up_out) if gated else (up_out, activation)
     wanted = needs if gated else [*needs[:2], *needs[3:]]
     operands = grad_y, x, weights, rows, counts, *((gate, up, down) if gated else (up, down)), *saved, wanted

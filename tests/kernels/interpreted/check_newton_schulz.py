@@ -5,7 +5,8 @@ import torch
 from kernel_checks import TOLERANCE, no_reference, shuffled_grid
 from op_checks import rms_ratio
 
-from megakernels.newton_schulz import reference, symmetric_product
+from megakernels import symmetric_product
+from megakernels.ops.newton_schulz import reference
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 SIZES = [(1, 1, 1), (2, 5, 65), (1, 130, 20), (1, 64, 64), pytest.param(2, 200, 300, marks=pytest.mark.slow)]

@@ -8,7 +8,8 @@ from op_checks import rms_ratio
 from op_exact import EPS, exact_gated_rms_norm, exact_rms_norm
 from op_makers import BATCH, Case
 
-from megakernels.rms_norm import add_rms_norm, gated_rms_norm, kernel, reference, rms_norm
+from megakernels import add_rms_norm, gated_rms_norm, rms_norm
+from megakernels.ops.rms_norm import kernel, reference
 
 BY_NAME = {case.name: case for case in CASES}
 CASES_HERE = [BY_NAME["rms_norm"], BY_NAME["add_rms_norm"], BY_NAME["gated_rms_norm"]]

@@ -10,7 +10,8 @@ from op_checks import rms_ratio
 from op_exact import angles, exact_mla_kv, exact_rope
 from op_makers import BATCH, Case
 
-from megakernels.rope import mla_kv, reference, rope
+from megakernels import mla_kv, rope
+from megakernels.ops.rope import reference
 
 BY_NAME = {case.name: case for case in CASES}
 WHOLE = replace(BY_NAME["rope"], name="rope_whole_head", inputs=lambda n, t: {"x": n(BATCH, t, 5, 6), **angles(n, t, 3)})

@@ -9,14 +9,14 @@ from storages import Idle, Storages
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from megakernels import m2rnn as m2rnn_op
 from megakernels import scratch_bytes, use_kernels
-from megakernels import ssd as ssd_op
-from megakernels.m2rnn import kernel as m2rnn_kernel
-from megakernels.m2rnn import piece as m2rnn_piece
-from megakernels.m2rnn import sizes as m2rnn_sizes
-from megakernels.ssd import kernel as ssd_kernel
-from megakernels.ssd import piece as ssd_piece
+from megakernels.ops import m2rnn as m2rnn_op
+from megakernels.ops import ssd as ssd_op
+from megakernels.ops.m2rnn import kernel as m2rnn_kernel
+from megakernels.ops.m2rnn import piece as m2rnn_piece
+from megakernels.ops.m2rnn import sizes as m2rnn_sizes
+from megakernels.ops.ssd import kernel as ssd_kernel
+from megakernels.ops.ssd import piece as ssd_piece
 
 BF16, FP32 = torch.bfloat16, torch.float32
 NO_LIMITS = 0.0, math.inf

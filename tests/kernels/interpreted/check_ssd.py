@@ -14,9 +14,10 @@ from op_exact import exact_ssd
 from op_makers import BATCH, Case, apart, document_starts
 from torch import Tensor
 
-from megakernels.ssd import kernel, reference, sizes, ssd
-from megakernels.ssd.choice import chosen
-from megakernels.ssd.piece import ssd_piece, ssd_piece_backward
+from megakernels import ssd, ssd_piece, ssd_piece_backward
+from megakernels.ops.ssd import kernel, reference, sizes
+from megakernels.ops.ssd.choice import chosen
+from megakernels.ops.ssd.inputs import Scan
 
 BY_NAME = {case.name: case for case in CASES}
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -188,8 +189,8 @@ def test_positions_beyond_32_bit_offsets() -> None:
 
 @pytest.mark.parametrize("dtype", list(sizes.LARGEST_WIDTH), ids=str)
 def test_what_stays_with_the_reference(dtype: torch.dtype) -> None:
-    largest = sizes.LARGEST_WIDTH[dtype]
+    largest, nothing = sizes.LARGEST_WIDTH[dtype], Scan._make([None] * len(Scan._fields))
     for head_width, state_width, expected in ((largest, largest, kernel), (largest + 1, 8, reference), (8, largest + 1, reference)):
         x, B = torch.empty(1, 1, 1, head_width, dtype=dtype), torch.empty(1, 1, 1, state_width, dtype=dtype)
-        assert chosen(x, B, B) is expected
-    assert chosen(x, B, B.double()) is reference
+        assert chosen(nothing._replace(x=x, B=B, C=B)) is expected
+    assert chosen(nothing._replace(x=x, B=B, C=B.double())) is reference

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from megakernels.activation import kernel
+from megakernels.ops.activation import kernel
 
 
 def configurations() -> dict[str, Any]:
@@ -14,10 +14,10 @@ def configurations() -> dict[str, Any]:
         for dtype in ("bf16", "fp32"):
             sizes = {} if width % 16 else dict.fromkeys(("width", "x_stride", "up_stride", "grad_stride"), "i32:16")
             types = sizes | dict.fromkeys(("x", "up", "y", "grad_y", "grad_x", "grad_up"), f"*{dtype}")
-            for kind, name in ((kernel.SWIGLU, "swiglu"), (kernel.RELU2, "relu2"), (kernel.GELU, "gelu")):
+            for name, kind in kernel.KINDS.items():
                 forward = {**tile, "KIND": kind}
                 found[f"{name} forward {width} {dtype}"] = (kernel.activation_forward_kernel, types, forward, launch)
-                backward = {**forward, "NEEDS_X": True, "NEEDS_UP": kind == kernel.SWIGLU}
+                backward = {**forward, "NEEDS_X": True, "NEEDS_UP": name == "swiglu"}
                 found[f"{name} backward {width} {dtype}"] = (kernel.activation_backward_kernel, types, backward, launch)
     return found
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from megakernels.causal_conv1d import kernel
+from megakernels.ops.causal_conv1d import kernel
 
 
 def configurations() -> dict[str, Any]:

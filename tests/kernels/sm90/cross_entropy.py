@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from megakernels.cross_entropy import kernel
+from megakernels.ops.cross_entropy import kernel
 
 
 def configurations() -> dict[str, Any]:

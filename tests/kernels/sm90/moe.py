@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from megakernels.moe import kernel, kernel_plan, sizes
+from megakernels.ops.moe import kernel, kernel_plan, sizes
 
 LAUNCH = ("num_warps", "num_stages")
 NUM_EXPERTS, HIDDEN, WIDTH, TOP_K = 128, 2048, 768, 8

@@ -3,7 +3,7 @@
 import itertools
 from typing import Any
 
-from megakernels.newton_schulz import kernel
+from megakernels.ops.newton_schulz import kernel
 
 
 def configurations() -> dict[str, Any]:

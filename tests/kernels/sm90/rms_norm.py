@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from megakernels.rms_norm import kernel
+from megakernels.ops.rms_norm import kernel
 
 
 def configurations() -> dict[str, Any]:

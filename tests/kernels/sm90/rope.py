@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from megakernels.rope import kernel
+from megakernels.ops.rope import kernel
 
 
 def configurations() -> dict[str, Any]:

@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
-from megakernels.ssd import kernel
-from megakernels.ssd.kernel_backward import ssd_backward_kernel, ssd_state_gradient_kernel
-from megakernels.ssd.kernel_forward import ssd_forward_kernel
-from megakernels.ssd.kernel_groups import ssd_group_kernel, ssd_sums_kernel
+from megakernels.ops.ssd import kernel
+from megakernels.ops.ssd.kernel_backward import ssd_backward_kernel, ssd_state_gradient_kernel
+from megakernels.ops.ssd.kernel_forward import ssd_forward_kernel
+from megakernels.ops.ssd.kernel_groups import ssd_group_kernel, ssd_sums_kernel
 
 INPUTS = ("x", "dt", "A_log", "B", "C", "D", "dt_bias", "grad_y", "y", "states", "grad_states", "grad_x")
 GROUP = ("own", "other", "keys", "boundary", "gradient")

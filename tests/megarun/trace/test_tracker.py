@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import linear
 from torch.profiler import ProfilerActivity, profile
 
-from megakernels.rms_norm import rms_norm
+from megakernels import rms_norm
 from megaplan.columns import Phase
 from megarun.trace.tracker import LiveBytes
 

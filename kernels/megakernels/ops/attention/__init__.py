@@ -1,0 +1,55 @@
+"""Causal attention with shared key heads and an optional window. Saved: q, k, v, starts, out, lse."""
+
+from torch import Tensor
+
+from megakernels._common import operation, require, require_starts, types_of
+from megakernels.ops.attention import reference
+from megakernels.ops.attention.reference import GRADIENTS, Attention
+
+__all__ = ["attention"]
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None = None, starts: Tensor | None = None) -> Tensor:
+    """Causal softmax attention; query head i reads key head i // (Hq / Hkv).
+
+    Args:
+        q: [B, T, Hq, D].
+        k: [B, T, Hkv, D], Hkv divides Hq.
+        v: [B, T, Hkv, Dv].
+        scale: factor on the scores.
+        window: position i sees j with i − window < j ≤ i; None sees all j ≤ i.
+        starts: int32 [B, T] or None: index of the first position of each position's document, for rows that hold several documents;
+            None is one document a row. Position i sees none before it. No gradient.
+
+    Returns:
+        [B, T, Hq, Dv], contiguous, in q's dtype.
+
+    Saves:
+        out: what is returned.
+        lse: fp32 [B, Hq, T].
+
+    Raises:
+        ValueError: shapes do not fit, or window < 1.
+
+    Source: arXiv:2307.08691; arXiv:2305.13245 for shared key heads.
+    """
+    fits = q.dim() == k.dim() == v.dim() == 4 and k.shape[:3] == v.shape[:3] and q.shape[:2] == k.shape[:2] and q.shape[3] == k.shape[3]
+    require(fits, "attention", "q must be [B,T,Hq,D], k [B,T,Hkv,D], v [B,T,Hkv,Dv]", q=q.shape, k=k.shape, v=v.shape)
+    require(q.shape[2] % k.shape[2] == 0, "attention", "Hkv must divide Hq", Hq=q.shape[2], Hkv=k.shape[2])
+    require(window is None or window >= 1, "attention", "window must be at least 1", window=window)
+    require_starts("attention", starts, q.shape[:2])
+    out: Tensor = _attention(q, k, v, starts, scale, window)[0]
+    return out
+
+
+_attention, _ = operation(
+    "attention",
+    types_of(Attention),
+    Attention,
+    outputs=("out", "lse"),
+    saved=("out", "lse"),
+    gradients=GRADIENTS,
+    forward=reference.forward,
+    backward=reference.backward,
+    fake=reference.made_like,
+)

@@ -1,0 +1,142 @@
+"""Causal attention of a rank that has some equal pieces of a sequence: its queries, and the keys of all pieces in any order.
+
+Two operations without an autograd formula, forward and backward, for a caller that gathers the keys for each of them and keeps its own
+part only (`megarun.parallel.context`). A piece is a run of consecutive positions, and pieces are numbered as the sequence has them.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from megakernels._common import (
+    absolute,
+    accumulator_dtype,
+    as_stored,
+    in_order,
+    operation,
+    piece_rows,
+    require,
+    require_pieces,
+    require_starts,
+    types_of,
+)
+from megakernels.ops.attention import reference
+from megakernels.ops.attention.reference import GRADIENTS, Attention
+
+__all__ = ["attention_pieces", "attention_pieces_backward"]
+
+
+def attention_pieces(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    starts: Tensor | None,
+    scale: float,
+    window: int | None,
+    query_pieces: Sequence[int],
+    key_pieces: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    """See `megakernels.attention`, for the queries of some pieces.
+
+    Args:
+        q: [B, t · len(query_pieces), Hq, D].
+        k: [B, t · len(key_pieces), Hkv, D].
+        v: [B, t · len(key_pieces), Hkv, Dv].
+        starts: int32, one for each query, or None: first position of its document, counted from the first position of its own piece, so
+            negative for a document that begins before the piece.
+        scale: Factor on the scores.
+        window: As for whole sequences.
+        query_pieces: Numbers of the pieces of q, in order.
+        key_pieces: Numbers of the pieces of k and v, in order: every piece of the sequence.
+
+    Returns:
+        out, shaped as q with v's width, and lse fp32 [B, Hq, positions of q].
+
+    Raises:
+        ValueError: Shapes do not fit, or a piece of q is none of k's.
+    """
+    require(k.shape[1] == v.shape[1], "attention_pieces", "k and v must have the same positions", k=k.shape, v=v.shape)
+    require_pieces("attention_pieces", q.shape[1], k.shape[1], query_pieces, key_pieces)
+    require_starts("attention_pieces", starts, q.shape[:2])
+    out: Tensor
+    lse: Tensor
+    out, lse = _pieces(q, k, v, starts, scale, window, list(query_pieces), list(key_pieces))
+    return out, lse
+
+
+def attention_pieces_backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    starts: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+    window: int | None,
+    query_pieces: Sequence[int],
+    key_pieces: Sequence[int],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v, of k and v the part that these queries make; arguments and results of `attention_pieces`."""
+    grad_q, grad_k, grad_v = _pieces_backward(grad_out, q, k, v, starts, out, lse, scale, window, list(query_pieces), list(key_pieces))
+    return grad_q, grad_k, grad_v
+
+
+class Pieces(NamedTuple):
+    """Queries of some pieces and keys of all, as `attention_pieces` documents them."""
+
+    given: Attention
+    query_pieces: list[int]
+    key_pieces: list[int]
+
+    def ordered(self) -> Attention:
+        """With keys and values as the sequence has them."""
+        return self.given._replace(k=in_order(self.given.k, self.key_pieces), v=in_order(self.given.v, self.key_pieces))
+
+
+def _bind(query_pieces: list[int], key_pieces: list[int], **arguments: Any) -> Pieces:
+    return Pieces(Attention(**arguments), query_pieces, key_pieces)
+
+
+def _split(pieces: Pieces) -> Iterator[tuple[slice, slice, int, Attention]]:
+    """Every piece of the queries: its rows, the keys that it sees, its first position, and it with those keys."""
+    given = pieces.ordered()
+    for rows, first in piece_rows(given.q.shape[1], pieces.query_pieces):
+        seen = slice(0, first + rows.stop - rows.start)
+        own = given._replace(q=given.q[:, rows], k=given.k[:, seen], v=given.v[:, seen], starts=absolute(given.starts, rows, first))
+        yield rows, seen, first, own
+
+
+def _forward(pieces: Pieces) -> tuple[Tensor, Tensor]:
+    outs, sums = zip(*(reference.forward(given, first) for _, _, first, given in _split(pieces)), strict=True)
+    return torch.cat(outs, 1), torch.cat(sums, 2)
+
+
+def _backward(grad_out: Tensor, pieces: Pieces, out: Tensor, lse: Tensor) -> list[Tensor]:
+    q, k, v = pieces.given[:3]
+    grad_keys, grad_values = (torch.zeros(like.shape, dtype=accumulator_dtype(q.dtype), device=like.device) for like in (k, v))
+    queries = []
+    for rows, seen, first, given in _split(pieces):
+        found = reference.backward(grad_out[:, rows], given, out[:, rows], lse[:, :, rows], (True, True, True), first)
+        grad_q, grad_k, grad_v = (gradient for gradient in found if gradient is not None)
+        queries.append(grad_q)
+        grad_keys[:, seen] += grad_k
+        grad_values[:, seen] += grad_v
+    stored = (as_stored(grad, pieces.key_pieces).to(q.dtype) for grad in (grad_keys, grad_values))
+    return [torch.cat(queries, 1), *stored]
+
+
+_pieces, _pieces_backward = operation(
+    "attention_pieces",
+    types_of(Attention) | {"query_pieces": list[int], "key_pieces": list[int]},
+    _bind,
+    outputs=("out", "lse"),
+    saved=("out", "lse"),
+    gradients=GRADIENTS,
+    forward=_forward,
+    backward=_backward,
+    fake=lambda pieces: reference.made_like(pieces.given),
+    differentiable=False,
+)

@@ -1,0 +1,128 @@
+"""Causal attention in plain torch, a block of queries at a time, with explicit backward formulas.
+
+s = scale · q kᵀ over the visible keys, lse = log Σ exp s, p = exp(s − lse), out = p v. The backward recomputes p from lse. With δ = Σ
+∂L/∂out ⊙ out: ∂L/∂v = pᵀ ∂L/∂out, ds = p ⊙ (∂L/∂out vᵀ − δ), ∂L/∂q = scale · ds k, ∂L/∂k = scale · dsᵀ q.
+
+Source: Dao, arXiv:2307.08691, algorithms 1 and 2; grouped keys and values, arXiv:2305.13245.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from megakernels._common import accumulator_dtype, row_blocks, upcast
+
+SCRATCH_ELEMENTS = 1 << 24
+"""Scores held at once, over all sequences and heads."""
+BLOCK_QUERIES = 64
+"""Largest block: a longer one computes more scores that the causal mask throws away."""
+
+
+class Attention(NamedTuple):
+    """The arguments of the torch op, as `attention` documents them."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    starts: Tensor | None
+    scale: float
+    window: int | None
+
+
+GRADIENTS = ("q", "k", "v")
+
+
+def made_like(given: Attention) -> tuple[Tensor, Tensor]:
+    """Out and lse, uninitialised."""
+    q, v = given.q, given.v
+    batch, num_positions, num_heads, _ = q.shape
+    out = torch.empty(batch, num_positions, num_heads, v.shape[-1], dtype=q.dtype, device=q.device)
+    return out, torch.empty(batch, num_heads, num_positions, dtype=accumulator_dtype(q.dtype), device=q.device)
+
+
+def forward(given: Attention, first: int = 0) -> tuple[Tensor, Tensor]:
+    """Returns out [B, T, Hq, Dv] in q's dtype and lse [B, Hq, T]; query i stands at position first + i of the keys."""
+    q, k, v, starts, scale, window = given
+    groups, keys, values = _by_group(upcast(q) * scale, k.shape[2]), _by_group(upcast(k), k.shape[2]), _by_group(upcast(v), k.shape[2])
+    out, lse = made_like(given)
+    for rows, seen in _blocks(q, window, first):
+        scores = _scores(groups[:, :, :, rows], keys[:, :, :, seen], rows, seen, window, starts, first)
+        largest = scores.amax(-1, keepdim=True)
+        weights = scores.sub_(largest).exp_()
+        total = weights.sum(-1, keepdim=True)
+        out[:, rows] = (_per_query(weights, values[:, :, 0, seen]) / total).flatten(1, 2).transpose(1, 2)
+        lse[:, :, rows] = (largest + total.log()).squeeze(-1).flatten(1, 2)
+    return out, lse
+
+
+def backward(
+    grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor, needs: Sequence[bool], first: int = 0
+) -> tuple[Tensor | None, ...]:
+    """Returns the gradients of q, k and v, None where not needed."""
+    q, k, v, starts, scale, window = given
+    num_groups = k.shape[2]
+    groups, keys, values = _by_group(upcast(q) * scale, num_groups), _by_group(upcast(k), num_groups), _by_group(upcast(v), num_groups)
+    grads = _by_group(upcast(grad_out), num_groups)
+    delta = (grads * _by_group(upcast(out), num_groups)).sum(-1, keepdim=True)
+    group_lse = torch.unflatten(lse, 1, (num_groups, lse.shape[1] // num_groups)).unsqueeze(-1)
+    grad_q = torch.empty(q.shape, dtype=q.dtype, device=q.device) if needs[0] else None
+    grad_k = torch.zeros_like(keys[:, :, 0]) if needs[1] else None
+    grad_v = torch.zeros_like(values[:, :, 0]) if needs[2] else None
+    for rows, seen in _blocks(q, window, first):
+        block = grads[:, :, :, rows]
+        scores = _scores(groups[:, :, :, rows], keys[:, :, :, seen], rows, seen, window, starts, first)
+        weights = scores.sub_(group_lse[:, :, :, rows]).exp_()
+        if grad_v is not None:
+            grad_v[:, :, seen] += _per_key(weights, block)
+        if grad_q is None and grad_k is None:
+            continue
+        grad_scores = _per_query(block, values[:, :, 0, seen].mT).sub_(delta[:, :, :, rows]).mul_(weights)
+        if grad_q is not None:
+            grad_q[:, rows] = (_per_query(grad_scores, keys[:, :, 0, seen]) * scale).flatten(1, 2).transpose(1, 2)
+        if grad_k is not None:
+            grad_k[:, :, seen] += _per_key(grad_scores, groups[:, :, :, rows])
+    return grad_q, _as_input(grad_k, k), _as_input(grad_v, v)
+
+
+def _by_group(x: Tensor, num_groups: int) -> Tensor:
+    """[B, T, H, D] as [B, num_groups, H / num_groups, T, D]: the query heads that share a key head, side by side."""
+    batch, num_positions, num_heads, width = x.shape
+    return x.transpose(1, 2).reshape(batch, num_groups, num_heads // num_groups, num_positions, width)
+
+
+def _blocks(q: Tensor, window: int | None, first: int) -> Iterator[tuple[slice, slice]]:
+    """Blocks of queries, each with the keys that any of them sees; the first query stands at key `first`."""
+    batch, num_positions, num_heads, _ = q.shape
+    for rows in row_blocks(num_positions, batch * num_heads * (first + num_positions), SCRATCH_ELEMENTS, BLOCK_QUERIES):
+        begin = 0 if window is None else max(0, first + rows.start - window + 1)
+        yield rows, slice(begin, first + rows.stop)
+
+
+def _scores(queries: Tensor, keys: Tensor, rows: slice, seen: slice, window: int | None, starts: Tensor | None, first: int) -> Tensor:
+    """Scaled scores of a block, −∞ where a query may not look."""
+    scores = _per_query(queries, keys[:, :, 0].mT)
+    query = torch.arange(first + rows.start, first + rows.stop, device=queries.device).unsqueeze(1)
+    key = torch.arange(seen.start, seen.stop, device=queries.device)
+    hidden = key > query
+    if window is not None:
+        hidden |= key <= query - window
+    if starts is not None:
+        hidden = hidden | (key < starts[:, rows].unsqueeze(-1)).unsqueeze(1).unsqueeze(1)  # [B, 1, 1, q, k]
+    return scores.masked_fill_(hidden, float("-inf"))
+
+
+def _per_query(queries: Tensor, matrix: Tensor) -> Tensor:
+    """[B, G, R, q, a] · [B, G, a, b] as [B, G, R, q, b]; the R heads of a group share the matrix, so they are one matrix product."""
+    batch, num_groups, shared, num_queries, _ = queries.shape
+    return (queries.flatten(2, 3) @ matrix).view(batch, num_groups, shared, num_queries, matrix.shape[-1])
+
+
+def _per_key(weights: Tensor, queries: Tensor) -> Tensor:
+    """Σ over R and q of [B, G, R, q, a]ᵀ · [B, G, R, q, b], as [B, G, a, b]."""
+    return weights.flatten(2, 3).mT @ queries.flatten(2, 3)
+
+
+def _as_input(gradient: Tensor | None, like: Tensor) -> Tensor | None:
+    return None if gradient is None else gradient.transpose(1, 2).to(like.dtype).contiguous()

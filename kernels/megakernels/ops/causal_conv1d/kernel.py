@@ -1,0 +1,308 @@
+"""Triton kernels of the depthwise causal convolution of up to four taps.
+
+Forward: a tile of positions and channels a program; the neighbours' positions come from cache. Backward: a program walks its own positions
+one by one with the last three inputs and the three gradients that later positions still add to in registers, so that x and grad_y are
+read once and silu is computed once; it goes on for three positions beyond its own, whose gradients reach back. Each program's share of
+the weight gradient is summed afterwards in a fixed order: no atomics, bitwise repeats.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from megakernels._common.blocks import block_of
+from megakernels._common.tiles import narrow, on_device_of, sigmoid, unit_stride
+from megakernels.ops.causal_conv1d.reference import Convolution
+
+LARGEST_KERNEL = 4
+"""Taps; more stay with the reference."""
+
+FORWARD_POSITIONS, FORWARD_CHANNELS = 8, 128
+BACKWARD_POSITIONS, BACKWARD_CHANNELS = 128, 256
+SHARES = tl.constexpr(LARGEST_KERNEL + 1)
+"""Rows of a program's share: the taps', right-aligned, and the bias's."""
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def tap(weight, channel, inside, DELAY: tl.constexpr, TAPS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The weights that multiply the inputs DELAY positions ago: zero beyond the last tap."""
+    found = tl.zeros(channel.shape, dtype=tl.float32)
+    if DELAY < TAPS:
+        found = tl.load(weight + channel * TAPS + (TAPS - 1 - DELAY), mask=inside, other=0.0).to(tl.float32)
+    return found
+
+
+@triton.jit
+def only_if(condition, channel, num_channels):  # type: ignore[no-untyped-def]
+    """The mask of a row's channels where a condition on its position holds, and of none elsewhere."""
+    return channel < tl.where(condition, num_channels, 0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def inputs_at(x, initial, position, x_stride, num_positions, channel, num_channels, TAPS: tl.constexpr, HAS_INITIAL: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The inputs at one position or at a column of them: `initial` before the first, zero where there are none."""
+    there = only_if((position >= 0) & (position < num_positions), channel, num_channels)
+    value = tl.load(x + position * x_stride + channel, mask=there, other=0.0).to(tl.float32)
+    if HAS_INITIAL:
+        row = position + (TAPS - 1)
+        before = only_if((position < 0) & (row >= 0), channel, num_channels)
+        value += tl.load(initial + row * num_channels + channel, mask=before, other=0.0).to(tl.float32)
+    return value
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def conv_forward_kernel(  # type: ignore[no-untyped-def]
+    x,
+    weight,
+    bias,
+    starts,
+    initial,
+    y,
+    x_row,
+    x_stride,
+    num_positions,
+    num_channels,
+    POSITIONS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    TAPS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    PACKED: tl.constexpr,
+    HAS_INITIAL: tl.constexpr,
+    SILU: tl.constexpr,
+):
+    """POSITIONS positions of CHANNELS channels of one row of y."""
+    tiles = tl.cdiv(num_positions, POSITIONS)
+    row = (tl.program_id(0) // tiles).to(tl.int64)
+    position = (tl.program_id(0) % tiles).to(tl.int64) * POSITIONS + tl.arange(0, POSITIONS)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = channel < num_channels
+    x += row * x_row
+    initial += row * (TAPS - 1) * num_channels
+    total = tl.zeros([POSITIONS, CHANNELS], dtype=tl.float32)
+    if HAS_BIAS:
+        total += tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)[None, :]
+    if PACKED:
+        start = tl.load(starts + row * num_positions + position, mask=position < num_positions, other=0)
+    for delay in tl.static_range(TAPS):
+        read = position - delay
+        if PACKED:
+            read = tl.where(read >= start, read, num_positions)  # nothing is there
+        value = inputs_at(
+            x, initial, read[:, None], x_stride, num_positions, channel[None, :], num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL
+        )
+        total += value * tap(weight, channel, inside, DELAY=delay, TAPS=TAPS)[None, :]
+    if SILU:
+        total = total * sigmoid(total)
+    place = y + (row * num_positions + position)[:, None] * num_channels + channel[None, :]
+    tl.store(place, narrow(total, y.dtype.element_ty), mask=(position < num_positions)[:, None] & inside[None, :])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  a step's values stay in registers
+    grad_y,
+    x,
+    weight,
+    bias,
+    starts,
+    initial,
+    grad_x,
+    grad_initial,
+    partial,
+    grad_row,
+    grad_stride,
+    x_row,
+    x_stride,
+    num_positions,
+    num_channels,
+    POSITIONS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    TAPS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    PACKED: tl.constexpr,
+    HAS_INITIAL: tl.constexpr,
+    SILU: tl.constexpr,
+    NEEDS_X: tl.constexpr,
+    NEEDS_INITIAL: tl.constexpr,
+    NEEDS_WEIGHT: tl.constexpr,
+):
+    """The gradients of POSITIONS positions of CHANNELS channels of one row, and their share of the weight gradient."""
+    tiles = tl.cdiv(num_positions, POSITIONS)
+    row = (tl.program_id(0) // tiles).to(tl.int64)
+    first = (tl.program_id(0) % tiles).to(tl.int64) * POSITIONS
+    end = tl.minimum(first + POSITIONS, num_positions)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = channel < num_channels
+    x += row * x_row
+    grad_y += row * grad_row
+    initial += row * (TAPS - 1) * num_channels
+    grad_initial += row * (TAPS - 1) * num_channels
+    now = tap(weight, channel, inside, DELAY=0, TAPS=TAPS)
+    tap_1 = tap(weight, channel, inside, DELAY=1, TAPS=TAPS)
+    tap_2 = tap(weight, channel, inside, DELAY=2, TAPS=TAPS)
+    tap_3 = tap(weight, channel, inside, DELAY=3, TAPS=TAPS)
+    offset = tl.zeros([CHANNELS], dtype=tl.float32)
+    if HAS_BIAS:
+        offset = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
+    x_1 = inputs_at(x, initial, first - 1, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)
+    x_2 = inputs_at(x, initial, first - 2, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)
+    x_3 = inputs_at(x, initial, first - 3, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)
+    back_1 = tl.zeros([CHANNELS], dtype=tl.float32)  # of the gradient of the input a position ago: what later positions added
+    back_2 = tl.zeros([CHANNELS], dtype=tl.float32)
+    back_3 = tl.zeros([CHANNELS], dtype=tl.float32)
+    share = tl.zeros([CHANNELS], dtype=tl.float32)
+    share_1 = tl.zeros([CHANNELS], dtype=tl.float32)
+    share_2 = tl.zeros([CHANNELS], dtype=tl.float32)
+    share_3 = tl.zeros([CHANNELS], dtype=tl.float32)
+    share_bias = tl.zeros([CHANNELS], dtype=tl.float32)
+    for step in tl.range(0, (end - first).to(tl.int32) + 3, loop_unroll_factor=4):
+        position = first + step
+        here = only_if(position < num_positions, channel, num_channels)
+        x_0 = inputs_at(x, initial, position, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)
+        seen_1 = x_1
+        seen_2 = x_2
+        seen_3 = x_3
+        if PACKED:
+            start = tl.load(starts + row * num_positions + position, mask=position < num_positions, other=0)
+            seen_1 = tl.where(position - 1 >= start, x_1, 0.0)
+            seen_2 = tl.where(position - 2 >= start, x_2, 0.0)
+            seen_3 = tl.where(position - 3 >= start, x_3, 0.0)
+        grad = tl.load(grad_y + position * grad_stride + channel, mask=here, other=0.0).to(tl.float32)
+        if SILU:
+            total = offset + x_0 * now + seen_1 * tap_1 + seen_2 * tap_2 + seen_3 * tap_3
+            opened = sigmoid(total)
+            grad = grad * (opened + total * opened * (1.0 - opened))
+        if NEEDS_WEIGHT:
+            own = tl.where(position < end, grad, 0.0)
+            share += own * x_0
+            share_1 += own * seen_1
+            share_2 += own * seen_2
+            share_3 += own * seen_3
+            share_bias += own
+        grad_1 = grad * tap_1
+        grad_2 = grad * tap_2
+        grad_3 = grad * tap_3
+        if PACKED:
+            grad_1 = tl.where(position - 1 >= start, grad_1, 0.0)
+            grad_2 = tl.where(position - 2 >= start, grad_2, 0.0)
+            grad_3 = tl.where(position - 3 >= start, grad_3, 0.0)
+        whole = back_3 + grad_3
+        left = position - 3
+        if NEEDS_X:
+            place = grad_x + (row * num_positions + left) * num_channels + channel
+            tl.store(place, narrow(whole, grad_x.dtype.element_ty), mask=only_if((left >= first) & (left < end), channel, num_channels))
+        if NEEDS_INITIAL:
+            place = grad_initial + (left + (TAPS - 1)) * num_channels + channel
+            reaches = (first == 0) & (left < 0) & (left + (TAPS - 1) >= 0)
+            tl.store(place, narrow(whole, grad_initial.dtype.element_ty), mask=only_if(reaches, channel, num_channels))
+        back_3 = back_2 + grad_2
+        back_2 = back_1 + grad_1
+        back_1 = grad * now
+        x_3 = x_2
+        x_2 = x_1
+        x_1 = x_0
+    if NEEDS_WEIGHT:
+        place = partial + tl.program_id(0).to(tl.int64) * SHARES * num_channels + channel
+        tl.store(place, share_3, mask=inside)
+        tl.store(place + num_channels, share_2, mask=inside)
+        tl.store(place + 2 * num_channels, share_1, mask=inside)
+        tl.store(place + 3 * num_channels, share, mask=inside)
+        tl.store(place + 4 * num_channels, share_bias, mask=inside)
+
+
+def forward_options(num_channels: int) -> dict[str, int]:
+    """Tile and warps of the forward."""
+    return {"POSITIONS": FORWARD_POSITIONS, "CHANNELS": min(FORWARD_CHANNELS, block_of(num_channels, 32)), "num_warps": 4}
+
+
+def backward_options(num_channels: int) -> dict[str, int]:
+    """Tile and warps of the backward: four channels a thread."""
+    channels = min(BACKWARD_CHANNELS, block_of(num_channels, 32))
+    return {"POSITIONS": BACKWARD_POSITIONS, "CHANNELS": channels, "num_warps": max(1, channels // 128)}
+
+
+def forward(given: Convolution) -> Tensor:
+    """Same contract as `reference.forward`, for fp32, bf16 and fp16."""
+    x, weight, bias, starts, initial, silu = given
+    x = unit_stride(x)
+    batch, num_positions, num_channels = x.shape
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    options = forward_options(num_channels)
+    if y.numel():
+        with on_device_of(x):
+            conv_forward_kernel[(batch * triton.cdiv(num_positions, options["POSITIONS"]), triton.cdiv(num_channels, options["CHANNELS"]))](
+                x,
+                weight.contiguous(),
+                _or(bias, x),
+                _or(starts, x),
+                _or(initial, x),
+                y,
+                x.stride(0),
+                x.stride(1),
+                num_positions,
+                num_channels,
+                TAPS=weight.shape[1],
+                HAS_BIAS=bias is not None,
+                PACKED=starts is not None,
+                HAS_INITIAL=initial is not None,
+                SILU=silu,
+                **options,
+            )
+    return y
+
+
+def backward(grad_y: Tensor, given: Convolution, needs: list[bool]) -> tuple[Tensor | None, ...]:
+    """Same contract as `reference.backward`."""
+    x, weight, bias, starts, initial, silu = given
+    x, grad_y = unit_stride(x), unit_stride(grad_y)
+    batch, num_positions, num_channels = x.shape
+    options = backward_options(num_channels)
+    num_programs = batch * triton.cdiv(num_positions, options["POSITIONS"])
+    needs_weight = needs[1] or (needs[2] and bias is not None)
+    grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device) if needs[0] else None
+    grad_initial = torch.zeros(initial.shape, dtype=initial.dtype, device=x.device) if initial is not None and needs[3] else None
+    shares = (num_programs if needs_weight else 0, LARGEST_KERNEL + 1, num_channels)
+    partial = torch.empty(shares, dtype=torch.float32, device=x.device)
+    if x.numel():
+        with on_device_of(x):
+            conv_backward_kernel[(num_programs, triton.cdiv(num_channels, options["CHANNELS"]))](
+                grad_y,
+                x,
+                weight.contiguous(),
+                _or(bias, x),
+                _or(starts, x),
+                _or(initial, x),
+                _or(grad_x, x),
+                _or(grad_initial, x),
+                partial,
+                grad_y.stride(0),
+                grad_y.stride(1),
+                x.stride(0),
+                x.stride(1),
+                num_positions,
+                num_channels,
+                TAPS=weight.shape[1],
+                HAS_BIAS=bias is not None,
+                PACKED=starts is not None,
+                HAS_INITIAL=initial is not None,
+                SILU=silu,
+                NEEDS_X=needs[0],
+                NEEDS_INITIAL=grad_initial is not None,
+                NEEDS_WEIGHT=needs_weight,
+                **options,
+            )
+    total = partial.sum(0)
+    taps = slice(LARGEST_KERNEL - weight.shape[1], LARGEST_KERNEL)
+    grad_weight = _dense(total[taps].mT, weight.dtype) if needs[1] else None
+    grad_bias = _dense(total[LARGEST_KERNEL], bias.dtype) if bias is not None and needs[2] else None
+    return grad_x, grad_weight, grad_bias, grad_initial
+
+
+def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
+    """`tensor`, or any other where the kernel does not look."""
+    return other if tensor is None else tensor.contiguous()
+
+
+def _dense(share: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy: a view would keep the shares of everything."""
+    return share.to(dtype, copy=True, memory_format=torch.contiguous_format)

@@ -1,0 +1,212 @@
+"""Indexed attention of a rank that has some equal pieces of a sequence: its queries, and the keys of all pieces in any order.
+
+Operations without an autograd formula, forward and backward, for a caller that gathers keys for each of them and keeps its own part only
+(`megarun.parallel.context_indexer`). A query chooses among all keys before it, wherever they are stored, as on one rank. What is gathered
+of the indexer is its keys after norm and rotation, for the angles are those of a rank's own positions.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from megakernels._common import (
+    absolute,
+    accumulator_dtype,
+    as_stored,
+    in_order,
+    operation,
+    piece_rows,
+    require,
+    require_pieces,
+    require_starts,
+    types_of,
+)
+from megakernels.ops.indexed_attention import reference
+from megakernels.ops.indexed_attention.reference import Indexed
+
+__all__ = ["Settings", "index_keys", "index_keys_backward", "indexed_attention_pieces", "indexed_attention_pieces_backward"]
+
+
+class Settings(NamedTuple):
+    """Numbers of `indexed_attention_pieces`.
+
+    Attributes:
+        scale: Factor on the attention scores.
+        top_k: Keys that a query attends to; all where it sees no more.
+        loss_factor: Of the indexer's loss.
+        window: As for whole sequences.
+        query_pieces: Numbers of the pieces of queries, in order.
+        key_pieces: Numbers of the pieces of keys, in order: every piece of the sequence.
+    """
+
+    scale: float
+    top_k: int
+    loss_factor: float
+    window: int | None
+    query_pieces: Sequence[int]
+    key_pieces: Sequence[int]
+
+
+def index_keys(index_k: Tensor, k_scale: Tensor, k_bias: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
+    """Index keys of own positions [B, t, D], layer-normed and rotated by own angles: fp32 [B, t, D]."""
+    keys: Tensor = _index_keys(index_k, k_scale, k_bias, cos, sin, eps)
+    return keys
+
+
+def index_keys_backward(
+    grad_keys: Tensor, index_k: Tensor, k_scale: Tensor, cos: Tensor, sin: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of index_k, k_scale and k_bias, from that of the keys, fp32 [B, t, D]."""
+    grad_k, grad_scale, grad_bias = _index_keys_backward(grad_keys, index_k, k_scale, cos, sin, eps)
+    return grad_k, grad_scale, grad_bias
+
+
+def indexed_attention_pieces(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    index_q: Tensor,
+    keys: Tensor,
+    index_weights: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    starts: Tensor | None,
+    settings: Settings,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """See `megakernels.indexed_attention`, for the queries of some pieces.
+
+    Args:
+        q: [B, t · len(query_pieces), H, E].
+        k: [B, t · len(key_pieces), H, E].
+        v: [B, t · len(key_pieces), H, V].
+        index_q: [B, t · len(query_pieces), I, D].
+        keys: fp32 [B, t · len(key_pieces), D], what `index_keys` made on every rank.
+        index_weights: [B, t · len(query_pieces), I].
+        cos: [t · len(query_pieces), R/2], angles of the queries.
+        sin: The same.
+        starts: int32, one for each query, or None: first position of its document, counted from the first position of its own piece.
+        settings: The rest.
+
+    Returns:
+        out, shaped as q with v's width; lse fp32 [B, H, positions of q]; thresholds and log-sum-exps of index scores, fp32 [B, the same].
+
+    Raises:
+        ValueError: Shapes do not fit, or a piece of q is none of k's.
+    """
+    positions = k.shape[1]
+    fits = v.shape[1] == keys.shape[1] == positions and index_q.shape[:2] == index_weights.shape[:2] == q.shape[:2]
+    shapes = {"k": k.shape, "v": v.shape, "keys": keys.shape, "q": q.shape, "index_q": index_q.shape, "index_weights": index_weights.shape}
+    require(fits, "indexed_attention_pieces", "queries and keys must each have the same positions", **shapes)
+    require_pieces("indexed_attention_pieces", q.shape[1], positions, settings.query_pieces, settings.key_pieces)
+    require_starts("indexed_attention_pieces", starts, q.shape[:2])
+    out, lse, thresholds, index_lse = _pieces(q, k, v, index_q, keys, index_weights, cos, sin, starts, *_plain(settings))
+    return out, lse, thresholds, index_lse
+
+
+def indexed_attention_pieces_backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    index_q: Tensor,
+    keys: Tensor,
+    index_weights: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    starts: Tensor | None,
+    made: Sequence[Tensor],
+    settings: Settings,
+) -> list[Tensor]:
+    """Gradients of q, index_q and index_weights, then of k, v and keys the part that these queries make.
+
+    `made` is what `indexed_attention_pieces` returned; the other arguments are its.
+    """
+    found: list[Tensor] = _pieces_backward(grad_out, q, k, v, index_q, keys, index_weights, cos, sin, starts, *made, *_plain(settings))
+    return found
+
+
+def _plain(settings: Settings) -> tuple[Any, ...]:
+    return (*settings[:4], list(settings.query_pieces), list(settings.key_pieces))
+
+
+@custom_op("megakernels::index_keys", mutates_args=())
+def _index_keys(index_k: Tensor, k_scale: Tensor, k_bias: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
+    return reference.make_keys(index_k, k_scale, k_bias, cos, sin, eps)
+
+
+@custom_op("megakernels::index_keys_backward", mutates_args=())
+def _index_keys_backward(grad_keys: Tensor, index_k: Tensor, k_scale: Tensor, cos: Tensor, sin: Tensor, eps: float) -> list[Tensor]:
+    return list(reference.make_keys_backward(grad_keys, index_k, k_scale, cos, sin, eps))
+
+
+@_index_keys.register_fake
+def _(index_k: Tensor, *_: Any) -> Tensor:
+    return index_k.new_empty(index_k.shape, dtype=accumulator_dtype(index_k.dtype))
+
+
+@_index_keys_backward.register_fake
+def _(_grad_keys: Tensor, index_k: Tensor, k_scale: Tensor, *_: Any) -> list[Tensor]:
+    return [index_k.new_empty(index_k.shape), k_scale.new_empty(k_scale.shape), k_scale.new_empty(k_scale.shape)]
+
+
+class Pieces(NamedTuple):
+    """Queries of some pieces and keys of all, as `indexed_attention_pieces` documents them."""
+
+    given: Indexed
+    query_pieces: list[int]
+    key_pieces: list[int]
+
+    def split(self) -> Iterator[tuple[slice, Indexed]]:
+        """Every piece of the queries, its rows, and it with the keys that it sees, in the order of the sequence."""
+        given = self.given
+        ordered = [in_order(tensor, self.key_pieces) for tensor in (given.k, given.v, given.keys)]
+        for rows, first in piece_rows(given.q.shape[1], self.query_pieces):
+            k, v, keys = (tensor[:, : first + rows.stop - rows.start] for tensor in ordered)
+            q, index_q, weights = given.q[:, rows], given.index_q[:, rows], given.index_weights[:, rows]
+            cos, sin, starts = given.cos[rows], given.sin[rows], absolute(given.starts, rows, first)
+            yield (
+                rows,
+                Indexed(
+                    q, k, v, index_q, keys, weights, cos, sin, starts, given.scale, given.top_k, given.loss_factor, given.window, first
+                ),
+            )
+
+
+def _bind(query_pieces: list[int], key_pieces: list[int], **arguments: Any) -> Pieces:
+    return Pieces(Indexed(**arguments), query_pieces, key_pieces)
+
+
+def _forward(pieces: Pieces) -> tuple[Tensor, ...]:
+    outs, sums, thresholds, index_sums = zip(*(reference.forward(given) for _, given in pieces.split()), strict=True)
+    return torch.cat(outs, 1), torch.cat(sums, 2), torch.cat(thresholds, 1), torch.cat(index_sums, 1)
+
+
+def _backward(grad_out: Tensor, pieces: Pieces, out: Tensor, lse: Tensor, thresholds: Tensor, index_lse: Tensor) -> list[Tensor]:
+    likes = pieces.given.k, pieces.given.v, pieces.given.keys
+    sums = [torch.zeros(each.shape, dtype=accumulator_dtype(pieces.given.q.dtype), device=each.device) for each in likes]
+    own = []
+    for rows, given in pieces.split():
+        made = out[:, rows], lse[:, :, rows], thresholds[:, rows], index_lse[:, rows]
+        grad_q, grad_k, grad_v, grad_a, grad_keys, grad_w = reference.backward(grad_out[:, rows], given, *made)
+        own.append((grad_q, grad_a, grad_w))
+        for total, part in zip(sums, (grad_k, grad_v, grad_keys), strict=True):
+            total[:, : part.shape[1]] += part
+    stored = (as_stored(total, pieces.key_pieces).to(like.dtype) for total, like in zip(sums, likes, strict=True))
+    return [*(torch.cat(parts, 1) for parts in zip(*own, strict=True)), *stored]
+
+
+_pieces, _pieces_backward = operation(
+    "indexed_attention_pieces",
+    {name: kind for name, kind in types_of(Indexed).items() if name != "first"} | {"query_pieces": list[int], "key_pieces": list[int]},
+    _bind,
+    outputs=("out", "lse", "thresholds", "index_lse"),
+    saved=("out", "lse", "thresholds", "index_lse"),
+    gradients=("q", "index_q", "index_weights", "k", "v", "keys"),
+    forward=_forward,
+    backward=_backward,
+    fake=lambda pieces: reference.made_like(pieces.given.q, pieces.given.v),
+    differentiable=False,
+)

@@ -1,0 +1,36 @@
+"""Which functions run the recurrence: Triton's kernels where they are chosen and take the sizes, else plain torch."""
+
+from types import ModuleType
+
+from torch import Tensor
+
+from megakernels._common import chooses_triton, runs_triton
+from megakernels.ops.m2rnn import reference
+from megakernels.ops.m2rnn.inputs import Recurrence
+from megakernels.ops.m2rnn.sizes import accepts
+
+
+def chosen(given: Recurrence) -> ModuleType:
+    """The module whose `forward` and `backward` run for these inputs."""
+    if runs_triton(given.q) and accepts(given):
+        from megakernels.ops.m2rnn import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
+
+        return kernel
+    return reference
+
+
+def chooses_kernel(given: Recurrence) -> bool:
+    """Whether the kernels run for these inputs on CUDA, wherever they are."""
+    return chooses_triton(given.q) and accepts(given)
+
+
+def forward(state: Tensor | None, given: Recurrence) -> tuple[Tensor, Tensor]:
+    """`reference.forward`, or the kernels' one."""
+    made: tuple[Tensor, Tensor] = chosen(given).forward(state, given)
+    return made
+
+
+def backward(grad_last: Tensor | None, grad_y: Tensor, given: Recurrence, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+    """`reference.backward`, or the kernels' one."""
+    found: tuple[tuple[Tensor, ...], Tensor] = chosen(given).backward(grad_last, grad_y, given, states)
+    return found

@@ -1,0 +1,25 @@
+"""The recurrence's arguments."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Recurrence(NamedTuple):
+    """The arguments of the torch op, as `m2rnn` documents them."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    f: Tensor
+    state_map: Tensor
+    D: Tensor
+    dt_bias: Tensor
+    A_log: Tensor
+    starts: Tensor | None
+    save_every: int
+
+
+GRADIENTS = ("q", "k", "v", "f", "state_map", "D", "dt_bias", "A_log")
+SHARED = ("q", "k", "state_map", "D", "dt_bias", "A_log")
+"""Those of them to which several heads or positions add: q and k, which all heads share, and the parameters."""

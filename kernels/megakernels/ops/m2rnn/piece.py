@@ -1,0 +1,98 @@
+"""A piece of the M²RNN recurrence, for some heads: it begins with a state and hands the last one on.
+
+Two operations without an autograd formula, for a caller whose ranks share a sequence (`megarun.parallel.hand_off`). They write into parts
+of tensors that the caller has made, so that heads can follow one another.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from megakernels._common import piece, types_of
+from megakernels.ops.m2rnn.choice import backward, chooses_kernel, forward
+from megakernels.ops.m2rnn.inputs import GRADIENTS, SHARED, Recurrence
+from megakernels.ops.m2rnn.sizes import backward_inside, forward_inside
+
+__all__ = ["m2rnn_piece", "m2rnn_piece_backward"]
+
+
+def m2rnn_piece(state: Tensor, inputs: Sequence[Tensor], starts: Tensor | None, save_every: int, y: Tensor, states: Tensor) -> Tensor:
+    """See `megakernels.m2rnn`.
+
+    Args:
+        state: [B, H, K, V] in the accumulation dtype, before the piece.
+        inputs: q and k [B, t, K], v [B, t, H, V], f [B, t, H], state_map [H, V, V], D [H, V], dt_bias [H] and A_log [H].
+        starts: int32 [B, t] or None, counted from the piece's first position: negative where a document began before.
+        save_every: Positions of a segment.
+        y: [B, t, H, V], written.
+        states: [B, ceil(t / save_every) + 1, H, K, V] in the accumulation dtype, written: before each segment and after the last.
+
+    Returns:
+        The state after the piece, as `state`.
+
+    Scratch:
+        As `m2rnn`, and what is made before it is copied to where the caller wants it; copies of saved states and starts that are views.
+
+    Triton:
+        The kernels of `m2rnn`.
+    """
+    last: Tensor = _piece(state, *inputs, starts, save_every, y, states)
+    return last
+
+
+def m2rnn_piece_backward(
+    grad_last: Tensor,
+    grad_y: Tensor,
+    inputs: Sequence[Tensor],
+    starts: Tensor | None,
+    states: Tensor,
+    save_every: int,
+    gradients: Sequence[Tensor],
+) -> Tensor:
+    """The gradient of the state before the piece.
+
+    Args:
+        grad_last: Of the state after it.
+        grad_y: [B, t, H, V].
+        inputs: q, k, v, f, state_map, D, dt_bias and A_log.
+        starts: As in `m2rnn_piece`.
+        states: As `m2rnn_piece` wrote them.
+        save_every: As in `m2rnn_piece`.
+        gradients: Of `inputs`; those of v and f are written, those of q and k, which all heads share, and of parameters added to.
+    """
+    grad_state: Tensor = _piece_backward(grad_last, grad_y, *inputs, starts, states, save_every, *gradients)
+    return grad_state
+
+
+def _forward(state: Tensor, given: Recurrence) -> tuple[Tensor, Tensor, Tensor]:
+    y, states = forward(state, given)
+    return y, states, states[:, -1].clone(memory_format=torch.contiguous_format)
+
+
+def _forward_scratch(state: Tensor, given: Recurrence) -> int:
+    if not chooses_kernel(given):
+        return 0
+    inside = forward_inside(state, given)
+    return inside.results + max(0, inside.scratch - state.nbytes)  # copied to where the caller wants them, beside the last state
+
+
+def _backward_scratch(_grad_last: Tensor, grad_y: Tensor, given: Recurrence, states: Tensor) -> int:
+    if not chooses_kernel(given):
+        return 0
+    inside = backward_inside(grad_y, given, states)
+    return inside.results + inside.scratch
+
+
+_piece, _piece_backward = piece(
+    "m2rnn",
+    types_of(Recurrence),
+    Recurrence,
+    made=("y", "states"),
+    gradients=GRADIENTS,
+    summed=SHARED,
+    forward=_forward,
+    backward=backward,
+    forward_scratch=_forward_scratch,
+    backward_scratch=_backward_scratch,
+)

@@ -1,0 +1,169 @@
+"""A piece of Mamba-3's scan, for some heads: it begins with a state and a phase and hands the last ones on.
+
+Two operations without an autograd formula, for a caller whose ranks share a sequence (`megarun.parallel.hand_off_mamba3`). They write into
+parts of tensors that the caller has made, so that heads can follow one another. State and phase travel side by side, [B, H, P·S + N].
+
+The last position of a piece arrives with a weight in which the first position behind it has a share: `mamba3_ahead` is what a piece's first
+position has for the one before, so that all pieces can have theirs before any of them starts.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from megakernels._common import piece, types_of, upcast
+from megakernels.ops.mamba3 import reference
+from megakernels.ops.mamba3.chunk import GRADIENTS, SHARED, Scan
+
+__all__ = ["Settings", "mamba3_ahead", "mamba3_ahead_backward", "mamba3_piece", "mamba3_piece_backward"]
+
+
+class Settings(NamedTuple):
+    """Numbers of `mamba3`.
+
+    Attributes:
+        chunk_size: Positions computed at once.
+        save_every: Positions between two kept states.
+        heavy_tail: The rate of decay is the function that falls slowly below 0, not softplus.
+    """
+
+    chunk_size: int
+    save_every: int
+    heavy_tail: bool = False
+
+
+def mamba3_ahead(dt: Tensor, trapezoid: Tensor, dt_bias: Tensor, starts: Tensor | None) -> Tensor:
+    """(1 − λ) Δ of the first positions of pieces, zero where a document begins there.
+
+    Args:
+        dt: [..., H], of those positions.
+        trapezoid: [..., H].
+        dt_bias: [H].
+        starts: int32 [...] or None, counted from those positions: negative where a document began before.
+
+    Returns:
+        [..., H] in the accumulation dtype.
+    """
+    given = (1 - upcast(trapezoid).sigmoid()) * softplus(upcast(dt) + upcast(dt_bias))
+    return given if starts is None else given * (starts < 0).unsqueeze(-1)
+
+
+def mamba3_ahead_backward(
+    gradient: Tensor, dt: Tensor, trapezoid: Tensor, dt_bias: Tensor, starts: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of dt, trapezoid and dt_bias, in the accumulation dtype, from that of `mamba3_ahead`."""
+    if starts is not None:
+        gradient = gradient * (starts < 0).unsqueeze(-1)
+    raw_step, share = upcast(dt) + upcast(dt_bias), upcast(trapezoid).sigmoid()
+    grad_dt = gradient * (1 - share) * raw_step.sigmoid()
+    return grad_dt, -gradient * softplus(raw_step) * share * (1 - share), grad_dt.flatten(0, -2).sum(0)
+
+
+def mamba3_piece(
+    carried: Tensor,
+    inputs: Sequence[Tensor | None],
+    starts: Tensor | None,
+    ahead: Tensor,
+    settings: Settings,
+    y: Tensor,
+    states: Tensor,
+    phases: Tensor,
+) -> Tensor:
+    """See `megakernels.mamba3`.
+
+    Args:
+        carried: [B, H, P·S + N] in the accumulation dtype, state and phase before the piece.
+        inputs: x, z, B, C, dt, A, trapezoid and angles of the piece, B_bias, C_bias, D, dt_bias, mimo_x, mimo_z and mimo_o, of the heads.
+        starts: int32 [B, t] or None, counted from the piece's first position: negative where a document began before.
+        ahead: [B, H] in the accumulation dtype, `mamba3_ahead` of the next piece; zero where there is none.
+        settings: The rest.
+        y: [B, t, H, P], written.
+        states: [B, ceil(t / save_every), H, P, S], written: the weighted state at each segment's start.
+        phases: [B, ceil(t / save_every), H, N] in the accumulation dtype, written: the angle before each segment.
+
+    Returns:
+        State and phase after the piece, as `carried`.
+    """
+    last: Tensor = _piece(carried, *inputs, starts, ahead, *settings, y, states, phases)
+    return last
+
+
+def mamba3_piece_backward(
+    grad_last: Tensor,
+    grad_y: Tensor,
+    inputs: Sequence[Tensor | None],
+    starts: Tensor | None,
+    ahead: Tensor,
+    states: Tensor,
+    phases: Tensor,
+    settings: Settings,
+    gradients: Sequence[Tensor | None],
+    grad_ahead: Tensor,
+) -> Tensor:
+    """The gradient of state and phase before the piece.
+
+    Args:
+        grad_last: Of those after it.
+        grad_y: [B, t, H, P].
+        inputs: As in `mamba3_piece`.
+        starts: As in `mamba3_piece`.
+        ahead: As in `mamba3_piece`.
+        states: As `mamba3_piece` wrote them.
+        phases: As `mamba3_piece` wrote them.
+        settings: As in `mamba3_piece`.
+        gradients: Of `inputs`; those of the angles, which all heads share, and of parameters are added to, all others written.
+        grad_ahead: [B, H], written.
+    """
+    grad_carried: Tensor = _piece_backward(grad_last, grad_y, *inputs, starts, ahead, states, phases, *settings, *gradients, grad_ahead)
+    return grad_carried
+
+
+def _bind(ahead: Tensor, **arguments: Any) -> tuple[Scan, Tensor]:
+    return Scan(**arguments), ahead
+
+
+def _forward(carried: Tensor, given: tuple[Scan, Tensor]) -> tuple[Tensor, ...]:
+    scan, ahead = given
+    y, states, phases, *last = reference.forward_from(scan, *_parted(carried, scan), ahead)
+    return y, states, phases, _joined(*last)
+
+
+def _backward(
+    grad_last: Tensor, grad_y: Tensor, given: tuple[Scan, Tensor], states: Tensor, phases: Tensor
+) -> tuple[tuple[Tensor | None, ...], Tensor]:
+    scan, ahead = given
+    found, grad_state, grad_phase, grad_ahead = reference.backward_from(*_parted(grad_last, scan), grad_y, scan, ahead, states, phases)
+    return (*found, grad_ahead), _joined(grad_state, grad_phase)
+
+
+def _parted(carried: Tensor, scan: Scan) -> tuple[Tensor, Tensor]:
+    """State [B, H, P, S] and phase [B, H, N]."""
+    width, state_dim = scan.x.shape[3], scan.B.shape[4]
+    return torch.unflatten(carried[..., : width * state_dim], -1, (width, state_dim)), carried[..., width * state_dim :]
+
+
+def _joined(state: Tensor, phase: Tensor) -> Tensor:
+    return torch.cat([state.flatten(2), phase], -1)
+
+
+def _arguments() -> dict[str, Any]:
+    """Those of the scan, with `ahead` behind its tensors."""
+    found: dict[str, Any] = {}
+    for name, kind in types_of(Scan).items():
+        found |= {name: kind, "ahead": Tensor} if name == "starts" else {name: kind}
+    return found
+
+
+_piece, _piece_backward = piece(
+    "mamba3",
+    _arguments(),
+    _bind,
+    made=("y", "states", "phases"),
+    gradients=(*GRADIENTS, "ahead"),
+    summed=SHARED,
+    forward=_forward,
+    backward=_backward,
+)

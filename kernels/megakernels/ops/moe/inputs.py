@@ -1,0 +1,123 @@
+"""The arguments of the experts' MLPs, and the registration of an operation with them."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch._library.custom_ops import CustomOpDef
+
+from megakernels._common import fake_like, operation, require, types_of
+
+GATED = "swiglu"
+UNGATED = ("relu2", "gelu")
+
+
+class Experts(NamedTuple):
+    """The arguments of `experts` and `routed_experts`, as they document them."""
+
+    x: Tensor
+    weights: Tensor
+    rows: Tensor
+    counts: Tensor
+    gate: Tensor | None
+    up: Tensor
+    down: Tensor
+    activation: str
+
+
+Made = tuple[Tensor, Tensor | None, Tensor]
+"""The result, gate_out (None without a gate) and up_out."""
+
+
+def require_experts(operation: str, given: Experts) -> None:
+    """Refuses an expert bank that does not fit together or to x [..., h].
+
+    Raises:
+        ValueError: shapes, dtypes or activation do not fit.
+    """
+    x, _, _, counts, gate, up, down, activation = given
+    gate_shape = None if gate is None else gate.shape
+    known = activation == GATED if gate is not None else activation in UNGATED
+    require(known, operation, "swiglu takes a gate, relu2 and gelu take none", activation=activation, gate=gate_shape)
+    num_experts, width, hidden = up.shape
+    fits = x.shape[-1] == hidden and counts.shape == (num_experts,)
+    require(fits, operation, "x must be [...,h], counts [E], up [E,F,h]", x=x.shape, counts=counts.shape, up=up.shape)
+    fits = down.shape == (num_experts, hidden, width) and (gate is None or gate.shape == up.shape)
+    require(fits, operation, "down must be [E,h,F], gate as up", up=up.shape, down=down.shape, gate=gate_shape)
+    same = x.dtype == up.dtype == down.dtype and (gate is None or gate.dtype == x.dtype)
+    require(same, operation, "x and the matrices must have one dtype", x=x.dtype, up=up.dtype, down=down.dtype)
+
+
+def experts_operation(
+    name: str,
+    forward: Callable[[Experts], Made],
+    backward: Callable[[Tensor, Experts, Tensor | None, Tensor, Sequence[bool]], Sequence[Tensor | None]],
+    forward_scratch: Callable[[Experts], int] | None = None,
+    backward_scratch: Callable[[Experts, Sequence[bool]], int] | None = None,
+) -> Callable[[Experts], Tensor]:
+    """Registers `name`, and `name_gated` for experts with a gate: two torch ops, so that each saves exactly what it has.
+
+    Args:
+        name: Of the torch op without a gate.
+        forward: Computes the result and what else is kept.
+        backward: Takes the gradient of the result, the arguments, gate_out and up_out, and which gradients of x, weights, gate, up and
+            down are wanted; returns those five.
+        forward_scratch: Bytes inside `forward`.
+        backward_scratch: Bytes inside `backward`; takes the arguments and which gradients are wanted.
+
+    Returns:
+        A function of the arguments that runs the one or the other.
+    """
+    plain = _registered(name, False, forward, backward, forward_scratch, backward_scratch)
+    gated = _registered(f"{name}_gated", True, forward, backward, forward_scratch, backward_scratch)
+
+    def run(given: Experts) -> Tensor:
+        *tensors, gate, up, down, activation = given
+        y: Tensor = plain(*tensors, up, down, activation)[0] if gate is None else gated(*tensors, gate, up, down)[0]
+        return y
+
+    return run
+
+
+def _registered(
+    name: str,
+    gated: bool,
+    forward: Callable[[Experts], Made],
+    backward: Callable[[Tensor, Experts, Tensor | None, Tensor, Sequence[bool]], Sequence[Tensor | None]],
+    forward_scratch: Callable[[Experts], int] | None,
+    backward_scratch: Callable[[Experts, Sequence[bool]], int] | None,
+) -> CustomOpDef:
+    absent = "activation" if gated else "gate"
+    arguments = {each: Tensor if each == "gate" else kind for each, kind in types_of(Experts).items() if each != absent}
+    gradients = [each for each in ("x", "weights", "gate", "up", "down") if each in arguments]
+
+    def wanted(needs: Sequence[bool]) -> tuple[bool, ...]:
+        return tuple(needs) if gated else (*needs[:2], False, *needs[2:])
+
+    def run(given: Experts) -> tuple[Tensor, ...]:
+        return tuple(each for each in forward(given) if each is not None)
+
+    def run_backward(grad_y: Tensor, given: Experts, *made: Any) -> Sequence[Tensor | None]:
+        *saved, needs = made
+        found = list(backward(grad_y, given, saved[0] if gated else None, saved[-1], wanted(needs)))
+        return found if gated else [*found[:2], *found[3:]]
+
+    def fake(given: Experts) -> tuple[Tensor, ...]:
+        inner = (given.rows.shape[0], given.up.shape[1])
+        return fake_like(given.x), *(given.x.new_empty(inner) for _ in range(1 + gated))
+
+    saved = ("gate_out", "up_out") if gated else ("up_out",)
+    return operation(
+        name,
+        arguments,
+        partial(Experts, activation=GATED) if gated else partial(Experts, gate=None),
+        outputs=("y", *saved),
+        saved=saved,
+        gradients=gradients,
+        forward=run,
+        backward=run_backward,
+        fake=fake,
+        forward_scratch=forward_scratch,
+        backward_scratch=None if backward_scratch is None else lambda _, given, *made: backward_scratch(given, wanted(made[-1])),
+    )[0]

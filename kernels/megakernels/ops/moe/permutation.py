@@ -1,0 +1,181 @@
+"""Sorting (token, slot) pairs and arrived rows by expert, and moving rows there and back."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from megakernels._common import join, require, runs_triton
+from megakernels.ops.moe import reference
+
+
+def dispatch_plan(indices: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+    """Sorts the (token, slot) pairs by expert, stably.
+
+    Args:
+        indices: int32 [N, k], each in [0, num_experts).
+        num_experts: E.
+
+    Returns:
+        rows int32 [N·k], the flat index token·k + slot of each row, and counts int32 [E]; neither has a gradient.
+
+    Triton:
+        Two kernels, a counting sort.
+
+    Raises:
+        ValueError: indices are not int32 [N, k].
+    """
+    fits = indices.dim() == 2 and indices.dtype == torch.int32
+    require(fits, "dispatch_plan", "indices must be int32 [N,k]", indices=indices.shape, dtype=indices.dtype)
+    rows: Tensor
+    counts: Tensor
+    rows, counts = _dispatch_plan(indices, num_experts)
+    return rows, counts
+
+
+def arrival_plan(counts: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    """Sorts rows that arrived from several ranks by expert, stably: `dispatch` and `combine` with top_k 1 move them there and back.
+
+    Args:
+        counts: int32 [R, E], rows that rank r sent to local expert e. They arrived in that order: all of rank 0, by expert, then all of
+            rank 1.
+        num_rows: M, the sum of the counts, as the host knows it.
+
+    Returns:
+        rows int32 [M], the place of arrival of each sorted row, and totals int32 [E]; neither has a gradient.
+
+    Triton:
+        Two kernels, a counting sort.
+
+    Raises:
+        ValueError: counts are not int32 [R, E].
+    """
+    fits = counts.dim() == 2 and counts.dtype == torch.int32
+    require(fits, "arrival_plan", "counts must be int32 [R,E]", counts=counts.shape, dtype=counts.dtype)
+    rows: Tensor
+    totals: Tensor
+    rows, totals = _arrival_plan(counts, num_rows)
+    return rows, totals
+
+
+def dispatch(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
+    """Copies each token to the rows of its experts: row i is x[rows[i] // k].
+
+    Args:
+        x: [N, h].
+        rows: int32 [N·k], a permutation.
+        top_k: k.
+
+    Returns:
+        [N·k, h], contiguous, in x's dtype.
+
+    Triton:
+        One kernel backward.
+
+    Raises:
+        ValueError: rows are not N·k.
+    """
+    fits = x.dim() == 2 and rows.dim() == 1 and rows.shape[0] == x.shape[0] * top_k
+    require(fits, "dispatch", "x must be [N,h], rows [N·k]", x=x.shape, rows=rows.shape, k=top_k)
+    y: Tensor = _dispatch(x, rows, top_k)
+    return y
+
+
+def combine(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
+    """Sums each token's k rows, in slot order and in fp32: the transpose of `dispatch`.
+
+    Args:
+        x: [N·k, h].
+        rows: int32 [N·k], a permutation.
+        top_k: k.
+
+    Returns:
+        [N, h], contiguous, in x's dtype.
+
+    Triton:
+        One kernel forward.
+
+    Raises:
+        ValueError: rows are not N·k.
+    """
+    fits = x.dim() == 2 and rows.shape == x.shape[:1] and rows.shape[0] % top_k == 0
+    require(fits, "combine", "x must be [N·k,h], rows [N·k]", x=x.shape, rows=rows.shape, k=top_k)
+    y: Tensor = _combine(x, rows, top_k)
+    return y
+
+
+@custom_op("megakernels::dispatch_plan", mutates_args=())
+def _dispatch_plan(indices: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+    if runs_triton(indices):
+        from megakernels.ops.moe import kernel_plan  # noqa: PLC0415  triton is optional, and only CUDA needs it
+
+        return kernel_plan.sort_by_expert(indices.flatten(), num_experts)
+    return reference.dispatch_plan(indices, num_experts)
+
+
+@_dispatch_plan.register_fake
+def _(indices: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+    return indices.new_empty((indices.shape[0] * indices.shape[1],)), indices.new_empty((num_experts,))
+
+
+@custom_op("megakernels::arrival_plan", mutates_args=())
+def _arrival_plan(counts: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    if runs_triton(counts):
+        from megakernels.ops.moe import kernel_plan  # noqa: PLC0415
+
+        return kernel_plan.sort_by_expert(reference.owners(counts, num_rows), counts.shape[1])
+    return reference.arrival_plan(counts, num_rows)
+
+
+@_arrival_plan.register_fake
+def _(counts: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    return counts.new_empty((num_rows,)), counts.new_empty((counts.shape[1],))
+
+
+@custom_op("megakernels::dispatch", mutates_args=())
+def _dispatch(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
+    return reference.gather_rows(x, rows, top_k)
+
+
+@custom_op("megakernels::dispatch_backward", mutates_args=())
+def _dispatch_backward(grad_y: Tensor, rows: Tensor, top_k: int, needs: list[bool]) -> list[Tensor]:
+    return [_sum_rows(grad_y, rows, top_k)] if needs[0] else []
+
+
+@custom_op("megakernels::combine", mutates_args=())
+def _combine(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
+    return _sum_rows(x, rows, top_k)
+
+
+@custom_op("megakernels::combine_backward", mutates_args=())
+def _combine_backward(grad_y: Tensor, rows: Tensor, top_k: int, needs: list[bool]) -> list[Tensor]:
+    return [reference.gather_rows(grad_y, rows, top_k)] if needs[0] else []
+
+
+def _sum_rows(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
+    if runs_triton(x):
+        from megakernels.ops.moe import kernel_plan  # noqa: PLC0415
+
+        return kernel_plan.sum_slots(x, top_k, rows)
+    return reference.sum_rows(x, rows, top_k)
+
+
+def _fake_gather(x: Tensor, rows: Tensor, _top_k: int) -> Tensor:
+    return x.new_empty((rows.shape[0], x.shape[1]))
+
+
+def _fake_sum(x: Tensor, _rows: Tensor, top_k: int) -> Tensor:
+    return x.new_empty((x.shape[0] // top_k, x.shape[1]))
+
+
+def _listed(fake: Any) -> Any:
+    return lambda grad_y, rows, top_k, needs: [fake(grad_y, rows, top_k)] if needs[0] else []
+
+
+_dispatch.register_fake(_fake_gather)
+_dispatch_backward.register_fake(_listed(_fake_sum))
+_combine.register_fake(_fake_sum)
+_combine_backward.register_fake(_listed(_fake_gather))
+join(_dispatch, _dispatch_backward, outputs=("y",), gradients=("x",))
+join(_combine, _combine_backward, outputs=("y",), gradients=("x",))

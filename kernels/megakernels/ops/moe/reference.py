@@ -1,0 +1,217 @@
+"""Token-choice mixture of experts in plain torch: routing, permutation, grouped MLP, with explicit backward formulas.
+
+Rows are the N·k (token, slot) pairs sorted by expert; `rows[i]` is the flat index token·k + slot that row i serves.
+
+Source: Shazeer et al., arXiv:1701.06538, section 2; softmax before top-k with renormalised weights as in Mixtral, arXiv:2401.04088, section
+2.1; dropless grouped experts, Gale et al., arXiv:2211.15841; balance of a sequence, DeepSeek-V3, arXiv:2412.19437, equations 17 to 20;
+z-loss, ST-MoE, arXiv:2202.08906, equation 5.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from megakernels._common import upcast
+from megakernels.ops.activation import reference as activations
+from megakernels.ops.moe.grouped import RowGroups
+from megakernels.ops.moe.inputs import Experts, Made
+
+
+def route_forward(x: Tensor, weight: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns weights [N, k], indices int32 [N, k] and probs [N, E]; slots in falling order of probability."""
+    return _choose(torch.softmax(upcast(x) @ upcast(weight).mT, dim=-1), top_k, normalize)
+
+
+def _choose(probs: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor, Tensor]:
+    chosen, indices = torch.topk(probs, top_k, dim=-1)
+    return chosen / chosen.sum(-1, keepdim=True) if normalize else chosen, indices.to(torch.int32), probs
+
+
+def route_backward(
+    grad_weights: Tensor, x: Tensor, weight: Tensor, probs: Tensor, indices: Tensor, normalize: bool, needs: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """Returns the gradients of x and weight. With w = p / Σp over the chosen: ∂L/∂p = (∂L/∂w − Σ ∂L/∂w · w) / Σp."""
+    return _logits_backward(_softmax_backward(_chosen_backward(grad_weights, probs, indices, normalize), probs), x, weight, needs)
+
+
+def _chosen_backward(grad_weights: Tensor, probs: Tensor, indices: Tensor, normalize: bool) -> Tensor:
+    """The gradient of probs [N, E]."""
+    slots = indices.long()
+    grad_chosen = upcast(grad_weights)
+    if normalize:
+        chosen = probs.gather(1, slots)
+        total = chosen.sum(-1, keepdim=True)
+        grad_chosen = (grad_chosen - (grad_chosen * chosen / total).sum(-1, keepdim=True)) / total
+    return torch.zeros_like(probs).scatter_(1, slots, grad_chosen)
+
+
+def _softmax_backward(grad_probs: Tensor, probs: Tensor) -> Tensor:
+    return probs * (grad_probs - (grad_probs * probs).sum(-1, keepdim=True))
+
+
+def _logits_backward(grad_logits: Tensor, x: Tensor, weight: Tensor, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    grad_x = (grad_logits @ upcast(weight)).to(x.dtype) if needs[0] else None
+    grad_weight = (grad_logits.mT @ upcast(x)).to(weight.dtype) if needs[1] else None
+    return grad_x, grad_weight
+
+
+def route_scored_forward(x: Tensor, weight: Tensor, top_k: int, normalize: bool, num_sequences: int) -> tuple[Tensor, ...]:
+    """Returns weights, indices, probs as `route_forward`, log Σ exp of the logits [N], and load int32 [num_sequences, E]."""
+    logits = upcast(x) @ upcast(weight).mT
+    weights, indices, probs = _choose(torch.softmax(logits, dim=-1), top_k, normalize)
+    num_experts = weight.shape[0]
+    rows = indices.view(num_sequences, -1).long()
+    load = torch.zeros(num_sequences, num_experts, dtype=torch.int32, device=x.device)
+    load.scatter_add_(1, rows, torch.ones_like(rows, dtype=torch.int32))
+    return weights, indices, probs, torch.logsumexp(logits, dim=-1), load
+
+
+def route_scored_backward(
+    grad_weights: Tensor,
+    grad_probs: Tensor,
+    grad_log_sums: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    probs: Tensor,
+    indices: Tensor,
+    normalize: bool,
+    needs: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """Returns the gradients of x and weight; ∂ log Σ exp / ∂ logits = probs."""
+    through_probs = _softmax_backward(_chosen_backward(grad_weights, probs, indices, normalize) + grad_probs, probs)
+    return _logits_backward(through_probs + grad_log_sums.unsqueeze(1) * probs, x, weight, needs)
+
+
+def router_losses_forward(
+    weights: Tensor, probs: Tensor, log_sums: Tensor, load: Tensor, balance: float, z: float
+) -> tuple[Tensor, Tensor]:
+    """Returns a copy of weights and both losses [2]."""
+    mass = probs.view(load.shape[0], -1, load.shape[1]).sum(1)
+    return weights.clone(), torch.stack([(load * mass).sum() * balance, log_sums.square().sum() * z])
+
+
+def router_losses_backward(
+    grad_weights: Tensor, log_sums: Tensor, load: Tensor, balance: float, z: float, needs: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """Returns the gradients of weights, probs and log_sums."""
+    tokens = log_sums.shape[0] // load.shape[0]
+    grad_probs = (load.to(log_sums.dtype) * balance).repeat_interleave(tokens, 0, output_size=log_sums.shape[0]) if needs[1] else None
+    return grad_weights.clone() if needs[0] else None, grad_probs, log_sums * (2 * z) if needs[2] else None
+
+
+def dispatch_plan(indices: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+    """Returns rows int32 [N·k] and counts int32 [E]."""
+    flat = indices.flatten()
+    return torch.argsort(flat, stable=True).to(torch.int32), torch.bincount(flat, minlength=num_experts).to(torch.int32)
+
+
+def arrival_plan(counts: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    """Returns rows int32 [M] and totals int32 [E]."""
+    return torch.argsort(owners(counts, num_rows), stable=True).to(torch.int32), counts.sum(0, dtype=torch.int32)
+
+
+def owners(counts: Tensor, num_rows: int) -> Tensor:
+    """The expert of each arrived row, int32 [M]; given the number of rows, a device need not tell the host."""
+    num_ranks, num_experts = counts.shape
+    experts = torch.arange(num_experts, dtype=torch.int32, device=counts.device).repeat(num_ranks)
+    return experts.repeat_interleave(counts.flatten(), output_size=num_rows)
+
+
+def gather_rows(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
+    """Row i is x[rows[i] // k]: [N, h] → [N·k, h]."""
+    return x.index_select(0, rows // top_k)
+
+
+def sum_rows(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
+    """Each token's k rows summed in slot order: [N·k, h] → [N, h].
+
+    It gathers through the inverse permutation, so repeats are bitwise equal.
+    """
+    position = torch.empty_like(rows)
+    position[rows] = torch.arange(rows.shape[0], dtype=rows.dtype, device=rows.device)
+    slots = position.view(-1, top_k)
+    total = upcast(x.index_select(0, slots[:, 0]))
+    for slot in range(1, top_k):
+        total = total + upcast(x.index_select(0, slots[:, slot]))
+    return total.to(x.dtype)
+
+
+def experts_forward(given: Experts) -> Made:
+    """Returns y [M, h], gate_out [M, F] (None without gate) and up_out [M, F], all in x's dtype."""
+    x, weights, rows, counts, gate, up, down, activation = given
+    groups, rows_of_x = RowGroups(counts), x.contiguous()
+    gate_out = None if gate is None else groups.times(rows_of_x, gate.mT)
+    up_out = groups.times(rows_of_x, up.mT)
+    weighted = _activate(gate_out, up_out, activation) * _row_weights(weights, rows)  # before the product: one rounding less
+    return groups.times(weighted.to(x.dtype), down.mT), gate_out, up_out
+
+
+def experts_backward(
+    grad_y: Tensor, given: Experts, gate_out: Tensor | None, up_out: Tensor, needs: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """Returns the gradients of x, weights, gate, up and down, None where not needed.
+
+    A row's output is w · (hidden @ downᵀ), so with g = ∂L/∂y @ down: ∂L/∂w = g · hidden and ∂L/∂hidden = w · g. The unweighted output is
+    not kept.
+    """
+    x, weights, rows, counts, gate, up, down, activation = given
+    groups, grad_y, rows_of_x = RowGroups(counts), grad_y.contiguous(), x.contiguous()
+    row_weights = _row_weights(weights, rows)
+    hidden = _activate(gate_out, up_out, activation)
+    pulled = upcast(groups.times(grad_y, down))
+    grad_x = grad_weights = grad_gate = grad_up = grad_down = None
+    if needs[1]:
+        grad_weights = torch.zeros(weights.numel(), dtype=weights.dtype, device=weights.device)
+        grad_weights[rows] = (pulled * hidden).sum(-1).to(weights.dtype)
+        grad_weights = grad_weights.view(weights.shape)
+    if needs[4]:
+        grad_down = groups.outer(grad_y, (hidden * row_weights).to(x.dtype))
+    grad_gate_out, grad_up_out = _activate_backward(pulled * row_weights, gate_out, up_out, activation)  # in x's dtype, for the products
+    if needs[0]:
+        grad_x = groups.times(grad_up_out, up)
+        if gate is not None and grad_gate_out is not None:
+            grad_x = (upcast(grad_x) + upcast(groups.times(grad_gate_out, gate))).to(x.dtype)
+    if needs[2] and grad_gate_out is not None:
+        grad_gate = groups.outer(grad_gate_out, rows_of_x)
+    if needs[3]:
+        grad_up = groups.outer(grad_up_out, rows_of_x)
+    return grad_x, grad_weights, grad_gate, grad_up, grad_down
+
+
+def routed_experts_forward(given: Experts) -> Made:
+    """Returns y [N, h], gate_out [N·k, F] (None without gate) and up_out [N·k, F]."""
+    rows, top_k = given.rows, given.weights.shape[1]
+    y, gate_out, up_out = experts_forward(given._replace(x=gather_rows(given.x, rows, top_k)))
+    return sum_rows(y, rows, top_k), gate_out, up_out
+
+
+def routed_experts_backward(
+    grad_y: Tensor, given: Experts, gate_out: Tensor | None, up_out: Tensor, needs: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """Returns the gradients of x, weights, gate, up and down, None where not needed. Tokens are gathered again, not kept."""
+    rows, top_k = given.rows, given.weights.shape[1]
+    grad_rows, rows_of_x = gather_rows(grad_y, rows, top_k), gather_rows(given.x, rows, top_k)
+    grad_x, *others = experts_backward(grad_rows, given._replace(x=rows_of_x), gate_out, up_out, needs)
+    return None if grad_x is None else sum_rows(grad_x, rows, top_k), *others
+
+
+def _activate(gate_out: Tensor | None, up_out: Tensor, activation: str) -> Tensor:
+    """The hidden rows [M, F] in the accumulation dtype."""
+    up_out = upcast(up_out)
+    if gate_out is not None:
+        return activations.swiglu_forward(upcast(gate_out), up_out)
+    return activations.relu2_forward(up_out) if activation == "relu2" else activations.gelu_forward(up_out)
+
+
+def _activate_backward(grad: Tensor, gate_out: Tensor | None, up_out: Tensor, activation: str) -> tuple[Tensor | None, Tensor]:
+    if gate_out is not None:
+        grad_gate, grad_up = activations.swiglu_backward(grad, gate_out, up_out, (True, True))
+        assert grad_up is not None
+        return grad_gate, grad_up
+    backward = activations.relu2_backward if activation == "relu2" else activations.gelu_backward
+    return None, backward(grad, up_out)
+
+
+def _row_weights(weights: Tensor, rows: Tensor) -> Tensor:
+    return upcast(weights).flatten().index_select(0, rows).unsqueeze(1)

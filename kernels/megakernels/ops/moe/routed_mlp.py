@@ -1,0 +1,82 @@
+"""Tokens through their experts and back, in one operation that keeps the tokens and no copy of them for each expert."""
+
+from collections.abc import Sequence
+from types import ModuleType
+
+from torch import Tensor
+
+from megakernels._common import chooses_triton, require, runs_triton
+from megakernels.ops.moe import reference
+from megakernels.ops.moe.inputs import Experts, Made, experts_operation, require_experts
+from megakernels.ops.moe.sizes import backward_scratch_bytes, forward_scratch_bytes
+
+
+def routed_experts(
+    x: Tensor, weights: Tensor, rows: Tensor, counts: Tensor, gate: Tensor | None, up: Tensor, down: Tensor, activation: str
+) -> Tensor:
+    """`combine(experts(dispatch(x, rows, k), weights, rows, counts, ...), rows, k)`, without the rows in between.
+
+    Args:
+        x: [N, h].
+        weights: fp32 [N, k].
+        rows: int32 [N·k], the pairs token·k + slot sorted by expert: a permutation.
+        counts: int32 [E], rows of each expert; they sum to N·k.
+        gate: [E, F, h] for swiglu, else None.
+        up: [E, F, h].
+        down: [E, h, F].
+        activation: swiglu, relu2 or gelu.
+
+    Returns:
+        [N, h], contiguous, in x's dtype: each token's experts, weighted and summed. An expert with no rows gets zero gradients.
+
+    Saves:
+        gate_out: [N·k, F] in x's dtype, with a gate only.
+        up_out: [N·k, F] in x's dtype.
+
+    Scratch:
+        Forward the activated rows [N·k, F] and, with several slots a token, their products [N·k, h] until they are summed. Backward the
+        gradients of what the first products made and the activated rows, [N·k, F] each, and the rows' gradients [N·k, h] until they are
+        summed.
+
+    Triton:
+        Three kernels forward: up with its activation, down, sum of slots; six backward: down, gradient of x, sum of slots, the matrices.
+
+    Raises:
+        ValueError: shapes, dtypes or activation do not fit.
+
+    Source: arXiv:2403.08245 (gathered and scattered expert products); arXiv:2211.15841 (dropless experts).
+    """
+    fits = x.dim() == 2 and weights.dim() == 2 and weights.shape[0] == x.shape[0] and rows.shape == (weights.numel(),)
+    require(fits, "routed_experts", "x must be [N,h], weights [N,k], rows [N·k]", x=x.shape, weights=weights.shape, rows=rows.shape)
+    given = Experts(x, weights, rows, counts, gate, up, down, activation)
+    require_experts("routed_experts", given)
+    return _run(given)
+
+
+def _chosen(x: Tensor) -> ModuleType:
+    if runs_triton(x):
+        from megakernels.ops.moe import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
+
+        return kernel
+    return reference
+
+
+def _forward(given: Experts) -> Made:
+    made: Made = _chosen(given.x).routed_experts_forward(given)
+    return made
+
+
+def _backward(grad_y: Tensor, given: Experts, gate_out: Tensor | None, up_out: Tensor, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    found: tuple[Tensor | None, ...] = _chosen(grad_y).routed_experts_backward(grad_y, given, gate_out, up_out, needs)
+    return found
+
+
+def _forward_scratch(given: Experts) -> int:
+    return forward_scratch_bytes(given) if chooses_triton(given.x) else 0
+
+
+def _backward_scratch(given: Experts, needs: Sequence[bool]) -> int:
+    return backward_scratch_bytes(given, needs) if chooses_triton(given.x) else 0
+
+
+_run = experts_operation("routed_experts", _forward, _backward, _forward_scratch, _backward_scratch)

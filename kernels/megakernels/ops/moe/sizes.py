@@ -1,0 +1,62 @@
+"""Tiles of the routed experts' products, and the bytes that their kernels hold inside themselves; needs no triton.
+
+The bytes are those beside operands and results at the highest moment. Buffers of the experts' width have a row for each (token, slot) pair,
+and so has what is summed over a token's slots; `kernel` frees each after its last use, in the order that is counted here.
+"""
+
+from collections.abc import Sequence
+
+from megakernels._common.blocks import SMALLEST_DOT, block_of
+from megakernels.ops.moe.inputs import Experts
+
+PULL_COLS = 64
+"""Columns of a bf16 tile of the backward's first product, whose results have most to do in registers."""
+
+
+def tile_cols(num_cols: int, element_bytes: int, largest: int) -> int:
+    """Columns of a product's tile: a power of two, not more than `largest` of two bytes."""
+    return min(largest if element_bytes == 2 else largest // 2, block_of(num_cols, SMALLEST_DOT))
+
+
+def product_options(num_cols: int, element_bytes: int, largest: int = 128) -> dict[str, int]:
+    """Columns of a tile, inner step, warps and stages of the products."""
+    return {
+        "COLS": tile_cols(num_cols, element_bytes, largest),
+        "STEP": 128 // element_bytes,
+        "num_warps": 8 if element_bytes == 2 else 4,
+        "num_stages": 3,
+    }
+
+
+def forward_scratch_bytes(given: Experts) -> int:
+    """Inside `kernel.forward`: the activated rows; with several slots a token also their products, until they are summed."""
+    x, weights, rows, up = given.x, given.weights, given.rows, given.up
+    num_experts, width, num_hidden = up.shape
+    size, num_pairs = x.element_size(), rows.shape[0]
+    hidden, products, y = (count * size for count in (num_pairs * width, num_pairs * num_hidden, weights.shape[0] * num_hidden))
+    return _tile_bytes(num_experts) + (hidden if weights.shape[1] == 1 else max(hidden + products - y, products))
+
+
+def backward_scratch_bytes(given: Experts, needs: Sequence[bool]) -> int:
+    """Inside `kernel.backward`, likewise; `needs` are those of x, weights, gate, up and down."""
+    x, weights, rows, up, gated = given.x, given.weights, given.rows, given.up, given.gate is not None
+    num_experts, width, num_hidden = up.shape
+    size, num_pairs, num_slots = x.element_size(), rows.shape[0], weights.shape[1]
+    inner, matrix = num_pairs * width * size, up.numel() * size
+    num_shares = -(-width // tile_cols(width, size, PULL_COLS))
+    buffers = 3 if gated else 2  # the gradients of what the first products made, and the activated rows
+    made = weights.numel() * 4 if needs[1] else 0
+    moments = [buffers * inner + num_shares * num_pairs * 4 + made]
+    if needs[0]:
+        own, products = weights.shape[0] * num_hidden * size, num_pairs * num_hidden * size
+        moments.append(buffers * inner + made + own + (0 if num_slots == 1 else products))
+        made += own
+    for needed in (needs[4], *((needs[2],) if gated else ()), needs[3]):
+        made += matrix if needed else 0
+        moments.append(buffers * inner + made)
+        buffers -= 1
+    return _tile_bytes(num_experts) + max(moments) - made
+
+
+def _tile_bytes(num_experts: int) -> int:
+    return 2 * num_experts * 4  # the running sums of rows and of tiles by expert

@@ -1,0 +1,117 @@
+"""The gated norm of rows that are cut into slices: each slice's sums, and its part of the result once the whole sums are known.
+
+With u = x · silu(gate) over a whole row of D elements: r = (Σ u² / D + ε)^(−1/2), y = u · r ⊙ w, and with g = ∂L/∂y ⊙ w the gradient of u
+is r · (g − u · r · (Σ g ⊙ u · r) / D). Both sums run over all slices. Whoever holds the slices adds them; nothing here communicates.
+"""
+
+from typing import Any
+
+from torch import Tensor
+from torch.library import custom_op
+
+from megakernels._common import accumulator_dtype, fake_like, only_needed, require
+from megakernels.ops.rms_norm import reference
+
+
+def gated_square_sum(x: Tensor, gate: Tensor) -> Tensor:
+    """Σ (x · silu(gate))² over the last dim.
+
+    Args:
+        x: [..., D / n].
+        gate: [..., D / n].
+
+    Returns:
+        fp32 [..., 1] (fp64 for fp64 x).
+
+    Raises:
+        ValueError: shapes differ.
+    """
+    require(x.shape == gate.shape, "gated_square_sum", "x and gate must have one shape", x=x.shape, gate=gate.shape)
+    found: Tensor = _gated_square_sum(x, gate)
+    return found
+
+
+def gated_scale(x: Tensor, gate: Tensor, weight: Tensor, rstd: Tensor) -> Tensor:
+    """The product x · silu(gate) · rstd · weight, with the rstd of whole rows.
+
+    Args:
+        x: [..., D / n].
+        gate: [..., D / n].
+        weight: [D / n].
+        rstd: [..., 1].
+
+    Returns:
+        [..., D / n], contiguous, in x's dtype.
+
+    Raises:
+        ValueError: weight is not [D / n].
+    """
+    require(weight.shape == x.shape[-1:], "gated_scale", "weight must be [D/n] for x [..., D/n]", x=x.shape, weight=weight.shape)
+    found: Tensor = _gated_scale(x, gate, weight, rstd)
+    return found
+
+
+def gated_dot(grad_y: Tensor, x: Tensor, gate: Tensor, weight: Tensor, rstd: Tensor) -> Tensor:
+    """Σ grad_y · weight · x · silu(gate) · rstd over the last dim: fp32 [..., 1]."""
+    found: Tensor = _gated_dot(grad_y, x, gate, weight, rstd)
+    return found
+
+
+def gated_scale_gradients(
+    grad_y: Tensor, x: Tensor, gate: Tensor, weight: Tensor, rstd: Tensor, mean_dot: Tensor, needs: list[bool]
+) -> list[Tensor]:
+    """The wanted gradients of x, gate and weight.
+
+    Args:
+        grad_y: [..., D / n].
+        x: [..., D / n].
+        gate: [..., D / n].
+        weight: [D / n].
+        rstd: Of whole rows, [..., 1].
+        mean_dot: `gated_dot` summed over all slices and divided by D, [..., 1].
+        needs: Which of x, gate and weight.
+    """
+    found: list[Tensor] = _gated_scale_gradients(grad_y, x, gate, weight, rstd, mean_dot, needs)
+    return found
+
+
+@custom_op("megakernels::gated_square_sum", mutates_args=())
+def _gated_square_sum(x: Tensor, gate: Tensor) -> Tensor:
+    return reference.gated_square_sum(x, gate)
+
+
+@custom_op("megakernels::gated_scale", mutates_args=())
+def _gated_scale(x: Tensor, gate: Tensor, weight: Tensor, rstd: Tensor) -> Tensor:
+    return reference.gated_scale(x, gate, weight, rstd)
+
+
+@custom_op("megakernels::gated_dot", mutates_args=())
+def _gated_dot(grad_y: Tensor, x: Tensor, gate: Tensor, weight: Tensor, rstd: Tensor) -> Tensor:
+    return reference.gated_dot(grad_y, x, gate, weight, rstd)
+
+
+@custom_op("megakernels::gated_scale_gradients", mutates_args=())
+def _gated_scale_gradients(
+    grad_y: Tensor, x: Tensor, gate: Tensor, weight: Tensor, rstd: Tensor, mean_dot: Tensor, needs: list[bool]
+) -> list[Tensor]:
+    return only_needed(reference.gated_rms_norm_backward(grad_y, x, gate, weight, rstd, 1, needs, mean_dot))
+
+
+@_gated_square_sum.register_fake
+def _(x: Tensor, _gate: Tensor) -> Tensor:
+    return x.new_empty((*x.shape[:-1], 1), dtype=accumulator_dtype(x.dtype))
+
+
+@_gated_scale.register_fake
+def _(x: Tensor, *_: Any) -> Tensor:
+    return fake_like(x)
+
+
+@_gated_dot.register_fake
+def _(_grad_y: Tensor, x: Tensor, *_: Any) -> Tensor:
+    return x.new_empty((*x.shape[:-1], 1), dtype=accumulator_dtype(x.dtype))
+
+
+@_gated_scale_gradients.register_fake
+def _(_grad_y: Tensor, x: Tensor, gate: Tensor, weight: Tensor, _rstd: Tensor, _mean_dot: Tensor, needs: list[bool]) -> list[Tensor]:
+    return [fake_like(tensor) for tensor, need in zip((x, gate, weight), needs, strict=True) if need]

@@ -1,0 +1,104 @@
+"""A piece of Mamba-2's scan, for some heads: it begins with a state and hands the last one on.
+
+Two operations without an autograd formula, for a caller whose ranks share a sequence (`megarun.parallel.hand_off`). They write into parts
+of tensors that the caller has made, so that heads can follow one another.
+"""
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from megakernels._common import piece, types_of
+from megakernels.ops.ssd.choice import backward, chooses_kernel, forward
+from megakernels.ops.ssd.inputs import GRADIENTS, PARAMETERS, Scan
+from megakernels.ops.ssd.sizes import backward_inside, forward_inside
+
+__all__ = ["ssd_piece", "ssd_piece_backward"]
+
+
+def ssd_piece(
+    state: Tensor,
+    inputs: Sequence[Tensor],
+    starts: Tensor | None,
+    chunk_size: int,
+    y: Tensor,
+    states: Tensor,
+    dt_limits: tuple[float, float] = (0.0, math.inf),
+) -> Tensor:
+    """See `megakernels.ssd`.
+
+    Args:
+        state: [B, H, P, S] in the accumulation dtype, before the piece.
+        inputs: x [B, t, H, P], dt [B, t, H], A_log [H], B and C [B, t, G, S], D [H] and dt_bias [H].
+        starts: int32 [B, t] or None, counted from the piece's first position: negative where a document began before.
+        chunk_size: Positions computed at once.
+        y: [B, t, H, P], written.
+        states: [B, ceil(t / chunk_size), H, P, S], written: the state at each chunk's start.
+        dt_limits: Smallest and largest Δ.
+
+    Returns:
+        The state after the piece, as `state`.
+
+    Scratch:
+        As `ssd`, and what is made before it is copied to where the caller wants it; copies of saved states and starts that are views.
+
+    Triton:
+        The kernels of `ssd`.
+    """
+    last: Tensor = _piece(state, *inputs, starts, chunk_size, *dt_limits, y, states)
+    return last
+
+
+def ssd_piece_backward(
+    grad_last: Tensor,
+    grad_y: Tensor,
+    inputs: Sequence[Tensor],
+    starts: Tensor | None,
+    states: Tensor,
+    chunk_size: int,
+    gradients: Sequence[Tensor],
+    dt_limits: tuple[float, float] = (0.0, math.inf),
+) -> Tensor:
+    """The gradient of the state before the piece.
+
+    Args:
+        grad_last: Of the state after it.
+        grad_y: [B, t, H, P].
+        inputs: x, dt, A_log, B, C, D and dt_bias.
+        starts: As in `ssd_piece`.
+        states: As `ssd_piece` wrote them.
+        chunk_size: As in `ssd_piece`.
+        gradients: Of `inputs`; those of x, dt, B and C are written, those of parameters added to.
+        dt_limits: As in `ssd_piece`.
+    """
+    grad_state: Tensor = _piece_backward(grad_last, grad_y, *inputs, starts, states, chunk_size, *dt_limits, *gradients)
+    return grad_state
+
+
+def _forward_scratch(state: Tensor, scan: Scan) -> int:
+    if not chooses_kernel(scan):
+        return 0
+    inside = forward_inside(state, scan)
+    return inside.results + inside.scratch  # copied to where the caller wants them
+
+
+def _backward_scratch(grad_last: Tensor, grad_y: Tensor, scan: Scan, states: Tensor) -> int:
+    if not chooses_kernel(scan):
+        return 0
+    inside = backward_inside(grad_last, grad_y, scan, states)
+    return inside.results + inside.scratch
+
+
+_piece, _piece_backward = piece(
+    "ssd",
+    types_of(Scan),
+    Scan,
+    made=("y", "states"),
+    gradients=GRADIENTS,
+    summed=PARAMETERS,
+    forward=forward,
+    backward=backward,
+    forward_scratch=_forward_scratch,
+    backward_scratch=_backward_scratch,
+)

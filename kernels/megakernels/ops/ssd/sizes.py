@@ -1,0 +1,63 @@
+"""What the scan's kernels take, their tiles, and the bytes they hold inside themselves; needs no triton."""
+
+import torch
+from torch import Tensor
+
+from megakernels._common.blocks import SMALLEST_DOT, block_of
+from megakernels._common.scratch import SUMS_BYTES, Inside, copies_bytes, narrowed_bytes
+from megakernels.ops.ssd.inputs import Scan
+
+LARGEST_WIDTH = {torch.bfloat16: 128, torch.float16: 128, torch.float32: 32}
+"""Of a head and of a state: wider ones stay with the reference. An fp32 product holds each operand as two TF32 numbers."""
+LARGEST_TILE = {torch.bfloat16: 64, torch.float16: 64, torch.float32: 16}
+"""Positions of a tile."""
+LARGEST_BLOCK = 64
+"""Columns of a head at a time."""
+
+
+def accepts(scan: Scan) -> bool:
+    """Whether the kernels take these sizes and dtypes: products need one dtype."""
+    x, B, C = scan.x, scan.B, scan.C
+    return x.dtype == B.dtype == C.dtype and max(x.shape[3], B.shape[3]) <= LARGEST_WIDTH[x.dtype]
+
+
+def tile_sides(chunk_size: int, head_width: int, state_width: int, dtype: torch.dtype) -> dict[str, int]:
+    """Positions, columns of a head and of a state."""
+    positions = min(LARGEST_TILE[dtype], block_of(chunk_size, SMALLEST_DOT))
+    return {"Q": positions, "P": min(LARGEST_BLOCK, block_of(head_width, SMALLEST_DOT)), "S": block_of(state_width, SMALLEST_DOT)}
+
+
+def forward_inside(state: Tensor | None, scan: Scan) -> Inside:
+    """Of `kernel.forward` with the same operands."""
+    x, _, A_log, B, C, D, dt_bias, starts, chunk_size, _, _ = scan
+    batch, num_positions, num_heads, width = x.shape
+    last = batch * num_heads * width * B.shape[3]
+    states = batch * -(-num_positions // chunk_size) * num_heads * width * B.shape[3] * x.element_size()
+    dense = [each for each in (A_log, D, dt_bias, starts, state) if each is not None]
+    return Inside(x.nbytes + states, SUMS_BYTES * last, copies_bytes(dense if last else (), rows=(x, B, C)))
+
+
+def backward_inside(grad_state: Tensor | None, grad_y: Tensor, scan: Scan, states: Tensor) -> Inside:
+    """Of `kernel.backward` with the same operands.
+
+    After the gradients of the states come those of x and dt and of the parameters, in parts that are summed, and then those of B and C,
+    beside steps and running sums. One of these moments is the highest.
+    """
+    x, dt, A_log, B, C, D, dt_bias, starts, chunk_size, _, _ = scan
+    batch, num_positions, num_heads, width = x.shape
+    sides = tile_sides(chunk_size, width, B.shape[3], x.dtype)
+    num_blocks = -(-width // sides["P"])
+    num_tiles = states.shape[1] * -(-min(chunk_size, num_positions) // sides["Q"])
+    results, later = sum(each.nbytes for each in (x, dt, A_log, B, C, D, dt_bias)), B.nbytes + C.nbytes
+    per_step = SUMS_BYTES * dt.numel()
+    shares = SUMS_BYTES * 3 * num_blocks * batch * num_tiles * num_heads
+    moments = (
+        copies_bytes(() if grad_state is None else (grad_state,)) - results,
+        num_blocks * per_step + narrowed_bytes(dt, per_step) + shares - later - sum(each.nbytes for each in (A_log, D, dt_bias)),
+        shares + narrowed_bytes(dt_bias, SUMS_BYTES * num_heads) - later,
+        3 * per_step if x.numel() and B.shape[3] else 0,
+    )
+    dense = [each for each in (A_log, dt_bias, states, starts) if each is not None]
+    own = grad_y.numel() * x.element_size() if grad_y.dtype != x.dtype else copies_bytes(rows=(grad_y,))
+    last = SUMS_BYTES * batch * num_heads * width * B.shape[3]
+    return Inside(results, last, states.nbytes + copies_bytes(dense, rows=(x, B, C)) + own + max(moments))
