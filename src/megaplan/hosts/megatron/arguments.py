@@ -176,7 +176,7 @@ def job_from_arguments(
         month: Of the image that runs, as `2026-05`; None for a new one.
     """
     get = arguments.get
-    hidden, heads = int(get("hidden_size", 0)), int(get("num_attention_heads", 0))
+    hidden, heads = int(arguments["hidden_size"]), int(get("num_attention_heads", 0))
     tp, pp, cp = degrees(arguments)
     ep = int(get("expert_model_parallel_size") or 1)
     num_experts = get("num_experts")
