@@ -14,9 +14,9 @@ from typing import Annotated, Any
 
 import typer
 
-from megaplan.cli import output
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError, render_diagnostic
+from megaplan.terminal import output
 from megaplan.units import format_bytes
 from megarun.checkpoint.manifest import INDEX, MANIFEST, Manifest, damaged_files, list_checkpoints, read_manifest
 from megarun.errors import refusal

@@ -130,7 +130,7 @@ def trace(
         return trace_plan(plan, rank=rank, stage=stage, as_json=as_json, top=top)
     except Exception as error:
         if as_json:
-            from megaplan.cli import output  # noqa: PLC0415
+            from megaplan.terminal import output  # noqa: PLC0415
             from megarun.failure import diagnostics_of  # noqa: PLC0415
 
             output.fail(diagnostics_of(error), as_json=True)
@@ -176,8 +176,8 @@ def _mount_groups(words: Sequence[str]) -> None:
 
 def _other(error: Exception, words: Sequence[str]) -> int:
     """Usage errors of the argument parser, an abort, and bugs."""
-    from megaplan.cli import output  # noqa: PLC0415  (only when something is wrong)
     from megaplan.diagnostics import diagnostic  # noqa: PLC0415
+    from megaplan.terminal import output  # noqa: PLC0415  (only when something is wrong)
 
     if type(error).__name__ == "Abort":
         return INTERRUPTED

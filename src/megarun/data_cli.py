@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from megaplan.cli import output
 from megaplan.errors import MegaplanError
+from megaplan.terminal import output
 from megaplan.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:

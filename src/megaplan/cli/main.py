@@ -16,8 +16,8 @@ from typing import Annotated
 import typer
 
 from megaplan import __version__
-from megaplan.cli import output
 from megaplan.errors import MegaplanError
+from megaplan.terminal import output
 
 ERROR = 2
 INTERRUPTED = 130  # 128 + SIGINT

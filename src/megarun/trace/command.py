@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from megaplan.budget.build import build_budget
-from megaplan.cli import output
+from megaplan.terminal import output
 from megarun.prepare import read_job
 from megarun.support import refuse_unbuilt
 from megarun.trace import report
