@@ -15,14 +15,16 @@ import typer
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError, render_diagnostic
+from megaplan.spec.wording import plural
 from megaplan.terminal import output
+from megaplan.terminal.exit_status import ERROR
 from megaplan.units import format_bytes
 from megarun.checkpoint.manifest import INDEX, MANIFEST, Manifest, damaged_files, list_checkpoints, read_manifest
 from megarun.data.identity import data_text
 from megarun.errors import refusal
 
 LIST_FORMAT, INSPECT_FORMAT, VERIFY_FORMAT = "megarun.checkpoint-list/1", "megarun.checkpoint-inspect/1", "megarun.checkpoint-verify/1"
-DAMAGED, ERROR = 1, 2
+DAMAGED = 1
 
 app: typer.Typer = typer.Typer(name="checkpoint", help="Look at what a run has saved.", no_args_is_help=True)
 
@@ -92,7 +94,7 @@ def _list(folder: Path, as_json: bool) -> int:
     head = found[0][1].place
     for path, each in found:
         apart = "" if each.place.leads_to(head) else "  on another line"
-        output.write(f"{path}  step {each.step:,}  {format_bytes(_size(each))}  by {each.world_size} ranks{apart}\n")
+        output.write(f"{path}  step {each.step:,}  {format_bytes(_size(each))}  by {plural(each.world_size, 'rank')}{apart}\n")
     return 0
 
 
@@ -110,7 +112,7 @@ def _inspect(folder: Path, as_json: bool) -> int:
     lines = [
         str(path),
         f"  step          {manifest.step:,} of {sequences:,} sequences of {length:,} tokens, seed {manifest.seed}",
-        f"  saved by      {manifest.world_size} ranks, torch {manifest.torch}",
+        f"  saved by      {plural(manifest.world_size, 'rank')}, torch {manifest.torch}",
         f"  model         {manifest.model_digest}",
         f"  plan          {manifest.plan_digest}",
         f"  data          {'not recorded' if manifest.data is None else data_text(manifest.data)}",
@@ -118,7 +120,7 @@ def _inspect(folder: Path, as_json: bool) -> int:
         f"  size          {format_bytes(_size(manifest))} in {len(manifest.files)} files",
         f"  tensors       {len(tensors):,}",
         *(
-            f"    {name}  {each['dtype'].removeprefix('torch.')} {each['shape']}, {len(each['chunks'])} pieces"
+            f"    {name}  {each['dtype'].removeprefix('torch.')} {each['shape']}, {plural(len(each['chunks']), 'piece')}"
             for name, each in tensors.items()
         ),
     ]
@@ -155,7 +157,7 @@ def _verify(folder: Path, as_json: bool) -> int:
         output.write_json({"format": VERIFY_FORMAT, "checkpoints": rows})
     else:
         for path, wrong in found:
-            output.write(f"{path}  {'damaged' if wrong else 'whole'}\n")
+            output.write(f"{path}  {'damaged' if wrong else 'OK'}\n")
         for path, wrong in damaged:
             sys.stderr.write(render_diagnostic(diagnostic("MP644", "\n".join(wrong), Location(file=str(path)))) + "\n")
     return DAMAGED if damaged else 0

@@ -18,6 +18,7 @@ import typer
 
 from megaplan.errors import MegaplanError
 from megaplan.terminal import output
+from megaplan.terminal.exit_status import ERROR
 from megaplan.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from megarun.data.tokenizer import TokenizerKind
 
 INSPECT_FORMAT = "megarun.data-inspect/1"
-ERROR = 2
 DEFAULT_VOCAB_SIZE = 2048  # what the shipped plans that train on one machine have
 
 app: typer.Typer = typer.Typer(name="data", help="Prepare and inspect token files.", no_args_is_help=True)

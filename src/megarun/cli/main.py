@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,13 +16,8 @@ from typing import Annotated, Any
 
 import typer
 
+from megaplan.terminal.exit_status import BROKEN_PIPE, ERROR, INTERRUPTED, SIGNAL_STATUS
 from megarun.errors import refusal
-from megarun.launch.failure import ERROR
-
-SIGNAL_STATUS = 128  # a shell's status of a process that a signal ended is this plus the signal's number
-INTERRUPTED = SIGNAL_STATUS + signal.SIGINT
-BROKEN_PIPE = SIGNAL_STATUS + signal.SIGPIPE
-
 
 app = typer.Typer(
     name="megarun",

@@ -37,7 +37,7 @@ MISSING = -1
 
 
 class TokenRows(Protocol):
-    """What a token file offers; `megarun.data.TokenFile` is one."""
+    """What a token file offers; `TokenFile` and `TokenMix` are such."""
 
     def rows(self, step: int, seed: int, num_rows: int, seq_length: int) -> np.ndarray:
         """Global batch of 0-based `step`, int64 [num_rows, seq_length + 1]."""

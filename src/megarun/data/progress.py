@@ -1,6 +1,6 @@
 """Which batch each step trains on, where bad steps have left some out; needs no torch.
 
-Batch b is rows b · n to (b + 1) · n of training (`megarun.data.TokenFile`). Without bad steps, step s trains on batch s. A bad step makes
+Batch b is rows b · n to (b + 1) · n of training (`megarun.data.token_file`). Without bad steps, step s trains on batch s. A bad step makes
 no update and loses its batch, so step s trains on the s-th batch that is not skipped.
 """
 

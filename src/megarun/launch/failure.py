@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, MegaplanError, render_diagnostic
 from megaplan.spec.models import Mesh
+from megaplan.terminal.exit_status import ERROR
 from megarun.errors import place
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ FIRST, PRINTED = "megarun/first_failure", "megarun/failure_printed"
 WAIT = timedelta(seconds=5)
 POLL_SECONDS, GRACE_SECONDS = 1.0, 10.0
 NEVER_MET = frozenset({"MP650", "MP651", "MP652"})
-ERROR = 2
-"""Exit status of every rank of a job that failed."""
 
 
 def report_failure(error: Exception, launch: Launch | None = None, mesh: Mesh | None = None, *, with_traceback: bool = False) -> None:

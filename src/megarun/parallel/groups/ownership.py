@@ -1,4 +1,4 @@
-"""Which part of a whole tensor a rank owns, and the whole from the parts.
+"""Which part of a whole tensor a rank owns, after TP and EP and after FSDP2.
 
 A part is what TP and EP leave to a rank, before FSDP2 shards it over the data ranks:
 
@@ -9,8 +9,6 @@ A part is what TP and EP leave to a rank, before FSDP2 shards it over the data r
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -46,17 +44,6 @@ def tensor_part(tensor: ParamTensor, whole: Tensor, index: int, degree: int) -> 
     if not tensor.tp_parts:
         return _slice(tensor, whole, dim, index, degree)
     return torch.cat([_slice(tensor, part, dim, index, degree) for part in torch.split(whole, list(tensor.tp_parts), dim)], dim)
-
-
-def whole_from_parts(tensor: ParamTensor, parts: Sequence[Tensor]) -> Tensor:
-    """A tensor-parallel tensor from the parts of all its ranks, by TP rank; one part is the whole."""
-    dim = tensor.tp_dim
-    if len(parts) == 1 or dim is None:
-        return parts[0]
-    degree = len(parts)
-    sizes = [size // degree for size in tensor.tp_parts or (tensor.shape[dim],)]
-    pieces = [torch.split(part, sizes, dim) for part in parts]
-    return torch.cat([piece[index] for index in range(len(sizes)) for piece in pieces], dim)
 
 
 def _slice(tensor: ParamTensor, whole: Tensor, dim: int, index: int, degree: int) -> Tensor:

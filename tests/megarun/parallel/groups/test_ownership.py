@@ -1,16 +1,18 @@
 """Parts of a tensor: what a rank owns, and the whole again."""
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from megaplan.hosts.megarun.dims import local_shape
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Group, Owner, ParamTensor
 from megaplan.spec.models import Spec
-from megarun.parallel.groups.ownership import local_part, whole_from_parts
+from megarun.parallel.groups.ownership import local_part
 
 pytestmark = pytest.mark.runtime
 
@@ -22,6 +24,17 @@ def place(tp: int, index: int, ep: int = 1, expert_index: int = 0) -> Any:
         expert_coordinate={"ep": expert_index},
         expert_size=lambda axis: {"ep": ep}[axis],
     )
+
+
+def whole_from_parts(tensor: ParamTensor, parts: Sequence[Tensor]) -> Tensor:
+    """A tensor-parallel tensor from the parts of all its ranks, by TP rank; one part is the whole."""
+    dim = tensor.tp_dim
+    if len(parts) == 1 or dim is None:
+        return parts[0]
+    degree = len(parts)
+    sizes = [size // degree for size in tensor.tp_parts or (tensor.shape[dim],)]
+    pieces = [torch.split(part, sizes, dim) for part in parts]
+    return torch.cat([piece[index] for index in range(len(sizes)) for piece in pieces], dim)
 
 
 @pytest.mark.requirement("R-17")
