@@ -63,7 +63,7 @@ def report_failure(error: Exception, launch: Launch | None = None, mesh: Mesh | 
 
 
 def exit_on_peer_failure(launch: Launch) -> None:
-    """End this process, silently, some seconds after another rank has printed its error.
+    """Exit this process, without a message, some seconds after another rank has printed its error.
 
     A rank of a broken job may wait in a collective that only a timeout of minutes ends, and torchrun stops the ranks of its own machine
     alone. Its store is asked through a connection of its own: the rank's is busy while the rank waits.
@@ -94,7 +94,7 @@ def exit_on_peer_failure(launch: Launch) -> None:
 
 
 def exit_process(status: int) -> None:
-    """End this process at once if it is one of several that failed: to take a process group down would wait for ranks that wait for it."""
+    """Exit; at once if several ranks failed, because destroying a process group would wait for ranks that wait for this one."""
     if status == ERROR and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         sys.stdout.flush()
         sys.stderr.flush()

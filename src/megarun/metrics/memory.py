@@ -1,4 +1,4 @@
-"""What each rank's allocator held, beside what the plan says it would."""
+"""Allocated bytes of each rank, and the plan's estimate of them."""
 
 from __future__ import annotations
 

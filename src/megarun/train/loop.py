@@ -1,4 +1,4 @@
-"""The reader's entry: one loop.
+"""The training loop; start reading megarun here.
 
 run     = what the plan says and the command line adds: spec, inventory, layout, tokens, folder, steps
 mesh    = who this process is: (pp, dp_replicate, dp_shard, cp, tp)

@@ -67,13 +67,13 @@ def recur(cp: ContextParallel, save_every: int, starts: Tensor | None, *inputs: 
 
 
 def relay_state(cp: ContextParallel, places: Sequence[int], first: Sequence[Tensor], step: Callable[[int, int, Tensor], Tensor]) -> None:
-    """Walk this rank's two pieces, lane by lane.
+    """Compute this rank's two pieces lane by lane: receive each lane's state from the rank before, send the new one to the rank after.
 
     Args:
         cp: The group.
         places: Which of its pieces a rank takes first.
-        first: What each lane begins with at the end of the chain, zeros; also the shape of what travels.
-        step: Takes place, lane and the state that arrived; gives the state to hand on.
+        first: The state of each lane where the chain begins, zeros; states that are sent have its shape.
+        step: Takes place, lane and the received state; returns the state to send.
     """
     below, above = cp.index - 1, cp.index + 1
     turned: dict[int, Tensor] = {}  # on the last rank, from one piece to the other
@@ -105,7 +105,7 @@ _REGION: ContextVar[Callable[[Callable[[], tuple[Tensor, ...]]], tuple[Tensor, .
 
 
 def scan_once_contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Contexts of a recompute region's two runs, as torch's `checkpoint` takes them: the second takes what scans made in the first.
+    """Contexts of a recompute region's two runs, as torch's `checkpoint` takes them: the second reuses the scan outputs of the first.
 
     That is kept over the region like any output that a selective checkpoint caches, and the group's ranks need not wait again.
     """
@@ -131,7 +131,7 @@ def scan_once_contexts() -> tuple[AbstractContextManager[None], AbstractContextM
 
 
 def run_once(walk: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """What `walk` makes, or made in the first run of the region that is running."""
+    """The outputs of `walk`; in the second run of a recompute region those of the first, without running it again."""
     run = _REGION.get()
     return walk() if run is None else run(walk)
 
