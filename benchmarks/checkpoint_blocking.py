@@ -23,7 +23,7 @@ from megaplan.inventory.build import build_inventory
 from megaplan.plan.make import make_plan, write_plan
 from megaplan.spec.models import Spec
 from megarun.checkpoint.save import Saver
-from megarun.cli import run
+from megarun.cli.main import run
 from megarun.data.corpus import read_corpus
 from megarun.data.tokenize import tokenize
 from megarun.data.tokenizer import TokenizerKind

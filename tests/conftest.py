@@ -1,6 +1,11 @@
 """What all suites share: generated examples have no time limit, for a busy machine is no defect."""
 
+import sys
+from pathlib import Path
+
 from hypothesis import settings
+
+sys.path.insert(0, str(Path(__file__).parent / "support"))  # helpers of several suites, imported by name
 
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")

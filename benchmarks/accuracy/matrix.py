@@ -12,7 +12,7 @@ from megaplan.budget.build import build_budget
 from megaplan.budget.values import Budget
 from megaplan.plan.make import make_plan
 from megaplan.spec.load import load_spec_text
-from megarun.job import Job
+from megarun.job.job import Job
 
 MATRIX = Path(__file__).with_name("matrix.yaml")
 ROOT = MATRIX.parent.parent.parent

@@ -19,14 +19,14 @@ from megaplan.devices import load_device
 from megaplan.inventory.tensors import Init
 from megaplan.plan.make import make_plan
 from megaplan.spec.load import load_spec
-from megarun.batches import Batch
-from megarun.initialise import STD, fill
-from megarun.job import Job
-from megarun.launch import choose_device, process_group, read_launch
+from megarun.data.batches import Batch
+from megarun.engine.initialise import STD, fill
+from megarun.engine.phases import PhasedTrainer
+from megarun.engine.trainer import sharded_stages
+from megarun.job.job import Job
+from megarun.launch.process_group import choose_device, process_group, read_launch
 from megarun.model.stage import Stage
-from megarun.parallel.mesh import RankMesh, build_mesh
-from megarun.phases import PhasedTrainer
-from megarun.trainer import sharded_stages
+from megarun.parallel.groups.mesh import RankMesh, build_mesh
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PLANS = ROOT / "benchmarks/h200/memory.yaml"

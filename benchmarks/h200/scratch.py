@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from megakernels import scratch_bytes
 from megakernels.ops.moe import grouped
 from megaplan.columns import Phase
-from megarun.job import Job
+from megarun.job.job import Job
 from megarun.trace.owners import Owners
 from megarun.trace.rank import trace_rank
 from megarun.trace.replaced import replaced

@@ -18,8 +18,8 @@ from megaplan.plan.make import make_plan
 from megaplan.spec.document import Document
 from megaplan.spec.load import check_document
 from megaplan.spec.source import SourceMap
-from megarun.job import Job
-from megarun.support import refuse_unbuilt
+from megarun.job.job import Job
+from megarun.job.support import refuse_unbuilt
 from megarun.trace.compare import Pair, RankComparison
 from megarun.trace.run import choose_ranks
 

@@ -8,7 +8,7 @@ from itertools import combinations
 from megaplan.columns import Column, Phase
 from megaplan.dtypes import DType
 from megaplan.hosts.megarun.ledger import block_ledger
-from megarun.job import Job
+from megarun.job.job import Job
 from megarun.trace.compare import RankComparison
 
 MOST_ROWS = 6

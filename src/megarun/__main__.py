@@ -1,7 +1,7 @@
 """`python -m megarun`, alone or under torchrun."""
 
-from megarun.cli import run
-from megarun.failure import leave
+from megarun.cli.main import run
+from megarun.launch.failure import exit_process
 
 if __name__ == "__main__":
-    leave(run())
+    exit_process(run())

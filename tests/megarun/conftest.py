@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from megarun.launch import process_group, read_launch
+from megarun.launch.process_group import process_group, read_launch
 
 torch.set_num_threads(1)  # as torchrun's workers have: small tensors, and sums in one order
 FOLDER = Path(__file__).parent

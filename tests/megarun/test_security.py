@@ -16,7 +16,7 @@ from megaplan.spec.load import load_spec
 from megaplan.spec.models import Spec
 from megarun.checkpoint.manifest import INDEX, MANIFEST, list_checkpoints, read_manifest, record_of
 from megarun.checkpoint.storage import CheckpointReader
-from megarun.cli import run
+from megarun.cli.main import run
 from megarun.data.corpus import read_corpus
 from megarun.data.tokenize import tokenize
 from megarun.data.tokenizer import TokenizerKind

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from saved_storages import saved_storages
 from torch import nn
 
 from megakernels import cross_entropy, use_kernels
@@ -16,13 +17,12 @@ from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.build import build_layout
 from megaplan.spec.models import Spec
-from megarun.build import build_stage, materialise
 from megarun.dtypes import TORCH_DTYPES
-from megarun.initialise import initialise
+from megarun.engine.build import build_stage, materialise
+from megarun.engine.initialise import initialise
 from megarun.model.rotary import Rotary
 from megarun.model.stage import Stage
-from megarun.parallel.recompute import recompute_stage
-from megarun.saved import saved_storages
+from megarun.parallel.apply.recompute import recompute_stage
 
 pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-50")]
 

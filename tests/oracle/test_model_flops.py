@@ -15,8 +15,8 @@ from megaplan.cost.work import LayerCost, Ops
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.spec.models import Spec
-from megarun.build import build_stage, materialise
-from megarun.initialise import initialise
+from megarun.engine.build import build_stage, materialise
+from megarun.engine.initialise import initialise
 from megarun.model.mtp import Ends
 from megarun.model.rotary import Rotary
 from megarun.model.stage import Stage

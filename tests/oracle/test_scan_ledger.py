@@ -21,7 +21,7 @@ from megaplan.hosts.megarun.ledger import block_bytes
 from megaplan.inventory.build import build_inventory
 from megaplan.spec.models import Mamba2, MatrixRecurrence, Spec
 from megarun.dtypes import TORCH_DTYPES
-from megarun.parallel.hand_off import _recurrence_part, _scan_part, half, lane_slice
+from megarun.parallel.groups.relay import _recurrence_part, _scan_part, half, lane_slice
 
 pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-50")]
 WIDTHS = (1, 2, 5, 16, 20, 64, 65, 100, 128, 129)

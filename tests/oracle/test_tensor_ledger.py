@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from saved_storages import saved_storages
 from torch import nn
 
 from megakernels import use_kernels
@@ -17,16 +18,15 @@ from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.build import build_layout
 from megaplan.spec.models import Spec
-from megarun.build import build_stage, materialise
 from megarun.dtypes import TORCH_DTYPES
+from megarun.engine.build import build_stage, materialise
 from megarun.model.rotary import Rotary
 from megarun.model.stage import Stage
-from megarun.parallel.mesh import build_mesh
-from megarun.parallel.pipeline import batch_loss
-from megarun.parallel.recompute import recompute_stage
-from megarun.parallel.shapes import token_shape
-from megarun.parallel.tensor import tensor_parallel
-from megarun.saved import saved_storages
+from megarun.parallel.apply.pipeline import batch_loss
+from megarun.parallel.apply.recompute import recompute_stage
+from megarun.parallel.groups.mesh import build_mesh
+from megarun.parallel.groups.shapes import token_shape
+from megarun.parallel.groups.tensor import tensor_parallel
 from megarun.trace.fake import lone_rank
 
 pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-50")]

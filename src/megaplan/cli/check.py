@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from megaplan.cli import output
 from megaplan.cli.options import AsJson, CostsFile, PlanFile
+from megaplan.terminal import output
 
 FORMAT = "megaplan.check/1"
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from megaplan.budget.values import Budget, RankBudget
-from megaplan.cli.table import table
 from megaplan.columns import Column, Phase
 from megaplan.layout.runs import runs_label, runs_of
+from megaplan.terminal.table import table
 from megaplan.units import format_bytes
 
 HEADS = ("", "here", "there", "there less here")

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from megaplan.cli import output
 from megaplan.cli.options import AsJson
+from megaplan.terminal import output
 
 DIFFERS = 1
 FAILED_ON = 3

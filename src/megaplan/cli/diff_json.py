@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from megaplan.cli import output
 from megaplan.cli.diff_text import host_lines, verdict
 from megaplan.plan.diff import Change, Place, PlanDiff, RankChange
 from megaplan.plan.document import RankEstimate, Span
+from megaplan.terminal import output
 
 FORMAT = "megaplan.diff/1"
 

@@ -15,8 +15,8 @@ from megaplan.cli.diff_text import (
     ranks_label,
     verdict,
 )
-from megaplan.cli.table import markdown_table
 from megaplan.plan.diff import PlanDiff, RankChange
+from megaplan.terminal.table import markdown_table
 from megaplan.units import format_gib
 
 MARKER = "<!-- megaplan diff -->"

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from megaplan.cli.header import counted
-from megaplan.cli.table import table, wrap
 from megaplan.columns import Column
 from megaplan.hosts.columns import HOLDS
 from megaplan.layout.runs import joined, runs_label
 from megaplan.plan.diff import Change, CutMove, OwnerMove, Place, PlanDiff, RankChange
 from megaplan.plan.document import Span
+from megaplan.terminal.table import table, wrap
 from megaplan.units import format_bytes, format_gib
 
 Line = tuple[str, str]

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from megaplan.cli import output
 from megaplan.cli.options import AsJson, CostsFile, Overrides, SpecOrPlan
+from megaplan.terminal import output
 
 DOES_NOT_FIT = 1
 

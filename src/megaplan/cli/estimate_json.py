@@ -7,9 +7,9 @@ from typing import Any
 
 from megaplan.budget.skew import RoutingRange
 from megaplan.budget.values import Budget, RankBudget, ServingBudget
-from megaplan.cli import output
 from megaplan.errors import Diagnostic
 from megaplan.plan.estimates import device_record
+from megaplan.terminal import output
 
 FORMAT = "megaplan.estimate/1"
 

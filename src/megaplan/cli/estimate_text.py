@@ -10,8 +10,8 @@ from megaplan.budget.values import Budget, RankBudget, ServingBudget
 from megaplan.cli.header import header_lines
 from megaplan.cli.inputs import Subject
 from megaplan.cli.ranks_text import rank_table, view_of
-from megaplan.cli.table import wrap
 from megaplan.layout.runs import runs_label, runs_of
+from megaplan.terminal.table import wrap
 from megaplan.units import format_bytes
 
 Line = tuple[str, str]

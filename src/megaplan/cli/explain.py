@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from megaplan.cli import output
+from megaplan.terminal import output
 
 
 def explain(

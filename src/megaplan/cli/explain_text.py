@@ -8,7 +8,6 @@ from math import prod
 
 from megaplan.budget.values import RankBudget
 from megaplan.cli.inputs import Subject
-from megaplan.cli.table import table, wrap
 from megaplan.cli.topics import column_lines
 from megaplan.columns import Column
 from megaplan.hosts.columns import HOLDS
@@ -18,6 +17,7 @@ from megaplan.hosts.megarun.storage import OWNER_COLUMNS
 from megaplan.hosts.values import LedgerTensor
 from megaplan.inventory.tensors import Block
 from megaplan.layout.runs import runs_label, runs_of
+from megaplan.terminal.table import table, wrap
 from megaplan.units import format_bytes
 
 Line = tuple[str, str]

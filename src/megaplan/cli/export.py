@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from megaplan.cli import output
 from megaplan.cli.files import STDOUT, write_new
 from megaplan.cli.options import Overrides, SpecOrPlan
+from megaplan.terminal import output
 
 LOSES = 1
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from megaplan.cli import output
 from megaplan.cli.problems import refuse
+from megaplan.terminal import output
 
 STDOUT = "-"
 

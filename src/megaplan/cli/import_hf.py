@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from megaplan.cli import output
 from megaplan.cli.files import STDOUT, write_new
 from megaplan.cli.options import Overrides
+from megaplan.terminal import output
 
 group = typer.Typer(name="import", help="Specs from other projects' model configs.", no_args_is_help=True)
 

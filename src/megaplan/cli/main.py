@@ -16,12 +16,9 @@ from typing import Annotated
 import typer
 
 from megaplan import __version__
-from megaplan.cli import output
 from megaplan.errors import MegaplanError
-
-ERROR = 2
-INTERRUPTED = 130  # 128 + SIGINT
-BROKEN_PIPE = 141  # 128 + SIGPIPE
+from megaplan.terminal import output
+from megaplan.terminal.exit_status import BROKEN_PIPE, ERROR, INTERRUPTED
 
 _COMMANDS = ("estimate", "split", "costs", "show", "diff", "check", "schedule", "explain", "export", "schema", "new")
 """Each a function of the module of its name, in the order of the help."""

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 import megaplan
-from megaplan.cli import output
 from megaplan.cli.files import STDOUT, write_new
+from megaplan.terminal import output
 
 
 def new(

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from megaplan.cli.table import WIDTH, table
 from megaplan.columns import Column, Phase
 from megaplan.layout.runs import Run, joined, runs_label, runs_of
+from megaplan.terminal.table import WIDTH, table
 
 if TYPE_CHECKING:
     from megaplan.budget.values import RankBudget

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from megaplan.cli import output
 from megaplan.cli.options import AsJson
 from megaplan.errors import Diagnostic, Location, MegaplanError
+from megaplan.terminal import output
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,9 +110,9 @@ def _default_vpp(kind: ScheduleName) -> int:
 
 
 def _lines(kind: str, pp: int, vpp: int, vectors: tuple[tuple[InFlight, ...], ...], step: Timeline) -> Iterator[tuple[str, str]]:
-    from megaplan.cli.table import table, wrap  # noqa: PLC0415
     from megaplan.cli.timeline import MAX_SLOTS, drawing, legend  # noqa: PLC0415
     from megaplan.schedule import placement  # noqa: PLC0415
+    from megaplan.terminal.table import table, wrap  # noqa: PLC0415
 
     where = placement(kind)
     yield f"{kind}, {where} placement: {pp} ranks of {vpp} slots, {step.makespan:,} units a step", "bold"

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from megaplan.cli import output
 from megaplan.cli.options import AsJson, Overrides, PlanFile
+from megaplan.terminal import output
 
 if TYPE_CHECKING:
     from megaplan.plan.document import PlanDocument
@@ -61,8 +61,8 @@ def _lines(plan: PlanDocument) -> Iterator[tuple[str, str]]:
     from megaplan.cli.header import header_lines  # noqa: PLC0415
     from megaplan.cli.ranks_text import rank_table, view_of_estimate  # noqa: PLC0415
     from megaplan.cli.stages_text import certificate_line, stage_lines  # noqa: PLC0415
-    from megaplan.cli.table import wrap  # noqa: PLC0415
     from megaplan.cli.timeline import timeline_lines  # noqa: PLC0415
+    from megaplan.terminal.table import wrap  # noqa: PLC0415
 
     estimates, decided = plan.estimates, plan.decisions
     totals = estimates.totals

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from megaplan.cli import output
 from megaplan.cli.options import AsJson, CostsFile, Overrides, SpecFile
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
+from megaplan.terminal import output
 
 if TYPE_CHECKING:
     from megaplan.plan.document import PlanDocument
@@ -117,7 +117,7 @@ def _answer(plan: PlanDocument, target: str | None, found: Sequence[Diagnostic],
         )
         return
     from megaplan.cli.stages_text import certificate_line, family_counts, stage_lines  # noqa: PLC0415
-    from megaplan.cli.table import wrap  # noqa: PLC0415
+    from megaplan.terminal.table import wrap  # noqa: PLC0415
 
     decided = plan.decisions
     lines = [(f"{plan.spec.name}: {family_counts(decided.pattern.expanded)}", "bold")]

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from megaplan.cli.table import WIDTH, table, wrap
 from megaplan.split.values import amount
+from megaplan.terminal.table import WIDTH, table, wrap
 from megaplan.units import format_bytes
 
 if TYPE_CHECKING:

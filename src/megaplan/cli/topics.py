@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from megaplan.budget.axes import AXES
 from megaplan.budget.formulas import FORMULAS
 from megaplan.cli.problems import unknown_name
-from megaplan.cli.table import wrap
 from megaplan.columns import Column
 from megaplan.cost.formulas import FORMULAS as COSTS
 from megaplan.diagnostics import CODES
+from megaplan.terminal.table import wrap
 
 Line = tuple[str, str]
 

@@ -24,7 +24,7 @@ from megaplan.split.equal import equal_cuts
 from megaplan.split.invariants import invariant_digests
 from megaplan.split.manual import manual_problems, manual_spans
 from megaplan.split.values import Certificate, Cuts, Mode, StackCosts
-from megaplan.split.weigh import weighted_cuts
+from megaplan.split.weigh import Weighted, fitting_cuts
 
 if TYPE_CHECKING:
     from megaplan.cost.times import MeasuredCosts
@@ -68,7 +68,7 @@ def choose_cuts(
     kept = cuts_of(baseline) if baseline is not None and not notes else None
     weights = costs or stack_costs(spec, inventory, measured)
     if mode == "weighted":
-        weighted = weighted_cuts(spec, inventory, weights, measured, kept)
+        weighted = _weighted_cuts(spec, inventory, weights, measured, kept)
         found_cuts = _cuts(spec, inventory, weights, mode, spans_of(weighted.cuts, num_layers), weighted.certificate)
         return replace(found_cuts, diagnostics=(*notes, *weighted.notes, *found_cuts.diagnostics))
     if mode == "manual":
@@ -120,3 +120,23 @@ def _other_baseline(baseline: Spans, num_slots: int) -> Diagnostic:
 
 def _equal_breaks(detail: str) -> Diagnostic:
     return diagnostic("MP335", detail, Location(key="split.mode"), ("--set split.mode=weighted",))
+
+
+def _weighted_cuts(
+    spec: Spec, inventory: Inventory, costs: StackCosts, measured: MeasuredCosts | None, baseline: tuple[int, ...] | None
+) -> Weighted:
+    """The best cuts for the spec's objective that fit.
+
+    Args:
+        spec: A checked spec whose constraints leave a split.
+        inventory: Its parameter tensors.
+        costs: What layers cost, for objective bottleneck.
+        measured: A costs file.
+        baseline: Cuts to keep where that costs nothing.
+    """
+    if spec.split.objective == "step_time":
+        from megaplan.split.step import step_time_cuts  # noqa: PLC0415  (bottleneck needs no times)
+
+        return step_time_cuts(spec, inventory, measured, baseline)
+    stack = stack_of(spec, costs, baseline)
+    return fitting_cuts(spec, inventory, stack, measured)

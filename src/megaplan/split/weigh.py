@@ -11,10 +11,10 @@ from megaplan.inventory.tensors import Inventory
 from megaplan.layout.spans import spans_of
 from megaplan.schedule.placement import slots_of_rank
 from megaplan.spec.models import Spec
-from megaplan.split.certify import certify, stack_of
+from megaplan.split.certify import certify
 from megaplan.split.memory import Memory
 from megaplan.split.stack import Stack
-from megaplan.split.values import Balance, Certificate, StackCosts
+from megaplan.split.values import Balance, Certificate
 
 if TYPE_CHECKING:
     from megaplan.cost.times import MeasuredCosts
@@ -36,26 +36,6 @@ class Weighted:
     cuts: tuple[int, ...]
     certificate: Certificate
     notes: tuple[Diagnostic, ...] = ()
-
-
-def weighted_cuts(
-    spec: Spec, inventory: Inventory, costs: StackCosts, measured: MeasuredCosts | None, baseline: tuple[int, ...] | None
-) -> Weighted:
-    """The best cuts for the spec's objective that fit.
-
-    Args:
-        spec: A checked spec whose constraints leave a split.
-        inventory: Its parameter tensors.
-        costs: What layers cost, for objective bottleneck.
-        measured: A costs file.
-        baseline: Cuts to keep where that costs nothing.
-    """
-    if spec.split.objective == "step_time":
-        from megaplan.split.step import step_time_cuts  # noqa: PLC0415  (bottleneck needs no times)
-
-        return step_time_cuts(spec, inventory, measured, baseline)
-    stack = stack_of(spec, costs, baseline)
-    return fitting_cuts(spec, inventory, stack, measured)
 
 
 def fitting_cuts(spec: Spec, inventory: Inventory, stack: Stack, measured: MeasuredCosts | None) -> Weighted:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from megarun.checkpoint.manifest import PLAN, Manifest
+from megarun.data.identity import data_text, same_data
 from megarun.errors import refusal
-from megarun.identity import data_text, same_data
-from megarun.job import Job
-from megarun.prepare import NOTHING, Run
+from megarun.job.job import Job
+from megarun.job.run import NOTHING, Run
 
 _MOST = 8  # differences to list
 

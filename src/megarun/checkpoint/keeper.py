@@ -11,11 +11,11 @@ from megarun.checkpoint.manifest import read_manifest
 from megarun.checkpoint.resume import Found, begin_line, damage, load_checkpoint, newest_whole
 from megarun.checkpoint.retention import Retention
 from megarun.checkpoint.save import Saver
-from megarun.course import START, Course
+from megarun.data.progress import START, DataProgress
+from megarun.engine.trainer import Trainer
 from megarun.errors import refusal
-from megarun.interrupt import Interrupt, largest
-from megarun.prepare import AUTO, NEVER, Run
-from megarun.trainer import Trainer
+from megarun.job.run import AUTO, NEVER, Run
+from megarun.launch.interrupt import Interrupt, largest
 
 
 class Keeper:
@@ -51,8 +51,8 @@ class Keeper:
             self._retention.start = self._found.path
         return self._found
 
-    def start(self, trainer: Trainer) -> tuple[int, Course]:
-        """Read the checkpoint that was found into a new trainer; the number of steps done, and their course.
+    def start(self, trainer: Trainer) -> tuple[int, DataProgress]:
+        """Read the checkpoint that was found into a new trainer; the number of steps done, and its data progress.
 
         Raises:
             MegaplanError: It does not fit the plan, or cannot be read.
@@ -81,15 +81,15 @@ class Keeper:
         given = None if self._run.checkpoints.weights_only else self._found
         return newest_whole(self._run.out, self.control, self._retention.damaged, self._saver.line) or given
 
-    def go_back(self, trainer: Trainer, found: Found) -> tuple[int, Course]:
-        """Read a checkpoint into a trainer that has stepped; the number of steps done, and their course.
+    def go_back(self, trainer: Trainer, found: Found) -> tuple[int, DataProgress]:
+        """Read a checkpoint into a trainer that has stepped; the number of steps done, and its data progress.
 
         Raises:
             MegaplanError: It cannot be read.
         """
         return load_checkpoint(found, trainer, self._run, weights_only=False, group=self.control)
 
-    def heed(self, interrupt: Interrupt) -> int:
+    def poll_interrupt(self, interrupt: Interrupt) -> int:
         """The signal that any rank has received, 0 if none; asked after every step.
 
         Raises:
@@ -100,12 +100,12 @@ class Keeper:
             self._saver.wait()
         return number
 
-    def after(self, step: int, course: Course, *, last: bool, stopped: bool) -> None:
+    def after(self, step: int, data_progress: DataProgress, *, last: bool, stopped: bool) -> None:
         """Save what a step has left if it is time to, or if the run ends here.
 
         Args:
             step: Steps done.
-            course: Theirs.
+            data_progress: Of the run at that step.
             last: The run's last step.
             stopped: A signal ends the run.
 
@@ -116,7 +116,7 @@ class Keeper:
             raise RuntimeError("`start` comes before the first step")
         every = self._run.checkpoints.save_every
         if stopped or (every and (last or step % every == 0)):
-            self._saver.save(step, course)
+            self._saver.save(step, data_progress)
         if stopped or last:
             self._saver.wait()
         if stopped and dist.get_rank() == 0:

@@ -5,7 +5,7 @@ A folder `step-00000040` of a run's `checkpoints` holds the data files, `index.j
 finished. Tensors lie in torch's own format, which is read with `weights_only`; all else is JSON.
 
 Format 2 has two fields more than format 1: the run's line among others of its folder (`megarun.checkpoint.lines`), and its data
-(`megarun.identity`). Format 1 is read as the first line, of data that is not known.
+(`megarun.data.identity`). Format 1 is read as the first line, of data that is not known.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any
 
 from megaplan.errors import MegaplanError
 from megarun.checkpoint.lines import FIRST_LINE, Finished, Line, Place, by_line, check_line
-from megarun.course import Course
+from megarun.data.identity import DataFile, DataFiles
+from megarun.data.progress import DataProgress
 from megarun.errors import refusal
-from megarun.identity import DataFile, DataFiles
 
 FORMAT = "megaplan.checkpoint/2"
 OLD_FORMAT = "megaplan.checkpoint/1"
@@ -48,13 +48,13 @@ class Manifest:
     Attributes:
         step: Optimizer steps done.
         seed: Of parameters and data.
-        global_batch: Sequences and tokens a sequence: with step, seed, course and validation fraction, the data position.
+        global_batch: Sequences and tokens a sequence: with step, seed, skipped batches and validation fraction, the data position.
         model_digest: Of the plan it was saved under; another one is another model.
         plan_digest: Of the plan it was saved under.
         world_size: Ranks that saved it.
         torch: Version that saved it.
         files: Every other file of the folder.
-        course: Batches that bad steps have left out.
+        data_progress: Batches that bad steps have left out.
         validation_fraction: The part of every token file's rows that training left out, a decimal number.
         line: The run's line in its folder.
         data: What it was trained on last; None in format 1, which does not say.
@@ -68,7 +68,7 @@ class Manifest:
     world_size: int
     torch: str
     files: dict[str, FileRecord]
-    course: Course = field(default_factory=Course)
+    data_progress: DataProgress = field(default_factory=DataProgress)
     validation_fraction: str = "0"
     line: Line = FIRST_LINE
     data: DataFiles | None = None
@@ -78,9 +78,13 @@ class Manifest:
         """Where it stands among its folder's checkpoints."""
         return Place(self.line, self.step)
 
+    def document(self) -> dict[str, Any]:
+        """The keys and values of manifest.json, its format excepted; `data_progress` has the key `course` in every format so far."""
+        return {"course" if key == "data_progress" else key: value for key, value in asdict(self).items()}
+
     def text(self) -> str:
-        """As it stands in the file."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1, sort_keys=True) + "\n"
+        """The text of manifest.json."""
+        return json.dumps({"format": FORMAT, **self.document()}, indent=1, sort_keys=True) + "\n"
 
 
 def folder_name(step: int) -> str:
@@ -143,7 +147,7 @@ def _parsed(document: dict[str, Any], *, old: bool) -> Manifest:
         world_size=_count(document["world_size"]),
         torch=str(document["torch"]),
         files=files,
-        course=_course(document["course"]),
+        data_progress=_data_progress(document["course"]),
         validation_fraction=str(document.get("validation_fraction", "0")),  # older ones had no way to leave rows out
         line=FIRST_LINE if old else check_line(tuple((_count(number), _count(step)) for number, step in document["line"])),
         data=None if old else _data(document["data"]),
@@ -159,14 +163,14 @@ def _data(document: Any) -> DataFiles | None:
     )
 
 
-def _course(document: dict[str, Any]) -> Course:
+def _data_progress(document: dict[str, Any]) -> DataProgress:
     skipped = tuple((_count(first), _count(stop)) for first, stop in document["skipped"])
     if any(first >= stop for first, stop in skipped) or any(one[1] >= two[0] for one, two in pairwise(skipped)):
         raise ValueError(f"course.skipped = {document['skipped']} are no ranges that rise")
     losses = tuple(document["losses"])
     if not all(type(loss) is float and math.isfinite(loss) for loss in losses):
         raise ValueError(f"course.losses = {document['losses']} are no losses")
-    return Course(skipped, losses)
+    return DataProgress(skipped, losses)
 
 
 def check_name(name: str) -> None:

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from megaplan.inventory.tensors import Owner, ParamTensor
-from megarun.parallel.mesh import RankMesh
+from megarun.parallel.groups.mesh import RankMesh
 
 
 @dataclass(frozen=True, slots=True)

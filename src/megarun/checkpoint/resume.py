@@ -19,10 +19,10 @@ from megarun.checkpoint.manifest import FOLDER, INDEX, OLD_FORMAT, Manifest, dam
 from megarun.checkpoint.pieces import Pieces, PiecesLoadPlanner
 from megarun.checkpoint.state import GENERATOR, OPTIMIZER, generator_state, model_state, optimizer_state
 from megarun.checkpoint.storage import CheckpointReader, first_reason
-from megarun.course import START, Course
+from megarun.data.progress import START, DataProgress
+from megarun.engine.trainer import Trainer
 from megarun.errors import refusal
-from megarun.prepare import Run
-from megarun.trainer import Trainer
+from megarun.job.run import Run
 
 _MOST_NAMED = 8
 
@@ -111,8 +111,8 @@ def _candidates(run: Path, line: Line | None, group: dist.ProcessGroup) -> list[
     return [run / FOLDER / name for name in names[0]]
 
 
-def load_checkpoint(found: Found, trainer: Trainer, run: Run, *, weights_only: bool, group: dist.ProcessGroup) -> tuple[int, Course]:
-    """Read a checkpoint into a trainer; the number of steps done and their course, as of a new run for weights only. Collective.
+def load_checkpoint(found: Found, trainer: Trainer, run: Run, *, weights_only: bool, group: dist.ProcessGroup) -> tuple[int, DataProgress]:
+    """Read a checkpoint into a trainer; the number of steps done and its data progress, those of a new run for weights only. Collective.
 
     Raises:
         MegaplanError: MP641 and MP642 if it is another model's or lacks optimizer state, MP648 if its batches were others, MP653 if its
@@ -137,8 +137,8 @@ def load_checkpoint(found: Found, trainer: Trainer, run: Run, *, weights_only: b
         load(dict(wanted), storage_reader=reader, planner=planner, process_group=group)
     except (CheckpointException, OSError, RuntimeError, ValueError) as error:
         raise refusal("MP644", f"{found.path}: {first_reason(error)}", file=str(found.path)) from None
-    _hand_on(items, wanted, trainer)
-    return (0, START) if weights_only else (found.manifest.step, found.manifest.course)
+    _restore_copies(items, wanted, trainer)
+    return (0, START) if weights_only else (found.manifest.step, found.manifest.data_progress)
 
 
 def _wanted(items: list[tuple[str, Pieces]], saved: dict[str, tuple[int, ...]], path: Path) -> dict[str, Pieces]:
@@ -158,8 +158,8 @@ def _wanted(items: list[tuple[str, Pieces]], saved: dict[str, tuple[int, ...]], 
     return wanted
 
 
-def _hand_on(items: list[tuple[str, Pieces]], wanted: dict[str, Pieces], trainer: Trainer) -> None:
-    """What two stages of a rank hold was read once; generators take what was read."""
+def _restore_copies(items: list[tuple[str, Pieces]], wanted: dict[str, Pieces], trainer: Trainer) -> None:
+    """Copy what two stages of a rank share, which was read once, to the second stage; set the random generators."""
     for name, pieces in items:
         if name in wanted and pieces is not wanted[name]:
             pieces.local.copy_(wanted[name].local)

@@ -21,10 +21,10 @@ from megarun.checkpoint.pieces import Pieces, PiecesSavePlanner
 from megarun.checkpoint.retention import Retention
 from megarun.checkpoint.state import generator_state, model_state, optimizer_state
 from megarun.checkpoint.storage import CheckpointWriter, UnseenFilesError, first_error, first_reason
-from megarun.course import START, Course
+from megarun.data.progress import START, DataProgress
+from megarun.engine.trainer import Trainer
 from megarun.errors import refusal
-from megarun.prepare import Run
-from megarun.trainer import Trainer
+from megarun.job.run import Run
 
 
 class _Staged(AsyncStager):
@@ -62,12 +62,12 @@ class Saver:
         self._host: dict[str, Pieces] = {}
         self._pending: tuple[int, Future[Any], CheckpointWriter] | None = None
 
-    def save(self, step: int, course: Course = START) -> None:
+    def save(self, step: int, data_progress: DataProgress = START) -> None:
         """Begin to save the state after `step` optimizer steps; returns when it has been copied.
 
         Args:
             step: Steps done.
-            course: What else the manifest says of the data position.
+            data_progress: Skipped batches and the latest losses.
 
         Raises:
             MegaplanError: MP645 if the save before has failed.
@@ -87,7 +87,7 @@ class Saver:
             world_size=job.spec.mesh.world_size,
             torch=torch.__version__,
             files={},
-            course=course,
+            data_progress=data_progress,
             validation_fraction=self._run.validation_fraction,
             line=self.line,
             data=self._run.source.identity,

@@ -13,7 +13,7 @@ import torch
 
 from megaplan.inventory.tensors import Inventory
 from megarun.checkpoint.pieces import Pieces, pieces_of
-from megarun.trainer import Trainer
+from megarun.engine.trainer import Trainer
 
 PARAMETER_STATES = ("momentum", "exp_avg", "exp_avg_sq", "step")
 OPTIMIZER, GENERATOR = "optimizer", "generator"

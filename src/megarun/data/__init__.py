@@ -1,6 +1,1 @@
-"""Token files: text to tokens, written once, read by memory map; `docs/reference/token-file.md` is the format."""
-
-from megarun.data.mix import TokenMix
-from megarun.data.token_file import TokenFile
-
-__all__ = ["TokenFile", "TokenMix"]
+"""Tokens: text to token files, the rows of a rank's batches, and which batches a run has used."""

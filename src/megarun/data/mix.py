@@ -10,10 +10,10 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
+from megarun.data.identity import DataFiles
 from megarun.data.order import shuffled
 from megarun.data.token_file import TokenFile, row_numbers
 from megarun.errors import refusal
-from megarun.identity import DataFiles
 
 MOST_ROWS_OF_A_BLOCK = 1000
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from megaplan.errors import MegaplanError
 from megarun.data.format import DTYPES, MAGIC, OFFSET_BYTES, PAYLOAD_START, PREAMBLE, VERSION, Header, parse_header
+from megarun.data.identity import DataFile, DataFiles
 from megarun.data.order import shuffled
 from megarun.errors import refusal
-from megarun.identity import DataFile, DataFiles
 
 CHUNK_BYTES = 1 << 24
 REWRITE = "megarun data tokenize DIR -o {}"

@@ -16,9 +16,9 @@ from megaplan.spec import models as spec
 from megarun.model.indexer import Indexer
 from megarun.model.norm import RMSNorm, linear
 from megarun.model.rotary import Rotary, unrotated
-from megarun.parallel.context import WHOLE, ContextParallel
-from megarun.parallel.context_indexer import Choice, context_indexed_attention
-from megarun.parallel.tensor import ALONE, TensorParallel
+from megarun.parallel.groups.context import WHOLE, ContextParallel
+from megarun.parallel.groups.context_indexer import Choice, context_indexed_attention
+from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
 
 class GroupedQueryAttention(nn.Module):
@@ -150,5 +150,5 @@ class LatentAttention(nn.Module):
         scale = (self.nope_dim + self.rope_dim) ** -0.5
         choice = Choice(scale, self.indexer.top_k, self.indexer.loss_factor, self.eps, self.window)
         attend, norm = partial(context_indexed_attention, self.cp, choice, starts), self.indexer.k_norm
-        # no local names what nothing keeps
+        # avoid locals that extend lifetimes
         return self.tp.reduce(self.o_proj(attend(q, k, v, index_q, index_k, index_weights, norm.weight, norm.bias, cos, sin).flatten(2)))

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from megaplan.spec import models as spec
 from megarun.model.norm import linear
-from megarun.parallel.tensor import ALONE, TensorParallel
+from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
 
 class LayerNormWeights(nn.Module):

@@ -11,9 +11,9 @@ from megakernels import gated_rms_norm
 from megaplan.spec import models as spec
 from megarun.model.norm import RMSNorm, linear
 from megarun.model.rotary import Rotary
-from megarun.parallel.context import WHOLE, ContextParallel
-from megarun.parallel.hand_off import convolve, scan
-from megarun.parallel.tensor import ALONE, TensorParallel
+from megarun.parallel.groups.context import WHOLE, ContextParallel
+from megarun.parallel.groups.relay import convolve, scan
+from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
 
 class Convolution(nn.Module):

@@ -9,9 +9,9 @@ from megakernels.ops.mamba3.piece import Settings
 from megaplan.spec import models as spec
 from megarun.model.norm import RMSNorm, linear
 from megarun.model.rotary import Rotary
-from megarun.parallel.context import WHOLE, ContextParallel
-from megarun.parallel.hand_off_mamba3 import trapezoidal_scan
-from megarun.parallel.tensor import ALONE, TensorParallel
+from megarun.parallel.groups.context import WHOLE, ContextParallel
+from megarun.parallel.groups.relay_mamba3 import trapezoidal_scan
+from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
 
 class Mamba3Block(nn.Module):

@@ -10,7 +10,7 @@ from megakernels import gelu, relu2, swiglu
 from megaplan.spec.models import Activation
 from megarun.model.norm import RMSNorm, linear
 from megarun.model.rotary import Rotary
-from megarun.parallel.tensor import ALONE, TensorParallel
+from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
 ACTIVATIONS: dict[Activation, Callable[..., Tensor]] = {"swiglu": swiglu, "relu2": relu2, "gelu": gelu}
 

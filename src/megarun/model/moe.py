@@ -1,7 +1,7 @@
 """E blocks: token-choice top-k experts and a shared expert on the same normed input.
 
-With EP a rank holds some of the experts, and rows travel to theirs and back (`megarun.parallel.expert`). Router, dispatch and the shared
-expert are the rank's own tokens' in either case.
+With EP a rank holds some of the experts, and rows travel to theirs and back (`megarun.parallel.groups.expert`). Router, dispatch and the
+shared expert are the rank's own tokens' in either case.
 
 With `host.kernels: triton` the experts read tokens, or rows that arrived, where they are, and no sorted copy is made or kept.
 """
@@ -18,9 +18,9 @@ from megarun.model.norm import RMSNorm, linear
 from megarun.model.rotary import Rotary
 from megarun.model.router_losses import LossFactors
 from megarun.model.step_sums import num_sums
-from megarun.parallel.context import WHOLE, ContextParallel
-from megarun.parallel.expert import LOCAL, ExpertParallel
-from megarun.parallel.tensor import ALONE, TensorParallel
+from megarun.parallel.groups.context import WHOLE, ContextParallel
+from megarun.parallel.groups.expert import LOCAL, ExpertParallel
+from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
 
 class ExpertBank(nn.Module):
@@ -121,7 +121,7 @@ class ExpertBlock(nn.Module):
         """Each token's experts, wherever they live: tokens [N, h], weights fp32 [N, k], rows [N·k], counts [E] -> [N, h].
 
         Rows leave sorted by expert and arrive by source rank; the experts take them sorted by expert again. What is sent and what
-        the experts make is named by no local, so that it is freed as it is used.
+        the experts make has no local name, so that it is freed as it is used.
         """
         arriving, splits = self.ep.announce(counts)
         order, totals = arrival_plan(arriving, splits.num_received)

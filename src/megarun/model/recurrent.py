@@ -9,10 +9,10 @@ from megaplan.spec import models as spec
 from megarun.model.mamba import Convolution, Scale
 from megarun.model.norm import RMSNorm, linear
 from megarun.model.rotary import Rotary
-from megarun.parallel.context import WHOLE, ContextParallel
-from megarun.parallel.hand_off import recur
-from megarun.parallel.tensor import ALONE, TensorParallel
-from megarun.parallel.tensor_norm import row_gated_rms_norm
+from megarun.parallel.groups.context import WHOLE, ContextParallel
+from megarun.parallel.groups.relay import recur
+from megarun.parallel.groups.tensor import ALONE, TensorParallel
+from megarun.parallel.groups.tensor_norm import row_gated_rms_norm
 
 
 class MatrixRecurrenceBlock(nn.Module):
@@ -55,7 +55,7 @@ class MatrixRecurrenceBlock(nn.Module):
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, forget: Tensor, gate: Tensor, starts: Tensor | None = None) -> Tensor:
         """q, k [B, T, K], v [B, T, H, V], forget [B, T, H], gate [B, T, H·V] -> [B, t, h]: recurrence, gated norm, out_proj."""
-        # no local names what nothing keeps
+        # avoid locals that extend lifetimes
         return self.tp.reduce(self.out_proj(self.norm_heads(self.recur(q, k, v, forget, starts), gate)))
 
     def norm_heads(self, y: Tensor, gate: Tensor) -> Tensor:

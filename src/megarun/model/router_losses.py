@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megaplan.spec.models import Spec
-from megarun.parallel.shapes import batch_tokens
+from megarun.parallel.groups.shapes import batch_tokens
 
 
 @dataclass(frozen=True, slots=True)

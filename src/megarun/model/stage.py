@@ -25,10 +25,10 @@ from megarun.model.recurrent import MatrixRecurrenceBlock
 from megarun.model.rotary import Rotary, rotary_table, rotary_width
 from megarun.model.router_losses import LossFactors, loss_factors
 from megarun.model.side import CategoryEmbedding, NgramEmbedding
-from megarun.parallel.context import WHOLE, ContextParallel
-from megarun.parallel.expert import LOCAL, ExpertParallel
-from megarun.parallel.tensor import ALONE, TensorParallel, column_parallel
-from megarun.parallel.tensor_vocabulary import SlicedEmbedding, summed_cross_entropy, summed_linear_cross_entropy
+from megarun.parallel.groups.context import WHOLE, ContextParallel
+from megarun.parallel.groups.expert import LOCAL, ExpertParallel
+from megarun.parallel.groups.tensor import ALONE, TensorParallel, column_parallel
+from megarun.parallel.groups.tensor_vocabulary import SlicedEmbedding, summed_cross_entropy, summed_linear_cross_entropy
 
 
 class Stage(nn.Module):
@@ -150,7 +150,7 @@ class Stage(nn.Module):
             x = self.ngram(x, tokens[:, self.tp.index * length :][:, :length] if self.slices_words else tokens, before)
         if self.structure is not None:
             if structure is None:
-                raise ValueError("the stage embeds classes, and the batch has none; megarun.prepare should have refused the token file")
+                raise ValueError("the stage embeds classes, and the batch has none; megarun.train.prepare should refuse such a token file")
             x = self.structure(x, structure)
         return x
 
@@ -214,7 +214,7 @@ def build_block(
             return MatrixRecurrenceBlock(config, hidden, eps, tp, cp)
         case (Family.D, _, _, _, _, spec.Mlp() as config):
             return DenseBlock(hidden, config.ffn_hidden_size, config.activation, eps, tp)
-    raise ValueError(f"layer {layer}: no module for family {family}; megarun.support should have refused the spec")
+    raise ValueError(f"layer {layer}: no module for family {family}; megarun.job.support should have refused the spec")
 
 
 def build_depth(whole: spec.Spec, mtp: spec.MultiTokenPrediction, depth: int, tp: TensorParallel, cp: ContextParallel) -> PredictionDepth:

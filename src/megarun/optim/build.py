@@ -14,8 +14,8 @@ from megaplan.spec.models import Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.optim.muon import Muon
 from megarun.optim.rates import learning_rate
-from megarun.parallel.gradients import in_parameter_dtype
-from megarun.parallel.tensor import ALONE, TensorParallel
+from megarun.parallel.apply.gradients import in_parameter_dtype
+from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from megarun.parallel.mesh import RankMesh
+from megarun.parallel.groups.mesh import RankMesh
 
 
 @torch.no_grad()

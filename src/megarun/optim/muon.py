@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from megakernels import symmetric_product
-from megarun.initialise import local_shard
-from megarun.parallel.tensor import ALONE, TensorParallel
+from megarun.parallel.groups.ownership import local_shard
+from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 MOMENTUM = 0.95

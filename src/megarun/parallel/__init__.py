@@ -1,1 +1,1 @@
-"""Parallelism applied to plain stages from outside: processes and mesh, FSDP2, pipeline schedule, gradients shared across stages."""
+"""Parallelism: `groups` are the process groups and collectives that models call, `apply` changes whole stages from outside."""

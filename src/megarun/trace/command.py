@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 from megaplan.budget.build import build_budget
-from megaplan.cli import output
-from megarun.prepare import read_job
-from megarun.support import refuse_unbuilt
+from megaplan.terminal import output
+from megarun.job.run import read_job
+from megarun.job.support import refuse_unbuilt
 from megarun.trace import report
 from megarun.trace.run import choose_ranks, trace_ranks
 

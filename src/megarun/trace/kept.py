@@ -20,7 +20,7 @@ from megaplan.inventory.tensors import Inventory
 from megaplan.spec.models import Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.model.stage import Stage
-from megarun.parallel.pipeline import BatchLoss
+from megarun.parallel.apply.pipeline import BatchLoss
 from megarun.trace.kinds import Kind
 from megarun.trace.owners import Owners
 from megarun.trace.places import Places

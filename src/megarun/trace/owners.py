@@ -13,12 +13,12 @@ from megakernels import scratch_bytes
 from megaplan.columns import Column, Phase
 from megaplan.hosts.megarun.products import LIBRARY_OPERATIONS
 from megaplan.inventory.tensors import Group, Inventory, Owner
-from megarun.parallel.weight_gradients import WeightGradients
+from megarun.engine.trainer import Trainer
+from megarun.parallel.apply.weight_gradients import WeightGradients
 from megarun.trace.kinds import COLUMNS, Kind
 from megarun.trace.places import Places
 from megarun.trace.replaced import replaced
 from megarun.trace.tracker import LiveBytes, StorageRecord, plain_tensors
-from megarun.trainer import Trainer
 
 OWNER_COLUMNS = {
     Owner.REPLICATED: Column.REPLICATED_PARAMS,

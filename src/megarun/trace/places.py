@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from megarun.parallel.pipeline import BatchLoss
+from megarun.parallel.apply.pipeline import BatchLoss
 from megarun.trace.kinds import Kind
 from megarun.trace.tracker import StorageRecord
 

@@ -10,12 +10,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from megaplan.budget.values import Cells
 from megaplan.columns import Column, Phase
-from megarun.batches import Batch, Packed
-from megarun.job import Job
+from megarun.data.batches import Batch, Packed
+from megarun.engine.phases import PhasedTrainer
+from megarun.engine.trainer import sharded_stages
+from megarun.job.job import Job
 from megarun.model.stage import Stage
-from megarun.parallel.mesh import RankMesh, build_mesh
-from megarun.parallel.shapes import residual_shape, token_shape
-from megarun.phases import PhasedTrainer
+from megarun.parallel.groups.mesh import RankMesh, build_mesh
+from megarun.parallel.groups.shapes import residual_shape, token_shape
 from megarun.trace.fake import lone_rank, no_cycle_collection, static_shapes
 from megarun.trace.kept import FirstForward, compare_kept
 from megarun.trace.kinds import Kind
@@ -23,7 +24,6 @@ from megarun.trace.owners import Owners
 from megarun.trace.places import Places
 from megarun.trace.rows import group_rows
 from megarun.trace.values import Difference, Kept, RankTrace, Row
-from megarun.trainer import sharded_stages
 
 NUM_STEPS = 2
 """The first, which makes the optimizers' state, and one that every later step is like."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from megaplan.cli.table import table, wrap
 from megaplan.spec.models import Mesh
+from megaplan.terminal.table import table, wrap
 from megaplan.units import format_bytes
 from megarun.errors import place
 from megarun.trace.compare import Pair, RankComparison

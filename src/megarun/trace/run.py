@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from megaplan.budget.values import Budget
 from megaplan.devices import load_device
 from megarun.errors import refusal
-from megarun.job import Job
+from megarun.job.job import Job
 from megarun.trace.compare import RankComparison
 from megarun.trace.values import RankTrace
 

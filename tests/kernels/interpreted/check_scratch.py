@@ -96,7 +96,7 @@ def test_scan_of_wide_heads(width: int, groups: int) -> None:
 @EACH_SSD
 @pytest.mark.parametrize("whole", [False, True], ids=["one lane", "all lanes"])
 def test_piece_of_a_scan(shape: tuple[int, ...], chunk_size: int, packed: bool, whole: bool) -> None:
-    """Half of the positions and, of tensors with heads, parts: views as `megarun.parallel.hand_off` cuts them."""
+    """Half of the positions and, of tensors with heads, parts: views as `megarun.parallel.groups.relay` cuts them."""
     batch, num_positions, heads, width, groups, state = shape
     wide = (batch, 2 * num_positions, heads * (1 if whole else 2), width, groups * (1 if whole else 2), state)
     rows, heads_of, groups_of = slice(num_positions, None), slice(0, heads), slice(0, groups)

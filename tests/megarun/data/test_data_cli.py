@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megarun.cli import run
-from megarun.data import TokenFile
+from megarun.cli.main import run
 from megarun.data.statistics import measure
-from megarun.data.token_file import tokenizer_path
+from megarun.data.token_file import TokenFile, tokenizer_path
 
 pytestmark = pytest.mark.runtime
 

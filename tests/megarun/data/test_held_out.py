@@ -15,9 +15,11 @@ from megaplan.layout.build import build_layout
 from megaplan.spec.models import Spec
 from megarun.checkpoint.compatible import check_compatible
 from megarun.checkpoint.manifest import Manifest
-from megarun.data import TokenFile, TokenMix
-from megarun.job import Job
-from megarun.prepare import Checkpoints, Run, SavedPlan, hold_out, open_data, open_held_out
+from megarun.data.mix import TokenMix
+from megarun.data.token_file import TokenFile
+from megarun.job.job import Job
+from megarun.job.run import Checkpoints, Run, SavedPlan
+from megarun.train.prepare import hold_out, open_data, open_held_out
 
 pytestmark = pytest.mark.runtime
 LENGTH, NUM_WINDOWS = 3, 20

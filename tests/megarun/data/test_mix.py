@@ -8,8 +8,9 @@ import pytest
 
 from megaplan.errors import MegaplanError
 from megaplan.spec.models import Spec
-from megarun.data import TokenFile, TokenMix
-from megarun.prepare import open_data
+from megarun.data.mix import TokenMix
+from megarun.data.token_file import TokenFile
+from megarun.train.prepare import open_data
 
 pytestmark = pytest.mark.runtime
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from megaplan.errors import MegaplanError
-from megarun.cli import run
-from megarun.data import TokenFile
+from megarun.cli.main import run
 from megarun.data.corpus import read_corpus
 from megarun.data.structure import CLASSES, SCHEME, byte_classes, token_classes
+from megarun.data.token_file import TokenFile
 from megarun.data.tokenize import tokenize
 from megarun.data.tokenizer import TokenizerKind
 

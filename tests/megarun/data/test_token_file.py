@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from megaplan.errors import MegaplanError
-from megarun.cli import run
-from megarun.data import TokenFile
+from megarun.cli.main import run
 from megarun.data.order import shuffled
+from megarun.data.token_file import TokenFile
 
 pytestmark = pytest.mark.runtime
 DOCUMENTS = [[1, 2, 256], [3, 256], [4, 5, 6, 256]]

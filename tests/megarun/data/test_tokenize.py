@@ -12,10 +12,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from megaplan.errors import MegaplanError
-from megarun.data import TokenFile
 from megarun.data.corpus import Corpus, SkipReason, read_corpus
 from megarun.data.format import dtype_of
-from megarun.data.token_file import tokenizer_path
+from megarun.data.token_file import TokenFile, tokenizer_path
 from megarun.data.tokenize import check_output, tokenize
 from megarun.data.tokenizer import (
     SAMPLE_BYTES,
@@ -84,8 +83,8 @@ def test_two_runs_write_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
             "PYTHONHASHSEED": threads,
             "RAYON_NUM_THREADS": threads,
         }
-        words = ["tokenize", str(folder), "-o", str(out), "--vocab-size", "300"]
-        subprocess.run([sys.executable, "-m", "megarun.data_cli", *words], env=environment, check=True, capture_output=True, timeout=60)
+        words = ["data", "tokenize", str(folder), "-o", str(out), "--vocab-size", "300"]
+        subprocess.run([sys.executable, "-m", "megarun", *words], env=environment, check=True, capture_output=True, timeout=60)
         written.append((out.read_bytes(), tokenizer_path(out).read_bytes()))
     assert written[0] == written[1]
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from megarun.checkpoint.save import Saver
 from megarun.checkpoint.storage import CheckpointWriter
-from megarun.parallel.forward import ForwardRunner
-from megarun.trainer import Trainer
+from megarun.engine.trainer import Trainer
+from megarun.parallel.apply.forward import ForwardRunner
 
 SECOND = 2
 STRUCK = "struck"
@@ -82,7 +82,7 @@ def counted(file: Path) -> Iterator[None]:
 
 def main(place: str, strike: str, rank: str, folder: str, *words: str) -> int:
     """One rank; a signal goes to its launcher."""
-    from megarun.cli import run  # noqa: PLC0415
+    from megarun.cli.main import run  # noqa: PLC0415
 
     action = full_disk if strike == full_disk.__name__ else sending(signal.Signals[strike], os.getppid())
 
@@ -96,6 +96,6 @@ def main(place: str, strike: str, rank: str, folder: str, *words: str) -> int:
 
 
 if __name__ == "__main__":
-    from megarun.failure import leave
+    from megarun.launch.failure import exit_process
 
-    leave(main(*sys.argv[1:]))
+    exit_process(main(*sys.argv[1:]))

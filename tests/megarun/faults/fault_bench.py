@@ -22,7 +22,7 @@ import torch
 from megaplan.plan.make import make_plan, write_plan
 from megaplan.spec.models import Spec
 from megarun.checkpoint.manifest import list_checkpoints, read_manifest
-from megarun.cli import run
+from megarun.cli.main import run
 from megarun.data.corpus import read_corpus
 from megarun.data.tokenize import tokenize
 from megarun.data.tokenizer import TokenizerKind

@@ -38,9 +38,9 @@ from fault_bench import (
 )
 from fault_trust import OTHER_WORDS, back_to_an_older_one, folder_not_shared, newest_two_damaged, other_data, other_words
 
-from megarun.batches import Batches
 from megarun.checkpoint.manifest import list_checkpoints, read_manifest
-from megarun.trainer import Trainer
+from megarun.data.batches import Batches
+from megarun.engine.trainer import Trainer
 
 STATUS = 128  # of a command that a signal has ended, plus the signal's number
 BEFORE = 6  # steps of a run that is damaged: checkpoints after 4 and 6
@@ -204,9 +204,9 @@ LATE = """
 import os, sys, time
 if os.environ["RANK"] == "1":
     time.sleep(3600)
-from megarun.cli import run
-from megarun.failure import leave
-leave(run())
+from megarun.cli.main import run
+from megarun.launch.failure import exit_process
+exit_process(run())
 """
 
 
@@ -303,7 +303,7 @@ def not_finite(bench: Bench, where: str) -> Outcome:
     with poison(3, where):
         status, said, seconds = bench.here(bench.words(bench.one, bench.folder / f"nan-{where}", "--steps", "8"))
     assert status == 0, said
-    assert read_manifest(list_checkpoints(bench.folder / f"nan-{where}")[0]).course.skipped == ((3, 4),)
+    assert read_manifest(list_checkpoints(bench.folder / f"nan-{where}")[0]).data_progress.skipped == ((3, 4),)
     return Outcome(f"NaN in {'what a batch computes' if where == 'data' else 'a gradient'}", first_line(said, "skipped batch"), 0, seconds)
 
 

@@ -17,9 +17,9 @@ import json, os, sys
 odd = json.loads(sys.argv.pop(1))
 if os.environ["RANK"] == "1":
     sys.argv[1:] = odd
-from megarun.cli import run
-from megarun.failure import leave
-leave(run())
+from megarun.cli.main import run
+from megarun.launch.failure import exit_process
+exit_process(run())
 """
 
 

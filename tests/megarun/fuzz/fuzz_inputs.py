@@ -20,7 +20,7 @@ from megaplan.errors import MegaplanError
 from megaplan.plan.read import read_plan
 from megaplan.spec.load import load_spec
 from megarun.checkpoint.manifest import INDEX, MANIFEST, FileRecord, Manifest, damaged_files, read_manifest
-from megarun.checkpoint_cli import checkpoints_at, read_tensors
+from megarun.cli.checkpoint import checkpoints_at, read_tensors
 from megarun.data.format import PAYLOAD_START, PREAMBLE
 from megarun.data.token_file import TokenFile
 
@@ -161,7 +161,7 @@ class Inputs:
         path = checkpoints_at(self._checkpoint)[0]
         found = read_manifest(path)
         damaged_files(path, found)
-        found.course.batch(10)
+        found.data_progress.batch(10)
         read_tensors(path)
 
     def token_file(self, draw: random.Random) -> None:

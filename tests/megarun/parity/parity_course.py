@@ -18,10 +18,10 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from megaplan.inventory.tensors import Init
-from megarun import initialise
-from megarun.batches import Batches
-from megarun.job import Job
-from megarun.trainer import Trainer
+from megarun.data.batches import Batches
+from megarun.engine import initialise
+from megarun.engine.trainer import Trainer
+from megarun.job.job import Job
 
 STEPS = 3
 RATE = 1.0e-2

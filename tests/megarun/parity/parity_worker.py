@@ -24,29 +24,29 @@ from megaplan.inventory.tensors import Inventory
 from megaplan.layout.build import build_layout
 from megaplan.plan.digests import model_digest
 from megaplan.spec.models import Mesh, Spec
-from megarun.bad_steps import Decision
-from megarun.batches import Batches
-from megarun.build import build_stage, materialise
 from megarun.checkpoint.keeper import Keeper
 from megarun.checkpoint.save import Saver
-from megarun.evaluation import Evaluator
-from megarun.failure import diagnostics_of
-from megarun.initialise import initialise
-from megarun.interrupt import Interrupt
-from megarun.job import Job
-from megarun.launch import Launch, process_group
-from megarun.metrics import MetricsFile
+from megarun.data.batches import Batches
+from megarun.engine.build import build_stage, materialise
+from megarun.engine.initialise import initialise
+from megarun.engine.trainer import Trainer
+from megarun.job.job import Job
+from megarun.job.run import Checkpoints, Run, SavedPlan
+from megarun.job.support import refuse_unbuilt
+from megarun.launch.failure import diagnostics_of
+from megarun.launch.interrupt import Interrupt
+from megarun.launch.process_group import Launch, process_group
+from megarun.metrics.display import Display
+from megarun.metrics.file import MetricsFile
+from megarun.metrics.records import Decision
 from megarun.model import moe
 from megarun.optim.muon import Muon
-from megarun.parallel.context import context_parallel
-from megarun.parallel.mesh import build_mesh
-from megarun.parallel.recompute import recompute_stage
-from megarun.parallel.tensor import tensor_parallel
-from megarun.prepare import Checkpoints, Run, SavedPlan
-from megarun.progress import Display
-from megarun.support import refuse_unbuilt
-from megarun.train import train_steps
-from megarun.trainer import Trainer
+from megarun.parallel.apply.recompute import recompute_stage
+from megarun.parallel.groups.context import context_parallel
+from megarun.parallel.groups.mesh import build_mesh
+from megarun.parallel.groups.tensor import tensor_parallel
+from megarun.train.evaluation import Evaluator
+from megarun.train.loop import train_steps
 
 CPU = torch.device("cpu")
 

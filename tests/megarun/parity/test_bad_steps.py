@@ -41,7 +41,7 @@ def test_bad_batches_are_left_out(cell: Cell, worlds: Worlds, tmp_path: Path) ->
     reasons = [each["reason"] for each in decisions(tmp_path)]
     assert reasons == ["the loss is not finite", "the loss is not finite", "the gradient norm is not finite"]
     newest = list_checkpoints(tmp_path)[0]
-    assert (newest.name, read_manifest(newest).course.skipped) == ("step-00000006", ((1, 2), (5, 8)))
+    assert (newest.name, read_manifest(newest).data_progress.skipped) == ("step-00000006", ((1, 2), (5, 8)))
     losses |= run(worlds, cell, tmp_path, 8)
     clean = {**cell.case, "run": "batches", "batches": [0, 2, 3, 4, 8, 9, 10, 11]}
     expected = worlds.train(clean, cell.world_size)[0]["losses"]

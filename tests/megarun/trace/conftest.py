@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from megarun.job import Job
+from megarun.job.job import Job
 
 ROOT = Path(__file__).parents[3]
 BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}

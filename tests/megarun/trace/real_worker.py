@@ -17,10 +17,10 @@ import torch
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.spec.models import Spec
-from megarun.job import Job
-from megarun.launch import process_group, read_launch
+from megarun.job.job import Job
+from megarun.launch.process_group import process_group, read_launch
 from megarun.model import moe
-from megarun.parallel.mesh import build_mesh
+from megarun.parallel.groups.mesh import build_mesh
 from megarun.trace.rank import trace_process
 
 

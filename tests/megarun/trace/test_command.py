@@ -11,8 +11,8 @@ from megaplan.budget.build import build_budget
 from megaplan.columns import Column, Phase
 from megaplan.plan.make import make_plan, write_plan
 from megaplan.spec.models import Spec
-from megarun.cli import run
-from megarun.job import Job
+from megarun.cli.main import run
+from megarun.job.job import Job
 from megarun.trace import report
 from megarun.trace.compare import Pair, RankComparison
 from megarun.trace.rank import trace_rank

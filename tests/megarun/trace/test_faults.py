@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import megarun.trainer
+import megarun.engine.trainer
 from megaplan.budget.build import build_budget
 from megaplan.columns import Column
 from megaplan.dtypes import DType
@@ -90,13 +90,13 @@ def test_a_float32_copy_kept_alive(told: Any, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_buffer_not_released(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    clip, kept_alive = megarun.trainer.clip_gradients, []
+    clip, kept_alive = megarun.engine.trainer.clip_gradients, []
 
     def clip_and_keep(*arguments: Any) -> float:
         kept_alive.append(torch.empty(1000))
         return clip(*arguments)
 
-    monkeypatch.setattr(megarun.trainer, "clip_gradients", clip_and_keep)
+    monkeypatch.setattr(megarun.engine.trainer, "clip_gradients", clip_and_keep)
     assert told() == ["stage: 2 × scratch [1000] float32 by aten.empty.memory_format, is still alive when the step has ended"]
 
 

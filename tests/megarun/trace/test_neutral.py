@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from megarun.batches import Batch
-from megarun.job import Job
-from megarun.parallel.mesh import build_mesh
+from megarun.data.batches import Batch
+from megarun.engine.trainer import Trainer, sharded_stages
+from megarun.job.job import Job
+from megarun.parallel.groups.mesh import build_mesh
 from megarun.trace.kept import FirstForward
 from megarun.trace.owners import Owners
 from megarun.trace.places import Places
 from megarun.trace.rank import TracedTrainer
-from megarun.trainer import Trainer, sharded_stages
 
 pytestmark = pytest.mark.runtime
 BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}

@@ -1,7 +1,7 @@
 """Causal attention of a rank that has some equal pieces of a sequence: its queries, and the keys of all pieces in any order.
 
 Two operations without an autograd formula, forward and backward, for a caller that gathers the keys for each of them and keeps its own
-part only (`megarun.parallel.context`). A piece is a run of consecutive positions, and pieces are numbered as the sequence has them.
+part only (`megarun.parallel.groups.context`). A piece is a run of consecutive positions, and pieces are numbered as the sequence has them.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,6 +1,6 @@
 """The convolution of a rank that has some equal pieces of a sequence, each with the inputs just before it.
 
-Two operations without an autograd formula, for a caller that fetches those inputs from other ranks (`megarun.parallel.hand_off`).
+Two operations without an autograd formula, for a caller that fetches those inputs from other ranks (`megarun.parallel.groups.relay`).
 """
 
 from typing import Any

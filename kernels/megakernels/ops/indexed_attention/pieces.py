@@ -1,8 +1,8 @@
 """Indexed attention of a rank that has some equal pieces of a sequence: its queries, and the keys of all pieces in any order.
 
 Operations without an autograd formula, forward and backward, for a caller that gathers keys for each of them and keeps its own part only
-(`megarun.parallel.context_indexer`). A query chooses among all keys before it, wherever they are stored, as on one rank. What is gathered
-of the indexer is its keys after norm and rotation, for the angles are those of a rank's own positions.
+(`megarun.parallel.groups.context_indexer`). A query chooses among all keys before it, wherever they are stored, as on one rank. What is
+gathered of the indexer is its keys after norm and rotation, for the angles are those of a rank's own positions.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,7 @@
 """A piece of Mamba-3's scan, for some heads: it begins with a state and a phase and hands the last ones on.
 
-Two operations without an autograd formula, for a caller whose ranks share a sequence (`megarun.parallel.hand_off_mamba3`). They write into
-parts of tensors that the caller has made, so that heads can follow one another. State and phase travel side by side, [B, H, P·S + N].
+Two operations without an autograd formula, for a caller whose ranks share a sequence (`megarun.parallel.groups.relay_mamba3`). They write
+into parts of tensors that the caller has made, so that heads can follow one another. State and phase travel side by side, [B, H, P·S + N].
 
 The last position of a piece arrives with a weight in which the first position behind it has a share: `mamba3_ahead` is what a piece's first
 position has for the one before, so that all pieces can have theirs before any of them starts.

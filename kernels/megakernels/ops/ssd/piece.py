@@ -1,7 +1,7 @@
 """A piece of Mamba-2's scan, for some heads: it begins with a state and hands the last one on.
 
-Two operations without an autograd formula, for a caller whose ranks share a sequence (`megarun.parallel.hand_off`). They write into parts
-of tensors that the caller has made, so that heads can follow one another.
+Two operations without an autograd formula, for a caller whose ranks share a sequence (`megarun.parallel.groups.relay`). They write into
+parts of tensors that the caller has made, so that heads can follow one another.
 """
 
 import math

@@ -1,6 +1,6 @@
 """A block under a split backward: I, which leaves out the weight gradients of its linears, and W, which computes them.
 
-Source: `megarun.parallel.weight_gradients`.
+Source: `megarun.parallel.apply.weight_gradients`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,12 @@
+"""Exit statuses that every command of megaplan and megarun uses; a command's own (1 "no", 3 "a condition holds") are in its module."""
+
+from __future__ import annotations
+
+ERROR = 2
+"""The command failed; diagnostics say why."""
+SIGNAL_STATUS = 128
+"""A shell's status of a process that a signal ended is this plus the signal's number."""
+INTERRUPTED = SIGNAL_STATUS + 2
+"""SIGINT."""
+BROKEN_PIPE = SIGNAL_STATUS + 13
+"""SIGPIPE: the reader of the output has closed it."""

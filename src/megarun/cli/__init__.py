@@ -1,0 +1,1 @@
+"""The command line: `megarun train`, `trace`, `data` and `checkpoint`, from arguments to an exit status."""

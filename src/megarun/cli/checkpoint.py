@@ -1,0 +1,185 @@
+"""`megarun checkpoint`: what a run has saved, whether it is whole, and its parameters for other programs.
+
+Exit status: 0 done, 1 `verify` found damage, 2 an error. Only `export` loads torch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Location, MegaplanError, render_diagnostic
+from megaplan.spec.wording import plural
+from megaplan.terminal import output
+from megaplan.terminal.exit_status import ERROR
+from megaplan.units import format_bytes
+from megarun.checkpoint.manifest import INDEX, MANIFEST, Manifest, damaged_files, list_checkpoints, read_manifest
+from megarun.data.identity import data_text
+from megarun.errors import refusal
+
+LIST_FORMAT, INSPECT_FORMAT, VERIFY_FORMAT = "megarun.checkpoint-list/1", "megarun.checkpoint-inspect/1", "megarun.checkpoint-verify/1"
+DAMAGED = 1
+
+app: typer.Typer = typer.Typer(name="checkpoint", help="Look at what a run has saved.", no_args_is_help=True)
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A run's folder, or one checkpoint of it.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+
+
+@app.command("list")
+def list_command(folder: Folder, *, as_json: AsJson = False) -> int:
+    """List the finished checkpoints of a run, newest first; those that its newest one does not come of last."""
+    return _answered(as_json, lambda: _list(folder, as_json))
+
+
+@app.command("inspect")
+def inspect_command(folder: Folder, *, as_json: AsJson = False) -> int:
+    """Show a checkpoint's manifest and its tensors; of a run, the newest one's."""
+    return _answered(as_json, lambda: _inspect(folder, as_json))
+
+
+@app.command("verify")
+def verify_command(folder: Folder, *, as_json: AsJson = False) -> int:
+    """Read every file of a checkpoint, or of all of a run's, and compare size and SHA-256 with what was written."""
+    return _answered(as_json, lambda: _verify(folder, as_json))
+
+
+@app.command("export")
+def export_command(
+    folder: Folder, out: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="A new .safetensors file.")]
+) -> int:
+    """Write the parameters of a checkpoint, whole and by the inventory's names, as one safetensors file."""
+    return _answered(False, lambda: _export(folder, out))
+
+
+def _answered(as_json: bool, action: Callable[[], int]) -> int:
+    try:
+        return action()
+    except MegaplanError as error:
+        output.fail(error.diagnostics, as_json=as_json)
+        return ERROR
+
+
+def checkpoints_at(folder: Path) -> list[Path]:
+    """The folder itself if it is a checkpoint, else the finished ones of the run, newest first.
+
+    Raises:
+        MegaplanError: MP649 if there is none.
+    """
+    found = [folder] if (folder / MANIFEST).is_file() else list_checkpoints(folder)
+    if not found:
+        raise refusal("MP649", f"{folder}: no {MANIFEST}, and no finished checkpoint in {folder / 'checkpoints'}", file=str(folder))
+    return found
+
+
+def _size(manifest: Manifest) -> int:
+    return sum(record.bytes for record in manifest.files.values())
+
+
+def _list(folder: Path, as_json: bool) -> int:
+    found = [(path, read_manifest(path)) for path in checkpoints_at(folder)]
+    if as_json:
+        rows = [
+            {"path": str(path), "step": each.step, "bytes": _size(each), "world_size": each.world_size, "line": each.line}
+            for path, each in found
+        ]
+        output.write_json({"format": LIST_FORMAT, "checkpoints": rows})
+        return 0
+    head = found[0][1].place
+    for path, each in found:
+        apart = "" if each.place.leads_to(head) else "  on another line"
+        output.write(f"{path}  step {each.step:,}  {format_bytes(_size(each))}  by {plural(each.world_size, 'rank')}{apart}\n")
+    return 0
+
+
+def _inspect(folder: Path, as_json: bool) -> int:
+    path = checkpoints_at(folder)[0]
+    manifest, tensors = read_manifest(path), read_tensors(path)
+    if as_json:
+        shown = [
+            {"name": name, "dtype": each["dtype"], "shape": each["shape"], "pieces": len(each["chunks"])} for name, each in tensors.items()
+        ]
+        document = {"format": INSPECT_FORMAT, "path": str(path), "manifest": manifest.document(), "tensors": shown}
+        output.write_json(document)
+        return 0
+    sequences, length = manifest.global_batch
+    lines = [
+        str(path),
+        f"  step          {manifest.step:,} of {sequences:,} sequences of {length:,} tokens, seed {manifest.seed}",
+        f"  saved by      {plural(manifest.world_size, 'rank')}, torch {manifest.torch}",
+        f"  model         {manifest.model_digest}",
+        f"  plan          {manifest.plan_digest}",
+        f"  data          {'not recorded' if manifest.data is None else data_text(manifest.data)}",
+        f"  line          {manifest.line[-1][0]}, from step {manifest.line[-1][1]:,}",
+        f"  size          {format_bytes(_size(manifest))} in {len(manifest.files)} files",
+        f"  tensors       {len(tensors):,}",
+        *(
+            f"    {name}  {each['dtype'].removeprefix('torch.')} {each['shape']}, {plural(len(each['chunks']), 'piece')}"
+            for name, each in tensors.items()
+        ),
+    ]
+    output.write("\n".join(lines) + "\n")
+    return 0
+
+
+def read_tensors(path: Path) -> dict[str, Any]:
+    """The index of a checkpoint: dtype, shape and chunks by name.
+
+    Raises:
+        MegaplanError: MP644 if it is none.
+    """
+    try:
+        found: dict[str, Any] = json.loads((path / INDEX).read_text(encoding="utf-8"))["tensors"]
+        for name, each in found.items():
+            if not (isinstance(each["dtype"], str) and isinstance(each["shape"], list) and isinstance(each["chunks"], list)):
+                raise ValueError(f"{name} has no dtype, shape and chunks")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise refusal("MP644", f"{path / INDEX}: {type(error).__name__}: {error}", file=str(path / INDEX)) from None
+    return found
+
+
+def _verify(folder: Path, as_json: bool) -> int:
+    found: list[tuple[Path, list[str]]] = []
+    for path in checkpoints_at(folder):
+        try:
+            found.append((path, damaged_files(path, read_manifest(path))))
+        except MegaplanError as error:
+            found.append((path, [each.detail for each in error.diagnostics]))
+    damaged = [(path, wrong) for path, wrong in found if wrong]
+    if as_json:
+        rows = [{"path": str(path), "whole": not wrong, "damage": wrong} for path, wrong in found]
+        output.write_json({"format": VERIFY_FORMAT, "checkpoints": rows})
+    else:
+        for path, wrong in found:
+            output.write(f"{path}  {'damaged' if wrong else 'OK'}\n")
+        for path, wrong in damaged:
+            sys.stderr.write(render_diagnostic(diagnostic("MP644", "\n".join(wrong), Location(file=str(path)))) + "\n")
+    return DAMAGED if damaged else 0
+
+
+def _export(folder: Path, out: Path) -> int:
+    path = checkpoints_at(folder)[0]
+    wrong = damaged_files(path, read_manifest(path))
+    if wrong:
+        raise refusal("MP644", "\n".join(wrong), file=str(path))
+    if out.exists():
+        raise refusal("MP608", f"{out} exists", hints=(f"-o {out.stem}-2.safetensors",), file=str(out))
+    from safetensors.torch import save_file  # noqa: PLC0415  (torch takes seconds to load)
+
+    from megarun.checkpoint.state import GENERATOR, OPTIMIZER  # noqa: PLC0415
+    from megarun.checkpoint.whole import tensor_names, whole_tensors  # noqa: PLC0415
+
+    names = [name for name in tensor_names(path) if name.split(".")[0] not in (OPTIMIZER, GENERATOR)]
+    tensors = dict(whole_tensors(path, names))
+    try:
+        save_file(tensors, out)
+    except OSError as error:
+        raise refusal("MP645", f"{out}: {error.strerror or error}", file=str(out)) from None
+    output.write(f"{out}: {len(tensors):,} tensors, {format_bytes(sum(tensor.nbytes for tensor in tensors.values()))}\n")
+    return 0

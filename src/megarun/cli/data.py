@@ -1,0 +1,220 @@
+"""`megarun data`: prepares and inspects token files.
+
+The answer is on stdout, progress on stderr and on a terminal only. Exit status: 0 done, 2 an error.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from megaplan.errors import MegaplanError
+from megaplan.terminal import output
+from megaplan.terminal.exit_status import ERROR
+from megaplan.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from megarun.data.corpus import Corpus, Progress
+    from megarun.data.tokenize import Tokenized
+    from megarun.data.tokenizer import TokenizerKind
+
+INSPECT_FORMAT = "megarun.data-inspect/1"
+DEFAULT_VOCAB_SIZE = 2048  # what the shipped plans that train on one machine have
+
+app: typer.Typer = typer.Typer(name="data", help="Prepare and inspect token files.", no_args_is_help=True)
+
+
+def _size(text: str) -> int:
+    """`8000000`, `8MB` or `8MiB`."""
+    try:
+        size = int(text) if text.isdecimal() else parse_bytes(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if size < 1:
+        raise typer.BadParameter(f"{text} leaves no room for a text")
+    return size
+
+
+@app.command("tokenize")
+def tokenize_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of UTF-8 texts; every file is one document.")],
+    out: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The token file to write.")],
+    tokenizer: Annotated[str, typer.Option("--tokenizer", metavar="bpe|bytes", help="BPE trained on DIR, or plain bytes.")] = "bpe",
+    vocab_size: Annotated[
+        int | None, typer.Option("--vocab-size", metavar="N", help=f"Ids of BPE, {DEFAULT_VOCAB_SIZE} unless given; bytes have 257.")
+    ] = None,
+    include: Annotated[str, typer.Option("--include", metavar="PATTERNS", help="Files to read, by name: '*.h,*.hpp'.")] = "*",
+    limit_bytes: Annotated[
+        int | None,
+        typer.Option(
+            "--limit-bytes", metavar="SIZE", parser=_size, help="Read evenly spread files of at most so much text: 8000000 or 8MB."
+        ),
+    ] = None,
+    structure: Annotated[
+        bool, typer.Option("--structure", help="Write the lexical class of every token too, for features.structure: C-like source.")
+    ] = False,
+) -> int:
+    """Write the texts in DIR as one token file.
+
+    Files are read in the order of their paths; what is no UTF-8 text is left out and counted. The tokenizer is written beside FILE.
+    """
+
+    def work() -> None:
+        from megarun.data.corpus import read_corpus  # noqa: PLC0415  (the tokenizer's library is not needed for --help)
+        from megarun.data.token_file import tokenizer_path  # noqa: PLC0415
+        from megarun.data.tokenize import check_output, tokenize  # noqa: PLC0415
+        from megarun.data.tokenizer import check_vocab_size  # noqa: PLC0415
+
+        kind = _kind(tokenizer)
+        wanted = vocab_size if vocab_size is not None else 257 if kind == "bytes" else DEFAULT_VOCAB_SIZE
+        check_vocab_size(kind, wanted)
+        check_output(out)
+        patterns = tuple(pattern.strip() for pattern in include.split(",") if pattern.strip())
+        with _progress() as progress:
+            corpus = read_corpus(folder, patterns, limit_bytes, progress, without=(out, tokenizer_path(out)))
+            done = tokenize(corpus, kind, wanted, out, progress, structure=structure)
+        output.write(_tokenized_text(corpus, done, out, wanted))
+
+    return _answer(work, as_json=False)
+
+
+@app.command("inspect")
+def inspect_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A token file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> int:
+    """Check FILE to the last byte and print its counts and the unigram entropy of its tokens."""
+
+    def work() -> None:
+        document = _inspect(file)
+        if as_json:
+            output.write_json(document)
+        else:
+            output.write(_inspected_text(document))
+
+    return _answer(work, as_json=as_json)
+
+
+def _answer(work: Callable[[], None], *, as_json: bool) -> int:
+    """Run a command's work; its errors are printed here, as JSON where that was asked for."""
+    try:
+        work()
+    except MegaplanError as error:
+        output.fail(error.diagnostics, as_json=as_json)
+        return ERROR
+    return 0
+
+
+def _kind(text: str) -> TokenizerKind:
+    from megarun.data.tokenizer import TokenizerKind  # noqa: PLC0415
+
+    try:
+        return TokenizerKind(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is neither bpe nor bytes", param_hint="--tokenizer") from None
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """A bar on stderr where a person watches, else nothing."""
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        from megarun.data.corpus import silent  # noqa: PLC0415
+
+        yield silent
+        return
+    from rich.console import Console  # noqa: PLC0415  (only a terminal needs it)
+    from rich.progress import Progress as Bar  # noqa: PLC0415
+
+    with Bar(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading")
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
+
+
+def _tokenized_text(corpus: Corpus, done: Tokenized, path: Path, wanted_vocab_size: int) -> str:
+    header, trained = done.header, done.tokenizer
+    if trained.kind == "bytes":
+        tokenizer = "bytes"
+    else:
+        sample = f"{trained.sample_documents:,} of {header.num_documents:,} documents, {format_bytes(trained.sample_bytes)}"
+        tokenizer = f"byte-level BPE, trained on {sample}"
+    vocabulary = f"{header.vocab_size:,}"
+    if header.vocab_size < wanted_vocab_size:
+        vocabulary += f", not {wanted_vocab_size:,}: the sample has no further pair of tokens that occurs twice"
+    rows = [
+        ("documents", f"{header.num_documents:,}, {format_bytes(header.num_text_bytes)} of text"),
+        ("tokens", f"{header.num_tokens:,} {header.dtype}, {header.num_text_bytes / header.num_tokens:.2f} bytes of text per token"),
+        ("tokenizer", tokenizer),
+        ("vocabulary", vocabulary),
+        *([("structure", f"{header.structure}, {header.num_categories} classes")] if header.structure else []),
+        *(("left out", f"{skip.num_files:,} {skip.reason} (first: {skip.first})") for skip in corpus.skipped),
+        ("written", f"{path} ({format_bytes(header.file_bytes)})"),
+        ("", f"{done.tokenizer_path}"),
+    ]
+    return _lines(rows)
+
+
+def _inspect(path: Path) -> dict[str, object]:
+    from megarun.data.statistics import measure  # noqa: PLC0415
+    from megarun.data.token_file import TokenFile  # noqa: PLC0415
+
+    source = TokenFile(path)
+    source.verify()
+    found = measure(source)
+    return {
+        "format": INSPECT_FORMAT,
+        "file": str(path),
+        "file_bytes": source.header.file_bytes,
+        **source.header.as_document(),
+        **asdict(found),
+        "unigram_entropy_bits": found.unigram_entropy_bits,
+        "uniform_entropy_nats": math.log(source.vocab_size),
+        "tokenizer_file": _tokenizer_file(path, source.header.tokenizer_sha256),
+    }
+
+
+def _tokenizer_file(path: Path, sha256: str) -> dict[str, object]:
+    """The JSON beside the tokens, and whether it is the one that made them."""
+    import hashlib  # noqa: PLC0415
+
+    from megarun.data.token_file import tokenizer_path  # noqa: PLC0415
+
+    beside = tokenizer_path(path)
+    try:
+        found = hashlib.sha256(beside.read_bytes()).hexdigest()
+    except OSError:
+        return {"path": str(beside), "state": "missing"}
+    return {"path": str(beside), "state": "matches" if found == sha256 else "another tokenizer"}
+
+
+def _inspected_text(document: dict[str, object]) -> str:
+    get = document.__getitem__
+    beside = document["tokenizer_file"]
+    assert isinstance(beside, dict)  # _inspect made it
+    used, vocab_size = get("vocabulary_used"), get("vocab_size")
+    lengths = f"{get('longest_document_tokens'):,}, {get('median_document_tokens'):,}, {get('shortest_document_tokens'):,}"
+    rows = [
+        ("tokens", f"{get('num_tokens'):,} {get('dtype')}"),
+        ("documents", f"{get('num_documents'):,}"),
+        ("longest, median, shortest", f"{lengths} tokens"),
+        ("vocabulary", f"{vocab_size:,}, of which {used:,} occur"),
+        *([("structure", f"{get('structure')}, {get('num_categories')} classes")] if "structure" in document else []),
+        ("tokenizer", f"{get('tokenizer')}; {beside['path']}: {beside['state']}"),
+        ("unigram entropy", f"{get('unigram_entropy_nats'):.4f} nats, {get('unigram_entropy_bits'):.4f} bits per token"),
+        ("uniform entropy", f"{get('uniform_entropy_nats'):.4f} nats: the loss of a model that has learned nothing"),
+        ("payload sha256", f"{get('payload_sha256')}, as written"),
+    ]
+    return f"{get('file')}\n\n" + _lines(rows)
+
+
+def _lines(rows: list[tuple[str, str]]) -> str:
+    """Names and values in two columns."""
+    width = max(len(name) for name, _ in rows)
+    return "".join(f"  {name.ljust(width)}  {value}\n" for name, value in rows)

@@ -1,0 +1,73 @@
+"""Every parameter from a generator seeded by hash(seed, full name): one fill for every layout and device."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from megaplan.inventory.tensors import Init, Inventory, ParamTensor
+from megarun.parallel.groups.mesh import RankMesh
+from megarun.parallel.groups.ownership import local_part, local_shard
+
+STD = 0.02
+
+
+def initialise(stage: nn.Module, inventory: Inventory, seed: int, mesh: RankMesh | None = None) -> None:
+    """Fill a materialised stage in place; a sharded parameter takes its shard of the whole tensor's fill.
+
+    A random fill of a sharded tensor would give every rank the same numbers; filling the whole and slicing makes a tensor a function of
+    its name alone, so that any two layouts start equal.
+
+    Args:
+        stage: Parameters as the rank owns them, FSDP2's shards or not.
+        inventory: Every tensor's rule.
+        seed: The run's.
+        mesh: This rank's place; None where it owns every tensor whole.
+    """
+    tensors = dict(inventory.tensors())
+    with torch.no_grad():
+        for name, parameter in stage.named_parameters():
+            whole = fill(tensors[name], name, seed, len(inventory.layers)).to(parameter.dtype)
+            part = (whole if mesh is None else local_part(tensors[name], whole, mesh)).reshape(parameter.shape)  # a bank's rows
+            if isinstance(parameter, DTensor):
+                parameter.to_local().copy_(local_shard(part, parameter))
+            else:
+                parameter.copy_(part)
+
+
+def fill(tensor: ParamTensor, name: str, seed: int, num_layers: int) -> Tensor:
+    """The whole tensor in fp32 on the CPU, by its `Init` rule.
+
+    Args:
+        tensor: Shape and rule.
+        name: Full name, as in the inventory.
+        seed: The run's seed.
+        num_layers: Scales projections back into the residual by 1/sqrt(2 · num_layers). Source: GPT-2 (Radford et al. 2019), section 2.3.
+    """
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    whole = torch.empty(tensor.shape)
+    match tensor.init:
+        case Init.NORMAL:
+            whole.normal_(0, STD, generator=generator)
+        case Init.NORMAL_OUT:
+            whole.normal_(0, STD / math.sqrt(2 * num_layers), generator=generator)
+        case Init.ONES:
+            whole.fill_(1)
+        case Init.ZEROS:
+            whole.zero_()
+        case Init.RANK_MEAN:
+            whole.fill_(1 / tensor.shape[1])
+        case Init.A_LOG:
+            whole.uniform_(1, 16, generator=generator).log_()
+        case Init.DT_BIAS:
+            dt = whole.uniform_(math.log(1e-3), math.log(1e-1), generator=generator).exp_()
+            whole = dt + torch.log(-torch.expm1(-dt))
+        case Init.CONV:
+            bound = 1 / math.sqrt(tensor.shape[-1])
+            whole.uniform_(-bound, bound, generator=generator)
+    return whole

@@ -1,0 +1,198 @@
+"""One rank's training state and its optimizer step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from megakernels import use_kernels
+from megaplan.inventory.tensors import Family, Owner
+from megarun.data.batches import Batch
+from megarun.engine.build import build_stage, materialise
+from megarun.engine.initialise import initialise
+from megarun.errors import refusal
+from megarun.job.job import Job
+from megarun.model.stage import Stage
+from megarun.model.step_sums import Routed, routing_table, start_sums, sum_further
+from megarun.optim.build import Optimizers
+from megarun.optim.clip import clip_gradients
+from megarun.parallel.apply.compile import compile_stage
+from megarun.parallel.apply.fsdp import shard_stage
+from megarun.parallel.apply.gradients import keep_gradient_dtype
+from megarun.parallel.apply.pipeline import build_runner
+from megarun.parallel.apply.recompute import recompute_stage
+from megarun.parallel.groups.context import context_parallel
+from megarun.parallel.groups.expert import expert_parallel
+from megarun.parallel.groups.mesh import RankMesh
+from megarun.parallel.groups.shapes import batch_tokens
+from megarun.parallel.groups.shared_gradients import SharedGradients, sum_replicated
+from megarun.parallel.groups.tensor import tensor_parallel
+
+NOT_ROUTED = Routed()
+"""Of a model without E layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step measured, the same on every rank.
+
+    Attributes:
+        loss: Nats per token over the whole global batch.
+        gradient_norm: Of the whole model, before clipping.
+        routed: What the routers did, and what their losses add to the loss.
+        further_loss: What predicting further tokens adds to the loss, its weight included.
+    """
+
+    loss: float
+    gradient_norm: float
+    routed: Routed = NOT_ROUTED
+    further_loss: float = 0.0
+
+
+def sharded_stages(job: Job, mesh: RankMesh, *, measured: bool = True, compiled: bool = False) -> tuple[Stage, ...]:
+    """This rank's stages, by chunk, on the meta device: its TP and EP part of each, with its recompute and wrapped by FSDP2.
+
+    Args:
+        job: What to train.
+        mesh: This rank's place.
+        measured: Whether tensors will have values, which say how many rows travel; else the spec states it.
+        compiled: Whether blocks go through torch.compile.
+    """
+    tp, ep, cp = tensor_parallel(mesh), expert_parallel(job.spec, mesh, measured=measured), context_parallel(mesh)
+    stages = tuple(build_stage(job.spec, job.inventory, slot, tp, ep, cp) for slot in job.slots(mesh.coordinate["pp"]))
+    for stage in stages:
+        recompute_stage(stage, job.spec, job.inventory)
+        if compiled:
+            compile_stage(stage)
+        shard_stage(stage, job.spec, mesh)
+    return stages
+
+
+class Trainer:
+    """A rank's stages, sharded and filled, with their schedule and optimizers.
+
+    Built in the plan's code order (R-55): pipeline split, TP, recompute, FSDP2 bottom up, storage and fill, then the optimizers.
+    Collective.
+    """
+
+    def __init__(self, job: Job, mesh: RankMesh, stages: tuple[Stage, ...] | None = None) -> None:
+        """Build everything a step needs.
+
+        Args:
+            job: What to train.
+            mesh: This rank's place.
+            stages: `sharded_stages(job, mesh)`, if they have been built already.
+        """
+        spec = job.spec
+        use_kernels(spec.host.kernels)
+        self.mesh, self._spec = mesh, spec
+        self.stages = stages if stages is not None else sharded_stages(job, mesh)
+        for stage in self.stages:
+            materialise(stage, mesh.device)
+            keep_gradient_dtype(stage, spec)
+        self.fill(job)
+        self._shared = SharedGradients(job.layout, mesh)
+        self._runner = build_runner(self.stages, spec, mesh)
+        self._tp, self._cp = tensor_parallel(mesh), context_parallel(mesh)
+        self.optimizers = Optimizers(self.stages, job.inventory, spec, self._tp)
+        self._routers = [index for index, block in enumerate(job.inventory.layers) if block.family is Family.E]
+        self._owned: list[nn.Parameter] = []
+        self._copies: list[nn.Parameter] = []
+        self._replicated: list[tuple[str, nn.Parameter]] = []
+        self._dense: list[tuple[str, nn.Parameter]] = []
+        owners = {name: tensor.owner for name, tensor in job.inventory.tensors()}
+        for stage, slot in zip(self.stages, job.slots(mesh.coordinate["pp"]), strict=True):
+            for name, parameter in stage.named_parameters():
+                replicated = owners[name] is Owner.REPLICATED
+                dense = owners[name] is not Owner.EXPERT_PARALLEL
+                counted = not (replicated and self._tp.index > 0) and not (dense and self._cp.index > 0)
+                copied = any(name.startswith(f"{block}.") for block in slot.copies) or not counted
+                (self._copies if copied else self._owned).append(parameter)
+                if replicated:
+                    self._replicated.append((name, parameter))
+                if dense:
+                    self._dense.append((name, parameter))
+
+    def fill(self, job: Job) -> None:
+        """Give every parameter its first value."""
+        for stage in self.stages:
+            initialise(stage, job.inventory, job.spec.training.seed, self.mesh)
+
+    def read(self, scalar: Tensor) -> float:
+        """A scalar's value on the host, which waits for the device; with `read_table` the one place where a step looks at numbers."""
+        return float(scalar)
+
+    def read_table(self, table: Tensor) -> list[list[float]]:
+        """Likewise the rows of a table [n, m]."""
+        rows: list[list[float]] = table.tolist()
+        return rows
+
+    def accumulate_gradients(self, batch: Batch) -> Tensor:
+        """Forward and backward of this rank's microbatches: its part of the loss, fp64; gradients are whole sums on every shard."""
+        start_sums(self.stages)
+        partial = self._runner.forward_backward(batch)
+        self._shared.reduce(self.stages)
+        sum_replicated(self._replicated, self._tp)
+        sum_replicated(self._dense, self._cp)
+        return partial
+
+    def step(self, step: int, batch: Batch) -> StepResult:
+        """`measure` and `update` of 0-based `step`.
+
+        Raises:
+            MegaplanError: MP607 if the loss or the gradient norm is not finite; parameters are as before the step.
+        """
+        result = self.measure(batch)
+        if not (math.isfinite(result.loss) and math.isfinite(result.gradient_norm)):
+            detail = f"step {step + 1}: loss = {result.loss}, gradient norm = {result.gradient_norm}"
+            raise refusal("MP607", detail, "training.learning_rate")
+        self.update(step)
+        return result
+
+    def measure(self, batch: Batch) -> StepResult:
+        """Forward and backward on this rank's rows; gradients are clipped, parameters as they were."""
+        partial = self.accumulate_gradients(batch)
+        norm = clip_gradients(self._owned, self._copies, self.mesh, self._spec.training.gradient_clip, self.read)
+        further_loss = 0.0
+        if self._spec.model.features.mtp is not None:
+            further = sum_further(self.stages, self.mesh.device)
+            further /= batch.packed.num_targets if batch.packed else batch_tokens(self._spec)
+            partial, further_loss = partial - further, self.read(self.whole_loss(further))
+        return StepResult(self.read(self.whole_loss(partial)), norm, self._routed(), further_loss)
+
+    def update(self, step: int) -> None:
+        """Parameters and optimizer state after 0-based `step`; gradients go."""
+        self.optimizers.step(step)
+
+    def drop_gradients(self) -> None:
+        """Let a step go without its update."""
+        for stage in self.stages:
+            stage.zero_grad(set_to_none=True)
+
+    def whole_loss(self, partial: Tensor) -> Tensor:
+        """The loss of a whole batch, of which each rank has a part."""
+        # with `vocab_parallel` every TP rank has the loss of all its group's tokens, else of its own
+        tokens_of = () if self._spec.mesh.vocab_parallel else ("tp",)
+        return self.mesh.sum(partial, "pp", "dp_replicate", "dp_shard", "cp", *tokens_of)
+
+    def _routed(self) -> Routed:
+        """What the routers of all stages did with all tokens of the step."""
+        moe = self._spec.model.moe
+        if moe is None:
+            return NOT_ROUTED
+        table = routing_table(self.stages, self._routers, moe.num_experts, self.mesh.device)
+        return Routed.of(self._routers, self.read_table(self.mesh.sum(table, "pp", "dp_replicate", "dp_shard", "cp", "tp")), moe.top_k)
+
+    def resident_bytes(self) -> int:
+        """Bytes of parameters, buffers and optimizer state on this rank: what lives between two steps."""
+        held = [tensor for stage in self.stages for tensor in (*stage.parameters(), *stage.buffers())]
+        tensors = [*held, *self.optimizers.state_tensors()]
+        storages = {storage.data_ptr(): storage.nbytes() for storage in (_local(tensor).untyped_storage() for tensor in tensors)}
+        return sum(storages.values())
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, torch.distributed.tensor.DTensor) else tensor

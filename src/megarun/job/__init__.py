@@ -1,0 +1,1 @@
+"""What a run trains: the plan as a job, with its tokens, folder and checkpoint settings; needs no torch."""

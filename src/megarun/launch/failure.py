@@ -1,0 +1,135 @@
+"""Failures of a job with several ranks: the rank that failed first prints its error, and all ranks exit.
+
+The others fail as a consequence and would only report a closed connection, or they wait in a collective that never completes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Diagnostic, MegaplanError, render_diagnostic
+from megaplan.spec.models import Mesh
+from megaplan.terminal.exit_status import ERROR
+from megarun.errors import place
+
+if TYPE_CHECKING:
+    from megarun.launch.process_group import Launch
+
+FIRST, PRINTED = "megarun/first_failure", "megarun/failure_printed"
+WAIT = timedelta(seconds=5)
+POLL_SECONDS, GRACE_SECONDS = 1.0, 10.0
+NEVER_MET = frozenset({"MP650", "MP651", "MP652"})
+
+
+def report_failure(error: Exception, launch: Launch | None = None, mesh: Mesh | None = None, *, with_traceback: bool = False) -> None:
+    """Print the error on stderr if this rank failed first; else wait until that rank has printed its own.
+
+    Args:
+        error: What ended this rank.
+        launch: None if the processes have not met yet; they do now.
+        mesh: The plan's, once it is read: it names the rank's place.
+        with_traceback: Print torch's and Python's own account too.
+    """
+    apart = isinstance(error, MegaplanError) and error.diagnostics[0].code in NEVER_MET
+    if launch is None and apart:
+        launch = getattr(error, "launch", None)  # those that came tell each other who is missing
+    elif launch is None and "WORLD_SIZE" in os.environ:
+        from megarun.launch.process_group import read_launch  # noqa: PLC0415  (loads torch, which one process that fails early does without)
+
+        launch = read_launch()
+    several = launch if launch is not None and launch.world_size > 1 else None
+    if several is not None:
+        if not _is_first(several):
+            return
+        known = mesh if mesh is not None and mesh.world_size == several.world_size else None
+        sys.stderr.write(f"{place(several.rank, known)} of {several.world_size} failed first:\n\n")
+    for found in diagnostics_of(error):
+        sys.stderr.write(render_diagnostic(found) + "\n")
+    if with_traceback:
+        traceback.print_exception(error, file=sys.stderr)
+    sys.stderr.flush()
+    if several is not None:
+        with suppress(RuntimeError):  # the store has gone with the rank that kept it
+            several.store.set(PRINTED, "1")
+
+
+def exit_on_peer_failure(launch: Launch) -> None:
+    """Exit this process, without a message, some seconds after another rank has printed its error.
+
+    A rank of a broken job may wait in a collective that only a timeout of minutes ends, and torchrun stops the ranks of its own machine
+    alone. Its store is asked through a connection of its own: the rank's is busy while the rank waits.
+    """
+    if launch.world_size == 1:
+        return
+    store, over = launch.store.clone(), threading.Event()  # type: ignore[attr-defined]
+
+    def watch() -> None:
+        try:
+            while not store.check([PRINTED]):
+                if over.wait(POLL_SECONDS):
+                    return
+        except RuntimeError:
+            pass  # the store has gone, and with it torchrun, or rank 0 of processes started by hand
+        if not over.wait(GRACE_SECONDS):
+            os._exit(ERROR)
+
+    thread = threading.Thread(target=watch, name="first failure", daemon=True)
+    thread.start()
+
+    def stop() -> None:
+        over.set()
+        thread.join(GRACE_SECONDS)
+
+    # C++ threads abort at interpreter shutdown: the watching thread, which runs in the store's C++ code, is joined before it
+    atexit.register(stop)
+
+
+def exit_process(status: int) -> None:
+    """Exit; at once if several ranks failed, because destroying a process group would wait for ranks that wait for this one."""
+    if status == ERROR and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    raise SystemExit(status)
+
+
+def diagnostics_of(error: BaseException) -> Sequence[Diagnostic]:
+    """The error as diagnostics; one that no command expects names its place in the source.
+
+    torch's pipelining wraps what a stage raises in an error of its own: what counts is the first of the chain.
+    """
+    while error.__cause__ is not None and not isinstance(error, MegaplanError):
+        error = error.__cause__
+    if isinstance(error, MegaplanError):
+        return error.diagnostics
+    if type(error).__name__ == "OutOfMemoryError":
+        return [diagnostic("MP609", str(error).split(". ")[0])]
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if "megarun" in frame.filename.replace("\\", "/").split("/")] or list(frames)
+    source = f" at {ours[-1].filename.rpartition('/megarun/')[2]}:{ours[-1].lineno}" if ours else ""
+    return [diagnostic("MP610", f"{type(error).__name__}: {error}{source}")]
+
+
+def _is_first(launch: Launch) -> bool:
+    """Claim to be the first rank that failed; if another one is, wait until it has printed its error."""
+    mine = str(launch.rank)
+    try:
+        if launch.store.compare_set(FIRST, "", mine) == mine.encode():
+            return True
+    except RuntimeError:  # the rank that kept the store has left, which it does after the first error is printed, unless it was killed
+        sys.stderr.write(f"rank {launch.rank}: the store that all processes met in has gone, and with it who failed first\n")
+        return False
+    try:
+        launch.store.wait([PRINTED], WAIT)
+    except RuntimeError:  # what the store raises when the wait times out
+        sys.stderr.write(f"rank {launch.rank}: another rank failed first and has not reported within {WAIT.seconds} s\n")
+    return False

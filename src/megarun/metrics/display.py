@@ -1,0 +1,69 @@
+"""What a person sees while training: a live line on a terminal, a line now and then elsewhere, and a table at the end."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from megaplan.units import format_bytes
+from megarun.metrics.records import Evaluated, StepMetrics
+
+LINES_OFF_TERMINAL = 10
+
+
+class Display:
+    """Rank 0's view of the run on stderr; the other ranks are silent."""
+
+    def __init__(self, num_steps: int, rank: int) -> None:
+        self._num_steps, self._speaks = num_steps, rank == 0
+        self._live = self._speaks and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        columns = TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[text]}"), TimeRemainingColumn()
+        self._progress = Progress(*columns, console=Console(stderr=True), transient=True, disable=not self._live)
+        self._task = self._progress.add_task("train", total=num_steps, text="")
+
+    def __enter__(self) -> Display:
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def note(self, text: str) -> None:
+        """Something that is no step."""
+        if self._speaks:
+            self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def show(self, metrics: StepMetrics) -> None:
+        """One step is done."""
+        text = f"loss {metrics.loss:.4f}  {metrics.tokens_per_second:,.0f} tokens/s"
+        self._progress.update(self._task, completed=metrics.step, text=text)
+        every = max(1, self._num_steps // LINES_OFF_TERMINAL)
+        if self._speaks and not self._live and (metrics.step % every == 0 or metrics.step in (1, self._num_steps)):
+            sys.stderr.write(f"step {metrics.step}/{self._num_steps}  {text}\n")
+
+    def show_evaluation(self, evaluated: Evaluated) -> None:
+        """The held-out loss, a line of its own."""
+        if self._speaks:
+            self._progress.console.print(f"step {evaluated.step}/{self._num_steps}  held-out loss {evaluated.evaluation_loss:.4f}")
+
+
+def print_summary(title: str, history: Sequence[StepMetrics], metrics_path: str) -> None:
+    """The closing table on stdout: first and last loss, throughput without the first step, memory, time."""
+    first, last = history[0], history[-1]
+    timed = sorted(metrics.tokens_per_second for metrics in (history[1:] or history))
+    largest = max(history, key=lambda metrics: metrics.allocated_bytes)
+    table = Table(title=title, show_header=False)
+    table.add_row("steps", f"{len(history):,}")
+    table.add_row("loss, first and last", f"{first.loss:.4f} → {last.loss:.4f} nats per token")
+    table.add_row("throughput, median", f"{timed[len(timed) // 2]:,.0f} tokens/s")
+    what = "peak" if largest.allocated_basis == "peak" else "parameters and optimizer state"
+    table.add_row("memory, largest rank", f"{format_bytes(largest.allocated_bytes)} ({what})")
+    table.add_row("time in steps", f"{sum(metrics.step_seconds for metrics in history):,.1f} s")
+    table.add_row("metrics", metrics_path)
+    Console().print(table)

@@ -1,0 +1,53 @@
+"""metrics.jsonl: one object a step, and one for each decision about a bad step, written by rank 0."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import TextIO
+
+from megarun.errors import refusal
+from megarun.metrics.records import Decision, Evaluated, RankMemory, StepMetrics
+from megarun.metrics.tensorboard import Board
+
+FILE_NAME = "metrics.jsonl"
+
+
+class MetricsFile:
+    """Appends lines to metrics.jsonl, which must be new unless the run is resumed; on ranks other than 0 it writes nothing."""
+
+    def __init__(self, folder: Path, rank: int, *, resumed: bool = False, tensorboard: bool = False) -> None:
+        self._path, self._writes, self._resumed, self._shows = folder / FILE_NAME, rank == 0, resumed, tensorboard
+        self._file: TextIO | None = None
+        self._board: Board | None = None
+
+    def __enter__(self) -> MetricsFile:
+        if self._writes:
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self._path.open("a" if self._resumed else "x", encoding="utf-8")
+            except FileExistsError:
+                hint = f"--out {self._path.parent}-2"
+                raise refusal("MP608", f"{self._path} exists", hints=(hint,), file=str(self._path.parent)) from None
+            except OSError as error:
+                raise refusal("MP608", f"{self._path}: {error.strerror}", file=str(self._path.parent)) from None
+            if self._shows:
+                self._board = Board(self._path.parent)
+        return self
+
+    def write(self, metrics: StepMetrics | Evaluated | Decision | RankMemory) -> None:
+        """One more line, at once on disk."""
+        if self._file is not None:
+            line = asdict(metrics)
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+            if self._board is not None:
+                self._board.write(line)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if self._file is not None:
+            self._file.close()
+        if self._board is not None:
+            self._board.close()

@@ -1,0 +1,1 @@
+"""Transforms of a built stage, in this order: recompute, torch.compile, FSDP2, the pipeline schedule."""

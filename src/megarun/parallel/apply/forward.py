@@ -1,0 +1,90 @@
+"""Forward of whole batches and nothing else: what a held-out batch costs in nats, under any placement of stages.
+
+Not torch's `eval()` of the training schedule: under a V it asks for gradients that nobody computed, each change between training and
+evaluation makes receive buffers and metadata anew, and its runtime refuses a schedule without backwards. A microbatch goes from stage to
+stage; a rank with one stage begins the next microbatch meanwhile, one with several chunks waits for it to come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+
+from megaplan.schedule import placement, slot_owner
+from megaplan.spec.models import Spec
+from megarun.data.batches import Batch
+from megarun.dtypes import TORCH_DTYPES
+from megarun.model.stage import Stage
+from megarun.parallel.apply.pipeline import batch_loss
+from megarun.parallel.groups.mesh import RankMesh
+from megarun.parallel.groups.shapes import residual_shape
+
+
+class ForwardRunner:
+    """The stages of a rank, run forward; what training finds afterwards is as it left it."""
+
+    def __init__(self, stages: Sequence[Stage], spec: Spec, mesh: RankMesh) -> None:
+        self._stages, self._mesh, self._loss = stages, mesh, batch_loss(spec, mesh)
+        self._num_microbatches, self._placement = spec.schedule.microbatches_per_update, placement(spec.schedule.kind)
+        self._pp = spec.mesh.pp
+        self._shape, self._dtype = residual_shape(spec), TORCH_DTYPES[spec.precision.params]
+
+    @torch.no_grad()
+    def loss(self, batch: Batch) -> Tensor:
+        """This rank's part of the batch's loss, fp64: nats per label of the whole batch, 0 on a rank without the head. Collective."""
+        if batch.packed is not None:
+            self._loss.num_tokens = batch.packed.num_targets
+        total = torch.zeros((), dtype=torch.float64, device=self._mesh.device)
+        for loss in self._losses(batch):
+            total += loss
+        return total
+
+    def reshard(self) -> None:
+        """Free the gathered parameters: the optimizer is about to change the shards they were made of."""
+        for stage in self._stages:
+            for module in stage.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+
+    def _losses(self, batch: Batch) -> Iterator[Tensor]:
+        count = self._num_microbatches
+        sent: list[tuple[dist.Work, Tensor]] = []  # keep each tensor until its send completes
+        for index in range(count):
+            kept = None
+            part = batch.part(index, count)
+            beside = part.beside()
+            for stage in self._stages:
+                x = part.tokens if stage.embeds else self._arrived(stage.index) if kept is None else kept
+                kept, output = None, stage(x, **beside)
+                if stage.predicts:
+                    if part.labels is None:
+                        raise ValueError("the last stage needs labels")
+                    yield self._loss(output, part.labels)
+                elif self._owner(stage.index + 1) == self._mesh.coordinate["pp"]:
+                    kept = output
+                else:
+                    sent.append((self._send(output, self._owner(stage.index + 1)), output))
+            sent = [(work, message) for work, message in sent if not work.is_completed()]
+        for work, _ in sent:
+            work.wait()
+
+    def _owner(self, slot: int) -> int:
+        return slot_owner(self._placement, slot, self._pp)[0]
+
+    def _arrived(self, slot: int) -> Tensor:
+        x = torch.empty(self._shape, dtype=self._dtype, device=self._mesh.device)
+        dist.recv(x, group=self._group, group_src=self._owner(slot - 1))
+        return x
+
+    def _send(self, output: Tensor, owner: int) -> dist.Work:
+        work: dist.Work | None = dist.isend(output, group=self._group, group_dst=owner)
+        assert work is not None  # this rank is in the group
+        return work
+
+    @property
+    def _group(self) -> dist.ProcessGroup:
+        return self._mesh.axes["pp"].get_group()

@@ -1,0 +1,169 @@
+"""Forward and backward of one optimizer step: torch's pipeline schedule, or one stage accumulating microbatches in order."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining import (
+    Schedule1F1B,
+    ScheduleDualPipeV,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+    schedules,
+)
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
+
+from megaplan.spec.models import Spec
+from megarun.data.batches import Batch
+from megarun.model.stage import Stage
+from megarun.parallel.apply.order import check_order
+from megarun.parallel.apply.pipeline_stage import pipeline_stage
+from megarun.parallel.groups.mesh import RankMesh
+from megarun.parallel.groups.shapes import batch_tokens
+from megarun.parallel.groups.tensor import TensorParallel, tensor_parallel
+from megarun.parallel.groups.tensor_vocabulary import summed_cross_entropy
+
+
+class Runner(Protocol):
+    """Runs the microbatches of one step and leaves summed gradients on the parameters."""
+
+    def forward_backward(self, batch: Batch) -> Tensor:
+        """The loss of this rank's microbatches, fp64, 0 on a stage without the head."""
+        ...
+
+
+SCHEDULES: dict[str, type[PipelineScheduleSingle | PipelineScheduleMulti]] = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "looped_bfs": ScheduleLoopedBFS,
+    "interleaved_1f1b": ScheduleInterleaved1F1B,
+    "interleaved_zero_bubble": ScheduleInterleavedZeroBubble,
+    "zbv": ScheduleZBVZeroBubble,
+    "dualpipev": ScheduleDualPipeV,
+}
+
+
+def build_runner(stages: Sequence[Stage], spec: Spec, mesh: RankMesh) -> Runner:
+    """The runner of a rank's sharded stages, by chunk; collective over the pipeline group where there is one."""
+    return PipelineRunner(stages, spec, mesh) if mesh.size("pp") > 1 else AccumulatingRunner(stages[0], spec, mesh)
+
+
+def batch_loss(spec: Spec, mesh: RankMesh) -> BatchLoss:
+    """The criterion of this job: divides by the tokens of the whole batch, over all microbatches of an update and all data ranks.
+
+    Of packed rows, whose batches differ in that, each update states its own number.
+    """
+    tp = tensor_parallel(mesh)
+    return BatchLoss(batch_tokens(spec), tp if spec.mesh.vocab_parallel and tp.degree > 1 else None)
+
+
+class BatchLoss(nn.Module):
+    """Summed cross-entropy of a microbatch over the tokens of the whole batch: microbatches and ranks simply add up."""
+
+    def __init__(self, num_tokens: int, slices: TensorParallel | None = None) -> None:
+        """Args: tokens of the whole batch, and who holds the other words' logits, if any does."""
+        super().__init__()
+        self.num_tokens, self._slices = num_tokens, slices
+
+    def forward(self, output: Tensor | tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
+        """The last stage's output and labels [B, T] -> fp32 scalar: of own tokens, or of all where the vocabulary is cut.
+
+        Args:
+            output: Logits [B, T, V], and beside them the summed loss of further tokens where the model predicts those; or the summed loss
+                itself, of a stage that makes it.
+            labels: int64.
+        """
+        if isinstance(output, Tensor) and output.dim() == 0:
+            return output / self.num_tokens
+        logits, further = output if isinstance(output, tuple) else (output, None)
+        loss = summed_cross_entropy(self._slices, logits, labels)
+        return (loss if further is None else loss + further) / self.num_tokens
+
+
+class AccumulatingRunner:
+    """One stage: forward and backward of each microbatch in turn, each one reduced into the gradient shards."""
+
+    def __init__(self, stage: Stage, spec: Spec, mesh: RankMesh) -> None:
+        self._stage, self._loss, self._device = stage, batch_loss(spec, mesh), mesh.device
+        self._num_microbatches = spec.schedule.microbatches_per_update
+
+    def forward_backward(self, batch: Batch) -> Tensor:
+        """See `Runner`; one stage is first and last."""
+        if batch.tokens is None or batch.labels is None:
+            raise ValueError("a single stage needs tokens and labels")
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        if batch.packed is not None:
+            self._loss.num_tokens = batch.packed.num_targets
+        for index in range(self._num_microbatches):
+            part = batch.part(index, self._num_microbatches)
+            loss = self._loss(self._stage(part.tokens, **part.beside()), part.labels)
+            torch.autograd.backward(loss)
+            total += loss.detach()
+        return total
+
+
+class PipelineRunner:
+    """torch's schedule over the stages of the pp axis, one or several on each rank, run `schedule.steps_per_update` times.
+
+    Whole gradients stay from one of its steps to the next, and the last one reduces them: to the bit what one step of all microbatches
+    would sum, with one reduction an update, and without shards beside the whole gradients. Receive buffers are those of one step.
+
+    Shapes are stated, so that torch infers none by running the model, and the outputs of the last stage are not collected.
+    """
+
+    def __init__(self, stages: Sequence[Stage], spec: Spec, mesh: RankMesh) -> None:
+        self._device, self._looks_ahead = mesh.device, spec.model.features.mtp is not None
+        logging.getLogger(schedules.__name__).setLevel(logging.CRITICAL)  # every rank would print its whole order beside the one error
+        kind = SCHEDULES[spec.schedule.kind]
+        check_order(kind, mesh.coordinate["pp"], spec)
+        several = issubclass(kind, PipelineScheduleMulti)
+        self._stages, self._num_steps = [pipeline_stage(stage, spec, mesh) for stage in stages], spec.schedule.steps_per_update
+        torch_stages: Any = self._stages
+        self._loss = batch_loss(spec, mesh)
+        self._schedule = kind(
+            torch_stages if several else torch_stages[0], spec.schedule.num_microbatches, loss_fn=self._loss, scale_grads=False
+        )
+        if several:
+            leave_gathering_to_fsdp(self._schedule)
+
+    def forward_backward(self, batch: Batch) -> Tensor:
+        """See `Runner`."""
+        if batch.packed is not None:
+            self._loss.num_tokens = batch.packed.num_targets
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        for step in range(self._num_steps):
+            for stage in self._stages:
+                stage.reduces = step == self._num_steps - 1
+            losses: list[Tensor] = []
+            part = batch.part(step, self._num_steps)
+            inputs = () if part.tokens is None else (part.tokens,)
+            reported = None if part.labels is None else losses
+            # torch hands every stage its microbatch's part of what comes by keyword
+            self._schedule.step(*inputs, target=part.labels, losses=reported, return_outputs=False, **part.beside())
+            for loss in losses:
+                total += loss.detach()
+        return total
+
+
+def leave_gathering_to_fsdp(schedule: Any) -> None:
+    """Let FSDP2 gather each layer when it runs and free it as `sharding.reshard_after_forward` says, under every schedule alike.
+
+    torch's runtime of several stages a rank would gather whole stages ahead of their first microbatch, whatever that key says, with every
+    layer's all-gather output alive at once, and free them between two uses.
+    """
+
+    def gather(action: Any, ctx: Any) -> None:
+        ctx.schedule_ref.unsharded_stages.add(action.stage_index)
+
+    def free(action: Any, ctx: Any) -> None:
+        ctx.schedule_ref.unsharded_stages.remove(action.stage_index)
+
+    schedule.register_custom_function(schedules.UNSHARD, gather)
+    schedule.register_custom_function(schedules.RESHARD, free)

@@ -1,0 +1,145 @@
+"""The second half of a split backward: weight gradients of linears, computed when the schedule says so.
+
+A schedule that splits the backward runs I (gradients of the stage's input), sends them on, and fills waiting time with W (gradients of its
+weights). Here I is a whole autograd backward in which every linear of a layer leaves out one product, gradientᵀ · input, and W computes
+the products that were left out. What stays pending between the two is, for each linear, its input and the gradient of its output; storages
+that several linears read are kept once. Everything else has its gradients when I ends: norms, convolutions, scans, expert banks and routers
+make them together with the gradient of their input, and the head's would keep the gradient of the logits, as wide as the vocabulary.
+
+The products are those of autograd, and each is added where FSDP2 adds a microbatch's gradient, in the same order: to the bit the same
+sums. A forward that was recomputed for I is not run again for W.
+
+Source: arXiv:2401.10241 (zero-bubble pipelines), section 2.1; torch's `PipelineStage(dw_builder=...)`. torch's own split walks the autograd
+graph twice: it recomputes a checkpointed block three times, and runs the whole backward of a custom op in each half.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from megarun.model.stage import Stage
+from megarun.parallel.apply.gradients import parameter_groups
+from megarun.parallel.groups.deferred import deferring_to, leave_pending, product
+
+_unsafe_view = torch.ops.aten._unsafe_view.default
+
+
+class _Pending(NamedTuple):
+    """Products that read one input: `fetch` makes it from what was kept, where that is only a part of it."""
+
+    weights: Sequence[Tensor]
+    rows: Tensor
+    gradients: Sequence[Tensor]
+    fetch: Callable[[Tensor], Tensor] | None
+
+
+class WeightGradients:
+    """The pending products of one stage."""
+
+    def __init__(self, stage: nn.Module) -> None:
+        self._stage = stage
+        self._pending: deque[_Pending] = deque()
+        self._sharded: dict[Tensor, Any] = {}
+
+    def deferring(self) -> AbstractContextManager[None]:
+        """Leave out the products of the backward that runs meanwhile."""
+        return deferring_to(self)
+
+    def add(
+        self, weights: Sequence[Tensor], rows: Tensor, gradients: Sequence[Tensor], fetch: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        """Leave out the products of one input, see `leave_pending`."""
+        # detached: a saved tensor's grad_fn leads to the stage's input, which a V's middle stage would then hold until W
+        self._pending.append(_Pending(weights, rows.detach(), gradients, fetch))
+
+    def take(self) -> Callable[[], None]:
+        """What is pending, as the function that computes it: torch's `dw_builder`."""
+        products, self._pending = self._pending, deque()
+        return partial(self._compute, products)
+
+    @torch.no_grad()
+    def _compute(self, products: deque[_Pending]) -> None:
+        while products:
+            weights, rows, gradients, fetch = products.popleft()  # each is freed once it is used
+            rows = rows if fetch is None else fetch(rows)
+            for weight, gradient in zip(weights, gradients, strict=True):
+                self.accumulate(weight, product(rows, gradient))
+
+    def accumulate(self, weight: Tensor, gradient: Tensor) -> None:
+        """What autograd and FSDP2's hook after a backward do with one microbatch's gradient."""
+        sharded = self._of(weight)
+        if sharded.unsharded_accumulated_grad is not None:
+            sharded.unsharded_accumulated_grad += gradient
+        elif weight.grad is not None:
+            weight.grad += gradient
+        else:
+            weight.grad = gradient
+            sharded.to_accumulated_grad_if_needed()
+
+    def accumulated(self, weight: Tensor) -> Tensor | None:
+        """The gradient of a gathered parameter as it stands."""
+        found: Tensor | None = self._of(weight).unsharded_accumulated_grad
+        return weight.grad if found is None else found
+
+    def _of(self, weight: Tensor) -> Any:
+        """FSDP2's record of a gathered parameter."""
+        if weight not in self._sharded:
+            self._sharded = {sharded._unsharded_param: sharded for group in parameter_groups(self._stage) for sharded in group.fsdp_params}
+        return self._sharded[weight]
+
+
+def weight_gradient(weight: Tensor, rows: Tensor, gradient: Tensor) -> Tensor | None:
+    """The gradient of a linear's weight, for the backward of an op that multiplies by it.
+
+    Args:
+        weight: The gathered parameter itself, [out, in].
+        rows: The linear's input, [..., in].
+        gradient: Of its output, [..., out].
+
+    Returns:
+        [out, in], or None where a split backward leaves it pending.
+    """
+    return None if leave_pending([weight], rows, [gradient]) else product(rows, gradient)
+
+
+class SplitLinear(torch.autograd.Function):
+    """A linear whose weight gradient can wait; it keeps its input, as every linear does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """X [..., in], weight [out, in], bias [out] or none -> [..., out]."""
+        ctx.save_for_backward(x)
+        ctx.weight = weight  # the parameter itself: recompute would unpack another tensor in its place
+        return linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Gradients of x, of weight unless it is left pending, and of bias."""
+        (x,) = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+        flat = gradient.flatten(0, -2)
+        return (
+            _unsafe_view(flat @ ctx.weight, x.shape) if needs_x else None,  # no view: autograd adds another gradient into it in place
+            weight_gradient(ctx.weight, x, gradient) if needs_weight else None,
+            flat.sum(0) if needs_bias else None,
+        )
+
+
+def split_linears(stage: Stage) -> None:
+    """Let every linear of a stage's layers leave out its weight gradient where a backward is split."""
+    for module in stage.layers.modules():
+        if isinstance(module, nn.Linear):
+            module.forward = partial(_forward, module)  # type: ignore[method-assign]
+
+
+def _forward(module: nn.Linear, x: Tensor) -> Tensor:
+    out: Tensor = SplitLinear.apply(x, module.weight, module.bias)  # type: ignore[no-untyped-call]
+    return out

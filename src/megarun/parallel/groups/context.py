@@ -1,0 +1,163 @@
+"""Context parallelism: the ranks of a group share every sequence, each with two pieces of it.
+
+A sequence of T positions is 2 · cp equal pieces, and rank i of cp has the pieces i and 2 · cp − 1 − i, side by side: a piece early in the
+sequence, which sees few keys, with one late in it, which sees many, so causal attention is the same work on every rank. The same slicing
+serves every family (docs/decisions/0003), so the residual stream never moves between blocks.
+
+- Norms, projections, MLPs, experts, embedding, head and loss are per token and need nothing.
+- Rotary angles and document starts are those of the rank's own positions.
+- Attention gathers keys and values of all ranks, and once more in backward; what is kept is the rank's own part.
+
+Parameters are the same on every rank of the group: their gradients are summed over it once a step. Expert banks are sharded over it
+(R-31), and FSDP2 sums theirs.
+
+Source: zig-zag pieces as in arXiv:2407.21783, section 3.3.2, which gathers keys and values too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megakernels import attention, attention_pieces, attention_pieces_backward
+from megarun.parallel.groups.mesh import RankMesh
+
+
+@dataclass(frozen=True, slots=True)
+class ContextParallel:
+    """The CP group of a rank.
+
+    Attributes:
+        degree: Ranks in the group.
+        index: This rank's place in it.
+        group: None on a degree of one, where nothing is sent.
+    """
+
+    degree: int
+    index: int
+    group: dist.ProcessGroup | None
+
+    @property
+    def pieces(self) -> tuple[int, ...]:
+        """Numbers of this rank's pieces, in the order it has them."""
+        return _pieces(self.index, self.degree)
+
+    @property
+    def all_pieces(self) -> tuple[int, ...]:
+        """Numbers of the pieces of all ranks, rank by rank: the order of what is gathered."""
+        return tuple(piece for index in range(self.degree) for piece in _pieces(index, self.degree))
+
+    def positions(self, seq_length: int) -> Tensor:
+        """Positions in the sequence of this rank's tokens, int64 [T / cp]."""
+        return own_positions(self.index, self.degree, seq_length)
+
+    def own_starts(self, starts: Tensor) -> Tensor:
+        """Document starts of own tokens.
+
+        Args:
+            starts: int32 [B, T], first position of each position's document.
+
+        Returns:
+            int32 [B, T / cp], contiguous, each counted from the first position of its own piece: negative where a document began before
+            the piece. Every operation on pieces reads them so.
+        """
+        if self.degree == 1:
+            return starts
+        own = self.positions(starts.shape[1]).to(starts.device)
+        length = starts.shape[1] // (2 * self.degree)
+        return (starts[:, own] - own // length * length).to(torch.int32)
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, starts: Tensor | None) -> Tensor:
+        """`megakernels.attention` over the whole sequence, for own queries and own keys [B, T / cp, ...]."""
+        if self.degree == 1:
+            return attention(q, k, v, scale, window, starts)
+        out: Tensor = _GatheredAttention.apply(self, q, k, v, scale, window, starts)  # type: ignore[no-untyped-call]
+        return out
+
+    def gather(self, own: Tensor) -> Tensor:
+        """Own tokens [B, T / cp, ...] -> all, in the order of `all_pieces`; one collective a sequence, without another copy."""
+        whole = own.new_empty((own.shape[0], own.shape[1] * self.degree, *own.shape[2:]))
+        pairs = zip(whole.unbind(), own.contiguous().unbind(), strict=True)
+        _wait([self._members._allgather_base(row, part) for row, part in pairs])
+        return whole
+
+    def reduce(self, partial: Tensor) -> Tensor:
+        """Partial results of all tokens, ordered as gathered, -> their sum for own tokens [B, T / cp, ...]."""
+        own = partial.new_empty((partial.shape[0], partial.shape[1] // self.degree, *partial.shape[2:]))
+        pairs = zip(own.unbind(), partial.unbind(), strict=True)
+        _wait([self._members._reduce_scatter_base(part, row) for part, row in pairs])
+        return own
+
+    def start_sum(self, value: Tensor) -> dist.Work:
+        """Begin to sum `value` in place over the group."""
+        work: dist.Work = dist.all_reduce(value, group=self._members, async_op=True)
+        return work
+
+    def sum(self, value: Tensor) -> Tensor:
+        """`value` summed in place over the group."""
+        if self.degree > 1:
+            dist.all_reduce(value, group=self._members)
+        return value
+
+    @property
+    def _members(self) -> Any:
+        if self.group is None:
+            raise RuntimeError("a CP group of one sends nothing")
+        return self.group
+
+
+WHOLE = ContextParallel(1, 0, None)
+"""This rank has whole sequences."""
+
+
+def context_parallel(mesh: RankMesh) -> ContextParallel:
+    """This rank's CP group."""
+    degree = mesh.size("cp")
+    return ContextParallel(degree, mesh.coordinate["cp"], mesh.axes["cp"].get_group()) if degree > 1 else WHOLE
+
+
+def own_positions(index: int, degree: int, seq_length: int) -> Tensor:
+    """Positions of rank `index` of `degree` in a sequence, int64 [T / degree]; all of them, in order, on a degree of one."""
+    if degree == 1:
+        return torch.arange(seq_length)
+    length = seq_length // (2 * degree)
+    return torch.cat([torch.arange(piece * length, (piece + 1) * length) for piece in _pieces(index, degree)])
+
+
+def _pieces(index: int, degree: int) -> tuple[int, ...]:
+    return (0,) if degree == 1 else (index, 2 * degree - 1 - index)
+
+
+def _wait(works: list[dist.Work]) -> None:
+    for work in works:
+        work.wait()
+
+
+class _GatheredAttention(torch.autograd.Function):
+    """Own queries against the keys of all ranks; keeps what the op on whole sequences keeps, of own tokens."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, cp: ContextParallel, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, starts: Tensor | None
+    ) -> Tensor:
+        """[B, T / cp, Hq, D], [B, T / cp, Hkv, D], [B, T / cp, Hkv, Dv] -> [B, T / cp, Hq, Dv]."""
+        out, lse = attention_pieces(q, cp.gather(k), cp.gather(v), starts, scale, window, cp.pieces, cp.all_pieces)
+        ctx.save_for_backward(q, k, v, starts, out, lse)
+        ctx.cp, ctx.scale, ctx.window = cp, scale, window
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Of own queries, keys and values."""
+        q, k, v, starts, out, lse = ctx.saved_tensors
+        cp, scale, window = ctx.cp, ctx.scale, ctx.window
+        keys, values = cp.gather(k), cp.gather(v)
+        grad_q, *partial = attention_pieces_backward(gradient, q, keys, values, starts, out, lse, scale, window, cp.pieces, cp.all_pieces)
+        del keys, values  # gone before the gradients of own keys and values are made
+        grad_v = cp.reduce(partial.pop())
+        grad_k = cp.reduce(partial.pop())
+        return None, grad_q, grad_k, grad_v, None, None, None

@@ -1,0 +1,64 @@
+"""Which part of a whole tensor a rank owns, after TP and EP and after FSDP2.
+
+A part is what TP and EP leave to a rank, before FSDP2 shards it over the data ranks:
+
+- TP cuts a tensor-parallel tensor along `tp_dim`. A fused projection is cut part by part (`tp_parts`): rank r of 2 owns the r-th half of
+  each of Mamba's z, x, B, C and dt rows, so that all it owns belongs to the same heads.
+- EP cuts an expert bank along dim 0, its stack of experts; what is left is stored as rows (`ParamTensor.stored_shape`).
+- All else is replicated: every rank owns the whole.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
+
+from megaplan.inventory.tensors import Owner, ParamTensor
+from megarun.parallel.groups.mesh import RankMesh
+
+
+def local_part(tensor: ParamTensor, whole: Tensor, mesh: RankMesh) -> Tensor:
+    """The part of `whole`, of the tensor's unsharded shape, that this rank owns.
+
+    Args:
+        tensor: Owner rule, `tp_dim` and `tp_parts`.
+        whole: Parameter, gradient or update.
+        mesh: This rank's place.
+
+    Returns:
+        A view where one slice is enough, else a copy.
+    """
+    if tensor.owner is Owner.TENSOR_PARALLEL:
+        return tensor_part(tensor, whole, mesh.coordinate["tp"], mesh.size("tp"))
+    if tensor.owner is Owner.EXPERT_PARALLEL:
+        return whole.chunk(mesh.expert_size("ep"))[mesh.expert_coordinate["ep"]]  # MP203: they divide
+    return whole
+
+
+def tensor_part(tensor: ParamTensor, whole: Tensor, index: int, degree: int) -> Tensor:
+    """Part `index` of `degree` of a tensor-parallel tensor."""
+    dim = tensor.tp_dim
+    if degree == 1 or dim is None:
+        return whole
+    if not tensor.tp_parts:
+        return _slice(tensor, whole, dim, index, degree)
+    return torch.cat([_slice(tensor, part, dim, index, degree) for part in torch.split(whole, list(tensor.tp_parts), dim)], dim)
+
+
+def _slice(tensor: ParamTensor, whole: Tensor, dim: int, index: int, degree: int) -> Tensor:
+    size, left = divmod(whole.shape[dim], degree)
+    if left:
+        raise ValueError(f"{tensor.name}: {whole.shape[dim]} along dim {dim} do not divide by tp = {degree}; the rules of the spec say so")
+    return whole.narrow(dim, index * size, size)
+
+
+def local_shard(whole: Tensor, like: DTensor) -> Tensor:
+    """The part of `whole` that this rank holds of a tensor laid out as `like`; chunks as `torch.chunk` cuts them."""
+    local = whole
+    for axis, placement in enumerate(like.placements):
+        if isinstance(placement, Shard):
+            chunks = local.chunk(like.device_mesh.size(axis), placement.dim)
+            index = like.device_mesh.get_local_rank(axis)
+            local = chunks[index] if index < len(chunks) else local.narrow(placement.dim, 0, 0)
+    return local

@@ -1,0 +1,336 @@
+"""State of convolutions and recurrences across the ranks of a CP group (R-33).
+
+Rank i of cp has the pieces i and 2 · cp − 1 − i of every sequence (`megarun.parallel.groups.context`). What an M or R block carries over
+time goes from piece to piece: up the ranks through their first pieces, on the last rank from its first to its second, and down again
+through the second pieces. Backward goes the same way in reverse.
+
+- A convolution needs the K − 1 inputs before each piece. They are there before it starts, so all ranks exchange theirs at once.
+- A recurrence needs the state that the piece before ends with, which is there when that piece is done. So that ranks do not wait for whole
+  pieces, its independent heads are cut into lanes, and a rank sends each lane's state on as soon as it has it: while the next rank computes
+  lane 0, this one computes lane 1.
+
+States travel in the accumulation dtype, fp32: what passes between pieces is what passes inside one.
+
+Mamba-3's scan is in `megarun.parallel.groups.relay_mamba3`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megakernels import (
+    accumulator_dtype,
+    causal_conv1d,
+    conv_pieces,
+    conv_pieces_backward,
+    m2rnn,
+    m2rnn_piece,
+    m2rnn_piece_backward,
+    ssd,
+    ssd_piece,
+    ssd_piece_backward,
+)
+from megaplan.hosts.megarun.hand_off import num_lanes
+from megarun.parallel.groups.context import ContextParallel
+
+FORWARD, BACKWARD = (0, 1), (1, 0)
+"""In which order a rank takes its two pieces."""
+
+
+def convolve(cp: ContextParallel, x: Tensor, weight: Tensor, bias: Tensor | None, starts: Tensor | None) -> Tensor:
+    """silu(causal convolution) of own tokens [B, T / cp, C] -> the same."""
+    if cp.degree == 1:
+        return causal_conv1d(x, weight, bias, True, starts)
+    y: Tensor = _Convolution.apply(cp, x, weight, bias, starts)  # type: ignore[no-untyped-call]
+    return y
+
+
+def scan(cp: ContextParallel, chunk_size: int, dt_limits: tuple[float, float], starts: Tensor | None, *inputs: Tensor) -> Tensor:
+    """Mamba-2's scan; `inputs` are x, dt, A_log, B, C, D and dt_bias of `megakernels.ssd`, own tokens each."""
+    if cp.degree == 1:
+        x, dt, A_log, B, C, D, dt_bias = inputs
+        return ssd(x, dt, A_log, B, C, D, dt_bias, chunk_size, starts, dt_limits=dt_limits)
+    y: Tensor = _Scan.apply(cp, chunk_size, dt_limits, starts, *inputs)  # type: ignore[no-untyped-call]
+    return y
+
+
+def recur(cp: ContextParallel, save_every: int, starts: Tensor | None, *inputs: Tensor) -> Tensor:
+    """The M²RNN recurrence; `inputs` are q, k, v, f, state_map, D, dt_bias and A_log of `megakernels.m2rnn`, own tokens each."""
+    if cp.degree == 1:
+        q, k, v, f, state_map, D, dt_bias, A_log = inputs
+        return m2rnn(q, k, v, f, state_map, D, dt_bias, A_log, save_every, starts)
+    y: Tensor = _Recurrence.apply(cp, save_every, starts, *inputs)  # type: ignore[no-untyped-call]
+    return y
+
+
+def relay_state(cp: ContextParallel, places: Sequence[int], first: Sequence[Tensor], step: Callable[[int, int, Tensor], Tensor]) -> None:
+    """Compute this rank's two pieces lane by lane: receive each lane's state from the rank before, send the new one to the rank after.
+
+    Args:
+        cp: The group.
+        places: Which of its pieces a rank takes first.
+        first: The state of each lane where the chain begins, zeros; states that are sent have its shape.
+        step: Takes place, lane and the received state; returns the state to send.
+    """
+    below, above = cp.index - 1, cp.index + 1
+    turned: dict[int, Tensor] = {}  # on the last rank, from one piece to the other
+    sent: tuple[dist.Work, Tensor] | None = None
+    for place, source, target in zip(places, (below, above), (above, below), strict=True):
+        for lane, begin in enumerate(first):
+            if source == cp.degree:
+                arrived = turned.pop(lane)
+            elif source < 0:
+                arrived = begin
+            else:
+                arrived = torch.empty_like(begin)
+                dist.recv(arrived, group=cp.group, group_src=source)
+            state = step(place, lane, arrived)
+            del arrived
+            if sent is not None:
+                sent[0].wait()
+                sent = None
+            if target == cp.degree:
+                turned[lane] = state
+            elif target >= 0:
+                work = dist.isend(state, group=cp.group, group_dst=target)
+                sent = (work, state) if work is not None else None
+    if sent is not None:
+        sent[0].wait()
+
+
+_REGION: ContextVar[Callable[[Callable[[], tuple[Tensor, ...]]], tuple[Tensor, ...]] | None] = ContextVar("region", default=None)
+
+
+def scan_once_contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Contexts of a recompute region's two runs, as torch's `checkpoint` takes them: the second reuses the scan outputs of the first.
+
+    That is kept over the region like any output that a selective checkpoint caches, and the group's ranks need not wait again.
+    """
+    made: deque[tuple[Tensor, ...]] = deque()
+
+    def first(walk: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        found = walk()
+        made.append(tuple(tensor.detach() for tensor in found))  # without what autograd will add to an output: that would be a cycle
+        return found
+
+    def again(_: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        return made.popleft()
+
+    @contextmanager
+    def inside(run: Callable[[Callable[[], tuple[Tensor, ...]]], tuple[Tensor, ...]]) -> Iterator[None]:
+        token = _REGION.set(run)
+        try:
+            yield
+        finally:
+            _REGION.reset(token)
+
+    return inside(first), inside(again)
+
+
+def run_once(walk: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """The outputs of `walk`; in the second run of a recompute region those of the first, without running it again."""
+    run = _REGION.get()
+    return walk() if run is None else run(walk)
+
+
+class _Convolution(torch.autograd.Function):
+    """Keeps x, as the op on whole sequences does, and the inputs before each piece."""
+
+    @staticmethod
+    def forward(ctx: Any, cp: ContextParallel, x: Tensor, weight: Tensor, bias: Tensor | None, starts: Tensor | None) -> Tensor:
+        """[B, T / cp, C] in and out."""
+        num_before = weight.shape[1] - 1
+        pieces = torch.unflatten(x, 1, (2, -1))
+        before = of_previous(cp, pieces[:, :, pieces.shape[2] - num_before :])
+        ctx.save_for_backward(x, before, weight, bias, starts)
+        ctx.cp = cp
+        return conv_pieces(x, before, weight, bias, True, starts)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Of own tokens, and of weight and bias the part that these make."""
+        x, before, weight, bias, starts = ctx.saved_tensors
+        cp, num_before = ctx.cp, before.shape[2]
+        grad_x, grad_before, grad_weight, grad_bias = conv_pieces_backward(gradient, x, before, weight, bias, True, starts)
+        pieces = torch.unflatten(grad_x, 1, (2, -1))
+        pieces[:, :, pieces.shape[2] - num_before :] += of_next(cp, grad_before)
+        return None, grad_x, grad_weight, grad_bias, None
+
+
+class _Scan(torch.autograd.Function):
+    """Keeps the inputs and the state at each chunk's start, as the op on whole sequences does."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, cp: ContextParallel, chunk_size: int, dt_limits: tuple[float, float], starts: Tensor | None, *inputs: Tensor
+    ) -> Tensor:
+        """See `scan`."""
+        x, keys = inputs[0], inputs[3]
+
+        def walk() -> tuple[Tensor, Tensor]:
+            y = x.new_empty(x.shape)
+            num_states = 2 * -(-x.shape[1] // 2 // chunk_size)
+            states = x.new_empty((x.shape[0], num_states, *x.shape[2:], keys.shape[3]))
+            lanes = num_lanes(keys.shape[2], cp.degree)
+
+            def step(place: int, lane: int, state: Tensor) -> Tensor:
+                own, heads = _scan_part(inputs, place, lane, lanes), lane_slice(x.shape[2], lane, lanes)
+                starts_here = None if starts is None else half(starts, place)
+                made = half(y, place)[:, :, heads], half(states, place)[:, :, heads]
+                return ssd_piece(state, own, starts_here, chunk_size, *made, dt_limits)
+
+            relay_state(cp, FORWARD, lane_zeros(lanes, x, x.shape[2], x.shape[3], keys.shape[3]), step)
+            return y, states
+
+        y, states = run_once(walk)
+        ctx.save_for_backward(*inputs, starts, states)
+        ctx.cp, ctx.chunk_size, ctx.dt_limits = cp, chunk_size, dt_limits
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Of own tokens, and of parameters the part that these make."""
+        *inputs, starts, states = ctx.saved_tensors
+        cp, x, keys = ctx.cp, inputs[0], inputs[3]
+        gradients, lanes = _new_gradients(inputs, (0, 1, 3, 4), (0, 1, 3, 4)), num_lanes(keys.shape[2], cp.degree)
+
+        def step(place: int, lane: int, grad_last: Tensor) -> Tensor:
+            heads = lane_slice(x.shape[2], lane, lanes)
+            starts_here = None if starts is None else half(starts, place)
+            return ssd_piece_backward(
+                grad_last,
+                half(gradient, place)[:, :, heads],
+                _scan_part(inputs, place, lane, lanes),
+                starts_here,
+                half(states, place)[:, :, heads],
+                ctx.chunk_size,
+                _scan_part(gradients, place, lane, lanes),
+                ctx.dt_limits,
+            )
+
+        relay_state(cp, BACKWARD, lane_zeros(lanes, x, x.shape[2], x.shape[3], keys.shape[3]), step)
+        return None, None, None, None, *_as_inputs(gradients, inputs)
+
+
+class _Recurrence(torch.autograd.Function):
+    """Keeps the inputs and the states before each segment and after the last one of a piece."""
+
+    @staticmethod
+    def forward(ctx: Any, cp: ContextParallel, save_every: int, starts: Tensor | None, *inputs: Tensor) -> Tensor:
+        """See `recur`."""
+        q, v = inputs[0], inputs[2]
+        y = q.new_empty(v.shape)
+        num_states = 2 * (-(-v.shape[1] // 2 // save_every) + 1)
+        shape = v.shape[0], num_states, v.shape[2], q.shape[2], v.shape[3]
+        states = q.new_empty(shape, dtype=accumulator_dtype(q.dtype))
+        lanes = num_lanes(v.shape[2], cp.degree)
+
+        def step(place: int, lane: int, state: Tensor) -> Tensor:
+            own, heads = _recurrence_part(inputs, place, lane, lanes), lane_slice(v.shape[2], lane, lanes)
+            starts_here = None if starts is None else half(starts, place)
+            return m2rnn_piece(state, own, starts_here, save_every, half(y, place)[:, :, heads], half(states, place)[:, :, heads])
+
+        relay_state(cp, FORWARD, lane_zeros(lanes, q, v.shape[2], q.shape[2], v.shape[3]), step)
+        ctx.save_for_backward(*inputs, starts, states)
+        ctx.cp, ctx.save_every = cp, save_every
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Of own tokens, and of parameters the part that these make."""
+        *inputs, starts, states = ctx.saved_tensors
+        cp, q, v = ctx.cp, inputs[0], inputs[2]
+        gradients, lanes = _new_gradients(inputs, (2, 3), (0, 1, 2, 3)), num_lanes(v.shape[2], cp.degree)
+
+        def step(place: int, lane: int, grad_last: Tensor) -> Tensor:
+            heads = lane_slice(v.shape[2], lane, lanes)
+            starts_here = None if starts is None else half(starts, place)
+            return m2rnn_piece_backward(
+                grad_last,
+                half(gradient, place)[:, :, heads],
+                _recurrence_part(inputs, place, lane, lanes),
+                starts_here,
+                half(states, place)[:, :, heads],
+                ctx.save_every,
+                _recurrence_part(gradients, place, lane, lanes),
+            )
+
+        relay_state(cp, BACKWARD, lane_zeros(lanes, q, v.shape[2], q.shape[2], v.shape[3]), step)
+        return None, None, None, *_as_inputs(gradients, inputs)
+
+
+def of_previous(cp: ContextParallel, own: Tensor) -> Tensor:
+    """Own pieces' parts [B, 2, ...] -> those of the pieces before each of them; zeros before the first of the sequence."""
+    return _moved(cp, own, (cp.index - 1, 0), (cp.index + 1, 1) if cp.index + 1 < cp.degree else (cp.index, 0))
+
+
+def of_next(cp: ContextParallel, own: Tensor) -> Tensor:
+    """Own pieces' parts [B, 2, ...] -> those of the pieces behind each of them; zeros behind the last of the sequence."""
+    return _moved(cp, own, (cp.index + 1, 0) if cp.index + 1 < cp.degree else (cp.index, 1), (cp.index - 1, 1))
+
+
+def _moved(cp: ContextParallel, own: Tensor, *sources: tuple[int, int]) -> Tensor:
+    """Every rank's [B, 2, ...] -> for each own piece the part of a rank's piece; zeros where there is no such rank."""
+    whole = own.new_empty((cp.degree, *own.shape))
+    dist.all_gather_into_tensor(whole.flatten(0, 1), own.contiguous(), group=cp.group)
+    moved = own.new_empty(own.shape)
+    for place, (rank, piece) in enumerate(sources):
+        moved[:, place] = whole[rank, :, piece] if rank >= 0 else 0
+    return moved
+
+
+def half(tensor: Tensor, place: int) -> Tensor:
+    """One piece of [B, T, ...]."""
+    return torch.unflatten(tensor, 1, (2, -1))[:, place]
+
+
+def lane_slice(count: int, lane: int, lanes: int) -> slice:
+    """A lane's heads or groups."""
+    return slice(lane * count // lanes, (lane + 1) * count // lanes)
+
+
+def _scan_part(tensors: Sequence[Tensor], place: int, lane: int, lanes: int) -> list[Tensor]:
+    """One piece and lane of x, dt, A_log, B, C, D and dt_bias, or of their gradients, as views."""
+    return [_of_lane(tensor, place, lane_slice(tensor.shape[min(2, tensor.dim() - 1)], lane, lanes)) for tensor in tensors]
+
+
+def _of_lane(tensor: Tensor, place: int, part: slice) -> Tensor:
+    return tensor[part] if tensor.dim() == 1 else half(tensor, place)[:, :, part]
+
+
+def _recurrence_part(tensors: Sequence[Tensor], place: int, lane: int, lanes: int) -> list[Tensor]:
+    """One piece and lane of q, k, v, f, state_map, D, dt_bias and A_log, or of their gradients, as views; q and k have no heads."""
+    q, k, v, f, *parameters = tensors
+    part = lane_slice(v.shape[2], lane, lanes)
+    tokens = half(q, place), half(k, place), half(v, place)[:, :, part], half(f, place)[:, :, part]
+    return [*tokens, *(parameter[part] for parameter in parameters)]
+
+
+def lane_zeros(lanes: int, like: Tensor, num_heads: int, *widths: int) -> list[Tensor]:
+    """A lane's state where the chain begins, [B, H / lanes, ...], the same one for all."""
+    shape = like.shape[0], num_heads // lanes, *widths
+    return [torch.zeros(shape, dtype=accumulator_dtype(like.dtype), device=like.device)] * lanes
+
+
+def _new_gradients(inputs: Sequence[Tensor], written: Sequence[int], tokens: Sequence[int]) -> list[Tensor]:
+    """What gradients are made into: `written` whole, by piece and lane; all others summed from zero, parameters' in the wider dtype."""
+    made = []
+    for index, tensor in enumerate(inputs):
+        if index in written:
+            made.append(tensor.new_empty(tensor.shape))
+        else:
+            dtype = tensor.dtype if index in tokens else accumulator_dtype(tensor.dtype)
+            made.append(tensor.new_zeros(tensor.shape, dtype=dtype))
+    return made
+
+
+def _as_inputs(gradients: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(gradient.to(tensor.dtype) for gradient, tensor in zip(gradients, inputs, strict=True))

@@ -1,0 +1,80 @@
+"""Gradients of what more than one rank holds whole.
+
+- A block on two stages (R-62): a tied head's embedding on the first and the last stage of the model.
+- A replicated tensor under TP (R-16, R-17): norms, routers, MLA's down projections, R's q and k, the embedding and head. Each rank has the
+  part of its gradient that comes from its own tokens or its own heads.
+- Everything but expert banks under CP: each rank has the part that comes from its own tokens, of all positions of its sequences.
+
+FSDP2 has summed over the data ranks by then, so what is summed here is a shard, in place, in `precision.grads`, once a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from megaplan.layout.values import Layout
+from megarun.parallel.groups.context import ContextParallel
+from megarun.parallel.groups.mesh import RankMesh
+from megarun.parallel.groups.tensor import TensorParallel
+
+
+class SharedGradients:
+    """Sums the gradients of shared blocks over the stages that hold them.
+
+    Groups are created here, by every rank for every coordinate in the same order, members or not.
+    """
+
+    def __init__(self, layout: Layout, mesh: RankMesh) -> None:
+        self._group: dist.ProcessGroup | None = None
+        holders = sorted({slot.pp_rank for slot in layout.slots if "embedding" in slot.blocks})
+        if len(holders) < 2:
+            return
+        per_stage = mesh.axes.size() // mesh.size("pp")  # ranks are row-major, pp slowest
+        for column in range(per_stage):
+            members = [stage * per_stage + column for stage in holders]
+            group = dist.new_group(members)
+            if mesh.rank in members:
+                self._group = group
+
+    def reduce(self, stages: Iterable[nn.Module]) -> None:
+        """Sum the embedding's sharded gradient in place over every stage that holds it, on this rank and on others.
+
+        Args:
+            stages: This rank's; nothing to do where none shares a block.
+        """
+        holders = [stage for stage in stages if hasattr(stage, "embedding")]
+        if self._group is None and len(holders) < 2:
+            return
+        total, *others = [local_gradient(stage.get_parameter("embedding.weight"), "embedding.weight") for stage in holders]
+        for gradient in others:
+            total.add_(gradient)
+        if self._group is not None:
+            dist.all_reduce(total, group=self._group)
+        for gradient in others:
+            gradient.copy_(total)
+
+
+@torch.no_grad()
+def sum_replicated(parameters: Iterable[tuple[str, nn.Parameter]], ranks: TensorParallel | ContextParallel) -> None:
+    """Sum the gradients of replicated parameters over a TP or CP group, in place.
+
+    Args:
+        parameters: With their names; the same on every rank of the group.
+        ranks: The group.
+    """
+    works = [ranks.start_sum(local_gradient(parameter, name)) for name, parameter in parameters] if ranks.degree > 1 else []
+    for work in works:
+        work.wait()
+
+
+def local_gradient(parameter: nn.Parameter, name: str) -> Tensor:
+    """The shard of a gradient that this rank holds."""
+    gradient = parameter.grad
+    if gradient is None:
+        raise RuntimeError(f"{name} has no gradient to share; backward did not reach it")
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient

@@ -1,0 +1,211 @@
+"""Tensor parallelism with sequence parallelism: what a block asks of the ranks that share it.
+
+The ranks of a TP group split a block's heads and widths. Outside these regions (the residual stream, norms, routers, MLA's down
+projections) each rank works on its own tokens: T / tp consecutive positions of every sequence. So a region begins by gathering tokens and
+ends by summing partial results and scattering them:
+
+- `project`: column-parallel linears that read one input. The input is gathered along the sequence, multiplied, and freed; what is kept for
+  backward is the rank's own tokens, gathered again then. The input's gradient is reduce-scattered beside the products of the weights'.
+- `reduce`: after a row-parallel linear, the sum of the ranks' partial outputs, each rank keeping its own tokens. Backward gathers.
+- `gather`: tokens without a product; backward sums and scatters.
+
+Everything is a plain local tensor; FSDP2 shards the local parameters over the data ranks and knows nothing of TP.
+
+Source: arXiv:2205.05198, section 4.2.2 and figure 5 (the gathered input is not kept).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from megarun.parallel.groups.deferred import leave_pending, product
+from megarun.parallel.groups.mesh import RankMesh
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """A tensor that a collective fills meanwhile."""
+
+    tensor: Tensor
+    works: tuple[dist.Work, ...]
+
+    def wait(self) -> Tensor:
+        """The tensor, once its values are there."""
+        for work in self.works:
+            work.wait()
+        return self.tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TensorParallel:
+    """The TP group of a rank.
+
+    Attributes:
+        degree: Ranks in the group.
+        index: This rank's place in it, and of its tokens in the sequence.
+        group: None on a degree of one, where nothing is sent.
+        may_wait: Whether a split backward leaves the weight gradients of `project` pending.
+    """
+
+    degree: int
+    index: int
+    group: dist.ProcessGroup | None
+    may_wait: bool = True
+
+    def project(self, x: Tensor, *linears: nn.Linear) -> tuple[Tensor, ...]:
+        """Column-parallel linears of one input: own tokens [B, t, in] -> [B, T, out / tp] each."""
+        if self.degree == 1:
+            return tuple(module(x) for module in linears)
+        weights, biases = [module.weight for module in linears], [module.bias for module in linears]
+        return column_parallel(self, x, weights, biases, may_wait=self.may_wait)
+
+    def reduce(self, partial: Tensor) -> Tensor:
+        """The sum of the ranks' partial outputs [B, T, h], of which each rank keeps its tokens [B, t, h]."""
+        return partial if self.degree == 1 else _apply(_ReduceScatter, self, partial)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Own tokens [B, t, ...] -> all tokens [B, T, ...]."""
+        return x if self.degree == 1 else _apply(_AllGather, self, x)
+
+    def share(self, count: int) -> int:
+        """This rank's part of heads, groups or a width; the rules of the spec say that it divides (MP201)."""
+        return count // self.degree
+
+    def start_gather(self, x: Tensor) -> Moving:
+        """Begin to gather own tokens [B, t, ...].
+
+        One collective a sequence: its output is then the sequence in order, without another copy of the whole.
+        """
+        whole = x.new_empty((x.shape[0], x.shape[1] * self.degree, *x.shape[2:]))
+        pairs = zip(whole.unbind(), x.contiguous().unbind(), strict=True)
+        return Moving(whole, tuple(self._members._allgather_base(row, own) for row, own in pairs))
+
+    def start_reduce(self, partial: Tensor) -> Moving:
+        """Begin to sum partial results [B, T, ...] into own tokens."""
+        own = partial.new_empty((partial.shape[0], partial.shape[1] // self.degree, *partial.shape[2:]))
+        pairs = zip(own.unbind(), partial.contiguous().unbind(), strict=True)
+        return Moving(own, tuple(self._members._reduce_scatter_base(row, whole) for row, whole in pairs))
+
+    def start_sum(self, value: Tensor) -> dist.Work:
+        """Begin to sum `value` in place over the group."""
+        work: dist.Work = dist.all_reduce(value, group=self._members, async_op=True)
+        return work
+
+    def sum(self, value: Tensor) -> Tensor:
+        """`value` summed in place over the group."""
+        return self._all_reduce(value, dist.ReduceOp.SUM)
+
+    def largest(self, value: Tensor) -> Tensor:
+        """The elementwise largest `value` of the group, in place."""
+        return self._all_reduce(value, dist.ReduceOp.MAX)
+
+    def _all_reduce(self, value: Tensor, operation: Any) -> Tensor:
+        if self.degree > 1:
+            dist.all_reduce(value, op=operation, group=self._members)
+        return value
+
+    @property
+    def _members(self) -> Any:
+        if self.group is None:
+            raise RuntimeError("a TP group of one sends nothing")
+        return self.group
+
+
+ALONE = TensorParallel(1, 0, None)
+
+
+def tensor_parallel(mesh: RankMesh) -> TensorParallel:
+    """This rank's TP group."""
+    degree = mesh.size("tp")
+    return TensorParallel(degree, mesh.coordinate["tp"], mesh.axes["tp"].get_group()) if degree > 1 else ALONE
+
+
+def column_parallel(
+    tp: TensorParallel, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None] | None = None, *, may_wait: bool = True
+) -> tuple[Tensor, ...]:
+    """See `TensorParallel.project`.
+
+    Args:
+        tp: More than one rank.
+        x: Own tokens [B, t, in].
+        weights: [out / tp, in] each, gathered parameters themselves.
+        biases: [out / tp] or None each; None for none at all.
+        may_wait: Whether a split backward leaves the weight gradients pending.
+    """
+    parameters = (*weights, *(biases or [None] * len(weights)))
+    results: tuple[Tensor, ...] = _apply(_ColumnParallel, tp, may_wait, len(weights), x, *parameters)
+    return results
+
+
+def _apply(function: type[torch.autograd.Function], *args: Any) -> Any:
+    return function.apply(*args)  # type: ignore[no-untyped-call]
+
+
+class _ColumnParallel(torch.autograd.Function):
+    """Gather, then multiply; keeps own tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, tp: TensorParallel, may_wait: bool, count: int, x: Tensor, *parameters: Tensor | None) -> tuple[Tensor, ...]:
+        """Own tokens [B, t, in], `count` weights and as many biases -> [B, T, out / tp] each."""
+        weights, biases = parameters[:count], parameters[count:]
+        ctx.save_for_backward(x)
+        ctx.tp, ctx.may_wait = tp, may_wait
+        ctx.weights = weights  # the parameters themselves: recompute would unpack other tensors in their place
+        gathered = tp.start_gather(x).wait()
+        return tuple(linear(gathered, weight, bias) for weight, bias in zip(weights, biases, strict=True) if weight is not None)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of x, of the weights unless they are left pending, and of the biases."""
+        (x,) = ctx.saved_tensors
+        tp, weights = ctx.tp, ctx.weights
+        pending = ctx.may_wait and leave_pending(weights, x, gradients, lambda own: tp.start_gather(own).wait())
+        arriving = None if pending else tp.start_gather(x)
+        partial = gradients[0] @ weights[0]
+        for gradient, weight in zip(gradients[1:], weights[1:], strict=True):
+            partial.flatten(0, -2).addmm_(gradient.flatten(0, -2), weight)
+        leaving = tp.start_reduce(partial)
+        products: list[Tensor | None] = [None] * len(weights)
+        if arriving is not None:
+            gathered = arriving.wait()
+            products = [product(gathered, gradient) for gradient in gradients]
+        wanted = ctx.needs_input_grad[4 + len(weights) :]
+        sums = [gradient.flatten(0, -2).sum(0) if needed else None for gradient, needed in zip(gradients, wanted, strict=True)]
+        return None, None, None, leaving.wait(), *products, *sums
+
+
+class _ReduceScatter(torch.autograd.Function):
+    """Sum over the ranks, keep own tokens; keeps nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, tp: TensorParallel, partial: Tensor) -> Tensor:
+        """[B, T, h] -> [B, t, h]."""
+        ctx.tp = tp
+        return tp.start_reduce(partial).wait()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        """Of the partial output."""
+        return None, ctx.tp.start_gather(gradient).wait()
+
+
+class _AllGather(torch.autograd.Function):
+    """Tokens of all ranks; keeps nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, tp: TensorParallel, x: Tensor) -> Tensor:
+        """[B, t, ...] -> [B, T, ...]."""
+        ctx.tp = tp
+        return tp.start_gather(x).wait()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        """Of own tokens: every rank's heads have a part in it."""
+        return None, ctx.tp.start_reduce(gradient).wait()

@@ -1,0 +1,173 @@
+"""All ranks of a job train the same: compared through the store they meet in, before any process group is built.
+
+What differs would otherwise train another model in silence, or hang: a mesh decides which groups a rank waits in, `--save-every` which
+collectives. Every rank compares a digest with rank 0's, and reads what it stands for only where it differs. All of them fail then, each
+with the same account.
+
+Paths are not compared: a folder may have another name on another node. Token files are compared by their headers, a checkpoint to resume
+from by its manifest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from megarun.checkpoint.manifest import MANIFEST
+from megarun.data.identity import DataFiles, data_text
+from megarun.errors import place, refusal
+from megarun.job.run import KEYWORDS, Run
+from megarun.launch.process_group import Launch
+
+PREFIX = "megarun/inputs"
+DIGEST, TEXT, VERDICT = f"{PREFIX}/digest", f"{PREFIX}/text", f"{PREFIX}/verdict"
+TELLING = timedelta(seconds=5)
+ABSENT = "absent"
+MOST_NAMED = 8
+
+Inputs = dict[str, tuple[str, str]]
+"""By key: what is compared, and how it is shown to a person."""
+
+
+def require_agreement(run: Run, launch: Launch, device: str) -> None:
+    """Compare this rank's inputs with those of all others; every process of the job calls it.
+
+    Args:
+        run: This rank's.
+        launch: Its store.
+        device: Kind of this rank's device: it decides the backend.
+
+    Raises:
+        MegaplanError: MP656 on every rank if any rank's differ from rank 0's; MP650 if a rank does not state its own in time.
+    """
+    if launch.world_size == 1:
+        return
+    inputs = inputs_of(run, device)
+    text = json.dumps(inputs)
+    digest = hashlib.sha256(json.dumps({key: compared for key, (compared, _) in inputs.items()}, sort_keys=True).encode()).hexdigest()
+    if launch.rank == 0:
+        launch.store.set(TEXT, text)
+        launch.store.set(DIGEST, digest)
+        verdict = "\n".join(_account(_answers(launch), run))
+        launch.store.set(VERDICT, verdict)
+        if verdict:  # this rank may keep the store, which goes with it
+            with suppress(RuntimeError):
+                launch.store.wait([_key("told", rank) for rank in range(1, launch.world_size)], TELLING)
+    else:
+        same = _read(launch, DIGEST) == digest
+        lines = [] if same else differences(inputs, json.loads(_read(launch, TEXT)))
+        launch.store.set(_key("answer", launch.rank), json.dumps([socket.gethostname(), lines]))
+        verdict = _read(launch, VERDICT, 2 * launch.start_timeout)  # rank 0 knows first who is silent
+        launch.store.set(_key("told", launch.rank), "1")
+    if verdict:
+        raise refusal("MP656", verdict)
+
+
+def inputs_of(run: Run, device: str) -> Inputs:
+    """Everything that ranks must have alike, by the name that a person gave it."""
+    job, saved = run.job, run.checkpoints
+    values: dict[str, Any] = dict(_leaves("", job.spec.model_dump(mode="json")))
+    values["spans"] = [[slot.pp_rank, slot.start, slot.stop] for slot in job.layout.slots]
+    values["plan digest"] = run.plan.plan_digest
+    values |= {
+        "--steps": run.num_steps,
+        "--save-every": saved.save_every,
+        "--keep": saved.keep,
+        "--weights-only": saved.weights_only,
+        "--other-data": saved.other_data,
+        "--compile": run.compiled,
+        "--validation-fraction": run.validation_fraction,
+        "--eval-every": run.held_out.every if run.held_out else None,
+        "--eval-batches": run.held_out.num_batches if run.held_out else None,
+        "device": device,
+    }
+    found = {key: (text := json.dumps(value), text) for key, value in values.items()}
+    found["--data"] = _data(run.source.identity)
+    found["--eval-data"] = _data(run.held_out.source.identity if run.held_out else ())
+    found["--resume"] = _resume(saved.resume)
+    return found
+
+
+def _leaves(path: str, value: Any) -> Iterable[tuple[str, Any]]:
+    """A document's values by dotted key."""
+    if isinstance(value, Mapping) and value:
+        for name, each in value.items():
+            yield from _leaves(f"{path}.{name}" if path else name, each)
+    else:
+        yield path, value
+
+
+def _data(files: DataFiles) -> tuple[str, str]:
+    return json.dumps([file.key for file in files]), data_text(files)
+
+
+def _resume(word: str) -> tuple[str, str]:
+    """The keyword, or the manifest of the checkpoint that is named."""
+    if word in KEYWORDS:
+        return word, word
+    digest = hashlib.sha256((Path(word) / MANIFEST).read_bytes()).hexdigest()
+    return digest, f"{word} (manifest sha256 {digest[:16]}…)"
+
+
+def differences(ours: Inputs, first: Mapping[str, Iterable[str]]) -> list[str]:
+    """What differs from rank 0's, a line each; derived values only where nothing else says why."""
+    lines = []
+    for key in {**ours, **first}:
+        mine, its = tuple(ours.get(key, (ABSENT, ABSENT))), tuple(first.get(key, (ABSENT, ABSENT)))
+        if mine[0] != its[0]:
+            lines.append((key, f"{key} = {mine[1]}, rank 0's = {its[1]}"))
+    stated = [line for key, line in lines if key != "plan digest"]
+    return stated or [line for _, line in lines]
+
+
+def _answers(launch: Launch) -> dict[int, tuple[str, list[str]]]:
+    """Of every other rank that differs: its host, and what differs."""
+    ranks = range(1, launch.world_size)
+    _wait(launch, [_key("answer", rank) for rank in ranks], launch.start_timeout)
+    answers = {rank: json.loads(launch.store.get(_key("answer", rank))) for rank in ranks}
+    return {rank: (host, lines) for rank, (host, lines) in answers.items() if lines}
+
+
+def _account(answers: Mapping[int, tuple[str, list[str]]], run: Run) -> list[str]:
+    """Ranks with the same differences share their lines."""
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for rank, (host, lines) in answers.items():
+        groups.setdefault((host, *lines), []).append(rank)
+    account: list[str] = []
+    for (host, *lines), ranks in groups.items():
+        more = [f"and {len(lines) - MOST_NAMED} more"] if len(lines) > MOST_NAMED else []
+        account += [f"{_named(ranks, run)} on {host}:", *(f"  {line}" for line in [*lines[:MOST_NAMED], *more])]
+    return account
+
+
+def _named(ranks: list[int], run: Run) -> str:
+    """One rank with its place in rank 0's mesh, several by number."""
+    if len(ranks) == 1:
+        return place(ranks[0], run.job.spec.mesh)
+    shown = ", ".join(map(str, ranks[:MOST_NAMED]))
+    return f"ranks {shown}" + (f" and {len(ranks) - MOST_NAMED} more" if len(ranks) > MOST_NAMED else "")
+
+
+def _key(name: str, rank: int) -> str:
+    return f"{PREFIX}/{name}/{rank}"
+
+
+def _read(launch: Launch, key: str, limit: float | None = None) -> str:
+    _wait(launch, [key], limit or launch.start_timeout)
+    return launch.store.get(key).decode()
+
+
+def _wait(launch: Launch, keys: list[str], limit: float) -> None:
+    try:
+        launch.store.wait(keys, timedelta(seconds=limit))
+    except RuntimeError:  # what the store raises when the wait times out
+        silent = [key.rpartition("/")[2] for key in keys if not launch.store.check([key])] if launch.rank == 0 else ["0"]
+        named = ", ".join(f"rank {rank}" for rank in silent[:MOST_NAMED]) + (" …" if len(silent) > MOST_NAMED else "")
+        detail = f"started, but did not say within {limit:g} s what they train: {named}"
+        raise refusal("MP650", detail) from None

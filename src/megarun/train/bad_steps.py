@@ -1,0 +1,114 @@
+"""Steps whose update would destroy the parameters: found on all ranks at once, passed over, and undone where they do not end.
+
+A bad step loses its batch. More of them in a row than `training.bad_steps.skips` mean that the parameters are corrupted rather than a
+batch: the run goes back to its last checkpoint and goes on without those batches and some before them, whose updates may have done it.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from megaplan.spec.training import BadSteps
+from megarun.checkpoint.keeper import Keeper
+from megarun.checkpoint.resume import Found
+from megarun.data.progress import START, DataProgress
+from megarun.engine.trainer import StepResult, Trainer
+from megarun.errors import refusal
+from megarun.metrics.records import Decision
+
+REASONS = ("", "the loss is a spike", "the gradient norm is not finite", "the loss is not finite")
+
+
+class StepGuard:
+    """Judges every step before its update; every method is collective.
+
+    Attributes:
+        data_progress: Which batches are skipped, and the latest losses.
+    """
+
+    def __init__(self, rules: BadSteps, keeper: Keeper, trainer: Trainer) -> None:
+        self._rules, self._keeper, self._trainer = rules, keeper, trainer
+        self.data_progress: DataProgress = START
+        self._row: list[int] = []  # batches of the bad steps since the last good one
+        self._num_rewinds = 0
+        self._back: Found | None = None
+
+    def start(self) -> int:
+        """Read the checkpoint that was found, if any; the number of steps done."""
+        step, self.data_progress = self._keeper.start(self._trainer)
+        return step
+
+    def judge(self, step: int, result: StepResult) -> Decision | None:
+        """What is to be done with 0-based `step`; None: its update, for it is good."""
+        reason = torch.tensor(self._reason(result))
+        dist.all_reduce(reason, op=dist.ReduceOp.MAX, group=self._keeper.control)  # all ranks do the same, whatever the last bits of a sum
+        if not reason:
+            self._row.clear()
+            spike = self._rules.spike
+            self.data_progress = self.data_progress.after(result.loss, spike.steps if spike else 0)
+            return None
+        bad = self.data_progress.batch(step)
+        self._row.append(bad)
+        if len(self._row) <= self._rules.skips:
+            return self._decision("skip", step, result, int(reason), (bad, bad + 1), step)
+        self._back = self._keeper.last() if self._num_rewinds < self._rules.rewinds else None
+        if self._back is None:
+            return self._decision("stop", step, result, int(reason), (bad, bad + 1), step)
+        target = self._back.manifest
+        # what lies before the checkpoint is in its parameters already
+        first = max(self._row[0] - self._rules.window_batches, target.data_progress.batch(target.step))
+        return self._decision("rewind", step, result, int(reason), (first, bad + 1), target.step)
+
+    def follow(self, decision: Decision) -> int:
+        """Do what was decided, once every rank has told of it; the 0-based step that comes next.
+
+        Raises:
+            MegaplanError: MP607 where the run ends.
+        """
+        self._trainer.drop_gradients()
+        if decision.decision == "stop":
+            # the first rank to fail takes the others with it: not before rank 0 has written its line of metrics.jsonl
+            dist.barrier(self._keeper.control)
+            raise self._refusal(decision)
+        left_out = self.data_progress.without(decision.batches).skipped
+        if self._back is not None:
+            _, self.data_progress = self._keeper.go_back(self._trainer, self._back)
+            self._back, self._num_rewinds = None, self._num_rewinds + 1
+            self._row.clear()
+        self.data_progress = self.data_progress.without(*left_out)
+        return decision.next_step - 1
+
+    def _reason(self, result: StepResult) -> int:
+        """Index of `REASONS`."""
+        if not math.isfinite(result.loss):
+            return 3
+        if not math.isfinite(result.gradient_norm):
+            return 2
+        spike, losses = self._rules.spike, self.data_progress.losses
+        return int(spike is not None and len(losses) == spike.steps and result.loss > spike.factor * median(losses))
+
+    def _decision(
+        self, what: Literal["skip", "rewind", "stop"], step: int, result: StepResult, reason: int, batches: tuple[int, int], following: int
+    ) -> Decision:
+        loss, norm = (value if math.isfinite(value) else None for value in (result.loss, result.gradient_norm))
+        return Decision(what, step + 1, REASONS[reason], loss, norm, batches, following + 1)
+
+    def _refusal(self, decision: Decision) -> Exception:
+        row, rules = len(self._row), self._rules
+        lines = [f"step {decision.step}: {decision.reason}: loss = {_shown(decision.loss)}, gradient norm = {_shown(decision.grad_norm)}"]
+        if row > 1 or rules.skips:
+            lines.append(f"{row} bad steps in a row, training.bad_steps.skips = {rules.skips}")
+        if self._num_rewinds < rules.rewinds:
+            lines.append("no checkpoint to go back to")
+        else:
+            lines.append(f"gone back {self._num_rewinds} times, training.bad_steps.rewinds = {rules.rewinds}")
+        return refusal("MP607", "\n".join(lines), "training.learning_rate")
+
+
+def _shown(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4g}"

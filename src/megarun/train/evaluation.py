@@ -1,0 +1,42 @@
+"""The loss of held-out text: the same rows each time, forward only, and training goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+import torch.distributed as dist
+
+from megarun.data.batches import Batches, TokenRows
+from megarun.engine.trainer import Trainer
+from megarun.job.job import Job
+from megarun.launch.interrupt import Interrupt
+from megarun.metrics.records import Evaluated
+from megarun.parallel.apply.forward import ForwardRunner
+
+
+class Evaluator:
+    """Evaluates a trainer's model on the first batches that the training seed draws from a held-out token file."""
+
+    def __init__(self, job: Job, trainer: Trainer, source: TokenRows, num_batches: int) -> None:
+        self._job, self._trainer, self._num_batches = job, trainer, num_batches
+        self._batches = Batches(source, job.spec, trainer.mesh)
+
+    def evaluate(self, step: int, interrupt: Interrupt, control: dist.ProcessGroup) -> Evaluated | None:
+        """The loss after `step` optimizer steps; None if a signal came, which no batch waits for. Collective."""
+        began, trainer = time.perf_counter(), self._trainer
+        runner = ForwardRunner(trainer.stages, self._job.spec, trainer.mesh)
+        nats = torch.zeros((), dtype=torch.float64, device=trainer.mesh.device)
+        num_labels = 0
+        try:
+            for index in range(self._num_batches):
+                if interrupt.agreed(control):
+                    return None
+                batch = self._batches.at(index)
+                labels = self._job.global_batch_tokens if batch.packed is None else batch.packed.num_targets
+                nats += runner.loss(batch) * labels
+                num_labels += labels
+        finally:
+            runner.reshard()
+        loss = trainer.read(trainer.whole_loss(nats)) / num_labels
+        return Evaluated(step, loss, self._num_batches * self._job.global_batch_tokens, time.perf_counter() - began)

@@ -1,0 +1,160 @@
+"""All that can be known to be wrong before torch is loaded: the plan, what it asks for, the number of processes, the token file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from decimal import Decimal
+from fractions import Fraction
+from math import prod
+from pathlib import Path
+
+from megaplan.layout.ranks import MESH_AXES
+from megaplan.spec.models import Spec
+from megarun.checkpoint.manifest import MANIFEST
+from megarun.data.mix import TokenMix
+from megarun.data.token_file import TokenFile
+from megarun.errors import refusal
+from megarun.job.job import Job
+from megarun.job.run import DEFAULT_CHECKPOINTS, KEYWORDS, Checkpoints, HeldOut, Run, SavedPlan
+from megarun.job.support import refuse_unbuilt
+
+
+def check_world_size(spec: Spec, num_processes: int, command: str) -> None:
+    """Refuse another number of processes than the plan's.
+
+    Args:
+        spec: Whose mesh counts the ranks.
+        num_processes: How many were started.
+        command: What follows `megarun`, for the hint.
+
+    Raises:
+        MegaplanError: MP601.
+    """
+    planned = spec.mesh.world_size
+    if planned == num_processes:
+        return
+    degrees = {axis: getattr(spec.mesh, axis) for axis in MESH_AXES}
+    detail = f"mesh.world_size = {' · '.join(degrees)} = {' · '.join(map(str, degrees.values()))} = {prod(degrees.values())}"
+    per_node = spec.device.per_node
+    if planned == 1:
+        hint = f"megarun {command}"
+    elif planned <= per_node:
+        hint = f"torchrun --standalone --nproc-per-node {planned} -m megarun {command}"
+    else:
+        per_node = per_node if planned % per_node == 0 else 1
+        nodes = f"--nnodes {planned // per_node} --nproc-per-node {per_node} --rdzv-backend c10d --rdzv-endpoint HOST:PORT"
+        hint = f"torchrun {nodes} -m megarun {command}"
+    raise refusal("MP601", f"{detail}, processes started = {num_processes}", "mesh", (hint,))
+
+
+def open_tokens(path: Path, spec: Spec) -> TokenFile:
+    """The token file, whose ids must all have a row in the embedding, and which must fill at least one row of the batch.
+
+    Raises:
+        MegaplanError: MP605, MP615, MP626, MP627, or what `TokenFile` finds.
+    """
+    source = TokenFile(path)
+    if source.vocab_size > spec.model.vocab_size:
+        detail = f"{path}: vocab_size = {source.vocab_size:,}, model.vocab_size = {spec.model.vocab_size:,}"
+        raise refusal("MP605", detail, "model.vocab_size", (f"megaplan split SPEC --set model.vocab_size={source.vocab_size} -o PLAN",))
+    structure = spec.model.features.structure
+    if structure is not None:
+        if source.classes is None:
+            raise source.unclassified()
+        found, least = source.header.num_categories, structure.num_categories
+        if found > least:
+            detail = f"{path}: num_categories = {found}, model.features.structure.num_categories = {least}"
+            hint = f"megaplan split SPEC --set model.features.structure.num_categories={found} -o PLAN"
+            raise refusal("MP627", detail, "model.features.structure.num_categories", (hint,))
+    source.num_windows(spec.batch.seq_length)
+    return source
+
+
+def open_data(words: Sequence[str], spec: Spec) -> TokenFile | TokenMix:
+    """What `--data` names: one FILE, or several FILE=WEIGHT that are mixed.
+
+    Raises:
+        MegaplanError: MP623 if one of several has no weight, or one is named twice; what `open_tokens` and `TokenMix` find.
+    """
+    if len(words) == 1 and not _weighted(words[0])[1]:
+        return open_tokens(Path(words[0]), spec)
+    named = [_weighted(word) for word in words]
+    for path, weight in named:
+        if not weight:
+            raise refusal("MP623", f"--data {path}: one of {len(words)} files, without a weight", hints=(f"--data {path}=1",))
+        if sum(path == other for other, _ in named) > 1:
+            raise refusal("MP623", f"--data {path} is given twice")
+    return TokenMix([(open_tokens(Path(path), spec), int(weight)) for path, weight in named])
+
+
+def _weighted(word: str) -> tuple[str, str]:
+    """FILE=3 -> FILE and 3; a file whose name has such an end is meant if it exists."""
+    path, equals, weight = word.rpartition("=")
+    return (path, weight) if equals and weight.isdecimal() and not Path(word).exists() else (word, "")
+
+
+def open_held_out(path: Path, job: Job, every: int, num_batches: int | None) -> HeldOut:
+    """The held-out file, and how many batches it gives: `num_batches`, or all that it has.
+
+    Raises:
+        MegaplanError: MP622 if it has fewer; what `open_tokens` finds.
+    """
+    return _held_out(open_tokens(path, job.spec), str(path), job, every, num_batches)
+
+
+def hold_out(run: Run, fraction: str, every: int, num_batches: int | None) -> Run:
+    """The run without the last rows of each of its token files, which it evaluates on instead, in the proportions of training.
+
+    Args:
+        run: As it would train on all rows.
+        fraction: The part of each file's rows, a decimal number.
+        every: See `HeldOut`.
+        num_batches: Of an evaluation; None: all that the held-out rows give.
+
+    Raises:
+        MegaplanError: MP628 if the fraction is none, or leaves a part of a file without a row; MP622 if rows are fewer than asked for.
+    """
+    try:
+        number = Decimal(fraction)
+    except ArithmeticError:
+        number = Decimal(0)
+    if not (number.is_finite() and 0 < float(number) < 1):
+        raise refusal("MP628", f"--validation-fraction {fraction}", "--validation-fraction", ("--validation-fraction 0.01",))
+    training, held_out = run.source.split(Fraction(number))
+    training.num_windows(run.job.spec.batch.seq_length)
+    found = _held_out(held_out, f"--validation-fraction {fraction}", run.job, every, num_batches)
+    return replace(run, source=training, held_out=found, validation_fraction=f"{number.normalize():f}")
+
+
+def _held_out(source: TokenFile | TokenMix, name: str, job: Job, every: int, num_batches: int | None) -> HeldOut:
+    num_rows, seq_length = job.global_batch
+    windows = source.num_windows(seq_length)
+    if windows < num_rows * (num_batches or 1):
+        detail = f"{name}: {windows:,} rows of {seq_length:,} tokens; {num_batches or 1:,} batches of {num_rows:,} rows were asked for"
+        hints = (f"--eval-batches {windows // num_rows}",) if windows >= num_rows else ()
+        raise refusal("MP622", detail, hints=hints)
+    return HeldOut(source, every, num_batches or windows // num_rows)
+
+
+def prepare(
+    planned: tuple[Job, SavedPlan],
+    data: Sequence[str],
+    out: Path,
+    num_steps: int | None,
+    checkpoints: Checkpoints = DEFAULT_CHECKPOINTS,
+    *,
+    num_processes: int,
+    command: str,
+) -> Run:
+    """Everything checked that needs no torch.
+
+    Raises:
+        MegaplanError: What megarun does not build, a wrong number of processes, or the token file.
+    """
+    job, saved = planned
+    refuse_unbuilt(job.spec)
+    check_world_size(job.spec, num_processes, command)
+    if checkpoints.resume not in KEYWORDS and not (Path(checkpoints.resume) / MANIFEST).is_file():
+        raise refusal("MP649", f"{checkpoints.resume}: no {MANIFEST}", file=checkpoints.resume)
+    return Run(job, open_data(data, job.spec), out, num_steps or job.spec.training.steps, saved, checkpoints)

@@ -1,0 +1,58 @@
+"""What megarun cannot build it refuses, naming the key, before any process group exists."""
+
+from typing import Any
+
+import pytest
+
+from megaplan.errors import MegaplanError, Severity
+from megaplan.spec.models import Spec
+from megarun.job.support import refuse_unbuilt
+
+pytestmark = pytest.mark.runtime
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        ({"mesh.etp": 2, "mesh.dp_shard": 2}, "mesh.etp = 2"),
+        ({"model.moe.capacity_factor": 1.2}, "model.moe.capacity_factor = 1.2"),
+        ({"model.features": {"relation_bias": {"num_relations": 8}}}, "model.features.relation_bias"),
+        ({"precision.params": "fp8"}, "precision.params = fp8"),
+        ({"precision.families": {"E": "bf16"}}, "precision.families"),
+    ],
+)
+def test_unbuilt_is_an_error(overrides: dict[str, Any], key: str, spec_with: Any) -> None:
+    """Each thing that megaplan prices and megarun does not build."""
+    with pytest.raises(MegaplanError) as refused:
+        refuse_unbuilt(Spec.model_validate(spec_with(overrides)))
+    found = refused.value.diagnostics[0]
+    assert (found.code, found.severity) == ("MP790", Severity.ERROR)
+    assert key in found.detail
+
+
+@pytest.mark.parametrize(
+    ("overrides", "codes"),
+    [
+        ({"mesh.pp": 2, "schedule.num_microbatches": 4, "precision.reduce": "bf16"}, [("MP602", "precision.reduce")]),
+        ({"mesh.pp": 2, "schedule.num_microbatches": 4, "precision.grads": "bf16"}, [("MP602", "precision.reduce")]),
+        (
+            {"mesh.pp": 2, "schedule.num_microbatches": 4, "precision.moments": "bf16", "precision.grads": "bf16"},
+            [("MP602", "precision.reduce"), ("MP603", "precision.moments")],
+        ),
+    ],
+)
+def test_dtypes_torch_would_not_keep_are_errors(overrides: dict[str, Any], codes: list[tuple[str, str]], spec_with: Any) -> None:
+    """All of them together, each with its key."""
+    with pytest.raises(MegaplanError) as refused:
+        refuse_unbuilt(Spec.model_validate(spec_with(overrides)))
+    assert [(found.code, found.location.key) for found in refused.value.diagnostics] == codes
+
+
+def test_what_is_built_passes(spec_with: Any) -> None:
+    """A reduction in another dtype is exact without a pipeline: each microbatch accumulates in the shard; bf16 gradients work anywhere."""
+    everywhere = {f"precision.{role}": "bf16" for role in ("params", "grads", "master", "moments", "reduce")}
+    pipelined = {"mesh.pp": 2, "schedule.num_microbatches": 4}
+    narrow = {"precision.grads": "bf16", "precision.reduce": "bf16"}
+    reduced = {"precision.reduce": "bf16", "schedule.num_microbatches": 4}
+    for overrides in ({}, {"precision.params": "bf16"}, reduced, everywhere, {"precision.grads": "bf16"}, {**pipelined, **narrow}):
+        refuse_unbuilt(Spec.model_validate(spec_with(overrides)))

@@ -1,0 +1,169 @@
+"""Optimizer groups, Muon against torch's own, and the gradient norm."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from megaplan.inventory.build import build_inventory
+from megaplan.inventory.tensors import Group
+from megaplan.layout.build import build_layout
+from megaplan.spec.models import Spec
+from megarun.engine.build import build_stage, materialise
+from megarun.engine.initialise import initialise
+from megarun.optim.build import Optimizers, newton_schulz_dtype
+from megarun.optim.clip import clip_gradients
+from megarun.optim.muon import Muon, orthogonalise
+from megarun.parallel.apply.gradients import parameter_groups
+
+pytestmark = pytest.mark.runtime
+OPTIONS: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1, "moments_dtype": torch.float32, "num_steps": 5}
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (4, 12), (12, 4), (1, 6)])
+def test_muon_is_torchs_muon(shape: tuple[int, int]) -> None:
+    """With bf16 iterations and the AdamW-matching scale, three steps equal torch.optim.Muon's."""
+    torch.manual_seed(0)
+    ours, theirs = (nn.Parameter(start.clone()) for start in [torch.randn(shape)] * 2)
+    mine = Muon([(ours, 1)], iteration_dtype=torch.bfloat16, **OPTIONS)
+    reference = torch.optim.Muon([theirs], lr=0.02, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    for _ in range(3):
+        ours.grad = theirs.grad = torch.randn(shape)
+        mine.step()
+        reference.step()
+    torch.testing.assert_close(ours, theirs, rtol=2e-3, atol=2e-4)  # a bf16 product may round differently: 2^-8 of an update of 0.02 · 0.2
+
+
+@pytest.mark.requirement("R-60")
+@pytest.mark.parametrize(("shape", "num_matrices"), [((3, 4, 6), 3), ((12, 6), 3), ((2, 6, 4), 2)])
+def test_a_stack_is_its_matrices(shape: tuple[int, ...], num_matrices: int) -> None:
+    """A bank of experts, and a projection's head groups, are orthogonalised matrix by matrix."""
+    torch.manual_seed(0)
+    start, gradient = torch.randn(shape), torch.randn(shape)
+    stack = nn.Parameter(start.clone())
+    alone = [nn.Parameter(part.clone()) for part in start.reshape(num_matrices, -1, shape[-1])]
+    stack.grad = gradient
+    for part, part_gradient in zip(alone, gradient.reshape(num_matrices, -1, shape[-1]), strict=True):
+        part.grad = part_gradient.clone()
+    Muon([(stack, num_matrices)], iteration_dtype=torch.float32, **OPTIONS).step()
+    Muon([(part, 1) for part in alone], iteration_dtype=torch.float32, **OPTIONS).step()
+    torch.testing.assert_close(stack.detach().reshape(num_matrices, -1, shape[-1]), torch.stack([p.detach() for p in alone]))
+    whole = nn.Parameter(start.clone())
+    whole.grad = gradient.clone()
+    if len(shape) == 2:
+        Muon([(whole, 1)], iteration_dtype=torch.float32, **OPTIONS).step()
+        assert not torch.allclose(whole, stack)
+
+
+def test_orthogonalise_flattens_the_spectrum() -> None:
+    """Singular values over three decades end between 0.6 and 1.3, for wide and tall matrices."""
+    torch.manual_seed(0)
+    u, _, v = torch.linalg.svd(torch.randn(2, 6, 6))
+    for matrices in ((u * torch.logspace(0, -2, 6)) @ v, (u[:, :, :4] * torch.logspace(0, -2, 4)) @ v[:, :4, :]):
+        for rotated in (matrices, matrices[:, :, :4], matrices[:, :4, :]):
+            values = torch.linalg.svdvals(orthogonalise(rotated, 12))
+            nonzero = values[values > 0.1]
+            assert len(nonzero) >= 4
+            assert float(nonzero.min()) > 0.6
+            assert float(nonzero.max()) < 1.3
+
+
+def built(spec: Spec) -> tuple[nn.Module, Optimizers]:
+    inventory = build_inventory(spec)
+    stage = build_stage(spec, inventory, build_layout(spec, inventory, [(0, spec.model.num_layers)]).slots[0])
+    materialise(stage, torch.device("cpu"))
+    initialise(stage, inventory, 0)
+    return stage, Optimizers([stage], inventory, spec)
+
+
+@pytest.mark.requirement("R-39")
+@pytest.mark.requirement("R-60")
+def test_state_follows_the_group(spec_with: Any) -> None:
+    """Muon keeps one moment per matrix, AdamW two and a step count per tensor; `matrix: adamw` gives every tensor AdamW."""
+    for matrix in ("muon", "adamw"):
+        spec = Spec.model_validate(spec_with({"optimizer.matrix": matrix}))
+        stage, optimizers = built(spec)
+        for parameter in stage.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizers.step(0)
+        tensors = [tensor for _, tensor in build_inventory(spec).tensors()]
+        by_muon = [tensor for tensor in tensors if matrix == "muon" and tensor.group is Group.MATRIX]
+        elements = sum(t.elements for t in by_muon) + sum(2 * t.elements + 1 for t in tensors if t not in by_muon)
+        assert sum(state.numel() for state in optimizers.state_tensors()) == elements
+        assert all(parameter.grad is None for parameter in stage.parameters())
+
+
+def test_updates_follow_the_inventory_in_every_block(spec_with: Any) -> None:
+    """The planner's largest moment of an update depends on which state is there already; a module may list its norm first or last."""
+    precision = {"params": "bf16", "grads": "bf16", "master": "fp32"}
+    features = {"mtp": {"depth": 1, "ffn_hidden_size": 16, "loss_weight": 0.1}}
+    spec = Spec.model_validate(spec_with({"optimizer.matrix": "adamw", "precision": precision, "model.features": features}))
+    stage, optimizers = built(spec)
+    names = {id(parameter): name for name, parameter in stage.named_parameters()}
+    assert all(len(optimizer.param_groups[0]["params"]) == 1 for optimizer, _, _ in optimizers._narrow)
+    updated = [names[id(parameter)] for _, parameter, _ in optimizers._narrow]
+    assert sorted(updated) == sorted(names.values())
+    for block, found in build_inventory(spec).blocks():
+        expected = [f"{block}.{tensor.name}" for tensor in found.tensors]
+        assert [name for name in updated if name in expected] == expected
+
+
+@pytest.mark.requirement("R-64")
+def test_an_adapter_added_after_sharding_is_in_no_group_and_refused(spec_with: Any) -> None:
+    spec = Spec.model_validate(spec_with({}))
+    inventory = build_inventory(spec)
+    stage, _ = built(spec)
+    with one_process():
+        mesh = init_device_mesh("cpu", (1,))
+        for block in stage.layers.values():
+            fully_shard(block, mesh=mesh)
+        fully_shard(stage, mesh=mesh)
+        assert Optimizers([stage], inventory, spec)
+        next(iter(stage.layers.values())).register_parameter("lora_a", nn.Parameter(torch.zeros(4, 4)))
+        grouped = {id(member.sharded_param) for group in parameter_groups(stage) for member in group.fsdp_params}
+    assert [name for name, parameter in stage.named_parameters() if id(parameter) not in grouped] == ["layers.0.lora_a"]
+    with pytest.raises(RuntimeError, match=r"layers\.0\.lora_a: no parameter of the plan"):
+        Optimizers([stage], inventory, spec)
+
+
+@contextmanager
+def one_process() -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_newton_schulz_dtype(spec_with: Any) -> None:
+    """The iteration is fp32 only where params are."""
+    found = [newton_schulz_dtype(Spec.model_validate(spec_with({"precision.params": dtype}))) for dtype in ("fp32", "bf16")]
+    assert found == ["fp32", "bf16"]
+    assert newton_schulz_dtype(Spec.model_validate(spec_with({"optimizer.newton_schulz_dtype": "bf16"}))) == "bf16"
+
+
+def test_clipping_counts_a_copy_once_and_scales_it_too() -> None:
+    """The norm is the owned gradients'; every gradient shrinks by one factor, and only when the norm is too large."""
+    alone = SimpleNamespace(device=torch.device("cpu"), sum=lambda value, *_: value)
+    for largest, factor in ((None, 1.0), (100.0, 1.0), (1.0, 1 / 13)):
+        owned, copy = [nn.Parameter(torch.zeros(2)) for _ in range(2)], nn.Parameter(torch.zeros(2))
+        owned[0].grad, owned[1].grad, copy.grad = torch.tensor([3.0, 4.0]), torch.tensor([12.0, 0.0]), torch.tensor([13.0, 0.0])
+        assert clip_gradients(owned, [copy], alone, largest) == 13.0  # type: ignore[arg-type]
+        torch.testing.assert_close(copy.grad, torch.tensor([13.0 * factor, 0.0]))
+        torch.testing.assert_close(owned[1].grad, torch.tensor([12.0 * factor, 0.0]))
+
+
+def test_a_parameter_without_gradient_is_an_error() -> None:
+    """Neither the norm nor Muon skips a parameter that backward did not reach."""
+    parameter = nn.Parameter(torch.zeros(2, 2))
+    alone = SimpleNamespace(device=torch.device("cpu"), sum=lambda value, *_: value)
+    with pytest.raises(RuntimeError, match=r"shape \(2, 2\) has no gradient"):
+        clip_gradients([parameter], [], alone, None)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match=r"shape \(2, 2\) has no gradient"):
+        Muon([(parameter, 1)], iteration_dtype=torch.float32, **OPTIONS).step()

@@ -1,0 +1,60 @@
+"""The order torch really executes is the plan's, and another one is refused."""
+
+import pytest
+from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B, ScheduleLoopedBFS
+
+from megaplan.errors import MegaplanError
+from megaplan.schedule import actions, computations, placement, slots_of_rank
+from megaplan.spec.models import Spec
+from megarun.parallel.apply.order import check_order, executed_order
+from megarun.parallel.apply.pipeline import SCHEDULES
+
+pytestmark = pytest.mark.runtime
+
+
+CASES = [
+    *[("gpipe", pp, 1, m) for pp, m in [(2, 1), (2, 4), (4, 3)]],
+    *[("looped_bfs", pp, vpp, m) for pp, vpp, m in [(2, 2, 1), (2, 3, 4), (4, 2, 5)]],
+    *[("1f1b", pp, 1, m) for pp, m in [(1, 1), (1, 4), (2, 2), (2, 5), (3, 3), (4, 4), (4, 9), (8, 8)]],
+    *[("interleaved_1f1b", pp, vpp, m) for pp, vpp, m in [(2, 2, 1), (2, 2, 4), (2, 3, 6), (3, 2, 8), (4, 2, 10), (4, 4, 16), (8, 2, 8)]],
+    *[
+        ("interleaved_zero_bubble", pp, vpp, m)
+        for pp, vpp, m in [(2, 1, 4), (2, 2, 1), (2, 2, 4), (3, 2, 8), (4, 1, 8), (4, 2, 16), (8, 2, 8)]
+    ],
+    *[("zbv", pp, 2, m) for pp, m in [(2, 1), (2, 3), (2, 4), (3, 5), (4, 4), (4, 12), (8, 16)]],
+    *[("dualpipev", pp, 2, m) for pp, m in [(2, 4), (2, 7), (3, 6), (4, 8), (4, 13), (8, 16)]],
+]
+
+
+@pytest.mark.requirement("R-26")
+@pytest.mark.parametrize(("name", "pp", "vpp", "num_microbatches"), CASES)
+def test_torch_executes_the_plans_order(name: str, pp: int, vpp: int, num_microbatches: int) -> None:
+    """Every schedule, every rank."""
+    planned = actions(name, pp, vpp, num_microbatches)
+    for rank in range(pp):
+        executed = executed_order(SCHEDULES[name], slots_of_rank(placement(name), rank, pp, vpp), rank, pp, num_microbatches)
+        assert executed == [str(action) for action in computations(planned[rank])]
+
+
+def test_another_order_is_refused(spec_with: object) -> None:
+    """The refusal names rank, position, both actions and the class."""
+    spec = Spec.model_validate(spec_with({"mesh.pp": 2, "schedule.num_microbatches": 4}))  # type: ignore[operator]
+    check_order(Schedule1F1B, 0, spec)
+    with pytest.raises(MegaplanError) as refused:
+        check_order(ScheduleGPipe, 0, spec)
+    found = refused.value.diagnostics[0]
+    assert found.code == "MP606"
+    assert "pp rank 0, position 2: the plan has 0B0, ScheduleGPipe of torch" in found.detail
+    assert "runs 0F2" in found.detail
+
+
+def test_another_order_of_several_chunks_is_refused(spec_with: object) -> None:
+    """The position is counted in the rank's computations, waits and communication left out."""
+    overrides = {"mesh": {"pp": 2, "vpp": 2}, "schedule": {"kind": "interleaved_1f1b", "num_microbatches": 4}}
+    spec = Spec.model_validate(spec_with(overrides))  # type: ignore[operator]
+    check_order(ScheduleInterleaved1F1B, 1, spec)
+    with pytest.raises(MegaplanError) as refused:
+        check_order(ScheduleLoopedBFS, 1, spec)
+    found = refused.value.diagnostics[0].detail
+    assert "pp rank 1, position 2: the plan has 3F0, ScheduleLoopedBFS of torch" in found
+    assert "runs 1F2" in found

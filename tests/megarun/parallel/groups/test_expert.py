@@ -1,0 +1,89 @@
+"""Who owns which experts, and how many rows travel."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from megaplan.hosts.megarun.moe import ExpertMesh, received_rows
+from megaplan.layout.ranks import axis_groups
+from megaplan.spec.models import Spec
+from megarun.parallel.groups.expert import ExpertParallel, MeasuredRouting, StatedRouting, expert_parallel, spread
+from megarun.parallel.groups.mesh import build_mesh
+from megarun.trace.fake import lone_rank
+
+MESHES = {
+    "ep takes half of dp_shard": {"dp_shard": 4, "ep": 2},
+    "ep takes tp and a part of dp_shard": {"dp_shard": 4, "tp": 2, "ep": 4},
+    "tp without ep": {"dp_shard": 2, "tp": 2},
+    "all": {"pp": 2, "dp_replicate": 2, "dp_shard": 2, "tp": 2, "ep": 2},
+}
+
+
+def experts(degree: int, index: int = 0) -> ExpertParallel:
+    return ExpertParallel(degree, index, None, MeasuredRouting())
+
+
+@pytest.mark.requirement("R-58")
+def test_consecutive_experts_live_on_one_rank() -> None:
+    assert [experts(4).owner(expert, 8) for expert in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert experts(4).share(8) == 2
+
+
+@pytest.mark.requirement("R-31")
+@pytest.mark.parametrize("degrees", MESHES.values(), ids=MESHES)
+def test_groups_are_those_of_the_layout(spec_with: Any, degrees: dict[str, int]) -> None:
+    """On every rank: the EP group borrows neighbouring ranks, and what is left of the data ranks shards its bank."""
+    mesh = Spec.model_validate(spec_with({"mesh": degrees, "batch.seq_length": 32})).mesh
+    for rank in range(mesh.world_size):
+        with lone_rank(rank, mesh.world_size):
+            found = build_mesh(mesh, torch.device("cpu"))
+            for axis in ("efsdp", "ep"):
+                (expected,) = [group for group in axis_groups(mesh, axis) if rank in group]
+                assert tuple(dist.get_process_group_ranks(found.experts[axis].get_group())) == expected
+            (banks,) = [group for group in axis_groups(mesh, "efsdp") if rank in group]
+            shards = found.bank_mesh if found.bank_mesh.ndim == 1 else found.bank_mesh["efsdp"]
+            assert tuple(dist.get_process_group_ranks(shards.get_group())) == banks
+            assert found.bank_mesh.ndim == (2 if mesh.dp_replicate > 1 else 1)
+            assert found.expert_size("ep") == mesh.ep
+
+
+@pytest.mark.requirement("R-58")
+def test_measured_splits_are_what_the_counts_say() -> None:
+    sent, received = torch.tensor([[3, 0], [0, 2]], dtype=torch.int32), torch.tensor([[3, 0], [0, 0]], dtype=torch.int32)
+    splits = MeasuredRouting()(sent, received)
+    assert (splits.sent, splits.received, splits.num_received) == ((3, 2), (3, 0), 3)
+
+
+@pytest.mark.parametrize("skew", [1.0, 1.7, 2.0, 8.0])
+@pytest.mark.parametrize("degree", [2, 4])
+def test_stated_splits_add_up(spec_with: Any, degree: int, skew: float) -> None:
+    """A rank sends each of its rows once and receives what the estimate says the busiest rank receives."""
+    moe = Spec.model_validate(spec_with({"model.moe.routing_skew": skew, "mesh": {"dp_shard": 4, "ep": degree}})).model.moe
+    assert moe is not None
+    num_tokens = 37
+    for index in range(degree):
+        splits = StatedRouting(moe, num_tokens, degree, index)(torch.empty(0), torch.empty(0))
+        assert len(splits.sent) == len(splits.received) == degree
+        assert min(*splits.sent, *splits.received) >= 0
+        assert sum(splits.sent) == num_tokens * moe.top_k
+        assert splits.num_received == received_rows(moe, num_tokens, ExpertMesh(degree, 1))
+        assert splits.sent[index] == splits.received[index]
+        if skew > 1:
+            assert splits.received[index] > min(splits.sent)
+
+
+def test_stated_routing_counts_the_tokens_of_a_rank(spec_with: Any) -> None:
+    """Under SP a rank has a part of each sequence."""
+    spec = Spec.model_validate(spec_with({"mesh": {"tp": 2, "dp_shard": 2, "ep": 4}, "batch": {"micro_batch_size": 2, "seq_length": 24}}))
+    with lone_rank(1, 4):
+        ep = expert_parallel(spec, build_mesh(spec.mesh, torch.device("cpu")), measured=False)
+        splits = ep.routing(torch.empty(0), torch.empty(0))
+    assert (ep.degree, ep.index) == (4, 1)
+    assert sum(splits.sent) == 2 * 24 // 2 * 2
+
+
+def test_spread_leaves_nothing_over() -> None:
+    assert spread(10, 4) == (3, 3, 2, 2)
+    assert spread(0, 3) == (0, 0, 0)
