@@ -1,0 +1,173 @@
+"""`predict_step`: the time of one training step, by term."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import log2
+
+from megaplan.cost.step.attention import attention_seconds
+from megaplan.cost.step.blocks import ledger_of
+from megaplan.cost.step.compose import Once, PassTerms, StageTerms, step_seconds
+from megaplan.cost.step.constants import values
+from megaplan.cost.step.data import data_work
+from megaplan.cost.step.frameworks import framework
+from megaplan.cost.step.gemm import product_seconds
+from megaplan.cost.step.grouped import grouped_seconds
+from megaplan.cost.step.ledger import BACKWARD, FORWARD, Ledger
+from megaplan.cost.step.memory import moved_seconds
+from megaplan.cost.step.names import exchange_leaves, names_of, rates_of
+from megaplan.cost.step.parameters import model_flops
+from megaplan.cost.step.scan import scan_seconds
+from megaplan.cost.step.transfers import transfer_seconds
+from megaplan.cost.step.workload import Machine, StageShape, StepWorkload
+
+NODE_DEVICES = 8
+"""Devices of a node, of which growth is counted."""
+ADAPTERS_OF_TENSOR_GROUP = 8
+"""Adapters that a tensor group over nodes uses together."""
+WAITS = ("tensor", "exchange", "context", "pipeline")
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Time of a step.
+
+    Attributes:
+        seconds: Of the step.
+        terms: Seconds of the busiest stage's microbatches by term, then what the step adds; they sum to `seconds` before what overlaps.
+        tokens_per_second_per_device: Tokens of the step over seconds and devices.
+        mfu: Model FLOPs over what the devices could multiply in the recipe's dtype.
+    """
+
+    seconds: float
+    terms: dict[str, float]
+    tokens_per_second_per_device: float
+    mfu: float
+
+
+def predict_step(work: StepWorkload, constants: Mapping[str, float] | None = None) -> StepTime:
+    """The time of a step.
+
+    Args:
+        work: The step.
+        constants: Values by name; the data file's if None.
+    """
+    rates = rates_of(names_of(work), values() if constants is None else constants)
+    rates.setdefault("sync", 0.0)
+    parts = {kind: block_terms(ledger_of(work, kind), work.machine, rates, bandwidths(work)) for kind in kinds_of(work)}
+    stages = [stage_terms(work, stage, parts) for stage in work.stages]
+    step = step_seconds(stages, once_of(work), rates)
+    tokens = work.step_tokens / work.mesh.world
+    peak = peak_of(work.machine, work.software.dtype)
+    terms = _terms(work, parts, rates) | {"exposed data": step.exposed, "optimizer": step.optimizer, "fixed": step.fixed}
+    flops = model_flops(work.model, work.batch.seq)
+    return StepTime(step.total, terms, tokens / step.total, flops * tokens / step.total / peak)
+
+
+def kinds_of(work: StepWorkload) -> tuple[str, ...]:
+    """The kinds of block that the step has, and the ends."""
+    blocks = {kind for stage in work.stages for kind, count in stage.blocks.items() if count}
+    if work.model.mtp:
+        blocks |= {"A", "E" if work.model.counts.get("E", 0) else "D"}
+    return (*sorted(blocks), "embedding", "head", "hop", "accumulate")
+
+
+def blocks_on(work: StepWorkload, stage: StageShape) -> dict[str, float]:
+    """How many of each kind a stage has; prediction depths stand with the head."""
+    found = {kind: float(count) for kind, count in stage.blocks.items() if count}
+    if stage.head and work.model.mtp:
+        for kind in ("A", "E" if work.model.counts.get("E", 0) else "D"):
+            found[kind] = found.get(kind, 0.0) + work.model.mtp
+    found |= {"embedding": float(stage.embedding), "head": float(stage.head), "hop": 1.0, "accumulate": 1.0}
+    return found
+
+
+def peak_of(machine: Machine, dtype: str) -> float:
+    """FLOPs per second of a dtype: scaled fp8 and fp4 multiply at the peaks of fp8 and fp4, and a device without one at the next wider."""
+    for name in {"mxfp8": ("fp8", "bf16"), "nvfp4": ("fp4", "fp8", "bf16"), "fp8": ("fp8", "bf16")}.get(dtype, (dtype,)):
+        if name in machine.peaks:
+            return machine.peaks[name]
+    return machine.peaks["bf16"]
+
+
+def bandwidths(work: StepWorkload) -> dict[str, float]:
+    """Nominal bytes per second of the link that each group of ranks uses."""
+    machine, mesh = work.machine, work.mesh
+    return {
+        "tensor": machine.network * ADAPTERS_OF_TENSOR_GROUP if mesh.tp > machine.domain else machine.node,
+        "exchange": machine.network if exchange_leaves(work) else machine.node,
+        "context": machine.network if mesh.tp * mesh.cp > machine.domain else machine.node,
+        "pipeline": machine.network if mesh.world > machine.domain else machine.node,
+    }
+
+
+def block_terms(ledger: Ledger, machine: Machine, rates: Mapping[str, float], links: Mapping[str, float]) -> tuple[dict[str, float], ...]:
+    """Seconds of a block's passes by term, with `kernels` and `launched` as counts."""
+    found: tuple[dict[str, float], ...] = ({}, {})
+    memory = machine.memory * rates["memory"]
+
+    def add(run: int, term: str, seconds: float) -> None:
+        found[run][term] = found[run].get(term, 0.0) + seconds
+
+    peak = {dtype.partition(".")[2]: peak_of(machine, dtype.partition(".")[2]) * rates[dtype] for dtype in rates if dtype[:8] == "product."}
+    for run, dtype, flops, moved, shape, depth, count in ledger.products:
+        add(run, "gemm", count * product_seconds(flops, moved, shape, depth, peak[dtype], memory, rates["quality"], rates[f"depth.{dtype}"]))
+    for run, dtype, flops, weight_bytes, row_bytes, rows, depth, count in ledger.grouped:
+        shares = (rates["grouped"], rates["rows"], rates[f"depth.{dtype}"], rates["weights"])
+        add(run, "grouped", count * grouped_seconds(flops, weight_bytes, row_bytes, rows, depth, peak[dtype], memory, *shares))
+    for run, backward, flops, blocks, width, num_sms, count in ledger.attention:
+        rate = machine.peaks["bf16"] * rates[f"attention.{backward}"]
+        add(run, "attention", count * attention_seconds(flops, blocks, width, num_sms, rate, rates[f"spread.{backward}"]))
+    for run, kind, moved in ledger.moved:
+        add(run, _MOVED.get(kind, "casts"), moved_seconds(moved, memory, rates[kind]))
+    for run, flops, moved in ledger.scans:
+        add(run, "scan", scan_seconds(flops, moved, machine.peaks["bf16"] * rates["scan"], memory))
+    for run, group, moved, calls in ledger.transfers:
+        link = links[group] * rates[group]
+        add(run, group, transfer_seconds(moved, calls, link, rates[f"{group}.latency"], rates[f"{group}.exposed"]))
+    for run in (FORWARD, BACKWARD):
+        add(run, "kernels", ledger.kernels[run])
+        add(run, "launched", ledger.launched[run])
+    return found
+
+
+_MOVED = {"plain": "memory", "accumulate": "memory", "permute": "permutation"}
+
+
+def stage_terms(work: StepWorkload, stage: StageShape, parts: Mapping[str, tuple[dict[str, float], ...]]) -> StageTerms:
+    """Both passes of a stage, its blocks added up."""
+    passes = []
+    for run in (FORWARD, BACKWARD):
+        sums = {"work": 0.0, "kernels": 0.0, "waits": 0.0, "launched": 0.0}
+        for kind, count in blocks_on(work, stage).items():
+            for term, seconds in parts[kind][run].items():
+                sums["waits" if term in WAITS else term if term in sums else "work"] += count * seconds
+        passes.append(PassTerms(**sums))
+    return StageTerms(stage.count, *passes)
+
+
+def once_of(work: StepWorkload) -> Once:
+    """What the step has beside its passes."""
+    found, mesh, machine = data_work(work, framework(work.software.name).grad_bytes), work.mesh, work.machine
+    sharded = work.software.sharded is not None
+    return Once(
+        *(found.dense, found.experts, found.sharded, found.gathers, found.optimizer_bytes),
+        *(machine.node, machine.network, machine.memory, float(sharded and not found.once), float(found.once)),
+        *(work.batch.num_microbatches, mesh.vpp, log2(max(1.0, mesh.world / NODE_DEVICES))),
+    )
+
+
+def _terms(work: StepWorkload, parts: Mapping[str, tuple[dict[str, float], ...]], rates: Mapping[str, float]) -> dict[str, float]:
+    """Seconds of the busiest stage's microbatches by term."""
+    totals: list[dict[str, float]] = []
+    for stage in work.stages:
+        sums: dict[str, float] = {}
+        for kind, count in blocks_on(work, stage).items():
+            for run in (FORWARD, BACKWARD):
+                for term, seconds in parts[kind][run].items():
+                    sums[term] = sums.get(term, 0.0) + count * seconds * work.batch.num_microbatches
+        sums["gaps"] = sums.pop("kernels", 0.0) * rates["gap"]
+        sums.pop("launched", None)
+        totals.append(sums)
+    return max(totals, key=lambda sums: sum(sums.values()))
