@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from megaplan.cost.step.frameworks import frameworks
 from megaplan.devices import device_names, load_device
-from step_times.rows import NEMO_RELEASES
 
 
 class Prior(NamedTuple):
@@ -19,7 +18,7 @@ class Prior(NamedTuple):
     most: float = float("inf")
 
 
-RELEASES = ("25.09", "25.11", "26.02", "26.04", "26.06", "26.08")
+SEQUENTIAL_EXPERTS_UNTIL = "25.02"
 GENERATIONS = ("ampere", "hopper", "blackwell", "cdna")
 LOAD = "share of the data sheet's peak that large products reach under training load"
 _GEMM = {
@@ -111,7 +110,7 @@ def _links() -> dict[str, Prior]:
         "tensor.latency": Prior(5e-6, 0.4, "seconds", "of a step of a ring; " + _SCRIPTS),
         "tensor.exposed": Prior(0.35, 0.4, "share", "of overlapped tensor-parallel transfers; " + _SCRIPTS, 1.0),
         "exchange.link": Prior(0.6, 0.3, "share", nccl + "all-to-all of 512 MiB on eight H200 (ai-dynamo/aiconfigurator) is 0.72", 1.0),
-        "exchange.network": Prior(0.75, 0.3, "share", nccl + "all-to-all over nodes", 1.2),
+        "exchange.network": Prior(0.75, 0.3, "share", nccl + "all-to-all over nodes", 1.0),
         "exchange.alltoall": Prior(120e-6, 0.4, "seconds", "of an exchange beside its bytes: counts, splits and waits; " + _SCRIPTS),
         "exchange.fused": Prior(80e-6, 0.3, "seconds", "the same of DeepEP and HybridEP; " + _SCRIPTS),
         "exchange.exposed": Prior(0.3, 0.4, "share", "of overlapped exchanges; " + _SCRIPTS, 1.0),
@@ -134,8 +133,9 @@ def _frameworks() -> dict[str, Prior]:
         found[f"step.{name}"] = Prior(0.03 if name == "nanotron" else 0.012, 0.5, "seconds", "a step beside all else; " + _SCRIPTS)
         if host.library:
             found[f"library.{name}"] = Prior(1.0, 0.07, "factor", "products beside Transformer Engine's; " + _SCRIPTS)
-    for release in RELEASES:
-        found[f"moe.megatron-bridge.{release}"] = Prior(1.0, 0.12, "factor", "MoE layers of a release beside the others; " + _SCRIPTS)
-    for release in NEMO_RELEASES.values():
-        found[f"moe.nemo.{release}"] = Prior(1.15, 0.12, "factor", "MoE layers of a release before Megatron-Bridge; " + _SCRIPTS)
+    for name, host in frameworks().items():
+        for release in host.releases:
+            early = name == "nemo" and release < SEQUENTIAL_EXPERTS_UNTIL
+            source = "experts run one after another; " if early else "MoE layers of a release beside the others; "
+            found[f"moe.{name}.{release}"] = Prior(1.15 if early else 1.0, 0.12, "factor", source + _SCRIPTS)
     return found

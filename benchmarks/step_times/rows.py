@@ -9,6 +9,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from step_times import specs
+
+from megaplan.cost.step.from_spec import workload_of
 from megaplan.cost.step.workload import (
     AttentionShape,
     BatchShape,
@@ -27,9 +30,6 @@ from megaplan.devices import Device, load_device
 
 Row = dict[str, Any]
 FRAMEWORKS = {"bridge": "megatron-bridge", "mcore-plain": "megatron-lm", "mcore-ci": "megatron-lm-deterministic"}
-DEVICES = {"A100_40GB": "a100-40gb", "A100_80GB": "a100-80gb", "H100": "h100-sxm", "H100-500W": "h100-sxm-500w"}
-ADAPTERS = {("llm-foundry", "A100_80GB"): 12_500_000_000}
-"""Bytes per second of an adapter where a table's cluster is not the data sheet's: llm-foundry's README, 800 Gb/s for eight A100 of 80 GB."""
 NEMO_RELEASES = {"35a9aec": "24.11", "8f5cbb3": "25.01", "741c886": "25.02", "8a983f7": "25.05"}
 """Release of NeMo by the commit of NVIDIA/dgxc-benchmarking whose README has the table."""
 SHARDED = {"fsdp1": "fsdp1", "fsdp2": "fsdp2", "mfsdp": "megatron"}
@@ -37,7 +37,22 @@ RECOMPUTE_MODULES = frozenset({"core_attn", "layernorm", "mla_up_proj", "mlp", "
 
 
 def workload(row: Row) -> StepWorkload:
-    """The step that a row measured."""
+    """The step that a row measured: from a spec where one can say it."""
+    spec = specs.spec_of(row)
+    if isinstance(spec, str):
+        return direct(row)
+    spans = spec.split.spans or ((0, spec.model.num_layers),)
+    return workload_of(spec, spans, specs.owners(spec), software_of(row), recomputed_of(row))
+
+
+def spec_path(row: Row) -> str | None:
+    """Why a row is not written as a spec; None if it is."""
+    found = specs.spec_of(row)
+    return found if isinstance(found, str) else None
+
+
+def direct(row: Row) -> StepWorkload:
+    """The same step from the row alone."""
     model, mesh = model_of(row["arch"]), mesh_of(row)
     batch = BatchShape(row["mbs"], row["seq"], row["nmb"])
     return StepWorkload(model, mesh, batch, software_of(row), machine_of(row), stages_of(row, model, mesh), recomputed_of(row))
@@ -100,7 +115,7 @@ def release_of(row: Row) -> str | None:
 
 def machine_of(row: Row) -> Machine:
     """The device of the data file, with the cluster's own adapter where the table states one."""
-    return machine(load_device(DEVICES.get(row["device"], row["device"].lower())), ADAPTERS.get((row["framework"], row["device"])))
+    return machine(load_device(specs.device_name(row)), specs.adapter(row))
 
 
 def machine(device: Device, network: int | None = None) -> Machine:

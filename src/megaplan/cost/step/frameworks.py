@@ -21,6 +21,7 @@ class Framework:
         grad_bytes: Of an element of the reduced gradients.
         data_overlap: Gradients are reduced and parameters gathered beside computation.
         accumulate_bytes: Of a parameter and microbatch, moved to accumulate gradients apart from the product.
+        releases: Releases whose MoE layers have a constant of their own, rising.
         source: Where this was read.
     """
 
@@ -30,13 +31,15 @@ class Framework:
     grad_bytes: int
     data_overlap: bool
     accumulate_bytes: int
+    releases: tuple[str, ...]
     source: str
 
 
 @cache
 def frameworks() -> dict[str, Framework]:
     """Every framework by name."""
-    return {name: Framework(**record) for name, record in json.loads(DATA.read_text(encoding="utf-8"))["frameworks"].items()}
+    found = json.loads(DATA.read_text(encoding="utf-8"))["frameworks"]
+    return {name: Framework(**(record | {"releases": tuple(record["releases"])})) for name, record in found.items()}
 
 
 def framework(name: str) -> Framework:
@@ -46,3 +49,14 @@ def framework(name: str) -> Framework:
         KeyError: It is not in the data file.
     """
     return frameworks()[name]
+
+
+def known_release(name: str, release: str | None) -> str | None:
+    """The newest release with a constant that is not newer than `release`, else the oldest.
+
+    None for a framework without such constants, and where no release is given.
+    """
+    releases = framework(name).releases
+    if not releases or release is None:
+        return None
+    return max((known for known in releases if known <= release), default=releases[0])

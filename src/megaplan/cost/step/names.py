@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megaplan.cost.step.frameworks import Framework, framework
+from megaplan.cost.step.frameworks import Framework, framework, known_release
 from megaplan.cost.step.workload import Software, StepWorkload
 
 Factors = tuple[str, ...]
@@ -37,10 +37,8 @@ def names_of(work: StepWorkload) -> dict[str, Factors]:
 
 
 def _release(work: StepWorkload, *, is_moe: bool) -> str | None:
-    software = work.software
-    if not is_moe:
-        return None
-    return f"{software.name}.{software.release}" if software.release else None
+    release = known_release(work.software.name, work.software.release) if is_moe else None
+    return f"{work.software.name}.{release}" if release else None
 
 
 def _kernels(work: StepWorkload, host: Framework) -> dict[str, Factors]:
