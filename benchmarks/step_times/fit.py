@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import numpy as np  # noqa: E402
+
 from step_times import page  # noqa: E402
 from step_times.fitting import Fit, fit, predict  # noqa: E402
 from step_times.folds import Array, cross_validated, errors, interval, ratios, uncalibrated, usable  # noqa: E402

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
+
 from step_times.priors import Prior, priors
 from step_times.rows import Row, workload
 from step_times.table import Table

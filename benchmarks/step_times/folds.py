@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
 from step_times.fitting import fit, predict
 from step_times.rows import Row
 
@@ -159,7 +160,9 @@ def repeats(rows: Iterable[Row], *, across_releases: bool) -> Array:
     """Differences of two measurements of one configuration, the noise floor: |a / b − 1| of every such pair."""
     groups: dict[str, list[float]] = defaultdict(list)
     for row in rows:
-        known = [row[key] for key in ("framework", "model", "device", "precision", "gpus", "seq", "gbs", "task", "fp8_attention", "tokendrop")]
+        known = [
+            row[key] for key in ("framework", "model", "device", "precision", "gpus", "seq", "gbs", "task", "fp8_attention", "tokendrop")
+        ]
         release = None if across_releases else row["release"]
         groups[json.dumps([known, release, _layout(row)])].append(row["step_s"])
     return np.array([abs(a / b - 1) for times in groups.values() for a, b in combinations(sorted(times), 2)] or [0.0])
@@ -167,10 +170,9 @@ def repeats(rows: Iterable[Row], *, across_releases: bool) -> Array:
 
 def null_models(rows: Sequence[Row]) -> dict[str, Array]:
     """Predicted over measured of models without any term: 6·N·D at 40 % of peak, and one utilisation a device and dtype."""
-    from step_times.rows import workload  # noqa: PLC0415
-
     from megaplan.cost.step.parameters import model_flops  # noqa: PLC0415
     from megaplan.cost.step.predict import peak_of  # noqa: PLC0415
+    from step_times.rows import workload  # noqa: PLC0415
 
     works = [workload(row) for row in rows]
     ideal = np.array(

@@ -2,8 +2,8 @@
 
 python benchmarks/step_times/replay.py ROWS.json [--json OUT]
 
-Each row becomes a spec where specs can say it (else the same workload, read directly), is timed as users' specs are, and is printed with its
-error, worst first. A row that cannot be timed is named with its reason. Needs neither numpy nor scipy.
+Each row becomes a spec where specs can say it (else the same workload, read directly), is timed as users' specs are, and is printed with
+its error, worst first. A row that cannot be timed is named with its reason. Needs neither numpy nor scipy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def main() -> None:
     found = [replayed(row) for row in rows]
     timed = sorted((each for each in found if "error" in each), key=lambda each: -abs(each["error"]))
     for each in timed:
-        print(f"{each['id']:12s} {each['measured_s']:10.4f} s  predicted {each['predicted_s']:10.4f} s  {100 * each['error']:+6.1f} %  {each['path']}")
+        times = f"{each['measured_s']:10.4f} s  predicted {each['predicted_s']:10.4f} s  {100 * each['error']:+6.1f} %"
+        print(f"{each['id']:12s} {times}  {each['path']}")
     for each in found:
         if "reason" in each:
             print(f"{each['id']:12s} not timed: {each['reason']}")
@@ -65,7 +66,8 @@ def summary(timed: Sequence[dict[str, Any]], count: int) -> list[str]:
         off = sorted(abs(each["error"]) for each in timed if not each["anomaly"] and family in (None, each["family"]))
         if off:
             ninth = off[min(len(off) - 1, int(0.9 * len(off)))]
-            lines.append(f"{family or 'all':8s} {len(off):4d} rows  median {100 * median(off):.1f} %  p90 {100 * ninth:.1f} %  worst {100 * off[-1]:.0f} %")
+            percent = f"median {100 * median(off):.1f} %  p90 {100 * ninth:.1f} %  worst {100 * off[-1]:.0f} %"
+            lines.append(f"{family or 'all':8s} {len(off):4d} rows  {percent}")
     return lines
 
 

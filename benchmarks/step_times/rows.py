@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from step_times import specs
-
 from megaplan.cost.step.from_spec import workload_of
 from megaplan.cost.step.workload import (
     AttentionShape,
@@ -27,6 +25,7 @@ from megaplan.cost.step.workload import (
     StepWorkload,
 )
 from megaplan.devices import Device, load_device
+from step_times import specs
 
 Row = dict[str, Any]
 FRAMEWORKS = {"bridge": "megatron-bridge", "mcore-plain": "megatron-lm", "mcore-ci": "megatron-lm-deterministic"}

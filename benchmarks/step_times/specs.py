@@ -12,7 +12,7 @@ from megaplan.spec.models import Spec
 Row = dict[str, Any]
 DEVICES = {"A100_40GB": "a100-40gb", "A100_80GB": "a100-80gb", "H100": "h100-sxm", "H100-500W": "h100-sxm-500w"}
 ADAPTERS = {("llm-foundry", "A100_80GB"): 12_500_000_000}
-"""Bytes per second of an adapter where a table's cluster is not the data sheet's: llm-foundry's README, 800 Gb/s for eight A100 of 80 GB."""
+"""Bytes per second of an adapter where a cluster is not the data sheet's: llm-foundry's README, 800 Gb/s for eight A100 of 80 GB."""
 _FOUND: dict[str, Spec | str] = {}
 
 
@@ -42,19 +42,15 @@ def owners(spec: Spec) -> list[int]:
 
 def _unsayable(row: Row) -> str | None:
     arch = row["arch"]
-    if row["task"] == "lora":
-        return "frozen weights (LoRA)"
-    if arch.get("win"):
-        return "attention sinks with windows"
-    if arch.get("latent"):
-        return "experts on a latent"
-    if arch.get("mtp"):
-        return "prediction depths with experts"
-    if arch["nM"] and row["pp"] and row["pp"] > 1:
-        return "which blocks of a hybrid a stage holds is not published"
-    if _pairs(row) is None:
-        return "layers that do not divide into whole chunks"
-    return None
+    reasons = {
+        "frozen weights (LoRA)": row["task"] == "lora",
+        "attention sinks with windows": arch.get("win"),
+        "experts on a latent": arch.get("latent"),
+        "prediction depths with experts": arch.get("mtp"),
+        "which blocks of a hybrid a stage holds is not published": arch["nM"] and (row["pp"] or 1) > 1,
+        "layers that do not divide into whole chunks": _pairs(row) is None,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def _checked(row: Row) -> Spec | str:

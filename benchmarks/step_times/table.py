@@ -146,5 +146,3 @@ def _columns(found: Sequence[Once]) -> Once:
         else:
             columns.append(np.array(values, float))
     return Once(*columns)
-
-

@@ -9,11 +9,13 @@ from megaplan.budget.formulas import FORMULAS
 from megaplan.cli.problems import unknown_name
 from megaplan.cli.table import wrap
 from megaplan.columns import Column
-from megaplan.cost.formulas import FORMULAS as COSTS
+from megaplan.cost.formulas import FORMULAS as LAYER_COSTS
+from megaplan.cost.step.formulas import FORMULAS as STEP_TERMS
 from megaplan.diagnostics import CODES
 
 Line = tuple[str, str]
 
+COSTS = LAYER_COSTS | STEP_TERMS
 _SPELLINGS = {"sequence_parallel": "sp"}
 
 

@@ -45,6 +45,6 @@ def core(ledger: Ledger, work: StepWorkload, shape: AttentionShape, again: float
     forward = AttentionCore(FORWARD, 0, flops, blocks, width, work.machine.num_sms, 1.0)
     ledger.attention.append(forward)
     if again:
-        ledger.attention.append(forward._replace(run=BACKWARD, count=again))
+        ledger.attention.append(forward._replace(run=BACKWARD, times=again))
     width *= WIDE_BACKWARD if shape.key_dim > 160 else 1.0
     ledger.attention.append(AttentionCore(BACKWARD, 1, BACKWARD_FLOPS * flops, blocks, width, work.machine.num_sms, 1.0))

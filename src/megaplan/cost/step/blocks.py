@@ -164,4 +164,7 @@ def _launch(work: StepWorkload, found: Ledger, kernels: float, kind: str, graph:
     found.launch(kernels, kernels * launch.BACKWARD_KERNELS[kind] * again, graphed=bool({"full", graph} & work.software.graphs))
 
 
-_KINDS = {"A": _attention, "D": _dense, "E": _experts, "M": _mamba, "embedding": _embedding, "head": _head, "hop": _hop, "accumulate": _accumulate}
+_KINDS = {
+    **{"A": _attention, "D": _dense, "E": _experts, "M": _mamba},
+    **{"embedding": _embedding, "head": _head, "hop": _hop, "accumulate": _accumulate},
+}

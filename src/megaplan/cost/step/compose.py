@@ -10,7 +10,7 @@ from megaplan.cost.step.data import Group
 
 
 class PassTerms(NamedTuple):
-    """Seconds of one pass of one microbatch on one stage: work of kernels, kernels, waits, and kernels that the host launches one by one."""
+    """Seconds of a pass of a microbatch on a stage: work of kernels, kernels, waits, and kernels that the host launches one by one."""
 
     work: Any
     kernels: Any

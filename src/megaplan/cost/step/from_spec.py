@@ -64,7 +64,7 @@ def workload_of(
 def software_of(spec: Spec) -> Software | None:
     """The software of a spec's host; None for megarun, whose kernels have no measured step yet.
 
-    Host megatron is Megatron-Core as MooreThreads/SimuMax ran it: Transformer Engine, no overlap of gradients but what the host's keys turn on.
+    Host megatron is Megatron-Core as MooreThreads/SimuMax ran it: Transformer Engine, and no overlap but what the host's keys turn on.
     """
     host = spec.host
     if host.name != "megatron":
@@ -147,9 +147,7 @@ def _attention(spec: Spec, layers: float) -> AttentionShape | None:
         width = shape.qk_nope_head_dim + shape.qk_rope_head_dim
         latent = (shape.q_lora_rank or 0, shape.kv_lora_rank, shape.qk_rope_head_dim)
         return AttentionShape(shape.num_heads, shape.num_heads, width, shape.v_head_dim, *latent, window, share)
-    return AttentionShape(
-        shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.head_dim, window=window, window_share=share
-    )
+    return AttentionShape(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.head_dim, window=window, window_share=share)
 
 
 def _stages(spec: Spec, spans: Sequence[tuple[int, int]], owners: Sequence[int]) -> tuple[StageShape, ...]:

@@ -42,7 +42,15 @@ def product_seconds(flops: Any, moved: Any, shape: Any, depth: Any, rate: Any, b
 
 
 def linear(
-    ledger: Ledger, work: StepWorkload, rows: float, columns: float, depth: float, *, again: float = 0.0, low: bool = True, count: float = 1.0
+    ledger: Ledger,
+    work: StepWorkload,
+    rows: float,
+    columns: float,
+    depth: float,
+    *,
+    again: float = 0.0,
+    low: bool = True,
+    count: float = 1.0,
 ) -> None:
     """A linear [rows, depth] · [depth, columns]: forward, input gradient, weight gradient, and casts of its input and gradient.
 
@@ -63,7 +71,7 @@ def linear(
     forward = Product(FORWARD, dtype, flops, size * (inputs + weights) + 2 * results, quality(rows, columns, num_sms), depth, count)
     ledger.products.append(forward)
     if again:
-        ledger.products.append(forward._replace(run=BACKWARD, count=count * again))
+        ledger.products.append(forward._replace(run=BACKWARD, times=count * again))
     moved = size * (results + weights) + 2 * inputs
     ledger.products.append(Product(BACKWARD, dtype, flops, moved, quality(rows, depth, num_sms), columns, count))
     if not work.software.frozen:

@@ -64,7 +64,7 @@ def grouped_linear(
     forward = GroupedProduct(FORWARD, dtype, flops, size * weights, moved, per_expert, depth, 1.0)
     ledger.grouped.append(forward)
     if again:
-        ledger.grouped.append(forward._replace(run=BACKWARD, count=again))
+        ledger.grouped.append(forward._replace(run=BACKWARD, times=again))
     ledger.grouped.append(forward._replace(run=BACKWARD, depth=columns))
     if not work.software.frozen:
         ledger.grouped.append(forward._replace(run=BACKWARD, weight_bytes=8.0 * weights, depth=per_expert))

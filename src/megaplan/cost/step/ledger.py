@@ -18,7 +18,7 @@ class Product(NamedTuple):
         moved: Bytes of its operands and result.
         quality: Share of full tiles and full waves, see `gemm.quality`.
         depth: K.
-        count: How many.
+        times: How often.
     """
 
     run: int
@@ -27,7 +27,7 @@ class Product(NamedTuple):
     moved: float
     quality: float
     depth: float
-    count: float
+    times: float
 
 
 class GroupedProduct(NamedTuple):
@@ -46,7 +46,7 @@ class GroupedProduct(NamedTuple):
     row_bytes: float
     rows: float
     depth: float
-    count: float
+    times: float
 
 
 class AttentionCore(NamedTuple):
@@ -65,7 +65,7 @@ class AttentionCore(NamedTuple):
     blocks: float
     width: float
     num_sms: int
-    count: float
+    times: float
 
 
 class Moved(NamedTuple):

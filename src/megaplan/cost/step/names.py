@@ -47,9 +47,9 @@ def _kernels(work: StepWorkload, host: Framework) -> dict[str, Factors]:
     library = f"library.{software.name}" if host.library else None
     tuned = "library.flash1-era.hopper" if software.name == "llm-foundry" and generation == "hopper" else None
     dtypes = {"bf16", software.dtype, software.linear_dtype or software.dtype}
-    found = {
-        f"product.{dtype}": _product(f"gemm.{device}.{dtype}", f"clock.{device}", f"gemm.{generation}.{dtype}", library, tuned) for dtype in dtypes
-    }
+    found = {}
+    for dtype in dtypes:
+        found[f"product.{dtype}"] = _product(f"gemm.{device}.{dtype}", f"clock.{device}", f"gemm.{generation}.{dtype}", library, tuned)
     found |= {f"depth.{dtype}": _product("gemm.depth.bf16" if dtype == "bf16" else "gemm.depth.low") for dtype in dtypes}
     found["quality"] = _product("gemm.quality")
     for number, run in enumerate(("forward", "backward")):

@@ -20,12 +20,14 @@ from megaplan.cost.step.names import exchange_leaves, names_of, rates_of
 from megaplan.cost.step.parameters import model_flops
 from megaplan.cost.step.scan import scan_seconds
 from megaplan.cost.step.transfers import transfer_seconds
-from megaplan.cost.step.workload import Machine, StageShape, StepWorkload
+from megaplan.cost.step.workload import BatchShape, Machine, MeshShape, ModelShape, Recomputed, Software, StageShape, StepWorkload
 
 NODE_DEVICES = 8
 """Devices of a node, of which growth is counted."""
 ADAPTERS_OF_TENSOR_GROUP = 8
 """Adapters that a tensor group over nodes uses together."""
+Passes = tuple[dict[str, float], dict[str, float]]
+"""Forward and backward: seconds by term, and kernels and launches by number."""
 WAITS = ("tensor", "exchange", "context", "pipeline")
 
 
@@ -46,23 +48,68 @@ class StepTime:
     mfu: float
 
 
+class StepTimer:
+    """Times steps of one model, software and machine on any mesh; what blocks take is kept by their local shape."""
+
+    def __init__(
+        self,
+        model: ModelShape,
+        software: Software,
+        machine: Machine,
+        recomputed: Recomputed | None = None,
+        constants: Mapping[str, float] | None = None,
+    ) -> None:
+        """`constants` are values by name; the data file's if None."""
+        self._parts = (model, software, machine, recomputed or Recomputed())
+        self._values = values() if constants is None else constants
+        self._rates: dict[tuple[bool, ...], dict[str, float]] = {}
+        self._blocks: dict[tuple[object, ...], Passes] = {}
+
+    def time(self, mesh: MeshShape, batch: BatchShape, stages: tuple[StageShape, ...]) -> StepTime:
+        """The time of a step on a mesh."""
+        model, software, machine, recomputed = self._parts
+        work = StepWorkload(model, mesh, batch, software, machine, stages, recomputed)
+        crossing = links_crossed(work)
+        rates = self._rates.get(crossing)
+        if rates is None:
+            rates = self._rates[crossing] = {"sync": 0.0} | rates_of(names_of(work), self._values)
+        shape = (batch.micro, batch.seq, mesh.cp, mesh.tp, crossing)
+        parts = {kind: self._block(work, kind, shape, rates) for kind in kinds_of(work)}
+        step = step_seconds([stage_terms(work, stage, parts) for stage in stages], once_of(work), rates)
+        tokens = work.step_tokens / mesh.world
+        terms = _terms(work, parts, rates) | {"exposed data": step.exposed, "optimizer": step.optimizer, "fixed": step.fixed}
+        flops = model_flops(model, batch.seq)
+        return StepTime(step.total, terms, tokens / step.total, flops * tokens / step.total / peak_of(machine, software.dtype))
+
+    def _block(self, work: StepWorkload, kind: str, shape: tuple[object, ...], rates: Mapping[str, float]) -> Passes:
+        mesh = work.mesh
+        key: tuple[object, ...] = (kind, shape)
+        if kind == "E":
+            key = (kind, shape, mesh.ep, mesh.etp)
+        elif kind == "hop":
+            key = (kind, shape, mesh.pp > 1, mesh.vpp)
+        elif kind == "accumulate":
+            key = (kind, shape, mesh.pp, mesh.ep, mesh.etp)
+        found = self._blocks.get(key)
+        if found is None:
+            found = self._blocks[key] = block_terms(ledger_of(work, kind), work.machine, rates, bandwidths(work))
+        return found
+
+
 def predict_step(work: StepWorkload, constants: Mapping[str, float] | None = None) -> StepTime:
-    """The time of a step.
+    """The time of one step; of many steps of one model by a `StepTimer`.
 
     Args:
         work: The step.
         constants: Values by name; the data file's if None.
     """
-    rates = rates_of(names_of(work), values() if constants is None else constants)
-    rates.setdefault("sync", 0.0)
-    parts = {kind: block_terms(ledger_of(work, kind), work.machine, rates, bandwidths(work)) for kind in kinds_of(work)}
-    stages = [stage_terms(work, stage, parts) for stage in work.stages]
-    step = step_seconds(stages, once_of(work), rates)
-    tokens = work.step_tokens / work.mesh.world
-    peak = peak_of(work.machine, work.software.dtype)
-    terms = _terms(work, parts, rates) | {"exposed data": step.exposed, "optimizer": step.optimizer, "fixed": step.fixed}
-    flops = model_flops(work.model, work.batch.seq)
-    return StepTime(step.total, terms, tokens / step.total, flops * tokens / step.total / peak)
+    return StepTimer(work.model, work.software, work.machine, work.recomputed, constants).time(work.mesh, work.batch, work.stages)
+
+
+def links_crossed(work: StepWorkload) -> tuple[bool, ...]:
+    """Which groups leave the domain: what rates depend on of a mesh."""
+    mesh, domain = work.mesh, work.machine.domain
+    return (mesh.tp > domain, mesh.tp * mesh.cp > domain, mesh.world > domain, exchange_leaves(work))
 
 
 def kinds_of(work: StepWorkload) -> tuple[str, ...]:
@@ -70,7 +117,8 @@ def kinds_of(work: StepWorkload) -> tuple[str, ...]:
     blocks = {kind for stage in work.stages for kind, count in stage.blocks.items() if count}
     if work.model.mtp:
         blocks |= {"A", "E" if work.model.counts.get("E", 0) else "D"}
-    return (*sorted(blocks), "embedding", "head", "hop", "accumulate")
+    ends = ("embedding", "head", "hop", "accumulate") if framework(work.software.name).accumulate_bytes else ("embedding", "head", "hop")
+    return (*sorted(blocks), *ends)
 
 
 def blocks_on(work: StepWorkload, stage: StageShape) -> dict[str, float]:
@@ -79,7 +127,9 @@ def blocks_on(work: StepWorkload, stage: StageShape) -> dict[str, float]:
     if stage.head and work.model.mtp:
         for kind in ("A", "E" if work.model.counts.get("E", 0) else "D"):
             found[kind] = found.get(kind, 0.0) + work.model.mtp
-    found |= {"embedding": float(stage.embedding), "head": float(stage.head), "hop": 1.0, "accumulate": 1.0}
+    found |= {"embedding": float(stage.embedding), "head": float(stage.head), "hop": 1.0}
+    if framework(work.software.name).accumulate_bytes:
+        found["accumulate"] = 1.0
     return found
 
 
@@ -102,9 +152,9 @@ def bandwidths(work: StepWorkload) -> dict[str, float]:
     }
 
 
-def block_terms(ledger: Ledger, machine: Machine, rates: Mapping[str, float], links: Mapping[str, float]) -> tuple[dict[str, float], ...]:
+def block_terms(ledger: Ledger, machine: Machine, rates: Mapping[str, float], links: Mapping[str, float]) -> Passes:
     """Seconds of a block's passes by term, with `kernels` and `launched` as counts."""
-    found: tuple[dict[str, float], ...] = ({}, {})
+    found: Passes = ({}, {})
     memory = machine.memory * rates["memory"]
 
     def add(run: int, term: str, seconds: float) -> None:
@@ -112,7 +162,9 @@ def block_terms(ledger: Ledger, machine: Machine, rates: Mapping[str, float], li
 
     peak = {dtype.partition(".")[2]: peak_of(machine, dtype.partition(".")[2]) * rates[dtype] for dtype in rates if dtype[:8] == "product."}
     for run, dtype, flops, moved, shape, depth, count in ledger.products:
-        add(run, "gemm", count * product_seconds(flops, moved, shape, depth, peak[dtype], memory, rates["quality"], rates[f"depth.{dtype}"]))
+        add(
+            run, "gemm", count * product_seconds(flops, moved, shape, depth, peak[dtype], memory, rates["quality"], rates[f"depth.{dtype}"])
+        )
     for run, dtype, flops, weight_bytes, row_bytes, rows, depth, count in ledger.grouped:
         shares = (rates["grouped"], rates["rows"], rates[f"depth.{dtype}"], rates["weights"])
         add(run, "grouped", count * grouped_seconds(flops, weight_bytes, row_bytes, rows, depth, peak[dtype], memory, *shares))
@@ -135,7 +187,7 @@ def block_terms(ledger: Ledger, machine: Machine, rates: Mapping[str, float], li
 _MOVED = {"plain": "memory", "accumulate": "memory", "permute": "permutation"}
 
 
-def stage_terms(work: StepWorkload, stage: StageShape, parts: Mapping[str, tuple[dict[str, float], ...]]) -> StageTerms:
+def stage_terms(work: StepWorkload, stage: StageShape, parts: Mapping[str, Passes]) -> StageTerms:
     """Both passes of a stage, its blocks added up."""
     passes = []
     for run in (FORWARD, BACKWARD):
@@ -158,7 +210,7 @@ def once_of(work: StepWorkload) -> Once:
     )
 
 
-def _terms(work: StepWorkload, parts: Mapping[str, tuple[dict[str, float], ...]], rates: Mapping[str, float]) -> dict[str, float]:
+def _terms(work: StepWorkload, parts: Mapping[str, Passes], rates: Mapping[str, float]) -> dict[str, float]:
     """Seconds of the busiest stage's microbatches by term."""
     totals: list[dict[str, float]] = []
     for stage in work.stages:

@@ -1,4 +1,4 @@
-"""What a step-time prediction is made of: a model, a mesh, a batch, the software and the machine. A spec and a published row both give one."""
+"""What a step-time prediction is made of: model, mesh, batch, software and machine. A spec and a published row both give one."""
 
 from __future__ import annotations
 
