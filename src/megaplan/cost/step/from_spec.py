@@ -14,6 +14,7 @@ from megaplan.cost.step.workload import (
     MeshShape,
     ModelShape,
     Recomputed,
+    Sharded,
     Software,
     StageShape,
     StepWorkload,
@@ -79,6 +80,7 @@ def software_of(spec: Spec) -> Software | None:
         graphs=frozenset({"full"}) if "cuda_graphs" in host.features else frozenset(),
         token_drop=spec.model.moe is not None and spec.model.moe.capacity_factor is not None,
         zero=host.distributed_optimizer,
+        sharded=Sharded("megatron", reduce_bytes=spec.precision.reduce.bytes) if spec.sharding.reshard_after_forward else None,
     )
 
 

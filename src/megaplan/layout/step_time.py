@@ -1,0 +1,95 @@
+"""The time of a spec's step under given cuts, with its interval; or why none is stated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from megaplan.columns import Basis
+from megaplan.cost.step.constants import constants, intervals
+from megaplan.cost.step.from_spec import software_of, unpriced, workload_of
+from megaplan.cost.step.predict import predict_step
+from megaplan.cost.step.workload import StepWorkload
+from megaplan.layout.spans import Spans
+from megaplan.schedule import placement, slot_owner
+from megaplan.spec.models import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTime:
+    """Predicted time of a step.
+
+    Attributes:
+        seconds: Of the step.
+        low: Below it, a tenth of cross-validated rows of this class would be.
+        high: Above it, another tenth.
+        tokens_per_second_per_device: Tokens of the step over seconds and devices.
+        mfu: Model FLOPs over the peak of the dtype.
+        terms: Seconds of the busiest stage's microbatches by term, and of what a step adds.
+        basis: fitted where steps of this device and dtype were measured, modelled where they were not.
+        calibration: Which interval it is: dense, moe, hybrid, or uncalibrated.
+    """
+
+    seconds: float
+    low: float
+    high: float
+    tokens_per_second_per_device: float
+    mfu: float
+    terms: dict[str, float]
+    basis: Basis
+    calibration: str
+
+    def as_document(self) -> dict[str, Any]:
+        """As JSON; seconds to the microsecond."""
+        return {
+            "step_seconds": round(self.seconds, 6),
+            "interval": [round(self.low, 6), round(self.high, 6)],
+            "tokens_per_second_per_device": round(self.tokens_per_second_per_device, 1),
+            "mfu": round(self.mfu, 4),
+            "terms": {name.replace(" ", "_"): round(seconds, 6) for name, seconds in self.terms.items()},
+            "basis": str(self.basis),
+            "calibration": self.calibration,
+        }
+
+
+def planned_time(spec: Spec, spans: Spans) -> PlannedTime | str:
+    """The time of one optimizer step.
+
+    Args:
+        spec: A checked spec.
+        spans: Its cuts: one half-open span of layers for each slot.
+
+    Returns:
+        The time, or the reason why the model of step times has none for this spec.
+    """
+    software = software_of(spec)
+    if software is None:
+        return f"there are no constants for steps of host {spec.host.name}"
+    missing = unpriced(spec)
+    if missing is not None:
+        return f"there is no term for {missing}"
+    layout, pp = placement(spec.schedule.kind), spec.mesh.pp
+    work = workload_of(spec, spans, [slot_owner(layout, slot, pp)[0] for slot in range(len(spans))], software)
+    step = predict_step(work)
+    calibration = calibration_of(work)
+    low, high = intervals()[calibration]
+    return PlannedTime(
+        *(step.seconds, step.seconds * low, step.seconds * high, step.tokens_per_second_per_device, step.mfu, step.terms),
+        basis=Basis.MODELLED if calibration == "uncalibrated" else Basis.FITTED,
+        calibration=calibration,
+    )
+
+
+def calibration_of(work: StepWorkload) -> str:
+    """The family, if steps on this device in this dtype are among the fitted rows; else `uncalibrated`."""
+    if f"gemm.{work.machine.name}.{work.software.dtype}" not in _fitted():
+        return "uncalibrated"
+    if work.model.counts.get("M", 0):
+        return "hybrid"
+    return "moe" if work.model.counts.get("E", 0) else "dense"
+
+
+@cache
+def _fitted() -> frozenset[str]:
+    return frozenset(name for name, constant in constants().items() if constant.basis is Basis.FITTED)
