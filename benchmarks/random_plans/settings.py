@@ -12,6 +12,7 @@ ROLES = ("params", "grads", "master", "moments", "reduce")
 RATED = ("A", "M", "E", "R", "D", "head", "attention", "scan", "experts", "recurrence", "memory", "node", "network")
 REFUSES_FULL = "EM"
 RESERVE = ("cuda_context", "nccl", "driver", "other")
+RECIPES = ("bf16", "fp8", "mxfp8", "nvfp4")
 PEAKS = ("fp32", "bf16", "fp16", "fp8", "fp4")
 
 
@@ -77,6 +78,7 @@ def device_section(draw: Draw) -> dict[str, Any]:
     draw.maybe(section, 0.1, peak_flops=lambda: {dtype: draw.randint(1, 10**16) for dtype in draw.sample(PEAKS, draw.randint(1, 3))})
     for key in ("memory_bytes_per_second", "node_bytes_per_second", "network_bytes_per_second"):
         draw.maybe(section, 0.1, **{key: draw.randint(10**9, 10**14)})
+    draw.maybe(section, 0.1, reached=lambda: {dtype: draw.randint(1, 20) / 20 for dtype in draw.sample(RECIPES, draw.randint(1, 2))})
     if draw.chance(0.2):  # A100s multiply no fp8, which a draw may ask for
         section["name"] = draw.choice(["h100-sxm", "b200", "gb300", "mi300x"])
     return section

@@ -50,12 +50,27 @@ def figures_of(device: Device) -> Iterator[tuple[str, Figure, str]]:
     yield "recurrence_step_ns", device.recurrence_step, "ns"
 
 
+def reached(device: Device) -> Iterator[tuple[str, float, float, bool]]:
+    """(dtype, share of its peak, spread of its logarithm, whether measured steps moved it) of large products under load."""
+    from megaplan.cost.step.predict import reached_share  # noqa: PLC0415
+    from megaplan.cost.step.workload import Machine  # noqa: PLC0415
+
+    peaks = {dtype: float(figure.value) for dtype, figure in device.peak_flops.items()}
+    machine = Machine(device.name, device.generation, device.num_sms.value, peaks, 1.0, 1.0, 1.0, device.domain.value)
+    needs = {"bf16": "bf16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
+    yield from ((dtype, *reached_share(machine, dtype)) for dtype, peak in needs.items() if peak in peaks)
+
+
 def _document(device: Device) -> dict[str, Any]:
     figures = {
         key: {"value": figure.value, "unit": unit, "basis": str(figure.basis), "source": figure.source}
         for key, figure, unit in figures_of(device)
     }
-    return {"name": device.name, "generation": device.generation, "note": device.note, "figures": figures}
+    shares = {
+        dtype: {"value": share, "spread": spread, "basis": "fitted" if measured else "modelled"}
+        for dtype, share, spread, measured in reached(device)
+    }
+    return {"name": device.name, "generation": device.generation, "note": device.note, "figures": figures, "reached": shares}
 
 
 def _table(found: list[Device]) -> Iterator[tuple[str, str]]:
@@ -95,3 +110,7 @@ def _figures(device: Device) -> Iterator[tuple[str, str]]:
     for key, figure, unit in figures_of(device):
         yield f"{key}: {figure.value:,} {unit}, {figure.basis}", ""
         yield from ((line, "") for line in wrap(f"  {figure.source}", indent="  "))
+    for dtype, share, spread, measured in reached(device):
+        basis = "fitted" if measured else "modelled"
+        yield f"reached.{dtype}: {share:.3f} of the peak, {basis}, {100 * spread:.0f} % either way", ""
+    yield "  large products under training load, for the time of a step", ""

@@ -82,8 +82,9 @@ def planned_time(spec: Spec, spans: Spans) -> PlannedTime | str:
 
 
 def calibration_of(work: StepWorkload) -> str:
-    """The family, if steps on this device in this dtype are among the fitted rows; else `uncalibrated`."""
-    if f"gemm.{work.machine.name}.{work.software.dtype}" not in _fitted():
+    """The family, if steps on this device in this dtype are among the fitted rows, or its rate is given; else `uncalibrated`."""
+    dtype = work.software.dtype
+    if dtype not in work.machine.reached and f"gemm.{work.machine.name}.{dtype}" not in _fitted():
         return "uncalibrated"
     if work.model.counts.get("M", 0):
         return "hybrid"

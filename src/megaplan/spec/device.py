@@ -9,7 +9,21 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from megaplan.columns import Basis
 from megaplan.devices import Device, Figure, load_device
-from megaplan.spec.scalars import Degree, Nanoseconds, NaturalInt, PeakType, Percent, PositiveInt, Rate, Rated, ReserveName, Section, Text
+from megaplan.spec.scalars import (
+    Degree,
+    Nanoseconds,
+    NaturalInt,
+    PeakType,
+    Percent,
+    PositiveInt,
+    Rate,
+    Rated,
+    RecipeType,
+    ReserveName,
+    Section,
+    Share,
+    Text,
+)
 
 
 class DeviceRef(Section):
@@ -29,6 +43,7 @@ class DeviceRef(Section):
         node_bytes_per_second: Bandwidth to the other devices of a node, one direction; null for the data file's.
         network_bytes_per_second: Bandwidth of a device's adapter, one direction; null for the data file's.
         domain: Devices that reach each other at node_bytes_per_second; null for the data file's.
+        reached: Share of the peak that large products reach under training load, by recipe, for the time of a step.
     """
 
     name: Text = "h200"
@@ -44,6 +59,7 @@ class DeviceRef(Section):
     node_bytes_per_second: Rate | None = None
     network_bytes_per_second: Rate | None = None
     domain: Degree | None = None
+    reached: dict[RecipeType, Share] = Field(default_factory=dict)
 
     @model_serializer(mode="wrap")
     def _given_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Every device's figures have a basis and a source, are in the order that the data sheets have, and can be replaced in a spec."""
 
 import itertools
+import json
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,7 @@ def test_every_figure_can_be_given_in_a_spec():
         "node_bytes_per_second": 10**11,
         "network_bytes_per_second": 10**10,
         "domain": 72,
+        "reached": {"bf16": 0.5},
     }
     spec, sheet = spec_with(given), load_device("gb200")
     device = device_of(spec.device)
@@ -127,6 +129,18 @@ def test_an_emulated_dtype_can_be_given_a_peak():
 def spec_with_precision(device: dict) -> object:
     document = spec_with({"name": "h200"}).as_document()
     return spec_from_document(document | {"device": device, "precision": {"params": "fp8"}})
+
+
+def test_what_products_reach_is_listed_with_its_basis(capsys):
+    assert run(["devices", "--json"]) == 0
+    found = {device["name"]: device["reached"] for device in json.loads(capsys.readouterr().out)["devices"]}
+    assert set(found) == WANTED
+    for shares in found.values():
+        assert all(0 < share["value"] < 1 and share["basis"] in {"fitted", "modelled"} for share in shares.values())
+    assert found["h100-sxm"]["bf16"]["basis"] == "fitted"
+    assert found["mi300x"]["bf16"]["basis"] == "modelled"
+    assert "nvfp4" not in found["h100-sxm"]
+    assert set(found["a100-80gb"]) == {"bf16"}
 
 
 def test_the_page_has_the_table_that_the_command_prints(capsys):

@@ -142,6 +142,11 @@ def test_a_spec_has_the_time_of_its_host_and_an_interval_of_its_class():
     assert isinstance(unknown, PlannedTime)
     assert (unknown.calibration, unknown.basis) == ("uncalibrated", "modelled")
     assert unknown.high / unknown.low > known.high / known.low
+    given = other.model_copy(update={"device": other.device.model_copy(update={"reached": {"bf16": 0.5}})})
+    slower = planned_time(given, ((0, other.model.num_layers),))
+    assert isinstance(slower, PlannedTime)
+    assert slower.calibration == "dense"
+    assert slower.terms["gemm"] > unknown.terms["gemm"]
     own = spec.model_copy(update={"host": type(spec.host)(name="megarun")})
     assert planned_time(own, ((0, spec.model.num_layers),)) == "there are no constants for steps of host megarun"
 

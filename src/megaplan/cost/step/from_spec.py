@@ -136,6 +136,7 @@ def machine_of(spec: Spec) -> Machine:
         node=float(device.node_bandwidth.value),
         network=float(device.network_bandwidth.value),
         domain=domain,
+        reached={str(dtype): share for dtype, share in spec.device.reached.items()},
     )
 
 

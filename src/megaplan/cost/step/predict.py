@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import log2
+from math import log2, prod
 
+from megaplan.columns import Basis
 from megaplan.cost.step.attention import attention_seconds
 from megaplan.cost.step.blocks import ledger_of
 from megaplan.cost.step.compose import Once, PassTerms, StageTerms, step_seconds
+from megaplan.cost.step.constants import constants as constants_by_name
 from megaplan.cost.step.constants import values
 from megaplan.cost.step.data import data_work
 from megaplan.cost.step.frameworks import framework
@@ -72,7 +74,7 @@ class StepTimer:
         crossing = links_crossed(work)
         rates = self._rates.get(crossing)
         if rates is None:
-            rates = self._rates[crossing] = {"sync": 0.0} | rates_of(names_of(work), self._values)
+            rates = self._rates[crossing] = {"sync": 0.0} | rates_of(names_of(work), self._values) | given_rates(machine)
         shape = (batch.micro, batch.seq, mesh.cp, mesh.tp, crossing)
         parts = {kind: self._block(work, kind, shape, rates) for kind in kinds_of(work)}
         step = step_seconds([stage_terms(work, stage, parts) for stage in stages], once_of(work), rates)
@@ -104,6 +106,18 @@ def predict_step(work: StepWorkload, constants: Mapping[str, float] | None = Non
         constants: Values by name; the data file's if None.
     """
     return StepTimer(work.model, work.software, work.machine, work.recomputed, constants).time(work.mesh, work.batch, work.stages)
+
+
+def given_rates(machine: Machine) -> dict[str, float]:
+    """Rates of products that are given with the machine."""
+    return {f"product.{dtype}": share for dtype, share in machine.reached.items()}
+
+
+def reached_share(machine: Machine, dtype: str) -> tuple[float, float, bool]:
+    """Share of its peak that a device's large products reach, the spread of its logarithm, and whether measured steps moved it."""
+    names = (f"gemm.{machine.name}.{dtype}", f"clock.{machine.name}", f"gemm.{machine.generation}.{dtype}")
+    found = [constants_by_name()[name] for name in names]
+    return prod(each.value for each in found), max(each.spread for each in found), found[0].basis is Basis.FITTED
 
 
 def links_crossed(work: StepWorkload) -> tuple[bool, ...]:

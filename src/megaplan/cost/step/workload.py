@@ -192,6 +192,7 @@ class Machine:
         node: Bytes per second to devices of the domain, one direction.
         network: Bytes per second of a device's adapter.
         domain: Devices that share `node`.
+        reached: Share of the peak that large products reach, by dtype, where it is given and not the constants'.
     """
 
     name: str
@@ -202,6 +203,7 @@ class Machine:
     node: float
     network: float
     domain: int
+    reached: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
