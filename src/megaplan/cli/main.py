@@ -23,7 +23,21 @@ ERROR = 2
 INTERRUPTED = 130  # 128 + SIGINT
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 
-_COMMANDS = ("estimate", "split", "costs", "show", "diff", "check", "schedule", "devices", "explain", "export", "schema", "new")
+_COMMANDS = (
+    "estimate",
+    "split",
+    "costs",
+    "show",
+    "diff",
+    "check",
+    "schedule",
+    "devices",
+    "calibrate",
+    "explain",
+    "export",
+    "schema",
+    "new",
+)
 """Each a function of the module of its name, in the order of the help."""
 
 

@@ -63,14 +63,9 @@ def planned_time(spec: Spec, spans: Spans) -> PlannedTime | str:
     Returns:
         The time, or the reason why the model of step times has none for this spec.
     """
-    software = software_of(spec)
-    if software is None:
-        return f"there are no constants for steps of host {spec.host.name}"
-    missing = unpriced(spec)
-    if missing is not None:
-        return f"there is no term for {missing}"
-    layout, pp = placement(spec.schedule.kind), spec.mesh.pp
-    work = workload_of(spec, spans, [slot_owner(layout, slot, pp)[0] for slot in range(len(spans))], software)
+    work = planned_workload(spec, spans)
+    if isinstance(work, str):
+        return work
     step = predict_step(work)
     calibration = calibration_of(work)
     low, high = intervals()[calibration]
@@ -79,6 +74,18 @@ def planned_time(spec: Spec, spans: Spans) -> PlannedTime | str:
         basis=Basis.MODELLED if calibration == "uncalibrated" else Basis.FITTED,
         calibration=calibration,
     )
+
+
+def planned_workload(spec: Spec, spans: Spans) -> StepWorkload | str:
+    """The step as a workload, or the reason why it has no time."""
+    software = software_of(spec)
+    if software is None:
+        return f"there are no constants for steps of host {spec.host.name}"
+    missing = unpriced(spec)
+    if missing is not None:
+        return f"there is no term for {missing}"
+    layout, pp = placement(spec.schedule.kind), spec.mesh.pp
+    return workload_of(spec, spans, [slot_owner(layout, slot, pp)[0] for slot in range(len(spans))], software)
 
 
 def calibration_of(work: StepWorkload) -> str:
