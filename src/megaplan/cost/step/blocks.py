@@ -88,7 +88,7 @@ def _experts(work: StepWorkload, found: Ledger) -> None:
     modules, (products, cheap) = work.recomputed.modules, _repeats(work)
     again = 1.0 if "moe" in modules else products
     own, matrices, width = tokens / mesh.tp, 2 if model.gated else 1, shape.latent or model.hidden
-    rows, local, inner = own * mesh.etp * shape.top_k, shape.num / mesh.ep, shape.width / mesh.etp
+    rows, local, inner = own * mesh.etp * shape.top_k * shape.padding, shape.num / mesh.ep, shape.width / mesh.etp
     per_expert = rows * mesh.ep / shape.num
     grouped_linear(found, work, rows, per_expert, local, inner * matrices, width, again)
     grouped_linear(found, work, rows, per_expert, local, width, inner, again)

@@ -103,7 +103,8 @@ def model_shape(spec: Spec) -> ModelShape:
     experts = None
     if model.moe is not None:
         moe = model.moe
-        experts = ExpertShape(moe.num_experts, moe.top_k, moe.ffn_hidden_size, moe.shared_ffn_hidden_size)
+        sizes = (moe.num_experts, moe.top_k, moe.ffn_hidden_size, moe.shared_ffn_hidden_size)
+        experts = ExpertShape(*sizes, padding=moe.capacity_factor or 1.0)
     mamba = None
     if isinstance(model.mamba, Mamba2):
         heads = model.mamba.num_heads or model.mamba.expand * model.hidden_size // model.mamba.head_dim

@@ -45,6 +45,7 @@ class ExpertShape:
         width: Of one expert.
         shared: Width of the shared expert; 0 for none.
         latent: Width that tokens have on their way through the experts; 0 for the hidden width.
+        padding: Rows that experts compute over routed rows: a fixed capacity is filled up.
     """
 
     num: int
@@ -52,6 +53,7 @@ class ExpertShape:
     width: int
     shared: int = 0
     latent: int = 0
+    padding: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,14 @@ def test_exchange_over_nodes_is_slower_than_in_a_domain():
     assert across > 3 * inside
 
 
+def test_a_padded_capacity_costs_experts_alone():
+    padded = replace(MOE, experts=ExpertShape(128, 8, 768, padding=1.5))
+    plain, more = (predict_step(step(model)).terms for model in (MOE, padded))
+    assert more["permutation"] == pytest.approx(1.5 * plain["permutation"])
+    assert 1.3 < more["grouped"] / plain["grouped"] < 1.5
+    assert more["attention"] == plain["attention"]
+
+
 def test_sharded_parameters_are_gathered_for_every_microbatch():
     plain = step(LLAMA, name="torchtitan", release=None, world=64, dp=64)
     sharded = replace(plain, software=replace(plain.software, sharded=Sharded("fsdp2")))
