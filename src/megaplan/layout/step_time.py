@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from megaplan.columns import Basis
-from megaplan.cost.step.constants import constants, intervals
-from megaplan.cost.step.from_spec import software_of, unpriced, workload_of
-from megaplan.cost.step.predict import predict_step
-from megaplan.cost.step.workload import StepWorkload
 from megaplan.layout.spans import Spans
 from megaplan.schedule import placement, slot_owner
 from megaplan.spec.models import Spec
+
+if TYPE_CHECKING:
+    from megaplan.cost.step.workload import StepWorkload
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +65,9 @@ def planned_time(spec: Spec, spans: Spans) -> PlannedTime | str:
     work = planned_workload(spec, spans)
     if isinstance(work, str):
         return work
+    from megaplan.cost.step.constants import intervals  # noqa: PLC0415
+    from megaplan.cost.step.predict import predict_step  # noqa: PLC0415
+
     step = predict_step(work)
     calibration = calibration_of(work)
     low, high = intervals()[calibration]
@@ -78,14 +80,15 @@ def planned_time(spec: Spec, spans: Spans) -> PlannedTime | str:
 
 def planned_workload(spec: Spec, spans: Spans) -> StepWorkload | str:
     """The step as a workload, or the reason why it has no time."""
-    software = software_of(spec)
-    if software is None:
-        return f"there are no constants for steps of host {spec.host.name}"
+    if spec.host.name == "megarun":
+        return "there are no constants for steps of host megarun"
+    from megaplan.cost.step.from_spec import software_of, unpriced, workload_of  # noqa: PLC0415  (a host without times loads no model of them)
+
     missing = unpriced(spec)
     if missing is not None:
         return f"there is no term for {missing}"
     layout, pp = placement(spec.schedule.kind), spec.mesh.pp
-    return workload_of(spec, spans, [slot_owner(layout, slot, pp)[0] for slot in range(len(spans))], software)
+    return workload_of(spec, spans, [slot_owner(layout, slot, pp)[0] for slot in range(len(spans))], software_of(spec))
 
 
 def calibration_of(work: StepWorkload) -> str:
@@ -100,4 +103,6 @@ def calibration_of(work: StepWorkload) -> str:
 
 @cache
 def _fitted() -> frozenset[str]:
+    from megaplan.cost.step.constants import constants  # noqa: PLC0415
+
     return frozenset(name for name, constant in constants().items() if constant.basis is Basis.FITTED)

@@ -62,14 +62,12 @@ def workload_of(
     return StepWorkload(model_shape(spec), degrees, batch, software, machine_of(spec), stages, again)
 
 
-def software_of(spec: Spec) -> Software | None:
-    """The software of a spec's host; None for megarun, whose kernels have no measured step yet.
+def software_of(spec: Spec) -> Software:
+    """The software of a spec whose host is megatron.
 
-    Host megatron is Megatron-Core as MooreThreads/SimuMax ran it: Transformer Engine, and no overlap but what the host's keys turn on.
+    Megatron-Core as MooreThreads/SimuMax ran it: Transformer Engine, and no overlap but what the host's keys turn on.
     """
     host = spec.host
-    if host.name != "megatron":
-        return None
     flex = host.moe_dispatcher == "flex"
     return Software(
         name="megatron-lm-deterministic" if host.deterministic_mode else "megatron-lm",
