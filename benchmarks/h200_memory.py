@@ -58,9 +58,9 @@ def act(role: str, name: str) -> dict[str, Any]:
     if role == "scratch":
         from h200.scratch import phases_with_scratch  # noqa: PLC0415
 
-        from megaplan.devices import load_device  # noqa: PLC0415
+        from megaplan.spec.device import device_of  # noqa: PLC0415
 
-        found = phases_with_scratch(case.job, load_device(case.job.spec.device.name).gemm_workspace_bytes)
+        found = phases_with_scratch(case.job, device_of(case.job.spec.device).gemm_workspace_bytes)
         inside = {str(phase): [part.trace_bytes, part.with_scratch_bytes, part.op, part.scratch_bytes] for phase, part in found.items()}
         return {"estimate": estimate_of(case), "scratch": inside}
     return {"estimate": estimate_of(case), **measure(case, explain=role == "explain")}
@@ -146,7 +146,7 @@ def explain(name: str) -> int:
     from h200.measure import find_case  # noqa: PLC0415
 
     from megaplan.columns import Phase  # noqa: PLC0415
-    from megaplan.devices import load_device  # noqa: PLC0415
+    from megaplan.spec.device import device_of  # noqa: PLC0415
     from megarun.trace.run import trace_alone  # noqa: PLC0415
 
     found = alone("explain", name, seconds=4 * PLAN_SECONDS)
@@ -155,7 +155,7 @@ def explain(name: str) -> int:
         return 1
     phase = max(found["phases"], key=lambda phase: found["phases"][phase]["allocated"])
     job = find_case(name).job
-    rows = trace_alone(job, 0, load_device(job.spec.device.name).gemm_workspace_bytes).rows[Phase(phase)]
+    rows = trace_alone(job, 0, device_of(job.spec.device).gemm_workspace_bytes).rows[Phase(phase)]
     print(
         f"{name}: peak in {phase}, measured {found['phases'][phase]['allocated']:,} B, estimate {found['estimate'][phase]['allocated']:,} B"
     )

@@ -26,7 +26,7 @@ from matrix import Case, cases
 from recorded import FIELDS, Recorded, read, stale, trace_of
 
 from megaplan.columns import Column, Phase
-from megaplan.devices import load_device
+from megaplan.spec.device import device_of
 from megarun.trace.compare import LARGEST_OVERESTIMATE, LARGEST_UNDERESTIMATE, RankComparison
 from megarun.trace.run import choose_ranks, trace_alone
 from megarun.trace.values import RankTrace
@@ -65,7 +65,7 @@ def trace_all(chosen: Iterable[Case], recorded: Recorded) -> list[Result]:
     with ProcessPoolExecutor(2, get_context("spawn"), max_tasks_per_child=1) as pool:
         waiting = []
         for case in chosen:
-            workspace = load_device(case.job.spec.device.name).gemm_workspace_bytes
+            workspace = device_of(case.job.spec.device).gemm_workspace_bytes
             for rank in choose_ranks(case.job, case.budget):
                 known = trace_of(rank, case.budget.of_rank(rank), recorded.get(case.name, {}).get(rank))
                 waiting.append((case, rank, known or pool.submit(_timed, case, rank, workspace)))

@@ -15,9 +15,9 @@ from torch.distributed.tensor import DTensor
 from megaplan.budget.build import build_budget
 from megaplan.columns import Column, Phase
 from megaplan.cost.model import model_costs
-from megaplan.devices import load_device
 from megaplan.inventory.tensors import Init
 from megaplan.plan.make import make_plan
+from megaplan.spec.device import device_of
 from megaplan.spec.load import load_spec
 from megarun.data.batches import Batch
 from megarun.engine.initialise import STD, fill
@@ -152,7 +152,7 @@ def trained(name: str, plans: Path, *, num_steps: int, compiled: bool) -> dict[s
         "parameters": budget.worst.parameters,
         "step_tokens": case.job.global_batch_tokens,
         "flops_per_token": model_costs(spec, case.job.inventory).model_flops,
-        "peak_flops": load_device(spec.device.name).peak_flops[spec.precision.params].value,
+        "peak_flops": device_of(spec.device).peak_flops[spec.precision.params].value,
         "estimate": estimate_of(case),
     }
     return about | measure(case, num_steps=num_steps, compiled=compiled)

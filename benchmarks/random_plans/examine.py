@@ -12,9 +12,9 @@ from typing import Any
 from megaplan.budget.build import build_budget
 from megaplan.budget.values import Budget
 from megaplan.columns import Column, Phase
-from megaplan.devices import load_device
 from megaplan.errors import MegaplanError, Severity
 from megaplan.plan.make import make_plan
+from megaplan.spec.device import device_of
 from megaplan.spec.document import Document
 from megaplan.spec.load import check_document
 from megaplan.spec.source import SourceMap
@@ -126,7 +126,7 @@ def _trace(job: Job, budget: Budget, found: _Found, wanted: str | None) -> None:
     from random_plans.owners import differing_owners  # noqa: PLC0415
 
     torch.set_num_threads(1)
-    workspace = load_device(job.spec.device.name).gemm_workspace_bytes
+    workspace = device_of(job.spec.device).gemm_workspace_bytes
     for rank in choose_ranks(job, budget):
         if wanted is not None and any(failure.key == wanted for failure in found.failures):
             return

@@ -11,6 +11,9 @@ FP32, BF16 = "fp32", "bf16"
 ROLES = ("params", "grads", "master", "moments", "reduce")
 RATED = ("A", "M", "E", "R", "D", "head", "attention", "scan", "experts", "recurrence", "memory", "node", "network")
 REFUSES_FULL = "EM"
+RESERVE = ("cuda_context", "nccl", "driver", "other")
+RECIPES = ("bf16", "fp8", "mxfp8", "nvfp4")
+PEAKS = ("fp32", "bf16", "fp16", "fp8", "fp4")
 
 
 def precision_section(draw: Draw, scope: Scope, letters: str, *, pipelined: bool, megatron: bool) -> dict[str, Any]:
@@ -70,6 +73,14 @@ def device_section(draw: Draw) -> dict[str, Any]:
     draw.maybe(section, 0.15, efficiency_percent=lambda: {key: draw.randint(5, 100) for key in draw.sample(RATED, draw.randint(1, 4))})
     for key in ("launch_ns", "collective_latency_ns", "recurrence_step_ns"):
         draw.maybe(section, 0.1, **{key: draw.randint(0, 50_000)})
+    draw.maybe(section, 0.1, capacity=lambda: draw.randint(2**34, 2**40), domain=lambda: draw.choice([2, 8, 64]))
+    draw.maybe(section, 0.15, reserve=lambda: {item: draw.randint(0, 2**32) for item in draw.sample(RESERVE, draw.randint(1, 3))})
+    draw.maybe(section, 0.1, peak_flops=lambda: {dtype: draw.randint(1, 10**16) for dtype in draw.sample(PEAKS, draw.randint(1, 3))})
+    for key in ("memory_bytes_per_second", "node_bytes_per_second", "network_bytes_per_second"):
+        draw.maybe(section, 0.1, **{key: draw.randint(10**9, 10**14)})
+    draw.maybe(section, 0.1, reached=lambda: {dtype: draw.randint(1, 20) / 20 for dtype in draw.sample(RECIPES, draw.randint(1, 2))})
+    if draw.chance(0.2):  # A100s multiply no fp8, which a draw may ask for
+        section["name"] = draw.choice(["h100-sxm", "b200", "gb300", "mi300x"])
     return section
 
 

@@ -38,9 +38,15 @@ class Phase(StrEnum):
 
 
 class Basis(StrEnum):
-    """How sure a number is: counted from shapes, from a model of the runtime, from a data sheet or trace by others, or measured by us."""
+    """How sure a number is.
+
+    Counted from shapes, from a model of the runtime, from a data sheet or trace by others, measured by us, fitted to published
+    measurements, or given in the spec.
+    """
 
     EXACT = "exact"
     MODELLED = "modelled"
     PUBLISHED = "published"
     MEASURED = "measured"
+    FITTED = "fitted"
+    GIVEN = "given"

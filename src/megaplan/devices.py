@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from megaplan.columns import Basis
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError
 
+DEFAULT = "h200"
 DATA = Path(__file__).with_name("devices.json")
 
 
@@ -30,13 +32,17 @@ class Device:
 
     Attributes:
         name: As specs name it.
+        generation: Of its kernels: devices of one generation share what kernels reach (`ampere`, `hopper`, `blackwell`, `cdna`).
+        num_sms: Multiprocessors, or compute units.
+        note: What a reader should know before the figures are used; None for nothing.
         capacity: Bytes torch reports as the device's total.
         reserve: Bytes outside torch's allocator, by item.
         gemm_workspace: Bytes that GEMM libraries take inside torch's allocator.
-        peak_flops: Dense multiply-add FLOPs per second, by short dtype name.
+        peak_flops: Dense multiply-add FLOPs per second, by short dtype name; a dtype that the device does not multiply is absent.
         memory_bandwidth: Bytes per second of device memory.
         node_bandwidth: Bytes per second to the other devices of a node, one direction.
-        network_bandwidth: Bytes per second of one device to other nodes, one direction.
+        network_bandwidth: Bytes per second of one device to other nodes, one direction: its adapter.
+        domain: Devices that reach each other at `node_bandwidth`.
         efficiency: Percent of a peak that is reached: of FLOPs for the linears of a letter's blocks and of the `head`, and for
             the kernels `attention`, `scan`, `experts` and `recurrence`; of `memory`, `node` and `network` bandwidth.
         launch: Nanoseconds of one kernel beside its work.
@@ -45,6 +51,9 @@ class Device:
     """
 
     name: str
+    generation: str
+    num_sms: Figure
+    note: str | None
     capacity: Figure
     reserve: tuple[tuple[str, Figure], ...]
     gemm_workspace: Figure
@@ -52,6 +61,7 @@ class Device:
     memory_bandwidth: Figure
     node_bandwidth: Figure
     network_bandwidth: Figure
+    domain: Figure
     efficiency: dict[str, Figure]
     launch: Figure
     collective_latency: Figure
@@ -62,11 +72,20 @@ class Device:
         """Bytes of GEMM workspaces."""
         return self.gemm_workspace.value
 
+    def with_reserve(self, given: Mapping[str, Figure]) -> Device:
+        """The device with other items of its reserve, or with more of them."""
+        return replace(self, reserve=tuple((dict(self.reserve) | dict(given)).items()))
+
+    def with_peaks(self, given: Mapping[str, Figure]) -> Device:
+        """The device with other peaks."""
+        return replace(self, peak_flops=self.peak_flops | dict(given))
+
 
 @cache
 def _data() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(DATA.read_text(encoding="utf-8"))["devices"]
-    return found
+    """Every device's record: what devices share, and in its place what a device has of its own."""
+    document: dict[str, Any] = json.loads(DATA.read_text(encoding="utf-8"))
+    return {name: document["shared"] | record for name, record in document["devices"].items()}
 
 
 def device_names() -> tuple[str, ...]:
@@ -83,10 +102,15 @@ def load_device(name: str) -> Device:
     """
     if name not in _data():
         detail = f"device.name = {name}; the data file has {', '.join(device_names())}"
-        raise MegaplanError([diagnostic("MP504", detail, Location(key="device.name"), [f"--set device.name={device_names()[0]}"])])
+        raise MegaplanError(
+            [diagnostic("MP504", detail, Location(key="device.name"), ["megaplan devices", f"--set device.name={DEFAULT}"])]
+        )
     record = _data()[name]
     return Device(
         name=name,
+        generation=record["generation"],
+        num_sms=_figure(record["num_sms"]),
+        note=record.get("note"),
         capacity=_figure(record["capacity_bytes"]),
         reserve=tuple((item, _figure(figure)) for item, figure in record["reserve_bytes"].items()),
         gemm_workspace=_figure(record["gemm_workspace_bytes"]),
@@ -94,6 +118,7 @@ def load_device(name: str) -> Device:
         memory_bandwidth=_figure(record["memory_bytes_per_second"]),
         node_bandwidth=_figure(record["node_bytes_per_second"]),
         network_bandwidth=_figure(record["network_bytes_per_second"]),
+        domain=_figure(record["domain"]),
         efficiency={part: _figure(figure) for part, figure in record["efficiency_percent"].items()},
         launch=_figure(record["launch_ns"]),
         collective_latency=_figure(record["collective_latency_ns"]),

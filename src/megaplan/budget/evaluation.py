@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from megaplan.budget.chunk import Chunk, Policy
 from megaplan.budget.unit import Unit, make_unit
-from megaplan.devices import load_device
 from megaplan.hosts.megarun.allocator import slack_bytes
 from megaplan.hosts.megarun.boundaries import boundary_bytes
 from megaplan.hosts.megarun.buffers import (
@@ -27,6 +26,7 @@ from megaplan.hosts.megarun.parts import BlockBytes
 from megaplan.hosts.megarun.storage import LAST_OWN, NOTHING, BlockStorage, block_storage, storage_sizes
 from megaplan.inventory.tensors import Block, Family, Inventory
 from megaplan.layout.values import Layout, Slot
+from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
 from megaplan.tuples import new
 
@@ -112,7 +112,7 @@ class Evaluation:
         self.rotary_bytes, self.input_bytes, self.label_bytes = rotary_bytes(spec), input_bytes(spec), label_bytes(spec)
         self.rotary_scratch_bytes, self.starts_bytes = rotary_scratch_bytes(spec), starts_bytes(spec)
         self.router_sum_bytes, self.further_loss_bytes = router_sum_bytes(spec), further_loss_bytes(spec)
-        self.workspace_bytes, self.uses_muon = load_device(spec.device.name).gemm_workspace_bytes, uses_muon(spec)
+        self.workspace_bytes, self.uses_muon = device_of(spec.device).gemm_workspace_bytes, uses_muon(spec)
         sizes, blocks, in_place = storage_sizes(spec, padded=padded), dict(inventory.blocks()), True
         if inventory.tied:
             blocks["head"] = blocks["embedding"]

@@ -16,7 +16,6 @@ from megaplan.budget.reserve import device_budget
 from megaplan.budget.split_backward import split_step_peak
 from megaplan.budget.step import Lingering, StepPeak, accumulating_peak, step_peak
 from megaplan.budget.values import Budget, RankBudget, StageBudget
-from megaplan.devices import load_device
 from megaplan.hosts.megarun.dims import is_pipelined
 from megaplan.hosts.megarun.optimizer import Cast, Uneven
 from megaplan.hosts.megarun.storage import BlockStorage
@@ -26,6 +25,7 @@ from megaplan.layout.values import Layout, Slot
 from megaplan.schedule.actions import Orders
 from megaplan.schedule.in_flight import receive_buffers
 from megaplan.schedule.registry import SPLIT_BACKWARD, actions
+from megaplan.spec.device import device_of
 from megaplan.spec.models import Mesh, Spec
 from megaplan.tuples import new
 
@@ -43,7 +43,7 @@ def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout, *, padded: 
         layout: Its slots.
         padded: Whether shards are padded, as FSDP2 does; what it costs is the difference (`megaplan.budget.padding`).
     """
-    device = device_budget(load_device(spec.device.name))
+    device = device_budget(device_of(spec.device))
     usable, walked = device.usable_bytes, walk(spec, layout)
     evaluations = evaluate(spec, inventory, layout, padded=padded)
     ranks = [found for evaluation, places in evaluations for found in stage_ranks(evaluation, usable, places, walked, range(layout.pp))]

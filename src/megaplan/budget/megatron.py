@@ -7,7 +7,6 @@ from dataclasses import replace
 from megaplan.budget.reserve import device_budget
 from megaplan.budget.values import Budget, Cells, DeviceBudget, RankBudget, ReserveItem, StageBudget, checked
 from megaplan.columns import Basis, Column, Phase
-from megaplan.devices import load_device
 from megaplan.hosts.megatron.from_spec import jobs_from_spec
 from megaplan.hosts.megatron.job import MTP, MegatronJob
 from megaplan.hosts.megatron.peak import (
@@ -25,6 +24,7 @@ from megaplan.hosts.megatron.workspaces import hybrid_ep_bytes
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import rank_coordinate
 from megaplan.layout.values import Layout
+from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
 
 ROUTED = ("router", "dispatch.map", "dispatch.rows", "dispatch.handle", "routed.fc1.input")
@@ -57,7 +57,7 @@ def megatron_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
 
 def _device(spec: Spec, job: MegatronJob) -> DeviceBudget:
     """The device, and of its reserve also what the dispatcher's library takes from the driver."""
-    device = device_budget(load_device(spec.device.name))
+    device = device_budget(device_of(spec.device))
     size = hybrid_ep_bytes(job, spec.device.per_node)
     if not size:
         return device

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from megaplan.budget.reserve import device_budget
 from megaplan.budget.values import ServingBudget
-from megaplan.devices import load_device
 from megaplan.dtypes import DType
 from megaplan.inventory.mamba import num_mamba_heads
 from megaplan.inventory.tensors import Block, Family, Inventory
+from megaplan.spec.device import device_of
 from megaplan.spec.models import LatentAttention, Mamba2, Serving, Spec
 
 STATE_DTYPE = DType.FP32
@@ -31,7 +31,7 @@ def serving_budget(spec: Spec, inventory: Inventory) -> ServingBudget | None:
     kv_cache = sum(kv_cache_bytes(spec, serving, block) for block in inventory.layers if block.family is Family.A)
     states = sum(state_bytes(spec, block.family) for block in inventory.layers) * serving.batch_size
     blocks = -(-serving.context_length // serving.block_size) if serving.cache == "paged" else 0
-    usable = device_budget(load_device(spec.device.name)).usable_bytes
+    usable = device_budget(device_of(spec.device)).usable_bytes
     return ServingBudget(kv_cache, states, inventory.parameters * compute.bytes, usable, blocks)
 
 

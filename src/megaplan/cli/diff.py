@@ -42,8 +42,9 @@ def diff(
     found = diff_with_causes(old.plan, new.plan, tampered)
     if as_json or shape is Format.JSON:
         from megaplan.cli.diff_json import diff_document  # noqa: PLC0415
+        from megaplan.layout.step_time import planned_time  # noqa: PLC0415
 
-        output.write_json(diff_document(found))
+        output.write_json(diff_document(found, (planned_time(old.plan.spec, old.plan.spans), planned_time(new.plan.spec, new.plan.spans))))
     elif shape is Format.MARKDOWN:
         from megaplan.cli.diff_markdown import diff_markdown  # noqa: PLC0415
 

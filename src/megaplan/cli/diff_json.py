@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from megaplan.cli.diff_text import host_lines, verdict
+from megaplan.cli.estimate_json import time_document
+from megaplan.layout.step_time import PlannedTime
 from megaplan.plan.diff import Change, Place, PlanDiff, RankChange
 from megaplan.plan.document import RankEstimate, Span
 from megaplan.terminal import output
@@ -12,14 +14,15 @@ from megaplan.terminal import output
 FORMAT = "megaplan.diff/1"
 
 
-def diff_document(diff: PlanDiff) -> dict[str, Any]:
-    """Every field of the diff as JSON values."""
+def diff_document(diff: PlanDiff, times: tuple[PlannedTime | str, PlannedTime | str]) -> dict[str, Any]:
+    """Every field of the diff as JSON values, and the time of either plan's step."""
     reasons = {column: _pair(before, after) for column, before, after in host_lines(diff)}
     return {
         "format": FORMAT,
         "same": diff.same,
         "verdict": verdict(diff),
         "fits": _pair(*diff.fits),
+        "time": _pair(*map(time_document, times)),
         "digests": _pair(*diff.digests),
         "tampered": [{"file": file, "diagnostic": output.as_document(found)} for file, found in diff.tampered],
         "stale": list(diff.stale),

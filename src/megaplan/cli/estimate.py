@@ -25,7 +25,7 @@ def estimate(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> int:
-    """Estimate the memory of every rank by column. Exits 0 if all ranks fit, 1 if one does not."""
+    """Estimate the memory of every rank by column, and the time of a step. Exits 0 if all ranks fit, 1 if one does not."""
     from megaplan.budget.build import build_budget  # noqa: PLC0415  (a help text needs no model)
     from megaplan.budget.fit import fit_diagnostics  # noqa: PLC0415
     from megaplan.budget.padding import padding_diagnostics  # noqa: PLC0415
@@ -33,6 +33,7 @@ def estimate(
     from megaplan.budget.skew import routing_range  # noqa: PLC0415
     from megaplan.cli.inputs import load_again, load_subject  # noqa: PLC0415
     from megaplan.cli.problems import refuse  # noqa: PLC0415
+    from megaplan.layout.step_time import planned_time  # noqa: PLC0415
 
     given = load_subject(subject, overrides or (), costs)
     world_size = given.spec.mesh.world_size
@@ -44,11 +45,12 @@ def estimate(
     ranks = budget.ranks if rank is None else (budget.of_rank(rank),)
     subject_of = given.spec, given.inventory, given.layout
     found = [*given.diagnostics, *fit_diagnostics(*subject_of, budget), *padding_diagnostics(*subject_of, budget)]
+    time = planned_time(given.spec, given.spans)
     beside = None if other is None else build_budget(other.spec, other.inventory, other.layout)
     if as_json:
         from megaplan.cli.estimate_json import estimate_document  # noqa: PLC0415
 
-        document = estimate_document(budget, ranks, serving, found, routing)
+        document = estimate_document(budget, ranks, serving, found, routing, time)
         if beside is not None:
             from megaplan.cli.compare import compare_document  # noqa: PLC0415
 
@@ -57,7 +59,7 @@ def estimate(
     else:
         from megaplan.cli.estimate_text import estimate_lines  # noqa: PLC0415
 
-        output.write_styled(estimate_lines(given, budget, ranks, serving, routing))
+        output.write_styled(estimate_lines(given, budget, ranks, serving, routing, time))
         if beside is not None:
             from megaplan.cli.compare import compare_lines  # noqa: PLC0415
 

@@ -8,6 +8,7 @@ from typing import Any
 from megaplan.budget.skew import RoutingRange
 from megaplan.budget.values import Budget, RankBudget, ServingBudget
 from megaplan.errors import Diagnostic
+from megaplan.layout.step_time import PlannedTime
 from megaplan.plan.estimates import device_record
 from megaplan.terminal import output
 
@@ -20,6 +21,7 @@ def estimate_document(
     serving: ServingBudget | None,
     diagnostics: Sequence[Diagnostic],
     routing: RoutingRange | None,
+    time: PlannedTime | str,
 ) -> dict[str, Any]:
     """The document; `ranks` are those of `budget` that were asked for."""
     return {
@@ -38,9 +40,15 @@ def estimate_document(
             for stage in budget.stages
         ],
         "ranks": [_rank(rank, budget, routing) for rank in ranks],
+        "time": time_document(time),
         "serving": serving.as_document() if serving else None,
         "diagnostics": [output.as_document(found) for found in diagnostics],
     }
+
+
+def time_document(time: PlannedTime | str) -> dict[str, Any]:
+    """The time of a step, or the reason why none is stated."""
+    return {"reason": time} if isinstance(time, str) else time.as_document()
 
 
 def _rank(rank: RankBudget, budget: Budget, routing: RoutingRange | None) -> dict[str, Any]:

@@ -11,14 +11,21 @@ from megaplan.cli.header import header_lines
 from megaplan.cli.inputs import Subject
 from megaplan.cli.ranks_text import rank_table, view_of
 from megaplan.layout.runs import runs_label, runs_of
+from megaplan.layout.step_time import PlannedTime
 from megaplan.terminal.table import wrap
 from megaplan.units import format_bytes
 
 Line = tuple[str, str]
+NUM_TERMS = 6
 
 
 def estimate_lines(
-    given: Subject, budget: Budget, ranks: Sequence[RankBudget], serving: ServingBudget | None, routing: RoutingRange | None
+    given: Subject,
+    budget: Budget,
+    ranks: Sequence[RankBudget],
+    serving: ServingBudget | None,
+    routing: RoutingRange | None,
+    time: PlannedTime | str,
 ) -> Iterator[Line]:
     """(text, style) of every line."""
     letters = [block.family.value for block in given.inventory.layers]
@@ -39,9 +46,20 @@ def estimate_lines(
     yield _largest(given), ""
     yield "", ""
     yield from ((line, "") for line in _four_numbers(given, budget, ranks[0], routing))
+    if isinstance(time, PlannedTime):
+        yield "", ""
+        yield from ((line, "") for line in time_lines(time))
     if serving is not None:
         yield "", ""
         yield from _serving(serving)
+
+
+def time_lines(time: PlannedTime) -> Iterator[str]:
+    """The step's time with its interval, and its largest terms."""
+    rate = f"{time.tokens_per_second_per_device:,.0f} tokens/s a device, MFU {100 * time.mfu:.0f} %"
+    yield f"step {time.seconds:.3f} s, 80 % between {time.low:.3f} and {time.high:.3f} s ({time.calibration}); {rate}"
+    largest = sorted(time.terms.items(), key=lambda term: -term[1])[:NUM_TERMS]
+    yield "  " + ", ".join(f"{name} {seconds:.3f}" for name, seconds in largest)
 
 
 def _four_numbers(given: Subject, budget: Budget, rank: RankBudget, routing: RoutingRange | None) -> Iterator[str]:

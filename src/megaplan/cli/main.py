@@ -20,7 +20,21 @@ from megaplan.errors import MegaplanError
 from megaplan.terminal import output
 from megaplan.terminal.exit_status import BROKEN_PIPE, ERROR, INTERRUPTED
 
-_COMMANDS = ("estimate", "split", "costs", "show", "diff", "check", "schedule", "explain", "export", "schema", "new")
+_COMMANDS = (
+    "estimate",
+    "split",
+    "costs",
+    "show",
+    "diff",
+    "check",
+    "schedule",
+    "devices",
+    "calibrate",
+    "explain",
+    "export",
+    "schema",
+    "new",
+)
 """Each a function of the module of its name, in the order of the help."""
 
 

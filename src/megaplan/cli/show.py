@@ -58,10 +58,12 @@ def show(
 
 
 def _lines(plan: PlanDocument) -> Iterator[tuple[str, str]]:
+    from megaplan.cli.estimate_text import time_lines  # noqa: PLC0415
     from megaplan.cli.header import header_lines  # noqa: PLC0415
     from megaplan.cli.ranks_text import rank_table, view_of_estimate  # noqa: PLC0415
     from megaplan.cli.stages_text import certificate_line, stage_lines  # noqa: PLC0415
     from megaplan.cli.timeline import timeline_lines  # noqa: PLC0415
+    from megaplan.layout.step_time import PlannedTime, planned_time  # noqa: PLC0415
     from megaplan.terminal.table import wrap  # noqa: PLC0415
 
     estimates, decided = plan.estimates, plan.decisions
@@ -81,6 +83,9 @@ def _lines(plan: PlanDocument) -> Iterator[tuple[str, str]]:
     yield from _section("order", [f"build: {' → '.join(decided.code_order)}", f"fully_shard: {' → '.join(decided.wrap_order)}"])
     verdict = "fits" if estimates.fits else "DOES NOT FIT"
     yield from _section(f"memory on {estimates.device.name}: {verdict}", rank_table([view_of_estimate(rank) for rank in estimates.ranks]))
+    time = planned_time(plan.spec, plan.spans)
+    if isinstance(time, PlannedTime):
+        yield from _section("time", list(time_lines(time)))
     yield from _section("digests", [f"plan   {plan.digests.plan}", f"model  {plan.digests.model}"])
 
 

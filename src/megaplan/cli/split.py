@@ -107,13 +107,20 @@ def split(
 
 
 def _answer(plan: PlanDocument, target: str | None, found: Sequence[Diagnostic], notes: Sequence[str], *, as_json: bool) -> None:
+    from megaplan.layout.step_time import PlannedTime, planned_time  # noqa: PLC0415
+
+    time = planned_time(plan.spec, plan.spans)
     if as_json:
+        from megaplan.cli.estimate_json import time_document  # noqa: PLC0415
+
         diagnostics = [output.as_document(item) for item in found]
         stages = [stage.model_dump(mode="json") for stage in plan.decisions.stages]
         how = plan.decisions.split.model_dump(mode="json")
-        digests = plan.digests.model_dump()
         output.write_json(
-            {"format": FORMAT, "plan": target, "digests": digests, "split": how, "stages": stages, "diagnostics": diagnostics}
+            {
+                **{"format": FORMAT, "plan": target, "digests": plan.digests.model_dump()},
+                **{"split": how, "stages": stages, "time": time_document(time), "diagnostics": diagnostics},
+            }
         )
         return
     from megaplan.cli.stages_text import certificate_line, family_counts, stage_lines  # noqa: PLC0415
@@ -125,6 +132,10 @@ def _answer(plan: PlanDocument, target: str | None, found: Sequence[Diagnostic],
     if decided.split.reason:
         lines += [(line, "") for line in wrap(f"reason: {decided.split.reason}", indent="  ")]
     lines += [("", ""), *((line, "") for line in stage_lines(plan)), ("", "")]
+    if isinstance(time, PlannedTime):
+        from megaplan.cli.estimate_text import time_lines  # noqa: PLC0415
+
+        lines += [*((line, "") for line in time_lines(time)), ("", "")]
     lines += [(line, "") for note in notes for line in wrap(note, indent="  ")] + ([("", "")] if notes else [])
     lines.append((f"wrote {target}" if target else "nothing written; -o FILE writes the plan", ""))
     lines.append((plan.digests.plan, "dim"))

@@ -8,12 +8,14 @@ from megaplan.budget.axes import AXES
 from megaplan.budget.formulas import FORMULAS
 from megaplan.cli.problems import unknown_name
 from megaplan.columns import Column
-from megaplan.cost.formulas import FORMULAS as COSTS
+from megaplan.cost.formulas import FORMULAS as LAYER_COSTS
+from megaplan.cost.step.formulas import FORMULAS as STEP_TERMS
 from megaplan.diagnostics import CODES
 from megaplan.terminal.table import wrap
 
 Line = tuple[str, str]
 
+COSTS = LAYER_COSTS | STEP_TERMS
 _SPELLINGS = {"sequence_parallel": "sp"}
 
 

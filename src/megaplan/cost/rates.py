@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megaplan.devices import Device, load_device
+from megaplan.devices import Device
 from megaplan.dtypes import DType
+from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
 
 SECOND_NS = 10**9
@@ -52,7 +53,7 @@ def rates_of(spec: Spec) -> Rates:
     Raises:
         MegaplanError: MP504, the data file has no such device.
     """
-    section, device = spec.device, load_device(spec.device.name)
+    section, device = spec.device, device_of(spec.device)
     percent = {part: figure.value for part, figure in device.efficiency.items()}
     return Rates(
         device=device,

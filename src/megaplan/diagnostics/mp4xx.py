@@ -166,4 +166,11 @@ PLANS: dict[str, CodeInfo] = {
         "Report it with the command, the file and this text.",
         "megaplan --version",
     ),
+    "MP487": CodeInfo(
+        "measured steps are not understood",
+        "The file given to calibrate is no list of measured steps, or one of its specs is not timed.",
+        "Each row is a spec or plan, values that stand in the place of the file's, and the seconds of one optimizer step.",
+        "Write a row for each run, with host.name=megatron if the spec has another host.",
+        '[{"spec": "spec.yaml", "set": ["host.name=megatron"], "step_seconds": 1.2}]',
+    ),
 }

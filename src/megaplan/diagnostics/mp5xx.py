@@ -41,4 +41,11 @@ BUDGET: dict[str, CodeInfo] = {
         "Use the degree in the hint, or leave it: the numbers are right, the bytes hold zeros.",
         "mesh: {dp_shard: 2048}      # a router of 16 rows is gathered as 2,048\nmesh: {dp_replicate: 2, dp_shard: 1024}",
     ),
+    "MP506": CodeInfo(
+        "the device has no peak for a dtype",
+        "A dtype of precision.params or precision.families is not among the peaks of the device.",
+        "The device's matrix units do not multiply that dtype, so no time of it can be stated.",
+        "Use a dtype that the device has, or give the peak of an emulation under device.peak_flops.",
+        "device: {name: a100-80gb}\nprecision: {params: fp8}      # wrong\nprecision: {params: bf16}     # right",
+    ),
 }

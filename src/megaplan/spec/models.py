@@ -28,6 +28,7 @@ from megaplan.spec.architecture import (
     Ngram,
     RelationBias,
 )
+from megaplan.spec.device import DeviceRef
 from megaplan.spec.host import Host
 from megaplan.spec.scalars import (
     MAX_LAYERS,
@@ -36,13 +37,10 @@ from megaplan.spec.scalars import (
     FloatType,
     Letter,
     MicrobatchCount,
-    Nanoseconds,
     NaturalInt,
     ParamType,
-    Percent,
     Policy,
     PositiveInt,
-    Rated,
     ScheduleKind,
     Section,
     StrictBool,
@@ -253,26 +251,6 @@ class Split(Section):
     forbid: tuple[NaturalInt, ...] = ()
     pin: tuple[NaturalInt, ...] = ()
     together: tuple[tuple[NaturalInt, NaturalInt], ...] = ()
-
-
-class DeviceRef(Section):
-    """The device.
-
-    Attributes:
-        name: A device of the data file.
-        per_node: Devices that share a node's fast fabric.
-        efficiency_percent: Percent of peak of a letter's linears, head, a kernel, memory, node or network, where not the data file's.
-        launch_ns: Time of one kernel beside its work; null for the data file's.
-        collective_latency_ns: Time of one send or collective beside its bytes; null for the data file's.
-        recurrence_step_ns: Time of one step of a recurrence; null for the data file's.
-    """
-
-    name: Text = "h200"
-    per_node: Degree = 8
-    efficiency_percent: dict[Rated, Percent] = Field(default_factory=dict)
-    launch_ns: Nanoseconds | None = None
-    collective_latency_ns: Nanoseconds | None = None
-    recurrence_step_ns: Nanoseconds | None = None
 
 
 class Serving(Section):

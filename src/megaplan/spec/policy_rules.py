@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from megaplan.devices import DEFAULT, device_names
 from megaplan.errors import Diagnostic
 from megaplan.spec.context import Checked
+from megaplan.spec.device import device_of
 from megaplan.spec.pattern import LETTERS, Pattern
 from megaplan.spec.wording import plural, series
 
@@ -17,7 +19,7 @@ _WHY = {
 
 
 def policy_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """MP504, MP720, MP721."""
+    """MP504, MP506, MP720, MP721."""
     if checked.pattern is not None:
         yield from _recompute(checked)
         yield from _absent_letters(checked, checked.pattern)
@@ -50,9 +52,19 @@ def _absent_letters(checked: Checked, pattern: Pattern) -> Iterator[Diagnostic]:
 
 
 def _device(checked: Checked) -> Iterator[Diagnostic]:
-    from megaplan.devices import device_names  # noqa: PLC0415 (the data file is read only where a spec is checked)
-
+    device = checked.spec.device
     names = list(device_names())
-    if checked.spec.device.name not in names:
-        detail = f"device.name = '{checked.spec.device.name}', and the device file has {series(names, 'and')}"
-        yield checked.error("MP504", detail, "device.name", f"name: {series(names)}")
+    if device.name not in names:
+        from difflib import get_close_matches  # noqa: PLC0415  (only when something is wrong)
+
+        detail = f"device.name = '{device.name}', and the device file has {series(names, 'and')}"
+        nearest = get_close_matches(device.name, names, 1, 0.0) or [DEFAULT]
+        yield checked.error("MP504", detail, "device.name", f"name: {nearest[0]}", "megaplan devices")
+        return
+    peaks, precision = device_of(device).peak_flops, checked.spec.precision
+    for key, dtype in (("params", precision.params), *((f"families.{letter}", dtype) for letter, dtype in precision.families.items())):
+        if dtype not in peaks:
+            detail = f"precision.{key} = {dtype}, and {device.name} multiplies {series(list(peaks), 'and')}"
+            yield checked.error(
+                "MP506", detail, f"precision.{key}", f"{key.rpartition('.')[2]}: bf16", f"peak_flops: {{{dtype}: 312000000000000}}"
+            )

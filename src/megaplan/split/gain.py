@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from megaplan.budget.reserve import device_budget
-from megaplan.devices import load_device
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.spans import Spans, cuts_of, spans_of
+from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
 from megaplan.split.certify import stack_of
 from megaplan.split.costs import stack_costs
@@ -52,7 +52,7 @@ def gain_of_optimum(spec: Spec, inventory: Inventory, spans: Spans, measured: Me
     stack = stack_of(spec, stack_costs(spec, inventory, measured), cuts_of(spans))
     best = fitting_cuts(spec, inventory, stack, measured)
     pipeline, memory = Pipeline(spec, inventory, measured), Memory(spec, inventory)
-    usable = device_budget(load_device(spec.device.name)).usable_bytes
+    usable = device_budget(device_of(spec.device)).usable_bytes
     both: Sequence[Spans] = (spans, spans_of(best.cuts, len(inventory.layers)))
     before, after = (stack.bottleneck(each) for each in both)
     now, then = (pipeline.step.of(cuts_of(each)) for each in both)

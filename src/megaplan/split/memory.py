@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from megaplan.budget.peaks import StagePeaks
 from megaplan.budget.reserve import device_budget
-from megaplan.devices import load_device
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.build import build_layout
 from megaplan.layout.spans import Spans
 from megaplan.layout.values import Layout
+from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Memory:
         self._measured_sums: tuple[tuple[RankSum, ...], ...] = ()
         self._excesses: dict[Spans, tuple[int, ...]] = {}
         self._asked: set[Spans] = set()
-        self._usable_bytes = device_budget(load_device(spec.device.name)).usable_bytes
+        self._usable_bytes = device_budget(device_of(spec.device)).usable_bytes
         self._peaks = StagePeaks(spec, inventory)
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from megaplan.cost.model import model_costs
-from megaplan.devices import load_device
+from megaplan.spec.device import device_of
 from megarun.job.job import Job
 
 
@@ -27,7 +27,7 @@ class Utilisation:
     def of(cls, job: Job, device: torch.device) -> Utilisation:
         """Of a job that runs on devices of a kind."""
         spec = job.spec
-        peak = load_device(spec.device.name).peak_flops[spec.precision.params].value * spec.mesh.world_size
+        peak = device_of(spec.device).peak_flops[spec.precision.params].value * spec.mesh.world_size
         return cls(model_costs(spec, job.inventory).model_flops, peak if device.type == "cuda" else None)
 
     def rates(self, tokens_per_second: float) -> tuple[float, float | None]:

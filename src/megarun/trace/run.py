@@ -10,7 +10,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 
 from megaplan.budget.values import Budget
-from megaplan.devices import load_device
+from megaplan.spec.device import device_of
 from megarun.errors import refusal
 from megarun.job.job import Job
 from megarun.trace.compare import RankComparison
@@ -53,7 +53,7 @@ def trace_ranks(job: Job, budget: Budget, ranks: Sequence[int]) -> list[RankComp
         budget: Its estimate.
         ranks: Global ranks, each traced in a fresh process, at most `MAX_PROCESSES` at a time.
     """
-    workspace_bytes = load_device(job.spec.device.name).gemm_workspace_bytes
+    workspace_bytes = device_of(job.spec.device).gemm_workspace_bytes
     found: dict[int, RankTrace] = {}
     with ProcessPoolExecutor(min(MAX_PROCESSES, len(ranks)), get_context("spawn"), max_tasks_per_child=1) as pool:
         waiting = {pool.submit(trace_alone, job, rank, workspace_bytes) for rank in ranks}

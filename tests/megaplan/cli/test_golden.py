@@ -37,6 +37,8 @@ CASES = {
     "diff-markdown": ("diff", "plans/nam56r-8xh200-equal.json", "plans/nam56r-8xh200.json", "--format", "markdown"),
     "diff-same": ("diff", "plans/tiny-hybrid.json", "plans/tiny-hybrid.json"),
     "check": ("check", "plans/tiny-hybrid.json"),
+    "devices": ("devices",),
+    "devices-one": ("devices", "h100-sxm"),
     "explain-code": ("explain", "MP203"),
     "explain-column": ("explain", "activations"),
     "explain-axis": ("explain", "ep"),

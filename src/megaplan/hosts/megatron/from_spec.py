@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from megaplan.devices import load_device
 from megaplan.dtypes import DType
 from megaplan.hosts.megatron.job import EMBEDDING, LOSS, MTP, Dispatcher, LatentDims, MambaDims, MegatronJob, MoeDims
 from megaplan.hosts.megatron.workspaces import engine_bytes
 from megaplan.layout.values import Layout
+from megaplan.spec.device import device_of
 from megaplan.spec.models import GroupedQueryAttention, LatentAttention, Mamba2, Spec
 
 LETTERS = {"A": "*", "M": "M", "E": "E", "D": "-"}
@@ -109,7 +109,7 @@ def _cublas_bytes(spec: Spec) -> int:
     """What the launch sets, or torch's default on the device, whose record counts the two handles together."""
     if spec.host.cublas_workspace_kib is not None:
         return spec.host.cublas_workspace_kib * 1024
-    return load_device(spec.device.name).gemm_workspace_bytes // 2
+    return device_of(spec.device).gemm_workspace_bytes // 2
 
 
 def _rotary_dim(spec: Spec, letters: str) -> int:

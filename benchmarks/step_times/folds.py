@@ -1,0 +1,206 @@
+"""Cross-validation by groups, error tables, intervals and ranking."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from step_times.fitting import fit, predict
+from step_times.rows import Row
+
+Array = NDArray[np.float64]
+NUM_FOLDS = 8
+HELD_BACK = frozenset(
+    {
+        *("automodel|qwen3-30b-a3b|H100", "bridge|llama3-405b|GB200", "bridge|llama3-70b|GB300", "bridge|nemotron3.5-lightning|GB200"),
+        *("bridge|qwen3-30b-a3b|GB300", "llm-foundry|mpt-350m|A100_40GB", "llm-foundry|mpt-3b|H100", "llm-foundry|mpt-70b|H100"),
+        *("mlperf|llama3-405b|GB200", "mlperf|llama3-405b|GB300", "nanotron|nt-3.57b|H100", "nemo|deepseek-v3|H100"),
+    }
+)
+SAME = 0.01
+"""Two layouts whose measured times are closer than this are not ranked."""
+
+
+class Errors(NamedTuple):
+    """Errors |predicted / measured − 1| of some rows, and the bias."""
+
+    rows: int
+    median: float
+    p90: float
+    worst: float
+    bias: float
+
+
+class Ranking(NamedTuple):
+    """How well layouts of one model, machine and batch are ordered.
+
+    Attributes:
+        groups: Groups of at least two layouts.
+        pairs: Pairs that differ by more than 1 %.
+        tau: Kendall's, over all pairs.
+        mean_regret: Of the layout that is predicted to be the fastest, beside the measured fastest.
+        worst_regret: The largest.
+    """
+
+    groups: int
+    pairs: int
+    tau: float
+    mean_regret: float
+    worst_regret: float
+
+
+def usable(path: Path) -> tuple[list[Row], list[Row]]:
+    """Rows of a file, and its anomalies, which no table counts."""
+    rows: list[Row] = json.loads(path.read_text(encoding="utf-8"))
+    return [row for row in rows if not row["anomaly"]], [row for row in rows if row["anomaly"]]
+
+
+def group_of(row: Row) -> str:
+    """Rows that never stand on both sides: one framework, model and device."""
+    return "|".join((row["framework"], row["model"], row["device"]))
+
+
+def fold_of(row: Row, num_folds: int = NUM_FOLDS) -> int:
+    """The fold of a row's group, by a hash."""
+    return int(hashlib.sha256(group_of(row).encode()).hexdigest(), 16) % num_folds
+
+
+def is_held_back(row: Row) -> bool:
+    """Whether a row's group was left out while the terms and priors were chosen: an eighth of each family's groups, by a hash."""
+    return group_of(row) in HELD_BACK
+
+
+def cross_validated(rows: Sequence[Row], num_folds: int = NUM_FOLDS) -> Array:
+    """Predicted over measured seconds of every row, by constants fitted without its group."""
+    folds, found = np.array([fold_of(row, num_folds) for row in rows]), np.zeros(len(rows))
+    for fold in range(num_folds):
+        part = [row for row, own in zip(rows, folds, strict=True) if own == fold]
+        if part:
+            fitted = fit([row for row, own in zip(rows, folds, strict=True) if own != fold])
+            found[folds == fold] = ratios(predict(fitted, part), part)
+    return found
+
+
+def ratios(seconds: Array, rows: Sequence[Row]) -> Array:
+    """Predicted over measured."""
+    return seconds / np.array([row["step_s"] for row in rows])
+
+
+def errors(found: Array) -> Errors:
+    """Errors of predicted over measured times."""
+    off = np.abs(found - 1)
+    return Errors(len(off), float(np.median(off)), float(np.quantile(off, 0.9)), float(off.max()), float(np.median(found) - 1))
+
+
+def by(rows: Sequence[Row], found: Array, key: Callable[[Row], str]) -> dict[str, Errors]:
+    """Errors of the rows of each key, in order of the keys."""
+    places: dict[str, list[int]] = defaultdict(list)
+    for number, row in enumerate(rows):
+        places[key(row)].append(number)
+    return {name: errors(found[numbers]) for name, numbers in sorted(places.items())}
+
+
+def interval(found: Array) -> tuple[float, float]:
+    """Measured over predicted, below which a tenth of the rows are and above which another: an 80 % interval."""
+    return float(np.quantile(1 / found, 0.1)), float(np.quantile(1 / found, 0.9))
+
+
+def covered(rows: Sequence[Row], found: Array, key: Callable[[Row], str]) -> dict[str, float]:
+    """Share of each class inside an interval that the other folds' rows of the class give."""
+    folds = np.array([fold_of(row) for row in rows])
+    classes = np.array([key(row) for row in rows])
+    shares = {}
+    for name in sorted(set(classes)):
+        inside: list[bool] = []
+        for fold in sorted(set(folds[classes == name])):
+            here, others = (classes == name) & (folds == fold), (classes == name) & (folds != fold)
+            low, high = interval(found[others if others.sum() > 4 else classes == name])
+            inside.extend(low <= 1 / ratio <= high for ratio in found[here])
+        shares[name] = float(np.mean(inside))
+    return shares
+
+
+def ranking(rows: Sequence[Row], found: Array) -> Ranking:
+    """Order of layouts: same framework, release, model, device, dtype, devices, sequence and batch; other layouts."""
+    groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for number, row in enumerate(rows):
+        groups[tuple(row[key] for key in _SWEEP)].append(number)
+    agreed, pairs, regrets = 0, 0, []
+    for numbers in groups.values():
+        if len({_layout(rows[number]) for number in numbers}) < 2:
+            continue
+        measured = {number: rows[number]["step_s"] / rows[number]["gbs"] for number in numbers}
+        guessed = {number: measured[number] * found[number] for number in numbers}
+        own = [pair for pair in combinations(numbers, 2) if abs(measured[pair[0]] / measured[pair[1]] - 1) > SAME]
+        if not own:
+            continue
+        agreed += sum(1 if (measured[a] < measured[b]) == (guessed[a] < guessed[b]) else -1 for a, b in own)
+        pairs += len(own)
+        regrets.append(measured[min(guessed, key=guessed.__getitem__)] / min(measured.values()) - 1)
+    return Ranking(len(regrets), pairs, agreed / max(pairs, 1), float(np.mean(regrets or [0])), max(regrets, default=0.0))
+
+
+_SWEEP = ("framework", "release", "model", "device", "precision", "gpus", "seq", "task")
+_LAYOUT = ("mbs", "gbs", "tp", "pp", "cp", "vp", "ep", "etp", "dp", "tp_overlap", "dispatcher", "a2a_overlap", "compiled", "schedule")
+
+
+def _layout(row: Row) -> str:
+    return json.dumps([row[key] for key in _LAYOUT] + [row["recompute"], row["fsdp"], row["cuda_graph"]], sort_keys=True)
+
+
+def repeats(rows: Iterable[Row], *, across_releases: bool) -> Array:
+    """Differences of two measurements of one configuration, the noise floor: |a / b − 1| of every such pair."""
+    groups: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        known = [
+            row[key] for key in ("framework", "model", "device", "precision", "gpus", "seq", "gbs", "task", "fp8_attention", "tokendrop")
+        ]
+        release = None if across_releases else row["release"]
+        groups[json.dumps([known, release, _layout(row)])].append(row["step_s"])
+    return np.array([abs(a / b - 1) for times in groups.values() for a, b in combinations(sorted(times), 2)] or [0.0])
+
+
+def null_models(rows: Sequence[Row]) -> dict[str, Array]:
+    """Predicted over measured of models without any term: 6·N·D at 40 % of peak, and one utilisation a device and dtype."""
+    from megaplan.cost.step.parameters import model_flops  # noqa: PLC0415
+    from megaplan.cost.step.predict import peak_of  # noqa: PLC0415
+    from step_times.rows import workload  # noqa: PLC0415
+
+    works = [workload(row) for row in rows]
+    ideal = np.array(
+        [
+            model_flops(work.model, work.batch.seq) * work.step_tokens / work.mesh.world / peak_of(work.machine, work.software.dtype)
+            for work in works
+        ]
+    )
+    share = ratios(ideal, rows)
+    folds, keys = np.array([fold_of(row) for row in rows]), np.array([row["device"] + row["precision"] for row in rows])
+    fitted = np.zeros(len(rows))
+    for number in range(len(rows)):
+        others = (keys == keys[number]) & (folds != folds[number])
+        fitted[number] = np.median(share[others if others.any() else folds != folds[number]])
+    return {"model FLOPs at 40 % of the peak": share / 0.4, "one utilisation a device and dtype": share / fitted}
+
+
+def uncalibrated(rows: Sequence[Row]) -> Array:
+    """Predicted over measured by constants fitted without the row's device, or without its framework, whichever is farther off.
+
+    What a device or a framework that no row has will get: the constants of its kind stay at their priors.
+    """
+    found = np.ones(len(rows))
+    for key in ("device", "framework"):
+        for name in sorted({row[key] for row in rows}):
+            others, numbers = [row for row in rows if row[key] != name], [n for n, row in enumerate(rows) if row[key] == name]
+            part = [rows[number] for number in numbers]
+            ratio = ratios(predict(fit(others), part), part)
+            further = np.abs(np.log(ratio)) > np.abs(np.log(found[numbers]))
+            found[numbers] = np.where(further, ratio, found[numbers])
+    return found

@@ -1,0 +1,141 @@
+"""What each constant is expected to be before steps are fitted: value, spread of its logarithm, unit and source."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from megaplan.cost.step.frameworks import frameworks
+from megaplan.devices import device_names, load_device
+
+
+class Prior(NamedTuple):
+    """A constant's prior; `most` bounds what is a share of something."""
+
+    value: float
+    spread: float
+    unit: str
+    source: str
+    most: float = float("inf")
+
+
+SEQUENTIAL_EXPERTS_UNTIL = "25.02"
+GENERATIONS = ("ampere", "hopper", "blackwell", "cdna")
+LOAD = "share of the data sheet's peak that large products reach under training load"
+_GEMM = {
+    "a100-40gb": {"bf16": 0.76},
+    "a100-80gb": {"bf16": 0.76},
+    "h100-sxm": {"bf16": 0.74, "fp8": 0.68, "mxfp8": 0.60},
+    "h100-sxm-500w": {"bf16": 0.63, "fp8": 0.57, "mxfp8": 0.50},
+    "h100-nvl": {"bf16": 0.63, "fp8": 0.57, "mxfp8": 0.50},
+    "h100-pcie": {"bf16": 0.60, "fp8": 0.55, "mxfp8": 0.48},
+    "h200": {"bf16": 0.76, "fp8": 0.70, "mxfp8": 0.60},
+    "b200": {"bf16": 0.53, "fp8": 0.57, "mxfp8": 0.55, "nvfp4": 0.45},
+    "b300": {"bf16": 0.54, "fp8": 0.60, "mxfp8": 0.58, "nvfp4": 0.36},
+    "gb200": {"bf16": 0.53, "fp8": 0.54, "mxfp8": 0.53, "nvfp4": 0.45},
+    "gb300": {"bf16": 0.57, "fp8": 0.65, "mxfp8": 0.63, "nvfp4": 0.42},
+    "mi300x": {"bf16": 0.45, "fp8": 0.40, "mxfp8": 0.40},
+    "mi355x": {"bf16": 0.50, "fp8": 0.50, "mxfp8": 0.50, "nvfp4": 0.40},
+}
+_FORMS = "MooreThreads/SimuMax@4dcaae51, configs/system: the form fitted to its operation tables"
+_SCRIPTS = "published step times; no single measurement"
+_ATTENTION = {"ampere": (0.86, 0.67), "hopper": (0.87, 0.74), "blackwell": (1.06, 0.80), "cdna": (0.80, 0.60)}
+_SCAN = {"ampere": 0.08, "hopper": 0.05, "blackwell": 0.02, "cdna": 0.03}
+_MEMORY = {"llm-foundry": (1.75, 0.2), "torchtitan": (1.2, 0.2), "nanotron": (1.5, 0.2), "automodel": (1.3, 0.2)}
+_HOST = {"nanotron": 14e-6, "llm-foundry": 10e-6, "automodel": 10e-6}
+
+
+def priors() -> dict[str, Prior]:
+    """Every constant's prior by name."""
+    found: dict[str, Prior] = {}
+    for device in device_names():
+        for dtype, share in _GEMM[device].items():
+            found[f"gemm.{device}.{dtype}"] = Prior(share, 0.10 if dtype == "nvfp4" else 0.07, "share", LOAD, 0.95)
+        if load_device(device).generation == "ampere":
+            found |= {f"gemm.{device}.{dtype}": Prior(0.76, 0.07, "share", "emulated in bf16", 0.95) for dtype in ("fp8", "mxfp8", "nvfp4")}
+        elif "nvfp4" not in _GEMM[device]:
+            found[f"gemm.{device}.nvfp4"] = Prior(_GEMM[device]["mxfp8"], 0.1, "share", "emulated in fp8", 0.95)
+        found[f"clock.{device}"] = Prior(1.0, 0.10, "factor", "clocks under load beside those of the prior, all dtypes alike")
+    for name in GENERATIONS:
+        for dtype in ("bf16", "fp8", "mxfp8", "nvfp4"):
+            found[f"gemm.{name}.{dtype}"] = Prior(1.0, 0.15, "factor", "kernels of a generation beside the prior, all devices alike")
+        for run, share in zip(("forward", "backward"), _ATTENTION[name], strict=True):
+            found[f"attention.{name}.{run}"] = Prior(share, 0.08, "factor", f"beside the product rate; {_FORMS}")
+        found[f"scan.{name}"] = Prior(_SCAN[name], 0.4, "share", "of the bf16 peak; " + _SCRIPTS)
+        found[f"grouped.{name}"] = Prior(0.985, 0.02, "share", f"of the dense rate, at most 1; {_FORMS}", 1.0)
+    found |= _forms() | _links() | _frameworks()
+    return found
+
+
+def _forms() -> dict[str, Prior]:
+    return {
+        "gemm.quality": Prior(0.5, 0.3, "exponent", _FORMS),
+        "gemm.depth.bf16": Prior(70.0, 0.3, "columns", _FORMS),
+        "gemm.depth.low": Prior(250.0, 0.4, "columns", _SCRIPTS),
+        "grouped.rows": Prior(60.0, 0.3, "rows", _FORMS),
+        "grouped.weights": Prior(0.6, 0.15, "share", f"of the memory rate, at most 1; {_FORMS}", 1.0),
+        "attention.spread.forward": Prior(2.0, 0.1, "factor", _FORMS),
+        "attention.spread.backward": Prior(0.7, 0.1, "factor", _FORMS),
+        "attention.fp8": Prior(1.6, 0.2, "factor", "fp8 kernels beside bf16 ones; " + _SCRIPTS, 2.0),
+        "attention.flash2.hopper": Prior(0.62, 0.15, "factor", "arXiv:2407.08608: FlashAttention-2 beside 3 on H100"),
+        "attention.flash1.forward": Prior(0.7, 0.3, "factor", "arXiv:2307.08691: FlashAttention beside 2 on A100"),
+        "attention.flash1.backward": Prior(0.6, 0.3, "factor", "arXiv:2307.08691: FlashAttention beside 2 on A100"),
+        "attention.sinks": Prior(0.77, 0.2, "factor", "kernels with sinks beside those without; " + _SCRIPTS),
+        "memory.share": Prior(0.80, 0.05, "share", "of the data sheet's bandwidth; streaming kernels", 0.95),
+        "memory.te": Prior(1.15, 0.15, "factor", "bytes beside ideal ones, Transformer Engine; " + _SCRIPTS),
+        "memory.eager": Prior(1.6, 0.3, "factor", "elementwise operations that nothing fuses; " + _SCRIPTS),
+        "memory.sinks.unfused": Prior(2.5, 0.4, "factor", "biases and clamped activations without fused kernels; " + _SCRIPTS),
+        "memory.sinks.fused": Prior(1.3, 0.2, "factor", "the same, fused"),
+        "permute.alltoall": Prior(1.2, 0.3, "factor", "bytes beside four passes; " + _SCRIPTS),
+        "permute.fused": Prior(0.6, 0.3, "factor", "dispatchers that permute on the way"),
+        "permute.padded": Prior(2.0, 0.4, "factor", "unfused permutation into buffers of fixed capacity; " + _SCRIPTS),
+        "cast.rows.fp8": Prior(2.0, 0.25, "factor", "of experts' rows, as cast.fp8"),
+        "cast.rows.mxfp8": Prior(1.5, 0.25, "factor", "of experts' rows, as cast.mxfp8"),
+        "cast.rows.nvfp4": Prior(1.5, 0.25, "factor", "of experts' rows, as cast.nvfp4"),
+        "cast.fp8": Prior(2.0, 0.25, "factor", "bytes beside one read and one write, two layouts; " + _SCRIPTS),
+        "cast.mxfp8": Prior(1.5, 0.25, "factor", "as cast.fp8, with block scales"),
+        "cast.nvfp4": Prior(1.5, 0.25, "factor", "as cast.fp8, with two scales"),
+        "launch.gap": Prior(1.5e-6, 0.2, "seconds", "between two kernels; " + _SCRIPTS),
+        "launch.gap.graphed": Prior(0.4, 0.3, "factor", "of it inside a graph; " + _SCRIPTS, 1.0),
+        "host.sync": Prior(1.0, 0.3, "factor", "host time that dropless all-to-all waits for once more; " + _SCRIPTS),
+        "growth": Prior(0.004, 0.4, "factor", "a doubling of nodes; published weak scaling, 0 to 5.9 % over 8 to 128 times more devices"),
+    }
+
+
+def _links() -> dict[str, Prior]:
+    nccl = "NCCL on nccl-tests, share of nominal: "
+    return {
+        "link.node": Prior(0.75, 0.12, "share", nccl + "all-gather of 512 MiB on eight H200 (ai-dynamo/aiconfigurator)", 1.0),
+        "link.network": Prior(0.80, 0.12, "share", nccl + "issue 267", 1.0),
+        "tensor.link": Prior(0.75, 0.15, "share", nccl + "all-gather of 512 MiB on eight H200 (ai-dynamo/aiconfigurator)", 1.0),
+        "tensor.latency": Prior(5e-6, 0.4, "seconds", "of a step of a ring; " + _SCRIPTS),
+        "tensor.exposed": Prior(0.35, 0.4, "share", "of overlapped tensor-parallel transfers; " + _SCRIPTS, 1.0),
+        "exchange.link": Prior(0.6, 0.3, "share", nccl + "all-to-all of 512 MiB on eight H200 (ai-dynamo/aiconfigurator) is 0.72", 1.0),
+        "exchange.network": Prior(0.75, 0.3, "share", nccl + "all-to-all over nodes", 1.0),
+        "exchange.alltoall": Prior(120e-6, 0.4, "seconds", "of an exchange beside its bytes: counts, splits and waits; " + _SCRIPTS),
+        "exchange.fused": Prior(80e-6, 0.3, "seconds", "the same of DeepEP and HybridEP; " + _SCRIPTS),
+        "exchange.exposed": Prior(0.3, 0.4, "share", "of overlapped exchanges; " + _SCRIPTS, 1.0),
+        "exchange.exposed.graphed": Prior(0.7, 0.4, "factor", "of it in a full-iteration graph; " + _SCRIPTS, 1.0),
+        "context.exposed": Prior(0.5, 0.4, "share", "of a ring's transfers; " + _SCRIPTS, 1.0),
+        "pipeline.exposed": Prior(0.5, 0.4, "share", "of transfers between stages; " + _SCRIPTS, 1.0),
+        "data.latency": Prior(15e-6, 0.4, "seconds", "of a ring's step; " + _SCRIPTS),
+        "data.exposed": Prior(0.3, 0.3, "share", "of overlapped gradients and parameters; " + _SCRIPTS, 1.0),
+        "data.unbucketed": Prior(2.0, 0.4, "factor", "a collective for every tensor beside buckets; " + _SCRIPTS),
+        "sharded.network": Prior(0.7, 0.25, "share", "of adapters that gathers of sharded parameters reach; " + _SCRIPTS, 1.0),
+        "sharded.exposed": Prior(0.12, 0.4, "share", "of gathers beside layers; " + _SCRIPTS, 1.0),
+    }
+
+
+def _frameworks() -> dict[str, Prior]:
+    found = {"library.flash1-era.hopper": Prior(0.87, 0.07, "factor", "products of 2023's library on H100 beside today's")}
+    for name, host in frameworks().items():
+        found[f"memory.{name}"] = Prior(*_MEMORY.get(name, (1.0, 0.05)), "factor", "bytes beside ideal ones; " + _SCRIPTS)
+        found[f"host.{name}"] = Prior(_HOST.get(name, 7e-6), 0.35, "seconds", "of the host for a kernel outside graphs; " + _SCRIPTS)
+        found[f"step.{name}"] = Prior(0.03 if name == "nanotron" else 0.012, 0.5, "seconds", "a step beside all else; " + _SCRIPTS)
+        if host.library:
+            found[f"library.{name}"] = Prior(1.0, 0.07, "factor", "products beside Transformer Engine's; " + _SCRIPTS)
+    for name, host in frameworks().items():
+        for release in host.releases:
+            early = name == "nemo" and release < SEQUENTIAL_EXPERTS_UNTIL
+            source = "experts run one after another; " if early else "MoE layers of a release beside the others; "
+            found[f"moe.{name}.{release}"] = Prior(1.15 if early else 1.0, 0.12, "factor", source + _SCRIPTS)
+    return found

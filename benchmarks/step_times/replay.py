@@ -1,0 +1,75 @@
+"""Predict published steps with the committed constants.
+
+python benchmarks/step_times/replay.py ROWS.json [--json OUT]
+
+Each row becomes a spec where specs can say it (else the same workload, read directly), is timed as users' specs are, and is printed with
+its error, worst first. A row that cannot be timed is named with its reason. Needs neither numpy nor scipy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from megaplan.cost.step.predict import predict_step  # noqa: E402
+from megaplan.errors import MegaplanError  # noqa: E402
+from step_times.rows import Row, spec_path, workload  # noqa: E402
+
+FORMAT = "megaplan.replay/1"
+
+
+def main() -> None:
+    """Read the rows, predict and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("rows", type=Path, help="rows in the form of rows.py")
+    parser.add_argument("--json", type=Path, help="write every row with its terms here")
+    arguments = parser.parse_args()
+    rows: list[Row] = json.loads(arguments.rows.read_text(encoding="utf-8"))
+    found = [replayed(row) for row in rows]
+    timed = sorted((each for each in found if "error" in each), key=lambda each: -abs(each["error"]))
+    for each in timed:
+        times = f"{each['measured_s']:10.4f} s  predicted {each['predicted_s']:10.4f} s  {100 * each['error']:+6.1f} %"
+        print(f"{each['id']:12s} {times}  {each['path']}")
+    for each in found:
+        if "reason" in each:
+            print(f"{each['id']:12s} not timed: {each['reason']}")
+    for line in summary(timed, len(rows)):
+        print(line)
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"format": FORMAT, "rows": found}, indent=1) + "\n", encoding="utf-8")
+
+
+def replayed(row: Row) -> dict[str, Any]:
+    """One row with its prediction, or with the reason why there is none."""
+    own: dict[str, Any] = {"id": row.get("id", "?"), "family": row.get("family"), "anomaly": row.get("anomaly")}
+    try:
+        path, step = spec_path(row), predict_step(workload(row))
+    except (KeyError, TypeError, ZeroDivisionError, MegaplanError) as error:
+        return own | {"reason": f"{type(error).__name__}: {error}"}
+    measured = row["step_s"]
+    figures = {"measured_s": measured, "predicted_s": step.seconds, "error": step.seconds / measured - 1}
+    return own | figures | {"path": "spec" if path is None else path, "mfu": step.mfu, "terms": step.terms}
+
+
+def summary(timed: Sequence[dict[str, Any]], count: int) -> list[str]:
+    """Median and ninth decile of each family, anomalies left out."""
+    lines = [f"{len(timed)} of {count} rows timed, {sum(each['path'] == 'spec' for each in timed)} by a spec"]
+    for family in ("dense", "moe", "hybrid", None):
+        off = sorted(abs(each["error"]) for each in timed if not each["anomaly"] and family in (None, each["family"]))
+        if off:
+            ninth = off[min(len(off) - 1, int(0.9 * len(off)))]
+            percent = f"median {100 * median(off):.1f} %  p90 {100 * ninth:.1f} %  worst {100 * off[-1]:.0f} %"
+            lines.append(f"{family or 'all':8s} {len(off):4d} rows  {percent}")
+    return lines
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""A published row as a spec: the model, mesh, batch, precision and device that users write. What only a framework knows stays beside it."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from typing import Any
+
+from megaplan.errors import MegaplanError
+from megaplan.spec.load import spec_from_document
+from megaplan.spec.models import Spec
+
+Row = dict[str, Any]
+DEVICES = {"A100_40GB": "a100-40gb", "A100_80GB": "a100-80gb", "H100": "h100-sxm", "H100-500W": "h100-sxm-500w"}
+ADAPTERS = {("llm-foundry", "A100_80GB"): 12_500_000_000}
+"""Bytes per second of an adapter where a cluster is not the data sheet's: llm-foundry's README, 800 Gb/s for eight A100 of 80 GB."""
+_FOUND: dict[str, Spec | str] = {}
+
+
+def device_name(row: Row) -> str:
+    """The device's name in the data file."""
+    return DEVICES.get(row["device"], row["device"].lower())
+
+
+def adapter(row: Row) -> int | None:
+    """Bytes per second of the cluster's adapters where they are not the data file's."""
+    return ADAPTERS.get((row["framework"], row["device"]))
+
+
+def spec_of(row: Row) -> Spec | str:
+    """The row's spec, or the first reason why specs cannot say it yet; the same answer for a row's id each time."""
+    known = row.get("id")
+    if known not in _FOUND:
+        reason = _unsayable(row)
+        _FOUND[known] = reason or _checked(row)
+    return _FOUND[known]
+
+
+def owners(spec: Spec) -> list[int]:
+    """The pipeline rank of each slot, in loops."""
+    return [slot % spec.mesh.pp for slot in range(spec.mesh.pp * spec.mesh.vpp)]
+
+
+def _unsayable(row: Row) -> str | None:
+    arch = row["arch"]
+    reasons = {
+        "frozen weights (LoRA)": row["task"] == "lora",
+        "attention sinks with windows": arch.get("win"),
+        "experts on a latent": arch.get("latent"),
+        "prediction depths with experts": arch.get("mtp"),
+        "which blocks of a hybrid a stage holds is not published": arch["nM"] and (row["pp"] or 1) > 1,
+        "layers that do not divide into whole chunks": _pairs(row) is None,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def _checked(row: Row) -> Spec | str:
+    try:
+        return spec_from_document(document(row))
+    except MegaplanError as error:
+        codes = sorted({found.code for found in error.diagnostics})
+        return f"a rule of specs refuses the layout ({', '.join(codes)})"
+
+
+def document(row: Row) -> dict[str, Any]:
+    """The spec file of a row."""
+    arch, mesh = row["arch"], {axis: max(1, int(row[key] or 1)) for axis, key in _AXES.items()}
+    data, cp, tp = mesh.pop("dp"), mesh["cp"], mesh["tp"]
+    activation = "swiglu" if arch["gated"] else "gelu"
+    letters = _letters(arch)
+    model: dict[str, Any] = {"pattern": letters, "num_layers": len(letters), "hidden_size": arch["h"], "vocab_size": arch["V"]}
+    model |= {"tie_embeddings": bool(arch["tied"]), "attention": _attention(arch)}
+    if "D" in letters:
+        model["mlp"] = {"ffn_hidden_size": arch["ffn"], "activation": activation}
+    if "E" in letters:
+        shared = {"shared_ffn_hidden_size": arch["shared"] or 0}
+        model["moe"] = {"num_experts": arch["E"], "top_k": arch["top"], "ffn_hidden_size": arch["mf"], "activation": activation} | shared
+    if "M" in letters:
+        sizes = {"num_heads": arch["mh"], "head_dim": arch["mp"], "state_dim": arch["ms"], "num_groups": arch["mg"]}
+        model["mamba"] = {"kind": "mamba2", **sizes}
+    device: dict[str, Any] = {"name": device_name(row)}
+    if adapter(row):
+        device["network_bytes_per_second"] = adapter(row)
+    found: dict[str, Any] = {
+        "format": "megaplan.spec/1",
+        "name": row.get("id", "row"),
+        "model": model,
+        "mesh": mesh | {"dp_shard": data, "cp": cp, "tp": tp, "vocab_parallel": tp > 1},
+        "batch": {"micro_batch_size": row["mbs"], "seq_length": row["seq"]},
+        "schedule": {"kind": "interleaved_1f1b" if mesh["vpp"] > 1 else "1f1b", "num_microbatches": row["nmb"]},
+        "precision": {"params": "bf16"},
+        "host": {"name": "megatron"},
+        "device": device,
+    }
+    if mesh["pp"] > 1:
+        found["split"] = {"mode": "manual", "reason": "as the recipe cuts", "spans": _spans(row)}
+    return found
+
+
+_AXES = {"pp": "pp", "vpp": "vp", "cp": "cp", "tp": "tp", "ep": "ep", "etp": "etp", "dp": "dp"}
+
+
+def _attention(arch: dict[str, Any]) -> dict[str, Any]:
+    if not arch.get("mla"):
+        return {"kind": "gqa", "num_heads": arch["a"], "num_kv_heads": arch["kv"], "head_dim": arch["hd"]}
+    ranks = {"q_lora_rank": arch["q_lora"] or None, "kv_lora_rank": arch["kv_lora"]}
+    heads = {"qk_nope_head_dim": arch["nope"], "qk_rope_head_dim": arch["rope"], "v_head_dim": arch["vd"]}
+    return {"kind": "mla", "num_heads": arch["a"], **ranks, **heads}
+
+
+def _letters(arch: dict[str, Any]) -> str:
+    """The pattern: dense layers lead, or alternate with experts where there are as many; a hybrid's blocks in any order."""
+    if arch["nM"]:
+        return "".join(letter * int(arch[f"n{letter}"]) for letter in "MEAD")
+    dense, routed = int(arch["nD"]), int(arch["nE"])
+    if routed and dense >= arch["L"] / 2:
+        return "ADAE" * routed + "AD" * (dense - routed)
+    return "AD" * dense + "AE" * routed
+
+
+def _pairs(row: Row) -> list[int] | None:
+    """Layers of every slot, in model order; None where they are not whole.
+
+    Even where layers divide; else embedding and loss count as a layer each, or the loss alone, as the recipes of 126 and 94 layers cut.
+    """
+    layers, slots = row["arch"]["L"], max(1, int(row["pp"] or 1)) * max(1, int(row["vp"] or 1))
+    for first, last in ((0, 0), (1, 1), (0, 1)):
+        if (layers + first + last) % slots == 0:
+            held = [(layers + first + last) // slots] * slots
+            held[0] -= first
+            held[-1] -= last
+            return held if min(held) > 0 else None
+    return None
+
+
+def _spans(row: Row) -> list[list[int]]:
+    """Spans of letters: two a layer."""
+    edges = [0, *accumulate(2 * layers for layers in _pairs(row) or ())]
+    return [list(span) for span in pairwise(edges)]

@@ -1,0 +1,98 @@
+"""`megaplan calibrate`: what your device's products reach, from steps that you measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from megaplan.cli.files import STDOUT, write_new
+from megaplan.cli.options import AsJson
+from megaplan.terminal import output
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from megaplan.layout.calibrate import Calibration, MeasuredStep
+
+FORMAT = "megaplan.calibration/1"
+
+
+def calibrate(
+    rows: Annotated[str, typer.Argument(metavar="ROWS", help='JSON: [{"spec": FILE, "set": [KEY=VALUE, …], "step_seconds": 1.2}, …].')],
+    *,
+    target: Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="Write the shares here; - for stdout.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Fit what your device's products reach to steps that you measured, and print how far each is off before and after."""
+    from megaplan.layout.calibrate import calibrations  # noqa: PLC0415
+
+    found = calibrations(_steps(rows))
+    document = {"format": FORMAT, "calibrations": [_document(each) for each in found]}
+    if target is not None:
+        import json  # noqa: PLC0415
+
+        write_new(target, json.dumps(document, indent=2) + "\n", force=force)
+    if as_json:
+        output.write_json(document)
+    elif target != STDOUT:
+        output.write_styled(_lines(found))
+    return 0
+
+
+def _steps(path: str) -> list[MeasuredStep]:
+    """The measured steps of a file.
+
+    Raises:
+        MegaplanError: MP487, the file has no such rows, or a spec that is not timed.
+    """
+    import json  # noqa: PLC0415
+
+    from megaplan.cli.inputs import load_subject  # noqa: PLC0415
+    from megaplan.cli.problems import refuse  # noqa: PLC0415
+    from megaplan.layout.calibrate import MeasuredStep  # noqa: PLC0415
+    from megaplan.layout.step_time import planned_workload  # noqa: PLC0415
+    from megaplan.spec.read import read_text  # noqa: PLC0415
+
+    form = '[{"spec": "spec.yaml", "set": ["host.name=megatron"], "step_seconds": 1.2}]'
+    try:
+        rows: Any = json.loads(read_text(path))
+    except ValueError as error:
+        raise refuse("MP487", f"{path} is no JSON: {error}", form) from None
+    if not isinstance(rows, list) or not rows:
+        raise refuse("MP487", f"{path} has no list of measured steps", form)
+    found = []
+    for number, row in enumerate(rows):
+        seconds: Any = row.get("step_seconds") if isinstance(row, dict) else None
+        timed = isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and seconds > 0
+        if not timed or not isinstance(row.get("spec"), str):
+            raise refuse("MP487", f"row {number} of {path} = {json.dumps(row)[:80]}, and a row has spec and step_seconds", form)
+        given = load_subject(row["spec"], row.get("set") or ())
+        work = planned_workload(given.spec, given.spans)
+        if isinstance(work, str):
+            raise refuse("MP487", f"row {number} of {path}: {row['spec']} is not timed: {work}", '"set": ["host.name=megatron"]')
+        found.append(MeasuredStep(f"row {number}, {given.spec.name}", work, float(seconds)))
+    return found
+
+
+def _document(found: Calibration) -> dict[str, Any]:
+    return {
+        "device": found.device,
+        "reached": {found.dtype: round(found.after, 4)},
+        "before": round(found.before, 4),
+        "spread": round(found.spread, 4),
+        "rows": [{"name": name, "error_before": round(old, 4), "error_after": round(new, 4)} for name, old, new in found.residuals],
+    }
+
+
+def _lines(found: tuple[Calibration, ...]) -> Iterator[tuple[str, str]]:
+    from megaplan.terminal.table import table  # noqa: PLC0415
+
+    for each in found:
+        yield f"{each.device}, {each.dtype}: products reach {each.after:.3f} of the peak, {100 * each.spread:.0f} % either way", "bold"
+        yield f"  the constants say {each.before:.3f}", ""
+        rows = [["measured step", "error before", "after"]]
+        rows += [[name, f"{100 * old:+.1f} %", f"{100 * new:+.1f} %"] for name, old, new in each.residuals]
+        yield from ((line, "") for line in table(rows, indent="  "))
+        yield f"  device: {{name: {each.device}, reached: {{{each.dtype}: {each.after:.3f}}}}}", ""

@@ -1,0 +1,59 @@
+"""The fitted constants (`constants.json`): value, spread, basis and source of each."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from megaplan.columns import Basis
+
+DATA = Path(__file__).with_name("constants.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """One constant of the step-time model.
+
+    Attributes:
+        value: In `unit`.
+        spread: Standard deviation of its logarithm after the fit: 0.1 is about 10 %.
+        unit: seconds, rows, share or factor.
+        basis: fitted where measured steps move it, modelled where only its prior speaks.
+        source: Of the prior, and how many rows the fit touched.
+    """
+
+    value: float
+    spread: float
+    unit: str
+    basis: Basis
+    source: str
+
+
+@cache
+def _document() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(DATA.read_text(encoding="utf-8"))
+    return found
+
+
+@cache
+def constants() -> dict[str, Constant]:
+    """Every constant by name."""
+    return {
+        name: Constant(record["value"], record["spread"], record["unit"], Basis(record["basis"]), record["source"])
+        for name, record in _document()["constants"].items()
+    }
+
+
+@cache
+def values() -> dict[str, float]:
+    """Every constant's value by name."""
+    return {name: constant.value for name, constant in constants().items()}
+
+
+@cache
+def intervals() -> dict[str, tuple[float, float]]:
+    """By class of model, the ratio of measured to predicted time below which a tenth of the cross-validated rows are, and above which."""
+    return {name: (low, high) for name, (low, high) in _document()["intervals"].items()}

@@ -1,0 +1,112 @@
+"""What data ranks exchange: gradients reduced and parameters gathered once a step, or for every microbatch where they are sharded."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from megaplan.cost.step.launch import HOST_JOIN
+from megaplan.cost.step.parameters import TRAINED_UNDER_LORA, held
+from megaplan.cost.step.transfers import near
+from megaplan.cost.step.workload import StepWorkload
+
+
+def smaller(a: Any, b: Any) -> Any:
+    """The smaller of two numbers, or of two arrays element by element."""
+    return (a + b - abs(a - b)) / 2
+
+
+def excess(a: Any) -> Any:
+    """What is above zero."""
+    return (a + abs(a)) / 2
+
+
+class Group(NamedTuple):
+    """A group of data ranks.
+
+    Attributes:
+        ranks: Of it.
+        inside: Of them in one domain.
+        reduced: Bytes of gradients that are reduced and scattered.
+        gathered: Bytes of parameters that are gathered.
+    """
+
+    ranks: float
+    inside: float
+    reduced: float
+    gathered: float
+
+
+class DataWork(NamedTuple):
+    """What data parallelism adds.
+
+    Attributes:
+        dense: Once a step, parameters that every data rank has.
+        experts: Once a step, experts.
+        sharded: For every microbatch, or once where `once`; no bytes without sharded parameters.
+        once: Gathered once a step.
+        gathers: Gathers a microbatch, 2 with one in backward.
+        optimizer_bytes: Read and written by Adam: 30 an element, gradient, master, two moments and parameter.
+    """
+
+    dense: Group
+    experts: Group
+    sharded: Group
+    once: bool
+    gathers: int
+    optimizer_bytes: float
+
+
+OPTIMIZER_BYTES = 30.0
+
+
+def data_work(work: StepWorkload, grad_bytes: float) -> DataWork:
+    """Bytes of every data group of a rank."""
+    mesh, software, elements = work.mesh, work.software, held(work)
+    share = TRAINED_UNDER_LORA if software.frozen else 1.0
+    ranks, domain = float(mesh.dp * mesh.cp), work.machine.domain
+    expert_ranks = max(1.0, mesh.dp * mesh.cp * mesh.tp / (mesh.ep * mesh.etp))
+    inside, expert_inside = near(domain, ranks, mesh.tp), near(domain, expert_ranks, mesh.ep * mesh.etp)
+    sharded = software.sharded
+    none = Group(ranks, inside, 0.0, 0.0)
+    divided = bool(software.zero or sharded)
+    optimizer = share * (elements.dense / (ranks if divided else 1) + elements.experts / (expert_ranks if divided else 1))
+    if sharded is None:
+        dense = Group(ranks, inside, share * elements.dense * grad_bytes, share * elements.dense * 2)
+        experts = Group(expert_ranks, expert_inside, share * elements.experts * grad_bytes, share * elements.experts * 2)
+        return DataWork(dense, experts, none, False, 1, OPTIMIZER_BYTES * optimizer)
+    dense = Group(ranks, inside, elements.dense * sharded.reduce_bytes, elements.dense * sharded.gather_bytes)
+    experts = Group(expert_ranks, expert_inside, elements.experts * sharded.reduce_bytes, elements.experts * 2)
+    once = sharded.kind == "fsdp2" and mesh.pp > 1
+    return DataWork(none, experts, dense, once, 2 if sharded.regather else 1, OPTIMIZER_BYTES * optimizer)
+
+
+def ring_seconds(moved: Any, ranks: Any, bandwidth: Any, latency: Any) -> Any:
+    """Seconds to gather or to reduce and scatter: (n − 1)/n · S / W + (n − 1) · l.
+
+    Args:
+        moved: S, bytes of the whole.
+        ranks: n.
+        bandwidth: W, of the fabric, or of all adapters of the group's ranks in a domain where that is less.
+        latency: l, seconds of a rank's step beside its bytes.
+
+    Source: NCCL's ring algorithm.
+    """
+    return moved * (ranks - 1) / ranks / bandwidth + (ranks - 1) * latency
+
+
+def exposed_seconds(reduced: Any, gathered: Any, share: Any, forward: Any, backward: Any) -> Any:
+    """Seconds that a step waits: x (R + G) + max(0, (1 − x) R − B) + max(0, (1 − x) G − F).
+
+    Args:
+        reduced: R, seconds of the reduction.
+        gathered: G, seconds of the gather.
+        share: x, that nothing hides; 1 without overlap.
+        forward: F, seconds of one microbatch's forward, which hides the gather.
+        backward: B, of its backward, which hides the reduction.
+    """
+    return share * (reduced + gathered) + excess(reduced * (1 - share) - backward) + excess(gathered * (1 - share) - forward)
+
+
+def beside_seconds(computed: Any, moved: Any, exposed: Any) -> Any:
+    """Seconds of a pass beside its gathers and reductions: (C^6 + M^6)^(1/6) + x · M."""
+    return (computed**HOST_JOIN + moved**HOST_JOIN) ** (1 / HOST_JOIN) + exposed * moved

@@ -1,0 +1,101 @@
+"""The step-time model's formulas as text, for `megaplan explain`; a test evaluates each example against the functions."""
+
+from __future__ import annotations
+
+from megaplan.cost.formulas import Formula
+
+_FITTED = "; constants fitted to published steps (docs/reference/accuracy-time.md)"
+
+FORMULAS: dict[str, Formula] = {
+    "step_gemm": Formula(
+        "a dense matrix product of M rows, N columns and depth K, its compute and its memory time joined",
+        "t = ((2MNK / (R · q^e · K/(K + k0)))^1.7 + (B / W)^1.7)^(1/1.7); R reached FLOPs/s, q whole tiles, B bytes, W reached bytes/s",
+        "seconds",
+        "the form of MooreThreads/SimuMax's operation tables" + _FITTED,
+        "((2e12 / (7e14 · 0.9^0.5 · 4096/(4096 + 70)))^1.7 + (1e8 / 2.5e12)^1.7)^(1/1.7) = 0.0030643",
+    ),
+    "step_quality": Formula(
+        "share of whole tiles of 256 × 128 and of whole waves over the multiprocessors",
+        "q = w / ⌈w⌉ · M / (256 ⌈M/256⌉) · N / (128 ⌈N/128⌉); w = ⌈M/256⌉ · ⌈N/128⌉ / multiprocessors",
+        "share",
+        "counting tiles",
+        "(16 · 32 / 132) / 4 · 4096/4096 · 4096/4096 = 0.9697",
+    ),
+    "step_grouped": Formula(
+        "products of all local experts, of m rows each",
+        "t = ((F / (R · s · m/(m + m0) · K/(K + k0)))^1.7 + ((Bw/w + Br) / W)^1.7)^(1/1.7); s at most 1, Bw weights, Br rows",
+        "seconds",
+        "the form of MooreThreads/SimuMax's group_matmul table" + _FITTED,
+        "((1e12 / (1e15 · 0.98 · 512/(512 + 60) · 7168/(7168 + 70)))^1.7 + ((4e8/0.6 + 1e8) / 6e12)^1.7)^(1/1.7) = 0.0011672",
+    ),
+    "step_attention": Formula(
+        "the attention core over visible pairs; a rate that falls where there are few query blocks",
+        "t = F / (R · w · b/(b + c · multiprocessors)); F = 2 · heads · (d_k + d_v) · S²/2, backward 2.5 F; b = batch · heads · S/128",
+        "seconds",
+        "the form of MooreThreads/SimuMax's sdp tables" + _FITTED,
+        "2 · 32 · 256 · 8192^2 / 2 / (6e14 · 1.0 · 2048/(2048 + 2 · 132)) = 0.0010343",
+    ),
+    "step_memory": Formula(
+        "norms, activations, rotary, casts, permutation and logits, by their bytes",
+        "t = f · B / W; f how much more the framework's kernels move than operands and results",
+        "seconds",
+        "counting operands" + _FITTED,
+        "1.3 · 4096 · 4096 · 10 / 2.5e12 = 0.000087241",
+    ),
+    "step_scan": Formula(
+        "Mamba-2's chunked scan",
+        "t = F / R + B / W; F = T · (2QGN + 2Q · d_i + 4 · d_i · N), Q = 128; backward 2.5 times both",
+        "seconds",
+        "arXiv:2405.21060, section 6" + _FITTED,
+        "8192 · (2 · 128 · 8 · 128 + 2 · 128 · 8192 + 4 · 8192 · 128) / 5e13 + 2e9 / 6e12 = 0.0014070",
+    ),
+    "step_transfer": Formula(
+        "collectives that a block waits for: tensor groups, expert exchange, context rings, pipeline hops",
+        "t = x · (B / W + n · l); x what no work hides, B bytes a rank sends, n steps of l seconds",
+        "seconds",
+        "NCCL's tuning model" + _FITTED,
+        "0.4 · (2 · 3 · 8e6 / 3.6e11 + 6 · 8e-6) = 0.000072533",
+    ),
+    "step_copies": Formula(
+        "copies of a token that a dispatcher sends which knows ranks: distinct ones of n under uniform routing",
+        "c = n · (1 − (1 − 1/n)^k); top_k without that knowledge",
+        "copies",
+        "counting under uniform routing",
+        "8 · (1 - (1 - 1/8)^8) = 5.2511",
+    ),
+    "step_launch": Formula(
+        "a pass whose kernels the host launches while they run",
+        "t = (D^6 + H^6)^(1/6); D device time with gaps, H launches · host seconds a kernel",
+        "seconds",
+        "smooth maximum" + _FITTED,
+        "(0.010^6 + 0.009^6)^(1/6) = 0.010734",
+    ),
+    "step_pipeline": Formula(
+        "a step of m microbatches on stages of v chunks",
+        "t = m · max t_s + (Σ t_s − max t_s) / v",
+        "seconds",
+        "arXiv:2104.04473, section 2.2, for unequal stages",
+        "16 · 0.030 + (0.028 + 0.030 + 0.026 - 0.030) / 2 = 0.507",
+    ),
+    "step_ring": Formula(
+        "a gather, or a reduction and scatter, over n data ranks",
+        "t = (n − 1)/n · S / W + (n − 1) · l",
+        "seconds",
+        "NCCL's ring algorithm" + _FITTED,
+        "63/64 · 2e9 / 2e11 + 63 · 3e-5 = 0.011734",
+    ),
+    "step_data": Formula(
+        "what a step waits for of reduced gradients and gathered parameters",
+        "t = x (R + G) + max(0, (1 − x) R − B) + max(0, (1 − x) G − F); B and F one microbatch's backward and forward",
+        "seconds",
+        "the last microbatch hides the reduction, the first the gather" + _FITTED,
+        "0.4 · (0.05 + 0.04) + (0.6 · 0.05 - 0.02) + 0 = 0.046",
+    ),
+    "step_growth": Formula(
+        "many nodes: slower devices, and collectives that wait for them",
+        "t · (1 + g · log2(nodes))",
+        "seconds",
+        "published weak scaling" + _FITTED,
+        "10 · (1 + 0.0025 · 5) = 10.125",
+    ),
+}

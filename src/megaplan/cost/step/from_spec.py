@@ -1,0 +1,167 @@
+"""A spec's step as a workload: its model, mesh, batch, device and cuts, and the software that its host is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from megaplan.cost.step.workload import (
+    AttentionShape,
+    BatchShape,
+    ExpertShape,
+    Machine,
+    MambaShape,
+    MeshShape,
+    ModelShape,
+    Recomputed,
+    Sharded,
+    Software,
+    StageShape,
+    StepWorkload,
+)
+from megaplan.dtypes import DType
+from megaplan.spec.device import device_of
+from megaplan.spec.models import LatentAttention, Mamba2, Spec
+from megaplan.spec.pattern import parse_pattern
+
+NODE = 8
+"""Devices of a node: domains up to this size end with the node, larger ones join nodes."""
+
+
+def unpriced(spec: Spec) -> str | None:
+    """What of a spec the step-time model has no term for; None if it can be timed."""
+    model = spec.model
+    letters = set(parse_pattern(model.pattern, model.num_layers).layers)
+    if "R" in letters:
+        return "matrix recurrences (R)"
+    if "M" in letters and not isinstance(model.mamba, Mamba2):
+        return "Mamba-3"
+    if isinstance(model.attention, LatentAttention) and model.attention.indexer is not None:
+        return "sparse attention's indexer"
+    given = [name for name in type(model.features).model_fields if getattr(model.features, name) is not None]
+    return f"model.features.{given[0]}" if given else None
+
+
+def workload_of(
+    spec: Spec, spans: Sequence[tuple[int, int]], owners: Sequence[int], software: Software, recomputed: Recomputed | None = None
+) -> StepWorkload:
+    """One optimizer step of a spec.
+
+    Args:
+        spec: A checked spec that `unpriced` has nothing against.
+        spans: Its cuts: one half-open span of layers for each slot.
+        owners: The pipeline rank of each slot.
+        software: The framework, see `software_of`.
+        recomputed: What backward runs again, where not what the spec says.
+    """
+    mesh, schedule = spec.mesh, spec.schedule
+    degrees = MeshShape(mesh.world_size, mesh.tp, mesh.pp, mesh.vpp, mesh.cp, mesh.ep, mesh.etp, mesh.dp_replicate * mesh.dp_shard)
+    batch = BatchShape(spec.batch.micro_batch_size, spec.batch.seq_length, schedule.microbatches_per_update)
+    stages = _stages(spec, spans, owners)
+    again = recomputed_of(spec) if recomputed is None else recomputed
+    return StepWorkload(model_shape(spec), degrees, batch, software, machine_of(spec), stages, again)
+
+
+def software_of(spec: Spec) -> Software:
+    """The software of a spec whose host is megatron.
+
+    Megatron-Core as MooreThreads/SimuMax ran it: Transformer Engine, and no overlap but what the host's keys turn on.
+    """
+    host = spec.host
+    flex = host.moe_dispatcher == "flex"
+    return Software(
+        name="megatron-lm-deterministic" if host.deterministic_mode else "megatron-lm",
+        dtype="fp8" if spec.precision.params is DType.FP8 else "bf16",
+        dispatcher=host.moe_flex_backend if flex else "alltoall",
+        tp_overlap=host.tp_comm_overlap,
+        exchange_overlap=host.moe_overlap,
+        graphs=frozenset({"full"}) if "cuda_graphs" in host.features else frozenset(),
+        token_drop=spec.model.moe is not None and spec.model.moe.capacity_factor is not None,
+        zero=host.distributed_optimizer,
+        sharded=Sharded("megatron", reduce_bytes=spec.precision.reduce.bytes) if spec.sharding.reshard_after_forward else None,
+    )
+
+
+def recomputed_of(spec: Spec) -> Recomputed:
+    """What backward runs again under Megatron-Core's policies."""
+    letters = parse_pattern(spec.model.pattern, spec.model.num_layers).layers
+    policies = [spec.recompute.blocks.get(letter, spec.recompute.default) for letter in letters]  # type: ignore[call-overload]
+    modules = set(spec.host.recompute_modules)
+    if any(policy == "selective" and letter == "A" for policy, letter in zip(policies, letters, strict=True)):
+        modules.add("core_attn")
+    return Recomputed(policies.count("full") / len(policies), modules=frozenset(modules))
+
+
+def model_shape(spec: Spec) -> ModelShape:
+    """The model's dimensions."""
+    model = spec.model
+    letters = parse_pattern(model.pattern, model.num_layers).layers
+    counts = {letter: float(count) for letter, count in Counter(letters).items()}
+    activation = model.moe.activation if model.moe is not None else model.mlp.activation if model.mlp is not None else "swiglu"
+    experts = None
+    if model.moe is not None:
+        moe = model.moe
+        sizes = (moe.num_experts, moe.top_k, moe.ffn_hidden_size, moe.shared_ffn_hidden_size)
+        experts = ExpertShape(*sizes, padding=moe.capacity_factor or 1.0)
+    mamba = None
+    if isinstance(model.mamba, Mamba2):
+        heads = model.mamba.num_heads or model.mamba.expand * model.hidden_size // model.mamba.head_dim
+        mamba = MambaShape(heads, model.mamba.head_dim, model.mamba.state_dim, model.mamba.num_groups)
+    return ModelShape(
+        hidden=model.hidden_size,
+        vocab=model.vocab_size,
+        tied=model.tie_embeddings,
+        gated=activation == "swiglu",
+        ffn=model.mlp.ffn_hidden_size if model.mlp is not None else 0,
+        counts=counts,
+        attention=_attention(spec, counts.get("A", 0.0)),
+        experts=experts,
+        mamba=mamba,
+    )
+
+
+def machine_of(spec: Spec) -> Machine:
+    """The device's figures, with what the spec gives in their place."""
+    device = device_of(spec.device)
+    domain = device.domain.value
+    if spec.device.domain is None and domain <= NODE:
+        domain = min(domain, spec.device.per_node)
+    return Machine(
+        name=device.name,
+        generation=device.generation,
+        num_sms=device.num_sms.value,
+        peaks={dtype: float(figure.value) for dtype, figure in device.peak_flops.items()},
+        memory=float(device.memory_bandwidth.value),
+        node=float(device.node_bandwidth.value),
+        network=float(device.network_bandwidth.value),
+        domain=domain,
+        reached={str(dtype): share for dtype, share in spec.device.reached.items()},
+    )
+
+
+def _attention(spec: Spec, layers: float) -> AttentionShape | None:
+    shape = spec.model.attention
+    if shape is None:
+        return None
+    window = shape.window_size or 0
+    share = 1 - len(shape.full_layers) / layers if window and layers else 0.0
+    if isinstance(shape, LatentAttention):
+        width = shape.qk_nope_head_dim + shape.qk_rope_head_dim
+        latent = (shape.q_lora_rank or 0, shape.kv_lora_rank, shape.qk_rope_head_dim)
+        return AttentionShape(shape.num_heads, shape.num_heads, width, shape.v_head_dim, *latent, window, share)
+    return AttentionShape(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.head_dim, window=window, window_share=share)
+
+
+def _stages(spec: Spec, spans: Sequence[tuple[int, int]], owners: Sequence[int]) -> tuple[StageShape, ...]:
+    """Stages by what they hold, those that are alike together; the first slot has the embedding and the last the head."""
+    letters = parse_pattern(spec.model.pattern, spec.model.num_layers).layers
+    held: dict[int, Counter[str]] = {rank: Counter() for rank in owners}
+    for (start, stop), rank in zip(spans, owners, strict=True):
+        held[rank].update(letters[start:stop])
+    alike: Counter[tuple[tuple[tuple[str, int], ...], bool, bool]] = Counter()
+    for rank, blocks in held.items():
+        alike[tuple(sorted(blocks.items())), rank == owners[0], rank == owners[-1]] += 1
+    return tuple(
+        StageShape(float(count), {letter: float(number) for letter, number in blocks}, first, last)
+        for (blocks, first, last), count in alike.items()
+    )

@@ -1,0 +1,37 @@
+"""Kernels of a block: gaps between them on the device, and the host that launches them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megaplan.cost.step.workload import Software
+
+KERNELS = {"A": 22.0, "A.mla": 34.0, "D": 10.0, "router": 30.0, "experts": 30.0, "M": 22.0, "head": 20.0}
+"""Of one block's forward, counted in published profiles of Megatron-Core with Transformer Engine."""
+QUANTIZE_KERNELS = 6.0
+"""Of each local expert's operands that are cast one after another: maximum, scale and cast of each."""
+GROUPED_CASTS = "26.04"
+"""Megatron-Bridge's release from which one kernel casts the rows of all experts to mxfp8."""
+
+
+def casts_apart(software: Software) -> bool:
+    """Whether every expert's operands are cast by kernels of their own: under one scale a tensor, and to mxfp8 in older releases."""
+    return software.dtype == "fp8" or (software.dtype == "mxfp8" and (software.release or GROUPED_CASTS) < GROUPED_CASTS)
+
+
+BACKWARD_KERNELS = {"A": 1.6, "D": 1.6, "E": 1.5, "M": 1.36, "head": 1.0}
+"""Kernels of backward beside those of forward."""
+AGAIN = 0.6
+"""Of them, how many more a block that runs again has."""
+HOST_JOIN = 6.0
+"""Exponent of the smooth maximum of device and host time."""
+
+
+def gap_seconds(kernels: Any, gap: Any) -> Any:
+    """Seconds between kernels on the device: n · g."""
+    return kernels * gap
+
+
+def joined_seconds(device: Any, host: Any) -> Any:
+    """Seconds of a pass whose kernels the host launches while they run: (D^6 + H^6)^(1/6)."""
+    return (device**HOST_JOIN + host**HOST_JOIN) ** (1 / HOST_JOIN)

@@ -1,0 +1,129 @@
+"""The work of one block on one rank for one microbatch, by kernel class: what the formulas price."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+FORWARD, BACKWARD = 0, 1
+
+
+class Product(NamedTuple):
+    """A matrix product M·N·K.
+
+    Attributes:
+        run: FORWARD or BACKWARD.
+        dtype: It multiplies in.
+        flops: 2·M·N·K.
+        moved: Bytes of its operands and result.
+        quality: Share of full tiles and full waves, see `gemm.quality`.
+        depth: K.
+        times: How often.
+    """
+
+    run: int
+    dtype: str
+    flops: float
+    moved: float
+    quality: float
+    depth: float
+    times: float
+
+
+class GroupedProduct(NamedTuple):
+    """Products of all local experts in one launch.
+
+    Attributes:
+        weight_bytes: Of the experts' weights, or of their gradients.
+        row_bytes: Of rows read and written.
+        rows: Rows of one expert.
+    """
+
+    run: int
+    dtype: str
+    flops: float
+    weight_bytes: float
+    row_bytes: float
+    rows: float
+    depth: float
+    times: float
+
+
+class AttentionCore(NamedTuple):
+    """A fused attention kernel.
+
+    Attributes:
+        backward: It is the backward kernel, whichever pass runs it.
+        blocks: Query blocks of 128 rows and heads, beside the device's multiprocessors.
+        width: Share that its head widths leave of the best.
+        num_sms: Multiprocessors.
+    """
+
+    run: int
+    backward: int
+    flops: float
+    blocks: float
+    width: float
+    num_sms: int
+    times: float
+
+
+class Moved(NamedTuple):
+    """Bytes of memory-bound kernels of a kind: plain, accumulate, permute, or a cast to a dtype."""
+
+    run: int
+    kind: str
+    moved: float
+
+
+class Scan(NamedTuple):
+    """A chunked scan of a state-space model."""
+
+    run: int
+    flops: float
+    moved: float
+
+
+class Transfer(NamedTuple):
+    """Collectives of a group: tensor, exchange, context or pipeline.
+
+    Attributes:
+        moved: Bytes that a rank sends.
+        calls: Collectives.
+    """
+
+    run: int
+    group: str
+    moved: float
+    calls: float
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Work of one block, or of one end of the model."""
+
+    products: list[Product] = field(default_factory=list)
+    grouped: list[GroupedProduct] = field(default_factory=list)
+    attention: list[AttentionCore] = field(default_factory=list)
+    moved: list[Moved] = field(default_factory=list)
+    scans: list[Scan] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)
+    kernels: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    launched: list[float] = field(default_factory=lambda: [0.0, 0.0])
+
+    def move(self, run: int, moved: float, kind: str = "plain") -> None:
+        """Add memory-bound bytes."""
+        if moved > 0:
+            self.moved.append(Moved(run, kind, moved))
+
+    def transfer(self, run: int, group: str, moved: float, calls: float) -> None:
+        """Add collectives."""
+        if moved > 0:
+            self.transfers.append(Transfer(run, group, moved, calls))
+
+    def launch(self, forward: float, backward: float, *, graphed: bool) -> None:
+        """Add kernels; those in a CUDA graph cost the host nothing."""
+        for run, count in enumerate((forward, backward)):
+            self.kernels[run] += count
+            if not graphed:
+                self.launched[run] += count

@@ -1,0 +1,131 @@
+"""Which fitted constants a step uses: every rate is a product of named constants, by device, dtype, framework, release or kernel class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from megaplan.cost.step.frameworks import Framework, framework, known_release
+from megaplan.cost.step.workload import Software, StepWorkload
+
+Factors = tuple[str, ...]
+"""Constants whose product a rate is; a rate without any is 1."""
+
+OLD_UNFUSED = "26.08"
+"""Megatron-Bridge's release from which sinks, biases and clamped activations have fused kernels."""
+
+
+_WAITING = ("alltoall", "deepep")
+"""Dispatchers for whose counts the host waits; HybridEP sizes its buffers beforehand."""
+
+
+def names_of(work: StepWorkload) -> dict[str, Factors]:
+    """Rate to the constants whose product it is."""
+    software, host = work.software, framework(work.software.name)
+    found = _kernels(work, host) | _transfers(work, host)
+    graphed = "full" in software.graphs
+    found["gap"] = _product("launch.gap", "launch.gap.graphed" if graphed else None)
+    is_moe = work.model.experts is not None and work.model.counts.get("E", 0) > 0
+    release = _release(work, is_moe=is_moe)
+    found["moe"] = _product(f"moe.{release}" if release else None)
+    found["host"] = _product(f"host.{software.name}")
+    waits = is_moe and software.dispatcher in _WAITING and not graphed and not software.token_drop and software.name == "megatron-bridge"
+    if waits:
+        found["sync"] = _product("host.sync")
+    found["fixed"] = _product(f"step.{software.name}")
+    found["growth"] = _product("growth")
+    return found
+
+
+def _release(work: StepWorkload, *, is_moe: bool) -> str | None:
+    release = known_release(work.software.name, work.software.release) if is_moe else None
+    return f"{work.software.name}.{release}" if release else None
+
+
+def _kernels(work: StepWorkload, host: Framework) -> dict[str, Factors]:
+    software, machine = work.software, work.machine
+    device, generation = machine.name, machine.generation
+    library = f"library.{software.name}" if host.library else None
+    tuned = "library.flash1-era.hopper" if software.name == "llm-foundry" and generation == "hopper" else None
+    dtypes = {"bf16", software.dtype, software.linear_dtype or software.dtype}
+    found = {}
+    for dtype in dtypes:
+        found[f"product.{dtype}"] = _product(f"gemm.{device}.{dtype}", f"clock.{device}", f"gemm.{generation}.{dtype}", library, tuned)
+    found |= {f"depth.{dtype}": _product("gemm.depth.bf16" if dtype == "bf16" else "gemm.depth.low") for dtype in dtypes}
+    found["quality"] = _product("gemm.quality")
+    for number, run in enumerate(("forward", "backward")):
+        kernel = f"attention.{host.attention}.{run}" if host.attention == "flash1" else None
+        kernel = "attention.flash2.hopper" if host.attention == "flash2" and generation != "ampere" else kernel
+        sinks = "attention.sinks" if work.model.attention and work.model.attention.sinks else None
+        low = "attention.fp8" if software.fp8_attention else None
+        found[f"attention.{number}"] = _product(
+            *(f"attention.{generation}.{run}", f"gemm.{device}.bf16", f"clock.{device}", f"gemm.{generation}.bf16", kernel, low, sinks)
+        )
+        found[f"spread.{number}"] = _product(f"attention.spread.{run}")
+    unfused = None
+    if work.model.attention and work.model.attention.sinks and generation == "blackwell":
+        unfused = "memory.sinks.unfused" if (software.release or "") < OLD_UNFUSED else "memory.sinks.fused"
+    found["memory"] = _product("memory.share")
+    own = f"memory.{software.name}"
+    found["plain"] = _product("memory.te" if host.kernels == "te" else None, own, None if software.compiled else "memory.eager", unfused)
+    found["accumulate"] = ()
+    plain = "permute.padded" if software.token_drop else "permute.alltoall"
+    found["permute"] = _product(plain if software.dispatcher == "alltoall" else "permute.fused")
+    for dtype in dtypes - {"bf16"}:
+        found |= {f"cast.{dtype}": _product(f"cast.{dtype}"), f"cast.rows.{dtype}": _product(f"cast.rows.{dtype}")}
+    found["grouped"] = _product(f"grouped.{generation}")
+    found["rows"], found["weights"] = _product("grouped.rows"), _product("grouped.weights")
+    found["scan"] = _product(f"scan.{generation}")
+    return found
+
+
+def _transfers(work: StepWorkload, host: Framework) -> dict[str, Factors]:
+    software, mesh, domain = work.software, work.mesh, work.machine.domain
+    fused = software.dispatcher != "alltoall"
+    return {
+        "tensor": _product("link.network" if mesh.tp > domain else "tensor.link"),
+        "tensor.latency": _product("tensor.latency"),
+        "tensor.exposed": _product("tensor.exposed" if software.tp_overlap else None),
+        "exchange": _product("exchange.network" if exchange_leaves(work) else "exchange.link"),
+        "exchange.latency": _product("exchange.fused" if fused else "exchange.alltoall"),
+        "exchange.exposed": _product(*_exchange_exposed(software)),
+        "context": _product("link.network" if mesh.tp * mesh.cp > domain else "link.node"),
+        "context.latency": _product("tensor.latency"),
+        "context.exposed": _product("context.exposed"),
+        "pipeline": _product("link.network" if mesh.world > domain else "link.node"),
+        "pipeline.latency": _product("tensor.latency"),
+        "pipeline.exposed": _product("pipeline.exposed"),
+        "node": _product("link.node"),
+        "network": _product("link.network"),
+        "data.latency": _product("data.latency"),
+        "data.slow": _product("data.unbucketed" if host.accumulate_bytes else None),
+        "data.exposed": _product("data.exposed" if host.data_overlap else None),
+        "sharded.network": _product("sharded.network"),
+        "sharded.exposed": _product("sharded.exposed"),
+    }
+
+
+def _exchange_exposed(software: Software) -> tuple[str, ...]:
+    """Overlap with another microbatch hides more where a whole iteration is one graph and weight gradients come later."""
+    if not software.exchange_overlap:
+        return ()
+    return ("exchange.exposed", "exchange.exposed.graphed") if "full" in software.graphs else ("exchange.exposed",)
+
+
+def exchange_leaves(work: StepWorkload) -> bool:
+    """Whether experts' rows leave the domain."""
+    return work.mesh.ep * work.mesh.etp > work.machine.domain
+
+
+def _product(*names: str | None) -> Factors:
+    return tuple(name for name in names if name is not None)
+
+
+def rates_of(names: Mapping[str, Factors], values: Mapping[str, float]) -> dict[str, float]:
+    """Each rate as the product of its constants."""
+    found = {}
+    for rate, factors in names.items():
+        value = 1.0
+        for name in factors:
+            value *= values[name]
+        found[rate] = value
+    return found

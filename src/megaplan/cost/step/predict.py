@@ -1,0 +1,239 @@
+"""`predict_step`: the time of one training step, by term."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import log2, prod
+
+from megaplan.columns import Basis
+from megaplan.cost.step.attention import attention_seconds
+from megaplan.cost.step.blocks import ledger_of
+from megaplan.cost.step.compose import Once, PassTerms, StageTerms, step_seconds
+from megaplan.cost.step.constants import constants as constants_by_name
+from megaplan.cost.step.constants import values
+from megaplan.cost.step.data import data_work
+from megaplan.cost.step.frameworks import framework
+from megaplan.cost.step.gemm import product_seconds
+from megaplan.cost.step.grouped import grouped_seconds
+from megaplan.cost.step.ledger import BACKWARD, FORWARD, Ledger
+from megaplan.cost.step.memory import moved_seconds
+from megaplan.cost.step.names import exchange_leaves, names_of, rates_of
+from megaplan.cost.step.parameters import model_flops
+from megaplan.cost.step.scan import scan_seconds
+from megaplan.cost.step.transfers import transfer_seconds
+from megaplan.cost.step.workload import BatchShape, Machine, MeshShape, ModelShape, Recomputed, Software, StageShape, StepWorkload
+
+NODE_DEVICES = 8
+"""Devices of a node, of which growth is counted."""
+ADAPTERS_OF_TENSOR_GROUP = 8
+"""Adapters that a tensor group over nodes uses together."""
+Passes = tuple[dict[str, float], dict[str, float]]
+"""Forward and backward: seconds by term, and kernels and launches by number."""
+WAITS = ("tensor", "exchange", "context", "pipeline")
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Time of a step.
+
+    Attributes:
+        seconds: Of the step.
+        terms: Seconds of the busiest stage's microbatches by term, then what the step adds; they sum to `seconds` before what overlaps.
+        tokens_per_second_per_device: Tokens of the step over seconds and devices.
+        mfu: Model FLOPs over what the devices could multiply in the recipe's dtype.
+    """
+
+    seconds: float
+    terms: dict[str, float]
+    tokens_per_second_per_device: float
+    mfu: float
+
+
+class StepTimer:
+    """Times steps of one model, software and machine on any mesh; what blocks take is kept by their local shape."""
+
+    def __init__(
+        self,
+        model: ModelShape,
+        software: Software,
+        machine: Machine,
+        recomputed: Recomputed | None = None,
+        constants: Mapping[str, float] | None = None,
+    ) -> None:
+        """`constants` are values by name; the data file's if None."""
+        self._parts = (model, software, machine, recomputed or Recomputed())
+        self._values = values() if constants is None else constants
+        self._rates: dict[tuple[bool, ...], dict[str, float]] = {}
+        self._blocks: dict[tuple[object, ...], Passes] = {}
+
+    def time(self, mesh: MeshShape, batch: BatchShape, stages: tuple[StageShape, ...]) -> StepTime:
+        """The time of a step on a mesh."""
+        model, software, machine, recomputed = self._parts
+        work = StepWorkload(model, mesh, batch, software, machine, stages, recomputed)
+        crossing = links_crossed(work)
+        rates = self._rates.get(crossing)
+        if rates is None:
+            rates = self._rates[crossing] = {"sync": 0.0} | rates_of(names_of(work), self._values) | given_rates(machine)
+        shape = (batch.micro, batch.seq, mesh.cp, mesh.tp, crossing)
+        parts = {kind: self._block(work, kind, shape, rates) for kind in kinds_of(work)}
+        step = step_seconds([stage_terms(work, stage, parts) for stage in stages], once_of(work), rates)
+        tokens = work.step_tokens / mesh.world
+        terms = _terms(work, parts, rates) | {"exposed data": step.exposed, "optimizer": step.optimizer, "fixed": step.fixed}
+        flops = model_flops(model, batch.seq)
+        return StepTime(step.total, terms, tokens / step.total, flops * tokens / step.total / peak_of(machine, software.dtype))
+
+    def _block(self, work: StepWorkload, kind: str, shape: tuple[object, ...], rates: Mapping[str, float]) -> Passes:
+        mesh = work.mesh
+        key: tuple[object, ...] = (kind, shape)
+        if kind == "E":
+            key = (kind, shape, mesh.ep, mesh.etp)
+        elif kind == "hop":
+            key = (kind, shape, mesh.pp > 1, mesh.vpp)
+        elif kind == "accumulate":
+            key = (kind, shape, mesh.pp, mesh.ep, mesh.etp)
+        found = self._blocks.get(key)
+        if found is None:
+            found = self._blocks[key] = block_terms(ledger_of(work, kind), work.machine, rates, bandwidths(work))
+        return found
+
+
+def predict_step(work: StepWorkload, constants: Mapping[str, float] | None = None) -> StepTime:
+    """The time of one step; of many steps of one model by a `StepTimer`.
+
+    Args:
+        work: The step.
+        constants: Values by name; the data file's if None.
+    """
+    return StepTimer(work.model, work.software, work.machine, work.recomputed, constants).time(work.mesh, work.batch, work.stages)
+
+
+def given_rates(machine: Machine) -> dict[str, float]:
+    """Rates of products that are given with the machine."""
+    return {f"product.{dtype}": share for dtype, share in machine.reached.items()}
+
+
+def reached_share(machine: Machine, dtype: str) -> tuple[float, float, bool]:
+    """Share of its peak that a device's large products reach, the spread of its logarithm, and whether measured steps moved it."""
+    names = (f"gemm.{machine.name}.{dtype}", f"clock.{machine.name}", f"gemm.{machine.generation}.{dtype}")
+    found = [constants_by_name()[name] for name in names]
+    return prod(each.value for each in found), max(each.spread for each in found), found[0].basis is Basis.FITTED
+
+
+def links_crossed(work: StepWorkload) -> tuple[bool, ...]:
+    """Which groups leave the domain: what rates depend on of a mesh."""
+    mesh, domain = work.mesh, work.machine.domain
+    return (mesh.tp > domain, mesh.tp * mesh.cp > domain, mesh.world > domain, exchange_leaves(work))
+
+
+def kinds_of(work: StepWorkload) -> tuple[str, ...]:
+    """The kinds of block that the step has, and the ends."""
+    blocks = {kind for stage in work.stages for kind, count in stage.blocks.items() if count}
+    if work.model.mtp:
+        blocks |= {"A", "E" if work.model.counts.get("E", 0) else "D"}
+    ends = ("embedding", "head", "hop", "accumulate") if framework(work.software.name).accumulate_bytes else ("embedding", "head", "hop")
+    return (*sorted(blocks), *ends)
+
+
+def blocks_on(work: StepWorkload, stage: StageShape) -> dict[str, float]:
+    """How many of each kind a stage has; prediction depths stand with the head."""
+    found = {kind: float(count) for kind, count in stage.blocks.items() if count}
+    if stage.head and work.model.mtp:
+        for kind in ("A", "E" if work.model.counts.get("E", 0) else "D"):
+            found[kind] = found.get(kind, 0.0) + work.model.mtp
+    found |= {"embedding": float(stage.embedding), "head": float(stage.head), "hop": 1.0}
+    if framework(work.software.name).accumulate_bytes:
+        found["accumulate"] = 1.0
+    return found
+
+
+def peak_of(machine: Machine, dtype: str) -> float:
+    """FLOPs per second of a dtype: scaled fp8 and fp4 multiply at the peaks of fp8 and fp4, and a device without one at the next wider."""
+    for name in {"mxfp8": ("fp8", "bf16"), "nvfp4": ("fp4", "fp8", "bf16"), "fp8": ("fp8", "bf16")}.get(dtype, (dtype,)):
+        if name in machine.peaks:
+            return machine.peaks[name]
+    return machine.peaks["bf16"]
+
+
+def bandwidths(work: StepWorkload) -> dict[str, float]:
+    """Nominal bytes per second of the link that each group of ranks uses."""
+    machine, mesh = work.machine, work.mesh
+    return {
+        "tensor": machine.network * ADAPTERS_OF_TENSOR_GROUP if mesh.tp > machine.domain else machine.node,
+        "exchange": machine.network if exchange_leaves(work) else machine.node,
+        "context": machine.network if mesh.tp * mesh.cp > machine.domain else machine.node,
+        "pipeline": machine.network if mesh.world > machine.domain else machine.node,
+    }
+
+
+def block_terms(ledger: Ledger, machine: Machine, rates: Mapping[str, float], links: Mapping[str, float]) -> Passes:
+    """Seconds of a block's passes by term, with `kernels` and `launched` as counts."""
+    found: Passes = ({}, {})
+    memory = machine.memory * rates["memory"]
+
+    def add(run: int, term: str, seconds: float) -> None:
+        found[run][term] = found[run].get(term, 0.0) + seconds
+
+    peak = {dtype.partition(".")[2]: peak_of(machine, dtype.partition(".")[2]) * rates[dtype] for dtype in rates if dtype[:8] == "product."}
+    for run, dtype, flops, moved, shape, depth, count in ledger.products:
+        add(
+            run, "gemm", count * product_seconds(flops, moved, shape, depth, peak[dtype], memory, rates["quality"], rates[f"depth.{dtype}"])
+        )
+    for run, dtype, flops, weight_bytes, row_bytes, rows, depth, count in ledger.grouped:
+        shares = (rates["grouped"], rates["rows"], rates[f"depth.{dtype}"], rates["weights"])
+        add(run, "grouped", count * grouped_seconds(flops, weight_bytes, row_bytes, rows, depth, peak[dtype], memory, *shares))
+    for run, backward, flops, blocks, width, num_sms, count in ledger.attention:
+        rate = machine.peaks["bf16"] * rates[f"attention.{backward}"]
+        add(run, "attention", count * attention_seconds(flops, blocks, width, num_sms, rate, rates[f"spread.{backward}"]))
+    for run, kind, moved in ledger.moved:
+        add(run, _MOVED.get(kind, "casts"), moved_seconds(moved, memory, rates[kind]))
+    for run, flops, moved in ledger.scans:
+        add(run, "scan", scan_seconds(flops, moved, machine.peaks["bf16"] * rates["scan"], memory))
+    for run, group, moved, calls in ledger.transfers:
+        link = links[group] * rates[group]
+        add(run, group, transfer_seconds(moved, calls, link, rates[f"{group}.latency"], rates[f"{group}.exposed"]))
+    for run in (FORWARD, BACKWARD):
+        add(run, "kernels", ledger.kernels[run])
+        add(run, "launched", ledger.launched[run])
+    return found
+
+
+_MOVED = {"plain": "memory", "accumulate": "memory", "permute": "permutation"}
+
+
+def stage_terms(work: StepWorkload, stage: StageShape, parts: Mapping[str, Passes]) -> StageTerms:
+    """Both passes of a stage, its blocks added up."""
+    passes = []
+    for run in (FORWARD, BACKWARD):
+        sums = {"work": 0.0, "kernels": 0.0, "waits": 0.0, "launched": 0.0}
+        for kind, count in blocks_on(work, stage).items():
+            for term, seconds in parts[kind][run].items():
+                sums["waits" if term in WAITS else term if term in sums else "work"] += count * seconds
+        passes.append(PassTerms(**sums))
+    return StageTerms(stage.count, *passes)
+
+
+def once_of(work: StepWorkload) -> Once:
+    """What the step has beside its passes."""
+    found, mesh, machine = data_work(work, framework(work.software.name).grad_bytes), work.mesh, work.machine
+    sharded = work.software.sharded is not None
+    return Once(
+        *(found.dense, found.experts, found.sharded, found.gathers, found.optimizer_bytes),
+        *(machine.node, machine.network, machine.memory, float(sharded and not found.once), float(found.once)),
+        *(work.batch.num_microbatches, mesh.vpp, log2(max(1.0, mesh.world / NODE_DEVICES))),
+    )
+
+
+def _terms(work: StepWorkload, parts: Mapping[str, Passes], rates: Mapping[str, float]) -> dict[str, float]:
+    """Seconds of the busiest stage's microbatches by term."""
+    totals: list[dict[str, float]] = []
+    for stage in work.stages:
+        sums: dict[str, float] = {}
+        for kind, count in blocks_on(work, stage).items():
+            for run in (FORWARD, BACKWARD):
+                for term, seconds in parts[kind][run].items():
+                    sums[term] = sums.get(term, 0.0) + count * seconds * work.batch.num_microbatches
+        sums["gaps"] = sums.pop("kernels", 0.0) * rates["gap"]
+        sums.pop("launched", None)
+        totals.append(sums)
+    return max(totals, key=lambda sums: sum(sums.values()))

@@ -1,0 +1,86 @@
+"""Transfers that a block waits for: tensor groups, expert exchange, context rings and pipeline hops, and what of them work hides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megaplan.cost.step.ledger import BACKWARD, FORWARD, Ledger
+from megaplan.cost.step.workload import StepWorkload
+
+
+def transfer_seconds(moved: Any, calls: Any, bandwidth: Any, latency: Any, exposed: Any) -> Any:
+    """Seconds that work waits for collectives: x · (B / W + n · l).
+
+    Args:
+        moved: B, bytes that a rank sends.
+        calls: n, steps of collectives: n − 1 of a ring of n ranks.
+        bandwidth: W, reached bytes per second of the slowest link that the group uses.
+        latency: l, seconds of a step beside its bytes.
+        exposed: x, share that nothing hides; 1 without overlap.
+
+    Source: NCCL's tuning model, latency and bandwidth terms.
+    """
+    return exposed * (moved / bandwidth + calls * latency)
+
+
+def tensor(ledger: Ledger, work: StepWorkload, again: float = 0.0) -> None:
+    """A sharded block gathers its input and scatters its output; backward does both in reverse and gathers the input once more.
+
+    Source: arXiv:2205.05198, section 4.2.2.
+    """
+    moved = _ring(work)
+    if moved:
+        steps = work.mesh.tp - 1
+        ledger.transfer(FORWARD, "tensor", 2 * moved, 2 * steps)
+        ledger.transfer(BACKWARD, "tensor", (3 + 2 * again) * moved, 3 * steps)
+
+
+def tensor_head(ledger: Ledger, work: StepWorkload) -> None:
+    """The head gathers its input; backward scatters its gradient and gathers the input again."""
+    moved = _ring(work)
+    ledger.transfer(FORWARD, "tensor", moved, 0)
+    ledger.transfer(BACKWARD, "tensor", 2 * moved, 0)
+
+
+def _ring(work: StepWorkload) -> float:
+    """Bytes that a rank of the tensor group sends to gather or scatter the stream: (n − 1) slices of bf16."""
+    return work.tokens / work.mesh.tp * work.model.hidden * 2.0 * (work.mesh.tp - 1)
+
+
+def context(ledger: Ledger, work: StepWorkload, key_bytes: float, again: float) -> None:
+    """A ring passes keys and values of a rank's tokens to every other one, backward with their gradients."""
+    ranks = work.mesh.cp
+    if ranks > 1:
+        moved = work.tokens * key_bytes * (ranks - 1)
+        ledger.transfer(FORWARD, "context", moved, ranks - 1)
+        ledger.transfer(BACKWARD, "context", 2 * moved * (1 + 0.5 * again), 2 * (ranks - 1))
+
+
+def copies(ranks: float, top_k: int, *, distinct: bool) -> float:
+    """Copies of a token that are sent: top_k, or to `n (1 − (1 − 1/n)^k)` distinct ranks or domains under uniform routing."""
+    return ranks * (1 - (1 - 1 / ranks) ** top_k) if distinct else float(top_k)
+
+
+def exchange(ledger: Ledger, work: StepWorkload, width: int, top_k: int, again: float) -> None:
+    """Dispatch and combine, forward and backward, and forward again where experts run again.
+
+    NCCL's all-to-all sends a row for each expert; DeepEP and HybridEP send a row once to a rank, and once to another domain.
+    """
+    mesh = work.mesh
+    if mesh.etp > 1:
+        moved = work.tokens / mesh.tp * width * 2.0 * (mesh.etp - 1)
+        for run in (FORWARD, BACKWARD):
+            ledger.transfer(run, "tensor", 2 * moved, 0)
+    if mesh.ep == 1:
+        return
+    distinct = work.software.dispatcher != "alltoall"
+    inside = near(work.machine.domain, mesh.ep, mesh.etp)
+    ranks = mesh.ep / inside if inside < mesh.ep else float(mesh.ep)
+    moved = work.tokens / mesh.tp * copies(ranks, top_k, distinct=distinct) * width * 2.0 * (ranks - 1) / ranks
+    ledger.transfer(FORWARD, "exchange", 2 * moved, 2)
+    ledger.transfer(BACKWARD, "exchange", 2 * moved * (1 + again), 2)
+
+
+def near(domain: int, ranks: float, stride: float) -> float:
+    """Ranks of a group in one domain if neighbours are `stride` ranks apart; at least 1."""
+    return max(1.0, min(ranks, domain / stride))

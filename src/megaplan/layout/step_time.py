@@ -1,0 +1,108 @@
+"""The time of a spec's step under given cuts, with its interval; or why none is stated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from megaplan.columns import Basis
+from megaplan.layout.spans import Spans
+from megaplan.schedule import placement, slot_owner
+from megaplan.spec.models import Spec
+
+if TYPE_CHECKING:
+    from megaplan.cost.step.workload import StepWorkload
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTime:
+    """Predicted time of a step.
+
+    Attributes:
+        seconds: Of the step.
+        low: Below it, a tenth of cross-validated rows of this class would be.
+        high: Above it, another tenth.
+        tokens_per_second_per_device: Tokens of the step over seconds and devices.
+        mfu: Model FLOPs over the peak of the dtype.
+        terms: Seconds of the busiest stage's microbatches by term, and of what a step adds.
+        basis: fitted where steps of this device and dtype were measured, modelled where they were not.
+        calibration: Which interval it is: dense, moe, hybrid, or uncalibrated.
+    """
+
+    seconds: float
+    low: float
+    high: float
+    tokens_per_second_per_device: float
+    mfu: float
+    terms: dict[str, float]
+    basis: Basis
+    calibration: str
+
+    def as_document(self) -> dict[str, Any]:
+        """As JSON; seconds to the microsecond."""
+        return {
+            "step_seconds": round(self.seconds, 6),
+            "interval": [round(self.low, 6), round(self.high, 6)],
+            "tokens_per_second_per_device": round(self.tokens_per_second_per_device, 1),
+            "mfu": round(self.mfu, 4),
+            "terms": {name.replace(" ", "_"): round(seconds, 6) for name, seconds in self.terms.items()},
+            "basis": str(self.basis),
+            "calibration": self.calibration,
+        }
+
+
+def planned_time(spec: Spec, spans: Spans) -> PlannedTime | str:
+    """The time of one optimizer step.
+
+    Args:
+        spec: A checked spec.
+        spans: Its cuts: one half-open span of layers for each slot.
+
+    Returns:
+        The time, or the reason why the model of step times has none for this spec.
+    """
+    work = planned_workload(spec, spans)
+    if isinstance(work, str):
+        return work
+    from megaplan.cost.step.constants import intervals  # noqa: PLC0415
+    from megaplan.cost.step.predict import predict_step  # noqa: PLC0415
+
+    step = predict_step(work)
+    calibration = calibration_of(work)
+    low, high = intervals()[calibration]
+    return PlannedTime(
+        *(step.seconds, step.seconds * low, step.seconds * high, step.tokens_per_second_per_device, step.mfu, step.terms),
+        basis=Basis.MODELLED if calibration == "uncalibrated" else Basis.FITTED,
+        calibration=calibration,
+    )
+
+
+def planned_workload(spec: Spec, spans: Spans) -> StepWorkload | str:
+    """The step as a workload, or the reason why it has no time."""
+    if spec.host.name == "megarun":
+        return "there are no constants for steps of host megarun"
+    from megaplan.cost.step.from_spec import software_of, unpriced, workload_of  # noqa: PLC0415  (a host without times loads no model of them)
+
+    missing = unpriced(spec)
+    if missing is not None:
+        return f"there is no term for {missing}"
+    layout, pp = placement(spec.schedule.kind), spec.mesh.pp
+    return workload_of(spec, spans, [slot_owner(layout, slot, pp)[0] for slot in range(len(spans))], software_of(spec))
+
+
+def calibration_of(work: StepWorkload) -> str:
+    """The family, if steps on this device in this dtype are among the fitted rows, or its rate is given; else `uncalibrated`."""
+    dtype = work.software.dtype
+    if dtype not in work.machine.reached and f"gemm.{work.machine.name}.{dtype}" not in _fitted():
+        return "uncalibrated"
+    if work.model.counts.get("M", 0):
+        return "hybrid"
+    return "moe" if work.model.counts.get("E", 0) else "dense"
+
+
+@cache
+def _fitted() -> frozenset[str]:
+    from megaplan.cost.step.constants import constants  # noqa: PLC0415
+
+    return frozenset(name for name, constant in constants().items() if constant.basis is Basis.FITTED)

@@ -1,0 +1,99 @@
+"""The `device` section: which device, and what stands in the place of its data file's figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+
+from megaplan.columns import Basis
+from megaplan.devices import Device, Figure, load_device
+from megaplan.spec.scalars import (
+    Degree,
+    Nanoseconds,
+    NaturalInt,
+    PeakType,
+    Percent,
+    PositiveInt,
+    Rate,
+    Rated,
+    RecipeType,
+    ReserveName,
+    Section,
+    Share,
+    Text,
+)
+
+
+class DeviceRef(Section):
+    """The device. Every key after `per_node` stands in the place of the data file's figure (`megaplan devices NAME`).
+
+    Attributes:
+        name: A device of the data file.
+        per_node: Devices of a node, which share its fast fabric.
+        efficiency_percent: Percent of peak of a letter's linears, head, a kernel, memory, node or network, where not the data file's.
+        launch_ns: Time of one kernel beside its work; null for the data file's.
+        collective_latency_ns: Time of one send or collective beside its bytes; null for the data file's.
+        recurrence_step_ns: Time of one step of a recurrence; null for the data file's.
+        capacity: Bytes that torch reports as the device's total; null for the data file's.
+        reserve: Bytes outside torch's allocator, by item; an item that is not here is the data file's.
+        peak_flops: Dense FLOPs per second by dtype; a dtype that is not here is the data file's.
+        memory_bytes_per_second: Bandwidth of device memory; null for the data file's.
+        node_bytes_per_second: Bandwidth to the other devices of a node, one direction; null for the data file's.
+        network_bytes_per_second: Bandwidth of a device's adapter, one direction; null for the data file's.
+        domain: Devices that reach each other at node_bytes_per_second; null for the data file's.
+        reached: Share of the peak that large products reach under training load, by recipe, for the time of a step.
+    """
+
+    name: Text = "h200"
+    per_node: Degree = 8
+    efficiency_percent: dict[Rated, Percent] = Field(default_factory=dict)
+    launch_ns: Nanoseconds | None = None
+    collective_latency_ns: Nanoseconds | None = None
+    recurrence_step_ns: Nanoseconds | None = None
+    capacity: PositiveInt | None = None
+    reserve: dict[ReserveName, NaturalInt] = Field(default_factory=dict)
+    peak_flops: dict[PeakType, Rate] = Field(default_factory=dict)
+    memory_bytes_per_second: Rate | None = None
+    node_bytes_per_second: Rate | None = None
+    network_bytes_per_second: Rate | None = None
+    domain: Degree | None = None
+    reached: dict[RecipeType, Share] = Field(default_factory=dict)
+
+    @model_serializer(mode="wrap")
+    def _given_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A figure that is not given is not written: a key that a later version adds changes no plan's digest."""
+        return {key: value for key, value in handler(self).items() if key in _ALWAYS or value not in (None, {})}
+
+
+_ALWAYS = frozenset({"name", "per_node", "efficiency_percent", "launch_ns", "collective_latency_ns", "recurrence_step_ns"})
+_FIGURES = {
+    "capacity": "capacity",
+    "memory_bytes_per_second": "memory_bandwidth",
+    "node_bytes_per_second": "node_bandwidth",
+    "network_bytes_per_second": "network_bandwidth",
+    "domain": "domain",
+}
+"""Key of the section to field of `Device`."""
+
+
+def device_of(section: DeviceRef) -> Device:
+    """The device of the data file with the section's figures in it, each with basis `given`.
+
+    Raises:
+        MegaplanError: MP504, the data file has no such device.
+    """
+    device = load_device(section.name)
+    found: dict[str, Any] = {field: _given(key, value) for key, field in _FIGURES.items() if (value := getattr(section, key)) is not None}
+    if found:
+        device = replace(device, **found)
+    if section.reserve:
+        device = device.with_reserve({item: _given(f"reserve.{item}", value) for item, value in section.reserve.items()})
+    if section.peak_flops:
+        device = device.with_peaks({dtype: _given(f"peak_flops.{dtype}", value) for dtype, value in section.peak_flops.items()})
+    return device
+
+
+def _given(key: str, value: int) -> Figure:
+    return Figure(value, Basis.GIVEN, f"device.{key} of the spec")

@@ -1,0 +1,47 @@
+"""The formulas as text are what the functions compute, and `megaplan explain` prints them."""
+
+import pytest
+
+from megaplan.cost.step import attention, data, gemm, grouped, launch, memory, pipeline, scan, transfers
+from megaplan.cost.step.formulas import FORMULAS
+
+SCAN_FLOPS = 8192 * (2 * 128 * 8 * 128 + 2 * 128 * 8192 + 4 * 8192 * 128)
+COMPUTED = {
+    "step_gemm": gemm.product_seconds(2e12, 1e8, 0.9, 4096, 7e14, 2.5e12, 0.5, 70),
+    "step_quality": gemm.quality(4096, 4096, 132),
+    "step_grouped": grouped.grouped_seconds(1e12, 4e8, 1e8, 512, 7168, 1e15, 6e12, 0.98, 60, 70, 0.6),
+    "step_attention": attention.attention_seconds(2 * 32 * 256 * 8192**2 / 2, 2048, 1.0, 132, 6e14, 2),
+    "step_memory": memory.moved_seconds(4096 * 4096 * 10, 2.5e12, 1.3),
+    "step_scan": scan.scan_seconds(SCAN_FLOPS, 2e9, 5e13, 6e12),
+    "step_transfer": transfers.transfer_seconds(2 * 3 * 8e6, 6, 3.6e11, 8e-6, 0.4),
+    "step_copies": transfers.copies(8, 8, distinct=True),
+    "step_launch": launch.joined_seconds(0.010, 0.009),
+    "step_pipeline": pipeline.pipeline_seconds(16, 2, [(1, 0.028), (1, 0.030), (1, 0.026)]),
+    "step_ring": data.ring_seconds(2e9, 64, 2e11, 3e-5),
+    "step_data": data.exposed_seconds(0.05, 0.04, 0.4, 0.03, 0.02),
+    "step_growth": pipeline.grown(10, 0.0025, 5),
+}
+
+
+def test_every_formula_has_a_computed_example():
+    assert set(COMPUTED) == set(FORMULAS)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_the_example_is_what_the_function_computes(name):
+    expression, _, value = FORMULAS[name].example.rpartition(" = ")
+    by_hand = eval(expression.replace("·", "*").replace("^", "**"), {"__builtins__": {}})  # arithmetic of this repository alone
+    assert by_hand == pytest.approx(float(value), rel=1e-3)
+    assert COMPUTED[name] == pytest.approx(by_hand, rel=1e-9)
+    assert FORMULAS[name].source
+    assert FORMULAS[name].unit
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_explain_prints_it(name, capsys):
+    from megaplan.cli.main import run  # noqa: PLC0415
+
+    assert run(["explain", name]) == 0
+    printed = capsys.readouterr().out
+    assert FORMULAS[name].summary.split(",")[0][:40] in printed
+    assert "units: " + FORMULAS[name].unit in printed

@@ -1,0 +1,181 @@
+"""What a step takes follows its parts: more work takes longer, degrees divide, overlap hides, and constants are physical."""
+
+from dataclasses import replace
+
+import pytest
+
+from megaplan.columns import Basis
+from megaplan.cost.step.constants import constants, intervals
+from megaplan.cost.step.frameworks import framework, frameworks, known_release
+from megaplan.cost.step.names import names_of
+from megaplan.cost.step.parameters import held, model_flops
+from megaplan.cost.step.predict import StepTimer, predict_step
+from megaplan.cost.step.workload import (
+    AttentionShape,
+    BatchShape,
+    ExpertShape,
+    Machine,
+    MambaShape,
+    MeshShape,
+    ModelShape,
+    Recomputed,
+    Sharded,
+    Software,
+    StageShape,
+    StepWorkload,
+)
+from megaplan.devices import device_names, load_device
+
+LLAMA = ModelShape(4096, 128256, False, True, 14336, {"A": 32.0, "D": 32.0}, AttentionShape(32, 8, 128, 128))
+MOE = ModelShape(2048, 151936, False, True, 6144, {"A": 48.0, "E": 48.0}, AttentionShape(32, 4, 128, 128), ExpertShape(128, 8, 768))
+HYBRID = ModelShape(
+    *(2688, 131072, False, False, 0, {"A": 6.0, "E": 23.0, "M": 23.0}, AttentionShape(32, 2, 128, 128), ExpertShape(128, 6, 1856, 3712)),
+    MambaShape(64, 64, 128, 8),
+)
+
+
+def machine(name: str) -> Machine:
+    device = load_device(name)
+    peaks = {dtype: float(figure.value) for dtype, figure in device.peak_flops.items()}
+    rates = (float(device.memory_bandwidth.value), float(device.node_bandwidth.value), float(device.network_bandwidth.value))
+    return Machine(name, device.generation, device.num_sms.value, peaks, *rates, device.domain.value)
+
+
+def step(model: ModelShape = LLAMA, device: str = "h100-sxm", again: Recomputed | None = None, **given) -> StepWorkload:
+    """Eight devices, one stage unless `pp` is given; every other word is the mesh's, the batch's or the software's."""
+    mesh = MeshShape(**{"world": 8, "dp": 8, **{key: given.pop(key) for key in list(given) if key in MeshShape.__slots__}})
+    batch = BatchShape(given.pop("micro", 1), given.pop("seq", 4096), given.pop("num_microbatches", 8))
+    software = Software(**{"name": "megatron-bridge", "release": "26.04", **given})
+    share = {letter: count / mesh.pp for letter, count in model.counts.items()}
+    stages = [StageShape(1.0, share, True, mesh.pp == 1)]
+    if mesh.pp > 1:
+        stages += [StageShape(mesh.pp - 2.0, share)] * (mesh.pp > 2) + [StageShape(1.0, share, False, True)]
+    return StepWorkload(model, mesh, batch, software, machine(device), tuple(stages), again or Recomputed())
+
+
+def seconds(*arguments, **given) -> float:
+    return predict_step(step(*arguments, **given)).seconds
+
+
+@pytest.mark.parametrize("model", [LLAMA, MOE, HYBRID], ids=["dense", "moe", "hybrid"])
+@pytest.mark.parametrize("device", sorted(device_names()))
+def test_every_device_is_timed_below_its_peak(model, device):
+    found = predict_step(step(model, device))
+    assert 0 < found.mfu < 0.9
+    assert found.tokens_per_second_per_device == pytest.approx(4096 * 8 / found.seconds)
+    assert all(value >= 0 for value in found.terms.values())
+
+
+@pytest.mark.parametrize("model", [LLAMA, MOE, HYBRID], ids=["dense", "moe", "hybrid"])
+@pytest.mark.parametrize("more", [{"micro": 2}, {"seq": 8192}, {"num_microbatches": 16}, {"again": Recomputed(1.0)}])
+def test_more_work_takes_longer(model, more):
+    assert seconds(model, **more) > 1.05 * seconds(model)
+
+
+def test_time_grows_with_microbatches_alone():
+    one, two, three = (seconds(num_microbatches=count) for count in (8, 16, 24))
+    assert three - two == pytest.approx(two - one, rel=1e-6)
+
+
+def test_narrow_products_cost_more_than_their_share():
+    """Eight tensor ranks take more device time than one, transfers aside."""
+    one = predict_step(step(LLAMA, dp=8)).terms
+    eight = predict_step(step(LLAMA, dp=1, tp=8)).terms
+    assert eight["gemm"] > one["gemm"] / 8
+    assert eight["tensor"] > 0
+    assert "tensor" not in one
+
+
+def test_more_chunks_shrink_the_bubble():
+    plain = seconds(world=64, pp=8, dp=8)
+    assert seconds(world=64, pp=8, dp=8, vpp=4) < plain
+
+
+@pytest.mark.parametrize(
+    ("model", "plain", "better"),
+    [
+        (LLAMA, {"tp": 4, "dp": 2}, {"tp_overlap": True}),
+        (MOE, {"ep": 8}, {"exchange_overlap": True}),
+        (MOE, {"ep": 8}, {"dispatcher": "hybridep"}),
+        (MOE, {"ep": 8}, {"graphs": frozenset({"full"})}),
+        (LLAMA, {"seq": 32768}, {"fp8_attention": True}),
+        (LLAMA, {"name": "torchtitan", "release": None, "compiled": False}, {"compiled": True}),
+    ],
+)
+def test_a_launch_flag_saves_time(model, plain, better):
+    assert seconds(model, **(plain | better)) < seconds(model, **plain)
+
+
+@pytest.mark.parametrize("device", ["h100-sxm", "gb200"])
+def test_fp8_is_faster_where_products_are_large(device):
+    assert seconds(LLAMA, device, dtype="fp8", micro=2) < seconds(LLAMA, device, micro=2)
+
+
+def test_exchange_over_nodes_is_slower_than_in_a_domain():
+    inside, across = (predict_step(step(MOE, device, world=64, ep=32, dp=64)).terms["exchange"] for device in ("gb200", "b200"))
+    assert across > 3 * inside
+
+
+def test_a_padded_capacity_costs_experts_alone():
+    padded = replace(MOE, experts=ExpertShape(128, 8, 768, padding=1.5))
+    plain, more = (predict_step(step(model, ep=8, micro=4)).terms for model in (MOE, padded))
+    assert more["permutation"] == pytest.approx(1.5 * plain["permutation"])
+    assert 1.3 < more["grouped"] / plain["grouped"] < 1.5
+    assert more["attention"] == plain["attention"]
+
+
+def test_sharded_parameters_are_gathered_for_every_microbatch():
+    plain = step(LLAMA, name="torchtitan", release=None, world=64, dp=64)
+    sharded = replace(plain, software=replace(plain.software, sharded=Sharded("fsdp2")))
+    assert predict_step(sharded).seconds > predict_step(plain).seconds
+
+
+def test_a_timer_answers_as_a_single_step_does():
+    base = step(MOE)
+    timer = StepTimer(base.model, base.software, base.machine, base.recomputed)
+    for given in (
+        {"ep": 8},
+        {"ep": 4, "tp": 2, "dp": 4},
+        {"ep": 8, "world": 16, "dp": 16},
+        {"micro": 2},
+        {"ep": 8, "pp": 2, "dp": 4, "vpp": 2},
+    ):
+        one = step(MOE, **given)
+        assert timer.time(one.mesh, one.batch, one.stages) == predict_step(one)
+
+
+def test_parameters_are_those_of_the_model():
+    whole = step(LLAMA, world=1, dp=1)
+    linears = 32 * (4096 * 4096 * 2 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    assert sum(held(whole)) == linears + 2 * 128256 * 4096
+    causal = 6 * 32 * 32 * 256 * 4096 / 2
+    assert model_flops(LLAMA, 4096) == 6 * (linears + 128256 * 4096) + causal
+
+
+def test_every_constant_has_a_basis_and_a_source_and_is_physical():
+    for name, constant in constants().items():
+        assert constant.basis in {Basis.FITTED, Basis.MODELLED}, name
+        assert constant.source
+        assert 0 < constant.spread < 1, name
+        if constant.unit == "share":
+            assert 0 < constant.value <= 1, name
+    assert all(constants()[f"grouped.{generation}"].value <= 1 for generation in ("ampere", "hopper", "blackwell"))
+    assert set(intervals()) == {"dense", "moe", "hybrid", "uncalibrated"}
+    assert all(low < 1 < high for low, high in intervals().values())
+
+
+@pytest.mark.parametrize("name", sorted(frameworks()))
+@pytest.mark.parametrize("dtype", ["bf16", "fp8", "mxfp8", "nvfp4"])
+def test_every_framework_and_device_finds_its_constants(name, dtype):
+    for device in device_names():
+        for model in (LLAMA, MOE, HYBRID):
+            for release in (None, "24.01", "26.05", "99.01"):
+                work = step(model, device, name=name, release=release, dtype=dtype, ep=8 if model is not LLAMA else 1)
+                assert {constant for factors in names_of(work).values() for constant in factors} <= set(constants())
+
+
+def test_a_release_between_two_takes_the_older():
+    assert known_release("megatron-bridge", "26.05") == "26.04"
+    assert known_release("megatron-bridge", "20.01") == framework("megatron-bridge").releases[0]
+    assert known_release("megatron-bridge", None) is None
+    assert known_release("torchtitan", "1.0") is None

@@ -1,0 +1,199 @@
+"""A published row gives the same workload through a spec as it does alone, and the page has the constants' intervals."""
+
+import re
+from itertools import count
+from pathlib import Path
+
+import pytest
+from step_times import flagship, replay, rows, specs
+
+from megaplan.cost.step.constants import intervals
+from megaplan.cost.step.from_spec import unpriced
+from megaplan.cost.step.predict import predict_step
+from megaplan.layout.step_time import PlannedTime, planned_time
+
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "accuracy-time.md"
+IDS = count()
+LLAMA = {
+    "L": 32,
+    "h": 4096,
+    "a": 32,
+    "kv": 8,
+    "hd": 128,
+    "ffn": 14336,
+    "V": 128256,
+    "gated": 1,
+    "tied": 0,
+    "nA": 32,
+    "nD": 32,
+    "nE": 0,
+    "nM": 0,
+}
+MOE = LLAMA | {"L": 16, "h": 2048, "nA": 16, "nD": 0, "nE": 16, "E": 64, "top": 8, "mf": 1024, "shared": 0, "V": 50304, "a": 16, "kv": 16}
+LATENT = MOE | {"mla": 1, "q_lora": 0, "kv_lora": 512, "rope": 64, "nope": 128, "vd": 128, "nD": 1, "nE": 15, "ffn": 8192}
+HYBRID = MOE | {"nA": 2, "nE": 7, "nM": 7, "mh": 64, "mp": 64, "ms": 128, "mg": 8}
+
+
+def row(arch=LLAMA, **given):
+    """A row on eight H100; every other key as the tables have it."""
+    plain = {
+        **{"id": f"row{next(IDS)}", "source": "somewhere@abc:table", "framework": "bridge", "release": "26.04", "model": "m", "arch": arch},
+        **{
+            "device": "H100",
+            "precision": "bf16",
+            "task": "pretrain",
+            "gpus": 8,
+            "seq": 4096,
+            "gbs": 64,
+            "mbs": 1,
+            "tp": 1,
+            "pp": 1,
+            "cp": 1,
+        },
+        **{
+            "cp": 1,
+            "vp": 1,
+            "ep": 1,
+            "etp": 1,
+            "dp": 8,
+            "nmb": 8,
+            "recompute": {},
+            "fsdp": None,
+            "zero": 1,
+            "tp_overlap": 0,
+            "dispatcher": None,
+        },
+        **{
+            "a2a_overlap": 0,
+            "cuda_graph": [],
+            "compiled": 1,
+            "fp8_gather": 0,
+            "tokendrop": 0,
+            "step_s": 1.0,
+            "family": "dense",
+            "anomaly": None,
+        },
+    }
+    return plain | given
+
+
+CASES = {
+    "dense": row(),
+    "tensor": row(tp=4, dp=2),
+    "pipeline": row(pp=4, vp=2, dp=2, nmb=16),
+    "ends count as layers": row(LLAMA | {"L": 30, "nA": 30, "nD": 30}, pp=4, dp=2),
+    "context": row(cp=2, dp=4, seq=32768),
+    "fp8": row(precision="fp8", device="GB200"),
+    "sharded": row(framework="torchtitan", release=None, fsdp={"kind": "fsdp2", "regather": True, "red": 4}),
+    "cluster's adapters": row(framework="llm-foundry", release=None, device="A100_80GB", gpus=16, dp=16),
+    "experts": row(MOE, ep=8, dispatcher="alltoall"),
+    "latent attention": row(LATENT, ep=8, dispatcher="deepep"),
+    "hybrid": row(HYBRID, ep=8, dispatcher="hybridep"),
+    "recompute": row(recompute={"full": 1.0}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_spec_and_the_row_give_the_same_time(name):
+    case = CASES[name]
+    assert rows.spec_path(case) is None
+    by_spec, alone = predict_step(rows.workload(case)), predict_step(rows.direct(case))
+    assert by_spec.seconds == pytest.approx(alone.seconds, rel=1e-9)
+    assert by_spec.mfu == pytest.approx(alone.mfu, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        (row(task="lora"), "frozen weights (LoRA)"),
+        (row(MOE | {"win": 128, "winfrac": 0.5}), "attention sinks with windows"),
+        (row(MOE | {"latent": 512}), "experts on a latent"),
+        (row(MOE | {"mtp": 1}), "prediction depths with experts"),
+        (row(HYBRID, pp=2, dp=4), "which blocks of a hybrid a stage holds is not published"),
+        (row(LLAMA | {"L": 33, "nA": 33, "nD": 33}, pp=4, dp=2), "layers that do not divide into whole chunks"),
+    ],
+)
+def test_what_specs_cannot_say_is_named_and_timed_all_the_same(case, reason):
+    assert rows.spec_path(case) == reason
+    assert predict_step(rows.workload(case)).seconds > 0
+
+
+def test_a_replayed_row_has_its_error_and_terms():
+    found = replay.replayed(row(step_s=2.0))
+    assert found["error"] == found["predicted_s"] / 2.0 - 1
+    assert found["path"] == "spec"
+    assert {"gemm", "attention", "memory", "optimizer"} <= set(found["terms"])
+
+
+def test_a_row_that_cannot_be_timed_says_why():
+    assert "KeyError: 'nobody'" in replay.replayed(row(framework="nobody"))["reason"]
+
+
+def test_a_spec_has_the_time_of_its_host_and_an_interval_of_its_class():
+    """Host megatron on a device with measured rows, on one without, and host megarun."""
+    spec = specs.spec_of(row(device="B200"))
+    known = planned_time(spec, ((0, spec.model.num_layers),))
+    assert isinstance(known, PlannedTime)
+    assert (known.calibration, known.basis) == ("dense", "fitted")
+    low, high = intervals()["dense"]
+    assert (known.low, known.high) == (known.seconds * low, known.seconds * high)
+    other = specs.spec_of(row(device="H200"))
+    unknown = planned_time(other, ((0, other.model.num_layers),))
+    assert isinstance(unknown, PlannedTime)
+    assert (unknown.calibration, unknown.basis) == ("uncalibrated", "modelled")
+    assert unknown.high / unknown.low > known.high / known.low
+    given = other.model_copy(update={"device": other.device.model_copy(update={"reached": {"bf16": 0.5}})})
+    slower = planned_time(given, ((0, other.model.num_layers),))
+    assert isinstance(slower, PlannedTime)
+    assert slower.calibration == "dense"
+    assert slower.terms["gemm"] > unknown.terms["gemm"]
+    own = spec.model_copy(update={"host": type(spec.host)(name="megarun")})
+    assert planned_time(own, ((0, spec.model.num_layers),)) == "there are no constants for steps of host megarun"
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ({"pattern": "RD", "recurrent": {"kind": "m2rnn", "num_heads": 4, "key_dim": 8, "value_dim": 8}}, "matrix recurrences (R)"),
+        ({"pattern": "MD", "mamba": {"kind": "mamba3"}}, "Mamba-3"),
+    ],
+)
+def test_what_has_no_term_is_named(model, reason):
+    document = specs.document(row()) | {"host": {"name": "megarun"}}
+    document["model"] = {"hidden_size": 256, "vocab_size": 512, "num_layers": 2, "mlp": {"ffn_hidden_size": 512}} | model
+    assert unpriced(specs.spec_from_document(document)) == reason
+
+
+def test_a_run_of_the_flagship_is_a_spec():
+    run = {
+        **{
+            "id": "one",
+            "pattern": "AEMEAEMEAEMR",
+            "layers": 52,
+            "attention": "gqa56/8",
+            "hidden": 3584,
+            "dp": 8,
+            "tp": 1,
+            "mbs": 4,
+            "gbs": 32,
+        },
+        **{"seq": 4096, "recompute": "none", "cuda_graph": "none", "precision": "BF16", "moe_mode": "dropless", "note": ""},
+    }
+    spec = specs.spec_from_document(flagship.document(run))
+    assert (spec.model.pattern.count("M"), spec.model.pattern.count("E"), spec.model.pattern.count("A")) == (17, 22, 13)
+    assert flagship.predicted(run | {"cuda_graph": "te"}) < flagship.predicted(run) < flagship.predicted(run | {"gbs": 64})
+
+
+def test_the_page_has_the_intervals_of_the_constants():
+    section = PAGE.read_text(encoding="utf-8").split("## Intervals")[1].split("## ")[0]
+    found = {
+        name.split()[0]: (float(low), float(high))
+        for name, low, high in re.findall(r"^\| ([\w ]+) \| ([\d.]+) \| ([\d.]+) \|", section, re.M)
+    }
+    assert found == {name: (round(low, 3), round(high, 3)) for name, (low, high) in intervals().items()}
+
+
+def test_the_page_lists_every_row_once():
+    listed = re.findall(r"^\| (\w+) \|", PAGE.read_text(encoding="utf-8").split("## Every row")[1], re.M)
+    assert listed[0] == "row"
+    assert len(listed) - 1 == len(set(listed)) - 1 == 655
