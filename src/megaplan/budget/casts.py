@@ -62,21 +62,31 @@ def largest_cast(chunk: Chunk, beaten: int, made: int, *, fetches: bool) -> Peak
     return found
 
 
-def cast_of_experts(chunk: Chunk, index: int, gradients: int, gathered: int) -> Peak:
-    """A bank's first gradients are cast for accumulation inside its layer's backward, one after another.
+def behind_bank(chunk: Chunk, index: int, gradients: int, gathered: int, *, first: bool) -> Peak:
+    """The largest moment of a layer's backward once its bank's gradients are cast, or added to those that are there.
 
-    The last is there twice for a moment; cast ones are there for the rest of the layer's backward.
+    A bank's first gradients are cast for accumulation inside its layer's backward, one after another. The last is there twice for a
+    moment; cast ones are there for the rest of the layer's backward. Later ones are gone when they have been added.
     """
-    unit, carried = chunk.units[index], chunk.carried[index]
+    unit, carried, name = chunk.units[index], chunk.carried[index], chunk.names[index]
     behind = behind_experts(unit)
-    cast = 0 if unit.storage is None else unit.storage.experts.unsharded_bytes
-    twice, moment = unit.block.gradients["experts.down_proj"], behind[0].before()
-    name = chunk.names[index]
-    found = chunk.moment(index, f"cast of {name}.experts", moment, without_bank(moment), (gradients + cast + twice, gathered), carried)
-    for moment in behind:
-        peak = chunk.moment(index, f"backward of {name}", moment, without_bank(moment), (gradients + cast, gathered), carried)
-        found = peak if peak.total > found.total else found
-    return found
+    cast = unit.storage.experts.unsharded_bytes if first and unit.storage is not None else 0
+    beside = gradients + cast, gathered
+    peaks = [chunk.moment(index, f"backward of {name}", moment, without_bank(moment), beside, carried) for moment in behind]
+    if first:
+        moment, twice = behind[0].before(), unit.block.gradients["experts.down_proj"]
+        beside = gradients + cast + twice, gathered
+        peaks.insert(0, chunk.moment(index, f"cast of {name}.experts", moment, without_bank(moment), beside, carried))
+    return max(peaks, key=lambda peak: peak.total)
+
+
+def largest_with_bank(unit: Unit) -> Moment:
+    """The largest moment of a layer's backward at which its bank's gradients are as autograd made them, or are not made yet."""
+    behind, block = behind_experts(unit), unit.block
+    if all(moment is not block.backward for moment in behind):
+        return block.backward
+    before = block.part.replay.backward[: -len(behind)]
+    return max(before, key=lambda moment: block.moment_bytes(moment, moment.params))
 
 
 def behind_experts(unit: Unit) -> tuple[Moment, ...]:

@@ -12,7 +12,7 @@ from itertools import accumulate
 from operator import add
 from typing import NamedTuple
 
-from megaplan.budget.casts import cast_of_experts, largest_cast
+from megaplan.budget.casts import behind_bank, largest_cast, largest_with_bank
 from megaplan.budget.occupancy import BACKWARDED, FORWARDED, REDUCED, UNTOUCHED, ChunkState
 from megaplan.budget.unit import Peak, Unit
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYTES, WORKSPACE
@@ -184,20 +184,21 @@ class Chunk:
         for index in range(len(units) - 1, -1, -1):
             unit = units[index]
             gradients = (behind if first else everything) + (0 if again else made)
-            if fetches:
+            bank = unit.has_bank and not policy.in_place
+            if fetches or bank:
                 gathered += unit.gathered_bytes
-                found_peaks.append(self.backward(index, gradients, gathered, again=again, fetches=True))
+                found_peaks.append(self.backward(index, gradients, gathered if fetches else layers, again=again, fetches=fetches))
             else:
                 size = before[index] + gradients + carried[index] + (unit.again_bytes if again else unit.backward_bytes)
                 if size > largest:
                     largest, found = size, (index, gradients)
-            if first and unit.has_bank and not policy.in_place:
-                found_peaks.append(cast_of_experts(self, index, gradients, gathered if fetches else layers))
+            if bank:
+                found_peaks.append(behind_bank(self, index, gradients, gathered if fetches else layers, first=first))
             if unit.layer:
                 behind += unit.unsharded_bytes
             else:
                 made += self.lasting(index)
-        if not fetches:
+        if largest >= 0:
             index, gradients = found
             found_peaks.append(self.backward(index, gradients, layers, again=again, fetches=False))
         peak = found_peaks[0] if len(found_peaks) == 1 else max(found_peaks, key=lambda peak: peak.total)
@@ -216,12 +217,12 @@ class Chunk:
             fetches: Whether layers are gathered again for it.
         """
         block = self.units[index].block
+        moment = block.again if again else block.backward
+        if self.units[index].has_bank and self.policy.pipelined and not self.policy.in_place:
+            moment = largest_with_bank(self.units[index])
         if not fetches:
-            moment, size = (block.again, block.again_bytes) if again else (block.backward, block.backward_bytes)
-            params = moment.new_params if again else moment.params
-            where = f"backward of {self.names[index]}"
-            return self.moment(index, where, moment, params, (gradients, gathered), self.carried[index], size)
-        peak = self._running(index, block.again if again else block.backward, (gradients, gathered + self.prefetched(index)), again=again)
+            return self._running(index, moment, (gradients, gathered), again=again)
+        peak = self._running(index, moment, (gradients, gathered + self.prefetched(index)), again=again)
         storage, moments = self.units[index].storage, block.part.replay.backward
         if self.names[index] == "head":  # the last layer is fetched only when the loss has run backward
             fetched = {moment.op: 0 if moment.op == "cross_entropy" else self.prefetched(index) for moment in moments}
@@ -251,7 +252,6 @@ class Chunk:
         params: tuple[str, ...],
         beside: tuple[int, int],
         activations: int = 0,
-        size: int | None = None,
     ) -> Peak:
         """A moment of a unit, with gradients and communication beside it; the slot's own parameters are gathered throughout.
 
@@ -262,10 +262,9 @@ class Chunk:
             params: Its parameter gradients that count.
             beside: Gradients and communication.
             activations: Beside it.
-            size: Alive at the moment, where that is known.
         """
         unit = self.units[index]
-        size = unit.block.moment_bytes(moment, params) if size is None else size
+        size = unit.block.moment_bytes(moment, params)
         before, gradients = self.before[index] + unit.input_bytes, beside[0]
         communication = beside[1] + self.root.gathered_bytes
         total = before + size + gradients + communication + activations

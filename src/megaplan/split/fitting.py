@@ -64,6 +64,10 @@ class Effort:
         """Whether it is spent."""
         return self.spent >= self.most
 
+    def allows(self, work: int) -> bool:
+        """Whether so much more may be spent."""
+        return self.spent + work <= self.most
+
 
 @dataclass(slots=True)
 class _Search:
@@ -196,6 +200,8 @@ class _Search:
                 margins[rank] = max(margins[rank] + 1, excesses[rank] - stack.rank_excess(rank, spans))
                 if stack.where == "loop":
                     shares = {**shares, **stack.shares(rank, spans, excesses[rank] - self.allowance)}
+            if self.effort.exhausted:
+                return None
             better = self._best((), [self.allowance - margin for margin in margins], shares)
             if better is None:
                 return None
@@ -259,7 +265,7 @@ def smallest_excess(stack: Stack, memory: Memory, cuts: tuple[int, ...], max_bud
     last, best, effort = memory.num_budgets + max_budgets, cuts, Effort(MAX_WORK)
     high = max(memory.excesses(spans_of(cuts, stack.num_layers)))
     low = proven = max(1, min(high, stack.least_excess()))
-    while low < high and memory.num_budgets < last and not effort.exhausted:
+    while low < high and memory.num_budgets < last and effort.allows(stack.partition_work):
         middle = (low + high) // 2
         search = _Search(stack, memory, middle, max(1, max_budgets // 16), effort, any_will_do=True)
         found, certain = search.run()

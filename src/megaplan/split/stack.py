@@ -91,7 +91,7 @@ class Stack:
         """What one search for cuts takes, in steps of about a microsecond: every layer at every slot, and every sum of every slot."""
         num_slots = self.pp * self.vpp
         if self.where == "v":
-            return num_slots * self.num_layers * self.num_layers // 8
+            return 20 * self.num_layers * self.num_layers
         return num_slots * self.num_layers + 10 * sum(len(moments) for moments in self.sums) * self.vpp
 
     def leaves_any(self, exclusions: Iterable[Exclusion], spare: Sequence[int]) -> bool:
