@@ -72,6 +72,7 @@ class WeightGradients:
             rows = rows if fetch is None else fetch(rows)
             for weight, gradient in zip(weights, gradients, strict=True):
                 self.accumulate(weight, product(rows, gradient))
+            del rows, gradients, gradient  # nothing holds them while the next input is fetched
 
     def accumulate(self, weight: Tensor, gradient: Tensor) -> None:
         """What autograd and FSDP2's hook after a backward do with one microbatch's gradient."""

@@ -104,6 +104,24 @@ def test_what_waits_does_not_hold_the_input() -> None:
     assert compute.args[0], "nothing is pending"  # type: ignore[attr-defined]
 
 
+def test_a_gradient_is_gone_before_the_next_input_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name left over from the product before would hold a gradient as large as the input that is gathered then."""
+    store, weight = WeightGradients(nn.Module()), torch.zeros(5, 3)
+    monkeypatch.setattr(store, "accumulate", lambda _, gradient: None)
+    gradient, seen = torch.ones(2, 5), list[Any]()
+    held = weakref.ref(gradient)
+
+    def fetch(rows: torch.Tensor) -> torch.Tensor:
+        seen.append(held())
+        return rows
+
+    store.add([weight], torch.ones(2, 3), [gradient])
+    store.add([weight], torch.ones(2, 3), [torch.ones(2, 5)], fetch)
+    del gradient
+    store.take()()
+    assert seen == [None]
+
+
 def test_a_whole_backward_defers_nothing() -> None:
     """Outside a split backward the function is a linear, bias included."""
     linear = nn.Linear(3, 5)
