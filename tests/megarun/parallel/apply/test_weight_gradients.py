@@ -107,7 +107,7 @@ def test_what_waits_does_not_hold_the_input() -> None:
 def test_a_gradient_is_gone_before_the_next_input_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name left over from the product before would hold a gradient as large as the input that is gathered then."""
     store, weight = WeightGradients(nn.Module()), torch.zeros(5, 3)
-    monkeypatch.setattr(store, "accumulate", lambda _, gradient: None)
+    monkeypatch.setattr(store, "accumulate", lambda *_: None)
     gradient, seen = torch.ones(2, 5), list[Any]()
     held = weakref.ref(gradient)
 
