@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from megaplan.budget.bank import behind_experts, without_bank
 from megaplan.budget.unit import Peak, Unit
-from megaplan.hosts.megarun.program import Moment
 from megaplan.hosts.megarun.storage import GroupBytes
 
 if TYPE_CHECKING:
@@ -50,9 +50,8 @@ def largest_cast(chunk: Chunk, beaten: int, made: int, *, fetches: bool) -> Peak
         most = chunk.before[index] + gradients + gathered + policy.boundary_bytes + held + dense.unsharded_bytes + dense.made_bytes
         if most + waiting > beaten:
             cast = gradients + cast_bytes([(_listed(unit), dense)])
-            peak = chunk.ended(
-                index, f"cast of {chunk.names[index]}", cast, gathered, (policy.boundary_bytes if index else received) + held
-            )
+            beside = (policy.boundary_bytes if index else received) + held
+            peak = chunk.ended(index, f"cast of {chunk.names[index]}", cast, gathered, beside)
             found, beaten = (peak, peak.total + waiting) if peak.total + waiting > beaten else (found, beaten)
         behind += unit.unsharded_bytes
     waiting = chunk.waiting[0] if chunk.waiting else 0
@@ -78,26 +77,6 @@ def behind_bank(chunk: Chunk, index: int, gradients: int, gathered: int, *, firs
         beside = gradients + cast + twice, gathered
         peaks.insert(0, chunk.moment(index, f"cast of {name}.experts", moment, without_bank(moment), beside, carried))
     return max(peaks, key=lambda peak: peak.total)
-
-
-def largest_with_bank(unit: Unit) -> Moment:
-    """The largest moment of a layer's backward at which its bank's gradients are as autograd made them, or are not made yet."""
-    behind, block = behind_experts(unit), unit.block
-    if all(moment is not block.backward for moment in behind):
-        return block.backward
-    before = block.part.replay.backward[: -len(behind)]
-    return max(before, key=lambda moment: block.moment_bytes(moment, moment.params))
-
-
-def behind_experts(unit: Unit) -> tuple[Moment, ...]:
-    """The moments of a layer's backward after that of its bank."""
-    moments = unit.block.part.replay.backward
-    return moments[next(i for i, found in enumerate(moments) if found.op == "experts") + 1 :]
-
-
-def without_bank(moment: Moment) -> tuple[str, ...]:
-    """Parameter gradients of a moment, but for the bank's."""
-    return tuple(name for name in moment.params if not name.startswith("experts."))
 
 
 def cast_bytes(blocks: Sequence[tuple[Mapping[str, int], GroupBytes]]) -> int:

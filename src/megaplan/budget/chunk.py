@@ -6,13 +6,14 @@ and gradients, communication buffers and activations beside it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import accumulate
 from operator import add
 from typing import NamedTuple
 
-from megaplan.budget.casts import behind_bank, largest_cast, largest_with_bank
+from megaplan.budget.bank import fetching_experts, freeing_experts, largest_with_bank
+from megaplan.budget.casts import behind_bank, largest_cast
 from megaplan.budget.occupancy import BACKWARDED, FORWARDED, REDUCED, UNTOUCHED, ChunkState
 from megaplan.budget.unit import Peak, Unit
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYTES, WORKSPACE
@@ -155,8 +156,9 @@ class Chunk:
             else:
                 gathered = so_far + own + flats[index] if fresh else total
             so_far += own
-            around = gathers and unit.has_bank
-            moments = self._around_experts(index, flats[index]) if around else ((unit.block.forward, unit.block.forward_bytes, gathered),)
+            moments: Iterable[tuple[Moment, int, int]] = ((unit.block.forward, unit.block.forward_bytes, gathered),)
+            if unit.has_bank and policy.reshard:
+                moments = fetching_experts(unit, flats[index], ahead=policy.gathers_ahead) if gathers else freeing_experts(unit, gathered)
             for moment, moment_bytes, communication in moments:
                 size = self.before[index] + unit.input_bytes + unit.passing_bytes + moment_bytes + communication
                 if size >= best:
@@ -178,22 +180,23 @@ class Chunk:
         again = policy.in_place and not first
         fetches = policy.reshard and state is not BACKWARDED  # a backward leaves every layer gathered
         units, before, carried, everything, layers = self.units, self.before, self.carried, self.unsharded_bytes, self.layers_gathered_bytes
-        behind = made = gathered = 0  # of the units already done: unsharded and gathered layers, gradients of the slot's group
+        behind = made = 0  # of the units already done: unsharded layers, gradients of the slot's group
+        gathered = 0 if fetches else layers
         largest, found = -1, (0, 0)
         found_peaks: list[Peak] = []
         for index in range(len(units) - 1, -1, -1):
             unit = units[index]
             gradients = (behind if first else everything) + (0 if again else made)
             bank = unit.has_bank and not policy.in_place
+            gathered += unit.gathered_bytes if fetches else 0
             if fetches or bank:
-                gathered += unit.gathered_bytes
-                found_peaks.append(self.backward(index, gradients, gathered if fetches else layers, again=again, fetches=fetches))
+                found_peaks.append(self.backward(index, gradients, gathered, again=again, fetches=fetches))
             else:
                 size = before[index] + gradients + carried[index] + (unit.again_bytes if again else unit.backward_bytes)
                 if size > largest:
                     largest, found = size, (index, gradients)
             if bank:
-                found_peaks.append(behind_bank(self, index, gradients, gathered if fetches else layers, first=first))
+                found_peaks.append(behind_bank(self, index, gradients, gathered, first=first))
             if unit.layer:
                 behind += unit.unsharded_bytes
             else:
@@ -361,27 +364,6 @@ class Chunk:
             return 0
         following = self.units[index + 1 : index + 2] if self.units[index].layer else self.units[index + 1 :]
         return next((unit.flat_bytes for unit in following if unit.layer), 0)
-
-    def _around_experts(self, index: int, flat: int) -> Iterator[tuple[Moment, int, int]]:
-        """Moments of a layer's forward that frees what it gathers, with their bytes and what is gathered.
-
-        The bank is there while its operation runs; the flat output it was gathered into stays until the next group gathers, and is there
-        from the start where it is gathered ahead.
-        """
-        unit = self.units[index]
-        if unit.storage is None:
-            return
-        dense, experts = unit.storage.dense, unit.storage.experts
-        flat_bytes = flat + dense.flat_bytes - (0 if self.policy.gathers_ahead else experts.flat_bytes)
-        before = unit.block.part.replay.forward[0]
-        for moment in unit.block.part.replay.forward:
-            runs = moment.op == "experts"
-            if runs:  # copied out beside the output of the group gathered before
-                start = Moment(moment.op, tuple(name for name in before.storages if name in moment.storages))
-                gathered = dense.gathered_bytes + experts.gathered_bytes + flat + dense.flat_bytes
-                yield start, unit.block.moment_bytes(start, ()), gathered
-            before, flat_bytes = moment, flat if runs else flat_bytes
-            yield moment, unit.block.moment_bytes(moment, ()), dense.gathered_bytes + flat_bytes + (experts.gathered_bytes if runs else 0)
 
     def _carried(self) -> list[int]:
         """What each unit's backward has more, or less, than its ledger says.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megaplan.budget.casts import behind_experts, without_bank
+from megaplan.budget.bank import behind_experts, without_bank
 from megaplan.budget.chunk import Chunk
 from megaplan.budget.unit import Peak
 from megaplan.hosts.megarun.storage import GroupBytes
