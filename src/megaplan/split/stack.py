@@ -88,7 +88,11 @@ class Stack:
 
     @cached_property
     def partition_work(self) -> int:
-        """What one search for cuts takes, in steps of about a microsecond: every layer at every slot, and every sum of every slot."""
+        """Work of one search for cuts, in steps of about a microsecond.
+
+        A loop placement: each layer at each slot, and each sum of each slot. A V placement searches pairs of cuts: measured as 20 steps
+        for each pair of layers.
+        """
         num_slots = self.pp * self.vpp
         if self.where == "v":
             return 20 * self.num_layers * self.num_layers
