@@ -64,17 +64,18 @@ def largest_cast(chunk: Chunk, beaten: int, made: int, *, fetches: bool) -> Peak
 def behind_bank(chunk: Chunk, index: int, gradients: int, gathered: int, *, first: bool) -> Peak:
     """The largest moment of a layer's backward once its bank's gradients are cast, or added to those that are there.
 
-    A bank's first gradients are cast for accumulation inside its layer's backward, one after another. The last is there twice for a
-    moment; cast ones are there for the rest of the layer's backward. Later ones are gone when they have been added.
+    A bank's first gradients are cast for accumulation inside its layer's backward, one after another, and each is freed once its cast is
+    made. The casts are there for the rest of the layer's backward. Later gradients are gone when they have been added.
     """
     unit, carried, name = chunk.units[index], chunk.carried[index], chunk.names[index]
     behind = behind_experts(unit)
     cast = unit.storage.experts.unsharded_bytes if first and unit.storage is not None else 0
     beside = gradients + cast, gathered
     peaks = [chunk.moment(index, f"backward of {name}", moment, without_bank(moment), beside, carried) for moment in behind]
-    if first:
-        moment, twice = behind[0].before(), unit.block.gradients["experts.down_proj"]
-        beside = gradients + cast + twice, gathered
+    if first and unit.storage is not None:
+        moment = behind[0].before()
+        bank = {name: size for name, size in unit.block.gradients.items() if name.startswith("experts.")}
+        beside = gradients + cast_bytes([(bank, unit.storage.experts)]), gathered
         peaks.insert(0, chunk.moment(index, f"cast of {name}.experts", moment, without_bank(moment), beside, carried))
     return max(peaks, key=lambda peak: peak.total)
 

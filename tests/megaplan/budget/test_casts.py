@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from megaplan.budget.casts import cast_bytes, largest_cast
+from megaplan.budget.casts import behind_bank, cast_bytes, largest_cast
 from megaplan.budget.megarun import slot_chunks
 from megaplan.hosts.megarun.storage import NOTHING
 from megaplan.inventory.build import build_inventory
@@ -58,3 +58,18 @@ def test_the_last_stage_casts_beside_its_output(hybrid: Callable[..., Spec]) -> 
     assert found is not None
     assert last.logits_bytes > 0
     assert found.activations == last.policy.boundary_bytes + last.logits_bytes
+
+
+@pytest.mark.parametrize(("params", "grads"), [("fp32", "bf16"), ("bf16", "fp32")])
+def test_a_banks_first_gradients_are_cast_one_after_another(params: str, grads: str, hybrid: Callable[..., Spec]) -> None:
+    """To a narrower dtype the first cast is the largest moment, to a wider one the last: all others have been cast by then."""
+    given: dict[str, Any] = {"batch.micro_batch_size": 1, "batch.seq_length": 1, "model.moe.ffn_hidden_size": 4096, "model.features": {}}
+    spec = hybrid({"mesh": {"pp": 2}, "precision.params": params, "precision.grads": grads, "precision.reduce": grads, **given})
+    inventory = build_inventory(spec)
+    first, _ = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 5), (5, 10)]))
+    index = first.names.index("layers.1")
+    made = [size for name, size in first.units[index].block.gradients.items() if name.startswith("experts.")]
+    found = behind_bank(first, index, 0, 0, first=True)
+    assert found.where == "cast of layers.1.experts"
+    assert found.gradients == walked(made, spec.precision.grads.bytes, spec.precision.params.bytes)
+    assert behind_bank(first, index, 0, 0, first=False).total < found.total
