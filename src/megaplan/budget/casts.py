@@ -46,7 +46,7 @@ def largest_cast(chunk: Chunk, beaten: int, made: int, *, fetches: bool) -> Peak
             continue
         gathered += unit.gathered_bytes if fetches else 0
         dense, gradients = unit.storage.dense, behind + own + unit.storage.experts.unsharded_bytes
-        waiting = chunk.waiting[index] if chunk.waiting else 0
+        waiting = chunk.waiting_from[index] if chunk.waiting_from else 0
         most = chunk.before[index] + gradients + gathered + policy.boundary_bytes + held + dense.unsharded_bytes + dense.made_bytes
         if most + waiting > beaten:
             cast = gradients + cast_bytes([(_listed(unit), dense)])
@@ -54,7 +54,7 @@ def largest_cast(chunk: Chunk, beaten: int, made: int, *, fetches: bool) -> Peak
             peak = chunk.ended(index, f"cast of {chunk.names[index]}", cast, gathered, beside)
             found, beaten = (peak, peak.total + waiting) if peak.total + waiting > beaten else (found, beaten)
         behind += unit.unsharded_bytes
-    waiting = chunk.waiting[0] if chunk.waiting else 0
+    waiting = chunk.waiting_from[0] if chunk.waiting_from else 0
     if behind + root.unsharded_bytes + made + chunk.gathered_bytes + received + held + waiting > beaten:
         peak = chunk.aside("cast of the slot's own gradients", behind + cast_bytes(_outside(chunk)), chunk.gathered_bytes, received + held)
         found = peak if peak.total + waiting > beaten else found

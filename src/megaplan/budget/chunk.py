@@ -14,13 +14,14 @@ from typing import NamedTuple
 
 from megaplan.budget.bank import fetching_experts, freeing_experts, largest_with_bank
 from megaplan.budget.casts import behind_bank, largest_cast
-from megaplan.budget.occupancy import BACKWARDED, FORWARDED, REDUCED, UNTOUCHED, ChunkState
 from megaplan.budget.unit import Peak, Unit
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYTES, WORKSPACE
 from megaplan.columns import Column
 from megaplan.hosts.megarun.ops import OUTPUT
 from megaplan.hosts.megarun.program import Moment
 from megaplan.hosts.megarun.storage import NOTHING, GroupBytes, together
+from megaplan.schedule.actions import Kind
+from megaplan.schedule.moments import BACKWARDED, FORWARDED, REDUCED, UNTOUCHED, ChunkState
 from megaplan.tuples import new
 
 
@@ -30,6 +31,7 @@ class Policy(NamedTuple):
     Attributes:
         pipelined: torch's schedule runs it: gradients accumulate unsharded and are reduced once.
         reshard: Gathered parameters of layers are freed after forward.
+        splits_backward: Its schedule computes weight gradients in an action of their own.
         in_place: Gradients accumulate in the dtype autograd makes them in.
         replicated: Reduced gradients are summed over replicas, which holds every reduction's output until the backward has ended.
         gathers_ahead: Each layer's forward begins by gathering the next layer: with EP, whose host waits for counts of rows.
@@ -38,6 +40,7 @@ class Policy(NamedTuple):
 
     pipelined: bool
     reshard: bool
+    splits_backward: bool
     in_place: bool
     replicated: bool
     gathers_ahead: bool
@@ -55,10 +58,18 @@ NO_GATHERS = Flats((), ())
 
 
 class Chunk:
-    """A slot's units with the sums a budget asks for."""
+    """A slot's units with the sums a budget asks for.
+
+    Attributes:
+        late_bytes: Of its whole gradients, those that the weight half of a split backward makes.
+        waiting_bytes: What a microbatch keeps between the two halves of a split backward.
+        waiting_slack_bytes: What the allocator's rounding adds to that.
+    """
+
+    late_bytes = waiting_bytes = waiting_slack_bytes = 0
 
     def __init__(
-        self, names: Sequence[str], units: Sequence[Unit], policy: Policy, *, copies: GroupBytes = NOTHING, hands_on: bool, carries: bool
+        self, names: Sequence[str], units: Sequence[Unit], policy: Policy, copies: GroupBytes = NOTHING, *, hands_on: bool, carries: bool
     ) -> None:
         """Sum once.
 
@@ -95,7 +106,7 @@ class Chunk:
         ends = self.units[self.head].block.part.tensors if held else {}
         self.logits_bytes = ends.get("logits", ends[OUTPUT])[0] if ends else 0  # the last stage's output, or the loss in place of it
         self.carried = self._carried()
-        self.waiting: Sequence[int] = ()  # where W comes later, what units from each one on leave to it
+        self.waiting_from: Sequence[int] = ()  # where W comes later, what units from each one on leave to it
 
     @cached_property
     def first_layer(self) -> int:
@@ -118,21 +129,32 @@ class Chunk:
         cells[WORKSPACE] -= peak.absent
         return cells
 
-    def held(self, state: ChunkState) -> tuple[int, int]:
-        """Gradients and gathered parameters of the chunk while another one runs."""
+    def action_cells(self, kind: Kind, peak: Peak, others: int = 0) -> dict[Column, int]:  # noqa: ARG002 (split backwards differ)
+        """`peak_cells` of an action's peak."""
+        return self.peak_cells(peak, others)
+
+    def waiting_cells(self, count: int) -> dict[Column, int]:  # noqa: ARG002 (nothing without a split backward)
+        """What `count` microbatches keep between the two halves of a split backward."""
+        return {}
+
+    def held(self, state: ChunkState, *, weight_grads: bool = True) -> tuple[int, int]:
+        """Gradients and gathered parameters of the chunk while another one runs; `weight_grads`: whether those of linear layers exist."""
         if state is REDUCED:
             return self.shard_bytes, 0
-        gradients = self.unsharded_bytes if state > FORWARDED and self.policy.pipelined else 0
+        gradients = 0
+        if state > FORWARDED:
+            gradients = self.unsharded_bytes - (0 if weight_grads else self.late_bytes) if self.policy.pipelined else self.shard_bytes
         if state is UNTOUCHED:
             return gradients, 0
         kept = not self.policy.reshard or state is BACKWARDED
         return gradients, self.gathered_bytes if kept else self.root.gathered_bytes
 
-    def forward_peak(self, state: ChunkState, absent: int = 0) -> Peak:
+    def forward_peak(self, state: ChunkState, absent: int = 0, *, weight_grads: bool = True) -> Peak:
         """The largest moment of a forward.
 
         Args:
             state: Of the chunk before it.
+            weight_grads: Whether the gradients of linear layers exist.
             absent: What is not there yet before the first product: for a rank's first forward.
         """
         policy = self.policy
@@ -163,7 +185,7 @@ class Chunk:
                 size = self.before[index] + unit.input_bytes + unit.passing_bytes + moment_bytes + communication
                 if size >= best:
                     best, found = size, (index, moment, communication)
-        gradients = self.held(state)[0]
+        gradients = self.held(state, weight_grads=weight_grads)[0]
         if start > best:
             index, communication = started
             before = self.before[index] + self.units[index].input_bytes

@@ -7,6 +7,7 @@ from copy import copy
 from typing import NamedTuple
 
 from megaplan.budget.chunk import Chunk, Policy
+from megaplan.budget.split_backward import SplitBackwardChunk, split_unit
 from megaplan.budget.unit import Unit, make_unit
 from megaplan.hosts.megarun.allocator import slack_bytes
 from megaplan.hosts.megarun.boundaries import boundary_bytes
@@ -26,6 +27,7 @@ from megaplan.hosts.megarun.parts import BlockBytes
 from megaplan.hosts.megarun.storage import LAST_OWN, NOTHING, BlockStorage, block_storage, storage_sizes
 from megaplan.inventory.tensors import Block, Family, Inventory
 from megaplan.layout.values import Layout, Slot
+from megaplan.schedule.registry import SPLIT_BACKWARD
 from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
 from megaplan.tuples import new
@@ -55,12 +57,15 @@ class Evaluated:
         self._boundary_bytes = boundary_bytes
         self._units: list[Unit | None] = [None, None]
 
-    def unit(self, owned: bool) -> Unit:
-        """The block as a unit; `owned`: whether its input is a storage of the chunk that it would keep."""
+    def unit(self, owned: bool, policy: Policy) -> Unit:
+        """The block as a unit; `owned`: whether its input is a storage of the chunk that it would keep; `policy`: the chunk's."""
         unit = self._units[owned]
         if unit is None:
             owned_bytes, last_own = self._boundary_bytes if owned else 0, LAST_OWN.get(self.family, "")
-            unit = self._units[owned] = make_unit(self.sums, self.storage, self.layer, owned_bytes, last_own)
+            unit = make_unit(self.sums, self.storage, self.layer, owned_bytes, last_own)
+            if policy.splits_backward and self.layer:
+                unit = split_unit(unit, in_place=policy.in_place)
+            self._units[owned] = unit
         return unit
 
 
@@ -135,6 +140,7 @@ class Evaluation:
         self.policy = Policy(
             pipelined=is_pipelined(mesh),
             reshard=spec.sharding.reshard_after_forward,
+            splits_backward=spec.schedule.kind in SPLIT_BACKWARD and is_pipelined(mesh),
             in_place=in_place,
             replicated=mesh.dp_replicate > 1,
             gathers_ahead=mesh.ep > 1,
@@ -155,6 +161,11 @@ class Evaluation:
         if found is None:
             found = self._parts[slot.index] = self._make(slot)
         return found
+
+    def _hands_on_locally(self, slot: Slot) -> bool:
+        """Whether the next slot is on the same rank."""
+        slots = self.layout.slots
+        return slot.index + 1 < len(slots) and slots[slot.index + 1].pp_rank == slot.pp_rank
 
     def _make(self, slot: Slot) -> SlotParts:
         blocks = self.blocks
@@ -184,12 +195,17 @@ class Evaluation:
                 storages.append(storage)
                 layers.append(block.layer)
             names.append(name)
-            units.append(block.unit(owned and (block.layer or not _beside(name, family, ahead=ahead))))
+            units.append(block.unit(owned and (block.layer or not _beside(name, family, ahead=ahead)), self.policy))
             owned = owned or family is not RELATION_BIAS
         if ahead:  # depths run before the final norm and the head, which the layout lists before them
             order = sorted(range(len(names)), key=lambda index: (names[index] in ("final_norm", "head"), names[index] == "head"))
             names, units = [names[index] for index in order], [units[index] for index in order]
-        chunk = Chunk(names, units, self.policy, copies=copies, hands_on=not is_last, carries=ahead)
+        if self.policy.splits_backward:
+            chunk: Chunk = SplitBackwardChunk(
+                names, units, self.policy, copies, hands_on=not is_last, carries=ahead, hands_on_locally=self._hands_on_locally(slot)
+            )
+        else:
+            chunk = Chunk(names, units, self.policy, copies, hands_on=not is_last, carries=ahead)
         adamw_shard_bytes += chunk.root.shard_bytes if root_by_adamw else 0
         return new(SlotParts, (chunk, storages, layers, adamw_shard_bytes, attends, num_routers, parameters))
 

@@ -10,11 +10,9 @@ from typing import NamedTuple
 from megaplan.budget.chunk import Chunk
 from megaplan.budget.evaluation import Evaluation, SlotParts
 from megaplan.budget.init import SlotInit
-from megaplan.budget.occupancy import Occupancy, moments
 from megaplan.budget.rank import Persistent, rank_cells
 from megaplan.budget.reserve import device_budget
-from megaplan.budget.split_backward import split_step_peak
-from megaplan.budget.step import Lingering, StepPeak, accumulating_peak, step_peak
+from megaplan.budget.step import HeldBySchedule, StepPeak, step_peak
 from megaplan.budget.values import Budget, RankBudget, StageBudget
 from megaplan.hosts.megarun.dims import is_pipelined
 from megaplan.hosts.megarun.optimizer import Cast, Uneven
@@ -22,9 +20,8 @@ from megaplan.hosts.megarun.storage import BlockStorage
 from megaplan.inventory.tensors import Family, Inventory
 from megaplan.layout.ranks import rank_coordinate
 from megaplan.layout.values import Layout, Slot
-from megaplan.schedule.actions import Orders
 from megaplan.schedule.in_flight import receive_buffers
-from megaplan.schedule.registry import SPLIT_BACKWARD, actions
+from megaplan.schedule.moments import Moment, moments, sequential_moments
 from megaplan.spec.device import device_of
 from megaplan.spec.models import Mesh, Spec
 from megaplan.tuples import new
@@ -44,7 +41,7 @@ def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout, *, padded: 
         padded: Whether shards are padded, as FSDP2 does; what it costs is the difference (`megaplan.budget.padding`).
     """
     device = device_budget(device_of(spec.device))
-    usable, walked = device.usable_bytes, walk(spec, layout)
+    usable, walked = device.usable_bytes, walk(spec)
     evaluations = evaluate(spec, inventory, layout, padded=padded)
     ranks = [found for evaluation, places in evaluations for found in stage_ranks(evaluation, usable, places, walked, range(layout.pp))]
     last, _ = evaluations[0]
@@ -64,24 +61,19 @@ def evaluate(spec: Spec, inventory: Inventory, layout: Layout, *, padded: bool =
 
 
 class Walk(NamedTuple):
-    """What a schedule has of every pp rank, whatever its layers: moments, or orders where backwards are split; and receive buffers."""
+    """What a schedule has of every pp rank, whatever its layers: its moments, and receive buffers by chunk (none without a pipeline)."""
 
-    occupied: Sequence[Sequence[Occupancy]] = ()
-    orders: Orders = ()
+    moments: Sequence[Sequence[Moment]]
     receives: Sequence[Sequence[tuple[int, int]]] = ()
 
 
-def walk(spec: Spec, layout: Layout) -> Walk:
-    """The schedule's part of a budget, the same for every layout of the spec; nothing without a pipeline."""
+def walk(spec: Spec) -> Walk:
+    """The schedule's part of a budget, the same for every layout of the spec."""
     mesh, schedule = spec.mesh, spec.schedule
     if not is_pipelined(mesh):
-        return Walk()
+        return Walk([sequential_moments(schedule.microbatches_per_update)])
     degrees = schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches
-    receives = receive_buffers(*degrees)
-    if schedule.kind in SPLIT_BACKWARD:
-        return Walk(orders=actions(*degrees), receives=receives)
-    chunk_of = tuple([slot.chunk for slot in layout.slots])
-    return Walk(occupied=moments(*degrees, chunk_of, num_steps=schedule.distinct_steps), receives=receives)
+    return Walk(moments(*degrees, num_steps=schedule.distinct_steps), receive_buffers(*degrees))
 
 
 def stage_ranks(
@@ -89,8 +81,7 @@ def stage_ranks(
 ) -> list[RankBudget]:
     """The distinct ranks of some pp ranks, at these places of their CP groups."""
     spec, layout = evaluation.spec, evaluation.layout
-    mesh, schedule, chunk_of = spec.mesh, spec.schedule, [slot.chunk for slot in layout.slots]
-    occupied, orders, receives = walked
+    mesh, receives = spec.mesh, walked.receives
     of_rank = layout.by_rank()
     offsets = tuple([offset for offset in range(mesh.world_size // mesh.pp) if offset // mesh.tp % mesh.cp in places])
     ranks: list[RankBudget] = []
@@ -100,14 +91,8 @@ def stage_ranks(
         chunks = [parts.chunk for parts in owned]
         num_receives = sum(forward + backward for forward, backward in receives[pp_rank]) if receives else 0
         persistent = _persistent(evaluation, own_slots, owned, num_receives)
-        if orders:
-            turns = len(own_slots) == 2 and own_slots[1].index == own_slots[0].index + 1
-            order, count = orders[pp_rank] * schedule.distinct_steps, schedule.num_microbatches * schedule.distinct_steps
-            peak = split_step_peak(chunks, order, chunk_of, count, turns=turns)
-        elif occupied:
-            peak = step_peak(chunks, occupied[pp_rank], _lingering(evaluation, own_slots, chunks), evaluation.workspace_bytes)
-        else:
-            peak = accumulating_peak(chunks[0], schedule.microbatches_per_update, evaluation.workspace_bytes)
+        held = _held_by_schedule(evaluation, own_slots, chunks)
+        peak = step_peak(chunks, walked.moments[pp_rank], held, evaluation.workspace_bytes)
         ranks += _distinct(evaluation, pp_rank, persistent, peak, usable_bytes, offsets)
     return ranks
 
@@ -118,14 +103,14 @@ def slot_chunks(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[Chunk
     return tuple(evaluation.parts(slot).chunk for slot in layout.slots)
 
 
-def _lingering(evaluation: Evaluation, slots: Sequence[Slot], chunks: Sequence[Chunk]) -> Lingering:
-    """What the locals of 1F1B's and GPipe's step still name; the other schedules' actions return before the next one runs."""
+def _held_by_schedule(evaluation: Evaluation, slots: Sequence[Slot], chunks: Sequence[Chunk]) -> HeldBySchedule:
+    """What local variables of 1F1B's and GPipe's step keep alive; the other schedules' actions return before the next one runs."""
     kind = evaluation.spec.schedule.kind
-    if kind not in (GPIPE, ONE_F_ONE_B):
-        return Lingering()
+    if kind not in (GPIPE, ONE_F_ONE_B) or not evaluation.policy.pipelined:
+        return HeldBySchedule()
     boundary, logits = evaluation.boundary_bytes, chunks[0].logits_bytes
     sent = boundary if slots[0].index > 0 else 0
-    return new(Lingering, (sent, logits or boundary, logits, kind == GPIPE))
+    return new(HeldBySchedule, (sent, logits or boundary, logits, kind == GPIPE))
 
 
 def _persistent(evaluation: Evaluation, slots: Sequence[Slot], parts: Sequence[SlotParts], num_receives: int) -> Persistent:

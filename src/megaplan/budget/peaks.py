@@ -47,7 +47,7 @@ class StagePeaks:
 
     def _evaluate(self, layout: Layout, missing: list[tuple[int, Spans]]) -> None:
         if self._walked is None:
-            self._walked, self._evaluated = walk(self._spec, layout), evaluate(self._spec, self._inventory, layout)
+            self._walked, self._evaluated = walk(self._spec), evaluate(self._spec, self._inventory, layout)
         evaluations = [(evaluation.of_layout(layout), places) for evaluation, places in self._evaluated]
         for key in missing:
             found = [rank for evaluation, places in evaluations for rank in stage_ranks(evaluation, 0, places, self._walked, key[:1])]

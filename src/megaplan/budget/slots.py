@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from megaplan.budget.megarun import slot_chunks
-from megaplan.budget.split_backward import HalvedChunk
 from megaplan.budget.values import Budget
 from megaplan.columns import Phase
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.values import Layout
-from megaplan.schedule import SPLIT_BACKWARD, Kind, Timeline, in_flight, peak_bytes
+from megaplan.schedule import Kind, Timeline, in_flight, peak_bytes
 from megaplan.spec.models import Spec
 
 Level = tuple[int, int]
@@ -41,14 +40,7 @@ def kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[KeptBy
         from megaplan.budget.megatron import megatron_kept_bytes  # noqa: PLC0415
 
         return tuple(KeptBytes(size, 0) for size in megatron_kept_bytes(spec, inventory, layout))
-    chunks, slots = slot_chunks(spec, inventory, layout), layout.slots
-    if spec.schedule.kind not in SPLIT_BACKWARD:
-        return tuple(KeptBytes(chunk.saved_bytes, 0) for chunk in chunks)
-    turns = [slot.index + 1 < len(slots) and slots[slot.index + 1].pp_rank == slot.pp_rank for slot in slots]
-    return tuple(
-        KeptBytes(chunk.saved_bytes, HalvedChunk(chunk, arrives_locally=turn).pending_bytes)
-        for chunk, turn in zip(chunks, turns, strict=True)
-    )
+    return tuple(KeptBytes(chunk.saved_bytes, chunk.waiting_bytes) for chunk in slot_chunks(spec, inventory, layout))
 
 
 def memory_over_time(spec: Spec, inventory: Inventory, layout: Layout, budget: Budget, step: Timeline) -> tuple[tuple[Level, ...], ...]:

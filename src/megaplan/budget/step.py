@@ -1,16 +1,30 @@
-"""The peak of a step's forward and backward on one rank: the largest of the moments its order has."""
+"""The peak of a step's forward and backward on one rank: the largest of the moments its schedule has."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from megaplan.budget.chunk import Chunk
-from megaplan.budget.occupancy import BACKWARD, BACKWARDED, FORWARD, FORWARDED, REDUCE, REFORWARDED, UNTOUCHED, ChunkState, Occupancy, Step
 from megaplan.budget.reduction import reduce_peak, reducing_backward_peak
+from megaplan.budget.split_backward import SplitBackwardChunk
 from megaplan.budget.unit import Peak
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS
 from megaplan.columns import Column
+from megaplan.schedule.actions import Kind
+from megaplan.schedule.moments import (
+    BACKWARD,
+    BACKWARDED,
+    FORWARD,
+    FORWARD_AFTER_BACKWARD,
+    FORWARDED,
+    INPUT,
+    REDUCE,
+    UNTOUCHED,
+    WEIGHT,
+    ChunkState,
+    Moment,
+)
 from megaplan.tuples import new
 
 
@@ -27,8 +41,8 @@ class StepPeak(NamedTuple):
     first: StepPeak | None = None
 
 
-class Lingering(NamedTuple):
-    """What the schedule's own locals still name one action longer.
+class HeldBySchedule(NamedTuple):
+    """What the local variables of torch's schedule keep alive one action longer.
 
     Attributes:
         gradient_bytes: The last input gradient that was sent.
@@ -45,145 +59,143 @@ class Lingering(NamedTuple):
     logits_bytes: int = 0
     only_at_end: bool = False
 
-    def at(self, step: Step, state: ChunkState) -> int:
-        """Activations of a moment that its counts do not know of."""
-        if step is REDUCE:
+    def at(self, kind: Kind, state: ChunkState) -> int:
+        """Activations of a moment that its counts do not include."""
+        if kind is REDUCE:
             return self.gradient_bytes + self.output_bytes
         if self.only_at_end:
             return 0
-        if step is FORWARD:
+        if kind is FORWARD:
             return self.gradient_bytes + self.logits_bytes if state is BACKWARDED else 0
         return self.gradient_bytes if state > FORWARDED else 0
 
 
-def step_peak(chunks: Sequence[Chunk], moments: Sequence[Occupancy], lingering: Lingering, workspace_bytes: int = 0) -> StepPeak:
+def step_peak(chunks: Sequence[Chunk], moments: Sequence[Moment], held: HeldBySchedule, workspace_bytes: int = 0) -> StepPeak:
     """The largest of the given moments, on top of the rank's persistent state.
 
     Args:
         chunks: Of the rank.
-        moments: From `moments`: where the peak mostly is first, so that few others are worked out.
-        lingering: What is alive beside them.
-        workspace_bytes: Of GEMM libraries, which is persistent but for what runs before the first product.
+        moments: Of the rank (`megaplan.schedule.moments`): where the peak mostly is first, so that few others are evaluated.
+        held: What the schedule keeps alive besides.
+        workspace_bytes: Of GEMM libraries, which is persistent except for what runs before the first product.
     """
-    largest = _largest(chunks, moments, lingering, 0)
-    found = _step_peak(chunks, lingering, largest)
+    largest = _largest(chunks, moments, held, 0)
+    found = _step_peak(chunks, held, largest)
     _, moment, peak = largest
     if _before_products(chunks[moment.chunk], moment, peak):
-        first = _step_peak(chunks, lingering, _largest(chunks, moments, lingering, workspace_bytes))
+        first = _step_peak(chunks, held, _largest(chunks, moments, held, workspace_bytes))
         return found._replace(first=first)
     return found
 
 
-def _before_products(chunk: Chunk, moment: Occupancy, peak: Peak) -> bool:
-    first_forward = moment.step is FORWARD and all(state is UNTOUCHED for state in moment.states)
+def _before_products(chunk: Chunk, moment: Moment, peak: Peak) -> bool:
+    first_forward = moment.kind is FORWARD and all(state is UNTOUCHED for state in moment.states)
     return first_forward and peak.moment is None and peak.unit == chunk.first_layer
 
 
-def _step_peak(chunks: Sequence[Chunk], lingering: Lingering, largest: tuple[int, Occupancy, Peak]) -> StepPeak:
+def _step_peak(chunks: Sequence[Chunk], held: HeldBySchedule, largest: tuple[int, Moment, Peak]) -> StepPeak:
     total, moment, peak = largest
-    running = chunks[moment.chunk]
-    beside = moment.counts[moment.chunk] - (moment.step is not REDUCE)  # microbatches of its chunk beside the one that runs
-    cells = running.peak_cells(peak, beside)
-    cells[ACTIVATIONS] += running.output_bytes if moment.step is BACKWARD else 0
+    kind, running, in_flight, waiting, handed_over, states, weight_grads = moment
+    chunk = chunks[running]
+    cells = chunk.action_cells(kind, peak, in_flight[running] - (kind not in (REDUCE, WEIGHT)))
+    cells[ACTIVATIONS] += chunk.output_bytes if kind in (BACKWARD, INPUT) else 0
+    cells[ACTIVATIONS] += held.at(kind, states[running]) + handed_over * chunk.policy.boundary_bytes
     slack = 0
-    for index, (chunk, count, state) in enumerate(zip(chunks, moment.counts, moment.states, strict=True)):
-        slack += count * chunk.slack_bytes
-        if index != moment.chunk:
-            for column, size in chunk.saved_cells(count).items():
+    for index, other in enumerate(chunks):
+        slack += in_flight[index] * other.slack_bytes + waiting[index] * other.waiting_slack_bytes
+        more = other.waiting_cells(waiting[index] - (index == running and kind is WEIGHT))
+        for column, size in more.items():
+            cells[column] += size
+        gradients, gathered = other.held(states[index], weight_grads=weight_grads[index])
+        if index != running:
+            for column, size in other.saved_cells(in_flight[index]).items():
                 cells[column] += size
-            gradients, gathered = chunk.held(state)
             cells[GRADIENTS] += gradients
+        if index != running or kind is WEIGHT:
             cells[COMMUNICATION] += gathered
-    cells[ACTIVATIONS] += lingering.at(moment.step, moment.states[moment.chunk])
-    first = "first microbatch, " if moment.step is BACKWARD and moment.states[moment.chunk] <= FORWARDED else ""
-    return new(StepPeak, (total, f"{peak.where}, {first}{_in_flight(moment)}", cells, slack, None))
+    return new(StepPeak, (total, f"{peak.where}{_where(chunk, moment)}", cells, slack, None))
 
 
-def _largest(chunks: Sequence[Chunk], moments: Sequence[Occupancy], lingering: Lingering, absent: int) -> tuple[int, Occupancy, Peak]:
-    """The largest moment, what is alive then, and the running chunk's part of it; `absent`: until the first product has run."""
-    best: tuple[int, Occupancy, Peak] | None = None
-    peaks: dict[tuple[Step, int, ChunkState], Peak] = {}
+def _where(chunk: Chunk, moment: Moment) -> str:
+    if not chunk.policy.pipelined:
+        return ""
+    in_flight, waiting = (", ".join(str(count) for count in counts) for counts in (moment.in_flight, moment.waiting))
+    first = "first microbatch, " if moment.kind is BACKWARD and moment.states[moment.chunk] is FORWARDED else ""
+    for_weights = f", {waiting} waiting for W" if any(moment.waiting) else ""
+    by_chunk = " by chunk" if len(moment.in_flight) > 1 else ""
+    return f", {first}{in_flight} microbatches in flight{for_weights}{by_chunk}"
+
+
+def _largest(chunks: Sequence[Chunk], moments: Sequence[Moment], held: HeldBySchedule, absent: int) -> tuple[int, Moment, Peak]:
+    """What is alive at the largest moment, the moment, and the running chunk's peak; `absent` is not there before the first product."""
+    best: tuple[int, Moment, Peak] | None = None
+    peaks: dict[tuple[Kind, int, ChunkState, bool], Peak] = {}
     only_backwards = len(chunks) == 1
     for moment in moments:
-        step, index, _, states = moment
-        chunk, state = chunks[index], states[index]
-        if only_backwards and step is not BACKWARD:  # backwards come first
-            if best is not None and _ceiling(chunk, max([moment.counts[0] for moment in moments]), lingering) <= best[0]:
+        kind, index, _, _, _, states, weight_grads = moment
+        chunk, state, grads = chunks[index], states[index], weight_grads[index]
+        backward = kind not in (FORWARD, REDUCE)
+        if only_backwards and not backward:  # backwards come first
+            if best is not None and _ceiling(chunk, moments, held) <= best[0]:
                 break
             only_backwards = False
-        beside = _beside(chunks, moment)
-        if best is not None and step is not BACKWARD:
-            bound = chunk.reduce_bound if step is REDUCE else chunk.forward_bound + (chunk.unsharded_bytes if state > FORWARDED else 0)
-            if bound + beside + lingering.gradient_bytes + lingering.output_bytes <= best[0]:
+        others = _others(chunks, moment)
+        if best is not None and not backward:
+            bound = chunk.reduce_bound if kind is REDUCE else chunk.forward_bound + (chunk.unsharded_bytes if state > FORWARDED else 0)
+            if bound + others + held.gradient_bytes + held.output_bytes <= best[0]:
                 continue
-        beside += lingering.at(step, state)
-        if best is not None and state is FORWARDED and step is BACKWARD and not chunk.policy.in_place:
-            later = peaks.get((BACKWARD, index, REFORWARDED))  # it has all that a first one has, and the gradients accumulated before it
-            if later is not None and later.total + beside <= best[0]:
+        others += held.at(kind, state)
+        if best is not None and state is FORWARDED and kind is BACKWARD and not chunk.policy.in_place:
+            later = peaks.get((BACKWARD, index, FORWARD_AFTER_BACKWARD, True))  # it has all that a first one has, and gradients before it
+            if later is not None and later.total + others <= best[0]:
                 continue
-        if state is BACKWARDED and not chunk.policy.reshard and step is not REDUCE:
-            state = REFORWARDED  # they differ in what is gathered, and then only if it was freed
-        key = step, index, state
+        if state is BACKWARDED and not chunk.policy.reshard and kind is not REDUCE:
+            state = FORWARD_AFTER_BACKWARD  # they differ in what is gathered, and then only if it was freed
+        key = kind, index, state, grads
         peak = peaks.get(key)
         if peak is None:
-            untouched = absent and step is FORWARD and all(other is UNTOUCHED for other in states)
-            peak = peaks[key] = chunk.forward_peak(state, absent) if untouched else _peak(chunk, step, state)
-        if best is None or peak.total + beside > best[0]:
-            best = (peak.total + beside, moment, peak)
+            untouched = absent and kind is FORWARD and all(other is UNTOUCHED for other in states)
+            peak = peaks[key] = _peak(chunk, kind, state, absent if untouched else 0, weight_grads=grads)
+        if best is None or peak.total + others > best[0]:
+            best = (peak.total + others, moment, peak)
     if best is None:
         raise ValueError("a rank without actions has no step")
     return best
 
 
-def accumulating_peak(chunk: Chunk, num_microbatches: int, workspace_bytes: int = 0) -> StepPeak:
-    """The same without a pipeline: microbatches one after another."""
-    later = num_microbatches > 1
-    state = BACKWARDED if later else UNTOUCHED
-    forward, backward = chunk.forward_peak(state), reducing_backward_peak(chunk, later=later)
-    found = _accumulating(chunk, forward, backward, later=later)
-    if not later and forward.total > backward.total and forward.moment is None and forward.unit == chunk.first_layer:
-        return found._replace(first=_accumulating(chunk, chunk.forward_peak(state, workspace_bytes), backward, later=later))
-    return found
+def _ceiling(chunk: Chunk, moments: Sequence[Moment], held: HeldBySchedule) -> int:
+    """Nothing but a backward has more alive on a rank with this chunk alone."""
+    others = max([moment.in_flight[0] * chunk.saved_bytes + moment.waiting[0] * chunk.waiting_bytes for moment in moments])
+    forward = chunk.forward_bound + chunk.unsharded_bytes + others - chunk.saved_bytes
+    return max(forward, chunk.reduce_bound) + held.gradient_bytes + held.output_bytes
 
 
-def _accumulating(chunk: Chunk, forward: Peak, backward: Peak, *, later: bool) -> StepPeak:
-    shards = chunk.shard_bytes if later else 0
-    if forward.total + shards > backward.total:
-        cells, total, peak = chunk.peak_cells(forward), forward.total + shards, forward
-        cells[GRADIENTS] += shards
-    else:
-        cells, total, peak = chunk.peak_cells(backward), backward.total, backward
-    return StepPeak(total, peak.where, cells, chunk.slack_bytes)
+def _peak(chunk: Chunk, kind: Kind, state: ChunkState, absent: int, *, weight_grads: bool) -> Peak:
+    if kind is FORWARD:
+        return chunk.forward_peak(state, absent, weight_grads=weight_grads)
+    if kind is BACKWARD:
+        return chunk.backward_peak(state) if chunk.policy.pipelined else reducing_backward_peak(chunk, later=state > FORWARDED)
+    if kind is REDUCE:
+        return reduce_peak(chunk)
+    split = cast(SplitBackwardChunk, chunk)
+    return split.input_peak(state, weight_grads=weight_grads) if kind is INPUT else split.weight_peak(weight_grads=weight_grads)
 
 
-def _ceiling(chunk: Chunk, most: int, lingering: Lingering) -> int:
-    """Nothing but a backward has more alive on a rank with this chunk alone, of which at most so many microbatches are alive."""
-    forward = chunk.forward_bound + chunk.unsharded_bytes + (most - 1) * chunk.saved_bytes
-    return max(forward, chunk.reduce_bound) + lingering.gradient_bytes + lingering.output_bytes
-
-
-def _peak(chunk: Chunk, step: Step, state: ChunkState) -> Peak:
-    if step is FORWARD:
-        return chunk.forward_peak(state)
-    return chunk.backward_peak(state) if step is BACKWARD else reduce_peak(chunk)
-
-
-def _beside(chunks: Sequence[Chunk], moment: Occupancy) -> int:
-    """Other microbatches, and the other chunks' gradients and gathered parameters."""
-    step, running, counts, states = moment
+def _others(chunks: Sequence[Chunk], moment: Moment) -> int:
+    """Other microbatches, the other chunks' gradients and gathered parameters, and for W the running chunk's gathered ones."""
+    kind, running, in_flight, waiting, handed_over, states, weight_grads = moment
     chunk = chunks[running]
-    total = counts[running] * chunk.saved_bytes
-    if step is not REDUCE:
+    total = in_flight[running] * chunk.saved_bytes + waiting[running] * chunk.waiting_bytes
+    if kind is WEIGHT:
+        total += chunk.held(states[running])[1] - chunk.waiting_bytes
+    elif kind is not REDUCE:
         total -= chunk.saved_bytes
-    if step is BACKWARD:
-        total += chunk.output_bytes
+        if kind is not FORWARD:
+            total += chunk.output_bytes
     if len(chunks) > 1:
-        for other, count, state in zip(chunks, counts, states, strict=True):
-            if other is not chunk:
-                total += count * other.saved_bytes + sum(other.held(state))
+        total += handed_over * chunk.policy.boundary_bytes
+        for index, other in enumerate(chunks):
+            if index != running:
+                total += in_flight[index] * other.saved_bytes + waiting[index] * other.waiting_bytes
+                total += sum(other.held(states[index], weight_grads=weight_grads[index]))
     return total
-
-
-def _in_flight(moment: Occupancy) -> str:
-    counts = ", ".join(str(count) for count in moment.counts)
-    return f"{counts} microbatches in flight" if len(moment.counts) == 1 else f"{counts} microbatches in flight by chunk"

@@ -6,10 +6,25 @@ from typing import NamedTuple
 
 from megaplan.budget.values import ACTIVATIONS
 from megaplan.columns import Column
+from megaplan.hosts.megarun.halves import HalvedBytes
 from megaplan.hosts.megarun.parts import BlockBytes
 from megaplan.hosts.megarun.program import Moment
 from megaplan.hosts.megarun.storage import NOTHING, BlockStorage
 from megaplan.tuples import new
+
+
+class SplitUnit(NamedTuple):
+    """A layer under a split backward.
+
+    Attributes:
+        halves: Its sums.
+        input_half: The layer with its input half in place of its backward, and the gradients that this half makes.
+        late_bytes: Whole gradients that the weight half makes, in `precision.grads`.
+    """
+
+    halves: HalvedBytes
+    input_half: Unit
+    late_bytes: int
 
 
 class Unit(NamedTuple):
@@ -34,6 +49,7 @@ class Unit(NamedTuple):
         has_bank: Whether it is a layer with experts, which are a group of their own.
         passing_bytes: Its input, if the chunk owns it and it does not keep it: alive until its forward has ended.
         last_own: Of a layer, the tensor that FSDP2 lists after those of its children; "" where there is none.
+        split: Of a layer whose backward is split, its two halves.
     """
 
     block: BlockBytes
@@ -54,6 +70,7 @@ class Unit(NamedTuple):
     has_bank: bool
     passing_bytes: int
     last_own: str
+    split: SplitUnit | None = None
 
 
 def make_unit(block: BlockBytes, storage: BlockStorage | None, layer: bool, owned_input_bytes: int, last_own: str = "") -> Unit:
@@ -83,6 +100,7 @@ def make_unit(block: BlockBytes, storage: BlockStorage | None, layer: bool, owne
             layer and storage is not None and storage.experts.gathered_bytes > 0,
             passing,
             last_own,
+            None,
         ),
     )
 

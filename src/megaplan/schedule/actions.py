@@ -11,13 +11,14 @@ class Kind(StrEnum):
     """What an action computes. Letters are those of torch's schedule files (`0F3`, `1B2`).
 
     A schedule that splits the backward writes `INPUT` (gradients of the stage's input) and `WEIGHT` (of its parameters) in place of
-    `BACKWARD`.
+    `BACKWARD`. `REDUCE`, the reduction of a chunk's gradients, follows its last backward and is written in no order.
     """
 
     FORWARD = "F"
     BACKWARD = "B"
     INPUT = "I"
     WEIGHT = "W"
+    REDUCE = "REDUCE_GRAD"
 
 
 @dataclass(frozen=True, slots=True)

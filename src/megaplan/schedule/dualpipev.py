@@ -25,6 +25,11 @@ def orders(pp: int, vpp: int, num_microbatches: int) -> Orders:  # noqa: ARG001 
     return tuple(_rank_order(rank, pp, num_microbatches) for rank in range(pp))
 
 
+def enough_microbatches(pp: int, vpp: int, num_microbatches: int) -> int:  # noqa: ARG001 (two chunks)
+    """Microbatches after which an order only repeats itself: one more than are in flight on a rank."""
+    return min(num_microbatches, 2 * pp + 1)
+
+
 def _rank_order(rank: int, pp: int, num_microbatches: int) -> tuple[Step, ...]:
     lane, behind = Lane(rank, pp), pp - 1 - rank
     for _ in range(2 * behind):

@@ -13,9 +13,9 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from megaplan.schedule.actions import Kind, Step, computations
+from megaplan.schedule.moments import Moment, moments, non_dominated
 from megaplan.schedule.placement import slot_owner, slots_of_rank
-from megaplan.schedule.registry import actions, placement
+from megaplan.schedule.registry import placement
 
 Vector = tuple[int, ...]
 
@@ -31,8 +31,8 @@ class InFlight(NamedTuple):
     full: Vector
     pending_weight: Vector
 
-    def weighed(self, full_bytes: Sequence[int], pending_bytes: Sequence[int]) -> int:
-        """Bytes of this moment.
+    def total_bytes(self, full_bytes: Sequence[int], pending_bytes: Sequence[int]) -> int:
+        """Bytes that these microbatches keep.
 
         Args:
             full_bytes: What one microbatch keeps on each chunk until I has ended.
@@ -59,26 +59,18 @@ def in_flight(kind: str, pp: int, vpp: int, num_microbatches: int) -> tuple[tupl
     Raises:
         MegaplanError: The schedule cannot run on these degrees.
     """
-    orders, where = actions(kind, pp, vpp, num_microbatches), placement(kind)
-    chunks = [slot_owner(where, slot, pp)[1] for slot in range(pp * vpp)]
-    return tuple(vectors_of(order, chunks, vpp) for order in orders)
+    return tuple(vectors_of(found) for found in moments(kind, pp, vpp, num_microbatches))
 
 
-def vectors_of(order: tuple[Step, ...], chunks: Sequence[int], vpp: int) -> tuple[InFlight, ...]:
-    """The non-dominated vectors of one rank's order.
-
-    Args:
-        order: The rank's actions.
-        chunks: Chunk of every slot.
-        vpp: Chunks of the rank.
-    """
-    maximal = non_dominated(_counts(order, chunks, vpp))
-    return tuple(InFlight(vector[:vpp], vector[vpp:]) for vector in maximal)
+def vectors_of(found: Iterable[Moment]) -> tuple[InFlight, ...]:
+    """The non-dominated vectors of one rank's moments."""
+    maximal = non_dominated((*moment.in_flight, *moment.waiting) for moment in found)
+    return tuple(InFlight(vector[: len(vector) // 2], vector[len(vector) // 2 :]) for vector in maximal)
 
 
 def peak_bytes(vectors: Iterable[InFlight], full_bytes: Sequence[int], pending_bytes: Sequence[int]) -> int:
-    """The most a rank's microbatches keep at once: the largest dot product, see `InFlight.weighed`."""
-    return max(vector.weighed(full_bytes, pending_bytes) for vector in vectors)
+    """The most a rank's microbatches keep at once: the largest dot product, see `InFlight.total_bytes`."""
+    return max(vector.total_bytes(full_bytes, pending_bytes) for vector in vectors)
 
 
 @lru_cache(maxsize=64)
@@ -100,30 +92,3 @@ def receive_buffers(kind: str, pp: int, vpp: int, num_microbatches: int) -> tupl
     before, after = [0, *between], [*between, 0]
     owned = [slots_of_rank(where, rank, pp, vpp) for rank in range(pp)]
     return tuple([tuple([(before[slot], after[slot]) for slot in slots]) for slots in owned])
-
-
-def _counts(order: tuple[Step, ...], chunks: Sequence[int], vpp: int) -> set[Vector]:
-    """Full and pending counts, one vector, at every moment that can be maximal: where something is freed next."""
-    counts, seen, climbing = [0] * (2 * vpp), set(), False
-    for action in computations(order):
-        chunk = chunks[action.slot]
-        if action.kind is Kind.FORWARD:
-            counts[chunk] += 1
-            climbing = True
-            continue
-        if climbing:
-            seen.add(tuple(counts))
-        counts[chunk if action.kind is not Kind.WEIGHT else vpp + chunk] -= 1
-        climbing = action.kind is Kind.INPUT  # what was full is pending now: another vector, not a smaller one
-        if climbing:
-            counts[vpp + chunk] += 1
-    if climbing:
-        seen.add(tuple(counts))
-    return seen
-
-
-def non_dominated(vectors: Iterable[Vector]) -> tuple[Vector, ...]:
-    """The vectors that no other one reaches in every component, sorted."""
-    unique = set(vectors)
-    kept = [v for v in unique if not any(v != other and all(a <= b for a, b in zip(v, other, strict=True)) for other in unique)]
-    return tuple(sorted(kept))

@@ -37,6 +37,11 @@ def visits(chunks: range, group: int, num_microbatches: int) -> list[tuple[int, 
     return [(chunk, start + offset) for start in rounds for chunk in chunks for offset in range(group)]
 
 
+def enough_microbatches(pp: int, vpp: int, num_microbatches: int) -> int:  # noqa: ARG001 (every schedule answers the same question)
+    """Microbatches after which an order only repeats itself: rounds of pp, of which the warm-up takes fewer than two."""
+    return num_microbatches if num_microbatches % pp else min(num_microbatches, 3 * pp)
+
+
 def _rank_order(
     rank: int, pp: int, last_warmup: int, forwards: list[tuple[int, int]], backwards: list[tuple[int, int]]
 ) -> tuple[Action, ...]:

@@ -28,6 +28,11 @@ def orders(pp: int, vpp: int, num_microbatches: int) -> Orders:
     return tuple(_rank_order(rank, pp, (vpp - 1) * group, forwards, backwards) for rank in range(pp))
 
 
+def enough_microbatches(pp: int, vpp: int, num_microbatches: int) -> int:
+    """Microbatches after which an order only repeats itself."""
+    return interleaved.enough_microbatches(pp, vpp, num_microbatches)
+
+
 def _rank_order(
     rank: int, pp: int, last_warmup: int, forwards: list[tuple[int, int]], backwards: list[tuple[int, int]]
 ) -> tuple[Action, ...]:

@@ -29,6 +29,11 @@ def orders(pp: int, vpp: int, num_microbatches: int) -> Orders:
     return tuple(_rank_order(rank, pp * vpp, num_microbatches) for rank in range(pp))
 
 
+def enough_microbatches(pp: int, vpp: int, num_microbatches: int) -> int:  # noqa: ARG001 (every schedule answers the same question)
+    """Microbatches after which an order only repeats itself: a warm-up has fewer than pp, and each rank then takes one forward more."""
+    return min(num_microbatches, pp + 1)
+
+
 def _rank_order(rank: int, pp: int, num_microbatches: int) -> tuple[Action, ...]:
     warmup = min(pp - 1 - rank, num_microbatches)
     order = [Action(Kind.FORWARD, rank, microbatch) for microbatch in range(warmup)]

@@ -1,4 +1,4 @@
-"""Schedules by name. A new one is a file with `problems` and `orders`, and one more entry of `_GENERATORS`."""
+"""Schedules by name. A new one is a file with `problems`, `orders` and perhaps `enough_microbatches`, and an entry of `_GENERATORS`."""
 
 from __future__ import annotations
 
@@ -14,19 +14,27 @@ from megaplan.schedule.problems import not_a_schedule
 
 @dataclass(frozen=True, slots=True)
 class _Generator:
+    """One schedule: how it lays slots over ranks, and functions of (pp, vpp, microbatches).
+
+    `enough_microbatches` is a number of microbatches with all the moments of more (`megaplan.schedule.moments`).
+    """
+
     placement: Placement
     problems: Callable[[int, int, int], list[Diagnostic]]
     orders: Callable[[int, int, int], Orders]
+    enough_microbatches: Callable[[int, int, int], int] = lambda _pp, _vpp, num_microbatches: num_microbatches
 
 
 _GENERATORS = {
     "gpipe": _Generator("single", gpipe.problems, gpipe.orders),
-    "1f1b": _Generator("single", one_f_one_b.problems, one_f_one_b.orders),
-    "interleaved_1f1b": _Generator("loop", interleaved.problems, interleaved.orders),
+    "1f1b": _Generator("single", one_f_one_b.problems, one_f_one_b.orders, one_f_one_b.enough_microbatches),
+    "interleaved_1f1b": _Generator("loop", interleaved.problems, interleaved.orders, interleaved.enough_microbatches),
     "looped_bfs": _Generator("loop", looped_bfs.problems, looped_bfs.orders),
-    "interleaved_zero_bubble": _Generator("loop", interleaved_zero_bubble.problems, interleaved_zero_bubble.orders),
-    "zbv": _Generator("v", zbv.problems, zbv.orders),
-    "dualpipev": _Generator("v", dualpipev.problems, dualpipev.orders),
+    "interleaved_zero_bubble": _Generator(
+        "loop", interleaved_zero_bubble.problems, interleaved_zero_bubble.orders, interleaved_zero_bubble.enough_microbatches
+    ),
+    "zbv": _Generator("v", zbv.problems, zbv.orders, zbv.enough_microbatches),
+    "dualpipev": _Generator("v", dualpipev.problems, dualpipev.orders, dualpipev.enough_microbatches),
 }
 KINDS = tuple(_GENERATORS)
 """Every schedule, as `schedule.kind` names it."""
@@ -49,6 +57,17 @@ def schedule_problems(kind: str, pp: int, vpp: int, num_microbatches: int) -> li
     """Why the schedule cannot run on these degrees (MP310 … MP313); empty if it can."""
     generator = _GENERATORS.get(kind)
     return generator.problems(pp, vpp, num_microbatches) if generator else [not_a_schedule(kind, _GENERATORS)]
+
+
+def enough_microbatches(kind: str, pp: int, vpp: int, num_microbatches: int) -> int:
+    """Microbatches after which a schedule's orders only repeat themselves: fewer actions with the same moments.
+
+    Raises:
+        MegaplanError: MP310 for a kind that is no schedule; MP311 … MP313 if it cannot run on these degrees.
+    """
+    if found := schedule_problems(kind, pp, vpp, num_microbatches):
+        raise MegaplanError(found)
+    return _GENERATORS[kind].enough_microbatches(pp, vpp, num_microbatches)
 
 
 def actions(kind: str, pp: int, vpp: int, num_microbatches: int) -> Orders:

@@ -19,7 +19,8 @@ from megaplan.hosts.megarun.storage import block_storage, storage_sizes
 from megaplan.inventory.tensors import Block, Family, Inventory, layer_names
 from megaplan.layout.values import Layout
 from megaplan.schedule.actions import Kind, Step, computations
-from megaplan.schedule.in_flight import non_dominated, receive_buffers
+from megaplan.schedule.in_flight import receive_buffers
+from megaplan.schedule.moments import non_dominated
 from megaplan.schedule.registry import actions
 from megaplan.spec.models import Spec
 from megaplan.split.limits import Span, Weight, layer_weight

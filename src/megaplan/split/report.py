@@ -97,7 +97,7 @@ def _mean(costs: StackCosts, inventory: Inventory, letter: str) -> int:
 def _most(vectors: Sequence[InFlight], kept: Sequence[KeptBytes]) -> tuple[int, InFlight]:
     """The most that microbatches in flight keep, and how many of them on each chunk."""
     full, pending = [size.full for size in kept], [size.pending for size in kept]
-    return max(((vector.weighed(full, pending), vector) for vector in vectors), key=lambda found: found[0])
+    return max(((vector.total_bytes(full, pending), vector) for vector in vectors), key=lambda found: found[0])
 
 
 def _chunks(most: tuple[int, InFlight], kept: Sequence[KeptBytes]) -> str:

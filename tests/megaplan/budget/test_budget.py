@@ -7,12 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from megaplan.budget.occupancy import ChunkState, Step, enough_microbatches, moments, occupancies
 from megaplan.budget.values import Budget
 from megaplan.columns import Basis, Column, Phase
 from megaplan.inventory.build import build_inventory
-from megaplan.schedule import actions, in_flight, placement, slot_owner
-from megaplan.schedule.in_flight import non_dominated
 from megaplan.spec.models import Spec
 
 
@@ -65,60 +62,6 @@ def test_phases_hold_what_their_names_say(overrides: dict[str, Any], hybrid: Cal
         assert {column: steady[column] for column in Column if column not in (*states, Column.OVERHEAD)} == {
             column: first[column] for column in Column if column not in (*states, Column.OVERHEAD)
         }
-
-
-SCHEDULES = [("1f1b", 4, 1, 4), ("1f1b", 4, 1, 9), ("interleaved_1f1b", 2, 2, 16), ("interleaved_1f1b", 4, 3, 8)]
-
-
-@pytest.mark.parametrize(("kind", "pp", "vpp", "m"), SCHEDULES)
-def test_occupancies_hold_the_schedules_vectors(kind: str, pp: int, vpp: int, m: int) -> None:
-    """The counts of all moments have the non-dominated vectors of `in_flight`; each chunk is reduced once, with none of its own alive."""
-    chunk_of = [slot_owner(placement(kind), slot, pp)[1] for slot in range(pp * vpp)]
-    for order, vectors in zip(actions(kind, pp, vpp, m), in_flight(kind, pp, vpp, m), strict=True):
-        moments = occupancies(order, vpp, chunk_of, m)
-        assert non_dominated({moment.counts for moment in moments}) == tuple(vector.full for vector in vectors)
-        reduced = [moment for moment in moments if moment.step is Step.REDUCE]
-        assert sorted(moment.chunk for moment in reduced) == list(range(vpp))
-        assert all(moment.counts[moment.chunk] == 0 for moment in reduced)
-        assert all(moment.states[moment.chunk] is ChunkState.BACKWARDED for moment in reduced)
-
-
-@pytest.mark.parametrize(
-    ("kind", "pp", "vpp", "m"),
-    [
-        *(("interleaved_1f1b", pp, vpp, 10 * pp) for pp in (1, 2, 4) for vpp in (2, 3, 5)),
-    ],
-)
-def test_enough_microbatches_have_all_occupancies(kind: str, pp: int, vpp: int, m: int) -> None:
-    """A longer step only repeats what a shorter one has."""
-    chunk_of = [slot_owner(placement(kind), slot, pp)[1] for slot in range(pp * vpp)]
-    enough = enough_microbatches(kind, pp, m)
-    assert enough < m
-    few, all_of_them = (
-        [set(occupancies(order, vpp, chunk_of, number)) for order in actions(kind, pp, vpp, number)] for number in (enough, m)
-    )
-    assert few == all_of_them
-
-
-@pytest.mark.parametrize(("pp", "m"), [(1, 1), (1, 2), (2, 2), (2, 3), (8, 8), (8, 9), (8, 40)])
-def test_occupancies_of_1f1b_are_those_of_its_orders(pp: int, m: int) -> None:
-    """Stated, not walked; in the same order, which decides between equal peaks."""
-    chunk_of = (0,) * pp
-    orders = actions("1f1b", pp, 1, m)
-    assert moments("1f1b", pp, 1, m, chunk_of) == tuple(occupancies(order, 1, chunk_of, m) for order in orders)
-    for steps in (2, 3):
-        again = tuple(occupancies(order * steps, 1, chunk_of, m * steps) for order in orders)
-        assert moments("1f1b", pp, 1, m, chunk_of, num_steps=steps) == again
-
-
-@pytest.mark.parametrize(("kind", "pp", "vpp", "m"), [*SCHEDULES, ("gpipe", 2, 1, 3), ("looped_bfs", 2, 2, 4)])
-def test_a_fourth_step_of_an_update_has_no_other_moments(kind: str, pp: int, vpp: int, m: int) -> None:
-    """Two steps between the first, which finds no gradients, and the last, which reduces them, are alike."""
-    chunk_of = [slot_owner(placement(kind), slot, pp)[1] for slot in range(pp * vpp)]
-    for order in actions(kind, pp, vpp, m):
-        three, four = (occupancies(order * steps, vpp, chunk_of, m * steps) for steps in (3, 4))
-        assert set(three) == set(four)
-        assert sorted(moment.chunk for moment in four if moment.step is Step.REDUCE) == list(range(vpp))
 
 
 def plain(overrides: dict[str, Any]) -> Spec:

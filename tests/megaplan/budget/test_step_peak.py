@@ -9,14 +9,26 @@ import pytest
 from megaplan.budget import step
 from megaplan.budget.chunk import Chunk
 from megaplan.budget.megarun import slot_chunks
-from megaplan.budget.occupancy import FORWARD, FORWARDED, REDUCE, UNTOUCHED, Occupancy
 from megaplan.budget.values import Budget
 from megaplan.hosts.megarun.storage import GroupBytes
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
+from megaplan.schedule.moments import FORWARD, FORWARDED, REDUCE, UNTOUCHED, Moment
+from megaplan.schedule.registry import SPLIT_BACKWARD
 from megaplan.spec.models import Spec
 
-SCHEDULES = [("1f1b", 4, 1, 4), ("1f1b", 4, 1, 9), ("gpipe", 4, 1, 6), ("interleaved_1f1b", 2, 2, 4), ("looped_bfs", 2, 2, 4)]
+SCHEDULES = [
+    ("1f1b", 1, 1, 3),
+    ("1f1b", 4, 1, 4),
+    ("1f1b", 4, 1, 9),
+    ("gpipe", 4, 1, 6),
+    ("interleaved_1f1b", 2, 2, 4),
+    ("looped_bfs", 2, 2, 4),
+    ("interleaved_zero_bubble", 4, 1, 8),
+    ("interleaved_zero_bubble", 2, 2, 4),
+    ("zbv", 2, 2, 5),
+    ("dualpipev", 4, 2, 9),
+]
 VARIANTS = [
     {},
     {"sharding.reshard_after_forward": True},
@@ -24,6 +36,7 @@ VARIANTS = [
     {"precision.grads": "bf16", "batch.micro_batch_size": 1, "batch.seq_length": 16, "model.mlp.ffn_hidden_size": 8192},
     {"sharding.reshard_after_forward": True, "batch.micro_batch_size": 1, "batch.seq_length": 16, "model.mlp.ffn_hidden_size": 8192},
     {"mesh.ep": 2},
+    {"recompute.default": "selective", "sharding.reshard_after_forward": True},
     {"model.vocab_size": 65536},
 ]
 
@@ -40,30 +53,75 @@ def test_nothing_larger_is_passed_over(
     budget_of: Callable[..., Budget],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of every rank, where a reduction is the largest (a wide MLP, one short row) too; no forward or reduction is above its bound."""
+    """Of every rank, where a reduction is the largest (a wide MLP, one short row) too; no forward or reduction is above its bound.
+
+    The cells of every moment, not only of the largest, sum to what is alive, and none is negative.
+    """
     found, checked = step.step_peak, []
 
-    def checking(chunks: Sequence[Chunk], moments: Sequence[Occupancy], lingering: step.Lingering, workspace: int) -> step.StepPeak:
-        peak, largest = found(chunks, moments, lingering, workspace), 0
+    def checking(chunks: Sequence[Chunk], moments: Sequence[Moment], held: step.HeldBySchedule, workspace: int) -> step.StepPeak:
+        largest = 0
         for moment in moments:
             chunk, state = chunks[moment.chunk], moment.states[moment.chunk]
-            running = step._peak(chunk, moment.step, state).total
-            aside = step._beside(chunks, moment) + lingering.at(moment.step, state)
-            largest = max(largest, running + aside)
-            if moment.step is FORWARD:
-                assert running <= chunk.forward_bound + (chunk.unsharded_bytes if state > FORWARDED else 0), moment
-            elif moment.step is REDUCE:
-                assert running <= chunk.reduce_bound, moment
-            if len(chunks) == 1 and moment.step in (FORWARD, REDUCE):
-                assert running + aside <= step._ceiling(chunk, max(each.counts[0] for each in moments), lingering), moment
+            peak = step._peak(chunk, moment.kind, state, 0, weight_grads=moment.weight_grads[moment.chunk])
+            others = step._others(chunks, moment) + held.at(moment.kind, state)
+            cells = step._step_peak(chunks, held, (peak.total + others, moment, peak)).cells
+            assert sum(cells.values()) == peak.total + others, moment
+            assert min(cells.values()) >= 0, (moment, cells)
+            largest = max(largest, peak.total + others)
+            if moment.kind is FORWARD:
+                assert peak.total <= chunk.forward_bound + (chunk.unsharded_bytes if state > FORWARDED else 0), moment
+            elif moment.kind is REDUCE:
+                assert peak.total <= chunk.reduce_bound, moment
+            if len(chunks) == 1 and moment.kind in (FORWARD, REDUCE):
+                assert peak.total + others <= step._ceiling(chunk, moments, held), moment
             checked.append(moment)
-        assert peak.total == largest == sum(peak.cells.values())
-        return peak
+        most = found(chunks, moments, held, workspace)
+        assert most.total == largest == sum(most.cells.values())
+        return most
 
     monkeypatch.setattr("megaplan.budget.megarun.step_peak", checking)
     mesh, schedule = {"pp": pp, "vpp": vpp, "dp_shard": 2}, {"kind": kind, "num_microbatches": m}
     budget_of(hybrid({"mesh": mesh, "schedule": schedule, **variant}))
     assert len(checked) > pp * vpp
+
+
+@pytest.mark.parametrize(("kind", "pp", "vpp", "m"), [schedule for schedule in SCHEDULES if schedule[1] > 1])
+def test_every_microbatch_adds_its_rounding(
+    kind: str,
+    pp: int,
+    vpp: int,
+    m: int,
+    hybrid: Callable[..., Spec],
+    budget_of: Callable[..., Budget],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One microbatch more of a chunk, in flight or waiting for W, adds what the allocator rounds up, the same each time."""
+    found, checked = step.step_peak, {"in_flight": 0, "waiting": 0}
+
+    def checking(chunks: Sequence[Chunk], moments: Sequence[Moment], held: step.HeldBySchedule, workspace: int) -> step.StepPeak:
+        moment = next(moment for moment in moments if moment.kind is FORWARD)
+        peak = chunks[moment.chunk].forward_peak(UNTOUCHED)
+
+        def slack(in_flight: tuple[int, ...], waiting: tuple[int, ...]) -> int:
+            return step._step_peak(chunks, held, (0, moment._replace(in_flight=in_flight, waiting=waiting), peak)).slack_bytes
+
+        none = (0,) * len(chunks)
+        for index in range(len(chunks)):
+            one, two = (tuple(count if at == index else 0 for at in range(len(chunks))) for count in (1, 2))
+            assert slack(none, none) == 0
+            assert slack(two, none) == 2 * slack(one, none)
+            assert slack(none, two) == 2 * slack(none, one)
+            assert slack(one, one) == slack(one, none) + slack(none, one)
+            checked["in_flight"] += slack(one, none)
+            checked["waiting"] += slack(none, one)
+        return found(chunks, moments, held, workspace)
+
+    monkeypatch.setattr("megaplan.budget.megarun.step_peak", checking)
+    odd = {"batch": {"micro_batch_size": 1, "seq_length": 16}}  # storages that are no whole blocks of the allocator
+    budget_of(hybrid({"mesh": {"pp": pp, "vpp": vpp, "dp_shard": 2}, "schedule": {"kind": kind, "num_microbatches": m}, **odd}))
+    assert checked["in_flight"] > 0
+    assert (checked["waiting"] > 0) == (kind in SPLIT_BACKWARD)
 
 
 @pytest.mark.parametrize(

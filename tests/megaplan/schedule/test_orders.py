@@ -21,7 +21,7 @@ from megaplan.schedule import (
     schedule_problems,
     slots_of_rank,
 )
-from megaplan.schedule.in_flight import non_dominated
+from megaplan.schedule.moments import non_dominated
 
 SINGLE = [(pp, m) for pp in (1, 2, 3, 4, 8) for m in (pp, pp + 1, 2 * pp, 5 * pp)]
 LOOPED = [(pp, vpp, m) for pp in (1, 2, 3, 4, 8) for vpp in (2, 3, 4) for m in (1, pp, pp + 1, 2 * pp, 6 * pp)]

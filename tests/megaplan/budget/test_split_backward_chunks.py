@@ -1,0 +1,85 @@
+"""A chunk whose backward is split, compared with whole backwards: gradients come in two parts, and what waits for W is alive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+
+from megaplan.budget import step
+from megaplan.budget.megarun import slot_chunks
+from megaplan.budget.split_backward import SplitBackwardChunk
+from megaplan.inventory.build import build_inventory
+from megaplan.layout.build import build_layout
+from megaplan.schedule.moments import BACKWARD, BACKWARDED, FORWARD, FORWARD_AFTER_BACKWARD, FORWARDED, INPUT, WEIGHT, Moment
+from megaplan.spec.models import Spec
+
+FEW_TOKENS = {"batch.micro_batch_size": 1, "batch.seq_length": 16, "model.mlp.ffn_hidden_size": 4096}
+MANY_TOKENS = {"batch.micro_batch_size": 8, "batch.seq_length": 512}
+DENSE = {"model.pattern": "D", **{f"model.{section}": None for section in ("attention", "moe", "mamba", "recurrent")}}
+VARIANTS = [
+    {**MANY_TOKENS, **DENSE, "recompute.default": "full"},
+    *(
+        {**tokens, **more}
+        for tokens, more in product((FEW_TOKENS, MANY_TOKENS), ({}, {"precision.grads": "bf16"}, {"sharding.reshard_after_forward": True}))
+    ),
+]
+
+
+@pytest.fixture(params=VARIANTS, ids=str)
+def split_chunks(request: pytest.FixtureRequest, hybrid: Callable[..., Spec]) -> list[SplitBackwardChunk]:
+    """The chunks of two ranks of a hybrid."""
+    mesh = {"mesh": {"pp": 2, "dp_shard": 2}, "schedule": {"kind": "interleaved_zero_bubble", "num_microbatches": 8}}
+    changes: dict[str, Any] = {**mesh, "model.features": {}, **request.param}
+    spec = hybrid(changes)
+    inventory = build_inventory(spec)
+    chunks = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 5), (5, 10)]))
+    found = [chunk for chunk in chunks if isinstance(chunk, SplitBackwardChunk)]
+    assert len(found) == 2
+    return found
+
+
+def test_gradients_of_i_and_of_w_are_the_whole_ones(split_chunks: list[SplitBackwardChunk]) -> None:
+    """For the chunk, for each of its blocks, and in every state in which some are there."""
+    for chunk in split_chunks:
+        inputs = chunk.input_half
+        assert 0 < chunk.late_bytes < chunk.unsharded_bytes
+        assert inputs.unsharded_bytes + chunk.late_bytes == chunk.unsharded_bytes
+        assert inputs.root.unsharded_bytes + sum(unit.unsharded_bytes for unit in inputs.units) == inputs.unsharded_bytes
+        for state in (FORWARD_AFTER_BACKWARD, BACKWARDED):
+            assert chunk.held(state)[0] == chunk.unsharded_bytes
+            assert chunk.held(state, weight_grads=False)[0] + chunk.late_bytes == chunk.unsharded_bytes
+        assert chunk.held(FORWARDED, weight_grads=False)[0] == 0
+
+
+def test_a_forward_holds_the_gradients_there_are(split_chunks: list[SplitBackwardChunk]) -> None:
+    for chunk in split_chunks:
+        for state in (FORWARD_AFTER_BACKWARD, BACKWARDED):
+            assert chunk.forward_peak(state, weight_grads=False).total == chunk.forward_peak(state).total - chunk.late_bytes
+
+
+def test_i_leaves_what_waits_and_w_what_it_makes(split_chunks: list[SplitBackwardChunk]) -> None:
+    """Between bounds: at the end of I all but the last block waits; at the end of the first W all gradients are there but its last one."""
+    for chunk in split_chunks:
+        late = [unit.split.late_bytes for unit in chunk.units if unit.split is not None]
+        first = next(unit.split.halves.pending_bytes for unit in chunk.units if unit.split is not None)
+        assert chunk.waiting_bytes == sum(chunk.waiting_cells(1).values())
+        for state in (FORWARD_AFTER_BACKWARD, BACKWARDED):
+            found = chunk.input_peak(state, weight_grads=True).total
+            assert found >= chunk.waiting_bytes - first + chunk.unsharded_bytes
+            assert found <= chunk.backward_peak(state).total + chunk.waiting_bytes + chunk.output_bytes
+        alone = chunk.weight_peak(weight_grads=False).total
+        assert alone >= chunk.unsharded_bytes - late[0]
+        assert alone <= chunk.weight_peak(weight_grads=True).total + max(late)
+
+
+def test_the_running_microbatch_is_counted_once(split_chunks: list[SplitBackwardChunk]) -> None:
+    """Alone it is all there is, but for what its chunk has gathered; each more adds what it keeps."""
+    for chunk in split_chunks:
+        none = Moment(FORWARD, 0, (0,), (0,), 0, (BACKWARDED,), (True,))
+        for kind, name in ((FORWARD, "in_flight"), (INPUT, "in_flight"), (BACKWARD, "in_flight"), (WEIGHT, "waiting")):
+            one, two = (step._others([chunk], none._replace(kind=kind, **{name: (count,)})) for count in (1, 2))
+            assert one == (chunk.held(BACKWARDED)[1] if kind is WEIGHT else chunk.output_bytes if kind is not FORWARD else 0)
+            assert two - one == (chunk.waiting_bytes if kind is WEIGHT else chunk.saved_bytes)
