@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megaplan.budget.unit import Unit
+from megaplan.budget.unit import BankMoments, Unit
+from megaplan.hosts.megarun.parts import BlockBytes
 from megaplan.hosts.megarun.program import Moment
 
 
@@ -26,7 +27,7 @@ def fetching_experts(unit: Unit, flat: int, *, ahead: bool) -> Iterator[tuple[Mo
     before = unit.block.part.replay.forward[0]
     for moment in unit.block.part.replay.forward:
         runs = moment.op == "experts"
-        if runs:  # copied out beside the output of the group gathered before
+        if runs:  # copied out while the output of the group gathered before is alive
             start = Moment(moment.op, tuple(name for name in before.storages if name in moment.storages))
             gathered = dense.gathered_bytes + experts.gathered_bytes + flat + dense.flat_bytes
             yield start, unit.block.moment_bytes(start, ()), gathered
@@ -47,21 +48,15 @@ def freeing_experts(unit: Unit, gathered: int) -> Iterator[tuple[Moment, int, in
             gathered -= unit.storage.experts.gathered_bytes
 
 
-def largest_with_bank(unit: Unit) -> Moment:
-    """The largest moment of a layer's backward at which its bank's gradients are as autograd made them, or are not made yet."""
-    behind, block = behind_experts(unit), unit.block
-    if all(moment is not block.backward for moment in behind):
-        return block.backward
-    before = block.part.replay.backward[: -len(behind)]
-    return max(before, key=lambda moment: block.moment_bytes(moment, moment.params))
+def bank_moments(block: BlockBytes) -> BankMoments:
+    """The largest moments of the backward of a layer with experts."""
+    moments = block.part.replay.backward
+    first = next(index for index, moment in enumerate(moments) if moment.op == "experts") + 1
+    made, taken = moments[:first], moments[first].before()
+    largest = block.backward if block.backward in made else max(made, key=lambda moment: block.moment_bytes(moment, moment.params))
+    later = max(moments[first:], key=lambda moment: block.moment_bytes(moment, _without_bank(moment)))
+    return BankMoments(largest, taken, _without_bank(taken), later, _without_bank(later))
 
 
-def behind_experts(unit: Unit) -> tuple[Moment, ...]:
-    """The moments of a layer's backward after that of its bank."""
-    moments = unit.block.part.replay.backward
-    return moments[next(i for i, found in enumerate(moments) if found.op == "experts") + 1 :]
-
-
-def without_bank(moment: Moment) -> tuple[str, ...]:
-    """Parameter gradients of a moment, but for the bank's."""
+def _without_bank(moment: Moment) -> tuple[str, ...]:
     return tuple(name for name in moment.params if not name.startswith("experts."))

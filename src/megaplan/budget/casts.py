@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from megaplan.budget.bank import behind_experts, without_bank
 from megaplan.budget.unit import Peak, Unit
 from megaplan.hosts.megarun.storage import GroupBytes
 
@@ -25,7 +24,7 @@ SHARED = {"embedding.weight": "embedding", "head.weight": "head"}
 
 
 def largest_cast(chunk: Chunk, beaten: int, made: int, *, fetches: bool) -> Peak | None:
-    """The largest moment of these casts, None if it is not above `beaten`; what waits for W beside them is weighed, but not in the peak.
+    """The largest moment of these casts, None if it is not above `beaten`; what waits for W is compared, but not in the peak.
 
     Args:
         chunk: What runs backward.
@@ -50,34 +49,37 @@ def largest_cast(chunk: Chunk, beaten: int, made: int, *, fetches: bool) -> Peak
         most = chunk.before[index] + gradients + gathered + policy.boundary_bytes + held + dense.unsharded_bytes + dense.made_bytes
         if most + waiting > beaten:
             cast = gradients + cast_bytes([(_listed(unit), dense)])
-            beside = (policy.boundary_bytes if index else received) + held
-            peak = chunk.ended(index, f"cast of {chunk.names[index]}", cast, gathered, beside)
+            activations = (policy.boundary_bytes if index else received) + held
+            peak = chunk.after_backward(index, f"cast of {chunk.names[index]}", cast, gathered, activations)
             found, beaten = (peak, peak.total + waiting) if peak.total + waiting > beaten else (found, beaten)
         behind += unit.unsharded_bytes
     waiting = chunk.waiting_from[0] if chunk.waiting_from else 0
     if behind + root.unsharded_bytes + made + chunk.gathered_bytes + received + held + waiting > beaten:
-        peak = chunk.aside("cast of the slot's own gradients", behind + cast_bytes(_outside(chunk)), chunk.gathered_bytes, received + held)
+        peak = chunk.idle_peak(
+            "cast of the slot's own gradients", behind + cast_bytes(_outside(chunk)), chunk.gathered_bytes, received + held
+        )
         found = peak if peak.total + waiting > beaten else found
     return found
 
 
-def behind_bank(chunk: Chunk, index: int, gradients: int, gathered: int, *, first: bool) -> Peak:
+def after_bank_peak(chunk: Chunk, index: int, gradients: int, gathered: int, *, first: bool) -> Peak:
     """The largest moment of a layer's backward once its bank's gradients are cast, or added to those that are there.
 
     A bank's first gradients are cast for accumulation inside its layer's backward, one after another, and each is freed once its cast is
     made. The casts are there for the rest of the layer's backward. Later gradients are gone when they have been added.
     """
-    unit, carried, name = chunk.units[index], chunk.carried[index], chunk.names[index]
-    behind = behind_experts(unit)
-    cast = unit.storage.experts.unsharded_bytes if first and unit.storage is not None else 0
-    beside = gradients + cast, gathered
-    peaks = [chunk.moment(index, f"backward of {name}", moment, without_bank(moment), beside, carried) for moment in behind]
-    if first and unit.storage is not None:
-        moment = behind[0].before()
-        bank = {name: size for name, size in unit.block.gradients.items() if name.startswith("experts.")}
-        beside = gradients + cast_bytes([(bank, unit.storage.experts)]), gathered
-        peaks.insert(0, chunk.moment(index, f"cast of {name}.experts", moment, without_bank(moment), beside, carried))
-    return max(peaks, key=lambda peak: peak.total)
+    unit, carried, name = chunk.units[index], chunk.backward_extra[index], chunk.names[index]
+    bank, storage = unit.bank, unit.storage
+    if bank is None or storage is None:
+        raise ValueError(f"{name} has no experts")
+    cast = storage.experts.unsharded_bytes if first else 0
+    peak = chunk.unit_peak(index, f"backward of {name}", bank.later, bank.later_params, (gradients + cast, gathered), carried)
+    if not first:
+        return peak
+    made = {parameter: size for parameter, size in unit.block.gradients.items() if parameter.startswith("experts.")}
+    casting = gradients + cast_bytes([(made, storage.experts)]), gathered
+    largest = chunk.unit_peak(index, f"cast of {name}.experts", bank.taken, bank.taken_params, casting, carried)
+    return max(largest, peak, key=lambda peak: peak.total)
 
 
 def cast_bytes(blocks: Sequence[tuple[Mapping[str, int], GroupBytes]]) -> int:

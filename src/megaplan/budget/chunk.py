@@ -1,7 +1,7 @@
 """One chunk of a rank: its blocks in execution order, what they keep together, and the peaks of running it.
 
 A peak is a sum of five parts, so that its cells and its total cannot differ: what the blocks before keep, the running block's own moment,
-and gradients, communication buffers and activations beside it.
+and the gradients, communication buffers and other activations that are alive then.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from itertools import accumulate
 from operator import add
 from typing import NamedTuple
 
-from megaplan.budget.bank import fetching_experts, freeing_experts, largest_with_bank
-from megaplan.budget.casts import behind_bank, largest_cast
+from megaplan.budget.all_gathers import NO_ALL_GATHERS, AllGathers, all_gathers
+from megaplan.budget.bank import fetching_experts, freeing_experts
+from megaplan.budget.casts import after_bank_peak, largest_cast
 from megaplan.budget.unit import Peak, Unit
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYTES, WORKSPACE
 from megaplan.columns import Column
@@ -47,16 +48,6 @@ class Policy(NamedTuple):
     boundary_bytes: int
 
 
-class Flats(NamedTuple):
-    """All-gather outputs beside each unit of a forward: while it runs, and while a layer's parameters are copied out of its own."""
-
-    running: Sequence[int]
-    starting: Sequence[int]
-
-
-NO_GATHERS = Flats((), ())
-
-
 class Chunk:
     """A slot's units with the sums a budget asks for.
 
@@ -69,7 +60,14 @@ class Chunk:
     late_bytes = waiting_bytes = waiting_slack_bytes = 0
 
     def __init__(
-        self, names: Sequence[str], units: Sequence[Unit], policy: Policy, copies: GroupBytes = NOTHING, *, hands_on: bool, carries: bool
+        self,
+        names: Sequence[str],
+        units: Sequence[Unit],
+        policy: Policy,
+        copies: GroupBytes = NOTHING,
+        *,
+        sends_output: bool,
+        has_mtp: bool,
     ) -> None:
         """Sum once.
 
@@ -77,12 +75,12 @@ class Chunk:
             names: In the inventory, in execution order; `head` for a tied head too.
             units: The blocks of these names.
             policy: How the host runs it.
-            copies: Groups of copied blocks that no unit stands for.
-            hands_on: Whether its output is a stage output held until backward.
-            carries: Whether MTP depths run between the layers and the final norm.
+            copies: Groups of copied blocks that are no unit.
+            sends_output: Whether its output is a stage output held until backward.
+            has_mtp: Whether MTP depths run between the layers and the final norm.
         """
-        self.names, self.units, self.policy, self.carries = tuple(names), tuple(units), policy, carries
-        self.output_bytes = policy.boundary_bytes if hands_on and policy.pipelined else 0  # the stage output, and its received gradient
+        self.names, self.units, self.policy, self.has_mtp = tuple(names), tuple(units), policy, has_mtp
+        self.output_bytes = policy.boundary_bytes if sends_output and policy.pipelined else 0  # the stage output, and its received gradient
         _, _, _, _, kept, forward, _, _, reductions, gathered, flat, unsharded, shards, slack, *_ = zip(*units, strict=True)
         self.before = [0, *accumulate(kept)]  # what units 0 … i − 1 keep, inputs included
         self.saved_bytes: int = self.before[-1] + self.output_bytes
@@ -95,7 +93,7 @@ class Chunk:
         layers_flat = max(flat)
         flats = max(self.root.flat_bytes, layers_flat) + layers_flat  # all-gather outputs: a group's, and those of the layer gathered next
         self.forward_bound: int = max(map(add, self.before, forward)) + self.gathered_bytes + flats
-        """No forward has more alive, accumulated gradients aside."""
+        """No forward has more alive, but for accumulated gradients."""
         largest = max(self.root.reduction_bytes, *reductions)
         self.reduce_bound: int = self.unsharded_bytes + self.shard_bytes + self.gathered_bytes + largest
         """No reduction has more alive: everything before it, every shard, and the largest buffers."""
@@ -105,7 +103,7 @@ class Chunk:
         held = policy.pipelined and self.head >= 0
         ends = self.units[self.head].block.part.tensors if held else {}
         self.logits_bytes = ends.get("logits", ends[OUTPUT])[0] if ends else 0  # the last stage's output, or the loss in place of it
-        self.carried = self._carried()
+        self.backward_extra = self._backward_extra()
         self.waiting_from: Sequence[int] = ()  # where W comes later, what units from each one on leave to it
 
     @cached_property
@@ -119,9 +117,9 @@ class Chunk:
         return self._kept(count, 0, self.output_bytes * count)
 
     def peak_cells(self, peak: Peak, others: int = 0) -> dict[Column, int]:
-        """The parts of a peak by column, which sum to its total, beside what `others` microbatches keep."""
-        aside = peak.before - self.before[peak.unit] + peak.activations
-        cells = self._kept(others, peak.unit, aside + self.output_bytes * others)
+        """The parts of a peak by column, which sum to its total, and what `others` microbatches keep."""
+        more = peak.before - self.before[peak.unit] + peak.activations
+        cells = self._kept(others, peak.unit, more + self.output_bytes * others)
         if peak.moment is not None:
             self.units[peak.unit].block.add_to(cells, peak.moment, peak.params)
         cells[GRADIENTS] += peak.gradients
@@ -163,7 +161,7 @@ class Chunk:
         gathers = policy.reshard and not (state is BACKWARDED and policy.pipelined)
         best, found = -1, (0, self.units[0].block.forward, 0)
         copies_out = gathers if policy.reshard else fresh
-        flats, starts = (self.first_gathers if fresh else self.later_gathers) if fresh or gathers else NO_GATHERS
+        flats, starts = (self.first_gathers if fresh else self.later_gathers) if fresh or gathers else NO_ALL_GATHERS
         start, started = -1, (0, 0)
         for index, unit in enumerate(self.units):
             own = unit.gathered_bytes
@@ -194,14 +192,20 @@ class Chunk:
             return Peak(total - less, f"gathering of {self.names[index]}", index, before, None, (), gradients, gathered, 0, less)
         index, moment, gathered = found
         passing = self.units[index].passing_bytes
-        return self.moment(index, f"forward of {self.names[index]}", moment, (), (gradients, gathered), passing)
+        return self.unit_peak(index, f"forward of {self.names[index]}", moment, (), (gradients, gathered), passing)
 
     def backward_peak(self, state: ChunkState) -> Peak:
         """The largest moment of a backward under a pipeline, where gradients accumulate whole."""
         policy, first = self.policy, state <= FORWARDED
         again = policy.in_place and not first
         fetches = policy.reshard and state is not BACKWARDED  # a backward leaves every layer gathered
-        units, before, carried, everything, layers = self.units, self.before, self.carried, self.unsharded_bytes, self.layers_gathered_bytes
+        units, before, carried, everything, layers = (
+            self.units,
+            self.before,
+            self.backward_extra,
+            self.unsharded_bytes,
+            self.layers_gathered_bytes,
+        )
         behind = made = 0  # of the units already done: unsharded layers, gradients of the slot's group
         gathered = 0 if fetches else layers
         largest, found = -1, (0, 0)
@@ -218,7 +222,7 @@ class Chunk:
                 if size > largest:
                     largest, found = size, (index, gradients)
             if bank:
-                found_peaks.append(behind_bank(self, index, gradients, gathered, first=first))
+                found_peaks.append(after_bank_peak(self, index, gradients, gathered, first=first))
             if unit.layer:
                 behind += unit.unsharded_bytes
             else:
@@ -232,19 +236,19 @@ class Chunk:
         return peak
 
     def backward(self, index: int, gradients: int, gathered: int, *, again: bool, fetches: bool) -> Peak:
-        """A unit's backward, with these gradients and gathered layers beside it.
+        """The largest moment of a unit's backward.
 
         Args:
             index: The unit.
-            gradients: Alive beside its own.
+            gradients: Alive, without its own.
             gathered: Layers, its own included.
             again: Whether gradients are added in place to those of a microbatch before.
             fetches: Whether layers are gathered again for it.
         """
-        block = self.units[index].block
+        block, bank = self.units[index].block, self.units[index].bank
         moment = block.again if again else block.backward
-        if self.units[index].has_bank and self.policy.pipelined and not self.policy.in_place:
-            moment = largest_with_bank(self.units[index])
+        if bank is not None and not (self.policy.pipelined and self.policy.in_place):  # what follows lies behind its gradients
+            moment = bank.made
         if not fetches:
             return self._running(index, moment, (gradients, gathered), again=again)
         peak = self._running(index, moment, (gradients, gathered + self.prefetched(index)), again=again)
@@ -254,54 +258,54 @@ class Chunk:
             found = [self._running(index, moment, (gradients, gathered + fetched[moment.op]), again=again) for moment in moments]
             return max(found, key=lambda peak: peak.total)
         if self.units[index].layer and storage is not None:
-            # gathered parameters beside the all-gather's output they are copied from: the layer's at its start, then its experts'
+            # gathered parameters, and the all-gather's output they are copied from: the layer's at its start, then its experts'
             dense, experts = storage.dense, storage.experts
             starts = [(moments[0], gathered - experts.gathered_bytes + dense.flat_bytes)]
             starts += [(moment.before(), gathered + experts.flat_bytes) for moment in moments if moment.op == "experts"]
             for moment, communication in starts:
                 where = f"gathering of {self.names[index]}"
                 params = () if again else moment.params
-                found_peak = self.moment(index, where, moment, params, (gradients, communication), self.carried[index])
+                found_peak = self.unit_peak(index, where, moment, params, (gradients, communication), self.backward_extra[index])
                 peak = max(peak, found_peak, key=lambda peak: peak.total)
         return peak
 
-    def _running(self, index: int, moment: Moment, beside: tuple[int, int], *, again: bool) -> Peak:
+    def _running(self, index: int, moment: Moment, held: tuple[int, int], *, again: bool) -> Peak:
         params = moment.new_params if again else moment.params
-        return self.moment(index, f"backward of {self.names[index]}", moment, params, beside, self.carried[index])
+        return self.unit_peak(index, f"backward of {self.names[index]}", moment, params, held, self.backward_extra[index])
 
-    def moment(
+    def unit_peak(
         self,
         index: int,
         where: str,
         moment: Moment,
         params: tuple[str, ...],
-        beside: tuple[int, int],
+        held: tuple[int, int],
         activations: int = 0,
     ) -> Peak:
-        """A moment of a unit, with gradients and communication beside it; the slot's own parameters are gathered throughout.
+        """A moment of a unit; the slot's own parameters are gathered throughout.
 
         Args:
             index: The unit.
             where: In words.
             moment: Of the unit.
             params: Its parameter gradients that count.
-            beside: Gradients and communication.
-            activations: Beside it.
+            held: Other gradients, and communication.
+            activations: Further ones.
         """
         unit = self.units[index]
         size = unit.block.moment_bytes(moment, params)
-        before, gradients = self.before[index] + unit.input_bytes, beside[0]
-        communication = beside[1] + self.root.gathered_bytes
+        before, gradients = self.before[index] + unit.input_bytes, held[0]
+        communication = held[1] + self.root.gathered_bytes
         total = before + size + gradients + communication + activations
         return new(Peak, (total, where, index, before, moment, params, gradients, communication, activations, 0))
 
-    def ended(self, index: int, where: str, gradients: int, communication: int, activations: int) -> Peak:
-        """After a unit's backward: `activations`, among them its input's gradient, beside what the units before keep."""
+    def after_backward(self, index: int, where: str, gradients: int, communication: int, activations: int) -> Peak:
+        """After a unit's backward: what the units before keep, and `activations`, among them the gradient of its input."""
         before = self.before[index]
         total = before + gradients + communication + activations
         return new(Peak, (total, where, index, before, None, (), gradients, communication, activations, 0))
 
-    def aside(self, where: str, gradients: int, communication: int, activations: int = 0) -> Peak:
+    def idle_peak(self, where: str, gradients: int, communication: int, activations: int = 0) -> Peak:
         """No microbatch of the chunk is alive, but for these activations."""
         total = gradients + communication + activations
         return Peak(total, where, 0, 0, None, (), gradients, communication, activations)
@@ -319,24 +323,24 @@ class Chunk:
 
         With MTP the first depth's hold those of embedding and head; of a tied embedding the head's part stays, to which its own is added.
         """
-        if self.carries and self.names[index] in ("head", "embedding"):
+        if self.has_mtp and self.names[index] in ("head", "embedding"):
             return 0
         if self.ties and self.names[index] == "embedding":
             return 0
         return sum(self.units[index].block.gradients.values())
 
     def tied_sum_bytes(self) -> int:
-        """The sum of a tied embedding's two gradients, where autograd makes it beside them; 0 where there is none.
+        """The sum of a tied embedding's two gradients, where autograd makes a third storage for it; 0 where there is none.
 
         The head's part is there first. A linear's is a transposed view of a product; after MTP's depths it is a sum already.
         """
-        if not self.ties or self.carries:
+        if not self.ties or self.has_mtp:
             return 0
         ops = self.units[self.head].block.part.replay.program.graph.ops
         return self.units[0].block.gradients["weight"] if any(op.params and op.hands_views for op in ops) else 0
 
     def _kept(self, count: int, stop: int, activations: int) -> dict[Column, int]:
-        """What `count` microbatches keep, and one more up to a unit, beside other activations."""
+        """What `count` microbatches keep, and one more up to a unit, and other activations."""
         cells = NO_BYTES.copy()
         cells[ACTIVATIONS] = activations + count * self.before[-1] + self.before[stop]
         for index, unit in enumerate(self.units):
@@ -347,47 +351,16 @@ class Chunk:
         return cells
 
     @cached_property
-    def first_gathers(self) -> Flats:
+    def first_gathers(self) -> AllGathers:
         """Of a forward that gathers the slot's own group first."""
-        return self._gathers(self.root.flat_bytes)
+        return all_gathers(self.units, self.root.flat_bytes, ahead=self.policy.gathers_ahead)
 
     @cached_property
-    def later_gathers(self) -> Flats:
+    def later_gathers(self) -> AllGathers:
         """Of a forward that finds it gathered; the last forward's end has freed what it gathered last."""
-        return self._gathers(0)
+        return all_gathers(self.units, 0, ahead=self.policy.gathers_ahead)
 
-    def _gathers(self, last: int) -> Flats:
-        return Flats(self._flats(last), self._starts(last))
-
-    def _flats(self, flat: int) -> list[int]:
-        """All-gather outputs that are alive in each unit's forward: of the group gathered last, and of a layer gathered ahead."""
-        found = []
-        for index, unit in enumerate(self.units):
-            if unit.layer and unit.storage is not None:
-                flat = unit.storage.experts.flat_bytes if unit.has_bank else unit.storage.dense.flat_bytes
-            found.append(flat + self._ahead(index))
-        return found
-
-    def _starts(self, last: int) -> list[int]:
-        """All-gather outputs alive while a layer's parameters are copied out of its own: the group gathered before is freed only then."""
-        found = []
-        for unit in self.units:
-            if not unit.layer or unit.storage is None:
-                found.append(0)
-                continue
-            dense, experts = unit.storage.dense.flat_bytes, unit.storage.experts.flat_bytes
-            found.append(last + dense + (experts if self.policy.gathers_ahead else 0))
-            last = experts if unit.has_bank else dense
-        return found
-
-    def _ahead(self, index: int) -> int:
-        """The next layer's all-gather outputs while a unit runs, where they are gathered ahead; before the first layer all units wait."""
-        if not self.policy.gathers_ahead:
-            return 0
-        following = self.units[index + 1 : index + 2] if self.units[index].layer else self.units[index + 1 :]
-        return next((unit.flat_bytes for unit in following if unit.layer), 0)
-
-    def _carried(self) -> list[int]:
+    def _backward_extra(self) -> list[int]:
         """What each unit's backward has more, or less, than its ledger says.
 
         The gradient of a stage's output lies in a receive buffer, which is counted there. The last stage's output, the logits, is held
@@ -397,7 +370,7 @@ class Chunk:
         carried[-1] = -self.output_bytes
         for index in range(self.head):
             carried[index] += self.logits_bytes
-        if self.carries:
+        if self.has_mtp:
             for index, name in enumerate(self.names):
                 carried[index] += self.policy.boundary_bytes if name.startswith("mtp.") else 0
         return carried

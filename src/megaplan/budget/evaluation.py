@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from copy import copy
 from typing import NamedTuple
 
+from megaplan.budget.bank import bank_moments
 from megaplan.budget.chunk import Chunk, Policy
 from megaplan.budget.split_backward import SplitBackwardChunk, split_unit
 from megaplan.budget.unit import Unit, make_unit
@@ -62,7 +63,9 @@ class Evaluated:
         unit = self._units[owned]
         if unit is None:
             owned_bytes, last_own = self._boundary_bytes if owned else 0, LAST_OWN.get(self.family, "")
-            unit = make_unit(self.sums, self.storage, self.layer, owned_bytes, last_own)
+            has_bank = self.layer and self.storage is not None and self.storage.experts.gathered_bytes > 0
+            bank = bank_moments(self.sums) if has_bank else None
+            unit = make_unit(self.sums, self.storage, self.layer, owned_bytes, last_own, bank)
             if policy.splits_backward and self.layer:
                 unit = split_unit(unit, in_place=policy.in_place)
             self._units[owned] = unit
@@ -100,18 +103,18 @@ class Evaluation:
             layouts.
     """
 
-    def __init__(self, spec: Spec, inventory: Inventory, layout: Layout, *, turns: bool = True, padded: bool = True) -> None:
+    def __init__(self, spec: Spec, inventory: Inventory, layout: Layout, *, is_last_cp_rank: bool = True, padded: bool = True) -> None:
         """Evaluate every block.
 
         Args:
             spec: A checked spec.
             inventory: Its parameter tensors.
             layout: Its slots.
-            turns: Whether it is the last rank of its CP group.
+            is_last_cp_rank: Whether it is the last rank of its CP group.
             padded: Whether shards are padded, as FSDP2 does.
         """
         self.spec, self.inventory, self.layout = spec, inventory, layout
-        self.dims: Dims = local_dims(spec, turns=turns)
+        self.dims: Dims = local_dims(spec, turns=is_last_cp_rank)
         self.boundary_bytes = boundary_bytes(self.dims)
         self.boundary_slack_bytes = slack_bytes([self.boundary_bytes])
         self.rotary_bytes, self.input_bytes, self.label_bytes = rotary_bytes(spec), input_bytes(spec), label_bytes(spec)
@@ -162,7 +165,7 @@ class Evaluation:
             found = self._parts[slot.index] = self._make(slot)
         return found
 
-    def _hands_on_locally(self, slot: Slot) -> bool:
+    def _sends_locally(self, slot: Slot) -> bool:
         """Whether the next slot is on the same rank."""
         slots = self.layout.slots
         return slot.index + 1 < len(slots) and slots[slot.index + 1].pp_rank == slot.pp_rank
@@ -195,23 +198,23 @@ class Evaluation:
                 storages.append(storage)
                 layers.append(block.layer)
             names.append(name)
-            units.append(block.unit(owned and (block.layer or not _beside(name, family, ahead=ahead)), self.policy))
+            units.append(block.unit(owned and (block.layer or not _reads_other_input(name, family, ahead=ahead)), self.policy))
             owned = owned or family is not RELATION_BIAS
         if ahead:  # depths run before the final norm and the head, which the layout lists before them
             order = sorted(range(len(names)), key=lambda index: (names[index] in ("final_norm", "head"), names[index] == "head"))
             names, units = [names[index] for index in order], [units[index] for index in order]
         if self.policy.splits_backward:
             chunk: Chunk = SplitBackwardChunk(
-                names, units, self.policy, copies, hands_on=not is_last, carries=ahead, hands_on_locally=self._hands_on_locally(slot)
+                names, units, self.policy, copies, sends_output=not is_last, has_mtp=ahead, sends_locally=self._sends_locally(slot)
             )
         else:
-            chunk = Chunk(names, units, self.policy, copies, hands_on=not is_last, carries=ahead)
+            chunk = Chunk(names, units, self.policy, copies, sends_output=not is_last, has_mtp=ahead)
         adamw_shard_bytes += chunk.root.shard_bytes if root_by_adamw else 0
         return new(SlotParts, (chunk, storages, layers, adamw_shard_bytes, attends, num_routers, parameters))
 
 
-def _beside(name: str, family: Family, *, ahead: bool) -> bool:
-    """Whether a block's input is no storage of the chunk's, or one that another block is charged for: what both read, the first."""
+def _reads_other_input(name: str, family: Family, *, ahead: bool) -> bool:
+    """Whether a block's input is no storage of the chunk, or is counted for another block: of two that read one, for the first."""
     if name == "embedding" or family is RELATION_BIAS:
         return True
     return ahead and (name == "final_norm" or (family is DEPTH and name != "mtp.0"))

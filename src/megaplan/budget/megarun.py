@@ -27,8 +27,8 @@ from megaplan.spec.models import Mesh, Spec
 from megaplan.tuples import new
 
 GPIPE, ONE_F_ONE_B = "gpipe", "1f1b"
-WALKING = (Family.M, Family.R)
-"""Their ranks of a CP group differ in what they hold while state is handed on."""
+SEQUENTIAL_FAMILIES = (Family.M, Family.R)
+"""Ranks of a CP group run these one after another, and differ in what they hold while a state is relayed."""
 
 
 def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout, *, padded: bool = True) -> Budget:
@@ -41,9 +41,9 @@ def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout, *, padded: 
         padded: Whether shards are padded, as FSDP2 does; what it costs is the difference (`megaplan.budget.padding`).
     """
     device = device_budget(device_of(spec.device))
-    usable, walked = device.usable_bytes, walk(spec)
+    usable, counts = device.usable_bytes, schedule_counts(spec)
     evaluations = evaluate(spec, inventory, layout, padded=padded)
-    ranks = [found for evaluation, places in evaluations for found in stage_ranks(evaluation, usable, places, walked, range(layout.pp))]
+    ranks = [found for evaluation, places in evaluations for found in stage_ranks(evaluation, usable, places, counts, range(layout.pp))]
     last, _ = evaluations[0]
     stages = tuple(
         new(StageBudget, (slot.index, slot.pp_rank, slot.chunk, slot.start, slot.stop, last.parts(slot).parameters))
@@ -55,33 +55,33 @@ def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout, *, padded: 
 def evaluate(spec: Spec, inventory: Inventory, layout: Layout, *, padded: bool = True) -> list[tuple[Evaluation, Container[int]]]:
     """The evaluations of a job, each with the places in a CP group that it is of; the one of the last place is first."""
     cp, last = spec.mesh.cp, Evaluation(spec, inventory, layout, padded=padded)
-    if cp == 1 or not any(block.family in WALKING for block in inventory.layers):
+    if cp == 1 or not any(block.family in SEQUENTIAL_FAMILIES for block in inventory.layers):
         return [(last, range(cp))]
-    return [(last, {cp - 1}), (Evaluation(spec, inventory, layout, turns=False, padded=padded), range(cp - 1))]
+    return [(last, {cp - 1}), (Evaluation(spec, inventory, layout, is_last_cp_rank=False, padded=padded), range(cp - 1))]
 
 
-class Walk(NamedTuple):
+class ScheduleCounts(NamedTuple):
     """What a schedule has of every pp rank, whatever its layers: its moments, and receive buffers by chunk (none without a pipeline)."""
 
     moments: Sequence[Sequence[Moment]]
     receives: Sequence[Sequence[tuple[int, int]]] = ()
 
 
-def walk(spec: Spec) -> Walk:
+def schedule_counts(spec: Spec) -> ScheduleCounts:
     """The schedule's part of a budget, the same for every layout of the spec."""
     mesh, schedule = spec.mesh, spec.schedule
     if not is_pipelined(mesh):
-        return Walk([sequential_moments(schedule.microbatches_per_update)])
+        return ScheduleCounts([sequential_moments(schedule.microbatches_per_update)])
     degrees = schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches
-    return Walk(moments(*degrees, num_steps=schedule.distinct_steps), receive_buffers(*degrees))
+    return ScheduleCounts(moments(*degrees, num_steps=schedule.distinct_steps), receive_buffers(*degrees))
 
 
 def stage_ranks(
-    evaluation: Evaluation, usable_bytes: int, places: Container[int], walked: Walk, pp_ranks: Iterable[int]
+    evaluation: Evaluation, usable_bytes: int, places: Container[int], counts: ScheduleCounts, pp_ranks: Iterable[int]
 ) -> list[RankBudget]:
     """The distinct ranks of some pp ranks, at these places of their CP groups."""
     spec, layout = evaluation.spec, evaluation.layout
-    mesh, receives = spec.mesh, walked.receives
+    mesh, receives = spec.mesh, counts.receives
     of_rank = layout.by_rank()
     offsets = tuple([offset for offset in range(mesh.world_size // mesh.pp) if offset // mesh.tp % mesh.cp in places])
     ranks: list[RankBudget] = []
@@ -92,7 +92,7 @@ def stage_ranks(
         num_receives = sum(forward + backward for forward, backward in receives[pp_rank]) if receives else 0
         persistent = _persistent(evaluation, own_slots, owned, num_receives)
         held = _held_by_schedule(evaluation, own_slots, chunks)
-        peak = step_peak(chunks, walked.moments[pp_rank], held, evaluation.workspace_bytes)
+        peak = step_peak(chunks, counts.moments[pp_rank], held, evaluation.workspace_bytes)
         ranks += _distinct(evaluation, pp_rank, persistent, peak, usable_bytes, offsets)
     return ranks
 

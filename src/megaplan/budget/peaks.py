@@ -6,7 +6,7 @@ from collections.abc import Container, Sequence
 
 from megaplan.budget.build import build_budget
 from megaplan.budget.evaluation import Evaluation
-from megaplan.budget.megarun import Walk, evaluate, stage_ranks, walk
+from megaplan.budget.megarun import ScheduleCounts, evaluate, schedule_counts, stage_ranks
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.spans import Spans
 from megaplan.layout.values import Layout
@@ -26,7 +26,7 @@ class StagePeaks:
         """`spec`: checked; `inventory`: its parameter tensors."""
         self._spec, self._inventory = spec, inventory
         self._evaluated: list[tuple[Evaluation, Container[int]]] = []
-        self._walked: Walk | None = None
+        self._counts: ScheduleCounts | None = None
         self._peaks: dict[tuple[int, Spans], int] = {}
         self.num_stages = 0
 
@@ -46,11 +46,11 @@ class StagePeaks:
         return [self._peaks[key] for key in own]
 
     def _evaluate(self, layout: Layout, missing: list[tuple[int, Spans]]) -> None:
-        if self._walked is None:
-            self._walked, self._evaluated = walk(self._spec), evaluate(self._spec, self._inventory, layout)
+        if self._counts is None:
+            self._counts, self._evaluated = schedule_counts(self._spec), evaluate(self._spec, self._inventory, layout)
         evaluations = [(evaluation.of_layout(layout), places) for evaluation, places in self._evaluated]
         for key in missing:
-            found = [rank for evaluation, places in evaluations for rank in stage_ranks(evaluation, 0, places, self._walked, key[:1])]
+            found = [rank for evaluation, places in evaluations for rank in stage_ranks(evaluation, 0, places, self._counts, key[:1])]
             self._peaks[key] = max([rank.peak_bytes for rank in found])
         self.num_stages += len(missing)
 

@@ -134,7 +134,7 @@ def rank_cells(persistent: Persistent, step: StepPeak, states: States) -> tuple[
     # AdamW updates first; its gradients are gone where they fill a buffer of their own when Muon's iterations begin
     steady_update = first_update.copy()
     dropped, cast_bytes = persistent.other_shard_bytes, to_make.largest_bytes
-    cast = cast_bytes > scratch - dropped  # AdamW's update, beside every gradient, is the higher
+    cast = cast_bytes > scratch - dropped  # AdamW's update, with every gradient alive, is the higher
     if not cast:
         steady_update[GRADIENTS] -= dropped
     steady_update[WORKSPACE] += cast_bytes if cast else scratch

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megaplan.budget.bank import behind_experts, without_bank
 from megaplan.budget.chunk import Chunk
 from megaplan.budget.unit import Peak
 from megaplan.hosts.megarun.storage import GroupBytes
@@ -20,13 +19,13 @@ from megaplan.hosts.megarun.storage import GroupBytes
 def reduce_peak(chunk: Chunk) -> Peak:
     """The largest moment of reducing a chunk's accumulated gradients: the slot's own group first, then its layers in order."""
     unsharded, gathered, shards = chunk.unsharded_bytes, chunk.gathered_bytes, 0
-    best = chunk.aside("", 0, 0)
+    best = chunk.idle_peak("", 0, 0)
     for name, group in _groups(chunk):
         gathered -= group.gathered_bytes
         unsharded -= group.unsharded_bytes
         for gradients, buffers in _reduction(group, group.unsharded_bytes, group.last_unsharded_bytes):
             if unsharded + shards + gradients + gathered + buffers > best.total:
-                best = chunk.aside(f"reduction of {name}", unsharded + shards + gradients, gathered + buffers)
+                best = chunk.idle_peak(f"reduction of {name}", unsharded + shards + gradients, gathered + buffers)
         shards += group.shard_bytes
     return best
 
@@ -54,41 +53,39 @@ def _reducing_backwards(chunk: Chunk, later: bool) -> Iterator[Peak]:
         gathered = own if reshard else ahead
         yield chunk.backward(index, gradients, gathered + pending, again=False, fetches=reshard)
         if index == 0 and (tied := chunk.tied_sum_bytes()):
-            yield chunk.aside("sum of the tied embedding's gradients", gradients + 2 * tied, gathered + pending + root.gathered_bytes)
+            yield chunk.idle_peak("sum of the tied embedding's gradients", gradients + 2 * tied, gathered + pending + root.gathered_bytes)
         if not unit.layer or unit.storage is None:
             made += chunk.lasting(index)
             continue
         dense, experts = unit.storage.dense, unit.storage.experts
         gathered += chunk.prefetched(index) if reshard else 0
-        if experts.made_bytes:
-            yield from _experts_reduced(chunk, index, gradients, gathered - experts.gathered_bytes, experts)
+        if unit.bank is not None:  # it reduces inside its layer's backward, as soon as its rows have their gradients
+            bank, gathered = unit.bank, gathered - experts.gathered_bytes
+            for own_gradients, buffers in _reduction(experts, experts.made_bytes, experts.last_made_bytes):
+                reducing = gradients + own_gradients, gathered + buffers
+                yield chunk.unit_peak(index, f"reduction of {chunk.names[index]}.experts", bank.taken, bank.taken_params, reducing)
         ahead -= own
         behind += experts.shard_bytes
         kept += _kept(chunk, experts, later)
         gradients = (everything if later else behind) + made + kept
+        if unit.bank is not None:
+            held = gradients, gathered + experts.reduce_bytes
+            where, carried = f"backward of {chunk.names[index]}", chunk.backward_extra[index]
+            yield chunk.unit_peak(index, where, unit.bank.later, unit.bank.later_params, held, carried)
         gathered = root.gathered_bytes + (chunk.prefetched(index) if reshard else ahead)
         for own_gradients, buffers in _reduction(dense, dense.made_bytes, dense.last_made_bytes):
             gradient = chunk.policy.boundary_bytes if index else 0
-            yield chunk.ended(index, f"reduction of {chunk.names[index]}", gradients + own_gradients, gathered + buffers, gradient)
+            yield chunk.after_backward(index, f"reduction of {chunk.names[index]}", gradients + own_gradients, gathered + buffers, gradient)
         behind += dense.shard_bytes
         kept += _kept(chunk, dense, later)
         pending = dense.reduce_bytes
     gradients = (everything if later else behind) + kept
     for own_gradients, buffers in _reduction(root, made, root.last_made_bytes):
-        yield chunk.ended(0, "reduction of the slot's own parameters", gradients + own_gradients, buffers, 0)
-
-
-def _experts_reduced(chunk: Chunk, index: int, gradients: int, gathered: int, experts: GroupBytes) -> Iterator[Peak]:
-    """An expert bank reduces inside its layer's backward, as soon as its rows have their gradients."""
-    moment = behind_experts(chunk.units[index])[0].before()
-    others = without_bank(moment)
-    for own_gradients, buffers in _reduction(experts, experts.made_bytes, experts.last_made_bytes):
-        beside = (gradients + own_gradients, gathered + buffers)
-        yield chunk.moment(index, f"reduction of {chunk.names[index]}.experts", moment, others, beside)
+        yield chunk.after_backward(0, "reduction of the slot's own parameters", gradients + own_gradients, buffers, 0)
 
 
 def _kept(chunk: Chunk, group: GroupBytes, later: bool) -> int:
-    """A reduction's output beside the shards that it was added or cast to, until the backward has ended."""
+    """A reduction's output, apart from the shards that it was added or cast to: kept until the backward has ended."""
     return group.reduced_bytes if chunk.policy.replicated and (later or group.recast_bytes) else 0
 
 

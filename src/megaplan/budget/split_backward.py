@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from copy import copy
 from itertools import accumulate
 
+from megaplan.budget.bank import bank_moments
 from megaplan.budget.chunk import Chunk, Policy
 from megaplan.budget.unit import Peak, SplitUnit, Unit
 from megaplan.budget.values import ACTIVATIONS, GRADIENTS, NO_BYTES
@@ -37,9 +38,9 @@ class SplitBackwardChunk(Chunk):
         policy: Policy,
         copies: GroupBytes,
         *,
-        hands_on: bool,
-        carries: bool,
-        hands_on_locally: bool,
+        sends_output: bool,
+        has_mtp: bool,
+        sends_locally: bool,
     ) -> None:
         """Sum once.
 
@@ -47,17 +48,17 @@ class SplitBackwardChunk(Chunk):
             names: As for `Chunk`, like all that follow but the last.
             units: The blocks of these names; layers with their halves.
             policy: How the host runs it.
-            copies: Groups of copied blocks that no unit stands for.
-            hands_on: Whether its output is a stage output held until backward.
-            carries: Whether MTP depths run between the layers and the final norm.
-            hands_on_locally: Whether the next stage is on the same rank, so that the gradient of its output is in no receive buffer.
+            copies: Groups of copied blocks that are no unit.
+            sends_output: Whether its output is a stage output held until backward.
+            has_mtp: Whether MTP depths run between the layers and the final norm.
+            sends_locally: Whether the next stage is on the same rank, so that the gradient of its output is in no receive buffer.
         """
-        super().__init__(names, units, policy, copies, hands_on=hands_on, carries=carries)
+        super().__init__(names, units, policy, copies, sends_output=sends_output, has_mtp=has_mtp)
         self._halves = [unit.split for unit in self.units]
         sizes = [0 if half is None else half.halves.pending_bytes for half in self._halves]
         last = self._halves[-1]
         self._received = last.halves.arrived_bytes if last is not None and self.output_bytes else 0
-        self._in_receive_buffer = 0 if hands_on_locally else self._received
+        self._in_receive_buffer = 0 if sends_locally else self._received
         self._waiting_below = [0, *accumulate(sizes)]
         everything = self._waiting_below[-1]
         self.late_bytes = sum([half.late_bytes for half in self._halves if half is not None])
@@ -77,7 +78,7 @@ class SplitBackwardChunk(Chunk):
     def weight_peak(self, *, weight_grads: bool) -> Peak:
         """The largest moment of W; `weight_grads`: whether another one has run, so that it adds to gradients that are there."""
         last, there = len(self.units) - 1, self.held(BACKWARDED, weight_grads=weight_grads)[0]
-        best = self.aside("W", there, 0)
+        best = self.idle_peak("W", there, 0)
         done = 0  # gradients that this W has made, if it is the first
         for index in range(last, -1, -1):
             half = self._halves[index]
@@ -137,7 +138,7 @@ class SplitBackwardChunk(Chunk):
         chunk.unsharded_bytes = self.unsharded_bytes - self.late_bytes
         chunk.waiting_from = [waiting - size for size in below[:-1]]
         above = [waiting - size for size in (*below[1:-1], waiting)]
-        chunk.carried = [carried + kept for carried, kept in zip(self.carried, above, strict=True)]
+        chunk.backward_extra = [carried + kept for carried, kept in zip(self.backward_extra, above, strict=True)]
         return chunk
 
 
@@ -153,6 +154,7 @@ def split_unit(unit: Unit, *, in_place: bool) -> Unit:
     block = halves.inputs
     input_half = unit._replace(
         block=block,
+        bank=bank_moments(block) if unit.has_bank else None,
         unsharded_bytes=unit.unsharded_bytes - late,
         backward_bytes=block.backward_bytes + unit.input_bytes,
         again_bytes=block.again_bytes + unit.input_bytes,

@@ -76,7 +76,7 @@ def step_peak(chunks: Sequence[Chunk], moments: Sequence[Moment], held: HeldBySc
     Args:
         chunks: Of the rank.
         moments: Of the rank (`megaplan.schedule.moments`): where the peak mostly is first, so that few others are evaluated.
-        held: What the schedule keeps alive besides.
+        held: What else the schedule keeps alive.
         workspace_bytes: Of GEMM libraries, which is persistent except for what runs before the first product.
     """
     largest = _largest(chunks, moments, held, 0)

@@ -27,12 +27,30 @@ class SplitUnit(NamedTuple):
     late_bytes: int
 
 
+class BankMoments(NamedTuple):
+    """The largest moments of the backward of a layer with experts, by what there is of its bank's gradients.
+
+    Attributes:
+        made: The largest at which they are not made yet, or are as autograd made them.
+        taken: What is alive just after the bank's operation, where FSDP2 takes them.
+        taken_params: Its other parameter gradients.
+        later: The largest after that.
+        later_params: Its other parameter gradients.
+    """
+
+    made: Moment
+    taken: Moment
+    taken_params: tuple[str, ...]
+    later: Moment
+    later_params: tuple[str, ...]
+
+
 class Unit(NamedTuple):
     """A block as one step of a chunk; layers of one make share one.
 
     Attributes:
         block: Its ledger's sums.
-        storage: What FSDP2 holds of its parameters; None where another unit or a copy on the slot stands for them (a tied head).
+        storage: What FSDP2 holds of its parameters; None where they are those of another unit or of a copy on the slot (a tied head).
         layer: Whether it is a layer, with groups of its own; all else is the slot's group.
         input_bytes: Its input, if it keeps it and the chunk owns it.
         kept_bytes: What it keeps, its input included, in all columns.
@@ -49,6 +67,7 @@ class Unit(NamedTuple):
         has_bank: Whether it is a layer with experts, which are a group of their own.
         passing_bytes: Its input, if the chunk owns it and it does not keep it: alive until its forward has ended.
         last_own: Of a layer, the tensor that FSDP2 lists after those of its children; "" where there is none.
+        bank: Of a layer with experts, the largest moments of its backward.
         split: Of a layer whose backward is split, its two halves.
     """
 
@@ -70,11 +89,19 @@ class Unit(NamedTuple):
     has_bank: bool
     passing_bytes: int
     last_own: str
-    split: SplitUnit | None = None
+    bank: BankMoments | None
+    split: SplitUnit | None
 
 
-def make_unit(block: BlockBytes, storage: BlockStorage | None, layer: bool, owned_input_bytes: int, last_own: str = "") -> Unit:
-    """A unit; `owned_input_bytes` is its input, if the chunk owns that."""
+def make_unit(
+    block: BlockBytes,
+    storage: BlockStorage | None,
+    layer: bool,
+    owned_input_bytes: int,
+    last_own: str = "",
+    bank: BankMoments | None = None,
+) -> Unit:
+    """A unit; `owned_input_bytes` is its input, if the chunk owns that; `bank` is there if it is a layer with experts."""
     group = NOTHING if storage is None else storage.both
     own = group if layer else NOTHING
     kept_input = owned_input_bytes if block.keeps_input else 0
@@ -97,9 +124,10 @@ def make_unit(block: BlockBytes, storage: BlockStorage | None, layer: bool, owne
             own.shard_bytes,
             block.saved_slack_bytes,
             tuple([item for item in block.saved.items() if item[0] is not ACTIVATIONS]),
-            layer and storage is not None and storage.experts.gathered_bytes > 0,
+            bank is not None,
             passing,
             last_own,
+            bank,
             None,
         ),
     )
@@ -109,15 +137,15 @@ class Peak(NamedTuple):
     """A moment of one microbatch on a chunk.
 
     Attributes:
-        total: Alive beside the chunk's other microbatches and the rank's persistent state: the sum of all below.
+        total: Alive, without the chunk's other microbatches and the rank's persistent state: the sum of all below.
         where: In words.
         unit: The running block.
         before: What the blocks before it keep, its own input included where that is still alive.
         moment: Of the running block; None between blocks.
         params: Parameter gradients of the moment.
-        gradients: Beside it: accumulated gradients, and those of the slot's own parameters.
-        communication: Beside it: gathered parameters and reduce buffers.
-        activations: Beside it.
+        gradients: Others alive: accumulated gradients, and those of the slot's own parameters.
+        communication: Gathered parameters and reduce buffers.
+        activations: Others alive.
         absent: Of the libraries' workspace, which is there from the first product on; not in `total`.
     """
 

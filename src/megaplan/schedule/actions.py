@@ -71,6 +71,6 @@ Orders = tuple[tuple[Step, ...], ...]
 
 
 def computations(order: tuple[Step, ...]) -> Iterator[Action]:
-    """Every single computation of an order; an overlap's forward stands before its backward."""
+    """Every single computation of an order; an overlap's forward comes before its backward."""
     for step in order:
         yield from step.parts

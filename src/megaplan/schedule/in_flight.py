@@ -3,7 +3,7 @@
 A microbatch is in flight on a chunk from the start of its forward to the end of its backward. Where the backward is split, the end of I
 frees what only the input gradient needed, and what W still needs stays until the end of W: full, then pending. Chunks do not peak
 together, so a rank's peak is the largest dot product of a vector below with the bytes of its chunks, never the sum of each chunk's own
-maximum. An overlapped forward begins before the backward beside it has freed anything.
+maximum. An overlapped forward begins before its backward has freed anything.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def receive_buffers(kind: str, pp: int, vpp: int, num_microbatches: int) -> tupl
 
     Returns:
         For each pp rank and chunk: (activations from the slot before, gradients from the slot after), in boundaries. The first slot
-        receives no activation, the last no gradient, and the middle slots of a V nothing from each other: they stand on one rank.
+        receives no activation, the last no gradient, and the middle slots of a V nothing from each other: they are on one rank.
 
     Raises:
         MegaplanError: MP310 for a kind that is no schedule.

@@ -58,7 +58,6 @@ class Moment(NamedTuple):
     weight_grads: tuple[bool, ...]
 
 
-@lru_cache(maxsize=64)
 def moments(kind: str, pp: int, vpp: int, num_microbatches: int, num_steps: int = 1) -> tuple[tuple[Moment, ...], ...]:
     """The moments of every pp rank.
 
@@ -72,13 +71,17 @@ def moments(kind: str, pp: int, vpp: int, num_microbatches: int, num_steps: int 
     Raises:
         MegaplanError: MP310 for a kind that is no schedule; MP311 … MP313 if it cannot run on these degrees.
     """
-    enough, where = enough_microbatches(kind, pp, vpp, num_microbatches), placement(kind)
+    return _moments(kind, pp, vpp, enough_microbatches(kind, pp, vpp, num_microbatches), num_steps)
+
+
+@lru_cache(maxsize=64)
+def _moments(kind: str, pp: int, vpp: int, num_microbatches: int, num_steps: int) -> tuple[tuple[Moment, ...], ...]:
+    where, found = placement(kind), []
     chunk_of = [slot_owner(where, slot, pp)[1] for slot in range(pp * vpp)]
-    found = []
-    for rank, order in enumerate(actions(kind, pp, vpp, enough)):
+    for rank, order in enumerate(actions(kind, pp, vpp, num_microbatches)):
         slots = slots_of_rank(where, rank, pp, vpp)
         neighbours = len(slots) == 2 and slots[1] == slots[0] + 1
-        found.append(moments_of(order * num_steps, chunk_of, vpp, enough * num_steps, neighbours=neighbours))
+        found.append(moments_of(order * num_steps, chunk_of, vpp, num_microbatches * num_steps, neighbours=neighbours))
     return tuple(found)
 
 

@@ -4,7 +4,7 @@ Source: PipeDream-Flush / Megatron-LM, arXiv:2104.04473 section 2.2.1; `torch.di
 min(m, p − r) microbatches; every rank waits (p − 1)(F + B) when stages are equal.
 
 torch 2.13's `Schedule1F1B.pipeline_order` numbers the forwards of the last rank one too high (F1, B0, …, Fm); what its step executes is
-what stands here.
+the order below.
 """
 
 from __future__ import annotations

@@ -18,10 +18,8 @@ from megaplan.hosts.megarun.ledger import block_bytes, makes_of
 from megaplan.hosts.megarun.storage import block_storage, storage_sizes
 from megaplan.inventory.tensors import Block, Family, Inventory, layer_names
 from megaplan.layout.values import Layout
-from megaplan.schedule.actions import Kind, Step, computations
 from megaplan.schedule.in_flight import receive_buffers
-from megaplan.schedule.moments import non_dominated
-from megaplan.schedule.registry import actions
+from megaplan.schedule.moments import FORWARD, REDUCED, UNTOUCHED, Moment, moments, non_dominated
 from megaplan.spec.models import Spec
 from megaplan.split.limits import Span, Weight, layer_weight
 
@@ -74,8 +72,7 @@ def necessary_limits(
     """
     mesh, schedule = spec.mesh, spec.schedule
     degrees = schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches
-    orders, receives = actions(*degrees), receive_buffers(*degrees)
-    dims, chunks = local_dims(spec), [slot.chunk for slot in layout.slots]
+    dims, receives = local_dims(spec), receive_buffers(*degrees)
     layers, first, last = _needs(spec, inventory, layout, measured)
     made: dict[tuple[int, int, int], Weight] = {}
 
@@ -85,14 +82,10 @@ def necessary_limits(
         return made[moment]
 
     limits = []
-    for rank, order in enumerate(orders):
+    for rank, of_rank in enumerate(moments(*degrees, num_steps=schedule.distinct_steps)):
         received = boundary_bytes(dims) * sum(forward + backward for forward, backward in receives[rank])
-        steps = schedule.distinct_steps
-        moments = _moments(
-            order * steps, chunks, mesh.vpp, schedule.num_microbatches * steps, keeps=not spec.sharding.reshard_after_forward
-        )
         found = []
-        for moment in moments:
+        for moment in _at_forwards(of_rank, mesh.vpp, keeps=not spec.sharding.reshard_after_forward):
             # The input of a slot's first block is a receive buffer, already counted.
             inputs = sum(count for count, _, _ in moment) * boundary_bytes(dims)
             found.append(RankSum(tuple(map(weight, moment)), usable_bytes - received + inputs))
@@ -100,24 +93,16 @@ def necessary_limits(
     return tuple(limits)
 
 
-def _moments(
-    order: tuple[Step, ...], chunks: Sequence[int], vpp: int, num_microbatches: int, *, keeps: bool
-) -> tuple[tuple[tuple[int, int, int], ...], ...]:
-    """At the forwards of a rank: for each chunk microbatches in flight, whether gradients stand, whether parameters are gathered."""
-    counts, graded, touched, left = [0] * vpp, [0] * vpp, [0] * vpp, [num_microbatches] * vpp
+def _at_forwards(found: Sequence[Moment], vpp: int, *, keeps: bool) -> tuple[tuple[tuple[int, int, int], ...], ...]:
+    """At the forwards of a rank: for each chunk microbatches in flight, whether all gradients exist, whether parameters are gathered."""
     seen: set[tuple[int, ...]] = set()
-    for action in computations(order):
-        chunk = chunks[action.slot]
-        if action.kind is Kind.FORWARD:
-            counts[chunk] += 1
-            touched[chunk] = int(keeps)
-            seen.add((*counts, *graded, *touched))
-        elif action.kind is not Kind.WEIGHT:  # once its input half is done, part of a microbatch may be freed
-            counts[chunk] -= 1
-            left[chunk] -= 1
-            graded[chunk] = int(left[chunk] > 0)
-            touched[chunk] = int(keeps and left[chunk] > 0)
-    return tuple(tuple(zip(moment[:vpp], moment[vpp : 2 * vpp], moment[2 * vpp :], strict=True)) for moment in non_dominated(seen))
+    for moment in found:
+        if moment.kind is FORWARD:
+            graded = [int(exist and state is not REDUCED) for exist, state in zip(moment.weight_grads, moment.states, strict=True)]
+            touched = [int(keeps and state not in (UNTOUCHED, REDUCED)) for state in moment.states]
+            touched[moment.chunk] = int(keeps)
+            seen.add((*moment.in_flight, *graded, *touched))  # what waits for W is left out
+    return tuple(tuple(zip(sums[:vpp], sums[vpp:-vpp], sums[-vpp:], strict=True)) for sums in non_dominated(seen))
 
 
 def _needs(spec: Spec, inventory: Inventory, layout: Layout, measured: MeasuredCosts | None) -> tuple[list[Needs], Needs, Needs]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from megaplan.budget.casts import behind_bank, cast_bytes, largest_cast
+from megaplan.budget.casts import after_bank_peak, cast_bytes, largest_cast
 from megaplan.budget.megarun import slot_chunks
 from megaplan.hosts.megarun.storage import NOTHING
 from megaplan.inventory.build import build_inventory
@@ -69,7 +69,7 @@ def test_a_banks_first_gradients_are_cast_one_after_another(params: str, grads: 
     first, _ = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 5), (5, 10)]))
     index = first.names.index("layers.1")
     made = [size for name, size in first.units[index].block.gradients.items() if name.startswith("experts.")]
-    found = behind_bank(first, index, 0, 0, first=True)
+    found = after_bank_peak(first, index, 0, 0, first=True)
     assert found.where == "cast of layers.1.experts"
     assert found.gradients == walked(made, spec.precision.grads.bytes, spec.precision.params.bytes)
-    assert behind_bank(first, index, 0, 0, first=False).total < found.total
+    assert after_bank_peak(first, index, 0, 0, first=False).total < found.total

@@ -11,9 +11,10 @@ import pytest
 from megaplan.budget import step
 from megaplan.budget.megarun import slot_chunks
 from megaplan.budget.split_backward import SplitBackwardChunk
+from megaplan.columns import Column
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
-from megaplan.schedule.moments import BACKWARD, BACKWARDED, FORWARD, FORWARD_AFTER_BACKWARD, FORWARDED, INPUT, WEIGHT, Moment
+from megaplan.schedule.moments import BACKWARD, BACKWARDED, FORWARD, FORWARD_AFTER_BACKWARD, FORWARDED, INPUT, UNTOUCHED, WEIGHT, Moment
 from megaplan.spec.models import Spec
 
 FEW_TOKENS = {"batch.micro_batch_size": 1, "batch.seq_length": 16, "model.mlp.ffn_hidden_size": 4096}
@@ -83,3 +84,20 @@ def test_the_running_microbatch_is_counted_once(split_chunks: list[SplitBackward
             one, two = (step._others([chunk], none._replace(kind=kind, **{name: (count,)})) for count in (1, 2))
             assert one == (chunk.held(BACKWARDED)[1] if kind is WEIGHT else chunk.output_bytes if kind is not FORWARD else 0)
             assert two - one == (chunk.waiting_bytes if kind is WEIGHT else chunk.saved_bytes)
+
+
+def test_a_first_layer_is_gathered_before_the_libraries_have_a_workspace(hybrid: Callable[..., Spec]) -> None:
+    """Split backwards or not: a rank's very first forward gathers its first layer while no product has run."""
+    wide = {**DENSE, "model.vocab_size": 65536, "batch.micro_batch_size": 1, "batch.seq_length": 16, "model.features": {}}
+    for kind in ("interleaved_zero_bubble", "1f1b"):
+        spec = hybrid({"mesh": {"pp": 2, "dp_shard": 4}, "schedule": {"kind": kind, "num_microbatches": 4}, **wide})
+        inventory = build_inventory(spec)
+        chunk, _ = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 1), (1, 10)]))
+        forward = Moment(FORWARD, 0, (1,), (0,), 0, (UNTOUCHED,), (False,))
+        steady = step.step_peak([chunk], [forward], step.HeldBySchedule(), workspace_bytes=1000)
+        assert steady.where.startswith("gathering of layers.0, ")
+        assert steady.first is not None
+        assert steady.first.total == steady.total - 1000
+        assert steady.first.cells[Column.WORKSPACE] == steady.cells[Column.WORKSPACE] - 1000
+        again = step.step_peak([chunk], [forward._replace(states=(BACKWARDED,))], step.HeldBySchedule(), workspace_bytes=1000)
+        assert again.first is None
