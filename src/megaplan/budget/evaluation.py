@@ -19,9 +19,8 @@ from megaplan.hosts.megarun.buffers import (
     router_sum_bytes,
     starts_bytes,
 )
-from megaplan.hosts.megarun.dims import Dims, is_pipelined, local_dims
+from megaplan.hosts.megarun.dims import Dims, local_dims
 from megaplan.hosts.megarun.ledger import Make, accumulates_in_place, block_bytes, makes_of
-from megaplan.hosts.megarun.optimizer import uses_muon
 from megaplan.hosts.megarun.parts import BlockBytes
 from megaplan.hosts.megarun.storage import LAST_OWN, NOTHING, BlockStorage, block_storage, storage_sizes
 from megaplan.inventory.tensors import Block, Family, Inventory
@@ -112,7 +111,7 @@ class Evaluation:
         self.rotary_bytes, self.input_bytes, self.label_bytes = rotary_bytes(spec), input_bytes(spec), label_bytes(spec)
         self.rotary_scratch_bytes, self.starts_bytes = rotary_scratch_bytes(spec), starts_bytes(spec)
         self.router_sum_bytes, self.further_loss_bytes = router_sum_bytes(spec), further_loss_bytes(spec)
-        self.workspace_bytes, self.uses_muon = device_of(spec.device).gemm_workspace_bytes, uses_muon(spec)
+        self.workspace_bytes, self.uses_muon = device_of(spec.device).gemm_workspace_bytes, spec.optimizer.uses_muon
         sizes, blocks, in_place = storage_sizes(spec, padded=padded), dict(inventory.blocks()), True
         if inventory.tied:
             blocks["head"] = blocks["embedding"]
@@ -133,7 +132,7 @@ class Evaluation:
             self.blocks[name] = found
         mesh = spec.mesh
         self.policy = Policy(
-            pipelined=is_pipelined(mesh),
+            pipelined=mesh.is_pipelined,
             reshard=spec.sharding.reshard_after_forward,
             in_place=in_place,
             replicated=mesh.dp_replicate > 1,

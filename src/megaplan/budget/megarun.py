@@ -16,7 +16,6 @@ from megaplan.budget.reserve import device_budget
 from megaplan.budget.split_backward import split_step_peak
 from megaplan.budget.step import Lingering, StepPeak, accumulating_peak, step_peak
 from megaplan.budget.values import Budget, RankBudget, StageBudget
-from megaplan.hosts.megarun.dims import is_pipelined
 from megaplan.hosts.megarun.optimizer import Cast, Uneven
 from megaplan.hosts.megarun.storage import BlockStorage
 from megaplan.inventory.tensors import Family, Inventory
@@ -74,7 +73,7 @@ class Walk(NamedTuple):
 def walk(spec: Spec, layout: Layout) -> Walk:
     """The schedule's part of a budget, the same for every layout of the spec; nothing without a pipeline."""
     mesh, schedule = spec.mesh, spec.schedule
-    if not is_pipelined(mesh):
+    if not mesh.is_pipelined:
         return Walk()
     degrees = schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches
     receives = receive_buffers(*degrees)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 from megaplan.cost.attention import attention_block
 from megaplan.cost.ends import embedding, head, mtp_depth, side_embeddings
@@ -14,7 +13,7 @@ from megaplan.cost.recurrent import recurrent_block
 from megaplan.cost.work import Ops, Workload
 from megaplan.dtypes import DType
 from megaplan.inventory.tensors import Block, Family
-from megaplan.spec.models import LatentAttention, Letter, Model, Spec
+from megaplan.spec.models import LatentAttention, Model, Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,28 +35,18 @@ class EndOps:
     mtp_depth: int
 
 
-def layer_dtype(spec: Spec, block: Block) -> DType:
-    """Dtype of a layer's weights: its family's where one is given, else `precision.params`."""
-    return spec.precision.families.get(cast(Letter, block.family.value), spec.precision.params)
-
-
 def whole_workload(spec: Spec, dtype: DType) -> Workload:
     """A data rank's microbatch on an unsharded model."""
-    num_tokens, kernels = spec.batch.micro_batch_size * spec.batch.seq_length, spec.host.kernels == "triton"
-    return Workload(spec.batch.seq_length, num_tokens, activation_dtype(dtype).bytes, gathers=kernels, joins_loss=kernels)
+    num_tokens, kernels = spec.batch.micro_batch_size * spec.batch.seq_length, spec.host.uses_triton
+    return Workload(spec.batch.seq_length, num_tokens, dtype.of_products.bytes, gathers=kernels, joins_loss=kernels)
 
 
 def rank_workload(spec: Spec, dtype: DType) -> Workload:
     """One rank's part of it: the tokens inside a tensor-parallel region, and the degrees that divide widths."""
     mesh, batch = spec.mesh, spec.batch
     num_tokens = batch.micro_batch_size * (batch.seq_length // mesh.cp)
-    kernels = spec.host.kernels == "triton"
-    return Workload(batch.seq_length, num_tokens, activation_dtype(dtype).bytes, mesh.tp, mesh.ep, mesh.etp, kernels, kernels)
-
-
-def activation_dtype(dtype: DType) -> DType:
-    """fp8 is a dtype of weights: activations between ops stay two bytes wide."""
-    return DType.BF16 if dtype is DType.FP8 else dtype
+    kernels = spec.host.uses_triton
+    return Workload(batch.seq_length, num_tokens, dtype.of_products.bytes, mesh.tp, mesh.ep, mesh.etp, kernels, kernels)
 
 
 def layer_ops(load: Workload, model: Model, block: Block) -> Ops:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megaplan.cost.blocks import end_ops, layer_dtype, layer_ops, whole_workload
+from megaplan.cost.blocks import end_ops, layer_ops, whole_workload
 from megaplan.cost.work import LayerCost, Ops, total
 from megaplan.dtypes import DType
 from megaplan.inventory.build import build_inventory
@@ -50,7 +50,7 @@ def model_costs(spec: Spec, inventory: Inventory) -> ModelCosts:
     made: dict[int, LayerCost] = {}
     for block in inventory.layers:
         if id(block) not in made:
-            dtype = layer_dtype(spec, block)
+            dtype = spec.precision.of(block.family)
             made[id(block)] = _cost(spec, layer_ops(whole_workload(spec, dtype), spec.model, block), block.elements, dtype)
     dtype, outside = spec.precision.params, dict(inventory.outside)
     ends = end_ops(whole_workload(spec, dtype), spec)

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from megaplan.cost.blocks import activation_dtype, end_ops, layer_dtype, layer_ops, rank_workload
+from megaplan.cost.blocks import end_ops, layer_ops, rank_workload
 from megaplan.cost.rates import Rates, rates_of
 from megaplan.cost.transfers import (
     Transfers,
@@ -135,7 +135,7 @@ def model_times(spec: Spec, inventory: Inventory) -> ModelTimes:
     rates, made = rates_of(spec), dict[tuple[int, str], LayerTime]()
     layers = []
     for index, block in enumerate(inventory.layers):
-        make = id(block), _policy(spec, index, block)
+        make = id(block), spec.policy(index, block.family)
         if make not in made:
             made[make] = _layer_time(spec, rates, block, make[1])
         layers.append(made[make])
@@ -156,19 +156,11 @@ def model_times(spec: Spec, inventory: Inventory) -> ModelTimes:
 
 
 def _layer_time(spec: Spec, rates: Rates, block: Block, policy: str) -> LayerTime:
-    timer = _Timer(spec, rates, layer_dtype(spec, block))
+    timer = _Timer(spec, rates, spec.precision.of(block.family))
     ops = layer_ops(timer.load, spec.model, block)
     waits = layer_transfers(rates, spec, timer.load, block)
     again = timer.forward_ns(_repeated(ops, policy)) + (waits.again_ns if policy == "full" else 0)
     return timer.time(ops) + _waiting(waits) + LayerTime(input_ns=again)
-
-
-def _policy(spec: Spec, index: int, block: Block) -> str:
-    """The recompute policy of a layer; the model's last is never recomputed (R-67)."""
-    if index == spec.model.num_layers - 1:
-        return "none"
-    blocks: dict[str, str] = dict(spec.recompute.blocks)  # type: ignore[arg-type]
-    return blocks.get(block.family.value, spec.recompute.default)
 
 
 def _repeated(ops: Ops, policy: str) -> Ops:
@@ -221,7 +213,7 @@ class _Timer:
     def _pass_ns(self, op: Op, flops: int, moved_bytes: int, weight_bytes: int, num_steps: int) -> int:
         """One pass of an op; `flops` and `moved_bytes` are per token."""
         tokens, rates = self._tokens(op), self._rates
-        dtype = self._dtype if op.weights else activation_dtype(self._dtype)
+        dtype = self._dtype if op.weights else self._dtype.of_products
         compute = rates.compute_ns(flops * tokens, op.part, dtype)
         memory = rates.memory_ns(moved_bytes * tokens + weight_bytes)
         return max(compute, memory, num_steps * rates.step_ns) + rates.launch_ns

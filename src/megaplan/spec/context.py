@@ -41,11 +41,6 @@ class Checked:
         return diagnostic(code, detail, self.locate(key), hints, Severity.WARNING)
 
 
-def num_slots(spec: Spec) -> int:
-    """Stage slots: pp · vpp."""
-    return spec.mesh.pp * spec.mesh.vpp
-
-
 def mamba_width(model: Model) -> tuple[str, int] | None:
     """Where the head count of M blocks comes from, and the count; None if there is no section or no whole number of heads."""
     mamba = model.mamba

@@ -74,6 +74,11 @@ class Host(Section):
     fragmentation_percent: Annotated[int, Field(ge=0, le=100, strict=True)] = 5
     features: tuple[Unpriced, ...] = ()
 
+    @property
+    def uses_triton(self) -> bool:
+        """Whether Triton's kernels run megarun's operations."""
+        return self.kernels == "triton"
+
     @model_serializer(mode="wrap")
     def _own_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """A host's document has its own keys only: another host's new key changes no plan's digest."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaplan.errors import Diagnostic
-from megaplan.spec.context import Checked, num_slots
+from megaplan.spec.context import Checked
 from megaplan.spec.pattern import BOUNDARY, Pattern, has_boundaries
 from megaplan.spec.wording import plural, quoted
 
@@ -18,7 +18,7 @@ def pattern_rules(checked: Checked) -> Iterator[Diagnostic]:
         return
     yield from _sections(checked, checked.pattern)
     yield from _unused_letters(checked, checked.pattern)
-    slots, mesh = num_slots(checked.spec), checked.spec.mesh
+    slots, mesh = checked.spec.mesh.num_slots, checked.spec.mesh
     boundaries = checked.pattern.text.count(BOUNDARY)
     if boundaries and boundaries != slots - 1:
         product = f"mesh.pp · mesh.vpp = {mesh.pp} · {mesh.vpp} = {slots} slots"

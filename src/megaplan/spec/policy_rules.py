@@ -26,15 +26,9 @@ def policy_rules(checked: Checked) -> Iterator[Diagnostic]:
     yield from _device(checked)
 
 
-def effective_policy(checked: Checked, letter: str) -> str:
-    """The recompute policy of a letter's layers."""
-    recompute = checked.spec.recompute
-    return recompute.blocks.get(letter, recompute.default)  # type: ignore[call-overload, no-any-return]
-
-
 def _recompute(checked: Checked) -> Iterator[Diagnostic]:
     for letter in LETTERS:
-        policy = effective_policy(checked, letter)
+        policy = checked.spec.recompute.of(letter)
         if checked.has(letter) and policy in REFUSED.get(letter, ()):
             written = letter in checked.spec.recompute.blocks
             key = f"recompute.blocks.{letter}" if written else "recompute.default"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaplan.errors import Diagnostic
-from megaplan.spec.context import Checked, num_slots
+from megaplan.spec.context import Checked
 
 # One chunk a rank; several chunks in a loop (rank = slot mod pp); two chunks in a V (rank i owns slots i and 2·pp − 1 − i).
 SINGLE = frozenset({"gpipe", "1f1b"})
@@ -18,7 +18,7 @@ def schedule_rules(checked: Checked) -> Iterator[Diagnostic]:
     """MP212, MP311 … MP313."""
     spec = checked.spec
     kind, mesh = spec.schedule.kind, spec.mesh
-    slots, layers = num_slots(spec), spec.model.num_layers
+    slots, layers = spec.mesh.num_slots, spec.model.num_layers
     if slots > layers:
         detail = f"mesh.pp · mesh.vpp = {mesh.pp} · {mesh.vpp} = {slots} slots, model.num_layers = {layers}, and {slots} > {layers}"
         yield checked.error("MP212", detail, "mesh.pp", f"use at most {layers} slots")

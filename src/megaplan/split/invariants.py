@@ -34,7 +34,7 @@ def invariant_digests(spec: Spec, inventory: Inventory, costs: StackCosts | None
         positions.setdefault(block.family.value, []).append(index)
     topics: dict[str, Any] = {
         "side_embeddings": [_plain(part) for part in (features.ngram, features.structure, features.platform, features.relation_bias)],
-        "recurrent_handling": [_plain(model.recurrent), positions.get(Family.R), spec.recompute.blocks.get("R", spec.recompute.default)],
+        "recurrent_handling": [_plain(model.recurrent), positions.get(Family.R), spec.recompute.of("R")],
         "auxiliary_losses": [_plain(features.mtp), _plain(model.moe), positions.get(Family.E)],
         "schedule": [_plain(spec.schedule), spec.mesh.pp, spec.mesh.vpp],
         "costs_head": [weights.unit, weights.last],

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from megaplan.cost.times import StoredBytes
 from megaplan.hosts.megarun.boundaries import boundary_bytes
-from megaplan.hosts.megarun.dims import is_pipelined, local_dims
+from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.ledger import block_bytes, makes_of
 from megaplan.hosts.megarun.storage import block_storage, storage_sizes
 from megaplan.inventory.tensors import Block, Family, Inventory, layer_names
@@ -122,7 +122,7 @@ def _moments(
 def _needs(spec: Spec, inventory: Inventory, layout: Layout, measured: MeasuredCosts | None) -> tuple[list[Needs], Needs, Needs]:
     """Of each layer, and of what stands on the first and on the last slot beside layers."""
     dims, sizes, makes = local_dims(spec), storage_sizes(spec), makes_of(spec, inventory)
-    pipelined, boundary = is_pipelined(spec.mesh), boundary_bytes(dims)
+    pipelined, boundary = spec.mesh.is_pipelined, boundary_bytes(dims)
 
     def needs(name: str, block: Block, *, runs: bool) -> Needs:
         storage = block_storage(sizes, block)

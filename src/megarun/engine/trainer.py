@@ -27,7 +27,6 @@ from megarun.parallel.apply.recompute import recompute_stage
 from megarun.parallel.groups.context import context_parallel
 from megarun.parallel.groups.expert import expert_parallel
 from megarun.parallel.groups.mesh import RankMesh
-from megarun.parallel.groups.shapes import batch_tokens
 from megarun.parallel.groups.shared_gradients import SharedGradients, sum_replicated
 from megarun.parallel.groups.tensor import tensor_parallel
 
@@ -159,7 +158,7 @@ class Trainer:
         further_loss = 0.0
         if self._spec.model.features.mtp is not None:
             further = sum_further(self.stages, self.mesh.device)
-            further /= batch.packed.num_targets if batch.packed else batch_tokens(self._spec)
+            further /= batch.packed.num_targets if batch.packed else self._spec.global_batch_tokens
             partial, further_loss = partial - further, self.read(self.whole_loss(further))
         return StepResult(self.read(self.whole_loss(partial)), norm, self._routed(), further_loss)
 

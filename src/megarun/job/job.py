@@ -35,12 +35,9 @@ class Job:
     @property
     def global_batch(self) -> tuple[int, int]:
         """Sequences of one optimizer step, over all microbatches and data ranks, and tokens of each."""
-        spec = self.spec
-        sequences = spec.batch.micro_batch_size * spec.schedule.microbatches_per_update * spec.mesh.dp_replicate * spec.mesh.dp_shard
-        return sequences, spec.batch.seq_length
+        return self.spec.global_batch_size, self.spec.batch.seq_length
 
     @property
     def global_batch_tokens(self) -> int:
         """Tokens of one optimizer step."""
-        sequences, length = self.global_batch
-        return sequences * length
+        return self.spec.global_batch_tokens

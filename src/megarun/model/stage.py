@@ -61,7 +61,7 @@ class Stage(nn.Module):
         self.index = slot.index
         self.embeds = slot.index == 0
         self.predicts = "final_norm" in slot.blocks
-        self.joins_loss = config.host.kernels == "triton"
+        self.joins_loss = config.host.uses_triton
         if "embedding" in slot.blocks:
             sliced = self.slices_words
             self.embedding = SlicedEmbedding(num_words, model.hidden_size, tp) if sliced else nn.Embedding(num_words, model.hidden_size)
@@ -209,7 +209,7 @@ def build_block(
         case (Family.M, _, spec.Mamba2() | spec.Mamba3() as config, *_):
             return Mamba2Block(config, hidden, eps, tp, cp) if isinstance(config, spec.Mamba2) else Mamba3Block(config, hidden, eps, tp, cp)
         case (Family.E, _, _, spec.MixtureOfExperts() as config, *_):
-            return ExpertBlock(config, hidden, eps, tp, ep, factors, cp, gathers=whole.host.kernels == "triton")
+            return ExpertBlock(config, hidden, eps, tp, ep, factors, cp, gathers=whole.host.uses_triton)
         case (Family.R, _, _, _, spec.MatrixRecurrence() as config, _):
             return MatrixRecurrenceBlock(config, hidden, eps, tp, cp)
         case (Family.D, _, _, _, _, spec.Mlp() as config):

@@ -25,7 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megaplan.columns import Basis
-from megaplan.cost.blocks import layer_dtype, layer_ops, rank_workload
+from megaplan.cost.blocks import layer_ops, rank_workload
 from megaplan.cost.times import ModelTimes, model_times
 from megaplan.devices import device_names, load_device
 from megaplan.hosts.megarun import attention, mamba, mlp, moe, recurrent
@@ -37,7 +37,7 @@ from megaplan.spec.scalars import Rated
 def rank_flops(spec: Spec) -> int:
     """FLOPs of one rank's microbatch in the first layer."""
     block = build_inventory(spec).layers[0]
-    load = rank_workload(spec, layer_dtype(spec, block))
+    load = rank_workload(spec, spec.precision.of(block.family))
     ops = layer_ops(load, spec.model, block)
     return sum(executed_flops(op) * load.num_tokens // (load.tp if op.own_tokens else 1) for op in ops)
 
@@ -148,7 +148,7 @@ def test_the_ops_that_run_again_are_the_saved_tensor_ledger_s(make_spec):
     }
     spec = make_spec(FAMILIES)
     for block in build_inventory(spec).layers:
-        ops = layer_ops(rank_workload(spec, layer_dtype(spec, block)), spec.model, block)
+        ops = layer_ops(rank_workload(spec, spec.precision.of(block.family)), spec.model, block)
         assert {op.name for op in ops if op.selective} == regions[block.family.value]
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from megaplan.dtypes import DType
 from megaplan.inventory.tensors import Block, Owner, ParamTensor
-from megaplan.spec.models import Mesh, Spec
+from megaplan.spec.models import Spec
 
 
 class Dims(NamedTuple):
@@ -63,33 +62,15 @@ def local_dims(spec: Spec, *, turns: bool = True) -> Dims:
         hidden=spec.model.hidden_size,
         tp=mesh.tp,
         cp=mesh.cp,
-        dtype=activation_dtype(spec),
+        dtype=spec.precision.activations,
         packed=spec.data.packing == "documents",
         turns=turns,
     )
 
 
-def is_pipelined(mesh: Mesh) -> bool:
-    """Whether torch's pipeline schedule runs the step; otherwise megarun's own loop over the microbatches does."""
-    return mesh.pp * mesh.vpp > 1
-
-
-def activation_dtype(spec: Spec) -> DType:
-    """Activations have the compute copy's dtype; matrix products with fp8 weights return bf16."""
-    params = spec.precision.params
-    return DType.BF16 if params is DType.FP8 else params
-
-
-def param_dtype(spec: Spec, block: Block) -> DType:
-    """Dtype of a block's gathered parameters: its family's where one is given, else `precision.params`."""
-    families: Mapping[str, DType] = spec.precision.families  # type: ignore[assignment]
-    return families.get(block.family.value, spec.precision.params) if families else spec.precision.params
-
-
 def gradient_dtype(spec: Spec, block: Block) -> DType:
     """Dtype in which autograd makes a block's parameter gradients: the parameters', bf16 where those are fp8."""
-    dtype = param_dtype(spec, block)
-    return DType.BF16 if dtype is DType.FP8 else dtype
+    return spec.precision.of(block.family).of_products
 
 
 def local_shape(tensor: ParamTensor, tp: int, ep: int, etp: int) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from typing import NoReturn
 from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.hosts.megarun.attention import attention_part
-from megaplan.hosts.megarun.dims import Dims, gradient_dtype, is_pipelined, local_dims, local_shape
+from megaplan.hosts.megarun.dims import Dims, gradient_dtype, local_dims, local_shape
 from megaplan.hosts.megarun.embedding import embedding_part, final_norm_part, head_part
 from megaplan.hosts.megarun.features import category_part, depth_shapes, mtp_part, ngram_part, relation_bias_part
 from megaplan.hosts.megarun.halves import splittable_part
@@ -68,8 +68,7 @@ def makes_of(spec: Spec, inventory: Inventory) -> dict[str, Make]:
     """
     attention, last = spec.model.attention, len(inventory.layers) - 1
     without_rotation = frozenset(attention.nope_layers) if attention is not None else frozenset()
-    written = _policies(spec)
-    policies = {family: written.get(family, spec.recompute.default) for family in LAYER_FAMILIES}
+    policies = {family: spec.recompute.of(family) for family in LAYER_FAMILIES}
     made: dict[str, Make] = {}
     for index, (name, block) in enumerate(zip(layer_names(len(inventory.layers)), inventory.layers, strict=True)):
         family = block.family
@@ -108,23 +107,12 @@ def parameter_shapes(spec: Spec, dims: Dims, name: str, block: Block) -> dict[st
     return shapes
 
 
-def layer_policy(spec: Spec, index: int, block: Block) -> str:
-    """The recompute policy of layer `index`, whose block is given; the model's last is never recomputed (R-67)."""
-    if index == spec.model.num_layers - 1:
-        return "none"
-    return _policies(spec).get(block.family, spec.recompute.default)
-
-
-def _policies(spec: Spec) -> dict[str, str]:
-    return dict(spec.recompute.blocks)  # type: ignore[arg-type]  # by letter
-
-
 def _part(spec: Spec, dims: Dims, name: str, block: Block, parameters: DType) -> Part:
     if name.startswith("layers."):
         return _layer_part(spec, dims, int(name.removeprefix("layers.")), block, parameters)
-    model, features, vocab_parallel, joined = spec.model, spec.model.features, spec.mesh.vocab_parallel, spec.host.kernels == "triton"
+    model, features, vocab_parallel, joined = spec.model, spec.model.features, spec.mesh.vocab_parallel, spec.host.uses_triton
     if name == "head":
-        return head_part(dims, model.vocab_size, vocab_parallel=vocab_parallel, pipelined=is_pipelined(spec.mesh), joined=joined)
+        return head_part(dims, model.vocab_size, vocab_parallel=vocab_parallel, pipelined=spec.mesh.is_pipelined, joined=joined)
     match block.family:
         case Family.EMBEDDING:
             part = embedding_part(dims, vocab_parallel=vocab_parallel)
@@ -145,8 +133,8 @@ def _part(spec: Spec, dims: Dims, name: str, block: Block, parameters: DType) ->
 
 
 def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DType) -> Part:
-    model, policy = spec.model, layer_policy(spec, index, block)
-    kernels = spec.host.kernels == "triton"
+    model, policy = spec.model, spec.policy(index, block.family)
+    kernels = spec.host.uses_triton
     match block.family:
         case Family.A:
             attention = model.attention or _missing("attention")

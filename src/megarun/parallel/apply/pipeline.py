@@ -26,7 +26,6 @@ from megarun.model.stage import Stage
 from megarun.parallel.apply.order import check_order
 from megarun.parallel.apply.pipeline_stage import pipeline_stage
 from megarun.parallel.groups.mesh import RankMesh
-from megarun.parallel.groups.shapes import batch_tokens
 from megarun.parallel.groups.tensor import TensorParallel, tensor_parallel
 from megarun.parallel.groups.tensor_vocabulary import summed_cross_entropy
 
@@ -61,7 +60,7 @@ def batch_loss(spec: Spec, mesh: RankMesh) -> BatchLoss:
     Of packed rows, whose batches differ in that, each update states its own number.
     """
     tp = tensor_parallel(mesh)
-    return BatchLoss(batch_tokens(spec), tp if spec.mesh.vocab_parallel and tp.degree > 1 else None)
+    return BatchLoss(spec.global_batch_tokens, tp if spec.mesh.vocab_parallel and tp.degree > 1 else None)
 
 
 class BatchLoss(nn.Module):

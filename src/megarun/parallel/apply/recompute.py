@@ -27,7 +27,6 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from megaplan.hosts.megarun.ledger import layer_policy
 from megaplan.inventory.tensors import Inventory
 from megaplan.spec.models import Spec
 from megarun.model.attention import GroupedQueryAttention, LatentAttention
@@ -45,7 +44,7 @@ FULL: tuple[type[nn.Module], ...] = (GroupedQueryAttention, LatentAttention, Den
 def recompute_stage(stage: Stage, spec: Spec, inventory: Inventory) -> None:
     """Replace, on every layer with a policy, the method that the policy runs again; parameters and their names stay as they are."""
     for name, block in stage.layers.items():
-        policy = layer_policy(spec, int(name), inventory.layers[int(name)])
+        policy = spec.policy(int(name), inventory.layers[int(name)].family)
         if policy == "full":
             _run_again(_whole(block), "forward")
         elif policy == "selective":
