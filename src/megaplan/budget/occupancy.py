@@ -11,11 +11,10 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-from megaplan.errors import MegaplanError
 from megaplan.schedule.actions import Kind, computations
 from megaplan.schedule.actions import Step as ScheduleStep
 from megaplan.schedule.in_flight import non_dominated
-from megaplan.schedule.registry import actions, schedule_problems
+from megaplan.schedule.registry import actions, refuse_impossible
 from megaplan.tuples import new
 
 
@@ -75,8 +74,7 @@ def moments(
     Raises:
         MegaplanError: The schedule cannot run on these degrees.
     """
-    if found := schedule_problems(kind, pp, vpp, num_microbatches):
-        raise MegaplanError(found)
+    refuse_impossible(kind, pp, vpp, num_microbatches)
     if kind == "1f1b":
         return tuple(one_f_one_b(pp - rank, num_microbatches, again=num_steps > 1) for rank in range(pp))
     enough = enough_microbatches(kind, pp, num_microbatches)

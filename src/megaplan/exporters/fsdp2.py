@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from megaplan.exporters.modules import SCHEDULES, TORCH_DTYPES, optimizer_groups, stage_modules
+from megaplan.exporters.modules import TORCH_DTYPES, optimizer_groups, stage_modules
 from megaplan.exporters.values import Exported, Loss, Source, complete
+from megaplan.schedule.registry import SCHEDULES
 
 FORMAT = "megaplan.fsdp2/1"
 CARRIED = frozenset({
@@ -49,7 +50,7 @@ def export_fsdp2(source: Source) -> Exported:
             for index, ((rank, chunk), modules) in enumerate(zip(rank_of, stage_modules(source), strict=True))
         ],
         "schedule": {
-            "class": SCHEDULES[spec.schedule.kind],
+            "class": SCHEDULES[spec.schedule.kind].torch_name,
             "num_microbatches": spec.schedule.num_microbatches,
             "steps_per_update": spec.schedule.steps_per_update,
         },

@@ -9,8 +9,9 @@ import json
 from typing import Any
 
 from megaplan.dtypes import DType
-from megaplan.exporters.modules import SCHEDULES, TORCH_DTYPES
+from megaplan.exporters.modules import TORCH_DTYPES
 from megaplan.exporters.values import Exported, Loss, Source, complete
+from megaplan.schedule.registry import SCHEDULES
 from megaplan.spec.training import ConstantRate, CosineRate, warm_up_steps
 
 CARRIED = frozenset({
@@ -40,7 +41,7 @@ def export_torchtitan(source: Source) -> Exported:
     }
     if mesh.pp > 1:
         parallelism |= {
-            "pipeline_parallel_schedule": SCHEDULES[schedule.kind],
+            "pipeline_parallel_schedule": SCHEDULES[schedule.kind].torch_name,
             "pipeline_parallel_microbatch_size": size,
             "module_fqns_per_model_part": modules,
         }

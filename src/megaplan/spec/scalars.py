@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from megaplan.dtypes import DType
+from megaplan.schedule.registry import KINDS
 
 # Bounds keep a slip of the keyboard from becoming a list of 2^40 layers or ranks; they are far above any real model.
 MAX_INT = 2**48
@@ -38,7 +39,10 @@ Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False, strict=True)]
 Activation = Literal["swiglu", "relu2", "gelu"]
 FloatType = Literal[DType.FP32, DType.BF16, DType.FP16]
 ParamType = Literal[DType.FP32, DType.BF16, DType.FP16, DType.FP8]
-ScheduleKind = Literal["gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev"]
+if TYPE_CHECKING:
+    ScheduleKind = str
+else:
+    ScheduleKind = Literal[KINDS]
 
 
 class Section(BaseModel):

@@ -8,6 +8,7 @@ from megaplan.inventory.tensors import Inventory
 from megaplan.layout.values import Layout, Slot
 from megaplan.plan.document import PlanDocument
 from megaplan.spec.models import Spec
+from megarun.job.support import refuse_other_orders
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,12 @@ class Job:
 
     @classmethod
     def from_plan(cls, plan: PlanDocument) -> Job:
-        """The job of a plan that was read."""
+        """The job of a plan that was read.
+
+        Raises:
+            MegaplanError: MP790 if it decides on orders that are not this runtime's.
+        """
+        refuse_other_orders(plan.decisions)
         return cls(plan.spec, plan.inventory, plan.layout())
 
     def with_seed(self, seed: int) -> Job:
