@@ -12,13 +12,13 @@ from itertools import accumulate
 from operator import add
 from typing import NamedTuple
 
+from megaplan.blocks.ops import OUTPUT
 from megaplan.budget.bank import fetching_experts, freeing_experts, largest_with_bank
 from megaplan.budget.casts import behind_bank, largest_cast
 from megaplan.budget.occupancy import BACKWARDED, FORWARDED, REDUCED, UNTOUCHED, ChunkState
 from megaplan.budget.unit import Peak, Unit
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYTES, WORKSPACE
 from megaplan.columns import Column
-from megaplan.hosts.megarun.ops import OUTPUT
 from megaplan.hosts.megarun.program import Moment
 from megaplan.hosts.megarun.storage import NOTHING, GroupBytes, together
 from megaplan.tuples import new

@@ -16,9 +16,10 @@ from megaplan.budget.reserve import device_budget
 from megaplan.budget.split_backward import split_step_peak
 from megaplan.budget.step import Lingering, StepPeak, accumulating_peak, step_peak
 from megaplan.budget.values import Budget, RankBudget, StageBudget
+from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megarun.optimizer import Cast, Uneven
 from megaplan.hosts.megarun.storage import BlockStorage
-from megaplan.inventory.tensors import Family, Inventory
+from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import rank_coordinate
 from megaplan.layout.values import Layout, Slot
 from megaplan.schedule.actions import Orders
@@ -29,8 +30,8 @@ from megaplan.spec.models import Mesh, Spec
 from megaplan.tuples import new
 
 GPIPE, ONE_F_ONE_B = "gpipe", "1f1b"
-WALKING = (Family.M, Family.R)
-"""Their ranks of a CP group differ in what they hold while state is handed on."""
+IN_PIECES = frozenset(family.letter for family in FAMILIES.values() if family.in_pieces)
+"""Letters of which the ranks of a CP group differ in what they hold while state is handed on."""
 
 
 def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout, *, padded: bool = True) -> Budget:
@@ -57,7 +58,7 @@ def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout, *, padded: 
 def evaluate(spec: Spec, inventory: Inventory, layout: Layout, *, padded: bool = True) -> list[tuple[Evaluation, Container[int]]]:
     """The evaluations of a job, each with the places in a CP group that it is of; the one of the last place is first."""
     cp, last = spec.mesh.cp, Evaluation(spec, inventory, layout, padded=padded)
-    if cp == 1 or not any(block.family in WALKING for block in inventory.layers):
+    if cp == 1 or not any(block.family in IN_PIECES for block in inventory.layers):
         return [(last, range(cp))]
     return [(last, {cp - 1}), (Evaluation(spec, inventory, layout, turns=False, padded=padded), range(cp - 1))]
 
@@ -133,10 +134,10 @@ def _persistent(evaluation: Evaluation, slots: Sequence[Slot], parts: Sequence[S
     casts: list[Cast] = []
     uneven = False
     replicated = tensor_parallel = expert_parallel = shards = by_adamw = matrix = other = buffers = slack = state_slack = parameters = 0
-    for (chunk, of_slot, layers, own_by_adamw, attends, num_routers, _), slot in zip(parts, slots, strict=True):
+    for (chunk, of_slot, layers, own_by_adamw, attends, step_sums, _), slot in zip(parts, slots, strict=True):
         residents, _, _, _, matrices, others, unevens, _, _, _, casts_of, _, slacks, state_slacks, elements = zip(*of_slot, strict=True)
         own, own_tensor_parallel, own_expert_parallel = resident = tuple(map(sum, zip(*residents, strict=True)))
-        own_buffers = evaluation.rotary_bytes * attends + evaluation.router_sum_bytes * num_routers
+        own_buffers = evaluation.rotary_bytes * attends + step_sums
         own_buffers += evaluation.further_loss_bytes if slot.index == len(evaluation.layout.slots) - 1 else 0
         scratch = evaluation.rotary_scratch_bytes if attends else 0
         uneven_slot = any(unevens)

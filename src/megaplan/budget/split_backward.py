@@ -13,6 +13,7 @@ from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
+from megaplan.blocks.ops import OUTPUT
 from megaplan.budget.chunk import Chunk
 from megaplan.budget.occupancy import BACKWARDED, FORWARDED, REDUCED, REFORWARDED, UNTOUCHED, ChunkState
 from megaplan.budget.reduction import reduce_peak
@@ -22,7 +23,6 @@ from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYT
 from megaplan.columns import Column
 from megaplan.hosts.megarun.allocator import slack_bytes
 from megaplan.hosts.megarun.halves import HalvedBytes, weigh_halves
-from megaplan.hosts.megarun.ops import OUTPUT
 from megaplan.schedule.actions import Kind, Step, computations
 
 FORWARD, BACKWARD, INPUT, WEIGHT = Kind

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megaplan.cost.attention import attention_block
+from megaplan.blocks.work import Ops, Workload
 from megaplan.cost.ends import embedding, head, mtp_depth, side_embeddings
-from megaplan.cost.mamba import mamba_block
-from megaplan.cost.moe import moe_block
-from megaplan.cost.ops import mlp, residual_op
-from megaplan.cost.recurrent import recurrent_block
-from megaplan.cost.work import Ops, Workload
 from megaplan.dtypes import DType
-from megaplan.inventory.tensors import Block, Family
-from megaplan.spec.models import LatentAttention, Model, Spec
+from megaplan.families.registry import FAMILIES
+from megaplan.inventory.tensors import Block
+from megaplan.spec.models import Model, Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +51,8 @@ def layer_ops(load: Workload, model: Model, block: Block) -> Ops:
     Raises:
         ValueError: The block's family has no section in the model.
     """
-    hidden = model.hidden_size
-    match block.family:
-        case Family.A if model.attention is not None:
-            with_indexer = isinstance(model.attention, LatentAttention) and any(t.name.startswith("indexer.") for t in block.tensors)
-            attention = model.attention.model_copy(update={"window_size": None}) if block.full else model.attention
-            return attention_block(load, attention, hidden, with_indexer=with_indexer)
-        case Family.M if model.mamba is not None:
-            return mamba_block(load, model.mamba, hidden)
-        case Family.E if model.moe is not None:
-            return moe_block(load, model.moe, hidden)
-        case Family.R if model.recurrent is not None:
-            return recurrent_block(load, model.recurrent, hidden)
-        case Family.D if model.mlp is not None:
-            return (residual_op(load, "D", hidden), *mlp(load, "D", hidden, model.mlp.ffn_hidden_size, model.mlp.activation))
-    raise ValueError(f"the inventory has a layer of family {block.family} and the spec no section for it: they are not of the same model")
+    family = FAMILIES[block.family]
+    return family.work(load, family.section_of(model), model.hidden_size, block.variant)
 
 
 def end_ops(load: Workload, spec: Spec) -> EndOps:

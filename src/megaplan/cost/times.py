@@ -19,18 +19,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from megaplan.blocks.work import Op, Ops, Workload
 from megaplan.cost.blocks import end_ops, layer_ops, rank_workload
 from megaplan.cost.rates import Rates, rates_of
 from megaplan.cost.transfers import (
     Transfers,
-    attention_transfers,
+    block_transfers,
     boundary_ns,
     layer_transfers,
     tensor_transfers,
     vocabulary_transfers,
 )
-from megaplan.cost.work import Op, Ops, Workload
 from megaplan.dtypes import DType
+from megaplan.families.attention.work import attention_exchanges
+from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Block, Inventory
 from megaplan.spec.models import Spec
 
@@ -144,7 +146,9 @@ def model_times(spec: Spec, inventory: Inventory) -> ModelTimes:
     looked_up, projected = vocabulary_transfers(rates, spec, timer.load)
     last = timer.time(ends.head) + _waiting(projected)
     if ends.mtp_depth and spec.model.attention is not None:
-        inside = attention_transfers(rates, spec, timer.load, spec.model.attention) + tensor_transfers(rates, spec, timer.load)
+        inside = block_transfers(
+            rates, spec, timer.load, attention_exchanges(spec.model.attention, spec.model.hidden_size)
+        ) + tensor_transfers(rates, spec, timer.load)
         depth = timer.time(ends.mtp) + _waiting(looked_up) + _waiting(inside) + _waiting(projected)
         last = sum([depth] * ends.mtp_depth, start=last)
     return ModelTimes(
@@ -157,19 +161,20 @@ def model_times(spec: Spec, inventory: Inventory) -> ModelTimes:
 
 def _layer_time(spec: Spec, rates: Rates, block: Block, policy: str) -> LayerTime:
     timer = _Timer(spec, rates, spec.precision.of(block.family))
-    ops = layer_ops(timer.load, spec.model, block)
+    ops, family = layer_ops(timer.load, spec.model, block), FAMILIES[block.family]
+    reruns = family.selective(family.section_of(spec.model), block.variant).reruns
     waits = layer_transfers(rates, spec, timer.load, block)
-    again = timer.forward_ns(_repeated(ops, policy)) + (waits.again_ns if policy == "full" else 0)
+    again = timer.forward_ns(_repeated(ops, policy, reruns)) + (waits.again_ns if policy == "full" else 0)
     return timer.time(ops) + _waiting(waits) + LayerTime(input_ns=again)
 
 
-def _repeated(ops: Ops, policy: str) -> Ops:
-    """The ops that a policy runs again before backward."""
+def _repeated(ops: Ops, policy: str, reruns: frozenset[str]) -> Ops:
+    """The ops that a policy runs again before backward; `reruns` are those of selective recompute."""
     match policy:
         case "none":
             return ()
         case "selective":
-            return tuple(op for op in ops if op.selective)
+            return tuple(op for op in ops if op.runs_in(reruns))
         case _:
             return tuple(op for op in ops if not op.closes)
 

@@ -61,7 +61,7 @@ class Source:
     @property
     def letters(self) -> str:
         """One a layer."""
-        return "".join(block.family.value for block in self.inventory.layers)
+        return "".join(block.family for block in self.inventory.layers)
 
     @property
     def stages(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from megaplan.families.registry import FAMILIES
 from megaplan.layout.values import Layout, Slot
 from megaplan.spec.models import Spec
 from megaplan.split.values import Cuts
@@ -28,7 +29,7 @@ def code_order(spec: Spec, letters: str) -> tuple[str, ...]:
 
 def wrap_order(letters: str) -> tuple[str, ...]:
     """What `fully_shard` wraps, bottom up: expert banks on their own shard mesh, then each block, then the stage."""
-    return ("experts", "blocks", "stage") if "E" in letters else ("blocks", "stage")
+    return ("experts", "blocks", "stage") if any(FAMILIES[letter].banks for letter in set(letters)) else ("blocks", "stage")
 
 
 def recompute_policies(spec: Spec, letters: str) -> dict[str, str]:

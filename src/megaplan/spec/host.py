@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from megaplan.spec.scalars import MicrobatchCount, NaturalInt, NonNegativeFloat, PositiveInt, Section, StrictBool
+from megaplan.scalars import MicrobatchCount, NaturalInt, NonNegativeFloat, PositiveInt, Section, StrictBool
 
 RecomputeModule = Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe"]
 Unpriced = Literal[

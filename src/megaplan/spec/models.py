@@ -10,27 +10,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from megaplan.dtypes import DType
-from megaplan.spec.architecture import (
-    Attention,
-    CategoryEmbedding,
-    Features,
-    GroupedQueryAttention,
-    Indexer,
-    LatentAttention,
-    Mamba,
-    Mamba2,
-    Mamba3,
-    MatrixRecurrence,
-    MixtureOfExperts,
-    Mlp,
-    Model,
-    MultiTokenPrediction,
-    Ngram,
-    RelationBias,
-)
-from megaplan.spec.device import DeviceRef
-from megaplan.spec.host import Host
-from megaplan.spec.scalars import (
+from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention
+from megaplan.families.dense.section import Mlp
+from megaplan.families.mamba.section import Mamba2, Mamba3
+from megaplan.families.moe.section import MixtureOfExperts
+from megaplan.families.recurrent.section import MatrixRecurrence
+from megaplan.scalars import (
     MAX_LAYERS,
     Activation,
     Degree,
@@ -46,6 +31,9 @@ from megaplan.spec.scalars import (
     StrictBool,
     Text,
 )
+from megaplan.spec.architecture import Attention, CategoryEmbedding, Features, Mamba, Model, MultiTokenPrediction, Ngram, RelationBias
+from megaplan.spec.device import DeviceRef
+from megaplan.spec.host import Host
 from megaplan.spec.training import BadSteps, ConstantRate, CosineRate, Data, LossSpike, RateSchedule, StableRate, Training
 
 __all__ = [

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaplan.errors import Diagnostic
+from megaplan.families.registry import FAMILIES
 from megaplan.spec.context import Checked
 from megaplan.spec.pattern import BOUNDARY, Pattern, has_boundaries
-from megaplan.spec.wording import plural, quoted
-
-SECTIONS = {"A": "attention", "M": "mamba", "E": "moe", "R": "recurrent", "D": "mlp"}
+from megaplan.wording import plural, quoted
 
 
 def pattern_rules(checked: Checked) -> Iterator[Diagnostic]:
@@ -29,7 +28,8 @@ def pattern_rules(checked: Checked) -> Iterator[Diagnostic]:
 
 def _sections(checked: Checked, pattern: Pattern) -> Iterator[Diagnostic]:
     text = quoted(pattern.text)
-    for letter, name in SECTIONS.items():
+    for letter, family in FAMILIES.items():
+        name = family.section
         present = getattr(checked.spec.model, name) is not None
         if letter in pattern.layers and not present:
             detail = f"layer {pattern.layers.index(letter)} of {text} is {letter}, and model.{name} is absent"

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from itertools import accumulate, pairwise
 
 from megaplan.errors import Diagnostic
+from megaplan.families.checks import rising
 from megaplan.spec.context import Checked
-from megaplan.spec.model_rules import rising
 from megaplan.spec.pattern import Span, has_boundaries
-from megaplan.spec.wording import plural, series, show
+from megaplan.wording import plural, series, show
 
 
 def split_rules(checked: Checked) -> Iterator[Diagnostic]:

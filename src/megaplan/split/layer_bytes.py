@@ -16,7 +16,7 @@ from megaplan.hosts.megarun.boundaries import boundary_bytes
 from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.ledger import block_bytes, makes_of
 from megaplan.hosts.megarun.storage import block_storage, storage_sizes
-from megaplan.inventory.tensors import Block, Family, Inventory, layer_names
+from megaplan.inventory.tensors import Block, Inventory, Outside, layer_names
 from megaplan.layout.values import Layout
 from megaplan.schedule.actions import Kind, Step, computations
 from megaplan.schedule.in_flight import non_dominated, receive_buffers
@@ -144,7 +144,7 @@ def _needs(spec: Spec, inventory: Inventory, layout: Layout, measured: MeasuredC
     ends = []
     for slot in (layout.slots[0], layout.slots[-1]):
         outside = [
-            name for name in slot.blocks if not name.startswith("layers.") and inventory.block(name).family is not Family.RELATION_BIAS
+            name for name in slot.blocks if not name.startswith("layers.") and inventory.block(name).family is not Outside.RELATION_BIAS
         ]
         parts = [needs(name, inventory.block(name), runs=name not in slot.copies) for name in outside]
         ends.append(Needs(*map(sum, zip(*parts, strict=True))) if parts else Needs())

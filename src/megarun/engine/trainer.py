@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from megakernels import use_kernels
-from megaplan.inventory.tensors import Family, Owner
+from megaplan.families.moe import EXPERTS
+from megaplan.inventory.tensors import Owner
 from megarun.data.batches import Batch
 from megarun.engine.build import build_stage, materialise
 from megarun.engine.initialise import initialise
@@ -97,7 +98,7 @@ class Trainer:
         self._runner = build_runner(self.stages, spec, mesh)
         self._tp, self._cp = tensor_parallel(mesh), context_parallel(mesh)
         self.optimizers = Optimizers(self.stages, job.inventory, spec, self._tp)
-        self._routers = [index for index, block in enumerate(job.inventory.layers) if block.family is Family.E]
+        self._routers = [index for index, block in enumerate(job.inventory.layers) if block.family == EXPERTS.letter]
         self._owned: list[nn.Parameter] = []
         self._copies: list[nn.Parameter] = []
         self._replicated: list[tuple[str, nn.Parameter]] = []

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from megaplan.blocks.ops import OUTPUT, Op, add, linear, norm
 from megaplan.budget import split_backward
 from megaplan.budget.split_backward import HalvedChunk, split_step_peak
 from megaplan.budget.values import Budget
 from megaplan.columns import Column, Phase
 from megaplan.hosts.megarun.halves import halves
-from megaplan.hosts.megarun.ops import OUTPUT, Op, add, linear, norm
 from megaplan.hosts.megarun.program import replay
 from megaplan.schedule import actions, in_flight, placement, receive_buffers, slot_owner
 from megaplan.schedule.in_flight import non_dominated

@@ -19,6 +19,7 @@ from math import prod
 from typing import NamedTuple
 
 from megaplan.columns import Column
+from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megarun.allocator import slack_bytes
 from megaplan.hosts.megarun.dims import local_shape
 from megaplan.hosts.megarun.optimizer import (
@@ -29,7 +30,7 @@ from megaplan.hosts.megarun.optimizer import (
     matrix_moments,
     matrix_scratch,
 )
-from megaplan.inventory.tensors import Block, Family, Group, Owner, ParamTensor
+from megaplan.inventory.tensors import Block, Group, Owner, ParamTensor
 from megaplan.spec.models import Mesh, Spec
 from megaplan.tuples import new
 
@@ -349,7 +350,7 @@ def _group(sizes: Sizes, compute: int, degree: int, shard: int, true: int, last:
     )
 
 
-LAST_OWN = {Family.M: "D", Family.R: "A_log", Family.D: "norm.weight"}
+LAST_OWN = {family.letter: family.last_own for family in FAMILIES.values() if family.last_own}
 """FSDP2 lists a block's own parameters after its children's: the last of a family whose blocks have any themselves."""
 STEP_BYTES = 4
 """AdamW's step counter, an fp32 scalar beside each parameter (fused AdamW keeps it on the device)."""

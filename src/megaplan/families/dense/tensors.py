@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from megaplan.families.dense.section import Mlp
 from megaplan.inventory.makers import column, norm, row
 from megaplan.inventory.tensors import ParamTensor
-from megaplan.spec.models import Activation, Mlp
+from megaplan.scalars import Activation
 
 
 def mlp_matrices(hidden_size: int, ffn_hidden_size: int, activation: Activation, prefix: str = "") -> tuple[ParamTensor, ...]:
@@ -16,6 +17,6 @@ def mlp_matrices(hidden_size: int, ffn_hidden_size: int, activation: Activation,
     )
 
 
-def mlp_tensors(mlp: Mlp, hidden_size: int) -> tuple[ParamTensor, ...]:
+def dense_tensors(mlp: Mlp, hidden_size: int, _variant: None = None) -> tuple[ParamTensor, ...]:
     """Tensors of one D block, its pre-norm included."""
     return (norm("norm.weight", hidden_size), *mlp_matrices(hidden_size, mlp.ffn_hidden_size, mlp.activation))

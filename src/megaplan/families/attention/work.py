@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from megaplan.cost.ops import FP32_BYTES, detached_linear_op, linear_op, norm, residual_op, rope
-from megaplan.cost.work import Op, Ops, Work, Workload
-from megaplan.spec.models import GroupedQueryAttention, Indexer, LatentAttention
+from megaplan.blocks.costs import FP32_BYTES, detached_linear_op, linear_op, norm, residual_op, rope
+from megaplan.blocks.work import Op, Ops, Work, Workload
+from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention
+from megaplan.families.attention.tensors import PLAIN, AttentionVariant
+from megaplan.families.family import Exchanges
 
 PART = "A"
 
@@ -43,8 +45,8 @@ def attention_core(
     )
 
 
-def attention_block(
-    load: Workload, attention: GroupedQueryAttention | LatentAttention, hidden_size: int, *, with_indexer: bool = False
+def attention_work(
+    load: Workload, attention: GroupedQueryAttention | LatentAttention, hidden_size: int, variant: AttentionVariant = PLAIN
 ) -> Ops:
     """One A block, pre-norm and residual included; `tp` shards its heads.
 
@@ -52,35 +54,42 @@ def attention_block(
 
     Source: arXiv:2305.13245, section 2.2 (GQA); arXiv:2405.04434, equations 9 to 19 (MLA).
     """
-    first = residual_op(load, PART, hidden_size)
+    first, window = residual_op(load, PART, hidden_size), None if variant.full else attention.window_size
     if isinstance(attention, GroupedQueryAttention):
-        return (first, *_grouped_query(load, attention, hidden_size))
-    indexer = attention.indexer if with_indexer else None
-    ops = (first, *_latent(load, attention, hidden_size, load.seq_length if indexer is None else indexer.top_k))
+        return (first, *_grouped_query(load, attention, hidden_size, window))
+    indexer = attention.indexer if variant.indexed else None
+    ops = (first, *_latent(load, attention, hidden_size, load.seq_length if indexer is None else indexer.top_k, window))
     if indexer is not None:
-        ops += _indexer(load, indexer, attention.q_lora_rank or hidden_size, hidden_size, attention.window_size)
+        ops += _indexer(load, indexer, attention.q_lora_rank or hidden_size, hidden_size, window)
     return ops
 
 
-def _grouped_query(load: Workload, attention: GroupedQueryAttention, hidden_size: int) -> Ops:
+def attention_exchanges(attention: GroupedQueryAttention | LatentAttention, hidden_size: int) -> Exchanges:
+    """MLA gathers its narrow latents over the tensor group; keys and values are gathered over the context group."""
+    if isinstance(attention, GroupedQueryAttention):
+        return Exchanges(context_width=2 * attention.num_kv_heads * attention.head_dim)
+    gathered = (attention.q_lora_rank or hidden_size) + attention.kv_lora_rank + attention.qk_rope_head_dim
+    widths = attention.qk_nope_head_dim + attention.qk_rope_head_dim + attention.v_head_dim
+    return Exchanges(gathered_width=gathered, context_width=attention.num_heads * widths)
+
+
+def _grouped_query(load: Workload, attention: GroupedQueryAttention, hidden_size: int, window: int | None) -> Ops:
     heads, num_kv_heads, width = attention.num_heads // load.tp, attention.num_kv_heads // load.tp, attention.head_dim
     query, key = heads * width, num_kv_heads * width
     norms = (Op("qk_norm", PART, norm(load, width) * (heads + num_kv_heads)),) if attention.qk_norm else ()
-    core = attention_core(
-        load, num_heads=heads, num_kv_heads=num_kv_heads, head_dim=width, value_dim=width, window_size=attention.window_size
-    )
+    core = attention_core(load, num_heads=heads, num_kv_heads=num_kv_heads, head_dim=width, value_dim=width, window_size=window)
     return (
         linear_op(load, "q_proj", PART, hidden_size, query),
         linear_op(load, "k_proj", PART, hidden_size, key),
         linear_op(load, "v_proj", PART, hidden_size, key),
         *norms,
         Op("rope", PART, rope(load, query + key)),
-        Op("attention", "attention", core, selective=True),
+        Op("attention", "attention", core),
         linear_op(load, "o_proj", PART, query, hidden_size, closes=True),
     )
 
 
-def _latent(load: Workload, attention: LatentAttention, hidden_size: int, most_keys: int) -> Ops:
+def _latent(load: Workload, attention: LatentAttention, hidden_size: int, most_keys: int, window: int | None) -> Ops:
     """The down projections are replicated: under sequence parallelism a rank makes the latents of its own tokens.
 
     A query attends to `most_keys` of the keys that it sees.
@@ -104,7 +113,7 @@ def _latent(load: Workload, attention: LatentAttention, hidden_size: int, most_k
         num_kv_heads=heads,
         head_dim=nope + rotated,
         value_dim=value,
-        window_size=min(most_keys, attention.window_size or most_keys),
+        window_size=min(most_keys, window or most_keys),
     )
     return (
         *queries,
@@ -113,7 +122,7 @@ def _latent(load: Workload, attention: LatentAttention, hidden_size: int, most_k
         Op("kv_latent_norm", PART, norm(load, latent), own_tokens=True),
         linear_op(load, "kv_up", PART, latent, heads * (nope + value)),
         Op("mla_kv", PART, Work(moved_forward=expand, moved_input=expand)),
-        Op("attention", "attention", core, selective=True),
+        Op("attention", "attention", core),
         linear_op(load, "o_proj", PART, heads * value, hidden_size, closes=True),
     )
 

@@ -4,29 +4,34 @@ from __future__ import annotations
 
 from functools import cache
 
+from megaplan.blocks.dims import Dims
+from megaplan.blocks.ops import BlockProgram, Op, Projection, add, linear, norm, partial_gradient, project
+from megaplan.blocks.storages import Shapes, residual, storages
 from megaplan.columns import Column
-from megaplan.hosts.megarun.attention import recomputed
-from megaplan.hosts.megarun.dims import Dims
-from megaplan.hosts.megarun.ops import Op, Projection, add, linear, norm, partial_gradient, project
-from megaplan.hosts.megarun.parts import Part, Shapes, residual, storages
-from megaplan.hosts.megarun.program import Replay, replay
-from megaplan.spec.models import Mlp
+from megaplan.dtypes import DType
+from megaplan.families.dense.section import Mlp
+from megaplan.families.family import Selective
 
-SELECTIVE = frozenset({"activation"})
+SELECTIVE = Selective("contract", frozenset({"activation"}))
 
 
-def mlp_part(dims: Dims, mlp: Mlp, *, policy: str) -> Part:
+def dense_selective(_mlp: Mlp, _variant: None) -> Selective:
+    """What selective recompute runs again in a D block."""
+    return SELECTIVE
+
+
+def dense_program(dims: Dims, mlp: Mlp, _variant: None, _operations: None, _parameters: DType) -> tuple[BlockProgram, Shapes]:
     """One D block."""
     tensors = storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(("normed", "mlp", "out"), dims.residual))
     tensors |= storages(dims.stat_dtype, Column.ACTIVATIONS, {"rstd": dims.residual[:2]})
     tensors |= mlp_storages(dims, mlp.ffn_hidden_size)
-    return Part(_replay(mlp.activation == "swiglu", dims.tp > 1, policy), residual(tensors))
+    return _program(mlp.activation == "swiglu", dims.tp > 1), residual(tensors)
 
 
 @cache
-def _replay(gated: bool, sharded: bool, policy: str) -> Replay:
-    ops = (norm("norm", "x", "normed", "rstd", "norm.weight"), *mlp_ops(gated, sharded), add("residual", ("x", "mlp"), "out"))
-    return replay(ops, region=recomputed(ops, SELECTIVE, policy))
+def _program(gated: bool, sharded: bool) -> BlockProgram:
+    first = norm("norm", "x", "normed", "rstd", "norm.weight")
+    return SELECTIVE.program(first, *mlp_ops(gated, sharded), add("residual", ("x", "mlp"), "out"))
 
 
 def mlp_ops(gated: bool, sharded: bool, prefix: str = "", made: str = "mlp") -> tuple[Op, ...]:

@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention
 from megaplan.inventory.makers import column, norm, per_head, replicated, row
 from megaplan.inventory.tensors import Group, Init, ParamTensor
-from megaplan.spec.models import GroupedQueryAttention, Indexer, LatentAttention
+
+
+class AttentionVariant(NamedTuple):
+    """What of a layer's place decides its tensors and work.
+
+    Attributes:
+        indexed: Whether it has the section's indexer (MLA only).
+        full: Whether the window leaves it out.
+    """
+
+    indexed: bool = False
+    full: bool = False
+
+
+PLAIN = AttentionVariant()
+
+
+def variant_of(attention: GroupedQueryAttention | LatentAttention, layer: int) -> AttentionVariant:
+    """The variant of layer `layer` (global index)."""
+    indexer = attention.indexer if isinstance(attention, LatentAttention) else None
+    return AttentionVariant(indexer is not None and layer in indexer.layers, layer in attention.full_layers)
 
 
 def attention_tensors(
-    attention: GroupedQueryAttention | LatentAttention, hidden_size: int, *, with_indexer: bool = False, prefix: str = ""
+    attention: GroupedQueryAttention | LatentAttention, hidden_size: int, variant: AttentionVariant = PLAIN, *, prefix: str = ""
 ) -> tuple[ParamTensor, ...]:
     """Tensors of one A block, its pre-norm included.
 
     Args:
         attention: The spec's section.
         hidden_size: Width of the residual stream.
-        with_indexer: Whether this layer has the section's indexer (MLA only).
+        variant: Of the layer.
         prefix: Put before every name, for the A block inside an MTP depth.
     """
     tensors = [norm(f"{prefix}norm.weight", hidden_size)]
@@ -23,7 +46,7 @@ def attention_tensors(
         tensors += _grouped_query(attention, hidden_size, prefix)
     else:
         tensors += _latent(attention, hidden_size, prefix)
-        if with_indexer and attention.indexer is not None:
+        if variant.indexed and attention.indexer is not None:
             tensors += _indexer(attention.indexer, attention.q_lora_rank or hidden_size, hidden_size, prefix)
     return tuple(tensors)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from megaplan.cost.work import Op, Ops, Work, Workload
-from megaplan.spec.models import Activation
+from megaplan.blocks.work import Op, Ops, Work, Workload
+from megaplan.scalars import Activation
 
 FP32_BYTES = 4
 
@@ -29,7 +29,6 @@ def linear_op(
     out_width: int,
     *,
     own_tokens: bool = False,
-    selective: bool = False,
     closes: bool = False,
 ) -> Op:
     """A linear with the widths that this rank has, as an op."""
@@ -40,7 +39,6 @@ def linear_op(
         weights=in_width * out_width,
         is_linear=True,
         own_tokens=own_tokens,
-        selective=selective,
         closes=closes,
     )
 
@@ -117,7 +115,7 @@ def mlp(load: Workload, part: str, hidden_size: int, ffn_hidden_size: int, kind:
     names = ("gate_proj", "up_proj") if kind == "swiglu" else ("up_proj",)
     return (
         *(linear_op(load, f"{prefix}{name}", part, hidden_size, width) for name in names),
-        Op(f"{prefix}activation", part, activation(load, width, kind), selective=not prefix),
+        Op(f"{prefix}activation", part, activation(load, width, kind)),
         linear_op(load, f"{prefix}down_proj", part, width, hidden_size, closes=True),
     )
 

@@ -16,30 +16,33 @@ Row counts depend on routing: `received_rows` states them from `moe.routing_skew
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from math import ceil
+from typing import NamedTuple
 
+from megaplan.blocks.dims import Dims
+from megaplan.blocks.ops import BlockProgram, Op, add, norm, reshape
+from megaplan.blocks.storages import Shapes, residual, storages
 from megaplan.columns import Basis, Column
 from megaplan.dtypes import DType
-from megaplan.hosts.megarun.attention import recomputed
-from megaplan.hosts.megarun.dims import Dims
-from megaplan.hosts.megarun.mlp import mlp_ops, mlp_storages
-from megaplan.hosts.megarun.ops import Op, add, norm, reshape
-from megaplan.hosts.megarun.parts import Part, Shapes, residual, storages
-from megaplan.hosts.megarun.program import Replay, replay
-from megaplan.spec.models import MixtureOfExperts
+from megaplan.families.dense.program import mlp_ops, mlp_storages
+from megaplan.families.family import Selective
+from megaplan.families.moe.section import MixtureOfExperts
 
-SELECTIVE = frozenset({"experts"})
+SELECTIVE = Selective("experts.forward", frozenset({"experts"}))
 INSIDE_FORWARD, INSIDE_BACKWARD = "experts.inside", "experts.inside_backward"
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertMesh:
+class ExpertMesh(NamedTuple):
     """Expert-parallel and expert-tensor-parallel degrees."""
 
     ep: int
     etp: int
+
+
+def moe_selective(_moe: MixtureOfExperts, _variant: None) -> Selective:
+    """What selective recompute runs again in an E block."""
+    return SELECTIVE
 
 
 def capacity(moe: MixtureOfExperts, num_tokens: int) -> int | None:
@@ -68,9 +71,9 @@ def received_rows(moe: MixtureOfExperts, num_tokens: int, mesh: ExpertMesh) -> i
     return min(ceil(mean * moe.routing_skew), num_tokens * min(moe.top_k, local) * sources)
 
 
-def moe_part(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, *, gathers: bool, policy: str) -> Part:
-    """One E block on the busiest expert rank; if it gathers, experts read tokens where they are."""
-    shared = moe.shared_ffn_hidden_size
+def moe_program(dims: Dims, moe: MixtureOfExperts, _variant: None, _operations: None, _parameters: DType) -> tuple[BlockProgram, Shapes]:
+    """One E block on the busiest expert rank; Triton's kernels gather: experts read tokens where they are."""
+    shared, mesh, gathers = moe.shared_ffn_hidden_size, ExpertMesh(dims.ep, dims.etp), dims.kernels
     travels = mesh.ep * mesh.etp > 1
     tensors = _storages(dims, moe, mesh, travels)
     if gathers:
@@ -79,12 +82,12 @@ def moe_part(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, *, gathers: bo
         tensors |= mlp_storages(dims, shared, "shared.")
     if moe.has_router_losses:
         tensors |= _loss_storages(dims, moe)
-    run = _replay(moe.activation == "swiglu", bool(shared), travels, dims.tp > 1, moe.has_router_losses, gathers, policy)
-    return Part(run, residual(tensors))
+    program = _program(moe.activation == "swiglu", bool(shared), travels, dims.tp > 1, moe.has_router_losses, gathers)
+    return program, residual(tensors)
 
 
 @cache
-def _replay(gated: bool, shared: bool, travels: bool, sharded: bool, losses: bool, gathers: bool, policy: str) -> Replay:
+def _program(gated: bool, shared: bool, travels: bool, sharded: bool, losses: bool, gathers: bool) -> BlockProgram:
     scored = ("scored", "log_sums", "load") if losses else ("weights",)
     ops = (
         norm("norm", "x", "normed", "rstd", "norm.weight"),
@@ -108,7 +111,7 @@ def _replay(gated: bool, shared: bool, travels: bool, sharded: bool, losses: boo
     )
     # locals of ExpertBlock.forward that outlive their last use
     held = frozenset({"weights", "indices", "counts", "combined"})
-    return replay(ops, held=held, region=recomputed(ops, SELECTIVE, policy))
+    return SELECTIVE.program(*ops, held=held)
 
 
 def _losses() -> tuple[Op, ...]:

@@ -7,9 +7,9 @@ projection is Muon's; AdamW updates the rest, the input projection included (R-6
 
 from __future__ import annotations
 
+from megaplan.families.mamba.section import Mamba2, Mamba3
 from megaplan.inventory.makers import column, norm, per_head, replicated, row
 from megaplan.inventory.tensors import Group, Init, ParamTensor
-from megaplan.spec.models import Mamba2, Mamba3
 
 
 def num_mamba_heads(mamba: Mamba2 | Mamba3, hidden_size: int) -> int:
@@ -19,7 +19,7 @@ def num_mamba_heads(mamba: Mamba2 | Mamba3, hidden_size: int) -> int:
     return mamba.expand * hidden_size // mamba.head_dim
 
 
-def mamba_tensors(mamba: Mamba2 | Mamba3, hidden_size: int) -> tuple[ParamTensor, ...]:
+def mamba_tensors(mamba: Mamba2 | Mamba3, hidden_size: int, _variant: None = None) -> tuple[ParamTensor, ...]:
     """Tensors of one M block, its pre-norm included."""
     heads = num_mamba_heads(mamba, hidden_size)
     body = _mamba2(mamba, hidden_size, heads) if isinstance(mamba, Mamba2) else _mamba3(mamba, hidden_size, heads)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from megaplan.families.recurrent.section import MatrixRecurrence
 from megaplan.inventory.makers import column, norm, per_head, replicated, row
 from megaplan.inventory.tensors import Group, Init, ParamTensor
-from megaplan.spec.models import MatrixRecurrence
 
 
-def recurrent_tensors(recurrent: MatrixRecurrence, hidden_size: int) -> tuple[ParamTensor, ...]:
+def recurrent_tensors(recurrent: MatrixRecurrence, hidden_size: int, _variant: None = None) -> tuple[ParamTensor, ...]:
     """Tensors of one R block (arXiv:2603.14360), its pre-norm included.
 
     One q and one k serve all heads, so their projection and convolution are replicated under TP; the projection is two matrices to Muon.

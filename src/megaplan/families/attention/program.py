@@ -11,14 +11,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache, lru_cache
 
+from megaplan.blocks.dims import Dims
+from megaplan.blocks.ops import BlockProgram, Op, Projection, add, cut, linear, norm, partial_gradient, project
+from megaplan.blocks.storages import Shapes, Stored, residual, storages
 from megaplan.columns import Column
-from megaplan.hosts.megarun.dims import Dims
-from megaplan.hosts.megarun.ops import Op, Projection, add, cut, linear, norm, partial_gradient, project
-from megaplan.hosts.megarun.parts import Part, Shapes, Stored, residual, storages
-from megaplan.hosts.megarun.program import Replay, replay
-from megaplan.spec.models import GroupedQueryAttention, Indexer, LatentAttention
+from megaplan.dtypes import DType
+from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention
+from megaplan.families.attention.tensors import AttentionVariant
+from megaplan.families.family import Selective
 
-SELECTIVE = frozenset({"attention"})
+SELECTIVE = Selective("core", frozenset({"attention"}))
+INDEXED = SELECTIVE._replace(method="indexed_core")
 GATHERED = frozenset({"gather keys", "index keys", "gather index keys"})  # under CP the core gathers them once more
 HELD = frozenset({"normed", "q", "k", "v"})  # locals of forward
 
@@ -26,13 +29,17 @@ HELD = frozenset({"normed", "q", "k", "v"})  # locals of forward
 AttentionKey = tuple[str, bool, bool]
 
 
-def attention_part(
-    dims: Dims, attention: GroupedQueryAttention | LatentAttention, *, rotates: bool, with_indexer: bool, policy: str
-) -> Part:
+def attention_selective(_attention: GroupedQueryAttention | LatentAttention, variant: AttentionVariant) -> Selective:
+    """What selective recompute runs again in an A block."""
+    return INDEXED if variant.indexed else SELECTIVE
+
+
+def attention_program(
+    dims: Dims, attention: GroupedQueryAttention | LatentAttention, variant: AttentionVariant, rotates: bool, _parameters: DType
+) -> tuple[BlockProgram, Shapes]:
     """One A block."""
-    indexed = with_indexer and isinstance(attention, LatentAttention) and attention.indexer is not None
-    run = _replay(attention_key(attention), policy, rotates=rotates, indexed=indexed, sharded=dims.tp > 1, context=dims.cp > 1)
-    return Part(run, residual(dict(attention_storages(dims, attention))))
+    program = _program(attention_key(attention), rotates=rotates, indexed=variant.indexed, sharded=dims.tp > 1, context=dims.cp > 1)
+    return program, residual(dict(attention_storages(dims, attention)))
 
 
 def attention_key(attention: GroupedQueryAttention | LatentAttention) -> AttentionKey:
@@ -67,17 +74,9 @@ def attention_storages(dims: Dims, attention: GroupedQueryAttention | LatentAtte
 
 
 @cache
-def _replay(key: AttentionKey, policy: str, *, rotates: bool, indexed: bool, sharded: bool, context: bool) -> Replay:
+def _program(key: AttentionKey, *, rotates: bool, indexed: bool, sharded: bool, context: bool) -> BlockProgram:
     ops, held = attention_ops(key, rotates=rotates, indexed=indexed, sharded=sharded, context=context)
-    return replay(ops, held, recomputed(ops, SELECTIVE | GATHERED if context else SELECTIVE, policy))
-
-
-def recomputed(ops: tuple[Op, ...], selective: frozenset[str], policy: str) -> frozenset[str]:
-    """Names of the operations that a policy runs again."""
-    if policy == "none":
-        return frozenset()
-    names = frozenset(op.name for op in ops)
-    return names & selective if policy == "selective" else names
+    return SELECTIVE.program(*ops, held=held, more=GATHERED if context else frozenset())
 
 
 def grouped_ops(qk_norm: bool, bias: bool, rotates: bool, sharded: bool, context: bool) -> tuple[Op, ...]:

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from megaplan.columns import Column
-from megaplan.dtypes import DType
-from megaplan.hosts.megarun.attention import recomputed
-from megaplan.hosts.megarun.dims import Dims
-from megaplan.hosts.megarun.hand_off import (
+from megaplan.blocks.dims import Dims
+from megaplan.blocks.ops import BlockProgram, Op, Projection, add, cut, linear, norm, partial_gradient, project
+from megaplan.blocks.relay import (
     ARRIVING,
     HANDED,
     PIECES,
@@ -25,38 +23,42 @@ from megaplan.hosts.megarun.hand_off import (
     piecewise,
     sums_apart,
 )
-from megaplan.hosts.megarun.inside import INSIDE, INSIDE_BACKWARD, inside_storages, scan_inside
-from megaplan.hosts.megarun.ops import Op, Projection, add, cut, linear, norm, partial_gradient, project
-from megaplan.hosts.megarun.parts import Part, Shapes, residual, storages
-from megaplan.hosts.megarun.program import Replay, replay
-from megaplan.inventory.mamba import num_mamba_heads
-from megaplan.spec.models import Mamba2, Mamba3
+from megaplan.blocks.scratch import INSIDE, INSIDE_BACKWARD, inside_storages
+from megaplan.blocks.storages import Shapes, residual, storages
+from megaplan.columns import Column
+from megaplan.dtypes import DType
+from megaplan.families.family import Selective
+from megaplan.families.mamba.scratch import scan_inside
+from megaplan.families.mamba.section import Mamba2, Mamba3
+from megaplan.families.mamba.tensors import num_mamba_heads
 
-SELECTIVE = frozenset({"in_proj", "split", exchange("conv1d"), "conv1d", "split conv"})
+MAMBA2 = Selective(
+    "mix",
+    frozenset({"in_proj", "split", exchange("conv1d"), "conv1d", "split conv"}),
+    caches={"ssd": "ssd", "gated_norm": "gated_rms_norm"},  # its backward reads their outputs anyway; kept, they need not run twice
+)
+MAMBA3 = Selective("mix", frozenset({"in_proj", "angle_proj", "split", "B_norm", "C_norm"}), caches={"scan": "mamba3"})
 
 
-def mamba_part(dims: Dims, mamba: Mamba2 | Mamba3, parameters: DType, *, policy: str, kernels: bool) -> Part:
-    """One M block.
+def mamba_selective(mamba: Mamba2 | Mamba3, _variant: None) -> Selective:
+    """What selective recompute runs again in an M block."""
+    return MAMBA2 if isinstance(mamba, Mamba2) else MAMBA3
 
-    Args:
-        dims: Local sizes.
-        mamba: The model's section.
-        parameters: Dtype of the parameters' gradients.
-        policy: What is recomputed.
-        kernels: Whether Triton's kernels are chosen.
-    """
+
+def mamba_program(dims: Dims, mamba: Mamba2 | Mamba3, _variant: None, _operations: None, parameters: DType) -> tuple[BlockProgram, Shapes]:
+    """One M block."""
     sharded, handed, apart = dims.tp > 1, dims.cp > 1, sums_apart(dims, parameters)
     if isinstance(mamba, Mamba2):
         heads, groups = num_mamba_heads(mamba, dims.hidden) // dims.tp, mamba.num_groups // dims.tp
-        inside = scan_inside(dims, mamba, heads, groups, parameters) if kernels else None
-        run = _mamba2_replay(mamba.conv_bias, sharded, handed, inside is not None, apart, policy)
-        return Part(run, residual(_mamba2_storages(dims, mamba) | inside_storages(dims, inside)))
-    run = _mamba3_replay(mamba.num_angles > 0, mamba.mimo_rank > 1, sharded, handed, apart, policy)
-    return Part(run, residual(_mamba3_storages(dims, mamba)))
+        inside = scan_inside(dims, mamba, heads, groups, parameters) if dims.kernels else None
+        program = _mamba2_program(mamba.conv_bias, sharded, handed, inside is not None, apart)
+        return program, residual(_mamba2_storages(dims, mamba) | inside_storages(dims, inside))
+    program = _mamba3_program(mamba.num_angles > 0, mamba.mimo_rank > 1, sharded, handed, apart)
+    return program, residual(_mamba3_storages(dims, mamba))
 
 
 @cache
-def _mamba2_replay(conv_bias: bool, sharded: bool, handed: bool, kernels: bool, apart: bool, policy: str) -> Replay:
+def _mamba2_program(conv_bias: bool, sharded: bool, handed: bool, kernels: bool, apart: bool) -> BlockProgram:
     inputs = ("conv_x", "dt", "conv_B", "conv_C")
     state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if apart else ()
     forward, backward = ((INSIDE,), (INSIDE_BACKWARD,)) if kernels else ((), ())
@@ -77,7 +79,7 @@ def _mamba2_replay(conv_bias: bool, sharded: bool, handed: bool, kernels: bool, 
         Op("gated_norm", ("y", "z"), ("gated", "gated_rstd"), keeps=("y", "z", "gated_rstd"), params=("gated_norm.weight",)),
         *_output_ops("gated", sharded),
     )
-    return replay(ops, region=recomputed(ops, SELECTIVE, policy), cached=frozenset({"y", "states", "gated", "gated_rstd"}))
+    return MAMBA2.program(*ops)
 
 
 def _mamba2_storages(dims: Dims, mamba: Mamba2) -> Shapes:
@@ -107,7 +109,7 @@ def _mamba2_storages(dims: Dims, mamba: Mamba2) -> Shapes:
 
 
 @cache
-def _mamba3_replay(angles: bool, mimo: bool, sharded: bool, handed: bool, apart: bool, policy: str) -> Replay:
+def _mamba3_program(angles: bool, mimo: bool, sharded: bool, handed: bool, apart: bool) -> BlockProgram:
     steps = ("dt", "A", "trapezoid")
     inputs = ("x_in", "z", "B_normed", "C_normed", *steps, *(("angles",) if angles else ()))
     starting = ("states", *(("phases",) if angles else ()), *(("ahead",) if handed else ()))
@@ -132,8 +134,7 @@ def _mamba3_replay(angles: bool, mimo: bool, sharded: bool, handed: bool, apart:
         ),
         *_output_ops("gated", sharded),
     )
-    region = frozenset({"in_proj", "angle_proj", "split", "B_norm", "C_norm"})
-    return replay(ops, region=recomputed(ops, region, policy), cached=frozenset({"gated", *starting}))
+    return MAMBA3.program(*ops)
 
 
 def _mamba3_storages(dims: Dims, mamba: Mamba3) -> Shapes:

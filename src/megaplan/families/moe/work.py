@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from megaplan.cost.ops import FP32_BYTES, linear, mlp, residual_op
-from megaplan.cost.work import Op, Ops, Work, Workload, total
-from megaplan.inventory.moe import parameters_per_expert
-from megaplan.spec.models import MixtureOfExperts
+from megaplan.blocks.costs import FP32_BYTES, linear, mlp, residual_op
+from megaplan.blocks.work import Op, Ops, Work, Workload, total
+from megaplan.families.moe.section import MixtureOfExperts
+from megaplan.families.moe.tensors import parameters_per_expert
 
 PART = "E"
 
@@ -41,7 +41,7 @@ def routing(load: Workload, moe: MixtureOfExperts, hidden_size: int) -> Ops:
     )
 
 
-def moe_block(load: Workload, moe: MixtureOfExperts, hidden_size: int) -> Ops:
+def moe_work(load: Workload, moe: MixtureOfExperts, hidden_size: int, _variant: None = None) -> Ops:
     """One E block, pre-norm and residual included: `top_k` experts a token, and the shared expert.
 
     Every routed row is counted, dropless or not: a capacity factor that drops tokens makes this an upper bound, and skew moves work between
@@ -53,7 +53,7 @@ def moe_block(load: Workload, moe: MixtureOfExperts, hidden_size: int) -> Ops:
     width = moe.ffn_hidden_size // load.etp
     row = total(mlp(Workload(load.seq_length, load.num_tokens, load.itemsize), PART, hidden_size, width, moe.activation))
     weights = parameters_per_expert(moe, hidden_size) // load.etp * (moe.num_experts // load.ep)
-    experts = Op("experts", "experts", row * (moe.top_k * load.etp), weights, own_tokens=True, selective=True, is_routed=True)
+    experts = Op("experts", "experts", row * (moe.top_k * load.etp), weights, own_tokens=True, is_routed=True)
     ops = (residual_op(load, PART, hidden_size), *routing(load, moe, hidden_size), experts)
     if moe.shared_ffn_hidden_size:
         ops += mlp(load, PART, hidden_size, moe.shared_ffn_hidden_size, moe.activation, "shared.")

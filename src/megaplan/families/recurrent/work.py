@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from megaplan.cost.ops import FP32_BYTES, causal_conv1d, gated_norm, linear_op, residual_op
-from megaplan.cost.work import Op, Ops, Work, Workload
-from megaplan.spec.models import MatrixRecurrence
+from megaplan.blocks.costs import FP32_BYTES, causal_conv1d, gated_norm, linear_op, residual_op
+from megaplan.blocks.work import Op, Ops, Work, Workload
+from megaplan.families.recurrent.section import MatrixRecurrence
 
 PART = "R"
 
@@ -34,7 +34,7 @@ def m2rnn(load: Workload, recurrent: MatrixRecurrence) -> Work:
     )
 
 
-def recurrent_block(load: Workload, recurrent: MatrixRecurrence, hidden_size: int) -> Ops:
+def recurrent_work(load: Workload, recurrent: MatrixRecurrence, hidden_size: int, _variant: None = None) -> Ops:
     """One R block, pre-norm and residual included: projections, two convolutions, recurrence, gated norm, output.
 
     `tp` shards the heads; q and k, which serve all of them, are projected on every rank. The recurrence takes a step for each position of a
@@ -52,7 +52,7 @@ def recurrent_block(load: Workload, recurrent: MatrixRecurrence, hidden_size: in
         linear_op(load, "gate_proj", PART, hidden_size, inner),
         Op("conv_qk", PART, causal_conv1d(load, shared, kernel)),
         Op("conv_v", PART, causal_conv1d(load, inner, kernel)),
-        Op("m2rnn", "recurrence", m2rnn(load, recurrent), selective=True, num_steps=load.seq_length),
-        Op("gated_norm", PART, gated_norm(load, inner, 1), selective=True),
+        Op("m2rnn", "recurrence", m2rnn(load, recurrent), num_steps=load.seq_length),
+        Op("gated_norm", PART, gated_norm(load, inner, 1)),
         linear_op(load, "out_proj", PART, inner, hidden_size, closes=True),
     )

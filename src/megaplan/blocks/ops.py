@@ -1,4 +1,4 @@
-"""The operations of a block: what each reads, makes and keeps. `program` replays them."""
+"""The operations of a block: what each reads, makes and keeps. a host replays them."""
 
 from __future__ import annotations
 
@@ -149,3 +149,20 @@ def reshape(name: str, reads: str, makes: str) -> Op:
 def add(name: str, reads: tuple[str, ...], makes: str) -> Op:
     """A sum of storages of one shape."""
     return Op(name, reads, (makes,), flow=Flow.ADD)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockProgram:
+    """A block's operations: the same for all sizes, so that one value, and what follows from it, serves every block of a kind.
+
+    Attributes:
+        ops: In execution order; the first reads `x`, the last makes `out`.
+        held: Storages that a local of the block's forward names until it returns.
+        reruns: Names of the operations that selective recompute runs again.
+        caches: Those whose outputs it keeps until then, so that what is between them runs again and they do not.
+    """
+
+    ops: tuple[Op, ...]
+    held: frozenset[str] = frozenset()
+    reruns: frozenset[str] = frozenset()
+    caches: frozenset[str] = frozenset()

@@ -102,10 +102,10 @@ class Op:
         weights: Elements of the matrices it multiplies by, on this rank.
         is_linear: A matrix product with a parameter, whose weight gradient a split backward leaves to W.
         own_tokens: Under sequence parallelism it runs on the rank's own slice of the tokens, else on the gathered ones.
-        selective: The family's selective recompute runs it again.
         closes: The product that ends the block: recompute stops before it.
         is_routed: It runs on routed rows, of which the busiest rank has more than its share.
         num_steps: Dependent steps of its forward, which no parallelism shortens; its backward takes twice as many.
+        counts: Operations of the block's program that it counts together; empty for the one of its name.
     """
 
     name: str
@@ -114,10 +114,14 @@ class Op:
     weights: int = 0
     is_linear: bool = False
     own_tokens: bool = False
-    selective: bool = False
     closes: bool = False
     is_routed: bool = False
     num_steps: int = 0
+    counts: tuple[str, ...] = ()
+
+    def runs_in(self, operations: frozenset[str]) -> bool:
+        """Whether it is among these operations of the block's program."""
+        return operations.issuperset(self.counts or (self.name,))
 
 
 Ops = tuple[Op, ...]

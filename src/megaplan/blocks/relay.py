@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from math import prod
 
+from megaplan.blocks.dims import Dims
+from megaplan.blocks.ops import Op
+from megaplan.blocks.storages import Shapes, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
-from megaplan.hosts.megarun.dims import Dims
-from megaplan.hosts.megarun.ops import Op
-from megaplan.hosts.megarun.parts import Shapes, storages
 
 PIECES = 2
 HANDED, ARRIVING = "handed", "arriving"

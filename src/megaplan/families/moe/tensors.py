@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from megaplan.families.dense.tensors import mlp_matrices
+from megaplan.families.moe.section import MixtureOfExperts
 from megaplan.inventory.makers import norm, replicated
-from megaplan.inventory.mlp import mlp_matrices
 from megaplan.inventory.tensors import Group, Init, Owner, ParamTensor
-from megaplan.spec.models import MixtureOfExperts
 
 
-def moe_tensors(moe: MixtureOfExperts, hidden_size: int) -> tuple[ParamTensor, ...]:
+def moe_tensors(moe: MixtureOfExperts, hidden_size: int, _variant: None = None) -> tuple[ParamTensor, ...]:
     """Tensors of one E block, its pre-norm included.
 
     A bank is a stack of E matrices in dim 0: EP shards the stack, ETP the expert width, and Muon treats each expert's matrix alone.

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from megaplan.columns import Column
-from megaplan.dtypes import DType
-from megaplan.hosts.megarun.attention import recomputed
-from megaplan.hosts.megarun.dims import Dims
-from megaplan.hosts.megarun.hand_off import (
+from megaplan.blocks.dims import Dims
+from megaplan.blocks.ops import BlockProgram, Op, Projection, add, cut, linear, norm, partial_gradient, project
+from megaplan.blocks.relay import (
     ARRIVING,
     HANDED,
     PIECES,
@@ -19,25 +17,26 @@ from megaplan.hosts.megarun.hand_off import (
     piecewise,
     sums_apart,
 )
-from megaplan.hosts.megarun.inside import INSIDE, INSIDE_BACKWARD, inside_storages, recurrence_inside
-from megaplan.hosts.megarun.ops import Op, Projection, add, cut, linear, norm, partial_gradient, project
-from megaplan.hosts.megarun.parts import Part, Shapes, residual, storages
-from megaplan.hosts.megarun.program import Replay, replay
-from megaplan.spec.models import MatrixRecurrence
+from megaplan.blocks.scratch import INSIDE, INSIDE_BACKWARD, inside_storages
+from megaplan.blocks.storages import Shapes, residual, storages
+from megaplan.columns import Column
+from megaplan.dtypes import DType
+from megaplan.families.family import Selective
+from megaplan.families.recurrent.scratch import recurrence_inside
+from megaplan.families.recurrent.section import MatrixRecurrence
 
-SELECTIVE = frozenset({"m2rnn", "gated_norm"})
+SELECTIVE = Selective("core", frozenset({"m2rnn", "gated_norm"}))
 
 
-def recurrent_part(dims: Dims, recurrent: MatrixRecurrence, parameters: DType, *, policy: str, kernels: bool) -> Part:
-    """One R block.
+def recurrent_selective(_recurrent: MatrixRecurrence, _variant: None) -> Selective:
+    """What selective recompute runs again in an R block."""
+    return SELECTIVE
 
-    Args:
-        dims: Local sizes.
-        recurrent: The model's section.
-        parameters: Dtype of the parameters' gradients.
-        policy: What is recomputed.
-        kernels: Whether Triton's kernels are chosen.
-    """
+
+def recurrent_program(
+    dims: Dims, recurrent: MatrixRecurrence, _variant: None, _operations: None, parameters: DType
+) -> tuple[BlockProgram, Shapes]:
+    """One R block."""
     heads, keys = recurrent.num_heads // dims.tp, recurrent.key_dim
     inner, wide = heads * recurrent.value_dim, dims.wide
     shapes = {name: wide(inner) for name in ("v_proj", "v", "y", "gate", "gated")}
@@ -57,7 +56,7 @@ def recurrent_part(dims: Dims, recurrent: MatrixRecurrence, parameters: DType, *
         carried = handed_storages(dims, heads, num_lanes(heads, dims.cp), keys, recurrent.value_dim)
         carried |= exchanged_storages(dims, "qk", recurrent.conv_kernel, 2 * keys)
         carried |= exchanged_storages(dims, "v", recurrent.conv_kernel, inner)
-    inside = recurrence_inside(dims, recurrent, heads, parameters) if kernels else None
+    inside = recurrence_inside(dims, recurrent, heads, parameters) if dims.kernels else None
     tensors = {
         **inside_storages(dims, inside),
         **carried,
@@ -65,11 +64,11 @@ def recurrent_part(dims: Dims, recurrent: MatrixRecurrence, parameters: DType, *
         **storages(dims.stat_dtype, Column.ACTIVATIONS, statistics),
         **storages(dims.dtype, Column.COMMUNICATION, dict.fromkeys(("gathered", partial_gradient("gathered"), "partial"), dims.gathered)),
     }
-    return Part(_replay(dims.tp > 1, handed, inside is not None, sums_apart(dims, parameters), policy), residual(tensors))
+    return _program(dims.tp > 1, handed, inside is not None, sums_apart(dims, parameters)), residual(tensors)
 
 
 @cache
-def _replay(sharded: bool, handed: bool, kernels: bool, apart: bool, policy: str) -> Replay:
+def _program(sharded: bool, handed: bool, kernels: bool, apart: bool) -> BlockProgram:
     projections = (("qk_proj", "qk_proj"), ("v_proj", "v_proj"), ("forget_proj", "forget"), ("gate_proj", "gate"))
     inputs = ("q", "k", "v", "forget")
     state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if apart else ()
@@ -102,4 +101,4 @@ def _replay(sharded: bool, handed: bool, kernels: bool, apart: bool, policy: str
         add("residual", ("x", "o"), "out"),
     )
     held = frozenset({"qk", "v", "forget", "gate"})  # locals of forward
-    return replay(ops, held, region=recomputed(ops, SELECTIVE, policy))
+    return SELECTIVE.program(*ops, held=held)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from megaplan.cost.ops import causal_conv1d, gated_norm, linear_op, norm, residual_op
-from megaplan.cost.work import Op, Ops, Work, Workload
-from megaplan.inventory.mamba import num_mamba_heads
-from megaplan.spec.models import Mamba2, Mamba3
+from megaplan.blocks.costs import causal_conv1d, gated_norm, linear_op, norm, residual_op
+from megaplan.blocks.work import Op, Ops, Work, Workload
+from megaplan.families.mamba.section import Mamba2, Mamba3
+from megaplan.families.mamba.tensors import num_mamba_heads
 
 PART = "M"
 
@@ -45,7 +45,7 @@ def mimo_ssd(
     return _scan(load, forward, scores, inputs, width, _state_bytes(load, min(save_every, load.seq_length), width * state_dim))
 
 
-def mamba_block(load: Workload, mamba: Mamba2 | Mamba3, hidden_size: int) -> Ops:
+def mamba_work(load: Workload, mamba: Mamba2 | Mamba3, hidden_size: int, _variant: None = None) -> Ops:
     """One M block, pre-norm and residual included; `tp` shards its heads and groups, not Mamba-3's angles.
 
     Source: arXiv:2405.21060, section 7.1 (Mamba-2); arXiv:2603.15569, section 3 (Mamba-3).
@@ -62,8 +62,8 @@ def _mamba2(load: Workload, mamba: Mamba2, hidden_size: int, heads: int, groups:
     inner, shared = heads * mamba.head_dim, groups * mamba.state_dim
     scan = ssd(load, num_heads=heads, head_dim=mamba.head_dim, state_dim=mamba.state_dim, num_groups=groups, chunk_size=mamba.chunk_size)
     return (
-        linear_op(load, "in_proj", PART, hidden_size, 2 * inner + 2 * shared + heads, selective=True),
-        Op("conv1d", PART, causal_conv1d(load, inner + 2 * shared, mamba.conv_kernel), selective=True),
+        linear_op(load, "in_proj", PART, hidden_size, 2 * inner + 2 * shared + heads),
+        Op("conv1d", PART, causal_conv1d(load, inner + 2 * shared, mamba.conv_kernel)),
         Op("ssd", "scan", scan),
         Op("gated_norm", PART, gated_norm(load, inner, groups)),
     )
@@ -81,11 +81,11 @@ def _mamba3(load: Workload, mamba: Mamba3, hidden_size: int, heads: int, groups:
         chunk_size=mamba.chunk_positions,
         save_every=mamba.save_every,
     )
-    angles = (linear_op(load, "angle_proj", PART, hidden_size, mamba.num_angles, selective=True),) if mamba.num_angles else ()
+    angles = (linear_op(load, "angle_proj", PART, hidden_size, mamba.num_angles),) if mamba.num_angles else ()
     return (
-        linear_op(load, "in_proj", PART, hidden_size, 2 * inner + 2 * shared * rank + 3 * heads, selective=True),
+        linear_op(load, "in_proj", PART, hidden_size, 2 * inner + 2 * shared * rank + 3 * heads),
         *angles,
-        Op("B_norm, C_norm", PART, norm(load, mamba.state_dim) * (2 * groups * rank), selective=True),
+        Op("B_norm, C_norm", PART, norm(load, mamba.state_dim) * (2 * groups * rank), counts=("B_norm", "C_norm")),
         Op("scan", "scan", scan),
     )
 
