@@ -26,11 +26,11 @@ from megakernels import (
     ssd,
     swiglu,
 )
-from megaplan.cost import ops as cost
-from megaplan.cost.mamba import ssd as ssd_work
-from megaplan.cost.moe import moe_block
-from megaplan.cost.recurrent import m2rnn as m2rnn_work
-from megaplan.cost.work import Work, Workload
+from megaplan.blocks import costs as cost
+from megaplan.blocks.work import Work, Workload
+from megaplan.families.mamba.work import ssd as ssd_work
+from megaplan.families.moe.work import moe_work
+from megaplan.families.recurrent.work import m2rnn as m2rnn_work
 from megaplan.spec.models import MatrixRecurrence, MixtureOfExperts
 from megarun.model.rotary import Rotary, rotary_table
 from megarun.optim.muon import orthogonalise
@@ -220,7 +220,7 @@ def _moe(rows: tuple[int, int], hidden_size: int, width: int, num_experts: int, 
     scales = {"weights": 1 / top_k, "gate": hidden_size**-0.5, "up": hidden_size**-0.5, "down": width**-0.5}
     moe = MixtureOfExperts(num_experts=num_experts, top_k=top_k, ffn_hidden_size=width, activation="swiglu")
     load = Workload(rows[1], num_tokens, 2, gathers=True)
-    work = next(op.work for op in moe_block(load, moe, hidden_size) if op.name == "experts")
+    work = next(op.work for op in moe_work(load, moe, hidden_size) if op.name == "experts")
     return KernelCase(f"moe {num_experts}x{hidden_size}x{width}/{top_k}", num_tokens, shapes, call, work, "matmul", scales)
 
 

@@ -7,6 +7,7 @@ model's counts and widths under `arch`. What is not written there follows the fr
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from megaplan.cost.step.from_spec import workload_of
@@ -24,7 +25,7 @@ from megaplan.cost.step.workload import (
     StageShape,
     StepWorkload,
 )
-from megaplan.devices import Device, load_device
+from megaplan.devices import load_device
 from step_times import specs
 
 Row = dict[str, Any]
@@ -114,14 +115,8 @@ def release_of(row: Row) -> str | None:
 
 def machine_of(row: Row) -> Machine:
     """The device of the data file, with the cluster's own adapter where the table states one."""
-    return machine(load_device(specs.device_name(row)), specs.adapter(row))
-
-
-def machine(device: Device, network: int | None = None) -> Machine:
-    """A device's figures as the step-time model takes them."""
-    peaks = {dtype: float(figure.value) for dtype, figure in device.peak_flops.items()}
-    links = (float(device.memory_bandwidth.value), float(device.node_bandwidth.value), float(network or device.network_bandwidth.value))
-    return Machine(device.name, device.generation, device.num_sms.value, peaks, *links, device.domain.value)
+    found, network = Machine.of(load_device(specs.device_name(row))), specs.adapter(row)
+    return replace(found, network=float(network)) if network else found
 
 
 def recomputed_of(row: Row) -> Recomputed:

@@ -26,3 +26,8 @@ class DType(StrEnum):
         member = str.__new__(cls, name)
         member._value_, member.bytes = name, size
         return member
+
+    @property
+    def of_products(self) -> DType:
+        """What a matrix product of weights of this dtype makes, activation or gradient: fp8 is a dtype of weights alone, and makes bf16."""
+        return DType.BF16 if self is DType.FP8 else self

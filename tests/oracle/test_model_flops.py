@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from megaplan.blocks.work import LayerCost, Ops
 from megaplan.cost.blocks import end_ops, layer_ops, whole_workload
 from megaplan.cost.model import ModelCosts, model_costs
-from megaplan.cost.work import LayerCost, Ops
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.spec.models import Spec

@@ -13,10 +13,13 @@ from megakernels import scratch_bytes, use_kernels
 from megakernels._common.blocks import SMALLEST_DOT
 from megakernels.ops.m2rnn import sizes as recurrence_sizes
 from megakernels.ops.ssd import sizes as scan_sizes
+from megaplan.blocks.dims import Dims
+from megaplan.blocks.relay import num_lanes
+from megaplan.blocks.scratch import Inside
 from megaplan.dtypes import DType
-from megaplan.hosts.megarun import inside
-from megaplan.hosts.megarun.dims import Dims, local_dims
-from megaplan.hosts.megarun.hand_off import num_lanes
+from megaplan.families.mamba import scratch as mamba_scratch
+from megaplan.families.recurrent import scratch as recurrent_scratch
+from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.ledger import block_bytes
 from megaplan.inventory.build import build_inventory
 from megaplan.spec.models import Mamba2, MatrixRecurrence, Spec
@@ -54,7 +57,7 @@ def stated(name: str, operands: tuple[Any, ...]) -> int:
     return scratch_bytes(f"megakernels.{name}.default", operands)
 
 
-def expected(found: inside.Inside | None) -> tuple[int, int]:
+def expected(found: Inside | None) -> tuple[int, int]:
     return (0, 0) if found is None else (found.forward, found.backward)
 
 
@@ -96,7 +99,7 @@ def test_the_ledger_of_a_scan_has_what_the_operation_states(seed: int) -> None:
     B, C = (empty(dims.dtype, *dims.wide(groups, state)) for _ in range(2))
     A_log, D, dt_bias = (empty(parameters, heads) for _ in range(3))
     inputs, chunk_size = [x, dt, A_log, B, C, D, dt_bias], mamba.chunk_size
-    wanted = expected(inside.scan_inside(dims, mamba, heads, groups, parameters))
+    wanted = expected(mamba_scratch.scan_inside(dims, mamba, heads, groups, parameters))
     if dims.cp > 1:
         states = empty(dims.dtype, dims.batch, 2 * -(-dims.tokens // 2 // chunk_size), heads, width, state)
         assert of_lanes("ssd", dims, num_lanes(groups, dims.cp), _scan_part, inputs, (chunk_size, *NO_LIMITS), states, x) == {wanted}
@@ -115,7 +118,7 @@ def test_the_ledger_of_a_recurrence_has_what_the_operation_states(seed: int) -> 
     q, k = (empty(dims.dtype, *dims.wide(keys)) for _ in range(2))
     v, f = (empty(dims.dtype, *dims.wide(heads, *rest)) for rest in ((values,), ()))
     inputs = [q, k, v, f, *(empty(parameters, *shape) for shape in ((heads, values, values), (heads, values), (heads,), (heads,)))]
-    wanted = expected(inside.recurrence_inside(dims, recurrent, heads, parameters))
+    wanted = expected(recurrent_scratch.recurrence_inside(dims, recurrent, heads, parameters))
     if dims.cp > 1:
         states = empty(DType.FP32, dims.batch, 2 * (-(-dims.tokens // 2 // every) + 1), heads, keys, values)
         assert of_lanes("m2rnn", dims, num_lanes(heads, dims.cp), _recurrence_part, inputs, (every,), states, v) == {wanted}
@@ -126,11 +129,11 @@ def test_the_ledger_of_a_recurrence_has_what_the_operation_states(seed: int) -> 
 
 
 def test_limits_and_tiles_are_the_same_in_ledger_and_operation() -> None:
-    assert {TORCH_DTYPES[dtype]: width for dtype, width in inside.SCAN_WIDTH.items()} == scan_sizes.LARGEST_WIDTH
-    assert {TORCH_DTYPES[dtype]: tile for dtype, tile in inside.SCAN_TILE.items()} == scan_sizes.LARGEST_TILE
-    assert inside.SCAN_BLOCK == scan_sizes.LARGEST_BLOCK
-    assert inside.SMALLEST_SIDE == SMALLEST_DOT
-    limits = inside.LARGEST_KEYS, inside.LARGEST_VALUES, inside.PARTS_BYTES
+    assert {TORCH_DTYPES[dtype]: width for dtype, width in mamba_scratch.SCAN_WIDTH.items()} == scan_sizes.LARGEST_WIDTH
+    assert {TORCH_DTYPES[dtype]: tile for dtype, tile in mamba_scratch.SCAN_TILE.items()} == scan_sizes.LARGEST_TILE
+    assert mamba_scratch.SCAN_BLOCK == scan_sizes.LARGEST_BLOCK
+    assert mamba_scratch.SMALLEST_SIDE == SMALLEST_DOT
+    limits = recurrent_scratch.LARGEST_KEYS, recurrent_scratch.LARGEST_VALUES, recurrent_scratch.PARTS_BYTES
     assert limits == (recurrence_sizes.LARGEST_KEYS, recurrence_sizes.LARGEST_VALUES, recurrence_sizes.PARTS_BYTES)
 
 

@@ -12,13 +12,13 @@ from itertools import accumulate
 from operator import add
 from typing import NamedTuple
 
+from megaplan.blocks.ops import OUTPUT
 from megaplan.budget.all_gathers import NO_ALL_GATHERS, AllGathers, all_gathers
 from megaplan.budget.bank import fetching_experts, freeing_experts
 from megaplan.budget.casts import after_bank_peak, largest_cast
 from megaplan.budget.unit import Peak, Unit
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYTES, WORKSPACE
 from megaplan.columns import Column
-from megaplan.hosts.megarun.ops import OUTPUT
 from megaplan.hosts.megarun.program import Moment
 from megaplan.hosts.megarun.storage import NOTHING, GroupBytes, together
 from megaplan.schedule.actions import Kind

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from copy import copy
 from typing import NamedTuple
 
+from megaplan.blocks.dims import Dims
 from megaplan.budget.bank import bank_moments
 from megaplan.budget.chunk import Chunk, Policy
 from megaplan.budget.split_backward import SplitBackwardChunk, split_unit
 from megaplan.budget.unit import Unit, make_unit
+from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megarun.allocator import slack_bytes
 from megaplan.hosts.megarun.boundaries import boundary_bytes
 from megaplan.hosts.megarun.buffers import (
@@ -18,23 +20,22 @@ from megaplan.hosts.megarun.buffers import (
     label_bytes,
     rotary_bytes,
     rotary_scratch_bytes,
-    router_sum_bytes,
     starts_bytes,
+    step_sum_bytes,
 )
-from megaplan.hosts.megarun.dims import Dims, is_pipelined, local_dims
+from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.ledger import Make, accumulates_in_place, block_bytes, makes_of
-from megaplan.hosts.megarun.optimizer import uses_muon
 from megaplan.hosts.megarun.parts import BlockBytes
 from megaplan.hosts.megarun.storage import LAST_OWN, NOTHING, BlockStorage, block_storage, storage_sizes
-from megaplan.inventory.tensors import Block, Family, Inventory
+from megaplan.inventory.tensors import Block, Inventory, Outside
 from megaplan.layout.values import Layout, Slot
 from megaplan.schedule.registry import SPLIT_BACKWARD
 from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
 from megaplan.tuples import new
 
-EMBEDDING, RELATION_BIAS, EXPERTS, DEPTH = Family.EMBEDDING, Family.RELATION_BIAS, Family.E, Family.MTP
-ATTENDING = (Family.A, DEPTH)
+EMBEDDING, RELATION_BIAS, DEPTH = Outside.EMBEDDING, Outside.RELATION_BIAS, Outside.MTP
+ATTENDING = (*(family.letter for family in FAMILIES.values() if family.rotary is not None), DEPTH)
 
 
 class Evaluated:
@@ -81,7 +82,7 @@ class SlotParts(NamedTuple):
         layers: Of each, whether it is a layer.
         adamw_shard_bytes: Gradient shards of groups, its own and layers', of which no tensor is Muon's.
         attends: Whether any block needs rotary tables.
-        num_routers: E layers.
+        step_sum_bytes: Sums that its layers keep over the microbatches of a step.
         parameters: Elements of the whole tensors it holds, copies included.
     """
 
@@ -90,7 +91,7 @@ class SlotParts(NamedTuple):
     layers: list[bool]
     adamw_shard_bytes: int
     attends: bool
-    num_routers: int
+    step_sum_bytes: int
     parameters: int
 
 
@@ -119,8 +120,8 @@ class Evaluation:
         self.boundary_slack_bytes = slack_bytes([self.boundary_bytes])
         self.rotary_bytes, self.input_bytes, self.label_bytes = rotary_bytes(spec), input_bytes(spec), label_bytes(spec)
         self.rotary_scratch_bytes, self.starts_bytes = rotary_scratch_bytes(spec), starts_bytes(spec)
-        self.router_sum_bytes, self.further_loss_bytes = router_sum_bytes(spec), further_loss_bytes(spec)
-        self.workspace_bytes, self.uses_muon = device_of(spec.device).gemm_workspace_bytes, uses_muon(spec)
+        self.step_sum_bytes, self.further_loss_bytes = step_sum_bytes(spec), further_loss_bytes(spec)
+        self.workspace_bytes, self.uses_muon = device_of(spec.device).gemm_workspace_bytes, spec.optimizer.uses_muon
         sizes, blocks, in_place = storage_sizes(spec, padded=padded), dict(inventory.blocks()), True
         if inventory.tied:
             blocks["head"] = blocks["embedding"]
@@ -141,9 +142,9 @@ class Evaluation:
             self.blocks[name] = found
         mesh = spec.mesh
         self.policy = Policy(
-            pipelined=is_pipelined(mesh),
+            pipelined=mesh.is_pipelined,
             reshard=spec.sharding.reshard_after_forward,
-            splits_backward=spec.schedule.kind in SPLIT_BACKWARD and is_pipelined(mesh),
+            splits_backward=spec.schedule.kind in SPLIT_BACKWARD and mesh.is_pipelined,
             in_place=in_place,
             replicated=mesh.dp_replicate > 1,
             gathers_ahead=mesh.ep > 1,
@@ -171,7 +172,7 @@ class Evaluation:
         return slot.index + 1 < len(slots) and slots[slot.index + 1].pp_rank == slot.pp_rank
 
     def _make(self, slot: Slot) -> SlotParts:
-        blocks = self.blocks
+        blocks, sums = self.blocks, self.step_sum_bytes
         is_last = slot.index == len(self.layout.slots) - 1
         names: list[str] = []
         units: list[Unit] = []
@@ -179,14 +180,14 @@ class Evaluation:
         layers: list[bool] = []
         copies = NOTHING
         owned = slot.index == 0  # whether the stream so far is a storage of this chunk, not a receive buffer
-        root_by_adamw, adamw_shard_bytes, attends, num_routers, parameters = True, 0, False, 0, 0
+        root_by_adamw, adamw_shard_bytes, attends, step_sums, parameters = True, 0, False, 0, 0
         ahead = is_last and self.spec.model.features.mtp is not None
         for name in (*slot.blocks, "head") if is_last and self.inventory.tied else slot.blocks:
             block = blocks[name]
             family, storage = block.family, block.storage
             parameters += block.parameters
             attends = attends or block.attends
-            num_routers += family is EXPERTS
+            step_sums += sums.get(family, 0)
             if storage is not None:
                 if block.layer:
                     adamw_shard_bytes += storage.adamw_shard_bytes
@@ -210,10 +211,10 @@ class Evaluation:
         else:
             chunk = Chunk(names, units, self.policy, copies, sends_output=not is_last, has_mtp=ahead)
         adamw_shard_bytes += chunk.root.shard_bytes if root_by_adamw else 0
-        return new(SlotParts, (chunk, storages, layers, adamw_shard_bytes, attends, num_routers, parameters))
+        return new(SlotParts, (chunk, storages, layers, adamw_shard_bytes, attends, step_sums, parameters))
 
 
-def _reads_other_input(name: str, family: Family, *, ahead: bool) -> bool:
+def _reads_other_input(name: str, family: str, *, ahead: bool) -> bool:
     """Whether a block's input is no storage of the chunk, or is counted for another block: of two that read one, for the first."""
     if name == "embedding" or family is RELATION_BIAS:
         return True

@@ -14,10 +14,10 @@ from megaplan.budget.rank import Persistent, rank_cells
 from megaplan.budget.reserve import device_budget
 from megaplan.budget.step import HeldBySchedule, StepPeak, step_peak
 from megaplan.budget.values import Budget, RankBudget, StageBudget
-from megaplan.hosts.megarun.dims import is_pipelined
+from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megarun.optimizer import Cast, Uneven
 from megaplan.hosts.megarun.storage import BlockStorage
-from megaplan.inventory.tensors import Family, Inventory
+from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import rank_coordinate
 from megaplan.layout.values import Layout, Slot
 from megaplan.schedule.in_flight import receive_buffers
@@ -27,8 +27,8 @@ from megaplan.spec.models import Mesh, Spec
 from megaplan.tuples import new
 
 GPIPE, ONE_F_ONE_B = "gpipe", "1f1b"
-SEQUENTIAL_FAMILIES = (Family.M, Family.R)
-"""Ranks of a CP group run these one after another, and differ in what they hold while a state is relayed."""
+SEQUENTIAL_FAMILIES = frozenset(family.letter for family in FAMILIES.values() if family.in_pieces)
+"""Letters of which the ranks of a CP group differ in what they hold while state is relayed."""
 
 
 def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout, *, padded: bool = True) -> Budget:
@@ -70,7 +70,7 @@ class ScheduleCounts(NamedTuple):
 def schedule_counts(spec: Spec) -> ScheduleCounts:
     """The schedule's part of a budget, the same for every layout of the spec."""
     mesh, schedule = spec.mesh, spec.schedule
-    if not is_pipelined(mesh):
+    if not mesh.is_pipelined:
         return ScheduleCounts([sequential_moments(schedule.microbatches_per_update)])
     degrees = schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches
     return ScheduleCounts(moments(*degrees, num_steps=schedule.distinct_steps), receive_buffers(*degrees))
@@ -119,10 +119,10 @@ def _persistent(evaluation: Evaluation, slots: Sequence[Slot], parts: Sequence[S
     casts: list[Cast] = []
     uneven = False
     replicated = tensor_parallel = expert_parallel = shards = by_adamw = matrix = other = buffers = slack = state_slack = parameters = 0
-    for (chunk, of_slot, layers, own_by_adamw, attends, num_routers, _), slot in zip(parts, slots, strict=True):
+    for (chunk, of_slot, layers, own_by_adamw, attends, step_sums, _), slot in zip(parts, slots, strict=True):
         residents, _, _, _, matrices, others, unevens, _, _, _, casts_of, _, slacks, state_slacks, elements = zip(*of_slot, strict=True)
         own, own_tensor_parallel, own_expert_parallel = resident = tuple(map(sum, zip(*residents, strict=True)))
-        own_buffers = evaluation.rotary_bytes * attends + evaluation.router_sum_bytes * num_routers
+        own_buffers = evaluation.rotary_bytes * attends + step_sums
         own_buffers += evaluation.further_loss_bytes if slot.index == len(evaluation.layout.slots) - 1 else 0
         scratch = evaluation.rotary_scratch_bytes if attends else 0
         uneven_slot = any(unevens)

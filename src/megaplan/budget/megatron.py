@@ -40,7 +40,7 @@ def megatron_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
         inventory: Its parameter tensors, for the parameters of stages and of the model.
         layout: Its slots.
     """
-    letters = "".join(block.family.value for block in inventory.layers)
+    letters = "".join(block.family for block in inventory.layers)
     found: list[RankBudget] = []
     jobs = jobs_from_spec(spec, letters, layout)
     device = _device(spec, jobs[0])
@@ -68,7 +68,7 @@ def _device(spec: Spec, job: MegatronJob) -> DeviceBudget:
 def megatron_kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[int, ...]:
     """What one microbatch keeps on each slot, in model order."""
     kept = [0] * len(layout.slots)
-    for job in jobs_from_spec(spec, "".join(block.family.value for block in inventory.layers), layout):
+    for job in jobs_from_spec(spec, "".join(block.family for block in inventory.layers), layout):
         for slot, own in zip(layout.of_rank(job.pp_rank or 0), job.chunks, strict=True):
             kept[slot.index] = chunk(job, own)
     return tuple(kept)

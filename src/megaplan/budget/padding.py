@@ -14,7 +14,7 @@ from megaplan.budget.megarun import megarun_budget
 from megaplan.budget.values import Budget, RankBudget
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
-from megaplan.hosts.megarun.dims import local_shape, param_dtype
+from megaplan.hosts.megarun.dims import local_shape
 from megaplan.inventory.tensors import Inventory, Owner
 from megaplan.layout.runs import runs_label, runs_of
 from megaplan.layout.values import Layout
@@ -100,7 +100,7 @@ def _padded(spec: Spec, inventory: Inventory, layout: Layout, worst: RankBudget)
     for slot in layout.slots:
         for name in slot.blocks if slot.index in own else ():
             block = blocks[name]
-            itemsize = param_dtype(spec, block).bytes
+            itemsize = spec.precision.of(block.family).bytes
             for tensor in block.tensors:
                 rows, *columns = tensor.stored_shape(local_shape(tensor, mesh.tp, mesh.ep, mesh.etp))
                 degree = mesh.efsdp if tensor.owner is Owner.EXPERT_PARALLEL else mesh.dp_shard

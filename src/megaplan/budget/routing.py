@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megaplan.dtypes import DType
-from megaplan.hosts.megarun.moe import ExpertMesh, capacity, received_rows
+from megaplan.families.moe.program import ExpertMesh, capacity, received_rows
 from megaplan.spec.models import MixtureOfExperts
 
 

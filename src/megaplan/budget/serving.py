@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from megaplan.budget.reserve import device_budget
 from megaplan.budget.values import ServingBudget
-from megaplan.dtypes import DType
-from megaplan.inventory.mamba import num_mamba_heads
-from megaplan.inventory.tensors import Block, Family, Inventory
+from megaplan.families.family import Served
+from megaplan.families.registry import FAMILIES
+from megaplan.inventory.tensors import Block, Inventory
 from megaplan.spec.device import device_of
-from megaplan.spec.models import LatentAttention, Mamba2, Serving, Spec
-
-STATE_DTYPE = DType.FP32
-"""Dtype of recurrent states: they accumulate over the whole context."""
+from megaplan.spec.models import Serving, Spec
 
 
 def serving_budget(spec: Spec, inventory: Inventory) -> ServingBudget | None:
@@ -28,8 +25,10 @@ def serving_budget(spec: Spec, inventory: Inventory) -> ServingBudget | None:
     if serving is None:
         return None
     compute = spec.precision.params
-    kv_cache = sum(kv_cache_bytes(spec, serving, block) for block in inventory.layers if block.family is Family.A)
-    states = sum(state_bytes(spec, block.family) for block in inventory.layers) * serving.batch_size
+    served = [served_by(spec, block) for block in inventory.layers]
+    tokens = serving.batch_size * serving.kv_dtype.bytes
+    kv_cache = sum(tokens * cached_tokens(serving, layer.window) * layer.cache_width for layer in served)
+    states = sum(layer.state_bytes for layer in served) * serving.batch_size
     blocks = -(-serving.context_length // serving.block_size) if serving.cache == "paged" else 0
     usable = device_budget(device_of(spec.device)).usable_bytes
     return ServingBudget(kv_cache, states, inventory.parameters * compute.bytes, usable, blocks)
@@ -50,42 +49,7 @@ def cached_tokens(serving: Serving, window: int | None) -> int:
     return blocks * serving.block_size
 
 
-def kv_cache_bytes(spec: Spec, serving: Serving, block: Block) -> int:
-    """Cache of one attention layer, all sequences.
-
-    GQA keeps keys and values of every kv head, MLA one latent and one rotary key for all heads (arXiv:2405.04434, section 2.1.2); an
-    indexer adds its one key.
-    """
-    attention = spec.model.attention
-    if attention is None:
-        return 0
-    if isinstance(attention, LatentAttention):
-        width = attention.kv_lora_rank + attention.qk_rope_head_dim
-        if attention.indexer is not None and any(tensor.name.startswith("indexer.") for tensor in block.tensors):
-            width += attention.indexer.head_dim
-    else:
-        width = 2 * attention.num_kv_heads * attention.head_dim
-    window = None if block.full else attention.window_size
-    return serving.batch_size * cached_tokens(serving, window) * width * serving.kv_dtype.bytes
-
-
-def state_bytes(spec: Spec, family: Family) -> int:
-    """State of one layer for one sequence, whatever the context: 0 for layers that keep none.
-
-    M (Mamba-2): the last kernel − 1 inputs of the convolution and the state H · P · S. Mamba-3 has no convolution; its trapezoidal rule
-    keeps the step before (x, and B of every rank) and its angles add up. R: the convolutions' last inputs and the state H · K · V.
-    """
-    model, compute = spec.model, spec.precision.params.bytes
-    if family is Family.M and model.mamba is not None:
-        mamba, heads = model.mamba, num_mamba_heads(model.mamba, model.hidden_size)
-        state = heads * mamba.head_dim * mamba.state_dim * STATE_DTYPE.bytes
-        inner, group = heads * mamba.head_dim, mamba.num_groups * mamba.state_dim
-        if isinstance(mamba, Mamba2):
-            return state + (inner + 2 * group) * (mamba.conv_kernel - 1) * compute
-        return state + (inner + group * mamba.mimo_rank) * compute + heads * mamba.num_angles * STATE_DTYPE.bytes
-    if family is Family.R and model.recurrent is not None:
-        recurrent = model.recurrent
-        values = recurrent.num_heads * recurrent.value_dim
-        convolved = (2 * recurrent.key_dim + values) * (recurrent.conv_kernel - 1)
-        return values * recurrent.key_dim * STATE_DTYPE.bytes + convolved * compute
-    return 0
+def served_by(spec: Spec, block: Block) -> Served:
+    """What one layer holds for each sequence."""
+    family = FAMILIES[block.family]
+    return family.serving(family.section_of(spec.model), spec.model.hidden_size, block.variant, spec.precision.params)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from copy import copy
 from itertools import accumulate
 
+from megaplan.blocks.ops import OUTPUT
 from megaplan.budget.bank import bank_moments
 from megaplan.budget.chunk import Chunk, Policy
 from megaplan.budget.unit import Peak, SplitUnit, Unit
@@ -18,7 +19,6 @@ from megaplan.budget.values import ACTIVATIONS, GRADIENTS, NO_BYTES
 from megaplan.columns import Column
 from megaplan.hosts.megarun.allocator import slack_bytes
 from megaplan.hosts.megarun.halves import weigh_halves
-from megaplan.hosts.megarun.ops import OUTPUT
 from megaplan.hosts.megarun.storage import GroupBytes
 from megaplan.schedule.actions import Kind
 from megaplan.schedule.moments import BACKWARDED, INPUT, WEIGHT, ChunkState

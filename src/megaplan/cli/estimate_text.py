@@ -28,7 +28,7 @@ def estimate_lines(
     time: PlannedTime | str,
 ) -> Iterator[Line]:
     """(text, style) of every line."""
-    letters = [block.family.value for block in given.inventory.layers]
+    letters = [block.family for block in given.inventory.layers]
     yield from header_lines(given.spec, letters, budget.parameters, budget.active_parameters)
     device = budget.device
     items = ", ".join(f"{item.name} {format_bytes(item.bytes)}" for item in device.reserve)

@@ -12,7 +12,7 @@ from megaplan.cli.topics import column_lines
 from megaplan.columns import Column
 from megaplan.hosts.columns import HOLDS
 from megaplan.hosts.megarun.dims import local_shape
-from megaplan.hosts.megarun.ledger import block_ledger, makes_of
+from megaplan.hosts.megarun.ledger import Make, block_ledger, makes_of
 from megaplan.hosts.megarun.storage import OWNER_COLUMNS
 from megaplan.hosts.values import LedgerTensor
 from megaplan.inventory.tensors import Block
@@ -72,7 +72,7 @@ def _megatron_ledger(given: Subject, pp_rank: int) -> Iterator[Line]:
     from megaplan.hosts.megatron.from_spec import jobs_from_spec  # noqa: PLC0415
     from megaplan.hosts.megatron.saved import operator, operators  # noqa: PLC0415
 
-    job = jobs_from_spec(given.spec, "".join(block.family.value for block in given.inventory.layers), given.layout)[pp_rank]
+    job = jobs_from_spec(given.spec, "".join(block.family for block in given.inventory.layers), given.layout)[pp_rank]
     own = operators("".join(job.chunks))
     for letter in dict.fromkeys(own):
         sizes = operator(job, letter)
@@ -84,7 +84,7 @@ def _megatron_ledger(given: Subject, pp_rank: int) -> Iterator[Line]:
 def _held(given: Subject, pp_rank: int) -> list[_Held]:
     """The distinct blocks of a pipeline rank, in execution order; copies that only share a storage are told as parameters too."""
     makes = makes_of(given.spec, given.inventory)
-    found: dict[tuple[int, bool, str], _Held] = {}
+    found: dict[Make, _Held] = {}
     for slot in given.layout.of_rank(pp_rank):
         for name in slot.blocks:
             block = given.inventory.block(name)

@@ -19,11 +19,10 @@ def header_lines(spec: Spec, letters: Sequence[str], parameters: int, active_par
     yield f"  {parameters:,} parameters{active}", ""
     degrees = " ".join(f"{axis} {getattr(mesh, axis)}" for axis in _AXES if getattr(mesh, axis) > 1)
     yield f"  {counted(mesh.world_size, 'rank')}{f': {degrees}' if degrees else ''}", ""
-    sequences = batch.micro_batch_size * schedule.microbatches_per_update * mesh.dp_replicate * mesh.dp_shard
     size = f"{counted(batch.micro_batch_size, 'sequence')} of {batch.seq_length:,} tokens"
     steps = f", {schedule.steps_per_update:,} times an update" if schedule.steps_per_update > 1 else ""
     yield f"  {schedule.kind}, {counted(schedule.num_microbatches, 'microbatch')} of {size}{steps}", ""
-    yield f"  {sequences * batch.seq_length:,} tokens a step", ""
+    yield f"  {spec.global_batch_tokens:,} tokens a step", ""
 
 
 def counted(number: int, noun: str) -> str:

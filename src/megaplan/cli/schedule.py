@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from click import Choice
 
 from megaplan.cli.options import AsJson
+from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError
+from megaplan.schedule.problems import KIND, MICROBATCHES, PP, VPP, Problem
+from megaplan.schedule.registry import KINDS, SCHEDULES, schedule_problems
 from megaplan.terminal import output
 
 if TYPE_CHECKING:
@@ -20,21 +22,9 @@ if TYPE_CHECKING:
 FORMAT = "megaplan.schedule/1"
 
 
-class ScheduleName(StrEnum):
-    """The schedules."""
-
-    GPIPE = "gpipe"
-    ONE_F_ONE_B = "1f1b"
-    INTERLEAVED_1F1B = "interleaved_1f1b"
-    LOOPED_BFS = "looped_bfs"
-    INTERLEAVED_ZERO_BUBBLE = "interleaved_zero_bubble"
-    ZBV = "zbv"
-    DUALPIPEV = "dualpipev"
-
-
 def schedule(
     *,
-    kind: Annotated[ScheduleName, typer.Option("--kind", help="Which schedule.")],
+    kind: Annotated[str, typer.Option("--kind", click_type=Choice(KINDS), help="Which schedule.")],
     pp: Annotated[int, typer.Option("--pp", min=1, max=65536, help="Pipeline ranks.")],
     vpp: Annotated[int | None, typer.Option("--vpp", min=1, max=65536, help="Slots a rank; by default as few as it runs with.")] = None,
     microbatches: Annotated[int, typer.Option("--microbatches", min=1, max=10**6, help="Microbatches of one step.")],
@@ -49,40 +39,38 @@ def schedule(
     """Print a pipeline schedule: what each rank computes in which order, what it holds, and what it waits."""
     from megaplan.cli.problems import refuse  # noqa: PLC0415
     from megaplan.cli.step import MAX_PRINTED, num_actions  # noqa: PLC0415
-    from megaplan.schedule import SlotTimes, actions, in_flight, replay, schedule_problems  # noqa: PLC0415
+    from megaplan.schedule import SlotTimes, actions, in_flight, replay  # noqa: PLC0415
 
     if as_csv and as_json:
         raise refuse("MP480", "--csv and --json both say how to print", "megaplan schedule --help")
-    slots = _default_vpp(kind) if vpp is None else vpp
+    slots = SCHEDULES[kind].least_vpp if vpp is None else vpp
     if (total := num_actions(pp, slots, microbatches)) > MAX_PRINTED:
         raise refuse(
             "MP480", f"--pp {pp}, --vpp {slots}, --microbatches {microbatches}: up to {total:,} actions, and {MAX_PRINTED:,} are printed"
         )
-    if found := schedule_problems(kind.value, pp, slots, microbatches):
+    if found := schedule_problems(kind, pp, slots, microbatches):
         raise MegaplanError([_in_own_words(problem) for problem in found])
-    orders = actions(kind.value, pp, slots, microbatches)
+    orders = actions(kind, pp, slots, microbatches)
     if as_csv:
         output.write("".join(",".join(map(str, order)) + "\n" for order in orders))
         return 0
     times = SlotTimes.equal(pp * slots, forward, input_, weight)
     step = replay(orders, SlotTimes(times.forward, times.input, times.weight, hidden), p2p=p2p)
-    vectors = in_flight(kind.value, pp, slots, microbatches)
+    vectors = in_flight(kind, pp, slots, microbatches)
     if as_json:
         output.write_json(schedule_document(orders, vectors, step))
     else:
-        output.write_styled(_lines(kind.value, pp, slots, vectors, step))
+        output.write_styled(_lines(kind, pp, slots, vectors, step))
     return 0
 
 
-_OPTIONS = {"schedule.num_microbatches": "--microbatches", "mesh.pp": "--pp", "mesh.vpp": "--vpp", "schedule.kind": "--kind"}
+_OPTIONS = {MICROBATCHES: "--microbatches", PP: "--pp", VPP: "--vpp", KIND: "--kind"}
 
 
-def _in_own_words(problem: Diagnostic) -> Diagnostic:
+def _in_own_words(problem: Problem) -> Diagnostic:
     """The problem with this command's options in its hints, where a spec would have keys."""
-    hints = tuple(hint.removeprefix("--set ") for hint in problem.hints)
-    for key, option in _OPTIONS.items():
-        hints = tuple(hint.replace(f"{key}=", f"{option} ") for hint in hints)
-    return replace(problem, hints=hints, location=Location())
+    hints = [f"{_OPTIONS[key]} {value}" for key, values in problem.remedies for value in values]
+    return diagnostic(problem.code, problem.detail, Location(), hints)
 
 
 def schedule_document(orders: Orders, vectors: tuple[tuple[InFlight, ...], ...], step: Timeline) -> dict[str, Any]:
@@ -102,11 +90,6 @@ def schedule_document(orders: Orders, vectors: tuple[tuple[InFlight, ...], ...],
         ],
         "makespan": step.makespan,
     }
-
-
-def _default_vpp(kind: ScheduleName) -> int:
-    single = (ScheduleName.GPIPE, ScheduleName.ONE_F_ONE_B, ScheduleName.INTERLEAVED_ZERO_BUBBLE)
-    return 1 if kind in single else 2
 
 
 def _lines(kind: str, pp: int, vpp: int, vectors: tuple[tuple[InFlight, ...], ...], step: Timeline) -> Iterator[tuple[str, str]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from megaplan.spec.pattern import LETTERS
 from megaplan.split.values import amount
 from megaplan.terminal.table import WIDTH, table, wrap
 from megaplan.units import format_bytes
@@ -15,13 +16,11 @@ if TYPE_CHECKING:
     from megaplan.plan.document import CertificateRecord, PlanDocument
     from megaplan.split.gain import Gain
 
-ALPHABET = "AMERD"
-
 
 def family_counts(letters: Sequence[str]) -> str:
     """`52 layers = 13 A + 13 M + 22 E + 4 R`."""
     counts = Counter(letters)
-    parts = [f"{counts[letter]} {letter}" for letter in ALPHABET if counts[letter]]
+    parts = [f"{counts[letter]} {letter}" for letter in LETTERS if counts[letter]]
     return f"{len(letters)} layers = {' + '.join(parts)}"
 
 

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
-from megaplan.cost.attention import attention_block
+from megaplan.blocks.work import Ops, Workload
 from megaplan.cost.ends import embedding, head, mtp_depth, side_embeddings
-from megaplan.cost.mamba import mamba_block
-from megaplan.cost.moe import moe_block
-from megaplan.cost.ops import mlp, residual_op
-from megaplan.cost.recurrent import recurrent_block
-from megaplan.cost.work import Ops, Workload
 from megaplan.dtypes import DType
-from megaplan.inventory.tensors import Block, Family
-from megaplan.spec.models import LatentAttention, Letter, Model, Spec
+from megaplan.families.registry import FAMILIES
+from megaplan.inventory.tensors import Block
+from megaplan.spec.models import Model, Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,28 +31,18 @@ class EndOps:
     mtp_depth: int
 
 
-def layer_dtype(spec: Spec, block: Block) -> DType:
-    """Dtype of a layer's weights: its family's where one is given, else `precision.params`."""
-    return spec.precision.families.get(cast(Letter, block.family.value), spec.precision.params)
-
-
 def whole_workload(spec: Spec, dtype: DType) -> Workload:
     """A data rank's microbatch on an unsharded model."""
-    num_tokens, kernels = spec.batch.micro_batch_size * spec.batch.seq_length, spec.host.kernels == "triton"
-    return Workload(spec.batch.seq_length, num_tokens, activation_dtype(dtype).bytes, gathers=kernels, joins_loss=kernels)
+    num_tokens, kernels = spec.batch.micro_batch_size * spec.batch.seq_length, spec.host.uses_triton
+    return Workload(spec.batch.seq_length, num_tokens, dtype.of_products.bytes, gathers=kernels, joins_loss=kernels)
 
 
 def rank_workload(spec: Spec, dtype: DType) -> Workload:
     """One rank's part of it: the tokens inside a tensor-parallel region, and the degrees that divide widths."""
     mesh, batch = spec.mesh, spec.batch
     num_tokens = batch.micro_batch_size * (batch.seq_length // mesh.cp)
-    kernels = spec.host.kernels == "triton"
-    return Workload(batch.seq_length, num_tokens, activation_dtype(dtype).bytes, mesh.tp, mesh.ep, mesh.etp, kernels, kernels)
-
-
-def activation_dtype(dtype: DType) -> DType:
-    """fp8 is a dtype of weights: activations between ops stay two bytes wide."""
-    return DType.BF16 if dtype is DType.FP8 else dtype
+    kernels = spec.host.uses_triton
+    return Workload(batch.seq_length, num_tokens, dtype.of_products.bytes, mesh.tp, mesh.ep, mesh.etp, kernels, kernels)
 
 
 def layer_ops(load: Workload, model: Model, block: Block) -> Ops:
@@ -66,21 +51,8 @@ def layer_ops(load: Workload, model: Model, block: Block) -> Ops:
     Raises:
         ValueError: The block's family has no section in the model.
     """
-    hidden = model.hidden_size
-    match block.family:
-        case Family.A if model.attention is not None:
-            with_indexer = isinstance(model.attention, LatentAttention) and any(t.name.startswith("indexer.") for t in block.tensors)
-            attention = model.attention.model_copy(update={"window_size": None}) if block.full else model.attention
-            return attention_block(load, attention, hidden, with_indexer=with_indexer)
-        case Family.M if model.mamba is not None:
-            return mamba_block(load, model.mamba, hidden)
-        case Family.E if model.moe is not None:
-            return moe_block(load, model.moe, hidden)
-        case Family.R if model.recurrent is not None:
-            return recurrent_block(load, model.recurrent, hidden)
-        case Family.D if model.mlp is not None:
-            return (residual_op(load, "D", hidden), *mlp(load, "D", hidden, model.mlp.ffn_hidden_size, model.mlp.activation))
-    raise ValueError(f"the inventory has a layer of family {block.family} and the spec no section for it: they are not of the same model")
+    family = FAMILIES[block.family]
+    return family.work(load, family.section_of(model), model.hidden_size, block.variant)
 
 
 def end_ops(load: Workload, spec: Spec) -> EndOps:

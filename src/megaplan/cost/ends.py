@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from megaplan.cost.attention import attention_block
-from megaplan.cost.ops import cross_entropy, gather, linear_op, mlp, norm, residual_op
-from megaplan.cost.work import Op, Ops, Work, Workload
+from megaplan.blocks.costs import cross_entropy, gather, linear_op, mlp, norm, residual_op
+from megaplan.blocks.work import Op, Ops, Work, Workload
+from megaplan.families.attention.work import attention_work
 from megaplan.spec.models import Features, GroupedQueryAttention, LatentAttention
 
 PART = "head"
@@ -72,7 +72,7 @@ def mtp_depth(
         *embedding(load, hidden_size, grad_bytes, vocab_parallel=vocab_parallel),
         Op("hidden_norm, embedding_norm", PART, norm(load, hidden_size) * 2, own_tokens=True),
         linear_op(load, "proj", PART, 2 * hidden_size, hidden_size, own_tokens=True),
-        *attention_block(load, attention, hidden_size),
+        *attention_work(load, attention, hidden_size),
         residual_op(load, "D", hidden_size),
         *mlp(load, "D", hidden_size, ffn_hidden_size, "relu2"),
         *head(load, hidden_size, vocab_size, vocab_parallel=vocab_parallel),

@@ -23,7 +23,7 @@ from megaplan.errors import Diagnostic, Location, MegaplanError
 from megaplan.inventory.tensors import Inventory
 from megaplan.spec.models import Spec
 from megaplan.spec.read import display_name, read_text
-from megaplan.spec.wording import plural, series, show
+from megaplan.wording import plural, series, show
 
 FORMAT = "megaplan.costs/1"
 MAX_COSTS_BYTES = 16 * 2**20

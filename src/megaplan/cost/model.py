@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megaplan.cost.blocks import end_ops, layer_dtype, layer_ops, whole_workload
-from megaplan.cost.work import LayerCost, Ops, total
+from megaplan.blocks.work import LayerCost, Ops, total
+from megaplan.cost.blocks import end_ops, layer_ops, whole_workload
 from megaplan.dtypes import DType
 from megaplan.inventory.build import build_inventory
-from megaplan.inventory.tensors import Family, Inventory
+from megaplan.inventory.tensors import Inventory, Outside
 from megaplan.spec.models import Spec
 
 
@@ -50,7 +50,7 @@ def model_costs(spec: Spec, inventory: Inventory) -> ModelCosts:
     made: dict[int, LayerCost] = {}
     for block in inventory.layers:
         if id(block) not in made:
-            dtype = layer_dtype(spec, block)
+            dtype = spec.precision.of(block.family)
             made[id(block)] = _cost(spec, layer_ops(whole_workload(spec, dtype), spec.model, block), block.elements, dtype)
     dtype, outside = spec.precision.params, dict(inventory.outside)
     ends = end_ops(whole_workload(spec, dtype), spec)
@@ -78,7 +78,7 @@ def flops_per_token(spec: Spec) -> int:
     return model_costs(spec, build_inventory(spec)).model_flops
 
 
-_SIDES = (Family.NGRAM.value, Family.STRUCTURE.value, Family.PLATFORM.value)
+_SIDES = (Outside.NGRAM.value, Outside.STRUCTURE.value, Outside.PLATFORM.value)
 
 
 def _cost(spec: Spec, ops: Ops, weight_elements: int, dtype: DType) -> LayerCost:

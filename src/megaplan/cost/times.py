@@ -19,18 +19,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from megaplan.cost.blocks import activation_dtype, end_ops, layer_dtype, layer_ops, rank_workload
+from megaplan.blocks.work import Op, Ops, Workload
+from megaplan.cost.blocks import end_ops, layer_ops, rank_workload
 from megaplan.cost.rates import Rates, rates_of
 from megaplan.cost.transfers import (
     Transfers,
-    attention_transfers,
+    block_transfers,
     boundary_ns,
     layer_transfers,
     tensor_transfers,
     vocabulary_transfers,
 )
-from megaplan.cost.work import Op, Ops, Workload
 from megaplan.dtypes import DType
+from megaplan.families.attention.work import attention_exchanges
+from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Block, Inventory
 from megaplan.spec.models import Spec
 
@@ -135,7 +137,7 @@ def model_times(spec: Spec, inventory: Inventory) -> ModelTimes:
     rates, made = rates_of(spec), dict[tuple[int, str], LayerTime]()
     layers = []
     for index, block in enumerate(inventory.layers):
-        make = id(block), _policy(spec, index, block)
+        make = id(block), spec.policy(index, block.family)
         if make not in made:
             made[make] = _layer_time(spec, rates, block, make[1])
         layers.append(made[make])
@@ -144,7 +146,9 @@ def model_times(spec: Spec, inventory: Inventory) -> ModelTimes:
     looked_up, projected = vocabulary_transfers(rates, spec, timer.load)
     last = timer.time(ends.head) + _waiting(projected)
     if ends.mtp_depth and spec.model.attention is not None:
-        inside = attention_transfers(rates, spec, timer.load, spec.model.attention) + tensor_transfers(rates, spec, timer.load)
+        inside = block_transfers(
+            rates, spec, timer.load, attention_exchanges(spec.model.attention, spec.model.hidden_size)
+        ) + tensor_transfers(rates, spec, timer.load)
         depth = timer.time(ends.mtp) + _waiting(looked_up) + _waiting(inside) + _waiting(projected)
         last = sum([depth] * ends.mtp_depth, start=last)
     return ModelTimes(
@@ -156,28 +160,21 @@ def model_times(spec: Spec, inventory: Inventory) -> ModelTimes:
 
 
 def _layer_time(spec: Spec, rates: Rates, block: Block, policy: str) -> LayerTime:
-    timer = _Timer(spec, rates, layer_dtype(spec, block))
-    ops = layer_ops(timer.load, spec.model, block)
+    timer = _Timer(spec, rates, spec.precision.of(block.family))
+    ops, family = layer_ops(timer.load, spec.model, block), FAMILIES[block.family]
+    reruns = family.selective(family.section_of(spec.model), block.variant).reruns
     waits = layer_transfers(rates, spec, timer.load, block)
-    again = timer.forward_ns(_repeated(ops, policy)) + (waits.again_ns if policy == "full" else 0)
+    again = timer.forward_ns(_repeated(ops, policy, reruns)) + (waits.again_ns if policy == "full" else 0)
     return timer.time(ops) + _waiting(waits) + LayerTime(input_ns=again)
 
 
-def _policy(spec: Spec, index: int, block: Block) -> str:
-    """The recompute policy of a layer; the model's last is never recomputed (R-67)."""
-    if index == spec.model.num_layers - 1:
-        return "none"
-    blocks: dict[str, str] = dict(spec.recompute.blocks)  # type: ignore[arg-type]
-    return blocks.get(block.family.value, spec.recompute.default)
-
-
-def _repeated(ops: Ops, policy: str) -> Ops:
-    """The ops that a policy runs again before backward."""
+def _repeated(ops: Ops, policy: str, reruns: frozenset[str]) -> Ops:
+    """The ops that a policy runs again before backward; `reruns` are those of selective recompute."""
     match policy:
         case "none":
             return ()
         case "selective":
-            return tuple(op for op in ops if op.selective)
+            return tuple(op for op in ops if op.runs_in(reruns))
         case _:
             return tuple(op for op in ops if not op.closes)
 
@@ -221,7 +218,7 @@ class _Timer:
     def _pass_ns(self, op: Op, flops: int, moved_bytes: int, weight_bytes: int, num_steps: int) -> int:
         """One pass of an op; `flops` and `moved_bytes` are per token."""
         tokens, rates = self._tokens(op), self._rates
-        dtype = self._dtype if op.weights else activation_dtype(self._dtype)
+        dtype = self._dtype if op.weights else self._dtype.of_products
         compute = rates.compute_ns(flops * tokens, op.part, dtype)
         memory = rates.memory_ns(moved_bytes * tokens + weight_bytes)
         return max(compute, memory, num_steps * rates.step_ns) + rates.launch_ns

@@ -20,10 +20,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from megaplan.blocks.work import Workload
 from megaplan.cost.rates import Rates
-from megaplan.cost.work import Workload
-from megaplan.inventory.tensors import Block, Family
-from megaplan.spec.models import GroupedQueryAttention, LatentAttention, MixtureOfExperts, Spec
+from megaplan.families.family import Exchanges
+from megaplan.families.registry import FAMILIES
+from megaplan.inventory.tensors import Block
+from megaplan.spec.models import Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,30 +96,18 @@ def boundary_ns(rates: Rates, spec: Spec, load: Workload) -> int:
 
 def layer_transfers(rates: Rates, spec: Spec, load: Workload, block: Block) -> Transfers:
     """What one layer waits for."""
-    model = spec.model
-    if block.family is Family.A and model.attention is not None:
-        return attention_transfers(rates, spec, load, model.attention)
-    if block.family is not Family.E or model.moe is None:
-        return tensor_transfers(rates, spec, load)
-    found = _expert_transfers(rates, spec, load, model.moe)
-    if model.moe.shared_ffn_hidden_size:
-        found += tensor_transfers(rates, spec, load)
-    return found
+    family = FAMILIES[block.family]
+    return block_transfers(rates, spec, load, family.exchanges(family.section_of(spec.model), spec.model.hidden_size))
 
 
-def attention_transfers(rates: Rates, spec: Spec, load: Workload, attention: GroupedQueryAttention | LatentAttention) -> Transfers:
-    """An A block's: its tensor group's, and its context group's."""
-    gathered = None
-    if isinstance(attention, LatentAttention):
-        query = attention.q_lora_rank or spec.model.hidden_size
-        gathered = query + attention.kv_lora_rank + attention.qk_rope_head_dim
-        widths = attention.num_heads * (attention.qk_nope_head_dim + attention.qk_rope_head_dim + attention.v_head_dim)
-    else:
-        widths = 2 * attention.num_kv_heads * attention.head_dim
-    group = Group(spec.mesh.cp, spec.mesh.tp)
-    keys = load.num_tokens * spec.mesh.cp * (widths // load.tp) * load.itemsize
-    once = gather_ns(rates, spec, group, keys)
-    return tensor_transfers(rates, spec, load, gathered) + Transfers(once, 2 * once, once)
+def block_transfers(rates: Rates, spec: Spec, load: Workload, exchanges: Exchanges) -> Transfers:
+    """What a block waits for: its tensor group, its context group, and its expert group."""
+    found = tensor_transfers(rates, spec, load, exchanges.gathered_width) if exchanges.sharded else Transfers()
+    if exchanges.context_width:
+        keys = load.num_tokens * spec.mesh.cp * (exchanges.context_width // load.tp) * load.itemsize
+        once = gather_ns(rates, spec, Group(spec.mesh.cp, spec.mesh.tp), keys)
+        found += Transfers(once, 2 * once, once)
+    return found + _row_transfers(rates, spec, load, exchanges.rows) if exchanges.rows else found
 
 
 def tensor_transfers(rates: Rates, spec: Spec, load: Workload, gathered_width: int | None = None) -> Transfers:
@@ -136,9 +126,9 @@ def vocabulary_transfers(rates: Rates, spec: Spec, load: Workload) -> tuple[Tran
     return Transfers(once, once), Transfers(once, 2 * once)
 
 
-def _expert_transfers(rates: Rates, spec: Spec, load: Workload, moe: MixtureOfExperts) -> Transfers:
+def _row_transfers(rates: Rates, spec: Spec, load: Workload, rows: int) -> Transfers:
     """Rows of the rank's own tokens, to every rank that holds a slice of their experts."""
     group = Group(load.ep * load.etp, 1)
-    sent = load.num_tokens // load.tp * moe.top_k * load.etp * spec.model.hidden_size * load.itemsize
+    sent = load.num_tokens // load.tp * rows * load.etp * spec.model.hidden_size * load.itemsize
     once = exchange_ns(rates, spec, group, sent)
     return Transfers(2 * once, 2 * once)

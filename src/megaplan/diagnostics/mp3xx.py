@@ -72,7 +72,7 @@ SPLIT: dict[str, CodeInfo] = {
         "no such schedule",
         "The name is none of the schedules.",
         "The order of every rank's computations follows from the schedule.",
-        "Use gpipe, 1f1b, interleaved_1f1b, looped_bfs, interleaved_zero_bubble, zbv or dualpipev.",
+        "Use one that `megaplan schedule --help` lists.",
         "schedule: {kind: zero_bubble}      # wrong\nschedule: {kind: zbv}",
     ),
     "MP311": CodeInfo(

@@ -10,7 +10,6 @@ import json
 from typing import Any
 
 from megaplan.dtypes import DType
-from megaplan.exporters.modules import policy
 from megaplan.exporters.values import Exported, Loss, Source, complete
 from megaplan.spec.training import ConstantRate, CosineRate, StableRate, warm_up_steps
 
@@ -30,7 +29,7 @@ def export_deepspeed(source: Source) -> Exported:
     losses += _losses(source)
     muon = spec.optimizer.matrix == "muon"
     document: dict[str, Any] = {
-        "train_batch_size": source.global_batch_size,
+        "train_batch_size": source.spec.global_batch_size,
         "train_micro_batch_size_per_gpu": spec.batch.micro_batch_size,
         "gradient_accumulation_steps": spec.schedule.microbatches_per_update,
         "gradient_clipping": training.gradient_clip if training.gradient_clip is not None else 0.0,
@@ -59,7 +58,7 @@ def export_deepspeed(source: Source) -> Exported:
 
 
 def _recomputes(source: Source) -> bool:
-    return all(policy(source, letter) == "full" for letter in source.letters)
+    return all(source.spec.recompute.of(letter) == "full" for letter in source.letters)
 
 
 def _stage(source: Source) -> tuple[dict[str, Any], list[Loss]]:
@@ -68,12 +67,12 @@ def _stage(source: Source) -> tuple[dict[str, Any], list[Loss]]:
     mesh, reshard = spec.mesh, spec.sharding.reshard_after_forward
     if mesh.dp_replicate > 1:
         detail = f"mesh.dp_replicate = {mesh.dp_replicate}, mesh.dp_shard = {mesh.dp_shard}: ZeRO shards over all data ranks"
-        losses.append(Loss("mesh.dp_replicate", detail, f"mesh: {{dp_replicate: 1, dp_shard: {source.data_ranks}}}"))
+        losses.append(Loss("mesh.dp_replicate", detail, f"mesh: {{dp_replicate: 1, dp_shard: {source.spec.mesh.data_ranks}}}"))
     if mesh.pp > 1 and reshard:
         detail = "sharding.reshard_after_forward = true: DeepSpeed's pipeline takes ZeRO 1 and no more"
         losses.append(Loss("sharding.reshard_after_forward", detail, "reshard_after_forward: false"))
     level = 1 if mesh.pp > 1 else 3 if reshard else 2
-    if source.data_ranks == 1:
+    if source.spec.mesh.data_ranks == 1:
         level = 0
     return {"stage": level}, losses
 
@@ -91,7 +90,7 @@ def _losses(source: Source) -> list[Loss]:
         found.append(Loss("mesh.vpp", f"mesh.vpp = {mesh.vpp}: DeepSpeed runs one stage a rank", "vpp: 1"))
     if schedule.kind != "1f1b":
         found.append(Loss("schedule.kind", f"schedule.kind = {schedule.kind}: DeepSpeed's pipeline is 1F1B", "schedule: {kind: 1f1b}"))
-    policies = {letter: policy(source, letter) for letter in sorted(set(source.letters))}
+    policies = {letter: source.spec.recompute.of(letter) for letter in sorted(set(source.letters))}
     if set(policies.values()) not in ({"none"}, {"full"}):
         said = ", ".join(f"{letter}: {value}" for letter, value in policies.items())
         found.append(

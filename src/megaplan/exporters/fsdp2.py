@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from megaplan.exporters.modules import SCHEDULES, TORCH_DTYPES, optimizer_groups, policy, stage_modules
+from megaplan.exporters.modules import TORCH_DTYPES, optimizer_groups, stage_modules
 from megaplan.exporters.values import Exported, Loss, Source, complete
+from megaplan.schedule.registry import SCHEDULES
 
 FORMAT = "megaplan.fsdp2/1"
 CARRIED = frozenset({
@@ -49,15 +50,15 @@ def export_fsdp2(source: Source) -> Exported:
             for index, ((rank, chunk), modules) in enumerate(zip(rank_of, stage_modules(source), strict=True))
         ],
         "schedule": {
-            "class": SCHEDULES[spec.schedule.kind],
+            "class": SCHEDULES[spec.schedule.kind].torch_name,
             "num_microbatches": spec.schedule.num_microbatches,
             "steps_per_update": spec.schedule.steps_per_update,
         },
         "fully_shard": _wraps(source),
-        "checkpoint": {f"layers.{index}": policy(source, letter) for index, letter in enumerate(source.letters)},
+        "checkpoint": {f"layers.{index}": source.spec.recompute.of(letter) for index, letter in enumerate(source.letters)},
         "optimizer": optimizer_groups(source),
         "precision": {key: TORCH_DTYPES[str(getattr(precision, key))] for key in ("grads", "master", "moments")},
-        "batch": {**spec.batch.model_dump(mode="json"), "global_batch_size": source.global_batch_size},
+        "batch": {**spec.batch.model_dump(mode="json"), "global_batch_size": source.spec.global_batch_size},
         "data": spec.data.model_dump(mode="json"),
         "training": spec.training.model_dump(mode="json"),
     }
@@ -74,7 +75,6 @@ def _wraps(source: Source) -> list[dict[str, Any]]:
     A bank's parameters are the rows of all its experts: as stacks, cut along dim 0, more shards than experts would be padding.
     """
     spec, reshard = source.spec, source.spec.sharding.reshard_after_forward
-    families: dict[Any, Any] = dict(spec.precision.families)
     found: list[dict[str, Any]] = []
 
     def add(modules: list[str], mesh: str, dtype: object) -> None:
@@ -82,7 +82,7 @@ def _wraps(source: Source) -> list[dict[str, Any]]:
         found.append({"modules": modules, "mesh": mesh, "reshard_after_forward": reshard, "mp_policy": mixed})
 
     for index, letter in enumerate(source.letters):
-        dtype = families.get(letter, spec.precision.params)
+        dtype = spec.precision.of(letter)
         if letter == "E":
             add([f"layers.{index}.experts"], "experts: dp_replicate, efsdp", dtype)
             found[-1]["parameter_shape"] = "[experts / ep · rows, columns]"

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from megaplan.exporters.modules import TORCH_DTYPES, policy
+from megaplan.exporters.modules import TORCH_DTYPES
 from megaplan.exporters.transformers import transformer_layers, uneven_stages
 from megaplan.exporters.values import Exported, Loss, Source, complete
 from megaplan.spec.models import GroupedQueryAttention
@@ -80,14 +80,14 @@ def export_maxtext(source: Source) -> Exported:
             ["exp", "expert"],
             ["layers", "stage"],
         ],
-        "per_device_batch_size": spec.batch.micro_batch_size * source.data_ranks * spec.schedule.num_microbatches / mesh.world_size,
+        "per_device_batch_size": spec.batch.micro_batch_size * mesh.data_ranks * spec.schedule.num_microbatches / mesh.world_size,
         "gradient_accumulation_steps": spec.schedule.steps_per_update,
         "max_target_length": spec.batch.seq_length,
         "dtype": TORCH_DTYPES[str(spec.precision.params)],
         "weight_dtype": TORCH_DTYPES[str(spec.precision.master)],
         "grad_dtype": TORCH_DTYPES[str(spec.precision.grads)],
         "mu_dtype": TORCH_DTYPES[str(spec.precision.moments)],
-        "remat_policy": "full" if {policy(source, letter) for letter in source.letters} == {"full"} else "minimal",
+        "remat_policy": "full" if {source.spec.recompute.of(letter) for letter in source.letters} == {"full"} else "minimal",
         "opt_type": "muon" if spec.optimizer.matrix == "muon" else "adamw",
         "learning_rate": training.learning_rate,
         "adam_weight_decay": training.weight_decay,
@@ -148,9 +148,9 @@ def _losses(source: Source) -> list[Loss]:
         found.append(Loss("mesh.vocab_parallel", "mesh.vocab_parallel = false: vocab shards over tensor", "vocab_parallel: true"))
     if spec.optimizer.matrix == "muon":
         found.append(Loss("optimizer.matrix", "optimizer.matrix = muon: MaxText's muon chooses its matrices itself", "matrix: adamw"))
-    policies = {policy(source, letter) for letter in source.letters}
+    policies = {source.spec.recompute.of(letter) for letter in source.letters}
     if policies != {"full"}:
-        said = ", ".join(f"{letter}: {policy(source, letter)}" for letter in sorted(set(source.letters)))
+        said = ", ".join(f"{letter}: {source.spec.recompute.of(letter)}" for letter in sorted(set(source.letters)))
         found.append(
             Loss("recompute", f"recompute is {said}: XLA's nearest policy is minimal, which saves matrix products", "default: full")
         )

@@ -169,7 +169,7 @@ def _run(spec: Spec, source: Source) -> Iterator[Argument]:
     yield "expert_tensor_parallel_size", mesh.etp
     yield "num_distributed_optimizer_instances", mesh.dp_replicate if mesh.dp_replicate > 1 else None
     yield "micro_batch_size", spec.batch.micro_batch_size
-    yield "global_batch_size", source.global_batch_size
+    yield "global_batch_size", source.spec.global_batch_size
     yield "seq_length", spec.batch.seq_length
     yield "max_position_embeddings", spec.batch.seq_length
     yield "bf16", True
@@ -221,8 +221,7 @@ def _host(spec: Spec, host: Host) -> Iterator[Argument]:
     yield "deterministic_mode", host.deterministic_mode
     yield "mtp_use_repeated_layer", host.mtp_repeated
     yield "microbatch_group_size_per_virtual_pipeline_stage", host.microbatch_group_size
-    blocks = dict(spec.recompute.blocks)
-    modules = [*(["core_attn"] if blocks.get("A", spec.recompute.default) == "selective" else []), *host.recompute_modules]
+    modules = [*(["core_attn"] if spec.recompute.of("A") == "selective" else []), *host.recompute_modules]
     if host.recompute_num_layers is not None:
         yield "recompute_granularity", "full"
         yield "recompute_method", "uniform"

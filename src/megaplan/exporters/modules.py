@@ -5,25 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from megaplan.exporters.values import Source
-from megaplan.hosts.megarun.optimizer import newton_schulz_dtype
 
-SCHEDULES = {
-    "gpipe": "GPipe",
-    "1f1b": "1F1B",
-    "interleaved_1f1b": "Interleaved1F1B",
-    "looped_bfs": "LoopedBFS",
-    "interleaved_zero_bubble": "InterleavedZeroBubble",
-    "zbv": "ZBVZeroBubble",
-    "dualpipev": "DualPipeV",
-}
-"""torch.distributed.pipelining's names, as `get_schedule_class` takes them."""
 TORCH_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn"}
-
-
-def policy(source: Source, letter: str) -> str:
-    """The recompute policy of a letter's layers."""
-    blocks: dict[Any, str] = dict(source.spec.recompute.blocks)
-    return blocks.get(letter, source.spec.recompute.default)
 
 
 def stage_modules(source: Source) -> list[list[str]]:
@@ -39,7 +22,7 @@ def optimizer_groups(source: Source) -> list[dict[str, Any]]:
         names[str(tensor.group)].append(name)
     if optimizer.matrix == "adamw":
         return [{"optimizer": "adamw", "parameters": [*names["matrix"], *names["other"]]}]
-    steps, dtype = optimizer.newton_schulz_steps, TORCH_DTYPES[str(newton_schulz_dtype(source.spec))]
+    steps, dtype = optimizer.newton_schulz_steps, TORCH_DTYPES[str(source.spec.newton_schulz_dtype)]
     return [
         {"optimizer": "muon", "newton_schulz_steps": steps, "newton_schulz_dtype": dtype, "parameters": names["matrix"]},
         {"optimizer": optimizer.other, "parameters": names["other"]},

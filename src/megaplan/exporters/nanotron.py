@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from megaplan.dtypes import DType
-from megaplan.exporters.modules import TORCH_DTYPES, policy
+from megaplan.exporters.modules import TORCH_DTYPES
 from megaplan.exporters.transformers import transformer_layers
 from megaplan.exporters.values import Exported, Loss, Source, complete
 from megaplan.spec.models import GroupedQueryAttention
@@ -42,7 +42,7 @@ def export_nanotron(source: Source) -> Exported:
     document: dict[str, Any] = {
         "general": {"project": "megaplan", "run": spec.name, "seed": training.seed},
         "parallelism": {
-            "dp": source.data_ranks,
+            "dp": source.spec.mesh.data_ranks,
             "pp": mesh.pp,
             "tp": mesh.tp,
             "expert_parallel_size": 1,
@@ -105,7 +105,7 @@ def _losses(source: Source, attention: GroupedQueryAttention) -> list[Loss]:
         found.append(Loss("model.attention.head_dim", detail))
     if spec.optimizer.matrix == "muon":
         found.append(Loss("optimizer.matrix", "optimizer.matrix = muon: nanotron's AdamW steps every parameter", "matrix: adamw"))
-    policies = {policy(source, letter) for letter in source.letters}
+    policies = {source.spec.recompute.of(letter) for letter in source.letters}
     if policies != {"none"}:
         found.append(Loss("recompute", f"recompute is {', '.join(sorted(policies))}: nanotron's config has no recompute", "default: none"))
     for role, legal in (("grads", (DType.FP32, DType.BF16)), ("master", (DType.FP32,)), ("moments", (DType.FP32,))):

@@ -9,8 +9,9 @@ import json
 from typing import Any
 
 from megaplan.dtypes import DType
-from megaplan.exporters.modules import SCHEDULES, TORCH_DTYPES, policy
+from megaplan.exporters.modules import TORCH_DTYPES
 from megaplan.exporters.values import Exported, Loss, Source, complete
+from megaplan.schedule.registry import SCHEDULES
 from megaplan.spec.training import ConstantRate, CosineRate, warm_up_steps
 
 CARRIED = frozenset({
@@ -40,7 +41,7 @@ def export_torchtitan(source: Source) -> Exported:
     }
     if mesh.pp > 1:
         parallelism |= {
-            "pipeline_parallel_schedule": SCHEDULES[schedule.kind],
+            "pipeline_parallel_schedule": SCHEDULES[schedule.kind].torch_name,
             "pipeline_parallel_microbatch_size": size,
             "module_fqns_per_model_part": modules,
         }
@@ -48,7 +49,7 @@ def export_torchtitan(source: Source) -> Exported:
         "parallelism": parallelism,
         "training": {
             "local_batch_size": size * schedule.num_microbatches if mesh.pp > 1 else size,
-            "global_batch_size": source.global_batch_size,
+            "global_batch_size": source.spec.global_batch_size,
             "seq_len": spec.batch.seq_length,
             "max_norm": training.gradient_clip if training.gradient_clip is not None else float("1e30"),
             "steps": training.steps,
@@ -65,7 +66,7 @@ def export_torchtitan(source: Source) -> Exported:
 
 
 def _all(source: Source, wanted: str) -> bool:
-    return all(policy(source, letter) == wanted for letter in source.letters)
+    return all(source.spec.recompute.of(letter) == wanted for letter in source.letters)
 
 
 def _losses(source: Source) -> list[Loss]:
@@ -76,7 +77,7 @@ def _losses(source: Source) -> list[Loss]:
     if spec.optimizer.matrix == "muon":
         found.append(Loss("optimizer.matrix", "optimizer.matrix = muon: torchtitan's AdamW is written for all parameters", "matrix: adamw"))
     if not (_all(source, "none") or _all(source, "full")):
-        said = ", ".join(f"{letter}: {policy(source, letter)}" for letter in sorted(set(source.letters)))
+        said = ", ".join(f"{letter}: {source.spec.recompute.of(letter)}" for letter in sorted(set(source.letters)))
         found.append(
             Loss(
                 "recompute", f"recompute is {said}: torchtitan has one policy for all blocks, and none is written", "default: none or full"

@@ -61,22 +61,12 @@ class Source:
     @property
     def letters(self) -> str:
         """One a layer."""
-        return "".join(block.family.value for block in self.inventory.layers)
+        return "".join(block.family for block in self.inventory.layers)
 
     @property
     def stages(self) -> tuple[str, ...]:
         """Letters of each slot, in model order."""
         return tuple(self.letters[slot.start : slot.stop] for slot in self.layout.slots)
-
-    @property
-    def data_ranks(self) -> int:
-        """Ranks that read different rows."""
-        return self.spec.mesh.dp_replicate * self.spec.mesh.dp_shard
-
-    @property
-    def global_batch_size(self) -> int:
-        """Sequences of one optimizer step."""
-        return self.spec.batch.micro_batch_size * self.spec.schedule.microbatches_per_update * self.data_ranks
 
     def slots(self) -> tuple[Slot, ...]:
         """In model order."""

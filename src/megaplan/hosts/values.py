@@ -21,6 +21,7 @@ class LedgerTensor:
         column: Budget column.
         why: Which op makes or keeps it, for `--explain`.
         basis: Exact unless it depends on routing.
+        keepers: Operations that keep it for backward, by their names in the block's program; empty for what is alive for a moment.
     """
 
     name: str
@@ -29,6 +30,7 @@ class LedgerTensor:
     column: Column
     why: str
     basis: Basis = Basis.EXACT
+    keepers: tuple[str, ...] = ()
 
     @property
     def bytes(self) -> int:

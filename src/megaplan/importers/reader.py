@@ -9,7 +9,7 @@ from typing import Any
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.importers.tables import IGNORED, MUST_BE, NOT_CARRIED
-from megaplan.spec.scalars import MAX_INT, MAX_LAYERS
+from megaplan.scalars import MAX_INT, MAX_LAYERS
 from megaplan.spec.source import SourceMap
 
 _MAX_SHOWN = 80

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from megaplan.inventory.makers import norm
-from megaplan.inventory.tensors import Block, Family, Group, Init, Owner, ParamTensor, make_block
+from megaplan.inventory.tensors import Block, Group, Init, Outside, Owner, ParamTensor, make_block
 
 
-def vocabulary_block(family: Family, vocab_size: int, hidden_size: int, *, vocab_parallel: bool) -> Block:
+def vocabulary_block(family: str, vocab_size: int, hidden_size: int, *, vocab_parallel: bool) -> Block:
     """The token embedding or the head, `[vocab, h]`: replicated (R-16), or sharded over the vocabulary with `mesh.vocab_parallel`."""
     owner, tp_dim = (Owner.TENSOR_PARALLEL, 0) if vocab_parallel else (Owner.REPLICATED, None)
     return make_block(family, (ParamTensor("weight", (vocab_size, hidden_size), owner, Group.OTHER, Init.NORMAL, tp_dim),))
@@ -14,4 +14,4 @@ def vocabulary_block(family: Family, vocab_size: int, hidden_size: int, *, vocab
 
 def final_norm_block(hidden_size: int) -> Block:
     """The norm before the head."""
-    return make_block(Family.FINAL_NORM, (norm("weight", hidden_size),))
+    return make_block(Outside.FINAL_NORM, (norm("weight", hidden_size),))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from megaplan.inventory.attention import attention_tensors
+from megaplan.families.attention.tensors import attention_tensors
+from megaplan.families.dense.tensors import mlp_matrices
 from megaplan.inventory.makers import norm, replicated
-from megaplan.inventory.mlp import mlp_matrices
-from megaplan.inventory.tensors import Block, Family, Group, Init, Owner, ParamTensor, make_block
+from megaplan.inventory.tensors import Block, Group, Init, Outside, Owner, ParamTensor, make_block
 from megaplan.spec.models import (
     CategoryEmbedding,
     GroupedQueryAttention,
@@ -33,20 +33,20 @@ class SideEmbedding(NamedTuple):
 
 
 _PARAMETERS = "its parameters, once; ids are made anew for every batch"
-SIDE_EMBEDDINGS: dict[Family, SideEmbedding] = {
-    Family.NGRAM: SideEmbedding("first", "the home stage, by hashing the batch's token ids and those before them", _PARAMETERS),
-    Family.STRUCTURE: SideEmbedding("first", "the token file, one class a token; the batch carries it to the home stage", _PARAMETERS),
-    Family.PLATFORM: SideEmbedding("first", "the token file, one category a token; not carried yet", _PARAMETERS),
+SIDE_EMBEDDINGS: dict[Outside, SideEmbedding] = {
+    Outside.NGRAM: SideEmbedding("first", "the home stage, by hashing the batch's token ids and those before them", _PARAMETERS),
+    Outside.STRUCTURE: SideEmbedding("first", "the token file, one class a token; the batch carries it to the home stage", _PARAMETERS),
+    Outside.PLATFORM: SideEmbedding("first", "the token file, one category a token; not carried yet", _PARAMETERS),
 }
 
 
 def ngram_block(ngram: Ngram, hidden_size: int) -> Block:
     """Hashed n-gram tables in one `[rows, dim]` storage, a row of each table concatenated and projected to hidden."""
     tables = replicated("tables.weight", (ngram.num_rows, ngram.dim), Group.OTHER)
-    return make_block(Family.NGRAM, (tables, replicated("proj.weight", (hidden_size, ngram.num_tables * ngram.dim), Group.OTHER)))
+    return make_block(Outside.NGRAM, (tables, replicated("proj.weight", (hidden_size, ngram.num_tables * ngram.dim), Group.OTHER)))
 
 
-def category_block(family: Family, category: CategoryEmbedding, hidden_size: int) -> Block:
+def category_block(family: str, category: CategoryEmbedding, hidden_size: int) -> Block:
     """Category ids through a bottleneck (structure, platform), with two scalar gates."""
     return make_block(
         family,
@@ -61,7 +61,7 @@ def category_block(family: Family, category: CategoryEmbedding, hidden_size: int
 def relation_bias_block(relation_bias: RelationBias, num_heads: int) -> Block:
     """One `[relations, heads]` table for all A layers; its columns belong to heads and shard with them. Zero at the start: no bias."""
     shape = (relation_bias.num_relations, num_heads)
-    return make_block(Family.RELATION_BIAS, (ParamTensor("weight", shape, Owner.TENSOR_PARALLEL, Group.OTHER, Init.ZEROS, 1),))
+    return make_block(Outside.RELATION_BIAS, (ParamTensor("weight", shape, Owner.TENSOR_PARALLEL, Group.OTHER, Init.ZEROS, 1),))
 
 
 def mtp_block(mtp: MultiTokenPrediction, attention: GroupedQueryAttention | LatentAttention, hidden_size: int) -> Block:
@@ -71,7 +71,7 @@ def mtp_block(mtp: MultiTokenPrediction, attention: GroupedQueryAttention | Late
     embedding and the head that a depth uses belong to `embedding` and `head`.
     """
     return make_block(
-        Family.MTP,
+        Outside.MTP,
         (
             *attention_tensors(attention, hidden_size, prefix="attention."),
             norm("mlp.norm.weight", hidden_size),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from functools import cache
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from megaplan.tuples import new
 
@@ -26,14 +26,9 @@ class Group(StrEnum):
     OTHER = "other"
 
 
-class Family(StrEnum):
-    """What a block of tensors belongs to: a letter of the pattern, or a part of the model outside the layers."""
+class Outside(StrEnum):
+    """A part of the model outside the layers."""
 
-    A = "A"
-    M = "M"
-    E = "E"
-    R = "R"
-    D = "D"
     EMBEDDING = "embedding"
     HEAD = "head"
     FINAL_NORM = "final_norm"
@@ -131,24 +126,24 @@ class Block(NamedTuple):
     tensor is `{block name}.{tensor.name}`.
 
     Attributes:
-        family: Letter or outside part.
+        family: The letter of a layer, or an `Outside` part.
         tensors: In the order of `docs/concepts/architecture.md`.
-        full: Whether it is an A layer that the window leaves out: it costs another time than one with the window.
+        variant: What its family makes of a layer's place in the model (`Family.variant`); None outside the layers.
         sizes: Unsharded elements of each tensor.
         elements: Of the whole block.
     """
 
-    family: Family
+    family: str
     tensors: tuple[ParamTensor, ...]
-    full: bool
+    variant: Any
     sizes: tuple[int, ...]
     elements: int
 
 
-def make_block(family: Family, tensors: tuple[ParamTensor, ...], *, full: bool = False) -> Block:
+def make_block(family: str, tensors: tuple[ParamTensor, ...], variant: Any = None) -> Block:
     """A block of these tensors."""
     sizes = tuple([prod(tensor.shape) for tensor in tensors])
-    return new(Block, (family, tensors, full, sizes, sum(sizes)))
+    return new(Block, (family, tensors, variant, sizes, sum(sizes)))
 
 
 @cache

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from megaplan.errors import MegaplanError
+from megaplan.families.attention import ATTENTION
 from megaplan.inventory.features import SIDE_EMBEDDINGS
-from megaplan.inventory.tensors import Family, Inventory, layer_names
+from megaplan.inventory.tensors import Inventory, Outside, layer_names
 from megaplan.layout.spans import Spans, span_problems
 from megaplan.layout.values import Layout, Slot
 from megaplan.schedule.placement import slot_owner
@@ -12,7 +13,7 @@ from megaplan.schedule.registry import placement
 from megaplan.spec.models import Spec
 from megaplan.tuples import new
 
-_INPUT_FAMILIES = (Family.EMBEDDING, *(family for family, side in SIDE_EMBEDDINGS.items() if side.home == "first"))
+_INPUT_FAMILIES = (Outside.EMBEDDING, *(family for family, side in SIDE_EMBEDDINGS.items() if side.home == "first"))
 
 
 def build_layout(spec: Spec, inventory: Inventory, spans: Spans) -> Layout:
@@ -65,8 +66,8 @@ def _slot_blocks(
             copies.append("relation_bias")
     blocks += layer_names(len(inventory.layers))[start:stop]
     if is_last:
-        mtp = [name for name, block in inventory.outside if block.family is Family.MTP]
-        blocks += [name for name, block in inventory.outside if block.family in (Family.FINAL_NORM, Family.HEAD)]
+        mtp = [name for name, block in inventory.outside if block.family is Outside.MTP]
+        blocks += [name for name, block in inventory.outside if block.family in (Outside.FINAL_NORM, Outside.HEAD)]
         if not is_first and (inventory.tied or mtp):
             blocks.append("embedding")
             copies.append("embedding")
@@ -75,8 +76,8 @@ def _slot_blocks(
 
 
 def _relation_slots(inventory: Inventory, spans: Spans) -> tuple[int, ...]:
-    """Slots that add the relation bias: those with an A block."""
+    """Slots that add the relation bias: those that attend."""
     if not any(name == "relation_bias" for name, _ in inventory.outside):
         return ()
     families = [block.family for block in inventory.layers]
-    return tuple(index for index, (start, stop) in enumerate(spans) if Family.A in families[start:stop])
+    return tuple(index for index, (start, stop) in enumerate(spans) if ATTENTION.letter in families[start:stop])

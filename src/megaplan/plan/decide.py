@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from megaplan.hosts.megarun.optimizer import newton_schulz_dtype
+from megaplan.families.registry import FAMILIES
 from megaplan.layout.values import Layout, Slot
 from megaplan.spec.models import Spec
 from megaplan.split.values import Cuts
@@ -29,13 +29,12 @@ def code_order(spec: Spec, letters: str) -> tuple[str, ...]:
 
 def wrap_order(letters: str) -> tuple[str, ...]:
     """What `fully_shard` wraps, bottom up: expert banks on their own shard mesh, then each block, then the stage."""
-    return ("experts", "blocks", "stage") if "E" in letters else ("blocks", "stage")
+    return ("experts", "blocks", "stage") if any(FAMILIES[letter].banks for letter in set(letters)) else ("blocks", "stage")
 
 
 def recompute_policies(spec: Spec, letters: str) -> dict[str, str]:
     """The policy of each letter of the pattern."""
-    blocks: dict[Any, str] = dict(spec.recompute.blocks)
-    return {letter: blocks.get(letter, spec.recompute.default) for letter in sorted(set(letters))}
+    return {letter: spec.recompute.of(letter) for letter in sorted(set(letters))}
 
 
 def stage_record(slot: Slot, letters: str) -> dict[str, Any]:
@@ -78,9 +77,8 @@ def split_record(cuts: Cuts, kept_basis: dict[str, str] | None, costs_digest: st
 def decisions_record(spec: Spec, letters: str, layout: Layout, split: dict[str, Any]) -> dict[str, Any]:
     """`decisions` as plain values, from the spec, the expanded pattern, the layout, and how the split was found."""
     mesh, batch, schedule = spec.mesh, spec.batch, spec.schedule
-    sequences = batch.micro_batch_size * schedule.microbatches_per_update * mesh.dp_replicate * mesh.dp_shard
     precision = spec.precision.model_dump(mode="json")
-    families = {letter: precision["families"].get(letter, precision["params"]) for letter in sorted(set(letters))}
+    families = {letter: str(spec.precision.of(letter)) for letter in sorted(set(letters))}
     return {
         "pattern": {"written": spec.model.pattern, "expanded": letters},
         "stages": [stage_record(slot, letters) for slot in layout.slots],
@@ -98,14 +96,14 @@ def decisions_record(spec: Spec, letters: str, layout: Layout, split: dict[str, 
             "steps_per_update": schedule.steps_per_update,
             "micro_batch_size": batch.micro_batch_size,
             "seq_length": batch.seq_length,
-            "global_batch_size": sequences,
-            "global_batch_tokens": sequences * batch.seq_length,
+            "global_batch_size": spec.global_batch_size,
+            "global_batch_tokens": spec.global_batch_tokens,
         },
         "split": split,
         "precision": {**precision, "families": families},
         "optimizer": {
             **spec.optimizer.model_dump(mode="json"),
-            "newton_schulz_dtype": str(newton_schulz_dtype(spec)),
+            "newton_schulz_dtype": str(spec.newton_schulz_dtype),
         },
         "recompute": recompute_policies(spec, letters),
         "ownership_order": list(OWNERSHIP_ORDER),

@@ -53,7 +53,7 @@ def make_plan(
 
 def _assembled(spec: Spec, inventory: Inventory, spans: Spans, split: dict[str, Any], overrides: Sequence[str]) -> PlanDocument:
     """The document of decided spans; `split` says how they were decided."""
-    letters = "".join(block.family.value for block in inventory.layers)
+    letters = "".join(block.family for block in inventory.layers)
     layout, inputs = build_layout(spec, inventory, spans), inputs_record(spec)
     decisions = normalise_object(decisions_record(spec, letters, layout, split))
     document = {

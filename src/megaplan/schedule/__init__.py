@@ -3,11 +3,12 @@
 from megaplan.schedule.actions import Action, Kind, Orders, Overlap, Step, computations
 from megaplan.schedule.in_flight import InFlight, in_flight, peak_bytes, receive_buffers
 from megaplan.schedule.placement import Placement, slot_owner, slots_of_rank
-from megaplan.schedule.registry import KINDS, SPLIT_BACKWARD, actions, placement, schedule_problems
+from megaplan.schedule.registry import KINDS, SCHEDULES, SPLIT_BACKWARD, Schedule, actions, placement, refuse_impossible, schedule_problems
 from megaplan.schedule.timeline import LinkedOrders, SlotTimes, Timed, Timeline, link, replay
 
 __all__ = [
     "KINDS",
+    "SCHEDULES",
     "SPLIT_BACKWARD",
     "Action",
     "InFlight",
@@ -16,6 +17,7 @@ __all__ = [
     "Orders",
     "Overlap",
     "Placement",
+    "Schedule",
     "SlotTimes",
     "Step",
     "Timed",
@@ -27,6 +29,7 @@ __all__ = [
     "peak_bytes",
     "placement",
     "receive_buffers",
+    "refuse_impossible",
     "replay",
     "schedule_problems",
     "slot_owner",

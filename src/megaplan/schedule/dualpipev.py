@@ -7,17 +7,15 @@ Source: arXiv:2412.19437, figure 5, and its cut-in-half form (github.com/deepsee
 
 from __future__ import annotations
 
-from megaplan.errors import Diagnostic
 from megaplan.schedule.actions import Orders, Step
 from megaplan.schedule.lane import Lane
-from megaplan.schedule.problems import fewer_than_slots, two_slots_a_rank
+from megaplan.schedule.problems import Problem, fewer_than_slots, two_chunks_a_rank
 
 
-def problems(pp: int, vpp: int, num_microbatches: int) -> list[Diagnostic]:
+def problems(pp: int, vpp: int, num_microbatches: int) -> list[Problem]:
     """Why it cannot run on these degrees; empty if it can."""
-    if vpp != 2:
-        return [two_slots_a_rank("dualpipev", vpp)]
-    return [fewer_than_slots("dualpipev", num_microbatches, pp)] if num_microbatches < 2 * pp else []
+    found = [two_chunks_a_rank("dualpipev", pp, vpp)] if vpp != 2 else []
+    return [*found, fewer_than_slots(num_microbatches, pp)] if num_microbatches < 2 * pp else found
 
 
 def orders(pp: int, vpp: int, num_microbatches: int) -> Orders:  # noqa: ARG001 (two chunks)

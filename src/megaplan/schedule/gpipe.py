@@ -6,14 +6,13 @@ each waits (p − 1)(F + B).
 
 from __future__ import annotations
 
-from megaplan.errors import Diagnostic
 from megaplan.schedule.actions import Action, Kind, Orders
-from megaplan.schedule.problems import one_slot_a_rank
+from megaplan.schedule.problems import Problem, one_chunk_a_rank
 
 
-def problems(pp: int, vpp: int, num_microbatches: int) -> list[Diagnostic]:  # noqa: ARG001 (every schedule answers the same question)
+def problems(pp: int, vpp: int, num_microbatches: int) -> list[Problem]:  # noqa: ARG001 (every schedule answers the same question)
     """Why it cannot run on these degrees; empty if it can."""
-    return [one_slot_a_rank("gpipe", vpp)] if vpp != 1 else []
+    return [one_chunk_a_rank("gpipe", vpp)] if vpp != 1 else []
 
 
 def orders(pp: int, vpp: int, num_microbatches: int) -> Orders:

@@ -7,9 +7,8 @@ min(m·v, 2(p − 1 − r) + (v − 1)·g + 1) chunk activations; with equal chu
 
 from __future__ import annotations
 
-from megaplan.errors import Diagnostic
 from megaplan.schedule.actions import Action, Kind, Orders
-from megaplan.schedule.problems import uneven_rounds
+from megaplan.schedule.problems import Problem, several_chunks_a_rank, uneven_rounds
 
 
 def num_rounds(pp: int, num_microbatches: int) -> int:
@@ -17,8 +16,14 @@ def num_rounds(pp: int, num_microbatches: int) -> int:
     return max(1, num_microbatches // pp)
 
 
-def problems(pp: int, vpp: int, num_microbatches: int) -> list[Diagnostic]:  # noqa: ARG001 (every schedule answers the same question)
-    """Why torch's runtime would refuse these degrees; empty if it would not."""
+def problems(pp: int, vpp: int, num_microbatches: int) -> list[Problem]:
+    """Why it cannot run on these degrees; empty if it can."""
+    chunks = [several_chunks_a_rank("interleaved_1f1b", vpp)] if vpp < 2 else []
+    return [*chunks, *round_problems(pp, num_microbatches)]
+
+
+def round_problems(pp: int, num_microbatches: int) -> list[Problem]:
+    """Why torch's runtime would refuse to run the microbatches in rounds; empty if it would not."""
     rounds = num_rounds(pp, num_microbatches)
     return [uneven_rounds(num_microbatches, pp, rounds)] if num_microbatches % rounds else []
 

@@ -9,15 +9,15 @@ Source: arXiv:2401.10241, figure 3 (ZB-H1); `torch.distributed.pipelining.Schedu
 
 from __future__ import annotations
 
-from megaplan.errors import Diagnostic
 from megaplan.schedule import interleaved
 from megaplan.schedule.actions import Action, Kind, Orders
-from megaplan.schedule.interleaved import num_rounds, visits
+from megaplan.schedule.interleaved import num_rounds, round_problems, visits
+from megaplan.schedule.problems import Problem
 
 
-def problems(pp: int, vpp: int, num_microbatches: int) -> list[Diagnostic]:
+def problems(pp: int, vpp: int, num_microbatches: int) -> list[Problem]:  # noqa: ARG001 (any number of chunks: one is ZB-H1)
     """Why torch's runtime would refuse these degrees; empty if it would not."""
-    return interleaved.problems(pp, vpp, num_microbatches)
+    return round_problems(pp, num_microbatches)
 
 
 def orders(pp: int, vpp: int, num_microbatches: int) -> Orders:

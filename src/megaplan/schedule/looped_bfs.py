@@ -6,13 +6,13 @@ microbatch to the first. Every rank holds m·v chunk activations.
 
 from __future__ import annotations
 
-from megaplan.errors import Diagnostic
 from megaplan.schedule.actions import Action, Kind, Orders
+from megaplan.schedule.problems import Problem, several_chunks_a_rank
 
 
-def problems(pp: int, vpp: int, num_microbatches: int) -> list[Diagnostic]:  # noqa: ARG001 (every schedule answers the same question)
-    """It runs on any degrees."""
-    return []
+def problems(pp: int, vpp: int, num_microbatches: int) -> list[Problem]:  # noqa: ARG001 (every schedule answers the same question)
+    """Why it cannot run on these degrees; empty if it can. With one chunk a rank it would be GPipe."""
+    return [several_chunks_a_rank("looped_bfs", vpp)] if vpp < 2 else []
 
 
 def orders(pp: int, vpp: int, num_microbatches: int) -> Orders:

@@ -9,18 +9,17 @@ the order below.
 
 from __future__ import annotations
 
-from megaplan.errors import Diagnostic
 from megaplan.schedule.actions import Action, Kind, Orders
-from megaplan.schedule.problems import few_microbatches, one_slot_a_rank
+from megaplan.schedule.problems import Problem, few_microbatches, one_chunk_a_rank
 
 
-def problems(pp: int, vpp: int, num_microbatches: int) -> list[Diagnostic]:
+def problems(pp: int, vpp: int, num_microbatches: int) -> list[Problem]:
     """Why torch's runtime would refuse these degrees; empty if it would not."""
     found = []
     if vpp != 1:
-        found.append(one_slot_a_rank("1f1b", vpp))
+        found.append(one_chunk_a_rank("1f1b", vpp))
     if num_microbatches < pp:
-        found.append(few_microbatches("1f1b", num_microbatches, pp))
+        found.append(few_microbatches(num_microbatches, pp))
     return found
 
 

@@ -1,50 +1,85 @@
-"""What can be wrong with a schedule: one function a diagnostic (MP310 … MP313)."""
+"""What can be wrong with a schedule's degrees: one function a diagnostic (MP310 … MP313)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location
 
-_MICROBATCHES = Location(key="schedule.num_microbatches")
+
+class Problem(NamedTuple):
+    """Why a schedule cannot run on given degrees.
+
+    Attributes:
+        code: Of the diagnostic.
+        key: Of the spec, whose value is wrong.
+        detail: Values and the rule that they break.
+        remedies: Each a key with the values that would be right.
+    """
+
+    code: str
+    key: str
+    detail: str
+    remedies: tuple[tuple[str, tuple[object, ...]], ...]
+
+    def diagnostic(self) -> Diagnostic:
+        """As a command reports it that reads no spec file: remedies as `--set` overrides."""
+        hints = [f"--set {key}={value}" for key, values in self.remedies for value in values]
+        return diagnostic(self.code, self.detail, Location(key=self.key), hints)
 
 
-def not_a_schedule(kind: str, available: Iterable[str]) -> Diagnostic:
+KIND, PP, VPP, MICROBATCHES = "schedule.kind", "mesh.pp", "mesh.vpp", "schedule.num_microbatches"
+
+
+def not_a_schedule(kind: str, available: Iterable[str]) -> Problem:
     """A name that no schedule has."""
-    hints = [f"--set schedule.kind={name}" for name in available]
-    return diagnostic("MP310", f"schedule.kind = {kind}", Location(key="schedule.kind"), hints)
+    return Problem("MP310", KIND, f"schedule.kind = {kind}", ((KIND, tuple(available)),))
 
 
-def few_microbatches(kind: str, num_microbatches: int, pp: int) -> Diagnostic:
-    """A schedule that needs a microbatch for every stage."""
-    detail = f"schedule.kind = {kind}, schedule.num_microbatches = {num_microbatches} < mesh.pp = {pp}"
-    return diagnostic("MP311", detail, _MICROBATCHES, (f"--set schedule.num_microbatches={pp}",))
+def few_microbatches(num_microbatches: int, pp: int) -> Problem:
+    """A schedule that needs a microbatch for every rank."""
+    detail = f"schedule.num_microbatches = {num_microbatches}, mesh.pp = {pp}, and {num_microbatches} < {pp}"
+    return Problem("MP311", MICROBATCHES, detail, ((MICROBATCHES, (pp,)),))
 
 
-def uneven_rounds(num_microbatches: int, pp: int, rounds: int) -> Diagnostic:
+def fewer_than_slots(num_microbatches: int, pp: int) -> Problem:
+    """A schedule that needs a microbatch for every slot of a V."""
+    slots = 2 * pp
+    detail = f"schedule.num_microbatches = {num_microbatches}, 2 · mesh.pp = {slots}, and {num_microbatches} < {slots}"
+    return Problem("MP311", MICROBATCHES, detail, ((MICROBATCHES, (slots,)), (KIND, ("zbv",))))
+
+
+def uneven_rounds(num_microbatches: int, pp: int, rounds: int) -> Problem:
     """Interleaving in rounds that the microbatches do not fill."""
     detail = (
-        f"schedule.num_microbatches = {num_microbatches}, mesh.pp = {pp}, rounds = max(1, {num_microbatches} div {pp}) = {rounds}, "
+        f"schedule.num_microbatches = {num_microbatches}, mesh.pp = {pp}, rounds = max(1, {num_microbatches} // {pp}) = {rounds}, "
         f"and {num_microbatches} % {rounds} = {num_microbatches % rounds}"
     )
     below = num_microbatches - num_microbatches % pp
-    return diagnostic("MP312", detail, _MICROBATCHES, [f"--set schedule.num_microbatches={legal}" for legal in (below, below + pp)])
+    return Problem("MP312", MICROBATCHES, detail, ((MICROBATCHES, (below, below + pp)),))
 
 
-def one_slot_a_rank(kind: str, vpp: int) -> Diagnostic:
+def one_chunk_a_rank(kind: str, vpp: int) -> Problem:
     """Virtual stages under a schedule that has none."""
-    detail = f"schedule.kind = {kind} runs one slot on each rank, and mesh.vpp = {vpp}"
-    return diagnostic("MP313", detail, Location(key="mesh.vpp"), ("--set mesh.vpp=1", "--set schedule.kind=interleaved_1f1b"))
+    detail = f"schedule.kind = {kind} runs one chunk a rank, and mesh.vpp = {vpp}"
+    return Problem("MP313", VPP, detail, ((VPP, (1,)), (KIND, ("interleaved_1f1b",))))
 
 
-def two_slots_a_rank(kind: str, vpp: int) -> Diagnostic:
+def several_chunks_a_rank(kind: str, vpp: int) -> Problem:
+    """A loop that goes round once."""
+    detail = f"schedule.kind = {kind} runs two or more chunks a rank, and mesh.vpp = {vpp}"
+    return Problem("MP313", VPP, detail, ((VPP, (2,)), (KIND, ("1f1b",))))
+
+
+def two_chunks_a_rank(kind: str, pp: int, vpp: int) -> Problem:
     """A V has two legs on every rank."""
-    detail = f"schedule.kind = {kind} runs two slots on each rank, and mesh.vpp = {vpp}"
-    return diagnostic("MP313", detail, Location(key="mesh.vpp"), ("--set mesh.vpp=2", "--set schedule.kind=interleaved_zero_bubble"))
+    detail = f"schedule.kind = {kind} has 2 · pp = {2 * pp} slots, rank i owning slots i and {2 * pp - 1} − i, and mesh.vpp = {vpp}"
+    return Problem("MP313", VPP, detail, ((VPP, (2,)),))
 
 
-def fewer_than_slots(kind: str, num_microbatches: int, pp: int) -> Diagnostic:
-    """A schedule that needs a microbatch for every slot."""
-    detail = f"schedule.kind = {kind}, schedule.num_microbatches = {num_microbatches} < 2 · mesh.pp = {2 * pp}"
-    return diagnostic("MP311", detail, _MICROBATCHES, (f"--set schedule.num_microbatches={2 * pp}", "--set schedule.kind=zbv"))
+def several_ranks(kind: str, pp: int) -> Problem:
+    """A spec with one pipeline rank, whose microbatches accumulate under 1f1b."""
+    detail = f"schedule.kind = {kind} needs two or more pipeline ranks, and mesh.pp = {pp}"
+    return Problem("MP313", PP, detail, ((PP, (2,)), (KIND, ("1f1b",))))

@@ -8,15 +8,14 @@ With fewer than 2p − 1 microbatches the order is that of 2p − 1 with the mis
 
 from __future__ import annotations
 
-from megaplan.errors import Diagnostic
 from megaplan.schedule.actions import Kind, Orders, Step
 from megaplan.schedule.lane import Lane
-from megaplan.schedule.problems import two_slots_a_rank
+from megaplan.schedule.problems import Problem, two_chunks_a_rank
 
 
-def problems(pp: int, vpp: int, num_microbatches: int) -> list[Diagnostic]:  # noqa: ARG001 (every schedule answers the same question)
+def problems(pp: int, vpp: int, num_microbatches: int) -> list[Problem]:  # noqa: ARG001 (every schedule answers the same question)
     """Why it cannot run on these degrees; empty if it can."""
-    return [two_slots_a_rank("zbv", vpp)] if vpp != 2 else []
+    return [two_chunks_a_rank("zbv", pp, vpp)] if vpp != 2 else []
 
 
 def orders(pp: int, vpp: int, num_microbatches: int) -> Orders:  # noqa: ARG001 (two chunks)

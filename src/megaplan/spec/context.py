@@ -1,4 +1,4 @@
-"""What every group of rules looks at, and the arithmetic that they share."""
+"""What every group of rules looks at."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from dataclasses import dataclass
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, Severity
-from megaplan.spec.models import Mamba2, Model, Spec
+from megaplan.spec.models import Spec
 from megaplan.spec.pattern import Pattern
-from megaplan.spec.wording import series
 
 Locate = Callable[[str], Location]
-_MAX_LISTED = 12
-_MAX_DIVISOR = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +20,21 @@ class Checked:
     spec: Spec
     pattern: Pattern | None
     locate: Locate
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the residual stream."""
+        return self.spec.model.hidden_size
+
+    @property
+    def letters(self) -> str | None:
+        """One a layer; None if the pattern does not parse."""
+        return None if self.pattern is None else self.pattern.layers
+
+    @property
+    def attends_ahead(self) -> bool:
+        """Whether multi-token prediction attends beside the layers."""
+        return self.spec.model.features.mtp is not None
 
     def has(self, letter: str) -> bool:
         """Whether a layer has the letter."""
@@ -39,37 +51,3 @@ class Checked:
     def warning(self, code: str, detail: str, key: str, *hints: str) -> Diagnostic:
         """A warning at a key."""
         return diagnostic(code, detail, self.locate(key), hints, Severity.WARNING)
-
-
-def num_slots(spec: Spec) -> int:
-    """Stage slots: pp · vpp."""
-    return spec.mesh.pp * spec.mesh.vpp
-
-
-def mamba_width(model: Model) -> tuple[str, int] | None:
-    """Where the head count of M blocks comes from, and the count; None if there is no section or no whole number of heads."""
-    mamba = model.mamba
-    if mamba is None:
-        return None
-    if isinstance(mamba, Mamba2) and mamba.num_heads is not None:
-        return "mamba.num_heads", mamba.num_heads
-    if (mamba.expand * model.hidden_size) % mamba.head_dim:
-        return None
-    return "mamba.expand · hidden_size / mamba.head_dim", mamba.expand * model.hidden_size // mamba.head_dim
-
-
-def divisors(number: int) -> list[int]:
-    """Divisors up to 1024, rising."""
-    return [candidate for candidate in range(1, min(number, _MAX_DIVISOR) + 1) if number % candidate == 0]
-
-
-def use_one_of(numbers: list[int]) -> str:
-    """`use 1, 2, 4, 8 or 16`."""
-    if len(numbers) > _MAX_LISTED:
-        return f"use {', '.join(map(str, numbers[:_MAX_LISTED]))} or another divisor"
-    return f"use {series([str(number) for number in numbers])}"
-
-
-def remainder(name: str, value: int, degree_name: str, degree: int) -> str:
-    """`moe.num_experts = 16, mesh.ep = 6, and 16 % 6 = 4`."""
-    return f"{name} = {value}, {degree_name} = {degree}, and {value} % {degree} = {value % degree}"

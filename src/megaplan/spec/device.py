@@ -9,7 +9,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from megaplan.columns import Basis
 from megaplan.devices import Device, Figure, load_device
-from megaplan.spec.scalars import (
+from megaplan.scalars import (
     Degree,
     Nanoseconds,
     NaturalInt,

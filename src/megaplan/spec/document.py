@@ -18,7 +18,7 @@ import yaml
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError
 from megaplan.spec.source import Mark, Path, SourceMap, dotted
-from megaplan.spec.wording import plural, quoted
+from megaplan.wording import plural, quoted
 
 MAX_DEPTH = 24
 MAX_VALUES = 20_000

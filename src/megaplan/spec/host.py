@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from megaplan.spec.scalars import MicrobatchCount, NaturalInt, NonNegativeFloat, PositiveInt, Section, StrictBool
+from megaplan.scalars import MicrobatchCount, NaturalInt, NonNegativeFloat, PositiveInt, Section, StrictBool
 
 RecomputeModule = Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe"]
 Unpriced = Literal[
@@ -73,6 +73,11 @@ class Host(Section):
     mtp_repeated: StrictBool = False
     fragmentation_percent: Annotated[int, Field(ge=0, le=100, strict=True)] = 5
     features: tuple[Unpriced, ...] = ()
+
+    @property
+    def uses_triton(self) -> bool:
+        """Whether Triton's kernels run megarun's operations."""
+        return self.kernels == "triton"
 
     @model_serializer(mode="wrap")
     def _own_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -201,15 +201,14 @@ def _state(spec: Spec) -> Iterator[Limit]:
 
 
 def _recompute(spec: Spec, letters: str) -> Iterator[Limit]:
-    blocks = {str(letter): policy for letter, policy in spec.recompute.blocks.items()}
     for letter in sorted(set(letters)):
-        policy = blocks.get(letter, spec.recompute.default)
+        policy = spec.recompute.of(letter)
         if policy == "none" or (letter == "A" and policy == "selective"):
             continue
-        key = f"recompute.blocks.{letter}" if letter in blocks else "recompute.default"
+        key = f"recompute.blocks.{letter}" if letter in spec.recompute.blocks else "recompute.default"
         detail = f"{key} = {policy}: of Megatron's modules only core_attn is what a policy of ours recomputes, for A: selective"
         yield Limit(key, detail, "recompute: {default: none}, and host.recompute_modules or host.recompute_num_layers")
-    modules = spec.host.recompute_modules or blocks.get("A", spec.recompute.default) == "selective"
+    modules = spec.host.recompute_modules or spec.recompute.of("A") == "selective"
     if spec.host.name == "megatron" and spec.host.recompute_num_layers is not None and modules:
         detail = "host.recompute_num_layers is full recompute, and modules are selective: Megatron does one of them"
         yield Limit("host.recompute_num_layers", detail, "recompute_num_layers: null")

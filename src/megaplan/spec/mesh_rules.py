@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from math import gcd, lcm
 
 from megaplan.errors import Diagnostic
-from megaplan.spec.context import Checked, divisors, mamba_width, remainder, use_one_of
-from megaplan.spec.models import GroupedQueryAttention, Mamba2, Spec
+from megaplan.families.checks import divisors, remainder, use_one_of
+from megaplan.families.registry import families_of
+from megaplan.spec.context import Checked
+from megaplan.spec.models import Spec
 from megaplan.spec.traffic import crossing_groups, expert_traffic, tensor_traffic
-from megaplan.spec.wording import series
+from megaplan.wording import series
 
 MAX_WORLD_SIZE = 2**20
 
@@ -33,19 +35,8 @@ def mesh_rules(checked: Checked) -> Iterator[Diagnostic]:
 def sharded_by_tp(spec: Spec) -> dict[str, int]:
     """Counts that `mesh.tp` must divide, by name: heads, groups, MLP widths, the vocabulary under `vocab_parallel`."""
     model, counts = spec.model, dict[str, int]()
-    if model.attention is not None:
-        counts["attention.num_heads"] = model.attention.num_heads
-        if isinstance(model.attention, GroupedQueryAttention):
-            counts["attention.num_kv_heads"] = model.attention.num_kv_heads
-    if model.mamba is not None and (width := mamba_width(model)) is not None:
-        counts[width[0]] = width[1]
-        counts["mamba.num_groups"] = model.mamba.num_groups
-    if model.recurrent is not None:
-        counts["recurrent.num_heads"] = model.recurrent.num_heads
-    if model.mlp is not None:
-        counts["mlp.ffn_hidden_size"] = model.mlp.ffn_hidden_size
-    if model.moe is not None and model.moe.shared_ffn_hidden_size:
-        counts["moe.shared_ffn_hidden_size"] = model.moe.shared_ffn_hidden_size
+    for family, section in families_of(model):
+        counts |= family.sharded(section, model.hidden_size)
     if model.features.mtp is not None:
         counts["features.mtp.ffn_hidden_size"] = model.features.mtp.ffn_hidden_size
     if spec.mesh.vocab_parallel:
@@ -97,13 +88,12 @@ def _context(checked: Checked) -> Iterator[Diagnostic]:
     if mesh.cp == 1:
         return
     model, piece = checked.spec.model, seq_length // (2 * mesh.cp)
-    kernels = {"mamba": model.mamba.conv_kernel if isinstance(model.mamba, Mamba2) else None}
-    kernels["recurrent"] = model.recurrent.conv_kernel if model.recurrent is not None else None
-    for section, kernel in kernels.items():
+    for family, section in families_of(model):
+        kernel = family.convolution(section)
         if kernel is not None and piece < kernel - 1:
             detail = (
                 f"batch.seq_length = {seq_length}, 2 · mesh.cp = {2 * mesh.cp}, a piece has {piece} positions, and "
-                f"{section}.conv_kernel = {kernel} reads {kernel - 1} before it"
+                f"{family.section}.conv_kernel = {kernel} reads {kernel - 1} before it"
             )
             yield checked.error("MP207", detail, "mesh.cp", f"use a sequence length of at least {2 * mesh.cp * (kernel - 1)}")
     if seq_length % (2 * mesh.cp):

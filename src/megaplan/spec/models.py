@@ -10,27 +10,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from megaplan.dtypes import DType
-from megaplan.spec.architecture import (
-    Attention,
-    CategoryEmbedding,
-    Features,
-    GroupedQueryAttention,
-    Indexer,
-    LatentAttention,
-    Mamba,
-    Mamba2,
-    Mamba3,
-    MatrixRecurrence,
-    MixtureOfExperts,
-    Mlp,
-    Model,
-    MultiTokenPrediction,
-    Ngram,
-    RelationBias,
-)
-from megaplan.spec.device import DeviceRef
-from megaplan.spec.host import Host
-from megaplan.spec.scalars import (
+from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention
+from megaplan.families.dense.section import Mlp
+from megaplan.families.mamba.section import Mamba2, Mamba3
+from megaplan.families.moe.section import MixtureOfExperts
+from megaplan.families.recurrent.section import MatrixRecurrence
+from megaplan.scalars import (
     MAX_LAYERS,
     Activation,
     Degree,
@@ -46,6 +31,9 @@ from megaplan.spec.scalars import (
     StrictBool,
     Text,
 )
+from megaplan.spec.architecture import Attention, CategoryEmbedding, Features, Mamba, Model, MultiTokenPrediction, Ngram, RelationBias
+from megaplan.spec.device import DeviceRef
+from megaplan.spec.host import Host
 from megaplan.spec.training import BadSteps, ConstantRate, CosineRate, Data, LossSpike, RateSchedule, StableRate, Training
 
 __all__ = [
@@ -120,6 +108,21 @@ class Mesh(Section):
     ep: Degree = 1
     etp: Degree = 1
     vocab_parallel: StrictBool = False
+
+    @property
+    def num_slots(self) -> int:
+        """Stage slots, all ranks' together."""
+        return self.pp * self.vpp
+
+    @property
+    def is_pipelined(self) -> bool:
+        """Whether torch's pipeline schedule runs the step; otherwise megarun's own loop over the microbatches does."""
+        return self.num_slots > 1
+
+    @property
+    def data_ranks(self) -> int:
+        """Groups of ranks that read rows of their own."""
+        return self.dp_replicate * self.dp_shard
 
     @property
     def world_size(self) -> int:
@@ -200,6 +203,15 @@ class Precision(Section):
     reduce: FloatType = DType.FP32
     families: dict[Letter, ParamType] = Field(default_factory=dict)
 
+    def of(self, letter: str) -> DType:
+        """Of the gathered parameters of a letter's layers; of all else `params`."""
+        return self.families.get(letter, self.params) if self.families else self.params  # type: ignore[call-overload]
+
+    @property
+    def activations(self) -> DType:
+        """Of what blocks compute."""
+        return self.params.of_products
+
 
 class Optimizer(Section):
     """Which optimizer each group of parameters uses.
@@ -216,6 +228,11 @@ class Optimizer(Section):
     newton_schulz_dtype: FloatType | None = None
     newton_schulz_steps: Annotated[int, Field(gt=0, le=100, strict=True)] = 5
 
+    @property
+    def uses_muon(self) -> bool:
+        """Whether the matrix group is Muon's."""
+        return self.matrix == "muon"
+
 
 class Recompute(Section):
     """Activation recompute (checkpointing) by family. The last layer is never recomputed.
@@ -227,6 +244,10 @@ class Recompute(Section):
 
     default: Policy = "none"
     blocks: dict[Letter, Policy] = Field(default_factory=dict)
+
+    def of(self, letter: str) -> Policy:
+        """The policy of a letter's layers, the model's last apart."""
+        return self.blocks.get(letter, self.default)  # type: ignore[call-overload, no-any-return]
 
 
 class Split(Section):
@@ -309,6 +330,27 @@ class Spec(Section):
     device: DeviceRef = DeviceRef()
     serving: Serving | None = None
     training: Training = Training()
+
+    def policy(self, layer: int, letter: str) -> Policy:
+        """The recompute policy of layer `layer` (global index), which has this letter; the model's last is never recomputed (R-67)."""
+        return "none" if layer == self.model.num_layers - 1 else self.recompute.of(letter)
+
+    @property
+    def newton_schulz_dtype(self) -> DType:
+        """Dtype of Muon's iteration: as written, else fp32 where params are fp32, else bf16."""
+        if self.optimizer.newton_schulz_dtype is not None:
+            return self.optimizer.newton_schulz_dtype
+        return DType.FP32 if self.precision.params is DType.FP32 else DType.BF16
+
+    @property
+    def global_batch_size(self) -> int:
+        """Sequences of one optimizer step, over all microbatches and data ranks."""
+        return self.batch.micro_batch_size * self.schedule.microbatches_per_update * self.mesh.data_ranks
+
+    @property
+    def global_batch_tokens(self) -> int:
+        """Tokens of one optimizer step."""
+        return self.global_batch_size * self.batch.seq_length
 
     def as_document(self) -> dict[str, Any]:
         """The spec as plain JSON values, every default written out."""

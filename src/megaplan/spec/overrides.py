@@ -13,7 +13,7 @@ from megaplan.spec.fields import legal_keys
 from megaplan.spec.read import NO_CONTROL
 from megaplan.spec.source import Path
 from megaplan.spec.type_errors import near_keys
-from megaplan.spec.wording import quoted, series
+from megaplan.wording import quoted, series
 
 _KEY = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 

@@ -13,13 +13,14 @@ from itertools import pairwise
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError
-from megaplan.spec.wording import plural, quoted, series
+from megaplan.families.registry import FAMILIES
+from megaplan.wording import plural, quoted, series
 
-LETTERS = "AMERD"
+LETTERS = "".join(FAMILIES)
 BOUNDARY = "|"
-ALPHABET = "A (attention), M (Mamba), E (experts), R (recurrent), D (dense MLP) and '|' (stage boundary)"
+ALPHABET = f"{', '.join(f'{family.letter} ({family.title})' for family in FAMILIES.values())} and '|' (stage boundary)"
 
-_LONG_NAME = re.compile(r"([amerd])(?:_?block)", re.IGNORECASE)
+_LONG_NAME = re.compile(rf"([{LETTERS}])(?:_?block)", re.IGNORECASE)
 _PATTERN = re.compile(rf"[{LETTERS}{BOUNDARY}]+", re.IGNORECASE)
 _MAX_SHOWN = 60
 _MEGATRON = {"*": "A", "-": "D", "G": "R", "+": "A"}

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaplan.errors import Diagnostic
-from megaplan.spec.context import Checked, num_slots
+from megaplan.families.registry import FAMILIES
+from megaplan.spec.context import Checked
 from megaplan.spec.pattern import BOUNDARY, Pattern, has_boundaries
-from megaplan.spec.wording import plural, quoted
-
-SECTIONS = {"A": "attention", "M": "mamba", "E": "moe", "R": "recurrent", "D": "mlp"}
+from megaplan.wording import plural, quoted
 
 
 def pattern_rules(checked: Checked) -> Iterator[Diagnostic]:
@@ -18,7 +17,7 @@ def pattern_rules(checked: Checked) -> Iterator[Diagnostic]:
         return
     yield from _sections(checked, checked.pattern)
     yield from _unused_letters(checked, checked.pattern)
-    slots, mesh = num_slots(checked.spec), checked.spec.mesh
+    slots, mesh = checked.spec.mesh.num_slots, checked.spec.mesh
     boundaries = checked.pattern.text.count(BOUNDARY)
     if boundaries and boundaries != slots - 1:
         product = f"mesh.pp · mesh.vpp = {mesh.pp} · {mesh.vpp} = {slots} slots"
@@ -29,7 +28,8 @@ def pattern_rules(checked: Checked) -> Iterator[Diagnostic]:
 
 def _sections(checked: Checked, pattern: Pattern) -> Iterator[Diagnostic]:
     text = quoted(pattern.text)
-    for letter, name in SECTIONS.items():
+    for letter, family in FAMILIES.items():
+        name = family.section
         present = getattr(checked.spec.model, name) is not None
         if letter in pattern.layers and not present:
             detail = f"layer {pattern.layers.index(letter)} of {text} is {letter}, and model.{name} is absent"

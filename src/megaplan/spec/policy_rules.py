@@ -6,16 +6,11 @@ from collections.abc import Iterator
 
 from megaplan.devices import DEFAULT, device_names
 from megaplan.errors import Diagnostic
+from megaplan.families.registry import FAMILIES
 from megaplan.spec.context import Checked
 from megaplan.spec.device import device_of
-from megaplan.spec.pattern import LETTERS, Pattern
-from megaplan.spec.wording import plural, series
-
-REFUSED = {"E": ("full",), "M": ("full",)}
-_WHY = {
-    "E": "its dispatch would run twice, and expert GEMMs and activation are what selective recomputes",
-    "M": "its scan would run twice, and convolution and in-projection are what selective recomputes",
-}
+from megaplan.spec.pattern import Pattern
+from megaplan.wording import plural, series
 
 
 def policy_rules(checked: Checked) -> Iterator[Diagnostic]:
@@ -26,19 +21,13 @@ def policy_rules(checked: Checked) -> Iterator[Diagnostic]:
     yield from _device(checked)
 
 
-def effective_policy(checked: Checked, letter: str) -> str:
-    """The recompute policy of a letter's layers."""
-    recompute = checked.spec.recompute
-    return recompute.blocks.get(letter, recompute.default)  # type: ignore[call-overload, no-any-return]
-
-
 def _recompute(checked: Checked) -> Iterator[Diagnostic]:
-    for letter in LETTERS:
-        policy = effective_policy(checked, letter)
-        if checked.has(letter) and policy in REFUSED.get(letter, ()):
+    for letter, family in FAMILIES.items():
+        policy = checked.spec.recompute.of(letter)
+        if checked.has(letter) and policy == "full" and family.full_refused is not None:
             written = letter in checked.spec.recompute.blocks
             key = f"recompute.blocks.{letter}" if written else "recompute.default"
-            detail = f"{key} = {policy}, and {plural(checked.count(letter), 'layer')} of {letter} refuse it: {_WHY[letter]}"
+            detail = f"{key} = {policy}, and {plural(checked.count(letter), 'layer')} of {letter} refuse it: {family.full_refused}"
             yield checked.error("MP720", detail, key, f"blocks: {{{letter}: selective}}")
 
 

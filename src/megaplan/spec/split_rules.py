@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from itertools import accumulate, pairwise
 
 from megaplan.errors import Diagnostic
-from megaplan.spec.context import Checked, num_slots
-from megaplan.spec.model_rules import rising
+from megaplan.families.checks import rising
+from megaplan.spec.context import Checked
 from megaplan.spec.pattern import Span, has_boundaries
-from megaplan.spec.wording import plural, series, show
+from megaplan.wording import plural, series, show
 
 
 def split_rules(checked: Checked) -> Iterator[Diagnostic]:
@@ -42,7 +42,7 @@ def _mode(checked: Checked) -> Iterator[Diagnostic]:
         detail = f"model.pattern has {count} '|', and split.spans = {show(split.spans)}"
         yield checked.error("MP322", detail, "split.spans", "remove split.spans, or the '|' from the pattern")
     if split.mode == "manual" and not bars and split.spans is None:
-        equal = _equal_spans(checked.spec.model.num_layers, num_slots(checked.spec))
+        equal = _equal_spans(checked.spec.model.num_layers, checked.spec.mesh.num_slots)
         yield checked.error(
             "MP321", "split.mode = manual, model.pattern has no '|', and split.spans = null", "split.mode", f"spans: {equal}"
         )
@@ -67,7 +67,7 @@ def _spans(checked: Checked) -> Iterator[Diagnostic]:
     spec, spans = checked.spec, checked.spec.split.spans
     if spans is None or spec.split.mode != "manual":
         return
-    slots = num_slots(spec)
+    slots = spec.mesh.num_slots
     if len(spans) != slots:
         detail = f"split.spans has {plural(len(spans), 'span')}, and mesh.pp · mesh.vpp = {spec.mesh.pp} · {spec.mesh.vpp} = {slots}"
         yield checked.error("MP324", detail, "split.spans", f"write {plural(slots, 'span')}, or change mesh.pp or mesh.vpp")
@@ -113,7 +113,7 @@ def _lists(checked: Checked) -> Iterator[Diagnostic]:
 def _conflicts(checked: Checked) -> Iterator[Diagnostic]:
     """Constraints against each other."""
     split, num_layers = checked.spec.split, checked.spec.model.num_layers
-    slots = num_slots(checked.spec)
+    slots = checked.spec.mesh.num_slots
     both = sorted(set(split.pin) & set(split.forbid))
     if both:
         cuts = series([str(cut) for cut in both], "and")

@@ -8,6 +8,7 @@ Expert groups: dispatch and combine, forward and backward, send (ep − 1) / ep 
 
 from __future__ import annotations
 
+from megaplan.families.registry import families_of
 from megaplan.spec.context import Checked
 from megaplan.units import format_bytes
 
@@ -73,7 +74,7 @@ def _payload(checked: Checked) -> str:
 
 
 def _sharded_blocks(checked: Checked) -> int:
-    moe = checked.spec.model.moe
-    letters = "AMRDE" if moe is not None and moe.shared_ffn_hidden_size else "AMRD"
-    mtp = checked.spec.model.features.mtp
-    return sum(checked.count(letter) for letter in letters) + (2 * mtp.depth if mtp is not None else 0)
+    model = checked.spec.model
+    sharded = [family for family, section in families_of(model) if family.exchanges(section, model.hidden_size).sharded]
+    mtp = model.features.mtp
+    return sum(checked.count(family.letter) for family in sharded) + (2 * mtp.depth if mtp is not None else 0)

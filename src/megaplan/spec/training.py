@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from megaplan.spec.scalars import FactorAboveOne, NaturalInt, NonNegativeFloat, PositiveFloat, PositiveInt, Section
+from megaplan.scalars import FactorAboveOne, NaturalInt, NonNegativeFloat, PositiveFloat, PositiveInt, Section
 
 
 class Data(Section):

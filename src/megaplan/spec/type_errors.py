@@ -12,7 +12,7 @@ from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic
 from megaplan.spec.fields import all_keys, kinds_of, legal_keys
 from megaplan.spec.source import Path, SourceMap, dotted
-from megaplan.spec.wording import quoted, series, show
+from megaplan.wording import quoted, series, show
 
 _MAX_LISTED = 24
 _SEQUENCE_PARALLEL = {"sp", "sequence_parallel", "sequence_parallelism"}

@@ -14,7 +14,7 @@ from megaplan.spec.document import MAX_FINDINGS, first_findings
 from megaplan.spec.models import MAX_LAYERS, Spec
 from megaplan.spec.pattern import BOUNDARY, has_boundaries, parse_pattern
 from megaplan.spec.source import Path, SourceMap, dotted
-from megaplan.spec.wording import show
+from megaplan.wording import show
 
 FORMAT = "megaplan.spec/1"
 

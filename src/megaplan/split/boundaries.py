@@ -11,10 +11,11 @@ from collections.abc import Sequence
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, Severity
-from megaplan.inventory.tensors import Family, Inventory
+from megaplan.families.registry import FAMILIES
+from megaplan.inventory.tensors import Inventory
 from megaplan.split.constraints import Constraints
 
-_REGIONS = {Family.E: "MP337", Family.R: "MP338"}
+_REGIONS = {family.letter: family.region for family in FAMILIES.values() if family.region is not None}
 
 
 def boundary_warnings(inventory: Inventory, cuts: Sequence[int], owners: Sequence[int], constraints: Constraints) -> list[Diagnostic]:
@@ -30,7 +31,7 @@ def boundary_warnings(inventory: Inventory, cuts: Sequence[int], owners: Sequenc
     found = []
     for slot, cut in enumerate(cuts):
         family = families[cut]
-        if families[cut - 1] is not family or family not in _REGIONS:
+        if families[cut - 1] != family or family not in _REGIONS:
             continue
         start, stop = _run(families, cut)
         detail = (
@@ -43,11 +44,11 @@ def boundary_warnings(inventory: Inventory, cuts: Sequence[int], owners: Sequenc
     return found
 
 
-def _run(families: Sequence[Family], inside: int) -> tuple[int, int]:
+def _run(families: Sequence[str], inside: int) -> tuple[int, int]:
     """The maximal run of one family around a layer, half-open."""
     start = stop = inside
-    while start > 0 and families[start - 1] is families[inside]:
+    while start > 0 and families[start - 1] == families[inside]:
         start -= 1
-    while stop < len(families) and families[stop] is families[inside]:
+    while stop < len(families) and families[stop] == families[inside]:
         stop += 1
     return start, stop

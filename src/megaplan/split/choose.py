@@ -58,7 +58,8 @@ def choose_cuts(
     num_layers, num_slots = len(inventory.layers), mesh.pp * mesh.vpp
     pattern_spans = parse_pattern(spec.model.pattern, spec.model.num_layers).spans
     mode: Mode = "manual" if pattern_spans is not None else split.mode
-    found = schedule_problems(spec.schedule.kind, mesh.pp, mesh.vpp, spec.schedule.num_microbatches)
+    impossible = schedule_problems(spec.schedule.kind, mesh.pp, mesh.vpp, spec.schedule.num_microbatches)
+    found = [problem.diagnostic() for problem in impossible]
     found += rules.problems(num_layers, num_slots)
     if mode == "manual":
         found += manual_problems(spec, pattern_spans)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from megaplan.inventory.tensors import Family, Inventory
+from megaplan.inventory.tensors import Inventory
 from megaplan.spec.models import Spec
 from megaplan.split.costs import stack_costs
 from megaplan.split.values import StackCosts
@@ -31,11 +31,11 @@ def invariant_digests(spec: Spec, inventory: Inventory, costs: StackCosts | None
     weights = costs or stack_costs(spec, inventory)
     positions: dict[str, list[int]] = {}
     for index, block in enumerate(inventory.layers):
-        positions.setdefault(block.family.value, []).append(index)
+        positions.setdefault(block.family, []).append(index)
     topics: dict[str, Any] = {
         "side_embeddings": [_plain(part) for part in (features.ngram, features.structure, features.platform, features.relation_bias)],
-        "recurrent_handling": [_plain(model.recurrent), positions.get(Family.R), spec.recompute.blocks.get("R", spec.recompute.default)],
-        "auxiliary_losses": [_plain(features.mtp), _plain(model.moe), positions.get(Family.E)],
+        "recurrent_handling": [_plain(model.recurrent), positions.get("R"), spec.recompute.of("R")],
+        "auxiliary_losses": [_plain(features.mtp), _plain(model.moe), positions.get("E")],
         "schedule": [_plain(spec.schedule), spec.mesh.pp, spec.mesh.vpp],
         "costs_head": [weights.unit, weights.last],
     }

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from megaplan.cost.times import StoredBytes
 from megaplan.hosts.megarun.boundaries import boundary_bytes
-from megaplan.hosts.megarun.dims import is_pipelined, local_dims
+from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.ledger import block_bytes, makes_of
 from megaplan.hosts.megarun.storage import block_storage, storage_sizes
-from megaplan.inventory.tensors import Block, Family, Inventory, layer_names
+from megaplan.inventory.tensors import Block, Inventory, Outside, layer_names
 from megaplan.layout.values import Layout
 from megaplan.schedule.in_flight import receive_buffers
 from megaplan.schedule.moments import FORWARD, REDUCED, UNTOUCHED, Moment, moments, non_dominated
@@ -108,7 +108,7 @@ def _at_forwards(found: Sequence[Moment], vpp: int, *, keeps: bool) -> tuple[tup
 def _needs(spec: Spec, inventory: Inventory, layout: Layout, measured: MeasuredCosts | None) -> tuple[list[Needs], Needs, Needs]:
     """Of each layer, and of what stands on the first and on the last slot beside layers."""
     dims, sizes, makes = local_dims(spec), storage_sizes(spec), makes_of(spec, inventory)
-    pipelined, boundary = is_pipelined(spec.mesh), boundary_bytes(dims)
+    pipelined, boundary = spec.mesh.is_pipelined, boundary_bytes(dims)
 
     def needs(name: str, block: Block, *, runs: bool) -> Needs:
         storage = block_storage(sizes, block)
@@ -130,7 +130,7 @@ def _needs(spec: Spec, inventory: Inventory, layout: Layout, measured: MeasuredC
     ends = []
     for slot in (layout.slots[0], layout.slots[-1]):
         outside = [
-            name for name in slot.blocks if not name.startswith("layers.") and inventory.block(name).family is not Family.RELATION_BIAS
+            name for name in slot.blocks if not name.startswith("layers.") and inventory.block(name).family is not Outside.RELATION_BIAS
         ]
         parts = [needs(name, inventory.block(name), runs=name not in slot.copies) for name in outside]
         ends.append(Needs(*map(sum, zip(*parts, strict=True))) if parts else Needs())

@@ -23,7 +23,7 @@ from megaplan.split.limits import layer_weight
 
 def megatron_limits(spec: Spec, inventory: Inventory, layout: Layout, usable_bytes: int) -> tuple[tuple[RankSum, ...], ...]:
     """For each pp rank the sum that stays within what is usable in every split that fits; `layout` is of any split."""
-    letters = "".join(block.family.value for block in inventory.layers)
+    letters = "".join(block.family for block in inventory.layers)
     jobs = jobs_from_spec(spec, letters, layout)
     ends = EMBEDDING, jobs[-1].chunks[-1][-1 - jobs[-1].chunks[-1].count(MTP) :]
     assert ends[1].endswith(LOSS)

@@ -84,13 +84,13 @@ def moved_lines(spec: Spec, inventory: Inventory, costs: StackCosts, cuts: Seque
             )
             share = 100 * end // (slot_costs[slot] or 1)
             yield f"slot {slot} takes {now} layers instead of {then}: what it owns beside them ({owns}) was {share}% of its cost"
-    means = {letter: _mean(costs, inventory, letter) for letter in sorted({block.family.value for block in inventory.layers})}
+    means = {letter: _mean(costs, inventory, letter) for letter in sorted({block.family for block in inventory.layers})}
     if len(set(means.values())) > 1:
         yield "mean cost of a layer: " + ", ".join(f"{letter} {amount(mean, costs.unit, named=False)}" for letter, mean in means.items())
 
 
 def _mean(costs: StackCosts, inventory: Inventory, letter: str) -> int:
-    sizes = [cost for cost, block in zip(costs.layers, inventory.layers, strict=True) if block.family.value == letter]
+    sizes = [cost for cost, block in zip(costs.layers, inventory.layers, strict=True) if block.family == letter]
     return sum(sizes) // len(sizes)
 
 

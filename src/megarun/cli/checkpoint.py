@@ -15,10 +15,10 @@ import typer
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError, render_diagnostic
-from megaplan.spec.wording import plural
 from megaplan.terminal import output
 from megaplan.terminal.exit_status import ERROR
 from megaplan.units import format_bytes
+from megaplan.wording import plural
 from megarun.checkpoint.manifest import INDEX, MANIFEST, Manifest, damaged_files, list_checkpoints, read_manifest
 from megarun.data.identity import data_text
 from megarun.errors import refusal

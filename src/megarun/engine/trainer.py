@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from megakernels import use_kernels
-from megaplan.inventory.tensors import Family, Owner
+from megaplan.families.moe import EXPERTS
+from megaplan.inventory.tensors import Owner
 from megarun.data.batches import Batch
 from megarun.engine.build import build_stage, materialise
 from megarun.engine.initialise import initialise
@@ -27,7 +28,6 @@ from megarun.parallel.apply.recompute import recompute_stage
 from megarun.parallel.groups.context import context_parallel
 from megarun.parallel.groups.expert import expert_parallel
 from megarun.parallel.groups.mesh import RankMesh
-from megarun.parallel.groups.shapes import batch_tokens
 from megarun.parallel.groups.shared_gradients import SharedGradients, sum_replicated
 from megarun.parallel.groups.tensor import tensor_parallel
 
@@ -98,7 +98,7 @@ class Trainer:
         self._runner = build_runner(self.stages, spec, mesh)
         self._tp, self._cp = tensor_parallel(mesh), context_parallel(mesh)
         self.optimizers = Optimizers(self.stages, job.inventory, spec, self._tp)
-        self._routers = [index for index, block in enumerate(job.inventory.layers) if block.family is Family.E]
+        self._routers = [index for index, block in enumerate(job.inventory.layers) if block.family == EXPERTS.letter]
         self._owned: list[nn.Parameter] = []
         self._copies: list[nn.Parameter] = []
         self._replicated: list[tuple[str, nn.Parameter]] = []
@@ -159,7 +159,7 @@ class Trainer:
         further_loss = 0.0
         if self._spec.model.features.mtp is not None:
             further = sum_further(self.stages, self.mesh.device)
-            further /= batch.packed.num_targets if batch.packed else batch_tokens(self._spec)
+            further /= batch.packed.num_targets if batch.packed else self._spec.global_batch_tokens
             partial, further_loss = partial - further, self.read(self.whole_loss(further))
         return StepResult(self.read(self.whole_loss(partial)), norm, self._routed(), further_loss)
 

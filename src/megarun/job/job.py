@@ -8,6 +8,7 @@ from megaplan.inventory.tensors import Inventory
 from megaplan.layout.values import Layout, Slot
 from megaplan.plan.document import PlanDocument
 from megaplan.spec.models import Spec
+from megarun.job.support import refuse_other_orders
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,12 @@ class Job:
 
     @classmethod
     def from_plan(cls, plan: PlanDocument) -> Job:
-        """The job of a plan that was read."""
+        """The job of a plan that was read.
+
+        Raises:
+            MegaplanError: MP790 if it decides on orders that are not this runtime's.
+        """
+        refuse_other_orders(plan.decisions)
         return cls(plan.spec, plan.inventory, plan.layout())
 
     def with_seed(self, seed: int) -> Job:
@@ -35,12 +41,9 @@ class Job:
     @property
     def global_batch(self) -> tuple[int, int]:
         """Sequences of one optimizer step, over all microbatches and data ranks, and tokens of each."""
-        spec = self.spec
-        sequences = spec.batch.micro_batch_size * spec.schedule.microbatches_per_update * spec.mesh.dp_replicate * spec.mesh.dp_shard
-        return sequences, spec.batch.seq_length
+        return self.spec.global_batch_size, self.spec.batch.seq_length
 
     @property
     def global_batch_tokens(self) -> int:
         """Tokens of one optimizer step."""
-        sequences, length = self.global_batch
-        return sequences * length
+        return self.spec.global_batch_tokens

@@ -3,8 +3,32 @@
 from __future__ import annotations
 
 from megaplan.errors import MegaplanError, Severity
+from megaplan.plan.document import Decisions
 from megaplan.spec.models import Spec
 from megaplan.spec.not_built_yet import megarun_refuses
+from megarun.errors import refusal
+
+ORDERS = {
+    # what divides a parameter, one after another (`parallel.groups`, then FSDP2's cut of what is left)
+    "ownership_order": ("tp", "pp", "fsdp2", "ep"),
+    # `engine.trainer`: stages with their part of each tensor, then what is applied to them from outside
+    "code_order": ("pipeline_split", "tensor_parallel", "recompute", "fsdp2_bottom_up", "expert_parallel", "optimizer"),
+    # `parallel.apply.fsdp`
+    "wrap_order": ("experts", "blocks", "stage"),
+}
+"""The orders in which this runtime does what a plan's decisions list."""
+
+
+def refuse_other_orders(decisions: Decisions) -> None:
+    """Refuse a plan that decides on a step that this runtime does not have, or on another order of its steps.
+
+    Raises:
+        MegaplanError: MP790.
+    """
+    for name, ours in ORDERS.items():
+        planned: tuple[str, ...] = getattr(decisions, name)
+        if planned != tuple(step for step in ours if step in planned):
+            raise refusal("MP790", f"decisions.{name} = {', '.join(planned)}; megarun's order is {', '.join(ours)}", f"decisions.{name}")
 
 
 def refuse_unbuilt(spec: Spec) -> None:

@@ -50,8 +50,7 @@ class Indexer(nn.Module):
 
 def index_loss_factor(config: spec.Spec) -> float:
     """Of the losses of a spec's indexers: coefficient / (tokens of the batch · heads); 0 without an indexer."""
-    attention, batch, mesh = config.model.attention, config.batch, config.mesh
+    attention = config.model.attention
     if not isinstance(attention, spec.LatentAttention) or attention.indexer is None:
         return 0.0
-    num_sequences = batch.micro_batch_size * config.schedule.microbatches_per_update * mesh.dp_replicate * mesh.dp_shard
-    return attention.indexer.loss_coefficient / (num_sequences * batch.seq_length * attention.num_heads)
+    return attention.indexer.loss_coefficient / (config.global_batch_tokens * attention.num_heads)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megaplan.spec.models import Spec
-from megarun.parallel.groups.shapes import batch_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +30,6 @@ def loss_factors(spec: Spec) -> LossFactors | None:
     moe = spec.model.moe
     if moe is None or not moe.has_router_losses:
         return None
-    num_tokens = batch_tokens(spec)
+    num_tokens = spec.global_batch_tokens
     balance = moe.balance_loss_coefficient * moe.num_experts / (moe.top_k * spec.batch.seq_length * num_tokens)
     return LossFactors(balance, moe.z_loss_coefficient / num_tokens)

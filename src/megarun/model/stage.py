@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear as linear_op
 
-from megaplan.inventory.tensors import Family, Inventory
+from megaplan.families.attention import ATTENTION
+from megaplan.families.registry import FAMILIES
+from megaplan.inventory.tensors import Inventory
 from megaplan.layout.values import Slot
 from megaplan.spec import models as spec
 from megarun.model.attention import GroupedQueryAttention, LatentAttention
@@ -61,7 +63,7 @@ class Stage(nn.Module):
         self.index = slot.index
         self.embeds = slot.index == 0
         self.predicts = "final_norm" in slot.blocks
-        self.joins_loss = config.host.kernels == "triton"
+        self.joins_loss = config.host.uses_triton
         if "embedding" in slot.blocks:
             sliced = self.slices_words
             self.embedding = SlicedEmbedding(num_words, model.hidden_size, tp) if sliced else nn.Embedding(num_words, model.hidden_size)
@@ -82,7 +84,7 @@ class Stage(nn.Module):
             block = replace(tp, may_wait=False)  # outside the layers no weight gradient waits
             self.mtp = nn.ModuleDict({str(depth): build_depth(config, mtp, depth, block, cp) for depth in range(mtp.depth)})
             self.further_factor = mtp.loss_weight / mtp.depth
-        attends = self.looks_ahead or any(inventory.layers[index].family is Family.A for index in layers)
+        attends = self.looks_ahead or any(FAMILIES[inventory.layers[index].family].rotary is not None for index in layers)
         self.attention = model.attention if attends else None
         self.seq_length = config.batch.seq_length
 
@@ -190,7 +192,7 @@ class Stage(nn.Module):
 
 def build_block(
     whole: spec.Spec,
-    family: Family,
+    letter: str,
     layer: int,
     tp: TensorParallel,
     ep: ExpertParallel,
@@ -198,28 +200,33 @@ def build_block(
     factors: LossFactors | None,
     index: float,
 ) -> nn.Module:
-    """The module of layer `layer` (global index), which belongs to `family`: a TP and EP rank's part; with factors of its own losses."""
+    """The module of layer `layer` (global index), whose letter is given: a TP and EP rank's part; with factors of its own losses."""
     model = whole.model
     hidden, eps = model.hidden_size, model.norm_eps
-    match family, model.attention, model.mamba, model.moe, model.recurrent, model.mlp:
-        case (Family.A, spec.GroupedQueryAttention() as config, *_):
-            return GroupedQueryAttention(config, hidden, eps, layer, tp, cp)
-        case (Family.A, spec.LatentAttention() as config, *_):
-            return LatentAttention(config, hidden, eps, layer, tp, cp, index)
-        case (Family.M, _, spec.Mamba2() | spec.Mamba3() as config, *_):
-            return Mamba2Block(config, hidden, eps, tp, cp) if isinstance(config, spec.Mamba2) else Mamba3Block(config, hidden, eps, tp, cp)
-        case (Family.E, _, _, spec.MixtureOfExperts() as config, *_):
-            return ExpertBlock(config, hidden, eps, tp, ep, factors, cp, gathers=whole.host.kernels == "triton")
-        case (Family.R, _, _, _, spec.MatrixRecurrence() as config, _):
-            return MatrixRecurrenceBlock(config, hidden, eps, tp, cp)
-        case (Family.D, _, _, _, _, spec.Mlp() as config):
-            return DenseBlock(hidden, config.ffn_hidden_size, config.activation, eps, tp)
-    raise ValueError(f"layer {layer}: no module for family {family}; megarun.job.support should have refused the spec")
+    module: nn.Module | None = None
+    match FAMILIES[letter].section_of(model):
+        case spec.GroupedQueryAttention() as config:
+            module = GroupedQueryAttention(config, hidden, eps, layer, tp, cp)
+        case spec.LatentAttention() as config:
+            module = LatentAttention(config, hidden, eps, layer, tp, cp, index)
+        case spec.Mamba2() as config:
+            module = Mamba2Block(config, hidden, eps, tp, cp)
+        case spec.Mamba3() as config:
+            module = Mamba3Block(config, hidden, eps, tp, cp)
+        case spec.MixtureOfExperts() as config:
+            module = ExpertBlock(config, hidden, eps, tp, ep, factors, cp, gathers=whole.host.uses_triton)
+        case spec.MatrixRecurrence() as config:
+            module = MatrixRecurrenceBlock(config, hidden, eps, tp, cp)
+        case spec.Mlp() as config:
+            module = DenseBlock(hidden, config.ffn_hidden_size, config.activation, eps, tp)
+    if module is None:
+        raise ValueError(f"layer {layer}: no module for {letter} blocks; megarun.job.support should have refused the spec")
+    return module
 
 
 def build_depth(whole: spec.Spec, mtp: spec.MultiTokenPrediction, depth: int, tp: TensorParallel, cp: ContextParallel) -> PredictionDepth:
     """A depth of multi-token prediction; its A block counts as a layer past the model's, rotates and has no indexer."""
     model = whole.model
-    attention = build_block(whole, Family.A, model.num_layers + depth, tp, LOCAL, cp, None, 0.0)
+    attention = build_block(whole, ATTENTION.letter, model.num_layers + depth, tp, LOCAL, cp, None, 0.0)
     mlp = DenseBlock(model.hidden_size, mtp.ffn_hidden_size, "relu2", model.norm_eps, tp)
     return PredictionDepth(attention, mlp, model.hidden_size, model.norm_eps)

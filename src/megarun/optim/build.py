@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from megaplan.dtypes import DType
 from megaplan.inventory.tensors import Group, Inventory
 from megaplan.spec.models import Spec
 from megarun.dtypes import TORCH_DTYPES
@@ -19,11 +18,6 @@ from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
-
-
-def newton_schulz_dtype(spec: Spec) -> DType:
-    """Dtype of Muon's iteration: as written, else fp32 where params are fp32, else bf16."""
-    return spec.optimizer.newton_schulz_dtype or (DType.FP32 if spec.precision.params is DType.FP32 else DType.BF16)
 
 
 def _refuse_late_parameters(stages: Sequence[nn.Module], tensors: Container[str]) -> None:
@@ -55,7 +49,7 @@ class Optimizers:
         training, tensors = spec.training, dict(inventory.tensors())
         _refuse_late_parameters(stages, tensors)
         named = [(tensors[name], parameter) for stage in stages for name, parameter in _in_update_order(stage, inventory)]
-        muon = spec.optimizer.matrix == "muon"
+        muon = spec.optimizer.uses_muon
         matrices = [(t, p) for t, p in named if muon and t.group is Group.MATRIX]
         others = [(p, training.weight_decay if len(t.shape) > 1 else 0.0) for t, p in named if not (muon and t.group is Group.MATRIX)]
         self._all: list[tuple[torch.optim.Optimizer, float]] = []
@@ -67,7 +61,7 @@ class Optimizers:
                 lr=rate,
                 weight_decay=training.weight_decay,
                 moments_dtype=TORCH_DTYPES[spec.precision.moments],
-                iteration_dtype=TORCH_DTYPES[newton_schulz_dtype(spec)],
+                iteration_dtype=TORCH_DTYPES[spec.newton_schulz_dtype],
                 num_steps=spec.optimizer.newton_schulz_steps,
                 cut={p: dim for t, p in matrices if (dim := t.cut_dim(tp.degree)) is not None},
                 tp=tp,

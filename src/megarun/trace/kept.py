@@ -141,7 +141,7 @@ def _same_storage(tensor: LedgerTensor, item: Kept) -> bool:
 
 def _likeness(tensor: LedgerTensor, item: Kept) -> float:
     """How well savers and maker agree with the ledger's keepers: it tells storages of one size apart."""
-    keepers = tensor.why.removeprefix("kept by ").split(", ")
+    keepers = tensor.keepers
     named = sum(keeper in item.savers for keeper in keepers)
     functional = any(keeper not in item.savers for keeper in keepers) and "" in item.savers
     return 0.25 * bool(item.savers) + named + 0.5 * functional + 0.25 * any(keeper.rpartition(".")[2] in item.row.op for keeper in keepers)

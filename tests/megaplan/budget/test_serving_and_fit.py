@@ -16,7 +16,7 @@ from megaplan.columns import Column, Phase
 from megaplan.devices import load_device
 from megaplan.dtypes import DType
 from megaplan.errors import MegaplanError, Severity
-from megaplan.hosts.megarun.moe import ExpertMesh, received_rows
+from megaplan.families.moe.program import ExpertMesh, received_rows
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.spec.models import MixtureOfExperts, Serving, Spec

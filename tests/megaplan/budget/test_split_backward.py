@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
+from megaplan.blocks.ops import OUTPUT, Op, add, linear, norm
 from megaplan.budget.values import Budget
 from megaplan.columns import Column, Phase
 from megaplan.hosts.megarun.halves import halves
-from megaplan.hosts.megarun.ops import OUTPUT, Op, add, linear, norm
 from megaplan.hosts.megarun.program import replay
 from megaplan.spec.models import Spec
 

@@ -10,13 +10,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megaplan.cost import ops
-from megaplan.cost.attention import attention_block, attention_core
-from megaplan.cost.mamba import ssd
+from megaplan.blocks import costs as ops
+from megaplan.blocks.work import LayerCost, Work, Workload, total
 from megaplan.cost.model import ModelCosts, model_costs
-from megaplan.cost.moe import routing
-from megaplan.cost.recurrent import m2rnn
-from megaplan.cost.work import LayerCost, Work, Workload, total
+from megaplan.families.attention.work import attention_core, attention_work
+from megaplan.families.mamba.work import ssd
+from megaplan.families.moe.work import routing
+from megaplan.families.recurrent.work import m2rnn
 from megaplan.inventory.build import build_inventory
 from megaplan.spec.models import LatentAttention, MatrixRecurrence, MixtureOfExperts, Spec
 
@@ -62,7 +62,7 @@ ROOFLINES = {  # bytes per token in bf16, forward and backward, operand by opera
         2 * ((8 + 8 + 8 + 2 + 8) + (8 + 8 + 8 + 2 + 8) + (8 + 8 + 8 + 2)) + -(-2 * 33 * 64 * 4 // 4096),
     ),
     "mla": (
-        total(attention_block(BF16, MLA, 64)).moved,
+        total(attention_work(BF16, MLA, 64)).moved,
         sum(
             (
                 ops.residual_norm(BF16, 64).moved,

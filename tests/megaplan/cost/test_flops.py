@@ -9,14 +9,14 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megaplan.cost.attention import attention_core, visible_pairs
+from megaplan.blocks.costs import causal_conv1d
+from megaplan.blocks.work import Workload, total
 from megaplan.cost.formulas import FORMULAS
-from megaplan.cost.mamba import mimo_ssd, ssd
 from megaplan.cost.model import ModelCosts, flops_per_token, model_costs
-from megaplan.cost.moe import routing
-from megaplan.cost.ops import causal_conv1d
-from megaplan.cost.recurrent import m2rnn
-from megaplan.cost.work import Workload, total
+from megaplan.families.attention.work import attention_core, visible_pairs
+from megaplan.families.mamba.work import mimo_ssd, ssd
+from megaplan.families.moe.work import routing
+from megaplan.families.recurrent.work import m2rnn
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Block, Owner
 from megaplan.spec.models import MatrixRecurrence, MixtureOfExperts, Spec

@@ -25,19 +25,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megaplan.columns import Basis
-from megaplan.cost.blocks import layer_dtype, layer_ops, rank_workload
+from megaplan.cost.blocks import layer_ops, rank_workload
 from megaplan.cost.times import ModelTimes, model_times
 from megaplan.devices import device_names, load_device
-from megaplan.hosts.megarun import attention, mamba, mlp, moe, recurrent
+from megaplan.families import registry
 from megaplan.inventory.build import build_inventory
+from megaplan.scalars import Rated
 from megaplan.spec.models import Spec
-from megaplan.spec.scalars import Rated
 
 
 def rank_flops(spec: Spec) -> int:
     """FLOPs of one rank's microbatch in the first layer."""
     block = build_inventory(spec).layers[0]
-    load = rank_workload(spec, layer_dtype(spec, block))
+    load = rank_workload(spec, spec.precision.of(block.family))
     ops = layer_ops(load, spec.model, block)
     return sum(executed_flops(op) * load.num_tokens // (load.tp if op.own_tokens else 1) for op in ops)
 
@@ -139,17 +139,13 @@ def test_recompute_repeats_the_ops_it_names(times_of):
 @pytest.mark.requirement("R-50")
 def test_the_ops_that_run_again_are_the_saved_tensor_ledger_s(make_spec):
     """Selective recompute as the host's programs have it; views cost nothing, what ranks exchange is a transfer: no ops here."""
-    regions = {
-        "A": attention.SELECTIVE,
-        "M": mamba.SELECTIVE - {"split", "split conv", "exchange conv1d"},
-        "E": moe.SELECTIVE,
-        "R": recurrent.SELECTIVE,
-        "D": mlp.SELECTIVE,
-    }
+    views = {"split", "split conv", "exchange conv1d"}
     spec = make_spec(FAMILIES)
     for block in build_inventory(spec).layers:
-        ops = layer_ops(rank_workload(spec, layer_dtype(spec, block)), spec.model, block)
-        assert {op.name for op in ops if op.selective} == regions[block.family.value]
+        ops = layer_ops(rank_workload(spec, spec.precision.of(block.family)), spec.model, block)
+        family = registry.FAMILIES[block.family]
+        reruns = family.selective(family.section_of(spec.model), block.variant).reruns
+        assert {name for op in ops if op.runs_in(reruns) for name in op.counts or (op.name,)} == reruns - views
 
 
 def test_precision_chooses_the_peak(times_of):

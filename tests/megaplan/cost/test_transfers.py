@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from megaplan.cost.blocks import layer_dtype, rank_workload
+from megaplan.cost.blocks import rank_workload
 from megaplan.cost.rates import rates_of
 from megaplan.cost.transfers import Group, Transfers, boundary_ns, exchange_ns, gather_ns, layer_transfers
 from megaplan.inventory.build import build_inventory
@@ -28,7 +28,7 @@ TOKENS = 2 * 4096
 
 def of_layer(spec: Spec) -> Transfers:
     block = build_inventory(spec).layers[0]
-    return layer_transfers(rates_of(spec), spec, rank_workload(spec, layer_dtype(spec, block)), block)
+    return layer_transfers(rates_of(spec), spec, rank_workload(spec, spec.precision.of(block.family)), block)
 
 
 def gathered(spec: Spec, group: Group, elements: int) -> int:

@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
+from megaplan.blocks.ops import Op, add, linear, norm, reshape
 from megaplan.hosts.megarun.halves import splittable
-from megaplan.hosts.megarun.ops import Op, add, linear, norm, reshape
 from megaplan.hosts.megarun.program import Backward, Moment, Replay, replay
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from megaplan.inventory.build import build_inventory
-from megaplan.inventory.tensors import Block, Family, Group, Init, Owner, ParamTensor
+from megaplan.inventory.tensors import Block, Group, Init, Outside, Owner, ParamTensor
 from megaplan.spec.models import Spec
 
 REPLICATED, TENSOR, EXPERT = Owner.REPLICATED, Owner.TENSOR_PARALLEL, Owner.EXPERT_PARALLEL
@@ -190,13 +190,13 @@ def test_tensors_outside_the_stack(vocab_parallel: bool) -> None:
     assert inventory.block("mtp.0") is inventory.block("mtp.1")
     for name, block in inventory.outside:
         for tensor in block.tensors:
-            if block.family in {Family.EMBEDDING, Family.HEAD}:
+            if block.family in {Outside.EMBEDDING, Outside.HEAD}:
                 assert (tensor.owner, tensor.tp_dim) == ((TENSOR, 0) if vocab_parallel else (REPLICATED, None))
-            elif block.family is Family.RELATION_BIAS:
+            elif block.family is Outside.RELATION_BIAS:
                 assert (tensor.owner, tensor.tp_dim) == (TENSOR, 1)  # one column a head
-            elif block.family is not Family.MTP:
+            elif block.family is not Outside.MTP:
                 assert tensor.owner is REPLICATED, name
-            if block.family is not Family.MTP:
+            if block.family is not Outside.MTP:
                 assert tensor.group is Group.OTHER, name
 
 

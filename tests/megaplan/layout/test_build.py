@@ -6,7 +6,7 @@ import pytest
 
 from megaplan.errors import MegaplanError
 from megaplan.inventory.features import SIDE_EMBEDDINGS
-from megaplan.inventory.tensors import Block, Family, Group, Inventory, Owner, ParamTensor, make_block
+from megaplan.inventory.tensors import Block, Group, Inventory, Outside, Owner, ParamTensor, make_block
 from megaplan.layout.build import build_layout, slot_parameters
 from megaplan.layout.spans import cuts_of, span_problems, spans_of
 from megaplan.spec.models import Spec
@@ -24,12 +24,12 @@ def make_spec(pp: int = 2, vpp: int = 1, kind: str = "1f1b") -> Spec:
 def make_inventory(letters: str, outside: str = "embedding final_norm head", *, tied: bool = False) -> Inventory:
     """Blocks of one tensor each; layer i has 10 + i elements, the outside blocks 1000, 2000, ..."""
 
-    def block(family: Family, elements: int) -> Block:
+    def block(family: str, elements: int) -> Block:
         return make_block(family, (ParamTensor("weight", (elements,), Owner.REPLICATED, Group.OTHER),))
 
-    layers = tuple(block(Family(letter), 10 + index) for index, letter in enumerate(letters))
+    layers = tuple(block(letter, 10 + index) for index, letter in enumerate(letters))
     names = outside.split()
-    return Inventory(layers, tuple((n, block(Family(n.split(".")[0]), 1000 * (i + 1))) for i, n in enumerate(names)), tied, 0)
+    return Inventory(layers, tuple((n, block(Outside(n.split(".")[0]), 1000 * (i + 1))) for i, n in enumerate(names)), tied, 0)
 
 
 @pytest.mark.requirement("R-8")

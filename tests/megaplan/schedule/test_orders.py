@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from megaplan.errors import MegaplanError
 from megaplan.schedule import (
+    SCHEDULES,
     Action,
     InFlight,
     Kind,
@@ -107,6 +110,8 @@ def test_an_action_prints_as_torch_writes_it() -> None:
         ("1f1b", 4, 1, 3, "MP311"),
         ("1f1b", 2, 2, 4, "MP313"),
         ("interleaved_1f1b", 4, 2, 9, "MP312"),
+        ("interleaved_1f1b", 4, 1, 4, "MP313"),
+        ("looped_bfs", 4, 1, 4, "MP313"),
     ],
 )
 def test_a_schedule_that_cannot_run_is_refused_by_name(kind: str, pp: int, vpp: int, m: int, code: str) -> None:
@@ -119,8 +124,19 @@ def test_a_schedule_that_cannot_run_is_refused_by_name(kind: str, pp: int, vpp: 
 def test_the_hints_of_uneven_rounds_are_legal() -> None:
     (found,) = schedule_problems("interleaved_1f1b", 4, 2, 9)
     assert "9 % 2 = 1" in found.detail
-    for hint in found.hints[:-1]:
-        assert not schedule_problems("interleaved_1f1b", 4, 2, int(hint.rpartition("=")[2]))
+    ((_, legal),) = found.remedies
+    assert legal == (8, 12)
+    assert not any(schedule_problems("interleaved_1f1b", 4, 2, count) for count in legal)
+
+
+def test_a_schedule_means_the_same_in_a_spec_and_alone() -> None:
+    """A spec's rule refuses what a schedule alone refuses, and one pipeline rank, except where microbatches then accumulate."""
+    for kind, schedule in SCHEDULES.items():
+        for pp, vpp, m in product((1, 2, 4), (1, 2, 3), (1, 4, 8, 9)):
+            alone, planned = schedule_problems(kind, pp, vpp, m), schedule_problems(kind, pp, vpp, m, planned=True)
+            assert [found.code for found in planned if found not in alone] == ["MP313"] * (pp == 1 and not schedule.accumulates)
+            assert {found.key for found in alone} <= {"mesh.vpp", "schedule.num_microbatches"}
+            assert vpp >= schedule.least_vpp or any(found.key == "mesh.vpp" for found in alone)
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 4)), min_size=1))

@@ -8,9 +8,9 @@ import yaml
 from spec_samples import SAMPLE, Accepted
 
 from megaplan.dtypes import DType
+from megaplan.families.registry import FAMILIES
 from megaplan.spec.load import load_spec, load_spec_text, spec_from_document
 from megaplan.spec.models import LatentAttention, Mamba3
-from megaplan.spec.pattern_rules import SECTIONS
 from megaplan.spec.rules import check_rules
 from megaplan.spec.type_errors import near_keys
 
@@ -113,5 +113,5 @@ def test_rules_need_no_source() -> None:
 
 
 def test_every_letter_has_a_section() -> None:
-    assert set(SECTIONS.values()) <= set(type(load_spec_text(SAMPLE).spec.model).model_fields)
+    assert {family.section for family in FAMILIES.values()} <= set(type(load_spec_text(SAMPLE).spec.model).model_fields)
     assert near_keys(("model", "mamaba"), {}) == ["did you mean model.mamba?"]

@@ -5,8 +5,8 @@ from typing import Any, get_args
 
 import pytest
 
+from megaplan.scalars import Letter, PeakType, Rated, RecipeType, ReserveName
 from megaplan.spec.fields import all_keys, kinds_of, legal_keys
-from megaplan.spec.scalars import Letter, PeakType, Rated, RecipeType, ReserveName
 from megaplan.spec.schema import spec_schema
 
 

@@ -1,14 +1,18 @@
 """What megarun cannot build it refuses, naming the key, before any process group exists."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from megaplan.errors import MegaplanError, Severity
+from megaplan.plan.read import read_plan
 from megaplan.spec.models import Spec
-from megarun.job.support import refuse_unbuilt
+from megarun.job.support import refuse_other_orders, refuse_unbuilt
 
 pytestmark = pytest.mark.runtime
+
+PLAN = Path(__file__).parents[3] / "plans/nam56r-8xh200.json"
 
 
 @pytest.mark.parametrize(
@@ -46,6 +50,16 @@ def test_dtypes_torch_would_not_keep_are_errors(overrides: dict[str, Any], codes
     with pytest.raises(MegaplanError) as refused:
         refuse_unbuilt(Spec.model_validate(spec_with(overrides)))
     assert [(found.code, found.location.key) for found in refused.value.diagnostics] == codes
+
+
+def test_a_plans_orders_are_the_runtimes() -> None:
+    """What a committed plan decides is what is done; another order, or a step that there is not, is refused by its key."""
+    decisions = read_plan(str(PLAN)).decisions
+    refuse_other_orders(decisions)
+    for name, other in (("code_order", decisions.code_order[::-1]), ("wrap_order", ("blocks", "optimizer"))):
+        with pytest.raises(MegaplanError) as refused:
+            refuse_other_orders(decisions.model_copy(update={name: other}))
+        assert [(found.code, found.location.key) for found in refused.value.diagnostics] == [("MP790", f"decisions.{name}")]
 
 
 def test_what_is_built_passes(spec_with: Any) -> None:

@@ -17,7 +17,7 @@ from megaplan.layout.build import build_layout
 from megaplan.spec.models import Spec
 from megarun.engine.build import build_stage, materialise
 from megarun.engine.initialise import initialise
-from megarun.optim.build import Optimizers, newton_schulz_dtype
+from megarun.optim.build import Optimizers
 from megarun.optim.clip import clip_gradients
 from megarun.optim.muon import Muon, orthogonalise
 from megarun.parallel.apply.gradients import parameter_groups
@@ -143,9 +143,9 @@ def one_process() -> Iterator[None]:
 
 def test_newton_schulz_dtype(spec_with: Any) -> None:
     """The iteration is fp32 only where params are."""
-    found = [newton_schulz_dtype(Spec.model_validate(spec_with({"precision.params": dtype}))) for dtype in ("fp32", "bf16")]
+    found = [Spec.model_validate(spec_with({"precision.params": dtype})).newton_schulz_dtype for dtype in ("fp32", "bf16")]
     assert found == ["fp32", "bf16"]
-    assert newton_schulz_dtype(Spec.model_validate(spec_with({"optimizer.newton_schulz_dtype": "bf16"}))) == "bf16"
+    assert Spec.model_validate(spec_with({"optimizer.newton_schulz_dtype": "bf16"})).newton_schulz_dtype == "bf16"
 
 
 def test_clipping_counts_a_copy_once_and_scales_it_too() -> None:

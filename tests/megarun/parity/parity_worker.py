@@ -116,7 +116,7 @@ def resume_case(case: dict[str, Any]) -> dict[str, Any]:
     mesh = build_mesh(job.spec.mesh, CPU)
     trainer = Trainer(job, mesh)
     text = json.dumps({"inputs": {"model": job.spec.model.model_dump(mode="json")}})
-    plan = SavedPlan(text, model_digest(job.spec, "".join(block.family.value for block in job.inventory.layers)), "sha256:")
+    plan = SavedPlan(text, model_digest(job.spec, "".join(block.family for block in job.inventory.layers)), "sha256:")
     rows = CountingRows(job.spec.model.vocab_size)
     batches = Batches(rows, job.spec, mesh)
     start = 0
@@ -142,7 +142,7 @@ def bad_steps_case(case: dict[str, Any]) -> dict[str, Any]:
     """Train and save into `to`, or go on there, with NaN on some batches; losses of this start."""
     job = build_job(case)
     mesh = build_mesh(job.spec.mesh, CPU)
-    plan = SavedPlan("{}", model_digest(job.spec, "".join(block.family.value for block in job.inventory.layers)), "sha256:")
+    plan = SavedPlan("{}", model_digest(job.spec, "".join(block.family for block in job.inventory.layers)), "sha256:")
     rows, checkpoints = CountingRows(job.spec.model.vocab_size), Checkpoints(save_every=case["save_every"])
     run = Run(job, rows, Path(case["to"]), case["steps"], plan, checkpoints)
     keeper = Keeper(run)

@@ -122,7 +122,7 @@ def test_a_ledger_entry_of_the_wrong_size(told: Any, monkeypatch: pytest.MonkeyP
     def halved(spec: Any, name: str, block: Any) -> BlockLedger:
         found = ledger(spec, name, block)
         saved = [
-            LedgerTensor(t.name, (t.shape[0] // 2, *t.shape[1:]), t.dtype, t.column, t.why) if t.name == "states" else t
+            LedgerTensor(t.name, (t.shape[0] // 2, *t.shape[1:]), t.dtype, t.column, t.why, t.basis, t.keepers) if t.name == "states" else t
             for t in found.saved
         ]
         return BlockLedger(tuple(saved), found.output)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from megaplan.cost.step.workload import (
     AttentionShape,
@@ -55,7 +56,7 @@ def workload_of(
         recomputed: What backward runs again, where not what the spec says.
     """
     mesh, schedule = spec.mesh, spec.schedule
-    degrees = MeshShape(mesh.world_size, mesh.tp, mesh.pp, mesh.vpp, mesh.cp, mesh.ep, mesh.etp, mesh.dp_replicate * mesh.dp_shard)
+    degrees = MeshShape(mesh.world_size, mesh.tp, mesh.pp, mesh.vpp, mesh.cp, mesh.ep, mesh.etp, mesh.data_ranks)
     batch = BatchShape(spec.batch.micro_batch_size, spec.batch.seq_length, schedule.microbatches_per_update)
     stages = _stages(spec, spans, owners)
     again = recomputed_of(spec) if recomputed is None else recomputed
@@ -85,7 +86,7 @@ def software_of(spec: Spec) -> Software:
 def recomputed_of(spec: Spec) -> Recomputed:
     """What backward runs again under Megatron-Core's policies."""
     letters = parse_pattern(spec.model.pattern, spec.model.num_layers).layers
-    policies = [spec.recompute.blocks.get(letter, spec.recompute.default) for letter in letters]  # type: ignore[call-overload]
+    policies = [spec.recompute.of(letter) for letter in letters]
     modules = set(spec.host.recompute_modules)
     if any(policy == "selective" and letter == "A" for policy, letter in zip(policies, letters, strict=True)):
         modules.add("core_attn")
@@ -126,17 +127,8 @@ def machine_of(spec: Spec) -> Machine:
     domain = device.domain.value
     if spec.device.domain is None and domain <= NODE:
         domain = min(domain, spec.device.per_node)
-    return Machine(
-        name=device.name,
-        generation=device.generation,
-        num_sms=device.num_sms.value,
-        peaks={dtype: float(figure.value) for dtype, figure in device.peak_flops.items()},
-        memory=float(device.memory_bandwidth.value),
-        node=float(device.node_bandwidth.value),
-        network=float(device.network_bandwidth.value),
-        domain=domain,
-        reached={str(dtype): share for dtype, share in spec.device.reached.items()},
-    )
+    reached = {str(dtype): share for dtype, share in spec.device.reached.items()}
+    return replace(Machine.of(device), domain=domain, reached=reached)
 
 
 def _attention(spec: Spec, layers: float) -> AttentionShape | None:

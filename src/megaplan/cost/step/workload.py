@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from megaplan.devices import Device
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
@@ -206,6 +208,20 @@ class Machine:
     network: float
     domain: int
     reached: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, device: Device) -> Machine:
+        """The figures of a device."""
+        return cls(
+            name=device.name,
+            generation=device.generation,
+            num_sms=device.num_sms.value,
+            peaks={dtype: float(figure.value) for dtype, figure in device.peak_flops.items()},
+            memory=float(device.memory_bandwidth.value),
+            node=float(device.node_bandwidth.value),
+            network=float(device.network_bandwidth.value),
+            domain=device.domain.value,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ Source: torch/distributed/pipelining/stage.py (`_prepare_forward_infra`, `fwd_ca
 
 from __future__ import annotations
 
-from megaplan.hosts.megarun.dims import Dims
+from megaplan.blocks.dims import Dims
 
 
 def boundary_bytes(dims: Dims) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from megaplan.dtypes import DType
-from megaplan.spec.models import LatentAttention, Spec
+from megaplan.families.registry import families_of
+from megaplan.spec.models import Spec
 
 
 def rotary_bytes(spec: Spec) -> int:
@@ -18,20 +19,18 @@ def rotary_scratch_bytes(spec: Spec) -> int:
 
 def _frequencies(spec: Spec) -> int:
     """⌈R / 2⌉: an odd width, of which no layer rotates, has a table too."""
-    attention = spec.model.attention
-    if attention is None:
-        return 0
-    return -(-(attention.qk_rope_head_dim if isinstance(attention, LatentAttention) else attention.head_dim) // 2)
+    widths = (family.rotary(section) for family, section in families_of(spec.model) if family.rotary is not None)
+    return sum(-(-width // 2) for width in widths)
 
 
 FP64_BYTES = 8
 """Angles are computed, and a step's sums kept, in fp64, which no tensor of a spec has."""
 
 
-def router_sum_bytes(spec: Spec) -> int:
-    """What an E layer sums up over the microbatches of a step: rows of each expert, entropy, and its two losses."""
-    moe = spec.model.moe
-    return 0 if moe is None else (moe.num_experts + 3) * FP64_BYTES
+def step_sum_bytes(spec: Spec) -> dict[str, int]:
+    """What a layer of each letter sums up over the microbatches of a step; letters without such sums are absent."""
+    sums = {family.letter: family.step_sums(section) * FP64_BYTES for family, section in families_of(spec.model)}
+    return {letter: num_bytes for letter, num_bytes in sums.items() if num_bytes}
 
 
 def token_bytes(spec: Spec) -> int:

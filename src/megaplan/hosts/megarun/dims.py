@@ -1,55 +1,11 @@
-"""Local sizes of one rank: what TP, SP and CP leave of batch, sequence and width, and the dtypes of activations."""
+"""The local sizes of a spec's ranks, of its blocks' parameters, and the dtype of their gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
-
+from megaplan.blocks.dims import Dims
 from megaplan.dtypes import DType
 from megaplan.inventory.tensors import Block, Owner, ParamTensor
-from megaplan.spec.models import Mesh, Spec
-
-
-class Dims(NamedTuple):
-    """Local sizes, per microbatch.
-
-    Attributes:
-        batch: Sequences B.
-        tokens: Positions of a sequence inside a tensor-parallel region: seq_length / cp.
-        residual_tokens: Positions of the residual stream and its norms: with SP (tp > 1) seq_length / (cp · tp).
-        hidden: Residual width h.
-        tp: Tensor-parallel degree; widths of heads and MLPs are divided by it.
-        cp: Context-parallel degree.
-        dtype: Of activations: `precision.params`, bf16 where that is fp8.
-        stat_dtype: Of statistics and states: fp32.
-        packed: Whether rows hold several documents, each position with the int32 place where its own begins.
-        turns: Of a rank of a CP group: whether it is the last one, on which the walk over the pieces turns.
-    """
-
-    batch: int
-    tokens: int
-    residual_tokens: int
-    hidden: int
-    tp: int
-    cp: int
-    dtype: DType
-    stat_dtype: DType = DType.FP32
-    packed: bool = False
-    turns: bool = True
-
-    @property
-    def residual(self) -> tuple[int, int, int]:
-        """Shape of the residual stream."""
-        return (self.batch, self.residual_tokens, self.hidden)
-
-    @property
-    def gathered(self) -> tuple[int, int, int]:
-        """Shape of a normed input gathered over TP."""
-        return (self.batch, self.tokens, self.hidden)
-
-    def wide(self, *widths: int) -> tuple[int, ...]:
-        """[B, T, *widths] inside the tensor-parallel region."""
-        return (self.batch, self.tokens, *widths)
+from megaplan.spec.models import Spec
 
 
 def local_dims(spec: Spec, *, turns: bool = True) -> Dims:
@@ -63,33 +19,18 @@ def local_dims(spec: Spec, *, turns: bool = True) -> Dims:
         hidden=spec.model.hidden_size,
         tp=mesh.tp,
         cp=mesh.cp,
-        dtype=activation_dtype(spec),
+        dtype=spec.precision.activations,
         packed=spec.data.packing == "documents",
         turns=turns,
+        ep=mesh.ep,
+        etp=mesh.etp,
+        kernels=spec.host.uses_triton,
     )
-
-
-def is_pipelined(mesh: Mesh) -> bool:
-    """Whether torch's pipeline schedule runs the step; otherwise megarun's own loop over the microbatches does."""
-    return mesh.pp * mesh.vpp > 1
-
-
-def activation_dtype(spec: Spec) -> DType:
-    """Activations have the compute copy's dtype; matrix products with fp8 weights return bf16."""
-    params = spec.precision.params
-    return DType.BF16 if params is DType.FP8 else params
-
-
-def param_dtype(spec: Spec, block: Block) -> DType:
-    """Dtype of a block's gathered parameters: its family's where one is given, else `precision.params`."""
-    families: Mapping[str, DType] = spec.precision.families  # type: ignore[assignment]
-    return families.get(block.family.value, spec.precision.params) if families else spec.precision.params
 
 
 def gradient_dtype(spec: Spec, block: Block) -> DType:
     """Dtype in which autograd makes a block's parameter gradients: the parameters', bf16 where those are fp8."""
-    dtype = param_dtype(spec, block)
-    return DType.BF16 if dtype is DType.FP8 else dtype
+    return spec.precision.of(block.family).of_products
 
 
 def local_shape(tensor: ParamTensor, tp: int, ep: int, etp: int) -> tuple[int, ...]:

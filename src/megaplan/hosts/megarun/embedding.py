@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from functools import cache
 
+from megaplan.blocks.dims import Dims
+from megaplan.blocks.ops import OUTPUT, Op, Projection, norm, partial_gradient, project
+from megaplan.blocks.storages import Shapes, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
-from megaplan.hosts.megarun.dims import Dims
-from megaplan.hosts.megarun.ops import OUTPUT, Op, Projection, norm, partial_gradient, project
-from megaplan.hosts.megarun.parts import Part, Shapes, residual, storages
+from megaplan.hosts.megarun.parts import Part
 from megaplan.hosts.megarun.program import Replay, replay
 
 JOINED = {"own": 1, "chosen": 1, "sums": 2, "terms": 2}

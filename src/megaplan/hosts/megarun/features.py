@@ -14,14 +14,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
+from megaplan.blocks.dims import Dims
+from megaplan.blocks.ops import INPUT, OUTPUT, Flow, Op, add, linear, norm
+from megaplan.blocks.storages import Shapes, Stored, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
-from megaplan.hosts.megarun.attention import AttentionKey, attention_key, attention_ops, attention_storages
-from megaplan.hosts.megarun.dims import Dims
+from megaplan.families.attention.program import AttentionKey, attention_key, attention_ops, attention_storages
+from megaplan.families.dense.program import mlp_ops, mlp_storages
 from megaplan.hosts.megarun.embedding import head_ops, head_storages
-from megaplan.hosts.megarun.mlp import mlp_ops, mlp_storages
-from megaplan.hosts.megarun.ops import INPUT, OUTPUT, Flow, Op, add, linear, norm
-from megaplan.hosts.megarun.parts import Part, Shapes, Stored, residual, storages
+from megaplan.hosts.megarun.parts import Part
 from megaplan.hosts.megarun.program import Replay, replay
 from megaplan.spec.models import CategoryEmbedding, Model, Ngram
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
+from megaplan.blocks.dims import Dims
+from megaplan.blocks.ops import AGAIN_SUFFIX, OUTPUT
+from megaplan.blocks.storages import storages
 from megaplan.columns import Column
-from megaplan.hosts.megarun.dims import Dims
-from megaplan.hosts.megarun.ops import AGAIN_SUFFIX, OUTPUT
-from megaplan.hosts.megarun.parts import BlockBytes, Part, storages, weigh
+from megaplan.hosts.megarun.parts import BlockBytes, Part, weigh
 from megaplan.hosts.megarun.program import Backward, Moment, Replay, backward_fields, size_name
 
 

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from math import prod
 from typing import NoReturn
 
+from megaplan.blocks.dims import Dims
+from megaplan.blocks.storages import Shapes, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
-from megaplan.hosts.megarun.attention import attention_part
-from megaplan.hosts.megarun.dims import Dims, gradient_dtype, is_pipelined, local_dims, local_shape
+from megaplan.families.registry import FAMILIES, families_of
+from megaplan.hosts.megarun.dims import gradient_dtype, local_dims, local_shape
 from megaplan.hosts.megarun.embedding import embedding_part, final_norm_part, head_part
 from megaplan.hosts.megarun.features import category_part, depth_shapes, mtp_part, ngram_part, relation_bias_part
 from megaplan.hosts.megarun.halves import splittable_part
-from megaplan.hosts.megarun.mamba import mamba_part
-from megaplan.hosts.megarun.mlp import mlp_part
-from megaplan.hosts.megarun.moe import ExpertMesh, moe_part
-from megaplan.hosts.megarun.parts import BlockBytes, Part, Shapes, ledger, storages, weigh
-from megaplan.hosts.megarun.recurrent import recurrent_part
+from megaplan.hosts.megarun.parts import BlockBytes, Part, ledger, replay_of, weigh
 from megaplan.hosts.values import BlockLedger
-from megaplan.inventory.tensors import Block, Family, Inventory, layer_names
+from megaplan.inventory.tensors import Block, Inventory, Outside, layer_names
 from megaplan.schedule.registry import SPLIT_BACKWARD
 from megaplan.spec.models import Spec
-
-LAYER_FAMILIES = (Family.A, Family.M, Family.E, Family.R, Family.D)
 
 
 def block_ledger(spec: Spec, block_name: str, block: Block) -> BlockLedger:
@@ -51,14 +48,14 @@ def block_bytes(spec: Spec, dims: Dims, block_name: str, block: Block) -> BlockB
     size, part = dtype.bytes, _part(spec, dims, block_name, block, dtype)
     if spec.schedule.kind in SPLIT_BACKWARD and block_name.startswith("layers."):
         part = splittable_part(part, dims)
-    if mesh.tp == mesh.ep == mesh.etp == 1 and block.family is not Family.MTP:
+    if mesh.tp == mesh.ep == mesh.etp == 1 and block.family is not Outside.MTP:
         gradients = {tensor[0]: elements * size for tensor, elements in zip(block.tensors, block.sizes, strict=True)}
     else:
         gradients = {name: prod(shape) * size for name, shape in parameter_shapes(spec, dims, block_name, block).items()}
     return weigh(part, gradients, in_place=dtype is spec.precision.grads)
 
 
-Make = tuple[int, bool, str]
+Make = tuple[int, Hashable, str]
 
 
 def makes_of(spec: Spec, inventory: Inventory) -> dict[str, Make]:
@@ -66,19 +63,16 @@ def makes_of(spec: Spec, inventory: Inventory) -> dict[str, Make]:
 
     `head` is there for a tied head too.
     """
-    attention, last = spec.model.attention, len(inventory.layers) - 1
-    without_rotation = frozenset(attention.nope_layers) if attention is not None else frozenset()
-    written = _policies(spec)
-    policies = {family: written.get(family, spec.recompute.default) for family in LAYER_FAMILIES}
+    last, model = len(inventory.layers) - 1, spec.model
+    given = {family.letter: (family.operations, section, spec.recompute.of(family.letter)) for family, section in families_of(model)}
     made: dict[str, Make] = {}
     for index, (name, block) in enumerate(zip(layer_names(len(inventory.layers)), inventory.layers, strict=True)):
-        family = block.family
-        policy = policies[family] if index != last else "none"  # R-67
-        made[name] = id(block), family is not Family.A or index not in without_rotation, policy
+        operations, section, policy = given[block.family]
+        made[name] = id(block), operations(section, index), policy if index != last else "none"  # R-67
     for name, block in inventory.outside:
-        made[name] = id(block), True, name if block.family is Family.MTP else "head" if name == "head" else "none"
+        made[name] = id(block), None, name if block.family is Outside.MTP else "head" if name == "head" else "none"
     if inventory.tied:
-        made["head"] = id(inventory.block("embedding")), True, "head"
+        made["head"] = id(inventory.block("embedding")), None, "head"
     return made
 
 
@@ -102,41 +96,30 @@ def parameter_shapes(spec: Spec, dims: Dims, name: str, block: Block) -> dict[st
         shapes = {tensor.name: tensor.shape for tensor in block.tensors}
     else:
         shapes = {tensor.name: local_shape(tensor, mesh.tp, mesh.ep, mesh.etp) for tensor in block.tensors}
-    if block.family is Family.MTP:
+    if block.family is Outside.MTP:
         vocab = spec.model.vocab_size // (mesh.tp if mesh.vocab_parallel else 1)
         shapes |= depth_shapes(spec.model, name, (vocab, dims.hidden))
     return shapes
 
 
-def layer_policy(spec: Spec, index: int, block: Block) -> str:
-    """The recompute policy of layer `index`, whose block is given; the model's last is never recomputed (R-67)."""
-    if index == spec.model.num_layers - 1:
-        return "none"
-    return _policies(spec).get(block.family, spec.recompute.default)
-
-
-def _policies(spec: Spec) -> dict[str, str]:
-    return dict(spec.recompute.blocks)  # type: ignore[arg-type]  # by letter
-
-
 def _part(spec: Spec, dims: Dims, name: str, block: Block, parameters: DType) -> Part:
     if name.startswith("layers."):
         return _layer_part(spec, dims, int(name.removeprefix("layers.")), block, parameters)
-    model, features, vocab_parallel, joined = spec.model, spec.model.features, spec.mesh.vocab_parallel, spec.host.kernels == "triton"
+    model, features, vocab_parallel, joined = spec.model, spec.model.features, spec.mesh.vocab_parallel, spec.host.uses_triton
     if name == "head":
-        return head_part(dims, model.vocab_size, vocab_parallel=vocab_parallel, pipelined=is_pipelined(spec.mesh), joined=joined)
+        return head_part(dims, model.vocab_size, vocab_parallel=vocab_parallel, pipelined=spec.mesh.is_pipelined, joined=joined)
     match block.family:
-        case Family.EMBEDDING:
+        case Outside.EMBEDDING:
             part = embedding_part(dims, vocab_parallel=vocab_parallel)
-        case Family.FINAL_NORM:
+        case Outside.FINAL_NORM:
             part = final_norm_part(dims)
-        case Family.NGRAM:
+        case Outside.NGRAM:
             part = ngram_part(dims, features.ngram or _missing("features.ngram"))
-        case Family.STRUCTURE:
+        case Outside.STRUCTURE:
             part = category_part(dims, features.structure or _missing("features.structure"))
-        case Family.PLATFORM:
+        case Outside.PLATFORM:
             part = category_part(dims, features.platform or _missing("features.platform"))
-        case Family.RELATION_BIAS:
+        case Outside.RELATION_BIAS:
             part = relation_bias_part(dims)
         case _:
             depth = int(name.removeprefix("mtp."))
@@ -145,23 +128,10 @@ def _part(spec: Spec, dims: Dims, name: str, block: Block, parameters: DType) ->
 
 
 def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DType) -> Part:
-    model, policy = spec.model, layer_policy(spec, index, block)
-    kernels = spec.host.kernels == "triton"
-    match block.family:
-        case Family.A:
-            attention = model.attention or _missing("attention")
-            indexed = any(tensor.name.startswith("indexer.") for tensor in block.tensors)
-            rotates = index not in attention.nope_layers
-            return attention_part(dims, attention, rotates=rotates, with_indexer=indexed, policy=policy)
-        case Family.M:
-            return mamba_part(dims, model.mamba or _missing("mamba"), parameters, policy=policy, kernels=kernels)
-        case Family.E:
-            mesh = ExpertMesh(spec.mesh.ep, spec.mesh.etp)
-            return moe_part(dims, model.moe or _missing("moe"), mesh, gathers=kernels, policy=policy)
-        case Family.R:
-            return recurrent_part(dims, model.recurrent or _missing("recurrent"), parameters, policy=policy, kernels=kernels)
-        case _:
-            return mlp_part(dims, model.mlp or _missing("mlp"), policy=policy)
+    family = FAMILIES[block.family]
+    section = family.section_of(spec.model)
+    program, tensors = family.program(dims, section, block.variant, family.operations(section, index), parameters)
+    return Part(replay_of(program, spec.policy(index, block.family)), tensors)
 
 
 def _missing(name: str) -> NoReturn:

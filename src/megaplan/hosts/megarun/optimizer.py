@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from megaplan.dtypes import DType
-from megaplan.spec.models import Spec
 from megaplan.tuples import new
 
 
@@ -51,18 +49,6 @@ class Uneven(NamedTuple):
         """The index of the first short chunk, and the first after it: ranks between two boundaries hold the same."""
         whole = self.rows // self.chunk_rows
         return whole, whole + (self.rows % self.chunk_rows > 0)
-
-
-def uses_muon(spec: Spec) -> bool:
-    """Whether the matrix group is Muon's."""
-    return spec.optimizer.matrix == "muon"
-
-
-def newton_schulz_dtype(spec: Spec) -> DType:
-    """Dtype of Muon's iteration: as written, else fp32 where params are fp32, else bf16."""
-    if spec.optimizer.newton_schulz_dtype is not None:
-        return spec.optimizer.newton_schulz_dtype
-    return DType.FP32 if spec.precision.params is DType.FP32 else DType.BF16
 
 
 class MatrixScratch(NamedTuple):

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from functools import cache
 from itertools import accumulate
-from math import prod
 from typing import NamedTuple
 
-from megaplan.columns import Basis, Column
-from megaplan.dtypes import DType
+from megaplan.blocks.ops import OUTPUT, BlockProgram
+from megaplan.blocks.storages import Shapes, Stored
+from megaplan.columns import Column
 from megaplan.hosts.megarun.allocator import slack_bytes
-from megaplan.hosts.megarun.ops import INPUT, OUTPUT
-from megaplan.hosts.megarun.program import Moment, Replay
+from megaplan.hosts.megarun.program import Moment, Replay, replay
 from megaplan.hosts.values import BlockLedger, LedgerTensor
 from megaplan.tuples import new
-
-Stored = tuple[int, Column, tuple[int, ...], DType, Basis]
-"""A storage: its bytes, the column they stand in, and what they are made of. A plain tuple: an evaluation makes hundreds."""
-Shapes = dict[str, Stored]
 
 
 class Part(NamedTuple):
@@ -25,6 +21,17 @@ class Part(NamedTuple):
 
     replay: Replay
     tensors: Shapes
+
+
+@cache
+def replay_of(program: BlockProgram, policy: str) -> Replay:
+    """The replay of a block under a recompute policy."""
+    names, region = frozenset(op.name for op in program.ops), frozenset[str]()
+    if policy != "none":
+        region = names & program.reruns if policy == "selective" else names
+    kept = {name for op in program.ops for name in op.keeps}
+    cached = frozenset(name for op in program.ops if op.name in program.caches for name in op.makes if name in kept)
+    return replay(program.ops, program.held, region, cached=cached)
 
 
 class BlockBytes(NamedTuple):
@@ -73,18 +80,6 @@ class BlockBytes(NamedTuple):
         """What is alive at a moment with these parameter gradients."""
         tensors = self.part.tensors
         return sum([tensors[name][0] for name in moment.tensors]) + sum([self.gradients[name] for name in params])
-
-
-def storages(dtype: DType, column: Column, shapes: Mapping[str, tuple[int, ...]], basis: Basis = Basis.EXACT) -> Shapes:
-    """Named storages of one dtype and column."""
-    size = dtype.bytes
-    return {name: (prod(shape) * size, column, shape, dtype, basis) for name, shape in shapes.items()}
-
-
-def residual(shapes: Shapes) -> Shapes:
-    """Add the block's input under its name, shaped as its output."""
-    shapes[INPUT] = shapes[OUTPUT]
-    return shapes
 
 
 def weigh(part: Part, gradients: dict[str, int], *, in_place: bool) -> BlockBytes:
@@ -149,7 +144,7 @@ def ledger(block: BlockBytes, gradients: Shapes, *, in_place: bool) -> BlockLedg
     params = moment.new_params if in_place else moment.params
     backward = f"alive in backward of {moment.op}"
     return BlockLedger(
-        saved=tuple(_tensor(name, tensors[name], f"kept by {why}") for name, why in block.part.replay.saved),
+        saved=tuple(_tensor(name, tensors[name], f"kept by {', '.join(keepers)}", keepers) for name, keepers in block.part.replay.saved),
         output=_tensor(OUTPUT, tensors[OUTPUT], "handed on"),
         forward_live=_tensors(block.forward.storages, tensors, f"alive in {block.forward.op}"),
         backward_live=(
@@ -170,6 +165,6 @@ def _tensors(names: Iterable[str], tensors: Shapes, why: str) -> tuple[LedgerTen
     return tuple(_tensor(name, tensors[name], why) for name in names)
 
 
-def _tensor(name: str, stored: Stored, why: str) -> LedgerTensor:
+def _tensor(name: str, stored: Stored, why: str, keepers: tuple[str, ...] = ()) -> LedgerTensor:
     _, column, shape, dtype, basis = stored
-    return LedgerTensor(name, shape, dtype, column, why, basis)
+    return LedgerTensor(name, shape, dtype, column, why, basis, keepers)

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from megaplan.hosts.megarun.ops import INPUT, OUTPUT, Flow, Op, again
+from megaplan.blocks.ops import INPUT, OUTPUT, Flow, Op, again
 
 AGAIN = "recompute"  # stands for the region's second run among the keepers of a storage
 CALLER = "caller"  # stands for autograd's caller among the owners of gradients
@@ -88,7 +88,7 @@ class Replay:
         program: What was replayed.
     """
 
-    saved: tuple[tuple[str, str], ...]
+    saved: tuple[tuple[str, tuple[str, ...]], ...]
     of_saved: Pick
     keeps_input: bool
     forward: tuple[Moment, ...]
@@ -167,7 +167,7 @@ def replay(
     program = Program(graph, tuple(order), arriving, pinned)
     backward = Backward(program).moments
     return Replay(
-        saved=tuple((name, ", ".join(dict.fromkeys(why[name]))) for name in order),
+        saved=tuple((name, tuple(dict.fromkeys(why[name]))) for name in order),
         of_saved=_pick(order),
         keeps_input=keeps_input,
         forward=forward,

@@ -19,8 +19,9 @@ from math import prod
 from typing import NamedTuple
 
 from megaplan.columns import Column
+from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megarun.allocator import slack_bytes
-from megaplan.hosts.megarun.dims import local_shape, param_dtype
+from megaplan.hosts.megarun.dims import local_shape
 from megaplan.hosts.megarun.optimizer import (
     Cast,
     MatrixMoments,
@@ -28,10 +29,8 @@ from megaplan.hosts.megarun.optimizer import (
     Uneven,
     matrix_moments,
     matrix_scratch,
-    newton_schulz_dtype,
-    uses_muon,
 )
-from megaplan.inventory.tensors import Block, Family, Group, Owner, ParamTensor
+from megaplan.inventory.tensors import Block, Group, Owner, ParamTensor
 from megaplan.spec.models import Mesh, Spec
 from megaplan.tuples import new
 
@@ -193,7 +192,7 @@ class Sizes(NamedTuple):
 
 def storage_sizes(spec: Spec, *, padded: bool = True) -> Sizes:
     """The sizes of a spec; not `padded` is what a runtime would hold that could cut between any two elements."""
-    mesh, precision, iteration = spec.mesh, spec.precision, newton_schulz_dtype(spec)
+    mesh, precision, iteration = spec.mesh, spec.precision, spec.newton_schulz_dtype
     return Sizes(
         spec,
         degrees=shard_degrees(mesh),
@@ -202,7 +201,7 @@ def storage_sizes(spec: Spec, *, padded: bool = True) -> Sizes:
         grads=precision.grads.bytes,
         reduce=precision.reduce.bytes,
         moments=precision.moments.bytes,
-        iteration=iteration.bytes if uses_muon(spec) else 0,
+        iteration=iteration.bytes if spec.optimizer.uses_muon else 0,
         cast=0 if iteration is precision.master else precision.master.bytes,
         casts_gradients=precision.grads is not precision.master,
         recasts=precision.grads is not precision.reduce,
@@ -259,7 +258,7 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
         if casts_gradients:
             casts.append(Cast(nbytes, state + STEP_BYTES, in_matrix_group, short))
     resident_slack, state_slack = _slacks(adamw_shards, muon_shards, master, moments)
-    compute = param_dtype(spec, block).bytes
+    compute = spec.precision.of(block.family).bytes
     dense = _group(sizes, compute, dense_degree, dense_shard, dense_elements, own_last or dense_last)
     experts = _group(sizes, compute, expert_degree, expert_shard, expert_elements, expert_last) if expert_shard else NOTHING
     return new(
@@ -351,7 +350,7 @@ def _group(sizes: Sizes, compute: int, degree: int, shard: int, true: int, last:
     )
 
 
-LAST_OWN = {Family.M: "D", Family.R: "A_log", Family.D: "norm.weight"}
+LAST_OWN = {family.letter: family.last_own for family in FAMILIES.values() if family.last_own}
 """FSDP2 lists a block's own parameters after its children's: the last of a family whose blocks have any themselves."""
 STEP_BYTES = 4
 """AdamW's step counter, an fp32 scalar beside each parameter (fused AdamW keeps it on the device)."""

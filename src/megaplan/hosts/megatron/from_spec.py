@@ -41,9 +41,8 @@ def _common(spec: Spec, letters: str) -> MegatronJob:
     grouped = attention if isinstance(attention, GroupedQueryAttention) else None
     ffn = model.mlp.ffn_hidden_size if model.mlp else model.features.mtp.ffn_hidden_size if model.features.mtp else 4 * model.hidden_size
     activation = next((part.activation for part in (model.mlp, model.moe) if part is not None), "relu2")
-    blocks = dict(spec.recompute.blocks)
     modules = set[str](host.recompute_modules)
-    if blocks.get("A", spec.recompute.default) == "selective":
+    if spec.recompute.of("A") == "selective":
         modules.add("core_attn")
     aware, bf16_grads = host.precision_aware_optimizer, precision.grads is DType.BF16
     heads = attention.num_heads if attention is not None else 1

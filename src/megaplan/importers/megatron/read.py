@@ -11,8 +11,8 @@ from typing import Any
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.importers.megatron.tables import IGNORED, IGNORED_PREFIXES, NOT_CARRIED
+from megaplan.scalars import MAX_INT
 from megaplan.spec.document import parse_document
-from megaplan.spec.scalars import MAX_INT
 
 _YAML_KEY = re.compile(r"^\s*(?:-{0,2})[A-Za-z_][\w-]*:(\s|$)")
 _INTEGER, _NUMBER = re.compile(r"[-+]?\d+"), re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")

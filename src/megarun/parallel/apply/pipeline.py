@@ -8,25 +8,16 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining import (
-    Schedule1F1B,
-    ScheduleDualPipeV,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-    ScheduleLoopedBFS,
-    ScheduleZBVZeroBubble,
-    schedules,
-)
-from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
+from torch.distributed.pipelining import schedules
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle, get_schedule_class
 
+from megaplan.schedule import SCHEDULES
 from megaplan.spec.models import Spec
 from megarun.data.batches import Batch
 from megarun.model.stage import Stage
 from megarun.parallel.apply.order import check_order
 from megarun.parallel.apply.pipeline_stage import pipeline_stage
 from megarun.parallel.groups.mesh import RankMesh
-from megarun.parallel.groups.shapes import batch_tokens
 from megarun.parallel.groups.tensor import TensorParallel, tensor_parallel
 from megarun.parallel.groups.tensor_vocabulary import summed_cross_entropy
 
@@ -39,15 +30,10 @@ class Runner(Protocol):
         ...
 
 
-SCHEDULES: dict[str, type[PipelineScheduleSingle | PipelineScheduleMulti]] = {
-    "gpipe": ScheduleGPipe,
-    "1f1b": Schedule1F1B,
-    "looped_bfs": ScheduleLoopedBFS,
-    "interleaved_1f1b": ScheduleInterleaved1F1B,
-    "interleaved_zero_bubble": ScheduleInterleavedZeroBubble,
-    "zbv": ScheduleZBVZeroBubble,
-    "dualpipev": ScheduleDualPipeV,
-}
+def schedule_class(kind: str) -> type[PipelineScheduleSingle | PipelineScheduleMulti]:
+    """Torch's class of a schedule."""
+    found: type[PipelineScheduleSingle | PipelineScheduleMulti] = get_schedule_class(SCHEDULES[kind].torch_name)
+    return found
 
 
 def build_runner(stages: Sequence[Stage], spec: Spec, mesh: RankMesh) -> Runner:
@@ -61,7 +47,7 @@ def batch_loss(spec: Spec, mesh: RankMesh) -> BatchLoss:
     Of packed rows, whose batches differ in that, each update states its own number.
     """
     tp = tensor_parallel(mesh)
-    return BatchLoss(batch_tokens(spec), tp if spec.mesh.vocab_parallel and tp.degree > 1 else None)
+    return BatchLoss(spec.global_batch_tokens, tp if spec.mesh.vocab_parallel and tp.degree > 1 else None)
 
 
 class BatchLoss(nn.Module):
@@ -121,7 +107,7 @@ class PipelineRunner:
     def __init__(self, stages: Sequence[Stage], spec: Spec, mesh: RankMesh) -> None:
         self._device, self._looks_ahead = mesh.device, spec.model.features.mtp is not None
         logging.getLogger(schedules.__name__).setLevel(logging.CRITICAL)  # every rank would print its whole order beside the one error
-        kind = SCHEDULES[spec.schedule.kind]
+        kind = schedule_class(spec.schedule.kind)
         check_order(kind, mesh.coordinate["pp"], spec)
         several = issubclass(kind, PipelineScheduleMulti)
         self._stages, self._num_steps = [pipeline_stage(stage, spec, mesh) for stage in stages], spec.schedule.steps_per_update

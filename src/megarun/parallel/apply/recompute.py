@@ -4,16 +4,10 @@ A region is one method of a block, run under torch's non-reentrant checkpoint: i
 the region again when backward first needs any of that. The second run stops as soon as everything that had been saved is there again, so
 a product at the end of a region is not repeated. What is kept, storage by storage, is the ledger's (`megaplan.hosts.megarun`).
 
-| | selective | keeps | drops |
-|---|---|---|---|
-| A | attention → o_proj | q, k, v | output, log-sum-exp |
-| D | activation → down_proj | gate, up | down_proj's input |
-| E | the experts' products and activation | dispatched rows, weights | the products before the activation |
-| M (mamba2) | in_proj → convolution → scan → gated norm | normed input; what scan and norm make, cached | in_proj's and convolution's |
-| M (mamba3) | projections → norms of B and C → scan | normed input; what the scan makes, cached | what projections and norms make |
-| R | recurrence → gated norm → out_proj | q, k, v, forget, gate | y, states, gated output |
+What runs again under `selective` is the family's own statement (`megaplan.families.family.Selective`), which the ledger and the cost model
+read too.
 
-`full` is the whole block of A, D and R: only its input is kept.
+`full` is the whole block: only its input is kept. Families may refuse it (`Family.full_refused`).
 """
 
 from __future__ import annotations
@@ -27,55 +21,35 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from megaplan.hosts.megarun.ledger import layer_policy
+from megaplan.families.family import Selective
+from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Inventory
 from megaplan.spec.models import Spec
-from megarun.model.attention import GroupedQueryAttention, LatentAttention
-from megarun.model.mamba import Mamba2Block
-from megarun.model.mamba3 import Mamba3Block
-from megarun.model.mlp import DenseBlock
-from megarun.model.moe import ExpertBlock
-from megarun.model.recurrent import MatrixRecurrenceBlock
 from megarun.model.stage import Stage
 from megarun.parallel.groups.relay import scan_once_contexts
 
-FULL: tuple[type[nn.Module], ...] = (GroupedQueryAttention, LatentAttention, DenseBlock, MatrixRecurrenceBlock)
-
 
 def recompute_stage(stage: Stage, spec: Spec, inventory: Inventory) -> None:
-    """Replace, on every layer with a policy, the method that the policy runs again; parameters and their names stay as they are."""
-    for name, block in stage.layers.items():
-        policy = layer_policy(spec, int(name), inventory.layers[int(name)])
+    """Replace, on every layer with a policy, the method that the policy runs again; parameters and their names stay as they are.
+
+    Raises:
+        ValueError: A family refuses the policy, which the rules of the spec should have said.
+    """
+    for name, module in stage.layers.items():
+        block = inventory.layers[int(name)]
+        family, policy = FAMILIES[block.family], spec.policy(int(name), block.family)
         if policy == "full":
-            _run_again(_whole(block), "forward")
+            if family.full_refused is not None:
+                raise ValueError(f"layer {name}: {family.title} blocks refuse full recompute, which the spec's rules report (MP720)")
+            _run_again(module, "forward")
         elif policy == "selective":
-            _checkpoint_selective(block)
+            _checkpoint_selective(module, family.selective(family.section_of(spec.model), block.variant))
 
 
-def _whole(block: nn.Module) -> nn.Module:
-    if not isinstance(block, FULL):
-        raise TypeError(f"{type(block).__name__} refuses full recompute; the rules of the spec should have said so (MP720)")
-    return block
-
-
-def _checkpoint_selective(block: nn.Module) -> None:
-    match block:
-        case LatentAttention(indexer=indexer) if indexer is not None:
-            _run_again(block, "indexed_core")
-        case GroupedQueryAttention() | LatentAttention() | MatrixRecurrenceBlock():
-            _run_again(block, "core")
-        case DenseBlock():
-            _run_again(block, "contract")
-        case ExpertBlock():
-            _run_again(block.experts, "forward")
-        case Mamba2Block():
-            # their outputs are read by the block's backward anyway; kept, they need not run twice
-            kept = [torch.ops.megakernels.ssd.default, torch.ops.megakernels.gated_rms_norm.default]
-            _run_again(block, "mix", context_fn=partial(_keeping, kept))
-        case Mamba3Block():
-            _run_again(block, "mix", context_fn=partial(_keeping, [torch.ops.megakernels.mamba3.default]))
-        case _:
-            raise TypeError(f"{type(block).__name__} has no selective recompute")
+def _checkpoint_selective(module: nn.Module, selective: Selective) -> None:
+    path, _, method = selective.method.rpartition(".")
+    kept = [getattr(torch.ops.megakernels, kernel).default for kernel in selective.caches.values()]
+    _run_again(module.get_submodule(path), method, **({"context_fn": partial(_keeping, kept)} if kept else {}))
 
 
 def _keeping(kept: list[torch._ops.OpOverload]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

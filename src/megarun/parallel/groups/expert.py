@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megaplan.hosts.megarun.moe import ExpertMesh, received_rows
+from megaplan.families.moe.program import ExpertMesh, received_rows
 from megaplan.spec.models import MixtureOfExperts, Spec
 from megarun.parallel.groups.mesh import RankMesh
 

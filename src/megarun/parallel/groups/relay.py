@@ -38,7 +38,7 @@ from megakernels import (
     ssd_piece,
     ssd_piece_backward,
 )
-from megaplan.hosts.megarun.hand_off import num_lanes
+from megaplan.blocks.relay import num_lanes
 from megarun.parallel.groups.context import ContextParallel
 
 FORWARD, BACKWARD = (0, 1), (1, 0)

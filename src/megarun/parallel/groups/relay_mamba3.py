@@ -16,7 +16,7 @@ from torch import Tensor
 
 from megakernels import accumulator_dtype, mamba3, mamba3_ahead, mamba3_ahead_backward, mamba3_piece, mamba3_piece_backward
 from megakernels.ops.mamba3.piece import Settings
-from megaplan.hosts.megarun.hand_off import num_lanes
+from megaplan.blocks.relay import num_lanes
 from megarun.parallel.groups.context import ContextParallel
 from megarun.parallel.groups.relay import BACKWARD, FORWARD, half, lane_slice, lane_zeros, of_next, of_previous, relay_state, run_once
 

@@ -16,12 +16,6 @@ def token_shape(spec: Spec) -> tuple[int, int]:
     return spec.batch.micro_batch_size, spec.batch.seq_length // (spec.mesh.cp * tp)
 
 
-def batch_tokens(spec: Spec) -> int:
-    """Tokens of the global batch: over all microbatches of an update and all data ranks."""
-    sequences = spec.batch.micro_batch_size * spec.schedule.microbatches_per_update * spec.mesh.dp_replicate * spec.mesh.dp_shard
-    return sequences * spec.batch.seq_length
-
-
 def logits_shape(spec: Spec) -> tuple[int, int, int]:
     """Logits of the tokens that `token_shape` tells: all words, or with `vocab_parallel` the rank's own, [B, T / cp, V / tp]."""
     tp = spec.mesh.tp if spec.mesh.vocab_parallel else 1

@@ -34,13 +34,6 @@ HYBRID = ModelShape(
 )
 
 
-def machine(name: str) -> Machine:
-    device = load_device(name)
-    peaks = {dtype: float(figure.value) for dtype, figure in device.peak_flops.items()}
-    rates = (float(device.memory_bandwidth.value), float(device.node_bandwidth.value), float(device.network_bandwidth.value))
-    return Machine(name, device.generation, device.num_sms.value, peaks, *rates, device.domain.value)
-
-
 def step(model: ModelShape = LLAMA, device: str = "h100-sxm", again: Recomputed | None = None, **given) -> StepWorkload:
     """Eight devices, one stage unless `pp` is given; every other word is the mesh's, the batch's or the software's."""
     mesh = MeshShape(**{"world": 8, "dp": 8, **{key: given.pop(key) for key in list(given) if key in MeshShape.__slots__}})
@@ -50,7 +43,7 @@ def step(model: ModelShape = LLAMA, device: str = "h100-sxm", again: Recomputed 
     stages = [StageShape(1.0, share, True, mesh.pp == 1)]
     if mesh.pp > 1:
         stages += [StageShape(mesh.pp - 2.0, share)] * (mesh.pp > 2) + [StageShape(1.0, share, False, True)]
-    return StepWorkload(model, mesh, batch, software, machine(device), tuple(stages), again or Recomputed())
+    return StepWorkload(model, mesh, batch, software, Machine.of(load_device(device)), tuple(stages), again or Recomputed())
 
 
 def seconds(*arguments, **given) -> float:

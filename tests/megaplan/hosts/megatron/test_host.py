@@ -62,7 +62,7 @@ def planned(spec: Spec) -> tuple[Budget, tuple[object, ...]]:
     inventory = build_inventory(spec)
     size = spec.model.num_layers // (spec.mesh.pp * spec.mesh.vpp)
     layout = build_layout(spec, inventory, tuple((start, start + size) for start in range(0, spec.model.num_layers, size)))
-    letters = "".join(block.family.value for block in inventory.layers)
+    letters = "".join(block.family for block in inventory.layers)
     return build_budget(spec, inventory, layout), jobs_from_spec(spec, letters, layout)
 
 

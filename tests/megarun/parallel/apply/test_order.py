@@ -7,7 +7,7 @@ from megaplan.errors import MegaplanError
 from megaplan.schedule import actions, computations, placement, slots_of_rank
 from megaplan.spec.models import Spec
 from megarun.parallel.apply.order import check_order, executed_order
-from megarun.parallel.apply.pipeline import SCHEDULES
+from megarun.parallel.apply.pipeline import schedule_class
 
 pytestmark = pytest.mark.runtime
 
@@ -32,7 +32,7 @@ def test_torch_executes_the_plans_order(name: str, pp: int, vpp: int, num_microb
     """Every schedule, every rank."""
     planned = actions(name, pp, vpp, num_microbatches)
     for rank in range(pp):
-        executed = executed_order(SCHEDULES[name], slots_of_rank(placement(name), rank, pp, vpp), rank, pp, num_microbatches)
+        executed = executed_order(schedule_class(name), slots_of_rank(placement(name), rank, pp, vpp), rank, pp, num_microbatches)
         assert executed == [str(action) for action in computations(planned[rank])]
 
 

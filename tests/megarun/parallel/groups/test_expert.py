@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from megaplan.hosts.megarun.moe import ExpertMesh, received_rows
+from megaplan.families.moe.program import ExpertMesh, received_rows
 from megaplan.layout.ranks import axis_groups
 from megaplan.spec.models import Spec
 from megarun.parallel.groups.expert import ExpertParallel, MeasuredRouting, StatedRouting, expert_parallel, spread

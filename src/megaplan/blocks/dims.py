@@ -1,0 +1,55 @@
+"""Local sizes of one rank: what TP, SP and CP leave of batch, sequence and width, and the dtypes of activations."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from megaplan.dtypes import DType
+
+
+class Dims(NamedTuple):
+    """Local sizes, per microbatch.
+
+    Attributes:
+        batch: Sequences B.
+        tokens: Positions of a sequence inside a tensor-parallel region: seq_length / cp.
+        residual_tokens: Positions of the residual stream and its norms: with SP (tp > 1) seq_length / (cp · tp).
+        hidden: Residual width h.
+        tp: Tensor-parallel degree; widths of heads and MLPs are divided by it.
+        cp: Context-parallel degree.
+        dtype: Of activations: `precision.params`, bf16 where that is fp8.
+        stat_dtype: Of statistics and states: fp32.
+        packed: Whether rows hold several documents, each position with the int32 place where its own begins.
+        turns: Of a rank of a CP group: whether it is the last one, on which the walk over the pieces turns.
+        ep: Ranks over which experts are spread.
+        etp: Ranks over which each expert is sharded.
+        kernels: Whether Triton's kernels run the operations.
+    """
+
+    batch: int
+    tokens: int
+    residual_tokens: int
+    hidden: int
+    tp: int
+    cp: int
+    dtype: DType
+    stat_dtype: DType = DType.FP32
+    packed: bool = False
+    turns: bool = True
+    ep: int = 1
+    etp: int = 1
+    kernels: bool = False
+
+    @property
+    def residual(self) -> tuple[int, int, int]:
+        """Shape of the residual stream."""
+        return (self.batch, self.residual_tokens, self.hidden)
+
+    @property
+    def gathered(self) -> tuple[int, int, int]:
+        """Shape of a normed input gathered over TP."""
+        return (self.batch, self.tokens, self.hidden)
+
+    def wide(self, *widths: int) -> tuple[int, ...]:
+        """[B, T, *widths] inside the tensor-parallel region."""
+        return (self.batch, self.tokens, *widths)

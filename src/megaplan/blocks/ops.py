@@ -1,0 +1,168 @@
+"""The operations of a block: what each reads, makes and keeps. a host replays them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+INPUT, OUTPUT = "x", "out"
+
+
+class Flow(Enum):
+    """How gradients pass an operation.
+
+    It computes new ones, cuts views of one storage and joins their gradients, adds and hands the same gradient on, or hands it on as a
+    view of other dims.
+    """
+
+    COMPUTE = "compute"
+    VIEW = "view"
+    ADD = "add"
+    RESHAPE = "reshape"
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation of a block.
+
+    Attributes:
+        name: For `--explain` and for recompute regions.
+        reads: Storages or views it reads.
+        makes: Storages it makes (or views it cuts, for `Flow.VIEW`).
+        keeps: What it keeps for backward, besides parameters.
+        params: Parameters whose gradients its backward makes, by their names in the block.
+        grads: What receives a gradient; None for all of `reads`.
+        fetches: Storages its backward makes for itself: gathered inputs that were not kept, partial sums before a reduction.
+        sums: Storages in which it sums its parameters' gradients, which it makes of them at its end, when `fetches` are gone.
+        flow: How gradients pass.
+        holds: Storages that a Python frame still names while it runs, though nothing reads them any more.
+        keeps_first: Whether it keeps what it keeps before it runs, as torch's products do.
+        late: Parameters whose gradients a split backward leaves to W, those of linears, each with the output whose gradient that needs.
+        late_fetches: Beside `fetches`, what only those gradients need; in a split backward W makes it.
+        hands_views: Whether the gradients that it makes, its parameter's too, are views, to which autograd adds nothing in place.
+    """
+
+    name: str
+    reads: tuple[str, ...]
+    makes: tuple[str, ...]
+    keeps: tuple[str, ...] = ()
+    params: tuple[str, ...] = ()
+    grads: tuple[str, ...] | None = None
+    fetches: tuple[str, ...] = ()
+    sums: tuple[str, ...] = ()
+    flow: Flow = Flow.COMPUTE
+    holds: tuple[str, ...] = ()
+    keeps_first: bool = False
+    late: tuple[tuple[str, str], ...] = ()
+    late_fetches: tuple[str, ...] = ()
+    hands_views: bool = False
+
+    @property
+    def is_view(self) -> bool:
+        """Whether what it makes has no storage of its own."""
+        return self.flow in (Flow.VIEW, Flow.RESHAPE)
+
+
+def linear(
+    name: str,
+    reads: str,
+    makes: str,
+    param: str,
+    *,
+    bias: str | None = None,
+    holds: tuple[str, ...] = (),
+) -> Op:
+    """A matrix product with a parameter; it keeps its input, whose gradient autograd reshapes from a product of two dims."""
+    params, late = (param,) if bias is None else (param, bias), ((param, makes),)
+    return Op(name, (reads,), (makes,), keeps=(reads,), params=params, holds=holds, keeps_first=True, late=late, hands_views=True)
+
+
+class Projection(NamedTuple):
+    """One of several linears that read one input: name, what it makes, weight, bias."""
+
+    name: str
+    makes: str
+    param: str
+    bias: str | None = None
+
+
+def project(reads: str, gathered: str, *projections: Projection, sharded: bool, holds: tuple[str, ...] = ()) -> tuple[Op, ...]:
+    """Column-parallel linears of one input, as `TensorParallel.project` runs them.
+
+    Under TP they are one operation: own tokens are gathered, multiplied and kept, and gathered again in backward, beside the partial
+    gradient of what was gathered, which leaves as a reduce-scatter.
+
+    Args:
+        reads: The rank's own tokens.
+        gathered: All tokens; its gradient is `partial_gradient(gathered)`.
+        projections: In order.
+        sharded: Whether TP is more than one rank.
+        holds: See `Op`.
+    """
+    if not sharded:
+        return tuple(linear(each.name, reads, each.makes, each.param, bias=each.bias, holds=holds) for each in projections)
+    weights, biases = (each.param for each in projections), (each.bias for each in projections if each.bias is not None)
+    return (
+        Op(
+            projections[0].name,
+            (reads,),
+            (gathered, *(each.makes for each in projections)),
+            keeps=(reads,),
+            params=(*weights, *biases),
+            fetches=(partial_gradient(gathered),),
+            late_fetches=(gathered,),
+            holds=holds,
+            late=tuple((each.param, each.makes) for each in projections),
+        ),
+    )
+
+
+def partial_gradient(gathered: str) -> str:
+    """The gradient of gathered tokens before its reduction, as a storage of its own."""
+    return f"{gathered}_partial"
+
+
+AGAIN_SUFFIX = "_again"
+
+
+def again(name: str) -> str:
+    """What a product that ends a recomputed region makes once more, and drops, where its linear can be split: a storage of its own."""
+    return name + AGAIN_SUFFIX
+
+
+def norm(name: str, reads: str, makes: str, rstd: str, param: str) -> Op:
+    """`rms_norm`: keeps its input and rstd."""
+    return Op(name, (reads,), (makes, rstd), keeps=(reads, rstd), params=(param,))
+
+
+def cut(name: str, reads: str, makes: tuple[str, ...]) -> Op:
+    """Views of one storage, side by side."""
+    return Op(name, (reads,), makes, flow=Flow.VIEW)
+
+
+def reshape(name: str, reads: str, makes: str) -> Op:
+    """A view of a whole storage."""
+    return Op(name, (reads,), (makes,), flow=Flow.RESHAPE)
+
+
+def add(name: str, reads: tuple[str, ...], makes: str) -> Op:
+    """A sum of storages of one shape."""
+    return Op(name, reads, (makes,), flow=Flow.ADD)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockProgram:
+    """A block's operations: the same for all sizes, so that one value, and what follows from it, serves every block of a kind.
+
+    Attributes:
+        ops: In execution order; the first reads `x`, the last makes `out`.
+        held: Storages that a local of the block's forward names until it returns.
+        reruns: Names of the operations that selective recompute runs again.
+        caches: Those whose outputs it keeps until then, so that what is between them runs again and they do not.
+    """
+
+    ops: tuple[Op, ...]
+    held: frozenset[str] = frozenset()
+    reruns: frozenset[str] = frozenset()
+    caches: frozenset[str] = frozenset()

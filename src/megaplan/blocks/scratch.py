@@ -1,0 +1,62 @@
+"""What the scans' Triton kernels hold inside themselves, in bytes: beside operands and results, at the highest moment of each direction.
+
+The operations state the same to whoever traces them (`megakernels.scratch_bytes`). Where a model's sizes stay with plain torch, nothing is
+counted, as of any plain torch. Under CP both directions are done a lane of heads and a piece of positions at a time, and what is made is
+copied to where the whole lies.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from megaplan.blocks.dims import Dims
+from megaplan.blocks.relay import PIECES, num_lanes
+from megaplan.blocks.storages import Shapes, storages
+from megaplan.columns import Column
+from megaplan.dtypes import DType
+
+INSIDE, INSIDE_BACKWARD = "inside", "inside_backward"
+"""Names of the storages that stand for it."""
+
+
+class Inside(NamedTuple):
+    """Bytes inside one run of an operation, forward and backward."""
+
+    forward: int
+    backward: int
+
+
+class Lane(NamedTuple):
+    """What one run sees: positions, heads and groups, of how many lanes, and the document starts that are copied, being a view."""
+
+    positions: int
+    heads: int
+    groups: int
+    lanes: int
+    copied_starts: int
+
+    def copied_states(self, dims: Dims, num_states: int, nbytes: int) -> int:
+        """Bytes of saved states that are copied, a piece's and lane's part of them, unless that part is one run of memory."""
+        return nbytes if dims.batch > 1 or (self.lanes > 1 and num_states > 1) else 0
+
+
+def lane_of(dims: Dims, heads: int, groups: int) -> Lane:
+    """What one run sees of a rank with these heads and groups of heads."""
+    if dims.cp == 1:
+        return Lane(dims.tokens, heads, groups, 1, 0)
+    lanes, positions = num_lanes(groups, dims.cp), dims.tokens // PIECES
+    starts = dims.batch * positions * DType.INT32.bytes if dims.packed and dims.batch > 1 else 0
+    return Lane(positions, heads // lanes, groups // lanes, lanes, starts)
+
+
+def inside_storages(dims: Dims, inside: Inside | None) -> Shapes:
+    """The storages that stand for what an operation holds, counted in elements of activations; none for plain torch."""
+    if inside is None:
+        return {}
+    counts = {INSIDE: (inside.forward // dims.dtype.bytes,), INSIDE_BACKWARD: (inside.backward // dims.dtype.bytes,)}
+    return storages(dims.dtype, Column.WORKSPACE, counts)
+
+
+def narrowed(result: DType, sum_bytes: int) -> int:
+    """A sum in fp32 that is there beside the result it is rounded to; where it is the result, nothing."""
+    return 0 if result is DType.FP32 else sum_bytes

@@ -1,0 +1,170 @@
+"""The values of the cost model: an op with its work per token, a layer's cost, and the setting both are counted in.
+
+What is counted. FLOPs are the multiplications and additions of contractions (matrix products, convolutions, recurrences); norms,
+activations, softmax and rotations count in bytes only. Bytes are ideal: each operand of an op is read once and each result written once.
+Backward is split into the gradient of the inputs (I) and of the weights (W), because pipeline schedules place them apart. Costs (FLOPs and
+bytes) are for the unsharded model; times divide by the mesh's degrees, which a `Workload` then carries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What costs are counted for.
+
+    Attributes:
+        seq_length: Tokens of a sequence, before context parallelism.
+        num_tokens: Tokens of one data rank's microbatch; they share one reading of the weights.
+        itemsize: Bytes of one activation element.
+        tp: Divides heads, groups and widths that tensor parallelism shards.
+        ep: Ranks over which the experts are spread.
+        etp: Divides the width of each expert; as many ranks then compute on each row.
+        gathers: Whether experts read rows where they are (`host.kernels: triton`), instead of sorted copies.
+        joins_loss: Whether head and loss are one operation (`host.kernels: triton`), which makes logits again in backward.
+    """
+
+    seq_length: int
+    num_tokens: int
+    itemsize: int
+    tp: int = 1
+    ep: int = 1
+    etp: int = 1
+    gathers: bool = False
+    joins_loss: bool = False
+
+    def per_token(self, total: int) -> int:
+        """A sequence's total as a whole number per token, rounded up: at most one FLOP or byte per token too many."""
+        return -(-total // self.seq_length)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """FLOPs and activation bytes of an op, per token; sums with `+`, repeats with `*`.
+
+    Attributes:
+        forward: FLOPs of the forward pass.
+        input_grad: FLOPs of the gradient with respect to activations, repeated forward work included.
+        weight_grad: FLOPs of the gradient with respect to parameters.
+        recomputed: The part of `input_grad` that repeats forward work which the op does not keep.
+        moved_forward: Activation bytes that the forward pass reads and writes.
+        moved_input: Those of the gradient with respect to activations.
+        moved_weight: Those of a weight gradient that is a product of its own.
+    """
+
+    forward: int = 0
+    input_grad: int = 0
+    weight_grad: int = 0
+    recomputed: int = 0
+    moved_forward: int = 0
+    moved_input: int = 0
+    moved_weight: int = 0
+
+    @property
+    def moved(self) -> int:
+        """Activation bytes read and written, forward and backward."""
+        return self.moved_forward + self.moved_input + self.moved_weight
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            self.forward + other.forward,
+            self.input_grad + other.input_grad,
+            self.weight_grad + other.weight_grad,
+            self.recomputed + other.recomputed,
+            self.moved_forward + other.moved_forward,
+            self.moved_input + other.moved_input,
+            self.moved_weight + other.moved_weight,
+        )
+
+    def __mul__(self, times: int) -> Work:
+        return Work(
+            self.forward * times,
+            self.input_grad * times,
+            self.weight_grad * times,
+            self.recomputed * times,
+            self.moved_forward * times,
+            self.moved_input * times,
+            self.moved_weight * times,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation of a block, as a rank runs it.
+
+    Attributes:
+        name: As in the saved-tensor ledger where that has it.
+        part: Whose efficiency its contractions have: a letter's or `head`'s linears, or a kernel's.
+        work: Per token that passes through it.
+        weights: Elements of the matrices it multiplies by, on this rank.
+        is_linear: A matrix product with a parameter, whose weight gradient a split backward leaves to W.
+        own_tokens: Under sequence parallelism it runs on the rank's own slice of the tokens, else on the gathered ones.
+        closes: The product that ends the block: recompute stops before it.
+        is_routed: It runs on routed rows, of which the busiest rank has more than its share.
+        num_steps: Dependent steps of its forward, which no parallelism shortens; its backward takes twice as many.
+        counts: Operations of the block's program that it counts together; empty for the one of its name.
+    """
+
+    name: str
+    part: str
+    work: Work
+    weights: int = 0
+    is_linear: bool = False
+    own_tokens: bool = False
+    closes: bool = False
+    is_routed: bool = False
+    num_steps: int = 0
+    counts: tuple[str, ...] = ()
+
+    def runs_in(self, operations: frozenset[str]) -> bool:
+        """Whether it is among these operations of the block's program."""
+        return operations.issuperset(self.counts or (self.name,))
+
+
+Ops = tuple[Op, ...]
+
+
+def total(ops: Iterable[Op]) -> Work:
+    """Work of several ops together."""
+    return sum((op.work for op in ops), start=Work())
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCost:
+    """Cost of one block, unsharded.
+
+    Attributes:
+        forward_flops: Per token.
+        input_grad_flops: Per token, repeated forward work included.
+        weight_grad_flops: Per token.
+        recomputed_flops: Per token; the part of `input_grad_flops` that repeats forward work. Utilisation (MFU) does not count it.
+        activation_bytes: Moved per token, forward and backward.
+        weight_bytes: Moved per microbatch: weights read by F and by I, gradients read and written by W.
+        num_tokens: Tokens of a microbatch, which share `weight_bytes`.
+    """
+
+    forward_flops: int
+    input_grad_flops: int
+    weight_grad_flops: int
+    recomputed_flops: int
+    activation_bytes: int
+    weight_bytes: int
+    num_tokens: int
+
+    @property
+    def total_flops(self) -> int:
+        """FLOPs per token that the device executes: F + I + W."""
+        return self.forward_flops + self.input_grad_flops + self.weight_grad_flops
+
+    @property
+    def model_flops(self) -> int:
+        """FLOPs per token that the model needs: `total_flops` without repeated work (PaLM's MFU, arXiv:2204.02311, appendix B)."""
+        return self.total_flops - self.recomputed_flops
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes per token, forward and backward, with the token's share of the weight traffic rounded up."""
+        return self.activation_bytes + -(-self.weight_bytes // self.num_tokens)

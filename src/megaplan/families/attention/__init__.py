@@ -1,0 +1,58 @@
+"""A blocks: grouped-query and multi-head latent attention, with a sparse-attention indexer."""
+
+from __future__ import annotations
+
+from megaplan.dtypes import DType
+from megaplan.families.attention.program import attention_program, attention_selective
+from megaplan.families.attention.rules import attention_rules
+from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention
+from megaplan.families.attention.tensors import AttentionVariant, attention_tensors, variant_of
+from megaplan.families.attention.work import attention_exchanges, attention_work
+from megaplan.families.family import Family, Served
+
+
+def _sharded(attention: GroupedQueryAttention | LatentAttention, _hidden_size: int) -> dict[str, int]:
+    counts = {"attention.num_heads": attention.num_heads}
+    if isinstance(attention, GroupedQueryAttention):
+        counts["attention.num_kv_heads"] = attention.num_kv_heads
+    return counts
+
+
+def _served(attention: GroupedQueryAttention | LatentAttention, _hidden_size: int, variant: AttentionVariant, _dtype: DType) -> Served:
+    """GQA keeps keys and values of every kv head, MLA one latent and one rotary key for all heads; an indexer adds its one key.
+
+    Source: arXiv:2405.04434, section 2.1.2.
+    """
+    if isinstance(attention, LatentAttention):
+        width = attention.kv_lora_rank + attention.qk_rope_head_dim
+        if attention.indexer is not None and variant.indexed:
+            width += attention.indexer.head_dim
+    else:
+        width = 2 * attention.num_kv_heads * attention.head_dim
+    return Served(width, None if variant.full else attention.window_size)
+
+
+def _rotary_width(attention: GroupedQueryAttention | LatentAttention) -> int:
+    return attention.qk_rope_head_dim if isinstance(attention, LatentAttention) else attention.head_dim
+
+
+def _rotates(attention: GroupedQueryAttention | LatentAttention, layer: int) -> bool:
+    return layer not in attention.nope_layers
+
+
+ATTENTION = Family(
+    letter="A",
+    title="attention",
+    section="attention",
+    tensors=attention_tensors,
+    program=attention_program,
+    work=attention_work,
+    selective=attention_selective,
+    variant=variant_of,
+    operations=_rotates,
+    rules=attention_rules,
+    sharded=_sharded,
+    exchanges=attention_exchanges,
+    serving=_served,
+    rotary=_rotary_width,
+)

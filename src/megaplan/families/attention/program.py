@@ -1,0 +1,258 @@
+"""What A blocks keep: grouped-query and multi-head latent attention, and the sparse-attention indexer.
+
+Under TP with SP a projection's gathered input is not kept but gathered again in backward (arXiv:2205.05198, section 4.2.2). MLA's down
+projections run on the rank's own tokens; its narrow latents are gathered instead of the residual stream. Under CP keys and values are
+gathered for the core and kept as the rank's own part. The indexer's inputs get no gradient from it; the core keeps what the indexer makes
+for all tokens, and two fp32 numbers a token, never a T × T score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache, lru_cache
+
+from megaplan.blocks.dims import Dims
+from megaplan.blocks.ops import BlockProgram, Op, Projection, add, cut, linear, norm, partial_gradient, project
+from megaplan.blocks.storages import Shapes, Stored, residual, storages
+from megaplan.columns import Column
+from megaplan.dtypes import DType
+from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention
+from megaplan.families.attention.tensors import AttentionVariant
+from megaplan.families.family import Selective
+
+SELECTIVE = Selective("core", frozenset({"attention"}))
+INDEXED = SELECTIVE._replace(method="indexed_core")
+GATHERED = frozenset({"gather keys", "index keys", "gather index keys"})  # under CP the core gathers them once more
+HELD = frozenset({"normed", "q", "k", "v"})  # locals of forward
+
+
+AttentionKey = tuple[str, bool, bool]
+
+
+def attention_selective(_attention: GroupedQueryAttention | LatentAttention, variant: AttentionVariant) -> Selective:
+    """What selective recompute runs again in an A block."""
+    return INDEXED if variant.indexed else SELECTIVE
+
+
+def attention_program(
+    dims: Dims, attention: GroupedQueryAttention | LatentAttention, variant: AttentionVariant, rotates: bool, _parameters: DType
+) -> tuple[BlockProgram, Shapes]:
+    """One A block."""
+    program = _program(attention_key(attention), rotates=rotates, indexed=variant.indexed, sharded=dims.tp > 1, context=dims.cp > 1)
+    return program, residual(dict(attention_storages(dims, attention)))
+
+
+def attention_key(attention: GroupedQueryAttention | LatentAttention) -> AttentionKey:
+    """What of the section decides the operations: kind, qk_norm and bias of GQA, low-rank queries of MLA."""
+    if isinstance(attention, GroupedQueryAttention):
+        return "gqa", attention.qk_norm, attention.bias
+    return "mla", attention.q_lora_rank is not None, False
+
+
+def attention_ops(
+    key: AttentionKey, *, rotates: bool, indexed: bool, sharded: bool, context: bool
+) -> tuple[tuple[Op, ...], frozenset[str]]:
+    """Program and held locals of an A block."""
+    kind, first, second = key
+    if kind == "gqa":
+        return grouped_ops(first, second, rotates, sharded, context), HELD
+    return latent_ops(first, rotates, indexed, sharded, context), HELD | {
+        "q_flat",
+        "q_latent_normed",
+        "kv_latent",
+        "unrotated_cos",
+        "unrotated_sin",
+    }
+
+
+@lru_cache(maxsize=1)  # a model's A blocks and MTP depths, one after another
+def attention_storages(dims: Dims, attention: GroupedQueryAttention | LatentAttention) -> Mapping[str, Stored]:
+    """Storages of an A block: a mapping that callers share."""
+    if isinstance(attention, GroupedQueryAttention):
+        return grouped_storages(dims, attention)
+    return latent_storages(dims, attention)
+
+
+@cache
+def _program(key: AttentionKey, *, rotates: bool, indexed: bool, sharded: bool, context: bool) -> BlockProgram:
+    ops, held = attention_ops(key, rotates=rotates, indexed=indexed, sharded=sharded, context=context)
+    return SELECTIVE.program(*ops, held=held, more=GATHERED if context else frozenset())
+
+
+def grouped_ops(qk_norm: bool, bias: bool, rotates: bool, sharded: bool, context: bool) -> tuple[Op, ...]:
+    """GQA, as `GroupedQueryAttention.forward` runs it."""
+    q, k = ("q", "k") if not (qk_norm or rotates) else ("q_proj", "k_proj")
+    linears = (
+        Projection(f"{name}_proj", made, f"{name}_proj.weight", f"{name}_proj.bias" if bias else None)
+        for name, made in (("q", q), ("k", k), ("v", "v"))
+    )
+    ops = [norm("norm", "x", "normed", "rstd", "norm.weight"), *project("normed", "gathered", *linears, sharded=sharded)]
+    if qk_norm:
+        after = ("q_normed", "k_normed") if rotates else ("q", "k")
+        ops += [
+            norm("q_norm", q, after[0], "q_rstd", "q_norm.weight"),
+            norm("k_norm", k, after[1], "k_rstd", "k_norm.weight"),
+        ]
+        q, k = after
+    if rotates:
+        # q and k are rebound together, so the unrotated q lives until k is rotated
+        ops += [Op("rope q", (q,), ("q",)), Op("rope k", (k, q), ("k",), grads=(k,))]
+    return (*ops, *_core(sharded, context))
+
+
+def grouped_storages(dims: Dims, attention: GroupedQueryAttention) -> Shapes:
+    """Storages of a GQA block."""
+    query, key = attention.num_heads // dims.tp, max(1, attention.num_kv_heads // dims.tp)
+    wide, width = dims.wide, attention.head_dim
+    shapes = {name: wide(query, width) for name in ("q", "q_proj", "q_normed", "attention")}
+    shapes |= {name: wide(key, width) for name in ("k", "k_proj", "k_normed", "v")}
+    return {
+        **storages(dims.dtype, Column.ACTIVATIONS, {**shapes, "normed": dims.residual, "o": dims.residual, "out": dims.residual}),
+        **_statistics(dims, query, {"q_rstd": wide(query), "k_rstd": wide(key)}),
+        **_communicated(dims, {"k_gathered": (key, width), "v_gathered": (key, width)}),
+    }
+
+
+def latent_ops(low_rank: bool, rotates: bool, indexed: bool, sharded: bool, context: bool) -> tuple[Op, ...]:
+    """MLA, as `LatentAttention.forward` runs it."""
+    query = "q_flat" if rotates else "q"
+    ops = [norm("norm", "x", "normed", "rstd", "norm.weight")]
+    if low_rank:
+        ops += [
+            linear("q_down", "normed", "q_latent", "q_down.weight"),
+            norm("q_latent_norm", "q_latent", "q_latent_normed", "q_latent_rstd", "q_latent_norm.weight"),
+            *project("q_latent_normed", "q_latent_gathered", Projection("q_up", query, "q_up.weight"), sharded=sharded),
+        ]
+    else:
+        ops += project("normed", "gathered", Projection("q_proj", query, "q_proj.weight"), sharded=sharded)
+    if rotates:
+        ops.append(Op("rope q", ("q_flat",), ("q",)))
+    ops += [
+        linear("kv_down", "normed", "kv_latent", "kv_down.weight"),
+        cut("split kv", "kv_latent", ("latent", "k_rope")),
+        norm("kv_latent_norm", "latent", "latent_normed", "latent_rstd", "kv_latent_norm.weight"),
+        *project("latent_normed", "latent_gathered", Projection("kv_up", "kv_up", "kv_up.weight"), sharded=sharded),
+    ]
+    k_rope = "k_rope_gathered" if sharded else "k_rope"
+    if sharded:
+        ops.append(Op("gather k_rope", ("k_rope",), ("k_rope_own", "k_rope_gathered"), grads=("k_rope",)))  # a collective reads no view
+    table = () if rotates else ("unrotated_cos", "unrotated_sin")
+    if table:
+        ops.insert(0, Op("unrotated", (), table))
+    ops += [
+        Op("mla_kv", ("kv_up", k_rope, *table), ("k", "v"), keeps=table, grads=("kv_up", k_rope)),
+    ]
+    if indexed:
+        ops += _indexer_ops(sharded)
+    return (*ops, *_core(sharded, context, table if indexed else None))
+
+
+def latent_storages(dims: Dims, attention: LatentAttention) -> Shapes:
+    """Storages of an MLA block; nope and rope widths are those of one head."""
+    heads, rope = attention.num_heads // dims.tp, attention.qk_rope_head_dim
+    key, value, latent = attention.qk_nope_head_dim + rope, attention.v_head_dim, attention.kv_lora_rank
+    wide, own = dims.wide, dims.residual[:2]
+    shapes: dict[str, tuple[int, ...]] = {name: wide(heads, key) for name in ("q", "q_flat", "k")}
+    shapes |= {name: wide(heads, value) for name in ("v", "attention")}
+    shapes |= {"kv_up": wide(heads, attention.qk_nope_head_dim + value), "kv_latent": (*own, latent + rope)}
+    shapes |= {"latent": (*own, latent), "latent_normed": (*own, latent)} | dict.fromkeys(("k_rope", "k_rope_own"), (*own, rope))
+    shapes |= dict.fromkeys(("normed", "o", "out"), dims.residual)
+    statistics = {"latent_rstd": own, "unrotated_cos": (1, 1), "unrotated_sin": (1, 1)}
+    gathered: dict[str, tuple[int, ...]] = {"latent_gathered": (latent,), "k_rope_gathered": (rope,)}
+    gathered[partial_gradient("latent_gathered")] = (latent,)
+    if attention.q_lora_rank is not None:
+        shapes |= {"q_latent": (*own, attention.q_lora_rank), "q_latent_normed": (*own, attention.q_lora_rank)}
+        statistics["q_latent_rstd"] = own
+        gathered |= dict.fromkeys(("q_latent_gathered", partial_gradient("q_latent_gathered")), (attention.q_lora_rank,))
+    found = {
+        **storages(dims.dtype, Column.ACTIVATIONS, shapes),
+        **_statistics(dims, heads, statistics),
+        **_communicated(dims, {**gathered, "k_gathered": (heads, key), "v_gathered": (heads, value)}),
+    }
+    return found | _indexer_storages(dims, attention.indexer) if attention.indexer is not None else found
+
+
+def _core(sharded: bool, context: bool, table: tuple[str, ...] | None = None) -> tuple[Op, ...]:
+    """The core, and back into the residual stream; with the indexer's inputs and the rotary table that it keeps, none if it is a buffer.
+
+    Under CP what is gathered of the indexer is its keys after their norm.
+    """
+    indexed = table is not None
+    keys = ("k_gathered", "v_gathered") if context else ("k", "v")
+    index, norm = (INDEX, ("indexer.k_norm.weight", "indexer.k_norm.bias")) if indexed else ((), ())
+    made = ("attention", "lse", "indexer.threshold", "indexer.lse") if indexed else ("attention", "lse")
+    ops = [Op("gather keys", ("k", "v"), keys)] if context else []
+    reads = (*keys, *index)
+    if context and indexed:
+        table = table or ()
+        ops += [
+            Op("index keys", ("indexer.k", *table), ("indexer.keys",), keeps=("indexer.k", *table), params=norm, grads=("indexer.k",)),
+            Op("gather index keys", ("indexer.keys",), ("indexer.keys_gathered",)),
+        ]
+        reads, norm = (*keys, "indexer.q", "indexer.keys_gathered", "indexer.weights"), ()
+    return (
+        *ops,
+        Op(
+            "attention",
+            ("q", *reads, *(table or ())),
+            made,
+            keeps=("q", "k", "v", *index, *(table or ()), *made),
+            params=norm,
+            grads=("q", *reads),
+            fetches=tuple(name for name in reads if name.endswith("_gathered")),
+        ),
+        linear("o_proj", "attention", "o_partial" if sharded else "o", "o_proj.weight", holds=index),
+        *((Op("reduce_scatter", ("o_partial",), ("o",), holds=index),) if sharded else ()),
+        add("residual", ("x", "o"), "out"),
+    )
+
+
+INDEX = ("indexer.q", "indexer.k", "indexer.weights")
+
+
+def _indexer_ops(sharded: bool) -> list[Op]:
+    """Projections of inputs that get no gradient from them; under TP of own tokens, gathered afterwards."""
+    ops = []
+    for name, reads, made in zip(("q_up", "k_proj", "head_weights"), ("q_latent_normed", "normed", "normed"), INDEX, strict=True):
+        own, param = f"{made}_own" if sharded else made, f"indexer.{name}.weight"
+        ops.append(
+            Op(f"indexer.{name}", (reads,), (own,), keeps=(reads,), params=(param,), grads=(), keeps_first=True, late=((param, own),))
+        )
+        if sharded:
+            ops.append(Op(f"gather {made}", (own,), (made,)))
+    return ops
+
+
+def _indexer_storages(dims: Dims, indexer: Indexer) -> Shapes:
+    """What the core keeps is a collective's output under TP."""
+    own, wide = dims.residual[:2], dims.wide
+    widths = (indexer.num_heads, indexer.head_dim), (indexer.head_dim,), (indexer.num_heads,)
+    kept = {name: wide(*width) for name, width in zip(INDEX, widths, strict=True)}
+    found = {
+        **storages(dims.dtype, Column.ACTIVATIONS if dims.tp == 1 else Column.COMMUNICATION, kept),
+        **storages(dims.stat_dtype, Column.ACTIVATIONS, dict.fromkeys(("indexer.threshold", "indexer.lse"), wide())),
+    }
+    if dims.tp > 1:
+        shapes = {f"{name}_own": (*own, *width) for name, width in zip(INDEX, widths, strict=True)}
+        found |= storages(dims.dtype, Column.ACTIVATIONS, shapes)
+    if dims.cp > 1:
+        whole = (dims.batch, dims.tokens * dims.cp, indexer.head_dim)
+        found |= storages(dims.stat_dtype, Column.ACTIVATIONS, {"indexer.keys": wide(indexer.head_dim)})
+        found |= storages(dims.stat_dtype, Column.COMMUNICATION, {"indexer.keys_gathered": whole})
+    return found
+
+
+def _statistics(dims: Dims, heads: int, more: Mapping[str, tuple[int, ...]]) -> Shapes:
+    shapes = {"rstd": dims.residual[:2], "lse": (dims.batch, heads, dims.tokens), **more}
+    return storages(dims.stat_dtype, Column.ACTIVATIONS, shapes)
+
+
+def _communicated(dims: Dims, over_ranks: Mapping[str, tuple[int, ...]]) -> Shapes:
+    """Gathered over TP (latents) or CP (keys and values, over the whole sequence), and partial sums before their reduction."""
+    if dims.tp == dims.cp == 1:
+        return {}
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("gathered", partial_gradient("gathered"), "o_partial"), dims.gathered)
+    for name, width in over_ranks.items():
+        positions = dims.tokens * dims.cp if name in ("k_gathered", "v_gathered") else dims.tokens
+        shapes[name] = (dims.batch, positions, *width)
+    return storages(dims.dtype, Column.COMMUNICATION, shapes)

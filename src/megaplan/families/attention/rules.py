@@ -1,0 +1,69 @@
+"""What must fit in `model.attention`: heads, widths, and layers that are named by index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megaplan.errors import Diagnostic
+from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention
+from megaplan.families.checks import Checked, divisors, remainder, rising, use_one_of
+from megaplan.wording import series
+
+
+def attention_rules(checked: Checked, attention: GroupedQueryAttention | LatentAttention) -> Iterator[Diagnostic]:
+    """MP332, MP701, MP706 … MP708, MP712, MP713."""
+    yield from _heads(checked, attention)
+    yield from _layers(checked, attention)
+
+
+def _heads(checked: Checked, attention: GroupedQueryAttention | LatentAttention) -> Iterator[Diagnostic]:
+    if isinstance(attention, GroupedQueryAttention):
+        heads, kv_heads = attention.num_heads, attention.num_kv_heads
+        if heads % kv_heads:
+            detail = remainder("attention.num_heads", heads, "attention.num_kv_heads", kv_heads)
+            yield checked.error("MP701", detail, "model.attention.num_kv_heads", use_one_of(divisors(heads)))
+        # attention of multi-token prediction rotates whatever the layers' does
+        rotates = checked.attends_ahead or checked.letters is None or checked.count("A") > len(attention.nope_layers)
+        if attention.head_dim % 2 and rotates:
+            yield _odd(checked, "head_dim", attention.head_dim)
+    if isinstance(attention, LatentAttention):
+        if attention.qk_rope_head_dim % 2:
+            yield _odd(checked, "qk_rope_head_dim", attention.qk_rope_head_dim)
+        if attention.indexer is not None and attention.q_lora_rank is None:
+            detail = "attention.q_lora_rank = null, and attention.indexer is given"
+            yield checked.error("MP707", detail, "model.attention.indexer", "give attention.q_lora_rank, or remove attention.indexer")
+        if attention.indexer is not None and attention.indexer.head_dim < attention.qk_rope_head_dim:
+            width, rotated = attention.indexer.head_dim, attention.qk_rope_head_dim
+            detail = f"attention.indexer.head_dim = {width}, attention.qk_rope_head_dim = {rotated}, and {width} < {rotated}"
+            yield checked.error("MP712", detail, "model.attention.indexer.head_dim", f"head_dim: {rotated}")
+
+
+def _odd(checked: Checked, name: str, width: int) -> Diagnostic:
+    detail = f"attention.{name} = {width}, and {width} % 2 = 1"
+    return checked.error("MP708", detail, f"model.attention.{name}", f"{name}: {width + 1}")
+
+
+def _layers(checked: Checked, attention: GroupedQueryAttention | LatentAttention) -> Iterator[Diagnostic]:
+    lists = {"model.attention.nope_layers": attention.nope_layers, "model.attention.full_layers": attention.full_layers}
+    if attention.full_layers and attention.window_size is None:
+        detail = f"attention.full_layers = {list(attention.full_layers)}, attention.window_size = null"
+        yield checked.error("MP713", detail, "model.attention.full_layers", "give attention.window_size, or remove attention.full_layers")
+    if isinstance(attention, LatentAttention) and attention.indexer is not None:
+        lists["model.attention.indexer.layers"] = attention.indexer.layers
+    for key, layers in lists.items():
+        yield from rising(checked, key, layers)
+        if checked.letters is not None:
+            yield from _not_attention(checked, key, layers, checked.letters)
+
+
+def _not_attention(checked: Checked, key: str, layers: tuple[int, ...], letters: str) -> Iterator[Diagnostic]:
+    wrong = [
+        f"layer {layer} is {letters[layer]}" if layer < len(letters) else f"layer {layer} is beyond the last, {len(letters) - 1}"
+        for layer in layers
+        if layer >= len(letters) or letters[layer] != "A"
+    ]
+    if wrong:
+        legal = [str(index) for index, letter in enumerate(letters) if letter == "A"]
+        shown = ", ".join(legal[:16]) + (" …" if len(legal) > 16 else "")
+        faults = series(wrong[:6], "and") + (f" and {len(wrong) - 6} more" if len(wrong) > 6 else "")
+        yield checked.error("MP706", f"{key.removeprefix('model.')}: {faults}", key, f"the A layers are {shown or 'none'}")

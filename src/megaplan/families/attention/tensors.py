@@ -1,0 +1,108 @@
+"""Parameters of A blocks: grouped-query and multi-head latent attention, and the sparse-attention indexer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention
+from megaplan.inventory.makers import column, norm, per_head, replicated, row
+from megaplan.inventory.tensors import Group, Init, ParamTensor
+
+
+class AttentionVariant(NamedTuple):
+    """What of a layer's place decides its tensors and work.
+
+    Attributes:
+        indexed: Whether it has the section's indexer (MLA only).
+        full: Whether the window leaves it out.
+    """
+
+    indexed: bool = False
+    full: bool = False
+
+
+PLAIN = AttentionVariant()
+
+
+def variant_of(attention: GroupedQueryAttention | LatentAttention, layer: int) -> AttentionVariant:
+    """The variant of layer `layer` (global index)."""
+    indexer = attention.indexer if isinstance(attention, LatentAttention) else None
+    return AttentionVariant(indexer is not None and layer in indexer.layers, layer in attention.full_layers)
+
+
+def attention_tensors(
+    attention: GroupedQueryAttention | LatentAttention, hidden_size: int, variant: AttentionVariant = PLAIN, *, prefix: str = ""
+) -> tuple[ParamTensor, ...]:
+    """Tensors of one A block, its pre-norm included.
+
+    Args:
+        attention: The spec's section.
+        hidden_size: Width of the residual stream.
+        variant: Of the layer.
+        prefix: Put before every name, for the A block inside an MTP depth.
+    """
+    tensors = [norm(f"{prefix}norm.weight", hidden_size)]
+    if isinstance(attention, GroupedQueryAttention):
+        tensors += _grouped_query(attention, hidden_size, prefix)
+    else:
+        tensors += _latent(attention, hidden_size, prefix)
+        if variant.indexed and attention.indexer is not None:
+            tensors += _indexer(attention.indexer, attention.q_lora_rank or hidden_size, hidden_size, prefix)
+    return tuple(tensors)
+
+
+def _grouped_query(attention: GroupedQueryAttention, hidden_size: int, prefix: str) -> list[ParamTensor]:
+    """GQA (arXiv:2305.13245, section 2.2): q of every head, k and v of every kv head.
+
+    q, k and v are orthogonalised per kv-head group, so a fused and a split projection take the same Muon step.
+    """
+    query, key_value = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
+    widths = {"q_proj": query, "k_proj": key_value, "v_proj": key_value}
+    tensors = [column(f"{prefix}{name}.weight", width, hidden_size, num_matrices=attention.num_kv_heads) for name, width in widths.items()]
+    tensors.append(row(f"{prefix}o_proj.weight", hidden_size, query))
+    if attention.bias:
+        tensors += [per_head(f"{prefix}{name}.bias", (width,), Init.ZEROS) for name, width in widths.items()]
+    if attention.qk_norm:
+        tensors += [norm(f"{prefix}q_norm.weight", attention.head_dim), norm(f"{prefix}k_norm.weight", attention.head_dim)]
+    return tensors
+
+
+def _latent(attention: LatentAttention, hidden_size: int, prefix: str) -> list[ParamTensor]:
+    """MLA (DeepSeek-V2, arXiv:2405.04434, equations 9 to 19).
+
+    The down projections and latent norms are replicated: their outputs are shared by all heads, and each TP rank needs them whole.
+    """
+    heads = attention.num_heads
+    query = heads * (attention.qk_nope_head_dim + attention.qk_rope_head_dim)
+    if attention.q_lora_rank is None:
+        tensors = [column(f"{prefix}q_proj.weight", query, hidden_size)]
+    else:
+        tensors = [
+            replicated(f"{prefix}q_down.weight", (attention.q_lora_rank, hidden_size), Group.MATRIX),
+            norm(f"{prefix}q_latent_norm.weight", attention.q_lora_rank),
+            column(f"{prefix}q_up.weight", query, attention.q_lora_rank),
+        ]
+    latent = attention.kv_lora_rank
+    return [
+        *tensors,
+        replicated(f"{prefix}kv_down.weight", (latent + attention.qk_rope_head_dim, hidden_size), Group.MATRIX),
+        norm(f"{prefix}kv_latent_norm.weight", latent),
+        column(f"{prefix}kv_up.weight", heads * (attention.qk_nope_head_dim + attention.v_head_dim), latent),
+        row(f"{prefix}o_proj.weight", hidden_size, heads * attention.v_head_dim),
+    ]
+
+
+def _indexer(indexer: Indexer, query_width: int, hidden_size: int, prefix: str) -> list[ParamTensor]:
+    """The lightning indexer (DeepSeek-V3.2, arXiv:2512.02556, section 2.1); queries come from the q latent, or from x without q-LoRA.
+
+    Replicated under TP: every rank must choose the same keys, and sharding the indexer's heads would mean reducing a T × T score matrix
+    over the TP group to save 0.3 M parameters.
+    """
+    name = f"{prefix}indexer"
+    return [
+        replicated(f"{name}.q_up.weight", (indexer.num_heads * indexer.head_dim, query_width), Group.MATRIX),
+        replicated(f"{name}.k_proj.weight", (indexer.head_dim, hidden_size), Group.MATRIX),
+        norm(f"{name}.k_norm.weight", indexer.head_dim),
+        replicated(f"{name}.k_norm.bias", (indexer.head_dim,), Group.OTHER, Init.ZEROS),
+        replicated(f"{name}.head_weights.weight", (indexer.num_heads, hidden_size), Group.MATRIX),
+    ]

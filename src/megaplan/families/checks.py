@@ -1,0 +1,63 @@
+"""What the rules of families look at, and the arithmetic that all rules share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Protocol
+
+from megaplan.errors import Diagnostic
+from megaplan.wording import series
+
+_MAX_LISTED = 12
+_MAX_DIVISOR = 1024
+
+
+class Checked(Protocol):
+    """A spec under check; rules about layers are left out where the pattern does not parse."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the residual stream."""
+
+    @property
+    def letters(self) -> str | None:
+        """One a layer; None if the pattern does not parse."""
+
+    @property
+    def attends_ahead(self) -> bool:
+        """Whether multi-token prediction attends beside the layers."""
+
+    def count(self, letter: str) -> int:
+        """How many layers have the letter."""
+
+    def error(self, code: str, detail: str, key: str, *hints: str) -> Diagnostic:
+        """An error at a key."""
+
+
+def divisors(number: int) -> list[int]:
+    """Divisors up to 1024, rising."""
+    return [candidate for candidate in range(1, min(number, _MAX_DIVISOR) + 1) if number % candidate == 0]
+
+
+def use_one_of(numbers: list[int]) -> str:
+    """`use 1, 2, 4, 8 or 16`."""
+    if len(numbers) > _MAX_LISTED:
+        return f"use {', '.join(map(str, numbers[:_MAX_LISTED]))} or another divisor"
+    return f"use {series([str(number) for number in numbers])}"
+
+
+def remainder(name: str, value: int, degree_name: str, degree: int) -> str:
+    """`moe.num_experts = 16, mesh.ep = 6, and 16 % 6 = 4`."""
+    return f"{name} = {value}, {degree_name} = {degree}, and {value} % {degree} = {value % degree}"
+
+
+def rising(checked: Checked, key: str, numbers: tuple[int, ...]) -> Iterator[Diagnostic]:
+    """MP332 if a list of layers or cuts is not strictly rising."""
+    for before, after in pairwise(numbers):
+        if after <= before:
+            detail = f"{key.removeprefix('model.')}: {after} follows {before}"
+            in_order = sorted(set(numbers))
+            hint = f"{key.rpartition('.')[2]}: {in_order}" if len(in_order) <= 24 else "sort the list and remove repetitions"
+            yield checked.error("MP332", detail, key, hint)
+            return

@@ -1,0 +1,65 @@
+"""What D blocks keep, and every gated or ungated MLP inside other blocks."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from megaplan.blocks.dims import Dims
+from megaplan.blocks.ops import BlockProgram, Op, Projection, add, linear, norm, partial_gradient, project
+from megaplan.blocks.storages import Shapes, residual, storages
+from megaplan.columns import Column
+from megaplan.dtypes import DType
+from megaplan.families.dense.section import Mlp
+from megaplan.families.family import Selective
+
+SELECTIVE = Selective("contract", frozenset({"activation"}))
+
+
+def dense_selective(_mlp: Mlp, _variant: None) -> Selective:
+    """What selective recompute runs again in a D block."""
+    return SELECTIVE
+
+
+def dense_program(dims: Dims, mlp: Mlp, _variant: None, _operations: None, _parameters: DType) -> tuple[BlockProgram, Shapes]:
+    """One D block."""
+    tensors = storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(("normed", "mlp", "out"), dims.residual))
+    tensors |= storages(dims.stat_dtype, Column.ACTIVATIONS, {"rstd": dims.residual[:2]})
+    tensors |= mlp_storages(dims, mlp.ffn_hidden_size)
+    return _program(mlp.activation == "swiglu", dims.tp > 1), residual(tensors)
+
+
+@cache
+def _program(gated: bool, sharded: bool) -> BlockProgram:
+    first = norm("norm", "x", "normed", "rstd", "norm.weight")
+    return SELECTIVE.program(first, *mlp_ops(gated, sharded), add("residual", ("x", "mlp"), "out"))
+
+
+def mlp_ops(gated: bool, sharded: bool, prefix: str = "", made: str = "mlp") -> tuple[Op, ...]:
+    """Normed input to the MLP's output, as `Mlp.body` runs it; `prefix` stands before storages and parameters."""
+    names = ("gate", "up") if gated else ("up",)
+    inner = tuple(f"{prefix}{name}" for name in names)
+    expanding = (Projection(f"{prefix}{name}_proj", f"{prefix}{name}", f"{prefix}{name}_proj.weight") for name in names)
+    holds = ("normed", *inner)
+    return (
+        *project("normed", f"{prefix}gathered", *expanding, sharded=sharded),
+        Op(f"{prefix}activation", inner, (f"{prefix}activation",), keeps=inner),
+        linear(
+            f"{prefix}down_proj",
+            f"{prefix}activation",
+            f"{prefix}partial" if sharded else made,
+            f"{prefix}down_proj.weight",
+            holds=holds,
+        ),
+        *((Op(f"{prefix}reduce_scatter", (f"{prefix}partial",), (made,), holds=holds),) if sharded else ()),
+    )
+
+
+def mlp_storages(dims: Dims, ffn_hidden_size: int, prefix: str = "") -> Shapes:
+    """Storages of `mlp_ops` between its normed input and its output."""
+    width = dims.wide(ffn_hidden_size // dims.tp)
+    kept = {f"{prefix}{name}": width for name in ("gate", "up", "activation")}
+    if dims.tp == 1:
+        return storages(dims.dtype, Column.ACTIVATIONS, kept)
+    gathered = f"{prefix}gathered"
+    moved = dict.fromkeys((gathered, partial_gradient(gathered), f"{prefix}partial"), dims.gathered)
+    return storages(dims.dtype, Column.ACTIVATIONS, kept) | storages(dims.dtype, Column.COMMUNICATION, moved)

@@ -1,0 +1,14 @@
+"""Work of D blocks."""
+
+from __future__ import annotations
+
+from megaplan.blocks.costs import mlp, residual_op
+from megaplan.blocks.work import Ops, Workload
+from megaplan.families.dense.section import Mlp
+
+PART = "D"
+
+
+def dense_work(load: Workload, section: Mlp, hidden_size: int, _variant: None = None) -> Ops:
+    """One D block, pre-norm and residual included; `tp` shards its width."""
+    return (residual_op(load, PART, hidden_size), *mlp(load, PART, hidden_size, section.ffn_hidden_size, section.activation))

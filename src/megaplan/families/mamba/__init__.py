@@ -1,0 +1,51 @@
+"""M blocks: Mamba-2 and Mamba-3."""
+
+from __future__ import annotations
+
+from megaplan.dtypes import DType
+from megaplan.families.family import Family, Served
+from megaplan.families.mamba.program import mamba_program, mamba_selective
+from megaplan.families.mamba.rules import mamba_rules, mamba_width
+from megaplan.families.mamba.section import Mamba2, Mamba3
+from megaplan.families.mamba.tensors import mamba_tensors, num_mamba_heads
+from megaplan.families.mamba.work import mamba_work
+
+
+def _sharded(mamba: Mamba2 | Mamba3, hidden_size: int) -> dict[str, int]:
+    width = mamba_width(mamba, hidden_size)
+    return {} if width is None else {width[0]: width[1], "mamba.num_groups": mamba.num_groups}
+
+
+def _served(mamba: Mamba2 | Mamba3, hidden_size: int, _variant: None, dtype: DType) -> Served:
+    """Mamba-2: the last kernel − 1 inputs of the convolution and the state H · P · S, which accumulates in fp32.
+
+    Mamba-3 has no convolution; its trapezoidal rule keeps the step before (x, and B of every rank) and its angles add up.
+    """
+    heads, wide = num_mamba_heads(mamba, hidden_size), DType.FP32.bytes
+    state = heads * mamba.head_dim * mamba.state_dim * wide
+    inner, group = heads * mamba.head_dim, mamba.num_groups * mamba.state_dim
+    if isinstance(mamba, Mamba2):
+        return Served(state_bytes=state + (inner + 2 * group) * (mamba.conv_kernel - 1) * dtype.bytes)
+    return Served(state_bytes=state + (inner + group * mamba.mimo_rank) * dtype.bytes + heads * mamba.num_angles * wide)
+
+
+def _convolution(mamba: Mamba2 | Mamba3) -> int | None:
+    return mamba.conv_kernel if isinstance(mamba, Mamba2) else None
+
+
+MAMBA = Family(
+    letter="M",
+    title="Mamba",
+    section="mamba",
+    tensors=mamba_tensors,
+    program=mamba_program,
+    work=mamba_work,
+    selective=mamba_selective,
+    full_refused="its scan would run twice, and convolution and in-projection are what selective recomputes",
+    rules=mamba_rules,
+    sharded=_sharded,
+    serving=_served,
+    convolution=_convolution,
+    last_own="D",
+    in_pieces=True,
+)

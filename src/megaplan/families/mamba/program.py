@@ -1,0 +1,190 @@
+"""What M blocks keep: Mamba-2 and Mamba-3.
+
+in_proj makes one storage; its parts are views of it, kept once (docs/decisions/0002). Mamba-3's scan keeps its inputs (views of in_proj's
+output, the angles, normed B and C), and state and phase at each segment's start; it gates and projects its output itself, and recomputes
+what each rank reads in backward.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from megaplan.blocks.dims import Dims
+from megaplan.blocks.ops import BlockProgram, Op, Projection, add, cut, linear, norm, partial_gradient, project
+from megaplan.blocks.relay import (
+    ARRIVING,
+    HANDED,
+    PIECES,
+    convolution,
+    exchange,
+    exchanged_storages,
+    handed_storages,
+    num_lanes,
+    piecewise,
+    sums_apart,
+)
+from megaplan.blocks.scratch import INSIDE, INSIDE_BACKWARD, inside_storages
+from megaplan.blocks.storages import Shapes, residual, storages
+from megaplan.columns import Column
+from megaplan.dtypes import DType
+from megaplan.families.family import Selective
+from megaplan.families.mamba.scratch import scan_inside
+from megaplan.families.mamba.section import Mamba2, Mamba3
+from megaplan.families.mamba.tensors import num_mamba_heads
+
+MAMBA2 = Selective(
+    "mix",
+    frozenset({"in_proj", "split", exchange("conv1d"), "conv1d", "split conv"}),
+    caches={"ssd": "ssd", "gated_norm": "gated_rms_norm"},  # its backward reads their outputs anyway; kept, they need not run twice
+)
+MAMBA3 = Selective("mix", frozenset({"in_proj", "angle_proj", "split", "B_norm", "C_norm"}), caches={"scan": "mamba3"})
+
+
+def mamba_selective(mamba: Mamba2 | Mamba3, _variant: None) -> Selective:
+    """What selective recompute runs again in an M block."""
+    return MAMBA2 if isinstance(mamba, Mamba2) else MAMBA3
+
+
+def mamba_program(dims: Dims, mamba: Mamba2 | Mamba3, _variant: None, _operations: None, parameters: DType) -> tuple[BlockProgram, Shapes]:
+    """One M block."""
+    sharded, handed, apart = dims.tp > 1, dims.cp > 1, sums_apart(dims, parameters)
+    if isinstance(mamba, Mamba2):
+        heads, groups = num_mamba_heads(mamba, dims.hidden) // dims.tp, mamba.num_groups // dims.tp
+        inside = scan_inside(dims, mamba, heads, groups, parameters) if dims.kernels else None
+        program = _mamba2_program(mamba.conv_bias, sharded, handed, inside is not None, apart)
+        return program, residual(_mamba2_storages(dims, mamba) | inside_storages(dims, inside))
+    program = _mamba3_program(mamba.num_angles > 0, mamba.mimo_rank > 1, sharded, handed, apart)
+    return program, residual(_mamba3_storages(dims, mamba))
+
+
+@cache
+def _mamba2_program(conv_bias: bool, sharded: bool, handed: bool, kernels: bool, apart: bool) -> BlockProgram:
+    inputs = ("conv_x", "dt", "conv_B", "conv_C")
+    state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if apart else ()
+    forward, backward = ((INSIDE,), (INSIDE_BACKWARD,)) if kernels else ((), ())
+    ops = (
+        *_input_ops(sharded, Projection("in_proj", "projected", "in_proj.weight")),
+        cut("split", "projected", ("z", "conv_in", "dt")),
+        *convolution("conv1d", "conv_in", "conv", ("conv1d.weight", "conv1d.bias") if conv_bias else ("conv1d.weight",), handed=handed),
+        cut("split conv", "conv", ("conv_x", "conv_B", "conv_C")),
+        Op(
+            "ssd",
+            inputs,
+            ("y", "states", *state, *forward),
+            keeps=(*inputs, "states"),
+            params=("A_log", "D", "dt_bias"),
+            fetches=(*state, *backward),
+            sums=sums,
+        ),
+        Op("gated_norm", ("y", "z"), ("gated", "gated_rstd"), keeps=("y", "z", "gated_rstd"), params=("gated_norm.weight",)),
+        *_output_ops("gated", sharded),
+    )
+    return MAMBA2.program(*ops)
+
+
+def _mamba2_storages(dims: Dims, mamba: Mamba2) -> Shapes:
+    heads = num_mamba_heads(mamba, dims.hidden) // dims.tp
+    inner, groups = heads * mamba.head_dim, mamba.num_groups // dims.tp
+    state, wide = groups * mamba.state_dim, dims.wide
+    shapes = {
+        "projected": wide(2 * inner + 2 * state + heads),
+        "z": wide(inner),
+        "conv_in": wide(inner + 2 * state),
+        "dt": wide(heads),
+        "conv": wide(inner + 2 * state),
+        "conv_x": wide(inner),
+        "conv_B": wide(state),
+        "conv_C": wide(state),
+        "y": wide(inner),
+        "states": _states(dims, mamba, heads),
+        "gated": wide(inner),
+    }
+    statistics: dict[str, tuple[int, ...]] = {"gated_rstd": wide(groups)}
+    carried: Shapes = {}
+    if dims.cp > 1:
+        statistics["summed"] = (3 * heads,)  # of dt_bias, A_log and D
+        carried = handed_storages(dims, heads, num_lanes(groups, dims.cp), mamba.head_dim, mamba.state_dim)
+        carried |= exchanged_storages(dims, "conv", mamba.conv_kernel, inner + 2 * state)
+    return _common(dims, shapes) | storages(dims.stat_dtype, Column.ACTIVATIONS, statistics) | carried
+
+
+@cache
+def _mamba3_program(angles: bool, mimo: bool, sharded: bool, handed: bool, apart: bool) -> BlockProgram:
+    steps = ("dt", "A", "trapezoid")
+    inputs = ("x_in", "z", "B_normed", "C_normed", *steps, *(("angles",) if angles else ()))
+    starting = ("states", *(("phases",) if angles else ()), *(("ahead",) if handed else ()))
+    state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if apart else ()
+    ops = (
+        *_input_ops(
+            sharded,
+            Projection("in_proj", "projected", "in_proj.weight"),
+            *((Projection("angle_proj", "angles", "angle_proj.weight"),) if angles else ()),
+        ),
+        cut("split", "projected", ("z", "x_in", "B", "C", *steps)),
+        norm("B_norm", "B", "B_normed", "B_rstd", "B_norm.weight"),
+        norm("C_norm", "C", "C_normed", "C_rstd", "C_norm.weight"),
+        Op(
+            "scan",
+            inputs,
+            ("gated", *starting, *state),
+            keeps=(*inputs, *starting),
+            params=("B_bias", "C_bias", "D", "dt_bias", *(("mimo_x", "mimo_z", "mimo_o") if mimo else ())),
+            fetches=state,
+            sums=sums,
+        ),
+        *_output_ops("gated", sharded),
+    )
+    return MAMBA3.program(*ops)
+
+
+def _mamba3_storages(dims: Dims, mamba: Mamba3) -> Shapes:
+    heads = num_mamba_heads(mamba, dims.hidden) // dims.tp
+    inner, groups = heads * mamba.head_dim, mamba.num_groups // dims.tp
+    state, wide = groups * mamba.mimo_rank * mamba.state_dim, dims.wide
+    shapes = {
+        "projected": wide(2 * inner + 2 * state + 3 * heads),
+        "z": wide(inner),
+        "x_in": wide(inner),
+        "angles": wide(mamba.num_angles),
+        "states": _states(dims, mamba, heads),
+        "gated": wide(inner),
+        **{name: wide(state) for name in ("B", "C", "B_normed", "C_normed")},
+        **{name: wide(heads) for name in ("dt", "A", "trapezoid")},
+    }
+    statistics = dict.fromkeys(("B_rstd", "C_rstd"), wide(groups * mamba.mimo_rank))
+    statistics["phases"] = (*_states(dims, mamba, heads)[:3], mamba.num_angles)
+    carried: Shapes = {}
+    if dims.cp > 1:
+        of_mimo_rank = 2 * mamba.state_dim + (3 * mamba.head_dim if mamba.mimo_rank > 1 else 0)  # biases of B and C; of x, z and o
+        statistics["summed"] = (heads * (mamba.mimo_rank * of_mimo_rank + 2),)  # and D and dt_bias
+        statistics["ahead"] = (dims.batch, PIECES, heads)
+        travelling = mamba.head_dim * mamba.state_dim + mamba.num_angles
+        carried = handed_storages(dims, heads, num_lanes(groups, dims.cp), travelling)
+    return _common(dims, shapes) | storages(dims.stat_dtype, Column.ACTIVATIONS, statistics) | carried
+
+
+def _input_ops(sharded: bool, *projections: Projection) -> tuple[Op, ...]:
+    return norm("norm", "x", "normed", "rstd", "norm.weight"), *project("normed", "gathered", *projections, sharded=sharded)
+
+
+def _output_ops(reads: str, sharded: bool) -> tuple[Op, ...]:
+    return (
+        linear("out_proj", reads, "partial" if sharded else "o", "out_proj.weight"),
+        *((Op("reduce_scatter", ("partial",), ("o",)),) if sharded else ()),
+        add("residual", ("x", "o"), "out"),
+    )
+
+
+def _states(dims: Dims, mamba: Mamba2 | Mamba3, heads: int) -> tuple[int, ...]:
+    """Kept states: [B, ceil(T / Q), H, P, S], Q the positions between two; under CP those of each piece."""
+    between = mamba.chunk_size if isinstance(mamba, Mamba2) else mamba.save_every
+    return (dims.batch, piecewise(dims.tokens, between, handed=dims.cp > 1), heads, mamba.head_dim, mamba.state_dim)
+
+
+def _common(dims: Dims, shapes: dict[str, tuple[int, ...]]) -> Shapes:
+    own = dict.fromkeys(("normed", "o", "out"), dims.residual)
+    return {
+        **storages(dims.dtype, Column.ACTIVATIONS, {**shapes, **own}),
+        **storages(dims.stat_dtype, Column.ACTIVATIONS, {"rstd": dims.residual[:2]}),
+        **storages(dims.dtype, Column.COMMUNICATION, dict.fromkeys(("gathered", partial_gradient("gathered"), "partial"), dims.gathered)),
+    }

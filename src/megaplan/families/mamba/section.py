@@ -1,0 +1,73 @@
+"""The section `model.mamba`: dimensions of M blocks."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from megaplan.scalars import NaturalInt, NonNegativeFloat, PositiveFloat, PositiveInt, Section, StrictBool
+
+
+class Mamba2(Section):
+    """Mamba-2 (arXiv:2405.21060).
+
+    Attributes:
+        kind: mamba2.
+        expand: Inner width over hidden_size, where num_heads is not given.
+        head_dim: Width of a head.
+        num_heads: Heads; null for expand · hidden_size / head_dim.
+        state_dim: Width of a head's state.
+        num_groups: Groups that share B and C; a divisor of the heads.
+        conv_kernel: Taps of the causal convolution.
+        conv_bias: Bias of the convolution.
+        time_step_min: Smallest step of the scan; a smaller one is taken as this.
+        time_step_max: Largest step of the scan; null for none.
+        chunk_size: Positions between two kept states of the scan.
+    """
+
+    kind: Literal["mamba2"]
+    expand: PositiveInt = 2
+    head_dim: PositiveInt = 64
+    num_heads: PositiveInt | None = None
+    state_dim: PositiveInt = 128
+    num_groups: PositiveInt = 1
+    conv_kernel: PositiveInt = 4
+    conv_bias: StrictBool = True
+    time_step_min: NonNegativeFloat = 0.0
+    time_step_max: PositiveFloat | None = None
+    chunk_size: PositiveInt = 256
+
+
+class Mamba3(Section):
+    """Mamba-3 (arXiv:2603.15569), single-input or MIMO.
+
+    Attributes:
+        kind: mamba3.
+        expand: Inner width over hidden_size.
+        head_dim: Width of a head.
+        state_dim: Width of a head's state.
+        num_groups: Groups that share B and C; a divisor of the heads.
+        mimo_rank: Inputs and outputs of a head's state; 1 for the single-input form.
+        num_angles: Rotary angles of the state, each of two of its dims; 0 for none.
+        rate_activation: How the rate of decay follows from its projection: softplus, or heavy_tail, 1 + x above 0 and 1 / (1 - x) below.
+        chunk_size: Positions that the scan computes at once; null for 64 / mimo_rank.
+        save_every: Positions between two kept states of the scan.
+    """
+
+    kind: Literal["mamba3"]
+    expand: PositiveInt = 2
+    head_dim: PositiveInt = 64
+    state_dim: PositiveInt = 128
+    num_groups: PositiveInt = 1
+    mimo_rank: PositiveInt = 1
+    num_angles: NaturalInt = 0
+    rate_activation: Literal["softplus", "heavy_tail"] = "softplus"
+    chunk_size: PositiveInt | None = None
+    save_every: PositiveInt = 256
+
+    @property
+    def chunk_positions(self) -> int:
+        """Positions that the scan computes at once: 64 rows, of mimo_rank a position, unless stated.
+
+        Source: the advice on `chunk_size` in state-spaces/mamba, `mamba_ssm/modules/mamba3.py`.
+        """
+        return max(1, 64 // self.mimo_rank) if self.chunk_size is None else self.chunk_size

@@ -1,0 +1,66 @@
+"""Parameters of M blocks: Mamba-2 and Mamba-3.
+
+Under TP (R-17) the input projection, convolution, per-head tensors, gated norm and output projection shard by heads and groups; each part
+of a fused projection shards on its own, so that a rank's z, x, B, C and dt belong to the same heads. Of all these only the output
+projection is Muon's; AdamW updates the rest, the input projection included (R-60).
+"""
+
+from __future__ import annotations
+
+from megaplan.families.mamba.section import Mamba2, Mamba3
+from megaplan.inventory.makers import column, norm, per_head, replicated, row
+from megaplan.inventory.tensors import Group, Init, ParamTensor
+
+
+def num_mamba_heads(mamba: Mamba2 | Mamba3, hidden_size: int) -> int:
+    """Heads of an M block: as given (Mamba-2), else expand · hidden_size / head_dim."""
+    if isinstance(mamba, Mamba2) and mamba.num_heads is not None:
+        return mamba.num_heads
+    return mamba.expand * hidden_size // mamba.head_dim
+
+
+def mamba_tensors(mamba: Mamba2 | Mamba3, hidden_size: int, _variant: None = None) -> tuple[ParamTensor, ...]:
+    """Tensors of one M block, its pre-norm included."""
+    heads = num_mamba_heads(mamba, hidden_size)
+    body = _mamba2(mamba, hidden_size, heads) if isinstance(mamba, Mamba2) else _mamba3(mamba, hidden_size, heads)
+    return (norm("norm.weight", hidden_size), *body)
+
+
+def _mamba2(mamba: Mamba2, hidden_size: int, heads: int) -> tuple[ParamTensor, ...]:
+    """Mamba-2 (arXiv:2405.21060, section 7): in_proj rows z | x | B | C | dt, convolution over x | B | C."""
+    inner, groups = heads * mamba.head_dim, mamba.num_groups * mamba.state_dim
+    projected, convolved = (inner, inner, groups, groups, heads), (inner, groups, groups)
+    bias = (per_head("conv1d.bias", (sum(convolved),), Init.ZEROS, convolved),) if mamba.conv_bias else ()
+    return (
+        column("in_proj.weight", sum(projected), hidden_size, group=Group.OTHER, parts=projected),
+        per_head("conv1d.weight", (sum(convolved), mamba.conv_kernel), Init.CONV, convolved),
+        *bias,
+        per_head("dt_bias", (heads,), Init.DT_BIAS),
+        per_head("A_log", (heads,), Init.A_LOG),
+        per_head("D", (heads,), Init.ONES),
+        per_head("gated_norm.weight", (inner,), Init.ONES),
+        row("out_proj.weight", hidden_size, inner),
+    )
+
+
+def _mamba3(mamba: Mamba3, hidden_size: int, heads: int) -> tuple[ParamTensor, ...]:
+    """Mamba-3 (arXiv:2603.15569, section 3): in_proj rows z | x | B | C | dt | A | trapezoid gate; no convolution, no gated norm.
+
+    B and C hold one slice of groups · state rows per MIMO rank, each sharded by groups. Rank 1 is the single-input form and has no MIMO
+    projections. The angle projection and the B and C norms are shared by all heads and stay replicated on purpose (R-17).
+    """
+    inner, groups, rank = heads * mamba.head_dim, mamba.num_groups * mamba.state_dim, mamba.mimo_rank
+    projected = (inner, inner, *(groups,) * (2 * rank), heads, heads, heads)
+    angles = (replicated("angle_proj.weight", (mamba.num_angles, hidden_size), Group.OTHER),) if mamba.num_angles else ()
+    fills = {"mimo_x": Init.RANK_MEAN, "mimo_z": Init.ONES, "mimo_o": Init.RANK_MEAN} if rank > 1 else {}
+    return (
+        column("in_proj.weight", sum(projected), hidden_size, group=Group.OTHER, parts=projected),
+        *angles,
+        *(per_head(name, (heads, rank, mamba.state_dim), Init.ONES) for name in ("B_bias", "C_bias")),
+        *(per_head(name, (heads, rank, mamba.head_dim), fill) for name, fill in fills.items()),
+        per_head("D", (heads,), Init.ONES),
+        per_head("dt_bias", (heads,), Init.DT_BIAS),
+        norm("B_norm.weight", mamba.state_dim),
+        norm("C_norm.weight", mamba.state_dim),
+        row("out_proj.weight", hidden_size, inner),
+    )

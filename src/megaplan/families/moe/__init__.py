@@ -1,0 +1,47 @@
+"""E blocks: token-choice experts with an optional shared expert."""
+
+from __future__ import annotations
+
+from megaplan.families.family import Exchanges, Family
+from megaplan.families.moe.program import moe_program, moe_selective
+from megaplan.families.moe.rules import moe_rules
+from megaplan.families.moe.section import MixtureOfExperts
+from megaplan.families.moe.tensors import moe_tensors, parameters_per_expert
+from megaplan.families.moe.work import moe_work
+
+
+def _sharded(moe: MixtureOfExperts, _hidden_size: int) -> dict[str, int]:
+    return {"moe.shared_ffn_hidden_size": moe.shared_ffn_hidden_size} if moe.shared_ffn_hidden_size else {}
+
+
+def _exchanges(moe: MixtureOfExperts, _hidden_size: int) -> Exchanges:
+    return Exchanges(sharded=moe.shared_ffn_hidden_size > 0, rows=moe.top_k)
+
+
+def _idle_parameters(moe: MixtureOfExperts, hidden_size: int) -> int:
+    """Those of the routed experts that a token does not choose."""
+    return (moe.num_experts - moe.top_k) * parameters_per_expert(moe, hidden_size)
+
+
+def _step_sums(moe: MixtureOfExperts) -> int:
+    """Rows of each expert, entropy, and the router's two losses."""
+    return moe.num_experts + 3
+
+
+EXPERTS = Family(
+    letter="E",
+    title="experts",
+    section="moe",
+    tensors=moe_tensors,
+    program=moe_program,
+    work=moe_work,
+    selective=moe_selective,
+    full_refused="its dispatch would run twice, and expert GEMMs and activation are what selective recomputes",
+    rules=moe_rules,
+    sharded=_sharded,
+    exchanges=_exchanges,
+    idle_parameters=_idle_parameters,
+    step_sums=_step_sums,
+    banks=True,
+    region="MP337",
+)

@@ -1,0 +1,230 @@
+"""What E blocks keep: router, dispatch, expert GEMMs, combine, shared expert.
+
+With ep = etp = 1 rows stay on the rank. With more they travel: counts first; then rows and their routing weights are sent in expert order,
+arrive by source rank, are sorted by local expert, go through the experts, and travel back. Send buffers are not kept (the backward of an
+all-to-all needs none of them); sorted rows are, by the expert GEMMs, and weights as they arrived. ETP ranks hold a slice of each expert and
+gather each other's rows.
+
+With `host.kernels: triton` the experts read tokens, or rows that arrived, where they are: they keep those, and nothing is sorted. What the
+kernels hold inside themselves is workspace.
+
+A router adds its tokens' entropies and its experts' rows to the sums of the step. One with losses of its own also keeps each token's
+log-sum-exp and each sequence's rows for every expert.
+
+Row counts depend on routing: `received_rows` states them from `moe.routing_skew` and `moe.capacity_factor`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from math import ceil
+from typing import NamedTuple
+
+from megaplan.blocks.dims import Dims
+from megaplan.blocks.ops import BlockProgram, Op, add, norm, reshape
+from megaplan.blocks.storages import Shapes, residual, storages
+from megaplan.columns import Basis, Column
+from megaplan.dtypes import DType
+from megaplan.families.dense.program import mlp_ops, mlp_storages
+from megaplan.families.family import Selective
+from megaplan.families.moe.section import MixtureOfExperts
+
+SELECTIVE = Selective("experts.forward", frozenset({"experts"}))
+INSIDE_FORWARD, INSIDE_BACKWARD = "experts.inside", "experts.inside_backward"
+
+
+class ExpertMesh(NamedTuple):
+    """Expert-parallel and expert-tensor-parallel degrees."""
+
+    ep: int
+    etp: int
+
+
+def moe_selective(_moe: MixtureOfExperts, _variant: None) -> Selective:
+    """What selective recompute runs again in an E block."""
+    return SELECTIVE
+
+
+def capacity(moe: MixtureOfExperts, num_tokens: int) -> int | None:
+    """Rows one source rank may send to one expert: ceil(N · k / E · capacity_factor); None if dropless.
+
+    Source: Switch Transformer, arXiv:2101.03961, equation 3, with k assignments a token.
+    """
+    if moe.capacity_factor is None:
+        return None
+    return ceil(num_tokens * moe.top_k / moe.num_experts * moe.capacity_factor)
+
+
+def received_rows(moe: MixtureOfExperts, num_tokens: int, mesh: ExpertMesh) -> int:
+    """Rows the busiest expert rank computes on: what all ep · etp sources send to its experts.
+
+    Dropless: N · k · etp rows on average (ep sources, 1 / ep of the experts), times `routing_skew` where rows can move between ranks, at
+    most every row that could choose a local expert. With a capacity: that of every local expert from every source.
+    """
+    local, sources = moe.num_experts // mesh.ep, mesh.ep * mesh.etp
+    limit = capacity(moe, num_tokens)
+    if limit is not None:
+        return limit * local * sources
+    mean = num_tokens * moe.top_k * mesh.etp
+    if mesh.ep == 1:
+        return mean
+    return min(ceil(mean * moe.routing_skew), num_tokens * min(moe.top_k, local) * sources)
+
+
+def moe_program(dims: Dims, moe: MixtureOfExperts, _variant: None, _operations: None, _parameters: DType) -> tuple[BlockProgram, Shapes]:
+    """One E block on the busiest expert rank; Triton's kernels gather: experts read tokens where they are."""
+    shared, mesh, gathers = moe.shared_ffn_hidden_size, ExpertMesh(dims.ep, dims.etp), dims.kernels
+    travels = mesh.ep * mesh.etp > 1
+    tensors = _storages(dims, moe, mesh, travels)
+    if gathers:
+        tensors |= _inside(dims, moe, mesh, travels)
+    if shared:
+        tensors |= mlp_storages(dims, shared, "shared.")
+    if moe.has_router_losses:
+        tensors |= _loss_storages(dims, moe)
+    program = _program(moe.activation == "swiglu", bool(shared), travels, dims.tp > 1, moe.has_router_losses, gathers)
+    return program, residual(tensors)
+
+
+@cache
+def _program(gated: bool, shared: bool, travels: bool, sharded: bool, losses: bool, gathers: bool) -> BlockProgram:
+    scored = ("scored", "log_sums", "load") if losses else ("weights",)
+    ops = (
+        norm("norm", "x", "normed", "rstd", "norm.weight"),
+        reshape("flatten", "normed", "tokens"),
+        Op(
+            "route",
+            ("tokens",),
+            (*scored, "probs", "indices"),
+            keeps=("tokens", "probs", "indices"),
+            params=("router.weight",),
+        ),
+        *(_losses() if losses else ()),
+        Op("dispatch_plan", ("indices",), ("rows", "counts"), grads=()),
+        Op("entropies", ("probs",), ("entropies",), grads=()),
+        Op("entropy", ("entropies",), ("entropy",), grads=()),
+        Op("record", ("entropy", "counts"), (), grads=()),
+        *(_travelling(gated, gathers) if travels else _local(gated, gathers)),
+        *(mlp_ops(gated, sharded, "shared.", "shared") if shared else ()),
+        *((add("sum", ("combined", "shared"), "sum"),) if shared else ()),
+        add("residual", ("x", "sum" if shared else "combined"), "out"),
+    )
+    # locals of ExpertBlock.forward that outlive their last use
+    held = frozenset({"weights", "indices", "counts", "combined"})
+    return SELECTIVE.program(*ops, held=held)
+
+
+def _losses() -> tuple[Op, ...]:
+    reads = ("scored", "probs", "log_sums", "load")
+    return (
+        Op("losses", reads, ("weights", "loss_values"), keeps=("log_sums", "load"), grads=("scored", "probs", "log_sums")),
+        Op("recording", ("loss_values",), (), grads=()),
+    )
+
+
+def _experts(gated: bool, gathers: bool, reads: tuple[str, str, str, str], made: str) -> Op:
+    outputs = ("experts.gate", "experts.up") if gated else ("experts.up",)
+    params = ("experts.gate_proj", "experts.up_proj", "experts.down_proj") if gated else ("experts.up_proj", "experts.down_proj")
+    forward, backward = ((INSIDE_FORWARD,), (INSIDE_BACKWARD,)) if gathers else ((), ())
+    return Op("experts", reads, (made, *outputs, *forward), keeps=(*reads, *outputs), params=params, grads=reads[:2], fetches=backward)
+
+
+def _local(gated: bool, gathers: bool) -> tuple[Op, ...]:
+    if gathers:
+        return (_experts(gated, gathers, ("tokens", "weights", "rows", "counts"), "combined"),)
+    return (
+        Op("dispatch", ("tokens", "rows"), ("received",), keeps=("rows",), grads=("tokens",)),
+        _experts(gated, gathers, ("received", "weights", "rows", "counts"), "processed"),
+        Op("combine", ("processed", "rows"), ("combined",), keeps=("rows",), grads=("processed",)),
+    )
+
+
+def _travelling(gated: bool, gathers: bool) -> tuple[Op, ...]:
+    return (
+        Op("announce", ("counts",), ("arrived_counts",), grads=()),
+        Op("arrival_plan", ("arrived_counts",), ("order", "received_counts"), grads=()),
+        Op("dispatch", ("tokens", "rows"), ("sent",), keeps=("rows",), grads=("tokens",)),
+        Op("dispatch weights", ("weights", "rows"), ("sent_weights",), keeps=("rows",), grads=("weights",)),
+        Op("exchange", ("sent", "sent_weights"), ("arrived", "arrived_weights")),
+        *(_arrived(gated, gathers) if gathers else _sorted(gated, gathers)),
+        Op("exchange back", ("leaving",), ("returned",)),
+        Op("combine", ("returned", "rows"), ("combined",), keeps=("rows",), grads=("returned",), holds=("arrived_counts",)),
+    )
+
+
+def _arrived(gated: bool, gathers: bool) -> tuple[Op, ...]:
+    return (_experts(gated, gathers, ("arrived", "arrived_weights", "order", "received_counts"), "leaving"),)
+
+
+def _sorted(gated: bool, gathers: bool) -> tuple[Op, ...]:
+    return (
+        Op("sort", ("arrived", "order"), ("received",), keeps=("order",), grads=("arrived",)),
+        _experts(gated, gathers, ("received", "arrived_weights", "order", "received_counts"), "processed"),
+        Op("unsort", ("processed", "order"), ("leaving",), keeps=("order",), grads=("processed",)),
+    )
+
+
+def _basis(moe: MixtureOfExperts, travels: bool) -> Basis:
+    return Basis.MODELLED if travels or moe.capacity_factor is not None else Basis.EXACT
+
+
+def _inside(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, travels: bool) -> Shapes:
+    """What `routed_experts` holds inside its kernels beside operands and results, at the highest moment of each direction.
+
+    Forward: the activated rows, and with several slots a token their products until they are summed. Backward: the gradients of what the
+    first products made, and the activated rows, each until its matrix's gradient is made of it. (Shares of the weights' gradients, which
+    are there before, are fewer as long as an expert is not 32 times wider than the model.)
+    """
+    tokens, size = dims.batch * dims.residual_tokens, dims.dtype.bytes
+    rows, local, width = received_rows(moe, tokens, mesh), moe.num_experts // mesh.ep, moe.ffn_hidden_size // mesh.etp
+    slots = 1 if travels else moe.top_k
+    own = (rows if travels else tokens) * dims.hidden
+    products, inner, matrix = rows * dims.hidden, rows * width, local * width * dims.hidden
+    gates = 1 if moe.activation == "swiglu" else 0
+    tiles = 2 * local * DType.INT32.bytes // size
+    forward = inner if slots == 1 else max(inner + products - own, products)
+    moments = [(2 + gates) * inner + own + (0 if slots == 1 else products)]
+    moments += [(2 + gates - done) * inner + own + (1 + done) * matrix for done in range(2 + gates)]
+    backward = max(moments) - own - (2 + gates) * matrix
+    shapes = {INSIDE_FORWARD: (forward + tiles,), INSIDE_BACKWARD: (backward + tiles,)}
+    return storages(dims.dtype, Column.WORKSPACE, shapes, _basis(moe, travels))
+
+
+def _loss_storages(dims: Dims, moe: MixtureOfExperts) -> Shapes:
+    tokens = dims.batch * dims.residual_tokens
+    scores = {"scored": (tokens, moe.top_k), "log_sums": (tokens,), "loss_values": (2,)}
+    load = storages(DType.INT32, Column.ROUTING, {"load": (dims.batch, moe.num_experts)})
+    return storages(dims.stat_dtype, Column.ACTIVATIONS, scores) | load
+
+
+def _storages(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, travels: bool) -> Shapes:
+    tokens = dims.batch * dims.residual_tokens
+    chosen, rows = tokens * moe.top_k, received_rows(moe, tokens, mesh)
+    local, width = moe.num_experts // mesh.ep, moe.ffn_hidden_size // mesh.etp
+    basis = _basis(moe, travels)
+    own = dict.fromkeys(("normed", "tokens", "shared", "sum", "out"), dims.residual)
+    routed = {"indices": (tokens, moe.top_k), "rows": (chosen,), "counts": (moe.num_experts,)}
+    all_experts = (tokens, moe.num_experts)
+    scores = {"weights": (tokens, moe.top_k), "probs": all_experts, "entropies": all_experts, "entropy": ()}
+    tensors = {
+        **storages(dims.dtype, Column.ACTIVATIONS, own),
+        **storages(dims.stat_dtype, Column.ACTIVATIONS, {"rstd": dims.residual[:2], **scores}),
+        **storages(DType.INT32, Column.ROUTING, routed),
+        **storages(dims.dtype, Column.ROUTING, {"combined": dims.residual}),
+        **storages(dims.dtype, Column.ROUTING, dict.fromkeys(("received", "processed"), (rows, dims.hidden)), basis),
+        **storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(("experts.gate", "experts.up"), (rows, width)), basis),
+    }
+    if not travels:
+        return tensors
+    sent = dict.fromkeys(("sent", "returned"), (chosen, dims.hidden))
+    weighing = {"sent_weights": (chosen,)}
+    far = dict.fromkeys(("arrived", "leaving"), (rows, dims.hidden))
+    routed_far = {"order": (rows,), "arrived_counts": (mesh.ep * mesh.etp, local), "received_counts": (local,)}
+    return {
+        **tensors,
+        **storages(dims.dtype, Column.ROUTING, sent),
+        **storages(dims.stat_dtype, Column.ROUTING, weighing),
+        **storages(dims.dtype, Column.ROUTING, far, basis),
+        **storages(DType.INT32, Column.ROUTING, routed_far, basis),
+        **storages(dims.stat_dtype, Column.ROUTING, {"arrived_weights": (rows,)}, basis),
+    }

@@ -1,0 +1,104 @@
+"""What R blocks keep: M²RNN, with fp32 states every `save_every` tokens and after the last; under CP so for each of two pieces."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from megaplan.blocks.dims import Dims
+from megaplan.blocks.ops import BlockProgram, Op, Projection, add, cut, linear, norm, partial_gradient, project
+from megaplan.blocks.relay import (
+    ARRIVING,
+    HANDED,
+    PIECES,
+    convolution,
+    exchanged_storages,
+    handed_storages,
+    num_lanes,
+    piecewise,
+    sums_apart,
+)
+from megaplan.blocks.scratch import INSIDE, INSIDE_BACKWARD, inside_storages
+from megaplan.blocks.storages import Shapes, residual, storages
+from megaplan.columns import Column
+from megaplan.dtypes import DType
+from megaplan.families.family import Selective
+from megaplan.families.recurrent.scratch import recurrence_inside
+from megaplan.families.recurrent.section import MatrixRecurrence
+
+SELECTIVE = Selective("core", frozenset({"m2rnn", "gated_norm"}))
+
+
+def recurrent_selective(_recurrent: MatrixRecurrence, _variant: None) -> Selective:
+    """What selective recompute runs again in an R block."""
+    return SELECTIVE
+
+
+def recurrent_program(
+    dims: Dims, recurrent: MatrixRecurrence, _variant: None, _operations: None, parameters: DType
+) -> tuple[BlockProgram, Shapes]:
+    """One R block."""
+    heads, keys = recurrent.num_heads // dims.tp, recurrent.key_dim
+    inner, wide = heads * recurrent.value_dim, dims.wide
+    shapes = {name: wide(inner) for name in ("v_proj", "v", "y", "gate", "gated")}
+    shapes |= {"qk_proj": wide(2 * keys), "qk": wide(2 * keys), "q": wide(keys), "k": wide(keys), "forget": wide(heads)}
+    shapes |= dict.fromkeys(("normed", "o", "out"), dims.residual)
+    handed = dims.cp > 1
+    num_states = piecewise(dims.tokens, recurrent.save_every, handed=handed) + (PIECES if handed else 1)
+    statistics = {
+        "rstd": dims.residual[:2],
+        "gated_rstd": wide(1),
+        "gated_dot": wide(1),
+        "states": (dims.batch, num_states, heads, keys, recurrent.value_dim),
+    }
+    carried: Shapes = {}
+    if handed:
+        statistics["summed"] = (heads * (recurrent.value_dim * (recurrent.value_dim + 1) + 2),)  # of state_map, D, dt_bias and A_log
+        carried = handed_storages(dims, heads, num_lanes(heads, dims.cp), keys, recurrent.value_dim)
+        carried |= exchanged_storages(dims, "qk", recurrent.conv_kernel, 2 * keys)
+        carried |= exchanged_storages(dims, "v", recurrent.conv_kernel, inner)
+    inside = recurrence_inside(dims, recurrent, heads, parameters) if dims.kernels else None
+    tensors = {
+        **inside_storages(dims, inside),
+        **carried,
+        **storages(dims.dtype, Column.ACTIVATIONS, shapes),
+        **storages(dims.stat_dtype, Column.ACTIVATIONS, statistics),
+        **storages(dims.dtype, Column.COMMUNICATION, dict.fromkeys(("gathered", partial_gradient("gathered"), "partial"), dims.gathered)),
+    }
+    return _program(dims.tp > 1, handed, inside is not None, sums_apart(dims, parameters)), residual(tensors)
+
+
+@cache
+def _program(sharded: bool, handed: bool, kernels: bool, apart: bool) -> BlockProgram:
+    projections = (("qk_proj", "qk_proj"), ("v_proj", "v_proj"), ("forget_proj", "forget"), ("gate_proj", "gate"))
+    inputs = ("q", "k", "v", "forget")
+    state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if apart else ()
+    forward, backward = (INSIDE,) if kernels and handed else (), (INSIDE_BACKWARD,) if kernels else ()
+    ops = (
+        norm("norm", "x", "normed", "rstd", "norm.weight"),
+        *project("normed", "gathered", *(Projection(name, made, f"{name}.weight") for name, made in projections), sharded=sharded),
+        *convolution("conv_qk", "qk_proj", "qk", ("conv_qk.weight", "conv_qk.bias"), handed=handed),
+        cut("split qk", "qk", ("q", "k")),
+        *convolution("conv_v", "v_proj", "v", ("conv_v.weight", "conv_v.bias"), handed=handed),
+        Op(
+            "m2rnn",
+            inputs,
+            ("y", "states", *state, *forward),
+            keeps=(*inputs, "states"),
+            params=("state_map", "D", "dt_bias", "A_log"),
+            fetches=(*state, *backward),
+            sums=sums,
+        ),
+        Op(
+            "gated_norm",
+            ("y", "gate"),
+            ("gated", "gated_rstd"),
+            keeps=("y", "gate", "gated_rstd"),
+            params=("gated_norm.weight",),
+            fetches=("gated_dot",) if sharded else (),  # summed over the group, as the squares are
+        ),
+        linear("out_proj", "gated", "partial" if sharded else "o", "out_proj.weight"),
+        *((Op("reduce_scatter", ("partial",), ("o",)),) if sharded else ()),
+        add("residual", ("x", "o"), "out"),
+    )
+    held = frozenset({"qk", "v", "forget", "gate"})  # locals of forward
+    return SELECTIVE.program(*ops, held=held)

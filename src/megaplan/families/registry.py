@@ -1,0 +1,23 @@
+"""The families by letter, in the order in which a person reads them. Another one is a folder and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from megaplan.families.attention import ATTENTION
+from megaplan.families.dense import DENSE
+from megaplan.families.family import Family
+from megaplan.families.mamba import MAMBA
+from megaplan.families.moe import EXPERTS
+from megaplan.families.recurrent import RECURRENT
+
+FAMILIES: dict[str, Family] = {family.letter: family for family in (ATTENTION, MAMBA, EXPERTS, RECURRENT, DENSE)}
+
+
+def families_of(model: Any) -> Iterator[tuple[Family, Any]]:
+    """The families whose section a model has, each with that section."""
+    for family in FAMILIES.values():
+        section = getattr(model, family.section)
+        if section is not None:
+            yield family, section

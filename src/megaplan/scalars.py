@@ -1,0 +1,51 @@
+"""Types of single values, with their bounds. Nothing is coerced: no bool, text or fraction passes as an integer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from megaplan.dtypes import DType
+from megaplan.schedule.registry import KINDS
+
+# Bounds keep a slip of the keyboard from becoming a list of 2^40 layers or ranks; they are far above any real model.
+MAX_INT = 2**48
+MAX_LAYERS = 2**16
+MAX_DEGREE = 2**20
+MAX_MICROBATCHES = 2**16
+
+PositiveInt = Annotated[int, Field(gt=0, le=MAX_INT, strict=True)]
+NaturalInt = Annotated[int, Field(ge=0, le=MAX_INT, strict=True)]
+LayerCount = Annotated[int, Field(gt=0, le=MAX_LAYERS, strict=True)]
+Degree = Annotated[int, Field(gt=0, le=MAX_DEGREE, strict=True)]
+MicrobatchCount = Annotated[int, Field(gt=0, le=MAX_MICROBATCHES, strict=True)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+FactorFromOne = Annotated[float, Field(ge=1, allow_inf_nan=False, strict=True)]
+FactorAboveOne = Annotated[float, Field(gt=1, allow_inf_nan=False, strict=True)]
+Text = Annotated[str, Field(strict=True)]
+StrictBool = Annotated[bool, Field(strict=True)]
+Letter = Literal["A", "M", "E", "R", "D"]
+Policy = Literal["none", "selective", "full"]
+Percent = Annotated[int, Field(gt=0, le=100, strict=True)]
+Rate = Annotated[int, Field(gt=0, le=10**18, strict=True)]
+Nanoseconds = Annotated[int, Field(ge=0, le=10**9, strict=True)]
+Rated = Literal["A", "M", "E", "R", "D", "head", "attention", "scan", "experts", "recurrence", "memory", "node", "network"]
+ReserveName = Literal["cuda_context", "nccl", "driver", "other"]
+PeakType = Literal["fp32", "bf16", "fp16", "fp8", "fp4"]
+RecipeType = Literal["bf16", "fp8", "mxfp8", "nvfp4"]
+Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False, strict=True)]
+Activation = Literal["swiglu", "relu2", "gelu"]
+FloatType = Literal[DType.FP32, DType.BF16, DType.FP16]
+ParamType = Literal[DType.FP32, DType.BF16, DType.FP16, DType.FP8]
+if TYPE_CHECKING:
+    ScheduleKind = str
+else:
+    ScheduleKind = Literal[KINDS]
+
+
+class Section(BaseModel):
+    """Base of every section: immutable, unknown keys are errors. Keys are described under `Attributes:`, one line each."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # one validator is built, the spec's, instead of thirty
