@@ -57,6 +57,7 @@ plans: $(READY) ## write the committed plans anew
 docs: $(READY) ## the generated pages
 	$(BIN)/python scripts/requirements_table.py
 	$(BIN)/python scripts/kernels_page.py
+	$(BIN)/python scripts/megatron_page.py
 
 faults: $(READY) ## break a small run in every way: docs/reference/faults.md
 	$(BIN)/python scripts/faults_table.py

@@ -6,6 +6,7 @@ from pathlib import Path
 from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))  # helpers of several suites, imported by name
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))  # random_plans, step_times, accuracy_megatron
 
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")

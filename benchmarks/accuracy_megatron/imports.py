@@ -17,7 +17,9 @@ MOST = 6
 def import_lines(rows: list[dict[str, Any]]) -> list[str]:
     """What the page says of `megaplan import megatron`."""
     plain, with_vocabulary = (_imports(rows, vocabulary=vocabulary) for vocabulary in (False, True))
-    found = ", ".join(f"`{key}` in {count}" for key, count in with_vocabulary[1].most_common(MOST))
+    found = ", ".join(
+        f"`{key}` in {count}" for key, count in sorted(with_vocabulary[1].items(), key=lambda item: (-item[1], item[0]))[:MOST]
+    )
     return [
         "**This page replays a private path.** It makes each run from its launch arguments by `job_from_arguments`, which no command",
         f"calls. The users' command, `megaplan import megatron`, takes {plain[0]} of the {len(rows)} runs in the data as they stand, and",

@@ -44,7 +44,7 @@ def _weights(job: MegatronJob, arguments: Mapping[str, Any]) -> float:
 
 
 def _moe_layers(job: MegatronJob, arguments: Mapping[str, Any], layers: int) -> list[bool]:
-    from megaplan.hosts.megatron.arguments import layer_kinds  # noqa: PLC0415
+    from megaplan.hosts.megatron.stages import layer_kinds  # noqa: PLC0415
 
     return [kind == "E" for kind in layer_kinds(arguments.get("moe_layer_freq") or 1, layers, job.moe is not None)]
 

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from megaplan.hosts.megatron.arguments import job_from_arguments
+from arguments import job_from_arguments
+
 from megaplan.hosts.megatron.peak import memory
 from megaplan.hosts.megatron.storage import optimizer_state, parameters
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from arguments import job_from_arguments, refusals, stale, unbalanced
 from imports import import_lines
 from published import published_bytes
 from recompute import recompute_lines
 from stages import stage_lines
 
 from megaplan.budget.skew import largest_skew
-from megaplan.hosts.megatron.arguments import job_from_arguments, refusals, stale, unbalanced
 from megaplan.hosts.megatron.job import MegatronJob
 from megaplan.hosts.megatron.peak import MegatronMemory, memory
 

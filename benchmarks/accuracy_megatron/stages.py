@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from statistics import mean
 
-from megaplan.hosts.megatron.arguments import job_from_arguments
+from arguments import job_from_arguments
+
 from megaplan.hosts.megatron.peak import memory
 
 RUNS = Path(__file__).resolve().parent.parent.parent / "tests/megaplan/hosts/megatron/simumax.json"

@@ -68,7 +68,7 @@ def verdict(diff: PlanDiff) -> str:
         parts.append(f"{counted(moved, 'layer')} moved")
     if not diff.ranks:
         parts.append("no rank's memory changes")
-    if not (diff.moves or diff.owners or diff.decisions or diff.split or diff.inputs or diff.ranks or diff.tampered or diff.other):
+    if not any((diff.moves, diff.owners, diff.decisions, diff.split, diff.inputs, diff.ranks, diff.tampered, diff.other)):
         parts = ["only `training` differs: the same plan"]
     return "; ".join(parts)
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from megaplan.hosts.megatron.from_spec import LETTERS, jobs_from_spec
+from megaplan.hosts.megatron.from_spec import jobs_from_spec
 from megaplan.hosts.megatron.job import EMBEDDING, LOSS, MTP, MegatronJob
+from megaplan.hosts.megatron.pattern import LETTERS
 from megaplan.hosts.megatron.peak import in_flight_counts
 from megaplan.hosts.megatron.saved import chunk
 from megaplan.hosts.megatron.storage import parameters, storage_bytes

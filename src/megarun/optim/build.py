@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from megaplan.inventory.tensors import Group, Inventory
+from megaplan.inventory.tensors import Group, Inventory, ParamTensor
 from megaplan.spec.models import Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.optim.muon import Muon
@@ -54,27 +54,15 @@ class Optimizers:
         others = [(p, training.weight_decay if len(t.shape) > 1 else 0.0) for t, p in named if not (muon and t.group is Group.MATRIX)]
         self._all: list[tuple[torch.optim.Optimizer, float]] = []
         self._narrow: list[tuple[torch.optim.Optimizer, nn.Parameter, float]] = []
-        if matrices:
-            rate = training.muon_learning_rate or training.learning_rate
-            optimizer = Muon(
-                [(p, t.local_matrices(tp.degree, spec.mesh.ep)) for t, p in matrices],
-                lr=rate,
-                weight_decay=training.weight_decay,
-                moments_dtype=TORCH_DTYPES[spec.precision.moments],
-                iteration_dtype=TORCH_DTYPES[spec.newton_schulz_dtype],
-                num_steps=spec.optimizer.newton_schulz_steps,
-                cut={p: dim for t, p in matrices if (dim := t.cut_dim(tp.degree)) is not None},
-                tp=tp,
-            )
-            self._all.append((optimizer, rate))
         rate = training.learning_rate
         if spec.precision.grads is not spec.precision.master:
             self._narrow = [(_adamw([([p], decay)], rate), p, rate) for p, decay in others]
         elif others:
-            groups = [
-                ([p for p, found in others if found == decay], decay) for decay in sorted({decay for _, decay in others}, reverse=True)
-            ]
-            self._all.insert(0, (_adamw(groups, rate), rate))
+            decays = sorted({decay for _, decay in others}, reverse=True)
+            self._all.append((_adamw([([p for p, found in others if found == decay], decay) for decay in decays], rate), rate))
+        if matrices:
+            own = training.muon_learning_rate or rate
+            self._all.append((_muon(matrices, spec, own, tp), own))
         self._schedule, self._num_steps = training.rate_schedule, training.steps
 
     def step(self, step: int) -> None:
@@ -126,6 +114,19 @@ def _adamw_state(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
     """Source: torch/optim/adamw.py and adam.py, `_init_group` with `fused`."""
     moments = {key: torch.zeros_like(parameter, memory_format=torch.preserve_format) for key in ("exp_avg", "exp_avg_sq")}
     return {"step": torch.zeros((), dtype=torch.float32, device=parameter.device), **moments}
+
+
+def _muon(matrices: Sequence[tuple[ParamTensor, nn.Parameter]], spec: Spec, rate: float, tp: TensorParallel) -> Muon:
+    return Muon(
+        [(p, t.local_matrices(tp.degree, spec.mesh.ep)) for t, p in matrices],
+        lr=rate,
+        weight_decay=spec.training.weight_decay,
+        moments_dtype=TORCH_DTYPES[spec.precision.moments],
+        iteration_dtype=TORCH_DTYPES[spec.newton_schulz_dtype],
+        num_steps=spec.optimizer.newton_schulz_steps,
+        cut={p: dim for t, p in matrices if (dim := t.cut_dim(tp.degree)) is not None},
+        tp=tp,
+    )
 
 
 def _adamw(groups: Sequence[tuple[list[nn.Parameter], float]], rate: float) -> torch.optim.AdamW:

@@ -1,5 +1,6 @@
 """A spec, exported to Megatron's arguments and imported again, is the spec it was."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,14 +8,20 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from random_plans.choices import SMALL
+from random_plans.draw import draw
 
+from megaplan.errors import MegaplanError
 from megaplan.exporters.megatron import export_megatron
 from megaplan.exporters.values import Source
+from megaplan.hosts.megatron.from_spec import jobs_from_spec
 from megaplan.hosts.megatron.pattern import parse_hybrid
+from megaplan.hosts.megatron.peak import MegatronMemory, memory
+from megaplan.hosts.megatron.vocabulary import TABLE
 from megaplan.importers.megatron.spec import REASON, import_megatron
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
-from megaplan.spec.load import load_spec, load_spec_text
+from megaplan.spec.load import load_spec, load_spec_text, spec_from_document
 from megaplan.spec.models import Spec
 from megaplan.split.choose import choose_cuts
 
@@ -194,6 +201,80 @@ def test_a_spec_survives_megatrons_arguments(document: dict[str, Any]) -> None:
     assert exported.losses == ()
     assert import_megatron(exported.text, "launch.sh").loaded.spec == spec
 
+
+NUM_RANDOM, ENOUGH = 120, 100
+NOT_READ_BACK = "model.features.mtp"
+"""A dense prediction module behind a layer of experts; told as lost."""
+
+
+def drawn(seed: int) -> Spec | None:
+    """A random spec whose host is Megatron-Core, on the device that an import assumes; None where it is not legal."""
+    document = {key: value for key, value in draw(seed, size=SMALL).items() if key != "device"}
+    try:
+        return spec_from_document(document)
+    except MegaplanError:
+        return None
+
+
+def bytes_of(source: Source) -> list[MegatronMemory]:
+    """Of each pipeline rank, routing balanced: how routing falls out is no argument."""
+    jobs = jobs_from_spec(source.spec, source.letters, source.layout)
+    return [memory(replace(job, moe=job.moe and replace(job.moe, routing_skew=1.0))) for job in jobs]
+
+
+def test_a_random_plan_of_megatron_is_exported_imported_and_exported_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second launch is the first, but for its title; the bytes of every rank are those of the plan, but for what the export tells."""
+    monkeypatch.setattr("random_plans.draw.MEGATRON_SHARE", 1.0)
+    seen = 0
+    for seed in range(NUM_RANDOM):
+        spec = drawn(seed)
+        exported = None if spec is None else export_megatron(source_of(spec))
+        if spec is None or exported is None or NOT_READ_BACK in {loss.key for loss in exported.losses}:
+            continue
+        seen += 1
+        imported = source_of(import_megatron(exported.text, "launch.sh").loaded.spec)
+        again = export_megatron(imported)
+        assert again.text.partition("\n")[2] == exported.text.partition("\n")[2], f"seed {seed}"
+        if "host.cross_entropy" not in {loss.key for loss in exported.losses}:
+            assert bytes_of(imported) == bytes_of(source_of(spec)), f"seed {seed}"
+        flags = {word.partition("=")[0] for word in exported.text.split() if word.startswith("--")}
+        assert flags - {"--nnodes", "--nproc-per-node"} <= {row.flag for row in TABLE}, f"seed {seed}"
+    assert seen > ENOUGH
+
+
+def test_every_node_of_a_launch_has_as_many_processes() -> None:
+    """Twelve ranks on nodes of eight devices are two times six, not two times eight."""
+    document = {**LAUNCHED, "mesh": {"dp_shard": 12}}
+    exported = export_megatron(source_of(load_spec_text(yaml.safe_dump(document), "launch.yaml").spec))
+    assert "torchrun --nnodes 2 --nproc-per-node 6 " in exported.text
+    assert import_megatron(exported.text, "launch.sh").loaded.spec.mesh.dp_shard == 12
+
+
+def test_a_dense_prediction_module_behind_experts_is_told_as_lost() -> None:
+    model = {**LAUNCHED["model"], "pattern": "ADAE", "features": {"mtp": {"depth": 1, "ffn_hidden_size": 192}}}
+    model |= {
+        "mlp": {"ffn_hidden_size": 192, "activation": "relu2"},
+        "moe": {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 64, "activation": "relu2"},
+    }
+    exported = export_megatron(source_of(load_spec_text(yaml.safe_dump({**LAUNCHED, "model": model}), "launch.yaml").spec))
+    assert "model.features.mtp" in {loss.key for loss in exported.losses}
+
+
+LAUNCHED: dict[str, Any] = {
+    "format": "megaplan.spec/1",
+    "name": "launch",
+    "model": {
+        "pattern": "ADAD",
+        "num_layers": 4,
+        "hidden_size": 128,
+        "vocab_size": 512,
+        "attention": {"kind": "gqa", "num_heads": 8, "num_kv_heads": 4, "head_dim": 16},
+        "mlp": {"ffn_hidden_size": 192},
+    },
+    "batch": {"micro_batch_size": 1, "seq_length": 256},
+    "schedule": {"num_microbatches": 4},
+    "host": {"name": "megatron", "model": "gpt"},
+}
 
 PLANS_DIR = Path(__file__).parents[3] / "plans"
 PLANS = ("llama-3.1-8b", "mamba-codestral-7b", "mixtral-8x7b", "nam56r-8xh200", "nam56r-8xh200-equal", "tiny-hybrid", "tiny-hybrid-pp2")

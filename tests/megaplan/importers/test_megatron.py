@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from accuracy_megatron.arguments import job_from_arguments, refusals
 
 from megaplan.budget.build import build_budget
 from megaplan.cli.main import run
 from megaplan.columns import Column, Phase
 from megaplan.errors import MegaplanError, Severity
-from megaplan.hosts.megatron.arguments import job_from_arguments, refusals
 from megaplan.hosts.megatron.peak import memory
 from megaplan.importers.megatron.spec import import_megatron
 from megaplan.inventory.build import build_inventory

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import dot, narrow, sigmoid, tanh
-from megakernels.ops.m2rnn.kernel_step import gain_of, kept_of
+from megakernels.ops.m2rnn.kernel_step import gain_of, kept_of, parameters_of
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -63,10 +63,7 @@ def m2rnn_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one
     in_state, in_map = in_k[:, None] & in_v[None, :], in_v[:, None] & in_v[None, :]
     within, of_map = ks[:, None] * value_width + vs[None, :], vs[:, None] * value_width + vs[None, :]
     num_elements = key_width * value_width
-    weights = tl.load(state_map + head * value_width * value_width + of_map, mask=in_map, other=0.0).to(tl.float32)
-    skip = tl.load(D + head * value_width + vs, mask=in_v, other=0.0).to(tl.float32)
-    bias = tl.load(dt_bias + head).to(tl.float32)
-    rate = -tl.exp(tl.load(A_log + head).to(tl.float32))
+    weights, skip, bias, rate = parameters_of(state_map, D, dt_bias, A_log, head, value_width, vs, in_v)
     carried = tl.load(grad_state + program * num_elements + within, mask=in_state, other=0.0).to(tl.float32)
     sum_D = tl.load(grad_D + program * value_width + vs, mask=in_v, other=0.0).to(tl.float32)
     sum_bias = tl.load(grad_scalars + program * 2).to(tl.float32)

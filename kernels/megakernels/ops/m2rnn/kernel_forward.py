@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import dot, narrow, tanh
-from megakernels.ops.m2rnn.kernel_step import gain_of, kept_of
+from megakernels.ops.m2rnn.kernel_step import gain_of, kept_of, parameters_of
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -48,11 +48,7 @@ def m2rnn_forward_kernel(  # type: ignore[no-untyped-def]
     in_k, in_v = ks < key_width, vs < value_width
     in_state = in_k[:, None] & in_v[None, :]
     within = ks[:, None] * value_width + vs[None, :]
-    square = head * value_width * value_width + vs[:, None] * value_width + vs[None, :]
-    weights = tl.load(state_map + square, mask=in_v[:, None] & in_v[None, :], other=0.0).to(tl.float32)
-    skip = tl.load(D + head * value_width + vs, mask=in_v, other=0.0).to(tl.float32)
-    bias = tl.load(dt_bias + head).to(tl.float32)
-    rate = -tl.exp(tl.load(A_log + head).to(tl.float32))
+    weights, skip, bias, rate = parameters_of(state_map, D, dt_bias, A_log, head, value_width, vs, in_v)
     state = tl.zeros([K, V], dtype=tl.float32)
     if HAS_INITIAL:
         state = tl.load(initial + (batch * num_heads + head) * key_width * value_width + within, mask=in_state, other=0.0).to(tl.float32)

@@ -1,4 +1,4 @@
-"""What the recurrence's kernels share: one position's gain, and where documents begin."""
+"""What the recurrence's kernels share: a head's parameters, one position's gain, and where documents begin."""
 
 import triton
 import triton.language as tl
@@ -21,3 +21,12 @@ def kept_of(starts, row, t, HAS_STARTS: tl.constexpr):  # type: ignore[no-untype
         return tl.where(tl.load(starts + row + t) == t, 0.0, 1.0)
     else:  # noqa: RET505  one branch is compiled
         return 1.0
+
+
+@triton.jit
+def parameters_of(state_map, D, dt_bias, A_log, head, value_width, vs, in_v):  # type: ignore[no-untyped-def]
+    """A head's parameters, fp32: its state map [V, V], the skip's factors [V], dt_bias and the rate."""
+    place = head * value_width * value_width + vs[:, None] * value_width + vs[None, :]
+    weights = tl.load(state_map + place, mask=in_v[:, None] & in_v[None, :], other=0.0).to(tl.float32)
+    skip = tl.load(D + head * value_width + vs, mask=in_v, other=0.0).to(tl.float32)
+    return weights, skip, tl.load(dt_bias + head).to(tl.float32), -tl.exp(tl.load(A_log + head).to(tl.float32))

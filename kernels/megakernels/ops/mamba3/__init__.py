@@ -102,9 +102,9 @@ def _check(
     num_heads, width = x.shape[2:]
     rank, num_groups, state = B.shape[2:]
     require(num_heads % num_groups == 0, "mamba3", "G must divide H", H=num_heads, G=num_groups)
-    fits = all(each.shape == x.shape[:3] for each in steps) and all(each.shape == (num_heads,) for each in per_head)
-    fits = fits and all(each.shape == (num_heads, rank, state) for each in biases)
+    wanted = [*[x.shape[:3]] * len(steps), *[(num_heads,)] * len(per_head), *[(num_heads, rank, state)] * len(biases)]
     shapes = [tuple(each.shape) for each in (*steps, *per_head, *biases)]
+    fits = shapes == [tuple(each) for each in wanted]
     require(fits, "mamba3", "dt, A and trapezoid must be [B,T,H], D and dt_bias [H], B_bias and C_bias [H,R,S]", x=x.shape, found=shapes)
     fits = angles is None or (angles.shape[:2] == x.shape[:2] and 0 < 2 * angles.shape[2] <= state)
     require(fits, "mamba3", "angles must be [B,T,N] with 0 < 2N ≤ S", angles=None if angles is None else angles.shape, S=state)

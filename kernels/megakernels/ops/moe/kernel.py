@@ -76,6 +76,15 @@ def tile_of(expert, inner, num_cols, COLS: tl.constexpr):  # type: ignore[no-unt
     return tl.program_id(0) * COLS + tl.arange(0, COLS), expert.to(tl.int64) * num_cols * inner
 
 
+@triton.jit
+def made_at(weights, near, there, pair, col, first, num_cols):  # type: ignore[no-untyped-def]
+    """Of a tile of [M, num_cols]: which elements exist, where its first row begins, its elements' places from there, and row weights."""
+    mask = there[:, None] & (col < num_cols)[None, :]
+    corner = first.to(tl.int64) * num_cols  # from a tile's first element on, 32 bits reach
+    place = near[:, None] * num_cols + col[None, :]
+    return mask, corner, place, tl.load(weights + pair, mask=there, other=0.0).to(tl.float32)
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def up_kernel(  # type: ignore[no-untyped-def]
     x,
@@ -107,10 +116,7 @@ def up_kernel(  # type: ignore[no-untyped-def]
     token *= x_stride
     col, matrix = tile_of(expert, inner, num_cols, COLS)
     up_tile, gate_tile = products(x, up, gate, token, matrix, col, inner, num_cols, there, 1, inner, KIND == 0, TILE, COLS, STEP)
-    mask = there[:, None] & (col < num_cols)[None, :]
-    corner = first.to(tl.int64) * num_cols  # from a tile's first element on, 32 bits reach
-    place = near[:, None] * num_cols + col[None, :]
-    weight = tl.load(weights + pair, mask=there, other=0.0).to(tl.float32)
+    mask, corner, place, weight = made_at(weights, near, there, pair, col, first, num_cols)
     tl.store(up_out + corner + place, narrow(up_tile, up_out.dtype.element_ty), mask=mask)
     if KIND == 0:
         tl.store(gate_out + corner + place, narrow(gate_tile, gate_out.dtype.element_ty), mask=mask)
@@ -192,10 +198,7 @@ def pull_kernel(  # type: ignore[no-untyped-def]
     token *= grad_stride
     col, matrix = tile_of(expert, inner, num_cols, COLS)
     pulled, _ = products(grad_y, down, down, token, matrix, col, inner, num_cols, there, num_cols, 1, False, TILE, COLS, STEP)
-    mask = there[:, None] & (col < num_cols)[None, :]
-    corner = first.to(tl.int64) * num_cols
-    place = near[:, None] * num_cols + col[None, :]
-    weight = tl.load(weights + pair, mask=there, other=0.0).to(tl.float32)
+    mask, corner, place, weight = made_at(weights, near, there, pair, col, first, num_cols)
     up = tl.load(up_out + corner + place, mask=mask, other=0.0).to(tl.float32)
     gate = up
     if KIND == 0:

@@ -36,6 +36,14 @@ def rotated(source, place, position, cos, sin, half, mask, column, BACK: tl.cons
     return first * turn - second * lift, second * turn + first * lift
 
 
+@triton.jit
+def stored(first, second, target, place, half, mask, column):  # type: ignore[no-untyped-def]
+    """Stores both halves of rotary rows that begin at `place`."""
+    near = target + place[:, None] + column[None, :]
+    tl.store(near, narrow(first, target.dtype.element_ty), mask=mask)
+    tl.store(near + half, narrow(second, target.dtype.element_ty), mask=mask)
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def copied(source, source_place, target, target_place, width, there, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Copies `width` elements of each row that is `there`."""
@@ -74,9 +82,7 @@ def rope_kernel(  # type: ignore[no-untyped-def]
     column = tl.arange(0, HALF)
     mask = there[:, None] & (column < half)[None, :]
     first, second = rotated(x, place + straight, (row // num_heads) % num_positions, cos, sin, half, mask, column, BACK=BACK)
-    near = y + (out + straight)[:, None] + column[None, :]
-    tl.store(near, narrow(first, y.dtype.element_ty), mask=mask)
-    tl.store(near + half, narrow(second, y.dtype.element_ty), mask=mask)
+    stored(first, second, y, out + straight, half, mask, column)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -116,9 +122,7 @@ def mla_kv_forward_kernel(  # type: ignore[no-untyped-def]
     mask = there[:, None] & (column < half)[None, :]
     shared = head_at(row // num_heads, 1, num_positions, rope_batch_stride, rope_position_stride, 0)
     first, second = rotated(k_rope, shared, (row // num_heads) % num_positions, cos, sin, half, mask, column, BACK=False)
-    near = k + (out + nope)[:, None] + column[None, :]
-    tl.store(near, narrow(first, k.dtype.element_ty), mask=mask)
-    tl.store(near + half, narrow(second, k.dtype.element_ty), mask=mask)
+    stored(first, second, k, out + nope, half, mask, column)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -181,9 +185,7 @@ def k_rope_backward_kernel(  # type: ignore[no-untyped-def]
         one, other = rotated(grad_k, place, token % num_positions, cos, sin, half, mask, column, BACK=True)
         first += one
         second += other
-    near = grad_k_rope + (token * 2 * half)[:, None] + column[None, :]
-    tl.store(near, narrow(first, grad_k_rope.dtype.element_ty), mask=mask)
-    tl.store(near + half, narrow(second, grad_k_rope.dtype.element_ty), mask=mask)
+    stored(first, second, grad_k_rope, token * 2 * half, half, mask, column)
 
 
 def tile(*widths: int) -> tuple[int, tuple[int, ...]]:

@@ -15,6 +15,8 @@ fp32 numbers where pairs are made of them, and differences are masked before the
 dtype, products accumulate in fp32, and so does the state that is carried.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 from torch import Tensor
@@ -79,121 +81,171 @@ def forward(state: Tensor | None, scan: Scan) -> tuple[Tensor, Tensor, Tensor]:
 
 def backward(grad_state: Tensor | None, grad_y: Tensor, scan: Scan, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
     """Same contract as `reference.backward`."""
-    x, dt, A_log, B, C, D, dt_bias, starts, chunk_size, dt_min, dt_max = scan
-    batch, num_positions, num_heads, width = x.shape
-    num_chunks, num_groups, state_width = states.shape[1], B.shape[2], B.shape[3]
-    x, B, C, grad_y = unit_stride(x), unit_stride(B), unit_stride(C), unit_stride(grad_y.to(x.dtype))
-    A_log, dt_bias, states = A_log.contiguous(), dt_bias.contiguous(), states.contiguous()
-    sides = tile_sides(chunk_size, width, state_width, x.dtype)
-    packed, documents = starts is not None, x if starts is None else starts.contiguous()
-    tiles_per_chunk = triton.cdiv(min(chunk_size, num_positions), sides["Q"])
-    num_tiles, num_blocks = num_chunks * tiles_per_chunk, triton.cdiv(width, sides["P"])
-    extents = (num_heads, num_heads // num_groups, width, state_width)
-    rows = (num_positions, num_chunks, chunk_size)
+    x, B, C = unit_stride(scan.x), unit_stride(scan.B), unit_stride(scan.C)
+    scan = scan._replace(x=x, B=B, C=C, A_log=scan.A_log.contiguous(), dt_bias=scan.dt_bias.contiguous())
+    scan = scan if scan.starts is None else scan._replace(starts=scan.starts.contiguous())
+    grad_y, states = unit_stride(grad_y.to(x.dtype)), states.contiguous()
+    grad_states, grad_first = _state_gradients(grad_state, grad_y, scan, states)
+    grad_x, grad_dt, parameters = _head_gradients(grad_y, scan, states, grad_states)
+    grad_B, grad_C = _group_gradients(grad_y, scan, states, grad_states)
+    return (grad_x, grad_dt, parameters[0], grad_B, grad_C, *parameters[1:]), grad_first
+
+
+class _Extents(NamedTuple):
+    """What the backward kernels are told of the sizes.
+
+    Attributes:
+        sides: Of a tile.
+        rows: Positions, chunks, and positions of a chunk.
+        tiles_per_chunk: Tiles of positions in a chunk.
+        columns: Heads, heads of a group, and the two widths of a state.
+    """
+
+    sides: dict[str, int]
+    rows: tuple[int, int, int]
+    tiles_per_chunk: int
+    columns: tuple[int, int, int, int]
+
+    @property
+    def num_tiles(self) -> int:
+        return self.rows[1] * self.tiles_per_chunk
+
+    @property
+    def num_blocks(self) -> int:
+        """Of a head's columns."""
+        return -(-self.columns[2] // self.sides["P"])
+
+
+def _extents(scan: Scan) -> _Extents:
+    num_positions, num_heads, width = scan.x.shape[1:]
+    num_groups, state_width = scan.B.shape[2:]
+    sides = tile_sides(scan.chunk_size, width, state_width, scan.x.dtype)
+    tiles_per_chunk = triton.cdiv(min(scan.chunk_size, num_positions), sides["Q"])
+    rows = (num_positions, triton.cdiv(num_positions, scan.chunk_size), scan.chunk_size)
+    return _Extents(sides, rows, tiles_per_chunk, (num_heads, num_heads // num_groups, width, state_width))
+
+
+def _state_gradients(grad_state: Tensor | None, grad_y: Tensor, scan: Scan, states: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the states at the ends of all chunks, and of the initial one."""
+    x, C, sizes = scan.x, scan.C, _extents(scan)
     grad_states = torch.empty_like(states)
-    grad_first = torch.empty(batch, num_heads, width, state_width, dtype=torch.float32, device=x.device)
+    grad_first = torch.empty(states.shape[0], *states.shape[2:], dtype=torch.float32, device=x.device)
     if grad_first.numel():
         with on_device_of(x):
-            ssd_state_gradient_kernel[(batch, num_heads, num_blocks)](
+            ssd_state_gradient_kernel[(x.shape[0], x.shape[2], sizes.num_blocks)](
                 grad_y,
                 x if grad_state is None else grad_state.contiguous(),
-                dt,
-                A_log,
+                scan.dt,
+                scan.A_log,
                 C,
-                dt_bias,
-                documents,
+                scan.dt_bias,
+                x if scan.starts is None else scan.starts,
                 grad_states,
                 grad_first,
-                *rows,
-                *extents,
+                *sizes.rows,
+                *sizes.columns,
                 *grad_y.stride()[:3],
-                *dt.stride(),
+                *scan.dt.stride(),
                 *C.stride()[:3],
-                dt_min,
-                dt_max,
-                HAS_STARTS=packed,
+                scan.dt_min,
+                scan.dt_max,
+                HAS_STARTS=scan.starts is not None,
                 HAS_FINAL=grad_state is not None,
                 num_warps=WARPS["state_gradient"],
-                **sides,
+                **sizes.sides,
             )
+    return grad_states, grad_first
+
+
+def _head_gradients(grad_y: Tensor, scan: Scan, states: Tensor, grad_states: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Of x, of dt, and of A_log, D and dt_bias."""
+    x, dt, B, C, sizes = scan.x, scan.dt, scan.B, scan.C, _extents(scan)
+    batch, num_heads = x.shape[0], x.shape[2]
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    grad_dt_parts = torch.empty(num_blocks, *dt.shape, dtype=torch.float32, device=x.device)
-    shares = torch.zeros(num_blocks, batch, num_tiles, 3, num_heads, dtype=torch.float32, device=x.device)
-    if x.numel() and state_width:
+    grad_dt_parts = torch.empty(sizes.num_blocks, *dt.shape, dtype=torch.float32, device=x.device)
+    shares = torch.zeros(sizes.num_blocks, batch, sizes.num_tiles, 3, num_heads, dtype=torch.float32, device=x.device)
+    if x.numel() and B.shape[3]:
         with on_device_of(x):
-            ssd_backward_kernel[(num_tiles, num_heads * num_blocks, batch)](
+            ssd_backward_kernel[(sizes.num_tiles, num_heads * sizes.num_blocks, batch)](
                 grad_y,
                 x,
                 dt,
-                A_log,
+                scan.A_log,
                 B,
                 C,
-                D.contiguous(),
-                dt_bias,
-                documents,
+                scan.D.contiguous(),
+                scan.dt_bias,
+                x if scan.starts is None else scan.starts,
                 states,
                 grad_states,
                 grad_x,
                 grad_dt_parts,
                 shares,
-                *rows,
-                tiles_per_chunk,
-                *extents,
+                *sizes.rows,
+                sizes.tiles_per_chunk,
+                *sizes.columns,
                 *grad_y.stride()[:3],
                 *x.stride()[:3],
                 *dt.stride(),
                 *B.stride()[:3],
                 *C.stride()[:3],
-                dt_min,
-                dt_max,
-                HAS_STARTS=packed,
+                scan.dt_min,
+                scan.dt_max,
+                HAS_STARTS=scan.starts is not None,
                 num_warps=WARPS["backward"],
-                **sides,
+                **sizes.sides,
             )
     grad_dt = grad_dt_parts.sum(0).to(dt.dtype)
     del grad_dt_parts  # what is summed goes before more is made
-    parameters = [shares[:, :, :, index].sum((0, 1, 2)).to(like.dtype) for index, like in enumerate((A_log, D, dt_bias))]
-    del shares
+    parameters = [shares[:, :, :, index].sum((0, 1, 2)).to(like.dtype) for index, like in enumerate((scan.A_log, scan.D, scan.dt_bias))]
+    return grad_x, grad_dt, parameters
+
+
+def _group_gradients(grad_y: Tensor, scan: Scan, states: Tensor, grad_states: Tensor) -> tuple[Tensor, Tensor]:
+    """Of B and of C, which the heads of a group share."""
+    x, dt, B, C, sizes = scan.x, scan.dt, scan.B, scan.C, _extents(scan)
+    batch, num_positions, num_heads, _ = x.shape
     grad_B, grad_C = (torch.empty(like.shape, dtype=like.dtype, device=x.device) for like in (B, C))
-    if x.numel() and state_width:
-        steps, sums, rests = torch.empty(3, batch, num_heads, num_positions, dtype=torch.float32, device=x.device)
-        with on_device_of(x):
-            ssd_sums_kernel[(num_chunks, num_heads, batch)](
-                dt,
-                A_log,
-                dt_bias,
+    if not (x.numel() and B.shape[3]):
+        return grad_B, grad_C
+    steps, sums, rests = torch.empty(3, batch, num_heads, num_positions, dtype=torch.float32, device=x.device)
+    with on_device_of(x):
+        ssd_sums_kernel[(sizes.rows[1], num_heads, batch)](
+            dt,
+            scan.A_log,
+            scan.dt_bias,
+            steps,
+            sums,
+            rests,
+            num_positions,
+            scan.chunk_size,
+            num_heads,
+            *dt.stride(),
+            scan.dt_min,
+            scan.dt_max,
+            Q=sizes.sides["Q"],
+            num_warps=WARPS["sums"],
+        )
+        for own, other, keys, edges, gradient in ((grad_y, x, B, states, grad_C), (x, grad_y, C, grad_states, grad_B)):
+            ssd_group_kernel[(sizes.num_tiles, B.shape[2], batch)](
+                own,
+                other,
+                keys,
+                edges,
                 steps,
                 sums,
                 rests,
-                num_positions,
-                chunk_size,
-                num_heads,
-                *dt.stride(),
-                dt_min,
-                dt_max,
-                Q=sides["Q"],
-                num_warps=WARPS["sums"],
+                x if scan.starts is None else scan.starts,
+                gradient,
+                *sizes.rows,
+                sizes.tiles_per_chunk,
+                *sizes.columns,
+                *own.stride()[:3],
+                *other.stride()[:3],
+                *keys.stride()[:3],
+                QUERIES=gradient is grad_C,
+                HAS_STARTS=scan.starts is not None,
+                num_warps=WARPS["group"],
+                **sizes.sides,
             )
-            for own, other, keys, edges, gradient in ((grad_y, x, B, states, grad_C), (x, grad_y, C, grad_states, grad_B)):
-                ssd_group_kernel[(num_tiles, num_groups, batch)](
-                    own,
-                    other,
-                    keys,
-                    edges,
-                    steps,
-                    sums,
-                    rests,
-                    documents,
-                    gradient,
-                    *rows,
-                    tiles_per_chunk,
-                    *extents,
-                    *own.stride()[:3],
-                    *other.stride()[:3],
-                    *keys.stride()[:3],
-                    QUERIES=gradient is grad_C,
-                    HAS_STARTS=packed,
-                    num_warps=WARPS["group"],
-                    **sides,
-                )
-    return (grad_x, grad_dt, parameters[0], grad_B, grad_C, *parameters[1:]), grad_first
+    return grad_B, grad_C

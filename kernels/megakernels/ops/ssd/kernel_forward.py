@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import dot, narrow
-from megakernels.ops.ssd.kernel_tiles import decay_of, ends_of, sequence_tile, steps_of
+from megakernels.ops.ssd.kernel_tiles import decay_of, head_of, sequence_tile, state_of, tile_of
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -51,11 +51,8 @@ def ssd_forward_kernel(  # type: ignore[no-untyped-def]
     """All positions of one sequence and head, P of the head's columns: the rows of a state do not know of each other."""
     batch, head, block = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     group = head // heads_per_group
-    ps, ss = block * P + tl.arange(0, P), tl.arange(0, S)
-    in_p, in_s = ps < head_width, ss < state_width
-    in_state = in_p[:, None] & in_s[None, :]
-    within = ps[:, None] * state_width + ss[None, :]
-    of_head = (batch.to(tl.int64) * num_heads + head) * head_width * state_width + within
+    dt, dt_bias, A_log, starts = head_of(dt, dt_bias, A_log, starts, batch, head, num_positions, dt_stride_b, dt_stride_h)
+    ps, ss, in_p, in_s, in_state, within, of_head = state_of(batch, head, block, num_heads, head_width, state_width, P=P, S=S)
     state = tl.zeros([P, S], dtype=tl.float32)
     if HAS_INITIAL:
         state = tl.load(initial + of_head, mask=in_state, other=0.0).to(tl.float32)
@@ -65,14 +62,8 @@ def ssd_forward_kernel(  # type: ignore[no-untyped-def]
         tl.store(states + place, narrow(state, states.dtype.element_ty), mask=in_state)
         stop = tl.minimum((chunk + 1) * chunk_size, num_positions)
         for first in range(chunk * chunk_size, stop, Q):
-            position = first + tl.arange(0, Q)
-            valid = position < stop
-            _raw, step, rate = steps_of(
-                dt, dt_bias, A_log, batch, head, position, valid, dt_stride_b, dt_stride_t, dt_stride_h, dt_min, dt_max
-            )
-            last = tl.minimum(first + Q, stop) - 1
-            seen, from_start, to_end, across, sums, rests = ends_of(
-                starts, batch, num_positions, first, last, position, valid, step, rate, HAS_STARTS
+            position, valid, step, _rate, seen, from_start, to_end, across, sums, rests = tile_of(
+                dt, dt_bias, A_log, starts, first, stop, dt_stride_t, dt_min, dt_max, Q, HAS_STARTS
             )
             decay = decay_of(sums, rests, position, seen, valid) * step[None, :]
             at, mask = sequence_tile(x + head * x_stride_h, batch, position, x_stride_b, x_stride_t, ps, valid, in_p)

@@ -47,22 +47,15 @@ def _kernels(work: StepWorkload, host: Framework) -> dict[str, Factors]:
     library = f"library.{software.name}" if host.library else None
     tuned = "library.flash1-era.hopper" if software.name == "llm-foundry" and generation == "hopper" else None
     dtypes = {"bf16", software.dtype, software.linear_dtype or software.dtype}
-    found = {}
-    for dtype in dtypes:
-        found[f"product.{dtype}"] = _product(f"gemm.{device}.{dtype}", f"clock.{device}", f"gemm.{generation}.{dtype}", library, tuned)
+    found = {
+        f"product.{dtype}": _product(f"gemm.{device}.{dtype}", f"clock.{device}", f"gemm.{generation}.{dtype}", library, tuned)
+        for dtype in dtypes
+    }
     found |= {f"depth.{dtype}": _product("gemm.depth.bf16" if dtype == "bf16" else "gemm.depth.low") for dtype in dtypes}
     found["quality"] = _product("gemm.quality")
-    for number, run in enumerate(("forward", "backward")):
-        kernel = f"attention.{host.attention}.{run}" if host.attention == "flash1" else None
-        kernel = "attention.flash2.hopper" if host.attention == "flash2" and generation != "ampere" else kernel
-        sinks = "attention.sinks" if work.model.attention and work.model.attention.sinks else None
-        low = "attention.fp8" if software.fp8_attention else None
-        found[f"attention.{number}"] = _product(
-            *(f"attention.{generation}.{run}", f"gemm.{device}.bf16", f"clock.{device}", f"gemm.{generation}.bf16", kernel, low, sinks)
-        )
-        found[f"spread.{number}"] = _product(f"attention.spread.{run}")
+    found |= _attention(work, host)
     unfused = None
-    if work.model.attention and work.model.attention.sinks and generation == "blackwell":
+    if _has_sinks(work) and generation == "blackwell":
         unfused = "memory.sinks.unfused" if (software.release or "") < OLD_UNFUSED else "memory.sinks.fused"
     found["memory"] = _product("memory.share")
     own = f"memory.{software.name}"
@@ -75,6 +68,23 @@ def _kernels(work: StepWorkload, host: Framework) -> dict[str, Factors]:
     found["grouped"] = _product(f"grouped.{generation}")
     found["rows"], found["weights"] = _product("grouped.rows"), _product("grouped.weights")
     found["scan"] = _product(f"scan.{generation}")
+    return found
+
+
+def _has_sinks(work: StepWorkload) -> bool:
+    return bool(work.model.attention and work.model.attention.sinks)
+
+
+def _attention(work: StepWorkload, host: Framework) -> dict[str, Factors]:
+    machine, found = work.machine, {}
+    generation = machine.generation
+    product = (f"gemm.{machine.name}.bf16", f"clock.{machine.name}", f"gemm.{generation}.bf16")
+    low, sinks = "attention.fp8" if work.software.fp8_attention else None, "attention.sinks" if _has_sinks(work) else None
+    for number, run in enumerate(("forward", "backward")):
+        kernel = f"attention.{host.attention}.{run}" if host.attention == "flash1" else None
+        kernel = "attention.flash2.hopper" if host.attention == "flash2" and generation != "ampere" else kernel
+        found[f"attention.{number}"] = _product(f"attention.{generation}.{run}", *product, kernel, low, sinks)
+        found[f"spread.{number}"] = _product(f"attention.spread.{run}")
     return found
 
 

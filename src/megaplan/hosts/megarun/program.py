@@ -25,7 +25,7 @@ FSDP2's `FSDPParamGroup.post_backward`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -151,10 +151,7 @@ def replay(
     """
     roots = _roots(ops)
     dropped = frozenset(name for op in ops if op.name in region and not op.is_view for name in op.makes)
-    keepers: dict[str, list[str]] = {}
-    for op in ops:
-        for name in op.keeps:
-            keepers.setdefault(roots[name], []).append(op.name)
+    keepers = _keepers(ops, roots)
     why = {name: names for name, names in keepers.items() if name not in dropped}
     entering = frozenset(roots[name] for op in ops if op.name in region for name in op.reads) - dropped
     for name in sorted(entering - set(why)):
@@ -175,6 +172,15 @@ def replay(
         program=program,
         **backward_fields(backward),
     )
+
+
+def _keepers(ops: tuple[Op, ...], roots: Mapping[str, str]) -> dict[str, list[str]]:
+    """The operations that keep each storage, in execution order."""
+    keepers: dict[str, list[str]] = {}
+    for op in ops:
+        for name in op.keeps:
+            keepers.setdefault(roots[name], []).append(op.name)
+    return keepers
 
 
 def backward_fields(backward: tuple[Moment, ...]) -> dict[str, Any]:

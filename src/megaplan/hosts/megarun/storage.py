@@ -245,7 +245,7 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
             uneven[name] = short
         if is_muons:
             matrix_state += even_state
-            dense_by_muon, ranks_differ = dense_by_muon or not expert, ranks_differ or short is not None
+            dense_by_muon, ranks_differ = dense_by_muon | (not expert), ranks_differ | (short is not None)
             matrices, parts = ((num_matrices, elements, shape[-1]), 1) if whole else _matrices(tensor, shape, mesh)
             scratch.append(matrix_scratch(matrices, parts, iteration, cast, chunk, degree, state, short))
             muon_shards.append(nbytes)
@@ -260,7 +260,7 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
     resident_slack, state_slack = _slacks(adamw_shards, muon_shards, master, moments)
     compute = spec.precision.of(block.family).bytes
     dense = _group(sizes, compute, dense_degree, dense_shard, dense_elements, own_last or dense_last)
-    experts = _group(sizes, compute, expert_degree, expert_shard, expert_elements, expert_last) if expert_shard else NOTHING
+    experts = _group(sizes, compute, expert_degree, expert_shard, expert_elements, expert_last)
     return new(
         BlockStorage,
         (
@@ -271,7 +271,7 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
             matrix_state,
             other_state,
             tuple(uneven.values()),
-            _in_order(sizes, block, uneven) if uneven else (),
+            _in_order(sizes, block, uneven),
             tuple(scratch),
             None if ranks_differ else matrix_moments(scratch, 0, 0),
             tuple(casts),
@@ -286,8 +286,10 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
 def _in_order(sizes: Sizes, block: Block, uneven: Mapping[str, Uneven]) -> tuple[Shard, ...]:
     """A block's shards as they are made: a module's children get storage before its own parameters, which have no dot in their names.
 
-    A bank stays where it is.
+    A bank stays where it is. Empty where every tensor is cut evenly.
     """
+    if not uneven:
+        return ()
     dense_degree, expert_degree = sizes.degrees
     own = LAST_OWN.get(block.family)
     of_children: list[Shard] = []
@@ -330,6 +332,8 @@ def _matrices(tensor: ParamTensor, shape: tuple[int, ...], mesh: Mesh) -> tuple[
 
 def _group(sizes: Sizes, compute: int, degree: int, shard: int, true: int, last: int) -> GroupBytes:
     """A group from its elements: a padded shard, all tensors, the last tensor."""
+    if not true:
+        return NOTHING
     _, _, _, _, grads, reduce, _, _, _, _, recasts, _ = sizes
     whole, sharded, made = shard * degree, degree > 1, max(compute, 2)  # fp8 weights get bf16 gradients
     return new(

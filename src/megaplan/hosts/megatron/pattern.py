@@ -20,6 +20,10 @@ SYMBOLS = {
     "-": "dense MLP",
     "E": "experts",
 }
+OURS = {"*": "A", "+": "A", "M": "M", "-": "D", "E": "E"}
+"""Our letter of each symbol that has one."""
+LETTERS = {ours: symbol for symbol, ours in reversed(OURS.items())}
+"""The symbol of each of our letters; of A, that of attention which is not latent."""
 MODULE, SEGMENT = "/", "|"
 _OTHER_ATTENTION = "D+"
 

@@ -7,8 +7,9 @@ inside each other; commas mean nothing. Columns count from 1.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError
@@ -75,6 +76,42 @@ def check_layout(stages: Sequence[str], pp: int, num_layers: int, num_modules: i
 def format_layout(stages: Sequence[str]) -> str:
     """The text of stages: runs of a token as `t*3`."""
     return "|".join("".join(f"{token}*{count}" if count > 2 else token * count for token, count in _runs(stage)) for stage in stages)
+
+
+def layer_kinds(frequency: Any, layers: int, moe: bool) -> str:
+    """One letter a layer of a GPT model, `E` or `-`, by `--moe-layer-freq`: a period, or a list of flags written as Python sums."""
+    if not moe:
+        return "-" * layers
+    if isinstance(frequency, int) or str(frequency).isdigit():
+        return "".join("E" if index % int(frequency) == 0 else "-" for index in range(layers))
+    flags = "".join("01"[int(bit)] * int(times or 1) for bit, times in re.findall(r"\[([01])\](?:\*(\d+))?", str(frequency)))
+    return flags.replace("0", "-").replace("1", "E")
+
+
+def even_sizes(arguments: Mapping[str, Any], layers: int, pp: int) -> list[int]:
+    """Layers of each virtual stage of a GPT model without a layout, in model order."""
+    get = arguments.get
+    per = get("num_layers_per_virtual_pipeline_stage")
+    first, last = get("decoder_first_pipeline_num_layers"), get("decoder_last_pipeline_num_layers")
+    ends = bool(get("account_for_embedding_in_pipeline_split")), bool(get("account_for_loss_in_pipeline_split"))
+    counted = layers + sum(ends)
+    ranks = [0] * pp
+    free = counted - (first or 0) - (last or 0)
+    between = pp - bool(first) - bool(last)
+    for rank in range(pp):
+        ranks[rank] = free // between
+    if first:
+        ranks[0] = int(first)
+    if last:
+        ranks[-1] = int(last)
+    virtual = int(get("num_virtual_stages_per_pipeline_rank") or (counted // pp // int(per) if per and not first else 0))
+    if per and first:
+        virtual = ranks[1] // int(per)
+    virtual = virtual or 1
+    sizes = [ranks[rank] // virtual for _ in range(virtual) for rank in range(pp)]
+    sizes[0] -= ends[0]
+    sizes[-1] -= ends[1]
+    return sizes
 
 
 def _runs(stage: str) -> Iterator[tuple[str, int]]:

@@ -8,14 +8,11 @@ from math import ceil
 from typing import Any
 
 from megaplan.errors import MegaplanError
-from megaplan.hosts.megatron.arguments import even_sizes, layer_kinds
-from megaplan.hosts.megatron.pattern import parse_hybrid
-from megaplan.hosts.megatron.stages import NAMES, check_layout, parse_layout
+from megaplan.hosts.megatron.pattern import OURS, parse_hybrid
+from megaplan.hosts.megatron.stages import NAMES, check_layout, even_sizes, layer_kinds, parse_layout
 from megaplan.importers.megatron.read import Arguments, moved
 from megaplan.spec.megatron_limits import CHUNK_SIZE
 
-OURS = {"*": "A", "+": "A", "M": "M", "-": "D", "E": "E"}
-"""Our letter of each of Megatron's symbols that has one."""
 NO_LETTER = {
     "G": "a gated delta net has no letter; the nearest recurrent block is R",
     "D": "sparse attention has no letter; A with model.attention.indexer is the nearest",
@@ -93,7 +90,7 @@ def _hybrid(launch: Arguments, pp: int) -> Stack:
 
 def _gpt(launch: Arguments, pp: int) -> Stack:
     layers = launch.whole("num_layers")
-    kinds = layer_kinds(launch.value("moe_layer_freq", 1), layers, launch.value("num_experts") is not None)
+    kinds = layer_kinds(launch.value("moe_layer_freq"), layers, launch.value("num_experts") is not None)
     if len(kinds) != layers:
         launch.cannot("moe_layer_freq", f"it names {len(kinds)} layers, and --num-layers is {layers}")
         kinds = "-" * layers
@@ -140,16 +137,16 @@ def _listed(layout: list[Any]) -> tuple[str, ...]:
 
 def read_model(launch: Arguments, stack: Stack, tp: int) -> dict[str, Any]:
     """The section as plain values."""
-    hidden, letters = launch.whole("hidden_size"), stack.letters
+    letters = stack.letters
     model: dict[str, Any] = {
         "pattern": "|".join(stack.stages),
         "num_layers": len(letters),
-        "hidden_size": hidden,
+        **launch.section("model"),
         "vocab_size": _vocabulary(launch, tp),
-        "tie_embeddings": not launch.given("untie_embeddings_and_output_weights"),
-        "norm_eps": launch.number("norm_epsilon", 1e-5),
     }
-    _fixed(launch)
+    for key in ("normalization", "disable_bias_linear", "transformer_impl", "flextron"):
+        launch.accept(key)
+    hidden = model["hidden_size"]
     activation = "swiglu" if launch.given("swiglu") else "relu2" if launch.given("squared_relu") else "gelu"
     ffn = launch.optional("ffn_hidden_size") or (int(4 * hidden * 2 / 3) // 64 * 64 if activation == "swiglu" else 4 * hidden)
     if "A" in letters or stack.num_modules:
@@ -158,7 +155,8 @@ def read_model(launch: Arguments, stack: Stack, tp: int) -> dict[str, Any]:
         for key in ("num_attention_heads", "position_embedding_type", "rotary_base"):
             launch.value(key)
     if "M" in letters:
-        model["mamba"] = _mamba(launch)
+        heads = launch.optional("mamba_num_heads")
+        model["mamba"] = {"kind": "mamba2", "num_heads": heads, **launch.section("model.mamba"), "chunk_size": CHUNK_SIZE}
     if "E" in letters:
         model["moe"] = _moe(launch, ffn, activation)
     if "D" in letters:
@@ -171,85 +169,48 @@ def read_model(launch: Arguments, stack: Stack, tp: int) -> dict[str, Any]:
 
 
 def _vocabulary(launch: Arguments, tp: int) -> int:
-    padded, multiple = launch.optional("padded_vocab_size"), launch.whole("make_vocab_size_divisible_by", 128) * tp
+    padded, multiple = launch.optional("padded_vocab_size"), launch.whole("make_vocab_size_divisible_by") * tp
     if padded is not None:
         launch.optional("vocab_size")
         return padded
     return ceil(launch.whole("vocab_size") / multiple) * multiple
 
 
-def _fixed(launch: Arguments) -> None:
-    if launch.value("normalization", "LayerNorm") != "RMSNorm":
-        launch.cannot("normalization", "norms of a spec are RMSNorm", "RMSNorm")
-    if not launch.given("disable_bias_linear"):
-        launch.cannot("disable_bias_linear", "linears of a spec have no bias", "")
-    if launch.value("transformer_impl", "transformer_engine") != "transformer_engine":
-        launch.cannot("transformer_impl", "only Transformer Engine's tensors are listed", "transformer_engine")
-
-
 def _attention(launch: Arguments, stack: Stack, hidden: int) -> dict[str, Any]:
     heads = launch.whole("num_attention_heads")
-    position = launch.value("position_embedding_type", "learned_absolute")
+    position = launch.value("position_embedding_type")
     if position not in ("rope", "none"):
         launch.cannot("position_embedding_type", "positions of a spec are rotary, or none", "rope")
     nope = [index for index, letter in enumerate(stack.letters) if letter == "A"] if position == "none" else []
-    shared = {"num_heads": heads, "rope_theta": launch.number("rotary_base", 10_000.0), "nope_layers": nope}
+    kind = "mla" if stack.latent else "gqa"
+    found = {"kind": kind, "num_heads": heads, **launch.section("model.attention", kind), "nope_layers": nope}
     if stack.latent:
-        for key, default in (("qk_layernorm", False), ("num_query_groups", None), ("kv_channels", None), ("group_query_attention", False)):
-            launch.value(key, default)
-        return {
-            "kind": "mla",
-            **shared,
-            "q_lora_rank": launch.optional("q_lora_rank"),
-            "kv_lora_rank": launch.whole("kv_lora_rank", 32),
-            "qk_nope_head_dim": launch.whole("qk_head_dim", 128),
-            "qk_rope_head_dim": launch.whole("qk_pos_emb_head_dim", 64),
-            "v_head_dim": launch.whole("v_head_dim", 128),
-        }
-    groups = launch.whole("num_query_groups", 1)
+        for key in ("qk_layernorm", "num_query_groups", "kv_channels", "group_query_attention"):
+            launch.value(key)
+        return found
+    groups = launch.whole("num_query_groups")
     window = launch.value("window_size")
     if window is not None and not (isinstance(window, list) and len(window) == 2 and isinstance(window[0], int) and window[1] == 0):
         launch.cannot("window_size", "it is read as two numbers, of positions before a token and 0 after it", "4095 0")
         window = None
     return {
-        "kind": "gqa",
-        **shared,
+        **found,
         "num_kv_heads": groups if launch.given("group_query_attention") else heads,
         "head_dim": launch.optional("kv_channels") or hidden // heads,
-        "qk_norm": launch.given("qk_layernorm"),
-        "bias": launch.given("add_qkv_bias"),
         "window_size": window[0] + 1 if window is not None else None,
     }
 
 
-def _mamba(launch: Arguments) -> dict[str, Any]:
-    return {
-        "kind": "mamba2",
-        "num_heads": launch.optional("mamba_num_heads"),
-        "head_dim": launch.whole("mamba_head_dim", 64),
-        "state_dim": launch.whole("mamba_state_dim", 128),
-        "num_groups": launch.whole("mamba_num_groups", 8),
-        "chunk_size": CHUNK_SIZE,
-    }
-
-
 def _moe(launch: Arguments, ffn: int, activation: str) -> dict[str, Any]:
-    factor = launch.value("moe_expert_capacity_factor")
-    balance = launch.number("moe_aux_loss_coeff", 0.0)
-    kind = launch.value("moe_router_load_balancing_type", "aux_loss")
+    balance = launch.number("moe_aux_loss_coeff") or 0.0
+    kind = launch.value("moe_router_load_balancing_type")
     if balance and kind != "seq_aux_loss":
         launch.tell("moe_aux_loss_coeff", f"of {kind}, and a spec's balance loss is over each sequence (seq_aux_loss)")
         balance = 0.0
-    if launch.given("moe_shared_expert_gate"):
-        launch.cannot("moe_shared_expert_gate", "shared experts of a spec have no gate")
+    launch.accept("moe_shared_expert_gate")
     return {
-        "num_experts": launch.whole("num_experts"),
-        "top_k": launch.whole("moe_router_topk", 2),
+        **launch.section("model.moe"),
         "ffn_hidden_size": launch.optional("moe_ffn_hidden_size") or ffn,
-        "shared_ffn_hidden_size": launch.optional("moe_shared_expert_intermediate_size") or 0,
         "activation": activation,
-        "normalize_top_k": not launch.given("moe_router_pre_softmax"),
-        "capacity_factor": None if factor is None else launch.number("moe_expert_capacity_factor", 1.0),
         "balance_loss_coefficient": balance,
-        "z_loss_coefficient": launch.number("moe_z_loss_coeff", 0.0),
     }

@@ -10,7 +10,9 @@ from typing import Any
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
-from megaplan.importers.megatron.tables import IGNORED, IGNORED_PREFIXES, NOT_CARRIED
+from megaplan.hosts.megatron.argument import REQUIRED, TOLD, Argument, Kind, flag
+from megaplan.hosts.megatron.not_carried import IGNORED, IGNORED_PREFIXES
+from megaplan.hosts.megatron.vocabulary import ARGUMENTS, section_rows
 from megaplan.scalars import MAX_INT
 from megaplan.spec.document import parse_document
 
@@ -41,20 +43,22 @@ class Arguments:
         """Where an argument stands."""
         return Location(self._name, self._lines.get(key), key=flag(key))
 
-    def value(self, key: str, default: Any = None) -> Any:
-        """The argument as it stands."""
+    def value(self, key: str) -> Any:
+        """The argument as it stands, or Megatron's default."""
         self._read.add(key)
         found = self.values.get(key)
-        return default if found is None else found
+        default = ARGUMENTS[key].default
+        return found if found is not None else None if default == REQUIRED else default
 
-    def whole(self, key: str, default: int | None = None) -> int:
-        """A positive integer; required where there is no default."""
-        found = self.value(key, default)
+    def whole(self, key: str) -> int:
+        """A positive integer, or one from 0 on where the table says so; required where there is no default."""
+        found = self.value(key)
         if found is None:
             self._errors.append(diagnostic("MP916", f"{flag(key)} is missing", self.at(key), (f"{flag(key)} 1",)))
             return 1
-        if isinstance(found, bool) or not isinstance(found, int) or not 1 <= found <= MAX_INT:
-            self.wrong(key, found, "a positive integer")
+        kind = ARGUMENTS[key].kind
+        if isinstance(found, bool) or not isinstance(found, int) or not (kind is not Kind.WHOLE) <= found <= MAX_INT:
+            self.wrong(key, found, "an integer from 0 on" if kind is Kind.WHOLE else "a positive integer")
             return 1
         return found
 
@@ -62,28 +66,58 @@ class Arguments:
         """A positive integer, or None where the argument is absent."""
         return None if self.value(key) is None else self.whole(key)
 
-    def number(self, key: str, default: float) -> float:
-        """A number that is not negative."""
-        found = self.value(key, default)
+    def number(self, key: str) -> float | None:
+        """A number that is not negative; None where the argument is absent and Megatron has no default."""
+        found = self.value(key)
+        if found is None:
+            return None
         if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < float("inf"):
             self.wrong(key, found, "a number from 0 on")
-            return default
+            return ARGUMENTS[key].default or 0.0
         return float(found)
 
     def given(self, key: str) -> bool:
         """Whether a switch is on."""
-        found = self.value(key, default=False)
+        found = self.value(key)
         if not isinstance(found, bool):
             self.wrong(key, found, "a switch, without a value")
         return found is True
 
-    def word(self, key: str, default: str, accepted: Sequence[str]) -> str:
-        """One of some words."""
-        found = str(self.value(key, default))
-        if found not in accepted:
-            self.cannot(key, f"it is read as one of {', '.join(accepted)}", default)
-            return default
+    def word(self, key: str) -> str:
+        """One of the words that are accepted."""
+        found, row = str(self.value(key)), ARGUMENTS[key]
+        if found not in row.words:
+            self.cannot(key, f"it is read as one of {', '.join(row.words)}", row.default)
+            return str(row.default)
         return found
+
+    def pass_over(self, *keys: str) -> None:
+        """Arguments of a feature that is refused as a whole."""
+        self._read.update(keys)
+
+    def accept(self, key: str) -> None:
+        """An argument of which one value has a counterpart in a spec."""
+        row, found = ARGUMENTS[key], self.value(key)
+        if found != row.means and (found or row.means):
+            self.cannot(key, row.note, "" if row.means is True else row.means or None)
+
+    def converted(self, row: Argument) -> Any:
+        """The value of the spec's key that the argument decides."""
+        if row.kind in (Kind.COUNT, Kind.WHOLE):
+            found: Any = self.optional(row.name) if row.default is None else self.whole(row.name)
+        else:
+            read = {Kind.SWITCH: self.given, Kind.NUMBER: self.number, Kind.WORD: self.word, Kind.TEXT: self.value}[row.kind]
+            found = read(row.name)
+        return row.conversion.read(found)
+
+    def section(self, section: str, block: str = "") -> dict[str, Any]:
+        """The keys of a section of the spec that one argument each decides.
+
+        Args:
+            section: As `model.attention`.
+            block: The kind of block, where the section is one of several kinds; arguments of the others are not read.
+        """
+        return {row.key.rpartition(".")[2]: self.converted(row) for row in section_rows(section) if not block or row.block in ("", block)}
 
     def wrong(self, key: str, found: Any, wanted: str) -> None:
         """The argument's value is of another type."""
@@ -113,8 +147,8 @@ class Arguments:
         for key in self.values:
             if key in self._read or key in IGNORED or key.startswith(IGNORED_PREFIXES):
                 continue
-            if key in NOT_CARRIED:
-                self.tell(key, NOT_CARRIED[key])
+            if key in ARGUMENTS and ARGUMENTS[key].conversion is TOLD:
+                self.tell(key, ARGUMENTS[key].note)
             else:
                 hint = f"remove {flag(key)} from a copy of the file if it changes no tensor"
                 self._errors.append(
@@ -129,11 +163,6 @@ class Arguments:
         if not self._told:
             return ()
         return (diagnostic("MP915", "\n".join(self._told.values()), self.at(next(iter(self._told))), severity=Severity.WARNING),)
-
-
-def flag(key: str) -> str:
-    """`--tensor-model-parallel-size` of `tensor_model_parallel_size`."""
-    return f"--{key.replace('_', '-')}"
 
 
 def read_arguments(text: str, name: str) -> Arguments:

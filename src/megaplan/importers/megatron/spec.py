@@ -55,10 +55,10 @@ def import_megatron(text: str, name: str, overrides: Sequence[str] = (), gpus: i
 
 
 def _document(launch: Arguments, title: str, gpus: int | None) -> tuple[dict[str, Any], bool]:
-    stack = read_stack(launch, launch.whole("pipeline_model_parallel_size", 1))
+    stack = read_stack(launch, launch.whole("pipeline_model_parallel_size"))
     mesh, stated = read_mesh(launch, len(stack.stages), gpus)
     state = read_state(launch)
-    host, recompute = read_host(launch, stack, mesh, muon=state["optimizer"]["matrix"] == "muon")
+    host, recompute = read_host(launch, stack, muon=state["optimizer"]["matrix"] == "muon")
     plain: dict[str, Any] = {
         "format": "megaplan.spec/1",
         "name": title,

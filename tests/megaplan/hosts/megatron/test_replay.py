@@ -7,9 +7,9 @@ from statistics import mean
 from typing import Any
 
 import pytest
+from accuracy_megatron.arguments import job_from_arguments, refusals, stale, unbalanced
 
 from megaplan.budget.skew import largest_skew
-from megaplan.hosts.megatron.arguments import job_from_arguments, refusals, stale, unbalanced
 from megaplan.hosts.megatron.job import MegatronJob
 from megaplan.hosts.megatron.peak import MegatronMemory, in_flight, memory
 from megaplan.hosts.megatron.saved import operator
@@ -242,8 +242,8 @@ def test_megatron_fsdp_gathers_five_hundred_million_elements_ahead_of_backward()
         ({"num_experts": 8}, "num_experts: gathered experts"),
         ({"fp8_format": "e4m3"}, "fp8_format: buffers of 8-bit weights and their transposes"),
         ({"pipeline_model_parallel_size": 2}, "pipeline_model_parallel_size: units gathered for several microbatches"),
-        ({"fsdp_double_buffer": True}, "fsdp_double_buffer: buffers that stay"),
-        ({"outer_dp_sharding_strategy": "optim"}, "outer_dp_sharding_strategy: a second level of shards"),
+        ({"fsdp_double_buffer": True}, "fsdp_double_buffer = True: buffers that stay"),
+        ({"outer_dp_sharding_strategy": "optim"}, "outer_dp_sharding_strategy = optim: a second level of shards"),
         ({"megatron_fsdp_main_grads_dtype": "bf16"}, "megatron_fsdp_main_grads_dtype = bf16: buffers of another type than fp32"),
         ({"megatron_fsdp_version": 2}, "megatron_fsdp_version = 2: another implementation"),
         ({"megatron_fsdp_grad_comm_dtype": None}, "megatron_fsdp_grad_comm_dtype = None: buffers of another type than fp32"),

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from accuracy_megatron.arguments import job_from_arguments
 
-from megaplan.hosts.megatron.arguments import job_from_arguments
 from megaplan.hosts.megatron.job import LatentDims, MegatronJob, MoeDims
 from megaplan.hosts.megatron.saved import operator
 

@@ -6,8 +6,8 @@ from statistics import mean
 from typing import Any
 
 import pytest
+from accuracy_megatron.arguments import job_from_arguments, refusals
 
-from megaplan.hosts.megatron.arguments import job_from_arguments, refusals
 from megaplan.hosts.megatron.job import MegatronJob
 from megaplan.hosts.megatron.peak import memory
 from megaplan.hosts.megatron.saved import operator

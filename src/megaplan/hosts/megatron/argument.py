@@ -1,0 +1,166 @@
+"""`Argument`: what one launch argument of Megatron-LM is, and how its value becomes one of a spec's and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import reduce
+from typing import Any
+
+REQUIRED = "required"
+"""In place of a default: a launch must give the argument."""
+
+
+class Kind(StrEnum):
+    """What a value of an argument is."""
+
+    SWITCH = "switch"
+    COUNT = "positive integer"
+    WHOLE = "integer from 0 on"
+    NUMBER = "number"
+    WORD = "word"
+    TEXT = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """Between an argument's value and the value of the spec's key.
+
+    Attributes:
+        says: One phrase for the reference page.
+        read: The key's value, of the argument's value.
+        write: The argument's value, of the key's value; None or False leaves the argument out.
+    """
+
+    says: str
+    read: Callable[[Any], Any]
+    write: Callable[[Any], Any]
+
+
+def same(value: Any) -> Any:
+    """The value itself."""
+    return value
+
+
+def nothing(_value: Any) -> None:
+    """None: the argument is written by what decides it with others."""
+    return
+
+
+def words_of(words: dict[str, str]) -> Conversion:
+    """Other words of the spec for the same choices; of several words for one choice the first is written."""
+    back = {ours: theirs for theirs, ours in reversed(words.items())}
+    says = ", ".join(f"{theirs} → {ours}" for theirs, ours in words.items())
+    return Conversion(says, lambda value: words.get(value, value), lambda value: back.get(value, value))
+
+
+SAME = Conversion("the value", same, same)
+NEGATED = Conversion("negated", lambda value: not value, lambda value: not value)
+ABSENT_IS_ZERO = Conversion("0 where it is absent", lambda value: 0 if value is None else value, lambda value: value or None)
+ABSENT_IS_ONE = Conversion("1 where it is absent", lambda value: 1 if value is None else value, lambda value: value if value > 1 else None)
+ZERO_IS_NONE = Conversion("null where it is 0", lambda value: value or None, lambda value: 0.0 if value is None else value)
+WHOLE = Conversion("an integer where it is whole", same, lambda value: int(value) if float(value).is_integer() else value)
+JOINT = Conversion("with other arguments", same, nothing)
+ONLY = Conversion("one value is accepted", same, nothing)
+FEATURE = Conversion("named in `host.features`, refused", same, nothing)
+TOLD = Conversion("not carried, listed in a warning", same, nothing)
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One launch argument.
+
+    Attributes:
+        name: Its flag with underscores for dashes.
+        kind: What its value is.
+        key: Dotted key of the spec; empty where no single key has it.
+        default: Megatron's, `REQUIRED`, or None where it is absent.
+        conversion: To the key's value and back.
+        touches: What in memory or time it decides; empty for values of tensors alone.
+        field: Of `MegatronJob`, or of one of its parts as `moe.top_k`, priced from `key`.
+        price: The field's value, of the key's value.
+        words: The words accepted, of a `WORD`.
+        means: Of `ONLY` the value accepted; of `FEATURE` the feature that it turns on.
+        block: The kind of block without which it is not written; empty for any.
+        dest: The attribute that Megatron's parser stores it in, where that is not `name`.
+        note: How it is read with others, or why it is refused.
+    """
+
+    name: str
+    kind: Kind
+    key: str = ""
+    default: Any = None
+    conversion: Conversion = SAME
+    touches: str = ""
+    field: str = ""
+    price: Callable[[Any], Any] = same
+    words: tuple[str, ...] = ()
+    means: Any = None
+    block: str = ""
+    dest: str = ""
+    note: str = ""
+
+    @property
+    def flag(self) -> str:
+        """`--tensor-model-parallel-size` of `tensor_model_parallel_size`."""
+        return flag(self.name)
+
+    @property
+    def direct(self) -> bool:
+        """Whether it decides its key alone."""
+        return bool(self.key) and self.conversion not in (JOINT, ONLY, FEATURE, TOLD)
+
+    def written(self, spec: Any, blocks: frozenset[str]) -> Any:
+        """Its value for a spec that has these kinds of block; None or False where it is left out."""
+        if self.block and self.block not in blocks:
+            return None
+        if self.conversion is ONLY:
+            return self.means if self.means != self.default else None
+        found = value_at(spec, self.key) if self.direct else None
+        return None if found is None and self.conversion is not ZERO_IS_NONE else self.conversion.write(found)
+
+
+def flag(name: str) -> str:
+    """`--tensor-model-parallel-size` of `tensor_model_parallel_size`."""
+    return f"--{name.replace('_', '-')}"
+
+
+def value_at(spec: Any, key: str) -> Any:
+    """The value of a dotted key; None where a section on its way is absent or of another kind."""
+    return reduce(lambda section, name: getattr(section, name, None), key.split("."), spec)
+
+
+def switch(name: str, key: str = "", conversion: Conversion = SAME, **more: Any) -> Argument:
+    """A switch, off where it is absent."""
+    return Argument(name, Kind.SWITCH, key, default=False, conversion=conversion, **more)
+
+
+def count(name: str, key: str = "", default: Any = None, conversion: Conversion = SAME, **more: Any) -> Argument:
+    """A positive integer."""
+    return Argument(name, Kind.COUNT, key, default, conversion, **more)
+
+
+def number(name: str, key: str = "", default: Any = None, conversion: Conversion = SAME, **more: Any) -> Argument:
+    """A number that is not negative."""
+    return Argument(name, Kind.NUMBER, key, default, conversion, **more)
+
+
+def text(name: str, key: str = "", default: Any = None, conversion: Conversion = SAME, **more: Any) -> Argument:
+    """Any text, number or list."""
+    return Argument(name, Kind.TEXT, key, default, conversion, **more)
+
+
+def only(name: str, means: Any, default: Any, note: str, kind: Kind = Kind.TEXT, **more: Any) -> Argument:
+    """An argument of which one value, `means`, is accepted."""
+    return Argument(name, kind, "", default, ONLY, means=means, note=note, **more)
+
+
+def feature(name: str, feature: str, note: str) -> Argument:
+    """An argument that turns on a feature which is named and not priced."""
+    return Argument(name, Kind.TEXT, "host.features", conversion=FEATURE, means=feature, touches="buffers", note=note)
+
+
+def told(names: str, note: str) -> Iterator[Argument]:
+    """Arguments that a spec does not carry, by their names in one text."""
+    return (Argument(name, Kind.TEXT, conversion=TOLD, note=note) for name in names.split())
