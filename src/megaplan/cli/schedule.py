@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from click import Choice
 
 from megaplan.cli.options import AsJson
 from megaplan.diagnostics import diagnostic
@@ -22,9 +21,15 @@ if TYPE_CHECKING:
 FORMAT = "megaplan.schedule/1"
 
 
+def _known(kind: str) -> str:
+    if kind not in KINDS:
+        raise typer.BadParameter(f"{kind!r} is not one of {', '.join(KINDS)}.")
+    return kind
+
+
 def schedule(
     *,
-    kind: Annotated[str, typer.Option("--kind", click_type=Choice(KINDS), help="Which schedule.")],
+    kind: Annotated[str, typer.Option("--kind", parser=_known, metavar=f"[{'|'.join(KINDS)}]", help="Which schedule.")],
     pp: Annotated[int, typer.Option("--pp", min=1, max=65536, help="Pipeline ranks.")],
     vpp: Annotated[int | None, typer.Option("--vpp", min=1, max=65536, help="Slots a rank; by default as few as it runs with.")] = None,
     microbatches: Annotated[int, typer.Option("--microbatches", min=1, max=10**6, help="Microbatches of one step.")],
