@@ -15,8 +15,8 @@ import time
 from megaplan.budget.build import build_budget
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
+from megaplan.partition.choose import choose_cuts
 from megaplan.spec.load import load_spec
-from megaplan.split.choose import choose_cuts
 
 BAR_SECONDS = 2.0
 OVERRIDES = ("mesh.pp=8", "mesh.vpp=1", "mesh.dp_shard=2", "mesh.dp_replicate=4", "schedule.kind=1f1b", "schedule.num_microbatches=16")

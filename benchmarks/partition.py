@@ -20,11 +20,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from megaplan.split.constraints import Constraints
-from megaplan.split.folded_ties import balance_folded
-from megaplan.split.limits import PairLimits, layer_weight, slot_caps
-from megaplan.split.values import Balance, StackCosts
-from megaplan.split.weighted import balance
+from megaplan.partition.constraints import Constraints
+from megaplan.partition.folded_ties import balance_folded
+from megaplan.partition.limits import PairLimits, layer_weight, slot_caps
+from megaplan.partition.values import Balance, StackCosts
+from megaplan.partition.weighted import balance
 
 SLOT_SIZES = ((64, 16), (128, 16), (256, 16), (512, 8), (1024, 8), (1024, 64))
 RANK_SIZES = ((64, 8), (128, 8), (128, 16), (256, 16), (1024, 32))

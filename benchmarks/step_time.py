@@ -26,10 +26,10 @@ from typing import Any
 from megaplan import __version__
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.spans import cuts_of, spans_of
+from megaplan.partition.equal import equal_cuts
+from megaplan.partition.step import Pipeline, step_time_cuts
+from megaplan.partition.values import StackCosts
 from megaplan.spec.models import Spec
-from megaplan.split.equal import equal_cuts
-from megaplan.split.step import Pipeline, step_time_cuts
-from megaplan.split.values import StackCosts
 
 SEED = 20260101
 NUM_SPECS = 20

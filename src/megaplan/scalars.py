@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from megaplan.dtypes import DType
-from megaplan.schedule.registry import KINDS
+from megaplan.schedules.registry import KINDS
 
 # Bounds keep a slip of the keyboard from becoming a list of 2^40 layers or ranks; they are far above any real model.
 MAX_INT = 2**48

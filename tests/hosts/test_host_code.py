@@ -17,8 +17,8 @@ from megaplan.exporters.hosts import EXPORTERS
 from megaplan.exporters.values import Source
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
+from megaplan.partition.choose import choose_cuts
 from megaplan.spec.load import load_spec, load_spec_text
-from megaplan.split.choose import choose_cuts
 
 PLANS = sorted((Path(__file__).parents[2] / "plans").glob("*.yaml"))
 DENSE = """

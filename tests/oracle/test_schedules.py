@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from megaplan.schedule import KINDS, InFlight, SlotTimes, actions, in_flight, placement, replay, schedule_problems, slot_owner
+from megaplan.schedules import KINDS, InFlight, SlotTimes, actions, in_flight, placement, replay, schedule_problems, slot_owner
 
 ORACLE = json.loads((Path(__file__).parent / "schedules.json").read_text())
 ENTRIES, REFUSED = ORACLE["entries"], ORACLE["refused"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from megaplan.schedule import KINDS, actions, placement, slots_of_rank
+from megaplan.schedules import KINDS, actions, placement, slots_of_rank
 
 pytestmark = pytest.mark.runtime
 

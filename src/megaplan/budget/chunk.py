@@ -21,8 +21,8 @@ from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYT
 from megaplan.columns import Column
 from megaplan.hosts.megarun.program import Moment
 from megaplan.hosts.megarun.storage import NOTHING, GroupBytes, together
-from megaplan.schedule.actions import Kind
-from megaplan.schedule.moments import BACKWARDED, FORWARDED, REDUCED, UNTOUCHED, ChunkState
+from megaplan.schedules.actions import Kind
+from megaplan.schedules.moments import BACKWARDED, FORWARDED, REDUCED, UNTOUCHED, ChunkState
 from megaplan.tuples import new
 
 

@@ -29,7 +29,7 @@ from megaplan.hosts.megarun.parts import BlockBytes
 from megaplan.hosts.megarun.storage import LAST_OWN, NOTHING, BlockStorage, block_storage, storage_sizes
 from megaplan.inventory.tensors import Block, Inventory, Outside
 from megaplan.layout.values import Layout, Slot
-from megaplan.schedule.registry import SPLIT_BACKWARD
+from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
 from megaplan.tuples import new

@@ -20,8 +20,8 @@ from megaplan.hosts.megarun.storage import BlockStorage
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import rank_coordinate
 from megaplan.layout.values import Layout, Slot
-from megaplan.schedule.in_flight import receive_buffers
-from megaplan.schedule.moments import Moment, moments, sequential_moments
+from megaplan.schedules.in_flight import receive_buffers
+from megaplan.schedules.moments import Moment, moments, sequential_moments
 from megaplan.spec.device import device_of
 from megaplan.spec.models import Mesh, Spec
 from megaplan.tuples import new

@@ -9,7 +9,7 @@ from megaplan.budget.values import Budget
 from megaplan.columns import Phase
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.values import Layout
-from megaplan.schedule import Kind, Timeline, in_flight, peak_bytes
+from megaplan.schedules import Kind, Timeline, in_flight, peak_bytes
 from megaplan.spec.models import Spec
 
 Level = tuple[int, int]
@@ -29,7 +29,7 @@ class KeptBytes(NamedTuple):
 
 
 def kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[KeptBytes, ...]:
-    """Bytes of one microbatch on each slot, in model order: what the counts of `megaplan.schedule.in_flight` multiply.
+    """Bytes of one microbatch on each slot, in model order: what the counts of `megaplan.schedules.in_flight` multiply.
 
     Args:
         spec: A checked spec.

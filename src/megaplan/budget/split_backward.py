@@ -20,8 +20,8 @@ from megaplan.columns import Column
 from megaplan.hosts.megarun.allocator import slack_bytes
 from megaplan.hosts.megarun.halves import weigh_halves
 from megaplan.hosts.megarun.storage import GroupBytes
-from megaplan.schedule.actions import Kind
-from megaplan.schedule.moments import BACKWARDED, INPUT, WEIGHT, ChunkState
+from megaplan.schedules.actions import Kind
+from megaplan.schedules.moments import BACKWARDED, INPUT, WEIGHT, ChunkState
 
 
 class SplitBackwardChunk(Chunk):

@@ -11,8 +11,8 @@ from megaplan.budget.split_backward import SplitBackwardChunk
 from megaplan.budget.unit import Peak
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS
 from megaplan.columns import Column
-from megaplan.schedule.actions import Kind
-from megaplan.schedule.moments import (
+from megaplan.schedules.actions import Kind
+from megaplan.schedules.moments import (
     BACKWARD,
     BACKWARDED,
     FORWARD,
@@ -75,7 +75,7 @@ def step_peak(chunks: Sequence[Chunk], moments: Sequence[Moment], held: HeldBySc
 
     Args:
         chunks: Of the rank.
-        moments: Of the rank (`megaplan.schedule.moments`): where the peak mostly is first, so that few others are evaluated.
+        moments: Of the rank (`megaplan.schedules.moments`): where the peak mostly is first, so that few others are evaluated.
         held: What else the schedule keeps alive.
         workspace_bytes: Of GEMM libraries, which is persistent except for what runs before the first product.
     """

@@ -68,7 +68,7 @@ def load_subject(path: str, overrides: Sequence[str], costs: str | None = None) 
     if len(text) > MAX_BYTES:
         raise refuse("MP104", f"{name} holds {len(text):,} characters, and a spec has at most {MAX_BYTES:,} bytes", file=name)
     loaded = _loaded(text, name, overrides)
-    from megaplan.split.choose import choose_cuts  # noqa: PLC0415  (a plan is never cut again)
+    from megaplan.partition.choose import choose_cuts  # noqa: PLC0415  (a plan is never cut again)
 
     inventory = build_inventory(loaded.spec)
     measured = load_costs(costs, path, loaded.spec, inventory)

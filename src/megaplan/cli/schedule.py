@@ -9,14 +9,14 @@ import typer
 from megaplan.cli.options import AsJson
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError
-from megaplan.schedule.problems import KIND, MICROBATCHES, PP, VPP, Problem
-from megaplan.schedule.registry import KINDS, SCHEDULES, schedule_problems
+from megaplan.schedules.problems import KIND, MICROBATCHES, PP, VPP, Problem
+from megaplan.schedules.registry import KINDS, SCHEDULES, schedule_problems
 from megaplan.terminal import output
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from megaplan.schedule import InFlight, Orders, Timeline
+    from megaplan.schedules import InFlight, Orders, Timeline
 
 FORMAT = "megaplan.schedule/1"
 
@@ -44,7 +44,7 @@ def schedule(
     """Print a pipeline schedule: what each rank computes in which order, what it holds, and what it waits."""
     from megaplan.cli.problems import refuse  # noqa: PLC0415
     from megaplan.cli.step import MAX_PRINTED, num_actions  # noqa: PLC0415
-    from megaplan.schedule import SlotTimes, actions, in_flight, replay  # noqa: PLC0415
+    from megaplan.schedules import SlotTimes, actions, in_flight, replay  # noqa: PLC0415
 
     if as_csv and as_json:
         raise refuse("MP480", "--csv and --json both say how to print", "megaplan schedule --help")
@@ -99,7 +99,7 @@ def schedule_document(orders: Orders, vectors: tuple[tuple[InFlight, ...], ...],
 
 def _lines(kind: str, pp: int, vpp: int, vectors: tuple[tuple[InFlight, ...], ...], step: Timeline) -> Iterator[tuple[str, str]]:
     from megaplan.cli.timeline import MAX_SLOTS, drawing, legend  # noqa: PLC0415
-    from megaplan.schedule import placement  # noqa: PLC0415
+    from megaplan.schedules import placement  # noqa: PLC0415
     from megaplan.terminal.table import table, wrap  # noqa: PLC0415
 
     where = placement(kind)

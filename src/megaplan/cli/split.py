@@ -17,7 +17,7 @@ from megaplan.terminal import output
 if TYPE_CHECKING:
     from megaplan.plan.document import PlanDocument
 
-FORMAT = "megaplan.split/1"
+FORMAT = "megaplan.partition/1"
 NO_SPLIT = 1
 INFEASIBLE = frozenset({"MP330", "MP336"})
 """Codes of an input that is right and leaves no split."""
@@ -56,13 +56,13 @@ def split(
     from megaplan.inventory.build import build_inventory  # noqa: PLC0415
     from megaplan.layout.build import build_layout  # noqa: PLC0415
     from megaplan.layout.spans import cuts_of  # noqa: PLC0415
+    from megaplan.partition.choose import choose_cuts  # noqa: PLC0415
+    from megaplan.partition.costs import stack_costs  # noqa: PLC0415
+    from megaplan.partition.report import in_flight_lines, moved_lines  # noqa: PLC0415
     from megaplan.plan.diff import stale_topics  # noqa: PLC0415
     from megaplan.plan.make import make_plan, plan_text  # noqa: PLC0415
     from megaplan.plan.read import read_plan  # noqa: PLC0415
     from megaplan.spec.load import load_spec  # noqa: PLC0415
-    from megaplan.split.choose import choose_cuts  # noqa: PLC0415
-    from megaplan.split.costs import stack_costs  # noqa: PLC0415
-    from megaplan.split.report import in_flight_lines, moved_lines  # noqa: PLC0415
 
     if target is not None and target != STDOUT:
         check_target(target, spec)
@@ -96,7 +96,7 @@ def split(
     notes = list(in_flight_lines(loaded.spec, inventory, cuts.spans))
     if cuts.mode == "weighted":
         if cuts.objective == "step_time":
-            from megaplan.split.step import Pipeline  # noqa: PLC0415
+            from megaplan.partition.step import Pipeline  # noqa: PLC0415
 
             weights = Pipeline(loaded.spec, inventory, measured).costs
         notes = [*moved_lines(loaded.spec, inventory, weights, cuts_of(cuts.spans)), *notes]

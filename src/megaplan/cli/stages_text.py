@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from megaplan.partition.values import amount
 from megaplan.spec.pattern import LETTERS
-from megaplan.split.values import amount
 from megaplan.terminal.table import WIDTH, table, wrap
 from megaplan.units import format_bytes
 
 if TYPE_CHECKING:
+    from megaplan.partition.gain import Gain
     from megaplan.plan.document import CertificateRecord, PlanDocument
-    from megaplan.split.gain import Gain
 
 
 def family_counts(letters: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from megaplan.cost.times import model_times
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.spans import Spans
-from megaplan.schedule import SlotTimes, Timeline, actions, replay
+from megaplan.schedules import SlotTimes, Timeline, actions, replay
 from megaplan.spec.models import Spec
 
 MAX_PRINTED, MAX_REPLAYED = 2_000_000, 250_000

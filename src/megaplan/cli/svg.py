@@ -13,7 +13,7 @@ from megaplan.cli.step import num_actions, planned_step
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.layout.spans import Spans
-from megaplan.schedule import Action, Kind, Timeline, placement, slot_owner
+from megaplan.schedules import Action, Kind, Timeline, placement, slot_owner
 from megaplan.spec.models import Spec
 from megaplan.units import format_bytes, format_ns
 

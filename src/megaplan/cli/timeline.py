@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from megaplan.cli.step import MAX_REPLAYED, num_actions, planned_step
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.spans import Spans
-from megaplan.schedule import Kind, SlotTimes, Timeline, actions, placement, replay, slot_owner
-from megaplan.schedule.placement import Placement
+from megaplan.schedules import Kind, SlotTimes, Timeline, actions, placement, replay, slot_owner
+from megaplan.schedules.placement import Placement
 from megaplan.spec.models import Spec
 from megaplan.terminal.table import WIDTH, wrap
 from megaplan.units import format_ns

@@ -7,7 +7,7 @@ from typing import Any
 
 from megaplan.exporters.modules import TORCH_DTYPES, optimizer_groups, stage_modules
 from megaplan.exporters.values import Exported, Loss, Source, complete
-from megaplan.schedule.registry import SCHEDULES
+from megaplan.schedules.registry import SCHEDULES
 
 FORMAT = "megaplan.fsdp2/1"
 CARRIED = frozenset({

@@ -11,7 +11,7 @@ from typing import Any
 from megaplan.dtypes import DType
 from megaplan.exporters.modules import TORCH_DTYPES
 from megaplan.exporters.values import Exported, Loss, Source, complete
-from megaplan.schedule.registry import SCHEDULES
+from megaplan.schedules.registry import SCHEDULES
 from megaplan.spec.training import ConstantRate, CosineRate, warm_up_steps
 
 CARRIED = frozenset({

@@ -8,8 +8,8 @@ from megaplan.inventory.features import SIDE_EMBEDDINGS
 from megaplan.inventory.tensors import Inventory, Outside, layer_names
 from megaplan.layout.spans import Spans, span_problems
 from megaplan.layout.values import Layout, Slot
-from megaplan.schedule.placement import slot_owner
-from megaplan.schedule.registry import placement
+from megaplan.schedules.placement import slot_owner
+from megaplan.schedules.registry import placement
 from megaplan.spec.models import Spec
 from megaplan.tuples import new
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from megaplan.columns import Basis
 from megaplan.layout.spans import Spans
-from megaplan.schedule import placement, slot_owner
+from megaplan.schedules import placement, slot_owner
 from megaplan.spec.models import Spec
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from megaplan.schedule.placement import Placement
+from megaplan.schedules.placement import Placement
 
 __all__ = ["Layout", "Placement", "Slot"]
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, Severity
+from megaplan.partition.costs import stack_costs
+from megaplan.partition.values import StackCosts
 from megaplan.plan.diff import PlanDiff, diff_plans, stale_topics
 from megaplan.plan.document import PlanDocument
 from megaplan.plan.make import replan
 from megaplan.plan.read import LoadedPlan
-from megaplan.split.costs import stack_costs
-from megaplan.split.values import StackCosts
 
 if TYPE_CHECKING:
     from megaplan.cost.times import MeasuredCosts
-    from megaplan.split.gain import Gain
+    from megaplan.partition.gain import Gain
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def check_plan(loaded: LoadedPlan, name: str, costs: MeasuredCosts | None = None
     findings = [*loaded.tampered, *loaded.warnings, *_costs(plan, costs, place), *_findings(plan, anew, drift, place, weights)]
     gain = None
     if plan.decisions.split.mode == "manual":
-        from megaplan.split.gain import gain_of_optimum  # noqa: PLC0415  (only a manual split is weighed against the best one)
+        from megaplan.partition.gain import gain_of_optimum  # noqa: PLC0415  (only a manual split is weighed against the best one)
 
         gain = gain_of_optimum(plan.spec, plan.inventory, plan.spans, costs)
     return Check(tuple(findings), drift, gain)

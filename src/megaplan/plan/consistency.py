@@ -9,6 +9,7 @@ from typing import Any
 from megaplan.columns import Column
 from megaplan.errors import Diagnostic, Location, Severity
 from megaplan.layout.spans import span_problems
+from megaplan.partition.values import bottleneck
 from megaplan.plan import problems
 from megaplan.plan.canonical import normalise
 from megaplan.plan.decide import decisions_record
@@ -18,7 +19,6 @@ from megaplan.plan.inputs import inputs_record
 from megaplan.spec.mesh_rules import MAX_WORLD_SIZE
 from megaplan.spec.pattern import parse_pattern
 from megaplan.spec.rules import check_rules
-from megaplan.split.values import bottleneck
 
 Path = tuple[str | int, ...]
 At = Callable[[Sequence[str | int]], Location]

@@ -6,8 +6,8 @@ from typing import Any
 
 from megaplan.families.registry import FAMILIES
 from megaplan.layout.values import Layout, Slot
+from megaplan.partition.values import Cuts
 from megaplan.spec.models import Spec
-from megaplan.split.values import Cuts
 
 OWNERSHIP_ORDER = ("tp", "pp", "fsdp2", "ep")
 """Order in which degrees divide a tensor (R-40, R-55)."""

@@ -16,7 +16,7 @@ from megaplan.layout.runs import num_ranks
 from megaplan.plan.document import Estimates, PlanDocument, RankEstimate, Span, Stage
 
 if TYPE_CHECKING:
-    from megaplan.split.values import StackCosts
+    from megaplan.partition.values import StackCosts
 
 Place = tuple[int, int]
 """(pp rank, chunk)."""
@@ -187,7 +187,7 @@ def stale_topics(plan: PlanDocument, since: PlanDocument | None = None, costs: S
     split = plan.decisions.split
     if split.mode != "manual":
         return ()
-    from megaplan.split.invariants import stale_reasons  # noqa: PLC0415  (only a manual split needs the model's costs)
+    from megaplan.partition.invariants import stale_reasons  # noqa: PLC0415  (only a manual split needs the model's costs)
 
     then = split.decided_against
     if since is not None and since.decisions.split.mode == "manual" and since.decisions.split.reason == split.reason:

@@ -10,6 +10,8 @@ from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.build import build_layout
 from megaplan.layout.spans import Spans
+from megaplan.partition.choose import choose_cuts
+from megaplan.partition.values import Cuts
 from megaplan.plan.canonical import Json, dumps, normalise, normalise_object
 from megaplan.plan.decide import decisions_record, split_record
 from megaplan.plan.digests import model_digest, plan_digest
@@ -17,8 +19,6 @@ from megaplan.plan.document import FORMAT, FORMAT_MINOR, PlanDocument
 from megaplan.plan.estimates import estimates_record
 from megaplan.plan.inputs import inputs_record
 from megaplan.spec.models import Spec
-from megaplan.split.choose import choose_cuts
-from megaplan.split.values import Cuts
 
 if TYPE_CHECKING:
     from megaplan.cost.times import MeasuredCosts

@@ -8,6 +8,7 @@ from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Diagnostics, Location, MegaplanError, Severity
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.spans import span_problems
+from megaplan.partition.choose import keep_cuts
 from megaplan.plan.document import PlanDocument
 from megaplan.plan.inputs import spec_values
 from megaplan.plan.make import make_plan
@@ -17,7 +18,6 @@ from megaplan.spec.overrides import apply_overrides
 from megaplan.spec.rules import check_rules
 from megaplan.spec.source import SourceMap
 from megaplan.spec.validate import validate_document
-from megaplan.split.choose import keep_cuts
 
 
 def varied_spec(plan: PlanDocument, name: str, overrides: Sequence[str]) -> tuple[Spec, tuple[Diagnostic, ...]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaplan.errors import Diagnostic
-from megaplan.schedule.problems import Problem
-from megaplan.schedule.registry import schedule_problems
+from megaplan.schedules.problems import Problem
+from megaplan.schedules.registry import schedule_problems
 from megaplan.spec.context import Checked
 
 

@@ -69,7 +69,7 @@ def train(
     from megarun.job.run import Checkpoints, read_job  # noqa: PLC0415
     from megarun.launch.failure import exit_on_peer_failure, report_failure  # noqa: PLC0415
     from megarun.metrics.tensorboard import require_tensorboard  # noqa: PLC0415
-    from megarun.train.prepare import hold_out, open_held_out, prepare  # noqa: PLC0415
+    from megarun.training.prepare import hold_out, open_held_out, prepare  # noqa: PLC0415
 
     launch = job = None
     try:
@@ -93,7 +93,7 @@ def train(
             refuse_compile(job.spec)
             prepared = replace(prepared, compiled=True)
         from megarun.launch.process_group import read_launch  # noqa: PLC0415
-        from megarun.train.loop import train as train_job  # noqa: PLC0415
+        from megarun.training.loop import train as train_job  # noqa: PLC0415
 
         launch = read_launch(start_timeout, job.spec.mesh)
         exit_on_peer_failure(launch)

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megaplan.schedule import placement, slot_owner
+from megaplan.schedules import placement, slot_owner
 from megaplan.spec.models import Spec
 from megarun.errors import refusal
 from megarun.parallel.groups.context import ContextParallel

@@ -152,7 +152,9 @@ class Stage(nn.Module):
             x = self.ngram(x, tokens[:, self.tp.index * length :][:, :length] if self.slices_words else tokens, before)
         if self.structure is not None:
             if structure is None:
-                raise ValueError("the stage embeds classes, and the batch has none; megarun.train.prepare should refuse such a token file")
+                raise ValueError(
+                    "the stage embeds classes, and the batch has none; megarun.training.prepare should refuse such a token file"
+                )
             x = self.structure(x, structure)
         return x
 

@@ -16,9 +16,9 @@ from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory, Owner
 from megaplan.layout.build import build_layout
 from megaplan.layout.values import Layout
+from megaplan.partition.choose import choose_cuts
 from megaplan.spec.load import load_spec
 from megaplan.spec.models import Spec
-from megaplan.split.choose import choose_cuts
 
 PLANS = Path(__file__).parents[3] / "plans"
 

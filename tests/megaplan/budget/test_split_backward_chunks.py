@@ -14,7 +14,7 @@ from megaplan.budget.split_backward import SplitBackwardChunk
 from megaplan.columns import Column
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
-from megaplan.schedule.moments import BACKWARD, BACKWARDED, FORWARD, FORWARD_AFTER_BACKWARD, FORWARDED, INPUT, UNTOUCHED, WEIGHT, Moment
+from megaplan.schedules.moments import BACKWARD, BACKWARDED, FORWARD, FORWARD_AFTER_BACKWARD, FORWARDED, INPUT, UNTOUCHED, WEIGHT, Moment
 from megaplan.spec.models import Spec
 
 FEW_TOKENS = {"batch.micro_batch_size": 1, "batch.seq_length": 16, "model.mlp.ffn_hidden_size": 4096}

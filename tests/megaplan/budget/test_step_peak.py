@@ -13,8 +13,8 @@ from megaplan.budget.values import Budget
 from megaplan.hosts.megarun.storage import GroupBytes
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
-from megaplan.schedule.moments import FORWARD, FORWARDED, REDUCE, UNTOUCHED, Moment
-from megaplan.schedule.registry import SPLIT_BACKWARD
+from megaplan.schedules.moments import FORWARD, FORWARDED, REDUCE, UNTOUCHED, Moment
+from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.models import Spec
 
 SCHEDULES = [

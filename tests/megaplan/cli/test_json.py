@@ -134,7 +134,7 @@ def test_a_failure_is_one_document_on_stdout(megaplan, words):
 def test_split_show_check(megaplan, here):
     split = document(megaplan("split", "plans/tiny-hybrid-pp2.yaml", "--json", "-o", "plan.json"))
     plan = json.loads((here / "plan.json").read_text())
-    assert split["format"] == "megaplan.split/1"
+    assert split["format"] == "megaplan.partition/1"
     assert split["digests"] == plan["digests"]
     assert [stage["layers"] for stage in split["stages"]] == [stage["layers"] for stage in plan["decisions"]["stages"]]
     assert document(megaplan("show", "plan.json", "--json")) == plan

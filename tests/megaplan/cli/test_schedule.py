@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from megaplan.schedule import KINDS, SlotTimes, actions, in_flight, placement, replay, slot_owner, slots_of_rank
+from megaplan.schedules import KINDS, SlotTimes, actions, in_flight, placement, replay, slot_owner, slots_of_rank
 
 SIZES = {kind: (4, 1 if kind in ("gpipe", "1f1b") else 2, 8) for kind in KINDS}
 DOCUMENT = {"format", "ranks", "makespan"}

@@ -14,9 +14,9 @@ from megaplan.cost.times import model_times
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.layout.spans import spans_of
-from megaplan.schedule import KINDS, SPLIT_BACKWARD, SlotTimes, actions, computations, replay
+from megaplan.partition.equal import equal_cuts
+from megaplan.schedules import KINDS, SPLIT_BACKWARD, SlotTimes, actions, computations, replay
 from megaplan.spec.load import load_spec
-from megaplan.split.equal import equal_cuts
 
 SVG = "{http://www.w3.org/2000/svg}"
 

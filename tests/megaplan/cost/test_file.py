@@ -12,9 +12,9 @@ from megaplan.cost.file import MAX_COSTS_BYTES, costs_document, parse_costs, rea
 from megaplan.cost.times import MeasuredCosts, StoredBytes, model_times
 from megaplan.errors import MegaplanError, render_diagnostic
 from megaplan.inventory.build import build_inventory
+from megaplan.partition.choose import choose_cuts
+from megaplan.partition.costs import stack_costs
 from megaplan.spec.models import Spec
-from megaplan.split.choose import choose_cuts
-from megaplan.split.costs import stack_costs
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from megaplan.exporters.hosts import EXPORTERS
 from megaplan.exporters.values import Exported, Source
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
+from megaplan.partition.choose import choose_cuts
 from megaplan.spec.load import load_spec_text
-from megaplan.split.choose import choose_cuts
 
 HYBRID = """
 format: megaplan.spec/1

@@ -12,9 +12,9 @@ from megaplan.exporters.maxtext import export_maxtext
 from megaplan.exporters.values import Source
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
+from megaplan.partition.choose import choose_cuts
 from megaplan.spec.load import load_spec
 from megaplan.spec.models import Spec
-from megaplan.split.choose import choose_cuts
 
 PLANS = Path(__file__).parents[3] / "plans"
 MESHES = [

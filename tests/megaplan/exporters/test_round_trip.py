@@ -21,9 +21,9 @@ from megaplan.hosts.megatron.vocabulary import TABLE
 from megaplan.importers.megatron.spec import REASON, import_megatron
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
+from megaplan.partition.choose import choose_cuts
 from megaplan.spec.load import load_spec, load_spec_text, spec_from_document
 from megaplan.spec.models import Spec
-from megaplan.split.choose import choose_cuts
 
 ATTENTION = st.fixed_dictionaries(
     {

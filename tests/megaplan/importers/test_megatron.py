@@ -15,8 +15,8 @@ from megaplan.hosts.megatron.peak import memory
 from megaplan.importers.megatron.spec import import_megatron
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
+from megaplan.partition.choose import choose_cuts
 from megaplan.spec.models import Spec
-from megaplan.split.choose import choose_cuts
 
 GOLDENS = Path(__file__).parents[1] / "hosts" / "megatron" / "goldens.json"
 ROWS = [row for row in json.loads(GOLDENS.read_text(encoding="utf-8"))["rows"] if row["gpus"] and row["padded_vocab_size"]]

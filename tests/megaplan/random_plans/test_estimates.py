@@ -9,9 +9,9 @@ from megaplan.columns import Column, Phase
 from megaplan.errors import MegaplanError
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
+from megaplan.partition.choose import choose_cuts
 from megaplan.spec.load import spec_from_document
 from megaplan.spec.models import Spec
-from megaplan.split.choose import choose_cuts
 
 NUM_PLANS = 2000
 LEAST_LEGAL = 0.9

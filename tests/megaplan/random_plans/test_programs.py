@@ -7,8 +7,8 @@ from megaplan.budget.megarun import slot_chunks
 from megaplan.errors import MegaplanError
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
+from megaplan.partition.choose import choose_cuts
 from megaplan.spec.load import spec_from_document
-from megaplan.split.choose import choose_cuts
 
 NUM_PLANS = 400
 ENOUGH = 300

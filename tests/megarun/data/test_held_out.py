@@ -19,7 +19,7 @@ from megarun.data.mix import TokenMix
 from megarun.data.token_file import TokenFile
 from megarun.job.job import Job
 from megarun.job.run import Checkpoints, Run, SavedPlan
-from megarun.train.prepare import hold_out, open_data, open_held_out
+from megarun.training.prepare import hold_out, open_data, open_held_out
 
 pytestmark = pytest.mark.runtime
 LENGTH, NUM_WINDOWS = 3, 20

@@ -10,7 +10,7 @@ from megaplan.errors import MegaplanError
 from megaplan.spec.models import Spec
 from megarun.data.mix import TokenMix
 from megarun.data.token_file import TokenFile
-from megarun.train.prepare import open_data
+from megarun.training.prepare import open_data
 
 pytestmark = pytest.mark.runtime
 

@@ -45,8 +45,8 @@ from megarun.parallel.apply.recompute import recompute_stage
 from megarun.parallel.groups.context import context_parallel
 from megarun.parallel.groups.mesh import build_mesh
 from megarun.parallel.groups.tensor import tensor_parallel
-from megarun.train.evaluation import Evaluator
-from megarun.train.loop import train_steps
+from megarun.training.evaluation import Evaluator
+from megarun.training.loop import train_steps
 
 CPU = torch.device("cpu")
 

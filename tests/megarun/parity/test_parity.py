@@ -10,7 +10,7 @@ from parity_cells import CELLS, ROUTED, Cell
 from parity_compare import first_difference
 from parity_world import Worlds
 
-from megaplan.schedule import KINDS
+from megaplan.schedules import KINDS
 
 pytestmark = pytest.mark.runtime
 ALL_CELLS = (*CELLS, *FEATURE_CELLS, *CONTEXT_CELLS)

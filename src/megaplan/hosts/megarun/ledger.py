@@ -18,7 +18,7 @@ from megaplan.hosts.megarun.halves import splittable_part
 from megaplan.hosts.megarun.parts import BlockBytes, Part, ledger, replay_of, weigh
 from megaplan.hosts.values import BlockLedger
 from megaplan.inventory.tensors import Block, Inventory, Outside, layer_names
-from megaplan.schedule.registry import SPLIT_BACKWARD
+from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.models import Spec
 
 

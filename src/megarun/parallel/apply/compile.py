@@ -6,7 +6,7 @@ host (R-58). What a compiled block keeps for backward is the compiler's choice, 
 
 from __future__ import annotations
 
-from megaplan.schedule import SPLIT_BACKWARD
+from megaplan.schedules import SPLIT_BACKWARD
 from megaplan.spec.models import Spec
 from megarun.errors import refusal
 from megarun.model.moe import ExpertBlock

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from megaplan.schedule import placement, slot_owner
+from megaplan.schedules import placement, slot_owner
 from megaplan.spec.models import Spec
 from megarun.data.batches import Batch
 from megarun.dtypes import TORCH_DTYPES

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
-from megaplan.schedule import actions, computations, placement, slots_of_rank
+from megaplan.schedules import actions, computations, placement, slots_of_rank
 from megaplan.spec.models import Spec
 from megarun.errors import refusal
 

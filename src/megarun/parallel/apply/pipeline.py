@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle, get_schedule_class
 
-from megaplan.schedule import SCHEDULES
+from megaplan.schedules import SCHEDULES
 from megaplan.spec.models import Spec
 from megarun.data.batches import Batch
 from megarun.model.stage import Stage

@@ -18,14 +18,14 @@ from megaplan.hosts.megatron.working import backward_excess, forward_excess
 from megaplan.hosts.megatron.workspaces import hybrid_ep_bytes
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
+from megaplan.partition.choose import choose_cuts
+from megaplan.partition.megatron_bytes import megatron_limits
 from megaplan.plan.causes import diff_with_causes
 from megaplan.plan.diff import column_totals
 from megaplan.plan.make import make_plan
 from megaplan.spec.load import load_spec_text
 from megaplan.spec.models import Spec
 from megaplan.spec.not_built_yet import megarun_refuses
-from megaplan.split.choose import choose_cuts
-from megaplan.split.megatron_bytes import megatron_limits
 
 TEXT = """
 format: megaplan.spec/1

@@ -4,7 +4,7 @@ import pytest
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B, ScheduleLoopedBFS
 
 from megaplan.errors import MegaplanError
-from megaplan.schedule import actions, computations, placement, slots_of_rank
+from megaplan.schedules import actions, computations, placement, slots_of_rank
 from megaplan.spec.models import Spec
 from megarun.parallel.apply.order import check_order, executed_order
 from megarun.parallel.apply.pipeline import schedule_class

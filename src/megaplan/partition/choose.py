@@ -1,0 +1,143 @@
+"""`choose_cuts`: the mode a spec asks for, its cuts, their certificate and warnings.
+
+Order of choice (R-21): `equal` when the model is homogeneous, `weighted` when families differ in cost, `manual` when topology or ownership
+matters more than cost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
+from megaplan.inventory.tensors import Inventory
+from megaplan.layout.spans import Spans, cuts_of, spans_of
+from megaplan.partition.boundaries import boundary_warnings
+from megaplan.partition.certify import certify, stack_of
+from megaplan.partition.constraints import constraints_of
+from megaplan.partition.costs import stack_costs
+from megaplan.partition.equal import equal_cuts
+from megaplan.partition.invariants import invariant_digests
+from megaplan.partition.manual import manual_problems, manual_spans
+from megaplan.partition.values import Certificate, Cuts, Mode, StackCosts
+from megaplan.partition.weigh import Weighted, fitting_cuts
+from megaplan.schedules import placement, schedule_problems, slot_owner
+from megaplan.spec.models import Spec
+from megaplan.spec.pattern import parse_pattern
+
+if TYPE_CHECKING:
+    from megaplan.cost.times import MeasuredCosts
+
+
+def choose_cuts(
+    spec: Spec,
+    inventory: Inventory,
+    baseline: Spans | None = None,
+    costs: StackCosts | None = None,
+    measured: MeasuredCosts | None = None,
+) -> Cuts:
+    """Decide the split.
+
+    Args:
+        spec: A checked spec. A pattern with `|` is a manual split, whatever the mode.
+        inventory: Its parameter tensors.
+        baseline: Spans of an earlier plan; among equally good weighted cuts, those that move the fewest of its boundaries win.
+        costs: What layers cost, for objective bottleneck; those of the costs file, else FLOPs per token, if not given.
+        measured: A costs file.
+
+    Returns:
+        The cuts. Their certificate compares them with the best cuts under the same constraints, in every mode. Where no weighted
+        split fits the memory, the cuts that come closest, with the warning MP336.
+
+    Raises:
+        MegaplanError: The schedule cannot run on these degrees (MP310 … MP313, R-26), or the split section contradicts itself or leaves no
+            split (MP321 … MP331, MP335).
+    """
+    mesh, split, rules = spec.mesh, spec.split, constraints_of(spec.split)
+    num_layers, num_slots = len(inventory.layers), mesh.pp * mesh.vpp
+    pattern_spans = parse_pattern(spec.model.pattern, spec.model.num_layers).spans
+    mode: Mode = "manual" if pattern_spans is not None else split.mode
+    impossible = schedule_problems(spec.schedule.kind, mesh.pp, mesh.vpp, spec.schedule.num_microbatches)
+    found = [problem.diagnostic() for problem in impossible]
+    found += rules.problems(num_layers, num_slots)
+    if mode == "manual":
+        found += manual_problems(spec, pattern_spans)
+    if found:
+        raise MegaplanError(found)
+    notes = [_other_baseline(baseline, num_slots)] if baseline is not None and len(baseline) != num_slots else []
+    kept = cuts_of(baseline) if baseline is not None and not notes else None
+    weights = costs or stack_costs(spec, inventory, measured)
+    if mode == "weighted":
+        weighted = _weighted_cuts(spec, inventory, weights, measured, kept)
+        found_cuts = _cuts(spec, inventory, weights, mode, spans_of(weighted.cuts, num_layers), weighted.certificate)
+        return replace(found_cuts, diagnostics=(*notes, *weighted.notes, *found_cuts.diagnostics))
+    if mode == "manual":
+        spans = manual_spans(spec, pattern_spans)
+    else:
+        spans = spans_of(equal_cuts(num_layers, num_slots), num_layers)
+        if broken := rules.broken_by(cuts_of(spans)):
+            raise MegaplanError([_equal_breaks(detail) for detail in broken])
+    found_cuts = _cuts(spec, inventory, weights, mode, spans, certify(stack_of(spec, weights), spans))
+    return replace(found_cuts, diagnostics=(*notes, *found_cuts.diagnostics))
+
+
+def keep_cuts(spec: Spec, inventory: Inventory, spans: Spans) -> Cuts:
+    """Cuts that stand, whatever the spec would decide, with their certificate under today's costs.
+
+    Raises:
+        MegaplanError: As `choose_cuts`, but for memory.
+    """
+    constraints_of(spec.split).check(len(inventory.layers), spec.mesh.pp * spec.mesh.vpp)
+    mode: Mode = "manual" if parse_pattern(spec.model.pattern, spec.model.num_layers).spans is not None else spec.split.mode
+    weights = stack_costs(spec, inventory)
+    if mode == "weighted" and spec.split.objective == "step_time":
+        from megaplan.partition.step import Pipeline  # noqa: PLC0415  (bottleneck needs no times)
+
+        return _cuts(spec, inventory, weights, mode, spans, Pipeline(spec, inventory).certify(spans))
+    return _cuts(spec, inventory, weights, mode, spans, certify(stack_of(spec, weights), spans))
+
+
+def _cuts(spec: Spec, inventory: Inventory, weights: StackCosts, mode: Mode, spans: Spans, certificate: Certificate) -> Cuts:
+    where, split = placement(spec.schedule.kind), spec.split
+    owners = [slot_owner(where, slot, spec.mesh.pp)[0] for slot in range(len(spans))]
+    is_manual = mode == "manual"
+    return Cuts(
+        spans=spans,
+        mode=mode,
+        objective=split.objective if mode == "weighted" else None,
+        certificate=certificate,
+        reason=split.reason if is_manual else None,
+        protects=split.protects if is_manual else (),
+        decided_against=invariant_digests(spec, inventory, weights) if is_manual else {},
+        diagnostics=tuple(boundary_warnings(inventory, cuts_of(spans), owners, constraints_of(split))),
+    )
+
+
+def _other_baseline(baseline: Spans, num_slots: int) -> Diagnostic:
+    detail = f"the baseline has {len(baseline)} slots, this spec {num_slots}: ties are broken without it, and more cuts may move"
+    return diagnostic("MP339", detail, severity=Severity.WARNING)
+
+
+def _equal_breaks(detail: str) -> Diagnostic:
+    return diagnostic("MP335", detail, Location(key="split.mode"), ("--set split.mode=weighted",))
+
+
+def _weighted_cuts(
+    spec: Spec, inventory: Inventory, costs: StackCosts, measured: MeasuredCosts | None, baseline: tuple[int, ...] | None
+) -> Weighted:
+    """The best cuts for the spec's objective that fit.
+
+    Args:
+        spec: A checked spec whose constraints leave a split.
+        inventory: Its parameter tensors.
+        costs: What layers cost, for objective bottleneck.
+        measured: A costs file.
+        baseline: Cuts to keep where that costs nothing.
+    """
+    if spec.split.objective == "step_time":
+        from megaplan.partition.step import step_time_cuts  # noqa: PLC0415  (bottleneck needs no times)
+
+        return step_time_cuts(spec, inventory, measured, baseline)
+    stack = stack_of(spec, costs, baseline)
+    return fitting_cuts(spec, inventory, stack, measured)

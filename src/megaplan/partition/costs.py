@@ -1,0 +1,33 @@
+"""What a slot costs: forward and backward FLOPs per token from `megaplan.cost`, until a costs file says how long its layers take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from megaplan.cost.model import model_costs
+from megaplan.inventory.tensors import Inventory
+from megaplan.partition.values import StackCosts
+from megaplan.spec.models import Spec
+
+if TYPE_CHECKING:
+    from megaplan.cost.times import MeasuredCosts
+
+
+def stack_costs(spec: Spec, inventory: Inventory, measured: MeasuredCosts | None = None) -> StackCosts:
+    """What each layer and both ends cost: F + I + W.
+
+    Args:
+        spec: The spec.
+        inventory: Its parameter tensors.
+        measured: A costs file of as many layers: nanoseconds of one microbatch on one rank.
+
+    Without a costs file: executed FLOPs per token, work that an op repeats by itself included, recompute policies not. The token embedding
+    costs 0; projections of side embeddings stand on the first slot; the head (6 · hidden · vocab) and every MTP depth (its block, its
+    projection, one more head) on the last.
+    """
+    if measured is not None:
+        times = measured.times
+        return StackCosts(tuple(layer.total_ns for layer in times.layers), times.first.total_ns, times.last.total_ns, unit="ns")
+    costs = model_costs(spec, inventory)
+    last = costs.head.total_flops + sum(depth.total_flops for depth in costs.mtp)
+    return StackCosts(tuple(layer.total_flops for layer in costs.layers), costs.side_embeddings.total_flops, last)

@@ -1,0 +1,302 @@
+"""The best cuts that fit: exact bottleneck cuts under limits that are certain, measured by the budget, and refined.
+
+1. Cuts under limits that every fitting split keeps (`layer_bytes`). Their value is a lower bound. If the budget says that they fit, they
+   are the best ones.
+2. Else cuts under the same limits tightened by what the budget found beside them: an upper bound, and often the same value.
+3. Else spans that a rank is known not to hold are excluded, shrunk first to the smallest that do not fit, and the search is repeated. Where
+   the two slots of a V, or one slot, are excluded together, this is exact as it stands; in loop placement a rank exceeds its memory with
+   several chunks, each of which could be the one to shrink, and the search branches.
+
+The order is best first, so the first cuts that fit are optimal, provided that what fits still fits when layers are taken away. When the
+budgets or the work allowed are spent, the best cuts found so far are returned with the lower bound reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+from itertools import count
+
+from megaplan.layout.spans import Spans, cuts_of, spans_of
+from megaplan.partition.memory import Memory
+from megaplan.partition.moves import neighbours
+from megaplan.partition.stack import Exclusion, Shares, Stack
+from megaplan.partition.values import Balance
+
+MAX_BUDGETS = 400
+"""Budgets of one search."""
+MAX_WORK = 1_000_000
+"""Of the partitions of one search, by `Stack.partition_work`: less than a second. It ends searches of 1,000 layers or dozens of chunks."""
+MAX_ROUNDS = 12
+"""Of tightening."""
+RATIOS = ((1, 4), (1, 2), (1, 1), (3, 2), (2, 1), (3, 1), (4, 1), (6, 1), (9, 1), (16, 1), (32, 1))
+"""In which a rank's memory is shared out among its chunks: each gets so much of what the one before it gets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """Cuts that fit within an allowance.
+
+    Attributes:
+        balance: The cuts and their value.
+        lower_bound: No cuts that fit are below it.
+    """
+
+    balance: Balance
+    lower_bound: int
+
+
+@dataclass(slots=True)
+class Effort:
+    """Work that several searches share.
+
+    Attributes:
+        most: That may be spent.
+        spent: So far.
+    """
+
+    most: int
+    spent: int = 0
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether it is spent."""
+        return self.spent >= self.most
+
+    def allows(self, work: int) -> bool:
+        """Whether so much more may be spent."""
+        return self.spent + work <= self.most
+
+
+@dataclass(slots=True)
+class _Search:
+    """Best-first search for cuts whose every rank exceeds its memory by no more than an allowance.
+
+    Attributes:
+        refuted: Exclusions that leave no cuts within the sums: where they are all of the search's ends, it is proven that nothing fits.
+        least_excluded: Whatever contains an exclusion of the search exceeds its memory by that at least.
+    """
+
+    stack: Stack
+    memory: Memory
+    allowance: int
+    max_budgets: int
+    effort: Effort
+    any_will_do: bool = False
+    refuted: list[tuple[Exclusion, ...]] = field(default_factory=list)
+    least_excluded: int = 1 << 62
+    nodes: list[tuple[int, int, tuple[Exclusion, ...], Balance]] = field(default_factory=list)
+    order: count[int] = field(default_factory=count)
+
+    def run(self) -> tuple[Fitted | None, bool]:
+        """What was found; and whether it is proven, be it that nothing fits."""
+        last = self.memory.num_budgets + self.max_budgets
+        self._push(())
+        best: Fitted | None = None
+        while self.nodes:
+            value, _, exclusions, found = heappop(self.nodes)
+            if best is not None and best.balance.value <= value:
+                return Fitted(best.balance, best.balance.value), True
+            over = self._over(found)
+            if not over:
+                return Fitted(found, value), True
+            if best is None and not exclusions and (tightened := self._nearby(found)) is not None:
+                best = Fitted(tightened, value)
+                if tightened.value == value or self.any_will_do:
+                    return best, True
+            if self.memory.num_budgets >= last or self.effort.exhausted:
+                return (replace(best, lower_bound=value) if best is not None else None), False
+            exclusion, excess = self._smallest(over[0], self._spans(found))
+            self.least_excluded = min(self.least_excluded, excess)
+            for each in (exclusion,) if self.stack.where != "loop" else ((part,) for part in exclusion):
+                self._push((*exclusions, each))
+        return (Fitted(best.balance, best.balance.value), True) if best is not None else (None, True)
+
+    def _push(self, exclusions: tuple[Exclusion, ...]) -> None:
+        found = self._best(exclusions, (self.allowance,) * self.stack.pp)
+        if found is not None:
+            heappush(self.nodes, (found.value, next(self.order), exclusions, found))
+        else:
+            self.refuted.append(exclusions)
+
+    def _best(self, exclusions: tuple[Exclusion, ...], spare: Sequence[int] | None, shares: Shares | None = None) -> Balance | None:
+        self.effort.spent += self.stack.partition_work
+        return self.stack.best(exclusions, spare, shares)
+
+    def bound(self, high: int) -> int:
+        """After a proof that nothing is within the allowance: `high`, or less, that nothing is below either.
+
+        Cuts exceed their memory as an exclusion does, or keep within all of them: then the sums are exceeded.
+        """
+        most = min(high, self.least_excluded) - 1
+        if most <= self.allowance or any(self.stack.leaves_any(exclusions, (most,) * self.stack.pp) for exclusions in self.refuted):
+            return self.allowance + 1
+        return most + 1
+
+    def _spans(self, found: Balance) -> Spans:
+        return spans_of(found.cuts, self.stack.num_layers)
+
+    def _over(self, found: Balance) -> list[int]:
+        """Ranks that exceed the allowance, the worst first."""
+        excesses = self.memory.excesses(self._spans(found))
+        return sorted((rank for rank in range(self.stack.pp) if excesses[rank] > self.allowance), key=lambda rank: -excesses[rank])
+
+    def _nearby(self, found: Balance) -> Balance | None:
+        """Cuts that fit, found without proof."""
+        tightened = self._tightened(found)
+        if self.stack.where != "loop" or (tightened is not None and (tightened.value == found.value or self.any_will_do)):
+            return tightened
+        apportioned = (self._apportioned(ratio) for ratio in RATIOS)
+        fitting = [each for each in (tightened, *apportioned) if each is not None]
+        best = min(fitting, key=lambda each: (each.value, each.cuts), default=None)
+        return best if best is None or self.any_will_do else self._levelled(best)
+
+    def _levelled(self, found: Balance) -> Balance:
+        """Move a run of neighbouring cuts by one allowed place as long as the largest slots get smaller and the cuts still fit."""
+        stack = self.stack
+        positions, pins = stack.rules.allowed_cuts(stack.num_layers), frozenset(stack.rules.pin)
+        index = {cut: position for position, cut in enumerate(positions)}
+
+        def order(cuts: tuple[int, ...]) -> list[int]:
+            return sorted(stack.costs.of_slots(spans_of(cuts, stack.num_layers)), reverse=True)
+
+        best, moved = found.cuts, True
+        while moved:
+            moved, at = False, [index[cut] for cut in best]
+            for places in neighbours(at, len(positions), pairs=False):
+                cuts = tuple(positions[place] for place in places)
+                if pins.issubset(cuts) and order(cuts) < order(best) and not self._over(Balance(cuts, 0)):
+                    best, moved = cuts, True
+                    break
+        return Balance(best, order(best)[0])
+
+    def _apportioned(self, ratio: tuple[int, int]) -> Balance | None:
+        """The best cuts that fit when a rank's memory is shared out among its chunks beforehand."""
+        stack, margins = self.stack, [0] * self.stack.pp
+        for _ in range(MAX_ROUNDS):
+            found = self._best((), None, stack.apportioned(ratio, [self.allowance - margin for margin in margins]))
+            if found is None:
+                return None
+            spans, over = self._spans(found), self._over(found)
+            if not over:
+                return found
+            for rank in over:
+                excess = self.memory.excesses(spans)[rank]
+                margins[rank] = max(margins[rank] + excess - self.allowance, excess - stack.rank_excess(rank, spans))
+        return None
+
+    def _tightened(self, found: Balance) -> Balance | None:
+        """Cuts within sums tightened by what the budget adds to them, as far as known; in loop placement by each slot's share."""
+        stack, margins = self.stack, [0] * self.stack.pp
+        shares: Shares = {}
+        for _ in range(MAX_ROUNDS):
+            spans = self._spans(found)
+            excesses = self.memory.excesses(spans)
+            over = self._over(found)
+            if not over:
+                return found
+            for rank in over:
+                margins[rank] = max(margins[rank] + 1, excesses[rank] - stack.rank_excess(rank, spans))
+                if stack.where == "loop":
+                    shares = {**shares, **stack.shares(rank, spans, excesses[rank] - self.allowance)}
+            if self.effort.exhausted:
+                return None
+            better = self._best((), [self.allowance - margin for margin in margins], shares)
+            if better is None:
+                return None
+            found = better
+        return None
+
+    def _smallest(self, rank: int, spans: Spans) -> tuple[Exclusion, int]:
+        """Spans of the rank, shrunk from each end as long as it still exceeds the allowance, and its excess; neighbours take the layers."""
+        edges = (0, *self.stack.rules.allowed_cuts(self.stack.num_layers), self.stack.num_layers)
+        cuts, owned = list(cuts_of(spans)), self.stack.slots(rank)
+        for slot in owned:
+            for boundary, outside in ((slot, slot - 1), (slot + 1, slot + 1)):
+                if not 0 <= outside < len(spans) or outside in owned:
+                    continue
+                start, stop = spans_of(cuts, self.stack.num_layers)[slot]
+                inner = [edge for edge in edges if start < edge < stop]
+                steps = inner if boundary == slot else inner[::-1]
+                low, high = 0, len(steps)  # the first `low` steps still exceed it
+                while low < high:
+                    middle = (low + high + 1) // 2
+                    tried = [*cuts[: boundary - 1], steps[middle - 1], *cuts[boundary:]]
+                    if self.memory.excess(rank, spans_of(tried, self.stack.num_layers)) > self.allowance:
+                        low = middle
+                    else:
+                        high = middle - 1
+                if low:
+                    cuts[boundary - 1] = steps[low - 1]
+        found = spans_of(cuts, self.stack.num_layers)
+        return tuple((slot, found[slot]) for slot in owned), self.memory.excess(rank, found)
+
+
+def best_fitting(stack: Stack, memory: Memory, max_budgets: int = MAX_BUDGETS) -> Fitted | None:
+    """The best cuts of which the budget says that they fit, and how good any could be; None if none were found."""
+    return _Search(stack, memory, 0, max_budgets, Effort(MAX_WORK)).run()[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """How far the least excessive cuts are from fitting.
+
+    Attributes:
+        cuts: Their largest excess over all ranks is the smallest found.
+        excess_bytes: That excess.
+        lower_bound_bytes: No cuts need less.
+    """
+
+    cuts: tuple[int, ...]
+    excess_bytes: int
+    lower_bound_bytes: int
+
+
+def smallest_excess(stack: Stack, memory: Memory, cuts: tuple[int, ...], max_budgets: int = MAX_BUDGETS) -> Excess:
+    """By how many bytes the best attempt misses.
+
+    Args:
+        stack: Of which nothing fits.
+        memory: Its budgets.
+        cuts: Any cuts.
+        max_budgets: Budgets that may be made.
+    """
+    last, best, effort = memory.num_budgets + max_budgets, cuts, Effort(MAX_WORK)
+    high = max(memory.excesses(spans_of(cuts, stack.num_layers)))
+    low = proven = max(1, min(high, stack.least_excess()))
+    while low < high and memory.num_budgets < last and effort.allows(stack.partition_work):
+        middle = (low + high) // 2
+        search = _Search(stack, memory, middle, max(1, max_budgets // 16), effort, any_will_do=True)
+        found, certain = search.run()
+        if found is None:
+            low = search.bound(high) if certain else middle + 1
+            proven = low if certain else proven
+        else:
+            best = found.balance.cuts
+            high = max(memory.excesses(spans_of(best, stack.num_layers)))
+    if proven < high:
+        best = _descend(stack, memory, best, memory.num_budgets + max_budgets)
+        high = max(memory.excesses(spans_of(best, stack.num_layers)))
+    return Excess(best, high, min(proven, high))
+
+
+def _descend(stack: Stack, memory: Memory, cuts: tuple[int, ...], last: int) -> tuple[int, ...]:
+    """Move a run of neighbouring cuts by one allowed place as long as the largest excess falls."""
+    positions, pins = stack.rules.allowed_cuts(stack.num_layers), frozenset(stack.rules.pin)
+
+    moved = True
+    while moved and memory.num_budgets < last:
+        moved, at = False, [positions.index(cut) for cut in cuts]
+        excesses = memory.excesses(spans_of(cuts, stack.num_layers))
+        most = max(excesses)
+        worst = excesses.index(most)
+        for places in neighbours(at, len(positions), pairs=False):
+            candidate = tuple(positions[place] for place in places)
+            spans = spans_of(candidate, stack.num_layers)
+            if not pins.issubset(candidate) or memory.excess(worst, spans) >= most:  # nothing is gained where the worst rank stays so
+                continue
+            if max(memory.excesses(spans)) < most:
+                cuts, moved = candidate, True
+                break
+    return cuts

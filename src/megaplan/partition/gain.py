@@ -1,0 +1,60 @@
+"""What the best cuts would gain over others that stand: the figures that a manual split is weighed against (R-25)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from megaplan.budget.reserve import device_budget
+from megaplan.inventory.tensors import Inventory
+from megaplan.layout.spans import Spans, cuts_of, spans_of
+from megaplan.partition.certify import stack_of
+from megaplan.partition.costs import stack_costs
+from megaplan.partition.memory import Memory
+from megaplan.partition.step import Pipeline
+from megaplan.partition.weigh import fitting_cuts
+from megaplan.spec.device import device_of
+from megaplan.spec.models import Spec
+
+if TYPE_CHECKING:
+    from megaplan.cost.times import MeasuredCosts
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """Cuts that stand, and the bottleneck optimum under the same constraints and memory.
+
+    Attributes:
+        cuts: The optimum's.
+        bottleneck: Cost of the largest slot, or rank, now and with the optimum.
+        unit: Of it.
+        step_ns: Replayed step, now and with the optimum.
+        peak_bytes: Largest peak of any rank, now and with the optimum.
+    """
+
+    cuts: tuple[int, ...]
+    bottleneck: tuple[int, int]
+    unit: str
+    step_ns: tuple[int, int]
+    peak_bytes: tuple[int, int]
+
+
+def gain_of_optimum(spec: Spec, inventory: Inventory, spans: Spans, measured: MeasuredCosts | None = None) -> Gain:
+    """Compare cuts with the best ones.
+
+    Args:
+        spec: A checked spec; its constraints hold for the optimum too.
+        inventory: Its parameter tensors.
+        spans: The cuts that stand.
+        measured: A costs file.
+    """
+    stack = stack_of(spec, stack_costs(spec, inventory, measured), cuts_of(spans))
+    best = fitting_cuts(spec, inventory, stack, measured)
+    pipeline, memory = Pipeline(spec, inventory, measured), Memory(spec, inventory)
+    usable = device_budget(device_of(spec.device)).usable_bytes
+    both: Sequence[Spans] = (spans, spans_of(best.cuts, len(inventory.layers)))
+    before, after = (stack.bottleneck(each) for each in both)
+    now, then = (pipeline.step.of(cuts_of(each)) for each in both)
+    peak, lower_peak = (usable + max(memory.excesses(each)) for each in both)
+    return Gain(best.cuts, (before, after), stack.costs.unit, (now, then), (peak, lower_peak))

@@ -1,0 +1,146 @@
+"""What layers are certain to need on a rank, as sums: limits that every split which fits must keep.
+
+At a forward of a steady step, a rank holds its parameters and moments, what the microbatches in flight keep, the gradients of chunks that
+have run backward, and the gathered parameters of those that have run forward. All of these are sums over layers; what a running block
+needs for a moment is not, and is left out. So a split beyond these limits is known not to fit, and one within them has yet to be measured
+by the budget itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from megaplan.cost.times import StoredBytes
+from megaplan.hosts.megarun.boundaries import boundary_bytes
+from megaplan.hosts.megarun.dims import local_dims
+from megaplan.hosts.megarun.ledger import block_bytes, makes_of
+from megaplan.hosts.megarun.storage import block_storage, storage_sizes
+from megaplan.inventory.tensors import Block, Inventory, Outside, layer_names
+from megaplan.layout.values import Layout
+from megaplan.partition.limits import Span, Weight, layer_weight
+from megaplan.schedules.in_flight import receive_buffers
+from megaplan.schedules.moments import FORWARD, REDUCED, UNTOUCHED, Moment, moments, non_dominated
+from megaplan.spec.models import Spec
+
+if TYPE_CHECKING:
+    from megaplan.cost.times import MeasuredCosts
+
+
+class Needs(NamedTuple):
+    """Bytes of a block on a rank.
+
+    Attributes:
+        static_bytes: Resident parameters and moments.
+        saved_bytes: What one microbatch in flight keeps, the input of the block included where it keeps that.
+        gradient_bytes: Whole gradients, from the chunk's first backward to its reduction.
+        gathered_bytes: Gathered parameters, from the chunk's first forward, unless they are freed after it.
+    """
+
+    static_bytes: int = 0
+    saved_bytes: int = 0
+    gradient_bytes: int = 0
+    gathered_bytes: int = 0
+
+    def at(self, count: int, graded: int, touched: int) -> int:
+        """Bytes beside that many microbatches in flight."""
+        return self.static_bytes + count * self.saved_bytes + graded * self.gradient_bytes + touched * self.gathered_bytes
+
+
+class RankSum(NamedTuple):
+    """A moment of a rank: the weight of each of its chunks' spans, and the most they may weigh together."""
+
+    weights: tuple[Weight, ...]
+    most: int
+
+    def excess(self, spans: Sequence[Span]) -> int:
+        """By how much the spans of the rank's chunks weigh more; negative where they weigh less."""
+        return sum(weight.of(span) for weight, span in zip(self.weights, spans, strict=True)) - self.most
+
+
+def necessary_limits(
+    spec: Spec, inventory: Inventory, layout: Layout, usable_bytes: int, measured: MeasuredCosts | None
+) -> tuple[tuple[RankSum, ...], ...]:
+    """For each pp rank the sums that stay within what is usable in every split that fits.
+
+    Args:
+        spec: The spec; its step is pipelined.
+        inventory: Its parameter tensors.
+        layout: Of any split: it tells what stands on the first and the last slot beside layers.
+        usable_bytes: Of the device.
+        measured: A costs file; its bytes replace the budget's where it has them.
+    """
+    mesh, schedule = spec.mesh, spec.schedule
+    degrees = schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches
+    dims, receives = local_dims(spec), receive_buffers(*degrees)
+    layers, first, last = _needs(spec, inventory, layout, measured)
+    made: dict[tuple[int, int, int], Weight] = {}
+
+    def weight(moment: tuple[int, int, int]) -> Weight:
+        if moment not in made:
+            made[moment] = layer_weight([need.at(*moment) for need in layers], first.at(*moment), last.at(*moment))
+        return made[moment]
+
+    limits = []
+    for rank, of_rank in enumerate(moments(*degrees, num_steps=schedule.distinct_steps)):
+        received = boundary_bytes(dims) * sum(forward + backward for forward, backward in receives[rank])
+        found = []
+        for moment in _at_forwards(of_rank, mesh.vpp, keeps=not spec.sharding.reshard_after_forward):
+            # The input of a slot's first block is a receive buffer, already counted.
+            inputs = sum(count for count, _, _ in moment) * boundary_bytes(dims)
+            found.append(RankSum(tuple(map(weight, moment)), usable_bytes - received + inputs))
+        limits.append(tuple(found))
+    return tuple(limits)
+
+
+def _at_forwards(found: Sequence[Moment], vpp: int, *, keeps: bool) -> tuple[tuple[tuple[int, int, int], ...], ...]:
+    """At the forwards of a rank: for each chunk microbatches in flight, whether all gradients exist, whether parameters are gathered."""
+    seen: set[tuple[int, ...]] = set()
+    for moment in found:
+        if moment.kind is FORWARD:
+            graded = [int(exist and state is not REDUCED) for exist, state in zip(moment.weight_grads, moment.states, strict=True)]
+            touched = [int(keeps and state not in (UNTOUCHED, REDUCED)) for state in moment.states]
+            touched[moment.chunk] = int(keeps)
+            seen.add((*moment.in_flight, *graded, *touched))  # what waits for W is left out
+    return tuple(tuple(zip(sums[:vpp], sums[vpp:-vpp], sums[-vpp:], strict=True)) for sums in non_dominated(seen))
+
+
+def _needs(spec: Spec, inventory: Inventory, layout: Layout, measured: MeasuredCosts | None) -> tuple[list[Needs], Needs, Needs]:
+    """Of each layer, and of what stands on the first and on the last slot beside layers."""
+    dims, sizes, makes = local_dims(spec), storage_sizes(spec), makes_of(spec, inventory)
+    pipelined, boundary = spec.mesh.is_pipelined, boundary_bytes(dims)
+
+    def needs(name: str, block: Block, *, runs: bool) -> Needs:
+        storage = block_storage(sizes, block)
+        static = sum(storage.resident_bytes) + storage.matrix_state_bytes + storage.other_state_bytes
+        static += sum(tensor.state_bytes(0) for tensor in storage.uneven) + storage.resident_slack_bytes + storage.state_slack_bytes
+        ledger = block_bytes(spec, dims, name, block)
+        saved = ledger.saved_bytes + ledger.saved_slack_bytes + (boundary if ledger.keeps_input else 0) if runs else 0
+        return Needs(static, saved, storage.both.unsharded_bytes if pipelined else 0, storage.both.gathered_bytes if pipelined else 0)
+
+    made: dict[object, Needs] = {}
+    layers = []
+    for index, (name, block) in enumerate(zip(layer_names(len(inventory.layers)), inventory.layers, strict=True)):
+        if makes[name] not in made:
+            made[makes[name]] = needs(name, block, runs=True)
+        found = made[makes[name]]
+        if measured is not None:
+            found = _measured(found, StoredBytes(measured.static_bytes[index], measured.activation_bytes[index]))
+        layers.append(found)
+    ends = []
+    for slot in (layout.slots[0], layout.slots[-1]):
+        outside = [
+            name for name in slot.blocks if not name.startswith("layers.") and inventory.block(name).family is not Outside.RELATION_BIAS
+        ]
+        parts = [needs(name, inventory.block(name), runs=name not in slot.copies) for name in outside]
+        ends.append(Needs(*map(sum, zip(*parts, strict=True))) if parts else Needs())
+    if measured is not None:
+        ends = [_measured(*both) for both in zip(ends, (measured.first, measured.last), strict=True)]
+    return layers, ends[0], ends[1]
+
+
+def _measured(need: Needs, stored: StoredBytes) -> Needs:
+    """What the costs file says, as far as it does: its static bytes are all that stays for the whole step."""
+    if stored.static_bytes is not None:
+        need = need._replace(static_bytes=stored.static_bytes, gradient_bytes=0, gathered_bytes=0)
+    return need if stored.activation_bytes is None else need._replace(saved_bytes=stored.activation_bytes)

@@ -1,0 +1,51 @@
+"""What layers are certain to need on a rank under Megatron-Core, as sums: limits that every split which fits must keep.
+
+Storage of each layer, and what the microbatches of one moment keep that every split of the schedule comes to. Phases and fixed buffers are
+left out, so a split beyond these sums is known not to fit, and one within them has yet to be measured by the budget.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+from megaplan.hosts.megatron.from_spec import jobs_from_spec
+from megaplan.hosts.megatron.job import EMBEDDING, LOSS, MTP, MegatronJob
+from megaplan.hosts.megatron.pattern import LETTERS
+from megaplan.hosts.megatron.peak import in_flight_counts
+from megaplan.hosts.megatron.saved import chunk
+from megaplan.hosts.megatron.storage import parameters, storage_bytes
+from megaplan.inventory.tensors import Inventory
+from megaplan.layout.values import Layout
+from megaplan.partition.layer_bytes import RankSum
+from megaplan.partition.limits import layer_weight
+from megaplan.spec.models import Spec
+
+
+def megatron_limits(spec: Spec, inventory: Inventory, layout: Layout, usable_bytes: int) -> tuple[tuple[RankSum, ...], ...]:
+    """For each pp rank the sum that stays within what is usable in every split that fits; `layout` is of any split."""
+    letters = "".join(block.family for block in inventory.layers)
+    jobs = jobs_from_spec(spec, letters, layout)
+    ends = EMBEDDING, jobs[-1].chunks[-1][-1 - jobs[-1].chunks[-1].count(MTP) :]
+    assert ends[1].endswith(LOSS)
+
+    @cache
+    def needs(own: str, count: int) -> int:
+        return _static_bytes(jobs[0], own) + (0 if jobs[0].recompute_num_layers else count * chunk(jobs[0], own))
+
+    most = usable_bytes * 100 // (100 + spec.host.fragmentation_percent) + 1
+    found = []
+    for job in jobs:
+        weights = tuple(
+            layer_weight([needs(LETTERS[letter], count) for letter in letters], needs(ends[0], count), needs(ends[1], count))
+            for count in in_flight_counts(job)
+        )
+        found.append((RankSum(weights, most),))
+    return tuple(found)
+
+
+def _static_bytes(job: MegatronJob, own: str) -> int:
+    """Parameters, gradients and state of some operators; Muon's whole matrices go to ranks that only the whole stage decides."""
+    alone = replace(job, chunks=(own,))
+    parts = storage_bytes(alone, parameters(alone))
+    return sum(parts.values()) - (parts["optimizer"] if job.optimizer == "muon" else 0)

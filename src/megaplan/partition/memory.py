@@ -1,0 +1,80 @@
+"""Whether a split fits: by the budget of the whole job, rank by rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from megaplan.budget.peaks import StagePeaks
+from megaplan.budget.reserve import device_budget
+from megaplan.inventory.tensors import Inventory
+from megaplan.layout.build import build_layout
+from megaplan.layout.spans import Spans
+from megaplan.layout.values import Layout
+from megaplan.spec.device import device_of
+from megaplan.spec.models import Spec
+
+if TYPE_CHECKING:
+    from megaplan.cost.times import MeasuredCosts
+    from megaplan.partition.layer_bytes import RankSum
+
+
+class Memory:
+    """Excesses of splits of one spec; each split is budgeted once."""
+
+    def __init__(self, spec: Spec, inventory: Inventory, measured: MeasuredCosts | None = None) -> None:
+        """Bytes that a costs file measured count where they say more than the budget."""
+        self._spec, self._inventory, self._measured = spec, inventory, measured
+        self._measured_sums: tuple[tuple[RankSum, ...], ...] = ()
+        self._excesses: dict[Spans, tuple[int, ...]] = {}
+        self._asked: set[Spans] = set()
+        self._usable_bytes = device_budget(device_of(spec.device)).usable_bytes
+        self._peaks = StagePeaks(spec, inventory)
+
+    @property
+    def num_budgets(self) -> int:
+        """Splits budgeted so far, wholly or for one rank."""
+        return len(self._asked)
+
+    @property
+    def num_stages(self) -> int:
+        """Stages evaluated for them: of two splits that share a stage's spans it is evaluated once."""
+        return self._peaks.num_stages
+
+    def excesses(self, spans: Spans) -> tuple[int, ...]:
+        """By how many bytes each pp rank exceeds what is usable; negative is headroom."""
+        if spans not in self._excesses:
+            self._excesses[spans] = tuple(self._found(spans, range(self._spec.mesh.pp)))
+        return self._excesses[spans]
+
+    def excess(self, rank: int, spans: Spans) -> int:
+        """That of one pp rank alone."""
+        known = self._excesses.get(spans)
+        return self._found(spans, (rank,))[0] if known is None else known[rank]
+
+    def sums(self, spans: Spans) -> tuple[tuple[RankSum, ...], ...]:
+        """For each pp rank the sums that every split which fits keeps; `spans` are any split's."""
+        if self._spec.host.name == "megatron":
+            from megaplan.partition.megatron_bytes import megatron_limits  # noqa: PLC0415
+
+            layout = build_layout(self._spec, self._inventory, spans)
+            return megatron_limits(self._spec, self._inventory, layout, self._usable_bytes)
+        from megaplan.partition.layer_bytes import necessary_limits  # noqa: PLC0415  (where all fits, nothing else is paid for)
+
+        layout = build_layout(self._spec, self._inventory, spans)
+        return necessary_limits(self._spec, self._inventory, layout, self._usable_bytes, self._measured)
+
+    def _found(self, spans: Spans, ranks: Sequence[int]) -> list[int]:
+        self._asked.add(spans)
+        layout = build_layout(self._spec, self._inventory, spans)
+        found = [peak - self._usable_bytes for peak in self._peaks.of(layout, ranks)]
+        if self._measured is not None and len(spans) > 1:
+            found = list(map(max, found, self._measured_excesses(layout, ranks)))
+        return found
+
+    def _measured_excesses(self, layout: Layout, ranks: Sequence[int]) -> list[int]:
+        sums = self._measured_sums or self.sums(tuple((slot.start, slot.stop) for slot in layout.slots))
+        self._measured_sums = sums
+        of_rank = layout.by_rank()
+        owned = [[(slot.start, slot.stop) for slot in of_rank[rank]] for rank in ranks]
+        return [max(moment.excess(spans) for moment in sums[rank]) for rank, spans in zip(ranks, owned, strict=True)]

@@ -1,0 +1,116 @@
+"""Paths through a step: chains of actions that run one after another whatever the cuts are, so that a step is never shorter.
+
+A path enters a rank's own order in one of two places and leaves it in one of two.
+
+- In at its first action, which waits for the forwards of the slots before it; or at its first backward, which waits for one microbatch's
+  forward through all slots and its backward down to there.
+- Out at its last action; or at its last backward, which one microbatch's backward follows down to slot 0.
+
+In between the rank runs its order without a pause. What a path takes is a sum over slots of F, I and W times whole numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from megaplan.cost.times import LayerTime, ModelTimes
+from megaplan.schedules.actions import Action, Kind, Orders, computations
+from megaplan.schedules.placement import Placement, slot_owner
+
+PARTS = ("forward_ns", "input_ns", "weight_ns")
+"""F, I and W, as times name them."""
+Times = tuple[int, int, int]
+"""How often F, I and W of a slot run on a path; a whole backward runs I and W."""
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """A chain through one rank.
+
+    Attributes:
+        rank: Whose order it follows.
+        slots: For each slot, how often its F, I and W run on it.
+        transfers: Boundary tensors it waits for.
+    """
+
+    rank: int
+    slots: tuple[Times, ...]
+    transfers: int
+
+    def length(self, forward: Sequence[int], backward_input: Sequence[int], weight: Sequence[int], p2p: int) -> int:
+        """Its time, from those of the slots."""
+        times = zip(self.slots, forward, backward_input, weight, strict=True)
+        return self.transfers * p2p + sum(f * nf + i * ni + w * nw for (nf, ni, nw), f, i, w in times)
+
+
+def paths_of(orders: Orders, where: Placement, vpp: int, *, whole: bool) -> tuple[Path, ...]:
+    """The paths of every rank, those that another one of the rank exceeds in every slot left out.
+
+    Args:
+        orders: Action order of each rank.
+        where: Placement.
+        vpp: Slots a rank.
+        whole: Whether a backward is always whole, so that W of the slots on the way down runs too.
+    """
+    pp = len(orders)
+    owners = [slot_owner(where, slot, pp)[0] for slot in range(pp * vpp)]
+    found: list[Path] = []
+    for rank, order in enumerate(orders):
+        mine = list(dict.fromkeys(_paths(rank, tuple(computations(order)), owners, whole=whole)))
+        found += [path for path in mine if not any(other is not path and _exceeds(other, path) for other in mine)]
+    return tuple(found)
+
+
+def _paths(rank: int, order: Sequence[Action], owners: Sequence[int], *, whole: bool) -> Iterator[Path]:
+    num_slots, down = len(owners), (0, 1, int(whole))
+    backwards = [index for index, action in enumerate(order) if action.kind in (Kind.BACKWARD, Kind.INPUT)]
+    hops = [int(one != other) for one, other in pairwise(owners)]
+    for enters in (0, backwards[0]):
+        for leaves in (len(order) - 1, backwards[-1]):
+            counts = [[0, 0, 0] for _ in range(num_slots)]
+            transfers = 0
+            into, out = order[enters], order[leaves]
+            if enters == 0:
+                for slot in range(into.slot):
+                    counts[slot][0] += 1
+                    transfers += hops[slot]
+            else:
+                for slot in range(num_slots):
+                    counts[slot][0] += 1
+                    if slot > into.slot:
+                        _add(counts[slot], down)
+                transfers += sum(hops) + sum(hops[into.slot :])
+            for action in order[enters : leaves + 1]:
+                _add(counts[action.slot], _times(action.kind))
+            if leaves == backwards[-1]:
+                for slot in range(out.slot):
+                    _add(counts[slot], down)
+                transfers += sum(hops[: out.slot])
+            yield Path(rank, tuple((f, i, w) for f, i, w in counts), transfers)
+
+
+def _times(kind: Kind) -> Times:
+    return {Kind.FORWARD: (1, 0, 0), Kind.INPUT: (0, 1, 0), Kind.WEIGHT: (0, 0, 1), Kind.BACKWARD: (0, 1, 1)}[kind]
+
+
+def _add(counts: list[int], times: Times) -> None:
+    for index, number in enumerate(times):
+        counts[index] += number
+
+
+def _exceeds(one: Path, other: Path) -> bool:
+    pairs = zip(one.slots, other.slots, strict=True)
+    return one.transfers >= other.transfers and all(a >= b for mine, theirs in pairs for a, b in zip(mine, theirs, strict=True))
+
+
+def before(times: ModelTimes, part: str) -> list[int]:
+    """Time of all layers before each one; the ends are those of the first and the last layer."""
+
+    def of(time: LayerTime) -> int:
+        return int(getattr(time, part))
+
+    found = [0, *(of(times.first) + size for size in accumulate(map(of, times.layers)))]
+    found[-1] += of(times.last)
+    return found

@@ -1,0 +1,95 @@
+"""`objective: step_time`: cuts that shorten the replayed step, and a bound on how short any cuts could make it.
+
+Which cuts are best for a whole step has no known exact method: chunks of a rank wait for each other in ways that sums do not tell. So the
+search starts from cuts that are good for a reason (the bottleneck optimum, the largest slot's, equal cuts, the baseline) and climbs: it
+moves one cut, a run of neighbouring cuts, or two cuts at once by one allowed place, as long as the replay gets shorter. The result is
+the best of all climbs; it depends on nothing but the spec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from megaplan.cost.times import ModelTimes
+from megaplan.partition.moves import neighbours
+from megaplan.partition.paths import PARTS, Path, before
+from megaplan.schedules.actions import Orders
+from megaplan.schedules.timeline import SlotTimes, link
+
+MAX_REPLAYS = 4000
+"""Of one climb."""
+
+
+class StepTime:
+    """Step times of one model's cuts under one schedule; each is replayed once."""
+
+    def __init__(self, times: ModelTimes, orders: Orders, paths: Sequence[Path]) -> None:
+        self._boundary_ns, self._num_layers = times.boundary_ns, len(times.layers)
+        self._before = [before(times, part) for part in PARTS]
+        self._linked = link(orders, len(paths[0].slots))
+        self._chains = [(path.transfers, _terms(path)) for path in paths]
+        self._known: dict[tuple[int, ...], int] = {}
+
+    @property
+    def num_replays(self) -> int:
+        """Cuts replayed so far."""
+        return len(self._known)
+
+    def of(self, cuts: tuple[int, ...]) -> int:
+        """Length of the step in nanoseconds."""
+        if cuts not in self._known:
+            self._known[cuts] = self._linked.makespan(self._times_of(cuts), p2p=self._boundary_ns)
+        return self._known[cuts]
+
+    def _times_of(self, cuts: Sequence[int]) -> SlotTimes:
+        forward, backward, weight = self._slot_times(cuts)
+        return SlotTimes(forward, backward, weight)
+
+    def is_at_least(self, cuts: Sequence[int], length_ns: int) -> bool:
+        """Whether some path alone takes that long, which is cheaper to see than a replay. The path that did last is tried first."""
+        parts, chains = self._slot_times(cuts), self._chains
+        for index, (transfers, terms) in enumerate(chains):
+            if transfers * self._boundary_ns + sum([often * parts[part][slot] for part, slot, often in terms]) >= length_ns:
+                chains.insert(0, chains.pop(index))
+                return True
+        return False
+
+    def _slot_times(self, cuts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        edges = (0, *cuts, self._num_layers)
+        return tuple(tuple([at[stop] - at[start] for start, stop in pairwise(edges)]) for at in self._before)
+
+
+def _terms(path: Path) -> list[tuple[int, int, int]]:
+    """(part, slot, how often it runs) of what runs on a path."""
+    return [(part, slot, often) for slot, times in enumerate(path.slots) for part, often in enumerate(times) if often]
+
+
+def climb(
+    step: StepTime, start: tuple[int, ...], positions: Sequence[int], pins: frozenset[int], fits: Callable[[tuple[int, ...]], bool]
+) -> tuple[int, ...]:
+    """Move cuts as long as the step gets shorter.
+
+    Args:
+        step: Step times.
+        start: Cuts that keep the constraints and fit.
+        positions: Cuts that may be, ascending.
+        pins: Cuts that stay.
+        fits: Whether cuts fit; asked only of those that are better.
+    """
+    index = {cut: position for position, cut in enumerate(positions)}
+    best, found = tuple(index[cut] for cut in start), step.of(start)
+    last = step.num_replays + MAX_REPLAYS
+    improved = True
+    while improved and step.num_replays < last:
+        improved = False
+        for moved in neighbours(best, len(positions)):
+            cuts = tuple(positions[position] for position in moved)
+            if not pins.issubset(cuts) or step.is_at_least(cuts, found):
+                continue
+            if step.of(cuts) < found and fits(cuts):
+                best, found, improved = moved, step.of(cuts), True
+                break
+            if step.num_replays >= last:
+                break
+    return tuple(positions[position] for position in best)

@@ -1,0 +1,122 @@
+"""The values of a split: the cuts with why they stand there, and the certificate of how good they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from megaplan.errors import Diagnostic
+from megaplan.layout.spans import Spans
+from megaplan.schedules.placement import Placement
+from megaplan.units import short_count
+
+Mode = Literal["equal", "weighted", "manual"]
+Objective = Literal["bottleneck", "step_time"]
+Measures = Literal["slot", "rank", "step"]
+
+
+@dataclass(frozen=True, slots=True)
+class StackCosts:
+    """What is balanced: integers of one unit.
+
+    Attributes:
+        layers: Cost of each layer, in model order.
+        first: Added to the first slot (side embeddings; the token embedding costs 0).
+        last: Added to the last slot (head and MTP).
+        unit: Of all three.
+    """
+
+    layers: tuple[int, ...]
+    first: int = 0
+    last: int = 0
+    unit: str = "flops_per_token"
+
+    def of_slots(self, spans: Spans) -> tuple[int, ...]:
+        """Cost of each slot."""
+        costs = [sum(self.layers[start:stop]) for start, stop in spans]
+        costs[0] += self.first
+        costs[-1] += self.last
+        return tuple(costs)
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """Cuts that are best for the bottleneck.
+
+    Attributes:
+        cuts: Ascending, one fewer than slots.
+        value: Cost of the largest slot, or rank. The search has refuted every smaller one.
+    """
+
+    cuts: tuple[int, ...]
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """How good a split is for its objective (R-29).
+
+    Attributes:
+        objective: What `value` is for: `bottleneck`, the part that paces a step, or `step_time`, the whole step.
+        value: Of these cuts.
+        lower_bound: No cuts under the same constraints are below it. For `bottleneck` the search has refuted every smaller value.
+        costs: Cost of each slot, in model order.
+        unit: Of all of them.
+        measures: What `value` is the cost of: the largest slot, the largest rank (V placement), or the step.
+    """
+
+    objective: Objective
+    value: int
+    lower_bound: int
+    costs: tuple[int, ...]
+    unit: str
+    measures: Measures = "slot"
+
+    @property
+    def gap(self) -> int:
+        """How far above the bound, in the same unit."""
+        return self.value - self.lower_bound
+
+    @property
+    def optimal(self) -> bool:
+        """Whether no cuts under the same constraints are better."""
+        return self.gap == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """A decided split.
+
+    Attributes:
+        spans: One half-open layer span for each slot, in model order.
+        mode: How it was decided.
+        objective: What `weighted` minimised; None in the other modes.
+        reason: Why, for a manual split.
+        protects: What a manual split protects: topics of `decided_against`, or free text.
+        decided_against: Digest of each topic a manual split may rest on (R-25); empty in the other modes, which are decided anew.
+        certificate: In every mode, against the best cuts under the same constraints.
+        diagnostics: Warnings about these cuts.
+    """
+
+    spans: Spans
+    mode: Mode
+    objective: Objective | None
+    certificate: Certificate
+    reason: str | None = None
+    protects: tuple[str, ...] = ()
+    decided_against: dict[str, str] = field(default_factory=dict)
+    diagnostics: tuple[Diagnostic, ...] = ()
+
+
+def amount(number: int, unit: str, *, named: bool = True) -> str:
+    """A cost for a person: nanoseconds as milliseconds, counts in thousands, millions, billions, with the name of what is counted."""
+    if unit == "ns":
+        return f"{number / 1e6:,.2f} ms" if number else "0"
+    return f"{short_count(number)} {unit.replace('flops_per_token', 'FLOPs a token')}" if named else short_count(number)
+
+
+def bottleneck(where: Placement, costs: tuple[int, ...]) -> tuple[Measures, int]:
+    """What paces a step, and its cost: the largest slot; in V placement the largest rank, i owning slots i and 2P − 1 − i."""
+    if where == "v":
+        return "rank", max(costs[index] + costs[-1 - index] for index in range(len(costs) // 2))
+    return "slot", max(costs)

@@ -1,0 +1,103 @@
+"""`weighted`: the best cuts for the objective that fit the memory, their certificate, and what to say about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Diagnostic, Location, Severity
+from megaplan.inventory.tensors import Inventory
+from megaplan.layout.spans import spans_of
+from megaplan.partition.certify import certify
+from megaplan.partition.memory import Memory
+from megaplan.partition.stack import Stack
+from megaplan.partition.values import Balance, Certificate
+from megaplan.schedules.placement import slots_of_rank
+from megaplan.spec.models import Spec
+
+if TYPE_CHECKING:
+    from megaplan.cost.times import MeasuredCosts
+    from megaplan.partition.fitting import Excess
+
+MAX_HINTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Weighted:
+    """Decided cuts.
+
+    Attributes:
+        cuts: Ascending.
+        certificate: How good they are.
+        notes: Warnings: MP336 if they do not fit, MP334 if memory moved them.
+    """
+
+    cuts: tuple[int, ...]
+    certificate: Certificate
+    notes: tuple[Diagnostic, ...] = ()
+
+
+def fitting_cuts(spec: Spec, inventory: Inventory, stack: Stack, measured: MeasuredCosts | None) -> Weighted:
+    """The best bottleneck cuts that fit; the ones that come closest if none do."""
+    found = stack.best()
+    assert found is not None, "without limits there is a split"
+    num_layers = len(inventory.layers)
+    free = Weighted(found.cuts, certify(stack, spans_of(found.cuts, num_layers), found.value))
+    memory = Memory(spec, inventory, measured)
+    if max(memory.excesses(spans_of(found.cuts, num_layers))) <= 0:
+        return free
+    from megaplan.partition.fitting import Excess, Fitted, best_fitting, smallest_excess  # noqa: PLC0415
+
+    if spec.mesh.pp * spec.mesh.vpp > 1:
+        limited = replace(stack, sums=memory.sums(spans_of(found.cuts, num_layers)))
+        fitted = best_fitting(limited, memory)
+        if fitted is None:
+            excess = smallest_excess(limited, memory, found.cuts)
+            if excess.excess_bytes <= 0:  # the descent came to cuts that fit
+                fitted = Fitted(Balance(excess.cuts, 0), found.value)
+        if fitted is not None:
+            certificate = certify(stack, spans_of(fitted.balance.cuts, num_layers), fitted.lower_bound)
+            return Weighted(fitted.balance.cuts, certificate, (_moved(stack, memory, free, certificate),))
+    else:
+        (most,) = memory.excesses(spans_of(found.cuts, num_layers))
+        excess = Excess(found.cuts, most, most)
+    certificate = certify(stack, spans_of(excess.cuts, num_layers), found.value)
+    return Weighted(excess.cuts, certificate, (_nothing_fits(spec, inventory, stack, memory, excess),))
+
+
+def _moved(stack: Stack, memory: Memory, free: Weighted, certificate: Certificate) -> Diagnostic:
+    excesses = memory.excesses(spans_of(free.cuts, stack.num_layers))
+    worst = max(range(stack.pp), key=lambda rank: excesses[rank])
+    detail = (
+        f"cuts {list(free.cuts)} are the best for cost and exceed the memory of pp rank {worst} by {excesses[worst]:,} bytes\n"
+        f"largest {certificate.measures}: {free.certificate.value:,} {certificate.unit} there, {certificate.value:,} here"
+    )
+    return diagnostic("MP334", detail, Location(key="split"), (), Severity.NOTE)
+
+
+def _nothing_fits(spec: Spec, inventory: Inventory, stack: Stack, memory: Memory, excess: Excess) -> Diagnostic:
+    from megaplan.budget.fit import what_ifs  # noqa: PLC0415  (only where nothing fits)
+    from megaplan.layout.build import build_layout  # noqa: PLC0415
+    from megaplan.units import format_bytes  # noqa: PLC0415
+
+    spans = spans_of(excess.cuts, stack.num_layers)
+    excesses = memory.excesses(spans)
+    worst = max(range(stack.pp), key=lambda rank: excesses[rank])
+    owned = [
+        f"slot {slot} with layers [{spans[slot][0]}, {spans[slot][1]})" for slot in slots_of_rank(stack.where, worst, stack.pp, stack.vpp)
+    ]
+    detail = f"pp rank {worst}, {' and '.join(owned)}, is over by {excess.excess_bytes:,} bytes"
+    if stack.num_layers > 1 and len(spans) > 1:
+        detail += (
+            "; no split needs less"
+            if excess.lower_bound_bytes == excess.excess_bytes
+            else (f", the least that was found; no split is over by less than {excess.lower_bound_bytes:,}")
+        )
+    changes = what_ifs(spec, inventory, build_layout(spec, inventory, spans))
+    hints = [
+        f"{' '.join(f'--set {text}' for text in change.overrides)}   # with these cuts "
+        + (f"leaves {format_bytes(change.headroom_bytes)}" if change.fits else f"still over by {format_bytes(-change.headroom_bytes)}")
+        for change in changes[:MAX_HINTS]
+    ]
+    return diagnostic("MP336", detail, Location(key="mesh.pp"), hints, Severity.WARNING)

@@ -1,0 +1,37 @@
+"""Pipeline schedules as integers: action orders, placement, in-flight counts and replay. No model, no bytes; a file a schedule."""
+
+from megaplan.schedules.actions import Action, Kind, Orders, Overlap, Step, computations
+from megaplan.schedules.in_flight import InFlight, in_flight, peak_bytes, receive_buffers
+from megaplan.schedules.placement import Placement, slot_owner, slots_of_rank
+from megaplan.schedules.registry import KINDS, SCHEDULES, SPLIT_BACKWARD, Schedule, actions, placement, refuse_impossible, schedule_problems
+from megaplan.schedules.timeline import LinkedOrders, SlotTimes, Timed, Timeline, link, replay
+
+__all__ = [
+    "KINDS",
+    "SCHEDULES",
+    "SPLIT_BACKWARD",
+    "Action",
+    "InFlight",
+    "Kind",
+    "LinkedOrders",
+    "Orders",
+    "Overlap",
+    "Placement",
+    "Schedule",
+    "SlotTimes",
+    "Step",
+    "Timed",
+    "Timeline",
+    "actions",
+    "computations",
+    "in_flight",
+    "link",
+    "peak_bytes",
+    "placement",
+    "receive_buffers",
+    "refuse_impossible",
+    "replay",
+    "schedule_problems",
+    "slot_owner",
+    "slots_of_rank",
+]

@@ -1,0 +1,67 @@
+"""A rank of a V-shaped schedule while its order is written: two chunks, and the next microbatch of each kind of computation."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+from megaplan.schedules.actions import Action, Kind, Overlap, Step
+
+
+class Lane:
+    """Writes an order by chunk and kind; microbatches count themselves.
+
+    Attributes:
+        order: What was written so far.
+    """
+
+    def __init__(self, rank: int, pp: int) -> None:
+        self.order: list[Step] = []
+        self._slots = (rank, 2 * pp - 1 - rank)
+        self._next: Counter[tuple[Kind, int]] = Counter()
+        self._owed: deque[Action] = deque()
+
+    def done(self, kind: Kind, chunk: int) -> int:
+        """How many of a kind were written for a chunk; a whole backward counts as one of either half."""
+        return self._next[kind, chunk]
+
+    def forward(self, chunk: int) -> None:
+        """F."""
+        self.order.append(self._take(Kind.FORWARD, chunk))
+
+    def backward(self, chunk: int) -> None:
+        """B, both halves at once."""
+        self.order.append(self._whole(chunk))
+
+    def input(self, chunk: int) -> None:
+        """I; its W is owed."""
+        made = self._take(Kind.INPUT, chunk)
+        self.order.append(made)
+        self._owed.append(Action(Kind.WEIGHT, made.slot, made.microbatch))
+
+    def weight(self, chunk: int | None = None) -> None:
+        """The W owed longest, or longest of one chunk; nothing if none is owed."""
+        owed = (made for made in self._owed if chunk is None or made.slot == self._slots[chunk])
+        if (found := next(owed, None)) is not None:
+            self._owed.remove(found)
+            self.order.append(found)
+
+    def overlap(self, forward: int, backward: int) -> None:
+        """F of one chunk with B of the other."""
+        self.order.append(Overlap(self._take(Kind.FORWARD, forward), self._whole(backward)))
+
+    def pay(self, *chunks: int) -> None:
+        """Every W still owed, chunk by chunk."""
+        for chunk in chunks:
+            mine = [made for made in self._owed if made.slot == self._slots[chunk]]
+            self.order += mine
+            for made in mine:
+                self._owed.remove(made)
+
+    def _take(self, kind: Kind, chunk: int) -> Action:
+        microbatch = self._next[kind, chunk]
+        self._next[kind, chunk] += 1
+        return Action(kind, self._slots[chunk], microbatch)
+
+    def _whole(self, chunk: int) -> Action:
+        made = self._take(Kind.INPUT, chunk)
+        return Action(Kind.BACKWARD, made.slot, made.microbatch)

@@ -1,0 +1,164 @@
+"""The moments of a schedule at which a rank's memory can peak: what runs, the microbatches alive, and what each chunk has run before.
+
+One walk of a rank's action order gives them for every schedule, whether it splits backwards or not. A budget multiplies their counts with
+bytes, and reads from the states what else is alive: a chunk's parameters are gathered from its first forward, its gradients exist from its
+first backward and are shards after their reduction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from functools import lru_cache
+from operator import ge
+from typing import NamedTuple
+
+from megaplan.schedules.actions import Kind, Step, computations
+from megaplan.schedules.placement import slot_owner, slots_of_rank
+from megaplan.schedules.registry import actions, enough_microbatches, placement
+from megaplan.tuples import new
+
+Vector = tuple[int, ...]
+
+
+class ChunkState(IntEnum):
+    """What a chunk has run in this optimizer step."""
+
+    UNTOUCHED = 0
+    FORWARDED = 1  # forwards only
+    FORWARD_AFTER_BACKWARD = 2  # a backward, and a forward after it
+    BACKWARDED = 3  # a backward last
+    REDUCED = 4  # its last backward; its gradients are shards
+
+
+FORWARD, BACKWARD, INPUT, WEIGHT, REDUCE = Kind
+UNTOUCHED, FORWARDED, FORWARD_AFTER_BACKWARD, BACKWARDED, REDUCED = ChunkState
+"""The members by name: looking one up on its class costs Python 3.11 more than the sums they decide."""
+
+
+class Moment(NamedTuple):
+    """A rank while it runs one action.
+
+    Attributes:
+        kind: Of the action: a forward, a backward or one half of it, or the reduction of a chunk's gradients.
+        chunk: The chunk that it runs on.
+        in_flight: Microbatches of each chunk whose forward has begun and whose backward (its input half, if it is split) has not ended.
+        waiting: Microbatches of each chunk whose input half has ended and whose weight half has not.
+        handed_over: Gradients that the later of two neighbouring stages on this rank has made and the earlier has not used up.
+        states: Of each chunk, before the action; an input half counts as a backward.
+        weight_grads: Of each chunk, whether a weight half or a whole backward has ended, so that every gradient exists.
+    """
+
+    kind: Kind
+    chunk: int
+    in_flight: Vector
+    waiting: Vector
+    handed_over: int
+    states: tuple[ChunkState, ...]
+    weight_grads: tuple[bool, ...]
+
+
+def moments(kind: str, pp: int, vpp: int, num_microbatches: int, num_steps: int = 1) -> tuple[tuple[Moment, ...], ...]:
+    """The moments of every pp rank.
+
+    Args:
+        kind: `schedule.kind` of the spec.
+        pp: Pipeline degree.
+        vpp: Slots of a rank.
+        num_microbatches: Of a schedule step.
+        num_steps: Schedule steps until gradients are reduced; a fourth one has no moment that the others do not have.
+
+    Raises:
+        MegaplanError: MP310 for a kind that is no schedule; MP311 … MP313 if it cannot run on these degrees.
+    """
+    return _moments(kind, pp, vpp, enough_microbatches(kind, pp, vpp, num_microbatches), num_steps)
+
+
+@lru_cache(maxsize=64)
+def _moments(kind: str, pp: int, vpp: int, num_microbatches: int, num_steps: int) -> tuple[tuple[Moment, ...], ...]:
+    where, found = placement(kind), []
+    chunk_of = [slot_owner(where, slot, pp)[1] for slot in range(pp * vpp)]
+    for rank, order in enumerate(actions(kind, pp, vpp, num_microbatches)):
+        slots = slots_of_rank(where, rank, pp, vpp)
+        neighbours = len(slots) == 2 and slots[1] == slots[0] + 1
+        found.append(moments_of(order * num_steps, chunk_of, vpp, num_microbatches * num_steps, neighbours=neighbours))
+    return tuple(found)
+
+
+def moments_of(
+    order: tuple[Step, ...], chunk_of: Sequence[int], vpp: int, num_microbatches: int, *, neighbours: bool = False
+) -> tuple[Moment, ...]:
+    """The moments of one rank's order that no other moment dominates.
+
+    Args:
+        order: The rank's actions, of all schedule steps of an update.
+        chunk_of: Chunk of every slot.
+        vpp: Chunks of the rank.
+        num_microbatches: Of the order: a chunk's gradients are reduced after that many backwards.
+        neighbours: Whether the rank's two chunks are neighbours in the model, as on the last rank of a V.
+
+    Returns:
+        Distinct moments. Of those that differ in counts alone, only the largest counts are given. Where a peak mostly is, in a backward
+        that is not its chunk's first, comes first.
+    """
+    in_flight, waiting, handed_over = [0] * vpp, [0] * vpp, 0
+    states, weight_grads, left = [UNTOUCHED] * vpp, [False] * vpp, [num_microbatches] * vpp
+    found: dict[tuple[Kind, int, tuple[ChunkState, ...], tuple[bool, ...]], dict[Vector, None]] = {}
+
+    def add(kind: Kind, chunk: int) -> None:
+        counts = found.setdefault((kind, chunk, tuple(states), tuple(weight_grads)), {})
+        counts[*in_flight, *waiting, handed_over] = None
+
+    for action in computations(order):
+        chunk, kind = chunk_of[action.slot], action.kind
+        if kind is FORWARD:
+            in_flight[chunk] += 1
+            add(kind, chunk)
+            states[chunk] = FORWARDED if states[chunk] <= FORWARDED else FORWARD_AFTER_BACKWARD
+            continue
+        add(kind, chunk)
+        if kind is WEIGHT:
+            waiting[chunk] -= 1
+        else:
+            in_flight[chunk] -= 1
+            waiting[chunk] += kind is INPUT
+            handed_over += neighbours and (1 if chunk else -1)
+            states[chunk] = BACKWARDED
+        if kind is not INPUT:
+            weight_grads[chunk] = True
+            left[chunk] -= 1
+            if left[chunk] == 0:
+                add(REDUCE, chunk)
+                states[chunk] = REDUCED
+    listed = [
+        new(Moment, (kind, chunk, counts[:vpp], counts[vpp:-1], counts[-1], chunk_states, grads))
+        for (kind, chunk, chunk_states, grads), vectors in found.items()
+        for counts in (non_dominated(vectors) if len(vectors) > 1 else vectors)
+    ]
+    return tuple(sorted(listed, key=_likelihood))
+
+
+def sequential_moments(num_microbatches: int) -> tuple[Moment, ...]:
+    """The moments of a rank without a pipeline: a forward and a backward in turn, whose layers reduce their gradients as they end.
+
+    The last microbatch's are the largest: the gradients of those before it are there.
+    """
+    before = (FORWARD_AFTER_BACKWARD, BACKWARDED) if num_microbatches > 1 else (FORWARDED, UNTOUCHED)
+    return tuple(
+        Moment(kind, 0, (1,), (0,), 0, (state,), (num_microbatches > 1,)) for kind, state in zip((BACKWARD, FORWARD), before, strict=True)
+    )
+
+
+def non_dominated(vectors: Iterable[Vector]) -> tuple[Vector, ...]:
+    """The vectors that no other one reaches in every component, in lexicographic order."""
+    kept: list[Vector] = []
+    for vector in sorted(set(vectors), reverse=True):  # what dominates a vector is before it
+        if not any(all(map(ge, other, vector)) for other in kept):
+            kept.append(vector)
+    return tuple(reversed(kept))
+
+
+def _likelihood(moment: Moment) -> int:
+    if moment.kind in (FORWARD, REDUCE):
+        return 2
+    return int(moment.states[moment.chunk] is FORWARDED)

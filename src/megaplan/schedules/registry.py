@@ -1,0 +1,130 @@
+"""Schedules by name. A new one is a file with `problems`, `orders` and perhaps `enough_microbatches`, and an entry of `SCHEDULES`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from megaplan.errors import MegaplanError
+from megaplan.schedules import dualpipev, gpipe, interleaved, interleaved_zero_bubble, looped_bfs, one_f_one_b, zbv
+from megaplan.schedules.actions import Orders
+from megaplan.schedules.placement import Placement
+from megaplan.schedules.problems import Problem, not_a_schedule, several_ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A schedule: everything that rules, options and other hosts need to know of it.
+
+    Attributes:
+        placement: How it lays slots over ranks.
+        problems: Why it cannot run on `pp`, `vpp`, `num_microbatches`.
+        orders: What every rank computes on those, in order.
+        enough_microbatches: Of those, a number of microbatches with all the moments of more (`megaplan.schedules.moments`).
+        torch_name: As `torch.distributed.pipelining.schedules.get_schedule_class` takes it.
+        least_vpp: The fewest slots a rank that it runs with.
+        splits_backward: Whether it has actions I and W in place of some or all B.
+        accumulates: Whether a spec may have it with one pipeline rank, which then only accumulates gradients.
+    """
+
+    placement: Placement
+    problems: Callable[[int, int, int], list[Problem]]
+    orders: Callable[[int, int, int], Orders]
+    torch_name: str
+    enough_microbatches: Callable[[int, int, int], int] = lambda _pp, _vpp, num_microbatches: num_microbatches
+    least_vpp: int = 1
+    splits_backward: bool = False
+    accumulates: bool = False
+
+
+SCHEDULES = {
+    "gpipe": Schedule("single", gpipe.problems, gpipe.orders, "GPipe"),
+    "1f1b": Schedule("single", one_f_one_b.problems, one_f_one_b.orders, "1F1B", one_f_one_b.enough_microbatches, accumulates=True),
+    "interleaved_1f1b": Schedule(
+        "loop", interleaved.problems, interleaved.orders, "Interleaved1F1B", interleaved.enough_microbatches, least_vpp=2
+    ),
+    "looped_bfs": Schedule("loop", looped_bfs.problems, looped_bfs.orders, "LoopedBFS", least_vpp=2),
+    "interleaved_zero_bubble": Schedule(
+        "loop",
+        interleaved_zero_bubble.problems,
+        interleaved_zero_bubble.orders,
+        "InterleavedZeroBubble",
+        interleaved_zero_bubble.enough_microbatches,
+        splits_backward=True,
+    ),
+    "zbv": Schedule("v", zbv.problems, zbv.orders, "ZBVZeroBubble", zbv.enough_microbatches, least_vpp=2, splits_backward=True),
+    "dualpipev": Schedule(
+        "v", dualpipev.problems, dualpipev.orders, "DualPipeV", dualpipev.enough_microbatches, least_vpp=2, splits_backward=True
+    ),
+}
+KINDS = tuple(SCHEDULES)
+"""Every schedule, as `schedule.kind` names it."""
+SPLIT_BACKWARD = tuple(kind for kind, schedule in SCHEDULES.items() if schedule.splits_backward)
+"""Schedules with actions I and W in place of some or all B."""
+
+
+def placement(kind: str) -> Placement:
+    """How a schedule lays slots over ranks.
+
+    Raises:
+        MegaplanError: MP310 for a kind that is no schedule.
+    """
+    if kind not in SCHEDULES:
+        raise MegaplanError([not_a_schedule(kind, SCHEDULES).diagnostic()])
+    return SCHEDULES[kind].placement
+
+
+def schedule_problems(kind: str, pp: int, vpp: int, num_microbatches: int, *, planned: bool = False) -> list[Problem]:
+    """Why the schedule cannot run on these degrees (MP310 … MP313); empty if it can.
+
+    Args:
+        kind: `schedule.kind` of a spec.
+        pp: Pipeline degree.
+        vpp: Slots a rank.
+        num_microbatches: Microbatches of one schedule step.
+        planned: Whether a spec asks for it, which has no pipeline with one rank, rather than somebody who looks at schedules alone.
+    """
+    schedule = SCHEDULES.get(kind)
+    if schedule is None:
+        return [not_a_schedule(kind, SCHEDULES)]
+    alone = [several_ranks(kind, pp)] if planned and pp < 2 and not schedule.accumulates else []
+    return [*alone, *schedule.problems(pp, vpp, num_microbatches)]
+
+
+def enough_microbatches(kind: str, pp: int, vpp: int, num_microbatches: int) -> int:
+    """Microbatches after which a schedule's orders only repeat themselves: fewer actions with the same moments.
+
+    Raises:
+        MegaplanError: MP310 for a kind that is no schedule; MP311 … MP313 if it cannot run on these degrees.
+    """
+    refuse_impossible(kind, pp, vpp, num_microbatches)
+    return SCHEDULES[kind].enough_microbatches(pp, vpp, num_microbatches)
+
+
+def actions(kind: str, pp: int, vpp: int, num_microbatches: int) -> Orders:
+    """What every pp rank computes, in order; megarun compares torch's schedule object with it before the first step.
+
+    Args:
+        kind: `schedule.kind` of the spec.
+        pp: Pipeline degree.
+        vpp: Slots a rank.
+        num_microbatches: Microbatches of one optimizer step.
+
+    Returns:
+        For each pp rank its actions. Waits are not part of an order.
+
+    Raises:
+        MegaplanError: MP310 for a kind that is no schedule; MP311 … MP313 if it cannot run on these degrees.
+    """
+    refuse_impossible(kind, pp, vpp, num_microbatches)
+    return SCHEDULES[kind].orders(pp, vpp, num_microbatches)
+
+
+def refuse_impossible(kind: str, pp: int, vpp: int, num_microbatches: int) -> None:
+    """Nothing, if the schedule can run on these degrees.
+
+    Raises:
+        MegaplanError: MP310 … MP313.
+    """
+    if found := schedule_problems(kind, pp, vpp, num_microbatches):
+        raise MegaplanError([problem.diagnostic() for problem in found])

@@ -1,0 +1,214 @@
+"""As-soon-as-possible replay of action orders: the step's length, what each rank waits, and when.
+
+Times are integers in any one unit. What can precede what does not depend on them, so an order is linked once (`link`) and replayed for as
+many times as wanted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from megaplan.schedules.actions import Action, Kind, Orders, Overlap, Step
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTimes:
+    """Time of one microbatch on each slot, in model order.
+
+    Attributes:
+        forward: Of F.
+        input: Of I, repeated forward work included.
+        weight: Of W. A whole backward takes I + W.
+        hidden_percent: Of an overlapped forward and backward, how much of the shorter one the longer hides: 0 runs them one after the
+            other, as torch does; at 100 the pair takes as long as its longer part.
+    """
+
+    forward: tuple[int, ...]
+    input: tuple[int, ...]
+    weight: tuple[int, ...]
+    hidden_percent: int = 0
+
+    def of(self, step: Step) -> int:
+        """Time of one action; what an overlap hides is rounded down."""
+        if isinstance(step, Overlap):
+            forward, backward = self.of(step.forward), self.of(step.backward)
+            return forward + backward - min(forward, backward) * self.hidden_percent // 100
+        match step.kind:
+            case Kind.FORWARD:
+                return self.forward[step.slot]
+            case Kind.INPUT:
+                return self.input[step.slot]
+            case Kind.WEIGHT:
+                return self.weight[step.slot]
+        return self.input[step.slot] + self.weight[step.slot]
+
+    @staticmethod
+    def equal(num_slots: int, forward: int = 1, input: int = 1, weight: int = 1) -> SlotTimes:
+        """The same for every slot."""
+        return SlotTimes((forward,) * num_slots, (input,) * num_slots, (weight,) * num_slots)
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """An action with its half-open interval of time."""
+
+    action: Step
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """A replayed step.
+
+    Attributes:
+        ranks: For each pp rank its actions with their times, in order.
+        makespan: End of the last action of any rank, from 0.
+        busy: For each pp rank the time it computes.
+    """
+
+    ranks: tuple[tuple[Timed, ...], ...]
+    makespan: int
+    busy: tuple[int, ...]
+
+    @property
+    def bubbles(self) -> tuple[int, ...]:
+        """Idle time of each rank in a step that ends with a global synchronisation (a gradient norm): makespan − busy."""
+        return tuple(self.makespan - busy for busy in self.busy)
+
+    @property
+    def bubbles_inside(self) -> tuple[int, ...]:
+        """Idle time of each rank between its own first start and its own last stop: what zero-bubble papers count."""
+        return tuple(rank[-1].stop - rank[0].start - busy for rank, busy in zip(self.ranks, self.busy, strict=True))
+
+
+class _Node(NamedTuple):
+    """An action in an order in which all can run one by one.
+
+    What it needs of its own rank lies before it there, so only results of other ranks are waited for.
+    """
+
+    rank: int
+    shape: int  # index into the linked orders' shapes
+    far: tuple[int, ...]  # nodes of other ranks, whose results have to travel
+
+
+@dataclass(frozen=True, slots=True)
+class LinkedOrders:
+    """Orders with what every action waits for.
+
+    Attributes:
+        num_ranks: Pipeline ranks.
+        nodes: Every action, after all that it waits for.
+        steps: The actions themselves, in the nodes' order.
+        shapes: One action of each kind and slot, or of each pair that overlaps: actions of one shape take equally long.
+    """
+
+    num_ranks: int
+    nodes: tuple[_Node, ...]
+    steps: tuple[Step, ...]
+    shapes: tuple[Step, ...]
+
+    def makespan(self, times: SlotTimes, *, p2p: int = 0) -> int:
+        """Length of the step alone; see `replay`."""
+        return max(self._stops([times.of(shape) for shape in self.shapes], p2p), default=0)
+
+    def replay(self, times: SlotTimes, *, p2p: int = 0) -> Timeline:
+        """Start every action as soon as its rank is free and its input has arrived.
+
+        Args:
+            times: Of one microbatch on each slot.
+            p2p: Time of one boundary tensor between two ranks; the sender does not wait for it. None inside a rank (the turn of a V).
+        """
+        lengths = [times.of(shape) for shape in self.shapes]
+        stops = self._stops(lengths, p2p)
+        ranks: list[list[Timed]] = [[] for _ in range(self.num_ranks)]
+        busy = [0] * self.num_ranks
+        for (rank, shape, _), step, stop in zip(self.nodes, self.steps, stops, strict=True):
+            busy[rank] += lengths[shape]
+            ranks[rank].append(Timed(step, stop - lengths[shape], stop))
+        return Timeline(tuple(map(tuple, ranks)), max(stops, default=0), tuple(busy))
+
+    def _stops(self, lengths: list[int], p2p: int) -> list[int]:
+        """End of every action; a search for cuts spends its time here."""
+        stops: list[int] = []
+        free = [0] * self.num_ranks
+        for rank, shape, far in self.nodes:
+            start = free[rank]
+            for index in far:
+                arrival = stops[index] + p2p
+                if arrival > start:  # noqa: PLR1730 (a call of max takes twice as long)
+                    start = arrival
+            free[rank] = stop = start + lengths[shape]
+            stops.append(stop)
+        return stops
+
+
+def replay(orders: Orders, times: SlotTimes, *, p2p: int = 0) -> Timeline:
+    """Link and replay; see `link` and `LinkedOrders.replay`.
+
+    Raises:
+        ValueError: If the orders wait for each other forever, or an action waits for one that never runs; the message names them.
+    """
+    return link(orders, len(times.forward)).replay(times, p2p=p2p)
+
+
+def link(orders: Orders, num_slots: int) -> LinkedOrders:
+    """Find what every action waits for, and an order in which all can run.
+
+    A forward waits for the same microbatch on the slot before; a backward, or its input half, for the slot after, and on the last slot for
+    its own forward; a weight gradient for its own input half. Both parts of an overlap begin and end together.
+
+    Args:
+        orders: Action order of each pp rank.
+        num_slots: Slots of the pipeline.
+
+    Raises:
+        ValueError: If the orders wait for each other forever, or an action waits for one that never runs; the message names them.
+    """
+    done: dict[tuple[Kind, int, int], tuple[int, int]] = {}  # what was computed: by which rank, as which node
+    nodes: list[_Node] = []
+    steps: list[Step] = []
+    shapes: dict[tuple[tuple[Kind, int], ...], tuple[int, Step]] = {}
+    position = [0] * len(orders)
+    waiting: dict[tuple[Kind, int, int], int] = {}
+    ready = list(range(len(orders)))
+    while ready:
+        rank = ready.pop()
+        while position[rank] < len(orders[rank]):
+            step = orders[rank][position[rank]]
+            needed = [found for part in step.parts if (found := _input_of(part, num_slots - 1)) is not None]
+            missing = next((found for found in needed if found not in done), None)
+            if missing is not None:
+                waiting[missing] = rank
+                break
+            sources = [done[found] for found in needed]
+            shape, _ = shapes.setdefault(tuple((part.kind, part.slot) for part in step.parts), (len(shapes), step))
+            nodes.append(_Node(rank, shape, tuple(node for owner, node in sources if owner != rank)))
+            steps.append(step)
+            position[rank] += 1
+            for part in step.parts:
+                made = (_made(part.kind), part.slot, part.microbatch)
+                done[made] = (rank, len(nodes) - 1)
+                if made in waiting:
+                    ready.append(waiting.pop(made))
+    stuck = [order[at] for order, at in zip(orders, position, strict=True) if at < len(order)]
+    if stuck:
+        raise ValueError(f"the schedule cannot go on: {', '.join(map(str, stuck))} wait for actions that never run")
+    return LinkedOrders(len(orders), tuple(nodes), tuple(steps), tuple(step for _, step in shapes.values()))
+
+
+def _made(kind: Kind) -> Kind:
+    """A whole backward hands on what its input half does."""
+    return Kind.INPUT if kind is Kind.BACKWARD else kind
+
+
+def _input_of(action: Action, last: int) -> tuple[Kind, int, int] | None:
+    if action.kind is Kind.FORWARD:
+        return (Kind.FORWARD, action.slot - 1, action.microbatch) if action.slot > 0 else None
+    if action.kind is Kind.WEIGHT:
+        return Kind.INPUT, action.slot, action.microbatch
+    if action.slot == last:
+        return Kind.FORWARD, action.slot, action.microbatch
+    return Kind.INPUT, action.slot + 1, action.microbatch

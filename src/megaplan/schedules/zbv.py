@@ -1,0 +1,57 @@
+"""ZB-V: two chunks a rank in a V, the backward split, so that no rank waits inside its own span when F = I = W.
+
+Source: arXiv:2401.10241, figure 6 (ZB-V); `torch.distributed.pipelining.ScheduleZBVZeroBubble`. Every rank holds at most 2p chunk
+activations (m ≥ 2p); the stagger (p − 1)F remains in a step that ends with a synchronisation.
+
+With fewer than 2p − 1 microbatches the order is that of 2p − 1 with the missing ones left out.
+"""
+
+from __future__ import annotations
+
+from megaplan.schedules.actions import Kind, Orders, Step
+from megaplan.schedules.lane import Lane
+from megaplan.schedules.problems import Problem, two_chunks_a_rank
+
+
+def problems(pp: int, vpp: int, num_microbatches: int) -> list[Problem]:  # noqa: ARG001 (every schedule answers the same question)
+    """Why it cannot run on these degrees; empty if it can."""
+    return [two_chunks_a_rank("zbv", pp, vpp)] if vpp != 2 else []
+
+
+def orders(pp: int, vpp: int, num_microbatches: int) -> Orders:  # noqa: ARG001 (two chunks)
+    """The action order of every pp rank."""
+    return tuple(_rank_order(rank, pp, num_microbatches) for rank in range(pp))
+
+
+def enough_microbatches(pp: int, vpp: int, num_microbatches: int) -> int:  # noqa: ARG001 (two chunks)
+    """Microbatches after which an order only repeats itself: one more than are in flight on a rank."""
+    return min(num_microbatches, 2 * pp + 1)
+
+
+def _rank_order(rank: int, pp: int, num_microbatches: int) -> tuple[Step, ...]:
+    lane, filled = Lane(rank, pp), max(2 * pp - 1, num_microbatches)
+    for _ in range(2 * (pp - rank) - 1):  # down the first leg of the V, until the second arrives
+        lane.forward(0)
+    for _ in range(rank):
+        lane.forward(1)
+        lane.forward(0)
+    for _ in range(pp - rank):
+        lane.forward(1)
+        lane.input(1)
+        lane.weight()
+    while lane.done(Kind.FORWARD, 1) < lane.done(Kind.FORWARD, 0) or lane.done(Kind.FORWARD, 0) < filled:
+        if lane.done(Kind.FORWARD, 0) < filled:
+            lane.forward(0)
+        lane.input(0)
+        lane.weight()
+        lane.forward(1)
+        lane.input(1)
+        lane.weight()
+    for _ in range(rank):  # the drain: weight gradients wait, so that input gradients leave at once
+        lane.input(0)
+        lane.input(1)
+    for _ in range(pp - rank):
+        lane.input(0)
+        lane.weight(0)
+    lane.pay(1, 0)
+    return tuple(step for step in lane.order if all(part.microbatch < num_microbatches for part in step.parts))

@@ -1,0 +1,161 @@
+"""Small random stacks, every split of them, and the rules of a best one as they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from random import Random
+
+from megaplan.partition.constraints import Constraints
+from megaplan.partition.limits import PairLimits, SlotLimits, Weight, layer_weight
+from megaplan.partition.values import StackCosts
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A stack with its constraints; the baseline is a cut list or None."""
+
+    costs: StackCosts
+    num_slots: int
+    rules: Constraints
+    baseline: tuple[int, ...] | None
+    slot_limits: tuple[SlotLimits, ...] | None = None
+    pair_limits: tuple[PairLimits, ...] | None = None
+
+
+def legal_cuts(instance: Instance) -> Iterator[tuple[int, ...]]:
+    """Every split that honours constraints and limits."""
+    rules, num_layers = instance.rules, len(instance.costs.layers)
+    for cuts in combinations(range(1, num_layers), instance.num_slots - 1):
+        if any(cut in rules.forbid for cut in cuts) or not set(rules.pin) <= set(cuts):
+            continue
+        if any(start < cut < stop for start, stop in rules.together for cut in cuts):
+            continue
+        spans = tuple(pairwise((0, *cuts, num_layers)))
+        if _within_slots(instance.slot_limits, spans) and _within_pairs(instance.pair_limits, spans):
+            yield cuts
+
+
+def _contains(outer: Span, inner: Span) -> bool:
+    return outer[0] <= inner[0] and inner[1] <= outer[1]
+
+
+def _within_slots(limits: Sequence[SlotLimits] | None, spans: Sequence[Span]) -> bool:
+    for limit, span in zip(limits or (), spans, strict=False):
+        if any(weight.of(span) > most for weight, most in limit.sums) or any(_contains(span, excluded) for excluded in limit.excluded):
+            return False
+    return True
+
+
+def _within_pairs(limits: Sequence[PairLimits] | None, spans: Sequence[Span]) -> bool:
+    for limit, first, second in zip(limits or (), spans, reversed(spans), strict=False):
+        if any(left.of(first) + right.of(second) > most for left, right, most in limit.sums):
+            return False
+        if any(_contains(first, one) and _contains(second, other) for one, other in limit.excluded):
+            return False
+    return True
+
+
+def slot_costs(costs: StackCosts, cuts: Sequence[int]) -> list[int]:
+    edges = [0, *cuts, len(costs.layers)]
+    sums = [sum(costs.layers[start:stop]) for start, stop in pairwise(edges)]
+    sums[0] += costs.first
+    sums[-1] += costs.last
+    return sums
+
+
+def rank_sums(costs: StackCosts, cuts: Sequence[int]) -> list[int]:
+    sums = slot_costs(costs, cuts)
+    return [sums[rank] + sums[-1 - rank] for rank in range(len(sums) // 2)]
+
+
+def best_cuts(instance: Instance, *, folded: bool) -> tuple[tuple[int, ...] | None, int]:
+    """Smallest maximum, then fewest moved cuts, then smallest second-largest, then lexicographic; and how many have the smallest maximum.
+
+    None if no split is legal.
+    """
+    weigh, baseline = rank_sums if folded else slot_costs, instance.baseline
+
+    def order(cuts: tuple[int, ...]) -> tuple[int, int, int, tuple[int, ...]]:
+        ordered = sorted(weigh(instance.costs, cuts), reverse=True)
+        moved = 0 if baseline is None else sum(cut != old for cut, old in zip(cuts, baseline, strict=True))
+        return ordered[0], moved, ordered[1] if len(ordered) > 1 else 0, cuts
+
+    orders = [order(cuts) for cuts in legal_cuts(instance)]
+    if not orders:
+        return None, 0
+    best = min(orders)
+    return best[-1], sum(each[0] == best[0] for each in orders)
+
+
+def random_instance(random: Random, *, folded: bool) -> Instance:
+    """A stack with, each now and then, edge costs, zero costs, caps, excluded spans, constraints and a baseline.
+
+    Costs are small so that ties abound. Caps weigh layers differently on each slot, as in-flight counts do, and some weights are no plain
+    sums: what precedes a span counts too.
+    """
+    num_layers = random.randint(2 if folded else 1, 11)
+    num_slots = 2 * random.randint(1, min(num_layers // 2, 4)) if folded else random.randint(1, min(num_layers, 6))
+    top = random.choice([1, 2, 4, 9, 1000])
+    costs = StackCosts(
+        tuple(random.randint(0, top) for _ in range(num_layers)),
+        first=random.choice([0, 0, random.randint(0, 2 * top)]),
+        last=random.choice([0, random.randint(0, 4 * top)]),
+    )
+    cuts = range(1, num_layers)
+    forbid = tuple(cut for cut in cuts if random.random() < random.choice([0, 0.2, 0.5]))
+    pin = tuple(cut for cut in cuts if random.random() < random.choice([0, 0, 0.2]))
+    together: tuple[Span, ...] = ()
+    if random.random() < 0.3:
+        start = random.randrange(num_layers)
+        together = ((start, random.randint(start + 1, num_layers)),)
+    baseline = tuple(sorted(random.sample(cuts, num_slots - 1))) if random.random() < 0.6 else None
+    slots = pairs = None
+    if random.random() < 0.6:
+        slots, pairs = (
+            (None, _pair_limits(random, num_layers, num_slots)) if folded else (_slot_limits(random, num_layers, num_slots), None)
+        )
+    return Instance(costs, num_slots, Constraints(forbid, pin, together), baseline, slots, pairs)
+
+
+def _weights(random: Random, num_layers: int) -> Weight:
+    plain = layer_weight([random.randint(0, 5) for _ in range(num_layers)], random.randint(0, 3), random.randint(0, 3))
+    if random.random() < 0.8:
+        return plain
+    # Beside the span, a part of what stands before it counts, less than the span's own layers do.
+    return Weight([2 * size for size in plain.up], list(plain.up))
+
+
+def _span(random: Random, num_layers: int) -> Span:
+    start = random.randrange(num_layers)
+    return start, random.randint(start + 1, num_layers)
+
+
+def _slot_limits(random: Random, num_layers: int, num_slots: int) -> tuple[SlotLimits, ...]:
+    weights = [_weights(random, num_layers) for _ in range(2)]
+    largest = max(weight.up[-1] for weight in weights)
+    return tuple(
+        SlotLimits(
+            tuple((weight, random.randint(largest // num_slots, 2 * largest)) for weight in weights[: random.randint(0, 2)]),
+            tuple(_span(random, num_layers) for _ in range(random.choice([0, 0, 1, 2]))),
+        )
+        for _ in range(num_slots)
+    )
+
+
+def _pair_limits(random: Random, num_layers: int, num_slots: int) -> tuple[PairLimits, ...]:
+    weights = [_weights(random, num_layers) for _ in range(3)]
+    largest = max(weight.up[-1] for weight in weights)
+    return tuple(
+        PairLimits(
+            tuple(
+                (random.choice(weights), random.choice(weights), random.randint(largest // num_slots, 2 * largest))
+                for _ in range(random.randint(0, 2))
+            ),
+            tuple((_span(random, num_layers), _span(random, num_layers)) for _ in range(random.choice([0, 0, 1, 2]))),
+        )
+        for _ in range(num_slots // 2)
+    )

@@ -1,0 +1,143 @@
+"""`objective: step_time`: the certificate states the replayed step, and its bound holds for every split."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from megaplan.cost.times import LayerTime, ModelTimes
+from megaplan.inventory.build import build_inventory
+from megaplan.layout.spans import cuts_of, spans_of
+from megaplan.partition import step_time
+from megaplan.partition.choose import choose_cuts
+from megaplan.partition.constraints import Constraints
+from megaplan.partition.equal import equal_cuts
+from megaplan.partition.moves import neighbours
+from megaplan.partition.paths import paths_of
+from megaplan.partition.step import Pipeline, step_time_cuts
+from megaplan.partition.step_bound import StepBound
+from megaplan.partition.step_time import StepTime
+from megaplan.schedules import KINDS, SPLIT_BACKWARD, SlotTimes, actions, placement, replay
+from megaplan.spec.load import load_spec
+
+REPOSITORY = Path(__file__).parents[3]
+SINGLE = ("1f1b", "gpipe")
+
+
+def times_of(random: Random, num_layers: int, p2p: int) -> ModelTimes:
+    def one(top: int) -> LayerTime:
+        return LayerTime(random.randint(0, top), random.randint(0, top), random.randint(0, top))
+
+    return ModelTimes(tuple(one(20) for _ in range(num_layers)), one(10), one(40), p2p)
+
+
+@pytest.mark.requirement("R-29")
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_cuts_are_below_the_bound(kind: str) -> None:
+    """Against every split of small stacks; the bound is above none and reaches a fair part of the best."""
+    random, pp, vpp = Random(3), 2, 1 if kind in SINGLE else 2
+    shares = []
+    for number in range(40):
+        num_layers, num_microbatches = random.randint(5, 9), 4
+        times = times_of(random, num_layers, random.choice((0, 3)))
+        rules = Constraints(forbid=(3,)) if number % 3 == 0 else Constraints(pin=(2,)) if number % 3 == 1 else Constraints()
+        orders = actions(kind, pp, vpp, num_microbatches)
+        paths = paths_of(orders, placement(kind), vpp, whole=kind not in SPLIT_BACKWARD)
+        step = StepTime(times, orders, paths)
+        steps = [step.of(cuts) for cuts in combinations(range(1, num_layers), pp * vpp - 1) if not rules.broken_by(cuts)]
+        bound = StepBound(times, rules, placement(kind), paths).lower_bound(max(steps), num_microbatches)
+        assert bound <= min(steps), (number, times)
+        shares.append(bound / min(steps))
+    assert sum(shares) / len(shares) > 0.7
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_path_is_within_the_step(kind: str) -> None:
+    random, pp, vpp = Random(9), 4, 1 if kind in SINGLE else 2
+    orders = actions(kind, pp, vpp, 8)
+    paths = paths_of(orders, placement(kind), vpp, whole=kind not in SPLIT_BACKWARD)
+    for _ in range(20):
+        forward, backward, weight = (tuple(random.randint(0, 50) for _ in range(pp * vpp)) for _ in range(3))
+        makespan = replay(orders, SlotTimes(forward, backward, weight), p2p=5).makespan
+        assert max(path.length(forward, backward, weight, 5) for path in paths) <= makespan
+
+
+@pytest.mark.requirement("R-29")
+@pytest.mark.parametrize(("kind", "vpp"), [("1f1b", 1), ("interleaved_1f1b", 2), ("zbv", 2), ("dualpipev", 2)])
+def test_the_certificate_states_the_replayed_step(kind: str, vpp: int) -> None:
+    asked = ["mesh.pp=4", f"mesh.vpp={vpp}", f"schedule.kind={kind}", "split.objective=step_time"]
+    spec = load_spec(str(REPOSITORY / "plans/nam56r-8xh200.yaml"), asked).spec
+    inventory = build_inventory(spec)
+    cuts = choose_cuts(spec, inventory)
+    certificate, pipeline = cuts.certificate, Pipeline(spec, inventory)
+    assert (certificate.objective, certificate.measures, certificate.unit) == ("step_time", "step", "ns")
+    assert certificate.value == pipeline.step.of(cuts_of(cuts.spans))
+    assert certificate.value <= pipeline.step.of(equal_cuts(52, 4 * vpp))
+    assert 0 < certificate.lower_bound <= certificate.value
+    assert certificate.optimal == (certificate.gap == 0)
+    assert certificate.costs == pipeline.costs.of_slots(cuts.spans)
+    assert choose_cuts(spec, inventory) == cuts
+    assert choose_cuts(spec, inventory, baseline=cuts.spans) == cuts
+
+
+@pytest.mark.requirement("R-24")
+def test_constraints_hold_for_step_time() -> None:
+    asked = ["mesh.pp=4", "split.objective=step_time", "split.pin=[20]", "split.forbid=[6,7,8]", "split.together=[[30,36]]"]
+    spec = load_spec(str(REPOSITORY / "plans/nam56r-8xh200.yaml"), asked).spec
+    cuts = cuts_of(choose_cuts(spec, build_inventory(spec)).spans)
+    assert 20 in cuts
+    assert not set(cuts) & {6, 7, 8, 31, 32, 33, 34, 35}
+
+
+def test_one_slot_takes_its_whole_load_and_that_is_proven() -> None:
+    spec = load_spec(str(REPOSITORY / "plans/tiny-hybrid.yaml"), ["split.objective=step_time"]).spec
+    inventory = build_inventory(spec)
+    found = step_time_cuts(spec, inventory, None, None)
+    assert found.cuts == ()
+    assert found.certificate.value == sum(Pipeline(spec, inventory).costs.of_slots(spans_of((), len(inventory.layers)))) * (
+        spec.schedule.num_microbatches
+    )
+    assert found.certificate.optimal
+
+
+class CountedStep:
+    """A step that no move makes shorter, and how often it was replayed."""
+
+    def __init__(self) -> None:
+        self.num_replays = 0
+
+    def of(self, cuts: tuple[int, ...]) -> int:
+        self.num_replays += 1
+        return 10 if cuts == (3, 6, 9) else 11
+
+    def is_at_least(self, *_: object) -> bool:
+        return False
+
+
+def test_a_climb_ends_with_its_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_time, "MAX_REPLAYS", 5)
+    step = CountedStep()
+    found = step_time.climb(step, (3, 6, 9), range(1, 12), frozenset(), lambda _: True)  # type: ignore[arg-type]
+    assert found == (3, 6, 9)
+    assert step.num_replays <= 1 + 5
+
+
+def test_a_climb_goes_on_from_the_best_cuts() -> None:
+    """Whatever it tries is one move from the best so far, so that gains add up and the last cuts are no worse than any neighbour."""
+    tried: list[tuple[int, ...]] = []
+    target = (2, 8, 10)
+
+    class Towards(CountedStep):
+        def of(self, cuts: tuple[int, ...]) -> int:
+            tried.append(cuts)
+            return sum(abs(cut - aim) for cut, aim in zip(cuts, target, strict=True))
+
+    assert step_time.climb(Towards(), (3, 4, 5), range(12), frozenset(), lambda _: True) == target  # type: ignore[arg-type]
+    best = (3, 4, 5)
+    for cuts in tried:
+        assert cuts == best or cuts in set(neighbours(best, 12)), (best, cuts)
+        if sum(abs(cut - aim) for cut, aim in zip(cuts, target, strict=True)) < sum(abs(c - a) for c, a in zip(best, target, strict=True)):
+            best = cuts

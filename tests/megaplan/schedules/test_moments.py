@@ -1,0 +1,132 @@
+"""The moments of a schedule: the counts of its orders, none that another one dominates, and the same for any number of microbatches."""
+
+import pytest
+
+from megaplan.schedules import actions, in_flight, placement, receive_buffers, slot_owner, slots_of_rank
+from megaplan.schedules.actions import Kind, Step, computations
+from megaplan.schedules.moments import (
+    BACKWARD,
+    BACKWARDED,
+    FORWARD,
+    FORWARD_AFTER_BACKWARD,
+    FORWARDED,
+    REDUCE,
+    UNTOUCHED,
+    Moment,
+    moments,
+    moments_of,
+    non_dominated,
+    sequential_moments,
+)
+from megaplan.schedules.registry import enough_microbatches, schedule_problems
+
+ZERO_BUBBLE = "interleaved_zero_bubble"
+SCHEDULES = [
+    ("1f1b", 4, 1, 4),
+    ("1f1b", 4, 1, 9),
+    ("gpipe", 2, 1, 3),
+    ("looped_bfs", 2, 2, 4),
+    ("interleaved_1f1b", 2, 2, 16),
+    ("interleaved_1f1b", 4, 3, 8),
+    (ZERO_BUBBLE, 4, 1, 8),
+    (ZERO_BUBBLE, 2, 2, 4),
+    ("zbv", 2, 2, 5),
+    ("zbv", 4, 2, 8),
+    ("dualpipev", 4, 2, 9),
+]
+
+
+def chunks_of(kind: str, pp: int, vpp: int) -> list[int]:
+    """The chunk of every slot."""
+    return [slot_owner(placement(kind), slot, pp)[1] for slot in range(pp * vpp)]
+
+
+def walked(kind: str, pp: int, vpp: int, m: int, steps: int = 1) -> list[tuple[Moment, ...]]:
+    """The moments of every rank from its whole order."""
+    found = []
+    for rank, order in enumerate(actions(kind, pp, vpp, m)):
+        slots = slots_of_rank(placement(kind), rank, pp, vpp)
+        neighbours = len(slots) == 2 and slots[1] == slots[0] + 1
+        found.append(moments_of(order * steps, chunks_of(kind, pp, vpp), vpp, m * steps, neighbours=neighbours))
+    return found
+
+
+def counts_of(order: tuple[Step, ...], chunks: list[int], vpp: int) -> set[tuple[int, ...]]:
+    """Microbatches in flight, then waiting, by chunk, at every action: a tally of its own."""
+    forwards, ended, done = ([0] * vpp for _ in range(3))
+    found = set()
+    for action in computations(order):
+        chunk = chunks[action.slot]
+        forwards[chunk] += action.kind is Kind.FORWARD
+        found.add((*(a - b for a, b in zip(forwards, ended, strict=True)), *(a - b for a, b in zip(ended, done, strict=True))))
+        ended[chunk] += action.kind in (Kind.BACKWARD, Kind.INPUT)
+        done[chunk] += action.kind in (Kind.BACKWARD, Kind.WEIGHT)
+    return found
+
+
+@pytest.mark.requirement("R-26")
+@pytest.mark.parametrize(("kind", "pp", "vpp", "m"), SCHEDULES)
+def test_moments_have_the_largest_counts_of_the_orders(kind: str, pp: int, vpp: int, m: int) -> None:
+    """Each chunk is reduced once, with none of its own microbatches alive; `in_flight` gives the same counts."""
+    found = moments(kind, pp, vpp, m)
+    for rank, order, vectors in zip(found, actions(kind, pp, vpp, m), in_flight(kind, pp, vpp, m), strict=True):
+        largest = non_dominated(counts_of(order, chunks_of(kind, pp, vpp), vpp))
+        assert non_dominated({(*moment.in_flight, *moment.waiting) for moment in rank}) == largest
+        assert tuple((*vector.full, *vector.pending_weight) for vector in vectors) == largest
+        reduced = [moment for moment in rank if moment.kind is REDUCE]
+        assert sorted(moment.chunk for moment in reduced) == list(range(vpp))
+        assert all(moment.in_flight[moment.chunk] == moment.waiting[moment.chunk] == 0 for moment in reduced)
+        assert all(moment.states[moment.chunk] is BACKWARDED for moment in reduced)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("kind", "pp", "vpp"),
+    [
+        *(("1f1b", pp, 1) for pp in (1, 2, 5)),
+        *((kind, pp, vpp) for kind in ("interleaved_1f1b", ZERO_BUBBLE) for pp in (1, 2, 4) for vpp in (2, 3)),
+        (ZERO_BUBBLE, 4, 1),
+        *((kind, pp, 2) for kind in ("zbv", "dualpipev") for pp in (1, 2, 5)),
+    ],
+)
+def test_more_microbatches_than_enough_have_no_other_moments(kind: str, pp: int, vpp: int, steps: int) -> None:
+    """Nor in another order, which decides between equal peaks."""
+    longer = [m for m in range(pp, 6 * pp + 1) if not schedule_problems(kind, pp, vpp, m) and enough_microbatches(kind, pp, vpp, m) < m]
+    assert len(longer) > 1
+    for m in longer[:: max(1, len(longer) // 3)]:
+        assert moments(kind, pp, vpp, m, steps) == tuple(walked(kind, pp, vpp, m, steps))
+
+
+@pytest.mark.parametrize(("kind", "pp", "vpp", "m"), SCHEDULES)
+def test_a_fourth_step_of_an_update_has_no_other_moments(kind: str, pp: int, vpp: int, m: int) -> None:
+    """Two steps between the first, which finds no gradients, and the last, which reduces them, are alike."""
+    assert [set(rank) for rank in moments(kind, pp, vpp, m, 3)] == [set(rank) for rank in walked(kind, pp, vpp, m, 4)]
+
+
+@pytest.mark.parametrize(("vectors", "kept"), [([(1, 2), (2, 1), (1, 1)], [(1, 2), (2, 1)]), ([(3,), (1,), (3,)], [(3,)]), ([], [])])
+def test_a_vector_is_dropped_where_another_reaches_all_of_it(vectors: list[tuple[int, ...]], kept: list[tuple[int, ...]]) -> None:
+    assert non_dominated(vectors) == tuple(kept)
+
+
+def test_without_a_pipeline_the_last_microbatch_finds_gradients() -> None:
+    """One backward and one forward; of one microbatch, both are the first."""
+    for microbatches, states in (
+        (1, (FORWARDED, UNTOUCHED)),
+        (2, (FORWARD_AFTER_BACKWARD, BACKWARDED)),
+        (9, (FORWARD_AFTER_BACKWARD, BACKWARDED)),
+    ):
+        backward, forward = sequential_moments(microbatches)
+        assert (backward.kind, forward.kind) == (BACKWARD, FORWARD)
+        assert (backward.states[0], forward.states[0]) == states
+        assert backward.in_flight == forward.in_flight == (1,)
+
+
+def test_the_turn_of_a_v_receives_nothing_from_itself() -> None:
+    """Middle stages hand over on one rank; a handed gradient is alive between the I of the later and the I of the earlier."""
+    assert receive_buffers("zbv", 2, 2, 5) == (((0, 5), (5, 0)), ((5, 0), (0, 5)))
+    assert receive_buffers(ZERO_BUBBLE, 2, 2, 4) == (((0, 4), (4, 4)), ((4, 4), (4, 0)))
+    first, last = moments("zbv", 2, 2, 5)
+    assert {moment.handed_over for moment in first} == {0}
+    assert min(moment.handed_over for moment in last) == 0
+    assert max(moment.handed_over for moment in last) > 0
+    assert all(moment.handed_over == 0 for moment in last if moment.kind is REDUCE and moment.chunk == 0)

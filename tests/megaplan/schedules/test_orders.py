@@ -1,0 +1,154 @@
+"""Action orders and in-flight vectors: closed forms, validity, refusals."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megaplan.errors import MegaplanError
+from megaplan.schedules import (
+    SCHEDULES,
+    Action,
+    InFlight,
+    Kind,
+    Overlap,
+    actions,
+    computations,
+    in_flight,
+    peak_bytes,
+    placement,
+    receive_buffers,
+    schedule_problems,
+    slots_of_rank,
+)
+from megaplan.schedules.moments import non_dominated
+
+SINGLE = [(pp, m) for pp in (1, 2, 3, 4, 8) for m in (pp, pp + 1, 2 * pp, 5 * pp)]
+LOOPED = [(pp, vpp, m) for pp in (1, 2, 3, 4, 8) for vpp in (2, 3, 4) for m in (1, pp, pp + 1, 2 * pp, 6 * pp)]
+V_SHAPED = [(pp, m) for pp in (1, 2, 3, 4, 8) for m in (2 * pp, 2 * pp + 1, 5 * pp)]
+LEGAL_LOOPED = [(pp, vpp, m) for pp, vpp, m in LOOPED if m % max(1, m // pp) == 0]
+
+
+@pytest.mark.requirement("R-26")
+@pytest.mark.parametrize(("pp", "m"), SINGLE)
+def test_1f1b_holds_as_many_microbatches_as_stages_ahead(pp: int, m: int) -> None:
+    assert in_flight("1f1b", pp, 1, m) == tuple((InFlight((min(m, pp - rank),), (0,)),) for rank in range(pp))
+
+
+@pytest.mark.requirement("R-26")
+@pytest.mark.parametrize(("pp", "vpp", "m"), LEGAL_LOOPED)
+def test_interleaved_peak_is_the_closed_form(pp: int, vpp: int, m: int) -> None:
+    group = m // max(1, m // pp)
+    peaks = [peak_bytes(vectors, (1,) * vpp, (1,) * vpp) for vectors in in_flight("interleaved_1f1b", pp, vpp, m)]
+    assert peaks == [min(m * vpp, 2 * (pp - 1 - rank) + (vpp - 1) * group + 1) for rank in range(pp)]
+
+
+def test_chunks_do_not_peak_together() -> None:
+    vectors = in_flight("interleaved_1f1b", 4, 2, 8)[0]
+    assert vectors == (((7, 4), (0, 0)), ((8, 3), (0, 0)))
+    assert peak_bytes(vectors, (10, 1), (0, 0)) == 83 < 8 * 10 + 4 * 1
+    assert peak_bytes(vectors, (1, 10), (0, 0)) == 47
+
+
+@pytest.mark.parametrize(("pp", "vpp", "m"), [(pp, vpp, m) for pp, vpp, m in LEGAL_LOOPED if m >= pp])
+def test_zero_bubble_holds_as_much_on_every_rank_until_the_weight_gradients(pp: int, vpp: int, m: int) -> None:
+    group = m // max(1, m // pp)
+    for rank, vectors in enumerate(in_flight("interleaved_zero_bubble", pp, vpp, m)):
+        assert peak_bytes(vectors, (1,) * vpp, (1,) * vpp) == min(m * vpp, (vpp - 1) * group + pp)
+        assert peak_bytes(vectors, (1,) * vpp, (0,) * vpp) == min(m * vpp, pp - 1 - rank + (vpp - 1) * group + 1)
+
+
+@pytest.mark.requirement("R-27")
+@pytest.mark.parametrize(("pp", "m"), V_SHAPED)
+def test_v_schedules_hold_two_chunks_a_rank(pp: int, m: int) -> None:
+    for rank, (zbv, dual) in enumerate(zip(in_flight("zbv", pp, 2, m), in_flight("dualpipev", pp, 2, m), strict=True)):
+        assert peak_bytes(zbv, (1, 1), (1, 1)) == 2 * pp
+        assert peak_bytes(dual, (1, 1), (1, 1)) == 2 * pp + 1
+        assert max(vector.full for vector in dual)[0] == 2 * pp - rank
+
+
+@pytest.mark.parametrize(
+    ("kind", "pp", "vpp", "m"),
+    [("gpipe", pp, 1, m) for pp, m in SINGLE]
+    + [("1f1b", pp, 1, m) for pp, m in SINGLE]
+    + [(kind, *c) for kind in ("interleaved_1f1b", "interleaved_zero_bubble", "looped_bfs") for c in LEGAL_LOOPED]
+    + [(kind, pp, 2, m) for kind in ("zbv", "dualpipev") for pp, m in V_SHAPED]
+    + [("zbv", 4, 2, 3)],
+)
+def test_every_microbatch_goes_forward_then_backward_once_on_every_slot(kind: str, pp: int, vpp: int, m: int) -> None:
+    for rank, order in enumerate(actions(kind, pp, vpp, m)):
+        owned = slots_of_rank(placement(kind), rank, pp, vpp)
+        position = {(a.kind, a.slot, a.microbatch): place for place, a in enumerate(computations(order))}
+        assert len(position) == len(list(computations(order)))
+        assert {(slot, index) for _, slot, index in position} == {(slot, index) for slot in owned for index in range(m)}
+        for slot in owned:
+            for index in range(m):
+                whole = position.get((Kind.BACKWARD, slot, index))
+                halves = [position.get((kind, slot, index)) for kind in (Kind.INPUT, Kind.WEIGHT)]
+                done = [whole] if whole is not None else halves
+                assert (whole is None) != (halves == [None, None])
+                assert [position[Kind.FORWARD, slot, index], *done] == sorted([position[Kind.FORWARD, slot, index], *done])
+
+
+def test_an_action_prints_as_torch_writes_it() -> None:
+    assert str(Action(Kind.BACKWARD, 12, 3)) == "12B3"
+    assert str(Overlap(Action(Kind.FORWARD, 0, 3), Action(Kind.BACKWARD, 3, 1))) == "(0F3;3B1)OVERLAP_F_B"
+
+
+@pytest.mark.parametrize(
+    ("kind", "pp", "vpp", "m", "code"),
+    [
+        ("zero_bubble", 2, 2, 4, "MP310"),
+        ("gpipe", 2, 2, 4, "MP313"),
+        ("interleaved_zero_bubble", 4, 2, 9, "MP312"),
+        ("zbv", 2, 1, 4, "MP313"),
+        ("dualpipev", 2, 3, 4, "MP313"),
+        ("dualpipev", 2, 2, 3, "MP311"),
+        ("1f1b", 4, 1, 3, "MP311"),
+        ("1f1b", 2, 2, 4, "MP313"),
+        ("interleaved_1f1b", 4, 2, 9, "MP312"),
+        ("interleaved_1f1b", 4, 1, 4, "MP313"),
+        ("looped_bfs", 4, 1, 4, "MP313"),
+    ],
+)
+def test_a_schedule_that_cannot_run_is_refused_by_name(kind: str, pp: int, vpp: int, m: int, code: str) -> None:
+    with pytest.raises(MegaplanError) as refusal:
+        in_flight(kind, pp, vpp, m)
+    assert [found.code for found in refusal.value.diagnostics] == [code]
+    assert [found.code for found in schedule_problems(kind, pp, vpp, m)] == [code]
+
+
+def test_the_hints_of_uneven_rounds_are_legal() -> None:
+    (found,) = schedule_problems("interleaved_1f1b", 4, 2, 9)
+    assert "9 % 2 = 1" in found.detail
+    ((_, legal),) = found.remedies
+    assert legal == (8, 12)
+    assert not any(schedule_problems("interleaved_1f1b", 4, 2, count) for count in legal)
+
+
+def test_a_schedule_means_the_same_in_a_spec_and_alone() -> None:
+    """A spec's rule refuses what a schedule alone refuses, and one pipeline rank, except where microbatches then accumulate."""
+    for kind, schedule in SCHEDULES.items():
+        for pp, vpp, m in product((1, 2, 4), (1, 2, 3), (1, 4, 8, 9)):
+            alone, planned = schedule_problems(kind, pp, vpp, m), schedule_problems(kind, pp, vpp, m, planned=True)
+            assert [found.code for found in planned if found not in alone] == ["MP313"] * (pp == 1 and not schedule.accumulates)
+            assert {found.key for found in alone} <= {"mesh.vpp", "schedule.num_microbatches"}
+            assert vpp >= schedule.least_vpp or any(found.key == "mesh.vpp" for found in alone)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 4)), min_size=1))
+def test_non_dominated_keeps_exactly_what_any_weights_can_prefer(vectors: list[tuple[int, int, int]]) -> None:
+    kept = non_dominated(vectors)
+    for vector in vectors:
+        assert any(all(a <= b for a, b in zip(vector, best, strict=True)) for best in kept)
+    for one in kept:
+        assert not any(one != other and all(a <= b for a, b in zip(one, other, strict=True)) for other in kept)
+
+
+def test_receive_buffers_leave_out_the_ends_of_the_pipeline() -> None:
+    assert receive_buffers("1f1b", 1, 1, 5) == (((0, 0),),)
+    assert receive_buffers("1f1b", 2, 1, 5) == (((0, 5),), ((5, 0),))
+    assert receive_buffers("interleaved_1f1b", 2, 2, 6) == (((0, 6), (6, 6)), ((6, 6), (6, 0)))
