@@ -1,3 +1,83 @@
-"""megaplan: what each GPU of a training run will hold, and where to cut the model into pipeline stages."""
+"""megaplan: what each GPU of a training run will hold, and where to cut the model into pipeline stages.
+
+    import megaplan
+
+    megaplan.estimate("plans/nam56r-8xh200.yaml").peak_bytes
+    megaplan.split("spec.yaml", mesh__pp=4).write("plan.json")
+
+Each name is imported when it is first asked for; none of them needs torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from megaplan.api.estimate import Estimate, estimate
+    from megaplan.api.load import LoadedJob, load
+    from megaplan.api.plans import Diff, check, diff
+    from megaplan.api.schedule import Schedule, schedule
+    from megaplan.api.split import InfeasibleError, Split, split
+    from megaplan.budget.values import Budget, RankBudget
+    from megaplan.columns import Column, Phase
+    from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
+    from megaplan.layout.step_time import PlannedTime
+    from megaplan.plan.check import Check
+    from megaplan.plan.diff import PlanDiff
+    from megaplan.plan.document import PlanDocument
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "api.estimate": ("Estimate", "estimate"),
+    "api.load": ("LoadedJob", "load"),
+    "api.plans": ("Diff", "check", "diff"),
+    "api.schedule": ("Schedule", "schedule"),
+    "api.split": ("InfeasibleError", "Split", "split"),
+    "budget.values": ("Budget", "RankBudget"),
+    "columns": ("Column", "Phase"),
+    "errors": ("Diagnostic", "Location", "MegaplanError", "Severity"),
+    "layout.step_time": ("PlannedTime",),
+    "plan.check": ("Check",),
+    "plan.diff": ("PlanDiff",),
+    "plan.document": ("PlanDocument",),
+}
+
+__all__ = [
+    "Budget",
+    "Check",
+    "Column",
+    "Diagnostic",
+    "Diff",
+    "Estimate",
+    "InfeasibleError",
+    "LoadedJob",
+    "Location",
+    "MegaplanError",
+    "Phase",
+    "PlanDiff",
+    "PlanDocument",
+    "PlannedTime",
+    "RankBudget",
+    "Schedule",
+    "Severity",
+    "Split",
+    "check",
+    "diff",
+    "estimate",
+    "load",
+    "schedule",
+    "split",
+]
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"megaplan.{module}"), name)
+    raise AttributeError(f"module 'megaplan' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -49,8 +49,8 @@ def _steps(path: str) -> list[MeasuredStep]:
     """
     import json  # noqa: PLC0415
 
-    from megaplan.cli.inputs import load_subject  # noqa: PLC0415
-    from megaplan.cli.problems import refuse  # noqa: PLC0415
+    from megaplan.api.load import load  # noqa: PLC0415
+    from megaplan.diagnostics import refuse  # noqa: PLC0415
     from megaplan.layout.calibrate import MeasuredStep  # noqa: PLC0415
     from megaplan.layout.step_time import planned_workload  # noqa: PLC0415
     from megaplan.spec.read import read_text  # noqa: PLC0415
@@ -68,7 +68,7 @@ def _steps(path: str) -> list[MeasuredStep]:
         timed = isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and seconds > 0
         if not timed or not isinstance(row.get("spec"), str):
             raise refuse("MP487", f"row {number} of {path} = {json.dumps(row)[:80]}, and a row has spec and step_seconds", form)
-        given = load_subject(row["spec"], row.get("set") or ())
+        given = load(row["spec"], *(row.get("set") or ()))
         work = planned_workload(given.spec, given.spans)
         if isinstance(work, str):
             raise refuse("MP487", f"row {number} of {path}: {row['spec']} is not timed: {work}", '"set": ["host.name=megatron"]')

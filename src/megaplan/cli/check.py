@@ -21,13 +21,9 @@ def check(
     as_json: AsJson = False,
 ) -> int:
     """Plan a plan's inputs again: changed decisions, digest, stale reasons, and whether it still fits."""
-    from megaplan.cli.inputs import load_costs  # noqa: PLC0415
-    from megaplan.plan.check import check_plan  # noqa: PLC0415
-    from megaplan.plan.read import inspect_plan  # noqa: PLC0415
+    from megaplan.api.plans import check as checked  # noqa: PLC0415
 
-    loaded = inspect_plan(plan)
-    measured = load_costs(costs, plan, loaded.plan.spec, loaded.plan.inventory) if costs is not None else None
-    result = check_plan(loaded, plan, measured)
+    result = checked(plan, costs=costs)
     passes = result.passes(strict=strict)
     if as_json:
         findings = [output.as_document(found) for found in result.findings]

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from megaplan.budget.skew import RoutingRange
-from megaplan.budget.values import Budget, RankBudget, ServingBudget
-from megaplan.errors import Diagnostic
+from megaplan.budget.values import RankBudget
 from megaplan.layout.step_time import PlannedTime
 from megaplan.plan.estimates import device_record
 from megaplan.terminal import output
 
+if TYPE_CHECKING:
+    from megaplan.api.estimate import Estimate
+
 FORMAT = "megaplan.estimate/1"
 
 
-def estimate_document(
-    budget: Budget,
-    ranks: Sequence[RankBudget],
-    serving: ServingBudget | None,
-    diagnostics: Sequence[Diagnostic],
-    routing: RoutingRange | None,
-    time: PlannedTime | str,
-) -> dict[str, Any]:
-    """The document; `ranks` are those of `budget` that were asked for."""
+def estimate_document(found: Estimate, ranks: Sequence[RankBudget]) -> dict[str, Any]:
+    """The document; `ranks` are those of the estimate that were asked for."""
+    budget = found.budget
     return {
         "format": FORMAT,
         "totals": {"parameters": budget.parameters, "active_parameters": budget.active_parameters},
         "fits": budget.fits,
+        "largest_micro_batch": found.largest_micro_batch,
         "device": device_record(budget),
         "stages": [
             {
@@ -39,10 +36,10 @@ def estimate_document(
             }
             for stage in budget.stages
         ],
-        "ranks": [_rank(rank, budget, routing) for rank in ranks],
-        "time": time_document(time),
-        "serving": serving.as_document() if serving else None,
-        "diagnostics": [output.as_document(found) for found in diagnostics],
+        "ranks": [_rank(rank, found) for rank in ranks],
+        "time": time_document(found.step_time),
+        "serving": found.serving.as_document() if found.serving else None,
+        "diagnostics": [output.as_document(item) for item in found.diagnostics],
     }
 
 
@@ -51,7 +48,7 @@ def time_document(time: PlannedTime | str) -> dict[str, Any]:
     return {"reason": time} if isinstance(time, str) else time.as_document()
 
 
-def _rank(rank: RankBudget, budget: Budget, routing: RoutingRange | None) -> dict[str, Any]:
+def _rank(rank: RankBudget, found: Estimate) -> dict[str, Any]:
     return {
         "ranks": list(rank.ranks),
         "coordinate": rank.coordinate,
@@ -63,8 +60,8 @@ def _rank(rank: RankBudget, budget: Budget, routing: RoutingRange | None) -> dic
         "peak_phase": str(rank.peak_phase),
         "allocated_bytes": rank.allocated_bytes,
         "reserved_bytes": rank.peak_bytes,
-        "device_bytes": rank.peak_bytes + budget.device.reserve_bytes,
-        "routing": _routing(rank, routing),
+        "device_bytes": found.device_bytes(rank),
+        "routing": _routing(rank, found.routing),
         "headroom_bytes": rank.headroom_bytes,
         "fits": rank.fits,
     }

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from megaplan.budget.fit import largest_micro_batch
-from megaplan.budget.skew import RoutingRange
 from megaplan.budget.values import Budget, RankBudget, ServingBudget
 from megaplan.cli.header import header_lines
-from megaplan.cli.inputs import Subject
 from megaplan.cli.ranks_text import rank_table, view_of
 from megaplan.layout.runs import runs_label, runs_of
 from megaplan.layout.step_time import PlannedTime
 from megaplan.terminal.table import wrap
 from megaplan.units import format_bytes
 
+if TYPE_CHECKING:
+    from megaplan.api.estimate import Estimate
+
 Line = tuple[str, str]
 NUM_TERMS = 6
 
 
-def estimate_lines(
-    given: Subject,
-    budget: Budget,
-    ranks: Sequence[RankBudget],
-    serving: ServingBudget | None,
-    routing: RoutingRange | None,
-    time: PlannedTime | str,
-) -> Iterator[Line]:
-    """(text, style) of every line."""
-    letters = [block.family for block in given.inventory.layers]
-    yield from header_lines(given.spec, letters, budget.parameters, budget.active_parameters)
+def estimate_lines(found: Estimate, ranks: Sequence[RankBudget]) -> Iterator[Line]:
+    """(text, style) of every line; `ranks` are those of the estimate that were asked for."""
+    budget, job = found.budget, found.job
+    letters = [block.family for block in job.inventory.layers]
+    yield from header_lines(job.spec, letters, budget.parameters, budget.active_parameters)
     device = budget.device
     items = ", ".join(f"{item.name} {format_bytes(item.bytes)}" for item in device.reserve)
     capacity, usable = format_bytes(device.capacity_bytes), format_bytes(device.usable_bytes)
@@ -43,15 +38,15 @@ def estimate_lines(
     yield from (
         (line, "") for line in wrap(f"peak of {runs_label(runs_of(ranks[0].ranks))}: {ranks[0].moments[ranks[0].peak_phase]}", indent="  ")
     )
-    yield _largest(given), ""
+    yield _largest(found), ""
     yield "", ""
-    yield from ((line, "") for line in _four_numbers(given, budget, ranks[0], routing))
-    if isinstance(time, PlannedTime):
+    yield from ((line, "") for line in _four_numbers(found, ranks[0]))
+    if isinstance(found.step_time, PlannedTime):
         yield "", ""
-        yield from ((line, "") for line in time_lines(time))
-    if serving is not None:
+        yield from ((line, "") for line in time_lines(found.step_time))
+    if found.serving is not None:
         yield "", ""
-        yield from _serving(serving)
+        yield from _serving(found.serving)
 
 
 def time_lines(time: PlannedTime) -> Iterator[str]:
@@ -62,14 +57,14 @@ def time_lines(time: PlannedTime) -> Iterator[str]:
     yield "  " + ", ".join(f"{name} {seconds:.3f}" for name, seconds in largest)
 
 
-def _four_numbers(given: Subject, budget: Budget, rank: RankBudget, routing: RoutingRange | None) -> Iterator[str]:
+def _four_numbers(found: Estimate, rank: RankBudget) -> Iterator[str]:
     """Allocated, reserved, device, and allocated under skew, of one rank: they answer different questions and are never one number."""
-    device_bytes = rank.peak_bytes + budget.device.reserve_bytes
+    routing, moe = found.routing, found.job.spec.model.moe
     yield f"{runs_label(runs_of(rank.ranks))}, at the peak:"
     rows = [
         ("allocated", rank.allocated_bytes, "what torch's allocator hands out"),
         ("reserved", rank.peak_bytes, "with its rounding and slack (modelled)"),
-        ("device", device_bytes, "with context, NCCL and driver"),
+        ("device", found.device_bytes(rank), "with context, NCCL and driver"),
     ]
     if routing is not None:
         balanced, skewed = routing.allocated_bytes(rank)
@@ -81,13 +76,13 @@ def _four_numbers(given: Subject, budget: Budget, rank: RankBudget, routing: Rou
     yield from (f"  {name.ljust(width)}  {format_bytes(num_bytes):>10}  {text}" for name, num_bytes, text in rows)
     if routing is not None and rank.fits and not routing.skewed.of_rank(rank.ranks[0]).fits:
         yield f"  under skew {routing.skew:g} it does NOT fit"
-    if routing is None and given.spec.model.moe is not None:
-        why = "a capacity bounds every expert" if given.spec.model.moe.capacity_factor is not None else "all experts are on the rank (ep 1)"
+    if routing is None and moe is not None:
+        why = "a capacity bounds every expert" if moe.capacity_factor is not None else "all experts are on the rank (ep 1)"
         yield f"  allocated under skew: the same, {why}"
 
 
-def _largest(given: Subject) -> str:
-    largest, now = largest_micro_batch(given.spec, given.inventory, given.layout), given.spec.batch.micro_batch_size
+def _largest(found: Estimate) -> str:
+    largest, now = found.largest_micro_batch, found.job.spec.batch.micro_batch_size
     if largest is None:
         return f"no micro-batch fits (now {now})"
     return f"largest micro-batch that fits: {largest} (now {now})"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import TYPE_CHECKING
 
 from megaplan.budget.values import RankBudget
-from megaplan.cli.inputs import Subject
 from megaplan.cli.topics import column_lines
 from megaplan.columns import Column
 from megaplan.hosts.columns import HOLDS
@@ -19,6 +19,9 @@ from megaplan.inventory.tensors import Block
 from megaplan.layout.runs import runs_label, runs_of
 from megaplan.terminal.table import table, wrap
 from megaplan.units import format_bytes
+
+if TYPE_CHECKING:
+    from megaplan.api.load import LoadedJob
 
 Line = tuple[str, str]
 
@@ -40,7 +43,7 @@ class _Held:
         )
 
 
-def explain_lines(given: Subject, rank: RankBudget) -> Iterator[Line]:
+def explain_lines(given: LoadedJob, rank: RankBudget) -> Iterator[Line]:
     """(text, style): where the peak lies, each column's formula, then parameters and kept activations by block."""
     label = runs_label(runs_of(rank.ranks))
     yield "", ""
@@ -67,7 +70,7 @@ def explain_lines(given: Subject, rank: RankBudget) -> Iterator[Line]:
         yield from _ledger(given, item)
 
 
-def _megatron_ledger(given: Subject, pp_rank: int) -> Iterator[Line]:
+def _megatron_ledger(given: LoadedJob, pp_rank: int) -> Iterator[Line]:
     """Megatron-Core's tensors of each operator that the rank has."""
     from megaplan.hosts.megatron.from_spec import jobs_from_spec  # noqa: PLC0415
     from megaplan.hosts.megatron.saved import operator, operators  # noqa: PLC0415
@@ -81,7 +84,7 @@ def _megatron_ledger(given: Subject, pp_rank: int) -> Iterator[Line]:
         yield from _plain(table([("    tensor", "bytes"), *rows], left=(0,)))
 
 
-def _held(given: Subject, pp_rank: int) -> list[_Held]:
+def _held(given: LoadedJob, pp_rank: int) -> list[_Held]:
     """The distinct blocks of a pipeline rank, in execution order; copies that only share a storage are told as parameters too."""
     makes = makes_of(given.spec, given.inventory)
     found: dict[Make, _Held] = {}
@@ -94,7 +97,7 @@ def _held(given: Subject, pp_rank: int) -> list[_Held]:
     return list(found.values())
 
 
-def _parameters(given: Subject, item: _Held) -> Iterator[Line]:
+def _parameters(given: LoadedJob, item: _Held) -> Iterator[Line]:
     mesh = given.spec.mesh
     rows = [("    tensor", "shape", "elements", "column", "group")]
     for tensor in item.block.tensors:
@@ -104,7 +107,7 @@ def _parameters(given: Subject, item: _Held) -> Iterator[Line]:
     yield from _plain(table(rows, left=(0, 1, 3, 4)))
 
 
-def _ledger(given: Subject, item: _Held) -> Iterator[Line]:
+def _ledger(given: LoadedJob, item: _Held) -> Iterator[Line]:
     tensors = sorted(block_ledger(given.spec, item.name, item.block).saved, key=lambda tensor: (-tensor.bytes, tensor.name))
     total = sum(tensor.bytes for tensor in tensors)
     yield f"  {item.title}: {format_bytes(total)}", ""

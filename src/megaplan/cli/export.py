@@ -35,13 +35,13 @@ def export(
     overrides: Overrides = None,
 ) -> int:
     """Write a plan for another framework. What the framework cannot express is told, key by key."""
-    from megaplan.cli.inputs import load_subject  # noqa: PLC0415  (a help text needs no model)
+    from megaplan.api.load import load  # noqa: PLC0415  (a help text needs no model)
     from megaplan.diagnostics import diagnostic  # noqa: PLC0415
     from megaplan.errors import Location, Severity  # noqa: PLC0415
     from megaplan.exporters.hosts import EXPORTERS  # noqa: PLC0415
     from megaplan.exporters.values import Source  # noqa: PLC0415
 
-    given = load_subject(subject, overrides or ())
+    given = load(subject, *(overrides or ()))
     exported = EXPORTERS[host](Source(given.spec, given.inventory, given.layout))
     found = [
         diagnostic(

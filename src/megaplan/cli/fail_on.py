@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megaplan.cli.problems import refuse
+from megaplan.diagnostics import refuse
 from megaplan.plan.document import Estimates
 from megaplan.units import format_bytes, parse_bytes
 

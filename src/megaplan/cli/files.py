@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from megaplan.cli.problems import refuse
+from megaplan.diagnostics import refuse
 from megaplan.terminal import output
 
 STDOUT = "-"

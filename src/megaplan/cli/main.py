@@ -7,7 +7,6 @@ No exception leaves `run`: what no command handles is reported as a bug of megap
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -18,7 +17,8 @@ import typer
 from megaplan import __version__
 from megaplan.errors import MegaplanError
 from megaplan.terminal import output
-from megaplan.terminal.exit_status import BROKEN_PIPE, ERROR, INTERRUPTED
+from megaplan.terminal.exit_status import ERROR, INTERRUPTED
+from megaplan.terminal.run import exit_status_of
 
 _COMMANDS = (
     "estimate",
@@ -83,26 +83,15 @@ def run(arguments: Sequence[str] | None = None) -> int:
         The exit status.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    return exit_status_of(lambda: _app(words)(words, prog_name="megaplan", standalone_mode=False), lambda error: _failed(error, words))
+
+
+def _failed(error: Exception, words: Sequence[str]) -> int:
+    """What a command refuses, usage errors of the argument parser, an abort, and bugs."""
     as_json = output.wants_json(words)
-    try:
-        status = _app(words)(words, prog_name="megaplan", standalone_mode=False)
-        sys.stdout.flush()
-    except MegaplanError as error:
+    if isinstance(error, MegaplanError):
         output.fail(error.diagnostics, as_json=as_json)
         return ERROR
-    except BrokenPipeError:
-        # The reader has gone (`| head`): say nothing, and keep the interpreter from flushing into the closed pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except Exception as error:  # the last resort, see the module's docstring
-        return _other(error, as_json=as_json)
-    return status if isinstance(status, int) else 0
-
-
-def _other(error: Exception, *, as_json: bool) -> int:
-    """Usage errors of the argument parser, an abort, and bugs."""
     from megaplan.cli import problems  # noqa: PLC0415  (only when something is wrong)
 
     if type(error).__name__ == "Abort":

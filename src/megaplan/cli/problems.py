@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
-from megaplan.diagnostics import diagnostic
-from megaplan.errors import Diagnostic, Location, MegaplanError
+from megaplan.diagnostics import diagnostic, refuse
+from megaplan.errors import Diagnostic, MegaplanError
 
 MAX_LISTED = 40
 """Of more names only the nearest are shown."""
@@ -29,11 +29,6 @@ def bug(error: Exception) -> Diagnostic:
         inside = ours[-1].filename.replace("\\", "/").rpartition("/megaplan/")[2]
         place = f" at {inside}:{ours[-1].lineno} in {ours[-1].name}"
     return diagnostic("MP499", f"{type(error).__name__}: {error}{place}", hints=("report it with the command and the file that caused it",))
-
-
-def refuse(code: str, detail: str, *hints: str, file: str | None = None, key: str | None = None) -> MegaplanError:
-    """An error of one diagnostic, to raise."""
-    return MegaplanError([diagnostic(code, detail, Location(file=file, key=key), hints)])
 
 
 def unknown_name(code: str, name: str, known: Iterable[str], hint: str) -> MegaplanError:

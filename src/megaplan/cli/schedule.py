@@ -10,15 +10,17 @@ from megaplan.cli.options import AsJson
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError
 from megaplan.schedules.problems import KIND, MICROBATCHES, PP, VPP, Problem
-from megaplan.schedules.registry import KINDS, SCHEDULES, schedule_problems
+from megaplan.schedules.registry import KINDS, schedule_problems
 from megaplan.terminal import output
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from megaplan.schedules import InFlight, Orders, Timeline
+    from megaplan.api.schedule import Schedule
 
 FORMAT = "megaplan.schedule/1"
+MAX_PRINTED = 2_000_000
+"""Actions of all ranks; more would take minutes and gigabytes."""
 
 
 def _known(kind: str) -> str:
@@ -42,30 +44,29 @@ def schedule(
     as_json: AsJson = False,
 ) -> int:
     """Print a pipeline schedule: what each rank computes in which order, what it holds, and what it waits."""
-    from megaplan.cli.problems import refuse  # noqa: PLC0415
-    from megaplan.cli.step import MAX_PRINTED, num_actions  # noqa: PLC0415
-    from megaplan.schedules import SlotTimes, actions, in_flight, replay  # noqa: PLC0415
+    from megaplan.api.schedule import default_vpp  # noqa: PLC0415
+    from megaplan.api.schedule import schedule as made  # noqa: PLC0415
+    from megaplan.diagnostics import refuse  # noqa: PLC0415
+    from megaplan.layout.planned_step import num_actions  # noqa: PLC0415
 
     if as_csv and as_json:
         raise refuse("MP480", "--csv and --json both say how to print", "megaplan schedule --help")
-    slots = SCHEDULES[kind].least_vpp if vpp is None else vpp
+    slots = default_vpp(kind) if vpp is None else vpp
     if (total := num_actions(pp, slots, microbatches)) > MAX_PRINTED:
         raise refuse(
             "MP480", f"--pp {pp}, --vpp {slots}, --microbatches {microbatches}: up to {total:,} actions, and {MAX_PRINTED:,} are printed"
         )
-    if found := schedule_problems(kind, pp, slots, microbatches):
-        raise MegaplanError([_in_own_words(problem) for problem in found])
-    orders = actions(kind, pp, slots, microbatches)
+    if problems := schedule_problems(kind, pp, slots, microbatches):
+        raise MegaplanError([_in_own_words(problem) for problem in problems])
+    found = made(
+        kind, pp=pp, vpp=slots, num_microbatches=microbatches, forward=forward, input=input_, weight=weight, p2p=p2p, hidden=hidden
+    )
     if as_csv:
-        output.write("".join(",".join(map(str, order)) + "\n" for order in orders))
-        return 0
-    times = SlotTimes.equal(pp * slots, forward, input_, weight)
-    step = replay(orders, SlotTimes(times.forward, times.input, times.weight, hidden), p2p=p2p)
-    vectors = in_flight(kind, pp, slots, microbatches)
-    if as_json:
-        output.write_json(schedule_document(orders, vectors, step))
+        output.write("".join(",".join(map(str, order)) + "\n" for order in found.orders))
+    elif as_json:
+        output.write_json(schedule_document(found))
     else:
-        output.write_styled(_lines(kind, pp, slots, vectors, step))
+        output.write_styled(_lines(found))
     return 0
 
 
@@ -78,42 +79,42 @@ def _in_own_words(problem: Problem) -> Diagnostic:
     return diagnostic(problem.code, problem.detail, Location(), hints)
 
 
-def schedule_document(orders: Orders, vectors: tuple[tuple[InFlight, ...], ...], step: Timeline) -> dict[str, Any]:
+def schedule_document(found: Schedule) -> dict[str, Any]:
     """The JSON document: actions are written as torch writes them (`0F3`, `1I0`, `(0F3;3B1)OVERLAP_F_B`)."""
+    step = found.timeline
+    of_ranks = zip(found.orders, found.peak_in_flight, found.in_flight, step.bubbles, step.bubbles_inside, strict=True)
     return {
         "format": FORMAT,
         "ranks": [
             {
                 "rank": rank,
                 "actions": list(map(str, order)),
-                "peak_inflight": max(sum(vector.full) + sum(vector.pending_weight) for vector in held),
+                "peak_inflight": peak,
                 "inflight_vectors": [{"full": list(vector.full), "pending_weight": list(vector.pending_weight)} for vector in held],
                 "bubble": bubble,
                 "bubble_inside": inside,
             }
-            for rank, (order, held, bubble, inside) in enumerate(zip(orders, vectors, step.bubbles, step.bubbles_inside, strict=True))
+            for rank, (order, peak, held, bubble, inside) in enumerate(of_ranks)
         ],
-        "makespan": step.makespan,
+        "makespan": found.makespan,
     }
 
 
-def _lines(kind: str, pp: int, vpp: int, vectors: tuple[tuple[InFlight, ...], ...], step: Timeline) -> Iterator[tuple[str, str]]:
+def _lines(found: Schedule) -> Iterator[tuple[str, str]]:
     from megaplan.cli.timeline import MAX_SLOTS, drawing, legend  # noqa: PLC0415
-    from megaplan.schedules import placement  # noqa: PLC0415
     from megaplan.terminal.table import table, wrap  # noqa: PLC0415
 
-    where = placement(kind)
-    yield f"{kind}, {where} placement: {pp} ranks of {vpp} slots, {step.makespan:,} units a step", "bold"
+    step, num_slots = found.timeline, found.pp * found.vpp
+    yield f"{found.kind}, {found.placement} placement: {found.pp} ranks of {found.vpp} slots, {step.makespan:,} units a step", "bold"
     yield "", ""
     rows = [["pp", "peak in flight", "bubble", "inside its span"]]
-    for rank, held in enumerate(vectors):
-        peak = max(sum(vector.full) + sum(vector.pending_weight) for vector in held)
+    for rank, peak in enumerate(found.peak_in_flight):
         rows.append([str(rank), str(peak), f"{step.bubbles[rank]:,}", f"{step.bubbles_inside[rank]:,}"])
     yield from ((line, "") for line in table(rows))
     text = "peak in flight: microbatches on all chunks of the rank, from the start of F to the end of B or W"
     yield from ((line, "") for line in wrap(text, indent="  "))
     yield "", ""
-    if pp * vpp > MAX_SLOTS:
-        yield f"{pp * vpp} slots are too many to draw", ""
+    if num_slots > MAX_SLOTS:
+        yield f"{num_slots} slots are too many to draw", ""
         return
-    yield from ((line, "") for line in (*drawing(step, where, pp, pp * vpp), *legend(step)))
+    yield from ((line, "") for line in (*drawing(step, found.placement, found.pp, num_slots), *legend(step)))

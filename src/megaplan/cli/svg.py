@@ -8,10 +8,10 @@ from xml.sax.saxutils import escape
 
 from megaplan.budget.build import build_budget
 from megaplan.budget.slots import Level, memory_over_time
-from megaplan.cli.problems import refuse
-from megaplan.cli.step import num_actions, planned_step
+from megaplan.diagnostics import refuse
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
+from megaplan.layout.planned_step import num_actions, planned_step
 from megaplan.layout.spans import Spans
 from megaplan.schedules import Action, Kind, Timeline, placement, slot_owner
 from megaplan.spec.models import Spec

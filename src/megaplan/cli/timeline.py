@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from megaplan.cli.step import MAX_REPLAYED, num_actions, planned_step
 from megaplan.inventory.build import build_inventory
+from megaplan.layout.planned_step import MAX_REPLAYED, num_actions, planned_step
 from megaplan.layout.spans import Spans
 from megaplan.schedules import Kind, SlotTimes, Timeline, actions, placement, replay, slot_owner
 from megaplan.schedules.placement import Placement

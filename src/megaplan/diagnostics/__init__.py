@@ -19,9 +19,9 @@ from megaplan.diagnostics.mp6xx import RUNTIME
 from megaplan.diagnostics.mp7xx import MODEL
 from megaplan.diagnostics.mp8xx import IMPORTS
 from megaplan.diagnostics.mp9xx import HOSTS
-from megaplan.errors import Diagnostic, Location, Severity
+from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 
-__all__ = ["CODES", "CodeInfo", "diagnostic"]
+__all__ = ["CODES", "CodeInfo", "diagnostic", "refuse"]
 
 CODES: dict[str, CodeInfo] = {**FILES, **MESH, **SPLIT, **PLANS, **BUDGET, **RUNTIME, **MODEL, **IMPORTS, **HOSTS}
 
@@ -48,3 +48,8 @@ def diagnostic(
     if code not in CODES:
         raise KeyError(f"no diagnostic code {code!r} in the catalogue")
     return Diagnostic(code, severity, CODES[code].summary, detail, location or Location(), (*hints, f"megaplan explain {code}"))
+
+
+def refuse(code: str, detail: str, *hints: str, file: str | None = None, key: str | None = None) -> MegaplanError:
+    """An error of one diagnostic, to raise."""
+    return MegaplanError([diagnostic(code, detail, Location(file=file, key=key), hints)])

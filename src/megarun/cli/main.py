@@ -6,18 +6,16 @@ and the others are silent.
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from megaplan.terminal.exit_status import BROKEN_PIPE, ERROR, INTERRUPTED, SIGNAL_STATUS
-from megarun.errors import refusal
+from megaplan.terminal.exit_status import ERROR, INTERRUPTED, SIGNAL_STATUS
+from megaplan.terminal.run import exit_status_of
 
 app = typer.Typer(
     name="megarun",
@@ -66,42 +64,39 @@ def train(
     one of the same model.
     """
     # Torch takes seconds to load: what is wrong with the words, the plan or the data is said before.
+    from megarun.api import Evaluation, prepare_run  # noqa: PLC0415
     from megarun.job.run import Checkpoints, read_job  # noqa: PLC0415
     from megarun.launch.failure import exit_on_peer_failure, report_failure  # noqa: PLC0415
-    from megarun.metrics.tensorboard import require_tensorboard  # noqa: PLC0415
-    from megarun.training.prepare import hold_out, open_held_out, prepare  # noqa: PLC0415
 
     launch = job = None
     try:
         planned = read_job(plan, seed)
         job = planned[0]
-        command = shlex.join(["train", plan, *(word for given in data for word in ("--data", given)), "--out", str(out)])
-        checkpoints = Checkpoints(save_every, keep, resume, weights_only, other_data)
-        prepared = prepare(planned, data, out, steps, checkpoints, num_processes=int(os.environ.get("WORLD_SIZE", "1")), command=command)
-        if validation_fraction is not None:
-            if eval_data is not None:
-                raise refusal("MP628", f"--validation-fraction {validation_fraction} and --eval-data {eval_data}: one of the two")
-            prepared = hold_out(prepared, validation_fraction, eval_every, eval_batches)
-        elif eval_data is not None:
-            prepared = replace(prepared, held_out=open_held_out(eval_data, job, eval_every, eval_batches))
-        if tensorboard:
-            require_tensorboard()
-            prepared = replace(prepared, tensorboard=True)
-        if compiled:
-            from megarun.parallel.apply.compile import refuse_compile  # noqa: PLC0415
-
-            refuse_compile(job.spec)
-            prepared = replace(prepared, compiled=True)
+        prepared = prepare_run(
+            planned,
+            data,
+            out,
+            command=shlex.join(["train", plan, *(word for given in data for word in ("--data", given)), "--out", str(out)]),
+            steps=steps,
+            checkpoints=Checkpoints(save_every, keep, resume, weights_only, other_data),
+            evaluation=Evaluation(eval_data, validation_fraction, eval_every, eval_batches),
+            tensorboard=tensorboard,
+            compiled=compiled,
+        )
         from megarun.launch.process_group import read_launch  # noqa: PLC0415
+        from megarun.metrics.display import print_summary  # noqa: PLC0415
+        from megarun.metrics.file import FILE_NAME  # noqa: PLC0415
         from megarun.training.loop import train as train_job  # noqa: PLC0415
 
         launch = read_launch(start_timeout, job.spec.mesh)
         exit_on_peer_failure(launch)
-        stopped_by = train_job(prepared, launch).stopped_by
+        trained = train_job(prepared, launch)
+        if launch.rank == 0 and trained.history:
+            print_summary(job.spec.name, trained.history, str(out / FILE_NAME))
     except Exception as error:  # the last resort: no user sees a traceback unasked
         report_failure(error, launch, job.spec.mesh if job else None, with_traceback=with_traceback)
         return ERROR
-    return SIGNAL_STATUS + stopped_by if stopped_by else 0
+    return SIGNAL_STATUS + trained.stopped_by if trained.stopped_by else 0
 
 
 @app.command()
@@ -146,18 +141,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
         The exit status.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    try:
+
+    def command() -> object:
         _mount_groups(words)
-        status: Any = app(words, prog_name="megarun", standalone_mode=False)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: keep the interpreter from flushing into it
-        return BROKEN_PIPE
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except Exception as error:
-        return _other(error, words)
-    return status if isinstance(status, int) else 0
+        return app(words, prog_name="megarun", standalone_mode=False)
+
+    return exit_status_of(command, lambda error: _failed(error, words))
 
 
 def _mount_groups(words: Sequence[str]) -> None:
@@ -169,7 +158,7 @@ def _mount_groups(words: Sequence[str]) -> None:
         app.add_typer(checkpoint.app, name="checkpoint")
 
 
-def _other(error: Exception, words: Sequence[str]) -> int:
+def _failed(error: Exception, words: Sequence[str]) -> int:
     """Usage errors of the argument parser, an abort, and bugs."""
     from megaplan.diagnostics import diagnostic  # noqa: PLC0415
     from megaplan.terminal import output  # noqa: PLC0415  (only when something is wrong)

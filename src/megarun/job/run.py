@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from megaplan.plan.document import PlanDocument
 from megaplan.plan.make import plan_text
 from megaplan.plan.read import read_plan
 from megarun.data.mix import TokenMix
@@ -91,13 +93,13 @@ class Checkpoints:
 DEFAULT_CHECKPOINTS = Checkpoints()
 
 
-def read_job(plan: str, seed: int | None) -> tuple[Job, SavedPlan]:
-    """The job of a plan file, with another seed if one is given, and the plan as a checkpoint keeps it.
+def read_job(plan: str | os.PathLike[str] | PlanDocument, seed: int | None) -> tuple[Job, SavedPlan]:
+    """The job of a plan or of a plan file, with another seed if one is given, and the plan as a checkpoint keeps it.
 
     Raises:
         MegaplanError: The file is no plan, or was changed by hand.
     """
-    document = read_plan(plan)
+    document = plan if isinstance(plan, PlanDocument) else read_plan(os.fspath(plan))
     job = Job.from_plan(document)
     saved = SavedPlan(plan_text(document), document.digests.model, document.digests.plan)
     return (job if seed is None else job.with_seed(seed)), saved

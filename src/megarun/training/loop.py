@@ -22,8 +22,8 @@ from megarun.engine.trainer import Trainer, sharded_stages
 from megarun.job.run import Run
 from megarun.launch.interrupt import Interrupt
 from megarun.launch.process_group import Launch, choose_device, process_group
-from megarun.metrics.display import Display, print_summary
-from megarun.metrics.file import FILE_NAME, MetricsFile
+from megarun.metrics.display import Display
+from megarun.metrics.file import MetricsFile
 from megarun.metrics.memory import allocated_bytes, planned_bytes
 from megarun.metrics.records import RankMemory, StepMetrics, routing_keys
 from megarun.metrics.utilisation import Utilisation
@@ -65,8 +65,6 @@ def train(run: Run, launch: Launch) -> Trained:
             Display(run.num_steps, mesh.rank) as display,
         ):
             trained = train_steps(run, mesh, keeper, interrupt, metrics_file, display)
-        if mesh.rank == 0 and trained.history:
-            print_summary(run.job.spec.name, trained.history, str(run.out / FILE_NAME))
     return trained
 
 

@@ -127,7 +127,7 @@ def test_what_no_command_expects_is_a_bug_and_exits_2(megaplan, monkeypatch):
     def broken(*_args, **_kwargs):
         raise ZeroDivisionError("an accident")
 
-    monkeypatch.setattr("megaplan.budget.build.build_budget", broken)
+    monkeypatch.setattr("megaplan.api.estimate.build_budget", broken)
     ran = megaplan("estimate", "plans/tiny-hybrid.yaml")
     assert ran.status == 2
     assert "error[MP499]: this is a bug in megaplan" in ran.err

@@ -35,7 +35,7 @@ def document(ran):
 @pytest.mark.parametrize("suffix", [".yaml", ".json"])
 def test_estimate(megaplan, name, suffix):
     found = document(megaplan("estimate", f"plans/{name}{suffix}", "--json"))
-    assert list(found) == ["format", "totals", "fits", "device", "stages", "ranks", "time", "serving", "diagnostics"]
+    assert list(found) == ["format", "totals", "fits", "largest_micro_batch", "device", "stages", "ranks", "time", "serving", "diagnostics"]
     assert found["format"] == "megaplan.estimate/1"
     assert set(found["totals"]) == {"parameters", "active_parameters"}
     device = found["device"]

@@ -8,8 +8,8 @@ from megaplan.layout.spans import Spans
 from megaplan.schedules import SlotTimes, Timeline, actions, replay
 from megaplan.spec.models import Spec
 
-MAX_PRINTED, MAX_REPLAYED = 2_000_000, 250_000
-"""Actions of all ranks: that `schedule` prints, where more would take minutes and gigabytes; that `show` replays in a second or two."""
+MAX_REPLAYED = 250_000
+"""Actions of all ranks that are replayed in a second or two."""
 
 
 def num_actions(pp: int, vpp: int, num_microbatches: int) -> int:

@@ -1,0 +1,153 @@
+"""`megaplan.estimate`: what every rank of a job will hold, and how long a step takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from megaplan.api.load import FilePath, LoadedJob, Source, load
+from megaplan.budget.build import build_budget
+from megaplan.budget.fit import fit_diagnostics, largest_micro_batch
+from megaplan.budget.padding import padding_diagnostics
+from megaplan.budget.serving import serving_budget
+from megaplan.budget.skew import RoutingRange, routing_range
+from megaplan.budget.values import Budget, Cells, RankBudget, ServingBudget
+from megaplan.columns import Column, Phase
+from megaplan.errors import Diagnostic
+from megaplan.layout.step_time import PlannedTime, planned_time
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The memory of every rank and the time of a step. All sizes are bytes of one device.
+
+    Attributes:
+        job: What was estimated, with its layout.
+        budget: Distinct ranks with their cells, the device, the stages.
+        serving: The model in one serving process; None where the spec has no `serving`.
+        routing: The budget under balanced and under uneven routing; None where no row can move between ranks.
+        step_time: The time of a step with its interval in seconds, or the reason (text) why none is stated.
+        diagnostics: Warnings and notes: of reading, of the cuts, what does not fit or only just (MP501 … MP503), padding (MP505).
+    """
+
+    job: LoadedJob
+    budget: Budget
+    serving: ServingBudget | None
+    routing: RoutingRange | None
+    step_time: PlannedTime | str
+    diagnostics: tuple[Diagnostic, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether every rank fits its device."""
+        return self.budget.fits
+
+    @property
+    def ranks(self) -> tuple[RankBudget, ...]:
+        """Distinct budgets, largest peak first; together their `ranks` name every rank once."""
+        return self.budget.ranks
+
+    @property
+    def worst(self) -> RankBudget:
+        """The ranks with the largest peak."""
+        return self.budget.worst
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest peak of any rank: reserved by torch's allocator, overhead included."""
+        return self.worst.peak_bytes
+
+    @property
+    def peak_phase(self) -> Phase:
+        """The phase of the largest peak."""
+        return self.worst.peak_phase
+
+    @property
+    def where(self) -> str:
+        """Where the largest peak lies: `backward of layers.15, 3, 2 microbatches in flight by chunk`."""
+        return self.worst.moments[self.worst.peak_phase]
+
+    @property
+    def columns(self) -> dict[Column, int]:
+        """Bytes by column at the largest peak; they sum to `peak_bytes`. A column's name is a key too: `columns["activations"]`."""
+        return self.worst.columns
+
+    @property
+    def cells(self) -> Cells:
+        """Bytes by phase and column of the ranks with the largest peak."""
+        return self.worst.cells
+
+    @property
+    def headroom_bytes(self) -> int:
+        """Usable bytes less the largest peak; negative if it does not fit."""
+        return self.worst.headroom_bytes
+
+    @property
+    def parameters(self) -> int:
+        """Unique parameters of the model."""
+        return self.budget.parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token meets."""
+        return self.budget.active_parameters
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Predicted seconds of an optimizer step; None where none is stated (see `step_time`)."""
+        return self.step_time.seconds if isinstance(self.step_time, PlannedTime) else None
+
+    @cached_property
+    def largest_micro_batch(self) -> int | None:
+        """The largest `batch.micro_batch_size` that fits every rank, all else as it is, the cuts too; None if not even 1 does."""
+        return largest_micro_batch(self.job.spec, self.job.inventory, self.job.layout)
+
+    def of_rank(self, rank: int) -> RankBudget:
+        """The budget of one rank.
+
+        Raises:
+            KeyError: The job has no such rank.
+        """
+        return self.budget.of_rank(rank)
+
+    def device_bytes(self, rank: RankBudget) -> int:
+        """What the device's own tools show at the peak of these ranks: context, NCCL and driver included."""
+        return rank.peak_bytes + self.budget.device.reserve_bytes
+
+
+def estimate(source: Source, /, *changes: str, costs: FilePath | None = None, **overrides: Any) -> Estimate:
+    """Estimate the memory of every rank by phase and column, and the time of a step.
+
+    Args:
+        source: A spec, plan or Hugging Face config as for `megaplan.load`, or a job that was loaded.
+        *changes: `KEY=VALUE` texts.
+        costs: A costs file by which a spec is cut.
+        **overrides: Changes as keywords: `mesh__dp_shard=8`.
+
+    Raises:
+        MegaplanError: Every error of the source, the changes and the costs file; no split is feasible.
+        TypeError: As `megaplan.load`.
+
+    Examples:
+        >>> import megaplan
+        >>> found = megaplan.estimate("plans/nam56r-8xh200.yaml")
+        >>> found.fits, found.worst.ranks, found.peak_bytes == sum(found.columns.values())
+        (True, (0, 1), True)
+        >>> [str(column) for column, size in found.columns.items() if size > 15 * 2**30]
+        ['activations', 'routing']
+        >>> smaller = megaplan.estimate(found.job, batch__micro_batch_size=1)
+        >>> smaller.peak_bytes < found.peak_bytes
+        True
+    """
+    job = load(source, *changes, costs=costs, **overrides)
+    spec, inventory, layout = subject = job.spec, job.inventory, job.layout
+    budget = build_budget(*subject)
+    return Estimate(
+        job,
+        budget,
+        serving_budget(spec, inventory),
+        routing_range(spec, inventory, layout, budget),
+        planned_time(spec, job.spans),
+        (*job.diagnostics, *fit_diagnostics(*subject, budget), *padding_diagnostics(*subject, budget)),
+    )

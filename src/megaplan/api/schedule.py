@@ -1,0 +1,105 @@
+"""`megaplan.schedule`: a pipeline schedule alone, without a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megaplan.schedules import InFlight, Orders, Placement, SlotTimes, Timeline, actions, in_flight, placement, replay
+from megaplan.schedules.registry import SCHEDULES
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A pipeline schedule on given degrees.
+
+    Attributes:
+        kind: Its name, as `schedule.kind` of a spec.
+        pp: Pipeline ranks.
+        vpp: Slots of each rank.
+        num_microbatches: Of one step.
+        orders: For each pp rank its actions, in order; `str(action)` is torch's notation (`0F3`).
+        in_flight: For each pp rank the vectors of microbatches in flight by chunk that no other vector exceeds.
+        timeline: Every action with start and end, in the units of the times given.
+    """
+
+    kind: str
+    pp: int
+    vpp: int
+    num_microbatches: int
+    orders: Orders
+    in_flight: tuple[tuple[InFlight, ...], ...]
+    timeline: Timeline
+
+    @property
+    def placement(self) -> Placement:
+        """How slots lie on ranks: single, loop or v."""
+        return placement(self.kind)
+
+    @property
+    def makespan(self) -> int:
+        """Time from the first action's start to the last one's end."""
+        return self.timeline.makespan
+
+    @property
+    def bubbles(self) -> tuple[int, ...]:
+        """Time that each pp rank waits until all have ended."""
+        return self.timeline.bubbles
+
+    @property
+    def peak_in_flight(self) -> tuple[int, ...]:
+        """For each pp rank the most microbatches in flight, on all its chunks, from the start of F to the end of B or W."""
+        return tuple(max(sum(vector.full) + sum(vector.pending_weight) for vector in held) for held in self.in_flight)
+
+
+def default_vpp(kind: str) -> int:
+    """Slots of each rank where none are given: as few as the schedule runs with; 1 for what is no schedule."""
+    return SCHEDULES[kind].least_vpp if kind in SCHEDULES else 1
+
+
+def schedule(
+    kind: str,
+    *,
+    pp: int,
+    num_microbatches: int,
+    vpp: int | None = None,
+    forward: int = 1,
+    input: int = 1,
+    weight: int = 1,
+    p2p: int = 0,
+    hidden: int = 0,
+) -> Schedule:
+    """What each rank of a pipeline computes in which order, what it holds, and how long it waits.
+
+    Args:
+        kind: gpipe, 1f1b, interleaved_1f1b, looped_bfs, interleaved_zero_bubble, zbv or dualpipev.
+        pp: Pipeline ranks, at least 1.
+        num_microbatches: Microbatches of one step, at least 1. Time and memory grow with pp · vpp · num_microbatches.
+        vpp: Slots of each rank; by default as few as the schedule runs with.
+        forward: Time of F, of one microbatch on one slot, in any integer unit.
+        input: Time of I, the input half of a backward.
+        weight: Time of W, its weight half.
+        p2p: Time of one transfer between two ranks.
+        hidden: Percent of the shorter part that an overlap of F and B hides, 0 to 100.
+
+    Raises:
+        MegaplanError: No such schedule (MP310), or it cannot run on these degrees (MP311 … MP313).
+        ValueError: A degree below 1, a negative time, or a percentage out of range.
+
+    Examples:
+        >>> import megaplan
+        >>> found = megaplan.schedule("1f1b", pp=2, num_microbatches=3)
+        >>> [" ".join(map(str, order)) for order in found.orders]
+        ['0F0 0F1 0B0 0F2 0B1 0B2', '1F0 1B0 1F1 1B1 1F2 1B2']
+        >>> found.peak_in_flight, found.makespan, found.bubbles
+        ((2, 1), 12, (3, 3))
+    """
+    slots = default_vpp(kind) if vpp is None else vpp
+    for name, value, least in (("pp", pp, 1), ("vpp", slots, 1), ("num_microbatches", num_microbatches, 1), ("p2p", p2p, 0)):
+        if value < least:
+            raise ValueError(f"{name} = {value} is below {least}")
+    if min(forward, input, weight) < 0 or not 0 <= hidden <= 100:
+        raise ValueError(f"forward = {forward}, input = {input}, weight = {weight}: at least 0; hidden = {hidden}: 0 to 100 percent")
+    orders = actions(kind, pp, slots, num_microbatches)
+    times = SlotTimes.equal(pp * slots, forward, input, weight)
+    step = replay(orders, SlotTimes(times.forward, times.input, times.weight, hidden), p2p=p2p)
+    return Schedule(kind, pp, slots, num_microbatches, orders, in_flight(kind, pp, slots, num_microbatches), step)

@@ -1,0 +1,156 @@
+"""`megaplan.split`: decide where to cut a model into pipeline stages, and make the plan."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from megaplan.api.load import FilePath, LoadedJob, Source, as_plan, load_to_split, override_texts
+from megaplan.budget.padding import padding_diagnostics
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
+from megaplan.layout.build import build_layout
+from megaplan.layout.spans import cuts_of
+from megaplan.layout.step_time import PlannedTime, planned_time
+from megaplan.partition.choose import choose_cuts
+from megaplan.partition.costs import stack_costs
+from megaplan.partition.report import in_flight_lines, moved_lines
+from megaplan.plan.diff import stale_topics
+from megaplan.plan.make import make_plan, plan_text
+from megaplan.plan.read import read_plan
+
+if TYPE_CHECKING:
+    from megaplan.partition.values import Cuts, Mode, Objective
+    from megaplan.plan.document import PlanDocument
+
+INFEASIBLE = frozenset({"MP330", "MP336"})
+"""Codes of an input that is right and leaves no split."""
+
+
+class InfeasibleError(MegaplanError):
+    """The spec is right, and no split meets its constraints (MP330) or fits its devices (MP336)."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Decided cuts and the plan that records them.
+
+    Attributes:
+        job: The spec that was cut.
+        plan: The plan: inputs, decisions, estimates, digests.
+        cuts: Spans, mode, reason, and the certificate: value, lower bound, gap.
+        step_time: The time of a step with its interval in seconds, or the reason (text) why none is stated.
+        stale: What changed since the baseline's manual split was decided.
+        diagnostics: Warnings and notes.
+    """
+
+    job: LoadedJob
+    plan: PlanDocument
+    cuts: Cuts
+    step_time: PlannedTime | str
+    stale: tuple[str, ...]
+    diagnostics: tuple[Diagnostic, ...]
+
+    @property
+    def text(self) -> str:
+        """The canonical text of the plan file."""
+        return plan_text(self.plan)
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences: what weighted cuts moved, and why a rank with fewer parameters holds more."""
+        spec, inventory, cuts = self.job.spec, self.job.inventory, self.cuts
+        notes = tuple(in_flight_lines(spec, inventory, cuts.spans))
+        if cuts.mode != "weighted":
+            return notes
+        weights = stack_costs(spec, inventory, self.job.costs)
+        if cuts.objective == "step_time":
+            from megaplan.partition.step import Pipeline  # noqa: PLC0415
+
+            weights = Pipeline(spec, inventory, self.job.costs).costs
+        return (*moved_lines(spec, inventory, weights, cuts_of(cuts.spans)), *notes)
+
+    def write(self, path: FilePath) -> None:
+        """Write the plan file, replacing what is there.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        from pathlib import Path  # noqa: PLC0415
+
+        Path(path).write_text(self.text, encoding="utf-8")
+
+
+def split(
+    source: Source,
+    /,
+    *changes: str,
+    mode: Mode | None = None,
+    objective: Objective | None = None,
+    baseline: FilePath | PlanDocument | None = None,
+    costs: FilePath | None = None,
+    **overrides: Any,
+) -> Split:
+    """Cut a model into pipeline stages, with a certificate, and make the plan.
+
+    Args:
+        source: A spec: a path, a mapping, or a job that was loaded.
+        *changes: `KEY=VALUE` texts; the plan records them.
+        mode: `equal`, `weighted` or `manual`, instead of the spec's `split.mode`.
+        objective: `bottleneck` or `step_time`, instead of the spec's `split.objective`.
+        baseline: A plan whose cuts are kept where that costs nothing.
+        costs: A costs file (times in ns) to cut by, instead of modelled costs.
+        **overrides: Changes as keywords: `mesh__pp=4`.
+
+    Raises:
+        InfeasibleError: No split meets the constraints, or none fits.
+        MegaplanError: Every error of the source, the changes, the baseline and the costs file.
+        TypeError: As `megaplan.load`.
+
+    Examples:
+        >>> import megaplan
+        >>> found = megaplan.split("plans/tiny-hybrid-pp2.yaml", mode="weighted")
+        >>> found.cuts.certificate.optimal, len(found.plan.decisions.stages)
+        (True, 2)
+        >>> found.text == megaplan.split("plans/tiny-hybrid-pp2.yaml", "split.mode=weighted").text
+        True
+    """
+    asked = [*changes, *override_texts(overrides)]
+    asked += [f"split.{key}={value}" for key, value in (("mode", mode), ("objective", objective)) if value is not None]
+    try:
+        job = load_to_split(source, asked, costs)
+        earlier = _baseline(baseline)
+        cuts = _decide(job, earlier)
+    except MegaplanError as error:
+        if INFEASIBLE.issuperset(found.code for found in error.diagnostics if found.severity is Severity.ERROR):
+            raise InfeasibleError(error.diagnostics) from None
+        raise
+    plan = make_plan(job.spec, baseline=earlier, overrides=job.changes, cuts=cuts, costs=job.costs)
+    layout = build_layout(job.spec, job.inventory, cuts.spans)
+    stale = tuple(stale_topics(plan, since=earlier, costs=stack_costs(job.spec, job.inventory, job.costs)))
+    found = [*job.read_diagnostics, *cuts.diagnostics, *padding_diagnostics(job.spec, job.inventory, layout)]
+    if stale:
+        found.append(_stale(stale, plan, job.name))
+    return Split(job, plan, cuts, planned_time(plan.spec, plan.spans), stale, tuple(found))
+
+
+def _baseline(baseline: FilePath | PlanDocument | None) -> PlanDocument | None:
+    if baseline is None:
+        return None
+    return read_plan(os.fspath(baseline)) if isinstance(baseline, (str, os.PathLike)) else as_plan(baseline)
+
+
+def _decide(job: LoadedJob, earlier: PlanDocument | None) -> Cuts:
+    """The cuts; that no cuts fit is an error here, for there is no plan to write."""
+    cuts = choose_cuts(job.spec, job.inventory, baseline=earlier.spans if earlier else None, measured=job.costs)
+    if unfit := [replace(found, severity=Severity.ERROR) for found in cuts.diagnostics if found.code == "MP336"]:
+        raise MegaplanError(unfit)
+    return cuts
+
+
+def _stale(topics: Sequence[str], plan: PlanDocument, file: str) -> Diagnostic:
+    detail = f"changed since it was decided: {', '.join(topics)}\nreason: {plan.decisions.split.reason}"
+    return diagnostic("MP412", detail, Location(file=file, key="split.reason"), severity=Severity.WARNING)

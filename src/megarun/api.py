@@ -1,0 +1,181 @@
+"""`megarun.train`: train a plan from Python. The command line prepares a run with the same function."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from megarun.errors import refusal
+from megarun.job.job import Job
+from megarun.job.run import DEFAULT_CHECKPOINTS, Checkpoints, Run, SavedPlan, read_job
+from megarun.metrics.tensorboard import require_tensorboard
+from megarun.training.prepare import hold_out, open_held_out, prepare
+
+if TYPE_CHECKING:
+    from megaplan.plan.document import PlanDocument
+    from megarun.training.loop import Trained
+
+FilePath: TypeAlias = "str | os.PathLike[str]"
+Data: TypeAlias = "FilePath | Sequence[FilePath] | Mapping[str, int]"
+"""A token file, several that are given with weights as `FILE=WEIGHT`, or files with their weights."""
+START_TIMEOUT_SECONDS = 60.0
+EVAL_EVERY = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What to evaluate on, and when.
+
+    Attributes:
+        data: A held-out token file; None: no such file.
+        fraction: The part of each training file's rows to hold out instead, a decimal number as text; None: none.
+        every: Optimizer steps between two evaluations; there is one after the last step too.
+        num_batches: Global batches of an evaluation; None: all that there are.
+    """
+
+    data: Path | None = None
+    fraction: str | None = None
+    every: int = EVAL_EVERY
+    num_batches: int | None = None
+
+
+NO_EVALUATION = Evaluation()
+
+
+def prepare_run(
+    planned: tuple[Job, SavedPlan],
+    data: Sequence[str],
+    out: Path,
+    *,
+    command: str,
+    steps: int | None = None,
+    checkpoints: Checkpoints = DEFAULT_CHECKPOINTS,
+    evaluation: Evaluation = NO_EVALUATION,
+    tensorboard: bool = False,
+    compiled: bool = False,
+) -> Run:
+    """A run with all that is asked of it, checked before torch is loaded.
+
+    Args:
+        planned: The plan's job, and the plan as checkpoints keep it.
+        data: Token files, as `--data` names them.
+        out: A new folder, or one of a run that is resumed.
+        command: What follows `megarun`, for hints.
+        steps: Optimizer steps; None: the plan's `training.steps`.
+        checkpoints: When to save, and what to start from.
+        evaluation: What to evaluate on.
+        tensorboard: Write the metrics for TensorBoard too.
+        compiled: torch.compile each block.
+
+    Raises:
+        MegaplanError: What megarun does not build, a wrong number of processes, or the token files.
+    """
+    run = prepare(planned, data, out, steps, checkpoints, num_processes=int(os.environ.get("WORLD_SIZE", "1")), command=command)
+    if evaluation.fraction is not None:
+        if evaluation.data is not None:
+            raise refusal("MP628", f"--validation-fraction {evaluation.fraction} and --eval-data {evaluation.data}: one of the two")
+        run = hold_out(run, evaluation.fraction, evaluation.every, evaluation.num_batches)
+    elif evaluation.data is not None:
+        run = replace(run, held_out=open_held_out(evaluation.data, run.job, evaluation.every, evaluation.num_batches))
+    if tensorboard:
+        require_tensorboard()
+    if compiled:
+        from megarun.parallel.apply.compile import refuse_compile  # noqa: PLC0415  (loads torch)
+
+        refuse_compile(run.job.spec)
+    return replace(run, tensorboard=tensorboard, compiled=compiled)
+
+
+def train(
+    plan: FilePath | PlanDocument,
+    data: Data,
+    out: FilePath,
+    *,
+    steps: int | None = None,
+    seed: int | None = None,
+    save_every: int = 0,
+    keep: int = 2,
+    resume: FilePath = "auto",
+    weights_only: bool = False,
+    other_data: bool = False,
+    eval_data: FilePath | None = None,
+    validation_fraction: float | str | None = None,
+    eval_every: int = EVAL_EVERY,
+    eval_batches: int | None = None,
+    tensorboard: bool = False,
+    compile: bool = False,
+    start_timeout: float = START_TIMEOUT_SECONDS,
+) -> Trained:
+    """Train a plan, as `megarun train` does. Every process of the job calls it, from its main thread; torchrun starts several.
+
+    Progress is on the stderr of rank 0, the metrics of every step in `out/metrics.jsonl`. SIGTERM and SIGINT save and stop all ranks after
+    the same step.
+
+    Args:
+        plan: A plan file, or a plan: `megaplan.split(...).plan`.
+        data: A token file; several as `FILE=WEIGHT` texts, or as a mapping from file to integer weight.
+        out: A new folder, or that of the run to resume.
+        steps: Optimizer steps, instead of the plan's `training.steps`.
+        seed: Of parameters and data, instead of the plan's `training.seed`.
+        save_every: Optimizer steps between checkpoints; 0: only when a signal stops the run.
+        keep: Checkpoints to leave, the newest; at least 2.
+        resume: `auto` (the newest whole checkpoint of `out`), `never`, or a checkpoint's folder.
+        weights_only: Take parameters alone, and start at step 0.
+        other_data: Resume although `data` is not what the checkpoint names.
+        eval_data: A held-out token file to evaluate on.
+        validation_fraction: Evaluate on this part of each file's rows, above 0 and below 1, and train on the rest.
+        eval_every: Steps between evaluations.
+        eval_batches: Global batches of an evaluation; all that there are.
+        tensorboard: Write the metrics for TensorBoard too.
+        compile: torch.compile each block; memory is then not the plan's.
+        start_timeout: Seconds to wait for every process of the job.
+
+    Returns:
+        `history`: what every step of this start measured (`loss` in nats per token, `step_seconds`, `allocated_bytes`, …); `stopped_by`:
+        the signal that ended the run before its last step, 0 if none did.
+
+    Raises:
+        MegaplanError: What megarun does not build, a wrong number of processes, the token files, a run that `out` holds, ranks that do not
+            train the same, steps that stay bad.
+
+    Examples:
+        >>> import megaplan, megarun
+        >>> plan = megaplan.split("plans/tiny-hybrid.yaml", batch__seq_length=64).plan
+        >>> trained = megarun.train(plan, "corpus.tokens", "runs/api", steps=2)
+        >>> [metrics.step for metrics in trained.history], trained.stopped_by
+        ([1, 2], 0)
+    """
+    words = _words(data)
+    command = " ".join(["train", "PLAN", *(f"--data {word}" for word in words), f"--out {os.fspath(out)}"])
+    evaluation = Evaluation(
+        None if eval_data is None else Path(eval_data),
+        None if validation_fraction is None else str(validation_fraction),
+        eval_every,
+        eval_batches,
+    )
+    run = prepare_run(
+        read_job(plan, seed),
+        words,
+        Path(out),
+        command=command,
+        steps=steps,
+        checkpoints=Checkpoints(save_every, keep, os.fspath(resume), weights_only, other_data),
+        evaluation=evaluation,
+        tensorboard=tensorboard,
+        compiled=compile,
+    )
+    from megarun.launch.process_group import read_launch  # noqa: PLC0415  (torch takes seconds to load)
+    from megarun.training.loop import train as train_run  # noqa: PLC0415
+
+    return train_run(run, read_launch(start_timeout, run.job.spec.mesh))
+
+
+def _words(data: Data) -> list[str]:
+    if isinstance(data, (str, os.PathLike)):
+        return [os.fspath(data)]
+    if isinstance(data, Mapping):
+        return [f"{os.fspath(path)}={weight}" for path, weight in data.items()]
+    return [os.fspath(path) for path in data]
