@@ -7,7 +7,7 @@ READY := $(VENV)/ready
 export OMP_NUM_THREADS ?= 1
 timed = @start=$$(date +%s); ( $(2) ) || exit 1; echo "$(1): $$(( $$(date +%s) - start )) s"
 
-.PHONY: demo demo-picture test test-all check test-planner test-kernels test-runtime test-random test-wheel test-torch-2.11 test-upstream plans docs faults fuzz mutants parity-random accuracy accuracy-random accuracy-megatron clean
+.PHONY: demo demo-picture test test-all check test-planner test-kernels test-runtime test-random test-wheel test-torch-2.11 test-upstream plans docs docs-site faults fuzz mutants parity-random accuracy accuracy-random accuracy-megatron clean
 
 demo: ## estimate, split, diff and train, end to end
 	@scripts/demo.sh
@@ -58,6 +58,10 @@ docs: $(READY) ## the generated pages
 	$(BIN)/python scripts/requirements_table.py
 	$(BIN)/python scripts/kernels_page.py
 	$(BIN)/python scripts/megatron_page.py
+	$(BIN)/python scripts/architecture_picture.py
+
+docs-site: $(READY) ## all pages as a site in site/, links checked; needs the extra `docs`, which it installs
+	$(call timed,docs site,$(BIN)/python -m pip install -qq --disable-pip-version-check --editable ".[docs]" -c constraints.txt && NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet)
 
 faults: $(READY) ## break a small run in every way: docs/reference/faults.md
 	$(BIN)/python scripts/faults_table.py
@@ -72,7 +76,7 @@ mutants: $(READY) ## break megaplan in SAMPLE places, one at a time: which tests
 	$(BIN)/python scripts/mutants.py --sample $(or $(SAMPLE),100) --seed $(or $(SEED),0) $(if $(LIMIT),--seconds $(LIMIT)) $(if $(WRITE),--write)
 
 clean:
-	rm -rf $(VENV) .venv-wheel .venv-torch-2.11 .venv-upstream dist runs
+	rm -rf $(VENV) .venv-wheel .venv-torch-2.11 .venv-upstream dist runs site
 
 accuracy: $(READY) ## trace the whole matrix: docs/reference/accuracy.md; make accuracy STALE=1 only what has another estimate now
 	$(BIN)/python benchmarks/accuracy/run.py $(if $(STALE),--stale)

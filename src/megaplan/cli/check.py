@@ -11,6 +11,7 @@ from megaplan.cli.options import AsJson, CostsFile, PlanFile
 from megaplan.terminal import output
 
 FORMAT = "megaplan.check/1"
+FAILS = 1
 
 
 def check(
@@ -36,4 +37,4 @@ def check(
 
             output.write_styled((line, "") for line in gain_lines(result.gain))
         output.write(f"{plan}: {'up to date' if not result.findings else 'passes, with warnings' if passes else 'fails'}\n")
-    return 0 if passes else 1
+    return 0 if passes else FAILS

@@ -27,9 +27,14 @@ def new(
         from megaplan.cli.problems import unknown_name  # noqa: PLC0415
 
         raise unknown_name("MP484", name, bundled, "megaplan new {}")
-    write_new(target, bundled[name].read_text(encoding="utf-8"), force=force)
+    from megaplan.spec.schema import SCHEMA_FILE, editor_line  # noqa: PLC0415  (a list of names needs no model)
+
+    write_new(target, editor_line(SCHEMA_FILE) + bundled[name].read_text(encoding="utf-8"), force=force)
     if target != STDOUT:
         output.write(f"wrote {target}\n")
+        schema = Path(target).with_name(SCHEMA_FILE)
+        if not schema.exists():
+            output.write(f"for completion in an editor: megaplan schema spec > {schema}\n")
     return 0
 
 

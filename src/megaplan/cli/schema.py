@@ -27,8 +27,8 @@ def schema(
 
         output.write_json(spec_schema())
     else:
-        from megaplan.plan.document import PlanDocument  # noqa: PLC0415
-        from megaplan.spec.schema import DIALECT  # noqa: PLC0415
+        from megaplan.plan.document import FORMAT, PlanDocument  # noqa: PLC0415
+        from megaplan.spec.schema import DIALECT, schema_id  # noqa: PLC0415
 
-        output.write_json({"$schema": DIALECT, **PlanDocument.model_json_schema(mode="validation")})
+        output.write_json({"$schema": DIALECT, "$id": schema_id(FORMAT), **PlanDocument.model_json_schema(mode="validation")})
     return 0

@@ -9,8 +9,12 @@ from typing import Any
 from pydantic import BaseModel
 
 from megaplan.spec import models
+from megaplan.spec.validate import EDITOR_KEY, FORMAT
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
+SCHEMA_FILE = "megaplan.spec.1.schema.json"
+"""What `megaplan new` expects the schema to be called."""
+ABOUT_EDITOR_KEY = "Where an editor finds this schema; megaplan does not read it."
 _ATTRIBUTE = re.compile(r"^    (\w+): (.+)$", re.MULTILINE)
 
 
@@ -22,7 +26,18 @@ def spec_schema() -> dict[str, Any]:
         section = getattr(models, name, None)
         if isinstance(section, type) and issubclass(section, BaseModel):
             _describe(definition, section)
-    return {"$schema": DIALECT, **schema, "title": "megaplan spec"}
+    schema["properties"] = {EDITOR_KEY: {"type": "string", "description": ABOUT_EDITOR_KEY}, **schema["properties"]}
+    return {"$schema": DIALECT, "$id": schema_id(FORMAT), **schema, "title": "megaplan spec"}
+
+
+def schema_id(document_format: str) -> str:
+    """The name of a document's schema, one for each version of the format: `urn:megaplan:spec:1` for `megaplan.spec/1`."""
+    return "urn:" + document_format.replace(".", ":").replace("/", ":")
+
+
+def editor_line(schema_file: str) -> str:
+    """The comment by which yaml-language-server, in VS Code and other editors, finds the schema of a YAML file."""
+    return f"# yaml-language-server: $schema={schema_file}\n"
 
 
 def section_help(section: type[BaseModel]) -> tuple[str, dict[str, str]]:

@@ -17,16 +17,22 @@ from megaplan.spec.source import Path, SourceMap, dotted
 from megaplan.wording import show
 
 FORMAT = "megaplan.spec/1"
+EDITOR_KEY = "$schema"
+"""A spec may name its JSON Schema for editors; the key is ignored."""
 
 
 def validate_document(document: Any, source: SourceMap) -> Spec:
     """The spec that `document` writes; a pattern with `|` sets `split.mode` to manual where the document leaves it open.
+
+    A text at `$schema` is ignored.
 
     Raises:
         MegaplanError: MP112, MP115 … MP134, and the pattern's own errors; all that are found.
     """
     if not isinstance(document, dict):
         raise MegaplanError([diagnostic("MP112", f"the document is {show(document)}", source.locate(""), (f"format: {FORMAT}",))])
+    if isinstance(document.get(EDITOR_KEY), str):
+        document = {key: value for key, value in document.items() if key != EDITOR_KEY}
     if document.get("format") != FORMAT:
         raise MegaplanError([_other_format(document, source)])
     try:

@@ -117,7 +117,11 @@ def test_stdin(megaplan, here, monkeypatch):
 
 
 def test_new_writes_a_spec_that_estimates_and_replaces_nothing(megaplan, here):
-    assert megaplan("new", "tiny-hybrid", "-o", "mine.yaml").status == 0
+    ran = megaplan("new", "tiny-hybrid", "-o", "mine.yaml")
+    assert (ran.status, "megaplan schema spec > megaplan.spec.1.schema.json" in ran.out) == (0, True)
+    line, _, rest = (here / "mine.yaml").read_text().partition("\n")
+    assert line == "# yaml-language-server: $schema=megaplan.spec.1.schema.json"
+    assert rest == (here / "plans" / "tiny-hybrid.yaml").read_text()
     assert megaplan("estimate", "mine.yaml").status == 0
     assert megaplan("new", "llama-3.1-8b", "-o", "mine.yaml").status == 2
     assert megaplan("new", "llama-3.1-8b", "-o", "mine.yaml", "--force").status == 0

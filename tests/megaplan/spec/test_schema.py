@@ -1,13 +1,19 @@
 """The JSON Schema describes what the loader reads."""
 
 import json
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
+from megaplan.errors import MegaplanError
 from megaplan.scalars import Letter, PeakType, Rated, RecipeType, ReserveName
 from megaplan.spec.fields import all_keys, kinds_of, legal_keys
-from megaplan.spec.schema import spec_schema
+from megaplan.spec.load import load_spec_text
+from megaplan.spec.schema import schema_id, spec_schema
+from megaplan.spec.validate import EDITOR_KEY
+
+PLANS = Path(__file__).parents[3] / "plans"
 
 
 def sections(schema: dict[str, Any]) -> list[dict[str, Any]]:
@@ -37,7 +43,7 @@ def test_fields_and_schema_list_the_same_keys() -> None:
     named = {key for section in sections(spec_schema()) for key in section["properties"]}
     mappings = (Letter, Rated, ReserveName, PeakType, RecipeType)  # whose words are keys of mappings, not of sections
     rated = {key for words in mappings for key in get_args(words)}
-    assert {str(path[-1]) for path in all_keys()} - (rated - named) == named
+    assert {str(path[-1]) for path in all_keys()} - (rated - named) == named - {EDITOR_KEY}
 
 
 @pytest.mark.parametrize(
@@ -47,3 +53,18 @@ def test_sections_of_several_kinds_are_narrowed(path: tuple[str, ...], kinds: tu
     assert kinds_of(path) == kinds
     assert "kv_lora_rank" not in legal_keys(("model", "attention"), {"model": {"attention": {"kind": "gqa"}}})
     assert "kv_lora_rank" in legal_keys(("model", "attention"), {"model": {}})
+
+
+def test_a_schema_is_named_by_the_version_of_its_format() -> None:
+    """One name for each version, which is no place on the network."""
+    assert spec_schema()["$id"] == "urn:megaplan:spec:1"
+    assert schema_id("megaplan.plan/1") == "urn:megaplan:plan:1"
+
+
+def test_a_spec_may_name_its_schema(tmp_path: Path) -> None:
+    """The key changes nothing; a value that is no text is an error as any unknown key."""
+    text = (PLANS / "tiny-hybrid.yaml").read_text(encoding="utf-8")
+    assert load_spec_text(f"$schema: x.json\n{text}").spec == load_spec_text(text).spec
+    assert "$schema" not in load_spec_text(f"$schema: x.json\n{text}").spec.as_document()
+    with pytest.raises(MegaplanError, match="schema"):
+        load_spec_text(f"$schema: 5\n{text}")

@@ -1,0 +1,31 @@
+"""Every command of the runtime in README.md and docs is run, or says why not."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from doc_commands import RUN_BLOCKS, prepare, run_block
+
+RUNTIME = [block for block in RUN_BLOCKS if block.of_runtime]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """One working directory for each page, with a token file."""
+    made: dict[Path, Path] = {}
+
+    def folder(page: Path) -> Path:
+        if page not in made:
+            made[page] = tmp_path_factory.mktemp(page.stem)
+            prepare(made[page])
+            words = ["data", "tokenize", "docs", "-o", "headers.tokens", "--tokenizer", "bytes", "--include", "*.md"]
+            subprocess.run([sys.executable, "-m", "megarun", *words], cwd=made[page], check=True, capture_output=True)
+        return made[page]
+
+    return folder
+
+
+@pytest.mark.parametrize("block", RUNTIME, ids=[block.name for block in RUNTIME])
+def test_a_block_of_the_runtime_runs(block, folders):
+    run_block(block, folders(block.page))
