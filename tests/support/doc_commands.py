@@ -52,7 +52,7 @@ class Block:
 
     @property
     def of_runtime(self) -> bool:
-        return any(re.search(r"\b(megarun|torchrun)\b", command) for command in self.commands)
+        return any(re.search(r"^(megarun|torchrun) ", command) for command in self.commands)
 
 
 def blocks() -> Iterator[Block]:
