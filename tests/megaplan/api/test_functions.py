@@ -95,6 +95,15 @@ def test_a_split_is_the_plan_that_the_command_writes(tmp_path, capsys):
     assert megaplan.split(values(), mode="equal", baseline=found.plan).plan.spans == found.plan.spans
 
 
+def test_a_hugging_face_config_is_a_source_too():
+    config = {"model_type": "mamba2", "bogus": 1}
+    assert refused(megaplan.load, config).location.file == "<dict>"
+    path = Path(__file__).parents[2] / "support" / "doc_files" / "config.json"
+    found = megaplan.split(path, mesh__pp=2, schedule__num_microbatches=2)
+    assert found.plan.spec.model.pattern == "AD"
+    assert megaplan.load(json.loads(path.read_text())).spec.model == found.plan.spec.model
+
+
 def test_no_split_is_an_error_of_its_own():
     with pytest.raises(megaplan.InfeasibleError) as caught:
         megaplan.split(SPEC, split__forbid=list(range(1, 9)))

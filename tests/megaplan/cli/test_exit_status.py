@@ -113,7 +113,7 @@ def test_split_writes_the_committed_plan_and_records_overrides(megaplan, here):
 def test_stdin(megaplan, here, monkeypatch):
     for name in ("tiny-hybrid.yaml", "tiny-hybrid.json"):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((here / "plans" / name).read_bytes())))
-        assert megaplan("estimate", "-").status == 0
+        assert megaplan("estimate", "-", "--compare", "batch.micro_batch_size=1").status == 0
 
 
 def test_new_writes_a_spec_that_estimates_and_replaces_nothing(megaplan, here):

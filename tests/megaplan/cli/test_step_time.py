@@ -17,7 +17,7 @@ def time_of(ran) -> dict:
 
 
 def test_the_page_shows_what_is_printed(megaplan):
-    command, shown = PAGE.split("```\n$ megaplan ", 1)[1].split("```", 1)[0].split("\n", 1)
+    command, shown = PAGE.split("```console\n$ megaplan ", 1)[1].split("```", 1)[0].split("\n", 1)
     assert shown in megaplan(*command.split()).out
 
 
