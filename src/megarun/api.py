@@ -150,12 +150,9 @@ def train(
     """
     words = _words(data)
     command = " ".join(["train", "PLAN", *(f"--data {word}" for word in words), f"--out {os.fspath(out)}"])
-    evaluation = Evaluation(
-        None if eval_data is None else Path(eval_data),
-        None if validation_fraction is None else str(validation_fraction),
-        eval_every,
-        eval_batches,
-    )
+    held_out = None if eval_data is None else Path(eval_data)
+    fraction = None if validation_fraction is None else str(validation_fraction)
+    evaluation = Evaluation(held_out, fraction, eval_every, eval_batches)
     run = prepare_run(
         read_job(plan, seed),
         words,
