@@ -7,6 +7,7 @@ import pytest
 
 from megaplan.budget.casts import after_bank_peak, cast_bytes, largest_cast
 from megaplan.budget.megarun import slot_chunks
+from megaplan.budget.reduction import _reducing_backwards
 from megaplan.hosts.megarun.storage import NOTHING
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
@@ -73,3 +74,24 @@ def test_a_banks_first_gradients_are_cast_one_after_another(params: str, grads: 
     assert found.where == "cast of layers.1.experts"
     assert found.gradients == walked(made, spec.precision.grads.bytes, spec.precision.params.bytes)
     assert after_bank_peak(first, index, 0, 0, first=False).total < found.total
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_without_a_pipeline_a_bank_is_reduced_before_the_rest_of_its_layer_s_backward(later: bool, hybrid: Callable[..., Spec]) -> None:
+    """Then its shards and, with replicas, their sums replace its gradients, and the reduction's input its gathered parameters."""
+    gone = {f"model.{section}": None for section in ("attention", "mamba", "recurrent", "mlp")}
+    spec = hybrid({"model.pattern": "E", "model.features": {}, **gone, "mesh": {"dp_shard": 2, "dp_replicate": 2}})
+    inventory = build_inventory(spec)
+    (chunk,) = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 10)]))
+    index = chunk.names.index("layers.9")  # the first to run backward: nothing of another layer's reduction is left
+    storage = chunk.units[index].storage
+    assert storage is not None
+    before, after = (peak for peak in _reducing_backwards(chunk, later) if peak.where == "backward of layers.9")
+
+    assert not any(name.startswith("experts.") for name in after.params)
+    bank = storage.experts
+    kept = bank.reduced_bytes if later or bank.recast_bytes else 0
+    assert after.gradients - before.gradients == kept + (0 if later else bank.shard_bytes)
+    assert after.communication - before.communication == bank.reduce_bytes - bank.gathered_bytes
+    assert bank.shard_bytes > 0
+    assert bank.reduce_bytes > 0
