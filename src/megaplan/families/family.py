@@ -103,6 +103,8 @@ class Family:
         rotary: (section) to the width that rotary embedding turns; None for layers without it.
         idle_parameters: (section, hidden size) to the parameters of a layer that a token does not meet.
         step_sums: (section) to the fp64 numbers that a layer sums up over the microbatches of a step; 0 for none.
+        execution_keys: Keys of the section that change how it runs or what it is expected to cost, not the function or its parameters.
+        timed: Whether the step-time model of other frameworks has terms for it.
         last_own: The last of the parameters that belong to the block's module itself, not to one of its children: FSDP2 lists them last.
         in_pieces: Whether a CP group computes its pieces of a sequence one after another.
         banks: Whether it has a bank of experts, with an FSDP2 group of its own.
@@ -127,6 +129,8 @@ class Family:
     rotary: Callable[[Any], int] | None = None
     idle_parameters: Callable[[Any, int], int] = lambda _section, _hidden: 0
     step_sums: Callable[[Any], int] = lambda _section: 0
+    execution_keys: frozenset[str] = frozenset()
+    timed: bool = True
     last_own: str = ""
     in_pieces: bool = False
     banks: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from megaplan.families.attention import ATTENTION
 from megaplan.families.dense import DENSE
@@ -13,6 +13,15 @@ from megaplan.families.moe import EXPERTS
 from megaplan.families.recurrent import RECURRENT
 
 FAMILIES: dict[str, Family] = {family.letter: family for family in (ATTENTION, MAMBA, EXPERTS, RECURRENT, DENSE)}
+
+PARTS = ("head", "attention", "scan", "experts", "recurrence", "memory", "node", "network")
+"""What beside the linears of a letter's blocks reaches a share of its peak of its own."""
+if TYPE_CHECKING:
+    Letter = str
+    Rated = str
+else:
+    Letter = Literal[tuple(FAMILIES)]
+    Rated = Literal[(*FAMILIES, *PARTS)]
 
 
 def families_of(model: Any) -> Iterator[tuple[Family, Any]]:

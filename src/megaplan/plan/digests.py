@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from megaplan.families.registry import families_of
 from megaplan.plan.canonical import Json, digest, normalise
 from megaplan.spec.models import Spec
-
-# Settings of the model sections that change how it runs or what it is expected to cost, not the function or its parameters.
-_EXECUTION = {("moe", "routing_skew"), ("mamba", "chunk_size"), ("mamba", "save_every"), ("recurrent", "save_every")}
 
 
 def model_digest(spec: Spec, letters: str) -> str:
@@ -21,9 +19,9 @@ def model_digest(spec: Spec, letters: str) -> str:
     """
     document = spec.model.model_dump(mode="json")
     document["pattern"] = letters
-    for section, key in _EXECUTION:
-        if document[section] is not None:
-            document[section].pop(key, None)
+    for family, _ in families_of(spec.model):
+        for key in family.execution_keys:
+            document[family.section].pop(key, None)
     return digest(normalise(document))
 
 

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention
 from megaplan.families.dense.section import Mlp
 from megaplan.families.mamba.section import Mamba2, Mamba3
 from megaplan.families.moe.section import MixtureOfExperts
 from megaplan.families.recurrent.section import MatrixRecurrence
-from megaplan.scalars import (
-    LayerCount,
-    PositiveFloat,
-    PositiveInt,
-    Section,
-    StrictBool,
-    Text,
-)
+from megaplan.scalars import LayerCount, PositiveFloat, PositiveInt, Section, StrictBool, Text
 
 
 class Ngram(Section):
@@ -125,3 +118,11 @@ class Model(Section):
     recurrent: MatrixRecurrence | None = None
     mlp: Mlp | None = None
     features: Features = Features()
+
+    @model_serializer(mode="wrap")
+    def _given_sections(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A section of a later family is written where it is given: its coming changes no plan's digest."""
+        return {key: value for key, value in handler(self).items() if value is not None or key in _ALWAYS}
+
+
+_ALWAYS = frozenset({"attention", "mamba", "moe", "recurrent", "mlp"})

@@ -9,6 +9,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from megaplan.columns import Basis
 from megaplan.devices import Device, Figure, load_device
+from megaplan.families.registry import Rated
 from megaplan.scalars import (
     Degree,
     Nanoseconds,
@@ -17,7 +18,6 @@ from megaplan.scalars import (
     Percent,
     PositiveInt,
     Rate,
-    Rated,
     RecipeType,
     ReserveName,
     Section,

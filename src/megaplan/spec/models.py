@@ -15,12 +15,12 @@ from megaplan.families.dense.section import Mlp
 from megaplan.families.mamba.section import Mamba2, Mamba3
 from megaplan.families.moe.section import MixtureOfExperts
 from megaplan.families.recurrent.section import MatrixRecurrence
+from megaplan.families.registry import Letter
 from megaplan.scalars import (
     MAX_LAYERS,
     Activation,
     Degree,
     FloatType,
-    Letter,
     MicrobatchCount,
     NaturalInt,
     ParamType,
@@ -205,7 +205,7 @@ class Precision(Section):
 
     def of(self, letter: str) -> DType:
         """Of the gathered parameters of a letter's layers; of all else `params`."""
-        return self.families.get(letter, self.params) if self.families else self.params  # type: ignore[call-overload]
+        return self.families.get(letter, self.params) if self.families else self.params
 
     @property
     def activations(self) -> DType:
@@ -247,7 +247,7 @@ class Recompute(Section):
 
     def of(self, letter: str) -> Policy:
         """The policy of a letter's layers, the model's last apart."""
-        return self.blocks.get(letter, self.default)  # type: ignore[call-overload, no-any-return]
+        return self.blocks.get(letter, self.default)
 
 
 class Split(Section):

@@ -6,7 +6,7 @@ from typing import get_args
 
 from megaplan.blocks.work import Op
 from megaplan.cost.times import LayerTime
-from megaplan.scalars import Rated
+from megaplan.families.registry import Rated
 
 T, SEQ, H = 8192, 4096, 4096  # tokens of two sequences, one sequence, hidden
 PERCENT, LAUNCH_NS, STEP_NS = 50, 1000, 700

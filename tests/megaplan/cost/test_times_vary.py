@@ -29,8 +29,8 @@ from megaplan.cost.blocks import layer_ops, rank_workload
 from megaplan.cost.times import ModelTimes, model_times
 from megaplan.devices import device_names, load_device
 from megaplan.families import registry
+from megaplan.families.registry import Rated
 from megaplan.inventory.build import build_inventory
-from megaplan.scalars import Rated
 from megaplan.spec.models import Spec
 
 

@@ -7,7 +7,8 @@ from typing import Any, get_args
 import pytest
 
 from megaplan.errors import MegaplanError
-from megaplan.scalars import Letter, PeakType, Rated, RecipeType, ReserveName
+from megaplan.families.registry import Letter, Rated
+from megaplan.scalars import PeakType, RecipeType, ReserveName
 from megaplan.spec.fields import all_keys, kinds_of, legal_keys
 from megaplan.spec.load import load_spec_text
 from megaplan.spec.schema import schema_id, spec_schema

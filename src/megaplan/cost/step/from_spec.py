@@ -21,6 +21,7 @@ from megaplan.cost.step.workload import (
     StepWorkload,
 )
 from megaplan.dtypes import DType
+from megaplan.families.registry import FAMILIES
 from megaplan.spec.device import device_of
 from megaplan.spec.models import LatentAttention, Mamba2, Spec
 from megaplan.spec.pattern import parse_pattern
@@ -29,12 +30,17 @@ NODE = 8
 """Devices of a node: domains up to this size end with the node, larger ones join nodes."""
 
 
+_NAMES = {"R": "matrix recurrences"}
+"""Of families, where a reader of step times knows another name than the title."""
+
+
 def unpriced(spec: Spec) -> str | None:
     """What of a spec the step-time model has no term for; None if it can be timed."""
     model = spec.model
     letters = set(parse_pattern(model.pattern, model.num_layers).layers)
-    if "R" in letters:
-        return "matrix recurrences (R)"
+    untimed = [family for letter, family in FAMILIES.items() if letter in letters and not family.timed]
+    if untimed:
+        return f"{_NAMES.get(untimed[0].letter, f'{untimed[0].title} blocks')} ({untimed[0].letter})"
     if "M" in letters and not isinstance(model.mamba, Mamba2):
         return "Mamba-3"
     if isinstance(model.attention, LatentAttention) and model.attention.indexer is not None:

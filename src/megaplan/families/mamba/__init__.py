@@ -46,6 +46,7 @@ MAMBA = Family(
     sharded=_sharded,
     serving=_served,
     convolution=_convolution,
+    execution_keys=frozenset({"chunk_size", "save_every"}),
     last_own="D",
     in_pieces=True,
 )

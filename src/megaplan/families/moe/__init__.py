@@ -42,6 +42,7 @@ EXPERTS = Family(
     exchanges=_exchanges,
     idle_parameters=_idle_parameters,
     step_sums=_step_sums,
+    execution_keys=frozenset({"routing_skew"}),
     banks=True,
     region="MP337",
 )

@@ -1,0 +1,15 @@
+"""The section `model.toy`: dimensions of T blocks."""
+
+from __future__ import annotations
+
+from megaplan.scalars import PositiveInt, Section
+
+
+class Toy(Section):
+    """Two matrices through a bottleneck.
+
+    Attributes:
+        rank: Width of the bottleneck.
+    """
+
+    rank: PositiveInt
