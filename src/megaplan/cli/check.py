@@ -1,4 +1,4 @@
-"""`megaplan check`: whether a plan is still what would be decided and estimated today."""
+"""`megaplan check`: whether today's megaplan still makes and estimates a plan the same way."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ FORMAT = "megaplan.check/1"
 def check(
     plan: PlanFile,
     *,
-    strict: Annotated[bool, typer.Option("--strict", help="A drift of estimates alone fails too.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail also if only the estimates have drifted.")] = False,
     costs: CostsFile = None,
     as_json: AsJson = False,
 ) -> int:
-    """Plan a plan's inputs again: changed decisions, digest, stale reasons, and whether it still fits."""
+    """Re-plan a plan's inputs and report differences: decisions, digest, stale reasons, and whether it still fits."""
     from megaplan.cli.inputs import load_costs  # noqa: PLC0415
     from megaplan.plan.check import check_plan  # noqa: PLC0415
     from megaplan.plan.read import inspect_plan  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""An estimate for a terminal: the job, the verdict, the worst ranks by column, and what to do."""
+"""An estimate for a terminal: the job, the verdict, the worst ranks by column, and their totals."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def estimate_lines(
     routing: RoutingRange | None,
     time: PlannedTime | str,
 ) -> Iterator[Line]:
-    """(text, style) of every line."""
+    """Every line as (text, style)."""
     letters = [block.family.value for block in given.inventory.layers]
     yield from header_lines(given.spec, letters, budget.parameters, budget.active_parameters)
     device = budget.device
     items = ", ".join(f"{item.name} {format_bytes(item.bytes)}" for item in device.reserve)
     capacity, usable = format_bytes(device.capacity_bytes), format_bytes(device.usable_bytes)
-    reserve = f"  {device.name}: {capacity} less a reserve of {format_bytes(device.reserve_bytes)} ({items}) leaves {usable}"
+    reserve = f"  {device.name}: {capacity} − {format_bytes(device.reserve_bytes)} reserved ({items}) = {usable} usable"
     yield from ((line, "") for line in wrap(reserve, indent="    "))
     yield "", ""
     style = "bold green" if budget.fits else "bold red"
@@ -55,41 +55,41 @@ def estimate_lines(
 
 
 def time_lines(time: PlannedTime) -> Iterator[str]:
-    """The step's time with its interval, and its largest terms."""
-    rate = f"{time.tokens_per_second_per_device:,.0f} tokens/s a device, MFU {100 * time.mfu:.0f} %"
+    """The step time with its interval, and its largest terms."""
+    rate = f"{time.tokens_per_second_per_device:,.0f} tokens/s per device, MFU {100 * time.mfu:.0f} %"
     yield f"step {time.seconds:.3f} s, 80 % between {time.low:.3f} and {time.high:.3f} s ({time.calibration}); {rate}"
     largest = sorted(time.terms.items(), key=lambda term: -term[1])[:NUM_TERMS]
     yield "  " + ", ".join(f"{name} {seconds:.3f}" for name, seconds in largest)
 
 
 def _four_numbers(given: Subject, budget: Budget, rank: RankBudget, routing: RoutingRange | None) -> Iterator[str]:
-    """Allocated, reserved, device, and allocated under skew, of one rank: they answer different questions and are never one number."""
+    """Allocated, reserved, device, and allocated under skew, of one rank: four different quantities."""
     device_bytes = rank.peak_bytes + budget.device.reserve_bytes
     yield f"{runs_label(runs_of(rank.ranks))}, at the peak:"
     rows = [
-        ("allocated", rank.allocated_bytes, "what torch's allocator hands out"),
-        ("reserved", rank.peak_bytes, "with its rounding and slack (modelled)"),
-        ("device", device_bytes, "with context, NCCL and driver"),
+        ("allocated", rank.allocated_bytes, "bytes of live tensors in torch's allocator"),
+        ("reserved", rank.peak_bytes, "plus the allocator's rounding and slack (modelled)"),
+        ("device", device_bytes, "plus CUDA context, NCCL and driver"),
     ]
     if routing is not None:
         balanced, skewed = routing.allocated_bytes(rank)
         rows += [
-            ("allocated, balanced", balanced, "every expert rank gets its even share"),
-            (f"allocated, skew {routing.skew:g}", skewed, f"the busiest, {routing.reason}"),
+            ("allocated, balanced", balanced, "every expert rank gets an equal share"),
+            (f"allocated, skew {routing.skew:g}", skewed, f"busiest rank, {routing.reason}"),
         ]
     width = max(len(name) for name, _, _ in rows)
     yield from (f"  {name.ljust(width)}  {format_bytes(num_bytes):>10}  {text}" for name, num_bytes, text in rows)
     if routing is not None and rank.fits and not routing.skewed.of_rank(rank.ranks[0]).fits:
-        yield f"  under skew {routing.skew:g} it does NOT fit"
+        yield f"  DOES NOT FIT under skew {routing.skew:g}"
     if routing is None and given.spec.model.moe is not None:
-        why = "a capacity bounds every expert" if given.spec.model.moe.capacity_factor is not None else "all experts are on the rank (ep 1)"
+        why = "capacity limits every expert" if given.spec.model.moe.capacity_factor is not None else "all experts are on the rank (ep 1)"
         yield f"  allocated under skew: the same, {why}"
 
 
 def _largest(given: Subject) -> str:
     largest, now = largest_micro_batch(given.spec, given.inventory, given.layout), given.spec.batch.micro_batch_size
     if largest is None:
-        return f"no micro-batch fits (now {now})"
+        return f"even micro-batch 1 does not fit (now {now})"
     return f"largest micro-batch that fits: {largest} (now {now})"
 
 

@@ -1,4 +1,4 @@
-"""`estimate --explain`: the tensors behind a rank's numbers, block by block; each distinct block once, with how often the rank holds it."""
+"""`estimate --explain`: the tensors behind a rank's numbers, by block; each distinct block once, with its count on the rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Line = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A block as the rank holds it: the name of the first, and of how many."""
+    """Equal blocks of a rank: the name of the first, and their count."""
 
     name: str
     block: Block
@@ -41,10 +41,10 @@ class _Held:
 
 
 def explain_lines(given: Subject, rank: RankBudget) -> Iterator[Line]:
-    """(text, style): where the peak lies, each column's formula, then parameters and kept activations by block."""
+    """Lines as (text, style): the phase of the peak, each column's formula, then parameters and saved activations by block."""
     label = runs_label(runs_of(rank.ranks))
     yield "", ""
-    yield f"behind the numbers of {label}", "bold"
+    yield f"details of {label}", "bold"
     for phase, moment in rank.moments.items():
         mark = "*" if phase is rank.peak_phase else " "
         yield from _plain(wrap(f"{mark} {phase}: {format_bytes(rank.phases[phase])}, {moment}", indent="    "))
@@ -59,7 +59,7 @@ def explain_lines(given: Subject, rank: RankBudget) -> Iterator[Line]:
     for item in held:
         yield from _parameters(given, item)
     yield "", ""
-    yield "kept for backward by each block, per microbatch in flight", "bold"
+    yield "saved for backward by each block, per microbatch in flight", "bold"
     if given.spec.host.name == "megatron":
         yield from _megatron_ledger(given, rank.coordinate["pp"])
         return
@@ -68,7 +68,7 @@ def explain_lines(given: Subject, rank: RankBudget) -> Iterator[Line]:
 
 
 def _megatron_ledger(given: Subject, pp_rank: int) -> Iterator[Line]:
-    """Megatron-Core's tensors of each operator that the rank has."""
+    """Megatron-Core's saved tensors of each operator on the rank."""
     from megaplan.hosts.megatron.from_spec import jobs_from_spec  # noqa: PLC0415
     from megaplan.hosts.megatron.saved import operator, operators  # noqa: PLC0415
 
@@ -82,7 +82,7 @@ def _megatron_ledger(given: Subject, pp_rank: int) -> Iterator[Line]:
 
 
 def _held(given: Subject, pp_rank: int) -> list[_Held]:
-    """The distinct blocks of a pipeline rank, in execution order; copies that only share a storage are told as parameters too."""
+    """The distinct blocks of a pipeline rank, in execution order; copies that share a storage are included."""
     makes = makes_of(given.spec, given.inventory)
     found: dict[tuple[int, bool, str], _Held] = {}
     for slot in given.layout.of_rank(pp_rank):

@@ -15,7 +15,7 @@ LOSES = 1
 
 
 class HostName(StrEnum):
-    """Hosts that an exporter is written for."""
+    """Hosts that have an exporter."""
 
     MEGATRON = "megatron"
     TORCHTITAN = "torchtitan"
@@ -28,14 +28,14 @@ class HostName(StrEnum):
 def export(
     subject: SpecOrPlan,
     *,
-    host: Annotated[HostName, typer.Option("--to", help="The framework.")],
-    target: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where to; - for stdout.")] = STDOUT,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 and write nothing if the host cannot express all of the plan.")] = False,
+    host: Annotated[HostName, typer.Option("--to", help="Target framework.")],
+    target: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Output file; - for stdout.")] = STDOUT,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 without output if the host cannot express all of the plan.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     overrides: Overrides = None,
 ) -> int:
-    """Write a plan for another framework. What the framework cannot express is told, key by key."""
-    from megaplan.cli.inputs import load_subject  # noqa: PLC0415  (a help text needs no model)
+    """Write a plan as the configuration of another framework. Every key that it cannot express is listed."""
+    from megaplan.cli.inputs import load_subject  # noqa: PLC0415  (help needs no model)
     from megaplan.diagnostics import diagnostic  # noqa: PLC0415
     from megaplan.errors import Location, Severity  # noqa: PLC0415
     from megaplan.exporters.hosts import EXPORTERS  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""What a command is given: a spec, or a plan whose cuts stand."""
+"""The input of a command: a spec, or a plan whose cuts are fixed."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Subject:
     """A spec with its cuts.
 
     Attributes:
-        spec: Overrides applied.
-        inventory: Its parameter tensors.
-        layout: Slots, from the plan's cuts or decided now.
-        plan: The plan file that was read, None for a spec.
-        diagnostics: Warnings.
+        spec: The spec after overrides.
+        inventory: Parameter tensors of the spec.
+        layout: Slots, from the plan's cuts or newly computed.
+        plan: The plan that was read, None for a spec.
+        diagnostics: Warnings of loading and splitting.
     """
 
     spec: Spec
@@ -48,12 +48,12 @@ class Subject:
 
 
 def load_subject(path: str, overrides: Sequence[str], costs: str | None = None) -> Subject:
-    """A spec, cut as it asks, or a plan with the cuts it has; overrides change either's spec and never a plan's cuts.
+    """Load a spec and compute its cuts, or load a plan with its cuts; overrides change the spec but never a plan's cuts.
 
     Args:
-        path: A spec or a plan.
+        path: Path of a spec or a plan.
         overrides: `KEY=VALUE` texts.
-        costs: A costs file to cut a spec by.
+        costs: Path of a costs file for the cuts of a spec.
 
     Raises:
         MegaplanError: Every error found.
@@ -62,11 +62,11 @@ def load_subject(path: str, overrides: Sequence[str], costs: str | None = None) 
     text = read_text(path, MAX_PLAN_BYTES)
     if _is_plan(text):
         if costs is not None:
-            detail = f"--costs {costs}: {name} is a plan, and its cuts stand"
+            detail = f"--costs {costs}: {name} is a plan, whose cuts are fixed"
             raise refuse("MP481", detail, f"megaplan split SPEC --costs {costs} -o plan.json", file=name)
         return _plan_subject(text, name, overrides)
     if len(text) > MAX_BYTES:
-        raise refuse("MP104", f"{name} holds {len(text):,} characters, and a spec has at most {MAX_BYTES:,} bytes", file=name)
+        raise refuse("MP104", f"{name} has {len(text):,} characters; a spec has at most {MAX_BYTES:,} bytes", file=name)
     loaded = _loaded(text, name, overrides)
     from megaplan.split.choose import choose_cuts  # noqa: PLC0415  (a plan is never cut again)
 
@@ -78,19 +78,19 @@ def load_subject(path: str, overrides: Sequence[str], costs: str | None = None) 
 
 
 def load_again(path: str, overrides: Sequence[str], changes: Sequence[str], costs: str | None = None) -> Subject:
-    """The same file with values changed, to set beside it.
+    """Load the same file with changed values, to compare with.
 
     Args:
-        path: A spec or a plan.
-        overrides: What it was loaded with; of a key that is changed, the change counts.
+        path: Path of a spec or a plan.
+        overrides: `KEY=VALUE` texts of the first load; `changes` take precedence.
         changes: `KEY=VALUE` texts.
         costs: As for `load_subject`.
 
     Raises:
-        MegaplanError: Every error found; it was standard input, which is gone.
+        MegaplanError: Every error found, or the input is standard input, which can be read once.
     """
     if STDIN in (path, costs):
-        raise refuse("MP480", "--compare reads its input twice, and standard input can be read once", "name a file")
+        raise refuse("MP480", "--compare reads its input twice; standard input can be read only once", "name a file")
     changed = {text.partition("=")[0] for text in changes}
     return load_subject(path, [*(text for text in overrides if text.partition("=")[0] not in changed), *changes], costs)
 
@@ -120,12 +120,12 @@ def _loaded(text: str, name: str, overrides: Sequence[str]) -> LoadedSpec:
 
 
 def _is_hf_config(text: str) -> bool:
-    """Whether the text is meant to be a Hugging Face config: a JSON object with `model_type` that is no file of megaplan's."""
+    """Whether the text looks like a Hugging Face config: a JSON object with `model_type` that is not a megaplan file."""
     return text.lstrip().startswith("{") and '"model_type"' in text and '"megaplan.' not in text
 
 
 def _is_plan(text: str) -> bool:
-    """Whether the text is meant to be a plan, whole or cut off: a JSON object that says so, or that has decisions."""
+    """Whether the text looks like a plan, possibly truncated: a JSON object with a plan's format or with decisions."""
     return text.lstrip().startswith("{") and ('"megaplan.plan/' in text or '"decisions"' in text)
 
 

@@ -1,4 +1,4 @@
-"""`megaplan schedule`: any pipeline schedule alone, without a model: orders, in-flight counts, bubbles, and a drawing."""
+"""`megaplan schedule`: a pipeline schedule without a model: orders, in-flight counts, bubbles, and a drawing."""
 
 from __future__ import annotations
 
@@ -34,29 +34,30 @@ class ScheduleName(StrEnum):
 
 def schedule(
     *,
-    kind: Annotated[ScheduleName, typer.Option("--kind", help="Which schedule.")],
+    kind: Annotated[ScheduleName, typer.Option("--kind", help="Schedule.")],
     pp: Annotated[int, typer.Option("--pp", min=1, max=65536, help="Pipeline ranks.")],
-    vpp: Annotated[int | None, typer.Option("--vpp", min=1, max=65536, help="Slots a rank; by default as few as it runs with.")] = None,
+    vpp: Annotated[int | None, typer.Option("--vpp", min=1, max=65536, help="Slots per rank; default: the schedule's minimum.")] = None,
     microbatches: Annotated[int, typer.Option("--microbatches", min=1, max=10**6, help="Microbatches of one step.")],
-    forward: Annotated[int, typer.Option("--forward", min=0, max=10**12, help="Time of F, of one microbatch on one slot.")] = 1,
-    input_: Annotated[int, typer.Option("--input", min=0, max=10**12, help="Time of I, the input half of a backward.")] = 1,
-    weight: Annotated[int, typer.Option("--weight", min=0, max=10**12, help="Time of W, its weight half.")] = 1,
+    forward: Annotated[int, typer.Option("--forward", min=0, max=10**12, help="Time of F: the forward of one microbatch on one slot.")] = 1,
+    input_: Annotated[int, typer.Option("--input", min=0, max=10**12, help="Time of I: the input gradients of one backward.")] = 1,
+    weight: Annotated[int, typer.Option("--weight", min=0, max=10**12, help="Time of W: the weight gradients of one backward.")] = 1,
     p2p: Annotated[int, typer.Option("--p2p", min=0, max=10**12, help="Time of one transfer between two ranks.")] = 0,
-    hidden: Annotated[int, typer.Option("--hidden", min=0, max=100, help="Percent of the shorter part that an overlap hides.")] = 0,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print the orders as torch's pipelining schedules load them.")] = False,
+    hidden: Annotated[int, typer.Option("--hidden", min=0, max=100, help="Percent of the shorter action that an overlap hides.")] = 0,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the orders as CSV that torch's pipelining schedules load.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Print a pipeline schedule: what each rank computes in which order, what it holds, and what it waits."""
+    """Print a pipeline schedule: each rank's order of computations, microbatches in flight, and idle time."""
     from megaplan.cli.problems import refuse  # noqa: PLC0415
     from megaplan.cli.step import MAX_PRINTED, num_actions  # noqa: PLC0415
     from megaplan.schedule import SlotTimes, actions, in_flight, replay, schedule_problems  # noqa: PLC0415
 
     if as_csv and as_json:
-        raise refuse("MP480", "--csv and --json both say how to print", "megaplan schedule --help")
+        raise refuse("MP480", "--csv and --json cannot be combined", "megaplan schedule --help")
     slots = _default_vpp(kind) if vpp is None else vpp
     if (total := num_actions(pp, slots, microbatches)) > MAX_PRINTED:
         raise refuse(
-            "MP480", f"--pp {pp}, --vpp {slots}, --microbatches {microbatches}: up to {total:,} actions, and {MAX_PRINTED:,} are printed"
+            "MP480",
+            f"--pp {pp}, --vpp {slots}, --microbatches {microbatches}: up to {total:,} actions, above the limit of {MAX_PRINTED:,}",
         )
     if found := schedule_problems(kind.value, pp, slots, microbatches):
         raise MegaplanError([_in_own_words(problem) for problem in found])
@@ -78,7 +79,7 @@ _OPTIONS = {"schedule.num_microbatches": "--microbatches", "mesh.pp": "--pp", "m
 
 
 def _in_own_words(problem: Diagnostic) -> Diagnostic:
-    """The problem with this command's options in its hints, where a spec would have keys."""
+    """The problem with this command's options in its hints instead of a spec's keys."""
     hints = tuple(hint.removeprefix("--set ") for hint in problem.hints)
     for key, option in _OPTIONS.items():
         hints = tuple(hint.replace(f"{key}=", f"{option} ") for hint in hints)
@@ -86,7 +87,7 @@ def _in_own_words(problem: Diagnostic) -> Diagnostic:
 
 
 def schedule_document(orders: Orders, vectors: tuple[tuple[InFlight, ...], ...], step: Timeline) -> dict[str, Any]:
-    """The JSON document: actions are written as torch writes them (`0F3`, `1I0`, `(0F3;3B1)OVERLAP_F_B`)."""
+    """The JSON document; actions are in torch's notation (`0F3`, `1I0`, `(0F3;3B1)OVERLAP_F_B`)."""
     return {
         "format": FORMAT,
         "ranks": [
@@ -110,14 +111,15 @@ def _default_vpp(kind: ScheduleName) -> int:
 
 
 def _lines(kind: str, pp: int, vpp: int, vectors: tuple[tuple[InFlight, ...], ...], step: Timeline) -> Iterator[tuple[str, str]]:
+    from megaplan.cli.header import counted  # noqa: PLC0415
     from megaplan.cli.timeline import MAX_SLOTS, drawing, legend  # noqa: PLC0415
     from megaplan.schedule import placement  # noqa: PLC0415
     from megaplan.terminal.table import table, wrap  # noqa: PLC0415
 
     where = placement(kind)
-    yield f"{kind}, {where} placement: {pp} ranks of {vpp} slots, {step.makespan:,} units a step", "bold"
+    yield f"{kind}, {where} placement: {counted(pp, 'rank')} of {counted(vpp, 'slot')}, {step.makespan:,} units per step", "bold"
     yield "", ""
-    rows = [["pp", "peak in flight", "bubble", "inside its span"]]
+    rows = [["pp", "peak in flight", "bubble", "between its actions"]]
     for rank, held in enumerate(vectors):
         peak = max(sum(vector.full) + sum(vector.pending_weight) for vector in held)
         rows.append([str(rank), str(peak), f"{step.bubbles[rank]:,}", f"{step.bubbles_inside[rank]:,}"])

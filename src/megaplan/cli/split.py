@@ -1,4 +1,4 @@
-"""`megaplan split`: decide where to cut, and write the plan."""
+"""`megaplan split`: find the pipeline stages, and write the plan."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 FORMAT = "megaplan.split/1"
 NO_SPLIT = 1
 INFEASIBLE = frozenset({"MP330", "MP336"})
-"""Codes of an input that is right and leaves no split."""
+"""Codes of a valid input that has no feasible split."""
 
 
 class Mode(StrEnum):
-    """How the cuts are found."""
+    """The method that chooses the cuts."""
 
     EQUAL = "equal"
     WEIGHTED = "weighted"
@@ -32,7 +32,7 @@ class Mode(StrEnum):
 
 
 class Objective(StrEnum):
-    """What weighted cuts minimise."""
+    """The quantity that weighted cuts minimise."""
 
     BOTTLENECK = "bottleneck"
     STEP_TIME = "step_time"
@@ -41,15 +41,17 @@ class Objective(StrEnum):
 def split(
     spec: SpecFile,
     *,
-    target: Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="Where the plan goes; - for stdout.")] = None,
-    mode: Annotated[Mode | None, typer.Option("--mode", help="Instead of the spec's split.mode.")] = None,
-    objective: Annotated[Objective | None, typer.Option("--objective", help="Instead of the spec's split.objective.")] = None,
+    target: Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="Output file; - for stdout.")] = None,
+    mode: Annotated[Mode | None, typer.Option("--mode", help="Override the spec's split.mode.")] = None,
+    objective: Annotated[Objective | None, typer.Option("--objective", help="Override the spec's split.objective.")] = None,
     costs: CostsFile = None,
-    baseline: Annotated[str | None, typer.Option("--baseline", metavar="PLAN", help="Keep its cuts where that costs nothing.")] = None,
+    baseline: Annotated[
+        str | None, typer.Option("--baseline", metavar="PLAN", help="Prefer this plan's cuts where they are equally good.")
+    ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> int:
-    """Cut the model into pipeline stages, with a certificate, and write the plan. Exits 1 if no split is feasible."""
+    """Find provably optimal pipeline stages, and write the plan. Exits 1 if no split is feasible."""
     from megaplan.budget.padding import padding_diagnostics  # noqa: PLC0415
     from megaplan.cli.files import STDOUT, check_target, write_whole  # noqa: PLC0415
     from megaplan.cli.inputs import load_costs  # noqa: PLC0415

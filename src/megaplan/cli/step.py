@@ -9,21 +9,21 @@ from megaplan.schedule import SlotTimes, Timeline, actions, replay
 from megaplan.spec.models import Spec
 
 MAX_PRINTED, MAX_REPLAYED = 2_000_000, 250_000
-"""Actions of all ranks: that `schedule` prints, where more would take minutes and gigabytes; that `show` replays in a second or two."""
+"""Limits on the actions of all ranks: more would take `schedule` minutes and gigabytes to print, `show` seconds to replay."""
 
 
 def num_actions(pp: int, vpp: int, num_microbatches: int) -> int:
-    """The most actions of any schedule on these degrees: F, I and W of every microbatch on every slot."""
+    """Upper bound on the actions of any schedule with these degrees: F, I and W of every microbatch on every slot."""
     return 3 * pp * vpp * num_microbatches
 
 
 def planned_step(spec: Spec, inventory: Inventory, spans: Spans) -> Timeline:
-    """One optimizer step's forwards and backwards in nanoseconds, by the device's rates.
+    """One optimizer step's forwards and backwards in nanoseconds, from the device's peak rates.
 
     Args:
-        spec: A checked spec.
-        inventory: Its parameter tensors.
-        spans: Its cuts: one half-open span of layers for each slot.
+        spec: A validated spec.
+        inventory: Parameter tensors of the spec.
+        spans: Cuts: one half-open span of layers per slot.
     """
     mesh, schedule, times = spec.mesh, spec.schedule, model_times(spec, inventory)
     slots = times.of_slots(spans)
