@@ -68,7 +68,7 @@ def _four_numbers(given: Subject, budget: Budget, rank: RankBudget, routing: Rou
     yield f"{runs_label(runs_of(rank.ranks))}, at the peak:"
     rows = [
         ("allocated", rank.allocated_bytes, "bytes of live tensors in torch's allocator"),
-        ("reserved", rank.peak_bytes, "plus the allocator's rounding and slack (modelled)"),
+        ("reserved", rank.peak_bytes, "plus its rounding and slack (modelled)"),
         ("device", device_bytes, "plus CUDA context, NCCL and driver"),
     ]
     if routing is not None:

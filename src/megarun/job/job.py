@@ -1,4 +1,4 @@
-"""What a run trains: the planned spec with its inventory and layout."""
+"""A job: the planned spec with its inventory and layout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megaplan.spec.models import Spec
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The three values that everything in the runtime is built from; `layout` is the plan's own, never cut anew."""
+    """The spec, inventory and layout from which the runtime is built; `layout` has the plan's cuts."""
 
     spec: Spec
     inventory: Inventory
@@ -20,11 +20,11 @@ class Job:
 
     @classmethod
     def from_plan(cls, plan: PlanDocument) -> Job:
-        """The job of a plan that was read."""
+        """The job of a plan."""
         return cls(plan.spec, plan.inventory, plan.layout())
 
     def with_seed(self, seed: int) -> Job:
-        """The same job with another `training.seed`, which no digest covers."""
+        """A copy with another `training.seed`, which is in no digest."""
         training = self.spec.training.model_copy(update={"seed": seed})
         return replace(self, spec=self.spec.model_copy(update={"training": training}))
 

@@ -76,7 +76,7 @@ def test_no_two_kinds_of_action_look_alike_and_the_legend_has_each(megaplan, her
     for group in root.iter(f"{SVG}g"):
         if group.get("class") == "action":
             fills.setdefault(group.find(f"{SVG}title").text.partition(" of microbatch")[0], set()).add(group.find(f"{SVG}rect").get("fill"))
-    assert set(fills) == {"forward", "backward", "input half of a backward", "weight half"}
+    assert set(fills) == {"forward", "backward", "input gradients", "weight gradients"}
     assert all(len(found) == 1 for found in fills.values())
     assert len(set.union(*fills.values())) == 4
     texts = [text.text for text in root.iter(f"{SVG}text")]
@@ -99,7 +99,7 @@ def test_more_than_a_picture_can_show_is_refused_with_a_number_that_works(megapl
 def test_show_says_when_a_step_is_too_long_to_replay(megaplan):
     ran = megaplan("show", planned(megaplan, "interleaved_1f1b"), "--set", "schedule.num_microbatches=60000")
     assert ran.status == 0
-    assert "up to 1,440,000 actions a step are too many to replay" in ran.out
+    assert "up to 1,440,000 actions per step are too many to replay" in ran.out
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -109,7 +109,7 @@ def test_show_states_the_step_of_the_plans_own_slots(megaplan, here, kind):
     picture = megaplan("show", plan, "--svg", "-").out
     length = re.search(r'<desc id="about">modelled step time ([^,]*),', picture)[1]
     assert f"this plan: modelled step time {length}; " in shown
-    assert "drawn: slots as if equal, F = I = W = 1: " in shown
+    assert "drawn with equal slots, F = I = W = 1: " in shown
 
 
 def test_stdout_gets_the_picture_alone_and_no_other_file_is_replaced(megaplan, here):

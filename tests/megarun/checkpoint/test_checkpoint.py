@@ -118,7 +118,7 @@ def truncate(path: Path) -> None:
 
 DAMAGES = {
     "a flipped bit": ("__0_0.distcp", damage_bits, "SHA-256"),
-    "a truncated file": ("__0_0.distcp", truncate, "bytes, saved were"),
+    "a truncated file": ("__0_0.distcp", truncate, "in the manifest"),
     "a deleted file": ("__0_0.distcp", Path.unlink, "No such file or directory"),
     "a changed index": ("index.json", damage_bits, "index.json: SHA-256"),
     "a broken manifest": ("manifest.json", truncate, "JSONDecodeError"),

@@ -114,7 +114,7 @@ def test_a_failure_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["--vocab-size", "12"], "MP618"),
         (["--tokenizer", "bytes", "--vocab-size", "2048"], "MP618"),
         (["--limit-bytes", "8 parsecs"], "unknown unit"),
-        (["--limit-bytes", "0"], "leaves no room"),
+        (["--limit-bytes", "0"], "is too small"),
         (["--limit-bytes", "-5"], "-5"),
         (["--limit-bytes", "3"], "MP617"),
         (["--include", "*.cpp"], "MP617"),

@@ -118,7 +118,7 @@ def test_a_file_of_its_own_is_as_it_was(planned: Run, counting: TokenFile) -> No
     [
         ("0.25", "0", "--validation-fraction 0.25"),
         ("0.25", "0.3", "--validation-fraction 0.25"),
-        ("0", "0.3", "leave out --validation-fraction"),
+        ("0", "0.3", "omit --validation-fraction"),
     ],
 )
 def test_a_run_goes_on_with_the_same_rows(planned: Run, saved: str, now: str, hint: str) -> None:

@@ -191,7 +191,7 @@ def disk_full(bench: Bench) -> Outcome:
 
 def rank_missing(bench: Bench, missing: int) -> Outcome:
     """One rank of two is never started; nobody's torchrun starts the other."""
-    out, wanted = bench.folder / f"missing-{missing}", ("nobody to meet" if missing == 0 else "did not start")
+    out, wanted = bench.folder / f"missing-{missing}", ("no store" if missing == 0 else "did not start")
     status, said, seconds = bench.alone(1 - missing, out, free_port(), "--start-timeout", "3")
     assert status == ERROR, said
     assert "MP650" in said

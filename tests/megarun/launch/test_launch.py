@@ -11,7 +11,7 @@ import pytest
 
 from megaplan.errors import MegaplanError
 from megaplan.spec.models import Mesh
-from megarun.launch.process_group import Launch, NeverMetError, read_launch
+from megarun.launch.process_group import Launch, MissingProcessError, read_launch
 
 pytestmark = pytest.mark.runtime
 
@@ -54,7 +54,7 @@ def problem(error: MegaplanError) -> tuple[str, str]:
 def test_missing_ranks_are_named_with_their_places(place: Any, port: int) -> None:
     """Rank 0 keeps the store and waits for ranks 1 and 2."""
     place(0, port)
-    with pytest.raises(NeverMetError) as refused:
+    with pytest.raises(MissingProcessError) as refused:
         read_launch(1, Mesh(pp=3))
     assert problem(refused.value) == ("MP650", "2 of 3 processes did not start within 1 s: rank 1 (pp 1), rank 2 (pp 2)")
     assert refused.value.launch.world_size == 3
@@ -68,14 +68,14 @@ def test_every_rank_that_came_says_the_same(place: Any, port: int, monkeypatch: 
     def first() -> None:
         try:
             read_launch(2)
-        except NeverMetError as error:
+        except MissingProcessError as error:
             said.append(problem(error))
 
     keeper = threading.Thread(target=first)
     keeper.start()
     keeper.join(0.5)
     monkeypatch.setenv("RANK", "1")
-    with pytest.raises(NeverMetError) as refused:
+    with pytest.raises(MissingProcessError) as refused:
         read_launch(1)
     keeper.join()
     assert [problem(refused.value), *said] == [("MP650", f"1 of 3 processes did not start within {s} s: rank 2") for s in (1, 2)]
@@ -111,7 +111,7 @@ def test_another_program_at_the_port_is_no_store(place: Any, taken: socket.socke
         read_launch(1)
     code, detail = problem(refused.value)
     assert code == "MP650"
-    assert detail.endswith("\nwhat listens there does not answer")
+    assert detail.endswith("\nno answer from the port")
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from feature_cells import MTP_TOO, SIDES
 from parity_cells import C2, E2, FEW_WORDS, GENTLE, RESHARD, SELECTIVE, T2, TIED, TWO_EXPERTS, V2, V4, Cell
 from parity_world import CellFailedError, Worlds
 
+from megarun.checkpoint.full_tensors import full_tensors, tensor_names
 from megarun.checkpoint.manifest import list_checkpoints, read_manifest
 from megarun.checkpoint.state import GENERATOR, OPTIMIZER
 from megarun.checkpoint.storage import CheckpointReader
-from megarun.checkpoint.whole import tensor_names, whole_tensors
 
 pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-68")]
 BEFORE, AFTER = 2, 10
@@ -85,7 +85,7 @@ def run(worlds: Worlds, plan: Cell, source: Path | None, target: Path, before: i
 def state(run_folder: Path) -> dict[str, torch.Tensor]:
     """Every tensor of a run's newest checkpoint, whole; generators left out."""
     path = list_checkpoints(run_folder)[0]
-    return dict(whole_tensors(path, [name for name in tensor_names(path) if not name.startswith(GENERATOR)]))
+    return dict(full_tensors(path, [name for name in tensor_names(path) if not name.startswith(GENERATOR)]))
 
 
 @pytest.fixture(scope="module")

@@ -69,12 +69,12 @@ def test_without_a_fault_nothing_is_told(told: Any) -> None:
 
 def test_an_extra_saved_tensor(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     patched_body(monkeypatch, lambda _, x: Saves.apply(x))
-    assert told() == ["layers.3: working [2, 24, 32] bfloat16 by aten.mul.Tensor, saved by the block, is in no ledger"]
+    assert told() == ["layers.3: working [2, 24, 32] bfloat16 by aten.mul.Tensor, saved by the block, is not in the ledger"]
 
 
 def test_a_tensor_held_by_a_context(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     patched_body(monkeypatch, lambda _, x: Holds.apply(x))
-    assert told() == ["layers.3: working [2, 24, 32] bfloat16 by aten.mul.Tensor, held, not saved by autograd, is in no ledger"]
+    assert told() == ["layers.3: working [2, 24, 32] bfloat16 by aten.mul.Tensor, alive, not saved by autograd, is not in the ledger"]
 
 
 def test_a_float32_copy_kept_alive(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_a_float32_copy_kept_alive(told: Any, monkeypatch: pytest.MonkeyPatch) -
 
     patched_body(monkeypatch, keep)
     made = "layers.3: working [2, 24, 32] float32 by aten._to_copy"
-    assert told() == [f"{made}, held, not saved by autograd, is in no ledger", f"{made}, is still alive when the step has ended"]
+    assert told() == [f"{made}, alive, not saved by autograd, is not in the ledger", f"{made}, is still alive after the step"]
 
 
 def test_a_buffer_not_released(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_a_buffer_not_released(told: Any, monkeypatch: pytest.MonkeyPatch) -> No
         return clip(*arguments)
 
     monkeypatch.setattr(megarun.engine.trainer, "clip_gradients", clip_and_keep)
-    assert told() == ["stage: 2 × scratch [1000] float32 by aten.empty.memory_format, is still alive when the step has ended"]
+    assert told() == ["stage: 2 × scratch [1000] float32 by aten.empty.memory_format, is still alive after the step"]
 
 
 def test_a_ledger_entry_too_many(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +112,7 @@ def test_a_ledger_entry_too_many(told: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(kept, "block_ledger", padded)
     names = told()
-    assert names == ["layers.1: phantom [2, 24, 64] bf16, kept by out_proj in the ledger, is not there"]
+    assert names == ["layers.1: phantom [2, 24, 64] bf16, kept by out_proj in the ledger, is not in the trace"]
 
 
 def test_a_ledger_entry_of_the_wrong_size(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,6 +130,6 @@ def test_a_ledger_entry_of_the_wrong_size(told: Any, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(kept, "block_ledger", halved)
     names = told()
     assert len(names) == 4
-    assert sum("states" in name and "is not there" in name for name in names) == 2
-    assert sum("megakernels.ssd, saved by the block, is in no ledger" in name for name in names) == 1
-    assert sum("megakernels.m2rnn, saved by the block, is in no ledger" in name for name in names) == 1
+    assert sum("states" in name and "is not in the trace" in name for name in names) == 2
+    assert sum("megakernels.ssd, saved by the block, is not in the ledger" in name for name in names) == 1
+    assert sum("megakernels.m2rnn, saved by the block, is not in the ledger" in name for name in names) == 1

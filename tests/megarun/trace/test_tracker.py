@@ -22,13 +22,13 @@ KIB = 1024
 class NoObserver:
     """Says nothing about any storage."""
 
-    def born(self, record: Any, operands: Any) -> None:
+    def on_alloc(self, record: Any, operands: Any) -> None:
         """Leave the record as it is."""
 
-    def added(self, total: Any, part: Any) -> None:
+    def on_accumulate(self, total: Any, part: Any) -> None:
         """Ignore."""
 
-    def ran(self, op: str, operands: Any) -> None:
+    def on_run(self, op: str, operands: Any) -> None:
         """Ignore."""
 
 

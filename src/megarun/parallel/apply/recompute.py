@@ -1,19 +1,20 @@
 """Activation recompute by family, applied to a stage from outside, before FSDP2 (R-55, R-67).
 
-A region is one method of a block, run under torch's non-reentrant checkpoint: it keeps the region's inputs, drops what is inside, and runs
-the region again when backward first needs any of that. The second run stops as soon as everything that had been saved is there again, so
-a product at the end of a region is not repeated. What is kept, storage by storage, is the ledger's (`megaplan.hosts.megarun`).
+A region is one method of a block, run under torch's non-reentrant checkpoint: it saves the region's inputs, drops the tensors inside, and
+runs the region again when backward first needs one of them. The second run stops as soon as all saved tensors are recomputed, so a product
+at the end of a region is not repeated. The ledger lists the saved tensors (`megaplan.hosts.megarun`).
 
 | | selective | keeps | drops |
 |---|---|---|---|
 | A | attention → o_proj | q, k, v | output, log-sum-exp |
 | D | activation → down_proj | gate, up | down_proj's input |
 | E | the experts' products and activation | dispatched rows, weights | the products before the activation |
-| M (mamba2) | in_proj → convolution → scan → gated norm | normed input; what scan and norm make, cached | in_proj's and convolution's |
-| M (mamba3) | projections → norms of B and C → scan | normed input; what the scan makes, cached | what projections and norms make |
+| M (mamba2) | in_proj → convolution → scan → gated norm | normed input; cached outputs of scan and norm | outputs of in_proj and
+convolution |
+| M (mamba3) | projections → norms of B and C → scan | normed input; cached outputs of the scan | outputs of projections and norms |
 | R | recurrence → gated norm → out_proj | q, k, v, forget, gate | y, states, gated output |
 
-`full` is the whole block of A, D and R: only its input is kept.
+`full` recomputes the complete block (A, D and R): only its input is saved.
 """
 
 from __future__ import annotations
@@ -43,18 +44,18 @@ FULL: tuple[type[nn.Module], ...] = (GroupedQueryAttention, LatentAttention, Den
 
 
 def recompute_stage(stage: Stage, spec: Spec, inventory: Inventory) -> None:
-    """Replace, on every layer with a policy, the method that the policy runs again; parameters and their names stay as they are."""
+    """Wrap, on every layer with a policy, the method that the policy recomputes; parameters and their names do not change."""
     for name, block in stage.layers.items():
         policy = layer_policy(spec, int(name), inventory.layers[int(name)])
         if policy == "full":
-            _run_again(_whole(block), "forward")
+            _run_again(_full_region(block), "forward")
         elif policy == "selective":
             _checkpoint_selective(block)
 
 
-def _whole(block: nn.Module) -> nn.Module:
+def _full_region(block: nn.Module) -> nn.Module:
     if not isinstance(block, FULL):
-        raise TypeError(f"{type(block).__name__} refuses full recompute; the rules of the spec should have said so (MP720)")
+        raise TypeError(f"{type(block).__name__} does not support full recompute; MP720 should have refused the spec")
     return block
 
 
@@ -69,7 +70,7 @@ def _checkpoint_selective(block: nn.Module) -> None:
         case ExpertBlock():
             _run_again(block.experts, "forward")
         case Mamba2Block():
-            # their outputs are read by the block's backward anyway; kept, they need not run twice
+            # the block's backward reads their outputs anyway; caching them avoids a second run
             kept = [torch.ops.megakernels.ssd.default, torch.ops.megakernels.gated_rms_norm.default]
             _run_again(block, "mix", context_fn=partial(_keeping, kept))
         case Mamba3Block():
@@ -79,7 +80,7 @@ def _checkpoint_selective(block: nn.Module) -> None:
 
 
 def _keeping(kept: list[torch._ops.OpOverload]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Contexts of a region's two runs: the outputs of `kept`, and of scans that a CP group walks, are made in the first alone."""
+    """Contexts of a region's two runs: the outputs of `kept` and of CP scans are computed only in the first."""
     cached: tuple[AbstractContextManager[object], ...] = create_selective_checkpoint_contexts(kept)  # type: ignore[no-untyped-call]
     first, again = zip(cached, scan_once_contexts(), strict=True)
     return _both(*first), _both(*again)
@@ -93,5 +94,5 @@ def _both(outer: AbstractContextManager[object], inner: AbstractContextManager[o
 
 def _run_again(module: nn.Module, method: str, **options: Any) -> None:
     inner: Callable[..., Any] = getattr(module, method)
-    # the model draws no random numbers, whose state each region would otherwise keep (5 KB)
+    # the model uses no random numbers, whose state each region would otherwise save (5 KB)
     setattr(module, method, partial(checkpoint, inner, use_reentrant=False, preserve_rng_state=False, **options))
