@@ -43,7 +43,7 @@ class Case:
     saved: tuple[str, ...]
     extra: Callable[[int], list[tuple[tuple[int, ...], str]]] = lambda _num_positions: []
     saved_outputs: tuple[int, ...] = ()
-    alike: tuple[str, ...] = ()  # inputs whose gradient is the first one's own tensor
+    same_gradient: tuple[str, ...] = ()  # inputs whose gradient is the first one's own tensor
     constant: tuple[str, ...] = ()  # floating inputs without a gradient
 
     def make(self, num_positions: int, dtype: torch.dtype, requires_grad: bool = True) -> dict[str, Tensor]:

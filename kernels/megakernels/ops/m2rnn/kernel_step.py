@@ -1,4 +1,4 @@
-"""What the recurrence's kernels share: one position's gain, and where documents begin."""
+"""Shared by the recurrence's kernels: one position's gain, and document starts."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""What the scan's kernels share: a tile's addresses, steps and decays."""
+"""Shared by the scan's kernels: a tile's addresses, steps and decays."""
 
 import triton
 import triton.language as tl
@@ -8,7 +8,7 @@ from megakernels._common.tiles import sigmoid, softplus
 
 @triton.jit
 def sequence_tile(pointer, batch, position, stride_b, stride_t, cols, valid, inside):  # type: ignore[no-untyped-def]
-    """Addresses of a tile [positions, cols] of one sequence and head, and what of it exists."""
+    """Addresses of a tile [positions, cols] of one sequence and head, and the mask of valid elements."""
     place = batch.to(tl.int64) * stride_b + position.to(tl.int64)[:, None] * stride_t + cols[None, :]
     return pointer + place, valid[:, None] & inside[None, :]
 
@@ -17,7 +17,7 @@ def sequence_tile(pointer, batch, position, stride_b, stride_t, cols, valid, ins
 def steps_of(  # type: ignore[no-untyped-def]
     dt, dt_bias, A_log, batch, head, position, valid, dt_stride_b, dt_stride_t, dt_stride_h, dt_min, dt_max
 ):
-    """Returns dt + dt_bias, the step Δ (0 where there is no position) and the rate a."""
+    """Returns dt + dt_bias, the step Δ (0 for positions out of range) and the rate a."""
     address = dt + batch.to(tl.int64) * dt_stride_b + position.to(tl.int64) * dt_stride_t + head * dt_stride_h
     raw = tl.load(address, mask=valid, other=0.0).to(tl.float32) + tl.load(dt_bias + head).to(tl.float32)
     step = tl.where(valid, tl.minimum(tl.maximum(softplus(raw), dt_min), dt_max), 0.0)
@@ -34,12 +34,12 @@ def sums_of(step, rate, before):  # type: ignore[no-untyped-def]
     """
     wide = before + tl.cumsum((step * rate).to(tl.float64), 0)
     rounded = wide.to(tl.float32)
-    return rounded, (wide - rounded.to(tl.float64)).to(tl.float32), tl.min(wide, 0)  # sums only fall
+    return rounded, (wide - rounded.to(tl.float64)).to(tl.float32), tl.min(wide, 0)  # sums are non-increasing
 
 
 @triton.jit
 def slope_of(raw, dt_min, dt_max):  # type: ignore[no-untyped-def]
-    """The derivative of Δ by dt: zero beyond its limits."""
+    """The derivative of Δ by dt: zero outside its limits."""
     unbounded = softplus(raw)
     return tl.where((unbounded >= dt_min) & (unbounded <= dt_max), sigmoid(raw), 0.0)
 
@@ -48,8 +48,8 @@ def slope_of(raw, dt_min, dt_max):  # type: ignore[no-untyped-def]
 def ends_of(  # type: ignore[no-untyped-def]
     starts, batch, num_positions, first, last, position, valid, step, rate, HAS_STARTS: tl.constexpr
 ):
-    """First position that each one sees, the decays from the tile's start, to its end and across, 0 between documents, and running sums."""
-    sums, rests, total = sums_of(step, rate, 0.0)  # positions beyond the tile's last have step 0, so the last sum is the whole tile's
+    """First visible position of each, the decays from the tile's start, to its end and across (0 between documents), and sums."""
+    sums, rests, total = sums_of(step, rate, 0.0)  # positions out of range have step 0, so the last sum is the tile's total
     rounded = total.to(tl.float32)
     from_start = tl.exp(sums)
     to_end = tl.where(valid, tl.exp((rounded - sums) + ((total - rounded.to(tl.float64)).to(tl.float32) - rests)), 0.0)
