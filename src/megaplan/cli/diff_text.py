@@ -147,7 +147,7 @@ def rank_blocks(diff: PlanDiff) -> Iterator[tuple[RankChange, str]]:
     for rank in diff.ranks:
         whole = rank.before is not None and rank.after is not None
         if shown is not None and whole and len(_unlike(rank, shown)) <= MAX_UNLIKE:
-            yield rank, _alike(rank, shown)
+            yield rank, _difference_text(rank, shown)
             continue
         shown = rank if whole else None
         yield rank, ""
@@ -180,7 +180,7 @@ def _unlike(rank: RankChange, shown: RankChange) -> list[tuple[str, str, str, st
     return unlike if not names else [*unlike, *([("", "", "", "")] * MAX_UNLIKE)]
 
 
-def _alike(rank: RankChange, shown: RankChange) -> str:
+def _difference_text(rank: RankChange, shown: RankChange) -> str:
     """`rank 2 (pp 0): as ranks 0-1, but peak 72,317,352,108 → 84,890,922,568`."""
     rows = ", ".join(f"{name} {old} → {new}" for name, old, new, _ in _unlike(rank, shown))
     return f"{ranks_label(rank)}: as {runs_label(shown.ranks)}" + (f", but {rows}" if rows else "")

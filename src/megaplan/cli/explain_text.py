@@ -45,9 +45,9 @@ def explain_lines(given: Subject, rank: RankBudget) -> Iterator[Line]:
     label = runs_label(runs_of(rank.ranks))
     yield "", ""
     yield f"details of {label}", "bold"
-    for phase, moment in rank.moments.items():
+    for phase, text in rank.moments.items():
         mark = "*" if phase is rank.peak_phase else " "
-        yield from _plain(wrap(f"{mark} {phase}: {format_bytes(rank.phases[phase])}, {moment}", indent="    "))
+        yield from _plain(wrap(f"{mark} {phase}: {format_bytes(rank.phases[phase])}, {text}", indent="    "))
     for column, num_bytes in rank.columns.items():
         yield "", ""
         yield f"{column}: {num_bytes:,} bytes ({format_bytes(num_bytes)})", "bold"

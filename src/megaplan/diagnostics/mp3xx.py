@@ -147,8 +147,8 @@ SPLIT: dict[str, CodeInfo] = {
         "split: {spans: [[0, 4], [4, 4], [4, 8]]}      # wrong",
     ),
     "MP327": CodeInfo(
-        "a cut or span lies outside the model",
-        "A cut c separates layers c − 1 and c, so it is at least 1 and at most num_layers − 1; a span lies within the layers.",
+        "a cut or span is outside the model",
+        "A cut c separates layers c − 1 and c, so it is at least 1 and at most num_layers − 1; a span is within the layers.",
         "There is nothing to separate before the first or after the last layer.",
         "Use a number within the bounds shown.",
         "model: {num_layers: 8}\nsplit: {pin: [8]}      # wrong",
@@ -162,7 +162,7 @@ SPLIT: dict[str, CodeInfo] = {
     ),
     "MP329": CodeInfo(
         "a pinned cut separates layers that must stay together",
-        "A cut in `split.pin` lies inside a span of `split.together`.",
+        "A cut in `split.pin` is inside a span of `split.together`.",
         "No split can satisfy both.",
         "Move the cut to an end of the span, or remove one of them.",
         "split: {pin: [4], together: [[2, 6]]}      # wrong\nsplit: {pin: [6], together: [[2, 6]]}",

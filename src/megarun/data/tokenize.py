@@ -81,8 +81,8 @@ def tokenize(
         header = replace(header, payload_sha256=payload_sha256(Path(file.name)))
         file.seek(0)
         file.write(header.pack())
-        with _replacing(tokenizer_path(path)) as beside:
-            beside.write(tokenizer.json)
+        with _replacing(tokenizer_path(path)) as json_file:
+            json_file.write(tokenizer.json)
     return Tokenized(header, tokenizer_path(path), tokenizer)
 
 

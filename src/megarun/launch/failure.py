@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FIRST, PRINTED = "megarun/first_failure", "megarun/failure_printed"
 WAIT = timedelta(seconds=5)
 POLL_SECONDS, GRACE_SECONDS = 1.0, 10.0
-NEVER_MET = frozenset({"MP650", "MP651", "MP652"})
+MISSING_PROCESS_CODES = frozenset({"MP650", "MP651", "MP652"})
 
 
 def report_failure(error: Exception, launch: Launch | None = None, mesh: Mesh | None = None, *, with_traceback: bool = False) -> None:
@@ -39,8 +39,8 @@ def report_failure(error: Exception, launch: Launch | None = None, mesh: Mesh | 
         mesh: Mesh of the plan if it is known, for the rank's coordinates.
         with_traceback: Whether to print the traceback, too.
     """
-    apart = isinstance(error, MegaplanError) and error.diagnostics[0].code in NEVER_MET
-    if launch is None and apart:
+    is_missing_process = isinstance(error, MegaplanError) and error.diagnostics[0].code in MISSING_PROCESS_CODES
+    if launch is None and is_missing_process:
         launch = getattr(error, "launch", None)  # the ranks that joined can still share a store
     elif launch is None and "WORLD_SIZE" in os.environ:
         from megarun.launch.process_group import read_launch  # noqa: PLC0415  (loads torch, which one process that fails early does without)

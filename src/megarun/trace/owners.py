@@ -156,8 +156,8 @@ class Owners:
         """The one budget column of a storage."""
         if record.kind in COLUMNS:
             side = record.kind is Kind.WORKING and record.place.partition(".")[0] in SIDE_EMBEDDINGS
-            beside = side and record.output not in RESIDUAL_OUTPUTS.get(record.op, ())
-            return Column.FEATURE_ACTIVATIONS if beside else COLUMNS[record.kind]
+            is_feature = side and record.output not in RESIDUAL_OUTPUTS.get(record.op, ())
+            return Column.FEATURE_ACTIVATIONS if is_feature else COLUMNS[record.kind]
         tensor = self._tensors[record.name]
         if record.kind is Kind.PARAMETER:
             return OWNER_COLUMNS[tensor.owner]

@@ -27,7 +27,7 @@ from megarun.launch.process_group import Launch
 
 PREFIX = "megarun/inputs"
 DIGEST, TEXT, VERDICT = f"{PREFIX}/digest", f"{PREFIX}/text", f"{PREFIX}/verdict"
-TELLING = timedelta(seconds=5)
+ACKNOWLEDGE_LIMIT = timedelta(seconds=5)
 ABSENT = "absent"
 MOST_NAMED = 8
 
@@ -59,13 +59,13 @@ def require_agreement(run: Run, launch: Launch, device: str) -> None:
         launch.store.set(VERDICT, verdict)
         if verdict:  # this rank may host the store, which closes when it exits
             with suppress(RuntimeError):
-                launch.store.wait([_key("told", rank) for rank in range(1, launch.world_size)], TELLING)
+                launch.store.wait([_key("acknowledged", rank) for rank in range(1, launch.world_size)], ACKNOWLEDGE_LIMIT)
     else:
         same = _read(launch, DIGEST) == digest
         lines = [] if same else differences(inputs, json.loads(_read(launch, TEXT)))
         launch.store.set(_key("answer", launch.rank), json.dumps([socket.gethostname(), lines]))
         verdict = _read(launch, VERDICT, 2 * launch.start_timeout)  # rank 0 finds the ranks that do not answer
-        launch.store.set(_key("told", launch.rank), "1")
+        launch.store.set(_key("acknowledged", launch.rank), "1")
     if verdict:
         raise refusal("MP656", verdict)
 

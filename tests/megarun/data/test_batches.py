@@ -93,8 +93,8 @@ def test_features_read_beyond_a_rank_s_own_tokens(mesh: dict[str, Any], packing:
     def seen(index: int, position: int, places: int, nothing: int) -> int:
         """The token `places` from `position`, if no document begins between the two."""
         low, high = sorted((position, position + places))
-        apart = low < 0 or high > length or any(low < first <= high for first in begins[index] if packing == "documents")
-        return nothing if apart else int(row[index, position + places])
+        separate = low < 0 or high > length or any(low < first <= high for first in begins[index] if packing == "documents")
+        return nothing if separate else int(row[index, position + places])
 
     for coordinate in product(range(spec.mesh.cp), range(spec.mesh.tp)):
         place_of = place(0, 1)

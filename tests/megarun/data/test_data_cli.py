@@ -72,7 +72,7 @@ def test_the_entropy_of_random_tokens(token_file: Any) -> None:
 
 
 def test_the_text_of_inspect(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Entropy in both units, and whether the tokenizer beside the file is the one that made it."""
+    """Entropy in both units, and whether the tokenizer file is the one that made the tokens."""
     path = tmp_path / "x.tokens"
     assert run(["data", "tokenize", str(corpus), "-o", str(path), "--vocab-size", "5000"]) == 0
     assert "not 5,000: the sample has no further pair" in capsys.readouterr().out

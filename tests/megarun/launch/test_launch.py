@@ -35,7 +35,7 @@ def port() -> int:
 
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Set the variables of a rank of three that nobody's torchrun started."""
+    """Set the variables of a rank of three that was started without torchrun."""
 
     def put(rank: int, port: int, **more: str) -> None:
         for name in ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT", "LOCAL_RANK"):
@@ -87,9 +87,7 @@ def test_rank_0_that_never_starts_is_named(place: Any, port: int) -> None:
         read_launch(1)
     code, detail = problem(refused.value)
     assert code == "MP650"
-    assert detail.startswith(
-        f"rank 1: nobody to meet at 127.0.0.1:{port} within 1 s: rank 0 did not start, or another program has its port\n"
-    )
+    assert detail.startswith(f"rank 1: no store at 127.0.0.1:{port} within 1 s: rank 0 did not start, or another program owns its port\n")
 
 
 def test_a_port_in_use_is_said(place: Any, taken: socket.socket) -> None:
@@ -129,7 +127,7 @@ def test_a_missing_variable_is_named(name: str, value: str, detail: str, place: 
     assert problem(refused.value) == ("MP652", detail)
 
 
-def test_one_process_meets_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_needs_no_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     found = read_launch(1)
     assert isinstance(found, Launch)
@@ -153,7 +151,7 @@ work()
 """
 
 
-def test_a_process_whose_group_stands_in_a_cycle_ends_well(
+def test_a_process_whose_group_is_in_a_reference_cycle_exits_cleanly(
     torchrun: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     """gloo's threads end before Python does; without that two of three such runs abort."""

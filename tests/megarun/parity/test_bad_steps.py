@@ -31,7 +31,7 @@ def decisions(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("cell", [STAGES, pytest.param(DATA_RANKS, marks=pytest.mark.slow)], ids=lambda cell: cell.name)
 def test_bad_batches_are_left_out(cell: Cell, worlds: Worlds, tmp_path: Path) -> None:
-    """Batch 1 is skipped; 6 and 7 in a row lead rewound to step 4, and 5, right before them, goes too. A resumed run leaves out the same."""
+    """Batch 1 is skipped; 6 and 7 in a row rewind to step 4, and 5, right before them, is skipped too. A resumed run skips the same."""
     losses = run(worlds, cell, tmp_path, 6, data=[1, 6], gradient=[7])
     assert [(each["decision"], each["step"], each["batches"], each["next_step"]) for each in decisions(tmp_path)] == [
         ("skip", 2, [1, 2], 2),

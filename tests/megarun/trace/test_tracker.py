@@ -37,7 +37,7 @@ def tracker(granule_bytes: int = 1, **options: bool) -> LiveBytes:
 
 
 @pytest.mark.parametrize("fake", [False, True])
-def test_a_storage_counts_once_from_birth_to_death(fake: bool) -> None:
+def test_a_storage_counts_once_from_allocation_to_free(fake: bool) -> None:
     """Views add nothing, and keep their storage alive."""
     live = tracker()
     with FakeTensorMode() if fake else nullcontext(), live:

@@ -86,8 +86,8 @@ def backward_scratch_bytes(x: Tensor, weight: Tensor, needs: Sequence[bool]) -> 
     If x has the accumulation dtype, the sum is the result, and products are accumulated directly.
     """
     size = accumulator_dtype(x.dtype).itemsize
-    beside_result = x.numel() * (2 * size - x.element_size()) if needs[0] and size > x.element_size() else 0
-    return forward_scratch_bytes(x, weight) + beside_result
+    extra_sum = x.numel() * (2 * size - x.element_size()) if needs[0] and size > x.element_size() else 0
+    return forward_scratch_bytes(x, weight) + extra_sum
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

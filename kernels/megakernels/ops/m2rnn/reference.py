@@ -8,8 +8,8 @@ The loop over time is inherent: the state passes through tanh. Each step is thre
 computed for an entire segment at a time. The backward recomputes a segment's states from the one saved before it, so scratch is a
 segment's, never the sequence's. 1 − decay comes from expm1: near decay 1 the subtraction would lose what the state gains per step.
 
-Letters: B sequences, L positions of a segment, H heads, K key width, V value width. States are laid out [L, H, B·K, V]: one batched product
-over heads.
+Letters: B sequences, L positions of a segment, H heads, K key width, V value width. The layout of states is [L, H, B·K, V]: one batched
+product over heads.
 
 Source: arXiv:2603.14360, the recurrence of an M²RNN layer.
 """

@@ -59,14 +59,14 @@ def backward_bytes(grad_y: Tensor, given: Recurrence, states: Tensor) -> KernelB
     per_head = SUMS_BYTES * num_heads
     state = batch * per_head * key_width * value_width
     sums = [per_head * value_width * value_width, per_head * value_width, per_head, per_head]  # of the parameters, in order
-    walks = list(spans(q, num_heads, save_every)) if states.numel() else []
-    longest = max([span.positions.stop - span.positions.start for span in walks], default=0)
+    launches = list(spans(q, num_heads, save_every)) if states.numel() else []
+    longest = max([span.positions.stop - span.positions.start for span in launches], default=0)
     part = 2 * SUMS_BYTES * batch * longest * key_width
     dense = [each for each in (*parameters, starts) if each is not None]
-    walking = 2 * save_every * state + num_heads * part + max(part, copies_bytes(dense if walks else ()))
-    moments = [walking - sum(each.nbytes for each in parameters), 0]
+    launch_peak = 2 * save_every * state + num_heads * part + max(part, copies_bytes(dense if launches else ()))
+    peaks = [launch_peak - sum(each.nbytes for each in parameters), 0]
     for index, (parameter, summed) in enumerate(zip(parameters, sums, strict=True)):
         later = sum(each.nbytes for each in parameters[index + 1 :])
-        moments.append(narrowed_bytes(parameter, summed) - later)
+        peaks.append(narrowed_bytes(parameter, summed) - later)
     copied = copies_bytes((states,), rows=(q, k, v, grad_y))
-    return KernelBytes(sum(each.nbytes for each in (q, k, v, f, *parameters)), state, batch * sum(sums) + copied + max(moments))
+    return KernelBytes(sum(each.nbytes for each in (q, k, v, f, *parameters)), state, batch * sum(sums) + copied + max(peaks))

@@ -46,16 +46,16 @@ def backward_scratch_bytes(given: Experts, needs: Sequence[bool]) -> int:
     num_shares = -(-width // tile_cols(width, size, PULL_COLS))
     buffers = 3 if gated else 2  # the gradients of the first products' outputs, and the activated rows
     made = weights.numel() * 4 if needs[1] else 0
-    moments = [buffers * inner + num_shares * num_pairs * 4 + made]
+    peaks = [buffers * inner + num_shares * num_pairs * 4 + made]
     if needs[0]:
         own, products = weights.shape[0] * num_hidden * size, num_pairs * num_hidden * size
-        moments.append(buffers * inner + made + own + (0 if num_slots == 1 else products))
+        peaks.append(buffers * inner + made + own + (0 if num_slots == 1 else products))
         made += own
     for needed in (needs[4], *((needs[2],) if gated else ()), needs[3]):
         made += matrix if needed else 0
-        moments.append(buffers * inner + made)
+        peaks.append(buffers * inner + made)
         buffers -= 1
-    return _tile_bytes(num_experts) + max(moments) - made
+    return _tile_bytes(num_experts) + max(peaks) - made
 
 
 def _tile_bytes(num_experts: int) -> int:

@@ -51,7 +51,7 @@ def backward_bytes(grad_state: Tensor | None, grad_y: Tensor, scan: Scan, states
     results, later = sum(each.nbytes for each in (x, dt, A_log, B, C, D, dt_bias)), B.nbytes + C.nbytes
     per_step = SUMS_BYTES * dt.numel()
     shares = SUMS_BYTES * 3 * num_blocks * batch * num_tiles * num_heads
-    moments = (
+    peaks = (
         copies_bytes(() if grad_state is None else (grad_state,)) - results,
         num_blocks * per_step + narrowed_bytes(dt, per_step) + shares - later - sum(each.nbytes for each in (A_log, D, dt_bias)),
         shares + narrowed_bytes(dt_bias, SUMS_BYTES * num_heads) - later,
@@ -60,4 +60,4 @@ def backward_bytes(grad_state: Tensor | None, grad_y: Tensor, scan: Scan, states
     dense = [each for each in (A_log, dt_bias, states, starts) if each is not None]
     own = grad_y.numel() * x.element_size() if grad_y.dtype != x.dtype else copies_bytes(rows=(grad_y,))
     last = SUMS_BYTES * batch * num_heads * width * B.shape[3]
-    return KernelBytes(results, last, states.nbytes + copies_bytes(dense, rows=(x, B, C)) + own + max(moments))
+    return KernelBytes(results, last, states.nbytes + copies_bytes(dense, rows=(x, B, C)) + own + max(peaks))

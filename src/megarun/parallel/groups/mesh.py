@@ -78,8 +78,8 @@ class RankMesh:
 def build_mesh(mesh: spec.Mesh, device: torch.device) -> RankMesh:
     """The mesh of the running process group, whose size must be `mesh.world_size`; every rank calls it once."""
     axes = _axes(mesh, AXES, device)
-    apart = mesh.cp * mesh.tp * mesh.ep * mesh.etp > 1
-    experts = _axes(mesh, EXPERT_AXES, device) if apart else axes
+    separate = mesh.cp * mesh.tp * mesh.ep * mesh.etp > 1
+    experts = _axes(mesh, EXPERT_AXES, device) if separate else axes
     rank = dist.get_rank()
     place = axes.get_coordinate()
     if place is None:
