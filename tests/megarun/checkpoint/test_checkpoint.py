@@ -99,7 +99,7 @@ def test_a_signal_saves_and_the_same_command_resumes(
     with monkeypatch.context() as patch:
         stop_in_step(2, number, patch)
         assert run(command("stopped")) == 128 + number
-    assert "stopped after step 3, saved; the same command resumes" in capfd.readouterr().err
+    assert "stopped after step 3 and saved; run the same command to resume" in capfd.readouterr().err
     assert max(losses(tmp_path / "stopped")) == 3
     assert run(command("stopped")) == 0
     assert "resumed from" in capfd.readouterr().err

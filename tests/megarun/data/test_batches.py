@@ -71,7 +71,7 @@ def test_a_batch_of_ends_alone_is_refused(spec_with: Any, worker: Any, monkeypat
         return np.tile(np.arange(seq_length + 1, dtype=np.int32), (num_rows, 1))
 
     monkeypatch.setattr(worker.CountingRows, "starts", every_column)
-    with pytest.raises(MegaplanError, match=r"step 3: 48 tokens, each the last one of its document"):
+    with pytest.raises(MegaplanError, match=r"step 3: 48 tokens, each the last of its document"):
         Batches(worker.CountingRows(61), Spec.model_validate(spec_with({"data.packing": "documents"})), place(0, 1)).at(2)
 
 

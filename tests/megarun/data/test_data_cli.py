@@ -95,7 +95,7 @@ def test_tokenizing_a_folder_into_itself_twice(corpus: Path, capsys: pytest.Capt
         assert run(["data", "tokenize", str(corpus), "-o", str(path), "--vocab-size", "300"]) == 0
         written.append(path.read_bytes())
     assert written[0] == written[1]
-    assert "2 what this command writes" in capsys.readouterr().out
+    assert "2 written by this command" in capsys.readouterr().out
 
 
 def test_a_failure_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

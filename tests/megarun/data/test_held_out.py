@@ -92,8 +92,8 @@ def test_a_run_evaluates_on_what_it_leaves_out(planned: Run) -> None:
         ("a tenth", None, "MP628", "--validation-fraction a tenth"),
         ("1e-999999999", None, "MP628", "--validation-fraction 1e-999999999"),
         ("0.04", None, "MP628", "20 rows of 3 tokens, of which --validation-fraction leaves 20 for training, 0 for evaluation"),
-        ("0.05", None, "MP622", "--validation-fraction 0.05: 1 rows of 3 tokens; 1 batches of 2 rows were asked for"),
-        ("0.25", 3, "MP622", "--validation-fraction 0.25: 5 rows of 3 tokens; 3 batches of 2 rows were asked for"),
+        ("0.05", None, "MP622", "--validation-fraction 0.05: 1 rows of 3 tokens; 1 batches of 2 rows were requested"),
+        ("0.25", 3, "MP622", "--validation-fraction 0.25: 5 rows of 3 tokens; 3 batches of 2 rows were requested"),
     ],
 )
 def test_what_holds_nothing_out(planned: Run, fraction: str, num_batches: int | None, code: str, words: str) -> None:

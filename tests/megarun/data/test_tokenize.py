@@ -226,7 +226,7 @@ def test_a_folder_without_text(tmp_path: Path) -> None:
     (tmp_path / "a.h").write_text("long text")
     with pytest.raises(MegaplanError) as error:
         read_corpus(tmp_path, limit_bytes=3)
-    assert "3 × by --limit-bytes" in error.value.diagnostics[0].detail
+    assert "3 × beyond --limit-bytes" in error.value.diagnostics[0].detail
 
 
 @pytest.mark.parametrize("change", [b"other length", b"\xff" * len("return 0;" * 300 + "\n"), None])

@@ -97,7 +97,7 @@ def test_a_port_in_use_is_said(place: Any, taken: socket.socket) -> None:
         read_launch(1, Mesh(pp=3))
     code, detail = problem(refused.value)
     assert code == "MP651"
-    assert detail.startswith(f"rank 0 (pp 0) keeps the store that all processes meet in, and cannot listen at 127.0.0.1:{port}\n")
+    assert detail.startswith(f"rank 0 (pp 0) hosts the store of the job, and cannot listen at 127.0.0.1:{port}\n")
     assert "address already in use" in detail
 
 

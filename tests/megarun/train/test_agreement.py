@@ -114,7 +114,7 @@ def test_a_rank_that_says_nothing_is_named(folder: Path) -> None:
     with pytest.raises(MegaplanError) as refused:
         require_agreement(of_rank(folder), Launch(0, 2, 0, store, 0.2), "cpu")
     (found,) = refused.value.diagnostics
-    assert (found.code, found.detail) == ("MP650", "started, but did not say within 0.2 s what they train: rank 1")
+    assert (found.code, found.detail) == ("MP650", "started, but did not publish their settings within 0.2 s: rank 1")
 
 
 def test_two_processes_with_other_meshes_both_end(folder: Path, golden: Any) -> None:
