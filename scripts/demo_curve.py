@@ -63,7 +63,7 @@ class Broken:
 
     @property
     def resumed_after(self) -> int:
-        """The step of the checkpoint that the second start went on from."""
+        """The step of the checkpoint from which the second start resumed."""
         return min(self.after) - 1
 
     @property
@@ -79,7 +79,7 @@ def step_losses(run: Path) -> list[tuple[int, float]]:
 
 
 def read_broken(run: Path) -> Broken:
-    """The two starts of a run, told apart where the step goes back."""
+    """The two starts of a run, split where the step number decreases."""
     made = step_losses(run)
     again = next((index for index in range(1, len(made)) if made[index][0] <= made[index - 1][0]), None)
     if again is None:

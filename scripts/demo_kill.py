@@ -23,11 +23,11 @@ def steps_done(run: Path) -> int:
 
 
 def descendants(process: int) -> list[int]:
-    """A process and all that came of it, parents first."""
+    """A process and all its descendants, parents first."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
-            with contextlib.suppress(OSError):  # gone meanwhile
+            with contextlib.suppress(OSError):  # exited meanwhile
                 parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
                 children.setdefault(parent, []).append(int(folder.name))
     found = [process]

@@ -1,4 +1,4 @@
-"""The demo's closing table and picture: the run that was killed and resumed beside one process's, and the corpus' unigram entropy.
+"""The demo's closing table and picture: the killed and resumed run compared with one process, and the corpus' unigram entropy.
 
 Exits 1 if a loss before the kill is more than 1e-5 (relative) from one process's, or one of the steps that both layouts made from the other
 layout's, or if the last loss is not below the entropy. Over all steps the difference is printed and not judged: each layout sums in another

@@ -84,7 +84,7 @@ def states_scratch(name: str) -> str:
 
 
 def triton_of(name: str) -> str:
-    """`yes` if the docstring of the operation, or of the forward that it belongs to, tells of kernels."""
+    """`yes` if the docstring of the operation, or of the forward that it belongs to, describes kernels."""
     forward = getattr(megakernels, name.removesuffix("_backward"), getattr(megakernels, name))
     return "yes" if "Triton" in sections(forward) else ""
 

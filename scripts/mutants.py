@@ -5,8 +5,8 @@ make mutants [SAMPLE=100] [SEED=0] [WRITE=1], or python scripts/mutants.py --sam
 Draws SAMPLE one-operator changes of `src/megaplan` (without `cli` and `diagnostics`) and applies each to a copy of the tree, never to the
 checkout. The lines that every test runs are recorded once for a state of the tree, so a mutant meets the tests that run its line: the
 fastest first, in one process, until one fails. What the planner's and the oracle's tests leave alive meets the plans that CI traces, if
-they run its line, and last the planner's tests that start processes, whose lines are not seen. No test that does not run a line can tell
-its change, so a mutant that gets through has met the whole suite.
+they run its line, and last the planner's tests that start processes, whose lines are not seen. A test that does not run a line cannot
+detect its change, so a mutant that gets through has met the whole suite.
 
 Outcomes are kept in runs/mutants: a mutant that was killed stays killed as long as its module is the same, so a run that was stopped goes
 on, and after a new test only the survivors are met again (`--again`: all). `--seconds` leaves out tests that together take longer, by the
@@ -84,9 +84,9 @@ class Coverage:
             found = set(range(len(self.tests)))
         package = "/".join(("tests", *Path(mutant.path).parts[1:3]))
         files = set(filter(_shares_work, {self.tests[test][0].partition("::")[0] for test in found}))
-        beside = {index for index, (name, _) in enumerate(self.tests) if name.partition("::")[0] in files} - found
+        sharing = {index for index, (name, _) in enumerate(self.tests) if name.partition("::")[0] in files} - found
         order = sorted(found, key=lambda test: (not self.tests[test][0].startswith(package), self.tests[test][1]))
-        return [*order, *sorted(beside, key=lambda test: self.tests[test][1])]
+        return [*order, *sorted(sharing, key=lambda test: self.tests[test][1])]
 
 
 @cache
@@ -98,7 +98,7 @@ def _shares_work(test_file: str) -> bool:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of a mutant: what became of it, and the test that told, or how many did not."""
+    """Result of a mutant, and the test that detected it, or the number of tests that did not."""
 
     mutant: Mutant
     before: str
@@ -185,7 +185,7 @@ def _modules() -> dict[str, bytes]:
 
 
 def _copy(tree: Path) -> None:
-    """What git knows of the checkout, as it stands, and its environment."""
+    """The files of the current checkout that git tracks, and its environment."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
     )
@@ -209,7 +209,7 @@ def _environment(tree: Path, **more: str) -> dict[str, str]:
 
 
 def _coverage(tree: Path) -> Coverage:
-    """Recorded anew whenever a file of the sources or tests has changed."""
+    """Recorded again whenever a file of the sources or tests has changed."""
     files = [path for folder in ("src", "kernels", "tests") for path in sorted((tree / folder).rglob("*.py"))]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
     RUNS.mkdir(parents=True, exist_ok=True)
@@ -274,8 +274,8 @@ def _run(tree: Path, tests: Sequence[str], limit_seconds: float) -> tuple[str, s
     if os.waitstatus_to_exitcode(status) == 0:
         return None
     failures = [line for line in log.read_text(errors="replace").splitlines() if line.startswith(("FAILED", "ERROR", "E   "))]
-    told = [line for line in failures if line.startswith(("FAILED", "ERROR"))] or failures or ["the process died"]
-    return KILLED, told[0].partition(" - ")[0]
+    detected = [line for line in failures if line.startswith(("FAILED", "ERROR"))] or failures or ["the process crashed"]
+    return KILLED, detected[0].partition(" - ")[0]
 
 
 def _child(tree: Path, tests: Sequence[str], log: Path, selected: Path) -> None:
@@ -330,8 +330,10 @@ def _page(outcomes: Sequence[Outcome], seed: int, possible: int, most_seconds: f
     lines += ["## Killed", "", "| Place | Change | By |", "|---|---|---|"]
     for outcome in outcomes:
         if outcome.verdict != SURVIVED:
-            told = outcome.by.removeprefix("FAILED ").replace("|", "\\|") if outcome.verdict == KILLED else f"time-out, {outcome.by}"
-            lines.append(f"| {outcome.mutant.path.removeprefix('src/megaplan/')}:{outcome.mutant.line} | {outcome.mutant.what} | {told} |")
+            detected = outcome.by.removeprefix("FAILED ").replace("|", "\\|") if outcome.verdict == KILLED else f"time-out, {outcome.by}"
+            lines.append(
+                f"| {outcome.mutant.path.removeprefix('src/megaplan/')}:{outcome.mutant.line} | {outcome.mutant.what} | {detected} |"
+            )
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Train random layouts of random small models on 2 to 8 processes beside one process; exits 1 if one differs.
+"""Train random layouts of random small models on 2 to 8 processes and compare with one process; exits 1 if one differs.
 
 python scripts/parity_random.py [--seed 0] [--count 40]
 """

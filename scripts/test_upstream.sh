@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Operations beside implementations of others, on a CPU: outputs and every gradient. The environment takes about 2 GB.
+# Operations compared with other implementations, on a CPU: outputs and every gradient. The environment takes about 2 GB.
 #   scripts/test_upstream.sh [PYTEST ARGUMENTS]
 set -euo pipefail
 cd "$(dirname "$0")/.."

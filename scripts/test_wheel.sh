@@ -12,7 +12,7 @@ wheel=$(echo dist/*.whl)
 pip() { "$env/bin/python" -m pip install -qq --disable-pip-version-check -c constraints.txt "$@"; }
 tests="$(mktemp -d)"
 trap 'rm -rf "$tests"' EXIT
-cp -r tests benchmarks pyproject.toml README.md plans docs "$tests"  # run beside the sources, never from them
+cp -r tests benchmarks pyproject.toml README.md plans docs "$tests"  # run outside the sources, never from them
 if [ "$part" = run ]; then
   pip "torch==2.13.0+cpu" 2>/dev/null || pip torch==2.13.0
   pip "$wheel[run]" pytest hypothesis pytest-xdist pytest-timeout

@@ -1,8 +1,8 @@
-"""Operations that decide what training keeps for backward.
+"""Differentiable operations with explicit saved sets.
 
 Every operation is a function of this module: `from megakernels import rms_norm`. docs/reference/kernels.md lists them with their shapes and
-saved tensors; docs/reference/ops.md is their contract. `ops/` has one folder an operation: `__init__.py` is the public function and its
-registration, `reference.py` the plain torch formulas, `kernel.py` a Triton kernel where there is one.
+saved tensors; docs/reference/ops.md is their contract. `ops/` has one folder per operation: `__init__.py` has the public function and its
+registration, `reference.py` the plain torch formulas, `kernel.py` the Triton kernels, if any.
 """
 
 from megakernels._common.device import use_kernels

@@ -1,4 +1,4 @@
-"""One-operator changes of a module's source: where each stands, and the text that takes its place.
+"""One-operator changes of a module's source: the position of each, and the replacement text.
 
 Left out is what no test should hold: docstrings and other texts, annotations, decorators, `__all__`, what only a type checker runs, and the
 arguments of diagnostics and exceptions.
@@ -58,7 +58,7 @@ class Mutant(NamedTuple):
     Attributes:
         path: Of the module, from the root of the tree.
         line: Of the node, from 1.
-        statement: First line of the statement it stands in.
+        statement: First line of its statement.
         start: Of the replaced text, in bytes.
         stop: Its end.
         text: What takes its place.

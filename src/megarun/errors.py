@@ -1,4 +1,4 @@
-"""Refusals of the runtime as megaplan diagnostics (MP6xx), and ranks named by axis and coordinate (R-59)."""
+"""Runtime errors as megaplan diagnostics (MP6xx), and rank names with mesh coordinates (R-59)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from megaplan.spec.models import Mesh
 
 
 def refusal(code: str, detail: str, key: str | None = None, hints: Iterable[str] = (), file: str | None = None) -> MegaplanError:
-    """One error of the catalogue, ready to raise."""
+    """An exception with one diagnostic of the catalogue, for the caller to raise."""
     return MegaplanError([diagnostic(code, detail, Location(file=file, key=key), hints)])
 
 

@@ -63,7 +63,7 @@ CASES = [
         ("weight",),
         lambda t: [((BATCH, t), "accumulator")],
         saved_outputs=(0,),
-        alike=("branch",),
+        same_gradient=("branch",),
     ),
     Case(
         "gated_rms_norm",

@@ -173,7 +173,7 @@ def exact_mamba3(
     heavy_tail: bool = False,
 ) -> Tensor:
     """The recurrence, position by position and rank by rank; the state turns back, not keys and queries forth, and what was added a step
-    ago is kept beside it.
+    ago is kept with it.
     """
     repeats, ones = x.shape[2] // B.shape[3], torch.ones(x.shape[2], B.shape[2], x.shape[3], dtype=x.dtype)
     into, gate, out = (ones if weight is None else weight for weight in (mimo_x, mimo_z, mimo_o))

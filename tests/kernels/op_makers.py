@@ -43,7 +43,7 @@ class Case:
     saved: tuple[str, ...]
     extra: Callable[[int], list[tuple[tuple[int, ...], str]]] = lambda _num_positions: []
     saved_outputs: tuple[int, ...] = ()
-    alike: tuple[str, ...] = ()  # inputs whose gradient is the first one's own tensor
+    same_gradient: tuple[str, ...] = ()  # inputs whose gradient is the first one's own tensor
     constant: tuple[str, ...] = ()  # floating inputs without a gradient
 
     def make(self, num_positions: int, dtype: torch.dtype, requires_grad: bool = True) -> dict[str, Tensor]:
@@ -220,7 +220,7 @@ def document_starts(num_positions: int) -> Tensor:
     return torch.stack([row, torch.where(position < third, 0, third).to(torch.int32)])
 
 
-def apart(exact: Callable[..., Tensor], sequences: tuple[str, ...], inputs: Inputs) -> Tensor:
+def per_document(exact: Callable[..., Tensor], sequences: tuple[str, ...], inputs: Inputs) -> Tensor:
     """An exact formulation run on every document alone; `sequences` are the inputs that have positions; rotary tables keep a row's."""
     rows = []
     for row, starts in enumerate(inputs["starts"].tolist()):
@@ -238,12 +238,12 @@ def apart(exact: Callable[..., Tensor], sequences: tuple[str, ...], inputs: Inpu
 
 
 def packed(case: Case, call: Callable[..., Tensor], exact: Callable[..., Tensor], sequences: tuple[str, ...]) -> Case:
-    """The case with several documents in each row; `starts` is saved beside what it saved before."""
+    """The case with several documents in each row; `starts` is also saved."""
     return replace(
         case,
         name=f"{case.name}_packed",
         inputs=lambda n, t: {**case.inputs(n, t), "starts": document_starts(t)},
         call=lambda i: (call(**i),),
-        exact=lambda i: (apart(exact, sequences, i),),
+        exact=lambda i: (per_document(exact, sequences, i),),
         saved=(*case.saved, "starts"),
     )

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Idle:
-    """Stands for a kernel that is not run: Triton's interpreter keeps what it was given until Python collects garbage."""
+    """Replaces a kernel that is not run: Triton's interpreter references its arguments until Python collects garbage."""
 
     def __getitem__(self, grid: Any) -> Any:
         return lambda *_, **__: None
@@ -28,13 +28,13 @@ class Storages(TorchDispatchMode):
         if isinstance(out, Tensor) and out.numel() >= self.smallest and out.untyped_storage()._cdata not in known:
             self.live += out.nbytes
             self.peak = max(self.peak, self.live)
-            weakref.finalize(out.untyped_storage(), self.died, out.nbytes)
+            weakref.finalize(out.untyped_storage(), self.on_free, out.nbytes)
         return out
 
-    def died(self, nbytes: int) -> None:
-        """A storage is gone."""
+    def on_free(self, nbytes: int) -> None:
+        """A storage is freed."""
         self.live -= nbytes
 
-    def beside(self, results: Any) -> int:
-        """The most that was alive beside what is returned: its bytes are taken off."""
+    def scratch(self, results: Any) -> int:
+        """The peak without the bytes of the returned tensors."""
         return self.peak - sum(result.nbytes for result in results if result is not None)

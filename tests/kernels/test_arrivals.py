@@ -28,7 +28,7 @@ def test_arrived_rows_are_sorted_by_expert_stably(counts: list[list[int]]) -> No
 
 
 def test_fake_arrivals_have_the_stated_number_of_rows() -> None:
-    """Counts without values cannot tell it."""
+    """Fake counts have no values."""
     counts = torch.tensor([[1, 2], [0, 3]], dtype=torch.int32)
     real = arrival_plan(counts, 6)
     with FakeTensorMode() as mode:

@@ -1,4 +1,4 @@
-"""Convolution, scan and recurrence piece by piece, each taking up what the piece before handed on: together the operation on the whole."""
+"""Convolution, scan and recurrence piece by piece, each from the state of the previous piece: equal to the op on the full sequence."""
 
 import pytest
 import torch

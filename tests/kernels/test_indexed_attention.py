@@ -37,7 +37,7 @@ def test_an_indexer_is_trained_by_its_own_loss_alone() -> None:
 
 @pytest.mark.parametrize("num_queries", [7, 64])
 def test_of_equal_scores_the_first_keys_are_chosen(num_queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Zero weights score all keys alike: the first three are chosen, as if the others were not there, in backward too."""
+    """Zero weights score all keys equally: the first three are selected, as if the others did not exist, also in backward."""
     monkeypatch.setattr(reference, "BLOCK_QUERIES", num_queries)
     inputs = next(case for case in CASES if case.name == "indexed_attention").make(20, torch.float64)
     inputs["index_weights"] = torch.zeros_like(inputs["index_weights"])

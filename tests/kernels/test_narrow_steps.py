@@ -1,4 +1,4 @@
-"""What the narrow steps of E, M and R blocks cost beside their results: no buffer, nothing kept in between, fp32 where it decides."""
+"""The narrow steps of E, M and R blocks: no buffer besides results, no intermediate saved, fp32 where it matters."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def test_a_bf16_router_decides_in_fp32() -> None:
 
 @pytest.mark.requirement("R-66")
 def test_a_convolution_and_its_activation_are_one_operation() -> None:
-    """What stands between the two is not kept."""
+    """The intermediate between the two is not saved."""
     inputs = [torch.randn(2, N, HIDDEN), torch.randn(HIDDEN, 4), torch.randn(HIDDEN)]
     for tensor in inputs:
         tensor.requires_grad_()

@@ -127,7 +127,7 @@ def test_outputs_and_gradients_own_their_storage(case: Case) -> None:
     inputs = case.make(64, torch.float32)
     outputs = case.call(inputs)
     ones = [torch.ones_like(output) for output in outputs]
-    found = gradients(outputs, [inputs[name] for name in case.differentiable(inputs) if name not in case.alike], ones)
+    found = gradients(outputs, [inputs[name] for name in case.differentiable(inputs) if name not in case.same_gradient], ones)
     addresses = [tensor.untyped_storage().data_ptr() for tensor in (*inputs.values(), *outputs, *ones, *found)]
     assert len(set(addresses)) == len(addresses)
 

@@ -33,14 +33,14 @@ def test_the_page_is_up_to_date() -> None:
 
 
 @EACH
-def test_a_docstring_tells_what_is_saved_besides_inputs(name: str, function: Callable[..., Any]) -> None:
+def test_a_docstring_lists_saved_tensors_besides_inputs(name: str, function: Callable[..., Any]) -> None:
     made = [each for each in page.saved(name) if each not in inspect.signature(function).parameters]
     assert list(page.entries(page.sections(function).get("Saves", ""))) == made
 
 
 @EACH
-def test_a_docstring_tells_of_scratch_that_is_stated(name: str, function: Callable[..., Any]) -> None:
-    assert ("Scratch" in page.sections(function)) == bool(page.states_scratch(name)) or name.endswith("_backward")  # the forward tells
+def test_a_docstring_describes_registered_scratch(name: str, function: Callable[..., Any]) -> None:
+    assert ("Scratch" in page.sections(function)) == bool(page.states_scratch(name)) or name.endswith("_backward")
 
 
 @EACH

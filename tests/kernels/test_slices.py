@@ -97,7 +97,7 @@ class InPlace:
 @pytest.mark.parametrize("needs", [[True, True], [True, False], [False, True]], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_the_walk_holds_what_it_states(dtype: torch.dtype, needs: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a device that multiplies bf16 into fp32, which `meta` stands for; numbers a row aside, of which no tensor here has so few."""
+    """On a device that multiplies bf16 into fp32, which `meta` represents; without per-row values, smaller than any tensor here."""
     monkeypatch.setattr(slices, "SLICE_ELEMENTS", 256 * 33)
     x, weight = (torch.empty(count, 64, dtype=dtype, device="meta") for count in (256, 100))
     labels, lse, share = torch.empty(256, dtype=torch.int64, device="meta"), torch.empty(256, device="meta"), torch.empty((), device="meta")
@@ -107,7 +107,7 @@ def test_the_walk_holds_what_it_states(dtype: torch.dtype, needs: list[bool], mo
         results = slices.backward(share, x, weight, labels, lse, 0, -100, 0.0, needs, InPlace())
     assert scratch_bytes("megakernels.linear_slice_statistics.default", (x, weight, labels, 0)) == forward.peak
     operands = (share, x, weight, labels, lse, 0, -100, needs)
-    assert scratch_bytes("megakernels.linear_slice_gradients.default", operands) == backward.beside(results)
+    assert scratch_bytes("megakernels.linear_slice_gradients.default", operands) == backward.scratch(results)
 
 
 def test_a_slice_far_below_the_others_is_finite() -> None:
@@ -149,7 +149,7 @@ def test_only_wanted_gradients_come_back() -> None:
 
 
 def test_fakes_have_the_shapes_of_results() -> None:
-    """Under fake tensors every op tells its results' shapes and dtypes."""
+    """Under fake tensors every op has the shapes and dtypes of its results."""
     x, weight, row = torch.randn(2, 3, 4).bfloat16(), torch.ones(4).bfloat16(), torch.ones(2, 3, 1)
     logits, labels = torch.randn(5, 6).bfloat16(), torch.zeros(5, dtype=torch.int64)
     calls = (

@@ -66,7 +66,7 @@ def worker() -> Any:
 
 @pytest.fixture
 def golden(tmp_path: Path) -> Callable[[str, str], None]:
-    """Compare a diagnostic with its golden text; `MEGAPLAN_WRITE_GOLDEN=1 pytest …` writes it anew, for review as a diff."""
+    """Compare a diagnostic with its golden text; `MEGAPLAN_WRITE_GOLDEN=1 pytest …` rewrites it, for review as a diff."""
 
     def check(name: str, said: str) -> None:
         start = re.search(rf"(error|warning|note)\[{name[:5]}\]", said)

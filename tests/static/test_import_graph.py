@@ -2,7 +2,7 @@
 
 Counted: every `import` and `from … import` of a module of megaplan, megarun or megakernels, at module level and inside functions, so that a
 lazy import hides no cycle. Importing `a.b.c` also runs `a/__init__.py` and `a/b/__init__.py`, so these count too unless they contain the
-importer. Imports under `if TYPE_CHECKING:` never run; they are held apart, with the cycles that they still close listed by name.
+importer. Imports under `if TYPE_CHECKING:` never run; they are checked separately, with the cycles that they still close listed by name.
 """
 
 import ast
@@ -19,7 +19,7 @@ MOST_MODULES_AT_ROOT = 12
 ONLY_FOR_TYPES = {("megaplan.budget.casts", "megaplan.budget.chunk")}
 """Imports for annotations alone, whose other direction is imported when the program runs."""
 
-pytestmark = pytest.mark.skipif(not SOURCES[0].is_dir(), reason="runs beside the sources")
+pytestmark = pytest.mark.skipif(not SOURCES[0].is_dir(), reason="needs the sources")
 
 
 @cache
@@ -113,7 +113,7 @@ def test_a_cycle_is_found(tmp_path: Path, first: str, second: str) -> None:
     assert set(cycle_of(graph(known, with_types=False))) == {"a", "b"}
 
 
-def test_imports_for_types_are_held_apart(tmp_path: Path) -> None:
+def test_imports_for_types_are_checked_separately(tmp_path: Path) -> None:
     """They close a cycle only where they are asked for."""
     known = {"a": tmp_path / "a.py", "b": tmp_path / "b.py"}
     known["a"].write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import b")
@@ -123,7 +123,7 @@ def test_imports_for_types_are_held_apart(tmp_path: Path) -> None:
 
 
 def test_few_modules_lie_at_the_root_of_megarun() -> None:
-    """All else is in folders that say what they hold."""
+    """All other modules are in folders with descriptive names."""
     root = SOURCES[0] / "megarun"
     assert len(list(root.glob("*.py"))) <= MOST_MODULES_AT_ROOT
     for package in sorted(root.rglob("__init__.py")):

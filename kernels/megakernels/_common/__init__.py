@@ -1,11 +1,11 @@
-"""What every operation shares: registration, accumulation dtype, shape checks, device dispatch."""
+"""Shared by all operations: registration, accumulation dtype, shape checks, device dispatch."""
 
 from megakernels._common.device import chooses_triton, runs_triton, use_kernels
 from megakernels._common.numerics import accumulator_dtype, row_blocks, span_sums, upcast
 from megakernels._common.operations import operation, piece, types_of
 from megakernels._common.pieces import absolute, as_stored, in_order, piece_rows, require_pieces
 from megakernels._common.registration import fake_like, join, only_needed
-from megakernels._common.scratch import dropped_bytes, scratch_bytes, state_scratch
+from megakernels._common.scratch import dropped_bytes, register_scratch, scratch_bytes
 from megakernels._common.shapes import require, require_starts
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "operation",
     "piece",
     "piece_rows",
+    "register_scratch",
     "require",
     "require_pieces",
     "require_starts",
@@ -28,7 +29,6 @@ __all__ = [
     "runs_triton",
     "scratch_bytes",
     "span_sums",
-    "state_scratch",
     "types_of",
     "upcast",
     "use_kernels",

@@ -1,9 +1,9 @@
-"""Sides of the kernels' tiles, for whoever asks without triton too."""
+"""Tile sizes of the kernels, without a dependency on triton."""
 
 SMALLEST_DOT = 16
-"""Every side of a product's tiles has at least this many elements."""
+"""Minimum side of a matrix product's tiles, in elements."""
 
 
 def block_of(size: int, smallest: int = 1) -> int:
-    """The tile that holds `size` elements: a power of two, at least `smallest`."""
+    """The tile size for `size` elements: a power of two, at least `smallest`."""
     return max(smallest, 1 << max(0, size - 1).bit_length())

@@ -1,4 +1,4 @@
-"""Where a Triton kernel stands in for the reference."""
+"""Selects between Triton kernels and the plain torch reference."""
 
 import importlib.util
 import os
@@ -9,16 +9,16 @@ from torch import Tensor
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Triton's interpreter runs the kernels on CPU tensors, slowly: for tests."""
+"""Whether Triton's interpreter runs the kernels on CPU tensors, for tests."""
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32)
-"""Of activations, and of indices."""
+"""Dtypes of activations, and of indices, that the kernels accept."""
 
-_chosen = {"kernels": "triton"}  # of the process: autograd runs backwards in threads of its own
+_chosen = {"kernels": "triton"}  # per process: autograd runs backwards in separate threads
 
 
 def use_kernels(kernels: Literal["reference", "triton"]) -> None:
-    """Chooses, for this process, whether operations run their Triton kernels on CUDA (`triton`, at the start) or plain torch."""
+    """Choose, for this process, whether operations run Triton kernels on CUDA (`triton`, the default) or plain torch."""
     _chosen["kernels"] = kernels
 
 
@@ -28,5 +28,5 @@ def runs_triton(tensor: Tensor) -> bool:
 
 
 def chooses_triton(tensor: Tensor) -> bool:
-    """Whether the like of this tensor goes to a Triton kernel where it is on CUDA. They accumulate in fp32, so fp64 is the reference's."""
+    """Whether a tensor of this dtype uses a Triton kernel on CUDA. Kernels accumulate in fp32, so fp64 uses the reference."""
     return _chosen["kernels"] == "triton" and tensor.dtype in DTYPES

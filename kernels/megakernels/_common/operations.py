@@ -1,7 +1,7 @@
-"""Operations declared by a record of their arguments, so that no list of arguments is written twice.
+"""Operations declared by a record of their arguments, so that each argument list is written once.
 
 An operation with many arguments has a NamedTuple of them, in the order of its torch op; the functions that compute it take the record. The
-torch ops are derived from it. With T the record's tensors, N its numbers and S the outputs that backward reads:
+torch ops are derived from it. With T the record's tensors, N its constants and S the outputs that backward reads:
 
     NAME             (T and N in the record's order) -> outputs
     NAME_backward    (gradient of the first output, T, S, N, needs) -> the wanted gradients
@@ -18,7 +18,7 @@ from torch._library.custom_ops import CustomOpDef
 from torch.library import custom_op
 
 from megakernels._common.registration import GRADIENT_PREFIX, NEEDS, fake_like, join
-from megakernels._common.scratch import state_scratch
+from megakernels._common.scratch import register_scratch
 
 Types = Mapping[str, Any]
 """Arguments by name, each with its type as `torch.library` reads it."""
@@ -58,19 +58,19 @@ def operation(
     """Registers an operation and its backward.
 
     Args:
-        name: Of the torch op.
-        arguments: Of the torch op: those of `bind`.
-        bind: Makes of them what `forward`, `fake` and `forward_scratch` take.
-        outputs: A name for each result of `forward`; the first has a gradient.
+        name: Name of the torch op.
+        arguments: Arguments of the torch op, which are those of `bind`.
+        bind: Function from these to the argument of `forward`, `fake` and `forward_scratch`.
+        outputs: Name of each result of `forward`; the first has a gradient.
         saved: Outputs that backward reads.
         gradients: Arguments that have a gradient, in the order of the backward's results.
-        forward: Computes the outputs.
-        backward: Takes the gradient of the first output, what `bind` makes, the saved outputs in order and, if the operation is
-            differentiable, which gradients are wanted; returns all gradients, None or anything for those not wanted.
-        fake: The outputs, uninitialised.
-        differentiable: Whether the two are joined by autograd. If not, the backward takes no `needs` and a caller calls it.
-        forward_scratch: Bytes that `forward` holds inside itself, as `state_scratch` takes them.
-        backward_scratch: Of `backward`, likewise; takes what that takes.
+        forward: Function that computes the outputs.
+        backward: Function of the gradient of the first output, the result of `bind`, the saved outputs in order and, if the operation is
+            differentiable, the required gradients; returns all gradients, None or any value for those not required.
+        fake: Function that returns the outputs, uninitialised.
+        differentiable: Whether autograd calls the backward. If not, the backward has no `needs` and is called explicitly.
+        forward_scratch: Function for the scratch bytes of `forward`, as in `register_scratch`.
+        backward_scratch: Function for the scratch bytes of `backward`, with its arguments.
     """
     tensors, numbers = _parted(arguments)
     grad = GRADIENT_PREFIX + outputs[0]
@@ -108,9 +108,9 @@ def operation(
     else:
         backward_op.register_fake(fake_gradients)
     if forward_scratch is not None:
-        state_scratch(op, lambda *values: forward_scratch(given(dict(zip(arguments, values, strict=True)))))
+        register_scratch(op, lambda *values: forward_scratch(given(dict(zip(arguments, values, strict=True)))))
     if backward_scratch is not None:
-        state_scratch(backward_op, lambda *values: backward_scratch(*operands(dict(zip(of_backward, values, strict=True)))))
+        register_scratch(backward_op, lambda *values: backward_scratch(*operands(dict(zip(of_backward, values, strict=True)))))
     return op, backward_op
 
 
@@ -127,22 +127,22 @@ def piece(
     forward_scratch: Callable[..., int] | None = None,
     backward_scratch: Callable[..., int] | None = None,
 ) -> tuple[CustomOpDef, CustomOpDef]:
-    """Registers a recurrence over a piece of a sequence, which begins with a state and returns the last one, and its backward.
+    """Registers a recurrence over a piece of a sequence, from an initial to the final state, and its backward.
 
-    Neither has an autograd formula: both write into parts of tensors that the caller has made, so that heads can follow one another.
+    Neither has an autograd formula: both write into parts of tensors of the caller, so that groups of heads are processed in turn.
 
     Args:
-        name: Of the recurrence; the torch ops are `name_piece` and `name_piece_backward`.
-        arguments: Of the torch op, less the state and what is written: those of `bind`.
-        bind: Makes of them what `forward` and `backward` take.
-        made: What `forward` returns before the last state, and the op writes; all but the first is read in backward.
+        name: Name of the recurrence; the torch ops are `name_piece` and `name_piece_backward`.
+        arguments: Arguments of the torch op without the state and the written outputs, which are those of `bind`.
+        bind: Function from these to the argument of `forward` and `backward`.
+        made: Names of the outputs of `forward` before the last state, which the op writes; backward reads all but the first.
         gradients: Arguments that have a gradient, in the order of the backward's results.
-        summed: Those of them whose gradients are added to what is there; all others are written.
-        forward: Takes the first state and what `bind` makes; returns what is made and the last state.
-        backward: Takes the gradient of the last state, of what is made first, what `bind` makes, and what else was made; returns the
-            gradients and that of the first state.
-        forward_scratch: Bytes that the op holds inside itself, as `state_scratch` takes them; takes what `forward` takes.
-        backward_scratch: Of `backward`, likewise.
+        summed: Those of them whose gradients are accumulated; all others are overwritten.
+        forward: Function of the initial state and the result of `bind` that returns the outputs and the last state.
+        backward: Function of the gradients of the last state and of the first output, the result of `bind`, and the other outputs, that
+            returns the gradients and that of the initial state.
+        forward_scratch: Function for the scratch bytes of the op, with the arguments of `forward`.
+        backward_scratch: Function for the scratch bytes of `backward`, with its arguments.
     """
     tensors, numbers = _parted(arguments)
     saved, grad = made[1:], GRADIENT_PREFIX + made[0]
@@ -180,13 +180,13 @@ def piece(
             named = dict(zip(of_forward, values, strict=True))
             return forward_scratch(named["state"], given(named))
 
-        state_scratch(op, of_piece)
+        register_scratch(op, of_piece)
     if backward_scratch is not None:
-        state_scratch(backward_op, lambda *values: backward_scratch(*operands(dict(zip(of_backward, values, strict=True)))))
+        register_scratch(backward_op, lambda *values: backward_scratch(*operands(dict(zip(of_backward, values, strict=True)))))
     return op, backward_op
 
 
 def _parted(arguments: Types) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Tensors, optional ones among them, and all others."""
+    """Tensor arguments, including optional ones, and all others."""
     tensors = {name: kind for name, kind in arguments.items() if kind in (Tensor, Tensor | None)}
     return tensors, {name: kind for name, kind in arguments.items() if name not in tensors}

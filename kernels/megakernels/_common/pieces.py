@@ -1,4 +1,4 @@
-"""Equal pieces of a sequence, numbered as the sequence has them and stored in any order."""
+"""Equal pieces of a sequence, numbered in sequence order and stored in any order."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,7 +12,7 @@ def require_pieces(operation: str, num_queries: int, num_keys: int, query_pieces
     """Refuses pieces that are not equal, or that are not those of one sequence.
 
     Raises:
-        ValueError: Keys are not every piece once, or a piece of the queries is none of theirs.
+        ValueError: The keys do not have every piece exactly once, or lack a piece of the queries.
     """
     length = num_queries // len(query_pieces)
     fits = num_queries == length * len(query_pieces) and num_keys == length * len(key_pieces)
@@ -22,23 +22,23 @@ def require_pieces(operation: str, num_queries: int, num_keys: int, query_pieces
 
 
 def piece_rows(num_positions: int, pieces: Sequence[int]) -> Iterator[tuple[slice, int]]:
-    """Rows of every piece, in the order stored, and the position of its first one in the sequence."""
+    """Rows of every piece, in storage order, and the position of the first row in the sequence."""
     length = num_positions // len(pieces)
     for index, piece in enumerate(pieces):
         yield slice(index * length, (index + 1) * length), piece * length
 
 
 def in_order(tensor: Tensor, numbers: Sequence[int]) -> Tensor:
-    """Pieces of [B, T, ...], stored as numbered, as the sequence has them."""
+    """[B, T, ...] reordered from the storage order given by `numbers` to sequence order."""
     order = [numbers.index(piece) for piece in range(len(numbers))]
     return torch.unflatten(tensor, 1, (len(numbers), -1))[:, order].flatten(1, 2)
 
 
 def as_stored(tensor: Tensor, numbers: Sequence[int]) -> Tensor:
-    """[B, T, ...] in the order of the sequence, as pieces stored as numbered."""
+    """[B, T, ...] reordered from sequence order to the storage order given by `numbers`."""
     return torch.unflatten(tensor, 1, (len(numbers), -1))[:, list(numbers)].flatten(1, 2)
 
 
 def absolute(starts: Tensor | None, rows: slice, first: int) -> Tensor | None:
-    """Document starts of the piece in `rows`, counted from its first position, as positions in the sequence."""
+    """Document starts of the piece in `rows`, converted from piece-relative to absolute positions."""
     return None if starts is None else starts[:, rows] + first

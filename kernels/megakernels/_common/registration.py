@@ -1,8 +1,8 @@
-"""Join two `torch.library` custom ops, forward and backward, into one differentiable operation.
+"""Combine two `torch.library` custom ops, forward and backward, into one differentiable operation.
 
-The backward op's own signature states everything autograd has to carry: an argument `grad_NAME` is the gradient of output NAME, `needs`
-says which gradients are wanted, and every other argument is an input or output of the forward op under the same name. The tensors among
-them are the saved set, whole and exact; the numbers are constants. Nothing else survives the forward.
+The backward op's signature declares everything that autograd saves: an argument `grad_NAME` is the gradient of output NAME, `needs`
+gives the required gradients, and every other argument is an input or output of the forward op under the same name. The tensors among
+them are exactly the saved set; other values are constants. Nothing else is saved.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ from torch._library.custom_ops import CustomOpDef
 GRADIENT_PREFIX = "grad_"
 NEEDS = "needs"
 SAVED: dict[str, tuple[str, ...]] = {}
-"""Of each differentiable operation, as `torch.ops` names it: the tensors that it keeps for backward, inputs first."""
+"""Saved set of each differentiable operation by its name in `torch.ops`: the tensors saved for backward, inputs first."""
 
 
 def join(
@@ -25,18 +25,18 @@ def join(
     *,
     outputs: Sequence[str],
     gradients: Sequence[str],
-    alike: Mapping[str, str] = MappingProxyType({}),
+    same_gradient: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Registers `backward` as the autograd formula of `forward`.
 
     Args:
-        forward: op returning one tensor or a tuple of tensors.
-        backward: op taking output gradients, saved tensors, constants and `needs: list[bool]`, as the module describes; it returns the
-            wanted gradients only, in the order of `gradients`.
-        outputs: a name for each tensor that `forward` returns. Those without a `grad_NAME` argument in `backward` are not differentiable.
-        gradients: names of the forward arguments that have a gradient. When all of them are saved, the backward's fake implementation is
-            registered too: contiguous gradients with their inputs' shapes and dtypes. Otherwise the caller registers it.
-        alike: further forward arguments, each with the one of `gradients` that its gradient is: one tensor for both, as an addition has.
+        forward: Op that returns one tensor or a tuple of tensors.
+        backward: Op of output gradients, saved tensors, constants and `needs: list[bool]`, as the module describes; it returns only the
+            required gradients, in the order of `gradients`.
+        outputs: Name of each tensor that `forward` returns. Those without a `grad_NAME` argument in `backward` are not differentiable.
+        gradients: Names of the forward arguments that have a gradient. If all of them are saved, the backward's fake implementation is
+            also registered: contiguous gradients with their inputs' shapes and dtypes. Otherwise the caller registers it.
+        same_gradient: Further forward arguments, each with the name in `gradients` whose gradient it shares, as the terms of an addition.
     """
     names = [argument.name for argument in _arguments(forward)]
     carried = [argument for argument in _arguments(backward) if argument.name != NEEDS and not argument.name.startswith(GRADIENT_PREFIX)]
@@ -64,10 +64,10 @@ def join(
             unused = gradient is None and name in differentiable
             values[GRADIENT_PREFIX + name] = torch.zeros(shape, dtype=dtype, device=device) if unused else gradient
         wanted = dict(zip(names, ctx.needs_input_grad, strict=True))
-        values[NEEDS] = [wanted[name] or any(wanted[other] for other, same in alike.items() if same == name) for name in gradients]
+        values[NEEDS] = [wanted[name] or any(wanted[other] for other, same in same_gradient.items() if same == name) for name in gradients]
         computed = (name for name, need in zip(gradients, values[NEEDS], strict=True) if need)
         found = dict(zip(computed, backward(*[values[name] for name in order]), strict=True))
-        return tuple(found.get(alike.get(name, name)) if wanted[name] else None for name in names)
+        return tuple(found.get(same_gradient.get(name, name)) if wanted[name] else None for name in names)
 
     forward.register_autograd(run_backward, setup_context=setup_context)
     if set(gradients) <= set(saved):

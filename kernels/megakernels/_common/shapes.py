@@ -1,4 +1,4 @@
-"""One way to refuse inputs that do not fit together."""
+"""Validation of operand shapes and dtypes."""
 
 from collections.abc import Sequence
 
@@ -7,16 +7,16 @@ from torch import Tensor
 
 
 def require(condition: bool, operation: str, expected: str, **values: object) -> None:
-    """Refuses inputs that do not fit together.
+    """Refuse inputs whose shapes or dtypes do not match.
 
     Args:
-        condition: what must hold.
-        operation: name of the operation, the first word of the message.
-        expected: the rule in words.
-        **values: the sizes or dtypes that decide it, all printed.
+        condition: Condition that must be true.
+        operation: Name of the operation, the first word of the message.
+        expected: Rule as text.
+        **values: Sizes or dtypes for the message.
 
     Raises:
-        ValueError: the condition does not hold; the message names the operation, the rule and every value.
+        ValueError: The condition is false; the message has the operation, the rule and every value.
     """
     if not condition:
         found = ", ".join(f"{name} = {tuple(value) if isinstance(value, (list, tuple)) else value}" for name, value in values.items())

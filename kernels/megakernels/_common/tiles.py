@@ -1,4 +1,4 @@
-"""What the Triton kernels share: products, narrowing, functions near their zeros, and the device they are launched on.
+"""Shared by the Triton kernels: products, narrowing, functions that are accurate near zero, and launch devices.
 
 Import it only where triton is: from a `kernel.py`.
 """
@@ -53,7 +53,7 @@ def narrow(x, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def log1p(x):  # type: ignore[no-untyped-def]
-    """log(1 + x) for x ≥ 0, exact to rounding however small x: what adding to 1 rounded away is divided out (Kahan)."""
+    """log(1 + x) for x ≥ 0, exact to rounding however small x: with Kahan's correction of the rounding of 1 + x."""
     sum = 1.0 + x
     return tl.where(sum == 1.0, x, tl.log(sum) * (x / tl.where(sum == 1.0, 1.0, sum - 1.0)))
 

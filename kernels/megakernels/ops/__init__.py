@@ -1,1 +1,1 @@
-"""One folder an operation."""
+"""One folder per operation."""

@@ -1,4 +1,4 @@
-"""`megaplan calibrate`: what your device's products reach, from steps that you measured."""
+"""`megaplan calibrate`: the share of the peak that your device's matrix products reach, fitted to measured steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def calibrate(
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Fit what your device's products reach to steps that you measured, and print how far each is off before and after."""
+    """Fit the share of the peak that matrix products reach to measured steps, and print the error of each before and after."""
     from megaplan.layout.calibrate import calibrations  # noqa: PLC0415
 
     found = calibrations(_steps(rows))
@@ -45,7 +45,7 @@ def _steps(path: str) -> list[MeasuredStep]:
     """The measured steps of a file.
 
     Raises:
-        MegaplanError: MP487, the file has no such rows, or a spec that is not timed.
+        MegaplanError: MP487, the file has no such rows, or the time of a spec cannot be modelled.
     """
     import json  # noqa: PLC0415
 
@@ -59,7 +59,7 @@ def _steps(path: str) -> list[MeasuredStep]:
     try:
         rows: Any = json.loads(read_text(path))
     except ValueError as error:
-        raise refuse("MP487", f"{path} is no JSON: {error}", form) from None
+        raise refuse("MP487", f"{path} is not JSON: {error}", form) from None
     if not isinstance(rows, list) or not rows:
         raise refuse("MP487", f"{path} has no list of measured steps", form)
     found = []
@@ -71,7 +71,7 @@ def _steps(path: str) -> list[MeasuredStep]:
         given = load(row["spec"], *(row.get("set") or ()))
         work = planned_workload(given.spec, given.spans)
         if isinstance(work, str):
-            raise refuse("MP487", f"row {number} of {path}: {row['spec']} is not timed: {work}", '"set": ["host.name=megatron"]')
+            raise refuse("MP487", f"row {number} of {path}: no step time for {row['spec']}: {work}", '"set": ["host.name=megatron"]')
         found.append(MeasuredStep(f"row {number}, {given.spec.name}", work, float(seconds)))
     return found
 
@@ -90,8 +90,8 @@ def _lines(found: tuple[Calibration, ...]) -> Iterator[tuple[str, str]]:
     from megaplan.terminal.table import table  # noqa: PLC0415
 
     for each in found:
-        yield f"{each.device}, {each.dtype}: products reach {each.after:.3f} of the peak, {100 * each.spread:.0f} % either way", "bold"
-        yield f"  the constants say {each.before:.3f}", ""
+        yield f"{each.device}, {each.dtype}: products reach {each.after:.3f} of the peak, ± {100 * each.spread:.0f} %", "bold"
+        yield f"  default: {each.before:.3f}", ""
         rows = [["measured step", "error before", "after"]]
         rows += [[name, f"{100 * old:+.1f} %", f"{100 * new:+.1f} %"] for name, old, new in each.residuals]
         yield from ((line, "") for line in table(rows, indent="  "))

@@ -1,4 +1,4 @@
-"""`megaplan check`: whether a plan is still what would be decided and estimated today."""
+"""`megaplan check`: whether today's megaplan still makes and estimates a plan the same way."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FAILS = 1
 def check(
     plan: PlanFile,
     *,
-    strict: Annotated[bool, typer.Option("--strict", help="A drift of estimates alone fails too.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail also if only the estimates have drifted.")] = False,
     costs: CostsFile = None,
     as_json: AsJson = False,
 ) -> int:

@@ -1,4 +1,4 @@
-"""Two estimates of one subject side by side: what a changed value costs or saves on the worst rank."""
+"""Two estimates of one subject: what a changed value costs or saves on the worst rank."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from megaplan.layout.runs import runs_label, runs_of
 from megaplan.terminal.table import table
 from megaplan.units import format_bytes
 
-HEADS = ("", "here", "there", "there less here")
+HEADS = ("", "base", "changed", "difference")
 
 
 def compare_lines(here: Budget, there: Budget, changes: Sequence[str]) -> Iterator[str]:
-    """The worst rank of each, at its peak, column by column where they differ; and every phase. Each has its own cuts, and says so."""
+    """The worst rank of each estimate at its peak: the columns that differ, and every phase. States if the cuts differ."""
     ours, theirs = here.worst, there.worst
     yield f"compared with {' '.join(changes)}, each at its largest peak:"
     columns = [(column.replace("_", " "), ours.columns[column], theirs.columns[column]) for column in Column]
@@ -24,9 +24,9 @@ def compare_lines(here: Budget, there: Budget, changes: Sequence[str]) -> Iterat
     rows += [(phase.replace("_", " "), ours.phases[phase], theirs.phases[phase]) for phase in Phase]
     shown = [(name, format_bytes(one), format_bytes(other), _signed(other - one)) for name, one, other in rows]
     yield from table([HEADS, *shown], indent="  ")
-    yield f"  here {_name(ours)}; there {_name(theirs)}"
+    yield f"  worst ranks: base {_name(ours)}; changed {_name(theirs)}"
     if _cuts(here) != _cuts(there):
-        yield "  the cuts differ: each is cut for its own costs"
+        yield "  the cuts differ: each estimate uses the cuts that are optimal for its own costs"
 
 
 def compare_document(there: Budget, changes: Sequence[str]) -> dict[str, Any]:

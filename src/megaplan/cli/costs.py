@@ -1,4 +1,4 @@
-"""`megaplan costs`: what every layer takes, as a costs file to put measurements into."""
+"""`megaplan costs`: the modelled time of every layer, as a costs file to fill with measurements."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from megaplan.terminal import output
 def costs(
     spec: SpecFile,
     *,
-    target: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where to; - for stdout.")] = STDOUT,
+    target: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Output file; - for stdout.")] = STDOUT,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     overrides: Overrides = None,
 ) -> int:
     """Print the modelled time of every layer as a costs file; replace what you measure, and pass it to split --costs."""
-    from megaplan.cost.file import costs_document  # noqa: PLC0415  (a help text needs no model)
+    from megaplan.cost.file import costs_document  # noqa: PLC0415  (help needs no model)
     from megaplan.cost.times import model_times  # noqa: PLC0415
     from megaplan.inventory.build import build_inventory  # noqa: PLC0415
     from megaplan.plan.canonical import dumps, normalise  # noqa: PLC0415
@@ -29,6 +29,6 @@ def costs(
     document = costs_document(model_times(loaded.spec, build_inventory(loaded.spec)))
     write_new(target, dumps(normalise(document)), force=force)
     if target != STDOUT:
-        output.write(f"wrote {target}: {len(document['layers'])} layers and both edges, in nanoseconds of one microbatch on one rank\n")
+        output.write(f"wrote {target}: {len(document['layers'])} layers and both edges, in nanoseconds per microbatch on one rank\n")
     output.report(loaded.diagnostics)
     return 0

@@ -1,4 +1,4 @@
-"""`megaplan devices`: the devices of the data file, and every figure of one with its basis and source."""
+"""`megaplan devices`: the devices of the data file, and every figure of a device with its basis and source."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ FORMAT = "megaplan.device-list/1"
 
 
 def devices(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A device, for all of its figures; without it a table.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A device, to list its figures; default: a table of all.")] = None,
     *,
     as_json: AsJson = False,
 ) -> int:
-    """List the devices that a spec can name, or the figures of one with basis and source."""
+    """List the devices that a spec can name, or the figures of one device with basis and source."""
     from megaplan.devices import device_names, load_device  # noqa: PLC0415
 
     found = [load_device(known) for known in (device_names() if name is None else [name])]
@@ -34,7 +34,7 @@ def devices(
 
 
 def figures_of(device: Device) -> Iterator[tuple[str, Figure, str]]:
-    """(key as a spec spells it, figure, unit) of all that the data file has of a device."""
+    """(key as in a spec, figure, unit) of every figure that the data file has for a device."""
     yield "capacity", device.capacity, "bytes"
     yield from ((f"reserve.{item}", figure, "bytes") for item, figure in device.reserve)
     yield "gemm_workspace", device.gemm_workspace, "bytes"
@@ -51,7 +51,7 @@ def figures_of(device: Device) -> Iterator[tuple[str, Figure, str]]:
 
 
 def reached(device: Device) -> Iterator[tuple[str, float, float, bool]]:
-    """(dtype, share of its peak, spread of its logarithm, whether measured steps moved it) of large products under load."""
+    """(dtype, share of its peak, spread of its logarithm, whether fitted to measured steps) of large products under load."""
     from megaplan.cost.step.predict import reached_share  # noqa: PLC0415
     from megaplan.cost.step.workload import Machine  # noqa: PLC0415
 
@@ -112,5 +112,5 @@ def _figures(device: Device) -> Iterator[tuple[str, str]]:
         yield from ((line, "") for line in wrap(f"  {figure.source}", indent="  "))
     for dtype, share, spread, measured in reached(device):
         basis = "fitted" if measured else "modelled"
-        yield f"reached.{dtype}: {share:.3f} of the peak, {basis}, {100 * spread:.0f} % either way", ""
-    yield "  large products under training load, for the time of a step", ""
+        yield f"reached.{dtype}: {share:.3f} of the peak, {basis}, ± {100 * spread:.0f} %", ""
+    yield "  reached: large matrix products under training load, used for the step time", ""

@@ -15,7 +15,7 @@ FAILED_ON = 3
 
 
 class Format(StrEnum):
-    """How the difference is shown."""
+    """Output format of the difference."""
 
     TEXT = "text"
     MARKDOWN = "markdown"
@@ -23,12 +23,14 @@ class Format(StrEnum):
 
 
 def diff(
-    before: Annotated[str, typer.Argument(metavar="A", help="The plan that stands.")],
-    after: Annotated[str, typer.Argument(metavar="B", help="The plan that is proposed.")],
+    before: Annotated[str, typer.Argument(metavar="A", help="Baseline plan.")],
+    after: Annotated[str, typer.Argument(metavar="B", help="Proposed plan.")],
     *,
-    shape: Annotated[Format, typer.Option("--format", help="How to show it; markdown is fit for a review comment.")] = Format.TEXT,
+    shape: Annotated[Format, typer.Option("--format", help="Output format; markdown suits a review comment.")] = Format.TEXT,
     as_json: AsJson = False,
-    fail_on: Annotated[str | None, typer.Option("--fail-on", metavar="CONDITIONS", help="Exit 3 if B is so: oom,headroom<4GiB.")] = None,
+    fail_on: Annotated[
+        str | None, typer.Option("--fail-on", metavar="CONDITIONS", help="Exit 3 if B meets a condition: oom,headroom<4GiB.")
+    ] = None,
 ) -> int:
     """Compare two plans: status flips, cuts, owners, settings, and every rank's bytes by column."""
     from megaplan.api.plans import diff as compared  # noqa: PLC0415

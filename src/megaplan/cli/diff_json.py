@@ -15,7 +15,7 @@ FORMAT = "megaplan.diff/1"
 
 
 def diff_document(diff: PlanDiff, times: tuple[PlannedTime | str, PlannedTime | str]) -> dict[str, Any]:
-    """Every field of the diff as JSON values, and the time of either plan's step."""
+    """Every field of the diff as JSON values, and the step time of both plans."""
     reasons = {column: _pair(before, after) for column, before, after in host_lines(diff)}
     return {
         "format": FORMAT,

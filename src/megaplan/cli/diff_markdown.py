@@ -21,12 +21,12 @@ from megaplan.units import format_gib
 
 MARKER = "<!-- megaplan diff -->"
 MAX_CHARACTERS = 65_535
-"""A comment on GitHub holds fewer than 65,536 characters."""
-_NOTICE = "\n\n**Cut off here:** {dropped:,} more characters; run `megaplan diff` for the rest.\n"
+"""A GitHub comment is limited to 65,536 characters."""
+_NOTICE = "\n\n**Truncated:** {dropped:,} more characters; run `megaplan diff` for the rest.\n"
 
 
 def diff_markdown(diff: PlanDiff) -> str:
-    """The whole comment, at most `MAX_CHARACTERS` long; what is cut off is said."""
+    """The complete comment, at most `MAX_CHARACTERS` long, with a notice if it is truncated."""
     text = "\n".join(_lines(diff)) + "\n"
     if len(text) <= MAX_CHARACTERS:
         return text

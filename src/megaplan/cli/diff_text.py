@@ -1,4 +1,4 @@
-"""A plan diff for a terminal: the verdict, then what matters most."""
+"""A plan diff for a terminal: the verdict, then changes by importance."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from megaplan.units import format_bytes, format_gib
 
 Line = tuple[str, str]
 
-MAX_UNLIKE = 4
-"""A rank whose table has at most this many other rows than the one before is told by those rows."""
+CAUSES = {"cuts": "moved layers"}
+"""Text for the causes that are not keys of a spec."""
 
-_QUIET = {"split.certificate.costs", "split.certificate.optimal", "split.certificate.unit"}  # told by value and gap; in the JSON they stand
+MAX_UNLIKE = 4
+"""A rank whose table differs from the previous one in at most this many rows is described by those rows."""
+
+_QUIET = {"split.certificate.costs", "split.certificate.optimal", "split.certificate.unit"}  # value and gap imply them; the JSON has them
 
 
 def diff_lines(diff: PlanDiff) -> Iterator[Line]:
-    """(text, style) of every line."""
+    """Every line as (text, style)."""
     yield verdict(diff), "bold"
     for file, found in diff.tampered:
         yield f"digest: {file}: {found.summary}", "red"
@@ -47,7 +50,7 @@ def diff_lines(diff: PlanDiff) -> Iterator[Line]:
 
 
 def verdict(diff: PlanDiff) -> str:
-    """One sentence."""
+    """The result of the comparison in one sentence."""
     if diff.same:
         return "no difference"
     lost = sum(rank.num_ranks for rank in diff.flips if rank.flip == (True, False))
@@ -74,7 +77,7 @@ def verdict(diff: PlanDiff) -> str:
 
 
 def flip_texts(diff: PlanDiff) -> list[tuple[str, bool]]:
-    """`ranks 0-3 (pp 0): fits → DOES NOT FIT, over by 1.20 GiB` and whether it is a loss; ranks with one text are told together."""
+    """`ranks 0-3 (pp 0): fits → DOES NOT FIT, over by 1.20 GiB` and whether it is a loss; ranks with equal text share a line."""
     groups: dict[tuple[int, str, bool], tuple[Span, ...]] = {}
     for rank in diff.flips:
         if rank.after is not None:
@@ -109,7 +112,7 @@ def change_lines(changes: tuple[Change, ...]) -> list[str]:
 
 
 def value_text(value: Any, length: int = 60) -> str:
-    """A JSON value for a line of text."""
+    """A JSON value as text of at most `length` characters."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -132,19 +135,19 @@ def ranks_label(rank: RankChange) -> str:
 
 
 def column_rows(rank: RankChange) -> list[tuple[str, str, str, str]]:
-    """Changed columns of a rank with GiB before, after and the difference, then the peak."""
+    """Changed columns of a rank with bytes before, after and the difference, then the peak."""
     rows = [(_column(change.key), *_bytes(change.before, change.after)) for change in rank.columns]
     old, new = (side.peak_bytes if side else 0 for side in (rank.before, rank.after))
     return [*rows, ("peak", *_bytes(old, new))]
 
 
 def rank_blocks(diff: PlanDiff) -> Iterator[tuple[RankChange, str]]:
-    """Changed ranks, each with the sentence that tells it by the one shown before, or an empty one where a table is due."""
+    """Changed ranks, each with a sentence that describes it by the rank shown before, or an empty one where a table is needed."""
     shown: RankChange | None = None
     for rank in diff.ranks:
         whole = rank.before is not None and rank.after is not None
         if shown is not None and whole and len(_unlike(rank, shown)) <= MAX_UNLIKE:
-            yield rank, _alike(rank, shown)
+            yield rank, _difference_text(rank, shown)
             continue
         shown = rank if whole else None
         yield rank, ""
@@ -170,14 +173,14 @@ def _memory(diff: PlanDiff) -> Iterator[Line]:
 
 
 def _unlike(rank: RankChange, shown: RankChange) -> list[tuple[str, str, str, str]]:
-    """Rows in which a rank's table differs from the one shown before it; its place in the shards makes a few bytes of difference."""
+    """Rows in which a rank's table differs from the one shown before; uneven shards differ by a few bytes."""
     same = set(column_rows(shown))
     unlike = [row for row in column_rows(rank) if row not in same]
     names = {name for name, *_ in column_rows(rank)} ^ {name for name, *_ in column_rows(shown)}
     return unlike if not names else [*unlike, *([("", "", "", "")] * MAX_UNLIKE)]
 
 
-def _alike(rank: RankChange, shown: RankChange) -> str:
+def _difference_text(rank: RankChange, shown: RankChange) -> str:
     """`rank 2 (pp 0): as ranks 0-1, but peak 72,317,352,108 → 84,890,922,568`."""
     rows = ", ".join(f"{name} {old} → {new}" for name, old, new, _ in _unlike(rank, shown))
     return f"{ranks_label(rank)}: as {runs_label(shown.ranks)}" + (f", but {rows}" if rows else "")
@@ -186,7 +189,7 @@ def _alike(rank: RankChange, shown: RankChange) -> str:
 def _growth(diff: PlanDiff) -> Iterator[Line]:
     """Which column grows, over all ranks, and by which change."""
     causes = {key for growth in diff.growth for key, _ in growth.causes}
-    yield "columns over all ranks" + (f", all of it by {next(iter(causes))}" if len(causes) == 1 else ""), "bold"
+    yield "columns over all ranks" + (f", caused by {CAUSES.get(cause := next(iter(causes)), cause)}" if len(causes) == 1 else ""), "bold"
     rows = [("  column", "before GiB", "after GiB", "change GiB")]
     rows += [
         (f"  {growth.column}", format_gib(growth.before), format_gib(growth.after), _signed_gib(growth.after - growth.before))
@@ -195,7 +198,7 @@ def _growth(diff: PlanDiff) -> Iterator[Line]:
     yield from ((line, "") for line in table(rows))
     if len(causes) > 1:
         yield "", ""
-        yield "each change alone, GiB over all ranks (changes can act together)", "bold"
+        yield "each change alone, GiB over all ranks (changes can interact)", "bold"
         lines = [(f"  {growth.column}", key, _signed_gib(num_bytes)) for growth in diff.growth for key, num_bytes in growth.causes]
         yield from ((line, "") for line in table([("  column", "change", "effect"), *lines], left=(0, 1)))
     reasons = host_lines(diff)
@@ -209,16 +212,16 @@ def _growth(diff: PlanDiff) -> Iterator[Line]:
 
 
 def host_lines(diff: PlanDiff) -> list[tuple[str, str, str]]:
-    """Every column that differs, with what each of two hosts keeps there; empty where the host is the same."""
+    """Every column that differs, with what each of two hosts stores in it; empty if the host is the same."""
     hosts = next(((change.before, change.after) for change in diff.inputs if change.key == "host.name"), None)
     if hosts is None:
         return []
 
-    def told(host: Any, column: Column) -> str:
+    def contents(host: Any, column: Column) -> str:
         return f"{host}: {HOLDS[host][column]}"
 
     before, after = hosts
-    return [(str(growth.column), told(before, growth.column), told(after, growth.column)) for growth in diff.growth]
+    return [(str(growth.column), contents(before, growth.column), contents(after, growth.column)) for growth in diff.growth]
 
 
 def _signed_gib(num_bytes: int) -> str:
@@ -228,7 +231,7 @@ def _signed_gib(num_bytes: int) -> str:
 def _presence(rank: RankChange) -> str:
     if rank.before is None:
         return ": new"
-    return ": gone" if rank.after is None else ""
+    return ": removed" if rank.after is None else ""
 
 
 def _column(key: str) -> str:

@@ -1,4 +1,4 @@
-"""`megaplan estimate`: what every rank will hold, worst first."""
+"""`megaplan estimate`: the memory of every rank, worst first."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ DOES_NOT_FIT = 1
 def estimate(
     subject: SpecOrPlan,
     *,
-    rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Only the ranks that share rank N's budget.")] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Print the formulas and the tensors behind each number.")] = False,
+    rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Show only the ranks that share rank N's budget.")] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Print the formulas and the tensors of each number.")] = False,
     compare: Annotated[
         list[str] | None,
-        typer.Option("--compare", metavar="KEY=VALUE", help="Beside it the estimate with this value changed; repeatable."),
+        typer.Option("--compare", metavar="KEY=VALUE", help="Compare with the estimate for this changed value; repeatable."),
     ] = None,
     costs: CostsFile = None,
     overrides: Overrides = None,
@@ -36,24 +36,24 @@ def estimate(
         raise refuse("MP485", f"--rank {rank}, and the ranks are 0 to {world_size - 1}", f"--rank {max(0, min(rank, world_size - 1))}")
     found = estimated(job)
     ranks = found.ranks if rank is None else (found.of_rank(rank),)
-    beside = estimated(job, *compare).budget if compare else None
+    compared = estimated(job, *compare).budget if compare else None
     if as_json:
         from megaplan.cli.estimate_json import estimate_document  # noqa: PLC0415
 
         document = estimate_document(found, ranks)
-        if beside is not None:
+        if compared is not None:
             from megaplan.cli.compare import compare_document  # noqa: PLC0415
 
-            document["compared"] = compare_document(beside, compare or ())
+            document["compared"] = compare_document(compared, compare or ())
         output.write_json(document)
     else:
         from megaplan.cli.estimate_text import estimate_lines  # noqa: PLC0415
 
         output.write_styled(estimate_lines(found, ranks))
-        if beside is not None:
+        if compared is not None:
             from megaplan.cli.compare import compare_lines  # noqa: PLC0415
 
-            output.write_styled([("", ""), *((line, "") for line in compare_lines(found.budget, beside, compare or ()))])
+            output.write_styled([("", ""), *((line, "") for line in compare_lines(found.budget, compared, compare or ()))])
         if explain:
             from megaplan.cli.explain_text import explain_lines  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""An estimate as JSON (`megaplan.estimate/1`): what others script against."""
+"""An estimate as JSON (`megaplan.estimate/1`), for scripts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def estimate_document(found: Estimate, ranks: Sequence[RankBudget]) -> dict[str,
 
 
 def time_document(time: PlannedTime | str) -> dict[str, Any]:
-    """The time of a step, or the reason why none is stated."""
+    """The time of a step, or the reason that it cannot be modelled."""
     return {"reason": time} if isinstance(time, str) else time.as_document()
 
 
@@ -68,7 +68,7 @@ def _rank(rank: RankBudget, found: Estimate) -> dict[str, Any]:
 
 
 def _routing(rank: RankBudget, routing: RoutingRange | None) -> dict[str, Any] | None:
-    """Both ends of the routing; null where no row can move between ranks."""
+    """Allocated bytes under balanced and under skewed routing; null if no row can move between ranks."""
     if routing is None:
         return None
     balanced, skewed = routing.allocated_bytes(rank)

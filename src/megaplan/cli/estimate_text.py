@@ -1,4 +1,4 @@
-"""An estimate for a terminal: the job, the verdict, the worst ranks by column, and what to do."""
+"""An estimate for a terminal: the job, the verdict, the worst ranks by column, and their totals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def estimate_lines(found: Estimate, ranks: Sequence[RankBudget]) -> Iterator[Lin
     device = budget.device
     items = ", ".join(f"{item.name} {format_bytes(item.bytes)}" for item in device.reserve)
     capacity, usable = format_bytes(device.capacity_bytes), format_bytes(device.usable_bytes)
-    reserve = f"  {device.name}: {capacity} less a reserve of {format_bytes(device.reserve_bytes)} ({items}) leaves {usable}"
+    reserve = f"  {device.name}: {capacity} − {format_bytes(device.reserve_bytes)} reserved ({items}) = {usable} usable"
     yield from ((line, "") for line in wrap(reserve, indent="    "))
     yield "", ""
     style = "bold green" if budget.fits else "bold red"
@@ -50,8 +50,8 @@ def estimate_lines(found: Estimate, ranks: Sequence[RankBudget]) -> Iterator[Lin
 
 
 def time_lines(time: PlannedTime) -> Iterator[str]:
-    """The step's time with its interval, and its largest terms."""
-    rate = f"{time.tokens_per_second_per_device:,.0f} tokens/s a device, MFU {100 * time.mfu:.0f} %"
+    """The step time with its interval, and its largest terms."""
+    rate = f"{time.tokens_per_second_per_device:,.0f} tokens/s per device, MFU {100 * time.mfu:.0f} %"
     yield f"step {time.seconds:.3f} s, 80 % between {time.low:.3f} and {time.high:.3f} s ({time.calibration}); {rate}"
     largest = sorted(time.terms.items(), key=lambda term: -term[1])[:NUM_TERMS]
     yield "  " + ", ".join(f"{name} {seconds:.3f}" for name, seconds in largest)
@@ -69,8 +69,8 @@ def _four_numbers(found: Estimate, rank: RankBudget) -> Iterator[str]:
     if routing is not None:
         balanced, skewed = routing.allocated_bytes(rank)
         rows += [
-            ("allocated, balanced", balanced, "every expert rank gets its even share"),
-            (f"allocated, skew {routing.skew:g}", skewed, f"the busiest, {routing.reason}"),
+            ("allocated, balanced", balanced, "every expert rank gets an equal share"),
+            (f"allocated, skew {routing.skew:g}", skewed, f"busiest rank, {routing.reason}"),
         ]
     width = max(len(name) for name, _, _ in rows)
     yield from (f"  {name.ljust(width)}  {format_bytes(num_bytes):>10}  {text}" for name, num_bytes, text in rows)
@@ -84,7 +84,7 @@ def _four_numbers(found: Estimate, rank: RankBudget) -> Iterator[str]:
 def _largest(found: Estimate) -> str:
     largest, now = found.largest_micro_batch, found.job.spec.batch.micro_batch_size
     if largest is None:
-        return f"no micro-batch fits (now {now})"
+        return f"even micro-batch 1 does not fit (now {now})"
     return f"largest micro-batch that fits: {largest} (now {now})"
 
 

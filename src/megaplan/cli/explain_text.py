@@ -1,4 +1,4 @@
-"""`estimate --explain`: the tensors behind a rank's numbers, block by block; each distinct block once, with how often the rank holds it."""
+"""`estimate --explain`: the tensors behind a rank's numbers, by block; each distinct block once, with its count on the rank."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Line = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A block as the rank holds it: the name of the first, and of how many."""
+    """Equal blocks of a rank: the name of the first, and their count."""
 
     name: str
     block: Block
@@ -47,10 +47,10 @@ def explain_lines(given: LoadedJob, rank: RankBudget) -> Iterator[Line]:
     """(text, style): where the peak lies, each column's formula, then parameters and kept activations by block."""
     label = runs_label(runs_of(rank.ranks))
     yield "", ""
-    yield f"behind the numbers of {label}", "bold"
-    for phase, moment in rank.moments.items():
+    yield f"details of {label}", "bold"
+    for phase, text in rank.moments.items():
         mark = "*" if phase is rank.peak_phase else " "
-        yield from _plain(wrap(f"{mark} {phase}: {format_bytes(rank.phases[phase])}, {moment}", indent="    "))
+        yield from _plain(wrap(f"{mark} {phase}: {format_bytes(rank.phases[phase])}, {text}", indent="    "))
     for column, num_bytes in rank.columns.items():
         yield "", ""
         yield f"{column}: {num_bytes:,} bytes ({format_bytes(num_bytes)})", "bold"
@@ -62,7 +62,7 @@ def explain_lines(given: LoadedJob, rank: RankBudget) -> Iterator[Line]:
     for item in held:
         yield from _parameters(given, item)
     yield "", ""
-    yield "kept for backward by each block, per microbatch in flight", "bold"
+    yield "saved for backward by each block, per microbatch in flight", "bold"
     if given.spec.host.name == "megatron":
         yield from _megatron_ledger(given, rank.coordinate["pp"])
         return

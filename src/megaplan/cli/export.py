@@ -15,7 +15,7 @@ LOSES = 1
 
 
 class HostName(StrEnum):
-    """Hosts that an exporter is written for."""
+    """Hosts that have an exporter."""
 
     MEGATRON = "megatron"
     TORCHTITAN = "torchtitan"
@@ -28,9 +28,9 @@ class HostName(StrEnum):
 def export(
     subject: SpecOrPlan,
     *,
-    host: Annotated[HostName, typer.Option("--to", help="The framework.")],
-    target: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where to; - for stdout.")] = STDOUT,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 and write nothing if the host cannot express all of the plan.")] = False,
+    host: Annotated[HostName, typer.Option("--to", help="Target framework.")],
+    target: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Output file; - for stdout.")] = STDOUT,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 without output if the host cannot express all of the plan.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     overrides: Overrides = None,
 ) -> int:

@@ -13,7 +13,7 @@ _HEADROOM = "headroom<"
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`text` as the user wrote it; a rank with less headroom than `below_bytes` meets it."""
+    """A condition as the user wrote it (`text`); a rank with less headroom than `below_bytes` meets it."""
 
     text: str
     below_bytes: int

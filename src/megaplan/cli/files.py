@@ -1,4 +1,4 @@
-"""Writing files: whole or not at all, and nothing replaced by accident."""
+"""Atomic file writes that replace no other file by accident."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def write_new(path: str, text: str, *, force: bool) -> None:
 
 
 def check_target(path: str, source: str) -> None:
-    """Refuse a target that would be lost: the source itself, or a file that is no plan.
+    """Refuse a target that must not be overwritten: the source itself, or a file that is not a plan.
 
     Raises:
         MegaplanError: MP482, before anything is computed.
@@ -38,26 +38,26 @@ def check_target(path: str, source: str) -> None:
     with target.open("rb") as file:
         head = file.read()
     if head.strip() and b'"megaplan.plan/' not in head:
-        raise refuse("MP482", f"{path} exists and is no plan; it would be replaced", "-o plan.json", file=path)
+        raise refuse("MP482", f"{path} exists and is not a plan; it would be overwritten", "-o plan.json", file=path)
 
 
 def write_picture(path: str, text: str) -> None:
-    """Write an SVG, which may replace another SVG and nothing else; to stdout for `-`.
+    """Write an SVG, which may replace only another SVG; to stdout for `-`.
 
     Raises:
-        MegaplanError: MP482, the file exists and is no SVG, or cannot be written.
+        MegaplanError: MP482, the file exists and is not an SVG, or cannot be written.
     """
     target = Path(path)
     if path != STDOUT and target.is_file():
         with target.open("rb") as file:
             head = file.read(1024)
         if head.strip() and b"<svg" not in head:
-            raise refuse("MP482", f"{path} exists and is no SVG; it would be replaced", "--svg timeline.svg", file=path)
+            raise refuse("MP482", f"{path} exists and is not an SVG; it would be overwritten", "--svg timeline.svg", file=path)
     write_whole(path, text)
 
 
 def write_whole(path: str, text: str) -> None:
-    """Write `text` to a file, replacing what is there in one step, or to stdout for `-`.
+    """Write `text` atomically to a file, or to stdout for `-`.
 
     Raises:
         MegaplanError: The path is a directory, or cannot be written.
@@ -70,7 +70,7 @@ def write_whole(path: str, text: str) -> None:
         raise refuse("MP482", f"{path} is a directory", f"name a file, like {target / 'plan.json'}", file=path)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
-        if target.exists() and not target.is_file():  # a device or a pipe has nothing to be replaced
+        if target.exists() and not target.is_file():  # a device or a pipe is written directly
             target.write_text(text, encoding="utf-8")
             return
         partial.write_text(text, encoding="utf-8")
@@ -78,4 +78,4 @@ def write_whole(path: str, text: str) -> None:
     except OSError as error:
         partial.unlink(missing_ok=True)
         reason = (error.strerror or type(error).__name__).lower()
-        raise refuse("MP482", f"{path}: {reason}", "name a file in a directory that exists and may be written", file=path) from None
+        raise refuse("MP482", f"{path}: {reason}", "name a file in an existing, writable directory", file=path) from None

@@ -1,4 +1,4 @@
-"""The lines that say which job this is."""
+"""The lines that describe a job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _AXES = ("pp", "vpp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
 
 
 def header_lines(spec: Spec, letters: Sequence[str], parameters: int, active_parameters: int) -> Iterator[tuple[str, str]]:
-    """(text, style): name, model, mesh and batch."""
+    """Lines as (text, style): name, model, mesh and batch."""
     mesh, batch, schedule = spec.mesh, spec.batch, spec.schedule
     yield spec.name, "bold"
     active = f", {active_parameters:,} active" if active_parameters != parameters else ""
@@ -20,7 +20,7 @@ def header_lines(spec: Spec, letters: Sequence[str], parameters: int, active_par
     degrees = " ".join(f"{axis} {getattr(mesh, axis)}" for axis in _AXES if getattr(mesh, axis) > 1)
     yield f"  {counted(mesh.world_size, 'rank')}{f': {degrees}' if degrees else ''}", ""
     size = f"{counted(batch.micro_batch_size, 'sequence')} of {batch.seq_length:,} tokens"
-    steps = f", {schedule.steps_per_update:,} times an update" if schedule.steps_per_update > 1 else ""
+    steps = f", {schedule.steps_per_update:,} times per update" if schedule.steps_per_update > 1 else ""
     yield f"  {schedule.kind}, {counted(schedule.num_microbatches, 'microbatch')} of {size}{steps}", ""
     yield f"  {spec.global_batch_tokens:,} tokens a step", ""
 

@@ -10,31 +10,31 @@ from megaplan.cli.files import STDOUT, write_new
 from megaplan.cli.options import Overrides
 from megaplan.terminal import output
 
-group = typer.Typer(name="import", help="Specs from other projects' model configs.", no_args_is_help=True)
+group = typer.Typer(name="import", help="Convert other projects' model configs to specs.", no_args_is_help=True)
 
 
 @group.callback()
 def _group() -> None:
-    """Specs from other projects' model configs."""
+    """Convert other projects' model configs to specs."""
 
 
 @group.command("hf")
 def import_hf(
     config: Annotated[str, typer.Argument(metavar="CONFIG", help="A Hugging Face config.json; - for stdin.")],
     *,
-    target: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where to; - for stdout.")] = STDOUT,
+    target: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Output file; - for stdout.")] = STDOUT,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     overrides: Overrides = None,
 ) -> int:
-    """Write the spec of a Hugging Face config. A field that a spec cannot express, or that is missing, is an error that names it."""
-    from megaplan.importers import hf  # noqa: PLC0415  (a help text needs no model)
+    """Convert a Hugging Face config to a spec. Fields that are missing, unknown or that a spec cannot express are errors."""
+    from megaplan.importers import hf  # noqa: PLC0415  (help needs no model)
     from megaplan.spec.read import display_name, read_text  # noqa: PLC0415
 
     name = display_name(config)
     imported = hf.import_hf(read_text(config), name, overrides or ())
     found = imported.loaded.diagnostics
     comments = [f"Imported from {name}, model_type {imported.family}."]
-    comments += [f"Not carried: {line}" for item in found if item.code == "MP820" for line in item.detail.splitlines()]
+    comments += [f"Not imported: {line}" for item in found if item.code == "MP820" for line in item.detail.splitlines()]
     write_new(target, hf.spec_text(imported.document, comments), force=force)
     if target != STDOUT:
         output.write(f"wrote {target}\n")

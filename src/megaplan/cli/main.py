@@ -1,8 +1,8 @@
-"""`megaplan`: the commands, and the one place where an exception becomes an exit status.
+"""`megaplan`: the commands, and the only place that turns an exception into an exit status.
 
 Exit status: 0 the answer is yes, 1 it is no (does not fit, differs), 2 an error, 3 a `--fail-on` condition holds, 130 interrupted,
-141 the reader of a pipe has gone.
-No exception leaves `run`: what no command handles is reported as a bug of megaplan and exits 2, so a crash never reads as "does not fit".
+141 the reader of a pipe has exited.
+`run` catches every exception: an unexpected one is reported as a bug and exits 2, so a crash is never taken for "does not fit".
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _COMMANDS = (
     "schema",
     "new",
 )
-"""Each a function of the module of its name, in the order of the help."""
+"""Command names in the order of the help; each is a function in the module of the same name."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -47,14 +47,14 @@ def _print_version(wanted: bool) -> None:
 def _root(
     version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")] = False,
 ) -> None:
-    """Plan the training of hybrid language models: what each GPU will hold, and where to cut."""
+    """Plan the training of hybrid language models: memory per GPU, and optimal pipeline stages."""
 
 
 def _app(words: Sequence[str]) -> typer.Typer:
-    """The parser: of the one command that the first word names, or of all, for help and for what is no command."""
+    """The parser: only the command that the first word names, or all commands for help and for unknown commands."""
     app = typer.Typer(
         name="megaplan",
-        help="Plan the training of hybrid language models: what each GPU will hold, and where to cut.",
+        help="Plan the training of hybrid language models: memory per GPU, and optimal pipeline stages.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -77,7 +77,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        arguments: Without the program's name; the process's own if None.
+        arguments: Command-line words without the program name; `sys.argv[1:]` if None.
 
     Returns:
         The exit status.

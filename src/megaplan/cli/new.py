@@ -15,7 +15,7 @@ from megaplan.terminal import output
 def new(
     name: Annotated[str, typer.Argument(help="A bundled spec; `list` prints their names.")],
     *,
-    target: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where to; - for stdout.")] = STDOUT,
+    target: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Output file; - for stdout.")] = STDOUT,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
 ) -> int:
     """Print a bundled spec to start from, or write it to a file."""
@@ -39,7 +39,7 @@ def new(
 
 
 def bundled_specs() -> dict[str, Path]:
-    """Name to file: those of the installed package, or of the source tree it runs from."""
+    """Bundled specs by name, from the installed package or from the source tree."""
     package = Path(megaplan.__file__).parent
     for folder in (package / "plans", package.parent.parent / "plans"):
         if folder.is_dir():

@@ -8,7 +8,7 @@ import typer
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change one value of the spec, like mesh.tp=8; repeatable."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one value of the spec, like mesh.tp=8; repeatable."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 SpecOrPlan = Annotated[
@@ -17,6 +17,6 @@ SpecOrPlan = Annotated[
 SpecFile = Annotated[str, typer.Argument(metavar="SPEC", help="A spec (YAML or JSON); - for stdin.")]
 CostsFile = Annotated[
     str | None,
-    typer.Option("--costs", metavar="FILE", help="Measured times of the layers; `megaplan costs` writes such a file. - for stdin."),
+    typer.Option("--costs", metavar="FILE", help="Measured layer times, in the format of `megaplan costs`; - for stdin."),
 ]
 PlanFile = Annotated[str, typer.Argument(metavar="PLAN", help="A plan; - for stdin.")]

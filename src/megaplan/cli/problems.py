@@ -1,4 +1,4 @@
-"""What can be wrong with a command line: one function a diagnostic (MP48x, MP499)."""
+"""Diagnostics of the command line: one function per diagnostic (MP48x, MP499)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from megaplan.diagnostics import diagnostic, refuse
 from megaplan.errors import Diagnostic, MegaplanError
 
 MAX_LISTED = 40
-"""Of more names only the nearest are shown."""
+"""With more names than this, only the nearest are shown."""
 
 
 def usage(message: str, context: Any) -> Diagnostic:
-    """The argument parser refused the words."""
+    """The argument parser rejected the command line."""
     command = getattr(context, "command_path", None) or "megaplan"
     return diagnostic("MP480", message.rstrip(), hints=(f"{command} --help",))
 
 
 def bug(error: Exception) -> Diagnostic:
-    """An exception that no command expects."""
+    """An unexpected exception."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if "megaplan" in frame.filename.replace("\\", "/").split("/")] or frames
     place = ""
@@ -32,9 +32,9 @@ def bug(error: Exception) -> Diagnostic:
 
 
 def unknown_name(code: str, name: str, known: Iterable[str], hint: str) -> MegaplanError:
-    """A name that is none of `known`, with the nearest ones."""
+    """An exception for a name that is not in `known`, with the nearest names as hints."""
     names = sorted(known)
     near = get_close_matches(name, names, n=3, cutoff=0.5) or get_close_matches(name.upper(), names, n=3, cutoff=0.5)
     if len(names) > MAX_LISTED:
-        return refuse(code, f"{name!r} is not known", *(hint.format(match) for match in (*near, "list")))
-    return refuse(code, f"{name!r} is none of: {', '.join(names)}", *(hint.format(match) for match in near))
+        return refuse(code, f"{name!r} is unknown", *(hint.format(match) for match in (*near, "list")))
+    return refuse(code, f"{name!r} is not one of: {', '.join(names)}", *(hint.format(match) for match in near))

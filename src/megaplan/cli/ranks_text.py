@@ -1,4 +1,4 @@
-"""A rank's budget as a table: columns of bytes down, distinct ranks across, worst first."""
+"""Rank budgets as a table: one row per budget column, one column per distinct rank, worst first."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ if TYPE_CHECKING:
     from megaplan.plan.document import RankEstimate
 
 MAX_ACROSS = 4
-"""Distinct ranks side by side; the others have less at their peak."""
+"""Distinct ranks in one table; the others have lower peaks."""
 
 
 class Shown(IntEnum):
-    """The unit of a table, by the size of its largest number."""
+    """The unit of a table, chosen by its largest number."""
 
     MIB = 2**20
     GIB = 2**30
 
     @property
     def unit(self) -> str:
-        """As the table's head names it."""
+        """Unit name for the table's header."""
         return "GiB" if self is Shown.GIB else "MiB"
 
     def text(self, num_bytes: int) -> str:
-        """Two decimals."""
+        """The number in this unit, with two decimals."""
         return f"{num_bytes / self:.2f}"
 
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """What the table shows of some ranks, from a budget or from a plan."""
+    """The data of ranks with equal budgets that the table shows, from a budget or a plan."""
 
     runs: tuple[Run, ...]
     parameters: int
@@ -83,7 +83,7 @@ def view_of_estimate(rank: RankEstimate) -> RankView:
 
 
 def rank_table(ranks: Sequence[RankView]) -> Iterator[str]:
-    """The table, at most `MAX_ACROSS` ranks wide and 80 characters, and what was left out."""
+    """The table, at most `MAX_ACROSS` ranks and 80 characters wide, and the ranks not shown."""
     show = Shown.GIB if ranks[0].peak_bytes >= Shown.GIB else Shown.MIB
     views = merged(ranks, show)
     shown = list(views[:MAX_ACROSS])
@@ -99,7 +99,7 @@ def rank_table(ranks: Sequence[RankView]) -> Iterator[str]:
 
 
 def merged(ranks: Sequence[RankView], show: Shown) -> list[RankView]:
-    """Ranks that the table cannot tell apart as one: their shards differ by a few rows, their bytes by less than is shown."""
+    """Ranks merged whose table cells are equal: their shards differ by a few rows, less than the table's precision."""
     views: dict[tuple[str, ...], RankView] = {}
     for rank in ranks:
         key = tuple(_cells(rank, list(Column), show)[1:])

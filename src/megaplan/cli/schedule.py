@@ -1,4 +1,4 @@
-"""`megaplan schedule`: any pipeline schedule alone, without a model: orders, in-flight counts, bubbles, and a drawing."""
+"""`megaplan schedule`: a pipeline schedule without a model: orders, in-flight counts, bubbles, and a drawing."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def schedule(
     *,
     kind: Annotated[str, typer.Option("--kind", parser=_known, metavar=f"[{'|'.join(KINDS)}]", help="Which schedule.")],
     pp: Annotated[int, typer.Option("--pp", min=1, max=65536, help="Pipeline ranks.")],
-    vpp: Annotated[int | None, typer.Option("--vpp", min=1, max=65536, help="Slots a rank; by default as few as it runs with.")] = None,
+    vpp: Annotated[int | None, typer.Option("--vpp", min=1, max=65536, help="Slots per rank; default: the schedule's minimum.")] = None,
     microbatches: Annotated[int, typer.Option("--microbatches", min=1, max=10**6, help="Microbatches of one step.")],
-    forward: Annotated[int, typer.Option("--forward", min=0, max=10**12, help="Time of F, of one microbatch on one slot.")] = 1,
-    input_: Annotated[int, typer.Option("--input", min=0, max=10**12, help="Time of I, the input half of a backward.")] = 1,
-    weight: Annotated[int, typer.Option("--weight", min=0, max=10**12, help="Time of W, its weight half.")] = 1,
+    forward: Annotated[int, typer.Option("--forward", min=0, max=10**12, help="Time of F: the forward of one microbatch on one slot.")] = 1,
+    input_: Annotated[int, typer.Option("--input", min=0, max=10**12, help="Time of I: the input gradients of one backward.")] = 1,
+    weight: Annotated[int, typer.Option("--weight", min=0, max=10**12, help="Time of W: the weight gradients of one backward.")] = 1,
     p2p: Annotated[int, typer.Option("--p2p", min=0, max=10**12, help="Time of one transfer between two ranks.")] = 0,
-    hidden: Annotated[int, typer.Option("--hidden", min=0, max=100, help="Percent of the shorter part that an overlap hides.")] = 0,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print the orders as torch's pipelining schedules load them.")] = False,
+    hidden: Annotated[int, typer.Option("--hidden", min=0, max=100, help="Percent of the shorter action that an overlap hides.")] = 0,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the orders as CSV that torch's pipelining schedules load.")] = False,
     as_json: AsJson = False,
 ) -> int:
     """Print a pipeline schedule: what each rank computes in which order, what it holds, and what it waits."""
@@ -54,7 +54,8 @@ def schedule(
     slots = default_vpp(kind) if vpp is None else vpp
     if (total := num_actions(pp, slots, microbatches)) > MAX_PRINTED:
         raise refuse(
-            "MP480", f"--pp {pp}, --vpp {slots}, --microbatches {microbatches}: up to {total:,} actions, and {MAX_PRINTED:,} are printed"
+            "MP480",
+            f"--pp {pp}, --vpp {slots}, --microbatches {microbatches}: up to {total:,} actions, above the limit of {MAX_PRINTED:,}",
         )
     if problems := schedule_problems(kind, pp, slots, microbatches):
         raise MegaplanError([_in_own_words(problem) for problem in problems])

@@ -11,15 +11,15 @@ from megaplan.terminal import output
 
 
 class Document(StrEnum):
-    """What has a schema."""
+    """Documents that have a schema."""
 
     SPEC = "spec"
     PLAN = "plan"
 
 
 def schema(
-    document: Annotated[Document, typer.Argument(help="Which document.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Accepted for symmetry: a schema is JSON.")] = False,  # noqa: ARG001
+    document: Annotated[Document, typer.Argument(help="Document type.")],
+    as_json: Annotated[bool, typer.Option("--json", help="No effect: a schema is always JSON.")] = False,  # noqa: ARG001
 ) -> int:
     """Print the JSON Schema of a spec or a plan."""
     if document is Document.SPEC:

@@ -1,4 +1,4 @@
-"""`megaplan show`: a plan for a person."""
+"""`megaplan show`: a plan as readable text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def show(
     plan: PlanFile,
     *,
     svg: Annotated[
-        str | None, typer.Option("--svg", metavar="FILE", help="Write the timeline with memory over time as a picture; - for stdout.")
+        str | None, typer.Option("--svg", metavar="FILE", help="Write the timeline with memory over time as SVG; - for stdout.")
     ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,

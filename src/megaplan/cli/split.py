@@ -1,4 +1,4 @@
-"""`megaplan split`: decide where to cut, and write the plan."""
+"""`megaplan split`: find the pipeline stages, and write the plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_SPLIT = 1
 
 
 class Mode(StrEnum):
-    """How the cuts are found."""
+    """The method that chooses the cuts."""
 
     EQUAL = "equal"
     WEIGHTED = "weighted"
@@ -28,7 +28,7 @@ class Mode(StrEnum):
 
 
 class Objective(StrEnum):
-    """What weighted cuts minimise."""
+    """The quantity that weighted cuts minimise."""
 
     BOTTLENECK = "bottleneck"
     STEP_TIME = "step_time"
@@ -37,11 +37,13 @@ class Objective(StrEnum):
 def split(
     spec: SpecFile,
     *,
-    target: Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="Where the plan goes; - for stdout.")] = None,
-    mode: Annotated[Mode | None, typer.Option("--mode", help="Instead of the spec's split.mode.")] = None,
-    objective: Annotated[Objective | None, typer.Option("--objective", help="Instead of the spec's split.objective.")] = None,
+    target: Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="Output file; - for stdout.")] = None,
+    mode: Annotated[Mode | None, typer.Option("--mode", help="Override the spec's split.mode.")] = None,
+    objective: Annotated[Objective | None, typer.Option("--objective", help="Override the spec's split.objective.")] = None,
     costs: CostsFile = None,
-    baseline: Annotated[str | None, typer.Option("--baseline", metavar="PLAN", help="Keep its cuts where that costs nothing.")] = None,
+    baseline: Annotated[
+        str | None, typer.Option("--baseline", metavar="PLAN", help="Prefer this plan's cuts where they are equally good.")
+    ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> int:

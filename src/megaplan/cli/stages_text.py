@@ -1,4 +1,4 @@
-"""Stages of a plan as text: where each one stands, its layers, what it owns, and how good the cuts are."""
+"""Stages of a plan as text: the rank, layers and owned blocks of each, and the quality of the cuts."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def family_counts(letters: Sequence[str]) -> str:
 
 
 def short_letters(letters: str) -> str:
-    """Runs of one letter by their count: `AEME`, `32M`."""
+    """The letters with long runs abbreviated: `AEME`, `32M`."""
     runs = [(letter, len(list(group))) for letter, group in groupby(letters)]
     return "".join(letter * count if count < 4 else f" {count}{letter} " for letter, count in runs).strip()
 
 
 def stage_lines(plan: PlanDocument) -> Iterator[str]:
-    """One row a slot, then what each owns outside the layers, `*` marking a copy."""
+    """One row per slot, then the blocks that each owns outside the layers; `*` marks a copy."""
     stages, costs = plan.decisions.stages, plan.decisions.split.certificate.costs
     parameters = {stage.slot: stage.parameters for stage in plan.estimates.stages}
     rows = [["slot", "pp", "chunk", "layers", "count", "parameters", "cost share"]]
@@ -60,7 +60,7 @@ def stage_lines(plan: PlanDocument) -> Iterator[str]:
 
 
 def certificate_line(certificate: CertificateRecord, mode: str) -> str:
-    """`weighted split, optimal for bottleneck: largest slot 9.61 B FLOPs a token, lower bound 9.61 B, gap 0`."""
+    """`weighted split, optimal for bottleneck: largest slot 9.61 B FLOPs per token, lower bound 9.61 B, gap 0`."""
     value = amount(certificate.value, certificate.unit)
     bound, gap = (amount(number, certificate.unit, named=False) for number in (certificate.lower_bound, certificate.gap))
     quality = ", optimal" if certificate.optimal else ""
@@ -70,13 +70,13 @@ def certificate_line(certificate: CertificateRecord, mode: str) -> str:
 
 
 def gain_lines(gain: Gain) -> Iterator[str]:
-    """What the best cuts would gain over those of a manual split, in cost, time and bytes."""
+    """The gain of the optimal cuts over those of a manual split, in cost, time and bytes."""
     (cost, least), (step, shorter), (peak, lower) = gain.bottleneck, gain.step_ns, gain.peak_bytes
     costs = f"{amount(cost, gain.unit)} → {amount(least, gain.unit)} ({_percent(cost, least)})"
     times = f"{amount(step, 'ns')} → {amount(shorter, 'ns')} ({_percent(step, shorter)})"
     memory = f"{format_bytes(peak)} → {format_bytes(lower)} ({lower - peak:+,} bytes)"
     cuts = ", ".join(map(str, gain.cuts)) or "none"
-    text = f"best cuts under its constraints: {cuts}; largest cost {costs}; replayed step {times}; largest peak {memory}"
+    text = f"optimal cuts under its constraints: {cuts}; largest cost {costs}; replayed step {times}; largest peak {memory}"
     yield from wrap(text, indent="  ")
 
 
@@ -85,7 +85,7 @@ def _percent(before: int, after: int) -> str:
 
 
 def _broken(letters: str) -> str:
-    """Letters with spaces that a line may break at."""
+    """The letters with spaces where a line may break."""
     short = short_letters(letters)
     step = WIDTH - 30
     return short if " " in short else " ".join(short[start : start + step] for start in range(0, len(short), step))

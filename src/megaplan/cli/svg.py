@@ -21,12 +21,12 @@ LANE, MEMORY, GAP = 22, 44, 14
 """Heights: of a chunk's lane, of a rank's memory curve, between ranks."""
 LEFT, RIGHT, TOP, BOTTOM = 104, 150, 112, 34
 TYPICAL, NARROWEST, WIDEST = 16, 1_000, 4_000
-"""Pixels: of an action that three of four are as long as, so that its number can be read; of the whole timeline, at least and at most."""
+"""Pixels: width of an action at the lower quartile, so that its number is readable; minimum and maximum width of the timeline."""
 MAX_DRAWN = 100_000
 """Actions; a picture of them has 25 MB, and no program opens a much larger one."""
 FILLS = {Kind.FORWARD: "#cfe3f7", Kind.BACKWARD: "#1f5fa8", Kind.INPUT: "url(#input)", Kind.WEIGHT: "url(#weight)"}
 INKS = {Kind.FORWARD: "#10243a", Kind.BACKWARD: "#ffffff", Kind.INPUT: "#ffffff", Kind.WEIGHT: "#10243a"}
-NAMES = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUT: "input half of a backward", Kind.WEIGHT: "weight half"}
+NAMES = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUT: "input gradients", Kind.WEIGHT: "weight gradients"}
 HELD, ALWAYS = "#d9ead3", "#a9cf9c"
 DIGIT = 6.2
 """Width of a digit at the size of the labels."""
@@ -34,15 +34,15 @@ DIGIT = 6.2
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What is drawn.
+    """The contents of the picture.
 
     Attributes:
         title: The plan's name and schedule.
         step: The replayed schedule, in ns.
         owners: (pp rank, chunk) of every slot.
-        chunks: Chunks of a rank.
+        chunks: Chunks per rank.
         levels: Memory of every pp rank over time.
-        usable_bytes: What torch's allocator may take on the device.
+        usable_bytes: Bytes of the device that torch's allocator may use.
     """
 
     title: str
@@ -57,8 +57,8 @@ def timeline_svg(spec: Spec, spans: Spans) -> str:
     """The picture of one optimizer step of a plan.
 
     Args:
-        spec: Of the plan.
-        spans: Its cuts.
+        spec: Spec of the plan.
+        spans: Cuts of the plan.
 
     Raises:
         MegaplanError: MP481, it has more actions than a picture can show.
@@ -69,7 +69,7 @@ def timeline_svg(spec: Spec, spans: Spans) -> str:
             f"--svg draws at most {MAX_DRAWN:,} actions, and {mesh.pp * mesh.vpp} slots with {schedule.num_microbatches:,} microbatches "
         )
         fewer = MAX_DRAWN // (3 * mesh.pp * mesh.vpp) // mesh.pp * mesh.pp
-        hints = (f"--set schedule.num_microbatches={fewer} draws fewer of the same",) if fewer >= 2 * mesh.pp else ()
+        hints = (f"--set schedule.num_microbatches={fewer} draws fewer microbatches",) if fewer >= 2 * mesh.pp else ()
         raise refuse("MP481", f"{detail}have up to {total:,}", *hints, key="schedule.num_microbatches")
     inventory = build_inventory(spec)
     layout = build_layout(spec, inventory, spans)
@@ -97,10 +97,10 @@ def render(picture: Picture) -> str:
     rank_height = picture.chunks * LANE + MEMORY + GAP
     height = TOP + rank_height * len(step.ranks) + BOTTOM
     total = LEFT + width + RIGHT
-    waits = f"waits {format_ns(min(step.bubbles))} to {format_ns(max(step.bubbles))} a rank" if step.ranks else ""
-    about = f"{format_ns(step.makespan)} a step by the device's rates, {waits}; memory over time under every rank"
+    idle = f"idle {format_ns(min(step.bubbles))} to {format_ns(max(step.bubbles))} per rank" if step.ranks else ""
+    about = f"modelled step time {format_ns(step.makespan)}, {idle}; memory over time below every rank"
     peak = max([size for rank in picture.levels for _, size in rank], default=1)
-    highest = max(peak, picture.usable_bytes) if 2 * picture.usable_bytes <= 3 * peak else peak  # a limit far away would flatten the curves
+    highest = max(peak, picture.usable_bytes) if 2 * picture.usable_bytes <= 3 * peak else peak  # keep the curves legible
     lines = [
         '<?xml version="1.0" encoding="UTF-8"?>',
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{total}" height="{height}" viewBox="0 0 {total} {height}" '
@@ -136,8 +136,8 @@ def _rank(picture: Picture, rank: int, top: int, scale: float, highest: int) -> 
             yield from _box(part, item.start, item.stop, top + picture.owners[part.slot][1] * LANE, scale)
     bubble, inside = picture.step.bubbles[rank], picture.step.bubbles_inside[rank]
     x = LEFT + scale * picture.step.makespan + 8
-    yield f'<text x="{x:.1f}" y="{top + 14}" fill="#45566a">waits {format_ns(bubble)},</text>'
-    yield f'<text x="{x:.1f}" y="{top + 27}" fill="#45566a">{format_ns(inside)} inside</text>'
+    yield f'<text x="{x:.1f}" y="{top + 14}" fill="#45566a">idle {format_ns(bubble)},</text>'
+    yield f'<text x="{x:.1f}" y="{top + 27}" fill="#45566a">{format_ns(inside)} mid-step</text>'
     yield from _memory(picture, rank, top + picture.chunks * LANE, scale, highest)
     yield "</g>"
 
@@ -157,7 +157,7 @@ def _box(part: Action, start: int, stop: int, y: int, scale: float) -> Iterator[
 
 
 def _memory(picture: Picture, rank: int, top: int, scale: float, highest: int) -> Iterator[str]:
-    """The curve of one rank, its peak, and the limit where that is on the scale."""
+    """The memory curve of one rank, its peak, and the limit if it is within the scale."""
     levels, bottom = picture.levels[rank], top + MEMORY
     tall = (MEMORY - 4) / highest
     points = [f"M{LEFT},{bottom}"]
@@ -210,7 +210,7 @@ def _memory_legend(picture: Picture, highest: int) -> Iterator[str]:
 
 
 def _axis(makespan: int, scale: float, top: int, bottom: int) -> Iterator[str]:
-    """Vertical lines at round times, named above and below."""
+    """Vertical lines at round times, labelled above and below."""
     unit = _round_step(makespan, max(2, int(makespan * scale) // 120))
     for time in range(0, makespan + 1, unit):
         x = LEFT + time * scale

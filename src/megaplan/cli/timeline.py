@@ -1,4 +1,4 @@
-"""A schedule as text: one row a slot, one character a unit of time."""
+"""A schedule as text: one row per slot, one character per unit of time."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ MAX_SLOTS = 64
 """More slots than this are not drawn."""
 
 _LETTERS = {Kind.FORWARD: "0123456789", Kind.BACKWARD: "abcdefghij", Kind.INPUT: "abcdefghij", Kind.WEIGHT: "ABCDEFGHIJ"}
-LEGEND = "0-9 forward, a-j backward of a microbatch, its number mod 10; · waits"
-SPLIT_LEGEND = "A-J the weight half of a backward whose input half is a-j"
-OVERLAP_LEGEND = "a forward and a backward that overlap fill both their rows at once"
+LEGEND = "0-9 forward, a-j backward of a microbatch, its number mod 10; · idle"
+SPLIT_LEGEND = "A-J weight gradients of the backward a-j"
+OVERLAP_LEGEND = "an overlapping forward and backward occupy both their rows at once"
 
 
 def timeline_lines(spec: Spec, spans: Spans) -> Iterator[str]:
-    """The start of one step, drawn as if all slots were equal, what a pp rank waits then, and what it waits with the plan's own slots."""
+    """The start of one step drawn with equal slots, the idle time of pp ranks in it, and the idle time with the plan's own slots."""
     mesh, schedule = spec.mesh, spec.schedule
     num_slots = mesh.pp * mesh.vpp
     if (total := num_actions(mesh.pp, mesh.vpp, schedule.num_microbatches)) > MAX_REPLAYED:
-        yield f"up to {total:,} actions a step are too many to replay"
+        yield f"up to {total:,} actions per step are too many to replay"
         return
     if num_slots > MAX_SLOTS:
         yield f"{num_slots} slots are too many to draw"
@@ -35,27 +35,27 @@ def timeline_lines(spec: Spec, spans: Spans) -> Iterator[str]:
         step = replay(actions(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches), SlotTimes.equal(num_slots))
         yield from drawing(step, placement(schedule.kind), mesh.pp, num_slots)
         yield from legend(step)
-        yield f"drawn: slots as if equal, F = I = W = 1: {step.makespan} a step; {_waits(step, str)}"
+        yield f"drawn with equal slots, F = I = W = 1: {step.makespan} per step; {_idle(step, str)}"
     step = planned_step(spec, build_inventory(spec), spans)
-    yield from wrap(f"this plan: {format_ns(step.makespan)} a step by the device's rates; {_waits(step, format_ns)}", indent="  ")
+    yield from wrap(f"this plan: modelled step time {format_ns(step.makespan)}; {_idle(step, format_ns)}", indent="  ")
 
 
-def _waits(step: Timeline, shown: Callable[[int], str]) -> str:
-    """What ranks wait until all have ended, with its share of the step."""
+def _idle(step: Timeline, shown: Callable[[int], str]) -> str:
+    """The idle time of the ranks until all have finished, with its share of the step."""
     least, most = min(step.bubbles), max(step.bubbles)
     low, high = (f"{100 * wait / max(1, step.makespan):.1f}%" for wait in (least, most))
-    return f"a pp rank waits {shown(most)} ({high})" if low == high else f"pp ranks wait {shown(least)} ({low}) to {shown(most)} ({high})"
+    return f"pp ranks idle {shown(most)} ({high})" if low == high else f"pp ranks idle {shown(least)} ({low}) to {shown(most)} ({high})"
 
 
 def drawing(step: Timeline, where: Placement, pp: int, num_slots: int, width: int = WIDTH) -> Iterator[str]:
-    """One line a slot, the slots of a rank together; what lies beyond the line's end is cut off.
+    """One line per slot, grouped by rank; lines are truncated at `width`.
 
     Args:
         step: A replayed step.
-        where: How slots lie on ranks.
+        where: Placement of slots on ranks.
         pp: Pipeline degree.
-        num_slots: Slots of the pipeline.
-        width: Of a line.
+        num_slots: Number of slots of the pipeline.
+        width: Line width in characters.
     """
     labels = {slot: "pp {} chunk {}".format(*slot_owner(where, slot, pp)) for slot in range(num_slots)}
     margin = max(map(len, labels.values())) + 2
@@ -72,7 +72,7 @@ def drawing(step: Timeline, where: Placement, pp: int, num_slots: int, width: in
 
 
 def legend(step: Timeline) -> Iterator[str]:
-    """What the characters of a drawing mean, as far as they occur."""
+    """The meaning of the characters that occur in a drawing."""
     yield LEGEND
     steps = [timed.action for rank in step.ranks for timed in rank]
     if any(part.kind is Kind.WEIGHT for action in steps for part in action.parts):

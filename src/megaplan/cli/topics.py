@@ -1,4 +1,4 @@
-"""What `explain` can explain: diagnostic codes, budget columns, mesh axes, and the cost model's formulas."""
+"""Topics of `explain`: diagnostic codes, budget columns, mesh axes, and the cost model's formulas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SPELLINGS = {"sequence_parallel": "sp"}
 
 
 def topic_lines(topic: str) -> Iterator[Line]:
-    """(text, style) that explain `topic`; `list` names all topics.
+    """Lines as (text, style) that explain `topic`; `list` lists all topics.
 
     Raises:
         MegaplanError: MP483, with the nearest names.

@@ -1,8 +1,8 @@
-"""The catalogue of diagnostic codes, and the one way to make a diagnostic.
+"""The catalogue of diagnostic codes, and `diagnostic`, which makes a diagnostic from it.
 
 MP1xx files, formats and types; MP2xx mesh; MP3xx pattern, schedule and split; MP4xx plan files; MP5xx budget; MP6xx megarun;
 MP7xx model sections; MP8xx other projects' configs; MP9xx other hosts.
-A hundred lives in `mp<hundred>xx.py`; a new code is one more entry there.
+Each hundred has its own file, `mp<hundred>xx.py`; a new code is one more entry there.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def diagnostic(
 
     Args:
         code: A key of `CODES`.
-        detail: The equation with every value; lines separated by newlines.
-        location: Where it points.
-        hints: What to write instead, ready to paste.
-        severity: Error unless said otherwise.
+        detail: The equation with every value; newlines separate lines.
+        location: Place in the input that it refers to.
+        hints: Replacement text or commands, ready to paste.
+        severity: Severity of the diagnostic.
 
     Raises:
         KeyError: If the catalogue has no such code.

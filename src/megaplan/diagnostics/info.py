@@ -11,9 +11,9 @@ class CodeInfo:
 
     Attributes:
         summary: Fixed first line, without user values.
-        means: What was found.
-        why: Why it is refused or reported.
-        fix: How to repair it.
+        means: The condition that was found.
+        why: The reason that it is refused or reported.
+        fix: The way to repair it.
         example: A few lines of input, wrong and right.
     """
 

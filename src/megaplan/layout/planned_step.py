@@ -13,17 +13,17 @@ MAX_REPLAYED = 250_000
 
 
 def num_actions(pp: int, vpp: int, num_microbatches: int) -> int:
-    """The most actions of any schedule on these degrees: F, I and W of every microbatch on every slot."""
+    """Upper bound on the actions of any schedule with these degrees: F, I and W of every microbatch on every slot."""
     return 3 * pp * vpp * num_microbatches
 
 
 def planned_step(spec: Spec, inventory: Inventory, spans: Spans) -> Timeline:
-    """One optimizer step's forwards and backwards in nanoseconds, by the device's rates.
+    """One optimizer step's forwards and backwards in nanoseconds, from the device's peak rates.
 
     Args:
-        spec: A checked spec.
-        inventory: Its parameter tensors.
-        spans: Its cuts: one half-open span of layers for each slot.
+        spec: A validated spec.
+        inventory: Parameter tensors of the spec.
+        spans: Cuts: one half-open span of layers per slot.
     """
     mesh, schedule, times = spec.mesh, spec.schedule, model_times(spec, inventory)
     slots = times.of_slots(spans)

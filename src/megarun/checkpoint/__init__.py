@@ -1,1 +1,1 @@
-"""Checkpoints: a run's whole state in a layout that no plan owns, written atomically and read under any plan of the same model."""
+"""Checkpoints: a run's complete state, independent of the plan's layout, written atomically and read under any plan of the same model."""

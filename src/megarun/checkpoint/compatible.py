@@ -1,4 +1,4 @@
-"""Whether a checkpoint may continue under a plan; needs no torch."""
+"""Checks that a checkpoint can continue under a plan; needs no torch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _MOST = 8  # differences to list
 
 
 def check_compatible(path: Path, manifest: Manifest, run: Run, *, weights_only: bool) -> None:
-    """Refuse a checkpoint of another model, and, unless only weights are read, of other batches or other data.
+    """Refuse a checkpoint of another model and, unless only weights are read, of other batches or other data.
 
-    Another cut, mesh, schedule, sharding or recompute policy is no obstacle.
+    Cuts, mesh, schedule, sharding and recompute policy may differ.
 
     Raises:
         MegaplanError: MP641; MP647 if the number of experts differs (R-69); MP648 if the step would be another data position; MP653 if
-            the data is not the checkpoint's, and the run was not told that it may be.
+            the data differs from the checkpoint's and `other_data` is off.
     """
     job, model_digest = run.job, run.plan.model_digest
     if manifest.model_digest != model_digest:
@@ -45,12 +45,12 @@ def check_compatible(path: Path, manifest: Manifest, run: Run, *, weights_only: 
     saved = manifest.validation_fraction
     if saved != run.validation_fraction:
         detail = f"--validation-fraction = {run.validation_fraction}, the checkpoint's = {saved}"
-        hint = "leave out --validation-fraction" if saved == NOTHING else f"--validation-fraction {saved}"
+        hint = "omit --validation-fraction" if saved == NOTHING else f"--validation-fraction {saved}"
         raise refusal("MP648", detail, "--validation-fraction", (hint,), file=str(path))
     given = run.source.identity
     if manifest.data is not None and not run.checkpoints.other_data and not same_data(manifest.data, given):
         detail = f"--data is         {data_text(given)}\nthe checkpoint's  {data_text(manifest.data)}"
-        hints = (f"--other-data    # go on from step {manifest.step} with the tokens that are given",)
+        hints = (f"--other-data    # continue from step {manifest.step} with the given token files",)
         raise refusal("MP653", detail, "--data", hints, file=str(path))
 
 

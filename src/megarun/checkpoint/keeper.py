@@ -1,4 +1,4 @@
-"""A run's checkpoints, as the training loop sees them: where to start, and when to save."""
+"""The checkpoint interface of the training loop: where to start, and when to save."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from megarun.checkpoint.manifest import read_manifest
-from megarun.checkpoint.resume import Found, begin_line, damage, load_checkpoint, newest_whole
+from megarun.checkpoint.resume import Found, begin_line, damage, load_checkpoint, newest_complete
 from megarun.checkpoint.retention import Retention
 from megarun.checkpoint.save import Saver
 from megarun.data.progress import START, DataProgress
@@ -19,10 +19,10 @@ from megarun.launch.interrupt import Interrupt, largest
 
 
 class Keeper:
-    """Finds a start, reads it, and saves; every method is collective.
+    """Finds the checkpoint to start from, reads it, and saves; every method is collective.
 
     Attributes:
-        control: A gloo group of all ranks, for what they agree on between two steps without waiting for a device.
+        control: gloo group of all ranks, for agreement between two steps without a device synchronisation.
     """
 
     def __init__(self, run: Run) -> None:
@@ -30,18 +30,18 @@ class Keeper:
         self._found: Found | None = None
         self._retention = Retention(run.checkpoints.keep)
         self.control: dist.ProcessGroup = dist.new_group(backend="gloo")
-        self._saving: dist.ProcessGroup = dist.new_group(backend="gloo")  # the saving thread's own: collectives of two threads must not mix
+        self._saving: dist.ProcessGroup = dist.new_group(backend="gloo")  # for the saving thread alone
         self._saver: Saver | None = None
 
     def find(self) -> Found | None:
-        """The checkpoint to start from; None to start anew.
+        """The checkpoint to start from; None to start from step 0.
 
         Raises:
-            MegaplanError: MP644 if the one that was named is damaged.
+            MegaplanError: MP644 if the checkpoint named by --resume is damaged.
         """
         wanted = self._run.checkpoints.resume
         if wanted == AUTO:
-            self._found = newest_whole(self._run.out, self.control, self._retention.damaged)
+            self._found = newest_complete(self._run.out, self.control, self._retention.damaged)
         elif wanted != NEVER:
             wrong = damage(Path(wanted), self.control)
             if wrong is not None:
@@ -52,7 +52,7 @@ class Keeper:
         return self._found
 
     def start(self, trainer: Trainer) -> tuple[int, DataProgress]:
-        """Read the checkpoint that was found into a new trainer; the number of steps done, and its data progress.
+        """Load the checkpoint that was found into a new trainer; returns the number of steps done and the data progress.
 
         Raises:
             MegaplanError: It does not fit the plan, or cannot be read.
@@ -70,30 +70,30 @@ class Keeper:
         return started
 
     def last(self) -> Found | None:
-        """The checkpoint that a run can go back to: the newest whole one it came of; None if there is none.
+        """The checkpoint that a run can rewind to: its newest complete ancestor; None if there is none.
 
         Raises:
-            MegaplanError: MP645 if the save under way fails.
+            MegaplanError: MP645 if the save in progress fails.
         """
         if self._saver is None:
-            raise RuntimeError("`start` comes before the first step")
+            raise RuntimeError("call `start` before the first step")
         self._saver.wait()
         given = None if self._run.checkpoints.weights_only else self._found
-        return newest_whole(self._run.out, self.control, self._retention.damaged, self._saver.line) or given
+        return newest_complete(self._run.out, self.control, self._retention.damaged, self._saver.line) or given
 
     def go_back(self, trainer: Trainer, found: Found) -> tuple[int, DataProgress]:
-        """Read a checkpoint into a trainer that has stepped; the number of steps done, and its data progress.
+        """Load a checkpoint into a trainer that has stepped; returns the number of steps done and the data progress.
 
         Raises:
-            MegaplanError: It cannot be read.
+            MegaplanError: The checkpoint cannot be read.
         """
         return load_checkpoint(found, trainer, self._run, weights_only=False, group=self.control)
 
     def poll_interrupt(self, interrupt: Interrupt) -> int:
-        """The signal that any rank has received, 0 if none; asked after every step.
+        """The signal that any rank has received, 0 if none; called after every step.
 
         Raises:
-            MegaplanError: MP645 if the save under way has failed on any rank: what is trained after it would only be lost.
+            MegaplanError: MP645 if the save in progress has failed on any rank: later steps would be lost.
         """
         number, failed = largest([interrupt.received, int(self._saver is not None and self._saver.failed)], self.control)
         if failed and self._saver is not None:
@@ -101,23 +101,23 @@ class Keeper:
         return number
 
     def after(self, step: int, data_progress: DataProgress, *, last: bool, stopped: bool) -> None:
-        """Save what a step has left if it is time to, or if the run ends here.
+        """Save after a step if a save is due, or if the run ends.
 
         Args:
-            step: Steps done.
-            data_progress: Of the run at that step.
-            last: The run's last step.
-            stopped: A signal ends the run.
+            step: Optimizer steps done.
+            data_progress: Data progress of the run at that step.
+            last: Whether it is the run's last step.
+            stopped: Whether a signal ends the run.
 
         Raises:
-            MegaplanError: MP645 if this or the save before failed.
+            MegaplanError: MP645 if this save or the previous one failed.
         """
         if self._saver is None:
-            raise RuntimeError("`start` comes before the first step")
+            raise RuntimeError("call `start` before the first step")
         every = self._run.checkpoints.save_every
         if stopped or (every and (last or step % every == 0)):
             self._saver.save(step, data_progress)
         if stopped or last:
             self._saver.wait()
         if stopped and dist.get_rank() == 0:
-            sys.stderr.write(f"stopped after step {step}, saved; the same command resumes\n")
+            sys.stderr.write(f"stopped after step {step} and saved; run the same command to resume\n")

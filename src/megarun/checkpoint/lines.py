@@ -1,10 +1,10 @@
-"""Which checkpoints of a folder belong together, where a run began from the middle of another one; needs no torch.
+"""Lines of checkpoints: which checkpoints of a folder are ancestors of which, after a run resumed from an older one; needs no torch.
 
-A run that starts from a checkpoint that is not the newest does not come of those behind it, and begins a new line. A line's history is a
-row of (number, step): line `number` began after `step` steps, from the line before it in the row. A checkpoint lies on the line of another
-one if that one's history passes through it. Line numbers of a folder rise, and the highest is the newest.
+A run that starts from a checkpoint other than the newest starts a new line, of which the later checkpoints are not ancestors. A line's
+history is a sequence of (number, step): line `number` started after `step` steps of the preceding line in the sequence. A checkpoint is an
+ancestor of another one if the history of the other passes through it. Line numbers of a folder increase; the highest is the newest.
 
-Source: PostgreSQL's timelines, which tell recoveries from one archive apart in the same way.
+Source: PostgreSQL's timelines, which distinguish recoveries from one archive in the same way.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import NamedTuple
 Line = tuple[tuple[int, int], ...]
 
 FIRST_LINE: Line = ((0, 0),)
-"""Of a run that nothing went before in its folder, and of every checkpoint that was written before there were lines."""
+"""The line of the first run in a folder, and of every checkpoint in a format without lines."""
 
 
 class Place(NamedTuple):
-    """Where a checkpoint stands: its line, and optimizer steps done."""
+    """Position of a checkpoint: its line, and optimizer steps done."""
 
     line: Line
     step: int
 
     def leads_to(self, other: Place) -> bool:
-        """Whether `other` came of this one, or is this one."""
+        """Whether this checkpoint is an ancestor of `other`, or is `other`."""
         depth = len(self.line)
         if other.line[:depth] != self.line:
             return False
@@ -40,9 +40,9 @@ class Finished:
     """A folder with a manifest.
 
     Attributes:
-        path: The folder.
-        step: Of its name.
-        place: Of its manifest; None if that cannot be read.
+        path: Folder of the checkpoint.
+        step: Optimizer steps done, from the folder's name.
+        place: Position from the manifest; None if the manifest cannot be read.
     """
 
     path: Path
@@ -51,20 +51,20 @@ class Finished:
 
 
 def check_line(line: Line) -> Line:
-    """The line, if it is one.
+    """Return the line if it is valid.
 
     Raises:
-        ValueError: It is empty, or numbers or steps do not rise.
+        ValueError: It is empty, or numbers or steps do not increase.
     """
     if not line or any(one[0] >= two[0] or one[1] > two[1] for one, two in pairwise(line)):
-        raise ValueError(f"line = {line} is no history of lines")
+        raise ValueError(f"line = {line} is not a history of lines")
     return line
 
 
 def by_line(found: Iterable[Finished]) -> list[list[Finished]]:
-    """Checkpoints by line, each from its newest to its oldest; the newest line comes first, and each checkpoint once.
+    """Checkpoints grouped by line, newest line first and newest checkpoint first; each checkpoint occurs once.
 
-    One whose manifest cannot be read counts to the newest line: its place is unknown, and so is whether newer ones need it.
+    A checkpoint whose manifest cannot be read is assigned to the newest line, because newer ones might depend on it.
     """
     rest, lines = list(found), []
     while rest:
@@ -77,12 +77,12 @@ def by_line(found: Iterable[Finished]) -> list[list[Finished]]:
 
 
 def next_line(found: Sequence[Finished], start: Place | None, step: int) -> tuple[Line, list[Finished]]:
-    """The line of what a run will save, and the checkpoints that it leaves: those on other lines.
+    """The line of a run's new checkpoints, and the existing checkpoints on other lines.
 
     Args:
-        found: What its folder holds.
-        start: The checkpoint of this folder that it goes on from; None if it goes on from none, or from another folder's.
-        step: Steps done where it begins.
+        found: Checkpoints in the run's folder.
+        start: Checkpoint of this folder that the run continues; None if it continues none, or one of another folder.
+        step: Optimizer steps done at the start of the run.
     """
     known = [each for each in found if each.place is not None]
     left = [each for each in known if start is None or (each.place is not None and not each.place.leads_to(start))]

@@ -1,11 +1,11 @@
-"""What a checkpoint says of itself: `manifest.json`, read and checked without torch.
+"""The manifest of a checkpoint, `manifest.json`: read and checked without torch.
 
-A folder `step-00000040` of a run's `checkpoints` holds the data files, `index.json` (where in them each piece of each tensor lies),
-`plan.json` (the plan it was saved under) and, last, `manifest.json`: sizes and SHA-256 of all others. A folder without a manifest was never
-finished. Tensors lie in torch's own format, which is read with `weights_only`; all else is JSON.
+A folder `step-00000040` of a run's `checkpoints` has the data files, `index.json` (the position of each piece of each tensor in them),
+`plan.json` (the plan of the run that saved it) and, written last, `manifest.json`: sizes and SHA-256 of all others. A folder without a
+manifest is incomplete. Tensors are in torch's own format, which is read with `weights_only`; the other files are JSON.
 
-Format 2 has two fields more than format 1: the run's line among others of its folder (`megarun.checkpoint.lines`), and its data
-(`megarun.data.identity`). Format 1 is read as the first line, of data that is not known.
+Format 2 adds two fields to format 1: the run's line in its folder (`megarun.checkpoint.lines`) and its data (`megarun.data.identity`).
+Format 1 is read as the first line, with unknown data.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A checkpoint's own account.
+    """The contents of a manifest.
 
     Attributes:
         step: Optimizer steps done.
-        seed: Of parameters and data.
-        global_batch: Sequences and tokens a sequence: with step, seed, skipped batches and validation fraction, the data position.
-        model_digest: Of the plan it was saved under; another one is another model.
-        plan_digest: Of the plan it was saved under.
-        world_size: Ranks that saved it.
-        torch: Version that saved it.
-        files: Every other file of the folder.
-        data_progress: Batches that bad steps have left out.
-        validation_fraction: The part of every token file's rows that training left out, a decimal number.
-        line: The run's line in its folder.
-        data: What it was trained on last; None in format 1, which does not say.
+        seed: Seed of parameters and data.
+        global_batch: (sequences, tokens per sequence); with step, seed, skipped batches and validation fraction, the data position.
+        model_digest: Model digest of the plan; a different digest means another model.
+        plan_digest: Digest of the plan.
+        world_size: Number of ranks that saved it.
+        torch: torch version that saved it.
+        files: Size and checksum of every other file of the folder, by name.
+        data_progress: Batches skipped because of bad steps, and the latest losses.
+        validation_fraction: Share of every token file's rows that training excludes, a decimal number.
+        line: Line of the run in its folder.
+        data: Token files of the latest training; None in format 1, which does not record them.
     """
 
     step: int
@@ -75,11 +75,11 @@ class Manifest:
 
     @property
     def place(self) -> Place:
-        """Where it stands among its folder's checkpoints."""
+        """Position among the checkpoints of its folder."""
         return Place(self.line, self.step)
 
     def document(self) -> dict[str, Any]:
-        """The keys and values of manifest.json, its format excepted; `data_progress` has the key `course` in every format so far."""
+        """The keys and values of manifest.json, without its format; the key of `data_progress` is `course` in every format so far."""
         return {"course" if key == "data_progress" else key: value for key, value in asdict(self).items()}
 
     def text(self) -> str:
@@ -88,17 +88,17 @@ class Manifest:
 
 
 def folder_name(step: int) -> str:
-    """Of a checkpoint after `step` optimizer steps."""
+    """Folder name of a checkpoint after `step` optimizer steps."""
     return f"step-{step:08d}"
 
 
 def list_checkpoints(run: Path) -> list[Path]:
-    """Finished checkpoints of a run: those of the newest line first, of each line newest first; damage is not looked for."""
+    """Finished checkpoints of a run, newest line first and newest checkpoint first; files are not checked for damage."""
     return [each.path for line in by_line(finished(run)) for each in line]
 
 
 def finished(run: Path) -> list[Finished]:
-    """Every checkpoint of a run with its place, by step; manifests are read, and nothing else."""
+    """Every checkpoint of a run with its position, by step; reads only manifests."""
     folder = run / FOLDER
     names = sorted(path.name for path in folder.iterdir() if _NAME.fullmatch(path.name)) if folder.is_dir() else []
     return [_finished(folder / name) for name in names if (folder / name / MANIFEST).is_file()]
@@ -116,7 +116,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
     """The manifest of one checkpoint.
 
     Raises:
-        MegaplanError: MP644 if it cannot be read or is not one, MP643 if a newer version wrote it.
+        MegaplanError: MP644 if it cannot be read or is not valid, MP643 if a newer version wrote it.
     """
     path = checkpoint / MANIFEST
     try:
@@ -148,7 +148,7 @@ def _parsed(document: dict[str, Any], *, old: bool) -> Manifest:
         torch=str(document["torch"]),
         files=files,
         data_progress=_data_progress(document["course"]),
-        validation_fraction=str(document.get("validation_fraction", "0")),  # older ones had no way to leave rows out
+        validation_fraction=str(document.get("validation_fraction", "0")),  # older versions could not hold out rows
         line=FIRST_LINE if old else check_line(tuple((_count(number), _count(step)) for number, step in document["line"])),
         data=None if old else _data(document["data"]),
     )
@@ -166,43 +166,43 @@ def _data(document: Any) -> DataFiles | None:
 def _data_progress(document: dict[str, Any]) -> DataProgress:
     skipped = tuple((_count(first), _count(stop)) for first, stop in document["skipped"])
     if any(first >= stop for first, stop in skipped) or any(one[1] >= two[0] for one, two in pairwise(skipped)):
-        raise ValueError(f"course.skipped = {document['skipped']} are no ranges that rise")
+        raise ValueError(f"course.skipped = {document['skipped']} is not a list of increasing ranges")
     losses = tuple(document["losses"])
     if not all(type(loss) is float and math.isfinite(loss) for loss in losses):
-        raise ValueError(f"course.losses = {document['losses']} are no losses")
+        raise ValueError(f"course.losses = {document['losses']} is not a list of losses")
     return DataProgress(skipped, losses)
 
 
 def check_name(name: str) -> None:
-    """Refuse what is not a plain file name.
+    """Refuse a name that is not a plain file name.
 
     Raises:
-        ValueError: It could lead out of the folder.
+        ValueError: The name could refer to a file outside the folder.
     """
     if name in ("", ".", "..") or any(mark in name for mark in "/\\\0"):
-        raise ValueError(f"{name!r} is no file of the folder")
+        raise ValueError(f"{name!r} is not a plain file name")
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no text")
+        raise ValueError(f"{value!r} is not text")
     return value
 
 
 def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{value!r} is no count")
+        raise ValueError(f"{value!r} is not a count")
     return value
 
 
 def damaged_files(checkpoint: Path, manifest: Manifest, share: tuple[int, int] = (0, 1)) -> list[str]:
-    """What is wrong with the files, a line each; empty if all are as they were written.
+    """Damaged files, one line each; empty if all files match the manifest.
 
     Args:
-        checkpoint: The folder.
-        manifest: Its manifest.
-        share: (index, count): every `count`-th file from `index`, so that ranks can divide the reading; whether the manifest has every
-            file that the index names is the first one's to find.
+        checkpoint: Folder of the checkpoint.
+        manifest: Manifest of the checkpoint.
+        share: (index, count): read every `count`-th file from `index`, so that ranks divide the reading; index 0 also checks that the
+            manifest lists every file of the index.
     """
     wrong = unlisted_files(checkpoint, manifest) if share[0] == 0 else []
     for name in sorted(manifest.files)[share[0] :: share[1]]:
@@ -213,18 +213,18 @@ def damaged_files(checkpoint: Path, manifest: Manifest, share: tuple[int, int] =
             wrong.append(f"{name}: {error.strerror}")
             continue
         if found.bytes != record.bytes:
-            wrong.append(f"{name}: {found.bytes:,} bytes, saved were {record.bytes:,}")
+            wrong.append(f"{name}: {found.bytes:,} bytes, {record.bytes:,} in the manifest")
         elif found.sha256 != record.sha256:
-            wrong.append(f"{name}: SHA-256 {found.sha256[:16]}…, saved was {record.sha256[:16]}…")
+            wrong.append(f"{name}: SHA-256 {found.sha256[:16]}…, {record.sha256[:16]}… in the manifest")
     return wrong
 
 
 def unlisted_files(checkpoint: Path, manifest: Manifest) -> list[str]:
-    """Files that a whole checkpoint has and the manifest does not list, or lists too short, a line each; no data file is read.
+    """Files that the manifest must list and does not, or lists too short, one line each; no data file is read.
 
-    A save that did not see what other nodes had written could leave their files out of both folder and manifest, and only the index knew.
+    If rank 0 could not see the files of other nodes, both folder and manifest may lack them; only the index lists them.
     """
-    wrong = [f"{name}: {MANIFEST} does not list it" for name in (INDEX, PLAN) if name not in manifest.files]
+    wrong = [f"{name}: not listed in {MANIFEST}" for name in (INDEX, PLAN) if name not in manifest.files]
     try:
         tensors = json.loads((checkpoint / INDEX).read_text(encoding="utf-8"))["tensors"]
         ends: dict[str, int] = {}
@@ -233,19 +233,19 @@ def unlisted_files(checkpoint: Path, manifest: Manifest) -> list[str]:
                 check_name(name)
                 ends[name] = max(ends.get(name, 0), _count(offset) + _count(length))
     except OSError:
-        return wrong  # which the comparison of files says
+        return wrong  # reported by the comparison of files
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return [*wrong, f"{INDEX}: {type(error).__name__}: {error}"]
     for name, end in sorted(ends.items()):
         if name not in manifest.files:
-            wrong.append(f"{name}: {INDEX} needs it, and {MANIFEST} does not list it")
+            wrong.append(f"{name}: needed by {INDEX}, not listed in {MANIFEST}")
         elif manifest.files[name].bytes < end:
-            wrong.append(f"{name}: {INDEX} needs {end:,} bytes of it, saved were {manifest.files[name].bytes:,}")
+            wrong.append(f"{name}: {INDEX} needs {end:,} bytes, {manifest.files[name].bytes:,} in the manifest")
     return wrong
 
 
 def misplaced_files(checkpoint: Path, manifest: Manifest) -> list[str]:
-    """Files that are missing or of another size than they were saved with, a line each; no data file is read."""
+    """Files that are missing or whose size differs from the manifest, one line each; no data file is read."""
     wrong = []
     for name, record in sorted(manifest.files.items()):
         try:
@@ -254,7 +254,7 @@ def misplaced_files(checkpoint: Path, manifest: Manifest) -> list[str]:
             wrong.append(f"{name}: {error.strerror}")
             continue
         if size != record.bytes:
-            wrong.append(f"{name}: {size:,} bytes, saved were {record.bytes:,}")
+            wrong.append(f"{name}: {size:,} bytes, {record.bytes:,} in the manifest")
     return wrong
 
 

@@ -1,8 +1,8 @@
-"""A rank's pieces of a whole tensor, in the words of PyTorch's distributed checkpoint.
+"""A rank's pieces of a full tensor, as PyTorch's distributed checkpoint (DCP) reads and writes them.
 
-What a rank holds of a tensor is what TP, EP and FSDP2 leave it: rows of a part, and a part of a fused projection is several ranges of the
-whole. Saved as boxes of the unsharded tensor, a checkpoint knows no layout: any other cut of the same tensor reads the boxes it overlaps.
-Replicas state the same box, and DCP writes it once (R-70).
+TP, EP and FSDP2 leave a rank some rows of a part of each tensor; a part of a fused projection is several ranges of the full tensor. Saved
+as boxes of the full tensor, a checkpoint is independent of the layout: any other sharding of the same tensor reads the boxes that it
+overlaps. Replicas state the same box, and DCP writes it once (R-70).
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from megarun.parallel.groups.mesh import RankMesh
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Consecutive indices along one dim: where they start in the rank's tensor and in the whole one, and how many they are."""
+    """Consecutive indices along one dim: start in the rank's tensor, start in the full tensor, and length."""
 
     local: int
-    whole: int
+    full: int
     length: int
 
     def within(self, start: int, length: int) -> Range | None:
-        """What of it lies in `length` of the part's indices from `start`, counted from there; None if nothing does."""
+        """The part of this range within the `length` local indices from `start`, relative to `start`; None if it is empty."""
         first, stop = max(self.local, start), min(self.local + self.length, start + length)
-        return Range(first - start, self.whole + first - self.local, stop - first) if first < stop else None
+        return Range(first - start, self.full + first - self.local, stop - first) if first < stop else None
 
 
 class Pieces:
-    """What one rank holds of a tensor; DCP reads and writes through the three methods with underscores.
+    """The pieces of a tensor on one rank; DCP reads and writes through the three methods with underscores.
 
     Attributes:
-        local: The rank's storage.
-        shape: Of the whole tensor.
-        boxes: The rank's pieces, one range of the whole a dim; empty where a rank has no row. Of a bank, which is stored as rows, the
-            first range begins, locally, at the row where the box does.
+        local: The rank's local tensor.
+        shape: Shape of the full tensor.
+        boxes: The rank's pieces, each with one range per dim of the full tensor; empty if the rank has no row. For an expert bank, which
+            is stored as rows, the local start of the first range is a row number.
 
     Source: torch/distributed/_checkpointable.py, the protocol.
     """
@@ -54,22 +54,22 @@ class Pieces:
         self.local, self.shape, self.boxes = local, torch.Size(shape), boxes
 
     @classmethod
-    def whole(cls, tensor: Tensor) -> Pieces:
-        """Of a tensor that the rank holds whole."""
+    def unsharded(cls, tensor: Tensor) -> Pieces:
+        """The pieces of a tensor that is not sharded."""
         return cls(tensor, tuple(tensor.shape), (tuple(Range(0, 0, size) for size in tensor.shape),))
 
     def on_cpu(self, into: Pieces | None = None) -> Pieces:
-        """The same pieces of a copy in host memory; `into`, an earlier copy, is written over."""
+        """The same pieces of a copy in host memory; `into`, an earlier copy, is overwritten."""
         host = into.local if into is not None else torch.empty_like(self.local, device="cpu", pin_memory=self.local.is_cuda)
         host.copy_(self.local, non_blocking=True)
         return Pieces(host, tuple(self.shape), self.boxes)
 
     def size(self) -> torch.Size:
-        """Of the whole tensor: DCP compares it with what was saved."""
+        """Shape of the full tensor, which DCP compares with the saved one."""
         return self.shape
 
     def _chunk(self, box: tuple[Range, ...]) -> ChunkStorageMetadata:
-        offsets, sizes = torch.Size([each.whole for each in box]), torch.Size([each.length for each in box])
+        offsets, sizes = torch.Size([each.full for each in box]), torch.Size([each.length for each in box])
         return ChunkStorageMetadata(offsets=offsets, sizes=sizes)
 
     def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
@@ -85,7 +85,7 @@ class Pieces:
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
         for box in self.boxes:
-            if torch.Size([each.whole for each in box]) == index.offset:
+            if torch.Size([each.full for each in box]) == index.offset:
                 found = self.local
                 if found.dim() < len(box):
                     experts, rows, columns = box
@@ -101,9 +101,9 @@ def pieces_of(tensor: ParamTensor, value: Tensor, mesh: RankMesh) -> Pieces:
     """A rank's pieces of a parameter, or of optimizer state of its shape.
 
     Args:
-        tensor: The inventory's: whole shape, and what TP and EP cut.
-        value: This rank's part, as FSDP2 shards it or whole.
-        mesh: This rank's place.
+        tensor: Inventory entry: full shape, and the dims that TP and EP shard.
+        value: This rank's part, sharded by FSDP2 or not.
+        mesh: This rank's position in the mesh.
     """
     local, sizes, offsets = value.detach(), tuple(value.shape), (0,) * value.dim()
     if isinstance(value, DTensor):
@@ -123,15 +123,15 @@ def pieces_of(tensor: ParamTensor, value: Tensor, mesh: RankMesh) -> Pieces:
 
 
 def _bank_boxes(tensor: ParamTensor, first: int, start: int, length: int) -> Iterator[tuple[Range, ...]]:
-    """The boxes of `length` rows from `start` of a bank's experts, the first of which is number `first` of all.
+    """The boxes of `length` rows from `start` of a bank whose first expert has the global number `first`.
 
-    They are what is left of an expert, whole ones, and what another one begins with; none of them need be there.
+    They are the tail of one expert, complete experts, and the head of another; each may be absent.
     """
     _, rows, columns = tensor.shape
     row, stop = start, start + length
     while row < stop:
         expert, inside = divmod(row, rows)
-        count = (stop - row) // rows if inside == 0 else 0  # whole experts
+        count = (stop - row) // rows if inside == 0 else 0  # complete experts
         taken = min(rows - inside, stop - row) if count == 0 else rows
         yield Range(row - start, first + expert, count or 1), Range(0, inside, taken), Range(0, 0, columns)
         row += taken * (count or 1)
@@ -142,16 +142,16 @@ def _tensor_ranges(tensor: ParamTensor, index: int, degree: int) -> tuple[Range,
     size = tensor.shape[tensor.tp_dim or 0]
     if degree == 1:
         return (Range(0, 0, size),)
-    ranges, local, whole = [], 0, 0
+    ranges, local, full = [], 0, 0
     for part in tensor.tp_parts or (size,):
         own = part // degree
-        ranges.append(Range(local, whole + index * own, own))
-        local, whole = local + own, whole + part
+        ranges.append(Range(local, full + index * own, own))
+        local, full = local + own, full + part
     return tuple(ranges)
 
 
 class PiecesSavePlanner(DefaultSavePlanner):
-    """Plans the saving of a flat dict of `Pieces`; torch's own looks into tensors only."""
+    """Plans the saving of a flat dict of `Pieces`; torch's planner supports only tensors."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -168,7 +168,7 @@ class PiecesLoadPlanner(DefaultLoadPlanner):
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
 
     def set_up_planner(self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
-        """As torch's, which would put None in the place of what is no tensor."""
+        """Like torch's, which would replace values that are not tensors by None."""
         self.state_dict = self.original_state_dict = state_dict
         self.metadata, self.is_coordinator = metadata, is_coordinator
 

@@ -1,4 +1,4 @@
-"""Reading a checkpoint under this plan: which one, whether it may be, and its state into place."""
+"""Resuming from a checkpoint: selects it, checks that it fits the plan, and loads its state."""
 
 from __future__ import annotations
 
@@ -29,42 +29,42 @@ _MOST_NAMED = 8
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A checkpoint that is whole."""
+    """A complete checkpoint."""
 
     path: Path
     manifest: Manifest
 
     def within(self, run: Path) -> bool:
-        """Whether it lies among a run's own checkpoints."""
+        """Whether it is one of the run's own checkpoints."""
         return self.path.resolve().parent == (run / FOLDER).resolve()
 
 
-def newest_whole(run: Path, group: dist.ProcessGroup, damaged: set[Path], line: Line | None = None) -> Found | None:
-    """The newest checkpoint of a run that is as it was written, on its newest line that has one. Collective.
+def newest_complete(run: Path, group: dist.ProcessGroup, damaged: set[Path], line: Line | None = None) -> Found | None:
+    """The newest undamaged checkpoint of a run, on the newest line that has one. Collective.
 
     Args:
-        run: The run's folder.
-        group: A gloo group of all ranks.
-        damaged: Takes those that are not; they are said on stderr too, and passed over.
-        line: Only what lies on this line.
+        run: Folder of the run.
+        group: gloo group of all ranks.
+        damaged: Set to which damaged checkpoints are added; they are reported on stderr and skipped.
+        line: If given, only checkpoints on this line.
     """
     for path in _candidates(run, line, group):
         wrong = damage(path, group)
         if wrong is None:
             return Found(path, read_manifest(path))
         damaged.add(path)
-        _tell("MP646", wrong, Location(file=str(path)), Severity.WARNING)
+        _report("MP646", wrong, Location(file=str(path)), Severity.WARNING)
     return None
 
 
 def begin_line(run: Path, found: Found | None, step: int, group: dist.ProcessGroup) -> Line:
-    """The line of what a run saves from now on; what it leaves behind is said on stderr. Collective.
+    """The line of the run's new checkpoints; checkpoints on other lines are reported on stderr. Collective.
 
     Args:
-        run: The run's folder.
-        found: Where it goes on from; None if from nothing that it should come of.
-        step: Steps done.
-        group: A gloo group of all ranks.
+        run: Folder of the run.
+        found: Checkpoint that the run continues; None if it continues none.
+        step: Optimizer steps done.
+        group: gloo group of all ranks.
     """
     lines: list[Line | None] = [None]
     if dist.get_rank() == 0:
@@ -73,22 +73,22 @@ def begin_line(run: Path, found: Found | None, step: int, group: dist.ProcessGro
         if left:
             names = [each.path.name for each in left]
             shown = ", ".join(names[:_MOST_NAMED]) + (f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else "")
-            where = f"this run goes on from {folder_name(step)}" if start is not None else "this run begins anew"
-            detail = f"{where}, of which these are no part: {shown}\nonly a save of the same step replaces one of them"
-            _tell("MP654", detail, Location(file=str(run / FOLDER)), Severity.WARNING)
+            where = f"this run continues from {folder_name(step)}" if start is not None else "this run starts from step 0"
+            detail = f"{where}; checkpoints on other lines: {shown}\nonly a save of the same step replaces one of them"
+            _report("MP654", detail, Location(file=str(run / FOLDER)), Severity.WARNING)
     dist.broadcast_object_list(lines, src=0, group=group)
     assert lines[0] is not None  # rank 0 has one
     return lines[0]
 
 
-def _tell(code: str, detail: str, location: Location, severity: Severity) -> None:
-    """On stderr, once for all ranks."""
+def _report(code: str, detail: str, location: Location, severity: Severity) -> None:
+    """Report a diagnostic on stderr, once for all ranks."""
     if dist.get_rank() == 0:
         sys.stderr.write(render_diagnostic(diagnostic(code, detail, location, severity=severity)) + "\n")
 
 
 def damage(path: Path, group: dist.ProcessGroup) -> str | None:
-    """What is wrong with a checkpoint, in words; None if nothing is. Collective: each rank reads its share of the files."""
+    """Description of a checkpoint's damage; None if it is complete. Collective: each rank reads a share of the files."""
     try:
         wrong = damaged_files(path, read_manifest(path), (dist.get_rank(), dist.get_world_size()))
     except MegaplanError as error:
@@ -100,7 +100,7 @@ def damage(path: Path, group: dist.ProcessGroup) -> str | None:
 
 
 def _candidates(run: Path, line: Line | None, group: dist.ProcessGroup) -> list[Path]:
-    """Newest first, as rank 0 sees the folder, so that ranks whose file system lags agree."""
+    """Checkpoints, newest first, as rank 0 sees the folder, so that ranks with a delayed file system agree."""
     names: list[list[str]] = [[]]
     if dist.get_rank() == 0:
         found = finished(run)
@@ -112,17 +112,17 @@ def _candidates(run: Path, line: Line | None, group: dist.ProcessGroup) -> list[
 
 
 def load_checkpoint(found: Found, trainer: Trainer, run: Run, *, weights_only: bool, group: dist.ProcessGroup) -> tuple[int, DataProgress]:
-    """Read a checkpoint into a trainer; the number of steps done and its data progress, those of a new run for weights only. Collective.
+    """Load a checkpoint into a trainer; returns steps done and data progress (those of a new run with `weights_only`). Collective.
 
     Raises:
-        MegaplanError: MP641 and MP642 if it is another model's or lacks optimizer state, MP648 if its batches were others, MP653 if its
-            data was, MP644 if it cannot be read.
+        MegaplanError: MP641 if it belongs to another model, MP642 if optimizer state is missing, MP648 if its batches differ, MP653 if
+            its data differs, MP644 if it cannot be read.
     """
     job = run.job
     check_compatible(found.path, found.manifest, run, weights_only=weights_only)
     if not weights_only and found.manifest.data is None:
-        detail = f"format = {OLD_FORMAT!r}: that --data is what it was trained on cannot be checked"
-        _tell("MP655", detail, Location(file=str(found.path)), Severity.NOTE)
+        detail = f"format = {OLD_FORMAT!r}: --data cannot be compared with the checkpoint's"
+        _report("MP655", detail, Location(file=str(found.path)), Severity.NOTE)
     items = model_state(trainer, job.inventory)
     if not weights_only:
         trainer.optimizers.make_states()
@@ -150,16 +150,16 @@ def _wanted(items: list[tuple[str, Pieces]], saved: dict[str, tuple[int, ...]], 
     if missing:
         lost = [name for name in missing if name.startswith(OPTIMIZER)]
         detail = f"{path / INDEX}: {len(missing)} tensors are missing, the first {missing[0]}"
-        hints = ("megarun train PLAN … --weights-only    # parameters alone, step 0",) if len(lost) == len(missing) else ()
+        hints = ("megarun train PLAN … --weights-only    # parameters only, from step 0",) if len(lost) == len(missing) else ()
         raise refusal("MP642", detail, hints=hints, file=str(path))
     for name, pieces in wanted.items():
         if saved[name] != tuple(pieces.shape):
-            raise refusal("MP644", f"{path / INDEX}: {name} = {list(saved[name])}, the plan's is {list(pieces.shape)}", file=str(path))
+            raise refusal("MP644", f"{path / INDEX}: {name} = {list(saved[name])}, the plan's = {list(pieces.shape)}", file=str(path))
     return wanted
 
 
 def _restore_copies(items: list[tuple[str, Pieces]], wanted: dict[str, Pieces], trainer: Trainer) -> None:
-    """Copy what two stages of a rank share, which was read once, to the second stage; set the random generators."""
+    """Copy tensors that two stages of a rank share, which were read once, to the second stage; set the random generators."""
     for name, pieces in items:
         if name in wanted and pieces is not wanted[name]:
             pieces.local.copy_(wanted[name].local)

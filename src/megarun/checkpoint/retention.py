@@ -1,4 +1,4 @@
-"""Which checkpoints go when a new one is whole; needs no torch."""
+"""Which checkpoints are removed after a new one is complete; needs no torch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from megarun.checkpoint.manifest import Manifest, finished, misplaced_files, rea
 
 @dataclass(slots=True)
 class Retention:
-    """What a process knows of its folder that decides what may go.
+    """The state of a process that decides which checkpoints are removed.
 
     Attributes:
-        keep: Whole checkpoints of the run's line to leave, the newest.
-        start: The checkpoint that this process goes on from, which stays as long as it runs; None if there is none in its folder.
-        damaged: Checkpoints that are not what their manifests say: found when all bytes were read, which no save does again.
+        keep: Number of newest complete checkpoints of the run's line to keep.
+        start: Checkpoint that this process continues, which is kept while it runs; None if it is not in the folder.
+        damaged: Checkpoints whose files do not match their manifests, found at start; saves do not check files again.
     """
 
     keep: int
@@ -24,24 +24,24 @@ class Retention:
     damaged: set[Path] = field(default_factory=set)
 
     def outdated(self, run: Path, new: Path, manifest: Manifest) -> list[Path]:
-        """Checkpoints to remove now that `new` is whole: those older than the `keep` newest whole ones it came of.
+        """Checkpoints to remove after `new` is complete: those older than its `keep` newest complete ancestors.
 
-        Only what lies on the line of the new one can go: other lines are another run's, and what cannot be read is on no line that is
-        known. Whole is what has all its files in their sizes, unless it is known to be damaged.
+        Only checkpoints on the line of the new one are removed: other lines belong to other runs, and the line of an unreadable one is
+        unknown. A checkpoint is complete if it has all its files in their sizes and is not known to be damaged.
         """
         self.damaged.discard(new)
         behind = [each for each in reversed(finished(run)) if each.place is not None and each.place.leads_to(manifest.place)]
-        num_whole = 0
+        num_complete = 0
         for index, each in enumerate(behind):
-            num_whole += each.path == new or self._whole(each.path)
-            if num_whole == self.keep:
+            num_complete += each.path == new or self._is_complete(each.path)
+            if num_complete == self.keep:
                 return [older.path for older in behind[index + 1 :] if not self._starts_at(older.path)]
         return []
 
-    def _whole(self, path: Path) -> bool:
+    def _is_complete(self, path: Path) -> bool:
         try:
             return path not in self.damaged and not misplaced_files(path, read_manifest(path))
-        except MegaplanError:  # gone, or being changed by someone else
+        except MegaplanError:  # removed, or being changed by another process
             return False
 
     def _starts_at(self, path: Path) -> bool:

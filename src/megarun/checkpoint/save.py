@@ -1,6 +1,6 @@
-"""Saving: copied to host memory, then written by a thread while training goes on.
+"""Saving: state is copied to host memory, then written by a thread while training continues.
 
-The copy is what training waits for. One save is under way at a time; the next one waits for it first.
+Training blocks only for the copy. One save is in progress at a time; the next one waits for it first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from megarun.job.run import Run
 
 
 class _Staged(AsyncStager):
-    """DCP's stager for a state that lies in host memory already."""
+    """DCP's stager for state that is already in host memory."""
 
     _synchronize_after_execute = False
 
@@ -36,23 +36,23 @@ class _Staged(AsyncStager):
         return state
 
     def synchronize_staging(self) -> None:
-        """Nothing is under way."""
+        """No staging is in progress."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """The stager has no resources to release."""
 
 
 class Saver:
     """Saves a trainer's state; collective, every rank calls every method at the same step.
 
     Args:
-        run: Folder, which all ranks see, and plan.
-        trainer: Whose state is saved.
-        group: A gloo group of all ranks for the saving threads alone.
-        retention: Which older checkpoints go; none that this run has not made, if it is not given.
+        run: The run: folder, which all ranks share, and plan.
+        trainer: Trainer whose state is saved.
+        group: gloo group of all ranks, used only by the saving threads.
+        retention: Decides which older checkpoints are removed; by default only those of this run.
 
     Attributes:
-        line: Of what is saved from now on, in the run's folder.
+        line: Line of new checkpoints in the run's folder.
     """
 
     def __init__(self, run: Run, trainer: Trainer, group: dist.ProcessGroup, retention: Retention | None = None) -> None:
@@ -63,14 +63,14 @@ class Saver:
         self._pending: tuple[int, Future[Any], CheckpointWriter] | None = None
 
     def save(self, step: int, data_progress: DataProgress = START) -> None:
-        """Begin to save the state after `step` optimizer steps; returns when it has been copied.
+        """Start to save the state after `step` optimizer steps; returns when the state is copied.
 
         Args:
-            step: Steps done.
+            step: Optimizer steps done.
             data_progress: Skipped batches and the latest losses.
 
         Raises:
-            MegaplanError: MP645 if the save before has failed.
+            MegaplanError: MP645 if the previous save failed.
         """
         self.wait()
         copies = {name: pieces.on_cpu(self._host.get(name)) for name, pieces in self._state()}
@@ -100,17 +100,17 @@ class Saver:
 
     @property
     def failed(self) -> bool:
-        """Whether this rank knows already that the save under way has failed; asks nobody, waits for nothing."""
+        """Whether the save in progress is known to have failed on this rank; not collective, does not block."""
         if self._pending is None:
             return False
         future = self._pending[1]
         return future.done() and future.exception() is not None
 
     def wait(self) -> None:
-        """Until the save under way is whole.
+        """Block until the save in progress is complete.
 
         Raises:
-            MegaplanError: MP645 if it has failed; checkpoints before it are as they were.
+            MegaplanError: MP645 if it failed; earlier checkpoints are unchanged.
         """
         if self._pending is None:
             return
@@ -128,8 +128,8 @@ class Saver:
     def _guarded(self, step: int, writer: CheckpointWriter, action: Callable[[], Any]) -> Any:
         try:
             return action()
-        except (CheckpointException, OSError, RuntimeError) as error:  # CheckpointException is no Exception
-            writer.discard()  # every rank, for the folder of another node may be another one
+        except (CheckpointException, OSError, RuntimeError) as error:  # CheckpointException is not an Exception
+            writer.discard()  # on every rank: the folder may not be shared between nodes
             path = self._run.out / FOLDER / folder_name(step)
             hints = ("--out DIR    # a folder that all nodes share",) if isinstance(first_error(error)[0], UnseenFilesError) else ()
             raise refusal("MP645", f"{path}: {first_reason(error)}", hints=hints, file=str(path.parent)) from None

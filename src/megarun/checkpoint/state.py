@@ -1,8 +1,8 @@
-"""Everything of a run that outlives a step, by name: parameters, optimizer state, generators.
+"""The state of a run between two steps, by name: parameters, optimizer state, random generators.
 
 A parameter has the inventory's name; its optimizer state `optimizer.NAME.momentum` (Muon) or `.exp_avg`, `.exp_avg_sq` and `.step` (AdamW).
 Batches are a function of step and seed, so the data position is the step. `generator.RANK.cpu` and `.cuda` are torch's generators, which
-nothing in a step draws from; they are read back by the rank of the same number where the number of ranks is the same.
+no step uses; they are restored by the rank of the same number if the number of ranks is the same.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ OPTIMIZER, GENERATOR = "optimizer", "generator"
 
 
 def model_state(trainer: Trainer, inventory: Inventory) -> list[tuple[str, Pieces]]:
-    """This rank's pieces of every parameter; a tensor that two of its stages hold comes twice."""
+    """This rank's pieces of every parameter; a tensor that two of its stages have occurs twice."""
     tensors = dict(inventory.tensors())
     return [(name, pieces_of(tensors[name], parameter, trainer.mesh)) for name, parameter in _parameters(trainer)]
 
 
 def optimizer_state(trainer: Trainer, inventory: Inventory) -> list[tuple[str, Pieces]]:
-    """This rank's pieces of what the optimizers keep, which exists once they have stepped or `Optimizers.make_states` was called."""
+    """This rank's pieces of optimizer state, which exists after a step or after `Optimizers.make_states`."""
     tensors, names = dict(inventory.tensors()), {id(parameter): name for name, parameter in _parameters(trainer)}
     found = []
     for parameter, state in trainer.optimizers.states():
         name = names[id(parameter)]
         for key, value in state.items():
-            whole = value.dim() == 0
-            pieces = Pieces.whole(value) if whole else pieces_of(tensors[name], value, trainer.mesh)
+            is_scalar = value.dim() == 0
+            pieces = Pieces.unsharded(value) if is_scalar else pieces_of(tensors[name], value, trainer.mesh)
             found.append((f"{OPTIMIZER}.{name}.{key}", pieces))
     return sorted(found, key=lambda item: item[0])
 
@@ -41,9 +41,9 @@ def optimizer_state(trainer: Trainer, inventory: Inventory) -> list[tuple[str, P
 def generator_state(trainer: Trainer) -> list[tuple[str, Pieces]]:
     """This rank's generators, uint8."""
     prefix, device = f"{GENERATOR}.{trainer.mesh.rank}", trainer.mesh.device
-    found = [(f"{prefix}.cpu", Pieces.whole(torch.get_rng_state()))]
+    found = [(f"{prefix}.cpu", Pieces.unsharded(torch.get_rng_state()))]
     if device.type == "cuda":
-        found.append((f"{prefix}.cuda", Pieces.whole(torch.cuda.get_rng_state(device))))
+        found.append((f"{prefix}.cuda", Pieces.unsharded(torch.cuda.get_rng_state(device))))
     return found
 
 

@@ -1,7 +1,7 @@
-"""DCP's file storage with an index in JSON, checksums, and a folder that appears whole or not at all.
+"""DCP's file storage with an index in JSON, checksums, and an atomic rename of the folder.
 
-torch keeps its index in a pickle, which runs code when it is read; here it is data. A rank writes its data file, sums it, and tells the
-coordinator; when all have, and the coordinator sees every file in its size, it writes index and manifest and gives the folder its name.
+torch stores its index as a pickle, which runs code when it is read; here it is JSON. Each rank writes its data file and reports its size
+and checksum to the coordinator; when the coordinator sees all files in their sizes, it writes index and manifest and renames the folder.
 
 Source: torch/distributed/checkpoint/filesystem.py, `FileSystemWriter.finish` and `FileSystemReader.read_metadata`.
 """
@@ -51,16 +51,16 @@ DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.f
 
 
 class UnseenFilesError(RuntimeError):
-    """What ranks have written is not where the coordinator looks for it."""
+    """The coordinator does not see the files that the ranks have written."""
 
 
 @dataclass(frozen=True)
 class Written(WriteResult):
-    """DCP's account of one written piece, with what the coordinator needs to find its file.
+    """DCP's result for one written piece, with the data that the coordinator needs to check its file.
 
     Attributes:
-        record: Of the whole file, as the rank that wrote it reads it.
-        host: Where that rank runs.
+        record: Size and checksum of the file, computed by the rank that wrote it.
+        host: Host name of that rank.
     """
 
     record: FileRecord
@@ -71,10 +71,10 @@ class CheckpointWriter(FileSystemWriter):
     """Writes one checkpoint of a run.
 
     Args:
-        run: The run's folder.
-        manifest: All but the files.
-        plan: Text of the plan it is saved under.
-        retention: Which older checkpoints go when this one is whole.
+        run: Folder of the run.
+        manifest: Manifest without its files.
+        plan: Text of the run's plan file.
+        retention: Decides which older checkpoints are removed after this one is complete.
     """
 
     def __init__(self, run: Path, manifest: Manifest, plan: str, retention: Retention) -> None:
@@ -84,13 +84,13 @@ class CheckpointWriter(FileSystemWriter):
         super().__init__(self._partial)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """What a killed save has left goes before anybody writes."""
+        """Remove files of a killed save before any rank writes."""
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)
         if is_coordinator:
             shutil.rmtree(self._partial, ignore_errors=True)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """This rank's file, and its checksum."""
+        """Write this rank's file and compute its checksum."""
         results, host = super().write_data(plan, planner).wait(), socket.gethostname()
         names = {result.storage_data.relative_path for result in results}
         records = {name: record_of(self._partial / name) for name in names}
@@ -99,10 +99,10 @@ class CheckpointWriter(FileSystemWriter):
         return summed
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Index, plan and manifest, then the folder's name; on the coordinator, when every rank has written.
+        """Write index, plan and manifest, then rename the folder; on the coordinator, after every rank has written.
 
         Raises:
-            UnseenFilesError: The folder has not exactly the files that the ranks have written.
+            UnseenFilesError: The folder does not have exactly the files that the ranks have written.
         """
         files = self._seen(results)
         index = {result.index: result.storage_data for of_rank in results for result in of_rank}
@@ -111,7 +111,7 @@ class CheckpointWriter(FileSystemWriter):
             files[name] = record_of(self._partial / name)
         _write(self._partial / MANIFEST, replace(self._manifest, files=files).text())
         replaced = self._final.with_name(f".{self._final.name}.replaced")
-        if self._final.exists():  # a step that is saved again
+        if self._final.exists():  # the step is saved a second time
             self._final.rename(replaced)
         self._partial.rename(self._final)
         _sync_folder(self._final.parent)
@@ -120,7 +120,7 @@ class CheckpointWriter(FileSystemWriter):
             shutil.rmtree(old)
 
     def _seen(self, results: Sequence[Sequence[WriteResult]]) -> dict[str, FileRecord]:
-        """Every file that a rank has written, if this rank sees it so, and no other."""
+        """The files that the ranks have written, after checking that this rank sees exactly these."""
         files: dict[str, FileRecord] = {}
         wrong: list[str] = []
         for rank, of_rank in enumerate(results):
@@ -130,15 +130,15 @@ class CheckpointWriter(FileSystemWriter):
                 reason = _unlike(self._partial / name, files[name].bytes)
                 if reason:
                     wrong.append(f"rank {rank} on {written.host}: {name}: {reason}")  # type: ignore[attr-defined]
-        wrong += [f"{path.name}: no rank of this run has written it" for path in self._partial.iterdir() if path.name not in files]
+        wrong += [f"{path.name}: not written by a rank of this run" for path in self._partial.iterdir() if path.name not in files]
         if wrong:
-            here = f"rank 0 on {socket.gethostname()} does not find what the ranks have written; is --out one folder for all nodes?"
+            here = f"rank 0 on {socket.gethostname()} does not see the files that the ranks have written; is --out shared by all nodes?"
             more = [f"and {len(wrong) - MOST_NAMED} more"] if len(wrong) > MOST_NAMED else []
             raise UnseenFilesError("\n".join([here, *wrong[:MOST_NAMED], *more]))
         return files
 
     def discard(self) -> None:
-        """Remove what an unfinished save has written."""
+        """Remove the files of an unfinished save."""
         shutil.rmtree(self._partial, ignore_errors=True)
 
 
@@ -146,10 +146,10 @@ class CheckpointReader(FileSystemReader):
     """Reads one checkpoint."""
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """The index.
+        """Read the index.
 
         Raises:
-            MegaplanError: MP644 if it is none.
+            MegaplanError: MP644 if it is not valid.
         """
         path = Path(self.path) / INDEX
         try:
@@ -159,7 +159,7 @@ class CheckpointReader(FileSystemReader):
 
 
 def first_error(error: BaseException) -> tuple[BaseException, str]:
-    """What the first rank that failed met, and that rank, out of DCP's account of all ranks with their tracebacks."""
+    """The error of the first rank that failed, and that rank, from DCP's exception for all ranks."""
     if isinstance(error, CheckpointException):
         rank, (first, _) = next(iter(sorted(error.failures.items())))
         return first, f"rank {rank}: "
@@ -167,7 +167,7 @@ def first_error(error: BaseException) -> tuple[BaseException, str]:
 
 
 def first_reason(error: BaseException) -> str:
-    """What the first rank that failed met, in one sentence; files that are not seen, a line each."""
+    """The error of the first rank that failed, in one sentence; missing files have one line each."""
     first, where = first_error(error)
     if isinstance(first, UnseenFilesError):
         return str(first)
@@ -181,19 +181,19 @@ def _summed(result: WriteResult, record: FileRecord, host: str) -> Written:
 
 
 def _unlike(path: Path, num_bytes: int) -> str | None:
-    """Why a file is not what was written; None if it has its size."""
+    """How a file differs from what was written; None if its size is equal."""
     try:
         size = path.stat().st_size
     except OSError as error:
         return error.strerror or str(error)
-    return None if size == num_bytes else f"{size:,} bytes, written were {num_bytes:,}"
+    return None if size == num_bytes else f"{size:,} bytes, {num_bytes:,} written"
 
 
 def _index_text(metadata: Metadata, stored: dict[MetadataIndex, _StorageInfo]) -> str:
     tensors = {}
     for name, found in sorted(metadata.state_dict_metadata.items()):
         if not isinstance(found, TensorStorageMetadata):
-            raise TypeError(f"{name} is no tensor: a checkpoint holds nothing else")
+            raise TypeError(f"{name} is not a tensor: a checkpoint stores only tensors")
         chunks = []
         for chunk in found.chunks:
             place = stored[MetadataIndex(name, chunk.offsets)]

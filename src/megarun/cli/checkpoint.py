@@ -1,4 +1,4 @@
-"""`megarun checkpoint`: what a run has saved, whether it is whole, and its parameters for other programs.
+"""`megarun checkpoint`: list, inspect and verify a run's checkpoints, and export their parameters.
 
 Exit status: 0 done, 1 `verify` found damage, 2 an error. Only `export` loads torch.
 """
@@ -26,7 +26,7 @@ from megarun.errors import refusal
 LIST_FORMAT, INSPECT_FORMAT, VERIFY_FORMAT = "megarun.checkpoint-list/1", "megarun.checkpoint-inspect/1", "megarun.checkpoint-verify/1"
 DAMAGED = 1
 
-app: typer.Typer = typer.Typer(name="checkpoint", help="Look at what a run has saved.", no_args_is_help=True)
+app: typer.Typer = typer.Typer(name="checkpoint", help="List, inspect, verify and export checkpoints.", no_args_is_help=True)
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A run's folder, or one checkpoint of it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
@@ -34,19 +34,19 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document in
 
 @app.command("list")
 def list_command(folder: Folder, *, as_json: AsJson = False) -> int:
-    """List the finished checkpoints of a run, newest first; those that its newest one does not come of last."""
+    """List the finished checkpoints of a run, newest first; those on other lines last."""
     return _answered(as_json, lambda: _list(folder, as_json))
 
 
 @app.command("inspect")
 def inspect_command(folder: Folder, *, as_json: AsJson = False) -> int:
-    """Show a checkpoint's manifest and its tensors; of a run, the newest one's."""
+    """Show the manifest and tensors of a checkpoint; for a run, of its newest one."""
     return _answered(as_json, lambda: _inspect(folder, as_json))
 
 
 @app.command("verify")
 def verify_command(folder: Folder, *, as_json: AsJson = False) -> int:
-    """Read every file of a checkpoint, or of all of a run's, and compare size and SHA-256 with what was written."""
+    """Compare size and SHA-256 of every file of a checkpoint, or of all checkpoints of a run, with the manifest."""
     return _answered(as_json, lambda: _verify(folder, as_json))
 
 
@@ -54,7 +54,7 @@ def verify_command(folder: Folder, *, as_json: AsJson = False) -> int:
 def export_command(
     folder: Folder, out: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="A new .safetensors file.")]
 ) -> int:
-    """Write the parameters of a checkpoint, whole and by the inventory's names, as one safetensors file."""
+    """Export the unsharded parameters of a checkpoint, by inventory name, as one safetensors file."""
     return _answered(False, lambda: _export(folder, out))
 
 
@@ -67,7 +67,7 @@ def _answered(as_json: bool, action: Callable[[], int]) -> int:
 
 
 def checkpoints_at(folder: Path) -> list[Path]:
-    """The folder itself if it is a checkpoint, else the finished ones of the run, newest first.
+    """The folder itself if it is a checkpoint, else the finished checkpoints of the run, newest first.
 
     Raises:
         MegaplanError: MP649 if there is none.
@@ -93,8 +93,8 @@ def _list(folder: Path, as_json: bool) -> int:
         return 0
     head = found[0][1].place
     for path, each in found:
-        apart = "" if each.place.leads_to(head) else "  on another line"
-        output.write(f"{path}  step {each.step:,}  {format_bytes(_size(each))}  by {plural(each.world_size, 'rank')}{apart}\n")
+        other_line = "" if each.place.leads_to(head) else "  on another line"
+        output.write(f"{path}  step {each.step:,}  {format_bytes(_size(each))}  by {plural(each.world_size, 'rank')}{other_line}\n")
     return 0
 
 
@@ -132,7 +132,7 @@ def read_tensors(path: Path) -> dict[str, Any]:
     """The index of a checkpoint: dtype, shape and chunks by name.
 
     Raises:
-        MegaplanError: MP644 if it is none.
+        MegaplanError: MP644 if it is not valid.
     """
     try:
         found: dict[str, Any] = json.loads((path / INDEX).read_text(encoding="utf-8"))["tensors"]
@@ -172,11 +172,11 @@ def _export(folder: Path, out: Path) -> int:
         raise refusal("MP608", f"{out} exists", hints=(f"-o {out.stem}-2.safetensors",), file=str(out))
     from safetensors.torch import save_file  # noqa: PLC0415  (torch takes seconds to load)
 
+    from megarun.checkpoint.full_tensors import full_tensors, tensor_names  # noqa: PLC0415
     from megarun.checkpoint.state import GENERATOR, OPTIMIZER  # noqa: PLC0415
-    from megarun.checkpoint.whole import tensor_names, whole_tensors  # noqa: PLC0415
 
     names = [name for name in tensor_names(path) if name.split(".")[0] not in (OPTIMIZER, GENERATOR)]
-    tensors = dict(whole_tensors(path, names))
+    tensors = dict(full_tensors(path, names))
     try:
         save_file(tensors, out)
     except OSError as error:

@@ -1,6 +1,6 @@
 """`megarun data`: prepares and inspects token files.
 
-The answer is on stdout, progress on stderr and on a terminal only. Exit status: 0 done, 2 an error.
+Results are printed on stdout, progress on stderr if it is a terminal. Exit status: 0 done, 2 an error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from megarun.data.tokenizer import TokenizerKind
 
 INSPECT_FORMAT = "megarun.data-inspect/1"
-DEFAULT_VOCAB_SIZE = 2048  # what the shipped plans that train on one machine have
+DEFAULT_VOCAB_SIZE = 2048  # as in the bundled plans for one machine
 
 app: typer.Typer = typer.Typer(name="data", help="Prepare and inspect token files.", no_args_is_help=True)
 
@@ -39,7 +39,7 @@ def _size(text: str) -> int:
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     if size < 1:
-        raise typer.BadParameter(f"{text} leaves no room for a text")
+        raise typer.BadParameter(f"{text} is too small for a text")
     return size
 
 
@@ -47,24 +47,22 @@ def _size(text: str) -> int:
 def tokenize_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of UTF-8 texts; every file is one document.")],
     out: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The token file to write.")],
-    tokenizer: Annotated[str, typer.Option("--tokenizer", metavar="bpe|bytes", help="BPE trained on DIR, or plain bytes.")] = "bpe",
+    tokenizer: Annotated[str, typer.Option("--tokenizer", metavar="bpe|bytes", help="BPE trained on DIR, or bytes.")] = "bpe",
     vocab_size: Annotated[
-        int | None, typer.Option("--vocab-size", metavar="N", help=f"Ids of BPE, {DEFAULT_VOCAB_SIZE} unless given; bytes have 257.")
+        int | None, typer.Option("--vocab-size", metavar="N", help=f"Number of BPE ids, default {DEFAULT_VOCAB_SIZE}; bytes have 257.")
     ] = None,
-    include: Annotated[str, typer.Option("--include", metavar="PATTERNS", help="Files to read, by name: '*.h,*.hpp'.")] = "*",
+    include: Annotated[str, typer.Option("--include", metavar="PATTERNS", help="File name patterns to read, like '*.h,*.hpp'.")] = "*",
     limit_bytes: Annotated[
         int | None,
-        typer.Option(
-            "--limit-bytes", metavar="SIZE", parser=_size, help="Read evenly spread files of at most so much text: 8000000 or 8MB."
-        ),
+        typer.Option("--limit-bytes", metavar="SIZE", parser=_size, help="Read evenly spread files up to this size, like 8000000 or 8MB."),
     ] = None,
     structure: Annotated[
-        bool, typer.Option("--structure", help="Write the lexical class of every token too, for features.structure: C-like source.")
+        bool, typer.Option("--structure", help="Also write the lexical class of every token (C-like source), for features.structure.")
     ] = False,
 ) -> int:
     """Write the texts in DIR as one token file.
 
-    Files are read in the order of their paths; what is no UTF-8 text is left out and counted. The tokenizer is written beside FILE.
+    Files are read in the order of their paths; other files than UTF-8 text are skipped and counted. The tokenizer is written next to FILE.
     """
 
     def work() -> None:
@@ -91,7 +89,7 @@ def inspect_command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A token file.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> int:
-    """Check FILE to the last byte and print its counts and the unigram entropy of its tokens."""
+    """Verify all bytes of FILE and print its counts and the unigram entropy of its tokens."""
 
     def work() -> None:
         document = _inspect(file)
@@ -104,7 +102,7 @@ def inspect_command(
 
 
 def _answer(work: Callable[[], None], *, as_json: bool) -> int:
-    """Run a command's work; its errors are printed here, as JSON where that was asked for."""
+    """Run a command and print its errors, as JSON if requested."""
     try:
         work()
     except MegaplanError as error:
@@ -124,7 +122,7 @@ def _kind(text: str) -> TokenizerKind:
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """A bar on stderr where a person watches, else nothing."""
+    """A progress bar on stderr if it is a terminal."""
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         from megarun.data.corpus import silent  # noqa: PLC0415
 
@@ -154,7 +152,7 @@ def _tokenized_text(corpus: Corpus, done: Tokenized, path: Path, wanted_vocab_si
         ("tokenizer", tokenizer),
         ("vocabulary", vocabulary),
         *([("structure", f"{header.structure}, {header.num_categories} classes")] if header.structure else []),
-        *(("left out", f"{skip.num_files:,} {skip.reason} (first: {skip.first})") for skip in corpus.skipped),
+        *(("skipped", f"{skip.num_files:,} {skip.reason} (first: {skip.first})") for skip in corpus.skipped),
         ("written", f"{path} ({format_bytes(header.file_bytes)})"),
         ("", f"{done.tokenizer_path}"),
     ]
@@ -181,23 +179,23 @@ def _inspect(path: Path) -> dict[str, object]:
 
 
 def _tokenizer_file(path: Path, sha256: str) -> dict[str, object]:
-    """The JSON beside the tokens, and whether it is the one that made them."""
+    """The tokenizer's JSON file, and whether it is the tokenizer of the tokens."""
     import hashlib  # noqa: PLC0415
 
     from megarun.data.token_file import tokenizer_path  # noqa: PLC0415
 
-    beside = tokenizer_path(path)
+    tokenizer_json = tokenizer_path(path)
     try:
-        found = hashlib.sha256(beside.read_bytes()).hexdigest()
+        found = hashlib.sha256(tokenizer_json.read_bytes()).hexdigest()
     except OSError:
-        return {"path": str(beside), "state": "missing"}
-    return {"path": str(beside), "state": "matches" if found == sha256 else "another tokenizer"}
+        return {"path": str(tokenizer_json), "state": "missing"}
+    return {"path": str(tokenizer_json), "state": "matches" if found == sha256 else "another tokenizer"}
 
 
 def _inspected_text(document: dict[str, object]) -> str:
     get = document.__getitem__
-    beside = document["tokenizer_file"]
-    assert isinstance(beside, dict)  # _inspect made it
+    tokenizer_json = document["tokenizer_file"]
+    assert isinstance(tokenizer_json, dict)  # _inspect made it
     used, vocab_size = get("vocabulary_used"), get("vocab_size")
     lengths = f"{get('longest_document_tokens'):,}, {get('median_document_tokens'):,}, {get('shortest_document_tokens'):,}"
     rows = [
@@ -206,15 +204,15 @@ def _inspected_text(document: dict[str, object]) -> str:
         ("longest, median, shortest", f"{lengths} tokens"),
         ("vocabulary", f"{vocab_size:,}, of which {used:,} occur"),
         *([("structure", f"{get('structure')}, {get('num_categories')} classes")] if "structure" in document else []),
-        ("tokenizer", f"{get('tokenizer')}; {beside['path']}: {beside['state']}"),
+        ("tokenizer", f"{get('tokenizer')}; {tokenizer_json['path']}: {tokenizer_json['state']}"),
         ("unigram entropy", f"{get('unigram_entropy_nats'):.4f} nats, {get('unigram_entropy_bits'):.4f} bits per token"),
-        ("uniform entropy", f"{get('uniform_entropy_nats'):.4f} nats: the loss of a model that has learned nothing"),
+        ("uniform entropy", f"{get('uniform_entropy_nats'):.4f} nats: the loss of an untrained model"),
         ("payload sha256", f"{get('payload_sha256')}, as written"),
     ]
     return f"{get('file')}\n\n" + _lines(rows)
 
 
 def _lines(rows: list[tuple[str, str]]) -> str:
-    """Names and values in two columns."""
+    """Names and values in two aligned columns."""
     width = max(len(name) for name, _ in rows)
     return "".join(f"  {name.ljust(width)}  {value}\n" for name, value in rows)

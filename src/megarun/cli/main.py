@@ -1,7 +1,7 @@
-"""`megarun`: train a plan, trace its memory, prepare data, look at checkpoints. The one place where an exception becomes an exit status.
+"""`megarun`: train a plan, trace its memory, prepare data, manage checkpoints. Only this module turns an exception into an exit status.
 
-Exit status: 0 done, 1 a trace is past tolerance, 2 an error, 130 interrupted. Under torchrun the rank that failed first prints its error
-and the others are silent.
+Exit status: 0 done, 1 a trace exceeds its tolerance, 2 an error, 130 interrupted. Under torchrun only the rank that failed first prints
+its error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ app = typer.Typer(
 
 @app.callback()
 def root() -> None:
-    """Train exactly what a megaplan plan says, on one process or under torchrun."""
+    """Train a megaplan plan exactly, in one process or under torchrun."""
 
 
 @app.command()
@@ -36,32 +36,32 @@ def train(
     *,
     data: Annotated[list[str], typer.Option("--data", metavar="FILE[=WEIGHT]", help="A token file; several are mixed by weight.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="A new folder for metrics.jsonl.")],
-    steps: Annotated[int | None, typer.Option("--steps", min=1, help="Optimizer steps, instead of the plan's training.steps.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Of parameters and data, instead of the plan's training.seed.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", min=1, help="Optimizer steps; default: training.steps of the plan.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed of parameters and data; default: the plan's.")] = None,
     save_every: Annotated[int, typer.Option("--save-every", min=0, metavar="N", help="Save after every N steps and at the end.")] = 0,
-    keep: Annotated[int, typer.Option("--keep", min=2, help="Checkpoints to leave, the newest.")] = 2,
-    resume: Annotated[str, typer.Option("--resume", metavar="auto|never|DIR", help="auto: DIR's newest whole checkpoint.")] = "auto",
-    weights_only: Annotated[bool, typer.Option("--weights-only", help="Take parameters alone, and start at step 0.")] = False,
-    other_data: Annotated[bool, typer.Option("--other-data", help="Resume although --data is not what the checkpoint names.")] = False,
+    keep: Annotated[int, typer.Option("--keep", min=2, help="Number of newest checkpoints to keep.")] = 2,
+    resume: Annotated[str, typer.Option("--resume", metavar="auto|never|DIR", help="auto: newest complete checkpoint.")] = "auto",
+    weights_only: Annotated[bool, typer.Option("--weights-only", help="Load only parameters, and start at step 0.")] = False,
+    other_data: Annotated[bool, typer.Option("--other-data", help="Resume with other data than the checkpoint's.")] = False,
     eval_data: Annotated[Path | None, typer.Option("--eval-data", metavar="FILE", help="A held-out token file to evaluate on.")] = None,
     validation_fraction: Annotated[
-        str | None, typer.Option("--validation-fraction", metavar="F", help="Evaluate on this part of each file, and train on the rest.")
+        str | None, typer.Option("--validation-fraction", metavar="F", help="Hold out this share of each file for evaluation.")
     ] = None,
-    eval_every: Annotated[int, typer.Option("--eval-every", min=1, metavar="N", help="Steps between evaluations; and at the end.")] = 100,
-    eval_batches: Annotated[int | None, typer.Option("--eval-batches", min=1, help="Of an evaluation; all that there are.")] = None,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write the metrics for TensorBoard too.")] = False,
-    compiled: Annotated[bool, typer.Option("--compile", help="torch.compile each block; memory is then not the plan's.")] = False,
+    eval_every: Annotated[int, typer.Option("--eval-every", min=1, metavar="N", help="Steps between evaluations.")] = 100,
+    eval_batches: Annotated[int | None, typer.Option("--eval-batches", min=1, help="Batches per evaluation; default: all.")] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write the metrics for TensorBoard.")] = False,
+    compiled: Annotated[bool, typer.Option("--compile", help="torch.compile each block; the memory then differs from the plan.")] = False,
     start_timeout: Annotated[float, typer.Option("--start-timeout", min=1, metavar="S", help="Seconds to wait for every process.")] = 60,
-    with_traceback: Annotated[bool, typer.Option("--traceback", help="Show Python's own account of a failure too.")] = False,
+    with_traceback: Annotated[bool, typer.Option("--traceback", help="Also print Python's traceback of an error.")] = False,
 ) -> int:
     """Train PLAN on FILE.
 
-    One process trains a plan of one rank; for more, start it with
+    One process trains a plan with one rank; for more ranks use
 
         torchrun --standalone --nproc-per-node N -m megarun train PLAN --data FILE --out DIR
 
-    SIGTERM and SIGINT save and stop all ranks after the same step (exit 143 and 130); the same command resumes, under this plan or another
-    one of the same model.
+    SIGTERM and SIGINT save and stop all ranks after the same step (exit 143 and 130); the same command resumes, with this plan or another
+    plan of the same model.
     """
     # Torch takes seconds to load: what is wrong with the words, the plan or the data is said before.
     from megarun.api import Evaluation, prepare_run  # noqa: PLC0415
@@ -103,18 +103,18 @@ def train(
 def trace(
     plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file, as `megaplan split` writes it.")],
     *,
-    rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Only this rank.")] = None,
-    stage: Annotated[int | None, typer.Option("--stage", metavar="S", help="Only the distinct ranks of this stage.")] = None,
-    top: Annotated[int, typer.Option("--top", metavar="K", min=1, help="Rows of difference to show on each rank.")] = 5,
+    rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Trace only this rank.")] = None,
+    stage: Annotated[int | None, typer.Option("--stage", metavar="S", help="Trace only the distinct ranks of this stage.")] = None,
+    top: Annotated[int, typer.Option("--top", metavar="K", min=1, help="Rows of difference to show per rank.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
-    with_traceback: Annotated[bool, typer.Option("--traceback", help="Show Python's own account of a failure too.")] = False,
+    with_traceback: Annotated[bool, typer.Option("--traceback", help="Also print Python's traceback of an error.")] = False,
 ) -> int:
-    """Compare PLAN's estimate with the bytes the runtime itself allocates, rank by rank.
+    """Compare PLAN's estimate with the bytes that the runtime allocates, for each rank.
 
-    Runs the real modules, schedule and optimizers for two steps on tensors without values: no GPU, no other process. Without --rank or
-    --stage, one rank of each group that the estimate calls alike. Exits 1 if a number is past tolerance.
+    Runs the real modules, schedule and optimizers for two steps on fake tensors, without a GPU or other processes. By default it traces one
+    rank of each group with equal estimates. Exits 1 if a number exceeds its tolerance.
     """
-    from megarun.trace.command import trace_plan  # noqa: PLC0415  (a help text needs no model)
+    from megarun.trace.command import trace_plan  # noqa: PLC0415  (help needs no model)
 
     try:
         return trace_plan(plan, rank=rank, stage=stage, as_json=as_json, top=top)
@@ -135,7 +135,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        arguments: Without the program's name; the process's own if None.
+        arguments: Command-line words without the program name; `sys.argv[1:]` if None.
 
     Returns:
         The exit status.
@@ -150,7 +150,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _mount_groups(words: Sequence[str]) -> None:
-    """Add `megarun data` and `megarun checkpoint`, unless the command is another one: training needs no tokenizer."""
+    """Add `megarun data` and `megarun checkpoint`, unless another command is given: training needs no tokenizer."""
     if words[:1] not in (["train"], ["trace"]) and not app.registered_groups:
         from megarun.cli import checkpoint, data  # noqa: PLC0415
 

@@ -1,17 +1,17 @@
-"""Which rows of the global batch a rank trains on.
+"""Selects the rows of the global batch that a rank trains on.
 
-The rows of a step are a function of (step, seed) alone, in the order [microbatch][data rank][sequence]. So D data ranks with M
-microbatches, and one process with M · D, read the same microbatches: microbatch m of data rank d is microbatch m · D + d of the one.
+The rows of a step depend only on (step, seed), in the order [microbatch][data rank][sequence]. So D data ranks with M
+microbatches each, and one process with M · D, read the same microbatches: microbatch m of data rank d is number m · D + d of the process.
 
 CP and TP ranks share their sequences. A CP rank has two pieces of each (`megarun.parallel.groups.context`), of which a TP rank takes its
-own tokens, a consecutive part; with `vocab_parallel` all of them, for each rank looks every token up.
+local tokens, a consecutive part; with `vocab_parallel` it takes all, because each rank looks up every token.
 
-Packed rows (`data.packing: documents`) have the document of every token beside them. Every rank reads it from the token file itself, for
-its own rows whichever stage it has: no stage waits for another's, and nothing is sent. The last token of a document has no label; how many
-labels the whole batch has is counted from the same table, the same on every rank.
+Packed rows (`data.packing: documents`) come with the document of every token. Every rank reads it from the token file, for its local rows
+and whatever its stage: nothing is sent between stages. The last token of a document has no label; the number of labels of the global batch
+is counted from the same table, equally on every rank.
 
-What features look at beyond a token, those before it and those after its label, is taken from whole rows, before these are cut into pieces:
-it never leaves the row or, in packed rows, the document, and no stage has to know of either.
+Tokens that features read before a token and after its label are taken from complete rows, before these are split into pieces: they stay
+within the row or, in packed rows, within the document.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ from megarun.parallel.groups.shapes import residual_shape, token_shape
 from megarun.parallel.groups.tensor_vocabulary import IGNORE_INDEX
 
 MISSING = -1
-"""What n-grams see before the first token of a row or document."""
+"""Token id that n-grams read before the first token of a row or document."""
 
 
 class TokenRows(Protocol):
-    """What a token file offers; `TokenFile` and `TokenMix` are such."""
+    """Interface of token sources; `TokenFile` and `TokenMix` implement it."""
 
     def rows(self, step: int, seed: int, num_rows: int, seq_length: int) -> np.ndarray:
         """Global batch of 0-based `step`, int64 [num_rows, seq_length + 1]."""
         ...
 
     def starts(self, step: int, seed: int, num_rows: int, seq_length: int) -> np.ndarray:
-        """Of each of its tokens, the column of its document's first, 0 if that is before the row: int32 [num_rows, seq_length + 1]."""
+        """Column of the first token of each token's document, 0 if that is before the row: int32 [num_rows, seq_length + 1]."""
         ...
 
     def structure_rows(self, step: int, seed: int, num_rows: int, seq_length: int) -> np.ndarray:
-        """Classes of its first seq_length tokens, uint8 [num_rows, seq_length]."""
+        """Classes of the first seq_length tokens of each row, uint8 [num_rows, seq_length]."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Where the documents of packed rows are.
+    """Document boundaries of packed rows.
 
     Attributes:
         starts: int32 [num_microbatches · micro_batch_size, T / cp] on the rank's device: each token's first position of its document, as
             `ContextParallel.own_starts` counts it.
-        num_targets: Labels of the whole batch, over all microbatches and data ranks: what its loss is divided by.
+        num_targets: Number of labels of the global batch, over all microbatches and data ranks; its loss is divided by it.
     """
 
     starts: Tensor
@@ -67,16 +67,17 @@ class Packed:
 
 
 class Batch(NamedTuple):
-    """A rank's part of a step; rows are num_microbatches · micro_batch_size, t is the residual stream's own tokens.
+    """A rank's part of a step; rows = num_microbatches · micro_batch_size, t = local tokens of the residual stream.
 
     Attributes:
-        tokens: int64 [rows, own tokens] (`token_shape`) on the first stage, else None.
+        tokens: int64 [rows, local tokens] (`token_shape`) on the first stage, else None.
         labels: Each token's successor, or `IGNORE_INDEX`: the same shape on the last stage, else None.
-        packed: None where each row is one text.
-        before: int64 [rows, n − 1, t] on the first stage of a model with n-grams of up to n tokens: the tokens 1, 2, … places before, or
-            `MISSING`.
-        structure: Classes of own tokens, uint8 [rows, t], on the first stage of a model that embeds them.
-        following: On the last stage of a model that predicts further tokens, the label of each depth, as `labels`: 2, 3, … places on.
+        packed: Document boundaries; None if each row is one text.
+        before: int64 [rows, n − 1, t] on the first stage of a model with n-grams of up to n tokens: the tokens 1, 2, … positions before,
+            or `MISSING`.
+        structure: Classes of local tokens, uint8 [rows, t], on the first stage of a model that embeds them.
+        following: On the last stage of a model with multi-token prediction, the labels of each depth, shaped like `labels`: the tokens
+            2, 3, … positions after.
     """
 
     tokens: Tensor | None
@@ -86,8 +87,8 @@ class Batch(NamedTuple):
     structure: Tensor | None = None
     following: tuple[Tensor, ...] = ()
 
-    def beside(self) -> dict[str, Any]:
-        """What stages take by keyword beside tokens or residual stream; one that needs a thing not of its own does not read it."""
+    def keyword_inputs(self) -> dict[str, Any]:
+        """Keyword inputs of the stages in addition to tokens or residual stream; each stage reads only those that it needs."""
         given: dict[str, Any] = {"before": self.before, "structure": self.structure, "labels": self.labels}
         given["starts"] = self.packed.starts if self.packed is not None else None
         if self.following:
@@ -95,7 +96,7 @@ class Batch(NamedTuple):
         return {name: value for name, value in given.items() if value is not None}
 
     def part(self, index: int, num_parts: int) -> Batch:
-        """Rows of one of `num_parts` equal parts, views of these."""
+        """Rows of one of `num_parts` equal parts, as views."""
 
         def cut(rows: Tensor | None) -> Tensor | None:
             return None if rows is None else rows.chunk(num_parts)[index]
@@ -108,7 +109,7 @@ class Batch(NamedTuple):
 
 
 class Batches:
-    """This rank's microbatches: token ids on the first stage, their successors on the last (a V has both on rank 0), else nothing."""
+    """This rank's microbatches: token ids on the first stage, labels on the last (rank 0 of a V schedule has both), else None."""
 
     def __init__(self, source: TokenRows, spec: Spec, mesh: RankMesh) -> None:
         self._source, self._mesh = source, mesh
@@ -136,10 +137,10 @@ class Batches:
         device, packed, starts = self._mesh.device, None, None
         if self._packs:
             table = self._source.starts(*batch)
-            num_targets = int((table[:, 1:] <= np.arange(self._seq_length)).sum())  # the next token is of the same document
+            num_targets = int((table[:, 1:] <= np.arange(self._seq_length)).sum())  # the next token belongs to the same document
             if num_targets == 0:
                 tokens = prod(self._shape) * self._seq_length
-                raise refusal("MP621", f"step {step + 1}: {tokens:,} tokens, each the last one of its document", "data.packing")
+                raise refusal("MP621", f"step {step + 1}: {tokens:,} tokens, each the last of its document", "data.packing")
             starts = self._mine(table)
             packed = Packed(self._cp.own_starts(starts[:, :-1]).contiguous().to(device), num_targets)
         if not (self._reads_tokens or self._reads_labels):
@@ -159,12 +160,12 @@ class Batches:
         return found
 
     def _mine(self, rows: np.ndarray) -> Tensor:
-        """Rows of the whole batch [num_rows, n] -> of this rank's microbatches, one behind the other."""
+        """Rows of the global batch [num_rows, n] -> rows of this rank's microbatches, concatenated."""
         return torch.from_numpy(rows).view(*self._shape, -1)[:, self._mesh.data_rank].flatten(0, 1)
 
 
 def _later(rows: Tensor, starts: Tensor | None, places: int) -> Tensor:
-    """The token `places` behind each one of its document, else `IGNORE_INDEX`: int64 [n, T] from rows and starts [n, T + 1]."""
+    """The token `places` positions after each token of its document, else `IGNORE_INDEX`: int64 [n, T] from rows and starts [n, T + 1]."""
     length = rows.shape[1] - 1
     found = torch.full_like(rows[:, :length], IGNORE_INDEX)
     known = slice(0, max(length + 1 - places, 0))
@@ -175,7 +176,7 @@ def _later(rows: Tensor, starts: Tensor | None, places: int) -> Tensor:
 
 
 def _earlier(rows: Tensor, starts: Tensor | None, places: int) -> Tensor:
-    """The token `places` before each one of its document, else `MISSING`: int64 [n, T] from rows and starts [n, T + 1]."""
+    """The token `places` positions before each token of its document, else `MISSING`: int64 [n, T] from rows and starts [n, T + 1]."""
     length = rows.shape[1] - 1
     found = torch.full_like(rows[:, :length], MISSING)
     num_known = max(length - places, 0)

@@ -1,4 +1,4 @@
-"""The texts of a folder: which files are documents, in which order, and why every other file is not."""
+"""The texts of a folder: which files are documents, in which order, and why other files are skipped."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from pathlib import Path
 from megarun.errors import refusal
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is."""
+"""Progress callback: task, amount done, total amount."""
 
 
 def silent(_what: str, _done: int, _total: int) -> None:
-    """Progress that nobody watches."""
+    """Progress callback that does nothing."""
 
 
 class SkipReason(StrEnum):
-    """Why a file is no document."""
+    """Why a file is not a document."""
 
-    HIDDEN = "hidden: the name begins with a dot"
-    NOT_INCLUDED = "not named by --include"
-    OUTPUT = "what this command writes"
+    HIDDEN = "hidden: the name starts with a dot"
+    NOT_INCLUDED = "not matched by --include"
+    OUTPUT = "written by this command"
     LINKED_FOLDER = "a link to a folder"
     NOT_A_FILE = "neither a file nor a folder"
     UNREADABLE = "unreadable"
     EMPTY = "empty"
     BINARY = "binary: it has a zero byte"
     NOT_UTF8 = "not UTF-8"
-    BY_LIMIT = "by --limit-bytes"
+    BY_LIMIT = "beyond --limit-bytes"
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Files left out for one reason; a hidden, linked or unreadable folder counts as one.
+    """Files skipped for one reason; a hidden, linked or unreadable folder counts as one file.
 
     Attributes:
-        reason: Why.
-        num_files: How many.
-        first: The first of them, relative to the corpus.
+        reason: Reason for skipping them.
+        num_files: Number of files.
+        first: Path of the first file, relative to the corpus.
     """
 
     reason: SkipReason
@@ -56,9 +56,9 @@ class Corpus:
 
     Attributes:
         root: The folder.
-        paths: Of the documents, relative to the root, with `/`.
-        num_bytes: Of each document.
-        skipped: Every file that is no document, by reason.
+        paths: Paths of the documents, relative to the root, with `/`.
+        num_bytes: Size of each document in bytes.
+        skipped: Skipped files by reason.
     """
 
     root: Path
@@ -72,7 +72,7 @@ class Corpus:
         return sum(self.num_bytes)
 
     def text(self, index: int) -> str:
-        """Document `index`, every character as it is in the file.
+        """The text of document `index`, unmodified.
 
         Raises:
             MegaplanError: MP616 if the file changed since the folder was listed.
@@ -83,8 +83,8 @@ class Corpus:
             if len(content) == self.num_bytes[index]:
                 return content.decode()
         except (OSError, UnicodeDecodeError) as error:
-            raise refusal("MP616", f"{error}, although it was readable a moment ago", file=str(path)) from error
-        raise refusal("MP616", f"it has {len(content):,} bytes, and had {self.num_bytes[index]:,} a moment ago", file=str(path))
+            raise refusal("MP616", f"{error}, although it was readable before", file=str(path)) from error
+        raise refusal("MP616", f"it has {len(content):,} bytes; it had {self.num_bytes[index]:,} before", file=str(path))
 
 
 def read_corpus(
@@ -97,15 +97,15 @@ def read_corpus(
 ) -> Corpus:
     """List a folder's documents: its UTF-8 text files in the order of their paths.
 
-    Under a limit the corpus is a sample of the whole folder, not its alphabetical beginning: of the included files every n-th is read, n
-    the smallest that brings their bytes to the limit or below, and the reading ends before the file that would pass it all the same.
+    With a limit the corpus is a sample of the entire folder, not its alphabetical beginning: every n-th included file is read, with the
+    smallest n that keeps their size within the limit, and reading stops before a file that would exceed it.
 
     Args:
         root: The folder, read with its subfolders. Links to files are followed, links to folders are not.
-        include: Patterns of file names, or of relative paths where they have a `/`; a document matches one of them.
-        limit_bytes: At most so many bytes of text; None reads all.
-        progress: Told about every file.
-        without: Files that are no documents even if they are text: an earlier run's output must not change this one.
+        include: Patterns of file names, or of relative paths if they have a `/`; a document matches at least one.
+        limit_bytes: Maximum total size of the documents in bytes; None for no limit.
+        progress: Callback for every file.
+        without: Files to skip even if they are text, such as an earlier run's output.
 
     Raises:
         MegaplanError: MP616 if the folder cannot be read, MP617 if it has no document.
@@ -119,7 +119,7 @@ def read_corpus(
         progress("reading", index, len(included))
         if index % stride or (room is not None and size > room):
             skipped.add(SkipReason.BY_LIMIT, name)
-            room = 0 if index % stride == 0 else room  # the limit ends the reading: it is no filter for small files
+            room = 0 if index % stride == 0 else room  # the limit stops reading; it does not select small files
             continue
         found = _text_bytes(root / name)
         if isinstance(found, SkipReason):
@@ -162,14 +162,14 @@ def _walk(root: Path, skipped: _Skips) -> list[str]:
                 skipped.add(SkipReason.HIDDEN, (inside / name).as_posix())
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in folders:
-            if os.path.islink(os.path.join(folder, name)):  # os.walk names it and does not enter it
+            if os.path.islink(os.path.join(folder, name)):  # os.walk lists it but does not enter it
                 skipped.add(SkipReason.LINKED_FOLDER, (inside / name).as_posix())
         found += [(inside / name).as_posix() for name in files if not name.startswith(".")]
     return sorted(found)
 
 
 def _included(root: Path, include: Sequence[str], without: Sequence[Path], skipped: _Skips) -> list[tuple[str, int]]:
-    """Relative paths and bytes of the regular files that --include names, sorted by path."""
+    """Relative paths and sizes of the regular files that match --include, sorted by path."""
     found = []
     outputs, place = {path.resolve() for path in without}, root.resolve()
     for name in _walk(root, skipped):
@@ -192,13 +192,13 @@ def _included(root: Path, include: Sequence[str], without: Sequence[Path], skipp
 
 
 def _matches(name: str, include: Sequence[str]) -> bool:
-    """Whether a pattern names the file; case matters on every system, so that every system finds the same documents."""
+    """Whether a pattern matches the file; case-sensitive on every system, so that all systems find the same documents."""
     last = name.rpartition("/")[2]
     return any(fnmatchcase(name if "/" in pattern else last, pattern) for pattern in include)
 
 
 def _text_bytes(path: Path) -> int | SkipReason:
-    """Bytes of a document, or why the file is none."""
+    """Size of a document in bytes, or the reason that the file is skipped."""
     try:
         content = path.read_bytes()
         content.decode()

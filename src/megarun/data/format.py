@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 MAGIC = b"\x89MGTOK\r\n"  # a byte above 127 and a CR-LF pair: a copy in text mode or through a 7-bit channel no longer matches
-VERSION = 2  # what a file with classes of tokens is; one without them is version 1, which older readers know
+VERSION = 2  # files with token classes; files without them are version 1, which older readers support
 PREAMBLE = struct.Struct("<8sII")  # magic, version, length of the header's JSON
 PAYLOAD_START = 4096  # the header is padded to a page, so the offsets are aligned wherever the file is mapped
 OFFSET_BYTES = 8
@@ -28,21 +28,21 @@ def dtype_of(vocab_size: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the file says of itself; the same texts and options give the same header, so it names neither paths nor times.
+    """Header of a token file; the same texts and options give the same header, so it has no paths or times.
 
     Attributes:
-        dtype: Of a token id: `uint16` or `uint32`, little-endian.
-        vocab_size: Ids are 0 … vocab_size − 1.
-        num_tokens: Of all documents, each one's end included.
-        num_documents: How many texts.
-        end_of_document_id: The last token of every document.
+        dtype: Dtype of a token id: `uint16` or `uint32`, little-endian.
+        vocab_size: Vocabulary size; ids are 0 … vocab_size − 1.
+        num_tokens: Number of tokens, including each document's end.
+        num_documents: Number of documents.
+        end_of_document_id: Id of the last token of every document.
         num_text_bytes: UTF-8 bytes of all texts.
         tokenizer: `bpe` or `bytes`.
-        tokenizer_sha256: Of the tokenizer's JSON, as it lies beside the file.
-        tokenizer_sample_bytes: UTF-8 bytes the tokenizer was trained on; 0 for `bytes`.
-        payload_sha256: Of everything from byte 4096 on.
-        structure: Scheme of the tokens' classes (`megarun.data.structure`); empty where the file has none.
-        num_categories: Classes of the scheme.
+        tokenizer_sha256: SHA-256 of the tokenizer's JSON file.
+        tokenizer_sample_bytes: UTF-8 bytes that the tokenizer was trained on; 0 for `bytes`.
+        payload_sha256: SHA-256 of all bytes from 4096.
+        structure: Scheme of the token classes (`megarun.data.structure`); empty if the file has none.
+        num_categories: Number of classes of the scheme.
     """
 
     dtype: str
@@ -60,17 +60,17 @@ class Header:
 
     @property
     def version(self) -> int:
-        """The oldest format version that has all this."""
+        """The oldest format version that supports the file's contents."""
         return VERSION if self.structure else 1
 
     @property
     def tokens_start(self) -> int:
-        """First byte of the tokens: behind num_documents + 1 offsets."""
+        """Byte offset of the tokens, after num_documents + 1 offsets."""
         return PAYLOAD_START + OFFSET_BYTES * (self.num_documents + 1)
 
     @property
     def classes_start(self) -> int:
-        """First byte of the tokens' classes, one byte each: behind the tokens."""
+        """Byte offset of the token classes, one byte each, after the tokens."""
         return self.tokens_start + DTYPES[self.dtype].itemsize * self.num_tokens
 
     @property
@@ -79,7 +79,7 @@ class Header:
         return self.classes_start + (self.num_tokens if self.structure else 0)
 
     def as_document(self) -> dict[str, Any]:
-        """The header's JSON: what the file has."""
+        """The header as a JSON object."""
         return {name: value for name, value in asdict(self).items() if self.structure or name not in STRUCTURE_FIELDS}
 
     def pack(self) -> bytes:
@@ -89,25 +89,25 @@ class Header:
 
 
 def parse_header(text: bytes, version: int) -> Header:
-    """The header of its JSON.
+    """Parse the header's JSON.
 
     Args:
-        text: UTF-8.
-        version: Of the file's format, at most VERSION.
+        text: UTF-8 bytes of the JSON.
+        version: Format version of the file, at most VERSION.
 
     Raises:
-        ValueError: What is wrong with it, in words.
+        ValueError: The header is not valid; the message says why.
     """
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"its header is no JSON ({type(error).__name__})") from error
+        raise ValueError(f"its header is not JSON ({type(error).__name__})") from error
     if not isinstance(values, dict):
-        raise ValueError("its header is no JSON object")
+        raise ValueError("its header is not a JSON object")
     names = [field for field in fields(Header) if version >= VERSION or field.name not in STRUCTURE_FIELDS]
     header = Header(**{field.name: _value(values, field.name, str(field.type)) for field in names})
     if header.dtype not in DTYPES:
-        raise ValueError(f"header.dtype = {header.dtype!r}, which is neither {' nor '.join(DTYPES)}")
+        raise ValueError(f"header.dtype = {header.dtype!r}, not {' or '.join(DTYPES)}")
     if not MIN_VOCAB_SIZE <= header.vocab_size <= 2 ** (8 * DTYPES[header.dtype].itemsize):
         raise ValueError(f"header.vocab_size = {header.vocab_size} with header.dtype = {header.dtype}")
     if header.end_of_document_id >= header.vocab_size:
@@ -120,11 +120,11 @@ def parse_header(text: bytes, version: int) -> Header:
 
 
 def _value(values: dict[str, Any], name: str, type_name: str) -> Any:
-    """One field; a whole number is never negative, and JSON's true is none."""
+    """One field; integers must not be negative or booleans."""
     if name not in values:
         raise ValueError(f"its header has no {name}")
     value = values[name]
     right = isinstance(value, str) if type_name == "str" else isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
     if not right:
-        raise ValueError(f"header.{name} = {str(value)[:40]!r}, which is no {'text' if type_name == 'str' else 'count'}")
+        raise ValueError(f"header.{name} = {str(value)[:40]!r}, not a {'text' if type_name == 'str' else 'count'}")
     return value

@@ -1,7 +1,7 @@
-"""What says that two runs read the same tokens, without reading them; needs no torch.
+"""The identity of a run's data, to compare runs without reading tokens; needs no torch.
 
-A token file's header has the SHA-256 of everything behind it, made when the file was written. `megarun data inspect` reads the file and
-compares; a start and a resume compare headers.
+A token file's header has the SHA-256 of all bytes after it, computed when the file was written. `megarun data inspect` verifies it; the
+start of a run and a resume only compare headers.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ class DataFile:
     """One token file of a run's data.
 
     Attributes:
-        name: The file's, without folders; for people: a file that was moved or renamed is the same data.
-        payload_sha256: As its header states.
-        num_tokens: Likewise.
-        weight: Rows of it in each block of the mix, without the weights' common factor; 1 of a file that is read alone.
+        name: File name without folders, for display only: a moved or renamed file is the same data.
+        payload_sha256: SHA-256 of the payload, from the header.
+        num_tokens: Number of tokens, from the header.
+        weight: Rows of the file in each block of the mix, with common factors of the weights removed; 1 for a single file.
     """
 
     name: str
@@ -29,17 +29,17 @@ class DataFile:
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """What is compared."""
+        """The fields that are compared."""
         return self.payload_sha256, self.num_tokens, self.weight
 
     def text(self) -> str:
-        """For a person."""
+        """Description of the file for messages."""
         digest = f"payload sha256 {self.payload_sha256[:SHOWN_DIGITS]}…" if self.payload_sha256 else "no payload sha256"
         return f"{self.name}={self.weight}: {self.num_tokens:,} tokens, {digest}"
 
 
 DataFiles = tuple[DataFile, ...]
-"""In the order of the mix, which decides whose rows come where."""
+"""Token files in the order of the mix, which decides the order of rows."""
 
 
 def same_data(one: DataFiles, other: DataFiles) -> bool:

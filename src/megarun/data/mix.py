@@ -1,4 +1,4 @@
-"""Several token files, read in fixed proportions."""
+"""Mixes several token files in fixed proportions."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ MOST_ROWS_OF_A_BLOCK = 1000
 
 
 class TokenMix:
-    """Rows of several token files, in proportion to whole weights.
+    """Rows of several token files, in proportion to integer weights.
 
-    Rows of training come in blocks of as many as the weights sum to (without their common factor); each block has every file's share, in an
-    order drawn from seed and block. So a row's file, and its number among that file's rows, follow from its own number alone: no state, and
-    nothing of how ranks share a batch. Each file goes through epochs of its own.
+    Training rows are grouped in blocks whose length is the sum of the weights (without common factors); each block has every file's
+    share, in an order derived from seed and block number. So the row number alone decides the file and the row in it, without state and
+    independent of how ranks share a batch. Each file has its own epochs.
     """
 
     def __init__(self, sources: Sequence[tuple[TokenFile, int]]) -> None:
@@ -34,7 +34,7 @@ class TokenMix:
         """
         weights = [weight for _, weight in sources]
         if min(weights) < 1:
-            raise refusal("MP623", f"weights {', '.join(map(str, weights))}: each is at least 1")
+            raise refusal("MP623", f"weights {', '.join(map(str, weights))}: each must be at least 1")
         self._files = [file for file, _ in sources]
         common = gcd(*weights)
         self._weights = [weight // common for weight in weights]
@@ -44,24 +44,24 @@ class TokenMix:
         self._ends = np.cumsum(self._weights)
 
     def split(self, fraction: Fraction) -> tuple[TokenMix, TokenMix]:
-        """The mix in two parts, each of the same part of every file (`TokenFile.split`), with the same weights."""
+        """The mix in two parts, with the same share of every file (`TokenFile.split`) and the same weights."""
         training, held_out = zip(*(file.split(fraction) for file in self._files), strict=True)
         return TokenMix(list(zip(training, self._weights, strict=True))), TokenMix(list(zip(held_out, self._weights, strict=True)))
 
     @property
     def vocab_size(self) -> int:
-        """Every id of every file is below it."""
+        """Vocabulary size: all ids of all files are below it."""
         return max(file.vocab_size for file in self._files)
 
     @property
     def identity(self) -> DataFiles:
-        """What a checkpoint and other ranks compare: every file with its weight, in order."""
+        """The data identity for checkpoints and other ranks: every file with its weight, in order."""
         return tuple(
             replace(of_file, weight=weight) for file, weight in zip(self._files, self._weights, strict=True) for of_file in file.identity
         )
 
     def num_windows(self, seq_length: int) -> int:
-        """Rows of the longest training in which no file is read twice.
+        """Number of rows until the first file would be repeated.
 
         Raises:
             MegaplanError: MP615 if no window of a file fits.
@@ -77,7 +77,7 @@ class TokenMix:
         return found
 
     def starts(self, step: int, seed: int, num_rows: int, seq_length: int) -> NDArray[np.int32]:
-        """Where the document of each of its tokens begins, int32 [num_rows, seq_length + 1]; see `TokenFile.starts`."""
+        """Start of each token's document, int32 [num_rows, seq_length + 1]; see `TokenFile.starts`."""
         found = np.empty((num_rows, seq_length + 1), dtype=np.int32)
         for file, places, numbers in self._shares(row_numbers(step, num_rows), seed):
             found[places] = file.read_starts(file.windows(numbers, seed, seq_length), seq_length)
@@ -91,7 +91,7 @@ class TokenMix:
         return found
 
     def _shares(self, numbers: NDArray[np.int64], seed: int) -> Iterator[tuple[TokenFile, NDArray[np.int64], NDArray[np.int64]]]:
-        """Of each file: which of the rows are its own, and their numbers among its rows."""
+        """For each file: a mask of its rows, and their row numbers within the file."""
         length = int(self._ends[-1])
         blocks, positions = np.divmod(numbers, length)
         places = np.empty_like(positions)

@@ -19,13 +19,13 @@ NUM_ROUNDS = 8  # four are the theory's minimum against chosen inputs; small dom
 
 
 def shuffled(positions: NDArray[np.int64], length: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Where the permutation of this seed and epoch sends each position.
+    """The value of the permutation of this seed and epoch at each position.
 
     Args:
         positions: int64 [k], each in 0 … length − 1.
-        length: How many numbers are permuted.
+        length: Number of permuted values.
         seed: Any integer.
-        epoch: 0-based; every epoch has an order of its own.
+        epoch: 0-based; every epoch has a different order.
 
     Returns:
         int64 [k], each in 0 … length − 1; all positions together give every number once.
@@ -34,7 +34,7 @@ def shuffled(positions: NDArray[np.int64], length: int, seed: int, epoch: int) -
     digest = hashlib.blake2b(f"megarun.rows/1 {seed} {epoch}".encode(), digest_size=8 * NUM_ROUNDS).digest()
     keys = np.frombuffer(digest, dtype="<u8").astype(np.uint64)
     found = _network(positions.astype(np.uint64), half_bits, keys)
-    while (outside := found >= length).any():  # the domain is at most 4 · length, so each turn settles a quarter or more
+    while (outside := found >= length).any():  # the domain is at most 4 · length, so each iteration resolves at least a quarter
         found[outside] = _network(found[outside], half_bits, keys)
     return found.astype(np.int64)
 

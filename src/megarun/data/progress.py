@@ -1,7 +1,7 @@
-"""Which batch each step trains on, where bad steps have left some out; needs no torch.
+"""Maps steps to batches when bad steps have skipped some; needs no torch.
 
 Batch b is rows b · n to (b + 1) · n of training (`megarun.data.token_file`). Without bad steps, step s trains on batch s. A bad step makes
-no update and loses its batch, so step s trains on the s-th batch that is not skipped.
+no update and skips its batch, so step s trains on the s-th batch that is not skipped.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class DataProgress:
-    """The data position of a run: with its step, all that a checkpoint needs to read the same batches again.
+    """The data position of a run: together with its step, sufficient to read the same batches again.
 
     Attributes:
-        skipped: Batches that are left out, as half-open ranges that rise and do not touch.
-        losses: Of the latest steps, the newest last: as many as `training.bad_steps.spike` looks at.
+        skipped: Skipped batches, as increasing half-open ranges that do not touch.
+        losses: Losses of the latest steps, newest last, for spike detection (`training.bad_steps.spike`).
     """
 
     skipped: tuple[tuple[int, int], ...] = ()
@@ -31,7 +31,7 @@ class DataProgress:
         return number
 
     def without(self, *ranges: tuple[int, int]) -> DataProgress:
-        """The same with more batches left out, half-open ranges."""
+        """A copy with more skipped batches, given as half-open ranges."""
         merged: list[tuple[int, int]] = []
         for first, stop in sorted((*self.skipped, *ranges)):
             if merged and first <= merged[-1][1]:
@@ -41,9 +41,9 @@ class DataProgress:
         return replace(self, skipped=tuple(merged))
 
     def after(self, loss: float, num_losses: int) -> DataProgress:
-        """The same with one more loss, of which the last `num_losses` are kept."""
+        """A copy with one more loss; the last `num_losses` are kept."""
         return replace(self, losses=(*self.losses, loss)[-num_losses:] if num_losses else ())
 
 
 START = DataProgress()
-"""Of a run that begins."""
+"""Data progress at the start of a run."""

@@ -1,4 +1,4 @@
-"""What a token file holds, in numbers; the unigram entropy is what a model must beat to have learned more than frequencies."""
+"""Statistics of a token file; a model whose loss is below the unigram entropy has learned more than frequencies."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Statistics:
     """Counts of one token file.
 
     Attributes:
-        longest_document_tokens: Its end included.
-        median_document_tokens: The lower of the two middle ones where there are two.
-        shortest_document_tokens: Its end included.
-        vocabulary_used: Distinct ids in the file.
+        longest_document_tokens: Tokens of the longest document, including its end.
+        median_document_tokens: Median tokens per document, the lower of two middle values.
+        shortest_document_tokens: Tokens of the shortest document, including its end.
+        vocabulary_used: Number of distinct ids in the file.
         unigram_entropy_nats: −Σ p ln p over the ids' frequencies p: the loss of the best predictor that ignores context.
     """
 
@@ -32,7 +32,7 @@ class Statistics:
 
     @property
     def unigram_entropy_bits(self) -> float:
-        """The same in bits per token."""
+        """Unigram entropy in bits per token."""
         return self.unigram_entropy_nats / math.log(2)
 
 
@@ -40,7 +40,7 @@ def measure(source: TokenFile) -> Statistics:
     """Read every token once.
 
     Raises:
-        MegaplanError: MP614 if an id lies outside the vocabulary.
+        MegaplanError: MP614 if an id is outside the vocabulary.
     """
     chunks = [source.tokens[start : start + CHUNK_TOKENS] for start in range(0, source.num_tokens, CHUNK_TOKENS)]
     largest = max(int(chunk.max()) for chunk in chunks)

@@ -1,8 +1,8 @@
 """Lexical classes of C-like source, one for every token: what `features.structure` embeds.
 
-A text is read once from its start, as a C or C++ preprocessor would split it, without macros: every byte belongs to one class. A token has
-the class of its first byte that is not white space, white space if it has no other. What is no C still has classes; texts of other
-languages get those of what they look like.
+A text is scanned once, as a C or C++ preprocessor would split it, without macros: every byte belongs to one class. A token has the class of
+its first byte that is not white space, or white space if it has no other. Texts of other languages get the classes of the C tokens that
+they resemble.
 
 Source: ISO/IEC 9899:2011, section 6.4, and ISO/IEC 14882:2017, section 5.
 """
@@ -43,7 +43,7 @@ CLASSES = (
     "semicolon",
     "choice",
 )
-"""By id. The end of a document is `other`."""
+"""Class names by id. The end of a document is `other`."""
 OTHER, WHITESPACE = 0, 1
 
 _CONTROL = "break case catch continue default do else for goto if return switch throw try while"
@@ -99,21 +99,21 @@ def token_classes(text: str, token_bytes: NDArray[np.int64]) -> NDArray[np.uint8
 
     Args:
         text: The text.
-        token_bytes: UTF-8 bytes of each token, one behind the other; their sum is the text's.
+        token_bytes: UTF-8 length of each token in order; their sum is the text's length.
 
     Returns:
         uint8 [tokens], ids of `CLASSES`.
 
     Raises:
-        ValueError: The tokens are not as long as the text.
+        ValueError: The tokens do not add up to the text's length.
     """
     classes = byte_classes(text)
     ends = np.cumsum(token_bytes)
     if (ends[-1] if ends.size else 0) != classes.size:
-        raise ValueError(f"tokens of {int(ends[-1]) if ends.size else 0} bytes, and the text has {classes.size}")
+        raise ValueError(f"tokens of {int(ends[-1]) if ends.size else 0} bytes for a text of {classes.size}")
     if not ends.size:
         return np.zeros(0, dtype=np.uint8)
-    # of each byte, the next one at or behind it that is not white space; the text's end where there is none
+    # for each byte, the first byte from it on that is not white space, or the text's end
     place = np.where(classes != WHITESPACE, np.arange(classes.size), classes.size)
     following = np.minimum.accumulate(place[::-1])[::-1]
     starts = ends - token_bytes
@@ -130,8 +130,8 @@ def byte_classes(text: str) -> NDArray[np.uint8]:
 
 
 def _pieces(text: str) -> Iterator[tuple[int, int]]:
-    """Classes in order, each with its bytes."""
-    fresh = True  # nothing but white space stands before on the line
+    """(class, number of bytes) of each lexical token in order."""
+    fresh = True  # only white space precedes on the line
     for match in _TEXT.finditer(text):
         group, piece = str(match.lastgroup), match.group()
         yield _class(group, piece, text, match.end(), fresh=fresh), len(piece) if piece.isascii() else len(piece.encode())

@@ -1,4 +1,4 @@
-"""Reading a token file: checked when opened, mapped, and cut into the rows of a step."""
+"""Reading a token file: validated when opened, memory-mapped, and split into the rows of a step."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class TokenFile:
     """A memory-mapped token file: the documents' tokens, and the rows of every training step.
 
     Attributes:
-        path: Where it lies.
-        header: What the file says of itself.
-        document_offsets: int64 [num_documents + 1]: document i is `tokens[offsets[i]:offsets[i + 1]]`, its end of document included.
+        path: Path of the file.
+        header: Header of the file.
+        document_offsets: int64 [num_documents + 1]: document i is `tokens[offsets[i]:offsets[i + 1]]`, including its end of document.
         tokens: uint16 or uint32 [num_tokens], mapped read-only.
-        classes: uint8 [num_tokens], each token's class, mapped read-only; None where the file has none.
+        classes: uint8 [num_tokens], the class of each token, mapped read-only; None if the file has none.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Open and check everything but the digest, which `verify` reads.
+        """Open the file and validate everything except the digest, which `verify` checks.
 
         Raises:
             MegaplanError: MP611 unreadable, MP612 not a token file, MP613 a newer format, MP614 damaged.
@@ -49,17 +49,18 @@ class TokenFile:
             self.classes = np.memmap(self.path, np.uint8, "r", header.classes_start, (header.num_tokens,))
         offsets = self.document_offsets
         if offsets[0] != 0 or offsets[-1] != header.num_tokens or not (offsets[1:] > offsets[:-1]).all():
-            detail = f"document offsets rise from {int(offsets[0]):,} to {int(offsets[-1]):,}, not strictly from 0 to {header.num_tokens:,}"
+            expected = f"not strictly from 0 to {header.num_tokens:,}"
+            detail = f"document offsets increase from {int(offsets[0]):,} to {int(offsets[-1]):,}, {expected}"
             raise self.damaged(detail)
         self._held_out, self._validates = Fraction(0), False
 
     def split(self, fraction: Fraction) -> tuple[TokenFile, TokenFile]:
-        """The rows of the file in two parts: for training, and the last ⌊fraction · W⌋ of its W windows for evaluation.
+        """Two views of the file: training rows, and the last ⌊fraction · W⌋ of its W windows for evaluation.
 
-        Both parts are the file itself in all else. No token is predicted in both.
+        Both views are otherwise the file itself. No token is predicted in both.
 
         Args:
-            fraction: Above 0 and below 1.
+            fraction: Share of the windows for evaluation, above 0 and below 1.
         """
         parts = copy.copy(self), copy.copy(self)
         for part, validates in zip(parts, (False, True), strict=True):
@@ -68,26 +69,26 @@ class TokenFile:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all documents, each one's end included."""
+        """Tokens of all documents, including each document's end."""
         return self.header.num_tokens
 
     @property
     def vocab_size(self) -> int:
-        """Every id is below it."""
+        """Vocabulary size: all ids are below it."""
         return self.header.vocab_size
 
     @property
     def num_documents(self) -> int:
-        """How many texts the file holds."""
+        """Number of documents."""
         return self.header.num_documents
 
     @property
     def identity(self) -> DataFiles:
-        """What a checkpoint and other ranks compare."""
+        """The data identity for checkpoints and other ranks."""
         return (DataFile(self.path.name, self.header.payload_sha256, self.num_tokens, 1),)
 
     def document(self, index: int) -> NDArray[np.uint16 | np.uint32]:
-        """Tokens of document `index`, its end of document included.
+        """Tokens of document `index`, including its end of document.
 
         Raises:
             IndexError: If there is no such document.
@@ -97,7 +98,7 @@ class TokenFile:
         return self.tokens[self.document_offsets[index] : self.document_offsets[index + 1]]
 
     def num_windows(self, seq_length: int) -> int:
-        """Rows of one epoch: windows of seq_length tokens, one behind the other, each with its last token's successor in the file.
+        """Rows per epoch: consecutive windows of seq_length tokens, each with the token that follows it in the file.
 
         Raises:
             MegaplanError: MP615 if seq_length is below 1, or no window fits; MP628 if a part of the file has none.
@@ -108,7 +109,7 @@ class TokenFile:
     def _span(self, seq_length: int) -> tuple[int, int]:
         """Windows of this part of the file, [first, stop)."""
         if seq_length < 1:
-            raise refusal("MP615", f"batch.seq_length = {seq_length}, and a row has at least 1 token", "batch.seq_length")
+            raise refusal("MP615", f"batch.seq_length = {seq_length}; a row needs at least 1 token", "batch.seq_length")
         if self.num_tokens < seq_length + 1:
             detail = f"num_tokens = {self.num_tokens:,} < seq_length + 1 = {seq_length + 1:,}"
             hints = (f"--set batch.seq_length={self.num_tokens - 1}",) if self.num_tokens > 1 else ()
@@ -121,15 +122,15 @@ class TokenFile:
         return (kept, windows) if self._validates else (0, kept)
 
     def rows(self, step: int, seed: int, num_rows: int, seq_length: int) -> NDArray[np.int64]:
-        """The global batch of a step: a function of its arguments and of nothing that happened before.
+        """The global batch of a step, a pure function of its arguments.
 
-        Row i of step s is the s · num_rows + i-th row of training; each epoch of `num_windows(seq_length)` rows visits every window once,
-        in an order drawn from the seed and the epoch. How many ranks share the batch does not enter.
+        Row i of step s is training row s · num_rows + i; each epoch of `num_windows(seq_length)` rows reads every window once, in an order
+        derived from the seed and the epoch, independent of the number of ranks.
 
         Args:
             step: 0-based.
             seed: Any integer; it orders the windows.
-            num_rows: Sequences of the global batch.
+            num_rows: Number of sequences of the global batch.
             seq_length: T; a row has T inputs, and columns 1 … T are their labels.
 
         Returns:
@@ -142,7 +143,7 @@ class TokenFile:
         return self.read(self.windows(row_numbers(step, num_rows), seed, seq_length), seq_length)
 
     def starts(self, step: int, seed: int, num_rows: int, seq_length: int) -> NDArray[np.int32]:
-        """Where the document of each token of `rows` begins.
+        """Start of the document of each token of `rows`.
 
         Returns:
             int32 [num_rows, seq_length + 1]: the column of the document's first token, 0 if that is before the row.
@@ -184,12 +185,12 @@ class TokenFile:
         return found
 
     def read_starts(self, windows: NDArray[np.int64], seq_length: int) -> NDArray[np.int32]:
-        """Where the document of each token of windows [k] begins: int32 [k, seq_length + 1], see `starts`."""
+        """Start of the document of each token of windows [k]: int32 [k, seq_length + 1], see `starts`."""
         found = np.zeros((len(windows), seq_length + 1), dtype=np.int32)
         for row, window in zip(found, windows.tolist(), strict=True):
             first = window * seq_length
             begin, end = np.searchsorted(self.document_offsets, (first + 1, first + seq_length + 1))
-            columns = self.document_offsets[begin:end] - first  # of documents that begin behind the row's first token
+            columns = self.document_offsets[begin:end] - first  # documents that start after the row's first token
             row[columns] = columns
             np.maximum.accumulate(row, out=row)
         return found
@@ -198,7 +199,7 @@ class TokenFile:
         """Classes of the first seq_length tokens of each of `rows`, uint8 [num_rows, seq_length].
 
         Raises:
-            MegaplanError: MP615 no window fits; MP614 a class past the scheme's; MP626 the file has no classes.
+            MegaplanError: MP615 no window fits; MP614 a class outside the scheme; MP626 the file has no classes.
             ValueError: If step is negative or num_rows below 1.
         """
         return self.read_classes(self.windows(row_numbers(step, num_rows), seed, seq_length), seq_length)
@@ -207,7 +208,7 @@ class TokenFile:
         """Classes of windows [k]: uint8 [k, seq_length].
 
         Raises:
-            MegaplanError: MP614 a class past the scheme's; MP626 the file has no classes.
+            MegaplanError: MP614 a class outside the scheme; MP626 the file has no classes.
         """
         if self.classes is None:
             raise self.unclassified()
@@ -221,12 +222,12 @@ class TokenFile:
         return found
 
     def unclassified(self) -> MegaplanError:
-        """MP626: a model asks for classes that this file has none of."""
+        """MP626: the model needs token classes and this file has none."""
         hint = f"megarun data tokenize DIR --structure -o {self.path}"
         return refusal("MP626", "header.structure is missing", "model.features.structure", (hint,), str(self.path))
 
     def verify(self) -> None:
-        """Read the whole file and compare its digest with the header's.
+        """Read the entire file and compare its digest with the header's.
 
         Raises:
             MegaplanError: MP614 if they differ.
@@ -236,28 +237,28 @@ class TokenFile:
             raise self.damaged(f"sha256 of the payload = {found}\nheader.payload_sha256 = {self.header.payload_sha256}")
 
     def damaged(self, detail: str) -> MegaplanError:
-        """MP614 of this file."""
+        """MP614 for this file."""
         return refusal("MP614", detail, None, (REWRITE.format(self.path),), str(self.path))
 
 
 def row_numbers(step: int, num_rows: int) -> NDArray[np.int64]:
-    """Numbers in training of the rows of 0-based `step`: step · num_rows and on, int64 [num_rows].
+    """Training row numbers of 0-based `step`: int64 [num_rows], starting at step · num_rows.
 
     Raises:
         ValueError: If step is negative or num_rows below 1.
     """
     if step < 0 or num_rows < 1:
-        raise ValueError(f"step = {step}, num_rows = {num_rows}: a step is at least 0 and has at least 1 row")
+        raise ValueError(f"step = {step}, num_rows = {num_rows}: step must be at least 0, num_rows at least 1")
     return np.arange(step * num_rows, (step + 1) * num_rows)
 
 
 def tokenizer_path(token_path: Path) -> Path:
-    """Where the tokenizer of a token file lies: `corpus.tokens.tokenizer.json` beside `corpus.tokens`."""
+    """Path of a token file's tokenizer: `corpus.tokens.tokenizer.json` for `corpus.tokens`."""
     return token_path.with_name(f"{token_path.name}.tokenizer.json")
 
 
 def payload_sha256(path: Path) -> str:
-    """Digest of everything behind the header."""
+    """SHA-256 of all bytes after the header."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         file.seek(PAYLOAD_START)
@@ -267,21 +268,21 @@ def payload_sha256(path: Path) -> str:
 
 
 def _read_header(path: Path) -> Header:
-    """The checked header; the file is exactly as long as it says."""
+    """Read and validate the header, including the file's length."""
     place, rewrite = str(path), (REWRITE.format(path),)
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would wait for its writer, and none of these can be mapped
-            raise refusal("MP611", "it is a folder" if path.is_dir() else "it is no regular file", None, (f"ls -ld {place}",), place)
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would block, and none of these can be mapped
+            raise refusal("MP611", "it is a folder" if path.is_dir() else "it is not a regular file", None, (f"ls -ld {place}",), place)
         with path.open("rb") as file:
             start, num_bytes = file.read(PAYLOAD_START), os.fstat(file.fileno()).st_size
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise refusal("MP611", reason, None, rewrite, place) from error
     if not start.startswith(MAGIC):
-        what = f"it begins with {start[:8].hex(' ')}, a token file with {MAGIC.hex(' ')}" if start else "it is empty"
+        what = f"it starts with {start[:8].hex(' ')}; a token file starts with {MAGIC.hex(' ')}" if start else "it is empty"
         raise refusal("MP612", what, None, (REWRITE.format(f"{place}.tokens" if start else place),), place)
     if len(start) < PAYLOAD_START:
-        raise refusal("MP614", f"truncated: it has {len(start):,} bytes, its header alone {PAYLOAD_START:,}", None, rewrite, place)
+        raise refusal("MP614", f"truncated: it has {len(start):,} bytes, its header {PAYLOAD_START:,}", None, rewrite, place)
     _, version, header_bytes = PREAMBLE.unpack_from(start)
     if version > VERSION:
         raise refusal("MP613", f"its format version = {version}, the newest known = {VERSION}", None, rewrite, place)
@@ -298,5 +299,5 @@ def _read_header(path: Path) -> Header:
         width = DTYPES[header.dtype].itemsize + bool(header.structure)
         expected = f"{parts} + {width} · {header.num_tokens:,} = {header.file_bytes:,} bytes"
         what = "truncated" if num_bytes < header.file_bytes else "too long"
-        raise refusal("MP614", f"{what}: it has {num_bytes:,} bytes, its header says {expected}", None, rewrite, place)
+        raise refusal("MP614", f"{what}: it has {num_bytes:,} bytes, by its header {expected}", None, rewrite, place)
     return header

@@ -1,4 +1,4 @@
-"""A folder of texts to a token file, in one pass of constant memory after the tokenizer is trained."""
+"""Converts a folder of texts to a token file, in one pass with constant memory after the tokenizer is trained."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ BATCH_BYTES = 1 << 20  # texts encoded together, on all cores
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """What was written.
+    """Result of `tokenize`.
 
     Attributes:
-        header: Of the token file.
-        tokenizer_path: The JSON beside it.
-        tokenizer: Which made the tokens.
+        header: Header of the token file.
+        tokenizer_path: Path of the tokenizer's JSON.
+        tokenizer: Tokenizer that made the tokens.
     """
 
     header: Header
@@ -39,15 +39,15 @@ class Tokenized:
 
 
 def check_output(path: Path) -> None:
-    """Refuse a place that cannot be written, before the work begins.
+    """Refuse an output path that cannot be written, before any work.
 
     Raises:
-        MegaplanError: MP619 if the folder is missing, or the name is a folder's or that of a file of another kind.
+        MegaplanError: MP619 if the folder is missing, or the path is a folder or a file of another kind.
     """
     if not path.parent.is_dir():
         raise refusal("MP619", f"no folder {path.parent}", "--output", (f"mkdir -p {path.parent}",), str(path))
     if path.is_dir():
-        raise refusal("MP619", "the name is a folder's", "--output", (f"-o {path / 'corpus.tokens'}",), str(path))
+        raise refusal("MP619", "it is a folder", "--output", (f"-o {path / 'corpus.tokens'}",), str(path))
     if path.exists():
         start = b""
         if path.is_file():
@@ -60,18 +60,18 @@ def check_output(path: Path) -> None:
 def tokenize(
     corpus: Corpus, kind: TokenizerKind, vocab_size: int, path: Path, progress: Progress = silent, *, structure: bool = False
 ) -> Tokenized:
-    """Tokenize a corpus into `path`, with the tokenizer's JSON beside it: each appears whole or not at all, the token file last.
+    """Tokenize a corpus into `path` and write the tokenizer's JSON next to it; both writes are atomic, the token file last.
 
     Args:
         corpus: The documents.
-        kind: Which tokenizer.
-        vocab_size: Of BPE; fewer ids are used where the sample supports no more.
-        path: The token file; an older token file is replaced.
-        progress: Told about every batch.
-        structure: Whether every token's lexical class is written behind the tokens.
+        kind: Kind of tokenizer.
+        vocab_size: Vocabulary size of BPE; smaller if the sample has too few pairs.
+        path: Path of the token file; an existing token file is replaced.
+        progress: Callback for every batch.
+        structure: Whether to write the lexical class of every token.
 
     Raises:
-        MegaplanError: MP619 if it cannot be written, MP616 if a document changed meanwhile.
+        MegaplanError: MP619 if it cannot be written, MP616 if a document changed during tokenization.
     """
     with _replacing(path) as file:
         progress("training the tokenizer", 0, 1)
@@ -81,13 +81,13 @@ def tokenize(
         header = replace(header, payload_sha256=payload_sha256(Path(file.name)))
         file.seek(0)
         file.write(header.pack())
-        with _replacing(tokenizer_path(path)) as beside:
-            beside.write(tokenizer.json)
+        with _replacing(tokenizer_path(path)) as json_file:
+            json_file.write(tokenizer.json)
     return Tokenized(header, tokenizer_path(path), tokenizer)
 
 
 def _write_payload(file: BinaryIO, corpus: Corpus, tokenizer: TrainedTokenizer, progress: Progress, *, structure: bool) -> Header:
-    """Tokens and their classes behind the room of header and offsets, then the offsets; the header still lacks the digest."""
+    """Write tokens and classes after the space for header and offsets, then the offsets; the returned header lacks the digest."""
     header = Header(
         dtype=dtype_of(tokenizer.vocab_size),
         vocab_size=tokenizer.vocab_size,
@@ -106,7 +106,7 @@ def _write_payload(file: BinaryIO, corpus: Corpus, tokenizer: TrainedTokenizer, 
     offsets = np.zeros(header.num_documents + 1, dtype="<i8")
     file.seek(header.tokens_start)
     done = 0
-    with TemporaryFile() as classes:  # their place is known only when all tokens are
+    with TemporaryFile() as classes:  # their offset is known only after all tokens
         for batch in _batches(corpus):
             texts = [corpus.text(index) for index in batch]
             for index, text, ids in zip(batch, texts, tokenizer.encode(texts), strict=True):
@@ -139,7 +139,7 @@ def _batches(corpus: Corpus) -> Iterator[list[int]]:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file that takes the name when the body has ended well, and is gone if it has not."""
+    """A temporary file that is renamed to `path` if the body succeeds, else removed."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with _written(path):
@@ -158,7 +158,7 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _written(path: Path) -> Iterator[None]:
-    """The operating system's refusals as MP619."""
+    """Convert OSError to MP619."""
     try:
         yield
     except OSError as error:

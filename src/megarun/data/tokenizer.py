@@ -1,6 +1,6 @@
-"""Tokenizers made here: byte-level BPE trained on the corpus itself, and plain bytes. Neither needs a download, both spell every text.
+"""Tokenizers: byte-level BPE trained on the corpus, and plain bytes. Neither needs a download; both encode every text.
 
-Both are written as a `tokenizers` JSON, so `tokenizers.Tokenizer.from_file` decodes either; bytes are BPE without merges.
+Both are written as a `tokenizers` JSON, so `tokenizers.Tokenizer.from_file` reads either; bytes are BPE without merges.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from megarun.data.format import MAX_VOCAB_SIZE, MIN_VOCAB_SIZE
 from megarun.errors import refusal
 
 END_OF_DOCUMENT = "<|end_of_document|>"
-SAMPLE_BYTES = 4_000_000  # a vocabulary of a few ten thousand changes little past it, and training time grows with it
+SAMPLE_BYTES = 4_000_000  # a larger sample hardly changes a vocabulary of a few ten thousand, and takes longer
 SEGMENT_CHARACTERS = 1 << 20
-# The pre-tokenizer always takes a line's end before a printable character by itself, whatever stands before it, so a text that is cut
-# in front of that line's end has the tokens of the whole.
+# The pre-tokenizer always separates a line end that precedes a printable character, whatever is before it, so splitting a text in front
+# of that line end does not change its tokens.
 _CUT = re.compile(r"\n(?=[!-~])")
 
 
 class TokenizerKind(StrEnum):
-    """How text becomes ids."""
+    """Kind of tokenizer."""
 
     BPE = "bpe"
     BYTES = "bytes"
@@ -39,14 +39,14 @@ class TokenizerKind(StrEnum):
 
 @dataclass(frozen=True)
 class TrainedTokenizer:
-    """A tokenizer and where it comes from.
+    """A tokenizer and its training sample.
 
     Attributes:
         kind: BPE or bytes.
         tokenizer: The library's object.
-        end_of_document_id: Ends every document; no text encodes to it.
-        sample_documents: How many documents it was trained on, some of them in part.
-        sample_bytes: UTF-8 bytes it was trained on.
+        end_of_document_id: Id that ends every document; no text encodes to it.
+        sample_documents: Number of documents it was trained on, some of them partly.
+        sample_bytes: UTF-8 bytes that it was trained on.
     """
 
     kind: TokenizerKind
@@ -57,22 +57,22 @@ class TrainedTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Ids are 0 … vocab_size − 1."""
+        """Vocabulary size; ids are 0 … vocab_size − 1."""
         return self.tokenizer.get_vocab_size()
 
     @property
     def json(self) -> bytes:
-        """The file beside the tokens."""
+        """Contents of the tokenizer's JSON file."""
         return self.tokenizer.to_str(pretty=True).encode() + b"\n"
 
     @property
     def sha256(self) -> str:
-        """Of the JSON."""
+        """SHA-256 of the JSON."""
         return hashlib.sha256(self.json).hexdigest()
 
     @cached_property
     def id_bytes(self) -> NDArray[np.int64]:
-        """UTF-8 bytes that each id stands for, int64 [vocab_size]: a character of the byte alphabet is a byte."""
+        """UTF-8 length of each id, int64 [vocab_size]: a character of the byte alphabet is one byte."""
         return np.array([len(self.tokenizer.id_to_token(index) or "") for index in range(self.vocab_size)], dtype=np.int64)
 
     def encode(self, texts: list[str]) -> list[NDArray[np.int64]]:
@@ -92,10 +92,10 @@ def check_vocab_size(kind: TokenizerKind, vocab_size: int) -> None:
     """
     if kind is TokenizerKind.BYTES and vocab_size != MIN_VOCAB_SIZE:
         detail = f"--tokenizer bytes, --vocab-size {vocab_size}: bytes have {MIN_VOCAB_SIZE} ids"
-        raise refusal("MP618", detail, "--vocab-size", ("leave out --vocab-size",))
+        raise refusal("MP618", detail, "--vocab-size", ("omit --vocab-size",))
     if not MIN_VOCAB_SIZE <= vocab_size <= MAX_VOCAB_SIZE:
         bounds = f"{MIN_VOCAB_SIZE:,} <= --vocab-size <= {MAX_VOCAB_SIZE:,}"
-        raise refusal("MP618", f"--vocab-size = {vocab_size:,}, and {bounds}", "--vocab-size", (f"--vocab-size {MIN_VOCAB_SIZE}",))
+        raise refusal("MP618", f"--vocab-size = {vocab_size:,}; {bounds}", "--vocab-size", (f"--vocab-size {MIN_VOCAB_SIZE}",))
 
 
 def bytes_tokenizer() -> TrainedTokenizer:
@@ -107,14 +107,14 @@ def bytes_tokenizer() -> TrainedTokenizer:
 
 
 def train_bpe(corpus: Corpus, vocab_size: int) -> TrainedTokenizer:
-    """Byte-level BPE trained on a sample of the corpus: the same texts give the same tokenizer.
+    """Train byte-level BPE on a sample of the corpus, deterministically.
 
-    The sample is every n-th document, n the smallest that brings the corpus to SAMPLE_BYTES or below, and ends at SAMPLE_BYTES. The
-    vocabulary is smaller than asked for where the sample has no further pair that occurs twice.
+    The sample is every n-th document, with the smallest n that keeps it within SAMPLE_BYTES, and ends at SAMPLE_BYTES. The vocabulary is
+    smaller than `vocab_size` if no further pair of the sample occurs twice.
 
     Args:
         corpus: The documents.
-        vocab_size: The end of document (id 0), the 256 bytes, and the merges.
+        vocab_size: Number of ids: the end of document (id 0), the 256 bytes, and the merges.
     """
     tokenizer = _byte_level(BPE())
     trainer = BpeTrainer(
@@ -131,7 +131,7 @@ def train_bpe(corpus: Corpus, vocab_size: int) -> TrainedTokenizer:
 
 
 def sample_of(corpus: Corpus, sample_bytes: int = SAMPLE_BYTES) -> Iterator[str]:
-    """Evenly spread documents of at most `sample_bytes` in all; the last may be cut."""
+    """Evenly spread documents of at most `sample_bytes` in total; the last may be truncated."""
     stride = max(1, -(-corpus.num_text_bytes // sample_bytes))
     room = sample_bytes
     for index in range(0, len(corpus.paths), stride):
@@ -143,7 +143,7 @@ def sample_of(corpus: Corpus, sample_bytes: int = SAMPLE_BYTES) -> Iterator[str]
 
 
 def segments_of(text: str, num_characters: int = SEGMENT_CHARACTERS) -> Iterable[str]:
-    """A text in parts that encode as the whole does, so that one huge document is encoded in parallel."""
+    """A text in parts that have the same tokens as the text, so that a huge document is encoded in parallel."""
     start = 0
     while len(text) - start > num_characters and (cut := _CUT.search(text, start + num_characters)):
         yield text[start : cut.start()]
@@ -152,9 +152,9 @@ def segments_of(text: str, num_characters: int = SEGMENT_CHARACTERS) -> Iterable
 
 
 def byte_letters() -> list[str]:
-    """The printable character that stands for each byte in a byte-level vocabulary.
+    """The printable character of each byte in a byte-level vocabulary.
 
-    Source: the byte-to-character table of GPT-2's tokenizer: printable Latin-1 stands for itself, the rest for U+0100 and on.
+    Source: the byte-to-character table of GPT-2's tokenizer: printable Latin-1 maps to itself, the rest to U+0100 onwards.
     """
     printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))

@@ -1,1 +1,1 @@
-"""One rank's training state: its stages built, filled and sharded, its optimizers, and one optimizer step."""
+"""One rank's training state: its stages, built, sharded and initialised, its optimizers, and one optimizer step."""

@@ -1,4 +1,4 @@
-"""From a slot to a stage: built on the meta device, checked against the inventory, then given storage."""
+"""Builds the stage of a slot: on the meta device, checked against the inventory, then materialised."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def build_stage(
     """A rank's stage of `slot` on the meta device: its part of every parameter, in `precision.master`.
 
     Raises:
-        RuntimeError: Its tensors are not the inventory's, which is a defect.
+        RuntimeError: Its tensors differ from the inventory's, which is a bug.
     """
     with torch.device("meta"):
         stage = Stage(spec, inventory, slot, tp, ep, cp).to(TORCH_DTYPES[spec.precision.master])
     wrong = differences(stage, inventory, slot, spec)
     if wrong:
-        raise RuntimeError(f"stage {slot.index} is not the inventory's: {'; '.join(wrong)}")
+        raise RuntimeError(f"stage {slot.index} differs from the inventory: {'; '.join(wrong)}")
     return stage
 
 
@@ -43,7 +43,7 @@ def materialise(stage: Stage, device: torch.device) -> None:
 
 
 def differences(stage: Stage, inventory: Inventory, slot: Slot, spec: Spec) -> list[str]:
-    """Every tensor in which `stage` and a rank's part of the slot's blocks differ, by name, shape or dtype; empty if none."""
+    """Tensors whose name, shape or dtype differs between `stage` and the rank's part of the slot's blocks; empty if none."""
     mesh, dtype = spec.mesh, TORCH_DTYPES[spec.precision.master]
     tensors = {f"{name}.{tensor.name}": tensor for name in slot.blocks for tensor in inventory.block(name).tensors}
     expected = {n: (tensor.stored_shape(local_shape(tensor, mesh.tp, mesh.ep, mesh.etp)), dtype) for n, tensor in tensors.items()}

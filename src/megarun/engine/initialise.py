@@ -1,4 +1,4 @@
-"""Every parameter from a generator seeded by hash(seed, full name): one fill for every layout and device."""
+"""Initialises every parameter from a generator seeded by hash(seed, full name), equally for every layout and device."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ STD = 0.02
 
 
 def initialise(stage: nn.Module, inventory: Inventory, seed: int, mesh: RankMesh | None = None) -> None:
-    """Fill a materialised stage in place; a sharded parameter takes its shard of the whole tensor's fill.
+    """Initialise a materialised stage in place; a sharded parameter gets its shard of the full tensor's values.
 
-    A random fill of a sharded tensor would give every rank the same numbers; filling the whole and slicing makes a tensor a function of
-    its name alone, so that any two layouts start equal.
+    Random values for a shard would be equal on every rank; initialising the full tensor and slicing it makes the values depend only on the
+    name, so that all layouts start equal.
 
     Args:
-        stage: Parameters as the rank owns them, FSDP2's shards or not.
-        inventory: Every tensor's rule.
-        seed: The run's.
-        mesh: This rank's place; None where it owns every tensor whole.
+        stage: Stage whose parameters are the rank's parts, sharded by FSDP2 or not.
+        inventory: Initialisation rules of all tensors.
+        seed: Seed of the run.
+        mesh: This rank's position in the mesh; None if no tensor is sharded.
     """
     tensors = dict(inventory.tensors())
     with torch.no_grad():
@@ -40,13 +40,14 @@ def initialise(stage: nn.Module, inventory: Inventory, seed: int, mesh: RankMesh
 
 
 def fill(tensor: ParamTensor, name: str, seed: int, num_layers: int) -> Tensor:
-    """The whole tensor in fp32 on the CPU, by its `Init` rule.
+    """The full tensor in fp32 on the CPU, by its `Init` rule.
 
     Args:
-        tensor: Shape and rule.
-        name: Full name, as in the inventory.
-        seed: The run's seed.
-        num_layers: Scales projections back into the residual by 1/sqrt(2 · num_layers). Source: GPT-2 (Radford et al. 2019), section 2.3.
+        tensor: Inventory entry with shape and rule.
+        name: Full name in the inventory.
+        seed: Seed of the run.
+        num_layers: Number of layers; output projections are scaled by 1/sqrt(2 · num_layers). Source: GPT-2
+            (Radford et al. 2019), section 2.3.
     """
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)

@@ -1,4 +1,4 @@
-"""A trainer that says which phase of its run begins: what a trace and a measurement on a GPU both listen to."""
+"""A trainer that reports the start of each phase, for a trace or a measurement on a GPU."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from megarun.engine.trainer import Trainer
 
 
 class PhasedTrainer(Trainer):
-    """The trainer itself; subclasses hear of every phase but the first, `init`, which is its construction."""
+    """The trainer with a callback for every phase except the first, `init`, which is its construction."""
 
     _phases: Iterator[tuple[Phase, Phase]]
     _running: tuple[Phase, Phase]
 
     def enter_phase(self, phase: Phase) -> None:
-        """A phase begins."""
+        """Called at the start of a phase."""
         raise NotImplementedError
 
     def start_step(self) -> None:
-        """The first phase of the next step begins, before its batch is there."""
+        """Start the first phase of the next step, before its batch is read."""
         if not hasattr(self, "_phases"):
             self._phases = _phases_of_steps()
         self._running = next(self._phases)
         self.enter_phase(self._running[0])
 
     def accumulate_gradients(self, batch: Batch) -> Tensor:
-        """Forward and backward; what follows is the optimizer's phase."""
+        """Forward and backward; then the optimizer phase starts."""
         partial = super().accumulate_gradients(batch)
         self.enter_phase(self._running[1])
         return partial
 
 
 def _phases_of_steps() -> Iterator[tuple[Phase, Phase]]:
-    """(forward and backward, optimizer) of the first step, then of every other."""
+    """(forward_backward phase, optimizer phase) of the first step, then of every later one."""
     yield Phase.FIRST_FORWARD_BACKWARD, Phase.FIRST_OPTIMIZER
     while True:
         yield Phase.FORWARD_BACKWARD, Phase.OPTIMIZER

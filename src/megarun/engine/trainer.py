@@ -32,18 +32,18 @@ from megarun.parallel.groups.shared_gradients import SharedGradients, sum_replic
 from megarun.parallel.groups.tensor import tensor_parallel
 
 NOT_ROUTED = Routed()
-"""Of a model without E layers."""
+"""Routing result of a model without E layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step measured, the same on every rank.
+    """Measurements of one step, equal on every rank.
 
     Attributes:
-        loss: Nats per token over the whole global batch.
-        gradient_norm: Of the whole model, before clipping.
-        routed: What the routers did, and what their losses add to the loss.
-        further_loss: What predicting further tokens adds to the loss, its weight included.
+        loss: Loss over the global batch, nats per token.
+        gradient_norm: Global gradient norm before clipping.
+        routed: Routing statistics and router losses.
+        further_loss: Multi-token prediction loss, including its weight.
     """
 
     loss: float
@@ -53,13 +53,13 @@ class StepResult:
 
 
 def sharded_stages(job: Job, mesh: RankMesh, *, measured: bool = True, compiled: bool = False) -> tuple[Stage, ...]:
-    """This rank's stages, by chunk, on the meta device: its TP and EP part of each, with its recompute and wrapped by FSDP2.
+    """This rank's stages, by chunk, on the meta device: the TP and EP parts, with recompute and FSDP2 applied.
 
     Args:
-        job: What to train.
-        mesh: This rank's place.
-        measured: Whether tensors will have values, which say how many rows travel; else the spec states it.
-        compiled: Whether blocks go through torch.compile.
+        job: Job to train.
+        mesh: This rank's position in the mesh.
+        measured: Whether expert row counts are read from tensors; else the spec states them.
+        compiled: Whether blocks are compiled by torch.compile.
     """
     tp, ep, cp = tensor_parallel(mesh), expert_parallel(job.spec, mesh, measured=measured), context_parallel(mesh)
     stages = tuple(build_stage(job.spec, job.inventory, slot, tp, ep, cp) for slot in job.slots(mesh.coordinate["pp"]))
@@ -72,19 +72,19 @@ def sharded_stages(job: Job, mesh: RankMesh, *, measured: bool = True, compiled:
 
 
 class Trainer:
-    """A rank's stages, sharded and filled, with their schedule and optimizers.
+    """A rank's stages, sharded and initialised, with their schedule and optimizers.
 
-    Built in the plan's code order (R-55): pipeline split, TP, recompute, FSDP2 bottom up, storage and fill, then the optimizers.
+    Built in the plan's code order (R-55): pipeline split, TP, recompute, FSDP2 bottom up, materialisation, initialisation, optimizers.
     Collective.
     """
 
     def __init__(self, job: Job, mesh: RankMesh, stages: tuple[Stage, ...] | None = None) -> None:
-        """Build everything a step needs.
+        """Build stages, schedule and optimizers.
 
         Args:
-            job: What to train.
-            mesh: This rank's place.
-            stages: `sharded_stages(job, mesh)`, if they have been built already.
+            job: Job to train.
+            mesh: This rank's position in the mesh.
+            stages: Result of `sharded_stages(job, mesh)` if already built.
         """
         spec = job.spec
         use_kernels(spec.host.kernels)
@@ -117,21 +117,21 @@ class Trainer:
                     self._dense.append((name, parameter))
 
     def fill(self, job: Job) -> None:
-        """Give every parameter its first value."""
+        """Initialise every parameter."""
         for stage in self.stages:
             initialise(stage, job.inventory, job.spec.training.seed, self.mesh)
 
     def read(self, scalar: Tensor) -> float:
-        """A scalar's value on the host, which waits for the device; with `read_table` the one place where a step looks at numbers."""
+        """A scalar's value on the host, a device synchronisation; only this and `read_table` read values in a step."""
         return float(scalar)
 
     def read_table(self, table: Tensor) -> list[list[float]]:
-        """Likewise the rows of a table [n, m]."""
+        """The values of a table [n, m] on the host, a device synchronisation."""
         rows: list[list[float]] = table.tolist()
         return rows
 
     def accumulate_gradients(self, batch: Batch) -> Tensor:
-        """Forward and backward of this rank's microbatches: its part of the loss, fp64; gradients are whole sums on every shard."""
+        """Forward and backward of this rank's microbatches; returns its part of the loss, fp64. Gradients are reduced into the shards."""
         start_sums(self.stages)
         partial = self._runner.forward_backward(batch)
         self._shared.reduce(self.stages)
@@ -143,7 +143,7 @@ class Trainer:
         """`measure` and `update` of 0-based `step`.
 
         Raises:
-            MegaplanError: MP607 if the loss or the gradient norm is not finite; parameters are as before the step.
+            MegaplanError: MP607 if the loss or the gradient norm is not finite; parameters are unchanged.
         """
         result = self.measure(batch)
         if not (math.isfinite(result.loss) and math.isfinite(result.gradient_norm)):
@@ -153,33 +153,33 @@ class Trainer:
         return result
 
     def measure(self, batch: Batch) -> StepResult:
-        """Forward and backward on this rank's rows; gradients are clipped, parameters as they were."""
+        """Forward and backward on this rank's rows, and gradient clipping; parameters are unchanged."""
         partial = self.accumulate_gradients(batch)
         norm = clip_gradients(self._owned, self._copies, self.mesh, self._spec.training.gradient_clip, self.read)
         further_loss = 0.0
         if self._spec.model.features.mtp is not None:
             further = sum_further(self.stages, self.mesh.device)
             further /= batch.packed.num_targets if batch.packed else self._spec.global_batch_tokens
-            partial, further_loss = partial - further, self.read(self.whole_loss(further))
-        return StepResult(self.read(self.whole_loss(partial)), norm, self._routed(), further_loss)
+            partial, further_loss = partial - further, self.read(self.reduced_loss(further))
+        return StepResult(self.read(self.reduced_loss(partial)), norm, self._routed(), further_loss)
 
     def update(self, step: int) -> None:
-        """Parameters and optimizer state after 0-based `step`; gradients go."""
+        """Apply the optimizer update of 0-based `step` and free the gradients."""
         self.optimizers.step(step)
 
     def drop_gradients(self) -> None:
-        """Let a step go without its update."""
+        """Free the gradients of a step without an update."""
         for stage in self.stages:
             stage.zero_grad(set_to_none=True)
 
-    def whole_loss(self, partial: Tensor) -> Tensor:
-        """The loss of a whole batch, of which each rank has a part."""
-        # with `vocab_parallel` every TP rank has the loss of all its group's tokens, else of its own
+    def reduced_loss(self, partial: Tensor) -> Tensor:
+        """The loss of the global batch, summed over the ranks' parts."""
+        # with `vocab_parallel` every TP rank has the loss of all tokens of its group, else of its local tokens
         tokens_of = () if self._spec.mesh.vocab_parallel else ("tp",)
         return self.mesh.sum(partial, "pp", "dp_replicate", "dp_shard", "cp", *tokens_of)
 
     def _routed(self) -> Routed:
-        """What the routers of all stages did with all tokens of the step."""
+        """Routing statistics of all stages over all tokens of the step."""
         moe = self._spec.model.moe
         if moe is None:
             return NOT_ROUTED
@@ -187,7 +187,7 @@ class Trainer:
         return Routed.of(self._routers, self.read_table(self.mesh.sum(table, "pp", "dp_replicate", "dp_shard", "cp", "tp")), moe.top_k)
 
     def resident_bytes(self) -> int:
-        """Bytes of parameters, buffers and optimizer state on this rank: what lives between two steps."""
+        """Bytes of parameters, buffers and optimizer state on this rank, which persist between steps."""
         held = [tensor for stage in self.stages for tensor in (*stage.parameters(), *stage.buffers())]
         tensors = [*held, *self.optimizers.state_tensors()]
         storages = {storage.data_ptr(): storage.nbytes() for storage in (_local(tensor).untyped_storage() for tensor in tensors)}

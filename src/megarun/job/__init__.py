@@ -1,1 +1,1 @@
-"""What a run trains: the plan as a job, with its tokens, folder and checkpoint settings; needs no torch."""
+"""The inputs of a run: the plan as a job, with token files, output folder and checkpoint settings; needs no torch."""

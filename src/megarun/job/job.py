@@ -1,4 +1,4 @@
-"""What a run trains: the planned spec with its inventory and layout."""
+"""A job: the planned spec with its inventory and layout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megarun.job.support import refuse_other_orders
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The three values that everything in the runtime is built from; `layout` is the plan's own, never cut anew."""
+    """The spec, inventory and layout from which the runtime is built; `layout` has the plan's cuts."""
 
     spec: Spec
     inventory: Inventory
@@ -30,7 +30,7 @@ class Job:
         return cls(plan.spec, plan.inventory, plan.layout())
 
     def with_seed(self, seed: int) -> Job:
-        """The same job with another `training.seed`, which no digest covers."""
+        """A copy with another `training.seed`, which is in no digest."""
         training = self.spec.training.model_copy(update={"seed": seed})
         return replace(self, spec=self.spec.model_copy(update={"training": training}))
 

@@ -1,4 +1,4 @@
-"""A run: the job that a plan states, and what the command line adds to it."""
+"""A run: the job of a plan with the settings of the command line."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ AUTO, NEVER = KEYWORDS = ("auto", "never")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A job with what the command line adds to it.
+    """A job with the settings of the command line.
 
     Attributes:
-        job: What the plan says.
-        source: Its tokens.
-        out: Folder for metrics.jsonl.
-        num_steps: Optimizer steps; the learning rate's warm-up follows the plan's `training.steps` all the same.
-        plan: As a checkpoint keeps it.
-        checkpoints: When to save, and what to start from.
-        held_out: What to evaluate on; None: nothing.
-        tensorboard: Whether the metrics are written for TensorBoard too.
-        compiled: Whether blocks go through torch.compile.
-        validation_fraction: The part of every token file's rows that `source` leaves out, a decimal number.
+        job: Job of the plan.
+        source: Training tokens.
+        out: Output folder, for metrics.jsonl and checkpoints.
+        num_steps: Optimizer steps; the learning-rate schedule still uses the plan's `training.steps`.
+        plan: The plan as stored in checkpoints.
+        checkpoints: Settings for saving and resuming.
+        held_out: Evaluation data and interval; None for no evaluation.
+        tensorboard: Whether the metrics are also written for TensorBoard.
+        compiled: Whether blocks are compiled by torch.compile.
+        validation_fraction: Share of every token file's rows that `source` excludes, a decimal number.
     """
 
     job: Job
@@ -49,12 +49,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """What to evaluate on, and when.
+    """Evaluation data and interval.
 
     Attributes:
-        source: Tokens that training does not read.
-        every: Optimizer steps between two evaluations; there is one after the last step too.
-        num_batches: Global batches of an evaluation, no row twice.
+        source: Tokens that are not used for training.
+        every: Optimizer steps between two evaluations; the last step is always followed by one.
+        num_batches: Number of global batches per evaluation, without repeated rows.
     """
 
     source: TokenFile | TokenMix
@@ -64,7 +64,7 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class SavedPlan:
-    """What a checkpoint keeps of its plan: the file's text, and both digests."""
+    """The plan as stored in a checkpoint: the file's text, and both digests."""
 
     text: str
     model_digest: str
@@ -73,14 +73,14 @@ class SavedPlan:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """When to save, and what to start from.
+    """Settings for saving and resuming.
 
     Attributes:
-        save_every: Optimizer steps between saves; 0: only when a signal stops the run.
-        keep: Finished checkpoints to leave.
-        resume: `auto`: the run's newest whole checkpoint, if it has one; `never`; or a checkpoint's folder.
-        weights_only: Take parameters alone, and start at step 0.
-        other_data: Go on also where the token files or their weights are not the checkpoint's.
+        save_every: Optimizer steps between saves; 0: save only when a signal stops the run.
+        keep: Number of finished checkpoints to keep.
+        resume: `auto`: the run's newest complete checkpoint, if there is one; `never`; or a checkpoint's folder.
+        weights_only: Whether to load only the parameters and start at step 0.
+        other_data: Whether the token files or their weights may differ from the checkpoint's.
     """
 
     save_every: int = 0
@@ -97,7 +97,7 @@ def read_job(plan: str | os.PathLike[str] | PlanDocument, seed: int | None) -> t
     """The job of a plan or of a plan file, with another seed if one is given, and the plan as a checkpoint keeps it.
 
     Raises:
-        MegaplanError: The file is no plan, or was changed by hand.
+        MegaplanError: The file is not a plan, or was edited by hand.
     """
     document = plan if isinstance(plan, PlanDocument) else read_plan(os.fspath(plan))
     job = Job.from_plan(document)

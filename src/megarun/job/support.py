@@ -1,4 +1,4 @@
-"""What this runtime can build: everything else of a plan is refused before the first process group exists."""
+"""Refuses plans that the runtime cannot build, before the first process group is created."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def refuse_other_orders(decisions: Decisions) -> None:
 
 
 def refuse_unbuilt(spec: Spec) -> None:
-    """Refuse a spec that megaplan can price and megarun cannot build, or would not run as the plan says.
+    """Refuse a spec that megaplan can estimate and megarun cannot build, or cannot run as planned.
 
     Raises:
-        MegaplanError: MP790 for what is not built; MP602 and MP603 for dtypes that torch would not keep.
+        MegaplanError: MP790 for unsupported settings; MP602 and MP603 for dtypes that torch does not support.
     """
     found = megarun_refuses(spec, severity=Severity.ERROR)
     if found:

@@ -1,6 +1,6 @@
 """Failures of a job with several ranks: the rank that failed first prints its error, and all ranks exit.
 
-The others fail as a consequence and would only report a closed connection, or they wait in a collective that never completes.
+The other ranks fail as a consequence with a closed connection, or block in a collective that never completes.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 FIRST, PRINTED = "megarun/first_failure", "megarun/failure_printed"
 WAIT = timedelta(seconds=5)
 POLL_SECONDS, GRACE_SECONDS = 1.0, 10.0
-NEVER_MET = frozenset({"MP650", "MP651", "MP652"})
+MISSING_PROCESS_CODES = frozenset({"MP650", "MP651", "MP652"})
 
 
 def report_failure(error: Exception, launch: Launch | None = None, mesh: Mesh | None = None, *, with_traceback: bool = False) -> None:
     """Print the error on stderr if this rank failed first; else wait until that rank has printed its own.
 
     Args:
-        error: What ended this rank.
-        launch: None if the processes have not met yet; they do now.
-        mesh: The plan's, once it is read: it names the rank's place.
-        with_traceback: Print torch's and Python's own account too.
+        error: Exception that ended this rank.
+        launch: Launch of the processes; None if they have not joined the store, which this function then does.
+        mesh: Mesh of the plan if it is known, for the rank's coordinates.
+        with_traceback: Whether to print the traceback, too.
     """
-    apart = isinstance(error, MegaplanError) and error.diagnostics[0].code in NEVER_MET
-    if launch is None and apart:
-        launch = getattr(error, "launch", None)  # those that came tell each other who is missing
+    is_missing_process = isinstance(error, MegaplanError) and error.diagnostics[0].code in MISSING_PROCESS_CODES
+    if launch is None and is_missing_process:
+        launch = getattr(error, "launch", None)  # the ranks that joined can still share a store
     elif launch is None and "WORLD_SIZE" in os.environ:
         from megarun.launch.process_group import read_launch  # noqa: PLC0415  (loads torch, which one process that fails early does without)
 
@@ -58,15 +58,15 @@ def report_failure(error: Exception, launch: Launch | None = None, mesh: Mesh | 
         traceback.print_exception(error, file=sys.stderr)
     sys.stderr.flush()
     if several is not None:
-        with suppress(RuntimeError):  # the store has gone with the rank that kept it
+        with suppress(RuntimeError):  # the rank that hosted the store has exited
             several.store.set(PRINTED, "1")
 
 
 def exit_on_peer_failure(launch: Launch) -> None:
-    """Exit this process, without a message, some seconds after another rank has printed its error.
+    """Exit this process silently a few seconds after another rank has printed its error.
 
-    A rank of a broken job may wait in a collective that only a timeout of minutes ends, and torchrun stops the ranks of its own machine
-    alone. Its store is asked through a connection of its own: the rank's is busy while the rank waits.
+    A rank of a failed job may block in a collective until a timeout of minutes, and torchrun stops only the ranks of its own machine. The
+    store is polled through a separate connection, because the rank's own is busy while it waits.
     """
     if launch.world_size == 1:
         return
@@ -78,7 +78,7 @@ def exit_on_peer_failure(launch: Launch) -> None:
                 if over.wait(POLL_SECONDS):
                     return
         except RuntimeError:
-            pass  # the store has gone, and with it torchrun, or rank 0 of processes started by hand
+            pass  # torchrun, or rank 0 of processes started by hand, has exited and the store with it
         if not over.wait(GRACE_SECONDS):
             os._exit(ERROR)
 
@@ -89,12 +89,12 @@ def exit_on_peer_failure(launch: Launch) -> None:
         over.set()
         thread.join(GRACE_SECONDS)
 
-    # C++ threads abort at interpreter shutdown: the watching thread, which runs in the store's C++ code, is joined before it
+    # C++ threads abort at interpreter shutdown: the watching thread, which runs in the store's C++ code, is joined before that
     atexit.register(stop)
 
 
 def exit_process(status: int) -> None:
-    """Exit; at once if several ranks failed, because destroying a process group would wait for ranks that wait for this one."""
+    """Exit the process; without cleanup if the job has several ranks, because destroying a process group could deadlock."""
     if status == ERROR and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -103,9 +103,9 @@ def exit_process(status: int) -> None:
 
 
 def diagnostics_of(error: BaseException) -> Sequence[Diagnostic]:
-    """The error as diagnostics; one that no command expects names its place in the source.
+    """The error as diagnostics; for an unexpected exception with its source location.
 
-    torch's pipelining wraps what a stage raises in an error of its own: what counts is the first of the chain.
+    torch's pipelining wraps a stage's exception in its own: the first exception of the chain is reported.
     """
     while error.__cause__ is not None and not isinstance(error, MegaplanError):
         error = error.__cause__
@@ -120,16 +120,16 @@ def diagnostics_of(error: BaseException) -> Sequence[Diagnostic]:
 
 
 def _is_first(launch: Launch) -> bool:
-    """Claim to be the first rank that failed; if another one is, wait until it has printed its error."""
+    """Try to register as the first failed rank; if another one is first, wait until it has printed its error."""
     mine = str(launch.rank)
     try:
         if launch.store.compare_set(FIRST, "", mine) == mine.encode():
             return True
-    except RuntimeError:  # the rank that kept the store has left, which it does after the first error is printed, unless it was killed
-        sys.stderr.write(f"rank {launch.rank}: the store that all processes met in has gone, and with it who failed first\n")
+    except RuntimeError:  # the store's rank has exited, which it does after the first error is printed, unless it was killed
+        sys.stderr.write(f"rank {launch.rank}: the store of the job is closed, so the first failure is unknown\n")
         return False
     try:
         launch.store.wait([PRINTED], WAIT)
-    except RuntimeError:  # what the store raises when the wait times out
+    except RuntimeError:  # raised by the store when the wait times out
         sys.stderr.write(f"rank {launch.rank}: another rank failed first and has not reported within {WAIT.seconds} s\n")
     return False

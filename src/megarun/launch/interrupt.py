@@ -13,19 +13,19 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def largest(values: Sequence[int], group: dist.ProcessGroup) -> list[int]:
-    """The largest of each value over the ranks of a gloo group, which no device waits for. Collective."""
+    """The maximum of each value over the ranks of a gloo group, without a device synchronisation. Collective."""
     found = torch.tensor(values)
     dist.all_reduce(found, op=dist.ReduceOp.MAX, group=group)
     return [int(value) for value in found]
 
 
 class Interrupt:
-    """Notes a signal instead of ending the process; a second SIGINT ends it as always.
+    """Records a signal instead of ending the process; a second SIGINT ends it as usual.
 
-    torchrun passes its own signal to the workers of its machine and kills them 30 s later; other machines learn of it from `agreed`.
+    torchrun forwards its signal to the workers of its machine and kills them 30 s later; other machines receive it through `agreed`.
 
     Attributes:
-        received: The signal that this rank has received; 0: none.
+        received: Signal number that this rank has received; 0 if none.
     """
 
     def __init__(self) -> None:

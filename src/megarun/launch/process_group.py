@@ -1,4 +1,4 @@
-"""How this process was started: alone, or by torchrun; its device, and the job's process group."""
+"""The launch of this process (alone or by torchrun), its device, and the job's process group."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from megaplan.spec.models import Mesh
 from megarun.errors import place, refusal
 
 START_TIMEOUT_SECONDS = 60.0
-JOIN_SECONDS = 2.0  # a store ends its own attempts a little after the limit
+JOIN_SECONDS = 2.0  # the store's own attempts end slightly after the limit
 MOST_NAMED = 8
 RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 TORCHRUN_KEEPS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
@@ -30,14 +30,14 @@ TORCHRUN_KEEPS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """torchrun's variables, or one process.
+    """The launch variables of torchrun, or a single process.
 
     Attributes:
         rank: Global rank.
-        world_size: Processes that were started.
+        world_size: Number of processes.
         local_rank: Rank on this machine.
-        store: The key-value store all processes share; it belongs to torchrun and outlives a failing rank.
-        start_timeout: Seconds in which every other process must have started, and said what it trains.
+        store: Key-value store that all processes share; under torchrun it outlives a failing rank.
+        start_timeout: Time in seconds in which every other process must start and publish its settings.
     """
 
     rank: int
@@ -48,15 +48,15 @@ class Launch:
 
     @property
     def restarted(self) -> bool:
-        """Whether torchrun has started the job's processes before (`--max-restarts`)."""
+        """Whether torchrun has restarted the job's processes (`--max-restarts`)."""
         return int(os.environ.get(RESTART_COUNT, "0")) > 0
 
 
-class NeverMetError(MegaplanError):
-    """Processes are missing, but those that came have a store.
+class MissingProcessError(MegaplanError):
+    """Processes are missing; the others share a store.
 
     Attributes:
-        launch: This process's.
+        launch: Launch of this process.
     """
 
     def __init__(self, error: MegaplanError, launch: Launch) -> None:
@@ -65,32 +65,32 @@ class NeverMetError(MegaplanError):
 
 
 def read_launch(start_timeout: float = START_TIMEOUT_SECONDS, mesh: Mesh | None = None) -> Launch:
-    """Join the store of torchrun, or rank 0's where processes were started by other means, and wait for every other process.
+    """Join torchrun's store, or rank 0's if the processes were started by other means, and wait for every other process.
 
     Args:
-        start_timeout: Seconds to wait; a process that never comes would otherwise be met in some collective, minutes later.
-        mesh: The plan's, to name who is missing.
+        start_timeout: Time to wait in seconds; otherwise a missing process would only show as a collective timeout minutes later.
+        mesh: Mesh of the plan, for the coordinates of missing ranks.
 
     Raises:
-        MegaplanError: MP650 if a process, or the store, did not come; MP651 if rank 0 cannot have the store's port; MP652 if a variable
-            of the launch is missing or no number.
+        MegaplanError: MP650 if a process or the store is missing; MP651 if rank 0 cannot listen at the store's port; MP652 if an
+            environment variable of the launch is missing or not a number.
     """
     if "WORLD_SIZE" not in os.environ:
         return Launch(0, 1, 0, dist.HashStore())  # type: ignore[attr-defined]
     rank, world_size, port = (_number(name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     known = mesh if mesh is not None and mesh.world_size == world_size else None
     limit = timedelta(seconds=start_timeout)
-    # a restarted job meets the same store: addresses and errors of the processes before would still be in it
+    # a restarted job uses the same store, which still has addresses and errors of the previous processes
     store = PrefixStore(f"attempt {os.environ.get(RESTART_COUNT, '0')}", _join(place(rank, known), rank == 0, port, limit))
     launch = Launch(rank, world_size, int(os.environ.get("LOCAL_RANK", rank)), store, start_timeout)
     keys = [f"megarun/here/{index}" for index in range(world_size)]
     store.set(keys[rank], "1")
     try:
         store.wait(keys, limit)
-    except RuntimeError:  # what the store raises when the wait times out
+    except RuntimeError:  # raised by the store when the wait times out
         missing = [place(index, known) for index, key in enumerate(keys) if not store.check([key])]
         detail = f"{len(missing)} of {world_size} processes did not start within {start_timeout:g} s: {', '.join(missing[:MOST_NAMED])}"
-        raise NeverMetError(refusal("MP650", detail + (" …" if len(missing) > MOST_NAMED else "")), launch) from None
+        raise MissingProcessError(refusal("MP650", detail + (" …" if len(missing) > MOST_NAMED else "")), launch) from None
     return launch
 
 
@@ -102,7 +102,7 @@ def _number(name: str) -> int:
 
 
 def _join(who: str, first: bool, port: int, limit: timedelta) -> Store:
-    """The job's key-value store: torchrun's own, else rank 0 has it."""
+    """The job's key-value store: torchrun's, else hosted by rank 0."""
     host = os.environ.get("MASTER_ADDR", "")
     if not host:
         raise refusal("MP652", "MASTER_ADDR is not set, WORLD_SIZE is")
@@ -122,17 +122,17 @@ def _join(who: str, first: bool, port: int, limit: timedelta) -> Store:
     try:
         return joined.result(limit.total_seconds() + JOIN_SECONDS)
     except (dist.DistError, RuntimeError, OSError) as error:
-        reason = (str(error).strip().splitlines() or ["what listens there does not answer"])[0]
+        reason = (str(error).strip().splitlines() or ["no answer from the port"])[0]
         if serves:
-            code, detail = "MP651", f"{who} keeps the store that all processes meet in, and cannot listen at {host}:{port}"
+            code, detail = "MP651", f"{who} hosts the store of the job, and cannot listen at {host}:{port}"
         else:
-            keeper = "torchrun's store does not answer" if torchruns else "rank 0 did not start, or another program has its port"
-            code, detail = "MP650", f"{who}: nobody to meet at {host}:{port} within {limit.total_seconds():g} s: {keeper}"
+            keeper = "torchrun's store does not answer" if torchruns else "rank 0 did not start, or another program owns its port"
+            code, detail = "MP650", f"{who}: no store at {host}:{port} within {limit.total_seconds():g} s: {keeper}"
         raise refusal(code, f"{detail}\n{reason}") from None
 
 
 def choose_device(launch: Launch) -> torch.device:
-    """This process's GPU where CUDA is there, else the CPU.
+    """This process's GPU if CUDA is available, else the CPU.
 
     Raises:
         MegaplanError: MP604 if there are fewer GPUs than processes on this machine.
@@ -151,10 +151,10 @@ def choose_device(launch: Launch) -> torch.device:
 def process_group(launch: Launch, device: torch.device) -> Iterator[None]:
     """The default process group: NCCL on CUDA, gloo on CPU, also for one process.
 
-    Of several, a failing process leaves it standing: to take it down would wait for ranks that wait for this one.
+    A failing process of several does not destroy it, because that could deadlock with ranks that wait for this one.
     """
-    # a group that Python still holds in a cycle keeps gloo's threads, and one that returns to Python while it shuts down aborts the process
-    # (pytorch/pytorch#190489): collected before that, its threads are joined
+    # a group in a reference cycle keeps gloo's threads alive, and a thread that returns to Python during interpreter shutdown aborts the
+    # process (pytorch/pytorch#190489): collecting the cycle first joins the threads
     atexit.register(gc.collect)
     backend, bound = ("nccl", device) if device.type == "cuda" else ("gloo", None)
     dist.init_process_group(backend, store=launch.store, rank=launch.rank, world_size=launch.world_size, device_id=bound)

@@ -1,1 +1,1 @@
-"""What a run reports: the records of metrics.jsonl, TensorBoard, the terminal display, memory and FLOPs utilisation."""
+"""Reports of a run: the records of metrics.jsonl, TensorBoard, the terminal display, memory and FLOPs utilisation."""

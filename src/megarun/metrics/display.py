@@ -1,4 +1,4 @@
-"""What a person sees while training: a live line on a terminal, a line now and then elsewhere, and a table at the end."""
+"""Console output of training: a progress line on a terminal, periodic lines otherwise, and a table at the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LINES_OFF_TERMINAL = 10
 
 
 class Display:
-    """Rank 0's view of the run on stderr; the other ranks are silent."""
+    """Progress on stderr, on rank 0 only."""
 
     def __init__(self, num_steps: int, rank: int) -> None:
         self._num_steps, self._speaks = num_steps, rank == 0
@@ -35,12 +35,12 @@ class Display:
         self._progress.stop()
 
     def note(self, text: str) -> None:
-        """Something that is no step."""
+        """Print a message."""
         if self._speaks:
             self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def show(self, metrics: StepMetrics) -> None:
-        """One step is done."""
+        """Show the metrics of a step."""
         text = f"loss {metrics.loss:.4f}  {metrics.tokens_per_second:,.0f} tokens/s"
         self._progress.update(self._task, completed=metrics.step, text=text)
         every = max(1, self._num_steps // LINES_OFF_TERMINAL)
@@ -48,13 +48,13 @@ class Display:
             sys.stderr.write(f"step {metrics.step}/{self._num_steps}  {text}\n")
 
     def show_evaluation(self, evaluated: Evaluated) -> None:
-        """The held-out loss, a line of its own."""
+        """Print the held-out loss on a separate line."""
         if self._speaks:
             self._progress.console.print(f"step {evaluated.step}/{self._num_steps}  held-out loss {evaluated.evaluation_loss:.4f}")
 
 
 def print_summary(title: str, history: Sequence[StepMetrics], metrics_path: str) -> None:
-    """The closing table on stdout: first and last loss, throughput without the first step, memory, time."""
+    """Print the final table on stdout: first and last loss, throughput without the first step, memory, time."""
     first, last = history[0], history[-1]
     timed = sorted(metrics.tokens_per_second for metrics in (history[1:] or history))
     largest = max(history, key=lambda metrics: metrics.allocated_bytes)

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one object a step, and one for each decision about a bad step, written by rank 0."""
+"""metrics.jsonl: one object per step, and one per decision about a bad step, written by rank 0."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILE_NAME = "metrics.jsonl"
 
 
 class MetricsFile:
-    """Appends lines to metrics.jsonl, which must be new unless the run is resumed; on ranks other than 0 it writes nothing."""
+    """Appends lines to metrics.jsonl, which must be new unless the run is resumed; ranks other than 0 write nothing."""
 
     def __init__(self, folder: Path, rank: int, *, resumed: bool = False, tensorboard: bool = False) -> None:
         self._path, self._writes, self._resumed, self._shows = folder / FILE_NAME, rank == 0, resumed, tensorboard
@@ -38,7 +38,7 @@ class MetricsFile:
         return self
 
     def write(self, metrics: StepMetrics | Evaluated | Decision | RankMemory) -> None:
-        """One more line, at once on disk."""
+        """Append a line and flush it to disk."""
         if self._file is not None:
             line = asdict(metrics)
             self._file.write(json.dumps(line) + "\n")

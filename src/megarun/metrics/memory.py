@@ -14,7 +14,7 @@ STEADY = (Phase.FORWARD_BACKWARD, Phase.OPTIMIZER)
 
 
 def allocated_bytes(trainer: Trainer) -> tuple[list[int], str]:
-    """Each rank's bytes and their basis (see `StepMetrics`), and the start of a new peak; collective."""
+    """Each rank's bytes and their basis (see `StepMetrics`); resets the peak counter. Collective."""
     device = trainer.mesh.device
     if device.type == "cuda":
         count, basis = torch.cuda.max_memory_allocated(device), "peak"
@@ -28,7 +28,7 @@ def allocated_bytes(trainer: Trainer) -> tuple[list[int], str]:
 
 
 def planned_bytes(job: Job) -> list[int]:
-    """What the estimate says of each rank: the peak of a step after the first, as torch's allocator counts it."""
+    """The estimated allocated bytes of each rank: the peak of a step after the first."""
     budget = build_budget(job.spec, job.inventory, job.layout)
     planned = [0] * job.spec.mesh.world_size
     for group in budget.ranks:

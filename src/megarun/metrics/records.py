@@ -1,4 +1,4 @@
-"""The lines of metrics.jsonl, a dataclass each: its fields are the keys that docs/reference/metrics.md lists."""
+"""The lines of metrics.jsonl, one dataclass per kind; docs/reference/metrics.md lists the fields."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ class StepMetrics:
     """One line of metrics.jsonl.
 
     Attributes:
-        step: 1-based: optimizer steps done.
-        loss: Nats per token over the global batch, without the losses below.
-        balance_loss: What the routers' load balancing adds to it, over all E layers, its coefficient included.
-        z_loss: Likewise their z-loss.
-        further_loss: What predicting further tokens adds to it, its weight included.
-        tokens: Of the step's global batch.
-        tokens_per_second: All ranks together.
-        model_flops_per_second: All ranks together, repeated work left out.
-        mfu: Of the planned devices' peak in the dtype of `precision.params`; None on CPU.
-        allocated_bytes: Of the rank with most.
+        step: Optimizer steps done (1-based).
+        loss: Loss over the global batch in nats per token, without the losses below.
+        balance_loss: Load-balancing loss of the routers, over all E layers, including its coefficient.
+        z_loss: Z-loss of the routers, over all E layers, including its coefficient.
+        further_loss: Multi-token prediction loss, including its weight.
+        tokens: Tokens of the step's global batch.
+        tokens_per_second: Throughput of all ranks together.
+        model_flops_per_second: Model FLOP/s of all ranks together, without recompute.
+        mfu: Share of the planned devices' peak in the dtype of `precision.params`; None on CPU.
+        allocated_bytes: Allocated bytes of the rank with the most.
         allocated_basis: `peak`: the step's peak of torch's device allocator. `resident`: on CPU, which counts no allocations, the
             parameters, buffers and optimizer state that live between steps.
-        grad_norm: Before clipping.
-        learning_rate: AdamW's; Muon's follows the same schedule.
-        step_seconds: Wall clock, data included.
-        data_seconds: Part of it: reading rows and handing them to the device, on rank 0's host.
-        router_load: By index of each E layer, rows of its busiest expert over the mean of all, in the whole batch.
-        router_entropy: Likewise the mean entropy of its routing distribution, in nats.
-        idle_experts: Likewise how many of its experts got no row.
+        grad_norm: Global gradient norm before clipping.
+        learning_rate: Learning rate of AdamW; Muon follows the same schedule.
+        step_seconds: Wall-clock time of the step in seconds, including data.
+        data_seconds: Time in seconds to read rows and copy them to the device, on rank 0; part of step_seconds.
+        router_load: Rows of the busiest expert over the mean of all experts, in the global batch, by index of the E layer.
+        router_entropy: Mean entropy of the routing distribution in nats, by index of the E layer.
+        idle_experts: Number of experts without rows, by index of the E layer.
     """
 
     step: int
@@ -55,7 +55,7 @@ class StepMetrics:
 
 
 def routing_keys(routed: Routed) -> dict[str, Any]:
-    """The keys of a step's line that have an entry for each E layer."""
+    """The keys of a step's line that have an entry per E layer."""
     layers = {str(routing.layer): routing for routing in routed.layers}
     return {
         "router_load": {layer: routing.load for layer, routing in layers.items()},
@@ -70,9 +70,9 @@ class Evaluated:
 
     Attributes:
         step: Optimizer steps done.
-        evaluation_loss: Nats per label over all batches, main prediction alone.
-        tokens: Of all batches.
-        seconds: Wall clock.
+        evaluation_loss: Loss of the main prediction over all batches, nats per label.
+        tokens: Number of tokens of all batches.
+        seconds: Wall-clock time in seconds.
     """
 
     step: int
@@ -86,13 +86,13 @@ class Decision:
     """One line of metrics.jsonl about a bad step.
 
     Attributes:
-        decision: skip: the batch is left out; rewind: back to a checkpoint; stop: the run ends.
-        step: 1-based: the one that was not made.
-        reason: What is bad.
-        loss: None where it is not finite.
-        grad_norm: Likewise.
-        batches: What is left out from now on and was not before, half-open.
-        next_step: 1-based: the one that is made next.
+        decision: `skip`: the batch is skipped; `rewind`: the run continues from a checkpoint; `stop`: the run ends.
+        step: Number of the bad step (1-based).
+        reason: Why the step is bad.
+        loss: Loss in nats per token; None if not finite.
+        grad_norm: Global gradient norm; None if not finite.
+        batches: Newly skipped batches, a half-open range.
+        next_step: Number of the next step (1-based).
     """
 
     decision: Literal["skip", "rewind", "stop"]
@@ -104,22 +104,22 @@ class Decision:
     next_step: int
 
     def text(self) -> str:
-        """For a person."""
+        """Description of the decision for messages."""
         first, stop = self.batches
         which = f"batch {first}" if stop == first + 1 else f"batches {first} to {stop - 1}"
-        what = {"skip": f"skipped {which}", "rewind": f"back to step {self.next_step - 1}, without {which}", "stop": "the run ends"}
+        what = {"skip": f"skipped {which}", "rewind": f"rewound to step {self.next_step - 1}, without {which}", "stop": "the run ends"}
         return f"step {self.step}: {self.reason}: {what[self.decision]}"
 
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """One line of metrics.jsonl, after the second step: the first that is like all later ones.
+    """One line of metrics.jsonl, after the second step, the first with steady-state memory.
 
     Attributes:
         step: Optimizer steps done.
-        rank_allocated_bytes: Of each rank; basis as in `StepMetrics`.
-        rank_planned_bytes: The estimate's peak of a steady step on each rank, without allocator rounding; None on CPU, whose basis is what
-            lives between steps.
+        rank_allocated_bytes: Allocated bytes of each rank; basis as in `StepMetrics`.
+        rank_planned_bytes: Estimated peak of a steady step on each rank, without allocator rounding; None on CPU, where only resident
+            bytes are counted.
     """
 
     step: int

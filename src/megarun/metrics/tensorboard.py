@@ -1,4 +1,4 @@
-"""The numbers of metrics.jsonl for TensorBoard, where its package is installed."""
+"""The numbers of metrics.jsonl for TensorBoard, if its package is installed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ FOLDER = "tensorboard"
 
 
 def require_tensorboard() -> None:
-    """Refuse to begin without the package.
+    """Refuse to start without the package.
 
     Raises:
         MegaplanError: MP624.
     """
     if importlib.util.find_spec("tensorboard") is None:
-        raise refusal("MP624", "there is no package `tensorboard`", hints=("pip install 'megaplan[tensorboard]'",))
+        raise refusal("MP624", "the package `tensorboard` is not installed", hints=("pip install 'megaplan[tensorboard]'",))
 
 
 class Board:
@@ -31,7 +31,7 @@ class Board:
         self._writer: Any = SummaryWriter(str(folder / FOLDER))
 
     def write(self, line: Mapping[str, object]) -> None:
-        """Every number of a line; of a list of all ranks one curve a rank, of what is by layer one a layer."""
+        """Write every number of a line; lists over ranks or layers become one curve per rank or layer."""
         for key, value in line.items():
             parts = dict(enumerate(value)) if isinstance(value, list) else value
             values = {f"{key}/{part}": one for part, one in parts.items()} if isinstance(parts, dict) else {key: value}
@@ -40,5 +40,5 @@ class Board:
                     self._writer.add_scalar(name, one, line["step"])
 
     def close(self) -> None:
-        """What is buffered, to disk."""
+        """Flush buffered events to disk."""
         self._writer.close()

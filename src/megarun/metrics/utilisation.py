@@ -13,11 +13,11 @@ from megarun.job.job import Job
 
 @dataclass(frozen=True, slots=True)
 class Utilisation:
-    """What a job's throughput is measured by.
+    """Converts a job's throughput to FLOP/s and MFU.
 
     Attributes:
-        flops_per_token: Model FLOPs of one token's forward and backward.
-        peak_flops: FLOPs a second of all planned devices; None where it does not run on such.
+        flops_per_token: Model FLOPs of forward and backward per token.
+        peak_flops: Peak FLOP/s of all planned devices; None if the job does not run on GPUs.
     """
 
     flops_per_token: int
@@ -25,12 +25,12 @@ class Utilisation:
 
     @classmethod
     def of(cls, job: Job, device: torch.device) -> Utilisation:
-        """Of a job that runs on devices of a kind."""
+        """The utilisation of a job on a type of device."""
         spec = job.spec
         peak = device_of(spec.device).peak_flops[spec.precision.params].value * spec.mesh.world_size
         return cls(model_costs(spec, job.inventory).model_flops, peak if device.type == "cuda" else None)
 
     def rates(self, tokens_per_second: float) -> tuple[float, float | None]:
-        """Model FLOPs a second, and the part of the peak that they are."""
+        """Model FLOP/s, and their share of the peak (None without a peak)."""
         rate = self.flops_per_token * tokens_per_second
         return rate, None if self.peak_flops is None else rate / self.peak_flops

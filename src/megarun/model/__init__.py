@@ -1,5 +1,5 @@
-"""Plain single-device modules, one file a block family; parallelism is applied from outside.
+"""Plain single-device modules, one file per block family; parallelism is applied from outside.
 
-Module paths are the inventory's names. A block keeps for backward what its operations' saved sets list (docs/reference/ops.md) and the
-inputs of its linears, nothing else: no tensor is stored as an attribute, and no block casts or copies an activation.
+Module paths are the inventory's names. A block saves for backward only the saved sets of its operations (docs/reference/ops.md) and the
+inputs of its linears: no tensor is stored as an attribute, and no block casts or copies an activation.
 """

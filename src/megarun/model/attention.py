@@ -1,7 +1,7 @@
 """A blocks: grouped-query attention (MHA and MQA too) and multi-head latent attention.
 
-Under TP a rank has its heads; under MLA every rank has the whole down projections and runs them on its own tokens. Under CP it attends from
-its own tokens to those of all ranks.
+Under TP a rank has a share of the heads; with MLA every rank has the full down projections and applies them to its local tokens. Under CP
+it attends from its local tokens to those of all ranks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
 
 class GroupedQueryAttention(nn.Module):
-    """Softmax attention whose num_kv_heads key and value heads each serve a group of query heads.
+    """Softmax attention with num_kv_heads key and value heads, each shared by a group of query heads.
 
     Source: arXiv:2305.13245.
     """
@@ -50,7 +50,7 @@ class GroupedQueryAttention(nn.Module):
         self.k_norm = RMSNorm(config.head_dim, eps) if config.qk_norm else None
 
     def forward(self, x: Tensor, rotary: Rotary, starts: Tensor | None = None) -> Tensor:
-        """Residual stream, own tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed."""
+        """Residual stream, local tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed."""
         normed = self.norm(x)
         q, k, v = (
             torch.unflatten(flat, -1, (-1, self.head_dim)) for flat in self.tp.project(normed, self.q_proj, self.k_proj, self.v_proj)
@@ -107,7 +107,7 @@ class LatentAttention(nn.Module):
             self.indexer = Indexer(config.indexer, config.q_lora_rank, hidden_size, index_loss_factor, tp)
 
     def forward(self, x: Tensor, rotary: Rotary, starts: Tensor | None = None) -> Tensor:
-        """Residual stream, own tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed."""
+        """Residual stream, local tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed."""
         table = rotary if self.rotates else unrotated(rotary)
         normed, heads = self.norm(x), (self.num_heads, -1)
         if self.low_rank_query:
@@ -121,7 +121,7 @@ class LatentAttention(nn.Module):
         latent, k_rope = self.kv_down(normed).split([self.kv_lora_rank, self.rope_dim], dim=-1)
         kv = torch.unflatten(self.tp.project(self.kv_latent_norm(latent), self.kv_up)[0], -1, heads)
         k, v = mla_kv(kv, self.tp.gather(k_rope), table.cos, table.sin, self.nope_dim)
-        del kv  # nothing keeps it
+        del kv  # not saved for backward
         if self.indexer is None:
             return x + self.core(q, k, v, starts)
         return x + self.indexed_core(q, k, v, *self.indexer.project(query_latent, normed), table.cos, table.sin, starts)
@@ -144,7 +144,7 @@ class LatentAttention(nn.Module):
         sin: Tensor,
         starts: Tensor | None = None,
     ) -> Tensor:
-        """`core` over the keys that the indexer chooses, by what it makes and the layer's rotary table."""
+        """`core` over the keys that the indexer selects, from the indexer's outputs and the layer's rotary table."""
         if self.indexer is None:
             raise RuntimeError("a layer without an indexer attends to all keys")
         scale = (self.nope_dim + self.rope_dim) ** -0.5

@@ -1,4 +1,4 @@
-"""The indexer of an A block: which keys its queries attend to."""
+"""The indexer of an A block, which selects the keys that its queries attend to."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class LayerNormWeights(nn.Module):
 class Indexer(nn.Module):
     """Index queries, one index key for all heads, and the heads' weights.
 
-    It is trained by its own loss, which joins the backward in the attention core: its inputs are detached, so that nothing of that loss
-    reaches the rest of the model, and nothing else reaches it. Under TP every rank has the whole indexer, projects its own tokens and
-    gathers the results, for every rank chooses the same keys; the loss is a sum over attention heads, of which each rank adds its own.
+    It is trained by its own loss, whose gradient is added in the attention core: its inputs are detached, so that this loss does not affect
+    the rest of the model, and no other loss affects the indexer. Under TP every rank has the full indexer, projects its local tokens and
+    gathers the results, because all ranks select the same keys; the loss is a sum over attention heads, to which each rank adds its own.
 
     Attributes:
-        top_k: Keys that a query attends to.
+        top_k: Number of keys that a query attends to.
         loss_factor: Coefficient of the loss over tokens of the batch and heads of all ranks.
 
     Source: DeepSeek-V3.2, arXiv:2512.02556, section 2.1.
@@ -42,7 +42,7 @@ class Indexer(nn.Module):
         self.head_weights = linear(hidden_size, config.num_heads)
 
     def project(self, query_latent: Tensor, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Own tokens [B, t, q_lora], [B, t, h] -> index queries [B, T, I, D], keys [B, T, D] before their norm, weights [B, T, I]."""
+        """Local tokens [B, t, q_lora], [B, t, h] -> index queries [B, T, I, D], keys [B, T, D] before their norm, weights [B, T, I]."""
         query_latent, normed = query_latent.detach(), normed.detach()
         queries = torch.unflatten(self.tp.gather(self.q_up(query_latent)), -1, (-1, self.head_dim))
         return queries, self.tp.gather(self.k_proj(normed)), self.tp.gather(self.head_weights(normed))

@@ -41,9 +41,9 @@ class Scale(nn.Module):
 class Mamba2Block(nn.Module):
     """M: in_proj → causal convolution → state-space dual scan → gated norm → out_proj.
 
-    z, x, B, C and dt stay views of in_proj's one output, so that backward keeps that storage once. Under TP a rank has its heads with their
-    groups (R-17): the state-space scan and the norm of a group never leave it. Under CP it takes up and hands on what convolution and scan
-    carry over time.
+    z, x, B, C and dt are views of in_proj's output, so that its storage is saved once. Under TP a rank has a share of the heads with their
+    groups (R-17): the state-space scan and the group norm are local to a rank. Under CP convolution and scan receive their state from the
+    previous sequence piece and send it to the next.
 
     Source: arXiv:2405.21060, figure 6 (sequential block) and section 7.
     """
@@ -67,11 +67,11 @@ class Mamba2Block(nn.Module):
         self.out_proj = linear(self.inner, hidden_size)
 
     def forward(self, x: Tensor, rotary: Rotary | None = None, starts: Tensor | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
-        """Residual stream, own tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed."""
+        """Residual stream, local tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed."""
         return x + self.tp.reduce(self.out_proj(self.mix(self.norm(x), starts)))
 
     def mix(self, normed: Tensor, starts: Tensor | None = None) -> Tensor:
-        """[B, t, h] -> [B, T, inner]: all between the block's norm and out_proj."""
+        """[B, t, h] -> [B, T, inner]: everything between the block's norm and out_proj."""
         y, z = self.scan(normed, starts)
         return gated_rms_norm(y, z, self.gated_norm.weight, self.eps, self.num_groups)
 

@@ -17,9 +17,9 @@ from megarun.parallel.groups.tensor import ALONE, TensorParallel
 class Mamba3Block(nn.Module):
     """M: in_proj → norms of B and C → scan, gated and summed over ranks → out_proj; no convolution, no gated norm.
 
-    z, x, dt, A and the trapezoid gate stay views of in_proj's one output, so that backward keeps that storage once. Under TP a rank has its
-    heads with their groups, and makes the angles, which all heads share, for them from all tokens (R-17); the weights of angles and norms
-    are whole on every rank. Under CP it takes up and hands on what the scan carries over time.
+    z, x, dt, A and the trapezoid gate are views of in_proj's output, so that its storage is saved once. Under TP a rank has a share of the
+    heads with their groups, and computes the angles, which all heads share, from all tokens (R-17); the weights of angles and norms are
+    replicated. Under CP the scan receives its state from the previous sequence piece and sends it to the next.
 
     Source: arXiv:2603.15569, section 3.
     """
@@ -50,11 +50,11 @@ class Mamba3Block(nn.Module):
         self.out_proj = linear(self.inner, hidden_size)
 
     def forward(self, x: Tensor, rotary: Rotary | None = None, starts: Tensor | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
-        """Residual stream, own tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed."""
+        """Residual stream, local tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed."""
         return x + self.tp.reduce(self.out_proj(self.mix(self.norm(x), starts)))
 
     def mix(self, normed: Tensor, starts: Tensor | None = None) -> Tensor:
-        """[B, t, h] -> [B, T, inner]: all between the block's norm and out_proj."""
+        """[B, t, h] -> [B, T, inner]: everything between the block's norm and out_proj."""
         projections = (self.in_proj,) if self.angle_proj is None else (self.in_proj, self.angle_proj)
         projected, *angles = self.tp.project(normed, *projections)
         widths = [self.inner, self.inner, self.group_width, self.group_width, *(self.num_heads,) * 3]

@@ -1,4 +1,4 @@
-"""D blocks and the MLP body that E's shared expert uses too."""
+"""D blocks, and the MLP that E's shared expert also uses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ACTIVATIONS: dict[Activation, Callable[..., Tensor]] = {"swiglu": swiglu, "relu2
 
 
 class Mlp(nn.Module):
-    """up → activation → down; swiglu has a gate beside up. Under TP a rank has a part of the width between."""
+    """up → activation → down; swiglu also has a gate projection. Under TP a rank has a share of the inner width."""
 
     def __init__(self, hidden_size: int, ffn_hidden_size: int, activation: Activation, tp: TensorParallel = ALONE) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Mlp(nn.Module):
         self.down_proj = linear(width, hidden_size)
 
     def body(self, x: Tensor) -> Tensor:
-        """Own tokens [B, t, h] in and out."""
+        """Local tokens [B, t, h] in and out."""
         expanding = (self.gate_proj, self.up_proj) if self.activation == "swiglu" else (self.up_proj,)
         return self.contract(*self.tp.project(x, *expanding))
 
@@ -36,7 +36,7 @@ class Mlp(nn.Module):
         return self.tp.reduce(self.down_proj(ACTIVATIONS[self.activation](*expanded)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Own tokens [B, t, h] in and out."""
+        """Local tokens [B, t, h] in and out."""
         return self.body(x)
 
 
@@ -48,5 +48,5 @@ class DenseBlock(Mlp):
         self.norm = RMSNorm(hidden_size, eps)
 
     def forward(self, x: Tensor, rotary: Rotary | None = None, starts: Tensor | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
-        """Residual stream, own tokens [B, t, h], in and out."""
+        """Residual stream, local tokens [B, t, h], in and out."""
         return x + self.body(self.norm(x))

@@ -1,9 +1,9 @@
 """E blocks: token-choice top-k experts and a shared expert on the same normed input.
 
-With EP a rank holds some of the experts, and rows travel to theirs and back (`megarun.parallel.groups.expert`). Router, dispatch and the
-shared expert are the rank's own tokens' in either case.
+With EP a rank has some of the experts, and rows are sent to their experts and back (`megarun.parallel.groups.expert`). Router, dispatch and
+the shared expert always process the rank's local tokens.
 
-With `host.kernels: triton` the experts read tokens, or rows that arrived, where they are, and no sorted copy is made or kept.
+With `host.kernels: triton` the experts gather tokens, or received rows, in the kernel, and no sorted copy is made or saved.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
 
 class ExpertBank(nn.Module):
-    """The stacked matrices of a rank's E experts, gate and up [E, F, h], down [E, h, F]; a module of its own, wrapped before its block.
+    """The stacked matrices of a rank's E experts, gate and up [E, F, h], down [E, h, F]; a module that FSDP2 wraps separately.
 
-    Parameters are the rows of all experts, [E · F, h] and [E · h, F] (`ParamTensor.stored_shape`), so that FSDP2 can cut a bank over more
-    ranks than it has experts; the operation sees them as stacks, which are views.
+    Parameters are the rows of all experts, [E · F, h] and [E · h, F] (`ParamTensor.stored_shape`), so that FSDP2 can shard a bank over
+    more ranks than it has experts; the operation reads them as stacks, which are views.
 
     Attributes:
-        gathers: Whether it takes tokens as they are and gives them back so, instead of rows sorted by expert.
+        gathers: Whether inputs and outputs are unsorted tokens instead of rows sorted by expert.
     """
 
     def __init__(self, config: spec.MixtureOfExperts, hidden_size: int, num_experts: int, *, gathers: bool = False) -> None:
@@ -97,7 +97,7 @@ class ExpertBlock(nn.Module):
         return x + (out if self.shared is None else out + self.shared(normed))
 
     def choose(self, tokens: Tensor, num_sequences: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Own tokens [B·t, h] -> routing weights fp32 [B·t, k], experts int32 [B·t, k], probs fp32 [B·t, E]; adds the losses to `sums`."""
+        """Local tokens [B·t, h] -> weights fp32 [B·t, k], experts int32 [B·t, k], probs fp32 [B·t, E]; adds the losses to `sums`."""
         weight, top_k, normalize = self.router.weight, self.top_k, self.normalize
         if self.factors is None:
             return route(tokens, weight, top_k, normalize)
@@ -108,20 +108,20 @@ class ExpertBlock(nn.Module):
         return weights, indices, probs
 
     def record(self, probs: Tensor, counts: Tensor) -> None:
-        """Add what the router has done with own tokens to `sums`, by probs [N, E] and counts [E]; an evaluation leaves no trace."""
+        """Add the router statistics of local tokens to `sums`, from probs [N, E] and counts [E]; not during evaluation."""
         if torch.is_grad_enabled():
             self.sums[: self.num_experts] += counts
             self.sums[self.num_experts] += torch.special.entr(probs.detach()).sum()
 
     def add_sums(self, device: torch.device) -> None:
-        """Create the sums of a step on `device`: fp64 [`num_sums`], never in a checkpoint."""
+        """Create the sums of a step on `device`: fp64 [`num_sums`], not in checkpoints."""
         self.register_buffer("sums", torch.zeros(num_sums(self.num_experts), dtype=torch.float64, device=device), persistent=False)
 
     def travel(self, tokens: Tensor, weights: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
-        """Each token's experts, wherever they live: tokens [N, h], weights fp32 [N, k], rows [N·k], counts [E] -> [N, h].
+        """Apply each token's experts on their ranks: tokens [N, h], weights fp32 [N, k], rows [N·k], counts [E] -> [N, h].
 
-        Rows leave sorted by expert and arrive by source rank; the experts take them sorted by expert again. What is sent and what
-        the experts make has no local name, so that it is freed as it is used.
+        Rows are sent sorted by expert and received by source rank; the experts sort them by expert again. Sent rows and the experts'
+        outputs have no local names, so that they are freed after use.
         """
         arriving, splits = self.ep.announce(counts)
         order, totals = arrival_plan(arriving, splits.num_received)
@@ -130,6 +130,6 @@ class ExpertBlock(nn.Module):
             returned = self.ep.give_back(splits, self.experts(arrived, arrived_weights, order, totals))
         else:
             received = dispatch(arrived, order, 1)
-            del arrived  # as large as what the experts keep
+            del arrived  # as large as the experts' saved set
             returned = self.ep.give_back(splits, combine(self.experts(received, arrived_weights, order, totals), order, 1))
         return combine(returned, rows, self.top_k)

@@ -1,8 +1,8 @@
-"""Multi-token prediction: depths after the layers, each predicting one token further, beside the head.
+"""Multi-token prediction: depths after the layers, each predicting one token further than the previous.
 
-Depth d reads the hidden state of depth d − 1 (the residual stream after the last layer for the first), and the embedding of the token d
-places on. The token embedding and the head are those of the model; on the last of several stages the embedding is a second copy, whose
-gradient is summed with the first's (R-10, R-62).
+Depth d reads the hidden state of depth d − 1 (for the first depth the residual stream after the last layer), and the embedding of the token
+d positions after. Token embedding and head are the model's; on the last of several stages the embedding is a second copy, whose gradient
+is summed with the first's (R-10, R-62).
 
 Source: DeepSeek-V3, arXiv:2412.19437, section 2.2.
 """
@@ -21,11 +21,11 @@ from megarun.model.rotary import Rotary
 
 
 class Ends(NamedTuple):
-    """The model's ends, as a depth uses them.
+    """Token embedding and loss of the model, as a depth uses them.
 
     Attributes:
-        embed: Token ids -> [B, t, h].
-        loss: Normed [B, t, h] and targets [B, t] -> summed loss.
+        embed: Function of token ids -> [B, t, h].
+        loss: Function of normed [B, t, h] and targets [B, t] -> summed loss.
     """
 
     embed: Callable[[Tensor], Tensor]
@@ -33,7 +33,7 @@ class Ends(NamedTuple):
 
 
 class PredictionDepth(nn.Module):
-    """One depth: [norm(hidden); norm(embedding)] projected, an A block, an MLP; `output_norm` stands before the head."""
+    """One depth: [norm(hidden); norm(embedding)] projected, an A block, an MLP; `output_norm` precedes the head."""
 
     def __init__(self, attention: nn.Module, mlp: DenseBlock, hidden_size: int, eps: float) -> None:
         super().__init__()
@@ -48,17 +48,17 @@ class PredictionDepth(nn.Module):
         """This depth's hidden state and its loss.
 
         Args:
-            x: Hidden state of the depth before, own tokens [B, t, h].
-            following: int64 [B, t], the token whose embedding is joined: the target of the depth before; -100 where there is none.
-            targets: int64 [B, t], the token behind that one, -100 where there is none.
+            x: Hidden state of the previous depth, local tokens [B, t, h].
+            following: int64 [B, t], tokens whose embedding is concatenated: the targets of the previous depth; -100 for none.
+            targets: int64 [B, t], the tokens after those, -100 for none.
             ends: Token embedding, and head with its loss.
-            rotary: The stage's tables.
+            rotary: Rotary tables of the stage.
             starts: Document starts of packed rows.
 
         Returns:
             [B, t, h], and the sum over tokens, fp32 scalar.
         """
-        ids = following.clamp(min=0)  # of a token that is missing, any: no target reads it
+        ids = following.clamp(min=0)  # any id for a missing token: no target reads it
         joined = self.proj(torch.cat([self.hidden_norm(x), self.embedding_norm(ends.embed(ids))], -1))
         hidden: Tensor = self.mlp(self.attention(joined, rotary, starts))
         return hidden, ends.loss(self.output_norm(hidden), targets)

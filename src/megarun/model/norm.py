@@ -22,5 +22,5 @@ class RMSNorm(nn.Module):
 
 
 def linear(in_features: int, out_features: int, bias: bool = False) -> nn.Linear:
-    """A linear layer, by default without bias; its weight is [out, in]."""
+    """A linear layer with weight [out, in], by default without bias."""
     return nn.Linear(in_features, out_features, bias=bias)

@@ -18,8 +18,8 @@ from megarun.parallel.groups.tensor_norm import row_gated_rms_norm
 class MatrixRecurrenceBlock(nn.Module):
     """R: projections → causal convolutions → recurrence → gated norm → out_proj; q and k are shared by all heads.
 
-    Under TP a rank has its heads, and makes q and k for them from all tokens; the gated norm is over the heads of all ranks. Under CP
-    convolutions and recurrence take up and hand on their state.
+    Under TP a rank has a share of the heads, and computes q and k for them from all tokens; the gated norm is over the heads of all ranks.
+    Under CP convolutions and recurrence receive their state from the previous sequence piece and send it to the next.
 
     Source: arXiv:2603.14360.
     """
@@ -46,7 +46,7 @@ class MatrixRecurrenceBlock(nn.Module):
         self.out_proj = linear(heads * values, hidden_size)
 
     def forward(self, x: Tensor, rotary: Rotary | None = None, starts: Tensor | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
-        """Residual stream, own tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed."""
+        """Residual stream, local tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed."""
         qk, v, forget, gate = self.tp.project(self.norm(x), self.qk_proj, self.v_proj, self.forget_proj, self.gate_proj)
         qk = self.conv_qk(qk, starts)
         v = self.conv_v(v, starts).unflatten(-1, (self.num_heads, self.value_dim))

@@ -26,19 +26,19 @@ def rotary_table(positions: Tensor, width: int, theta: float, device: torch.devi
     """Angles position · theta^(−2i/R), i < R/2, computed in fp64 and kept in fp32.
 
     Args:
-        positions: [T], of this rank's tokens.
-        width: R; even, but where no layer uses the table.
-        theta: base of the geometric series of frequencies.
-        device: where the table lives.
+        positions: Positions of this rank's tokens, [T].
+        width: Number of rotated dims R; even unless no layer uses the table.
+        theta: Base of the geometric series of frequencies.
+        device: Device of the table.
 
     Source: arXiv:2104.09864, section 3.2.2.
     """
     exponents = torch.arange(0, width, 2, dtype=torch.float64, device=device) / width
     angles = positions.to(device, torch.float64)[:, None] * theta**-exponents
-    del positions  # nobody else has them
+    del positions  # no other reference exists
     return Rotary(angles.cos().float(), angles.sin().float())
 
 
 def unrotated(table: Rotary) -> Rotary:
-    """The table of a layer without positions: angle 0 everywhere, four bytes each, expanded to the shape of `table`."""
+    """The table of a layer without positions: angle 0, one fp32 value each, expanded to the shape of `table`."""
     return Rotary(torch.ones_like(table.cos[:1, :1]).expand_as(table.cos), torch.zeros_like(table.sin[:1, :1]).expand_as(table.sin))

@@ -1,8 +1,8 @@
-"""The losses of E blocks' routers, from every stage (R-13).
+"""Router losses of the E blocks of all stages (R-13).
 
-An expert's load is counted over one sequence, all its tokens on whichever ranks. So a loss does not depend on how a batch falls on ranks
-and microbatches, and no count waits for another microbatch. Each loss has the factor of its part in the whole batch and joins the backward
-where it arises, so a schedule may run it when it likes; tokens, microbatches, layers and ranks simply add up.
+An expert's load is counted over all tokens of one sequence, on all its ranks. So a loss does not depend on how a batch is distributed over
+ranks and microbatches, and does not need counts of other microbatches. Each loss has the factor of its share in the global batch and enters
+the backward in its own layer, in any order of the schedule; tokens, microbatches, layers and ranks are summed.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from megaplan.spec.models import Spec
 
 @dataclass(frozen=True, slots=True)
 class LossFactors:
-    """What `megakernels.router_losses` multiplies by.
+    """Factors for `megakernels.router_losses`.
 
     Attributes:
-        balance: Coefficient · E / (k · T² · sequences of the batch): E · Σ f P, its mean over sequences.
-        z: Coefficient / tokens of the batch.
+        balance: Factor of the balance loss: coefficient · E / (k · T² · sequences of the batch): E · Σ f P, its mean over sequences.
+        z: Factor of the z-loss: coefficient / tokens of the batch.
     """
 
     balance: float

@@ -1,7 +1,7 @@
 """Side embeddings of the first stage: hashed n-grams and structure classes, added to the token embedding (R-9, R-18).
 
-Both are made there from what the batch brings, by every rank for its own tokens: row ids from the token ids themselves, classes from the
-token file. Only parameters are in a checkpoint.
+Every rank computes both for its local tokens from the batch: row ids from the token ids, classes from the token file. Checkpoints have only
+the parameters.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from megarun.model.norm import linear
 
 
 class NgramEmbedding(nn.Module):
-    """x + projection of one row of every hashed table, side by side."""
+    """x + projection of the concatenation of one row of every hashed table."""
 
     def __init__(self, config: spec.Ngram, hidden_size: int) -> None:
         super().__init__()
@@ -24,12 +24,12 @@ class NgramEmbedding(nn.Module):
         self.proj = linear(config.num_tables * config.dim, hidden_size)
 
     def forward(self, x: Tensor, tokens: Tensor, before: Tensor) -> Tensor:
-        """Residual stream, own tokens [B, t, h], in and out.
+        """Residual stream, local tokens [B, t, h], in and out.
 
         Args:
             x: Residual stream.
-            tokens: int64 [B, t], own tokens.
-            before: int64 [B, n − 1, t], the tokens 1, 2, … places before them, -1 where there is none.
+            tokens: int64 [B, t], local tokens.
+            before: int64 [B, n − 1, t], the tokens 1, 2, … positions before them, -1 for none.
         """
         config = self.config
         rows = ngram_rows(tokens, before, config.num_tables, config.num_rows)
@@ -47,5 +47,5 @@ class CategoryEmbedding(nn.Module):
         self.gates = nn.Parameter(torch.empty(2))
 
     def forward(self, x: Tensor, classes: Tensor) -> Tensor:
-        """Residual stream, own tokens [B, t, h], in and out; classes uint8 [B, t]."""
+        """Residual stream, local tokens [B, t, h], in and out; classes uint8 [B, t]."""
         return gated_add(x, self.proj(self.categories(classes.long())), self.gates)

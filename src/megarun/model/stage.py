@@ -37,10 +37,10 @@ class Stage(nn.Module):
     """The modules of one slot, named as the inventory names them: `embedding`, `layers.{global index}`, `final_norm`, `head`.
 
     The first stage takes token ids [B, t] and the others the residual stream [B, t, h]; the last returns logits [B, t, V] and the others
-    the residual stream; t counts the rank's own tokens. With `vocab_parallel` ids are of all tokens, [B, T], and logits of them for own
-    words, [B, T, V / tp]. A tied head reads `embedding`; on the last of several stages that is a second copy, as it is for depths that
-    predict further tokens, `mtp.{depth}`, whose loss the last stage returns beside the logits. With `host.kernels: triton` head and loss
-    are one operation, and given labels the last stage returns its summed loss, that of further tokens included, in place of logits.
+    the residual stream; t is the number of local tokens. With `vocab_parallel` ids are of all tokens, [B, T], and logits are [B, T, V /
+    tp], of all tokens for the local vocabulary. A tied head reads `embedding`; on the last of several stages that is a second copy, as for
+    the depths of multi-token prediction, `mtp.{depth}`, whose loss the last stage returns with the logits. With `host.kernels: triton` head
+    and loss are one operation, and with labels the last stage returns its summed loss, including multi-token prediction, for logits.
     """
 
     rope_cos: Tensor
@@ -81,7 +81,7 @@ class Stage(nn.Module):
         mtp = model.features.mtp if self.predicts else None
         self.looks_ahead = mtp is not None
         if mtp is not None:
-            block = replace(tp, may_wait=False)  # outside the layers no weight gradient waits
+            block = replace(tp, may_wait=False)  # outside the layers weight gradients are never deferred
             self.mtp = nn.ModuleDict({str(depth): build_depth(config, mtp, depth, block, cp) for depth in range(mtp.depth)})
             self.further_factor = mtp.loss_weight / mtp.depth
         attends = self.looks_ahead or any(FAMILIES[inventory.layers[index].family].rotary is not None for index in layers)
@@ -89,20 +89,20 @@ class Stage(nn.Module):
         self.seq_length = config.batch.seq_length
 
     def add_rotary(self, device: torch.device) -> None:
-        """Create the stage's rotary tables on `device`, if it attends: fp32 buffers, never in a checkpoint."""
+        """Create the rotary tables on `device` if the stage has attention: fp32 buffers, not in checkpoints."""
         if self.attention is not None:
             table = rotary_table(self.cp.positions(self.seq_length), rotary_width(self.attention), self.attention.rope_theta, device)
             self.register_buffer("rope_cos", table.cos, persistent=False)
             self.register_buffer("rope_sin", table.sin, persistent=False)
 
     def add_buffers(self, device: torch.device) -> None:
-        """Create what is neither a parameter nor in a checkpoint: rotary tables, sums of a step."""
+        """Create the buffers that are not in checkpoints: rotary tables, sums of a step."""
         if self.looks_ahead:
             self.register_buffer("further_loss", torch.zeros((), dtype=torch.float64, device=device), persistent=False)
         for block in self.layers.values():
             if isinstance(block, ExpertBlock):
                 block.add_sums(device)
-        self.add_rotary(device)  # last: its scratch is beside all else
+        self.add_rotary(device)  # last, so that its scratch is on top of all other buffers
 
     def forward(
         self,
@@ -117,14 +117,13 @@ class Stage(nn.Module):
 
         Args:
             x: Token ids or residual stream.
-            starts: int32 [B, T], the first position of each position's document, where rows hold several; None is one a row. Under CP
-                `ContextParallel.own_starts` of these.
-            before: int64 [B, n − 1, t], the tokens 1, 2, … places before own ones, -1 where there is none; read where the stage has
-                n-grams.
-            structure: uint8 [B, t], classes of own tokens; read where the stage embeds them.
-            labels: int64, of the rows that `logits` are of: the next tokens, -100 where there is none; read where the stage makes its loss
-                itself and, as the next, where it predicts further tokens.
-            following: Of each depth, as `labels`: the tokens 2, 3, … places on.
+            starts: int32 [B, T], the first position of each position's document for packed rows; None for one document per row. Under CP
+                the result of `ContextParallel.own_starts`.
+            before: int64 [B, n − 1, t], the tokens 1, 2, … positions before local ones, -1 for none; for stages with n-grams.
+            structure: uint8 [B, t], classes of local tokens; for stages that embed them.
+            labels: int64, the next token of each row of `logits`, -100 for none; for stages that compute their loss or predict further
+                tokens.
+            following: Labels of each depth, shaped like `labels`: the tokens 2, 3, … positions after.
         """
         if self.embeds:
             x = self.embed(x, before, structure)
@@ -135,7 +134,7 @@ class Stage(nn.Module):
             return x
         further = None
         if self.looks_ahead and labels is not None and rotary is not None and torch.is_grad_enabled():
-            further = self.predict_further(x, (labels, *following), rotary, starts)  # an evaluation is of the model's own predictions
+            further = self.predict_further(x, (labels, *following), rotary, starts)  # evaluations use only the main prediction
         if self.joins_loss and labels is not None:
             loss = self.loss_of(self.final_norm(x), labels)
             return loss if further is None else loss + further
@@ -143,11 +142,11 @@ class Stage(nn.Module):
         return logits if further is None else (logits, further)
 
     def embed(self, tokens: Tensor, before: Tensor | None, structure: Tensor | None) -> Tensor:
-        """Token ids, and what stands beside own tokens, -> the residual stream of own tokens [B, t, h]."""
+        """Token ids, earlier tokens and classes -> the residual stream of local tokens [B, t, h]."""
         x: Tensor = self.embedding(tokens)
         if self.ngram is not None:
             if before is None:
-                raise ValueError("the stage has n-grams, and the batch has no tokens before its own; Batches.at should have read them")
+                raise ValueError("the stage has n-grams, and the batch has no earlier tokens; Batches.at should have read them")
             length = x.shape[1]
             x = self.ngram(x, tokens[:, self.tp.index * length :][:, :length] if self.slices_words else tokens, before)
         if self.structure is not None:
@@ -159,20 +158,20 @@ class Stage(nn.Module):
         return x
 
     def predict_further(self, x: Tensor, following: Sequence[Tensor], rotary: Rotary, starts: Tensor | None) -> Tensor:
-        """The residual stream [B, t, h] and the tokens 1, 2, … places on -> weighted sum of all depths' losses, fp32 scalar."""
+        """The residual stream [B, t, h] and the tokens 1, 2, … positions after -> weighted sum of all depths' losses, fp32 scalar."""
         ends = Ends(self.embedding.forward, self.loss_of)
         total: Tensor | None = None
         for depth, (tokens, targets) in zip(self.mtp.values(), pairwise(following), strict=True):
             x, one = depth(x, tokens, targets, ends, rotary, starts)
             total = one if total is None else total + one
         if total is None:
-            raise ValueError("a stage that predicts further tokens has a depth; the spec asks for at least one")
+            raise ValueError("multi-token prediction needs at least one depth")
         loss = total * self.further_factor
         self.further_loss += loss.detach()
         return loss
 
     def loss_of(self, normed: Tensor, targets: Tensor) -> Tensor:
-        """Own tokens [B, t, h] and their targets -> summed cross entropy; of all tokens where the words are cut."""
+        """Local tokens [B, t, h] and their targets -> summed cross entropy; of all tokens with `vocab_parallel`."""
         slices = self.tp if self.slices_words else None
         if self.joins_loss:
             return summed_linear_cross_entropy(slices, normed, self.head_weight, targets)
@@ -180,15 +179,15 @@ class Stage(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        """[V, h], or own words' [V / tp, h]: the head's or, of a tied head, the embedding's."""
+        """Weight of the head or, if tied, of the embedding: [V, h], or [V / tp, h] for the local vocabulary."""
         weight: Tensor = (self.head if hasattr(self, "head") else self.embedding).weight
         return weight
 
     def logits(self, normed: Tensor) -> Tensor:
-        """Own tokens [B, t, h] -> their logits [B, t, V], or logits of all tokens for own words [B, T, V / tp]."""
+        """Local tokens [B, t, h] -> their logits [B, t, V], or logits of all tokens for the local vocabulary [B, T, V / tp]."""
         if not self.slices_words:
             return linear_op(normed, self.head_weight)
-        # a pending gradient would keep the gradient of the logits
+        # a deferred weight gradient would keep the gradient of the logits alive
         return column_parallel(self.tp, normed, [self.head_weight], may_wait=False)[0]
 
 
@@ -227,7 +226,7 @@ def build_block(
 
 
 def build_depth(whole: spec.Spec, mtp: spec.MultiTokenPrediction, depth: int, tp: TensorParallel, cp: ContextParallel) -> PredictionDepth:
-    """A depth of multi-token prediction; its A block counts as a layer past the model's, rotates and has no indexer."""
+    """A depth of multi-token prediction; its A block is numbered after the model's layers, uses rotary embedding and has no indexer."""
     model = whole.model
     attention = build_block(whole, ATTENTION.letter, model.num_layers + depth, tp, LOCAL, cp, None, 0.0)
     mlp = DenseBlock(model.hidden_size, mtp.ffn_hidden_size, "relu2", model.norm_eps, tp)

@@ -1,7 +1,7 @@
-"""What blocks sum up over the microbatches of a step, on the device, and what a step's metrics make of it.
+"""Sums that blocks accumulate on the device over the microbatches of a step, and the metrics derived from them.
 
-An E layer has one row of sums: how many rows each of its E experts got, the entropy of all tokens' routing distributions, and its two
-losses. All of them are sums over tokens, so ranks, microbatches and stages add up in any order: one row a layer, one sum over ranks a step.
+An E layer has one row of sums: the rows that each of its E experts received, the entropy of all tokens' routing distributions, and its two
+losses. All are sums over tokens, independent of the order of ranks, microbatches and stages: one row per layer, one reduction per step.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def num_sums(num_experts: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LayerRouting:
-    """Where an E layer has sent one step's tokens.
+    """Routing statistics of an E layer in one step.
 
     Attributes:
-        layer: Its index in the model.
-        load: Rows of its busiest expert, over the mean of all: 1 where they are even, E / k at most.
-        entropy: Of the routing distribution over all experts, in nats, mean of the tokens: log E where it is uniform.
-        num_idle: Experts that got no row.
+        layer: Index of the layer in the model.
+        load: Rows of the busiest expert over the mean of all: from 1 (balanced) to E / k.
+        entropy: Mean entropy of the tokens' routing distributions in nats; log E if uniform.
+        num_idle: Number of experts without rows.
     """
 
     layer: int
@@ -40,12 +40,12 @@ class LayerRouting:
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """What all routers did in a step.
+    """Routing statistics of a step.
 
     Attributes:
-        balance_loss: What load balancing adds to the loss, over all layers, its coefficient included.
-        z_loss: Likewise the z-loss.
-        layers: Each E layer, in model order.
+        balance_loss: Load-balancing loss over all layers, including its coefficient.
+        z_loss: Z-loss over all layers, including its coefficient.
+        layers: Statistics of each E layer, in model order.
     """
 
     balance_loss: float = 0.0
@@ -54,12 +54,12 @@ class Routed:
 
     @classmethod
     def of(cls, layers: Sequence[int], table: Sequence[Sequence[float]], top_k: int) -> Routed:
-        """From whole sums.
+        """Compute the statistics from global sums.
 
         Args:
             layers: Index of each E layer.
-            table: Its sums, over all ranks.
-            top_k: Experts that a token chooses.
+            table: Sums of each E layer over all ranks.
+            top_k: Number of experts per token.
         """
         found = []
         for layer, (*rows, entropy, _, _) in zip(layers, table, strict=True):
@@ -69,14 +69,14 @@ class Routed:
 
 
 def start_sums(stages: Iterable[nn.Module]) -> None:
-    """Begin the sums of a step."""
+    """Reset the sums at the start of a step."""
     for name in ("sums", "further_loss"):
         for _, sums in _buffers(stages, name):
             sums.zero_()
 
 
 def sum_further(stages: Iterable[nn.Module], device: torch.device) -> Tensor:
-    """This rank's loss of further tokens in a step, fp64 scalar."""
+    """This rank's multi-token prediction loss in a step, fp64 scalar."""
     total = torch.zeros((), dtype=torch.float64, device=device)
     for _, sums in _buffers(stages, "further_loss"):
         total += sums
@@ -84,7 +84,7 @@ def sum_further(stages: Iterable[nn.Module], device: torch.device) -> Tensor:
 
 
 def routing_table(stages: Iterable[nn.Module], layers: Sequence[int], num_experts: int, device: torch.device) -> Tensor:
-    """This rank's sums of all E layers of the model, zeros for those of other ranks: fp64 [layers, `num_sums`]."""
+    """This rank's sums for all E layers of the model, zeros for layers of other ranks: fp64 [layers, `num_sums`]."""
     table = torch.zeros((len(layers), num_sums(num_experts)), dtype=torch.float64, device=device)
     for name, sums in _buffers(stages, "sums"):
         table[layers.index(int(name.split(".")[1]))] += sums

@@ -21,28 +21,29 @@ EPSILON = 1e-8
 
 
 def _refuse_late_parameters(stages: Sequence[nn.Module], tensors: Container[str]) -> None:
-    """FSDP2 takes a module's parameters when it wraps it: one added later, an adapter's, is in no group, and no rank reduces its gradient.
+    """FSDP2 registers a module's parameters when it wraps it: one added later, such as an adapter's, is in no group and is never reduced.
 
     Raises:
-        RuntimeError: A stage has a parameter that is not the plan's.
+        RuntimeError: A stage has a parameter that is not in the plan.
     """
     late = [name for stage in stages for name, _ in stage.named_parameters() if name not in tensors]
     if late:
         raise RuntimeError(
-            f"{', '.join(late)}: no parameter of the plan; added after its module was sharded it is in no FSDP2 group, and without a"
-            " gradient hook of its own every data rank would step it by another gradient"
+            f"{', '.join(late)}: not a parameter of the plan; added after its module was sharded, it is in no FSDP2 group, and without a"
+            " gradient hook every data rank would update it with a different gradient"
         )
 
 
 class Optimizers:
-    """Muon on matrices, AdamW on the rest; AdamW alone where `optimizer.matrix` says so.
+    """Muon for matrices, AdamW for the rest; only AdamW if `optimizer.matrix` is adamw.
 
-    AdamW is torch's fused one, whatever the device. Weight decay is on tensors of two or more dims; scales, biases and scalars have none.
-    Muon reads gradients in any dtype. Fused AdamW wants the parameter's: where `precision.grads` is another, every parameter has an AdamW
-    of its own, so that only one gradient at a time exists in both.
+    AdamW is torch's fused implementation on every device. Weight decay applies to tensors of two or more dims, not to scales, biases and
+    scalars.
+    Muon accepts gradients of any dtype. Fused AdamW needs the parameter's: if `precision.grads` differs, every parameter has its own
+    AdamW, so that only one gradient at a time exists in both dtypes.
 
-    AdamW is first: what Muon needs beside the state then comes when all of AdamW's is there, so that the first step is as high as later
-    ones where a Newton-Schulz iteration is the peak, and a job that will not fit does not wait for its second step to say so.
+    AdamW runs first: Muon's scratch is then allocated on top of all of AdamW's state, so that the first step has the peak of later ones if
+    a Newton-Schulz iteration is the peak, and a job that does not fit fails in its first step.
     """
 
     def __init__(self, stages: Sequence[nn.Module], inventory: Inventory, spec: Spec, tp: TensorParallel = ALONE) -> None:
@@ -87,7 +88,7 @@ class Optimizers:
             yield from optimizer.state.items()
 
     def make_states(self) -> None:
-        """State as it is before the first step, which the optimizers make themselves when they step; a checkpoint is read into it."""
+        """Create the initial optimizer state, which the optimizers otherwise create in their first step; a checkpoint is loaded into it."""
         for optimizer in (*(optimizer for optimizer, _ in self._all), *(optimizer for optimizer, _, _ in self._narrow)):
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
@@ -96,13 +97,13 @@ class Optimizers:
                     )
 
     def state_tensors(self) -> list[torch.Tensor]:
-        """Every tensor the optimizers keep between steps."""
+        """Every tensor that the optimizers store between steps."""
         values = (value for _, state in self.states() for value in state.values())
         return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 def _in_update_order(stage: nn.Module, inventory: Inventory) -> list[tuple[str, nn.Parameter]]:
-    """A stage's parameters: blocks in the stage's order, the tensors of a block in the inventory's, which the planner's moments follow."""
+    """A stage's parameters: blocks in the stage's order, the tensors of a block in the inventory's, which the memory estimate assumes."""
     parameters = dict(stage.named_parameters())
     block_of = {f"{name}.{tensor.name}": name for name, block in inventory.blocks() for tensor in block.tensors}
     blocks = dict.fromkeys(block_of[name] for name in parameters)

@@ -1,4 +1,4 @@
-"""The gradient norm of the whole model, and clipping by it."""
+"""The global gradient norm, and clipping by it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ def clip_gradients(
 ) -> float:
     """Scale every gradient in place so that their global norm is at most `largest_norm`.
 
-    Squares are summed in fp64, so that the norm does not depend on how the model is cut, short of the last bits of an fp64 sum. On a GPU
-    all gradients are read in place, for 8 B of partial sums a 65,536 elements; `torch.linalg.vector_norm` would copy each to fp64 first,
-    eight bytes an element of the largest shard.
+    Squares are summed in fp64, so that the norm does not depend on the sharding, up to the last bits of an fp64 sum. On a GPU all
+    gradients are read in place, with 8 B of partial sums per 65,536 elements; `torch.linalg.vector_norm` would first copy each to fp64,
+    8 B per element of the largest shard.
 
     Args:
         owned: Parameters whose shards this rank counts towards the norm.
-        copies: Parameters that another rank counts, of another stage or of its CP or TP group; scaled alike.
-        mesh: Shards are summed over dp_shard, and those of expert banks over cp; parts over tp, stages over pp.
-        largest_norm: None measures only.
-        read: Gives a scalar's value on the host.
+        copies: Parameters that another rank counts, of another stage or of its CP or TP group; they are scaled equally.
+        mesh: Mesh of the rank: shards are summed over dp_shard, those of expert banks over cp, parts over tp, stages over pp.
+        largest_norm: Maximum norm; None to measure without clipping.
+        read: Function that returns a scalar's value on the host.
 
     Returns:
         The norm before clipping.
@@ -35,7 +35,7 @@ def clip_gradients(
     """
     gradients = [_local_gradient(p) for p in owned]
     squares = torch.zeros((), dtype=torch.float64, device=mesh.device)
-    for length in torch._foreach_norm(gradients, 2, dtype=torch.float64) if gradients else ():  # a CP rank may count none
+    for length in torch._foreach_norm(gradients, 2, dtype=torch.float64) if gradients else ():  # a CP rank may own no parameter
         squares += length.square()
     norm = read(mesh.sum(squares, "dp_shard", "cp", "tp", "pp").sqrt())
     if largest_norm is not None and norm > largest_norm:

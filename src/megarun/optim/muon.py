@@ -20,7 +20,7 @@ ADAMW_RMS = 0.2
 
 
 def orthogonalise(matrices: Tensor, num_steps: int) -> Tensor:
-    """The nearest semi-orthogonal matrices, roughly: singular values end between about 0.7 and 1.2.
+    """Approximations of the nearest semi-orthogonal matrices, with singular values between about 0.7 and 1.2.
 
     Args:
         matrices: [n, rows, cols]; the iteration runs in their dtype.
@@ -45,18 +45,18 @@ class Muon(torch.optim.Optimizer):
     """Nesterov momentum, orthogonalised per matrix, with decoupled weight decay.
 
     The update of a matrix [rows, cols] is scaled by 0.2 · sqrt(max(rows, cols)), which gives it the RMS of an AdamW update, so that both
-    groups share one learning rate and decay (arXiv:2502.16982, equation 4). A sharded parameter keeps its momentum sharded; the update is
-    gathered in the iteration's dtype, orthogonalised whole on every rank, and each rank applies its shard: equal to the unsharded update.
-    A matrix that TP has cut is gathered over the TP group too, so that every rank sees it whole.
+    groups share one learning rate and decay (arXiv:2502.16982, equation 4). The momentum of a sharded parameter is sharded; the update is
+    gathered in the iteration's dtype, orthogonalised on every rank, and each rank applies its shard: equal to the unsharded update.
+    A matrix that TP shards is gathered over the TP group, too.
 
     Args:
-        params: (parameter, num_matrices) pairs; dims before the last, read as rows, are cut into num_matrices equal matrices.
+        params: (parameter, num_matrices) pairs; dims before the last, read as rows, are split into num_matrices equal matrices.
         lr: Learning rate.
         weight_decay: Decoupled decay, multiplied by the learning rate.
         moments_dtype: Dtype of the momentum.
         iteration_dtype: Dtype of Newton-Schulz and of the gathered update.
         num_steps: Newton-Schulz steps.
-        cut: Dim along which TP has cut a parameter's matrix, for those that it has cut.
+        cut: Dim along which TP shards a parameter's matrix, for the parameters that it shards.
         tp: The TP group.
     """
 
@@ -81,7 +81,7 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update every parameter; all ranks of a shard group must call it together."""
         if closure is not None:
-            raise ValueError("Muon takes no closure")
+            raise ValueError("Muon does not support a closure")
         for group in self.param_groups:
             for parameter in group["params"]:
                 self._update(parameter, group)
@@ -98,7 +98,7 @@ class Muon(torch.optim.Optimizer):
         if not state:
             state |= self.first_state(parameter)
         momentum = _local(state["momentum"])
-        # products and sums of two dtypes: no copy of a gradient in the momentum's
+        # mixed-dtype operations avoid a copy of the gradient in the momentum's dtype
         momentum.mul_(MOMENTUM).add_(gradient, alpha=1 - MOMENTUM)
         update = momentum.mul(MOMENTUM).add_(gradient, alpha=1 - MOMENTUM).to(self.iteration_dtype)
         update, scale = self._orthogonalised(_whole(update, parameter), group["num_matrices"], self._cut.get(parameter))
@@ -113,7 +113,7 @@ class Muon(torch.optim.Optimizer):
         if cut is None:
             matrices = update.view(num_matrices, -1, width)
         else:
-            # ranks' parts one below the other are the whole matrix, or its transpose where columns were cut
+            # the concatenated parts are the full matrix, or its transpose if columns are sharded
             part = update if cut == 0 else update.mT
             matrices = self._tp.start_gather(part[None]).wait()
         scale = ADAMW_RMS * max(matrices.shape[1:]) ** 0.5
@@ -129,7 +129,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _whole(local: Tensor, like: Tensor) -> Tensor:
-    """The tensor of which `local` is this rank's shard, laid out as `like`."""
+    """The full tensor of which `local` is this rank's shard, sharded like `like`."""
     if not isinstance(like, DTensor):
         return local
     sharded = DTensor.from_local(local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride())

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: a factor of the base rate, the same for AdamW and Muon. Pure: nothing but the step decides."""
+"""Learning-rate schedules: a factor of the base rate, equal for AdamW and Muon; pure functions of the step."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from megaplan.spec.training import warm_up_steps
 
 
 def rate_factor(schedule: RateSchedule, step: int, num_steps: int) -> float:
-    """What the base rate is multiplied with at 0-based `step`.
+    """The factor of the base rate at 0-based `step`.
 
     With n = step + 1 updates done after it, w warm-up steps, N = num_steps, d decay steps and f the final fraction: n / w while n ≤ w. Then
     `constant` is 1; `cosine` is f + (1 − f) · (1 + cos(π · (n − w) / (N − w))) / 2; `wsd` is 1 until N − d, and then falls to f with
-    p = (n − N + d) / d as 1 − (1 − f) · p (linear) or 1 − (1 − f) · √p (sqrt). Past N the factor stays what it is at N.
+    p = (n − N + d) / d as 1 − (1 − f) · p (linear) or 1 − (1 − f) · √p (sqrt). After N the factor is constant.
 
     Args:
         schedule: `training.rate_schedule`.
@@ -36,5 +36,5 @@ def rate_factor(schedule: RateSchedule, step: int, num_steps: int) -> float:
 
 
 def learning_rate(base: float, schedule: RateSchedule, step: int, num_steps: int) -> float:
-    """Rate of 0-based `step`: `base` times the schedule's factor."""
+    """Learning rate of 0-based `step`: `base` times the schedule's factor."""
     return base * rate_factor(schedule, step, num_steps)

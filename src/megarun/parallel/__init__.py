@@ -1,1 +1,1 @@
-"""Parallelism: `groups` are the process groups and collectives that models call, `apply` changes whole stages from outside."""
+"""Parallelism: `groups` has the process groups and collectives that models call, `apply` transforms built stages from outside."""

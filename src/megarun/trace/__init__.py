@@ -1,1 +1,1 @@
-"""The runtime's own bytes per rank, on fake tensors, without a GPU: every live storage with its owner, phase by phase."""
+"""Traces the runtime's memory per rank, on fake tensors, without a GPU: every live storage with its owner, by phase."""

@@ -1,8 +1,8 @@
-"""Autograd's in-place sum of gradients, which a dispatch mode would hide.
+"""Autograd's in-place accumulation of gradients, which a dispatch mode would disable.
 
-Where two operations hand gradients to one tensor, the engine adds the second into the first if nothing else holds the first or its storage.
-While any dispatch mode is entered it never does, and makes a third tensor instead. So a mode that counts bytes has to add in place itself,
-where the engine would have.
+When two operations produce gradients of one tensor, the engine adds the second in place to the first if there is no other reference to the
+first or its storage. Under any dispatch mode it allocates a third tensor instead. So a mode that counts bytes must add in place itself when
+the engine would.
 
 Source: torch/csrc/autograd/input_buffer.cpp, `can_accumulate_inplace`; ATen/TensorSubclassLikeUtils.h, `isTensorSubclassLike`.
 """
@@ -22,17 +22,17 @@ _ADD_IN_PLACE = torch.ops.aten.add_.Tensor
 _ENGINE = "_engine_run_backward"
 _WRAPPERS = ("/torch/_dynamo/eval_frame.py", "/torch/_compile.py")  # torch wraps every mode's dispatch in these
 
-Holders = tuple[int, int, int]  # of a tensor, of its storage, and of its Python object, whose holders count as one among the tensor's
+Holders = tuple[int, int, int]  # reference counts of a tensor, its storage, and its Python object (one reference of the tensor)
 
 
 class Accumulation:
-    """Says which sums are the engine's own and would be in place, from how many hold the first gradient."""
+    """Decides by reference counts of the first gradient which sums the engine would do in place."""
 
     def __init__(self) -> None:
         self._alone = _holders_when_alone()
 
     def in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
-        """Whether the operation that is being dispatched is such a sum; to be asked by `__torch_dispatch__` itself."""
+        """Whether the dispatched operation is such a sum; call it only from `__torch_dispatch__`."""
         if func is not ADD or kwargs or len(args) != 2 or not _called_by_engine(2) or torch.is_grad_enabled():
             return False
         return (
@@ -44,13 +44,13 @@ class Accumulation:
 
     @staticmethod
     def add(first: Tensor, second: Tensor) -> Tensor:
-        """The first gradient, which now is the sum."""
+        """Add in place and return the first gradient."""
         _ADD_IN_PLACE(first, second)
         return first
 
 
 def _called_by_engine(depth: int) -> bool:
-    """Whether the `__torch_dispatch__` that many frames up was called by the autograd engine itself, not by Python code inside a node."""
+    """Whether the `__torch_dispatch__` frame at `depth` was called by the autograd engine, not by Python code inside a node."""
     frame = sys._getframe(depth + 1).f_back
     while frame is not None and frame.f_code.co_filename.replace("\\", "/").endswith(_WRAPPERS):
         frame = frame.f_back
@@ -58,14 +58,14 @@ def _called_by_engine(depth: int) -> bool:
 
 
 def _holders(args: tuple[Any, ...]) -> Holders:
-    """Of the first argument, which nothing of the caller's may name but `args`."""
+    """Reference counts of the first argument, to which the caller must have no other reference than `args`."""
     first = args[0]
     storage = torch._C._storage_Use_Count(first.untyped_storage()._cdata)
     return first._use_count(), storage, sys.getrefcount(first)
 
 
 class _Note(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's mode has no types
-    """Notes the holders of the first operand of the engine's sum."""
+    """Records the reference counts of the first operand of the engine's sum."""
 
     found: Holders | None = None
 
@@ -76,7 +76,7 @@ class _Note(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's mode
 
 
 def _holders_when_alone() -> Holders:
-    """What counts of holders look like here when only the engine holds a gradient: measured on one, as torch's versions differ."""
+    """Reference counts of a gradient that only the engine references; measured, because torch's versions differ."""
     leaf = torch.ones(1, requires_grad=True)
     shared = leaf * 2
     total = (shared * 3, shared * 3)

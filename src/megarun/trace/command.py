@@ -1,4 +1,4 @@
-"""`megarun trace`, below the command line: from a plan file to an exit status."""
+"""Implementation of `megarun trace`: from a plan file to an exit status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Estimate beside trace: per phase, per column, and what is past tolerance."""
+"""Compares estimate and trace per phase and per column, and finds differences above tolerance."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from megarun.trace.values import RankTrace
 
 LARGEST_UNDERESTIMATE, LARGEST_OVERESTIMATE = -0.005, 0.01
 COLUMN_SHARE, PEAK_SHARE = 0.01, 0.002
-"""A column may be off by this share of itself, or by that of the rank's peak, whichever is more."""
+"""Tolerance of a column: this share of the column or that share of the rank's peak, whichever is larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One number of both sides, in bytes."""
+    """One number of estimate and trace, in bytes."""
 
     estimate: int
     trace: int
 
     @property
     def difference(self) -> int:
-        """Estimate less trace; negative is under."""
+        """Estimate − trace; negative for an underestimate."""
         return self.estimate - self.trace
 
     @property
@@ -34,19 +34,19 @@ class Pair:
 
     @property
     def within(self) -> bool:
-        """Whether a whole phase may be off by that much."""
+        """Whether the error is within the tolerance of a phase."""
         return LARGEST_UNDERESTIMATE <= self.error <= LARGEST_OVERESTIMATE
 
 
 @dataclass(frozen=True, slots=True)
 class RankComparison:
-    """One rank's estimate beside its trace.
+    """One rank's estimate and trace.
 
-    The estimate is what torch's allocator hands out: without the allocator's own overhead, which no tensor shows.
+    The estimate is allocated bytes, without the allocator's overhead, which a trace of tensors cannot show.
 
     Attributes:
-        budget: The estimate.
-        trace: The trace.
+        budget: Estimate of the rank.
+        trace: Trace of the rank.
     """
 
     budget: RankBudget
@@ -62,13 +62,13 @@ class RankComparison:
 
     @property
     def peak(self) -> Pair:
-        """The largest phase of each side."""
+        """The largest phase of estimate and trace."""
         phases = self.phases.values()
         return Pair(max(pair.estimate for pair in phases), max(pair.trace for pair in phases))
 
     @property
     def peak_phase(self) -> Phase:
-        """Where the estimate has its peak, the earliest of equal ones; its columns are the ones shown."""
+        """Phase of the estimate's peak, the earliest of equal ones; the report shows its columns."""
         phases = self.phases
         return max(Phase, key=lambda phase: phases[phase].estimate)
 
@@ -78,12 +78,12 @@ class RankComparison:
         return {column: Pair(estimate[column], trace[column]) for column in Column if column is not Column.OVERHEAD}
 
     def column_within(self, pair: Pair) -> bool:
-        """Whether a column may be off by that much on this rank."""
+        """Whether the error is within the tolerance of a column on this rank."""
         return abs(pair.difference) <= max(COLUMN_SHARE * pair.trace, PEAK_SHARE * self.peak.trace)
 
     @property
     def columns_past_tolerance(self) -> dict[Phase, dict[Column, Pair]]:
-        """Columns that are off by more than they may, by phase; phases without any are left out."""
+        """Columns above tolerance by phase; phases without any are omitted."""
         past = {
             phase: {column: pair for column, pair in self.columns(phase).items() if not self.column_within(pair)} for phase in self.phases
         }

@@ -1,4 +1,4 @@
-"""Running the real step on tensors without values, as one rank of a process group that has no other."""
+"""Runs the real step on fake tensors, as one rank of a fake process group."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from megarun.trace.replaced import replaced
 
 @contextmanager
 def lone_rank(rank: int, world_size: int) -> Iterator[None]:
-    """A process group in which this process is `rank` and every collective ends at once."""
+    """A fake process group in which this process is `rank` and every collective completes immediately."""
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     try:
         yield
     finally:
         dist.destroy_process_group()
-        _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]  # it remembers meshes of the group that is gone
+        _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]  # it caches meshes of the destroyed group
 
 
 @contextmanager
 def static_shapes() -> Iterator[None]:
-    """Let pipeline stages take their shapes as stated.
+    """Make pipeline stages use their stated shapes.
 
-    torch 2.13 votes on that at the first step, on the host, which needs values; megarun states every shape, so the vote's result is known.
-    torch 2.11 has no vote.
+    torch 2.13 votes on that at the first step, on the host, which needs values; megarun states every shape, so the result of the vote is
+    known. torch 2.11 has no vote.
     """
     modes = getattr(_utils, "InferenceMode", None)
     if modes is None:
@@ -49,7 +49,7 @@ def static_shapes() -> Iterator[None]:
 
 @contextmanager
 def no_cycle_collection() -> Iterator[None]:
-    """Keep Python's cycle collector off, so that what dies does not depend on when it runs."""
+    """Disable Python's cyclic garbage collector, so that the lifetime of tensors does not depend on it."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,7 +1,7 @@
-"""What the first forward of a stage leaves alive, block by block, beside what the saved-activation ledger says it keeps.
+"""Compares the storages that the first forward of a stage leaves alive, by block, with the saved-activation ledger.
 
-Liveness decides: a storage that a forward made and that is still there when it ends is kept, whether autograd saved it, a context holds it
-as an attribute, or a module has put it aside. Hooks on saved tensors only add who saved it.
+Liveness decides: a storage that a forward allocated and that is alive at its end is kept, whether autograd saved it, a context references
+it as an attribute, or a module stores it. Hooks on saved tensors only record who saved it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OWNED_ELSEWHERE = (Kind.PARAMETER, Kind.GATHERED_PARAMETER, Kind.COLLECTIVE, Ki
 
 
 class FirstForward:
-    """Watches the first forward of every stage on a rank, the loss included."""
+    """Observes the first forward of every stage on a rank, including the loss."""
 
     def __init__(self, owners: Owners, places: Places, stages: Iterable[Stage]) -> None:
         self._owners, self._places, self._waiting = owners, places, set(stages)
@@ -44,7 +44,7 @@ class FirstForward:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Follow forwards until the body ends."""
+        """Context in which forwards are observed."""
         handles = register_module_forward_pre_hook(self._enter), register_module_forward_hook(self._leave)
         try:
             yield
@@ -63,13 +63,13 @@ class FirstForward:
         if self._running is None:
             return
         path = self._places.path(module)
-        if isinstance(module, BatchLoss) or (_is_block(path) and not path.startswith("mtp.")):  # a depth keeps its output itself
+        if isinstance(module, BatchLoss) or (_is_block(path) and not path.startswith("mtp.")):  # a depth saves its output itself
             for record in self._owners.live.records(output):
-                record.handed_on = True
-        if module is self._running and self._running.predicts:  # a loss that goes on to the criterion, alone or behind the logits
+                record.is_block_output = True
+        if module is self._running and self._running.predicts:  # a loss that is passed to the criterion, alone or after the logits
             losses = output[1:] if isinstance(output, tuple) else output if self._running.joins_loss else ()
             for record in self._owners.live.records(losses):
-                record.handed_on = True
+                record.is_block_output = True
         if isinstance(module, BatchLoss) or (module is self._running and not self._running.predicts):
             self._hooks.__exit__(None, None, None)
             self._take()
@@ -79,12 +79,12 @@ class FirstForward:
         record = self._owners.live.known(tensor)
         if record is not None:
             record.savers.add(self._places.running)
-        return tensor.detach()  # the tensor itself would make a cycle if it is the operation's own output
+        return tensor.detach()  # the tensor itself would make a reference cycle if it is the operation's output
 
     def _take(self) -> None:
         for record in self._owners.live.live():
             elsewhere = record.kind in _OWNED_ELSEWHERE and not (record.kind is Kind.COLLECTIVE and record.savers)
-            if record in self._before or record.handed_on or elsewhere or not record.nbytes:
+            if record in self._before or record.is_block_output or elsewhere or not record.nbytes:
                 continue
             block = block_of(record.place)
             savers = sorted(_relative(path, block) for path in record.savers)
@@ -92,13 +92,13 @@ class FirstForward:
 
 
 def compare_kept(spec: Spec, inventory: Inventory, blocks: Sequence[str], kept: Iterable[Kept]) -> list[Difference]:
-    """Storages that the runtime keeps and the ledger lacks, or the reverse, by name.
+    """Storages that the runtime keeps and the ledger does not list, or vice versa, by name.
 
     Args:
-        spec: The job's.
-        inventory: Its blocks.
+        spec: Spec of the job.
+        inventory: Inventory of the job.
         blocks: Names of the blocks that ran.
-        kept: What they left alive.
+        kept: Storages that they left alive.
     """
     outside = dict(inventory.outside)
     found: list[Difference] = []
@@ -110,7 +110,7 @@ def compare_kept(spec: Spec, inventory: Inventory, blocks: Sequence[str], kept: 
 
 
 def block_of(place: str) -> str:
-    """The inventory block that a module path belongs to; the stage itself runs the head."""
+    """The inventory block of a module path; the stage itself runs the head."""
     parts = place.split(".")
     if parts[0] in ("layers", "mtp"):
         return ".".join(parts[:2])
@@ -127,11 +127,11 @@ def _compare_block(block: str, ledger: Sequence[LedgerTensor], kept: Sequence[Ke
             missing.discard(tensor)
             extra.discard(item)
     for absent in (ledger[index] for index in sorted(missing)):
-        name = f"{block}: {absent.name} {list(absent.shape)} {absent.dtype}, {absent.why} in the ledger, is not there"
+        name = f"{block}: {absent.name} {list(absent.shape)} {absent.dtype}, {absent.why} in the ledger, is not in the trace"
         yield Difference(name, absent.column, absent.bytes, 0)
     for found in (kept[index] for index in sorted(extra)):
-        why = f"saved by {', '.join(path or 'the block' for path in found.savers)}" if found.savers else "held, not saved by autograd"
-        yield Difference(f"{found.row.describe()}, {why}, is in no ledger", found.row.column, 0, found.row.nbytes)
+        why = f"saved by {', '.join(path or 'the block' for path in found.savers)}" if found.savers else "alive, not saved by autograd"
+        yield Difference(f"{found.row.describe()}, {why}, is not in the ledger", found.row.column, 0, found.row.nbytes)
 
 
 def _same_storage(tensor: LedgerTensor, item: Kept) -> bool:

@@ -1,4 +1,4 @@
-"""What a storage can be for, and the budget column each of these has."""
+"""Kinds of storages, and the budget column of each kind."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from megaplan.columns import Column
 
 
 class Kind(IntEnum):
-    """Uses of a storage, the strongest first: a storage that is a parameter and was saved for backward is a parameter."""
+    """Kinds of storages by priority: a parameter that is also saved for backward is a parameter."""
 
     PARAMETER = 0
     OPTIMIZER_STATE = 1
@@ -24,7 +24,7 @@ class Kind(IntEnum):
 
     @property
     def label(self) -> str:
-        """In words."""
+        """The kind as text."""
         return self.name.lower().replace("_", " ")
 
 
@@ -39,4 +39,4 @@ COLUMNS: dict[Kind, Column] = {
     Kind.SCRATCH: Column.WORKSPACE,
     Kind.WORKING: Column.ACTIVATIONS,
 }
-"""Columns of all kinds but the two that the inventory decides: parameters by owner rule, optimizer state by group."""
+"""Columns of all kinds except the two that the inventory decides: parameters by owner rule, optimizer state by group."""

@@ -1,4 +1,4 @@
-"""Who owns a storage: the rules that give every live storage one kind, one name and one budget column."""
+"""Ownership of storages: the rules that assign every live storage one kind, one name and one budget column."""
 
 from __future__ import annotations
 
@@ -40,58 +40,59 @@ ROUTED_OUTPUTS = {
     "megakernels.experts_backward.default": (0,),
     "megakernels.experts_gated_backward.default": (0,),
 }
-"""Outputs that are indices, counts, dispatched or combined rows, or gradients of such rows."""
+"""Operations whose outputs are indices, counts, dispatched or combined rows, or gradients of such rows."""
 SIDE_EMBEDDINGS = ("ngram", "structure")
-"""Parts of a stage whose working storages are activations of features."""
+"""Modules whose temporary storages are feature activations."""
 RESIDUAL_OUTPUTS = {
     "aten.add.Tensor": (0,),
     "megakernels.gated_add.default": (0,),
     "megakernels.gated_add_backward.default": (0,),
 }
-"""Their outputs that are the residual stream, or its gradient."""
+"""Outputs of these modules that are the residual stream or its gradient."""
 PARAMETER_GRADIENTS = {
     "aten.embedding_dense_backward.default": (0,),
     "megakernels.linear_cross_entropy_backward.default": (1,),
     "megakernels.linear_slice_gradients.default": (1,),
 }
-"""Outputs that can only be a parameter's gradient, also while autograd still waits for another part of it."""
+"""Operations whose outputs can only be a parameter's gradient, even before autograd has accumulated all parts."""
 MATRIX_PRODUCTS = frozenset({"aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default", *LIBRARY_OPERATIONS})
-"""Operations that multiply with a library, those of ours that do so on a GPU included."""
+"""Operations that use a GEMM library, including custom ops that do so on a GPU."""
 COMPUTING = (Phase.FIRST_FORWARD_BACKWARD, Phase.FORWARD_BACKWARD)
-"""Phases of forward and backward; what the others make is scratch, unless it turns out to be a parameter or state."""
+"""Phases of forward and backward; storages of other phases are scratch unless they become a parameter or state."""
 COLLECTIVES = ("c10d.", "_c10d_functional.")
 GROUP_STEPS = ("lazy_init", "unshard", "wait_for_unshard", "post_backward")
-"""Methods of an FSDP2 group that make storages."""
+"""Methods of an FSDP2 group that allocate storages."""
 REDUCTION = "post_backward"
 SUM = "aten.add.Tensor"
 COPY, CAST = "aten.copy_.default", "aten._to_copy.default"
-"""In a reduction: what fills its output on a one-rank mesh, where nothing is sent, and what brings gradients to another dtype."""
+"""Operations in a reduction that fill its output on a one-rank mesh, or cast gradients."""
 
 
 class Owners:
     """Kinds, names and columns of storages; the tracker's observer.
 
-    What only a later moment tells is labelled then: parameters and buffers once they have storage, FSDP2's buffers after each of its steps,
-    optimizer state after an update. A stronger kind replaces a weaker one, never the reverse.
+    Some kinds are only known later: parameters and buffers are labelled after materialisation, FSDP2's buffers after each of its methods,
+    optimizer state after an update. A kind of higher priority replaces a lower one, never the reverse.
     """
 
     def __init__(self, inventory: Inventory, places: Places, workspace_bytes: int = 0, *, fake_only: bool = True) -> None:
-        """Know nothing yet.
+        """Start without records.
 
         Args:
             inventory: Owner rules and optimizer groups.
-            places: What runs.
-            workspace_bytes: What GEMM libraries take inside torch's allocator on the planned device, from the first matrix product on.
-            fake_only: Whether real tensors are bookkeeping on the host, which a trace on fake tensors does not count.
+            places: Tracker of the running modules.
+            workspace_bytes: Bytes of the GEMM libraries' workspace in torch's allocator on the planned device, from the first matrix
+                product.
+            fake_only: Whether to ignore real tensors, which are host bookkeeping in a trace on fake tensors.
         """
         self._tensors, self._places, self._workspace_bytes = dict(inventory.tensors()), places, workspace_bytes
         self._hooked: set[int] = set()
         self._names: dict[int, str] = {}
-        self._parts: dict[StorageRecord, tuple[StorageRecord, ...]] = {}  # of a sum made in backward: what was added
-        self._group_step: str | None = None  # the method of an FSDP2 group that runs
+        self._parts: dict[StorageRecord, tuple[StorageRecord, ...]] = {}  # addends of a sum computed in backward
+        self._group_step: str | None = None  # the running method of an FSDP2 group
         self.live = LiveBytes(self, fake_only=fake_only)
 
-    def born(self, record: StorageRecord, operands: tuple[Any, ...]) -> None:
+    def on_alloc(self, record: StorageRecord, operands: tuple[Any, ...]) -> None:
         """Give a new storage the kind that its operation and the running phase imply."""
         record.place, record.forward = self._places.of_operation(self._operand_records(operands))
         if self.live.phase not in COMPUTING:
@@ -105,14 +106,14 @@ class Owners:
         elif record.op == SUM and not record.forward:
             self._parts[record] = tuple(self._operand_records(operands))
 
-    def added(self, total: StorageRecord, part: StorageRecord) -> None:
-        """What is added to a gradient of a parameter is one itself."""
+    def on_accumulate(self, total: StorageRecord, part: StorageRecord) -> None:
+        """Label the addend of a parameter gradient as a parameter gradient."""
         self._parts[total] = (*self._parts.get(total, ()), part)
         if total.kind is Kind.GRADIENT:
             self._label_parts(total)
 
-    def ran(self, op: str, operands: tuple[Any, ...]) -> None:
-        """Count an operation's inside and the libraries' workspace, from the first product on; label the operands of communication."""
+    def on_run(self, op: str, operands: tuple[Any, ...]) -> None:
+        """Count an operation's scratch and, from the first product, the GEMM workspace; label the operands of communication."""
         if op in MATRIX_PRODUCTS and self._workspace_bytes:
             nbytes, self._workspace_bytes = self._workspace_bytes, 0
             made = StorageRecord(nbytes, op, 0, "", (nbytes,), None, Kind.LIBRARY, "GEMM workspace of the device data")
@@ -120,9 +121,9 @@ class Owners:
         inside = scratch_bytes(op, operands)
         if inside:
             place = self._places.of_operation(self._operand_records(operands))[0]
-            self.live.pass_by(StorageRecord(inside, op, 0, place, (inside,), None, Kind.SCRATCH, "inside the operation, as it states"))
+            self.live.record_transient(StorageRecord(inside, op, 0, place, (inside,), None, Kind.SCRATCH, "stated by the operation"))
         if self._group_step == REDUCTION and op == COPY:
-            self.label(operands[0], Kind.GRADIENT)  # a reduction's output is one for its whole life, also where it is added to another
+            self.label(operands[0], Kind.GRADIENT)  # a reduction's output always is a gradient, also if it is added to another
         if not op.startswith(COLLECTIVES) or self.live.phase not in COMPUTING:
             return
         if op.startswith("c10d.recv_"):
@@ -130,14 +131,14 @@ class Owners:
         elif op.startswith("c10d.alltoall_base_"):
             self.label(operands[:2], Kind.ROUTED)
         elif op.startswith("c10d._reduce_scatter_base_"):
-            if self._group_step is not None:  # of parameters' gradients; TP's leaves activations or their gradients
+            if self._group_step is not None:  # a reduction of parameter gradients; TP's outputs are activations or their gradients
                 self.label(operands[0], Kind.GRADIENT)
             self.label(operands[1], Kind.COLLECTIVE)
         elif op.startswith("c10d._allgather_base_"):
-            self.label(operands[0], Kind.COLLECTIVE)  # its input is FSDP2's, known since its birth, or an activation
+            self.label(operands[0], Kind.COLLECTIVE)  # its input is FSDP2's, labelled at allocation, or an activation
 
     def label(self, value: Any, kind: Kind, name: str = "") -> None:
-        """Name the storages inside a value, unless they are known as something stronger."""
+        """Label the storages in a value, unless they have a kind of higher priority."""
         for record in self.live.records(value):
             record.kind = min(record.kind, kind)
             if kind is Kind.GRADIENT:
@@ -146,7 +147,7 @@ class Owners:
                 record.name = name
 
     def _label_parts(self, record: StorageRecord) -> None:
-        """Label what a gradient is the sum of: autograd waits for every part of a parameter's before it hands that on."""
+        """Label the addends of a gradient: autograd accumulates all parts of a parameter's gradient before it passes it on."""
         for part in self._parts.pop(record, ()):
             part.kind = min(part.kind, Kind.GRADIENT)
             self._label_parts(part)
@@ -155,21 +156,21 @@ class Owners:
         """The one budget column of a storage."""
         if record.kind in COLUMNS:
             side = record.kind is Kind.WORKING and record.place.partition(".")[0] in SIDE_EMBEDDINGS
-            beside = side and record.output not in RESIDUAL_OUTPUTS.get(record.op, ())
-            return Column.FEATURE_ACTIVATIONS if beside else COLUMNS[record.kind]
+            is_feature = side and record.output not in RESIDUAL_OUTPUTS.get(record.op, ())
+            return Column.FEATURE_ACTIVATIONS if is_feature else COLUMNS[record.kind]
         tensor = self._tensors[record.name]
         if record.kind is Kind.PARAMETER:
             return OWNER_COLUMNS[tensor.owner]
         return Column.MATRIX_OPTIMIZER if tensor.group is Group.MATRIX else Column.OTHER_OPTIMIZER
 
     def label_parameters(self, stage: nn.Module) -> None:
-        """Label the parameters, and remember their names, while they are all sharded."""
+        """Label the parameters and record their names while all are sharded."""
         for name, parameter in stage.named_parameters():
             self._names[id(parameter)] = name
             self.label(parameter.detach(), Kind.PARAMETER, name)
 
     def label_resident(self, trainer: Trainer) -> None:
-        """Parameters, buffers and optimizer state, as they stand."""
+        """Label parameters, buffers and optimizer state."""
         for stage in trainer.stages:
             for name, buffer in stage.named_buffers():
                 self.label(buffer, Kind.INPUT, name)
@@ -178,7 +179,7 @@ class Owners:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Label what FSDP2 and the second half of a split backward make, right when they have made it."""
+        """Context in which storages of FSDP2 and of the second half of a split backward are labelled after allocation."""
 
         def watched(name: str, method: Any) -> Any:
             def call(group: FSDPParamGroup, *args: Any, **kwargs: Any) -> Any:
@@ -194,7 +195,7 @@ class Owners:
         def labelled(store: WeightGradients, weight: Tensor, gradient: Tensor) -> None:
             self.label(gradient, Kind.GRADIENT)
             accumulate(store, weight, gradient)
-            self.label(store.accumulated(weight), Kind.GRADIENT)  # of another dtype than `gradient`, it is a storage of its own
+            self.label(store.accumulated(weight), Kind.GRADIENT)  # a separate storage if its dtype differs from that of `gradient`
 
         accumulate = WeightGradients.accumulate
         steps = {name: watched(name, getattr(FSDPParamGroup, name)) for name in GROUP_STEPS}

@@ -1,4 +1,4 @@
-"""Where in the model an operation belongs: the running module in forward, the owner of its operands in backward."""
+"""The module that an operation belongs to: the running module in forward, the owner of its operands in backward."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Places:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Follow every module of the process."""
+        """Context in which the running modules are tracked."""
 
-        def leave(_: nn.Module, __: Any, ___: Any) -> None:
+        def pop(_: nn.Module, __: Any, ___: Any) -> None:
             self._stack.pop()
 
         handles = (
             register_module_forward_pre_hook(lambda module, _: self._stack.append(module)),
-            register_module_forward_hook(leave, always_call=True),
+            register_module_forward_hook(pop, always_call=True),
         )
         try:
             yield
@@ -42,7 +42,7 @@ class Places:
                 handle.remove()
 
     def path(self, module: nn.Module) -> str:
-        """A module's path in its stage; `loss` for the criterion, "" for the stage itself and for what is in none."""
+        """A module's path in its stage; `loss` for the criterion, "" for the stage itself and for modules outside stages."""
         return LOSS if isinstance(module, BatchLoss) else self._paths.get(module, "")
 
     @property
@@ -55,13 +55,14 @@ class Places:
 
     @property
     def in_forward(self) -> bool:
-        """Whether a forward pass runs, not autograd."""
+        """Whether a forward pass is running, not autograd."""
         return bool(self._stack) and torch._C._current_autograd_node() is None
 
     def of_operation(self, operands: Iterable[StorageRecord]) -> tuple[str, bool]:
         """Place of the running operation, and whether it is a forward's.
 
-        In backward, an operation belongs to the module of its parameter operand, else of an operand that forward made, else of any other.
+        In backward, an operation belongs to the module of its parameter operand, else of an operand allocated in forward, else of any
+        operand.
         """
         if self._stack:
             return self.running, self.in_forward

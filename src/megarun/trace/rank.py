@@ -1,4 +1,4 @@
-"""`trace_rank`: what one rank of a job holds, phase by phase, column by column, storage by storage."""
+"""`trace_rank`: the memory of one rank of a job by phase, column and storage."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from megarun.trace.rows import group_rows
 from megarun.trace.values import Difference, Kept, RankTrace, Row
 
 NUM_STEPS = 2
-"""The first, which makes the optimizers' state, and one that every later step is like."""
+"""Number of traced steps: the first, which creates optimizer state, and a steady one."""
 RESIDENT = (Kind.PARAMETER, Kind.OPTIMIZER_STATE, Kind.RECEIVE_BUFFER, Kind.INPUT, Kind.LIBRARY)
-"""What may be alive between two steps."""
+"""Kinds of storages that may be alive between two steps."""
 FINITE = 1e9
-"""Read in place of a loss or norm: finite, and past every clipping threshold, so that gradients are clipped."""
+"""Value returned for a loss or norm: finite, and above every clipping threshold, so that gradients are clipped."""
 
 
 class TracedTrainer(PhasedTrainer):
-    """The trainer itself, with every phase announced; without values, it fills nothing and reads nothing."""
+    """The trainer with reported phases; without values, it neither initialises parameters nor reads tensors."""
 
     def __init__(self, job: Job, mesh: RankMesh, stages: tuple[Stage, ...], owners: Owners, *, with_values: bool) -> None:
         self._owners, self._with_values = owners, with_values
@@ -44,26 +44,26 @@ class TracedTrainer(PhasedTrainer):
         owners.label_resident(self)
 
     def fill(self, job: Job) -> None:
-        """Filling works in host memory: not counted."""
+        """Initialise without counting: it uses host memory."""
         if self._with_values:
             with self._owners.live.paused():
                 super().fill(job)
 
     def read(self, scalar: Tensor) -> float:
-        """The value, or one that lets the step run to its end."""
+        """The value, or a placeholder with which the step completes."""
         return super().read(scalar) if self._with_values else FINITE
 
     def read_table(self, table: Tensor) -> list[list[float]]:
-        """The values, or such as let the step run to its end."""
+        """The values, or placeholders with which the step completes."""
         num_rows, num_columns = table.shape
         return super().read_table(table) if self._with_values else [[FINITE] * num_columns] * num_rows
 
     def enter_phase(self, phase: Phase) -> None:
-        """Peaks are kept phase by phase."""
+        """Start a new peak for the phase."""
         self._owners.live.enter_phase(phase)
 
     def accumulate_gradients(self, batch: Batch) -> Tensor:
-        """Forward and backward of a batch that is labelled as one."""
+        """Forward and backward of a batch whose tensors are labelled."""
         inputs = batch.tokens, batch.labels, batch.before, batch.structure, *batch.following
         self._owners.label((*inputs, batch.packed.starts if batch.packed else None), Kind.INPUT, "batch")
         return super().accumulate_gradients(batch)
@@ -75,9 +75,9 @@ def trace_rank(job: Job, rank: int, *, workspace_bytes: int = 0) -> RankTrace:
     Needs no GPU, no network and no other process; the default process group must not exist yet.
 
     Args:
-        job: A job that megarun builds (`refuse_unbuilt` has passed).
+        job: Job that megarun can build (`refuse_unbuilt` has passed).
         rank: Global rank, below the mesh's world size.
-        workspace_bytes: What GEMM libraries take inside torch's allocator on the planned device, which no fake tensor shows.
+        workspace_bytes: Bytes of the GEMM libraries' workspace in torch's allocator on the planned device.
     """
     with lone_rank(rank, job.spec.mesh.world_size), static_shapes():
         return trace_process(job, build_mesh(job.spec.mesh, torch.device("cpu")), workspace_bytes=workspace_bytes)
@@ -87,10 +87,10 @@ def trace_process(job: Job, mesh: RankMesh, *, workspace_bytes: int = 0, with_va
     """Trace this process's rank in a running process group.
 
     Args:
-        job: A job that megarun builds.
-        mesh: This rank's place.
+        job: Job that megarun can build.
+        mesh: This rank's position in the mesh.
         workspace_bytes: See `trace_rank`.
-        with_values: Train on real tensors instead of fake ones: the check of the trace itself, at small size.
+        with_values: Whether to use real tensors instead of fake ones, to check the trace at small size.
     """
     stages = sharded_stages(job, mesh, measured=with_values)
     places = Places(stages)
@@ -111,13 +111,13 @@ def trace_process(job: Job, mesh: RankMesh, *, workspace_bytes: int = 0, with_va
 
 
 def account(rank: int, job: Job, owners: Owners, kept: tuple[Kept, ...], blocks: tuple[str, ...]) -> RankTrace:
-    """Cells and rows of every phase's peak, with all that is known about each storage by now; to be called between two steps.
+    """Cells and rows of every phase's peak, with the current labels of each storage; call it between two steps.
 
     Args:
-        rank: Whose they are.
-        job: What it ran.
-        owners: Who knows its storages.
-        kept: What its first forwards left alive.
+        rank: Global rank.
+        job: Traced job.
+        owners: Labels of its storages.
+        kept: Storages that its first forwards left alive.
         blocks: Names of the inventory blocks that it ran.
     """
     cells: Cells = {phase: dict.fromkeys(Column, 0) for phase in Phase}
@@ -129,7 +129,7 @@ def account(rank: int, job: Job, owners: Owners, kept: tuple[Kept, ...], blocks:
     left = [(record, record.nbytes) for record in owners.live.live() if record.kind not in RESIDENT and record.nbytes]
     differences = compare_kept(job.spec, job.inventory, blocks, kept)
     for row in group_rows(left, owners.column):
-        differences.append(Difference(f"{row.describe()}, is still alive when the step has ended", row.column, 0, row.nbytes))
+        differences.append(Difference(f"{row.describe()}, is still alive after the step", row.column, 0, row.nbytes))
     return RankTrace(rank, cells, rows, kept, tuple(differences), owners.live.num_events)
 
 
@@ -142,7 +142,7 @@ def blocks_of(stage: Stage) -> tuple[str, ...]:
 
 
 def _batch(job: Job, trainer: PhasedTrainer) -> Batch:
-    """What one step reads, as `Batches.at` leaves it on the device."""
+    """The batch of one step, as from `Batches.at`."""
     spec, features, device = job.spec, job.spec.model.features, trainer.mesh.device
     (rows, length), own = token_shape(spec), residual_shape(spec)[1]
 

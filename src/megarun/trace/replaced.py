@@ -1,4 +1,4 @@
-"""Attributes of torch's classes replaced for a while."""
+"""Temporary replacement of attributes of torch's classes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def replaced(owner: Any, **values: Any) -> Iterator[None]:
-    """Set attributes of a class or module, and set them back at the end."""
+    """Set attributes of a class or module, and restore them at the end."""
     before = {name: getattr(owner, name) for name in values}
     for name, value in values.items():
         setattr(owner, name, value)

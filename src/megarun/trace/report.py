@@ -1,4 +1,4 @@
-"""A trace as a person reads it, and as JSON."""
+"""A trace as text and as JSON."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def lines(ranks: Sequence[RankComparison], mesh: Mesh, top: int) -> Iterator[str
     """The report: every rank, then a verdict.
 
     Args:
-        ranks: In the order to show.
-        mesh: The job's, for the ranks' places.
-        top: Rows of difference to show on each rank.
+        ranks: Comparisons in display order.
+        mesh: Mesh of the job, for the ranks' coordinates.
+        top: Maximum number of differences per rank.
     """
     for rank in ranks:
         yield from _rank_lines(rank, mesh, top)
@@ -49,22 +49,22 @@ def lines(ranks: Sequence[RankComparison], mesh: Mesh, top: int) -> Iterator[str
     past = sum(not rank.within for rank in ranks)
     traced = f"{len(ranks)} rank{'s' * (len(ranks) != 1)} traced; worst error of a peak {_percent(worst.peak)}, rank {worst.trace.rank}"
     yield traced
-    yield "every number is within tolerance" if past == 0 else f"{past} of {len(ranks)} past tolerance"
+    yield "every number is within tolerance" if past == 0 else f"{past} of {len(ranks)} above tolerance"
 
 
 def _rank_lines(rank: RankComparison, mesh: Mesh, top: int) -> Iterator[str]:
     others = len(rank.budget.ranks) - 1
-    yield f"{place(rank.trace.rank, mesh)}{f', for {others} more like it' if others else ''}"
+    yield f"{place(rank.trace.rank, mesh)}{f', representing {others} more' if others else ''}"
     yield ""
     rows = [("phase", "estimate", "trace", "error", "")]
-    rows += [(str(phase), *_cells(pair), _percent(pair), "" if pair.within else "past tolerance") for phase, pair in rank.phases.items()]
-    rows.append(("peak", *_cells(rank.peak), _percent(rank.peak), "" if rank.peak.within else "past tolerance"))
+    rows += [(str(phase), *_cells(pair), _percent(pair), "" if pair.within else "above tolerance") for phase, pair in rank.phases.items()]
+    rows.append(("peak", *_cells(rank.peak), _percent(rank.peak), "" if rank.peak.within else "above tolerance"))
     yield from table(rows, left=(0, 4), indent=INDENT)
     yield ""
     rows = [(f"column, {rank.peak_phase}", "estimate", "trace", "difference", "")]
     for column, pair in rank.columns(rank.peak_phase).items():
         if pair.estimate or pair.trace:
-            verdict = "" if rank.column_within(pair) else "past tolerance"
+            verdict = "" if rank.column_within(pair) else "above tolerance"
             rows.append((str(column), *_cells(pair), _signed(pair.difference), verdict))
     yield from table(rows, left=(0, 4), indent=INDENT)
     yield from _differences(rank, top)

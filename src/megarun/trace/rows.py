@@ -1,4 +1,4 @@
-"""Storages as a person reads them: one row for all of one make."""
+"""Groups equal storages into rows for the report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def row_of(column: Column, record: StorageRecord, nbytes: int) -> Row:
 
 
 def group_rows(storages: Iterable[tuple[StorageRecord, int]], column: Callable[[StorageRecord], Column]) -> tuple[Row, ...]:
-    """Storages by make, largest first."""
+    """Equal storages grouped, largest first."""
     groups: dict[Row, list[int]] = {}
     for record, nbytes in storages:
         group = groups.setdefault(replace(row_of(column(record), record, 0), count=0), [0, 0])

@@ -1,4 +1,4 @@
-"""Tracing the ranks of a job, each in a process of its own, few at a time."""
+"""Traces the ranks of a job, each in a separate process, a few at a time."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def choose_ranks(job: Job, budget: Budget, rank: int | None = None, stage: int |
     """The ranks to trace, ascending: one, or one of each group that shares a budget, of the whole job or of one stage.
 
     Args:
-        job: The job.
-        budget: Its estimate, which says which ranks are alike.
-        rank: Only this one.
-        stage: Only those that hold this slot.
+        job: Job to trace.
+        budget: Estimate of the job, which groups equal ranks.
+        rank: If given, only this rank.
+        stage: If given, only ranks with this slot.
 
     Raises:
         MegaplanError: MP485 or MP620 if the job has no such rank or stage.
@@ -34,24 +34,24 @@ def choose_ranks(job: Job, budget: Budget, rank: int | None = None, stage: int |
     if rank is not None:
         last = job.spec.mesh.world_size - 1
         if not 0 <= rank <= last:
-            raise refusal("MP485", f"--rank {rank}, and the ranks are 0 to {last}", hints=[f"--rank {max(0, min(rank, last))}"])
+            raise refusal("MP485", f"--rank {rank}; the ranks are 0 to {last}", hints=[f"--rank {max(0, min(rank, last))}"])
         return [rank]
     owner = None
     if stage is not None:
         last = len(job.layout.slots) - 1
         if not 0 <= stage <= last:
-            raise refusal("MP620", f"--stage {stage}, and the stages are 0 to {last}", hints=[f"--stage {max(0, min(stage, last))}"])
+            raise refusal("MP620", f"--stage {stage}; the stages are 0 to {last}", hints=[f"--stage {max(0, min(stage, last))}"])
         owner = job.layout.slots[stage].pp_rank
     return sorted(group.ranks[0] for group in budget.ranks if owner is None or group.coordinate["pp"] == owner)
 
 
 def trace_ranks(job: Job, budget: Budget, ranks: Sequence[int]) -> list[RankComparison]:
-    """Trace ranks and set each beside its estimate, in the order of `ranks`; shows progress on a terminal.
+    """Trace ranks and compare each with its estimate, in the order of `ranks`; shows progress on a terminal.
 
     Args:
-        job: A job that megarun builds.
-        budget: Its estimate.
-        ranks: Global ranks, each traced in a fresh process, at most `MAX_PROCESSES` at a time.
+        job: Job that megarun can build.
+        budget: Estimate of the job.
+        ranks: Global ranks, each traced in a new process, at most `MAX_PROCESSES` at a time.
     """
     workspace_bytes = device_of(job.spec.device).gemm_workspace_bytes
     found: dict[int, RankTrace] = {}
@@ -67,9 +67,9 @@ def trace_ranks(job: Job, budget: Budget, ranks: Sequence[int]) -> list[RankComp
 
 
 def trace_alone(job: Job, rank: int, workspace_bytes: int) -> RankTrace:
-    """Trace one rank, in a process that was started for it: a process can join one fake group only."""
-    warnings.simplefilter("ignore")  # torch warns about its own internals; what matters is in the trace
-    import torch  # noqa: PLC0415  (the parent needs none of it)
+    """Trace one rank in a dedicated process, because a process can join only one fake group."""
+    warnings.simplefilter("ignore")  # torch warns about its own internals
+    import torch  # noqa: PLC0415  (the parent does not need it)
 
     from megarun.trace.rank import trace_rank  # noqa: PLC0415
 
@@ -78,7 +78,7 @@ def trace_alone(job: Job, rank: int, workspace_bytes: int) -> RankTrace:
 
 
 def _shown(futures: Iterable[Future[RankTrace]], total: int) -> Iterator[RankTrace]:
-    """Results as they come, with a progress bar on a terminal."""
+    """Results as they complete, with a progress bar on a terminal."""
     from rich.console import Console  # noqa: PLC0415
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 

@@ -1,7 +1,7 @@
-"""Live bytes: every storage from its birth over its resizes to its death, on fake or real tensors.
+"""Live bytes: allocation, resizes and deallocation of every storage, on fake or real tensors.
 
-A storage is born when a dispatched operation first returns it. Births, resizes and deaths go to a log. What a storage is for often shows
-later than its birth (a gradient is one once it reaches its parameter), so a label sticks to the storage's record and the log is replayed
+A storage counts as allocated when a dispatched operation first returns it. Allocations, resizes and frees are logged. The kind of a storage
+is often known only later (a gradient when it reaches its parameter), so labels are stored in the storage's record and the log is replayed
 at the end, up to the peak of every phase.
 """
 
@@ -32,21 +32,21 @@ _WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 @dataclass(slots=True, eq=False)
 class StorageRecord:
-    """One storage's life.
+    """The history of one storage.
 
     Attributes:
-        nbytes: Its present size; 0 once it is dead.
-        op: The operation that made it.
-        output: Which of that operation's tensors it is.
-        place: Path of the module that ran, or that the operation's operands belong to.
-        shape: Of the tensor it was born with.
-        dtype: Likewise.
-        kind: What it is for, as far as is known.
-        name: Of the parameter it belongs to, if any.
-        forward: Whether it was born in a forward pass.
-        handed_on: Whether it is the output of a block.
-        alive: Whether it still exists.
-        savers: Places whose operations saved it for backward, where that was watched.
+        nbytes: Current size in bytes; 0 after it is freed.
+        op: Operation that allocated it.
+        output: Output index of the operation.
+        place: Path of the running module, or of the module of the operation's operands.
+        shape: Shape of its first tensor.
+        dtype: Dtype of its first tensor.
+        kind: Kind as far as known.
+        name: Name of its parameter, if any.
+        forward: Whether it was allocated in a forward pass.
+        is_block_output: Whether it is the output of a block.
+        alive: Whether it is not freed.
+        savers: Paths of modules whose operations saved it for backward, if observed.
     """
 
     nbytes: int
@@ -58,7 +58,7 @@ class StorageRecord:
     kind: Kind
     name: str = ""
     forward: bool = False
-    handed_on: bool = False
+    is_block_output: bool = False
     alive: bool = True
     savers: set[str] = field(default_factory=set)
 
@@ -70,17 +70,17 @@ class _PhasePeak:
 
 
 class Observer(Protocol):
-    """Who says what a new storage is for."""
+    """Receives storage events and labels storages."""
 
-    def born(self, record: StorageRecord, operands: tuple[Any, ...]) -> None:
-        """A storage was made by `record.op` from `operands`."""
+    def on_alloc(self, record: StorageRecord, operands: tuple[Any, ...]) -> None:
+        """A storage was allocated by `record.op` from `operands`."""
         ...
 
-    def added(self, total: StorageRecord, part: StorageRecord) -> None:
-        """Autograd added a second gradient into the first, which now is their sum."""
+    def on_accumulate(self, total: StorageRecord, part: StorageRecord) -> None:
+        """Autograd added a second gradient in place to the first."""
         ...
 
-    def ran(self, op: str, operands: tuple[Any, ...]) -> None:
+    def on_run(self, op: str, operands: tuple[Any, ...]) -> None:
         """An operation ran; its new storages were reported before."""
         ...
 
@@ -92,13 +92,13 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         """Start empty.
 
         Args:
-            observer: Is told of every birth.
-            granule_bytes: Sizes are rounded up to multiples of this; 1 counts exactly, 512 as the CUDA allocator's blocks.
-            fake_only: Count no real tensors.
+            observer: Receiver of storage events.
+            granule_bytes: Granularity of sizes in bytes, rounded up; 1 counts exactly, 512 like the CUDA allocator's blocks.
+            fake_only: Whether to ignore real tensors.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self._observer, self._granule, self._fake_only = observer, granule_bytes, fake_only
-        self._records: dict[int, tuple[StorageRecord, Any]] = {}  # by the address of the storage's implementation; the weak reference
+        self._records: dict[int, tuple[StorageRecord, Any]] = {}  # by address of the StorageImpl; with a weak reference
         self._log: list[tuple[StorageRecord, int]] = []
         self._peaks: dict[Phase, _PhasePeak] = {}
         self._phase = Phase.INIT
@@ -109,16 +109,16 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
 
     @property
     def phase(self) -> Phase:
-        """The running phase."""
+        """The current phase."""
         return self._phase
 
     @property
     def num_events(self) -> int:
-        """Births, resizes and deaths so far."""
+        """Number of allocations, resizes and frees so far."""
         return len(self._log)
 
     def enter_phase(self, phase: Phase) -> None:
-        """Start a phase; one that is entered again keeps its larger peak."""
+        """Start a phase; a phase that is entered again keeps its larger peak."""
         self._phase = phase
         self._note_peak()
 
@@ -146,7 +146,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         return [record for record, _ in self._records.values()]
 
     def record(self, tensor: Tensor, op: str = "external", output: int = 0, operands: tuple[Any, ...] = ()) -> StorageRecord | None:
-        """The record of a plain tensor's storage, made now if there is none; None if it does not count (meta, made outside)."""
+        """The record of a plain tensor's storage, created if needed; None if it is not counted (meta, or allocated outside the mode)."""
         if tensor.device.type == "meta" or (self._fake_only and not isinstance(tensor, FakeTensor)):
             return None
         storage = tensor.untyped_storage()
@@ -155,10 +155,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         if known is not None:
             return known[0]
         if any(found.device.type != "meta" and found.untyped_storage()._cdata == key for found in plain_tensors(operands)):
-            return None  # a view of what was made before, or outside: not the trace's
+            return None  # a view of a storage that is not traced
         record = StorageRecord(self._size(storage), op, output, "", tuple(tensor.shape), tensor.dtype, Kind.WORKING)
-        self._observer.born(record, operands)
-        self._records[key] = (record, weakref.ref(storage, lambda _: self._died(key)))
+        self._observer.on_alloc(record, operands)
+        self._records[key] = (record, weakref.ref(storage, lambda _: self._on_free(key)))
         self._event(record, record.nbytes)
         return record
 
@@ -177,17 +177,17 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
                 yield record
 
     def declare(self, record: StorageRecord) -> None:
-        """Count bytes that no operation shows: they live from now on."""
+        """Count bytes that no operation shows, as allocated now."""
         self._event(record, record.nbytes)
 
-    def pass_by(self, record: StorageRecord) -> None:
-        """Count bytes that were there while an operation ran, and are gone."""
+    def record_transient(self, record: StorageRecord) -> None:
+        """Count bytes that are allocated only while an operation runs."""
         self._event(record, record.nbytes)
         self._event(record, -record.nbytes)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Count no births meanwhile."""
+        """Context in which allocations are not counted."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -199,11 +199,11 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # reports the global size; its operation on local tensors comes through here next
         if func is _WAIT and isinstance(args[0], FakeTensor):
-            return args[0]  # waiting returns its argument; the fake kernel would make a second buffer
+            return args[0]  # wait returns its argument; the fake kernel would allocate a second buffer
         if self._accumulation.in_place(func, args, kwargs):
             total, part = (self.known(tensor) for tensor in args)
             if total is not None and part is not None:
-                self._observer.added(total, part)
+                self._observer.on_accumulate(total, part)
             return self._accumulation.add(*args)
         out = func(*args, **(kwargs or {}))
         if not self._paused:
@@ -211,11 +211,11 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             op = str(func)
             for index, tensor in enumerate(plain_tensors(out)):
                 self.record(tensor, op, index, operands)
-            self._observer.ran(op, operands)
+            self._observer.on_run(op, operands)
         return out
 
     def __enter__(self) -> Self:
-        """Watch resizes too, and look away where DTensor infers shapes."""
+        """Also observe resizes, and ignore DTensor's shape inference."""
         resize, propagate = torch.UntypedStorage.resize_, ShardingPropagator._propagate_tensor_meta_non_cached
 
         def tracked_resize(storage: torch.UntypedStorage, size: int) -> Any:
@@ -228,7 +228,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             return result
 
         def unseen(*args: Any) -> Any:
-            """DTensor infers output shapes on fake tensors of the global size, in sight of this mode."""
+            """DTensor infers output shapes on fake tensors of the global size, which this mode would count."""
             with self.paused():
                 return propagate(*args)
 
@@ -238,7 +238,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Leave everything as it was."""
+        """Restore the patched functions."""
         self._stack.close()
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
@@ -256,7 +256,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         if peak is None or self.live_bytes > peak.nbytes:
             self._peaks[self._phase] = _PhasePeak(self.live_bytes, len(self._log))
 
-    def _died(self, key: int) -> None:
+    def _on_free(self, key: int) -> None:
         record, _ = self._records.pop(key)
         record.alive = False
         nbytes, record.nbytes = record.nbytes, 0
@@ -264,7 +264,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
 
 
 def plain_tensors(value: Any) -> Iterator[Tensor]:
-    """Every plain tensor inside a value; wrapper subclasses such as DTensor are opened."""
+    """Every plain tensor inside a value; wrapper subclasses such as DTensor are unwrapped."""
     if isinstance(value, Tensor):
         if type(value) not in _PLAIN and is_traceable_wrapper_subclass(value):
             for name in value.__tensor_flatten__()[0]:

@@ -1,4 +1,4 @@
-"""The values of a trace; they need no torch, so that a parent process can collect what others traced."""
+"""The results of a trace; they need no torch, so that a parent process can collect them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from megaplan.columns import Column, Phase
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Storages of one make.
+    """Equal storages.
 
     Attributes:
-        column: Where they are booked.
-        kind: What they are, in words.
-        name: Of the parameter they belong to, else the path of the module that made them.
-        op: The operation that made them.
-        shape: Of each.
-        dtype: Of each.
-        count: How many.
-        nbytes: Of all of them.
+        column: Budget column.
+        kind: Kind as text.
+        name: Name of their parameter, else path of the module that allocated them.
+        op: Operation that allocated them.
+        shape: Shape of each.
+        dtype: Dtype of each.
+        count: Number of storages.
+        nbytes: Total bytes of all storages.
     """
 
     column: Column
@@ -33,19 +33,19 @@ class Row:
     nbytes: int
 
     def describe(self) -> str:
-        """Name, make, shape and dtype on one line."""
+        """Name, count, kind, shape, dtype and operation on one line."""
         times = f"{self.count} × " if self.count > 1 else ""
         return f"{self.name or 'stage'}: {times}{self.kind} {list(self.shape)} {self.dtype} by {self.op.removesuffix('.default')}"
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A storage that outlived its forward.
+    """A storage that is alive after its forward.
 
     Attributes:
-        block: Inventory block that made it.
-        row: What it is.
-        savers: Paths, relative to the block, of what saved it for backward; empty if autograd did not.
+        block: Inventory block that allocated it.
+        row: Description of the storage.
+        savers: Paths, relative to the block, of the modules that saved it for backward; empty if autograd did not.
     """
 
     block: str
@@ -55,13 +55,13 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A storage that only one side knows.
+    """A storage that only the estimate or only the trace has.
 
     Attributes:
-        name: What and where, for a person.
-        column: Its budget column.
-        estimate: Bytes the ledger has.
-        trace: Bytes the runtime holds.
+        name: Description for messages.
+        column: Budget column.
+        estimate: Bytes in the ledger.
+        trace: Bytes in the runtime.
     """
 
     name: str
@@ -72,15 +72,15 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class RankTrace:
-    """What a trace of one rank found.
+    """Result of the trace of one rank.
 
     Attributes:
-        rank: The rank.
+        rank: Global rank.
         cells: Bytes by phase and column at the phase's own peak; every phase and column is present.
-        rows: The same storages grouped by make, largest first.
-        kept: What the first forward of every stage left alive.
-        differences: Where that, or what is alive between two steps, is not what the ledger says.
-        num_events: Births, resizes and deaths that were counted.
+        rows: Rows of equal storages at the peaks, largest first.
+        kept: Storages that the first forward of every stage left alive.
+        differences: Differences of these, and of storages alive between two steps, from the ledger.
+        num_events: Number of counted allocations, resizes and frees.
     """
 
     rank: int
@@ -97,7 +97,7 @@ class RankTrace:
 
     @property
     def peak_phase(self) -> Phase:
-        """The phase with the largest peak; of equal ones the earliest, as the budget says it."""
+        """The phase with the largest peak; the earliest of equal ones, as in the budget."""
         phases = self.phases
         return max(Phase, key=lambda phase: phases[phase])
 

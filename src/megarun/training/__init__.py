@@ -1,1 +1,1 @@
-"""The training loop and what surrounds a step: input checks, agreement of all ranks, bad steps and evaluation."""
+"""The training loop, input checks, agreement of all ranks, bad steps and evaluation."""

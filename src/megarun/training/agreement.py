@@ -1,8 +1,8 @@
-"""All ranks of a job train the same: compared through the store they meet in, before any process group is built.
+"""Checks that all ranks of a job have the same settings, through the job's store, before any process group is created.
 
-What differs would otherwise train another model in silence, or hang: a mesh decides which groups a rank waits in, `--save-every` which
-collectives. Every rank compares a digest with rank 0's, and reads what it stands for only where it differs. All of them fail then, each
-with the same account.
+Different settings would otherwise silently train another model, or deadlock: the mesh decides a rank's groups, `--save-every` its
+collectives. Every rank compares a digest with rank 0's, and reads rank 0's settings only if it differs. All ranks then fail with the same
+message.
 
 Paths are not compared: a folder may have another name on another node. Token files are compared by their headers, a checkpoint to resume
 from by its manifest.
@@ -27,24 +27,25 @@ from megarun.launch.process_group import Launch
 
 PREFIX = "megarun/inputs"
 DIGEST, TEXT, VERDICT = f"{PREFIX}/digest", f"{PREFIX}/text", f"{PREFIX}/verdict"
-TELLING = timedelta(seconds=5)
+ACKNOWLEDGE_LIMIT = timedelta(seconds=5)
 ABSENT = "absent"
 MOST_NAMED = 8
 
 Inputs = dict[str, tuple[str, str]]
-"""By key: what is compared, and how it is shown to a person."""
+"""By key: the compared value, and its text for messages."""
 
 
 def require_agreement(run: Run, launch: Launch, device: str) -> None:
     """Compare this rank's inputs with those of all others; every process of the job calls it.
 
     Args:
-        run: This rank's.
-        launch: Its store.
-        device: Kind of this rank's device: it decides the backend.
+        run: Run of this rank.
+        launch: Launch of this rank, with the store.
+        device: Device type of this rank, which decides the backend.
 
     Raises:
-        MegaplanError: MP656 on every rank if any rank's differ from rank 0's; MP650 if a rank does not state its own in time.
+        MegaplanError: MP656 on every rank if any rank's settings differ from rank 0's; MP650 if a rank does not publish its settings in
+            time.
     """
     if launch.world_size == 1:
         return
@@ -56,21 +57,21 @@ def require_agreement(run: Run, launch: Launch, device: str) -> None:
         launch.store.set(DIGEST, digest)
         verdict = "\n".join(_account(_answers(launch), run))
         launch.store.set(VERDICT, verdict)
-        if verdict:  # this rank may keep the store, which goes with it
+        if verdict:  # this rank may host the store, which closes when it exits
             with suppress(RuntimeError):
-                launch.store.wait([_key("told", rank) for rank in range(1, launch.world_size)], TELLING)
+                launch.store.wait([_key("acknowledged", rank) for rank in range(1, launch.world_size)], ACKNOWLEDGE_LIMIT)
     else:
         same = _read(launch, DIGEST) == digest
         lines = [] if same else differences(inputs, json.loads(_read(launch, TEXT)))
         launch.store.set(_key("answer", launch.rank), json.dumps([socket.gethostname(), lines]))
-        verdict = _read(launch, VERDICT, 2 * launch.start_timeout)  # rank 0 knows first who is silent
-        launch.store.set(_key("told", launch.rank), "1")
+        verdict = _read(launch, VERDICT, 2 * launch.start_timeout)  # rank 0 finds the ranks that do not answer
+        launch.store.set(_key("acknowledged", launch.rank), "1")
     if verdict:
         raise refusal("MP656", verdict)
 
 
 def inputs_of(run: Run, device: str) -> Inputs:
-    """Everything that ranks must have alike, by the name that a person gave it."""
+    """All settings that must be equal on every rank, by their user-visible names."""
     job, saved = run.job, run.checkpoints
     values: dict[str, Any] = dict(_leaves("", job.spec.model_dump(mode="json")))
     values["spans"] = [[slot.pp_rank, slot.start, slot.stop] for slot in job.layout.slots]
@@ -108,7 +109,7 @@ def _data(files: DataFiles) -> tuple[str, str]:
 
 
 def _resume(word: str) -> tuple[str, str]:
-    """The keyword, or the manifest of the checkpoint that is named."""
+    """The keyword, or the manifest of the named checkpoint."""
     if word in KEYWORDS:
         return word, word
     digest = hashlib.sha256((Path(word) / MANIFEST).read_bytes()).hexdigest()
@@ -116,7 +117,7 @@ def _resume(word: str) -> tuple[str, str]:
 
 
 def differences(ours: Inputs, first: Mapping[str, Iterable[str]]) -> list[str]:
-    """What differs from rank 0's, a line each; derived values only where nothing else says why."""
+    """Differences from rank 0's settings, one line each; derived values only if no other difference explains them."""
     lines = []
     for key in {**ours, **first}:
         mine, its = tuple(ours.get(key, (ABSENT, ABSENT))), tuple(first.get(key, (ABSENT, ABSENT)))
@@ -127,7 +128,7 @@ def differences(ours: Inputs, first: Mapping[str, Iterable[str]]) -> list[str]:
 
 
 def _answers(launch: Launch) -> dict[int, tuple[str, list[str]]]:
-    """Of every other rank that differs: its host, and what differs."""
+    """Host and differences of every other rank that differs."""
     ranks = range(1, launch.world_size)
     _wait(launch, [_key("answer", rank) for rank in ranks], launch.start_timeout)
     answers = {rank: json.loads(launch.store.get(_key("answer", rank))) for rank in ranks}
@@ -147,7 +148,7 @@ def _account(answers: Mapping[int, tuple[str, list[str]]], run: Run) -> list[str
 
 
 def _named(ranks: list[int], run: Run) -> str:
-    """One rank with its place in rank 0's mesh, several by number."""
+    """One rank with its coordinates in rank 0's mesh, several by number."""
     if len(ranks) == 1:
         return place(ranks[0], run.job.spec.mesh)
     shown = ", ".join(map(str, ranks[:MOST_NAMED]))
@@ -166,8 +167,8 @@ def _read(launch: Launch, key: str, limit: float | None = None) -> str:
 def _wait(launch: Launch, keys: list[str], limit: float) -> None:
     try:
         launch.store.wait(keys, timedelta(seconds=limit))
-    except RuntimeError:  # what the store raises when the wait times out
+    except RuntimeError:  # raised by the store when the wait times out
         silent = [key.rpartition("/")[2] for key in keys if not launch.store.check([key])] if launch.rank == 0 else ["0"]
         named = ", ".join(f"rank {rank}" for rank in silent[:MOST_NAMED]) + (" …" if len(silent) > MOST_NAMED else "")
-        detail = f"started, but did not say within {limit:g} s what they train: {named}"
+        detail = f"started, but did not publish their settings within {limit:g} s: {named}"
         raise refusal("MP650", detail) from None

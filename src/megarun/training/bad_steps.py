@@ -1,7 +1,7 @@
-"""Steps whose update would destroy the parameters: found on all ranks at once, passed over, and undone where they do not end.
+"""Steps whose update would corrupt the parameters: detected on all ranks, skipped, and rewound if they persist.
 
-A bad step loses its batch. More of them in a row than `training.bad_steps.skips` mean that the parameters are corrupted rather than a
-batch: the run goes back to its last checkpoint and goes on without those batches and some before them, whose updates may have done it.
+A bad step skips its batch. More consecutive bad steps than `training.bad_steps.skips` mean that the parameters are corrupted rather than a
+batch: the run rewinds to its last checkpoint and continues without those batches and some before them, whose updates may be the cause.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ REASONS = ("", "the loss is a spike", "the gradient norm is not finite", "the lo
 
 
 class StepGuard:
-    """Judges every step before its update; every method is collective.
+    """Checks every step before its update; every method is collective.
 
     Attributes:
-        data_progress: Which batches are skipped, and the latest losses.
+        data_progress: Skipped batches, and the latest losses.
     """
 
     def __init__(self, rules: BadSteps, keeper: Keeper, trainer: Trainer) -> None:
         self._rules, self._keeper, self._trainer = rules, keeper, trainer
         self.data_progress: DataProgress = START
-        self._row: list[int] = []  # batches of the bad steps since the last good one
+        self._row: list[int] = []  # batches of consecutive bad steps
         self._num_rewinds = 0
         self._back: Found | None = None
 
     def start(self) -> int:
-        """Read the checkpoint that was found, if any; the number of steps done."""
+        """Load the checkpoint that was found, if any; returns the number of steps done."""
         step, self.data_progress = self._keeper.start(self._trainer)
         return step
 
     def judge(self, step: int, result: StepResult) -> Decision | None:
-        """What is to be done with 0-based `step`; None: its update, for it is good."""
+        """The decision about 0-based `step`; None if it is good and can be applied."""
         reason = torch.tensor(self._reason(result))
-        dist.all_reduce(reason, op=dist.ReduceOp.MAX, group=self._keeper.control)  # all ranks do the same, whatever the last bits of a sum
+        dist.all_reduce(reason, op=dist.ReduceOp.MAX, group=self._keeper.control)  # all ranks decide equally, despite rounding differences
         if not reason:
             self._row.clear()
             spike = self._rules.spike
@@ -60,19 +60,19 @@ class StepGuard:
         if self._back is None:
             return self._decision("stop", step, result, int(reason), (bad, bad + 1), step)
         target = self._back.manifest
-        # what lies before the checkpoint is in its parameters already
+        # batches before the checkpoint have already updated its parameters
         first = max(self._row[0] - self._rules.window_batches, target.data_progress.batch(target.step))
         return self._decision("rewind", step, result, int(reason), (first, bad + 1), target.step)
 
     def follow(self, decision: Decision) -> int:
-        """Do what was decided, once every rank has told of it; the 0-based step that comes next.
+        """Apply a decision after every rank has reported it; returns the next 0-based step.
 
         Raises:
-            MegaplanError: MP607 where the run ends.
+            MegaplanError: MP607 if the run ends.
         """
         self._trainer.drop_gradients()
         if decision.decision == "stop":
-            # the first rank to fail takes the others with it: not before rank 0 has written its line of metrics.jsonl
+            # the first failing rank ends the others: wait until rank 0 has written its line of metrics.jsonl
             dist.barrier(self._keeper.control)
             raise self._refusal(decision)
         left_out = self.data_progress.without(decision.batches).skipped
@@ -104,9 +104,9 @@ class StepGuard:
         if row > 1 or rules.skips:
             lines.append(f"{row} bad steps in a row, training.bad_steps.skips = {rules.skips}")
         if self._num_rewinds < rules.rewinds:
-            lines.append("no checkpoint to go back to")
+            lines.append("no checkpoint to rewind to")
         else:
-            lines.append(f"gone back {self._num_rewinds} times, training.bad_steps.rewinds = {rules.rewinds}")
+            lines.append(f"{self._num_rewinds} rewinds, training.bad_steps.rewinds = {rules.rewinds}")
         return refusal("MP607", "\n".join(lines), "training.learning_rate")
 
 

@@ -1,4 +1,4 @@
-"""The loss of held-out text: the same rows each time, forward only, and training goes on as if nothing had been."""
+"""The loss of held-out text: the same rows each time, forward only, without side effects on training."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from megarun.parallel.apply.forward import ForwardRunner
 
 
 class Evaluator:
-    """Evaluates a trainer's model on the first batches that the training seed draws from a held-out token file."""
+    """Evaluates a trainer's model on the first batches of a held-out token file, in the order of the training seed."""
 
     def __init__(self, job: Job, trainer: Trainer, source: TokenRows, num_batches: int) -> None:
         self._job, self._trainer, self._num_batches = job, trainer, num_batches
         self._batches = Batches(source, job.spec, trainer.mesh)
 
     def evaluate(self, step: int, interrupt: Interrupt, control: dist.ProcessGroup) -> Evaluated | None:
-        """The loss after `step` optimizer steps; None if a signal came, which no batch waits for. Collective."""
+        """The loss after `step` optimizer steps; None if a signal interrupts the evaluation. Collective."""
         began, trainer = time.perf_counter(), self._trainer
         runner = ForwardRunner(trainer.stages, self._job.spec, trainer.mesh)
         nats = torch.zeros((), dtype=torch.float64, device=trainer.mesh.device)
@@ -38,5 +38,5 @@ class Evaluator:
                 num_labels += labels
         finally:
             runner.reshard()
-        loss = trainer.read(trainer.whole_loss(nats)) / num_labels
+        loss = trainer.read(trainer.reduced_loss(nats)) / num_labels
         return Evaluated(step, loss, self._num_batches * self._job.global_batch_tokens, time.perf_counter() - began)

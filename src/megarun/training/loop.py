@@ -1,12 +1,12 @@
 """The training loop; start reading megarun here.
 
-run     = what the plan says and the command line adds: spec, inventory, layout, tokens, folder, steps
-mesh    = who this process is: (pp, dp_replicate, dp_shard, cp, tp)
-trainer = this rank's stage, sharded, filled, with its schedule and optimizers
+run     = settings of the plan and the command line: spec, inventory, layout, tokens, folder, steps
+mesh    = this process's coordinates: (pp, dp_replicate, dp_shard, cp, tp)
+trainer = this rank's stages, sharded and initialised, with their schedule and optimizers
 batches = this rank's rows of each step
-keeper  = checkpoints: what the trainer starts from, and when its state is saved
-evaluator = the loss of held-out tokens, now and then
-guard   = bad steps: which batch each step has, and whether its update is applied
+keeper  = checkpoints: the one to start from, and when to save
+evaluator = the loss of held-out tokens, at intervals
+guard   = bad steps: the batch of each step, and whether its update is applied
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from megarun.training.evaluation import Evaluator
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What became of a run.
+    """Result of a run.
 
     Attributes:
-        history: What every step measured, of this start.
-        stopped_by: The signal that ended it before its last step; 0 if none did.
+        history: Metrics of every step since this start.
+        stopped_by: Signal number that ended the run before its last step; 0 if none.
     """
 
     history: list[StepMetrics]
@@ -51,8 +51,8 @@ def train(run: Run, launch: Launch) -> Trained:
     """Train the run's job; every process of the job calls it.
 
     Raises:
-        MegaplanError: A device is missing, ranks do not train the same, the folder holds a run, torch's schedule is another one, or
-            steps stay bad.
+        MegaplanError: A device is missing, the ranks' settings differ, the folder already has a run, torch's schedule differs from the
+            plan's, or too many steps are bad.
     """
     device = choose_device(launch)
     require_agreement(run, launch, device.type)
@@ -116,7 +116,7 @@ def train_steps(run: Run, mesh: RankMesh, keeper: Keeper, interrupt: Interrupt, 
         )
         history.append(metrics)
         metrics_file.write(metrics)
-        if len(history) == 2:  # the first step like all later ones
+        if len(history) == 2:  # the first step with steady-state memory
             metrics_file.write(RankMemory(step, num_bytes, planned_bytes(job) if basis == "peak" else None))
         display.show(metrics)
         last = step == run.num_steps
@@ -131,7 +131,7 @@ def train_steps(run: Run, mesh: RankMesh, keeper: Keeper, interrupt: Interrupt, 
 
 
 def synchronised_time(device: torch.device) -> float:
-    """Seconds on the wall clock once the device has done its work."""
+    """Wall-clock time in seconds after a device synchronisation."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

@@ -1,4 +1,4 @@
-"""All that can be known to be wrong before torch is loaded: the plan, what it asks for, the number of processes, the token file."""
+"""Input checks before torch is loaded: the plan, its settings, the number of processes, the token files."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from megarun.job.support import refuse_unbuilt
 
 
 def check_world_size(spec: Spec, num_processes: int, command: str) -> None:
-    """Refuse another number of processes than the plan's.
+    """Refuse a number of processes that differs from the plan's world size.
 
     Args:
-        spec: Whose mesh counts the ranks.
-        num_processes: How many were started.
-        command: What follows `megarun`, for the hint.
+        spec: Spec with the mesh.
+        num_processes: Number of processes started.
+        command: Command line after `megarun`, for the hint.
 
     Raises:
         MegaplanError: MP601.
@@ -49,10 +49,10 @@ def check_world_size(spec: Spec, num_processes: int, command: str) -> None:
 
 
 def open_tokens(path: Path, spec: Spec) -> TokenFile:
-    """The token file, whose ids must all have a row in the embedding, and which must fill at least one row of the batch.
+    """Open a token file and check that the embedding has all its ids and that it has at least one row of the batch.
 
     Raises:
-        MegaplanError: MP605, MP615, MP626, MP627, or what `TokenFile` finds.
+        MegaplanError: MP605, MP615, MP626, MP627, or an error of `TokenFile`.
     """
     source = TokenFile(path)
     if source.vocab_size > spec.model.vocab_size:
@@ -72,10 +72,10 @@ def open_tokens(path: Path, spec: Spec) -> TokenFile:
 
 
 def open_data(words: Sequence[str], spec: Spec) -> TokenFile | TokenMix:
-    """What `--data` names: one FILE, or several FILE=WEIGHT that are mixed.
+    """Open the token files of `--data`: one FILE, or several FILE=WEIGHT that are mixed.
 
     Raises:
-        MegaplanError: MP623 if one of several has no weight, or one is named twice; what `open_tokens` and `TokenMix` find.
+        MegaplanError: MP623 if one of several has no weight or occurs twice, or an error of `open_tokens` or `TokenMix`.
     """
     if len(words) == 1 and not _weighted(words[0])[1]:
         return open_tokens(Path(words[0]), spec)
@@ -89,31 +89,31 @@ def open_data(words: Sequence[str], spec: Spec) -> TokenFile | TokenMix:
 
 
 def _weighted(word: str) -> tuple[str, str]:
-    """FILE=3 -> FILE and 3; a file whose name has such an end is meant if it exists."""
+    """FILE=3 -> FILE and 3; an existing file whose name ends like this takes precedence."""
     path, equals, weight = word.rpartition("=")
     return (path, weight) if equals and weight.isdecimal() and not Path(word).exists() else (word, "")
 
 
 def open_held_out(path: Path, job: Job, every: int, num_batches: int | None) -> HeldOut:
-    """The held-out file, and how many batches it gives: `num_batches`, or all that it has.
+    """Open the held-out file, with `num_batches` batches or all that it has.
 
     Raises:
-        MegaplanError: MP622 if it has fewer; what `open_tokens` finds.
+        MegaplanError: MP622 if it has fewer, or an error of `open_tokens`.
     """
     return _held_out(open_tokens(path, job.spec), str(path), job, every, num_batches)
 
 
 def hold_out(run: Run, fraction: str, every: int, num_batches: int | None) -> Run:
-    """The run without the last rows of each of its token files, which it evaluates on instead, in the proportions of training.
+    """A run that holds out the last rows of each of its token files for evaluation, in the proportions of training.
 
     Args:
-        run: As it would train on all rows.
-        fraction: The part of each file's rows, a decimal number.
+        run: Run on all rows.
+        fraction: Share of each file's rows, a decimal number.
         every: See `HeldOut`.
-        num_batches: Of an evaluation; None: all that the held-out rows give.
+        num_batches: Number of batches per evaluation; None for all held-out rows.
 
     Raises:
-        MegaplanError: MP628 if the fraction is none, or leaves a part of a file without a row; MP622 if rows are fewer than asked for.
+        MegaplanError: MP628 if the fraction is not valid, or leaves a part of a file without rows; MP622 if there are too few rows.
     """
     try:
         number = Decimal(fraction)
@@ -131,7 +131,7 @@ def _held_out(source: TokenFile | TokenMix, name: str, job: Job, every: int, num
     num_rows, seq_length = job.global_batch
     windows = source.num_windows(seq_length)
     if windows < num_rows * (num_batches or 1):
-        detail = f"{name}: {windows:,} rows of {seq_length:,} tokens; {num_batches or 1:,} batches of {num_rows:,} rows were asked for"
+        detail = f"{name}: {windows:,} rows of {seq_length:,} tokens; {num_batches or 1:,} batches of {num_rows:,} rows were requested"
         hints = (f"--eval-batches {windows // num_rows}",) if windows >= num_rows else ()
         raise refusal("MP622", detail, hints=hints)
     return HeldOut(source, every, num_batches or windows // num_rows)
@@ -147,10 +147,10 @@ def prepare(
     num_processes: int,
     command: str,
 ) -> Run:
-    """Everything checked that needs no torch.
+    """Run all checks that need no torch.
 
     Raises:
-        MegaplanError: What megarun does not build, a wrong number of processes, or the token file.
+        MegaplanError: A setting that megarun cannot build, a wrong number of processes, or an invalid token file.
     """
     job, saved = planned
     refuse_unbuilt(job.spec)

@@ -72,7 +72,7 @@ def test_no_positions(shape: tuple[int, ...]) -> None:
 
 
 def test_positions_beyond_32_bit_offsets() -> None:
-    """Positions so far apart that a 32-bit offset would wrap; the memory between them is never touched."""
+    """Positions so distant that a 32-bit offset would wrap; the memory between them is never touched."""
     torch.use_deterministic_algorithms(False)  # which would fill it with NaN
     far = torch.empty((2 << 30) + 64, dtype=torch.bfloat16).as_strided((1, 3, 64), (64, 1 << 30, 1))
     near, weight = torch.randn(1, 3, 64).bfloat16(), torch.randn(64, 4).bfloat16()

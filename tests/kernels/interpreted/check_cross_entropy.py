@@ -89,7 +89,7 @@ def test_no_rows() -> None:
 
 
 def test_rows_beyond_32_bit_offsets() -> None:
-    """Rows so far apart that a 32-bit offset would wrap; the memory between them is never touched."""
+    """Rows so distant that a 32-bit offset would wrap; the memory between them is never touched."""
     torch.use_deterministic_algorithms(False)  # which would fill it with NaN
     far = torch.empty((2 << 30) + 64, dtype=torch.bfloat16).as_strided((3, 64), (1 << 30, 1))
     near, labels = torch.randn(3, 64).bfloat16(), torch.tensor([0, 63, 5])

@@ -99,7 +99,7 @@ def test_positions_beyond_32_bit_offsets() -> None:
 
 @pytest.mark.slow
 def test_pieces_are_the_whole() -> None:
-    """A sequence cut in three, each piece from the state and with the gradient that its neighbour handed on."""
+    """A sequence cut in three, each piece from its neighbour's state and with its neighbour's gradient."""
     inputs = BY_NAME["m2rnn"].make(11, torch.float32, requires_grad=False)
     starts = document_starts(11)
     wanted = run(BY_NAME["m2rnn_packed"], {**{name: value.requires_grad_() for name, value in inputs.items()}, "starts": starts})

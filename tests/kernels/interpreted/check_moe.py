@@ -66,7 +66,7 @@ def test_one_slot_needs_no_sum() -> None:
 def test_the_inside_is_what_is_stated(
     gated: bool, width: int, num_hidden: int, num_slots: int, needs: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The activated rows, the sum over slots and the matrices' gradients are each the highest moment somewhere."""
+    """The activated rows, the sum over slots and the matrices' gradients are each the peak in some case."""
     num_tokens, num_experts = 24, 3
     x, grad_y = torch.randn(2, num_tokens, num_hidden, dtype=torch.bfloat16)
     weights = torch.rand(num_tokens, num_slots)
@@ -81,7 +81,7 @@ def test_the_inside_is_what_is_stated(
     with Storages() as forward:
         results = kernel.routed_experts_forward(given)
     name, banks = ("routed_experts_gated", (gate, up, down)) if gated else ("routed_experts", (up, down, activation))
-    assert scratch_bytes(f"megakernels.{name}.default", (x, weights, rows, counts, *banks)) == forward.beside(results)
+    assert scratch_bytes(f"megakernels.{name}.default", (x, weights, rows, counts, *banks)) == forward.scratch(results)
     gate_out, up_out = results[1:]
     del results
     with Storages() as backward:
@@ -89,7 +89,7 @@ def test_the_inside_is_what_is_stated(
     saved = (gate_out, up_out) if gated else (up_out, activation)
     wanted = needs if gated else [*needs[:2], *needs[3:]]
     operands = grad_y, x, weights, rows, counts, *((gate, up, down) if gated else (up, down)), *saved, wanted
-    assert scratch_bytes(f"megakernels.{name}_backward.default", operands) == backward.beside(gradients)
+    assert scratch_bytes(f"megakernels.{name}_backward.default", operands) == backward.scratch(gradients)
 
 
 @pytest.mark.parametrize("num_pairs", [0, 1, 127, 129, 300])
@@ -135,7 +135,7 @@ def test_rows_past_the_last_offset_are_not_read() -> None:
 
 
 def test_tokens_beyond_32_bit_offsets() -> None:
-    """Tokens so far apart that a 32-bit offset would wrap; the memory between them is never touched."""
+    """Tokens so distant that a 32-bit offset would wrap; the memory between them is never touched."""
     torch.use_deterministic_algorithms(False)  # which would fill it with NaN
     inputs = routed_case("relu2", 64, 8).make(3, torch.bfloat16, requires_grad=False)
     far = torch.empty((2 << 30) + 64, dtype=torch.bfloat16).as_strided((3, 64), (1 << 30, 1))

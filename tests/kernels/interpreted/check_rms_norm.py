@@ -58,7 +58,7 @@ def test_no_rows() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_sum_is_torch_s_and_so_is_its_norm(dtype: torch.dtype) -> None:
-    """The norm is of the rounded sum, which later blocks read: to the bit the plain kernel's. The interpreter rounds fp32 alone right."""
+    """The norm is of the rounded sum, which later blocks read: bitwise equal to the plain kernel. The interpreter rounds only fp32."""
     x, branch, weight = torch.randn(5, 200).to(dtype), torch.randn(5, 200).to(dtype), torch.randn(200).to(dtype)
     total, y = add_rms_norm(x, branch, weight, EPS)
     assert torch.equal(y, rms_norm(total, weight, EPS))
@@ -67,7 +67,7 @@ def test_the_sum_is_torch_s_and_so_is_its_norm(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "gated", "add"])
 def test_rows_beyond_32_bit_offsets(kind: str) -> None:
-    """Rows so far apart that a 32-bit offset would wrap; the memory between them is never touched."""
+    """Rows so distant that a 32-bit offset would wrap; the memory between them is never touched."""
     torch.use_deterministic_algorithms(False)  # which would fill it with NaN
     far = torch.empty((2 << 30) + 64, dtype=torch.bfloat16).as_strided((3, 64), (1 << 30, 1))
     near, weight = torch.randn(3, 64).bfloat16(), torch.randn(64).bfloat16()

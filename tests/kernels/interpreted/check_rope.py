@@ -70,7 +70,7 @@ def test_nothing_to_turn() -> None:
 
 @pytest.mark.parametrize("operation", ["rope", "mla_kv"])
 def test_heads_beyond_32_bit_offsets(operation: str) -> None:
-    """Heads so far apart that a 32-bit offset would wrap; the memory between them is never touched."""
+    """Heads so distant that a 32-bit offset would wrap; the memory between them is never touched."""
     torch.use_deterministic_algorithms(False)  # which would fill it with NaN
     far = torch.empty((2 << 30) + 64, dtype=torch.bfloat16).as_strided((1, 1, 3, 64), (64, 64, 1 << 30, 1))
     near, key, angle = torch.randn(1, 1, 3, 64).bfloat16(), torch.randn(1, 1, 16).bfloat16(), torch.randn(1, 8)

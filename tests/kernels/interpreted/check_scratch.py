@@ -41,7 +41,7 @@ def check(op: Any, *operands: Any) -> int:
     with Storages() as found:
         results = op._init_fn(*operands)
     stated = scratch_bytes(str(op._opoverload), operands)
-    assert stated == found.beside(tree_leaves(results))
+    assert stated == found.scratch(tree_leaves(results))
     return stated
 
 
@@ -86,7 +86,7 @@ def test_scan(shape: tuple[int, ...], chunk_size: int, dtypes: Any, packed: bool
 @pytest.mark.parametrize("width", [65, 100, 128])
 @pytest.mark.parametrize("groups", [1, 40])
 def test_scan_of_wide_heads(width: int, groups: int) -> None:
-    """Heads in two blocks of columns: with few groups the parts of dt's gradient are the highest moment."""
+    """Heads in two blocks of columns: with few groups the parts of dt's gradient are the peak."""
     inputs = ssd_inputs((1, 70, 40, width, groups, 2), (BF16, BF16))
     states = torch.empty(1, 2, 40, width, 2, dtype=BF16)
     check(ssd_op._ssd_backward, torch.empty_like(inputs[0]), *inputs, None, states, 64, *NO_LIMITS, [True] * 7)

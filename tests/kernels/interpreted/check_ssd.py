@@ -11,7 +11,7 @@ from kernel_checks import TOLERANCE, check_contract, check_needs, check_uniform_
 from op_cases import CASES
 from op_checks import gradients, rms_ratio
 from op_exact import exact_ssd
-from op_makers import BATCH, Case, apart, document_starts
+from op_makers import BATCH, Case, document_starts, per_document
 from torch import Tensor
 
 from megakernels import ssd, ssd_piece, ssd_piece_backward
@@ -61,7 +61,7 @@ def wide(name: str, chunk_size: int) -> Case:
         return {name: made[name] for name in plain.saved} | ({"starts": document_starts(t)} if packed else {})
 
     def exact(**given: Tensor) -> Tensor:
-        return apart(exact_ssd, ("x", "dt", "B", "C"), given) if packed else exact_ssd(**given)
+        return per_document(exact_ssd, ("x", "dt", "B", "C"), given) if packed else exact_ssd(**given)
 
     return Case(
         f"ssd_wide_{name}",
@@ -123,7 +123,7 @@ def test_gradient_of_a_sum() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("cuts", [(0, 5, 21, 26)])
 def test_pieces_are_the_whole(cuts: tuple[int, ...]) -> None:
-    """A sequence cut in three, each piece from the state and with the gradient that its neighbour handed on."""
+    """A sequence cut in three, each piece from its neighbour's state and with its neighbour's gradient."""
     inputs = BY_NAME["ssd"].make(26, torch.float32)
     starts = document_starts(26)
     wanted = run(BY_NAME["ssd_packed"], {**inputs, "starts": starts})

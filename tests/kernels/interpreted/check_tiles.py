@@ -1,4 +1,4 @@
-"""What the kernels share: products, rounding and functions near their zeros, each beside the naive form that fails."""
+"""Shared kernel functions: products, rounding and functions near zero, each compared with the naive form that fails."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Compiles the kernels for Hopper without a GPU and prints each one's resources as JSON; --write commits them to NAME.csv beside this file.
+"""Compiles the kernels for Hopper without a GPU and prints each one's resources as JSON; --write commits them to NAME.csv in this folder.
 
     PYTHONPATH=src:kernels python tests/kernels/sm90/compile.py [--write] rms_norm ...
 

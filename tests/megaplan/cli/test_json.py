@@ -176,7 +176,7 @@ def test_a_markdown_diff_of_a_large_job_is_cut_off_visibly(megaplan):
     ran = megaplan("diff", "a.json", "b.json", "--format", "markdown")
     assert ran.status == 1
     assert len(ran.out) < 65_536
-    assert "**Cut off here:**" in ran.out
+    assert "**Truncated:**" in ran.out
     assert ran.out.count("<details>") == ran.out.count("</details>")
 
 

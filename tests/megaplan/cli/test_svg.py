@@ -61,7 +61,7 @@ def test_the_picture_needs_no_other_file_and_says_what_it_is(megaplan, here):
     assert set(re.findall(r'https?://[^"\s]*', text)) == {"http://www.w3.org/2000/svg"}
     root = ElementTree.fromstring(text)
     assert root.find(f"{SVG}title").text == "tiny-hybrid-pp2: zbv, pp 4 × vpp 2, 9 microbatches"
-    assert "a step by the device's rates" in root.find(f"{SVG}desc").text
+    assert "modelled step time" in root.find(f"{SVG}desc").text
     width, height = int(root.get("width")), int(root.get("height"))
     for rect in root.iter(f"{SVG}rect"):
         if rect.get("x") is not None:
@@ -76,7 +76,7 @@ def test_no_two_kinds_of_action_look_alike_and_the_legend_has_each(megaplan, her
     for group in root.iter(f"{SVG}g"):
         if group.get("class") == "action":
             fills.setdefault(group.find(f"{SVG}title").text.partition(" of microbatch")[0], set()).add(group.find(f"{SVG}rect").get("fill"))
-    assert set(fills) == {"forward", "backward", "input half of a backward", "weight half"}
+    assert set(fills) == {"forward", "backward", "input gradients", "weight gradients"}
     assert all(len(found) == 1 for found in fills.values())
     assert len(set.union(*fills.values())) == 4
     texts = [text.text for text in root.iter(f"{SVG}text")]
@@ -99,7 +99,7 @@ def test_more_than_a_picture_can_show_is_refused_with_a_number_that_works(megapl
 def test_show_says_when_a_step_is_too_long_to_replay(megaplan):
     ran = megaplan("show", planned(megaplan, "interleaved_1f1b"), "--set", "schedule.num_microbatches=60000")
     assert ran.status == 0
-    assert "up to 1,440,000 actions a step are too many to replay" in ran.out
+    assert "up to 1,440,000 actions per step are too many to replay" in ran.out
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -107,9 +107,9 @@ def test_show_states_the_step_of_the_plans_own_slots(megaplan, here, kind):
     plan = planned(megaplan, kind)
     shown = " ".join(megaplan("show", plan).out.split())
     picture = megaplan("show", plan, "--svg", "-").out
-    length = re.search(r'<desc id="about">(.*) a step by the device', picture)[1]
-    assert f"this plan: {length} a step by the device's rates; " in shown
-    assert "drawn: slots as if equal, F = I = W = 1: " in shown
+    length = re.search(r'<desc id="about">modelled step time ([^,]*),', picture)[1]
+    assert f"this plan: modelled step time {length}; " in shown
+    assert "drawn with equal slots, F = I = W = 1: " in shown
 
 
 def test_stdout_gets_the_picture_alone_and_no_other_file_is_replaced(megaplan, here):
@@ -119,7 +119,7 @@ def test_stdout_gets_the_picture_alone_and_no_other_file_is_replaced(megaplan, h
     ElementTree.fromstring(ran.out)
     refused = megaplan("show", plan, "--svg", plan)
     assert refused.status == 2
-    assert "is no SVG" in refused.err
+    assert "is not an SVG" in refused.err
     assert megaplan("show", plan, "--svg", "picture.svg").status == megaplan("show", plan, "--svg", "picture.svg").status == 0
 
 

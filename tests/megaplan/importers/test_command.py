@@ -23,7 +23,7 @@ def estimated(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str,
     capsys.readouterr()
     assert run(["estimate", *words, "--json"]) in (0, 1)
     document = json.loads(capsys.readouterr().out)
-    del document["diagnostics"]  # of the config alone: where it stands, and what is not carried
+    del document["diagnostics"]  # they name the config and the fields that are not imported
     return document
 
 
@@ -43,7 +43,7 @@ def test_a_spec_file_says_what_it_does_not_carry(folder: Path, capsys: pytest.Ca
     (folder / "config.json").write_text(text(config("Llama-3.1-8B")), encoding="utf-8")
     assert run(["import", "hf", "config.json"]) == 0
     printed = capsys.readouterr()
-    assert printed.out.startswith("# Imported from config.json, model_type llama.\n# Not carried: rope_scaling = ")
+    assert printed.out.startswith("# Imported from config.json, model_type llama.\n# Not imported: rope_scaling = ")
     assert "warning[MP820]" in printed.err
 
 

@@ -231,7 +231,7 @@ def test_the_command_writes_a_spec_that_estimates(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "launch.sh").write_text(LAUNCH, encoding="utf-8")
     assert run(["import", "megatron", "launch.sh", "-o", "spec.yaml"]) == 0
-    assert "# Not carried: --moe-router-topk-scaling-factor 2.5" in (tmp_path / "spec.yaml").read_text(encoding="utf-8")
+    assert "# Not imported: --moe-router-topk-scaling-factor 2.5" in (tmp_path / "spec.yaml").read_text(encoding="utf-8")
     assert run(["estimate", "spec.yaml"]) == 0
     assert "name: launch" in (tmp_path / "spec.yaml").read_text(encoding="utf-8")
     capsys.readouterr()

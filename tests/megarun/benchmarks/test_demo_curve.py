@@ -35,7 +35,7 @@ def write(run: Path, *steps: int, tail: str = "") -> Path:
     return run
 
 
-def test_two_starts_are_told_apart(curve: ModuleType, tmp_path: Path) -> None:
+def test_two_starts_are_distinguished(curve: ModuleType, tmp_path: Path) -> None:
     """Steps 1 to 7, killed, resumed from step 5; the last line of a step that was made twice counts."""
     broken = curve.read_broken(write(tmp_path / "run", *range(1, 8), *range(6, 11)))
     assert (broken.killed_after, broken.resumed_after) == (7, 5)

@@ -48,7 +48,7 @@ class Module:
 
 
 def test_libraries_are_called_as_ours(benchmark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With stand-ins that compute what the libraries document: a loss summed over rows, linear attention with a decay of each head."""
+    """With fake libraries that compute the documented results: a loss summed over rows, linear attention with a decay of each head."""
     peers = importlib.import_module("h200.peers")
 
     def attend(q: Any, k: Any, v: Any, g: Any, scale: float) -> tuple[Any, None]:

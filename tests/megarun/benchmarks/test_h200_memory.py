@@ -75,7 +75,7 @@ def test_differences_from_the_trace_are_by_size_largest_first(load: Any) -> None
     from megarun.trace.values import Row  # noqa: PLC0415
 
     rows = [Row(Column.ACTIVATIONS, "working", "layers.0", "aten.mm", (4,), "float32", 3, 3 * 4096)]
-    found = load("h200.blocks").beside_trace([(4096, "a", 1), (1 << 20, "b", 2)], rows)
+    found = load("h200.blocks").compared_with_trace([(4096, "a", 1), (1 << 20, "b", 2)], rows)
     assert [(row.block_bytes, row.num_measured, row.num_traced, row.excess_bytes) for row in found] == [
         (1 << 20, 2, 0, 2 << 20),
         (4096, 1, 3, -8192),
@@ -92,7 +92,7 @@ def test_an_operations_inside_is_the_same_on_fake_and_real_tensors(load: Any) ->
     real = torch.ones(256, 1024, dtype=torch.bfloat16), torch.ones(256, 1024, dtype=torch.bfloat16)
     with FakeTensorMode():
         fake = inside(run, (torch.empty(256, 1024, dtype=torch.bfloat16), torch.empty(256, 1024, dtype=torch.bfloat16)))
-    # fp32 gate, sigmoid and their product, then fp32 up beside gate and product, then the product of both
+    # fp32 gate, sigmoid and their product, then fp32 up with gate and product, then the product of both
     assert inside(run, real) == fake
     assert fake.returned_bytes == MIB // 2
     assert fake.peak_bytes >= 3 * MIB

@@ -73,7 +73,7 @@ def stop_in_step(step: int, number: int, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def wait_for_the_save_in_step(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a save under way come to its end, good or bad, while that step's batch is read; nobody asks it."""
+    """Let a save in progress end, successfully or not, while that step's batch is read and nothing polls it."""
     read, futures = megarun.data.batches.Batches.at, []
     begun = megarun.checkpoint.save.async_save
 
@@ -94,12 +94,12 @@ def wait_for_the_save_in_step(step: int, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_signal_saves_and_the_same_command_resumes(
     number: int, tmp_path: Path, command: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Steps lost: none. The curve is the uninterrupted one's, to the bit."""
+    """No step is lost, and the loss curve is bitwise equal to the uninterrupted one."""
     assert run(command("whole")) == 0
     with monkeypatch.context() as patch:
         stop_in_step(2, number, patch)
         assert run(command("stopped")) == 128 + number
-    assert "stopped after step 3, saved; the same command resumes" in capfd.readouterr().err
+    assert "stopped after step 3 and saved; run the same command to resume" in capfd.readouterr().err
     assert max(losses(tmp_path / "stopped")) == 3
     assert run(command("stopped")) == 0
     assert "resumed from" in capfd.readouterr().err
@@ -118,7 +118,7 @@ def truncate(path: Path) -> None:
 
 DAMAGES = {
     "a flipped bit": ("__0_0.distcp", damage_bits, "SHA-256"),
-    "a truncated file": ("__0_0.distcp", truncate, "bytes, saved were"),
+    "a truncated file": ("__0_0.distcp", truncate, "in the manifest"),
     "a deleted file": ("__0_0.distcp", Path.unlink, "No such file or directory"),
     "a changed index": ("index.json", damage_bits, "index.json: SHA-256"),
     "a broken manifest": ("manifest.json", truncate, "JSONDecodeError"),
@@ -214,7 +214,7 @@ def test_never_resuming_refuses_a_run_that_is_there(tmp_path: Path, command: Any
 
 @pytest.mark.slow
 def test_torchrun_is_stopped_and_resumed_under_another_plan(tmp_path: Path, command: Any) -> None:
-    """SIGTERM to the launcher of pp 2 while it trains; both ranks save the same step, and one process goes on from there."""
+    """SIGTERM to the launcher of pp 2 while it trains; both ranks save the same step, and one process continues from it."""
     assert run(command("whole", training__steps=40, training__learning_rate=1.0e-4)) == 0
     words = command("moved", mesh={"pp": 2}, training__steps=40, training__learning_rate=1.0e-4)
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "kernels")])
@@ -256,7 +256,7 @@ exit_process(run())
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 3])
 def test_torchrun_restarts_a_job_that_lost_a_rank(step: int, tmp_path: Path, command: Any) -> None:
-    """kill -9 of a rank, before the first save or after it: torchrun starts all again, and they go on from what was saved."""
+    """kill -9 of a rank, before the first save or after it: torchrun restarts all ranks, and they continue from the checkpoint."""
     assert run(command("whole")) == 0
     words = command("killed", mesh={"pp": 2})
     (tmp_path / "program.py").write_text(KILLED)

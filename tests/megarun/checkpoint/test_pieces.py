@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-70")]
 
 
 class Shard(torch.Tensor):
-    """Stands for a DTensor whose `placements` are its size and offset."""
+    """Replaces a DTensor whose `placements` are its size and offset."""
 
     def to_local(self) -> torch.Tensor:
         return self.as_subclass(torch.Tensor)

@@ -27,7 +27,7 @@ import megarun.data.batches as batches
 real = batches.Batches.at
 def at(self, step):
     if step == 2 and os.environ["RANK"] == "1":
-        raise OSError("the disk is gone")
+        raise OSError("the disk was removed")
     return real(self, step)
 batches.Batches.at = at
 from megarun.cli.main import run
@@ -105,7 +105,7 @@ def test_one_process_trains_from_a_plan(
 def test_held_out_text_is_evaluated_and_changes_nothing(
     tmp_path: Path, token_file: Path, plan_file: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every second step and at the end, a line of its own; the training losses are those without it, to the bit."""
+    """Every second step and at the end, a separate line; the training losses are bitwise equal to those without it."""
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     plan, words = plan_file({}), ("--data", str(token_file), "--seed", "5")
     assert run(["train", plan, *words, "--out", str(tmp_path / "plain")]) == 0
@@ -155,7 +155,7 @@ def test_the_first_failing_rank_speaks(tmp_path: Path, token_file: Path, plan_fi
     done = torchrun(2, str(tmp_path / "failing.py"), "train", plan, "--data", str(token_file), "--out", str(tmp_path / "out"))
     assert done.returncode != 0
     assert "rank 1 (pp 1) of 2 failed first:" in done.stderr
-    assert "OSError: the disk is gone" in done.stderr
+    assert "OSError: the disk was removed" in done.stderr
     assert done.stderr.count("error[") == 1
     assert "Full Schedule" not in done.stderr
 

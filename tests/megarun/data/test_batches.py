@@ -71,7 +71,7 @@ def test_a_batch_of_ends_alone_is_refused(spec_with: Any, worker: Any, monkeypat
         return np.tile(np.arange(seq_length + 1, dtype=np.int32), (num_rows, 1))
 
     monkeypatch.setattr(worker.CountingRows, "starts", every_column)
-    with pytest.raises(MegaplanError, match=r"step 3: 48 tokens, each the last one of its document"):
+    with pytest.raises(MegaplanError, match=r"step 3: 48 tokens, each the last of its document"):
         Batches(worker.CountingRows(61), Spec.model_validate(spec_with({"data.packing": "documents"})), place(0, 1)).at(2)
 
 
@@ -93,8 +93,8 @@ def test_features_read_beyond_a_rank_s_own_tokens(mesh: dict[str, Any], packing:
     def seen(index: int, position: int, places: int, nothing: int) -> int:
         """The token `places` from `position`, if no document begins between the two."""
         low, high = sorted((position, position + places))
-        apart = low < 0 or high > length or any(low < first <= high for first in begins[index] if packing == "documents")
-        return nothing if apart else int(row[index, position + places])
+        separate = low < 0 or high > length or any(low < first <= high for first in begins[index] if packing == "documents")
+        return nothing if separate else int(row[index, position + places])
 
     for coordinate in product(range(spec.mesh.cp), range(spec.mesh.tp)):
         place_of = place(0, 1)

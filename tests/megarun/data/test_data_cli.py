@@ -72,7 +72,7 @@ def test_the_entropy_of_random_tokens(token_file: Any) -> None:
 
 
 def test_the_text_of_inspect(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Entropy in both units, and whether the tokenizer beside the file is the one that made it."""
+    """Entropy in both units, and whether the tokenizer file is the one that made the tokens."""
     path = tmp_path / "x.tokens"
     assert run(["data", "tokenize", str(corpus), "-o", str(path), "--vocab-size", "5000"]) == 0
     assert "not 5,000: the sample has no further pair" in capsys.readouterr().out
@@ -95,7 +95,7 @@ def test_tokenizing_a_folder_into_itself_twice(corpus: Path, capsys: pytest.Capt
         assert run(["data", "tokenize", str(corpus), "-o", str(path), "--vocab-size", "300"]) == 0
         written.append(path.read_bytes())
     assert written[0] == written[1]
-    assert "2 what this command writes" in capsys.readouterr().out
+    assert "2 written by this command" in capsys.readouterr().out
 
 
 def test_a_failure_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,7 +114,7 @@ def test_a_failure_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["--vocab-size", "12"], "MP618"),
         (["--tokenizer", "bytes", "--vocab-size", "2048"], "MP618"),
         (["--limit-bytes", "8 parsecs"], "unknown unit"),
-        (["--limit-bytes", "0"], "leaves no room"),
+        (["--limit-bytes", "0"], "is too small"),
         (["--limit-bytes", "-5"], "-5"),
         (["--limit-bytes", "3"], "MP617"),
         (["--include", "*.cpp"], "MP617"),

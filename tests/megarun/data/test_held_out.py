@@ -92,8 +92,8 @@ def test_a_run_evaluates_on_what_it_leaves_out(planned: Run) -> None:
         ("a tenth", None, "MP628", "--validation-fraction a tenth"),
         ("1e-999999999", None, "MP628", "--validation-fraction 1e-999999999"),
         ("0.04", None, "MP628", "20 rows of 3 tokens, of which --validation-fraction leaves 20 for training, 0 for evaluation"),
-        ("0.05", None, "MP622", "--validation-fraction 0.05: 1 rows of 3 tokens; 1 batches of 2 rows were asked for"),
-        ("0.25", 3, "MP622", "--validation-fraction 0.25: 5 rows of 3 tokens; 3 batches of 2 rows were asked for"),
+        ("0.05", None, "MP622", "--validation-fraction 0.05: 1 rows of 3 tokens; 1 batches of 2 rows were requested"),
+        ("0.25", 3, "MP622", "--validation-fraction 0.25: 5 rows of 3 tokens; 3 batches of 2 rows were requested"),
     ],
 )
 def test_what_holds_nothing_out(planned: Run, fraction: str, num_batches: int | None, code: str, words: str) -> None:
@@ -118,10 +118,10 @@ def test_a_file_of_its_own_is_as_it_was(planned: Run, counting: TokenFile) -> No
     [
         ("0.25", "0", "--validation-fraction 0.25"),
         ("0.25", "0.3", "--validation-fraction 0.25"),
-        ("0", "0.3", "leave out --validation-fraction"),
+        ("0", "0.3", "omit --validation-fraction"),
     ],
 )
-def test_a_run_goes_on_with_the_same_rows(planned: Run, saved: str, now: str, hint: str) -> None:
+def test_a_resumed_run_has_the_same_rows(planned: Run, saved: str, now: str, hint: str) -> None:
     """Another fraction is another order of rows, and would train on what was held out."""
     manifest = Manifest(2, 0, planned.job.global_batch, "sha256:a", "sha256:b", 1, "2.13.0", {}, validation_fraction=saved)
     check_compatible(Path("saved"), manifest, replace(planned, validation_fraction=saved), weights_only=False)

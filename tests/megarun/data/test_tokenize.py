@@ -146,7 +146,7 @@ def test_a_limit_is_no_filter_for_small_files(tmp_path: Path) -> None:
 
 
 def test_segments_encode_as_the_whole(corpus: Path) -> None:
-    """A text cut into small segments has the tokens of the uncut text, whatever white space stands at the cuts."""
+    """A text cut into small segments has the tokens of the uncut text, with any white space at the cuts."""
     trained = train_bpe(read_corpus(corpus), 320)
     text = "int a; \n  b;\n\n\nc;\n\td;\r\ne = 'x';\n\u00a0f;\n\u2003\n#\n" * 50
     parts = list(segments_of(text, 16))
@@ -226,7 +226,7 @@ def test_a_folder_without_text(tmp_path: Path) -> None:
     (tmp_path / "a.h").write_text("long text")
     with pytest.raises(MegaplanError) as error:
         read_corpus(tmp_path, limit_bytes=3)
-    assert "3 × by --limit-bytes" in error.value.diagnostics[0].detail
+    assert "3 × beyond --limit-bytes" in error.value.diagnostics[0].detail
 
 
 @pytest.mark.parametrize("change", [b"other length", b"\xff" * len("return 0;" * 300 + "\n"), None])
@@ -261,7 +261,7 @@ def big(tmp_path: Path) -> Corpus:
 
 
 def test_a_full_disk_leaves_the_old_file(corpus: Path, tmp_path: Path) -> None:
-    """What cannot be written whole is not there at all."""
+    """A file that cannot be written completely does not exist."""
     path = tmp_path / "x.tokens"
     tokenize(read_corpus(corpus), TokenizerKind.BYTES, 257, path)
     before, listed = path.read_bytes(), big(tmp_path)

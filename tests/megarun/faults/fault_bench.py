@@ -128,13 +128,13 @@ class Bench:
         return done.returncode, done.stderr, time.monotonic() - began
 
     def resume(self, out: Path, newest: int) -> tuple[str, int]:
-        """Go on with one process; what it said, and how many steps had to be made again. The curve is the uninterrupted one's."""
+        """Resume with one process; returns its output, and the number of repeated steps. The loss curve equals the uninterrupted one."""
         made = max(losses(out), default=0)
         status, said, _ = self.here(self.words(self.one, out))
         assert status == 0, said
         found = re.search(r"(\d+) steps done", said)
         start = int(found.group(1)) if found else 0
-        assert start >= newest, f"step {newest} was saved, and the run went on from {start}"
+        assert start >= newest, f"step {newest} was saved, and the run continued from {start}"
         assert losses(out) == self.expected
         return said, max(0, made - start)
 

@@ -51,7 +51,7 @@ class RefusedError(Exception):
 
 
 def killed(bench: Bench, seed: int) -> Outcome:
-    """kill -9 of one rank at a random moment; saves are under way at most of them."""
+    """kill -9 of one rank at a random time, usually during a save."""
     draw = random.Random(seed)
     step, rank, delay = draw.randint(1, STEPS - 4), draw.randint(0, 1), draw.uniform(0, 0.1)
     out, said = bench.folder / f"killed-{seed}", bench.folder / f"killed-{seed}.txt"
@@ -63,7 +63,7 @@ def killed(bench: Bench, seed: int) -> Outcome:
     seconds = end(process)
     saved = newest_step(out)
     happened = f"kill -9 of rank {rank} in step {step + 1} or later (seed {seed})"
-    if saved == 0:  # nothing to go on from, and a run is never written over
+    if saved == 0:  # nothing to resume from, and a run is never overwritten
         row = refused(bench, happened + ", before the first save", bench.words(bench.one, out), "MP608")
         return replace(row, steps_lost=max(losses(out)), seconds=seconds)
     resumed, lost = bench.resume(out, saved)
@@ -71,7 +71,7 @@ def killed(bench: Bench, seed: int) -> Outcome:
 
 
 def stopped(bench: Bench, number: signal.Signals, seed: int) -> Outcome:
-    """A signal to the launcher at a random moment; no step is lost."""
+    """A signal to the launcher at a random time; no step is lost."""
     draw = random.Random(seed)
     step, delay = draw.randint(1, STEPS - 6), draw.uniform(0, 0.05)
     out, said = bench.folder / f"{number.name}-{seed}", bench.folder / f"{number.name}-{seed}.txt"
@@ -90,7 +90,7 @@ def stopped(bench: Bench, number: signal.Signals, seed: int) -> Outcome:
 
 
 def held_out(bench: Bench) -> list[str]:
-    """Words that evaluate now and then."""
+    """Command-line options for periodic evaluation."""
     return ["--eval-data", str(bench.tokens), "--eval-every", "6", "--eval-batches", "4"]
 
 
@@ -190,8 +190,8 @@ def disk_full(bench: Bench) -> Outcome:
 
 
 def rank_missing(bench: Bench, missing: int) -> Outcome:
-    """One rank of two is never started; nobody's torchrun starts the other."""
-    out, wanted = bench.folder / f"missing-{missing}", ("nobody to meet" if missing == 0 else "did not start")
+    """One rank of two is never started; the other is started without torchrun."""
+    out, wanted = bench.folder / f"missing-{missing}", ("no store" if missing == 0 else "did not start")
     status, said, seconds = bench.alone(1 - missing, out, free_port(), "--start-timeout", "3")
     assert status == ERROR, said
     assert "MP650" in said
@@ -265,7 +265,7 @@ def edited_by_hand(bench: Bench) -> Outcome:
 def another_model(bench: Bench) -> Outcome:
     plan = bench.plan("another", {"model": {**SPEC["model"], "mlp": {"ffn_hidden_size": 48}}})
     out = bench.whole("before-edit", 2)
-    row = refused(bench, "the plan is made anew for another model after the checkpoint", bench.words(plan, out), "MP641")
+    row = refused(bench, "the plan is replaced by another model's after the checkpoint", bench.words(plan, out), "MP641")
     assert newest_step(out) == 2
     return row
 

@@ -62,17 +62,17 @@ OTHER_WORDS = {
 
 
 def folder_not_shared(bench: Bench) -> Outcome:
-    """Each of two ranks has an --out of its own, as on nodes that share none: no save is called whole."""
-    apart = bench.folder / "apart"
-    out, said, seconds = odd_rank(bench, "not shared", lambda _: bench.words(bench.two, apart))
+    """Each of two ranks has a separate --out, as on nodes without a shared folder: no save is complete."""
+    other_folder = bench.folder / "other"
+    out, said, seconds = odd_rank(bench, "not shared", lambda _: bench.words(bench.two, other_folder))
     assert said.count("error[MP645]") == 1, said
-    assert newest_step(out) == newest_step(apart) == 0
+    assert newest_step(out) == newest_step(other_folder) == 0
     read = re.sub(r" on \S+:", ":", first_line(said, "__1_0.distcp"))
     return Outcome("--out of one rank is not the folder of the other", f"error[MP645]: …: {read}", max(losses(out)), seconds)
 
 
 def back_to_an_older_one(bench: Bench) -> Outcome:
-    """From the middle of a run that has later checkpoints: they stay, so do the new ones, and these are gone on from."""
+    """From the middle of a run that has later checkpoints: they are kept, so are the new ones, and the run resumes from these."""
     out = bench.folder / "back"
     assert bench.here([*bench.words(bench.one, out, "--keep", "4", "--steps", "8")])[0] == 0
     named = out / "checkpoints" / "step-00000004"
@@ -117,7 +117,7 @@ def _other_tokens(bench: Bench) -> Path:
 
 
 def other_data(bench: Bench, mixed: bool) -> Outcome:
-    """The run goes on with other tokens, or with these in another proportion."""
+    """The run continues with other tokens, or with the same in another proportion."""
     out, other = bench.whole(f"other-data-{mixed}", 2), _other_tokens(bench)
     data = ["--data", f"{bench.tokens}=3", "--data", f"{other}=1"] if mixed else ["--data", str(other)]
     words = ["train", str(bench.one), *data, "--out", str(out), "--save-every", "2"]

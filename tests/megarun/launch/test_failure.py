@@ -25,7 +25,7 @@ import megarun.data.batches as batches
 real = batches.Batches.at
 def at(self, step):
     if step == 1 and os.environ["RANK"] == "2":
-        raise OSError("the disk is gone")
+        raise OSError("the disk was removed")
     if step == 1 and os.environ["RANK"] == "1":
         time.sleep(3600)
     return real(self, step)
@@ -69,4 +69,4 @@ def test_every_rank_ends_when_one_has_failed(tmp_path: Path, spec_with: Any) -> 
     errors = "".join(error for _, error in said)
     assert errors.count("error[") == 1
     assert "rank 2 (pp 1, dp_shard 0) of 4 failed first:" in said[2][1]
-    assert "OSError: the disk is gone" in said[2][1]
+    assert "OSError: the disk was removed" in said[2][1]

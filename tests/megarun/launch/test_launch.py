@@ -11,7 +11,7 @@ import pytest
 
 from megaplan.errors import MegaplanError
 from megaplan.spec.models import Mesh
-from megarun.launch.process_group import Launch, NeverMetError, read_launch
+from megarun.launch.process_group import Launch, MissingProcessError, read_launch
 
 pytestmark = pytest.mark.runtime
 
@@ -35,7 +35,7 @@ def port() -> int:
 
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Set the variables of a rank of three that nobody's torchrun started."""
+    """Set the variables of a rank of three that was started without torchrun."""
 
     def put(rank: int, port: int, **more: str) -> None:
         for name in ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT", "LOCAL_RANK"):
@@ -54,7 +54,7 @@ def problem(error: MegaplanError) -> tuple[str, str]:
 def test_missing_ranks_are_named_with_their_places(place: Any, port: int) -> None:
     """Rank 0 keeps the store and waits for ranks 1 and 2."""
     place(0, port)
-    with pytest.raises(NeverMetError) as refused:
+    with pytest.raises(MissingProcessError) as refused:
         read_launch(1, Mesh(pp=3))
     assert problem(refused.value) == ("MP650", "2 of 3 processes did not start within 1 s: rank 1 (pp 1), rank 2 (pp 2)")
     assert refused.value.launch.world_size == 3
@@ -68,14 +68,14 @@ def test_every_rank_that_came_says_the_same(place: Any, port: int, monkeypatch: 
     def first() -> None:
         try:
             read_launch(2)
-        except NeverMetError as error:
+        except MissingProcessError as error:
             said.append(problem(error))
 
     keeper = threading.Thread(target=first)
     keeper.start()
     keeper.join(0.5)
     monkeypatch.setenv("RANK", "1")
-    with pytest.raises(NeverMetError) as refused:
+    with pytest.raises(MissingProcessError) as refused:
         read_launch(1)
     keeper.join()
     assert [problem(refused.value), *said] == [("MP650", f"1 of 3 processes did not start within {s} s: rank 2") for s in (1, 2)]
@@ -87,9 +87,7 @@ def test_rank_0_that_never_starts_is_named(place: Any, port: int) -> None:
         read_launch(1)
     code, detail = problem(refused.value)
     assert code == "MP650"
-    assert detail.startswith(
-        f"rank 1: nobody to meet at 127.0.0.1:{port} within 1 s: rank 0 did not start, or another program has its port\n"
-    )
+    assert detail.startswith(f"rank 1: no store at 127.0.0.1:{port} within 1 s: rank 0 did not start, or another program owns its port\n")
 
 
 def test_a_port_in_use_is_said(place: Any, taken: socket.socket) -> None:
@@ -99,7 +97,7 @@ def test_a_port_in_use_is_said(place: Any, taken: socket.socket) -> None:
         read_launch(1, Mesh(pp=3))
     code, detail = problem(refused.value)
     assert code == "MP651"
-    assert detail.startswith(f"rank 0 (pp 0) keeps the store that all processes meet in, and cannot listen at 127.0.0.1:{port}\n")
+    assert detail.startswith(f"rank 0 (pp 0) hosts the store of the job, and cannot listen at 127.0.0.1:{port}\n")
     assert "address already in use" in detail
 
 
@@ -111,7 +109,7 @@ def test_another_program_at_the_port_is_no_store(place: Any, taken: socket.socke
         read_launch(1)
     code, detail = problem(refused.value)
     assert code == "MP650"
-    assert detail.endswith("\nwhat listens there does not answer")
+    assert detail.endswith("\nno answer from the port")
 
 
 @pytest.mark.parametrize(
@@ -129,7 +127,7 @@ def test_a_missing_variable_is_named(name: str, value: str, detail: str, place: 
     assert problem(refused.value) == ("MP652", detail)
 
 
-def test_one_process_meets_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_needs_no_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     found = read_launch(1)
     assert isinstance(found, Launch)
@@ -153,7 +151,7 @@ work()
 """
 
 
-def test_a_process_whose_group_stands_in_a_cycle_ends_well(
+def test_a_process_whose_group_is_in_a_reference_cycle_exits_cleanly(
     torchrun: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     """gloo's threads end before Python does; without that two of three such runs abort."""

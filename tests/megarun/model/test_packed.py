@@ -20,7 +20,7 @@ MAMBA3 = {"model.mamba": {"kind": "mamba3", "head_dim": 16, "state_dim": 8, "mim
 @pytest.mark.requirement("R-63")
 @pytest.mark.parametrize(("pattern", "sections"), [*((letters, {}) for letters in ("A", "M", "R", "E", "D", "AMERD")), ("M", MAMBA3)])
 @pytest.mark.parametrize("policy", ["none", "full"])
-def test_packed_rows_equal_their_documents_apart(spec_with: Any, pattern: str, sections: dict[str, Any], policy: str) -> None:
+def test_packed_rows_equal_their_separate_documents(spec_with: Any, pattern: str, sections: dict[str, Any], policy: str) -> None:
     whole: dict[str, Any] = spec_with({"batch": {"micro_batch_size": 1, "seq_length": sum(LENGTHS)}, **sections})
     names = {"A": "attention", "M": "mamba", "E": "moe", "R": "recurrent", "D": "mlp"}
     model = {key: value for key, value in whole["model"].items() if key not in names.values()}
@@ -42,13 +42,13 @@ def test_packed_rows_equal_their_documents_apart(spec_with: Any, pattern: str, s
     torch.autograd.backward(packed.square().sum())
     gradients = [parameter.grad.clone() for parameter in stage.parameters()]
     stage.zero_grad()
-    apart = []
+    separate = []
     for start, length in zip(edges, LENGTHS, strict=True):
         row = torch.zeros_like(tokens)  # the document first, then anything: no position looks ahead
         row[:, :length] = tokens[:, start : start + length]
         logits = stage(row)[:, :length]
         torch.autograd.backward(logits.square().sum())
-        apart.append(logits.detach())
-    assert torch.allclose(packed, torch.cat(apart, 1), rtol=1e-5, atol=1e-5)
+        separate.append(logits.detach())
+    assert torch.allclose(packed, torch.cat(separate, 1), rtol=1e-5, atol=1e-5)
     for (name, parameter), gradient in zip(stage.named_parameters(), gradients, strict=True):
         assert (gradient - parameter.grad).abs().max() <= 1e-5 * parameter.grad.abs().max().clamp(min=1e-6), name

@@ -85,7 +85,7 @@ def built(spec: Spec) -> tuple[nn.Module, Optimizers]:
 @pytest.mark.requirement("R-39")
 @pytest.mark.requirement("R-60")
 def test_state_follows_the_group(spec_with: Any) -> None:
-    """Muon keeps one moment per matrix, AdamW two and a step count per tensor; `matrix: adamw` gives every tensor AdamW."""
+    """Muon has one momentum per matrix, AdamW two moments and a step count per tensor; `matrix: adamw` gives every tensor AdamW."""
     for matrix in ("muon", "adamw"):
         spec = Spec.model_validate(spec_with({"optimizer.matrix": matrix}))
         stage, optimizers = built(spec)
@@ -100,7 +100,7 @@ def test_state_follows_the_group(spec_with: Any) -> None:
 
 
 def test_updates_follow_the_inventory_in_every_block(spec_with: Any) -> None:
-    """The planner's largest moment of an update depends on which state is there already; a module may list its norm first or last."""
+    """The estimated peak of an update depends on the state that is already allocated; a module may list its norm first or last."""
     precision = {"params": "bf16", "grads": "bf16", "master": "fp32"}
     features = {"mtp": {"depth": 1, "ffn_hidden_size": 16, "loss_weight": 0.1}}
     spec = Spec.model_validate(spec_with({"optimizer.matrix": "adamw", "precision": precision, "model.features": features}))

@@ -1,4 +1,4 @@
-"""Cells of context parallelism beside those of `parity_cells`: families alone, packed rows, every schedule, features, all axes."""
+"""Cells of context parallelism in addition to `parity_cells`: single families, packed rows, every schedule, features, all axes."""
 
 from feature_cells import NGRAM, STRUCTURE, WINDOWED
 from parity_cells import (
@@ -22,10 +22,10 @@ from parity_cells import (
 )
 
 CONTEXT_CELLS = [
-    # families alone that have no state to hand on
+    # single families without a carried state
     Cell("cp2-experts-alone", C2, spec=pattern("E", 2)),
     Cell("cp4-dense-alone", C4, spec=pattern("D", 2)),
-    # states handed on, beside other axes
+    # carried states, with other axes
     Cell("cp4-mamba-pp2", C4 | {"pp": 2}, spec=pattern("M", 4) | LONG),
     Cell("cp2-recurrent-pp2-dp2", C2 | {"pp": 2, "dp_shard": 2}, spec=pattern("R", 4)),
     Cell("cp4-dp2-reshard", C4 | {"dp_shard": 2}, spec=LONG | RESHARD),

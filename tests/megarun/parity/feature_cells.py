@@ -108,7 +108,7 @@ FEATURE_CELLS = [
     Cell("windows-interleaved-pp2-vpp2", V2, "interleaved_1f1b", DENSE | WINDOWED),
     Cell("windows-zbv-pp2-tp2", V2 | T2, "zbv", DENSE | WINDOWED),
     Cell("windows-latent-mtp-pp4-dp2", {"pp": 4, "dp_shard": 2}, spec=pattern("AD", attention=MLA | SLIDING) | MTP_TOO, num_microbatches=8),
-    # over a context group: what lies before and behind a token is taken before rows are cut
+    # over a context group: tokens before and after a token are taken before rows are split
     Cell("mtp-cp2", C2, spec=DENSE | _ahead(2)),
     Cell("mtp-cp4-hybrid-tied", C4, spec=LONG | _ahead() | TIED),
     Cell("mtp-cp2-tp2-vocabulary-zbv", C2 | T2V | V2, "zbv", DENSE | _ahead(2)),
@@ -120,7 +120,7 @@ FEATURE_CELLS = [
     # the flagship's period, its features and losses together
     Cell("nam56r-pp2-cp2", {"pp": 2, "vpp": 2} | C2, "interleaved_1f1b", NAM56R | {"recompute.blocks": {"M": "selective"}}),
     Cell("nam56r-packed-pp2-cp2", {"pp": 2} | C2, spec=NAM56R | FEW_WORDS),
-    # packed rows: nothing beside a token is of another document
+    # packed rows: no neighbour of a token is of another document
     Cell("mtp-packed-pp2", {"pp": 2}, spec=DENSE | FEW_WORDS | _ahead(2)),
     Cell("mtp-packed-tp2-dp2", T2 | {"dp_shard": 2}, spec=DENSE | FEW_WORDS | _ahead(2)),
     Cell("sides-packed-zbv-pp2", V2, "zbv", DENSE | FEW_WORDS | SIDES),

@@ -108,8 +108,8 @@ FEW_TOKENS = {"model.moe.num_experts": 16, "model.moe.top_k": 1, "batch": {"micr
 TWO_EXPERTS = {"model.moe.num_experts": 2, "model.moe.ffn_hidden_size": 20}
 BF16 = {"precision.params": "bf16"}
 ADAMW = {"optimizer.matrix": "adamw"}
-# AdamW divides by |gradient|: where an entry is near zero, its rounding becomes a step. A small rate leaves steps small beside weights; a
-# bias that starts at zero is nothing but steps.
+# AdamW divides by |gradient|: where an entry is near zero, its rounding becomes a step. A small rate makes steps small relative to weights;
+# a bias that starts at zero is nothing but steps.
 GENTLE, UNBIASED = {"training.learning_rate": 1.0e-4}, {"model.mamba.conv_bias": False}
 BF16_GRADIENTS = BF16 | {"precision.grads": "bf16", "precision.reduce": "bf16"}
 

@@ -41,7 +41,7 @@ class Difference:
 
 
 def first_difference(case: dict[str, Any], records: Sequence[Record], reference: Record, tolerance: float) -> Difference | None:
-    """Where a layout's records leave one process's: initial parameters (to the bit), gradients, losses, norms, parameters, held out."""
+    """Differences of a layout's records from one process's: initial parameters (bitwise), gradients, losses, norms, parameters."""
     spec = Spec.model_validate(case["spec"])
     inventory = build_inventory(spec)
     order = _model_order(inventory)
@@ -99,7 +99,7 @@ def zero_gradients(spec: Spec) -> frozenset[str]:
 
 
 def _is_noise(name: str, reference: Record) -> torch.Tensor:
-    """Entries of a tensor that began as zeros whose first gradient is rounding beside its largest.
+    """Entries of a tensor that began as zeros whose first gradient is rounding relative to its largest.
 
     AdamW makes a whole step of any gradient, and such a tensor is nothing but steps: where it differs, these entries are left out. One
     without any gradient makes no step, and stays; so do all, where they are many.

@@ -1,7 +1,7 @@
 """Three steps in two halves, each as smooth as the metric asks for.
 
 AdamW divides by the gradient's size and Muon by a direction's: an entry or a direction that is rounding becomes a whole step, of a random
-sign, and one process and a layout part there although both are right. So what a step consists of is compared apart:
+sign, and one process and a layout diverge there although both are right. So the parts of a step are compared separately:
 
 - gradients of three batches, at parameters that plain gradient steps change in between: an error of a step shows in all later ones;
 - three steps of the plan's own optimizers, on gradients that are a function of tensor and step alone, at the plan's rates.

@@ -52,7 +52,7 @@ CPU = torch.device("cpu")
 
 
 class LateLines(MetricsFile):
-    """Tells of a decision some time after the other ranks have taken it."""
+    """Reports a decision some time after the other ranks."""
 
     def write(self, metrics: Any) -> None:
         if isinstance(metrics, Decision) and self._writes:
@@ -111,7 +111,7 @@ def course_case(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def resume_case(case: dict[str, Any]) -> dict[str, Any]:
-    """Start anew or from the newest checkpoint of `from`, save at once to `to`, train; the losses of these steps."""
+    """Start from step 0 or from the newest checkpoint of `from`, save immediately to `to`, train; the losses of these steps."""
     job = build_job(case)
     mesh = build_mesh(job.spec.mesh, CPU)
     trainer = Trainer(job, mesh)
@@ -139,7 +139,7 @@ def resume_case(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def bad_steps_case(case: dict[str, Any]) -> dict[str, Any]:
-    """Train and save into `to`, or go on there, with NaN on some batches; losses of this start."""
+    """Train and save into `to`, or resume there, with NaN on some batches; losses of this start."""
     job = build_job(case)
     mesh = build_mesh(job.spec.mesh, CPU)
     plan = SavedPlan("{}", model_digest(job.spec, "".join(block.family for block in job.inventory.layers)), "sha256:")
@@ -281,7 +281,7 @@ def compare_packed(case: dict[str, Any]) -> dict[str, Any]:
     return {"logits": (found.detach(), expected[:, here].detach()), **pairs}
 
 
-def compare_apart(case: dict[str, Any]) -> dict[str, Any]:
+def compare_separate(case: dict[str, Any]) -> dict[str, Any]:
     """Loss and gradients of a layout's packed rows; on rank 0 also those of one stage that takes the documents one by one."""
     job = build_job(case)
     mesh = build_mesh(job.spec.mesh, CPU)
@@ -290,11 +290,11 @@ def compare_apart(case: dict[str, Any]) -> dict[str, Any]:
     parameters = [named for stage in trainer.stages for named in stage.named_parameters()]
     record = {"loss": float(partial), "gradients": _by_name(job.inventory, parameters, lambda p: p.grad)}
     if mesh.rank == 0:
-        record["apart"] = _documents_apart(Spec.model_validate({**case["spec"], "mesh": {}}), rows)
+        record["separate"] = _separate_documents(Spec.model_validate({**case["spec"], "mesh": {}}), rows)
     return record
 
 
-def _documents_apart(spec: Spec, rows: CountingRows) -> dict[str, Any]:
+def _separate_documents(spec: Spec, rows: CountingRows) -> dict[str, Any]:
     """Loss and gradients of the whole model over the first batch's documents, each a sequence of its own length."""
     inventory = build_inventory(spec)
     stage = build_stage(spec, inventory, build_layout(spec, inventory, [(0, spec.model.num_layers)]).slots[0])
@@ -306,7 +306,7 @@ def _documents_apart(spec: Spec, rows: CountingRows) -> dict[str, Any]:
     num_targets = int((table[:, 1:] == table[:, :-1]).sum())
     for row, starts in zip(torch.from_numpy(rows.rows(*batch)), table, strict=True):
         for start in starts[:length].unique().tolist():
-            tokens = row[(starts == start).nonzero().flatten()]  # the last one may stand behind the row, as a label
+            tokens = row[(starts == start).nonzero().flatten()]  # the last one may be after the row, as a label
             stage.seq_length = min(len(tokens), length - start)
             stage.add_rotary(CPU)
             logits = stage(tokens[: stage.seq_length].unsqueeze(0))[0]
@@ -343,7 +343,7 @@ RUNS = {
     "muon": compare_muon,
     "tensor muon": compare_tensor_muon,
     "packed": compare_packed,
-    "apart": compare_apart,
+    "separate": compare_separate,
 }
 
 

@@ -17,7 +17,7 @@ TIMEOUT_SECONDS = 240
 
 
 class CellFailedError(AssertionError):
-    """A rank raised, died or did not answer."""
+    """A rank raised, crashed or did not answer."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Worlds:
 
     def __init__(self) -> None:
         os.environ["OMP_NUM_THREADS"] = "1"
-        os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # what the server is to load once for all; Python 3.11 tells it no path
+        os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # modules that the server preloads; Python 3.11 does not pass it a path
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["parity_worker"])
         self._worlds: dict[int, World] = {}
@@ -108,7 +108,7 @@ def _answers(world: World) -> list[dict[str, Any]]:
             try:
                 record = torch.load(io.BytesIO(pipe.recv_bytes()))  # type: ignore[union-attr]
             except EOFError:
-                raise CellFailedError(f"rank {rank} died") from None
+                raise CellFailedError(f"rank {rank} crashed") from None
             if "error" in record:
                 raise CellFailedError(f"rank {rank} failed first: {record['error']}")
             records[rank] = record

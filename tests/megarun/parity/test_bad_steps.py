@@ -31,7 +31,7 @@ def decisions(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("cell", [STAGES, pytest.param(DATA_RANKS, marks=pytest.mark.slow)], ids=lambda cell: cell.name)
 def test_bad_batches_are_left_out(cell: Cell, worlds: Worlds, tmp_path: Path) -> None:
-    """Batch 1 is skipped; 6 and 7 in a row lead back to step 4, and 5, right before them, goes too. A resumed run leaves out the same."""
+    """Batch 1 is skipped; 6 and 7 in a row rewind to step 4, and 5, right before them, is skipped too. A resumed run skips the same."""
     losses = run(worlds, cell, tmp_path, 6, data=[1, 6], gradient=[7])
     assert [(each["decision"], each["step"], each["batches"], each["next_step"]) for each in decisions(tmp_path)] == [
         ("skip", 2, [1, 2], 2),
@@ -51,10 +51,10 @@ def test_bad_batches_are_left_out(cell: Cell, worlds: Worlds, tmp_path: Path) ->
 def test_what_does_not_end_is_refused(worlds: Worlds, tmp_path: Path) -> None:
     """Two bad steps before the first checkpoint; and, after one, two more behind the rewind."""
     with pytest.raises(
-        CellFailedError, match=r"MP607 step 2: the loss is not finite.*\n2 bad steps in a row.*\nno checkpoint to go back to"
+        CellFailedError, match=r"MP607 step 2: the loss is not finite.*\n2 bad steps in a row.*\nno checkpoint to rewind to"
     ):
         run(worlds, STAGES, tmp_path / "early", 6, data=[1, 2])
-    with pytest.raises(CellFailedError, match=r"MP607 step 3.*\n.*\ngone back 1 times, training.bad_steps.rewinds = 1"):
+    with pytest.raises(CellFailedError, match=r"MP607 step 3.*\n.*\n1 rewinds, training.bad_steps.rewinds = 1"):
         run(worlds, STAGES, tmp_path / "late", 6, gradient=[3, 4, 5, 6])
     assert [each["decision"] for each in decisions(tmp_path / "late")] == ["skip", "rewind", "skip", "stop"]
     assert [path.name for path in list_checkpoints(tmp_path / "late")] == ["step-00000002"]

@@ -29,7 +29,7 @@ LATENT, CHOOSING, ROTATING = {"model.attention": MLA}, {"model.attention": INDEX
         pytest.param("A", 4, {"model.attention.window_size": 6}, marks=pytest.mark.slow),
     ],
 )
-def test_documents_are_kept_apart(pattern: str, degree: int, more: dict[str, object], worlds: Worlds) -> None:
+def test_documents_are_separate(pattern: str, degree: int, more: dict[str, object], worlds: Worlds) -> None:
     """Logits and gradients of packed rows, to 1e-5 of the largest."""
     model = {"model.pattern": pattern, "model.num_layers": 2 * len(pattern), "mesh.cp": degree, "batch.seq_length": 32}
     case = {"run": "packed", "spec": spec_with(model | more), "documents": DOCUMENTS}

@@ -31,11 +31,11 @@ LONG = {"batch": {"micro_batch_size": 1, "seq_length": 32}}
 @pytest.mark.requirement("R-63")
 @pytest.mark.parametrize("mesh", MESHES, ids=lambda mesh: "-".join(f"{axis}{degree}" for axis, degree in mesh.items()) or "alone")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_packed_rows_train_as_their_documents_apart(family: str, mesh: dict[str, Any], worlds: Worlds) -> None:
+def test_packed_rows_train_like_their_separate_documents(family: str, mesh: dict[str, Any], worlds: Worlds) -> None:
     """Loss and every gradient, to 1e-5."""
     cell = Cell(family, mesh, spec=FAMILIES[family] | PACKED | LONG, num_microbatches=2)
-    first, *others = worlds.train(cell.case | {"run": "apart"}, cell.world_size)
-    expected = first["apart"]
+    first, *others = worlds.train(cell.case | {"run": "separate"}, cell.world_size)
+    expected = first["separate"]
     assert sum(record["loss"] for record in (first, *others)) == pytest.approx(expected["loss"], rel=1e-5)
     tensors, degrees = dict(build_inventory(Spec.model_validate(cell.case["spec"])).tensors()), Spec.model_validate(cell.case["spec"]).mesh
     assert tensors.keys() == expected["gradients"].keys()

@@ -45,7 +45,7 @@ def test_bf16_follows_one_process(mesh: dict[str, Any], worlds: Worlds) -> None:
 
 
 def test_muon_of_shards_is_muon_of_whole_matrices(worlds: Worlds) -> None:
-    """Odd shapes and a stack, to the bit."""
+    """Odd shapes and a stack, bitwise equal."""
     for record in worlds.train({"run": "muon"}, 2):
         assert all(torch.equal(a, b) for a, b in zip(record["whole"], record["sharded"], strict=True))
 

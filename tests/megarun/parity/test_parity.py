@@ -32,7 +32,7 @@ def _marked(cell: Cell) -> object:
 @pytest.mark.requirement("R-67")
 @pytest.mark.parametrize("cell", [_marked(cell) for cell in ALL_CELLS])
 def test_a_layout_trains_as_one_process(cell: Cell, worlds: Worlds) -> None:
-    """Initial parameters and pp alone to the bit; other axes to the rounding of their sums."""
+    """Initial parameters and pp alone are bitwise equal; other axes up to the rounding of their sums."""
     found = first_difference(cell.case, worlds.train(cell.case, cell.world_size), worlds.reference(cell.reference), cell.bound)
     assert found is None, f"{cell.name} ({cell.axes}): {found} > {cell.bound:.0e}"
 

@@ -1,4 +1,4 @@
-"""A checkpoint saved under one plan resumes under another: state to the bit, and the same losses."""
+"""A checkpoint saved under one plan resumes under another: bitwise equal state, and the same losses."""
 
 from math import prod
 from pathlib import Path
@@ -10,10 +10,10 @@ from feature_cells import MTP_TOO, SIDES
 from parity_cells import C2, E2, FEW_WORDS, GENTLE, RESHARD, SELECTIVE, T2, TIED, TWO_EXPERTS, V2, V4, Cell
 from parity_world import CellFailedError, Worlds
 
+from megarun.checkpoint.full_tensors import full_tensors, tensor_names
 from megarun.checkpoint.manifest import list_checkpoints, read_manifest
 from megarun.checkpoint.state import GENERATOR, OPTIMIZER
 from megarun.checkpoint.storage import CheckpointReader
-from megarun.checkpoint.whole import tensor_names, whole_tensors
 
 pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-68")]
 BEFORE, AFTER = 2, 10
@@ -85,12 +85,12 @@ def run(worlds: Worlds, plan: Cell, source: Path | None, target: Path, before: i
 def state(run_folder: Path) -> dict[str, torch.Tensor]:
     """Every tensor of a run's newest checkpoint, whole; generators left out."""
     path = list_checkpoints(run_folder)[0]
-    return dict(whole_tensors(path, [name for name in tensor_names(path) if not name.startswith(GENERATOR)]))
+    return dict(full_tensors(path, [name for name in tensor_names(path) if not name.startswith(GENERATOR)]))
 
 
 @pytest.fixture(scope="module")
 def saved(worlds: Worlds, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What each plan saves after BEFORE steps and how it goes on; trained once."""
+    """The checkpoint of each plan after BEFORE steps and its later losses; trained once."""
     found: dict[str, tuple[Path, list[float], dict[str, torch.Tensor]]] = {}
 
     def of(name: str) -> tuple[Path, list[float], dict[str, torch.Tensor]]:
@@ -124,7 +124,7 @@ def test_a_checkpoint_resumes_under_another_plan(source: str, target: str, saved
 @pytest.mark.slow
 @pytest.mark.requirement("R-70")
 def test_a_tensor_on_two_stages_is_saved_once(saved: Any) -> None:
-    """A tied embedding under a V lies twice on rank 0, and on each of its data ranks."""
+    """A tied embedding under a V schedule is twice on rank 0, and on each of its data ranks."""
     folder, _, tensors = saved("zbv-pp2-dp2")
     index = CheckpointReader(list_checkpoints(folder)[0]).read_metadata().state_dict_metadata
     written = {name: sum(prod(chunk.sizes) for chunk in index[name].chunks) for name in tensors}
@@ -154,7 +154,7 @@ def test_what_does_not_fit_is_refused(what: str, saved: Any, worlds: Worlds, tmp
 
 
 def test_weights_alone_start_at_step_0(saved: Any, worlds: Worlds, tmp_path: Path) -> None:
-    """Another optimizer, other batches: parameters to the bit, no step done."""
+    """Another optimizer, other batches: bitwise equal parameters, no step done."""
     folder, _, expected = saved("one")
     plan = Cell("weights", {"dp_shard": 2}, spec=MODEL | {"optimizer.matrix": "adamw", "training.seed": 3})
     case = {**plan.case, "run": "resume", "from": str(folder), "to": str(tmp_path), "before": 0, "after": 0, "weights_only": True}

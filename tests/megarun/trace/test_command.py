@@ -97,7 +97,7 @@ def comparison(job_with: Any) -> RankComparison:
 
 
 def test_an_estimate_past_tolerance_says_so(comparison: RankComparison, job_with: Any) -> None:
-    """A column that grows by 2% of the peak is past tolerance, is named, and its rows are listed."""
+    """A column that grows by 2% of the peak is above tolerance, is named, and its rows are listed."""
     cells = {phase: dict(columns) for phase, columns in comparison.budget.cells.items()}
     for columns in cells.values():
         columns[Column.ROUTING] += comparison.peak.trace // 50
@@ -114,7 +114,7 @@ def test_an_estimate_past_tolerance_says_so(comparison: RankComparison, job_with
     past = worse.columns_past_tolerance
     assert all(Column.ROUTING in past[phase] for phase in Phase)
     text = "\n".join(report.lines([worse], job_with().spec.mesh, top=3))
-    assert "1 of 1 past tolerance" in text
+    assert "1 of 1 above tolerance" in text
     assert "routing in forward_backward is off by +" in text
 
 

@@ -43,17 +43,17 @@ def compare(job: Any, rank: int = 0) -> RankComparison:
     return found
 
 
-@pytest.mark.parametrize(("pattern", "moment"), [("EDDD", "gathering of layers.1"), ("DEDD", "forward of layers.0")])
-def test_a_layer_gathered_ahead_is_there_while_the_one_before_runs(job_with: Any, pattern: str, moment: str) -> None:
-    """Wide D layers beside E: the peak of the forward holds their all-gather's output, copied out beside the bank's or not yet."""
+@pytest.mark.parametrize(("pattern", "peak"), [("EDDD", "gathering of layers.1"), ("DEDD", "forward of layers.0")])
+def test_a_layer_gathered_ahead_is_there_while_the_one_before_runs(job_with: Any, pattern: str, peak: str) -> None:
+    """Wide D layers next to E: the peak of the forward includes their all-gather's output, copied out next to the bank's or not yet."""
     job = job_with({"model": {"pattern": pattern, **MODEL}, **RESHARDED, "mesh": V})
     found = compare(job)
-    assert found.budget.moments[Phase.FORWARD_BACKWARD].startswith(moment)
+    assert found.budget.moments[Phase.FORWARD_BACKWARD].startswith(peak)
 
 
 @pytest.mark.parametrize("reshard", [False, True])
 @pytest.mark.parametrize("pattern", ["DD", "DE", "ED"])
-def test_a_layer_is_copied_out_beside_the_output_gathered_before(job_with: Any, pattern: str, reshard: bool) -> None:
+def test_a_layer_is_copied_out_next_to_the_previous_gathered_output(job_with: Any, pattern: str, reshard: bool) -> None:
     """Few tokens and wide layers: the all-gather's outputs decide the forward's peak, without EP too."""
     sizes = {"batch": {"micro_batch_size": 1, "seq_length": 16}, "schedule.num_microbatches": 4, "recompute": {"default": "selective"}}
     model = {**MODEL, "pattern": pattern, "num_layers": 4, "mlp": {"ffn_hidden_size": 2048}}
@@ -102,7 +102,7 @@ def test_experts_that_gather_keep_no_dispatched_rows(job_with: Any, policy: str)
     assert routed["triton"] <= routed["reference"] - num_layers * num_tokens * 2 * row_bytes
 
 
-def test_a_router_s_gradients_are_gone_when_muon_runs(job_with: Any) -> None:
+def test_a_routers_gradients_are_freed_when_muon_runs(job_with: Any) -> None:
     """Without shared experts a layer's group is norm and router, which AdamW updates first; the banks are a group of their own."""
     model = {**MODEL, "pattern": "E", "num_layers": 2, "hidden_size": 512, "moe": {"num_experts": 64, "top_k": 2, "ffn_hidden_size": 16}}
     del model["mlp"]

@@ -21,10 +21,10 @@ BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", 
 
 
 @pytest.fixture
-def told(job_with: Any) -> Any:
+def differences(job_with: Any) -> Any:
     """Traces the small hybrid, and gives the names of its differences after checking that the report shows them."""
 
-    def tell() -> list[str]:
+    def trace_differences() -> list[str]:
         job = job_with({"precision": BF16, "schedule.num_microbatches": 2})
         trace = trace_rank(job, 0)
         budget = build_budget(job.spec, job.inventory, job.layout).of_rank(0)
@@ -33,7 +33,7 @@ def told(job_with: Any) -> Any:
         assert all(name in text for name in names)
         return names
 
-    return tell
+    return trace_differences
 
 
 class Saves(torch.autograd.Function):
@@ -63,21 +63,23 @@ def patched_body(monkeypatch: pytest.MonkeyPatch, wrap: Any) -> None:
     monkeypatch.setattr(DenseBlock, "body", lambda self, x: wrap(self, body(self, x)))
 
 
-def test_without_a_fault_nothing_is_told(told: Any) -> None:
-    assert told() == []
+def test_without_a_fault_nothing_is_reported(differences: Any) -> None:
+    assert differences() == []
 
 
-def test_an_extra_saved_tensor(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_extra_saved_tensor(differences: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     patched_body(monkeypatch, lambda _, x: Saves.apply(x))
-    assert told() == ["layers.3: working [2, 24, 32] bfloat16 by aten.mul.Tensor, saved by the block, is in no ledger"]
+    assert differences() == ["layers.3: working [2, 24, 32] bfloat16 by aten.mul.Tensor, saved by the block, is not in the ledger"]
 
 
-def test_a_tensor_held_by_a_context(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensor_held_by_a_context(differences: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     patched_body(monkeypatch, lambda _, x: Holds.apply(x))
-    assert told() == ["layers.3: working [2, 24, 32] bfloat16 by aten.mul.Tensor, held, not saved by autograd, is in no ledger"]
+    assert differences() == [
+        "layers.3: working [2, 24, 32] bfloat16 by aten.mul.Tensor, alive, not saved by autograd, is not in the ledger"
+    ]
 
 
-def test_a_float32_copy_kept_alive(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_float32_copy_kept_alive(differences: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Known twice: as kept by its forward, and as alive when the step has ended."""
 
     def keep(block: DenseBlock, x: Tensor) -> Tensor:
@@ -86,10 +88,10 @@ def test_a_float32_copy_kept_alive(told: Any, monkeypatch: pytest.MonkeyPatch) -
 
     patched_body(monkeypatch, keep)
     made = "layers.3: working [2, 24, 32] float32 by aten._to_copy"
-    assert told() == [f"{made}, held, not saved by autograd, is in no ledger", f"{made}, is still alive when the step has ended"]
+    assert differences() == [f"{made}, alive, not saved by autograd, is not in the ledger", f"{made}, is still alive after the step"]
 
 
-def test_a_buffer_not_released(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_buffer_not_released(differences: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     clip, kept_alive = megarun.engine.trainer.clip_gradients, []
 
     def clip_and_keep(*arguments: Any) -> float:
@@ -97,10 +99,10 @@ def test_a_buffer_not_released(told: Any, monkeypatch: pytest.MonkeyPatch) -> No
         return clip(*arguments)
 
     monkeypatch.setattr(megarun.engine.trainer, "clip_gradients", clip_and_keep)
-    assert told() == ["stage: 2 × scratch [1000] float32 by aten.empty.memory_format, is still alive when the step has ended"]
+    assert differences() == ["stage: 2 × scratch [1000] float32 by aten.empty.memory_format, is still alive after the step"]
 
 
-def test_a_ledger_entry_too_many(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ledger_entry_too_many(differences: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = kept.block_ledger
 
     def padded(spec: Any, name: str, block: Any) -> BlockLedger:
@@ -111,12 +113,12 @@ def test_a_ledger_entry_too_many(told: Any, monkeypatch: pytest.MonkeyPatch) -> 
         return BlockLedger((*found.saved, phantom), found.output)
 
     monkeypatch.setattr(kept, "block_ledger", padded)
-    names = told()
-    assert names == ["layers.1: phantom [2, 24, 64] bf16, kept by out_proj in the ledger, is not there"]
+    names = differences()
+    assert names == ["layers.1: phantom [2, 24, 64] bf16, kept by out_proj in the ledger, is not in the trace"]
 
 
-def test_a_ledger_entry_of_the_wrong_size(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both sides are told: the entry that is not there, and the storage that is."""
+def test_a_ledger_entry_of_the_wrong_size(differences: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sides are reported: the entry without a storage, and the storage without an entry."""
     ledger = kept.block_ledger
 
     def halved(spec: Any, name: str, block: Any) -> BlockLedger:
@@ -128,8 +130,8 @@ def test_a_ledger_entry_of_the_wrong_size(told: Any, monkeypatch: pytest.MonkeyP
         return BlockLedger(tuple(saved), found.output)
 
     monkeypatch.setattr(kept, "block_ledger", halved)
-    names = told()
+    names = differences()
     assert len(names) == 4
-    assert sum("states" in name and "is not there" in name for name in names) == 2
-    assert sum("megakernels.ssd, saved by the block, is in no ledger" in name for name in names) == 1
-    assert sum("megakernels.m2rnn, saved by the block, is in no ledger" in name for name in names) == 1
+    assert sum("states" in name and "is not in the trace" in name for name in names) == 2
+    assert sum("megakernels.ssd, saved by the block, is not in the ledger" in name for name in names) == 1
+    assert sum("megakernels.m2rnn, saved by the block, is not in the ledger" in name for name in names) == 1

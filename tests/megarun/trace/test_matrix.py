@@ -15,7 +15,7 @@ GIB = 2**30
 
 
 def load_module(name: str) -> Any:
-    """A module beside the matrix."""
+    """A module in the folder of the matrix."""
     loader = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     assert loader is not None
     assert loader.loader is not None

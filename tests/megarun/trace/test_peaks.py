@@ -52,7 +52,7 @@ def test_the_first_update_of_the_last_of_the_largest_matrices(job_with: Any) -> 
     """It is updated when every other momentum is there: the first step is as high as any, and a run that does not fit fails in it."""
     found = compare(job_with({"model": SQUARE, **FEW_TOKENS}), 0)
     assert found.peak_phase is Phase.FIRST_OPTIMIZER
-    assert found.budget.moments[Phase.FIRST_OPTIMIZER] == "Newton-Schulz beside the momenta made so far"
+    assert found.budget.moments[Phase.FIRST_OPTIMIZER] == "Newton-Schulz with the momenta made so far"
     assert found.phases[Phase.FIRST_OPTIMIZER] == found.phases[Phase.OPTIMIZER]
 
 
@@ -97,13 +97,13 @@ def test_the_first_backward_of_a_chunk(job_with: Any) -> None:
 
 
 def test_what_the_first_update_reaches_every_later_one_repeats(job_with: Any) -> None:
-    """AdamW alone needs no scratch: its phases are equal but for scalars of the loss and of the norm, beside all moments later."""
+    """AdamW alone needs no scratch: its phases are equal except scalars of loss and norm, later on top of all optimizer state."""
     job = job_with({"optimizer.matrix": "adamw"})
     found = compare(job, 0)
     first, later = found.phases[Phase.FIRST_OPTIMIZER], found.phases[Phase.OPTIMIZER]
     assert first.estimate == later.estimate
     assert later.trace - first.trace == 8 * (num_tensors(job) + 3)
-    assert found.budget.moments[Phase.FIRST_OPTIMIZER] == "all moments made"
+    assert found.budget.moments[Phase.FIRST_OPTIMIZER] == "all optimizer state made"
     assert found.budget.moments[Phase.OPTIMIZER] == "the update of all parameters"
 
 
@@ -126,7 +126,7 @@ def test_of_equal_phases_the_first_has_the_peak(job_with: Any) -> None:
 
 
 def test_a_short_shard_is_padded_before_later_slots_are_made(job_with: Any) -> None:
-    """Of two slots a rank: the first one's embedding is padded before the second has parameters, the last one's head after all else."""
+    """Two slots per rank: the first's embedding is padded before the second has parameters, the last's head after everything else."""
     mesh = {"mesh": {"pp": 2, "vpp": 2, "dp_shard": 2}, "schedule": {"kind": "interleaved_1f1b", "num_microbatches": 2}}
     job = job_with({"model": SQUARE | {"vocab_size": 255}, **mesh})
     assert compare(job, 1).budget.moments[Phase.INIT] == "parameters in place"

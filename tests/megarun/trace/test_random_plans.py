@@ -1,4 +1,7 @@
-"""Random plans of fixed seeds, each distinct rank traced beside its estimate; `make accuracy-random` takes any seed and larger plans."""
+"""Random plans of fixed seeds: every distinct rank is traced and compared with its estimate.
+
+`make accuracy-random` takes any seed and larger plans.
+"""
 
 import sys
 from pathlib import Path

@@ -81,7 +81,7 @@ def test_a_dense_layer_by_hand(job_with: Any) -> None:
     assert init[Column.TENSOR_PARALLEL_PARAMS] == 2 * matrix
     assert sum(init.values()) == 2 * embedding + 2 * norm + 2 * matrix
     assert update[Column.MATRIX_OPTIMIZER] == 2 * matrix
-    assert update[Column.OTHER_OPTIMIZER] == 2 * (2 * embedding + 2 * norm) + 4 * 4  # two moments, and a step counter a tensor
+    assert update[Column.OTHER_OPTIMIZER] == 2 * (2 * embedding + 2 * norm) + 4 * 4  # exp_avg and exp_avg_sq, and a step counter per tensor
     assert update[Column.GRADIENTS] == norm + 2 * matrix  # AdamW has dropped those of embedding, head and final norm
     assert update[Column.COMMUNICATION] == 0
 

@@ -1,7 +1,7 @@
 """The trace itself on trial: the same tracker on real tensors in real processes agrees with fake tensors to the byte.
 
 Three differences have a name, and are described in docs/reference/trace.md. One of them is a race: gloo's own thread lets go of a buffer
-now and then a moment later. That only ever adds, so every case is traced a few times and each phase's smallest peak is compared.
+sometimes a little later. That only ever adds, so every case is traced a few times and each phase's smallest peak is compared.
 """
 
 import json
@@ -117,7 +117,7 @@ def test_fake_and_real_tensors_hold_the_same_bytes(real: Any, job_with: Any, nam
 
 
 @pytest.mark.parametrize("name", ["pp2", "pp2-vpp2"])
-def test_what_handles_keep_is_told(real: Any, job_with: Any, name: str) -> None:
+def test_tensors_kept_by_handles_are_reported(real: Any, job_with: Any, name: str) -> None:
     """Without that, gloo holds more: one boundary under 1F1B, every boundary that was sent under the interleaved schedule."""
     fake = trace_rank(job_with(CASES[name]), 0)
     more = min(trace.phases[Phase.FORWARD_BACKWARD] for trace in real[name][0]) - fake.phases[Phase.FORWARD_BACKWARD]

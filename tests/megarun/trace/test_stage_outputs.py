@@ -30,7 +30,7 @@ class Outputs:
 
         def noted_forward(stage: Any, microbatch: int, *arguments: Any, **keywords: Any) -> Any:
             made = forward(stage, microbatch, *arguments, **keywords)
-            (output,), _ = stage.fwd_cache[microbatch]  # what autograd's backward starts from; torch hands on a detached one
+            (output,), _ = stage.fwd_cache[microbatch]  # the root of autograd's backward; torch passes on a detached one
             self.alive[stage.stage_index, microbatch] = ref(output), ref(output.untyped_storage()), output.untyped_storage().nbytes()
             assert self._whole(stage.stage_index, microbatch)
             return made

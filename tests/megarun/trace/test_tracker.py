@@ -22,13 +22,13 @@ KIB = 1024
 class NoObserver:
     """Says nothing about any storage."""
 
-    def born(self, record: Any, operands: Any) -> None:
+    def on_alloc(self, record: Any, operands: Any) -> None:
         """Leave the record as it is."""
 
-    def added(self, total: Any, part: Any) -> None:
+    def on_accumulate(self, total: Any, part: Any) -> None:
         """Ignore."""
 
-    def ran(self, op: str, operands: Any) -> None:
+    def on_run(self, op: str, operands: Any) -> None:
         """Ignore."""
 
 
@@ -37,7 +37,7 @@ def tracker(granule_bytes: int = 1, **options: bool) -> LiveBytes:
 
 
 @pytest.mark.parametrize("fake", [False, True])
-def test_a_storage_counts_once_from_birth_to_death(fake: bool) -> None:
+def test_a_storage_counts_once_from_allocation_to_free(fake: bool) -> None:
     """Views add nothing, and keep their storage alive."""
     live = tracker()
     with FakeTensorMode() if fake else nullcontext(), live:

@@ -58,7 +58,7 @@ def of_rank(folder: Path, plan: str = "pp", *, seed: int | None = None, data: tu
 
 
 def accounts(*runs: Run, timeout: float = 20) -> list[str | None]:
-    """What each rank's error says, None of a rank that goes on; ranks are threads that share a store."""
+    """What each rank's error says, None for a rank that continues; ranks are threads that share a store."""
     store = dist.HashStore()  # type: ignore[attr-defined]
 
     def compare(rank: int) -> str | None:
@@ -101,7 +101,7 @@ def test_the_same_data_may_have_another_name(folder: Path) -> None:
     assert accounts(of_rank(folder), of_rank(folder, data=("copy",))) == [None, None]
 
 
-def test_ranks_that_differ_alike_share_a_line(folder: Path) -> None:
+def test_ranks_with_equal_differences_share_a_line(folder: Path) -> None:
     run, other = of_rank(folder), of_rank(folder, seed=1)
     found = accounts(run, other, run, other)
     assert len(set(found)) == 1
@@ -109,16 +109,16 @@ def test_ranks_that_differ_alike_share_a_line(folder: Path) -> None:
 
 
 def test_a_rank_that_says_nothing_is_named(folder: Path) -> None:
-    """Rank 1 of two came and hangs: rank 0 waits as long as it was told to."""
+    """Rank 1 of two has joined and hangs: rank 0 waits for its time limit."""
     store = dist.HashStore()  # type: ignore[attr-defined]
     with pytest.raises(MegaplanError) as refused:
         require_agreement(of_rank(folder), Launch(0, 2, 0, store, 0.2), "cpu")
     (found,) = refused.value.diagnostics
-    assert (found.code, found.detail) == ("MP650", "started, but did not say within 0.2 s what they train: rank 1")
+    assert (found.code, found.detail) == ("MP650", "started, but did not publish their settings within 0.2 s: rank 1")
 
 
 def test_two_processes_with_other_meshes_both_end(folder: Path, golden: Any) -> None:
-    """Nobody's torchrun stops them: rank 1 has the plan of another mesh, and each would wait in groups that the other never makes."""
+    """Without torchrun nothing stops them: rank 1 has another mesh, and each would wait in groups that the other never creates."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -136,6 +136,6 @@ def test_two_processes_with_other_meshes_both_end(folder: Path, golden: Any) -> 
         for process in processes:
             process.kill()
     assert [process.returncode for process in processes] == [2, 2], said
-    told = next(each for each in said if "error[" in each)
-    golden("MP656", told)
+    message = next(each for each in said if "error[" in each)
+    golden("MP656", message)
     assert not (folder / "out").exists()

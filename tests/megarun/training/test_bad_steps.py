@@ -21,11 +21,11 @@ RANGES = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6)), max_size=8)
 @given(ranges=RANGES)
 @settings(max_examples=60, deadline=None)
 def test_steps_count_the_batches_that_are_left(ranges: list[tuple[int, int]]) -> None:
-    progress, gone = START, set()
+    progress, freed = START, set()
     for first, length in ranges:
         progress = progress.without((first, first + length))
-        gone |= set(range(first, first + length))
-    left = [number for number in range(100) if number not in gone]
+        freed |= set(range(first, first + length))
+    left = [number for number in range(100) if number not in freed]
     assert [progress.batch(step) for step in range(40)] == left[:40]
     assert all(one[1] < two[0] for one, two in zip(progress.skipped, progress.skipped[1:], strict=False))
 

@@ -61,7 +61,7 @@ def gelu(x: Tensor) -> Tensor:
 def _registered(
     name: str, arguments: Sequence[str], forward: Callable[..., Tensor], backward: Callable[..., Sequence[Tensor | None]]
 ) -> CustomOpDef:
-    """The torch op of an activation; `forward` and `backward` are the reference's, the latter with which gradients are wanted."""
+    """Register the torch op of an activation; `forward` and `backward` are the reference's, the latter with required gradients."""
 
     def run(given: tuple[Tensor, ...]) -> tuple[Tensor]:
         if runs_triton(given[0]):

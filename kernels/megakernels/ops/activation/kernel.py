@@ -1,4 +1,4 @@
-"""Triton kernels of the activations: one tile of a few rows a program, forward and backward; nothing is kept but the inputs.
+"""Triton kernels of the activations: one tile of a few rows per program, forward and backward; only the inputs are saved.
 
 One pair of kernels for all: KIND is a constant of the compiled kernel. A plain activation reads one tensor, swiglu two.
 """
@@ -13,7 +13,7 @@ from megakernels._common.tiles import narrow, on_device_of, sigmoid, tanh, unit_
 from megakernels.ops.activation.reference import GELU_CUBIC, SQRT_2_OVER_PI
 
 KINDS = {"swiglu": 0, "relu2": 1, "gelu": 2}
-"""Of the compiled kernels; only swiglu reads two tensors."""
+"""Kinds of compiled kernels; only swiglu reads two tensors."""
 TILE_ELEMENTS = 2048
 LARGEST_TILE_WIDTH = 1024
 CUBIC = tl.constexpr(GELU_CUBIC)
@@ -35,7 +35,7 @@ def activated(x, up, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def slopes(x, up, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Derivatives of `activated` by x and by up; the second means something for swiglu only."""
+    """Derivatives of `activated` by x and by up; the second is valid for swiglu only."""
     if KIND == 0:
         share = sigmoid(x)
         by_up = x * share
@@ -84,7 +84,7 @@ def activation_backward_kernel(  # type: ignore[no-untyped-def]
     NEEDS_X: tl.constexpr,
     NEEDS_UP: tl.constexpr,
 ):
-    """A tile of the gradients of x and up, from x and up anew."""
+    """A tile of the gradients of x and up, with activations recomputed from x and up."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = (row < num_rows)[:, None] & (cols < width)[None, :]
@@ -121,7 +121,7 @@ def forward(kind: int, x: Tensor, up: Tensor | None = None) -> Tensor:
 
 
 def backward(kind: int, grad_y: Tensor, x: Tensor, up: Tensor | None = None, *, needs: list[bool]) -> list[Tensor | None]:
-    """Same contract as the reference's backwards: the gradients of x and, where it is given, of up."""
+    """Same contract as the reference's backwards: the gradients of x and, if given, of up."""
     rows, grad_rows, others = _rows(x), _rows(grad_y), _rows(x if up is None else up)
     wanted = zip((x,) if up is None else (x, up), needs, strict=True)
     made = [torch.empty(like.shape, dtype=like.dtype, device=x.device) if need else None for like, need in wanted]

@@ -19,22 +19,23 @@ def causal_conv1d(
     starts: Tensor | None = None,
     initial: Tensor | None = None,
 ) -> Tensor:
-    """Convolves each channel with its own K taps; position t reads t − K + 1 … t.
+    """Convolves each channel with its K taps; position t reads t − K + 1 … t.
 
     Args:
         x: [B, T, C].
-        weight: [C, K]; the last tap multiplies the present position.
+        weight: [C, K]; the last tap multiplies the current position.
         bias: [C] or None.
         silu: whether y = silu(convolution).
         starts: int32 [B, T] or None: index of the first position of each position's document, for rows that hold several documents;
-            None is one document a row. Zeros stand before each. A negative start is a document's that began before the row. No gradient.
-        initial: [B, K − 1, C] in x's dtype, the inputs that stand before the first position, or None for zeros.
+            None for one document per row. Each document is padded with zeros. A negative start means that the document started before the
+            row. No gradient.
+        initial: [B, K − 1, C] in x's dtype, the inputs before the first position, or None for zeros.
 
     Returns:
         [B, T, C], contiguous, in x's dtype.
 
     Triton:
-        One kernel forward, one backward. The backward walks the positions. More than four taps stay with plain torch.
+        One kernel forward, one backward. The backward iterates over positions. More than four taps use plain torch.
 
     Raises:
         ValueError: shapes do not fit.

@@ -1,9 +1,9 @@
 """Triton kernels of the depthwise causal convolution of up to four taps.
 
-Forward: a tile of positions and channels a program; the neighbours' positions come from cache. Backward: a program walks its own positions
-one by one with the last three inputs and the three gradients that later positions still add to in registers, so that x and grad_y are
-read once and silu is computed once; it goes on for three positions beyond its own, whose gradients reach back. Each program's share of
-the weight gradient is summed afterwards in a fixed order: no atomics, bitwise repeats.
+Forward: a tile of positions and channels per program; neighbouring positions come from cache. Backward: a program iterates over its
+positions with the last three inputs and the three partial gradients of earlier positions in registers, so that x and grad_y are read once
+and silu is computed once; it continues for three positions after its tile, whose gradients reach back. Each program's share of the weight
+gradient is summed afterwards in a fixed order: no atomics, bitwise reproducible.
 """
 
 import torch
@@ -16,17 +16,17 @@ from megakernels._common.tiles import narrow, on_device_of, sigmoid, unit_stride
 from megakernels.ops.causal_conv1d.reference import Convolution
 
 LARGEST_KERNEL = 4
-"""Taps; more stay with the reference."""
+"""Maximum number of taps; more use the reference."""
 
 FORWARD_POSITIONS, FORWARD_CHANNELS = 8, 128
 BACKWARD_POSITIONS, BACKWARD_CHANNELS = 128, 256
 SHARES = tl.constexpr(LARGEST_KERNEL + 1)
-"""Rows of a program's share: the taps', right-aligned, and the bias's."""
+"""Rows of a program's share of the weight gradient: the taps, right-aligned, and the bias."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def tap(weight, channel, inside, DELAY: tl.constexpr, TAPS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The weights that multiply the inputs DELAY positions ago: zero beyond the last tap."""
+    """The weights that multiply the inputs DELAY positions ago: zero after the last tap."""
     found = tl.zeros(channel.shape, dtype=tl.float32)
     if DELAY < TAPS:
         found = tl.load(weight + channel * TAPS + (TAPS - 1 - DELAY), mask=inside, other=0.0).to(tl.float32)
@@ -35,13 +35,13 @@ def tap(weight, channel, inside, DELAY: tl.constexpr, TAPS: tl.constexpr):  # ty
 
 @triton.jit
 def only_if(condition, channel, num_channels):  # type: ignore[no-untyped-def]
-    """The mask of a row's channels where a condition on its position holds, and of none elsewhere."""
+    """The mask of a row's channels if a condition on its position is true, else an empty mask."""
     return channel < tl.where(condition, num_channels, 0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def inputs_at(x, initial, position, x_stride, num_positions, channel, num_channels, TAPS: tl.constexpr, HAS_INITIAL: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The inputs at one position or at a column of them: `initial` before the first, zero where there are none."""
+    """The inputs at one position or at a column of them: `initial` before the first, zero without it."""
     there = only_if((position >= 0) & (position < num_positions), channel, num_channels)
     value = tl.load(x + position * x_stride + channel, mask=there, other=0.0).to(tl.float32)
     if HAS_INITIAL:
@@ -93,7 +93,7 @@ def conv_forward_kernel(  # type: ignore[no-untyped-def]
     for delay in tl.static_range(TAPS):
         read = position - delay
         if PACKED:
-            read = tl.where(read >= start, read, num_positions)  # nothing is there
+            read = tl.where(read >= start, read, num_positions)  # out of range: reads zero
         value = inputs_at(
             x, initial, read[:, None], x_stride, num_positions, channel[None, :], num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL
         )
@@ -149,7 +149,7 @@ def conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  a st
     x_1 = inputs_at(x, initial, first - 1, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)
     x_2 = inputs_at(x, initial, first - 2, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)
     x_3 = inputs_at(x, initial, first - 3, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)
-    back_1 = tl.zeros([CHANNELS], dtype=tl.float32)  # of the gradient of the input a position ago: what later positions added
+    back_1 = tl.zeros([CHANNELS], dtype=tl.float32)  # partial gradient of the previous input, from later positions
     back_2 = tl.zeros([CHANNELS], dtype=tl.float32)
     back_3 = tl.zeros([CHANNELS], dtype=tl.float32)
     share = tl.zeros([CHANNELS], dtype=tl.float32)
@@ -218,7 +218,7 @@ def forward_options(num_channels: int) -> dict[str, int]:
 
 
 def backward_options(num_channels: int) -> dict[str, int]:
-    """Tile and warps of the backward: four channels a thread."""
+    """Tile and warps of the backward: four channels per thread."""
     channels = min(BACKWARD_CHANNELS, block_of(num_channels, 32))
     return {"POSITIONS": BACKWARD_POSITIONS, "CHANNELS": channels, "num_warps": max(1, channels // 128)}
 
@@ -301,10 +301,10 @@ def backward(grad_y: Tensor, given: Convolution, needs: list[bool]) -> tuple[Ten
 
 
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
-    """`tensor`, or any other where the kernel does not look."""
+    """`tensor`, or a placeholder that the kernel does not read."""
     return other if tensor is None else tensor.contiguous()
 
 
 def _dense(share: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy: a view would keep the shares of everything."""
+    """A copy, because a view would keep all shares alive."""
     return share.to(dtype, copy=True, memory_format=torch.contiguous_format)

@@ -1,4 +1,4 @@
-"""The convolution of a rank that has some equal pieces of a sequence, each with the inputs just before it.
+"""The convolution of some equal pieces of a sequence on a rank, each with the inputs directly before it.
 
 Two operations without an autograd formula, for a caller that fetches those inputs from other ranks (`megarun.parallel.groups.relay`).
 """
@@ -21,12 +21,12 @@ def conv_pieces(x: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None, 
     """See `megakernels.causal_conv1d`, for some pieces.
 
     Args:
-        x: [B, P · t, C], P pieces side by side.
+        x: [B, P · t, C], P concatenated pieces.
         before: [B, P, K − 1, C], the inputs before each piece; zeros before the sequence.
         weight: [C, K].
         bias: [C] or None.
         silu: Whether y = silu(convolution).
-        starts: int32 [B, P · t] or None, each counted from the first position of its own piece.
+        starts: int32 [B, P · t] or None, each relative to the first position of its piece.
 
     Returns:
         [B, P · t, C], contiguous.
@@ -81,7 +81,7 @@ def _(_grad_y: Tensor, x: Tensor, before: Tensor, weight: Tensor, bias: Tensor |
 
 
 def _padded(x: Tensor, before: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Pieces as rows, each behind what was before it, and their document starts."""
+    """Pieces as rows, each prefixed with its earlier inputs, and their document starts."""
     pieces = before.shape[1]
     rows = torch.cat([before.flatten(0, 1), torch.unflatten(x, 1, (pieces, -1)).flatten(0, 1)], 1)
     if starts is None:

@@ -1,7 +1,7 @@
 """Depthwise causal convolution over time in plain torch, with explicit backward formulas.
 
 z[t, c] = bias[c] + Σ_i weight[c, i] · x[t − (K − 1) + i, c], x = 0 before the document; y = z or silu(z). The backward recomputes z. An
-initial state is the K − 1 inputs before the first position: the row is computed with them in front.
+initial state is the K − 1 inputs before the first position, which are prepended to the row.
 
 Source: Gu and Dao, arXiv:2312.00752, figure 3 (the convolution before the scan).
 """
@@ -68,7 +68,7 @@ def backward(grad_y: Tensor, given: Convolution, needs: Sequence[bool]) -> tuple
 
 
 def _extended(x: Tensor, starts: Tensor | None, initial: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The row with its initial state in front, and its starts counted from there."""
+    """The row with its initial state prepended, and starts relative to it."""
     if initial is None:
         return x, starts
     num_before = initial.shape[1]
@@ -95,7 +95,7 @@ def _inside(grad_z: Tensor, now: slice, before: slice, starts: Tensor | None) ->
 
 
 def _same_document(now: slice, before: slice, starts: Tensor) -> Tensor:
-    """Whether each pair of positions is of one document, bool [B, positions, 1]."""
+    """Whether each pair of positions is in one document, bool [B, positions, 1]."""
     positions = torch.arange(before.start, before.stop, device=starts.device)
     return (positions >= starts[:, now]).unsqueeze(-1)
 

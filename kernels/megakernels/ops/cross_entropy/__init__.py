@@ -18,7 +18,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int = -100) -> T
     Args:
         logits: [N, V].
         labels: int64 [N], each in [0, V) or ignore_index.
-        ignore_index: label of rows that do not count.
+        ignore_index: label of ignored rows.
 
     Returns:
         fp32 scalar (fp64 for fp64 logits).

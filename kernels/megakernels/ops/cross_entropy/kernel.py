@@ -1,6 +1,6 @@
-"""Triton kernels of the cross entropy: one program a row that joins a slice of its logits to what is known, and tiles of their gradient.
+"""Triton kernels of the cross entropy: one program per row that adds a slice of logits to the row's statistics, and tiles of the gradient.
 
-A slice may be the whole vocabulary. Nothing is kept in fp32 but a row's numbers, and the gradient may overwrite the logits.
+A slice may be the full vocabulary. Only a row's statistics are stored in fp32, and the gradient may overwrite the logits.
 """
 
 import torch
@@ -12,18 +12,18 @@ from megakernels._common.blocks import block_of
 from megakernels._common.tiles import narrow, on_device_of, unit_stride
 
 LARGEST_STEP = 4096
-"""Words a row's program reads at once."""
+"""Columns that a row's program reads per step."""
 LARGEST_TILE = 2048
-"""Words of a tile of the gradient."""
+"""Columns of a tile of the gradient."""
 NO_LOGIT = tl.constexpr(-3.0e38)
-"""Below every finite logit that matters, and finite: the difference of two of them is a number."""
+"""A finite value below all relevant logits, so that differences are never NaN."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def statistics_kernel(  # type: ignore[no-untyped-def]
     logits, labels, lse, chosen, row_stride, num_words, first, STEP: tl.constexpr
 ):
-    """Joins the words first … first + num_words − 1 of a row to its log-sum-exp, and takes the label's logit if it is among them."""
+    """Adds the columns first … first + num_words − 1 of a row to its log-sum-exp, and reads the label's logit if it is among them."""
     row = tl.program_id(0).to(tl.int64)
     base = logits + row * row_stride
     place = tl.arange(0, STEP)
@@ -47,7 +47,7 @@ def statistics_kernel(  # type: ignore[no-untyped-def]
 def gradient_kernel(  # type: ignore[no-untyped-def]
     logits, labels, lse, slope, share, grad, row_stride, num_words, first, TILE: tl.constexpr
 ):
-    """A tile of exp(logits − lse) · slope, less share at the row's label; every word is read before it is written."""
+    """A tile of exp(logits − lse) · slope, minus share at the row's label; every element is read before it is written."""
     row = tl.program_id(0).to(tl.int64)
     word = tl.program_id(1) * TILE + tl.arange(0, TILE)
     mask = word < num_words
@@ -58,14 +58,14 @@ def gradient_kernel(  # type: ignore[no-untyped-def]
 
 
 def join_slice(logits: Tensor, labels: Tensor, first: int, lse: Tensor, chosen: Tensor) -> None:
-    """Adds a slice of the vocabulary to what is known of each row, in place.
+    """Adds a slice of the vocabulary to the statistics of each row, in place.
 
     Args:
-        logits: [N, W] of the words from `first` on, fp32, bf16 or fp16.
-        labels: int64 [N]; one outside the slice leaves `chosen` as it is.
-        first: The slice's first word.
-        lse: fp32 [N], log-sum-exp of the words before; −inf where there were none.
-        chosen: fp32 [N].
+        logits: [N, W], columns from `first`, fp32, bf16 or fp16.
+        labels: int64 [N]; a label outside the slice does not change `chosen`.
+        first: First vocabulary id of the slice.
+        lse: fp32 [N], log-sum-exp of the columns before; −inf if there are none.
+        chosen: fp32 [N], logit of the label.
     """
     logits = unit_stride(logits)
     num_rows, num_words = logits.shape
@@ -77,16 +77,16 @@ def join_slice(logits: Tensor, labels: Tensor, first: int, lse: Tensor, chosen: 
 
 
 def slice_gradient(logits: Tensor, labels: Tensor, first: int, lse: Tensor, slope: Tensor, share: Tensor, grad: Tensor) -> Tensor:
-    """exp(logits − lse) · slope, less share at each row's label, into `grad` [N, W], contiguous, which may be the logits themselves.
+    """exp(logits − lse) · slope, minus share at each row's label, into `grad` [N, W], contiguous, which may be the logits.
 
     Args:
-        logits: [N, W] of the words from `first` on, fp32, bf16 or fp16.
-        labels: int64 [N]; one outside the slice takes nothing away.
-        first: The slice's first word.
-        lse: fp32 [N].
-        slope: fp32 [N].
-        share: fp32 [N].
-        grad: Where to.
+        logits: [N, W], columns from `first`, fp32, bf16 or fp16.
+        labels: int64 [N]; for a label outside the slice nothing is subtracted.
+        first: First vocabulary id of the slice.
+        lse: fp32 [N], log-sum-exp of the full vocabulary.
+        slope: fp32 [N], factor of the softmax.
+        share: fp32 [N], value subtracted at the label.
+        grad: [N, W], output.
     """
     logits = unit_stride(logits)
     num_rows, num_words = logits.shape

@@ -1,4 +1,4 @@
-"""Labels that are no word of the vocabulary are refused, as torch's `cross_entropy` refuses them."""
+"""Refuses labels outside the vocabulary, as torch's `cross_entropy`."""
 
 import torch
 from torch import Tensor
@@ -7,18 +7,18 @@ from torch.library import custom_op
 from megakernels._common import require
 
 IGNORE_INDEX = -100
-"""torch's own: the label of rows that do not count."""
+"""torch's default label of ignored rows."""
 
 
 def check_labels(labels: Tensor, num_words: int, ignore_index: int = IGNORE_INDEX) -> None:
     """Refuses labels outside the vocabulary.
 
-    On CUDA the device finds them, so the host does not wait; the error comes with the next operation that it does wait for, as torch's.
+    On CUDA the check runs on the device without a synchronisation; as in torch, the error is raised by the next synchronising operation.
 
     Args:
         labels: int64 [N].
-        num_words: Of the whole vocabulary.
-        ignore_index: The one other label, of rows that do not count.
+        num_words: Size of the full vocabulary.
+        ignore_index: Label of ignored rows.
 
     Raises:
         ValueError: On a CPU: a label is neither in 0 … num_words − 1 nor ignore_index.
@@ -40,7 +40,7 @@ def refuse_labels(labels: Tensor, num_words: int, ignore_index: int) -> None:
     """`check_labels` inside an operation."""
     wrong = ((labels < 0) | (labels >= num_words)) & (labels != ignore_index)
     if labels.device.type != "cpu":
-        torch._assert_async(~wrong.any(), "cross_entropy: a label is neither a word of the vocabulary nor ignore_index")
+        torch._assert_async(~wrong.any(), "cross_entropy: a label is neither in the vocabulary nor ignore_index")
     elif wrong.any():
         found = labels[wrong][0].item()
         require(False, "cross_entropy", "labels must be in 0 … V − 1 or ignore_index", label=found, V=num_words, ignore_index=ignore_index)

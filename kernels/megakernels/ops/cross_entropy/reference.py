@@ -1,6 +1,6 @@
 """Cross entropy in plain torch over blocks of rows, so that the fp32 copy of the logits stays bounded.
 
-loss = Σ lse(z) − z[label] over the rows whose label counts; ∂L/∂z = softmax(z) − onehot(label), zero on the other rows.
+loss = Σ lse(z) − z[label] over the rows whose label is not ignored; ∂L/∂z = softmax(z) − onehot(label), zero on the other rows.
 """
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from megakernels._common import accumulator_dtype, row_blocks, upcast
 
 SCRATCH_ELEMENTS = 1 << 22
-"""Logits held in fp32 at once."""
+"""Maximum number of logits in fp32 at a time."""
 
 
 def forward(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
@@ -27,14 +27,14 @@ def backward(grad_loss: Tensor, logits: Tensor, labels: Tensor, lse: Tensor, ign
 
 
 def slice_forward(logits: Tensor, labels: Tensor, first: int) -> tuple[Tensor, Tensor]:
-    """Returns, of the words from `first` on, lse [N] and the label's logit [N], 0 where the label is none of them."""
+    """Returns lse [N] of the columns from `first` and the label's logit [N], 0 if the label is not among them."""
     inside = (labels >= first) & (labels < first + logits.shape[1])
     lse, chosen = _statistics(logits, torch.where(inside, labels - first, 0))
     return lse, chosen.masked_fill_(~inside, 0)
 
 
 def slice_backward(grad_loss: Tensor, logits: Tensor, labels: Tensor, lse: Tensor, first: int, ignore_index: int) -> Tensor:
-    """Returns the gradient of the logits [N, V / n] of the words from `first` on, in their dtype; `lse` is the whole vocabulary's."""
+    """Returns the gradient of the logits [N, V / n], columns from `first`, in their dtype; `lse` is that of the full vocabulary."""
     inside = (labels >= first) & (labels < first + logits.shape[1])
     share = torch.where(labels != ignore_index, grad_loss.to(lse.dtype), 0)
     return slice_gradient(logits, torch.where(inside, labels - first, 0), lse, share, torch.where(inside, share, 0))
@@ -53,7 +53,7 @@ def _statistics(logits: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def slice_gradient(logits: Tensor, column: Tensor, lse: Tensor, slope: Tensor, share: Tensor) -> Tensor:
-    """exp(logits − lse) · slope, less share at each row's column; `column`, `lse`, `slope`, `share`: [N]."""
+    """exp(logits − lse) · slope, minus share at each row's column; `column`, `lse`, `slope`, `share`: [N]."""
     num_rows, vocabulary = logits.shape
     grad = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     for rows in row_blocks(num_rows, vocabulary, SCRATCH_ELEMENTS):

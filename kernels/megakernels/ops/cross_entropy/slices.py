@@ -1,7 +1,7 @@
-"""Cross entropy of logits whose vocabulary is cut into slices: what each slice contributes, and its gradient once the whole is known.
+"""Cross entropy of logits whose vocabulary is sliced: statistics of each slice, and its gradient given the full statistics.
 
-With m = the largest lse over the slices: lse = m + log Σ_slices exp(lse_slice − m), and a row's chosen logit is the sum over slices, for
-all but one contribute zero. Whoever holds the slices joins them; nothing here communicates.
+With m = the largest lse over the slices: lse = m + log Σ_slices exp(lse_slice − m), and a row's label logit is the sum over slices, of
+which all but one are zero. The caller combines the slices; these functions do not communicate.
 
 Source: arXiv:1909.08053, section 3 (the parallel cross entropy of Megatron-LM).
 """
@@ -17,16 +17,16 @@ from megakernels.ops.cross_entropy import reference
 
 
 def slice_statistics(logits: Tensor, labels: Tensor, first: int) -> tuple[Tensor, Tensor]:
-    """What a slice of the vocabulary says about each row.
+    """Statistics of each row over a slice of the vocabulary.
 
     Args:
-        logits: [N, V / n], of the words first … first + V / n − 1.
-        labels: int64 [N], of the whole vocabulary; a label outside the slice, or one that does not count, contributes zero;
-            whoever joins the slices knows the vocabulary and calls `check_labels`.
-        first: The slice's first word.
+        logits: [N, V / n], columns first … first + V / n − 1.
+        labels: int64 [N], ids of the full vocabulary; a label outside the slice, or an ignored one, contributes zero; the caller, who knows
+            the vocabulary, calls `check_labels`.
+        first: First vocabulary id of the slice.
 
     Returns:
-        Log-sum-exp of the slice and the label's logit if it lies in the slice, else 0: fp32 [N] each (fp64 for fp64 logits).
+        Log-sum-exp of the slice and the label's logit if it is in the slice, else 0: fp32 [N] each (fp64 for fp64 logits).
 
     Triton:
         The forward kernel of `cross_entropy`.
@@ -40,15 +40,15 @@ def slice_statistics(logits: Tensor, labels: Tensor, first: int) -> tuple[Tensor
 
 
 def slice_gradient(grad_loss: Tensor, logits: Tensor, labels: Tensor, lse: Tensor, first: int, ignore_index: int = -100) -> Tensor:
-    """The gradient of a slice's logits for the loss Σ lse − logit[label] over the rows whose label counts.
+    """The gradient of a slice's logits for the loss Σ lse − logit[label] over the rows whose label is not ignored.
 
     Args:
         grad_loss: Scalar.
         logits: [N, V / n].
-        labels: int64 [N], of the whole vocabulary.
-        lse: Log-sum-exp of the whole vocabulary, fp32 [N].
-        first: The slice's first word.
-        ignore_index: Label of rows that do not count.
+        labels: int64 [N], ids of the full vocabulary.
+        lse: fp32 [N], log-sum-exp of the full vocabulary.
+        first: First vocabulary id of the slice.
+        ignore_index: Label of ignored rows.
 
     Returns:
         [N, V / n] in the dtype of logits.

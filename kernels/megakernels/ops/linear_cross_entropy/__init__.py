@@ -1,4 +1,4 @@
-"""Head and loss in one: cross entropy of x Wᵀ whose logits are never whole, forward or backward. Saved: x, weight, labels, lse."""
+"""Head and loss in one operation: cross entropy of x Wᵀ that never stores all logits. Saved: x, weight, labels, lse."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from megakernels._common import accumulator_dtype, fake_like, join, only_needed, require, runs_triton, state_scratch
+from megakernels._common import accumulator_dtype, fake_like, join, only_needed, register_scratch, require, runs_triton
 from megakernels.ops.cross_entropy.labels import refuse_labels
 from megakernels.ops.linear_cross_entropy import slices
 
@@ -16,13 +16,13 @@ __all__ = ["linear_cross_entropy", "linear_slice_gradients", "linear_slice_stati
 def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor, ignore_index: int = -100, z_loss: float = 0.0) -> Tensor:
     """Sum over rows of lse − logit[label] + z_loss · lse², with logits x weightᵀ and lse = log Σ exp of a row; the caller divides.
 
-    Logits are made a slice of the vocabulary at a time, in x's dtype, and made again in backward.
+    Logits are computed one slice of the vocabulary at a time, in x's dtype, and recomputed in backward.
 
     Args:
         x: [N, h].
         weight: [V, h], in x's dtype.
         labels: int64 [N], each in [0, V) or ignore_index.
-        ignore_index: Label of rows that do not count.
+        ignore_index: Label of ignored rows.
         z_loss: Factor of the squared log-sum-exp, which keeps logits small.
 
     Returns:
@@ -32,8 +32,8 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor, ignore_index
         lse: fp32 [N].
 
     Scratch:
-        A slice of 2²⁷ logits at most; backward, where x has two bytes, also the sum for x's gradient in fp32 and one product that is added
-        to it.
+        A slice of 2²⁷ logits at most; backward, if x has two bytes per element, also the sum for x's gradient in fp32 and one product that
+        is added to it.
 
     Triton:
         The kernels of `cross_entropy` on each slice of logits, in place; products are torch's.
@@ -49,17 +49,17 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor, ignore_index
 
 
 def linear_slice_statistics(x: Tensor, weight: Tensor, labels: Tensor, first: int) -> tuple[Tensor, Tensor]:
-    """What a part of the vocabulary says about each row, of logits x weightᵀ that are never whole; not differentiable.
+    """Statistics of each row over a slice of the vocabulary, of logits x weightᵀ that are never all stored; not differentiable.
 
     Args:
         x: [N, h].
-        weight: [V / n, h], of the words first … first + V / n − 1, in x's dtype.
-        labels: int64 [N], of the whole vocabulary; a label of another part, or one that does not count, contributes zero;
-            whoever joins the parts knows the vocabulary and calls `check_labels`.
-        first: The part's first word.
+        weight: [V / n, h], rows first … first + V / n − 1, in x's dtype.
+        labels: int64 [N], ids of the full vocabulary; a label of another slice, or an ignored one, contributes zero; the caller, who knows
+            the vocabulary, calls `check_labels`.
+        first: First vocabulary id of the slice.
 
     Returns:
-        Log-sum-exp of the part and the label's logit if it is one of its words, else 0: fp32 [N] each (fp64 for fp64 inputs).
+        Log-sum-exp of the slice and the label's logit if it is in the slice, else 0: fp32 [N] each (fp64 for fp64 inputs).
 
     Scratch:
         As `linear_cross_entropy` forward.
@@ -78,20 +78,20 @@ def linear_slice_statistics(x: Tensor, weight: Tensor, labels: Tensor, first: in
 def linear_slice_gradients(
     grad_loss: Tensor, x: Tensor, weight: Tensor, labels: Tensor, lse: Tensor, first: int, needs: list[bool], ignore_index: int = -100
 ) -> list[Tensor]:
-    """Gradients for the loss Σ lse − logit[label] over the rows whose label counts, by way of a part of the vocabulary.
+    """Gradients of the loss Σ lse − logit[label], over the rows whose label is not ignored, through a slice of the vocabulary.
 
     Args:
         grad_loss: Scalar.
         x: [N, h].
         weight: [V / n, h].
-        labels: int64 [N], of the whole vocabulary.
-        lse: Log-sum-exp of the whole vocabulary, fp32 [N].
-        first: The part's first word.
-        needs: Whether that of x, and that of weight, is wanted.
-        ignore_index: Label of rows that do not count.
+        labels: int64 [N], ids of the full vocabulary.
+        lse: fp32 [N], log-sum-exp of the full vocabulary.
+        first: First vocabulary id of the slice.
+        needs: Whether the gradients of x and of weight are required.
+        ignore_index: Label of ignored rows.
 
     Returns:
-        Those wanted: x's share by way of these words [N, h], to be summed over the parts, and the weight's.
+        The required gradients: the slice's share of x's [N, h], to be summed over slices, and the weight's.
 
     Scratch:
         As `linear_cross_entropy` backward.
@@ -148,7 +148,7 @@ def _linear_slice_gradients(
 
 
 def _on_slices(x: Tensor) -> slices.OnSlices:
-    """What joins and turns slices of logits: the cross entropy's kernels, or plain torch."""
+    """Implementation of the slice functions: the kernels of `cross_entropy`, or plain torch."""
     if runs_triton(x):
         from megakernels.ops.cross_entropy import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
 
@@ -187,6 +187,6 @@ def _of_backward(_grad_loss: Tensor, x: Tensor, weight: Tensor, *others: Any) ->
 
 
 for _op in (_linear_cross_entropy, _linear_slice_statistics):
-    state_scratch(_op, _of_forward)
+    register_scratch(_op, _of_forward)
 for _op in (_linear_cross_entropy_backward, _linear_slice_gradients):
-    state_scratch(_op, _of_backward)
+    register_scratch(_op, _of_backward)

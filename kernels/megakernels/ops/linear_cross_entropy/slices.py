@@ -1,10 +1,10 @@
-"""The walk over slices of the vocabulary: products by torch, and what is done to each slice of logits by whoever is given.
+"""The loop over slices of the vocabulary: products by torch, and slice functions given as an argument.
 
-With g the gradient of a slice's logits, that slice of the weight's gradient is gᵀ x, whole at once, and x's is the sum of g W over the
-slices. So the walk needs one slice of logits, and an accumulator of x's size.
+With g the gradient of a slice's logits, the slice of the weight's gradient is gᵀ x, in one product, and x's is the sum of g W over the
+slices. So the loop needs one slice of logits, and an accumulator of x's size.
 
-The weight may itself be a part of the vocabulary, of the words from `first` on: then its log-sum-exp is that part's, and whoever holds the
-parts joins them.
+The weight may itself be a shard of the vocabulary that starts at `first`: then its log-sum-exp is that of the shard, and the caller
+combines the shards.
 """
 
 from collections.abc import Sequence
@@ -16,21 +16,21 @@ from torch import Tensor
 from megakernels._common import accumulator_dtype, row_blocks, upcast
 
 SLICE_ELEMENTS = 1 << 27
-"""Logits held at once: 256 MiB in bf16."""
+"""Maximum number of logits at a time: 256 MiB in bf16."""
 
 
 class OnSlices(Protocol):
-    """`megakernels.ops.cross_entropy.kernel`, or the plain `reference` beside this file."""
+    """`megakernels.ops.cross_entropy.kernel`, or `reference` in this folder."""
 
     def join_slice(self, logits: Tensor, labels: Tensor, first: int, lse: Tensor, chosen: Tensor) -> None:
-        """Adds a slice to what is known of each row, in place."""
+        """Adds a slice to the statistics of each row, in place."""
 
     def slice_gradient(self, logits: Tensor, labels: Tensor, first: int, lse: Tensor, slope: Tensor, share: Tensor, grad: Tensor) -> Tensor:
-        """exp(logits − lse) · slope, less share at each row's label, into `grad`."""
+        """exp(logits − lse) · slope, minus share at each row's label, into `grad`."""
 
 
 def statistics(x: Tensor, weight: Tensor, labels: Tensor, first: int, on_slices: OnSlices) -> tuple[Tensor, Tensor]:
-    """Returns lse [N] of the weight's words and, where the label is one of them, its logit [N], else 0."""
+    """Returns lse [N] of the weight's rows and the label's logit [N] if it is among them, else 0."""
     num_rows = x.shape[0]
     lse = torch.full((num_rows,), -torch.inf, dtype=accumulator_dtype(x.dtype), device=x.device)
     chosen = torch.zeros_like(lse)
@@ -70,24 +70,24 @@ def backward(
             _add_product(total, grad, part)
         if grad_weight is not None:
             torch.mm(grad.mT, x, out=grad_weight[words])
-        del logits, grad  # or two slices would be alive while the next one is made
+        del logits, grad  # else two slices would be alive at a time
     return None if total is None else total.to(x.dtype), grad_weight
 
 
 def forward_scratch_bytes(x: Tensor, weight: Tensor) -> int:
-    """Inside `statistics` at its highest, numbers a row aside: a slice of logits."""
+    """Peak scratch bytes of `statistics`, without per-row values: a slice of logits."""
     num_rows = x.shape[0]
     return num_rows * min(weight.shape[0], max(1, SLICE_ELEMENTS // max(1, num_rows))) * x.element_size()
 
 
 def backward_scratch_bytes(x: Tensor, weight: Tensor, needs: Sequence[bool]) -> int:
-    """Inside `backward` on CUDA likewise, beside its results: a slice, the sum for x, and a product that is added to it.
+    """Peak scratch bytes of `backward` on CUDA, in addition to its results: a slice, the sum for x, and a product added to it.
 
-    In a dtype that sums itself the sum is the result, and products are added as they are made.
+    If x has the accumulation dtype, the sum is the result, and products are accumulated directly.
     """
     size = accumulator_dtype(x.dtype).itemsize
-    beside_result = x.numel() * (2 * size - x.element_size()) if needs[0] and size > x.element_size() else 0
-    return forward_scratch_bytes(x, weight) + beside_result
+    extra_sum = x.numel() * (2 * size - x.element_size()) if needs[0] and size > x.element_size() else 0
+    return forward_scratch_bytes(x, weight) + extra_sum
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

@@ -5,7 +5,7 @@ from torch import Tensor
 from megakernels._common import accumulator_dtype, dropped_bytes, operation, require, require_starts, types_of
 from megakernels.ops.m2rnn.choice import backward, chooses_kernel, forward
 from megakernels.ops.m2rnn.inputs import GRADIENTS, Recurrence
-from megakernels.ops.m2rnn.sizes import backward_inside, forward_inside
+from megakernels.ops.m2rnn.sizes import backward_bytes, forward_bytes
 
 __all__ = ["m2rnn"]
 
@@ -22,7 +22,7 @@ def m2rnn(
     save_every: int,
     starts: Tensor | None = None,
 ) -> Tensor:
-    """Runs Z = tanh(S W + k vᵀ), S' = decay · S + (1 − decay) · Z, y = S'ᵀ q + D ⊙ v from S = 0, one state S [K, V] a head.
+    """Runs Z = tanh(S W + k vᵀ), S' = decay · S + (1 − decay) · Z, y = S'ᵀ q + D ⊙ v from S = 0, one state S [K, V] per head.
 
     Args:
         q: [B, T, K], shared by all heads.
@@ -35,7 +35,7 @@ def m2rnn(
         A_log: [H].
         save_every: positions of a segment; the state is saved before each. T need not be a multiple.
         starts: int32 [B, T] or None: index of the first position of each position's document, for rows that hold several documents;
-            None is one document a row. Each begins with S = 0. No gradient.
+            None for one document per row. Each starts with S = 0. No gradient.
 
     Returns:
         [B, T, H, V], contiguous, in q's dtype.
@@ -44,11 +44,10 @@ def m2rnn(
         states: fp32 [B, ceil(T / save_every) + 1, H, K, V], the state before each segment, and the last.
 
     Scratch:
-        Backward a segment's states twice, and the parts of the gradients of q and k, 64 MiB of them or one segment's, with what their sum
-        takes.
+        Backward: a segment's states twice, and the partial gradients of q and k, 64 MiB or one segment's, with the buffers of their sum.
 
     Triton:
-        One kernel forward; one backward for a span of segments. States of more than 128 keys or 16 values stay with plain torch.
+        One kernel forward; one backward for a span of segments. States of more than 128 keys or 16 values use plain torch.
 
     Raises:
         ValueError: shapes do not fit, or save_every < 1.
@@ -76,13 +75,13 @@ def _fake(given: Recurrence) -> tuple[Tensor, Tensor]:
 
 
 def _forward_scratch(given: Recurrence) -> int:
-    return forward_inside(None, given).scratch if chooses_kernel(given) else 0
+    return forward_bytes(None, given).scratch if chooses_kernel(given) else 0
 
 
 def _backward_scratch(grad_y: Tensor, given: Recurrence, states: Tensor, needs: list[bool]) -> int:
     if not chooses_kernel(given):
         return 0
-    inside = backward_inside(grad_y, given, states)
+    inside = backward_bytes(grad_y, given, states)
     return dropped_bytes((getattr(given, name) for name in GRADIENTS), needs) + inside.last + inside.scratch
 
 

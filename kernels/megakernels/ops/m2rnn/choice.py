@@ -1,4 +1,4 @@
-"""Which functions run the recurrence: Triton's kernels where they are chosen and take the sizes, else plain torch."""
+"""Selects the functions of the recurrence: Triton kernels if enabled and the sizes are supported, else plain torch."""
 
 from types import ModuleType
 
@@ -20,17 +20,17 @@ def chosen(given: Recurrence) -> ModuleType:
 
 
 def chooses_kernel(given: Recurrence) -> bool:
-    """Whether the kernels run for these inputs on CUDA, wherever they are."""
+    """Whether the kernels would run for these inputs on CUDA."""
     return chooses_triton(given.q) and accepts(given)
 
 
 def forward(state: Tensor | None, given: Recurrence) -> tuple[Tensor, Tensor]:
-    """`reference.forward`, or the kernels' one."""
+    """`reference.forward` or `kernel.forward`."""
     made: tuple[Tensor, Tensor] = chosen(given).forward(state, given)
     return made
 
 
 def backward(grad_last: Tensor | None, grad_y: Tensor, given: Recurrence, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-    """`reference.backward`, or the kernels' one."""
+    """`reference.backward` or `kernel.backward`."""
     found: tuple[tuple[Tensor, ...], Tensor] = chosen(given).backward(grad_last, grad_y, given, states)
     return found

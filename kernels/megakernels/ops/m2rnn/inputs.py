@@ -22,4 +22,4 @@ class Recurrence(NamedTuple):
 
 GRADIENTS = ("q", "k", "v", "f", "state_map", "D", "dt_bias", "A_log")
 SHARED = ("q", "k", "state_map", "D", "dt_bias", "A_log")
-"""Those of them to which several heads or positions add: q and k, which all heads share, and the parameters."""
+"""Arguments whose gradients are sums over heads or positions: q and k, which all heads share, and the parameters."""

@@ -1,10 +1,10 @@
-"""Triton kernels of the M²RNN recurrence: one program a sequence and head, the state in registers.
+"""Triton kernels of the M²RNN recurrence: one program per sequence and head, with the state in registers.
 
-The forward saves the state before every segment. The backward walks the segments from the last: it makes the segment's states again into
-scratch of one segment, walks it backwards, and last multiplies the states with the gradients beside them, for the map. q and k are shared
-by the heads, so their gradients are sums over programs: each program writes its own part, the parts of a span of segments are summed in a
-fixed order, and a span is as long as PARTS_BYTES allows. What goes from span to span (the state's gradient and the sums over positions)
-waits in memory. The formulas are the reference's.
+The forward saves the state before every segment. The backward processes the segments from the last: it recomputes the segment's states into
+scratch of one segment, runs backwards over it, and finally multiplies the states with their gradients, for the map. q and k are shared by
+the heads, so their gradients are sums over programs: each program writes its part, the parts of a span of segments are summed in a fixed
+order, and a span is as long as PARTS_BYTES allows. Values carried between spans (the state's gradient and the sums over positions) are
+stored in memory. The formulas are the reference's.
 """
 
 import torch
@@ -127,7 +127,7 @@ def backward(grad_last: Tensor | None, grad_y: Tensor, given: Recurrence, states
                 **launch_options(key_width, value_width),
             )
         grad_q[:, positions], grad_k[:, positions] = parts.sum(3)
-        del parts  # before the next span's are made
+        del parts  # free before the next span's are allocated
     del again
     sums = grad_map, grad_D, *grad_scalars.unbind(2)
     parameters = [total.sum(0).to(like.dtype) for total, like in zip(sums, (state_map, D, dt_bias, A_log), strict=True)]

@@ -55,7 +55,7 @@ def m2rnn_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one
     ROWS: tl.constexpr,
     HAS_STARTS: tl.constexpr,
 ):
-    """Segments [first_segment, stop_segment) of one sequence and head, from the last; sums over positions go on from what is there."""
+    """Segments [first_segment, stop_segment) of one sequence and head, from the last; sums over positions are accumulated."""
     batch, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     program = batch * num_heads + head
     ks, vs = tl.arange(0, K), tl.arange(0, V)
@@ -68,8 +68,8 @@ def m2rnn_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one
     sum_D = tl.load(grad_D + program * value_width + vs, mask=in_v, other=0.0).to(tl.float32)
     sum_bias = tl.load(grad_scalars + program * 2).to(tl.float32)
     sum_A_log = tl.load(grad_scalars + program * 2 + 1).to(tl.float32)
-    befores = again + program * 2 * save_every * num_elements  # states before the segment's positions
-    inners = befores + save_every * num_elements  # arguments of tanh: its values going forward, their gradients going back
+    prev_states = again + program * 2 * save_every * num_elements  # state before each position of the segment
+    preacts = prev_states + save_every * num_elements  # tanh values in the forward pass, then gradients of its arguments
     span_begin = first_segment * save_every
     span_length = tl.minimum(stop_segment * save_every, num_positions) - span_begin
     for back in range(stop_segment - first_segment):
@@ -85,8 +85,8 @@ def m2rnn_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one
             values = tl.load(v + batch * v_stride_b + far * v_stride_t + head * v_stride_h + vs, mask=in_v, other=0.0).to(tl.float32)
             state = state * kept_of(starts, batch * num_positions, begin + index, HAS_STARTS)
             candidate = tanh(dot(state, weights) + keys[:, None] * values[None, :])
-            tl.store(befores + index * num_elements + within, state, mask=in_state)
-            tl.store(inners + index * num_elements + within, candidate, mask=in_state)
+            tl.store(prev_states + index * num_elements + within, state, mask=in_state)
+            tl.store(preacts + index * num_elements + within, candidate, mask=in_state)
             state += gain * (candidate - state)
         tl.debug_barrier()  # other threads of the program may read what one has written
         for index_back in range(length):
@@ -98,13 +98,13 @@ def m2rnn_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one
             values = tl.load(v + batch * v_stride_b + far * v_stride_t + head * v_stride_h + vs, mask=in_v, other=0.0).to(tl.float32)
             at = batch * grad_stride_b + far * grad_stride_t + head * grad_stride_h + vs
             grad = tl.load(grad_y + at, mask=in_v, other=0.0).to(tl.float32)
-            before = tl.load(befores + index * num_elements + within, mask=in_state, other=0.0).to(tl.float32)
-            candidate = tl.load(inners + index * num_elements + within, mask=in_state, other=0.0).to(tl.float32)
+            before = tl.load(prev_states + index * num_elements + within, mask=in_state, other=0.0).to(tl.float32)
+            candidate = tl.load(preacts + index * num_elements + within, mask=in_state, other=0.0).to(tl.float32)
             moved = candidate - before
             after = before + gain * moved
             carried += queries[:, None] * grad[None, :]
             inner = carried * gain * (1.0 - candidate * candidate)
-            tl.store(inners + index * num_elements + within, inner, mask=in_state)
+            tl.store(preacts + index * num_elements + within, inner, mask=in_state)
 
             part = ((batch * span_length + (far - span_begin)) * num_heads + head) * key_width + ks
             tl.store(grad_q_parts + part, tl.sum(after * grad[None, :], 1), mask=in_k)
@@ -121,16 +121,16 @@ def m2rnn_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one
             carried = (1.0 - gain) * carried + dot(inner, tl.trans(weights))
             carried = carried * kept_of(starts, batch * num_positions, begin + index, HAS_STARTS)
         tl.debug_barrier()
-        # The map's gradient, of all rows of the segment's states: outside the walk, whose steps wait for each other.
+        # The map's gradient, over all rows of the segment's states: outside the sequential loop.
         sum_map = tl.load(grad_map + program * value_width * value_width + of_map, mask=in_map, other=0.0).to(tl.float32)
         for first_row in range(0, length * key_width, ROWS):
             rows = first_row + tl.arange(0, ROWS)
             in_rows = (rows < length * key_width)[:, None] & in_v[None, :]
             at = rows[:, None] * value_width + vs[None, :]
-            before = tl.load(befores + at, mask=in_rows, other=0.0).to(tl.float32)
-            sum_map += dot(tl.trans(before), tl.load(inners + at, mask=in_rows, other=0.0).to(tl.float32))
+            before = tl.load(prev_states + at, mask=in_rows, other=0.0).to(tl.float32)
+            sum_map += dot(tl.trans(before), tl.load(preacts + at, mask=in_rows, other=0.0).to(tl.float32))
         tl.store(grad_map + program * value_width * value_width + of_map, sum_map, mask=in_map)
-        tl.debug_barrier()  # the next segment writes where this one was read
+        tl.debug_barrier()  # the next segment overwrites this one's scratch
     tl.store(grad_state + program * num_elements + within, carried, mask=in_state)
     tl.store(grad_D + program * value_width + vs, sum_D, mask=in_v)
     tl.store(grad_scalars + program * 2, sum_bias)

@@ -1,7 +1,7 @@
-"""A piece of the M²RNN recurrence, for some heads: it begins with a state and hands the last one on.
+"""A piece of the M²RNN recurrence, for some heads, from an initial to the final state.
 
 Two operations without an autograd formula, for a caller whose ranks share a sequence (`megarun.parallel.groups.relay`). They write into
-parts of tensors that the caller has made, so that heads can follow one another.
+parts of tensors of the caller, so that groups of heads are processed in turn.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from torch import Tensor
 from megakernels._common import piece, types_of
 from megakernels.ops.m2rnn.choice import backward, chooses_kernel, forward
 from megakernels.ops.m2rnn.inputs import GRADIENTS, SHARED, Recurrence
-from megakernels.ops.m2rnn.sizes import backward_inside, forward_inside
+from megakernels.ops.m2rnn.sizes import backward_bytes, forward_bytes
 
 __all__ = ["m2rnn_piece", "m2rnn_piece_backward"]
 
@@ -23,16 +23,16 @@ def m2rnn_piece(state: Tensor, inputs: Sequence[Tensor], starts: Tensor | None, 
     Args:
         state: [B, H, K, V] in the accumulation dtype, before the piece.
         inputs: q and k [B, t, K], v [B, t, H, V], f [B, t, H], state_map [H, V, V], D [H, V], dt_bias [H] and A_log [H].
-        starts: int32 [B, t] or None, counted from the piece's first position: negative where a document began before.
+        starts: int32 [B, t] or None, relative to the piece's first position: negative if the document started before it.
         save_every: Positions of a segment.
         y: [B, t, H, V], written.
         states: [B, ceil(t / save_every) + 1, H, K, V] in the accumulation dtype, written: before each segment and after the last.
 
     Returns:
-        The state after the piece, as `state`.
+        The state after the piece, shaped like `state`.
 
     Scratch:
-        As `m2rnn`, and what is made before it is copied to where the caller wants it; copies of saved states and starts that are views.
+        As `m2rnn`, and results before they are copied to the caller's tensors; copies of saved states and starts that are views.
 
     Triton:
         The kernels of `m2rnn`.
@@ -53,13 +53,14 @@ def m2rnn_piece_backward(
     """The gradient of the state before the piece.
 
     Args:
-        grad_last: Of the state after it.
+        grad_last: Gradient of the state after the piece.
         grad_y: [B, t, H, V].
         inputs: q, k, v, f, state_map, D, dt_bias and A_log.
         starts: As in `m2rnn_piece`.
         states: As `m2rnn_piece` wrote them.
         save_every: As in `m2rnn_piece`.
-        gradients: Of `inputs`; those of v and f are written, those of q and k, which all heads share, and of parameters added to.
+        gradients: Gradients of `inputs`; those of v and f are overwritten, those of q and k, which all heads share, and of parameters are
+            accumulated.
     """
     grad_state: Tensor = _piece_backward(grad_last, grad_y, *inputs, starts, states, save_every, *gradients)
     return grad_state
@@ -73,14 +74,14 @@ def _forward(state: Tensor, given: Recurrence) -> tuple[Tensor, Tensor, Tensor]:
 def _forward_scratch(state: Tensor, given: Recurrence) -> int:
     if not chooses_kernel(given):
         return 0
-    inside = forward_inside(state, given)
-    return inside.results + max(0, inside.scratch - state.nbytes)  # copied to where the caller wants them, beside the last state
+    inside = forward_bytes(state, given)
+    return inside.results + max(0, inside.scratch - state.nbytes)  # copied to the caller's tensors, in addition to the last state
 
 
 def _backward_scratch(_grad_last: Tensor, grad_y: Tensor, given: Recurrence, states: Tensor) -> int:
     if not chooses_kernel(given):
         return 0
-    inside = backward_inside(grad_y, given, states)
+    inside = backward_bytes(grad_y, given, states)
     return inside.results + inside.scratch
 
 

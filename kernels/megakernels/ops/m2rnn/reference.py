@@ -5,11 +5,11 @@ Per head, with decay_t = exp(−exp(A_log) · softplus(f_t + dt_bias)) and state
     Z_t = tanh(S_{t−1} W + k_t v_tᵀ),    S_t = S_{t−1} + (1 − decay_t)(Z_t − S_{t−1}),    y_t = S_tᵀ q_t + D ⊙ v_t.
 
 The loop over time is inherent: the state passes through tanh. Each step is three operations on all sequences and heads; everything else is
-done for a whole segment at once. The backward recomputes a segment's states from the one saved before it, so scratch is a segment's, never
-the sequence's. 1 − decay comes from expm1: near decay 1 the subtraction would lose what the state gains per step.
+computed for an entire segment at a time. The backward recomputes a segment's states from the one saved before it, so scratch is a
+segment's, never the sequence's. 1 − decay comes from expm1: near decay 1 the subtraction would lose what the state gains per step.
 
-Letters: B sequences, L positions of a segment, H heads, K key width, V value width. States are laid out [L, H, B·K, V]: one batched product
-over heads.
+Letters: B sequences, L positions of a segment, H heads, K key width, V value width. The layout of states is [L, H, B·K, V]: one batched
+product over heads.
 
 Source: arXiv:2603.14360, the recurrence of an M²RNN layer.
 """
@@ -61,7 +61,7 @@ def backward(grad_last: Tensor | None, grad_y: Tensor, given: Recurrence, states
         grad = upcast(grad_y[:, positions]).permute(1, 2, 0, 3)  # [L, H, B, V]
         queries = _per_step(q, positions)
         grad_states, grad_inner = _segment_backward(segment, upcast(state_map), queries, grad, grad_state)
-        grad_state = grad_states[0].clone()  # a view would keep the whole segment
+        grad_state = grad_states[0].clone()  # a view would keep the entire segment alive
         inner = _by_sequence(grad_inner, batch, key_width)
 
         grad_q[:, positions] = (_by_sequence(segment.states[1:], batch, key_width) @ grad.unsqueeze(-1)).squeeze(-1).sum(1).transpose(0, 1)
@@ -101,7 +101,7 @@ class _Segment:
     gain: Tensor  # [L, H, B·K, 1], 1 − decay
     candidates: Tensor  # [L, H, B·K, V], Z
     states: Tensor  # [L + 1, H, B·K, V], S before the segment and after each of its positions
-    kept: Tensor | None  # [L, 1, B·K, 1], 0 where a document begins, else 1; None if none does
+    kept: Tensor | None  # [L, 1, B·K, 1], 0 where a document starts, else 1; None if none does
 
     def before(self) -> Tensor:
         """The state that each position starts from, [L, H, B·K, V]."""

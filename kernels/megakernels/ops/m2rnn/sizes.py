@@ -1,26 +1,26 @@
-"""What the recurrence's kernels take, their spans of segments, and the bytes they hold inside themselves; needs no triton."""
+"""Sizes supported by the recurrence's kernels, their spans of segments, and their scratch bytes; needs no triton."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from torch import Tensor
 
-from megakernels._common.scratch import SUMS_BYTES, Inside, copies_bytes, narrowed_bytes
+from megakernels._common.scratch import SUMS_BYTES, KernelBytes, copies_bytes, narrowed_bytes
 from megakernels.ops.m2rnn.inputs import Recurrence
 
 LARGEST_KEYS, LARGEST_VALUES = 128, 16
-"""Sides of a head's state; a larger one stays with the reference: the backward would not keep it in registers."""
+"""Maximum sides of a head's state; larger states do not fit the backward's registers and use the reference."""
 PARTS_BYTES = 64 << 20
-"""Scratch for the parts of the gradients of q and k."""
+"""Scratch bytes for the partial gradients of q and k."""
 
 
 def accepts(given: Recurrence) -> bool:
-    """Whether the kernels take these sizes."""
+    """Whether the kernels support these sizes."""
     return given.q.shape[-1] <= LARGEST_KEYS and given.v.shape[-1] <= LARGEST_VALUES
 
 
 class Span(NamedTuple):
-    """Segments [first, stop) that one launch of the backward walks, and their positions."""
+    """Segments [first, stop) of one launch of the backward, and their positions."""
 
     first: int
     stop: int
@@ -37,36 +37,36 @@ def spans(q: Tensor, num_heads: int, save_every: int) -> Iterator[Span]:
         yield Span(first, stop, slice(first * save_every, min(stop * save_every, num_positions)))
 
 
-def forward_inside(state: Tensor | None, given: Recurrence) -> Inside:
-    """Of `kernel.forward` with the same operands."""
+def forward_bytes(state: Tensor | None, given: Recurrence) -> KernelBytes:
+    """Bytes of `kernel.forward` with the same operands."""
     q, k, v, _, state_map, D, dt_bias, A_log, starts, save_every = given
     batch, num_positions, key_width = q.shape
     states = batch * (-(-num_positions // save_every) + 1) * v.shape[2] * key_width * v.shape[3]
     dense = [each for each in (state_map, D, dt_bias, A_log, starts, state) if each is not None]
     copied = copies_bytes(dense if states else (), rows=(q, k, v))
-    return Inside(v.numel() * q.element_size() + SUMS_BYTES * states, 0, copied)
+    return KernelBytes(v.numel() * q.element_size() + SUMS_BYTES * states, 0, copied)
 
 
-def backward_inside(grad_y: Tensor, given: Recurrence, states: Tensor) -> Inside:
-    """Of `kernel.backward` with the same operands.
+def backward_bytes(grad_y: Tensor, given: Recurrence, states: Tensor) -> KernelBytes:
+    """Bytes of `kernel.backward` with the same operands.
 
-    Highest while a span's parts are written or summed, beside a segment's states; else while the gradients of the parameters are summed
-    over the sequences.
+    The peak is while a span's parts are written or summed, in addition to a segment's states; or while the gradients of the parameters are
+    summed over the sequences.
     """
     q, k, v, f, state_map, D, dt_bias, A_log, starts, save_every = given
     parameters = (state_map, D, dt_bias, A_log)
     batch, num_heads, key_width, value_width = q.shape[0], *v.shape[2:3], q.shape[2], v.shape[3]
     per_head = SUMS_BYTES * num_heads
     state = batch * per_head * key_width * value_width
-    sums = [per_head * value_width * value_width, per_head * value_width, per_head, per_head]  # of the parameters, in their order
-    walks = list(spans(q, num_heads, save_every)) if states.numel() else []
-    longest = max([span.positions.stop - span.positions.start for span in walks], default=0)
+    sums = [per_head * value_width * value_width, per_head * value_width, per_head, per_head]  # of the parameters, in order
+    launches = list(spans(q, num_heads, save_every)) if states.numel() else []
+    longest = max([span.positions.stop - span.positions.start for span in launches], default=0)
     part = 2 * SUMS_BYTES * batch * longest * key_width
     dense = [each for each in (*parameters, starts) if each is not None]
-    walking = 2 * save_every * state + num_heads * part + max(part, copies_bytes(dense if walks else ()))
-    moments = [walking - sum(each.nbytes for each in parameters), 0]
+    launch_peak = 2 * save_every * state + num_heads * part + max(part, copies_bytes(dense if launches else ()))
+    peaks = [launch_peak - sum(each.nbytes for each in parameters), 0]
     for index, (parameter, summed) in enumerate(zip(parameters, sums, strict=True)):
         later = sum(each.nbytes for each in parameters[index + 1 :])
-        moments.append(narrowed_bytes(parameter, summed) - later)
+        peaks.append(narrowed_bytes(parameter, summed) - later)
     copied = copies_bytes((states,), rows=(q, k, v, grad_y))
-    return Inside(sum(each.nbytes for each in (q, k, v, f, *parameters)), state, batch * sum(sums) + copied + max(moments))
+    return KernelBytes(sum(each.nbytes for each in (q, k, v, f, *parameters)), state, batch * sum(sums) + copied + max(peaks))

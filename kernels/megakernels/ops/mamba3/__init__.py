@@ -1,4 +1,4 @@
-"""Mamba-3's scan, gate and rank projections included. Saved: the inputs, starts, and state and phase at each segment's start."""
+"""Mamba-3's scan, including gate and rank projections. Saved: the inputs, starts, and state and phase at each segment's start."""
 
 from torch import Tensor
 
@@ -48,7 +48,7 @@ def mamba3(
         dt: [B, T, H].
         A: [B, T, H].
         trapezoid: [B, T, H].
-        angles: [B, T, N] with 2N ≤ S, shared by all heads, or None; angle i turns dims 2i and 2i + 1 in the
+        angles: [B, T, N] with 2N ≤ S, shared by all heads, or None; angle i rotates dims 2i and 2i + 1 in the
             single-input form, without mimo weights, and dims i and i + S // 2 with them.
         B_bias: [H, R, S].
         C_bias: [H, R, S].
@@ -57,11 +57,11 @@ def mamba3(
         mimo_x: [H, R, P], or None (with mimo_z and mimo_o) where R = 1: ones.
         mimo_z: [H, R, P] or None.
         mimo_o: [H, R, P] or None.
-        chunk_size: positions computed at once; T need not be a multiple. It changes nothing beyond rounding.
+        chunk_size: positions computed at once; T need not be a multiple. It changes only rounding.
         starts: int32 [B, T] or None: index of the first position of each position's document, for rows that hold several documents;
-            None is one document a row. Each begins with h = 0 and θ = 0. No gradient.
-        save_every: positions between two kept states; None keeps one a chunk. Chunks begin anew at each.
-        heavy_tail: f is the function that falls slowly below 0, not softplus.
+            None for one document per row. Each starts with h = 0 and θ = 0. No gradient.
+        save_every: positions between two saved states; None saves one per chunk. A new chunk starts at each.
+        heavy_tail: whether f is the function with slow decay below 0 instead of softplus.
 
     Returns:
         [B, T, H, P], contiguous, in x's dtype.
@@ -73,7 +73,7 @@ def mamba3(
     Raises:
         ValueError: shapes do not fit, chunk_size < 1 or save_every < 1.
 
-    Source: arXiv:2603.15569, section 3; which dims an angle turns, the bound on a and tanh of the angles: state-spaces/mamba,
+    Source: arXiv:2603.15569, section 3; which dims an angle rotates, the bound on a and tanh of the angles: state-spaces/mamba,
     `mamba_ssm/modules/mamba3.py`.
     """
     _check(x, z, B, C, angles, (dt, A, trapezoid), (B_bias, C_bias), (D, dt_bias), (mimo_x, mimo_z, mimo_o))

@@ -15,7 +15,7 @@ GRADIENTS = (
     *("B_bias", "C_bias", "D", "dt_bias", "mimo_x", "mimo_z", "mimo_o"),
 )
 SHARED = GRADIENTS[GRADIENTS.index("angles") :]
-"""Those of them to which several heads or positions add: the angles, which all heads share, and the parameters."""
+"""Arguments whose gradients are sums over heads or positions: the angles, which all heads share, and the parameters."""
 SLOWEST_RATE = 1e-4
 """Lower bound of a. Source: `A_floor` of state-spaces/mamba."""
 
@@ -44,7 +44,7 @@ class Scan(NamedTuple):
     heavy_tail: bool
 
     def segments(self) -> list[slice]:
-        """Positions between two kept states."""
+        """Positions between two saved states."""
         return list(row_blocks(self.x.shape[1], 1, self.save_every))
 
     def chunks(self, segment: slice) -> list[slice]:
@@ -54,11 +54,11 @@ class Scan(NamedTuple):
 
     @property
     def pairs_neighbours(self) -> bool:
-        """An angle turns dims 2i and 2i + 1, as the single-input form has it; the MIMO form turns i and i + S // 2."""
+        """Whether an angle rotates dims 2i and 2i + 1, as in the single-input form; the MIMO form rotates i and i + S // 2."""
         return self.mimo_x is None
 
     def projection(self, weight: Tensor | None) -> Tensor:
-        """A rank projection as [H, 1, R, P]; ones where there is none."""
+        """A rank projection as [H, 1, R, P]; ones if there is none."""
         if weight is None:
             return torch.ones(self.x.shape[2], 1, 1, self.x.shape[3], dtype=accumulator_dtype(self.x.dtype), device=self.x.device)
         return upcast(weight).unsqueeze(1)
@@ -66,7 +66,7 @@ class Scan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What every position does to the state, [B, H, T] each in the accumulation dtype."""
+    """Coefficients of every position's state update, [B, H, T] each in the accumulation dtype."""
 
     raw_step: Tensor  # dt + dt_bias
     step: Tensor  # Δ
@@ -75,7 +75,7 @@ class Steps:
     share: Tensor  # λ
     gamma: Tensor  # λ Δ
     arrived: Tensor  # w
-    goes_on: Tensor  # [B or 1, 1, T − 1], 1 where the next position is of the same document
+    continues: Tensor  # [B or 1, 1, T − 1], 1 where the next position is in the same document
     log_decay: Tensor  # −a Δ
 
 
@@ -90,7 +90,7 @@ class Chunk:
     cos: Tensor  # [B, H, Q, 1, N]
     sin: Tensor  # [B, H, Q, 1, N]
     phase: Tensor  # [B, H, Q, N], θ
-    pairs: tuple[slice, slice]  # the dims that angles turn, first and second of each pair
+    pairs: tuple[slice, slice]  # the dims that angles rotate, first and second of each pair
     turn: Tensor  # [B, 1, Q, N], π tanh(angles)
     sums: Tensor  # [B or 1, 1, Q, Q], 1 where a phase includes a turn: not later, in the same document
     before: Tensor  # [B or 1, 1, Q, 1], 1 in documents that began before the chunk
@@ -121,22 +121,22 @@ def rate_slope(raw: Tensor, *, heavy_tail: bool) -> Tensor:
 
 
 def make_steps(scan: Scan, ahead: Tensor) -> Steps:
-    """Of all positions; `ahead` is (1 − λ) Δ of the position behind them [B, H]."""
+    """Coefficients of all positions; `ahead` is (1 − λ) Δ of the position after them [B, H]."""
     raw_step = (upcast(scan.dt) + upcast(scan.dt_bias)).mT
     raw_rate, share = upcast(scan.A).mT, upcast(scan.trapezoid).mT.sigmoid()
     step, rate = softplus(raw_step), rate_of(raw_rate, heavy_tail=scan.heavy_tail).clamp(min=SLOWEST_RATE)
-    goes_on = torch.ones(1, 1, step.shape[-1] - 1, dtype=step.dtype, device=step.device)
+    continues = torch.ones(1, 1, step.shape[-1] - 1, dtype=step.dtype, device=step.device)
     if scan.starts is not None:
-        goes_on = (scan.starts[:, 1:] == scan.starts[:, :-1]).unsqueeze(1).to(step.dtype)
+        continues = (scan.starts[:, 1:] == scan.starts[:, :-1]).unsqueeze(1).to(step.dtype)
     gamma = share * step
     arrived = gamma.clone()
-    arrived[:, :, :-1] += goes_on * ((1 - share) * step)[:, :, 1:]
+    arrived[:, :, :-1] += continues * ((1 - share) * step)[:, :, 1:]
     arrived[:, :, -1] += ahead
-    return Steps(raw_step, step, raw_rate, rate, share, gamma, arrived, goes_on, -rate * step)
+    return Steps(raw_step, step, raw_rate, rate, share, gamma, arrived, continues, -rate * step)
 
 
 def make_chunk(scan: Scan, steps: Steps, positions: slice, phase: Tensor) -> Chunk:
-    """Of the positions of one chunk; `phase` is the angle before them [B, H, N]."""
+    """Rows and weights of one chunk; `phase` is the angle before it [B, H, N]."""
     x = upcast(scan.x[:, positions]).transpose(1, 2).unsqueeze(3)
     length = x.shape[2]
     spans = span_sums(steps.log_decay[:, :, positions])
@@ -192,7 +192,7 @@ def _heads(whole: Tensor, bias: Tensor) -> Tensor:
 
 
 def _turned_dims(scan: Scan, count: int) -> tuple[slice, slice]:
-    """First and second dims of the pairs that `count` angles turn."""
+    """First and second dims of the pairs that `count` angles rotate."""
     if scan.pairs_neighbours:
         return slice(0, 2 * count, 2), slice(1, 2 * count, 2)
     half = scan.B.shape[-1] // 2
@@ -200,7 +200,7 @@ def _turned_dims(scan: Scan, count: int) -> tuple[slice, slice]:
 
 
 def rotated(rows: Tensor, cos: Tensor, sin: Tensor, pairs: tuple[slice, slice]) -> Tensor:
-    """Rows [..., S], their pairs of dims turned."""
+    """Rows [..., S] with their pairs of dims rotated."""
     turned = rows.clone()
     first, second = rows[..., pairs[0]], rows[..., pairs[1]]
     turned[..., pairs[0]] = first * cos - second * sin
@@ -214,12 +214,12 @@ def turning(grad: Tensor, rotated_rows: Tensor, pairs: tuple[slice, slice]) -> T
 
 
 def per_row(weights: Tensor, chunk: Chunk) -> Tensor:
-    """A weight a position [B, H, Q, 1], repeated for its ranks: [B, H, QR, 1]."""
+    """A weight per position [B, H, Q, 1], repeated for its ranks: [B, H, QR, 1]."""
     return weights.repeat_interleave(chunk.values.shape[2] // weights.shape[2], 2)
 
 
 def per_pair(rows: Tensor, weights: Tensor) -> Tensor:
-    """Pairs of rows [B, H, QR, QR], times a weight a pair of positions [B, H, Q, Q]."""
+    """Pairs of rows [B, H, QR, QR], times a weight per pair of positions [B, H, Q, Q]."""
     batch, num_heads, length, _ = weights.shape
     rank = rows.shape[-1] // length
     split = rows.view(batch, num_heads, length, rank, length, rank)

@@ -10,7 +10,7 @@ from megakernels.ops.mamba3.chunk import Chunk, Scan, Steps, by_position, per_pa
 
 
 class Gradients:
-    """Gradients of everything, filled chunk by chunk from the last."""
+    """Gradients of all inputs, filled chunk by chunk from the last."""
 
     def __init__(self, scan: Scan, steps: Steps) -> None:
         self.scan, self.steps = scan, steps
@@ -49,7 +49,7 @@ class Gradients:
         grad_keys = grad_scores.mT @ chunk.queries + kept_weight * (chunk.values @ grad_next)
 
         # A position's log decay scales every pair i ≥ t > j, what positions i ≥ t read from the state, what positions j < t add to the next
-        # state, and the state passed on. Summing just these terms, rather than differences of row and column sums, cancels nothing.
+        # state, and the state passed on. Summing exactly these terms, instead of differences of row and column sums, avoids cancellation.
         grad_weight = by_position(grad_mixing * chunk.scores, chunk)
         pairs = grad_weight * chunk.weight
         ones = torch.ones(pairs.shape[-2:], dtype=pairs.dtype, device=pairs.device)
@@ -73,7 +73,7 @@ class Gradients:
         self.x[:, positions] = (grad * self.scan.projection(self.scan.mimo_x)).sum(3).transpose(1, 2).to(self.x.dtype)
 
     def _through_rotation(self, positions: slice, chunk: Chunk, grad_queries: Tensor, grad_keys: Tensor, grad_phase: Tensor) -> Tensor:
-        """Of B, C, their biases and the angles, from those of rotated queries and keys and of the phase after the chunk."""
+        """Gradients of B, C, their biases and the angles, from those of rotated queries and keys and of the phase after the chunk."""
         num_groups = self.scan.B.shape[3]
         turned = torch.zeros_like(chunk.phase)
         for rows, grad, grad_bias, whole in (
@@ -98,7 +98,7 @@ class Gradients:
     def finished(self) -> tuple[Tensor | None, ...]:
         """The gradients of all of `Scan` before starts, in its order."""
         scan, steps = self.scan, self.steps
-        later = self.arrived[:, :, :-1] * steps.goes_on  # of (1 − λ) Δ of the position after
+        later = self.arrived[:, :, :-1] * steps.continues  # of (1 − λ) Δ of the position after
         gamma = self.gamma + self.arrived
         grad_share, grad_step = steps.step * gamma, self.step + steps.share * gamma - steps.rate * self.log_decay
         grad_share[:, :, 1:] -= steps.step[:, :, 1:] * later

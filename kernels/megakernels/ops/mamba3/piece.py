@@ -1,10 +1,10 @@
-"""A piece of Mamba-3's scan, for some heads: it begins with a state and a phase and hands the last ones on.
+"""A piece of Mamba-3's scan, for some heads, from an initial to the final state and phase.
 
 Two operations without an autograd formula, for a caller whose ranks share a sequence (`megarun.parallel.groups.relay_mamba3`). They write
-into parts of tensors that the caller has made, so that heads can follow one another. State and phase travel side by side, [B, H, P·S + N].
+into parts of tensors of the caller, so that groups of heads are processed in turn. State and phase are concatenated, [B, H, P·S + N].
 
-The last position of a piece arrives with a weight in which the first position behind it has a share: `mamba3_ahead` is what a piece's first
-position has for the one before, so that all pieces can have theirs before any of them starts.
+The weight of a piece's last position depends on the first position after it: `mamba3_ahead` computes the share of a piece's first
+position, so that all pieces can exchange it before they start.
 """
 
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ class Settings(NamedTuple):
 
     Attributes:
         chunk_size: Positions computed at once.
-        save_every: Positions between two kept states.
-        heavy_tail: The rate of decay is the function that falls slowly below 0, not softplus.
+        save_every: Positions between two saved states.
+        heavy_tail: Whether the decay rate is the function with slow decay below 0 instead of softplus.
     """
 
     chunk_size: int
@@ -36,13 +36,13 @@ class Settings(NamedTuple):
 
 
 def mamba3_ahead(dt: Tensor, trapezoid: Tensor, dt_bias: Tensor, starts: Tensor | None) -> Tensor:
-    """(1 − λ) Δ of the first positions of pieces, zero where a document begins there.
+    """(1 − λ) Δ of the first positions of pieces, zero where a document starts.
 
     Args:
-        dt: [..., H], of those positions.
+        dt: [..., H], of these positions.
         trapezoid: [..., H].
         dt_bias: [H].
-        starts: int32 [...] or None, counted from those positions: negative where a document began before.
+        starts: int32 [...] or None, relative to these positions: negative if the document started before.
 
     Returns:
         [..., H] in the accumulation dtype.
@@ -54,7 +54,7 @@ def mamba3_ahead(dt: Tensor, trapezoid: Tensor, dt_bias: Tensor, starts: Tensor 
 def mamba3_ahead_backward(
     gradient: Tensor, dt: Tensor, trapezoid: Tensor, dt_bias: Tensor, starts: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of dt, trapezoid and dt_bias, in the accumulation dtype, from that of `mamba3_ahead`."""
+    """Gradients of dt, trapezoid and dt_bias, in the accumulation dtype, from that of `mamba3_ahead`."""
     if starts is not None:
         gradient = gradient * (starts < 0).unsqueeze(-1)
     raw_step, share = upcast(dt) + upcast(dt_bias), upcast(trapezoid).sigmoid()
@@ -77,15 +77,15 @@ def mamba3_piece(
     Args:
         carried: [B, H, P·S + N] in the accumulation dtype, state and phase before the piece.
         inputs: x, z, B, C, dt, A, trapezoid and angles of the piece, B_bias, C_bias, D, dt_bias, mimo_x, mimo_z and mimo_o, of the heads.
-        starts: int32 [B, t] or None, counted from the piece's first position: negative where a document began before.
-        ahead: [B, H] in the accumulation dtype, `mamba3_ahead` of the next piece; zero where there is none.
-        settings: The rest.
+        starts: int32 [B, t] or None, relative to the piece's first position: negative if the document started before it.
+        ahead: [B, H] in the accumulation dtype, `mamba3_ahead` of the next piece; zero if there is none.
+        settings: Constants of the scan.
         y: [B, t, H, P], written.
         states: [B, ceil(t / save_every), H, P, S], written: the weighted state at each segment's start.
         phases: [B, ceil(t / save_every), H, N] in the accumulation dtype, written: the angle before each segment.
 
     Returns:
-        State and phase after the piece, as `carried`.
+        State and phase after the piece, shaped like `carried`.
     """
     last: Tensor = _piece(carried, *inputs, starts, ahead, *settings, y, states, phases)
     return last
@@ -106,7 +106,7 @@ def mamba3_piece_backward(
     """The gradient of state and phase before the piece.
 
     Args:
-        grad_last: Of those after it.
+        grad_last: Gradient of state and phase after the piece.
         grad_y: [B, t, H, P].
         inputs: As in `mamba3_piece`.
         starts: As in `mamba3_piece`.
@@ -114,7 +114,7 @@ def mamba3_piece_backward(
         states: As `mamba3_piece` wrote them.
         phases: As `mamba3_piece` wrote them.
         settings: As in `mamba3_piece`.
-        gradients: Of `inputs`; those of the angles, which all heads share, and of parameters are added to, all others written.
+        gradients: Gradients of `inputs`; those of the angles, which all heads share, and of parameters are accumulated, others overwritten.
         grad_ahead: [B, H], written.
     """
     grad_carried: Tensor = _piece_backward(grad_last, grad_y, *inputs, starts, ahead, states, phases, *settings, *gradients, grad_ahead)
@@ -150,7 +150,7 @@ def _joined(state: Tensor, phase: Tensor) -> Tensor:
 
 
 def _arguments() -> dict[str, Any]:
-    """Those of the scan, with `ahead` behind its tensors."""
+    """Arguments of the scan, with `ahead` after its tensors."""
     found: dict[str, Any] = {}
     for name, kind in types_of(Scan).items():
         found |= {name: kind, "ahead": Tensor} if name == "starts" else {name: kind}

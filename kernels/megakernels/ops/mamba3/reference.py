@@ -1,20 +1,20 @@
 """Mamba-3's scan in plain torch, a chunk of positions at a time, with explicit backward formulas.
 
-Position j adds γ_j = λ_j Δ_j of its outer product u_j = Σ_r v_r k_rᵀ to the state, and (1 − λ) Δ of it once more a step later. From that
-step on it has arrived with the weight w_j = γ_j + (1 − λ_{j+1}) Δ_{j+1}, decayed from its own position. So with c = cumsum(−aΔ) inside a
+Position j adds γ_j = λ_j Δ_j of its outer product u_j = Σ_r v_r k_rᵀ to the state, and (1 − λ) Δ of it again one step later. From that
+step on its total weight is w_j = γ_j + (1 − λ_{j+1}) Δ_{j+1}, decayed from its own position. So with c = cumsum(−aΔ) inside a
 chunk and g the weighted state at its start,
 
     o_i = Σ_{j<i} exp(c_i − c_j) w_j (q_i·k_j) v_j + γ_i (q_i·k_i) v_i + exp(c_i) g q_i + D v_i,
     g'  = exp(c_last) g + Σ_j exp(c_last − c_j) w_j v_j k_jᵀ,
 
-rank by rank: q_i, k_j, v_j and o_i stand for R rows each. The last w of a chunk looks at the first position of the next, the very last at
-`ahead`, (1 − λ) Δ of the position behind the sequence where it is a piece of a longer one.
+rank by rank: q_i, k_j, v_j and o_i are R rows each. The last w of a chunk depends on the first position of the next, the last w of the
+sequence on `ahead`, (1 − λ) Δ of the position after it if it is a piece of a longer sequence.
 
-Where a row holds several documents, weights and decays between two of them are zero, and angles are summed anew.
+Where a row holds several documents, weights and decays between two of them are zero, and the sum of angles restarts.
 
 A pair's decay is the exponential of the sum over its own span; a difference of running sums would have the rounding of the longer of them.
-States and phases are kept at the start of each segment of `save_every` positions. The backward walks the segments from the last, makes the
-states of a segment's chunks again, and carries the gradients of g' and of the phase through them.
+States and phases are saved at the start of each segment of `save_every` positions. The backward processes the segments from the last,
+recomputes the states of a segment's chunks, and carries the gradients of g' and of the phase through them.
 
 Letters: B sequences, T positions, Q of them in a chunk, R ranks, H heads in G groups, P head width, S state width, N angles.
 
@@ -59,7 +59,7 @@ def forward_from(scan: Scan, state: Tensor, phase: Tensor, ahead: Tensor) -> tup
 
 
 def backward(grad_y: Tensor, scan: Scan, states: Tensor, phases: Tensor) -> tuple[Tensor | None, ...]:
-    """Returns the gradients of all of `Scan` before starts, in its order; None for what is not given."""
+    """Returns the gradients of all of `Scan` before starts, in order; None for absent inputs."""
     rows = scan.x.shape[0], *states.shape[2:]
     grad_state = torch.zeros(rows, dtype=phases.dtype, device=grad_y.device)
     grad_phase = torch.zeros(*rows[:2], phases.shape[3], dtype=phases.dtype, device=grad_y.device)
@@ -80,7 +80,7 @@ def backward_from(
 
 
 def _walked(scan: Scan, steps: Steps, segment: slice, state: Tensor, phase: Tensor) -> list[tuple[slice, Chunk, Tensor]]:
-    """The chunks of a segment, each with its positions and the state at its start, from what is kept at the segment's start."""
+    """The chunks of a segment, each with its positions and the state at its start, from the values saved at the segment's start."""
     made: list[tuple[slice, Chunk, Tensor]] = []
     for positions in scan.chunks(segment):
         if made:
@@ -90,13 +90,13 @@ def _walked(scan: Scan, steps: Steps, segment: slice, state: Tensor, phase: Tens
 
 
 def _after(steps: Steps, positions: slice, chunk: Chunk, state: Tensor) -> tuple[Tensor, Tensor]:
-    """State and phase behind a chunk, from the state before it."""
+    """State and phase after a chunk, from the state before it."""
     kept = per_row(chunk.to_end * steps.arrived[:, :, positions, None], chunk) * chunk.values
     return chunk.across * state + kept.mT @ chunk.keys, chunk.phase[:, :, -1].remainder(2 * math.pi)
 
 
 def _outputs(scan: Scan, chunk: Chunk, state: Tensor) -> Tensor:
-    """What each rank reads, D's part included, before the gate: [B, H, Q, R, P]."""
+    """Output of each rank, including D's part, before the gate: [B, H, Q, R, P]."""
     found = chunk.mixing() @ chunk.values + per_row(chunk.from_start, chunk) * (chunk.queries @ state.mT)
     found += upcast(scan.D).view(-1, 1, 1) * chunk.values
     return torch.unflatten(found, 2, (chunk.x.shape[2], -1))

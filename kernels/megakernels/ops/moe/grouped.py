@@ -1,18 +1,18 @@
-"""Matrix products of row groups: group e of the rows meets matrix e."""
+"""Grouped matrix products: row group e times matrix e."""
 
 import torch
 from torch import Tensor
 from torch.nn.functional import grouped_mm
 
 ALIGNMENT_BYTES = 16
-"""What torch's grouped product asks of every row stride and address."""
+"""Alignment in bytes that torch's grouped product requires of every row stride and address."""
 
 
 class RowGroups:
     """Consecutive groups of rows, `counts[e]` rows in group e; the counts sum to the number of rows.
 
-    bf16 operands whose widths fit go to torch's grouped product, which reads the counts on the device. Others run one product a group,
-    which copies the counts to the host: fp32 and fp64 have no grouped product everywhere.
+    bf16 operands with aligned widths use torch's grouped product, which reads the counts on the device. Others run one product per group,
+    which copies the counts to the host: fp32 and fp64 have no grouped product on every device.
     """
 
     def __init__(self, counts: Tensor) -> None:

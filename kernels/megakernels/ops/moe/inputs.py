@@ -31,7 +31,7 @@ Made = tuple[Tensor, Tensor | None, Tensor]
 
 
 def require_experts(operation: str, given: Experts) -> None:
-    """Refuses an expert bank that does not fit together or to x [..., h].
+    """Refuse an expert bank whose shapes do not match each other or x [..., h].
 
     Raises:
         ValueError: shapes, dtypes or activation do not fit.
@@ -59,15 +59,15 @@ def experts_operation(
     """Registers `name`, and `name_gated` for experts with a gate: two torch ops, so that each saves exactly what it has.
 
     Args:
-        name: Of the torch op without a gate.
-        forward: Computes the result and what else is kept.
-        backward: Takes the gradient of the result, the arguments, gate_out and up_out, and which gradients of x, weights, gate, up and
-            down are wanted; returns those five.
-        forward_scratch: Bytes inside `forward`.
-        backward_scratch: Bytes inside `backward`; takes the arguments and which gradients are wanted.
+        name: Name of the torch op without a gate.
+        forward: Function that computes the result and the saved outputs.
+        backward: Function of the gradient of the result, the arguments, gate_out and up_out, and the required gradients of x, weights,
+            gate, up and down; returns these five gradients.
+        forward_scratch: Function for the scratch bytes of `forward`.
+        backward_scratch: Function for the scratch bytes of `backward`, of the arguments and the required gradients.
 
     Returns:
-        A function of the arguments that runs the one or the other.
+        A function of the arguments that runs the op with or without a gate.
     """
     plain = _registered(name, False, forward, backward, forward_scratch, backward_scratch)
     gated = _registered(f"{name}_gated", True, forward, backward, forward_scratch, backward_scratch)

@@ -1,8 +1,8 @@
-"""Triton kernels of routed experts: products of row groups that read tokens where they are, and write results by token and slot.
+"""Triton kernels of routed experts: grouped products that gather tokens while reading, and write results by token and slot.
 
-Rows are the (token, slot) pairs sorted by expert, cut into tiles that no expert shares with another; which expert a tile belongs to is read
-from running sums on the device. The grid holds the most tiles that there can be, and what has no tile ends at once. No permuted copy of
-tokens is made, forward or backward.
+Rows are the (token, slot) pairs sorted by expert, split into tiles of one expert each; the expert of a tile is found
+from running sums on the device. The grid has the maximum number of tiles, and programs without a tile exit immediately. No permuted copy
+of tokens is made, forward or backward.
 """
 
 from collections.abc import Sequence
@@ -63,7 +63,7 @@ def products(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def pairs_of(rows, first, stop, top_k, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Rows of the tile from `first` on: their places in it, which exist, their (token, slot) pairs and their tokens."""
+    """Rows of the tile from `first` on: their indices, a mask of valid rows, their (token, slot) pairs and their tokens."""
     near = tl.arange(0, TILE)
     there = first + near < stop
     pair = tl.load(rows + first.to(tl.int64) + near, mask=there, other=0)
@@ -72,7 +72,7 @@ def pairs_of(rows, first, stop, top_k, TILE: tl.constexpr):  # type: ignore[no-u
 
 @triton.jit  # type: ignore[untyped-decorator]
 def tile_of(expert, inner, num_cols, COLS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """This program's columns of an expert's matrix, and where the matrix begins."""
+    """This program's columns of an expert's matrix, and the offset of the matrix."""
     return tl.program_id(0) * COLS + tl.arange(0, COLS), expert.to(tl.int64) * num_cols * inner
 
 
@@ -190,7 +190,7 @@ def pull_kernel(  # type: ignore[no-untyped-def]
     STEP: tl.constexpr,
     EXPERTS: tl.constexpr,
 ):
-    """A tile of grad_y down, and what follows: gradients of gate_out and up_out, the weighted hidden rows, shares of the weights' own."""
+    """A tile of grad_y down, the gradients of gate_out and up_out, the weighted hidden rows, and shares of the weights' gradient."""
     expert, first, stop = group_of(tl.program_id(1), ends, tile_ends, num_experts, TILE, EXPERTS)
     if expert >= num_experts:
         return
@@ -339,7 +339,7 @@ def routed_experts_backward(
         other = None if gate is None else gate.contiguous()
         _times(tiles, rows, grad_up_out, up, grad_gate_out, other, grad_x, transposed=False)
         grad_x = grad_x if top_k == 1 else sum_slots(grad_x, top_k)
-    if needs[4]:  # each product's operand goes before the next one's result comes
+    if needs[4]:  # free each product's operand before the next result is allocated
         grad_down = _outer(tiles, rows, top_k, grad_y, hidden, gathers_a=True)
     del hidden
     if needs[2] and grad_gate_out is not None:

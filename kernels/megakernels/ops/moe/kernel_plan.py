@@ -1,7 +1,7 @@
-"""Triton kernels that sort (token, slot) pairs by expert, cut the sorted rows into tiles, and sum a token's slots. The host reads nothing.
+"""Triton kernels that sort (token, slot) pairs by expert, split sorted rows into tiles, and sum a token's slots, without synchronisation.
 
-A stable counting sort: each block of pairs counts its experts, torch's running sums turn the counts into first rows, and each block places
-its own pairs in order. No two programs write one place.
+A stable counting sort: each block of pairs counts its experts, torch's running sums turn the counts into first rows, and each block writes
+its pairs in order. No two programs write the same element.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from megakernels._common.blocks import SMALLEST_DOT, block_of
 from megakernels._common.tiles import narrow, on_device_of, unit_stride
 
 PAIRS = 128
-"""Pairs a program sorts."""
+"""Pairs per program."""
 EXPERTS_AT_ONCE = 32
 TILE_ELEMENTS = 2048
 LARGEST_TILE_WIDTH = 1024
@@ -23,7 +23,7 @@ LARGEST_TILE_WIDTH = 1024
 
 @triton.jit  # type: ignore[untyped-decorator]
 def count_kernel(indices, counts, num_pairs, num_experts, PAIRS: tl.constexpr, EXPERTS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """How many pairs of one block choose each expert: one row of counts."""
+    """Number of pairs of one block for each expert: one row of counts."""
     block = tl.program_id(0).to(tl.int64)
     pair = block * PAIRS + tl.arange(0, PAIRS)
     chosen = tl.load(indices + pair, mask=pair < num_pairs, other=-1)
@@ -67,7 +67,7 @@ def sum_slots_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def group_of(tile, ends, tile_ends, num_experts, TILE: tl.constexpr, EXPERTS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The expert of a tile of rows (num_experts where there is no such tile), the tile's first row, and the expert's end."""
+    """The expert of a tile of rows (num_experts if there is no such tile), the tile's first row, and the expert's end."""
     expert = tl.arange(0, EXPERTS)
     there = expert < num_experts
     tiles_to = tl.load(tile_ends + expert, mask=there, other=2147483647)
@@ -80,7 +80,7 @@ def group_of(tile, ends, tile_ends, num_experts, TILE: tl.constexpr, EXPERTS: tl
 
 
 class Tiles(NamedTuple):
-    """How sorted rows are cut: the running sums of rows and of tiles by expert, and the most tiles that there can be."""
+    """Tiles of sorted rows: the running sums of rows and of tiles by expert, and the maximum number of tiles."""
 
     ends: Tensor
     tile_ends: Tensor
@@ -89,7 +89,7 @@ class Tiles(NamedTuple):
 
 
 def tiles_of(counts: Tensor, num_rows: int, element_bytes: int) -> Tiles:
-    """Cuts `num_rows` rows into tiles, as many rows in each as an expert has on average, within bounds."""
+    """Splits `num_rows` rows into tiles with the average number of rows per expert, within bounds."""
     num_experts = counts.shape[0]
     size = tile_rows(num_rows, num_experts, element_bytes)
     ends = counts.cumsum(0, dtype=torch.int32)

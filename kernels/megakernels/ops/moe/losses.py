@@ -1,8 +1,8 @@
-"""The router's own losses: balance over the experts, and size of its logits.
+"""Router losses: load balance over the experts, and size of the logits.
 
-A loss that a block has besides the model's need not travel to the end of a pipeline: here it has gradient 1, whatever comes back through
-the model, and joins at the block's routing weights. The caller's factors hold the coefficients and every mean, so that what is added by
-all tokens, microbatches, layers and ranks is the whole.
+A block's own loss need not be passed to the end of a pipeline: it has gradient 1, independent of the model's gradient, and enters the
+backward at the block's routing weights. The caller's factors include the coefficients and all means, so that the contributions of all
+tokens, microbatches, layers and ranks are summed.
 """
 
 from typing import Any
@@ -18,17 +18,17 @@ from megakernels.ops.moe import reference
 def route_scored(
     x: Tensor, weight: Tensor, top_k: int, normalize: bool, num_sequences: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """`route`, with what the router's losses read.
+    """`route`, with the inputs of the router losses.
 
     Args:
         x: [N, h], num_sequences equal runs of rows.
         weight: [E, h].
-        top_k: k, experts a token.
+        top_k: k, experts per token.
         normalize: whether a token's k weights are divided by their sum.
-        num_sequences: B, whose loads are counted apart.
+        num_sequences: B, whose loads are counted separately.
 
     Returns:
-        weights fp32 [N, k] in falling order, indices int32 [N, k], probs fp32 [N, E], log Σ exp of the logits fp32 [N], and load int32
+        weights fp32 [N, k] in descending order, indices int32 [N, k], probs fp32 [N, E], log Σ exp of the logits fp32 [N], and load int32
         [B, E], a sequence's rows for each expert (fp64 for fp32 where x is fp64). Indices and load have no gradient.
 
     Saves:
@@ -62,7 +62,7 @@ def router_losses(weights: Tensor, probs: Tensor, log_sums: Tensor, load: Tensor
         weights: fp32 [N, k] of `route_scored`, as are the next two.
         probs: fp32 [N, E].
         log_sums: fp32 [N].
-        load: int32 [B, E]: of whole sequences, wherever their other tokens are.
+        load: int32 [B, E], of full sequences, including tokens on other ranks.
         balance: factor of the balance loss.
         z: factor of the z-loss.
 

@@ -1,4 +1,4 @@
-"""Sorting (token, slot) pairs and arrived rows by expert, and moving rows there and back."""
+"""Sorting (token, slot) pairs and received rows by expert, and moving rows between the orders."""
 
 from typing import Any
 
@@ -35,15 +35,15 @@ def dispatch_plan(indices: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
 
 
 def arrival_plan(counts: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    """Sorts rows that arrived from several ranks by expert, stably: `dispatch` and `combine` with top_k 1 move them there and back.
+    """Sorts rows received from several ranks by expert, stably: `dispatch` and `combine` with top_k 1 convert between the orders.
 
     Args:
-        counts: int32 [R, E], rows that rank r sent to local expert e. They arrived in that order: all of rank 0, by expert, then all of
-            rank 1.
-        num_rows: M, the sum of the counts, as the host knows it.
+        counts: int32 [R, E], rows that rank r sent to local expert e. They are received in that order: all of rank 0, by expert, then all
+            of rank 1.
+        num_rows: M, the sum of the counts, known on the host.
 
     Returns:
-        rows int32 [M], the place of arrival of each sorted row, and totals int32 [E]; neither has a gradient.
+        rows int32 [M], the received index of each sorted row, and totals int32 [E]; neither has a gradient.
 
     Triton:
         Two kernels, a counting sort.

@@ -19,7 +19,7 @@ from megakernels.ops.moe.inputs import Experts, Made
 
 
 def route_forward(x: Tensor, weight: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns weights [N, k], indices int32 [N, k] and probs [N, E]; slots in falling order of probability."""
+    """Returns weights [N, k], indices int32 [N, k] and probs [N, E]; slots in descending order of probability."""
     return _choose(torch.softmax(upcast(x) @ upcast(weight).mT, dim=-1), top_k, normalize)
 
 
@@ -112,7 +112,7 @@ def arrival_plan(counts: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
 
 
 def owners(counts: Tensor, num_rows: int) -> Tensor:
-    """The expert of each arrived row, int32 [M]; given the number of rows, a device need not tell the host."""
+    """The expert of each received row, int32 [M]; with a known number of rows this needs no synchronisation."""
     num_ranks, num_experts = counts.shape
     experts = torch.arange(num_experts, dtype=torch.int32, device=counts.device).repeat(num_ranks)
     return experts.repeat_interleave(counts.flatten(), output_size=num_rows)
@@ -153,7 +153,7 @@ def experts_backward(
     """Returns the gradients of x, weights, gate, up and down, None where not needed.
 
     A row's output is w · (hidden @ downᵀ), so with g = ∂L/∂y @ down: ∂L/∂w = g · hidden and ∂L/∂hidden = w · g. The unweighted output is
-    not kept.
+    not saved.
     """
     x, weights, rows, counts, gate, up, down, activation = given
     groups, grad_y, rows_of_x = RowGroups(counts), grad_y.contiguous(), x.contiguous()
@@ -189,7 +189,7 @@ def routed_experts_forward(given: Experts) -> Made:
 def routed_experts_backward(
     grad_y: Tensor, given: Experts, gate_out: Tensor | None, up_out: Tensor, needs: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
-    """Returns the gradients of x, weights, gate, up and down, None where not needed. Tokens are gathered again, not kept."""
+    """Returns the gradients of x, weights, gate, up and down, None where not needed. Tokens are gathered again, not saved."""
     rows, top_k = given.rows, given.weights.shape[1]
     grad_rows, rows_of_x = gather_rows(grad_y, rows, top_k), gather_rows(given.x, rows, top_k)
     grad_x, *others = experts_backward(grad_rows, given._replace(x=rows_of_x), gate_out, up_out, needs)

@@ -1,4 +1,4 @@
-"""Tokens through their experts and back, in one operation that keeps the tokens and no copy of them for each expert."""
+"""Dispatch, experts and combine in one operation, which saves the tokens and no dispatched copy of them."""
 
 from collections.abc import Sequence
 from types import ModuleType
@@ -14,7 +14,7 @@ from megakernels.ops.moe.sizes import backward_scratch_bytes, forward_scratch_by
 def routed_experts(
     x: Tensor, weights: Tensor, rows: Tensor, counts: Tensor, gate: Tensor | None, up: Tensor, down: Tensor, activation: str
 ) -> Tensor:
-    """`combine(experts(dispatch(x, rows, k), weights, rows, counts, ...), rows, k)`, without the rows in between.
+    """`combine(experts(dispatch(x, rows, k), weights, rows, counts, ...), rows, k)`, without intermediate rows.
 
     Args:
         x: [N, h].
@@ -34,8 +34,8 @@ def routed_experts(
         up_out: [N·k, F] in x's dtype.
 
     Scratch:
-        Forward the activated rows [N·k, F] and, with several slots a token, their products [N·k, h] until they are summed. Backward the
-        gradients of what the first products made and the activated rows, [N·k, F] each, and the rows' gradients [N·k, h] until they are
+        Forward: the activated rows [N·k, F] and, with several slots per token, their products [N·k, h] until they are summed. Backward: the
+        gradients of the first products' outputs and the activated rows, [N·k, F] each, and the rows' gradients [N·k, h] until they are
         summed.
 
     Triton:

@@ -16,11 +16,11 @@ def route(x: Tensor, weight: Tensor, top_k: int, normalize: bool) -> tuple[Tenso
     Args:
         x: [N, h].
         weight: [E, h].
-        top_k: k, experts a token.
+        top_k: k, experts per token.
         normalize: whether a token's k weights are divided by their sum.
 
     Returns:
-        weights fp32 [N, k] in falling order, indices int32 [N, k], and probs fp32 [N, E] (fp64 for fp32 where x is fp64). Indices and
+        weights fp32 [N, k] in descending order, indices int32 [N, k], and probs fp32 [N, E] (fp64 for fp32 where x is fp64). Indices and
         probs have no gradient.
 
     Saves:

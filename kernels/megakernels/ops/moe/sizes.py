@@ -1,7 +1,7 @@
-"""Tiles of the routed experts' products, and the bytes that their kernels hold inside themselves; needs no triton.
+"""Tiles of the routed experts' products, and the scratch bytes of their kernels; needs no triton.
 
-The bytes are those beside operands and results at the highest moment. Buffers of the experts' width have a row for each (token, slot) pair,
-and so has what is summed over a token's slots; `kernel` frees each after its last use, in the order that is counted here.
+The bytes are the peak in addition to operands and results. Buffers of the experts' width, and those summed over a token's slots, have a row
+for each (token, slot) pair; `kernel` frees each after its last use, in the order that is counted here.
 """
 
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from megakernels._common.blocks import SMALLEST_DOT, block_of
 from megakernels.ops.moe.inputs import Experts
 
 PULL_COLS = 64
-"""Columns of a bf16 tile of the backward's first product, whose results have most to do in registers."""
+"""Columns of a bf16 tile of the backward's first product, which needs the most registers."""
 
 
 def tile_cols(num_cols: int, element_bytes: int, largest: int) -> int:
-    """Columns of a product's tile: a power of two, not more than `largest` of two bytes."""
+    """Columns of a product's tile: a power of two, at most `largest` for two-byte elements."""
     return min(largest if element_bytes == 2 else largest // 2, block_of(num_cols, SMALLEST_DOT))
 
 
@@ -29,7 +29,7 @@ def product_options(num_cols: int, element_bytes: int, largest: int = 128) -> di
 
 
 def forward_scratch_bytes(given: Experts) -> int:
-    """Inside `kernel.forward`: the activated rows; with several slots a token also their products, until they are summed."""
+    """Scratch bytes of `kernel.forward`: the activated rows; with several slots per token also their products, until they are summed."""
     x, weights, rows, up = given.x, given.weights, given.rows, given.up
     num_experts, width, num_hidden = up.shape
     size, num_pairs = x.element_size(), rows.shape[0]
@@ -38,24 +38,24 @@ def forward_scratch_bytes(given: Experts) -> int:
 
 
 def backward_scratch_bytes(given: Experts, needs: Sequence[bool]) -> int:
-    """Inside `kernel.backward`, likewise; `needs` are those of x, weights, gate, up and down."""
+    """Scratch bytes of `kernel.backward`; `needs` are the required gradients of x, weights, gate, up and down."""
     x, weights, rows, up, gated = given.x, given.weights, given.rows, given.up, given.gate is not None
     num_experts, width, num_hidden = up.shape
     size, num_pairs, num_slots = x.element_size(), rows.shape[0], weights.shape[1]
     inner, matrix = num_pairs * width * size, up.numel() * size
     num_shares = -(-width // tile_cols(width, size, PULL_COLS))
-    buffers = 3 if gated else 2  # the gradients of what the first products made, and the activated rows
+    buffers = 3 if gated else 2  # the gradients of the first products' outputs, and the activated rows
     made = weights.numel() * 4 if needs[1] else 0
-    moments = [buffers * inner + num_shares * num_pairs * 4 + made]
+    peaks = [buffers * inner + num_shares * num_pairs * 4 + made]
     if needs[0]:
         own, products = weights.shape[0] * num_hidden * size, num_pairs * num_hidden * size
-        moments.append(buffers * inner + made + own + (0 if num_slots == 1 else products))
+        peaks.append(buffers * inner + made + own + (0 if num_slots == 1 else products))
         made += own
     for needed in (needs[4], *((needs[2],) if gated else ()), needs[3]):
         made += matrix if needed else 0
-        moments.append(buffers * inner + made)
+        peaks.append(buffers * inner + made)
         buffers -= 1
-    return _tile_bytes(num_experts) + max(moments) - made
+    return _tile_bytes(num_experts) + max(peaks) - made
 
 
 def _tile_bytes(num_experts: int) -> int:

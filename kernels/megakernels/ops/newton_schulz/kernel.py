@@ -1,6 +1,6 @@
 """Triton kernel of alpha · x xᵀ + beta · added: the tiles of the lower triangle are computed, and each is stored twice.
 
-That is half the multiplications of a full product, and the result is symmetric to the bit.
+That is half the multiplications of a full product, and the result is bitwise symmetric.
 """
 
 import torch
@@ -12,9 +12,9 @@ from megakernels._common.blocks import SMALLEST_DOT, block_of
 from megakernels._common.tiles import dot, narrow, on_device_of
 
 LARGEST_TILE = {2: 128, 4: 64}
-"""Rows of a tile by bytes an element."""
+"""Rows of a tile by bytes per element."""
 DEPTH = {2: 64, 4: 32}
-"""Columns of x a step."""
+"""Columns of x per step."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -55,7 +55,7 @@ def symmetric_product_kernel(  # type: ignore[no-untyped-def]
         right += STEP * x_col_stride
     total = alpha * total
     mask = (row < num_rows)[:, None] & (col < num_rows)[None, :]
-    # from a tile's first element on, 32 bits reach: a tile's rows are less than 2^24 long
+    # within a tile, 32-bit offsets are sufficient: rows are shorter than 2^24
     corner = matrix * num_rows * num_rows + down.to(tl.int64) * TILE * num_rows + across.to(tl.int64) * TILE
     if ADDED:
         # on the diagonal, the upper half is the mirror image of the lower

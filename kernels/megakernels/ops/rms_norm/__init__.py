@@ -1,4 +1,4 @@
-"""Root-mean-square norm, plain, gated, and of a sum that it makes. Saved: x (the sum), (gate,) weight, rstd."""
+"""Root-mean-square norm: plain, gated, and fused with an addition. Saved: x (the sum), (gate,) weight, rstd."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         rstd: fp32 [...].
 
     Triton:
-        One kernel forward, one backward. Rows wider than 8192 stay with plain torch.
+        One kernel forward, one backward. Rows wider than 8192 use plain torch.
 
     Raises:
         ValueError: weight is not [D].
@@ -40,7 +40,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The sum x + branch, rounded to x's dtype, and its norm: a residual stream with the next block's input, in one pass over both.
+    """The sum x + branch, rounded to x's dtype, and its norm: a residual stream with the next block's input, in one pass.
 
     Args:
         x: [..., D].
@@ -49,22 +49,22 @@ def add_rms_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple
         eps: added to the mean square.
 
     Returns:
-        Sum and norm, [..., D] each, contiguous, in x's dtype. Both terms have one gradient, which is one tensor.
+        Sum and norm, [..., D] each, contiguous, in x's dtype. Both terms share one gradient tensor.
 
     Saves:
         total: [..., D], the sum that is returned.
         rstd: fp32 [...].
 
     Triton:
-        One kernel forward, one backward. Rows wider than 8192, of fp32 4096, stay with plain torch.
+        One kernel forward, one backward. Rows wider than 8192 (fp32: 4096) use plain torch.
 
     Raises:
         ValueError: shapes or dtypes differ, or weight is not [D].
 
     Source: arXiv:1910.07467, equation 4.
     """
-    alike = x.shape == branch.shape and x.dtype == branch.dtype
-    require(alike, "add_rms_norm", "x and branch must have one shape and dtype", x=x.shape, branch=branch.shape)
+    fits = x.shape == branch.shape and x.dtype == branch.dtype
+    require(fits, "add_rms_norm", "x and branch must have one shape and dtype", x=x.shape, branch=branch.shape)
     require(weight.shape == x.shape[-1:], "add_rms_norm", "weight must be [D] for x [..., D]", x=x.shape, weight=weight.shape)
     total, y, _ = _add_rms_norm(x, branch, weight, eps)
     return total, y
@@ -87,7 +87,7 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, num_grou
         rstd: fp32 [..., num_groups].
 
     Triton:
-        One kernel forward, one backward. Slices wider than 8192, of fp32 4096, stay with plain torch.
+        One kernel forward, one backward. Slices wider than 8192 (fp32: 4096) use plain torch.
 
     Raises:
         ValueError: shapes differ, or num_groups does not divide D.
@@ -163,7 +163,7 @@ def _(_grad_total: Tensor, _grad_y: Tensor, total: Tensor, weight: Tensor, _rstd
     return [fake_like(tensor) for tensor, need in zip((total, weight), needs, strict=True) if need]
 
 
-join(_add_rms_norm, _add_rms_norm_backward, outputs=("total", "y", "rstd"), gradients=("x", "weight"), alike={"branch": "x"})
+join(_add_rms_norm, _add_rms_norm_backward, outputs=("total", "y", "rstd"), gradients=("x", "weight"), same_gradient={"branch": "x"})
 
 
 @custom_op("megakernels::gated_rms_norm", mutates_args=())

@@ -1,8 +1,8 @@
-"""Triton kernels of the root-mean-square norm, plain (one group, no gate), gated, and of a sum that they make.
+"""Triton kernels of the root-mean-square norm, plain (one group, no gate), gated, and fused with an addition.
 
-A tile is one group of a few rows. Forward: one tile a program. Backward: a fixed number of programs a group, each walking its own tiles
-and keeping its share of the weight gradient in registers; the shares are summed afterwards in a fixed order, so repeats are bitwise equal
-and no atomics are needed.
+A tile is one group of a few rows. Forward: one tile per program. Backward: a fixed number of programs per group, each iterating over its
+tiles with its share of the weight gradient in registers; the shares are summed afterwards in a fixed order, so results are bitwise
+reproducible without atomics.
 """
 
 import torch
@@ -14,9 +14,9 @@ from megakernels._common.blocks import block_of
 from megakernels._common.tiles import narrow, num_multiprocessors, on_device_of, sigmoid, unit_stride
 
 LARGEST_WIDTH = 8192
-"""A tile has a whole group; the backward of a wider one runs out of registers on sm_90, so wider groups stay with the reference."""
+"""Maximum group width of a tile; the backward of a wider one runs out of registers on sm_90, so wider groups use the reference."""
 LARGEST_GATED_FP32_WIDTH = 4096
-"""Of the gated norm and of that of a sum, which keep one more tile, where they load fp32."""
+"""Maximum group width in fp32 of the gated and the fused norm, which need one more tile."""
 
 TILE_ELEMENTS = 2048
 """Narrow rows share a tile up to this size."""
@@ -24,7 +24,7 @@ TILE_ELEMENTS = 2048
 
 @triton.jit  # type: ignore[untyped-decorator]
 def rows_of_tile(tile, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Row numbers [ROWS, 1]; a row alone is a scalar, so that its tile is flat and has one 64-bit address."""
+    """Row numbers [ROWS, 1]; a single row is a scalar, so that its tile is flat and has one 64-bit address."""
     first = tl.cast(tile, tl.int64) * ROWS
     if ROWS == 1:
         return first
@@ -60,11 +60,11 @@ def rms_norm_forward_kernel(  # type: ignore[no-untyped-def]
     GATED: tl.constexpr,
     ADDS: tl.constexpr,
 ):
-    """One group of ROWS rows of y = v · rstd · weight; v is x, or x · silu(gate), or the sum of x and what `gate` names, kept in total."""
+    """One group of ROWS rows of y = v · rstd · weight; v is x, or x · silu(gate), or x + `gate`, stored in total."""
     row = rows_of_tile(tl.program_id(0), ROWS)
     group = tl.program_id(1)
     inside = tl.arange(0, BLOCK) < width
-    mask = inside if ROWS == 1 else (row < num_rows) & inside  # a row alone exists
+    mask = inside if ROWS == 1 else (row < num_rows) & inside  # a single row is valid
     cols = group * width + tl.arange(0, BLOCK)
     value = tl.load(x + row * x_stride + cols, mask=mask, other=0.0).to(tl.float32)
     if GATED:
@@ -105,7 +105,7 @@ def rms_norm_backward_kernel(  # type: ignore[no-untyped-def]
 ):
     """Tiles program, program + num_programs, ... of one group of grad_x and grad_gate, and their share of the weight gradient.
 
-    Of a sum, `gate` names the gradient that comes to it beside the norm's.
+    For the fused norm, `gate` is the additional gradient of the sum.
     """
     program = tl.program_id(0)
     group = tl.program_id(1)
@@ -115,7 +115,7 @@ def rms_norm_backward_kernel(  # type: ignore[no-untyped-def]
     share = tl.zeros([BLOCK] if ROWS == 1 else [ROWS, BLOCK], dtype=tl.float32)
     for tile in range(program, tl.cdiv(num_rows, ROWS), tl.num_programs(0)):
         row = rows_of_tile(tile, ROWS)
-        mask = inside if ROWS == 1 else (row < num_rows) & inside  # a row alone exists
+        mask = inside if ROWS == 1 else (row < num_rows) & inside  # a single row is valid
         scale = tl.load(rstd + row * num_groups + group, mask=row < num_rows, other=0.0).to(tl.float32)
         value = tl.load(x + row * x_stride + cols, mask=mask, other=0.0).to(tl.float32)
         grad = tl.load(grad_y + row * grad_stride + cols, mask=mask, other=0.0).to(tl.float32)
@@ -146,14 +146,14 @@ def rms_norm_backward_kernel(  # type: ignore[no-untyped-def]
 
 
 def accepts(x: Tensor, num_groups: int, *, gated: bool) -> bool:
-    """Whether the kernels take groups of this width."""
+    """Whether the kernels support groups of this width."""
     return x.shape[-1] // num_groups <= (LARGEST_GATED_FP32_WIDTH if gated and x.dtype == torch.float32 else LARGEST_WIDTH)
 
 
 def launch_options(width: int, *, adds: bool = False) -> dict[str, int]:
     """Tile and warps for a group's width: 16 elements of a tile in each thread, which keeps the backward free of spills.
 
-    Of a sum whose rows share a tile 8: in fp32 it would spill.
+    For the fused norm with several rows per tile 8, because fp32 would spill.
     """
     block = block_of(width)
     rows = max(1, TILE_ELEMENTS // block)
@@ -172,10 +172,10 @@ def add_forward(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[
     return total, y, _forward(x, branch, weight, total, y, eps, 1).view(x.shape[:-1])
 
 
-def _forward(x: Tensor, beside: Tensor | None, weight: Tensor, total: Tensor | None, y: Tensor, eps: float, num_groups: int) -> Tensor:
-    """Fills y, and total where there is one; `beside` is a gate or, for a total, what is added. Returns rstd."""
+def _forward(x: Tensor, other: Tensor | None, weight: Tensor, total: Tensor | None, y: Tensor, eps: float, num_groups: int) -> Tensor:
+    """Fills y and, if given, total; `other` is the gate or, with total, the second term. Returns rstd."""
     rows = _rows(x)
-    others = rows if beside is None else _rows(beside)
+    others = rows if other is None else _rows(other)
     rstd = torch.empty(*x.shape[:-1], num_groups, dtype=torch.float32, device=x.device)
     options = launch_options(rows.shape[1] // num_groups, adds=total is not None)
     if rows.shape[0]:
@@ -193,7 +193,7 @@ def _forward(x: Tensor, beside: Tensor | None, weight: Tensor, total: Tensor | N
                 rows.shape[1] // num_groups,
                 num_groups,
                 eps,
-                GATED=beside is not None and total is None,
+                GATED=other is not None and total is None,
                 ADDS=total is not None,
                 **options,
             )
@@ -216,16 +216,16 @@ def add_backward(
 
 
 def _backward(
-    grad_y: Tensor, x: Tensor, beside: Tensor | None, weight: Tensor, rstd: Tensor, num_groups: int, needs: list[bool], *, adds: bool
+    grad_y: Tensor, x: Tensor, other: Tensor | None, weight: Tensor, rstd: Tensor, num_groups: int, needs: list[bool], *, adds: bool
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of x, gate and weight; `beside` is the gate or, of a sum, the gradient that comes to it beside the norm's."""
+    """The gradients of x, gate and weight; `other` is the gate or, for the fused norm, the additional gradient of the sum."""
     rows, grad_rows = _rows(x), _rows(grad_y)
-    others = rows if beside is None else _rows(beside)
+    others = rows if other is None else _rows(other)
     num_rows, num_cols = rows.shape
     options = launch_options(num_cols // num_groups, adds=adds)
-    # four programs a multiprocessor
+    # four programs per multiprocessor
     num_programs = min(triton.cdiv(4 * num_multiprocessors(x.device), num_groups), triton.cdiv(num_rows, options["ROWS"]))
-    wanted = zip((x, x if beside is None else beside), needs[:2], strict=True)
+    wanted = zip((x, x if other is None else other), needs[:2], strict=True)
     grad_x, grad_gate = (torch.empty(like.shape, dtype=like.dtype, device=x.device) if need else None for like, need in wanted)
     partial = torch.empty(num_programs, num_cols, dtype=torch.float32, device=x.device)
     if num_rows:
@@ -245,7 +245,7 @@ def _backward(
                 num_rows,
                 num_cols // num_groups,
                 num_groups,
-                GATED=beside is not None and not adds,
+                GATED=other is not None and not adds,
                 ADDS=adds,
                 NEEDS_X=needs[0],
                 NEEDS_GATE=needs[1],

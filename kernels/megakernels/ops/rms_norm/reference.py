@@ -43,7 +43,7 @@ def add_rms_norm_forward(x: Tensor, branch: Tensor, weight: Tensor, eps: float) 
 def add_rms_norm_backward(
     grad_total: Tensor, grad_y: Tensor, total: Tensor, weight: Tensor, rstd: Tensor, needs: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
-    """Returns the gradients of either term and of weight, None where not needed: the norm's, and the sum's own beside it."""
+    """Returns the gradients of either term and of weight, None where not needed; includes the additional gradient of the sum."""
     grad_x, grad_weight = rms_norm_backward(grad_y, total, weight, rstd, needs)
     return None if grad_x is None else grad_x + grad_total, grad_weight
 
@@ -67,7 +67,7 @@ def gated_rms_norm_backward(
 ) -> tuple[Tensor | None, ...]:
     """Returns the gradients of x, gate and weight, None where not needed.
 
-    `mean_dot`: mean of g ⊙ x̂ [..., num_groups], where that runs over more than is here.
+    `mean_dot`: mean of g ⊙ x̂ [..., num_groups], if it is over more than the given slice.
     """
     grad_y, wide_x, wide_gate = upcast(grad_y), upcast(x), upcast(gate)
     sigmoid = torch.sigmoid(wide_gate)

@@ -1,7 +1,7 @@
-"""The gated norm of rows that are cut into slices: each slice's sums, and its part of the result once the whole sums are known.
+"""The gated norm of sharded rows: sums over a slice, and the slice's result given the sums over the full row.
 
-With u = x · silu(gate) over a whole row of D elements: r = (Σ u² / D + ε)^(−1/2), y = u · r ⊙ w, and with g = ∂L/∂y ⊙ w the gradient of u
-is r · (g − u · r · (Σ g ⊙ u · r) / D). Both sums run over all slices. Whoever holds the slices adds them; nothing here communicates.
+With u = x · silu(gate) over a full row of D elements: r = (Σ u² / D + ε)^(−1/2), y = u · r ⊙ w, and with g = ∂L/∂y ⊙ w the gradient of u
+is r · (g − u · r · (Σ g ⊙ u · r) / D). Both sums run over all slices. The caller adds them; these functions do not communicate.
 """
 
 from typing import Any
@@ -32,7 +32,7 @@ def gated_square_sum(x: Tensor, gate: Tensor) -> Tensor:
 
 
 def gated_scale(x: Tensor, gate: Tensor, weight: Tensor, rstd: Tensor) -> Tensor:
-    """The product x · silu(gate) · rstd · weight, with the rstd of whole rows.
+    """The product x · silu(gate) · rstd · weight, with the rstd of full rows.
 
     Args:
         x: [..., D / n].
@@ -60,16 +60,16 @@ def gated_dot(grad_y: Tensor, x: Tensor, gate: Tensor, weight: Tensor, rstd: Ten
 def gated_scale_gradients(
     grad_y: Tensor, x: Tensor, gate: Tensor, weight: Tensor, rstd: Tensor, mean_dot: Tensor, needs: list[bool]
 ) -> list[Tensor]:
-    """The wanted gradients of x, gate and weight.
+    """The required gradients of x, gate and weight.
 
     Args:
         grad_y: [..., D / n].
         x: [..., D / n].
         gate: [..., D / n].
         weight: [D / n].
-        rstd: Of whole rows, [..., 1].
+        rstd: rstd of full rows, [..., 1].
         mean_dot: `gated_dot` summed over all slices and divided by D, [..., 1].
-        needs: Which of x, gate and weight.
+        needs: Whether the gradients of x, gate and weight are required.
     """
     found: list[Tensor] = _gated_scale_gradients(grad_y, x, gate, weight, rstd, mean_dot, needs)
     return found

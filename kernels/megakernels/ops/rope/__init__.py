@@ -23,7 +23,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         [B, T, H, D], contiguous, in x's dtype.
 
     Triton:
-        One kernel for both directions. Heads without a rotary dim stay with plain torch.
+        One kernel for both directions. Heads without a rotary dim use plain torch.
 
     Raises:
         ValueError: shapes do not fit.
@@ -49,7 +49,7 @@ def mla_kv(kv: Tensor, k_rope: Tensor, cos: Tensor, sin: Tensor, nope_dim: int) 
         k [B, T, H, n+R] and v [B, T, H, v], both contiguous.
 
     Triton:
-        One kernel forward, two backward. Heads without a rotary dim stay with plain torch.
+        One kernel forward, two backward. Heads without a rotary dim use plain torch.
 
     Raises:
         ValueError: shapes or dtypes do not fit.

@@ -1,4 +1,4 @@
-"""Triton kernels of the rotary embedding: a tile is a few heads, whole; the backward of a rotation is the rotation by the opposite angle.
+"""Triton kernels of the rotary embedding: a tile is a few complete heads; the backward of a rotation is the rotation by the opposite angle.
 
 A row is one head of one position: row (b · T + t) · H + h.
 """
@@ -24,7 +24,7 @@ def head_at(row, num_heads, num_positions, batch_stride, position_stride, head_s
 
 @triton.jit  # type: ignore[untyped-decorator]
 def rotated(source, place, position, cos, sin, half, mask, column, BACK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Both halves of rotary rows that begin at `place`, turned by the angles of `position`, or back."""
+    """Both halves of rotary rows that start at `place`, rotated by the angles of `position`, or back."""
     angle = position[:, None] * half + column[None, :]
     turn = tl.load(cos + angle, mask=mask, other=0.0).to(tl.float32)
     lift = tl.load(sin + angle, mask=mask, other=0.0).to(tl.float32)
@@ -72,7 +72,7 @@ def rope_kernel(  # type: ignore[no-untyped-def]
     HALF: tl.constexpr,
     BACK: tl.constexpr,
 ):
-    """ROWS heads of y: their first `straight` elements as they are, the rest turned."""
+    """ROWS heads of y: their first `straight` elements copied, the rest rotated."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     there = row < num_rows
     place = head_at(row, num_heads, num_positions, batch_stride, position_stride, head_stride)
@@ -109,7 +109,7 @@ def mla_kv_forward_kernel(  # type: ignore[no-untyped-def]
     VALUE: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    """ROWS heads of k and v; the rotary key of a position is turned again for each of its heads."""
+    """ROWS heads of k and v; the rotary key of a position is rotated again for each of its heads."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     there = row < num_rows
     place = head_at(row, num_heads, num_positions, batch_stride, position_stride, head_stride)
@@ -174,7 +174,7 @@ def k_rope_backward_kernel(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    """ROWS positions of the gradient of the shared key: each head's turned back, summed in the order of heads."""
+    """ROWS positions of the gradient of the shared key: each head's rotated back, summed in the order of heads."""
     token = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, HALF)
     mask = (token < num_tokens)[:, None] & (column < half)[None, :]
@@ -189,14 +189,14 @@ def k_rope_backward_kernel(  # type: ignore[no-untyped-def]
 
 
 def tile(*widths: int) -> tuple[int, tuple[int, ...]]:
-    """Rows a program, and a tile for each part of a row; a part without elements has none."""
+    """Rows per program, and a tile for each part of a row; an empty part has none."""
     blocks = tuple(block_of(width) if width else 0 for width in widths)
     rows = max(1, TILE_ELEMENTS // max(1, sum(blocks)))
     return 1 << rows.bit_length() - 1, blocks
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
-    """Same contract as `reference.rotate_forward`, or `rotate_backward`, for fp32, bf16 and fp16; there is at least one pair to turn."""
+    """Same contract as `reference.rotate_forward`, or `rotate_backward`, for fp32, bf16 and fp16; at least one pair is rotated."""
     x = unit_stride(x)
     batch, num_positions, num_heads, width = x.shape
     half = cos.shape[-1]

@@ -1,4 +1,4 @@
-"""Embeddings of what stands beside the tokens: hashed n-grams, categories. Saved: `gated_add` side and gates; `ngram_rows` nothing."""
+"""Side embeddings of tokens: hashed n-grams, categories. Saved: `gated_add` side and gates; `ngram_rows` nothing."""
 
 import torch
 from torch import Tensor
@@ -15,9 +15,9 @@ def ngram_rows(tokens: Tensor, before: Tensor, num_tables: int, num_rows: int) -
 
     Args:
         tokens: int64 [B, t].
-        before: int64 [B, N − 1, t], N ≥ 2 the longest n-gram: the tokens 1, 2, … places before each one, −1 where there is none.
+        before: int64 [B, N − 1, t], N ≥ 2 the longest n-gram: the tokens 1, 2, … positions before each one, −1 for none.
         num_tables: J.
-        num_rows: of all tables together, at least J.
+        num_rows: total rows of all tables, at least J.
 
     Returns:
         int64 [B, t, J], each below num_rows.

@@ -1,8 +1,8 @@
 """Side embeddings in plain torch: rows of hashed n-grams, and a gated addition with its explicit backward.
 
 Table j of J has order n_j = 2 + j mod (N − 1). Its hash of the n_j tokens that end at a position is h ← (h · a_j + token + 1) mod P over
-them, oldest first, from 0; a token that the row or its document does not have counts as −1. The tables lie one behind the other, the first
-R mod J of them one row longer, and the row is that of h mod the table's length.
+them, oldest first, from 0; a token that the row or its document does not have counts as −1. The tables are concatenated, the first
+R mod J of them one row longer, and the row is h mod the table's length.
 
 Source: polynomial hashing, Karp and Rabin (1987), with P = 2³¹ − 1, so that products fit 64 bits.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 from megakernels._common import upcast
 
 MODULUS = 2**31 - 1
-SPREAD = 0x9E3779B97F4A7C15  # 2⁶⁴ / golden ratio: consecutive tables get multipliers far apart
+SPREAD = 0x9E3779B97F4A7C15  # 2⁶⁴ / golden ratio: consecutive tables get distinct multipliers
 
 
 def ngram_rows(tokens: Tensor, before: Tensor, num_tables: int, num_rows: int) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 from megakernels._common import dropped_bytes, fake_like, operation, require, require_starts, types_of
 from megakernels.ops.ssd.choice import backward, chooses_kernel, forward
 from megakernels.ops.ssd.inputs import GRADIENTS, Scan
-from megakernels.ops.ssd.sizes import backward_inside, forward_inside
+from megakernels.ops.ssd.sizes import backward_bytes, forward_bytes
 
 __all__ = ["ssd"]
 
@@ -35,10 +35,10 @@ def ssd(
         C: [B, T, G, S].
         D: [H].
         dt_bias: [H].
-        chunk_size: positions computed at once; T need not be a multiple. It changes what is saved, not the result beyond rounding.
+        chunk_size: positions computed at once; T need not be a multiple. It changes the saved states, and results only by rounding.
         starts: int32 [B, T] or None: index of the first position of each position's document, for rows that hold several documents;
-            None is one document a row. Each begins with h = 0. No gradient.
-        dt_limits: smallest and largest Δ; one beyond them is taken as the limit, and its dt has no gradient.
+            None for one document per row. Each starts with h = 0. No gradient.
+        dt_limits: smallest and largest Δ; Δ is clamped to them, and the dt of a clamped Δ has no gradient.
 
     Returns:
         [B, T, H, P], contiguous, in x's dtype.
@@ -47,12 +47,12 @@ def ssd(
         states: [B, ceil(T / chunk_size), H, P, S] in x's dtype, the state at each chunk's start.
 
     Scratch:
-        Forward the last state, fp32. Backward the gradients of the saved states and of the first one, beside three numbers a position and
-        head, or the parts of dt's gradient where those are more.
+        Forward: the last state, fp32. Backward: the gradients of the saved states and of the first one, and three values per position and
+        head, or the partial gradients of dt if these are larger.
 
     Triton:
         One kernel forward; backward five: gradients of states, those of x and dt, running sums, those of C, those of B. Heads or states
-        wider than 128 (fp32: 32), and x, B and C of different dtypes, stay with plain torch.
+        wider than 128 (fp32: 32), and x, B and C of different dtypes, use plain torch.
 
     Raises:
         ValueError: shapes do not fit, chunk_size < 1, or not 0 ≤ smallest Δ ≤ largest Δ.
@@ -66,7 +66,7 @@ def ssd(
     require(fits, "ssd", "x must be [B,T,H,P], dt [B,T,H], B and C [B,T,G,S], A_log, D and dt_bias [H]", **sizes)
     require(num_heads % B.shape[2] == 0, "ssd", "G must divide H", H=num_heads, G=B.shape[2])
     require(chunk_size >= 1, "ssd", "chunk_size must be at least 1", chunk_size=chunk_size)
-    require(0 <= dt_limits[0] <= dt_limits[1], "ssd", "dt_limits must rise from 0 or more", dt_limits=dt_limits)
+    require(0 <= dt_limits[0] <= dt_limits[1], "ssd", "dt_limits must be increasing and at least 0", dt_limits=dt_limits)
     require_starts("ssd", starts, x.shape[:2])
     y: Tensor = _ssd(x, dt, A_log, B, C, D, dt_bias, starts, chunk_size, *dt_limits)[0]
     return y
@@ -81,14 +81,14 @@ def _fake(scan: Scan) -> tuple[Tensor, Tensor]:
 def _forward_scratch(scan: Scan) -> int:
     if not chooses_kernel(scan):
         return 0
-    inside = forward_inside(None, scan)
+    inside = forward_bytes(None, scan)
     return inside.last + inside.scratch
 
 
 def _backward_scratch(grad_y: Tensor, scan: Scan, states: Tensor, needs: list[bool]) -> int:
     if not chooses_kernel(scan):
         return 0
-    inside = backward_inside(None, grad_y, scan, states)
+    inside = backward_bytes(None, grad_y, scan, states)
     return dropped_bytes((getattr(scan, name) for name in GRADIENTS), needs) + inside.last + inside.scratch
 
 

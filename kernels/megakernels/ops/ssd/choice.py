@@ -1,4 +1,4 @@
-"""Which functions run the scan: Triton's kernels where they are chosen and take the inputs, else plain torch."""
+"""Selects the functions of the scan: Triton kernels if enabled and the inputs are supported, else plain torch."""
 
 from types import ModuleType
 
@@ -20,17 +20,17 @@ def chosen(scan: Scan) -> ModuleType:
 
 
 def chooses_kernel(scan: Scan) -> bool:
-    """Whether the kernels run for these inputs on CUDA, wherever they are."""
+    """Whether the kernels would run for these inputs on CUDA."""
     return chooses_triton(scan.x) and accepts(scan)
 
 
 def forward(state: Tensor | None, scan: Scan) -> tuple[Tensor, Tensor, Tensor]:
-    """`reference.forward`, or the kernels' one."""
+    """`reference.forward` or `kernel.forward`."""
     made: tuple[Tensor, Tensor, Tensor] = chosen(scan).forward(state, scan)
     return made
 
 
 def backward(grad_last: Tensor | None, grad_y: Tensor, scan: Scan, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-    """`reference.backward`, or the kernels' one."""
+    """`reference.backward` or `kernel.backward`."""
     found: tuple[tuple[Tensor, ...], Tensor] = chosen(scan).backward(grad_last, grad_y, scan, states)
     return found

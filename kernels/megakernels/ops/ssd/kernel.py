@@ -1,18 +1,18 @@
 """Triton kernels of Mamba-2's scan: one forward, four kinds backward.
 
-Positions are taken a tile at a time; a chunk is a run of tiles, at whose start the state is saved. A head's columns are taken P at a time,
-since the rows of a state do not know of each other.
+Positions are processed one tile at a time; a chunk is a sequence of tiles, at whose start the state is saved. A head's columns are
+processed P at a time, because the rows of a state are independent.
 
-- `ssd_forward_kernel`: one program a sequence, head and P columns, the state in registers from the first tile to the last.
-- `ssd_state_gradient_kernel`: the same walk backwards, for the gradient of the state at each chunk's end.
-- `ssd_backward_kernel`: one program a sequence, tile, head and P columns, for x, dt and the parameters: it makes the tile's first state
-  and the gradient of its last from those of the chunk. What columns add to, it writes in parts, summed in a fixed order.
-- `ssd_sums_kernel`, then `ssd_group_kernel` for C and again for B: one program a sequence, tile and group of heads, over whose pairs of
+- `ssd_forward_kernel`: one program per sequence, head and P columns, the state in registers from the first tile to the last.
+- `ssd_state_gradient_kernel`: the same loop backwards, for the gradient of the state at each chunk's end.
+- `ssd_backward_kernel`: one program per sequence, tile, head and P columns, for x, dt and the parameters: it recomputes the tile's first
+  state and the gradient of its last from those of the chunk. Sums over columns are written in parts and summed in a fixed order.
+- `ssd_sums_kernel`, then `ssd_group_kernel` for C and again for B: one program per sequence, tile and group of heads, over whose pairs of
   positions it sums before the product with B or C that they share.
 
-No program adds to another's result: repeats are bitwise equal. The formulas are the reference's. The sums of log decays are fp64, or two
-fp32 numbers where pairs are made of them, and differences are masked before they are exponentiated. Operands of products have the input's
-dtype, products accumulate in fp32, and so does the state that is carried.
+No program adds to another's result: results are bitwise reproducible. The formulas are the reference's. The sums of log decays are fp64, or
+two fp32 numbers where pairs are made of them, and differences are masked before they are exponentiated. Operands of products have the
+input's dtype, products accumulate in fp32, and so does the state that is carried.
 """
 
 from typing import NamedTuple
@@ -29,7 +29,7 @@ from megakernels.ops.ssd.kernel_groups import ssd_group_kernel, ssd_sums_kernel
 from megakernels.ops.ssd.sizes import tile_sides
 
 WARPS = {"forward": 8, "state_gradient": 8, "backward": 8, "sums": 4, "group": 8}
-"""Of each kernel, whatever the shape."""
+"""Launch options of each kernel, for all shapes."""
 
 
 def forward(state: Tensor | None, scan: Scan) -> tuple[Tensor, Tensor, Tensor]:

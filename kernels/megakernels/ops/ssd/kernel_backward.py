@@ -1,4 +1,4 @@
-"""The scan's backward kernels for states and for what belongs to a head: the gradients of x, dt and the parameters."""
+"""The scan's backward kernels for states and per-head gradients: those of x, dt and the parameters."""
 
 import triton
 import triton.language as tl
@@ -119,7 +119,7 @@ def ssd_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
 ):
     """Gradients of x and of dt of one tile and head, P of the head's columns.
 
-    Of dt, the parameters and all that passes between positions, columns add: a program writes its own part [blocks, B, T, H] and share
+    Gradients of dt, the parameters and log decays are sums over columns: a program writes its part [blocks, B, T, H] and share
     [blocks, B, num_tiles, 3, H]. States are held [S, P], so that every product has S rows or Q.
     """
     tile, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
@@ -185,7 +185,7 @@ def ssd_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
     tl.store(grad_x + out, narrow(step[:, None] * grad_u + skip * grad, grad_x.dtype.element_ty), mask=mask_p)
 
     # What the log decay of a position scales, as in the reference: pairs across it, what later positions read from the state, what
-    # earlier ones add to the next state, and the state passed on. Nothing cancels.
+    # earlier ones add to the next state, and the carried state. This avoids cancellation.
     later = tl.where(position[None, :] >= position[:, None], 1.0, 0.0)
     across_pairs = tl.sum((1.0 - later) * dot(later, pairs), 1)
     grad_log_decay = across_pairs + tl.cumsum(read, 0, reverse=True) + (tl.cumsum(kept, 0) - kept) + across * passed_on

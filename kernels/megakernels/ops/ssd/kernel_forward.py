@@ -48,7 +48,7 @@ def ssd_forward_kernel(  # type: ignore[no-untyped-def]
     HAS_STARTS: tl.constexpr,
     HAS_INITIAL: tl.constexpr,
 ):
-    """All positions of one sequence and head, P of the head's columns: the rows of a state do not know of each other."""
+    """All positions of one sequence and head, P of the head's columns: the rows of a state are independent."""
     batch, head, block = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     group = head // heads_per_group
     dt, dt_bias, A_log, starts = head_of(dt, dt_bias, A_log, starts, batch, head, num_positions, dt_stride_b, dt_stride_h)

@@ -1,4 +1,4 @@
-"""The scan's backward kernels for what the heads of a group share: the gradients of B and C."""
+"""The scan's backward kernels for the gradients of B and C, which the heads of a group share."""
 
 import triton
 import triton.language as tl
@@ -86,8 +86,8 @@ def ssd_group_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915 
 
         Σ_i (g_i · x_j) Δ_j exp(c_i − c_j) C_i + exp(c_last − c_j) Δ_j x_jᵀ h',
 
-    h' the gradient of the state at its end. A tile's own rows are g, others x, for C; the other way round for B. The sum over heads is
-    taken before the product with B or C, which they share.
+    h' the gradient of the state at its end. For C the tile's rows are g and the others x; for B vice versa. The sum over heads is
+    computed before the product with B or C, which they share.
     """
     tile, group, batch = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     chunk, tile_of_chunk = tile // tiles_per_chunk, tile % tiles_per_chunk

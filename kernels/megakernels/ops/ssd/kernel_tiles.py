@@ -1,4 +1,4 @@
-"""What the scan's kernels share: a tile's addresses, steps and decays."""
+"""Shared by the scan's kernels: a tile's addresses, steps and decays."""
 
 import triton
 import triton.language as tl
@@ -8,7 +8,7 @@ from megakernels._common.tiles import sigmoid, softplus
 
 @triton.jit
 def sequence_tile(pointer, batch, position, stride_b, stride_t, cols, valid, inside):  # type: ignore[no-untyped-def]
-    """Addresses of a tile [positions, cols] of one sequence and head, and what of it exists."""
+    """Addresses of a tile [positions, cols] of one sequence and head, and the mask of valid elements."""
     place = batch.to(tl.int64) * stride_b + position.to(tl.int64)[:, None] * stride_t + cols[None, :]
     return pointer + place, valid[:, None] & inside[None, :]
 
@@ -38,12 +38,12 @@ def sums_of(step, rate, before):  # type: ignore[no-untyped-def]
     """
     wide = before + tl.cumsum((step * rate).to(tl.float64), 0)
     rounded = wide.to(tl.float32)
-    return rounded, (wide - rounded.to(tl.float64)).to(tl.float32), tl.min(wide, 0)  # sums only fall
+    return rounded, (wide - rounded.to(tl.float64)).to(tl.float32), tl.min(wide, 0)  # sums are non-increasing
 
 
 @triton.jit
 def slope_of(raw, dt_min, dt_max):  # type: ignore[no-untyped-def]
-    """The derivative of Δ by dt: zero beyond its limits."""
+    """The derivative of Δ by dt: zero outside its limits."""
     unbounded = softplus(raw)
     return tl.where((unbounded >= dt_min) & (unbounded <= dt_max), sigmoid(raw), 0.0)
 
@@ -79,8 +79,8 @@ def tile_of(  # type: ignore[no-untyped-def]
 def ends_of(  # type: ignore[no-untyped-def]
     starts, first, last, position, valid, step, rate, HAS_STARTS: tl.constexpr
 ):
-    """First position that each one sees, the decays from the tile's start, to its end and across, 0 between documents, and running sums."""
-    sums, rests, total = sums_of(step, rate, 0.0)  # positions beyond the tile's last have step 0, so the last sum is the whole tile's
+    """First visible position of each, the decays from the tile's start, to its end and across (0 between documents), and sums."""
+    sums, rests, total = sums_of(step, rate, 0.0)  # positions out of range have step 0, so the last sum is the tile's total
     rounded = total.to(tl.float32)
     from_start = tl.exp(sums)
     to_end = tl.where(valid, tl.exp((rounded - sums) + ((total - rounded.to(tl.float64)).to(tl.float32) - rests)), 0.0)

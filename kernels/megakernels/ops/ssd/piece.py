@@ -1,7 +1,7 @@
-"""A piece of Mamba-2's scan, for some heads: it begins with a state and hands the last one on.
+"""A piece of Mamba-2's scan, for some heads, from an initial to the final state.
 
 Two operations without an autograd formula, for a caller whose ranks share a sequence (`megarun.parallel.groups.relay`). They write into
-parts of tensors that the caller has made, so that heads can follow one another.
+parts of tensors of the caller, so that groups of heads are processed in turn.
 """
 
 import math
@@ -12,7 +12,7 @@ from torch import Tensor
 from megakernels._common import piece, types_of
 from megakernels.ops.ssd.choice import backward, chooses_kernel, forward
 from megakernels.ops.ssd.inputs import GRADIENTS, PARAMETERS, Scan
-from megakernels.ops.ssd.sizes import backward_inside, forward_inside
+from megakernels.ops.ssd.sizes import backward_bytes, forward_bytes
 
 __all__ = ["ssd_piece", "ssd_piece_backward"]
 
@@ -31,17 +31,17 @@ def ssd_piece(
     Args:
         state: [B, H, P, S] in the accumulation dtype, before the piece.
         inputs: x [B, t, H, P], dt [B, t, H], A_log [H], B and C [B, t, G, S], D [H] and dt_bias [H].
-        starts: int32 [B, t] or None, counted from the piece's first position: negative where a document began before.
+        starts: int32 [B, t] or None, relative to the piece's first position: negative if the document started before it.
         chunk_size: Positions computed at once.
         y: [B, t, H, P], written.
         states: [B, ceil(t / chunk_size), H, P, S], written: the state at each chunk's start.
         dt_limits: Smallest and largest Δ.
 
     Returns:
-        The state after the piece, as `state`.
+        The state after the piece, shaped like `state`.
 
     Scratch:
-        As `ssd`, and what is made before it is copied to where the caller wants it; copies of saved states and starts that are views.
+        As `ssd`, and results before they are copied to the caller's tensors; copies of saved states and starts that are views.
 
     Triton:
         The kernels of `ssd`.
@@ -63,13 +63,13 @@ def ssd_piece_backward(
     """The gradient of the state before the piece.
 
     Args:
-        grad_last: Of the state after it.
+        grad_last: Gradient of the state after the piece.
         grad_y: [B, t, H, P].
         inputs: x, dt, A_log, B, C, D and dt_bias.
         starts: As in `ssd_piece`.
         states: As `ssd_piece` wrote them.
         chunk_size: As in `ssd_piece`.
-        gradients: Of `inputs`; those of x, dt, B and C are written, those of parameters added to.
+        gradients: Gradients of `inputs`; those of x, dt, B and C are overwritten, those of parameters accumulated.
         dt_limits: As in `ssd_piece`.
     """
     grad_state: Tensor = _piece_backward(grad_last, grad_y, *inputs, starts, states, chunk_size, *dt_limits, *gradients)
@@ -79,14 +79,14 @@ def ssd_piece_backward(
 def _forward_scratch(state: Tensor, scan: Scan) -> int:
     if not chooses_kernel(scan):
         return 0
-    inside = forward_inside(state, scan)
-    return inside.results + inside.scratch  # copied to where the caller wants them
+    inside = forward_bytes(state, scan)
+    return inside.results + inside.scratch  # copied to the caller's tensors
 
 
 def _backward_scratch(grad_last: Tensor, grad_y: Tensor, scan: Scan, states: Tensor) -> int:
     if not chooses_kernel(scan):
         return 0
-    inside = backward_inside(grad_last, grad_y, scan, states)
+    inside = backward_bytes(grad_last, grad_y, scan, states)
     return inside.results + inside.scratch
 
 

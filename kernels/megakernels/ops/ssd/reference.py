@@ -10,9 +10,9 @@ Inside a chunk, with c = cumsum(Δ a), u = Δ x and h the state at its start:
 
 Where a row holds several documents, decays between two of them are zero: of pairs, from the chunk's start, to its end, and across.
 
-A pair's decay is the exponential of the sum over its own span: a difference of two of the c has the rounding of the larger one, and where
-decay is strong that is all of it. Separate factors exp(c_i) · exp(−c_j) would overflow.
-The backward walks the chunks from the last, carries ∂L/∂h', and takes each chunk's h from the saved states.
+A pair's decay is the exponential of the sum over its own span: a difference of two of the c has the rounding of the larger one, which
+exceeds the value itself if decay is strong. Separate factors exp(c_i) · exp(−c_j) would overflow.
+The backward processes the chunks from the last, carries ∂L/∂h', and takes each chunk's h from the saved states.
 
 Letters: B sequences, Q positions of a chunk, H heads in G groups, P head width, S state width.
 
@@ -160,7 +160,7 @@ def _chunk_backward(chunk: _Chunk, grad: Tensor, state: Tensor, grad_next: Tenso
     grad_u = chunk.mixing.mT @ grad + through_state
 
     # The log decay of position t scales every pair i ≥ t > j, what positions i ≥ t read from the state, what positions j < t add to the
-    # next state, and the state passed on. Summing just these terms, rather than differences of row and column sums, cancels nothing.
+    # next state, and the carried state. Summing exactly these terms, instead of differences of row and column sums, avoids cancellation.
     pairs = grad_mixing.mul_(chunk.mixing)
     ones = torch.ones(pairs.shape[-2:], dtype=pairs.dtype, device=pairs.device)
     across_pairs = (ones.triu() @ pairs).mul_(ones.tril(-1)).sum(-1)

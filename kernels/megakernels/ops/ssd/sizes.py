@@ -1,22 +1,22 @@
-"""What the scan's kernels take, their tiles, and the bytes they hold inside themselves; needs no triton."""
+"""Sizes supported by the scan's kernels, their tiles, and their scratch bytes; needs no triton."""
 
 import torch
 from torch import Tensor
 
 from megakernels._common.blocks import SMALLEST_DOT, block_of
-from megakernels._common.scratch import SUMS_BYTES, Inside, copies_bytes, narrowed_bytes
+from megakernels._common.scratch import SUMS_BYTES, KernelBytes, copies_bytes, narrowed_bytes
 from megakernels.ops.ssd.inputs import Scan
 
 LARGEST_WIDTH = {torch.bfloat16: 128, torch.float16: 128, torch.float32: 32}
-"""Of a head and of a state: wider ones stay with the reference. An fp32 product holds each operand as two TF32 numbers."""
+"""Maximum widths of a head and of a state; wider ones use the reference. An fp32 product stores each operand as two TF32 values."""
 LARGEST_TILE = {torch.bfloat16: 64, torch.float16: 64, torch.float32: 16}
 """Positions of a tile."""
 LARGEST_BLOCK = 64
-"""Columns of a head at a time."""
+"""Columns of a head per program."""
 
 
 def accepts(scan: Scan) -> bool:
-    """Whether the kernels take these sizes and dtypes: products need one dtype."""
+    """Whether the kernels support these sizes and dtypes; products need one dtype."""
     x, B, C = scan.x, scan.B, scan.C
     return x.dtype == B.dtype == C.dtype and max(x.shape[3], B.shape[3]) <= LARGEST_WIDTH[x.dtype]
 
@@ -27,21 +27,21 @@ def tile_sides(chunk_size: int, head_width: int, state_width: int, dtype: torch.
     return {"Q": positions, "P": min(LARGEST_BLOCK, block_of(head_width, SMALLEST_DOT)), "S": block_of(state_width, SMALLEST_DOT)}
 
 
-def forward_inside(state: Tensor | None, scan: Scan) -> Inside:
-    """Of `kernel.forward` with the same operands."""
+def forward_bytes(state: Tensor | None, scan: Scan) -> KernelBytes:
+    """Bytes of `kernel.forward` with the same operands."""
     x, _, A_log, B, C, D, dt_bias, starts, chunk_size, _, _ = scan
     batch, num_positions, num_heads, width = x.shape
     last = batch * num_heads * width * B.shape[3]
     states = batch * -(-num_positions // chunk_size) * num_heads * width * B.shape[3] * x.element_size()
     dense = [each for each in (A_log, D, dt_bias, starts, state) if each is not None]
-    return Inside(x.nbytes + states, SUMS_BYTES * last, copies_bytes(dense if last else (), rows=(x, B, C)))
+    return KernelBytes(x.nbytes + states, SUMS_BYTES * last, copies_bytes(dense if last else (), rows=(x, B, C)))
 
 
-def backward_inside(grad_state: Tensor | None, grad_y: Tensor, scan: Scan, states: Tensor) -> Inside:
-    """Of `kernel.backward` with the same operands.
+def backward_bytes(grad_state: Tensor | None, grad_y: Tensor, scan: Scan, states: Tensor) -> KernelBytes:
+    """Bytes of `kernel.backward` with the same operands.
 
-    After the gradients of the states come those of x and dt and of the parameters, in parts that are summed, and then those of B and C,
-    beside steps and running sums. One of these moments is the highest.
+    The gradients of the states are followed by those of x, dt and the parameters, in parts that are summed, and then by those of B and C,
+    in addition to steps and running sums. The peak is the largest of these.
     """
     x, dt, A_log, B, C, D, dt_bias, starts, chunk_size, _, _ = scan
     batch, num_positions, num_heads, width = x.shape
@@ -51,7 +51,7 @@ def backward_inside(grad_state: Tensor | None, grad_y: Tensor, scan: Scan, state
     results, later = sum(each.nbytes for each in (x, dt, A_log, B, C, D, dt_bias)), B.nbytes + C.nbytes
     per_step = SUMS_BYTES * dt.numel()
     shares = SUMS_BYTES * 3 * num_blocks * batch * num_tiles * num_heads
-    moments = (
+    peaks = (
         copies_bytes(() if grad_state is None else (grad_state,)) - results,
         num_blocks * per_step + narrowed_bytes(dt, per_step) + shares - later - sum(each.nbytes for each in (A_log, D, dt_bias)),
         shares + narrowed_bytes(dt_bias, SUMS_BYTES * num_heads) - later,
@@ -60,4 +60,4 @@ def backward_inside(grad_state: Tensor | None, grad_y: Tensor, scan: Scan, state
     dense = [each for each in (A_log, dt_bias, states, starts) if each is not None]
     own = grad_y.numel() * x.element_size() if grad_y.dtype != x.dtype else copies_bytes(rows=(grad_y,))
     last = SUMS_BYTES * batch * num_heads * width * B.shape[3]
-    return Inside(results, last, states.nbytes + copies_bytes(dense, rows=(x, B, C)) + own + max(moments))
+    return KernelBytes(results, last, states.nbytes + copies_bytes(dense, rows=(x, B, C)) + own + max(peaks))

@@ -1,7 +1,7 @@
-"""torch.compile on each block, after recompute and before FSDP2 (R-55): kernels of `megakernels` stay whole, what is between them fuses.
+"""torch.compile on each block, after recompute and before FSDP2 (R-55): `megakernels` stay opaque, operations between them are fused.
 
-Each block compiles alone, so FSDP2 gathers around it as in eager code. An E block is left as it is: how many rows travel is read on the
-host (R-58). What a compiled block keeps for backward is the compiler's choice, not the ledger's.
+Each block is compiled separately, so FSDP2 gathers around it as in eager mode. E blocks are not compiled: their row counts are read on the
+host (R-58). The compiler decides what a compiled block saves for backward, so the ledger does not apply.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from megarun.model.stage import Stage
 
 
 def refuse_compile(spec: Spec) -> None:
-    """Refuse plans whose blocks send messages in the middle, or whose backward is split.
+    """Refuse plans whose blocks communicate, or whose backward is split.
 
     Raises:
         MegaplanError: MP625.
@@ -27,7 +27,7 @@ def refuse_compile(spec: Spec) -> None:
 
 
 def compile_stage(stage: Stage) -> None:
-    """Compile every block of a stage but its E blocks, in place: names of parameters stay as they are."""
+    """Compile every block of a stage except its E blocks, in place; parameter names do not change."""
     for block in stage.layers.values():
         if not isinstance(block, ExpertBlock):
             block.compile(dynamic=False)

@@ -1,8 +1,8 @@
-"""Forward of whole batches and nothing else: what a held-out batch costs in nats, under any placement of stages.
+"""Forward-only execution of batches for evaluation, with any placement of stages.
 
-Not torch's `eval()` of the training schedule: under a V it asks for gradients that nobody computed, each change between training and
-evaluation makes receive buffers and metadata anew, and its runtime refuses a schedule without backwards. A microbatch goes from stage to
-stage; a rank with one stage begins the next microbatch meanwhile, one with several chunks waits for it to come back.
+torch's `eval()` of the training schedule is not used: with a V schedule it needs gradients that were not computed, every change between
+training and evaluation reallocates receive buffers and metadata, and its runtime refuses a schedule without backwards. A microbatch passes
+from stage to stage; a rank with one stage starts the next microbatch meanwhile, one with several chunks waits for it to return.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from megarun.parallel.groups.shapes import residual_shape
 
 
 class ForwardRunner:
-    """The stages of a rank, run forward; what training finds afterwards is as it left it."""
+    """Runs the stages of a rank forward, without side effects on training."""
 
     def __init__(self, stages: Sequence[Stage], spec: Spec, mesh: RankMesh) -> None:
         self._stages, self._mesh, self._loss = stages, mesh, batch_loss(spec, mesh)
@@ -35,7 +35,7 @@ class ForwardRunner:
 
     @torch.no_grad()
     def loss(self, batch: Batch) -> Tensor:
-        """This rank's part of the batch's loss, fp64: nats per label of the whole batch, 0 on a rank without the head. Collective."""
+        """This rank's part of the batch's loss, fp64: nats per label of the global batch, 0 on a rank without the head. Collective."""
         if batch.packed is not None:
             self._loss.num_tokens = batch.packed.num_targets
         total = torch.zeros((), dtype=torch.float64, device=self._mesh.device)
@@ -44,7 +44,7 @@ class ForwardRunner:
         return total
 
     def reshard(self) -> None:
-        """Free the gathered parameters: the optimizer is about to change the shards they were made of."""
+        """Free the gathered parameters, because the optimizer will change their shards."""
         for stage in self._stages:
             for module in stage.modules():
                 if isinstance(module, FSDPModule):
@@ -56,10 +56,10 @@ class ForwardRunner:
         for index in range(count):
             kept = None
             part = batch.part(index, count)
-            beside = part.beside()
+            keywords = part.keyword_inputs()
             for stage in self._stages:
                 x = part.tokens if stage.embeds else self._arrived(stage.index) if kept is None else kept
-                kept, output = None, stage(x, **beside)
+                kept, output = None, stage(x, **keywords)
                 if stage.predicts:
                     if part.labels is None:
                         raise ValueError("the last stage needs labels")
@@ -82,7 +82,7 @@ class ForwardRunner:
 
     def _send(self, output: Tensor, owner: int) -> dist.Work:
         work: dist.Work | None = dist.isend(output, group=self._group, group_dst=owner)
-        assert work is not None  # this rank is in the group
+        assert work is not None  # this rank is a member of the group
         return work
 
     @property

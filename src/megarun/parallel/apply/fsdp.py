@@ -1,14 +1,15 @@
-"""FSDP2: every parameter is a shard in `precision.master`, gathered in `precision.params`, on a one-rank mesh too.
+"""FSDP2: every parameter is sharded in `precision.master` and gathered in `precision.params`, also on a one-rank mesh.
 
-Wrapped bottom up (R-55): a layer's expert bank, then the layer, then the stage, which holds what is outside the layers. The stage's own
-group is never resharded after forward: its backward begins at once. Dense parameters are sharded over dp_shard, an expert bank over efsdp,
-the ranks that own the same experts; dp_replicate holds copies of both. Cuts are along dim 0, a bank's rows (`ParamTensor.stored_shape`).
+Wrapped bottom up (R-55): a layer's expert bank, then the layer, then the stage, with the parameters outside the layers. The stage's
+group is never resharded after forward, because its backward follows immediately. Dense parameters are sharded over dp_shard, an expert bank
+over efsdp, the ranks that own the same experts; dp_replicate has copies of both. Sharding is along dim 0, a bank's rows
+(`ParamTensor.stored_shape`).
 
-In forward FSDP2 gathers a layer when it runs, and a GPU overlaps that with the layer before only because the host is ahead. With EP the
-host is not: every E block waits for its counts of rows. So each layer gathers the next one, and that one's bank, before it runs itself. A
-backward reads no counts, and FSDP2's own order, one group ahead, is enough.
-Gradients: with a pipeline, torch keeps whole gradients from a stage's first backward to its last and reduces once; without one, each
-microbatch reduces and accumulates in the shard. They are summed, not averaged: the loss is divided by the tokens of the whole batch.
+In forward FSDP2 gathers a layer when it runs, which a GPU overlaps with the previous layer only if the host runs ahead. With EP it does
+not: every E block waits for its row counts. So each layer gathers the next layer and its bank before it runs. A backward reads no counts,
+so FSDP2's default prefetch of one group is sufficient.
+Gradients: with a pipeline, torch accumulates unsharded gradients from a stage's first backward to its last and reduces once; without one,
+each microbatch reduces and accumulates in the shard. They are summed, not averaged: the loss is divided by the tokens of the global batch.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def shard_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> None:
     policy = MixedPrecisionPolicy(
         param_dtype=TORCH_DTYPES[precision.params],
         reduce_dtype=TORCH_DTYPES[precision.reduce],
-        cast_forward_inputs=False,  # would turn the fp32 rotary tables into param_dtype; activations already have it
+        cast_forward_inputs=False,  # it would cast the fp32 rotary tables to param_dtype; activations already have it
     )
     where, reshard = mesh.state_mesh, spec.sharding.reshard_after_forward
     for block in stage.layers.values():
@@ -44,9 +45,9 @@ def shard_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> None:
 
 
 def _sum_gradients(module: FSDPModule, mesh: DeviceMesh) -> None:
-    """Let a group's reduction sum over its mesh.
+    """Make a group's reduction sum over its mesh.
 
-    One rank alone would write a quotient by the factor, as large as the whole gradients, before it copies it.
+    With one rank, a division by the factor would allocate a copy of the unsharded gradients.
     """
     module.set_force_sum_reduction_for_comms(True)  # gloo has no pre-multiplied sum, and a factor of 1 needs none
     if mesh.size() > 1:
@@ -54,7 +55,7 @@ def _sum_gradients(module: FSDPModule, mesh: DeviceMesh) -> None:
 
 
 def _gather_ahead(stage: Stage) -> None:
-    """Let every layer, and the stage before its first one, gather the next layer's groups before it runs."""
+    """Make every layer, and the stage before its first layer, gather the next layer's groups before it runs."""
     ahead: Any = stage
     for block in stage.layers.values():
         ahead.set_modules_to_forward_prefetch([block, block.experts] if isinstance(block, ExpertBlock) else [block])

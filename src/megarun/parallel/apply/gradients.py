@@ -1,13 +1,13 @@
-"""Gradients in `precision.grads`, where that is not the dtype of the resident parameters.
+"""Gradients in `precision.grads`, if that differs from the dtype of the sharded parameters.
 
-FSDP2 reduces in `precision.reduce` and hands the optimizer what it reduced in the parameter's own dtype. Two settings change that: every
-parameter accepts gradients of another dtype (`Tensor.grad_dtype`), and every group casts what it reduced to that dtype. So
+FSDP2 reduces in `precision.reduce` and casts the result to the parameter's dtype. Two settings change that: every
+parameter accepts gradients of another dtype (`Tensor.grad_dtype`), and every group casts its reduced gradients to that dtype. So
 
 - without a pipeline, each microbatch's gradients are reduced and added to shards in `precision.grads`;
-- with one, FSDP2 sums whole gradients of the microbatches in `precision.reduce`, which is why the two must be equal there (MP602), and the
-  shards are cut from that sum.
+- with one, FSDP2 accumulates unsharded gradients in `precision.reduce`, so the two must be equal (MP602), and the shards are slices of
+  that sum.
 
-If a version of FSDP2 no longer took the second setting, the first would make it fail at the first reduction.
+If a version of FSDP2 ignored the second setting, the first one would make the first reduction fail.
 
 Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (`foreach_reduce`), _fsdp_param.py (`to_accumulated_grad_if_needed`).
 """
@@ -27,7 +27,7 @@ from megarun.dtypes import TORCH_DTYPES
 
 
 def keep_gradient_dtype(stage: nn.Module, spec: Spec) -> None:
-    """Let a sharded and materialised stage keep its gradient shards in `precision.grads`."""
+    """Make a sharded and materialised stage store its gradient shards in `precision.grads`."""
     precision = spec.precision
     if precision.grads is precision.master:
         return
@@ -40,12 +40,12 @@ def keep_gradient_dtype(stage: nn.Module, spec: Spec) -> None:
         for group in parameter_groups(stage):
             group._orig_dtype = dtype
 
-    # a group learns its dtypes in FSDP2's own hook of the first forward, which runs before this one
+    # FSDP2 sets a group's dtypes in its own hook of the first forward, which runs before this one
     handle = stage.register_forward_pre_hook(set_once)
 
 
 def parameter_groups(stage: nn.Module) -> Iterator[Any]:
-    """FSDP2's groups of a stage and the modules in it."""
+    """FSDP2's parameter groups of a stage and its submodules."""
     for module in stage.modules():
         if isinstance(module, FSDPModule):
             state = fully_shard.state(module)  # type: ignore[attr-defined]  # set by torch's `contract`
@@ -55,7 +55,7 @@ def parameter_groups(stage: nn.Module) -> Iterator[Any]:
 
 @contextmanager
 def in_parameter_dtype(parameter: Tensor) -> Iterator[None]:
-    """Give a parameter its gradient in its own dtype for an update, then give the gradient back."""
+    """Cast a parameter's gradient to the parameter's dtype for an update, then restore the gradient."""
     gradient, kept = parameter.grad, parameter.grad_dtype
     if gradient is None:
         raise RuntimeError(f"a parameter of shape {tuple(parameter.shape)} has no gradient; backward did not reach it")
@@ -67,6 +67,6 @@ def in_parameter_dtype(parameter: Tensor) -> Iterator[None]:
 
 
 def _set_gradient(parameter: Tensor, gradient: Tensor, dtype: torch.dtype | None) -> None:
-    parameter.grad = None  # a dtype may only change where there is no gradient
+    parameter.grad = None  # the dtype can only be changed without a gradient
     parameter.grad_dtype = dtype
     parameter.grad = gradient

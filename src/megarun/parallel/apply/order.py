@@ -1,7 +1,7 @@
-"""What order a torch schedule class really executes, found by running it over stages that only take notes.
+"""The order that a torch schedule class executes, found by running it over stages that only record actions.
 
-torch's own listing (`pipeline_order`) is not what runs: in torch 2.13 the last rank of `Schedule1F1B` lists forwards 1 … M for 0 … M − 1.
-An overlapped forward and backward is two computations, which torch runs one after the other.
+torch's own listing (`pipeline_order`) differs: in torch 2.13 the last rank of `Schedule1F1B` lists forwards 1 … M for 0 … M − 1. An
+overlapped forward and backward is two computations, which torch runs sequentially.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from megarun.errors import refusal
 ScheduleClass = type[PipelineScheduleSingle] | type[PipelineScheduleMulti]
 
 
-class _NoteTaker:
-    """Stands in for a pipeline stage: no communication, and every computation is noted as `0F3`: slot, kind, microbatch."""
+class _RecordingStage:
+    """A fake pipeline stage without communication, which records every computation as `0F3`: slot, kind, microbatch."""
 
     submod = None
 
@@ -41,7 +41,7 @@ class _NoteTaker:
         self._notes.append(f"{self.stage_index}W{microbatch}")
 
     def _nothing(self, *_: Any) -> None:
-        """What a V's middle stages hand to each other on one rank."""
+        """Transfers between the middle stages of a V, which are on one rank."""
 
     set_local_fwd_input = get_local_bwd_output = set_local_bwd_input = _nothing
 
@@ -58,14 +58,14 @@ def executed_order(kind: ScheduleClass, slots: Sequence[int], pp_rank: int, pp: 
     """The computations that one pipeline rank runs under a schedule class, in order.
 
     Args:
-        kind: torch's class.
-        slots: Of this rank, by chunk; every rank has as many.
+        kind: Schedule class of torch.
+        slots: Slots of this rank, by chunk; every rank has the same number.
         pp_rank: Pipeline rank.
         pp: Pipeline degree.
-        num_microbatches: Microbatches of one optimizer step.
+        num_microbatches: Number of microbatches of one optimizer step.
     """
     notes: list[str] = []
-    stages: Any = [_NoteTaker(slot, pp * len(slots), pp_rank, pp, notes) for slot in slots]
+    stages: Any = [_RecordingStage(slot, pp * len(slots), pp_rank, pp, notes) for slot in slots]
     schedule: Any = kind(stages if issubclass(kind, PipelineScheduleMulti) else stages[0], num_microbatches)
     schedule._initialize_stage = schedule._initialize_stages = lambda *_, **__: None
     schedule._step_microbatches()

@@ -23,7 +23,7 @@ from megarun.parallel.groups.tensor_vocabulary import summed_cross_entropy
 
 
 class Runner(Protocol):
-    """Runs the microbatches of one step and leaves summed gradients on the parameters."""
+    """Runs the microbatches of one step and accumulates their gradients in the parameters."""
 
     def forward_backward(self, batch: Batch) -> Tensor:
         """The loss of this rank's microbatches, fp64, 0 on a stage without the head."""
@@ -37,34 +37,34 @@ def schedule_class(kind: str) -> type[PipelineScheduleSingle | PipelineScheduleM
 
 
 def build_runner(stages: Sequence[Stage], spec: Spec, mesh: RankMesh) -> Runner:
-    """The runner of a rank's sharded stages, by chunk; collective over the pipeline group where there is one."""
+    """The runner of a rank's sharded stages, by chunk; collective over the pipeline group if there is one."""
     return PipelineRunner(stages, spec, mesh) if mesh.size("pp") > 1 else AccumulatingRunner(stages[0], spec, mesh)
 
 
 def batch_loss(spec: Spec, mesh: RankMesh) -> BatchLoss:
-    """The criterion of this job: divides by the tokens of the whole batch, over all microbatches of an update and all data ranks.
+    """The criterion of this job: divides by the tokens of the global batch, over all microbatches of an update and all data ranks.
 
-    Of packed rows, whose batches differ in that, each update states its own number.
+    With packed rows, whose number of labels differs, each update sets its own divisor.
     """
     tp = tensor_parallel(mesh)
     return BatchLoss(spec.global_batch_tokens, tp if spec.mesh.vocab_parallel and tp.degree > 1 else None)
 
 
 class BatchLoss(nn.Module):
-    """Summed cross-entropy of a microbatch over the tokens of the whole batch: microbatches and ranks simply add up."""
+    """Summed cross-entropy of a microbatch divided by the tokens of the global batch, so that microbatches and ranks are summed."""
 
     def __init__(self, num_tokens: int, slices: TensorParallel | None = None) -> None:
-        """Args: tokens of the whole batch, and who holds the other words' logits, if any does."""
+        """Args: tokens of the global batch, and the TP group if the vocabulary is sharded."""
         super().__init__()
         self.num_tokens, self._slices = num_tokens, slices
 
     def forward(self, output: Tensor | tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
-        """The last stage's output and labels [B, T] -> fp32 scalar: of own tokens, or of all where the vocabulary is cut.
+        """The last stage's output and labels [B, T] -> fp32 scalar: of local tokens, or of all if the vocabulary is sharded.
 
         Args:
-            output: Logits [B, T, V], and beside them the summed loss of further tokens where the model predicts those; or the summed loss
-                itself, of a stage that makes it.
-            labels: int64.
+            output: Logits [B, T, V], with the summed multi-token prediction loss if the model has one; or the summed loss, from a stage
+                that computes it.
+            labels: int64 [B, T].
         """
         if isinstance(output, Tensor) and output.dim() == 0:
             return output / self.num_tokens
@@ -74,7 +74,7 @@ class BatchLoss(nn.Module):
 
 
 class AccumulatingRunner:
-    """One stage: forward and backward of each microbatch in turn, each one reduced into the gradient shards."""
+    """One stage: forward and backward of each microbatch in order, each reduced into the gradient shards."""
 
     def __init__(self, stage: Stage, spec: Spec, mesh: RankMesh) -> None:
         self._stage, self._loss, self._device = stage, batch_loss(spec, mesh), mesh.device
@@ -89,7 +89,7 @@ class AccumulatingRunner:
             self._loss.num_tokens = batch.packed.num_targets
         for index in range(self._num_microbatches):
             part = batch.part(index, self._num_microbatches)
-            loss = self._loss(self._stage(part.tokens, **part.beside()), part.labels)
+            loss = self._loss(self._stage(part.tokens, **part.keyword_inputs()), part.labels)
             torch.autograd.backward(loss)
             total += loss.detach()
         return total
@@ -98,8 +98,8 @@ class AccumulatingRunner:
 class PipelineRunner:
     """torch's schedule over the stages of the pp axis, one or several on each rank, run `schedule.steps_per_update` times.
 
-    Whole gradients stay from one of its steps to the next, and the last one reduces them: to the bit what one step of all microbatches
-    would sum, with one reduction an update, and without shards beside the whole gradients. Receive buffers are those of one step.
+    Unsharded gradients are kept between these steps, and the last one reduces them: bitwise equal to one step of all microbatches, with
+    one reduction per update, and without gradient shards in addition to the unsharded gradients. Receive buffers are those of one step.
 
     Shapes are stated, so that torch infers none by running the model, and the outputs of the last stage are not collected.
     """
@@ -131,18 +131,18 @@ class PipelineRunner:
             part = batch.part(step, self._num_steps)
             inputs = () if part.tokens is None else (part.tokens,)
             reported = None if part.labels is None else losses
-            # torch hands every stage its microbatch's part of what comes by keyword
-            self._schedule.step(*inputs, target=part.labels, losses=reported, return_outputs=False, **part.beside())
+            # torch splits keyword inputs by microbatch for every stage
+            self._schedule.step(*inputs, target=part.labels, losses=reported, return_outputs=False, **part.keyword_inputs())
             for loss in losses:
                 total += loss.detach()
         return total
 
 
 def leave_gathering_to_fsdp(schedule: Any) -> None:
-    """Let FSDP2 gather each layer when it runs and free it as `sharding.reshard_after_forward` says, under every schedule alike.
+    """Make FSDP2 gather each layer when it runs and free it by `sharding.reshard_after_forward`, under every schedule.
 
-    torch's runtime of several stages a rank would gather whole stages ahead of their first microbatch, whatever that key says, with every
-    layer's all-gather output alive at once, and free them between two uses.
+    torch's runtime for several stages per rank would gather complete stages before their first microbatch, ignoring that key, with every
+    layer's all-gather output alive at the same time, and free them between two uses.
     """
 
     def gather(action: Any, ctx: Any) -> None:

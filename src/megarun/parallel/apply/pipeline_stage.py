@@ -1,4 +1,4 @@
-"""torch's pipeline stage around one of ours: stated shapes, and a backward that can be split in two."""
+"""torch's pipeline stage for a `Stage`: stated shapes, and a backward that can be split in two."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from megarun.parallel.groups.mesh import RankMesh
 from megarun.parallel.groups.shapes import logits_shape, residual_shape, token_shape
 
 
-def pipeline_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> WholeStage:
-    """The stage as a schedule runs it.
+def pipeline_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> FullBackwardStage:
+    """The stage wrapped for a schedule.
 
     Shapes of input and output are stated, so that torch infers none by running the model on uninitialised memory.
     """
@@ -30,14 +30,14 @@ def pipeline_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> WholeStage:
     def activation(shape: tuple[int, ...]) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
 
-    loss = torch.empty((), dtype=torch.float32, device="meta", requires_grad=True)  # of the model's words, or of further tokens alone
+    loss = torch.empty((), dtype=torch.float32, device="meta", requires_grad=True)  # the loss, or only the multi-token prediction loss
     output = activation(logits_shape(spec) if stage.predicts else residual_shape(spec))
     if stage.predicts and stage.joins_loss:
         output_args: Any = loss
     else:
         output_args = (output, loss) if stage.looks_ahead else output
     tokens = torch.empty(token_shape(spec), dtype=torch.int64, device="meta")
-    kind = SplitStage if spec.schedule.kind in SPLIT_BACKWARD else WholeStage
+    kind = SplitStage if spec.schedule.kind in SPLIT_BACKWARD else FullBackwardStage
     return kind(
         stage,
         stage.index,
@@ -49,12 +49,12 @@ def pipeline_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> WholeStage:
     )
 
 
-class WholeStage(PipelineStage):
-    """A stage that reduces its gradients when it is told to.
+class FullBackwardStage(PipelineStage):
+    """A stage whose gradients are reduced on request.
 
     Attributes:
-        reduces: Whether the schedule step that runs is the last of its update: FSDP2 then sums over the data ranks and frees the gathered
-            parameters. Before it, gradients stay whole and parameters gathered, as between two microbatches.
+        reduces: Whether the running schedule step is the last of its update: FSDP2 then reduces over the data ranks and frees the gathered
+            parameters. Before, gradients stay unsharded and parameters gathered, as between two microbatches.
     """
 
     reduces = True
@@ -65,21 +65,21 @@ class WholeStage(PipelineStage):
             super().perform_reduce_grad(grad_scale_factor)
 
 
-class SplitStage(WholeStage):
-    """A stage whose backward the schedule may split: I leaves weight gradients pending, W computes them, B is whole.
+class SplitStage(FullBackwardStage):
+    """A stage whose backward the schedule can split: I defers weight gradients, W computes them, B is the full backward.
 
-    What a V's middle stages, neighbours on one rank, hand to each other is kept while a microbatch needs it. torch would keep it until the
-    next step, in place of a receive buffer for each microbatch.
+    Tensors passed between the middle stages of a V, neighbours on one rank, are freed after their microbatch. torch would keep them until
+    the next step, instead of a receive buffer for each microbatch.
     """
 
     def __init__(self, submodule: Stage, stage_index: int, num_stages: int, device: torch.device, **keywords: Any) -> None:
-        """See `PipelineStage`; the linears of `submodule` learn to wait."""
+        """See `PipelineStage`; the linears of `submodule` are changed to defer weight gradients."""
         split_linears(submodule)
         self._weights, self._nothing = WeightGradients(submodule), torch.empty(0, device=device)
         super().__init__(submodule, stage_index, num_stages, device, dw_builder=self._weights.take, **keywords)
 
     def backward_one_chunk(self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False) -> None:
-        """B of a microbatch, or I: nothing is left pending by B."""
+        """B or I of a microbatch; B defers nothing."""
         with nullcontext() if full_backward else self._weights.deferring():
             super().backward_one_chunk(bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward)
         self._drop_local(self.args_recv_info, self.stage_index - 1, (bwd_chunk_id,))
@@ -96,13 +96,13 @@ class SplitStage(WholeStage):
         return made
 
     def _drop_local(self, table: dict[int, Any], neighbour: int, microbatches: Iterable[int]) -> None:
-        """Empty the buffers of what a neighbouring stage hands over, if it is on this rank."""
+        """Clear the buffers of tensors from a neighbouring stage if it is on this rank."""
         if 0 <= neighbour < self.num_stages and self.stage_index_to_group_rank[neighbour] == self.group_rank:
             for microbatch in microbatches:
                 for info in table[microbatch]:
                     info.buffer = self._nothing
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
-        """Without messages of a rank to itself: a V's middle stages are neighbours on one rank, and torch 2.11 on gloo refuses such."""
+        """Omit messages of a rank to itself: the middle stages of a V are on one rank, and torch 2.11 with gloo refuses them."""
         operations: list[dist.P2POp] = super()._get_init_p2p_neighbors_ops()
         return [operation for operation in operations if operation.group_peer != self.group_rank]

@@ -1,8 +1,8 @@
 """Activation recompute by family, applied to a stage from outside, before FSDP2 (R-55, R-67).
 
-A region is one method of a block, run under torch's non-reentrant checkpoint: it keeps the region's inputs, drops what is inside, and runs
-the region again when backward first needs any of that. The second run stops as soon as everything that had been saved is there again, so
-a product at the end of a region is not repeated. What is kept, storage by storage, is the ledger's (`megaplan.hosts.megarun`).
+A region is one method of a block, run under torch's non-reentrant checkpoint: it saves the region's inputs, drops the tensors inside, and
+runs the region again when backward first needs one of them. The second run stops as soon as all saved tensors are recomputed, so a product
+at the end of a region is not repeated. The ledger lists the saved tensors (`megaplan.hosts.megarun`).
 
 What runs again under `selective` is the family's own statement (`megaplan.families.family.Selective`), which the ledger and the cost model
 read too.
@@ -53,7 +53,7 @@ def _checkpoint_selective(module: nn.Module, selective: Selective) -> None:
 
 
 def _keeping(kept: list[torch._ops.OpOverload]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Contexts of a region's two runs: the outputs of `kept`, and of scans that a CP group walks, are made in the first alone."""
+    """Contexts of a region's two runs: the outputs of `kept` and of CP scans are computed only in the first."""
     cached: tuple[AbstractContextManager[object], ...] = create_selective_checkpoint_contexts(kept)  # type: ignore[no-untyped-call]
     first, again = zip(cached, scan_once_contexts(), strict=True)
     return _both(*first), _both(*again)
@@ -67,5 +67,5 @@ def _both(outer: AbstractContextManager[object], inner: AbstractContextManager[o
 
 def _run_again(module: nn.Module, method: str, **options: Any) -> None:
     inner: Callable[..., Any] = getattr(module, method)
-    # the model draws no random numbers, whose state each region would otherwise keep (5 KB)
+    # the model uses no random numbers, whose state each region would otherwise save (5 KB)
     setattr(module, method, partial(checkpoint, inner, use_reentrant=False, preserve_rng_state=False, **options))

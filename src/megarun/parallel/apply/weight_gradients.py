@@ -1,13 +1,13 @@
-"""The second half of a split backward: weight gradients of linears, computed when the schedule says so.
+"""The second half of a split backward: deferred weight gradients of linears.
 
-A schedule that splits the backward runs I (gradients of the stage's input), sends them on, and fills waiting time with W (gradients of its
-weights). Here I is a whole autograd backward in which every linear of a layer leaves out one product, gradientᵀ · input, and W computes
-the products that were left out. What stays pending between the two is, for each linear, its input and the gradient of its output; storages
-that several linears read are kept once. Everything else has its gradients when I ends: norms, convolutions, scans, expert banks and routers
-make them together with the gradient of their input, and the head's would keep the gradient of the logits, as wide as the vocabulary.
+A schedule that splits the backward runs I (gradients of the stage's input), sends them, and fills idle time with W (gradients of its
+weights). Here I is a full autograd backward in which every linear of a layer defers one product, gradientᵀ · input, and W computes the
+deferred products. Between I and W each linear holds its input and the gradient of its output; storages shared by several linears are held
+once. All other gradients are complete after I: norms, convolutions, scans, expert banks and routers compute them together with the
+gradient of their input, and deferring the head's would hold the gradient of the logits, as wide as the vocabulary.
 
-The products are those of autograd, and each is added where FSDP2 adds a microbatch's gradient, in the same order: to the bit the same
-sums. A forward that was recomputed for I is not run again for W.
+The products are those of autograd, and each is added where FSDP2 adds a microbatch's gradient, in the same order, so sums are
+bitwise equal. A forward that was recomputed for I is not recomputed for W.
 
 Source: arXiv:2401.10241 (zero-bubble pipelines), section 2.1; torch's `PipelineStage(dw_builder=...)`. torch's own split walks the autograd
 graph twice: it recomputes a checkpointed block three times, and runs the whole backward of a custom op in each half.
@@ -33,7 +33,7 @@ _unsafe_view = torch.ops.aten._unsafe_view.default
 
 
 class _Pending(NamedTuple):
-    """Products that read one input: `fetch` makes it from what was kept, where that is only a part of it."""
+    """Deferred products of one input; `fetch` makes the input from the held rows if these are only a part of it."""
 
     weights: Sequence[Tensor]
     rows: Tensor
@@ -42,7 +42,7 @@ class _Pending(NamedTuple):
 
 
 class WeightGradients:
-    """The pending products of one stage."""
+    """The deferred products of one stage."""
 
     def __init__(self, stage: nn.Module) -> None:
         self._stage = stage
@@ -50,18 +50,18 @@ class WeightGradients:
         self._sharded: dict[Tensor, Any] = {}
 
     def deferring(self) -> AbstractContextManager[None]:
-        """Leave out the products of the backward that runs meanwhile."""
+        """Context in which a backward defers its products."""
         return deferring_to(self)
 
     def add(
         self, weights: Sequence[Tensor], rows: Tensor, gradients: Sequence[Tensor], fetch: Callable[[Tensor], Tensor] | None = None
     ) -> None:
-        """Leave out the products of one input, see `leave_pending`."""
+        """Defer the products of one input, see `leave_pending`."""
         # detached: a saved tensor's grad_fn leads to the stage's input, which a V's middle stage would then hold until W
         self._pending.append(_Pending(weights, rows.detach(), gradients, fetch))
 
     def take(self) -> Callable[[], None]:
-        """What is pending, as the function that computes it: torch's `dw_builder`."""
+        """A function that computes the deferred products, for torch's `dw_builder`."""
         products, self._pending = self._pending, deque()
         return partial(self._compute, products)
 
@@ -72,10 +72,10 @@ class WeightGradients:
             rows = rows if fetch is None else fetch(rows)
             for weight, gradient in zip(weights, gradients, strict=True):
                 self.accumulate(weight, product(rows, gradient))
-            del rows, gradients, gradient  # nothing holds them while the next input is fetched
+            del rows, gradients, gradient  # free them before the next input is fetched
 
     def accumulate(self, weight: Tensor, gradient: Tensor) -> None:
-        """What autograd and FSDP2's hook after a backward do with one microbatch's gradient."""
+        """Accumulate one microbatch's gradient, as autograd and FSDP2's post-backward hook do."""
         sharded = self._of(weight)
         if sharded.unsharded_accumulated_grad is not None:
             sharded.unsharded_accumulated_grad += gradient
@@ -86,7 +86,7 @@ class WeightGradients:
             sharded.to_accumulated_grad_if_needed()
 
     def accumulated(self, weight: Tensor) -> Tensor | None:
-        """The gradient of a gathered parameter as it stands."""
+        """The accumulated gradient of a gathered parameter, None if there is none."""
         found: Tensor | None = self._of(weight).unsharded_accumulated_grad
         return weight.grad if found is None else found
 
@@ -103,27 +103,27 @@ def weight_gradient(weight: Tensor, rows: Tensor, gradient: Tensor) -> Tensor | 
     Args:
         weight: The gathered parameter itself, [out, in].
         rows: The linear's input, [..., in].
-        gradient: Of its output, [..., out].
+        gradient: Gradient of the linear's output, [..., out].
 
     Returns:
-        [out, in], or None where a split backward leaves it pending.
+        [out, in], or None if a split backward defers it.
     """
     return None if leave_pending([weight], rows, [gradient]) else product(rows, gradient)
 
 
 class SplitLinear(torch.autograd.Function):
-    """A linear whose weight gradient can wait; it keeps its input, as every linear does."""
+    """A linear whose weight gradient can be deferred; it saves its input, as every linear."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """X [..., in], weight [out, in], bias [out] or none -> [..., out]."""
         ctx.save_for_backward(x)
-        ctx.weight = weight  # the parameter itself: recompute would unpack another tensor in its place
+        ctx.weight = weight  # the parameter itself: recompute would unpack another tensor instead
         return linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Gradients of x, of weight unless it is left pending, and of bias."""
+        """Gradients of x, of weight unless it is deferred, and of bias."""
         (x,) = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         flat = gradient.flatten(0, -2)
@@ -135,7 +135,7 @@ class SplitLinear(torch.autograd.Function):
 
 
 def split_linears(stage: Stage) -> None:
-    """Let every linear of a stage's layers leave out its weight gradient where a backward is split."""
+    """Make every linear of a stage's layers defer its weight gradient in a split backward."""
     for module in stage.layers.modules():
         if isinstance(module, nn.Linear):
             module.forward = partial(_forward, module)  # type: ignore[method-assign]

@@ -1,1 +1,1 @@
-"""Process groups and collectives of TP, EP and CP, the CP relay of recurrent states, and which part of a tensor a rank owns."""
+"""Process groups and collectives of TP, EP and CP, the CP relay of recurrent states, and ownership of tensor parts."""

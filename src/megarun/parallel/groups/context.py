@@ -1,14 +1,14 @@
-"""Context parallelism: the ranks of a group share every sequence, each with two pieces of it.
+"""Context parallelism: every sequence is sharded over the ranks of a group, two pieces per rank.
 
-A sequence of T positions is 2 · cp equal pieces, and rank i of cp has the pieces i and 2 · cp − 1 − i, side by side: a piece early in the
-sequence, which sees few keys, with one late in it, which sees many, so causal attention is the same work on every rank. The same slicing
-serves every family (docs/decisions/0003), so the residual stream never moves between blocks.
+A sequence of T positions is 2 · cp equal pieces, and rank i of cp has the concatenated pieces i and 2 · cp − 1 − i: an early piece, which
+attends to few keys, and a late one, which attends to many, so causal attention is balanced over the ranks. All families use the same
+slicing (docs/decisions/0003), so the residual stream is never moved between blocks.
 
 - Norms, projections, MLPs, experts, embedding, head and loss are per token and need nothing.
-- Rotary angles and document starts are those of the rank's own positions.
-- Attention gathers keys and values of all ranks, and once more in backward; what is kept is the rank's own part.
+- Rotary angles and document starts are those of the rank's local positions.
+- Attention gathers keys and values of all ranks, and again in backward; only the rank's local part is saved.
 
-Parameters are the same on every rank of the group: their gradients are summed over it once a step. Expert banks are sharded over it
+Parameters are replicated over the group: their gradients are summed over it once per step. Expert banks are sharded over it
 (R-31), and FSDP2 sums theirs.
 
 Source: zig-zag pieces as in arXiv:2407.21783, section 3.3.2, which gathers keys and values too.
@@ -32,9 +32,9 @@ class ContextParallel:
     """The CP group of a rank.
 
     Attributes:
-        degree: Ranks in the group.
-        index: This rank's place in it.
-        group: None on a degree of one, where nothing is sent.
+        degree: Number of ranks in the group.
+        index: Rank within the group.
+        group: Process group; None if the degree is one.
     """
 
     degree: int
@@ -43,12 +43,12 @@ class ContextParallel:
 
     @property
     def pieces(self) -> tuple[int, ...]:
-        """Numbers of this rank's pieces, in the order it has them."""
+        """Numbers of this rank's pieces, in local order."""
         return _pieces(self.index, self.degree)
 
     @property
     def all_pieces(self) -> tuple[int, ...]:
-        """Numbers of the pieces of all ranks, rank by rank: the order of what is gathered."""
+        """Numbers of the pieces of all ranks, rank by rank: the order of gathered tensors."""
         return tuple(piece for index in range(self.degree) for piece in _pieces(index, self.degree))
 
     def positions(self, seq_length: int) -> Tensor:
@@ -56,14 +56,14 @@ class ContextParallel:
         return own_positions(self.index, self.degree, seq_length)
 
     def own_starts(self, starts: Tensor) -> Tensor:
-        """Document starts of own tokens.
+        """Document starts of local tokens.
 
         Args:
             starts: int32 [B, T], first position of each position's document.
 
         Returns:
-            int32 [B, T / cp], contiguous, each counted from the first position of its own piece: negative where a document began before
-            the piece. Every operation on pieces reads them so.
+            int32 [B, T / cp], contiguous, each relative to the first position of its piece: negative if the document starts before the
+            piece. All operations on pieces use this convention.
         """
         if self.degree == 1:
             return starts
@@ -72,28 +72,28 @@ class ContextParallel:
         return (starts[:, own] - own // length * length).to(torch.int32)
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, starts: Tensor | None) -> Tensor:
-        """`megakernels.attention` over the whole sequence, for own queries and own keys [B, T / cp, ...]."""
+        """`megakernels.attention` over the whole sequence, for local queries and local keys [B, T / cp, ...]."""
         if self.degree == 1:
             return attention(q, k, v, scale, window, starts)
         out: Tensor = _GatheredAttention.apply(self, q, k, v, scale, window, starts)  # type: ignore[no-untyped-call]
         return out
 
     def gather(self, own: Tensor) -> Tensor:
-        """Own tokens [B, T / cp, ...] -> all, in the order of `all_pieces`; one collective a sequence, without another copy."""
+        """Local tokens [B, T / cp, ...] -> all, in the order of `all_pieces`; one collective per sequence, without an extra copy."""
         whole = own.new_empty((own.shape[0], own.shape[1] * self.degree, *own.shape[2:]))
         pairs = zip(whole.unbind(), own.contiguous().unbind(), strict=True)
         _wait([self._members._allgather_base(row, part) for row, part in pairs])
         return whole
 
     def reduce(self, partial: Tensor) -> Tensor:
-        """Partial results of all tokens, ordered as gathered, -> their sum for own tokens [B, T / cp, ...]."""
+        """Partial results of all tokens, ordered as gathered, -> their sum for local tokens [B, T / cp, ...]."""
         own = partial.new_empty((partial.shape[0], partial.shape[1] // self.degree, *partial.shape[2:]))
         pairs = zip(own.unbind(), partial.unbind(), strict=True)
         _wait([self._members._reduce_scatter_base(part, row) for part, row in pairs])
         return own
 
     def start_sum(self, value: Tensor) -> dist.Work:
-        """Begin to sum `value` in place over the group."""
+        """Start to sum `value` in place over the group."""
         work: dist.Work = dist.all_reduce(value, group=self._members, async_op=True)
         return work
 
@@ -106,12 +106,12 @@ class ContextParallel:
     @property
     def _members(self) -> Any:
         if self.group is None:
-            raise RuntimeError("a CP group of one sends nothing")
+            raise RuntimeError("a CP group of one rank has no process group")
         return self.group
 
 
 WHOLE = ContextParallel(1, 0, None)
-"""This rank has whole sequences."""
+"""No context parallelism."""
 
 
 def context_parallel(mesh: RankMesh) -> ContextParallel:
@@ -138,7 +138,7 @@ def _wait(works: list[dist.Work]) -> None:
 
 
 class _GatheredAttention(torch.autograd.Function):
-    """Own queries against the keys of all ranks; keeps what the op on whole sequences keeps, of own tokens."""
+    """Attention of local queries to the keys of all ranks; the saved set is that of the op on full sequences, for local tokens."""
 
     @staticmethod
     def forward(
@@ -152,12 +152,12 @@ class _GatheredAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Of own queries, keys and values."""
+        """Gradients of local queries, keys and values."""
         q, k, v, starts, out, lse = ctx.saved_tensors
         cp, scale, window = ctx.cp, ctx.scale, ctx.window
         keys, values = cp.gather(k), cp.gather(v)
         grad_q, *partial = attention_pieces_backward(gradient, q, keys, values, starts, out, lse, scale, window, cp.pieces, cp.all_pieces)
-        del keys, values  # gone before the gradients of own keys and values are made
+        del keys, values  # free before the gradients of local keys and values are allocated
         grad_v = cp.reduce(partial.pop())
         grad_k = cp.reduce(partial.pop())
         return None, grad_q, grad_k, grad_v, None, None, None

@@ -1,7 +1,7 @@
-"""Indexed attention under context parallelism: own queries choose among the keys of all ranks.
+"""Indexed attention under context parallelism: local queries select from the keys of all ranks.
 
-Keys, values and the indexer's keys are gathered, and once more in backward; what is kept is what one rank alone keeps, of own tokens. A
-query's choice is over all positions before it, in the order of the sequence, so it is what one rank would choose.
+Keys, values and the indexer's keys are gathered, and again in backward; the saved set is that of one rank, for local tokens. A query
+selects from all earlier positions, in the order of the sequence, so the selection equals that of one rank.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from megarun.parallel.groups.context import ContextParallel
 
 
 class Choice(NamedTuple):
-    """How a layer chooses keys; numbers of `indexed_attention`."""
+    """Settings of a layer's key selection, as in `indexed_attention`."""
 
     scale: float
     top_k: int
@@ -27,13 +27,13 @@ class Choice(NamedTuple):
 
 
 def context_indexed_attention(cp: ContextParallel, choice: Choice, starts: Tensor | None, *tensors: Tensor) -> Tensor:
-    """`megakernels.indexed_attention` over the whole sequence, for own tokens.
+    """`megakernels.indexed_attention` over the whole sequence, for local tokens.
 
     Args:
-        cp: The group.
-        choice: The layer's numbers.
-        starts: int32 [B, T / cp] or None: as `ContextParallel.own_starts` makes them.
-        *tensors: q, k, v, index_q, index_k, index_weights, k_scale, k_bias, cos and sin of own tokens.
+        cp: CP group.
+        choice: Settings of the layer.
+        starts: int32 [B, T / cp] from `ContextParallel.own_starts`, or None.
+        *tensors: q, k, v, index_q, index_k, index_weights, k_scale, k_bias, cos and sin of local tokens.
 
     Returns:
         [B, T / cp, H, V].
@@ -45,7 +45,7 @@ def context_indexed_attention(cp: ContextParallel, choice: Choice, starts: Tenso
 
 
 class _GatheredChoice(torch.autograd.Function):
-    """Own queries against the keys of all ranks; keeps what the op on whole sequences keeps, of own tokens."""
+    """Attention of local queries to selected keys of all ranks; the saved set is that of the op on full sequences, for local tokens."""
 
     @staticmethod
     def forward(ctx: Any, cp: ContextParallel, choice: Choice, starts: Tensor | None, *tensors: Tensor) -> Tensor:
@@ -69,14 +69,14 @@ class _GatheredChoice(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Of own tokens' queries, keys, values and what the indexer makes of them, and of the norm of its keys."""
+        """Gradients of local queries, keys, values and indexer outputs, and of the norm of the indexer's keys."""
         q, k, v, index_q, index_k, index_weights, k_scale, k_bias, cos, sin, starts, *made = ctx.saved_tensors
         cp: ContextParallel = ctx.cp
         gathered = [cp.gather(k), cp.gather(v), cp.gather(index_keys(index_k, k_scale, k_bias, cos, sin, ctx.eps))]
         grad_q, grad_index_q, grad_weights, *partial = indexed_attention_pieces_backward(
             gradient, q, gathered[0], gathered[1], index_q, gathered[2], index_weights, cos, sin, starts, made, ctx.settings
         )
-        gathered.clear()  # gone before the gradients of own keys are made
+        gathered.clear()  # free before the gradients of local keys are allocated
         grad_index_k, grad_scale, grad_bias = index_keys_backward(cp.reduce(partial.pop()), index_k, k_scale, cos, sin, ctx.eps)
         grad_v = cp.reduce(partial.pop())
         grad_k = cp.reduce(partial.pop())

@@ -1,6 +1,6 @@
-"""Weight-gradient products that the backward of a linear may leave to a store, for schedules that split the backward.
+"""Weight-gradient products that the backward of a linear can defer, for schedules that split the backward.
 
-The op that multiplies by a weight calls `leave_pending`; the pipeline stage that runs the first half of a split backward gives the store
+The op that multiplies by a weight calls `leave_pending`; the pipeline stage that runs the first half of a split backward provides the store
 (`megarun.parallel.apply.weight_gradients`).
 """
 
@@ -14,22 +14,22 @@ from torch import Tensor
 
 
 class ProductStore(Protocol):
-    """Keeps products for later."""
+    """Stores deferred products."""
 
     def add(
         self, weights: Sequence[Tensor], rows: Tensor, gradients: Sequence[Tensor], fetch: Callable[[Tensor], Tensor] | None = None
     ) -> None:
-        """Leave out the products of one input, see `leave_pending`."""
+        """Defer the products of one input, see `leave_pending`."""
         ...
 
 
 _stores: list[ProductStore] = []
-"""The store of the backward that runs now, if it is the first half of a split one; autograd's device threads see it too."""
+"""The store of the running backward if it is the first half of a split one; also visible to autograd's device threads."""
 
 
 @contextmanager
 def deferring_to(store: ProductStore) -> Iterator[None]:
-    """Leave the products of the backward that runs meanwhile to `store`."""
+    """Context in which a backward defers its products to `store`."""
     _stores.append(store)
     try:
         yield
@@ -45,16 +45,16 @@ def product(rows: Tensor, gradient: Tensor) -> Tensor:
 def leave_pending(
     weights: Sequence[Tensor], rows: Tensor, gradients: Sequence[Tensor], fetch: Callable[[Tensor], Tensor] | None = None
 ) -> bool:
-    """Leave products pending if the backward that runs is the first half of a split one.
+    """Defer products if the running backward is the first half of a split one.
 
     Args:
-        weights: Gathered parameters themselves, [out, in] each.
-        rows: What is kept of the input that they share.
-        gradients: Of their outputs, [..., out] each.
-        fetch: Makes the input, [..., in], from `rows`; None where that is the input.
+        weights: Gathered parameters, [out, in] each.
+        rows: Saved rows of their common input.
+        gradients: Gradients of their outputs, [..., out] each.
+        fetch: Function that computes the input, [..., in], from `rows`; None if `rows` is the input.
 
     Returns:
-        Whether they were left out; if not, the caller computes them.
+        Whether the products were deferred; if not, the caller computes them.
     """
     if _stores:
         _stores[-1].add(weights, rows, gradients, fetch)

@@ -1,13 +1,13 @@
-"""Expert parallelism: which rank owns an expert, how many rows travel, and the exchange itself (R-58).
+"""Expert parallelism: ownership of experts, row counts, and the all-to-all exchange of rows (R-58).
 
-The ranks of an EP group hold consecutive experts: with E experts on ep ranks, expert e lives on rank e // (E / ep). Rows leave sorted by
-expert, so what goes to one rank is one piece, and a rank receives each source's piece in order, without padding:
+The ranks of an EP group hold consecutive experts: with E experts on ep ranks, expert e is on rank e // (E / ep). Rows are sent sorted by
+expert, so the rows for one rank are contiguous, and a rank receives each source's rows in order, without padding:
 
 - the counts of rows for every expert are exchanged first, the same number to every rank;
-- the host learns how many rows go to each rank and come from it: the one number that a block reads from the device;
-- rows and their routing weights follow, and come back after the experts with the same splits turned round.
+- the host reads how many rows each rank sends and receives, the only device synchronisation of a block;
+- rows and their routing weights are sent, and results returned after the experts with the reversed splits.
 
-An all-to-all needs neither its input nor its output for its gradient, so nothing is kept: the gradient travels the other way.
+The gradient of an all-to-all is the reverse all-to-all and needs neither input nor output, so nothing is saved.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Splits:
     """Rows that a rank exchanges with every rank of its group, by rank.
 
     Attributes:
-        sent: To each rank's experts.
-        received: From each rank, for this rank's experts.
+        sent: Rows sent to each rank's experts.
+        received: Rows received from each rank for this rank's experts.
     """
 
     sent: tuple[int, ...]
@@ -39,25 +39,25 @@ class Splits:
 
     @property
     def num_received(self) -> int:
-        """Rows this rank's experts work on."""
+        """Total rows of this rank's experts."""
         return sum(self.received)
 
 
 class Routing(Protocol):
-    """Tells the host how many rows travel."""
+    """Provides the row counts on the host."""
 
     def __call__(self, sent: Tensor, received: Tensor) -> Splits:
         """Splits of one block and microbatch.
 
         Args:
             sent: int32 [ep, E / ep], rows for each rank's experts.
-            received: The same shape, rows from each rank for this rank's experts.
+            received: int32 [ep, E / ep], rows from each rank for this rank's experts.
         """
         ...
 
 
 class MeasuredRouting:
-    """What the router chose: reads the counts, which waits for the device."""
+    """Row counts of the router, read from the device (a synchronisation)."""
 
     def __call__(self, sent: Tensor, received: Tensor) -> Splits:
         """See `Routing`."""
@@ -66,19 +66,19 @@ class MeasuredRouting:
 
 
 class StatedRouting:
-    """What the spec states, for tensors without values: this rank is the busiest of its group.
+    """Row counts stated by the spec, for fake tensors: this rank is the busiest of its group.
 
-    It receives `moe.routing_skew` times the mean, the same from every rank, itself among them; what it does not send to itself it spreads
-    over the others.
+    It receives `moe.routing_skew` times the mean, equally from every rank including itself; the rows that it does not send to itself are
+    spread over the others.
     """
 
     def __init__(self, moe: MixtureOfExperts, num_tokens: int, degree: int, index: int) -> None:
-        """Args: the spec's section, tokens of the rank and microbatch, ranks of the group, this rank's place."""
+        """Args: `moe` section of the spec, tokens per rank and microbatch, ranks of the group, rank within the group."""
         received = spread(received_rows(moe, num_tokens, ExpertMesh(degree, 1)), degree)
         elsewhere = spread(num_tokens * moe.top_k - received[index], degree - 1)
         self._splits = Splits((*elsewhere[:index], received[index], *elsewhere[index:]), received)
 
-    def __call__(self, sent: Tensor, received: Tensor) -> Splits:  # noqa: ARG002  they have no values
+    def __call__(self, sent: Tensor, received: Tensor) -> Splits:  # noqa: ARG002  fake tensors have no values
         """See `Routing`."""
         return self._splits
 
@@ -88,10 +88,10 @@ class ExpertParallel:
     """The EP group of a rank.
 
     Attributes:
-        degree: Ranks in the group.
-        index: This rank's place in it.
-        group: None on a degree of one, where no row travels.
-        routing: How the host learns the splits.
+        degree: Number of ranks in the group.
+        index: Rank within the group.
+        group: Process group; None if the degree is one.
+        routing: Source of the splits on the host.
     """
 
     degree: int
@@ -100,7 +100,7 @@ class ExpertParallel:
     routing: Routing
 
     def share(self, num_experts: int) -> int:
-        """Experts a rank owns; the rules of the spec say that it divides (MP203)."""
+        """Number of experts per rank; the spec's rules ensure that it divides (MP203)."""
         return num_experts // self.degree
 
     def owner(self, expert: int, num_experts: int) -> int:
@@ -108,10 +108,10 @@ class ExpertParallel:
         return expert // self.share(num_experts)
 
     def announce(self, counts: Tensor) -> tuple[Tensor, Splits]:
-        """Tell every rank how many rows it will get.
+        """Exchange row counts with every rank.
 
         Args:
-            counts: int32 [E], rows for each expert.
+            counts: Rows for each expert, int32 [E].
 
         Returns:
             int32 [ep, E / ep], rows from each rank for each of this rank's experts; and the splits on the host.
@@ -126,27 +126,27 @@ class ExpertParallel:
         return _exchange(self, splits.sent, splits.received, *rows)
 
     def give_back(self, splits: Splits, rows: Tensor) -> Tensor:
-        """Send rows back where they came from: [Σ received, ...] -> [Σ sent, ...]."""
+        """Return rows to their source ranks: [Σ received, ...] -> [Σ sent, ...]."""
         return _exchange(self, splits.received, splits.sent, rows)[0]
 
     def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
-        """Rows in order of the ranks they go to -> rows in order of the ranks they came from."""
+        """Rows ordered by destination rank -> rows ordered by source rank."""
         arrived = rows.new_empty((sum(received), *rows.shape[1:]))
         dist.all_to_all_single(arrived, rows.contiguous(), list(received), list(sent), group=self.group)
         return arrived
 
 
 LOCAL = ExpertParallel(1, 0, None, MeasuredRouting())
-"""Every expert is here."""
+"""No expert parallelism: this rank has every expert."""
 
 
 def expert_parallel(spec: Spec, mesh: RankMesh, *, measured: bool = True) -> ExpertParallel:
     """This rank's EP group.
 
     Args:
-        spec: States what is not measured.
-        mesh: This rank's place.
-        measured: Whether tensors have values that the routing can be read from.
+        spec: Spec, which states row counts that are not measured.
+        mesh: This rank's position in the mesh.
+        measured: Whether row counts are read from tensors.
     """
     degree, moe = spec.mesh.ep, spec.model.moe
     if degree == 1 or moe is None:
@@ -158,7 +158,7 @@ def expert_parallel(spec: Spec, mesh: RankMesh, *, measured: bool = True) -> Exp
 
 
 def spread(count: int, parts: int) -> tuple[int, ...]:
-    """A count over parts as evenly as whole numbers go, the first ones larger."""
+    """A count divided as evenly as possible, the first parts larger by one."""
     return tuple(count // parts + (index < count % parts) for index in range(parts))
 
 
@@ -168,7 +168,7 @@ def _exchange(ep: ExpertParallel, sent: Sequence[int], received: Sequence[int], 
 
 
 class _Exchange(torch.autograd.Function):
-    """All-to-alls with the same splits, one after the other on every rank, forward and backward; keeps nothing."""
+    """Sequential all-to-alls with the same splits, forward and backward; saves nothing."""
 
     @staticmethod
     def forward(ctx: Any, ep: ExpertParallel, sent: Sequence[int], received: Sequence[int], *rows: Tensor) -> tuple[Tensor, ...]:
@@ -178,5 +178,5 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients go back the way the rows came."""
+        """Gradients are sent back with the reversed splits."""
         return None, None, None, *(ctx.ep.all_to_all(gradient, ctx.received, ctx.sent) for gradient in gradients)

@@ -1,7 +1,7 @@
 """The process group and its two meshes, which read the same ranks row-major.
 
 Dense tensors see (pp, dp_replicate, dp_shard, cp, tp), tp fastest; expert banks (pp, dp_replicate, efsdp, ep, etp), etp fastest (R-31). EP
-adds no ranks: its groups are consecutive ranks, borrowed from tp, cp and dp_shard, and what is left of those shards the banks.
+adds no ranks: its groups are consecutive ranks of tp, cp and dp_shard, and the remaining ranks of these axes shard the banks.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ AXES = MESH_AXES
 
 @dataclass(frozen=True, slots=True)
 class RankMesh:
-    """This rank's place.
+    """This rank's position in the mesh.
 
     Attributes:
-        device: Where its tensors live.
-        axes: The whole mesh, one dim per axis of `AXES`.
-        experts: The same ranks as expert banks see them, one dim per axis of `EXPERT_AXES`; `axes` itself where the two are one.
+        device: Device of its tensors.
+        axes: Device mesh with one dim per axis of `AXES`.
+        experts: Device mesh of the same ranks for expert banks, one dim per axis of `EXPERT_AXES`; `axes` if the two are equal.
         rank: Global rank.
-        coordinate: Index on each axis.
-        expert_coordinate: Index on each axis of the expert mesh.
+        coordinate: Index along each axis.
+        expert_coordinate: Index along each axis of the expert mesh.
     """
 
     device: torch.device
@@ -43,12 +43,12 @@ class RankMesh:
         return self.axes.size(AXES.index(axis))
 
     def expert_size(self, axis: str) -> int:
-        """Degree of ep or etp; one where the expert mesh is the dense one, which has neither."""
+        """Degree of ep or etp; one if the expert mesh is the dense mesh, which has neither."""
         return 1 if self.experts is self.axes else self.experts.size(EXPERT_AXES.index(axis))
 
     @property
     def num_data_ranks(self) -> int:
-        """Ranks that read different sequences."""
+        """Number of ranks that read different sequences."""
         return self.size("dp_replicate") * self.size("dp_shard")
 
     @property
@@ -58,12 +58,12 @@ class RankMesh:
 
     @property
     def state_mesh(self) -> DeviceMesh:
-        """What FSDP2 shards over: dp_shard, and replicates over dp_replicate where that is more than one (HSDP)."""
+        """Mesh over which FSDP2 shards (dp_shard) and, if dp_replicate > 1, replicates (HSDP)."""
         return self.axes["dp_replicate", "dp_shard"] if self.size("dp_replicate") > 1 else self.axes["dp_shard"]
 
     @property
     def bank_mesh(self) -> DeviceMesh:
-        """What FSDP2 shards expert banks over: efsdp, and replicates over dp_replicate where that is more than one."""
+        """Mesh over which FSDP2 shards expert banks (efsdp) and, if dp_replicate > 1, replicates."""
         shards = "dp_shard" if self.experts is self.axes else "efsdp"
         return self.experts["dp_replicate", shards] if self.size("dp_replicate") > 1 else self.experts[shards]
 
@@ -78,8 +78,8 @@ class RankMesh:
 def build_mesh(mesh: spec.Mesh, device: torch.device) -> RankMesh:
     """The mesh of the running process group, whose size must be `mesh.world_size`; every rank calls it once."""
     axes = _axes(mesh, AXES, device)
-    apart = mesh.cp * mesh.tp * mesh.ep * mesh.etp > 1
-    experts = _axes(mesh, EXPERT_AXES, device) if apart else axes
+    separate = mesh.cp * mesh.tp * mesh.ep * mesh.etp > 1
+    experts = _axes(mesh, EXPERT_AXES, device) if separate else axes
     rank = dist.get_rank()
     place = axes.get_coordinate()
     if place is None:

@@ -1,11 +1,11 @@
-"""Which part of a whole tensor a rank owns, after TP and EP and after FSDP2.
+"""The part of a full tensor that a rank owns, after TP and EP and after FSDP2.
 
-A part is what TP and EP leave to a rank, before FSDP2 shards it over the data ranks:
+A part is a rank's share after TP and EP, before FSDP2 shards it over the data ranks:
 
-- TP cuts a tensor-parallel tensor along `tp_dim`. A fused projection is cut part by part (`tp_parts`): rank r of 2 owns the r-th half of
-  each of Mamba's z, x, B, C and dt rows, so that all it owns belongs to the same heads.
-- EP cuts an expert bank along dim 0, its stack of experts; what is left is stored as rows (`ParamTensor.stored_shape`).
-- All else is replicated: every rank owns the whole.
+- TP shards a tensor-parallel tensor along `tp_dim`. A fused projection is sharded part by part (`tp_parts`): rank r of 2 owns the r-th
+  half of each of Mamba's z, x, B, C and dt rows, so that its rows belong to the same heads.
+- EP shards an expert bank along dim 0, its stack of experts; the part is stored as rows (`ParamTensor.stored_shape`).
+- All other tensors are replicated: every rank owns the full tensor.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ def local_part(tensor: ParamTensor, whole: Tensor, mesh: RankMesh) -> Tensor:
     """The part of `whole`, of the tensor's unsharded shape, that this rank owns.
 
     Args:
-        tensor: Owner rule, `tp_dim` and `tp_parts`.
-        whole: Parameter, gradient or update.
-        mesh: This rank's place.
+        tensor: Inventory entry with owner rule, `tp_dim` and `tp_parts`.
+        whole: Full parameter, gradient or update.
+        mesh: This rank's position in the mesh.
 
     Returns:
-        A view where one slice is enough, else a copy.
+        A view if it is one slice, else a copy.
     """
     if tensor.owner is Owner.TENSOR_PARALLEL:
         return tensor_part(tensor, whole, mesh.coordinate["tp"], mesh.size("tp"))
     if tensor.owner is Owner.EXPERT_PARALLEL:
-        return whole.chunk(mesh.expert_size("ep"))[mesh.expert_coordinate["ep"]]  # MP203: they divide
+        return whole.chunk(mesh.expert_size("ep"))[mesh.expert_coordinate["ep"]]  # MP203 ensures that they divide
     return whole
 
 
@@ -49,12 +49,12 @@ def tensor_part(tensor: ParamTensor, whole: Tensor, index: int, degree: int) -> 
 def _slice(tensor: ParamTensor, whole: Tensor, dim: int, index: int, degree: int) -> Tensor:
     size, left = divmod(whole.shape[dim], degree)
     if left:
-        raise ValueError(f"{tensor.name}: {whole.shape[dim]} along dim {dim} do not divide by tp = {degree}; the rules of the spec say so")
+        raise ValueError(f"{tensor.name}: {whole.shape[dim]} along dim {dim} is not divisible by tp = {degree}(MP201)")
     return whole.narrow(dim, index * size, size)
 
 
 def local_shard(whole: Tensor, like: DTensor) -> Tensor:
-    """The part of `whole` that this rank holds of a tensor laid out as `like`; chunks as `torch.chunk` cuts them."""
+    """This rank's shard of `whole`, sharded like `like`; chunks as in `torch.chunk`."""
     local = whole
     for axis, placement in enumerate(like.placements):
         if isinstance(placement, Shard):

@@ -1,15 +1,14 @@
 """State of convolutions and recurrences across the ranks of a CP group (R-33).
 
-Rank i of cp has the pieces i and 2 · cp − 1 − i of every sequence (`megarun.parallel.groups.context`). What an M or R block carries over
-time goes from piece to piece: up the ranks through their first pieces, on the last rank from its first to its second, and down again
-through the second pieces. Backward goes the same way in reverse.
+Rank i of cp has the pieces i and 2 · cp − 1 − i of every sequence (`megarun.parallel.groups.context`). The state of an M or R block is
+passed from piece to piece: up the ranks through their first pieces, on the last rank from its first to its second piece, and down the
+ranks through the second pieces. Backward runs in reverse.
 
-- A convolution needs the K − 1 inputs before each piece. They are there before it starts, so all ranks exchange theirs at once.
-- A recurrence needs the state that the piece before ends with, which is there when that piece is done. So that ranks do not wait for whole
-  pieces, its independent heads are cut into lanes, and a rank sends each lane's state on as soon as it has it: while the next rank computes
-  lane 0, this one computes lane 1.
+- A convolution needs the K − 1 inputs before each piece. They exist before it starts, so all ranks exchange them simultaneously.
+- A recurrence needs the final state of the previous piece. So that ranks do not wait for complete pieces, its independent heads are split
+  into lanes, and a rank sends each lane's state as soon as it is computed: while the next rank computes lane 0, this one computes lane 1.
 
-States travel in the accumulation dtype, fp32: what passes between pieces is what passes inside one.
+States are sent in the accumulation dtype, fp32, as within a piece.
 
 Mamba-3's scan is in `megarun.parallel.groups.relay_mamba3`.
 """
@@ -42,11 +41,11 @@ from megaplan.blocks.relay import num_lanes
 from megarun.parallel.groups.context import ContextParallel
 
 FORWARD, BACKWARD = (0, 1), (1, 0)
-"""In which order a rank takes its two pieces."""
+"""Order in which a rank processes its two pieces."""
 
 
 def convolve(cp: ContextParallel, x: Tensor, weight: Tensor, bias: Tensor | None, starts: Tensor | None) -> Tensor:
-    """silu(causal convolution) of own tokens [B, T / cp, C] -> the same."""
+    """silu(causal convolution) of local tokens, [B, T / cp, C] in and out."""
     if cp.degree == 1:
         return causal_conv1d(x, weight, bias, True, starts)
     y: Tensor = _Convolution.apply(cp, x, weight, bias, starts)  # type: ignore[no-untyped-call]
@@ -54,7 +53,7 @@ def convolve(cp: ContextParallel, x: Tensor, weight: Tensor, bias: Tensor | None
 
 
 def scan(cp: ContextParallel, chunk_size: int, dt_limits: tuple[float, float], starts: Tensor | None, *inputs: Tensor) -> Tensor:
-    """Mamba-2's scan; `inputs` are x, dt, A_log, B, C, D and dt_bias of `megakernels.ssd`, own tokens each."""
+    """Mamba-2's scan; `inputs` are x, dt, A_log, B, C, D and dt_bias of `megakernels.ssd`, local tokens each."""
     if cp.degree == 1:
         x, dt, A_log, B, C, D, dt_bias = inputs
         return ssd(x, dt, A_log, B, C, D, dt_bias, chunk_size, starts, dt_limits=dt_limits)
@@ -63,7 +62,7 @@ def scan(cp: ContextParallel, chunk_size: int, dt_limits: tuple[float, float], s
 
 
 def recur(cp: ContextParallel, save_every: int, starts: Tensor | None, *inputs: Tensor) -> Tensor:
-    """The M²RNN recurrence; `inputs` are q, k, v, f, state_map, D, dt_bias and A_log of `megakernels.m2rnn`, own tokens each."""
+    """The M²RNN recurrence; `inputs` are q, k, v, f, state_map, D, dt_bias and A_log of `megakernels.m2rnn`, local tokens each."""
     if cp.degree == 1:
         q, k, v, f, state_map, D, dt_bias, A_log = inputs
         return m2rnn(q, k, v, f, state_map, D, dt_bias, A_log, save_every, starts)
@@ -72,13 +71,13 @@ def recur(cp: ContextParallel, save_every: int, starts: Tensor | None, *inputs: 
 
 
 def relay_state(cp: ContextParallel, places: Sequence[int], first: Sequence[Tensor], step: Callable[[int, int, Tensor], Tensor]) -> None:
-    """Compute this rank's two pieces lane by lane: receive each lane's state from the rank before, send the new one to the rank after.
+    """Compute this rank's two pieces lane by lane: receive each lane's state from the previous rank, send the new one to the next.
 
     Args:
-        cp: The group.
-        places: Which of its pieces a rank takes first.
-        first: The state of each lane where the chain begins, zeros; states that are sent have its shape.
-        step: Takes place, lane and the received state; returns the state to send.
+        cp: CP group.
+        places: Order of the rank's two pieces.
+        first: Initial state of each lane, zeros; sent states have the same shape.
+        step: Function of piece, lane and received state that returns the state to send.
     """
     below, above = cp.index - 1, cp.index + 1
     turned: dict[int, Tensor] = {}  # on the last rank, from one piece to the other
@@ -112,13 +111,13 @@ _REGION: ContextVar[Callable[[Callable[[], tuple[Tensor, ...]]], tuple[Tensor, .
 def scan_once_contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Contexts of a recompute region's two runs, as torch's `checkpoint` takes them: the second reuses the scan outputs of the first.
 
-    That is kept over the region like any output that a selective checkpoint caches, and the group's ranks need not wait again.
+    The outputs are cached like those of a selective checkpoint, and the ranks of the group do not wait again.
     """
     made: deque[tuple[Tensor, ...]] = deque()
 
-    def first(walk: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        found = walk()
-        made.append(tuple(tensor.detach() for tensor in found))  # without what autograd will add to an output: that would be a cycle
+    def first(compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        found = compute()
+        made.append(tuple(tensor.detach() for tensor in found))  # detached: the graph of an output would make a reference cycle
         return found
 
     def again(_: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
@@ -135,14 +134,14 @@ def scan_once_contexts() -> tuple[AbstractContextManager[None], AbstractContextM
     return inside(first), inside(again)
 
 
-def run_once(walk: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """The outputs of `walk`; in the second run of a recompute region those of the first, without running it again."""
+def run_once(compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """The outputs of `compute`; in the second run of a recompute region those of the first, without running it again."""
     run = _REGION.get()
-    return walk() if run is None else run(walk)
+    return compute() if run is None else run(compute)
 
 
 class _Convolution(torch.autograd.Function):
-    """Keeps x, as the op on whole sequences does, and the inputs before each piece."""
+    """Saves x, as the op on full sequences, and the inputs before each piece."""
 
     @staticmethod
     def forward(ctx: Any, cp: ContextParallel, x: Tensor, weight: Tensor, bias: Tensor | None, starts: Tensor | None) -> Tensor:
@@ -156,7 +155,7 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Of own tokens, and of weight and bias the part that these make."""
+        """Gradients of local tokens, and their contribution to those of weight and bias."""
         x, before, weight, bias, starts = ctx.saved_tensors
         cp, num_before = ctx.cp, before.shape[2]
         grad_x, grad_before, grad_weight, grad_bias = conv_pieces_backward(gradient, x, before, weight, bias, True, starts)
@@ -166,7 +165,7 @@ class _Convolution(torch.autograd.Function):
 
 
 class _Scan(torch.autograd.Function):
-    """Keeps the inputs and the state at each chunk's start, as the op on whole sequences does."""
+    """Saves the inputs and the state at each chunk's start, as the op on full sequences."""
 
     @staticmethod
     def forward(
@@ -175,7 +174,7 @@ class _Scan(torch.autograd.Function):
         """See `scan`."""
         x, keys = inputs[0], inputs[3]
 
-        def walk() -> tuple[Tensor, Tensor]:
+        def compute() -> tuple[Tensor, Tensor]:
             y = x.new_empty(x.shape)
             num_states = 2 * -(-x.shape[1] // 2 // chunk_size)
             states = x.new_empty((x.shape[0], num_states, *x.shape[2:], keys.shape[3]))
@@ -190,14 +189,14 @@ class _Scan(torch.autograd.Function):
             relay_state(cp, FORWARD, lane_zeros(lanes, x, x.shape[2], x.shape[3], keys.shape[3]), step)
             return y, states
 
-        y, states = run_once(walk)
+        y, states = run_once(compute)
         ctx.save_for_backward(*inputs, starts, states)
         ctx.cp, ctx.chunk_size, ctx.dt_limits = cp, chunk_size, dt_limits
         return y
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Of own tokens, and of parameters the part that these make."""
+        """Gradients of local tokens, and their contribution to those of parameters."""
         *inputs, starts, states = ctx.saved_tensors
         cp, x, keys = ctx.cp, inputs[0], inputs[3]
         gradients, lanes = _new_gradients(inputs, (0, 1, 3, 4), (0, 1, 3, 4)), num_lanes(keys.shape[2], cp.degree)
@@ -221,7 +220,7 @@ class _Scan(torch.autograd.Function):
 
 
 class _Recurrence(torch.autograd.Function):
-    """Keeps the inputs and the states before each segment and after the last one of a piece."""
+    """Saves the inputs and the states before each segment and after the last one of a piece."""
 
     @staticmethod
     def forward(ctx: Any, cp: ContextParallel, save_every: int, starts: Tensor | None, *inputs: Tensor) -> Tensor:
@@ -245,7 +244,7 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Of own tokens, and of parameters the part that these make."""
+        """Gradients of local tokens, and their contribution to those of parameters."""
         *inputs, starts, states = ctx.saved_tensors
         cp, q, v = ctx.cp, inputs[0], inputs[2]
         gradients, lanes = _new_gradients(inputs, (2, 3), (0, 1, 2, 3)), num_lanes(v.shape[2], cp.degree)
@@ -268,17 +267,17 @@ class _Recurrence(torch.autograd.Function):
 
 
 def of_previous(cp: ContextParallel, own: Tensor) -> Tensor:
-    """Own pieces' parts [B, 2, ...] -> those of the pieces before each of them; zeros before the first of the sequence."""
+    """Values of local pieces [B, 2, ...] -> values of the piece before each; zeros before the first of the sequence."""
     return _moved(cp, own, (cp.index - 1, 0), (cp.index + 1, 1) if cp.index + 1 < cp.degree else (cp.index, 0))
 
 
 def of_next(cp: ContextParallel, own: Tensor) -> Tensor:
-    """Own pieces' parts [B, 2, ...] -> those of the pieces behind each of them; zeros behind the last of the sequence."""
+    """Values of local pieces [B, 2, ...] -> values of the piece after each; zeros after the last of the sequence."""
     return _moved(cp, own, (cp.index + 1, 0) if cp.index + 1 < cp.degree else (cp.index, 1), (cp.index - 1, 1))
 
 
 def _moved(cp: ContextParallel, own: Tensor, *sources: tuple[int, int]) -> Tensor:
-    """Every rank's [B, 2, ...] -> for each own piece the part of a rank's piece; zeros where there is no such rank."""
+    """Every rank's [B, 2, ...] -> for each local piece the values of a source piece; zeros if there is no source."""
     whole = own.new_empty((cp.degree, *own.shape))
     dist.all_gather_into_tensor(whole.flatten(0, 1), own.contiguous(), group=cp.group)
     moved = own.new_empty(own.shape)
@@ -315,13 +314,13 @@ def _recurrence_part(tensors: Sequence[Tensor], place: int, lane: int, lanes: in
 
 
 def lane_zeros(lanes: int, like: Tensor, num_heads: int, *widths: int) -> list[Tensor]:
-    """A lane's state where the chain begins, [B, H / lanes, ...], the same one for all."""
+    """Initial state of each lane, [B, H / lanes, ...], one tensor for all lanes."""
     shape = like.shape[0], num_heads // lanes, *widths
     return [torch.zeros(shape, dtype=accumulator_dtype(like.dtype), device=like.device)] * lanes
 
 
 def _new_gradients(inputs: Sequence[Tensor], written: Sequence[int], tokens: Sequence[int]) -> list[Tensor]:
-    """What gradients are made into: `written` whole, by piece and lane; all others summed from zero, parameters' in the wider dtype."""
+    """Gradient buffers: `written` uninitialised, filled by piece and lane; others zero, for sums; parameters' in the wider dtype."""
     made = []
     for index, tensor in enumerate(inputs):
         if index in written:

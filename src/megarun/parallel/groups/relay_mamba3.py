@@ -1,9 +1,8 @@
-"""Mamba-3's scan across the ranks of a CP group (R-33), walked as `megarun.parallel.groups.relay` says.
+"""Mamba-3's scan across the ranks of a CP group (R-33), in the order of `megarun.parallel.groups.relay`.
 
-Two things go from piece to piece, side by side: the weighted state, and the angle that keys and queries have been turned by. A third goes
-the other way: a trapezoidal step gives the position before a share of its own, so the weight of a piece's last position looks at the first
-one behind it. These shares depend on inputs alone; all ranks exchange theirs before they begin, and the gradients of them when they are
-done.
+Two states are passed from piece to piece together: the weighted state, and the angle by which keys and queries are rotated. A third one is
+passed in the other direction: a trapezoidal step adds a share to the previous position, so the weight of a piece's last position depends on
+the first position after it. These shares depend only on inputs; all ranks exchange them before the scan, and their gradients after it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from megarun.parallel.groups.relay import BACKWARD, FORWARD, half, lane_slice, l
 Inputs = Sequence[Tensor | None]
 """x, z, B, C, dt, A, trapezoid, angles, B_bias, C_bias, D, dt_bias, mimo_x, mimo_z and mimo_o of `megakernels.mamba3`."""
 ANGLES, DT_BIAS = 7, 11
-"""Places in them; what stands before the angles has heads or groups and tokens, what stands behind them heads alone."""
+"""Indices of these inputs; those before the angles have heads or groups and tokens, those after have only heads."""
 
 
 def trapezoidal_scan(
@@ -35,12 +34,12 @@ def trapezoidal_scan(
     weights: tuple[Tensor, Tensor, Tensor, Tensor],
     mimo: tuple[Tensor | None, Tensor | None, Tensor | None],
 ) -> Tensor:
-    """Mamba-3's scan of own tokens.
+    """Mamba-3's scan of local tokens.
 
     Args:
-        cp: The group.
-        settings: Of `megakernels.mamba3`.
-        starts: Of own tokens, or None.
+        cp: CP group.
+        settings: Settings of `megakernels.mamba3`.
+        starts: Document starts of local tokens, or None.
         tokens: x, z, B, C, dt, A and trapezoid of `megakernels.mamba3`.
         angles: [B, T / cp, N], or None.
         weights: B_bias, C_bias, D and dt_bias.
@@ -57,7 +56,7 @@ def trapezoidal_scan(
 
 
 class _TrapezoidalScan(torch.autograd.Function):
-    """Keeps the inputs, what the op on whole sequences keeps, and the shares that the last positions of pieces were given."""
+    """Saves the inputs, the saved set of the op on full sequences, and the shares added to the last positions of pieces."""
 
     @staticmethod
     def forward(ctx: Any, cp: ContextParallel, settings: Settings, starts: Tensor | None, *inputs: Any) -> Tensor:
@@ -65,7 +64,7 @@ class _TrapezoidalScan(torch.autograd.Function):
         x, keys, angles = inputs[0], inputs[2], inputs[ANGLES]
         width, state_dim, num_angles = x.shape[3], keys.shape[4], 0 if angles is None else angles.shape[2]
 
-        def walk() -> tuple[Tensor, ...]:
+        def compute() -> tuple[Tensor, ...]:
             rows = x.shape[0], 2 * -(-x.shape[1] // 2 // settings.save_every), x.shape[2]
             y, states = x.new_empty(x.shape), x.new_empty((*rows, width, state_dim))
             phases = x.new_empty((*rows, num_angles), dtype=accumulator_dtype(x.dtype))
@@ -81,14 +80,14 @@ class _TrapezoidalScan(torch.autograd.Function):
             relay_state(cp, FORWARD, lane_zeros(lanes, x, x.shape[2], width * state_dim + num_angles), step)
             return y, states, phases, ahead
 
-        y, *kept = run_once(walk)
+        y, *kept = run_once(compute)
         ctx.save_for_backward(*inputs, starts, *kept)
         ctx.cp, ctx.settings = cp, settings
         return y
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Of own tokens, and of parameters the part that these make."""
+        """Gradients of local tokens, and their contribution to those of parameters."""
         *inputs, starts, states, phases, ahead = ctx.saved_tensors
         cp, x, keys = ctx.cp, inputs[0], inputs[2]
         gradients, grad_ahead = _new_gradients(inputs), torch.empty_like(ahead)
@@ -119,7 +118,7 @@ class _TrapezoidalScan(torch.autograd.Function):
 
 
 def _firsts(inputs: Inputs, starts: Tensor | None) -> tuple[Any, Any, Any, Tensor | None]:
-    """Of each own piece's first position dt and trapezoid [B, 2, H], dt_bias of all, and its document start [B, 2]."""
+    """Dt and trapezoid [B, 2, H] of each local piece's first position, dt_bias of all heads, and its document start [B, 2]."""
     dt, trapezoid = (torch.unflatten(each, 1, (2, -1))[:, :, 0] for each in (inputs[4], inputs[6]) if each is not None)
     return dt, trapezoid, inputs[DT_BIAS], None if starts is None else torch.unflatten(starts, 1, (2, -1))[:, :, 0]
 
@@ -135,14 +134,14 @@ def _own(tensors: Inputs, place: int, lane: int, lanes: int) -> list[Tensor | No
         elif index > ANGLES:
             made.append(tensor[lane_slice(tensor.shape[0], lane, lanes)])
         else:
-            dim = 3 if tensor.dim() == 5 else 2  # B and C have their groups behind the ranks
+            dim = 3 if tensor.dim() == 5 else 2  # in B and C the group dim follows the rank dim
             size = tensor.shape[dim] // lanes
             made.append(half(tensor, place).narrow(dim, lane * size, size))
     return made
 
 
 def _new_gradients(inputs: Inputs) -> list[Tensor | None]:
-    """What gradients are made into: of tokens written, but of the angles summed over heads; of parameters summed in the wider dtype."""
+    """Gradient buffers: of tokens written, of the angles summed over heads, of parameters summed in the wider dtype."""
     made: list[Tensor | None] = []
     for index, tensor in enumerate(inputs):
         if tensor is None:

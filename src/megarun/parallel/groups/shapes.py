@@ -1,4 +1,4 @@
-"""Shapes between the stages of a rank, and of what enters and leaves the model, per microbatch."""
+"""Shapes per microbatch of the residual stream, and of inputs and outputs of the model."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from megaplan.spec.models import Spec
 
 
 def residual_shape(spec: Spec) -> tuple[int, int, int]:
-    """The residual stream of a rank's own tokens, [B, T / (cp · tp), h]."""
+    """Residual stream of a rank's local tokens, [B, T / (cp · tp), h]."""
     return spec.batch.micro_batch_size, spec.batch.seq_length // (spec.mesh.cp * spec.mesh.tp), spec.model.hidden_size
 
 
 def token_shape(spec: Spec) -> tuple[int, int]:
-    """Token ids and labels: a rank's own tokens, [B, T / (cp · tp)]; with `vocab_parallel` those of its TP group, [B, T / cp]."""
+    """Token ids and labels of a rank's local tokens, [B, T / (cp · tp)]; with `vocab_parallel` of its TP group's tokens, [B, T / cp]."""
     tp = 1 if spec.mesh.vocab_parallel else spec.mesh.tp
     return spec.batch.micro_batch_size, spec.batch.seq_length // (spec.mesh.cp * tp)
 
 
 def logits_shape(spec: Spec) -> tuple[int, int, int]:
-    """Logits of the tokens that `token_shape` tells: all words, or with `vocab_parallel` the rank's own, [B, T / cp, V / tp]."""
+    """Logits of the tokens of `token_shape`: the full vocabulary, or with `vocab_parallel` the local one, [B, T / cp, V / tp]."""
     tp = spec.mesh.tp if spec.mesh.vocab_parallel else 1
     return *token_shape(spec), spec.model.vocab_size // tp

@@ -1,11 +1,11 @@
-"""Gradients of what more than one rank holds whole.
+"""Gradients of parameters that several ranks replicate.
 
 - A block on two stages (R-62): a tied head's embedding on the first and the last stage of the model.
 - A replicated tensor under TP (R-16, R-17): norms, routers, MLA's down projections, R's q and k, the embedding and head. Each rank has the
-  part of its gradient that comes from its own tokens or its own heads.
-- Everything but expert banks under CP: each rank has the part that comes from its own tokens, of all positions of its sequences.
+  part of its gradient that comes from its local tokens or heads.
+- Everything except expert banks under CP: each rank has the part that comes from its local tokens.
 
-FSDP2 has summed over the data ranks by then, so what is summed here is a shard, in place, in `precision.grads`, once a step.
+FSDP2 has already reduced over the data ranks, so a shard is summed here, in place, in `precision.grads`, once per step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from megarun.parallel.groups.tensor import TensorParallel
 
 
 class SharedGradients:
-    """Sums the gradients of shared blocks over the stages that hold them.
+    """Sums the gradients of shared blocks over their stages.
 
     Groups are created here, by every rank for every coordinate in the same order, members or not.
     """
@@ -42,10 +42,10 @@ class SharedGradients:
                 self._group = group
 
     def reduce(self, stages: Iterable[nn.Module]) -> None:
-        """Sum the embedding's sharded gradient in place over every stage that holds it, on this rank and on others.
+        """Sum the embedding's sharded gradient in place over all stages that have it, on this rank and on others.
 
         Args:
-            stages: This rank's; nothing to do where none shares a block.
+            stages: Stages of this rank; those without shared blocks are ignored.
         """
         holders = [stage for stage in stages if hasattr(stage, "embedding")]
         if self._group is None and len(holders) < 2:
@@ -64,8 +64,8 @@ def sum_replicated(parameters: Iterable[tuple[str, nn.Parameter]], ranks: Tensor
     """Sum the gradients of replicated parameters over a TP or CP group, in place.
 
     Args:
-        parameters: With their names; the same on every rank of the group.
-        ranks: The group.
+        parameters: (name, parameter) pairs, equal on every rank of the group.
+        ranks: TP or CP group.
     """
     works = [ranks.start_sum(local_gradient(parameter, name)) for name, parameter in parameters] if ranks.degree > 1 else []
     for work in works:
@@ -73,7 +73,7 @@ def sum_replicated(parameters: Iterable[tuple[str, nn.Parameter]], ranks: Tensor
 
 
 def local_gradient(parameter: nn.Parameter, name: str) -> Tensor:
-    """The shard of a gradient that this rank holds."""
+    """This rank's shard of a gradient."""
     gradient = parameter.grad
     if gradient is None:
         raise RuntimeError(f"{name} has no gradient to share; backward did not reach it")

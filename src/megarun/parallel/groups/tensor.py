@@ -1,15 +1,16 @@
-"""Tensor parallelism with sequence parallelism: what a block asks of the ranks that share it.
+"""Tensor parallelism with sequence parallelism: the collectives of a block's TP group.
 
 The ranks of a TP group split a block's heads and widths. Outside these regions (the residual stream, norms, routers, MLA's down
-projections) each rank works on its own tokens: T / tp consecutive positions of every sequence. So a region begins by gathering tokens and
-ends by summing partial results and scattering them:
+projections) each rank processes its local tokens: T / tp consecutive positions of every sequence. So a TP region starts by gathering
+tokens and ends by a reduce-scatter of partial results:
 
-- `project`: column-parallel linears that read one input. The input is gathered along the sequence, multiplied, and freed; what is kept for
-  backward is the rank's own tokens, gathered again then. The input's gradient is reduce-scattered beside the products of the weights'.
-- `reduce`: after a row-parallel linear, the sum of the ranks' partial outputs, each rank keeping its own tokens. Backward gathers.
-- `gather`: tokens without a product; backward sums and scatters.
+- `project`: column-parallel linears that read one input. The input is gathered along the sequence, multiplied, and freed; only the
+  rank's local tokens are saved and gathered again in backward. The input's gradient is reduce-scattered while the weight gradients are
+  computed.
+- `reduce`: reduce-scatter of the partial outputs of a row-parallel linear. Backward gathers.
+- `gather`: all-gather of tokens without a product; backward reduce-scatters.
 
-Everything is a plain local tensor; FSDP2 shards the local parameters over the data ranks and knows nothing of TP.
+All tensors are plain local tensors; FSDP2 shards the local parameters over the data ranks, independent of TP.
 
 Source: arXiv:2205.05198, section 4.2.2 and figure 5 (the gathered input is not kept).
 """
@@ -30,14 +31,14 @@ from megarun.parallel.groups.mesh import RankMesh
 
 
 @dataclass(frozen=True, slots=True)
-class Moving:
-    """A tensor that a collective fills meanwhile."""
+class AsyncTensor:
+    """The output of a collective in progress."""
 
     tensor: Tensor
     works: tuple[dist.Work, ...]
 
     def wait(self) -> Tensor:
-        """The tensor, once its values are there."""
+        """Wait for the collective and return the tensor."""
         for work in self.works:
             work.wait()
         return self.tensor
@@ -48,10 +49,10 @@ class TensorParallel:
     """The TP group of a rank.
 
     Attributes:
-        degree: Ranks in the group.
-        index: This rank's place in it, and of its tokens in the sequence.
-        group: None on a degree of one, where nothing is sent.
-        may_wait: Whether a split backward leaves the weight gradients of `project` pending.
+        degree: Number of ranks in the group.
+        index: Rank within the group, and index of its tokens in the sequence.
+        group: Process group; None if the degree is one.
+        may_wait: Whether a split backward defers the weight gradients of `project`.
     """
 
     degree: int
@@ -60,41 +61,41 @@ class TensorParallel:
     may_wait: bool = True
 
     def project(self, x: Tensor, *linears: nn.Linear) -> tuple[Tensor, ...]:
-        """Column-parallel linears of one input: own tokens [B, t, in] -> [B, T, out / tp] each."""
+        """Column-parallel linears of one input: local tokens [B, t, in] -> [B, T, out / tp] each."""
         if self.degree == 1:
             return tuple(module(x) for module in linears)
         weights, biases = [module.weight for module in linears], [module.bias for module in linears]
         return column_parallel(self, x, weights, biases, may_wait=self.may_wait)
 
     def reduce(self, partial: Tensor) -> Tensor:
-        """The sum of the ranks' partial outputs [B, T, h], of which each rank keeps its tokens [B, t, h]."""
+        """Reduce-scatter of the ranks' partial outputs [B, T, h] -> local tokens [B, t, h]."""
         return partial if self.degree == 1 else _apply(_ReduceScatter, self, partial)
 
     def gather(self, x: Tensor) -> Tensor:
-        """Own tokens [B, t, ...] -> all tokens [B, T, ...]."""
+        """Local tokens [B, t, ...] -> all tokens [B, T, ...]."""
         return x if self.degree == 1 else _apply(_AllGather, self, x)
 
     def share(self, count: int) -> int:
-        """This rank's part of heads, groups or a width; the rules of the spec say that it divides (MP201)."""
+        """This rank's share of heads, groups or a width; the spec's rules ensure that it divides (MP201)."""
         return count // self.degree
 
-    def start_gather(self, x: Tensor) -> Moving:
-        """Begin to gather own tokens [B, t, ...].
+    def start_gather(self, x: Tensor) -> AsyncTensor:
+        """Start to gather local tokens [B, t, ...].
 
-        One collective a sequence: its output is then the sequence in order, without another copy of the whole.
+        One collective per sequence: its output is the sequence in order, without an extra copy.
         """
         whole = x.new_empty((x.shape[0], x.shape[1] * self.degree, *x.shape[2:]))
         pairs = zip(whole.unbind(), x.contiguous().unbind(), strict=True)
-        return Moving(whole, tuple(self._members._allgather_base(row, own) for row, own in pairs))
+        return AsyncTensor(whole, tuple(self._members._allgather_base(row, own) for row, own in pairs))
 
-    def start_reduce(self, partial: Tensor) -> Moving:
-        """Begin to sum partial results [B, T, ...] into own tokens."""
+    def start_reduce(self, partial: Tensor) -> AsyncTensor:
+        """Start a reduce-scatter of partial results [B, T, ...] into local tokens."""
         own = partial.new_empty((partial.shape[0], partial.shape[1] // self.degree, *partial.shape[2:]))
         pairs = zip(own.unbind(), partial.contiguous().unbind(), strict=True)
-        return Moving(own, tuple(self._members._reduce_scatter_base(row, whole) for row, whole in pairs))
+        return AsyncTensor(own, tuple(self._members._reduce_scatter_base(row, whole) for row, whole in pairs))
 
     def start_sum(self, value: Tensor) -> dist.Work:
-        """Begin to sum `value` in place over the group."""
+        """Start to sum `value` in place over the group."""
         work: dist.Work = dist.all_reduce(value, group=self._members, async_op=True)
         return work
 
@@ -103,7 +104,7 @@ class TensorParallel:
         return self._all_reduce(value, dist.ReduceOp.SUM)
 
     def largest(self, value: Tensor) -> Tensor:
-        """The elementwise largest `value` of the group, in place."""
+        """The elementwise maximum of `value` over the group, in place."""
         return self._all_reduce(value, dist.ReduceOp.MAX)
 
     def _all_reduce(self, value: Tensor, operation: Any) -> Tensor:
@@ -114,7 +115,7 @@ class TensorParallel:
     @property
     def _members(self) -> Any:
         if self.group is None:
-            raise RuntimeError("a TP group of one sends nothing")
+            raise RuntimeError("a TP group of one rank has no process group")
         return self.group
 
 
@@ -133,11 +134,11 @@ def column_parallel(
     """See `TensorParallel.project`.
 
     Args:
-        tp: More than one rank.
-        x: Own tokens [B, t, in].
-        weights: [out / tp, in] each, gathered parameters themselves.
-        biases: [out / tp] or None each; None for none at all.
-        may_wait: Whether a split backward leaves the weight gradients pending.
+        tp: TP group of more than one rank.
+        x: Local tokens [B, t, in].
+        weights: Gathered parameters, [out / tp, in] each.
+        biases: Biases, [out / tp] or None each; None if no linear has one.
+        may_wait: Whether a split backward defers the weight gradients.
     """
     parameters = (*weights, *(biases or [None] * len(weights)))
     results: tuple[Tensor, ...] = _apply(_ColumnParallel, tp, may_wait, len(weights), x, *parameters)
@@ -149,21 +150,21 @@ def _apply(function: type[torch.autograd.Function], *args: Any) -> Any:
 
 
 class _ColumnParallel(torch.autograd.Function):
-    """Gather, then multiply; keeps own tokens."""
+    """Gather, then multiply; saves local tokens."""
 
     @staticmethod
     def forward(ctx: Any, tp: TensorParallel, may_wait: bool, count: int, x: Tensor, *parameters: Tensor | None) -> tuple[Tensor, ...]:
-        """Own tokens [B, t, in], `count` weights and as many biases -> [B, T, out / tp] each."""
+        """Local tokens [B, t, in], `count` weights and `count` biases -> [B, T, out / tp] each."""
         weights, biases = parameters[:count], parameters[count:]
         ctx.save_for_backward(x)
         ctx.tp, ctx.may_wait = tp, may_wait
-        ctx.weights = weights  # the parameters themselves: recompute would unpack other tensors in their place
+        ctx.weights = weights  # the parameters themselves: recompute would unpack other tensors instead
         gathered = tp.start_gather(x).wait()
         return tuple(linear(gathered, weight, bias) for weight, bias in zip(weights, biases, strict=True) if weight is not None)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of x, of the weights unless they are left pending, and of the biases."""
+        """Gradients of x, of the weights unless they are deferred, and of the biases."""
         (x,) = ctx.saved_tensors
         tp, weights = ctx.tp, ctx.weights
         pending = ctx.may_wait and leave_pending(weights, x, gradients, lambda own: tp.start_gather(own).wait())
@@ -182,7 +183,7 @@ class _ColumnParallel(torch.autograd.Function):
 
 
 class _ReduceScatter(torch.autograd.Function):
-    """Sum over the ranks, keep own tokens; keeps nothing."""
+    """Reduce-scatter of tokens; saves nothing."""
 
     @staticmethod
     def forward(ctx: Any, tp: TensorParallel, partial: Tensor) -> Tensor:
@@ -192,12 +193,12 @@ class _ReduceScatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
-        """Of the partial output."""
+        """Gradient of the partial output."""
         return None, ctx.tp.start_gather(gradient).wait()
 
 
 class _AllGather(torch.autograd.Function):
-    """Tokens of all ranks; keeps nothing."""
+    """All-gather of tokens; saves nothing."""
 
     @staticmethod
     def forward(ctx: Any, tp: TensorParallel, x: Tensor) -> Tensor:
@@ -207,5 +208,5 @@ class _AllGather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
-        """Of own tokens: every rank's heads have a part in it."""
+        """Gradient of local tokens, summed over every rank's heads."""
         return None, ctx.tp.start_reduce(gradient).wait()

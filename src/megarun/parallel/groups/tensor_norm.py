@@ -1,6 +1,6 @@
-"""A gated norm over rows whose width the TP group has cut: R's, which normalises all heads together.
+"""A gated norm over rows whose width is sharded over the TP group: R's, which normalises all heads together.
 
-Each rank sums its squares, the group adds them (one fp32 number a token, forward and backward), and each rank scales its own part.
+Each rank sums its squares, the group reduces them (one fp32 value per token, forward and backward), and each rank scales its part.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from megarun.parallel.groups.tensor import TensorParallel
 
 
 def row_gated_rms_norm(tp: TensorParallel, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMS norm of x · silu(gate) over whole rows of width D.
+    """RMS norm of x · silu(gate) over full rows of width D.
 
     Args:
-        tp: Who holds the other parts of each row.
-        x: [..., D / tp].
-        gate: [..., D / tp].
-        weight: [D / tp].
-        eps: Added to the mean square.
+        tp: TP group that shards the rows.
+        x: Local part of the input, [..., D / tp].
+        gate: Local part of the gate, [..., D / tp].
+        weight: Local part of the scale, [D / tp].
+        eps: Constant added to the mean square.
 
     Returns:
         [..., D / tp].
@@ -34,7 +34,7 @@ def row_gated_rms_norm(tp: TensorParallel, x: Tensor, gate: Tensor, weight: Tens
 
 
 class _RowNorm(torch.autograd.Function):
-    """Keeps x, gate and rstd, as the op on whole rows does."""
+    """Saves x, gate and rstd, as the op on full rows."""
 
     @staticmethod
     def forward(ctx: Any, tp: TensorParallel, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -47,7 +47,7 @@ class _RowNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Of x, gate and weight."""
+        """Gradients of x, gate and weight."""
         x, gate, weight, rstd = ctx.saved_tensors
         mean_dot = ctx.tp.sum(gated_dot(gradient, x, gate, weight, rstd)).div_(ctx.tp.degree * x.shape[-1])
         return None, *gated_scale_gradients(gradient, x, gate, weight, rstd, mean_dot, [True, True, True]), None

@@ -1,11 +1,11 @@
-"""Embedding and loss over a vocabulary that the TP group has cut into slices (`mesh.vocab_parallel`).
+"""Embedding and loss over a vocabulary that is sharded over the TP group (`mesh.vocab_parallel`).
 
-Rank i of tp owns the words i · V / tp … (i + 1) · V / tp − 1. The embedding looks every token of the sequence up in its slice, zero where
-the word is another rank's, and reduce-scatters the sum. The head makes logits of every token for its own words. The loss needs no logits
-of other ranks: each row's log-sum-exp is joined from the slices' (one maximum, one sum), beside the label's logit, which one rank has.
+Rank i of tp owns the ids i · V / tp … (i + 1) · V / tp − 1. The embedding looks up every token of the sequence in its slice, zero for
+other ranks' ids, and reduce-scatters the sum. The head computes logits of every token for the local ids. The loss needs no logits of other
+ranks: each row's log-sum-exp is combined from the slices' (one maximum, one sum), and the label's logit comes from its rank.
 
-Head and loss may be one operation, whose logits are never whole, of all words or of a rank's own: it keeps the rows that the head
-multiplies, of own tokens, and makes their logits again in backward.
+Head and loss can be one operation, which never stores all logits: it saves the head's input rows of local tokens, and recomputes their
+logits in backward.
 
 Source: arXiv:1909.08053, section 3.
 """
@@ -40,13 +40,13 @@ class SlicedEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_words, hidden_size))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Ids of all tokens [B, T] -> the residual stream of own tokens [B, t, h]."""
+        """Ids of all tokens [B, T] -> the residual stream of local tokens [B, t, h]."""
         partial: Tensor = _SlicedLookup.apply(tokens, self.weight, self.tp.index * self.weight.shape[0])  # type: ignore[no-untyped-call]
         return self.tp.reduce(partial)
 
 
 def summed_cross_entropy(slices: TensorParallel | None, logits: Tensor, labels: Tensor) -> Tensor:
-    """The loss of every row's label, of whole logits [..., V] or, with `slices`, of own words' [..., V / tp]; labels [...] -> scalar."""
+    """Summed cross-entropy of logits [..., V] or, with `slices`, of local logits [..., V / tp]; labels [...] -> scalar."""
     rows, labels = logits.flatten(0, -2), labels.flatten()
     return cross_entropy(rows, labels) if slices is None else sliced_cross_entropy(slices, rows, labels)
 
@@ -55,9 +55,9 @@ def sliced_cross_entropy(tp: TensorParallel, logits: Tensor, labels: Tensor) -> 
     """Sum over all rows of −log softmax(logits)[label], the same on every rank of the group.
 
     Args:
-        tp: More than one rank.
-        logits: [N, V / tp], of own words.
-        labels: int64 [N].
+        tp: TP group of more than one rank.
+        logits: Logits of the local vocabulary, [N, V / tp].
+        labels: Labels, int64 [N].
 
     Returns:
         fp32 scalar (fp64 for fp64 logits).
@@ -67,13 +67,13 @@ def sliced_cross_entropy(tp: TensorParallel, logits: Tensor, labels: Tensor) -> 
 
 
 def summed_linear_cross_entropy(slices: TensorParallel | None, x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """Head and loss in one: of own tokens' labels or, where the words are cut, of all tokens'.
+    """Head and loss in one operation: for local tokens or, if the vocabulary is sharded, for all tokens.
 
     Args:
-        slices: Who holds the other words, if any does.
-        x: Own tokens [B, t, h].
-        weight: [V, h], or own words' [V / tp, h].
-        labels: int64, of the tokens whose loss it is.
+        slices: TP group if the vocabulary is sharded, else None.
+        x: Local tokens [B, t, h].
+        weight: Head weight, [V, h], or [V / tp, h] for the local vocabulary.
+        labels: Labels of the tokens, int64.
 
     Returns:
         fp32 scalar (fp64 for fp64 rows), summed over all rows; with `slices` the same on every rank of the group.
@@ -85,7 +85,7 @@ def summed_linear_cross_entropy(slices: TensorParallel | None, x: Tensor, weight
 
 
 class _SlicedLookup(torch.autograd.Function):
-    """Rows of own words, zeros for others; keeps the ids, which are the step's input."""
+    """Rows of local ids, zeros for others; saves the ids, which are the step's input."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, weight: Tensor, first: int) -> Tensor:
@@ -97,26 +97,26 @@ class _SlicedLookup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None]:
-        """Of the slice."""
+        """Gradient of the slice."""
         (tokens,) = ctx.saved_tensors
         rows, others = _own_rows(tokens, ctx.first, ctx.num_words)
-        gradient = gradient.masked_fill_(others, 0)  # gathered for this function alone
+        gradient = gradient.masked_fill_(others, 0)  # gathered only for this function
         return None, torch.ops.aten.embedding_dense_backward(gradient, rows, ctx.num_words, -1, False), None
 
 
 def _own_rows(tokens: Tensor, first: int, num_words: int) -> tuple[Tensor, Tensor]:
-    """Row of each token in the slice, 0 where its word is another rank's, and that mask [B, T, 1]."""
+    """Row of each token in the slice, 0 for other ranks' ids, and the mask of those [B, T, 1]."""
     rows = tokens - first
     others = (rows < 0) | (rows >= num_words)
     return rows.masked_fill_(others, 0), others.unsqueeze(-1)
 
 
 class _SlicedCrossEntropy(torch.autograd.Function):
-    """Keeps logits, labels, and the log-sum-exp of the whole vocabulary, as the op on whole rows does."""
+    """Saves logits, labels, and the log-sum-exp of the full vocabulary, as the op on full rows."""
 
     @staticmethod
     def forward(ctx: Any, tp: TensorParallel, logits: Tensor, labels: Tensor) -> Tensor:
-        """Of own words: [N, V / tp], [N] -> scalar."""
+        """Local logits [N, V / tp], labels [N] -> scalar."""
         ctx.first = tp.index * logits.shape[1]
         check_labels(labels, tp.degree * logits.shape[1], IGNORE_INDEX)
         loss, lse = _joined(tp, labels, *slice_statistics(logits, labels, ctx.first))
@@ -125,17 +125,17 @@ class _SlicedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None]:
-        """Of own logits."""
+        """Gradient of local logits."""
         logits, labels, lse = ctx.saved_tensors
         return None, slice_gradient(gradient, logits, labels, lse, ctx.first, IGNORE_INDEX), None
 
 
 class _SlicedHeadAndLoss(torch.autograd.Function):
-    """Keeps own tokens, labels, and the log-sum-exp of the whole vocabulary; all tokens are gathered again in backward."""
+    """Saves local tokens, labels, and the log-sum-exp of the full vocabulary; tokens are gathered again in backward."""
 
     @staticmethod
     def forward(ctx: Any, tp: TensorParallel, x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-        """Own tokens [B, t, h], own words [V / tp, h], labels of all tokens [N] -> scalar."""
+        """Local tokens [B, t, h], local weight [V / tp, h], labels of all tokens [N] -> scalar."""
         ctx.tp, ctx.first = tp, tp.index * weight.shape[0]
         check_labels(labels, tp.degree * weight.shape[0], IGNORE_INDEX)
         ctx.weight = weight  # the gathered parameter itself, as of every column-parallel linear
@@ -145,7 +145,7 @@ class _SlicedHeadAndLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, Tensor, None]:
-        """Of own tokens, and of own words."""
+        """Gradients of local tokens and of the local weight."""
         x, labels, lse = ctx.saved_tensors
         rows, tp = _all_rows(ctx.tp, x), ctx.tp
         partial, grad_weight = linear_slice_gradients(gradient, rows, ctx.weight, labels, lse, ctx.first, [True, True], IGNORE_INDEX)
@@ -154,12 +154,12 @@ class _SlicedHeadAndLoss(torch.autograd.Function):
 
 
 def _all_rows(tp: TensorParallel, x: Tensor) -> Tensor:
-    """Own tokens [B, t, h] -> all tokens' rows [B · T, h]."""
+    """Local tokens [B, t, h] -> all tokens' rows [B · T, h]."""
     return tp.start_gather(x).wait().flatten(0, 1)
 
 
 def _joined(tp: TensorParallel, labels: Tensor, own: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Labels, and each slice's log-sum-exp and chosen logits [N] -> the loss, and the whole vocabulary's log-sum-exp [N]."""
+    """Labels, and each slice's log-sum-exp and label logits [N] -> the loss, and the full vocabulary's log-sum-exp [N]."""
     largest = tp.largest(own.clone())
     sums = tp.sum(torch.stack([(own - largest).exp_(), chosen]))
     lse = largest.add_(sums[0].log_())

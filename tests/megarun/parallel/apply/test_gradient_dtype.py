@@ -30,7 +30,7 @@ def local(tensor: Tensor | None) -> Tensor:
 
 
 def reduced_each_microbatch(trainer: Trainer, batches: Batches) -> dict[str, list[Tensor]]:
-    """What every microbatch's reduction hands over, before it is accumulated."""
+    """The result of every microbatch's reduction, before it is accumulated."""
     found: dict[str, list[Tensor]] = {}
 
     def record(name: str) -> Any:
@@ -48,7 +48,7 @@ def reduced_each_microbatch(trainer: Trainer, batches: Batches) -> dict[str, lis
 
 @pytest.mark.parametrize(("params", "reduce"), [("bf16", "bf16"), ("bf16", "fp32"), ("fp32", "bf16")])
 def test_shards_accumulate_in_the_gradients_dtype(params: str, reduce: str, one_process: Any, worker: Any, spec_with: Any) -> None:
-    """bf16 shards beside fp32 parameters: the sum in bf16, in order, of what each microbatch reduced; one flat buffer a group."""
+    """bf16 shards of fp32 parameters: the sum in bf16, in order, of what each microbatch reduced; one flat buffer per group."""
     overrides = {"schedule.num_microbatches": 3, "precision.params": params, "precision.reduce": reduce}
     wide, batches = trainer_of(worker, spec_with(overrides))
     parts = reduced_each_microbatch(wide, batches)

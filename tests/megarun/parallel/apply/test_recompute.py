@@ -78,7 +78,7 @@ def forward_backward(spec: Spec, stage: Stage) -> tuple[torch.Tensor, Counter[st
 
 @pytest.mark.parametrize(("name", "policy"), POLICIES)
 def test_gradients_are_those_without_recompute(name: str, policy: str, spec_with: Any) -> None:
-    """To the bit; and of the operations only the region's run again, once a microbatch, in every layer but the last."""
+    """Bitwise equal; only the region's operations run again, once per microbatch, in every layer but the last."""
     letter = LETTERS.get(name, name)
     spec, plain = stage_of(spec_with, letter, "none", FAMILIES[name])
     _, recomputed = stage_of(spec_with, letter, policy, FAMILIES[name])
@@ -96,7 +96,7 @@ def test_gradients_are_those_without_recompute(name: str, policy: str, spec_with
 
 
 def test_experts_that_gather_are_the_same_experts(spec_with: Any) -> None:
-    """Logits and gradients, with a shared expert beside them."""
+    """Logits and gradients, with a shared expert."""
     found, expected = (stage_of(spec_with, "E", "none", {"host.kernels": kernels}) for kernels in ("triton", "reference"))
     assert torch.equal(forward_backward(*found)[0], forward_backward(*expected)[0])
     for (key, a), (_, b) in zip(found[1].named_parameters(), expected[1].named_parameters(), strict=True):
@@ -106,5 +106,5 @@ def test_experts_that_gather_are_the_same_experts(spec_with: Any) -> None:
 def test_what_a_family_refuses_is_an_error(spec_with: Any) -> None:
     """The rules refuse it first; the runtime never substitutes another policy."""
     for letter in "EM":
-        with pytest.raises(TypeError, match="refuses full recompute"):
+        with pytest.raises(TypeError, match="does not support full recompute"):
             stage_of(spec_with, letter, "full", {})

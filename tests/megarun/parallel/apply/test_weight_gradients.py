@@ -47,7 +47,7 @@ def _is_linear(name: str) -> bool:
 
 
 def test_the_first_half_leaves_linears_pending_and_the_second_completes_them(trainer: Trainer) -> None:
-    """Gradients are autograd's to the bit; a second microbatch adds to them; nothing is kept afterwards."""
+    """Gradients are bitwise equal to autograd's; a second microbatch accumulates; nothing is held afterwards."""
     (stage,) = trainer.stages
     for _ in range(2):
         torch.autograd.backward(_loss(trainer))
@@ -104,7 +104,7 @@ def test_what_waits_does_not_hold_the_input() -> None:
     assert compute.args[0], "nothing is pending"  # type: ignore[attr-defined]
 
 
-def test_a_gradient_is_gone_before_the_next_input_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gradient_is_freed_before_the_next_input_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name left over from the product before would hold a gradient as large as the input that is gathered then."""
     store, weight = WeightGradients(nn.Module()), torch.zeros(5, 3)
     monkeypatch.setattr(store, "accumulate", lambda *_: None)
@@ -136,10 +136,10 @@ def test_the_input_gradient_is_no_view() -> None:
     """A view's base holds its storage, so autograd would not add another reader's gradient in place but make a third tensor of its size."""
     linear = nn.Linear(3, 5)
     output = SplitLinear.apply(torch.randn(2, 4, 3, requires_grad=True), linear.weight, linear.bias)
-    handed_on: list[bool] = []
-    output.grad_fn.register_hook(lambda inputs, _: handed_on.append(inputs[0]._is_view()))
+    is_view: list[bool] = []
+    output.grad_fn.register_hook(lambda inputs, _: is_view.append(inputs[0]._is_view()))
     output.sum().backward()
-    assert handed_on == [False]
+    assert is_view == [False]
 
 
 @pytest.mark.requirement("R-41")

@@ -43,7 +43,7 @@ def test_chunks_of_one_rank_share_their_gradient(one_process: Any, spec_with: An
         SharedGradients(Layout("v", slots, 1, 2), mesh).reduce([first, last])
 
 
-def test_what_a_stage_hands_on_is_no_view(spec_with: Any) -> None:
+def test_the_output_of_a_stage_is_not_a_view(spec_with: Any) -> None:
     """torch cannot detach a view in place where it splits a backward; recomputed or not, every family ends in a sum of its own."""
     for policy in ("none", "selective"):
         spec = Spec.model_validate(spec_with({"recompute.default": policy, "mesh.pp": 5, "schedule.num_microbatches": 5}))

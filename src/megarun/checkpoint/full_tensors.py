@@ -1,4 +1,4 @@
-"""Whole tensors of a checkpoint, on one process: for export, and to compare two checkpoints."""
+"""Full tensors of a checkpoint, on one process: for export, and to compare two checkpoints."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def tensor_names(checkpoint: Path) -> list[str]:
     return sorted(CheckpointReader(checkpoint).read_metadata().state_dict_metadata)
 
 
-def whole_tensors(checkpoint: Path, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors as they are unsharded, one at a time, in host memory.
+def full_tensors(checkpoint: Path, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+    """Unsharded tensors, one at a time, in host memory.
 
     Raises:
         MegaplanError: MP644.
@@ -35,9 +35,9 @@ def whole_tensors(checkpoint: Path, names: Iterable[str]) -> Iterator[tuple[str,
     for name in names:
         found = saved[name]
         if not isinstance(found, TensorStorageMetadata):
-            raise TypeError(f"{name} is no tensor")
+            raise TypeError(f"{name} is not a tensor")
         tensor = torch.empty(found.size, dtype=found.properties.dtype)
-        with warnings.catch_warnings():  # that there is no process group is what `no_dist` says
+        with warnings.catch_warnings():  # `no_dist` warns that there is no process group
             warnings.simplefilter("ignore", UserWarning)
-            load({name: Pieces.whole(tensor)}, storage_reader=CheckpointReader(checkpoint), planner=PiecesLoadPlanner(), no_dist=True)
+            load({name: Pieces.unsharded(tensor)}, storage_reader=CheckpointReader(checkpoint), planner=PiecesLoadPlanner(), no_dist=True)
         yield name, tensor

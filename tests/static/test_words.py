@@ -1,0 +1,130 @@
+"""Words that the finished folders must not use: each hit fails with file, line, word and the plain alternative.
+
+Checked are comments, strings and the words of identifiers. `FOLDERS` lists the folders that are finished; add a folder after its text is
+revised. `ALLOWED` has the places where a listed word is the field's own term.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = (
+    "kernels",
+    "scripts",
+    "src/megaplan/cli",
+    "src/megaplan/diagnostics",
+    "src/megarun",
+    "tests/kernels",
+    "tests/megarun",
+    "tests/static",
+)
+"""Folders whose texts are revised."""
+LATER = ("kernels/megakernels/ops/attention", "kernels/megakernels/ops/indexed_attention")
+"""Parts of them that are not."""
+
+_UNIT = "layer|rank|token|slot|step|stage|sequence|program|head|line|file|row"
+WORDS = {
+    r"beside": "next to, with, in addition to, compared with",
+    r"stands?|stood|standing": "is, has, occurs",
+    r"anew": "again, new",
+    r"heeds?": "check, poll",
+    r"hand(?:s|ed|ing)? on": "pass on, send",
+    r"handed over|hands over": "pass, send",
+    r"moments?": "time, point, peak; only the optimizer has moments",
+    r"born|births?|dies|died|deaths?": "allocated, freed, started, ended",
+    r"gone": "freed, removed, closed",
+    r"nobody": "no process, no one, nothing",
+    r"alike": "equal, equally, the same",
+    r"apart": "separate, separately, distinguish",
+    r"aside": "except, separately",
+    r"told|tells?|telling": "reported, shows, distinguishes",
+    r"lies|lay|laid": "is, is stored, is located",
+    r"spoils?|spoilt": "corrupt, corrupted",
+    r"torn": "aborted, split",
+    r"strangers?": "another program",
+    r"wants|wished?|wishes": "needs, requires",
+    r"likewise": "also; repeat the phrase",
+    r"now and then": "at intervals",
+    r"all else": "everything else, the rest",
+    r"lest|hence|thence|whence|upon|amid|thereof|whereof|wherein|thereby": "so that, therefore, from, on, in",
+    r"came of|comes? of|come of": "is a descendant of, results from",
+    r"under way": "in progress",
+    r"goes on|go on|going on|went on": "continues",
+    r"at its highest|at the highest": "at the peak",
+    r"to the bit": "bitwise",
+    rf"(?:{_UNIT}|group|column|second) an? (?:{_UNIT})": "per",
+}
+"""Word to plain alternative."""
+
+ALLOWED = {
+    r"^(?:\"moments\"|moments(?: dtype)?)$": "the spec's key precision.moments and its variables: moments of the optimizer",
+    r"precision[.]moments|moments: (?:bf16|fp32)|store its moments|AdamW.* moments|[Mm]oments (?:of zero|in a dtype)": "of the optimizer",
+    r"ranks\[0\]\.moments": "a field of megaplan's budget, whose folder is not revised yet",
+    r"where it has moments": "statistical moments of a distribution",
+    r"^wants json$": "a function of megaplan.terminal, which is not revised yet",
+}
+"""Pattern of a text in which a listed word is legal, with the reason."""
+
+
+def texts(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, text) of every comment, string and identifier of a Python file; identifiers as words separated by spaces."""
+    if path.suffix != ".py":
+        yield from ((number, line.partition("#")[2]) for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1))
+        return
+    strings = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
+        if token.type in strings:
+            for offset, line in enumerate(token.string.splitlines()):
+                yield token.start[0] + offset, line
+        elif token.type == tokenize.NAME:
+            yield token.start[0], re.sub(r"(?<=[a-z])(?=[A-Z])", " ", token.string).replace("_", " ")
+
+
+def hits(path: Path, root: Path = ROOT) -> list[str]:
+    """One line per word of a file that is listed and not allowed."""
+    return [
+        f"{path.relative_to(root)}:{line}: {found[0]!r}, write: {plain}"
+        for line, text in texts(path)
+        if not any(allowed.search(text.strip()) for allowed in _ALLOWED)
+        for pattern, plain in _WORDS
+        if (found := pattern.search(text))
+    ]
+
+
+_WORDS = [(re.compile(rf"\b(?:{words})\b", re.IGNORECASE), plain) for words, plain in WORDS.items()]
+_ALLOWED = [re.compile(pattern) for pattern in ALLOWED]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_listed_word(folder: str) -> None:
+    files = [path for suffix in ("py", "sh") for path in sorted((ROOT / folder).rglob(f"*.{suffix}"))]
+    assert files
+    revised = [path for path in files if path != Path(__file__) and not path.relative_to(ROOT).as_posix().startswith(LATER)]
+    found = [hit for path in revised for hit in hits(path)]
+    assert not found, "\n".join(found)
+
+
+def test_hits_are_found_in_comments_strings_and_names(tmp_path: Path) -> None:
+    """Each with its line; a longer word that contains a listed one is none."""
+    file = tmp_path / "some.py"
+    file.write_text('x = 1  # beside y\nhanded_on = f"{x} is gone"\nbesides = """a\nb anew"""\n', encoding="utf-8")
+    assert [hit.partition(", ")[0] for hit in hits(file, tmp_path)] == [
+        "some.py:1: 'beside'",
+        "some.py:2: 'handed on'",
+        "some.py:2: 'gone'",
+        "some.py:4: 'anew'",
+    ]
+
+
+@pytest.mark.parametrize("pattern", ALLOWED)
+def test_every_exception_is_needed(pattern: str) -> None:
+    """An exception without a place that uses it is removed."""
+    files = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if path != Path(__file__))
+    assert any(re.search(pattern, text.strip()) for path in files for _, text in texts(path))
