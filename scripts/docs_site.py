@@ -1,7 +1,7 @@
 """Hooks of mkdocs: pages that lie outside docs/, and the links that lead to them.
 
 The repository's own links are relative to each file and stay as they are. On the site README.md is the home page, and what it names under
-`docs/` lies beside it; other pages of the repository become pages of the site.
+Its folder has `docs/`; other pages of the repository become pages of the site.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from megaplan.hosts.megatron.argument import FEATURE, JOINT, ONLY, REQUIRED, TOLD, Argument, flag
+from megaplan.hosts.megatron.argument import FEATURE, JOINT, ONLY, REPORTED, REQUIRED, Argument, flag
 from megaplan.hosts.megatron.not_carried import IGNORED, IGNORED_PREFIXES
 from megaplan.hosts.megatron.vocabulary import TABLE
 
@@ -25,10 +25,10 @@ an import with MP913.
 
 def page() -> str:
     """The page's text."""
-    read = [row for row in TABLE if row.conversion not in (ONLY, FEATURE, TOLD)]
+    read = [row for row in TABLE if row.conversion not in (ONLY, FEATURE, REPORTED)]
     only = [row for row in TABLE if row.conversion is ONLY]
     features = [row for row in TABLE if row.conversion is FEATURE]
-    told = [row for row in TABLE if row.conversion is TOLD]
+    reported = [row for row in TABLE if row.conversion is REPORTED]
     return "\n".join(
         (
             HEAD,
@@ -58,7 +58,7 @@ def page() -> str:
             "",
             "An import lists them in a warning, MP915; no tensor's shape depends on them.",
             "",
-            *_rows(("Flag", "What it does"), ((_flag(row), row.note) for row in told)),
+            *_rows(("Flag", "What it does"), ((_flag(row), row.note) for row in reported)),
             "",
             "## Ignored",
             "",

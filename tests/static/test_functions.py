@@ -23,7 +23,7 @@ EXCEPTED = frozenset({
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 DECISIONS = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.Assert, ast.match_case)
 
-pytestmark = pytest.mark.skipif(not SOURCES[0].is_dir(), reason="runs beside the sources")
+pytestmark = pytest.mark.skipif(not SOURCES[0].is_dir(), reason="needs the sources")
 
 
 @cache

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "megatron_page.py"
 
-pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="runs beside the sources")
+pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="needs the sources")
 
 
 def test_the_page_is_up_to_date() -> None:

@@ -44,7 +44,7 @@ class _Held:
 
 
 def explain_lines(given: LoadedJob, rank: RankBudget) -> Iterator[Line]:
-    """(text, style): where the peak lies, each column's formula, then parameters and kept activations by block."""
+    """(text, style): the position of the peak, each column's formula, then parameters and kept activations by block."""
     label = runs_label(runs_of(rank.ranks))
     yield "", ""
     yield f"details of {label}", "bold"
@@ -85,7 +85,7 @@ def _megatron_ledger(given: LoadedJob, pp_rank: int) -> Iterator[Line]:
 
 
 def _held(given: LoadedJob, pp_rank: int) -> list[_Held]:
-    """The distinct blocks of a pipeline rank, in execution order; copies that only share a storage are told as parameters too."""
+    """The distinct blocks of a pipeline rank, in execution order; copies that only share a storage are listed as parameters too."""
     makes = makes_of(given.spec, given.inventory)
     found: dict[Make, _Held] = {}
     for slot in given.layout.of_rank(pp_rank):

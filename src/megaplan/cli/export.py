@@ -34,7 +34,7 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     overrides: Overrides = None,
 ) -> int:
-    """Write a plan for another framework. What the framework cannot express is told, key by key."""
+    """Write a plan for another framework. Each key that the framework cannot express is listed."""
     from megaplan.api.load import load  # noqa: PLC0415  (a help text needs no model)
     from megaplan.diagnostics import diagnostic  # noqa: PLC0415
     from megaplan.errors import Location, Severity  # noqa: PLC0415

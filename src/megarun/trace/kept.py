@@ -140,7 +140,7 @@ def _same_storage(tensor: LedgerTensor, item: Kept) -> bool:
 
 
 def _likeness(tensor: LedgerTensor, item: Kept) -> float:
-    """How well savers and maker agree with the ledger's keepers: it tells storages of one size apart."""
+    """How well savers and maker agree with the ledger's keepers: it distinguishes storages of one size."""
     keepers = tensor.keepers
     named = sum(keeper in item.savers for keeper in keepers)
     functional = any(keeper not in item.savers for keeper in keepers) and "" in item.savers

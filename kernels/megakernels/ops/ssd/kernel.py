@@ -92,7 +92,7 @@ def backward(grad_state: Tensor | None, grad_y: Tensor, scan: Scan, states: Tens
 
 
 class _Extents(NamedTuple):
-    """What the backward kernels are told of the sizes.
+    """The sizes that the backward kernels take.
 
     Attributes:
         sides: Of a tile.

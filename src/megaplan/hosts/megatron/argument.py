@@ -64,7 +64,7 @@ WHOLE = Conversion("an integer where it is whole", same, lambda value: int(value
 JOINT = Conversion("with other arguments", same, nothing)
 ONLY = Conversion("one value is accepted", same, nothing)
 FEATURE = Conversion("named in `host.features`, refused", same, nothing)
-TOLD = Conversion("not carried, listed in a warning", same, nothing)
+REPORTED = Conversion("not carried, listed in a warning", same, nothing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Argument:
     @property
     def direct(self) -> bool:
         """Whether it decides its key alone."""
-        return bool(self.key) and self.conversion not in (JOINT, ONLY, FEATURE, TOLD)
+        return bool(self.key) and self.conversion not in (JOINT, ONLY, FEATURE, REPORTED)
 
     def written(self, spec: Any, blocks: frozenset[str]) -> Any:
         """Its value for a spec that has these kinds of block; None or False where it is left out."""
@@ -163,4 +163,4 @@ def feature(name: str, feature: str, note: str) -> Argument:
 
 def told(names: str, note: str) -> Iterator[Argument]:
     """Arguments that a spec does not carry, by their names in one text."""
-    return (Argument(name, Kind.TEXT, conversion=TOLD, note=note) for name in names.split())
+    return (Argument(name, Kind.TEXT, conversion=REPORTED, note=note) for name in names.split())

@@ -10,7 +10,7 @@ from typing import Any
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
-from megaplan.hosts.megatron.argument import REQUIRED, TOLD, Argument, Kind, flag
+from megaplan.hosts.megatron.argument import REPORTED, REQUIRED, Argument, Kind, flag
 from megaplan.hosts.megatron.not_carried import IGNORED, IGNORED_PREFIXES
 from megaplan.hosts.megatron.vocabulary import ARGUMENTS, section_rows
 from megaplan.scalars import MAX_INT
@@ -147,7 +147,7 @@ class Arguments:
         for key in self.values:
             if key in self._read or key in IGNORED or key.startswith(IGNORED_PREFIXES):
                 continue
-            if key in ARGUMENTS and ARGUMENTS[key].conversion is TOLD:
+            if key in ARGUMENTS and ARGUMENTS[key].conversion is REPORTED:
                 self.tell(key, ARGUMENTS[key].note)
             else:
                 hint = f"remove {flag(key)} from a copy of the file if it changes no tensor"

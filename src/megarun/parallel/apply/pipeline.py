@@ -106,7 +106,7 @@ class PipelineRunner:
 
     def __init__(self, stages: Sequence[Stage], spec: Spec, mesh: RankMesh) -> None:
         self._device, self._looks_ahead = mesh.device, spec.model.features.mtp is not None
-        logging.getLogger(schedules.__name__).setLevel(logging.CRITICAL)  # every rank would print its whole order beside the one error
+        logging.getLogger(schedules.__name__).setLevel(logging.CRITICAL)  # every rank would print its whole order with the one error
         kind = schedule_class(spec.schedule.kind)
         check_order(kind, mesh.coordinate["pp"], spec)
         several = issubclass(kind, PipelineScheduleMulti)
