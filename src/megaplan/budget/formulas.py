@@ -81,7 +81,7 @@ FORMULAS: dict[str, Formula] = {
         "largest over moments of: Σ over chunks (microbatches in flight · Σ ledger) + the block that runs; the counts are the schedule's"
         " vectors, never a peak count times a mean",
         "bytes",
-        "megaplan/hosts/megarun: one ledger a block family, replayed from its operations",
+        "megaplan/families: the operations of a block, which megaplan/hosts/megarun replays",
         "D with swiglu, B 1, T 4096, h 4096, F 14336, bf16: normed 32 MiB + rstd 16 KiB + gate, up, act 3 · 112 MiB = 368.02 MiB",
     ),
     Column.FEATURE_ACTIVATIONS: Formula(

@@ -106,5 +106,5 @@ def test_experts_that_gather_are_the_same_experts(spec_with: Any) -> None:
 def test_what_a_family_refuses_is_an_error(spec_with: Any) -> None:
     """The rules refuse it first; the runtime never substitutes another policy."""
     for letter in "EM":
-        with pytest.raises(TypeError, match="does not support full recompute"):
+        with pytest.raises(ValueError, match="refuse full recompute"):
             stage_of(spec_with, letter, "full", {})
