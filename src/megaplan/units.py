@@ -48,19 +48,9 @@ def format_gib(num_bytes: int, digits: int = 2) -> str:
     return f"{num_bytes / 2**30:.{digits}f}"
 
 
-def format_count(count: int) -> str:
-    """Every digit, grouped: `4,726,404,962`."""
-    return f"{count:,}"
-
-
 def short_count(count: int, digits: int = 2) -> str:
     """Decimal display of a count: `4.73 B`, `131.07 K`, `512`."""
     return _decimal(count, (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3)), digits)
-
-
-def format_flops(flops: int, digits: int = 2) -> str:
-    """Decimal display of floating-point operations: `1.21 PFLOP`."""
-    return _decimal(flops, tuple((prefix, 1000**power) for power, prefix in reversed(tuple(enumerate("KMGTPEZ", start=1)))), digits, "FLOP")
 
 
 def format_ns(ns: int, digits: int = 2) -> str:

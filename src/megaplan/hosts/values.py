@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
@@ -67,11 +66,3 @@ class BlockLedger:
         """What is alive at the backward peak and not kept: gradients of intermediates and parameters, recomputed storages."""
         kept = {tensor.name for tensor in self.saved}
         return tuple(tensor for tensor in self.backward_live if tensor.name not in kept)
-
-
-def bytes_by_column(tensors: Iterable[LedgerTensor]) -> dict[Column, int]:
-    """Sum of bytes per column."""
-    total: dict[Column, int] = {}
-    for tensor in tensors:
-        total[tensor.column] = total.get(tensor.column, 0) + tensor.bytes
-    return total

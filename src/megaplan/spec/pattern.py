@@ -7,7 +7,7 @@ written out in full. Columns in messages count characters from 1; layers count f
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -80,11 +80,6 @@ def parse_pattern(text: str, num_layers: int, location: Location | None = None) 
     for part in normal.split(BOUNDARY):
         stops.append(stops[-1] + len(part))
     return Pattern(normal, normal.replace(BOUNDARY, ""), tuple(pairwise(stops)))
-
-
-def format_pattern(layers: str, spans: Sequence[Span] | None = None) -> str:
-    """The text of a pattern: the letters, with `|` between the spans if they are given."""
-    return layers if spans is None else BOUNDARY.join(layers[start:stop] for start, stop in spans)
 
 
 def has_boundaries(text: str) -> bool:

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from routing_bytes import routing_bytes
 
 from megaplan.budget.axes import AXES
 from megaplan.budget.build import build_budget
 from megaplan.budget.fit import cuts, fit_diagnostics, largest_micro_batch, what_ifs
 from megaplan.budget.formulas import FORMULAS
-from megaplan.budget.routing import routing_bytes
 from megaplan.budget.serving import cached_tokens, serving_budget
 from megaplan.budget.values import Budget, ServingBudget
 from megaplan.columns import Column, Phase

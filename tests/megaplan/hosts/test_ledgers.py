@@ -1,12 +1,13 @@
 """Ledgers against numbers worked out by hand, for a spec small enough to follow: B 2, T 8, h 16, bf16."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from megaplan.columns import Column
 from megaplan.hosts.megarun.ledger import block_ledger
-from megaplan.hosts.values import BlockLedger, bytes_by_column
+from megaplan.hosts.values import BlockLedger, LedgerTensor
 from megaplan.inventory.build import build_inventory
 from megaplan.spec.models import Spec
 
@@ -22,6 +23,14 @@ MLA = {
     "qk_rope_head_dim": 2,
     "v_head_dim": 3,
 }
+
+
+def bytes_by_column(tensors: Iterable[LedgerTensor]) -> dict[Column, int]:
+    """Sum of bytes per column."""
+    total: dict[Column, int] = {}
+    for tensor in tensors:
+        total[tensor.column] = total.get(tensor.column, 0) + tensor.bytes
+    return total
 
 
 def spec_of(letter: str, sections: dict[str, Any], **more: Any) -> Spec:

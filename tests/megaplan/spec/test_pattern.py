@@ -1,15 +1,22 @@
 """Patterns: cycling, boundaries, normalisation, and what every wrong character is told (R-1 … R-3)."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from megaplan.errors import Diagnostic, MegaplanError
 from megaplan.spec.architecture import Mamba2
-from megaplan.spec.pattern import LETTERS, format_pattern, parse_pattern
+from megaplan.spec.pattern import LETTERS, parse_pattern
 
 words = st.text(alphabet=LETTERS, min_size=1, max_size=20)
 anything = st.text(alphabet=st.sampled_from("AMERDamerd|*-+G/ 13()\t×É\x07"), max_size=20)
+
+
+def format_pattern(layers: str, spans: Sequence[tuple[int, int]] | None = None) -> str:
+    """The text of a pattern: the letters, with `|` between the spans if they are given."""
+    return layers if spans is None else "|".join(layers[start:stop] for start, stop in spans)
 
 
 def problems(text: str, num_layers: int = 4) -> tuple[Diagnostic, ...]:
