@@ -62,9 +62,9 @@ def _four_numbers(found: Estimate, rank: RankBudget) -> Iterator[str]:
     routing, moe = found.routing, found.job.spec.model.moe
     yield f"{runs_label(runs_of(rank.ranks))}, at the peak:"
     rows = [
-        ("allocated", rank.allocated_bytes, "what torch's allocator hands out"),
-        ("reserved", rank.peak_bytes, "with its rounding and slack (modelled)"),
-        ("device", found.device_bytes(rank), "with context, NCCL and driver"),
+        ("allocated", rank.allocated_bytes, "bytes of live tensors in torch's allocator"),
+        ("reserved", rank.peak_bytes, "plus its rounding and slack (modelled)"),
+        ("device", found.device_bytes(rank), "plus CUDA context, NCCL and driver"),
     ]
     if routing is not None:
         balanced, skewed = routing.allocated_bytes(rank)
@@ -75,7 +75,7 @@ def _four_numbers(found: Estimate, rank: RankBudget) -> Iterator[str]:
     width = max(len(name) for name, _, _ in rows)
     yield from (f"  {name.ljust(width)}  {format_bytes(num_bytes):>10}  {text}" for name, num_bytes, text in rows)
     if routing is not None and rank.fits and not routing.skewed.of_rank(rank.ranks[0]).fits:
-        yield f"  under skew {routing.skew:g} it does NOT fit"
+        yield f"  DOES NOT FIT under skew {routing.skew:g}"
     if routing is None and moe is not None:
         why = "a capacity bounds every expert" if moe.capacity_factor is not None else "all experts are on the rank (ep 1)"
         yield f"  allocated under skew: the same, {why}"

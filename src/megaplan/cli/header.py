@@ -22,7 +22,7 @@ def header_lines(spec: Spec, letters: Sequence[str], parameters: int, active_par
     size = f"{counted(batch.micro_batch_size, 'sequence')} of {batch.seq_length:,} tokens"
     steps = f", {schedule.steps_per_update:,} times per update" if schedule.steps_per_update > 1 else ""
     yield f"  {schedule.kind}, {counted(schedule.num_microbatches, 'microbatch')} of {size}{steps}", ""
-    yield f"  {spec.global_batch_tokens:,} tokens a step", ""
+    yield f"  {spec.global_batch_tokens:,} tokens per step", ""
 
 
 def counted(number: int, noun: str) -> str:

@@ -89,9 +89,9 @@ def run(copy: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *words], cwd=copy, env=path, capture_output=True, text=True, check=False)
 
 
-def estimate(copy: Path) -> dict[str, Any]:
+def estimate(copy: Path, *words: str) -> dict[str, Any]:
     """The copy's estimate of the toy model."""
-    done = run(copy, "-m", "megaplan", "estimate", "toy.yaml", "--json")
+    done = run(copy, "-m", "megaplan", "estimate", "toy.yaml", "--json", *words)
     assert not done.stderr, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
