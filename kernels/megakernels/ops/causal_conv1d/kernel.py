@@ -52,15 +52,6 @@ def inputs_at(x, initial, position, x_stride, num_positions, channel, num_channe
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def tile_of(num_positions, num_channels, POSITIONS: tl.constexpr, CHANNELS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """This program's row, the first of its positions, its channels, and which of those exist."""
-    tiles = tl.cdiv(num_positions, POSITIONS)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    first = (tl.program_id(0) % tiles).to(tl.int64) * POSITIONS
-    return (tl.program_id(0) // tiles).to(tl.int64), first, channel, channel < num_channels
-
-
-@triton.jit  # type: ignore[untyped-decorator]
 def conv_forward_kernel(  # type: ignore[no-untyped-def]
     x,
     weight,
@@ -81,8 +72,11 @@ def conv_forward_kernel(  # type: ignore[no-untyped-def]
     SILU: tl.constexpr,
 ):
     """POSITIONS positions of CHANNELS channels of one row of y."""
-    row, first, channel, inside = tile_of(num_positions, num_channels, POSITIONS=POSITIONS, CHANNELS=CHANNELS)
-    position = first + tl.arange(0, POSITIONS)
+    tiles = tl.cdiv(num_positions, POSITIONS)
+    row = (tl.program_id(0) // tiles).to(tl.int64)
+    position = (tl.program_id(0) % tiles).to(tl.int64) * POSITIONS + tl.arange(0, POSITIONS)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = channel < num_channels
     x += row * x_row
     initial += row * (TAPS - 1) * num_channels
     total = tl.zeros([POSITIONS, CHANNELS], dtype=tl.float32)
@@ -133,8 +127,12 @@ def conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  a st
     NEEDS_WEIGHT: tl.constexpr,
 ):
     """The gradients of POSITIONS positions of CHANNELS channels of one row, and their share of the weight gradient."""
-    row, first, channel, inside = tile_of(num_positions, num_channels, POSITIONS=POSITIONS, CHANNELS=CHANNELS)
+    tiles = tl.cdiv(num_positions, POSITIONS)
+    row = (tl.program_id(0) // tiles).to(tl.int64)
+    first = (tl.program_id(0) % tiles).to(tl.int64) * POSITIONS
     end = tl.minimum(first + POSITIONS, num_positions)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = channel < num_channels
     x += row * x_row
     grad_y += row * grad_row
     initial += row * (TAPS - 1) * num_channels

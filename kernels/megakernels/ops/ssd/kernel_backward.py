@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import dot, narrow
-from megakernels.ops.ssd.kernel_tiles import decay_of, head_of, sequence_tile, slope_of, state_of, steps_of, tile_of
+from megakernels.ops.ssd.kernel_tiles import decay_of, ends_of, sequence_tile, slope_of, state_of, steps_of
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -45,7 +45,6 @@ def ssd_state_gradient_kernel(  # type: ignore[no-untyped-def]
     """Gradients of the states at the ends of all chunks of one sequence and head, and of the initial state; P of the head's columns."""
     batch, head, block = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     group = head // heads_per_group
-    dt, dt_bias, A_log, starts = head_of(dt, dt_bias, A_log, starts, batch, head, num_positions, dt_stride_b, dt_stride_h)
     ps, ss, in_p, in_s, in_state, within, of_head = state_of(batch, head, block, num_heads, head_width, state_width, P=P, S=S)
     grad_state = tl.zeros([P, S], dtype=tl.float32)
     if HAS_FINAL:
@@ -59,8 +58,14 @@ def ssd_state_gradient_kernel(  # type: ignore[no-untyped-def]
         num_tiles = tl.cdiv(stop - begin, Q)
         for tile_back in range(num_tiles):
             first = begin + (num_tiles - 1 - tile_back) * Q
-            position, valid, _step, _rate, _seen, from_start, _to_end, across, _sums, _rests = tile_of(
-                dt, dt_bias, A_log, starts, first, stop, dt_stride_t, dt_min, dt_max, Q, HAS_STARTS
+            position = first + tl.arange(0, Q)
+            valid = position < stop
+            _raw, step, rate = steps_of(
+                dt, dt_bias, A_log, batch, head, position, valid, dt_stride_b, dt_stride_t, dt_stride_h, dt_min, dt_max
+            )
+            last = tl.minimum(first + Q, stop) - 1
+            _seen, from_start, _to_end, across, _sums, _rests = ends_of(
+                starts, batch, num_positions, first, last, position, valid, step, rate, HAS_STARTS
             )
             at, mask = sequence_tile(grad_y + head * grad_stride_h, batch, position, grad_stride_b, grad_stride_t, ps, valid, in_p)
             grad = tl.load(at, mask=mask, other=0.0).to(tl.float32)
@@ -126,7 +131,6 @@ def ssd_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
     num_blocks = tl.cdiv(head_width, P)
     head, block = (tl.program_id(1) // num_blocks).to(tl.int64), tl.program_id(1) % num_blocks
     group = head // heads_per_group
-    dt, dt_bias, A_log, starts = head_of(dt, dt_bias, A_log, starts, batch, head, num_positions, dt_stride_b, dt_stride_h)
     chunk, tile_of_chunk = tile // tiles_per_chunk, tile % tiles_per_chunk
     begin = chunk * chunk_size
     stop = tl.minimum(begin + chunk_size, num_positions)
@@ -139,8 +143,12 @@ def ssd_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
     # the tile's first state, from the chunk's
     state = tl.load(states + place, mask=in_state, other=0.0).to(tl.float32)
     for other in range(begin, tl.minimum(first, stop), Q):
-        there, exists, length, _fall, _seen, _from, onward, through, _sums, _rests = tile_of(
-            dt, dt_bias, A_log, starts, other, stop, dt_stride_t, dt_min, dt_max, Q, HAS_STARTS
+        there = other + tl.arange(0, Q)
+        exists = there < stop
+        _raw, length, fall = steps_of(dt, dt_bias, A_log, batch, head, there, exists, dt_stride_b, dt_stride_t, dt_stride_h, dt_min, dt_max)
+        end = tl.minimum(other + Q, stop) - 1
+        _seen, _from, onward, through, _sums, _rests = ends_of(
+            starts, batch, num_positions, other, end, there, exists, length, fall, HAS_STARTS
         )
         at, mask = sequence_tile(x + head * x_stride_h, batch, there, x_stride_b, x_stride_t, ps, exists, in_p)
         written = tl.load(at, mask=mask, other=0.0).to(tl.float32) * (onward * length)[:, None]
@@ -150,8 +158,12 @@ def ssd_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
     grad_state = tl.load(grad_states + place, mask=in_state, other=0.0).to(tl.float32)
     for back in range(tl.cdiv(tl.maximum(stop - first - Q, 0), Q)):
         other = begin + (tl.cdiv(stop - begin, Q) - 1 - back) * Q
-        there, exists, _length, _fall, _seen, onward, _to, through, _sums, _rests = tile_of(
-            dt, dt_bias, A_log, starts, other, stop, dt_stride_t, dt_min, dt_max, Q, HAS_STARTS
+        there = other + tl.arange(0, Q)
+        exists = there < stop
+        _raw, length, fall = steps_of(dt, dt_bias, A_log, batch, head, there, exists, dt_stride_b, dt_stride_t, dt_stride_h, dt_min, dt_max)
+        end = tl.minimum(other + Q, stop) - 1
+        _seen, onward, _to, through, _sums, _rests = ends_of(
+            starts, batch, num_positions, other, end, there, exists, length, fall, HAS_STARTS
         )
         at, mask = sequence_tile(grad_y + head * grad_stride_h, batch, there, grad_stride_b, grad_stride_t, ps, exists, in_p)
         taken = tl.load(at, mask=mask, other=0.0).to(tl.float32) * onward[:, None]
@@ -159,8 +171,12 @@ def ssd_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
         grad_state = through * grad_state + dot(tl.trans(tl.load(queries_at, mask=mask, other=0.0)), narrow(taken, x.dtype.element_ty))
     passed_on = tl.sum(tl.sum(grad_state * state, 1), 0)
 
-    position, valid, step, rate, seen, from_start, to_end, across, sums, rests = tile_of(
-        dt, dt_bias, A_log, starts, first, stop, dt_stride_t, dt_min, dt_max, Q, HAS_STARTS
+    position = first + tl.arange(0, Q)
+    valid = position < stop
+    last = tl.minimum(first + Q, stop) - 1
+    _raw, step, rate = steps_of(dt, dt_bias, A_log, batch, head, position, valid, dt_stride_b, dt_stride_t, dt_stride_h, dt_min, dt_max)
+    seen, from_start, to_end, across, sums, rests = ends_of(
+        starts, batch, num_positions, first, last, position, valid, step, rate, HAS_STARTS
     )
     decay = decay_of(sums, rests, position, seen, valid)
     here, mask_s = sequence_tile(B + group * B_stride_g, batch, position, B_stride_b, B_stride_t, ss, valid, in_s)
@@ -191,7 +207,7 @@ def ssd_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
     grad_log_decay = across_pairs + tl.cumsum(read, 0, reverse=True) + (tl.cumsum(kept, 0) - kept) + across * passed_on
     grad_log_decay = tl.where(valid, grad_log_decay, 0.0)
     # read again, for there are no registers to keep it in
-    again, _step, _rate = steps_of(dt, dt_bias, A_log, position, valid, dt_stride_t, dt_min, dt_max)
+    again, _step, _rate = steps_of(dt, dt_bias, A_log, batch, head, position, valid, dt_stride_b, dt_stride_t, dt_stride_h, dt_min, dt_max)
     grad_raw = tl.where(valid, (tl.sum(grad_u * wide, 1) + rate * grad_log_decay) * slope_of(again, dt_min, dt_max), 0.0)
     part = block.to(tl.int64) * tl.num_programs(2) * num_positions * num_heads
     tl.store(grad_dt_parts + part + rows * num_heads + head, grad_raw, mask=valid)

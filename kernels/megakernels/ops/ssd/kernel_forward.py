@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import dot, narrow
-from megakernels.ops.ssd.kernel_tiles import decay_of, head_of, sequence_tile, state_of, tile_of
+from megakernels.ops.ssd.kernel_tiles import decay_of, ends_of, sequence_tile, state_of, steps_of
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -51,7 +51,6 @@ def ssd_forward_kernel(  # type: ignore[no-untyped-def]
     """All positions of one sequence and head, P of the head's columns: the rows of a state are independent."""
     batch, head, block = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     group = head // heads_per_group
-    dt, dt_bias, A_log, starts = head_of(dt, dt_bias, A_log, starts, batch, head, num_positions, dt_stride_b, dt_stride_h)
     ps, ss, in_p, in_s, in_state, within, of_head = state_of(batch, head, block, num_heads, head_width, state_width, P=P, S=S)
     state = tl.zeros([P, S], dtype=tl.float32)
     if HAS_INITIAL:
@@ -62,8 +61,14 @@ def ssd_forward_kernel(  # type: ignore[no-untyped-def]
         tl.store(states + place, narrow(state, states.dtype.element_ty), mask=in_state)
         stop = tl.minimum((chunk + 1) * chunk_size, num_positions)
         for first in range(chunk * chunk_size, stop, Q):
-            position, valid, step, _rate, seen, from_start, to_end, across, sums, rests = tile_of(
-                dt, dt_bias, A_log, starts, first, stop, dt_stride_t, dt_min, dt_max, Q, HAS_STARTS
+            position = first + tl.arange(0, Q)
+            valid = position < stop
+            _raw, step, rate = steps_of(
+                dt, dt_bias, A_log, batch, head, position, valid, dt_stride_b, dt_stride_t, dt_stride_h, dt_min, dt_max
+            )
+            last = tl.minimum(first + Q, stop) - 1
+            seen, from_start, to_end, across, sums, rests = ends_of(
+                starts, batch, num_positions, first, last, position, valid, step, rate, HAS_STARTS
             )
             decay = decay_of(sums, rests, position, seen, valid) * step[None, :]
             at, mask = sequence_tile(x + head * x_stride_h, batch, position, x_stride_b, x_stride_t, ps, valid, in_p)

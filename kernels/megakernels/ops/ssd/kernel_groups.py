@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import dot, narrow
-from megakernels.ops.ssd.kernel_tiles import head_of, sequence_tile, steps_of, sums_of
+from megakernels.ops.ssd.kernel_tiles import sequence_tile, steps_of, sums_of
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -27,14 +27,13 @@ def ssd_sums_kernel(  # type: ignore[no-untyped-def]
 ):
     """Steps Δ and running sums of Δ a from the chunk's first position, rounded and rest, [B, H, T] each, of one chunk and head."""
     chunk, head, batch = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    dt, dt_bias, A_log, _starts = head_of(dt, dt_bias, A_log, dt, batch, head, num_positions, dt_stride_b, dt_stride_h)
     begin = chunk * chunk_size
     stop = tl.minimum(begin + chunk_size, num_positions)
     before = tl.full([], 0.0, tl.float64)
     for first in range(begin, stop, Q):
         position = first + tl.arange(0, Q)
         valid = position < stop
-        _raw, step, rate = steps_of(dt, dt_bias, A_log, position, valid, dt_stride_t, dt_min, dt_max)
+        _raw, step, rate = steps_of(dt, dt_bias, A_log, batch, head, position, valid, dt_stride_b, dt_stride_t, dt_stride_h, dt_min, dt_max)
         place = (batch * num_heads + head) * num_positions + position
         tl.store(steps + place, step, mask=valid)
         rounded, rest, before = sums_of(step, rate, before)

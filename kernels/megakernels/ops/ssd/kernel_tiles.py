@@ -13,19 +13,28 @@ def sequence_tile(pointer, batch, position, stride_b, stride_t, cols, valid, ins
     return pointer + place, valid[:, None] & inside[None, :]
 
 
-@triton.jit
-def head_of(dt, dt_bias, A_log, starts, batch, head, num_positions, dt_stride_b, dt_stride_h):  # type: ignore[no-untyped-def]
-    """Where one sequence's and head's dt, dt_bias, A_log and starts begin."""
-    row = batch.to(tl.int64)
-    return dt + row * dt_stride_b + head * dt_stride_h, dt_bias + head, A_log + head, starts + row * num_positions
+@triton.jit  # type: ignore[untyped-decorator]
+def state_of(batch, head, block, num_heads, head_width, state_width, P: tl.constexpr, S: tl.constexpr):  # type: ignore[no-untyped-def]
+    """P columns of a head and the rows of its state: their numbers, which exist, which elements [P, S] do, and where those are.
+
+    The places are within a head's state, and within the states of all heads of all sequences.
+    """
+    ps, ss = block * P + tl.arange(0, P), tl.arange(0, S)
+    in_p, in_s = ps < head_width, ss < state_width
+    within = ps[:, None] * state_width + ss[None, :]
+    of_head = (batch.to(tl.int64) * num_heads + head) * head_width * state_width + within
+    return ps, ss, in_p, in_s, in_p[:, None] & in_s[None, :], within, of_head
 
 
 @triton.jit
-def steps_of(dt, dt_bias, A_log, position, valid, dt_stride_t, dt_min, dt_max):  # type: ignore[no-untyped-def]
-    """Of one head: returns dt + dt_bias, the step Δ (0 where there is no position) and the rate a."""
-    raw = tl.load(dt + position.to(tl.int64) * dt_stride_t, mask=valid, other=0.0).to(tl.float32) + tl.load(dt_bias).to(tl.float32)
+def steps_of(  # type: ignore[no-untyped-def]
+    dt, dt_bias, A_log, batch, head, position, valid, dt_stride_b, dt_stride_t, dt_stride_h, dt_min, dt_max
+):
+    """Returns dt + dt_bias, the step Δ (0 where there is no position) and the rate a."""
+    address = dt + batch.to(tl.int64) * dt_stride_b + position.to(tl.int64) * dt_stride_t + head * dt_stride_h
+    raw = tl.load(address, mask=valid, other=0.0).to(tl.float32) + tl.load(dt_bias + head).to(tl.float32)
     step = tl.where(valid, tl.minimum(tl.maximum(softplus(raw), dt_min), dt_max), 0.0)
-    return raw, step, -tl.exp(tl.load(A_log).to(tl.float32))
+    return raw, step, -tl.exp(tl.load(A_log + head).to(tl.float32))
 
 
 @triton.jit
@@ -49,35 +58,8 @@ def slope_of(raw, dt_min, dt_max):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def state_of(batch, head, block, num_heads, head_width, state_width, P: tl.constexpr, S: tl.constexpr):  # type: ignore[no-untyped-def]
-    """P columns of a head and the rows of its state: their numbers, which exist, which elements [P, S] do, and where those are.
-
-    The places are within a head's state, and within the states of all heads of all sequences.
-    """
-    ps, ss = block * P + tl.arange(0, P), tl.arange(0, S)
-    in_p, in_s = ps < head_width, ss < state_width
-    within = ps[:, None] * state_width + ss[None, :]
-    of_head = (batch.to(tl.int64) * num_heads + head) * head_width * state_width + within
-    return ps, ss, in_p, in_s, in_p[:, None] & in_s[None, :], within, of_head
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def tile_of(  # type: ignore[no-untyped-def]
-    dt, dt_bias, A_log, starts, first, stop, dt_stride_t, dt_min, dt_max, Q: tl.constexpr, HAS_STARTS: tl.constexpr
-):
-    """Of one head: positions from `first` on, which of them come before `stop`, the steps Δ, the rate a, and what `ends_of` returns."""
-    position = first + tl.arange(0, Q)
-    valid = position < stop
-    _raw, step, rate = steps_of(dt, dt_bias, A_log, position, valid, dt_stride_t, dt_min, dt_max)
-    seen, from_start, to_end, across, sums, rests = ends_of(
-        starts, first, tl.minimum(first + Q, stop) - 1, position, valid, step, rate, HAS_STARTS
-    )
-    return position, valid, step, rate, seen, from_start, to_end, across, sums, rests
-
-
-@triton.jit  # type: ignore[untyped-decorator]
 def ends_of(  # type: ignore[no-untyped-def]
-    starts, first, last, position, valid, step, rate, HAS_STARTS: tl.constexpr
+    starts, batch, num_positions, first, last, position, valid, step, rate, HAS_STARTS: tl.constexpr
 ):
     """First visible position of each, the decays from the tile's start, to its end and across (0 between documents), and sums."""
     sums, rests, total = sums_of(step, rate, 0.0)  # positions out of range have step 0, so the last sum is the tile's total
@@ -87,8 +69,8 @@ def ends_of(  # type: ignore[no-untyped-def]
     across = tl.exp(rounded)
     seen = tl.zeros_like(position)
     if HAS_STARTS:
-        seen = tl.load(starts + position, mask=valid, other=0)
-        end = tl.load(starts + last)
+        seen = tl.load(starts + batch.to(tl.int64) * num_positions + position, mask=valid, other=0)
+        end = tl.load(starts + batch.to(tl.int64) * num_positions + last)
         from_start = tl.where(seen < first, from_start, 0.0)
         to_end = tl.where(position >= end, to_end, 0.0)
         across = tl.where(end < first, across, 0.0)
