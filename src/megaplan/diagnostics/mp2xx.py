@@ -48,7 +48,7 @@ MESH: dict[str, CodeInfo] = {
         "moe: {num_experts: 16, top_k: 4, ffn_hidden_size: 896}\nmesh: {tp: 3, etp: 3}      # wrong: 896 % 3 = 2",
     ),
     "MP207": CodeInfo(
-        "a sequence chunk is shorter than the convolution's history",
+        "a sequence piece is shorter than the convolution's history",
         "Under context parallelism a piece of seq_length / (2 · cp) positions is shorter than conv_kernel − 1.",
         "A convolution takes its earlier inputs only from the piece directly before.",
         "Use a longer sequence, or a smaller cp.",
