@@ -142,7 +142,7 @@ def driver_facts() -> dict[str, Any]:
 
 def explain(name: str) -> int:
     """Where one plan's peak differs from the trace of the same phase, size by size."""
-    from h200.blocks import beside_trace  # noqa: PLC0415
+    from h200.blocks import compared_with_trace  # noqa: PLC0415
     from h200.measure import find_case  # noqa: PLC0415
 
     from megaplan.columns import Phase  # noqa: PLC0415
@@ -159,7 +159,7 @@ def explain(name: str) -> int:
     print(
         f"{name}: peak in {phase}, measured {found['phases'][phase]['allocated']:,} B, estimate {found['estimate'][phase]['allocated']:,} B"
     )
-    for row in beside_trace(found["blocks"], rows)[:SHOWN_SIZES]:
+    for row in compared_with_trace(found["blocks"], rows)[:SHOWN_SIZES]:
         print(f"{row.excess_bytes:+18,} B: {row.num_measured} measured, {row.num_traced} traced of {row.block_bytes:,} B")
         for text in (*(f"gpu   {place}" for place in row.places[:4]), *(f"trace {text}" for text in row.rows[:4])):
             print(f"    {text}")

@@ -63,7 +63,7 @@ def blocks_at_peak(events: Iterable[Mapping[str, Any]]) -> list[tuple[int, str, 
     return [(size, place, count) for (size, place), count in Counter(alive.values()).items()]
 
 
-def beside_trace(blocks: Iterable[tuple[int, str, int]], rows: Sequence[Any]) -> list[SizeRow]:
+def compared_with_trace(blocks: Iterable[tuple[int, str, int]], rows: Sequence[Any]) -> list[SizeRow]:
     """Measured blocks and a trace's rows by size, largest difference first.
 
     Args:

@@ -111,7 +111,7 @@ def _moments(kept: MegatronMemory) -> dict[Phase, str]:
     return {
         Phase.INIT: "parameters, gradients and masters in place",
         Phase.FIRST_FORWARD_BACKWARD: step,
-        Phase.FIRST_OPTIMIZER: "all moments made",
+        Phase.FIRST_OPTIMIZER: "all optimizer state made",
         Phase.FORWARD_BACKWARD: step,
         Phase.OPTIMIZER: "the update of all parameters",
     }

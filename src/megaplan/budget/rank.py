@@ -163,7 +163,7 @@ def rank_cells(persistent: Persistent, step: StepPeak, states: States) -> tuple[
     where = {
         INIT: init_where,
         FIRST_FORWARD_BACKWARD: where_first,
-        FIRST_OPTIMIZER: _first_update(to_make) if made_at_end else "Newton-Schulz beside the momenta made so far",
+        FIRST_OPTIMIZER: _first_update(to_make) if made_at_end else "Newton-Schulz with the momenta made so far",
         FORWARD_BACKWARD: step.where,
         OPTIMIZER: "Newton-Schulz of the largest matrix" if not cast and scratch else _update(cast_bytes),
     }
@@ -175,7 +175,7 @@ def _update(cast_bytes: int) -> str:
 
 
 def _first_update(to_make: LastMoment) -> str:
-    return CAST if to_make.scratch_bytes else "all moments made"
+    return CAST if to_make.scratch_bytes else "all optimizer state made"
 
 
 def _base(persistent: Persistent) -> MomentCells:

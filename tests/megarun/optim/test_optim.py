@@ -128,7 +128,7 @@ def test_an_adapter_added_after_sharding_is_in_no_group_and_refused(spec_with: A
         next(iter(stage.layers.values())).register_parameter("lora_a", nn.Parameter(torch.zeros(4, 4)))
         grouped = {id(member.sharded_param) for group in parameter_groups(stage) for member in group.fsdp_params}
     assert [name for name, parameter in stage.named_parameters() if id(parameter) not in grouped] == ["layers.0.lora_a"]
-    with pytest.raises(RuntimeError, match=r"layers\.0\.lora_a: no parameter of the plan"):
+    with pytest.raises(RuntimeError, match=r"layers\.0\.lora_a: not a parameter of the plan"):
         Optimizers([stage], inventory, spec)
 
 

@@ -49,7 +49,7 @@ def tensor_part(tensor: ParamTensor, whole: Tensor, index: int, degree: int) -> 
 def _slice(tensor: ParamTensor, whole: Tensor, dim: int, index: int, degree: int) -> Tensor:
     size, left = divmod(whole.shape[dim], degree)
     if left:
-        raise ValueError(f"{tensor.name}: {whole.shape[dim]} along dim {dim} is not divisible by tp = {degree}(MP201)")
+        raise ValueError(f"{tensor.name}: {whole.shape[dim]} along dim {dim} is not divisible by tp = {degree} (MP201)")
     return whole.narrow(dim, index * size, size)
 
 

@@ -77,5 +77,5 @@ def test_a_fused_projection_is_cut_part_by_part() -> None:
 def test_what_does_not_divide_is_refused() -> None:
     """A part is never rounded."""
     tensor = ParamTensor("q_proj.weight", (6, 2), Owner.TENSOR_PARALLEL, Group.MATRIX, tp_dim=0)
-    with pytest.raises(ValueError, match=r"q_proj.weight: 6 along dim 0 do not divide by tp = 4"):
+    with pytest.raises(ValueError, match=r"q_proj.weight: 6 along dim 0 is not divisible by tp = 4"):
         local_part(tensor, torch.zeros(6, 2), place(4, 0))
