@@ -1,5 +1,6 @@
 """Shared by all operations: registration, accumulation dtype, shape checks, device dispatch."""
 
+from megakernels._common.cost import Cost, register_cost, registered_cost
 from megakernels._common.device import chooses_triton, runs_triton, use_kernels
 from megakernels._common.numerics import accumulator_dtype, row_blocks, span_sums, upcast
 from megakernels._common.operations import operation, piece, types_of
@@ -9,6 +10,7 @@ from megakernels._common.scratch import dropped_bytes, register_scratch, scratch
 from megakernels._common.shapes import require, require_starts
 
 __all__ = [
+    "Cost",
     "absolute",
     "accumulator_dtype",
     "as_stored",
@@ -21,7 +23,9 @@ __all__ = [
     "operation",
     "piece",
     "piece_rows",
+    "register_cost",
     "register_scratch",
+    "registered_cost",
     "require",
     "require_pieces",
     "require_starts",

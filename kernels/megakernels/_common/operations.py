@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
 from torch.library import custom_op
 
+from megakernels._common.cost import Cost, register_cost
 from megakernels._common.registration import GRADIENT_PREFIX, NEEDS, fake_like, join
 from megakernels._common.scratch import register_scratch
 
@@ -54,6 +55,8 @@ def operation(
     differentiable: bool = True,
     forward_scratch: Callable[[Any], int] | None = None,
     backward_scratch: Callable[..., int] | None = None,
+    forward_cost: Callable[..., Cost] | None = None,
+    backward_cost: Callable[..., Cost] | None = None,
 ) -> tuple[CustomOpDef, CustomOpDef]:
     """Registers an operation and its backward.
 
@@ -71,6 +74,8 @@ def operation(
         differentiable: Whether autograd calls the backward. If not, the backward has no `needs` and is called explicitly.
         forward_scratch: Function for the scratch bytes of `forward`, as in `register_scratch`.
         backward_scratch: Function for the scratch bytes of `backward`, with its arguments.
+        forward_cost: Function for the cost of the kernels of `forward`, with its arguments, as in `register_cost`.
+        backward_cost: Function for the cost of the kernels of `backward`, with its arguments.
     """
     tensors, numbers = _parted(arguments)
     grad = GRADIENT_PREFIX + outputs[0]
@@ -111,6 +116,10 @@ def operation(
         register_scratch(op, lambda *values: forward_scratch(given(dict(zip(arguments, values, strict=True)))))
     if backward_scratch is not None:
         register_scratch(backward_op, lambda *values: backward_scratch(*operands(dict(zip(of_backward, values, strict=True)))))
+    if forward_cost is not None:
+        register_cost(op, lambda *values: forward_cost(given(dict(zip(arguments, values, strict=True)))))
+    if backward_cost is not None:
+        register_cost(backward_op, lambda *values: backward_cost(*operands(dict(zip(of_backward, values, strict=True)))))
     return op, backward_op
 
 
@@ -126,6 +135,8 @@ def piece(
     backward: Callable[..., tuple[Sequence[Tensor | None], Tensor]],
     forward_scratch: Callable[..., int] | None = None,
     backward_scratch: Callable[..., int] | None = None,
+    forward_cost: Callable[..., Cost] | None = None,
+    backward_cost: Callable[..., Cost] | None = None,
 ) -> tuple[CustomOpDef, CustomOpDef]:
     """Registers a recurrence over a piece of a sequence, from an initial to the final state, and its backward.
 
@@ -143,6 +154,8 @@ def piece(
             returns the gradients and that of the initial state.
         forward_scratch: Function for the scratch bytes of the op, with the arguments of `forward`.
         backward_scratch: Function for the scratch bytes of `backward`, with its arguments.
+        forward_cost: Function for the cost of the kernels of `forward`, with its arguments, as in `register_cost`.
+        backward_cost: Function for the cost of the kernels of `backward`, with its arguments.
     """
     tensors, numbers = _parted(arguments)
     saved, grad = made[1:], GRADIENT_PREFIX + made[0]
@@ -152,6 +165,10 @@ def piece(
 
     def given(values: Mapping[str, Any]) -> Any:
         return bind(**{each: values[each] for each in arguments})
+
+    def forward_operands(values: tuple[Any, ...]) -> tuple[Any, ...]:
+        named = dict(zip(of_forward, values, strict=True))
+        return named["state"], given(named)
 
     def operands(values: Mapping[str, Any]) -> tuple[Any, ...]:
         return values["grad_last"], values[grad], given(values), *(values[each] for each in saved)
@@ -175,14 +192,13 @@ def piece(
     op.register_fake(lambda state, *_: fake_like(state))
     backward_op.register_fake(lambda grad_last, *_: fake_like(grad_last))
     if forward_scratch is not None:
-
-        def of_piece(*values: Any) -> int:
-            named = dict(zip(of_forward, values, strict=True))
-            return forward_scratch(named["state"], given(named))
-
-        register_scratch(op, of_piece)
+        register_scratch(op, lambda *values: forward_scratch(*forward_operands(values)))
     if backward_scratch is not None:
         register_scratch(backward_op, lambda *values: backward_scratch(*operands(dict(zip(of_backward, values, strict=True)))))
+    if forward_cost is not None:
+        register_cost(op, lambda *values: forward_cost(*forward_operands(values)))
+    if backward_cost is not None:
+        register_cost(backward_op, lambda *values: backward_cost(*operands(dict(zip(of_backward, values, strict=True)))))
     return op, backward_op
 
 

@@ -20,7 +20,7 @@ on_device_of: Callable[[Tensor], AbstractContextManager[None]] = torch.cuda.devi
 
 def num_multiprocessors(device: torch.device) -> int:
     """Multiprocessors of a CUDA device; 2 where the interpreter runs."""
-    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 2
+    return 2 if device.type == "cpu" else int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def unit_stride(tensor: Tensor) -> Tensor:

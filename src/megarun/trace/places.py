@@ -54,6 +54,11 @@ class Places:
         return ""
 
     @property
+    def in_module(self) -> bool:
+        """Whether any module runs."""
+        return bool(self._stack)
+
+    @property
     def in_forward(self) -> bool:
         """Whether a forward pass is running, not autograd."""
         return bool(self._stack) and torch._C._current_autograd_node() is None

@@ -105,7 +105,7 @@ def trace_process(job: Job, mesh: RankMesh, *, workspace_bytes: int = 0, with_va
         trainer = TracedTrainer(job, mesh, stages, owners, with_values=with_values)
         for step in range(NUM_STEPS):
             trainer.start_step()
-            trainer.step(step, _batch(job, trainer))
+            trainer.step(step, empty_batch(job, trainer))
             owners.label_resident(trainer)
         return account(mesh.rank, job, owners, tuple(first.kept), tuple(name for stage in stages for name in blocks_of(stage)))
 
@@ -141,7 +141,7 @@ def blocks_of(stage: Stage) -> tuple[str, ...]:
     return *first, *(f"layers.{index}" for index in stage.layers), *depths, *last
 
 
-def _batch(job: Job, trainer: PhasedTrainer) -> Batch:
+def empty_batch(job: Job, trainer: PhasedTrainer) -> Batch:
     """The batch of one step, as from `Batches.at`."""
     spec, features, device = job.spec, job.spec.model.features, trainer.mesh.device
     (rows, length), own = token_shape(spec), residual_shape(spec)[1]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from megakernels._common import accumulator_dtype, fake_like, join, only_needed, register_scratch, require, runs_triton
+from megakernels._common import Cost, accumulator_dtype, fake_like, join, only_needed, register_cost, register_scratch, require, runs_triton
 from megakernels.ops.cross_entropy.labels import refuse_labels
 from megakernels.ops.linear_cross_entropy import slices
 
@@ -186,7 +186,13 @@ def _of_backward(_grad_loss: Tensor, x: Tensor, weight: Tensor, *others: Any) ->
     return slices.backward_scratch_bytes(x, weight, others[-1])
 
 
+def _cost_of_backward(_grad_loss: Tensor, x: Tensor, weight: Tensor, *_: Any) -> Cost:
+    """Gradients overwrite the logits, so the kernel moves one operand twice."""
+    return Cost({}, again_bytes=x.shape[0] * weight.shape[0] * x.element_size())
+
+
 for _op in (_linear_cross_entropy, _linear_slice_statistics):
     register_scratch(_op, _of_forward)
 for _op in (_linear_cross_entropy_backward, _linear_slice_gradients):
     register_scratch(_op, _of_backward)
+    register_cost(_op, _cost_of_backward)

@@ -5,7 +5,7 @@ from torch import Tensor
 from megakernels._common import accumulator_dtype, dropped_bytes, operation, require, require_starts, types_of
 from megakernels.ops.m2rnn.choice import backward, chooses_kernel, forward
 from megakernels.ops.m2rnn.inputs import GRADIENTS, Recurrence
-from megakernels.ops.m2rnn.sizes import backward_bytes, forward_bytes
+from megakernels.ops.m2rnn.sizes import backward_bytes, backward_cost, forward_bytes, forward_cost
 
 __all__ = ["m2rnn"]
 
@@ -97,4 +97,6 @@ _m2rnn, _m2rnn_backward = operation(
     fake=_fake,
     forward_scratch=_forward_scratch,
     backward_scratch=_backward_scratch,
+    forward_cost=lambda given: forward_cost(None, given),
+    backward_cost=lambda grad_y, given, states, _needs: backward_cost(None, grad_y, given, states),
 )

@@ -12,7 +12,7 @@ from torch import Tensor
 from megakernels._common import piece, types_of
 from megakernels.ops.m2rnn.choice import backward, chooses_kernel, forward
 from megakernels.ops.m2rnn.inputs import GRADIENTS, SHARED, Recurrence
-from megakernels.ops.m2rnn.sizes import backward_bytes, forward_bytes
+from megakernels.ops.m2rnn.sizes import backward_bytes, backward_cost, forward_bytes, forward_cost
 
 __all__ = ["m2rnn_piece", "m2rnn_piece_backward"]
 
@@ -96,4 +96,6 @@ _piece, _piece_backward = piece(
     backward=backward,
     forward_scratch=_forward_scratch,
     backward_scratch=_backward_scratch,
+    forward_cost=forward_cost,
+    backward_cost=backward_cost,
 )

@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from megakernels._common.cost import Cost
 from megakernels._common.scratch import SUMS_BYTES, KernelBytes, copies_bytes, narrowed_bytes
 from megakernels.ops.m2rnn.inputs import Recurrence
 
@@ -70,3 +72,18 @@ def backward_bytes(grad_y: Tensor, given: Recurrence, states: Tensor) -> KernelB
         peaks.append(narrowed_bytes(parameter, summed) - later)
     copied = copies_bytes((states,), rows=(q, k, v, grad_y))
     return KernelBytes(sum(each.nbytes for each in (q, k, v, f, *parameters)), state, batch * sum(sums) + copied + max(peaks))
+
+
+def forward_cost(_state: Tensor | None, given: Recurrence) -> Cost:
+    """Cost of `kernel.forward`: the product of state and map at each position, position by position."""
+    return Cost({torch.float32: _state_product_flops(given)}, steps=given.q.shape[1])
+
+
+def backward_cost(_grad_last: Tensor | None, _grad_y: Tensor, given: Recurrence, _states: Tensor) -> Cost:
+    """Cost of `kernel.backward`: the recomputed forward, the backward, and the gradient of the map, which is not sequential."""
+    return Cost({torch.float32: 3 * _state_product_flops(given)}, steps=2 * given.q.shape[1])
+
+
+def _state_product_flops(given: Recurrence) -> int:
+    batch, num_positions, num_heads, value_width = given.v.shape
+    return 2 * batch * num_positions * num_heads * given.q.shape[2] * value_width * value_width

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
 
-from megakernels._common import fake_like, operation, require, types_of
+from megakernels._common import Cost, fake_like, operation, require, types_of
 
 GATED = "swiglu"
 UNGATED = ("relu2", "gelu")
@@ -55,6 +55,8 @@ def experts_operation(
     backward: Callable[[Tensor, Experts, Tensor | None, Tensor, Sequence[bool]], Sequence[Tensor | None]],
     forward_scratch: Callable[[Experts], int] | None = None,
     backward_scratch: Callable[[Experts, Sequence[bool]], int] | None = None,
+    forward_cost: Callable[[Experts], Cost] | None = None,
+    backward_cost: Callable[[Experts, Sequence[bool]], Cost] | None = None,
 ) -> Callable[[Experts], Tensor]:
     """Registers `name`, and `name_gated` for experts with a gate: two torch ops, so that each saves exactly what it has.
 
@@ -65,12 +67,15 @@ def experts_operation(
             gate, up and down; returns these five gradients.
         forward_scratch: Function for the scratch bytes of `forward`.
         backward_scratch: Function for the scratch bytes of `backward`, of the arguments and the required gradients.
+        forward_cost: Function for the cost of the kernels of `forward`.
+        backward_cost: Function for the cost of the kernels of `backward`, with the arguments of `backward_scratch`.
 
     Returns:
         A function of the arguments that runs the op with or without a gate.
     """
-    plain = _registered(name, False, forward, backward, forward_scratch, backward_scratch)
-    gated = _registered(f"{name}_gated", True, forward, backward, forward_scratch, backward_scratch)
+    functions = (forward_scratch, backward_scratch, forward_cost, backward_cost)
+    plain = _registered(name, False, forward, backward, *functions)
+    gated = _registered(f"{name}_gated", True, forward, backward, *functions)
 
     def run(given: Experts) -> Tensor:
         *tensors, gate, up, down, activation = given
@@ -87,6 +92,8 @@ def _registered(
     backward: Callable[[Tensor, Experts, Tensor | None, Tensor, Sequence[bool]], Sequence[Tensor | None]],
     forward_scratch: Callable[[Experts], int] | None,
     backward_scratch: Callable[[Experts, Sequence[bool]], int] | None,
+    forward_cost: Callable[[Experts], Cost] | None,
+    backward_cost: Callable[[Experts, Sequence[bool]], Cost] | None,
 ) -> CustomOpDef:
     absent = "activation" if gated else "gate"
     arguments = {each: Tensor if each == "gate" else kind for each, kind in types_of(Experts).items() if each != absent}
@@ -120,4 +127,6 @@ def _registered(
         fake=fake,
         forward_scratch=forward_scratch,
         backward_scratch=None if backward_scratch is None else lambda _, given, *made: backward_scratch(given, wanted(made[-1])),
+        forward_cost=forward_cost,
+        backward_cost=None if backward_cost is None else lambda _, given, *made: backward_cost(given, wanted(made[-1])),
     )[0]

@@ -8,7 +8,7 @@ from torch import Tensor
 from megakernels._common import chooses_triton, require, runs_triton
 from megakernels.ops.moe import reference
 from megakernels.ops.moe.inputs import Experts, Made, experts_operation, require_experts
-from megakernels.ops.moe.sizes import backward_scratch_bytes, forward_scratch_bytes
+from megakernels.ops.moe.sizes import backward_cost, backward_scratch_bytes, forward_cost, forward_scratch_bytes
 
 
 def routed_experts(
@@ -79,4 +79,4 @@ def _backward_scratch(given: Experts, needs: Sequence[bool]) -> int:
     return backward_scratch_bytes(given, needs) if chooses_triton(given.x) else 0
 
 
-_run = experts_operation("routed_experts", _forward, _backward, _forward_scratch, _backward_scratch)
+_run = experts_operation("routed_experts", _forward, _backward, _forward_scratch, _backward_scratch, forward_cost, backward_cost)

@@ -7,6 +7,7 @@ for each (token, slot) pair; `kernel` frees each after its last use, in the orde
 from collections.abc import Sequence
 
 from megakernels._common.blocks import SMALLEST_DOT, block_of
+from megakernels._common.cost import Cost
 from megakernels.ops.moe.inputs import Experts
 
 PULL_COLS = 64
@@ -56,6 +57,34 @@ def backward_scratch_bytes(given: Experts, needs: Sequence[bool]) -> int:
         peaks.append(buffers * inner + made)
         buffers -= 1
     return _tile_bytes(num_experts) + max(peaks) - made
+
+
+def forward_cost(given: Experts) -> Cost:
+    """Cost of `kernel.routed_experts_forward`: one product per row and matrix; a token is read once per slot."""
+    matrices = 3 if given.gate is not None else 2
+    return Cost({given.x.dtype: matrices * _product_flops(given)}, again_bytes=_gathered_again(given))
+
+
+def backward_cost(given: Experts, needs: Sequence[bool]) -> Cost:
+    """Cost of `kernel.routed_experts_backward`; `needs` is whether the gradients of x, weights, gate, up and down are required.
+
+    The gradients of tokens are gathered for the product with `down` and for the gradient of `down`; the tokens are gathered for the
+    gradient of each other matrix.
+    """
+    first = 2 if given.gate is not None else 1
+    products = 1 + first * needs[0] + needs[4] + (given.gate is not None and needs[2]) + needs[3]
+    gathers = 1 + needs[4] + (given.gate is not None and needs[2]) + needs[3]
+    return Cost({given.x.dtype: products * _product_flops(given)}, again_bytes=gathers * _gathered_again(given))
+
+
+def _product_flops(given: Experts) -> int:
+    """FLOPs of the product of all rows with one matrix per expert."""
+    return 2 * given.rows.shape[0] * given.up.shape[1] * given.up.shape[2]
+
+
+def _gathered_again(given: Experts) -> int:
+    """Bytes of reading [N, h] once per row, N·k times in all, in addition to reading it once."""
+    return (given.rows.shape[0] - given.weights.shape[0]) * given.up.shape[2] * given.x.element_size()
 
 
 def _tile_bytes(num_experts: int) -> int:

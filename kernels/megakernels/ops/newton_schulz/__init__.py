@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from megakernels._common import require, runs_triton
+from megakernels._common import register_cost, require, runs_triton
 from megakernels.ops.newton_schulz import reference
+from megakernels.ops.newton_schulz.sizes import cost
 
 __all__ = ["symmetric_product"]
 
@@ -52,3 +53,6 @@ def _symmetric_product(x: Tensor, added: Tensor | None, alpha: float, beta: floa
 @_symmetric_product.register_fake
 def _(x: Tensor, _added: Tensor | None, _alpha: float, _beta: float) -> Tensor:
     return torch.empty((x.shape[0], x.shape[1], x.shape[1]), dtype=x.dtype, device=x.device)
+
+
+register_cost(_symmetric_product, cost)

@@ -8,11 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from megakernels._common.blocks import SMALLEST_DOT, block_of
 from megakernels._common.tiles import dot, narrow, on_device_of
+from megakernels.ops.newton_schulz.sizes import tile_side
 
-LARGEST_TILE = {2: 128, 4: 64}
-"""Rows of a tile by bytes per element."""
 DEPTH = {2: 64, 4: 32}
 """Columns of x per step."""
 
@@ -70,7 +68,7 @@ def symmetric_product_kernel(  # type: ignore[no-untyped-def]
 
 def launch_options(num_rows: int, element_bytes: int) -> dict[str, int]:
     """Tile and warps for matrices of `num_rows` rows."""
-    tile = min(LARGEST_TILE[element_bytes], block_of(num_rows, SMALLEST_DOT))
+    tile = tile_side(num_rows, element_bytes)
     return {"TILE": tile, "STEP": DEPTH[element_bytes], "num_warps": 8 if tile == 128 else 4, "num_stages": 3}
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from megakernels._common import dropped_bytes, fake_like, operation, require, require_starts, types_of
 from megakernels.ops.ssd.choice import backward, chooses_kernel, forward
 from megakernels.ops.ssd.inputs import GRADIENTS, Scan
-from megakernels.ops.ssd.sizes import backward_bytes, forward_bytes
+from megakernels.ops.ssd.sizes import backward_bytes, backward_cost, forward_bytes, forward_cost
 
 __all__ = ["ssd"]
 
@@ -104,4 +104,6 @@ _ssd, _ssd_backward = operation(
     fake=_fake,
     forward_scratch=_forward_scratch,
     backward_scratch=_backward_scratch,
+    forward_cost=lambda scan: forward_cost(None, scan),
+    backward_cost=lambda grad_y, scan, states, _needs: backward_cost(None, grad_y, scan, states),
 )

@@ -12,7 +12,7 @@ from torch import Tensor
 from megakernels._common import piece, types_of
 from megakernels.ops.ssd.choice import backward, chooses_kernel, forward
 from megakernels.ops.ssd.inputs import GRADIENTS, PARAMETERS, Scan
-from megakernels.ops.ssd.sizes import backward_bytes, forward_bytes
+from megakernels.ops.ssd.sizes import backward_bytes, backward_cost, forward_bytes, forward_cost
 
 __all__ = ["ssd_piece", "ssd_piece_backward"]
 
@@ -101,4 +101,6 @@ _piece, _piece_backward = piece(
     backward=backward,
     forward_scratch=_forward_scratch,
     backward_scratch=_backward_scratch,
+    forward_cost=forward_cost,
+    backward_cost=backward_cost,
 )

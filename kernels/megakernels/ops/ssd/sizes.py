@@ -1,9 +1,12 @@
 """Sizes supported by the scan's kernels, their tiles, and their scratch bytes; needs no triton."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from megakernels._common.blocks import SMALLEST_DOT, block_of
+from megakernels._common.cost import Cost
 from megakernels._common.scratch import SUMS_BYTES, KernelBytes, copies_bytes, narrowed_bytes
 from megakernels.ops.ssd.inputs import Scan
 
@@ -61,3 +64,49 @@ def backward_bytes(grad_state: Tensor | None, grad_y: Tensor, scan: Scan, states
     own = grad_y.numel() * x.element_size() if grad_y.dtype != x.dtype else copies_bytes(rows=(grad_y,))
     last = SUMS_BYTES * batch * num_heads * width * B.shape[3]
     return KernelBytes(results, last, states.nbytes + copies_bytes(dense, rows=(x, B, C)) + own + max(peaks))
+
+
+def forward_cost(_state: Tensor | None, scan: Scan) -> Cost:
+    """Cost of `kernel.forward`: per tile, head and block of columns the scores, their product with x, and two products with the state."""
+    tiles = _tiles(scan)
+    per_tile = 2 * tiles.Q * (tiles.Q * (tiles.S + tiles.P) + 2 * tiles.S * tiles.P)
+    return Cost({scan.x.dtype: tiles.num * tiles.heads * tiles.blocks * per_tile})
+
+
+def backward_cost(_grad_last: Tensor | None, _grad_y: Tensor, scan: Scan, _states: Tensor) -> Cost:
+    """Cost of `kernel.backward`.
+
+    The state-gradient kernel has one product with a state per tile. The backward kernel has one per other tile of its chunk and two of its
+    own, the scores, two products of the size of x, and a sum over pairs in fp32. Each of the two group kernels has one product with the
+    state and, per pair of tiles of a chunk, one per head and one per group.
+    """
+    tiles = _tiles(scan)
+    with_state, scores, values = (2 * tiles.Q * inner for inner in (tiles.S * tiles.P, tiles.Q * tiles.S, tiles.Q * tiles.P))
+    per_head = tiles.num * tiles.heads * tiles.blocks
+    own = per_head * (with_state * (1 + (tiles.per_chunk - 1) + 2) + scores + 2 * values)
+    pairs = tiles.num * (tiles.per_chunk + 1) // 2
+    shared = per_head * with_state + pairs * (tiles.heads * tiles.blocks * values + scan.B.shape[2] * scores)
+    sums = per_head * 2 * tiles.Q**3
+    found = {scan.x.dtype: own + 2 * shared}
+    found[torch.float32] = found.get(torch.float32, 0) + sums
+    return Cost(found)
+
+
+class _Tiles(NamedTuple):
+    """Number of tiles of all sequences and of a chunk, of heads and of column blocks per head, and the sides of a tile."""
+
+    num: int
+    per_chunk: int
+    heads: int
+    blocks: int
+    Q: int
+    P: int
+    S: int
+
+
+def _tiles(scan: Scan) -> _Tiles:
+    batch, num_positions, num_heads, width = scan.x.shape
+    sides = tile_sides(scan.chunk_size, width, scan.B.shape[3], scan.x.dtype)
+    per_chunk = -(-min(scan.chunk_size, num_positions) // sides["Q"])
+    num_chunks = -(-num_positions // scan.chunk_size)
+    return _Tiles(batch * num_chunks * per_chunk, per_chunk, num_heads, -(-width // sides["P"]), **sides)
