@@ -1,0 +1,333 @@
+"""The roofline's counts: aten operations and our own against formulas by hand, prices, and the floor of a step."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from megakernels import use_kernels
+from megakernels._common import cost
+from megaplan.cost.model import model_costs
+from megaplan.devices import load_device
+from megaplan.inventory.build import build_inventory
+from megaplan.layout.build import build_layout
+from megaplan.partition.choose import choose_cuts
+from megaplan.spec.load import load_spec_text
+from megarun.job.job import Job
+
+ROOT = Path(__file__).parents[3]
+sys.path.insert(0, str(ROOT / "benchmarks"))  # rooflines
+
+pytest.importorskip("triton")
+from rooflines.aten import kernel_of  # noqa: E402
+from rooflines.own import Bodies, Noted  # noqa: E402
+from rooflines.price import Prices  # noqa: E402
+from rooflines.step import roofline  # noqa: E402
+from rooflines.work import Action, Event, Kernel, Transfer, Work  # noqa: E402
+
+pytestmark = pytest.mark.runtime
+BF16, FP32, INT32, INT64 = torch.bfloat16, torch.float32, torch.int32, torch.int64
+SIZES = [Random(seed) for seed in range(4)]
+
+
+@pytest.fixture(autouse=True)
+def fake() -> Iterator[None]:
+    use_kernels("triton")
+    with FakeTensorMode(), torch.no_grad():
+        yield
+
+
+def empty(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def noted(run: Callable[[], Any]) -> list[Kernel]:
+    kernels: list[Kernel] = []
+    with Noted(kernels):
+        run()
+    return kernels
+
+
+def work(name: str, *args: Any) -> Work:
+    func = getattr(torch.ops.megakernels, name).default
+    return Bodies(load_device("h200")).work_of(func, args, func(*args))
+
+
+@pytest.mark.parametrize("random", SIZES)
+def test_a_product_counts_a_multiply_add_as_two_and_each_operand_once(random: Random) -> None:
+    m, n, k = (random.randint(1, 300) for _ in range(3))
+    (found,) = noted(lambda: empty(m, k) @ empty(k, n))
+    assert found.products == {"bf16": 2 * m * n * k}
+    assert (found.num_bytes, found.launches, found.other_flops) == (2 * (m * k + k * n + m * n), 1, 0)
+    (found,) = noted(lambda: torch.mm(empty(m, k), empty(k, n), out_dtype=FP32))
+    assert (found.products, found.num_bytes) == ({"bf16": 2 * m * n * k}, 2 * (m * k + k * n) + 4 * m * n)
+
+
+def test_a_grouped_product_counts_each_row_with_one_matrix() -> None:
+    rows, matrices, ends = empty(96, 64), empty(4, 64, 32), empty(4, dtype=INT32)
+    (found,) = noted(lambda: torch.nn.functional.grouped_mm(rows, matrices, offs=ends))
+    assert found.products == {"bf16": 2 * 96 * 64 * 32}
+
+
+def test_a_library_s_attention_counts_pairs_of_positions_half_of_them_where_it_is_causal() -> None:
+    query, key, value = (torch.empty(2, heads, 128, width, dtype=BF16, device="meta") for heads, width in ((8, 96), (2, 96), (2, 64)))
+    for causal, share in ((False, 1), (True, 2)):
+        func = torch.ops.aten._scaled_dot_product_cudnn_attention.default
+        found = kernel_of(func, (query, key, value, None, True, 0.0, causal), {}, query[..., :64].clone())
+        assert found is not None
+        assert (found.products, found.library) == ({"bf16": 2 * 2 * 8 * 128 * 128 * (96 + 64) // share}, True)
+        assert Work("megakernels.attention", (found,)).inside == "library"
+
+
+def test_what_moves_no_data_is_no_kernel() -> None:
+    x = empty(8, 6)
+    assert noted(lambda: (x.view(6, 8).mT[1:], x.detach(), torch.empty_like(x), x.expand(2, 8, 6), x.contiguous())) == []
+
+
+def test_operations_read_and_write_what_they_touch() -> None:
+    x, table, index = empty(8, 6), empty(1000, 6), empty(5, dtype=INT64)
+    bytes_of = {
+        "written over": noted(x.zero_)[0].num_bytes,
+        "copied": noted(lambda: x.copy_(empty(8, 6, dtype=FP32)))[0].num_bytes,
+        "in place": noted(lambda: x.add_(x))[0].num_bytes,
+        "broadcast": noted(lambda: x + empty(1, 6).expand(8, 6))[0].num_bytes,
+        "rows read": noted(lambda: torch.nn.functional.embedding(index, table))[0].num_bytes,
+        "rows written": noted(lambda: table.index_put_((index,), empty(5, 6)))[0].num_bytes,
+        "rows added": noted(lambda: table.index_add_(0, index, empty(5, 6)))[0].num_bytes,
+    }
+    assert bytes_of == {
+        "written over": 96,
+        "copied": 96 + 192,
+        "in place": 2 * 96,
+        "broadcast": 2 * 96 + 12,
+        "rows read": 40 + 2 * 60,
+        "rows written": 40 + 2 * 60,
+        "rows added": 40 + 3 * 60,
+    }
+
+
+def test_a_list_of_tensors_takes_the_launches_that_its_chunks_need() -> None:
+    parameters, gradients, first, second = ([empty(65536 * 200, dtype=FP32), empty(10, dtype=FP32)] for _ in range(4))
+    (small,) = noted(lambda: torch._foreach_mul_(parameters[1:], 2.0))
+    (large,) = noted(lambda: torch._foreach_mul_([*parameters, *parameters], 2.0))
+    assert (small.launches, large.launches) == (1, 2)
+    steps = [empty(dtype=FP32) for _ in parameters]
+    options: dict[str, Any] = {
+        "lr": 1e-3,
+        "beta1": 0.9,
+        "beta2": 0.95,
+        "weight_decay": 0.1,
+        "eps": 1e-8,
+        "amsgrad": False,
+        "maximize": False,
+    }
+    (fused,) = noted(lambda: torch._fused_adamw_(parameters, gradients, first, second, [], steps, **options))
+    numel = sum(each.numel() for each in parameters)
+    assert fused.num_bytes == 28 * numel + 8  # parameter, momentum and variance read and written, gradient read; two step counters
+
+
+def test_a_number_that_the_host_reads_is_a_wait() -> None:
+    kernels = noted(lambda: torch.ops.aten._local_scalar_dense(empty(dtype=FP32)))
+    assert [(kernel.op, kernel.syncs) for kernel in kernels] == [("_local_scalar_dense", 1)]
+    assert kernel_of(torch.ops.aten.nonzero.default, (empty(4),), {}, empty(4, 1, dtype=INT64)).syncs == 1  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("random", SIZES)
+def test_fused_norms_and_activations_move_operands_once(random: Random) -> None:
+    rows, width = random.randint(1, 500), 16 * random.randint(1, 200)
+    x, weight = empty(rows, width), empty(width)
+    norm = work("rms_norm", x, weight, 1e-5)
+    assert (norm.inside, norm.launches, norm.num_bytes, norm.ideal_bytes) == (
+        "triton",
+        1,
+        *2 * (2 * (2 * rows * width + width) + 4 * rows,),
+    )
+    swiglu = work("swiglu", x, x.clone())
+    assert (swiglu.launches, swiglu.num_bytes) == (1, 3 * 2 * rows * width)
+    back = work("swiglu_backward", x.clone(), x, x.clone(), [True, True])
+    assert (back.launches, back.num_bytes) == (1, 5 * 2 * rows * width)
+
+
+@pytest.mark.parametrize("random", SIZES)
+def test_convolution_moves_operands_once(random: Random) -> None:
+    batch, length, channels = random.randint(1, 3), random.randint(1, 300), 8 * random.randint(1, 40)
+    found = work("causal_conv1d", empty(batch, length, channels), empty(channels, 4), empty(channels), None, None, True)
+    assert (found.inside, found.launches, found.num_bytes) == ("triton", 1, 2 * (2 * batch * length * channels + 5 * channels))
+
+
+@pytest.mark.parametrize("random", SIZES)
+def test_a_symmetric_product_computes_the_lower_triangle_of_tiles(random: Random) -> None:
+    num, tiles, width = random.randint(1, 3), random.randint(1, 4), random.randint(1, 300)
+    found = work("symmetric_product", empty(num, 128 * tiles, width), None, 1.0, 1.0)
+    assert found.product_flops == {"bf16": num * tiles * (tiles + 1) * 128 * 128 * width}
+    assert found.num_bytes == 2 * num * (128 * tiles * width + (128 * tiles) ** 2)
+
+
+@pytest.mark.parametrize("random", SIZES)
+def test_the_scan_computes_its_tiles(random: Random) -> None:
+    batch, groups, per_group, chunks = (random.randint(1, 3) for _ in range(4))
+    heads, length = groups * per_group, 128 * chunks
+    x, keys, numbers = empty(batch, length, heads, 64), empty(batch, length, groups, 128), [empty(heads) for _ in range(3)]
+    scan = (x, empty(batch, length, heads), numbers[0], keys, keys.clone(), *numbers[1:], None)
+    found = work("ssd", *scan, 128, 0.0, 1e9)
+    tiles = batch * heads * length // 64
+    scores, values, states = 2 * 64 * 64 * 128, 2 * 64 * 64 * 64, 2 * 64 * 64 * 128
+    assert found.product_flops == {"bf16": tiles * (scores + values + 2 * states)}
+    assert (found.launches, found.steps) == (1, 0)
+    saved = empty(batch, chunks, heads, 64, 128)
+    back = work("ssd_backward", x.clone(), *scan, saved, 128, 0.0, 1e9, [True] * 7)
+    pairs = batch * chunks * 3  # of two tiles in a chunk: both with themselves, and one with the other
+    own = tiles * (states + states + 2 * states + scores + 2 * values)  # the walk, the other tile's, the two states', the tile's own
+    shared = tiles * states + pairs * (heads * values + groups * scores)
+    assert back.product_flops == {"bf16": own + 2 * shared, "tf32": 3 * tiles * 2 * 64**3}
+
+
+@pytest.mark.parametrize("random", SIZES)
+def test_the_recurrence_is_as_many_dependent_steps_as_positions(random: Random) -> None:
+    batch, length, heads = random.randint(1, 3), random.randint(1, 200), random.randint(1, 9)
+    q, v, parameters = empty(batch, length, 64), empty(batch, length, heads, 16), [empty(heads, 16), empty(heads), empty(heads)]
+    given = (q, q.clone(), v, empty(batch, length, heads), empty(heads, 16, 16), *parameters, None)
+    found = work("m2rnn", *given, 64)
+    assert (found.steps, found.launches) == (length, 1)
+    assert found.product_flops == {"tf32": 3 * 2 * batch * length * heads * 64 * 16 * 16}
+    states = empty(batch, -(-length // 64) + 1, heads, 64, 16, dtype=FP32)
+    back = work("m2rnn_backward", v.clone(), *given, states, 64, [True] * 8)
+    assert (back.steps, back.product_flops) == (2 * length, {"tf32": 3 * found.product_flops["tf32"]})
+
+
+@pytest.mark.parametrize("random", SIZES)
+@pytest.mark.parametrize("gated", [False, True])
+def test_experts_multiply_each_row_with_every_matrix_and_gather_tokens(random: Random, gated: bool) -> None:
+    tokens, slots, hidden, width, num = 16 * random.randint(1, 30), random.randint(2, 4), 64, 96, 8
+    x, weights, rows, counts = (
+        empty(tokens, hidden),
+        empty(tokens, slots, dtype=FP32),
+        empty(tokens * slots, dtype=INT32),
+        empty(num, dtype=INT32),
+    )
+    up, down = empty(num, width, hidden), empty(num, hidden, width)
+    if gated:
+        found = work("routed_experts_gated", x, weights, rows, counts, up.clone(), up, down)
+    else:
+        found = work("routed_experts", x, weights, rows, counts, up, down, "relu2")
+    product = 2 * tokens * slots * hidden * width
+    assert found.product_flops == {"bf16": (3 if gated else 2) * product}
+    assert found.again_bytes == 2 * tokens * (slots - 1) * hidden
+    inner = empty(tokens * slots, width)
+    if gated:
+        given = (x, weights, rows, counts, up.clone(), up, down, inner, inner.clone())
+        back = work("routed_experts_gated_backward", x.clone(), *given, [True] * 5)
+    else:
+        back = work("routed_experts_backward", x.clone(), x, weights, rows, counts, up, down, inner, "relu2", [True] * 4)
+    assert back.product_flops == {"bf16": (6 if gated else 4) * product}
+    assert back.again_bytes == (4 if gated else 3) * found.again_bytes
+
+
+def test_products_inside_a_kernel_have_to_be_stated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(cost.REGISTERED, "megakernels.symmetric_product.default")
+    with pytest.raises(ValueError, match="symmetric_product_kernel use `dot`, but the operation registers no products"):
+        work("symmetric_product", empty(1, 128, 64), None, 1.0, 1.0)
+
+
+def test_an_operation_that_is_plain_torch_on_cuda_counts_as_all_that_it_runs() -> None:
+    q, k = empty(2, 128, 4, 64), empty(2, 128, 2, 64)
+    found = work("attention", q, k, k.clone(), None, 0.125, None)
+    assert found.inside == "torch"
+    # two blocks of 64 queries against 64 and 128 keys, scores and values, in fp32
+    assert found.product_flops == {"fp32": 2 * 2 * 2 * 4 * 64 * 64 * (64 + 128)}
+    assert found.launches > 10
+    assert found.num_bytes > 10 * found.ideal_bytes
+
+
+def test_head_and_loss_multiply_three_times_backward_and_read_logits_in_place() -> None:
+    x, weight, labels = empty(64, 128), empty(1000, 128), empty(64, dtype=INT64)
+    found = work("linear_cross_entropy_backward", empty(dtype=FP32), x, weight, labels, empty(64, dtype=FP32), -100, 0.0, [True, True])
+    assert found.product_flops == {"bf16": 3 * 2 * 64 * 128 * 1000}
+    assert found.again_bytes == 2 * 64 * 1000
+
+
+def test_the_kernels_of_a_plan_decide_what_runs() -> None:
+    x, weight = empty(4, 64), empty(64)
+    use_kernels("reference")
+    assert work("rms_norm", x, weight, 1e-5).inside == "torch"
+    use_kernels("triton")
+    assert work("rms_norm", x, weight, 1e-5).inside == "triton"
+
+
+SPEC = """
+format: megaplan.spec/1
+name: small
+model: {pattern: D, num_layers: 4, hidden_size: 64, vocab_size: 96, mlp: {ffn_hidden_size: 128}}
+mesh: {pp: 2}
+schedule: {kind: 1f1b, num_microbatches: 4}
+batch: {micro_batch_size: 1, seq_length: 32}
+host: {kernels: triton}
+device: {name: h200, launch_ns: 3000}
+"""
+
+
+def small_job(*overrides: str) -> Job:
+    spec = load_spec_text(SPEC, "small.yaml", overrides).spec
+    inventory = build_inventory(spec)
+    return Job(spec, inventory, build_layout(spec, inventory, choose_cuts(spec, inventory).spans))
+
+
+def test_an_operation_takes_as_long_as_what_limits_it() -> None:
+    prices = Prices(small_job().spec)
+    second = {"bytes": 4_800_000_000_000, "bf16": 989_000_000_000_000, "tf32": 494_500_000_000_000, "steps": 2_000_000}
+    assert prices.work(Work("bound by memory", (Kernel("a", second["bytes"], {"bf16": second["bf16"] // 2}),))) == 1.0
+    assert prices.work(Work("bound by products", (Kernel("a", second["bytes"] // 2, {"bf16": second["bf16"]}),))) == 1.0
+    assert prices.work(Work("bound by stated products", (Kernel("a", 1),), {"tf32": second["tf32"]})) == 1.0
+    assert prices.work(Work("bound by its chain", (Kernel("a", second["bytes"] // 2),), steps=second["steps"])) == 1.0
+    assert prices.work(Work("bound by what it reads again", (Kernel("a", second["bytes"] // 2),), again_bytes=second["bytes"] // 2)) == 1.0
+    tiny = Work("bound by launches", (Kernel("a", 1),) * 10)
+    assert prices.work(tiny) == pytest.approx(30e-6, rel=1e-12)
+    assert prices.launching(tiny) == pytest.approx(30e-6 - 10 / second["bytes"], rel=1e-9)
+
+
+def test_a_collective_takes_its_latency_and_its_part_of_the_payload() -> None:
+    prices = Prices(small_job().spec)
+    gathered = Transfer("c10d._allgather_base_", "gather", 450_000_000_000, 4, 1, overlapped=True)
+    assert prices.transfer(gathered) == pytest.approx(0.75 + 15e-6, rel=1e-9)
+    assert prices.transfer(Transfer("c10d.allreduce_", "reduce", 450_000_000_000, 4, 1, overlapped=False)) == pytest.approx(
+        1.5 + 15e-6, rel=1e-9
+    )
+    assert prices.transfer(Transfer("c10d.send", "send", 1 << 30, 2, 1, overlapped=False)) == 0
+
+
+def test_a_step_is_the_schedule_of_its_microbatches_and_what_runs_once() -> None:
+    """The first and the last microbatch may do more; those that were not counted are as the one between."""
+    forward, backward, once = (
+        Work(name, (Kernel(name, n * 4_800_000_000),)) for name, n in (("forward", 10), ("backward", 20), ("once", 7))
+    )
+    events = {}
+    for rank in range(2):
+        found = []
+        for microbatch in range(3):
+            found.append(Event(Action(rank, "F", microbatch), "microbatches", "D", forward))
+            found.append(Event(Action(rank, "B", microbatch), "microbatches", "D", backward))
+        found.append(Event(Action(rank, "B", 2), "microbatches", "stage", once))  # the last one reduces
+        events[rank] = tuple(found)
+    job = small_job("device.collective_latency_ns=0", "device.node_bytes_per_second=1000000000000000")
+    found = roofline(job, events)
+    assert found.floor.seconds == pytest.approx((4 + 1) * 30e-3 + 7e-3, abs=1e-8)  # a message is a nanosecond
+    assert found.floor.busy == pytest.approx(4 * 30e-3 + 7e-3, rel=1e-9)
+    assert sum(row.seconds for row in found.rows) == pytest.approx(2 * found.floor.busy, rel=1e-9)
+    assert {row.op: row.launches for row in found.rows} == {"forward": 8, "backward": 8, "once": 2}
+    assert found.launches == 4
+    flops = model_costs(job.spec, job.inventory).model_flops * 4 * 32
+    assert found.mfu == pytest.approx(flops / (found.floor.seconds * 2 * 989e12), rel=1e-12)
+
+
+def test_overlapped_collectives_are_exposed_where_they_are_longer() -> None:
+    gather = Transfer("c10d._allgather_base_", "gather", 450_000_000_000, 4, 1, overlapped=True)
+    done = Work("forward", (Kernel("forward", 4_800_000_000),))
+    events = {0: (Event(Action(0, "B", 0), "microbatches", "D", done), Event(None, "microbatches", "stage", gather))}
+    found = roofline(small_job("mesh.pp=1", "schedule.num_microbatches=1"), events)
+    assert found.floor.exposed == pytest.approx(0.75 + 15e-6 - 1e-3, rel=1e-9)
+    assert found.floor.seconds == pytest.approx(found.floor.busy + found.floor.exposed, rel=1e-12)
