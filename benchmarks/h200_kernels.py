@@ -5,8 +5,9 @@ python benchmarks/h200_kernels.py --cpu
 
 Needs a GPU; writes benchmarks/results/h200-kernels.csv. Copy bandwidth and cuBLAS rate are measured in the same run, and ratios are to
 them. Kernel time is a CUDA graph's, wall time the eager call's. Plain torch is the row `reference`: of `moe` sorted copies and grouped_mm,
-of `newton_schulz` full products. liger-kernel and flash-linear-attention are measured beside where they are installed; one that is wrong or
-fails is a row that says so. --cpu runs the harness on small sizes without timing: inputs, correctness, counted bytes and FLOPs.
+of `newton_schulz` full products. torch's attention libraries, and liger-kernel and flash-linear-attention where they are installed, are
+measured beside; one that is wrong or fails is a row that says so. --cpu runs the harness on small sizes without timing: inputs,
+correctness, counted bytes and FLOPs.
 """
 
 from __future__ import annotations

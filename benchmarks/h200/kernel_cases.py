@@ -6,13 +6,14 @@ Each operation has a full size and a small one; the small ones check the harness
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
 import torch
 from torch import Tensor
 
 from megakernels import (
+    attention,
     causal_conv1d,
     cross_entropy,
     dispatch_plan,
@@ -28,6 +29,7 @@ from megakernels import (
 )
 from megaplan.blocks import costs as cost
 from megaplan.blocks.work import Work, Workload
+from megaplan.families.attention.work import attention_core
 from megaplan.families.mamba.work import ssd as ssd_work
 from megaplan.families.moe.work import moe_work
 from megaplan.families.recurrent.work import m2rnn as m2rnn_work
@@ -53,6 +55,8 @@ class KernelCase:
         scales: Standard deviations of inputs, where they are not 1.
         differentiable: Whether all inputs have gradients.
         labels: Of a loss: those of an input's rows.
+        window: Of attention: positions that a query sees.
+        documents: Of attention: whether rows hold several documents.
     """
 
     name: str
@@ -64,6 +68,8 @@ class KernelCase:
     scales: Mapping[str, float] = field(default_factory=dict)
     differentiable: bool = True
     labels: Callable[[Tensor], Tensor] | None = None
+    window: int | None = None
+    documents: bool = False
 
     def make(self, device: str, dtype: torch.dtype, num_tokens: int | None = None) -> Inputs:
         """Inputs, the same ones each time on a kind of device; of one sequence's first tokens, if so many are asked for."""
@@ -88,6 +94,11 @@ def cases(small: bool = False) -> list[KernelCase]:
         _activation(load, rows, 96 if small else 14336, gated=False),
         _conv(load, rows, 96 if small else 8448),
         _rope(load, rows, *((4, 16) if small else (32, 128))),
+        _attention(load, rows, *((4, 2, 16, 16) if small else (32, 8, 128, 128))),
+        _attention(load, rows, *((4, 4, 24, 16) if small else (32, 32, 96, 64))),
+        _attention(load, rows, *((4, 2, 16, 16, 9) if small else (32, 8, 128, 128, 1024))),
+        _attention(load, rows, *((4, 2, 16, 16, None, 20) if small else (32, 8, 128, 128, None, 1000))),
+        _attention(load, rows, *((4, 1, 32, 32) if small else (16, 4, 256, 256))),
         _ssd(load, rows, *((4, 16, 16, 2, 32) if small else (64, 64, 128, 1, 256))),
         _ssd(load, rows, *((2, 24, 16, 1, 32) if small else (32, 128, 128, 8, 256))),
         _m2rnn(load, rows, *((2, 8, 4) if small else (44, 64, 16))),
@@ -134,6 +145,36 @@ def _rope(load: Workload, rows: tuple[int, int], heads: int, width: int) -> Kern
         return rope(x, *(angles[: x.shape[1]] for angles in table(x.device)))
 
     return KernelCase(f"rope {heads}x{width}", load.num_tokens, {"x": (*rows, heads, width)}, call, cost.rope(load, heads * width), "copy")
+
+
+def _attention(
+    load: Workload, rows: tuple[int, int], heads: int, groups: int, width: int, value: int, window: int | None = None, document: int = 0
+) -> KernelCase:
+    """With `document`, rows of documents of so many positions, of which the FLOPs count those pairs alone that see each other."""
+
+    @cache
+    def starts(device: torch.device, length: int) -> Tensor:
+        at = torch.arange(length, dtype=torch.int32, device=device)
+        return at // document * document
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        begins = starts(q.device, q.shape[1]).expand(q.shape[:2]).contiguous() if document else None
+        return attention(q, k, v, width**-0.5, window, begins)
+
+    shapes: dict[str, tuple[int, ...]] = {"q": (*rows, heads, width), "k": (*rows, groups, width), "v": (*rows, groups, value)}
+    each = replace(load, seq_length=document) if document else load
+    work = attention_core(each, num_heads=heads, num_kv_heads=groups, head_dim=width, value_dim=value, window_size=window)
+    kind = f" window {window}" if window else f" documents {document}" if document else ""
+    return KernelCase(
+        f"attention {heads}/{groups} {width}/{value}{kind}",
+        load.num_tokens,
+        shapes,
+        call,
+        work,
+        "matmul",
+        window=window,
+        documents=bool(document),
+    )
 
 
 def _ssd(load: Workload, rows: tuple[int, int], heads: int, width: int, state: int, groups: int, chunk: int) -> KernelCase:

@@ -12,17 +12,20 @@ from typing import Any
 
 from h200.kernel_cases import EPS, KernelCase
 from torch import Tensor
-from torch.nn.functional import softplus
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention, softplus
 
 LIGER, FLA = "liger_kernel", "fla"
 Peer = Callable[..., Tensor]
 
 
 def peers(case: KernelCase) -> Iterator[tuple[str, Peer]]:
-    """Libraries that have the case's operation and are installed, each with its operation."""
+    """Libraries that have the case's operation and are installed, each with its operation; a label begins with the library's name."""
     for (library, operation), make in PEERS.items():
-        if case.name.split()[0] == operation and importlib.util.find_spec(library) is not None:
-            yield library, make(case)
+        if case.name.split()[0] == operation and importlib.util.find_spec(library.split()[0]) is not None:
+            call = make(case)
+            if call is not None:
+                yield library, call
 
 
 def _loaded(module: str, name: str) -> Any:
@@ -72,6 +75,25 @@ def _fla_linear_cross_entropy(case: KernelCase) -> Peer:
     return call
 
 
+def _torch_attention(backend: str) -> Callable[[KernelCase], Peer | None]:
+    """Torch's own with one of its libraries, which take whole rows without a window."""
+
+    def make(case: KernelCase) -> Peer | None:
+        if case.window is not None or case.documents:
+            return None
+        width = case.shapes["q"][-1]
+
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            with sdpa_kernel(SDPBackend[backend]):
+                heads = (each.transpose(1, 2) for each in (q, k, v))
+                out = scaled_dot_product_attention(*heads, is_causal=True, scale=width**-0.5, enable_gqa=True)
+            return out.transpose(1, 2)
+
+        return call
+
+    return make
+
+
 def _fla_ssd(_: KernelCase) -> Peer:
     """Mamba-2 as linear attention whose keys and queries are B and C and whose log decay is −exp(A_log) Δ, one a head."""
 
@@ -86,7 +108,9 @@ def _fla_ssd(_: KernelCase) -> Peer:
     return call
 
 
-PEERS: dict[tuple[str, str], Callable[[KernelCase], Peer]] = {
+PEERS: dict[tuple[str, str], Callable[[KernelCase], Peer | None]] = {
+    ("torch flash", "attention"): _torch_attention("FLASH_ATTENTION"),
+    ("torch cudnn", "attention"): _torch_attention("CUDNN_ATTENTION"),
     (LIGER, "rms_norm"): _liger_rms_norm,
     (LIGER, "swiglu"): _liger_swiglu,
     (LIGER, "cross_entropy"): _liger_cross_entropy,

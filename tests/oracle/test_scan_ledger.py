@@ -1,4 +1,4 @@
-"""What the scans' kernels hold inside themselves: the ledger's figure is what the operations state of a block's operands."""
+"""What kernels of attention and scans hold inside themselves: the ledger has what the operations state of the operands of a block."""
 
 import math
 import random
@@ -11,18 +11,20 @@ from torch import Tensor
 
 from megakernels import scratch_bytes, use_kernels
 from megakernels._common.blocks import SMALLEST_DOT
+from megakernels.ops.attention import sizes as attention_sizes
 from megakernels.ops.m2rnn import sizes as recurrence_sizes
 from megakernels.ops.ssd import sizes as scan_sizes
 from megaplan.blocks.dims import Dims
 from megaplan.blocks.relay import num_lanes
 from megaplan.blocks.scratch import Inside
 from megaplan.dtypes import DType
+from megaplan.families.attention import scratch as attention_scratch
 from megaplan.families.mamba import scratch as mamba_scratch
 from megaplan.families.recurrent import scratch as recurrent_scratch
 from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.ledger import block_bytes
 from megaplan.inventory.build import build_inventory
-from megaplan.spec.models import Mamba2, MatrixRecurrence, Spec
+from megaplan.spec.models import LatentAttention, Mamba2, MatrixRecurrence, Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.parallel.groups.relay import _recurrence_part, _scan_part, half, lane_slice
 
@@ -85,6 +87,21 @@ def of_lanes(
     return found
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_the_ledger_of_attention_has_what_the_operation_states(seed: int) -> None:
+    draw, dims, _ = sizes(seed)
+    groups, width, value_width = draw.choice([1, 2, 3]), draw.choice((*WIDTHS, 256, 257)), draw.choice((*WIDTHS, 256, 257))
+    heads, pieces = groups * draw.choice([1, 2, 5]), [piece for rank in range(dims.cp) for piece in (rank, 2 * dims.cp - 1 - rank)]
+    keys = (dims.batch, dims.tokens * dims.cp, groups)
+    q, k, v = empty(dims.dtype, *dims.wide(heads, width)), empty(dims.dtype, *keys, width), empty(dims.dtype, *keys, value_width)
+    out, lse = empty(dims.dtype, *dims.wide(heads, value_width)), empty(DType.FP32, dims.batch, heads, dims.tokens)
+    name, own = ("attention", []) if dims.cp == 1 else ("attention_pieces", [pieces[-2:], pieces])
+    operands, settings, needs = (q, k, v, starts_of(dims)), (0.3, None, *own), [] if own else [[True] * 3]
+    behind = stated(f"{name}_backward", (out, *operands, out, lse, *settings, *needs))
+    section = LatentAttention.model_construct(num_heads=heads, qk_nope_head_dim=width, qk_rope_head_dim=0, v_head_dim=value_width)
+    assert (stated(name, (*operands, *settings)), behind) == expected(attention_scratch.core_inside(dims._replace(kernels=True), section))
+
+
 FEW_TOKENS = 1197
 """A seed of so few tokens beside heads that the gradients of parameters decide."""
 
@@ -129,6 +146,7 @@ def test_the_ledger_of_a_recurrence_has_what_the_operation_states(seed: int) -> 
 
 
 def test_limits_and_tiles_are_the_same_in_ledger_and_operation() -> None:
+    assert {TORCH_DTYPES[dtype]: width for dtype, width in attention_scratch.CORE_WIDTH.items()} == attention_sizes.LARGEST_WIDTH
     assert {TORCH_DTYPES[dtype]: width for dtype, width in mamba_scratch.SCAN_WIDTH.items()} == scan_sizes.LARGEST_WIDTH
     assert {TORCH_DTYPES[dtype]: tile for dtype, tile in mamba_scratch.SCAN_TILE.items()} == scan_sizes.LARGEST_TILE
     assert mamba_scratch.SCAN_BLOCK == scan_sizes.LARGEST_BLOCK
@@ -138,6 +156,7 @@ def test_limits_and_tiles_are_the_same_in_ledger_and_operation() -> None:
 
 
 SECTIONS: dict[str, Any] = {
+    "A": {"attention": {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}},
     "M": {"mamba": {"kind": "mamba2", "num_heads": 8, "head_dim": 16, "state_dim": 32, "num_groups": 2, "chunk_size": 16}},
     "R": {"recurrent": {"kind": "m2rnn", "num_heads": 4, "key_dim": 16, "value_dim": 8, "save_every": 8}},
 }

@@ -10,8 +10,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from megakernels import scratch_bytes, use_kernels
+from megakernels.ops import attention as attention_op
 from megakernels.ops import m2rnn as m2rnn_op
 from megakernels.ops import ssd as ssd_op
+from megakernels.ops.attention import kernel as attention_kernel
+from megakernels.ops.attention import pieces as attention_pieces
 from megakernels.ops.m2rnn import kernel as m2rnn_kernel
 from megakernels.ops.m2rnn import piece as m2rnn_piece
 from megakernels.ops.m2rnn import sizes as m2rnn_sizes
@@ -22,6 +25,7 @@ BF16, FP32 = torch.bfloat16, torch.float32
 NO_LIMITS = 0.0, math.inf
 """Of Mamba-2's steps."""
 KERNELS = {
+    attention_kernel: ("attention_forward_kernel", "attention_query_kernel", "attention_key_kernel"),
     ssd_kernel: ("ssd_forward_kernel", "ssd_state_gradient_kernel", "ssd_backward_kernel", "ssd_sums_kernel", "ssd_group_kernel"),
     m2rnn_kernel: ("m2rnn_forward_kernel", "m2rnn_backward_kernel"),
 }
@@ -57,6 +61,45 @@ def ssd_inputs(shape: tuple[int, ...], dtypes: tuple[torch.dtype, torch.dtype]) 
     x, B, C = x.unflatten(2, (heads, width)), B.unflatten(2, (groups, state)), C.unflatten(2, (groups, state))
     A_log, D, dt_bias = (torch.empty(heads, dtype=of_parameters) for _ in range(3))
     return [x, dt, A_log, B, C, D, dt_bias]
+
+
+ATTENTION = [(2, 50, 4, 2, 16, 16), (1, 7, 3, 3, 5, 7), (2, 40, 8, 1, 200, 128), (1, 1, 1, 1, 1, 1)]
+EACH_ATTENTION = pytest.mark.parametrize("shape", ATTENTION, ids=str)
+
+
+def attention_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
+    """Parts of a wider projection."""
+    batch, num_positions, heads, groups, width, value_width = shape
+    parts = heads * width, groups * width, groups * value_width
+    q, k, v = torch.empty(batch, num_positions, sum(parts), dtype=dtype).split(parts, 2)
+    return [q.unflatten(2, (heads, width)), k.unflatten(2, (groups, width)), v.unflatten(2, (groups, value_width))]
+
+
+@PACKED
+@EACH_ATTENTION
+def test_attention(shape: tuple[int, ...], packed: bool) -> None:
+    """Backward a number a query and head, and the gradients that nobody wants."""
+    batch, num_positions, heads, _, _, value_width = shape
+    inputs, starts = attention_inputs(shape, BF16), starts_of(batch, num_positions, packed)
+    assert check(attention_op._attention, *inputs, starts, 0.3, 9) == 0
+    out, lse = torch.empty(batch, num_positions, heads, value_width, dtype=BF16), torch.empty(batch, heads, num_positions)
+    behind = out, *inputs, starts, out, lse, 0.3, None
+    delta = 4 * batch * heads * num_positions
+    assert check(attention_op._attention_backward, *behind, [True] * 3) == delta
+    assert check(attention_op._attention_backward, *behind, [True, False, True]) == delta + inputs[1].nbytes
+
+
+@PACKED
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_pieces_of_attention(num_ranks: int, packed: bool) -> None:
+    """The keys of all ranks are read where they are: nothing is put in order."""
+    q, k, v = attention_inputs((2, 10, 4, 2, 24, 9), BF16)
+    k, v = (each.repeat(1, num_ranks, 1, 1) for each in (k, v))
+    stored = [piece for rank in range(num_ranks) for piece in (rank, 2 * num_ranks - 1 - rank)]
+    starts, pieces = starts_of(2, 10, packed), (stored[-2:], stored)
+    assert check(attention_pieces._pieces, q, k, v, starts, 0.3, None, *pieces) == 0
+    out, lse = torch.empty(2, 10, 4, 9, dtype=BF16), torch.empty(2, 4, 10)
+    assert check(attention_pieces._pieces_backward, out, q, k, v, starts, out, lse, 0.3, None, *pieces) == 4 * 2 * 4 * 10
 
 
 SSD = [
@@ -181,6 +224,11 @@ def test_copies_of_operands_are_counted() -> None:
     inputs = m2rnn_inputs((2, 1, 4, 1, 16), (BF16, FP32))
     inputs[4] = inputs[4].mT
     check(m2rnn_op._m2rnn_backward, inputs[2], *inputs, None, torch.empty(2, 2, 4, 1, 16), 1, [True] * 8)
+    q, k, v = attention_inputs((2, 9, 4, 2, 6, 5), BF16)
+    inputs, starts, out = [q.mT.contiguous().mT, k, v], torch.zeros(9, 2, dtype=torch.int32).T, torch.empty(2, 9, 4, 5, dtype=BF16)
+    check(attention_op._attention, *inputs, starts, 0.3, None)
+    grad, lse = torch.empty((), dtype=BF16).expand(out.shape), torch.empty(2, 9, 4).mT
+    check(attention_op._attention_backward, grad, *inputs, starts, out, lse, 0.3, None, [True] * 3)
     inputs = m2rnn_inputs((2, 9, 4, 6, 5), (BF16, BF16))
     inputs[0], inputs[4] = inputs[0].mT.contiguous().mT, inputs[4].mT
     grad, states = torch.empty((), dtype=BF16).expand(2, 9, 4, 5), torch.empty(2, 3, 4, 5, 6).mT

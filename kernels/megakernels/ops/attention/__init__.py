@@ -3,8 +3,9 @@
 from torch import Tensor
 
 from megakernels._common import operation, require, require_starts, types_of
-from megakernels.ops.attention import reference
-from megakernels.ops.attention.reference import GRADIENTS, Attention
+from megakernels.ops.attention.choice import backward, backward_scratch, forward, forward_scratch
+from megakernels.ops.attention.inputs import GRADIENTS, Attention
+from megakernels.ops.attention.reference import made_like
 
 __all__ = ["attention"]
 
@@ -28,6 +29,15 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None 
         out: what is returned.
         lse: fp32 [B, Hq, T].
 
+    Scratch:
+        Backward δ = Σ ∂L/∂out ⊙ out, fp32 [B, Hq, T]. Both ways copies of operands whose last dim is not dense.
+
+    Triton:
+        One kernel forward, two backward: gradient of q and δ, gradients of k and v; those of heads wider than 128 (fp32: 32) apart. On
+        CUDA a library's forward is called where there is one: cuDNN's on Hopper and Blackwell for bf16 and fp16 heads of up to 128, else
+        torch's flash kernel. Packed rows, fp32, and windows or unequal widths that these do not take have the own kernel; every backward
+        is the own one, which repeats bitwise. Heads wider than 256 (fp32: 64), and q, k and v of different dtypes, stay with plain torch.
+
     Raises:
         ValueError: shapes do not fit, or window < 1.
 
@@ -42,14 +52,16 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None 
     return out
 
 
-_attention, _ = operation(
+_attention, _attention_backward = operation(
     "attention",
     types_of(Attention),
     Attention,
     outputs=("out", "lse"),
     saved=("out", "lse"),
     gradients=GRADIENTS,
-    forward=reference.forward,
-    backward=reference.backward,
-    fake=reference.made_like,
+    forward=forward,
+    backward=backward,
+    fake=made_like,
+    forward_scratch=forward_scratch,
+    backward_scratch=backward_scratch,
 )

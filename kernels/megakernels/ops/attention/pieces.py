@@ -23,7 +23,9 @@ from megakernels._common import (
     types_of,
 )
 from megakernels.ops.attention import reference
-from megakernels.ops.attention.reference import GRADIENTS, Attention
+from megakernels.ops.attention.choice import chooses_kernels, kernel_backward, kernel_forward, runs_kernels
+from megakernels.ops.attention.inputs import GRADIENTS, Attention, Places, places_of
+from megakernels.ops.attention.sizes import backward_inside, forward_inside
 
 __all__ = ["attention_pieces", "attention_pieces_backward"]
 
@@ -53,6 +55,13 @@ def attention_pieces(
 
     Returns:
         out, shaped as q with v's width, and lse fp32 [B, Hq, positions of q].
+
+    Scratch:
+        As `attention`.
+
+    Triton:
+        The kernels of `attention`, which read the keys where they are stored. More than two pieces of queries, or keys in another order
+        than that of a context-parallel group, stay with plain torch.
 
     Raises:
         ValueError: Shapes do not fit, or a piece of q is none of k's.
@@ -91,6 +100,10 @@ class Pieces(NamedTuple):
     query_pieces: list[int]
     key_pieces: list[int]
 
+    def places(self) -> Places | None:
+        """As the kernels take them."""
+        return places_of(self.given.q.shape[1] // len(self.query_pieces), self.query_pieces, self.key_pieces)
+
     def ordered(self) -> Attention:
         """With keys and values as the sequence has them."""
         return self.given._replace(k=in_order(self.given.k, self.key_pieces), v=in_order(self.given.v, self.key_pieces))
@@ -110,11 +123,17 @@ def _split(pieces: Pieces) -> Iterator[tuple[slice, slice, int, Attention]]:
 
 
 def _forward(pieces: Pieces) -> tuple[Tensor, Tensor]:
+    places = pieces.places()
+    if places is not None and runs_kernels(pieces.given):
+        return kernel_forward(pieces.given, places)
     outs, sums = zip(*(reference.forward(given, first) for _, _, first, given in _split(pieces)), strict=True)
     return torch.cat(outs, 1), torch.cat(sums, 2)
 
 
-def _backward(grad_out: Tensor, pieces: Pieces, out: Tensor, lse: Tensor) -> list[Tensor]:
+def _backward(grad_out: Tensor, pieces: Pieces, out: Tensor, lse: Tensor) -> Sequence[Tensor]:
+    places = pieces.places()
+    if places is not None and runs_kernels(pieces.given):
+        return kernel_backward(grad_out, pieces.given, out, lse, places)
     q, k, v = pieces.given[:3]
     grad_keys, grad_values = (torch.zeros(like.shape, dtype=accumulator_dtype(q.dtype), device=like.device) for like in (k, v))
     queries = []
@@ -128,6 +147,18 @@ def _backward(grad_out: Tensor, pieces: Pieces, out: Tensor, lse: Tensor) -> lis
     return [torch.cat(queries, 1), *stored]
 
 
+def _chooses_kernels(pieces: Pieces) -> bool:
+    return pieces.places() is not None and chooses_kernels(pieces.given)
+
+
+def _forward_scratch(pieces: Pieces) -> int:
+    return forward_inside(pieces.given) if _chooses_kernels(pieces) else 0
+
+
+def _backward_scratch(grad_out: Tensor, pieces: Pieces, out: Tensor, lse: Tensor) -> int:
+    return backward_inside(grad_out, pieces.given, out, lse) if _chooses_kernels(pieces) else 0
+
+
 _pieces, _pieces_backward = operation(
     "attention_pieces",
     types_of(Attention) | {"query_pieces": list[int], "key_pieces": list[int]},
@@ -139,4 +170,6 @@ _pieces, _pieces_backward = operation(
     backward=_backward,
     fake=lambda pieces: reference.made_like(pieces.given),
     differentiable=False,
+    forward_scratch=_forward_scratch,
+    backward_scratch=_backward_scratch,
 )

@@ -7,31 +7,17 @@ Source: Dao, arXiv:2307.08691, algorithms 1 and 2; grouped keys and values, arXi
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from megakernels._common import accumulator_dtype, row_blocks, upcast
+from megakernels.ops.attention.inputs import Attention
 
 SCRATCH_ELEMENTS = 1 << 24
 """Scores held at once, over all sequences and heads."""
 BLOCK_QUERIES = 64
 """Largest block: a longer one computes more scores that the causal mask throws away."""
-
-
-class Attention(NamedTuple):
-    """The arguments of the torch op, as `attention` documents them."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    starts: Tensor | None
-    scale: float
-    window: int | None
-
-
-GRADIENTS = ("q", "k", "v")
 
 
 def made_like(given: Attention) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 Under TP with SP a projection's gathered input is not kept but gathered again in backward (arXiv:2205.05198, section 4.2.2). MLA's down
 projections run on the rank's own tokens; its narrow latents are gathered instead of the residual stream. Under CP keys and values are
 gathered for the core and kept as the rank's own part. The indexer's inputs get no gradient from it; the core keeps what the indexer makes
-for all tokens, and two fp32 numbers a token, never a T × T score.
+for all tokens, and two fp32 numbers a token, never a T × T score. What the core's kernels hold inside backward is workspace.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from functools import cache, lru_cache
 
 from megaplan.blocks.dims import Dims
 from megaplan.blocks.ops import BlockProgram, Op, Projection, add, cut, linear, norm, partial_gradient, project
+from megaplan.blocks.scratch import INSIDE_BACKWARD, inside_storages
 from megaplan.blocks.storages import Shapes, Stored, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
+from megaplan.families.attention.scratch import core_inside, head_widths
 from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention
 from megaplan.families.attention.tensors import AttentionVariant
 from megaplan.families.family import Selective
@@ -38,8 +40,9 @@ def attention_program(
     dims: Dims, attention: GroupedQueryAttention | LatentAttention, variant: AttentionVariant, rotates: bool, _parameters: DType
 ) -> tuple[BlockProgram, Shapes]:
     """One A block."""
-    program = _program(attention_key(attention), rotates=rotates, indexed=variant.indexed, sharded=dims.tp > 1, context=dims.cp > 1)
-    return program, residual(dict(attention_storages(dims, attention)))
+    inside = None if variant.indexed else core_inside(dims, attention)
+    core = rotates, variant.indexed, dims.tp > 1, dims.cp > 1, inside is not None
+    return _program(attention_key(attention), *core), residual({**attention_storages(dims, attention), **inside_storages(dims, inside)})
 
 
 def attention_key(attention: GroupedQueryAttention | LatentAttention) -> AttentionKey:
@@ -50,13 +53,13 @@ def attention_key(attention: GroupedQueryAttention | LatentAttention) -> Attenti
 
 
 def attention_ops(
-    key: AttentionKey, *, rotates: bool, indexed: bool, sharded: bool, context: bool
+    key: AttentionKey, *, rotates: bool, indexed: bool, sharded: bool, context: bool, kernels: bool
 ) -> tuple[tuple[Op, ...], frozenset[str]]:
-    """Program and held locals of an A block."""
+    """Program and held locals of an A block; `kernels` is whether Triton's run the core."""
     kind, first, second = key
     if kind == "gqa":
-        return grouped_ops(first, second, rotates, sharded, context), HELD
-    return latent_ops(first, rotates, indexed, sharded, context), HELD | {
+        return grouped_ops(first, second, rotates, sharded, context, kernels), HELD
+    return latent_ops(first, rotates, indexed, sharded, context, kernels), HELD | {
         "q_flat",
         "q_latent_normed",
         "kv_latent",
@@ -74,12 +77,12 @@ def attention_storages(dims: Dims, attention: GroupedQueryAttention | LatentAtte
 
 
 @cache
-def _program(key: AttentionKey, *, rotates: bool, indexed: bool, sharded: bool, context: bool) -> BlockProgram:
-    ops, held = attention_ops(key, rotates=rotates, indexed=indexed, sharded=sharded, context=context)
+def _program(key: AttentionKey, rotates: bool, indexed: bool, sharded: bool, context: bool, kernels: bool) -> BlockProgram:
+    ops, held = attention_ops(key, rotates=rotates, indexed=indexed, sharded=sharded, context=context, kernels=kernels)
     return SELECTIVE.program(*ops, held=held, more=GATHERED if context else frozenset())
 
 
-def grouped_ops(qk_norm: bool, bias: bool, rotates: bool, sharded: bool, context: bool) -> tuple[Op, ...]:
+def grouped_ops(qk_norm: bool, bias: bool, rotates: bool, sharded: bool, context: bool, kernels: bool) -> tuple[Op, ...]:
     """GQA, as `GroupedQueryAttention.forward` runs it."""
     q, k = ("q", "k") if not (qk_norm or rotates) else ("q_proj", "k_proj")
     linears = (
@@ -97,7 +100,7 @@ def grouped_ops(qk_norm: bool, bias: bool, rotates: bool, sharded: bool, context
     if rotates:
         # q and k are rebound together, so the unrotated q lives until k is rotated
         ops += [Op("rope q", (q,), ("q",)), Op("rope k", (k, q), ("k",), grads=(k,))]
-    return (*ops, *_core(sharded, context))
+    return (*ops, *_core(sharded, context, None, kernels))
 
 
 def grouped_storages(dims: Dims, attention: GroupedQueryAttention) -> Shapes:
@@ -113,7 +116,7 @@ def grouped_storages(dims: Dims, attention: GroupedQueryAttention) -> Shapes:
     }
 
 
-def latent_ops(low_rank: bool, rotates: bool, indexed: bool, sharded: bool, context: bool) -> tuple[Op, ...]:
+def latent_ops(low_rank: bool, rotates: bool, indexed: bool, sharded: bool, context: bool, kernels: bool) -> tuple[Op, ...]:
     """MLA, as `LatentAttention.forward` runs it."""
     query = "q_flat" if rotates else "q"
     ops = [norm("norm", "x", "normed", "rstd", "norm.weight")]
@@ -144,13 +147,13 @@ def latent_ops(low_rank: bool, rotates: bool, indexed: bool, sharded: bool, cont
     ]
     if indexed:
         ops += _indexer_ops(sharded)
-    return (*ops, *_core(sharded, context, table if indexed else None))
+    return (*ops, *_core(sharded, context, table if indexed else None, kernels))
 
 
 def latent_storages(dims: Dims, attention: LatentAttention) -> Shapes:
     """Storages of an MLA block; nope and rope widths are those of one head."""
     heads, rope = attention.num_heads // dims.tp, attention.qk_rope_head_dim
-    key, value, latent = attention.qk_nope_head_dim + rope, attention.v_head_dim, attention.kv_lora_rank
+    (key, value), latent = head_widths(attention), attention.kv_lora_rank
     wide, own = dims.wide, dims.residual[:2]
     shapes: dict[str, tuple[int, ...]] = {name: wide(heads, key) for name in ("q", "q_flat", "k")}
     shapes |= {name: wide(heads, value) for name in ("v", "attention")}
@@ -172,7 +175,7 @@ def latent_storages(dims: Dims, attention: LatentAttention) -> Shapes:
     return found | _indexer_storages(dims, attention.indexer) if attention.indexer is not None else found
 
 
-def _core(sharded: bool, context: bool, table: tuple[str, ...] | None = None) -> tuple[Op, ...]:
+def _core(sharded: bool, context: bool, table: tuple[str, ...] | None, kernels: bool) -> tuple[Op, ...]:
     """The core, and back into the residual stream; with the indexer's inputs and the rotary table that it keeps, none if it is a buffer.
 
     Under CP what is gathered of the indexer is its keys after their norm.
@@ -199,7 +202,7 @@ def _core(sharded: bool, context: bool, table: tuple[str, ...] | None = None) ->
             keeps=("q", "k", "v", *index, *(table or ()), *made),
             params=norm,
             grads=("q", *reads),
-            fetches=tuple(name for name in reads if name.endswith("_gathered")),
+            fetches=(*(name for name in reads if name.endswith("_gathered")), *((INSIDE_BACKWARD,) if kernels else ())),
         ),
         linear("o_proj", "attention", "o_partial" if sharded else "o", "o_proj.weight", holds=index),
         *((Op("reduce_scatter", ("o_partial",), ("o",), holds=index),) if sharded else ()),

@@ -16,10 +16,12 @@ from functools import cache
 
 from megaplan.blocks.dims import Dims
 from megaplan.blocks.ops import INPUT, OUTPUT, Flow, Op, add, linear, norm
+from megaplan.blocks.scratch import inside_storages
 from megaplan.blocks.storages import Shapes, Stored, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.families.attention.program import AttentionKey, attention_key, attention_ops, attention_storages
+from megaplan.families.attention.scratch import core_inside
 from megaplan.families.dense.program import mlp_ops, mlp_storages
 from megaplan.hosts.megarun.embedding import head_ops, head_storages
 from megaplan.hosts.megarun.parts import Part
@@ -97,7 +99,7 @@ def mtp_part(dims: Dims, model: Model, depth: int, shared: DType, *, vocab_paral
     attention, mtp = model.attention, model.features.mtp
     if attention is None or mtp is None:
         raise ValueError("MTP needs sections model.attention and features.mtp; check_rules reports this")
-    sharded = vocab_parallel and dims.tp > 1
+    sharded, inside = vocab_parallel and dims.tp > 1, core_inside(dims, attention)
     shapes = {"embedding": dims.residual, "joined": (*dims.residual[:2], 2 * dims.hidden)}
     shapes |= dict.fromkeys(("hidden_normed", "embedding_normed", "projected", "mlp.normed", "mlp.mlp", "normed"), dims.residual)
     statistics = dict.fromkeys(("hidden_rstd", "embedding_rstd", "mlp.rstd", "output_rstd"), dims.residual[:2])
@@ -111,12 +113,13 @@ def mtp_part(dims: Dims, model: Model, depth: int, shared: DType, *, vocab_paral
         **storages(
             shared, Column.GRADIENTS, dict.fromkeys(("head_sum", "head_part", "head_new", "embedding_sum", "embedding_part"), weight)
         ),
-        **_prefixed(attention_storages(dims, attention), ADDED_ATTENTION),
+        **_prefixed({**attention_storages(dims, attention), **inside_storages(dims, inside)}, ADDED_ATTENTION),
         **_prefixed(mlp_storages(dims, mtp.ffn_hidden_size), ADDED_MLP),
         **head_storages(dims, model.vocab_size, vocab_parallel=vocab_parallel, joined=joined, made="loss"),
     }
     place = depth == 0, depth + 1 == mtp.depth
-    run = _mtp_replay(attention_key(attention), dims.tp > 1, dims.cp > 1, sharded, joined, model.tie_embeddings, *place)
+    core = dims.tp > 1, dims.cp > 1, inside is not None
+    run = _mtp_replay(attention_key(attention), *core, sharded, joined, model.tie_embeddings, *place)
     return Part(run, residual(tensors | _out(dims)))
 
 
@@ -129,9 +132,9 @@ def depth_shapes(model: Model, name: str, weight: tuple[int, ...]) -> dict[str, 
 
 @cache
 def _mtp_replay(
-    key: AttentionKey, sharded: bool, context: bool, vocab_parallel: bool, joined: bool, tied: bool, first: bool, last: bool
+    key: AttentionKey, sharded: bool, context: bool, kernels: bool, vocab_parallel: bool, joined: bool, tied: bool, first: bool, last: bool
 ) -> Replay:
-    inner, held = attention_ops(key, rotates=True, indexed=False, sharded=sharded, context=context)
+    inner, held = attention_ops(key, rotates=True, indexed=False, sharded=sharded, context=context, kernels=kernels)
     rename = {INPUT: "projected", OUTPUT: f"{ADDED_ATTENTION}out"}
     embedded, waiting = _embedding_gradients(first, last, tied)
     ops = (

@@ -1,0 +1,113 @@
+"""Triton kernels of causal attention: one forward, two backward.
+
+- `attention_forward_kernel`: one program a tile of queries and a head, the softmax made as keys pass.
+- `attention_query_kernel`: the same walk for the gradient of q, beside δ.
+- `attention_key_kernel`: one program a tile of keys and a key head, over the queries that see it: the gradients of k and v, of wide heads
+  one after the other.
+
+A query's keys before its document or window, and after itself, are not walked; the queries that see a key likewise. No program adds to
+another's result, so repeats are bitwise equal: weights are made twice backward instead. Operands of products have the input's dtype,
+products, softmax and sums are fp32.
+"""
+
+import torch
+import triton
+from torch import Tensor
+
+from megakernels._common.tiles import on_device_of, unit_stride
+from megakernels.ops.attention.inputs import Attention, Places
+from megakernels.ops.attention.kernel_backward import attention_key_kernel, attention_query_kernel
+from megakernels.ops.attention.kernel_forward import attention_forward_kernel
+from megakernels.ops.attention.sizes import constants, key_parts
+
+LOG2E = 1.4426950408889634
+
+
+def forward(given: Attention, places: Places) -> tuple[Tensor, Tensor]:
+    """Same contract as `reference.forward`, for fp32, bf16 and fp16, of queries in pieces."""
+    q, k, v = (unit_stride(each) for each in given[:3])
+    batch, num_queries, num_heads, width = q.shape
+    out = torch.empty(batch, num_queries, num_heads, v.shape[3], dtype=q.dtype, device=q.device)
+    lse = torch.empty(batch, num_heads, num_queries, dtype=torch.float32, device=q.device)
+    numbers, options = constants("forward", width, v.shape[3], q.dtype)
+    if out.numel():
+        with on_device_of(q):
+            attention_forward_kernel[_query_grid(q, places, numbers["M"])](
+                q,
+                k,
+                v,
+                _starts(given),
+                out,
+                lse,
+                *_extents(q, k, given, places),
+                given.scale * LOG2E,
+                *q.stride()[:3],
+                *k.stride()[:3],
+                *v.stride()[:3],
+                **_flags(given, places),
+                **numbers,
+                **options,
+            )
+    return out, lse
+
+
+def backward(grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor, places: Places) -> tuple[Tensor, Tensor, Tensor]:
+    """Same contract as `reference.backward`, all gradients, for queries in pieces: of k and v the part that these queries make."""
+    q, k, v = (unit_stride(each) for each in given[:3])
+    grad_out, out, lse = unit_stride(grad_out.to(q.dtype)), out.contiguous(), lse.contiguous()
+    widths = q.shape[3], v.shape[3], q.dtype
+    starts, extents, flags = _starts(given), _extents(q, k, given, places), _flags(given, places)
+    strides = (*grad_out.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
+    grad_q, grad_k, grad_v = (torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in (q, k, v))
+    delta = torch.empty(lse.shape, dtype=torch.float32, device=q.device)
+    if not q.numel():
+        return grad_q, grad_k.zero_(), grad_v.zero_()
+    with on_device_of(q):
+        numbers, options = constants("query", *widths)
+        attention_query_kernel[_query_grid(q, places, numbers["M"])](
+            grad_out, q, k, v, starts, out, lse, delta, grad_q, *extents, given.scale, *strides, **flags, **numbers, **options
+        )
+        numbers, options = constants("key", *widths)
+        grid = k.shape[2], triton.cdiv(k.shape[1], numbers["N"]), k.shape[0]
+        for part in key_parts(*widths):
+            attention_key_kernel[grid](
+                grad_out,
+                q,
+                k,
+                v,
+                starts,
+                lse,
+                delta,
+                grad_k,
+                grad_v,
+                *extents,
+                given.scale,
+                *strides,
+                NUM_PIECES=len(places.firsts),
+                **part,
+                **flags,
+                **numbers,
+                **options,
+            )
+    return grad_q, grad_k, grad_v
+
+
+def _query_grid(q: Tensor, places: Places, tile: int) -> tuple[int, int, int]:
+    """Heads, those of a group side by side; tiles of queries, of which none has two pieces; sequences."""
+    num_pieces = len(places.firsts)
+    return q.shape[2], num_pieces * triton.cdiv(q.shape[1] // num_pieces, tile), q.shape[0]
+
+
+def _starts(given: Attention) -> Tensor:
+    return given.q if given.starts is None else given.starts.contiguous()
+
+
+def _extents(q: Tensor, k: Tensor, given: Attention, places: Places) -> tuple[int, ...]:
+    """What every kernel takes of lengths and places."""
+    pieces = q.shape[1] // len(places.firsts), places.firsts[0], places.firsts[-1]
+    keys = k.shape[1] // (2 * places.num_ranks), places.num_ranks
+    return q.shape[1], k.shape[1], *pieces, *keys, q.shape[2] // k.shape[2], given.window or 0
+
+
+def _flags(given: Attention, places: Places) -> dict[str, bool]:
+    return {"HAS_WINDOW": given.window is not None, "HAS_STARTS": given.starts is not None, "ZIG_ZAG": places.num_ranks > 1}

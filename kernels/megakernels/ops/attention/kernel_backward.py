@@ -1,0 +1,250 @@
+"""The backward kernels of attention. Weights are made again from the saved log-sum-exp.
+
+`attention_query_kernel` walks the keys of a tile of queries: their gradient, and δ = Σ ∂L/∂out ⊙ out, which it leaves for the other one.
+`attention_key_kernel` walks the queries that see a tile of keys, those of every head that shares them: the gradients of k and v.
+"""
+
+import triton
+import triton.language as tl
+
+from megakernels._common.tiles import dot, narrow
+from megakernels.ops.attention.kernel_tiles import queries_of, query_tile, stored, visible
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def attention_query_kernel(  # type: ignore[no-untyped-def]
+    grad_out,
+    q,
+    k,
+    v,
+    starts,
+    out,
+    lse,
+    delta,
+    grad_q,
+    num_queries,
+    num_keys,
+    piece_length,
+    first_a,
+    first_b,
+    key_length,
+    num_ranks,
+    shared,
+    window,
+    scale,
+    grad_stride_b,
+    grad_stride_t,
+    grad_stride_h,
+    q_stride_b,
+    q_stride_t,
+    q_stride_h,
+    k_stride_b,
+    k_stride_t,
+    k_stride_h,
+    v_stride_b,
+    v_stride_t,
+    v_stride_h,
+    WIDTH: tl.constexpr,
+    VALUE: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    D: tl.constexpr,
+    R: tl.constexpr,
+    V: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_STARTS: tl.constexpr,
+    ZIG_ZAG: tl.constexpr,
+):
+    """Tiles of grad_q [B, T, H, WIDTH] and delta [B, H, T]."""
+    head, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    num_heads = tl.num_programs(0)
+    row, there, position, start, begin, whole, whole_end, end = query_tile(
+        starts + batch * num_queries,
+        piece_length,
+        first_a,
+        first_b,
+        num_keys,
+        window,
+        M=M,
+        N=N,
+        HAS_WINDOW=HAS_WINDOW,
+        HAS_STARTS=HAS_STARTS,
+    )
+    column = tl.arange(0, D)
+    rest = D + tl.arange(0, R if R else 16)
+    value = tl.arange(0, V)
+
+    own = q + batch * q_stride_b + head * tl.cast(q_stride_h, tl.int64) + row[:, None] * q_stride_t
+    queries = tl.load(own + column[None, :], mask=there[:, None] & (column < WIDTH)[None, :], other=0.0)
+    if R:
+        queries_rest = tl.load(own + rest[None, :], mask=there[:, None] & (rest < WIDTH)[None, :], other=0.0)
+    valued = there[:, None] & (value < VALUE)[None, :]
+    near_grads = grad_out + batch * grad_stride_b + head * tl.cast(grad_stride_h, tl.int64) + row[:, None] * grad_stride_t
+    grads = tl.load(near_grads + value[None, :], mask=valued, other=0.0)
+    made = tl.load(out + ((batch * num_queries + row) * num_heads + head)[:, None] * VALUE + value[None, :], mask=valued, other=0.0).to(
+        tl.float32
+    )
+    inner = tl.sum(grads.to(tl.float32) * made, 1)
+    statistics = (batch * num_heads + head) * num_queries + row
+    tl.store(delta + statistics, inner, mask=there)
+    sums = tl.load(lse + statistics, mask=there, other=float("inf")).to(tl.float32) * LOG2E
+    group = (head // shared).to(tl.int64)
+    k += batch * k_stride_b + group * k_stride_h
+    v += batch * v_stride_b + group * v_stride_h
+
+    found = tl.zeros([M, D], dtype=tl.float32)
+    found_rest = tl.zeros([M, R if R else 16], dtype=tl.float32)
+    for phase in tl.static_range(0 if HAS_WINDOW or HAS_STARTS else 1, 3):
+        low = begin if phase == 0 else (whole if phase == 1 else whole_end)
+        high = whole if phase == 0 else (whole_end if phase == 1 else end)
+        for key in range(low, high, N):
+            at = key + tl.arange(0, N)
+            place = stored(at, key_length, num_ranks, ZIG_ZAG=ZIG_ZAG)
+            near = k + place[:, None] * k_stride_t
+            known = (at < num_keys)[:, None] if phase != 1 else tl.full([N, 1], True, dtype=tl.int1)
+            keys = tl.load(near + column[None, :], mask=known & (column < WIDTH)[None, :], other=0.0)
+            logits = dot(queries, tl.trans(keys))
+            if R:
+                keys_rest = tl.load(near + rest[None, :], mask=known & (rest < WIDTH)[None, :], other=0.0)
+                logits += dot(queries_rest, tl.trans(keys_rest))
+            weights = tl.exp2(logits * (scale * LOG2E) - sums[:, None])
+            if phase != 1:
+                seen = visible(at[None, :], position[:, None], start[:, None], window, HAS_WINDOW=HAS_WINDOW, HAS_STARTS=HAS_STARTS)
+                weights = tl.where(seen, weights, 0.0)
+            values = tl.load(v + place[:, None] * v_stride_t + value[None, :], mask=known & (value < VALUE)[None, :], other=0.0)
+            inner_grads = dot(grads, tl.trans(values))
+            grad_logits = narrow(weights * (inner_grads - inner[:, None]), k.dtype.element_ty)
+            found += dot(grad_logits, keys)
+            if R:
+                found_rest += dot(grad_logits, keys_rest)
+    target = grad_q + ((batch * num_queries + row) * num_heads + head)[:, None] * WIDTH
+    tl.store(target + column[None, :], narrow(found * scale, grad_q.dtype.element_ty), mask=there[:, None] & (column < WIDTH)[None, :])
+    if R:
+        narrowed = narrow(found_rest * scale, grad_q.dtype.element_ty)
+        tl.store(target + rest[None, :], narrowed, mask=there[:, None] & (rest < WIDTH)[None, :])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def attention_key_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915  branches are of the compiler's
+    grad_out,
+    q,
+    k,
+    v,
+    starts,
+    lse,
+    delta,
+    grad_k,
+    grad_v,
+    num_queries,
+    num_keys,
+    piece_length,
+    first_a,
+    first_b,
+    key_length,
+    num_ranks,
+    shared,
+    window,
+    scale,
+    grad_stride_b,
+    grad_stride_t,
+    grad_stride_h,
+    q_stride_b,
+    q_stride_t,
+    q_stride_h,
+    k_stride_b,
+    k_stride_t,
+    k_stride_h,
+    v_stride_b,
+    v_stride_t,
+    v_stride_h,
+    WIDTH: tl.constexpr,
+    VALUE: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    D: tl.constexpr,
+    R: tl.constexpr,
+    V: tl.constexpr,
+    NUM_PIECES: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_STARTS: tl.constexpr,
+    ZIG_ZAG: tl.constexpr,
+    KEYS: tl.constexpr,
+    VALUES: tl.constexpr,
+):
+    """Tiles of grad_k [B, S, G, WIDTH], of grad_v [B, S, G, VALUE], or of both: N keys, the queries M at a time."""
+    group, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    num_groups = tl.num_programs(0)
+    num_heads = num_groups * shared
+    first_key = tl.program_id(1) * N  # those that the most queries see are begun first
+    at = first_key + tl.arange(0, N)
+    known = (at < num_keys)[:, None]
+    place = stored(at, key_length, num_ranks, ZIG_ZAG=ZIG_ZAG)
+    column = tl.arange(0, D)
+    rest = D + tl.arange(0, R if R else 16)
+    value = tl.arange(0, V)
+    near = k + batch * k_stride_b + group * tl.cast(k_stride_h, tl.int64) + place[:, None] * k_stride_t
+    keys = tl.load(near + column[None, :], mask=known & (column < WIDTH)[None, :], other=0.0)
+    if R:
+        keys_rest = tl.load(near + rest[None, :], mask=known & (rest < WIDTH)[None, :], other=0.0)
+    near_values = v + batch * v_stride_b + group * tl.cast(v_stride_h, tl.int64) + place[:, None] * v_stride_t
+    values = tl.load(near_values + value[None, :], mask=known & (value < VALUE)[None, :], other=0.0)
+
+    found = tl.zeros([N, D], dtype=tl.float32)
+    found_rest = tl.zeros([N, R if R else 16], dtype=tl.float32)
+    found_values = tl.zeros([N, V], dtype=tl.float32)
+    last_key = tl.minimum(first_key + N, num_keys) - 1
+    for piece in tl.static_range(NUM_PIECES):
+        first = first_a if piece == 0 else first_b
+        starts_of_piece = starts + batch * num_queries + piece * piece_length
+        begin, whole, whole_end, end = queries_of(
+            first_key, last_key, first, piece_length, starts_of_piece, window, M=M, HAS_WINDOW=HAS_WINDOW, HAS_STARTS=HAS_STARTS
+        )
+        for phase in tl.static_range(3):
+            low = begin if phase == 0 else (whole if phase == 1 else whole_end)
+            high = whole if phase == 0 else (whole_end if phase == 1 else end)
+            high = tl.minimum(high, end)
+            steps = tl.cdiv(tl.maximum(high - low, 0), M)
+            for step in range(steps * shared):
+                head = group * shared + step // steps
+                within = low + (step % steps) * M + tl.arange(0, M)
+                there = within < piece_length if phase != 1 else tl.full([M], True, dtype=tl.int1)
+                row = (piece * piece_length + within).to(tl.int64)
+                near_queries = q + batch * q_stride_b + head * tl.cast(q_stride_h, tl.int64) + row[:, None] * q_stride_t
+                queries = tl.load(near_queries + column[None, :], mask=there[:, None] & (column < WIDTH)[None, :], other=0.0)
+                logits = dot(keys, tl.trans(queries))
+                if R:
+                    queries_rest = tl.load(near_queries + rest[None, :], mask=there[:, None] & (rest < WIDTH)[None, :], other=0.0)
+                    logits += dot(keys_rest, tl.trans(queries_rest))
+                statistics = (batch * num_heads + head) * num_queries + row
+                sums = tl.load(lse + statistics, mask=there, other=float("inf")).to(tl.float32) * LOG2E
+                weights = tl.exp2(logits * (scale * LOG2E) - sums[None, :])
+                if phase != 1:
+                    start = tl.zeros([M], dtype=tl.int32)
+                    if HAS_STARTS:
+                        start = first + tl.load(starts_of_piece + within, mask=there, other=0)
+                    position = (first + within)[None, :]
+                    seen = visible(at[:, None], position, start[None, :], window, HAS_WINDOW=HAS_WINDOW, HAS_STARTS=HAS_STARTS)
+                    weights = tl.where(there[None, :] & seen, weights, 0.0)
+                near_grads = grad_out + batch * grad_stride_b + head * tl.cast(grad_stride_h, tl.int64) + row[:, None] * grad_stride_t
+                grads = tl.load(near_grads + value[None, :], mask=there[:, None] & (value < VALUE)[None, :], other=0.0)
+                if VALUES:
+                    found_values += dot(narrow(weights, v.dtype.element_ty), grads)
+                if KEYS:
+                    inner_grads = dot(values, tl.trans(grads))
+                    inner = tl.load(delta + statistics, mask=there, other=0.0).to(tl.float32)
+                    grad_logits = narrow(weights * (inner_grads - inner[None, :]), q.dtype.element_ty)
+                    found += dot(grad_logits, queries)
+                    if R:
+                        found_rest += dot(grad_logits, queries_rest)
+    target = (batch * num_keys + place) * num_groups + group
+    if KEYS:
+        near_grad = grad_k + target[:, None] * WIDTH
+        tl.store(near_grad + column[None, :], narrow(found * scale, grad_k.dtype.element_ty), mask=known & (column < WIDTH)[None, :])
+        if R:
+            narrowed = narrow(found_rest * scale, grad_k.dtype.element_ty)
+            tl.store(near_grad + rest[None, :], narrowed, mask=known & (rest < WIDTH)[None, :])
+    if VALUES:
+        near_grad = grad_v + target[:, None] * VALUE + value[None, :]
+        tl.store(near_grad, narrow(found_values, grad_v.dtype.element_ty), mask=known & (value < VALUE)[None, :])

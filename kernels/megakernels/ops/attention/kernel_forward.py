@@ -1,0 +1,110 @@
+"""The forward kernel of attention: one program a tile of queries and a head; it walks the keys that they see.
+
+The softmax is made as the keys pass, in powers of two: of a row, m is the largest logit so far, l the sum of 2^(logit − m).
+"""
+
+import triton
+import triton.language as tl
+
+from megakernels._common.tiles import dot, narrow
+from megakernels.ops.attention.kernel_tiles import query_tile, stored, visible
+
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def attention_forward_kernel(  # type: ignore[no-untyped-def]
+    q,
+    k,
+    v,
+    starts,
+    out,
+    lse,
+    num_queries,
+    num_keys,
+    piece_length,
+    first_a,
+    first_b,
+    key_length,
+    num_ranks,
+    shared,
+    window,
+    scale_log2,
+    q_stride_b,
+    q_stride_t,
+    q_stride_h,
+    k_stride_b,
+    k_stride_t,
+    k_stride_h,
+    v_stride_b,
+    v_stride_t,
+    v_stride_h,
+    WIDTH: tl.constexpr,
+    VALUE: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    D: tl.constexpr,
+    R: tl.constexpr,
+    V: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_STARTS: tl.constexpr,
+    ZIG_ZAG: tl.constexpr,
+):
+    """Tiles of out [B, T, H, VALUE] and lse [B, H, T]."""
+    head, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    num_heads = tl.num_programs(0)
+    row, there, position, start, begin, whole, whole_end, end = query_tile(
+        starts + batch * num_queries,
+        piece_length,
+        first_a,
+        first_b,
+        num_keys,
+        window,
+        M=M,
+        N=N,
+        HAS_WINDOW=HAS_WINDOW,
+        HAS_STARTS=HAS_STARTS,
+    )
+    column = tl.arange(0, D)
+    rest = D + tl.arange(0, R if R else 16)
+    value = tl.arange(0, V)
+
+    own = q + batch * q_stride_b + head * tl.cast(q_stride_h, tl.int64) + row[:, None] * q_stride_t
+    queries = tl.load(own + column[None, :], mask=there[:, None] & (column < WIDTH)[None, :], other=0.0)
+    if R:
+        queries_rest = tl.load(own + rest[None, :], mask=there[:, None] & (rest < WIDTH)[None, :], other=0.0)
+    group = (head // shared).to(tl.int64)
+    k += batch * k_stride_b + group * k_stride_h
+    v += batch * v_stride_b + group * v_stride_h
+
+    largest = tl.full([M], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([M], dtype=tl.float32)
+    made = tl.zeros([M, V], dtype=tl.float32)
+    for phase in tl.static_range(0 if HAS_WINDOW or HAS_STARTS else 1, 3):
+        low = begin if phase == 0 else (whole if phase == 1 else whole_end)
+        high = whole if phase == 0 else (whole_end if phase == 1 else end)
+        for key in range(low, high, N):
+            at = key + tl.arange(0, N)
+            place = stored(at, key_length, num_ranks, ZIG_ZAG=ZIG_ZAG)
+            near = k + place[:, None] * k_stride_t
+            known = (at < num_keys)[:, None] if phase != 1 else tl.full([N, 1], True, dtype=tl.int1)
+            keys = tl.load(near + column[None, :], mask=known & (column < WIDTH)[None, :], other=0.0)
+            logits = dot(queries, tl.trans(keys))
+            if R:
+                keys_rest = tl.load(near + rest[None, :], mask=known & (rest < WIDTH)[None, :], other=0.0)
+                logits += dot(queries_rest, tl.trans(keys_rest))
+            if phase != 1:
+                seen = visible(at[None, :], position[:, None], start[:, None], window, HAS_WINDOW=HAS_WINDOW, HAS_STARTS=HAS_STARTS)
+                logits = tl.where(seen, logits, float("-inf"))
+            above = tl.maximum(largest, tl.max(logits, 1) * scale_log2)
+            shift = tl.where(above == float("-inf"), 0.0, above) if phase == 0 else above
+            weights = tl.exp2(logits * scale_log2 - shift[:, None])
+            fade = tl.exp2(largest - shift)
+            total = total * fade + tl.sum(weights, 1)
+            values = tl.load(v + place[:, None] * v_stride_t + value[None, :], mask=known & (value < VALUE)[None, :], other=0.0)
+            made = made * fade[:, None] + dot(narrow(weights, v.dtype.element_ty), values)
+            largest = above
+    made /= total[:, None]
+    target = out + ((batch * num_queries + row) * num_heads + head)[:, None] * VALUE + value[None, :]
+    tl.store(target, narrow(made, out.dtype.element_ty), mask=there[:, None] & (value < VALUE)[None, :])
+    tl.store(lse + (batch * num_heads + head) * num_queries + row, (largest + tl.log2(total)) * LN2, mask=there)

@@ -1,0 +1,146 @@
+"""Which keys a tile of queries sees, which queries see a tile of keys, and where a key is stored.
+
+A query sees the keys from its document's start, or its window's, up to its own position. Tiles that are seen whole need no mask; the walk
+of a program is three runs of tiles: masked, whole, masked.
+"""
+
+import triton
+import triton.language as tl
+
+SAMPLES = tl.constexpr(128)
+"""Of a search in the document starts: taken at once."""
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def stored(position, key_length, num_ranks, ZIG_ZAG: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Rows of keys at these positions: rank i of `num_ranks` has the pieces i and 2 · num_ranks − 1 − i, side by side."""
+    if ZIG_ZAG:
+        piece = position // key_length
+        slot = tl.where(piece < num_ranks, 2 * piece, 4 * num_ranks - 1 - 2 * piece)
+        position = slot * key_length + position % key_length
+    return position.to(tl.int64)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def visible(at, position, start, window, HAS_WINDOW: tl.constexpr, HAS_STARTS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Whether queries at `position`, of documents that begin at `start`, see the keys `at`; all broadcast."""
+    seen = at <= position
+    if HAS_WINDOW:
+        seen &= at > position - window
+    if HAS_STARTS:
+        seen &= at >= start
+    return seen
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def query_tile(  # type: ignore[no-untyped-def]
+    starts,
+    piece_length,
+    first_a,
+    first_b,
+    num_keys,
+    window,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_STARTS: tl.constexpr,
+):
+    """The tile of queries of a program, and its walk over the keys. Those with the most keys are begun first.
+
+    Args:
+        starts: Document starts of the program's sequence, each counted from the first position of its piece.
+        piece_length: Queries of a piece.
+        first_a: Position of the first query of the first piece.
+        first_b: Of the last piece.
+        num_keys: All keys.
+        window: Positions that a query sees.
+        M: Queries of a tile.
+        N: Keys of a tile.
+        HAS_WINDOW: Whether there is one.
+        HAS_STARTS: Whether there are document starts.
+
+    Returns:
+        Rows of the queries, which of them are there, their positions and their documents' starts; begin of the walk, begin and end of
+        tiles that are seen whole, end.
+    """
+    block = tl.num_programs(1) - 1 - tl.program_id(1)
+    blocks = tl.cdiv(piece_length, M)
+    piece = block // blocks
+    first = tl.where(piece == 0, first_a, first_b)
+    offset = (block % blocks) * M
+    within = offset + tl.arange(0, M)
+    there = within < piece_length
+    row = (piece * piece_length + within).to(tl.int64)
+    first_query = first + offset
+    last_query = first + tl.minimum(offset + M, piece_length) - 1
+    start = tl.zeros([M], dtype=tl.int32)
+    begin, whole = 0, 0
+    if HAS_STARTS:
+        start = first + tl.load(starts + row, mask=there, other=0)
+        begin = tl.maximum(tl.min(tl.where(there, start, num_keys), 0), 0)
+        whole = tl.maximum(tl.max(tl.where(there, start, 0), 0), 0)
+    if HAS_WINDOW:
+        begin = tl.maximum(begin, first_query - window + 1)
+        whole = tl.maximum(whole, last_query - window + 1)
+    begin = begin // N * N
+    end = tl.minimum(last_query + 1, num_keys)
+    whole = tl.maximum(tl.minimum(tl.cdiv(whole, N), tl.cdiv(end, N)) * N, begin)
+    whole_end = tl.maximum((first_query + 1) // N * N, whole)
+    return row, there, first + within, start, begin, whole, whole_end, end
+
+
+@triton.jit
+def starts_up_to(starts, limit, num_queries):  # type: ignore[no-untyped-def]
+    """How many of the document starts, which never fall, are at most `limit`; all before it are found with it."""
+    low = 0
+    left = num_queries
+    while left > 0:
+        step = tl.cdiv(left, SAMPLES)
+        at = low + tl.arange(0, SAMPLES) * step
+        start = tl.load(starts + at, mask=at < low + left, other=2147483647)
+        count = tl.sum((start <= limit).to(tl.int32), 0)
+        end = low + left
+        # the sample before the first start beyond the limit is at most it; those between them are not known
+        low = tl.where(count > 0, low + (count - 1) * step + 1, low)
+        left = tl.where(count > 0, tl.minimum(step - 1, end - low), 0)
+    return low
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def queries_of(  # type: ignore[no-untyped-def]
+    first_key,
+    last_key,
+    first,
+    piece_length,
+    starts,
+    window,
+    M: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_STARTS: tl.constexpr,
+):
+    """Walk over a piece's queries that see the keys `first_key` to `last_key`: begin, begin and end of whole tiles, end; in rows of it.
+
+    Args:
+        first_key: Position of the first key.
+        last_key: Of the last one.
+        first: Position of the piece's first query.
+        piece_length: Its queries.
+        starts: Document starts of the piece, counted from its first position.
+        window: Positions that a query sees.
+        M: Queries of a tile.
+        HAS_WINDOW: Whether there is one.
+        HAS_STARTS: Whether there are document starts.
+    """
+    begin = tl.minimum(tl.maximum(first_key - first, 0), piece_length)
+    whole = tl.minimum(tl.maximum(last_key - first, 0), piece_length)
+    end = piece_length
+    all_end = piece_length
+    if HAS_WINDOW:
+        end = tl.minimum(end, tl.maximum(last_key + window - first, 0))
+        all_end = tl.minimum(all_end, tl.maximum(first_key + window - first, 0))
+    if HAS_STARTS:
+        end = tl.minimum(end, starts_up_to(starts, last_key - first, piece_length))
+        all_end = tl.minimum(all_end, starts_up_to(starts, first_key - first, piece_length))
+    whole = begin + tl.cdiv(whole - begin, M) * M
+    whole_end = whole + tl.maximum(all_end - whole, 0) // M * M
+    return begin, whole, whole_end, end

@@ -1,0 +1,97 @@
+"""What the kernels take, their tiles, and the bytes they hold inside themselves; needs no triton."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from megakernels._common.blocks import SMALLEST_DOT, block_of
+from megakernels._common.scratch import SUMS_BYTES, copies_bytes
+from megakernels.ops.attention.inputs import Attention
+
+LARGEST_WIDTH = {torch.bfloat16: 256, torch.float16: 256, torch.float32: 64}
+"""Of a head, of keys or of values: wider ones stay with the reference. An fp32 product holds each operand as two TF32 numbers."""
+
+
+KEY_WIDTH = {torch.bfloat16: 128, torch.float16: 128, torch.float32: 32}
+"""The widest head whose gradients of k and v are made together."""
+
+
+class Tile(NamedTuple):
+    """A launch: queries and keys of a tile, warps, and steps whose loads are under way at once."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+TILES: dict[str, dict[tuple[bool, int], Tile]] = {
+    "forward": {
+        (False, 64): Tile(128, 64, 4, 3),
+        (False, 128): Tile(128, 64, 8, 3),
+        (False, 256): Tile(128, 32, 8, 2),
+        (True, 64): Tile(64, 32, 4, 2),
+    },
+    "query": {
+        (False, 64): Tile(128, 64, 8, 2),
+        (False, 128): Tile(128, 64, 8, 2),
+        (False, 256): Tile(64, 32, 8, 2),
+        (True, 64): Tile(64, 16, 4, 2),
+    },
+    "key": {
+        (False, 64): Tile(64, 128, 8, 2),
+        (False, 128): Tile(32, 128, 8, 2),
+        (False, 256): Tile(32, 64, 8, 2),
+        (True, 64): Tile(16, 64, 4, 2),
+    },
+}
+"""Of each kernel, by whether operands are fp32, and the largest width."""
+
+
+def accepts(given: Attention) -> bool:
+    """Whether the kernels take these sizes and dtypes: products need one dtype, and the largest score has the largest logit."""
+    q, k, v = given[:3]
+    narrowest, widest = sorted((q.shape[3], v.shape[3]))
+    return q.dtype == k.dtype == v.dtype and narrowest > 0 and widest <= LARGEST_WIDTH[q.dtype] and given.scale > 0
+
+
+def split_width(width: int) -> tuple[int, int]:
+    """Columns of a head's tile and of a second one for the rest, 0 if there is none: powers of two, of which little is empty."""
+    whole = block_of(width, SMALLEST_DOT)
+    rest = block_of(width - whole // 2, SMALLEST_DOT)
+    return (whole, 0) if width <= SMALLEST_DOT or rest == whole // 2 else (whole // 2, rest)
+
+
+def tile_of(kernel: str, width: int, value_width: int, dtype: torch.dtype) -> Tile:
+    """The tile of one of `TILES`' kernels."""
+    wide = dtype == torch.float32
+    return next(tile for (fp32, largest), tile in TILES[kernel].items() if fp32 == wide and max(width, value_width) <= largest)
+
+
+def constants(kernel: str, width: int, value_width: int, dtype: torch.dtype) -> tuple[dict[str, int], dict[str, int]]:
+    """Constants of a kernel that follow from widths and dtype, and its launch options."""
+    tile, (head, rest) = tile_of(kernel, width, value_width, dtype), split_width(width)
+    sides = {"WIDTH": width, "VALUE": value_width, "D": head, "R": rest, "V": block_of(value_width, SMALLEST_DOT)}
+    return sides | {"M": tile.queries, "N": tile.keys}, {"num_warps": tile.warps, "num_stages": tile.stages}
+
+
+def key_parts(width: int, value_width: int, dtype: torch.dtype) -> list[dict[str, bool]]:
+    """Launches of the key kernel: the gradients of wide heads do not fit into registers together, and weights are made for each of them."""
+    together = max(width, value_width) <= KEY_WIDTH[dtype]
+    return [{"KEYS": True, "VALUES": True}] if together else [{"KEYS": True, "VALUES": False}, {"KEYS": False, "VALUES": True}]
+
+
+def forward_inside(given: Attention) -> int:
+    """Bytes of `kernel.forward` beside operands and results: copies of operands whose last dim is not dense."""
+    return _copies(given)
+
+
+def backward_inside(grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor) -> int:
+    """Bytes of `kernel.backward` beside operands and results: δ, a number a query and head, and copies of operands."""
+    own = out.numel() * out.element_size() if grad_out.dtype != given.q.dtype else copies_bytes(rows=(grad_out,))
+    return SUMS_BYTES * lse.numel() + own + copies_bytes((out, lse)) + _copies(given)
+
+
+def _copies(given: Attention) -> int:
+    return copies_bytes(() if given.starts is None else (given.starts,), rows=given[:3])

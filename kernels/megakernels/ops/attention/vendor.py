@@ -1,0 +1,106 @@
+"""Attention's forward by libraries that torch calls, and which of them takes which inputs.
+
+The backward is none of theirs: torch's flash backward sums dq with atomics, or, made deterministic, holds dq in fp32 once for each group of
+programs and the gradients of k and v once for each query head; cuDNN's gives other bits each time. What they save is the same: out and the
+log-sum-exp of scaled scores.
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from megakernels.ops.attention.inputs import Attention
+
+Library = Literal["cudnn", "flash"]
+HALF = (torch.bfloat16, torch.float16)
+ALIGNED = 8
+"""Both take heads of a multiple of this many elements, 16 bytes, and rows that begin at one."""
+CUDNN_WIDTH, FLASH_WIDTH = 128, 256
+"""The widest head."""
+CUDNN_GENERATIONS = (9, 10)
+"""Major compute capabilities on which cuDNN's kernels are the faster: those whose products are a warp group's."""
+FLASH_GENERATION = 8
+"""The least that the flash kernels are built for."""
+CUDNN_VERSION = 90000
+"""The least that takes rows of any length."""
+
+
+class Machine(NamedTuple):
+    """What decides of a device and of this torch.
+
+    Attributes:
+        capability: Major and minor compute capability.
+        cudnn_version: As torch gives it; None where there is none or it is switched off.
+        has_flash: Whether torch was built with its flash kernels.
+    """
+
+    capability: tuple[int, int]
+    cudnn_version: int | None
+    has_flash: bool
+
+
+def library_of(
+    machine: Machine, dtype: torch.dtype, num_positions: int, width: int, value_width: int, *, window: bool, packed: bool
+) -> Library | None:
+    """The library whose forward takes these inputs, the faster of two; None: own kernels.
+
+    Documents side by side are not theirs: they would need how many there are on the host. Nor is fp32.
+
+    Args:
+        machine: The device.
+        dtype: Of q, k and v.
+        num_positions: T.
+        width: Of a head of q and k.
+        value_width: Of a head of v.
+        window: Whether a query sees a window only.
+        packed: Whether rows hold several documents.
+    """
+    if dtype not in HALF or packed or num_positions < 2 or width % ALIGNED or value_width % ALIGNED:
+        return None
+    major, version = machine.capability[0], machine.cudnn_version
+    if major in CUDNN_GENERATIONS and not window and max(width, value_width) <= CUDNN_WIDTH and (version or 0) >= CUDNN_VERSION:
+        return "cudnn"
+    return "flash" if machine.has_flash and major >= FLASH_GENERATION and width == value_width <= FLASH_WIDTH else None
+
+
+def machine_of(device: torch.device) -> Machine:
+    """Of a CUDA device."""
+    cudnn = torch.backends.cudnn
+    version = cudnn.version() if cudnn.is_available() and cudnn.enabled else None
+    return Machine(torch.cuda.get_device_capability(device), version, torch.backends.cuda.is_flash_attention_available())
+
+
+def is_aligned(tensor: Tensor) -> bool:
+    """Whether a library can read the rows of a tensor as they are; allocations begin at more than 16 bytes."""
+    *strides, last = tensor.stride()
+    return last == 1 and not any(number % ALIGNED for number in (*strides, tensor.storage_offset()))
+
+
+def library_for(given: Attention) -> Library | None:
+    """`library_of` of a call; none off CUDA."""
+    q = given.q
+    if not q.is_cuda or 0 in q.shape or not all(is_aligned(each) for each in given[:3]):
+        return None
+    sizes = q.shape[1], q.shape[3], given.v.shape[3]
+    return library_of(machine_of(q.device), q.dtype, *sizes, window=given.window is not None, packed=given.starts is not None)
+
+
+def cudnn_forward(given: Attention) -> tuple[Tensor, Tensor]:
+    """Same contract as `reference.forward`, without window or documents."""
+    heads = [each.transpose(1, 2) for each in (given.q, given.k, given.v)]
+    found = torch.ops.aten._scaled_dot_product_cudnn_attention(*heads, None, True, 0.0, True, False, scale=given.scale)
+    return found[0].transpose(1, 2).contiguous(), found[1].view(found[0].shape[:3])
+
+
+def flash_forward(given: Attention) -> tuple[Tensor, Tensor]:
+    """Same contract as `reference.forward`, without documents."""
+    length, window = given.q.shape[1], {}
+    if given.window is not None:
+        window = {"window_size_left": given.window - 1, "window_size_right": 0}
+    found = torch.ops.aten._flash_attention_forward(*given[:3], None, None, length, length, 0.0, True, False, scale=given.scale, **window)
+    return found[0].contiguous(), found[1]
+
+
+FORWARDS: dict[Library, Callable[[Attention], tuple[Tensor, Tensor]]] = {"cudnn": cudnn_forward, "flash": flash_forward}

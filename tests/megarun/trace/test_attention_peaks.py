@@ -1,0 +1,55 @@
+"""Peaks of stacks of attention with Triton's kernels: what they hold inside themselves is in estimate and trace alike."""
+
+from typing import Any
+
+import pytest
+
+from megaplan.budget.build import build_budget
+from megaplan.columns import Column, Phase
+from megaplan.devices import load_device
+from megarun.trace.compare import RankComparison
+from megarun.trace.rank import trace_rank
+
+pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-58")]
+SCALARS_BYTES = 32
+"""The loss and its sum, the squares of the gradient norm: in no ledger."""
+BF16 = dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "bf16")
+SECTIONS: dict[str, dict[str, Any]] = {
+    "gqa": {"kind": "gqa", "num_heads": 16, "num_kv_heads": 4, "head_dim": 8},
+    "mla": {
+        "kind": "mla",
+        "num_heads": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 8,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 16,
+    },
+    "too wide": {"kind": "gqa", "num_heads": 2, "num_kv_heads": 1, "head_dim": 258},
+}
+
+
+@pytest.mark.parametrize(
+    ("section", "cp", "settings"),
+    [
+        ("gqa", 1, {}),
+        ("gqa", 2, {"data.packing": "documents"}),
+        ("mla", 2, {"recompute": {"default": "selective"}}),
+        ("mla", 1, {"model.features": {"mtp": {"depth": 1, "ffn_hidden_size": 64}}}),
+        ("too wide", 1, {}),
+    ],
+)
+def test_the_inside_of_attention(job_with: Any, section: str, cp: int, settings: dict[str, Any]) -> None:
+    """A number a query and head beside the gradients that backward makes, where the kernels take the heads."""
+    model = {"pattern": "A", "num_layers": 2, "hidden_size": 16, "vocab_size": 32, "attention": SECTIONS[section]}
+    batch = {"micro_batch_size": 2, "seq_length": 128}
+    job = job_with({"model": model, "precision": BF16, "batch": batch, "mesh": {"cp": cp}, "host.kernels": "triton", **settings})
+    found = RankComparison(
+        build_budget(job.spec, job.inventory, job.layout).of_rank(0),
+        trace_rank(job, 0, workspace_bytes=load_device("h200").gemm_workspace_bytes),
+    )
+    for phase in (Phase.FIRST_FORWARD_BACKWARD, Phase.FORWARD_BACKWARD):
+        for column, pair in found.columns(phase).items():
+            assert abs(pair.difference) <= SCALARS_BYTES, (phase, column, pair.estimate, pair.trace)
+    inside = found.columns(Phase.FORWARD_BACKWARD)[Column.WORKSPACE].trace - load_device("h200").gemm_workspace_bytes
+    assert inside == (0 if section == "too wide" else 4 * 2 * 16 * 128 // cp)
