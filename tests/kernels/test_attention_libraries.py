@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from megakernels.ops.attention import vendor
+from megakernels import use_kernels
+from megakernels.ops.attention import choice, vendor
 from megakernels.ops.attention.inputs import Attention
 from megakernels.ops.attention.reference import made_like
 from megakernels.ops.attention.vendor import Machine, library_of
@@ -103,6 +105,21 @@ def test_rows_are_read_as_they_are_where_they_are_aligned() -> None:
     assert not vendor.is_aligned(rows[..., 4:12])  # begins within 16 bytes
     assert not vendor.is_aligned(rows[..., 1:].contiguous())
     assert not vendor.is_aligned(rows.mT)
+
+
+def test_a_cuda_tensor_goes_to_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vendor, "machine_of", lambda _: HOPPER)
+    use_kernels("triton")
+    with FakeTensorMode():
+        q, k = (torch.empty(2, 9, heads, 64, dtype=BF16, device="cuda") for heads in (4, 2))
+        plain = Attention(q, k, k, None, 0.3, None)
+        assert vendor.library_for(plain) == "cudnn"
+        assert vendor.library_for(plain._replace(starts=torch.empty(2, 9, dtype=torch.int32, device="cuda"))) is None
+        assert vendor.library_for(plain._replace(k=torch.empty(2, 9, 2, 68, dtype=BF16, device="cuda"))) is None
+        with Calls() as calls:
+            out, lse = choice.forward(plain._replace(window=4))
+        assert [name for name, _, _ in calls.found] == ["aten::_flash_attention_forward"]
+        assert (out.shape, out.device, lse.shape, lse.dtype) == (q.shape, q.device, (2, 4, 9), torch.float32)
 
 
 def test_off_cuda_there_is_no_library() -> None:

@@ -116,7 +116,7 @@ def check_drawn(seed: int) -> None:
         out, lse = choice.forward(narrow)
         found = out, lse, *choice.backward(grad, narrow, out, lse, [True] * 3)
     ratios = dict(zip(("out", "lse", "q", "k", "v"), map(rms_ratio, found, expected), strict=True))
-    smallest = 0.01 * expected[-1].norm().item()  # beside the gradient of v those of q and k may be nothing
+    smallest = 0.1 * expected[-1].norm().item()  # beside the gradient of v those of q and k may be nothing
     for name, index in (("q", 2), ("k", 3)):
         if expected[index].norm().item() < smallest:
             ratios[name] = (found[index].double() - expected[index]).norm().item() / smallest

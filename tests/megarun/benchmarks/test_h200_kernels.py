@@ -27,7 +27,11 @@ def test_small_cases_are_right_and_counted(benchmark: Any) -> None:
     assert (head["forward_flops"], head["backward_flops"]) == (2 * 65 * 24 * 200, 4 * 65 * 24 * 200)
     moe = by_name["moe"]  # six tokens' width of each of two experts, three matrices
     assert (moe["forward_flops"], moe["backward_flops"]) == (6 * 65 * 2 * 24 * 16, 12 * 65 * 2 * 24 * 16)
-    assert {name for name, row in by_name.items() if row["stated_bytes"]} == {"linear_cross_entropy", "moe", "ssd", "m2rnn"}
+    assert {name for name, row in by_name.items() if row["stated_bytes"]} == {"attention", "linear_cross_entropy", "moe", "ssd", "m2rnn"}
+    attention = by_name["attention"]  # 24 and 16 wide, of four heads; backward two products more, and the scores again
+    pairs = 4 * 65 * 66 // 2
+    assert (attention["forward_flops"], attention["backward_flops"]) == (2 * pairs * 40, 2 * pairs * (2 * 40 + 24))
+    assert attention["stated_bytes"] == 4 * 4 * 65
     pairs = 65 * 2  # forward: activated rows and their products, before a token's are summed; the sums of six experts' rows and tiles
     assert moe["stated_bytes"] == 2 * (pairs * 16 + pairs * 24 - 65 * 24) + 2 * 6 * 4
     assert by_name["newton_schulz"]["forward_flops"] == 2 * (3 * 24**2 * 40 + 24**3)

@@ -28,25 +28,24 @@ class Tile(NamedTuple):
 
 TILES: dict[str, dict[tuple[bool, int], Tile]] = {
     "forward": {
-        (False, 64): Tile(128, 64, 4, 3),
-        (False, 128): Tile(128, 64, 8, 3),
-        (False, 256): Tile(128, 32, 8, 2),
-        (True, 64): Tile(64, 32, 4, 2),
+        (False, 128): Tile(128, 64, 4, 3),
+        (False, 256): Tile(128, 64, 8, 3),
+        (False, 512): Tile(128, 32, 8, 2),
+        (True, 128): Tile(64, 32, 4, 2),
     },
     "query": {
-        (False, 64): Tile(128, 64, 8, 2),
-        (False, 128): Tile(128, 64, 8, 2),
-        (False, 256): Tile(64, 32, 8, 2),
-        (True, 64): Tile(64, 16, 4, 2),
+        (False, 256): Tile(128, 64, 8, 2),
+        (False, 512): Tile(64, 32, 8, 2),
+        (True, 128): Tile(64, 16, 4, 2),
     },
     "key": {
-        (False, 64): Tile(64, 128, 8, 2),
-        (False, 128): Tile(32, 128, 8, 2),
-        (False, 256): Tile(32, 64, 8, 2),
-        (True, 64): Tile(16, 64, 4, 2),
+        (False, 160): Tile(64, 128, 8, 2),
+        (False, 256): Tile(32, 128, 8, 2),
+        (False, 512): Tile(32, 64, 8, 2),
+        (True, 128): Tile(16, 64, 4, 2),
     },
 }
-"""Of each kernel, by whether operands are fp32, and the largest width."""
+"""Of each kernel, by whether operands are fp32, and the most columns of a key's and a value's tiles together."""
 
 
 def accepts(given: Attention) -> bool:
@@ -63,16 +62,17 @@ def split_width(width: int) -> tuple[int, int]:
     return (whole, 0) if width <= SMALLEST_DOT or rest == whole // 2 else (whole // 2, rest)
 
 
-def tile_of(kernel: str, width: int, value_width: int, dtype: torch.dtype) -> Tile:
+def tile_of(kernel: str, columns: int, dtype: torch.dtype) -> Tile:
     """The tile of one of `TILES`' kernels."""
     wide = dtype == torch.float32
-    return next(tile for (fp32, largest), tile in TILES[kernel].items() if fp32 == wide and max(width, value_width) <= largest)
+    return next(tile for (fp32, largest), tile in TILES[kernel].items() if fp32 == wide and columns <= largest)
 
 
 def constants(kernel: str, width: int, value_width: int, dtype: torch.dtype) -> tuple[dict[str, int], dict[str, int]]:
     """Constants of a kernel that follow from widths and dtype, and its launch options."""
-    tile, (head, rest) = tile_of(kernel, width, value_width, dtype), split_width(width)
-    sides = {"WIDTH": width, "VALUE": value_width, "D": head, "R": rest, "V": block_of(value_width, SMALLEST_DOT)}
+    (head, rest), value = split_width(width), block_of(value_width, SMALLEST_DOT)
+    tile = tile_of(kernel, head + rest + value, dtype)
+    sides = {"WIDTH": width, "VALUE": value_width, "D": head, "R": rest, "V": value}
     return sides | {"M": tile.queries, "N": tile.keys}, {"num_warps": tile.warps, "num_stages": tile.stages}
 
 

@@ -68,7 +68,7 @@ def library_of(
 def machine_of(device: torch.device) -> Machine:
     """Of a CUDA device."""
     cudnn = torch.backends.cudnn
-    version = cudnn.version() if cudnn.is_available() and cudnn.enabled else None
+    version = cudnn.version() if cudnn.is_available() and cudnn.enabled else None  # type: ignore[no-untyped-call]
     return Machine(torch.cuda.get_device_capability(device), version, torch.backends.cuda.is_flash_attention_available())
 
 
