@@ -1,4 +1,4 @@
-"""The attention kernels: tiles at the diagonal, at a window's edge and at documents' ends; shared key heads; pieces of a sequence."""
+"""The attention kernels: tiles at the diagonal, at a window's edge and at the ends of documents; shared key heads; pieces of a sequence."""
 
 import random
 from typing import Any
@@ -116,7 +116,7 @@ def check_drawn(seed: int) -> None:
         out, lse = choice.forward(narrow)
         found = out, lse, *choice.backward(grad, narrow, out, lse, [True] * 3)
     ratios = dict(zip(("out", "lse", "q", "k", "v"), map(rms_ratio, found, expected), strict=True))
-    smallest = 0.1 * expected[-1].norm().item()  # beside the gradient of v those of q and k may be nothing
+    smallest = 0.1 * expected[-1].norm().item()  # the gradients of q and k may be zero where that of v is not
     for name, index in (("q", 2), ("k", 3)):
         if expected[index].norm().item() < smallest:
             ratios[name] = (found[index].double() - expected[index]).norm().item() / smallest
@@ -201,6 +201,7 @@ def test_pieces_are_the_whole(num_ranks: int, window: int | None, packed: bool) 
     assert max(rms_ratio(total, own(right, *stored)) for total, right in zip(sums, expected[1:], strict=True)) < TOLERANCE[torch.float32]
 
 
+@pytest.mark.usefixtures("small_tiles")
 def test_contract() -> None:
     check_contract(BY_NAME["attention_grouped_unequal"])
 
@@ -224,7 +225,7 @@ def test_no_positions() -> None:
 
 @pytest.mark.usefixtures("small_tiles")
 def test_heads_beyond_32_bit_offsets() -> None:
-    """Heads so far apart that a 32-bit offset would wrap; the memory between them is never touched."""
+    """Head strides so large that a 32-bit offset would wrap; the memory between them is never touched."""
     torch.use_deterministic_algorithms(False)  # which would fill it with NaN
     far = torch.empty((2 << 30) + 64, dtype=torch.bfloat16).as_strided((1, 5, 3, 8), (0, 8, 1 << 30, 1))
     near = torch.randn(1, 5, 3, 8).bfloat16()

@@ -78,7 +78,7 @@ def attention_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]
 @PACKED
 @EACH_ATTENTION
 def test_attention(shape: tuple[int, ...], packed: bool) -> None:
-    """Backward a number a query and head, and the gradients that nobody wants."""
+    """Backward one number per query and head, and the gradients that are not needed."""
     batch, num_positions, heads, _, _, value_width = shape
     inputs, starts = attention_inputs(shape, BF16), starts_of(batch, num_positions, packed)
     assert check(attention_op._attention, *inputs, starts, 0.3, 9) == 0

@@ -43,6 +43,8 @@ def resources(function: Any, types: dict[str, str], constants: dict[str, Any], o
         file.flush()
         text = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
     found = dict(re.findall(r"(REG|STACK):(\d+)", text))
+    if re.search(r"\b(atom|red)\.", compiled.asm["ptx"]):
+        raise SystemExit(f"{function.__name__} has atomics: its result would depend on the order of programs")
     wgmma = "yes" if "wgmma.mma" in compiled.asm["ptx"] else "no"
     return {
         "registers": int(found["REG"]),

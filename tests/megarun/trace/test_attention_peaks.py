@@ -1,4 +1,4 @@
-"""Peaks of stacks of attention with Triton's kernels: what they hold inside themselves is in estimate and trace alike."""
+"""Peaks of stacks of attention with Triton kernels: estimate and trace both count what the kernels hold inside themselves."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
     ],
 )
 def test_the_inside_of_attention(job_with: Any, section: str, cp: int, settings: dict[str, Any]) -> None:
-    """A number a query and head beside the gradients that backward makes, where the kernels take the heads."""
+    """Backward has one number per query and head in addition to its gradients, where the kernels accept the head widths."""
     model = {"pattern": "A", "num_layers": 2, "hidden_size": 16, "vocab_size": 32, "attention": SECTIONS[section]}
     batch = {"micro_batch_size": 2, "seq_length": 128}
     job = job_with({"model": model, "precision": BF16, "batch": batch, "mesh": {"cp": cp}, "host.kernels": "triton", **settings})

@@ -33,10 +33,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None 
         Backward δ = Σ ∂L/∂out ⊙ out, fp32 [B, Hq, T]. Both ways copies of operands whose last dim is not dense.
 
     Triton:
-        One kernel forward, two backward: gradient of q and δ, gradients of k and v; those of heads wider than 128 (fp32: 32) apart. On
-        CUDA a library's forward is called where there is one: cuDNN's on Hopper and Blackwell for bf16 and fp16 heads of up to 128, else
-        torch's flash kernel. Packed rows, fp32, and windows or unequal widths that these do not take have the own kernel; every backward
-        is the own one, which repeats bitwise. Heads wider than 256 (fp32: 64), and q, k and v of different dtypes, stay with plain torch.
+        One kernel forward, two backward: gradient of q and δ, gradients of k and v; for heads wider than 128 (fp32: 32) k and v have a
+        launch each. On CUDA the forward is a library's where one accepts the inputs: cuDNN on Hopper and Blackwell for bf16 and fp16
+        heads up to 128, else torch's flash kernel. The Triton forward runs packed rows, fp32, and the windows and unequal widths that
+        neither accepts. The backward is always the Triton one and is bitwise reproducible. Heads wider than 256 (fp32: 64), and q, k and
+        v of different dtypes, stay with plain torch.
 
     Raises:
         ValueError: shapes do not fit, or window < 1.

@@ -1,4 +1,4 @@
-"""Which functions run attention: a library's forward where one takes the inputs, own kernels, or plain torch."""
+"""Which functions run attention: a library's forward where one accepts the inputs, the Triton kernels, or plain torch."""
 
 from collections.abc import Sequence
 
@@ -11,12 +11,12 @@ from megakernels.ops.attention.sizes import accepts, backward_inside, forward_in
 
 
 def runs_kernels(given: Attention) -> bool:
-    """Whether own kernels run for these inputs, where they are."""
+    """Whether the Triton kernels accept these inputs and their device runs them."""
     return runs_triton(given.q) and accepts(given)
 
 
 def chooses_kernels(given: Attention) -> bool:
-    """Whether they run on CUDA."""
+    """Whether they would run if the inputs were on CUDA."""
     return chooses_triton(given.q) and accepts(given)
 
 
@@ -52,10 +52,10 @@ def kernel_backward(grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor
 
 
 def forward_scratch(given: Attention) -> int:
-    """Bytes inside own forward kernel; a library's copies of operands are no more."""
+    """Bytes inside the Triton forward; a library needs no more copies of operands."""
     return forward_inside(given) if chooses_kernels(given) else 0
 
 
 def backward_scratch(grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor, needs: Sequence[bool]) -> int:
-    """Bytes inside own backward kernels."""
+    """Bytes inside the Triton backward, which always makes all gradients."""
     return dropped_bytes(given[:3], needs) + backward_inside(grad_out, given, out, lse) if chooses_kernels(given) else 0

@@ -1,4 +1,4 @@
-"""What attention takes, and where its queries and keys stand in their sequence."""
+"""The arguments of attention, and the positions of its queries and keys in the sequence."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

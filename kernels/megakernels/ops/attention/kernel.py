@@ -1,13 +1,13 @@
 """Triton kernels of causal attention: one forward, two backward.
 
-- `attention_forward_kernel`: one program a tile of queries and a head, the softmax made as keys pass.
-- `attention_query_kernel`: the same walk for the gradient of q, beside δ.
-- `attention_key_kernel`: one program a tile of keys and a key head, over the queries that see it: the gradients of k and v, of wide heads
-  one after the other.
+- `attention_forward_kernel`: one program per tile of queries and head; online softmax over tiles of keys.
+- `attention_query_kernel`: the same loop over keys for the gradient of q and for δ.
+- `attention_key_kernel`: one program per tile of keys and key head; loops over the queries that see it. It makes the gradients of k and v,
+  for wide heads in two launches.
 
-A query's keys before its document or window, and after itself, are not walked; the queries that see a key likewise. No program adds to
-another's result, so repeats are bitwise equal: weights are made twice backward instead. Operands of products have the input's dtype,
-products, softmax and sums are fp32.
+Tiles outside the causal triangle, the window or the document are skipped in both directions. No program adds to another's result, so the
+backward is bitwise reproducible; it computes the weights twice instead. Operands of products have the input's dtype; products, softmax and
+sums are fp32.
 """
 
 import torch

@@ -1,7 +1,9 @@
-"""The backward kernels of attention. Weights are made again from the saved log-sum-exp.
+"""The backward kernels of attention. Both compute the weights again from the saved log-sum-exp.
 
-`attention_query_kernel` walks the keys of a tile of queries: their gradient, and δ = Σ ∂L/∂out ⊙ out, which it leaves for the other one.
-`attention_key_kernel` walks the queries that see a tile of keys, those of every head that shares them: the gradients of k and v.
+`attention_query_kernel` loops over the keys of a tile of queries. It makes the gradient of q, and δ = Σ ∂L/∂out ⊙ out for the other kernel.
+`attention_key_kernel` loops over the queries that see a tile of keys, of every head that shares them. It makes the gradients of k and v.
+
+Source: Dao, arXiv:2307.08691, algorithm 2, in two kernels so that no sum needs atomics.
 """
 
 import triton

@@ -1,6 +1,8 @@
-"""The forward kernel of attention: one program a tile of queries and a head; it walks the keys that they see.
+"""The forward kernel of attention: one program per tile of queries and head, which loops over the keys that they see.
 
-The softmax is made as the keys pass, in powers of two: of a row, m is the largest logit so far, l the sum of 2^(logit − m).
+Online softmax in powers of two: per row, `largest` is the largest logit so far and `total` the sum of 2^(logit − largest).
+
+Source: Dao, arXiv:2307.08691, algorithm 1.
 """
 
 import triton

@@ -1,14 +1,14 @@
 """Which keys a tile of queries sees, which queries see a tile of keys, and where a key is stored.
 
-A query sees the keys from its document's start, or its window's, up to its own position. Tiles that are seen whole need no mask; the walk
-of a program is three runs of tiles: masked, whole, masked.
+A query sees the keys from the start of its document or window up to its own position. Tiles that every query of a tile sees need no mask:
+a program loops over three ranges of tiles, masked, unmasked and masked again.
 """
 
 import triton
 import triton.language as tl
 
 SAMPLES = tl.constexpr(128)
-"""Of a search in the document starts: taken at once."""
+"""Document starts that a step of the search reads at once."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -23,7 +23,7 @@ def stored(position, key_length, num_ranks, ZIG_ZAG: tl.constexpr):  # type: ign
 
 @triton.jit  # type: ignore[untyped-decorator]
 def visible(at, position, start, window, HAS_WINDOW: tl.constexpr, HAS_STARTS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Whether queries at `position`, of documents that begin at `start`, see the keys `at`; all broadcast."""
+    """Whether queries at `position`, of documents that begin at `start`, see the keys `at`. All broadcast."""
     seen = at <= position
     if HAS_WINDOW:
         seen &= at > position - window
@@ -45,7 +45,7 @@ def query_tile(  # type: ignore[no-untyped-def]
     HAS_WINDOW: tl.constexpr,
     HAS_STARTS: tl.constexpr,
 ):
-    """The tile of queries of a program, and its walk over the keys. Those with the most keys are begun first.
+    """The tile of queries of a program, and its range of keys. Tiles with the most keys start first.
 
     Args:
         starts: Document starts of the program's sequence, each counted from the first position of its piece.
@@ -60,8 +60,8 @@ def query_tile(  # type: ignore[no-untyped-def]
         HAS_STARTS: Whether there are document starts.
 
     Returns:
-        Rows of the queries, which of them are there, their positions and their documents' starts; begin of the walk, begin and end of
-        tiles that are seen whole, end.
+        Rows of the queries, which of them exist, their positions and the starts of their documents; then begin of the range, begin and
+        end of its unmasked part, end.
     """
     block = tl.num_programs(1) - 1 - tl.program_id(1)
     blocks = tl.cdiv(piece_length, M)
@@ -91,7 +91,7 @@ def query_tile(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def starts_up_to(starts, limit, num_queries):  # type: ignore[no-untyped-def]
-    """How many of the document starts, which never fall, are at most `limit`; all before it are found with it."""
+    """Number of document starts, an ascending array, that are at most `limit`. Each step divides what is left by `SAMPLES`."""
     low = 0
     left = num_queries
     while left > 0:
@@ -118,7 +118,7 @@ def queries_of(  # type: ignore[no-untyped-def]
     HAS_WINDOW: tl.constexpr,
     HAS_STARTS: tl.constexpr,
 ):
-    """Walk over a piece's queries that see the keys `first_key` to `last_key`: begin, begin and end of whole tiles, end; in rows of it.
+    """Range of a piece's queries that see the keys `first_key` to `last_key`: begin, begin and end of its unmasked part, end; in its rows.
 
     Args:
         first_key: Position of the first key.

@@ -29,7 +29,7 @@ def made_like(given: Attention) -> tuple[Tensor, Tensor]:
 
 
 def forward(given: Attention, first: int = 0) -> tuple[Tensor, Tensor]:
-    """Returns out [B, T, Hq, Dv] in q's dtype and lse [B, Hq, T]; query i stands at position first + i of the keys."""
+    """Returns out [B, T, Hq, Dv] in q's dtype and lse [B, Hq, T]; query i is at position first + i of the keys."""
     q, k, v, starts, scale, window = given
     groups, keys, values = _by_group(upcast(q) * scale, k.shape[2]), _by_group(upcast(k), k.shape[2]), _by_group(upcast(v), k.shape[2])
     out, lse = made_like(given)
@@ -79,7 +79,7 @@ def _by_group(x: Tensor, num_groups: int) -> Tensor:
 
 
 def _blocks(q: Tensor, window: int | None, first: int) -> Iterator[tuple[slice, slice]]:
-    """Blocks of queries, each with the keys that any of them sees; the first query stands at key `first`."""
+    """Blocks of queries, each with the keys that any of them sees; the first query is at key `first`."""
     batch, num_positions, num_heads, _ = q.shape
     for rows in row_blocks(num_positions, batch * num_heads * (first + num_positions), SCRATCH_ELEMENTS, BLOCK_QUERIES):
         begin = 0 if window is None else max(0, first + rows.start - window + 1)

@@ -1,4 +1,4 @@
-"""What the kernels take, their tiles, and the bytes they hold inside themselves; needs no triton."""
+"""What the kernels accept, their tiles, and the bytes they hold inside themselves. Needs no triton."""
 
 from typing import NamedTuple
 
@@ -14,11 +14,11 @@ LARGEST_WIDTH = {torch.bfloat16: 256, torch.float16: 256, torch.float32: 64}
 
 
 KEY_WIDTH = {torch.bfloat16: 128, torch.float16: 128, torch.float32: 32}
-"""The widest head whose gradients of k and v are made together."""
+"""The widest head whose gradients of k and v one launch makes."""
 
 
 class Tile(NamedTuple):
-    """A launch: queries and keys of a tile, warps, and steps whose loads are under way at once."""
+    """A launch: queries and keys per tile, warps, and stages of the load pipeline."""
 
     queries: int
     keys: int
@@ -39,13 +39,13 @@ TILES: dict[str, dict[tuple[bool, int], Tile]] = {
         (True, 128): Tile(64, 16, 4, 2),
     },
     "key": {
-        (False, 160): Tile(64, 128, 8, 2),
+        (False, 128): Tile(64, 128, 8, 2),
         (False, 256): Tile(32, 128, 8, 2),
         (False, 512): Tile(32, 64, 8, 2),
         (True, 128): Tile(16, 64, 4, 2),
     },
 }
-"""Of each kernel, by whether operands are fp32, and the most columns of a key's and a value's tiles together."""
+"""Per kernel: by whether operands are fp32, and the largest number of columns of a key's and a value's tiles together."""
 
 
 def accepts(given: Attention) -> bool:
@@ -77,18 +77,18 @@ def constants(kernel: str, width: int, value_width: int, dtype: torch.dtype) -> 
 
 
 def key_parts(width: int, value_width: int, dtype: torch.dtype) -> list[dict[str, bool]]:
-    """Launches of the key kernel: the gradients of wide heads do not fit into registers together, and weights are made for each of them."""
+    """Launches of the key kernel. Both gradients of a wide head do not fit into registers, so each has a launch that computes the weights."""
     together = max(width, value_width) <= KEY_WIDTH[dtype]
     return [{"KEYS": True, "VALUES": True}] if together else [{"KEYS": True, "VALUES": False}, {"KEYS": False, "VALUES": True}]
 
 
 def forward_inside(given: Attention) -> int:
-    """Bytes of `kernel.forward` beside operands and results: copies of operands whose last dim is not dense."""
+    """Bytes of `kernel.forward` in addition to operands and results: copies of operands whose last dim is not dense."""
     return _copies(given)
 
 
 def backward_inside(grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor) -> int:
-    """Bytes of `kernel.backward` beside operands and results: δ, a number a query and head, and copies of operands."""
+    """Bytes of `kernel.backward` in addition to operands and results: δ, one number per query and head, and copies of operands."""
     own = out.numel() * out.element_size() if grad_out.dtype != given.q.dtype else copies_bytes(rows=(grad_out,))
     return SUMS_BYTES * lse.numel() + own + copies_bytes((out, lse)) + _copies(given)
 

@@ -1,8 +1,8 @@
-"""Attention's forward by libraries that torch calls, and which of them takes which inputs.
+"""Attention's forward by the libraries in torch, and which of them accepts which inputs.
 
-The backward is none of theirs: torch's flash backward sums dq with atomics, or, made deterministic, holds dq in fp32 once for each group of
-programs and the gradients of k and v once for each query head; cuDNN's gives other bits each time. What they save is the same: out and the
-log-sum-exp of scaled scores.
+Both return what the operation saves: out and the log-sum-exp of scaled scores. Their backwards are not used. torch's flash backward sums dq
+with atomics; its deterministic mode holds several copies of dq in fp32 and the gradients of k and v for every query head. cuDNN's backward
+through torch is not deterministic.
 """
 
 from collections.abc import Callable
@@ -16,19 +16,19 @@ from megakernels.ops.attention.inputs import Attention
 Library = Literal["cudnn", "flash"]
 HALF = (torch.bfloat16, torch.float16)
 ALIGNED = 8
-"""Both take heads of a multiple of this many elements, 16 bytes, and rows that begin at one."""
+"""Both need head widths and row offsets that are multiples of this many elements, 16 bytes."""
 CUDNN_WIDTH, FLASH_WIDTH = 128, 256
 """The widest head."""
 CUDNN_GENERATIONS = (9, 10)
-"""Major compute capabilities on which cuDNN's kernels are the faster: those whose products are a warp group's."""
+"""Major compute capabilities for which cuDNN has kernels of their own: Hopper and data-centre Blackwell."""
 FLASH_GENERATION = 8
-"""The least that the flash kernels are built for."""
+"""The lowest major compute capability of the flash kernels."""
 CUDNN_VERSION = 90000
-"""The least that takes rows of any length."""
+"""The lowest version that accepts rows of any length."""
 
 
 class Machine(NamedTuple):
-    """What decides of a device and of this torch.
+    """What a choice needs to know of a device and of this torch.
 
     Attributes:
         capability: Major and minor compute capability.
@@ -44,9 +44,9 @@ class Machine(NamedTuple):
 def library_of(
     machine: Machine, dtype: torch.dtype, num_positions: int, width: int, value_width: int, *, window: bool, packed: bool
 ) -> Library | None:
-    """The library whose forward takes these inputs, the faster of two; None: own kernels.
+    """The library whose forward accepts these inputs, cuDNN before flash; None for the Triton kernel.
 
-    Documents side by side are not theirs: they would need how many there are on the host. Nor is fp32.
+    Packed rows have none: the libraries need the number of documents on the host, which would synchronise. Nor has fp32.
 
     Args:
         machine: The device.

@@ -1,4 +1,4 @@
-"""What the Triton kernels of the attention core hold inside: backward a number a query and head."""
+"""What the Triton kernels of the attention core hold inside themselves: one number per query and head in backward."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CORE_WIDTH = {DType.BF16: 256, DType.FP16: 256, DType.FP32: 64}
 
 
 def core_inside(dims: Dims, attention: GroupedQueryAttention | LatentAttention) -> Inside | None:
-    """Of the core without an indexer; None where plain torch runs: it is chosen, or the heads are wider than the kernels take."""
+    """Of the core without an indexer. None where plain torch runs: `host.kernels: reference`, or heads wider than the kernels accept."""
     if not dims.kernels or max(head_widths(attention)) > CORE_WIDTH[dims.dtype]:
         return None
     return Inside(0, dims.stat_dtype.bytes * dims.batch * (attention.num_heads // dims.tp) * dims.tokens)
