@@ -77,7 +77,7 @@ def constants(kernel: str, width: int, value_width: int, dtype: torch.dtype) -> 
 
 
 def key_parts(width: int, value_width: int, dtype: torch.dtype) -> list[dict[str, bool]]:
-    """Launches of the key kernel. Both gradients of a wide head do not fit into registers: each then has a launch that computes the weights."""
+    """Launches of the key kernel. Both gradients of a wide head do not fit into registers: each has a launch that makes the weights."""
     together = max(width, value_width) <= KEY_WIDTH[dtype]
     return [{"KEYS": True, "VALUES": True}] if together else [{"KEYS": True, "VALUES": False}, {"KEYS": False, "VALUES": True}]
 
