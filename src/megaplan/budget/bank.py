@@ -29,10 +29,26 @@ def fetching_experts(unit: Unit, flat: int, *, ahead: bool) -> Iterator[tuple[Mo
         runs = moment.op == "experts"
         if runs:  # copied out while the output of the group gathered before is alive
             start = Moment(moment.op, tuple(name for name in before.storages if name in moment.storages))
-            gathered = dense.gathered_bytes + experts.gathered_bytes + flat + dense.flat_bytes
+            gathered = dense.gathered_bytes + experts.gathered_bytes + experts.casting_bytes + flat + dense.flat_bytes
             yield start, unit.block.moment_bytes(start, ()), gathered
         before, flat_bytes = moment, flat if runs else flat_bytes
         yield moment, unit.block.moment_bytes(moment, ()), dense.gathered_bytes + flat_bytes + (experts.gathered_bytes if runs else 0)
+
+
+def casting_experts(unit: Unit, gathered: int) -> Iterator[tuple[Moment, int, int]]:
+    """Moments of a layer's forward whose experts are filled from casts and stay gathered.
+
+    Args:
+        unit: The layer.
+        gathered: Gathered parameters, its own included.
+    """
+    before = unit.block.part.replay.forward[0]
+    for moment in unit.block.part.replay.forward:
+        if moment.op == "experts" and unit.storage is not None:
+            start = Moment(moment.op, tuple(name for name in before.storages if name in moment.storages))
+            yield start, unit.block.moment_bytes(start, ()), gathered + unit.storage.experts.casting_bytes
+        before = moment
+        yield moment, unit.block.moment_bytes(moment, ()), gathered
 
 
 def freeing_experts(unit: Unit, gathered: int) -> Iterator[tuple[Moment, int, int]]:

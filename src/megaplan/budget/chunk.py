@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from megaplan.blocks.ops import OUTPUT
 from megaplan.budget.all_gathers import NO_ALL_GATHERS, AllGathers, all_gathers
-from megaplan.budget.bank import fetching_experts, freeing_experts
+from megaplan.budget.bank import casting_experts, fetching_experts, freeing_experts
 from megaplan.budget.casts import after_bank_peak, largest_cast
 from megaplan.budget.unit import Peak, Unit
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYTES, WORKSPACE
@@ -92,7 +92,8 @@ class Chunk:
         self.shard_bytes: int = self.root.shard_bytes + sum(shards)
         layers_flat = max(flat)
         flats = max(self.root.flat_bytes, layers_flat) + layers_flat  # all-gather outputs: a group's, and those of the layer gathered next
-        self.forward_bound: int = max(map(add, self.before, forward)) + self.gathered_bytes + flats
+        casts = max([0 if unit.storage is None else unit.storage.both.casting_bytes for unit in units])
+        self.forward_bound: int = max(map(add, self.before, forward)) + self.gathered_bytes + flats + casts
         """No forward has more alive, but for accumulated gradients."""
         largest = max(self.root.reduction_bytes, *reductions)
         self.reduce_bound: int = self.unsharded_bytes + self.shard_bytes + self.gathered_bytes + largest
@@ -179,6 +180,8 @@ class Chunk:
             moments: Iterable[tuple[Moment, int, int]] = ((unit.block.forward, unit.block.forward_bytes, gathered),)
             if unit.has_bank and policy.reshard:
                 moments = fetching_experts(unit, flats[index], ahead=policy.gathers_ahead) if gathers else freeing_experts(unit, gathered)
+            elif unit.has_bank and fresh:
+                moments = casting_experts(unit, gathered)
             for moment, moment_bytes, communication in moments:
                 size = self.before[index] + unit.input_bytes + unit.passing_bytes + moment_bytes + communication
                 if size >= best:
@@ -260,8 +263,9 @@ class Chunk:
         if self.units[index].layer and storage is not None:
             # gathered parameters, and the all-gather's output they are copied from: the layer's at its start, then its experts'
             dense, experts = storage.dense, storage.experts
-            starts = [(moments[0], gathered - experts.gathered_bytes + dense.flat_bytes)]
-            starts += [(moment.before(), gathered + experts.flat_bytes) for moment in moments if moment.op == "experts"]
+            starts = [(moments[0], gathered - experts.gathered_bytes + dense.flat_bytes + dense.casting_bytes)]
+            beside = experts.flat_bytes + experts.casting_bytes
+            starts += [(moment.before(), gathered + beside) for moment in moments if moment.op == "experts"]
             for moment, communication in starts:
                 where = f"gathering of {self.names[index]}"
                 params = () if again else moment.params

@@ -1,6 +1,7 @@
 """One test for each cause that random plans found: each fails where the cause is put back."""
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import pytest
@@ -125,3 +126,19 @@ def test_a_later_forward_finds_nothing_of_an_earlier_gather(hybrid: Callable[...
     layer = first.names.index("layers.0")
     assert first.first_gathers.starting[layer] - first.later_gathers.starting[layer] == first.root.flat_bytes > 0
     assert first.first_gathers.starting[layer + 1 :] == first.later_gathers.starting[layer + 1 :]
+
+
+@pytest.mark.parametrize(("params", "beside"), [("bf16", 2), ("fp32", 0)])
+def test_a_one_rank_mesh_fills_parameters_from_casts(hybrid: Callable[..., Spec], params: str, beside: int) -> None:
+    """A cast is freed once the next one is made: two are alive before a tensor gets its storage, the last one when all have theirs."""
+    spec = hybrid({"mesh": {"pp": 2}, "sharding.reshard_after_forward": True, "precision": {"params": params, "master": "fp32"}})
+    inventory = build_inventory(spec)
+    first = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 5), (5, 10)]))[0]
+    for index, (name, unit) in enumerate(zip(first.names, first.units, strict=True)):
+        if not unit.layer or unit.storage is None:
+            continue
+        tensors = sorted(inventory.layers[int(name.removeprefix("layers."))].tensors, key=lambda tensor: "." not in tensor.name)
+        sizes = [prod(tensor.shape) for tensor in tensors if not tensor.name.startswith("experts.")]
+        moments = [sum(sizes[:place]) + sizes[place] + sizes[max(place - 1, 0)] for place in range(1, len(sizes))]
+        moments += [sum(sizes[: place + 1]) + size for place, size in enumerate(sizes)]
+        assert first.later_gathers.starting[index] == (max(moments) - sum(sizes)) * beside

@@ -49,6 +49,7 @@ class GroupBytes(NamedTuple):
     Attributes:
         gathered_bytes: Unsharded compute copies, padded.
         flat_bytes: The all-gather's own output before it is copied out: 0 on a one-rank mesh.
+        casting_bytes: Beside `gathered_bytes` while a one-rank mesh fills them from casts: 0 where parameters are stored as they are used.
         unsharded_bytes: Whole gradients in `precision.grads`.
         made_bytes: Whole gradients in the dtype autograd makes them.
         reduce_bytes: Reduce-scatter input in `precision.reduce`, padded.
@@ -62,6 +63,7 @@ class GroupBytes(NamedTuple):
 
     gathered_bytes: int = 0
     flat_bytes: int = 0
+    casting_bytes: int = 0
     unsharded_bytes: int = 0
     made_bytes: int = 0
     reduce_bytes: int = 0
@@ -258,9 +260,9 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
         if casts_gradients:
             casts.append(Cast(nbytes, state + STEP_BYTES, in_matrix_group, short))
     resident_slack, state_slack = _slacks(adamw_shards, muon_shards, master, moments)
-    compute = spec.precision.of(block.family).bytes
-    dense = _group(sizes, compute, dense_degree, dense_shard, dense_elements, own_last or dense_last)
-    experts = _group(sizes, compute, expert_degree, expert_shard, expert_elements, expert_last)
+    compute, (casting, bank_casting) = spec.precision.of(block.family).bytes, _casting(sizes, block)
+    dense = _group(sizes, compute, dense_degree, (dense_shard, dense_elements, own_last or dense_last, casting))
+    experts = _group(sizes, compute, expert_degree, (expert_shard, expert_elements, expert_last, bank_casting))
     return new(
         BlockStorage,
         (
@@ -330,8 +332,33 @@ def _matrices(tensor: ParamTensor, shape: tuple[int, ...], mesh: Mesh) -> tuple[
     return (count, prod(shape), shape[-1]), 1
 
 
-def _group(sizes: Sizes, compute: int, degree: int, shard: int, true: int, last: int) -> GroupBytes:
-    """A group from its elements: a padded shard, all tensors, the last tensor."""
+def _casting(sizes: Sizes, block: Block) -> tuple[int, int]:
+    """Elements alive beside the gathered tensors, dense and of the bank, while each is filled from a cast on a one-rank mesh.
+
+    A cast is freed when the next one has been made, so two are alive before the next tensor gets its storage.
+
+    Source: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (`wait_for_unshard` with a world size of 1).
+    """
+    precision, own = sizes.spec.precision, LAST_OWN.get(block.family)
+    if precision.of(block.family) is precision.master or min(sizes.degrees) > 1:
+        return 0, 0
+    # a module's own tensors, without a dot in their names, follow its children's
+    tensors = sorted(zip(block.tensors, block.sizes, strict=True), key=lambda each: each[0].name == own or "." not in each[0].name)
+    found = []
+    for expert in (False, True):
+        most = filled = before = 0
+        for tensor, whole in tensors:
+            if (tensor.owner is EXPERT_PARALLEL) is expert:
+                elements = whole if sizes.whole else _local(tensor, sizes.spec.mesh)[1]
+                most = max(most, filled + before + elements, filled + 2 * elements)
+                filled, before = filled + elements, elements
+        found.append(most - filled)
+    return found[0], found[1]
+
+
+def _group(sizes: Sizes, compute: int, degree: int, elements: tuple[int, int, int, int]) -> GroupBytes:
+    """A group from its elements: a padded shard, all tensors, the last tensor, casts beside the gathered tensors on a one-rank mesh."""
+    shard, true, last, casting = elements
     if not true:
         return NOTHING
     _, _, _, _, grads, reduce, _, _, _, _, recasts, _ = sizes
@@ -341,6 +368,7 @@ def _group(sizes: Sizes, compute: int, degree: int, shard: int, true: int, last:
         (
             whole * compute,
             whole * compute if sharded else 0,
+            0 if sharded else casting * compute,
             true * grads,
             true * made,
             whole * reduce,
