@@ -234,14 +234,44 @@ def test_products_inside_a_kernel_have_to_be_stated(monkeypatch: pytest.MonkeyPa
         work("symmetric_product", empty(1, 128, 64), None, 1.0, 1.0)
 
 
+@pytest.mark.parametrize("random", SIZES)
+@pytest.mark.parametrize("wide", [False, True])
+def test_attention_multiplies_the_pairs_that_see_each_other(random: Random, wide: bool) -> None:
+    """Wide heads have a second launch of the key kernel, which makes the scores again."""
+    batch, length, groups, shared, window = (random.randint(1, each) for each in (3, 90, 3, 4, 40))
+    width, value_width = (192, 128) if wide else (96, 64)
+    q, k, v = empty(batch, length, groups * shared, width), empty(batch, length, groups, width), empty(batch, length, groups, value_width)
+    found = work("attention", q, k, v, None, 0.1, window)
+    pairs = batch * groups * shared * sum(min(window, position + 1) for position in range(length))
+    assert (found.inside, found.launches) == ("triton", 1)
+    assert found.product_flops == {"bf16": 2 * pairs * (width + value_width)}
+    out, lse = empty(batch, length, groups * shared, value_width), empty(batch, groups * shared, length, dtype=FP32)
+    back = work("attention_backward", out.clone(), q, k, v, None, out, lse, 0.1, window, [True] * 3)
+    keys = 3 * width + 2 * value_width if wide else 2 * width + 2 * value_width
+    assert back.launches == (3 if wide else 2)
+    assert back.product_flops == {"bf16": 2 * pairs * (2 * width + value_width + keys)}
+
+
+def test_attention_of_pieces_multiplies_the_pairs_of_its_queries() -> None:
+    """Two ranks: the first has the pieces 0 and 3, the second 1 and 2. Together they have all pairs."""
+    length, total = 40, 0
+    for pieces in ([0, 3], [1, 2]):
+        q, k = empty(1, 2 * length, 4, 64), empty(1, 4 * length, 2, 64)
+        found = work("attention_pieces", q, k, k.clone(), None, 0.1, None, pieces, [0, 3, 1, 2])
+        total += found.product_flops["bf16"]
+    positions = 4 * length
+    assert total == 2 * 4 * positions * (positions + 1) // 2 * (64 + 64)
+
+
 def test_an_operation_that_is_plain_torch_on_cuda_counts_as_all_that_it_runs() -> None:
-    q, k = empty(2, 128, 4, 64), empty(2, 128, 2, 64)
+    """Heads that neither a library nor a kernel accepts."""
+    q, k = empty(2, 128, 4, 320), empty(2, 128, 2, 320)
     found = work("attention", q, k, k.clone(), None, 0.125, None)
     assert found.inside == "torch"
     # two blocks of 64 queries against 64 and 128 keys, scores and values, in fp32
-    assert found.product_flops == {"fp32": 2 * 2 * 2 * 4 * 64 * 64 * (64 + 128)}
+    assert found.product_flops == {"fp32": 2 * 2 * 2 * 4 * 64 * 320 * (64 + 128)}
     assert found.launches > 10
-    assert found.num_bytes > 10 * found.ideal_bytes
+    assert found.num_bytes > found.ideal_bytes
 
 
 def test_head_and_loss_multiply_three_times_backward_and_read_logits_in_place() -> None:

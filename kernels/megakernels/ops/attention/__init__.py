@@ -3,7 +3,14 @@
 from torch import Tensor
 
 from megakernels._common import operation, require, require_starts, types_of
-from megakernels.ops.attention.choice import backward, backward_scratch, forward, forward_scratch
+from megakernels.ops.attention.choice import (
+    backward,
+    backward_scratch,
+    cost_of_backward,
+    cost_of_forward,
+    forward,
+    forward_scratch,
+)
 from megakernels.ops.attention.inputs import GRADIENTS, Attention
 from megakernels.ops.attention.reference import made_like
 
@@ -65,4 +72,6 @@ _attention, _attention_backward = operation(
     fake=made_like,
     forward_scratch=forward_scratch,
     backward_scratch=backward_scratch,
+    forward_cost=cost_of_forward,
+    backward_cost=cost_of_backward,
 )

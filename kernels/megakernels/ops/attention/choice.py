@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from megakernels._common import chooses_triton, dropped_bytes, runs_triton
+from megakernels._common import Cost, chooses_triton, dropped_bytes, runs_triton
 from megakernels.ops.attention import reference, vendor
 from megakernels.ops.attention.inputs import Attention, Places
-from megakernels.ops.attention.sizes import accepts, backward_inside, forward_inside
+from megakernels.ops.attention.sizes import accepts, backward_cost, backward_inside, forward_cost, forward_inside
 
 
 def runs_kernels(given: Attention) -> bool:
@@ -59,3 +59,13 @@ def forward_scratch(given: Attention) -> int:
 def backward_scratch(grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor, needs: Sequence[bool]) -> int:
     """Bytes inside the Triton backward, which always makes all gradients."""
     return dropped_bytes(given[:3], needs) + backward_inside(grad_out, given, out, lse) if chooses_kernels(given) else 0
+
+
+def cost_of_forward(given: Attention) -> Cost:
+    """Of the Triton forward."""
+    return forward_cost(given, Places())
+
+
+def cost_of_backward(_grad_out: Tensor, given: Attention, _out: Tensor, _lse: Tensor, _needs: Sequence[bool]) -> Cost:
+    """Of the Triton backward, which always makes all gradients."""
+    return backward_cost(given, Places())

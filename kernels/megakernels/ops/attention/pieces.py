@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from megakernels._common import (
+    Cost,
     absolute,
     accumulator_dtype,
     as_stored,
@@ -25,7 +26,7 @@ from megakernels._common import (
 from megakernels.ops.attention import reference
 from megakernels.ops.attention.choice import chooses_kernels, kernel_backward, kernel_forward, runs_kernels
 from megakernels.ops.attention.inputs import GRADIENTS, Attention, Places, places_of
-from megakernels.ops.attention.sizes import backward_inside, forward_inside
+from megakernels.ops.attention.sizes import backward_cost, backward_inside, forward_cost, forward_inside
 
 __all__ = ["attention_pieces", "attention_pieces_backward"]
 
@@ -159,6 +160,16 @@ def _backward_scratch(grad_out: Tensor, pieces: Pieces, out: Tensor, lse: Tensor
     return backward_inside(grad_out, pieces.given, out, lse) if _chooses_kernels(pieces) else 0
 
 
+def _forward_cost(pieces: Pieces) -> Cost:
+    places = pieces.places()
+    return Cost({}) if places is None else forward_cost(pieces.given, places)
+
+
+def _backward_cost(_grad_out: Tensor, pieces: Pieces, _out: Tensor, _lse: Tensor) -> Cost:
+    places = pieces.places()
+    return Cost({}) if places is None else backward_cost(pieces.given, places)
+
+
 _pieces, _pieces_backward = operation(
     "attention_pieces",
     types_of(Attention) | {"query_pieces": list[int], "key_pieces": list[int]},
@@ -172,4 +183,6 @@ _pieces, _pieces_backward = operation(
     differentiable=False,
     forward_scratch=_forward_scratch,
     backward_scratch=_backward_scratch,
+    forward_cost=_forward_cost,
+    backward_cost=_backward_cost,
 )

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from megakernels._common.blocks import SMALLEST_DOT, block_of
+from megakernels._common.cost import Cost
 from megakernels._common.scratch import SUMS_BYTES, copies_bytes
-from megakernels.ops.attention.inputs import Attention
+from megakernels.ops.attention.inputs import Attention, Places
 
 LARGEST_WIDTH = {torch.bfloat16: 256, torch.float16: 256, torch.float32: 64}
 """Of a head, of keys or of values: wider ones stay with the reference. An fp32 product holds each operand as two TF32 numbers."""
@@ -91,6 +92,39 @@ def backward_inside(grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor
     """Bytes of `kernel.backward` in addition to operands and results: δ, one number per query and head, and copies of operands."""
     own = out.numel() * out.element_size() if grad_out.dtype != given.q.dtype else copies_bytes(rows=(grad_out,))
     return SUMS_BYTES * lse.numel() + own + copies_bytes((out, lse)) + _copies(given)
+
+
+def forward_cost(given: Attention, places: Places) -> Cost:
+    """Cost of `kernel.forward`: the scores and their product with the values."""
+    q, _, v = given[:3]
+    return Cost({q.dtype: 2 * num_pairs(q, given.window, places) * (q.shape[3] + v.shape[3])})
+
+
+def backward_cost(given: Attention, places: Places) -> Cost:
+    """Cost of `kernel.backward`.
+
+    The query kernel makes the scores, their gradients and the gradient of q. A launch of the key kernel makes the scores; that of k makes
+    their gradients too.
+    """
+    q, _, v = given[:3]
+    width, value_width = q.shape[3], v.shape[3]
+    products = 2 * width + value_width
+    for part in key_parts(width, value_width, q.dtype):
+        products += width + (value_width + width) * part["KEYS"] + value_width * part["VALUES"]
+    return Cost({q.dtype: 2 * num_pairs(q, given.window, places) * products})
+
+
+def num_pairs(q: Tensor, window: int | None, places: Places) -> int:
+    """Pairs of a query and a key that it sees, of all sequences and heads. Rows count as one document, since `starts` has no values."""
+    batch, num_queries, num_heads, _ = q.shape
+    length = num_queries // len(places.firsts)
+    return batch * num_heads * sum(_pairs_before(first + length, window) - _pairs_before(first, window) for first in places.firsts)
+
+
+def _pairs_before(position: int, window: int | None) -> int:
+    """Pairs of the queries before a position of one sequence and head."""
+    seen = position if window is None else min(window, position)
+    return seen * (seen + 1) // 2 + (position - seen) * seen
 
 
 def _copies(given: Attention) -> int:
