@@ -16,6 +16,7 @@ def estimate(
     subject: SpecOrPlan,
     *,
     rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Show only the ranks that share rank N's budget.")] = None,
+    all_ranks: Annotated[bool, typer.Option("--all-ranks", help="Show every distinct rank.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Print the formulas and the tensors of each number.")] = False,
     compare: Annotated[
         list[str] | None,
@@ -49,7 +50,7 @@ def estimate(
     else:
         from megaplan.cli.estimate_text import estimate_lines  # noqa: PLC0415
 
-        output.write_styled(estimate_lines(found, ranks))
+        output.write_styled(estimate_lines(found, ranks, all_ranks=all_ranks))
         if compared is not None:
             from megaplan.cli.compare import compare_lines  # noqa: PLC0415
 

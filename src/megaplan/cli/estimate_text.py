@@ -20,8 +20,8 @@ Line = tuple[str, str]
 NUM_TERMS = 6
 
 
-def estimate_lines(found: Estimate, ranks: Sequence[RankBudget]) -> Iterator[Line]:
-    """(text, style) of every line; `ranks` are those of the estimate that were asked for."""
+def estimate_lines(found: Estimate, ranks: Sequence[RankBudget], *, all_ranks: bool = False) -> Iterator[Line]:
+    """(text, style) of every line; `ranks` are those to show, `all_ranks` those of them that a line has no room for too."""
     budget, job = found.budget, found.job
     letters = [block.family for block in job.inventory.layers]
     yield from header_lines(job.spec, letters, budget.parameters, budget.active_parameters)
@@ -34,7 +34,7 @@ def estimate_lines(found: Estimate, ranks: Sequence[RankBudget]) -> Iterator[Lin
     style = "bold green" if budget.fits else "bold red"
     yield from ((line, style) for line in wrap(verdict(budget), indent="  "))
     yield "", ""
-    yield from ((line, "") for line in rank_table([view_of(rank) for rank in ranks]))
+    yield from ((line, "") for line in rank_table([view_of(rank) for rank in ranks], all_ranks=all_ranks))
     yield from (
         (line, "") for line in wrap(f"peak of {runs_label(runs_of(ranks[0].ranks))}: {ranks[0].moments[ranks[0].peak_phase]}", indent="  ")
     )

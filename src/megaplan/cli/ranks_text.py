@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from megaplan.columns import Column, Phase
 from megaplan.layout.runs import Run, joined, runs_label, runs_of
-from megaplan.terminal.table import WIDTH, table
+from megaplan.terminal.table import line_width, table
 
 if TYPE_CHECKING:
     from megaplan.budget.values import RankBudget
     from megaplan.plan.document import RankEstimate
 
-MAX_ACROSS = 4
-"""Distinct ranks in one table; the others have lower peaks."""
+COLUMNS_OF_A_RANK = 20
+"""One distinct rank is shown for so many columns of a line; the others have lower peaks."""
 
 
 class Shown(IntEnum):
@@ -82,20 +82,24 @@ def view_of_estimate(rank: RankEstimate) -> RankView:
     )
 
 
-def rank_table(ranks: Sequence[RankView]) -> Iterator[str]:
-    """The table, at most `MAX_ACROSS` ranks and 80 characters wide, and the ranks not shown."""
+def rank_table(ranks: Sequence[RankView], *, all_ranks: bool = False) -> Iterator[str]:
+    """The table, as wide as a line, and the ranks not shown; with `all_ranks` as many tables as show every distinct rank."""
     show = Shown.GIB if ranks[0].peak_bytes >= Shown.GIB else Shown.MIB
-    views = merged(ranks, show)
-    shown = list(views[:MAX_ACROSS])
-    lines = _table(shown, show)
-    while len(shown) > 1 and max(map(len, lines)) > WIDTH:
-        shown.pop()
+    left, width = merged(ranks, show), line_width()
+    while left:
+        shown = left[: max(1, width // COLUMNS_OF_A_RANK)]
         lines = _table(shown, show)
-    yield from lines
-    rest = views[len(shown) :]
-    if rest:
-        names = ", ".join(view.label for view in rest[:3]) + (" …" if len(rest) > 3 else "")
-        yield f"not shown, peak at most {show.text(rest[0].peak_bytes)} {show.unit}: {names}"
+        while len(shown) > 1 and max(map(len, lines)) > width:
+            shown.pop()
+            lines = _table(shown, show)
+        yield from lines
+        left = left[len(shown) :]
+        if left and not all_ranks:
+            names = ", ".join(view.label for view in left[:3]) + (" …" if len(left) > 3 else "")
+            yield f"not shown, peak at most {show.text(left[0].peak_bytes)} {show.unit}: {names}; --all-ranks shows them"
+            return
+        if left:
+            yield ""
 
 
 def merged(ranks: Sequence[RankView], show: Shown) -> list[RankView]:

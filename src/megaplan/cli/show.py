@@ -20,6 +20,7 @@ def show(
     svg: Annotated[
         str | None, typer.Option("--svg", metavar="FILE", help="Write the timeline with memory over time as SVG; - for stdout.")
     ] = None,
+    all_ranks: Annotated[bool, typer.Option("--all-ranks", help="Show every distinct rank.")] = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> int:
@@ -52,12 +53,12 @@ def show(
     if as_json:
         output.write_json(json.loads(plan_text(shown)))
     else:
-        output.write_styled(_lines(shown))
+        output.write_styled(_lines(shown, all_ranks=all_ranks))
         output.report(warnings)
     return 0
 
 
-def _lines(plan: PlanDocument) -> Iterator[tuple[str, str]]:
+def _lines(plan: PlanDocument, *, all_ranks: bool) -> Iterator[tuple[str, str]]:
     from megaplan.cli.estimate_text import time_lines  # noqa: PLC0415
     from megaplan.cli.header import header_lines  # noqa: PLC0415
     from megaplan.cli.ranks_text import rank_table, view_of_estimate  # noqa: PLC0415
@@ -82,7 +83,8 @@ def _lines(plan: PlanDocument) -> Iterator[tuple[str, str]]:
     )
     yield from _section("order", [f"build: {' → '.join(decided.code_order)}", f"fully_shard: {' → '.join(decided.wrap_order)}"])
     verdict = "fits" if estimates.fits else "DOES NOT FIT"
-    yield from _section(f"memory on {estimates.device.name}: {verdict}", rank_table([view_of_estimate(rank) for rank in estimates.ranks]))
+    views = [view_of_estimate(rank) for rank in estimates.ranks]
+    yield from _section(f"memory on {estimates.device.name}: {verdict}", rank_table(views, all_ranks=all_ranks))
     time = planned_time(plan.spec, plan.spans)
     if isinstance(time, PlannedTime):
         yield from _section("time", list(time_lines(time)))

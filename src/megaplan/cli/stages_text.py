@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from megaplan.partition.values import amount
 from megaplan.spec.pattern import LETTERS
-from megaplan.terminal.table import WIDTH, table, wrap
+from megaplan.terminal.table import line_width, table, wrap
 from megaplan.units import format_bytes
 
 if TYPE_CHECKING:
@@ -87,5 +87,5 @@ def _percent(before: int, after: int) -> str:
 def _broken(letters: str) -> str:
     """The letters with spaces where a line may break."""
     short = short_letters(letters)
-    step = WIDTH - 30
+    step = line_width() - 30
     return short if " " in short else " ".join(short[start : start + step] for start in range(0, len(short), step))

@@ -10,7 +10,7 @@ from megaplan.layout.spans import Spans
 from megaplan.schedules import Kind, SlotTimes, Timeline, actions, placement, replay, slot_owner
 from megaplan.schedules.placement import Placement
 from megaplan.spec.models import Spec
-from megaplan.terminal.table import WIDTH, wrap
+from megaplan.terminal.table import line_width, wrap
 from megaplan.units import format_ns
 
 MAX_SLOTS = 64
@@ -47,7 +47,7 @@ def _idle(step: Timeline, shown: Callable[[int], str]) -> str:
     return f"pp ranks idle {shown(most)} ({high})" if low == high else f"pp ranks idle {shown(least)} ({low}) to {shown(most)} ({high})"
 
 
-def drawing(step: Timeline, where: Placement, pp: int, num_slots: int, width: int = WIDTH) -> Iterator[str]:
+def drawing(step: Timeline, where: Placement, pp: int, num_slots: int, width: int | None = None) -> Iterator[str]:
     """One line per slot, grouped by rank; lines are truncated at `width`.
 
     Args:
@@ -55,11 +55,11 @@ def drawing(step: Timeline, where: Placement, pp: int, num_slots: int, width: in
         where: Placement of slots on ranks.
         pp: Pipeline degree.
         num_slots: Number of slots of the pipeline.
-        width: Line width in characters.
+        width: Line width in characters; `line_width` if None.
     """
     labels = {slot: "pp {} chunk {}".format(*slot_owner(where, slot, pp)) for slot in range(num_slots)}
     margin = max(map(len, labels.values())) + 2
-    length = min(step.makespan, width - margin - 1)
+    length = min(step.makespan, (line_width() if width is None else width) - margin - 1)
     cut = "…" if length < step.makespan else ""
     rows = {slot: ["·"] * length for slot in labels}
     for rank in step.ranks:

@@ -15,14 +15,33 @@ ERROR_FORMAT = "megaplan.error/1"
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
 
 
+_PLAIN = {"−": "-", "×": "x", "·": ".", "…": "...", "→": "->", "≤": "<=", "≥": ">=", "∈": "in", "‖": "|", "█": "#", "–": "-"}
+"""What stands for a character that the stream's encoding lacks; `?` for every other."""
+
+
 def write(text: str) -> None:
-    """Text of the answer, as it is."""
-    sys.stdout.write(text)
+    """Text of the answer; characters that stdout's encoding lacks are replaced."""
+    sys.stdout.write(encodable(text, sys.stdout))
+
+
+def encodable(text: str, stream: TextIO) -> str:
+    """`text` with replacements for the characters that the stream's encoding lacks."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        for character, plain in _PLAIN.items():
+            text = text.replace(character, plain)
+        return text.encode(encoding, errors="replace").decode(encoding)
+    return text
 
 
 def write_json(document: Any) -> None:
     """The one document of `--json`."""
-    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(document, indent=2, ensure_ascii=False)
+    if encodable(text, sys.stdout) != text:
+        text = json.dumps(document, indent=2)
+    sys.stdout.write(text + "\n")
 
 
 def wants_json(words: Sequence[str]) -> bool:
@@ -48,7 +67,7 @@ def report(diagnostics: Iterable[Diagnostic]) -> None:
     for index, found in enumerate(diagnostics):
         text = ("\n" if index else "") + render_diagnostic(found) + "\n"
         if not coloured(sys.stderr):
-            sys.stderr.write(text)
+            sys.stderr.write(encodable(text, sys.stderr))
             continue
         head, _, rest = text.lstrip("\n").partition(":")
         console = _console(sys.stderr)
@@ -58,7 +77,7 @@ def report(diagnostics: Iterable[Diagnostic]) -> None:
 
 def note(lines: Iterable[str]) -> None:
     """Plain remarks on stderr."""
-    sys.stderr.write("".join(f"{line}\n" for line in lines))
+    sys.stderr.write(encodable("".join(f"{line}\n" for line in lines), sys.stderr))
 
 
 def fail(diagnostics: Sequence[Diagnostic], *, as_json: bool) -> None:

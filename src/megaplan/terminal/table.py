@@ -1,10 +1,25 @@
-"""Plain-text tables that fit a terminal of 80 columns."""
+"""Plain-text tables, and the width they have."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable, Sequence
 
 WIDTH = 80
+"""Columns where there is no terminal to ask."""
+LEAST = 40
+
+
+def line_width() -> int:
+    """Columns of a line: `COLUMNS` if it is set, else those of the terminal on stdout, else `WIDTH`; at least `LEAST`."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal() and int(given) > 0:
+        return max(LEAST, int(given))
+    try:
+        return max(LEAST, os.get_terminal_size(sys.stdout.fileno()).columns)
+    except (OSError, ValueError, AttributeError):  # a file, a pipe, or no stream at all
+        return WIDTH
 
 
 def table(rows: Sequence[Sequence[str]], *, left: Iterable[int] = (0,), gap: int = 2, indent: str = "") -> list[str]:
@@ -28,11 +43,13 @@ def table(rows: Sequence[Sequence[str]], *, left: Iterable[int] = (0,), gap: int
     return lines
 
 
-def wrap(text: str, *, indent: str = "", width: int = WIDTH) -> list[str]:
-    """Words of `text` in lines of at most `width`; later lines are indented."""
+def wrap(text: str, *, indent: str = "", width: int | None = None) -> list[str]:
+    """Words of `text` in lines of at most `width`, `line_width` if None; later lines are indented."""
     import textwrap  # noqa: PLC0415
 
-    return textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [""]
+    return textwrap.wrap(
+        text, line_width() if width is None else width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    ) or [""]
 
 
 def markdown_table(rows: Sequence[Sequence[str]], *, left: Iterable[int] = (0,)) -> list[str]:

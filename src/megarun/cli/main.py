@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from megaplan.terminal.exit_status import ERROR, INTERRUPTED, SIGNAL_STATUS
+from megaplan.terminal.output import write
 from megaplan.terminal.run import exit_status_of
 
 app = typer.Typer(
@@ -25,8 +26,19 @@ app = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from megaplan import __version__  # noqa: PLC0415
+
+        write(f"megarun {__version__}\n")
+        raise typer.Exit
+
+
 @app.callback()
-def root() -> None:
+def root(
+    *,
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")] = False,
+) -> None:
     """Train a megaplan plan exactly, in one process or under torchrun."""
 
 
