@@ -19,8 +19,14 @@ if TYPE_CHECKING:
 
 ORDER = ("embedding", "ngram", "structure", "platform", "relation_bias", "final_norm", "head", "mtp")
 """Modules outside the layers, as a stage lists them (`megarun.model.stage`)."""
+
 SHARED = {"embedding.weight": "embedding", "head.weight": "head"}
 """A depth's gradients of parameters that are not its own."""
+
+
+def place_of(name: str) -> int:
+    """Place of a block outside the layers among those of its slot, as FSDP2 lists their parameters."""
+    return ORDER.index(name.partition(".")[0])
 
 
 def largest_cast(chunk: Chunk, beaten: int, made: int, *, fetches: bool) -> Peak | None:
@@ -111,7 +117,7 @@ def _outside(chunk: Chunk) -> list[tuple[Mapping[str, int], GroupBytes]]:
                 block = "embedding"
             gradients, _ = found.setdefault(block, ({}, chunk.root if unit.storage is None else unit.storage.dense))
             gradients.setdefault(name, size)
-    return [found[block] for block in sorted(found, key=lambda block: ORDER.index(block.partition(".")[0]))]
+    return [found[block] for block in sorted(found, key=place_of)]
 
 
 def _listed(unit: Unit) -> dict[str, int]:

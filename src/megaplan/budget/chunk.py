@@ -15,7 +15,7 @@ from typing import NamedTuple
 from megaplan.blocks.ops import OUTPUT
 from megaplan.budget.all_gathers import NO_ALL_GATHERS, AllGathers, all_gathers
 from megaplan.budget.bank import casting_experts, fetching_experts, freeing_experts
-from megaplan.budget.casts import after_bank_peak, largest_cast
+from megaplan.budget.casts import after_bank_peak, largest_cast, place_of
 from megaplan.budget.unit import Peak, Unit
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYTES, WORKSPACE
 from megaplan.columns import Column
@@ -85,7 +85,10 @@ class Chunk:
         self.before = [0, *accumulate(kept)]  # what units 0 … i − 1 keep, inputs included
         self.saved_bytes: int = self.before[-1] + self.output_bytes
         self.slack_bytes: int = sum(slack)
-        self.root = together([copies, *[unit.storage.both for unit in units if unit.storage is not None and not unit.layer]])
+        outside = [
+            (name, unit.storage.both) for name, unit in zip(self.names, units, strict=True) if unit.storage is not None and not unit.layer
+        ]
+        self.root = together([copies, *[group for _, group in sorted(outside, key=lambda block: place_of(block[0]))]])
         self.layers_gathered_bytes: int = sum(gathered)
         self.gathered_bytes = self.root.gathered_bytes + self.layers_gathered_bytes
         self.unsharded_bytes: int = self.root.unsharded_bytes + sum(unsharded)

@@ -142,3 +142,14 @@ def test_a_one_rank_mesh_fills_parameters_from_casts(hybrid: Callable[..., Spec]
         moments = [sum(sizes[:place]) + sizes[place] + sizes[max(place - 1, 0)] for place in range(1, len(sizes))]
         moments += [sum(sizes[: place + 1]) + size for place, size in enumerate(sizes)]
         assert first.later_gathers.starting[index] == (max(moments) - sum(sizes)) * beside
+
+
+def test_the_last_parameter_of_a_slot_is_fsdp2s(hybrid: Callable[..., Spec]) -> None:
+    """Prediction depths come after the head there, whatever runs last."""
+    spec = hybrid({"model.features": {"mtp": {"depth": 2, "ffn_hidden_size": 64}}, "mesh": {"dp_shard": 2}})
+    inventory = build_inventory(spec)
+    (only,) = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 10)]))
+    assert only.names[-1] == "head"
+    last = dict(inventory.blocks())["mtp.1"].tensors[-1]
+    assert last.name == "output_norm.weight"
+    assert only.root.last_made_bytes == prod(last.shape) * 2 < only.units[-1].storage.dense.last_made_bytes  # type: ignore[union-attr]
