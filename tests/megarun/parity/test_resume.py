@@ -51,7 +51,7 @@ PLANS = {
     "sided-cp2-pp2": Cell("sided-cp2-pp2", C2 | {"pp": 2}, spec=SIDED),
     "sided-tp2-ep2-dp2": Cell("sided-tp2-ep2-dp2", T2 | E2, spec=SIDED),
 }
-CI = [("tp2", "zbv-pp2-dp2"), ("one", "one"), ("few-dp2", "few-dp3")]
+CI = [("tp2", "zbv-pp2-dp2"), ("one", "one")]
 PAIRS = [
     ("zbv-pp2-dp2", "one"),
     ("one", "dp2"), ("dp2", "one"), ("dp2", "dp2"), ("dp2", "tp2"), ("tp2", "dp4-reshard"), ("dp4-reshard", "1f1b-pp4"),
@@ -63,6 +63,7 @@ PAIRS = [
     ("zbv-pp2-dp2", "cp2"), ("cp2", "cp2"), ("cp2", "tp2-dp2-pp2"), ("cp2", "cp2-ep2-pp2"), ("cp2-ep2-pp2", "looped-bfs-pp2"),
     ("looped-bfs-pp2", "hsdp"), ("tp2", "ep2-kernels"), ("ep2-kernels", "ep4"), ("sided-one", "sided-zbv-pp2-dp2"),
     ("sided-zbv-pp2-dp2", "sided-cp2-pp2"), ("sided-cp2-pp2", "sided-tp2-ep2-dp2"), ("sided-tp2-ep2-dp2", "sided-one"),
+    ("few-dp2", "few-dp3"),
     ("few-dp3", "few-dp3"), ("few-dp3", "few-pp2-dp4"), ("few-pp2-dp4", "few-dp3-ep2-tp2"), ("few-dp3-ep2-tp2", "few-dp2"),
 ]  # fmt: skip
 
