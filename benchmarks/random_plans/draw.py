@@ -8,6 +8,7 @@ from typing import Any
 from random_plans.choices import LARGE, Draw, Scope, Size, divisors
 from random_plans.layout import batch_section, draw_degrees, mesh_section, random_cuts, split_section
 from random_plans.model import Shape, draw_hidden, draw_letters, model_section
+from random_plans.options import add_options
 from random_plans.settings import (
     device_section,
     host_section,
@@ -65,6 +66,8 @@ def draw(seed: int, scope: Scope = Scope.ANY, size: Size = LARGE) -> dict[str, A
     }
     if degrees.steps > 1:
         sections["schedule"]["steps_per_update"] = degrees.steps
+    if scope is Scope.ANY and not megatron:
+        add_options(stream("options"), sections["model"], shape, degrees.slots)
     if megatron:
         pp, count = degrees.mesh["pp"], degrees.num_microbatches
         sections["host"] = megatron_section(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from megaplan.dtypes import DType
 from megaplan.schedules.registry import KINDS
@@ -34,7 +34,9 @@ ReserveName = Literal["cuda_context", "nccl", "driver", "other"]
 PeakType = Literal["fp32", "bf16", "fp16", "fp8", "fp4"]
 RecipeType = Literal["bf16", "fp8", "mxfp8", "nvfp4"]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False, strict=True)]
-Activation = Literal["swiglu", "relu2", "gelu"]
+Activation = Literal["swiglu", "relu2", "gelu", "geglu"]
+GATED: frozenset[str] = frozenset({"swiglu", "geglu"})
+"""Activations of three matrices: gate, up and down."""
 FloatType = Literal[DType.FP32, DType.BF16, DType.FP16]
 ParamType = Literal[DType.FP32, DType.BF16, DType.FP16, DType.FP8]
 if TYPE_CHECKING:
@@ -47,3 +49,17 @@ class Section(BaseModel):
     """Base of every section: immutable, unknown keys are errors. Keys are described under `Attributes:`, one line each."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # one validator is built, the spec's, instead of thirty
+
+
+class OptionsSection(Section):
+    """A section with keys that are written only where they are given, so that adding one changes no plan's digest.
+
+    `options` names them; `megaplan.spec.options` lists those that a spec sets, for everything that cannot build them.
+    """
+
+    options: ClassVar[frozenset[str]] = frozenset()
+
+    @model_serializer(mode="wrap")
+    def _given_options(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = type(self).model_fields
+        return {key: value for key, value in handler(self).items() if key not in self.options or getattr(self, key) != fields[key].default}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from megaplan.blocks.work import Op, Ops, Work, Workload
-from megaplan.scalars import Activation
+from megaplan.scalars import GATED, Activation
 
 FP32_BYTES = 4
 
@@ -81,11 +81,11 @@ def gated_norm(load: Workload, width: int, num_groups: int) -> Work:
 
 
 def activation(load: Workload, width: int, kind: Activation) -> Work:
-    """Elementwise: swiglu moves 3 activations forward and 5 backward; relu2 and gelu 2 and 3.
+    """Elementwise: swiglu and geglu move 3 activations forward and 5 backward; relu2 and gelu 2 and 3.
 
     Source: counting operands: (gate, up → y; gate, up, dy → dgate, dup), (x → y; x, dy → dx).
     """
-    forward, backward = (3, 5) if kind == "swiglu" else (2, 3)
+    forward, backward = (3, 5) if kind in GATED else (2, 3)
     return Work(moved_forward=forward * width * load.itemsize, moved_input=backward * width * load.itemsize)
 
 
@@ -107,12 +107,12 @@ def causal_conv1d(load: Workload, channels: int, kernel: int) -> Work:
 
 
 def mlp(load: Workload, part: str, hidden_size: int, ffn_hidden_size: int, kind: Activation, prefix: str = "") -> Ops:
-    """One MLP: up (and gate for swiglu), activation, down; `tp` shards its width.
+    """One MLP: up (and gate for swiglu and geglu), activation, down; `tp` shards its width.
 
     Source: arXiv:2002.05202, equations 5 and 6.
     """
     width = ffn_hidden_size // load.tp
-    names = ("gate_proj", "up_proj") if kind == "swiglu" else ("up_proj",)
+    names = ("gate_proj", "up_proj") if kind in GATED else ("up_proj",)
     return (
         *(linear_op(load, f"{prefix}{name}", part, hidden_size, width) for name in names),
         Op(f"{prefix}activation", part, activation(load, width, kind)),

@@ -8,6 +8,7 @@ from megaplan.blocks.work import Ops, Workload
 from megaplan.cost.ends import embedding, head, mtp_depth, side_embeddings
 from megaplan.dtypes import DType
 from megaplan.families.registry import FAMILIES
+from megaplan.families.residual import path_in, work_of
 from megaplan.inventory.tensors import Block
 from megaplan.spec.models import Model, Spec
 
@@ -52,7 +53,8 @@ def layer_ops(load: Workload, model: Model, block: Block) -> Ops:
         ValueError: The block's family has no section in the model.
     """
     family = FAMILIES[block.family]
-    return family.work(load, family.section_of(model), model.hidden_size, block.variant)
+    ops = family.work(load, family.section_of(model), model.hidden_size, block.variant)
+    return work_of(path_in(model.residual_path, block.tensors), load, ops, model.hidden_size)
 
 
 def end_ops(load: Workload, spec: Spec) -> EndOps:

@@ -107,7 +107,7 @@ def block_transfers(rates: Rates, spec: Spec, load: Workload, exchanges: Exchang
         keys = load.num_tokens * spec.mesh.cp * (exchanges.context_width // load.tp) * load.itemsize
         once = gather_ns(rates, spec, Group(spec.mesh.cp, spec.mesh.tp), keys)
         found += Transfers(once, 2 * once, once)
-    return found + _row_transfers(rates, spec, load, exchanges.rows) if exchanges.rows else found
+    return found + _row_transfers(rates, spec, load, exchanges) if exchanges.rows else found
 
 
 def tensor_transfers(rates: Rates, spec: Spec, load: Workload, gathered_width: int | None = None) -> Transfers:
@@ -126,9 +126,10 @@ def vocabulary_transfers(rates: Rates, spec: Spec, load: Workload) -> tuple[Tran
     return Transfers(once, once), Transfers(once, 2 * once)
 
 
-def _row_transfers(rates: Rates, spec: Spec, load: Workload, rows: int) -> Transfers:
+def _row_transfers(rates: Rates, spec: Spec, load: Workload, exchanges: Exchanges) -> Transfers:
     """Rows of the rank's own tokens, to every rank that holds a slice of their experts."""
     group = Group(load.ep * load.etp, 1)
-    sent = load.num_tokens // load.tp * rows * load.etp * spec.model.hidden_size * load.itemsize
+    row = (exchanges.row_width or spec.model.hidden_size) * load.itemsize
+    sent = load.num_tokens // load.tp * exchanges.rows * load.etp * row
     once = exchange_ns(rates, spec, group, sent)
     return Transfers(2 * once, 2 * once)

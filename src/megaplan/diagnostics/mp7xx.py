@@ -103,6 +103,13 @@ MODEL: dict[str, CodeInfo] = {
         "Raise `time_step_max`, lower `time_step_min`, or write null for no upper limit.",
         "mamba: {kind: mamba2, time_step_min: 0.1, time_step_max: 0.001}      # wrong",
     ),
+    "MP715": CodeInfo(
+        "an option of a block does not fit the others",
+        "An option needs another key, or a width or index is outside what the model has.",
+        "It would name a tensor that the block does not have.",
+        "Change the key that the message names.",
+        "attention: {head_dim: 128, rotary_dim: 256}      # wrong: at most head_dim",
+    ),
     "MP720": CodeInfo(
         "the family does not support the recompute policy",
         "`full` is set for E or M blocks.",

@@ -21,8 +21,9 @@ IMPORTS: dict[str, CodeInfo] = {
     ),
     "MP803": CodeInfo(
         "a field of the config is missing",
-        "A field that the family's shapes or equations need is missing.",
-        "A library would use its class's default, which often differs from the released model.",
+        "A field that the family's shapes or equations need is missing, and transformers' class has no default for it; with `--strict`, "
+        "whether it has one or not.",
+        "What is built depends on it.",
         "Add the field with the released model's value; null is a value.",
         '{"model_type": "deepseek_v3", "q_lora_rank": null, ...}',
     ),
@@ -42,7 +43,8 @@ IMPORTS: dict[str, CodeInfo] = {
     ),
     "MP806": CodeInfo(
         "the importer does not know a field",
-        "The field is neither among those that the importer reads nor among those known to be irrelevant.",
+        "transformers' class has the field, and the importer neither reads it nor knows it to be irrelevant. With `--strict`, any field "
+        "that the importer does not know.",
         "Ignoring it might omit a part of the model.",
         "Remove it from a copy of the config if it changes no tensor; docs/reference/hf-import.md lists the known fields.",
         '{"model_type": "llama", "num_registers": 4}      # wrong',
@@ -67,5 +69,19 @@ IMPORTS: dict[str, CodeInfo] = {
         "A config describes a model; memory also depends on the tokens per microbatch.",
         "Set both values.",
         "megaplan estimate config.json --set batch.micro_batch_size=2 --set batch.seq_length=8192",
+    ),
+    "MP822": CodeInfo(
+        "fields have the defaults of transformers' class",
+        "The config does not have these fields, and transformers' class has defaults for them, in the version that the note names.",
+        "Every program that loads the config with transformers builds this model.",
+        "Compare the values with the released model's if the config was written by hand; `--strict` refuses absent fields.",
+        '{"model_type": "qwen3", "hidden_size": 4096}      # head_dim = 128, as the class has it',
+    ),
+    "MP823": CodeInfo(
+        "transformers does not know a field",
+        "The class of the model type has no such field, so transformers builds the model without it.",
+        "The field belongs to another program, or to code that comes with the model.",
+        "No action is needed for a model that transformers builds; `--strict` refuses such fields.",
+        '{"model_type": "llama", "num_registers": 4}',
     ),
 }

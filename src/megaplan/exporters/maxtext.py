@@ -18,7 +18,8 @@ from megaplan.spec.training import ConstantRate, StableRate, warm_up_steps
 CARRIED = frozenset({
     "model.hidden_size", "model.vocab_size", "model.tie_embeddings", "model.norm_eps", "model.attention.kind",
     "model.attention.num_heads", "model.attention.num_kv_heads", "model.attention.head_dim", "model.attention.rope_theta",
-    "model.attention.qk_norm", "model.mlp", "model.moe.num_experts", "model.moe.top_k", "model.moe.ffn_hidden_size",
+    "model.attention.qk_norm", "model.mlp.ffn_hidden_size", "model.mlp.activation",
+        "model.moe.num_experts", "model.moe.top_k", "model.moe.ffn_hidden_size",
     "model.moe.activation", "model.moe.capacity_factor", "model.moe.balance_loss_coefficient", "model.moe.normalize_top_k",
     "mesh.pp", "mesh.vpp", "mesh.dp_replicate", "mesh.dp_shard", "mesh.cp", "mesh.tp", "mesh.ep", "schedule", "batch",
     "precision.params", "precision.master", "precision.grads", "precision.moments", "sharding", "optimizer.matrix",

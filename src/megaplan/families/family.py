@@ -42,12 +42,14 @@ class Exchanges(NamedTuple):
         gathered_width: Width of what is gathered; None for the residual stream's.
         context_width: Width of the keys and values that a context group gathers, of all heads.
         rows: Rows that a token sends to the ranks of an expert group.
+        row_width: Width of such a row; None for the residual stream's.
     """
 
     sharded: bool = True
     gathered_width: int | None = None
     context_width: int = 0
     rows: int = 0
+    row_width: int | None = None
 
 
 class Served(NamedTuple):

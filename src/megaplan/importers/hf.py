@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
@@ -13,42 +13,13 @@ import yaml
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
-from megaplan.importers.deepseek import deepseek
-from megaplan.importers.mambas import granite_hybrid, mamba2, nemotron_h
+from megaplan.importers.defaults import class_facts
 from megaplan.importers.reader import ConfigReader
-from megaplan.importers.transformers import llama, mixtral, qwen3, qwen3_moe
+from megaplan.importers.registry import ARCHITECTURES, REFUSED
 from megaplan.spec.document import MAX_DEPTH, Document, parse_document, resolve_scalar
 from megaplan.spec.load import LoadedSpec, check_document
 from megaplan.spec.overrides import apply_overrides
 from megaplan.spec.source import SourceMap
-
-FAMILIES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
-    "deepseek_v2": deepseek,
-    "deepseek_v3": deepseek,
-    "granitemoehybrid": granite_hybrid,
-    "llama": llama,
-    "mamba2": mamba2,
-    "mixtral": mixtral,
-    "nemotron_h": nemotron_h,
-    "qwen3": qwen3,
-    "qwen3_moe": qwen3_moe,
-}
-"""The import of each `model_type`."""
-
-NO_LETTER: dict[str, tuple[str, str]] = {
-    "falcon_h1": ("mamba_d_ssm", "attention and Mamba heads stand side by side in one block"),
-    "falcon_mamba": ("time_step_rank", "its blocks are Mamba-1"),
-    "gemma2": ("attn_logit_softcapping", "its blocks have a norm after each mixer too, and scores are capped"),
-    "gemma3_text": ("query_pre_attn_scalar", "its blocks have a norm after each mixer too"),
-    "gpt_oss": ("swiglu_limit", "its heads have attention sinks, and its experts biases"),
-    "jamba": ("mamba_dt_rank", "its Mamba blocks are Mamba-1"),
-    "lfm2": ("conv_L_cache", "most of its blocks are short convolutions"),
-    "mamba": ("time_step_rank", "its blocks are Mamba-1"),
-    "phi": ("layer_norm_eps", "attention and MLP stand side by side in one block, under one norm with a bias"),
-    "qwen3_next": ("full_attention_interval", "most of its blocks are gated delta nets"),
-    "zamba2": ("hybrid_layer_ids", "its attention blocks share their parameters"),
-}
-"""Model types whose blocks have no letter: the field that says so, and why."""
 
 MICRO_BATCH_SIZE = 1
 SEQ_LENGTH = 4096
@@ -70,22 +41,23 @@ class ImportedSpec:
     family: str
 
 
-def import_hf(text: str, name: str, overrides: Sequence[str] = ()) -> ImportedSpec:
+def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bool = False) -> ImportedSpec:
     """The spec of a config.
 
     Args:
         text: The config.
         name: What diagnostics call its file.
         overrides: `KEY=VALUE` texts, keys of the spec: mesh, batch and all else that a config does not say.
+        strict: Whether absent fields that have a class default, and unknown ones, are errors.
 
     Raises:
         MegaplanError: Every error found: MP109 … MP119, MP801 … MP807, or those of the spec that results.
     """
     config, source = _fields(text, name)
     family = config["model_type"]
-    reader = ConfigReader(config, source, family)
+    reader = ConfigReader(config, source, family, class_facts(family), strict=strict)
     _check_architectures(reader)
-    model = FAMILIES[family](reader)
+    model = ARCHITECTURES[family](reader)
     reader.stop_if_wrong()
     plain = {
         "format": "megaplan.spec/1",
@@ -141,13 +113,13 @@ def _fields(text: str, name: str) -> tuple[dict[str, Any], SourceMap]:
         what = "is no mapping" if not isinstance(read.value, dict) else "has no text model_type"
         raise _refusal("MP801", f"{name} {what}", Location(name), "megaplan import hf config.json")
     family = read.value["model_type"]
-    if family in NO_LETTER:
-        key, why = NO_LETTER[family]
+    if family in REFUSED:
+        key, why = REFUSED[family]
         at = source.locate(key) if key in read.value else source.locate("model_type")
-        raise _refusal("MP805", f"model_type = {family}, {key}: {why}, which no letter of a pattern is", at, "megaplan new list")
-    if family not in FAMILIES:
-        near = [f"did you mean {match}?" for match in get_close_matches(family, FAMILIES, n=1)]
-        detail = f"model_type = {json.dumps(family[:80])}, and imports are written for {', '.join(FAMILIES)}"
+        raise _refusal("MP805", f"model_type = {family}, {key}: {why}", at, "megaplan new list")
+    if family not in ARCHITECTURES:
+        near = [f"did you mean {match}?" for match in get_close_matches(family, ARCHITECTURES, n=1)]
+        detail = f"model_type = {json.dumps(family[:80])}, and imports are written for {', '.join(ARCHITECTURES)}"
         raise _refusal("MP802", detail, source.locate("model_type"), *near, "megaplan new list")
     return read.value, source
 

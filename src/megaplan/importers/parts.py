@@ -1,17 +1,25 @@
-"""What several families share: widths of heads, rotary base, activation, patterns."""
+"""What several architectures share: heads, rotary embedding, windows, MLPs, experts, patterns."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from megaplan.importers.reader import ConfigReader
 
-_BIASES = "biases on the output projection too, and attention.bias is on queries, keys and values"
+SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
+LAYER_NAMES = {"mamba": LINEAR, "attention": FULL, "global": FULL, "local": SLIDING, "deepseek_sparse_attention": "indexed_attention"}
+"""Names of layers before transformers 5, each with the one it has now."""
+GATED_ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu"} | dict.fromkeys(
+    ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python"), "geglu"
+)
+PLAIN_ACTIVATIONS = {"relu2": "relu2"} | dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python"), "gelu")
+_STRETCHED = "rotary angles are stretched, and megarun turns by the base alone; shapes are the same"
+_SCALED = "a scale of the scores of its own; megarun's is 1 / sqrt(head_dim)"
 
 
 def common(reader: ConfigReader, eps: str = "rms_norm_eps") -> dict[str, Any]:
-    """Keys of `model` that every family has, without the pattern."""
+    """Keys of `model` that every architecture has, without the pattern."""
     return {
         "hidden_size": reader.whole("hidden_size"),
         "vocab_size": reader.whole("vocab_size"),
@@ -20,53 +28,173 @@ def common(reader: ConfigReader, eps: str = "rms_norm_eps") -> dict[str, Any]:
     }
 
 
-def gated_silu(reader: ConfigReader) -> None:
-    """The MLP is swiglu, and no other gated one."""
-    reader.only("hidden_act", ("silu",), "a gated MLP is swiglu here, whose gate is silu")
+def activation(reader: ConfigReader, key: str = "hidden_act", *, gated: bool = True) -> str:
+    """The MLP's activation: of three matrices where it is gated, else of two."""
+    known = GATED_ACTIVATIONS if gated else PLAIN_ACTIVATIONS
+    value = reader.text(key)
+    if value not in known and (reader.has(key) or value):
+        matrices = "three matrices" if gated else "two matrices"
+        reader.cannot(key, reader.value(key), f"an MLP of {matrices} has one of {', '.join(known)} here", next(iter(known)))
+    return known.get(value, next(iter(known.values())))
 
 
-def heads(reader: ConfigReader) -> dict[str, Any]:
-    """Counts of heads of grouped-query attention, which has no bias."""
-    reader.only("attention_bias", (False,), _BIASES)
-    return heads_without_bias_field(reader)
+def mlp(reader: ConfigReader, width: str = "intermediate_size", act: str = "hidden_act", *, gated: bool = True, bias: bool = False) -> Any:
+    """`mlp`."""
+    section: dict[str, Any] = {"ffn_hidden_size": reader.whole(width), "activation": activation(reader, act, gated=gated)}
+    return section | ({"bias": True} if bias else {})
 
 
-def heads_without_bias_field(reader: ConfigReader) -> dict[str, Any]:
-    """Counts of heads, for a family that never has a bias."""
-    return {"kind": "gqa", "num_heads": reader.whole("num_attention_heads"), "num_kv_heads": reader.whole("num_key_value_heads")}
+def heads(reader: ConfigReader, hidden_size: int, *, head_dim: str | None = "head_dim") -> dict[str, Any]:
+    """Counts and width of heads of grouped-query attention; absent widths are hidden_size / num_attention_heads."""
+    num_heads = reader.whole("num_attention_heads")
+    stated = reader.whole_or_null(head_dim) if head_dim is not None and _given(reader, head_dim) else None
+    kv_heads = reader.whole_or_null("num_key_value_heads") if _given(reader, "num_key_value_heads") else None
+    return {
+        "kind": "gqa",
+        "num_heads": num_heads,
+        "num_kv_heads": num_heads if kv_heads is None else kv_heads,
+        "head_dim": stated if stated is not None else even_head_dim(reader, hidden_size, num_heads, head_dim),
+    }
 
 
-def stated_head_dim(reader: ConfigReader) -> int | None:
-    """`head_dim`; None where the config has none, or null: the family's equations then say hidden_size / num_attention_heads."""
-    return reader.whole_or_null("head_dim") if reader.has("head_dim") else None
+def biases(reader: ConfigReader, key: str | None = "attention_bias", *, output: bool = True) -> dict[str, Any]:
+    """Biases on queries, keys and values, and on the output projection."""
+    if key is not None and not reader.flag(key):
+        return {}
+    return {"bias": True, **({"output_bias": True} if output else {})}
 
 
-def even_head_dim(reader: ConfigReader, hidden_size: int, num_heads: int) -> int:
-    """hidden_size / num_attention_heads."""
-    if hidden_size % num_heads:
+def even_head_dim(reader: ConfigReader, hidden_size: int, num_heads: int, head_dim: str | None = "head_dim") -> int:
+    """hidden_size / num_attention_heads; of a class that has a field for it, rounded down."""
+    if hidden_size % num_heads and not reader.failed:
         detail = f"hidden_size / num_attention_heads = {hidden_size} / {num_heads} is no whole number, and no head_dim is given"
-        reader.contradicts("num_attention_heads", detail, 'add "head_dim"')
+        reader.contradicts("num_attention_heads", detail, f'add "{head_dim}"' if head_dim else "correct the one that is wrong")
     return max(1, hidden_size // num_heads)
 
 
-def rope_theta(reader: ConfigReader) -> float:
-    """Base of the rotary angles: a field of its own, or inside `rope_parameters`, where newer configs have it."""
-    inside = reader.mapping("rope_parameters")
-    known = {"rope_theta", "rope_type", "partial_rotary_factor"}
-    if reader.has("rope_theta") or "rope_theta" not in inside:
-        theta: Any = reader.number("rope_theta")
+def rope(reader: ConfigReader, head_dim: int, *, partial: float = 1.0) -> dict[str, Any]:
+    """`rope_theta` and `rotary_dim`: fields of their own, or inside `rope_parameters` (`rope_scaling` before transformers 5).
+
+    Args:
+        reader: Of the config.
+        head_dim: Width of a head.
+        partial: Share of it that is rotated, where the config does not say.
+    """
+    inside = _rope_mapping(reader)
+    theta = inside.get("rope_theta")
+    if theta is None:
+        theta = reader.number("rope_theta")
     else:
-        theta = inside["rope_theta"]
+        reader.skip("rope_theta")
         if isinstance(theta, bool) or not isinstance(theta, int | float) or not 0 < theta < float("inf"):
             reader.wrong("rope_parameters.rope_theta", theta, "a positive number")
             theta = 1.0
-    if inside.get("partial_rotary_factor", 1.0) != 1.0:
-        reader.cannot("rope_parameters", dict(inside), "the rotated part is a whole head in gqa", {"rope_theta": theta})
-    elif inside.get("rope_type", "default") != "default" or set(inside) - known:
-        reader.tell(
-            "rope_parameters", dict(inside), "rotary angles are stretched, and megarun turns by the base alone; shapes are the same"
-        )
-    return float(theta)
+    share = inside.get("partial_rotary_factor")
+    if share is None:
+        share = reader.factor("partial_rotary_factor") or partial
+    reader.skip("partial_rotary_factor")
+    rotated = rotary_width(head_dim, share)
+    return {"rope_theta": float(theta), **({"rotary_dim": rotated} if rotated != head_dim else {})}
+
+
+def rotary_width(head_dim: int, share: Any) -> int:
+    """Width of the rotated part of a head."""
+    width = int(head_dim * share) if isinstance(share, int | float) else head_dim
+    return min(max(2, width + width % 2), head_dim)
+
+
+def _rope_mapping(reader: ConfigReader) -> Mapping[str, Any]:
+    """The rotary parameters, those of layers that see everything where there are several."""
+    found: dict[str, Any] = {}
+    for key in ("rope_parameters", "rope_scaling"):
+        if not reader.has(key):
+            continue
+        inside = reader.mapping(key)
+        by_layer = {name: one for name, one in inside.items() if isinstance(one, dict)}
+        if by_layer:
+            whole = by_layer.get(FULL, next(iter(by_layer.values())))
+            if any(one.get("rope_theta") != whole.get("rope_theta") for one in by_layer.values()):
+                reader.tell(key, inside, "layers turn by different bases, and a spec has one; shapes are the same")
+            inside = whole
+        found |= inside
+        kinds = {inside.get(name, "default") for name in ("rope_type", "type")}
+        if kinds - {"default", None} or set(inside) - {"rope_theta", "rope_type", "type", "partial_rotary_factor"}:
+            reader.tell(key, dict(inside), _STRETCHED)
+    return found
+
+
+def layer_kinds(reader: ConfigReader, derived: Sequence[str], key: str = "layer_types", *, listed: bool = False) -> tuple[str, ...]:
+    """What each decoder layer is: as the config lists it, else as its class derives it; `listed` if no other field decides that."""
+    if listed and reader.strict:
+        reader.items(key)
+    if not reader.has(key) or reader.value(key) is None:
+        reader.skip(key)
+        return tuple(derived)
+    names = tuple(LAYER_NAMES.get(name, name) if isinstance(name, str) else name for name in reader.items(key))
+    check_count(reader, key, len(names))
+    return names
+
+
+def windows(reader: ConfigReader, kinds: Sequence[str], letters: str, key: str = "sliding_window") -> dict[str, Any]:
+    """`window_size` and `full_layers`; letters of one A a decoder layer."""
+    if SLIDING not in kinds and key in reader.facts.fields:
+        reader.skip(key)
+    size = reader.whole_or_null(key, least=0) if SLIDING in kinds and _given(reader, key) else None
+    for index, kind in enumerate(kinds):
+        if kind not in (SLIDING, FULL):
+            reader.cannot("layer_types", kind, f"layer {index} is neither {SLIDING} nor {FULL}", FULL)
+            return {}
+    if not size or SLIDING not in kinds:
+        return {}
+    attends = positions(letters, "A")
+    full = [layer for layer, kind in zip(attends, kinds, strict=False) if kind == FULL]
+    return {"window_size": size, **({"full_layers": full} if full else {})}
+
+
+def experts(
+    reader: ConfigReader,
+    *,
+    count: str,
+    width: str,
+    top_k: str = "num_experts_per_tok",
+    normalize: str | bool = "norm_topk_prob",
+    act: str = "hidden_act",
+    gated: bool = True,
+) -> dict[str, Any]:
+    """`moe` without a shared expert."""
+    return {
+        "num_experts": reader.whole(count),
+        "top_k": reader.whole(top_k),
+        "ffn_hidden_size": reader.whole(width),
+        "activation": activation(reader, act, gated=gated),
+        "normalize_top_k": reader.flag(normalize) if isinstance(normalize, str) else normalize,
+    }
+
+
+def tell_score_scale(reader: ConfigReader, key: str, head_dim: int) -> None:
+    """A scale of attention scores that is not 1 / sqrt(head_dim): told."""
+    value = reader.factor(key)
+    if value is not None and value != head_dim:
+        reader.tell(key, reader.value(key), _SCALED)
+
+
+def model_of(
+    reader: ConfigReader, letters: str, model: dict[str, Any], sections: Mapping[str, tuple[str, dict[str, Any]]]
+) -> dict[str, Any]:
+    """`model` of a spec, once every field is judged: the sections of the letters that occur.
+
+    Args:
+        reader: Of the config.
+        letters: One a layer.
+        model: Keys beside the sections.
+        sections: Letter to the key and value of its section.
+
+    Raises:
+        MegaplanError: Everything that is wrong with the config.
+    """
+    reader.finish_reading()
+    used = dict(section for letter, section in sections.items() if letter in letters)
+    return {**cycled(letters), **model, **used}
 
 
 def cycled(letters: str) -> dict[str, Any]:
@@ -85,7 +213,9 @@ def lettered(reader: ConfigReader, key: str, names: Sequence[Any], letters: dict
 
 
 def check_count(reader: ConfigReader, key: str, count: int) -> None:
-    """The list of layers is as long as `num_hidden_layers`."""
+    """The list of layers is as long as `num_hidden_layers`, where the config has that."""
+    if not reader.has("num_hidden_layers"):
+        return
     layers = reader.layers(1)
     if count and layers != count:
         reader.contradicts(key, f"{key} names {count} layers, and num_hidden_layers = {layers}", "correct the one that is wrong")
@@ -94,3 +224,8 @@ def check_count(reader: ConfigReader, key: str, count: int) -> None:
 def positions(letters: str, letter: str) -> list[int]:
     """0-based indices of a letter's layers."""
     return [index for index, one in enumerate(letters) if one == letter]
+
+
+def _given(reader: ConfigReader, key: str) -> bool:
+    """Whether the config or its class has the field."""
+    return reader.has(key) or key in reader.facts.fields

@@ -1,4 +1,7 @@
-"""Reading a config field by field: every field is read, listed as irrelevant, told as not carried, or refused."""
+"""Reading a config field by field: every field is read, listed as irrelevant, told, or refused.
+
+A field that the config lacks has the default of transformers' class, as in every program that loads the config; one note says which.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
+from megaplan.importers.defaults import ClassFacts
 from megaplan.importers.tables import IGNORED, MUST_BE, NOT_CARRIED
 from megaplan.scalars import MAX_INT, MAX_LAYERS
 from megaplan.spec.source import SourceMap
@@ -25,23 +29,30 @@ class ConfigReader:
         config: The config's fields.
         source: Where they stand.
         family: `model_type`.
+        facts: Of the class that loads it.
+        strict: Whether absent and unknown fields are errors.
     """
 
-    def __init__(self, config: Mapping[str, Any], source: SourceMap, family: str) -> None:
-        self.family = family
-        self._config = config
+    def __init__(self, config: Mapping[str, Any], source: SourceMap, family: str, facts: ClassFacts, *, strict: bool = False) -> None:
+        self.family, self.facts, self.strict = family, facts, strict
+        self._config = {name: value for name, value in config.items() if facts.renamed.get(name) not in config}
+        self._names = {facts.renamed.get(name, name): name for name in self._config}
         self._source = source
-        self._read = {"model_type"}
+        self._read = {"model_type", *(set(config) - set(self._config))}
         self._errors: list[Diagnostic] = []
         self._not_carried: dict[str, str] = {}
+        self._defaults: dict[str, Any] = {}
+        self._unknown: dict[str, Any] = {}
 
     def has(self, key: str) -> bool:
         """Whether the field stands in the config, null included."""
-        return key in self._config
+        return key in self._names
 
     def value(self, key: str) -> Any:
-        """The field as it stands; None if it is absent."""
-        return self._config.get(key)
+        """The field as it stands, or the class's default; None if there is neither."""
+        if key in self._names:
+            return self._config[self._names[key]]
+        return self.facts.fields.get(key)
 
     def whole(self, key: str, *, least: int = 1) -> int:
         """A required integer of at least `least`."""
@@ -56,9 +67,13 @@ class ConfigReader:
         return min(value, most)
 
     def whole_or_null(self, key: str, *, least: int = 1) -> int | None:
-        """A required integer that null switches off; the field must stand there."""
+        """A required integer that null switches off."""
         value = self._required(key, "null")
         return value if value is None or self._is_whole(key, value, least) else None
+
+    def factor(self, key: str) -> float | None:
+        """A positive number that null, or no field, switches off."""
+        return None if self._value_of(key) is None else self.number(key)
 
     def number(self, key: str) -> float:
         """A required positive number."""
@@ -71,6 +86,8 @@ class ConfigReader:
     def flag(self, key: str) -> bool:
         """A required true or false."""
         value = self._required(key, "false")
+        if value is None and key in self.facts.fields:
+            return False
         if not isinstance(value, bool) and value is not _MISSING:
             self.wrong(key, value, "true or false")
         return value is True
@@ -84,8 +101,10 @@ class ConfigReader:
         return value
 
     def items(self, key: str) -> tuple[Any, ...]:
-        """A required list."""
+        """A required list; null is an empty one."""
         value = self._required(key, "[]")
+        if value is None and key in self.facts.fields:
+            return ()
         if not isinstance(value, list):
             self.wrong(key, value, "a list")
             return ()
@@ -93,8 +112,7 @@ class ConfigReader:
 
     def mapping(self, key: str) -> Mapping[str, Any]:
         """An optional mapping; empty if absent or null."""
-        value = self._config.get(key)
-        self._read.add(key)
+        value = self._value_of(key)
         if value is None:
             return {}
         if not isinstance(value, dict):
@@ -104,17 +122,17 @@ class ConfigReader:
 
     def same(self, *keys: str) -> str:
         """The first of several names of one field that the config has; the others must say the same."""
-        given = [key for key in keys if key in self._config] or [keys[0]]
-        self._read.update(given)
+        given = [key for key in keys if key in self._names] or [keys[0]]
+        self.skip(*given)
         for other in given[1:]:
-            if self._config[other] != self._config[given[0]]:
-                detail = f"{given[0]} = {_shown(self._config[given[0]])} and {other} = {_shown(self._config[other])} are one value"
+            if self.value(other) != self.value(given[0]):
+                detail = f"{given[0]} = {_shown(self.value(given[0]))} and {other} = {_shown(self.value(other))} are one value"
                 self.contradicts(other, detail, f"write one value for {given[0]} and {other}")
         return given[0]
 
     def skip(self, *keys: str) -> None:
         """Fields that do not matter to this config, whatever they hold."""
-        self._read.update(keys)
+        self._read.update(self._names.get(key, key) for key in keys)
 
     def only(self, key: str, accepted: Sequence[Any], why: str) -> None:
         """A required field of which a spec can express some values alone."""
@@ -125,20 +143,23 @@ class ConfigReader:
     def wrong(self, key: str, value: Any, wanted: str) -> None:
         """The field's value is of another type, or outside its bounds."""
         if value is not _MISSING:
-            self._errors.append(diagnostic("MP804", f"{key} = {_shown(value)}, and it is {wanted}", self._source.locate(key)))
+            name = self._names.get(key, key)
+            self._errors.append(diagnostic("MP804", f"{name} = {_shown(value)}, and it is {wanted}", self._source.locate(name)))
 
     def cannot(self, key: str, value: Any, why: str, instead: Any) -> None:
         """The field's value has no counterpart in a spec."""
-        detail = f"{key} = {_shown(value)}: {why}"
-        hint = f'to plan the model without it, write "{key}": {_shown(instead)} in a copy of the config'
-        self._errors.append(diagnostic("MP805", detail, self._source.locate(key), (hint,)))
+        name = self._names.get(key, key)
+        hint = f'to plan the model without it, write "{name}": {_shown(instead)} in a copy of the config'
+        self._errors.append(diagnostic("MP805", f"{name} = {_shown(value)}: {why}", self._source.locate(name), (hint,)))
 
     def contradicts(self, key: str, detail: str, fix: str) -> None:
         """Two fields that cannot both hold."""
+        key = self._names.get(key, key)
         self._errors.append(diagnostic("MP807", detail, self._source.locate(key), (fix,)))
 
     def tell(self, key: str, value: Any, effect: str) -> None:
         """A warning: the field changes what is computed, no tensor, and a spec does not carry it."""
+        key = self._names.get(key, key)
         self._not_carried[key] = f"{key} = {_shown(value)}: {effect}"
 
     def finish_reading(self) -> None:
@@ -151,6 +172,9 @@ class ConfigReader:
             if key not in self._read:
                 self._read.add(key)
                 self._judge(key, value)
+        for key in NOT_CARRIED if not self.strict else ():
+            if key not in self._names and key in self.facts.fields:
+                self._judge(key, self.facts.fields[key])
         self.stop_if_wrong()
 
     def stop_if_wrong(self) -> None:
@@ -163,14 +187,29 @@ class ConfigReader:
             raise MegaplanError(self._errors)
 
     @property
-    def warnings(self) -> tuple[Diagnostic, ...]:
-        """One warning that lists what the config says and the spec does not carry; empty if there is nothing."""
-        if not self._not_carried:
-            return ()
-        first = self._source.locate(next(iter(self._not_carried)))
-        return (diagnostic("MP820", "\n".join(self._not_carried.values()), first, severity=Severity.WARNING),)
+    def failed(self) -> bool:
+        """Whether something is wrong already, so that values may be dummies."""
+        return bool(self._errors)
 
-    def _judge(self, key: str, value: Any) -> None:
+    @property
+    def warnings(self) -> tuple[Diagnostic, ...]:
+        """What the config says and the spec does not carry, the defaults that were taken, and fields that nobody knows: one each."""
+        found: list[Diagnostic] = []
+        if self._not_carried:
+            first = self._source.locate(next(iter(self._not_carried)))
+            found.append(diagnostic("MP820", "\n".join(self._not_carried.values()), first, severity=Severity.WARNING))
+        if self._defaults:
+            taken = ", ".join(f"{key} = {_shown(value)}" for key, value in sorted(self._defaults.items()))
+            detail = f"{taken}: not in the config, so as in transformers {self.facts.version}"
+            found.append(diagnostic("MP822", detail, Location(self._source.file), severity=Severity.NOTE))
+        if self._unknown:
+            named = ", ".join(f"{key} = {_shown(value)}" for key, value in self._unknown.items())
+            detail = f"{named}: no field of transformers' {self.family}, which loads the model without it"
+            found.append(diagnostic("MP823", detail, self._source.locate(next(iter(self._unknown))), severity=Severity.NOTE))
+        return tuple(found)
+
+    def _judge(self, name: str, value: Any) -> None:
+        key = self.facts.renamed.get(name, name)
         if key in MUST_BE:
             accepted, why = MUST_BE[key]
             if not _among(value, accepted):
@@ -180,18 +219,36 @@ class ConfigReader:
             if not _among(value, neutral):
                 self.tell(key, value, effect)
         elif key not in IGNORED:
-            detail = f"{key} = {_shown(value)}: no field of {self.family} that the import knows, so what it changes is not known"
-            hint = f'remove "{key}" from a copy of the config if it changes no tensor'
-            self._errors.append(diagnostic("MP806", detail, self._source.locate(key), (hint,)))
+            self._unread(name, key, value)
+
+    def _unread(self, name: str, key: str, value: Any) -> None:
+        """A field that the import reads nowhere: the class may read it, unless it has no such field."""
+        if key in self.facts.fields and _among(value, (self.facts.fields[key],)):
+            return
+        if not self.strict and self.facts.version and key not in self.facts.fields:
+            if key not in self.facts.common:
+                self._unknown[name] = value
+            return
+        detail = f"{name} = {_shown(value)}: no field of {self.family} that the import knows, so what it changes is not known"
+        hint = f'remove "{name}" from a copy of the config if it changes no tensor'
+        self._errors.append(diagnostic("MP806", detail, self._source.locate(name), (hint,)))
+
+    def _value_of(self, key: str) -> Any:
+        """The field, or the class's default; null where there is neither."""
+        if key not in self._names and key in self.facts.fields and not self.strict:
+            if self.facts.fields[key] is not None:
+                self._defaults[key] = self.facts.fields[key]
+            return self.facts.fields[key]
+        self.skip(key)
+        return self._config[self._names[key]] if key in self._names else None
 
     def _required(self, key: str, like: str) -> Any:
-        self._read.add(key)
-        if key not in self._config:
-            detail = f"{self.family} has no field {key}; the default of a class is not the model that was released"
-            hint = f'add "{key}", as in "{key}": {like}, with the released model\'s value'
-            self._errors.append(diagnostic("MP803", detail, Location(file=self._source.file, key=key), (hint,)))
-            return _MISSING
-        return self._config[key]
+        if key in self._names or (key in self.facts.fields and not self.strict):
+            return self._value_of(key)
+        detail = f"{self.family} has no field {key}, which decides what is built"
+        hint = f'add "{key}", as in "{key}": {like}, with the released model\'s value'
+        self._errors.append(diagnostic("MP803", detail, Location(file=self._source.file, key=key), (hint,)))
+        return _MISSING
 
     def _is_whole(self, key: str, value: Any, least: int) -> bool:
         if isinstance(value, int) and not isinstance(value, bool) and least <= value <= MAX_INT:

@@ -19,52 +19,79 @@ _STORED = "how the published weights are stored; the spec's precision says what 
 
 IGNORED: dict[str, str] = {
     **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "tokenizer_class"), _TOKENIZER),
-    **dict.fromkeys(("num_logits_to_keep", "use_cache", "max_length", "do_sample", "temperature", "top_p"), _GENERATION),
+    **dict.fromkeys(
+        ("num_logits_to_keep", "use_cache", "max_length", "do_sample", "temperature", "top_p", "cache_implementation"), _GENERATION
+    ),
     **dict.fromkeys(("output_router_logits", "output_attentions", "output_hidden_states", "return_dict"), _OUTPUT),
     **dict.fromkeys(
         ("_name_or_path", "architectures", "auto_map", "transformers_version", "_commit_hash", "id2label", "label2id"), _ORIGIN
     ),
     **dict.fromkeys(("initializer_range", "initializer_factor", "rescale_prenorm_residual", "init_method"), _START),
     **dict.fromkeys(
-        ("time_step_min", "time_step_max", "time_step_floor", "time_step_rank", "time_step_init_scheme", "A_initializer_range"), _START
+        (
+            "time_step_min",
+            "time_step_max",
+            "time_step_floor",
+            "time_step_rank",
+            "time_step_init_scheme",
+            "A_initializer_range",
+            "mtp_layers_block_type",
+            "mtp_hybrid_override_pattern",
+        ),
+        _START,
     ),
-    **dict.fromkeys(("router_aux_loss_coef", "aux_loss_alpha", "seq_aux", "router_z_loss_coef", "mtp_loss_scaling_factor"), _LOSS),
-    **dict.fromkeys(("_attn_implementation", "use_mamba_kernels", "attn_implementation", "pretraining_tp", "ep_size"), _KERNEL),
-    **dict.fromkeys(("max_position_embeddings", "max_sequence_length"), _LIMIT),
-    **dict.fromkeys(("torch_dtype", "dtype", "quantization_config"), _STORED),
+    **dict.fromkeys(
+        ("router_aux_loss_coef", "aux_loss_alpha", "seq_aux", "router_z_loss_coef", "mtp_loss_scaling_factor", "moe_shared_expert_overlap"),
+        _LOSS,
+    ),
+    **dict.fromkeys(
+        ("_attn_implementation", "use_mamba_kernels", "attn_implementation", "pretraining_tp", "ep_size", "rope_interleave"), _KERNEL
+    ),
+    **dict.fromkeys(("max_position_embeddings", "max_sequence_length", "model_max_length"), _LIMIT),
+    **dict.fromkeys(("torch_dtype", "dtype", "quantization_config", "mamba_ssm_cache_dtype", "mamba_ssm_dtype"), _STORED),
 }
 """Fields that change neither a tensor nor what a layer computes, and why."""
 
 _SCALE = "a factor on values that megarun does not apply"
 _ROUTING = "experts are chosen otherwise than by megarun's router; shapes are the same"
-_ROTARY = "rotary angles are stretched, and megarun turns by the base alone; shapes are the same"
+_CAP = "scores or logits are capped, and megarun does not; shapes are the same"
+_DROPOUT = "dropout, which megarun does not have: no mask is counted"
+_PREDICTION = "transformers builds no prediction module, so none is counted"
 
 NOT_CARRIED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "rope_scaling": ((None, {}), _ROTARY),
     "embedding_multiplier": ((1, 1.0, None), _SCALE),
     "residual_multiplier": ((1, 1.0, None), _SCALE),
     "logits_scaling": ((1, 1.0, None), _SCALE),
-    "attention_multiplier": ((None,), "a scale of the scores of its own; megarun's is 1 / sqrt(head_dim)"),
+    "attention_multiplier": ((None, 1, 1.0), "a scale of the scores of its own; megarun's is 1 / sqrt(head_dim)"),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), ((None,), _CAP)),
+    **dict.fromkeys(
+        ("lm_head_multiplier", "key_multiplier", "attention_out_multiplier", "attention_in_multiplier"), ((1, 1.0, None), _SCALE)
+    ),
+    **dict.fromkeys(("ssm_in_multiplier", "ssm_out_multiplier", "logit_scale"), ((1, 1.0, None), _SCALE)),
+    **dict.fromkeys(("mlp_multipliers", "ssm_multipliers"), ((None, [1.0, 1.0], [1.0] * 5), _SCALE)),
+    **dict.fromkeys(
+        ("attention_dropout", "hidden_dropout", "hidden_dropout_prob", "dropout", "residual_dropout"), ((0.0, 0, None), _DROPOUT)
+    ),
+    **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop", "embedding_dropout"), ((0.0, 0, None), _DROPOUT)),
+    **dict.fromkeys(("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers", "num_mtp_layers"), ((0, None), _PREDICTION)),
+    **dict.fromkeys(
+        ("use_bidirectional_attention",), ((False, None, "vision"), "tokens see those after them, and the core is counted causal")
+    ),
+    "clip_qkv": ((None,), "queries, keys and values are clamped; shapes are the same"),
+    "mamba_norm_before_gate": ((True, False, None), "the gate comes after the norm in the original; shapes are the same"),
     "routed_scaling_factor": ((1, 1.0, None), _SCALE),
     "topk_method": (("greedy", None), f"{_ROUTING}; a correction bias of the experts is a buffer and no parameter"),
     "scoring_func": (("softmax", None), _ROUTING),
     "n_group": ((1, None), _ROUTING),
     "topk_group": ((1, None), _ROUTING),
-    "router_jitter_noise": ((0, 0.0, None), _ROUTING),
+    **dict.fromkeys(("router_jitter_noise", "input_jitter_noise"), ((0, 0.0, None), _ROUTING)),
     "residual_in_fp32": ((False,), "the residual stream is fp32 in the original; here its dtype is precision.params"),
     "norm_before_gate": ((False, None), "the gate comes after the norm in the original; shapes are the same"),
 }
 """Fields that change values alone: their neutral values, and what is told where they have another."""
 
-_MASK = "a dropout mask is saved for every element, and no spec holds one"
-
 MUST_BE: dict[str, tuple[tuple[Any, ...], str]] = {
-    **dict.fromkeys(("attention_dropout", "hidden_dropout", "hidden_dropout_prob", "dropout", "residual_dropout"), ((0.0, 0, None), _MASK)),
-    "partial_rotary_factor": ((1.0, 1, None), "the rotated part is a whole head in gqa"),
-    "num_nextn_predict_layers": ((0, None), "a prediction module with experts of its own; features.mtp has a dense MLP"),
-    "mtp_layers_block_type": (([], None), "a prediction module by letters; features.mtp is attention and a dense MLP"),
     "sliding_window": ((None,), "this family's layers see all positions before them"),
-    "moe_latent_size": ((None,), "experts read the hidden state itself, not a latent of it"),
     "is_encoder_decoder": ((False,), "a spec is one stack"),
     "add_cross_attention": ((False,), "a spec is one stack"),
 }

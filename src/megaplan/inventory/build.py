@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from megaplan.families.registry import FAMILIES, families_of
+from megaplan.families.residual import tensors_of
 from megaplan.inventory.embedding import final_norm_block, vocabulary_block
 from megaplan.inventory.features import category_block, mtp_block, ngram_block, relation_bias_block
 from megaplan.inventory.tensors import Block, Inventory, Outside, make_block
@@ -27,15 +28,19 @@ def build_inventory(spec: Spec) -> Inventory:
     """
     model = spec.model
     letters = parse_pattern(model.pattern, model.num_layers).layers
-    made: dict[tuple[str, Any], Block] = {}
+    path, parallel = model.residual_path, frozenset(model.parallel_layers)
+    made: dict[tuple[str, Any, bool], Block] = {}
     layers = []
     for index, letter in enumerate(letters):
         family = FAMILIES[letter]
         section = family.section_of(model)
-        make = letter, family.variant(section, index)
+        make = letter, family.variant(section, index), index in parallel
         block = made.get(make)
         if block is None:
-            block = made[make] = make_block(letter, family.tensors(section, model.hidden_size, make[1]), make[1])
+            tensors = tensors_of(
+                path._replace(shares_input=make[2]), family.tensors(section, model.hidden_size, make[1]), model.hidden_size
+            )
+            block = made[make] = make_block(letter, tensors, make[1])
         layers.append(block)
     outside = _outside_blocks(model, vocab_parallel=spec.mesh.vocab_parallel)
     total = sum([block.elements for block in layers]) + sum([block.elements for _, block in outside])
@@ -55,9 +60,9 @@ def _outside_blocks(model: Model, *, vocab_parallel: bool) -> tuple[tuple[str, B
     if features.relation_bias is not None:
         heads = (model.attention or _missing("attention")).num_heads
         blocks.append(("relation_bias", relation_bias_block(features.relation_bias, heads)))
-    blocks.append(("final_norm", final_norm_block(hidden)))
+    blocks.append(("final_norm", final_norm_block(hidden, model.norm)))
     if not model.tie_embeddings:
-        blocks.append(("head", vocabulary_block(Outside.HEAD, vocab, hidden, vocab_parallel=vocab_parallel)))
+        blocks.append(("head", vocabulary_block(Outside.HEAD, vocab, hidden, vocab_parallel=vocab_parallel, bias=model.head_bias)))
     if features.mtp is not None:
         depth = mtp_block(features.mtp, model.attention or _missing("attention"), hidden)
         blocks += [(f"mtp.{index}", depth) for index in range(features.mtp.depth)]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from megaplan.inventory.makers import norm
+from megaplan.families.residual import NormKind, norm_tensors
 from megaplan.inventory.tensors import Block, Group, Init, Outside, Owner, ParamTensor, make_block
 
 
-def vocabulary_block(family: str, vocab_size: int, hidden_size: int, *, vocab_parallel: bool) -> Block:
+def vocabulary_block(family: str, vocab_size: int, hidden_size: int, *, vocab_parallel: bool, bias: bool = False) -> Block:
     """The token embedding or the head, `[vocab, h]`: replicated (R-16), or sharded over the vocabulary with `mesh.vocab_parallel`."""
     owner, tp_dim = (Owner.TENSOR_PARALLEL, 0) if vocab_parallel else (Owner.REPLICATED, None)
-    return make_block(family, (ParamTensor("weight", (vocab_size, hidden_size), owner, Group.OTHER, Init.NORMAL, tp_dim),))
+    weight = ParamTensor("weight", (vocab_size, hidden_size), owner, Group.OTHER, Init.NORMAL, tp_dim)
+    return make_block(family, (weight, ParamTensor("bias", (vocab_size,), owner, Group.OTHER, Init.ZEROS, tp_dim)) if bias else (weight,))
 
 
-def final_norm_block(hidden_size: int) -> Block:
+def final_norm_block(hidden_size: int, kind: NormKind) -> Block:
     """The norm before the head."""
-    return make_block(Outside.FINAL_NORM, (norm("weight", hidden_size),))
+    return make_block(Outside.FINAL_NORM, norm_tensors(kind, hidden_size, prefix=""))

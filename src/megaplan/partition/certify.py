@@ -13,7 +13,7 @@ from megaplan.spec.models import Spec
 def stack_of(spec: Spec, costs: StackCosts, baseline: tuple[int, ...] | None = None) -> Stack:
     """What a spec balances, memory aside."""
     mesh = spec.mesh
-    return Stack(costs, constraints_of(spec.split), placement(spec.schedule.kind), mesh.pp, mesh.vpp, baseline)
+    return Stack(costs, constraints_of(spec), placement(spec.schedule.kind), mesh.pp, mesh.vpp, baseline)
 
 
 def certify(stack: Stack, spans: Spans, lower_bound: int | None = None) -> Certificate:

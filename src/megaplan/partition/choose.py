@@ -54,7 +54,7 @@ def choose_cuts(
         MegaplanError: The schedule cannot run on these degrees (MP310 … MP313, R-26), or the split section contradicts itself or leaves no
             split (MP321 … MP331, MP335).
     """
-    mesh, split, rules = spec.mesh, spec.split, constraints_of(spec.split)
+    mesh, split, rules = spec.mesh, spec.split, constraints_of(spec)
     num_layers, num_slots = len(inventory.layers), mesh.pp * mesh.vpp
     pattern_spans = parse_pattern(spec.model.pattern, spec.model.num_layers).spans
     mode: Mode = "manual" if pattern_spans is not None else split.mode
@@ -88,7 +88,7 @@ def keep_cuts(spec: Spec, inventory: Inventory, spans: Spans) -> Cuts:
     Raises:
         MegaplanError: As `choose_cuts`, but for memory.
     """
-    constraints_of(spec.split).check(len(inventory.layers), spec.mesh.pp * spec.mesh.vpp)
+    constraints_of(spec).check(len(inventory.layers), spec.mesh.pp * spec.mesh.vpp)
     mode: Mode = "manual" if parse_pattern(spec.model.pattern, spec.model.num_layers).spans is not None else spec.split.mode
     weights = stack_costs(spec, inventory)
     if mode == "weighted" and spec.split.objective == "step_time":
@@ -110,7 +110,7 @@ def _cuts(spec: Spec, inventory: Inventory, weights: StackCosts, mode: Mode, spa
         reason=split.reason if is_manual else None,
         protects=split.protects if is_manual else (),
         decided_against=invariant_digests(spec, inventory, weights) if is_manual else {},
-        diagnostics=tuple(boundary_warnings(inventory, cuts_of(spans), owners, constraints_of(split))),
+        diagnostics=tuple(boundary_warnings(inventory, cuts_of(spans), owners, constraints_of(spec))),
     )
 
 

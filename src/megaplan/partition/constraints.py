@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError
-from megaplan.spec.models import Split
+from megaplan.spec.models import Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,15 +18,17 @@ class Constraints:
         forbid: Cuts that must not be.
         pin: Cuts that must be.
         together: Half-open layer spans no cut may part.
+        shared: Layers that read what the layer before them reads: no cut may stand before one.
     """
 
     forbid: tuple[int, ...] = ()
     pin: tuple[int, ...] = ()
     together: tuple[tuple[int, int], ...] = ()
+    shared: tuple[int, ...] = ()
 
     def allowed_cuts(self, num_layers: int) -> tuple[int, ...]:
         """Cuts that may be, ascending."""
-        barred = set(self.forbid)
+        barred = {*self.forbid, *self.shared}
         for start, stop in self.together:
             barred.update(range(start + 1, stop))
         return tuple(cut for cut in range(1, num_layers) if cut not in barred)
@@ -37,6 +39,7 @@ class Constraints:
         broken += [
             f"cut {c} parts layers [{start}, {stop}) of split.together" for start, stop in self.together for c in cuts if start < c < stop
         ]
+        broken += [f"cut {cut} parts layer {cut} of model.parallel_layers from the layer before" for cut in cuts if cut in self.shared]
         return broken + [f"cut {cut} of split.pin is missing" for cut in self.pin if cut not in cuts]
 
     def check(self, num_layers: int, num_slots: int) -> None:
@@ -61,6 +64,8 @@ class Constraints:
         for cut in self.pin:
             if cut in self.forbid:
                 found.append(_problem("MP328", f"cut {cut} is in split.pin and in split.forbid", "split.pin"))
+            if cut in self.shared:
+                found.append(_problem("MP328", f"cut {cut} of split.pin parts layer {cut} of model.parallel_layers", "split.pin"))
             for start, stop in self.together:
                 if start < cut < stop:
                     found.append(_problem("MP329", f"cut {cut} of split.pin lies inside [{start}, {stop}) of split.together", "split.pin"))
@@ -76,9 +81,10 @@ class Constraints:
         return []
 
 
-def constraints_of(split: Split) -> Constraints:
-    """The constraints of a spec's `split` section."""
-    return Constraints(split.forbid, split.pin, split.together)
+def constraints_of(spec: Spec) -> Constraints:
+    """The constraints of a spec: its `split` section's, and those of layers that share their input."""
+    split = spec.split
+    return Constraints(split.forbid, split.pin, split.together, spec.model.parallel_layers)
 
 
 def _problem(code: str, detail: str, key: str) -> Diagnostic:

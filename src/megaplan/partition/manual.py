@@ -27,7 +27,7 @@ def manual_problems(spec: Spec, pattern_spans: Spans | None) -> list[Diagnostic]
     if not spans:
         return [*found, _problem("MP321", "split.mode = manual, without split.spans and without '|' in model.pattern", "split.spans")]
     found += span_problems(spans, spec.model.num_layers, mesh.pp, mesh.vpp)
-    return found + [_problem("MP331", broken, "split.spans") for broken in constraints_of(split).broken_by(cuts_of(spans))]
+    return found + [_problem("MP331", broken, "split.spans") for broken in constraints_of(spec).broken_by(cuts_of(spans))]
 
 
 def manual_spans(spec: Spec, pattern_spans: Spans | None) -> Spans:

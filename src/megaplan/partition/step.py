@@ -35,7 +35,7 @@ class Pipeline:
         self.costs = StackCosts(
             tuple(layer.total_ns for layer in self.times.layers), self.times.first.total_ns, self.times.last.total_ns, unit="ns"
         )
-        self._where, self._rules = placement(schedule.kind), constraints_of(spec.split)
+        self._where, self._rules = placement(schedule.kind), constraints_of(spec)
         self._num_microbatches = schedule.num_microbatches
         orders = actions(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches)
         self._paths = paths_of(orders, self._where, mesh.vpp, whole=schedule.kind not in SPLIT_BACKWARD)
@@ -50,7 +50,7 @@ class Pipeline:
 
 def step_time_cuts(spec: Spec, inventory: Inventory, measured: MeasuredCosts | None, baseline: tuple[int, ...] | None) -> Weighted:
     """The best of several climbs on the replayed step; among equally good ones the fewest cuts moved, then the first in order."""
-    pipeline, rules = Pipeline(spec, inventory, measured), constraints_of(spec.split)
+    pipeline, rules = Pipeline(spec, inventory, measured), constraints_of(spec)
     num_layers, num_slots = len(inventory.layers), spec.mesh.pp * spec.mesh.vpp
     bottleneck = fitting_cuts(spec, inventory, stack_of(spec, pipeline.costs, baseline), measured)
     memory = Memory(spec, inventory, measured)

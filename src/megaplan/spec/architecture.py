@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
@@ -11,7 +11,8 @@ from megaplan.families.dense.section import Mlp
 from megaplan.families.mamba.section import Mamba2, Mamba3
 from megaplan.families.moe.section import MixtureOfExperts
 from megaplan.families.recurrent.section import MatrixRecurrence
-from megaplan.scalars import LayerCount, PositiveFloat, PositiveInt, Section, StrictBool, Text
+from megaplan.families.residual import NormKind, NormPlacement, ResidualPath
+from megaplan.scalars import LayerCount, NaturalInt, OptionsSection, PositiveFloat, PositiveInt, Section, StrictBool, Text
 
 
 class Ngram(Section):
@@ -88,7 +89,7 @@ Attention = Annotated[GroupedQueryAttention | LatentAttention, Field(discriminat
 Mamba = Annotated[Mamba2 | Mamba3, Field(discriminator="kind")]
 
 
-class Model(Section):
+class Model(OptionsSection):
     """The architecture. A section whose letter never appears, and a letter without its section, are errors.
 
     Attributes:
@@ -97,7 +98,11 @@ class Model(Section):
         hidden_size: Width of the residual stream.
         vocab_size: Tokens of the vocabulary.
         tie_embeddings: The head reuses the token embedding.
-        norm_eps: Epsilon of every RMSNorm.
+        head_bias: Bias on the head.
+        norm: The norm of every block and before the head: rmsnorm, or layernorm with a bias.
+        norm_placement: Before each block (pre), on what it adds to the residual stream (post), or both.
+        parallel_layers: Layers that read what the layer before them reads, after its norm: 0-based global indices, rising.
+        norm_eps: Epsilon of every norm.
         attention: Dimensions of A blocks.
         mamba: Dimensions of M blocks.
         moe: Dimensions of E blocks.
@@ -106,11 +111,17 @@ class Model(Section):
         features: Optional features.
     """
 
+    options: ClassVar[frozenset[str]] = frozenset({"head_bias", "norm", "norm_placement", "parallel_layers"})
+
     pattern: Text
     num_layers: LayerCount
     hidden_size: PositiveInt
     vocab_size: PositiveInt
     tie_embeddings: StrictBool = False
+    head_bias: StrictBool = False
+    norm: NormKind = "rmsnorm"
+    norm_placement: NormPlacement = "pre"
+    parallel_layers: tuple[NaturalInt, ...] = ()
     norm_eps: PositiveFloat = 1e-5
     attention: Attention | None = None
     mamba: Mamba | None = None
@@ -119,10 +130,18 @@ class Model(Section):
     mlp: Mlp | None = None
     features: Features = Features()
 
+    @property
+    def residual_path(self) -> ResidualPath:
+        """How its blocks read the residual stream and add to it."""
+        return ResidualPath(self.norm, self.norm_placement)
+
     @model_serializer(mode="wrap")
-    def _given_sections(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A section of a later family is written where it is given: its coming changes no plan's digest."""
-        return {key: value for key, value in handler(self).items() if value is not None or key in _ALWAYS}
+    def _given_options(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A section of a later family, too, is written where it is given: its coming changes no plan's digest."""
+        fields, written = type(self).model_fields, handler(self)
+        later = {key for key, value in written.items() if value is None and key not in _ALWAYS}
+        later |= {key for key in self.options if getattr(self, key) == fields[key].default}
+        return {key: value for key, value in written.items() if key not in later}
 
 
 _ALWAYS = frozenset({"attention", "mamba", "moe", "recurrent", "mlp"})

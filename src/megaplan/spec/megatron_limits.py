@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from megaplan.dtypes import DType
 from megaplan.spec.models import GroupedQueryAttention, LatentAttention, Mamba2, Mamba3, Spec
+from megaplan.spec.options import given_options
 
 CONV_KERNEL, CHUNK_SIZE = 4, 128
 """Of Megatron's Mamba mixer; no launch argument changes them."""
@@ -40,6 +41,9 @@ def megatron_limits(spec: Spec, letters: str) -> Iterator[Limit]:
         spec: A typed spec, of any host.
         letters: One a layer.
     """
+    for option in given_options(spec.model):
+        detail = f"{option.key} = {option.shown}, and Megatron is priced and written with {option.neutral}"
+        yield Limit(option.key, detail, f"{option.key.rpartition('.')[2]}: {option.neutral}")
     yield from _blocks(spec, letters)
     yield from _attention(spec, letters)
     yield from _features(spec)

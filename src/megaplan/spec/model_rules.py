@@ -1,20 +1,48 @@
-"""Dimensions of the model that must fit each other: each family's own, then those of features."""
+"""Dimensions of the model that must fit each other: each family's own, then norms and layers side by side, then those of features."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from megaplan.errors import Diagnostic
+from megaplan.families.checks import rising
 from megaplan.families.registry import families_of
 from megaplan.spec.context import Checked
 from megaplan.wording import plural
 
 
 def model_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """MP332, MP701 … MP714."""
+    """MP332, MP701 … MP715."""
     for family, section in families_of(checked.spec.model):
         yield from family.rules(checked, section)
+    yield from _parallel_layers(checked)
+    yield from _norms(checked)
     yield from _features(checked)
+
+
+def _parallel_layers(checked: Checked) -> Iterator[Diagnostic]:
+    model, key = checked.spec.model, "model.parallel_layers"
+    layers = model.parallel_layers
+    yield from rising(checked, key, layers)
+    wrong = [layer for layer in layers if not 0 < layer < model.num_layers]
+    if wrong:
+        detail = f"parallel_layers has {wrong[0]}, and a layer that shares the input of the one before is from 1 to {model.num_layers - 1}"
+        yield checked.error("MP715", detail, key, f"use layers from 1 to {model.num_layers - 1}")
+    if layers and model.norm_placement != "pre":
+        detail = f"parallel_layers is given, norm_placement = {model.norm_placement}: what is shared is the norm before a block"
+        yield checked.error("MP715", detail, key, "norm_placement: pre")
+
+
+def _norms(checked: Checked) -> Iterator[Diagnostic]:
+    model = checked.spec.model
+    if model.head_bias and model.tie_embeddings:
+        yield checked.error("MP715", "head_bias = true, tie_embeddings = true: a tied head has no tensor of its own", "model.head_bias")
+    if model.features.mtp is None:
+        return
+    for name, plain in (("norm", "rmsnorm"), ("norm_placement", "pre"), ("head_bias", False)):
+        if (value := getattr(model, name)) != plain:
+            detail = f"{name} = {value}, and features.mtp is given, whose modules have RMSNorm before each block and no bias on the head"
+            yield checked.error("MP715", detail, "model.features.mtp", f"remove features.mtp, or {name}")
 
 
 def _features(checked: Checked) -> Iterator[Diagnostic]:

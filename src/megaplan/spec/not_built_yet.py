@@ -12,6 +12,7 @@ from megaplan.dtypes import DType
 from megaplan.errors import Diagnostic, Severity
 from megaplan.spec.context import Locate
 from megaplan.spec.models import Spec
+from megaplan.spec.options import given_options
 from megaplan.spec.source import NOWHERE
 
 Found = Callable[[Spec], object | None]
@@ -53,6 +54,10 @@ NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
 )
 
 
+BUILT_OPTIONS: frozenset[str] = frozenset()
+"""Options of blocks (`megaplan.spec.options`) that megarun builds; it refuses the others."""
+
+
 def megarun_refuses(spec: Spec, locate: Locate = NOWHERE.locate, severity: Severity = Severity.NOTE) -> tuple[Diagnostic, ...]:
     """Everything that megarun refuses to train of a spec: one list of what is not built, then each dtype that torch would not keep.
 
@@ -68,7 +73,9 @@ def megarun_refuses(spec: Spec, locate: Locate = NOWHERE.locate, severity: Sever
 
 
 def _unbuilt(spec: Spec, locate: Locate, severity: Severity) -> tuple[Diagnostic, ...]:
-    rows = [(key, value, instead) for key, found, instead in NOT_BUILT_YET if (value := found(spec)) is not None]
+    rows: list[tuple[str, object, str]] = []
+    rows += [(key, value, instead) for key, found, instead in NOT_BUILT_YET if (value := found(spec)) is not None]
+    rows += [(option.key, option.shown, option.neutral) for option in given_options(spec.model) if option.key not in BUILT_OPTIONS]
     if not rows:
         return ()
     detail = "\n".join(f"{key} = {value}; megarun trains with {instead}" for key, value, instead in rows)

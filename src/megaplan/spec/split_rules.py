@@ -126,7 +126,7 @@ def _conflicts(checked: Checked) -> Iterator[Diagnostic]:
         yield checked.error("MP329", detail, "split.pin", f"pin {start} or {stop} instead, or remove the span")
     if both or parted or slots > num_layers:
         return
-    forbidden = set(split.forbid)
+    forbidden = {*split.forbid, *checked.spec.model.parallel_layers}
     barred = sum(inside[cut] or cut in forbidden for cut in range(1, num_layers))
     allowed, needed = num_layers - 1 - barred, slots - 1
     if len(split.pin) > needed:
@@ -149,6 +149,8 @@ def _constraints_of_spans(checked: Checked) -> Iterator[Diagnostic]:
         f"cut {cut} parts split.together [{start}, {stop}]" for cut in sorted(cuts) for start, stop in split.together if start < cut < stop
     ]
     faults += [f"split.pin has {cut}, and no span starts there" for cut in split.pin if cut not in cuts]
+    shared = sorted(cuts & set(checked.spec.model.parallel_layers))
+    faults += [f"cut {cut} parts layer {cut} of model.parallel_layers from the layer before, whose input it reads" for cut in shared]
     if faults:
         detail = "\n".join(faults[:8])
         yield checked.error(

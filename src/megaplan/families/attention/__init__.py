@@ -33,7 +33,7 @@ def _served(attention: GroupedQueryAttention | LatentAttention, _hidden_size: in
 
 
 def _rotary_width(attention: GroupedQueryAttention | LatentAttention) -> int:
-    return attention.qk_rope_head_dim if isinstance(attention, LatentAttention) else attention.head_dim
+    return attention.qk_rope_head_dim if isinstance(attention, LatentAttention) else attention.rotary_dim or attention.head_dim
 
 
 def _rotates(attention: GroupedQueryAttention | LatentAttention, layer: int) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache, lru_cache
+from typing import NamedTuple
 
 from megaplan.blocks.dims import Dims
 from megaplan.blocks.ops import BlockProgram, Op, Projection, add, cut, linear, norm, partial_gradient, project
@@ -28,7 +29,24 @@ GATHERED = frozenset({"gather keys", "index keys", "gather index keys"})  # unde
 HELD = frozenset({"normed", "q", "k", "v"})  # locals of forward
 
 
-AttentionKey = tuple[str, bool, bool]
+class AttentionKey(NamedTuple):
+    """What of the section decides the operations.
+
+    Attributes:
+        kind: gqa or mla.
+        first: qk_norm of GQA, low-rank queries of MLA.
+        bias: Of the input projections.
+        output_bias: Of the output projection.
+        gate: Whether a gate multiplies the heads' outputs.
+        sinks: Whether heads have sinks.
+    """
+
+    kind: str
+    first: bool
+    bias: bool = False
+    output_bias: bool = False
+    gate: bool = False
+    sinks: bool = False
 
 
 def attention_selective(_attention: GroupedQueryAttention | LatentAttention, variant: AttentionVariant) -> Selective:
@@ -46,20 +64,19 @@ def attention_program(
 
 
 def attention_key(attention: GroupedQueryAttention | LatentAttention) -> AttentionKey:
-    """What of the section decides the operations: kind, qk_norm and bias of GQA, low-rank queries of MLA."""
+    """What of the section decides the operations."""
     if isinstance(attention, GroupedQueryAttention):
-        return "gqa", attention.qk_norm, attention.bias
-    return "mla", attention.q_lora_rank is not None, False
+        return AttentionKey("gqa", attention.qk_norm, attention.bias, attention.output_bias, attention.gate, attention.sinks)
+    return AttentionKey("mla", attention.q_lora_rank is not None, attention.bias, attention.bias)
 
 
 def attention_ops(
     key: AttentionKey, *, rotates: bool, indexed: bool, sharded: bool, context: bool, kernels: bool
 ) -> tuple[tuple[Op, ...], frozenset[str]]:
     """Program and held locals of an A block; `kernels` is whether Triton's run the core."""
-    kind, first, second = key
-    if kind == "gqa":
-        return grouped_ops(first, second, rotates, sharded, context, kernels), HELD
-    return latent_ops(first, rotates, indexed, sharded, context, kernels), HELD | {
+    if key.kind == "gqa":
+        return grouped_ops(key, rotates, sharded, context, kernels), HELD
+    return latent_ops(key, rotates, indexed, sharded, context, kernels), HELD | {
         "q_flat",
         "q_latent_normed",
         "kv_latent",
@@ -82,13 +99,16 @@ def _program(key: AttentionKey, rotates: bool, indexed: bool, sharded: bool, con
     return SELECTIVE.program(*ops, held=held, more=GATHERED if context else frozenset())
 
 
-def grouped_ops(qk_norm: bool, bias: bool, rotates: bool, sharded: bool, context: bool, kernels: bool) -> tuple[Op, ...]:
-    """GQA, as `GroupedQueryAttention.forward` runs it."""
+def grouped_ops(key: AttentionKey, rotates: bool, sharded: bool, context: bool, kernels: bool) -> tuple[Op, ...]:
+    """GQA, as `GroupedQueryAttention.forward` runs it; a gate is a projection beside the queries."""
+    qk_norm, bias = key.first, key.bias
     q, k = ("q", "k") if not (qk_norm or rotates) else ("q_proj", "k_proj")
-    linears = (
+    linears = [
         Projection(f"{name}_proj", made, f"{name}_proj.weight", f"{name}_proj.bias" if bias else None)
         for name, made in (("q", q), ("k", k), ("v", "v"))
-    )
+    ]
+    if key.gate:
+        linears.append(Projection("gate_proj", "gate", "gate_proj.weight"))
     ops = [norm("norm", "x", "normed", "rstd", "norm.weight"), *project("normed", "gathered", *linears, sharded=sharded)]
     if qk_norm:
         after = ("q_normed", "k_normed") if rotates else ("q", "k")
@@ -100,7 +120,7 @@ def grouped_ops(qk_norm: bool, bias: bool, rotates: bool, sharded: bool, context
     if rotates:
         # q and k are rebound together, so the unrotated q lives until k is rotated
         ops += [Op("rope q", (q,), ("q",)), Op("rope k", (k, q), ("k",), grads=(k,))]
-    return (*ops, *_core(sharded, context, None, kernels))
+    return (*ops, *_core(sharded, context, None, kernels, key))
 
 
 def grouped_storages(dims: Dims, attention: GroupedQueryAttention) -> Shapes:
@@ -109,20 +129,24 @@ def grouped_storages(dims: Dims, attention: GroupedQueryAttention) -> Shapes:
     wide, width = dims.wide, attention.head_dim
     shapes = {name: wide(query, width) for name in ("q", "q_proj", "q_normed", "attention")}
     shapes |= {name: wide(key, width) for name in ("k", "k_proj", "k_normed", "v")}
+    if attention.gate:
+        shapes |= {name: wide(query, width) for name in ("gate", "gated")}
+    whole = attention.qk_norm_width == "all_heads"
     return {
         **storages(dims.dtype, Column.ACTIVATIONS, {**shapes, "normed": dims.residual, "o": dims.residual, "out": dims.residual}),
-        **_statistics(dims, query, {"q_rstd": wide(query), "k_rstd": wide(key)}),
+        **_statistics(dims, query, {"q_rstd": wide() if whole else wide(query), "k_rstd": wide() if whole else wide(key)}),
         **_communicated(dims, {"k_gathered": (key, width), "v_gathered": (key, width)}),
     }
 
 
-def latent_ops(low_rank: bool, rotates: bool, indexed: bool, sharded: bool, context: bool, kernels: bool) -> tuple[Op, ...]:
+def latent_ops(key: AttentionKey, rotates: bool, indexed: bool, sharded: bool, context: bool, kernels: bool) -> tuple[Op, ...]:
     """MLA, as `LatentAttention.forward` runs it."""
+    low_rank, q_bias, kv_bias = key.first, *(("q_down.bias", "kv_down.bias") if key.bias else (None, None))
     query = "q_flat" if rotates else "q"
     ops = [norm("norm", "x", "normed", "rstd", "norm.weight")]
     if low_rank:
         ops += [
-            linear("q_down", "normed", "q_latent", "q_down.weight"),
+            linear("q_down", "normed", "q_latent", "q_down.weight", bias=q_bias),
             norm("q_latent_norm", "q_latent", "q_latent_normed", "q_latent_rstd", "q_latent_norm.weight"),
             *project("q_latent_normed", "q_latent_gathered", Projection("q_up", query, "q_up.weight"), sharded=sharded),
         ]
@@ -131,7 +155,7 @@ def latent_ops(low_rank: bool, rotates: bool, indexed: bool, sharded: bool, cont
     if rotates:
         ops.append(Op("rope q", ("q_flat",), ("q",)))
     ops += [
-        linear("kv_down", "normed", "kv_latent", "kv_down.weight"),
+        linear("kv_down", "normed", "kv_latent", "kv_down.weight", bias=kv_bias),
         cut("split kv", "kv_latent", ("latent", "k_rope")),
         norm("kv_latent_norm", "latent", "latent_normed", "latent_rstd", "kv_latent_norm.weight"),
         *project("latent_normed", "latent_gathered", Projection("kv_up", "kv_up", "kv_up.weight"), sharded=sharded),
@@ -147,7 +171,7 @@ def latent_ops(low_rank: bool, rotates: bool, indexed: bool, sharded: bool, cont
     ]
     if indexed:
         ops += _indexer_ops(sharded)
-    return (*ops, *_core(sharded, context, table if indexed else None, kernels))
+    return (*ops, *_core(sharded, context, table if indexed else None, kernels, key))
 
 
 def latent_storages(dims: Dims, attention: LatentAttention) -> Shapes:
@@ -175,8 +199,8 @@ def latent_storages(dims: Dims, attention: LatentAttention) -> Shapes:
     return found | _indexer_storages(dims, attention.indexer) if attention.indexer is not None else found
 
 
-def _core(sharded: bool, context: bool, table: tuple[str, ...] | None, kernels: bool) -> tuple[Op, ...]:
-    """The core, and back into the residual stream; with the indexer's inputs and the rotary table that it keeps, none if it is a buffer.
+def _core(sharded: bool, context: bool, table: tuple[str, ...] | None, kernels: bool, key: AttentionKey) -> tuple[Op, ...]:
+    """The core, a gate, back into the stream; with the indexer's inputs and the rotary table that it keeps, none if it is a buffer.
 
     Under CP what is gathered of the indexer is its keys after their norm.
     """
@@ -200,11 +224,19 @@ def _core(sharded: bool, context: bool, table: tuple[str, ...] | None, kernels: 
             ("q", *reads, *(table or ())),
             made,
             keeps=("q", "k", "v", *index, *(table or ()), *made),
-            params=norm,
+            params=(*norm, "sinks") if key.sinks else norm,
             grads=("q", *reads),
             fetches=(*(name for name in reads if name.endswith("_gathered")), *((INSIDE_BACKWARD,) if kernels else ())),
         ),
-        linear("o_proj", "attention", "o_partial" if sharded else "o", "o_proj.weight", holds=index),
+        *((Op("gate", ("attention", "gate"), ("gated",), keeps=("attention", "gate")),) if key.gate else ()),
+        linear(
+            "o_proj",
+            "gated" if key.gate else "attention",
+            "o_partial" if sharded else "o",
+            "o_proj.weight",
+            bias="o_proj.bias" if key.output_bias else None,
+            holds=index,
+        ),
         *((Op("reduce_scatter", ("o_partial",), ("o",), holds=index),) if sharded else ()),
         add("residual", ("x", "o"), "out"),
     )

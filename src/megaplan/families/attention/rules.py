@@ -11,7 +11,7 @@ from megaplan.wording import series
 
 
 def attention_rules(checked: Checked, attention: GroupedQueryAttention | LatentAttention) -> Iterator[Diagnostic]:
-    """MP332, MP701, MP706 … MP708, MP712, MP713."""
+    """MP332, MP701, MP706 … MP708, MP712, MP713, MP715."""
     yield from _heads(checked, attention)
     yield from _layers(checked, attention)
 
@@ -24,8 +24,9 @@ def _heads(checked: Checked, attention: GroupedQueryAttention | LatentAttention)
             yield checked.error("MP701", detail, "model.attention.num_kv_heads", use_one_of(divisors(heads)))
         # attention of multi-token prediction rotates whatever the layers' does
         rotates = checked.attends_ahead or checked.letters is None or checked.count("A") > len(attention.nope_layers)
-        if attention.head_dim % 2 and rotates:
+        if attention.rotary_dim is None and attention.head_dim % 2 and rotates:
             yield _odd(checked, "head_dim", attention.head_dim)
+        yield from _options(checked, attention)
     if isinstance(attention, LatentAttention):
         if attention.qk_rope_head_dim % 2:
             yield _odd(checked, "qk_rope_head_dim", attention.qk_rope_head_dim)
@@ -36,6 +37,18 @@ def _heads(checked: Checked, attention: GroupedQueryAttention | LatentAttention)
             width, rotated = attention.indexer.head_dim, attention.qk_rope_head_dim
             detail = f"attention.indexer.head_dim = {width}, attention.qk_rope_head_dim = {rotated}, and {width} < {rotated}"
             yield checked.error("MP712", detail, "model.attention.indexer.head_dim", f"head_dim: {rotated}")
+
+
+def _options(checked: Checked, attention: GroupedQueryAttention) -> Iterator[Diagnostic]:
+    rotated, width = attention.rotary_dim, attention.head_dim
+    if rotated is not None and rotated > width:
+        detail = f"attention.rotary_dim = {rotated}, attention.head_dim = {width}, and {rotated} > {width}"
+        yield checked.error("MP715", detail, "model.attention.rotary_dim", f"use an even number up to {width}")
+    elif rotated is not None and rotated % 2:
+        yield _odd(checked, "rotary_dim", rotated)
+    if attention.qk_norm_width != "head" and not attention.qk_norm:
+        detail = f"attention.qk_norm_width = {attention.qk_norm_width}, attention.qk_norm = false"
+        yield checked.error("MP715", detail, "model.attention.qk_norm_width", "qk_norm: true")
 
 
 def _odd(checked: Checked, name: str, width: int) -> Diagnostic:

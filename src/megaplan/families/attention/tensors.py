@@ -62,7 +62,15 @@ def _grouped_query(attention: GroupedQueryAttention, hidden_size: int, prefix: s
     tensors.append(row(f"{prefix}o_proj.weight", hidden_size, query))
     if attention.bias:
         tensors += [per_head(f"{prefix}{name}.bias", (width,), Init.ZEROS) for name, width in widths.items()]
-    if attention.qk_norm:
+    if attention.output_bias:
+        tensors.append(replicated(f"{prefix}o_proj.bias", (hidden_size,), Group.OTHER, Init.ZEROS))
+    if attention.gate:
+        tensors.append(column(f"{prefix}gate_proj.weight", query, hidden_size, num_matrices=attention.num_kv_heads))
+    if attention.sinks:
+        tensors.append(per_head(f"{prefix}sinks", (attention.num_heads,), Init.ZEROS))
+    if attention.qk_norm and attention.qk_norm_width == "all_heads":
+        tensors += [per_head(f"{prefix}{name}_norm.weight", (widths[f"{name}_proj"],), Init.ONES) for name in ("q", "k")]
+    elif attention.qk_norm:
         tensors += [norm(f"{prefix}q_norm.weight", attention.head_dim), norm(f"{prefix}k_norm.weight", attention.head_dim)]
     return tensors
 
@@ -83,12 +91,16 @@ def _latent(attention: LatentAttention, hidden_size: int, prefix: str) -> list[P
             column(f"{prefix}q_up.weight", query, attention.q_lora_rank),
         ]
     latent = attention.kv_lora_rank
+    biased = {"kv_down": latent + attention.qk_rope_head_dim, "o_proj": hidden_size} if attention.bias else {}
+    if attention.bias and attention.q_lora_rank is not None:
+        biased["q_down"] = attention.q_lora_rank
     return [
         *tensors,
         replicated(f"{prefix}kv_down.weight", (latent + attention.qk_rope_head_dim, hidden_size), Group.MATRIX),
         norm(f"{prefix}kv_latent_norm.weight", latent),
         column(f"{prefix}kv_up.weight", heads * (attention.qk_nope_head_dim + attention.v_head_dim), latent),
         row(f"{prefix}o_proj.weight", hidden_size, heads * attention.v_head_dim),
+        *(replicated(f"{prefix}{name}.bias", (width,), Group.OTHER, Init.ZEROS) for name, width in biased.items()),
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megaplan.blocks.costs import FP32_BYTES, detached_linear_op, linear_op, norm, residual_op, rope
+from megaplan.blocks.costs import FP32_BYTES, activation, detached_linear_op, linear_op, norm, residual_op, rope
 from megaplan.blocks.work import Op, Ops, Work, Workload
 from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention
 from megaplan.families.attention.tensors import PLAIN, AttentionVariant
@@ -76,17 +76,30 @@ def attention_exchanges(attention: GroupedQueryAttention | LatentAttention, hidd
 def _grouped_query(load: Workload, attention: GroupedQueryAttention, hidden_size: int, window: int | None) -> Ops:
     heads, num_kv_heads, width = attention.num_heads // load.tp, attention.num_kv_heads // load.tp, attention.head_dim
     query, key = heads * width, num_kv_heads * width
-    norms = (Op("qk_norm", PART, norm(load, width) * (heads + num_kv_heads)),) if attention.qk_norm else ()
+    gate: Ops = (linear_op(load, "gate_proj", PART, hidden_size, query),) if attention.gate else ()
+    gated: Ops = (Op("gate", PART, activation(load, query, "swiglu")),) if attention.gate else ()
+    norms = _qk_norms(load, attention, heads, num_kv_heads)
+    rotated = attention.rotary_dim or width
     core = attention_core(load, num_heads=heads, num_kv_heads=num_kv_heads, head_dim=width, value_dim=width, window_size=window)
     return (
         linear_op(load, "q_proj", PART, hidden_size, query),
         linear_op(load, "k_proj", PART, hidden_size, key),
         linear_op(load, "v_proj", PART, hidden_size, key),
+        *gate,
         *norms,
-        Op("rope", PART, rope(load, query + key)),
+        Op("rope", PART, rope(load, (heads + num_kv_heads) * rotated)),
         Op("attention", "attention", core),
+        *gated,
         linear_op(load, "o_proj", PART, query, hidden_size, closes=True),
     )
+
+
+def _qk_norms(load: Workload, attention: GroupedQueryAttention, heads: int, num_kv_heads: int) -> Ops:
+    if not attention.qk_norm:
+        return ()
+    if attention.qk_norm_width == "all_heads":
+        return (Op("qk_norm", PART, norm(load, heads * attention.head_dim) + norm(load, num_kv_heads * attention.head_dim)),)
+    return (Op("qk_norm", PART, norm(load, attention.head_dim) * (heads + num_kv_heads)),)
 
 
 def _latent(load: Workload, attention: LatentAttention, hidden_size: int, most_keys: int, window: int | None) -> Ops:

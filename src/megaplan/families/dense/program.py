@@ -11,6 +11,7 @@ from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.families.dense.section import Mlp
 from megaplan.families.family import Selective
+from megaplan.scalars import GATED
 
 SELECTIVE = Selective("contract", frozenset({"activation"}))
 
@@ -25,20 +26,24 @@ def dense_program(dims: Dims, mlp: Mlp, _variant: None, _operations: None, _para
     tensors = storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(("normed", "mlp", "out"), dims.residual))
     tensors |= storages(dims.stat_dtype, Column.ACTIVATIONS, {"rstd": dims.residual[:2]})
     tensors |= mlp_storages(dims, mlp.ffn_hidden_size)
-    return _program(mlp.activation == "swiglu", dims.tp > 1), residual(tensors)
+    return _program(mlp.activation in GATED, dims.tp > 1, mlp.bias), residual(tensors)
 
 
 @cache
-def _program(gated: bool, sharded: bool) -> BlockProgram:
+def _program(gated: bool, sharded: bool, bias: bool) -> BlockProgram:
     first = norm("norm", "x", "normed", "rstd", "norm.weight")
-    return SELECTIVE.program(first, *mlp_ops(gated, sharded), add("residual", ("x", "mlp"), "out"))
+    return SELECTIVE.program(first, *mlp_ops(gated, sharded, bias=bias), add("residual", ("x", "mlp"), "out"))
 
 
-def mlp_ops(gated: bool, sharded: bool, prefix: str = "", made: str = "mlp") -> tuple[Op, ...]:
+def mlp_ops(gated: bool, sharded: bool, prefix: str = "", made: str = "mlp", *, bias: bool = False) -> tuple[Op, ...]:
     """Normed input to the MLP's output, as `Mlp.body` runs it; `prefix` stands before storages and parameters."""
+
+    def bias_of(name: str) -> str | None:
+        return f"{prefix}{name}_proj.bias" if bias else None
+
     names = ("gate", "up") if gated else ("up",)
     inner = tuple(f"{prefix}{name}" for name in names)
-    expanding = (Projection(f"{prefix}{name}_proj", f"{prefix}{name}", f"{prefix}{name}_proj.weight") for name in names)
+    expanding = (Projection(f"{prefix}{name}_proj", f"{prefix}{name}", f"{prefix}{name}_proj.weight", bias_of(name)) for name in names)
     holds = ("normed", *inner)
     return (
         *project("normed", f"{prefix}gathered", *expanding, sharded=sharded),
@@ -48,6 +53,7 @@ def mlp_ops(gated: bool, sharded: bool, prefix: str = "", made: str = "mlp") -> 
             f"{prefix}activation",
             f"{prefix}partial" if sharded else made,
             f"{prefix}down_proj.weight",
+            bias=bias_of("down"),
             holds=holds,
         ),
         *((Op(f"{prefix}reduce_scatter", (f"{prefix}partial",), (made,), holds=holds),) if sharded else ()),

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from megaplan.families.dense.section import Mlp
-from megaplan.inventory.makers import column, norm, row
-from megaplan.inventory.tensors import ParamTensor
-from megaplan.scalars import Activation
+from megaplan.inventory.makers import column, norm, per_head, replicated, row
+from megaplan.inventory.tensors import Group, Init, ParamTensor
+from megaplan.scalars import GATED, Activation
 
 
-def mlp_matrices(hidden_size: int, ffn_hidden_size: int, activation: Activation, prefix: str = "") -> tuple[ParamTensor, ...]:
-    """The matrices of one MLP: three for swiglu (arXiv:2002.05202, equation 6), two for relu2 and gelu."""
-    up_names = ("gate_proj", "up_proj") if activation == "swiglu" else ("up_proj",)
-    return (
+def mlp_matrices(
+    hidden_size: int, ffn_hidden_size: int, activation: Activation, prefix: str = "", *, bias: bool = False
+) -> tuple[ParamTensor, ...]:
+    """The tensors of one MLP: three matrices for swiglu and geglu (arXiv:2002.05202, section 2), two for relu2 and gelu, and biases."""
+    up_names = ("gate_proj", "up_proj") if activation in GATED else ("up_proj",)
+    matrices = (
         *(column(f"{prefix}{name}.weight", ffn_hidden_size, hidden_size) for name in up_names),
         row(f"{prefix}down_proj.weight", hidden_size, ffn_hidden_size),
+    )
+    if not bias:
+        return matrices
+    return (
+        *matrices,
+        *(per_head(f"{prefix}{name}.bias", (ffn_hidden_size,), Init.ZEROS) for name in up_names),
+        replicated(f"{prefix}down_proj.bias", (hidden_size,), Group.OTHER, Init.ZEROS),
     )
 
 
 def dense_tensors(mlp: Mlp, hidden_size: int, _variant: None = None) -> tuple[ParamTensor, ...]:
     """Tensors of one D block, its pre-norm included."""
-    return (norm("norm.weight", hidden_size), *mlp_matrices(hidden_size, mlp.ffn_hidden_size, mlp.activation))
+    return (norm("norm.weight", hidden_size), *mlp_matrices(hidden_size, mlp.ffn_hidden_size, mlp.activation, bias=mlp.bias))

@@ -51,19 +51,20 @@ def mamba_program(dims: Dims, mamba: Mamba2 | Mamba3, _variant: None, _operation
     if isinstance(mamba, Mamba2):
         heads, groups = num_mamba_heads(mamba, dims.hidden) // dims.tp, mamba.num_groups // dims.tp
         inside = scan_inside(dims, mamba, heads, groups, parameters) if dims.kernels else None
-        program = _mamba2_program(mamba.conv_bias, sharded, handed, inside is not None, apart)
+        options = mamba.conv_bias, mamba.bias, mamba.gated_norm
+        program = _mamba2_program(*options, sharded, handed, inside is not None, apart)
         return program, residual(_mamba2_storages(dims, mamba) | inside_storages(dims, inside))
     program = _mamba3_program(mamba.num_angles > 0, mamba.mimo_rank > 1, sharded, handed, apart)
     return program, residual(_mamba3_storages(dims, mamba))
 
 
 @cache
-def _mamba2_program(conv_bias: bool, sharded: bool, handed: bool, kernels: bool, apart: bool) -> BlockProgram:
+def _mamba2_program(conv_bias: bool, bias: bool, gated_norm: bool, sharded: bool, handed: bool, kernels: bool, apart: bool) -> BlockProgram:
     inputs = ("conv_x", "dt", "conv_B", "conv_C")
     state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if apart else ()
     forward, backward = ((INSIDE,), (INSIDE_BACKWARD,)) if kernels else ((), ())
     ops = (
-        *_input_ops(sharded, Projection("in_proj", "projected", "in_proj.weight")),
+        *_input_ops(sharded, Projection("in_proj", "projected", "in_proj.weight", "in_proj.bias" if bias else None)),
         cut("split", "projected", ("z", "conv_in", "dt")),
         *convolution("conv1d", "conv_in", "conv", ("conv1d.weight", "conv1d.bias") if conv_bias else ("conv1d.weight",), handed=handed),
         cut("split conv", "conv", ("conv_x", "conv_B", "conv_C")),
@@ -76,8 +77,10 @@ def _mamba2_program(conv_bias: bool, sharded: bool, handed: bool, kernels: bool,
             fetches=(*state, *backward),
             sums=sums,
         ),
-        Op("gated_norm", ("y", "z"), ("gated", "gated_rstd"), keeps=("y", "z", "gated_rstd"), params=("gated_norm.weight",)),
-        *_output_ops("gated", sharded),
+        Op("gated_norm", ("y", "z"), ("gated", "gated_rstd"), keeps=("y", "z", "gated_rstd"), params=("gated_norm.weight",))
+        if gated_norm
+        else Op("gate", ("y", "z"), ("gated",), keeps=("y", "z")),
+        *_output_ops("gated", sharded, bias="out_proj.bias" if bias else None),
     )
     return MAMBA2.program(*ops)
 
@@ -167,9 +170,9 @@ def _input_ops(sharded: bool, *projections: Projection) -> tuple[Op, ...]:
     return norm("norm", "x", "normed", "rstd", "norm.weight"), *project("normed", "gathered", *projections, sharded=sharded)
 
 
-def _output_ops(reads: str, sharded: bool) -> tuple[Op, ...]:
+def _output_ops(reads: str, sharded: bool, bias: str | None = None) -> tuple[Op, ...]:
     return (
-        linear("out_proj", reads, "partial" if sharded else "o", "out_proj.weight"),
+        linear("out_proj", reads, "partial" if sharded else "o", "out_proj.weight", bias=bias),
         *((Op("reduce_scatter", ("partial",), ("o",)),) if sharded else ()),
         add("residual", ("x", "o"), "out"),
     )

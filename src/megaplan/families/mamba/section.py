@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
-from megaplan.scalars import NaturalInt, NonNegativeFloat, PositiveFloat, PositiveInt, Section, StrictBool
+from megaplan.scalars import NaturalInt, NonNegativeFloat, OptionsSection, PositiveFloat, PositiveInt, Section, StrictBool
 
 
-class Mamba2(Section):
+class Mamba2(OptionsSection):
     """Mamba-2 (arXiv:2405.21060).
 
     Attributes:
@@ -19,10 +19,14 @@ class Mamba2(Section):
         num_groups: Groups that share B and C; a divisor of the heads.
         conv_kernel: Taps of the causal convolution.
         conv_bias: Bias of the convolution.
+        bias: Bias on the input and output projections.
+        gated_norm: RMSNorm of the gated output; without it the gate is silu alone.
         time_step_min: Smallest step of the scan; a smaller one is taken as this.
         time_step_max: Largest step of the scan; null for none.
         chunk_size: Positions between two kept states of the scan.
     """
+
+    options: ClassVar[frozenset[str]] = frozenset({"bias", "gated_norm"})
 
     kind: Literal["mamba2"]
     expand: PositiveInt = 2
@@ -32,6 +36,8 @@ class Mamba2(Section):
     num_groups: PositiveInt = 1
     conv_kernel: PositiveInt = 4
     conv_bias: StrictBool = True
+    bias: StrictBool = False
+    gated_norm: StrictBool = True
     time_step_min: NonNegativeFloat = 0.0
     time_step_max: PositiveFloat | None = None
     chunk_size: PositiveInt = 256

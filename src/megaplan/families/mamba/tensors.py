@@ -38,8 +38,16 @@ def _mamba2(mamba: Mamba2, hidden_size: int, heads: int) -> tuple[ParamTensor, .
         per_head("dt_bias", (heads,), Init.DT_BIAS),
         per_head("A_log", (heads,), Init.A_LOG),
         per_head("D", (heads,), Init.ONES),
-        per_head("gated_norm.weight", (inner,), Init.ONES),
+        *((per_head("gated_norm.weight", (inner,), Init.ONES),) if mamba.gated_norm else ()),
         row("out_proj.weight", hidden_size, inner),
+        *(_biases(projected, hidden_size) if mamba.bias else ()),
+    )
+
+
+def _biases(projected: tuple[int, ...], hidden_size: int) -> tuple[ParamTensor, ...]:
+    return (
+        per_head("in_proj.bias", (sum(projected),), Init.ZEROS, projected),
+        replicated("out_proj.bias", (hidden_size,), Group.OTHER, Init.ZEROS),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megaplan.blocks.costs import causal_conv1d, gated_norm, linear_op, norm, residual_op
+from megaplan.blocks.costs import activation, causal_conv1d, gated_norm, linear_op, norm, residual_op
 from megaplan.blocks.work import Op, Ops, Work, Workload
 from megaplan.families.mamba.section import Mamba2, Mamba3
 from megaplan.families.mamba.tensors import num_mamba_heads
@@ -65,7 +65,9 @@ def _mamba2(load: Workload, mamba: Mamba2, hidden_size: int, heads: int, groups:
         linear_op(load, "in_proj", PART, hidden_size, 2 * inner + 2 * shared + heads),
         Op("conv1d", PART, causal_conv1d(load, inner + 2 * shared, mamba.conv_kernel)),
         Op("ssd", "scan", scan),
-        Op("gated_norm", PART, gated_norm(load, inner, groups)),
+        Op("gated_norm", PART, gated_norm(load, inner, groups))
+        if mamba.gated_norm
+        else Op("gate", PART, activation(load, inner, "swiglu")),
     )
 
 

@@ -15,7 +15,7 @@ def _sharded(moe: MixtureOfExperts, _hidden_size: int) -> dict[str, int]:
 
 
 def _exchanges(moe: MixtureOfExperts, _hidden_size: int) -> Exchanges:
-    return Exchanges(sharded=moe.shared_ffn_hidden_size > 0, rows=moe.top_k)
+    return Exchanges(sharded=moe.shared_ffn_hidden_size > 0, rows=moe.top_k, row_width=moe.latent_size)
 
 
 def _idle_parameters(moe: MixtureOfExperts, hidden_size: int) -> int:

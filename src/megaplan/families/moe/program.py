@@ -16,21 +16,45 @@ Row counts depend on routing: `received_rows` states them from `moe.routing_skew
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from math import ceil
 from typing import NamedTuple
 
 from megaplan.blocks.dims import Dims
-from megaplan.blocks.ops import BlockProgram, Op, add, norm, reshape
+from megaplan.blocks.ops import BlockProgram, Op, add, linear, norm, reshape
 from megaplan.blocks.storages import Shapes, residual, storages
 from megaplan.columns import Basis, Column
 from megaplan.dtypes import DType
 from megaplan.families.dense.program import mlp_ops, mlp_storages
 from megaplan.families.family import Selective
 from megaplan.families.moe.section import MixtureOfExperts
+from megaplan.scalars import GATED
 
 SELECTIVE = Selective("experts.forward", frozenset({"experts"}))
 INSIDE_FORWARD, INSIDE_BACKWARD = "experts.inside", "experts.inside_backward"
+
+
+class MoeOptions(NamedTuple):
+    """What of the section decides the operations, beside mesh and kernels.
+
+    Attributes:
+        gated: Whether experts have three matrices.
+        shared: Whether there is a shared expert.
+        losses: Whether the router has losses of its own.
+        shared_gate: Whether a score multiplies the shared expert's output.
+        latent: Whether experts read and write a latent.
+        bias: Of the experts' projections.
+        router: Its parameters.
+    """
+
+    gated: bool
+    shared: bool
+    losses: bool
+    shared_gate: bool
+    latent: bool
+    bias: bool
+    router: tuple[str, ...]
 
 
 class ExpertMesh(NamedTuple):
@@ -82,13 +106,22 @@ def moe_program(dims: Dims, moe: MixtureOfExperts, _variant: None, _operations: 
         tensors |= mlp_storages(dims, shared, "shared.")
     if moe.has_router_losses:
         tensors |= _loss_storages(dims, moe)
-    program = _program(moe.activation == "swiglu", bool(shared), travels, dims.tp > 1, moe.has_router_losses, gathers)
-    return program, residual(tensors)
+    return _program(_options(moe), travels, dims.tp > 1, gathers), residual(tensors)
+
+
+def _options(moe: MixtureOfExperts) -> MoeOptions:
+    given = {"router.bias": moe.router_bias, "router.correction": moe.score_correction}
+    router = ("router.weight", *(name for name, is_given in given.items() if is_given))
+    gated, shared, latent = moe.activation in GATED, moe.shared_ffn_hidden_size > 0, moe.latent_size is not None
+    return MoeOptions(gated, shared, moe.has_router_losses, moe.shared_gate, latent, moe.bias, router)
 
 
 @cache
-def _program(gated: bool, shared: bool, travels: bool, sharded: bool, losses: bool, gathers: bool) -> BlockProgram:
+def _program(options: MoeOptions, travels: bool, sharded: bool, gathers: bool) -> BlockProgram:
+    gated, shared, losses, bias = options.gated, options.shared, options.losses, options.bias
     scored = ("scored", "log_sums", "load") if losses else ("weights",)
+    routed = _travelling(gated, gathers, bias) if travels else _local(gated, gathers, bias)
+    made, shared_made = "expanded" if options.latent else "combined", "shared_gated" if options.shared_gate else "shared"
     ops = (
         norm("norm", "x", "normed", "rstd", "norm.weight"),
         reshape("flatten", "normed", "tokens"),
@@ -97,21 +130,45 @@ def _program(gated: bool, shared: bool, travels: bool, sharded: bool, losses: bo
             ("tokens",),
             (*scored, "probs", "indices"),
             keeps=("tokens", "probs", "indices"),
-            params=("router.weight",),
+            params=options.router,
         ),
         *(_losses() if losses else ()),
         Op("dispatch_plan", ("indices",), ("rows", "counts"), grads=()),
         Op("entropies", ("probs",), ("entropies",), grads=()),
         Op("entropy", ("entropies",), ("entropy",), grads=()),
         Op("record", ("entropy", "counts"), (), grads=()),
-        *(_travelling(gated, gathers) if travels else _local(gated, gathers)),
+        *(_in_latent(routed) if options.latent else routed),
         *(mlp_ops(gated, sharded, "shared.", "shared") if shared else ()),
-        *((add("sum", ("combined", "shared"), "sum"),) if shared else ()),
-        add("residual", ("x", "sum" if shared else "combined"), "out"),
+        *(_shared_gate() if options.shared_gate else ()),
+        *((add("sum", (made, shared_made), "sum"),) if shared else ()),
+        add("residual", ("x", "sum" if shared else made), "out"),
     )
     # locals of ExpertBlock.forward that outlive their last use
     held = frozenset({"weights", "indices", "counts", "combined"})
     return SELECTIVE.program(*ops, held=held)
+
+
+def _in_latent(routed: tuple[Op, ...]) -> tuple[Op, ...]:
+    """Experts between two projections: what reads tokens reads their latents."""
+
+    def names(old: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple("latent" if name == "tokens" else name for name in old)
+
+    inner = (
+        replace(op, reads=names(op.reads), keeps=names(op.keeps), grads=None if op.grads is None else names(op.grads)) for op in routed
+    )
+    return (
+        linear("latent_down", "tokens", "latent", "latent_down.weight"),
+        *inner,
+        linear("latent_up", "combined", "expanded", "latent_up.weight"),
+    )
+
+
+def _shared_gate() -> tuple[Op, ...]:
+    return (
+        linear("shared_gate", "normed", "shared_score", "shared_gate.weight"),
+        Op("shared gating", ("shared", "shared_score"), ("shared_gated",), keeps=("shared", "shared_score")),
+    )
 
 
 def _losses() -> tuple[Op, ...]:
@@ -122,44 +179,48 @@ def _losses() -> tuple[Op, ...]:
     )
 
 
-def _experts(gated: bool, gathers: bool, reads: tuple[str, str, str, str], made: str) -> Op:
+def _experts(gated: bool, gathers: bool, bias: bool, reads: tuple[str, str, str, str], made: str) -> Op:
     outputs = ("experts.gate", "experts.up") if gated else ("experts.up",)
-    params = ("experts.gate_proj", "experts.up_proj", "experts.down_proj") if gated else ("experts.up_proj", "experts.down_proj")
+    params: tuple[str, ...] = ("experts.up_proj", "experts.down_proj")
+    if gated:
+        params = ("experts.gate_proj", *params)
+    if bias:
+        params += tuple(f"{name}_bias" for name in params)
     forward, backward = ((INSIDE_FORWARD,), (INSIDE_BACKWARD,)) if gathers else ((), ())
     return Op("experts", reads, (made, *outputs, *forward), keeps=(*reads, *outputs), params=params, grads=reads[:2], fetches=backward)
 
 
-def _local(gated: bool, gathers: bool) -> tuple[Op, ...]:
+def _local(gated: bool, gathers: bool, bias: bool) -> tuple[Op, ...]:
     if gathers:
-        return (_experts(gated, gathers, ("tokens", "weights", "rows", "counts"), "combined"),)
+        return (_experts(gated, gathers, bias, ("tokens", "weights", "rows", "counts"), "combined"),)
     return (
         Op("dispatch", ("tokens", "rows"), ("received",), keeps=("rows",), grads=("tokens",)),
-        _experts(gated, gathers, ("received", "weights", "rows", "counts"), "processed"),
+        _experts(gated, gathers, bias, ("received", "weights", "rows", "counts"), "processed"),
         Op("combine", ("processed", "rows"), ("combined",), keeps=("rows",), grads=("processed",)),
     )
 
 
-def _travelling(gated: bool, gathers: bool) -> tuple[Op, ...]:
+def _travelling(gated: bool, gathers: bool, bias: bool) -> tuple[Op, ...]:
     return (
         Op("announce", ("counts",), ("arrived_counts",), grads=()),
         Op("arrival_plan", ("arrived_counts",), ("order", "received_counts"), grads=()),
         Op("dispatch", ("tokens", "rows"), ("sent",), keeps=("rows",), grads=("tokens",)),
         Op("dispatch weights", ("weights", "rows"), ("sent_weights",), keeps=("rows",), grads=("weights",)),
         Op("exchange", ("sent", "sent_weights"), ("arrived", "arrived_weights")),
-        *(_arrived(gated, gathers) if gathers else _sorted(gated, gathers)),
+        *(_arrived(gated, gathers, bias) if gathers else _sorted(gated, gathers, bias)),
         Op("exchange back", ("leaving",), ("returned",)),
         Op("combine", ("returned", "rows"), ("combined",), keeps=("rows",), grads=("returned",), holds=("arrived_counts",)),
     )
 
 
-def _arrived(gated: bool, gathers: bool) -> tuple[Op, ...]:
-    return (_experts(gated, gathers, ("arrived", "arrived_weights", "order", "received_counts"), "leaving"),)
+def _arrived(gated: bool, gathers: bool, bias: bool) -> tuple[Op, ...]:
+    return (_experts(gated, gathers, bias, ("arrived", "arrived_weights", "order", "received_counts"), "leaving"),)
 
 
-def _sorted(gated: bool, gathers: bool) -> tuple[Op, ...]:
+def _sorted(gated: bool, gathers: bool, bias: bool) -> tuple[Op, ...]:
     return (
         Op("sort", ("arrived", "order"), ("received",), keeps=("order",), grads=("arrived",)),
-        _experts(gated, gathers, ("received", "arrived_weights", "order", "received_counts"), "processed"),
+        _experts(gated, gathers, bias, ("received", "arrived_weights", "order", "received_counts"), "processed"),
         Op("unsort", ("processed", "order"), ("leaving",), keeps=("order",), grads=("processed",)),
     )
 
@@ -178,9 +239,10 @@ def _inside(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, travels: bool) 
     tokens, size = dims.batch * dims.residual_tokens, dims.dtype.bytes
     rows, local, width = received_rows(moe, tokens, mesh), moe.num_experts // mesh.ep, moe.ffn_hidden_size // mesh.etp
     slots = 1 if travels else moe.top_k
-    own = (rows if travels else tokens) * dims.hidden
-    products, inner, matrix = rows * dims.hidden, rows * width, local * width * dims.hidden
-    gates = 1 if moe.activation == "swiglu" else 0
+    hidden = moe.row_width(dims.hidden)
+    own = (rows if travels else tokens) * hidden
+    products, inner, matrix = rows * hidden, rows * width, local * width * hidden
+    gates = 1 if moe.activation in GATED else 0
     tiles = 2 * local * DType.INT32.bytes // size
     forward = inner if slots == 1 else max(inner + products - own, products)
     moments = [(2 + gates) * inner + own + (0 if slots == 1 else products)]
@@ -202,7 +264,9 @@ def _storages(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, travels: bool
     chosen, rows = tokens * moe.top_k, received_rows(moe, tokens, mesh)
     local, width = moe.num_experts // mesh.ep, moe.ffn_hidden_size // mesh.etp
     basis = _basis(moe, travels)
-    own = dict.fromkeys(("normed", "tokens", "shared", "sum", "out"), dims.residual)
+    own: dict[str, tuple[int, ...]] = dict.fromkeys(("normed", "tokens", "shared", "shared_gated", "expanded", "sum", "out"), dims.residual)
+    hidden = moe.row_width(dims.hidden)
+    own |= {"shared_score": (*dims.residual[:2], 1), "latent": (tokens, hidden)}
     routed = {"indices": (tokens, moe.top_k), "rows": (chosen,), "counts": (moe.num_experts,)}
     all_experts = (tokens, moe.num_experts)
     scores = {"weights": (tokens, moe.top_k), "probs": all_experts, "entropies": all_experts, "entropy": ()}
@@ -210,15 +274,15 @@ def _storages(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, travels: bool
         **storages(dims.dtype, Column.ACTIVATIONS, own),
         **storages(dims.stat_dtype, Column.ACTIVATIONS, {"rstd": dims.residual[:2], **scores}),
         **storages(DType.INT32, Column.ROUTING, routed),
-        **storages(dims.dtype, Column.ROUTING, {"combined": dims.residual}),
-        **storages(dims.dtype, Column.ROUTING, dict.fromkeys(("received", "processed"), (rows, dims.hidden)), basis),
+        **storages(dims.dtype, Column.ROUTING, {"combined": (*dims.residual[:2], hidden)}),
+        **storages(dims.dtype, Column.ROUTING, dict.fromkeys(("received", "processed"), (rows, hidden)), basis),
         **storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(("experts.gate", "experts.up"), (rows, width)), basis),
     }
     if not travels:
         return tensors
-    sent = dict.fromkeys(("sent", "returned"), (chosen, dims.hidden))
+    sent = dict.fromkeys(("sent", "returned"), (chosen, hidden))
     weighing = {"sent_weights": (chosen,)}
-    far = dict.fromkeys(("arrived", "leaving"), (rows, dims.hidden))
+    far = dict.fromkeys(("arrived", "leaving"), (rows, hidden))
     routed_far = {"order": (rows,), "arrived_counts": (mesh.ep * mesh.etp, local), "received_counts": (local,)}
     return {
         **tensors,

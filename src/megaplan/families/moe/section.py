@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from megaplan.scalars import Activation, FactorFromOne, NaturalInt, NonNegativeFloat, PositiveFloat, PositiveInt, Section, StrictBool
+from typing import ClassVar
+
+from megaplan.scalars import (
+    Activation,
+    FactorFromOne,
+    NaturalInt,
+    NonNegativeFloat,
+    OptionsSection,
+    PositiveFloat,
+    PositiveInt,
+    StrictBool,
+)
 
 
-class MixtureOfExperts(Section):
+class MixtureOfExperts(OptionsSection):
     """Token-choice top-k experts with an optional shared expert.
 
     Attributes:
@@ -13,7 +24,12 @@ class MixtureOfExperts(Section):
         top_k: Experts that each token chooses.
         ffn_hidden_size: Width of a routed expert.
         shared_ffn_hidden_size: Width of the shared expert; 0 for none.
-        activation: swiglu (three matrices), relu2 or gelu (two).
+        shared_gate: The shared expert's output is multiplied by the sigmoid of one score a token.
+        latent_size: Width in which the routed experts read and write, between two projections of all of them; null for hidden_size.
+        activation: swiglu or geglu (three matrices), relu2 or gelu (two).
+        bias: Bias on every projection of the routed experts.
+        router_bias: Bias on the router's projection.
+        score_correction: A parameter an expert, added to its score for the choice alone.
         normalize_top_k: The chosen experts' weights sum to 1.
         capacity_factor: Rows kept an expert over the even share; null for dropless.
         routing_skew: Rows of the busiest expert over the even share, for the budget; 1.0 is balanced.
@@ -21,16 +37,27 @@ class MixtureOfExperts(Section):
         z_loss_coefficient: Of each E layer's router z-loss, the mean over tokens; 0 for none.
     """
 
+    options: ClassVar[frozenset[str]] = frozenset({"shared_gate", "latent_size", "bias", "router_bias", "score_correction"})
+
     num_experts: PositiveInt
     top_k: PositiveInt
     ffn_hidden_size: PositiveInt
     shared_ffn_hidden_size: NaturalInt = 0
+    shared_gate: StrictBool = False
+    latent_size: PositiveInt | None = None
     activation: Activation = "swiglu"
+    bias: StrictBool = False
+    router_bias: StrictBool = False
+    score_correction: StrictBool = False
     normalize_top_k: StrictBool = True
     capacity_factor: PositiveFloat | None = None
     routing_skew: FactorFromOne = 1.0
     balance_loss_coefficient: NonNegativeFloat = 0.0
     z_loss_coefficient: NonNegativeFloat = 0.0
+
+    def row_width(self, hidden_size: int) -> int:
+        """Width of what the routed experts read and write."""
+        return self.latent_size or hidden_size
 
     @property
     def has_router_losses(self) -> bool:

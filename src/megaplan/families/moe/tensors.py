@@ -6,29 +6,57 @@ from megaplan.families.dense.tensors import mlp_matrices
 from megaplan.families.moe.section import MixtureOfExperts
 from megaplan.inventory.makers import norm, replicated
 from megaplan.inventory.tensors import Group, Init, Owner, ParamTensor
+from megaplan.scalars import GATED
 
 
 def moe_tensors(moe: MixtureOfExperts, hidden_size: int, _variant: None = None) -> tuple[ParamTensor, ...]:
     """Tensors of one E block, its pre-norm included.
 
     A bank is a stack of E matrices in dim 0: EP shards the stack, ETP the expert width, and Muon treats each expert's matrix alone.
-    The router is replicated (R-16): every rank scores its tokens against all experts.
+    The router is replicated (R-16): every rank scores its tokens against all experts. So are the projections to and from a latent.
     """
-    experts, width = moe.num_experts, moe.ffn_hidden_size
-    up_names = ("gate_proj", "up_proj") if moe.activation == "swiglu" else ("up_proj",)
+    experts, width, rows = moe.num_experts, moe.ffn_hidden_size, moe.row_width(hidden_size)
+    up_names = ("gate_proj", "up_proj") if moe.activation in GATED else ("up_proj",)
     shared = mlp_matrices(hidden_size, moe.shared_ffn_hidden_size, moe.activation, "shared.") if moe.shared_ffn_hidden_size else ()
     return (
         norm("norm.weight", hidden_size),
         replicated("router.weight", (experts, hidden_size), Group.OTHER),
-        *(_bank(f"experts.{name}", (experts, width, hidden_size), Init.NORMAL, 1) for name in up_names),
-        _bank("experts.down_proj", (experts, hidden_size, width), Init.NORMAL_OUT, 2),
+        *_router_options(moe),
+        *(_bank(f"experts.{name}", (experts, width, rows), Init.NORMAL, 1) for name in up_names),
+        _bank("experts.down_proj", (experts, rows, width), Init.NORMAL_OUT, 2),
+        *(_bank_biases(up_names, experts, width, rows) if moe.bias else ()),
+        *(_latent_projections(moe.latent_size, hidden_size) if moe.latent_size is not None else ()),
         *shared,
+        *((replicated("shared_gate.weight", (1, hidden_size), Group.OTHER),) if moe.shared_gate else ()),
+    )
+
+
+def _router_options(moe: MixtureOfExperts) -> tuple[ParamTensor, ...]:
+    names = {"router.bias": moe.router_bias, "router.correction": moe.score_correction}
+    return tuple(replicated(name, (moe.num_experts,), Group.OTHER, Init.ZEROS) for name, given in names.items() if given)
+
+
+def _bank_biases(up_names: tuple[str, ...], experts: int, width: int, rows: int) -> tuple[ParamTensor, ...]:
+    """A row an expert; ETP shards those of its width."""
+    shapes = {**{f"experts.{name}_bias": ((experts, width), 1) for name in up_names}, "experts.down_proj_bias": ((experts, rows), None)}
+    return tuple(
+        ParamTensor(name, shape, Owner.EXPERT_PARALLEL, Group.OTHER, Init.ZEROS, dim, num_matrices=experts)
+        for name, (shape, dim) in shapes.items()
+    )
+
+
+def _latent_projections(latent: int, hidden_size: int) -> tuple[ParamTensor, ...]:
+    return (
+        replicated("latent_down.weight", (latent, hidden_size), Group.MATRIX),
+        replicated("latent_up.weight", (hidden_size, latent), Group.MATRIX, Init.NORMAL_OUT),
     )
 
 
 def parameters_per_expert(moe: MixtureOfExperts, hidden_size: int) -> int:
-    """Parameters of one routed expert: two matrices, three with swiglu."""
-    return (3 if moe.activation == "swiglu" else 2) * hidden_size * moe.ffn_hidden_size
+    """Parameters of one routed expert: two matrices, three with a gate, and their biases."""
+    rows, matrices = moe.row_width(hidden_size), 3 if moe.activation in GATED else 2
+    biases = (matrices - 1) * moe.ffn_hidden_size + rows if moe.bias else 0
+    return matrices * rows * moe.ffn_hidden_size + biases
 
 
 def _bank(name: str, shape: tuple[int, int, int], init: Init, etp_dim: int) -> ParamTensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megaplan.blocks.costs import FP32_BYTES, linear, mlp, residual_op
+from megaplan.blocks.costs import FP32_BYTES, activation, linear, linear_op, mlp, residual_op
 from megaplan.blocks.work import Op, Ops, Work, Workload, total
 from megaplan.families.moe.section import MixtureOfExperts
 from megaplan.families.moe.tensors import parameters_per_expert
@@ -22,7 +22,7 @@ def routing(load: Workload, moe: MixtureOfExperts, hidden_size: int) -> Ops:
 
     Source: arXiv:1701.06538, section 2 (routing); counting operands.
     """
-    rows, row = moe.top_k, hidden_size * load.itemsize
+    rows, row = moe.top_k, moe.row_width(hidden_size) * load.itemsize
     scores = linear(load, hidden_size, moe.num_experts) + Work(
         moved_forward=moe.num_experts * FP32_BYTES, moved_input=moe.num_experts * FP32_BYTES
     )
@@ -51,10 +51,21 @@ def moe_work(load: Workload, moe: MixtureOfExperts, hidden_size: int, _variant: 
     Source: arXiv:2401.04088, section 2.1; arXiv:2401.06066, equation 9 (shared expert).
     """
     width = moe.ffn_hidden_size // load.etp
-    row = total(mlp(Workload(load.seq_length, load.num_tokens, load.itemsize), PART, hidden_size, width, moe.activation))
+    rows = moe.row_width(hidden_size)
+    row = total(mlp(Workload(load.seq_length, load.num_tokens, load.itemsize), PART, rows, width, moe.activation))
     weights = parameters_per_expert(moe, hidden_size) // load.etp * (moe.num_experts // load.ep)
     experts = Op("experts", "experts", row * (moe.top_k * load.etp), weights, own_tokens=True, is_routed=True)
     ops = (residual_op(load, PART, hidden_size), *routing(load, moe, hidden_size), experts)
+    if moe.latent_size is not None:
+        ops += (
+            linear_op(load, "latent_down", PART, hidden_size, rows, own_tokens=True),
+            linear_op(load, "latent_up", PART, rows, hidden_size, own_tokens=True),
+        )
+    if moe.shared_gate:
+        ops += (
+            linear_op(load, "shared_gate", PART, hidden_size, 1, own_tokens=True),
+            Op("shared gating", PART, activation(load, hidden_size, "swiglu"), own_tokens=True),
+        )
     if moe.shared_ffn_hidden_size:
         ops += mlp(load, PART, hidden_size, moe.shared_ffn_hidden_size, moe.activation, "shared.")
     return ops

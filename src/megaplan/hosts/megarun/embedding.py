@@ -12,10 +12,11 @@ from __future__ import annotations
 from functools import cache
 
 from megaplan.blocks.dims import Dims
-from megaplan.blocks.ops import OUTPUT, Op, Projection, norm, partial_gradient, project
+from megaplan.blocks.ops import OUTPUT, Op, Projection, partial_gradient, project
 from megaplan.blocks.storages import Shapes, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
+from megaplan.families.residual import NormKind, norm_op
 from megaplan.hosts.megarun.parts import Part
 from megaplan.hosts.megarun.program import Replay, replay
 
@@ -44,19 +45,19 @@ def _embedding_replay(sharded: bool) -> Replay:
     return replay((lookup, Op("reduce_scatter", ("partial",), ("out",))))
 
 
-def final_norm_part(dims: Dims) -> Part:
+def final_norm_part(dims: Dims, kind: NormKind) -> Part:
     """The norm before the head."""
     tensors = storages(dims.dtype, Column.ACTIVATIONS, {"out": dims.residual})
-    tensors |= storages(dims.stat_dtype, Column.ACTIVATIONS, {"rstd": dims.residual[:2]})
-    return Part(_final_norm_replay(), residual(tensors))
+    tensors |= storages(dims.stat_dtype, Column.ACTIVATIONS, dict.fromkeys(("mean", "rstd"), dims.residual[:2]))
+    return Part(_final_norm_replay(kind), residual(tensors))
 
 
 @cache
-def _final_norm_replay() -> Replay:
-    return replay((norm("norm", "x", "out", "rstd", "weight"),))
+def _final_norm_replay(kind: NormKind) -> Replay:
+    return replay((norm_op("norm", kind, "x", "out", params=("weight", "bias")),))
 
 
-def head_part(dims: Dims, vocab_size: int, *, vocab_parallel: bool, pipelined: bool, joined: bool) -> Part:
+def head_part(dims: Dims, vocab_size: int, *, vocab_parallel: bool, pipelined: bool, joined: bool, bias: bool = False) -> Part:
     """Head and loss: `x` is the normed residual stream, which the head keeps; `out` is the summed loss.
 
     A pipeline stage holds its output until the microbatch's backward has ended: the logits or, of head and loss joined, the loss.
@@ -64,22 +65,25 @@ def head_part(dims: Dims, vocab_size: int, *, vocab_parallel: bool, pipelined: b
     sharded = vocab_parallel and dims.tp > 1
     tensors = head_storages(dims, vocab_size, vocab_parallel=vocab_parallel, joined=joined)
     tensors |= storages(dims.dtype, Column.ACTIVATIONS, {"x": dims.residual})
-    return Part(_head_replay(sharded, pipelined, joined), tensors)
+    return Part(_head_replay(sharded, pipelined, joined, bias), tensors)
 
 
-def head_ops(sharded: bool, joined: bool, reads: str = "x", param: str = "weight", made: str = OUTPUT) -> tuple[Op, ...]:
+def head_ops(
+    sharded: bool, joined: bool, reads: str = "x", param: str = "weight", made: str = OUTPUT, bias: str | None = None
+) -> tuple[Op, ...]:
     """Logits and their cross entropy, or both in one operation; `made` is the summed loss."""
+    params = (param,) if bias is None else (param, bias)
     names = tuple(f"loss_{name}" for name in JOINED) if sharded else ()
     if not joined:
-        head = project(reads, "gathered", Projection("head", "logits", param), sharded=sharded)
+        head = project(reads, "gathered", Projection("head", "logits", param, bias), sharded=sharded)
         return *head, Op("cross_entropy", ("logits",), (made, "loss_lse", *names), keeps=("logits", "loss_lse"), grads=("logits",))
     rows, kept, inside = ("gathered" if sharded else reads), (reads, "loss_lse"), ("slice", "sum", "product")
     if not sharded:
-        return (Op(JOINED_OP, (rows,), (made, "loss_lse", "slice"), keeps=kept, params=(param,), fetches=inside),)
+        return (Op(JOINED_OP, (rows,), (made, "loss_lse", "slice"), keeps=kept, params=params, fetches=inside),)
     own, total = names[:2], names[2:]
     return (
         Op("gather", (reads,), (rows,), keeps=kept),
-        Op(JOINED_OP, (rows,), (*own, "slice"), keeps=kept, params=(param,), fetches=(rows, *inside)),
+        Op(JOINED_OP, (rows,), (*own, "slice"), keeps=kept, params=params, fetches=(rows, *inside)),
         Op("join", own, (made, "loss_lse", *total), grads=()),
     )
 
@@ -114,5 +118,7 @@ def _inside(dims: Dims, rows: int, vocab: int) -> Shapes:
 
 
 @cache
-def _head_replay(sharded: bool, pipelined: bool, joined: bool) -> Replay:
-    return replay(head_ops(sharded, joined), starts=True, pinned="logits" if pipelined and not joined else None)
+def _head_replay(sharded: bool, pipelined: bool, joined: bool, bias: bool) -> Replay:
+    return replay(
+        head_ops(sharded, joined, bias="bias" if bias else None), starts=True, pinned="logits" if pipelined and not joined else None
+    )

@@ -11,6 +11,7 @@ from megaplan.blocks.storages import Shapes, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.families.registry import FAMILIES, families_of
+from megaplan.families.residual import path_in, program_of, shapes_of
 from megaplan.hosts.megarun.dims import gradient_dtype, local_dims, local_shape
 from megaplan.hosts.megarun.embedding import embedding_part, final_norm_part, head_part
 from megaplan.hosts.megarun.features import category_part, depth_shapes, mtp_part, ngram_part, relation_bias_part
@@ -107,12 +108,14 @@ def _part(spec: Spec, dims: Dims, name: str, block: Block, parameters: DType) ->
         return _layer_part(spec, dims, int(name.removeprefix("layers.")), block, parameters)
     model, features, vocab_parallel, joined = spec.model, spec.model.features, spec.mesh.vocab_parallel, spec.host.uses_triton
     if name == "head":
-        return head_part(dims, model.vocab_size, vocab_parallel=vocab_parallel, pipelined=spec.mesh.is_pipelined, joined=joined)
+        return head_part(
+            dims, model.vocab_size, vocab_parallel=vocab_parallel, pipelined=spec.mesh.is_pipelined, joined=joined, bias=model.head_bias
+        )
     match block.family:
         case Outside.EMBEDDING:
             part = embedding_part(dims, vocab_parallel=vocab_parallel)
         case Outside.FINAL_NORM:
-            part = final_norm_part(dims)
+            part = final_norm_part(dims, model.norm)
         case Outside.NGRAM:
             part = ngram_part(dims, features.ngram or _missing("features.ngram"))
         case Outside.STRUCTURE:
@@ -131,7 +134,8 @@ def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DT
     family = FAMILIES[block.family]
     section = family.section_of(spec.model)
     program, tensors = family.program(dims, section, block.variant, family.operations(section, index), parameters)
-    return Part(replay_of(program, spec.policy(index, block.family)), tensors)
+    path = path_in(spec.model.residual_path, block.tensors)
+    return Part(replay_of(program_of(path, program), spec.policy(index, block.family)), shapes_of(path, tensors, dims))
 
 
 def _missing(name: str) -> NoReturn:

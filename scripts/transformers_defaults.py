@@ -1,0 +1,63 @@
+"""Write the class defaults of transformers' configs: src/megaplan/importers/transformers_defaults.json.
+
+Runs where transformers is installed: `scripts/test_upstream.sh --defaults`. Facts alone are taken: fields with their defaults, other names
+of a field, the base of rotary angles, and the class that has a head over the vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from megaplan.importers.registry import ARCHITECTURES
+
+TARGET = Path(__file__).parents[1] / "src/megaplan/importers/transformers_defaults.json"
+
+
+def plain(value: Any) -> Any:
+    """As JSON has it; the infinite limits of time steps as Python's JSON writes them."""
+    if isinstance(value, tuple | list):
+        return [plain(one) for one in value]
+    return value
+
+
+def defaults(config: type[PreTrainedConfig]) -> dict[str, Any]:
+    """The fields that the class itself declares; `tie_word_embeddings` is declared by some bases."""
+    base = {field.name for field in dataclasses.fields(PreTrainedConfig)} - {"tie_word_embeddings"}
+    found = {}
+    for field in dataclasses.fields(config):
+        if field.name not in base:
+            value = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+            found[field.name] = plain(None if value is dataclasses.MISSING else value)
+    return dict(sorted(found.items()))
+
+
+def facts(model_type: str) -> dict[str, Any]:
+    """What the table holds of a model type."""
+    config = CONFIG_MAPPING[model_type]
+    fields = defaults(config)
+    theta = getattr(config, "default_theta", None)
+    theta = theta.get("global") if isinstance(theta, dict) else theta
+    if theta is not None:
+        fields.setdefault("rope_theta", theta)
+    pairs = (getattr(config, "attribute_map", {}) or {}).items()
+    renamed = {one: two for one, two in pairs if two in fields} | {two: one for one, two in pairs if two not in fields and one in fields}
+    return {"class": MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type], "renamed": renamed, "fields": fields}
+
+
+def main() -> None:
+    """Write the table, a line a model type."""
+    base = sorted(field.name for field in dataclasses.fields(PreTrainedConfig))
+    lines = [f"  {json.dumps(name)}: {json.dumps(facts(name), ensure_ascii=False)}" for name in sorted(ARCHITECTURES)]
+    head = f'{{"transformers": {json.dumps(transformers.__version__)},\n "common": {json.dumps(base)},\n "types": {{\n'
+    TARGET.write_text(head + ",\n".join(lines) + "\n}}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

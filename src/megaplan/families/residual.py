@@ -1,0 +1,143 @@
+"""How a block reads the residual stream and adds to it: which norm, and where it stands.
+
+A family's tensors, program and work are those of a block that reads an RMSNorm of the stream and adds what it makes. Of another norm, or
+at another place, these functions make the block's from the family's: the norm is the first tensor, its operation is `norm`, and what adds
+is `residual`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Literal, NamedTuple
+
+from megaplan.blocks.costs import FP32_BYTES
+from megaplan.blocks.costs import norm as norm_work
+from megaplan.blocks.dims import Dims
+from megaplan.blocks.ops import BlockProgram, Op
+from megaplan.blocks.storages import Shapes, storages
+from megaplan.blocks.work import Op as WorkOp
+from megaplan.blocks.work import Ops, Work, Workload
+from megaplan.columns import Column
+from megaplan.inventory.makers import norm, replicated
+from megaplan.inventory.tensors import Group, Init, ParamTensor
+
+NormKind = Literal["rmsnorm", "layernorm"]
+NormPlacement = Literal["pre", "post", "both"]
+NORMED, STREAM = "normed", "x"
+
+
+class ResidualPath(NamedTuple):
+    """A block's way from the residual stream and back.
+
+    Attributes:
+        norm: rmsnorm, or layernorm with a bias.
+        placement: Before the block (pre), on what it adds (post), or both.
+        shares_input: The block reads what the block before it reads, after that block's norm.
+    """
+
+    norm: NormKind = "rmsnorm"
+    placement: NormPlacement = "pre"
+    shares_input: bool = False
+
+
+PLAIN = ResidualPath()
+
+
+def norm_tensors(kind: NormKind, width: int, prefix: str = "norm.") -> tuple[ParamTensor, ...]:
+    """Scale, and of a LayerNorm the bias."""
+    scale = norm(f"{prefix}weight", width)
+    if kind == "rmsnorm":
+        return (scale,)
+    return scale, replicated(f"{prefix}bias", (width,), Group.OTHER, Init.ZEROS)
+
+
+def tensors_of(path: ResidualPath, tensors: tuple[ParamTensor, ...], hidden_size: int) -> tuple[ParamTensor, ...]:
+    """A block's tensors from its family's, whose first is the scale of an RMSNorm before the block."""
+    if path == PLAIN:
+        return tensors
+    before = () if path.shares_input or path.placement == "post" else norm_tensors(path.norm, hidden_size)
+    after = () if path.placement == "pre" else norm_tensors(path.norm, hidden_size, "post_norm.")
+    return (*before, *tensors[1:], *after)
+
+
+def path_in(path: ResidualPath, tensors: tuple[ParamTensor, ...]) -> ResidualPath:
+    """The path of one block of a model, by its tensors: without a norm of its own it shares its input."""
+    shares = path.placement != "post" and tensors[0].name != "norm.weight"
+    return path._replace(shares_input=True) if shares else path
+
+
+@cache
+def program_of(path: ResidualPath, program: BlockProgram) -> BlockProgram:
+    """A block's program from its family's."""
+    if path == PLAIN:
+        return program
+    ops: list[Op] = []
+    for op in program.ops:
+        if op.name == "norm":
+            ops += _before(path, op)
+        elif op.name == "residual" and path.placement != "pre":
+            stream, made = op.reads
+            ops += [norm_op("post_norm", path.norm, made, "post_normed", prefix="post_"), replace(op, reads=(stream, "post_normed"))]
+        else:
+            ops.append(_reading_stream(op) if path.placement == "post" else op)
+    held = program.held - {NORMED} if path.placement == "post" else program.held
+    return BlockProgram(tuple(ops), held, program.reruns, program.caches)
+
+
+def shapes_of(path: ResidualPath, shapes: Shapes, dims: Dims) -> Shapes:
+    """A block's storages from its family's. A shared normed input belongs to the block that made it."""
+    if path == PLAIN:
+        return shapes
+    own = dims.residual[:2]
+    found = shapes | storages(dims.stat_dtype, Column.ACTIVATIONS, dict.fromkeys(("mean", "post_mean", "post_rstd"), own))
+    found |= storages(dims.dtype, Column.ACTIVATIONS, {"post_normed": dims.residual})
+    return found | storages(dims.dtype, Column.ACTIVATIONS, {NORMED: (0,)}) if path.shares_input else found
+
+
+def work_of(path: ResidualPath, load: Workload, ops: Ops, hidden_size: int) -> Ops:
+    """A block's work from its family's, whose first operation is the addition of the block before with the norm."""
+    if path == PLAIN:
+        return ops
+    more = norm_operations(path.norm, load, hidden_size) if path.placement == "both" else ()
+    if path.norm == "layernorm":
+        statistic = Work(moved_forward=FP32_BYTES, moved_input=FP32_BYTES)
+        ops = (replace(ops[0], work=ops[0].work + statistic), *ops[1:])
+    return (*ops, *more)
+
+
+def norm_operations(kind: NormKind, load: Workload, hidden_size: int, name: str = "post_norm") -> Ops:
+    """A norm of the rank's own tokens, by itself."""
+    statistic = Work(moved_forward=FP32_BYTES, moved_input=FP32_BYTES) if kind == "layernorm" else Work()
+    return (WorkOp(name, "head", norm_work(load, hidden_size) + statistic, own_tokens=True),)
+
+
+def norm_op(name: str, kind: NormKind, reads: str, makes: str, *, prefix: str = "", params: tuple[str, str] | None = None) -> Op:
+    """RMSNorm keeps its input and the inverse deviation, LayerNorm the mean too, as `torch.native_layer_norm` does."""
+    statistics, given = (f"{prefix}mean", f"{prefix}rstd"), params or (f"{name}.weight", f"{name}.bias")
+    if kind == "rmsnorm":
+        statistics, given = statistics[1:], given[:1]
+    return Op(name, (reads,), (makes, *statistics), keeps=(reads, *statistics), params=given)
+
+
+def _before(path: ResidualPath, op: Op) -> tuple[Op, ...]:
+    if path.placement == "post":
+        return ()
+    if path.shares_input:
+        return (Op("shared norm", (STREAM,), (NORMED,), grads=()),)
+    return (norm_op("norm", path.norm, STREAM, NORMED),) if path.norm != "rmsnorm" else (op,)
+
+
+def _reading_stream(op: Op) -> Op:
+    """An operation that reads the stream itself where it read the norm of it."""
+
+    def names(old: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(STREAM if name == NORMED else name for name in old)
+
+    return replace(
+        op,
+        reads=names(op.reads),
+        keeps=names(op.keeps),
+        grads=None if op.grads is None else names(op.grads),
+        holds=names(op.holds),
+    )

@@ -1,0 +1,261 @@
+"""Decoders of attention and a dense MLP: a decoder layer is two letters, `AD`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megaplan.importers.parts import (
+    FULL,
+    SLIDING,
+    biases,
+    common,
+    heads,
+    layer_kinds,
+    mlp,
+    model_of,
+    rope,
+    tell_score_scale,
+    windows,
+)
+from megaplan.importers.reader import ConfigReader
+
+
+def llama(reader: ConfigReader) -> dict[str, Any]:
+    """Llama and granite: RMSNorm before each block; biases on all projections or none."""
+    return _decoder(reader, biases(reader), mlp_bias=reader.flag("mlp_bias"))
+
+
+def mistral(reader: ConfigReader) -> dict[str, Any]:
+    """mistral: a window of all layers, or of those that `layer_types` names."""
+    return _decoder(reader, {}, windowed=SLIDING)
+
+
+def ministral(reader: ConfigReader) -> dict[str, Any]:
+    """Windows of some layers, as `layer_types` says; no biases."""
+    return _decoder(reader, {}, windowed=SLIDING)
+
+
+def phi3(reader: ConfigReader) -> dict[str, Any]:
+    """phi3: fused projections, of the same tensors as separate ones."""
+    reader.skip("original_max_position_embeddings")
+    return _decoder(reader, {}, windowed=SLIDING)
+
+
+def qwen2(reader: ConfigReader) -> dict[str, Any]:
+    """qwen2: biases on queries, keys and values; windows of the last layers."""
+    return _decoder(reader, biases(reader, None, output=False), windowed=qwen_kinds(reader))
+
+
+def qwen3(reader: ConfigReader) -> dict[str, Any]:
+    """qwen3: a norm over each query and key head; windows of the last layers."""
+    return _decoder(reader, {**biases(reader), "qk_norm": True}, windowed=qwen_kinds(reader))
+
+
+def olmo2(reader: ConfigReader) -> dict[str, Any]:
+    """olmo2: norms on what a block adds, and over all heads of the queries and of the keys."""
+    attention = {**biases(reader), "qk_norm": True, "qk_norm_width": "all_heads"}
+    return _decoder(reader, attention, model={"norm_placement": "post"})
+
+
+def olmo3(reader: ConfigReader) -> dict[str, Any]:
+    """olmo3: olmo2 with a window of three layers in four."""
+    attention = {**biases(reader), "qk_norm": True, "qk_norm_width": "all_heads"}
+    return _decoder(reader, attention, model={"norm_placement": "post"}, windowed=every(reader, 4))
+
+
+def exaone4(reader: ConfigReader) -> dict[str, Any]:
+    """exaone4: norms on what a block adds, and over each head."""
+    pattern = reader.value("sliding_window_pattern")
+    reader.skip("sliding_window_pattern")
+    period = pattern if isinstance(pattern, int) and not isinstance(pattern, bool) and pattern > 0 else 4
+    attention: dict[str, Any] = {"qk_norm": True}
+    windowed = every(reader, period) if reader.value("sliding_window") is not None else (FULL,) * reader.layers(2)
+    return _decoder(reader, attention, model={"norm_placement": "post"}, windowed=windowed)
+
+
+def gemma(reader: ConfigReader) -> dict[str, Any]:
+    """gemma: embeddings are scaled; the gate is gelu."""
+    return _decoder(reader, biases(reader), act=gelu_name(reader))
+
+
+def gemma2(reader: ConfigReader) -> dict[str, Any]:
+    """gemma2: norms before and after each block, windows of every second layer."""
+    return _decoder(
+        reader,
+        biases(reader),
+        model={"norm_placement": "both"},
+        windowed=every(reader, 2),
+        act="hidden_activation",
+        score="query_pre_attn_scalar",
+    )
+
+
+def gemma3(reader: ConfigReader) -> dict[str, Any]:
+    """gemma3's text model: gemma2 with a norm over each head, and windows of five layers in six."""
+    period = reader.value("sliding_window_pattern")
+    reader.skip("sliding_window_pattern", "_sliding_window_pattern")
+    period = period if isinstance(period, int) and not isinstance(period, bool) and period > 0 else 6
+    if reader.has("rope_local_base_freq"):
+        reader.tell("rope_local_base_freq", reader.value("rope_local_base_freq"), "layers with a window turn by another base")
+        reader.skip("rope_local_base_freq")
+    attention = {**biases(reader), "qk_norm": True}
+    return _decoder(
+        reader,
+        attention,
+        model={"norm_placement": "both"},
+        windowed=every(reader, period),
+        act="hidden_activation",
+        score="query_pre_attn_scalar",
+    )
+
+
+def nemotron(reader: ConfigReader) -> dict[str, Any]:
+    """nemotron: LayerNorm, an MLP of two matrices, half of each head rotated."""
+    return _decoder(
+        reader,
+        biases(reader),
+        mlp_bias=reader.flag("mlp_bias"),
+        model={"norm": "layernorm"},
+        eps="norm_eps",
+        gated=False,
+        partial=0.5,
+    )
+
+
+def starcoder2(reader: ConfigReader) -> dict[str, Any]:
+    """starcoder2: LayerNorm, biases everywhere, an MLP of two matrices."""
+    bias = reader.flag("use_bias")
+    attention = {"bias": True, "output_bias": True} if bias else {}
+    layer_norm = {"norm": "layernorm"}
+    return _decoder(reader, attention, mlp_bias=bias, model=layer_norm, eps="norm_epsilon", gated=False, windowed=SLIDING)
+
+
+def phi(reader: ConfigReader) -> dict[str, Any]:
+    """phi: attention and MLP read one LayerNorm; biases everywhere, on the head too."""
+    if reader.flag("qk_layernorm"):
+        reader.cannot("qk_layernorm", True, "q_layernorm and k_layernorm are LayerNorms with a bias, and qk_norm is RMSNorm", False)
+    return _decoder(
+        reader,
+        biases(reader, None),
+        mlp_bias=True,
+        model={"norm": "layernorm", "head_bias": True},
+        eps="layer_norm_eps",
+        gated=False,
+        partial=0.5,
+        parallel=True,
+    )
+
+
+def ernie4_5(reader: ConfigReader) -> dict[str, Any]:
+    """ernie4_5: biases on all projections or none."""
+    bias = reader.flag("use_bias")
+    return _decoder(reader, {"bias": True, "output_bias": True} if bias else {}, mlp_bias=bias)
+
+
+def hunyuan(reader: ConfigReader) -> dict[str, Any]:
+    """hunyuan_v1_dense: a norm over each query and key head, after the rotation."""
+    return _decoder(reader, {**biases(reader), "qk_norm": True})
+
+
+def smollm3(reader: ConfigReader) -> dict[str, Any]:
+    """smollm3: layers without rotary embedding, one in `no_rope_layer_interval`."""
+    layers = reader.layers(2)
+    listed, interval = reader.items("no_rope_layers"), reader.whole("no_rope_layer_interval")
+    rotates = listed or tuple(int((layer + 1) % interval != 0) for layer in range(layers))
+    nope = [2 * layer for layer, turns in enumerate(rotates[:layers]) if not turns]
+    bias = {**biases(reader), **({"nope_layers": nope} if nope else {})}
+    slides = reader.flag("use_sliding_window") and reader.value("sliding_window") is not None
+    derived = [SLIDING if slides and not turns else FULL for turns in rotates[:layers]]
+    return _decoder(reader, bias, mlp_bias=reader.flag("mlp_bias"), windowed=layer_kinds(reader, derived))
+
+
+def seed_oss(reader: ConfigReader) -> dict[str, Any]:
+    """seed_oss: biases on queries, keys and values, and on the output, each by a field of its own."""
+    inner, output = reader.flag("attention_bias"), reader.flag("attention_out_bias")
+    return _decoder(
+        reader, {**({"bias": True} if inner else {}), **({"output_bias": True} if output else {})}, mlp_bias=reader.flag("mlp_bias")
+    )
+
+
+def arcee(reader: ConfigReader) -> dict[str, Any]:
+    """arcee: an MLP of two matrices."""
+    return _decoder(reader, biases(reader), mlp_bias=reader.flag("mlp_bias"), gated=False)
+
+
+def glm(reader: ConfigReader) -> dict[str, Any]:
+    """glm: biases on queries, keys and values; half of each head rotated."""
+    return _decoder(reader, biases(reader, output=False), partial=0.5)
+
+
+def glm4(reader: ConfigReader) -> dict[str, Any]:
+    """glm4: glm with norms before and after each block."""
+    return _decoder(reader, biases(reader, output=False), partial=0.5, model={"norm_placement": "both"})
+
+
+def gelu_name(reader: ConfigReader) -> str:
+    """Gemma's activation: `hidden_activation` where it is given, else `hidden_act`."""
+    given = reader.value("hidden_activation")
+    reader.skip("hidden_activation" if given is None else "hidden_act")
+    return "hidden_act" if given is None else "hidden_activation"
+
+
+def every(reader: ConfigReader, period: int) -> tuple[str, ...]:
+    """Layers with a window, but each `period`-th, unless the config lists them."""
+    return layer_kinds(reader, [FULL if (layer + 1) % period == 0 else SLIDING for layer in range(reader.layers(2))])
+
+
+def qwen_kinds(reader: ConfigReader) -> tuple[str, ...]:
+    """Layers from `max_window_layers` on have the window, if `use_sliding_window` says so."""
+    layers, slides = reader.layers(2), reader.flag("use_sliding_window")
+    if not slides:
+        reader.skip("sliding_window", "max_window_layers")
+    slides = slides and reader.value("sliding_window") is not None
+    first = min(reader.whole("max_window_layers", least=0), layers) if slides else layers
+    meant = (FULL,) * first + (SLIDING,) * (layers - first)
+    given = layer_kinds(reader, meant)
+    if slides is False and SLIDING in given:
+        detail = "layer_types has windows, and use_sliding_window and sliding_window give none"
+        reader.contradicts("layer_types", detail, "correct the one that is wrong")
+    return given
+
+
+def _decoder(
+    reader: ConfigReader,
+    attention: dict[str, Any],
+    *,
+    mlp_bias: bool = False,
+    model: dict[str, Any] | None = None,
+    eps: str = "rms_norm_eps",
+    windowed: str | tuple[str, ...] = FULL,
+    act: str = "hidden_act",
+    gated: bool = True,
+    partial: float = 1.0,
+    score: str | None = None,
+    parallel: bool = False,
+) -> dict[str, Any]:
+    """`model` of one of these decoders.
+
+    Args:
+        reader: Of the config.
+        attention: What its attention has beside counts and widths.
+        mlp_bias: Biases of the MLP.
+        model: Keys of `model` beside the common ones.
+        eps: Field of the norms' epsilon.
+        windowed: What each layer is, or all of them.
+        act: Field of the activation.
+        gated: Whether the MLP has three matrices.
+        partial: Share of a head that is rotated, where the config does not say.
+        score: Field of a scale of scores, as the width whose inverse root it is.
+        parallel: Attention and MLP read one norm.
+    """
+    keys, layers = common(reader, eps), reader.layers(2)
+    section = heads(reader, keys["hidden_size"]) | attention
+    section |= rope(reader, section["head_dim"], partial=partial)
+    letters = "AD" * layers
+    kinds = windowed if isinstance(windowed, tuple) else layer_kinds(reader, (windowed,) * layers)
+    section |= windows(reader, kinds, letters)
+    if score is not None:
+        tell_score_scale(reader, score, section["head_dim"])
+    side = {"parallel_layers": list(range(1, 2 * layers, 2))} if parallel else {}
+    dense = mlp(reader, act=act, gated=gated, bias=mlp_bias)
+    return model_of(reader, letters, {**keys, **(model or {}), **side}, {"A": ("attention", section), "D": ("mlp", dense)})

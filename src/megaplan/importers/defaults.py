@@ -1,0 +1,46 @@
+"""What transformers' classes take for a field that a config does not have: a generated table (`scripts/transformers_defaults.py`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+
+class ClassFacts(NamedTuple):
+    """Of one model type.
+
+    Attributes:
+        version: Of transformers.
+        model_class: With a head over the vocabulary.
+        renamed: Other names of fields, each with the name that the class has.
+        fields: The class's own fields with their defaults.
+        common: Fields that every class has.
+    """
+
+    version: str
+    model_class: str
+    renamed: Mapping[str, str]
+    fields: Mapping[str, Any]
+    common: frozenset[str]
+
+
+NO_FACTS = ClassFacts("", "", {}, {}, frozenset())
+
+
+def class_facts(model_type: str) -> ClassFacts:
+    """The facts of a model type; `NO_FACTS` of one that the table does not have."""
+    table = _table()
+    found = table["types"].get(model_type)
+    if found is None:
+        return NO_FACTS
+    return ClassFacts(table["transformers"], found["class"], found["renamed"], found["fields"], frozenset(table["common"]))
+
+
+@cache
+def _table() -> dict[str, Any]:
+    text = files("megaplan.importers").joinpath("transformers_defaults.json").read_text(encoding="utf-8")
+    table: dict[str, Any] = json.loads(text)
+    return table

@@ -1,0 +1,195 @@
+"""Decoders of grouped-query attention and experts: a decoder layer is `AE`, or `AD` where its MLP is dense."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from megaplan.importers.decoders import every, qwen_kinds
+from megaplan.importers.parts import FULL, SLIDING, biases, common, experts, heads, layer_kinds, mlp, model_of, rope, windows
+from megaplan.importers.reader import ConfigReader
+
+
+def mixtral(reader: ConfigReader) -> dict[str, Any]:
+    """mixtral: `intermediate_size` is one expert's width, and the chosen experts' weights sum to 1."""
+    moe = experts(reader, count="num_local_experts", width="intermediate_size", normalize=True)
+    return _decoder(reader, {}, moe, windowed=SLIDING)
+
+
+def qwen2_moe(reader: ConfigReader) -> dict[str, Any]:
+    """qwen2_moe: a shared expert with a gate; windows of every second layer below `max_window_layers`."""
+    moe = _qwen_experts(reader) | {"shared_ffn_hidden_size": reader.whole("shared_expert_intermediate_size"), "shared_gate": True}
+    layers, slides = reader.layers(2), reader.flag("use_sliding_window")
+    first = reader.whole("max_window_layers", least=0) if slides else 0
+    if not slides:
+        reader.skip("sliding_window", "max_window_layers")
+    meant = [SLIDING if slides and (layer + 1) % 2 and layer < first else FULL for layer in range(layers)]
+    kinds = layer_kinds(reader, meant) if slides else (FULL,) * layers
+    reader.skip("layer_types")
+    attention = {"bias": True} if reader.flag("qkv_bias") else {}
+    return _decoder(reader, attention, moe, windowed=kinds, dense=_qwen_dense(reader))
+
+
+def qwen3_moe(reader: ConfigReader) -> dict[str, Any]:
+    """qwen3_moe: a norm over each head; experts in every `decoder_sparse_step`-th layer, except in `mlp_only_layers`."""
+    attention = {**biases(reader), "qk_norm": True}
+    return _decoder(reader, attention, _qwen_experts(reader), windowed=qwen_kinds(reader), dense=_qwen_dense(reader))
+
+
+def olmoe(reader: ConfigReader) -> dict[str, Any]:
+    """olmoe: a norm over all heads of the queries and of the keys; `intermediate_size` is one expert's width."""
+    attention = {**biases(reader), "qk_norm": True, "qk_norm_width": "all_heads"}
+    return _decoder(reader, attention, experts(reader, count="num_experts", width="intermediate_size"))
+
+
+def phimoe(reader: ConfigReader) -> dict[str, Any]:
+    """phimoe: LayerNorm; a bias on the head by a field of its own."""
+    moe = experts(reader, count="num_local_experts", width="intermediate_size", normalize=False)
+    model: dict[str, Any] = {"norm": "layernorm", **({"head_bias": True} if reader.flag("lm_head_bias") else {})}
+    reader.skip("original_max_position_embeddings")
+    return _decoder(reader, biases(reader), moe, model=model, windowed=SLIDING)
+
+
+def granite_moe(reader: ConfigReader) -> dict[str, Any]:
+    """granitemoe: `intermediate_size` is one expert's width, and the chosen experts' weights sum to 1."""
+    return _decoder(reader, biases(reader), experts(reader, count="num_local_experts", width="intermediate_size", normalize=True))
+
+
+def granite_moe_shared(reader: ConfigReader) -> dict[str, Any]:
+    """granitemoeshared: granitemoe with a shared expert of its own width."""
+    moe = experts(reader, count="num_local_experts", width="intermediate_size", normalize=True)
+    moe["shared_ffn_hidden_size"] = reader.whole("shared_intermediate_size", least=0)
+    return _decoder(reader, biases(reader), moe)
+
+
+def gpt_oss(reader: ConfigReader) -> dict[str, Any]:
+    """gpt_oss: biases on everything, attention sinks, windows of every second layer."""
+    moe = experts(reader, count="num_local_experts", width="intermediate_size", normalize=True) | {"bias": True, "router_bias": True}
+    limit = reader.factor("swiglu_limit")
+    if limit is not None:
+        reader.tell("swiglu_limit", limit, "the gate's inputs are clamped and its up projection shifted; shapes are the same")
+    reader.skip("swiglu_alpha", "experts_per_token", "initial_context_length")
+    return _decoder(reader, {**biases(reader), "sinks": True}, moe, windowed=every(reader, 2))
+
+
+def glm4_moe(reader: ConfigReader) -> dict[str, Any]:
+    """glm4_moe: dense layers first; a shared expert; no bias on the output projection."""
+    moe = experts(reader, count="n_routed_experts", width="moe_intermediate_size")
+    tell_correction(reader)
+    moe["shared_ffn_hidden_size"] = reader.whole("n_shared_experts", least=0) * moe["ffn_hidden_size"]
+    attention = {**biases(reader, output=False), **({"qk_norm": True} if reader.flag("use_qk_norm") else {})}
+    dense = first_dense(reader)
+    return _decoder(reader, attention, moe, dense=dense, partial=0.5)
+
+
+def minimax_m2(reader: ConfigReader) -> dict[str, Any]:
+    """minimax_m2: a norm over all heads of the queries and of the keys; `rotary_dim` of each head is rotated."""
+    moe = experts(reader, count="num_local_experts", width="intermediate_size", normalize=True)
+    tell_correction(reader)
+    rotary = reader.value("rotary_dim")
+    reader.skip("rotary_dim", "use_qk_norm", "qk_norm_type", "use_routing_bias", "attn_type_list")
+    partial = rotary / reader.whole("head_dim") if isinstance(rotary, int) and not isinstance(rotary, bool) and rotary > 0 else 1.0
+    return _decoder(reader, {"qk_norm": True, "qk_norm_width": "all_heads"}, moe, partial=partial)
+
+
+def ernie4_5_moe(reader: ConfigReader) -> dict[str, Any]:
+    """ernie4_5_moe: experts from one layer to another at an interval; the router's correction is a parameter."""
+    if reader.flag("use_bias"):
+        reader.cannot("use_bias", True, "lm_head.bias stands on a head that can be tied, and experts have no bias beside the MLP's", False)
+    moe = experts(reader, count="moe_num_experts", width="moe_intermediate_size", top_k="moe_k", normalize=True)
+    moe |= {"shared_ffn_hidden_size": reader.whole("moe_num_shared_experts", least=0) * moe["ffn_hidden_size"]}
+    moe |= {"score_correction": True}
+    layers, first, step = reader.layers(2), reader.whole("moe_layer_start_index", least=0), reader.whole("moe_layer_interval")
+    last = reader.value("moe_layer_end_index")
+    reader.skip("moe_layer_end_index")
+    last = layers - 1 if not isinstance(last, int) or last == -1 else last
+    reader.skip("moe_norm_min", "moe_capacity", "moe_use_aux_free", "moe_gate")
+    dense = {layer for layer in range(layers) if (layer + 1) % step or not first <= layer <= last}
+    return _decoder(reader, {}, moe, dense=dense)
+
+
+def hunyuan_moe(reader: ConfigReader) -> dict[str, Any]:
+    """hunyuan_v1_moe: a norm over each head, and a shared expert as wide as a routed one."""
+    chosen, key = reader.value("moe_topk"), "moe_topk"
+    if isinstance(chosen, list) and chosen and len(set(map(str, chosen))) == 1:
+        reader.skip(key)
+        top_k = chosen[0]
+    else:
+        top_k = reader.whole(key)
+    moe: dict[str, Any] = {
+        "num_experts": reader.whole("num_experts"),
+        "top_k": top_k,
+        "ffn_hidden_size": reader.whole("intermediate_size"),
+        "shared_ffn_hidden_size": reader.whole("intermediate_size"),
+        "activation": "swiglu",
+        "normalize_top_k": True,
+    }
+    reader.only("hidden_act", ("silu",), "a gated MLP is swiglu here")
+    return _decoder(reader, {**biases(reader), "qk_norm": True}, moe)
+
+
+def tell_correction(reader: ConfigReader) -> None:
+    """Experts are chosen by sigmoid scores with a correction, a buffer outside the gradient (arXiv:2408.15664)."""
+    effect = "experts are chosen by sigmoid scores with a correction, a buffer of a number an expert; megarun's router has none"
+    reader.tell("model_type", reader.family, effect)
+
+
+def first_dense(reader: ConfigReader, key: str = "first_k_dense_replace") -> set[int]:
+    """The first layers, whose MLP is dense; `mlp_layer_types` says it layer by layer."""
+    layers = reader.layers(2)
+    if reader.has("mlp_layer_types") and reader.value("mlp_layer_types") is not None:
+        reader.skip(key)
+        names = reader.items("mlp_layer_types")
+        wrong = [name for name in names if name not in ("dense", "sparse")]
+        if wrong or len(names) != layers:
+            reader.wrong("mlp_layer_types", list(names), f"a list of {layers} of dense and sparse")
+        return {layer for layer, name in enumerate(names) if name == "dense"}
+    reader.skip("mlp_layer_types")
+    return set(range(min(layers, reader.whole(key, least=0))))
+
+
+def _qwen_experts(reader: ConfigReader) -> dict[str, Any]:
+    return experts(reader, count="num_experts", width="moe_intermediate_size")
+
+
+def _qwen_dense(reader: ConfigReader) -> set[int]:
+    """Layers with a dense MLP."""
+    layers, step, listed = reader.layers(2), reader.whole("decoder_sparse_step"), reader.items("mlp_only_layers")
+    for layer in listed:
+        if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < layers:
+            reader.wrong("mlp_only_layers", list(listed), f"a list of layers from 0 to {layers - 1}")
+            break
+    return {layer for layer in range(layers) if layer in listed or (layer + 1) % step}
+
+
+def _decoder(
+    reader: ConfigReader,
+    attention: dict[str, Any],
+    moe: dict[str, Any],
+    *,
+    model: dict[str, Any] | None = None,
+    windowed: str | Sequence[str] = FULL,
+    dense: set[int] | None = None,
+    partial: float = 1.0,
+) -> dict[str, Any]:
+    """`model` of one of these decoders.
+
+    Args:
+        reader: Of the config.
+        attention: What its attention has beside counts and widths.
+        moe: Section of the experts.
+        model: Keys of `model` beside the common ones.
+        windowed: What each layer is, or all of them.
+        dense: Layers with a dense MLP, `intermediate_size` wide; None for a class that has none.
+        partial: Share of a head that is rotated, where the config does not say.
+    """
+    keys, layers = common(reader), reader.layers(2)
+    section = heads(reader, keys["hidden_size"]) | attention
+    section |= rope(reader, section["head_dim"], partial=partial)
+    letters = "".join("AD" if layer in (dense or ()) else "AE" for layer in range(layers))
+    kinds = windowed if not isinstance(windowed, str) else layer_kinds(reader, (windowed,) * layers)
+    section |= windows(reader, kinds, letters)
+    sections = {"A": ("attention", section), "E": ("moe", moe)}
+    if dense is not None:
+        sections["D"] = ("mlp", mlp(reader))
+    return model_of(reader, letters, {**keys, **(model or {})}, sections)

@@ -1,0 +1,242 @@
+"""Models with Mamba-2 layers: mamba2, nemotron_h, granitemoehybrid, bamba, falcon_h1. Their inner width is heads · head_dim."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megaplan.importers.experts import tell_correction
+from megaplan.importers.parts import (
+    FULL,
+    LINEAR,
+    biases,
+    check_count,
+    common,
+    experts,
+    heads,
+    layer_kinds,
+    lettered,
+    mlp,
+    model_of,
+    positions,
+    rope,
+)
+from megaplan.importers.reader import ConfigReader
+
+_NEMOTRON = {"M": "M", "*": "A", "-": "D", "E": "E"}
+_NEMOTRON_NAMES = {"mamba": "M", "attention": "A", "mlp": "D", "moe": "E", LINEAR: "M", FULL: "A"}
+NEMOTRON_TIME_STEP_MIN = 0.001
+"""Below which the family's code takes no step, where the config does not say. Source: transformers, `NemotronHConfig.time_step_min`."""
+_NEMOTRON_MOE = (
+    "n_routed_experts",
+    "n_shared_experts",
+    "moe_intermediate_size",
+    "moe_shared_expert_intermediate_size",
+    "moe_latent_size",
+    "num_experts_per_tok",
+    "norm_topk_prob",
+)
+_INFINITE = (float("inf"), {"__float__": "Infinity"})
+"""How Python's JSON, and transformers 5, write an infinite limit."""
+_MIXERS = {LINEAR: "M", FULL: "A"}
+
+
+def mamba2(reader: ConfigReader) -> dict[str, Any]:
+    """mamba2: M only."""
+    model = common(reader, "layer_norm_epsilon")
+    _silu(reader, "hidden_act")
+    if reader.has("rms_norm"):
+        reader.only("rms_norm", (True,), "a gated norm stands before the output projection here")
+    num_heads, head_dim, expand = reader.whole("num_heads"), reader.whole("head_dim"), reader.whole("expand")
+    mamba = {
+        "kind": "mamba2",
+        "num_heads": num_heads,
+        "head_dim": head_dim,
+        "state_dim": reader.whole("state_size"),
+        "num_groups": reader.whole("n_groups"),
+        "conv_kernel": reader.whole("conv_kernel"),
+        "conv_bias": reader.flag("use_conv_bias"),
+        **({"bias": True} if reader.flag("use_bias") else {}),
+        "chunk_size": reader.whole("chunk_size"),
+        **_time_step_limit(reader),
+    }
+    inner = reader.whole("intermediate_size") if reader.has("intermediate_size") else num_heads * head_dim
+    layers = reader.layers(1)
+    _check_inner(reader, "expand", expand * model["hidden_size"], "num_heads · head_dim", num_heads * head_dim)
+    _check_inner(reader, "intermediate_size", inner, "num_heads · head_dim", num_heads * head_dim)
+    return model_of(reader, "M" * layers, model, {"M": ("mamba", mamba)})
+
+
+def nemotron_h(reader: ConfigReader) -> dict[str, Any]:
+    """nemotron_h: layers by letters, relu2 MLPs and experts, attention without rotary embedding."""
+    model = common(reader, reader.same("layer_norm_epsilon", "rms_norm_eps", "norm_eps"))
+    if model["tie_embeddings"]:
+        reader.tell("tie_word_embeddings", True, "the class never ties the head, so neither does the spec")
+        model["tie_embeddings"] = False
+    letters = _nemotron_letters(reader)
+    reader.same("head_dim", "attention_head_dim")
+    width = "attention_head_dim" if reader.has("attention_head_dim") and not reader.has("head_dim") else "head_dim"
+    # the class declares attention_bias, and its attention has none
+    reader.skip("attention_bias", "use_bias", "mamba_proj_bias", "sliding_window", "rope_theta", "partial_rotary_factor", "expand")
+    attention = heads(reader, model["hidden_size"], head_dim=width) | {"nope_layers": positions(letters, "A")}
+    if reader.has("mamba_hidden_act"):
+        _silu(reader, "mamba_hidden_act")
+    mamba = {
+        "kind": "mamba2",
+        "num_heads": reader.whole("mamba_num_heads"),
+        "head_dim": reader.whole("mamba_head_dim"),
+        "state_dim": reader.whole("ssm_state_size"),
+        "num_groups": reader.whole("n_groups"),
+        "conv_kernel": reader.whole("conv_kernel"),
+        "conv_bias": reader.flag("use_conv_bias"),
+        **({"bias": True} if reader.flag("use_bias") else {}),
+        "chunk_size": reader.whole("chunk_size"),
+        "time_step_min": reader.number("time_step_min"),
+    }
+    reader.skip("time_step_limit")  # no code of the family reads it
+    bias = reader.flag("mlp_bias")
+    dense = mlp(reader, act="mlp_hidden_act", gated=False, bias=bias)
+    moe = _nemotron_moe(reader, bias=bias, used="E" in letters)
+    sections = {"A": ("attention", attention), "M": ("mamba", mamba), "E": ("moe", moe), "D": ("mlp", dense)}
+    return model_of(reader, letters, model, sections)
+
+
+def granite_hybrid(reader: ConfigReader) -> dict[str, Any]:
+    """granitemoehybrid: a layer is Mamba or attention, then experts with a shared one, or the MLP."""
+    model = common(reader)
+    layers, count = reader.layers(2), reader.whole("num_local_experts", least=0)
+    mixers = _mixers(reader, layer_kinds(reader, (LINEAR,) * layers, listed=True))
+    if reader.has("normalization_function"):
+        reader.only("normalization_function", ("rmsnorm",), "every norm is RMSNorm here")
+    letters = "".join(mixer + ("E" if count else "D") for mixer in mixers)
+    attention = heads(reader, model["hidden_size"]) | biases(reader)
+    reader.only("position_embedding_type", (None, "nope", "rope"), "positions are rotary or absent here")
+    if reader.value("position_embedding_type") == "rope":
+        attention |= rope(reader, attention["head_dim"])
+    else:
+        reader.skip("rope_theta", "rope_parameters", "rope_scaling", "partial_rotary_factor")  # nothing is rotated
+        attention["nope_layers"] = positions(letters, "A")
+    sections = {"A": ("attention", attention), "M": ("mamba", _mixer(reader, model["hidden_size"]))}
+    shared = reader.whole("shared_intermediate_size", least=0)
+    if count:
+        moe = experts(reader, count="num_local_experts", width="intermediate_size", normalize=True)
+        sections["E"] = ("moe", moe | {"shared_ffn_hidden_size": shared})
+    else:  # the shared expert is the whole MLP
+        reader.skip("intermediate_size", "num_experts_per_tok")
+        sections["D"] = ("mlp", mlp(reader, "shared_intermediate_size"))
+    return model_of(reader, letters, model, sections)
+
+
+def bamba(reader: ConfigReader) -> dict[str, Any]:
+    """bamba: Mamba but for the layers of `attn_layer_indices`, each with an MLP; half of each head rotated."""
+    model, layers = common(reader), reader.layers(2)
+    attends = reader.items("attn_layer_indices")
+    derived = tuple(FULL if layer in attends else LINEAR for layer in range(layers))
+    reader.skip("layers_block_type", "layer_types", "partial_rotary_factor", "z_loss_coefficient")  # the class derives and fixes them
+    letters = "".join(mixer + "D" for mixer in _mixers(reader, derived))
+    attention = heads(reader, model["hidden_size"]) | biases(reader)
+    attention |= rope(reader, attention["head_dim"], partial=0.5)
+    dense = mlp(reader, bias=reader.flag("mlp_bias"))
+    mixer = _mixer(reader, model["hidden_size"])
+    return model_of(reader, letters, model, {"A": ("attention", attention), "M": ("mamba", mixer), "D": ("mlp", dense)})
+
+
+def falcon_h1(reader: ConfigReader) -> dict[str, Any]:
+    """falcon_h1: Mamba and attention read one norm, then an MLP: `MAD`."""
+    model, layers = common(reader), reader.layers(3)
+    reader.skip("layers_block_type", "layer_types")
+    attention = heads(reader, model["hidden_size"]) | biases(reader)
+    attention |= rope(reader, attention["head_dim"])
+    mixer = _mixer(reader, model["hidden_size"], inner=reader.whole_or_null("mamba_d_ssm"), output_bias="projectors_bias")
+    if not reader.flag("mamba_rms_norm"):
+        mixer["gated_norm"] = False
+    dense = mlp(reader, bias=reader.flag("mlp_bias"))
+    model["parallel_layers"] = list(range(1, 3 * layers, 3))
+    return model_of(reader, "MAD" * layers, model, {"A": ("attention", attention), "M": ("mamba", mixer), "D": ("mlp", dense)})
+
+
+def _mixer(reader: ConfigReader, hidden_size: int, *, inner: int | None = None, output_bias: str = "mamba_proj_bias") -> dict[str, Any]:
+    """`mamba` of fields that begin with mamba_; `inner` is the inner width where a field of its own gives it."""
+    num_heads, expand = reader.whole("mamba_n_heads"), reader.whole("mamba_expand")
+    width = expand * hidden_size if inner is None else inner
+    stated = reader.value("mamba_d_head")
+    head_dim = max(1, width // num_heads) if stated in ("auto", None) else reader.whole("mamba_d_head")
+    reader.skip("mamba_d_head")
+    key = "mamba_expand" if inner is None else "mamba_d_ssm"
+    _check_inner(reader, key, width, "mamba_n_heads · mamba_d_head", num_heads * head_dim)
+    bias, output = reader.flag("mamba_proj_bias"), reader.flag(output_bias)
+    if bias != output:
+        why = f"in_proj.bias and out_proj.bias are given by mamba_proj_bias = {str(bias).lower()} apart from this, and mamba.bias is both"
+        reader.cannot(output_bias, output, why, bias)
+    return {
+        "kind": "mamba2",
+        "num_heads": num_heads,
+        "head_dim": head_dim,
+        "state_dim": reader.whole("mamba_d_state"),
+        "num_groups": reader.whole("mamba_n_groups"),
+        "conv_kernel": reader.whole("mamba_d_conv"),
+        "conv_bias": reader.flag("mamba_conv_bias"),
+        **({"bias": True} if bias else {}),
+        "chunk_size": reader.whole("mamba_chunk_size"),
+        **_time_step_limit(reader),
+    }
+
+
+def _mixers(reader: ConfigReader, kinds: tuple[str, ...]) -> str:
+    if not kinds and not reader.failed:
+        reader.wrong("layer_types", [], "at least one layer")
+    return lettered(reader, "layer_types", kinds, _MIXERS)
+
+
+def _silu(reader: ConfigReader, key: str) -> None:
+    reader.only(key, ("silu", "swish"), "the convolution and the gate are silu here")
+
+
+def _time_step_limit(reader: ConfigReader) -> dict[str, Any]:
+    """`time_step_limit` as the keys of a spec; absent or null is none."""
+    if reader.value("time_step_limit") is None:
+        reader.skip("time_step_limit")
+        return {}
+    limits = reader.items("time_step_limit")
+    if not isinstance(reader.value("time_step_limit"), list):
+        return {}  # told
+    limits = tuple("Infinity" if value in _INFINITE else value for value in limits)
+    numbers = [value for value in limits if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0]
+    if len(limits) != 2 or len(numbers) + (limits[1] == "Infinity") != 2:
+        reader.wrong("time_step_limit", list(limits), 'two numbers, the second of them perhaps "Infinity"')
+        return {}
+    least, most = float(limits[0]), None if limits[1] == "Infinity" else float(limits[1])
+    return {key: value for key, value in (("time_step_min", least), ("time_step_max", most)) if value}
+
+
+def _nemotron_letters(reader: ConfigReader) -> str:
+    listed = reader.value("layers_block_type")
+    if listed is not None and not reader.has("hybrid_override_pattern"):
+        key, names, letters = "layers_block_type", reader.items("layers_block_type"), _NEMOTRON_NAMES
+    else:
+        key, names, letters = "hybrid_override_pattern", tuple(reader.text("hybrid_override_pattern")), _NEMOTRON
+        reader.skip("layers_block_type")  # the same list, as newer releases write it beside the text
+    found = lettered(reader, key, names, letters)
+    if reader.has(key) and not found:
+        reader.wrong(key, list(names), "at least one layer")
+    check_count(reader, key, len(found))
+    reader.skip("num_hidden_layers")
+    return found or "D"
+
+
+def _nemotron_moe(reader: ConfigReader, *, bias: bool, used: bool) -> dict[str, Any]:
+    if not used:
+        reader.skip(*_NEMOTRON_MOE)
+        return {}
+    if bias:
+        reader.cannot("mlp_bias", True, "the shared expert and the latent's projections have biases, the routed experts none", False)
+    reader.only("n_shared_experts", (1,), "the shared expert is one, moe_shared_expert_intermediate_size wide")
+    moe = experts(reader, count="n_routed_experts", width="moe_intermediate_size", act="mlp_hidden_act", gated=False)
+    moe |= {"shared_ffn_hidden_size": reader.whole("moe_shared_expert_intermediate_size", least=0)}
+    tell_correction(reader)
+    latent = reader.whole_or_null("moe_latent_size")
+    return moe | ({"latent_size": latent} if latent is not None else {})
+
+
+def _check_inner(reader: ConfigReader, key: str, one: int, name: str, other: int) -> None:
+    if one != other:
+        reader.contradicts(key, f"{key} gives an inner width of {one}, and {name} = {other}", "correct the one that is wrong")

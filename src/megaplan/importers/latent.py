@@ -1,0 +1,90 @@
+"""Decoders of latent attention: deepseek_v2, deepseek_v3, deepseek_v32, glm_moe_dsa. Dense layers first, experts after."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megaplan.importers.experts import first_dense, tell_correction
+from megaplan.importers.parts import common, experts, mlp, model_of, rope
+from megaplan.importers.reader import ConfigReader
+
+_DIMS = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+
+
+def deepseek_v2(reader: ConfigReader) -> dict[str, Any]:
+    """deepseek_v2: experts in every `moe_layer_freq`-th layer after the dense ones."""
+    reader.only("mlp_bias", (False, None), "the MLP's matrices have no bias here")
+    return _decoder(reader)
+
+
+def deepseek_v3(reader: ConfigReader) -> dict[str, Any]:
+    """deepseek_v3: experts are chosen by corrected sigmoid scores."""
+    tell_correction(reader)
+    return _decoder(reader)
+
+
+def sparse(reader: ConfigReader) -> dict[str, Any]:
+    """deepseek_v32 and glm_moe_dsa: an indexer chooses the keys; a layer whose indexer is shared has none of its own."""
+    reader.only("mlp_bias", (False, None), "the MLP's matrices have no bias here")
+    layers = reader.layers(2)
+    if reader.has("layer_types") and {*reader.items("layer_types")} - {"indexed_attention", "deepseek_sparse_attention"}:
+        reader.cannot("layer_types", reader.value("layer_types"), "every layer has an indexer here", None)
+    kinds = _indexers(reader, layers)
+    indexer = {
+        "num_heads": reader.whole("index_n_heads"),
+        "head_dim": reader.whole("index_head_dim"),
+        "layers": [2 * layer for layer in range(layers) if kinds[layer] == "full"],
+        "top_k": reader.whole("index_topk"),
+    }
+    tell_correction(reader)
+    return _decoder(reader, indexer)
+
+
+def _indexers(reader: ConfigReader, layers: int) -> list[str]:
+    """Whether each layer's indexer is its own (full) or that of the last layer with one (shared)."""
+    keys = ("indexer_types", "index_topk_pattern", "index_topk_freq", "index_skip_topk_offset")
+    given = {key: reader.value(key) for key in keys}
+    reader.skip(*keys)
+    listed = given["indexer_types"] or given["index_topk_pattern"]
+    if listed is not None:
+        kinds = [{"F": "full", "S": "shared"}.get(one, one) for one in listed] if isinstance(listed, str | list) else []
+        if len(kinds) != layers or set(kinds) - {"full", "shared"}:
+            reader.wrong("indexer_types", listed, f"a list of {layers} of full and shared")
+            return ["full"] * layers
+    else:
+        step, offset = (value if isinstance(value, int) else default for value, default in ((given[keys[2]], 1), (given[keys[3]], 2)))
+        kinds = ["full" if max(layer - offset + 1, 0) % max(step, 1) == 0 else "shared" for layer in range(layers)]
+    if "shared" in kinds:
+        reader.tell("indexer_types", "shared", "layers attend to the keys that an earlier layer's indexer chose; here to all keys")
+    return kinds
+
+
+def _decoder(reader: ConfigReader, indexer: dict[str, Any] | None = None) -> dict[str, Any]:
+    model = common(reader)
+    attention: dict[str, Any] = {"kind": "mla", "num_heads": reader.whole("num_attention_heads")}
+    attention["q_lora_rank"] = reader.whole_or_null("q_lora_rank")
+    attention |= {name: reader.whole(name) for name in _DIMS}
+    if reader.flag("attention_bias"):
+        attention["bias"] = True
+    attention |= {key: value for key, value in rope(reader, attention["qk_rope_head_dim"]).items() if key == "rope_theta"}
+    if indexer is not None:
+        attention["indexer"] = indexer
+    _check_heads(reader, attention)
+    moe = experts(reader, count="n_routed_experts", width="moe_intermediate_size")
+    moe["shared_ffn_hidden_size"] = (reader.whole_or_null("n_shared_experts", least=0) or 0) * moe["ffn_hidden_size"]
+    layers, dense = reader.layers(2), first_dense(reader)
+    step = reader.whole("moe_layer_freq") if reader.has("moe_layer_freq") else 1
+    letters = "".join("AD" if layer in dense or layer % step else "AE" for layer in range(layers))
+    sections = {"A": ("attention", attention), "E": ("moe", moe), "D": ("mlp", mlp(reader))}
+    return model_of(reader, letters, model, sections)
+
+
+def _check_heads(reader: ConfigReader, attention: dict[str, Any]) -> None:
+    """Fields that repeat what the others say: key-value heads are the heads, `head_dim` is the rotated part."""
+    heads, rope_dim = attention["num_heads"], attention["qk_rope_head_dim"]
+    whole = attention["qk_nope_head_dim"] + rope_dim
+    for key, meant in (("num_key_value_heads", (heads,)), ("head_dim", (rope_dim,)), ("qk_head_dim", (whole,))):
+        if not reader.has(key):
+            reader.skip(key)
+        elif (value := reader.whole_or_null(key)) is not None and value not in meant:
+            reader.contradicts(key, f"{key} = {value}, and latent attention has {meant[0]}", f"write {meant[0]}")

@@ -1,0 +1,61 @@
+"""The options of blocks that a spec sets: keys with a default that a plain block has, which not every host can build."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from megaplan.families.registry import families_of
+from megaplan.scalars import OptionsSection
+
+OWN_ACTIVATIONS = frozenset({"geglu"})
+"""Words of `activation` that came later."""
+
+
+class Option(NamedTuple):
+    """A key that has another value than its default.
+
+    Attributes:
+        key: Dotted key of the spec.
+        value: As given.
+        default: As a plain block has it.
+    """
+
+    key: str
+    value: Any
+    default: Any
+
+    @property
+    def shown(self) -> str:
+        """The value as a spec writes it."""
+        return _shown(self.value)
+
+    @property
+    def neutral(self) -> str:
+        """The default as a spec writes it."""
+        return _shown(self.default)
+
+
+def given_options(model: Any) -> Iterator[Option]:
+    """The options of a model and its blocks that are not at their defaults."""
+    yield from _of("model", model)
+    for family, section in families_of(model):
+        if isinstance(section, OptionsSection):
+            yield from _of(f"model.{family.section}", section)
+        if getattr(section, "activation", None) in OWN_ACTIVATIONS:
+            yield Option(f"model.{family.section}.activation", section.activation, "swiglu")
+
+
+def _of(prefix: str, section: OptionsSection) -> Iterator[Option]:
+    for name, field in type(section).model_fields.items():
+        if name in section.options and (value := getattr(section, name)) != field.default:
+            yield Option(f"{prefix}.{name}", value, field.default)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        listed = ", ".join(map(str, value[:8]))
+        return f"[{listed}{', …' if len(value) > 8 else ''}]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)

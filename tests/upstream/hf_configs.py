@@ -1,0 +1,273 @@
+"""Random small configs of every model type that imports, as people and transformers write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+Config = dict[str, Any]
+
+
+def _sizes(draw: Random, *, tie: bool | None = None) -> Config:
+    heads = draw.choice([2, 3, 4, 6])
+    kv_heads = draw.choice([count for count in (1, 2, 3, heads) if heads % count == 0])
+    return {
+        "vocab_size": draw.choice([97, 128, 250]),
+        "hidden_size": heads * 2 * draw.randint(4, 10),
+        "num_hidden_layers": draw.randint(1, 7),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": draw.randint(8, 90),
+        "tie_word_embeddings": draw.random() < 0.5 if tie is None else tie,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+
+
+def _flag(draw: Random) -> bool:
+    return draw.random() < 0.5
+
+
+def _dense(*flags: str, head_dim: bool = False, always_head_dim: bool = False, **fixed: Any) -> Callable[[Random], Config]:
+    """Decoders of attention and an MLP."""
+
+    def make(draw: Random) -> Config:
+        config = _sizes(draw) | {name: _flag(draw) for name in flags} | fixed
+        if always_head_dim or (head_dim and _flag(draw)):
+            config["head_dim"] = 2 * draw.randint(3, 20)
+        return config
+
+    return make
+
+
+def _windowed(make: Callable[[Random], Config]) -> Callable[[Random], Config]:
+    """With a list of layers, or with the one that the class derives."""
+
+    def made(draw: Random) -> Config:
+        config = make(draw)
+        if _flag(draw):
+            kinds = ("sliding_attention", "full_attention")
+            config["layer_types"] = [draw.choice(kinds) for _ in range(config["num_hidden_layers"])]
+        return config
+
+    return made
+
+
+def _qwen_window(make: Callable[[Random], Config]) -> Callable[[Random], Config]:
+    def made(draw: Random) -> Config:
+        return make(draw) | {"use_sliding_window": _flag(draw), "sliding_window": 16, "max_window_layers": draw.randint(0, 5)}
+
+    return made
+
+
+def _routed(
+    count: str, width: str | None, top_k: str = "num_experts_per_tok", *flags: str, head_dim: bool = False
+) -> Callable[[Random], Config]:
+    """Decoders of attention and experts."""
+
+    def make(draw: Random) -> Config:
+        config = _dense(*flags, head_dim=head_dim)(draw)
+        config |= {count: draw.randint(2, 6), top_k: draw.randint(1, 2)}
+        if width is not None:
+            config[width] = draw.randint(6, 40)
+        return config
+
+    return make
+
+
+def _and(make: Callable[[Random], Config], more: Callable[[Random, Config], Config]) -> Callable[[Random], Config]:
+    def made(draw: Random) -> Config:
+        config = make(draw)
+        return config | more(draw, config)
+
+    return made
+
+
+def _qwen_layers(draw: Random, config: Config) -> Config:
+    layers = config["num_hidden_layers"]
+    return {"decoder_sparse_step": draw.randint(1, 3), "mlp_only_layers": draw.sample(range(layers), draw.randint(0, min(2, layers)))}
+
+
+def _shared(draw: Random, config: Config) -> Config:
+    return {"n_shared_experts": draw.randint(1, 3), "first_k_dense_replace": draw.randint(0, config["num_hidden_layers"])}
+
+
+def _latent(draw: Random) -> Config:
+    config = _routed("n_routed_experts", "moe_intermediate_size")(draw)
+    config["num_key_value_heads"] = config["num_attention_heads"]
+    config |= {
+        "kv_lora_rank": draw.randint(8, 24),
+        "q_lora_rank": draw.choice([None, draw.randint(8, 24)]),
+        "qk_nope_head_dim": draw.randint(4, 12),
+        "qk_rope_head_dim": 2 * draw.randint(2, 6),
+        "v_head_dim": draw.randint(4, 12),
+        "n_group": 1,
+        "topk_group": 1,
+        "attention_bias": _flag(draw),
+    }
+    return config | _shared(draw, config)
+
+
+def _sparse(draw: Random) -> Config:
+    config = _latent(draw) | {"attention_bias": False, "index_n_heads": draw.randint(1, 4), "index_topk": 8}
+    config["q_lora_rank"] = config["q_lora_rank"] or 8
+    return config | {"index_head_dim": config["qk_rope_head_dim"] + draw.randint(0, 8)}
+
+
+def _shared_indexers(draw: Random) -> Config:
+    return _sparse(draw) | ({"index_topk_freq": draw.randint(1, 3)} if _flag(draw) else {})
+
+
+def _mamba_sizes(draw: Random, prefix: str = "mamba_") -> Config:
+    heads = draw.choice([2, 4, 6])
+    groups = draw.choice([count for count in (1, 2, heads) if heads % count == 0])
+    return {
+        f"{prefix}n_heads": heads,
+        f"{prefix}d_head": 4 * draw.randint(1, 4),
+        f"{prefix}n_groups": groups,
+        f"{prefix}d_state": draw.randint(4, 16),
+        f"{prefix}d_conv": draw.randint(2, 4),
+        f"{prefix}conv_bias": _flag(draw),
+        f"{prefix}chunk_size": 16,
+    }
+
+
+def _mixed(draw: Random, *, expand: bool = True) -> Config:
+    config = _dense("attention_bias")(draw) | _mamba_sizes(draw)
+    if expand:
+        config |= {"mamba_expand": 2, "mamba_d_head": "auto", "mamba_n_heads": 2 * config["num_attention_heads"], "mamba_n_groups": 1}
+    return config
+
+
+def _bamba(draw: Random) -> Config:
+    config = _mixed(draw) | {"mlp_bias": _flag(draw), "mamba_proj_bias": _flag(draw)}
+    layers = config["num_hidden_layers"]
+    return config | {"attn_layer_indices": sorted(draw.sample(range(layers), draw.randint(0, layers)))}
+
+
+def _granite_hybrid(draw: Random) -> Config:
+    config = _mixed(draw) | {"num_local_experts": draw.choice([0, 4]), "num_experts_per_tok": 2, "mamba_proj_bias": _flag(draw)}
+    kinds = draw.choice([("mamba", "attention"), ("linear_attention", "full_attention")])
+    config["layer_types"] = [draw.choice(kinds) for _ in range(config["num_hidden_layers"])]
+    return config | {"shared_intermediate_size": draw.randint(8, 40), "position_embedding_type": draw.choice([None, "rope"])}
+
+
+def _falcon(draw: Random) -> Config:
+    config = _mixed(draw, expand=False)
+    inner = config["mamba_n_heads"] * config["mamba_d_head"]
+    bias = _flag(draw)
+    return config | {
+        "mamba_d_ssm": inner, "mamba_rms_norm": _flag(draw), "mlp_bias": _flag(draw), "mamba_proj_bias": bias, "projectors_bias": bias,
+        **({"head_dim": 2 * draw.randint(3, 9)} if _flag(draw) else {}),
+    }  # fmt: skip
+
+
+def _mamba2(draw: Random) -> Config:
+    heads = draw.choice([2, 4, 8])
+    head_dim = 4 * draw.randint(1, 5)
+    return {
+        "vocab_size": 120, "hidden_size": heads * head_dim // 2, "num_hidden_layers": draw.randint(1, 5), "num_heads": heads,
+        "head_dim": head_dim, "expand": 2, "state_size": draw.randint(4, 16), "n_groups": draw.choice([1, 2]),
+        "conv_kernel": draw.randint(2, 4),
+        "use_bias": _flag(draw), "use_conv_bias": _flag(draw), "tie_word_embeddings": _flag(draw),
+        "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    }  # fmt: skip
+
+
+def _nemotron_h(draw: Random) -> Config:
+    config = _dense(head_dim=True)(draw)
+    pattern = "".join(draw.choice("M*-E") for _ in range(config.pop("num_hidden_layers")))
+    names = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"} if _flag(draw) else {
+        "M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"
+    }  # fmt: skip
+    layers = {"hybrid_override_pattern": pattern} if _flag(draw) else {"layers_block_type": [names[letter] for letter in pattern]}
+    heads = draw.choice([2, 4])
+    config |= layers
+    return config | {
+        "mamba_num_heads": heads, "mamba_head_dim": 4 * draw.randint(1, 5), "ssm_state_size": draw.randint(4, 16),
+        "n_groups": draw.choice([1, 2]),
+        "conv_kernel": draw.randint(2, 4), "use_bias": _flag(draw), "use_conv_bias": _flag(draw), "n_routed_experts": draw.randint(2, 6),
+        "moe_intermediate_size": draw.randint(8, 30), "moe_shared_expert_intermediate_size": draw.randint(8, 30),
+        "moe_latent_size": draw.choice([None, draw.randint(8, 30)]), "mlp_bias": "E" not in pattern and _flag(draw), "chunk_size": 16,
+    }  # fmt: skip
+
+
+def _ernie_moe(draw: Random) -> Config:
+    config = _routed("moe_num_experts", "moe_intermediate_size", "moe_k")(draw)
+    return config | {
+        "moe_num_shared_experts": draw.randint(1, 3), "moe_layer_start_index": draw.randint(0, 3), "moe_layer_interval": draw.randint(1, 2),
+        "moe_layer_end_index": draw.choice([-1, 4]),
+    }  # fmt: skip
+
+
+def _partial(draw: Random, _config: Config) -> Config:
+    return {"partial_rotary_factor": draw.choice([0.5, 1.0])} if _flag(draw) else {}
+
+
+def _hunyuan(draw: Random) -> Config:
+    return _dense("attention_bias")(draw) | {"head_dim": 2 * draw.randint(3, 20)}
+
+
+def _hunyuan_moe(draw: Random) -> Config:
+    return _hunyuan(draw) | {"num_experts": draw.randint(2, 5), "moe_topk": draw.randint(1, 2)}
+
+
+def _rotary(draw: Random, _config: Config) -> Config:
+    return {"head_dim": 16, "rotary_dim": draw.choice([8, 16])}
+
+
+CONFIGS: dict[str, Callable[[Random], Config]] = {
+    "arcee": _dense("attention_bias", "mlp_bias", head_dim=True),
+    "bamba": _bamba,
+    "deepseek_v2": _latent,
+    "deepseek_v3": _latent,
+    "deepseek_v32": _sparse,
+    "ernie4_5": _dense(head_dim=True, use_bias=False),
+    "ernie4_5_moe": _ernie_moe,
+    "exaone4": _windowed(_dense(head_dim=True)),
+    "falcon_h1": _falcon,
+    "gemma": _dense("attention_bias", head_dim=True),
+    "gemma2": _windowed(_dense("attention_bias", head_dim=True)),
+    "gemma3_text": _windowed(_dense("attention_bias", head_dim=True)),
+    "glm": _and(_dense("attention_bias", head_dim=True), _partial),
+    "glm4": _and(_dense("attention_bias", head_dim=True), _partial),
+    "glm4_moe": _and(_routed("n_routed_experts", "moe_intermediate_size", "num_experts_per_tok", "attention_bias", "use_qk_norm"), _shared),
+    "glm_moe_dsa": _shared_indexers,
+    "gpt_oss": _windowed(_routed("num_local_experts", None, "num_experts_per_tok", "attention_bias", head_dim=True)),
+    "granite": _dense("attention_bias", "mlp_bias"),
+    "granitemoe": _routed("num_local_experts", None, "num_experts_per_tok", "attention_bias"),
+    "granitemoehybrid": _granite_hybrid,
+    "granitemoeshared": _routed("num_local_experts", "shared_intermediate_size", "num_experts_per_tok", "attention_bias"),
+    "hunyuan_v1_dense": _hunyuan,
+    "hunyuan_v1_moe": _hunyuan_moe,
+    "llama": _dense("attention_bias", "mlp_bias", head_dim=True),
+    "mamba2": _mamba2,
+    "minimax_m2": _and(_routed("num_local_experts", None), _rotary),
+    "ministral": _windowed(_dense(always_head_dim=True)),
+    "mistral": _dense(head_dim=True),
+    "mixtral": _routed("num_local_experts", None, head_dim=True),
+    "nemotron": _and(_dense("attention_bias", "mlp_bias", head_dim=True), _partial),
+    "nemotron_h": _nemotron_h,
+    "olmo2": _dense("attention_bias"),
+    "olmo3": _windowed(_dense("attention_bias")),
+    "olmoe": _routed("num_experts", None, "num_experts_per_tok", "attention_bias"),
+    "phi": _and(_dense(tie_word_embeddings=False), _partial),
+    "phi3": _and(_dense(), _partial),
+    "phimoe": _routed("num_local_experts", None, "num_experts_per_tok", "attention_bias"),
+    "qwen2": _qwen_window(_dense()),
+    "qwen2_moe": _and(_routed("num_experts", "moe_intermediate_size", "num_experts_per_tok", "qkv_bias"), _qwen_layers),
+    "qwen3": _qwen_window(_dense("attention_bias", head_dim=True)),
+    "qwen3_moe": _and(
+        _routed("num_experts", "moe_intermediate_size", "num_experts_per_tok", "attention_bias", head_dim=True), _qwen_layers
+    ),
+    "seed_oss": _dense("attention_bias", "attention_out_bias", "mlp_bias", head_dim=True),
+    "smollm3": _dense("attention_bias", "mlp_bias"),
+    "starcoder2": _dense("use_bias"),
+}
+
+
+def random_config(model_type: str, seed: int) -> Config:
+    """A small config, the same for the same seed."""
+    return {"model_type": model_type, **CONFIGS[model_type](Random(f"{model_type} {seed}"))}
