@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from megaplan.errors import MegaplanError
 from megaplan.plan.make import make_plan, write_plan
 from megaplan.spec.load import load_spec
 from megaplan.spec.models import Spec
-from megarun.checkpoint.manifest import INDEX, MANIFEST, list_checkpoints, read_manifest, record_of
+from megarun.checkpoint.index import INDEX
+from megarun.checkpoint.manifest import MANIFEST, list_checkpoints, read_manifest, record_of
 from megarun.checkpoint.storage import CheckpointReader
 from megarun.cli.main import run
 from megarun.data.corpus import read_corpus
@@ -64,11 +66,9 @@ def test_a_checkpoint_runs_no_code(words: list[str], tmp_path: Path, capfd: pyte
     for chunk in chunks:
         chunk[3:] = [0, data.stat().st_size]
     (newest / INDEX).write_text(json.dumps(index))
-    manifest = json.loads((newest / MANIFEST).read_text())
-    for name in (data.name, INDEX):
-        record = record_of(newest / name)
-        manifest["files"][name] = {"bytes": record.bytes, "sha256": record.sha256}
-    (newest / MANIFEST).write_text(json.dumps(manifest))
+    manifest = read_manifest(newest)
+    records = {name: record_of(newest / name) for name in (data.name, INDEX)}
+    (newest / MANIFEST).write_text(replace(manifest, files=manifest.files | records).text())
     assert run(words) == 2
     said = capfd.readouterr().err
     assert "error[MP644]" in said

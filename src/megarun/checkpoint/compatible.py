@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from megaplan.plan.text import MAX_PLAN_BYTES
 from megarun.checkpoint.manifest import PLAN, Manifest
 from megarun.data.identity import data_text, same_data
 from megarun.errors import refusal
+from megarun.files import read_bounded
 from megarun.job.job import Job
 from megarun.job.run import NOTHING, Run
 
@@ -56,10 +58,10 @@ def check_compatible(path: Path, manifest: Manifest, run: Run, *, weights_only: 
 
 def _differences(path: Path, job: Job) -> Iterator[str]:
     try:
-        saved = json.loads((path / PLAN).read_text(encoding="utf-8"))["inputs"]["model"]
+        saved = json.loads(read_bounded(path / PLAN, MAX_PLAN_BYTES))["inputs"]["model"]
         ours = job.spec.model.model_dump(mode="json")
         yield from _pairs("model", saved, ours)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return
 
 

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from megarun.checkpoint.pieces import Pieces, PiecesLoadPlanner
-from megarun.checkpoint.storage import CheckpointReader
+from megarun.checkpoint.storage import CheckpointReader, first_reason
+from megarun.errors import refusal
 
 
 def tensor_names(checkpoint: Path) -> list[str]:
@@ -39,5 +41,9 @@ def full_tensors(checkpoint: Path, names: Iterable[str]) -> Iterator[tuple[str, 
         tensor = torch.empty(found.size, dtype=found.properties.dtype)
         with warnings.catch_warnings():  # `no_dist` warns that there is no process group
             warnings.simplefilter("ignore", UserWarning)
-            load({name: Pieces.unsharded(tensor)}, storage_reader=CheckpointReader(checkpoint), planner=PiecesLoadPlanner(), no_dist=True)
+            wanted, reader = {name: Pieces.unsharded(tensor)}, CheckpointReader(checkpoint)
+            try:
+                load(wanted, storage_reader=reader, planner=PiecesLoadPlanner(), no_dist=True)
+            except (CheckpointException, OSError, RuntimeError, ValueError) as error:  # the first is not an Exception
+                raise refusal("MP644", f"{checkpoint}: {name}: {first_reason(error)}", file=str(checkpoint)) from None
         yield name, tensor

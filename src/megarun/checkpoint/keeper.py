@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch.distributed as dist
 
+from megaplan.errors import MegaplanError
+from megarun.checkpoint.leftovers import tidy
 from megarun.checkpoint.manifest import read_manifest
-from megarun.checkpoint.resume import Found, begin_line, damage, load_checkpoint, newest_complete
+from megarun.checkpoint.resume import UNREADABLE, Found, begin_line, damage, load_checkpoint, newest_complete, report_skipped
 from megarun.checkpoint.retention import Retention
 from megarun.checkpoint.save import Saver
 from megarun.data.progress import START, DataProgress
@@ -21,12 +24,16 @@ from megarun.launch.interrupt import Interrupt, largest
 class Keeper:
     """Finds the checkpoint to start from, reads it, and saves; every method is collective.
 
+    Args:
+        run: The run.
+        require_folder: Called by rank 0 before a save; raises if the folder is no longer this job's.
+
     Attributes:
         control: gloo group of all ranks, for agreement between two steps without a device synchronisation.
     """
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self, run: Run, require_folder: Callable[[], None] | None = None) -> None:
+        self._run, self._require_folder = run, require_folder
         self._found: Found | None = None
         self._retention = Retention(run.checkpoints.keep)
         self.control: dist.ProcessGroup = dist.new_group(backend="gloo")
@@ -40,6 +47,10 @@ class Keeper:
             MegaplanError: MP644 if the checkpoint named by --resume is damaged.
         """
         wanted = self._run.checkpoints.resume
+        if dist.get_rank() == 0:
+            for restored in tidy(self._run.out):
+                sys.stderr.write(f"restored {restored}, which a killed save had set aside\n")
+        dist.barrier(self.control)  # no rank looks for checkpoints before
         if wanted == AUTO:
             self._found = newest_complete(self._run.out, self.control, self._retention.damaged)
         elif wanted != NEVER:
@@ -62,12 +73,33 @@ class Keeper:
         if self._found is None:
             self._saver.line = begin_line(run.out, None, 0, self.control)
             return 0, START
-        started = load_checkpoint(self._found, trainer, run, weights_only=run.checkpoints.weights_only, group=self.control)
-        self._saver.line = begin_line(run.out, None if run.checkpoints.weights_only else self._found, started[0], self.control)
+        started = self._load(trainer)
+        weights_only = run.checkpoints.weights_only
+        self._saver.line = begin_line(run.out, None if weights_only else self._found, started[0], self.control)
         if trainer.mesh.rank == 0:
-            what = "parameters of " if run.checkpoints.weights_only else ""
+            what = "parameters of " if weights_only else ""
             sys.stderr.write(f"resumed from {what}{self._found.path}, {self._found.manifest.step} steps done\n")
         return started
+
+    def _load(self, trainer: Trainer) -> tuple[int, DataProgress]:
+        """Load the checkpoint that was found; with `--resume auto` one that cannot be read is skipped for the one before it.
+
+        Its files match their checksums, so what cannot be read was saved like this, or lies on a disk that fails now.
+        """
+        run = self._run
+        while True:
+            assert self._found is not None
+            try:
+                return load_checkpoint(self._found, trainer, run, weights_only=run.checkpoints.weights_only, group=self.control)
+            except MegaplanError as error:
+                if run.checkpoints.resume != AUTO or error.diagnostics[0].code != UNREADABLE:
+                    raise
+                self._retention.damaged.add(self._found.path)
+                found = newest_complete(run.out, self.control, self._retention.damaged)
+                if found is None:  # parameters may be half loaded, so there is no start from step 0
+                    raise
+                report_skipped(self._found.path, error.diagnostics[0].detail)
+                self._found, self._retention.start = found, found.path
 
     def last(self) -> Found | None:
         """The checkpoint that a run can rewind to: its newest complete ancestor; None if there is none.
@@ -110,12 +142,14 @@ class Keeper:
             stopped: Whether a signal ends the run.
 
         Raises:
-            MegaplanError: MP645 if this save or the previous one failed.
+            MegaplanError: MP645 if this save or the previous one failed; MP658 if another job has taken over the folder.
         """
         if self._saver is None:
             raise RuntimeError("call `start` before the first step")
         every = self._run.checkpoints.save_every
         if stopped or (every and (last or step % every == 0)):
+            if self._require_folder is not None:
+                self._require_folder()
             self._saver.save(step, data_progress)
         if stopped or last:
             self._saver.wait()

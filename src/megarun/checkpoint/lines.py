@@ -37,7 +37,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A folder with a manifest.
+    """A folder of a checkpoint, damaged or not.
 
     Attributes:
         path: Folder of the checkpoint.

@@ -1,11 +1,13 @@
 """The manifest of a checkpoint, `manifest.json`: read and checked without torch.
 
 A folder `step-00000040` of a run's `checkpoints` has the data files, `index.json` (the position of each piece of each tensor in them),
-`plan.json` (the plan of the run that saved it) and, written last, `manifest.json`: sizes and SHA-256 of all others. A folder without a
-manifest is incomplete. Tensors are in torch's own format, which is read with `weights_only`; the other files are JSON.
+`plan.json` (the plan of the run that saved it) and, written last, `manifest.json`: sizes and SHA-256 of all others. A save has another name
+until it is complete, so a folder of this name without a manifest is damaged. Tensors are in torch's own format, which is read with
+`weights_only`; the other files are JSON.
 
 Format 2 adds two fields to format 1: the run's line in its folder (`megarun.checkpoint.lines`) and its data (`megarun.data.identity`).
-Format 1 is read as the first line, with unknown data.
+Format 1 is read as the first line, with unknown data. Format 3 adds `digest`, the SHA-256 of the manifest's other keys and values: the
+manifest is the only file whose checksum no other file has.
 """
 
 from __future__ import annotations
@@ -20,17 +22,21 @@ from pathlib import Path
 from typing import Any
 
 from megaplan.errors import MegaplanError
+from megarun.checkpoint.index import INDEX, check_name, count, file_ends, read_index
 from megarun.checkpoint.lines import FIRST_LINE, Finished, Line, Place, by_line, check_line
 from megarun.data.identity import DataFile, DataFiles
 from megarun.data.progress import DataProgress
 from megarun.errors import refusal
+from megarun.files import open_regular, read_bounded
 
-FORMAT = "megaplan.checkpoint/2"
+FORMAT = "megaplan.checkpoint/3"
+WITHOUT_DIGEST = "megaplan.checkpoint/2"
 OLD_FORMAT = "megaplan.checkpoint/1"
-MANIFEST, INDEX, PLAN = "manifest.json", "index.json", "plan.json"
+MANIFEST, PLAN = "manifest.json", "plan.json"
 FOLDER = "checkpoints"
 _NAME = re.compile(r"step-(\d{8})")
 _READ_BYTES = 1 << 22
+MAX_MANIFEST_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +89,15 @@ class Manifest:
         return {"course" if key == "data_progress" else key: value for key, value in asdict(self).items()}
 
     def text(self) -> str:
-        """The text of manifest.json."""
-        return json.dumps({"format": FORMAT, **self.document()}, indent=1, sort_keys=True) + "\n"
+        """The text of manifest.json, with its digest."""
+        document = {"format": FORMAT, **self.document()}
+        return json.dumps(document | {"digest": manifest_digest(document)}, indent=1, sort_keys=True) + "\n"
+
+
+def manifest_digest(document: dict[str, Any]) -> str:
+    """SHA-256 of a manifest's keys and values, without `digest`; independent of white space and of the order of keys."""
+    rest = {key: value for key, value in document.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def folder_name(step: int) -> str:
@@ -101,7 +114,7 @@ def finished(run: Path) -> list[Finished]:
     """Every checkpoint of a run with its position, by step; reads only manifests."""
     folder = run / FOLDER
     names = sorted(path.name for path in folder.iterdir() if _NAME.fullmatch(path.name)) if folder.is_dir() else []
-    return [_finished(folder / name) for name in names if (folder / name / MANIFEST).is_file()]
+    return [_finished(folder / name) for name in names if (folder / name).is_dir()]
 
 
 def _finished(path: Path) -> Finished:
@@ -116,40 +129,46 @@ def read_manifest(checkpoint: Path) -> Manifest:
     """The manifest of one checkpoint.
 
     Raises:
-        MegaplanError: MP644 if it cannot be read or is not valid, MP643 if a newer version wrote it.
+        MegaplanError: MP644 if it cannot be read, is not valid, does not match its digest, or has another step than the folder's name;
+            MP643 if a newer version wrote it.
     """
     path = checkpoint / MANIFEST
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        written = document.pop("format")
+        document = json.loads(read_bounded(path, MAX_MANIFEST_BYTES))
+        written = document["format"]
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise refusal("MP644", f"{path}: {type(error).__name__}: {error}", file=str(path)) from None
-    if written not in (FORMAT, OLD_FORMAT):
+    if written not in (FORMAT, WITHOUT_DIGEST, OLD_FORMAT):
         raise refusal("MP643", f"{path}: format = {written!r}, this megarun reads {FORMAT!r} and older", file=str(path))
     try:
-        return _parsed(document, old=written == OLD_FORMAT)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if written == FORMAT and document["digest"] != manifest_digest(document):
+            raise ValueError(f"digest {manifest_digest(document)[:16]}…, {str(document['digest'])[:16]}… in the manifest")
+        found = _parsed(document, old=written == OLD_FORMAT)
+        if _NAME.fullmatch(checkpoint.name) and checkpoint.name != folder_name(found.step):
+            raise ValueError(f"step = {found.step}, the folder is {checkpoint.name}")
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise refusal("MP644", f"{path}: {type(error).__name__}: {error}", file=str(path)) from None
+    return found
 
 
 def _parsed(document: dict[str, Any], *, old: bool) -> Manifest:
     files = {}
     for name, record in document["files"].items():
         check_name(name)
-        files[name] = FileRecord(_count(record["bytes"]), str(record["sha256"]))
+        files[name] = FileRecord(count(record["bytes"]), str(record["sha256"]))
     sequences, length = document["global_batch"]
     return Manifest(
-        step=_count(document["step"]),
-        seed=_count(document["seed"]),
-        global_batch=(_count(sequences), _count(length)),
+        step=count(document["step"]),
+        seed=count(document["seed"]),
+        global_batch=(count(sequences), count(length)),
         model_digest=str(document["model_digest"]),
         plan_digest=str(document["plan_digest"]),
-        world_size=_count(document["world_size"]),
+        world_size=count(document["world_size"]),
         torch=str(document["torch"]),
         files=files,
         data_progress=_data_progress(document["course"]),
         validation_fraction=str(document.get("validation_fraction", "0")),  # older versions could not hold out rows
-        line=FIRST_LINE if old else check_line(tuple((_count(number), _count(step)) for number, step in document["line"])),
+        line=FIRST_LINE if old else check_line(tuple((count(number), count(step)) for number, step in document["line"])),
         data=None if old else _data(document["data"]),
     )
 
@@ -158,13 +177,12 @@ def _data(document: Any) -> DataFiles | None:
     if document is None:
         return None
     return tuple(
-        DataFile(_text(file["name"]), _text(file["payload_sha256"]), _count(file["num_tokens"]), _count(file["weight"]))
-        for file in document
+        DataFile(_text(file["name"]), _text(file["payload_sha256"]), count(file["num_tokens"]), count(file["weight"])) for file in document
     )
 
 
 def _data_progress(document: dict[str, Any]) -> DataProgress:
-    skipped = tuple((_count(first), _count(stop)) for first, stop in document["skipped"])
+    skipped = tuple((count(first), count(stop)) for first, stop in document["skipped"])
     if any(first >= stop for first, stop in skipped) or any(one[1] >= two[0] for one, two in pairwise(skipped)):
         raise ValueError(f"course.skipped = {document['skipped']} is not a list of increasing ranges")
     losses = tuple(document["losses"])
@@ -173,25 +191,9 @@ def _data_progress(document: dict[str, Any]) -> DataProgress:
     return DataProgress(skipped, losses)
 
 
-def check_name(name: str) -> None:
-    """Refuse a name that is not a plain file name.
-
-    Raises:
-        ValueError: The name could refer to a file outside the folder.
-    """
-    if name in ("", ".", "..") or any(mark in name for mark in "/\\\0"):
-        raise ValueError(f"{name!r} is not a plain file name")
-
-
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{value!r} is not text")
-    return value
-
-
-def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{value!r} is not a count")
     return value
 
 
@@ -226,16 +228,9 @@ def unlisted_files(checkpoint: Path, manifest: Manifest) -> list[str]:
     """
     wrong = [f"{name}: not listed in {MANIFEST}" for name in (INDEX, PLAN) if name not in manifest.files]
     try:
-        tensors = json.loads((checkpoint / INDEX).read_text(encoding="utf-8"))["tensors"]
-        ends: dict[str, int] = {}
-        for found in tensors.values():
-            for _, _, name, offset, length in found["chunks"]:
-                check_name(name)
-                ends[name] = max(ends.get(name, 0), _count(offset) + _count(length))
-    except OSError:
-        return wrong  # reported by the comparison of files
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        return [*wrong, f"{INDEX}: {type(error).__name__}: {error}"]
+        ends = file_ends(read_index(checkpoint))
+    except MegaplanError as error:
+        return [*wrong, *(each.detail.removeprefix(f"{checkpoint}/") for each in error.diagnostics)]
     for name, end in sorted(ends.items()):
         if name not in manifest.files:
             wrong.append(f"{name}: needed by {INDEX}, not listed in {MANIFEST}")
@@ -261,7 +256,7 @@ def misplaced_files(checkpoint: Path, manifest: Manifest) -> list[str]:
 def record_of(path: Path) -> FileRecord:
     """Size and checksum of a file."""
     digest, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while block := file.read(_READ_BYTES):
             digest.update(block)
             size += len(block)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +13,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from megaplan.diagnostics import diagnostic
-from megaplan.errors import Location, MegaplanError, Severity, render_diagnostic
+from megaplan.errors import Diagnostic, Location, MegaplanError, Severity, render_diagnostic
 from megarun.checkpoint.compatible import check_compatible
+from megarun.checkpoint.index import INDEX
 from megarun.checkpoint.lines import Line, Place, by_line, next_line
-from megarun.checkpoint.manifest import FOLDER, INDEX, OLD_FORMAT, Manifest, damaged_files, finished, folder_name, read_manifest
+from megarun.checkpoint.manifest import FOLDER, OLD_FORMAT, Manifest, damaged_files, finished, folder_name, read_manifest
 from megarun.checkpoint.pieces import Pieces, PiecesLoadPlanner
 from megarun.checkpoint.state import GENERATOR, OPTIMIZER, generator_state, model_state, optimizer_state
 from megarun.checkpoint.storage import CheckpointReader, first_reason
@@ -24,6 +26,7 @@ from megarun.engine.trainer import Trainer
 from megarun.errors import refusal
 from megarun.job.run import Run
 
+UNREADABLE = "MP644"
 _MOST_NAMED = 8
 
 
@@ -48,13 +51,18 @@ def newest_complete(run: Path, group: dist.ProcessGroup, damaged: set[Path], lin
         damaged: Set to which damaged checkpoints are added; they are reported on stderr and skipped.
         line: If given, only checkpoints on this line.
     """
-    for path in _candidates(run, line, group):
+    for path in _candidates(run, line, damaged, group):
         wrong = damage(path, group)
         if wrong is None:
             return Found(path, read_manifest(path))
         damaged.add(path)
-        _report("MP646", wrong, Location(file=str(path)), Severity.WARNING)
+        report_skipped(path, wrong)
     return None
+
+
+def report_skipped(path: Path, wrong: str) -> None:
+    """Report on stderr that a checkpoint is not used, once for all ranks."""
+    _report("MP646", wrong, Location(file=str(path)), Severity.WARNING)
 
 
 def begin_line(run: Path, found: Found | None, step: int, group: dist.ProcessGroup) -> Line:
@@ -99,11 +107,11 @@ def damage(path: Path, group: dist.ProcessGroup) -> str | None:
     return "\n".join(lines) or None
 
 
-def _candidates(run: Path, line: Line | None, group: dist.ProcessGroup) -> list[Path]:
-    """Checkpoints, newest first, as rank 0 sees the folder, so that ranks with a delayed file system agree."""
+def _candidates(run: Path, line: Line | None, damaged: set[Path], group: dist.ProcessGroup) -> list[Path]:
+    """Checkpoints not known to be damaged, newest first, as rank 0 sees the folder, so that ranks with a delayed file system agree."""
     names: list[list[str]] = [[]]
     if dist.get_rank() == 0:
-        found = finished(run)
+        found = [each for each in finished(run) if each.path not in damaged]
         if line is not None:
             found = [each for each in found if each.place is not None and each.place.leads_to(Place(line, each.step))]
         names = [[each.path.name for of_line in by_line(found) for each in of_line]]
@@ -129,19 +137,36 @@ def load_checkpoint(found: Found, trainer: Trainer, run: Run, *, weights_only: b
         items += optimizer_state(trainer, job.inventory)
         if found.manifest.world_size == job.spec.mesh.world_size:
             items += generator_state(trainer)
-    reader = CheckpointReader(found.path)
-    saved = {name: tuple(tensor.size) for name, tensor in reader.read_metadata().state_dict_metadata.items()}  # type: ignore[union-attr]
-    wanted = _wanted(items, saved, found.path)
+    wanted = _agreed(lambda: _wanted(items, found.path), group)
     planner = PiecesLoadPlanner()
     try:
-        load(dict(wanted), storage_reader=reader, planner=planner, process_group=group)
+        load(dict(wanted), storage_reader=CheckpointReader(found.path), planner=planner, process_group=group)
     except (CheckpointException, OSError, RuntimeError, ValueError) as error:
-        raise refusal("MP644", f"{found.path}: {first_reason(error)}", file=str(found.path)) from None
+        raise refusal(UNREADABLE, f"{found.path}: {first_reason(error)}", file=str(found.path)) from None
     _restore_copies(items, wanted, trainer)
     return (0, START) if weights_only else (found.manifest.step, found.manifest.data_progress)
 
 
-def _wanted(items: list[tuple[str, Pieces]], saved: dict[str, tuple[int, ...]], path: Path) -> dict[str, Pieces]:
+def _agreed(action: Callable[[], dict[str, Pieces]], group: dist.ProcessGroup) -> dict[str, Pieces]:
+    """The action's result; the first failing rank's error on every rank, because the others would wait for it. Collective."""
+    result: dict[str, Pieces] = {}
+    failed: tuple[Diagnostic, ...] = ()
+    try:
+        result = action()
+    except MegaplanError as error:
+        failed = error.diagnostics
+    everyone: list[tuple[Diagnostic, ...]] = [()] * dist.get_world_size()
+    dist.all_gather_object(everyone, failed, group=group)
+    for of_rank in everyone:
+        if of_rank:
+            raise MegaplanError(of_rank)
+    return result
+
+
+def _wanted(items: list[tuple[str, Pieces]], path: Path) -> dict[str, Pieces]:
+    """The pieces to read by name; a tensor that two stages of a rank share occurs once."""
+    metadata = CheckpointReader(path).read_metadata().state_dict_metadata
+    saved = {name: tuple(tensor.size) for name, tensor in metadata.items()}  # type: ignore[union-attr]
     wanted: dict[str, Pieces] = {}
     for name, pieces in items:
         if name in saved:

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import socket
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -32,17 +33,11 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from megarun.checkpoint.manifest import (
-    FOLDER,
-    INDEX,
-    MANIFEST,
-    PLAN,
-    FileRecord,
-    Manifest,
-    check_name,
-    folder_name,
-    record_of,
-)
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Location, Severity, render_diagnostic
+from megarun.checkpoint.index import INDEX, read_index
+from megarun.checkpoint.leftovers import PARTIAL, REMOVED, REPLACED, aside
+from megarun.checkpoint.manifest import FOLDER, MANIFEST, PLAN, FileRecord, Manifest, folder_name, record_of
 from megarun.checkpoint.retention import Retention
 from megarun.errors import refusal
 
@@ -79,7 +74,7 @@ class CheckpointWriter(FileSystemWriter):
 
     def __init__(self, run: Path, manifest: Manifest, plan: str, retention: Retention) -> None:
         self._final = run / FOLDER / folder_name(manifest.step)
-        self._partial = self._final.with_name(f".{self._final.name}.partial")
+        self._partial = aside(self._final, PARTIAL)
         self._run, self._manifest, self._plan, self._retention = run, manifest, plan, retention
         super().__init__(self._partial)
 
@@ -110,14 +105,30 @@ class CheckpointWriter(FileSystemWriter):
             _write(self._partial / name, text)
             files[name] = record_of(self._partial / name)
         _write(self._partial / MANIFEST, replace(self._manifest, files=files).text())
-        replaced = self._final.with_name(f".{self._final.name}.replaced")
+        replaced = aside(self._final, REPLACED)
         if self._final.exists():  # the step is saved a second time
+            shutil.rmtree(replaced, ignore_errors=True)
             self._final.rename(replaced)
         self._partial.rename(self._final)
         _sync_folder(self._final.parent)
         shutil.rmtree(replaced, ignore_errors=True)
+        self._remove_outdated()
+
+    def _remove_outdated(self) -> None:
+        """Remove older checkpoints; a failure is a warning, because the new checkpoint is complete.
+
+        Each is renamed before its files are removed, so that none is ever half there under its own name.
+        """
         for old in self._retention.outdated(self._run, self._final, self._manifest):
-            shutil.rmtree(old)
+            removed = aside(old, REMOVED)
+            try:
+                if removed.exists():
+                    shutil.rmtree(removed)
+                old.rename(removed)
+                shutil.rmtree(removed)
+            except OSError as error:
+                detail = f"{old}: {error.strerror or error}"
+                sys.stderr.write(render_diagnostic(diagnostic("MP657", detail, Location(file=str(old)), severity=Severity.WARNING)) + "\n")
 
     def _seen(self, results: Sequence[Sequence[WriteResult]]) -> dict[str, FileRecord]:
         """The files that the ranks have written, after checking that this rank sees exactly these."""
@@ -149,13 +160,20 @@ class CheckpointReader(FileSystemReader):
         """Read the index.
 
         Raises:
-            MegaplanError: MP644 if it is not valid.
+            MegaplanError: MP644 if it is not valid, or has a dtype that checkpoints do not have.
         """
-        path = Path(self.path) / INDEX
-        try:
-            return _index(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise refusal("MP644", f"{path}: {type(error).__name__}: {error}", file=str(path)) from None
+        path = Path(self.path)
+        tensors: dict[str, Any] = {}
+        stored: dict[MetadataIndex, _StorageInfo] = {}
+        for name, found in read_index(path).items():
+            if found.dtype not in DTYPES:
+                raise refusal("MP644", f"{path / INDEX}: {name}: dtype = {found.dtype!r}", file=str(path / INDEX))
+            chunks = [ChunkStorageMetadata(torch.Size(each.offsets), torch.Size(each.sizes)) for each in found.chunks]
+            for each, chunk in zip(found.chunks, chunks, strict=True):
+                stored[MetadataIndex(name, chunk.offsets)] = _StorageInfo(each.file, each.offset, each.length)
+            properties = TensorProperties(dtype=DTYPES[found.dtype])
+            tensors[name] = TensorStorageMetadata(properties=properties, size=torch.Size(found.shape), chunks=chunks)
+        return Metadata(state_dict_metadata=tensors, storage_data=stored, storage_meta=StorageMeta())
 
 
 def first_error(error: BaseException) -> tuple[BaseException, str]:
@@ -200,20 +218,6 @@ def _index_text(metadata: Metadata, stored: dict[MetadataIndex, _StorageInfo]) -
             chunks.append([list(chunk.offsets), list(chunk.sizes), place.relative_path, place.offset, place.length])
         tensors[name] = {"dtype": str(found.properties.dtype), "shape": list(found.size), "chunks": chunks}
     return json.dumps({"tensors": tensors}) + "\n"
-
-
-def _index(document: dict[str, Any]) -> Metadata:
-    tensors: dict[str, Any] = {}
-    stored: dict[MetadataIndex, _StorageInfo] = {}
-    for name, found in document["tensors"].items():
-        chunks = []
-        for offsets, sizes, file, offset, length in found["chunks"]:
-            check_name(file)
-            chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
-            stored[MetadataIndex(name, torch.Size(offsets))] = _StorageInfo(file, offset, length)
-        properties = TensorProperties(dtype=DTYPES[found["dtype"]])
-        tensors[name] = TensorStorageMetadata(properties=properties, size=torch.Size(found["shape"]), chunks=chunks)
-    return Metadata(state_dict_metadata=tensors, storage_data=stored, storage_meta=StorageMeta())
 
 
 def _write(path: Path, text: str) -> None:

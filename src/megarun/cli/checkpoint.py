@@ -5,7 +5,6 @@ Exit status: 0 done, 1 `verify` found damage, 2 an error. Only `export` loads to
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,8 @@ from megaplan.terminal import output
 from megaplan.terminal.exit_status import ERROR
 from megaplan.units import format_bytes
 from megaplan.wording import plural
-from megarun.checkpoint.manifest import INDEX, MANIFEST, Manifest, damaged_files, list_checkpoints, read_manifest
+from megarun.checkpoint.index import read_index
+from megarun.checkpoint.manifest import MANIFEST, Manifest, damaged_files, list_checkpoints, read_manifest
 from megarun.data.identity import data_text
 from megarun.errors import refusal
 
@@ -83,27 +83,40 @@ def _size(manifest: Manifest) -> int:
 
 
 def _list(folder: Path, as_json: bool) -> int:
-    found = [(path, read_manifest(path)) for path in checkpoints_at(folder)]
+    found = [(path, _read(path)) for path in checkpoints_at(folder)]
     if as_json:
-        rows = [
-            {"path": str(path), "step": each.step, "bytes": _size(each), "world_size": each.world_size, "line": each.line}
+        rows: list[dict[str, Any]] = [
+            {"path": str(path), "damage": each}
+            if isinstance(each, str)
+            else {"path": str(path), "step": each.step, "bytes": _size(each), "world_size": each.world_size, "line": each.line}
             for path, each in found
         ]
         output.write_json({"format": LIST_FORMAT, "checkpoints": rows})
         return 0
-    head = found[0][1].place
+    head = next((each.place for _, each in found if isinstance(each, Manifest)), None)
     for path, each in found:
-        other_line = "" if each.place.leads_to(head) else "  on another line"
+        if isinstance(each, str):
+            output.write(f"{path}  damaged: {each}\n")
+            continue
+        other_line = "" if head is None or each.place.leads_to(head) else "  on another line"
         output.write(f"{path}  step {each.step:,}  {format_bytes(_size(each))}  by {plural(each.world_size, 'rank')}{other_line}\n")
     return 0
 
 
+def _read(path: Path) -> Manifest | str:
+    """The manifest, or why it cannot be read."""
+    try:
+        return read_manifest(path)
+    except MegaplanError as error:
+        return error.diagnostics[0].detail.removeprefix(f"{path}/")
+
+
 def _inspect(folder: Path, as_json: bool) -> int:
     path = checkpoints_at(folder)[0]
-    manifest, tensors = read_manifest(path), read_tensors(path)
+    manifest, tensors = read_manifest(path), read_index(path)
     if as_json:
         shown = [
-            {"name": name, "dtype": each["dtype"], "shape": each["shape"], "pieces": len(each["chunks"])} for name, each in tensors.items()
+            {"name": name, "dtype": each.dtype, "shape": list(each.shape), "pieces": len(each.chunks)} for name, each in tensors.items()
         ]
         document = {"format": INSPECT_FORMAT, "path": str(path), "manifest": manifest.document(), "tensors": shown}
         output.write_json(document)
@@ -120,28 +133,12 @@ def _inspect(folder: Path, as_json: bool) -> int:
         f"  size          {format_bytes(_size(manifest))} in {len(manifest.files)} files",
         f"  tensors       {len(tensors):,}",
         *(
-            f"    {name}  {each['dtype'].removeprefix('torch.')} {each['shape']}, {plural(len(each['chunks']), 'piece')}"
+            f"    {name}  {each.dtype.removeprefix('torch.')} {list(each.shape)}, {plural(len(each.chunks), 'piece')}"
             for name, each in tensors.items()
         ),
     ]
     output.write("\n".join(lines) + "\n")
     return 0
-
-
-def read_tensors(path: Path) -> dict[str, Any]:
-    """The index of a checkpoint: dtype, shape and chunks by name.
-
-    Raises:
-        MegaplanError: MP644 if it is not valid.
-    """
-    try:
-        found: dict[str, Any] = json.loads((path / INDEX).read_text(encoding="utf-8"))["tensors"]
-        for name, each in found.items():
-            if not (isinstance(each["dtype"], str) and isinstance(each["shape"], list) and isinstance(each["chunks"], list)):
-                raise ValueError(f"{name} has no dtype, shape and chunks")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise refusal("MP644", f"{path / INDEX}: {type(error).__name__}: {error}", file=str(path / INDEX)) from None
-    return found
 
 
 def _verify(folder: Path, as_json: bool) -> int:

@@ -123,7 +123,7 @@ DAMAGES = {
     "a changed index": ("index.json", damage_bits, "index.json: SHA-256"),
     "a broken manifest": ("manifest.json", truncate, "JSONDecodeError"),
     "a foreign manifest": ("manifest.json", lambda path: path.write_text('{"format": "megaplan.checkpoint/1"}'), "KeyError"),
-    "a newer format": ("manifest.json", lambda path: path.write_text('{"format": "megaplan.checkpoint/3"}'), "this megarun reads"),
+    "a newer format": ("manifest.json", lambda path: path.write_text('{"format": "megaplan.checkpoint/4"}'), "this megarun reads"),
 }
 
 

@@ -209,10 +209,10 @@ def test_a_checkpoint_without_a_file_that_its_index_names_is_not_whole(
     """As older versions could leave it where nodes did not share --out: `verify` reports it, and the run resumes from the previous one."""
     assert run(command(2, "--steps", "4")) == 0
     newest = tmp_path / "run" / "checkpoints" / "step-00000004"
-    document = json.loads((newest / MANIFEST).read_text())
-    del document["files"]["__0_0.distcp"]
+    manifest = read_manifest(newest)
+    del manifest.files["__0_0.distcp"]
     (newest / "__0_0.distcp").unlink()
-    (newest / MANIFEST).write_text(json.dumps(document))
+    (newest / MANIFEST).write_text(manifest.text())
     assert run(["checkpoint", "verify", str(tmp_path / "run")]) == 1
     said = capfd.readouterr()
     assert f"{newest}  damaged" in said.out

@@ -19,8 +19,9 @@ import yaml
 from megaplan.errors import MegaplanError
 from megaplan.plan.read import read_plan
 from megaplan.spec.load import load_spec
-from megarun.checkpoint.manifest import INDEX, MANIFEST, FileRecord, Manifest, damaged_files, read_manifest
-from megarun.cli.checkpoint import checkpoints_at, read_tensors
+from megarun.checkpoint.index import INDEX, read_index
+from megarun.checkpoint.manifest import MANIFEST, FileRecord, Manifest, damaged_files, manifest_digest, read_manifest
+from megarun.cli.checkpoint import checkpoints_at
 from megarun.data.format import PAYLOAD_START, PREAMBLE
 from megarun.data.token_file import TokenFile
 
@@ -132,6 +133,7 @@ class Inputs:
         self._manifest["line"] = [[0, 0], [1, 2]]
         self._manifest["data"] = [{"name": "a.tokens", "payload_sha256": "ef" * 32, "num_tokens": 40, "weight": 1}]
         chunk = [[0, 0], [4, 4], "__0_0.distcp", 0, 64]
+        self._manifest["digest"] = manifest_digest(self._manifest)
         self._index = {"tensors": {"embedding.weight": {"dtype": "torch.float32", "shape": [4, 4], "chunks": [chunk]}}}
         self.readers: dict[str, Callable[[random.Random], None]] = {
             "spec": self.spec,
@@ -156,13 +158,20 @@ class Inputs:
         for name, content in ((MANIFEST, self._manifest), (INDEX, self._index)):
             data = _text(content)
             if name == broken:
-                data = _text(mutated_tree(content, draw)) if tree else mutated_bytes(data, draw)
+                data = self._broken(content, draw) if tree else mutated_bytes(data, draw)
             (self._checkpoint / name).write_bytes(data)
         path = checkpoints_at(self._checkpoint)[0]
         found = read_manifest(path)
         damaged_files(path, found)
         found.data_progress.batch(10)
-        read_tensors(path)
+        read_index(path)
+
+    def _broken(self, content: dict[str, Any], draw: random.Random) -> bytes:
+        """A mutated tree; mostly with the digest of what it says now, so that the reader looks beyond it."""
+        tree = mutated_tree(content, draw)
+        if "digest" in tree and draw.random() < 0.8:
+            tree["digest"] = manifest_digest(tree)
+        return _text(tree)
 
     def token_file(self, draw: random.Random) -> None:
         path, data = self._folder / "some.tokens", self._tokens

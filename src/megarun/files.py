@@ -1,0 +1,47 @@
+"""Reading files that another process wrote: regular files only, and no more than a bound."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading; a link to one is followed.
+
+    A pipe would block and a device may have no end, so neither is opened: the type is looked at first, and again on the open file, which is
+    opened without blocking in case it was replaced in between.
+
+    Raises:
+        OSError: It does not exist, cannot be opened, is a loop of links, or is not a regular file.
+    """
+    _require_regular(path, path.stat().st_mode)
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    try:
+        _require_regular(path, os.fstat(file.fileno()).st_mode)
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def read_bounded(path: Path, max_bytes: int) -> str:
+    """The text of a regular file of at most `max_bytes` bytes.
+
+    Raises:
+        OSError: See `open_regular`.
+        ValueError: The file is larger, or not UTF-8.
+    """
+    with open_regular(path) as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise ValueError(f"more than {max_bytes:,} bytes")
+    return data.decode("utf-8")
+
+
+def _require_regular(path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "a folder" if stat.S_ISDIR(mode) else "not a regular file", str(path))
