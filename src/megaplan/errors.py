@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from megaplan.foreign import one_line, printable
+
 
 class Severity(StrEnum):
     """How much a diagnostic matters: an error stops the command, a warning states a consequence, a note informs."""
@@ -78,16 +80,19 @@ class Diagnostics:
 
 
 def render_diagnostic(found: Diagnostic) -> str:
-    """Plain text of one finding: summary, the values, the place, the hints; the command line only adds colour."""
+    """Plain text of one finding: summary, the values, the place, the hints; the command line only adds colour.
+
+    Values come from files that others wrote: control characters are escaped (`megaplan.foreign`).
+    """
     lines = [f"{found.severity}[{found.code}]: {found.summary}"]
-    body = [f"  {line}".rstrip() for line in found.detail.splitlines()]
+    body = [f"  {line}".rstrip() for line in printable(found.detail).split("\n")] if found.detail else []
     place = render_location(found.location)
     if place:
         body.append(f"  --> {place}")
     if body:
         lines += ["", *body]
     if found.hints:
-        lines += ["", *(f"hint: {hint}" for hint in found.hints)]
+        lines += ["", *(f"hint: {one_line(hint)}" for hint in found.hints)]
     return "\n".join(lines)
 
 
@@ -97,5 +102,5 @@ def render_location(location: Location) -> str:
     if location.line is not None:
         place = f"{place}:{location.line}" if place else f"line {location.line}"
     if place and location.key:
-        return f"{place}: {location.key}"
-    return place or location.key or ""
+        return one_line(f"{place}: {location.key}")
+    return one_line(place or location.key or "")

@@ -15,6 +15,7 @@ from megaplan.cli.diff_text import (
     ranks_label,
     verdict,
 )
+from megaplan.foreign import markdown
 from megaplan.plan.diff import PlanDiff, RankChange
 from megaplan.terminal.table import markdown_table
 from megaplan.units import format_gib
@@ -40,11 +41,11 @@ def _lines(diff: PlanDiff) -> Iterator[str]:
     yield MARKER
     yield f"### megaplan: {verdict(diff)}"
     yield ""
-    yield f"`{before}` → `{after}`, plan `{_short(diff.digests[0])}` → `{_short(diff.digests[1])}`"
-    alarms = [f"**digest:** {file}: {found.summary}" for file, found in diff.tampered]
-    alarms += [f"**{text}**" for text, _ in flip_texts(diff)]
+    yield f"`{markdown(before)}` → `{markdown(after)}`, plan `{_short(diff.digests[0])}` → `{_short(diff.digests[1])}`"
+    alarms = [f"**digest:** {markdown(file)}: {found.summary}" for file, found in diff.tampered]
+    alarms += [f"**{markdown(text)}**" for text, _ in flip_texts(diff)]
     if diff.stale:
-        alarms.append(f"**stale reason:** changed since the manual split was decided: {', '.join(diff.stale)}")
+        alarms.append(f"**stale reason:** changed since the manual split was decided: {markdown(', '.join(diff.stale))}")
     if alarms:
         yield ""
         yield from (f"- {alarm}" for alarm in alarms)
@@ -63,7 +64,7 @@ def _lines(diff: PlanDiff) -> Iterator[str]:
             yield ""
             yield f"<details><summary>{title} ({len(lines)})</summary>"
             yield ""
-            yield from (f"- {line}" for line in lines)
+            yield from (f"- {markdown(line)}" for line in lines)
             yield ""
             yield "</details>"
     for rank, sentence in rank_blocks(diff):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from xml.sax.saxutils import escape
 
 from megaplan.budget.build import build_budget
 from megaplan.budget.slots import Level, memory_over_time
 from megaplan.diagnostics import refuse
+from megaplan.foreign import xml
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.layout.planned_step import num_actions, planned_step
@@ -105,15 +105,15 @@ def render(picture: Picture) -> str:
         '<?xml version="1.0" encoding="UTF-8"?>',
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{total}" height="{height}" viewBox="0 0 {total} {height}" '
         'role="img" aria-labelledby="title about" font-family="ui-monospace, Menlo, Consolas, monospace" font-size="10">',
-        f'<title id="title">{escape(picture.title)}</title>',
-        f'<desc id="about">{escape(about)}</desc>',
+        f'<title id="title">{xml(picture.title)}</title>',
+        f'<desc id="about">{xml(about)}</desc>',
         '<defs><pattern id="weight" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
         '<rect width="5" height="5" fill="#f6d7a7"/><rect width="1.6" height="5" fill="#c98a2b"/></pattern>'
         '<pattern id="input" width="4" height="4" patternUnits="userSpaceOnUse">'
         '<rect width="4" height="4" fill="#156b6b"/><rect width="4" height="1" fill="#2f8f8f"/></pattern></defs>',
         f'<rect width="{total}" height="{height}" fill="#ffffff"/>',
-        f'<text x="12" y="22" font-size="15" font-weight="bold" fill="#10243a">{escape(picture.title)}</text>',
-        f'<text x="12" y="40" font-size="11" fill="#45566a">{escape(about)}</text>',
+        f'<text x="12" y="22" font-size="15" font-weight="bold" fill="#10243a">{xml(picture.title)}</text>',
+        f'<text x="12" y="40" font-size="11" fill="#45566a">{xml(about)}</text>',
         *_legend(step),
         *_memory_legend(picture, highest),
         *_axis(step.makespan, scale, TOP, height - BOTTOM),

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any, TextIO
 
 from megaplan.errors import Diagnostic, Severity, render_diagnostic
+from megaplan.foreign import printable
 
 ERROR_FORMAT = "megaplan.error/1"
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
@@ -20,8 +21,8 @@ _PLAIN = {"−": "-", "×": "x", "·": ".", "…": "...", "→": "->", "≤": "<
 
 
 def write(text: str) -> None:
-    """Text of the answer; characters that stdout's encoding lacks are replaced."""
-    sys.stdout.write(encodable(text, sys.stdout))
+    """Text of the answer; control characters of files that others wrote are escaped, characters that stdout lacks replaced."""
+    sys.stdout.write(encodable(printable(text), sys.stdout))
 
 
 def encodable(text: str, stream: TextIO) -> str:
@@ -38,7 +39,7 @@ def encodable(text: str, stream: TextIO) -> str:
 
 def write_json(document: Any) -> None:
     """The one document of `--json`."""
-    text = json.dumps(document, indent=2, ensure_ascii=False)
+    text = printable(json.dumps(document, indent=2, ensure_ascii=False))
     if encodable(text, sys.stdout) != text:
         text = json.dumps(document, indent=2)
     sys.stdout.write(text + "\n")
@@ -59,7 +60,7 @@ def write_styled(lines: Iterable[tuple[str, str]]) -> None:
         return
     console = _console(sys.stdout)
     for text, style in pairs:
-        console.print(text, style=style or None, markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(text), style=style or None, markup=False, highlight=False, soft_wrap=True)
 
 
 def report(diagnostics: Iterable[Diagnostic]) -> None:
@@ -77,7 +78,7 @@ def report(diagnostics: Iterable[Diagnostic]) -> None:
 
 def note(lines: Iterable[str]) -> None:
     """Plain remarks on stderr."""
-    sys.stderr.write(encodable("".join(f"{line}\n" for line in lines), sys.stderr))
+    sys.stderr.write(encodable(printable("".join(f"{line}\n" for line in lines)), sys.stderr))
 
 
 def fail(diagnostics: Sequence[Diagnostic], *, as_json: bool) -> None:

@@ -6,6 +6,8 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 
+from megaplan.foreign import one_line
+
 WIDTH = 80
 """Columns where there is no terminal to ask."""
 LEAST = 40
@@ -56,4 +58,4 @@ def markdown_table(rows: Sequence[Sequence[str]], *, left: Iterable[int] = (0,))
     """The same as a Markdown table."""
     aligned_left = set(left)
     rule = [":--" if column in aligned_left else "--:" for column in range(len(rows[0]))]
-    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (rows[0], rule, *rows[1:])]
+    return ["| " + " | ".join(one_line(cell).replace("|", "\\|") for cell in row) + " |" for row in (rows[0], rule, *rows[1:])]

@@ -1,0 +1,42 @@
+"""Text from files that others wrote, made safe to show: on a terminal, in Markdown, in XML.
+
+A terminal runs escape sequences, a line break forges a line of output, Markdown takes HTML and links, and a mark of writing direction shows
+characters in another order than they have. So every control character is shown as its escape, in the form that JSON has.
+"""
+
+from __future__ import annotations
+
+import re
+
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 without tab and line feed, DEL, C1
+    "\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"  # direction, invisible, separators, tags
+    "\ud800-\udfff]"  # no UTF-8 has them
+)
+_BREAK = re.compile("[\t\n]")
+_MARKUP = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+
+
+def printable(text: str) -> str:
+    """The text with every control character but tabs and line feeds as an escape."""
+    return _CONTROL.sub(_escape, text)
+
+
+def one_line(text: str) -> str:
+    """The text without control characters and line breaks."""
+    return _BREAK.sub(_escape, printable(text))
+
+
+def markdown(text: str) -> str:
+    """The text as a part of one line of Markdown: no HTML, no link, no image, no line of its own."""
+    return re.sub("[&<>]", lambda found: _MARKUP[found[0]], one_line(text)).replace("](", "]\\(")
+
+
+def xml(text: str) -> str:
+    """The text as character data or a quoted attribute of XML."""
+    return re.sub("[&<>]", lambda found: _MARKUP[found[0]], one_line(text)).replace('"', "&quot;").replace("'", "&apos;")
+
+
+def _escape(found: re.Match[str]) -> str:
+    units = found[0].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[index]:02x}{units[index + 1]:02x}" for index in range(0, len(units), 2))
