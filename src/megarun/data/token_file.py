@@ -173,8 +173,9 @@ class TokenFile:
         """Tokens of windows [k]: int64 [k, seq_length + 1].
 
         Raises:
-            MegaplanError: MP614 an id outside the vocabulary.
+            MegaplanError: MP614 an id outside the vocabulary, or the file has been truncated since it was opened.
         """
+        self._require_length()
         found = np.empty((len(windows), seq_length + 1), dtype=np.int64)
         for row, window in enumerate(windows.tolist()):
             found[row] = self.tokens[window * seq_length : (window + 1) * seq_length + 1]
@@ -186,6 +187,7 @@ class TokenFile:
 
     def read_starts(self, windows: NDArray[np.int64], seq_length: int) -> NDArray[np.int32]:
         """Start of the document of each token of windows [k]: int32 [k, seq_length + 1], see `starts`."""
+        self._require_length()
         found = np.zeros((len(windows), seq_length + 1), dtype=np.int32)
         for row, window in zip(found, windows.tolist(), strict=True):
             first = window * seq_length
@@ -235,6 +237,13 @@ class TokenFile:
         found = payload_sha256(self.path)
         if found != self.header.payload_sha256:
             raise self.damaged(f"sha256 of the payload = {found}\nheader.payload_sha256 = {self.header.payload_sha256}")
+
+    def _require_length(self) -> None:
+        """Refuse a file that is shorter than when it was opened: reading a mapped page behind its end would kill the process (SIGBUS)."""
+        num_bytes = self.tokens._mmap.size()  # type: ignore[attr-defined]  (of the mapped file, also if another one has its name now)
+        if num_bytes < self.header.file_bytes:
+            detail = f"truncated while it is read: it has {num_bytes:,} bytes, when it was opened {self.header.file_bytes:,}"
+            raise self.damaged(detail)
 
     def damaged(self, detail: str) -> MegaplanError:
         """MP614 for this file."""

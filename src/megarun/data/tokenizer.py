@@ -19,10 +19,11 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
 from megarun.data.corpus import Corpus
-from megarun.data.format import MAX_VOCAB_SIZE, MIN_VOCAB_SIZE
+from megarun.data.format import MIN_VOCAB_SIZE
 from megarun.errors import refusal
 
 END_OF_DOCUMENT = "<|end_of_document|>"
+MAX_TRAINED_VOCAB_SIZE = 2**24  # the trainer reserves memory for every id, and aborts the process if there is too little
 SAMPLE_BYTES = 4_000_000  # a larger sample hardly changes a vocabulary of a few ten thousand, and takes longer
 SEGMENT_CHARACTERS = 1 << 20
 # The pre-tokenizer always separates a line end that precedes a printable character, whatever is before it, so splitting a text in front
@@ -93,8 +94,8 @@ def check_vocab_size(kind: TokenizerKind, vocab_size: int) -> None:
     if kind is TokenizerKind.BYTES and vocab_size != MIN_VOCAB_SIZE:
         detail = f"--tokenizer bytes, --vocab-size {vocab_size}: bytes have {MIN_VOCAB_SIZE} ids"
         raise refusal("MP618", detail, "--vocab-size", ("omit --vocab-size",))
-    if not MIN_VOCAB_SIZE <= vocab_size <= MAX_VOCAB_SIZE:
-        bounds = f"{MIN_VOCAB_SIZE:,} <= --vocab-size <= {MAX_VOCAB_SIZE:,}"
+    if not MIN_VOCAB_SIZE <= vocab_size <= MAX_TRAINED_VOCAB_SIZE:
+        bounds = f"{MIN_VOCAB_SIZE:,} <= --vocab-size <= {MAX_TRAINED_VOCAB_SIZE:,}"
         raise refusal("MP618", f"--vocab-size = {vocab_size:,}; {bounds}", "--vocab-size", (f"--vocab-size {MIN_VOCAB_SIZE}",))
 
 

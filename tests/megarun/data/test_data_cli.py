@@ -112,6 +112,7 @@ def test_a_failure_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["--tokenizer", "words"], "'words' is neither bpe nor bytes"),
         (["--vocab-size", "many"], "--vocab-size"),
         (["--vocab-size", "12"], "MP618"),
+        (["--vocab-size", "4294967296"], "MP618"),
         (["--tokenizer", "bytes", "--vocab-size", "2048"], "MP618"),
         (["--limit-bytes", "8 parsecs"], "unknown unit"),
         (["--limit-bytes", "0"], "is too small"),

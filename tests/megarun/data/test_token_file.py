@@ -58,6 +58,20 @@ def refused(path: Path, code: str, capsys: pytest.CaptureFixture[str], words: tu
     return found.detail
 
 
+def test_a_file_that_shrinks_while_it_is_read_is_refused(token_file: Any) -> None:
+    """Its mapped pages behind the new end would kill the process; a file of another name, or one that grows, does not matter."""
+    path = token_file(DOCUMENTS)
+    source = TokenFile(path)
+    expected = source.rows(0, 0, 1, 2)
+    path.rename(path.with_name("moved"))
+    path.write_bytes(b"")
+    assert (source.rows(0, 0, 1, 2) == expected).all()
+    os.truncate(path.with_name("moved"), 4100)
+    for read in (source.rows, source.starts):
+        with pytest.raises(MegaplanError, match="MP614.*truncated while it is read: it has 4,100 bytes"):
+            read(0, 0, 1, 2)
+
+
 def test_a_good_file(token_file: Any) -> None:
     """The reader agrees with a file that was made from the reference page alone."""
     source = TokenFile(token_file(DOCUMENTS))

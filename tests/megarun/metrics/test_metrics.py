@@ -1,5 +1,6 @@
 """The figures of a step's line that are not measured but computed."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from megaplan.layout.build import build_layout
 from megaplan.spec.models import Spec
 from megarun.errors import MegaplanError
 from megarun.job.job import Job
+from megarun.metrics.file import FILE_NAME, MetricsFile
 from megarun.metrics.memory import planned_bytes
+from megarun.metrics.records import Evaluated
 from megarun.metrics.tensorboard import Board, require_tensorboard
 from megarun.metrics.utilisation import Utilisation
 
@@ -69,3 +72,24 @@ def test_tensorboard_gets_every_number(tmp_path: Path) -> None:
         "rank_allocated_bytes/1": [(4, 8.0)],
         "router_load/3": [(4, 1.5)],
     }
+
+
+def records(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("before", ["", '{"step": 1}\n', '{"step": 1}\n{"ste', '{"ste', '{"step": 1}\n' + "x" * 200_000])
+def test_a_torn_line_does_not_merge_with_the_next(before: str, tmp_path: Path) -> None:
+    """A process killed while it writes leaves a part of a line."""
+    path = tmp_path / FILE_NAME
+    path.write_text(before)
+    with MetricsFile(tmp_path, 0, resumed=True) as metrics:
+        metrics.write(Evaluated(2, 1.0, 1, 1.0))
+    assert [each["step"] for each in records(path)] == ([1, 2] if '{"step": 1}' in before else [2])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_an_error_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).symlink_to("/dev/full")
+    with MetricsFile(tmp_path, 0, resumed=True) as metrics, pytest.raises(MegaplanError, match=r"MP661.*No space left"):
+        metrics.write(Evaluated(2, 1.0, 1, 1.0))
