@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests/megarun/faults"))
 
 from fault_bench import LIMIT_SECONDS, SAVE_EVERY, STEPS, Bench, Outcome  # noqa: E402
-from fault_cases import KILLS, PROCESSES, QUICK, STOPS, RefusedError  # noqa: E402
+from fault_cases import KILLS, PROCESSES, QUICK, SLOW, STOPS, RefusedError  # noqa: E402
 
 PAGE = ROOT / "docs/reference/faults.md"
 
@@ -30,14 +30,16 @@ def page(rows: list[Outcome]) -> str:
         "a run that nothing interrupts, bitwise. `tests/megarun/faults` holds the same cases as tests; the seeds draw time and rank.",
         "",
         "Seconds are from the fault to the end of the last process, or of the refused command; past its own timeout nothing may take over",
-        f"{LIMIT_SECONDS:.0f}. Steps lost were made and had to be made again; a dash: none had been made.",
+        f"{LIMIT_SECONDS:.0f}. Steps lost were made and had to be made again; a dash: none had been made. Where torchrun",
+        "started the ranks the exit status is its own.",
         "",
-        "| What happened | What the user read | Steps lost | Seconds to end |",
-        "|---|---|--:|--:|",
+        "| What happened | What the user read | Exit | Steps lost | Seconds to end |",
+        "|---|---|--:|--:|--:|",
     ]
     for row in rows:
         said = row.said.replace("|", "\\|")
-        lines.append(f"| {row.happened} | {said} | {'–' if row.steps_lost is None else row.steps_lost} | {row.seconds:.1f} |")
+        lost = "–" if row.steps_lost is None else row.steps_lost
+        lines.append(f"| {row.happened} | {said} | {row.status} | {lost} | {row.seconds:.1f} |")
     return "\n".join(lines) + "\n"
 
 
@@ -47,7 +49,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20, choices=range(1, len(KILLS) + 1), metavar="N")
     parser.add_argument("--only", default="", metavar="TEXT")
     chosen = parser.parse_args()
-    cases = {name: KILLS[name] for name in list(KILLS)[: chosen.kills]} | STOPS | QUICK | PROCESSES
+    cases = {name: KILLS[name] for name in list(KILLS)[: chosen.kills]} | STOPS | QUICK | PROCESSES | SLOW
     rows, failed = [], []
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder) / "bench")

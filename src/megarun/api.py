@@ -108,6 +108,8 @@ def train(
     tensorboard: bool = False,
     compile: bool = False,
     start_timeout: float = START_TIMEOUT_SECONDS,
+    first_step_timeout: float = 1800.0,
+    step_timeout: float = 300.0,
 ) -> Trained:
     """Train a plan, as `megarun train` does. Every process of the job calls it, from its main thread; torchrun starts several.
 
@@ -132,6 +134,8 @@ def train(
         tensorboard: Write the metrics for TensorBoard too.
         compile: torch.compile each block; memory is then not the plan's.
         start_timeout: Seconds to wait for every process of the job.
+        first_step_timeout: Seconds that a rank may take for the first step, for a save and for an evaluation, until the job ends.
+        step_timeout: Seconds that a rank may be in one place of a later step.
 
     Returns:
         `history`: what every step of this start measured (`loss` in nats per token, `step_seconds`, `allocated_bytes`, …); `stopped_by`:
@@ -165,9 +169,10 @@ def train(
         compiled=compile,
     )
     from megarun.launch.process_group import read_launch  # noqa: PLC0415  (torch takes seconds to load)
+    from megarun.launch.progress import Timeouts  # noqa: PLC0415
     from megarun.training.loop import train as train_run  # noqa: PLC0415
 
-    return train_run(run, read_launch(start_timeout, run.job.spec.mesh))
+    return train_run(run, read_launch(start_timeout, run.job.spec.mesh), Timeouts(first_step_timeout, step_timeout))
 
 
 def _words(data: Data) -> list[str]:

@@ -64,6 +64,8 @@ def train(
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write the metrics for TensorBoard.")] = False,
     compiled: Annotated[bool, typer.Option("--compile", help="torch.compile each block; the memory then differs from the plan.")] = False,
     start_timeout: Annotated[float, typer.Option("--start-timeout", min=1, metavar="S", help="Seconds to wait for every process.")] = 60,
+    first_step_timeout: Annotated[float, typer.Option(min=1, metavar="S", help="Seconds for the first step, a save or evaluation.")] = 1800,
+    step_timeout: Annotated[float, typer.Option(min=1, metavar="S", help="Seconds in one place of a step until the job ends.")] = 300,
     with_traceback: Annotated[bool, typer.Option("--traceback", help="Also print Python's traceback of an error.")] = False,
 ) -> int:
     """Train PLAN on FILE.
@@ -72,8 +74,8 @@ def train(
 
         torchrun --standalone --nproc-per-node N -m megarun train PLAN --data FILE --out DIR
 
-    SIGTERM and SIGINT save and stop all ranks after the same step (exit 143 and 130); the same command resumes, with this plan or another
-    plan of the same model.
+    SIGTERM, SIGINT, SIGUSR1 and SIGHUP save and stop all ranks after the same step (exit 128 + number: 143, 130, 138, 129); the same
+    command resumes, with this plan or another plan of the same model.
     """
     # Torch takes seconds to load: what is wrong with the words, the plan or the data is said before.
     from megarun.api import Evaluation, prepare_run  # noqa: PLC0415
@@ -96,13 +98,14 @@ def train(
             compiled=compiled,
         )
         from megarun.launch.process_group import read_launch  # noqa: PLC0415
+        from megarun.launch.progress import Timeouts  # noqa: PLC0415
         from megarun.metrics.display import print_summary  # noqa: PLC0415
         from megarun.metrics.file import FILE_NAME  # noqa: PLC0415
         from megarun.training.loop import train as train_job  # noqa: PLC0415
 
         launch = read_launch(start_timeout, job.spec.mesh)
         exit_on_peer_failure(launch)
-        trained = train_job(prepared, launch)
+        trained = train_job(prepared, launch, Timeouts(first_step_timeout, step_timeout))
         if launch.rank == 0 and trained.history:
             print_summary(job.spec.name, trained.history, str(out / FILE_NAME))
     except Exception as error:  # the last resort: no user sees a traceback unasked

@@ -6,6 +6,7 @@ The other ranks fail as a consequence with a closed connection, or block in a co
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import sys
 import threading
@@ -13,24 +14,27 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, MegaplanError, render_diagnostic
 from megaplan.spec.models import Mesh
 from megaplan.terminal.exit_status import ERROR
 from megarun.errors import place
+from megarun.launch.process import ProcessIdentity
 
 if TYPE_CHECKING:
     from megarun.launch.process_group import Launch
 
-FIRST, PRINTED = "megarun/first_failure", "megarun/failure_printed"
+FIRST, PRINTED, STUCK = "megarun/first_failure", "megarun/failure_printed", "megarun/stuck"
 WAIT = timedelta(seconds=5)
 POLL_SECONDS, GRACE_SECONDS = 1.0, 10.0
 MISSING_PROCESS_CODES = frozenset({"MP650", "MP651", "MP652"})
 
 
-def report_failure(error: Exception, launch: Launch | None = None, mesh: Mesh | None = None, *, with_traceback: bool = False) -> None:
+def report_failure(
+    error: Exception, launch: Launch | None = None, mesh: Mesh | None = None, *, with_traceback: bool = False, noticed: bool = False
+) -> None:
     """Print the error on stderr if this rank failed first; else wait until that rank has printed its own.
 
     Args:
@@ -38,6 +42,7 @@ def report_failure(error: Exception, launch: Launch | None = None, mesh: Mesh | 
         launch: Launch of the processes; None if they have not joined the store, which this function then does.
         mesh: Mesh of the plan if it is known, for the rank's coordinates.
         with_traceback: Whether to print the traceback, too.
+        noticed: Whether the error is about another rank, which this one has noticed.
     """
     is_missing_process = isinstance(error, MegaplanError) and error.diagnostics[0].code in MISSING_PROCESS_CODES
     if launch is None and is_missing_process:
@@ -51,7 +56,8 @@ def report_failure(error: Exception, launch: Launch | None = None, mesh: Mesh | 
         if not _is_first(several):
             return
         known = mesh if mesh is not None and mesh.world_size == several.world_size else None
-        sys.stderr.write(f"{place(several.rank, known)} of {several.world_size} failed first:\n\n")
+        what = "noticed" if noticed else "failed first"
+        sys.stderr.write(f"{place(several.rank, known)} of {several.world_size} {what}:\n\n")
     for found in diagnostics_of(error):
         sys.stderr.write(render_diagnostic(found) + "\n")
     if with_traceback:
@@ -80,7 +86,7 @@ def exit_on_peer_failure(launch: Launch) -> None:
         except RuntimeError:
             pass  # torchrun, or rank 0 of processes started by hand, has exited and the store with it
         if not over.wait(GRACE_SECONDS):
-            os._exit(ERROR)
+            exit_after_failure(store, ERROR)
 
     thread = threading.Thread(target=watch, name="first failure", daemon=True)
     thread.start()
@@ -91,6 +97,17 @@ def exit_on_peer_failure(launch: Launch) -> None:
 
     # C++ threads abort at interpreter shutdown: the watching thread, which runs in the store's C++ code, is joined before that
     atexit.register(stop)
+
+
+def exit_after_failure(store: Any, status: int) -> None:
+    """Exit this process at once, after killing the stuck processes of its machine: one that is stopped cannot exit itself."""
+    with suppress(RuntimeError, ValueError, KeyError, TypeError):
+        if store.check([STUCK]):
+            for each in json.loads(store.get(STUCK)):
+                ProcessIdentity.parse(each).kill()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def exit_process(status: int) -> None:

@@ -22,6 +22,7 @@ from megaplan.spec.models import Mesh
 from megarun.errors import place, refusal
 
 START_TIMEOUT_SECONDS = 60.0
+FLIGHT_RECORDER_ENTRIES = "2000"
 JOIN_SECONDS = 2.0  # the store's own attempts end slightly after the limit
 MOST_NAMED = 8
 RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
@@ -147,17 +148,33 @@ def choose_device(launch: Launch) -> torch.device:
     return device
 
 
+def device_text(device: torch.device) -> str:
+    """The device as all ranks must have it: type, and the model of a GPU, whose kernels decide the last bits."""
+    return device.type if device.type != "cuda" else f"cuda, {torch.cuda.get_device_name(device)}"
+
+
 @contextmanager
-def process_group(launch: Launch, device: torch.device) -> Iterator[None]:
+def process_group(launch: Launch, device: torch.device, timeout: float | None = None) -> Iterator[None]:
     """The default process group: NCCL on CUDA, gloo on CPU, also for one process.
 
     A failing process of several does not destroy it, because that could deadlock with ranks that wait for this one.
+
+    Args:
+        launch: Launch of this rank.
+        device: Device of this rank.
+        timeout: Time in seconds after which a collective fails; torch's default if None.
     """
     # a group in a reference cycle keeps gloo's threads alive, and a thread that returns to Python during interpreter shutdown aborts the
     # process (pytorch/pytorch#190489): collecting the cycle first joins the threads
     atexit.register(gc.collect)
     backend, bound = ("nccl", device) if device.type == "cuda" else ("gloo", None)
-    dist.init_process_group(backend, store=launch.store, rank=launch.rank, world_size=launch.world_size, device_id=bound)
+    if bound is not None:  # torch's flight recorder: the last collectives of every rank, dumped when one times out
+        for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"):
+            os.environ.setdefault(name, FLIGHT_RECORDER_ENTRIES)
+        os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+    limit = None if timeout is None else timedelta(seconds=timeout)
+    place = {"store": launch.store, "rank": launch.rank, "world_size": launch.world_size}
+    dist.init_process_group(backend, timeout=limit, device_id=bound, **place)
     try:
         yield
     except BaseException:

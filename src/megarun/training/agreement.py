@@ -1,8 +1,8 @@
-"""Checks that all ranks of a job have the same settings, through the job's store, before any process group is created.
+"""Checks that all ranks of a job have the same settings, software, device and folder, before any process group is created.
 
 Different settings would otherwise silently train another model, or deadlock: the mesh decides a rank's groups, `--save-every` its
-collectives. Every rank compares a digest with rank 0's, and reads rank 0's settings only if it differs. All ranks then fail with the same
-message.
+collectives. Through the job's store every rank compares a digest with rank 0's, and reads rank 0's settings only if it differs. All ranks
+then fail with the same message.
 
 Paths are not compared: a folder may have another name on another node. Token files are compared by their headers, a checkpoint to resume
 from by its manifest.
@@ -12,21 +12,29 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import socket
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from megaplan import __version__
 from megarun.checkpoint.manifest import MANIFEST
 from megarun.data.identity import DataFiles, data_text
 from megarun.errors import place, refusal
 from megarun.job.run import KEYWORDS, Run
 from megarun.launch.process_group import Launch
+from megarun.training.folder import STALE_SECONDS, sees
 
 PREFIX = "megarun/inputs"
-DIGEST, TEXT, VERDICT = f"{PREFIX}/digest", f"{PREFIX}/text", f"{PREFIX}/verdict"
+DIGEST, TEXT, TOKEN = f"{PREFIX}/digest", f"{PREFIX}/text", f"{PREFIX}/token"
+SEE_SECONDS = 10.0
+PACKAGES = ("torch", "triton", "numpy")
 ACKNOWLEDGE_LIMIT = timedelta(seconds=5)
 ABSENT = "absent"
 MOST_NAMED = 8
@@ -41,7 +49,7 @@ def require_agreement(run: Run, launch: Launch, device: str) -> None:
     Args:
         run: Run of this rank.
         launch: Launch of this rank, with the store.
-        device: Device type of this rank, which decides the backend.
+        device: Device of this rank, as `device_text` names it.
 
     Raises:
         MegaplanError: MP656 on every rank if any rank's settings differ from rank 0's; MP650 if a rank does not publish its settings in
@@ -52,22 +60,52 @@ def require_agreement(run: Run, launch: Launch, device: str) -> None:
     inputs = inputs_of(run, device)
     text = json.dumps(inputs)
     digest = hashlib.sha256(json.dumps({key: compared for key, (compared, _) in inputs.items()}, sort_keys=True).encode()).hexdigest()
+    lines: list[str] = []
     if launch.rank == 0:
         launch.store.set(TEXT, text)
         launch.store.set(DIGEST, digest)
-        verdict = "\n".join(_account(_answers(launch), run))
-        launch.store.set(VERDICT, verdict)
+    elif _read(launch, DIGEST) != digest:
+        lines = differences(inputs, json.loads(_read(launch, TEXT)))
+    _conclude("MP656", "settings", lines, run, launch)
+
+
+def require_one_folder(run: Run, launch: Launch, token: str) -> None:
+    """Check that every rank reads rank 0's lock in its own `--out`; every process of the job calls it.
+
+    Args:
+        run: Run of this rank.
+        launch: Launch of this rank, with the store.
+        token: Token of rank 0's lock; on other ranks it is read from the store.
+
+    Raises:
+        MegaplanError: MP659 on every rank if a rank has another folder; MP650 if a rank does not answer in time.
+    """
+    if launch.world_size == 1:
+        return
+    lines: list[str] = []
+    if launch.rank == 0:
+        launch.store.set(TOKEN, token)
+    else:  # rank 0 may wait for the lock of a job that was killed on another machine
+        wrong = sees(run.out, _read(launch, TOKEN, launch.start_timeout + STALE_SECONDS), SEE_SECONDS)
+        lines = [wrong] if wrong else []
+    _conclude("MP659", "folder", lines, run, launch)
+
+
+def _conclude(code: str, topic: str, lines: list[str], run: Run, launch: Launch) -> None:
+    """Give rank 0 this rank's lines, none if all is well; every rank raises the same error if any has lines."""
+    verdict_key = f"{PREFIX}/{topic}/verdict"
+    if launch.rank == 0:
+        verdict = "\n".join(_account(_answers(launch, topic), run))
+        launch.store.set(verdict_key, verdict)
         if verdict:  # this rank may host the store, which closes when it exits
             with suppress(RuntimeError):
-                launch.store.wait([_key("acknowledged", rank) for rank in range(1, launch.world_size)], ACKNOWLEDGE_LIMIT)
+                launch.store.wait([_key(topic, "acknowledged", rank) for rank in range(1, launch.world_size)], ACKNOWLEDGE_LIMIT)
     else:
-        same = _read(launch, DIGEST) == digest
-        lines = [] if same else differences(inputs, json.loads(_read(launch, TEXT)))
-        launch.store.set(_key("answer", launch.rank), json.dumps([socket.gethostname(), lines]))
-        verdict = _read(launch, VERDICT, 2 * launch.start_timeout)  # rank 0 finds the ranks that do not answer
-        launch.store.set(_key("acknowledged", launch.rank), "1")
+        launch.store.set(_key(topic, "answer", launch.rank), json.dumps([socket.gethostname(), lines]))
+        verdict = _read(launch, verdict_key, 2 * launch.start_timeout)  # rank 0 finds the ranks that do not answer
+        launch.store.set(_key(topic, "acknowledged", launch.rank), "1")
     if verdict:
-        raise refusal("MP656", verdict)
+        raise refusal(code, verdict)
 
 
 def inputs_of(run: Run, device: str) -> Inputs:
@@ -87,12 +125,35 @@ def inputs_of(run: Run, device: str) -> Inputs:
         "--eval-every": run.held_out.every if run.held_out else None,
         "--eval-batches": run.held_out.num_batches if run.held_out else None,
         "device": device,
+        "python": platform.python_version(),
+        **{f"{name} version": _version(name) for name in PACKAGES},
+        "megaplan version": __version__,
+        "source code": _source_digest(),
     }
     found = {key: (text := json.dumps(value), text) for key, value in values.items()}
     found["--data"] = _data(run.source.identity)
     found["--eval-data"] = _data(run.held_out.source.identity if run.held_out else ())
     found["--resume"] = _resume(saved.resume)
     return found
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+@cache
+def _source_digest() -> str:
+    """SHA-256 of the installed sources, by module: an installation from a working tree has the same version after every change."""
+    digest = hashlib.sha256()
+    for package in ("megaplan", "megarun", "megakernels"):
+        found = find_spec(package)
+        for folder in map(Path, (found.submodule_search_locations if found is not None else None) or ()):
+            for path in sorted(folder.rglob("*.py")):
+                digest.update(f"{package}/{path.relative_to(folder).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
 
 
 def _leaves(path: str, value: Any) -> Iterable[tuple[str, Any]]:
@@ -127,11 +188,12 @@ def differences(ours: Inputs, first: Mapping[str, Iterable[str]]) -> list[str]:
     return stated or [line for _, line in lines]
 
 
-def _answers(launch: Launch) -> dict[int, tuple[str, list[str]]]:
+def _answers(launch: Launch, topic: str) -> dict[int, tuple[str, list[str]]]:
     """Host and differences of every other rank that differs."""
     ranks = range(1, launch.world_size)
-    _wait(launch, [_key("answer", rank) for rank in ranks], launch.start_timeout)
-    answers = {rank: json.loads(launch.store.get(_key("answer", rank))) for rank in ranks}
+    # a rank looks for the lock before it answers
+    _wait(launch, [_key(topic, "answer", rank) for rank in ranks], launch.start_timeout + SEE_SECONDS * (topic == "folder"))
+    answers = {rank: json.loads(launch.store.get(_key(topic, "answer", rank))) for rank in ranks}
     return {rank: (host, lines) for rank, (host, lines) in answers.items() if lines}
 
 
@@ -155,8 +217,8 @@ def _named(ranks: list[int], run: Run) -> str:
     return f"ranks {shown}" + (f" and {len(ranks) - MOST_NAMED} more" if len(ranks) > MOST_NAMED else "")
 
 
-def _key(name: str, rank: int) -> str:
-    return f"{PREFIX}/{name}/{rank}"
+def _key(topic: str, name: str, rank: int) -> str:
+    return f"{PREFIX}/{topic}/{name}/{rank}"
 
 
 def _read(launch: Launch, key: str, limit: float | None = None) -> str:

@@ -7,11 +7,13 @@ batches = this rank's rows of each step
 keeper  = checkpoints: the one to start from, and when to save
 evaluator = the loss of held-out tokens, at intervals
 guard   = bad steps: the batch of each step, and whether its update is applied
+watch   = ends the job if a rank is stuck, and names it
 """
 
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +23,9 @@ from megarun.data.batches import Batches
 from megarun.engine.trainer import Trainer, sharded_stages
 from megarun.job.run import Run
 from megarun.launch.interrupt import Interrupt
-from megarun.launch.process_group import Launch, choose_device, process_group
+from megarun.launch.process_group import Launch, choose_device, device_text, process_group
+from megarun.launch.progress import Progress, Timeouts
+from megarun.launch.watch import Watch
 from megarun.metrics.display import Display
 from megarun.metrics.file import MetricsFile
 from megarun.metrics.memory import allocated_bytes, planned_bytes
@@ -29,9 +33,12 @@ from megarun.metrics.records import RankMemory, StepMetrics, routing_keys
 from megarun.metrics.utilisation import Utilisation
 from megarun.optim.rates import learning_rate
 from megarun.parallel.groups.mesh import RankMesh, build_mesh
-from megarun.training.agreement import require_agreement
+from megarun.training.agreement import require_agreement, require_one_folder
 from megarun.training.bad_steps import StepGuard
 from megarun.training.evaluation import Evaluator
+from megarun.training.folder import RunFolder
+
+TIMEOUT_MARGIN_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,30 +54,48 @@ class Trained:
     stopped_by: int
 
 
-def train(run: Run, launch: Launch) -> Trained:
+def train(run: Run, launch: Launch, timeouts: Timeouts | None = None) -> Trained:
     """Train the run's job; every process of the job calls it.
 
+    Args:
+        run: The run.
+        launch: Launch of this rank.
+        timeouts: Time limits of a rank in one place of a step.
+
     Raises:
-        MegaplanError: A device is missing, the ranks' settings differ, the folder already has a run, torch's schedule differs from the
-            plan's, or too many steps are bad.
+        MegaplanError: A device is missing, the ranks' settings or folders differ, another job uses the folder, it already has a run,
+            torch's schedule differs from the plan's, or too many steps are bad.
     """
     device = choose_device(launch)
-    require_agreement(run, launch, device.type)
-    with Interrupt() as interrupt, process_group(launch, device):
+    require_agreement(run, launch, device_text(device))
+    with ExitStack() as stack:
+        folder = stack.enter_context(RunFolder(run.out)) if launch.rank == 0 else None
+        require_one_folder(run, launch, folder.holder.token if folder is not None else "")
+        interrupt = stack.enter_context(Interrupt())
+        progress = Progress(timeouts)
+        stack.enter_context(Watch(launch, run.job.spec.mesh, progress, interrupt))
+        # the watch ends a stuck job and knows which rank is stuck; torch's own timeout comes after it
+        stack.enter_context(process_group(launch, device, 2 * progress.limit + TIMEOUT_MARGIN_SECONDS))
         mesh = build_mesh(run.job.spec.mesh, device)
-        keeper = Keeper(run)
+        keeper = Keeper(run, folder.require if folder is not None else None)
         start = keeper.find()
-        with (
-            MetricsFile(run.out, mesh.rank, resumed=start is not None or launch.restarted, tensorboard=run.tensorboard) as metrics_file,
-            Display(run.num_steps, mesh.rank) as display,
-        ):
-            trained = train_steps(run, mesh, keeper, interrupt, metrics_file, display)
-    return trained
+        resumed = start is not None or launch.restarted
+        metrics_file = stack.enter_context(MetricsFile(run.out, mesh.rank, resumed=resumed, tensorboard=run.tensorboard))
+        display = stack.enter_context(Display(run.num_steps, mesh.rank))
+        return train_steps(run, mesh, keeper, interrupt, metrics_file, display, progress)
 
 
-def train_steps(run: Run, mesh: RankMesh, keeper: Keeper, interrupt: Interrupt, metrics_file: MetricsFile, display: Display) -> Trained:
+def train_steps(
+    run: Run,
+    mesh: RankMesh,
+    keeper: Keeper,
+    interrupt: Interrupt,
+    metrics_file: MetricsFile,
+    display: Display,
+    progress: Progress | None = None,
+) -> Trained:
     """Build the trainer, then step: read, train, measure, write, save."""
-    job, training = run.job, run.job.spec.training
+    job, training, progress = run.job, run.job.spec.training, progress or Progress()
     trainer = Trainer(job, mesh, sharded_stages(job, mesh, compiled=run.compiled))
     batches = Batches(run.source, job.spec, mesh)
     guard = StepGuard(training.bad_steps, keeper, trainer)
@@ -81,9 +106,12 @@ def train_steps(run: Run, mesh: RankMesh, keeper: Keeper, interrupt: Interrupt, 
     stopped_by = 0
     while step < run.num_steps and not stopped_by:
         began = time.perf_counter()
+        progress.enter("reading a batch", step + 1)
         batch = batches.at(guard.data_progress.batch(step))
         data_seconds = time.perf_counter() - began
+        progress.enter("computing")
         result = trainer.measure(batch)
+        progress.enter("updating")
         bad = guard.judge(step, result)
         if bad is not None:
             metrics_file.write(bad)
@@ -121,11 +149,14 @@ def train_steps(run: Run, mesh: RankMesh, keeper: Keeper, interrupt: Interrupt, 
         display.show(metrics)
         last = step == run.num_steps
         if held_out is not None and evaluator is not None and (last or step % held_out.every == 0):
+            progress.enter("evaluating")
             evaluated = evaluator.evaluate(step, interrupt, keeper.control)
             if evaluated is not None:
                 metrics_file.write(evaluated)
                 display.show_evaluation(evaluated)
+        progress.enter("agreeing on signals")
         stopped_by = keeper.poll_interrupt(interrupt)
+        progress.enter("saving")
         keeper.after(step, guard.data_progress, last=last, stopped=stopped_by > 0)
     return Trained(history, stopped_by)
 

@@ -61,12 +61,14 @@ class Outcome:
         said: What the user read.
         steps_lost: Steps that had to be made again; None where nothing had been made.
         seconds: From the fault to the end of the process.
+        status: Exit status of the process, of torchrun if it started the ranks.
     """
 
     happened: str
     said: str
     steps_lost: int | None
     seconds: float
+    status: int
 
 
 class Bench:
@@ -225,7 +227,7 @@ def refused(bench: Bench, happened: str, words: list[str], code: str) -> Outcome
     """A command that must end with one error and leave what is saved as it was."""
     status, said, seconds = bench.here(words)
     assert status == ERROR, said
-    return Outcome(happened, first_line(said, f"error[{code}]"), None, seconds)
+    return Outcome(happened, first_line(said, f"error[{code}]"), None, seconds, status)
 
 
 def flip(path: Path) -> None:

@@ -36,6 +36,8 @@ from fault_bench import (
     wait_for,
     wait_for_step,
 )
+from fault_files import FILES
+from fault_hangs import HANGS
 from fault_trust import OTHER_WORDS, back_to_an_older_one, folder_not_shared, newest_two_damaged, other_data, other_words
 
 from megarun.checkpoint.manifest import list_checkpoints, read_manifest
@@ -67,7 +69,7 @@ def killed(bench: Bench, seed: int) -> Outcome:
         row = refused(bench, happened + ", before the first save", bench.words(bench.one, out), "MP608")
         return replace(row, steps_lost=max(losses(out)), seconds=seconds)
     resumed, lost = bench.resume(out, saved)
-    return Outcome(happened, first_line(resumed, "resumed from"), lost, seconds)
+    return Outcome(happened, first_line(resumed, "resumed from"), lost, seconds, process.returncode)
 
 
 def stopped(bench: Bench, number: signal.Signals, seed: int) -> Outcome:
@@ -85,7 +87,11 @@ def stopped(bench: Bench, number: signal.Signals, seed: int) -> Outcome:
     _, lost = bench.resume(out, newest_step(out))
     assert lost == 0
     return Outcome(
-        f"{number.name} to torchrun in step {step + 1} or later (seed {seed})", first_line(said.read_text(), "saved"), 0, seconds
+        f"{number.name} to torchrun in step {step + 1} or later (seed {seed})",
+        first_line(said.read_text(), "saved"),
+        0,
+        seconds,
+        process.returncode,
     )
 
 
@@ -103,7 +109,7 @@ def struck_here(bench: Bench, number: signal.Signals, place: str) -> Outcome:
     assert 0 < newest_step(out) == max(losses(out)) < STEPS
     _, lost = bench.resume(out, newest_step(out))
     assert lost == 0
-    return Outcome(f"{number.name} to one process inside of {place}", first_line(said, "saved"), 0, seconds)
+    return Outcome(f"{number.name} to one process inside of {place}", first_line(said, "saved"), 0, seconds, status)
 
 
 def struck(bench: Bench, number: signal.Signals, place: str) -> Outcome:
@@ -117,7 +123,7 @@ def struck(bench: Bench, number: signal.Signals, place: str) -> Outcome:
     assert [int((counts / str(rank)).read_text()) for rank in range(2)] == [newest_step(out)] * 2
     _, lost = bench.resume(out, newest_step(out))
     assert lost == 0
-    return Outcome(f"{number.name} to torchrun inside of {place}", first_line(said.read_text(), "saved"), 0, seconds)
+    return Outcome(f"{number.name} to torchrun inside of {place}", first_line(said.read_text(), "saved"), 0, seconds, process.returncode)
 
 
 def disk_full_of_one(bench: Bench) -> Outcome:
@@ -129,7 +135,7 @@ def disk_full_of_one(bench: Bench) -> Outcome:
     assert newest_step(out) == 2, said.read_text()
     read = first_line(said.read_text(), "error[MP645]")
     _, lost = bench.resume(out, 2)
-    return Outcome("disk full for one of two ranks during the second save", read, lost, seconds)
+    return Outcome("disk full for one of two ranks during the second save", read, lost, seconds, process.returncode)
 
 
 def _launch_aimed(bench: Bench, name: str, place: str, strike: str) -> tuple[subprocess.Popen[bytes], Path, Path, Path]:
@@ -164,7 +170,7 @@ def damaged(bench: Bench, what: str) -> Outcome:
     read = first_line(said, "warning[MP646]", "resumed from") + "; " + first_line(said, "resumed from")
     if name == "manifest.json" and "MP646" not in said:
         read = first_line(said, "resumed from")  # a folder without a manifest is no checkpoint
-    return Outcome(what, read, lost, time.monotonic() - began)
+    return Outcome(what, read, lost, time.monotonic() - began, 0)
 
 
 def disk_full(bench: Bench) -> Outcome:
@@ -186,7 +192,7 @@ def disk_full(bench: Bench) -> Outcome:
     finally:
         subprocess.run(["umount", str(disk)], check=True)
     _, lost = bench.resume(bench.folder / "full", 2)
-    return Outcome("disk full during the second save", first_line(said, "error[MP645]"), lost, seconds)
+    return Outcome("disk full during the second save", first_line(said, "error[MP645]"), lost, seconds, status)
 
 
 def rank_missing(bench: Bench, missing: int) -> Outcome:
@@ -197,7 +203,9 @@ def rank_missing(bench: Bench, missing: int) -> Outcome:
     assert "MP650" in said
     assert f"rank {missing}" in first_line(said, wanted)
     where = "fixed address and port" if missing else "fixed address and port, whose store it keeps"
-    return Outcome(f"rank {missing} never starts ({where}, --start-timeout 3)", _without_port(first_line(said, wanted)), None, seconds)
+    return Outcome(
+        f"rank {missing} never starts ({where}, --start-timeout 3)", _without_port(first_line(said, wanted)), None, seconds, status
+    )
 
 
 LATE = """
@@ -221,7 +229,13 @@ def rank_late(bench: Bench) -> Outcome:
     assert said.read_text().count("error[MP650]") == 1, said.read_text()
     read = first_line(said.read_text(), "did not start")
     assert read.endswith("rank 1 (pp 1)")
-    return Outcome("rank 1 hangs before it starts, under torchrun --master-addr --master-port (--start-timeout 3)", read, None, seconds)
+    return Outcome(
+        "rank 1 hangs before it starts, under torchrun --master-addr --master-port (--start-timeout 3)",
+        read,
+        None,
+        seconds,
+        process.returncode,
+    )
 
 
 def _without_port(said: str) -> str:
@@ -237,7 +251,7 @@ def port_in_use(bench: Bench) -> Outcome:
     assert status == ERROR, said
     assert "MP651" in said
     read = _without_port(first_line(said, "cannot listen"))
-    return Outcome("the port of the meeting place is in use", read, None, seconds)
+    return Outcome("the port of the meeting place is in use", read, None, seconds, status)
 
 
 def wrong_tokens(bench: Bench) -> Outcome:
@@ -304,7 +318,9 @@ def not_finite(bench: Bench, where: str) -> Outcome:
         status, said, seconds = bench.here(bench.words(bench.one, bench.folder / f"nan-{where}", "--steps", "8"))
     assert status == 0, said
     assert read_manifest(list_checkpoints(bench.folder / f"nan-{where}")[0]).data_progress.skipped == ((3, 4),)
-    return Outcome(f"NaN in {'what a batch computes' if where == 'data' else 'a gradient'}", first_line(said, "skipped batch"), 0, seconds)
+    return Outcome(
+        f"NaN in {'what a batch computes' if where == 'data' else 'a gradient'}", first_line(said, "skipped batch"), 0, seconds, status
+    )
 
 
 Case = Callable[[Bench], Outcome]
@@ -316,6 +332,7 @@ STOPS: dict[str, Case] = {
     **{f"{n.name} inside of {place}": (lambda bench, n=n, place=place: struck(bench, n, place)) for n in STOPPING for place in PLACES},
 }
 STRUCK_HERE = [(signal.SIGTERM, "the writing of a save"), (signal.SIGINT, "an evaluation")]
+STRUCK_SLOW = [(signal.SIGUSR1, "the writing of a save"), (signal.SIGHUP, "an evaluation")]
 QUICK: dict[str, Case] = {
     "NaN in data": lambda bench: not_finite(bench, "data"),
     "NaN in a gradient": lambda bench: not_finite(bench, "gradient"),
@@ -340,3 +357,9 @@ PROCESSES: dict[str, Case] = {
     "a rank is late": rank_late,
     "port in use": port_in_use,
 }
+SLOW: dict[str, Case] = {
+    **{f"{n.name} here inside of {place}": (lambda bench, n=n, place=place: struck_here(bench, n, place)) for n, place in STRUCK_SLOW},
+    **FILES,
+    **HANGS,
+}
+"""Not in the fast tests, where tests/megarun/checkpoint and tests/megarun/launch hold the same by unit."""

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from fault_bench import Bench, Outcome, end, first_line, flip, losses, newest_step, refused
+from fault_bench import ERROR, Bench, Outcome, end, first_line, flip, losses, newest_step, refused
 
 from megarun.checkpoint.manifest import list_checkpoints
 from megarun.data.corpus import read_corpus
@@ -49,7 +49,7 @@ def other_words(bench: Bench, what: str) -> Outcome:
     assert not out.exists()
     first = said.splitlines().index(next(line for line in said.splitlines() if line.startswith("  rank 1 ")))
     read = re.sub(r"[0-9a-f]{16}…", "…", said.splitlines()[first + 1].strip())
-    return Outcome(f"rank 1 of two is given {OTHER_WORDS[what]}", f"error[MP656]: …: rank 1 (pp 1): {read}", None, seconds)
+    return Outcome(f"rank 1 of two is given {OTHER_WORDS[what]}", f"error[MP656]: …: rank 1 (pp 1): {read}", None, seconds, ERROR)
 
 
 OTHER_WORDS = {
@@ -62,13 +62,14 @@ OTHER_WORDS = {
 
 
 def folder_not_shared(bench: Bench) -> Outcome:
-    """Each of two ranks has a separate --out, as on nodes without a shared folder: no save is complete."""
-    other_folder = bench.folder / "other"
+    """Each of two ranks has a separate --out, as on nodes without a shared folder: nothing is trained."""
+    other_folder = bench.folder / "other-out"
     out, said, seconds = odd_rank(bench, "not shared", lambda _: bench.words(bench.two, other_folder))
-    assert said.count("error[MP645]") == 1, said
-    assert newest_step(out) == newest_step(other_folder) == 0
-    read = re.sub(r" on \S+:", ":", first_line(said, "__1_0.distcp"))
-    return Outcome("--out of one rank is not the folder of the other", f"error[MP645]: …: {read}", max(losses(out)), seconds)
+    assert said.count("error[MP659]") == 1, said
+    assert not losses(out)
+    assert not other_folder.exists()
+    read = first_line(said, "run.lock")
+    return Outcome("--out of one rank is not the folder of the other", f"error[MP659]: …: rank 1 (pp 1): {read}", None, seconds, ERROR)
 
 
 def back_to_an_older_one(bench: Bench) -> Outcome:
@@ -86,6 +87,7 @@ def back_to_an_older_one(bench: Bench) -> Outcome:
         f"{first_line(said, 'warning[MP654]')}; then {first_line(resumed, 'resumed from')}",
         0,
         seconds,
+        status,
     )
 
 
@@ -103,7 +105,7 @@ def newest_two_damaged(bench: Bench) -> Outcome:
     assert said.count("warning[MP646]") == 2
     resumed, _ = bench.resume(out, 5)
     assert "5 steps done" in resumed
-    return Outcome("both of the newest two checkpoints damaged", read, 4, seconds)
+    return Outcome("both of the newest two checkpoints damaged", read, 4, seconds, status)
 
 
 def _other_tokens(bench: Bench) -> Path:

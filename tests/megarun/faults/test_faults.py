@@ -5,11 +5,11 @@
 
 import pytest
 from fault_bench import Bench
-from fault_cases import KILLS, PROCESSES, QUICK, STOPS, RefusedError
+from fault_cases import KILLS, PROCESSES, QUICK, SLOW, STOPS, RefusedError
 
 pytestmark = pytest.mark.runtime
 IN_CI = list(KILLS)[:3]
-LAUNCHED = KILLS | STOPS | PROCESSES
+LAUNCHED = KILLS | STOPS | PROCESSES | SLOW
 
 
 @pytest.mark.parametrize("name", QUICK)

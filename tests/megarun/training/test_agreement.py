@@ -19,7 +19,7 @@ from megarun.data.tokenize import tokenize
 from megarun.data.tokenizer import TokenizerKind
 from megarun.job.run import Checkpoints, Run, read_job
 from megarun.launch.process_group import Launch
-from megarun.training.agreement import require_agreement
+from megarun.training.agreement import differences, inputs_of, require_agreement
 from megarun.training.prepare import hold_out, prepare
 
 pytestmark = pytest.mark.runtime
@@ -95,6 +95,16 @@ def test_a_rank_that_differs_is_named_to_all(what: str, folder: Path) -> None:
     assert first is not None
     assert first.startswith(f"MP656: rank 1 (pp 1) on {socket.gethostname()}:\n  ")
     assert line in first
+
+
+SOFTWARE = ("python", "torch version", "triton version", "megaplan version", "source code", "device")
+
+
+@pytest.mark.parametrize("what", SOFTWARE)
+def test_a_rank_with_other_software_or_another_device_differs(what: str, folder: Path) -> None:
+    ours = inputs_of(of_rank(folder), "cuda, model 1")
+    (line,) = differences(ours, {**ours, what: ("other", "other")})
+    assert line == f"{what} = {ours[what][1]}, rank 0's = other"
 
 
 def test_the_same_data_may_have_another_name(folder: Path) -> None:
