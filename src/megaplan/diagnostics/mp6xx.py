@@ -354,4 +354,11 @@ RUNTIME: dict[str, CodeInfo] = {
         "Free disk space; the run resumes from its last checkpoint, and the incomplete line is removed.",
         "df -h runs/my",
     ),
+    "MP662": CodeInfo(
+        "no job script can be written",
+        "The plan's ranks do not fill whole machines, or an option is missing or has characters that a script cannot hold.",
+        "The job would fail after it has waited in the queue.",
+        "Plan for whole machines of device.per_node GPUs, and give the options of `megarun train` after --.",
+        "megarun launch slurm plan.json --time 24:00:00 -- --data corpus.tokens --out /shared/runs/my",
+    ),
 }

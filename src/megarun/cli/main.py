@@ -1,4 +1,6 @@
-"""`megarun`: train a plan, trace its memory, prepare data, manage checkpoints. Only this module turns an exception into an exit status.
+"""`megarun`: train a plan, trace its memory, prepare data, manage checkpoints, write job scripts.
+
+Only this module turns an exception into an exit status.
 
 Exit status: 0 done, 1 a trace exceeds its tolerance, 2 an error, 130 interrupted. Under torchrun only the rank that failed first prints
 its error.
@@ -165,12 +167,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _mount_groups(words: Sequence[str]) -> None:
-    """Add `megarun data` and `megarun checkpoint`, unless another command is given: training needs no tokenizer."""
+    """Add `megarun data`, `megarun checkpoint` and `megarun launch`, unless another command is given: training needs no tokenizer."""
     if words[:1] not in (["train"], ["trace"]) and not app.registered_groups:
-        from megarun.cli import checkpoint, data  # noqa: PLC0415
+        from megarun.cli import checkpoint, data, launch  # noqa: PLC0415
 
         app.add_typer(data.app, name="data")
         app.add_typer(checkpoint.app, name="checkpoint")
+        app.add_typer(launch.app, name="launch")
 
 
 def _failed(error: Exception, words: Sequence[str]) -> int:

@@ -67,10 +67,15 @@ def unreadable_tensors(path: Path) -> None:
     resigned(path, DATA)
 
 
+def _without_files(path: Path) -> None:
+    manifest = read_manifest(path)
+    (path / MANIFEST).write_text(replace(manifest, files={}).text())
+
+
 CONTRADICTIONS: dict[str, Callable[[Path], Any]] = {
     "its manifest says another step": manifest_edited("step", 14),
     "its manifest says other skipped batches": manifest_edited("course", {"skipped": [[1, 2]], "losses": []}),
-    "its manifest lists no files": lambda path: _without_files(path),
+    "its manifest lists no files": _without_files,
     "its folder is renamed to another step": lambda path: path.rename(path.with_name("step-00000014")),
     "its index leaves out a row of a tensor": index_edited(shorter),
     "its index has a chunk twice": index_edited(lambda chunks: chunks.append(chunks[0])),
@@ -80,11 +85,6 @@ CONTRADICTIONS: dict[str, Callable[[Path], Any]] = {
     "its manifest is a folder": instead_of(MANIFEST, Path.mkdir),
     "its tensors cannot be read, under sums that match": unreadable_tensors,
 }
-
-
-def _without_files(path: Path) -> None:
-    manifest = read_manifest(path)
-    (path / MANIFEST).write_text(replace(manifest, files={}).text())
 
 
 def kept(bench: Bench) -> Path:
