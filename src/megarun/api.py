@@ -154,9 +154,6 @@ def train(
     """
     words = _words(data)
     command = " ".join(["train", "PLAN", *(f"--data {word}" for word in words), f"--out {os.fspath(out)}"])
-    held_out = None if eval_data is None else Path(eval_data)
-    fraction = None if validation_fraction is None else str(validation_fraction)
-    evaluation = Evaluation(held_out, fraction, eval_every, eval_batches)
     run = prepare_run(
         read_job(plan, seed),
         words,
@@ -164,10 +161,18 @@ def train(
         command=command,
         steps=steps,
         checkpoints=Checkpoints(save_every, keep, os.fspath(resume), weights_only, other_data),
-        evaluation=evaluation,
+        evaluation=_evaluation(eval_data, validation_fraction, eval_every, eval_batches),
         tensorboard=tensorboard,
         compiled=compile,
     )
+    return _trained(run, start_timeout, first_step_timeout, step_timeout)
+
+
+def _evaluation(data: FilePath | None, fraction: float | str | None, every: int, num_batches: int | None) -> Evaluation:
+    return Evaluation(None if data is None else Path(data), None if fraction is None else str(fraction), every, num_batches)
+
+
+def _trained(run: Run, start_timeout: float, first_step_timeout: float, step_timeout: float) -> Trained:
     from megarun.launch.process_group import read_launch  # noqa: PLC0415  (torch takes seconds to load)
     from megarun.launch.progress import Timeouts  # noqa: PLC0415
     from megarun.training.loop import train as train_run  # noqa: PLC0415
