@@ -25,7 +25,7 @@ test-all: test test-random ## exhaustive sweeps, the wheel with torch, and the o
 test-torch-2.11: ## the runtime and the kernels under torch 2.11 and triton 3.6
 	scripts/test_torch_2_11.sh
 
-test-upstream: ## the operations beside implementations of others
+test-upstream: ## the operations beside implementations of others, and imported models beside transformers
 	scripts/test_upstream.sh
 
 $(READY): pyproject.toml constraints.txt scripts/install.sh

@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
-# Operations compared with other implementations, on a CPU: outputs and every gradient. The environment takes about 2 GB.
+# Operations compared with other implementations, on a CPU: outputs and every gradient; and the parameters of imported models with those that
+# transformers builds. The environment takes about 2 GB.
 #   scripts/test_upstream.sh [PYTEST ARGUMENTS]
+#   scripts/test_upstream.sh --defaults       writes the table of transformers' class defaults
+#   scripts/test_upstream.sh --small-models   writes small models with transformers' count, for the planner's tests
 set -euo pipefail
 cd "$(dirname "$0")/.."
 env=.venv-upstream
@@ -15,4 +18,8 @@ if [ ! -f "$env/ready" ] || [ pyproject.toml -nt "$env/ready" ] || [ "$0" -nt "$
   MAMBA_FORCE_BUILD=TRUE MAMBA_SKIP_CUDA_BUILD=TRUE alone --no-build-isolation mamba-ssm==2.3.2.post1
   touch "$env/ready"
 fi
-exec "$env/bin/python" -m pytest tests/upstream "$@"
+case "${1:-}" in
+  --defaults) exec "$env/bin/python" scripts/transformers_defaults.py ;;
+  --small-models) exec "$env/bin/python" tests/upstream/small_models.py ;;
+  *) exec "$env/bin/python" -m pytest tests/upstream "$@" ;;
+esac

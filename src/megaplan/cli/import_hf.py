@@ -20,18 +20,19 @@ def _group() -> None:
 
 @group.command("hf")
 def import_hf(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A Hugging Face config.json; - for stdin.")],
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A Hugging Face config.json, or org/model of its cache; - for stdin.")],
     *,
     target: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Output file; - for stdout.")] = STDOUT,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse absent fields with a class default, and unknown fields.")] = False,
     overrides: Overrides = None,
 ) -> int:
-    """Convert a Hugging Face config to a spec. Fields that are missing, unknown or that a spec cannot express are errors."""
+    """Convert a Hugging Face config to a spec. Fields that a spec cannot express are errors."""
     from megaplan.importers import hf  # noqa: PLC0415  (help needs no model)
     from megaplan.spec.read import display_name, read_text  # noqa: PLC0415
 
     name = display_name(config)
-    imported = hf.import_hf(read_text(config), name, overrides or ())
+    imported = hf.import_hf(read_text(config), name, overrides or (), strict=strict)
     found = imported.loaded.diagnostics
     comments = [f"Imported from {name}, model_type {imported.family}."]
     comments += [f"Not imported: {line}" for item in found if item.code == "MP820" for line in item.detail.splitlines()]

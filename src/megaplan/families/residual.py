@@ -114,9 +114,10 @@ def norm_operations(kind: NormKind, load: Workload, hidden_size: int, name: str 
 
 def norm_op(name: str, kind: NormKind, reads: str, makes: str, *, prefix: str = "", params: tuple[str, str] | None = None) -> Op:
     """RMSNorm keeps its input and the inverse deviation, LayerNorm the mean too, as `torch.native_layer_norm` does."""
-    statistics, given = (f"{prefix}mean", f"{prefix}rstd"), params or (f"{name}.weight", f"{name}.bias")
-    if kind == "rmsnorm":
-        statistics, given = statistics[1:], given[:1]
+    of_layer = kind == "layernorm"
+    scale, shift = params or (f"{name}.weight", f"{name}.bias")
+    statistics = (f"{prefix}mean", f"{prefix}rstd") if of_layer else (f"{prefix}rstd",)
+    given = (scale, shift) if of_layer else (scale,)
     return Op(name, (reads,), (makes, *statistics), keeps=(reads, *statistics), params=given)
 
 

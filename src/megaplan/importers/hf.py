@@ -17,10 +17,13 @@ from megaplan.importers.defaults import class_facts
 from megaplan.importers.reader import ConfigReader
 from megaplan.importers.registry import ARCHITECTURES, REFUSED
 from megaplan.spec.document import MAX_DEPTH, Document, parse_document, resolve_scalar
+from megaplan.spec.hub import is_model_name
 from megaplan.spec.load import LoadedSpec, check_document
 from megaplan.spec.overrides import apply_overrides
 from megaplan.spec.source import SourceMap
 
+NESTED = "text_config"
+"""The text model's fields in the config of a model that reads more than text."""
 MICRO_BATCH_SIZE = 1
 SEQ_LENGTH = 4096
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -56,12 +59,15 @@ def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bo
     config, source = _fields(text, name)
     family = config["model_type"]
     reader = ConfigReader(config, source, family, class_facts(family), strict=strict)
+    if NESTED in config:
+        reader.skip(NESTED)
+        reader.tell(NESTED, NESTED, "the text model alone is imported; what stands beside it in the config is not counted")
     _check_architectures(reader)
     model = ARCHITECTURES[family](reader)
     reader.stop_if_wrong()
     plain = {
         "format": "megaplan.spec/1",
-        "name": _name(config),
+        "name": _name(config, name),
         "model": model,
         "batch": {"micro_batch_size": MICRO_BATCH_SIZE, "seq_length": SEQ_LENGTH},
     }
@@ -112,16 +118,31 @@ def _fields(text: str, name: str) -> tuple[dict[str, Any], SourceMap]:
     if not isinstance(read.value, dict) or not isinstance(read.value.get("model_type"), str):
         what = "is no mapping" if not isinstance(read.value, dict) else "has no text model_type"
         raise _refusal("MP801", f"{name} {what}", Location(name), "megaplan import hf config.json")
-    family = read.value["model_type"]
+    fields, source = _text_model(read.value, source)
+    family = fields["model_type"]
     if family in REFUSED:
         key, why = REFUSED[family]
-        at = source.locate(key) if key in read.value else source.locate("model_type")
+        at = source.locate(key) if key in fields else source.locate("model_type")
         raise _refusal("MP805", f"model_type = {family}, {key}: {why}", at, "megaplan new list")
     if family not in ARCHITECTURES:
         near = [f"did you mean {match}?" for match in get_close_matches(family, ARCHITECTURES, n=1)]
         detail = f"model_type = {json.dumps(family[:80])}, and imports are written for {', '.join(ARCHITECTURES)}"
         raise _refusal("MP802", detail, source.locate("model_type"), *near, "megaplan new list")
-    return read.value, source
+    return fields, source
+
+
+def _text_model(config: dict[str, Any], source: SourceMap) -> tuple[dict[str, Any], SourceMap]:
+    """The text model of a config that nests one, with where its fields stand; a config that nests none as it is."""
+    nested, family = config.get(NESTED), config["model_type"]
+    if not isinstance(nested, dict) or family in ARCHITECTURES:
+        return config, source
+    inner = nested.get("model_type")
+    if not isinstance(inner, str):
+        inner = f"{family}_text" if f"{family}_text" in {*ARCHITECTURES, *REFUSED} else family
+    marks = {key.removeprefix(f"{NESTED}."): mark for key, mark in source.marks.items() if key.startswith(f"{NESTED}.")}
+    above = {key: config[key] for key in ("tie_word_embeddings",) if key in config and key not in nested}
+    marks |= {key: source.marks[key] for key in ("model_type", *above) if key in source.marks and key not in marks}
+    return {**nested, **above, "model_type": inner, NESTED: sorted(set(config) - {NESTED})}, SourceMap(source.file, marks)
 
 
 def _check_json(text: str, name: str) -> None:
@@ -136,13 +157,18 @@ def _check_json(text: str, name: str) -> None:
 def _check_architectures(reader: ConfigReader) -> None:
     """The published class is a language model with a head over the vocabulary."""
     given = reader.value("architectures")
-    if given is not None and not (isinstance(given, list) and all(isinstance(one, str) and one.endswith("ForCausalLM") for one in given)):
+    if given is not None and not (isinstance(given, list) and all(_predicts(reader, one) for one in given)):
         reader.cannot("architectures", given, "a spec ends in a head over the vocabulary", None)
 
 
-def _name(config: dict[str, Any]) -> str:
+def _predicts(reader: ConfigReader, name: object) -> bool:
+    """Whether a class has a head over the vocabulary."""
+    return isinstance(name, str) and (name.endswith("ForCausalLM") or name == reader.facts.model_class)
+
+
+def _name(config: dict[str, Any], source: str) -> str:
     """The spec's name: the last part of where the config came from, or its family."""
-    origin = config.get("_name_or_path")
+    origin = source if is_model_name(source) else config.get("_name_or_path")
     last = origin.rstrip("/").rpartition("/")[2] if isinstance(origin, str) else ""
     return last if _NAME.fullmatch(last) else str(config["model_type"]).replace("_", "-")
 

@@ -246,6 +246,8 @@ class ConfigReader:
         if key in self._names or (key in self.facts.fields and not self.strict):
             return self._value_of(key)
         detail = f"{self.family} has no field {key}, which decides what is built"
+        if self.facts.fields.get(key) is not None:
+            like = _shown(self.facts.fields[key])
         hint = f'add "{key}", as in "{key}": {like}, with the released model\'s value'
         self._errors.append(diagnostic("MP803", detail, Location(file=self._source.file, key=key), (hint,)))
         return _MISSING

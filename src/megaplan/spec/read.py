@@ -64,13 +64,27 @@ def _read_bytes(path: str, max_bytes: int) -> bytes:
         with Path(path).open("rb") as file:
             return _bounded(file, max_bytes)
     except FileNotFoundError:
-        raise _refusal("MP101", f"{name} does not exist", name, *_near_names(path)) from None
+        return _cached(path, max_bytes)
     except IsADirectoryError:
         raise _refusal("MP102", f"{name} is a directory", name, *_specs_inside(path)) from None
     except OSError as error:
         raise _refusal("MP103", f"{name}: {(error.strerror or type(error).__name__).lower()}", name) from None
     except ValueError:  # a NUL in the path
         raise _refusal("MP103", f"{name!r} is no path", None) from None
+
+
+def _cached(path: str, max_bytes: int) -> bytes:
+    """The config of a model that is named as on the Hugging Face hub, from the local cache."""
+    from megaplan.spec.hub import CONFIG, cache_folder, cached_config, is_model_name  # noqa: PLC0415 (only where a file is missing)
+
+    found = cached_config(path)
+    if found is not None:
+        with found.open("rb") as file:
+            return _bounded(file, max_bytes)
+    if is_model_name(path) and not Path(path).parent.is_dir():
+        detail = f"{path} is no file, and the Hugging Face cache in {cache_folder()} has no {CONFIG} of a model of that name"
+        raise _refusal("MP101", detail, path, f"hf download {path} {CONFIG}")
+    raise _refusal("MP101", f"{path} does not exist", path, *_near_names(path))
 
 
 def _bounded(file: BinaryIO, max_bytes: int) -> bytes:

@@ -61,9 +61,9 @@ def test_standard_input(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
 
 @pytest.mark.parametrize("command", [["import", "hf"], ["estimate"]])
 def test_a_refused_config_exits_with_2(command: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "config.json").write_text(text(config("Llama-3.1-8B", vocab_size=GONE)), encoding="utf-8")
+    (folder / "config.json").write_text(text(config("Llama-3.1-8B", vocab_size="many")), encoding="utf-8")
     assert run([*command, "config.json"]) == 2
-    assert "error[MP803]" in capsys.readouterr().err
+    assert "error[MP804]" in capsys.readouterr().err
 
 
 def test_files_that_are_no_config(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,3 +80,32 @@ def test_nothing_is_written_where_the_config_is_refused(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "zamba2"}', encoding="utf-8")
     assert run(["import", "hf", "config.json", "-o", "spec.yaml"]) == 2
     assert not (folder / "spec.yaml").exists()
+
+
+def test_a_name_of_the_local_cache(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The snapshot that the branch main points to; without one, how to get it."""
+    monkeypatch.setenv("HF_HOME", str(folder / "home"))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    model = folder / "home/hub/models--org--tiny"
+    for commit, layers in (("abc1", 4), ("def2", 2)):
+        (model / "snapshots" / commit).mkdir(parents=True)
+        fields = text(config("Qwen3-8B", num_hidden_layers=layers, max_window_layers=layers))
+        (model / "snapshots" / commit / "config.json").write_text(fields, encoding="utf-8")
+    (model / "refs").mkdir()
+    (model / "refs/main").write_text("abc1", encoding="utf-8")
+    assert run(["import", "hf", "org/tiny"]) == 0
+    printed = capsys.readouterr().out
+    assert "name: tiny\n" in printed
+    assert "num_layers: 8\n" in printed
+    assert run(["estimate", "org/other"]) == 2
+    assert "hf download org/other config.json" in capsys.readouterr().err
+
+
+def test_strict_refuses_absent_and_unknown_fields(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "config.json").write_text(text(config("Qwen3-8B", head_dim=GONE, num_registers=4)), encoding="utf-8")
+    assert run(["import", "hf", "config.json"]) == 0
+    assert "note[MP823]" in capsys.readouterr().err
+    assert run(["import", "hf", "config.json", "--strict"]) == 2
+    printed = capsys.readouterr().err
+    assert "error[MP803]" in printed
+    assert "error[MP806]" in printed

@@ -141,7 +141,8 @@ def grouped_storages(dims: Dims, attention: GroupedQueryAttention) -> Shapes:
 
 def latent_ops(key: AttentionKey, rotates: bool, indexed: bool, sharded: bool, context: bool, kernels: bool) -> tuple[Op, ...]:
     """MLA, as `LatentAttention.forward` runs it."""
-    low_rank, q_bias, kv_bias = key.first, *(("q_down.bias", "kv_down.bias") if key.bias else (None, None))
+    low_rank = key.first
+    q_bias, kv_bias = ("q_down.bias", "kv_down.bias") if key.bias else (None, None)
     query = "q_flat" if rotates else "q"
     ops = [norm("norm", "x", "normed", "rstd", "norm.weight")]
     if low_rank:

@@ -1,0 +1,107 @@
+"""Write docs/reference/models.md: well-known models, a command each, and what it answers. `--check` compares instead.
+
+The configs are the fields that decide a shape and differ from the class's default, as the models' pages give them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from megaplan.api.estimate import estimate
+from megaplan.importers.hf import import_hf
+
+PAGE = Path(__file__).parents[1] / "docs/reference/models.md"
+GIB = 2**30
+HEAD = """# Well-known models
+
+What `megaplan estimate` answers for models that an engineer tries first, from their `config.json` alone: MODEL is its path, or the model's
+name where its config is in the local cache (`hf download NAME config.json` puts it there). Every answer takes less than a second. The batch
+is one sequence of 4,096 tokens a GPU, the GPUs are H200s, the optimizer is AdamW, and parameters are unique ones.
+`scripts/models_page.py` writes this page.
+
+| Model | `megaplan estimate MODEL` … | Parameters | Peak of a GPU (GiB) | Fits |
+|---|---|---|---|---|
+"""
+TAIL = """
+A model whose blocks megarun does not build yet is priced all the same, and a note names the options (MP790).
+[What is read](hf-import.md) lists the model types.
+"""
+_NEMOTRON = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
+_GRANITE = ["attention" if layer in (5, 15, 25, 35) else "mamba" for layer in range(40)]
+
+
+def _sizes(hidden: int, width: int, layers: int, heads: int, kv_heads: int, vocab: int, **more: Any) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden, "intermediate_size": width, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads, "vocab_size": vocab, **more,
+    }  # fmt: skip
+
+
+MODELS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "meta-llama/Llama-3.1-8B": ({"model_type": "llama", **_sizes(4096, 14336, 32, 32, 8, 128256)}, ("mesh.dp_shard=8",)),
+    "meta-llama/Llama-3.1-70B": (
+        {"model_type": "llama", **_sizes(8192, 28672, 80, 64, 8, 128256)},
+        ("mesh.dp_shard=32", "sharding.reshard_after_forward=true"),
+    ),
+    "mistralai/Mistral-7B-v0.1": ({"model_type": "mistral", **_sizes(4096, 14336, 32, 32, 8, 32000)}, ("mesh.dp_shard=8",)),
+    "mistralai/Mixtral-8x7B-v0.1": ({"model_type": "mixtral", **_sizes(4096, 14336, 32, 32, 8, 32000)}, ("mesh.dp_shard=16", "mesh.ep=8")),
+    "Qwen/Qwen2.5-0.5B": ({"model_type": "qwen2", **_sizes(896, 4864, 24, 14, 2, 151936, tie_word_embeddings=True)}, ()),
+    "Qwen/Qwen3-8B": ({"model_type": "qwen3", **_sizes(4096, 12288, 36, 32, 8, 151936, head_dim=128)}, ("mesh.dp_shard=8",)),
+    "Qwen/Qwen3-235B-A22B": (
+        {"model_type": "qwen3_moe", **_sizes(4096, 12288, 94, 64, 4, 151936, head_dim=128, moe_intermediate_size=1536)},
+        ("mesh.dp_shard=128", "mesh.ep=32", "recompute.blocks={A: full, E: selective}"),
+    ),
+    "deepseek-ai/DeepSeek-V3": (
+        {"model_type": "deepseek_v3"},
+        ("mesh.dp_shard=256", "mesh.ep=64", "recompute.blocks={A: full, D: full, E: selective}"),
+    ),
+    "openai/gpt-oss-20b": ({"model_type": "gpt_oss", "num_hidden_layers": 24, "num_local_experts": 32}, ("mesh.dp_shard=8", "mesh.ep=8")),
+    "zai-org/GLM-4.5-Air": ({"model_type": "glm4_moe", "head_dim": 128, "attention_bias": True}, ("mesh.dp_shard=64", "mesh.ep=16")),
+    "google/gemma-3-1b-pt": ({"model_type": "gemma3_text", **_sizes(1152, 6912, 26, 4, 1, 262144, head_dim=256, sliding_window=512)}, ()),
+    "allenai/OLMo-2-1124-7B": ({"model_type": "olmo2", **_sizes(4096, 11008, 32, 32, 32, 100352)}, ("mesh.dp_shard=8",)),
+    "microsoft/Phi-3-mini-4k-instruct": ({"model_type": "phi3"}, ("mesh.dp_shard=4",)),
+    "nvidia/Nemotron-H-8B-Base-8K": (
+        {"model_type": "nemotron_h", "hybrid_override_pattern": _NEMOTRON, "intermediate_size": 21504},
+        ("mesh.dp_shard=8",),
+    ),
+    "ibm-granite/granite-4.0-h-tiny": (
+        {
+            "model_type": "granitemoehybrid", "layer_types": _GRANITE, **_sizes(1536, 512, 40, 12, 4, 100352), "num_local_experts": 64,
+            "num_experts_per_tok": 6, "shared_intermediate_size": 1024, "mamba_n_heads": 48, "mamba_d_head": 64, "mamba_d_state": 128,
+            "tie_word_embeddings": True, "position_embedding_type": "nope",
+        },
+        ("mesh.dp_shard=8",),
+    ),
+}  # fmt: skip
+"""Fields of the config, and the changes that the command makes."""
+
+
+def row(name: str) -> str:
+    """A line of the table."""
+    fields, changes = MODELS[name]
+    given = ("optimizer.matrix=adamw", *changes)
+    found = estimate(import_hf(json.dumps(fields), name, given).loaded.spec.as_document())
+    said = " ".join(f"--set '{change}'" if " " in change else f"--set {change}" for change in given)
+    peak = found.peak_bytes / GIB
+    return f"| {name} | `{said}` | {found.parameters:,} | {peak:.1f} | {'yes' if found.fits else 'no'} |\n"
+
+
+def page() -> str:
+    """The page's text."""
+    return HEAD + "".join(row(name) for name in MODELS) + TAIL
+
+
+def main() -> int:
+    """Write the page, or compare it."""
+    text = page()
+    if "--check" in sys.argv:
+        return 0 if PAGE.read_text(encoding="utf-8") == text else 1
+    PAGE.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""Every model type imports with the parameters that transformers builds; totals are facts that `tests/upstream/test_imports.py` checks."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megaplan.errors import MegaplanError
+from megaplan.importers.defaults import class_facts
+from megaplan.importers.hf import ImportedSpec, import_hf
+from megaplan.importers.registry import ARCHITECTURES, REFUSED
+from megaplan.inventory.build import build_inventory
+from megaplan.spec.options import given_options
+
+SMALL: dict[str, list[tuple[dict[str, Any], int]]] = json.loads((Path(__file__).parent / "small_models.json").read_text(encoding="utf-8"))
+"""Two small configs a model type, each with transformers' number of parameters."""
+
+
+def imported(fields: dict[str, Any], *changes: str) -> ImportedSpec:
+    return import_hf(json.dumps(fields, indent=1), "config.json", changes)
+
+
+def parameters(fields: dict[str, Any]) -> int:
+    return build_inventory(imported(fields).loaded.spec).parameters
+
+
+@pytest.mark.parametrize("model_type", SMALL)
+def test_parameters(model_type: str) -> None:
+    for fields, total in SMALL[model_type]:
+        assert parameters(fields) == total
+
+
+def test_every_model_type_has_defaults_and_small_models() -> None:
+    assert set(SMALL) == set(ARCHITECTURES)
+    assert {model_type for model_type in ARCHITECTURES if not class_facts(model_type).fields} == set()
+    assert not set(ARCHITECTURES) & set(REFUSED)
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_a_refusal_names_a_field_and_what_is_missing(model_type: str) -> None:
+    with pytest.raises(MegaplanError) as refused:
+        imported({"model_type": model_type})
+    (found,) = refused.value.diagnostics
+    assert found.code == "MP805"
+    assert found.detail.startswith(f"model_type = {model_type}, {REFUSED[model_type][0]}: ")
+
+
+OPTIONS: list[tuple[dict[str, Any], set[str]]] = [
+    ({"model_type": "olmo2"}, {"model.norm_placement", "model.attention.qk_norm_width"}),
+    ({"model_type": "gemma2"}, {"model.norm_placement", "model.mlp.activation"}),
+    ({"model_type": "gpt_oss"}, {"model.attention.output_bias", "model.attention.sinks", "model.moe.bias", "model.moe.router_bias"}),
+    ({"model_type": "qwen2_moe"}, {"model.moe.shared_gate"}),
+    ({"model_type": "phi", "num_key_value_heads": 32}, {
+        "model.head_bias", "model.norm", "model.parallel_layers", "model.attention.output_bias", "model.attention.rotary_dim",
+        "model.mlp.bias",
+    }),
+    ({"model_type": "falcon_h1"}, {"model.parallel_layers", "model.mamba.gated_norm"}),
+    ({"model_type": "ernie4_5_moe"}, {"model.moe.score_correction"}),
+    ({"model_type": "nemotron_h", "hybrid_override_pattern": "ME", "moe_latent_size": 64}, {"model.moe.latent_size"}),
+    ({"model_type": "llama"}, set()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "options"), OPTIONS)
+def test_options_and_the_note_that_names_them(fields: dict[str, Any], options: set[str]) -> None:
+    """megarun builds none of them yet, so the import's note and `megarun` name each."""
+    loaded = imported(fields).loaded
+    assert {option.key for option in given_options(loaded.spec.model)} == options
+    notes = [item.detail for item in loaded.diagnostics if item.code == "MP790"]
+    assert {line.partition(" = ")[0] for detail in notes for line in detail.splitlines()} == options
+
+
+def test_windows_of_every_second_layer() -> None:
+    attention = imported({"model_type": "gemma2", "num_hidden_layers": 4}).loaded.spec.model.attention
+    assert (attention.window_size, attention.full_layers) == (4096, (2, 6))
+
+
+def test_old_and_new_names_of_layers_are_one() -> None:
+    names = {"mamba": "linear_attention", "attention": "full_attention"}
+    old = {"model_type": "granitemoehybrid", "num_hidden_layers": 3, "layer_types": ["mamba", "attention", "mamba"]}
+    new = old | {"layer_types": [names[name] for name in old["layer_types"]]}
+    assert imported(old).document == imported(new).document
+
+
+def test_other_names_of_a_field() -> None:
+    """`attribute_map` of the class: one value under either name."""
+    assert parameters({"model_type": "olmoe", "num_experts": 16}) == parameters({"model_type": "olmoe", "num_local_experts": 16})
+
+
+def test_a_nested_text_model() -> None:
+    inner = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 100}
+    nested = imported({"model_type": "gemma3", "text_config": inner, "vision_config": {}, "tie_word_embeddings": True})
+    plain = imported({"model_type": "gemma3_text", **inner, "tie_word_embeddings": True})
+    assert nested.document["model"] == plain.document["model"]
+    assert any("text_config" in item.detail for item in nested.loaded.diagnostics if item.code == "MP820")
+    with pytest.raises(MegaplanError) as refused:
+        imported({"model_type": "gemma3", "text_config": {**inner, "hidden_size": "wide"}})
+    assert refused.value.diagnostics[0].location.line is not None
+
+
+def test_half_of_each_head_is_rotated() -> None:
+    spec = imported({"model_type": "glm4", "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.25}}).loaded.spec
+    assert spec.model.attention.rotary_dim == 32
+
+
+def test_parallel_layers_are_never_parted() -> None:
+    fields = {"model_type": "phi", "num_hidden_layers": 3, "num_key_value_heads": 32}
+    spec = imported(fields, "mesh.pp=3", "schedule.num_microbatches=4", "split.mode=equal").loaded.spec
+    assert spec.model.parallel_layers == (1, 3, 5)
+    with pytest.raises(MegaplanError) as refused:
+        imported(fields, "mesh.pp=2", "schedule.num_microbatches=4", "split.mode=manual", "split.reason=x", "split.spans=[[0, 3], [3, 6]]")
+    assert "cut 3 parts layer 3 of model.parallel_layers" in refused.value.diagnostics[0].detail
