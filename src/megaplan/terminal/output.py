@@ -41,7 +41,7 @@ def write_json(document: Any) -> None:
     """The one document of `--json`."""
     text = printable(json.dumps(document, indent=2, ensure_ascii=False))
     if encodable(text, sys.stdout) != text:
-        text = json.dumps(document, indent=2)
+        text = printable(json.dumps(document, indent=2))
     sys.stdout.write(text + "\n")
 
 
