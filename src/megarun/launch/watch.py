@@ -194,6 +194,7 @@ class Watch:
 
     def _end(self, status: int) -> None:
         """Report the stuck ranks once for the job, and end this process."""
+        self._turn = time.monotonic() + 3 * self._silent  # the store answered just now; what follows takes a while
         if self._launch.world_size > 1:  # who still beats shows only after a while
             self._look(range(self._launch.world_size))
             end = time.monotonic() + self._silent + self._every

@@ -107,7 +107,12 @@ class Shared:
 def test_the_job_ends_and_names_the_rank(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """Rank 1 publishes once and is then stopped; rank 0 waits past its limit, says who is stuck, and ends."""
     ended = threading.Event()
-    monkeypatch.setattr(megarun.launch.watch, "exit_after_failure", lambda *_: ended.set() or time.sleep(3600))
+
+    def end(*_: Any) -> None:
+        ended.set()
+        raise RuntimeError("ends the watching thread")
+
+    monkeypatch.setattr(megarun.launch.watch, "exit_after_failure", end)
     store: Any = Shared(dist.HashStore())  # type: ignore[attr-defined]
     mesh = Mesh(pp=2)
     launches = [Launch(rank, 2, rank, store) for rank in range(2)]
