@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from megaplan.api.load import LoadedJob, load
     from megaplan.api.plans import Diff, check, diff
     from megaplan.api.schedule import Schedule, schedule
+    from megaplan.api.search import Search, search
     from megaplan.api.split import InfeasibleError, Split, split
     from megaplan.budget.values import Budget, RankBudget
     from megaplan.columns import Column, Phase
@@ -34,6 +35,7 @@ _HOMES = {
     "api.load": ("LoadedJob", "load"),
     "api.plans": ("Diff", "check", "diff"),
     "api.schedule": ("Schedule", "schedule"),
+    "api.search": ("Search", "search"),
     "api.split": ("InfeasibleError", "Split", "split"),
     "budget.values": ("Budget", "RankBudget"),
     "columns": ("Column", "Phase"),
@@ -61,6 +63,7 @@ __all__ = [
     "PlannedTime",
     "RankBudget",
     "Schedule",
+    "Search",
     "Severity",
     "Split",
     "check",
@@ -68,6 +71,7 @@ __all__ = [
     "estimate",
     "load",
     "schedule",
+    "search",
     "split",
 ]
 

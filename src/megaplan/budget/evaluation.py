@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from copy import copy
 from typing import NamedTuple
 
@@ -48,12 +48,15 @@ class Evaluated:
         storage: What FSDP2 holds of its parameters; None for a tied head, whose parameters are the embedding's.
         parameters: Elements of its whole tensors; 0 for a tied head.
         attends: Whether it needs rotary tables.
+        in_place: Whether its gradients accumulate in the dtype autograd makes them in.
     """
 
-    __slots__ = ("_boundary_bytes", "_units", "attends", "family", "layer", "parameters", "storage", "sums")
+    __slots__ = ("_boundary_bytes", "_units", "attends", "family", "in_place", "layer", "parameters", "storage", "sums")
 
-    def __init__(self, block: Block, sums: BlockBytes, storage: BlockStorage | None, *, layer: bool, boundary_bytes: int) -> None:
-        self.family, self.layer, self.sums, self.storage = block.family, layer, sums, storage
+    def __init__(
+        self, block: Block, sums: BlockBytes, storage: BlockStorage | None, *, layer: bool, boundary_bytes: int, in_place: bool
+    ) -> None:
+        self.family, self.layer, self.sums, self.storage, self.in_place = block.family, layer, sums, storage, in_place
         self.parameters = 0 if storage is None else block.elements
         self.attends = block.family in ATTENDING
         self._boundary_bytes = boundary_bytes
@@ -71,6 +74,31 @@ class Evaluated:
                 unit = split_unit(unit, in_place=policy.in_place)
             self._units[owned] = unit
         return unit
+
+
+class BlockMemo:
+    """Evaluated blocks of many specs that differ in mesh, schedule, batch, recompute, sharding and kernels alone, with one inventory.
+
+    What decides a block is its make, the local sizes, the degrees that shard its parameters, and how the schedule runs it; the rest of the
+    spec is the same for all.
+    """
+
+    MOST = 1000
+    """Specs that differ in more than makes; beyond it all are dropped, so that a long search does not grow."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[Hashable, dict[Make, Evaluated]] = {}
+        self._storages: dict[Hashable, dict[int, BlockStorage]] = {}
+
+    def of(self, spec: Spec, dims: Dims, *, padded: bool) -> tuple[dict[Make, Evaluated], dict[int, BlockStorage]]:
+        """The known blocks by make and storages by block; what is added to them is known to the next spec of the same degrees."""
+        mesh, splits = spec.mesh, spec.schedule.kind in SPLIT_BACKWARD
+        degrees = mesh.tp, mesh.ep, mesh.etp, mesh.dp_shard, mesh.efsdp, mesh.dp_replicate == 1, padded
+        if len(self._blocks) >= self.MOST:
+            self._blocks.clear()
+            self._storages.clear()
+        key = dims, degrees, mesh.vocab_parallel, mesh.is_pipelined, splits
+        return self._blocks.setdefault(key, {}), self._storages.setdefault(degrees, {})
 
 
 class SlotParts(NamedTuple):
@@ -104,7 +132,16 @@ class Evaluation:
             layouts.
     """
 
-    def __init__(self, spec: Spec, inventory: Inventory, layout: Layout, *, is_last_cp_rank: bool = True, padded: bool = True) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        inventory: Inventory,
+        layout: Layout,
+        *,
+        is_last_cp_rank: bool = True,
+        padded: bool = True,
+        memo: BlockMemo | None = None,
+    ) -> None:
         """Evaluate every block.
 
         Args:
@@ -113,6 +150,7 @@ class Evaluation:
             layout: Its slots.
             is_last_cp_rank: Whether it is the last rank of its CP group.
             padded: Whether shards are padded, as FSDP2 does.
+            memo: Blocks of other specs of a search.
         """
         self.spec, self.inventory, self.layout = spec, inventory, layout
         self.dims: Dims = local_dims(spec, turns=is_last_cp_rank)
@@ -125,8 +163,7 @@ class Evaluation:
         sizes, blocks, in_place = storage_sizes(spec, padded=padded), dict(inventory.blocks()), True
         if inventory.tied:
             blocks["head"] = blocks["embedding"]
-        storages: dict[int, BlockStorage] = {}
-        evaluated: dict[Make, Evaluated] = {}
+        evaluated, storages = ({}, {}) if memo is None else memo.of(spec, self.dims, padded=padded)
         self.blocks: dict[str, Evaluated] = {}
         for name, make in makes_of(spec, inventory).items():
             found = evaluated.get(make)
@@ -135,10 +172,11 @@ class Evaluation:
                 storage = storages.get(id(block))
                 if storage is None:
                     storage = storages[id(block)] = block_storage(sizes, block)
-                    in_place = in_place and accumulates_in_place(spec, block)
                 own = None if name == "head" and inventory.tied else storage
                 sums = block_bytes(spec, self.dims, name, block)
-                found = evaluated[make] = Evaluated(block, sums, own, layer=layer, boundary_bytes=self.boundary_bytes)
+                placed = accumulates_in_place(spec, block)
+                found = evaluated[make] = Evaluated(block, sums, own, layer=layer, boundary_bytes=self.boundary_bytes, in_place=placed)
+            in_place = in_place and found.in_place
             self.blocks[name] = found
         mesh = spec.mesh
         self.policy = Policy(

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from megaplan.budget.chunk import Chunk
-from megaplan.budget.evaluation import Evaluation, SlotParts
+from megaplan.budget.evaluation import BlockMemo, Evaluation, SlotParts
 from megaplan.budget.init import SlotInit
 from megaplan.budget.rank import Persistent, rank_cells
 from megaplan.budget.reserve import device_budget
@@ -52,12 +52,15 @@ def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout, *, padded: 
     return Budget(device, stages, _merged(ranks), inventory.parameters, inventory.active_parameters)
 
 
-def evaluate(spec: Spec, inventory: Inventory, layout: Layout, *, padded: bool = True) -> list[tuple[Evaluation, Container[int]]]:
+def evaluate(
+    spec: Spec, inventory: Inventory, layout: Layout, *, padded: bool = True, memo: BlockMemo | None = None
+) -> list[tuple[Evaluation, Container[int]]]:
     """The evaluations of a job, each with the places in a CP group that it is of; the one of the last place is first."""
-    cp, last = spec.mesh.cp, Evaluation(spec, inventory, layout, padded=padded)
+    cp, last = spec.mesh.cp, Evaluation(spec, inventory, layout, padded=padded, memo=memo)
     if cp == 1 or not any(block.family in SEQUENTIAL_FAMILIES for block in inventory.layers):
         return [(last, range(cp))]
-    return [(last, {cp - 1}), (Evaluation(spec, inventory, layout, is_last_cp_rank=False, padded=padded), range(cp - 1))]
+    others = Evaluation(spec, inventory, layout, is_last_cp_rank=False, padded=padded, memo=memo)
+    return [(last, {cp - 1}), (others, range(cp - 1))]
 
 
 class ScheduleCounts(NamedTuple):

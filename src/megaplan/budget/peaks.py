@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from megaplan.budget.build import build_budget
-from megaplan.budget.evaluation import Evaluation
+from megaplan.budget.evaluation import BlockMemo, Evaluation
 from megaplan.budget.megarun import ScheduleCounts, evaluate, schedule_counts, stage_ranks
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.spans import Spans
@@ -22,9 +22,9 @@ class StagePeaks:
         num_stages: pp ranks evaluated so far; all of a layout's for a host whose stages depend on each other.
     """
 
-    def __init__(self, spec: Spec, inventory: Inventory) -> None:
-        """`spec`: checked; `inventory`: its parameter tensors."""
-        self._spec, self._inventory = spec, inventory
+    def __init__(self, spec: Spec, inventory: Inventory, memo: BlockMemo | None = None) -> None:
+        """`spec`: checked; `inventory`: its parameter tensors; `memo`: blocks of other specs of a search."""
+        self._spec, self._inventory, self._memo = spec, inventory, memo
         self._evaluated: list[tuple[Evaluation, Container[int]]] = []
         self._counts: ScheduleCounts | None = None
         self._peaks: dict[tuple[int, Spans], int] = {}
@@ -47,7 +47,8 @@ class StagePeaks:
 
     def _evaluate(self, layout: Layout, missing: list[tuple[int, Spans]]) -> None:
         if self._counts is None:
-            self._counts, self._evaluated = schedule_counts(self._spec), evaluate(self._spec, self._inventory, layout)
+            self._counts = schedule_counts(self._spec)
+            self._evaluated = evaluate(self._spec, self._inventory, layout, memo=self._memo)
         evaluations = [(evaluation.of_layout(layout), places) for evaluation, places in self._evaluated]
         for key in missing:
             found = [rank for evaluation, places in evaluations for rank in stage_ranks(evaluation, 0, places, self._counts, key[:1])]

@@ -23,6 +23,7 @@ from megaplan.terminal.run import exit_status_of
 _COMMANDS = (
     "estimate",
     "split",
+    "search",
     "costs",
     "show",
     "diff",

@@ -139,8 +139,14 @@ def model_times(spec: Spec, inventory: Inventory) -> ModelTimes:
     for index, block in enumerate(inventory.layers):
         make = id(block), spec.policy(index, block.family)
         if make not in made:
-            made[make] = _layer_time(spec, rates, block, make[1])
+            made[make] = layer_time(spec, rates, block, make[1])
         layers.append(made[make])
+    first, last, boundary = end_times(spec, rates)
+    return ModelTimes(tuple(layers), first, last, boundary)
+
+
+def end_times(spec: Spec, rates: Rates) -> tuple[LayerTime, LayerTime, int]:
+    """What is added to the first and to the last slot, and nanoseconds of a boundary between ranks."""
     timer = _Timer(spec, rates, spec.precision.params)
     ends = end_ops(timer.load, spec)
     looked_up, projected = vocabulary_transfers(rates, spec, timer.load)
@@ -151,15 +157,12 @@ def model_times(spec: Spec, inventory: Inventory) -> ModelTimes:
         ) + tensor_transfers(rates, spec, timer.load)
         depth = timer.time(ends.mtp) + _waiting(looked_up) + _waiting(inside) + _waiting(projected)
         last = sum([depth] * ends.mtp_depth, start=last)
-    return ModelTimes(
-        layers=tuple(layers),
-        first=timer.time((*ends.embedding, *ends.side_embeddings)) + _waiting(looked_up),
-        last=last,
-        boundary_ns=boundary_ns(rates, spec, timer.load),
-    )
+    first = timer.time((*ends.embedding, *ends.side_embeddings)) + _waiting(looked_up)
+    return first, last, boundary_ns(rates, spec, timer.load)
 
 
-def _layer_time(spec: Spec, rates: Rates, block: Block, policy: str) -> LayerTime:
+def layer_time(spec: Spec, rates: Rates, block: Block, policy: str) -> LayerTime:
+    """Of one layer under a recompute policy."""
     timer = _Timer(spec, rates, spec.precision.of(block.family))
     ops, family = layer_ops(timer.load, spec.model, block), FAMILIES[block.family]
     reruns = family.selective(family.section_of(spec.model), block.variant).reruns

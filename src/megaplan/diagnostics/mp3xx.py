@@ -97,6 +97,13 @@ SPLIT: dict[str, CodeInfo] = {
         "Set `mesh.vpp` as the schedule needs, or choose another schedule.",
         "schedule: {kind: 1f1b}\nmesh: {pp: 4, vpp: 2}      # wrong\nschedule: {kind: interleaved_1f1b}",
     ),
+    "MP314": CodeInfo(
+        "the global batch does not divide over the data ranks",
+        "The sequences of a global batch are not a multiple of the data ranks, dp_replicate · dp_shard.",
+        "Every data rank runs the same number of microbatches of the same number of sequences.",
+        "Use data ranks that divide the global batch, or another batch.",
+        "mesh: {dp_shard: 6}\nbatch: {micro_batch_size: 1}      # a global batch of 64 sequences: 64 % 6 = 4",
+    ),
     "MP320": CodeInfo(
         "a pattern with boundaries is a manual split",
         "The pattern has '|', and `split.mode` is not manual.",

@@ -166,6 +166,13 @@ PLANS: dict[str, CodeInfo] = {
         "Report it with the command, the file and this text.",
         "megaplan --version",
     ),
+    "MP489": CodeInfo(
+        "a search cannot be asked for that",
+        "An option of `megaplan search` names a key, a word or an objective that a search does not have, or a number below 1.",
+        "A search decides the mesh, the schedule, the micro-batch, recompute and sharding; every other key of the spec stays as it is.",
+        "Use --fix with a key that a search decides, and --set for every other key.",
+        "megaplan search spec.yaml --devices 64 --fix mesh.tp=8 --set batch.seq_length=8192",
+    ),
     "MP487": CodeInfo(
         "the measured steps cannot be read",
         "The file given to calibrate is not a list of measured steps, or the time of one of its specs cannot be modelled.",

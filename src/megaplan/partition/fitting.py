@@ -186,11 +186,11 @@ class _Search:
                 margins[rank] = max(margins[rank] + excess - self.allowance, excess - stack.rank_excess(rank, spans))
         return None
 
-    def _tightened(self, found: Balance) -> Balance | None:
+    def _tightened(self, found: Balance, rounds: int = MAX_ROUNDS) -> Balance | None:
         """Cuts within sums tightened by what the budget adds to them, as far as known; in loop placement by each slot's share."""
         stack, margins = self.stack, [0] * self.stack.pp
         shares: Shares = {}
-        for _ in range(MAX_ROUNDS):
+        for _ in range(rounds):
             spans = self._spans(found)
             excesses = self.memory.excesses(spans)
             over = self._over(found)
@@ -236,6 +236,20 @@ class _Search:
 def best_fitting(stack: Stack, memory: Memory, max_budgets: int = MAX_BUDGETS) -> Fitted | None:
     """The best cuts of which the budget says that they fit, and how good any could be; None if none were found."""
     return _Search(stack, memory, 0, max_budgets, Effort(MAX_WORK)).run()[0]
+
+
+def quick_fitting(stack: Stack, memory: Memory, rounds: int) -> tuple[Balance | None, bool]:
+    """Cuts that fit, found by tightening the sums; and where there are none, whether it is proven.
+
+    Args:
+        stack: With the sums that every split which fits keeps.
+        memory: Its budgets.
+        rounds: Of tightening; each budgets one more split.
+    """
+    found = stack.best()
+    if found is None:
+        return None, True
+    return _Search(stack, memory, 0, 0, Effort(MAX_WORK))._tightened(found, rounds), False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
 
 if TYPE_CHECKING:
+    from megaplan.budget.evaluation import BlockMemo
     from megaplan.cost.times import MeasuredCosts
     from megaplan.partition.layer_bytes import RankSum
 
@@ -22,14 +23,30 @@ if TYPE_CHECKING:
 class Memory:
     """Excesses of splits of one spec; each split is budgeted once."""
 
-    def __init__(self, spec: Spec, inventory: Inventory, measured: MeasuredCosts | None = None) -> None:
-        """Bytes that a costs file measured count where they say more than the budget."""
+    def __init__(
+        self,
+        spec: Spec,
+        inventory: Inventory,
+        measured: MeasuredCosts | None = None,
+        *,
+        headroom_bytes: int = 0,
+        memo: BlockMemo | None = None,
+    ) -> None:
+        """Bytes that a costs file measured count where they say more than the budget.
+
+        Args:
+            spec: A checked spec.
+            inventory: Its parameter tensors.
+            measured: A costs file.
+            headroom_bytes: Of what is usable, what is to stay free.
+            memo: Blocks of other specs of a search.
+        """
         self._spec, self._inventory, self._measured = spec, inventory, measured
         self._measured_sums: tuple[tuple[RankSum, ...], ...] = ()
         self._excesses: dict[Spans, tuple[int, ...]] = {}
         self._asked: set[Spans] = set()
-        self._usable_bytes = device_budget(device_of(spec.device)).usable_bytes
-        self._peaks = StagePeaks(spec, inventory)
+        self._usable_bytes = device_budget(device_of(spec.device)).usable_bytes - headroom_bytes
+        self._peaks = StagePeaks(spec, inventory, memo)
 
     @property
     def num_budgets(self) -> int:

@@ -96,7 +96,8 @@ def recomputed_of(spec: Spec) -> Recomputed:
     modules = set(spec.host.recompute_modules)
     if any(policy == "selective" and letter == "A" for policy, letter in zip(policies, letters, strict=True)):
         modules.add("core_attn")
-    return Recomputed(policies.count("full") / len(policies), modules=frozenset(modules))
+    full = 1.0 if spec.host.recompute_num_layers is not None else policies.count("full") / len(policies)
+    return Recomputed(full, modules=frozenset(modules))
 
 
 def model_shape(spec: Spec) -> ModelShape:

@@ -71,17 +71,26 @@ class StepTimer:
         """The time of a step on a mesh."""
         model, software, machine, recomputed = self._parts
         work = StepWorkload(model, mesh, batch, software, machine, stages, recomputed)
-        crossing = links_crossed(work)
-        rates = self._rates.get(crossing)
-        if rates is None:
-            rates = self._rates[crossing] = {"sync": 0.0} | rates_of(names_of(work), self._values) | given_rates(machine)
-        shape = (batch.micro, batch.seq, mesh.cp, mesh.tp, crossing)
-        parts = {kind: self._block(work, kind, shape, rates) for kind in kinds_of(work)}
+        rates, parts = self.rates(work), self.parts(work)
         step = step_seconds([stage_terms(work, stage, parts) for stage in stages], once_of(work), rates)
         tokens = work.step_tokens / mesh.world
         terms = _terms(work, parts, rates) | {"exposed data": step.exposed, "optimizer": step.optimizer, "fixed": step.fixed}
         flops = model_flops(model, batch.seq)
         return StepTime(step.total, terms, tokens / step.total, flops * tokens / step.total / peak_of(machine, software.dtype))
+
+    def rates(self, work: StepWorkload) -> Mapping[str, float]:
+        """Constants by name on the links that a step's groups use."""
+        crossing = links_crossed(work)
+        rates = self._rates.get(crossing)
+        if rates is None:
+            rates = self._rates[crossing] = {"sync": 0.0} | rates_of(names_of(work), self._values) | given_rates(work.machine)
+        return rates
+
+    def parts(self, work: StepWorkload) -> dict[str, Passes]:
+        """What each kind of block of a step takes."""
+        mesh, batch, rates = work.mesh, work.batch, self.rates(work)
+        shape = (batch.micro, batch.seq, mesh.cp, mesh.tp, links_crossed(work))
+        return {kind: self._block(work, kind, shape, rates) for kind in kinds_of(work)}
 
     def _block(self, work: StepWorkload, kind: str, shape: tuple[object, ...], rates: Mapping[str, float]) -> Passes:
         mesh = work.mesh

@@ -1,0 +1,121 @@
+"""The result of a search as lines and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from megaplan.search.report import lines_of
+from megaplan.terminal.table import table, wrap
+from megaplan.units import format_gib
+
+if TYPE_CHECKING:
+    from megaplan.api.search import Search
+    from megaplan.search.report import Row
+
+FORMAT = "megaplan.search/1"
+HEAD = ("", "step s", "tok/s/dev", "MFU", "peak GiB", "free", "bubble", "comm", "mesh", "")
+
+
+def search_lines(found: Search, written: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Rows, their policies, why other classes lost, the certificate."""
+    batch = found.job.spec.global_batch_size
+    state = "" if found.complete else "; interrupted: the best so far"
+    yield f"{found.job.spec.name} on {found.devices} x {found.job.spec.device.name}, {batch} sequences a step{state}", "bold"
+    yield f"{found.num_layouts:,} meshes, {found.num_evaluated:,} exact evaluations", ""
+    yield "", ""
+    if found.rows:
+        yield from ((line, "") for line in table([HEAD, *map(_cells, range(1, len(found.rows) + 1), found.rows)], left=(0, 8, 9), gap=1))
+        yield "* no row is as fast with more memory free; bubble and comm: share of the step", ""
+        yield "", ""
+        for number, row in enumerate(found.rows[:3], 1):
+            yield from ((line, "") for line in wrap(f"{number}: {' '.join(_policy(row))}", indent="   "))
+        yield "", ""
+        yield from ((line, "") for line in wrap(_certificate(found), indent="  "))
+    else:
+        yield "nothing fits", "bold"
+    yield "", ""
+    yield "why not", "bold"
+    yield from ((part, "") for line in lines_of(found.why_not) for part in wrap(line, indent="  "))
+    yield "", ""
+    yield (f"wrote {', '.join(written)}" if written else "nothing written; -o DIR writes a plan for each row"), ""
+
+
+def search_document(found: Search, written: Sequence[str]) -> dict[str, Any]:
+    """The JSON document."""
+    return {
+        "format": FORMAT,
+        "spec": found.job.spec.name,
+        "devices": found.devices,
+        "objective": found.objective,
+        "complete": found.complete,
+        "basis": found.basis,
+        "candidates": {"meshes": found.num_layouts, "evaluated": found.num_evaluated},
+        "bound_seconds": round(found.bound_seconds, 6),
+        "gap": None if found.gap is None else round(found.gap, 6),
+        "best": [_row_document(row, written[index] if written else None) for index, row in enumerate(found.rows)],
+        "why_not": [
+            {"class": one.name, "count": one.count, "reason": one.reason, "detail": one.detail, "example": one.example}
+            for one in found.why_not
+        ],
+    }
+
+
+def _row_document(row: Row, plan: str | None) -> dict[str, Any]:
+    layout, policy = row.exact.layout, row.exact.policy
+    return {
+        "plan": plan,
+        "step_seconds": round(row.step_seconds, 9),
+        "tokens_per_second_per_device": round(row.tokens_per_second_per_device, 1),
+        "mfu": round(row.mfu, 4),
+        "peak_bytes": row.peak_bytes,
+        "headroom_bytes": row.headroom_bytes,
+        "bubble_seconds": round(row.bubble_seconds, 6),
+        "exposed_communication_seconds": round(row.exposed_seconds, 6),
+        "terms": {name.replace(" ", "_"): round(seconds, 6) for name, seconds in row.terms.items()},
+        "pareto": row.pareto,
+        "mesh": {name: getattr(layout, name) for name in ("pp", "vpp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")},
+        "schedule": {"kind": layout.kind, "num_microbatches": layout.num_microbatches, "micro_batch_size": layout.micro_batch},
+        "recompute": dict(policy.recompute),
+        "spans": [list(span) for span in row.exact.spans],
+        "set": list(row.changes),
+    }
+
+
+def _cells(number: int, row: Row) -> tuple[str, ...]:
+    layout = row.exact.layout
+    mesh = " ".join(
+        f"{name}{value}"
+        for name, value in (("pp", layout.pp), ("tp", layout.tp), ("cp", layout.cp), ("ep", layout.ep), ("etp", layout.etp))
+        if value > 1 or name in ("pp", "tp")
+    )
+    data = f"{layout.dp_replicate}x{layout.dp_shard}" if layout.dp_replicate > 1 else f"{layout.dp_shard}"
+    pipeline = "" if layout.pp == 1 else f" {layout.kind}/{layout.vpp}"
+    return (
+        f"{number}{'*' if row.pareto else ''}",
+        f"{row.step_seconds:.3f}",
+        f"{row.tokens_per_second_per_device:,.0f}",
+        f"{100 * row.mfu:.1f}%",
+        format_gib(row.peak_bytes, 1),
+        format_gib(row.headroom_bytes, 1),
+        f"{100 * row.bubble_seconds / row.step_seconds:.1f}%",
+        f"{100 * row.exposed_seconds / row.step_seconds:.1f}%",
+        f"{mesh} dp{data}",
+        f"mb{layout.micro_batch}x{layout.num_microbatches}{pipeline}",
+    )
+
+
+def _policy(row: Row) -> Iterator[str]:
+    """What is not at its default, as options."""
+    defaults = ("=1", "=false", "recompute.default=none", "{}", "=null", "=[]")
+    for text in row.changes:
+        if not text.endswith(defaults):
+            yield f"--set '{text}'" if " " in text or "{" in text else f"--set {text}"
+
+
+def _certificate(found: Search) -> str:
+    gap = found.gap or 0.0
+    return (
+        f"no layout of this space has a step below {found.bound_seconds:.3f} s, whatever its policy and cuts: the first row is at most "
+        f"{100 * gap:.1f} % above the best. Times: {found.basis}"
+    )

@@ -1,0 +1,64 @@
+"""The time of a step: what a layout's layers cost, a bound for all cuts, and the exact step of given cuts.
+
+Where the step-time model has constants for the host and terms for every block, it is that model (`search.fitted`). Else it is the
+schedule's replay with layer times from the device's rates, and what data ranks exchange (`search.replayed`). All times are whole
+nanoseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from megaplan.inventory.tensors import Inventory
+from megaplan.layout.spans import Spans
+from megaplan.partition.values import StackCosts
+from megaplan.spec.models import Spec
+
+Terms = Mapping[str, int]
+BUBBLE, EXPOSED = "bubble", "exposed"
+"""The term of idle pipeline ranks, and how the names of terms begin that wait for transfers."""
+
+
+class Clock(Protocol):
+    """Times specs of one model on one kind of device.
+
+    Attributes:
+        basis: What the times rest on, in words.
+    """
+
+    basis: str
+
+    def bound_ns(self, spec: Spec) -> int:
+        """No cuts give this spec a shorter step."""
+        ...
+
+    def tight_bound_ns(self, spec: Spec) -> int:
+        """A bound for the spec's schedule that takes longer and is mostly larger."""
+        ...
+
+    def costs(self, spec: Spec) -> StackCosts:
+        """What is balanced: nanoseconds of each layer and of both ends."""
+        ...
+
+    def step_ns(self, spec: Spec, spans: Spans) -> int:
+        """The step of these cuts."""
+        ...
+
+    def terms(self, spec: Spec, spans: Spans) -> Terms:
+        """Nanoseconds of the step by term."""
+        ...
+
+
+def clock_of(spec: Spec, inventory: Inventory) -> Clock:
+    """The clock of a spec's host and model."""
+    if spec.host.name != "megarun":
+        from megaplan.cost.step.from_spec import unpriced  # noqa: PLC0415
+
+        if unpriced(spec) is None:
+            from megaplan.search.fitted import FittedClock  # noqa: PLC0415
+
+            return FittedClock(inventory)
+    from megaplan.search.replayed import ReplayClock  # noqa: PLC0415
+
+    return ReplayClock(inventory, spec)

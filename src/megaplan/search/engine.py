@@ -1,0 +1,191 @@
+"""Branch and bound over meshes: in the order of their bounds, until none that is left can be among the best.
+
+Meshes are taken in waves of a fixed size, and what a wave is compared with is decided before it begins. So the same outcomes are computed
+whatever the number of processes, and in whatever order they finish.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from megaplan.search.evaluate import UNLIMITED, Evaluator
+from megaplan.search.space import Space
+from megaplan.search.values import Exact, Layout, Objective, Outcome
+
+WAVE = 32
+"""Meshes of a wave."""
+ALONE = 200
+"""Meshes up to which one process is as fast as several."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is searched; every process makes its own evaluator of it.
+
+    Attributes:
+        space: The space.
+        objective: What is best.
+        headroom_bytes: To stay free on every rank.
+        top: Rows wanted.
+    """
+
+    space: Space
+    objective: Objective
+    headroom_bytes: int
+    top: int
+
+    def evaluator(self) -> Evaluator:
+        """One of its own."""
+        return Evaluator(self.space, self.headroom_bytes, self.objective)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a search is.
+
+    Attributes:
+        done: Meshes that are decided.
+        total: All meshes.
+        evaluated: Exact evaluations.
+        best: The best row so far.
+    """
+
+    done: int
+    total: int
+    evaluated: int
+    best: Exact | None
+
+
+@dataclass
+class Explored:
+    """What a search has seen.
+
+    Attributes:
+        task: What was searched.
+        bounds: Of every mesh, ascending.
+        outcomes: Of every layout of the meshes that were not left out.
+        done: Meshes that are decided, in the order of `bounds`.
+        complete: Whether no mesh is left that could be among the best.
+    """
+
+    task: Task
+    bounds: list[tuple[int, Layout]]
+    outcomes: dict[Layout, Outcome] = field(default_factory=dict)
+    done: int = 0
+    complete: bool = False
+
+    @property
+    def rows(self) -> list[Exact]:
+        """The best layouts so far, best first."""
+        found = [outcome.best for outcome in self.outcomes.values() if outcome.best is not None]
+        return sorted(found, key=lambda one: one.order(self.task.objective))[: self.task.top]
+
+    @property
+    def limit_ns(self) -> int:
+        """No step that is longer can be among the best."""
+        rows = self.rows
+        return rows[-1].step_ns if len(rows) == self.task.top and self.task.objective != "headroom" else UNLIMITED
+
+    @property
+    def num_evaluated(self) -> int:
+        """Exact evaluations."""
+        return sum(outcome.num_evaluated for outcome in self.outcomes.values())
+
+    @property
+    def bound_ns(self) -> int:
+        """No layout of the space has a shorter step, whatever its policy and cuts."""
+        seen = [outcome.bound_ns for outcome in self.outcomes.values()]
+        left = [bound for bound, _ in self.bounds[self.done : self.done + 1]]
+        return min([*seen, *left], default=0)
+
+
+def explore(task: Task, processes: int, report: Callable[[Progress], None] = lambda _: None) -> Explored:
+    """Search; what was found so far is returned when the search is interrupted.
+
+    Args:
+        task: What to search.
+        processes: How many evaluate; the result does not depend on it.
+        report: Called now and then.
+    """
+    own = task.evaluator()
+    meshes = task.space.meshes()
+    with _workers(task, own, processes if len(meshes) > ALONE else 1) as run:
+        found = Explored(task, [])
+        try:
+            found.bounds = sorted(zip(run(_bounded, meshes), meshes, strict=True))
+            for outcome in run(_sampled, list(_seeds(found.bounds, own))):
+                found.outcomes[outcome.layout] = outcome
+            while found.done < len(found.bounds):
+                limit = found.limit_ns
+                wave = [mesh for bound, mesh in found.bounds[found.done : found.done + WAVE] if bound <= limit]
+                if not wave:
+                    break
+                for outcomes in run(_explored, [(mesh, limit) for mesh in wave]):
+                    found.outcomes.update({outcome.layout: outcome for outcome in outcomes})
+                found.done += len(wave)
+                rows = found.rows
+                report(Progress(found.done, len(found.bounds), found.num_evaluated, rows[0] if rows else None))
+            found.complete = True
+        except KeyboardInterrupt:
+            found.complete = False
+    return found
+
+
+def _seeds(bounds: Sequence[tuple[int, Layout]], own: Evaluator) -> Iterator[Layout]:
+    """A layout of each number of tensor and pipeline ranks: the one of the smallest bound with few sequences of a microbatch."""
+    seen: set[tuple[int, int]] = set()
+    least = min((mesh.micro_batch for _, mesh in bounds), default=1)
+    for _, mesh in bounds:
+        key = mesh.tp, mesh.pp
+        if key not in seen and mesh.micro_batch <= 4 * least:
+            layouts = own.space.layouts_of(mesh)
+            if layouts:
+                seen.add(key)
+                yield layouts[0]
+
+
+_worker: Evaluator | None = None
+
+
+@contextmanager
+def _workers(task: Task, own: Evaluator, processes: int) -> Iterator[Callable[..., list[Any]]]:
+    """A function that maps over items, in as many processes, in order."""
+    global _worker  # noqa: PLW0603 (a process of a pool has no other place for what it shares between calls)
+    _worker = own
+    if processes <= 1:
+        yield lambda call, items: [call(item) for item in items]
+        return
+    method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
+    with multiprocessing.get_context(method).Pool(processes, _start, (task,)) as pool:
+        yield lambda call, items: pool.map(call, items, chunksize=max(1, min(64, len(items) // (8 * processes))))
+
+
+def _start(task: Task) -> None:
+    """A worker leaves an interrupt to the process that waits for it."""
+    import signal  # noqa: PLC0415
+
+    global _worker  # noqa: PLW0603
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _worker = task.evaluator()
+
+
+def _own() -> Evaluator:
+    if _worker is None:
+        raise RuntimeError("a worker has not been started")
+    return _worker
+
+
+def _bounded(mesh: Layout) -> int:
+    return _own().bound_ns(mesh)
+
+
+def _sampled(layout: Layout) -> Outcome:
+    return _own().outcome(layout)
+
+
+def _explored(item: tuple[Layout, int]) -> list[Outcome]:
+    return _own().outcomes(*item)

@@ -1,0 +1,123 @@
+"""The clock of hosts that the step-time model has constants for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from megaplan.cost.step.compose import PassTerms, StageTerms, Step, pass_seconds, step_seconds
+from megaplan.cost.step.from_spec import software_of, workload_of
+from megaplan.cost.step.pipeline import grown
+from megaplan.cost.step.predict import Passes, StepTimer, once_of, stage_terms
+from megaplan.cost.step.workload import Recomputed, Software, StageShape, StepWorkload
+from megaplan.inventory.tensors import Inventory
+from megaplan.layout.spans import Spans
+from megaplan.partition.values import StackCosts
+from megaplan.schedules import placement, slot_owner
+from megaplan.search.clock import BUBBLE, EXPOSED, Terms
+from megaplan.spec.models import Spec
+
+SECOND_NS = 1e9
+SLACK = 1 - 1e-9
+"""Of a bound, for the rounding of its sums."""
+WAITS = ("tensor", "exchange", "context", "pipeline")
+
+
+class FittedClock:
+    """`megaplan.cost.step` on many meshes: what a block takes is worked out once for each local shape."""
+
+    basis = "step-time model with fitted constants"
+
+    def __init__(self, inventory: Inventory) -> None:
+        self._letters = tuple([block.family for block in inventory.layers])
+        self._counts = {letter: float(count) for letter, count in Counter(self._letters).items()}
+        self._timers: dict[tuple[Software, Recomputed], StepTimer] = {}
+
+    def bound_ns(self, spec: Spec) -> int:
+        """Work spread evenly over the ranks; data ranks hidden by the passes of the whole model.
+
+        A pass joins device and host by a norm, so the passes of all stages together take at least the pass of the whole model.
+        """
+        work, timer = self._whole(spec)
+        rates, parts = timer.rates(work), timer.parts(work)
+        whole = _together(work, parts)
+        once, pp = once_of(work), work.mesh.pp
+        spread: Step = step_seconds([StageTerms(float(pp), *(_share(terms, pp) for terms in whole))], once, rates)
+        hidden: Step = step_seconds([StageTerms(1.0, *whole)], once, rates)
+        factor = float(grown(1.0, rates["growth"], once.log2_nodes))
+        seconds = float(spread.total) - factor * (float(spread.exposed) - float(hidden.exposed))
+        return int(seconds * SECOND_NS * SLACK)
+
+    def tight_bound_ns(self, spec: Spec) -> int:
+        """The same bound."""
+        return self.bound_ns(spec)
+
+    def costs(self, spec: Spec) -> StackCosts:
+        """Forward and backward of each block alone: to balance by, not to add up."""
+        work, timer = self._whole(spec)
+        rates, parts = timer.rates(work), timer.parts(work)
+
+        def cost(kind: str) -> int:
+            both = [PassTerms(*_sums(parts[kind][run])) for run in (0, 1)]
+            return round(sum(pass_seconds(terms, rates) for terms in both) * SECOND_NS)
+
+        each = {letter: cost(letter) for letter in self._counts}
+        return StackCosts(tuple([each[letter] for letter in self._letters]), cost("embedding"), cost("head"), unit="ns")
+
+    def step_ns(self, spec: Spec, spans: Spans) -> int:
+        """As `planned_time` says it."""
+        work = self._cut(spec, spans)
+        return round(self._timer(work).time(work.mesh, work.batch, work.stages).seconds * SECOND_NS)
+
+    def terms(self, spec: Spec, spans: Spans) -> Terms:
+        """Of the busiest stage's microbatches; then idle ranks, data ranks and the optimizer."""
+        work = self._cut(spec, spans)
+        timer = self._timer(work)
+        step = timer.time(work.mesh, work.batch, work.stages)
+        found = {f"{EXPOSED} {name}" if name in WAITS else name: round(seconds * SECOND_NS) for name, seconds in step.terms.items()}
+        rates, parts = timer.rates(work), timer.parts(work)
+        stages = [stage_terms(work, stage, parts) for stage in work.stages]
+        each = [(terms.count, pass_seconds(terms.forward, rates) + pass_seconds(terms.backward, rates)) for terms in stages]
+        total, count = sum(number * seconds for number, seconds in each), work.batch.num_microbatches
+        busy = count * max(seconds for _, seconds in each)
+        busy += (total - max(seconds for _, seconds in each)) / work.mesh.vpp
+        found[BUBBLE] = round((busy - count * total / work.mesh.pp) * SECOND_NS)
+        return found
+
+    def _timer(self, work: StepWorkload) -> StepTimer:
+        key = work.software, work.recomputed
+        if key not in self._timers:
+            self._timers[key] = StepTimer(work.model, work.software, work.machine, work.recomputed)
+        return self._timers[key]
+
+    def _cut(self, spec: Spec, spans: Spans) -> StepWorkload:
+        where, pp = placement(spec.schedule.kind), spec.mesh.pp
+        return workload_of(spec, spans, [slot_owner(where, slot, pp)[0] for slot in range(len(spans))], software_of(spec))
+
+    def _whole(self, spec: Spec) -> tuple[StepWorkload, StepTimer]:
+        """The step with all blocks on one stage."""
+        work = workload_of(spec, [(0, len(self._letters))], [0], software_of(spec))
+        return work, self._timer(work)
+
+
+def _together(work: StepWorkload, parts: Mapping[str, Passes]) -> tuple[PassTerms, PassTerms]:
+    """Both passes of all stages, added up: what every stage has once is there once a stage."""
+    whole = stage_terms(work, work.stages[0], parts)
+    empty = stage_terms(work, StageShape(1.0, {}), parts)
+    more = work.mesh.pp - 1
+    return _plus(whole.forward, empty.forward, more), _plus(whole.backward, empty.backward, more)
+
+
+def _plus(terms: PassTerms, other: PassTerms, times: int) -> PassTerms:
+    return PassTerms(*(one + times * two for one, two in zip(terms, other, strict=True)))
+
+
+def _share(terms: PassTerms, pp: int) -> PassTerms:
+    return PassTerms(*(each / pp for each in terms))
+
+
+def _sums(found: Mapping[str, float]) -> tuple[float, float, float, float]:
+    waits = sum(seconds for term, seconds in found.items() if term in WAITS)
+    kernels, launched = found.get("kernels", 0.0), found.get("launched", 0.0)
+    work = sum(seconds for term, seconds in found.items() if term not in WAITS and term not in ("kernels", "launched"))
+    return work, kernels, waits, launched

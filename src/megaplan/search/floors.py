@@ -1,0 +1,174 @@
+"""What every rank of a layout holds at least, whatever its cuts: a bound of the largest peak from sums over the whole model.
+
+At a forward of its own, rank r of a pipeline holds its parameters and moments S_r, what a_r microbatches at least keep on each of its
+chunks, a_r K_r, and where its chunks have all run backward, or forward, their whole gradients G_r and gathered parameters P_r:
+S_r + a_r K_r + g_r G_r + t_r P_r ≤ C. The parts of all ranks add up to the whole model's, so any weights w_r turn these into a bound of C;
+two are tried, w_r = 1 and w_r = 1 / a_r.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import lru_cache
+from typing import NamedTuple
+
+from megaplan.families.registry import FAMILIES
+from megaplan.hosts.megarun.boundaries import boundary_bytes
+from megaplan.hosts.megarun.dims import local_dims
+from megaplan.hosts.megarun.ledger import block_bytes
+from megaplan.hosts.megarun.storage import block_storage, storage_sizes
+from megaplan.inventory.tensors import Block, Inventory
+from megaplan.schedules.moments import FORWARD, REDUCED, UNTOUCHED, moments
+from megaplan.spec.models import Spec
+
+
+class Whole(NamedTuple):
+    """Bytes of the whole model, on one rank of each stage.
+
+    Attributes:
+        static: Resident parameters and moments.
+        gradients: Whole gradients.
+        gathered: Gathered parameters.
+    """
+
+    static: int
+    gradients: int
+    gathered: int
+
+
+class Floors:
+    """Of one model under host megarun."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        self._inventory = inventory
+        self._wholes: dict[tuple[object, ...], Whole] = {}
+        self._kept: dict[tuple[object, ...], int] = {}
+
+    def peak_bytes(self, spec: Spec) -> int:
+        """No cuts have a smaller largest peak."""
+        whole, kept = self._whole(spec), self.kept_bytes(spec)
+        if not spec.mesh.is_pipelined:
+            return whole.static + kept
+        mesh, schedule = spec.mesh, spec.schedule
+        keeps = not spec.sharding.reshard_after_forward
+        ranks = _held(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches, keeps)
+        least = 0
+        for choice in range(len(ranks[0])):
+            held = [found[choice] for found in ranks]
+            graded, gathered = min(each[1] for each in held), min(each[2] for each in held)
+            rest = whole.static + graded * whole.gradients + gathered * whole.gathered
+            counts = [each[0] for each in held]
+            least = max(least, -(-(rest + min(counts) * kept) // mesh.pp))
+            if min(counts):
+                least = max(least, int((Fraction(rest, max(counts)) + kept) / sum(Fraction(1, count) for count in counts)))
+        return least
+
+    def least_bytes(self, spec: Spec, options: Sequence[Sequence[tuple[str, str]]]) -> int:
+        """The same for the best of several recompute policies by letter, under any schedule."""
+        letters: dict[str, set[str]] = {}
+        for option in options:
+            for letter, policy in option:
+                letters.setdefault(letter, set()).add(policy)
+        total = 0
+        for index, block in enumerate(self._inventory.layers):
+            last = index == len(self._inventory.layers) - 1
+            policies = {"none"} if last else letters[block.family]
+            total += min([self._layer(spec, f"layers.{index}", block, policy, index) for policy in policies])
+        kept = max(0, total - len(self._inventory.layers) * boundary_bytes(local_dims(spec)))
+        return -(-(self._whole(spec).static + kept) // spec.mesh.pp)
+
+    def _whole(self, spec: Spec) -> Whole:
+        """Of all blocks on one rank of each stage; of copies, one."""
+        mesh = spec.mesh
+        key = mesh.tp, mesh.ep, mesh.etp, mesh.dp_shard, mesh.efsdp, mesh.dp_replicate == 1, spec.precision.grads
+        if key not in self._wholes:
+            sizes = storage_sizes(spec)
+            found: dict[int, Whole] = {}
+            for _, block in self._inventory.blocks():
+                if id(block) not in found:
+                    storage = block_storage(sizes, block)
+                    static = sum(storage.resident_bytes) + storage.matrix_state_bytes + storage.other_state_bytes
+                    static += sum(tensor.state_bytes(0) for tensor in storage.uneven)
+                    found[id(block)] = Whole(static, storage.both.unsharded_bytes, storage.both.gathered_bytes)
+            self._wholes[key] = Whole(*map(sum, zip(*[found[id(block)] for _, block in self._inventory.blocks()], strict=True)))
+        return self._wholes[key]
+
+    def thrifty(self, spec: Spec, options: Sequence[Sequence[tuple[str, str]]]) -> tuple[tuple[str, str], ...]:
+        """Of several recompute policies by letter, for each letter the one whose layers keep the least."""
+        found = {}
+        for letter in dict(options[0]):
+            policies = sorted({dict(option)[letter] for option in options})
+            own = [(index, block) for index, block in enumerate(self._inventory.layers) if block.family == letter]
+
+            def kept(policy: str, own: Sequence[tuple[int, Block]] = own) -> int:
+                return sum(self._layer(spec, f"layers.{index}", block, policy, index) for index, block in own)
+
+            found[letter] = min(policies, key=kept)
+        return tuple(found.items())
+
+    def kept_bytes(self, spec: Spec) -> int:
+        """What layers keep of one microbatch, without the inputs that a receive buffer may be."""
+        total = 0
+        for index, block in enumerate(self._inventory.layers):
+            total += self._layer(spec, f"layers.{index}", block, spec.policy(index, block.family), index)
+        return max(0, total - spec.mesh.num_slots * boundary_bytes(local_dims(spec)))
+
+    def _layer(self, spec: Spec, name: str, block: Block, policy: str, index: int) -> int:
+        mesh, family = spec.mesh, FAMILIES[block.family]
+        experts = (mesh.ep, mesh.etp) if family.banks else ()
+        operations = family.operations(family.section_of(spec.model), index)
+        degrees = mesh.tp, mesh.cp, spec.batch.micro_batch_size, spec.host.kernels, mesh.is_pipelined, experts
+        key = (id(block), operations, policy, degrees)
+        found = self._kept.get(key)
+        if found is None:
+            dims = local_dims(spec, turns=False)
+            ledger = block_bytes(_plain(spec), dims, name, block)
+            found = self._kept[key] = ledger.saved_bytes + (boundary_bytes(dims) if ledger.keeps_input else 0)
+        return found
+
+
+def _plain(spec: Spec) -> Spec:
+    """The spec with a schedule that does not split backwards: what a forward keeps is the same."""
+    return spec.model_copy(update={"schedule": spec.schedule.model_copy(update={"kind": "1f1b"})})
+
+
+class NoFloors:
+    """Of a host whose bytes are not sums that are known without cuts."""
+
+    def peak_bytes(self, spec: Spec) -> int:  # noqa: ARG002
+        """Nothing is known."""
+        return 0
+
+    def least_bytes(self, spec: Spec, options: Sequence[Sequence[tuple[str, str]]]) -> int:  # noqa: ARG002
+        """Nothing is known."""
+        return 0
+
+    def kept_bytes(self, spec: Spec) -> int:
+        """To order policies by: less, the more runs again."""
+        host = spec.host
+        again = len(host.recompute_modules) + (spec.recompute.of("A") != "none") + 100 * bool(host.recompute_num_layers)
+        return -2 * again - host.distributed_optimizer
+
+
+@lru_cache(maxsize=512)
+def _held(kind: str, pp: int, vpp: int, count: int, keeps: bool) -> tuple[tuple[tuple[int, int, int], ...], ...]:
+    """For each rank, of two of its forwards: the fewest microbatches on a chunk, and whether all gradients and gathered parameters exist.
+
+    The first has the most microbatches, the second the most of those after every chunk's first backward.
+    """
+    found = []
+    for of_rank in moments(kind, pp, vpp, count):
+        most, graded = (0, 0, 0), (0, 0, 0)
+        for moment in of_rank:
+            if moment.kind is not FORWARD:
+                continue
+            exist = int(all(moment.weight_grads) and REDUCED not in moment.states)
+            touched = int(
+                keeps and not {UNTOUCHED, REDUCED} & {state for index, state in enumerate(moment.states) if index != moment.chunk}
+            )
+            each = (min(moment.in_flight), exist, touched)
+            most = max(most, each)
+            graded = max(graded, each, key=lambda one: (one[1], one[0], one[2]))
+        found.append((most, graded))
+    return tuple(found)

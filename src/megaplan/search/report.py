@@ -1,0 +1,208 @@
+"""What a search found, for people and programs: rows with their figures, why the other classes lost, and the certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from megaplan.budget.build import build_budget
+from megaplan.columns import Column
+from megaplan.cost.model import flops_per_token
+from megaplan.layout.build import build_layout
+from megaplan.search.clock import BUBBLE, EXPOSED
+from megaplan.search.engine import Explored
+from megaplan.search.evaluate import UNLIMITED, Evaluator
+from megaplan.search.values import Exact, Layout
+from megaplan.spec.device import device_of
+from megaplan.spec.models import Spec
+
+AXES = ("pp", "tp", "cp", "ep", "etp", "dp_shard", "micro_batch", "kind")
+NAMES = {"micro_batch": "batch.micro_batch_size", "kind": "schedule.kind"}
+MAX_CLASSES = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A layout of the result.
+
+    Attributes:
+        exact: The layout with its policy, cuts, time and memory.
+        spec: Its spec; the cuts are manual, with the search as their reason.
+        step_seconds: Modelled time of an optimizer step.
+        tokens_per_second_per_device: Tokens of the step over seconds and devices.
+        mfu: Model FLOPs over the peak of the dtype.
+        peak_bytes: The largest peak of any rank.
+        headroom_bytes: Usable bytes less that.
+        bubble_seconds: Idle time of a mean pipeline rank.
+        exposed_seconds: Communication that a mean rank waits for.
+        terms: Seconds of the step by term.
+        pareto: Whether no other row is at least as fast with more headroom.
+    """
+
+    exact: Exact
+    spec: Spec
+    step_seconds: float
+    tokens_per_second_per_device: float
+    mfu: float
+    peak_bytes: int
+    headroom_bytes: int
+    bubble_seconds: float
+    exposed_seconds: float
+    terms: dict[str, float]
+    pareto: bool
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """`KEY=VALUE` texts of everything that the search decided, cuts apart."""
+        return changes_of(self.spec)
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A class of layouts without a place among the rows.
+
+    Attributes:
+        name: `mesh.tp=8`.
+        count: Layouts or combinations in it.
+        reason: illegal, out of memory, or slower.
+        detail: The equation with its diagnostic's code; the column and by how much it exceeds; or by how much slower and the term.
+        example: A layout of the class.
+    """
+
+    name: str
+    count: int
+    reason: str
+    detail: str
+    example: dict[str, Any]
+
+
+def rows_of(found: Explored, evaluator: Evaluator) -> tuple[Row, ...]:
+    """The rows with their figures."""
+    exact = found.rows
+    rows = []
+    for one in exact:
+        faster = [other for other in exact if other.step_ns <= one.step_ns and other is not one]
+        rows.append(_row(one, evaluator, pareto=all(other.headroom_bytes < one.headroom_bytes for other in faster)))
+    return tuple(rows)
+
+
+def _row(one: Exact, evaluator: Evaluator, *, pareto: bool) -> Row:
+    spec = evaluator.space.spec_of(one.layout, one.policy)
+    terms = {name: value / 1e9 for name, value in evaluator.side(spec).clock.terms(spec, one.spans).items()}
+    seconds = one.step_ns / 1e9
+    tokens = spec.global_batch_tokens / spec.mesh.world_size
+    peaks = device_of(spec.device).peak_flops
+    peak = float(peaks[spec.precision.params].value)
+    return Row(
+        exact=one,
+        spec=with_cuts(spec, one),
+        step_seconds=seconds,
+        tokens_per_second_per_device=tokens / seconds,
+        mfu=flops_per_token(spec) * tokens / seconds / peak,
+        peak_bytes=one.peak_bytes,
+        headroom_bytes=one.headroom_bytes,
+        bubble_seconds=terms.get(BUBBLE, 0.0),
+        exposed_seconds=sum(value for name, value in terms.items() if name.startswith(EXPOSED)),
+        terms=terms,
+        pareto=pareto,
+    )
+
+
+def with_cuts(spec: Spec, one: Exact) -> Spec:
+    """The spec with the row's cuts, by hand: what `megaplan estimate` of it says is what the search found."""
+    if len(one.spans) == 1:
+        return spec.model_copy(update={"split": spec.split.model_copy(update={"objective": "bottleneck"})})
+    reason = "shortest modelled step of the cuts that fit, found by megaplan search"
+    split = spec.split.model_copy(update={"mode": "manual", "spans": one.spans, "reason": reason, "objective": "bottleneck"})
+    return spec.model_copy(update={"split": split})
+
+
+def changes_of(spec: Spec) -> tuple[str, ...]:
+    """`KEY=VALUE` texts of what a search decides."""
+    mesh, schedule = spec.mesh, spec.schedule
+    names = ("pp", "vpp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "vocab_parallel")
+    found = [f"mesh.{name}={str(getattr(mesh, name)).lower()}" for name in names]
+    found += [f"schedule.kind={schedule.kind}", f"schedule.num_microbatches={schedule.num_microbatches}"]
+    found += [f"batch.micro_batch_size={spec.batch.micro_batch_size}"]
+    found += [f"sharding.reshard_after_forward={str(spec.sharding.reshard_after_forward).lower()}"]
+    blocks = ", ".join(f"{letter}: {policy}" for letter, policy in sorted(spec.recompute.blocks.items()))
+    found += [f"recompute.default={spec.recompute.default}", f"recompute.blocks={{{blocks}}}"]
+    if spec.host.name == "megatron":
+        layers = spec.host.recompute_num_layers
+        found += [
+            f"host.distributed_optimizer={str(spec.host.distributed_optimizer).lower()}",
+            f"host.recompute_num_layers={'null' if layers is None else layers}",
+            f"host.recompute_modules=[{', '.join(spec.host.recompute_modules)}]",
+        ]
+    else:
+        found += [f"host.kernels={spec.host.kernels}"]
+    return tuple(found)
+
+
+def why_not(found: Explored, evaluator: Evaluator, rows: tuple[Row, ...]) -> tuple[Lost, ...]:
+    """Of every value of every axis that the best row does not have, why no layout with it is better."""
+    lost = [
+        Lost(item.key, item.count, "illegal", f"{item.code}: {item.detail.splitlines()[0]}", {})
+        for item in sorted(evaluator.space.illegal.values(), key=lambda item: (item.key, item.code))
+    ]
+    winner = rows[0] if rows else None
+    for axis in AXES:
+        own = getattr(winner.exact.layout, axis) if winner else None
+        values = sorted({getattr(mesh, axis) for _, mesh in found.bounds} if axis != "kind" else {layout.kind for layout in found.outcomes})
+        lost += [_lost(found, evaluator, winner, axis, value) for value in values if value != own]
+    return tuple(lost)
+
+
+def _lost(found: Explored, evaluator: Evaluator, winner: Row | None, axis: str, value: object) -> Lost:
+    name = f"{NAMES.get(axis, f'mesh.{axis}')}={value}"
+    seen = [outcome for layout, outcome in found.outcomes.items() if getattr(layout, axis) == value]
+    meshes = [(bound, mesh) for bound, mesh in found.bounds if axis == "kind" or getattr(mesh, axis) == value]
+    count = len(seen) if axis == "kind" else len(meshes)
+    fitting = [outcome.best for outcome in seen if outcome.best is not None]
+    if fitting and winner is not None:
+        best = min(fitting, key=lambda one: one.order(found.task.objective))
+        return Lost(name, count, "slower", _slower(evaluator, winner, best), best.layout._asdict())
+    explored = {layout[:1] + layout[3:] for layout in found.outcomes}
+    left = [(bound, mesh) for bound, mesh in meshes if axis != "kind" and mesh[:1] + mesh[3:] not in explored]
+    if left and winner is not None:
+        bound, mesh = left[0]
+        detail = f"at least {bound / 1e9:.3f} s, {100 * (bound / winner.exact.step_ns - 1):.1f} % above the best"
+        return Lost(name, count, "slower", detail, mesh._asdict())
+    closest = min((one for one in seen if one.over_bytes > 0), key=lambda one: (one.over_bytes, one.layout), default=None)
+    if closest is not None:
+        column, size = _column(evaluator, closest.layout)
+        detail = f"{column.key} = {size:,} B; over by {closest.over_bytes:,} B at least"
+        return Lost(name, count, "out of memory", detail, closest.layout._asdict())
+    least = min((outcome.bound_ns for outcome in seen), default=UNLIMITED)
+    detail = f"at least {least / 1e9:.3f} s" if least < UNLIMITED else "not explored"
+    return Lost(name, count, "slower", detail, seen[0].layout._asdict() if seen else {})
+
+
+def _slower(evaluator: Evaluator, winner: Row, best: Exact) -> str:
+    spec = evaluator.space.spec_of(best.layout, best.policy)
+    terms = evaluator.side(spec).clock.terms(spec, best.spans)
+    name = max(terms, key=lambda term: terms[term] - winner.terms.get(term, 0.0) * 1e9)
+    more = best.step_ns / winner.exact.step_ns - 1
+    return f"{best.step_ns / 1e9:.3f} s, {100 * more:+.1f} %: {name} {terms[name] / 1e9:.3f} s against {winner.terms.get(name, 0.0):.3f} s"
+
+
+def _column(evaluator: Evaluator, layout: Layout) -> tuple[Column, int]:
+    """The largest column of the layout's most thrifty policy, cut evenly."""
+    from megaplan.layout.spans import spans_of  # noqa: PLC0415
+    from megaplan.partition.equal import equal_cuts  # noqa: PLC0415
+
+    spec = evaluator.space.spec_of(layout, evaluator.thriftiest(layout))
+    inventory = evaluator.side(spec).inventory
+    num_layers = len(inventory.layers)
+    spans = spans_of(equal_cuts(num_layers, layout.pp * layout.vpp), num_layers)
+    worst = build_budget(spec, inventory, build_layout(spec, inventory, spans)).worst
+    return max(worst.columns.items(), key=lambda item: item[1])
+
+
+def lines_of(lost: tuple[Lost, ...]) -> Iterator[str]:
+    """Why classes lost, one a line."""
+    for one in lost[:MAX_CLASSES]:
+        yield f"{one.name} ({one.count}): {one.reason}: {one.detail}"
+    if len(lost) > MAX_CLASSES:
+        yield f"and {len(lost) - MAX_CLASSES} more, with --json"

@@ -1,0 +1,313 @@
+"""The layouts and policies of a spec on a number of devices; what cannot run is counted by the rule that it breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any
+
+from megaplan.dtypes import DType
+from megaplan.errors import Diagnostic, Severity
+from megaplan.families.checks import divisors
+from megaplan.families.registry import FAMILIES
+from megaplan.schedules.registry import SCHEDULES, schedule_problems
+from megaplan.search.values import Illegal, Layout, Policy
+from megaplan.spec.models import LatentAttention, Mesh, Spec
+from megaplan.spec.pattern import BOUNDARY, parse_pattern
+from megaplan.spec.rules import check_rules
+
+VARIED = ("recompute", "schedule", "batch", "precision", "kernels")
+DEFAULT_VARIED = ("recompute", "schedule", "batch")
+SLOTS = (1, 2, 3, 4, 6, 8)
+"""Slots a rank of a looped schedule: more of them shorten the idle time of a step by less than its time is known."""
+KINDS = ("1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev")
+"""Schedules beside the spec's own. GPipe and looped BFS hold more microbatches than 1F1B and interleaved 1F1B and wait as long."""
+FIXABLE = {
+    **{f"mesh.{name}": name for name in ("pp", "vpp", "tp", "cp", "ep", "etp", "dp_replicate", "dp_shard")},
+    **{"mesh.vocab_parallel": "vocab_parallel", "schedule.kind": "kind", "batch.micro_batch_size": "micro_batch"},
+    **{"sharding.reshard_after_forward": "reshard", "host.kernels": "kernels", "host.distributed_optimizer": "distributed"},
+    **{"recompute.default": "recompute", "host.recompute_num_layers": "full_layers", "precision.grads": "grads"},
+    **{f"recompute.blocks.{letter}": f"recompute.{letter}" for letter in FAMILIES},
+}
+"""Keys that `--fix` takes, and what they are called here."""
+MEGATRON_KINDS = ("1f1b", "interleaved_1f1b")
+UNSCHEDULED = ("zbv", 2)
+"""What a mesh has in place of a schedule until it gets one."""
+
+
+class Space:
+    """Every legal layout of a model on `devices` devices with the spec's global batch.
+
+    Attributes:
+        base: The spec, without manual cuts.
+        letters: One a layer.
+        illegal: What was left out, by code and key; complete once `layouts` has been called.
+    """
+
+    def __init__(self, spec: Spec, devices: int, fixed: dict[str, Any], varied: Sequence[str]) -> None:
+        """`fixed` has values by the names of `FIXABLE`; `varied` are words of `VARIED`."""
+        self.devices, self.fixed, self.varied = devices, fixed, frozenset(varied)
+        self.letters = parse_pattern(spec.model.pattern, spec.model.num_layers).layers
+        self.base = _without_manual_cuts(spec, self.letters)
+        self.global_batch = spec.global_batch_size
+        self.illegal: dict[tuple[str, str], Illegal] = {}
+        self._groups: dict[tuple[int, ...], bool] = {}
+        self._megatron = spec.host.name == "megatron"
+        self._recomputed = list(self._recomputes())
+
+    def keep_recomputes(self, kept: Sequence[tuple[tuple[str, str], ...]]) -> None:
+        """Leave only these policies by letter; see `search.recompute`."""
+        self._recomputed = [found for found in self._recomputed if found[0] in kept]
+
+    @property
+    def recomputes(self) -> list[tuple[tuple[str, str], ...]]:
+        """Every policy by letter."""
+        return sorted({found[0] for found in self._recomputed})
+
+    def meshes(self) -> list[Layout]:
+        """All meshes and micro-batches, in a fixed order, each in place of the layouts that differ in schedule."""
+        return sorted(self._meshes())
+
+    def layouts_of(self, mesh: Layout) -> list[Layout]:
+        """The legal schedules of a mesh."""
+        count = mesh.num_microbatches
+        return [
+            mesh._replace(kind=kind, vpp=vpp)
+            for kind, vpp in self._schedules(mesh.pp)
+            if self._schedule_is_legal(kind, mesh.pp, vpp, count)
+        ]
+
+    def layouts(self) -> list[Layout]:
+        """All layouts."""
+        return [layout for mesh in self.meshes() for layout in self.layouts_of(mesh)]
+
+    def policies(self, layout: Layout) -> list[Policy]:
+        """All policies that a layout may have."""
+        megatron, spec = self._megatron, self.base
+        recomputes = self._recomputed
+        reshards = [False] if megatron else self._choice("reshard", (False, True))
+        vocabs = [layout.tp > 1] if megatron else self._choice("vocab_parallel", (False, True)) if layout.tp > 1 else [False]
+        kernels = [False] if megatron else [name == "triton" for name in self._kernels()]
+        sharded = self._choice("distributed", (False, True)) if megatron else [True]
+        grads = [str(spec.precision.grads)]
+        if "precision" in self.varied:
+            grads = self._choice("grads", ("fp32", "bf16"))
+        return [
+            Policy(recompute, reshard, vocab, triton, distributed, layers, modules, grad)
+            for (recompute, layers, modules), reshard, vocab, triton, distributed, grad in product(
+                recomputes, reshards, vocabs, kernels, sharded, grads
+            )
+            if self._policy_is_legal(layout, vocab=vocab)
+        ]
+
+    def spec_of(self, layout: Layout, policy: Policy) -> Spec:
+        """The spec of a layout with a policy; as legal as both are."""
+        base = self.base
+        mesh = Mesh.model_construct(
+            None,
+            **{name: getattr(layout, name) for name in ("pp", "vpp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")},
+            vocab_parallel=policy.vocab_parallel,
+        )
+        changes: dict[str, Any] = {
+            "mesh": mesh,
+            "schedule": base.schedule.model_copy(
+                update={"kind": layout.kind, "num_microbatches": layout.num_microbatches, "steps_per_update": 1}
+            ),
+            "batch": base.batch.model_copy(update={"micro_batch_size": layout.micro_batch}),
+            "recompute": base.recompute.model_copy(update={"default": "none", "blocks": _written(policy)}),
+            "sharding": base.sharding.model_copy(update={"reshard_after_forward": policy.reshard}),
+        }
+        if self._megatron:
+            changes["host"] = base.host.model_copy(
+                update={
+                    "distributed_optimizer": policy.distributed,
+                    "recompute_num_layers": policy.full_layers or None,
+                    "recompute_modules": policy.modules,
+                }
+            )
+        else:
+            changes["host"] = base.host.model_copy(update={"kernels": "triton" if policy.triton else "reference"})
+        if policy.grads != str(base.precision.grads):
+            dtype = DType(policy.grads)
+            changes["precision"] = base.precision.model_copy(update={"grads": dtype, "reduce": dtype})
+        return base.model_copy(update=changes)
+
+    def _meshes(self) -> Iterator[Layout]:
+        devices = self.devices
+        for tp, cp in product(divisors(devices), divisors(devices)):
+            if devices % (tp * cp) or not self._allows(tp=tp, cp=cp) or not self._group_is_legal(tp, cp, 1, 1, 1):
+                continue
+            for pp in divisors(devices // (tp * cp)):
+                if not self._allows(pp=pp):
+                    continue
+                data = devices // (tp * cp * pp)
+                for dp_shard, (ep, etp) in product(divisors(data), self._expert_degrees()):
+                    if not self._allows(dp_shard=dp_shard, dp_replicate=data // dp_shard, ep=ep, etp=etp):
+                        continue
+                    if not self._group_is_legal(tp, cp, dp_shard, ep, etp):
+                        continue
+                    for micro in self._micro_batches(data):
+                        count = self.global_batch // (micro * data)
+                        kind, vpp = UNSCHEDULED if pp > 1 else ("1f1b", 1)
+                        yield Layout(pp, vpp, kind, tp, cp, ep, etp, data // dp_shard, dp_shard, micro, count)
+
+    def _micro_batches(self, data: int) -> list[int]:
+        """Sequences of a microbatch that give the same global batch."""
+        if self.global_batch % data:
+            self._count(
+                "batch.micro_batch_size",
+                "MP314",
+                f"{self.global_batch} sequences of the global batch, {data} data ranks, and {self.global_batch} % {data} = "
+                f"{self.global_batch % data}",
+            )
+            return []
+        if "batch" not in self.varied and "micro_batch" not in self.fixed:
+            own = self.base.batch.micro_batch_size
+            return [own] if self.global_batch // data % own == 0 else []
+        return [micro for micro in divisors(self.global_batch // data) if self._allows(micro_batch=micro)]
+
+    def _schedules(self, pp: int) -> Iterator[tuple[str, int]]:
+        """Kinds and slots a rank."""
+        own = self.base.schedule.kind
+        kinds = [
+            kind for kind in SCHEDULES if kind in (MEGATRON_KINDS if self._megatron else (*KINDS, own)) or kind == self.fixed.get("kind")
+        ]
+        if "schedule" not in self.varied and "kind" not in self.fixed:
+            kinds = [own]
+        if pp == 1:  # nothing to schedule: microbatches accumulate
+            if self._allows(vpp=1):
+                yield "1f1b", 1
+            return
+        for kind in kinds:
+            if not self._allows(kind=kind):
+                continue
+            schedule = SCHEDULES[kind]
+            slots = {"single": (1,), "v": (2,), "loop": SLOTS}[schedule.placement]
+            wanted = self.fixed.get("vpp")
+            slots = (wanted,) if wanted is not None and schedule.placement == "loop" else slots
+            yield from ((kind, vpp) for vpp in slots if vpp >= schedule.least_vpp and self._allows(vpp=vpp))
+
+    def _expert_degrees(self) -> list[tuple[int, int]]:
+        moe = self.base.model.moe
+        if moe is None or "E" not in self.letters:
+            return [(1, 1)]
+        eps = [ep for ep in divisors(moe.num_experts) if self.devices % ep == 0]
+        etps = [etp for etp in divisors(moe.ffn_hidden_size) if self.devices % etp == 0]
+        return [(ep, etp) for ep, etp in product(eps, etps) if self.devices % (ep * etp) == 0]
+
+    def _recomputes(self) -> Iterator[tuple[tuple[tuple[str, str], ...], int, tuple[str, ...]]]:
+        """Policies by letter, and layers of a group and modules that Megatron-Core runs again."""
+        letters = [letter for letter in FAMILIES if letter in self.letters]
+        base, host = self.base.recompute, self.base.host
+        if "recompute" not in self.varied:
+            own = (host.recompute_num_layers or 0, tuple(host.recompute_modules)) if self._megatron else (0, ())
+            yield tuple((letter, self.fixed.get(f"recompute.{letter}", base.of(letter))) for letter in letters), *own
+            return
+        options = []
+        for letter in letters:
+            allowed: tuple[str, ...] = ("none", "selective") if FAMILIES[letter].full_refused is not None else ("none", "selective", "full")
+            if self._megatron:
+                allowed = ("none", "selective") if letter == "A" else ("none",)
+            fixed = self.fixed.get(f"recompute.{letter}", self.fixed.get("recompute"))
+            options.append([name for name in allowed if fixed is None or name == fixed])
+        for names in product(*options):
+            for modules in self._modules():
+                yield tuple(zip(letters, names, strict=True)), 0, modules
+        full = self.fixed.get("full_layers", 1)
+        if self._megatron and full:
+            yield tuple((letter, "none") for letter in letters), int(full), ()
+
+    def _modules(self) -> list[tuple[str, ...]]:
+        """Sets of modules of selective recompute: none, each alone, all that the model has."""
+        if not self._megatron:
+            return [()]
+        host, latent = self.base.host, isinstance(self.base.model.attention, LatentAttention)
+        has = {"layernorm": True, "mla_up_proj": latent, "mlp": "D" in self.letters, "moe_act": "E" in self.letters}
+        has["moe"] = has["moe_act"] and not host.moe_overlap
+        names = [name for name, applies in has.items() if applies]
+        return [(), *((name,) for name in names), *([tuple(name for name in names if name != "moe")] if len(names) > 1 else [])]
+
+    def _kernels(self) -> list[str]:
+        if "kernels" in self.varied or "kernels" in self.fixed:
+            return self._choice("kernels", ("reference", "triton"))
+        return [self.base.host.kernels]
+
+    def _choice(self, name: str, values: Sequence[Any]) -> list[Any]:
+        return [value for value in values if name not in self.fixed or self.fixed[name] == value]
+
+    def _allows(self, **values: object) -> bool:
+        return all(name not in self.fixed or self.fixed[name] == value for name, value in values.items())
+
+    def _group_is_legal(self, tp: int, cp: int, dp_shard: int, ep: int, etp: int) -> bool:
+        """Whether the rules of the mesh and the host allow these degrees; they look at no other."""
+        key = (tp, cp, dp_shard * cp * tp % (ep * etp), ep, etp)
+        if key not in self._groups or not self._groups[key]:
+            policy = Policy(
+                (), reshard=False, vocab_parallel=False, triton=False, distributed=True, full_layers=0, modules=(), grads=self._grads
+            )
+            if self._megatron:
+                policy = policy._replace(vocab_parallel=tp > 1)
+            layout = Layout(1, 1, "1f1b", tp, cp, ep, etp, 1, dp_shard, 1, 1)
+            self._groups[key] = self._passes(check_rules(self.spec_of(layout, policy)))
+        return self._groups[key]
+
+    def _policy_is_legal(self, layout: Layout, *, vocab: bool) -> bool:
+        return not vocab or self.base.model.vocab_size % layout.tp == 0
+
+    @property
+    def _grads(self) -> str:
+        return str(self.base.precision.grads)
+
+    def _schedule_is_legal(self, kind: str, pp: int, vpp: int, count: int) -> bool:
+        places = len(self.allowed_cuts) + 1
+        if pp * vpp > places:
+            layers = len(self.letters)
+            detail = f"mesh.pp · mesh.vpp = {pp} · {vpp} = {pp * vpp} slots, {layers} layers in {places} pieces, and {pp * vpp} > {places}"
+            self._count("mesh.pp", "MP212", detail)
+            return False
+        problems = schedule_problems(kind, pp, vpp, count, planned=True)
+        for problem in problems[:1]:
+            self._count(problem.key, problem.code, problem.detail)
+        if problems:
+            return False
+        group = (self.base.host.microbatch_group_size if self._megatron else None) or pp
+        if self._megatron and kind == "interleaved_1f1b" and count % group:
+            detail = f"schedule.num_microbatches = {count}, and Megatron interleaves whole groups of {group}"
+            self._count("schedule.num_microbatches", "MP902", detail)
+            return False
+        return True
+
+    @property
+    def allowed_cuts(self) -> tuple[int, ...]:
+        """Cuts that any split may make."""
+        from megaplan.partition.constraints import constraints_of  # noqa: PLC0415
+
+        if not hasattr(self, "_cuts"):
+            self._cuts = constraints_of(self.base.split).allowed_cuts(len(self.letters))
+        return self._cuts
+
+    def _passes(self, found: Sequence[Diagnostic]) -> bool:
+        errors = [item for item in found if item.severity is Severity.ERROR]
+        for item in errors[:1]:
+            self._count(item.location.key or "mesh", item.code, item.detail)
+        return not errors
+
+    def _count(self, key: str, code: str, detail: str) -> None:
+        known = self.illegal.get((code, key))
+        self.illegal[code, key] = Illegal(key, code, known.detail if known else detail, known.count + 1 if known else 1)
+
+
+def _written(policy: Policy) -> dict[str, str]:
+    return {letter: name for letter, name in policy.recompute if name != "none"}
+
+
+def _without_manual_cuts(spec: Spec, letters: str) -> Spec:
+    """The spec with weighted cuts; GPTModel's layers of two operators stay whole."""
+    update: dict[str, Any] = {"mode": "weighted", "objective": "step_time", "spans": None, "reason": None, "protects": ()}
+    if spec.host.name == "megatron" and spec.host.model == "gpt":
+        odd = set(range(1, len(letters), 2))
+        update["forbid"] = tuple(sorted(odd | set(spec.split.forbid)))
+    model = spec.model
+    if BOUNDARY in model.pattern:
+        model = model.model_copy(update={"pattern": letters, "num_layers": len(letters)})
+    return spec.model_copy(update={"split": spec.split.model_copy(update=update), "model": model})

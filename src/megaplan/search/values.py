@@ -1,0 +1,131 @@
+"""The values of a search: a layout, its policy, and what was found of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from megaplan.layout.spans import Spans
+
+Objective = Literal["time", "headroom", "tokens_per_second_per_device"]
+
+
+class Layout(NamedTuple):
+    """Degrees, schedule and micro-batch; everything that a row of the result is told from another by.
+
+    Attributes:
+        pp: Pipeline ranks.
+        vpp: Slots of each.
+        kind: Of the schedule.
+        tp: Tensor-parallel ranks.
+        cp: Context-parallel ranks.
+        ep: Ranks over which experts are spread.
+        etp: Ranks over which each expert is sharded.
+        dp_replicate: Copies of the sharded state.
+        dp_shard: Ranks over which state is sharded.
+        micro_batch: Sequences of a microbatch.
+        num_microbatches: Of an optimizer step.
+    """
+
+    pp: int
+    vpp: int
+    kind: str
+    tp: int
+    cp: int
+    ep: int
+    etp: int
+    dp_replicate: int
+    dp_shard: int
+    micro_batch: int
+    num_microbatches: int
+
+
+class Policy(NamedTuple):
+    """What of a layout's memory is traded for time; of a layout's policies the result has the best.
+
+    Attributes:
+        recompute: Policy of each letter of the pattern.
+        reshard: `sharding.reshard_after_forward`.
+        vocab_parallel: `mesh.vocab_parallel`.
+        triton: `host.kernels` is triton; False for a host that has none.
+        distributed: `host.distributed_optimizer`; True for a host that has none.
+        full_layers: `host.recompute_num_layers`; 0 for none.
+        modules: `host.recompute_modules`.
+        grads: `precision.grads` and `precision.reduce`.
+    """
+
+    recompute: tuple[tuple[str, str], ...]
+    reshard: bool
+    vocab_parallel: bool
+    triton: bool
+    distributed: bool
+    full_layers: int
+    modules: tuple[str, ...]
+    grads: str
+
+
+class Exact(NamedTuple):
+    """A layout with a policy and its cuts.
+
+    Attributes:
+        layout: The layout.
+        policy: Its policy.
+        spans: Layers of each slot.
+        step_ns: Modelled time of an optimizer step.
+        peak_bytes: Largest peak of any rank.
+        headroom_bytes: Usable bytes less that.
+    """
+
+    layout: Layout
+    policy: Policy
+    spans: Spans
+    step_ns: int
+    peak_bytes: int
+    headroom_bytes: int
+
+    def order(self, objective: Objective) -> tuple[object, ...]:
+        """What rows are sorted by: the objective, the other quantity, and the layout itself, so that no two are equal."""
+        values = (-self.headroom_bytes, self.step_ns) if objective == "headroom" else (self.step_ns, -self.headroom_bytes)
+        return (*values, self.layout, self.policy)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one layout.
+
+    Attributes:
+        layout: The layout.
+        best: Its best policy that fits; None where none does, or none could win.
+        num_evaluated: Policies whose memory or time was evaluated exactly.
+        num_pruned: Policies that a bound left out.
+        bound_ns: No cuts and no policy that may fit give a shorter step.
+        proven: Whether every policy that does not fit was proven not to fit whatever the cuts are.
+        over_bytes: By how much the policy that came closest exceeds the memory; 0 where one fits, or none was tried.
+        column: The largest column of that attempt; None where one fits.
+    """
+
+    layout: Layout
+    best: Exact | None
+    num_evaluated: int
+    num_pruned: int
+    bound_ns: int
+    proven: bool
+    over_bytes: int = 0
+    column: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Illegal:
+    """A class of layouts that no run could have.
+
+    Attributes:
+        key: Of the spec, as the diagnostic places it.
+        code: Of the diagnostic.
+        detail: The equation of the first of them.
+        count: Combinations of degrees left out for it.
+    """
+
+    key: str
+    code: str
+    detail: str
+    count: int

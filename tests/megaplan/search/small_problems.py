@@ -1,0 +1,154 @@
+"""Small searches drawn from a seed, and what an exhaustive search without bounds says of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import megaplan
+from megaplan.budget.build import build_budget
+from megaplan.budget.reserve import device_budget
+from megaplan.cost.data import data_times, exposed_ns, local_elements
+from megaplan.cost.rates import rates_of
+from megaplan.cost.times import model_times
+from megaplan.errors import Severity
+from megaplan.inventory.build import build_inventory
+from megaplan.layout.build import build_layout
+from megaplan.schedules import SlotTimes, actions, replay, schedule_problems
+from megaplan.search.evaluate import Evaluator
+from megaplan.search.space import KINDS, SLOTS, Space
+from megaplan.search.values import Exact, Layout, Policy
+from megaplan.spec.device import device_of
+from megaplan.spec.models import Spec
+from megaplan.spec.rules import check_rules
+
+MOST = 240
+"""Layouts with a policy of one problem."""
+SECTIONS: dict[str, dict[str, Any]] = {
+    "A": {"attention": {"kind": "gqa", "num_heads": 8, "num_kv_heads": 4, "head_dim": 16}},
+    "D": {"mlp": {"ffn_hidden_size": 256}},
+    "E": {"moe": {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 64, "activation": "relu2"}},
+    "M": {"mamba": {"kind": "mamba2", "head_dim": 16, "state_dim": 16, "num_groups": 4}},
+    "R": {"recurrent": {"kind": "m2rnn", "num_heads": 8, "key_dim": 16, "value_dim": 16, "conv_kernel": 4}},
+}
+
+
+def problem(seed: int) -> tuple[Space, int]:
+    """A space, and the headroom asked for."""
+    draw = random.Random(seed)
+    while True:
+        letters = draw.choice(("AD", "AE", "AM", "AR", "AMD", "ADE", "AER"))
+        num_layers = draw.randint(3, 8)
+        devices = draw.choice((8, 8, 12, 16))
+        model: dict[str, Any] = {"pattern": letters, "num_layers": max(num_layers, len(letters)), "hidden_size": 128, "vocab_size": 512}
+        for letter in letters:
+            model |= SECTIONS[letter]
+        document = {
+            "format": "megaplan.spec/1",
+            "name": f"small-{seed}",
+            "model": model,
+            "mesh": {"dp_shard": 4},
+            "schedule": {"num_microbatches": draw.choice((2, 4, 6))},
+            "batch": {"micro_batch_size": draw.choice((1, 2)), "seq_length": draw.choice((64, 128))},
+            "device": {"name": "h200", "per_node": draw.choice((4, 8))},
+        }
+        spec = megaplan.load(document).spec
+        vary = [word for word in ("recompute", "schedule", "batch", "kernels") if draw.random() < 0.5]
+        fixed: dict[str, Any] = {}
+        for name in ("tp", "cp", "pp", "ep", "etp", "dp_shard"):
+            if draw.random() < 0.45:
+                fixed[name] = draw.choice((1, 1, 2, 4))
+        space = Space(spec, devices, fixed, vary)
+        peaks = _peaks(space, draw)
+        size = sum(len(space.policies(layout)) for layout in space.layouts())
+        if not peaks or not 4 <= size <= MOST:
+            continue
+        usable = draw.choice((*peaks, max(peaks) * 2))
+        reserve = sum(figure.value for _, figure in device_of(spec.device).reserve)
+        device = spec.device.model_copy(update={"capacity": usable + reserve})
+        return Space(spec.model_copy(update={"device": device}), devices, fixed, vary), draw.choice((0, 0, usable // 10))
+
+
+def _peaks(space: Space, draw: random.Random) -> list[int]:
+    """Peaks of a few layouts, so that some fit and some do not."""
+    evaluator, layouts = Evaluator(space), space.layouts()
+    found = []
+    for layout in draw.sample(layouts, min(3, len(layouts))):
+        exact = evaluator.exact(layout, draw.choice(space.policies(layout)))
+        found += [exact.peak_bytes] if isinstance(exact, Exact) else []
+    return found
+
+
+def exhaustive(space: Space, headroom_bytes: int) -> dict[Layout, Exact]:
+    """The best policy of every layout that fits: each spec is checked by the rules, and each value worked out by the public functions."""
+    evaluator = Evaluator(space, headroom_bytes)
+    found: dict[Layout, Exact] = {}
+    for layout in _layouts(space):
+        for policy in space.policies(layout):
+            exact = evaluator.exact(layout, policy)
+            if not isinstance(exact, Exact):
+                continue
+            check(space, exact)
+            if layout not in found or exact.order("time") < found[layout].order("time"):
+                found[layout] = exact
+    return found
+
+
+def _layouts(space: Space) -> Iterator[Layout]:
+    """Every product of degrees, schedules and micro-batches that the rules of a spec let through."""
+    devices, batch = space.devices, space.global_batch
+    degrees = [degree for degree in range(1, devices + 1) if devices % degree == 0]
+    own = space.base.batch.micro_batch_size
+    varies = {word: word in space.varied for word in ("schedule", "batch")}
+    for pp, tp, cp, shard in product(degrees, repeat=4):
+        if devices % (pp * tp * cp * shard):
+            continue
+        replicate = devices // (pp * tp * cp * shard)
+        for ep, etp in product(degrees, degrees):
+            for micro in range(1, batch + 1) if varies["batch"] else (own,):
+                if batch % (micro * replicate * shard):
+                    continue
+                count = batch // (micro * replicate * shard)
+                kinds = KINDS if varies["schedule"] else (space.base.schedule.kind,)
+                for kind, vpp in product(kinds if pp > 1 else ("1f1b",), SLOTS):
+                    layout = Layout(pp, vpp, kind, tp, cp, ep, etp, replicate, shard, micro, count)
+                    if _is_legal(space, layout):
+                        yield layout
+
+
+def _is_legal(space: Space, layout: Layout) -> bool:
+    for name, value in space.fixed.items():
+        if getattr(layout, name) != value:
+            return False
+    if schedule_problems(layout.kind, layout.pp, layout.vpp, layout.num_microbatches, planned=True):
+        return False
+    return not any(item.severity is Severity.ERROR for item in check_rules(space.spec_of(layout, plain_policy(space))))
+
+
+def plain_policy(space: Space) -> Policy:
+    """Nothing runs again."""
+    return Policy((), reshard=False, vocab_parallel=False, triton=False, distributed=True, full_layers=0, modules=(), grads="fp32")
+
+
+def check(space: Space, exact: Exact) -> None:
+    """Memory and time of a result, from the functions that every command uses."""
+    spec: Spec = space.spec_of(exact.layout, exact.policy)
+    inventory = build_inventory(spec)
+    worst = build_budget(spec, inventory, build_layout(spec, inventory, exact.spans)).worst
+    assert worst.peak_bytes == exact.peak_bytes
+    assert device_budget(device_of(spec.device)).usable_bytes - worst.peak_bytes == exact.headroom_bytes
+    assert step_ns(spec, exact) == exact.step_ns
+
+
+def step_ns(spec: Spec, exact: Exact) -> int:
+    """The replayed step, and what data ranks add."""
+    inventory, mesh, count = build_inventory(spec), spec.mesh, spec.schedule.num_microbatches
+    times = model_times(spec, inventory)
+    slots = times.of_slots(exact.spans)
+    lengths = SlotTimes(*(tuple(getattr(slot, part) for slot in slots) for part in ("forward_ns", "input_ns", "weight_ns")))
+    step = replay(actions(spec.schedule.kind, mesh.pp, mesh.vpp, count), lengths, p2p=times.boundary_ns).makespan
+    data = data_times(spec, rates_of(spec), *local_elements(inventory, mesh.tp, mesh.ep, mesh.etp))
+    total, forward = sum(slot.total_ns for slot in slots), sum(slot.forward_ns for slot in slots)
+    return step + exposed_ns(spec, data, forward, total) + data.optimizer_ns

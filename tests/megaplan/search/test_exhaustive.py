@@ -1,0 +1,51 @@
+"""A search gives what an exhaustive one without bounds gives, on random small problems; and no bound is above what it bounds."""
+
+from __future__ import annotations
+
+import pytest
+from small_problems import exhaustive, problem
+
+from megaplan.search.engine import Task, explore
+from megaplan.search.evaluate import Evaluator
+from megaplan.search.values import Exact
+
+TOP = 4
+FAST = range(40)
+
+
+def _agrees(seed: int) -> None:
+    space, headroom = problem(seed)
+    expected = sorted(exhaustive(space, headroom).values(), key=lambda one: one.order("time"))[:TOP]
+    found = explore(Task(space, "time", headroom, TOP), 1)
+    assert found.complete
+    assert found.rows == expected
+    assert all(found.bound_ns <= row.step_ns for row in found.rows)
+
+
+@pytest.mark.parametrize("seed", FAST)
+def test_small_problems(seed: int) -> None:
+    _agrees(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(len(FAST), 200))
+def test_more_small_problems(seed: int) -> None:
+    _agrees(seed)
+
+
+@pytest.mark.parametrize("seed", range(1000, 1012))
+def test_no_bound_is_above_what_it_bounds(seed: int) -> None:
+    """Of every layout and policy, whether or not it fits: a bound of time for any cuts, and of memory."""
+    space, _ = problem(seed)
+    evaluator = Evaluator(space, -(1 << 50))  # everything fits
+    for mesh in space.meshes():
+        over, least = evaluator.fits_nowhere(mesh), evaluator.bound_ns(mesh)
+        for layout in space.layouts_of(mesh):
+            for policy in space.policies(layout):
+                spec = space.spec_of(layout, policy)
+                exact = evaluator.exact(layout, policy)
+                assert isinstance(exact, Exact)
+                assert least <= exact.step_ns
+                assert evaluator.step_bound_ns(spec) <= exact.step_ns
+                assert evaluator.floor_bytes(spec) <= exact.peak_bytes
+                assert over <= exact.peak_bytes - evaluator.usable_bytes + evaluator.headroom_bytes

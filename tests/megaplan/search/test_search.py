@@ -1,0 +1,129 @@
+"""What `megaplan.search` gives: rows whose plans say what the rows say, whatever the number of processes, and one clear error."""
+
+import json
+
+import pytest
+
+import megaplan
+from megaplan.budget.build import build_budget
+from megaplan.budget.evaluation import BlockMemo
+from megaplan.budget.peaks import StagePeaks
+from megaplan.inventory.build import build_inventory
+from megaplan.layout.build import build_layout
+from megaplan.plan.read import read_plan
+from megaplan.search.engine import Task, explore
+from megaplan.search.space import Space
+from megaplan.spec.load import load_spec
+
+TINY = "plans/tiny-hybrid-pp2.yaml"
+
+
+@pytest.fixture(scope="module")
+def found():
+    return megaplan.search(TINY, devices=4, top=4, vary=["schedule"], processes=1)
+
+
+def test_a_rows_plan_is_estimated_as_the_row_says(found, tmp_path):
+    for row, path in zip(found.rows, found.write(tmp_path), strict=True):
+        estimated = megaplan.estimate(path)
+        assert (estimated.peak_bytes, estimated.headroom_bytes) == (row.peak_bytes, row.headroom_bytes)
+        assert tuple(estimated.job.spans) == row.exact.spans
+        again = megaplan.estimate(found.job, *row.changes, *_cuts(row))
+        assert again.budget == estimated.budget
+        assert megaplan.check(read_plan(path)).passes(strict=True)
+
+
+def _cuts(row):
+    if len(row.exact.spans) == 1:
+        return ()
+    spans = json.dumps([list(span) for span in row.exact.spans])
+    return ("split.mode=manual", f"split.spans={spans}", "split.reason=from a search")
+
+
+def test_rows_are_sorted_and_within_the_bound(found):
+    steps = [row.step_seconds for row in found.rows]
+    assert steps == sorted(steps)
+    assert found.complete
+    assert 0 < found.bound_seconds <= steps[0]
+    assert found.rows[0].pareto
+    assert all(row.spec.global_batch_size == found.job.spec.global_batch_size for row in found.rows)
+    assert all(row.spec.mesh.world_size == 4 for row in found.rows)
+
+
+def test_every_value_that_lost_has_a_reason(found):
+    names = {one.name for one in found.why_not}
+    own = found.rows[0].exact.layout
+    assert {f"mesh.tp={tp}" for tp in (1, 2) if tp != own.tp} <= names
+    assert all(one.reason in ("illegal", "out of memory", "slower") and one.detail for one in found.why_not)
+    assert any(one.reason == "illegal" and one.detail.startswith("MP") for one in found.why_not)
+
+
+def test_the_result_does_not_depend_on_the_number_of_processes(monkeypatch):
+    monkeypatch.setattr("megaplan.search.engine.ALONE", 0)
+    space = Space(load_spec(TINY).spec, 4, {}, ("schedule",))
+    one, two = (explore(Task(space, "time", 0, 5), processes) for processes in (1, 2))
+    assert one.rows == two.rows
+    assert one.bounds == two.bounds
+    assert one.outcomes == two.outcomes
+
+
+def test_headroom_is_kept_and_can_be_the_objective():
+    by_time = megaplan.search(TINY, devices=2, vary=["recompute"], processes=1)
+    most = megaplan.search(TINY, devices=2, vary=["recompute"], objective="headroom", processes=1)
+    assert most.rows[0].headroom_bytes >= max(row.headroom_bytes for row in by_time.rows)
+    asked = by_time.rows[0].headroom_bytes + 1
+    more = megaplan.search(TINY, devices=2, vary=["recompute"], headroom_bytes=asked, processes=1)
+    assert all(row.headroom_bytes >= asked for row in more.rows)
+
+
+def test_what_is_fixed_stays():
+    found = megaplan.search(TINY, devices=4, fix=["mesh.tp=2", "recompute.blocks.A=full"], processes=1, vary=["recompute"])
+    assert {(row.spec.mesh.tp, row.spec.recompute.of("A")) for row in found.rows} == {(2, "full")}
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"fix": ["model.hidden_size=64"]}, "model.hidden_size"),
+        ({"fix": ["mesh.tp"]}, "KEY=VALUE"),
+        ({"vary": ["depth"]}, "depth"),
+        ({"objective": "cost"}, "cost"),
+        ({"devices": 0}, "--devices 0"),
+    ],
+)
+def test_a_wrong_question_has_one_clear_error(options, named):
+    with pytest.raises(megaplan.MegaplanError) as caught:
+        megaplan.search(TINY, **options)
+    assert [item.code for item in caught.value.diagnostics] == ["MP489"]
+    assert named in caught.value.diagnostics[0].detail
+
+
+def test_an_interrupt_leaves_the_best_so_far(monkeypatch):
+    space = Space(load_spec(TINY).spec, 2, {}, ("batch",))
+
+    def interrupt(progress):
+        raise KeyboardInterrupt
+
+    found = explore(Task(space, "time", 0, 3), 1, interrupt)
+    assert not found.complete
+    assert found.rows
+
+
+def test_blocks_that_are_kept_change_no_byte():
+    """Plans of other meshes, micro-batches, schedules and policies from one memo, and alone."""
+    memo, base = BlockMemo(), "plans/nam56r-8xh200.yaml"
+    for texts in (
+        (),
+        ("mesh.dp_shard=2", "mesh.tp=2"),
+        ("mesh.dp_shard=2", "mesh.dp_replicate=2"),
+        ("mesh.ep=4",),
+        ("mesh.cp=2", "mesh.dp_shard=2"),
+        ("schedule.kind=zbv",),
+        ("recompute.default=selective", "sharding.reshard_after_forward=true"),
+        ("batch.micro_batch_size=1", "host.kernels=triton"),
+    ):
+        spec = load_spec(base, texts).spec
+        inventory = build_inventory(spec) if not texts else inventory  # noqa: F821, PLW0127 (one inventory, as a search has it)
+        layout = build_layout(spec, inventory, ((0, 13), (13, 26), (26, 39), (39, 52)))
+        peaks = StagePeaks(spec, inventory, memo).of(layout, range(2))
+        assert max(peaks) == build_budget(spec, inventory, layout).worst.peak_bytes
