@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from arguments import job_from_arguments, refusals, stale, unbalanced
-from imports import import_lines
+from launches import job_of_launch, refusals, skewed, stale, unbalanced
 from published import published_bytes
 from recompute import recompute_lines
 from stages import stage_lines
@@ -76,7 +75,7 @@ class Replay:
 
 def replay(row: dict[str, Any]) -> Replay:
     """Price one run."""
-    job = job_from_arguments(
+    job = job_of_launch(
         row["arguments"],
         row["gpus"],
         row["padded_vocab_size"],
@@ -89,8 +88,8 @@ def replay(row: dict[str, Any]) -> Replay:
     ends = [found.peak]
     if job.moe is not None and job.ep > 1 and job.moe.capacity_factor is None:
         if ranged:
-            ends = [_skewed(job, 0).peak]
-        ends.append(_skewed(job, largest_skew(job.ep, job.moe.num_experts, job.moe.top_k)).peak)
+            ends = [memory(skewed(job, 0)).peak]
+        ends.append(memory(skewed(job, largest_skew(job.ep, job.moe.num_experts, job.moe.top_k))).peak)
 
     def outside(key: str) -> float:
         """Signed distance from the quote."""
@@ -122,16 +121,11 @@ def _percent(estimate: float, measured: float) -> float:
     return 100 * (estimate / measured - 1)
 
 
-def _skewed(job: MegatronJob, skew: float) -> MegatronMemory:
-    assert job.moe is not None
-    return memory(replace(job, moe=replace(job.moe, routing_skew=skew)))
-
-
 def _implied_skew(row: dict[str, Any], job: MegatronJob, balanced: MegatronMemory) -> float | None:
     """From what the second step's peak has over what stays after it."""
     if job.moe is None:
         return None
-    double = _skewed(job, 2.0)
+    double = memory(skewed(job, 2.0))
     even_share = (double.peak - double.after_step) - (balanced.peak - balanced.after_step)
     missing = (row["peak_bytes"] - row["after_step_bytes"]) - (balanced.peak - balanced.after_step)
     return 1 + missing / even_share
@@ -141,13 +135,13 @@ def page() -> str:
     """The page."""
     rows = json.loads(GOLDENS.read_text(encoding="utf-8"))["rows"]
     stated = [row for row in rows if row["gpus"] and row["padded_vocab_size"]]
-    refused = [(row, why) for row in stated if (why := refusals(row["arguments"], row["gpus"]))]
-    priced = [row for row in stated if not refusals(row["arguments"], row["gpus"])]
+    refused = [(row, why) for row in stated if (why := refusals(row["arguments"], row["gpus"], row["padded_vocab_size"]))]
+    priced = [row for row in stated if not refusals(row["arguments"], row["gpus"], row["padded_vocab_size"])]
     older = [(row, why) for row in priced if (why := stale(row)) and not unbalanced(row["arguments"])]
     replayed = [replay(row) for row in priced if unbalanced(row["arguments"]) or stale(row) is None]
     done, ranged = [one for one in replayed if not one.ranged], [one for one in replayed if one.ranged]
     counts = (len(rows), len(stated), len(done), len(ranged), len(older), len(refused))
-    lines = [*_introduction(*counts), *import_lines(rows), *_tables(done), *stage_lines(), *recompute_lines(), *_ranged(ranged)]
+    lines = [*_introduction(*counts), *_imported(rows), *_tables(done), *stage_lines(), *recompute_lines(), *_ranged(ranged)]
     lines += ["", "## Misses above 1 %", "", "| Run | After step | Peak, balanced | Suspected cause |", "|---|---|---|---|"]
     for one in done:
         if max(abs(one.after_step), abs(one.peak)) > 1:
@@ -190,6 +184,16 @@ def _introduction(runs: int, stated: int, priced: int, ranged: int, older: int, 
         "rank has as many), and a measurement between the two is 0 outside. That range is wide, so 0 outside proves little;",
         "*peak* says how far balanced routing alone serves. The last column is Megatron-LM's own estimator by its published",
         "formulas, which takes no hybrids and prices the first stage.",
+        "",
+    ]
+
+
+def _imported(rows: list[dict[str, Any]]) -> list[str]:
+    """How many of all runs the command takes; those that state no vocabulary have that of their tokenizer, or of a thousand tokens here."""
+    taken = sum(not refusals(row["arguments"], row["gpus"], row["padded_vocab_size"] or 1024) for row in rows)
+    return [
+        "Every run here goes the users' way: `megaplan import megatron` reads its launch arguments, with `--gpus` and the device, and what",
+        f"is priced is the spec that results. The command takes {taken} of the {len(rows)} runs in the data.",
         "",
     ]
 

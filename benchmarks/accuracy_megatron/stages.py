@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from statistics import mean
 
-from arguments import job_from_arguments
+from launches import job_of_launch
 
 from megaplan.hosts.megatron.peak import memory
 
@@ -22,9 +22,7 @@ def stage_lines() -> list[str]:
     first: list[float] = []
     for row in rows:
         for rank, measured in enumerate(row["peak_mib"]):
-            job = job_from_arguments(
-                row["arguments"], row["gpus"], row["padded_vocab_size"], row["platform"], pp_rank=rank, month=row["month"]
-            )
+            job = job_of_launch(row["arguments"], row["gpus"], row["padded_vocab_size"], row["platform"], pp_rank=rank, month=row["month"])
             found = memory(job)
             errors.append(100 * (found.peak / MIB / measured - 1))
             if rank == 0 and job.pp > 1:

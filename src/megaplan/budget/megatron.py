@@ -18,8 +18,16 @@ from megaplan.hosts.megatron.peak import (
     in_flight_counts,
     memory,
 )
-from megaplan.hosts.megatron.saved import chunk, operator
-from megaplan.hosts.megatron.storage import Parameters, dealt_elements, gradient_copies_bytes, optimizer_state, parameters, storage_bytes
+from megaplan.hosts.megatron.saved import chunk, operator, operators
+from megaplan.hosts.megatron.storage import (
+    FP8_WEIGHTS,
+    Parameters,
+    dealt_elements,
+    gradient_copies_bytes,
+    optimizer_state,
+    parameters,
+    storage_bytes,
+)
 from megaplan.hosts.megatron.workspaces import hybrid_ep_bytes
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import rank_coordinate
@@ -131,7 +139,7 @@ def _cells(job: MegatronJob, held: Parameters, kept: MegatronMemory, fragmentati
 
     running = base.copy()
     running[Column.COMMUNICATION] = sum(fixed[name] for name in BUFFERS)
-    running[Column.WORKSPACE] = sum(size for name, size in fixed.items() if name not in BUFFERS)
+    running[Column.WORKSPACE] = sum(size for name, size in fixed.items() if name not in BUFFERS) + parts.get(FP8_WEIGHTS, 0)
     stepped = running.copy()
     stepped[Column.MATRIX_OPTIMIZER] += state.matrix_moments
     stepped[Column.OTHER_OPTIMIZER] += state.other_moments
@@ -166,8 +174,10 @@ def _owner(expert: bool, sharded: bool) -> Column:
 
 def _routing_bytes(job: MegatronJob) -> int:
     """What the experts' routing keeps, of the microbatches in flight."""
-    if job.moe is None or job.recompute_num_layers:
+    if job.moe is None:
         return 0
     routed = sum(size for name, size in operator(job, "E").items() if name in ROUTED)
-    own = [letters.count("E") + letters.count(MTP) * job.mtp_operators.count("E") for letters in job.chunks]
+    kept = [job.recomputed(operators(letters))[1].count("E") for letters in job.chunks]
+    ahead = [letters.count(MTP) * job.mtp_operators.count("E") for letters in job.chunks]
+    own = [layers + modules for layers, modules in zip(kept, ahead, strict=True)]
     return sum(count * routed * layers for count, layers in zip(in_flight_counts(job), own, strict=True))

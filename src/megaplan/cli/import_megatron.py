@@ -12,22 +12,34 @@ from megaplan.terminal import output
 
 
 def import_megatron(
-    launch: Annotated[str, typer.Argument(metavar="FILE", help="Launch arguments, as a shell script or YAML; - for stdin.")],
+    launch: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE [-- ARGS]",
+            help="Launch script, YAML of arguments, training log or Megatron-Bridge configuration, - for stdin; then the script's "
+            "own arguments. Without a file: arguments alone.",
+        ),
+    ],
     *,
     target: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Output file; - for stdout.")] = STDOUT,
     gpus: Annotated[
         int | None, typer.Option("--gpus", metavar="N", min=1, help="GPUs of the job, if the file does not state them.")
     ] = None,
+    env: Annotated[
+        list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Variable that the script finds; repeatable.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     overrides: Overrides = None,
 ) -> int:
-    """Convert Megatron launch arguments to a spec. Arguments that are unknown or that a spec cannot express are errors."""
+    """Convert a Megatron launch to a spec. Arguments that are unknown or that a spec cannot express are errors."""
     from megaplan.importers import hf  # noqa: PLC0415  (help needs no model)
     from megaplan.importers.megatron.spec import import_megatron as read_launch  # noqa: PLC0415
     from megaplan.spec.read import display_name, read_text  # noqa: PLC0415
 
-    name = display_name(launch)
-    imported = read_launch(read_text(launch), name, overrides or (), gpus)
+    alone = launch[0].startswith("--")
+    name, text = ("arguments", "") if alone else (display_name(launch[0]), read_text(launch[0]))
+    variables = dict(_variable(each) for each in env or ())
+    imported = read_launch(text, name, overrides or (), gpus, environment=variables, argv=launch if alone else launch[1:])
     found = imported.loaded.diagnostics
     comments = [f"Imported from {name}, launch arguments of Megatron-LM."]
     comments += [f"Not imported: {line}" for item in found if item.code == "MP915" for line in item.detail.splitlines()]
@@ -36,3 +48,11 @@ def import_megatron(
         output.write(f"wrote {target}\n")
     output.report(found)
     return 0
+
+
+def _variable(text: str) -> tuple[str, str]:
+    """Name and value of `NAME=VALUE`."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise typer.BadParameter(f"{text!r} is no NAME=VALUE, such as TP=8.", param_hint="--env")
+    return name, value

@@ -33,6 +33,13 @@ HOSTS: dict[str, CodeInfo] = {
         "No action is needed for planning; use the host's value to be exact.",
         "mamba: {kind: mamba2, chunk_size: 256}      # Megatron scans in chunks of 128",
     ),
+    "MP905": CodeInfo(
+        "an option that is estimated for Megatron alone",
+        "megarun's ledger has no tensors for this option of the model.",
+        "The estimate would leave its tensors out.",
+        "Take the default, or plan for Megatron-Core.",
+        "host: {name: megarun}\nmodel: {learned_positions: 1024}      # wrong",
+    ),
     "MP910": CodeInfo(
         "not Megatron's hybrid pattern",
         "The text has an unknown symbol, mixes kinds of attention, or has prediction modules that differ.",
@@ -66,7 +73,7 @@ HOSTS: dict[str, CodeInfo] = {
         "The argument adds tensors to the model, or a layout to the run, that no key of a spec describes.",
         "Without it the estimate would be of another run.",
         "Plan another model, or write the value that the hint names in a copy of the file.",
-        "--normalization LayerNorm      # wrong: norms of a spec are RMSNorm",
+        "--fp4-format e2m1      # wrong: weights in 4 bits are not priced",
     ),
     "MP915": CodeInfo(
         "the spec has no counterpart of some arguments",
@@ -88,6 +95,20 @@ HOSTS: dict[str, CodeInfo] = {
         "Optimizer state is sharded over the data ranks: more of them make it smaller.",
         "Give --gpus, or import a file with its torchrun line.",
         "megaplan import megatron launch.sh --gpus 64",
+    ),
+    "MP918": CodeInfo(
+        "a variable of the launch script is set nowhere",
+        "An argument that the spec needs takes its value from a variable that neither the script nor --env sets.",
+        "The value is not known.",
+        "Give the variable with --env, or the script's own arguments after --.",
+        "megaplan import megatron launch.sh --env TP=8",
+    ),
+    "MP919": CodeInfo(
+        "something of the launch was assumed or left out",
+        "The script sources a file or asks something of the machine, or the vocabulary is that of the tokenizer's name.",
+        "The spec follows from what the file itself says.",
+        "Check what the note says; --set, --env and arguments after -- change it.",
+        "megaplan import megatron launch.sh --set model.vocab_size=128256",
     ),
     "MP920": CodeInfo(
         "the host cannot express this",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from math import nextafter
 
 from megaplan.dtypes import DType
 from megaplan.exporters.values import Exported, Loss, Source, complete
@@ -23,7 +25,9 @@ CARRIED = frozenset({
     "optimizer.newton_schulz_steps", "recompute", "host.name", "training.steps", "training.seed", "training.learning_rate",
     "training.weight_decay", "training.gradient_clip", "training.rate_schedule", "data",
 })  # fmt: skip
-AS_MEGARUN = Host(name="megatron", attention_mask=False, hidden_dropout=0.0, attention_dropout=0.0, moe_grouped_gemm=True)
+AS_MEGARUN = Host(
+    name="megatron", attention_mask=False, hidden_dropout=0.0, attention_dropout=0.0, moe_grouped_gemm=True, moe_load_balancing="none"
+)
 """What comes nearest to a plan of megarun: no dropout, no mask, experts in one GEMM."""
 
 
@@ -38,9 +42,7 @@ def export_megatron(source: Source) -> Exported:
         losses.append(
             Loss("schedule.kind", f"schedule.kind = {spec.schedule.kind}: a V of stages, written as a loop", "kind: interleaved_1f1b")
         )
-    if gpt and spec.model.features.mtp is not None and source.letters.endswith("E"):
-        detail = "model.features.mtp: Megatron's prediction module is as the last layer, which has experts, and the plan's is dense"
-        losses.append(Loss("model.features.mtp", detail, "host: {name: megatron, model: hybrid}"))
+    losses += _module_losses(spec, source.letters, gpt=gpt)
     if host.cross_entropy == "te_fp32":
         losses.append(
             Loss("host.cross_entropy", "host.cross_entropy = te_fp32: the installed Transformer Engine decides; no argument does")
@@ -49,6 +51,18 @@ def export_megatron(source: Source) -> Exported:
     own = {f"host.{name}" for name in Host.model_fields if name != "kernels"} if source.spec.host.name == "megatron" else set()
     text = _script(spec, arguments, "pretrain_gpt.py" if gpt else "pretrain_hybrid.py")
     return complete(source, text, CARRIED | own, losses)
+
+
+def _module_losses(spec: Spec, letters: str, *, gpt: bool) -> Iterator[Loss]:
+    """What Megatron takes from the layers, or counts otherwise in a hybrid pattern."""
+    mtp, attention = spec.model.features.mtp, spec.model.attention
+    if gpt and mtp is not None and letters.endswith("E") is not mtp.experts:
+        kinds = ("has experts", "dense") if letters.endswith("E") else ("is dense", "one of experts")
+        detail = f"model.features.mtp: Megatron's prediction module is as the last layer, which {kinds[0]}, and the plan's is {kinds[1]}"
+        yield Loss("model.features.mtp", detail, "host: {name: megatron, model: hybrid}")
+    if not gpt and attention is not None and attention.full_layers:
+        detail = f"model.attention.full_layers = {list(attention.full_layers)}: Megatron chooses layers of a window in GPT models alone"
+        yield Loss("model.attention.full_layers", detail, "host: {name: megatron, model: gpt}")
 
 
 def _arguments(spec: Spec, joint: Values) -> list[tuple[str, object]]:
@@ -63,7 +77,7 @@ def _arguments(spec: Spec, joint: Values) -> list[tuple[str, object]]:
 def _joint(spec: Spec, source: Source) -> Values:
     """The arguments that several keys of the spec decide together."""
     return {
-        **_model(spec),
+        **_model(spec, source.letters),
         **_attention(spec, source.letters),
         **_mamba(spec),
         **_moe(spec),
@@ -100,7 +114,8 @@ def _hybrid(source: Source) -> Values:
     symbols = {**SYMBOLS, "A": "+"} if latent else SYMBOLS
     mtp = source.spec.model.features.mtp
     stages = tuple("".join(symbols[letter] for letter in stage) for stage in source.stages)
-    return {"hybrid_layer_pattern": format_hybrid(stages, f"{symbols['A']}-" if mtp else None, mtp.depth if mtp else 0)}
+    module = f"{symbols['A']}{'E' if mtp.experts else '-'}" if mtp else None
+    return {"hybrid_layer_pattern": format_hybrid(stages, module, mtp.depth if mtp else 0)}
 
 
 def _gpt(source: Source) -> Values:
@@ -116,10 +131,16 @@ def _gpt(source: Source) -> Values:
     return found
 
 
-def _model(spec: Spec) -> Values:
-    model, ffn = spec.model, spec.model.mlp or spec.model.features.mtp
-    activation = next((part.activation for part in (model.mlp, model.moe) if part is not None), "relu2" if model.features.mtp else "gelu")
+def _model(spec: Spec, letters: str) -> Values:
+    model, mtp, attention = spec.model, spec.model.features.mtp, spec.model.attention
+    ffn = model.mlp or (mtp if mtp is not None and not mtp.experts else None)
+    parts = [part for part in (model.mlp, model.moe) if part is not None]
+    activation = next((part.activation for part in (*parts, mtp) if part is not None), "gelu")
+    position = "none" if attention is None or (attention.nope_layers and len(attention.nope_layers) == letters.count("A")) else "rope"
     return {
+        "disable_bias_linear": not (any(part.bias for part in parts) or getattr(attention, "output_bias", False)),
+        "position_embedding_type": "learned_absolute" if model.learned_positions is not None else position,
+        "max_position_embeddings": model.learned_positions or spec.batch.seq_length,
         "vocab_size": model.vocab_size,
         "make_vocab_size_divisible_by": 128 if model.vocab_size % (128 * spec.mesh.tp) == 0 else 1,
         "swiglu": activation == "swiglu",
@@ -132,19 +153,33 @@ def _model(spec: Spec) -> Values:
 def _attention(spec: Spec, letters: str) -> Values:
     attention = spec.model.attention
     if attention is None:
-        return {"num_attention_heads": 1, "position_embedding_type": "none"}
-    rotated = len(attention.nope_layers) < letters.count("A") or not attention.nope_layers
-    found: Values = {"num_attention_heads": attention.num_heads, "position_embedding_type": "rope" if rotated else "none"}
+        return {"num_attention_heads": 1}
+    found: Values = {"num_attention_heads": attention.num_heads}
     if isinstance(attention, LatentAttention):
-        return {**found, "multi_latent_attention": True}
+        return {**found, "multi_latent_attention": True, "qk_layernorm": attention.latent_norm}
     grouped, window = attention.num_kv_heads != attention.num_heads, attention.window_size
     return {
         **found,
         "group_query_attention": grouped,
         "num_query_groups": attention.num_kv_heads if grouped else None,
         "kv_channels": attention.head_dim,
+        "qk_layernorm": attention.qk_norm,
+        "add_qkv_bias": attention.bias and not attention.output_bias,
+        "rotary_percent": _percent(attention.rotary_dim, attention.head_dim) if attention.rotary_dim is not None else None,
         "window_size": (window - 1, 0) if window is not None else None,
+        "window_attn_skip_freq": _flags(attention.full_layers, letters) if spec.host.model == "gpt" and attention.full_layers else None,
     }
+
+
+def _percent(part: int, whole: int) -> float:
+    """A share of which Megatron takes the whole number below."""
+    share = part / whole
+    return share if int(whole * share) == part else nextafter(share, 1.0)
+
+
+def _flags(full: tuple[int, ...], letters: str) -> str:
+    """One flag an attention layer, 0 where it has no window."""
+    return "+".join(f"[{int(index not in full)}]*1" for index, letter in enumerate(letters) if letter == "A")
 
 
 def _mamba(spec: Spec) -> Values:
@@ -159,9 +194,10 @@ def _moe(spec: Spec) -> Values:
     moe, host = spec.model.moe, spec.host
     if moe is None:
         return {}
+    kind = "seq_aux_loss" if host.moe_load_balancing == "none" and moe.balance_loss_coefficient else host.moe_load_balancing
     return {
         "moe_ffn_hidden_size": moe.ffn_hidden_size,
-        "moe_router_load_balancing_type": "seq_aux_loss" if moe.balance_loss_coefficient else "none",
+        "moe_router_load_balancing_type": kind,
         "moe_aux_loss_coeff": moe.balance_loss_coefficient or None,
         "moe_flex_dispatcher_backend": host.moe_flex_backend if host.moe_dispatcher == "flex" else None,
     }
@@ -169,11 +205,14 @@ def _moe(spec: Spec) -> Values:
 
 def _run(spec: Spec) -> Values:
     return {
-        "sequence_parallel": spec.mesh.tp > 1,
+        "sequence_parallel": spec.mesh.tp > 1 and spec.host.sequence_parallel,
         "expert_tensor_parallel_size": spec.mesh.etp,
         "global_batch_size": spec.global_batch_size,
-        "max_position_embeddings": spec.batch.seq_length,
+        "bf16": spec.precision.params is not DType.FP16,
+        "fp16": spec.precision.params is DType.FP16,
+        "accumulate_allreduce_grads_in_fp32": spec.precision.params is DType.FP16 and spec.precision.grads is DType.FP32,
         "grad_reduce_in_bf16": spec.precision.grads is DType.BF16,
+        "fp8_recipe": spec.host.fp8_recipe if spec.host.fp8_format is not None else None,
         **_rate(spec.training),
     }
 
@@ -208,6 +247,10 @@ def _host(spec: Spec, host: Host) -> Values:
     if host.cross_entropy != "unfused":
         found = {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "native" if host.cross_entropy == "native" else "te"}
     if host.recompute_num_layers is not None:
-        full = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": host.recompute_num_layers}
+        full = {
+            "recompute_granularity": "full",
+            "recompute_method": host.recompute_method,
+            "recompute_num_layers": host.recompute_num_layers,
+        }
         return {**found, **full}
     return {**found, "recompute_granularity": "selective", "recompute_modules": tuple(modules)} if modules else found

@@ -44,13 +44,16 @@ def build_inventory(spec: Spec) -> Inventory:
         layers.append(block)
     outside = _outside_blocks(model, vocab_parallel=spec.mesh.vocab_parallel)
     total = sum([block.elements for block in layers]) + sum([block.elements for _, block in outside])
-    idle = sum(letters.count(family.letter) * family.idle_parameters(section, model.hidden_size) for family, section in families_of(model))
+    ahead = model.features.mtp.depth if model.features.mtp is not None and model.features.mtp.experts else 0
+    counts = {letter: letters.count(letter) + (ahead if letter == "E" else 0) for letter in FAMILIES}
+    idle = sum(counts[family.letter] * family.idle_parameters(section, model.hidden_size) for family, section in families_of(model))
     return Inventory(tuple(layers), outside, tied=model.tie_embeddings, active_parameters=total - idle)
 
 
 def _outside_blocks(model: Model, *, vocab_parallel: bool) -> tuple[tuple[str, Block], ...]:
     hidden, vocab, features = model.hidden_size, model.vocab_size, model.features
-    blocks = [("embedding", vocabulary_block(Outside.EMBEDDING, vocab, hidden, vocab_parallel=vocab_parallel))]
+    embedding = vocabulary_block(Outside.EMBEDDING, vocab, hidden, vocab_parallel=vocab_parallel, positions=model.learned_positions)
+    blocks = [("embedding", embedding)]
     if features.ngram is not None:
         blocks.append(("ngram", ngram_block(features.ngram, hidden)))
     if features.structure is not None:
@@ -64,7 +67,7 @@ def _outside_blocks(model: Model, *, vocab_parallel: bool) -> tuple[tuple[str, B
     if not model.tie_embeddings:
         blocks.append(("head", vocabulary_block(Outside.HEAD, vocab, hidden, vocab_parallel=vocab_parallel, bias=model.head_bias)))
     if features.mtp is not None:
-        depth = mtp_block(features.mtp, model.attention or _missing("attention"), hidden)
+        depth = mtp_block(model, features.mtp, model.attention or _missing("attention"))
         blocks += [(f"mtp.{index}", depth) for index in range(features.mtp.depth)]
     return tuple(blocks)
 

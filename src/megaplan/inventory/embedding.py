@@ -6,11 +6,20 @@ from megaplan.families.residual import NormKind, norm_tensors
 from megaplan.inventory.tensors import Block, Group, Init, Outside, Owner, ParamTensor, make_block
 
 
-def vocabulary_block(family: str, vocab_size: int, hidden_size: int, *, vocab_parallel: bool, bias: bool = False) -> Block:
-    """The token embedding or the head, `[vocab, h]`: replicated (R-16), or sharded over the vocabulary with `mesh.vocab_parallel`."""
+def vocabulary_block(
+    family: str, vocab_size: int, hidden_size: int, *, vocab_parallel: bool, bias: bool = False, positions: int | None = None
+) -> Block:
+    """The token embedding or the head, `[vocab, h]`: replicated (R-16), or sharded over the vocabulary with `mesh.vocab_parallel`.
+
+    Learned positions stand beside the token embedding, `[positions, h]`, replicated.
+    """
     owner, tp_dim = (Owner.TENSOR_PARALLEL, 0) if vocab_parallel else (Owner.REPLICATED, None)
-    weight = ParamTensor("weight", (vocab_size, hidden_size), owner, Group.OTHER, Init.NORMAL, tp_dim)
-    return make_block(family, (weight, ParamTensor("bias", (vocab_size,), owner, Group.OTHER, Init.ZEROS, tp_dim)) if bias else (weight,))
+    tensors = [ParamTensor("weight", (vocab_size, hidden_size), owner, Group.OTHER, Init.NORMAL, tp_dim)]
+    if bias:
+        tensors.append(ParamTensor("bias", (vocab_size,), owner, Group.OTHER, Init.ZEROS, tp_dim))
+    if positions is not None:
+        tensors.append(ParamTensor("positions", (positions, hidden_size), Owner.REPLICATED, Group.OTHER, Init.NORMAL))
+    return make_block(family, tuple(tensors))
 
 
 def final_norm_block(hidden_size: int, kind: NormKind) -> Block:

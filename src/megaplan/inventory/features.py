@@ -6,12 +6,15 @@ from typing import NamedTuple
 
 from megaplan.families.attention.tensors import attention_tensors
 from megaplan.families.dense.tensors import mlp_matrices
-from megaplan.inventory.makers import norm, replicated
+from megaplan.families.moe.tensors import moe_tensors
+from megaplan.families.residual import norm_tensors
+from megaplan.inventory.makers import replicated
 from megaplan.inventory.tensors import Block, Group, Init, Outside, Owner, ParamTensor, make_block
 from megaplan.spec.models import (
     CategoryEmbedding,
     GroupedQueryAttention,
     LatentAttention,
+    Model,
     MultiTokenPrediction,
     Ngram,
     RelationBias,
@@ -64,19 +67,30 @@ def relation_bias_block(relation_bias: RelationBias, num_heads: int) -> Block:
     return make_block(Outside.RELATION_BIAS, (ParamTensor("weight", shape, Owner.TENSOR_PARALLEL, Group.OTHER, Init.ZEROS, 1),))
 
 
-def mtp_block(mtp: MultiTokenPrediction, attention: GroupedQueryAttention | LatentAttention, hidden_size: int) -> Block:
-    """One MTP depth (DeepSeek-V3, arXiv:2412.19437, section 2.2): an A block without indexer, an ungated MLP, a projection, three norms.
+def mtp_block(model: Model, mtp: MultiTokenPrediction, attention: GroupedQueryAttention | LatentAttention) -> Block:
+    """One MTP depth (DeepSeek-V3, arXiv:2412.19437, section 2.2): an A block without indexer, an MLP or experts, a projection, three norms.
 
     The projection takes [hidden; embedding] to hidden and is replicated: it stands before the block's own tensor-parallel region. The token
     embedding and the head that a depth uses belong to `embedding` and `head`.
     """
+    hidden = model.hidden_size
+
+    def norms(name: str) -> tuple[ParamTensor, ...]:
+        return norm_tensors(model.norm, hidden, f"{name}.")
+
+    if mtp.experts and model.moe is not None:
+        mlp = tuple(each._replace(name=f"mlp.{each.name}") for each in moe_tensors(model.moe, hidden)[1:])
+    else:
+        bias = model.mlp is not None and model.mlp.bias
+        mlp = mlp_matrices(hidden, mtp.ffn_hidden_size, mtp.activation, "mlp.", bias=bias)
     return make_block(
         Outside.MTP,
         (
-            *attention_tensors(attention, hidden_size, prefix="attention."),
-            norm("mlp.norm.weight", hidden_size),
-            *mlp_matrices(hidden_size, mtp.ffn_hidden_size, "relu2", "mlp."),
-            replicated("proj.weight", (hidden_size, 2 * hidden_size), Group.MATRIX),
-            *(norm(f"{name}.weight", hidden_size) for name in ("hidden_norm", "embedding_norm", "output_norm")),
+            *norms("attention.norm"),
+            *attention_tensors(attention, hidden, prefix="attention.")[1:],
+            *norms("mlp.norm"),
+            *mlp,
+            replicated("proj.weight", (hidden, 2 * hidden), Group.MATRIX),
+            *(each for name in ("hidden_norm", "embedding_norm", "output_norm") for each in norms(name)),
         ),
     )

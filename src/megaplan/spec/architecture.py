@@ -12,7 +12,7 @@ from megaplan.families.mamba.section import Mamba2, Mamba3
 from megaplan.families.moe.section import MixtureOfExperts
 from megaplan.families.recurrent.section import MatrixRecurrence
 from megaplan.families.residual import NormKind, NormPlacement, ResidualPath
-from megaplan.scalars import LayerCount, NaturalInt, OptionsSection, PositiveFloat, PositiveInt, Section, StrictBool, Text
+from megaplan.scalars import Activation, LayerCount, NaturalInt, OptionsSection, PositiveFloat, PositiveInt, Section, StrictBool, Text
 
 
 class Ngram(Section):
@@ -53,17 +53,23 @@ class RelationBias(Section):
     num_relations: PositiveInt
 
 
-class MultiTokenPrediction(Section):
-    """Extra prediction modules on the last stage: an A block, an ungated MLP, a projection and norms each.
+class MultiTokenPrediction(OptionsSection):
+    """Extra prediction modules on the last stage: an A block, an MLP or experts, a projection and norms each.
 
     Attributes:
         depth: Modules, each predicting one token further.
-        ffn_hidden_size: Width of a module's MLP.
+        ffn_hidden_size: Width of a module's MLP; of experts that of model.moe.
+        activation: Of that MLP.
+        experts: Experts as model.moe has them stand in the place of the MLP.
         loss_weight: Of the mean of the modules' losses beside the model's own.
     """
 
+    options: ClassVar[frozenset[str]] = frozenset({"activation", "experts"})
+
     depth: Annotated[int, Field(gt=0, le=64, strict=True)]
     ffn_hidden_size: PositiveInt
+    activation: Activation = "relu2"
+    experts: StrictBool = False
     loss_weight: PositiveFloat = 0.3
 
 
@@ -99,6 +105,7 @@ class Model(OptionsSection):
         vocab_size: Tokens of the vocabulary.
         tie_embeddings: The head reuses the token embedding.
         head_bias: Bias on the head.
+        learned_positions: Rows of a learned embedding of positions, added to the token embedding; null for none.
         norm: The norm of every block and before the head: rmsnorm, or layernorm with a bias.
         norm_placement: Before each block (pre), on what it adds to the residual stream (post), or both.
         parallel_layers: Layers that read what the layer before them reads, after its norm: 0-based global indices, rising.
@@ -111,7 +118,7 @@ class Model(OptionsSection):
         features: Optional features.
     """
 
-    options: ClassVar[frozenset[str]] = frozenset({"head_bias", "norm", "norm_placement", "parallel_layers"})
+    options: ClassVar[frozenset[str]] = frozenset({"head_bias", "learned_positions", "norm", "norm_placement", "parallel_layers"})
 
     pattern: Text
     num_layers: LayerCount
@@ -119,6 +126,7 @@ class Model(OptionsSection):
     vocab_size: PositiveInt
     tie_embeddings: StrictBool = False
     head_bias: StrictBool = False
+    learned_positions: PositiveInt | None = None
     norm: NormKind = "rmsnorm"
     norm_placement: NormPlacement = "pre"
     parallel_layers: tuple[NaturalInt, ...] = ()

@@ -12,6 +12,7 @@ RecomputeModule = Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "m
 Unpriced = Literal[
     "activation_offload", "cuda_graphs", "delayed_wgrad", "deferred_embedding_wgrad", "distillation", "fsdp", "layer_wise_param_layout"
 ]
+LoadBalancing = Literal["aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"]
 OfHost = Literal["megarun", "megatron"]
 
 
@@ -32,7 +33,8 @@ class Host(Section):
         distributed_optimizer: Optimizer state is sharded over dp_shard · cp; off, every data rank has all of it.
         precision_aware_optimizer: Adam with the dtypes of precision.moments, and of an fp32 master only its lower 16 bits.
         recompute_modules: Modules of selective recompute beside core_attn, which is recompute A: selective.
-        recompute_num_layers: Layers of a group under full recompute by the uniform method; null for none.
+        recompute_method: How full recompute groups layers: uniform, all of them; block, each of the first layers of a stage alone.
+        recompute_num_layers: Layers of a group of the uniform method, or layers of the block method; null for no full recompute.
         moe_dispatcher: allgather (Megatron's default), alltoall or flex.
         moe_flex_backend: The library behind flex: deepep (Megatron's default) or hybridep.
         moe_grouped_gemm: One GEMM for all experts of a rank.
@@ -41,6 +43,13 @@ class Host(Section):
         fused_squared_relu: Weighting and squared ReLU of experts in one kernel.
         tp_comm_overlap: User buffers for tensor-parallel communication.
         microbatch_group_size: Microbatches that a virtual stage takes in turn; null for pp.
+        transformer_impl: Transformer Engine's modules (Megatron's default), or Megatron-Core's own with attention that is not fused.
+        sequence_parallel: With mesh.tp above 1: norms and the residual stream are sharded over tokens; off, every rank has all of them.
+        fp8_format: Linears multiply in 8 bits, hybrid or e4m3, beside 16-bit weights; null for none.
+        fp8_recipe: How their scales are made; no tensor that is priced depends on it.
+        fp8_param_gather: Weights are stored in 8 bits alone, so that no 16-bit copy stays.
+        moe_router_dtype: Of routing probabilities; null for that of the residual stream.
+        moe_load_balancing: The router's balancing, which model.moe.balance_loss_coefficient weighs; Megatron's own default is aux_loss.
         deterministic_mode: Deterministic kernels; without moe_permute_fusion, experts' rows are then kept where they are added up again.
         mtp_repeated: All prediction depths share one module's parameters.
         fragmentation_percent: Reserved above allocated; published: 2.8 to 9.3 on a B200 node (SimuMax v1.2), 18 to 21 of a 120B hybrid.
@@ -60,6 +69,7 @@ class Host(Section):
     distributed_optimizer: StrictBool = True
     precision_aware_optimizer: StrictBool = False
     recompute_modules: tuple[RecomputeModule, ...] = ()
+    recompute_method: Literal["uniform", "block"] = "uniform"
     recompute_num_layers: PositiveInt | None = None
     moe_dispatcher: Literal["allgather", "alltoall", "flex"] = "allgather"
     moe_flex_backend: Literal["deepep", "hybridep"] = "deepep"
@@ -69,6 +79,13 @@ class Host(Section):
     fused_squared_relu: StrictBool = False
     tp_comm_overlap: StrictBool = False
     microbatch_group_size: MicrobatchCount | None = None
+    transformer_impl: Literal["transformer_engine", "local"] = "transformer_engine"
+    sequence_parallel: StrictBool = True
+    fp8_format: Literal["hybrid", "e4m3"] | None = None
+    fp8_recipe: Literal["delayed", "tensorwise", "mxfp8", "blockwise"] = "delayed"
+    fp8_param_gather: StrictBool = False
+    moe_router_dtype: Literal["fp32", "fp64"] | None = None
+    moe_load_balancing: LoadBalancing = "seq_aux_loss"
     deterministic_mode: StrictBool = False
     mtp_repeated: StrictBool = False
     fragmentation_percent: Annotated[int, Field(ge=0, le=100, strict=True)] = 5
@@ -81,9 +98,19 @@ class Host(Section):
 
     @model_serializer(mode="wrap")
     def _own_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A host's document has its own keys only: another host's new key changes no plan's digest."""
-        own = host_keys(self.name)
-        return {key: value for key, value in handler(self).items() if key in own}
+        """A host's document has its own keys only, and of later ones those that are given: a new key changes no plan's digest."""
+        own, fields = host_keys(self.name), type(self).model_fields
+        return {
+            key: value
+            for key, value in handler(self).items()
+            if key in own and (key not in _LATER or getattr(self, key) != fields[key].default)
+        }
+
+
+_LATER = frozenset({
+    "recompute_method", "transformer_impl", "sequence_parallel", "fp8_format", "fp8_recipe", "fp8_param_gather", "moe_router_dtype",
+    "moe_load_balancing",
+})  # fmt: skip
 
 
 def host_keys(name: OfHost) -> frozenset[str]:

@@ -8,6 +8,8 @@ from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Severity
 from megaplan.spec.context import Checked
 from megaplan.spec.host import host_keys
+from megaplan.spec.models import GroupedQueryAttention
+from megaplan.spec.options import given_options
 
 WHY_UNPRICED = {
     "activation_offload": "activations leave the device while a layer runs, as fast as the host's link takes them",
@@ -19,16 +21,23 @@ WHY_UNPRICED = {
     "layer_wise_param_layout": "its shards are padded by a layout that is not modelled",
 }
 """Features whose tensors are not modelled, and what they add."""
+OF_MEGATRON = frozenset({
+    "model.learned_positions", "model.attention.output_bias", "model.attention.latent_norm", "model.features.mtp.activation",
+    "model.features.mtp.experts",
+})  # fmt: skip
+"""Options of a model that the byte model of Megatron-Core alone has terms for; the output's bias is of latent attention."""
 
 
 def host_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """MP901 … MP904."""
+    """MP901 … MP905."""
     host = checked.spec.host
     own = host_keys(host.name)
     for key in sorted(host.model_fields_set - own):
         other = "megarun" if host.name == "megatron" else "megatron"
         detail = f"host.{key} is a key of host {other}, and host.name = {host.name}"
         yield checked.error("MP901", detail, f"host.{key}", f"remove host.{key}", f"host: {{name: {other}}}")
+    if host.name == "megarun":
+        yield from _not_of_megarun(checked)
     if host.name != "megatron" or checked.pattern is None:
         return
     from megaplan.spec.megatron_limits import gpt_limits, megatron_limits  # noqa: PLC0415 (most specs are of megarun)
@@ -45,3 +54,13 @@ def host_rules(checked: Checked) -> Iterator[Diagnostic]:
     if otherwise:
         said = "\n".join(limit.detail for limit in otherwise)
         yield diagnostic("MP904", said, checked.locate(otherwise[0].key), [limit.fix for limit in otherwise], Severity.NOTE)
+
+
+def _not_of_megarun(checked: Checked) -> Iterator[Diagnostic]:
+    """Options of a model that Megatron's byte model has terms for and megarun's ledger has not."""
+    for option in given_options(checked.spec.model):
+        of_grouped = option.key == "model.attention.output_bias" and isinstance(checked.spec.model.attention, GroupedQueryAttention)
+        if option.key not in OF_MEGATRON or of_grouped:
+            continue
+        detail = f"{option.key} = {option.shown}, and megarun's estimate has no terms for it"
+        yield checked.error("MP905", detail, option.key, f"{option.key.rpartition('.')[2]}: {option.neutral}", "host: {name: megatron}")

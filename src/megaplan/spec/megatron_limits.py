@@ -15,6 +15,11 @@ from megaplan.spec.options import given_options
 
 CONV_KERNEL, CHUNK_SIZE = 4, 128
 """Of Megatron's Mamba mixer; no launch argument changes them."""
+PRICED_OPTIONS = frozenset({
+    "model.norm", "model.learned_positions", "model.attention.output_bias", "model.attention.bias", "model.attention.rotary_dim",
+    "model.attention.latent_norm", "model.mlp.bias", "model.moe.bias", "model.features.mtp.activation", "model.features.mtp.experts",
+})  # fmt: skip
+"""Options of blocks that the byte model of Megatron-Core has terms for."""
 LOOPS = ("1f1b", "interleaved_1f1b")
 
 
@@ -41,15 +46,15 @@ def megatron_limits(spec: Spec, letters: str) -> Iterator[Limit]:
         spec: A typed spec, of any host.
         letters: One a layer.
     """
-    for option in given_options(spec.model):
-        detail = f"{option.key} = {option.shown}, and Megatron is priced and written with {option.neutral}"
-        yield Limit(option.key, detail, f"{option.key.rpartition('.')[2]}: {option.neutral}")
     yield from _blocks(spec, letters)
+    yield from _options(spec, letters)
     yield from _attention(spec, letters)
     yield from _features(spec)
     yield from _parallel(spec)
     yield from _state(spec)
     yield from _recompute(spec, letters)
+    if spec.host.name == "megatron":
+        yield from _implementation(spec)
     if spec.data.packing != "none":
         detail = f"data.packing = {spec.data.packing}: Megatron keeps documents apart by position ids and cu_seqlens of its own data set"
         yield Limit("data.packing", detail, "data: {packing: none}", tensors=False)
@@ -91,11 +96,39 @@ def _blocks(spec: Spec, letters: str) -> Iterator[Limit]:
             detail = f"model.mamba.chunk_size = {model.mamba.chunk_size}, and Megatron scans in chunks of {CHUNK_SIZE}"
             yield Limit("model.mamba.chunk_size", detail, f"chunk_size: {CHUNK_SIZE}", tensors=False)
     kinds = {f"model.{name}.activation": section.activation for name in ("mlp", "moe") if (section := getattr(model, name)) is not None}
-    if model.features.mtp is not None:
-        kinds["model.features.mtp"] = "relu2"
+    if model.features.mtp is not None and not model.features.mtp.experts:
+        kinds["model.features.mtp.activation"] = model.features.mtp.activation
     if len(set(kinds.values())) > 1:
         said = ", ".join(f"{key} = {value}" for key, value in kinds.items())
         yield Limit(next(iter(kinds)), f"{said}: Megatron's MLPs and experts share one activation", "give them one activation")
+
+
+def _options(spec: Spec, letters: str) -> Iterator[Limit]:
+    """Options of blocks that are not priced, and biases, which Megatron has in all linears or in none."""
+    model = spec.model
+    for option in given_options(model):
+        if option.key not in PRICED_OPTIONS:
+            detail = f"{option.key} = {option.shown}, and Megatron is priced and written with {option.neutral}"
+            yield Limit(option.key, detail, f"{option.key.rpartition('.')[2]}: {option.neutral}")
+    if model.attention is not None and model.attention.bias and isinstance(model.attention, LatentAttention):
+        detail = "model.attention.bias = true: the down projections of Megatron's latent attention have no bias"
+        yield Limit("model.attention.bias", detail, "bias: false, output_bias: true")
+    biases = {
+        **({"model.attention.output_bias": model.attention.output_bias} if model.attention is not None else {}),
+        **({"model.mlp.bias": model.mlp.bias} if model.mlp is not None else {}),
+        **({"model.moe.bias": model.moe.bias} if model.moe is not None else {}),
+    }
+    if len(set(biases.values())) > 1:
+        said = ", ".join(f"{key} = {str(value).lower()}" for key, value in biases.items())
+        yield Limit(next(iter(biases)), f"{said}: Megatron's linears all have a bias, or none has", "give them one value")
+    grouped = model.attention if isinstance(model.attention, GroupedQueryAttention) else None
+    if grouped is not None and grouped.output_bias and not grouped.bias:
+        detail = "model.attention.output_bias = true, model.attention.bias = false: Megatron's --add-qkv-bias is without the output's"
+        yield Limit("model.attention.bias", detail, "bias: true")
+    rotated = grouped is not None and len(grouped.nope_layers) < letters.count("A")
+    if model.learned_positions is not None and rotated:
+        detail = f"model.learned_positions = {model.learned_positions}, and attention layers are rotated: Megatron has one of the two"
+        yield Limit("model.learned_positions", detail, "learned_positions: null, or nope_layers with all A layers")
 
 
 def _attention(spec: Spec, letters: str) -> Iterator[Limit]:
@@ -127,7 +160,7 @@ def _features(spec: Spec) -> Iterator[Limit]:
             yield Limit(
                 f"model.features.{name}", f"model.features.{name} is given, and Megatron has no such embedding or bias", f"{name}: null"
             )
-    if features.mtp is not None and mlp is not None and mlp.ffn_hidden_size != features.mtp.ffn_hidden_size:
+    if features.mtp is not None and not features.mtp.experts and mlp is not None and mlp.ffn_hidden_size != features.mtp.ffn_hidden_size:
         detail = (
             f"model.features.mtp.ffn_hidden_size = {features.mtp.ffn_hidden_size}, model.mlp.ffn_hidden_size = {mlp.ffn_hidden_size}, "
             "and Megatron has one --ffn-hidden-size"
@@ -156,6 +189,26 @@ def _parallel(spec: Spec) -> Iterator[Limit]:
         yield Limit("model.mamba.num_groups", detail, "use a tp that divides the groups")
 
 
+def _implementation(spec: Spec) -> Iterator[Limit]:
+    host, moe = spec.host, spec.model.moe
+    if host.transformer_impl == "local":
+        if moe is not None and host.moe_grouped_gemm:
+            detail = "host.transformer_impl = local, host.moe_grouped_gemm = true: tensors of grouped experts outside Transformer Engine"
+            yield Limit("host.moe_grouped_gemm", detail, "moe_grouped_gemm: false")
+        if host.attention_backend != "unfused":
+            detail = f"host.transformer_impl = local, host.attention_backend = {host.attention_backend}: its attention is not fused"
+            yield Limit("host.attention_backend", detail, "attention_backend: unfused")
+        if host.fp8_format is not None:
+            yield Limit("host.fp8_format", f"host.fp8_format = {host.fp8_format}: fp8 is Transformer Engine's", "fp8_format: null")
+    if host.fp8_format is None and host.fp8_param_gather:
+        yield Limit("host.fp8_param_gather", "host.fp8_param_gather = true, host.fp8_format = null", "fp8_format: hybrid")
+    if moe is not None and spec.mesh.tp > 1 and not host.sequence_parallel:
+        detail = (
+            f"host.sequence_parallel = false, mesh.tp = {spec.mesh.tp}: Megatron trains experts under TP with sequence parallelism alone"
+        )
+        yield Limit("host.sequence_parallel", detail, "sequence_parallel: true")
+
+
 def _fsdp(spec: Spec) -> Iterator[Limit]:
     """Megatron-FSDP is what frees gathered parameters; its buffers are known for dense GPT models on one stage, stepped by Adam."""
     host = spec.host  # another host's has these keys at their defaults
@@ -168,6 +221,7 @@ def _fsdp(spec: Spec) -> Iterator[Limit]:
         f"optimizer.matrix = {spec.optimizer.matrix}": spec.optimizer.matrix != "adamw",
         f"precision.grads = {spec.precision.grads}": spec.precision.grads is not DType.FP32,
         "host.precision_aware_optimizer = true": host.precision_aware_optimizer,
+        f"host.fp8_format = {host.fp8_format}": host.fp8_format is not None,
         "host.distributed_optimizer = false": not host.distributed_optimizer,
     }
     found = [said for said, is_beyond in beyond.items() if is_beyond]
@@ -178,16 +232,16 @@ def _fsdp(spec: Spec) -> Iterator[Limit]:
 
 def _state(spec: Spec) -> Iterator[Limit]:
     precision, host = spec.precision, spec.host
-    if precision.params is not DType.BF16:
-        yield Limit(
-            "precision.params", f"precision.params = {precision.params}, and Megatron is priced and written with bf16", "params: bf16"
-        )
+    if precision.params not in (DType.BF16, DType.FP16):
+        detail = f"precision.params = {precision.params}, and Megatron is priced and written with bf16 or fp16"
+        yield Limit("precision.params", detail, "params: bf16")
     for letter, dtype in precision.families.items():
         yield Limit(f"precision.families.{letter}", f"precision.families.{letter} = {dtype}: Megatron has one dtype for all layers")
-    if precision.grads not in (DType.FP32, DType.BF16):
-        yield Limit(
-            "precision.grads", f"precision.grads = {precision.grads}, and Megatron's main gradients are fp32 or bf16", "grads: fp32"
-        )
+    if precision.grads not in (DType.FP32, precision.params):
+        detail = f"precision.grads = {precision.grads}, and Megatron's main gradients are fp32 or {precision.params}"
+        yield Limit("precision.grads", detail, "grads: fp32")
+    if precision.params is DType.FP16 and spec.optimizer.matrix == "muon":
+        yield Limit("precision.params", "precision.params = fp16, optimizer.matrix = muon: Megatron's Muon runs in bf16", "params: bf16")
     if precision.reduce is not precision.grads:
         detail = (
             f"precision.reduce = {precision.reduce}, precision.grads = {precision.grads}: Megatron reduces its gradient buffer as it is"

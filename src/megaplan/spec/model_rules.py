@@ -37,7 +37,7 @@ def _norms(checked: Checked) -> Iterator[Diagnostic]:
     model = checked.spec.model
     if model.head_bias and model.tie_embeddings:
         yield checked.error("MP715", "head_bias = true, tie_embeddings = true: a tied head has no tensor of its own", "model.head_bias")
-    if model.features.mtp is None:
+    if model.features.mtp is None or checked.spec.host.name == "megatron":  # whose modules have the model's norm
         return
     for name, plain in (("norm", "rmsnorm"), ("norm_placement", "pre"), ("head_bias", False)):
         if (value := getattr(model, name)) != plain:

@@ -39,6 +39,8 @@ class Option(NamedTuple):
 def given_options(model: Any) -> Iterator[Option]:
     """The options of a model and its blocks that are not at their defaults."""
     yield from _of("model", model)
+    if model.features.mtp is not None:
+        yield from _of("model.features.mtp", model.features.mtp)
     for family, section in families_of(model):
         if isinstance(section, OptionsSection):
             yield from _of(f"model.{family.section}", section)

@@ -93,9 +93,38 @@ def hosts(draw: Any, hybrid: bool, muon: bool) -> dict[str, Any]:
         if full
         else draw(st.lists(st.sampled_from(["layernorm", "mla_up_proj", "moe_act"]), unique=True).map(sorted)),
         "recompute_num_layers": draw(st.integers(1, 3)) if full else None,
+        "recompute_method": draw(st.sampled_from(["uniform", "block"])) if full else "uniform",
         "tp_comm_overlap": draw(st.booleans()),
         "deterministic_mode": draw(st.booleans()),
     }
+
+
+@st.composite
+def implementations(draw: Any, windowed: bool) -> dict[str, Any]:
+    """Megatron's own modules, or Transformer Engine's with 8-bit linears or without."""
+    kind = draw(st.sampled_from(["plain", "fp8"] if windowed else ["plain", "fp8", "local"]))
+    if kind == "local":
+        return {"transformer_impl": "local", "attention_backend": "unfused"}
+    if kind == "plain":
+        return {}
+    recipe = draw(st.sampled_from(["delayed", "tensorwise", "mxfp8", "blockwise"]))
+    return {"fp8_format": draw(st.sampled_from(["hybrid", "e4m3"])), "fp8_recipe": recipe, "fp8_param_gather": draw(st.booleans())}
+
+
+@st.composite
+def positions(draw: Any, attention: dict[str, Any], letters: str, bias: bool) -> dict[str, Any]:
+    """What the model says of positions; biases and rotated widths of its attention are set too."""
+    latent = attention["kind"] == "mla"
+    if latent:
+        attention["latent_norm"] = draw(st.booleans())
+    if bias:
+        attention |= {"output_bias": True} if latent else {"bias": True, "output_bias": True}
+    kind = draw(st.sampled_from(["rope", "none"] if latent else ["rope", "partial", "none", "learned"]))
+    if kind == "partial":
+        attention["rotary_dim"] = attention["head_dim"] // 4
+    elif kind != "rope":
+        attention["nope_layers"] = [index for index, letter in enumerate(letters) if letter == "A"]
+    return {"learned_positions": 4096} if kind == "learned" else {}
 
 
 @st.composite
@@ -122,9 +151,13 @@ def specs(draw: Any) -> dict[str, Any]:
         "tie_embeddings": draw(st.booleans()),
         "norm_eps": draw(st.sampled_from([1e-5, 1e-6])),
     }
-    mtp = activation == "relu2" and "A" in letters and draw(st.booleans()) and (hybrid or letters[-1] == "D")
+    mtp = "A" in letters and draw(st.booleans())
+    bias = draw(st.booleans())
+    biased = {"bias": True} if bias else {}
+    model["norm"] = draw(st.sampled_from(["rmsnorm", "layernorm"]))
     if "A" in letters:
         model["attention"] = draw(ATTENTION)
+        model |= draw(positions(model["attention"], letters, bias))
     if "M" in letters:
         model["mamba"] = draw(MAMBA)
     if "E" in letters:
@@ -134,24 +167,36 @@ def specs(draw: Any) -> dict[str, Any]:
             "ffn_hidden_size": draw(st.sampled_from([64, 96])),
             "shared_ffn_hidden_size": draw(st.sampled_from([0, 64])),
             "activation": activation,
+            **biased,
             "normalize_top_k": draw(st.booleans()),
             "capacity_factor": draw(st.sampled_from([None, 1.5])),
             "balance_loss_coefficient": draw(st.sampled_from([0.0, 0.01])),
             "z_loss_coefficient": draw(st.sampled_from([0.0, 0.001])),
         }
         host |= {"moe_dispatcher": draw(st.sampled_from(["allgather", "alltoall", "flex"])), "moe_grouped_gemm": draw(st.booleans())}
-        host |= {"moe_permute_fusion": draw(st.booleans())}
+        host |= {"moe_permute_fusion": draw(st.booleans()), "moe_router_dtype": draw(st.sampled_from([None, "fp32", "fp64"]))}
+        kinds = ["aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn"] + ["none"] * (not model["moe"]["balance_loss_coefficient"])
+        host["moe_load_balancing"] = draw(st.sampled_from(kinds))
         if host["moe_dispatcher"] == "flex":
             host["moe_flex_backend"] = draw(st.sampled_from(["deepep", "hybridep"]))
     if "D" in letters:
-        model["mlp"] = {"ffn_hidden_size": 192, "activation": activation}
+        model["mlp"] = {"ffn_hidden_size": 192, "activation": activation, **biased}
     if mtp:
-        model["features"] = {"mtp": {"depth": draw(st.integers(1, 2)), "ffn_hidden_size": 192}}
-    grads = draw(st.sampled_from(["fp32", "bf16"]))
+        ahead = letters[-1] == "E" if not hybrid else "E" in letters and draw(st.booleans())
+        width = model["moe"]["ffn_hidden_size"] if ahead else 192
+        module = {"depth": draw(st.integers(1, 2)), "ffn_hidden_size": width, "activation": activation, "experts": ahead}
+        model["features"] = {"mtp": module}
+    if tp > 1 and "E" not in letters:
+        host["sequence_parallel"] = draw(st.booleans())
+    host |= draw(implementations(windowed=(model.get("attention") or {}).get("window_size") is not None))
+    host["moe_grouped_gemm"] = host.get("moe_grouped_gemm", False) and host.get("transformer_impl") != "local"
+    params = "bf16" if muon else draw(st.sampled_from(["bf16", "fp16"]))
+    grads = draw(st.sampled_from(["fp32", params]))
     moments = draw(st.sampled_from(["fp32", "bf16"])) if host["precision_aware_optimizer"] else "fp32"
     experts = "E" in letters
     replicas = draw(st.sampled_from([1, 2]))
     plain = not (hybrid or mtp or muon or host["precision_aware_optimizer"]) and host["distributed_optimizer"]
+    plain = plain and host.get("fp8_format") is None
     fsdp = plain and set(letters) == {"A", "D"} and (pp, replicas, grads) == (1, 1, "fp32") and draw(st.booleans())
     core = host["recompute_num_layers"] is None and "A" in letters and draw(st.booleans())
     return {
@@ -171,7 +216,7 @@ def specs(draw: Any) -> dict[str, Any]:
         },
         "schedule": {"kind": "interleaved_1f1b" if vpp > 1 else "1f1b", "num_microbatches": 4},
         "batch": {"micro_batch_size": draw(st.integers(1, 2)), "seq_length": 256},
-        "precision": {"params": "bf16", "grads": grads, "master": "fp32", "moments": moments, "reduce": grads},
+        "precision": {"params": params, "grads": grads, "master": "fp32", "moments": moments, "reduce": grads},
         "optimizer": {"matrix": "muon" if muon else "adamw", "newton_schulz_steps": draw(st.integers(4, 6))},
         "host": host,
         **({"sharding": {"reshard_after_forward": True}} if fsdp else {}),

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from accuracy_megatron.arguments import job_from_arguments, refusals
+from accuracy_megatron.launches import jobs_of_spec, launch_text, refusals, spec_of_launch
 
 from megaplan.budget.build import build_budget
 from megaplan.cli.main import run
 from megaplan.columns import Column, Phase
 from megaplan.errors import MegaplanError, Severity
 from megaplan.hosts.megatron.peak import memory
+from megaplan.hosts.megatron.storage import parameters
 from megaplan.importers.megatron.spec import import_megatron
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
@@ -93,16 +94,22 @@ WRONG = {
     "--num-layers 4 --num-registers 4": "MP913",
     "--num-layers 4 --hidden-size 4k": "MP916",
     "": "MP916",
-    "--num-layers 4 --normalization LayerNorm": "MP914",
-    "--num-layers 4 --fp8-format hybrid": "MP914",
-    "--num-layers 4 --transformer-impl local": "MP914",
-    "--num-layers 4 --position-embedding-type learned_absolute": "MP914",
+    "--num-layers 4 --normalization T5Norm": "MP914",
+    "--num-layers 4 --fp8-format fp8": "MP914",
+    "--num-layers 4 --fp4-format e2m1": "MP914",
+    "--num-layers 4 --transformer-impl inference_optimized": "MP914",
+    "--num-layers 4 --transformer-impl local --fp8-format hybrid": "MP902",
+    "--num-layers 4 --position-embedding-type learned_absolute": "MP916",
+    "--num-layers 4 --position-embedding-type relative": "MP914",
+    "--num-layers 4 --fp16": "MP914",
+    "--num-layers 4 --attention-output-gate": "MP914",
+    "--num-layers 4 --moe-router-load-balancing-type quantile --num-experts 8": "MP914",
+    "--num-layers 4 --moe-router-load-balancing-type aux_loss seq_aux_loss --moe-aux-loss-coeff 1e-2 1e-3 --num-experts 8": "MP914",
+    "--num-layers 4 --num-experts 8 --tensor-model-parallel-size 2": "MP902",
     "--num-layers 4 --window-size 128 128": "MP914",
     "--num-layers 4 --global-batch-size 7 --micro-batch-size 2": "MP914",
-    "--num-layers 4 --mtp-num-layers 1": "MP914",
     "--num-layers 4 --recompute-granularity selective --recompute-modules shared_experts": "MP914",
-    "--num-layers 4 --recompute-granularity full --recompute-method block": "MP914",
-    "--num-layers 4 --tensor-model-parallel-size 2": "MP914",
+    "--num-layers 4 --recompute-granularity full --recompute-method other": "MP914",
     "--num-layers 4 --optimizer sgd": "MP914",
     "--num-layers 4 --exp-avg-dtype bf16": "MP914",
     "--num-layers 5 --pipeline-model-parallel-size 2": "MP914",
@@ -174,55 +181,32 @@ def test_megatron_fsdp_is_sharding_that_frees_what_it_gathered() -> None:
     assert not imported(GPT + "--num-layers 4", gpus=8).sharding.reshard_after_forward
 
 
-EXPRESSIBLE = {"normalization": "RMSNorm", "disable_bias_linear": True, "position_embedding_type": "rope", "bf16": True}
-"""What every published run is changed to, where a spec can say no other: both paths then price one and the same run."""
-DROPPED = (
-    "mtp_num_layers",
-    "pipeline_model_parallel_layout",
-    "fp8_format",
-    "fp8_recipe",
-    "fp8_param_gather",
-    "fp16",
-    "squared_relu",
-    "transformer_impl",
-    "moe_router_dtype",
-)
-
-
-def _varied(row: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in row["arguments"].items() if key not in DROPPED}
-    if row["arguments"].get("pipeline_model_parallel_layout"):
-        kept["num_layers"] = 16
-        kept["moe_layer_freq"] = "([0]*2+[1]*14)"
-    pattern = kept.get("hybrid_layer_pattern")
-    if pattern:
-        kept["hybrid_layer_pattern"] = pattern.partition("/")[0]
-        kept["mamba_num_groups"] = 8
-    return {**kept, **EXPRESSIBLE, "sequence_parallel": kept.get("tensor_model_parallel_size", 1) > 1}
-
-
-EMPTY_STAGE = "account_for_embedding_loss"
-PRICED = [row for row in ROWS if not refusals(row["arguments"]) and EMPTY_STAGE not in row["name"]]
+PRICED = [row for row in ROWS if not refusals(row["arguments"], row["gpus"], row["padded_vocab_size"])]
 
 
 @pytest.mark.parametrize("row", PRICED, ids=lambda row: f"{row['name'].partition('/')[2]}-{row['platform']}")
-def test_an_imported_run_has_the_bytes_of_its_replay(row: dict[str, Any]) -> None:
-    arguments = _varied(row)
-    lines = "\n".join(f"{key}: {json.dumps(value)}" for key, value in {**arguments, "padded_vocab_size": row["padded_vocab_size"]}.items())
-    spec = imported(lines, gpus=row["gpus"])
+def test_an_estimate_of_an_imported_run_is_of_the_bytes_that_are_replayed(row: dict[str, Any]) -> None:
+    spec = spec_of_launch(row["arguments"], row["gpus"], row["padded_vocab_size"], row["platform"], environment=row["environment"])
     inventory = build_inventory(spec)
     budget = build_budget(spec, inventory, build_layout(spec, inventory, choose_cuts(spec, inventory).spans))
     last = budget.of_rank(spec.mesh.world_size - 1).cells
-    replayed = memory(job_from_arguments(arguments, row["gpus"], row["padded_vocab_size"], "dgx_h100"))
+    replayed = memory(jobs_of_spec(spec)[-1])
     own = {phase: sum(cells.values()) - cells[Column.OVERHEAD] for phase, cells in last.items()}
     assert own[Phase.FORWARD_BACKWARD] == replayed.peak
     assert own[Phase.OPTIMIZER] == replayed.after_step
+    counted = sum(one.elements for one in parameters(jobs_of_spec(spec)[-1]).tensors)
+    assert budget.of_rank(spec.mesh.world_size - 1).parameters == counted
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['name'].partition('/')[2]}-{row['platform']}")
-def test_a_published_run_is_refused_for_what_a_spec_cannot_say(row: dict[str, Any]) -> None:
-    lines = "\n".join(f"{key}: {json.dumps(value)}" for key, value in {**row["arguments"], "padded_vocab_size": 1024}.items())
-    assert set(refused(lines, gpus=row["gpus"]).values()) <= {"MP902", "MP903", "MP911", "MP914"}
+def test_what_a_published_run_is_refused_for() -> None:
+    codes = {row["name"].partition("/")[2]: set(refused_codes(row)) for row in ROWS if row not in PRICED}
+    assert len(codes) == 7
+    assert set().union(*codes.values()) == {"MP902", "MP903", "MP914"}
+
+
+def refused_codes(row: dict[str, Any]) -> list[str]:
+    text = launch_text({**row["arguments"], "padded_vocab_size": row["padded_vocab_size"]}, row["environment"])
+    return list(refused(text, gpus=row["gpus"]).values())
 
 
 def test_the_command_writes_a_spec_that_estimates(

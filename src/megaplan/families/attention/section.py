@@ -81,6 +81,8 @@ class LatentAttention(OptionsSection):
         qk_rope_head_dim: Width of the rotated part, shared by all heads on the key side.
         v_head_dim: Width of a value head.
         bias: Bias on the down projections and the output projection.
+        output_bias: Bias on the output projection alone.
+        latent_norm: RMSNorm over each latent.
         rope_theta: Base of the rotary angles.
         window_size: Positions that a token sees, itself included; null for all before it.
         full_layers: A layers without the window: 0-based global indices, rising.
@@ -88,7 +90,7 @@ class LatentAttention(OptionsSection):
         indexer: Sparse-attention indexer; null for none.
     """
 
-    options: ClassVar[frozenset[str]] = frozenset({"bias"})
+    options: ClassVar[frozenset[str]] = frozenset({"bias", "output_bias", "latent_norm"})
 
     kind: Literal["mla"]
     num_heads: PositiveInt
@@ -98,6 +100,8 @@ class LatentAttention(OptionsSection):
     qk_rope_head_dim: PositiveInt
     v_head_dim: PositiveInt
     bias: StrictBool = False
+    output_bias: StrictBool = False
+    latent_norm: StrictBool = True
     rope_theta: PositiveFloat = 10_000.0
     window_size: PositiveInt | None = None
     full_layers: tuple[NaturalInt, ...] = ()

@@ -87,17 +87,19 @@ def _latent(attention: LatentAttention, hidden_size: int, prefix: str) -> list[P
     else:
         tensors = [
             replicated(f"{prefix}q_down.weight", (attention.q_lora_rank, hidden_size), Group.MATRIX),
-            norm(f"{prefix}q_latent_norm.weight", attention.q_lora_rank),
+            *((norm(f"{prefix}q_latent_norm.weight", attention.q_lora_rank),) if attention.latent_norm else ()),
             column(f"{prefix}q_up.weight", query, attention.q_lora_rank),
         ]
     latent = attention.kv_lora_rank
     biased = {"kv_down": latent + attention.qk_rope_head_dim, "o_proj": hidden_size} if attention.bias else {}
     if attention.bias and attention.q_lora_rank is not None:
         biased["q_down"] = attention.q_lora_rank
+    if attention.output_bias:
+        biased["o_proj"] = hidden_size
     return [
         *tensors,
         replicated(f"{prefix}kv_down.weight", (latent + attention.qk_rope_head_dim, hidden_size), Group.MATRIX),
-        norm(f"{prefix}kv_latent_norm.weight", latent),
+        *((norm(f"{prefix}kv_latent_norm.weight", latent),) if attention.latent_norm else ()),
         column(f"{prefix}kv_up.weight", heads * (attention.qk_nope_head_dim + attention.v_head_dim), latent),
         row(f"{prefix}o_proj.weight", hidden_size, heads * attention.v_head_dim),
         *(replicated(f"{prefix}{name}.bias", (width,), Group.OTHER, Init.ZEROS) for name, width in biased.items()),

@@ -40,8 +40,9 @@ def _common(spec: Spec, letters: str) -> MegatronJob:
     model, mesh, host, precision = spec.model, spec.mesh, spec.host, spec.precision
     attention = model.attention
     grouped = attention if isinstance(attention, GroupedQueryAttention) else None
-    ffn = model.mlp.ffn_hidden_size if model.mlp else model.features.mtp.ffn_hidden_size if model.features.mtp else 4 * model.hidden_size
-    activation = next((part.activation for part in (model.mlp, model.moe) if part is not None), "relu2")
+    mtp = model.features.mtp
+    ffn = model.mlp.ffn_hidden_size if model.mlp else mtp.ffn_hidden_size if mtp else 4 * model.hidden_size
+    activation = next((part.activation for part in (model.mlp, model.moe, mtp) if part is not None), "gelu")
     modules = set[str](host.recompute_modules)
     if spec.recompute.of("A") == "selective":
         modules.add("core_attn")
@@ -54,26 +55,25 @@ def _common(spec: Spec, letters: str) -> MegatronJob:
         ffn_hidden_size=ffn,
         num_microbatches=spec.schedule.microbatches_per_update,
         chunks=(),
-        mtp_operators="*-",
+        mtp_operators="*E" if mtp is not None and mtp.experts else "*-",
         gated=activation == "swiglu",
-        bias=False,
-        rms_norm=True,
+        bias=any(part.bias for part in (model.mlp, model.moe) if part is not None) or getattr(attention, "output_bias", False),
         hybrid=host.model == "hybrid",
-        learned_positions=0,
+        learned_positions=model.learned_positions or 0,
         latent=LatentDims(**_priced(spec, "latent")) if isinstance(attention, LatentAttention) else None,
         moe=_moe(spec),
         mamba=_mamba(spec),
         data_parallel=mesh.dp_shard * mesh.cp,
         expert_data_parallel=mesh.efsdp,
         inflight_group=host.microbatch_group_size or mesh.pp,
-        persistent_grad_shard=precision.grads is DType.BF16 and not host.precision_aware_optimizer,
-        fp8=False,
-        fp8_params=False,
+        persistent_grad_shard=precision.grads is not DType.FP32 and not host.precision_aware_optimizer,
+        sequence_parallel=host.sequence_parallel and mesh.tp > 1,
         recompute=frozenset(modules),
         workspace_bytes=engine_bytes(spec.device.name),
         cublas_bytes=_cublas_bytes(spec),
         rotary_dim=_rotary_dim(spec, letters),
         recompute_num_layers=(host.recompute_num_layers or 0) * (2 if host.model == "gpt" else 1),
+        recompute_block=host.recompute_method == "block",
     )
 
 
@@ -94,7 +94,7 @@ def _rotary_dim(spec: Spec, letters: str) -> int:
     attention = spec.model.attention
     if not isinstance(attention, GroupedQueryAttention):
         return 0
-    return attention.head_dim if len(attention.nope_layers) < letters.count("A") else 0
+    return (attention.rotary_dim or attention.head_dim) if len(attention.nope_layers) < letters.count("A") else 0
 
 
 def _moe(spec: Spec) -> MoeDims | None:

@@ -92,7 +92,8 @@ class MegatronJob:
         moment_bytes: Of an element's moment.
         qk_norm: Norms over query and key heads.
         qkv_bias: Bias of the query, key and value projection where other linears have none.
-        recompute_num_layers: Operators of a group under full recompute; 0 for none.
+        recompute_num_layers: Operators of a group under full recompute, or recomputed ones of a chunk under `recompute_block`; 0 for none.
+        recompute_block: Full recompute is of the first operators of a chunk, each layer alone; else of all, in groups.
         local: Megatron-Core's own modules and attention in place of Transformer Engine's.
         rotary_dim: Rotated dimensions of a head; 0 without rotary positions. Latent attention's are its own.
         fsdp: Megatron-FSDP shards parameters and gradients as well as optimizer state over data ranks.
@@ -153,6 +154,7 @@ class MegatronJob:
     qk_norm: bool = False
     qkv_bias: bool = False
     recompute_num_layers: int = 0
+    recompute_block: bool = False
     local: bool = False
     rotary_dim: int = 0
     fsdp: bool = False
@@ -161,6 +163,12 @@ class MegatronJob:
     def tokens(self) -> int:
         """Tokens of one microbatch on a context rank: T."""
         return self.seq_length * self.micro_batch_size // self.cp
+
+    def recomputed(self, own: str) -> tuple[tuple[str, ...], str]:
+        """Of a chunk's operators the groups that full recompute makes again, and those that stay."""
+        size, layer = self.recompute_num_layers, 1 if self.hybrid else 2
+        whole, step = (own[:size], layer) if self.recompute_block else (own if size else "", size or 1)
+        return tuple(whole[start : start + step] for start in range(0, len(whole), step)), own[len(whole) :]
 
     @property
     def stream_tokens(self) -> int:

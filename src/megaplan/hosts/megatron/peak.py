@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from megaplan.hosts.megatron.job import LOSS, MTP, MegatronJob
-from megaplan.hosts.megatron.saved import chunk, handle_bytes, operators, routed_rows, scores_elements
+from megaplan.hosts.megatron.saved import chunk, handle_bytes, operator, operators, routed_rows, scores_elements
 from megaplan.hosts.megatron.storage import gathered_bytes, gradient_copies_bytes, parameters, storage_bytes
 from megaplan.hosts.megatron.working import backward_excess, forward_excess
 
@@ -222,8 +222,12 @@ def _phases(job: MegatronJob) -> dict[str, int]:
 
 
 def _group_bytes(job: MegatronJob, letters: str) -> int:
-    """What full recompute makes again of one group of operators, and holds while it does and while its backward runs."""
-    own, size = operators(letters), job.recompute_num_layers
+    """What full recompute makes again of one group of operators, and holds while it does and while its backward runs.
+
+    Under the block method the layers behind have had their backward then; while they have theirs, they hold what they would without it.
+    """
+    groups, rest = job.recomputed(operators(letters))
     plain = replace(job, recompute_num_layers=0)
-    groups = [own[start : start + size] for start in range(0, len(own), size)]
-    return max(chunk(plain, group) + max(forward_excess(plain, group), backward_excess(plain, group)) for group in groups)
+    behind = sum(sum(operator(job, letter).values()) for letter in rest)
+    again = [chunk(plain, group) + max(forward_excess(plain, group), backward_excess(plain, group)) - behind for group in groups]
+    return max([*again, *([max(forward_excess(plain, rest), backward_excess(plain, rest))] if rest else [])])

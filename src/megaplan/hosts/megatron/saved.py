@@ -28,9 +28,9 @@ def chunk(job: MegatronJob, letters: str) -> int:
     total = 0
     stream = job.stream_tokens * job.hidden_size
     if job.recompute_num_layers:  # of each group of operators its input alone
-        count = len(operators(letters))
-        total += 2 * stream * ceil(count / job.recompute_num_layers)
-        letters = "".join(letter for letter in letters if letter in (EMBEDDING, MTP, LOSS))
+        groups, rest = job.recomputed(operators(letters))
+        total += 2 * stream * len(groups)
+        letters = rest + "".join(letter for letter in letters if letter in (EMBEDDING, MTP, LOSS))
     for letter in letters:
         if letter == LOSS:
             total += 4 * stream  # the final norm's input and output

@@ -19,6 +19,7 @@ NAMES = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 """Tokens of the list form."""
 _MOST = 1 << 17
 _GROUP = re.compile(r"\(([^()]+)\)\*(\d+)")
+_LISTS = re.compile(r"\[([01,]*)\](?:\*(\d+))?")
 _REPEATED = re.compile(r"([EtmL|])\*(\d+)")
 
 
@@ -84,8 +85,19 @@ def layer_kinds(frequency: Any, layers: int, moe: bool) -> str:
         return "-" * layers
     if isinstance(frequency, int) or str(frequency).isdigit():
         return "".join("E" if index % int(frequency) == 0 else "-" for index in range(layers))
-    flags = "".join("01"[int(bit)] * int(times or 1) for bit, times in re.findall(r"\[([01])\](?:\*(\d+))?", str(frequency)))
-    return flags.replace("0", "-").replace("1", "E")
+    return flag_list(frequency).replace("0", "-").replace("1", "E")
+
+
+def flag_list(text: Any) -> str:
+    """Flags, 0 and 1, of a list, or of a sum and product of lists as Python writes them: `([0]*3+[1]*11)*2`."""
+    plain = re.sub(r"\s", "", str(list(text) if isinstance(text, tuple) else text))
+    while (group := re.search(r"\(([^()]*)\)(?:\*(\d+))?", plain)) is not None:
+        plain = plain[: group.start()] + f"[{','.join(_plain_flags(group[1]))}]*{group[2] or 1}" + plain[group.end() :]
+    return _plain_flags(plain)
+
+
+def _plain_flags(text: str) -> str:
+    return "".join("".join(re.findall("[01]", items)) * min(int(times or 1), _MOST) for items, times in _LISTS.findall(text))
 
 
 def even_sizes(arguments: Mapping[str, Any], layers: int, pp: int) -> list[int]:

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from megaplan.hosts.megatron.job import LOSS, MTP, LatentDims, MegatronJob
 
+FP8_WEIGHTS = "fp8 weights"
+"""Copies in 8 bits of 16-bit weights and their transposes, made at the first forward."""
 FSDP_UNIT_ELEMENTS = 1_000_000_000
 """The least size that Megatron-FSDP takes for its unit of communication; it gathers half of one ahead."""
 
@@ -132,7 +134,7 @@ def storage_bytes(job: MegatronJob, found: Parameters) -> dict[str, int]:
     parts = {"parameters": 2 * kept, "gradients": job.gradient_bytes * kept}
     parts["optimizer"] = optimizer_state(job, found).total
     if job.fp8 and not job.fp8_params:
-        parts["fp8 weights"] = 2 * sum(one.elements for one in found.tensors if one.rule.is_matrix)
+        parts[FP8_WEIGHTS] = 2 * sum(one.elements for one in found.tensors if one.rule.is_matrix)
     return parts
 
 

@@ -61,4 +61,4 @@ def hybrid_ep_bytes(job: MegatronJob, per_node: int) -> int:
 
 def _major(device: str) -> int:
     """The major number of a device's compute capability; of one that is not listed the newest."""
-    return _MAJOR.get(device, max(_MAJOR.values()))
+    return _MAJOR.get(device.partition("-")[0], max(_MAJOR.values()))

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
-from typing import Any
+from typing import Any, get_args
 
 from megaplan.errors import MegaplanError
 from megaplan.hosts.megatron.pattern import OURS, parse_hybrid
-from megaplan.hosts.megatron.stages import NAMES, check_layout, even_sizes, layer_kinds, parse_layout
-from megaplan.importers.megatron.read import Arguments, moved
+from megaplan.hosts.megatron.rows_model import MOE
+from megaplan.hosts.megatron.stages import NAMES, check_layout, even_sizes, flag_list, layer_kinds, parse_layout
+from megaplan.importers.megatron.arguments import Arguments, moved, typed
+from megaplan.importers.megatron.tokenizers import tokenizer_size
+from megaplan.spec.host import LoadBalancing
 from megaplan.spec.megatron_limits import CHUNK_SIZE
+
+ROTARY = ("rope", "yarn")
+MOE_NAMES = tuple(row.name for row in MOE)
 
 NO_LETTER = {
     "G": "a gated delta net has no letter; the nearest recurrent block is R",
@@ -28,12 +35,14 @@ class Stack:
         latent: Whether attention is latent.
         num_modules: Prediction modules.
         hybrid: Whether Megatron builds its HybridModel.
+        experts_ahead: Whether prediction modules have experts.
     """
 
     stages: tuple[str, ...]
     latent: bool
     num_modules: int
     hybrid: bool
+    experts_ahead: bool = False
 
     @property
     def letters(self) -> str:
@@ -79,13 +88,19 @@ def _hybrid(launch: Arguments, pp: int) -> Stack:
     used = set(pattern.main) | set(pattern.module or "")
     for symbol in sorted(used & set(NO_LETTER)):
         launch.cannot(key, f"'{symbol}' at column {str(launch.value(key)).index(symbol) + 1}: {NO_LETTER[symbol]}")
-    if pattern.module is not None and pattern.module not in ("*-", "+-"):
-        launch.cannot(key, f"module {pattern.module!r}: a spec's prediction module is an A and a D block")
+    if pattern.module is not None and pattern.module not in ("*-", "+-", "*E", "+E"):
+        launch.cannot(key, f"module {pattern.module!r}: a spec's prediction module is an A block, and a D or an E block")
     if not pattern.main:
         launch.cannot(key, "the pattern has no layer")
     plain = used & set("*+")
     latent = (launch.given("multi_latent_attention") and bool(plain)) or "+" in used
-    return Stack(tuple("".join(OURS.get(one, "A") for one in stage) for stage in stages), latent, pattern.num_modules, hybrid=True)
+    return Stack(
+        tuple("".join(OURS.get(one, "A") for one in stage) for stage in stages),
+        latent,
+        pattern.num_modules,
+        hybrid=True,
+        experts_ahead=(pattern.module or "").endswith("E"),
+    )
 
 
 def _gpt(launch: Arguments, pp: int) -> Stack:
@@ -95,8 +110,6 @@ def _gpt(launch: Arguments, pp: int) -> Stack:
         launch.cannot("moe_layer_freq", f"it names {len(kinds)} layers, and --num-layers is {layers}")
         kinds = "-" * layers
     modules = launch.optional("mtp_num_layers") or 0
-    if modules and kinds[-1] == "E":
-        launch.cannot("mtp_num_layers", "the module's MLP is one of experts, and a spec's is dense")
     layout = launch.value("pipeline_model_parallel_layout")
     if layout is None:
         sizes = even_sizes(launch.values, layers, pp)
@@ -123,6 +136,7 @@ def _gpt(launch: Arguments, pp: int) -> Stack:
         launch.given("multi_latent_attention"),
         modules,
         hybrid=False,
+        experts_ahead=kinds[-1] == "E",
     )
 
 
@@ -144,73 +158,163 @@ def read_model(launch: Arguments, stack: Stack, tp: int) -> dict[str, Any]:
         **launch.section("model"),
         "vocab_size": _vocabulary(launch, tp),
     }
-    for key in ("normalization", "disable_bias_linear", "transformer_impl", "flextron"):
-        launch.accept(key)
     hidden = model["hidden_size"]
+    bias, position = not launch.given("disable_bias_linear"), _position(launch)
+    if position == "learned_absolute" and "A" in letters:
+        model["learned_positions"] = launch.whole("max_position_embeddings")
     activation = "swiglu" if launch.given("swiglu") else "relu2" if launch.given("squared_relu") else "gelu"
     ffn = launch.optional("ffn_hidden_size") or (int(4 * hidden * 2 / 3) // 64 * 64 if activation == "swiglu" else 4 * hidden)
     if "A" in letters or stack.num_modules:
-        model["attention"] = _attention(launch, stack, hidden)
+        model["attention"] = _attention(launch, stack, hidden, bias=bias, rotates=position in ROTARY)
     else:
-        for key in ("num_attention_heads", "position_embedding_type", "rotary_base"):
-            launch.value(key)
+        launch.pass_over(
+            "num_attention_heads", "rotary_base", "rotary_percent", "qk_layernorm", "add_qkv_bias", "num_query_groups", "kv_channels"
+        )
+        launch.pass_over("group_query_attention", "window_size", "window_attn_skip_freq")
     if "M" in letters:
         heads = launch.optional("mamba_num_heads")
         model["mamba"] = {"kind": "mamba2", "num_heads": heads, **launch.section("model.mamba"), "chunk_size": CHUNK_SIZE}
     if "E" in letters:
-        model["moe"] = _moe(launch, ffn, activation)
+        model["moe"] = _moe(launch, ffn, activation, bias=bias)
+    elif launch.value("num_experts") is None:
+        launch.pass_over(*MOE_NAMES)  # they say nothing then
     if "D" in letters:
-        model["mlp"] = {"ffn_hidden_size": ffn, "activation": activation}
+        model["mlp"] = {"ffn_hidden_size": ffn, "activation": activation, **_given(bias=bias)}
     if stack.num_modules:
-        if activation != "relu2":
-            launch.cannot("squared_relu", "the MLP of a spec's prediction module is relu2, and Megatron's has the model's activation")
-        model["features"] = {"mtp": {"depth": stack.num_modules, "ffn_hidden_size": ffn}}
+        width = model["moe"]["ffn_hidden_size"] if stack.experts_ahead and "moe" in model else ffn
+        module = {"depth": stack.num_modules, "ffn_hidden_size": width, "activation": activation, **_given(experts=stack.experts_ahead)}
+        model["features"] = {"mtp": module}
     return model
+
+
+def _given(**switches: bool) -> dict[str, bool]:
+    """Switches that are on."""
+    return {name: value for name, value in switches.items() if value}
+
+
+def _position(launch: Arguments) -> str:
+    """Megatron's type of positions; learned ones where the launch says nothing."""
+    if launch.given("use_rotary_position_embeddings"):
+        return "rope"
+    position = str(launch.value("position_embedding_type"))
+    if position not in (*ROTARY, "learned_absolute", "none"):
+        launch.cannot("position_embedding_type", "positions of a spec are learned, rotary, or none", "rope")
+    return position
 
 
 def _vocabulary(launch: Arguments, tp: int) -> int:
     padded, multiple = launch.optional("padded_vocab_size"), launch.whole("make_vocab_size_divisible_by") * tp
+    launch.pass_over("tokenizer_type", "tokenizer_model")
+    kind, model = (launch.values.get(key) for key in ("tokenizer_type", "tokenizer_model"))
+    pads = not launch.given("no_pad_vocab_size")
     if padded is not None:
         launch.optional("vocab_size")
         return padded
-    return ceil(launch.whole("vocab_size") / multiple) * multiple
+    size = launch.optional("vocab_size")
+    if size is None:
+        size = launch.vocab_size
+        if size is not None:
+            return size
+        size, source = tokenizer_size(kind, model)
+        if size is None:
+            launch.unknown_vocabulary(str(source))
+            return 1
+        launch.note("vocab_size", f"{size:,} tokens of {source}")
+    return ceil(size / multiple) * multiple if pads else size
 
 
-def _attention(launch: Arguments, stack: Stack, hidden: int) -> dict[str, Any]:
+def _attention(launch: Arguments, stack: Stack, hidden: int, *, bias: bool, rotates: bool) -> dict[str, Any]:
     heads = launch.whole("num_attention_heads")
-    position = launch.value("position_embedding_type")
-    if position not in ("rope", "none"):
-        launch.cannot("position_embedding_type", "positions of a spec are rotary, or none", "rope")
-    nope = [index for index, letter in enumerate(stack.letters) if letter == "A"] if position == "none" else []
+    places = [index for index, letter in enumerate(stack.letters) if letter == "A"]
+    nope = [] if rotates else places
     kind = "mla" if stack.latent else "gqa"
+    normed, queried = launch.given("qk_layernorm"), launch.given("add_qkv_bias")
     found = {"kind": kind, "num_heads": heads, **launch.section("model.attention", kind), "nope_layers": nope}
     if stack.latent:
-        for key in ("qk_layernorm", "num_query_groups", "kv_channels", "group_query_attention"):
-            launch.value(key)
-        return found
+        launch.pass_over("num_query_groups", "kv_channels", "group_query_attention", "rotary_percent")
+        if queried and not bias:
+            launch.cannot("add_qkv_bias", "projections of a spec's latent attention have no bias", "")
+        return {**found, **_given(output_bias=bias), **({} if normed else {"latent_norm": False})}
     groups = launch.whole("num_query_groups")
-    window = launch.value("window_size")
-    if window is not None and not (isinstance(window, list) and len(window) == 2 and isinstance(window[0], int) and window[1] == 0):
-        launch.cannot("window_size", "it is read as two numbers, of positions before a token and 0 after it", "4095 0")
-        window = None
+    head_dim = launch.optional("kv_channels") or hidden // heads
+    rotated = int(head_dim * (launch.number("rotary_percent") or 1.0))
+    window = _window(launch)
     return {
         **found,
         "num_kv_heads": groups if launch.given("group_query_attention") else heads,
-        "head_dim": launch.optional("kv_channels") or hidden // heads,
-        "window_size": window[0] + 1 if window is not None else None,
+        "head_dim": head_dim,
+        "qk_norm": normed,
+        "bias": bias or queried,
+        **_given(output_bias=bias),
+        **({"rotary_dim": rotated} if rotates and rotated != head_dim else {}),
+        "window_size": window,
+        **_full_layers(launch, stack, places, windowed=window is not None),
     }
 
 
-def _moe(launch: Arguments, ffn: int, activation: str) -> dict[str, Any]:
-    balance = launch.number("moe_aux_loss_coeff") or 0.0
-    kind = launch.value("moe_router_load_balancing_type")
-    if balance and kind != "seq_aux_loss":
-        launch.tell("moe_aux_loss_coeff", f"of {kind}, and a spec's balance loss is over each sequence (seq_aux_loss)")
-        balance = 0.0
+def _window(launch: Arguments) -> int | None:
+    """Positions that a token sees, itself included."""
+    found = launch.value("window_size")
+    if isinstance(found, str):  # (4095, 0), as Python writes it
+        found = [int(number) for number in re.findall(r"-?\d+", found)]
+    if found is None or (isinstance(found, list | tuple) and list(found) == [-1, -1]):
+        return None
+    if not (isinstance(found, list | tuple) and len(found) == 2 and isinstance(found[0], int) and found[1] == 0):
+        launch.cannot("window_size", "it is read as two numbers, of positions before a token and 0 after it", "4095 0")
+        return None
+    return found[0] + 1
+
+
+def _full_layers(launch: Arguments, stack: Stack, places: list[int], *, windowed: bool) -> dict[str, Any]:
+    """Attention layers without the window: every n-th, or those whose flag is 0."""
+    frequency = launch.value("window_attn_skip_freq")
+    if frequency is None or not windowed:
+        return {}
+    if stack.hybrid:
+        launch.cannot("window_attn_skip_freq", "layers of a hybrid pattern are counted otherwise")
+        return {}
+    if isinstance(frequency, int) and frequency > 0:
+        return {"full_layers": [place for index, place in enumerate(places, start=1) if index % frequency == 0]}
+    flags = flag_list(frequency)
+    if len(flags) != len(places):
+        launch.cannot("window_attn_skip_freq", f"it names {len(flags)} layers, and the model has {len(places)}")
+    return {"full_layers": [place for place, flag in zip(places, flags, strict=False) if flag == "0"]}
+
+
+def _moe(launch: Arguments, ffn: int, activation: str, *, bias: bool) -> dict[str, Any]:
     launch.accept("moe_shared_expert_gate")
+    _, coefficient = load_balancing(launch)
     return {
         **launch.section("model.moe"),
         "ffn_hidden_size": launch.optional("moe_ffn_hidden_size") or ffn,
         "activation": activation,
-        "balance_loss_coefficient": balance,
+        **_given(bias=bias),
+        "balance_loss_coefficient": coefficient,
     }
+
+
+def load_balancing(launch: Arguments) -> tuple[str, float]:
+    """The router's balancing and its coefficient."""
+    kinds, weights = (_items(launch.value(key)) for key in ("moe_router_load_balancing_type", "moe_aux_loss_coeff"))
+    found = [(str(kind), weight) for kind, weight in zip(kinds, weights * len(kinds) if len(weights) == 1 else weights, strict=False)]
+    used = [pair for pair in found if pair[1]] or found[:1] or [("aux_loss", 0.0)]
+    kind, weight = used[0]
+    if len(used) > 1:
+        launch.cannot("moe_router_load_balancing_type", "a spec has one balancing of the router", kind)
+    if kind not in get_args(LoadBalancing):
+        launch.cannot("moe_router_load_balancing_type", f"it is read as one of {', '.join(get_args(LoadBalancing))}", "aux_loss")
+        kind = "aux_loss"
+    if kind == "none" and weight:
+        launch.tell("moe_aux_loss_coeff", "the router balances nothing")
+        weight = 0.0
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or weight < 0:
+        launch.wrong("moe_aux_loss_coeff", weight, "a number from 0 on")
+        weight = 0.0
+    return kind, float(weight)
+
+
+def _items(value: Any) -> list[Any]:
+    """A list, also one in brackets as Python or YAML writes it."""
+    if isinstance(value, str) and value.startswith("["):
+        return [typed(item.strip(" '\"")) for item in re.split(r"[,\s]+", value.strip("[] ")) if item]
+    return list(value) if isinstance(value, list | tuple) else [value]

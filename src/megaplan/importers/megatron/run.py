@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from megaplan.hosts.megatron.argument import ONLY
+from megaplan.hosts.megatron.rows_refused import REFUSED
 from megaplan.hosts.megatron.vocabulary import FEATURES, other_fsdp, section_rows
 from megaplan.hosts.megatron.workspaces import setting_bytes
-from megaplan.importers.megatron.model import Stack
-from megaplan.importers.megatron.read import Arguments
+from megaplan.importers.megatron.arguments import Arguments
+from megaplan.importers.megatron.model import Stack, load_balancing
 from megaplan.spec.host import Host
 
 PRICED_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe")
@@ -46,16 +48,13 @@ def read_mesh(launch: Arguments, num_stages: int, gpus: int | None) -> tuple[dic
     if total % (pp * inner) or total < least:
         detail = f"{total} GPUs, and tp · pp · cp = {tp} · {pp} · {cp}, ep · etp = {ep} · {etp} need a multiple of {least}"
         launch.values.setdefault("world_size", total)
-        launch.cannot("world_size", detail)
+        launch.cannot("world_size", detail, least)
         total = least
     data = total // (pp * inner)
     instances = launch.optional("num_distributed_optimizer_instances") or 1
     if data % instances:
         launch.cannot("num_distributed_optimizer_instances", f"{data} data ranks do not divide over it", 1)
         instances = 1
-    if tp > 1 and not launch.given("sequence_parallel"):
-        launch.cannot("sequence_parallel", "sequence parallelism of a plan is on wherever tp > 1", "")
-    launch.given("sequence_parallel")
     vpp = num_stages // pp
     mesh = {"pp": pp, "vpp": vpp, "dp_replicate": instances, "dp_shard": data // instances, "cp": cp, "tp": tp, "ep": ep, "etp": etp}
     return {**mesh, "vocab_parallel": tp > 1}, stated
@@ -64,10 +63,10 @@ def read_mesh(launch: Arguments, num_stages: int, gpus: int | None) -> tuple[dic
 def read_batch(launch: Arguments, mesh: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """`batch` and `schedule`."""
     batch = launch.section("batch")
-    launch.value("max_position_embeddings")  # no positions are learned
+    launch.pass_over("max_position_embeddings")
     size = batch["micro_batch_size"]
     ranks = mesh["dp_replicate"] * mesh["dp_shard"]
-    total = launch.optional("global_batch_size") or size * ranks
+    total = launch.optional("global_batch_size") or _last_step(launch) or size * ranks
     if total % (size * ranks):
         why = f"micro_batch_size = {size}, {ranks} data ranks, and {total} % {size * ranks} = {total % (size * ranks)}"
         launch.cannot("global_batch_size", why, size * ranks)
@@ -77,11 +76,13 @@ def read_batch(launch: Arguments, mesh: dict[str, Any]) -> dict[str, dict[str, A
 
 def read_state(launch: Arguments) -> dict[str, dict[str, Any]]:
     """`precision` and `optimizer`."""
-    for key in ("bf16", "fp16", "fp8_format", "fp4_format", "fp8_recipe", "fp8_param_gather", "main_params_dtype"):
+    for key in ("fp4_format", "main_params_dtype"):
         launch.accept(key)
+    params, halves = _params(launch)
     aware = launch.given("use_precision_aware_optimizer")
-    grads = launch.word("main_grads_dtype")
-    if launch.given("grad_reduce_in_bf16"):
+    main = launch.word("main_grads_dtype")
+    grads = params if halves else "fp32"
+    if aware and main == "bf16":
         grads = "bf16"
     moments = launch.word("exp_avg_dtype")
     if launch.word("exp_avg_sq_dtype") != moments:
@@ -89,9 +90,28 @@ def read_state(launch: Arguments) -> dict[str, dict[str, Any]]:
     if not aware and moments != "fp32":
         launch.cannot("exp_avg_dtype", "only the precision-aware optimizer keeps moments below fp32", "fp32")
     return {
-        "precision": {"params": "bf16", "grads": grads, "master": "fp32", "moments": moments, "reduce": grads},
+        "precision": {"params": params, "grads": grads, "master": "fp32", "moments": moments, "reduce": grads},
         "optimizer": launch.section("optimizer"),
     }
+
+
+def _last_step(launch: Arguments) -> int | None:
+    """The last batch of a schedule of batches, such as `0:384 200B:768`."""
+    found = re.findall(r":(\d+)", str(launch.values.get("step_batch_size_schedule", "")))
+    return int(found[-1]) if found else None
+
+
+def _params(launch: Arguments) -> tuple[str, bool]:
+    """Dtype of parameters, and whether gradients are of it too."""
+    bf16, fp16 = launch.given("bf16"), launch.given("fp16")
+    wide, halved = launch.given("accumulate_allreduce_grads_in_fp32"), launch.given("grad_reduce_in_bf16")
+    if bf16 and fp16:
+        launch.cannot("fp16", "--bf16 is given too", "")
+    if not bf16 and not fp16:
+        launch.cannot("bf16", "parameters of Megatron are priced in bf16 or fp16", "")
+    if fp16 and halved:
+        launch.cannot("grad_reduce_in_bf16", "parameters are fp16", "")
+    return ("fp16", not wide) if fp16 else ("bf16", halved)
 
 
 def read_host(launch: Arguments, stack: Stack, muon: bool) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -103,9 +123,22 @@ def read_host(launch: Arguments, stack: Stack, muon: bool) -> tuple[dict[str, An
         "cross_entropy": launch.value("cross_entropy_fusion_impl") if launch.given("cross_entropy_loss_fusion") else "unfused",
         "cublas_workspace_kib": _workspace_kib(launch),
     }
+    for row in REFUSED:
+        if row.conversion is ONLY:
+            launch.accept(row.name)
+    recipe = launch.word("fp8_recipe")
+    if found["fp8_format"] is not None and recipe is not None:
+        found["fp8_recipe"] = recipe
+    split = launch.given("sequence_parallel")
+    if launch.whole("tensor_model_parallel_size") > 1 and not split:
+        found["sequence_parallel"] = False
+    if found["transformer_impl"] == "local":
+        found["attention_backend"] = "unfused"
+    if "E" in stack.letters or stack.experts_ahead:
+        found["moe_load_balancing"] = load_balancing(launch)[0]
     launch.value("moe_flex_dispatcher_backend")
     found["moe_flex_backend"] = launch.word("moe_flex_dispatcher_backend") if found["moe_dispatcher"] == "flex" else "deepep"
-    if launch.given("use_flash_attn"):
+    if launch.given("use_flash_attn") and found["transformer_impl"] != "local" and launch.values.get("attention_backend") is None:
         found["attention_backend"] = "flash"
     features = {row.means for row in FEATURES if launch.value(row.name) not in (None, False, "none")}
     if launch.given("use_megatron_fsdp") and not wholly_sharded(launch):
@@ -132,17 +165,20 @@ def _workspace_kib(launch: Arguments) -> int | None:
 
 def _recompute(launch: Arguments, host: dict[str, Any], letters: str) -> dict[str, Any]:
     granularity, modules = launch.value("recompute_granularity"), launch.value("recompute_modules")
-    method, layers = launch.value("recompute_method"), launch.optional("recompute_num_layers")
+    method, layers = launch.value("recompute_method"), launch.value("recompute_num_layers")
+    older = launch.given("recompute_activations")
+    whole_experts = launch.given("moe_layer_recompute")
+    if granularity is None and (older or whole_experts):
+        granularity, modules = "selective", ["core_attn"] * older + ["moe"] * whole_experts
     if granularity == "full":
-        if method != "uniform":
-            launch.cannot("recompute_method", "groups of one size are priced", "uniform")
-        host["recompute_num_layers"] = layers or 1
+        if method not in ("uniform", "block"):
+            launch.cannot("recompute_method", "full recompute is uniform or block", "uniform")
+        if method == "block" and layers in (0, None):
+            return {}  # of no layer
+        host["recompute_num_layers"] = launch.whole("recompute_num_layers") if layers is not None else 1
+        host["recompute_method"] = method
     elif granularity == "selective":
-        words = " ".join(map(str, modules)) if isinstance(modules, list) else str(modules or "core_attn")
-        named = re.findall(r"[a-z_]+", words)
-        for module in named:
-            if module not in PRICED_MODULES:
-                launch.cannot("recompute_modules", f"{module} is not priced; those are {', '.join(PRICED_MODULES)}")
+        named = _modules(launch, modules)
         core = "core_attn" in named and "A" in letters  # without an A layer no block has that policy
         others = [module for module in dict.fromkeys(named) if module in PRICED_MODULES and not (core and module == "core_attn")]
         if others:
@@ -152,6 +188,15 @@ def _recompute(launch: Arguments, host: dict[str, Any], letters: str) -> dict[st
     elif granularity is not None:
         launch.cannot("recompute_granularity", "it is full or selective")
     return {}
+
+
+def _modules(launch: Arguments, modules: Any) -> list[str]:
+    words = " ".join(map(str, modules)) if isinstance(modules, list) else str(modules or "core_attn")
+    named = re.findall(r"[a-z_]+", words)
+    for module in named:
+        if module not in PRICED_MODULES:
+            launch.cannot("recompute_modules", f"{module} is not priced; those are {', '.join(PRICED_MODULES)}")
+    return named
 
 
 def read_training(launch: Arguments) -> dict[str, Any]:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, Severity
+from megaplan.importers.megatron.arguments import Arguments
+from megaplan.importers.megatron.launch import read_arguments
 from megaplan.importers.megatron.model import read_model, read_stack
-from megaplan.importers.megatron.read import Arguments, read_arguments
 from megaplan.importers.megatron.run import read_batch, read_host, read_mesh, read_state, read_training, wholly_sharded
 from megaplan.spec.document import Document
 from megaplan.spec.load import LoadedSpec, check_document
 from megaplan.spec.overrides import apply_overrides
 from megaplan.spec.source import SourceMap
 
+VOCABULARY = "model.vocab_size"
 REASON = "the stages of the Megatron launch"
 
 
@@ -33,19 +35,29 @@ class ImportedLaunch:
     document: dict[str, Any]
 
 
-def import_megatron(text: str, name: str, overrides: Sequence[str] = (), gpus: int | None = None) -> ImportedLaunch:
+def import_megatron(
+    text: str,
+    name: str,
+    overrides: Sequence[str] = (),
+    gpus: int | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    argv: Sequence[str] = (),
+) -> ImportedLaunch:
     """The spec of a launch.
 
     Args:
-        text: Launch arguments, as words of a shell or as YAML.
+        text: A launch script or words of one, YAML of arguments, a log with their table, or Megatron-Bridge's configuration.
         name: What diagnostics call the file.
         overrides: `KEY=VALUE` texts, keys of the spec.
         gpus: GPUs of the job, where the text does not say.
+        environment: Variables that the launch finds.
+        argv: Arguments of the script; beside other forms they stand in the place of the text's own.
 
     Raises:
-        MegaplanError: Every error found: MP910 … MP916, or those of the spec that results.
+        MegaplanError: Every error found: MP910 … MP918, or those of the spec that results.
     """
-    launch = read_arguments(text, name)
+    launch = read_arguments(text, name, environment, argv, _vocab_size(overrides))
     plain, stated = _document(launch, _title(name), gpus)
     launch.finish()
     document = apply_overrides(Document(plain, SourceMap(name)), overrides)
@@ -76,6 +88,12 @@ def _document(launch: Arguments, title: str, gpus: int | None) -> tuple[dict[str
         plain["split"] = {"mode": "manual", "reason": REASON}
     training = read_training(launch)
     return {**plain, **({"training": training} if training else {})}, stated
+
+
+def _vocab_size(overrides: Sequence[str]) -> int | None:
+    """The padded vocabulary, where an override states it."""
+    found = [value for key, _, value in (override.partition("=") for override in overrides) if key.strip() == VOCABULARY]
+    return int(found[-1]) if found and found[-1].strip().isdigit() and int(found[-1]) else None
 
 
 def _title(name: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from accuracy_megatron.arguments import job_from_arguments
+from accuracy_megatron.launches import job_of_launch
 
 from megaplan.hosts.megatron.job import LatentDims, MegatronJob, MoeDims
 from megaplan.hosts.megatron.saved import operator
@@ -20,7 +20,7 @@ LATENT = LatentDims(q_lora_rank=96, kv_lora_rank=64, qk_head_dim=48, qk_pos_emb_
 def job() -> MegatronJob:
     """A dense GPT with grouped queries on two tensor ranks, 16 heads in 4 groups of 32."""
     row = next(row for row in ROWS if row["gpus"] and row["padded_vocab_size"])
-    found = job_from_arguments(row["arguments"], row["gpus"], row["padded_vocab_size"], row["platform"])
+    found = job_of_launch(row["arguments"], row["gpus"], row["padded_vocab_size"], row["platform"])
     return replace(
         found, num_heads=16, num_query_groups=4, head_dim=32, tp=2, cp=1, latent=None, attention_backend="flash", recompute=frozenset()
     )

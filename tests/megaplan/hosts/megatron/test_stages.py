@@ -1,12 +1,13 @@
 """Peaks of every pipeline stage: SimuMax's runs on B200, and what recompute saves in published runs."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import pytest
-from accuracy_megatron.arguments import job_from_arguments, refusals
+from accuracy_megatron.launches import job_of_launch, refusals
 
 from megaplan.hosts.megatron.job import MegatronJob
 from megaplan.hosts.megatron.peak import memory
@@ -22,7 +23,7 @@ MIB = 2**20
 def job_of(row: dict[str, Any], rank: int, **changes: Any) -> MegatronJob:
     arguments = {**row["arguments"], **changes}
     assert refusals(arguments, row["gpus"]) == ()
-    return job_from_arguments(arguments, row["gpus"], row["padded_vocab_size"], row["platform"], pp_rank=rank, month=row["month"])
+    return job_of_launch(arguments, row["gpus"], row["padded_vocab_size"], row["platform"], pp_rank=rank, month=row["month"])
 
 
 def error(row: dict[str, Any], rank: int) -> float:
@@ -59,7 +60,8 @@ def test_four_copies_of_routed_rows_are_named_at_once() -> None:
     job, rows = job_of(row, 0), 2 * 4096 * 8 * 7168
     shared = 2 * 4096 * 7168
     assert forward_bytes(job, "E") == 4 * rows + shared
-    alone = job_of(row, 0, num_experts=4)  # one expert a rank: rows arrive in its order
+    assert job.moe is not None
+    alone = replace(job, moe=replace(job.moe, num_experts=4))  # one expert a rank: rows arrive in its order
     assert forward_bytes(alone, "E") == 3 * rows + shared
     flex = job_of(row, 0, moe_token_dispatcher_type="flex", moe_flex_dispatcher_backend="hybridep")
     assert forward_bytes(flex, "E") == rows + 2 * shared
@@ -74,7 +76,7 @@ NANO_RUNS = {run["modules"]: run for run in STUDY["runs"]}
 def nano(modules: str) -> MegatronJob:
     recompute = {"recompute_granularity": "selective", "recompute_modules": modules} if modules else {}
     assert refusals({**NANO, **recompute}, STUDY["gpus"]) == ()
-    return job_from_arguments({**NANO, **recompute}, STUDY["gpus"], STUDY["padded_vocab_size"], STUDY["platform"])
+    return job_of_launch({**NANO, **recompute}, STUDY["gpus"], STUDY["padded_vocab_size"], STUDY["platform"])
 
 
 def nano_gb(modules: str) -> float:
@@ -112,13 +114,17 @@ def test_hybridep_keeps_its_maps_and_leaves_the_last_ones() -> None:
 
 
 def test_a_library_whose_buffers_are_unknown_is_refused() -> None:
-    assert refusals({**NANO, "moe_flex_dispatcher_backend": "ncclep"}, 16) == ("moe_flex_dispatcher_backend = ncclep: its buffers",)
+    assert refusals({**NANO, "moe_flex_dispatcher_backend": "ncclep"}, 16) == (
+        "--moe-flex-dispatcher-backend ncclep: it is read as one of deepep, hybridep",
+    )
 
 
 def test_the_precision_aware_optimizer_of_a_launch_has_its_own_dtypes() -> None:
     aware = {**NANO, "use_precision_aware_optimizer": True}
     bytes_of = [
         (job.master_bytes, job.moment_bytes)
-        for job in (job_from_arguments(one, 16, 131072, "h100") for one in (NANO, aware, {**aware, "exp_avg_dtype": "bf16"}))
+        for job in (
+            job_of_launch(one, 16, 131072, "h100") for one in (NANO, aware, {**aware, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"})
+        )
     ]
     assert bytes_of == [(4, 4), (2, 4), (2, 2)]

@@ -11,7 +11,7 @@ from megaplan.hosts.megatron.argument import FEATURE, Argument, Kind
 from megaplan.hosts.megatron.job import LatentDims, MambaDims, MegatronJob, MoeDims
 from megaplan.hosts.megatron.not_carried import IGNORED, IGNORED_PREFIXES
 from megaplan.hosts.megatron.vocabulary import TABLE
-from megaplan.importers.megatron.read import read_arguments
+from megaplan.importers.megatron.launch import read_arguments
 from megaplan.spec.models import Spec
 
 PARTS: dict[str, type] = {"": MegatronJob, "moe": MoeDims, "latent": LatentDims, "mamba": MambaDims}
@@ -45,8 +45,8 @@ def test_every_argument_stands_once_and_is_not_also_ignored() -> None:
     names = [row.name for row in TABLE]
     assert len(names) == len(set(names))
     assert not set(names) & IGNORED
-    of_fsdp = {"ckpt_format", "data_parallel_sharding_strategy"}  # whose names begin as those of files and data do
-    assert {name for name in names if name.startswith(IGNORED_PREFIXES)} == of_fsdp
+    read_all_the_same = {"ckpt_format", "data_parallel_sharding_strategy", "tokenizer_type", "tokenizer_model"}
+    assert {name for name in names if name.startswith(IGNORED_PREFIXES)} == read_all_the_same
 
 
 def test_every_key_is_one_of_the_spec_and_every_field_one_of_the_job() -> None:

@@ -1,11 +1,10 @@
-"""Megatron's launch arguments from a text: a shell's words, or YAML with the names of the arguments as keys."""
+"""`Arguments`: the arguments of a launch while they are read."""
 
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from megaplan.diagnostics import diagnostic
@@ -13,42 +12,68 @@ from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.hosts.megatron.argument import REPORTED, REQUIRED, Argument, Kind, flag
 from megaplan.hosts.megatron.not_carried import IGNORED, IGNORED_PREFIXES
 from megaplan.hosts.megatron.vocabulary import ARGUMENTS, section_rows
+from megaplan.importers.megatron.shell.expand import readable, unknown_names
 from megaplan.scalars import MAX_INT
-from megaplan.spec.document import parse_document
 
-_YAML_KEY = re.compile(r"^\s*(?:-{0,2})[A-Za-z_][\w-]*:(\s|$)")
 _INTEGER, _NUMBER = re.compile(r"[-+]?\d+"), re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
-_SECTIONS = ("MODEL_ARGS", "ENV_VARS")
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a text says of a launch.
+
+    Attributes:
+        values: By the arguments' names, underscores for dashes.
+        lines: Where each stands.
+        environment: Variables that the launch sets.
+        left_out: What of the text was not followed, each with its line.
+        parsed: The values are those after Megatron's parser, defaults among them: names that are not known here say nothing.
+    """
+
+    values: dict[str, Any]
+    lines: dict[str, int] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    left_out: tuple[tuple[int, str], ...] = ()
+    parsed: bool = False
 
 
 class Arguments:
     """The arguments of a launch while they are read; every one is read, listed as irrelevant, told as not carried, or refused.
 
     Args:
-        values: By name, underscores for dashes.
-        lines: Where each stands.
+        given: What the launch says.
         name: What diagnostics call the file.
-        environment: Variables that the file sets.
+        vocab_size: The padded vocabulary, where it is known beside the launch.
     """
 
-    def __init__(self, values: dict[str, Any], lines: dict[str, int], name: str, environment: dict[str, Any] | None = None) -> None:
-        self.values = values
-        self.environment = environment or {}
-        self._lines, self._name = lines, name
+    def __init__(self, given: Given, name: str, vocab_size: int | None = None) -> None:
+        self.values = dict(given.values)
+        self.environment = given.environment
+        self.vocab_size = vocab_size
+        self._given, self._name = given, name
         self._read: set[str] = set()
         self._errors: list[Diagnostic] = []
         self._told: dict[str, str] = {}
+        self._notes: list[Diagnostic] = []
 
     def at(self, key: str) -> Location:
         """Where an argument stands."""
-        return Location(self._name, self._lines.get(key), key=flag(key))
+        return Location(self._name, self._given.lines.get(key), key=flag(key))
 
     def value(self, key: str) -> Any:
         """The argument as it stands, or Megatron's default."""
-        self._read.add(key)
         found = self.values.get(key)
+        if key not in self._read and (names := _unresolved(found)):
+            self._unset(key, names)
+            self.values[key] = found = None
+        self._read.add(key)
         default = ARGUMENTS[key].default
         return found if found is not None else None if default == REQUIRED else default
+
+    def _unset(self, key: str, names: list[str]) -> None:
+        said = f"{flag(key)} {_shown(self.values[key])}, and {', '.join(names)} {'is' if len(names) == 1 else 'are'} set nowhere"
+        hints = tuple(f"--env {name}=…" for name in names if re.fullmatch(r"\w+", name))
+        self._errors.append(diagnostic("MP918", said, self.at(key), hints))
 
     def whole(self, key: str) -> int:
         """A positive integer, or one from 0 on where the table says so; required where there is no default."""
@@ -83,13 +108,15 @@ class Arguments:
             self.wrong(key, found, "a switch, without a value")
         return found is True
 
-    def word(self, key: str) -> str:
-        """One of the words that are accepted."""
-        found, row = str(self.value(key)), ARGUMENTS[key]
+    def word(self, key: str) -> str | None:
+        """One of the words that are accepted; None where the argument is absent and Megatron has no default."""
+        found, row = self.value(key), ARGUMENTS[key]
+        if found is None and row.default is None:
+            return None
         if found not in row.words:
             self.cannot(key, f"it is read as one of {', '.join(row.words)}", row.default)
-            return str(row.default)
-        return found
+            return None if row.default is None else str(row.default)
+        return str(found)
 
     def pass_over(self, *keys: str) -> None:
         """Arguments of a feature that is refused as a whole."""
@@ -138,6 +165,15 @@ class Arguments:
         """A spec does not carry the argument, and no tensor depends on it."""
         self._told[key] = f"{flag(key)} {_shown(self.values.get(key))}: {why}".replace(" True:", ":")
 
+    def note(self, key: str, said: str) -> None:
+        """Something that was taken, since the launch does not say it."""
+        self._notes.append(diagnostic("MP919", said, self.at(key), severity=Severity.NOTE))
+
+    def unknown_vocabulary(self, tokenizer: str) -> None:
+        """The tokenizer decides the vocabulary, and its size is not known here."""
+        detail = f"--vocab-size is missing, and the tokens of {tokenizer} are not known here"
+        self._errors.append(diagnostic("MP916", detail, self.at("vocab_size"), ("--set model.vocab_size=…",)))
+
     def finish(self) -> None:
         """Judge the arguments that nobody read, then stop if anything is wrong.
 
@@ -148,8 +184,9 @@ class Arguments:
             if key in self._read or key in IGNORED or key.startswith(IGNORED_PREFIXES):
                 continue
             if key in ARGUMENTS and ARGUMENTS[key].conversion is REPORTED:
-                self.tell(key, ARGUMENTS[key].note)
-            else:
+                if self.values[key] not in (None, False):
+                    self.tell(key, ARGUMENTS[key].note)
+            elif not self._given.parsed and self.values[key] not in (None, False):
                 hint = f"remove {flag(key)} from a copy of the file if it changes no tensor"
                 self._errors.append(
                     diagnostic("MP913", f"{flag(key)} {_shown(self.values[key])}".replace(" True", ""), self.at(key), (hint,))
@@ -159,81 +196,21 @@ class Arguments:
 
     @property
     def warnings(self) -> tuple[Diagnostic, ...]:
-        """One warning that lists what the launch says and a spec does not carry."""
-        if not self._told:
-            return ()
-        return (diagnostic("MP915", "\n".join(self._told.values()), self.at(next(iter(self._told))), severity=Severity.WARNING),)
+        """One warning that lists what the launch says and a spec does not carry, and notes of what was taken or left out."""
+        left_out = [diagnostic("MP919", why, Location(self._name, line), severity=Severity.NOTE) for line, why in self._given.left_out]
+        told = self._told and [
+            diagnostic("MP915", "\n".join(self._told.values()), self.at(next(iter(self._told))), severity=Severity.WARNING)
+        ]
+        return (*(told or ()), *self._notes, *left_out)
 
 
-def read_arguments(text: str, name: str) -> Arguments:
-    """The arguments of a launch.
-
-    Args:
-        text: Words of a shell with a torchrun line or without, or YAML; a mapping `MODEL_ARGS` of a test's configuration is one too.
-        name: What diagnostics call the file.
-
-    Raises:
-        MegaplanError: The text is neither.
-    """
-    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    if lines and _YAML_KEY.match(lines[0]):
-        return _yaml(text, name)
-    return _words(text, name)
-
-
-def _yaml(text: str, name: str) -> Arguments:
-    document = parse_document(text, name)
-    if document.faults or not isinstance(document.value, dict):
-        faults = document.faults or (diagnostic("MP916", f"{name} is no mapping of arguments", Location(name)),)
-        raise MegaplanError(faults)
-    whole = document.value
-    nested = isinstance(whole.get("MODEL_ARGS"), dict)
-    values = whole["MODEL_ARGS"] if nested else {key: value for key, value in whole.items() if key not in _SECTIONS}
-    environment = whole.get("ENV_VARS") if isinstance(whole.get("ENV_VARS"), dict) else {}
-    prefix = "MODEL_ARGS." if nested else ""
-    located = {key: document.source.locate(f"{prefix}{key}") for key in values}
-    return Arguments(
-        {_name(key): _typed(value) for key, value in values.items()},
-        {_name(key): place.line for key, place in located.items() if place.line is not None},
-        name,
-        environment,
-    )
-
-
-def _words(text: str, name: str) -> Arguments:
-    values: dict[str, Any] = {}
-    lines: dict[str, int] = {}
-    environment: dict[str, Any] = {}
-    key: str | None = None
-    for number, line in enumerate(text.splitlines(), start=1):
-        try:
-            words = shlex.split(line.rstrip().removesuffix("\\"), comments=True)
-        except ValueError as error:
-            raise MegaplanError([diagnostic("MP916", f"{name}: {str(error).lower()}", Location(name, number))]) from None
-        for word in words:
-            if word.startswith("--"):
-                written, _, value = word.partition("=")
-                key = _name(written)
-                values[key] = _typed(value) if value else True
-                lines[key] = number
-            elif key is None or word.endswith(".py"):
-                variable, equals, value = word.partition("=")
-                if equals and variable.isidentifier():
-                    environment[variable] = value
-                key = None
-            else:
-                held = values[key]
-                values[key] = _typed(word) if held is True else [*(held if isinstance(held, list) else [held]), _typed(word)]
-    if not values:
-        raise MegaplanError([diagnostic("MP916", f"{name} has no argument that begins with --", Location(name), ("--num-layers 32 …",))])
-    return Arguments(values, lines, name, environment)
-
-
-def _name(key: str) -> str:
+def name_of(key: str) -> str:
+    """`tensor_model_parallel_size` of `--tensor-model-parallel-size`."""
     return str(key).lstrip("-").replace("-", "_")
 
 
-def _typed(value: Any) -> Any:
+def typed(value: Any) -> Any:
+    """A text as the number or truth value that it is."""
     if not isinstance(value, str):
         return value
     if _INTEGER.fullmatch(value):
@@ -243,10 +220,16 @@ def _typed(value: Any) -> Any:
     return {"true": True, "false": False}.get(value.lower(), value)
 
 
+def _unresolved(value: Any) -> list[str]:
+    """Names of variables that a value misses."""
+    texts = value if isinstance(value, list) else [value]
+    return [name for text in texts if isinstance(text, str) for name in unknown_names(text)]
+
+
 def _shown(value: Any) -> str:
     if value is None:
         return "is not given"
-    text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    text = readable(" ".join(map(str, value)) if isinstance(value, list) else str(value))
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 

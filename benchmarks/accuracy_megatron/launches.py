@@ -1,0 +1,113 @@
+"""Measured runs by the users' path: each launch is imported, and what is priced is the spec that results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import yaml
+
+from megaplan.errors import MegaplanError, Severity
+from megaplan.hosts.megatron.from_spec import jobs_from_spec
+from megaplan.hosts.megatron.job import MegatronJob
+from megaplan.hosts.megatron.workspaces import BLACKWELL_LARGE, SMALL_KIB
+from megaplan.importers.megatron.spec import import_megatron
+from megaplan.inventory.build import build_inventory
+from megaplan.layout.build import build_layout
+from megaplan.partition.choose import choose_cuts
+from megaplan.spec.models import Spec
+
+DEVICES = {"a100": "a100-80gb", "h100": "h100-sxm"}
+"""Of a platform whose name is not a device's."""
+STALE_BEFORE = "2025-11"
+"""The month from which measurements are of the software that is priced: October's experts and native cross entropy are others."""
+
+
+def launch_text(arguments: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> str:
+    """A launch in the form of Megatron-LM's own tests: YAML of variables and arguments."""
+    flags = {f"--{key.replace('_', '-')}": value for key, value in arguments.items() if value is not None}
+    return str(yaml.safe_dump({"ENV_VARS": dict(environment or {}), "MODEL_ARGS": flags}, sort_keys=False))
+
+
+def spec_of_launch(
+    arguments: Mapping[str, Any],
+    gpus: int | None,
+    vocab_size: int | None,
+    platform: str,
+    *,
+    environment: Mapping[str, str] | None = None,
+    month: str | None = None,
+) -> Spec:
+    """The spec that `megaplan import megatron --gpus … --set device.name=…` makes.
+
+    Args:
+        arguments: Launch arguments, underscores for dashes.
+        gpus: Of the job; None for the fewest.
+        vocab_size: Padded vocabulary; None for that of the tokenizer.
+        platform: A device, such as `h100`; `dgx_` may stand before it.
+        environment: Variables of the launch.
+        month: Of the image that runs, as `2026-05`; None for a new one.
+
+    Raises:
+        MegaplanError: It is refused.
+    """
+    device = platform.removeprefix("dgx_")
+    overrides = [f"device.name={DEVICES.get(device, device)}"]
+    set_by_launch = "CUBLAS_WORKSPACE_CONFIG" in (environment or {})
+    if device.startswith(("b", "gb")) and month is not None and month < BLACKWELL_LARGE and not set_by_launch:
+        overrides.append(f"host.cublas_workspace_kib={SMALL_KIB}")
+    given = {**arguments, **({"padded_vocab_size": vocab_size} if vocab_size is not None else {})}
+    return import_megatron(launch_text(given, environment), "launch.yaml", overrides, gpus).loaded.spec
+
+
+def jobs_of_spec(spec: Spec) -> tuple[MegatronJob, ...]:
+    """What the estimate prices: one run a pipeline rank."""
+    inventory = build_inventory(spec)
+    layout = build_layout(spec, inventory, choose_cuts(spec, inventory).spans)
+    return jobs_from_spec(spec, "".join(block.family for block in inventory.layers), layout)
+
+
+def job_of_launch(
+    arguments: Mapping[str, Any], gpus: int | None, vocab_size: int | None, platform: str, *, pp_rank: int = -1, **more: Any
+) -> MegatronJob:
+    """A pipeline rank's run, of `spec_of_launch`; the last rank's by default."""
+    return jobs_of_spec(spec_of_launch(arguments, gpus, vocab_size, platform, **more))[pp_rank]
+
+
+def refusals(arguments: Mapping[str, Any], gpus: int | None = None, vocab_size: int | None = 1024) -> tuple[str, ...]:
+    """Why the import refuses a launch; empty if it takes it."""
+    try:
+        spec_of_launch(arguments, gpus, vocab_size, "h100")
+    except MegaplanError as error:
+        return tuple(found.detail for found in error.diagnostics if found.severity is Severity.ERROR)
+    return ()
+
+
+def stale(row: Mapping[str, Any]) -> str | None:
+    """Why a measurement is of other software than what is priced, by its day and branch; None where it is not."""
+    if row["branch"] == "long-term":
+        return "the long-term branch runs older software"
+    if row["measured"] < STALE_BEFORE:
+        return f"measured on {row['measured']}, on software of October 2025 or older"
+    return None
+
+
+def unbalanced(arguments: Mapping[str, Any]) -> str | None:
+    """Why no single number can be quoted for a rank with some of the experts: nothing in the run balances routing; None where it is.
+
+    A balancing loss has the coefficient 0 unless `--moe-aux-loss-coeff` is given. Sinkhorn and the expert bias balance without one.
+    """
+    get = arguments.get
+    if not get("num_experts") or int(get("expert_model_parallel_size") or 1) == 1 or get("moe_expert_capacity_factor"):
+        return None
+    kind = str(get("moe_router_load_balancing_type", "aux_loss"))
+    if kind == "sinkhorn" or get("moe_router_enable_expert_bias") or float(get("moe_aux_loss_coeff") or 0):
+        return None
+    return f"moe_router_load_balancing_type = {kind} with moe_aux_loss_coeff = 0: nothing balances routing"
+
+
+def skewed(job: MegatronJob, skew: float) -> MegatronJob:
+    """The run with so many rows on its experts, over the even share."""
+    assert job.moe is not None
+    return replace(job, moe=replace(job.moe, routing_skew=skew))

@@ -1,0 +1,196 @@
+"""Rows of the table that say what the model is.
+
+Source: `megatron/training/arguments.py` and the config classes that its parser is made from, at d98e8a64.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megaplan.hosts.megatron.argument import (
+    ABSENT_IS_ZERO,
+    JOINT,
+    NEGATED,
+    REQUIRED,
+    WHOLE,
+    Argument,
+    Kind,
+    count,
+    number,
+    only,
+    switch,
+    text,
+    words_of,
+)
+
+
+def _at_end(key: str) -> dict[str, Any]:
+    return {"key": key, "conversion": JOINT, "touches": "stages", "note": "where stages begin, in a GPT model without a layout"}
+
+
+_ALL = "parameters, activations"
+_WIDTHS: dict[str, Any] = {"touches": _ALL, "block": "mla"}
+_EXPERTS: dict[str, Any] = {"touches": "activations, buffers", "block": "moe"}
+
+LAYERS = (
+    text("hybrid_layer_pattern", "model.pattern", None, JOINT, touches=_ALL, note="one symbol a layer, '|' between stages"),
+    text("hybrid_override_pattern", "model.pattern", None, JOINT, touches=_ALL, note="older name of --hybrid-layer-pattern; not written"),
+    count("num_layers", "model.num_layers", REQUIRED, JOINT, touches=_ALL, note="of a GPT model; a layer is an A and a D or E"),
+    text("moe_layer_freq", "model.pattern", 1, JOINT, touches=_ALL, note="which layers of a GPT model have experts"),
+    text("pipeline_model_parallel_layout", "split.spans", None, JOINT, touches="stages", note="stages of a GPT model"),
+    *(count(name, **_at_end("split.spans")) for name in ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")),
+    *(switch(f"account_for_{end}_in_pipeline_split", **_at_end("split.spans")) for end in ("embedding", "loss")),
+    *(count(name, **_at_end("mesh.vpp")) for name in ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")),
+    count("mtp_num_layers", "model.features.mtp.depth", None, JOINT, touches=_ALL, note="prediction modules; a pattern has them after '/'"),
+)
+MODEL = (
+    count("hidden_size", "model.hidden_size", REQUIRED, touches=_ALL, field="hidden_size"),
+    count(
+        "vocab_size",
+        "model.vocab_size",
+        REQUIRED,
+        JOINT,
+        touches=_ALL,
+        field="vocab_size",
+        note="padded to a multiple of --make-vocab-size-divisible-by",
+    ),
+    count("make_vocab_size_divisible_by", "model.vocab_size", 128, JOINT, touches=_ALL, note="times tp; the padded size is the key"),
+    count(
+        "padded_vocab_size", "model.vocab_size", None, JOINT, touches=_ALL, note="in place of --vocab-size and its multiple; not written"
+    ),
+    switch("no_pad_vocab_size", "model.vocab_size", JOINT, touches=_ALL, dest="pad_vocab_size", note="the vocabulary is not padded"),
+    text("tokenizer_type", "model.vocab_size", None, JOINT, touches=_ALL, note="without --vocab-size, of a tokenizer whose size is known"),
+    text("tokenizer_model", "model.vocab_size", None, JOINT, touches=_ALL, note="as --tokenizer-type"),
+    switch("untie_embeddings_and_output_weights", "model.tie_embeddings", NEGATED, touches="parameters", field="tied"),
+    Argument(
+        "normalization",
+        Kind.WORD,
+        "model.norm",
+        "LayerNorm",
+        words_of({"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}),
+        words=("LayerNorm", "RMSNorm"),
+        touches=_ALL,
+        field="rms_norm",
+        price=lambda kind: kind == "rmsnorm",
+    ),
+    number("norm_epsilon", "model.norm_eps", 1e-5),
+    switch(
+        "disable_bias_linear",
+        "model.mlp.bias",
+        JOINT,
+        touches="parameters",
+        dest="add_bias_linear",
+        note="off: biases of attention, MLPs and experts",
+    ),
+    switch("swiglu", "model.mlp.activation", JOINT, touches=_ALL, note="swiglu of all MLPs and experts"),
+    switch("squared_relu", "model.mlp.activation", JOINT, touches="activations", note="relu2; neither is gelu"),
+    count("ffn_hidden_size", "model.mlp.ffn_hidden_size", None, JOINT, touches=_ALL, note="absent: 4 hidden sizes, 8/3 with --swiglu"),
+    text(
+        "position_embedding_type",
+        "model.learned_positions",
+        "learned_absolute",
+        JOINT,
+        touches="parameters, activations",
+        note="learned_absolute, rope, yarn or none",
+    ),
+    switch("use_rotary_position_embeddings", "model.learned_positions", JOINT, note="older way to say rope; not written"),
+    count(
+        "max_position_embeddings",
+        "model.learned_positions",
+        None,
+        JOINT,
+        touches="parameters",
+        note="of learned positions; written as the sequence length elsewhere",
+    ),
+    number("rotary_percent", "model.attention.rotary_dim", 1.0, JOINT, touches="buffers", note="of the head's width"),
+    count("num_attention_heads", "model.attention.num_heads", REQUIRED, JOINT, touches=_ALL, note="1 without attention"),
+    number("rotary_base", "model.attention.rope_theta", 10_000.0, WHOLE),
+    switch("group_query_attention", "model.attention.num_kv_heads", JOINT, touches=_ALL, note="off: as many groups as heads"),
+    count("num_query_groups", "model.attention.num_kv_heads", 1, JOINT, touches=_ALL, note="with --group-query-attention"),
+    count("kv_channels", "model.attention.head_dim", None, JOINT, touches=_ALL, note="absent: hidden size / heads"),
+    switch(
+        "qk_layernorm",
+        "model.attention.qk_norm",
+        JOINT,
+        touches=_ALL,
+        field="qk_norm",
+        price=bool,
+        note="of latent attention model.attention.latent_norm",
+    ),
+    switch(
+        "add_qkv_bias",
+        "model.attention.bias",
+        JOINT,
+        touches=_ALL,
+        field="qkv_bias",
+        price=bool,
+        note="on where linears have biases",
+    ),
+    text("window_size", "model.attention.window_size", None, JOINT, touches="time", note="positions before a token and 0 after it"),
+    text("window_attn_skip_freq", "model.attention.full_layers", None, JOINT, touches="time", note="layers without the window"),
+    switch("multi_latent_attention", "model.attention.kind", JOINT, touches=_ALL, note="kind: mla; a pattern has + for it"),
+    count("q_lora_rank", "model.attention.q_lora_rank", None, **_WIDTHS, field="latent.q_lora_rank"),
+    count("kv_lora_rank", "model.attention.kv_lora_rank", 32, **_WIDTHS, field="latent.kv_lora_rank"),
+    count("qk_head_dim", "model.attention.qk_nope_head_dim", 128, **_WIDTHS, field="latent.qk_head_dim"),
+    count("qk_pos_emb_head_dim", "model.attention.qk_rope_head_dim", 64, **_WIDTHS, field="latent.qk_pos_emb_head_dim"),
+    count("v_head_dim", "model.attention.v_head_dim", 128, **_WIDTHS, field="latent.v_head_dim"),
+    count("mamba_num_heads", "model.mamba.num_heads", None, JOINT, touches=_ALL, note="absent: 2 hidden sizes / head dimension"),
+    count("mamba_head_dim", "model.mamba.head_dim", 64, touches=_ALL, field="mamba.head_dim"),
+    count("mamba_state_dim", "model.mamba.state_dim", 128, touches=_ALL, field="mamba.state_dim"),
+    count("mamba_num_groups", "model.mamba.num_groups", 8, touches=_ALL, field="mamba.num_groups"),
+)
+MOE = (
+    count("num_experts", "model.moe.num_experts", REQUIRED, touches="parameters, buffers", field="moe.num_experts"),
+    count("moe_router_topk", "model.moe.top_k", 2, touches="activations, buffers", field="moe.top_k"),
+    count(
+        "moe_ffn_hidden_size",
+        "model.moe.ffn_hidden_size",
+        None,
+        JOINT,
+        touches=_ALL,
+        field="moe.ffn_hidden_size",
+        note="absent: --ffn-hidden-size",
+    ),
+    count(
+        "moe_shared_expert_intermediate_size",
+        "model.moe.shared_ffn_hidden_size",
+        None,
+        ABSENT_IS_ZERO,
+        touches=_ALL,
+        field="moe.shared_ffn_hidden_size",
+    ),
+    only("moe_shared_expert_gate", False, False, "shared experts of a spec have no gate", Kind.SWITCH, touches="parameters"),
+    switch("moe_router_pre_softmax", "model.moe.normalize_top_k", NEGATED, block="moe"),
+    text("moe_router_load_balancing_type", "host.moe_load_balancing", "aux_loss", JOINT, note="one kind", block="moe"),
+    text("moe_aux_loss_coeff", "model.moe.balance_loss_coefficient", 0.0, JOINT, note="one number", block="moe"),
+    Argument(
+        "moe_router_dtype",
+        Kind.WORD,
+        "host.moe_router_dtype",
+        None,
+        words=("fp32", "fp64"),
+        touches="activations",
+        field="moe.probability_bytes",
+        price=lambda dtype: {"fp32": 4, "fp64": 8}.get(dtype, 2),
+        block="moe",
+    ),
+    number("moe_z_loss_coeff", "model.moe.z_loss_coefficient", 0.0, ABSENT_IS_ZERO),
+    number("moe_expert_capacity_factor", "model.moe.capacity_factor", touches="activations, buffers", field="moe.capacity_factor"),
+    Argument(
+        "moe_token_dispatcher_type", Kind.WORD, "host.moe_dispatcher", "allgather", words=("allgather", "alltoall", "flex"), **_EXPERTS
+    ),
+    Argument(
+        "moe_flex_dispatcher_backend",
+        Kind.WORD,
+        "host.moe_flex_backend",
+        "deepep",
+        JOINT,
+        words=("deepep", "hybridep"),
+        note="under flex",
+        **_EXPERTS,
+    ),
+    switch("moe_grouped_gemm", "host.moe_grouped_gemm", field="moe.grouped_gemm", **_EXPERTS),
+    switch("moe_permute_fusion", "host.moe_permute_fusion", field="moe.permute_fusion", **_EXPERTS),
+    switch("overlap_moe_expert_parallel_comm", "host.moe_overlap", field="moe.overlap", **_EXPERTS),
+    switch("use_fused_weighted_squared_relu", "host.fused_squared_relu", field="bias_activation_fusion", **_EXPERTS),
+)

@@ -1,0 +1,61 @@
+"""Rows of the table whose tensors are not priced: features that a spec names, and arguments that stop an import unless they are off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megaplan.hosts.megatron.argument import JOINT, Argument, feature, only, text
+
+
+def _off(note: str, **defaults: object) -> Iterator[Argument]:
+    """Arguments of which only their default is accepted."""
+    return (only(name, default, default, note, touches="parameters, activations") for name, default in defaults.items())
+
+
+REFUSED = (
+    feature("fine_grained_activation_offloading", "activation_offload", "activations are offloaded to the host while a layer runs"),
+    feature("cpu_offloading", "activation_offload", "activations are offloaded to the host"),
+    feature("cpu_offloading_num_layers", "activation_offload", "activations of that many layers are offloaded to the host"),
+    feature("cuda_graph_impl", "cuda_graphs", "static buffers of CUDA graphs"),
+    feature("enable_cuda_graph", "cuda_graphs", "static buffers of CUDA graphs"),
+    feature("external_cuda_graph", "cuda_graphs", "static buffers of CUDA graphs"),
+    feature("optimizer_cuda_graph", "cuda_graphs", "static buffers of CUDA graphs"),
+    feature("delay_wgrad_compute", "delayed_wgrad", "inputs and gradients of delayed weight gradients"),
+    feature("defer_embedding_wgrad_compute", "deferred_embedding_wgrad", "queued gradients of logits"),
+    feature("export_kd_teacher_load", "distillation", "a teacher model"),
+    feature("logits_load_dir", "distillation", "logits of a teacher model"),
+    text("offload_modules", "host.features", None, JOINT, touches="buffers", note="with --fine-grained-activation-offloading"),
+    *_off("router and mask tensors of elastic training", flextron=None, enable_router=None),
+    *_off("another activation than swiglu, squared ReLU and GELU", quick_geglu=False, openai_gelu=False),
+    *_off("an activation with an offset or a bound", glu_linear_offset=0.0, activation_func_clamp_value=None),
+    *_off("a learned or fixed term in the softmax", softmax_type="vanilla"),
+    *_off("a gate of the heads' outputs", attention_output_gate=False),
+    *_off("another kind of attention", experimental_attention_variant=None, linear_attention_freq=None),
+    *_off("a norm of queries and keys without weights", qk_l2_norm=False),
+    *_off("layers that differ in their dimensions", heterogeneous_layers_config_path=None, heterogeneous_layers_config_encoded_json=None),
+    *_off("an encoder beside the decoder", encoder_num_layers=None, decoder_num_layers=None),
+    *_off("experts in a narrower latent", moe_latent_size=None),
+    *_off("a budget of rows for each rank, and a stash in pages", moe_expert_rank_capacity_factor=None, moe_paged_stash=False),
+    *_off("several residual streams", enable_mhc_connections=False),
+    *_off("the residual stream in fp32", fp32_residual_connection=False),
+    *_off("what a checkpoint of full recompute keeps is shared over tp", distribute_saved_activations=False),
+    *_off("optimizer state on the host", optimizer_cpu_offload=False),
+    *_off("PyTorch's FSDP2 in the place of the distributed optimizer", use_torch_fsdp2=False),
+    *_off("layers that are not trained", freeze_all_layers=False),
+    *_off("reinforcement learning: a rollout engine beside the trainer", perform_rl_step=False),
+    *_off("low-rank adapters", lora_rank=None),
+    *_off("quantised recipes by layer", te_precision_config_file=None, kitchen_config_file=None, kitchen_recipe_number=None),
+    *_off("logits in another type", fp16_lm_cross_entropy=False, output_logit_dtype=None),
+    *_off("layers of a prediction module that differ from the last layer", mtp_hybrid_override_pattern=None),
+    *_off("prediction modules on a stage of their own", mtp_standalone=False),
+    *_off("MLPs that run in pieces", mlp_chunks_for_training=1),
+    *_off("another library's attention", use_kitchen_attention=False),
+    *_off("another size of what Megatron-FSDP gathers", suggested_communication_unit_size=None, enable_full_sharding_in_hsdp=False),
+    *_off("tokens beside the tokenizer's", vocab_extra_ids=0),
+    *_off("another optimizer of vectors and embeddings", muon_scalar_optimizer="adam"),
+    *_off("a kind of context parallelism by layer", hybrid_context_parallel=False, hierarchical_context_parallel_sizes=None),
+    *_off("gradients of some parameters in fp32", ddp_param_name_patterns_for_fp32_local_accumulation=None),
+    *_off("weights sharded over tp and gathered", tensor_parallel_num_weight_shards=None, expert_tensor_parallel_num_weight_shards=None),
+    *_off("a configuration file in the place of arguments; give that file", yaml_cfg=None),
+    *_off("an older name that Megatron refuses", batch_size=None, model_parallel_size=None, checkpoint_activations=False, warmup=None),
+)

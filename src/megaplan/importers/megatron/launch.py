@@ -1,0 +1,88 @@
+"""A launch in any form that people have: a script, arguments alone, YAML, a log's table of arguments, Megatron-Bridge's configuration."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Location, MegaplanError
+from megaplan.importers.megatron.arguments import Arguments, Given, name_of, typed
+from megaplan.importers.megatron.bridge import is_bridge, read_bridge
+from megaplan.importers.megatron.log import has_table, read_table
+from megaplan.importers.megatron.script import read_script, read_words
+from megaplan.importers.megatron.shell.expand import Field, unknown
+from megaplan.spec.document import parse_document
+
+_YAML_KEY = re.compile(r"^\s*(?:-{0,2})[A-Za-z_][\w.-]*:(\s|$)|^\s*\{")
+_SECTIONS = ("MODEL_ARGS", "ENV_VARS")
+_VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}|\$(\w+)")
+
+
+def read_arguments(
+    text: str, name: str, environment: Mapping[str, str] | None = None, argv: Sequence[str] = (), vocab_size: int | None = None
+) -> Arguments:
+    """The arguments of a launch.
+
+    Args:
+        text: A script or words of one, YAML or JSON of arguments or of Megatron-Bridge's sections, or a log.
+        name: What diagnostics call the file.
+        environment: Variables that the launch finds.
+        argv: Arguments of the script; beside other forms they stand in the place of the text's own.
+        vocab_size: The padded vocabulary, where it is known beside the launch.
+
+    Raises:
+        MegaplanError: MP916, it is none of them.
+    """
+    return Arguments(_given(text, name, environment or {}, argv), name, vocab_size)
+
+
+def _given(text: str, name: str, environment: Mapping[str, str], argv: Sequence[str]) -> Given:
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    if has_table(text):
+        return _with(read_table(text), argv)
+    if lines and (_YAML_KEY.match(lines[0]) or lines[0].strip() == "---"):
+        return _with(_yaml(text, name, environment), argv)
+    return read_script(text, name, environment, argv)
+
+
+def _with(given: Given, argv: Sequence[str]) -> Given:
+    """With arguments that stand in the place of the text's."""
+    if not argv:
+        return given
+    more = read_words([Field(word, 0) for word in argv])
+    return Given({**given.values, **more.values}, given.lines, given.environment, given.left_out, given.parsed)
+
+
+def _yaml(text: str, name: str, environment: Mapping[str, str]) -> Given:
+    document = parse_document(text, name)
+    if document.faults or not isinstance(document.value, dict):
+        faults = document.faults or (diagnostic("MP916", f"{name} is no mapping of arguments", Location(name)),)
+        raise MegaplanError(faults)
+    whole = document.value
+    if is_bridge(whole):
+        return read_bridge(whole, lambda key: document.source.locate(key).line)
+    nested = isinstance(whole.get("MODEL_ARGS"), dict)
+    values = whole["MODEL_ARGS"] if nested else {key: value for key, value in whole.items() if key not in _SECTIONS}
+    found = whole.get("ENV_VARS")
+    variables = dict(found) if isinstance(found, dict) else {}
+    prefix = "MODEL_ARGS." if nested else ""
+    located = {key: document.source.locate(f"{prefix}{key}") for key in values}
+    return Given(
+        {name_of(key): _value(value, {**variables, **environment}) for key, value in values.items()},
+        {name_of(key): place.line for key, place in located.items() if place.line is not None},
+        {**variables, **environment},
+    )
+
+
+def _value(value: Any, variables: Mapping[str, Any]) -> Any:
+    """A value with the launch's variables in it."""
+    if not isinstance(value, str) or "$" not in value:
+        return typed(value)
+
+    def found(match: re.Match[str]) -> str:
+        name = match[1] or match[3]
+        return str(variables[name]) if name in variables else match[2] if match[2] is not None else unknown(name)
+
+    return typed(_VARIABLE.sub(found, value))

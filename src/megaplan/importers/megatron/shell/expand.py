@@ -1,0 +1,250 @@
+"""Expansion of words: variables, arrays, defaults, patterns and sums. What is set nowhere stays in the text between two NUL signs."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from fnmatch import translate
+from typing import NamedTuple
+
+from megaplan.importers.megatron.shell.words import Lexer, Part, PartKind, Word
+
+OPEN = "\0"
+"""Before and after the name of a variable that is set nowhere, or a command whose output is not known."""
+HARD = "\xa0"
+UNKNOWN = re.compile("\0([^\0]*)\0")
+_BRACED = re.compile(r"([A-Za-z_]\w*|\d+|[@*#?$!-])(?:\[([^\]]*)\])?(.*)", re.DOTALL)
+_NAME = re.compile(r"\$?\{?\b([A-Za-z_]\w*)\b\}?|\$\{?(\d)\}?")
+_SUMS: dict[type[ast.operator] | type[ast.cmpop], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: lambda base, power: base ** min(power, 64),
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+
+
+class Field(NamedTuple):
+    """One word after expansion, and the line where its text stands."""
+
+    text: str
+    line: int
+
+
+def unknown(name: str) -> str:
+    """The text of what is not known; its blanks part no words."""
+    joined = re.sub(r"[ \t\n]+", HARD, name)
+    return f"{OPEN}{joined}{OPEN}"
+
+
+def unknown_names(text: str) -> list[str]:
+    """Names of what a text misses."""
+    return [name.replace(HARD, " ") for name in UNKNOWN.findall(text)]
+
+
+def readable(text: str) -> str:
+    """A text with `$NAME` for what it misses."""
+    return UNKNOWN.sub(r"$\1", text).replace(HARD, " ")
+
+
+@dataclass(slots=True)
+class Scope:
+    """Variables of a script: lists of one field, or of several for an array.
+
+    Attributes:
+        values: By name; `-1` has those of the command line.
+        arrays: Names that hold an array.
+        read_positional: Whether the script refers to its own arguments.
+    """
+
+    values: dict[str, list[Field]] = field(default_factory=dict)
+    arrays: set[str] = field(default_factory=set)
+    positional: list[Field] = field(default_factory=list)
+    read_positional: bool = False
+
+    def set(self, name: str, fields: list[Field], *, array: bool) -> None:
+        """Give a variable a value."""
+        self.values[name] = fields
+        (self.arrays.add if array else self.arrays.discard)(name)
+
+    def fields(self, word: Word) -> list[Field]:
+        """The words that one word becomes."""
+        found: list[Field] = []
+        started, text, line = False, "", word.line
+        for part in word.parts:
+            pieces = self._part(part, word.line)
+            if part.quoted and part.kind is PartKind.VARIABLE and not _is_list(part.text):
+                pieces = [Field(" ".join(piece.text for piece in pieces), pieces[0].line if pieces else word.line)]
+            if part.quoted or part.kind is PartKind.TEXT:
+                split = [(piece, index > 0, True) for index, piece in enumerate(pieces)]
+                keeps = bool(pieces) or not _is_list(part.text)
+            else:
+                split, keeps = list(_split(pieces)), False
+            for piece, new, whole in split:
+                if new and started:
+                    found.append(Field(text, line))
+                    started, text = False, ""
+                if piece.text or whole:
+                    line = piece.line if not text else line
+                    text, started = text + piece.text, True
+            started = started or keeps
+        return [*found, Field(text, line)] if started else found
+
+    def text(self, word: Word) -> str:
+        """The word as one text, as in an assignment."""
+        return "".join(" ".join(piece.text for piece in self._part(part, word.line)) for part in word.parts)
+
+    def pattern(self, word: Word) -> str:
+        """The word as a pattern, whose quoted signs stand for themselves."""
+        pieces = []
+        for part in word.parts:
+            text = " ".join(piece.text for piece in self._part(part, word.line))
+            pieces.append(re.sub(r"([*?\[])", r"[\1]", text) if part.quoted else text)
+        return "".join(pieces)
+
+    def sum(self, text: str) -> int | None:
+        """The value of a sum; None where a variable in it is set nowhere or it is none."""
+        plain = _NAME.sub(lambda found: self._number(found[1] or found[2]), text).strip()
+        plain = re.sub(r"&&", " and ", re.sub(r"\|\|", " or ", plain))
+        try:
+            return _evaluate(ast.parse(plain or "0", mode="eval").body)
+        except (SyntaxError, ValueError, ZeroDivisionError, KeyError, OverflowError):
+            return None
+
+    def _number(self, name: str) -> str:
+        found = self.positional[int(name) - 1 : int(name)] if name.isdigit() else self.values.get(name, [])
+        return found[0].text or "0" if found else f"unset_{name}"
+
+    def _part(self, part: Part, line: int) -> list[Field]:
+        if part.kind is PartKind.TEXT:
+            return [Field(part.text, line)]
+        if part.kind is PartKind.COMMAND:
+            return [Field(unknown(f"({part.text.strip()})"), line)]
+        if part.kind is PartKind.ARITHMETIC:
+            value = self.sum(part.text)
+            return [Field(unknown(f"(({part.text.strip()}))") if value is None else str(int(value)), line)]
+        return self._variable(part.text, line)
+
+    def _variable(self, text: str, line: int) -> list[Field]:
+        if text.startswith("#") and len(text) > 1:
+            inner = _BRACED.fullmatch(text[1:])
+            found = self._value(inner[1], inner[2]) if inner else None
+            size = 0 if found is None else len(found) if inner and inner[2] in ("@", "*") else len(found[0].text) if found else 0
+            return [Field(str(size), line)]
+        match = _BRACED.fullmatch(text.removeprefix("!"))
+        if match is None:
+            return [Field(unknown(text), line)]
+        name, index, rest = match[1], match[2], match[3]
+        if text.startswith("!"):  # the variable whose name the variable holds
+            pointed = self._value(name, index)
+            return self._variable(pointed[0].text, line) if pointed else [Field(unknown(name), line)]
+        return self._operated(name, self._value(name, index), rest, line)
+
+    def _value(self, name: str, index: str | None) -> list[Field] | None:
+        """Fields of a variable; None where it is not set."""
+        if name in ("@", "*"):
+            self.read_positional = True
+            return self.positional
+        if name == "#":
+            self.read_positional = True
+            return [Field(str(len(self.positional)), 0)]
+        if name.isdigit():
+            self.read_positional = self.read_positional or name != "0"
+            return self.positional[int(name) - 1 : int(name)] or None if name != "0" else None
+        found = self.values.get(name)
+        if found is None or index in ("@", "*"):
+            return found
+        if name in self.arrays:
+            place = 0 if index is None else self.sum(index)
+            return found[place : place + 1] if place is not None and place >= 0 else None
+        return found
+
+    def _operated(self, name: str, found: list[Field] | None, rest: str, line: int) -> list[Field]:
+        known = found is not None and not any(UNKNOWN.fullmatch(each.text) for each in found)
+        full = known and any(each.text for each in found or [])
+        for sign in (":-", ":=", "-", "=", ":+", "+", ":?", "?"):
+            if rest.startswith(sign):
+                holds = full if sign.startswith(":") else known
+                if sign.endswith("+"):
+                    return self._words(rest[len(sign) :], line) if holds else []
+                if holds or sign.endswith("?"):
+                    break
+                other = self._words(rest[len(sign) :], line)
+                if sign.endswith("="):
+                    self.set(name, other, array=False)
+                return other
+        if found is None:
+            return [] if name in ("@", "*") else [Field(unknown(name), line)]
+        if not rest or rest[:2] in (":?", ":-", ":=") or rest[0] in "?-=":
+            return found
+        return [Field(_changed(each.text, rest, name), each.line) for each in found]
+
+    def _words(self, text: str, line: int) -> list[Field]:
+        """The text behind a sign such as `:-`, expanded."""
+        inner = Lexer(f'"{text}"' if not text.startswith(('"', "'")) else text, line).tokens()
+        return [Field(" ".join(self.text(token.word) for token in inner if token.word is not None), line)]
+
+
+def _is_list(text: str) -> bool:
+    return text in ("@",) or "[@]" in text or text.startswith("@")
+
+
+def _split(pieces: list[Field]) -> Iterator[tuple[Field, bool, bool]]:
+    """Pieces of unquoted expansions: text, whether a new word begins before it, whether it stands even if it is empty."""
+    for index, piece in enumerate(pieces):
+        new = index > 0
+        for offset, part in enumerate(re.split(r"[ \t\n]+", piece.text)):
+            yield Field(part, piece.line), new or offset > 0, False
+            new = False
+
+
+def _changed(text: str, rest: str, name: str) -> str:
+    """`#`, `##`, `%`, `%%`: what is left without a pattern; `/` and `//`: replaced; `,,` and `^^`: another case."""
+    if rest in (",,", "^^"):
+        return text.lower() if rest == ",," else text.upper()
+    for sign in ("##", "#", "%%", "%"):
+        if rest.startswith(sign):
+            shape = re.compile(translate(rest[len(sign) :]))
+            cuts = range(len(text) + 1)
+            ends = reversed(cuts) if sign in {"##", "%"} else cuts
+            for cut in ends:
+                if shape.fullmatch(text[:cut] if sign[0] == "#" else text[cut:]):
+                    return text[cut:] if sign[0] == "#" else text[:cut]
+            return text
+    if rest.startswith("/"):
+        whole = rest.startswith("//")
+        old, _, new = rest.lstrip("/").partition("/")
+        return text.replace(old, new) if whole else text.replace(old, new, 1)
+    return unknown(f"{name}{rest}")
+
+
+def _evaluate(node: ast.expr) -> int:
+    """The value of a sum's tree.
+
+    Raises:
+        ValueError, KeyError: It has a name or another sign.
+    """
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.UnaryOp):
+        value = _evaluate(node.operand)
+        return -value if isinstance(node.op, ast.USub) else int(not value) if isinstance(node.op, ast.Not) else value
+    if isinstance(node, ast.BinOp):
+        return int(_SUMS[type(node.op)](_evaluate(node.left), _evaluate(node.right)))
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        return int(_SUMS[type(node.ops[0])](_evaluate(node.left), _evaluate(node.comparators[0])))
+    if isinstance(node, ast.BoolOp):
+        values = [_evaluate(value) for value in node.values]
+        return int(all(values) if isinstance(node.op, ast.And) else any(values))
+    raise ValueError("no sum of whole numbers")

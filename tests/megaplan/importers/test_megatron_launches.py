@@ -1,0 +1,405 @@
+"""Launches in the forms that people have: scripts of bash, Megatron's own YAML, a log's table, Megatron-Bridge's configuration."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accuracy_megatron.launches import jobs_of_spec, launch_text
+
+from megaplan.cli.main import run
+from megaplan.errors import Diagnostic, MegaplanError, Severity
+from megaplan.exporters.megatron import export_megatron
+from megaplan.exporters.values import Source
+from megaplan.hosts.megatron.argument import value_at
+from megaplan.importers.megatron.spec import import_megatron
+from megaplan.inventory.build import build_inventory
+from megaplan.layout.build import build_layout
+from megaplan.partition.choose import choose_cuts
+from megaplan.spec.models import Spec
+
+SCRIPTS = Path(__file__).parent / "launches"
+GOLDENS = Path(__file__).parents[1] / "hosts" / "megatron" / "goldens.json"
+ROWS = json.loads(GOLDENS.read_text(encoding="utf-8"))["rows"]
+
+EXPECTED: dict[str, dict[str, Any]] = {
+    "dense_arrays": {
+        "model.pattern": "|".join(["AD" * 12] * 2),
+        "model.norm": "layernorm",
+        "model.learned_positions": 2048,
+        "model.mlp.bias": True,
+        "model.attention.output_bias": True,
+        "model.vocab_size": 50688,
+        "precision.params": "fp16",
+        "precision.grads": "fp16",
+        "host.sequence_parallel": False,
+        "mesh.world_size": 32,
+        "schedule.num_microbatches": 32,
+    },
+    "llama_fp8": {
+        "model.vocab_size": 128256,
+        "model.norm": "rmsnorm",
+        "host.fp8_format": "hybrid",
+        "host.fp8_param_gather": True,
+        "host.attention_backend": "fused",
+        "host.cross_entropy": "native",
+        "precision.grads": "bf16",
+        "mesh.tp": 2,
+        "mesh.world_size": 8,
+    },
+    "mixtral": {
+        "model.moe.balance_loss_coefficient": 0.01,
+        "model.vocab_size": 32000,
+        "host.moe_load_balancing": "aux_loss",
+        "host.moe_dispatcher": "alltoall",
+        "mesh.ep": 8,
+        "mesh.world_size": 32,
+    },
+    "hybrid_case": {
+        "model.pattern": "MDMDMDMADMDMDMDMADMDMDMD",
+        "model.hidden_size": 4096,
+        "model.vocab_size": 256000,
+        "model.learned_positions": None,
+        "model.attention.nope_layers": (7, 16),
+        "host.attention_mask": False,
+        "mesh.tp": 4,
+    },
+    "slurm": {"mesh.world_size": 16, "recompute.blocks": {"A": "selective"}, "model.vocab_size": 50432, "host.attention_backend": "flash"},
+    "fsdp_here_document": {
+        "sharding.reshard_after_forward": True,
+        "model.norm": "layernorm",
+        "model.mlp.bias": False,
+        "host.wgrad_fusion": False,
+        "mesh.world_size": 8,
+    },
+    "functions": {
+        "host.transformer_impl": "local",
+        "host.attention_backend": "unfused",
+        "mesh.world_size": 4,
+        "schedule.num_microbatches": 2,
+        "precision.params": "bf16",
+    },
+    "latent_experts": {
+        "model.pattern": "|".join(["ADADAD", *["AEAE"] * 6, "AE"]),
+        "model.features.mtp.experts": True,
+        "model.features.mtp.activation": "swiglu",
+        "model.vocab_size": 129280,
+        "host.recompute_modules": ("mla_up_proj", "layernorm", "moe_act"),
+        "host.moe_router_dtype": "fp32",
+        "mesh.vpp": 4,
+        "mesh.etp": 1,
+    },
+    "model_conf": {"model.attention.rotary_dim": 64, "model.vocab_size": 128256, "mesh.world_size": 1},
+    "options_loop": {
+        "model.pattern": "|".join(["AD" * 4] * 4),
+        "model.attention.qk_norm": True,
+        "optimizer.matrix": "muon",
+        "host.recompute_method": "block",
+        "host.recompute_num_layers": 2,
+        "mesh.vpp": 2,
+    },
+}
+
+
+def script(name: str) -> str:
+    return (SCRIPTS / f"{name}.sh").read_text(encoding="utf-8")
+
+
+def notes(text: str, name: str, **more: Any) -> list[str]:
+    return [found.detail for found in import_megatron(text, name, **more).loaded.diagnostics if found.code == "MP919"]
+
+
+def errors(text: str, name: str = "launch.sh", **more: Any) -> Sequence[Diagnostic]:
+    with pytest.raises(MegaplanError) as caught:
+        import_megatron(text, name, **more)
+    return [found for found in caught.value.diagnostics if found.severity is Severity.ERROR]
+
+
+def source_of(spec: Spec) -> Source:
+    inventory = build_inventory(spec)
+    return Source(spec, inventory, build_layout(spec, inventory, choose_cuts(spec, inventory).spans))
+
+
+def test_every_script_is_expected() -> None:
+    assert {path.stem for path in SCRIPTS.glob("*.sh")} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_launch_script_is_read_as_bash_would_run_it(name: str) -> None:
+    spec = import_megatron(script(name), f"{name}.sh").loaded.spec
+    assert {key: value_at(spec, key) for key in EXPECTED[name]} == EXPECTED[name]
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_an_imported_script_survives_export_and_import(name: str) -> None:
+    spec = import_megatron(script(name), f"{name}.sh").loaded.spec
+    exported = export_megatron(source_of(spec))
+    assert exported.losses == ()
+    again = import_megatron(exported.text, f"{name}.sh").loaded.spec
+    assert again == spec.model_copy(update={"training": again.training})  # an export writes the warm-up that a spec leaves open
+
+
+def test_what_a_script_leaves_open_is_noted() -> None:
+    assert notes(script("functions"), "functions.sh")[-1] == "./cluster.env is sourced there, and is not read"
+    assert "no command is launched: the arguments are those of MODEL_ARGS" in notes(script("model_conf"), "conf.sh")
+    assert "50,257 tokens of GPT2BPETokenizer, Megatron's default" in notes(script("slurm"), "slurm.sh")
+
+
+def test_the_environment_and_the_scripts_own_arguments_change_it() -> None:
+    eight = import_megatron(script("options_loop"), "launch.sh", argv=["--layers", "8"]).loaded.spec
+    assert eight.model.num_layers == 16
+    four = import_megatron(script("llama_fp8"), "launch.sh", environment={"TP": "4", "SLURM_NNODES": "2"}).loaded.spec
+    assert (four.mesh.tp, four.mesh.world_size) == (4, 16)
+    more = import_megatron(script("slurm"), "launch.sh", argv=["--micro-batch-size", "2"]).loaded.spec
+    assert more.batch.micro_batch_size == 2  # it refers to no arguments of its own
+    passed = import_megatron(script("functions"), "launch.sh", argv=["--swiglu"]).loaded.spec
+    assert passed.model.mlp is not None
+    assert passed.model.mlp.activation == "swiglu"
+
+
+PLAIN = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 --bf16 "
+
+
+def test_a_variable_that_an_argument_needs_is_named() -> None:
+    (found,) = errors(f"GPUS=8\ntorchrun pretrain_gpt.py {PLAIN} \\\n  --tensor-model-parallel-size ${{TP}} --save $OUT\n")
+    assert (found.code, found.location.line, found.hints[0]) == ("MP918", 3, "--env TP=…")
+    assert found.detail == "--tensor-model-parallel-size $TP, and TP is set nowhere"
+    spec = import_megatron(f"torchrun pretrain_gpt.py {PLAIN} --tensor-model-parallel-size $TP", "x.sh", gpus=2, environment={"TP": "2"})
+    assert spec.loaded.spec.mesh.tp == 2
+
+
+def test_a_list_that_is_set_nowhere_is_read_as_empty() -> None:
+    text = f"torchrun pretrain_gpt.py {PLAIN} $EXTRA_ARGS --micro-batch-size 2 ${{MORE[@]}}"
+    assert import_megatron(text, "x.sh").loaded.spec.batch.micro_batch_size == 2
+    assert "$EXTRA_ARGS is set nowhere, and is read as empty" in notes(text, "x.sh")
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('torchrun pretrain_gpt.py "--num-layers 2', "a double quotation is never closed"),
+        ("ARGS=(--num-layers 2\n", "')' is missing"),
+        ("if [ 1 = 1 ]; then\n  torchrun x.py --num-layers 2\n", "'fi' is missing"),
+        ("torchrun ${NAME --num-layers", "'}' is missing"),
+    ],
+)
+def test_a_script_that_is_cut_off_is_refused_with_its_place(line: str, why: str) -> None:
+    (found,) = errors(line)
+    assert found.code == "MP916"
+    assert why in found.detail
+    assert found.location.line is not None
+
+
+def test_a_vocabulary_is_the_tokenizers_or_is_asked_for() -> None:
+    known = import_megatron(f"{PLAIN} --tokenizer-type GPTSentencePieceTokenizer --tokenizer-model x/nemotron_2_256k.model", "x.sh")
+    assert known.loaded.spec.model.vocab_size == 256_000
+    unknown = f"{PLAIN} --tokenizer-type HuggingFaceTokenizer --tokenizer-model org/new"
+    (found,) = errors(unknown)
+    assert (found.code, found.hints[0]) == ("MP916", "--set model.vocab_size=…")
+    assert "HuggingFaceTokenizer org/new" in found.detail
+    given = import_megatron(unknown, "x.sh", ["model.vocab_size=5120"])
+    assert given.loaded.spec.model.vocab_size == 5120
+
+
+def as_script(row: dict[str, Any]) -> str:
+    words = []
+    for key, value in row["arguments"].items():
+        if value is not False:
+            words.append(f"  --{key.replace('_', '-')}" + ("" if value is True else f" {shlex.quote(str(value))}"))
+    if row["padded_vocab_size"]:
+        words.append(f"  --padded-vocab-size {row['padded_vocab_size']}")
+    exports = "".join(f"export {key}={value}\n" for key, value in row["environment"].items())
+    arguments = "\n".join(words)
+    launcher = f"torchrun --nproc_per_node ${{GPUS:-{row['gpus']}}}" if row["gpus"] else "python"
+    return f"#!/bin/bash\n{exports}ARGS=(\n{arguments}\n)\n{launcher} pretrain_gpt.py ${{ARGS[@]}}\n"
+
+
+def imported_row(row: dict[str, Any], text: str, name: str, gpus: int | None) -> dict[str, Any] | None:
+    given = {} if row["padded_vocab_size"] else {"overrides": ["model.vocab_size=32000"]}
+    try:
+        return import_megatron(text, name, gpus=gpus, **given).document
+    except MegaplanError:
+        return None
+
+
+def test_megatrons_own_runs_import_from_their_yaml_and_from_a_script() -> None:
+    taken = 0
+    for row in ROWS:
+        known = {"padded_vocab_size": row["padded_vocab_size"]} if row["padded_vocab_size"] else {}
+        found = imported_row(row, launch_text({**row["arguments"], **known}, row["environment"]), "launch.yaml", row["gpus"])
+        assert imported_row(row, as_script(row), "launch.sh", None) == found, row["name"]
+        taken += found is not None
+    assert (taken, len(ROWS)) == (62, 69)
+
+
+TABLE = """[rank0]: using world size: 16, data-parallel size: 8
+------------------------ arguments ------------------------
+  accumulate_allreduce_grads_in_fp32 .............. True
+  add_bias_linear ................................. False
+  attention_backend ............................... AttnBackend.fused
+  attention_dropout ............................... 0.0
+  bf16 ............................................ True
+  create_attention_mask_in_dataloader ............. False
+  encoder_num_layers .............................. 4
+  exp_avg_dtype ................................... torch.float32
+  expert_tensor_parallel_size ..................... 1
+  ffn_hidden_size ................................. 1024
+  fp8 ............................................. hybrid
+  fp8_recipe ...................................... tensorwise
+  global_batch_size ............................... 64
+  gradient_accumulation_fusion .................... True
+  group_query_attention ........................... True
+  hidden_dropout .................................. 0.0
+  hidden_size ..................................... 256
+  kv_channels ..................................... 32
+  max_position_embeddings ......................... 4096
+  micro_batch_size ................................ 1
+  moe_layer_freq .................................. [0, 1, 1, 1]
+  moe_aux_loss_coeff .............................. 0.01
+  moe_router_load_balancing_type .................. seq_aux_loss
+  normalization ................................... RMSNorm
+  norm_epsilon .................................... 1e-06
+  num_attention_heads ............................. 8
+  num_experts ..................................... 8
+  num_layers ...................................... 4
+  num_query_groups ................................ 2
+  padded_vocab_size ............................... 32768
+  pipeline_model_parallel_size .................... 1
+  position_embedding_type ......................... rope
+  recompute_granularity ........................... None
+  seq_length ...................................... 512
+  sequence_parallel ............................... True
+  some_newer_argument ............................. 3
+  swiglu .......................................... True
+  tensor_model_parallel_size ...................... 2
+  untie_embeddings_and_output_weights ............. True
+  use_distributed_optimizer ....................... True
+  vocab_size ...................................... 32001
+  world_size ...................................... 16
+-------------------- end of arguments ---------------------
+ iteration        1/    1000 | consumed samples:           64 |
+"""
+
+
+@pytest.mark.parametrize("prefix", ["", "0: ", "[2026-08-01 10:00:00] "])
+def test_a_training_logs_table_is_a_launch(prefix: str) -> None:
+    text = "".join(f"{prefix}{line}\n" for line in TABLE.splitlines())
+    imported = import_megatron(text, "train.log").loaded
+    spec = imported.spec
+    assert spec.model.pattern == "ADAEAEAE"
+    assert (spec.model.vocab_size, spec.model.norm, spec.model.norm_eps, spec.model.tie_embeddings) == (32768, "rmsnorm", 1e-6, False)
+    assert (spec.mesh.world_size, spec.mesh.tp, spec.mesh.etp, spec.schedule.num_microbatches) == (16, 2, 1, 8)
+    assert (spec.host.fp8_format, spec.host.fp8_recipe, spec.host.attention_mask, spec.host.wgrad_fusion) == (
+        "hybrid", "tensorwise", False, True
+    )  # fmt: skip
+    assert (spec.host.moe_load_balancing, spec.host.attention_backend) == ("seq_aux_loss", "fused")
+    assert spec.model.moe is not None
+    assert not spec.model.moe.bias
+    assert "MP917" not in {found.code for found in imported.diagnostics}
+
+
+BRIDGE = """
+_target_: megatron.bridge.training.config.ConfigContainer
+model:
+  _target_: megatron.bridge.models.gpt_provider.GPTModelProvider
+  num_layers: 4
+  hidden_size: 256
+  ffn_hidden_size: 768
+  num_attention_heads: 8
+  num_query_groups: 2
+  kv_channels: 32
+  seq_length: 512
+  vocab_size: 32000
+  should_pad_vocab: true
+  make_vocab_size_divisible_by: 128
+  normalization: RMSNorm
+  layernorm_epsilon: 1.0e-06
+  activation_func: {_target_: torch.nn.functional.silu, _call_: false}
+  gated_linear_unit: true
+  add_bias_linear: false
+  position_embedding_type: rope
+  share_embeddings_and_output_weights: false
+  hidden_dropout: 0.0
+  attention_dropout: 0.0
+  attention_backend: {_target_: megatron.core.transformer.enums.AttnBackend, _call_: true, _args_: [2], _name_: fused}
+  bf16: true
+  params_dtype: {_target_: torch.bfloat16, _call_: false}
+  tensor_model_parallel_size: 2
+  pipeline_model_parallel_size: 2
+  virtual_pipeline_model_parallel_size: 2
+  sequence_parallel: true
+  cross_entropy_loss_fusion: true
+  cross_entropy_fusion_impl: te
+  recompute_granularity: full
+  recompute_method: block
+  recompute_num_layers: 1
+  num_moe_experts: null
+train: {micro_batch_size: 1, global_batch_size: 32, train_iters: 100}
+optimizer: {optimizer: adam, lr: 0.0003, min_lr: 3.0e-05, use_distributed_optimizer: true, weight_decay: 0.1, clip_grad: 1.0}
+scheduler: {lr_decay_style: cosine, lr_warmup_iters: 10}
+ddp: {grad_reduce_in_fp32: true, use_distributed_optimizer: true, overlap_grad_reduce: true}
+dataset: {seq_length: 512, skip_getting_attention_mask_from_dataset: true}
+mixed_precision: bf16_mixed
+rng: {seed: 1234}
+env_vars: {CUBLAS_WORKSPACE_CONFIG: ":4096:8"}
+"""
+
+
+def test_megatron_bridges_configuration_is_a_launch() -> None:
+    spec = import_megatron(BRIDGE, "run_config.yaml", gpus=8).loaded.spec
+    words = (
+        "--num-layers 4 --hidden-size 256 --ffn-hidden-size 768 --num-attention-heads 8 --group-query-attention --num-query-groups 2 "
+        "--kv-channels 32 --seq-length 512 --vocab-size 32000 --normalization RMSNorm --norm-epsilon 1e-6 --swiglu --disable-bias-linear "
+        "--position-embedding-type rope --untie-embeddings-and-output-weights --hidden-dropout 0 --attention-dropout 0 "
+        "--attention-backend fused --bf16 --tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2 "
+        "--num-virtual-stages-per-pipeline-rank 2 --cross-entropy-loss-fusion --cross-entropy-fusion-impl te --recompute-granularity full "
+        "--recompute-method block --recompute-num-layers 1 --micro-batch-size 1 --global-batch-size 32 --train-iters 100 "
+        "--lr 3e-4 --min-lr 3e-5 --use-distributed-optimizer --weight-decay 0.1 --clip-grad 1.0 --lr-decay-style cosine "
+        "--lr-warmup-iters 10 --no-create-attention-mask-in-dataloader --seed 1234"
+    )
+    same = import_megatron(f"export CUBLAS_WORKSPACE_CONFIG=:4096:8\ntorchrun pretrain_gpt.py {words}", "run_config.sh", gpus=8).loaded.spec
+    assert spec == same
+
+
+@pytest.mark.parametrize(
+    ("change", "value"),
+    [
+        ("mixed_precision: bf16_with_mxfp8_mixed", ("hybrid", "mxfp8")),
+        ("mixed_precision: {bf16: true, fp8: e4m3, fp8_recipe: blockwise}", ("e4m3", "blockwise")),
+        ("mixed_precision: bf16_with_fp8_current_scaling_mixed", ("hybrid", "tensorwise")),
+    ],
+)
+def test_a_mixed_precision_says_fp8(change: str, value: tuple[str, str]) -> None:
+    spec = import_megatron(BRIDGE.replace("mixed_precision: bf16_mixed", change), "run_config.yaml", gpus=8).loaded.spec
+    assert (spec.host.fp8_format, spec.host.fp8_recipe) == value
+
+
+def test_what_a_configuration_turns_on_beside_is_refused() -> None:
+    assert [found.code for found in errors(BRIDGE + "peft: {dim: 16}\n", "run_config.yaml", gpus=8)] == ["MP914"]
+    graphs = BRIDGE.replace("  bf16: true\n", "  bf16: true\n  cuda_graph_impl: local\n")
+    assert [found.code for found in errors(graphs, "run_config.yaml", gpus=8)] == ["MP903"]
+
+
+def test_the_block_method_recomputes_the_first_layers_of_a_stage() -> None:
+    text = PLAIN.replace("--num-layers 2", "--num-layers 8") + "--recompute-granularity full --recompute-num-layers 3 --recompute-method "
+    (block,) = jobs_of_spec(import_megatron(text + "block", "x.sh").loaded.spec)
+    (uniform,) = jobs_of_spec(import_megatron(text + "uniform", "x.sh").loaded.spec)
+    assert block.recomputed("*-" * 8) == (("*-",) * 3, "*-" * 5)
+    assert uniform.recomputed("*-" * 8) == (("*-" * 3, "*-" * 3, "*-" * 2), "")
+
+
+def test_the_command_takes_variables_and_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "launch.sh").write_text(f'torchrun --nproc_per_node 8 pretrain_gpt.py {PLAIN} --micro-batch-size $MBS "$@"\n')
+    assert run(["import", "megatron", "launch.sh", "--env", "MBS=2", "-o", "a.yaml", "--", "--swiglu"]) == 0
+    assert "activation: swiglu" in (tmp_path / "a.yaml").read_text(encoding="utf-8")
+    assert run(["import", "megatron", "-o", "b.yaml", "--gpus", "8", "--", *PLAIN.split(), "--swiglu", "--micro-batch-size", "2"]) == 0
+    body = [(tmp_path / name).read_text(encoding="utf-8").splitlines() for name in ("a.yaml", "b.yaml")]
+    different = [pair for pair in zip(*body, strict=True) if pair[0] != pair[1] and not pair[0].startswith("#")]
+    assert different == [("name: launch", "name: arguments")]
+    assert run(["import", "megatron", "launch.sh", "--env", "MBS"]) == 2
+    capsys.readouterr()
