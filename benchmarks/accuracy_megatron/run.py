@@ -148,8 +148,15 @@ def page() -> str:
             cause = next((why for key, why in CAUSES.items() if key in one.name), "not known")
             lines.append(f"| {one.name} ({one.platform}) | {one.after_step:+.2f} | {one.peak:+.2f} | {cause} |")
     lines += [*_older(older), "", "## Refused", "", "| Run | Why |", "|---|---|"]
-    lines += [f"| {row['name'].partition('/')[2]} ({row['platform'].removeprefix('dgx_')}) | {'; '.join(why)} |" for row, why in refused]
+    lines += [
+        f"| {row['name'].partition('/')[2]} ({row['platform'].removeprefix('dgx_')}) | {_cell('; '.join(why))} |" for row, why in refused
+    ]
     return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    """A text in a cell of a table."""
+    return text.replace("|", r"\|").replace("\n", "; ")
 
 
 def _older(some: list[tuple[dict[str, Any], str]]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from random_plans.choices import LARGE, Draw, Scope, Size, divisors
 from random_plans.layout import batch_section, draw_degrees, mesh_section, random_cuts, split_section
 from random_plans.model import Shape, draw_hidden, draw_letters, model_section
-from random_plans.options import add_options
+from random_plans.options import add_megatron_options, add_options
 from random_plans.settings import (
     device_section,
     host_section,
@@ -81,6 +81,7 @@ def draw(seed: int, scope: Scope = Scope.ANY, size: Size = LARGE) -> dict[str, A
         )
         if sections["host"].get("precision_aware_optimizer"):
             sections["precision"]["moments"] = whole.choice(["fp32", "bf16", "fp16"])
+        add_megatron_options(stream("megatron options"), sections, letters, gpt=gpt)
     else:
         sections["host"] = host_section(whole)
         whole.maybe(sections, 0.3, sharding={"reshard_after_forward": True})

@@ -63,3 +63,52 @@ def _mlp(draw: Draw, section: dict[str, Any], _shape: Shape) -> None:
 
 
 _SECTIONS = {"attention": _attention, "mamba": _mamba, "moe": _experts, "mlp": _mlp}
+
+
+def add_megatron_options(draw: Draw, sections: dict[str, Any], letters: str, *, gpt: bool) -> None:
+    """Write into a drawn plan what Megatron-Core alone is priced with: of the model, the host and the precision."""
+    if not draw.chance(SHARE):
+        return
+    model, host = sections["model"], sections["host"]
+    draw.maybe(model, 0.4, norm="layernorm")
+    attention = model.get("attention") or {"kind": ""}
+    if draw.chance(0.4):
+        attention |= {"bias": True, "output_bias": True} if attention["kind"] == "gqa" else {"output_bias": True}
+        for part in (model.get("mlp"), model.get("moe"), model.get("features", {}).get("mtp")):
+            if part is not None:
+                part["bias"] = True
+    if attention["kind"] == "mla":
+        draw.maybe(attention, 0.4, latent_norm=False)
+    elif attention["kind"] == "gqa" and draw.chance(0.5):
+        model["learned_positions"] = draw.wide(8, 4096)
+        attention["nope_layers"] = [index for index, letter in enumerate(letters) if letter == "A"]
+    if "attention" not in model:
+        attention.clear()
+    mtp = model.get("features", {}).get("mtp")
+    if mtp is not None and "E" in letters and (not gpt or letters.endswith("E")) and draw.chance(0.6):
+        mtp["experts"] = True
+        mtp.pop("bias", None)
+    if mtp is not None:
+        parts = [model[name] for name in ("mlp", "moe") if name in model]
+        activation = draw.choice(["swiglu", "relu2", "gelu"])
+        for part in (*parts, mtp):
+            part["activation"] = activation
+    _implementation(draw, sections, host, letters)
+
+
+def _implementation(draw: Draw, sections: dict[str, Any], host: dict[str, Any], letters: str) -> None:
+    if "window_size" not in sections["model"].get("attention", {}) and draw.chance(0.3):
+        host |= {"transformer_impl": "local", "attention_backend": "unfused", "moe_grouped_gemm": False}
+    elif draw.chance(0.5):
+        host |= {"fp8_format": draw.choice(["hybrid", "e4m3"]), "fp8_param_gather": draw.chance(0.5)}
+        host["fp8_recipe"] = draw.choice(["delayed", "tensorwise", "mxfp8", "blockwise"])
+    if "E" not in letters:
+        draw.maybe(host, 0.4, sequence_parallel=False)
+    else:
+        host["moe_load_balancing"] = draw.choice(["aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"])
+        draw.maybe(host, 0.5, moe_router_dtype=lambda: draw.choice(["fp32", "fp64"]))
+    if "recompute_num_layers" in host:
+        draw.maybe(host, 0.6, recompute_method="block")
+    if sections["optimizer"].get("matrix") == "adamw" and draw.chance(0.4):
+        grads = draw.choice(["fp16", "fp32"])
+        sections["precision"] |= {"params": "fp16", "grads": grads, "reduce": grads}

@@ -134,8 +134,8 @@ def _gpt(source: Source) -> Values:
 def _model(spec: Spec, letters: str) -> Values:
     model, mtp, attention = spec.model, spec.model.features.mtp, spec.model.attention
     ffn = model.mlp or (mtp if mtp is not None and not mtp.experts else None)
-    parts = [part for part in (model.mlp, model.moe) if part is not None]
-    activation = next((part.activation for part in (*parts, mtp) if part is not None), "gelu")
+    parts = [part for part in (model.mlp, model.moe, mtp) if part is not None]
+    activation = next((part.activation for part in parts), "gelu")
     position = "none" if attention is None or (attention.nope_layers and len(attention.nope_layers) == letters.count("A")) else "rope"
     return {
         "disable_bias_linear": not (any(part.bias for part in parts) or getattr(attention, "output_bias", False)),
@@ -236,7 +236,8 @@ def _state(spec: Spec) -> Values:
     }
     if spec.host.precision_aware_optimizer:
         moments = str(spec.precision.moments)
-        found |= {"main_grads_dtype": str(spec.precision.grads), "exp_avg_dtype": moments, "exp_avg_sq_dtype": moments}
+        main = spec.precision.grads if spec.precision.grads is not DType.FP16 else DType.FP32
+        found |= {"main_grads_dtype": str(main), "exp_avg_dtype": moments, "exp_avg_sq_dtype": moments}
     return found
 
 

@@ -81,8 +81,7 @@ def mtp_block(model: Model, mtp: MultiTokenPrediction, attention: GroupedQueryAt
     if mtp.experts and model.moe is not None:
         mlp = tuple(each._replace(name=f"mlp.{each.name}") for each in moe_tensors(model.moe, hidden)[1:])
     else:
-        bias = model.mlp is not None and model.mlp.bias
-        mlp = mlp_matrices(hidden, mtp.ffn_hidden_size, mtp.activation, "mlp.", bias=bias)
+        mlp = mlp_matrices(hidden, mtp.ffn_hidden_size, mtp.activation, "mlp.", bias=mtp.bias)
     return make_block(
         Outside.MTP,
         (

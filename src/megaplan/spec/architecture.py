@@ -60,15 +60,17 @@ class MultiTokenPrediction(OptionsSection):
         depth: Modules, each predicting one token further.
         ffn_hidden_size: Width of a module's MLP; of experts that of model.moe.
         activation: Of that MLP.
+        bias: Bias on every projection of that MLP.
         experts: Experts as model.moe has them stand in the place of the MLP.
         loss_weight: Of the mean of the modules' losses beside the model's own.
     """
 
-    options: ClassVar[frozenset[str]] = frozenset({"activation", "experts"})
+    options: ClassVar[frozenset[str]] = frozenset({"activation", "bias", "experts"})
 
     depth: Annotated[int, Field(gt=0, le=64, strict=True)]
     ffn_hidden_size: PositiveInt
     activation: Activation = "relu2"
+    bias: StrictBool = False
     experts: StrictBool = False
     loss_weight: PositiveFloat = 0.3
 

@@ -17,7 +17,8 @@ CONV_KERNEL, CHUNK_SIZE = 4, 128
 """Of Megatron's Mamba mixer; no launch argument changes them."""
 PRICED_OPTIONS = frozenset({
     "model.norm", "model.learned_positions", "model.attention.output_bias", "model.attention.bias", "model.attention.rotary_dim",
-    "model.attention.latent_norm", "model.mlp.bias", "model.moe.bias", "model.features.mtp.activation", "model.features.mtp.experts",
+    "model.attention.latent_norm", "model.mlp.bias", "model.moe.bias", "model.features.mtp.activation",
+    "model.features.mtp.bias", "model.features.mtp.experts",
 })  # fmt: skip
 """Options of blocks that the byte model of Megatron-Core has terms for."""
 LOOPS = ("1f1b", "interleaved_1f1b")
@@ -105,7 +106,7 @@ def _blocks(spec: Spec, letters: str) -> Iterator[Limit]:
 
 def _options(spec: Spec, letters: str) -> Iterator[Limit]:
     """Options of blocks that are not priced, and biases, which Megatron has in all linears or in none."""
-    model = spec.model
+    model, mtp = spec.model, spec.model.features.mtp
     for option in given_options(model):
         if option.key not in PRICED_OPTIONS:
             detail = f"{option.key} = {option.shown}, and Megatron is priced and written with {option.neutral}"
@@ -117,6 +118,7 @@ def _options(spec: Spec, letters: str) -> Iterator[Limit]:
         **({"model.attention.output_bias": model.attention.output_bias} if model.attention is not None else {}),
         **({"model.mlp.bias": model.mlp.bias} if model.mlp is not None else {}),
         **({"model.moe.bias": model.moe.bias} if model.moe is not None else {}),
+        **({"model.features.mtp.bias": mtp.bias} if mtp is not None and not mtp.experts else {}),
     }
     if len(set(biases.values())) > 1:
         said = ", ".join(f"{key} = {str(value).lower()}" for key, value in biases.items())

@@ -185,6 +185,7 @@ def specs(draw: Any) -> dict[str, Any]:
         ahead = letters[-1] == "E" if not hybrid else "E" in letters and draw(st.booleans())
         width = model["moe"]["ffn_hidden_size"] if ahead else 192
         module = {"depth": draw(st.integers(1, 2)), "ffn_hidden_size": width, "activation": activation, "experts": ahead}
+        module |= {"bias": True} if bias and not ahead else {}
         model["features"] = {"mtp": module}
     if tp > 1 and "E" not in letters:
         host["sequence_parallel"] = draw(st.booleans())

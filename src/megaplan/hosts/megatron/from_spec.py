@@ -57,7 +57,7 @@ def _common(spec: Spec, letters: str) -> MegatronJob:
         chunks=(),
         mtp_operators="*E" if mtp is not None and mtp.experts else "*-",
         gated=activation == "swiglu",
-        bias=any(part.bias for part in (model.mlp, model.moe) if part is not None) or getattr(attention, "output_bias", False),
+        bias=any(part.bias for part in (model.mlp, model.moe, mtp) if part is not None) or getattr(attention, "output_bias", False),
         hybrid=host.model == "hybrid",
         learned_positions=model.learned_positions or 0,
         latent=LatentDims(**_priced(spec, "latent")) if isinstance(attention, LatentAttention) else None,

@@ -61,7 +61,8 @@ def read_stack(launch: Arguments, pp: int) -> Stack:
         return Stack(("A",), latent=False, num_modules=0, hybrid=hybrid)
     empty = [index for index, stage in enumerate(stack.stages) if not stage]
     if empty:
-        key = "hybrid_layer_pattern" if hybrid else "pipeline_model_parallel_layout"
+        ends = "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"
+        key = "hybrid_layer_pattern" if hybrid else next((end for end in ends if launch.values.get(end)), "pipeline_model_parallel_layout")
         launch.cannot(key, f"stage {empty[0]} has no layer, and every slot of a plan has one")
     return stack
 
@@ -182,7 +183,12 @@ def read_model(launch: Arguments, stack: Stack, tp: int) -> dict[str, Any]:
         model["mlp"] = {"ffn_hidden_size": ffn, "activation": activation, **_given(bias=bias)}
     if stack.num_modules:
         width = model["moe"]["ffn_hidden_size"] if stack.experts_ahead and "moe" in model else ffn
-        module = {"depth": stack.num_modules, "ffn_hidden_size": width, "activation": activation, **_given(experts=stack.experts_ahead)}
+        module = {
+            "depth": stack.num_modules,
+            "ffn_hidden_size": width,
+            "activation": activation,
+            **_given(bias=bias and not stack.experts_ahead, experts=stack.experts_ahead),
+        }
         model["features"] = {"mtp": module}
     return model
 

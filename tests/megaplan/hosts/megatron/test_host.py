@@ -273,6 +273,49 @@ def test_attention_without_any_rotation_is_megatrons_too() -> None:
     assert load_spec_text(TEXT, "host.yaml", ["model.attention.nope_layers=[3, 11]"]).diagnostics == ()
 
 
+@pytest.mark.parametrize("option", ["model.learned_positions=4096", "model.features.mtp={depth: 1, ffn_hidden_size: 640, experts: true}"])
+def test_what_megatron_alone_is_priced_with_is_refused_elsewhere(option: str) -> None:
+    (found,) = refused("host={name: megarun}", option)
+    assert (found.code, "megarun's estimate has no terms" in found.detail) == ("MP905", True)
+
+
+def test_layer_norms_biases_and_learned_positions_are_parameters_of_a_rank() -> None:
+    biases = ("model.attention.bias=true", "model.attention.output_bias=true", "model.mlp.bias=true", "model.moe.bias=true")
+    learned = ("model.learned_positions=4096", "model.attention.nope_layers=[3, 11]")
+    for overrides in (("model.norm=layernorm",), biases, learned, ("mesh.pp=1", "mesh.dp_shard=8", *biases, *learned)):
+        spec = spec_of(*overrides)
+        inventory, (budget, jobs) = build_inventory(spec), planned(spec)
+        counted = [sum(one.elements for one in parameters(job).tensors) for job in jobs]
+        assert [budget.of_rank(rank * spec.mesh.world_size // len(jobs)).parameters for rank in range(len(jobs))] == counted
+        if spec.mesh.ep == 1:
+            assert sum(counted) == inventory.parameters
+
+
+def test_without_sequence_parallelism_every_tensor_rank_keeps_the_whole_stream() -> None:
+    dense = ("mesh={tp: 2, pp: 2, dp_shard: 2, vocab_parallel: true}", "model.pattern=MDMA", "model.moe=null")
+    _, (split, _) = planned(spec_of(*dense))
+    _, (whole, _) = planned(spec_of(*dense, "host.sequence_parallel=false"))
+    assert operator(whole, "-")["norm.input"] == 2 * operator(split, "-")["norm.input"]
+    assert operator(whole, "-")["fc1.output"] == operator(split, "-")["fc1.output"]
+
+
+def test_eight_bit_copies_of_weights_stay_beside_sixteen_bit_ones() -> None:
+    plain, copied = worst(), worst("host.fp8_format=hybrid")
+    gathered = worst("host.fp8_format=hybrid", "host.fp8_param_gather=true")
+    assert copied[Column.WORKSPACE] > plain[Column.WORKSPACE] == gathered[Column.WORKSPACE]
+
+
+def test_block_recompute_keeps_the_layers_behind_the_first() -> None:
+    kept = {key: worst(*more)[Column.ACTIVATIONS] for key, more in {
+        "none": (),
+        "two": ("host.recompute_num_layers=2", "host.recompute_method=block"),
+        "all": ("host.recompute_num_layers=8", "host.recompute_method=block"),
+        "uniform": ("host.recompute_num_layers=1",),
+    }.items()}  # fmt: skip
+    assert kept["none"] > kept["two"] > kept["all"]
+    assert kept["all"] == kept["uniform"]  # eight layers a rank, each alone
+
+
 def test_megarun_does_not_train_it() -> None:
     assert "host.name = megatron; megarun trains with megarun" in megarun_refuses(spec_of())[0].detail
 
