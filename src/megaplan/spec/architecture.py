@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
@@ -12,7 +12,7 @@ from megaplan.families.mamba.section import Mamba2, Mamba3
 from megaplan.families.moe.section import MixtureOfExperts
 from megaplan.families.recurrent.section import MatrixRecurrence
 from megaplan.families.residual import NormKind, NormPlacement, ResidualPath
-from megaplan.scalars import Activation, LayerCount, NaturalInt, OptionsSection, PositiveFloat, PositiveInt, Section, StrictBool, Text
+from megaplan.scalars import LayerCount, NaturalInt, OptionsSection, PositiveFloat, PositiveInt, Section, StrictBool, Text
 
 
 class Ngram(Section):
@@ -69,7 +69,7 @@ class MultiTokenPrediction(OptionsSection):
 
     depth: Annotated[int, Field(gt=0, le=64, strict=True)]
     ffn_hidden_size: PositiveInt
-    activation: Activation = "relu2"
+    activation: Literal["swiglu", "relu2", "gelu"] = "relu2"
     bias: StrictBool = False
     experts: StrictBool = False
     loss_weight: PositiveFloat = 0.3

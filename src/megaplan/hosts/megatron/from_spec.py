@@ -60,7 +60,7 @@ def _common(spec: Spec, letters: str) -> MegatronJob:
         bias=any(part.bias for part in (model.mlp, model.moe, mtp) if part is not None) or getattr(attention, "output_bias", False),
         hybrid=host.model == "hybrid",
         learned_positions=model.learned_positions or 0,
-        latent=LatentDims(**_priced(spec, "latent")) if isinstance(attention, LatentAttention) else None,
+        latent=LatentDims(**_priced(spec, "latent"), normed=attention.latent_norm) if isinstance(attention, LatentAttention) else None,
         moe=_moe(spec),
         mamba=_mamba(spec),
         data_parallel=mesh.dp_shard * mesh.cp,
