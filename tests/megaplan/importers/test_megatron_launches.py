@@ -192,6 +192,22 @@ def test_a_script_that_is_cut_off_is_refused_with_its_place(line: str, why: str)
     assert found.location.line is not None
 
 
+def test_a_yaml_key_that_stands_twice_is_taken_the_last_time_and_noted() -> None:
+    words = {word.split()[0]: word.partition(" ")[2] or "true" for word in PLAIN.split("--")[1:] for word in [word.strip()]}
+    lines = [f"  --{key}: {value}" for key, value in words.items()]
+    text = "MODEL_ARGS:\n" + "\n".join([*lines, "  --micro-batch-size: 1", "  --micro-batch-size: 2"])
+    assert import_megatron(text, "x.yaml").loaded.spec.batch.micro_batch_size == 2
+    assert any("stands on line" in note and note.endswith("the last is taken") for note in notes(text, "x.yaml"))
+
+
+def test_a_run_that_ends_within_its_warm_up_has_none() -> None:
+    text = f"{PLAIN} --lr 1e-3 --lr-decay-style cosine --lr-warmup-iters 333 --train-iters 20"
+    imported = import_megatron(text, "x.sh").loaded
+    assert imported.spec.training.steps == 20
+    (told,) = [found.detail for found in imported.diagnostics if found.code == "MP915"]
+    assert told == "--lr-warmup-iters 333: the run ends before, after 20 steps"
+
+
 def test_a_vocabulary_is_the_tokenizers_or_is_asked_for() -> None:
     known = import_megatron(f"{PLAIN} --tokenizer-type GPTSentencePieceTokenizer --tokenizer-model x/nemotron_2_256k.model", "x.sh")
     assert known.loaded.spec.model.vocab_size == 256_000

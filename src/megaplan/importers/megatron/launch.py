@@ -16,6 +16,8 @@ from megaplan.importers.megatron.shell.expand import Field, unknown
 from megaplan.spec.document import parse_document
 
 _YAML_KEY = re.compile(r"^\s*(?:-{0,2})[A-Za-z_][\w.-]*:(\s|$)|^\s*\{")
+TWICE = "MP110"
+"""A key that stands twice: YAML readers of launches take the last."""
 _SECTIONS = ("MODEL_ARGS", "ENV_VARS")
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}|\$(\w+)")
 
@@ -57,7 +59,8 @@ def _with(given: Given, argv: Sequence[str]) -> Given:
 
 def _yaml(text: str, name: str, environment: Mapping[str, str]) -> Given:
     document = parse_document(text, name)
-    if document.faults or not isinstance(document.value, dict):
+    twice = tuple((fault.location.line or 1, f"{fault.detail}; the last is taken") for fault in document.faults if fault.code == TWICE)
+    if len(twice) < len(document.faults) or not isinstance(document.value, dict):
         faults = document.faults or (diagnostic("MP916", f"{name} is no mapping of arguments", Location(name)),)
         raise MegaplanError(faults)
     whole = document.value
@@ -73,6 +76,7 @@ def _yaml(text: str, name: str, environment: Mapping[str, str]) -> Given:
         {name_of(key): _value(value, {**variables, **environment}) for key, value in values.items()},
         {name_of(key): place.line for key, place in located.items() if place.line is not None},
         {**variables, **environment},
+        twice,
     )
 
 

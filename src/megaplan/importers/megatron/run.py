@@ -140,7 +140,8 @@ def read_host(launch: Arguments, stack: Stack, muon: bool) -> tuple[dict[str, An
     found["moe_flex_backend"] = launch.word("moe_flex_dispatcher_backend") if found["moe_dispatcher"] == "flex" else "deepep"
     if launch.given("use_flash_attn") and found["transformer_impl"] != "local" and launch.values.get("attention_backend") is None:
         found["attention_backend"] = "flash"
-    features = {row.means for row in FEATURES if launch.value(row.name) not in (None, False, "none")}
+    launch.pass_over(*(row.name for row in FEATURES))
+    features = {row.means for row in FEATURES if launch.values.get(row.name) not in (None, False, "none", 0)}
     if launch.given("use_megatron_fsdp") and not wholly_sharded(launch):
         features.add("fsdp")
     if muon and found["distributed_optimizer"] and not launch.given("no_use_layer_wise_param_layout"):
@@ -212,6 +213,10 @@ def _rate(launch: Arguments, base: float | None) -> dict[str, Any] | None:
     decay, shape = launch.value("lr_wsd_decay_iters"), launch.value("lr_wsd_decay_style")
     fraction = launch.value("lr_warmup_fraction")
     if style is None:
+        return None
+    steps = launch.value("train_iters")
+    if isinstance(steps, int) and (warmup or 0) + (decay if style == "WSD" and isinstance(decay, int) else 0) > steps:
+        launch.tell("lr_warmup_iters" if warmup else "lr_wsd_decay_iters", f"the run ends before, after {steps} steps")
         return None
     kept: dict[str, Any] = {} if warmup is None else {"warmup_steps": warmup}
     final = {} if not base or least is None else {"final_fraction": float(f"{float(least) / base:.12g}")}
