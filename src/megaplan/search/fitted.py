@@ -59,7 +59,8 @@ class FittedClock:
 
         def cost(kind: str) -> int:
             both = [PassTerms(*_sums(parts[kind][run])) for run in (0, 1)]
-            return round(sum(pass_seconds(terms, rates) for terms in both) * SECOND_NS)
+            seconds: float = sum(pass_seconds(terms, rates) for terms in both)
+            return round(seconds * SECOND_NS)
 
         each = {letter: cost(letter) for letter in self._counts}
         return StackCosts(tuple([each[letter] for letter in self._letters]), cost("embedding"), cost("head"), unit="ns")

@@ -128,7 +128,7 @@ class Space:
         else:
             changes["host"] = base.host.model_copy(update={"kernels": "triton" if policy.triton else "reference"})
         if policy.grads != str(base.precision.grads):
-            dtype = DType(policy.grads)
+            dtype = DType[policy.grads.upper()]
             changes["precision"] = base.precision.model_copy(update={"grads": dtype, "reduce": dtype})
         return base.model_copy(update=changes)
 
@@ -283,7 +283,7 @@ class Space:
         from megaplan.partition.constraints import constraints_of  # noqa: PLC0415
 
         if not hasattr(self, "_cuts"):
-            self._cuts = constraints_of(self.base.split).allowed_cuts(len(self.letters))
+            self._cuts = constraints_of(self.base).allowed_cuts(len(self.letters))
         return self._cuts
 
     def _passes(self, found: Sequence[Diagnostic]) -> bool:

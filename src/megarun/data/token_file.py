@@ -8,6 +8,7 @@ import os
 import stat
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -240,7 +241,8 @@ class TokenFile:
 
     def _require_length(self) -> None:
         """Refuse a file that is shorter than when it was opened: reading a mapped page behind its end would kill the process (SIGBUS)."""
-        num_bytes = self.tokens._mmap.size()  # type: ignore[attr-defined]  (of the mapped file, also if another one has its name now)
+        mapped: Any = self.tokens
+        num_bytes = mapped._mmap.size()  # of the mapped file, also if another one has its name now
         if num_bytes < self.header.file_bytes:
             detail = f"truncated while it is read: it has {num_bytes:,} bytes, when it was opened {self.header.file_bytes:,}"
             raise self.damaged(detail)

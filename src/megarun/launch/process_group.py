@@ -173,8 +173,7 @@ def process_group(launch: Launch, device: torch.device, timeout: float | None = 
             os.environ.setdefault(name, FLIGHT_RECORDER_ENTRIES)
         os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
     limit = None if timeout is None else timedelta(seconds=timeout)
-    place = {"store": launch.store, "rank": launch.rank, "world_size": launch.world_size}
-    dist.init_process_group(backend, timeout=limit, device_id=bound, **place)
+    dist.init_process_group(backend, timeout=limit, device_id=bound, store=launch.store, rank=launch.rank, world_size=launch.world_size)
     try:
         yield
     except BaseException:

@@ -123,7 +123,7 @@ def test_blocks_that_are_kept_change_no_byte():
         ("batch.micro_batch_size=1", "host.kernels=triton"),
     ):
         spec = load_spec(base, texts).spec
-        inventory = build_inventory(spec) if not texts else inventory  # noqa: F821, PLW0127 (one inventory, as a search has it)
+        inventory = build_inventory(spec) if not texts else inventory  # noqa: F821 (one inventory, as a search has it)
         layout = build_layout(spec, inventory, ((0, 13), (13, 26), (26, 39), (39, 52)))
         peaks = StagePeaks(spec, inventory, memo).of(layout, range(2))
         assert max(peaks) == build_budget(spec, inventory, layout).worst.peak_bytes

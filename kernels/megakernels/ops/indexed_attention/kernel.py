@@ -136,7 +136,8 @@ def _table(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, int, int, int]:
     """Cos and sin, how many columns they rotate against as many others, and their strides."""
     if cos.stride() != sin.stride():
         cos, sin = cos.contiguous(), sin.contiguous()
-    return cos, sin, cos.shape[1], *cos.stride()
+    along, across = cos.stride()
+    return cos, sin, cos.shape[1], along, across
 
 
 class _Index:

@@ -14,7 +14,7 @@ FIRST_BIT = tl.constexpr(-2147483648)
 MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def angles(cos, sin, row, column, wanted, half, angle_stride_t, angle_stride_c):  # type: ignore[no-untyped-def]
     """Cosines and sines [R, D] of the angles in these rows of cos and sin; 1 and 0 for columns that are not rotated."""
     rotated = wanted & (column < 2 * half)[None, :]
@@ -243,7 +243,7 @@ def index_score_kernel(  # type: ignore[no-untyped-def]
         tl.store(target, total, mask=there[:, None])
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def ordered(scores, seen):  # type: ignore[no-untyped-def]
     """Scores as int32 of the same order; less than any of them where a key is not seen."""
     bits = tl.where(scores == 0.0, 0.0, scores).to(tl.int32, bitcast=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from megaplan.importers.megatron.shell.words import DOCUMENTS, REDIRECTIONS, Lexer, ScriptError, Token, Word
@@ -146,7 +146,14 @@ class _Parser:
 
     def _statement(self, signs: frozenset[str]) -> Statement:
         plain = self._plain()
-        compound = {"if": self._if, "case": self._case, "for": self._for, "while": self._while, "until": self._while, "[[": self._test}
+        compound: dict[str, Callable[[], Statement]] = {
+            "if": self._if,
+            "case": self._case,
+            "for": self._for,
+            "while": self._while,
+            "until": self._while,
+            "[[": self._test,
+        }
         if plain in compound:
             return compound[plain]()
         if plain == "!":
