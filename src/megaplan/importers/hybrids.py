@@ -85,14 +85,14 @@ def nemotron_h(reader: ConfigReader) -> dict[str, Any]:
         "num_heads": reader.whole("mamba_num_heads"),
         "head_dim": reader.whole("mamba_head_dim"),
         "state_dim": reader.whole("ssm_state_size"),
-        "num_groups": reader.whole("n_groups"),
-        "conv_kernel": reader.whole("conv_kernel"),
-        "conv_bias": reader.flag("use_conv_bias"),
+        "num_groups": reader.whole(_older(reader, "n_groups", "mamba_n_groups")),
+        "conv_kernel": reader.whole(_older(reader, "conv_kernel", "mamba_d_conv")),
+        "conv_bias": reader.flag(_older(reader, "use_conv_bias", "mamba_conv_bias")),
         **({"bias": True} if reader.flag("use_bias") else {}),
-        "chunk_size": reader.whole("chunk_size"),
-        "time_step_min": reader.number("time_step_min"),
+        "chunk_size": reader.whole(_older(reader, "chunk_size", "mamba_chunk_size")),
+        "time_step_min": reader.number(_older(reader, "time_step_min", "mamba_dt_min")),
     }
-    reader.skip("time_step_limit")  # no code of the family reads it
+    reader.skip("time_step_limit", "mamba_dt_limit", "mamba_expand")  # no code of the family reads them
     bias = reader.flag("mlp_bias")
     dense = mlp(reader, act="mlp_hidden_act", gated=False, bias=bias)
     moe = _nemotron_moe(reader, bias=bias, used="E" in letters)
@@ -208,6 +208,14 @@ def _time_step_limit(reader: ConfigReader) -> dict[str, Any]:
     return {key: value for key, value in (("time_step_min", least), ("time_step_max", most)) if value}
 
 
+def _older(reader: ConfigReader, key: str, older: str) -> str:
+    """The older name of a field, where the config has it: the class reads it first."""
+    if reader.has(older):
+        reader.skip(key)
+        return older
+    return key
+
+
 def _nemotron_letters(reader: ConfigReader) -> str:
     listed = reader.value("layers_block_type")
     if listed is not None and not reader.has("hybrid_override_pattern"):
@@ -229,7 +237,7 @@ def _nemotron_moe(reader: ConfigReader, *, bias: bool, used: bool) -> dict[str, 
         return {}
     if bias:
         reader.cannot("mlp_bias", True, "the shared expert and the latent's projections have biases, the routed experts none", False)
-    reader.only("n_shared_experts", (1,), "the shared expert is one, moe_shared_expert_intermediate_size wide")
+    reader.skip("n_shared_experts")  # the shared expert is one, moe_shared_expert_intermediate_size wide, whatever this says
     moe = experts(reader, count="n_routed_experts", width="moe_intermediate_size", act="mlp_hidden_act", gated=False)
     moe |= {"shared_ffn_hidden_size": reader.whole("moe_shared_expert_intermediate_size", least=0)}
     tell_correction(reader)

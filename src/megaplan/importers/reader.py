@@ -210,7 +210,7 @@ class ConfigReader:
 
     def _judge(self, name: str, value: Any) -> None:
         key = self.facts.renamed.get(name, name)
-        if key in MUST_BE:
+        if key in MUST_BE and (key in self.facts.fields or key in self.facts.common or self.strict):
             accepted, why = MUST_BE[key]
             if not _among(value, accepted):
                 self.cannot(key, value, why, accepted[0])

@@ -16,7 +16,7 @@ CANNOT: list[tuple[str, dict[str, Any], str]] = [
     ("Llama-3.1-8B", {"hidden_act": "relu"}, "hidden_act"),
     ("DeepSeek-V2-Lite", {"mlp_bias": True}, "mlp_bias"),
     ("Qwen3-8B", {"layer_types": ["linear_attention"] * 36}, "layer_types"),
-    ("Llama-3.1-8B", {"sliding_window": 4096}, "sliding_window"),
+    ("Llama-3.1-8B", {"is_encoder_decoder": True}, "is_encoder_decoder"),
     ("Llama-3.1-8B", {"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
     ("Mamba-Codestral-7B-v0.1", {"rms_norm": False}, "rms_norm"),
     ("Nemotron-H-8B", {"mlp_hidden_act": "silu"}, "mlp_hidden_act"),
