@@ -32,6 +32,7 @@ CASES = {
     "split-memory": ("split", "plans/nam56r-8xh200.yaml", "--set", "batch.micro_batch_size=10"),
     "split-does-not-fit": ("split", "plans/nam56r-8xh200.yaml", "--set", "schedule.kind=gpipe", "--set", "mesh.vpp=1"),
     "split-infeasible": ("split", "plans/tiny-hybrid-pp2.yaml", "--set", "split.forbid=[1,2,3,4,5,6,7,8]"),
+    "search": ("search", "plans/tiny-hybrid-pp2.yaml", "--devices", "4", "--vary", "schedule", "--top", "3", "--processes", "1"),
     "show": ("show", "plans/nam56r-8xh200.json"),
     "diff": ("diff", "plans/nam56r-8xh200-equal.json", "plans/nam56r-8xh200.json"),
     "diff-markdown": ("diff", "plans/nam56r-8xh200-equal.json", "plans/nam56r-8xh200.json", "--format", "markdown"),
