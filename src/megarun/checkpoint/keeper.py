@@ -49,7 +49,7 @@ class Keeper:
         wanted = self._run.checkpoints.resume
         if dist.get_rank() == 0:
             for restored in tidy(self._run.out):
-                sys.stderr.write(f"restored {restored}, which a killed save had set aside\n")
+                sys.stderr.write(f"restored {restored}, which a killed save had renamed\n")
         dist.barrier(self.control)  # no rank looks for checkpoints before
         if wanted == AUTO:
             self._found = newest_complete(self._run.out, self.control, self._retention.damaged)
@@ -84,7 +84,7 @@ class Keeper:
     def _load(self, trainer: Trainer) -> tuple[int, DataProgress]:
         """Load the checkpoint that was found; with `--resume auto` one that cannot be read is skipped for the one before it.
 
-        Its files match their checksums, so what cannot be read was saved like this, or lies on a disk that fails now.
+        Its files match their checksums, so what cannot be read was saved like this, or is on a disk that fails now.
         """
         run = self._run
         while True:

@@ -18,7 +18,7 @@ PARTIAL, REPLACED, REMOVED = "partial", "replaced", "removed"
 _LEFT = re.compile(rf"\.(step-\d{{8}})\.({PARTIAL}|{REPLACED}|{REMOVED})")
 
 
-def aside(final: Path, what: str) -> Path:
+def hidden(final: Path, what: str) -> Path:
     """The hidden folder of a checkpoint in one of the three states."""
     return final.with_name(f".{final.name}.{what}")
 

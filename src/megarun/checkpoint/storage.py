@@ -36,7 +36,7 @@ from torch.futures import Future
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, Severity, render_diagnostic
 from megarun.checkpoint.index import INDEX, read_index
-from megarun.checkpoint.leftovers import PARTIAL, REMOVED, REPLACED, aside
+from megarun.checkpoint.leftovers import PARTIAL, REMOVED, REPLACED, hidden
 from megarun.checkpoint.manifest import FOLDER, MANIFEST, PLAN, FileRecord, Manifest, folder_name, record_of
 from megarun.checkpoint.retention import Retention
 from megarun.errors import refusal
@@ -74,7 +74,7 @@ class CheckpointWriter(FileSystemWriter):
 
     def __init__(self, run: Path, manifest: Manifest, plan: str, retention: Retention) -> None:
         self._final = run / FOLDER / folder_name(manifest.step)
-        self._partial = aside(self._final, PARTIAL)
+        self._partial = hidden(self._final, PARTIAL)
         self._run, self._manifest, self._plan, self._retention = run, manifest, plan, retention
         super().__init__(self._partial)
 
@@ -105,7 +105,7 @@ class CheckpointWriter(FileSystemWriter):
             _write(self._partial / name, text)
             files[name] = record_of(self._partial / name)
         _write(self._partial / MANIFEST, replace(self._manifest, files=files).text())
-        replaced = aside(self._final, REPLACED)
+        replaced = hidden(self._final, REPLACED)
         if self._final.exists():  # the step is saved a second time
             shutil.rmtree(replaced, ignore_errors=True)
             self._final.rename(replaced)
@@ -120,7 +120,7 @@ class CheckpointWriter(FileSystemWriter):
         Each is renamed before its files are removed, so that none is ever half there under its own name.
         """
         for old in self._retention.outdated(self._run, self._final, self._manifest):
-            removed = aside(old, REMOVED)
+            removed = hidden(old, REMOVED)
             try:
                 if removed.exists():
                     shutil.rmtree(removed)

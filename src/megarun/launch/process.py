@@ -1,4 +1,4 @@
-"""The identity of a process, to tell whether it still runs; a process id alone is used again and means nothing on another machine."""
+"""The identity of a process, which shows whether it still runs; a process id alone is used again and means nothing on another machine."""
 
 from __future__ import annotations
 

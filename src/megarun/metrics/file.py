@@ -31,7 +31,7 @@ class MetricsFile:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 if self._resumed:
-                    _drop_torn_line(self._path)
+                    _drop_cut_line(self._path)
                 self._file = self._path.open("a" if self._resumed else "x", encoding="utf-8")
             except FileExistsError:
                 hint = f"--out {self._path.parent}-2"
@@ -66,7 +66,7 @@ class MetricsFile:
             self._board.close()
 
 
-def _drop_torn_line(path: Path) -> None:
+def _drop_cut_line(path: Path) -> None:
     """Cut off a last line without an end, which a killed process or a full disk has left: the next line would continue it."""
     if not path.is_file():
         return

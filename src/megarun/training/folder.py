@@ -4,7 +4,7 @@ Rank 0 holds `run.lock` in it, with host, process and a token, and touches it ev
 metrics and remove each other's checkpoints. The token is also the probe: a rank that does not read it in its `--out` has another folder,
 and no save would be complete.
 
-A lock whose process has ended, or that nobody has touched for half a minute, is taken over: a killed run leaves it behind. Times are those
+A lock whose process has ended, or that no process has touched for half a minute, is taken over: a killed run leaves it behind. Times are those
 of the file system, so that clocks of nodes may differ.
 """
 
@@ -123,7 +123,7 @@ class RunFolder:
                 raise _held(self._path, _holder(self._path))
 
     def _age(self, touched: float | None) -> float:
-        """Seconds since then, by the clock of the file system; infinite if the lock is gone."""
+        """Seconds since then, by the clock of the file system; infinite if there is no lock."""
         if touched is None:
             return float("inf")
         probe = self._folder / f".{LOCK}.{self.holder.token}"
@@ -151,7 +151,7 @@ class RunFolder:
                     return
                 os.utime(self._path)
             except OSError:
-                continue  # a file system that fails for a moment; saves and metrics report it
+                continue  # a file system that fails for a short time; saves and metrics report it
 
 
 def sees(folder: Path, token: str, seconds: float) -> str:

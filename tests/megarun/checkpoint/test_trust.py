@@ -185,7 +185,7 @@ def names(run_folder: Path) -> list[str]:
 
 
 def test_leftovers_of_a_killed_save(tmp_path: Path) -> None:
-    """Killed between the two renames of a second save, the whole checkpoint has its name again; all else that is hidden goes."""
+    """Killed between the two renames of a second save, the whole checkpoint has its name again; everything else that is hidden is removed."""
     for step in (2, 4, 6):
         written(tmp_path, step)
     folder = tmp_path / FOLDER
@@ -242,7 +242,7 @@ def test_what_cannot_be_read_or_removed_does_not_end_a_run(
     monkeypatch.setattr("megarun.checkpoint.storage.shutil.rmtree", _refuse_removed)
     assert run([*words, "--steps", "6"]) == 0
     said = capfd.readouterr().err
-    assert "step-00000002, which a killed save had set aside" in said
+    assert "step-00000002, which a killed save had renamed" in said
     assert said.count("warning[MP646]") == 1
     assert "step-00000002, 2 steps done" in said
     assert run([*words, "--steps", "8", "--keep", "2"]) == 0

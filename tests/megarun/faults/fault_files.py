@@ -114,7 +114,9 @@ def killed_between_renames(bench: Bench) -> Outcome:
     said, lost = bench.resume(out, BEFORE)
     assert lost == 0
     assert not list(newest.parent.glob(".*"))
-    return Outcome("a kill between the two renames of a save", first_line(said, "set aside"), 0, time.monotonic() - began, 0)
+    return Outcome(
+        "a kill between the two renames of a save", first_line(said, "a killed save had renamed"), 0, time.monotonic() - began, 0
+    )
 
 
 def old_one_stays(bench: Bench) -> Outcome:
@@ -135,9 +137,9 @@ def old_one_stays(bench: Bench) -> Outcome:
     return Outcome("an old checkpoint cannot be removed", first_line(said, "warning[MP657]"), lost, time.monotonic() - began, 0)
 
 
-def torn_metrics(bench: Bench) -> Outcome:
+def cut_metrics(bench: Bench) -> Outcome:
     """A process killed while it writes a line."""
-    out = copy_of(kept(bench), "torn")
+    out = copy_of(kept(bench), "cut-line")
     with (out / "metrics.jsonl").open("a") as file:
         file.write('{"step": 7, "lo')
     began = time.monotonic()
@@ -197,7 +199,7 @@ FILES: dict[str, Callable[[Bench], Outcome]] = {
     **{what: (lambda bench, what=what: contradiction(bench, what)) for what in CONTRADICTIONS},
     "killed between renames": killed_between_renames,
     "an old one stays": old_one_stays,
-    "torn metrics": torn_metrics,
+    "metrics cut off": cut_metrics,
     "truncated while read": truncated_while_read,
     "another job": another_job,
     "lock left": lock_left,

@@ -1,4 +1,4 @@
-"""Faults of ranks that neither end nor go on: the job ends within its time limit, and the stuck rank is the one that is named."""
+"""Faults of ranks that neither end nor continue: the job ends within its time limit, and the stuck rank is the one that is named."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Job scripts as a scheduler runs them: stand-ins for its commands start the ranks."""
+"""Job scripts as a scheduler runs them: substitutes for its commands start the ranks."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ WORDS = ["train", "plan 1.json", "--data", "a$(touch x).tokens", "--out", "it's"
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Any:
-    """Run a batch script with stand-ins for srun, scontrol and python: its exit status, and what they were given."""
+    """Run a batch script with substitutes for srun, scontrol and python: its exit status, and what they were given."""
     commands = tmp_path / "bin"
     commands.mkdir()
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("python", PYTHON)):
@@ -69,7 +69,7 @@ def test_a_saved_run_is_queued_again(status: int, requeued: bool, cluster: Any, 
     assert not (tmp_path / "x").exists()
 
 
-def test_the_scheduler_is_told_what_the_plan_needs() -> None:
+def test_directives_are_what_the_plan_needs() -> None:
     script = slurm_script(JobShape("four", 2, 8), WORDS, {"time": "1:00:00", "partition": "gpu"})
     directives = [line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH")]
     expected = {"nodes=2", "ntasks-per-node=8", "gpus-per-node=8", "signal=USR1@120", "requeue", "time=1:00:00", "partition=gpu"}

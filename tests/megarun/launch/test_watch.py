@@ -134,7 +134,7 @@ def test_the_job_ends_and_names_the_rank(monkeypatch: pytest.MonkeyPatch, capfd:
     assert "failed first" not in said
 
 
-def test_a_healthy_job_goes_on() -> None:
+def test_a_healthy_job_continues() -> None:
     store: Any = Shared(dist.HashStore())  # type: ignore[attr-defined]
     with Watch(Launch(0, 2, 0, store), Mesh(pp=2), Progress(Timeouts(60, 60)), Interrupt(), beat_seconds=0.01) as watch:
         time.sleep(0.2)

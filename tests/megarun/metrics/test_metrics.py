@@ -79,7 +79,7 @@ def records(path: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("before", ["", '{"step": 1}\n', '{"step": 1}\n{"ste', '{"ste', '{"step": 1}\n' + "x" * 200_000])
-def test_a_torn_line_does_not_merge_with_the_next(before: str, tmp_path: Path) -> None:
+def test_a_cut_line_does_not_merge_with_the_next(before: str, tmp_path: Path) -> None:
     """A process killed while it writes leaves a part of a line."""
     path = tmp_path / FILE_NAME
     path.write_text(before)

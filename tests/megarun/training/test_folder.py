@@ -53,7 +53,7 @@ def test_the_lock_of_a_process_that_has_ended_is_taken_over(tmp_path: Path) -> N
     ended.wait()
 
 
-def test_a_lock_of_another_machine_is_taken_over_when_nobody_touches_it(tmp_path: Path) -> None:
+def test_a_lock_of_another_machine_is_taken_over_when_no_process_touches_it(tmp_path: Path) -> None:
     elsewhere = {"host": "node7", "namespace": "another boot"}
     lock(tmp_path, **elsewhere)
     os.utime(tmp_path / LOCK, (time.time() - 3600, time.time() - 3600))
