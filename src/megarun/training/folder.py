@@ -4,8 +4,8 @@ Rank 0 holds `run.lock` in it, with host, process and a token, and touches it ev
 metrics and remove each other's checkpoints. The token is also the probe: a rank that does not read it in its `--out` has another folder,
 and no save would be complete.
 
-A lock whose process has ended, or that no process has touched for half a minute, is taken over: a killed run leaves it behind. Times are those
-of the file system, so that clocks of nodes may differ.
+A lock whose process has ended, or that no process has touched for half a minute, is taken over: a killed run leaves it behind. Times are
+those of the file system, so that clocks of nodes may differ.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ def names(run_folder: Path) -> list[str]:
 
 
 def test_leftovers_of_a_killed_save(tmp_path: Path) -> None:
-    """Killed between the two renames of a second save, the whole checkpoint has its name again; everything else that is hidden is removed."""
+    """Killed between the two renames of a second save: the whole checkpoint has its name again, other hidden folders are removed."""
     for step in (2, 4, 6):
         written(tmp_path, step)
     folder = tmp_path / FOLDER
