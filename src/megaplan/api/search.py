@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from megaplan.api.load import FilePath, LoadedJob, Source, load_to_split, override_texts
 from megaplan.diagnostics import refuse
-from megaplan.search.engine import Explored, Progress, Task, explore
-from megaplan.search.evaluate import Evaluator
-from megaplan.search.report import Lost, Row, rows_of, why_not
-from megaplan.search.space import DEFAULT_VARIED, FIXABLE, VARIED, Space
-from megaplan.search.values import Objective
+from megaplan.exploration.engine import Explored, Progress, Task, explore
+from megaplan.exploration.evaluate import Evaluator
+from megaplan.exploration.report import Lost, Row, rows_of, why_not
+from megaplan.exploration.space import DEFAULT_VARIED, FIXABLE, VARIED, Space
+from megaplan.exploration.values import Objective
 
 if TYPE_CHECKING:
     from megaplan.plan.document import PlanDocument

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from megaplan.api.search import Search
-    from megaplan.search.engine import Progress
+    from megaplan.exploration.engine import Progress
 
 NOTHING_FITS = 1
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from megaplan.search.report import lines_of
+from megaplan.exploration.report import lines_of
 from megaplan.terminal.table import table, wrap
 from megaplan.units import format_gib
 
 if TYPE_CHECKING:
     from megaplan.api.search import Search
-    from megaplan.search.report import Row
+    from megaplan.exploration.report import Row
 
 FORMAT = "megaplan.search/1"
 HEAD = ("", "step s", "tok/s/dev", "MFU", "peak GiB", "free", "bubble", "comm", "mesh", "")

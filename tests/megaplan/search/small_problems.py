@@ -14,12 +14,12 @@ from megaplan.cost.data import data_times, exposed_ns, local_elements
 from megaplan.cost.rates import rates_of
 from megaplan.cost.times import model_times
 from megaplan.errors import Severity
+from megaplan.exploration.evaluate import Evaluator
+from megaplan.exploration.space import KINDS, SLOTS, Space
+from megaplan.exploration.values import Exact, Layout, Policy
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.schedules import SlotTimes, actions, replay, schedule_problems
-from megaplan.search.evaluate import Evaluator
-from megaplan.search.space import KINDS, SLOTS, Space
-from megaplan.search.values import Exact, Layout, Policy
 from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
 from megaplan.spec.rules import check_rules

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from small_problems import exhaustive, problem
 
-from megaplan.search.engine import Task, explore
-from megaplan.search.evaluate import Evaluator
-from megaplan.search.values import Exact
+from megaplan.exploration.engine import Task, explore
+from megaplan.exploration.evaluate import Evaluator
+from megaplan.exploration.values import Exact
 
 TOP = 4
 FAST = range(40)

@@ -8,11 +8,11 @@ import megaplan
 from megaplan.budget.build import build_budget
 from megaplan.budget.evaluation import BlockMemo
 from megaplan.budget.peaks import StagePeaks
+from megaplan.exploration.engine import Task, explore
+from megaplan.exploration.space import Space
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.plan.read import read_plan
-from megaplan.search.engine import Task, explore
-from megaplan.search.space import Space
 from megaplan.spec.load import load_spec
 
 TINY = "plans/tiny-hybrid-pp2.yaml"
@@ -59,7 +59,7 @@ def test_every_value_that_lost_has_a_reason(found):
 
 
 def test_the_result_does_not_depend_on_the_number_of_processes(monkeypatch):
-    monkeypatch.setattr("megaplan.search.engine.ALONE", 0)
+    monkeypatch.setattr("megaplan.exploration.engine.ALONE", 0)
     space = Space(load_spec(TINY).spec, 4, {}, ("schedule",))
     one, two = (explore(Task(space, "time", 0, 5), processes) for processes in (1, 2))
     assert one.rows == two.rows

@@ -10,11 +10,11 @@ from megaplan.cost.step.from_spec import software_of, workload_of
 from megaplan.cost.step.pipeline import grown
 from megaplan.cost.step.predict import Passes, StepTimer, once_of, stage_terms
 from megaplan.cost.step.workload import Recomputed, Software, StageShape, StepWorkload
+from megaplan.exploration.clock import BUBBLE, EXPOSED, Terms
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.spans import Spans
 from megaplan.partition.values import StackCosts
 from megaplan.schedules import placement, slot_owner
-from megaplan.search.clock import BUBBLE, EXPOSED, Terms
 from megaplan.spec.models import Spec
 
 SECOND_NS = 1e9
@@ -59,8 +59,7 @@ class FittedClock:
 
         def cost(kind: str) -> int:
             both = [PassTerms(*_sums(parts[kind][run])) for run in (0, 1)]
-            seconds: float = sum(pass_seconds(terms, rates) for terms in both)
-            return round(seconds * SECOND_NS)
+            return round(sum(float(pass_seconds(terms, rates)) for terms in both) * SECOND_NS)
 
         each = {letter: cost(letter) for letter in self._counts}
         return StackCosts(tuple([each[letter] for letter in self._letters]), cost("embedding"), cost("head"), unit="ns")

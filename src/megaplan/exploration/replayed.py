@@ -10,13 +10,13 @@ from megaplan.cost.data import DataTimes, data_times, exposed_ns, local_elements
 from megaplan.cost.rates import rates_of
 from megaplan.cost.times import LayerTime, ModelTimes, end_times, layer_time
 from megaplan.cost.transfers import layer_transfers
+from megaplan.exploration.clock import BUBBLE, EXPOSED, Terms
+from megaplan.exploration.paths import at_slot, least, mean_path
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Block, Inventory
 from megaplan.layout.spans import Spans
 from megaplan.partition.values import StackCosts
 from megaplan.schedules import LinkedOrders, SlotTimes, actions, link
-from megaplan.search.clock import BUBBLE, EXPOSED, Terms
-from megaplan.search.paths import at_slot, least, mean_path
 from megaplan.spec.models import Spec
 
 K = TypeVar("K")

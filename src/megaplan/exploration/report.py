@@ -9,11 +9,11 @@ from typing import Any
 from megaplan.budget.build import build_budget
 from megaplan.columns import Column
 from megaplan.cost.model import flops_per_token
+from megaplan.exploration.clock import BUBBLE, EXPOSED
+from megaplan.exploration.engine import Explored
+from megaplan.exploration.evaluate import UNLIMITED, Evaluator
+from megaplan.exploration.values import Exact, Layout
 from megaplan.layout.build import build_layout
-from megaplan.search.clock import BUBBLE, EXPOSED
-from megaplan.search.engine import Explored
-from megaplan.search.evaluate import UNLIMITED, Evaluator
-from megaplan.search.values import Exact, Layout
 from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
 

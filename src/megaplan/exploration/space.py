@@ -8,10 +8,10 @@ from typing import Any
 
 from megaplan.dtypes import DType
 from megaplan.errors import Diagnostic, Severity
+from megaplan.exploration.values import Illegal, Layout, Policy
 from megaplan.families.checks import divisors
 from megaplan.families.registry import FAMILIES
 from megaplan.schedules.registry import SCHEDULES, schedule_problems
-from megaplan.search.values import Illegal, Layout, Policy
 from megaplan.spec.models import LatentAttention, Mesh, Spec
 from megaplan.spec.pattern import BOUNDARY, parse_pattern
 from megaplan.spec.rules import check_rules
@@ -56,7 +56,7 @@ class Space:
         self._recomputed = list(self._recomputes())
 
     def keep_recomputes(self, kept: Sequence[tuple[tuple[str, str], ...]]) -> None:
-        """Leave only these policies by letter; see `search.recompute`."""
+        """Leave only these policies by letter; see `exploration.recompute`."""
         self._recomputed = [found for found in self._recomputed if found[0] in kept]
 
     @property

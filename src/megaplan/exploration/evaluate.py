@@ -6,6 +6,11 @@ from dataclasses import dataclass, replace
 
 from megaplan.budget.evaluation import BlockMemo
 from megaplan.budget.reserve import device_budget
+from megaplan.exploration.clock import Clock, clock_of
+from megaplan.exploration.floors import Floors, NoFloors
+from megaplan.exploration.recompute import chain
+from megaplan.exploration.space import Space
+from megaplan.exploration.values import Exact, Layout, Objective, Outcome, Policy
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.spans import Spans, spans_of
@@ -13,11 +18,6 @@ from megaplan.partition.certify import stack_of
 from megaplan.partition.fitting import quick_fitting
 from megaplan.partition.memory import Memory
 from megaplan.partition.stack import Stack
-from megaplan.search.clock import Clock, clock_of
-from megaplan.search.floors import Floors, NoFloors
-from megaplan.search.recompute import chain
-from megaplan.search.space import Space
-from megaplan.search.values import Exact, Layout, Objective, Outcome, Policy
 from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
 
@@ -76,7 +76,7 @@ class Evaluator:
         return self._sides[key]
 
     def _keep_chain(self) -> None:
-        """Of many recompute policies, those of `search.recompute`, by bytes and times of one sequence on one rank."""
+        """Of many recompute policies, those of `exploration.recompute`, by bytes and times of one sequence on one rank."""
         options, space = self.space.recomputes, self.space
         plain = Layout(1, 1, "1f1b", 1, 1, 1, 1, 1, 1, 1, 1)
         own = space.policies(plain)[0]

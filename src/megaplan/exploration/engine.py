@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from megaplan.search.evaluate import UNLIMITED, Evaluator
-from megaplan.search.space import Space
-from megaplan.search.values import Exact, Layout, Objective, Outcome
+from megaplan.exploration.evaluate import UNLIMITED, Evaluator
+from megaplan.exploration.space import Space
+from megaplan.exploration.values import Exact, Layout, Objective, Outcome
 
 WAVE = 32
 """Meshes of a wave."""

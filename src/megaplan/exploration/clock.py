@@ -1,7 +1,7 @@
 """The time of a step: what a layout's layers cost, a bound for all cuts, and the exact step of given cuts.
 
-Where the step-time model has constants for the host and terms for every block, it is that model (`search.fitted`). Else it is the
-schedule's replay with layer times from the device's rates, and what data ranks exchange (`search.replayed`). All times are whole
+Where the step-time model has constants for the host and terms for every block, it is that model (`exploration.fitted`). Else it is the
+schedule's replay with layer times from the device's rates, and what data ranks exchange (`exploration.replayed`). All times are whole
 nanoseconds.
 """
 
@@ -56,9 +56,9 @@ def clock_of(spec: Spec, inventory: Inventory) -> Clock:
         from megaplan.cost.step.from_spec import unpriced  # noqa: PLC0415
 
         if unpriced(spec) is None:
-            from megaplan.search.fitted import FittedClock  # noqa: PLC0415
+            from megaplan.exploration.fitted import FittedClock  # noqa: PLC0415
 
             return FittedClock(inventory)
-    from megaplan.search.replayed import ReplayClock  # noqa: PLC0415
+    from megaplan.exploration.replayed import ReplayClock  # noqa: PLC0415
 
     return ReplayClock(inventory, spec)

@@ -1,0 +1,56 @@
+"""Host megatron, whose step-time model has fitted constants: times are those of an estimate, and no bound is above one."""
+
+import random
+
+import pytest
+
+import megaplan
+from megaplan.exploration.clock import clock_of
+from megaplan.exploration.fitted import FittedClock
+from megaplan.exploration.space import Space
+from megaplan.inventory.build import build_inventory
+from megaplan.layout.spans import spans_of
+from megaplan.layout.step_time import planned_time
+
+LLAMA = {
+    "format": "megaplan.spec/1",
+    "name": "llama-3.1-70b",
+    "model": {
+        **{"pattern": "AD", "num_layers": 160, "hidden_size": 8192, "vocab_size": 128256},
+        "attention": {"kind": "gqa", "num_heads": 64, "num_kv_heads": 8, "head_dim": 128},
+        "mlp": {"ffn_hidden_size": 28672},
+    },
+    "mesh": {"pp": 4, "tp": 4, "dp_shard": 4, "vocab_parallel": True},
+    "schedule": {"num_microbatches": 32},
+    "batch": {"micro_batch_size": 1, "seq_length": 8192},
+    "optimizer": {"matrix": "adamw"},
+    "host": {"name": "megatron", "model": "gpt"},
+    "device": {"name": "h100-sxm"},
+}
+HYBRID = LLAMA | {
+    "name": "hybrid",
+    "model": {
+        **{"pattern": "MEMEA", "num_layers": 50, "hidden_size": 4096, "vocab_size": 131072},
+        "attention": {"kind": "gqa", "num_heads": 32, "num_kv_heads": 8, "head_dim": 128},
+        "mamba": {"kind": "mamba2", "head_dim": 64, "state_dim": 128, "num_groups": 8},
+        "moe": {"num_experts": 64, "top_k": 4, "ffn_hidden_size": 1024, "activation": "relu2"},
+    },
+    "host": {"name": "megatron", "model": "hybrid", "moe_dispatcher": "alltoall"},
+}
+
+
+@pytest.mark.parametrize("document", [LLAMA, HYBRID], ids=["dense", "hybrid"])
+def test_times_are_an_estimates_and_within_their_bounds(document):
+    draw, spec = random.Random(1), megaplan.load(document).spec
+    space = Space(spec, 64, {}, ("recompute", "schedule", "batch"))
+    clock = clock_of(space.base, build_inventory(space.base))
+    assert isinstance(clock, FittedClock)
+    cuts = space.allowed_cuts
+    for mesh in draw.sample(space.meshes(), 25):
+        for layout in space.layouts_of(mesh)[:2]:
+            one = space.spec_of(layout, draw.choice(space.policies(layout)))
+            slots = layout.pp * layout.vpp
+            spans = spans_of(sorted(draw.sample(cuts, slots - 1)), spec.model.num_layers)
+            timed = planned_time(one, spans)
+            assert round(timed.seconds * 1e9) == clock.step_ns(one, spans)
+            assert clock.bound_ns(one) <= clock.step_ns(one, spans)
