@@ -1,9 +1,9 @@
-"""`megaplan export`: a plan as another framework's launch file."""
+"""`megaplan export`: a plan as another framework's launch file, or its step as a file that a viewer opens."""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,11 +11,14 @@ from megaplan.cli.files import STDOUT, write_new
 from megaplan.cli.options import Overrides, SpecOrPlan
 from megaplan.terminal import output
 
+if TYPE_CHECKING:
+    from megaplan.exporters.values import Source
+
 LOSES = 1
 
 
-class HostName(StrEnum):
-    """Hosts that have an exporter."""
+class Target(StrEnum):
+    """Hosts that have an exporter, and the formats of viewers."""
 
     MEGATRON = "megatron"
     TORCHTITAN = "torchtitan"
@@ -23,26 +26,38 @@ class HostName(StrEnum):
     DEEPSPEED = "deepspeed"
     NANOTRON = "nanotron"
     MAXTEXT = "maxtext"
+    CHROME_TRACE = "chrome-trace"
+    MEMORY_SNAPSHOT = "memory-snapshot"
 
 
 def export(
     subject: SpecOrPlan,
     *,
-    host: Annotated[HostName, typer.Option("--to", help="Target framework.")],
+    host: Annotated[
+        Target, typer.Option("--to", help="Target framework; or chrome-trace (Perfetto) or memory-snapshot (pytorch.org/memory_viz).")
+    ],
     target: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Output file; - for stdout.")] = STDOUT,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 without output if the host cannot express all of the plan.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     overrides: Overrides = None,
 ) -> int:
-    """Write a plan for another framework. Each key that the framework cannot express is listed."""
+    """Write a plan for another framework, or a step of it for a viewer. Each key that a framework cannot express is listed."""
     from megaplan.api.load import load  # noqa: PLC0415  (a help text needs no model)
-    from megaplan.diagnostics import diagnostic  # noqa: PLC0415
+    from megaplan.diagnostics import diagnostic, refuse  # noqa: PLC0415
     from megaplan.errors import Location, Severity  # noqa: PLC0415
-    from megaplan.exporters.hosts import EXPORTERS  # noqa: PLC0415
     from megaplan.exporters.values import Source  # noqa: PLC0415
 
+    if host is Target.MEMORY_SNAPSHOT and target == STDOUT:
+        raise refuse("MP480", "--to memory-snapshot writes a binary file", "-o snapshot.pickle")
     given = load(subject, *(overrides or ()))
-    exported = EXPORTERS[host](Source(given.spec, given.inventory, given.layout))
+    source = Source(given.spec, given.inventory, given.layout)
+    if host in (Target.CHROME_TRACE, Target.MEMORY_SNAPSHOT):
+        _write_step(host, source, target, force=force)
+        output.report(given.diagnostics)
+        return 0
+    from megaplan.exporters.hosts import EXPORTERS  # noqa: PLC0415
+
+    exported = EXPORTERS[host](source)
     found = [
         diagnostic(
             "MP920",
@@ -60,3 +75,16 @@ def export(
             output.write(f"wrote {target}\n")
     output.report(found)
     return LOSES if refused else 0
+
+
+def _write_step(host: Target, source: Source, target: str, *, force: bool) -> None:
+    if host is Target.CHROME_TRACE:
+        from megaplan.exporters.chrome_trace import chrome_trace  # noqa: PLC0415
+
+        write_new(target, chrome_trace(source), force=force)
+    else:
+        from megaplan.exporters.memory_snapshot import memory_snapshot  # noqa: PLC0415
+
+        write_new(target, memory_snapshot(source), force=force)
+    if target != STDOUT:
+        output.write(f"wrote {target}\n")

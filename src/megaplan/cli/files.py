@@ -11,7 +11,7 @@ from megaplan.terminal import output
 STDOUT = "-"
 
 
-def write_new(path: str, text: str, *, force: bool) -> None:
+def write_new(path: str, text: str | bytes, *, force: bool) -> None:
     """Write `text` to a file that does not exist yet, or to stdout for `-`.
 
     Raises:
@@ -47,33 +47,49 @@ def write_picture(path: str, text: str) -> None:
     Raises:
         MegaplanError: MP482, the file exists and is not an SVG, or cannot be written.
     """
+    _check_kind(path, b"<svg", "an SVG", "--svg timeline.svg")
+    write_whole(path, text)
+
+
+def write_page(path: str, text: str) -> None:
+    """Write a report, which may replace only another report; to stdout for `-`.
+
+    Raises:
+        MegaplanError: MP482, the file exists and is not a report, or cannot be written.
+    """
+    _check_kind(path, b'name="generator" content="megaplan"', "a report", "-o report.html")
+    write_whole(path, text)
+
+
+def _check_kind(path: str, mark: bytes, kind: str, hint: str) -> None:
+    """Refuse to replace a file whose first bytes have no such mark."""
     target = Path(path)
     if path != STDOUT and target.is_file():
         with target.open("rb") as file:
             head = file.read(1024)
-        if head.strip() and b"<svg" not in head:
-            raise refuse("MP482", f"{path} exists and is not an SVG; it would be overwritten", "--svg timeline.svg", file=path)
-    write_whole(path, text)
+        if head.strip() and mark not in head:
+            raise refuse("MP482", f"{path} exists and is not {kind}; it would be overwritten", hint, file=path)
 
 
-def write_whole(path: str, text: str) -> None:
-    """Write `text` atomically to a file, or to stdout for `-`.
+def write_whole(path: str, text: str | bytes) -> None:
+    """Write `text` atomically to a file, or (only `str`) to stdout for `-`.
 
     Raises:
         MegaplanError: The path is a directory, or cannot be written.
     """
-    if path == STDOUT:
+    if path == STDOUT and isinstance(text, str):
         output.write(text)
         return
+    content = text.encode() if isinstance(text, str) else text
     target = Path(path)
     if target.is_dir():
         raise refuse("MP482", f"{path} is a directory", f"name a file, like {target / 'plan.json'}", file=path)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         if target.exists() and not target.is_file():  # a device or a pipe is written directly
-            target.write_text(text, encoding="utf-8")
+            target.write_bytes(content)
             return
-        partial.write_text(text, encoding="utf-8")
+        partial.write_bytes(content)
         partial.replace(target)
     except OSError as error:
         partial.unlink(missing_ok=True)

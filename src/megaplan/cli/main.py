@@ -26,6 +26,7 @@ _COMMANDS = (
     "search",
     "costs",
     "show",
+    "report",
     "diff",
     "check",
     "schedule",

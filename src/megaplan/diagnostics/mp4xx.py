@@ -159,6 +159,13 @@ PLANS: dict[str, CodeInfo] = {
         "Split the changed spec instead.",
         "megaplan split spec.yaml --set mesh.pp=4 -o plan.json",
     ),
+    "MP489": CodeInfo(
+        "the page would be too large",
+        "The report of a job with this many layers or distinct ranks exceeds the size of a page.",
+        "A browser opens larger pages slowly, and mail programs and reviews do not accept them.",
+        "Use `estimate --json`, or report a smaller mesh.",
+        "megaplan estimate plan.json --json",
+    ),
     "MP499": CodeInfo(
         "this is a bug in megaplan",
         "An unexpected exception was raised.",

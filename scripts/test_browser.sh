@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# The report page in a headless Chromium, in an environment of its own: Debian's Chromium, driven by Playwright from PyPI.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+env=.venv-browser
+if [ -z "${CHROMIUM:-}" ] && ! command -v chromium >/dev/null && ! command -v chromium-headless-shell >/dev/null; then
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null || true
+  fi
+  command -v chromium >/dev/null || { echo "error: test-browser needs Chromium: apt-get install chromium, or CHROMIUM=/path/to/it" >&2; exit 1; }
+fi
+[ -x "$env/bin/pytest" ] || { "${PYTHON:-python3}" -m venv "$env" && "$env/bin/python" -m pip install -qq --disable-pip-version-check "playwright==1.60.0" pytest; }
+MEGAPLAN_REPORTS="$(mktemp -d)"
+export MEGAPLAN_REPORTS
+trap 'rm -rf "$MEGAPLAN_REPORTS"' EXIT
+cp plans/tiny-hybrid-pp2.yaml "$MEGAPLAN_REPORTS/<img src=x onerror=alert(1)>.yaml"
+report() {  # NAME SOURCE [OPTION ...]
+  .venv/bin/python -m megaplan report "$2" -o "$MEGAPLAN_REPORTS/$1.html" "${@:3}" >/dev/null 2>&1
+  .venv/bin/python -m megaplan estimate "$2" --json "${@:3}" >"$MEGAPLAN_REPORTS/$1.json" || [ $? = 1 ]
+}
+report plan plans/nam56r-8xh200.json
+report one-rank plans/tiny-hybrid.yaml
+report megatron plans/llama-3.1-8b.yaml --set host.name=megatron
+report hostile "$MEGAPLAN_REPORTS/<img src=x onerror=alert(1)>.yaml"
+"$env/bin/pytest" tests/browser -c /dev/null --rootdir . -q -p no:cacheprovider "$@"

@@ -1,0 +1,59 @@
+"""Exports for viewers: the replayed step of a plan, which `chrome_trace` and `memory_snapshot` write."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from megaplan.budget.build import build_budget
+from megaplan.budget.slots import KeptBytes, Level, kept_bytes, memory_over_time
+from megaplan.budget.values import RankBudget
+from megaplan.columns import Phase
+from megaplan.diagnostics import refuse
+from megaplan.exporters.values import Source
+from megaplan.layout.planned_step import MAX_REPLAYED, num_actions, planned_step
+from megaplan.schedules import Timeline
+
+
+class ReplayedStep(NamedTuple):
+    """A step with what it holds.
+
+    Attributes:
+        timeline: Actions of every pp rank, in ns, with the times of the device's peak rates.
+        chunks: Chunk of each slot.
+        kept: Bytes of one microbatch on each slot.
+        levels: (ns, bytes) of every pp rank.
+        ranks: Of every pp rank the budget with the largest forward and backward, which the levels follow.
+    """
+
+    timeline: Timeline
+    chunks: tuple[int, ...]
+    kept: tuple[KeptBytes, ...]
+    levels: tuple[tuple[Level, ...], ...]
+    ranks: tuple[RankBudget, ...]
+
+
+def replayed_step(source: Source) -> ReplayedStep:
+    """Replay the schedule of a plan.
+
+    Raises:
+        MegaplanError: MP481, it has too many actions.
+    """
+    spec, inventory, layout = source.spec, source.inventory, source.layout
+    mesh, schedule = spec.mesh, spec.schedule
+    if (most := num_actions(mesh.pp, mesh.vpp, schedule.num_microbatches)) > MAX_REPLAYED:
+        detail = f"{mesh.pp * mesh.vpp} slots with {schedule.num_microbatches:,} microbatches have up to {most:,} actions"
+        hint = "--set schedule.num_microbatches=N with fewer microbatches"
+        raise refuse("MP481", f"{detail}, and at most {MAX_REPLAYED:,} are replayed", hint, key="schedule.num_microbatches")
+    budget = build_budget(spec, inventory, layout)
+    timeline = planned_step(spec, inventory, tuple((slot.start, slot.stop) for slot in layout.slots))
+    ranks = tuple(
+        max((rank for rank in budget.ranks if rank.coordinate["pp"] == pp), key=lambda rank: rank.phases[Phase.FORWARD_BACKWARD])
+        for pp in range(mesh.pp)
+    )
+    return ReplayedStep(
+        timeline,
+        tuple(slot.chunk for slot in layout.slots),
+        kept_bytes(spec, inventory, layout),
+        memory_over_time(spec, inventory, layout, budget, timeline),
+        ranks,
+    )

@@ -1,0 +1,39 @@
+"""The explanations of a page's numbers: the texts of `megaplan explain`."""
+
+from __future__ import annotations
+
+from megaplan.budget.formulas import FORMULAS
+from megaplan.columns import Column
+from megaplan.cost.step.formulas import FORMULAS as STEP_TERMS
+from megaplan.hosts.columns import HOLDS
+
+Fields = dict[str, str]
+"""Name of a field to its text, in the order in which they are shown."""
+
+
+def column_formulas(host: str) -> dict[str, Fields]:
+    """Of every column, and of the memory outside torch's allocator; the formulas of columns are those of host megarun."""
+    found = {"reserve": _column("reserve")}
+    for column in Column:
+        found[str(column)] = _column(column) if host == "megarun" else {}
+        found[str(column)][f"{host} keeps"] = HOLDS[host][column]
+    return found
+
+
+def _column(name: str) -> Fields:
+    formula = FORMULAS[name]
+    return {
+        "holds": formula.holds,
+        "formula": formula.formula,
+        "units": f"{formula.units}, {formula.basis}",
+        "source": formula.source,
+        "example": formula.example,
+    }
+
+
+def term_formulas() -> dict[str, Fields]:
+    """Of the terms of the step-time model."""
+    return {
+        name: {"is": term.summary, "formula": term.formula, "units": term.unit, "source": term.source, "example": term.example}
+        for name, term in STEP_TERMS.items()
+    }
