@@ -159,7 +159,7 @@ PLANS: dict[str, CodeInfo] = {
         "Split the changed spec instead.",
         "megaplan split spec.yaml --set mesh.pp=4 -o plan.json",
     ),
-    "MP489": CodeInfo(
+    "MP490": CodeInfo(
         "the page would be too large",
         "The report of a job with this many layers or distinct ranks exceeds the size of a page.",
         "A browser opens larger pages slowly, and mail programs and reviews do not accept them.",

@@ -33,7 +33,7 @@ def report_html(document: Mapping[str, Any]) -> str:
         document: Data of the page, from `report_document`.
 
     Raises:
-        MegaplanError: MP489, the file would be larger than a page may be.
+        MegaplanError: MP490, the file would be larger than a page may be.
     """
     style = _read("vendor/uplot/uPlot.min.css") + _read("page/report.css")
     script = _read("vendor/uplot/uPlot.iife.min.js") + "\n(() => {\n'use strict';\n" + "".join(map(_script, SCRIPTS)) + "})();\n"
@@ -45,7 +45,7 @@ def report_html(document: Mapping[str, Any]) -> str:
     page = "".join(parts[piece] if index % 2 else piece for index, piece in enumerate(pieces))
     if (size := len(page.encode())) > MAX_BYTES:
         raise refuse(
-            "MP489",
+            "MP490",
             f"the page of {len(document['layers']):,} layers and {len(document['estimate']['ranks']):,} distinct ranks has {size:,} bytes, "
             f"and a page has at most {MAX_BYTES:,}",
             "megaplan estimate --json has all numbers",

@@ -24,6 +24,8 @@ PLANNER = {
     ("megaplan export", export.LOSES),
     ("megarun train", exit_status.SIGNAL_STATUS + signal.SIGINT),
     ("megarun train", exit_status.SIGNAL_STATUS + signal.SIGTERM),
+    ("megarun train", exit_status.SIGNAL_STATUS + signal.SIGUSR1),
+    ("megarun train", exit_status.SIGNAL_STATUS + signal.SIGHUP),
 }
 
 
