@@ -45,7 +45,7 @@ def spec_of_launch(
         arguments: Launch arguments, underscores for dashes.
         gpus: Of the job; None for the fewest.
         vocab_size: Padded vocabulary; None for that of the tokenizer.
-        platform: A device, such as `h100`; `dgx_` may stand before it.
+        platform: A device, such as `h100`; a prefix `dgx_` is dropped.
         environment: Variables of the launch.
         month: Of the image that runs, as `2026-05`; None for a new one.
 

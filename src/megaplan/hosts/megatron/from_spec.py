@@ -57,7 +57,7 @@ def _common(spec: Spec, letters: str) -> MegatronJob:
         chunks=(),
         mtp_operators="*E" if mtp is not None and mtp.experts else "*-",
         gated=activation == "swiglu",
-        bias=any(part.bias for part in (model.mlp, model.moe, mtp) if part is not None) or getattr(attention, "output_bias", False),
+        bias=_has_biases(spec),
         hybrid=host.model == "hybrid",
         learned_positions=model.learned_positions or 0,
         latent=LatentDims(**_priced(spec, "latent"), normed=attention.latent_norm) if isinstance(attention, LatentAttention) else None,
@@ -75,6 +75,13 @@ def _common(spec: Spec, letters: str) -> MegatronJob:
         recompute_num_layers=(host.recompute_num_layers or 0) * (2 if host.model == "gpt" else 1),
         recompute_block=host.recompute_method == "block",
     )
+
+
+def _has_biases(spec: Spec) -> bool:
+    """Whether linears have biases: all have, or none has."""
+    model = spec.model
+    parts = [part for part in (model.mlp, model.moe, model.features.mtp) if part is not None]
+    return any(part.bias for part in parts) or (model.attention is not None and model.attention.output_bias)
 
 
 def _priced(spec: Spec, part: str = "") -> dict[str, Any]:

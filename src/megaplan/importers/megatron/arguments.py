@@ -24,7 +24,7 @@ class Given:
 
     Attributes:
         values: By the arguments' names, underscores for dashes.
-        lines: Where each stands.
+        lines: Line of each.
         environment: Variables that the launch sets.
         left_out: What of the text was not followed, each with its line.
         parsed: The values are those after Megatron's parser, defaults among them: names that are not known here say nothing.
@@ -43,7 +43,7 @@ class Arguments:
     Args:
         given: What the launch says.
         name: What diagnostics call the file.
-        vocab_size: The padded vocabulary, where it is known beside the launch.
+        vocab_size: The padded vocabulary, where it is known outside the launch.
     """
 
     def __init__(self, given: Given, name: str, vocab_size: int | None = None) -> None:
@@ -57,7 +57,7 @@ class Arguments:
         self._notes: list[Diagnostic] = []
 
     def at(self, key: str) -> Location:
-        """Where an argument stands."""
+        """Location of an argument."""
         return Location(self._name, self._given.lines.get(key), key=flag(key))
 
     def value(self, key: str) -> Any:

@@ -12,7 +12,7 @@ from megaplan.importers.megatron.arguments import Given
 from megaplan.importers.megatron.log import from_attributes
 
 SECTIONS = ("model", "train", "optimizer", "ddp", "scheduler", "dataset", "tokenizer", "rng", "comm_overlap")
-"""Read in this order; a name that stands in several is the first one's."""
+"""Read in this order; of a name in several the first is taken."""
 RENAMED = {
     "num_layers_in_first_pipeline_stage": "decoder_first_pipeline_num_layers",
     "num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers",

@@ -17,7 +17,7 @@ from megaplan.spec.document import parse_document
 
 _YAML_KEY = re.compile(r"^\s*(?:-{0,2})[A-Za-z_][\w.-]*:(\s|$)|^\s*\{")
 TWICE = "MP110"
-"""A key that stands twice: YAML readers of launches take the last."""
+"""A key that occurs twice: YAML readers of launches take the last."""
 _SECTIONS = ("MODEL_ARGS", "ENV_VARS")
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}|\$(\w+)")
 
@@ -31,8 +31,8 @@ def read_arguments(
         text: A script or words of one, YAML or JSON of arguments or of Megatron-Bridge's sections, or a log.
         name: What diagnostics call the file.
         environment: Variables that the launch finds.
-        argv: Arguments of the script; beside other forms they stand in the place of the text's own.
-        vocab_size: The padded vocabulary, where it is known beside the launch.
+        argv: Arguments of the script; with other forms they replace the text's own.
+        vocab_size: The padded vocabulary, where it is known outside the launch.
 
     Raises:
         MegaplanError: MP916, it is none of them.
@@ -50,7 +50,7 @@ def _given(text: str, name: str, environment: Mapping[str, str], argv: Sequence[
 
 
 def _with(given: Given, argv: Sequence[str]) -> Given:
-    """With arguments that stand in the place of the text's."""
+    """With arguments that replace the text's."""
     if not argv:
         return given
     more = read_words([Field(word, 0) for word in argv])

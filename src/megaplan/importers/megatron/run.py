@@ -126,31 +126,44 @@ def read_host(launch: Arguments, stack: Stack, muon: bool) -> tuple[dict[str, An
     for row in REFUSED:
         if row.conversion is ONLY:
             launch.accept(row.name)
-    recipe = launch.word("fp8_recipe")
-    if found["fp8_format"] is not None and recipe is not None:
-        found["fp8_recipe"] = recipe
-    split = launch.given("sequence_parallel")
-    if launch.whole("tensor_model_parallel_size") > 1 and not split:
-        found["sequence_parallel"] = False
-    if found["transformer_impl"] == "local":
-        found["attention_backend"] = "unfused"
+    found |= _kernels(launch, found)
     if "E" in stack.letters or stack.experts_ahead:
         found["moe_load_balancing"] = load_balancing(launch)[0]
     launch.value("moe_flex_dispatcher_backend")
     found["moe_flex_backend"] = launch.word("moe_flex_dispatcher_backend") if found["moe_dispatcher"] == "flex" else "deepep"
-    if launch.given("use_flash_attn") and found["transformer_impl"] != "local" and launch.values.get("attention_backend") is None:
-        found["attention_backend"] = "flash"
-    launch.pass_over(*(row.name for row in FEATURES))
-    features = {row.means for row in FEATURES if launch.values.get(row.name) not in (None, False, "none", 0)}
-    if launch.given("use_megatron_fsdp") and not wholly_sharded(launch):
-        features.add("fsdp")
-    if muon and found["distributed_optimizer"] and not launch.given("no_use_layer_wise_param_layout"):
-        features.add("layer_wise_param_layout")
+    features = _features(launch, layer_wise=muon and found["distributed_optimizer"])
     if features:
         found["features"] = sorted(features)
         launch.pass_over("offload_modules", *(key for key in launch.values if key.startswith("megatron_fsdp_")))
     recompute = _recompute(launch, found, stack.letters)
     return {key: found[key] for key in Host.model_fields if key in found}, recompute
+
+
+def _kernels(launch: Arguments, host: dict[str, Any]) -> dict[str, Any]:
+    """Attention, fp8's recipe and sequence parallelism, which follow from several arguments."""
+    found: dict[str, Any] = {}
+    recipe, split = launch.word("fp8_recipe"), launch.given("sequence_parallel")
+    if host["fp8_format"] is not None and recipe is not None:
+        found["fp8_recipe"] = recipe
+    if launch.whole("tensor_model_parallel_size") > 1 and not split:
+        found["sequence_parallel"] = False
+    flash = launch.given("use_flash_attn") and launch.values.get("attention_backend") is None
+    if host["transformer_impl"] == "local":
+        found["attention_backend"] = "unfused"
+    elif flash:
+        found["attention_backend"] = "flash"
+    return found
+
+
+def _features(launch: Arguments, *, layer_wise: bool) -> set[str]:
+    """Features that are named and not priced."""
+    launch.pass_over(*(row.name for row in FEATURES))
+    features = {str(row.means) for row in FEATURES if launch.values.get(row.name) not in (None, False, "none", 0)}
+    if launch.given("use_megatron_fsdp") and not wholly_sharded(launch):
+        features.add("fsdp")
+    if layer_wise and not launch.given("no_use_layer_wise_param_layout"):
+        features.add("layer_wise_param_layout")
+    return features
 
 
 def wholly_sharded(launch: Arguments) -> bool:

@@ -36,7 +36,7 @@ _SUMS: dict[type[ast.operator] | type[ast.cmpop], Callable[[int, int], int]] = {
 
 
 class Field(NamedTuple):
-    """One word after expansion, and the line where its text stands."""
+    """One word after expansion, and the line of its text."""
 
     text: str
     line: int
@@ -106,7 +106,7 @@ class Scope:
         return "".join(" ".join(piece.text for piece in self._part(part, word.line)) for part in word.parts)
 
     def pattern(self, word: Word) -> str:
-        """The word as a pattern, whose quoted signs stand for themselves."""
+        """The word as a pattern, in which quoted characters match themselves."""
         pieces = []
         for part in word.parts:
             text = " ".join(piece.text for piece in self._part(part, word.line))
@@ -201,7 +201,7 @@ def _is_list(text: str) -> bool:
 
 
 def _split(pieces: list[Field]) -> Iterator[tuple[Field, bool, bool]]:
-    """Pieces of unquoted expansions: text, whether a new word begins before it, whether it stands even if it is empty."""
+    """Pieces of unquoted expansions: text, whether a new word begins before it, whether it counts even if it is empty."""
     for index, piece in enumerate(pieces):
         new = index > 0
         for offset, part in enumerate(re.split(r"[ \t\n]+", piece.text)):

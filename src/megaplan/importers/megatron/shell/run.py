@@ -128,7 +128,7 @@ class Shell:
         return self._loop(step)
 
     def _unknown_branch(self, body: Chain, line: int) -> None:
-        """A branch behind a condition that is not known is left out; told where it would have changed a variable."""
+        """A branch behind a condition that is not known is left out; noted if it would have changed a variable."""
         if any(isinstance(step, Command) and step.words and ASSIGNMENT.match(_head(step.words[0])) for _, step in body.steps):
             self.left_out.append((line, "the condition depends on the machine, and its branch is left out"))
 
@@ -193,15 +193,8 @@ class Shell:
             return name != "false"
         if name in ("exit", "return") and not self._nested:
             raise _Exit
-        if name == "shift":
-            count = int(rest[0].text) if rest and rest[0].text.isdigit() else 1
-            self.scope.read_positional = True
-            self.scope.positional = self.scope.positional[count:]
-        elif name == "set" and rest and rest[0].text == "--":
-            self.scope.positional = rest[1:]
-        elif name == "unset":
-            for each in rest:
-                self.scope.values.pop(each.text, None)
+        if name in ("shift", "set", "unset"):
+            self._changed(name, rest)
         elif name in ("source", "."):
             self.left_out.append((step.line, f"{rest[0].text if rest else 'a file'} is sourced there, and is not read"))
         elif name == "eval":
@@ -212,6 +205,18 @@ class Shell:
             self._recorded(fields, step)
             return None
         return True
+
+    def _changed(self, name: str, rest: list[Field]) -> None:
+        """`shift`, `set -- …` and `unset`."""
+        if name == "shift":
+            count = int(rest[0].text) if rest and rest[0].text.isdigit() else 1
+            self.scope.read_positional = True
+            self.scope.positional = self.scope.positional[count:]
+        elif name == "unset":
+            for each in rest:
+                self.scope.values.pop(each.text, None)
+        elif rest and rest[0].text == "--":
+            self.scope.positional = rest[1:]
 
     def _called(self, name: str, arguments: list[Field]) -> Outcome:
         if self._depth >= MOST_DEPTH:
@@ -308,7 +313,7 @@ def _compared(words: list[str], *, patterns: bool) -> Outcome:
 
 
 def _head(word: Word) -> str:
-    """What stands unquoted at a word's beginning."""
+    """The unquoted beginning of a word."""
     first = word.parts[0] if word.parts else None
     return first.text if first is not None and not first.quoted and first.kind == "text" else ""
 

@@ -28,7 +28,7 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Statements one after another; each connector, `&&`, `||` or `;`, stands before its statement."""
+    """Statements one after another; each connector, `&&`, `||` or `;`, precedes its statement."""
 
     steps: tuple[tuple[str, Statement], ...]
 
@@ -113,7 +113,7 @@ class _Parser:
             if token.word is not None and token.word.plain in ends:
                 break
             if token.word is not None and token.word.plain in _ENDS:
-                raise ScriptError(f"'{token.word.plain}' stands alone", token.line)
+                raise ScriptError(f"'{token.word.plain}' is out of place", token.line)
             before = self.index
             steps.append((connector, self._statement(signs)))
             connector = ";"
@@ -293,7 +293,7 @@ class _Parser:
         return Command(tuple(words), tuple(self._documents()), line)
 
     def _documents(self) -> Iterator[tuple[str, bool]]:
-        """Here-documents stand behind the line that names them."""
+        """Here-documents follow the line that names them."""
         rest = self.tokens[self.index :]
         end = next((index for index, token in enumerate(rest) if token.kind == "operator" and token.text == "\n"), len(rest))
         for token in rest[end + 1 :]:

@@ -29,7 +29,7 @@ class Part:
 
     Attributes:
         kind: What it expands from.
-        text: Itself; of a variable what stands between the braces; of a command or a sum what stands between the parentheses.
+        text: Itself; of a variable the text in braces; of a command or a sum the text in parentheses.
         quoted: Whether it is never split into several words.
     """
 
@@ -237,7 +237,7 @@ class Lexer:
         return self._take(end + 1 - self.position)[:-1]
 
     def _balanced(self, opening: str, closing: str, depth: int = 1) -> str:
-        """What stands before the sign that closes this level; quotations within hide signs."""
+        """The text before the character that closes this level; quotations within hide signs."""
         start, line, wanted, marks = self.position, self.line, depth, ""
         while self.position < len(self.text):
             sign = self._take(1)
