@@ -174,6 +174,7 @@ def test_a_list_that_is_set_nowhere_is_read_as_empty() -> None:
     text = f"torchrun pretrain_gpt.py {PLAIN} $EXTRA_ARGS --micro-batch-size 2 ${{MORE[@]}}"
     assert import_megatron(text, "x.sh").loaded.spec.batch.micro_batch_size == 2
     assert "$EXTRA_ARGS is set nowhere, and is read as empty" in notes(text, "x.sh")
+    assert not any("$DATA" in note for note in notes(f"torchrun pretrain_gpt.py {PLAIN} --data-path $DATA", "x.sh"))  # not read at all
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError
 from megaplan.hosts.megatron.argument import Kind
+from megaplan.hosts.megatron.not_carried import IGNORED, IGNORED_PREFIXES
 from megaplan.hosts.megatron.vocabulary import ARGUMENTS
 from megaplan.importers.megatron.arguments import Given, name_of, typed
 from megaplan.importers.megatron.shell.expand import UNKNOWN, Field, readable
@@ -125,6 +126,8 @@ def read_words(words: Sequence[Field]) -> Given:
 
 
 def _is_switch(key: str) -> bool:
+    if key in IGNORED or key.startswith(IGNORED_PREFIXES):
+        return False  # paths and the like, which are not read
     return key not in ARGUMENTS or ARGUMENTS[key].kind is Kind.SWITCH
 
 
