@@ -67,7 +67,7 @@ def draw(seed: int, scope: Scope = Scope.ANY, size: Size = LARGE) -> dict[str, A
     if degrees.steps > 1:
         sections["schedule"]["steps_per_update"] = degrees.steps
     if scope is Scope.ANY and not megatron:
-        add_options(stream("options"), sections["model"], shape, degrees.slots)
+        add_options(stream("options"), sections["model"], shape, degrees.slots, sections["batch"]["seq_length"])
     if megatron:
         pp, count = degrees.mesh["pp"], degrees.num_microbatches
         sections["host"] = megatron_section(

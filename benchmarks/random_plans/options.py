@@ -13,7 +13,7 @@ from random_plans.model import Shape
 SHARE = 0.06
 
 
-def add_options(draw: Draw, model: dict[str, Any], shape: Shape, slots: int) -> None:
+def add_options(draw: Draw, model: dict[str, Any], shape: Shape, slots: int, seq_length: int) -> None:
     """Write options into the sections of a drawn model.
 
     Args:
@@ -21,13 +21,14 @@ def add_options(draw: Draw, model: dict[str, Any], shape: Shape, slots: int) -> 
         model: The section `model`.
         shape: What it was drawn for.
         slots: Stage slots; layers that share their input are drawn for one, since no cut may part them.
+        seq_length: Of the batch, which learned positions cover.
     """
     if not draw.chance(SHARE):
         return
     if "mtp" not in model.get("features", {}):
         draw.maybe(model, 0.4, norm="layernorm")
         if not model.get("tie_embeddings"):
-            draw.maybe(model, 0.3, head_bias=True)
+            draw.maybe(model, 0.3, head_bias=True, learned_positions=lambda: seq_length + draw.randint(0, 9))
         draw.maybe(model, 0.5, norm_placement=lambda: draw.choice(["post", "both"]))
     if slots == 1 and len(shape.letters) > 1 and "norm_placement" not in model:
         draw.maybe(model, 0.5, parallel_layers=lambda: draw.some(list(range(1, len(shape.letters)))) or [1])

@@ -214,6 +214,14 @@ def _hunyuan_moe(draw: Random) -> Config:
     return _hunyuan(draw) | {"num_experts": draw.randint(2, 5), "moe_topk": draw.randint(1, 2)}
 
 
+def _gpt2(draw: Random) -> Config:
+    heads = draw.randint(1, 5)
+    return {
+        "vocab_size": 120, "n_embd": heads * 2 * draw.randint(2, 9), "n_layer": draw.randint(1, 6), "n_head": heads,
+        "n_positions": draw.randint(16, 90), "n_inner": draw.choice([None, draw.randint(9, 60)]), "tie_word_embeddings": _flag(draw),
+    }  # fmt: skip
+
+
 def _rotary(draw: Random, _config: Config) -> Config:
     return {"head_dim": 16, "rotary_dim": draw.choice([8, 16])}
 
@@ -235,6 +243,7 @@ CONFIGS: dict[str, Callable[[Random], Config]] = {
     "glm4": _and(_dense("attention_bias", head_dim=True), _partial),
     "glm4_moe": _and(_routed("n_routed_experts", "moe_intermediate_size", "num_experts_per_tok", "attention_bias", "use_qk_norm"), _shared),
     "glm_moe_dsa": _shared_indexers,
+    "gpt2": _gpt2,
     "gpt_oss": _windowed(_routed("num_local_experts", None, "num_experts_per_tok", "attention_bias", head_dim=True)),
     "granite": _dense("attention_bias", "mlp_bias"),
     "granitemoe": _routed("num_local_experts", None, "num_experts_per_tok", "attention_bias"),

@@ -54,7 +54,7 @@ def model_costs(spec: Spec, inventory: Inventory) -> ModelCosts:
             made[id(block)] = _cost(spec, layer_ops(whole_workload(spec, dtype), spec.model, block), block.elements, dtype)
     dtype, outside = spec.precision.params, dict(inventory.outside)
     ends = end_ops(whole_workload(spec, dtype), spec)
-    head_elements = outside["embedding" if inventory.tied else "head"].elements
+    head_elements = outside["embedding" if inventory.tied else "head"].sizes[0]
     projections = sum(
         tensor.elements for name, block in inventory.outside for tensor in block.tensors if name in _SIDES and tensor.name == "proj.weight"
     )

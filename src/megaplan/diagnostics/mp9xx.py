@@ -38,7 +38,7 @@ HOSTS: dict[str, CodeInfo] = {
         "megarun's ledger has no tensors for this option of the model.",
         "The estimate would leave its tensors out.",
         "Take the default, or plan for Megatron-Core.",
-        "host: {name: megarun}\nmodel: {learned_positions: 1024}      # wrong",
+        "host: {name: megarun}\nattention: {kind: mla, latent_norm: false}      # wrong",
     ),
     "MP910": CodeInfo(
         "not Megatron's hybrid pattern",

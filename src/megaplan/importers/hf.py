@@ -69,7 +69,7 @@ def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bo
         "format": "megaplan.spec/1",
         "name": _name(config, name),
         "model": model,
-        "batch": {"micro_batch_size": MICRO_BATCH_SIZE, "seq_length": SEQ_LENGTH},
+        "batch": {"micro_batch_size": MICRO_BATCH_SIZE, "seq_length": min(SEQ_LENGTH, model.get("learned_positions", SEQ_LENGTH))},
     }
     document = apply_overrides(Document(plain, SourceMap(name)), overrides)
     loaded = check_document(document)

@@ -59,11 +59,11 @@ class ConfigReader:
         value = self._required(key, f"{least}" if least else "0")
         return value if self._is_whole(key, value, least) else least
 
-    def layers(self, letters: int) -> int:
-        """`num_hidden_layers`, each of so many letters."""
-        value, most = self.whole("num_hidden_layers"), MAX_LAYERS // letters
+    def layers(self, letters: int, key: str = "num_hidden_layers") -> int:
+        """The number of decoder layers, each of so many letters."""
+        value, most = self.whole(key), MAX_LAYERS // letters
         if value > most:
-            self.wrong("num_hidden_layers", value, f"at most {most:,}")
+            self.wrong(key, value, f"at most {most:,}")
         return min(value, most)
 
     def whole_or_null(self, key: str, *, least: int = 1) -> int | None:

@@ -25,6 +25,7 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "glm4": decoders.glm4,
     "glm4_moe": experts.glm4_moe,
     "glm_moe_dsa": latent.sparse,
+    "gpt2": decoders.gpt2,
     "gpt_oss": experts.gpt_oss,
     "granite": decoders.llama,
     "granitemoe": experts.granite_moe,

@@ -22,8 +22,7 @@ WHY_UNPRICED = {
 }
 """Features whose tensors are not modelled, and what they add."""
 OF_MEGATRON = frozenset({
-    "model.learned_positions", "model.attention.output_bias", "model.attention.latent_norm", "model.features.mtp.activation",
-    "model.features.mtp.bias",
+    "model.attention.output_bias", "model.attention.latent_norm", "model.features.mtp.activation", "model.features.mtp.bias",
     "model.features.mtp.experts",
 })  # fmt: skip
 """Options of a model that the byte model of Megatron-Core alone has terms for; the output's bias is of latent attention."""

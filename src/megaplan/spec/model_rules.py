@@ -34,14 +34,25 @@ def _parallel_layers(checked: Checked) -> Iterator[Diagnostic]:
 
 
 def _norms(checked: Checked) -> Iterator[Diagnostic]:
-    model = checked.spec.model
+    model, mesh = checked.spec.model, checked.spec.mesh
     if model.head_bias and model.tie_embeddings:
         yield checked.error("MP715", "head_bias = true, tie_embeddings = true: a tied head has no tensor of its own", "model.head_bias")
-    if model.features.mtp is None or checked.spec.host.name == "megatron":  # whose modules have the model's norm
+    if checked.spec.host.name == "megatron":  # prediction modules have the model's norm, and positions are its own
         return
-    for name, plain in (("norm", "rmsnorm"), ("norm_placement", "pre"), ("head_bias", False)):
+    rows, length = model.learned_positions, checked.spec.batch.seq_length
+    if rows is not None and rows < length:
+        detail = f"learned_positions = {rows}, batch.seq_length = {length}, and {rows} < {length}"
+        yield checked.error("MP715", detail, "model.learned_positions", f"seq_length: {rows}, or more positions")
+    if rows is not None and model.tie_embeddings and mesh.pp > 1:
+        detail = f"learned_positions = {rows}, tie_embeddings = true, mesh.pp = {mesh.pp}: the last stage's copy of the table is not priced"
+        yield checked.error("MP715", detail, "model.learned_positions", "mesh: {pp: 1}, or tie_embeddings: false")
+    if model.features.mtp is None:
+        return
+    for name, plain in (("norm", "rmsnorm"), ("norm_placement", "pre"), ("head_bias", False), ("learned_positions", None)):
         if (value := getattr(model, name)) != plain:
-            detail = f"{name} = {value}, and features.mtp is given, whose modules have RMSNorm before each block and no bias on the head"
+            detail = (
+                f"{name} = {value}, and features.mtp is given, whose modules have RMSNorm before each block, a plain head and embedding"
+            )
             yield checked.error("MP715", detail, "model.features.mtp", f"remove features.mtp, or {name}")
 
 

@@ -111,3 +111,14 @@ def test_parallel_layers_are_never_parted() -> None:
     with pytest.raises(MegaplanError) as refused:
         imported(fields, "mesh.pp=2", "schedule.num_microbatches=4", "split.mode=manual", "split.reason=x", "split.spans=[[0, 3], [3, 6]]")
     assert "cut 3 parts layer 3 of model.parallel_layers" in refused.value.diagnostics[0].detail
+
+
+def test_learned_positions_bound_the_batch() -> None:
+    """GPT-2 has 1,024 positions: the batch that no config states is as long, and a longer one is refused."""
+    fields = {"model_type": "gpt2"}
+    loaded = imported(fields).loaded
+    assert build_inventory(loaded.spec).parameters == 124_439_808
+    assert loaded.spec.batch.seq_length == 1024
+    with pytest.raises(MegaplanError) as refused:
+        imported(fields, "batch.seq_length=2048")
+    assert [item.code for item in refused.value.diagnostics if item.code == "MP715"] == ["MP715"]

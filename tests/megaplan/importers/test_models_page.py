@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[3] / "scripts/models_page.py"
+ROOT = Path(__file__).parents[3]
+SCRIPT, PAGE = ROOT / "scripts/models_page.py", ROOT / "docs/reference/models.md"
 
 
 @pytest.mark.skipif(not SCRIPT.is_file(), reason="runs beside the sources")
@@ -14,3 +15,29 @@ def test_the_page_of_well_known_models_is_up_to_date() -> None:
     script = runpy.run_path(str(SCRIPT))
     assert len(script["MODELS"]) == 15
     assert script["PAGE"].read_text(encoding="utf-8") == script["page"]()
+
+
+PUBLISHED = {
+    "meta-llama/Llama-3.1-8B": 8_030_261_248,
+    "meta-llama/Llama-3.1-70B": 70_553_706_496,
+    "mistralai/Mistral-7B-v0.1": 7_241_732_096,
+    "mistralai/Mixtral-8x7B-v0.1": 46_702_792_704,
+    "Qwen/Qwen2.5-0.5B": 494_032_768,
+    "Qwen/Qwen3-8B": 8_190_735_360,
+    "Qwen/Qwen3-235B-A22B": 235_093_634_560,
+    "deepseek-ai/DeepSeek-V3": 671_026_404_352,
+    "openai/gpt-oss-20b": 20_914_757_184,
+    "zai-org/GLM-4.5-Air": 106_852_245_504,
+    "google/gemma-3-1b-pt": 999_885_952,
+    "allenai/OLMo-2-1124-7B": 7_298_617_344,
+    "microsoft/Phi-3-mini-4k-instruct": 3_821_079_552,
+    "nvidia/Nemotron-H-8B-Base-8K": 8_100_852_736,
+    "ibm-granite/granite-4.0-h-tiny": 6_939_037_248,
+}
+"""Parameters of the models without prediction modules, as transformers builds them and their authors publish them."""
+
+
+@pytest.mark.skipif(not SCRIPT.is_file(), reason="runs beside the sources")
+def test_parameters_are_the_published_ones() -> None:
+    rows = [line.split(" | ") for line in PAGE.read_text(encoding="utf-8").splitlines() if line.count("|") == 6 and "`--set" in line]
+    assert {cells[0].removeprefix("| "): int(cells[2].replace(",", "")) for cells in rows} == PUBLISHED

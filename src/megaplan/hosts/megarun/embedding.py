@@ -28,21 +28,26 @@ SLICE_ELEMENTS = 1 << 27
 """Logits that head and loss in one operation hold at once."""
 
 
-def embedding_part(dims: Dims, *, vocab_parallel: bool) -> Part:
-    """Token ids to the residual stream."""
+def embedding_part(dims: Dims, *, vocab_parallel: bool, positions: bool = False) -> Part:
+    """Token ids to the residual stream; learned positions are rows of a table that are added."""
     sharded = vocab_parallel and dims.tp > 1
-    tensors = storages(dims.dtype, Column.ACTIVATIONS, {"out": dims.residual})
+    tensors = storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(("out", "words"), dims.residual))
     tensors |= storages(dims.dtype, Column.COMMUNICATION, {"partial": dims.gathered})
     tensors |= storages(DType.INT64, Column.ACTIVATIONS, {"rows": (dims.batch, dims.tokens)})
-    return Part(_embedding_replay(sharded), residual(tensors))
+    tensors |= storages(dims.dtype, Column.ACTIVATIONS, {"places": dims.residual[1:]})
+    return Part(_embedding_replay(sharded, positions), residual(tensors))
 
 
 @cache
-def _embedding_replay(sharded: bool) -> Replay:
-    if not sharded:
-        return replay((Op("embedding", ("x",), ("out",), params=("weight",), grads=()),))
-    lookup = Op("embedding", ("x",), ("rows", "partial"), params=("weight",), grads=(), fetches=("rows",))
-    return replay((lookup, Op("reduce_scatter", ("partial",), ("out",))))
+def _embedding_replay(sharded: bool, positions: bool) -> Replay:
+    made = "words" if positions else OUTPUT
+    ops: tuple[Op, ...] = (Op("embedding", ("x",), (made,), params=("weight",), grads=()),)
+    if sharded:
+        lookup = Op("embedding", ("x",), ("rows", "partial"), params=("weight",), grads=(), fetches=("rows",))
+        ops = lookup, Op("reduce_scatter", ("partial",), (made,))
+    if positions:
+        ops += (Op("positions", (), ("places",), params=("positions",), grads=()), Op("add", ("words", "places"), (OUTPUT,)))
+    return replay(ops)
 
 
 def final_norm_part(dims: Dims, kind: NormKind) -> Part:

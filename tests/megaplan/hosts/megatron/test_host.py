@@ -273,9 +273,8 @@ def test_attention_without_any_rotation_is_megatrons_too() -> None:
     assert load_spec_text(TEXT, "host.yaml", ["model.attention.nope_layers=[3, 11]"]).diagnostics == ()
 
 
-@pytest.mark.parametrize("option", ["model.learned_positions=4096", "model.features.mtp={depth: 1, ffn_hidden_size: 640, experts: true}"])
-def test_what_megatron_alone_is_priced_with_is_refused_elsewhere(option: str) -> None:
-    (found,) = refused("host={name: megarun}", option)
+def test_what_megatron_alone_is_priced_with_is_refused_elsewhere() -> None:
+    (found,) = refused("host={name: megarun}", "model.features.mtp={depth: 1, ffn_hidden_size: 640, experts: true}")
     assert (found.code, "megarun's estimate has no terms" in found.detail) == ("MP905", True)
 
 
