@@ -10,7 +10,7 @@ from typing import Any
 from random_plans.choices import Draw
 from random_plans.model import Shape
 
-SHARE = 0.06
+SHARE, MEGATRON_SHARE = 0.06, 0.3
 
 
 def add_options(draw: Draw, model: dict[str, Any], shape: Shape, slots: int, seq_length: int) -> None:
@@ -68,7 +68,7 @@ _SECTIONS = {"attention": _attention, "mamba": _mamba, "moe": _experts, "mlp": _
 
 def add_megatron_options(draw: Draw, sections: dict[str, Any], letters: str, *, gpt: bool) -> None:
     """Write into a drawn plan what Megatron-Core alone is priced with: of the model, the host and the precision."""
-    if not draw.chance(SHARE):
+    if not draw.chance(MEGATRON_SHARE):
         return
     model, host = sections["model"], sections["host"]
     draw.maybe(model, 0.4, norm="layernorm")

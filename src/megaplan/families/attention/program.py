@@ -232,6 +232,13 @@ def _core(sharded: bool, context: bool, table: tuple[str, ...] | None, kernels: 
             grads=("q", *reads),
             fetches=(*(name for name in reads if name.endswith("_gathered")), *((INSIDE_BACKWARD,) if kernels else ())),
         ),
+        *_output(sharded, index, key),
+    )
+
+
+def _output(sharded: bool, index: tuple[str, ...], key: AttentionKey) -> tuple[Op, ...]:
+    """A gate on what the core makes, and its projection into the stream; the indexer's inputs are named until then."""
+    return (
         *((Op("gate", ("attention", "gate"), ("gated",), keeps=("attention", "gate")),) if key.gate else ()),
         linear(
             "o_proj",
