@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from megaplan.exploration.report import lines_of
+from megaplan.exploration.report import changes_of, lines_of
 from megaplan.terminal.table import table, wrap
-from megaplan.units import format_gib
+from megaplan.units import format_gib, format_ns
 
 if TYPE_CHECKING:
     from megaplan.api.search import Search
     from megaplan.exploration.report import Row
 
 FORMAT = "megaplan.search/1"
-HEAD = ("", "step s", "tok/s/dev", "MFU", "peak GiB", "free", "bubble", "comm", "mesh", "")
+HEAD = ("", "step", "tok/s/dev", "MFU", "peak GiB", "free", "bubble", "comm", "mesh", "")
 
 
 def search_lines(found: Search, written: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -28,8 +28,11 @@ def search_lines(found: Search, written: Sequence[str]) -> Iterator[tuple[str, s
         yield from ((line, "") for line in table([HEAD, *map(_cells, range(1, len(found.rows) + 1), found.rows)], left=(0, 8, 9), gap=1))
         yield "* no row is as fast with more memory free; bubble and comm: share of the step", ""
         yield "", ""
+        base = set(changes_of(found.job.spec))
         for number, row in enumerate(found.rows[:3], 1):
-            yield from ((line, "") for line in wrap(f"{number}: {' '.join(_policy(row))}", indent="   "))
+            texts = [text for text in row.changes if text not in base]
+            shown = " ".join(_option(text) for text in texts) or "as the spec"
+            yield from ((line, "") for line in wrap(f"{number}: {shown}", indent="   "))
         yield "", ""
         yield from ((line, "") for line in wrap(_certificate(found), indent="  "))
     else:
@@ -93,7 +96,7 @@ def _cells(number: int, row: Row) -> tuple[str, ...]:
     pipeline = "" if layout.pp == 1 else f" {layout.kind}/{layout.vpp}"
     return (
         f"{number}{'*' if row.pareto else ''}",
-        f"{row.step_seconds:.3f}",
+        format_ns(row.exact.step_ns),
         f"{row.tokens_per_second_per_device:,.0f}",
         f"{100 * row.mfu:.1f}%",
         format_gib(row.peak_bytes, 1),
@@ -105,17 +108,13 @@ def _cells(number: int, row: Row) -> tuple[str, ...]:
     )
 
 
-def _policy(row: Row) -> Iterator[str]:
-    """What is not at its default, as options."""
-    defaults = ("=1", "=false", "recompute.default=none", "{}", "=null", "=[]")
-    for text in row.changes:
-        if not text.endswith(defaults):
-            yield f"--set '{text}'" if " " in text or "{" in text else f"--set {text}"
+def _option(text: str) -> str:
+    return f"--set '{text}'" if " " in text or "{" in text else f"--set {text}"
 
 
 def _certificate(found: Search) -> str:
-    gap = found.gap or 0.0
+    gap, bound = found.gap or 0.0, format_ns(round(found.bound_seconds * 1e9))
     return (
-        f"no layout of this space has a step below {found.bound_seconds:.3f} s, whatever its policy and cuts: the first row is at most "
+        f"no layout of this space has a step below {bound}, whatever its policy and cuts: the first row is at most "
         f"{100 * gap:.1f} % above the best. Times: {found.basis}"
     )

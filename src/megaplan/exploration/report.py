@@ -16,6 +16,7 @@ from megaplan.exploration.values import Exact, Layout
 from megaplan.layout.build import build_layout
 from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
+from megaplan.units import format_ns
 
 AXES = ("pp", "tp", "cp", "ep", "etp", "dp_shard", "micro_batch", "kind")
 NAMES = {"micro_batch": "batch.micro_batch_size", "kind": "schedule.kind"}
@@ -167,7 +168,7 @@ def _lost(found: Explored, evaluator: Evaluator, winner: Row | None, axis: str, 
     left = [(bound, mesh) for bound, mesh in meshes if axis != "kind" and mesh[:1] + mesh[3:] not in explored]
     if left and winner is not None:
         bound, mesh = left[0]
-        detail = f"at least {bound / 1e9:.3f} s, {100 * (bound / winner.exact.step_ns - 1):.1f} % above the best"
+        detail = f"at least {format_ns(bound)}, {100 * (bound / winner.exact.step_ns - 1):.1f} % above the best"
         return Lost(name, count, "slower", detail, mesh._asdict())
     closest = min((one for one in seen if one.over_bytes > 0), key=lambda one: (one.over_bytes, one.layout), default=None)
     if closest is not None:
@@ -175,7 +176,7 @@ def _lost(found: Explored, evaluator: Evaluator, winner: Row | None, axis: str, 
         detail = f"{column.key} = {size:,} B; over by {closest.over_bytes:,} B at least"
         return Lost(name, count, "out of memory", detail, closest.layout._asdict())
     least = min((outcome.bound_ns for outcome in seen), default=UNLIMITED)
-    detail = f"at least {least / 1e9:.3f} s" if least < UNLIMITED else "not explored"
+    detail = f"at least {format_ns(least)}" if least < UNLIMITED else "not explored"
     return Lost(name, count, "slower", detail, seen[0].layout._asdict() if seen else {})
 
 
@@ -184,7 +185,8 @@ def _slower(evaluator: Evaluator, winner: Row, best: Exact) -> str:
     terms = evaluator.side(spec).clock.terms(spec, best.spans)
     name = max(terms, key=lambda term: terms[term] - winner.terms.get(term, 0.0) * 1e9)
     more = best.step_ns / winner.exact.step_ns - 1
-    return f"{best.step_ns / 1e9:.3f} s, {100 * more:+.1f} %: {name} {terms[name] / 1e9:.3f} s against {winner.terms.get(name, 0.0):.3f} s"
+    before = format_ns(round(winner.terms.get(name, 0.0) * 1e9))
+    return f"{format_ns(best.step_ns)}, {100 * more:+.1f} %: {name} {format_ns(terms[name])} against {before}"
 
 
 def _column(evaluator: Evaluator, layout: Layout) -> tuple[Column, int]:
