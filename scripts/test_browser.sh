@@ -22,4 +22,4 @@ report plan plans/nam56r-8xh200.json
 report one-rank plans/tiny-hybrid.yaml
 report megatron plans/llama-3.1-8b.yaml --set host.name=megatron
 report hostile "$MEGAPLAN_REPORTS/<img src=x onerror=alert(1)>.yaml"
-"$env/bin/pytest" tests/browser -c /dev/null --rootdir . -q -p no:cacheprovider "$@"
+"$env/bin/pytest" tests/browser -c /dev/null --rootdir . --confcutdir tests/browser -q -p no:cacheprovider "$@"
