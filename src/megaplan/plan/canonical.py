@@ -6,7 +6,7 @@ Rules:
   its shortest decimal form (`"1e-05"`), which reads back to the same float. NaN and infinities have no form.
 - An object is opened, one key a line; but an object inside an array that holds no object itself (a stage) stays on one line.
 - An array of scalars, or of arrays of scalars, is one line; any other array has one element a line.
-- Two spaces of indent, UTF-8 without escapes beyond those JSON demands, one newline at the end.
+- Two spaces of indent, UTF-8 without escapes beyond those of JSON and of other control characters, one newline at the end.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import hashlib
 import json
 from math import isfinite
 from typing import Any, TypeAlias
+
+from megaplan.foreign import printable
 
 Json: TypeAlias = "bool | int | str | list[Json] | dict[str, Json] | None"
 """What a canonical document holds: JSON without floats."""
@@ -67,8 +69,8 @@ def digest(value: Json) -> str:
 
 
 def dumps(value: Json) -> str:
-    """The form that is written to files."""
-    return _opened(value, "", in_array=False) + "\n"
+    """The form that is written to files; control characters in strings are escapes, since a file with raw ones is refused."""
+    return printable(_opened(value, "", in_array=False)) + "\n"
 
 
 def _opened(value: Json, indent: str, *, in_array: bool) -> str:
