@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from megaplan.inventory.tensors import Inventory
 from megaplan.layout.spans import Spans
 from megaplan.partition.values import StackCosts
 from megaplan.spec.models import Spec
@@ -48,17 +47,3 @@ class Clock(Protocol):
     def terms(self, spec: Spec, spans: Spans) -> Terms:
         """Nanoseconds of the step by term."""
         ...
-
-
-def clock_of(spec: Spec, inventory: Inventory) -> Clock:
-    """The clock of a spec's host and model."""
-    if spec.host.name != "megarun":
-        from megaplan.cost.step.from_spec import unpriced  # noqa: PLC0415
-
-        if unpriced(spec) is None:
-            from megaplan.exploration.fitted import FittedClock  # noqa: PLC0415
-
-            return FittedClock(inventory)
-    from megaplan.exploration.replayed import ReplayClock  # noqa: PLC0415
-
-    return ReplayClock(inventory, spec)

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from megaplan.budget.evaluation import BlockMemo
 from megaplan.budget.reserve import device_budget
-from megaplan.exploration.clock import Clock, clock_of
+from megaplan.exploration.clock import Clock
+from megaplan.exploration.clocks import clock_of
 from megaplan.exploration.floors import Floors, NoFloors
 from megaplan.exploration.recompute import chain
 from megaplan.exploration.space import Space

@@ -160,16 +160,8 @@ def _lost(found: Explored, evaluator: Evaluator, winner: Row | None, axis: str, 
     seen = [outcome for layout, outcome in found.outcomes.items() if getattr(layout, axis) == value]
     meshes = [(bound, mesh) for bound, mesh in found.bounds if axis == "kind" or getattr(mesh, axis) == value]
     count = len(seen) if axis == "kind" else len(meshes)
-    fitting = [outcome.best for outcome in seen if outcome.best is not None]
-    if fitting and winner is not None:
-        best = min(fitting, key=lambda one: one.order(found.task.objective))
-        return Lost(name, count, "slower", _slower(evaluator, winner, best), best.layout._asdict())
-    explored = {layout[:1] + layout[3:] for layout in found.outcomes}
-    left = [(bound, mesh) for bound, mesh in meshes if axis != "kind" and mesh[:1] + mesh[3:] not in explored]
-    if left and winner is not None:
-        bound, mesh = left[0]
-        detail = f"at least {format_ns(bound)}, {100 * (bound / winner.exact.step_ns - 1):.1f} % above the best"
-        return Lost(name, count, "slower", detail, mesh._asdict())
+    if winner is not None and (slower := _slower_than(found, evaluator, winner, axis, value)) is not None:
+        return Lost(name, count, "slower", *slower)
     closest = min((one for one in seen if one.over_bytes > 0), key=lambda one: (one.over_bytes, one.layout), default=None)
     if closest is not None:
         column, size = _column(evaluator, closest.layout)
@@ -178,6 +170,21 @@ def _lost(found: Explored, evaluator: Evaluator, winner: Row | None, axis: str, 
     least = min((outcome.bound_ns for outcome in seen), default=UNLIMITED)
     detail = f"at least {format_ns(least)}" if least < UNLIMITED else "not explored"
     return Lost(name, count, "slower", detail, seen[0].layout._asdict() if seen else {})
+
+
+def _slower_than(found: Explored, evaluator: Evaluator, winner: Row, axis: str, value: object) -> tuple[str, dict[str, Any]] | None:
+    """Text and layout of the best that fits, or of the best bound of what was not explored; None where nothing of either is left."""
+    fitting = [outcome.best for layout, outcome in found.outcomes.items() if getattr(layout, axis) == value and outcome.best is not None]
+    if fitting:
+        best = min(fitting, key=lambda one: one.order(found.task.objective))
+        return _slower(evaluator, winner, best), best.layout._asdict()
+    explored = {layout[:1] + layout[3:] for layout in found.outcomes}
+    bounds = () if axis == "kind" else found.bounds
+    left = [(bound, mesh) for bound, mesh in bounds if getattr(mesh, axis) == value and mesh[:1] + mesh[3:] not in explored]
+    if not left:
+        return None
+    bound, mesh = left[0]
+    return f"at least {format_ns(bound)}, {100 * (bound / winner.exact.step_ns - 1):.1f} % above the best", mesh._asdict()
 
 
 def _slower(evaluator: Evaluator, winner: Row, best: Exact) -> str:

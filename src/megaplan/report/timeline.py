@@ -21,8 +21,8 @@ def step_document(job: LoadedJob, budget: Budget) -> dict[str, Any]:
 
     Returns:
         `shapes`: [[[kind, slot], …], ns] of every distinct action; `ranks`: busy and idle time, and `actions`, flat: shape, idle time
-        before it, and the microbatch of each part; `memory`: `steps`, the distinct changes of bytes, and for each rank the bytes at its start and,
-        flat, the time since the last change and the index of the change.
+        before it, and the microbatch of each part; `memory`: `steps`, the distinct changes of bytes, and for each rank the bytes at its
+        start and, flat, the time since the last change and the index of the change.
     """
     mesh, schedule = job.spec.mesh, job.spec.schedule
     if (most := num_actions(mesh.pp, mesh.vpp, schedule.num_microbatches)) > MAX_ACTIONS:

@@ -5,7 +5,7 @@ import random
 import pytest
 
 import megaplan
-from megaplan.exploration.clock import clock_of
+from megaplan.exploration.clocks import clock_of
 from megaplan.exploration.fitted import FittedClock
 from megaplan.exploration.space import Space
 from megaplan.inventory.build import build_inventory

@@ -1,0 +1,21 @@
+"""Which clock times a spec's steps."""
+
+from __future__ import annotations
+
+from megaplan.exploration.clock import Clock
+from megaplan.inventory.tensors import Inventory
+from megaplan.spec.models import Spec
+
+
+def clock_of(spec: Spec, inventory: Inventory) -> Clock:
+    """The clock of a spec's host and model."""
+    if spec.host.name != "megarun":
+        from megaplan.cost.step.from_spec import unpriced  # noqa: PLC0415
+
+        if unpriced(spec) is None:
+            from megaplan.exploration.fitted import FittedClock  # noqa: PLC0415
+
+            return FittedClock(inventory)
+    from megaplan.exploration.replayed import ReplayClock  # noqa: PLC0415
+
+    return ReplayClock(inventory, spec)
