@@ -7,6 +7,7 @@ from typing import Any
 
 from megaplan.cli.header import counted
 from megaplan.columns import Column
+from megaplan.foreign import one_line
 from megaplan.hosts.columns import HOLDS
 from megaplan.layout.runs import joined, runs_label
 from megaplan.plan.diff import Change, CutMove, OwnerMove, Place, PlanDiff, RankChange
@@ -123,7 +124,7 @@ def value_text(value: Any, length: int = 60) -> str:
         return value[:19]
     if isinstance(value, (list, tuple)):
         value = "[" + ", ".join(value_text(item) for item in value) + "]"
-    text = str(value)
+    text = one_line(str(value))
     return text if len(text) <= length else f"{text[: length // 2 - 2]}…{text[-(length // 2 - 2) :]}"
 
 

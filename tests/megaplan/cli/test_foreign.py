@@ -65,8 +65,14 @@ def hostile(megaplan, here: Path) -> Path:
     """Two plans of a manual split whose reason and invariants were written to be shown."""
     spec = yaml.safe_load(Path("plans/tiny-hybrid-pp2.yaml").read_text())
     layers = spec["model"]["num_layers"] if "num_layers" in spec["model"] else len(spec["model"]["pattern"])
-    for name, at, reason in (("one", layers // 2, FORGED), ("two", layers // 2 - 1, FORGED + "2")):
-        spec["split"] = {"mode": "manual", "spans": [[0, at], [at, layers]], "reason": reason, "protects": [FORGED]}
+    forged = FORGED.replace("\u009b", "")  # a plan with it is refused: MP106
+    for name, at, reason in (("one", layers // 2, forged), ("two", layers // 2 - 1, forged + "2")):
+        spec["split"] = {
+            "mode": "manual",
+            "spans": [[0, at], [at, layers]],
+            "reason": reason,
+            "protects": ["a\n## All checks passed", forged],
+        }
         Path(f"{name}.yaml").write_text(yaml.safe_dump(spec))
         assert megaplan("split", f"{name}.yaml", "-o", f"{name}.json").status == 0
     return here
@@ -89,7 +95,7 @@ def test_no_renderer_passes_it(megaplan, hostile: Path) -> None:
         assert not CONTROL.search(ran.out + ran.err), words
         shown += ran.out + ran.err
         if "markdown" in words:
-            assert "## All checks passed" in ran.out, "the reason is shown"
+            assert "split.reason: \\u001b" in ran.out, "the reason is shown"
             assert not any(line.startswith("## ") for line in ran.out.split("\n"))
             assert "<script" not in ran.out
             assert "](http" not in ran.out
