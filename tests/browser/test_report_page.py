@@ -20,6 +20,8 @@ def test_the_page_draws_without_errors_and_loads_nothing(opened, name, scheme):
     found = opened(name, scheme)
     assert found.page.locator("section h2").count() >= 4
     assert found.page.locator("canvas").count() == 2
+    assert found.page.locator("#memory [role=img].bar span").count() >= found.page.locator("#memory tbody tr").count()
+    assert "[object" not in found.page.locator("body").inner_text()
     assert found.errors == []
     assert [url for url in found.requests if not url.startswith("file:")] == []
     assert len(found.requests) == 1

@@ -8,7 +8,7 @@ function el(tag, attributes, ...children) {
     else if (name === 'style') for (const [key, each] of Object.entries(value)) node.style.setProperty(key, each);
     else if (value !== null && value !== false) node.setAttribute(name, value === true ? '' : String(value));
   }
-  node.append(...children.flat().filter((child) => child !== null && child !== undefined).map((child) => (child instanceof Node ? child : String(child))));
+  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined).map((child) => (child instanceof Node ? child : String(child))));
   return node;
 }
 
