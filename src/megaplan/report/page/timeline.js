@@ -8,7 +8,7 @@ function timelineSection() {
     addPlot(box, {
       height: Math.min(900, Math.max(160, 60 + lanes * (lanes > 32 ? 12 : 24))), legend: { show: false },
       series: [{}, { points: { show: false }, paths: () => null }],
-      scales: { y: { range: () => [lanes, 0] } },
+      scales: { y: { dir: -1, range: () => [0, lanes] } },
       axis: { splits: () => Array.from({ length: lanes }, (_, lane) => lane + 0.5), values: (_, splits) => splits.map((at) => (vpp > 1 ? `pp ${Math.floor(at / vpp)} chunk ${Math.floor(at) % vpp}` : `pp ${Math.floor(at)}`)), grid: { show: false } },
       hooks: {
         draw: [(plot) => paint(plot, actions, chunkOf, vpp)],
