@@ -144,6 +144,5 @@ CONFIGURATIONS = {
     **attention_kernels(64, 64, "fp32", EVERYTHING),
     **row_kernels(4096, PLAIN),
     **row_kernels(4096, EVERYTHING),
-    **row_kernels(8192, EVERYTHING),
     **row_kernels(131072, PLAIN),
 }

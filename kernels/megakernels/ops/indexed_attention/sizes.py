@@ -25,7 +25,7 @@ ROWS = 16
 """Rows of a tile of the kernels that normalise or rotate."""
 KEY_PROGRAMS = 64
 """Programs of the backward of the keys' norm, each with a part of the gradients of its scale and bias."""
-LARGEST_HELD = 8192
+LARGEST_HELD = 16384
 """Scores of a row that a program of the selection has in registers."""
 
 
@@ -126,7 +126,7 @@ def select_constants(num_keys: int) -> tuple[dict[str, int | bool], dict[str, in
     block = min(LARGEST_HELD, block_of(num_columns(num_keys)))
     held = num_columns(num_keys) <= block
     numbers = {"R": max(1, 1024 // block), "BLOCK": block, "DIGIT": 1 if held else 2, "HELD": held}
-    return numbers, {"num_warps": max(4, block // 1024)}
+    return numbers, {"num_warps": min(16, max(4, block // 1024))}
 
 
 def rows_constants(width: int) -> dict[str, int]:
