@@ -104,7 +104,7 @@ def indexed_attention(
     return out
 
 
-_indexed_attention, _indexed_attention_backward = operation(
+_indexed_attention, _ = operation(
     "indexed_attention",
     types_of(Arguments),
     Arguments,

@@ -54,11 +54,7 @@ class Settings(NamedTuple):
 
 
 def index_keys(index_k: Tensor, k_scale: Tensor, k_bias: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
-    """Index keys of own positions [B, t, D], layer-normed and rotated by own angles: fp32 [B, t, D].
-
-    Triton:
-        One kernel. Keys wider than 128 stay with plain torch.
-    """
+    """Index keys of own positions [B, t, D], layer-normed and rotated by own angles: fp32 [B, t, D]."""
     keys: Tensor = _index_keys(index_k, k_scale, k_bias, cos, sin, eps)
     return keys
 
@@ -66,14 +62,7 @@ def index_keys(index_k: Tensor, k_scale: Tensor, k_bias: Tensor, cos: Tensor, si
 def index_keys_backward(
     grad_keys: Tensor, index_k: Tensor, k_scale: Tensor, cos: Tensor, sin: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of index_k, k_scale and k_bias, from that of the keys, fp32 [B, t, D].
-
-    Scratch:
-        Parts of the gradients of scale and bias, fp32 [2, programs, D] with at most 64 programs.
-
-    Triton:
-        One kernel, and sums of the parts.
-    """
+    """Gradients of index_k, k_scale and k_bias, from that of the keys, fp32 [B, t, D]."""
     grad_k, grad_scale, grad_bias = _index_keys_backward(grad_keys, index_k, k_scale, cos, sin, eps)
     return grad_k, grad_scale, grad_bias
 
