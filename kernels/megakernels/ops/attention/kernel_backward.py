@@ -10,19 +10,18 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import dot, narrow
-from megakernels.ops.attention.kernel_tiles import chosen, queries_of, query_tile, stored, visible
+from megakernels.ops.attention.kernel_tiles import queries_of, query_tile, stored, visible
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def attention_query_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  branches are of the compiler's
+def attention_query_kernel(  # type: ignore[no-untyped-def]
     grad_out,
     q,
     k,
     v,
     starts,
-    bits,
     out,
     lse,
     delta,
@@ -36,7 +35,6 @@ def attention_query_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  br
     num_ranks,
     shared,
     window,
-    num_words,
     scale,
     grad_stride_b,
     grad_stride_t,
@@ -60,7 +58,6 @@ def attention_query_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  br
     HAS_WINDOW: tl.constexpr,
     HAS_STARTS: tl.constexpr,
     ZIG_ZAG: tl.constexpr,
-    HAS_BITS: tl.constexpr,
 ):
     """Tiles of grad_q [B, T, H, WIDTH] and delta [B, H, T]."""
     head, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
@@ -115,9 +112,7 @@ def attention_query_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  br
                 keys_rest = tl.load(near + rest[None, :], mask=known & (rest < WIDTH)[None, :], other=0.0)
                 logits += dot(queries_rest, tl.trans(keys_rest))
             weights = tl.exp2(logits * (scale * LOG2E) - sums[:, None])
-            if HAS_BITS:
-                weights = tl.where(chosen(bits + (batch * num_queries + row) * num_words, there, key, N=N), weights, 0.0)
-            elif phase != 1:
+            if phase != 1:
                 seen = visible(at[None, :], position[:, None], start[:, None], window, HAS_WINDOW=HAS_WINDOW, HAS_STARTS=HAS_STARTS)
                 weights = tl.where(seen, weights, 0.0)
             values = tl.load(v + place[:, None] * v_stride_t + value[None, :], mask=known & (value < VALUE)[None, :], other=0.0)
@@ -140,7 +135,6 @@ def attention_key_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0
     k,
     v,
     starts,
-    bits,
     lse,
     delta,
     grad_k,
@@ -154,7 +148,6 @@ def attention_key_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0
     num_ranks,
     shared,
     window,
-    num_words,
     scale,
     grad_stride_b,
     grad_stride_t,
@@ -179,7 +172,6 @@ def attention_key_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0
     HAS_WINDOW: tl.constexpr,
     HAS_STARTS: tl.constexpr,
     ZIG_ZAG: tl.constexpr,
-    HAS_BITS: tl.constexpr,
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
 ):
@@ -230,11 +222,7 @@ def attention_key_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0
                 statistics = (batch * num_heads + head) * num_queries + row
                 sums = tl.load(lse + statistics, mask=there, other=float("inf")).to(tl.float32) * LOG2E
                 weights = tl.exp2(logits * (scale * LOG2E) - sums[None, :])
-                if HAS_BITS:
-                    near_words = bits + (batch * num_queries + row)[None, :] * num_words + (at // 32)[:, None]
-                    words = tl.load(near_words, mask=there[None, :] & known, other=0)
-                    weights = tl.where(((words >> (at % 32)[:, None]) & 1) != 0, weights, 0.0)
-                elif phase != 1:
+                if phase != 1:
                     start = tl.zeros([M], dtype=tl.int32)
                     if HAS_STARTS:
                         start = first + tl.load(starts_of_piece + within, mask=there, other=0)

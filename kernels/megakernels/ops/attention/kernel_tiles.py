@@ -33,25 +33,6 @@ def visible(at, position, start, window, HAS_WINDOW: tl.constexpr, HAS_STARTS: t
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def chosen(words, there, first_key, N: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Which of N keys from `first_key` on the queries chose, [M, N]: a bit per key, 32 of them in a word.
-
-    Args:
-        words: Pointers [M] to each query's first word.
-        there: Which queries exist.
-        first_key: A multiple of N, or of 32.
-        N: Keys of a tile, a power of two.
-    """
-    lane = tl.arange(0, N)
-    near = words + first_key // 32
-    found = tl.load(near, mask=there, other=0)[:, None]
-    for word in tl.static_range(1, N // 32):
-        more = tl.load(near + word, mask=there, other=0)[:, None]
-        found = tl.where((lane // 32 == word)[None, :], more, found)
-    return ((found >> ((first_key + lane) % 32)[None, :]) & 1) != 0
-
-
-@triton.jit  # type: ignore[untyped-decorator]
 def query_tile(  # type: ignore[no-untyped-def]
     starts,
     piece_length,
