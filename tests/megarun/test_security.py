@@ -107,6 +107,10 @@ def test_a_plan_cannot_be_named_as_a_path(spec_with: Any) -> None:
         Spec.model_validate(spec_with({"name": "../../escaped"}))
 
 
+WRITES_PICKLES = "megaplan/exporters/memory_snapshot.py"
+"""The viewer of torch takes nothing else."""
+
+
 def test_a_spec_makes_no_objects(tmp_path: Path) -> None:
     path = tmp_path / "spec.yaml"
     path.write_text(f"format: megaplan.spec/1\nname: !!python/object/apply:os.mkdir ['{tmp_path}/touched']\n")
@@ -117,10 +121,13 @@ def test_a_spec_makes_no_objects(tmp_path: Path) -> None:
 
 def test_no_source_reads_pickles() -> None:
     for path in SOURCES.rglob("*.py"):
+        writes = path.relative_to(SOURCES).as_posix() == WRITES_PICKLES
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 found = {alias.name for alias in node.names} | {getattr(node, "module", None) or ""}
-                assert not found & DANGEROUS, path
+                assert not found & DANGEROUS or (writes and isinstance(node, ast.Import)), path
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "pickle":
+                assert node.attr == "dumps", f"{path}:{node.lineno}"
             if isinstance(node, ast.Call):
                 called = ast.unparse(node.func)
                 assert called not in ("eval", "exec", "torch.load", "yaml.load", "yaml.unsafe_load"), f"{path}:{node.lineno}"

@@ -40,6 +40,10 @@ class Limit(NamedTuple):
     tensors: bool = True
 
 
+MOST_EXPERTS = 4096
+"""Of a rank: the time of an estimate grows with its tensors. Public models have up to 512 in all."""
+
+
 def megatron_limits(spec: Spec, letters: str) -> Iterator[Limit]:
     """Everything that Megatron-Core cannot take.
 
@@ -74,6 +78,12 @@ def gpt_limits(spec: Spec, letters: str) -> Iterator[Limit]:
 
 
 def _blocks(spec: Spec, letters: str) -> Iterator[Limit]:
+    moe = spec.model.moe
+    if moe is not None and "E" in letters and moe.num_experts // spec.mesh.ep > MOST_EXPERTS:
+        detail = (
+            f"{moe.num_experts // spec.mesh.ep:,} experts on a rank: each has tensors of its own, and at most {MOST_EXPERTS:,} are priced"
+        )
+        yield Limit("model.moe.num_experts", detail, "a larger mesh.ep")
     model = spec.model
     if "R" in letters:
         count = letters.count("R")
