@@ -20,5 +20,7 @@ if [ "$part" = run ]; then
 else
   pip "$wheel" pytest hypothesis pytest-xdist pytest-timeout
   ! "$env/bin/python" -c "import torch" 2>/dev/null || { echo "error: torch is installed in the environment that must not have it" >&2; exit 1; }
-  cd "$tests" && "$OLDPWD/$env/bin/python" -m pytest tests/megaplan tests/oracle -m "not slow and not runtime" -n 2
+  # what draws at random tests formulas, not what the wheel holds
+  cd "$tests" && "$OLDPWD/$env/bin/python" -m pytest tests/megaplan tests/oracle -m "not slow and not runtime" -n 2 \
+    --ignore tests/megaplan/random_plans --ignore tests/megaplan/search
 fi

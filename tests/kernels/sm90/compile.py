@@ -1,6 +1,6 @@
 """Compiles the kernels for Hopper without a GPU and prints each one's resources as JSON; --write commits them to NAME.csv in this folder.
 
-    PYTHONPATH=src:kernels python tests/kernels/sm90/compile.py [--write] rms_norm ...
+    PYTHONPATH=src:kernels python tests/kernels/sm90/compile.py [--write | --every=3] rms_norm ...
 
 A process of its own: nothing compiles where triton was imported to interpret. Each operation's file NAME.py lists its CONFIGURATIONS.
 """
@@ -54,16 +54,17 @@ def resources(function: Any, types: dict[str, str], constants: dict[str, Any], o
     }
 
 
-def rows_of(name: str) -> list[dict[str, Any]]:
-    """The table of one operation."""
-    configurations = importlib.import_module(name).CONFIGURATIONS
-    return [{"triton": triton.__version__, "kernel": key, **resources(*each)} for key, each in configurations.items()]
+def rows_of(name: str, every: int) -> list[dict[str, Any]]:
+    """The table of one operation, or every `every`-th row of it."""
+    configurations = list(importlib.import_module(name).CONFIGURATIONS.items())
+    return [{"triton": triton.__version__, "kernel": key, **resources(*each)} for key, each in configurations[::every]]
 
 
 def main() -> None:
     sys.path.insert(0, str(HERE))
-    names = [argument for argument in sys.argv[1:] if argument != "--write"]
-    found = {name: rows_of(name) for name in names}
+    names = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
+    every = next((int(argument.partition("=")[2]) for argument in sys.argv[1:] if argument.startswith("--every=")), 1)
+    found = {name: rows_of(name, every) for name in names}
     if "--write" in sys.argv:
         for name, rows in found.items():
             write(HERE / f"{name}.csv", rows)
