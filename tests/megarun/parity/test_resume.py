@@ -51,8 +51,9 @@ PLANS = {
     "sided-cp2-pp2": Cell("sided-cp2-pp2", C2 | {"pp": 2}, spec=SIDED),
     "sided-tp2-ep2-dp2": Cell("sided-tp2-ep2-dp2", T2 | E2, spec=SIDED),
 }
-CI = [("tp2", "zbv-pp2-dp2"), ("one", "one")]
+CI = [("tp2", "zbv-pp2-dp2")]
 PAIRS = [
+    ("one", "one"),
     ("zbv-pp2-dp2", "one"),
     ("one", "dp2"), ("dp2", "one"), ("dp2", "dp2"), ("dp2", "tp2"), ("tp2", "dp4-reshard"), ("dp4-reshard", "1f1b-pp4"),
     ("1f1b-pp4", "1f1b-pp4"), ("1f1b-pp4", "gpipe-pp2-uneven"), ("gpipe-pp2-uneven", "interleaved-pp2"),
