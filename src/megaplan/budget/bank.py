@@ -28,7 +28,7 @@ def fetching_experts(unit: Unit, flat: int, *, ahead: bool) -> Iterator[tuple[Mo
     for moment in unit.block.part.replay.forward:
         runs = moment.op == "experts"
         if runs:  # copied out while the output of the group gathered before is alive
-            start = Moment(moment.op, tuple(name for name in before.storages if name in moment.storages))
+            start = _start_of(moment, before)
             gathered = dense.gathered_bytes + experts.gathered_bytes + experts.casting_bytes + flat + dense.flat_bytes
             yield start, unit.block.moment_bytes(start, ()), gathered
         before, flat_bytes = moment, flat if runs else flat_bytes
@@ -45,7 +45,7 @@ def casting_experts(unit: Unit, gathered: int) -> Iterator[tuple[Moment, int, in
     before = unit.block.part.replay.forward[0]
     for moment in unit.block.part.replay.forward:
         if moment.op == "experts" and unit.storage is not None:
-            start = Moment(moment.op, tuple(name for name in before.storages if name in moment.storages))
+            start = _start_of(moment, before)
             yield start, unit.block.moment_bytes(start, ()), gathered + unit.storage.experts.casting_bytes
         before = moment
         yield moment, unit.block.moment_bytes(moment, ()), gathered
@@ -62,6 +62,11 @@ def freeing_experts(unit: Unit, gathered: int) -> Iterator[tuple[Moment, int, in
         yield moment, unit.block.moment_bytes(moment, ()), gathered
         if moment.op == "experts" and unit.storage is not None:
             gathered -= unit.storage.experts.gathered_bytes
+
+
+def _start_of(moment: Moment, before: Moment) -> Moment:
+    """What is alive of the operation before when the bank is filled for this one."""
+    return Moment(moment.op, tuple(name for name in before.storages if name in moment.storages))
 
 
 def bank_moments(block: BlockBytes) -> BankMoments:

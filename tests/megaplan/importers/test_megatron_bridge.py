@@ -1,0 +1,94 @@
+"""Megatron-Bridge's configuration as a launch."""
+
+import pytest
+
+from megaplan.errors import MegaplanError, Severity
+from megaplan.importers.megatron.spec import import_megatron
+
+BRIDGE = """
+_target_: megatron.bridge.training.config.ConfigContainer
+model:
+  _target_: megatron.bridge.models.gpt_provider.GPTModelProvider
+  num_layers: 4
+  hidden_size: 256
+  ffn_hidden_size: 768
+  num_attention_heads: 8
+  num_query_groups: 2
+  kv_channels: 32
+  seq_length: 512
+  vocab_size: 32000
+  should_pad_vocab: true
+  make_vocab_size_divisible_by: 128
+  normalization: RMSNorm
+  layernorm_epsilon: 1.0e-06
+  activation_func: {_target_: torch.nn.functional.silu, _call_: false}
+  gated_linear_unit: true
+  add_bias_linear: false
+  position_embedding_type: rope
+  share_embeddings_and_output_weights: false
+  hidden_dropout: 0.0
+  attention_dropout: 0.0
+  attention_backend: {_target_: megatron.core.transformer.enums.AttnBackend, _call_: true, _args_: [2], _name_: fused}
+  bf16: true
+  params_dtype: {_target_: torch.bfloat16, _call_: false}
+  tensor_model_parallel_size: 2
+  pipeline_model_parallel_size: 2
+  virtual_pipeline_model_parallel_size: 2
+  sequence_parallel: true
+  cross_entropy_loss_fusion: true
+  cross_entropy_fusion_impl: te
+  recompute_granularity: full
+  recompute_method: block
+  recompute_num_layers: 1
+  num_moe_experts: null
+train: {micro_batch_size: 1, global_batch_size: 32, train_iters: 100}
+optimizer: {optimizer: adam, lr: 0.0003, min_lr: 3.0e-05, use_distributed_optimizer: true, weight_decay: 0.1, clip_grad: 1.0}
+scheduler: {lr_decay_style: cosine, lr_warmup_iters: 10}
+ddp: {grad_reduce_in_fp32: true, use_distributed_optimizer: true, overlap_grad_reduce: true}
+dataset: {seq_length: 512, skip_getting_attention_mask_from_dataset: true}
+mixed_precision: bf16_mixed
+rng: {seed: 1234}
+env_vars: {CUBLAS_WORKSPACE_CONFIG: ":4096:8"}
+"""
+
+
+def test_megatron_bridges_configuration_is_a_launch() -> None:
+    spec = import_megatron(BRIDGE, "run_config.yaml", gpus=8).loaded.spec
+    words = (
+        "--num-layers 4 --hidden-size 256 --ffn-hidden-size 768 --num-attention-heads 8 --group-query-attention --num-query-groups 2 "
+        "--kv-channels 32 --seq-length 512 --vocab-size 32000 --normalization RMSNorm --norm-epsilon 1e-6 --swiglu --disable-bias-linear "
+        "--position-embedding-type rope --untie-embeddings-and-output-weights --hidden-dropout 0 --attention-dropout 0 "
+        "--attention-backend fused --bf16 --tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2 "
+        "--num-virtual-stages-per-pipeline-rank 2 --cross-entropy-loss-fusion --cross-entropy-fusion-impl te --recompute-granularity full "
+        "--recompute-method block --recompute-num-layers 1 --micro-batch-size 1 --global-batch-size 32 --train-iters 100 "
+        "--lr 3e-4 --min-lr 3e-5 --use-distributed-optimizer --weight-decay 0.1 --clip-grad 1.0 --lr-decay-style cosine "
+        "--lr-warmup-iters 10 --no-create-attention-mask-in-dataloader --seed 1234"
+    )
+    same = import_megatron(f"export CUBLAS_WORKSPACE_CONFIG=:4096:8\ntorchrun pretrain_gpt.py {words}", "run_config.sh", gpus=8).loaded.spec
+    assert spec == same
+
+
+@pytest.mark.parametrize(
+    ("change", "value"),
+    [
+        ("mixed_precision: bf16_with_mxfp8_mixed", ("hybrid", "mxfp8")),
+        ("mixed_precision: {bf16: true, fp8: e4m3, fp8_recipe: blockwise}", ("e4m3", "blockwise")),
+        ("mixed_precision: bf16_with_fp8_current_scaling_mixed", ("hybrid", "tensorwise")),
+    ],
+)
+def test_a_mixed_precision_says_fp8(change: str, value: tuple[str, str]) -> None:
+    spec = import_megatron(BRIDGE.replace("mixed_precision: bf16_mixed", change), "run_config.yaml", gpus=8).loaded.spec
+    assert (spec.host.fp8_format, spec.host.fp8_recipe) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (BRIDGE + "peft: {dim: 16}\n", "MP914"),
+        (BRIDGE.replace("  bf16: true\n", "  bf16: true\n  cuda_graph_impl: local\n"), "MP903"),
+    ],
+)
+def test_what_else_a_configuration_turns_on_is_refused(text: str, code: str) -> None:
+    with pytest.raises(MegaplanError) as caught:
+        import_megatron(text, "run_config.yaml", gpus=8)
+    assert [found.code for found in caught.value.diagnostics if found.severity is Severity.ERROR] == [code]
