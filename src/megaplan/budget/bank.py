@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 from megaplan.budget.unit import BankMoments, Unit
 from megaplan.hosts.megarun.parts import BlockBytes
-from megaplan.hosts.megarun.program import Moment
+from megaplan.hosts.megarun.program import Moment, Replay, largest_moments
+from megaplan.tuples import new
 
 
 def fetching_experts(unit: Unit, flat: int, *, ahead: bool) -> Iterator[tuple[Moment, int, int]]:
@@ -71,12 +73,27 @@ def _start_of(moment: Moment, before: Moment) -> Moment:
 
 def bank_moments(block: BlockBytes) -> BankMoments:
     """The largest moments of the backward of a layer with experts."""
-    moments = block.part.replay.backward
-    first = next(index for index, moment in enumerate(moments) if moment.op == "experts") + 1
-    made, taken = moments[:first], moments[first].before()
-    largest = block.backward if block.backward in made else max(made, key=lambda moment: block.moment_bytes(moment, moment.params))
-    later = max(moments[first:], key=lambda moment: block.moment_bytes(moment, _without_bank(moment)))
-    return BankMoments(largest, taken, _without_bank(taken), later, _without_bank(later))
+    made, taken, later = _candidates(block.part.replay)
+    largest, largest_bytes = made[0], -1
+    for moment in made:
+        size = block.moment_bytes(moment, moment.params)
+        if size > largest_bytes:
+            largest, largest_bytes = moment, size
+    last, last_params, last_bytes = *later[0], -1
+    for moment, params in later:
+        size = block.moment_bytes(moment, params)
+        if size > last_bytes:
+            last, last_params, last_bytes = moment, params, size
+    return new(BankMoments, (largest, largest_bytes, *taken, block.moment_bytes(*taken), last, last_params, last_bytes))
+
+
+@cache
+def _candidates(run: Replay) -> tuple[tuple[Moment, ...], tuple[Moment, tuple[str, ...]], tuple[tuple[Moment, tuple[str, ...]], ...]]:
+    """The moments that can be the largest up to the bank's operation, the one just after it, and those that can be later."""
+    first = next(index for index, moment in enumerate(run.backward) if moment.op == "experts") + 1
+    made, taken = largest_moments(run.backward[:first], lambda moment: moment.params), run.backward[first].before()
+    later = largest_moments(run.backward[first:], _without_bank)
+    return made, (taken, _without_bank(taken)), tuple((moment, _without_bank(moment)) for moment in later)
 
 
 def _without_bank(moment: Moment) -> tuple[str, ...]:

@@ -79,12 +79,13 @@ def after_bank_peak(chunk: Chunk, index: int, gradients: int, gathered: int, *, 
     if bank is None or storage is None:
         raise ValueError(f"{name} has no experts")
     cast = storage.experts.unsharded_bytes if first else 0
-    peak = chunk.unit_peak(index, f"backward of {name}", bank.later, bank.later_params, (gradients + cast, gathered), carried)
+    held = gradients + cast, gathered
+    peak = chunk.unit_peak(index, f"backward of {name}", bank.later, bank.later_params, held, carried, bank.later_bytes)
     if not first:
         return peak
     made = {parameter: size for parameter, size in unit.block.gradients.items() if parameter.startswith("experts.")}
     casting = gradients + cast_bytes([(made, storage.experts)]), gathered
-    largest = chunk.unit_peak(index, f"cast of {name}.experts", bank.taken, bank.taken_params, casting, carried)
+    largest = chunk.unit_peak(index, f"cast of {name}.experts", bank.taken, bank.taken_params, casting, carried, bank.taken_bytes)
     return max(largest, peak, key=lambda peak: peak.total)
 
 

@@ -15,12 +15,12 @@ from typing import NamedTuple
 from megaplan.blocks.ops import OUTPUT
 from megaplan.budget.all_gathers import NO_ALL_GATHERS, AllGathers, all_gathers
 from megaplan.budget.bank import casting_experts, fetching_experts, freeing_experts
-from megaplan.budget.casts import after_bank_peak, largest_cast, place_of
+from megaplan.budget.casts import after_bank_peak, largest_cast
+from megaplan.budget.stored import SlotStorage
 from megaplan.budget.unit import Peak, Unit
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYTES, WORKSPACE
 from megaplan.columns import Column
 from megaplan.hosts.megarun.program import Moment
-from megaplan.hosts.megarun.storage import NOTHING, GroupBytes, together
 from megaplan.schedules.actions import Kind
 from megaplan.schedules.moments import BACKWARDED, FORWARDED, REDUCED, UNTOUCHED, ChunkState
 from megaplan.tuples import new
@@ -61,45 +61,33 @@ class Chunk:
 
     def __init__(
         self,
-        names: Sequence[str],
+        stored: SlotStorage,
         units: Sequence[Unit],
         policy: Policy,
-        copies: GroupBytes = NOTHING,
-        *,
-        sends_output: bool,
-        has_mtp: bool,
     ) -> None:
         """Sum once.
 
         Args:
-            names: In the inventory, in execution order; `head` for a tied head too.
+            stored: What the slot holds of parameters, and the names of its blocks that run.
             units: The blocks of these names.
             policy: How the host runs it.
-            copies: Groups of copied blocks that are no unit.
-            sends_output: Whether its output is a stage output held until backward.
-            has_mtp: Whether MTP depths run between the layers and the final norm.
         """
-        self.names, self.units, self.policy, self.has_mtp = tuple(names), tuple(units), policy, has_mtp
-        self.output_bytes = policy.boundary_bytes if sends_output and policy.pipelined else 0  # the stage output, and its received gradient
-        _, _, _, _, kept, forward, _, _, reductions, gathered, flat, unsharded, shards, slack, *_ = zip(*units, strict=True)
-        self.before = [0, *accumulate(kept)]  # what units 0 … i − 1 keep, inputs included
+        self.names, self.units, self.policy, self.has_mtp, self.root = stored.names, tuple(units), policy, stored.has_mtp, stored.root
+        # the stage output, held until backward, and its received gradient
+        self.output_bytes = policy.boundary_bytes if policy.pipelined and not stored.is_last else 0
+        self.before = [0, *accumulate([unit.kept_bytes for unit in units])]  # what units 0 … i − 1 keep, inputs included
         self.saved_bytes: int = self.before[-1] + self.output_bytes
-        self.slack_bytes: int = sum(slack)
-        outside = [
-            (name, unit.storage.both) for name, unit in zip(self.names, units, strict=True) if unit.storage is not None and not unit.layer
-        ]
-        self.root = together([copies, *[group for _, group in sorted(outside, key=lambda block: place_of(block[0]))]])
-        self.layers_gathered_bytes: int = sum(gathered)
+        self.slack_bytes: int = sum([unit.slack_bytes for unit in units])
+        self.layers_gathered_bytes = stored.layers_together.gathered_bytes
         self.gathered_bytes = self.root.gathered_bytes + self.layers_gathered_bytes
-        self.unsharded_bytes: int = self.root.unsharded_bytes + sum(unsharded)
-        self.shard_bytes: int = self.root.shard_bytes + sum(shards)
-        layers_flat = max(flat)
+        self.unsharded_bytes: int = self.root.unsharded_bytes + stored.layers_together.unsharded_bytes
+        self.shard_bytes: int = self.root.shard_bytes + stored.layers_together.shard_bytes
+        layers_flat = stored.largest_flat_bytes
         flats = max(self.root.flat_bytes, layers_flat) + layers_flat  # all-gather outputs: a group's, and those of the layer gathered next
-        casts = max([0 if unit.storage is None else unit.storage.both.casting_bytes for unit in units])
-        self.forward_bound: int = max(map(add, self.before, forward)) + self.gathered_bytes + flats + casts
+        largest = max(map(add, self.before, [unit.forward_bytes for unit in units]))
+        self.forward_bound: int = largest + self.gathered_bytes + flats + stored.largest_casting_bytes
         """No forward has more alive, but for accumulated gradients."""
-        largest = max(self.root.reduction_bytes, *reductions)
-        self.reduce_bound: int = self.unsharded_bytes + self.shard_bytes + self.gathered_bytes + largest
+        self.reduce_bound: int = self.unsharded_bytes + self.shard_bytes + self.gathered_bytes + stored.largest_reduction_bytes
         """No reduction has more alive: everything before it, every shard, and the largest buffers."""
         self.head = self.names.index("head") if "head" in self.names else -1
         self.ties = self.head >= 0 and self.units[self.head].storage is None and self.names[0] == "embedding"
@@ -252,12 +240,12 @@ class Chunk:
             fetches: Whether layers are gathered again for it.
         """
         block, bank = self.units[index].block, self.units[index].bank
-        moment = block.again if again else block.backward
+        moment, size = (block.again, block.again_bytes) if again else (block.backward, block.backward_bytes)
         if bank is not None and not (self.policy.pipelined and self.policy.in_place):  # what follows lies behind its gradients
-            moment = bank.made
+            moment, size = bank.made, bank.made_bytes
         if not fetches:
-            return self._running(index, moment, (gradients, gathered), again=again)
-        peak = self._running(index, moment, (gradients, gathered + self.prefetched(index)), again=again)
+            return self._running(index, moment, (gradients, gathered), again=again, size=size)
+        peak = self._running(index, moment, (gradients, gathered + self.prefetched(index)), again=again, size=size)
         storage, moments = self.units[index].storage, block.part.replay.backward
         if self.names[index] == "head":  # the last layer is fetched only when the loss has run backward
             fetched = {moment.op: 0 if moment.op == "cross_entropy" else self.prefetched(index) for moment in moments}
@@ -276,9 +264,9 @@ class Chunk:
                 peak = max(peak, found_peak, key=lambda peak: peak.total)
         return peak
 
-    def _running(self, index: int, moment: Moment, held: tuple[int, int], *, again: bool) -> Peak:
+    def _running(self, index: int, moment: Moment, held: tuple[int, int], *, again: bool, size: int | None = None) -> Peak:
         params = moment.new_params if again else moment.params
-        return self.unit_peak(index, f"backward of {self.names[index]}", moment, params, held, self.backward_extra[index])
+        return self.unit_peak(index, f"backward of {self.names[index]}", moment, params, held, self.backward_extra[index], size)
 
     def unit_peak(
         self,
@@ -288,6 +276,7 @@ class Chunk:
         params: tuple[str, ...],
         held: tuple[int, int],
         activations: int = 0,
+        size: int | None = None,
     ) -> Peak:
         """A moment of a unit; the slot's own parameters are gathered throughout.
 
@@ -298,9 +287,10 @@ class Chunk:
             params: Its parameter gradients that count.
             held: Other gradients, and communication.
             activations: Further ones.
+            size: What is alive of the unit, where that is known.
         """
         unit = self.units[index]
-        size = unit.block.moment_bytes(moment, params)
+        size = unit.block.moment_bytes(moment, params) if size is None else size
         before, gradients = self.before[index] + unit.input_bytes, held[0]
         communication = held[1] + self.root.gathered_bytes
         total = before + size + gradients + communication + activations

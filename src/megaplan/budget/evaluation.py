@@ -10,8 +10,8 @@ from megaplan.blocks.dims import Dims
 from megaplan.budget.bank import bank_moments
 from megaplan.budget.chunk import Chunk, Policy
 from megaplan.budget.split_backward import SplitBackwardChunk, split_unit
+from megaplan.budget.stored import RankStorage, SlotStorage, stored
 from megaplan.budget.unit import Unit, make_unit
-from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megarun.allocator import slack_bytes
 from megaplan.hosts.megarun.boundaries import boundary_bytes
 from megaplan.hosts.megarun.buffers import (
@@ -26,16 +26,14 @@ from megaplan.hosts.megarun.buffers import (
 from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.ledger import Make, accumulates_in_place, block_bytes, makes_of
 from megaplan.hosts.megarun.parts import BlockBytes
-from megaplan.hosts.megarun.storage import LAST_OWN, NOTHING, BlockStorage, block_storage, storage_sizes
-from megaplan.inventory.tensors import Block, Inventory, Outside
+from megaplan.hosts.megarun.sizes import Sizes, storage_sizes
+from megaplan.hosts.megarun.storage import LAST_OWN, BlockStorage
+from megaplan.inventory.tensors import Block, Inventory
 from megaplan.layout.values import Layout, Slot
 from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
 from megaplan.tuples import new
-
-EMBEDDING, RELATION_BIAS, DEPTH = Outside.EMBEDDING, Outside.RELATION_BIAS, Outside.MTP
-ATTENDING = (*(family.letter for family in FAMILIES.values() if family.rotary is not None), DEPTH)
 
 
 class Evaluated:
@@ -46,19 +44,15 @@ class Evaluated:
         layer: Whether it is a layer.
         sums: Of its ledger.
         storage: What FSDP2 holds of its parameters; None for a tied head, whose parameters are the embedding's.
-        parameters: Elements of its whole tensors; 0 for a tied head.
-        attends: Whether it needs rotary tables.
         in_place: Whether its gradients accumulate in the dtype autograd makes them in.
     """
 
-    __slots__ = ("_boundary_bytes", "_units", "attends", "family", "in_place", "layer", "parameters", "storage", "sums")
+    __slots__ = ("_boundary_bytes", "_units", "family", "in_place", "layer", "storage", "sums")
 
     def __init__(
         self, block: Block, sums: BlockBytes, storage: BlockStorage | None, *, layer: bool, boundary_bytes: int, in_place: bool
     ) -> None:
         self.family, self.layer, self.sums, self.storage, self.in_place = block.family, layer, sums, storage, in_place
-        self.parameters = 0 if storage is None else block.elements
-        self.attends = block.family in ATTENDING
         self._boundary_bytes = boundary_bytes
         self._units: list[Unit | None] = [None, None]
 
@@ -88,39 +82,27 @@ class BlockMemo:
 
     def __init__(self) -> None:
         self._blocks: dict[Hashable, dict[Make, Evaluated]] = {}
-        self._storages: dict[Hashable, dict[int, BlockStorage]] = {}
 
-    def of(self, spec: Spec, dims: Dims, *, padded: bool) -> tuple[dict[Make, Evaluated], dict[int, BlockStorage]]:
-        """The known blocks by make and storages by block; what is added to them is known to the next spec of the same degrees."""
+    def of(self, spec: Spec, dims: Dims, sizes: Sizes) -> dict[Make, Evaluated]:
+        """The known blocks by make; what is added to them is known to the next spec of the same sizes."""
         mesh, splits = spec.mesh, spec.schedule.kind in SPLIT_BACKWARD
-        degrees = mesh.tp, mesh.ep, mesh.etp, mesh.dp_shard, mesh.efsdp, mesh.dp_replicate == 1, padded
         if len(self._blocks) >= self.MOST:
             self._blocks.clear()
-            self._storages.clear()
-        key = dims, degrees, mesh.vocab_parallel, mesh.is_pipelined, splits
-        return self._blocks.setdefault(key, {}), self._storages.setdefault(degrees, {})
+        return self._blocks.setdefault((dims, sizes, mesh.vocab_parallel, mesh.is_pipelined, splits), {})
 
 
 class SlotParts(NamedTuple):
-    """What a slot holds.
+    """A slot.
 
     Attributes:
         chunk: Its blocks as units.
-        storages: Of its blocks, in the order of its modules: a copy of the embedding first.
-        layers: Of each, whether it is a layer.
-        adamw_shard_bytes: Gradient shards of groups, its own and layers', of which no tensor is Muon's.
-        attends: Whether any block needs rotary tables.
+        stored: What it holds of parameters.
         step_sum_bytes: Sums that its layers keep over the microbatches of a step.
-        parameters: Elements of the whole tensors it holds, copies included.
     """
 
     chunk: Chunk
-    storages: list[BlockStorage]
-    layers: list[bool]
-    adamw_shard_bytes: int
-    attends: bool
+    stored: SlotStorage
     step_sum_bytes: int
-    parameters: int
 
 
 class Evaluation:
@@ -160,22 +142,24 @@ class Evaluation:
         self.rotary_scratch_bytes, self.starts_bytes = rotary_scratch_bytes(spec), starts_bytes(spec)
         self.step_sum_bytes, self.further_loss_bytes = step_sum_bytes(spec), further_loss_bytes(spec)
         self.workspace_bytes, self.uses_muon = device_of(spec.device).gemm_workspace_bytes, spec.optimizer.uses_muon
-        sizes, blocks, in_place = storage_sizes(spec, padded=padded), dict(inventory.blocks()), True
-        if inventory.tied:
-            blocks["head"] = blocks["embedding"]
-        evaluated, storages = ({}, {}) if memo is None else memo.of(spec, self.dims, padded=padded)
+        sizes, in_place = storage_sizes(spec, padded=padded), True
+        self.stored = stored(sizes, inventory)
+        evaluated = {} if memo is None else memo.of(spec, self.dims, sizes)
         self.blocks: dict[str, Evaluated] = {}
         for name, make in makes_of(spec, inventory).items():
             found = evaluated.get(make)
             if found is None:
-                block, layer = blocks[name], name.startswith("layers.")
-                storage = storages.get(id(block))
-                if storage is None:
-                    storage = storages[id(block)] = block_storage(sizes, block)
-                own = None if name == "head" and inventory.tied else storage
-                sums = block_bytes(spec, self.dims, name, block)
-                placed = accumulates_in_place(spec, block)
-                found = evaluated[make] = Evaluated(block, sums, own, layer=layer, boundary_bytes=self.boundary_bytes, in_place=placed)
+                tied = name == "head" and inventory.tied
+                block = inventory.block("embedding" if tied else name)
+                sums, storage = block_bytes(spec, self.dims, name, block), None if tied else self.stored.block(name)
+                found = evaluated[make] = Evaluated(
+                    block,
+                    sums,
+                    storage,
+                    layer=name.startswith("layers."),
+                    boundary_bytes=self.boundary_bytes,
+                    in_place=accumulates_in_place(spec, block),
+                )
             in_place = in_place and found.in_place
             self.blocks[name] = found
         mesh = spec.mesh
@@ -210,50 +194,16 @@ class Evaluation:
         return slot.index + 1 < len(slots) and slots[slot.index + 1].pp_rank == slot.pp_rank
 
     def _make(self, slot: Slot) -> SlotParts:
-        blocks, sums = self.blocks, self.step_sum_bytes
-        is_last = slot.index == len(self.layout.slots) - 1
-        names: list[str] = []
-        units: list[Unit] = []
-        storages: list[BlockStorage] = []
-        layers: list[bool] = []
-        copies = NOTHING
-        owned = slot.index == 0  # whether the stream so far is a storage of this chunk, not a receive buffer
-        root_by_adamw, adamw_shard_bytes, attends, step_sums, parameters = True, 0, False, 0, 0
-        ahead = is_last and self.spec.model.features.mtp is not None
-        for name in (*slot.blocks, "head") if is_last and self.inventory.tied else slot.blocks:
-            block = blocks[name]
-            family, storage = block.family, block.storage
-            parameters += block.parameters
-            attends = attends or block.attends
-            step_sums += sums.get(family, 0)
-            if storage is not None:
-                if block.layer:
-                    adamw_shard_bytes += storage.adamw_shard_bytes
-                else:
-                    root_by_adamw = root_by_adamw and not storage.matrix_scratch
-                    if family is EMBEDDING and name in slot.copies:
-                        copies, storages, layers = storage.dense, [storage, *storages], [False, *layers]
-                        continue
-                storages.append(storage)
-                layers.append(block.layer)
-            names.append(name)
-            units.append(block.unit(owned and (block.layer or not _reads_other_input(name, family, ahead=ahead)), self.policy))
-            owned = owned or family is not RELATION_BIAS
-        if ahead:  # depths run before the final norm and the head, which the layout lists before them
-            order = sorted(range(len(names)), key=lambda index: (names[index] in ("final_norm", "head"), names[index] == "head"))
-            names, units = [names[index] for index in order], [units[index] for index in order]
-        if self.policy.splits_backward:
-            chunk: Chunk = SplitBackwardChunk(
-                names, units, self.policy, copies, sends_output=not is_last, has_mtp=ahead, sends_locally=self._sends_locally(slot)
-            )
+        blocks, policy = self.blocks, self.policy
+        stored = self.stored.slot(slot, is_last=slot.index == len(self.layout.slots) - 1)
+        units = [blocks[name].unit(owned, policy) for name, owned in zip(stored.names, stored.owned, strict=True)]
+        if policy.splits_backward:
+            chunk: Chunk = SplitBackwardChunk(stored, units, policy, sends_locally=self._sends_locally(slot))
         else:
-            chunk = Chunk(names, units, self.policy, copies, sends_output=not is_last, has_mtp=ahead)
-        adamw_shard_bytes += chunk.root.shard_bytes if root_by_adamw else 0
-        return new(SlotParts, (chunk, storages, layers, adamw_shard_bytes, attends, step_sums, parameters))
+            chunk = Chunk(stored, units, policy)
+        step_sums = sum([count * self.step_sum_bytes.get(family, 0) for family, count in stored.families.items()])
+        return new(SlotParts, (chunk, stored, step_sums))
 
-
-def _reads_other_input(name: str, family: str, *, ahead: bool) -> bool:
-    """Whether a block's input is no storage of the chunk, or is counted for another block: of two that read one, for the first."""
-    if name == "embedding" or family is RELATION_BIAS:
-        return True
-    return ahead and (name == "final_norm" or (family is DEPTH and name != "mtp.0"))
+    def of_rank(self, slots: tuple[Slot, ...]) -> RankStorage:
+        """What a pipeline rank with these slots holds of parameters."""
+        return self.stored.rank(slots, has_last=slots[-1].index == len(self.layout.slots) - 1)

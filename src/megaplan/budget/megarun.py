@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Container, Iterable, Sequence
-from itertools import chain
 from typing import NamedTuple
 
 from megaplan.budget.chunk import Chunk
 from megaplan.budget.evaluation import BlockMemo, Evaluation, SlotParts
-from megaplan.budget.init import SlotInit
+from megaplan.budget.init import SlotInit, init_peak
 from megaplan.budget.rank import Persistent, rank_cells
 from megaplan.budget.reserve import device_budget
 from megaplan.budget.step import HeldBySchedule, StepPeak, step_peak
 from megaplan.budget.values import Budget, RankBudget, StageBudget
 from megaplan.families.registry import FAMILIES
-from megaplan.hosts.megarun.optimizer import Cast, Uneven
-from megaplan.hosts.megarun.storage import BlockStorage
+from megaplan.hosts.megarun.optimizer import Uneven
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import rank_coordinate
 from megaplan.layout.values import Layout, Slot
@@ -46,7 +44,7 @@ def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout, *, padded: 
     ranks = [found for evaluation, places in evaluations for found in stage_ranks(evaluation, usable, places, counts, range(layout.pp))]
     last, _ = evaluations[0]
     stages = tuple(
-        new(StageBudget, (slot.index, slot.pp_rank, slot.chunk, slot.start, slot.stop, last.parts(slot).parameters))
+        new(StageBudget, (slot.index, slot.pp_rank, slot.chunk, slot.start, slot.stop, last.parts(slot).stored.whole_parameters))
         for slot in layout.slots
     )
     return Budget(device, stages, _merged(ranks), inventory.parameters, inventory.active_parameters)
@@ -116,83 +114,50 @@ def _held_by_schedule(evaluation: Evaluation, slots: Sequence[Slot], chunks: Seq
     return new(HeldBySchedule, (sent, logits or boundary, logits, kind == GPIPE))
 
 
-def _persistent(evaluation: Evaluation, slots: Sequence[Slot], parts: Sequence[SlotParts], num_receives: int) -> Persistent:
-    building: list[SlotInit] = []
-    storages: list[BlockStorage] = []
-    casts: list[Cast] = []
-    uneven = False
-    replicated = tensor_parallel = expert_parallel = shards = by_adamw = matrix = other = buffers = slack = state_slack = parameters = 0
-    for (chunk, of_slot, layers, own_by_adamw, attends, step_sums, _), slot in zip(parts, slots, strict=True):
-        residents, _, _, _, matrices, others, unevens, _, _, _, casts_of, _, slacks, state_slacks, elements = zip(*of_slot, strict=True)
-        own, own_tensor_parallel, own_expert_parallel = resident = tuple(map(sum, zip(*residents, strict=True)))
-        own_buffers = evaluation.rotary_bytes * attends + step_sums
-        own_buffers += evaluation.further_loss_bytes if slot.index == len(evaluation.layout.slots) - 1 else 0
-        scratch = evaluation.rotary_scratch_bytes if attends else 0
-        uneven_slot = any(unevens)
-        uneven = uneven or uneven_slot
-        building.append(new(SlotInit, (resident, of_slot if uneven_slot else (), layers, own_buffers, scratch)))
-        storages += of_slot
-        casts += chain.from_iterable(casts_of)
-        replicated, tensor_parallel = replicated + own, tensor_parallel + own_tensor_parallel
-        expert_parallel += own_expert_parallel
-        shards, by_adamw, buffers = shards + chunk.shard_bytes, by_adamw + own_by_adamw, buffers + own_buffers
-        matrix, other, parameters = matrix + sum(matrices), other + sum(others), parameters + sum(elements)
-        slack, state_slack = slack + sum(slacks), state_slack + sum(state_slacks)
-    first, last = slots[0].index == 0, slots[-1].index == len(evaluation.layout.slots) - 1
-    inputs = (evaluation.input_bytes if first else 0) + (evaluation.label_bytes if last else 0)
+def _persistent(evaluation: Evaluation, slots: tuple[Slot, ...], parts: Sequence[SlotParts], num_receives: int) -> Persistent:
+    stored, building, buffers = evaluation.of_rank(slots), [], 0
+    last = slots[-1].index == len(evaluation.layout.slots) - 1
+    for _, of_slot, step_sums in parts:
+        own = evaluation.rotary_bytes * of_slot.attends + step_sums + (evaluation.further_loss_bytes if of_slot.is_last else 0)
+        scratch = evaluation.rotary_scratch_bytes if of_slot.attends else 0
+        building.append(new(SlotInit, (of_slot.resident_bytes, of_slot.blocks if of_slot.uneven else (), of_slot.layers, own, scratch)))
+        buffers += own
+    inputs = (evaluation.input_bytes if slots[0].index == 0 else 0) + (evaluation.label_bytes if last else 0)
     return new(
         Persistent,
         (
-            (replicated, tensor_parallel, expert_parallel),
-            shards,
-            by_adamw if evaluation.uses_muon else 0,
-            matrix,
-            other,
-            _uneven(storages) if uneven else (),
+            stored,
+            stored.adamw_shard_bytes if evaluation.uses_muon else 0,
             building,
-            storages,
-            casts,
             buffers,
             inputs + evaluation.starts_bytes,
             num_receives * evaluation.boundary_bytes,
             evaluation.workspace_bytes,
-            slack + num_receives * evaluation.boundary_slack_bytes,
-            state_slack,
-            parameters,
+            stored.slack_bytes + num_receives * evaluation.boundary_slack_bytes,
         ),
     )
-
-
-def _uneven(storages: Sequence[BlockStorage]) -> tuple[tuple[BlockStorage, int], ...]:
-    """Those with tensors that shard unevenly, and how often each is there: layers of one make share one."""
-    found: dict[int, tuple[BlockStorage, int]] = {}
-    for storage in storages:
-        if storage.uneven:
-            _, count = found.get(id(storage), (storage, 0))
-            found[id(storage)] = storage, count + 1
-    return tuple(found.values())
 
 
 def _distinct(
     evaluation: Evaluation, pp_rank: int, persistent: Persistent, peak: StepPeak, usable_bytes: int, offsets: tuple[int, ...]
 ) -> list[RankBudget]:
     """The budgets of a pipeline rank's data, context and tensor ranks at these offsets: they differ where shards are uneven."""
-    mesh = evaluation.spec.mesh
+    mesh, stored = evaluation.spec.mesh, persistent.stored
     first = pp_rank * (mesh.world_size // mesh.pp)
     found: list[RankBudget] = []
     groups: Iterable[Sequence[int]] = (offsets,)
-    if persistent.uneven:
-        key = frozenset([id(storage) for storage, _ in persistent.uneven])
+    if stored.uneven:
+        key = frozenset([id(storage) for storage, _ in stored.uneven])
         if key not in evaluation.alike:
-            uneven = [tensor for storage, _ in persistent.uneven for tensor in storage.uneven]
+            uneven = [tensor for storage, _ in stored.uneven for tensor in storage.uneven]
             evaluation.alike[key] = tuple(_alike(mesh, uneven, offsets))
         groups = evaluation.alike[key]
     for alike in groups:
         coordinate = rank_coordinate(mesh, first + alike[0])
-        states = persistent.states(coordinate["dp_shard"], alike[0] // (mesh.ep * mesh.etp) % mesh.efsdp)
-        cells, where = rank_cells(persistent, peak, states)
+        place = coordinate["dp_shard"], alike[0] // (mesh.ep * mesh.etp) % mesh.efsdp
+        cells, where = rank_cells(persistent, peak, init_peak(persistent.slots, *place), stored.updates(*place))
         ranks = tuple([first + offset for offset in alike])
-        found.append(new(RankBudget, (ranks, coordinate, persistent.parameters, cells, where, usable_bytes)))
+        found.append(new(RankBudget, (ranks, coordinate, stored.parameters, cells, where, usable_bytes)))
     return found
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from megaplan.budget.init import InitPeak, SlotInit, init_peak
+from megaplan.budget.init import InitPeak, SlotInit
 from megaplan.budget.step import StepPeak
+from megaplan.budget.stored import RankStorage, Updates
 from megaplan.budget.values import (
     ACTIVATIONS,
     COMMUNICATION,
@@ -21,9 +22,8 @@ from megaplan.budget.values import (
 )
 from megaplan.columns import Column, Phase
 from megaplan.hosts.megarun.allocator import OPEN_SEGMENTS_BYTES
-from megaplan.hosts.megarun.optimizer import AT_END, Cast, LastMoment, MatrixMoments, in_turn, last_moment
-from megaplan.hosts.megarun.storage import OWNER_COLUMNS, BlockStorage
-from megaplan.tuples import new
+from megaplan.hosts.megarun.optimizer import LastMoment
+from megaplan.hosts.megarun.storage import OWNER_COLUMNS
 
 INIT, FIRST_FORWARD_BACKWARD, FIRST_OPTIMIZER, FORWARD_BACKWARD, OPTIMIZER = Phase
 REPLICATED, TENSOR_PARALLEL, EXPERT_PARALLEL = OWNER_COLUMNS.values()
@@ -31,85 +31,41 @@ MomentCells = dict[Column, int]
 CAST = "the update beside a gradient cast for it"
 
 
-class States(NamedTuple):
-    """What depends on a rank's place among those that share its parameters.
-
-    Attributes:
-        matrix_bytes: Moments of the matrix group.
-        other_bytes: Moments of the rest, and step counters.
-        init: Where building the rank peaks.
-        adamw: Where AdamW's steps peak.
-        muon: Where Muon's steps peak.
-    """
-
-    matrix_bytes: int
-    other_bytes: int
-    init: InitPeak
-    adamw: LastMoment
-    muon: MatrixMoments
-
-
 class Persistent(NamedTuple):
     """What a pipeline rank holds outside microbatches, equal for all its data ranks.
 
     Attributes:
-        resident_bytes: Parameter shards: of replicated, tensor-parallel and expert-parallel tensors.
-        shard_bytes: Gradient shards.
-        other_shard_bytes: Those of groups that hold nothing but AdamW's tensors, which its step drops before Muon's runs; 0 without Muon.
-        matrix_state_bytes: Muon's moments of evenly sharded tensors.
-        other_state_bytes: AdamW's.
-        uneven: Storages of which some tensors shard unevenly, and how many blocks have each.
+        stored: What it holds of parameters.
+        other_shard_bytes: Gradient shards of groups that hold nothing but AdamW's tensors, which its step drops before Muon's runs; 0
+            without Muon.
         slots: What each slot of the rank gets when it is built.
-        storages: Of the rank's blocks, in the order they are updated.
-        casts: Gradients that are cast for AdamW, in that order.
         buffer_bytes: Rotary tables and sums of a step.
         input_bytes: Token ids, labels and document starts of a step.
         receive_bytes: Receive buffers.
         workspace_bytes: Of GEMM libraries.
         slack_bytes: Allocator rounding of shards and buffers.
-        state_slack_bytes: Allocator rounding of moments.
-        parameters: Elements after TP and EP.
     """
 
-    resident_bytes: tuple[int, int, int]
-    shard_bytes: int
+    stored: RankStorage
     other_shard_bytes: int
-    matrix_state_bytes: int
-    other_state_bytes: int
-    uneven: tuple[tuple[BlockStorage, int], ...]
     slots: Sequence[SlotInit]
-    storages: Sequence[BlockStorage]
-    casts: Sequence[Cast]
     buffer_bytes: int
     input_bytes: int
     receive_bytes: int
     workspace_bytes: int
     slack_bytes: int
-    state_slack_bytes: int
-    parameters: int
-
-    def states(self, dense_index: int, expert_index: int) -> States:
-        """What differs on the rank at these places."""
-        matrix, other = self.matrix_state_bytes, self.other_state_bytes
-        found: dict[int, MatrixMoments] = {}
-        for storage, count in self.uneven:
-            for tensor in storage.uneven:
-                size = count * tensor.state_bytes(expert_index if tensor.expert else dense_index)
-                if tensor.matrix:
-                    matrix += size
-                else:
-                    other += size
-            if storage.even_moments is None:
-                found[id(storage)] = storage.matrix_moments(dense_index, expert_index)
-        muon = in_turn([each.even_moments or found[id(each)] for each in self.storages])
-        init = init_peak(self.slots, dense_index, expert_index)
-        adamw = last_moment(self.casts, dense_index, expert_index) if self.casts else AT_END
-        return new(States, (matrix, other, init, adamw, muon))
 
 
-def rank_cells(persistent: Persistent, step: StepPeak, states: States) -> tuple[Cells, dict[Phase, str]]:
-    """Cells of every phase of the data ranks of a pipeline rank that have these states, and where each phase's peak lies."""
-    matrix_bytes, other_bytes, building, to_make, muon = states
+def rank_cells(persistent: Persistent, step: StepPeak, building: InitPeak, updates: Updates) -> tuple[Cells, dict[Phase, str]]:
+    """Cells of every phase of some data ranks of a pipeline rank, and where each phase's peak lies.
+
+    Args:
+        persistent: What the pipeline rank holds outside microbatches.
+        step: Where a step's forwards and backwards peak.
+        building: Where building the ranks peaks.
+        updates: Moments of their parameters, and where updates peak.
+    """
+    matrix_bytes, other_bytes, to_make, muon = updates
     scratch, first_momenta, first_scratch, momenta = muon
     base = _base(persistent)
     init = base.copy()
@@ -124,13 +80,13 @@ def rank_cells(persistent: Persistent, step: StepPeak, states: States) -> tuple[
         first_step = {column: size + step.first.cells[column] for column, size in base.items()}
         first_step[OVERHEAD] += step.slack_bytes
         where_first = step.first.where
-    steady_step[OVERHEAD] += persistent.state_slack_bytes
+    steady_step[OVERHEAD] += persistent.stored.state_slack_bytes
     steady_step[MATRIX_OPTIMIZER] += matrix_bytes
     steady_step[OTHER_OPTIMIZER] += other_bytes
 
     first_update = base
-    first_update[OVERHEAD] += persistent.state_slack_bytes
-    first_update[GRADIENTS] += persistent.shard_bytes
+    first_update[OVERHEAD] += persistent.stored.state_slack_bytes
+    first_update[GRADIENTS] += persistent.stored.shard_bytes
     # AdamW updates first; its gradients are gone where they fill a buffer of their own when Muon's iterations begin
     steady_update = first_update.copy()
     dropped, cast_bytes = persistent.other_shard_bytes, to_make.largest_bytes
@@ -181,7 +137,7 @@ def _first_update(to_make: LastMoment) -> str:
 def _base(persistent: Persistent) -> MomentCells:
     """What is there in every phase, all but what optimizers hold."""
     cells = NO_BYTES.copy()
-    cells[REPLICATED], cells[TENSOR_PARALLEL], cells[EXPERT_PARALLEL] = persistent.resident_bytes
+    cells[REPLICATED], cells[TENSOR_PARALLEL], cells[EXPERT_PARALLEL] = persistent.stored.resident_bytes
     cells[ACTIVATIONS] = persistent.buffer_bytes + persistent.input_bytes
     cells[COMMUNICATION] = persistent.receive_bytes
     cells[WORKSPACE] = persistent.workspace_bytes

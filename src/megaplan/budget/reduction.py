@@ -63,7 +63,9 @@ def _reducing_backwards(chunk: Chunk, later: bool) -> Iterator[Peak]:
             bank, gathered = unit.bank, gathered - experts.gathered_bytes
             for own_gradients, buffers in _reduction(experts, experts.made_bytes, experts.last_made_bytes):
                 reducing = gradients + own_gradients, gathered + buffers
-                yield chunk.unit_peak(index, f"reduction of {chunk.names[index]}.experts", bank.taken, bank.taken_params, reducing)
+                yield chunk.unit_peak(
+                    index, f"reduction of {chunk.names[index]}.experts", bank.taken, bank.taken_params, reducing, size=bank.taken_bytes
+                )
         ahead -= own
         behind += experts.shard_bytes
         kept += _kept(chunk, experts, later)
@@ -71,7 +73,7 @@ def _reducing_backwards(chunk: Chunk, later: bool) -> Iterator[Peak]:
         if unit.bank is not None:
             held = gradients, gathered + experts.reduce_bytes
             where, carried = f"backward of {chunk.names[index]}", chunk.backward_extra[index]
-            yield chunk.unit_peak(index, where, unit.bank.later, unit.bank.later_params, held, carried)
+            yield chunk.unit_peak(index, where, unit.bank.later, unit.bank.later_params, held, carried, unit.bank.later_bytes)
         gathered = root.gathered_bytes + (chunk.prefetched(index) if reshard else ahead)
         for own_gradients, buffers in _reduction(dense, dense.made_bytes, dense.last_made_bytes):
             gradient = chunk.policy.boundary_bytes if index else 0

@@ -14,12 +14,12 @@ from itertools import accumulate
 from megaplan.blocks.ops import OUTPUT
 from megaplan.budget.bank import bank_moments
 from megaplan.budget.chunk import Chunk, Policy
+from megaplan.budget.stored import SlotStorage
 from megaplan.budget.unit import Peak, SplitUnit, Unit
 from megaplan.budget.values import ACTIVATIONS, GRADIENTS, NO_BYTES
 from megaplan.columns import Column
 from megaplan.hosts.megarun.allocator import slack_bytes
 from megaplan.hosts.megarun.halves import weigh_halves
-from megaplan.hosts.megarun.storage import GroupBytes
 from megaplan.schedules.actions import Kind
 from megaplan.schedules.moments import BACKWARDED, INPUT, WEIGHT, ChunkState
 
@@ -33,27 +33,21 @@ class SplitBackwardChunk(Chunk):
 
     def __init__(
         self,
-        names: Sequence[str],
+        stored: SlotStorage,
         units: Sequence[Unit],
         policy: Policy,
-        copies: GroupBytes,
         *,
-        sends_output: bool,
-        has_mtp: bool,
         sends_locally: bool,
     ) -> None:
         """Sum once.
 
         Args:
-            names: As for `Chunk`, like all that follow but the last.
-            units: The blocks of these names; layers with their halves.
+            stored: As for `Chunk`, like the next two.
+            units: The blocks of its names; layers with their halves.
             policy: How the host runs it.
-            copies: Groups of copied blocks that are no unit.
-            sends_output: Whether its output is a stage output held until backward.
-            has_mtp: Whether MTP depths run between the layers and the final norm.
             sends_locally: Whether the next stage is on the same rank, so that the gradient of its output is in no receive buffer.
         """
-        super().__init__(names, units, policy, copies, sends_output=sends_output, has_mtp=has_mtp)
+        super().__init__(stored, units, policy)
         self._halves = [unit.split for unit in self.units]
         sizes = [0 if half is None else half.halves.pending_bytes for half in self._halves]
         last = self._halves[-1]

@@ -32,17 +32,23 @@ class BankMoments(NamedTuple):
 
     Attributes:
         made: The largest at which they are not made yet, or are as autograd made them.
+        made_bytes: What is alive there, like the next ones in this order.
         taken: What is alive just after the bank's operation, where FSDP2 takes them.
         taken_params: Its other parameter gradients.
+        taken_bytes: As above.
         later: The largest after that.
         later_params: Its other parameter gradients.
+        later_bytes: As above.
     """
 
     made: Moment
+    made_bytes: int
     taken: Moment
     taken_params: tuple[str, ...]
+    taken_bytes: int
     later: Moment
     later_params: tuple[str, ...]
+    later_bytes: int
 
 
 class Unit(NamedTuple):

@@ -17,7 +17,8 @@ from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megarun.boundaries import boundary_bytes
 from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.ledger import block_bytes
-from megaplan.hosts.megarun.storage import block_storage, storage_sizes
+from megaplan.hosts.megarun.sizes import storage_sizes
+from megaplan.hosts.megarun.storage import block_storage
 from megaplan.inventory.tensors import Block, Inventory
 from megaplan.schedules.moments import FORWARD, REDUCED, UNTOUCHED, moments
 from megaplan.spec.models import Spec

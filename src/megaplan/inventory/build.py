@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NoReturn
 
 from megaplan.families.registry import FAMILIES, families_of
@@ -20,13 +21,18 @@ def build_inventory(spec: Spec) -> Inventory:
         spec: A spec that `megaplan.spec.rules.check_rules` accepts.
 
     Returns:
-        The inventory; layers of the same make share one `Block` object.
+        The inventory, one object for equal models; layers of the same make share one `Block` object.
 
     Raises:
         MegaplanError: The pattern does not parse.
         ValueError: A letter or feature lacks its section (a spec that was not checked).
     """
-    model = spec.model
+    return inventory_of(spec.model, vocab_parallel=spec.mesh.vocab_parallel)
+
+
+@lru_cache(maxsize=32)
+def inventory_of(model: Model, *, vocab_parallel: bool) -> Inventory:
+    """Every parameter tensor of a model; `vocab_parallel`: whether TP cuts embedding and head along the vocabulary."""
     letters = parse_pattern(model.pattern, model.num_layers).layers
     path, parallel = model.residual_path, frozenset(model.parallel_layers)
     made: dict[tuple[str, Any, bool], Block] = {}
@@ -42,7 +48,7 @@ def build_inventory(spec: Spec) -> Inventory:
             )
             block = made[make] = make_block(letter, tensors, make[1])
         layers.append(block)
-    outside = _outside_blocks(model, vocab_parallel=spec.mesh.vocab_parallel)
+    outside = _outside_blocks(model, vocab_parallel=vocab_parallel)
     total = sum([block.elements for block in layers]) + sum([block.elements for _, block in outside])
     ahead = model.features.mtp.depth if model.features.mtp is not None and model.features.mtp.experts else 0
     counts = {letter: letters.count(letter) + (ahead if letter == "E" else 0) for letter in FAMILIES}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
+from functools import cache, cached_property
 from math import prod
 from typing import Any, NamedTuple
 
@@ -152,8 +153,11 @@ def layer_names(num_layers: int) -> tuple[str, ...]:
     return tuple(f"layers.{index}" for index in range(num_layers))
 
 
-class Inventory(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Inventory:
     """Every parameter tensor of an architecture.
+
+    Compared and hashed by identity: `build_inventory` gives equal models one object, so that work done per inventory can be kept by it.
 
     Attributes:
         layers: One `Block` per layer, in model order; full names `layers.{i}.…`.
@@ -168,7 +172,7 @@ class Inventory(NamedTuple):
     tied: bool
     active_parameters: int
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """Unique parameters; a tied head counts once."""
         return sum(block.elements for block in self.layers) + sum(block.elements for _, block in self.outside)

@@ -15,7 +15,8 @@ from megaplan.cost.times import StoredBytes
 from megaplan.hosts.megarun.boundaries import boundary_bytes
 from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.ledger import block_bytes, makes_of
-from megaplan.hosts.megarun.storage import block_storage, storage_sizes
+from megaplan.hosts.megarun.sizes import storage_sizes
+from megaplan.hosts.megarun.storage import block_storage
 from megaplan.inventory.tensors import Block, Inventory, Outside, layer_names
 from megaplan.layout.values import Layout
 from megaplan.partition.limits import Span, Weight, layer_weight

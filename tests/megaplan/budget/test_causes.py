@@ -15,7 +15,8 @@ from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.ledger import block_bytes
 from megaplan.hosts.megarun.optimizer import Cast, Uneven, last_moment
 from megaplan.hosts.megarun.products import ROUTERS
-from megaplan.hosts.megarun.storage import BlockStorage, block_storage, storage_sizes
+from megaplan.hosts.megarun.sizes import storage_sizes
+from megaplan.hosts.megarun.storage import BlockStorage, block_storage
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.spec.models import Spec

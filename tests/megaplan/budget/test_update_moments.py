@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from megaplan.budget.init import InitPeak
-from megaplan.budget.rank import Persistent, States, rank_cells
+from megaplan.budget.rank import Persistent, rank_cells
 from megaplan.budget.step import StepPeak
+from megaplan.budget.stored import RankStorage, Updates
 from megaplan.budget.values import NO_BYTES, Budget
 from megaplan.columns import Column, Phase
 from megaplan.hosts.megarun.optimizer import LastMoment, MatrixMoments
@@ -82,13 +84,13 @@ def test_a_phase_is_as_large_as_the_largest_of_its_moments() -> None:
     for _ in range(500):
         sizes = made_up(random)
         empty = (0, 0, 0)
-        persistent = Persistent(
-            empty, sizes.shards, sizes.dropped, 0, 0, (), (), (), (), sizes.buffers, 0, 0, 0, 0, 0, 0
-        )  # fmt: skip
+        stored = cast("RankStorage", SimpleNamespace(resident_bytes=empty, shard_bytes=sizes.shards, state_slack_bytes=0))
+        persistent = Persistent(stored, sizes.dropped, (), sizes.buffers, 0, 0, 0, 0)
         adamw = LastMoment(sizes.made_matrix, sizes.made_other, sizes.made_scratch, sizes.cast)
         init = InitPeak(empty, sizes.buffers, sizes.padding, "a short shard")
         muon = MatrixMoments(sizes.scratch, sizes.first_momenta, sizes.first_scratch, sizes.momenta)
-        cells, where = rank_cells(persistent, StepPeak(0, "step", NO_BYTES.copy(), 0), States(sizes.matrix, sizes.other, init, adamw, muon))
+        updates = Updates(sizes.matrix, sizes.other, adamw, muon)
+        cells, where = rank_cells(persistent, StepPeak(0, "step", NO_BYTES.copy(), 0), init, updates)
         found = {phase: sum(columns.values()) - columns[Column.OVERHEAD] for phase, columns in cells.items()}
         moments = sizes.matrix + sizes.other
         assert (found[Phase.INIT], where[Phase.INIT]) == (sizes.buffers + sizes.padding, "a short shard")

@@ -168,7 +168,7 @@ def replay(
         of_saved=_pick(order),
         keeps_input=keeps_input,
         forward=forward,
-        forward_peaks=tuple((moment, _pick(moment.tensors), 0) for moment in _largest(forward, lambda _: ())),
+        forward_peaks=tuple((moment, _pick(moment.tensors), 0) for moment in largest_moments(forward, lambda _: ())),
         program=program,
         **backward_fields(backward),
     )
@@ -188,16 +188,17 @@ def backward_fields(backward: tuple[Moment, ...]) -> dict[str, Any]:
     return {
         "backward": backward,
         "backward_peaks": tuple(
-            (moment, _pick(moment.tensors), len(moment.params)) for moment in _largest(backward, lambda moment: moment.params)
+            (moment, _pick(moment.tensors), len(moment.params)) for moment in largest_moments(backward, lambda moment: moment.params)
         ),
         "again_peaks": tuple(
-            (moment, _pick(moment.tensors), _pick(moment.new_params)) for moment in _largest(backward, lambda moment: moment.new_params)
+            (moment, _pick(moment.tensors), _pick(moment.new_params))
+            for moment in largest_moments(backward, lambda moment: moment.new_params)
         ),
         "of_params": _pick(backward[-1].params),
     }
 
 
-def _largest(moments: tuple[Moment, ...], params: Callable[[Moment], tuple[str, ...]]) -> tuple[Moment, ...]:
+def largest_moments(moments: tuple[Moment, ...], params: Callable[[Moment], tuple[str, ...]]) -> tuple[Moment, ...]:
     """Those that can be the largest where these parameter gradients count."""
     return _undominated(moments, lambda moment: (*moment.storages, *_marked(moment, params(moment))))
 

@@ -30,8 +30,8 @@ from megaplan.hosts.megarun.optimizer import (
     matrix_moments,
     matrix_scratch,
 )
+from megaplan.hosts.megarun.sizes import Sizes
 from megaplan.inventory.tensors import Block, Group, Owner, ParamTensor
-from megaplan.spec.models import Mesh, Spec
 from megaplan.tuples import new
 
 EXPERT_PARALLEL, REPLICATED, MATRIX = Owner.EXPERT_PARALLEL, Owner.REPLICATED, Group.MATRIX
@@ -155,66 +155,10 @@ class BlockStorage(NamedTuple):
         return matrix_moments(self.matrix_scratch, dense_index, expert_index)
 
 
-def shard_degrees(mesh: Mesh) -> tuple[int, int]:
-    """Ranks that share dense tensors, and those that share expert banks."""
-    return mesh.dp_shard, mesh.efsdp
-
-
-class Sizes(NamedTuple):
-    """What of a spec decides storage, worked out once for all its blocks.
-
-    Attributes:
-        spec: The spec.
-        degrees: Ranks that share dense tensors, and those that share expert banks.
-        whole: Whether every rank owns whole tensors: neither TP nor EP divides them.
-        master: Bytes of an element in `precision.master`; likewise the next three.
-        grads: In `precision.grads`.
-        reduce: In `precision.reduce`.
-        moments: In `precision.moments`.
-        iteration: In Muon's iteration; 0 without Muon.
-        cast: Bytes of an element of a cast update: `precision.master`, 0 where that is the iteration's dtype.
-        casts_gradients: Whether AdamW's gradients are cast for it.
-        recasts: Whether reduced gradients are cast.
-        padded: Whether chunks are whole rows, as FSDP2 cuts them; without padding each is its share of the elements.
-    """
-
-    spec: Spec
-    degrees: tuple[int, int]
-    whole: bool
-    master: int
-    grads: int
-    reduce: int
-    moments: int
-    iteration: int
-    cast: int
-    casts_gradients: bool
-    recasts: bool
-    padded: bool
-
-
-def storage_sizes(spec: Spec, *, padded: bool = True) -> Sizes:
-    """The sizes of a spec; not `padded` is what a runtime would hold that could cut between any two elements."""
-    mesh, precision, iteration = spec.mesh, spec.precision, spec.newton_schulz_dtype
-    return Sizes(
-        spec,
-        degrees=shard_degrees(mesh),
-        whole=mesh.tp == mesh.ep == mesh.etp == 1,
-        master=precision.master.bytes,
-        grads=precision.grads.bytes,
-        reduce=precision.reduce.bytes,
-        moments=precision.moments.bytes,
-        iteration=iteration.bytes if spec.optimizer.uses_muon else 0,
-        cast=0 if iteration is precision.master else precision.master.bytes,
-        casts_gradients=precision.grads is not precision.master,
-        recasts=precision.grads is not precision.reduce,
-        padded=padded,
-    )
-
-
 def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
     """Storage of one block on a rank that holds it."""
-    spec, (dense_degree, expert_degree), whole, master, _, _, moments, iteration, cast, casts_gradients, _, padded = sizes
-    mesh, own, muon_runs, row_moments = spec.mesh, LAST_OWN.get(block.family), iteration > 0, 2 * moments
+    _, _, _, _, _, _, (dense_degree, expert_degree), whole, _, master, _, _, moments, iteration, cast, casts_gradients, _, padded = sizes
+    own, muon_runs, row_moments = LAST_OWN.get(block.family), iteration > 0, 2 * moments
     replicated = dense_shard = dense_elements = dense_last = own_last = expert_shard = expert_elements = expert_last = 0  # elements
     matrix_state = other_state = 0
     adamw_shards: list[int] = []
@@ -225,7 +169,7 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
     dense_by_muon = ranks_differ = False
     for tensor, unsharded in zip(block.tensors, block.sizes, strict=True):
         name, shape, owner, group, _, _, _, num_matrices = tensor
-        shape, elements = (shape, unsharded) if whole else _local(tensor, mesh)
+        shape, elements = (shape, unsharded) if whole else _local(tensor, sizes)
         expert, in_matrix_group = owner is EXPERT_PARALLEL, group is MATRIX
         rows, degree = (shape[0] * shape[1], expert_degree) if expert else (shape[0], dense_degree)  # a bank by `stored_shape`
         chunk_rows = -(-rows // degree)
@@ -248,7 +192,7 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
         if is_muons:
             matrix_state += even_state
             dense_by_muon, ranks_differ = dense_by_muon | (not expert), ranks_differ | (short is not None)
-            matrices, parts = ((num_matrices, elements, shape[-1]), 1) if whole else _matrices(tensor, shape, mesh)
+            matrices, parts = ((num_matrices, elements, shape[-1]), 1) if whole else _matrices(tensor, shape, sizes)
             scratch.append(matrix_scratch(matrices, parts, iteration, cast, chunk, degree, state, short))
             muon_shards.append(nbytes)
             continue
@@ -260,7 +204,7 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
         if casts_gradients:
             casts.append(Cast(nbytes, state + STEP_BYTES, in_matrix_group, short))
     resident_slack, state_slack = _slacks(adamw_shards, muon_shards, master, moments)
-    compute, (casting, bank_casting) = spec.precision.of(block.family).bytes, _casting(sizes, block)
+    compute, (casting, bank_casting) = sizes.compute(block.family).bytes, _casting(sizes, block)
     dense = _group(sizes, compute, dense_degree, (dense_shard, dense_elements, own_last or dense_last, casting))
     experts = _group(sizes, compute, expert_degree, (expert_shard, expert_elements, expert_last, bank_casting))
     return new(
@@ -300,7 +244,7 @@ def _in_order(sizes: Sizes, block: Block, uneven: Mapping[str, Uneven]) -> tuple
         name, _, owner, *_ = tensor
         short, expert = uneven.get(name), owner is EXPERT_PARALLEL
         if short is None:
-            local = elements if sizes.whole else _local(tensor, sizes.spec.mesh)[1]
+            local = elements if sizes.whole else _local(tensor, sizes)[1]
             nbytes = local // (expert_degree if expert else dense_degree) * sizes.master
         else:
             nbytes = short.chunk_rows * short.shard_row_bytes
@@ -309,9 +253,9 @@ def _in_order(sizes: Sizes, block: Block, uneven: Mapping[str, Uneven]) -> tuple
     return (*of_children, *of_own)
 
 
-def _local(tensor: ParamTensor, mesh: Mesh) -> tuple[tuple[int, ...], int]:
+def _local(tensor: ParamTensor, sizes: Sizes) -> tuple[tuple[int, ...], int]:
     """The shape of a rank's part, and its elements."""
-    shape = local_shape(tensor, mesh.tp, mesh.ep, mesh.etp)
+    shape = local_shape(tensor, sizes.tp, sizes.ep, sizes.etp)
     return shape, prod(shape)
 
 
@@ -324,11 +268,11 @@ def _slacks(adamw_shards: list[int], muon_shards: list[int], master: int, moment
     return adamw + muon, 2 * slack_bytes(of_adamw) + slack_bytes(of_muon)
 
 
-def _matrices(tensor: ParamTensor, shape: tuple[int, ...], mesh: Mesh) -> tuple[tuple[int, int, int], int]:
+def _matrices(tensor: ParamTensor, shape: tuple[int, ...], sizes: Sizes) -> tuple[tuple[int, int, int], int]:
     """What a rank orthogonalises, as `matrix_scratch` takes it, and the ranks that TP has cut it over; `shape` is the rank's part."""
-    count = tensor.local_matrices(mesh.tp, mesh.ep)
-    if tensor.cut_dim(mesh.tp) is not None:
-        return (count, tensor.elements, tensor.shape[-1]), mesh.tp
+    count = tensor.local_matrices(sizes.tp, sizes.ep)
+    if tensor.cut_dim(sizes.tp) is not None:
+        return (count, tensor.elements, tensor.shape[-1]), sizes.tp
     return (count, prod(shape), shape[-1]), 1
 
 
@@ -339,8 +283,8 @@ def _casting(sizes: Sizes, block: Block) -> tuple[int, int]:
 
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (`wait_for_unshard` with a world size of 1).
     """
-    precision, own = sizes.spec.precision, LAST_OWN.get(block.family)
-    if precision.of(block.family) is precision.master or min(sizes.degrees) > 1:
+    own = LAST_OWN.get(block.family)
+    if sizes.compute(block.family) is sizes.masters or min(sizes.degrees) > 1:
         return 0, 0
     # a module's own tensors, without a dot in their names, follow its children's
     tensors = sorted(zip(block.tensors, block.sizes, strict=True), key=lambda each: each[0].name == own or "." not in each[0].name)
@@ -349,7 +293,7 @@ def _casting(sizes: Sizes, block: Block) -> tuple[int, int]:
         most = filled = before = 0
         for tensor, whole in tensors:
             if (tensor.owner is EXPERT_PARALLEL) is expert:
-                elements = whole if sizes.whole else _local(tensor, sizes.spec.mesh)[1]
+                elements = whole if sizes.whole else _local(tensor, sizes)[1]
                 most = max(most, filled + before + elements, filled + 2 * elements)
                 filled, before = filled + elements, elements
         found.append(most - filled)
@@ -361,7 +305,7 @@ def _group(sizes: Sizes, compute: int, degree: int, elements: tuple[int, int, in
     shard, true, last, casting = elements
     if not true:
         return NOTHING
-    _, _, _, _, grads, reduce, _, _, _, _, recasts, _ = sizes
+    grads, reduce, recasts = sizes.grads, sizes.reduce, sizes.recasts
     whole, sharded, made = shard * degree, degree > 1, max(compute, 2)  # fp8 weights get bf16 gradients
     return new(
         GroupBytes,
@@ -373,7 +317,7 @@ def _group(sizes: Sizes, compute: int, degree: int, elements: tuple[int, int, in
             true * made,
             whole * reduce,
             shard * reduce,
-            0 if sharded or sizes.spec.mesh.dp_replicate == 1 else whole * reduce,
+            0 if sharded or not sizes.replicated else whole * reduce,
             shard * grads if recasts else 0,
             shard * grads,
             last * made if sharded else 0,

@@ -1,0 +1,292 @@
+"""What FSDP2 holds of an inventory whatever its blocks compute: of every block, slot and pipeline rank.
+
+It follows from the inventory and the sizes alone, so specs that differ in batch, schedule or recompute share it (`stored`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
+from operator import attrgetter
+from typing import NamedTuple
+
+from megaplan.budget.casts import place_of
+from megaplan.families.registry import FAMILIES
+from megaplan.hosts.megarun.optimizer import AT_END, Cast, LastMoment, MatrixMoments, in_turn, last_moment
+from megaplan.hosts.megarun.sizes import Sizes
+from megaplan.hosts.megarun.storage import BlockStorage, GroupBytes, block_storage, together
+from megaplan.inventory.tensors import Inventory, Outside
+from megaplan.layout.values import Slot
+from megaplan.tuples import new
+
+ATTENDING = (*(family.letter for family in FAMILIES.values() if family.rotary is not None), Outside.MTP)
+
+
+class SlotStorage(NamedTuple):
+    """What a slot holds of parameters.
+
+    Attributes:
+        names: Of its blocks that run, in execution order; `head` for a tied head too.
+        owned: Of each, whether its input is a storage of the slot's chunk, or of the chunk before that it does not keep.
+        is_last: Whether it ends the model.
+        has_mtp: Whether MTP depths run between its layers and the final norm.
+        blocks: Storage of its blocks, in the order of its modules: a copy of the embedding first.
+        layers: Of each, whether it is a layer.
+        families: How many blocks it has of each family.
+        root: The slot's own group.
+        layers_together: The groups of all layers.
+        largest_flat_bytes: The largest all-gather output of a layer.
+        largest_reduction_bytes: The largest buffers of a reduction.
+        largest_casting_bytes: The most beside gathered parameters while they are filled from casts.
+        adamw_shard_bytes: Gradient shards of groups, its own and layers', of which no tensor is Muon's.
+        attends: Whether any block needs rotary tables.
+        whole_parameters: Elements of the whole tensors it holds, copies included.
+        resident_bytes: Parameter shards: of replicated, tensor-parallel and expert-parallel tensors.
+        matrix_state_bytes: Muon's moments of evenly sharded tensors.
+        other_state_bytes: AdamW's.
+        uneven: Whether any tensor shards unevenly.
+        casts: Gradients that are cast for AdamW, in the order of updates.
+        slack_bytes: Allocator rounding of shards.
+        state_slack_bytes: Allocator rounding of moments.
+        parameters: Elements after TP and EP.
+    """
+
+    names: tuple[str, ...]
+    owned: tuple[bool, ...]
+    is_last: bool
+    has_mtp: bool
+    blocks: tuple[BlockStorage, ...]
+    layers: tuple[bool, ...]
+    families: Mapping[str, int]
+    root: GroupBytes
+    layers_together: GroupBytes
+    largest_flat_bytes: int
+    largest_reduction_bytes: int
+    largest_casting_bytes: int
+    adamw_shard_bytes: int
+    attends: bool
+    whole_parameters: int
+    resident_bytes: tuple[int, int, int]
+    matrix_state_bytes: int
+    other_state_bytes: int
+    uneven: bool
+    casts: tuple[Cast, ...]
+    slack_bytes: int
+    state_slack_bytes: int
+    parameters: int
+
+
+class Updates(NamedTuple):
+    """What depends on a rank's place among those that share its parameters.
+
+    Attributes:
+        matrix_bytes: Moments of the matrix group.
+        other_bytes: Moments of the rest, and step counters.
+        adamw: Where AdamW's steps peak.
+        muon: Where Muon's steps peak.
+    """
+
+    matrix_bytes: int
+    other_bytes: int
+    adamw: LastMoment
+    muon: MatrixMoments
+
+
+class RankStorage:
+    """What a pipeline rank holds of parameters, equal for all its data ranks but for `updates`.
+
+    Attributes:
+        slots: Of the rank, by chunk.
+        blocks: Storage of all their blocks, in the order they are updated.
+        resident_bytes: Parameter shards: of replicated, tensor-parallel and expert-parallel tensors.
+        shard_bytes: Gradient shards.
+        adamw_shard_bytes: Those of groups of which no tensor is Muon's.
+        slack_bytes: Allocator rounding of shards.
+        state_slack_bytes: Allocator rounding of moments.
+        parameters: Elements after TP and EP.
+        uneven: Storages of which some tensors shard unevenly, and how many blocks have each.
+    """
+
+    def __init__(self, slots: Sequence[SlotStorage]) -> None:
+        """Sum once; `slots`: of the rank, by chunk."""
+        self.slots = tuple(slots)
+        self.blocks = tuple(chain.from_iterable(map(attrgetter("blocks"), slots)))
+        self.resident_bytes = _added(map(attrgetter("resident_bytes"), slots))
+        self.shard_bytes = sum([slot.root.shard_bytes + slot.layers_together.shard_bytes for slot in slots])
+        self.adamw_shard_bytes = _total(slots, "adamw_shard_bytes")
+        self.slack_bytes, self.state_slack_bytes = _total(slots, "slack_bytes"), _total(slots, "state_slack_bytes")
+        self.parameters = _total(slots, "parameters")
+        self.uneven = _uneven(self.blocks) if any(slot.uneven for slot in slots) else ()
+        self._matrix, self._other = _total(slots, "matrix_state_bytes"), _total(slots, "other_state_bytes")
+        self._casts = tuple(chain.from_iterable(map(attrgetter("casts"), slots)))
+        self._updates: dict[tuple[int, int], Updates] = {}
+
+    def updates(self, dense_index: int, expert_index: int) -> Updates:
+        """What differs on the rank at these places among those that share dense tensors and expert banks."""
+        place = dense_index, expert_index
+        if place not in self._updates:
+            self._updates[place] = self._at(dense_index, expert_index)
+        return self._updates[place]
+
+    def _at(self, dense_index: int, expert_index: int) -> Updates:
+        matrix, other = self._matrix, self._other
+        found: dict[int, MatrixMoments] = {}
+        for storage, count in self.uneven:
+            for tensor in storage.uneven:
+                size = count * tensor.state_bytes(expert_index if tensor.expert else dense_index)
+                if tensor.matrix:
+                    matrix += size
+                else:
+                    other += size
+            if storage.even_moments is None:
+                found[id(storage)] = storage.matrix_moments(dense_index, expert_index)
+        muon = in_turn([each.even_moments or found[id(each)] for each in self.blocks])
+        adamw = last_moment(self._casts, dense_index, expert_index) if self._casts else AT_END
+        return new(Updates, (matrix, other, adamw, muon))
+
+
+class Stored:
+    """What FSDP2 holds of an inventory with these sizes."""
+
+    MOST = 4096
+    """Slots and ranks that are remembered: a search for cuts asks for thousands."""
+
+    def __init__(self, sizes: Sizes, inventory: Inventory) -> None:
+        """Every block at once."""
+        self._inventory = inventory
+        self._named = dict(inventory.blocks())
+        self._blocks: dict[int, BlockStorage] = {}
+        for block in self._named.values():
+            if id(block) not in self._blocks:
+                self._blocks[id(block)] = block_storage(sizes, block)
+        self._slots: dict[tuple[Slot, bool], SlotStorage] = {}
+        self._ranks: dict[tuple[tuple[Slot, ...], bool], RankStorage] = {}
+
+    def block(self, name: str) -> BlockStorage:
+        """Of one block, by its name in the inventory."""
+        return self._blocks[id(self._named[name])]
+
+    def slot(self, slot: Slot, *, is_last: bool) -> SlotStorage:
+        """Of a slot; `is_last`: whether it ends the model."""
+        key = slot, is_last
+        found = self._slots.get(key)
+        if found is None:
+            if len(self._slots) >= self.MOST:
+                self._slots.clear()
+            found = self._slots[key] = self._of_slot(slot, is_last=is_last)
+        return found
+
+    def rank(self, slots: tuple[Slot, ...], *, has_last: bool) -> RankStorage:
+        """Of a pipeline rank with these slots; `has_last`: whether the last of them ends the model."""
+        key = slots, has_last
+        found = self._ranks.get(key)
+        if found is None:
+            if len(self._ranks) >= self.MOST:
+                self._ranks.clear()
+            of_slots = [self.slot(slot, is_last=has_last and slot is slots[-1]) for slot in slots]
+            found = self._ranks[key] = RankStorage(of_slots)
+        return found
+
+    def _of_slot(self, slot: Slot, *, is_last: bool) -> SlotStorage:
+        blocks = [(name, self.block(name), name.startswith("layers.")) for name in slot.blocks]
+        runs = [*slot.blocks, "head"] if is_last and self._inventory.tied else list(slot.blocks)
+        if any(name == "embedding" for name in slot.copies):
+            blocks.sort(key=lambda block: block[0] != "embedding")
+            runs.remove("embedding")
+        has_mtp = is_last and any(block.family is Outside.MTP for _, block in self._inventory.outside)
+        if has_mtp:  # depths run before the final norm and the head, which the layout lists before them
+            runs.sort(key=lambda name: (name in ("final_norm", "head"), name == "head"))
+        owned, owns = [], slot.index == 0  # whether the stream so far is a storage of this chunk, not a receive buffer
+        for name in runs:
+            owned.append(owns and not _reads_other_input(name, has_mtp=has_mtp))
+            owns = owns or name != "relation_bias"
+        return self._summed(slot, runs, owned, blocks, is_last=is_last, has_mtp=has_mtp)
+
+    def _summed(
+        self,
+        slot: Slot,
+        names: Sequence[str],
+        owned: Sequence[bool],
+        blocks: Sequence[tuple[str, BlockStorage, bool]],
+        *,
+        is_last: bool,
+        has_mtp: bool,
+    ) -> SlotStorage:
+        """What a slot with these blocks holds, of which those of `names` run."""
+        _, storages, layers = zip(*blocks, strict=True)
+        copies = [storage.dense for name, storage, _ in blocks if name not in names]
+        outside = sorted([(name, storage.both) for name, storage, layer in blocks if not layer and name in names], key=_by_place)
+        root = together([*copies, *[group for _, group in outside]])
+        groups = [storage.both for _, storage, layer in blocks if layer]
+        running = [root, *groups, *[group for _, group in outside]]
+        held = [self._named[name] for name in slot.blocks]
+        families = Counter([block.family for block in held])
+        return SlotStorage(
+            names=tuple(names),
+            owned=tuple(owned),
+            is_last=is_last,
+            has_mtp=has_mtp,
+            blocks=storages,
+            layers=layers,
+            families=families,
+            root=root,
+            layers_together=together(groups),
+            largest_flat_bytes=max(map(attrgetter("flat_bytes"), groups), default=0),
+            largest_reduction_bytes=max(map(attrgetter("reduction_bytes"), running)),
+            largest_casting_bytes=max(map(attrgetter("casting_bytes"), running[1:]), default=0),
+            adamw_shard_bytes=_by_adamw(blocks, root),
+            attends=not families.keys().isdisjoint(ATTENDING),
+            whole_parameters=_total(held, "elements"),
+            resident_bytes=_added(map(attrgetter("resident_bytes"), storages)),
+            matrix_state_bytes=_total(storages, "matrix_state_bytes"),
+            other_state_bytes=_total(storages, "other_state_bytes"),
+            uneven=any(map(attrgetter("uneven"), storages)),
+            casts=tuple(chain.from_iterable(map(attrgetter("casts"), storages))),
+            slack_bytes=_total(storages, "resident_slack_bytes"),
+            state_slack_bytes=_total(storages, "state_slack_bytes"),
+            parameters=_total(storages, "parameters"),
+        )
+
+
+@lru_cache(maxsize=64)
+def stored(sizes: Sizes, inventory: Inventory) -> Stored:
+    """What FSDP2 holds of an inventory with these sizes, worked out when it is first asked for."""
+    return Stored(sizes, inventory)
+
+
+def _total(parts: Iterable[object], field: str) -> int:
+    return sum(map(attrgetter(field), parts))
+
+
+def _added(sizes: Iterable[tuple[int, int, int]]) -> tuple[int, int, int]:
+    first, second, third = map(sum, zip(*sizes, strict=True))
+    return first, second, third
+
+
+def _by_adamw(blocks: Sequence[tuple[str, BlockStorage, bool]], root: GroupBytes) -> int:
+    """Gradient shards of groups of which no tensor is Muon's: a layer is a group, the rest of the slot another."""
+    muon_in_root = any(storage.matrix_scratch for _, storage, layer in blocks if not layer)
+    return sum([storage.adamw_shard_bytes for _, storage, layer in blocks if layer]) + (0 if muon_in_root else root.shard_bytes)
+
+
+def _uneven(storages: Sequence[BlockStorage]) -> tuple[tuple[BlockStorage, int], ...]:
+    """Those with tensors that shard unevenly, and how often each is there: layers of one make share one."""
+    found: dict[int, tuple[BlockStorage, int]] = {}
+    for storage in storages:
+        if storage.uneven:
+            _, count = found.get(id(storage), (storage, 0))
+            found[id(storage)] = storage, count + 1
+    return tuple(found.values())
+
+
+def _by_place(block: tuple[str, GroupBytes]) -> int:
+    return place_of(block[0])
+
+
+def _reads_other_input(name: str, *, has_mtp: bool) -> bool:
+    """Whether a block's input is no storage of the chunk, or is counted for another block: of two that read one, for the first."""
+    if name in ("embedding", "relation_bias"):
+        return True
+    return has_mtp and (name == "final_norm" or (name.startswith("mtp.") and name != "mtp.0"))

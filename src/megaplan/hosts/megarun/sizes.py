@@ -1,0 +1,86 @@
+"""What of a spec decides how FSDP2 stores parameters: equal sizes store an inventory alike, whatever else differs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from megaplan.dtypes import DType
+from megaplan.spec.models import Mesh, Spec
+
+
+def shard_degrees(mesh: Mesh) -> tuple[int, int]:
+    """Ranks that share dense tensors, and those that share expert banks."""
+    return mesh.dp_shard, mesh.efsdp
+
+
+class Sizes(NamedTuple):
+    """What of a spec decides storage, worked out once for all its blocks.
+
+    Attributes:
+        tp: `mesh.tp`, and likewise the next two.
+        ep: `mesh.ep`.
+        etp: `mesh.etp`.
+        replicated: Whether shards have replicas.
+        params: `precision.params`.
+        families: `precision.families`, by letter.
+        degrees: Ranks that share dense tensors, and those that share expert banks.
+        whole: Whether every rank owns whole tensors: neither TP nor EP divides them.
+        masters: `precision.master`.
+        master: Bytes of an element in it; likewise the next three.
+        grads: In `precision.grads`.
+        reduce: In `precision.reduce`.
+        moments: In `precision.moments`.
+        iteration: In Muon's iteration; 0 without Muon.
+        cast: Bytes of an element of a cast update: `precision.master`, 0 where that is the iteration's dtype.
+        casts_gradients: Whether AdamW's gradients are cast for it.
+        recasts: Whether reduced gradients are cast.
+        padded: Whether chunks are whole rows, as FSDP2 cuts them; without padding each is its share of the elements.
+    """
+
+    tp: int
+    ep: int
+    etp: int
+    replicated: bool
+    params: DType
+    families: tuple[tuple[str, DType], ...]
+    degrees: tuple[int, int]
+    whole: bool
+    masters: DType
+    master: int
+    grads: int
+    reduce: int
+    moments: int
+    iteration: int
+    cast: int
+    casts_gradients: bool
+    recasts: bool
+    padded: bool
+
+    def compute(self, family: str) -> DType:
+        """Of the gathered parameters of a family's blocks."""
+        return next((dtype for letter, dtype in self.families if letter == family), self.params)
+
+
+def storage_sizes(spec: Spec, *, padded: bool = True) -> Sizes:
+    """The sizes of a spec; not `padded` is what a runtime would hold that could cut between any two elements."""
+    mesh, precision, iteration = spec.mesh, spec.precision, spec.newton_schulz_dtype
+    return Sizes(
+        mesh.tp,
+        mesh.ep,
+        mesh.etp,
+        mesh.dp_replicate > 1,
+        params=precision.params,
+        families=tuple(precision.families.items()),
+        degrees=shard_degrees(mesh),
+        whole=mesh.tp == mesh.ep == mesh.etp == 1,
+        masters=precision.master,
+        master=precision.master.bytes,
+        grads=precision.grads.bytes,
+        reduce=precision.reduce.bytes,
+        moments=precision.moments.bytes,
+        iteration=iteration.bytes if spec.optimizer.uses_muon else 0,
+        cast=0 if iteration is precision.master else precision.master.bytes,
+        casts_gradients=precision.grads is not precision.master,
+        recasts=precision.grads is not precision.reduce,
+        padded=padded,
+    )
