@@ -6,7 +6,7 @@ Each operation has a full size and a small one; the small ones check the harness
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, partial
 
 import torch
@@ -162,7 +162,7 @@ def _attention(
         return attention(q, k, v, width**-0.5, window, begins)
 
     shapes: dict[str, tuple[int, ...]] = {"q": (*rows, heads, width), "k": (*rows, groups, width), "v": (*rows, groups, value)}
-    each = replace(load, seq_length=document) if document else load
+    each = load._replace(seq_length=document) if document else load
     work = attention_core(each, num_heads=heads, num_kv_heads=groups, head_dim=width, value_dim=value, window_size=window)
     kind = f" window {window}" if window else f" documents {document}" if document else ""
     return KernelCase(

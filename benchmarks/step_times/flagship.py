@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -75,7 +74,7 @@ def predicted(row: Row) -> float:
     software = software_of(spec)
     flags = row["cuda_graph"] or ""
     graphs = frozenset(part for word, part in GRAPHED.items() if word in flags) or (ALL_PARTS if flags.startswith("te") else frozenset())
-    software = replace(software, graphs=graphs, dtype="fp8" if row["precision"].startswith("FP8") else "bf16")
+    software = software._replace(graphs=graphs, dtype="fp8" if row["precision"].startswith("FP8") else "bf16")
     return predict_step(workload_of(spec, ((0, spec.model.num_layers),), [0], software)).seconds
 
 

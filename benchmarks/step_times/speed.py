@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import replace
 from itertools import islice, product
 from pathlib import Path
 
@@ -32,7 +31,7 @@ def main() -> None:
     base = workload_of(spec, spans, [0], software)
     sizes = product((1, 2, 4, 8), (1, 2, 4, 8), (1, 2), (1, 2, 4), range(4, 16))
     meshes = [
-        (replace(base.mesh, tp=tp, ep=ep, cp=cp, dp=8, world=8 * tp * cp), BatchShape(micro, base.batch.seq, count))
+        (base.mesh._replace(tp=tp, ep=ep, cp=cp, dp=8, world=8 * tp * cp), BatchShape(micro, base.batch.seq, count))
         for tp, ep, cp, micro, count in islice(sizes, NUM_STEPS)
     ]
     start = time.perf_counter()

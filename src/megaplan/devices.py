@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from megaplan.columns import Basis
 from megaplan.diagnostics import diagnostic
@@ -17,8 +16,7 @@ DEFAULT = "h200"
 DATA = Path(__file__).with_name("devices.json")
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
+class Figure(NamedTuple):
     """A number with where it comes from."""
 
     value: int
@@ -26,8 +24,7 @@ class Figure:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(NamedTuple):
     """One device of the data file.
 
     Attributes:
@@ -74,11 +71,11 @@ class Device:
 
     def with_reserve(self, given: Mapping[str, Figure]) -> Device:
         """The device with other items of its reserve, or with more of them."""
-        return replace(self, reserve=tuple((dict(self.reserve) | dict(given)).items()))
+        return self._replace(reserve=tuple((dict(self.reserve) | dict(given)).items()))
 
     def with_peaks(self, given: Mapping[str, Figure]) -> Device:
         """The device with other peaks."""
-        return replace(self, peak_flops=self.peak_flops | dict(given))
+        return self._replace(peak_flops=self.peak_flops | dict(given))
 
 
 @cache

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from megaplan.foreign import one_line, printable
 
@@ -21,8 +22,7 @@ class Severity(StrEnum):
     NOTE = "note"
 
 
-@dataclass(frozen=True, slots=True)
-class Location:
+class Location(NamedTuple):
     """Where a diagnostic points: file as the user named it, 1-based line and column, dotted key (`mesh.ep`)."""
 
     file: str | None = None

@@ -46,7 +46,7 @@ def linear_op(
 def detached_linear_op(load: Workload, name: str, part: str, in_width: int, out_width: int, *, own_tokens: bool = False) -> Op:
     """A linear whose input gets no gradient: two products instead of three."""
     op = linear_op(load, name, part, in_width, out_width, own_tokens=own_tokens)
-    return replace(op, work=replace(op.work, input_grad=0, moved_input=0))
+    return op._replace(work=replace(op.work, input_grad=0, moved_input=0))
 
 
 def residual_op(load: Workload, part: str, width: int, name: str = "norm") -> Op:

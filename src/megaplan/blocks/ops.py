@@ -22,8 +22,7 @@ class Flow(Enum):
     RESHAPE = "reshape"
 
 
-@dataclass(frozen=True, slots=True)
-class Op:
+class Op(NamedTuple):
     """One operation of a block.
 
     Attributes:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(NamedTuple):
     """What costs are counted for.
 
     Attributes:
@@ -91,8 +91,7 @@ class Work:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Op:
+class Op(NamedTuple):
     """One operation of a block, as a rank runs it.
 
     Attributes:
@@ -132,8 +131,7 @@ def total(ops: Iterable[Op]) -> Work:
     return sum((op.work for op in ops), start=Work())
 
 
-@dataclass(frozen=True, slots=True)
-class LayerCost:
+class LayerCost(NamedTuple):
     """Cost of one block, unsharded.
 
     Attributes:

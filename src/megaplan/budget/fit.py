@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from megaplan.budget.build import build_budget
 from megaplan.budget.values import Budget, RankBudget
@@ -25,8 +24,7 @@ HEADROOM_PERCENT = 20
 MAX_MICRO_BATCH = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(NamedTuple):
     """A column that alone could bring a rank under its limit, and by how much it must shrink."""
 
     column: Column
@@ -34,8 +32,7 @@ class Cut:
     excess_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class WhatIf:
+class WhatIf(NamedTuple):
     """A change of the spec, evaluated: `overrides` are texts for `--set`."""
 
     overrides: tuple[str, ...]

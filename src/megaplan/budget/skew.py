@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from megaplan.budget.build import build_budget
 from megaplan.budget.values import Budget, RankBudget
@@ -15,8 +14,7 @@ BALANCED = 1.0
 Reason = Literal["moe.routing_skew", "largest possible"]
 
 
-@dataclass(frozen=True, slots=True)
-class RoutingRange:
+class RoutingRange(NamedTuple):
     """What uneven routing adds: rows can move between expert ranks only.
 
     Attributes:

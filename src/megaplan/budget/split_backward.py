@@ -144,7 +144,7 @@ def split_unit(unit: Unit, *, in_place: bool) -> Unit:
         in_place: Whether gradients accumulate in the dtype autograd makes them in.
     """
     halves, storage = weigh_halves(unit.block, in_place=in_place), unit.storage
-    late = halves.late_bytes * storage.both.unsharded_bytes // storage.both.made_bytes if storage is not None and halves.late_bytes else 0
+    late = 0 if storage is None else halves.late_bytes * storage.both.unsharded_bytes // storage.both.made_bytes
     block = halves.inputs
     input_half = unit._replace(
         block=block,

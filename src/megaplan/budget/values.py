@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from megaplan.columns import Basis, Column, Phase
@@ -163,8 +162,7 @@ class Budget(NamedTuple):
         raise KeyError(rank)
 
 
-@dataclass(frozen=True, slots=True)
-class ServingBudget:
+class ServingBudget(NamedTuple):
     """One serving process on one device, never added to training (R-48).
 
     Attributes:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from megaplan.columns import Column, Phase
 from megaplan.layout.runs import Run, joined, runs_label, runs_of
@@ -35,8 +34,7 @@ class Shown(IntEnum):
         return f"{num_bytes / self:.2f}"
 
 
-@dataclass(frozen=True, slots=True)
-class RankView:
+class RankView(NamedTuple):
     """The data of ranks with equal budgets that the table shows, from a budget or a plan."""
 
     runs: tuple[Run, ...]
@@ -108,7 +106,7 @@ def merged(ranks: Sequence[RankView], show: Shown) -> list[RankView]:
     for rank in ranks:
         key = tuple(_cells(rank, list(Column), show)[1:])
         first = views.get(key)
-        views[key] = rank if first is None else replace(first, runs=joined((*first.runs, *rank.runs)))
+        views[key] = rank if first is None else first._replace(runs=joined((*first.runs, *rank.runs)))
     return list(views.values())
 
 

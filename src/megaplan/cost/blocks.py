@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from megaplan.blocks.work import Ops, Workload
 from megaplan.cost.ends import embedding, head, mtp_depth, side_embeddings
@@ -13,8 +13,7 @@ from megaplan.inventory.tensors import Block
 from megaplan.spec.models import Model, Spec
 
 
-@dataclass(frozen=True, slots=True)
-class EndOps:
+class EndOps(NamedTuple):
     """Ops outside the stack.
 
     Attributes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from megaplan.blocks.work import LayerCost, Ops, total
 from megaplan.cost.blocks import end_ops, layer_ops, whole_workload
@@ -12,8 +12,7 @@ from megaplan.inventory.tensors import Inventory, Outside
 from megaplan.spec.models import Spec
 
 
-@dataclass(frozen=True, slots=True)
-class ModelCosts:
+class ModelCosts(NamedTuple):
     """Costs of a whole model, unsharded.
 
     Attributes:

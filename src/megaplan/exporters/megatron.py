@@ -114,8 +114,8 @@ def _hybrid(source: Source) -> Values:
     symbols = {**SYMBOLS, "A": "+"} if latent else SYMBOLS
     mtp = source.spec.model.features.mtp
     stages = tuple("".join(symbols[letter] for letter in stage) for stage in source.stages)
-    module = f"{symbols['A']}{'E' if mtp.experts else '-'}" if mtp else None
-    return {"hybrid_layer_pattern": format_hybrid(stages, module, mtp.depth if mtp else 0)}
+    modules = (f"{symbols['A']}{'E' if mtp.experts else '-'}",) * mtp.depth if mtp else ()
+    return {"hybrid_layer_pattern": format_hybrid(stages, modules)}
 
 
 def _gpt(source: Source) -> Values:

@@ -7,7 +7,6 @@ is `residual`.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from typing import Literal, NamedTuple
 
@@ -78,7 +77,7 @@ def program_of(path: ResidualPath, program: BlockProgram) -> BlockProgram:
             ops += _before(path, op)
         elif op.name == "residual" and path.placement != "pre":
             stream, made = op.reads
-            ops += [norm_op("post_norm", path.norm, made, "post_normed", prefix="post_"), replace(op, reads=(stream, "post_normed"))]
+            ops += [norm_op("post_norm", path.norm, made, "post_normed", prefix="post_"), op._replace(reads=(stream, "post_normed"))]
         else:
             ops.append(_reading_stream(op) if path.placement == "post" else op)
     held = program.held - {NORMED} if path.placement == "post" else program.held
@@ -102,7 +101,7 @@ def work_of(path: ResidualPath, load: Workload, ops: Ops, hidden_size: int) -> O
     more = norm_operations(path.norm, load, hidden_size) if path.placement == "both" else ()
     if path.norm == "layernorm":
         statistic = Work(moved_forward=FP32_BYTES, moved_input=FP32_BYTES)
-        ops = (replace(ops[0], work=ops[0].work + statistic), *ops[1:])
+        ops = (ops[0]._replace(work=ops[0].work + statistic), *ops[1:])
     return (*ops, *more)
 
 
@@ -135,8 +134,7 @@ def _reading_stream(op: Op) -> Op:
     def names(old: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(STREAM if name == NORMED else name for name in old)
 
-    return replace(
-        op,
+    return op._replace(
         reads=names(op.reads),
         keeps=names(op.keeps),
         grads=None if op.grads is None else names(op.grads),

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from megaplan.columns import Basis, Column
 from megaplan.dtypes import DType
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerTensor:
+class LedgerTensor(NamedTuple):
     """One tensor of one microbatch on one rank, by storage: a storage that several ops keep is listed once, where it is made.
 
     Attributes:
@@ -37,8 +36,7 @@ class LedgerTensor:
         return prod(self.shape) * self.dtype.bytes
 
 
-@dataclass(frozen=True, slots=True)
-class BlockLedger:
+class BlockLedger(NamedTuple):
     """What one block keeps, and needs for a moment, per microbatch.
 
     The block's input is never listed: it is the output of the block before, or a receive buffer.

@@ -74,7 +74,7 @@ def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bo
     document = apply_overrides(Document(plain, SourceMap(name)), overrides)
     loaded = check_document(document)
     found = (*reader.warnings, *_batch_note(document, name), *loaded.diagnostics)
-    return ImportedSpec(replace(loaded, diagnostics=found), document.value, family)
+    return ImportedSpec(loaded._replace(diagnostics=found), document.value, family)
 
 
 def spec_text(document: dict[str, Any], comments: Sequence[str] = ()) -> str:
@@ -113,7 +113,7 @@ def _fields(text: str, name: str) -> tuple[dict[str, Any], SourceMap]:
     except MegaplanError as error:
         faults = error.diagnostics
     if faults:
-        raise MegaplanError(replace(fault, location=replace(fault.location, file=name)) for fault in faults)
+        raise MegaplanError(replace(fault, location=fault.location._replace(file=name)) for fault in faults)
     source = SourceMap(name, read.source.marks)
     if not isinstance(read.value, dict) or not isinstance(read.value.get("model_type"), str):
         what = "is no mapping" if not isinstance(read.value, dict) else "has no text model_type"

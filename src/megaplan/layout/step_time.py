@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from megaplan.columns import Basis
 from megaplan.layout.spans import Spans
@@ -15,8 +14,7 @@ if TYPE_CHECKING:
     from megaplan.cost.step.workload import StepWorkload
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedTime:
+class PlannedTime(NamedTuple):
     """Predicted time of a step.
 
     Attributes:

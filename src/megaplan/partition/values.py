@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from megaplan.errors import Diagnostic
 from megaplan.layout.spans import Spans
@@ -15,8 +15,7 @@ Objective = Literal["bottleneck", "step_time"]
 Measures = Literal["slot", "rank", "step"]
 
 
-@dataclass(frozen=True, slots=True)
-class StackCosts:
+class StackCosts(NamedTuple):
     """What is balanced: integers of one unit.
 
     Attributes:
@@ -39,8 +38,7 @@ class StackCosts:
         return tuple(costs)
 
 
-@dataclass(frozen=True, slots=True)
-class Balance:
+class Balance(NamedTuple):
     """Cuts that are best for the bottleneck.
 
     Attributes:
@@ -52,8 +50,7 @@ class Balance:
     value: int
 
 
-@dataclass(frozen=True, slots=True)
-class Certificate:
+class Certificate(NamedTuple):
     """How good a split is for its objective (R-29).
 
     Attributes:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Kind(StrEnum):
@@ -21,8 +21,7 @@ class Kind(StrEnum):
     REDUCE = "REDUCE_GRAD"
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
+class Action(NamedTuple):
     """One computation.
 
     Attributes:
@@ -44,8 +43,7 @@ class Action:
         return (self,)
 
 
-@dataclass(frozen=True, slots=True)
-class Overlap:
+class Overlap(NamedTuple):
     """A forward of one chunk and a whole backward of another, run as one so that each hides the other's communication (DualPipe).
 
     Attributes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from megaplan.errors import MegaplanError
 from megaplan.schedules import dualpipev, gpipe, interleaved, interleaved_zero_bubble, looped_bfs, one_f_one_b, zbv
@@ -12,8 +12,7 @@ from megaplan.schedules.placement import Placement
 from megaplan.schedules.problems import Problem, not_a_schedule, several_ranks
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
+class Schedule(NamedTuple):
     """A schedule: everything that rules, options and other hosts need to know of it.
 
     Attributes:

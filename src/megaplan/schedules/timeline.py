@@ -6,14 +6,12 @@ many times as wanted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from megaplan.schedules.actions import Action, Kind, Orders, Overlap, Step
 
 
-@dataclass(frozen=True, slots=True)
-class SlotTimes:
+class SlotTimes(NamedTuple):
     """Time of one microbatch on each slot, in model order.
 
     Attributes:
@@ -49,8 +47,7 @@ class SlotTimes:
         return SlotTimes((forward,) * num_slots, (input,) * num_slots, (weight,) * num_slots)
 
 
-@dataclass(frozen=True, slots=True)
-class Timed:
+class Timed(NamedTuple):
     """An action with its half-open interval of time."""
 
     action: Step
@@ -58,8 +55,7 @@ class Timed:
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class Timeline:
+class Timeline(NamedTuple):
     """A replayed step.
 
     Attributes:
@@ -94,8 +90,7 @@ class _Node(NamedTuple):
     far: tuple[int, ...]  # nodes of other ranks, whose results have to travel
 
 
-@dataclass(frozen=True, slots=True)
-class LinkedOrders:
+class LinkedOrders(NamedTuple):
     """Orders with what every action waits for.
 
     Attributes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, Severity
@@ -13,8 +13,7 @@ from megaplan.spec.pattern import Pattern
 Locate = Callable[[str], Location]
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
+class Checked(NamedTuple):
     """A spec under check; `pattern` is None if its text does not parse, and rules about layers are then left out."""
 
     spec: Spec

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
@@ -87,7 +86,7 @@ def device_of(section: DeviceRef) -> Device:
     device = load_device(section.name)
     found: dict[str, Any] = {field: _given(key, value) for key, field in _FIGURES.items() if (value := getattr(section, key)) is not None}
     if found:
-        device = replace(device, **found)
+        device = device._replace(**found)
     if section.reserve:
         device = device.with_reserve({item: _given(f"reserve.{item}", value) for item, value in section.reserve.items()})
     if section.peak_flops:

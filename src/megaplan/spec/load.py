@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from megaplan.errors import Diagnostic, Diagnostics, MegaplanError
 from megaplan.spec.document import Document, parse_document
@@ -16,8 +15,7 @@ from megaplan.spec.source import SourceMap
 from megaplan.spec.validate import validate_document
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedSpec:
+class LoadedSpec(NamedTuple):
     """A valid spec, where its keys stand, and what is worth knowing about it (warnings and notes)."""
 
     spec: Spec

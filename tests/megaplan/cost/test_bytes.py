@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
@@ -81,12 +81,12 @@ ROOFLINES = {  # bytes per token in bf16, forward and backward, operand by opera
     ),
     "routing_in_place": (
         # two rows summed to one both ways; nothing is dispatched, and the gradient of a sum is read where it is
-        total(routing(replace(BF16, gathers=True), MixtureOfExperts(num_experts=8, top_k=2, ffn_hidden_size=1), 64)).moved,
+        total(routing(BF16._replace(gathers=True), MixtureOfExperts(num_experts=8, top_k=2, ffn_hidden_size=1), 64)).moved,
         2 * 64 * ((2 + 1) + (2 + 1)) + 2 * 3 * (64 + 8) + 2 * 8 * 4,
     ),
     "routing_in_place_on_two_ranks": (
         # rows are sent and come back as ever, and are sorted nowhere
-        total(routing(replace(BF16, gathers=True, ep=2), MixtureOfExperts(num_experts=8, top_k=2, ffn_hidden_size=1), 64)).moved,
+        total(routing(BF16._replace(gathers=True, ep=2), MixtureOfExperts(num_experts=8, top_k=2, ffn_hidden_size=1), 64)).moved,
         total(routing(BF16, MixtureOfExperts(num_experts=8, top_k=2, ffn_hidden_size=1), 64)).moved,
     ),
 }
@@ -149,7 +149,7 @@ def test_costs_are_whole_numbers() -> None:
     spec = Spec.model_validate(document)
     costs = costs_of(spec)
     for cost in (*costs.layers, costs.embedding, costs.side_embeddings, costs.head):
-        assert all(type(value) is int for value in (*astuple(cost), cost.total_flops, cost.model_flops, cost.moved_bytes))
+        assert all(type(value) is int for value in (*cost, cost.total_flops, cost.model_flops, cost.moved_bytes))
     core = costs.layers[0].forward_flops - 2 * 128 * (4 * 32 + 2 * 2 * 32 + 4 * 32)
     pairs = sum(min(i + 1, 100) for i in range(257))
     assert core == -(-2 * pairs * 4 * (32 + 32) // 257)

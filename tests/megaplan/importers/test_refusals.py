@@ -11,6 +11,7 @@ from megaplan.importers.defaults import class_facts
 from megaplan.importers.hf import import_hf
 from megaplan.importers.registry import REFUSED
 from megaplan.importers.tables import IGNORED, MUST_BE, NOT_CARRIED
+from megaplan.spec.models import MAX_LAYERS
 
 CANNOT: list[tuple[str, dict[str, Any], str]] = [
     ("Llama-3.1-8B", {"hidden_act": "relu"}, "hidden_act"),
@@ -172,3 +173,12 @@ def test_no_field_stands_in_two_tables() -> None:
     assert not set(IGNORED) & set(NOT_CARRIED)
     assert not set(IGNORED) & set(MUST_BE)
     assert not set(NOT_CARRIED) & set(MUST_BE)
+
+
+@pytest.mark.parametrize("name", ["DeepSeek-V3", "Mixtral-8x7B-v0.1"])
+def test_a_decoder_layer_of_two_blocks_counts_as_two(name: str) -> None:
+    fields = DEEPSEEK_V3 if name == "DeepSeek-V3" else config(name)
+    most = MAX_LAYERS // 2
+    assert import_hf(text({**fields, "num_hidden_layers": most}), "config.json").loaded.spec.model.num_layers == 2 * most
+    with pytest.raises(MegaplanError, match=f"at most {most:,}"):
+        import_hf(text({**fields, "num_hidden_layers": most + 1}), "config.json")

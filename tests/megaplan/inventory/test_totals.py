@@ -123,3 +123,22 @@ def test_every_feature_is_counted(feature: str) -> None:
     }
     plain = build_inventory(model_spec(model))
     assert build_inventory(model_spec({**model, "features": {feature: section}})).parameters == plain.parameters + added
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_experts_of_prediction_depths_are_active_as_those_of_layers(depth: int) -> None:
+    """A depth with experts is idle in as many of them as a layer; other families have nothing that is idle."""
+    moe = {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 32, "activation": "relu2"}
+    model = {
+        "pattern": "AEM",
+        "num_layers": 6,
+        "hidden_size": 64,
+        "vocab_size": 128,
+        "attention": {"kind": "gqa", "num_heads": 4, "num_kv_heads": 4, "head_dim": 16},
+        "mamba": {"kind": "mamba2", "head_dim": 16, "state_dim": 16, "num_groups": 1},
+        "moe": moe,
+        "features": {"mtp": {"depth": depth, "ffn_hidden_size": 32, "experts": True}},
+    }
+    inventory = build_inventory(model_spec(model))
+    idle_of_a_layer = (8 - 2) * 2 * 64 * 32
+    assert inventory.parameters - inventory.active_parameters == (2 + depth) * idle_of_a_layer

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import log2, prod
+from typing import NamedTuple
 
 from megaplan.columns import Basis
 from megaplan.cost.step.attention import attention_seconds
@@ -33,8 +33,7 @@ Passes = tuple[dict[str, float], dict[str, float]]
 WAITS = ("tensor", "exchange", "context", "pipeline")
 
 
-@dataclass(frozen=True, slots=True)
-class StepTime:
+class StepTime(NamedTuple):
     """Time of a step.
 
     Attributes:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from megaplan.devices import Device
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
+class AttentionShape(NamedTuple):
     """Attention of every A block.
 
     Attributes:
@@ -37,8 +37,7 @@ class AttentionShape:
     sinks: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertShape:
+class ExpertShape(NamedTuple):
     """Routed experts of every E block.
 
     Attributes:
@@ -58,8 +57,7 @@ class ExpertShape:
     padding: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class MambaShape:
+class MambaShape(NamedTuple):
     """Mamba-2 of every M block."""
 
     num_heads: int
@@ -68,8 +66,7 @@ class MambaShape:
     num_groups: int
 
 
-@dataclass(frozen=True, slots=True)
-class ModelShape:
+class ModelShape(NamedTuple):
     """The model's dimensions.
 
     Attributes:
@@ -94,8 +91,7 @@ class ModelShape:
     mtp: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class MeshShape:
+class MeshShape(NamedTuple):
     """Parallel degrees; `dp` is data ranks, without context."""
 
     world: int
@@ -108,8 +104,7 @@ class MeshShape:
     dp: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class BatchShape:
+class BatchShape(NamedTuple):
     """Sequences of a microbatch, tokens of a sequence, and microbatches of a step on every data rank."""
 
     micro: int
@@ -117,8 +112,7 @@ class BatchShape:
     num_microbatches: int
 
 
-@dataclass(frozen=True, slots=True)
-class Recomputed:
+class Recomputed(NamedTuple):
     """What backward computes again.
 
     Attributes:
@@ -132,8 +126,7 @@ class Recomputed:
     modules: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Sharded:
+class Sharded(NamedTuple):
     """Parameters sharded over data ranks, gathered for use.
 
     Attributes:
@@ -149,8 +142,7 @@ class Sharded:
     gather_bytes: int = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Software:
+class Software(NamedTuple):
     """The framework and how it was launched.
 
     Attributes:

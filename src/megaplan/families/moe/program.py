@@ -16,7 +16,6 @@ Row counts depend on routing: `received_rows` states them from `moe.routing_skew
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from math import ceil
 from typing import NamedTuple
@@ -155,7 +154,7 @@ def _in_latent(routed: tuple[Op, ...]) -> tuple[Op, ...]:
         return tuple("latent" if name == "tokens" else name for name in old)
 
     inner = (
-        replace(op, reads=names(op.reads), keeps=names(op.keeps), grads=None if op.grads is None else names(op.grads)) for op in routed
+        op._replace(reads=names(op.reads), keeps=names(op.keeps), grads=None if op.grads is None else names(op.grads)) for op in routed
     )
     return (
         linear("latent_down", "tokens", "latent", "latent_down.weight"),

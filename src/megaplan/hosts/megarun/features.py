@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 
 from megaplan.blocks.dims import Dims
@@ -193,13 +192,13 @@ def _head_ops(vocab_parallel: bool, joined: bool, *, ends: bool, begins: bool) -
     # whose backward the part outlives: of head and loss over cut words the gathering's too, which is the same autograd function's
     of_head = [index for index, op in enumerate(ops) if op.params or op.name == "gather"]
     ops = tuple(
-        replace(op, params=(), fetches=(*op.fetches, "head_part"), late=()) if index in of_head else op for index, op in enumerate(ops)
+        op._replace(params=(), fetches=(*op.fetches, "head_part"), late=()) if index in of_head else op for index, op in enumerate(ops)
     )
     if not (ends or begins):
         return ops
     params, new = (("head.weight",), ()) if ends else ((), ("head_new",))
     summed = Op("head gradient", (INPUT,), ("head_sum",) if ends else (), params=params, grads=(), fetches=new, flow=Flow.VIEW)
-    return replace(summed, fetches=(*new, "head_part")) if begins else summed, *ops
+    return summed._replace(fetches=(*new, "head_part")) if begins else summed, *ops
 
 
 def _renamed(op: Op, prefix: str, rename: dict[str, str]) -> Op:

@@ -5,8 +5,9 @@ Source: `megarun.parallel.apply.weight_gradients`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
+from typing import NamedTuple
 
 from megaplan.blocks.dims import Dims
 from megaplan.blocks.ops import AGAIN_SUFFIX, OUTPUT
@@ -16,8 +17,7 @@ from megaplan.hosts.megarun.parts import BlockBytes, Part, weigh
 from megaplan.hosts.megarun.program import Backward, Moment, Replay, backward_fields, size_name
 
 
-@dataclass(frozen=True, slots=True)
-class Halves:
+class Halves(NamedTuple):
     """A program's backward in two halves.
 
     Attributes:
@@ -77,8 +77,7 @@ def halves(run: Replay) -> Halves:
     return Halves(replace(run, **backward_fields(backward.moments)), late, tuple(weights), fetched)
 
 
-@dataclass(frozen=True, slots=True)
-class HalvedBytes:
+class HalvedBytes(NamedTuple):
     """The sums of a block's halves.
 
     Attributes:

@@ -54,44 +54,36 @@ class Uneven(NamedTuple):
 class MatrixScratch(NamedTuple):
     """What one Newton-Schulz update needs for a moment, and the momentum its first step makes; on a rank with a whole share of the rows.
 
-    It has two moments:
-
-    - Inside an iteration: the gathered update, the iterate x, x xᵀ and its polynomial (k matrices of r × r, r the shorter side), and the
-      next iterate, beside the update's shard. Where TP has cut the matrix, what FSDP2 has gathered is a part, and gathered again over TP.
-    - Afterwards: the orthogonalised update, and the rank's shard of it in `precision.master`, if that is another dtype.
+    That is inside an iteration: the gathered update, the iterate x, x xᵀ and its polynomial (k matrices of r × r, r the shorter side), and
+    the next iterate, beside the update's shard. Where TP has cut the matrix, what FSDP2 has gathered is a part, and gathered again over TP.
+    Afterwards there are the orthogonalised update and the rank's shard of it in `precision.master`, which are less: an element of master is
+    at most twice as wide as one of the iteration.
 
     Attributes:
-        iterating_bytes: The first, without the shard.
+        iterating_bytes: All but the shard.
         shard_bytes: The update's shard in the iteration's dtype; 0 on a one-rank mesh, where it is the gathered update itself.
-        casting_bytes: The second, without the cast.
-        cast_bytes: The rank's part in `precision.master`; 0 where that is the iteration's dtype.
         momentum_bytes: The momentum's shard.
         uneven: Where the rows do not divide by the shard degree.
     """
 
     iterating_bytes: int
     shard_bytes: int
-    casting_bytes: int
-    cast_bytes: int
     momentum_bytes: int
     uneven: Uneven | None = None
 
     def at(self, dense_index: int, expert_index: int) -> tuple[int, int, int, int]:
         """The update alone on the rank with these indices among those that share dense tensors and expert banks, as `in_turn` takes it."""
-        iterating, shard, casting, cast, momentum, uneven = self
+        iterating, shard, momentum, uneven = self
         if uneven is not None:
             rows, whole = uneven.local_rows(expert_index if uneven.expert else dense_index), uneven.chunk_rows
-            shard, cast, momentum = shard * rows // whole, cast * rows // whole, momentum * rows // whole
-        iterating, casting = iterating + shard, casting + cast
-        scratch = iterating if iterating > casting else casting
-        return scratch, momentum, scratch, momentum
+            shard, momentum = shard * rows // whole, momentum * rows // whole
+        return iterating + shard, momentum, iterating + shard, momentum
 
 
 def matrix_scratch(
     matrices: tuple[int, int, int],
     tp_parts: int,
     iteration_bytes: int,
-    cast_bytes: int,
     shard_elements: int,
     degree: int,
     momentum_bytes: int,
@@ -103,7 +95,6 @@ def matrix_scratch(
         matrices: What the rank orthogonalises, whole: how many matrices, the elements of all, columns of each.
         tp_parts: Ranks that TP has cut them over; 1 where each rank has its own.
         iteration_bytes: Of an element of the iteration.
-        cast_bytes: Of an element of `precision.master`; 0 where that is the iteration's dtype.
         shard_elements: A whole share of the rank's part; the all-gather makes `degree` of them, padding included.
         degree: Ranks that share it.
         momentum_bytes: The momentum of a whole share.
@@ -114,8 +105,7 @@ def matrix_scratch(
     side = side if side < columns else columns
     gathered = shard_elements * degree + (elements if tp_parts > 1 else 0)
     iterating, shard = gathered + 2 * elements + 2 * count * side * side, shard_elements if degree > 1 else 0
-    sizes = iterating * iteration_bytes, shard * iteration_bytes, elements * iteration_bytes, shard_elements * cast_bytes
-    return new(MatrixScratch, (*sizes, momentum_bytes, uneven))
+    return new(MatrixScratch, (iterating * iteration_bytes, shard * iteration_bytes, momentum_bytes, uneven))
 
 
 class MatrixMoments(NamedTuple):

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -100,8 +100,7 @@ class Replay:
     program: Program
 
 
-@dataclass(frozen=True, slots=True)
-class _Graph:
+class _Graph(NamedTuple):
     """A program with what follows from it: view roots, who keeps what, and what a recompute region reads, drops and caches."""
 
     ops: tuple[Op, ...]
@@ -115,8 +114,7 @@ class _Graph:
     cached: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(NamedTuple):
     """What a backward is replayed from: kept storages in order, the gradients that arrive, and a storage that something outside holds."""
 
     graph: _Graph
@@ -397,7 +395,7 @@ def _recomputed(
     stop = max(index for index, op in enumerate(inner) if op.keeps)
     last = inner[stop]
     if splittable and last.late:
-        inner = *inner[:stop], replace(last, makes=tuple(again(name) for name in last.makes))  # nothing reads it
+        inner = *inner[:stop], last._replace(makes=tuple(again(name) for name in last.makes))  # nothing reads it
     else:
         inner = inner[: stop if last.keeps_first else stop + 1]
     return [

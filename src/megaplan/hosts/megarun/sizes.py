@@ -31,7 +31,6 @@ class Sizes(NamedTuple):
         reduce: In `precision.reduce`.
         moments: In `precision.moments`.
         iteration: In Muon's iteration; 0 without Muon.
-        cast: Bytes of an element of a cast update: `precision.master`, 0 where that is the iteration's dtype.
         casts_gradients: Whether AdamW's gradients are cast for it.
         recasts: Whether reduced gradients are cast.
         padded: Whether chunks are whole rows, as FSDP2 cuts them; without padding each is its share of the elements.
@@ -51,7 +50,6 @@ class Sizes(NamedTuple):
     reduce: int
     moments: int
     iteration: int
-    cast: int
     casts_gradients: bool
     recasts: bool
     padded: bool
@@ -63,7 +61,7 @@ class Sizes(NamedTuple):
 
 def storage_sizes(spec: Spec, *, padded: bool = True) -> Sizes:
     """The sizes of a spec; not `padded` is what a runtime would hold that could cut between any two elements."""
-    mesh, precision, iteration = spec.mesh, spec.precision, spec.newton_schulz_dtype
+    mesh, precision = spec.mesh, spec.precision
     return Sizes(
         mesh.tp,
         mesh.ep,
@@ -78,8 +76,7 @@ def storage_sizes(spec: Spec, *, padded: bool = True) -> Sizes:
         grads=precision.grads.bytes,
         reduce=precision.reduce.bytes,
         moments=precision.moments.bytes,
-        iteration=iteration.bytes if spec.optimizer.uses_muon else 0,
-        cast=0 if iteration is precision.master else precision.master.bytes,
+        iteration=spec.newton_schulz_dtype.bytes if spec.optimizer.uses_muon else 0,
         casts_gradients=precision.grads is not precision.master,
         recasts=precision.grads is not precision.reduce,
         padded=padded,

@@ -157,7 +157,7 @@ class BlockStorage(NamedTuple):
 
 def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
     """Storage of one block on a rank that holds it."""
-    _, _, _, _, _, _, (dense_degree, expert_degree), whole, _, master, _, _, moments, iteration, cast, casts_gradients, _, padded = sizes
+    _, _, _, _, _, _, (dense_degree, expert_degree), whole, _, master, _, _, moments, iteration, casts_gradients, _, padded = sizes
     own, muon_runs, row_moments = LAST_OWN.get(block.family), iteration > 0, 2 * moments
     replicated = dense_shard = dense_elements = dense_last = own_last = expert_shard = expert_elements = expert_last = 0  # elements
     matrix_state = other_state = 0
@@ -193,7 +193,7 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
             matrix_state += even_state
             dense_by_muon, ranks_differ = dense_by_muon | (not expert), ranks_differ | (short is not None)
             matrices, parts = ((num_matrices, elements, shape[-1]), 1) if whole else _matrices(tensor, shape, sizes)
-            scratch.append(matrix_scratch(matrices, parts, iteration, cast, chunk, degree, state, short))
+            scratch.append(matrix_scratch(matrices, parts, iteration, chunk, degree, state, short))
             muon_shards.append(nbytes)
             continue
         adamw_shards.append(nbytes)

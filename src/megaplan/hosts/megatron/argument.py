@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 REQUIRED = "required"
 """In place of a default: a launch must give the argument."""
@@ -23,8 +22,7 @@ class Kind(StrEnum):
     TEXT = "text"
 
 
-@dataclass(frozen=True, slots=True)
-class Conversion:
+class Conversion(NamedTuple):
     """Between an argument's value and the value of the spec's key.
 
     Attributes:
@@ -67,8 +65,7 @@ FEATURE = Conversion("named in `host.features`, refused", same, nothing)
 REPORTED = Conversion("not carried, listed in a warning", same, nothing)
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(NamedTuple):
     """One launch argument.
 
     Attributes:

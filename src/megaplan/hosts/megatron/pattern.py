@@ -6,7 +6,7 @@ Source: `megatron/core/models/hybrid/hybrid_layer_allocation.py` at d98e8a64. Th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError
@@ -28,8 +28,7 @@ MODULE, SEGMENT = "/", "|"
 _OTHER_ATTENTION = "D+"
 
 
-@dataclass(frozen=True, slots=True)
-class HybridPattern:
+class HybridPattern(NamedTuple):
     """A parsed pattern.
 
     Attributes:
@@ -108,9 +107,9 @@ def parse_hybrid(text: str, where: Location | None = None) -> HybridPattern:
     return HybridPattern(tuple(main.split(SEGMENT)), modules[0] if modules else None, len(modules), SEGMENT in main)
 
 
-def format_hybrid(stages: tuple[str, ...], module: str | None = None, num_modules: int = 0) -> str:
-    """The text of a pattern whose stages are these."""
-    return SEGMENT.join(stages) + (MODULE + module) * num_modules if module else SEGMENT.join(stages)
+def format_hybrid(stages: tuple[str, ...], modules: tuple[str, ...] = ()) -> str:
+    """The text of a pattern with these stages and prediction modules."""
+    return MODULE.join((SEGMENT.join(stages), *modules))
 
 
 def _faults(text: str, at: Location) -> Iterator[Diagnostic]:

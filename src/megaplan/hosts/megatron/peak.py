@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from megaplan.hosts.megatron.job import LOSS, MTP, MegatronJob
 from megaplan.hosts.megatron.saved import chunk, handle_bytes, operator, operators, routed_rows, scores_elements
@@ -17,8 +18,7 @@ BACKWARD = frozenset({"LM-head backward", LAYER_BACKWARD, FIRST_LAYER})
 """Phases in which the previous microbatch's graph is gone."""
 
 
-@dataclass(frozen=True, slots=True)
-class MegatronMemory:
+class MegatronMemory(NamedTuple):
     """Bytes of one rank.
 
     Attributes:

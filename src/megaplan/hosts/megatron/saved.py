@@ -5,7 +5,8 @@ Source: the saved tensors of `megatron/core` at d98e8a64 and of Transformer Engi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from math import ceil
 
 from megaplan.hosts.megatron.job import EMBEDDING, LOSS, MTP, LatentDims, MegatronJob, MoeDims
@@ -15,7 +16,8 @@ OPERATORS = "*-ME"
 """Letters of operators, without embedding, prediction modules and loss."""
 
 
-def operator(job: MegatronJob, letter: str, *, recompute: bool = True) -> dict[str, int]:
+@lru_cache(maxsize=256)
+def operator(job: MegatronJob, letter: str, *, recompute: bool = True) -> Mapping[str, int]:
     """Bytes by tensor of one operator, under the run's selective recompute unless `recompute` is false."""
     items = dict(_common(job))
     items.update({"*": _attention, "-": _dense, "M": _mamba, "E": _experts}[letter](job))

@@ -107,8 +107,7 @@ def parameters(job: MegatronJob) -> Parameters:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(NamedTuple):
     """Bytes of optimizer state on a rank: masters and moments of the matrices of blocks, and of all else."""
 
     matrix_master: int

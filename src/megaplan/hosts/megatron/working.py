@@ -7,6 +7,7 @@ from the call that makes it until the last name or autograd node that refers to 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from math import comb
 from typing import NamedTuple
 
@@ -52,6 +53,7 @@ def backward_excess(job: MegatronJob, letters: str) -> int:
     return most
 
 
+@lru_cache(maxsize=256)
 def forward_bytes(job: MegatronJob, letter: str) -> int:
     """Most bytes that an operator's forward holds besides what it keeps; what selective recompute drops is there until then."""
     dropped = _dropped(job, letter)
@@ -66,6 +68,7 @@ def forward_bytes(job: MegatronJob, letter: str) -> int:
     return _experts_forward(job, dropped)
 
 
+@lru_cache(maxsize=256)
 def backward_bytes(job: MegatronJob, letter: str) -> int:
     """Most bytes of an operator's backward over what it keeps, the residual stream's gradient left out."""
     full, dropped = operator(job, letter, recompute=False), _dropped(job, letter)

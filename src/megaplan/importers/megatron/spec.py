@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from megaplan.diagnostics import diagnostic
@@ -63,7 +63,7 @@ def import_megatron(
     document = apply_overrides(Document(plain, SourceMap(name)), overrides)
     loaded = check_document(document)
     found = (*launch.warnings, *([] if stated else [_assumed(loaded, name)]), *loaded.diagnostics)
-    return ImportedLaunch(replace(loaded, diagnostics=found), document.value)
+    return ImportedLaunch(loaded._replace(diagnostics=found), document.value)
 
 
 def _document(launch: Arguments, title: str, gpus: int | None) -> tuple[dict[str, Any], bool]:

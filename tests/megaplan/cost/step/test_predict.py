@@ -36,7 +36,7 @@ HYBRID = ModelShape(
 
 def step(model: ModelShape = LLAMA, device: str = "h100-sxm", again: Recomputed | None = None, **given) -> StepWorkload:
     """Eight devices, one stage unless `pp` is given; every other word is the mesh's, the batch's or the software's."""
-    mesh = MeshShape(**{"world": 8, "dp": 8, **{key: given.pop(key) for key in list(given) if key in MeshShape.__slots__}})
+    mesh = MeshShape(**{"world": 8, "dp": 8, **{key: given.pop(key) for key in list(given) if key in MeshShape._fields}})
     batch = BatchShape(given.pop("micro", 1), given.pop("seq", 4096), given.pop("num_microbatches", 8))
     software = Software(**{"name": "megatron-bridge", "release": "26.04", **given})
     share = {letter: count / mesh.pp for letter, count in model.counts.items()}
@@ -110,7 +110,7 @@ def test_exchange_over_nodes_is_slower_than_in_a_domain():
 
 
 def test_a_padded_capacity_costs_experts_alone():
-    padded = replace(MOE, experts=ExpertShape(128, 8, 768, padding=1.5))
+    padded = MOE._replace(experts=ExpertShape(128, 8, 768, padding=1.5))
     plain, more = (predict_step(step(model, ep=8, micro=4)).terms for model in (MOE, padded))
     assert more["permutation"] == pytest.approx(1.5 * plain["permutation"])
     assert 1.3 < more["grouped"] / plain["grouped"] < 1.5
@@ -119,7 +119,7 @@ def test_a_padded_capacity_costs_experts_alone():
 
 def test_sharded_parameters_are_gathered_for_every_microbatch():
     plain = step(LLAMA, name="torchtitan", release=None, world=64, dp=64)
-    sharded = replace(plain, software=replace(plain.software, sharded=Sharded("fsdp2")))
+    sharded = replace(plain, software=plain.software._replace(sharded=Sharded("fsdp2")))
     assert predict_step(sharded).seconds > predict_step(plain).seconds
 
 

@@ -105,7 +105,7 @@ symbols = st.text(alphabet=[symbol for symbol in SYMBOLS if symbol not in "D+"],
 
 @given(st.lists(symbols, min_size=1, max_size=6), st.sampled_from([None, "*-", "ME"]), st.integers(1, 3))
 def test_a_pattern_survives_being_written(stages: list[str], module: str | None, count: int) -> None:
-    found = parse_hybrid(format_hybrid(tuple(stages), module, count))
+    found = parse_hybrid(format_hybrid(tuple(stages), (module,) * count if module else ()))
     assert (found.segments, found.module, found.num_modules) == (tuple(stages), module, count if module else 0)
 
 

@@ -11,6 +11,7 @@ from accuracy_megatron.launches import job_of_launch
 
 from megaplan.hosts.megatron.job import LatentDims, MegatronJob, MoeDims
 from megaplan.hosts.megatron.saved import operator
+from megaplan.hosts.megatron.working import backward_excess
 
 ROWS = json.loads((Path(__file__).parent / "goldens.json").read_text(encoding="utf-8"))["rows"]
 LATENT = LatentDims(q_lora_rank=96, kv_lora_rank=64, qk_head_dim=48, qk_pos_emb_head_dim=16, v_head_dim=40)
@@ -84,3 +85,10 @@ def test_an_activation_is_as_wide_as_its_input_or_half(job: MegatronJob, gated: 
     assert kept["shared.activation.output"] == 2 * job.tokens * 512 // 2
     assert kept["activation.output"] == 2 * kept["shared.activation.output"]
     assert kept["routed.fc1.input"] * 256 == kept["routed.activation.output"] * job.hidden_size
+
+
+@pytest.mark.parametrize("letter", ["*", "-"])
+def test_before_a_dropout_the_operator_has_a_gradient_of_its_own(job: MegatronJob, letter: str) -> None:
+    """Beside the residual stream's: 16 bit for each of the rank's elements; while one operator runs backward, all that dropout adds."""
+    plain, dropped = (replace(job, hidden_dropout=chance) for chance in (0.0, 0.1))
+    assert backward_excess(dropped, letter) - backward_excess(plain, letter) == 2 * job.stream_tokens * job.hidden_size
