@@ -7,7 +7,12 @@ if [ -z "${CHROMIUM:-}" ] && ! command -v chromium >/dev/null && ! command -v ch
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null || true
   fi
-  command -v chromium >/dev/null || { echo "error: test-browser needs Chromium: apt-get install chromium, or CHROMIUM=/path/to/it" >&2; exit 1; }
+  if ! command -v chromium >/dev/null; then
+    echo "test-browser needs Chromium: apt-get install chromium, or CHROMIUM=/path/to/it" >&2
+    [ -n "${WITHOUT_CHROMIUM:-}" ] || exit 1  # WITHOUT_CHROMIUM=skip: where no package can be had
+    echo "browser tests were not run" >&2
+    exit 0
+  fi
 fi
 [ -x "$env/bin/pytest" ] || { "${PYTHON:-python3}" -m venv "$env" && "$env/bin/python" -m pip install -qq --disable-pip-version-check "playwright==1.60.0" pytest; }
 MEGAPLAN_REPORTS="$(mktemp -d)"
