@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -15,6 +16,8 @@ from megaplan.units import format_bytes
 from megarun.metrics.records import Evaluated, StepMetrics
 
 LINES_OFF_TERMINAL = 10
+SECONDS_BETWEEN_LINES = 30.0
+"""Off a terminal a step is printed when as much time has passed since the last one, so that the log of a long run shows that it lives."""
 
 
 class Display:
@@ -26,6 +29,7 @@ class Display:
         columns = TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[text]}"), TimeRemainingColumn()
         self._progress = Progress(*columns, console=Console(stderr=True), transient=True, disable=not self._live)
         self._task = self._progress.add_task("train", total=num_steps, text="")
+        self._printed = time.monotonic()
 
     def __enter__(self) -> Display:
         self._progress.start()
@@ -43,9 +47,13 @@ class Display:
         """Show the metrics of a step."""
         text = f"loss {metrics.loss:.4f}  {metrics.tokens_per_second:,.0f} tokens/s"
         self._progress.update(self._task, completed=metrics.step, text=text)
-        every = max(1, self._num_steps // LINES_OFF_TERMINAL)
-        if self._speaks and not self._live and (metrics.step % every == 0 or metrics.step in (1, self._num_steps)):
+        if self._speaks and not self._live and self._is_due(metrics.step):
+            self._printed = time.monotonic()
             sys.stderr.write(f"step {metrics.step}/{self._num_steps}  {text}\n")
+
+    def _is_due(self, step: int) -> bool:
+        every = max(1, self._num_steps // LINES_OFF_TERMINAL)
+        return step % every == 0 or step in (1, self._num_steps) or time.monotonic() - self._printed >= SECONDS_BETWEEN_LINES
 
     def show_evaluation(self, evaluated: Evaluated) -> None:
         """Print the held-out loss on a separate line."""
