@@ -69,7 +69,7 @@ docs-site: $(READY) ## all pages as a site in site/, links checked; needs the ex
 faults: $(READY) ## break a small run in every way: docs/reference/faults.md
 	$(BIN)/python scripts/faults_table.py
 
-fuzz: $(READY) ## 2,000 mutated specs, plans, manifests and token files; make fuzz SEED=1 COUNT=100
+fuzz: $(READY) ## mutated files of every kind and options; make fuzz SEED=1 COUNT=10000
 	$(BIN)/python scripts/fuzz.py --count $(or $(COUNT),2000) --seed $(or $(SEED),0)
 
 parity-random: $(READY) ## train random layouts of random small models beside one process; make parity-random SEED=7 COUNT=100

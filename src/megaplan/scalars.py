@@ -11,7 +11,7 @@ from megaplan.schedules.registry import KINDS
 
 # Bounds keep a slip of the keyboard from becoming a list of 2^40 layers or ranks; they are far above any real model.
 MAX_INT = 2**48
-MAX_LAYERS = 2**16
+MAX_LAYERS = 2**14
 MAX_DEGREE = 2**20
 MAX_MICROBATCHES = 2**16
 

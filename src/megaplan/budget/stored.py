@@ -216,8 +216,9 @@ class Stored:
     ) -> SlotStorage:
         """What a slot with these blocks holds, of which those of `names` run."""
         _, storages, layers = zip(*blocks, strict=True)
-        copies = [storage.dense for name, storage, _ in blocks if name not in names]
-        outside = sorted([(name, storage.both) for name, storage, layer in blocks if not layer and name in names], key=_by_place)
+        runs = frozenset(names)
+        copies = [storage.dense for name, storage, _ in blocks if name not in runs]
+        outside = sorted([(name, storage.both) for name, storage, layer in blocks if not layer and name in runs], key=_by_place)
         root = together([*copies, *[group for _, group in outside]])
         groups = [storage.both for _, storage, layer in blocks if layer]
         running = [root, *groups, *[group for _, group in outside]]

@@ -68,7 +68,10 @@ def _steps(path: str) -> list[MeasuredStep]:
         timed = isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and seconds > 0
         if not timed or not isinstance(row.get("spec"), str):
             raise refuse("MP487", f"row {number} of {path} = {json.dumps(row)[:80]}, and a row has spec and step_seconds", form)
-        given = load(row["spec"], *(row.get("set") or ()))
+        changes = row.get("set") or []
+        if not isinstance(changes, list) or not all(isinstance(text, str) for text in changes):
+            raise refuse("MP487", f"set of row {number} of {path} = {json.dumps(changes)[:80]}, and it is a list of KEY=VALUE", form)
+        given = load(row["spec"], *changes)
         work = planned_workload(given.spec, given.spans)
         if isinstance(work, str):
             raise refuse("MP487", f"row {number} of {path}: no step time for {row['spec']}: {work}", '"set": ["host.name=megatron"]')

@@ -8,7 +8,7 @@ import resource
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -25,9 +25,11 @@ from megarun.cli.checkpoint import checkpoints_at
 from megarun.data.format import PAYLOAD_START, PREAMBLE
 from megarun.data.token_file import TokenFile
 
-CASE_SECONDS = 10
-LARGEST_BYTES = 1 << 30
-PLANS = Path(__file__).parents[3] / "plans"
+CASE_SECONDS = 2
+"""Of processor time: a busy machine takes longer by the clock."""
+LARGEST_BYTES = 512 << 20
+ROOT = Path(__file__).parents[3]
+PLANS = ROOT / "plans"
 VALUES: list[Any] = [
     None, True, False, 0, 1, -1, 2, 3, 7, 255, 2**31, 2**48, 2**63, 2**64, 10**30, 0.5, -0.0, 1e308, float("inf"), float("nan"),
     "", "x", "A|M", "..", "../../etc/passwd", "/dev/zero", "a\0b", "\ud800", "é" * 300, "9" * 5000, [], {}, [[]], [None], {"": None},
@@ -65,7 +67,7 @@ def mutated_tree(tree: Any, draw: random.Random) -> Any:
     """A few nodes replaced, removed, doubled or renamed."""
     tree = copy.deepcopy(tree)
     for _ in range(draw.choice((1, 1, 1, 2, 4))):
-        places = list(_places(tree))
+        places = list(places_of(tree))
         if not places:
             return tree
         parent, key = draw.choice(places)
@@ -84,11 +86,12 @@ def mutated_tree(tree: Any, draw: random.Random) -> Any:
     return tree
 
 
-def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
+def places_of(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """Every node of a tree, as its parent and its key or index in it."""
     items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
     for key, value in items:
         yield tree, key
-        yield from _places(value)
+        yield from places_of(value)
 
 
 def _has(parent: Any, key: Any) -> bool:
@@ -114,7 +117,8 @@ def mutated_bytes(data: bytes, draw: random.Random) -> bytes:
     return bytes(changed)
 
 
-def _text(tree: Any) -> bytes:
+def json_bytes(tree: Any) -> bytes:
+    """A tree as JSON, whatever its texts hold."""
     return json.dumps(tree).encode("utf-8", "surrogatepass")
 
 
@@ -135,7 +139,7 @@ class Inputs:
         chunk = [[0, 0], [4, 4], "__0_0.distcp", 0, 64]
         self._manifest["digest"] = manifest_digest(self._manifest)
         self._index = {"tensors": {"embedding.weight": {"dtype": "torch.float32", "shape": [4, 4], "chunks": [chunk]}}}
-        self.readers: dict[str, Callable[[random.Random], None]] = {
+        self.readers: dict[str, Reader] = {
             "spec": self.spec,
             "plan": self.plan,
             "manifest": self.manifest,
@@ -150,13 +154,13 @@ class Inputs:
 
     def plan(self, draw: random.Random) -> None:
         path, source = self._folder / "plan.json", draw.choice(self._plans)
-        path.write_bytes(_text(mutated_tree(json.loads(source), draw)) if draw.random() < 0.6 else mutated_bytes(source, draw))
+        path.write_bytes(json_bytes(mutated_tree(json.loads(source), draw)) if draw.random() < 0.6 else mutated_bytes(source, draw))
         read_plan(str(path))
 
     def manifest(self, draw: random.Random) -> None:
         broken, tree = draw.choice((MANIFEST, INDEX)), draw.random() < 0.7
         for name, content in ((MANIFEST, self._manifest), (INDEX, self._index)):
-            data = _text(content)
+            data = json_bytes(content)
             if name == broken:
                 data = self._broken(content, draw) if tree else mutated_bytes(data, draw)
             (self._checkpoint / name).write_bytes(data)
@@ -171,13 +175,13 @@ class Inputs:
         tree = mutated_tree(content, draw)
         if "digest" in tree and draw.random() < 0.8:
             tree["digest"] = manifest_digest(tree)
-        return _text(tree)
+        return json_bytes(tree)
 
     def token_file(self, draw: random.Random) -> None:
         path, data = self._folder / "some.tokens", self._tokens
         if draw.random() < 0.5:
             magic, version, size = PREAMBLE.unpack_from(data)
-            header = _text(mutated_tree(json.loads(data[PREAMBLE.size : PREAMBLE.size + size]), draw))
+            header = json_bytes(mutated_tree(json.loads(data[PREAMBLE.size : PREAMBLE.size + size]), draw))
             start = PREAMBLE.pack(magic, version, len(header)) + header
             data = start.ljust(PAYLOAD_START, b"\0") + data[PAYLOAD_START:]
         elif draw.random() < 0.5:
@@ -191,32 +195,36 @@ class Inputs:
         source.verify()
 
 
-def fuzz(inputs: Inputs, count: int, seed: int) -> Found:
+Reader = Callable[[random.Random], bool | None]
+"""Writes and reads one mutated input; False where a command has refused it."""
+
+
+def fuzz(readers: Mapping[str, Reader], count: int, seed: int) -> Found:
     """Read `count` mutated inputs, kind by kind in turn; case i of a seed is always the same."""
-    found, before = Found(), signal.signal(signal.SIGALRM, _too_long)
+    found, before, kinds = Found(), signal.signal(signal.SIGPROF, _too_long), list(readers)
     try:
         for index in range(count):
-            kind = list(inputs.readers)[index % len(inputs.readers)]
-            signal.alarm(CASE_SECONDS)
+            kind = kinds[index % len(kinds)]
+            signal.setitimer(signal.ITIMER_PROF, CASE_SECONDS)
             try:
                 with contextlib.redirect_stderr(sys.stdout):
-                    inputs.readers[kind](random.Random(f"{seed} {index}"))
-                found.loaded[kind] += 1
+                    refused = readers[kind](random.Random(f"{seed} {index}")) is False
+                (found.refused if refused else found.loaded)[kind] += 1
             except MegaplanError as error:
                 found.refused[kind] += 1
                 if not error.diagnostics or any(each.code in ("MP610", "MP900") for each in error.diagnostics):
                     found.wrong.append(f"{kind} {index}: {error}")
             except Exception as error:
-                found.wrong.append(f"{kind} {index}: {type(error).__name__}: {str(error)[:200]}")
+                found.wrong.append(f"{kind} {index}: {type(error).__name__}: {str(error)[-300:]}")
             finally:
-                signal.alarm(0)
+                signal.setitimer(signal.ITIMER_PROF, 0)
     finally:
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGPROF, before)
     return found
 
 
 def _too_long(number: int, _: FrameType | None) -> None:
-    raise TimeoutError(f"no answer within {CASE_SECONDS} s (signal {number})")
+    raise TimeoutError(f"no answer within {CASE_SECONDS} s of processor time (signal {number})")
 
 
 def peak_bytes() -> int:

@@ -1,4 +1,4 @@
-"""200 mutated inputs; `python scripts/fuzz.py` reads 2,000, of any seed."""
+"""480 mutated inputs; `python scripts/fuzz.py` reads any number, of any seed."""
 
 import sys
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # fuzz_inputs
 
+from fuzz_commands import Commands
 from fuzz_inputs import LARGEST_BYTES, Inputs, fuzz, peak_bytes
 
 from megarun.data.corpus import read_corpus
@@ -21,7 +22,9 @@ def test_no_input_gives_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "text" / "a.txt").write_text(Path(__file__).read_text())
     tokenize(read_corpus(tmp_path / "text"), TokenizerKind.BYTES, 257, tmp_path / "small.tokens")
     before = peak_bytes()
-    found = fuzz(Inputs(tmp_path, tmp_path / "small.tokens"), 200, seed=0)
+    readers = Inputs(tmp_path, tmp_path / "small.tokens").readers | Commands(tmp_path).readers
+    found = fuzz(readers, 480, seed=0)
     assert not found.wrong
-    assert len(found.refused) == 4  # every kind has met what it must refuse
+    assert set(found.refused) == set(readers)  # every kind has met what it must refuse
+    assert set(found.loaded) == set(readers)
     assert peak_bytes() - before < LARGEST_BYTES

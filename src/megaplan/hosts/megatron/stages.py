@@ -111,7 +111,7 @@ def even_sizes(arguments: Mapping[str, Any], layers: int, pp: int) -> list[int]:
     free = counted - (first or 0) - (last or 0)
     between = pp - bool(first) - bool(last)
     for rank in range(pp):
-        ranks[rank] = free // between
+        ranks[rank] = free // between if between > 0 else 0
     if first:
         ranks[0] = int(first)
     if last:

@@ -15,6 +15,8 @@ from megaplan.hosts.megatron.vocabulary import ARGUMENTS, section_rows
 from megaplan.importers.megatron.shell.expand import readable, unknown_names
 from megaplan.scalars import MAX_INT
 
+MOST_DIGITS = 40
+"""Of a number that a launch gives."""
 _INTEGER, _NUMBER = re.compile(r"[-+]?\d+"), re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
@@ -75,15 +77,16 @@ class Arguments:
         hints = tuple(f"--env {name}=…" for name in names if re.fullmatch(r"\w+", name))
         self._errors.append(diagnostic("MP918", said, self.at(key), hints))
 
-    def whole(self, key: str) -> int:
-        """A positive integer, or one from 0 on where the table says so; required where there is no default."""
+    def whole(self, key: str, most: int = MAX_INT) -> int:
+        """A positive integer, or one from 0 on where the table says so, up to `most`; required where there is no default."""
         found = self.value(key)
         if found is None:
             self._errors.append(diagnostic("MP916", f"{flag(key)} is missing", self.at(key), (f"{flag(key)} 1",)))
             return 1
         kind = ARGUMENTS[key].kind
-        if isinstance(found, bool) or not isinstance(found, int) or not (kind is not Kind.WHOLE) <= found <= MAX_INT:
-            self.wrong(key, found, "an integer from 0 on" if kind is Kind.WHOLE else "a positive integer")
+        if isinstance(found, bool) or not isinstance(found, int) or not (kind is not Kind.WHOLE) <= found <= most:
+            wanted = "an integer from 0 on" if kind is Kind.WHOLE else "a positive integer"
+            self.wrong(key, found, wanted if most == MAX_INT else f"{wanted}, at most {most:,}")
             return 1
         return found
 
@@ -118,6 +121,14 @@ class Arguments:
             return None if row.default is None else str(row.default)
         return str(found)
 
+    def text(self, key: str) -> Any:
+        """A word or number that is taken as it is; no list or mapping."""
+        found = self.value(key)
+        if isinstance(found, list | dict):
+            self.wrong(key, found, "one word")
+            return ARGUMENTS[key].default
+        return found
+
     def pass_over(self, *keys: str) -> None:
         """Arguments of a feature that is refused as a whole."""
         self._read.update(keys)
@@ -133,7 +144,7 @@ class Arguments:
         if row.kind in (Kind.COUNT, Kind.WHOLE):
             found: Any = self.optional(row.name) if row.default is None else self.whole(row.name)
         else:
-            read = {Kind.SWITCH: self.given, Kind.NUMBER: self.number, Kind.WORD: self.word, Kind.TEXT: self.value}[row.kind]
+            read = {Kind.SWITCH: self.given, Kind.NUMBER: self.number, Kind.WORD: self.word, Kind.TEXT: self.text}[row.kind]
             found = read(row.name)
         return row.conversion.read(found)
 
@@ -212,6 +223,8 @@ def name_of(key: str) -> str:
 def typed(value: Any) -> Any:
     """A text as the number or truth value that it is."""
     if not isinstance(value, str):
+        return value
+    if len(value) > MOST_DIGITS:  # no number of a launch; what asks for one refuses the text
         return value
     if _INTEGER.fullmatch(value):
         return int(value)

@@ -16,6 +16,7 @@ from megaplan.importers.megatron.arguments import Arguments, moved, typed
 from megaplan.importers.megatron.tokenizers import tokenizer_size
 from megaplan.spec.host import LoadBalancing
 from megaplan.spec.megatron_limits import CHUNK_SIZE
+from megaplan.spec.models import MAX_LAYERS
 
 ROTARY = ("rope", "yarn")
 MOE_NAMES = tuple(row.name for row in MOE)
@@ -105,15 +106,20 @@ def _hybrid(launch: Arguments, pp: int) -> Stack:
 
 
 def _gpt(launch: Arguments, pp: int) -> Stack:
-    layers = launch.whole("num_layers")
-    kinds = layer_kinds(launch.value("moe_layer_freq"), layers, launch.value("num_experts") is not None)
+    layers = launch.whole("num_layers", most=MAX_LAYERS // 2)
+    frequency = launch.value("moe_layer_freq")
+    if re.fullmatch(r"-?\d+", str(frequency)) and not 0 < int(str(frequency)[:20]) <= MAX_LAYERS:
+        launch.wrong("moe_layer_freq", frequency, f"a period from 1 to {MAX_LAYERS:,}, or a list of 0 and 1")
+        frequency = 1
+    kinds = layer_kinds(frequency, layers, launch.value("num_experts") is not None)
     if len(kinds) != layers:
         launch.cannot("moe_layer_freq", f"it names {len(kinds)} layers, and --num-layers is {layers}")
         kinds = "-" * layers
     modules = launch.optional("mtp_num_layers") or 0
     layout = launch.value("pipeline_model_parallel_layout")
     if layout is None:
-        sizes = even_sizes(launch.values, layers, pp)
+        ends = {key: launch.given(key) for key in _COUNTED_ENDS}
+        sizes = even_sizes({**ends, **{key: _spread(launch, key) for key in _SPREAD}}, layers, pp)
         _whole_sizes(launch, sizes, layers)
     else:
         stages = _listed(layout) if isinstance(layout, list) else parse_layout(str(layout), launch.at("pipeline_model_parallel_layout"))
@@ -121,14 +127,7 @@ def _gpt(launch: Arguments, pp: int) -> Stack:
         if modules and "m" not in stages[-1]:
             launch.cannot("pipeline_model_parallel_layout", "prediction modules stand before the last stage, and a plan's on the last")
         sizes = [stage.count("t") for stage in stages]
-    for key in (
-        "num_layers_per_virtual_pipeline_stage",
-        "num_virtual_stages_per_pipeline_rank",
-        "account_for_embedding_in_pipeline_split",
-        "account_for_loss_in_pipeline_split",
-        "decoder_first_pipeline_num_layers",
-        "decoder_last_pipeline_num_layers",
-    ):
+    for key in (*_SPREAD, *_COUNTED_ENDS):
         launch.value(key)
     cuts = [sum(sizes[:index]) for index in range(len(sizes) + 1)]
     letters = ["A" + OURS[kind] for kind in kinds]
@@ -139,6 +138,20 @@ def _gpt(launch: Arguments, pp: int) -> Stack:
         hybrid=False,
         experts_ahead=kinds[-1] == "E",
     )
+
+
+_COUNTED_ENDS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+_SPREAD = (
+    "num_layers_per_virtual_pipeline_stage",
+    "num_virtual_stages_per_pipeline_rank",
+    "decoder_first_pipeline_num_layers",
+    "decoder_last_pipeline_num_layers",
+)
+
+
+def _spread(launch: Arguments, key: str) -> int | None:
+    """A number of layers or stages; None where it is absent or 0."""
+    return launch.whole(key, most=MAX_LAYERS) if launch.value(key) else None
 
 
 def _whole_sizes(launch: Arguments, sizes: list[int], layers: int) -> None:
@@ -243,7 +256,11 @@ def _attention(launch: Arguments, stack: Stack, hidden: int, *, bias: bool, rota
         return {**found, **_given(output_bias=bias), **({} if normed else {"latent_norm": False})}
     groups = launch.whole("num_query_groups")
     head_dim = launch.optional("kv_channels") or hidden // heads
-    rotated = int(head_dim * (launch.number("rotary_percent") or 1.0))
+    share = launch.number("rotary_percent") or 1.0
+    if share > 1:
+        launch.wrong("rotary_percent", share, "a share of a head, at most 1")
+        share = 1.0
+    rotated = int(head_dim * share)
     window = _window(launch)
     return {
         **found,

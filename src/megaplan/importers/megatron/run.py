@@ -11,6 +11,7 @@ from megaplan.hosts.megatron.vocabulary import FEATURES, other_fsdp, section_row
 from megaplan.hosts.megatron.workspaces import setting_bytes
 from megaplan.importers.megatron.arguments import Arguments
 from megaplan.importers.megatron.model import Stack, load_balancing
+from megaplan.scalars import MAX_INT
 from megaplan.spec.host import Host
 
 PRICED_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe")
@@ -220,19 +221,27 @@ def read_training(launch: Arguments) -> dict[str, Any]:
     return {**found, **({"rate_schedule": rate} if rate else {})}
 
 
+def _steps(launch: Arguments, key: str) -> int | None:
+    """A number of steps, from 0 on; None where it is absent."""
+    found = launch.value(key)
+    if found is None or (isinstance(found, int) and not isinstance(found, bool) and 0 <= found <= MAX_INT):
+        return found
+    launch.wrong(key, found, "an integer from 0 on")
+    return None
+
+
 def _rate(launch: Arguments, base: float | None) -> dict[str, Any] | None:
     style = launch.value("lr_decay_style")
-    warmup, least = launch.value("lr_warmup_iters"), launch.value("min_lr")
-    decay, shape = launch.value("lr_wsd_decay_iters"), launch.value("lr_wsd_decay_style")
-    fraction = launch.value("lr_warmup_fraction")
+    warmup, decay = (_steps(launch, key) for key in ("lr_warmup_iters", "lr_wsd_decay_iters"))
+    least, fraction, shape = launch.number("min_lr"), launch.number("lr_warmup_fraction"), launch.text("lr_wsd_decay_style")
     if style is None:
         return None
-    steps = launch.value("train_iters")
-    if isinstance(steps, int) and (warmup or 0) + (decay if style == "WSD" and isinstance(decay, int) else 0) > steps:
+    steps = _steps(launch, "train_iters")
+    if steps is not None and (warmup or 0) + (decay or 0 if style == "WSD" else 0) > steps:
         launch.tell("lr_warmup_iters" if warmup else "lr_wsd_decay_iters", f"the run ends before, after {steps} steps")
         return None
     kept: dict[str, Any] = {} if warmup is None else {"warmup_steps": warmup}
-    final = {} if not base or least is None else {"final_fraction": float(f"{float(least) / base:.12g}")}
+    final = {} if not base or least is None else {"final_fraction": float(f"{least / base:.12g}")}
     if fraction is not None:
         launch.tell("lr_warmup_fraction", "warm-up of a spec is in steps")
     if style == "constant":
@@ -240,7 +249,7 @@ def _rate(launch: Arguments, base: float | None) -> dict[str, Any] | None:
     if style == "cosine":
         return {"kind": "cosine", **kept, **final}
     shapes = {"linear": "linear", "minus_sqrt": "sqrt"}
-    if style == "WSD" and isinstance(decay, int) and shape in shapes:
+    if style == "WSD" and decay is not None and shape in shapes:
         return {"kind": "wsd", **kept, "decay_steps": decay, "decay": shapes[shape], **final}
     launch.tell("lr_decay_style", "rates of a spec are constant, cosine or WSD with a linear or square-root decay")
     return None

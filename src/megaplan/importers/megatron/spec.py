@@ -15,6 +15,7 @@ from megaplan.importers.megatron.model import read_model, read_stack
 from megaplan.importers.megatron.run import read_batch, read_host, read_mesh, read_state, read_training, wholly_sharded
 from megaplan.spec.document import Document
 from megaplan.spec.load import LoadedSpec, check_document
+from megaplan.spec.models import MAX_LAYERS
 from megaplan.spec.overrides import apply_overrides
 from megaplan.spec.source import SourceMap
 
@@ -67,7 +68,7 @@ def import_megatron(
 
 
 def _document(launch: Arguments, title: str, gpus: int | None) -> tuple[dict[str, Any], bool]:
-    stack = read_stack(launch, launch.whole("pipeline_model_parallel_size"))
+    stack = read_stack(launch, launch.whole("pipeline_model_parallel_size", most=MAX_LAYERS))
     mesh, stated = read_mesh(launch, len(stack.stages), gpus)
     state = read_state(launch)
     host, recompute = read_host(launch, stack, muon=state["optimizer"]["matrix"] == "muon")

@@ -165,7 +165,9 @@ class _Parser:
 
     def _group(self) -> Chain | Test | None:
         """Statements in parentheses or braces, or a sum in double parentheses."""
-        token = self.tokens[self.index]
+        token = self._peek()
+        if token is None:
+            raise ScriptError("a command is missing at the end", self.tokens[-1].line)
         if token.kind == "sum":
             self.index += 1
             return Test((), token.line, token.text)

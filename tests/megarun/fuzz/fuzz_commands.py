@@ -1,0 +1,176 @@
+"""Mutated files and options, given to megaplan's commands as users give them: in this process, through the command line's own entry."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import json
+import random
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import yaml
+from fuzz_inputs import ROOT, VALUES, Reader, json_bytes, mutated_bytes, mutated_tree, places_of
+
+from megaplan.cli.main import run
+
+LAUNCHES = ROOT / "tests/megaplan/importers/launches"
+SAMPLES = ROOT / "tests/megaplan/importers/models.json"
+STATUSES = {0, 1, 2, 3}
+KEYS = (
+    *("mesh.tp", "mesh.pp", "mesh.vpp", "mesh.cp", "mesh.ep", "mesh.dp_shard", "mesh.dp_replicate", "batch.seq_length"),
+    *("batch.micro_batch_size", "model.num_layers", "model.vocab_size", "schedule.kind", "schedule.num_microbatches"),
+    *("precision.params", "precision.grads", "recompute.default", "host", "host.name", "host.kernels", "device", "device.name"),
+)
+GOOD = ("1", "2", "3", "4", "8", "64", "512", "bf16", "fp32", "gpipe", "zbv", "full", "megatron", "triton", "b200", "{name: megatron}")
+WORDS = ("0", "-1", "1e30", "9" * 400, "1048576", "281474976710656", "[1, 2", "null", "\x1b[31m", "a\nb", "../..", "é", "")
+NUMBERS = (1, 2, 3, 5, 7, 8, 64, 100, 128, 1000, 4096, 8192, 65536, 2**20, 2**24, 2**31, 2**40, 2**48)
+
+
+def other_numbers(tree: Any, draw: random.Random) -> Any:
+    """A tree of which one to three whole numbers are others: the types stay, so that more is read than the types."""
+    tree = copy.deepcopy(tree)
+    places = [(parent, key) for parent, key in places_of(tree) if type(parent[key]) is int]
+    for parent, key in draw.sample(places, min(len(places), draw.choice((1, 1, 2, 3)))):
+        parent[key] = draw.choice(NUMBERS)
+    return tree
+
+
+ARGUMENTS = {
+    "--num-layers": 4,
+    "--hidden-size": 64,
+    "--num-attention-heads": 4,
+    "--seq-length": 128,
+    "--micro-batch-size": 1,
+    "--global-batch-size": 8,
+    "--vocab-size": 1000,
+    "--max-position-embeddings": 128,
+    "--pipeline-model-parallel-size": 2,
+    "--decoder-first-pipeline-num-layers": 2,
+    "--num-experts": 4,
+    "--moe-layer-freq": 2,
+    "--bf16": True,
+}
+
+
+class WrongAnswerError(Exception):
+    """A command's answer that no input may have."""
+
+
+class Commands:
+    """Writes one mutated input after another and runs a command on it; the readers say whether it was taken."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._specs = [path.read_bytes() for path in sorted((ROOT / "plans").glob("*.yaml"))]
+        self._scripts = [path.read_bytes() for path in sorted(LAUNCHES.glob("*.sh"))]
+        models = json.loads(SAMPLES.read_text())
+        self._configs = [{"model_type": model["model_type"], **model["config"], **model["released"]} for model in models]
+        self._costs = json.loads(answer(["costs", str(ROOT / "plans/tiny-hybrid.yaml")])[1])
+        rows = [{"spec": str(ROOT / "plans/llama-3.1-8b.yaml"), "set": ["host={name: megatron}"], "step_seconds": 9.0}]
+        self._rows: list[dict[str, Any]] = rows
+        self.readers: dict[str, Reader] = {
+            "estimate": self.estimate,
+            "import hf": self.config,
+            "import megatron (script)": self.script,
+            "import megatron (yaml)": self.arguments,
+            "import megatron (words)": self.words,
+            "costs file": self.costs,
+            "calibrate": self.rows,
+            "options": self.options,
+        }
+
+    def estimate(self, draw: random.Random) -> bool:
+        """A spec with a few nodes changed."""
+        return self._accepts(["estimate", self._file("spec.yaml", self._spec(draw))])
+
+    def config(self, draw: random.Random) -> bool:
+        """A Hugging Face config."""
+        source = draw.choice(self._configs)
+        data = json_bytes(self._changed(source, draw)) if draw.random() < 0.8 else mutated_bytes(json_bytes(source), draw)
+        return self._accepts(["import", "hf", self._file("config.json", data)])
+
+    def script(self, draw: random.Random) -> bool:
+        """A launch script, in bytes or with a value changed."""
+        source = draw.choice(self._scripts)
+        if draw.random() < 0.6:
+            words = source.split(b" ")
+            words[draw.randrange(len(words))] = str(draw.choice(VALUES)).encode("utf-8", "replace")
+            source = b" ".join(words)
+        else:
+            source = mutated_bytes(source, draw)
+        return self._accepts(["import", "megatron", self._file("run.sh", source)])
+
+    def arguments(self, draw: random.Random) -> bool:
+        """A YAML of arguments."""
+        tree = {
+            "MODEL_ARGS": {"--num-layers": 4, "--hidden-size": 64, "--num-attention-heads": 4, "--seq-length": 128, "--micro-batch-size": 1}
+        }
+        tree["MODEL_ARGS"] |= {"--global-batch-size": 8, "--vocab-size": 1000, "--bf16": True, "--max-position-embeddings": 128}
+        data = yaml.safe_dump(mutated_tree(tree, draw)).encode()
+        data = mutated_bytes(data, draw) if draw.random() < 0.3 else data
+        return self._accepts(["import", "megatron", self._file("arguments.yaml", data)])
+
+    def words(self, draw: random.Random) -> bool:
+        """Arguments after `--`."""
+        words = [word for name, value in ARGUMENTS.items() for word in ((name,) if value is True else (name, str(value)))]
+        for _ in range(draw.choice((1, 2))):
+            words[draw.randrange(len(words))] = draw.choice(
+                (*GOOD, *WORDS, "--swiglu", "--num-experts", "--tensor-model-parallel-size", "--")
+            )
+        return self._accepts(["import", "megatron", "--", *words])
+
+    def costs(self, draw: random.Random) -> bool:
+        """A costs file with its spec."""
+        source = json_bytes(self._costs)
+        data = json_bytes(self._changed(self._costs, draw)) if draw.random() < 0.7 else mutated_bytes(source, draw)
+        return self._accepts(["estimate", str(ROOT / "plans/tiny-hybrid.yaml"), "--costs", self._file("costs.json", data)])
+
+    def rows(self, draw: random.Random) -> bool:
+        """Measured steps."""
+        data = json_bytes(self._changed(self._rows, draw)) if draw.random() < 0.7 else mutated_bytes(json_bytes(self._rows), draw)
+        return self._accepts(["calibrate", self._file("rows.json", data), "--force", "-o", str(self._folder / "device.json")])
+
+    def options(self, draw: random.Random) -> bool:
+        """Options and overrides."""
+        command = draw.choice((["estimate"], ["split"], ["costs"], ["export", "--to", draw.choice(("fsdp2", "megatron", "x"))]))
+        source = ROOT / "plans" / draw.choice(("tiny-hybrid.yaml", "tiny-hybrid-pp2.yaml", "mixtral-8x7b.yaml"))
+        words = [*command, str(source)]
+        for _ in range(draw.choice((1, 1, 2, 3))):
+            words += ["--set", f"{draw.choice(KEYS)}={draw.choice(GOOD if draw.random() < 0.7 else WORDS)}"]
+        if draw.random() < 0.3:
+            words += [draw.choice(("--rank", "--compare", "--mode", "--baseline", "--json", "--nonsense")), draw.choice(WORDS)]
+        return self._accepts(words)
+
+    def _spec(self, draw: random.Random) -> bytes:
+        source = draw.choice(self._specs)
+        if draw.random() < 0.3:
+            return mutated_bytes(source, draw)
+        return yaml.safe_dump(self._changed(yaml.safe_load(source), draw)).encode()
+
+    def _changed(self, tree: Any, draw: random.Random) -> Any:
+        return other_numbers(tree, draw) if draw.random() < 0.5 else mutated_tree(tree, draw)
+
+    def _file(self, name: str, data: bytes) -> str:
+        path = self._folder / name
+        path.write_bytes(data)
+        return str(path)
+
+    def _accepts(self, words: list[str]) -> bool:
+        status, printed, said = answer(words)
+        if status not in STATUSES or "MP499" in said:
+            raise WrongAnswerError(f"{words}: exit {status}, {said[-300:]}")
+        for text in (printed, said):
+            if bad := sorted({letter for letter in text if letter not in "\n\t" and unicodedata.category(letter) in ("Cc", "Cf", "Cs")}):
+                raise WrongAnswerError(f"{words}: {bad} are printed")
+        return status in (0, 1) and "error[" not in said
+
+
+def answer(words: list[str]) -> tuple[int, str, str]:
+    """Exit status, standard output and standard error of one command."""
+    printed, said = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
+        status = run(words)
+    return status, printed.getvalue(), said.getvalue()
