@@ -32,6 +32,9 @@ A model whose blocks megarun does not build yet is priced all the same, and a no
 _NEMOTRON = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
 _GRANITE = ["attention" if layer in (5, 15, 25, 35) else "mamba" for layer in range(40)]
 
+_KIMI = [*range(4, 27, 4), 27]
+_LFM2 = ["full_attention" if layer in (2, 6, 10, 14, 18, 21) else "conv" for layer in range(24)]
+
 
 def _sizes(hidden: int, width: int, layers: int, heads: int, kv_heads: int, vocab: int, **more: Any) -> dict[str, Any]:
     return {
@@ -74,6 +77,26 @@ MODELS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
             "tie_word_embeddings": True, "position_embedding_type": "nope",
         },
         ("mesh.dp_shard=8",),
+    ),
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": ({"model_type": "qwen3_next"}, ("mesh.dp_shard=64", "mesh.ep=16", "recompute.default=selective")),
+    "Qwen/Qwen3.5-27B": (
+        {"model_type": "qwen3_5_text", **_sizes(5120, 17408, 64, 24, 4, 248320), "linear_num_value_heads": 48},
+        ("mesh.dp_shard=32",),
+    ),
+    "moonshotai/Kimi-Linear-48B-A3B-Instruct": (
+        {
+            "model_type": "kimi_linear",
+            "linear_attn_config": {
+                "full_attn_layers": _KIMI, "kda_layers": [layer for layer in range(1, 28) if layer not in _KIMI], "head_dim": 128,
+                "num_heads": 32, "short_conv_kernel_size": 4,
+            },
+        },
+        ("mesh.dp_shard=32", "mesh.ep=16"),
+    ),
+    "ai21labs/AI21-Jamba-1.5-Mini": ({"model_type": "jamba"}, ("mesh.dp_shard=32", "mesh.ep=16", "recompute.default=selective")),
+    "LiquidAI/LFM2-8B-A1B": (
+        {"model_type": "lfm2_moe", "num_hidden_layers": 24, "layer_types": _LFM2},
+        ("mesh.dp_shard=8", "mesh.ep=8"),
     ),
 }  # fmt: skip
 """Fields of the config, and the changes that the command makes."""

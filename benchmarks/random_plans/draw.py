@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from random_plans.choices import LARGE, Draw, Scope, Size, divisors
+from random_plans.families import later_letters, mamba1
 from random_plans.layout import batch_section, draw_degrees, mesh_section, random_cuts, split_section
 from random_plans.model import Shape, draw_hidden, draw_letters, model_section
 from random_plans.options import add_megatron_options, add_options
@@ -39,11 +40,14 @@ def draw(seed: int, scope: Scope = Scope.ANY, size: Size = LARGE) -> dict[str, A
     megatron = scope is Scope.ANY and whole.chance(MEGATRON_SHARE)
     gpt = megatron and whole.chance(0.4)
     degrees = draw_degrees(stream("degrees"), size, megatron=megatron)
+    hidden = draw_hidden(stream("widths"), size, tp=degrees.mesh["tp"])
     pattern, letters = draw_letters(stream("letters"), degrees, megatron=megatron, gpt=gpt)
+    later = scope is Scope.ANY and not megatron
+    if later:
+        pattern, letters = later_letters(stream("families"), pattern, letters, hidden=hidden, tp=degrees.mesh["tp"])
     cuts_of, num_layers = stream("cuts"), len(letters)
     step = 2 if gpt else 1  # a layer of GPTModel is two of ours
     cuts = [step * cut for cut in random_cuts(cuts_of, num_layers // step, degrees.slots)]
-    hidden = draw_hidden(stream("widths"), size, tp=degrees.mesh["tp"])
     shape = Shape(hidden, degrees.mesh["tp"], letters, size, scope, megatron)
     mesh = mesh_section(stream("mesh"), degrees, scope, experts="E" in letters)
     bars = degrees.slots > 1 and not gpt and cuts_of.chance(0.12)
@@ -66,7 +70,9 @@ def draw(seed: int, scope: Scope = Scope.ANY, size: Size = LARGE) -> dict[str, A
     }
     if degrees.steps > 1:
         sections["schedule"]["steps_per_update"] = degrees.steps
-    if scope is Scope.ANY and not megatron:
+    if later and "mamba" in sections["model"] and (section := mamba1(stream("mamba1"), shape)) is not None:
+        sections["model"]["mamba"] = section
+    if later:
         add_options(stream("options"), sections["model"], shape, degrees.slots, sections["batch"]["seq_length"])
     if megatron:
         pp, count = degrees.mesh["pp"], degrees.num_microbatches

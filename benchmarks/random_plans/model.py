@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from random_plans.choices import Draw, Scope, Size, divisors
+from random_plans.families import linear_attention, short_convolution
 from random_plans.layout import Degrees
 
-SECTIONS = {"A": "attention", "M": "mamba", "E": "moe", "R": "recurrent", "D": "mlp"}
+SECTIONS = {
+    "A": "attention", "M": "mamba", "E": "moe", "R": "recurrent", "D": "mlp", "G": "linear_attention", "C": "short_convolution",
+}  # fmt: skip
 PRIMES = (61, 251, 1009, 4093, 8191, 20011, 32003, 50021, 65537, 131071)
 VOCABULARIES = (*PRIMES, 64, 1024, 32000, 32768, 65536, 151936)
 STATES = (5, 8, 11, 16, 32, 64, 96, 128, 129)
@@ -253,4 +256,6 @@ def _features(draw: Draw, shape: Shape) -> dict[str, Any]:
     return features
 
 
-_FAMILIES = {"A": _attention, "M": _mamba, "E": _experts, "R": _recurrent, "D": _mlp}
+_FAMILIES = {
+    "A": _attention, "M": _mamba, "E": _experts, "R": _recurrent, "D": _mlp, "G": linear_attention, "C": short_convolution,
+}  # fmt: skip

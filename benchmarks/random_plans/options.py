@@ -59,11 +59,15 @@ def _experts(draw: Draw, section: dict[str, Any], shape: Shape) -> None:
         draw.maybe(section, 0.4, shared_gate=True)
 
 
+def _short_convolution(draw: Draw, section: dict[str, Any], _shape: Shape) -> None:
+    draw.maybe(section, 0.5, bias=True)
+
+
 def _mlp(draw: Draw, section: dict[str, Any], _shape: Shape) -> None:
     draw.maybe(section, 0.4, bias=True, activation="geglu")
 
 
-_SECTIONS = {"attention": _attention, "mamba": _mamba, "moe": _experts, "mlp": _mlp}
+_SECTIONS = {"attention": _attention, "mamba": _mamba, "moe": _experts, "mlp": _mlp, "short_convolution": _short_convolution}
 
 
 def add_megatron_options(draw: Draw, sections: dict[str, Any], letters: str, *, gpt: bool) -> None:

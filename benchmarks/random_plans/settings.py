@@ -9,8 +9,8 @@ from random_plans.choices import Draw, Scope
 
 FP32, BF16 = "fp32", "bf16"
 ROLES = ("params", "grads", "master", "moments", "reduce")
-RATED = ("A", "M", "E", "R", "D", "head", "attention", "scan", "experts", "recurrence", "memory", "node", "network")
-REFUSES_FULL = "EM"
+RATED = ("A", "M", "E", "R", "D", "G", "C", "head", "attention", "scan", "experts", "recurrence", "memory", "node", "network")
+REFUSES_FULL = "EMG"
 RESERVE = ("cuda_context", "nccl", "driver", "other")
 RECIPES = ("bf16", "fp8", "mxfp8", "nvfp4")
 PEAKS = ("fp32", "bf16", "fp16", "fp8", "fp4")

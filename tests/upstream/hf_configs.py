@@ -226,6 +226,111 @@ def _rotary(draw: Random, _config: Config) -> Config:
     return {"head_dim": 16, "rotary_dim": draw.choice([8, 16])}
 
 
+def _mixer_types(draw: Random, layers: int, *names: str) -> list[str]:
+    """Layers of two kinds, each at least once where there are two layers."""
+    kinds = [draw.choice(names) for _ in range(layers)]
+    if layers > 1 and len(set(kinds)) == 1:
+        kinds[draw.randrange(layers)] = names[0] if kinds[0] == names[1] else names[1]
+    return kinds
+
+
+def _delta(draw: Random, config: Config) -> Config:
+    key_heads = draw.choice([1, 2, 3])
+    found = {
+        "linear_num_key_heads": key_heads, "linear_num_value_heads": key_heads * draw.randint(1, 3),
+        "linear_key_head_dim": draw.randint(3, 12), "linear_value_head_dim": draw.randint(3, 12),
+        "linear_conv_kernel_dim": draw.randint(2, 5), "head_dim": 8 * draw.randint(1, 3),
+    }  # fmt: skip
+    if _flag(draw):
+        found["layer_types"] = _mixer_types(draw, config["num_hidden_layers"], "linear_attention", "full_attention")
+    elif _flag(draw):
+        found["full_attention_interval"] = draw.randint(2, 4)
+    return found
+
+
+def _qwen_experts(draw: Random, _config: Config) -> Config:
+    return {
+        "num_experts": draw.randint(2, 6), "num_experts_per_tok": draw.randint(1, 2), "moe_intermediate_size": draw.randint(6, 40),
+        "shared_expert_intermediate_size": draw.randint(6, 40),
+    }  # fmt: skip
+
+
+def _olmo_hybrid(draw: Random) -> Config:
+    config = _dense("attention_bias", "linear_allow_neg_eigval")(draw)
+    config["num_hidden_layers"] = draw.randint(2, 7)
+    config |= draw.choice([{}, {"rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"}}, {"rope_parameters": None}])
+    if _flag(draw):
+        heads = draw.randint(1, 3)
+        config |= {"linear_num_key_heads": heads, "linear_num_value_heads": heads * draw.randint(1, 2)}
+        config |= {"linear_key_head_dim": draw.randint(3, 12)} if _flag(draw) else {}
+        config |= {"linear_value_head_dim": draw.randint(3, 12)} if _flag(draw) else {}
+    if _flag(draw):
+        config["layer_types"] = _mixer_types(draw, config["num_hidden_layers"], "linear_attention", "full_attention")
+    return config
+
+
+def _kimi(draw: Random) -> Config:
+    config = _latent(draw) | {"num_hidden_layers": draw.randint(1, 7)}
+    for old, new in (
+        ("n_routed_experts", "num_experts"),
+        ("num_experts_per_tok", "num_experts_per_token"),
+        ("n_shared_experts", "num_shared_experts"),
+    ):
+        config[new] = config.pop(old)
+    layers, first = config["num_hidden_layers"], config.pop("first_k_dense_replace")
+    config |= {"first_k_dense_replace": min(first, layers)} if _flag(draw) else {}
+    inside: Config = {"num_heads": draw.randint(1, 4), "head_dim": 2 * draw.randint(2, 7), "short_conv_kernel_size": draw.randint(2, 4)}
+    if not _flag(draw):
+        return config | {f"linear_{name}": inside[name] for name in ("num_heads", "head_dim")}
+    if _flag(draw):
+        attends = draw.sample(range(1, layers + 1), draw.randint(0, layers))
+        inside |= {"full_attn_layers": sorted(attends), "kda_layers": [one for one in range(1, layers + 1) if one not in attends]}
+    return config | {"linear_attn_config": inside}
+
+
+def _mamba1(draw: Random) -> Config:
+    return {
+        "vocab_size": 120, "hidden_size": 4 * draw.randint(3, 20), "num_hidden_layers": draw.randint(1, 5),
+        "state_size": draw.randint(4, 16), "expand": draw.randint(1, 3), "conv_kernel": draw.randint(2, 4), "use_bias": _flag(draw),
+        "use_conv_bias": _flag(draw), "time_step_rank": draw.choice(["auto", draw.randint(2, 9)]), "tie_word_embeddings": _flag(draw),
+        "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    }  # fmt: skip
+
+
+def _jamba(draw: Random) -> Config:
+    attends, routes = draw.randint(1, 4), draw.randint(1, 3)
+    return _dense()(draw) | {
+        "num_experts": draw.randint(1, 5), "num_experts_per_tok": 1, "attn_layer_period": attends,
+        "attn_layer_offset": draw.randrange(attends), "expert_layer_period": routes, "expert_layer_offset": draw.randrange(routes),
+        "mamba_d_state": draw.randint(4, 16), "mamba_d_conv": draw.randint(2, 4), "mamba_expand": draw.randint(1, 3),
+        "mamba_dt_rank": draw.choice(["auto", draw.randint(2, 9)]), "mamba_conv_bias": _flag(draw), "mamba_proj_bias": _flag(draw),
+    }  # fmt: skip
+
+
+def _lfm2(draw: Random) -> Config:
+    config = _dense("conv_bias", "block_auto_adjust_ff_dim")(draw)
+    layers = config["num_hidden_layers"]
+    config |= {"conv_L_cache": draw.randint(2, 5), "block_multiple_of": draw.choice([4, 7, 16])}
+    config |= {"block_ffn_dim_multiplier": draw.choice([0.7, 1.0, 1.3])} if _flag(draw) else {}
+    if _flag(draw):
+        config["block_ff_dim"] = config.pop("intermediate_size")
+    if _flag(draw):
+        config["tie_embedding"] = config.pop("tie_word_embeddings")
+    if _flag(draw):
+        return config | {"layer_types": _mixer_types(draw, layers, "conv", "full_attention")}
+    return config | ({"full_attn_idxs": sorted(draw.sample(range(layers), draw.randint(0, layers)))} if _flag(draw) else {})
+
+
+def _lfm2_moe(draw: Random) -> Config:
+    config = _dense("conv_bias", "use_expert_bias", "norm_topk_prob")(draw)
+    layers = config["num_hidden_layers"]
+    return config | {
+        "conv_L_cache": draw.randint(2, 5), "num_dense_layers": draw.randint(0, layers), "num_experts": draw.randint(2, 5),
+        "num_experts_per_tok": draw.randint(1, 2), "moe_intermediate_size": draw.randint(6, 40),
+        "layer_types": _mixer_types(draw, layers, "conv", "full_attention"),
+    }  # fmt: skip
+
+
 CONFIGS: dict[str, Callable[[Random], Config]] = {
     "arcee": _dense("attention_bias", "mlp_bias", head_dim=True),
     "bamba": _bamba,
@@ -236,6 +341,7 @@ CONFIGS: dict[str, Callable[[Random], Config]] = {
     "ernie4_5_moe": _ernie_moe,
     "exaone4": _windowed(_dense(head_dim=True)),
     "falcon_h1": _falcon,
+    "falcon_mamba": _mamba1,
     "gemma": _dense("attention_bias", head_dim=True),
     "gemma2": _windowed(_dense("attention_bias", head_dim=True)),
     "gemma3_text": _windowed(_dense("attention_bias", head_dim=True)),
@@ -251,7 +357,12 @@ CONFIGS: dict[str, Callable[[Random], Config]] = {
     "granitemoeshared": _routed("num_local_experts", "shared_intermediate_size", "num_experts_per_tok", "attention_bias"),
     "hunyuan_v1_dense": _hunyuan,
     "hunyuan_v1_moe": _hunyuan_moe,
+    "jamba": _jamba,
+    "kimi_linear": _kimi,
+    "lfm2": _lfm2,
+    "lfm2_moe": _lfm2_moe,
     "llama": _dense("attention_bias", "mlp_bias", head_dim=True),
+    "mamba": _mamba1,
     "mamba2": _mamba2,
     "minimax_m2": _and(_routed("num_local_experts", None), _rotary),
     "ministral": _windowed(_dense(always_head_dim=True)),
@@ -261,6 +372,7 @@ CONFIGS: dict[str, Callable[[Random], Config]] = {
     "nemotron_h": _nemotron_h,
     "olmo2": _dense("attention_bias"),
     "olmo3": _windowed(_dense("attention_bias")),
+    "olmo_hybrid": _olmo_hybrid,
     "olmoe": _routed("num_experts", None, "num_experts_per_tok", "attention_bias"),
     "phi": _and(_dense(tie_word_embeddings=False), _partial),
     "phi3": _and(_dense(), _partial),
@@ -271,6 +383,9 @@ CONFIGS: dict[str, Callable[[Random], Config]] = {
     "qwen3_moe": _and(
         _routed("num_experts", "moe_intermediate_size", "num_experts_per_tok", "attention_bias", head_dim=True), _qwen_layers
     ),
+    "qwen3_5_moe_text": _and(_and(_dense(), _delta), _qwen_experts),
+    "qwen3_5_text": _and(_dense(), _delta),
+    "qwen3_next": _and(_and(_and(_dense(), _delta), _qwen_experts), _qwen_layers),
     "seed_oss": _dense("attention_bias", "attention_out_bias", "mlp_bias", head_dim=True),
     "smollm3": _dense("attention_bias", "mlp_bias"),
     "starcoder2": _dense("use_bias"),

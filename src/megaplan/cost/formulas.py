@@ -60,6 +60,27 @@ FORMULAS: dict[str, Formula] = {
         "arXiv:2603.15569, section 3",
         "112 · 4 · (2 · 64 · 128 + 2 · 64 · 64 + 4 · 128 · 64) = 25690112",
     ),
+    "selective_scan": Formula(
+        "Mamba-1's scan, elementwise in every channel's state; backward repeats the states",
+        "F = 5 · I · N, I = 14 · I · N; I channels, N state",
+        "FLOPs per token",
+        "arXiv:2312.00752, algorithm 2; counting multiplications and additions",
+        "5 · 8192 · 16 = 655360",
+    ),
+    "delta_rule": Formula(
+        "the gated delta rule in chunks of Q; backward repeats all but the outputs",
+        "F = H(4QK + 3QV + 6KV), I = 2F + H(4QK + QV + 4KV); H value heads, K key, V value width, Q = min(chunk, save_every, T)",
+        "FLOPs per token",
+        "arXiv:2412.06464, section 3.3; counting multiply-adds",
+        "32 · (4 · 64 · 128 + 3 · 64 · 128 + 6 · 128 · 128) = 4980736",
+    ),
+    "gated_conv1d": Formula(
+        "a depthwise convolution between two gates; backward repeats it",
+        "F = W = 2 · C · K, I = 4 · C · K",
+        "FLOPs per token",
+        "counting multiply-adds",
+        "2 · 2048 · 3 = 12288",
+    ),
     "m2rnn": Formula(
         "the matrix-state recurrence; backward repeats H W + k vᵀ",
         "F = H(2KV² + 4KV), I = F + H(2KV² + 6KV), W = 2HKV²; K key, V value width",

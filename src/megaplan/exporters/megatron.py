@@ -14,12 +14,13 @@ from megaplan.hosts.megatron.stages import format_layout
 from megaplan.hosts.megatron.vocabulary import TABLE
 from megaplan.spec.host import Host
 from megaplan.spec.megatron_limits import gpt_limits, megatron_limits
-from megaplan.spec.models import LatentAttention, Mamba2, Spec
+from megaplan.spec.models import LatentAttention, Mamba1, Mamba2, Spec
 from megaplan.spec.training import ConstantRate, CosineRate, Training, warm_up_steps
 
 Values = dict[str, object]
 """Of arguments, by name; None and False leave an argument out."""
-SYMBOLS = {**LETTERS, "R": "G"}
+SYMBOLS = {**LETTERS, "R": "G", "G": "G", "C": "M"}
+"""Of each of our letters, its own or the nearest; a limit tells which is not the same block."""
 CARRIED = frozenset({
     "model", "mesh", "sharding", "schedule", "batch", "precision", "optimizer.matrix", "optimizer.other",
     "optimizer.newton_schulz_steps", "recompute", "host.name", "training.steps", "training.seed", "training.learning_rate",
@@ -184,7 +185,7 @@ def _flags(full: tuple[int, ...], letters: str) -> str:
 
 def _mamba(spec: Spec) -> Values:
     mamba = spec.model.mamba
-    if mamba is None:
+    if mamba is None or isinstance(mamba, Mamba1):
         return {}
     heads = mamba.num_heads if isinstance(mamba, Mamba2) else None
     return {"mamba_num_heads": heads or (mamba.expand * spec.model.hidden_size // mamba.head_dim if mamba.expand != 2 else None)}

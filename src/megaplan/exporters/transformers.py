@@ -5,6 +5,7 @@ from __future__ import annotations
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError
 from megaplan.exporters.values import Loss, Source
+from megaplan.families.registry import FAMILIES
 from megaplan.spec.models import GroupedQueryAttention
 
 
@@ -24,7 +25,7 @@ def transformer_layers(source: Source, host: str, blocks: tuple[str, ...]) -> in
     attention = source.spec.model.attention
     why = None
     if len(found) != 1 or not found <= set(blocks):
-        kinds = ", ".join(f"{count} {letter}" for letter in "AMERD" if (count := letters.count(letter)))
+        kinds = ", ".join(f"{count} {letter}" for letter in FAMILIES if (count := letters.count(letter)))
         why = f"layers are {kinds}; {host} builds {' or '.join(blocks)} blocks, all alike"
     elif not isinstance(attention, GroupedQueryAttention):
         why = f"model.attention.kind = mla, and {host}'s config has grouped-query attention"

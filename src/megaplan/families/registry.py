@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from megaplan.families.attention import ATTENTION
 from megaplan.families.dense import DENSE
 from megaplan.families.family import Family
+from megaplan.families.linear_attention import LINEAR_ATTENTION
 from megaplan.families.mamba import MAMBA
 from megaplan.families.moe import EXPERTS
 from megaplan.families.recurrent import RECURRENT
+from megaplan.families.short_convolution import SHORT_CONVOLUTION
 
-FAMILIES: dict[str, Family] = {family.letter: family for family in (ATTENTION, MAMBA, EXPERTS, RECURRENT, DENSE)}
+_ORDER = (ATTENTION, MAMBA, EXPERTS, RECURRENT, DENSE, LINEAR_ATTENTION, SHORT_CONVOLUTION)
+FAMILIES: dict[str, Family] = {family.letter: family for family in _ORDER}
 
 PARTS = ("head", "attention", "scan", "experts", "recurrence", "memory", "node", "network")
 """What beside the linears of a letter's blocks reaches a share of its peak of its own."""

@@ -18,7 +18,7 @@ def mixtral(reader: ConfigReader) -> dict[str, Any]:
 
 def qwen2_moe(reader: ConfigReader) -> dict[str, Any]:
     """qwen2_moe: a shared expert with a gate; windows of every second layer below `max_window_layers`."""
-    moe = _qwen_experts(reader) | {"shared_ffn_hidden_size": reader.whole("shared_expert_intermediate_size"), "shared_gate": True}
+    moe = qwen_experts(reader) | {"shared_ffn_hidden_size": reader.whole("shared_expert_intermediate_size"), "shared_gate": True}
     layers, slides = reader.layers(2), reader.flag("use_sliding_window")
     first = reader.whole("max_window_layers", least=0) if slides else 0
     if not slides:
@@ -27,13 +27,13 @@ def qwen2_moe(reader: ConfigReader) -> dict[str, Any]:
     kinds = layer_kinds(reader, meant) if slides else (FULL,) * layers
     reader.skip("layer_types")
     attention = {"bias": True} if reader.flag("qkv_bias") else {}
-    return _decoder(reader, attention, moe, windowed=kinds, dense=_qwen_dense(reader))
+    return _decoder(reader, attention, moe, windowed=kinds, dense=qwen_dense(reader))
 
 
 def qwen3_moe(reader: ConfigReader) -> dict[str, Any]:
     """qwen3_moe: a norm over each head; experts in every `decoder_sparse_step`-th layer, except in `mlp_only_layers`."""
     attention = {**biases(reader), "qk_norm": True}
-    return _decoder(reader, attention, _qwen_experts(reader), windowed=qwen_kinds(reader), dense=_qwen_dense(reader))
+    return _decoder(reader, attention, qwen_experts(reader), windowed=qwen_kinds(reader), dense=qwen_dense(reader))
 
 
 def olmoe(reader: ConfigReader) -> dict[str, Any]:
@@ -148,11 +148,12 @@ def first_dense(reader: ConfigReader, key: str = "first_k_dense_replace") -> set
     return set(range(min(layers, reader.whole(key, least=0))))
 
 
-def _qwen_experts(reader: ConfigReader) -> dict[str, Any]:
-    return experts(reader, count="num_experts", width="moe_intermediate_size")
+def qwen_experts(reader: ConfigReader, *, normalize: str | bool = "norm_topk_prob") -> dict[str, Any]:
+    """Routed experts of Qwen's models."""
+    return experts(reader, count="num_experts", width="moe_intermediate_size", normalize=normalize)
 
 
-def _qwen_dense(reader: ConfigReader) -> set[int]:
+def qwen_dense(reader: ConfigReader) -> set[int]:
     """Layers with a dense MLP."""
     layers, step, listed = reader.layers(2), reader.whole("decoder_sparse_step"), reader.items("mlp_only_layers")
     for layer in listed:

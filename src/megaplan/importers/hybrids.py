@@ -19,6 +19,7 @@ from megaplan.importers.parts import (
     model_of,
     positions,
     rope,
+    untied,
 )
 from megaplan.importers.reader import ConfigReader
 
@@ -68,10 +69,7 @@ def mamba2(reader: ConfigReader) -> dict[str, Any]:
 
 def nemotron_h(reader: ConfigReader) -> dict[str, Any]:
     """nemotron_h: layers by letters, relu2 MLPs and experts, attention without rotary embedding."""
-    model = common(reader, reader.same("layer_norm_epsilon", "rms_norm_eps", "norm_eps"))
-    if model["tie_embeddings"]:
-        reader.tell("tie_word_embeddings", True, "the class never ties the head, so neither does the spec")
-        model["tie_embeddings"] = False
+    model = untied(reader, common(reader, reader.same("layer_norm_epsilon", "rms_norm_eps", "norm_eps")))
     letters = _nemotron_letters(reader)
     reader.same("head_dim", "attention_head_dim")
     width = "attention_head_dim" if reader.has("attention_head_dim") and not reader.has("head_dim") else "head_dim"

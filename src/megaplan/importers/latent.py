@@ -61,11 +61,7 @@ def _indexers(reader: ConfigReader, layers: int) -> list[str]:
 
 def _decoder(reader: ConfigReader, indexer: dict[str, Any] | None = None) -> dict[str, Any]:
     model = common(reader)
-    attention: dict[str, Any] = {"kind": "mla", "num_heads": reader.whole("num_attention_heads")}
-    attention["q_lora_rank"] = reader.whole_or_null("q_lora_rank")
-    attention |= {name: reader.whole(name) for name in _DIMS}
-    if reader.flag("attention_bias"):
-        attention["bias"] = True
+    attention = latent_widths(reader)
     attention |= {key: value for key, value in rope(reader, attention["qk_rope_head_dim"]).items() if key == "rope_theta"}
     if indexer is not None:
         attention["indexer"] = indexer
@@ -77,6 +73,14 @@ def _decoder(reader: ConfigReader, indexer: dict[str, Any] | None = None) -> dic
     letters = "".join("AD" if layer in dense or layer % step else "AE" for layer in range(layers))
     sections = {"A": ("attention", attention), "E": ("moe", moe), "D": ("mlp", mlp(reader))}
     return model_of(reader, letters, model, sections)
+
+
+def latent_widths(reader: ConfigReader) -> dict[str, Any]:
+    """Heads, widths and biases of latent attention."""
+    attention: dict[str, Any] = {"kind": "mla", "num_heads": reader.whole("num_attention_heads")}
+    attention["q_lora_rank"] = reader.whole_or_null("q_lora_rank")
+    attention |= {name: reader.whole(name) for name in _DIMS}
+    return attention | ({"bias": True} if reader.flag("attention_bias") else {})
 
 
 def _check_heads(reader: ConfigReader, attention: dict[str, Any]) -> None:

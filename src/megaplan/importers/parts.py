@@ -28,6 +28,13 @@ def common(reader: ConfigReader, eps: str = "rms_norm_eps") -> dict[str, Any]:
     }
 
 
+def untied(reader: ConfigReader, model: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a class that never ties the head, whatever the config says."""
+    if model["tie_embeddings"]:
+        reader.tell("tie_word_embeddings", True, "the class never ties the head, so neither does the spec")
+    return model | {"tie_embeddings": False}
+
+
 def activation(reader: ConfigReader, key: str = "hidden_act", *, gated: bool = True) -> str:
     """The MLP's activation: of three matrices where it is gated, else of two."""
     known = GATED_ACTIVATIONS if gated else PLAIN_ACTIVATIONS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from megaplan.importers import decoders, experts, hybrids, latent
+from megaplan.importers import decoders, experts, hybrids, latent, linear_attention, mamba1, short_convolution
 from megaplan.importers.reader import ConfigReader
 
 ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
@@ -18,6 +18,7 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "ernie4_5_moe": experts.ernie4_5_moe,
     "exaone4": decoders.exaone4,
     "falcon_h1": hybrids.falcon_h1,
+    "falcon_mamba": mamba1.falcon_mamba,
     "gemma": decoders.gemma,
     "gemma2": decoders.gemma2,
     "gemma3_text": decoders.gemma3,
@@ -33,7 +34,12 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "granitemoeshared": experts.granite_moe_shared,
     "hunyuan_v1_dense": decoders.hunyuan,
     "hunyuan_v1_moe": experts.hunyuan_moe,
+    "jamba": mamba1.jamba,
+    "kimi_linear": linear_attention.kimi_linear,
+    "lfm2": short_convolution.lfm2,
+    "lfm2_moe": short_convolution.lfm2_moe,
     "llama": decoders.llama,
+    "mamba": mamba1.mamba,
     "mamba2": hybrids.mamba2,
     "minimax_m2": experts.minimax_m2,
     "ministral": decoders.ministral,
@@ -43,6 +49,7 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "nemotron_h": hybrids.nemotron_h,
     "olmo2": decoders.olmo2,
     "olmo3": decoders.olmo3,
+    "olmo_hybrid": linear_attention.olmo_hybrid,
     "olmoe": experts.olmoe,
     "phi": decoders.phi,
     "phi3": decoders.phi3,
@@ -51,28 +58,18 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "qwen2_moe": experts.qwen2_moe,
     "qwen3": decoders.qwen3,
     "qwen3_moe": experts.qwen3_moe,
+    "qwen3_5_moe_text": linear_attention.qwen3_5_moe,
+    "qwen3_5_text": linear_attention.qwen3_5,
+    "qwen3_next": linear_attention.qwen3_next,
     "seed_oss": decoders.seed_oss,
     "smollm3": decoders.smollm3,
     "starcoder2": decoders.starcoder2,
 }
 """The import of each `model_type`: a function from a config to `model` of a spec."""
 
-_DELTA = "most of its blocks are gated delta nets (in_proj, conv1d, A_log, dt_bias), which no letter is"
-_MAMBA1 = "its Mamba blocks are Mamba-1 (x_proj and dt_proj), and M is Mamba-2 or Mamba-3"
-_CONV = "most of its blocks are short convolutions (conv.in_proj, conv.conv, conv.out_proj), which no letter is"
 REFUSED: dict[str, tuple[str, str]] = {
-    "falcon_mamba": ("time_step_rank", _MAMBA1),
     "gemma4_text": ("global_head_dim", "layers without a window have other heads, and experts beside the MLP norms of their own"),
-    "jamba": ("mamba_dt_rank", _MAMBA1),
-    "kimi_linear": ("linear_attn_config", "most of its blocks are Kimi delta attention (f_a_proj, g_a_proj, b_proj), which no letter is"),
-    "lfm2": ("conv_L_cache", _CONV),
-    "lfm2_moe": ("conv_L_cache", _CONV),
-    "mamba": ("time_step_rank", _MAMBA1),
     "minimax": ("layer_types", "most of its blocks are lightning attention (qkv_proj, output_gate, norm), which no letter is"),
-    "olmo_hybrid": ("linear_num_key_heads", _DELTA),
-    "qwen3_5_moe_text": ("full_attention_interval", _DELTA),
-    "qwen3_5_text": ("full_attention_interval", _DELTA),
-    "qwen3_next": ("full_attention_interval", _DELTA),
     "recurrent_gemma": ("lru_width", "two blocks in three are RG-LRU recurrences (rg_lru, linear_x, linear_y, conv_1d)"),
     "zamba2": ("hybrid_layer_ids", "its attention blocks share parameters (shared_transformer), and every layer of a spec has its own"),
 }  # fmt: skip

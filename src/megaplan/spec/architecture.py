@@ -8,10 +8,12 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention
 from megaplan.families.dense.section import Mlp
-from megaplan.families.mamba.section import Mamba2, Mamba3
+from megaplan.families.linear_attention.section import GatedDeltaNet, KimiDeltaAttention
+from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3
 from megaplan.families.moe.section import MixtureOfExperts
 from megaplan.families.recurrent.section import MatrixRecurrence
 from megaplan.families.residual import NormKind, NormPlacement, ResidualPath
+from megaplan.families.short_convolution.section import ShortConvolution
 from megaplan.scalars import LayerCount, NaturalInt, OptionsSection, PositiveFloat, PositiveInt, Section, StrictBool, Text
 
 
@@ -94,14 +96,15 @@ class Features(Section):
 
 
 Attention = Annotated[GroupedQueryAttention | LatentAttention, Field(discriminator="kind")]
-Mamba = Annotated[Mamba2 | Mamba3, Field(discriminator="kind")]
+Mamba = Annotated[Mamba1 | Mamba2 | Mamba3, Field(discriminator="kind")]
+LinearAttention = Annotated[GatedDeltaNet | KimiDeltaAttention, Field(discriminator="kind")]
 
 
 class Model(OptionsSection):
     """The architecture. A section whose letter never appears, and a letter without its section, are errors.
 
     Attributes:
-        pattern: One letter a layer: A attention, M Mamba, E experts, R recurrent, D dense. Cycled to num_layers; with '|' a manual split.
+        pattern: A attention, M Mamba, E experts, R recurrent, D dense, G linear attention, C convolution. Cycled; '|' is a manual split.
         num_layers: Letters in the whole model.
         hidden_size: Width of the residual stream.
         vocab_size: Tokens of the vocabulary.
@@ -117,6 +120,8 @@ class Model(OptionsSection):
         moe: Dimensions of E blocks.
         recurrent: Dimensions of R blocks.
         mlp: Dimensions of D blocks.
+        linear_attention: Dimensions of G blocks.
+        short_convolution: Dimensions of C blocks.
         features: Optional features.
     """
 
@@ -138,6 +143,8 @@ class Model(OptionsSection):
     moe: MixtureOfExperts | None = None
     recurrent: MatrixRecurrence | None = None
     mlp: Mlp | None = None
+    linear_attention: LinearAttention | None = None
+    short_convolution: ShortConvolution | None = None
     features: Features = Features()
 
     @property

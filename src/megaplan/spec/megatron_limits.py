@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from megaplan.dtypes import DType
-from megaplan.spec.models import GroupedQueryAttention, LatentAttention, Mamba2, Mamba3, Spec
+from megaplan.families.registry import FAMILIES
+from megaplan.spec.models import GroupedQueryAttention, LatentAttention, Mamba1, Mamba2, Mamba3, Spec
 from megaplan.spec.options import given_options
 
 CONV_KERNEL, CHUNK_SIZE = 4, 128
@@ -51,6 +52,7 @@ def megatron_limits(spec: Spec, letters: str) -> Iterator[Limit]:
         spec: A typed spec, of any host.
         letters: One a layer.
     """
+    yield from _families(spec, letters)
     yield from _blocks(spec, letters)
     yield from _options(spec, letters)
     yield from _attention(spec, letters)
@@ -77,6 +79,23 @@ def gpt_limits(spec: Spec, letters: str) -> Iterator[Limit]:
             yield Limit("split.spans", f"span [{start}, {stop}] cuts a layer of GPTModel in two", "cut at even layers")
 
 
+def _families(spec: Spec, letters: str) -> Iterator[Limit]:
+    """Families and kinds that Megatron is priced without."""
+    model = spec.model
+    if "R" in letters:
+        count = letters.count("R")
+        yield Limit(
+            "model.recurrent", f"{count} layers are R, and Megatron's letters are M * - E G D +; the nearest, G, is another recurrence"
+        )
+    for letter, section in (("G", "linear_attention"), ("C", "short_convolution")):
+        if letter in letters:
+            detail = f"{letters.count(letter)} layers are {letter}, and Megatron is priced without {FAMILIES[letter].title}"
+            yield Limit(f"model.{section}", detail)
+    if isinstance(model.mamba, Mamba1 | Mamba3):
+        detail = f"model.mamba.kind = {model.mamba.kind}, and Megatron's M is Mamba-2"
+        yield Limit("model.mamba.kind", detail, "mamba: {kind: mamba2}")
+
+
 def _blocks(spec: Spec, letters: str) -> Iterator[Limit]:
     moe = spec.model.moe
     if moe is not None and "E" in letters and moe.num_experts // spec.mesh.ep > MOST_EXPERTS:
@@ -85,13 +104,6 @@ def _blocks(spec: Spec, letters: str) -> Iterator[Limit]:
         )
         yield Limit("model.moe.num_experts", detail, "a larger mesh.ep")
     model = spec.model
-    if "R" in letters:
-        count = letters.count("R")
-        yield Limit(
-            "model.recurrent", f"{count} layers are R, and Megatron's letters are M * - E G D +; the nearest, G, is another recurrence"
-        )
-    if isinstance(model.mamba, Mamba3):
-        yield Limit("model.mamba.kind", "model.mamba.kind = mamba3, and Megatron's M is Mamba-2", "mamba: {kind: mamba2}")
     if isinstance(model.mamba, Mamba2):
         if model.mamba.conv_kernel != CONV_KERNEL:
             detail = f"model.mamba.conv_kernel = {model.mamba.conv_kernel}, and Megatron's convolution has {CONV_KERNEL} taps"

@@ -12,10 +12,12 @@ from pydantic import Field
 from megaplan.dtypes import DType
 from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention
 from megaplan.families.dense.section import Mlp
-from megaplan.families.mamba.section import Mamba2, Mamba3
+from megaplan.families.linear_attention.section import GatedDeltaNet, KimiDeltaAttention
+from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3
 from megaplan.families.moe.section import MixtureOfExperts
 from megaplan.families.recurrent.section import MatrixRecurrence
 from megaplan.families.registry import Letter
+from megaplan.families.short_convolution.section import ShortConvolution
 from megaplan.scalars import (
     MAX_LAYERS,
     Activation,
@@ -49,13 +51,16 @@ __all__ = [
     "DeviceRef",
     "Features",
     "FloatType",
+    "GatedDeltaNet",
     "GroupedQueryAttention",
     "Host",
     "Indexer",
+    "KimiDeltaAttention",
     "LatentAttention",
     "Letter",
     "LossSpike",
     "Mamba",
+    "Mamba1",
     "Mamba2",
     "Mamba3",
     "MatrixRecurrence",
@@ -77,6 +82,7 @@ __all__ = [
     "Section",
     "Serving",
     "Sharding",
+    "ShortConvolution",
     "Spec",
     "Split",
     "StableRate",

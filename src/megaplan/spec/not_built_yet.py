@@ -35,6 +35,17 @@ def _capacity(spec: Spec) -> object | None:
     return spec.model.moe.capacity_factor if spec.model.moe is not None else None
 
 
+def _kind(section: str, *kinds: str) -> Found:
+    """A kind of a family that is not built, or its whole section."""
+
+    def found(spec: Spec) -> object | None:
+        own = getattr(spec.model, section)
+        kind = getattr(own, "kind", "given")
+        return kind if own is not None and (kind in kinds or not kinds) else None
+
+    return found
+
+
 def _families(spec: Spec) -> object | None:
     return ", ".join(f"{letter}: {dtype}" for letter, dtype in spec.precision.families.items()) or None
 
@@ -46,6 +57,9 @@ def _other_host(spec: Spec) -> object | None:
 # Key, what it is when it is not built yet (None: built), and what megarun trains instead.
 NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("model.moe.capacity_factor", _capacity, "null"),
+    ("model.linear_attention", _kind("linear_attention"), "null"),
+    ("model.short_convolution", _kind("short_convolution"), "null"),
+    ("model.mamba.kind", _kind("mamba", "mamba1"), "mamba2 or mamba3"),
     *((f"model.features.{name}", _feature(name), "null") for name in ("platform", "relation_bias")),
     ("mesh.etp", _above_one("etp"), "1"),
     *((f"precision.{role}", _dtype(role), "fp32 or bf16") for role in ("params", "grads", "master", "moments", "reduce")),

@@ -1,7 +1,7 @@
 """The pattern: one letter, one layer; `|` is a pipeline boundary (R-1 … R-3).
 
-`A` attention, `M` Mamba, `E` experts, `R` recurrent, `D` dense MLP. Without `|` the pattern is cycled to `num_layers`; with `|` it is
-written out in full. Columns in messages count characters from 1; layers count from 0.
+`A` attention, `M` Mamba, `E` experts, `R` recurrent, `D` dense MLP, `G` linear attention, `C` short convolution. Without `|` the pattern is
+cycled to `num_layers`; with `|` it is written out in full. Columns in messages count characters from 1; layers count from 0.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ ALPHABET = f"{', '.join(f'{family.letter} ({family.title})' for family in FAMILI
 _LONG_NAME = re.compile(rf"([{LETTERS}])(?:_?block)", re.IGNORECASE)
 _PATTERN = re.compile(rf"[{LETTERS}{BOUNDARY}]+", re.IGNORECASE)
 _MAX_SHOWN = 60
-_MEGATRON = {"*": "A", "-": "D", "G": "R", "+": "A"}
+_MEGATRON = {"*": "A", "-": "D", "+": "A"}
 _MEGATRON_HINTS = {
     "*": "Megatron's '*' is A with attention.kind gqa",
     "+": "Megatron's '+' is A with attention.kind mla",
     "-": "Megatron's '-' is D",
-    "G": "Megatron's 'G' (gated delta net) has no letter here; the nearest recurrent block is R",
     "/": "Megatron's '/' begins multi-token prediction; write features.mtp instead",
 }
 

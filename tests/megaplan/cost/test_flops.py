@@ -14,12 +14,14 @@ from megaplan.blocks.work import Workload, total
 from megaplan.cost.formulas import FORMULAS
 from megaplan.cost.model import ModelCosts, flops_per_token, model_costs
 from megaplan.families.attention.work import attention_core, visible_pairs
-from megaplan.families.mamba.work import mimo_ssd, ssd
+from megaplan.families.linear_attention.work import delta_rule
+from megaplan.families.mamba.work import mimo_ssd, selective_scan, ssd
 from megaplan.families.moe.work import routing
 from megaplan.families.recurrent.work import m2rnn
+from megaplan.families.short_convolution.work import gated_conv1d
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Block, Owner
-from megaplan.spec.models import MatrixRecurrence, MixtureOfExperts, Spec
+from megaplan.spec.models import GatedDeltaNet, MatrixRecurrence, MixtureOfExperts, Spec
 
 PLANS = Path(__file__).parents[3] / "plans"
 SMALL = st.integers(1, 9)
@@ -273,6 +275,8 @@ def test_every_formula_s_example_is_what_the_model_computes() -> None:
     assert moe is not None
     flagship_heads = {"num_heads": 28, "num_kv_heads": 28, "head_dim": 96, "value_dim": 64}
     not_chosen = attention_core(at_4096, **flagship_heads).forward - attention_core(at_4096, **flagship_heads, window_size=2048).forward
+    heads = {"num_key_heads": 16, "num_value_heads": 32, "key_dim": 128, "value_dim": 128}
+    delta = GatedDeltaNet.model_validate({"kind": "gated_delta", **heads})
     indexer_linears = 2 * (64 * 512 + 3584 * 64 + 3584 * 8)
     found = {
         "linear": costs_of(llama).layers[1].forward_flops // 3,
@@ -280,6 +284,9 @@ def test_every_formula_s_example_is_what_the_model_computes() -> None:
         "indexer": flagship_layers[4].forward_flops - flagship_layers[0].forward_flops + not_chosen - indexer_linears,
         "ssd": ssd(at_4096, num_heads=128, **small).forward,
         "mimo_ssd": mimo_ssd(at_4096, num_heads=112, mimo_rank=4, save_every=256, **small | {"chunk_size": 16}).forward,
+        "selective_scan": selective_scan(at_4096, channels=8192, state_dim=16, save_every=256).forward,
+        "delta_rule": delta_rule(at_4096, delta).forward,
+        "gated_conv1d": gated_conv1d(at_4096, 2048, 3).forward,
         "m2rnn": m2rnn(at_4096, recurrent).forward,
         "causal_conv1d": causal_conv1d(at_4096, 8192 + 2 * 8 * 128, 4).forward,
         "experts": costs_of(mixtral).layers[1].forward_flops - evaluated["router"],

@@ -58,15 +58,23 @@ OPTIONS: list[tuple[dict[str, Any], set[str]]] = [
     ({"model_type": "falcon_h1"}, {"model.parallel_layers", "model.mamba.gated_norm"}),
     ({"model_type": "ernie4_5_moe"}, {"model.moe.score_correction"}),
     ({"model_type": "nemotron_h", "hybrid_override_pattern": "ME", "moe_latent_size": 64}, {"model.moe.latent_size"}),
+    ({"model_type": "qwen3_next"}, {
+        "model.attention.gate", "model.attention.rotary_dim", "model.moe.shared_gate", "model.linear_attention",
+    }),
+    ({"model_type": "jamba"}, {"model.mamba.inner_norm", "model.mamba.kind"}),
+    ({"model_type": "lfm2", "full_attn_idxs": [0]}, {"model.short_convolution"}),
     ({"model_type": "llama"}, set()),
 ]  # fmt: skip
 
 
+FAMILIES_NOT_BUILT = {"model.linear_attention", "model.short_convolution", "model.mamba.kind"}
+
+
 @pytest.mark.parametrize(("fields", "options"), OPTIONS)
 def test_options_and_the_note_that_names_them(fields: dict[str, Any], options: set[str]) -> None:
-    """megarun builds none of them yet, so the import's note and `megarun` name each."""
+    """megarun builds none of them yet, so the import's note and `megarun` name each; kinds and families are no options."""
     loaded = imported(fields).loaded
-    assert {option.key for option in given_options(loaded.spec.model)} == options
+    assert {option.key for option in given_options(loaded.spec.model)} == options - FAMILIES_NOT_BUILT
     notes = [item.detail for item in loaded.diagnostics if item.code == "MP790"]
     assert {line.partition(" = ")[0] for detail in notes for line in detail.splitlines()} == options
 
@@ -86,6 +94,27 @@ def test_old_and_new_names_of_layers_are_one() -> None:
 def test_other_names_of_a_field() -> None:
     """`attribute_map` of the class: one value under either name."""
     assert parameters({"model_type": "olmoe", "num_experts": 16}) == parameters({"model_type": "olmoe", "num_local_experts": 16})
+
+
+def test_layers_of_hybrids() -> None:
+    """Full attention every fourth layer, every fourth after the first, at an offset of eight, or where a list says so."""
+    listed = {"full_attn_layers": [2], "kda_layers": [1, 3]}
+    for fields, pattern in (
+        ({"model_type": "qwen3_next", "num_hidden_layers": 4}, "GEGEGEAE"),
+        ({"model_type": "qwen3_5_text", "full_attention_interval": 2, "num_hidden_layers": 4}, "GDAD"),
+        ({"model_type": "olmo_hybrid", "num_hidden_layers": 3}, "GDGDAD"),
+        ({"model_type": "kimi_linear", "num_hidden_layers": 5}, "GDGEGEGEAE"),
+        ({"model_type": "kimi_linear", "num_hidden_layers": 3, "linear_attn_config": listed}, "GDAEGE"),
+        ({"model_type": "jamba", "num_hidden_layers": 6}, "MDMEMDMEADME"),
+        ({"model_type": "lfm2", "num_hidden_layers": 3, "full_attn_idxs": [1]}, "CDAD"),
+    ):  # fmt: skip
+        assert imported(fields).loaded.spec.model.pattern == pattern
+
+
+def test_layers_of_kimi_linear_are_each_listed_once() -> None:
+    with pytest.raises(MegaplanError) as refused:
+        imported({"model_type": "kimi_linear", "num_hidden_layers": 3, "linear_attn_config": {"full_attn_layers": [2], "kda_layers": [1]}})
+    assert [item.code for item in refused.value.diagnostics] == ["MP807"]
 
 
 def test_a_nested_text_model() -> None:

@@ -20,6 +20,7 @@ NOT_BUILT = {
     "precision.grads=fp16": "precision.grads = fp16; megarun trains with fp32 or bf16",
     "precision.families={E: fp8}": "precision.families = E: fp8; megarun trains with {}",
     "model.moe.capacity_factor=1.5": "model.moe.capacity_factor = 1.5; megarun trains with null",
+    "model.mamba={kind: mamba1}": "model.mamba.kind = mamba1; megarun trains with mamba2 or mamba3",
     "model.features.relation_bias={num_relations: 4}": "model.features.relation_bias = given; megarun trains with null",
     "model.features.platform={num_categories: 4, bottleneck: 8}": "model.features.platform = given; megarun trains with null",
 }
@@ -52,6 +53,16 @@ DTYPES = {
     "precision.reduce=bf16": ("MP602", "precision.reduce = bf16, precision.grads = fp32, mesh.pp = 5"),
     "precision.master=bf16": ("MP603", "precision.moments = fp32, precision.master = bf16"),
 }
+
+
+@pytest.mark.parametrize(
+    ("letter", "section"), [("G", "linear_attention={kind: kda, num_heads: 4, head_dim: 8}"), ("C", "short_convolution={conv_kernel: 3}")]
+)
+def test_families_that_are_not_built_are_noted(accepted: Accepted, letter: str, section: str) -> None:
+    spec = accepted(("AMERD", f"AMERD{letter}"), overrides=["model.num_layers=6", "mesh.pp=1", f"model.{section}"]).spec
+    (found,) = megarun_refuses(spec)
+    assert found.code == "MP790"
+    assert found.detail.startswith(f"model.{section.partition('=')[0]} = ")
 
 
 @pytest.mark.parametrize("override", DTYPES)

@@ -77,7 +77,6 @@ def test_an_unknown_letter_names_its_columns_and_the_alphabet() -> None:
         ("M*M-", "pattern: MAMD"),
         ("M*M*", "Megatron's '*' is A with attention.kind gqa"),
         ("M+M+", "Megatron's '+' is A with attention.kind mla"),
-        ("GEGE", "Megatron's 'G' (gated delta net) has no letter here; the nearest recurrent block is R"),
         ("MEME/MM", "Megatron's '/' begins multi-token prediction; write features.mtp instead"),
         ("(AE)3", "there is no repetition: a pattern without '|' is cycled to num_layers"),
         ("ablock eblock mblock", "pattern: AEM"),

@@ -48,7 +48,7 @@ def test_fields_and_schema_list_the_same_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "kinds"), [(("model", "attention"), ("gqa", "mla")), (("model", "mamba"), ("mamba2", "mamba3")), (("mesh",), ())]
+    ("path", "kinds"), [(("model", "attention"), ("gqa", "mla")), (("model", "mamba"), ("mamba1", "mamba2", "mamba3")), (("mesh",), ())]
 )
 def test_sections_of_several_kinds_are_narrowed(path: tuple[str, ...], kinds: tuple[str, ...]) -> None:
     assert kinds_of(path) == kinds

@@ -42,7 +42,7 @@ def unpriced(spec: Spec) -> str | None:
     if untimed:
         return f"{_NAMES.get(untimed[0].letter, f'{untimed[0].title} blocks')} ({untimed[0].letter})"
     if "M" in letters and not isinstance(model.mamba, Mamba2):
-        return "Mamba-3"
+        return f"model.mamba.kind {model.mamba.kind}" if model.mamba is not None else "M blocks"
     if isinstance(model.attention, LatentAttention) and model.attention.indexer is not None:
         return "sparse attention's indexer"
     given = [name for name in type(model.features).model_fields if getattr(model.features, name) is not None]

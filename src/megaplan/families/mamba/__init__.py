@@ -1,4 +1,4 @@
-"""M blocks: Mamba-2 and Mamba-3."""
+"""M blocks: Mamba-1, Mamba-2 and Mamba-3."""
 
 from __future__ import annotations
 
@@ -6,21 +6,26 @@ from megaplan.dtypes import DType
 from megaplan.families.family import Family, Served
 from megaplan.families.mamba.program import mamba_program, mamba_selective
 from megaplan.families.mamba.rules import mamba_rules, mamba_width
-from megaplan.families.mamba.section import Mamba2, Mamba3
+from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3
 from megaplan.families.mamba.tensors import mamba_tensors, num_mamba_heads
 from megaplan.families.mamba.work import mamba_work
 
 
-def _sharded(mamba: Mamba2 | Mamba3, hidden_size: int) -> dict[str, int]:
+def _sharded(mamba: Mamba1 | Mamba2 | Mamba3, hidden_size: int) -> dict[str, int]:
+    if isinstance(mamba, Mamba1):
+        return {"mamba.expand · hidden_size": mamba.expand * hidden_size}
     width = mamba_width(mamba, hidden_size)
     return {} if width is None else {width[0]: width[1], "mamba.num_groups": mamba.num_groups}
 
 
-def _served(mamba: Mamba2 | Mamba3, hidden_size: int, _variant: None, dtype: DType) -> Served:
-    """Mamba-2: the last kernel − 1 inputs of the convolution and the state H · P · S, which accumulates in fp32.
+def _served(mamba: Mamba1 | Mamba2 | Mamba3, hidden_size: int, _variant: None, dtype: DType) -> Served:
+    """Mamba-1 and 2: the last kernel − 1 inputs of the convolution and the state I · S or H · P · S, which accumulates in fp32.
 
     Mamba-3 has no convolution; its trapezoidal rule keeps the step before (x, and B of every rank) and its angles add up.
     """
+    if isinstance(mamba, Mamba1):
+        channels = mamba.expand * hidden_size
+        return Served(state_bytes=channels * (mamba.state_dim * DType.FP32.bytes + (mamba.conv_kernel - 1) * dtype.bytes))
     heads, wide = num_mamba_heads(mamba, hidden_size), DType.FP32.bytes
     state = heads * mamba.head_dim * mamba.state_dim * wide
     inner, group = heads * mamba.head_dim, mamba.num_groups * mamba.state_dim
@@ -29,8 +34,8 @@ def _served(mamba: Mamba2 | Mamba3, hidden_size: int, _variant: None, dtype: DTy
     return Served(state_bytes=state + (inner + group * mamba.mimo_rank) * dtype.bytes + heads * mamba.num_angles * wide)
 
 
-def _convolution(mamba: Mamba2 | Mamba3) -> int | None:
-    return mamba.conv_kernel if isinstance(mamba, Mamba2) else None
+def _convolution(mamba: Mamba1 | Mamba2 | Mamba3) -> int | None:
+    return None if isinstance(mamba, Mamba3) else mamba.conv_kernel
 
 
 MAMBA = Family(

@@ -1,4 +1,4 @@
-"""What M blocks keep: Mamba-2 and Mamba-3.
+"""What M blocks keep: Mamba-2 and Mamba-3; Mamba-1 in `mamba1_program`.
 
 in_proj makes one storage; its parts are views of it, kept once (docs/decisions/0002). Mamba-3's scan keeps its inputs (views of in_proj's
 output, the angles, normed B and C), and state and phase at each segment's start; it gates and projects its output itself, and recomputes
@@ -28,8 +28,9 @@ from megaplan.blocks.storages import Shapes, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.families.family import Selective
+from megaplan.families.mamba.mamba1_program import MAMBA1, mamba1_program
 from megaplan.families.mamba.scratch import scan_inside
-from megaplan.families.mamba.section import Mamba2, Mamba3
+from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3
 from megaplan.families.mamba.tensors import num_mamba_heads
 
 MAMBA2 = Selective(
@@ -40,13 +41,19 @@ MAMBA2 = Selective(
 MAMBA3 = Selective("mix", frozenset({"in_proj", "angle_proj", "split", "B_norm", "C_norm"}), caches={"scan": "mamba3"})
 
 
-def mamba_selective(mamba: Mamba2 | Mamba3, _variant: None) -> Selective:
+def mamba_selective(mamba: Mamba1 | Mamba2 | Mamba3, _variant: None) -> Selective:
     """What selective recompute runs again in an M block."""
+    if isinstance(mamba, Mamba1):
+        return MAMBA1
     return MAMBA2 if isinstance(mamba, Mamba2) else MAMBA3
 
 
-def mamba_program(dims: Dims, mamba: Mamba2 | Mamba3, _variant: None, _operations: None, parameters: DType) -> tuple[BlockProgram, Shapes]:
+def mamba_program(
+    dims: Dims, mamba: Mamba1 | Mamba2 | Mamba3, _variant: None, _operations: None, parameters: DType
+) -> tuple[BlockProgram, Shapes]:
     """One M block."""
+    if isinstance(mamba, Mamba1):
+        return mamba1_program(dims, mamba, parameters)
     sharded, handed, apart = dims.tp > 1, dims.cp > 1, sums_apart(dims, parameters)
     if isinstance(mamba, Mamba2):
         heads, groups = num_mamba_heads(mamba, dims.hidden) // dims.tp, mamba.num_groups // dims.tp

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 from megaplan.errors import Diagnostic
 from megaplan.families.checks import Checked, divisors, remainder, use_one_of
-from megaplan.families.mamba.section import Mamba2, Mamba3
+from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3
 
 
-def mamba_rules(checked: Checked, mamba: Mamba2 | Mamba3) -> Iterator[Diagnostic]:
-    """MP702, MP703, MP711, MP714."""
+def mamba_rules(checked: Checked, mamba: Mamba1 | Mamba2 | Mamba3) -> Iterator[Diagnostic]:
+    """MP702, MP703, MP711, MP714; channels of Mamba-1 are in no heads."""
+    if isinstance(mamba, Mamba1):
+        return
     yield from _heads(checked, mamba)
     if isinstance(mamba, Mamba3):
         yield from _angles(checked, mamba)

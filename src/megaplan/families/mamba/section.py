@@ -7,6 +7,41 @@ from typing import ClassVar, Literal
 from megaplan.scalars import NaturalInt, NonNegativeFloat, OptionsSection, PositiveFloat, PositiveInt, Section, StrictBool
 
 
+class Mamba1(OptionsSection):
+    """Mamba-1 (arXiv:2312.00752): every channel has a state of its own.
+
+    Attributes:
+        kind: mamba1.
+        expand: Inner width over hidden_size.
+        state_dim: Width of a channel's state.
+        dt_rank: Width of the latent that steps are projected from; null for hidden_size / 16, rounded up.
+        conv_kernel: Taps of the causal convolution.
+        conv_bias: Bias of the convolution.
+        bias: Bias on the input and output projections.
+        inner_norm: RMSNorms over the step's latent, B and C: none, without a scale (plain), or with one (scaled).
+        save_every: Positions between two kept states of the scan.
+    """
+
+    options: ClassVar[frozenset[str]] = frozenset({"bias", "inner_norm"})
+
+    kind: Literal["mamba1"]
+    expand: PositiveInt = 2
+    state_dim: PositiveInt = 16
+    dt_rank: PositiveInt | None = None
+    conv_kernel: PositiveInt = 4
+    conv_bias: StrictBool = True
+    bias: StrictBool = False
+    inner_norm: Literal["none", "plain", "scaled"] = "none"
+    save_every: PositiveInt = 256
+
+    def step_width(self, hidden_size: int) -> int:
+        """Width of the steps' latent: `dt_rank`, or hidden_size / 16 rounded up.
+
+        Source: arXiv:2312.00752, section 3.6.
+        """
+        return -(-hidden_size // 16) if self.dt_rank is None else self.dt_rank
+
+
 class Mamba2(OptionsSection):
     """Mamba-2 (arXiv:2405.21060).
 

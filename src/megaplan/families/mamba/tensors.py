@@ -1,15 +1,15 @@
-"""Parameters of M blocks: Mamba-2 and Mamba-3.
+"""Parameters of M blocks: Mamba-1, Mamba-2 and Mamba-3.
 
 Under TP (R-17) the input projection, convolution, per-head tensors, gated norm and output projection shard by heads and groups; each part
 of a fused projection shards on its own, so that a rank's z, x, B, C and dt belong to the same heads. Of all these only the output
-projection is Muon's; AdamW updates the rest, the input projection included (R-60).
+projection is Muon's; AdamW updates the rest, the input projection included (R-60). Mamba-1 shards by channels.
 """
 
 from __future__ import annotations
 
-from megaplan.families.mamba.section import Mamba2, Mamba3
+from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3
 from megaplan.inventory.makers import column, norm, per_head, replicated, row
-from megaplan.inventory.tensors import Group, Init, ParamTensor
+from megaplan.inventory.tensors import Group, Init, Owner, ParamTensor
 
 
 def num_mamba_heads(mamba: Mamba2 | Mamba3, hidden_size: int) -> int:
@@ -19,11 +19,33 @@ def num_mamba_heads(mamba: Mamba2 | Mamba3, hidden_size: int) -> int:
     return mamba.expand * hidden_size // mamba.head_dim
 
 
-def mamba_tensors(mamba: Mamba2 | Mamba3, hidden_size: int, _variant: None = None) -> tuple[ParamTensor, ...]:
+def mamba_tensors(mamba: Mamba1 | Mamba2 | Mamba3, hidden_size: int, _variant: None = None) -> tuple[ParamTensor, ...]:
     """Tensors of one M block, its pre-norm included."""
+    if isinstance(mamba, Mamba1):
+        return (norm("norm.weight", hidden_size), *_mamba1(mamba, hidden_size))
     heads = num_mamba_heads(mamba, hidden_size)
     body = _mamba2(mamba, hidden_size, heads) if isinstance(mamba, Mamba2) else _mamba3(mamba, hidden_size, heads)
     return (norm("norm.weight", hidden_size), *body)
+
+
+def _mamba1(mamba: Mamba1, hidden_size: int) -> tuple[ParamTensor, ...]:
+    """Mamba-1 (arXiv:2312.00752, section 3.6): in_proj rows x | z; x_proj rows step latent | B | C, which serve all channels."""
+    inner, rank, state = mamba.expand * hidden_size, mamba.step_width(hidden_size), mamba.state_dim
+    bias = (per_head("conv1d.bias", (inner,), Init.ZEROS),) if mamba.conv_bias else ()
+    norms = {"dt_norm": rank, "B_norm": state, "C_norm": state} if mamba.inner_norm == "scaled" else {}
+    return (
+        column("in_proj.weight", 2 * inner, hidden_size, group=Group.OTHER, parts=(inner, inner)),
+        per_head("conv1d.weight", (inner, mamba.conv_kernel), Init.CONV),
+        *bias,
+        ParamTensor("x_proj.weight", (rank + 2 * state, inner), Owner.TENSOR_PARALLEL, Group.OTHER, Init.NORMAL, 1),
+        column("dt_proj.weight", inner, rank, group=Group.OTHER),
+        per_head("dt_bias", (inner,), Init.DT_BIAS),
+        per_head("A_log", (inner, state), Init.A_LOG),
+        per_head("D", (inner,), Init.ONES),
+        *(norm(f"{name}.weight", width) for name, width in norms.items()),
+        row("out_proj.weight", hidden_size, inner),
+        *(_biases((inner, inner), hidden_size) if mamba.bias else ()),
+    )
 
 
 def _mamba2(mamba: Mamba2, hidden_size: int, heads: int) -> tuple[ParamTensor, ...]:

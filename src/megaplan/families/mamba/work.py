@@ -1,13 +1,36 @@
-"""Work of M blocks: Mamba-2's chunked state-space duality and Mamba-3's multi-input form of it."""
+"""Work of M blocks: Mamba-1's selective scan, Mamba-2's chunked state-space duality and Mamba-3's multi-input form of it."""
 
 from __future__ import annotations
 
-from megaplan.blocks.costs import activation, causal_conv1d, gated_norm, linear_op, norm, residual_op
+from megaplan.blocks.costs import FP32_BYTES, activation, causal_conv1d, gated_norm, linear_op, norm, residual_op
 from megaplan.blocks.work import Op, Ops, Work, Workload
-from megaplan.families.mamba.section import Mamba2, Mamba3
+from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3
 from megaplan.families.mamba.tensors import num_mamba_heads
 
 PART = "M"
+
+
+def selective_scan(load: Workload, *, channels: int, state_dim: int, save_every: int) -> Work:
+    """Mamba-1's scan h' = a h + (Δ x) B, y = C h', elementwise in every channel's state of N.
+
+    Forward per token and channel: a h + (Δ x) B 3·N, C h' 2·N. Backward: dh' += C dy and dC 2·N each, its way through a, (Δ x) and B 5·N,
+    da 2·N; and h' once more, because only every `save_every`-th state is kept. Bytes: x, Δ and y of a channel, B and C, and the kept fp32
+    states.
+
+    Source: arXiv:2312.00752, algorithm 2; counting multiplications and additions.
+    """
+    forward, again = 5 * channels * state_dim, 3 * channels * state_dim
+    inputs = 2 * channels + 2 * state_dim
+    states = -(-load.seq_length // save_every) * channels * state_dim * FP32_BYTES
+    written = load.per_token(states)
+    return Work(
+        forward,
+        11 * channels * state_dim + again,
+        0,
+        again,
+        moved_forward=(inputs + channels) * load.itemsize + written,
+        moved_input=(2 * inputs + channels) * load.itemsize + written,
+    )
 
 
 def ssd(load: Workload, *, num_heads: int, head_dim: int, state_dim: int, num_groups: int, chunk_size: int) -> Work:
@@ -45,17 +68,38 @@ def mimo_ssd(
     return _scan(load, forward, scores, inputs, width, _state_bytes(load, min(save_every, load.seq_length), width * state_dim))
 
 
-def mamba_work(load: Workload, mamba: Mamba2 | Mamba3, hidden_size: int, _variant: None = None) -> Ops:
-    """One M block, pre-norm and residual included; `tp` shards its heads and groups, not Mamba-3's angles.
+def mamba_work(load: Workload, mamba: Mamba1 | Mamba2 | Mamba3, hidden_size: int, _variant: None = None) -> Ops:
+    """One M block, pre-norm and residual included; `tp` shards its heads and groups, or channels, not Mamba-3's angles.
 
-    Source: arXiv:2405.21060, section 7.1 (Mamba-2); arXiv:2603.15569, section 3 (Mamba-3).
+    Source: arXiv:2312.00752, section 3 (Mamba-1); arXiv:2405.21060, section 7.1 (Mamba-2); arXiv:2603.15569, section 3 (Mamba-3).
     """
+    if isinstance(mamba, Mamba1):
+        channels = mamba.expand * hidden_size // load.tp
+        body = _mamba1(load, mamba, hidden_size, channels)
+        return (residual_op(load, PART, hidden_size), *body, linear_op(load, "out_proj", PART, channels, hidden_size, closes=True))
     heads, groups = num_mamba_heads(mamba, hidden_size) // load.tp, mamba.num_groups // load.tp
     inner = heads * mamba.head_dim
     body = (
         _mamba2(load, mamba, hidden_size, heads, groups) if isinstance(mamba, Mamba2) else _mamba3(load, mamba, hidden_size, heads, groups)
     )
     return (residual_op(load, PART, hidden_size), *body, linear_op(load, "out_proj", PART, inner, hidden_size, closes=True))
+
+
+def _mamba1(load: Workload, mamba: Mamba1, hidden_size: int, channels: int) -> Ops:
+    rank, state = mamba.step_width(hidden_size), mamba.state_dim
+    norms: Ops = ()
+    if mamba.inner_norm != "none":
+        widths = norm(load, rank) + norm(load, state) * 2
+        norms = (Op("inner norms", PART, widths, counts=("dt_norm", "B_norm", "C_norm")),)
+    return (
+        linear_op(load, "in_proj", PART, hidden_size, 2 * channels),
+        Op("conv1d", PART, causal_conv1d(load, channels, mamba.conv_kernel)),
+        linear_op(load, "x_proj", PART, channels, rank + 2 * state),
+        *norms,
+        linear_op(load, "dt_proj", PART, rank, channels),
+        Op("selective_scan", "scan", selective_scan(load, channels=channels, state_dim=state, save_every=mamba.save_every)),
+        Op("gate", PART, activation(load, channels, "swiglu")),
+    )
 
 
 def _mamba2(load: Workload, mamba: Mamba2, hidden_size: int, heads: int, groups: int) -> Ops:

@@ -22,7 +22,7 @@ ROTARY = ("rope", "yarn")
 MOE_NAMES = tuple(row.name for row in MOE)
 
 NO_LETTER = {
-    "G": "a gated delta net has no letter; the nearest recurrent block is R",
+    "G": "gated delta nets are not read from Megatron; a spec says them as G with model.linear_attention",
     "D": "sparse attention has no letter; A with model.attention.indexer is the nearest",
 }
 

@@ -1,0 +1,67 @@
+"""Families and kinds that came after the first five, in a stream of their own, so that their coming changes no other draw."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from random_plans.choices import Draw
+
+if TYPE_CHECKING:
+    from random_plans.model import Shape
+
+SHARE, MAMBA1_SHARE = 0.25, 0.2
+
+
+def later_letters(draw: Draw, pattern: str, letters: str, *, hidden: int, tp: int) -> tuple[str, str]:
+    """A pattern and its layers with some letters replaced.
+
+    Args:
+        draw: The stream.
+        pattern: Without bars.
+        letters: One a layer.
+        hidden: Width of the residual stream, which C shards.
+        tp: Its degree.
+    """
+    if not draw.chance(SHARE):
+        return pattern, letters
+    later = "GC" if hidden % tp == 0 else "G"
+    present = sorted(set(letters))
+    table = str.maketrans({letter: draw.choice(later) for letter in draw.sample(present, draw.randint(1, len(present)))})
+    return pattern.translate(table), letters.translate(table)
+
+
+def linear_attention(draw: Draw, shape: Shape, _: dict[str, int]) -> dict[str, Any]:
+    """`model.linear_attention`."""
+    if draw.chance(0.5):
+        section = {"kind": "kda", "num_heads": shape.tp * draw.wide(1, 12), "head_dim": draw.wide(4, shape.size.head)}
+    else:
+        key_heads = shape.tp * draw.wide(1, 6)
+        section = {
+            "kind": "gated_delta",
+            "num_key_heads": key_heads,
+            "num_value_heads": key_heads * draw.weighted({1: 2, 2: 2, 3: 1}),
+            "key_dim": draw.wide(4, shape.size.head),
+            "value_dim": draw.wide(4, shape.size.head),
+        }
+    draw.maybe(section, 0.4, conv_kernel=lambda: draw.choice([2, 3, 5]), negative_eigenvalues=True)
+    draw.maybe(section, 0.4, chunk_size=lambda: draw.choice([16, 33]), save_every=lambda: draw.choice([32, 50, 100]))
+    return section
+
+
+def short_convolution(draw: Draw, _shape: Shape, _: dict[str, int]) -> dict[str, Any]:
+    """`model.short_convolution`."""
+    section: dict[str, Any] = {}
+    draw.maybe(section, 0.5, conv_kernel=lambda: draw.choice([2, 4, 5]))
+    return section
+
+
+def mamba1(draw: Draw, shape: Shape) -> dict[str, Any] | None:
+    """`model.mamba` of kind mamba1 in place of another; None to leave that."""
+    fitting = [expand for expand in (1, 2, 3) if expand * shape.hidden % shape.tp == 0]
+    if not fitting or not draw.chance(MAMBA1_SHARE):
+        return None
+    section: dict[str, Any] = {"kind": "mamba1", "expand": draw.choice(fitting)}
+    draw.maybe(section, 0.5, state_dim=lambda: draw.wide(2, 32), dt_rank=lambda: draw.wide(2, shape.size.width))
+    draw.maybe(section, 0.3, conv_kernel=lambda: draw.choice([2, 3, 5]), conv_bias=False, bias=True)
+    draw.maybe(section, 0.5, inner_norm=lambda: draw.choice(["plain", "scaled"]), save_every=lambda: draw.choice([16, 100]))
+    return section

@@ -1,0 +1,48 @@
+"""G blocks: linear attention with a gated delta rule, one decay a head (gated delta net) or a key dim (Kimi delta attention)."""
+
+from __future__ import annotations
+
+from megaplan.dtypes import DType
+from megaplan.families.family import Family, Served
+from megaplan.families.linear_attention.program import linear_attention_program, linear_attention_selective
+from megaplan.families.linear_attention.rules import linear_attention_rules
+from megaplan.families.linear_attention.section import GatedDeltaNet, KimiDeltaAttention
+from megaplan.families.linear_attention.tensors import linear_attention_tensors
+from megaplan.families.linear_attention.work import linear_attention_work
+
+
+def _sharded(linear: GatedDeltaNet | KimiDeltaAttention, _hidden_size: int) -> dict[str, int]:
+    if isinstance(linear, KimiDeltaAttention):
+        return {"linear_attention.num_heads": linear.num_heads}
+    return {"linear_attention.num_key_heads": linear.num_key_heads}
+
+
+def _served(linear: GatedDeltaNet | KimiDeltaAttention, _hidden_size: int, _variant: None, dtype: DType) -> Served:
+    """The convolution's last inputs and the state H · K · V, which accumulates in fp32."""
+    values = linear.num_value_heads * linear.value_dim
+    convolved = (2 * linear.num_key_heads * linear.key_dim + values) * (linear.conv_kernel - 1)
+    return Served(state_bytes=values * linear.key_dim * DType.FP32.bytes + convolved * dtype.bytes)
+
+
+def _convolution(linear: GatedDeltaNet | KimiDeltaAttention) -> int:
+    return linear.conv_kernel
+
+
+LINEAR_ATTENTION = Family(
+    letter="G",
+    title="linear attention",
+    section="linear_attention",
+    tensors=linear_attention_tensors,
+    program=linear_attention_program,
+    work=linear_attention_work,
+    selective=linear_attention_selective,
+    full_refused="its delta rule would run twice, and projections and convolutions are what selective recomputes",
+    rules=linear_attention_rules,
+    sharded=_sharded,
+    serving=_served,
+    convolution=_convolution,
+    execution_keys=frozenset({"chunk_size", "save_every"}),
+    timed=False,
+    last_own="dt_bias",
+    in_pieces=True,
+)

@@ -1,0 +1,119 @@
+"""What G blocks keep: gated delta net and Kimi delta attention.
+
+q and k are views of one convolution's output. The delta rule keeps its inputs and the fp32 state before every `save_every` positions; under
+CP so for each of two pieces. The gated norm normalises each head, so it keeps one statistic a head.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from megaplan.blocks.dims import Dims
+from megaplan.blocks.ops import BlockProgram, Op, Projection, add, cut, linear, norm, partial_gradient, project
+from megaplan.blocks.relay import (
+    ARRIVING,
+    HANDED,
+    convolution,
+    exchange,
+    exchanged_storages,
+    handed_storages,
+    num_lanes,
+    piecewise,
+    sums_apart,
+)
+from megaplan.blocks.storages import Shapes, residual, storages
+from megaplan.columns import Column
+from megaplan.dtypes import DType
+from megaplan.families.family import Selective
+from megaplan.families.linear_attention.section import GatedDeltaNet, KimiDeltaAttention
+
+_MIXED = {"qk_proj", "v_proj", "beta_proj", exchange("conv_qk"), "conv_qk", "split qk", exchange("conv_v"), "conv_v"}
+GATED_DELTA = Selective(
+    "mix",
+    frozenset({*_MIXED, "decay_proj", "gate_proj"}),
+    caches={"delta_rule": "gated_delta", "gated_norm": "head_gated_norm"},  # kept, as their backward reads them
+)
+KDA = GATED_DELTA._replace(reruns=frozenset({*_MIXED, "latent_proj", "split latents", "decay_up", "gate_up"}))
+
+
+def linear_attention_selective(linear: GatedDeltaNet | KimiDeltaAttention, _variant: None) -> Selective:
+    """What selective recompute runs again in a G block."""
+    return KDA if isinstance(linear, KimiDeltaAttention) else GATED_DELTA
+
+
+def linear_attention_program(
+    dims: Dims, linear: GatedDeltaNet | KimiDeltaAttention, _variant: None, _operations: None, parameters: DType
+) -> tuple[BlockProgram, Shapes]:
+    """One G block."""
+    program = _program(isinstance(linear, KimiDeltaAttention), dims.tp > 1, dims.cp > 1, sums_apart(dims, parameters))
+    return program, residual(_storages(dims, linear))
+
+
+def _storages(dims: Dims, linear: GatedDeltaNet | KimiDeltaAttention) -> Shapes:
+    heads, key_heads = linear.num_value_heads // dims.tp, linear.num_key_heads // dims.tp
+    keys, values, wide, handed = key_heads * linear.key_dim, heads * linear.value_dim, dims.wide, dims.cp > 1
+    shapes = dict.fromkeys(("qk_proj", "qk"), wide(2 * keys))
+    shapes |= dict.fromkeys(("q", "k"), wide(keys))
+    shapes |= dict.fromkeys(("v_proj", "v", "y", "gate", "gated"), wide(values))
+    shapes |= dict.fromkeys(("beta", "decay"), wide(heads))
+    if isinstance(linear, KimiDeltaAttention):
+        shapes |= {"latents": wide(2 * linear.head_dim), "decay": wide(heads * linear.key_dim)}
+        shapes |= dict.fromkeys(("decay_latent", "gate_latent"), wide(linear.head_dim))
+    shapes |= dict.fromkeys(("normed", "o", "out"), dims.residual)
+    num_states = piecewise(dims.tokens, linear.save_every, handed=handed)
+    statistics = {
+        "rstd": dims.residual[:2],
+        "gated_rstd": wide(heads),
+        "states": (dims.batch, num_states, heads, linear.key_dim, linear.value_dim),
+    }
+    carried: Shapes = {}
+    if handed:
+        decays = linear.key_dim if isinstance(linear, KimiDeltaAttention) else 1
+        statistics["summed"] = (heads * (1 + decays),)  # of A_log and dt_bias
+        carried = handed_storages(dims, heads, num_lanes(key_heads, dims.cp), linear.key_dim, linear.value_dim)
+        carried |= exchanged_storages(dims, "qk", linear.conv_kernel, 2 * keys)
+        carried |= exchanged_storages(dims, "v", linear.conv_kernel, values)
+    return {
+        **carried,
+        **storages(dims.dtype, Column.ACTIVATIONS, shapes),
+        **storages(dims.stat_dtype, Column.ACTIVATIONS, statistics),
+        **storages(dims.dtype, Column.COMMUNICATION, dict.fromkeys(("gathered", partial_gradient("gathered"), "partial"), dims.gathered)),
+    }
+
+
+@cache
+def _program(latent: bool, sharded: bool, handed: bool, apart: bool) -> BlockProgram:
+    own = (("latent_proj", "latents"),) if latent else (("decay_proj", "decay"), ("gate_proj", "gate"))
+    projections = (("qk_proj", "qk_proj"), ("v_proj", "v_proj"), ("beta_proj", "beta"), *own)
+    inputs = ("q", "k", "v", "decay", "beta")
+    state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if apart else ()
+    ops = (
+        norm("norm", "x", "normed", "rstd", "norm.weight"),
+        *project("normed", "gathered", *(Projection(name, made, f"{name}.weight") for name, made in projections), sharded=sharded),
+        *convolution("conv_qk", "qk_proj", "qk", ("conv_qk.weight",), handed=handed),
+        cut("split qk", "qk", ("q", "k")),
+        *convolution("conv_v", "v_proj", "v", ("conv_v.weight",), handed=handed),
+        *(_latent_ops() if latent else ()),
+        Op(
+            "delta_rule",
+            inputs,
+            ("y", "states", *state),
+            keeps=(*inputs, "states"),
+            params=("A_log", "dt_bias"),
+            fetches=state,
+            sums=sums,
+        ),
+        Op("gated_norm", ("y", "gate"), ("gated", "gated_rstd"), keeps=("y", "gate", "gated_rstd"), params=("gated_norm.weight",)),
+        linear("out_proj", "gated", "partial" if sharded else "o", "out_proj.weight"),
+        *((Op("reduce_scatter", ("partial",), ("o",)),) if sharded else ()),
+        add("residual", ("x", "o"), "out"),
+    )
+    return (KDA if latent else GATED_DELTA).program(*ops)
+
+
+def _latent_ops() -> tuple[Op, ...]:
+    return (
+        cut("split latents", "latents", ("decay_latent", "gate_latent")),
+        linear("decay_up", "decay_latent", "decay", "decay_up.weight"),
+        linear("gate_up", "gate_latent", "gate", "gate_up.weight"),
+    )

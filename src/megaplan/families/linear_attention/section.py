@@ -1,0 +1,75 @@
+"""The section `model.linear_attention`: dimensions of G blocks."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from megaplan.scalars import PositiveInt, Section, StrictBool
+
+
+class GatedDeltaNet(Section):
+    """Gated delta net (arXiv:2412.06464): one decay a head and position.
+
+    Attributes:
+        kind: gated_delta.
+        num_key_heads: Heads of queries and keys; a divisor of num_value_heads.
+        num_value_heads: Heads of values, gates and states.
+        key_dim: Width of a query and key head, the rows of a head's state.
+        value_dim: Width of a value head, the columns of a head's state.
+        conv_kernel: Taps of the causal convolution.
+        negative_eigenvalues: The write strength is between 0 and 2 instead of 0 and 1 (arXiv:2411.12537).
+        chunk_size: Positions that the delta rule computes at once.
+        save_every: Positions between two kept states.
+    """
+
+    kind: Literal["gated_delta"]
+    num_key_heads: PositiveInt
+    num_value_heads: PositiveInt
+    key_dim: PositiveInt
+    value_dim: PositiveInt
+    conv_kernel: PositiveInt = 4
+    negative_eigenvalues: StrictBool = False
+    chunk_size: PositiveInt = 64
+    save_every: PositiveInt = 256
+
+
+class KimiDeltaAttention(Section):
+    """Kimi delta attention (arXiv:2510.26692): one decay a head, position and key dim; decay and gate come from latents of head_dim.
+
+    Attributes:
+        kind: kda.
+        num_heads: Heads of queries, keys, values and states.
+        head_dim: Width of a query, key and value head, and of the latents of decay and gate.
+        conv_kernel: Taps of the causal convolution.
+        negative_eigenvalues: The write strength is between 0 and 2 instead of 0 and 1 (arXiv:2411.12537).
+        chunk_size: Positions that the delta rule computes at once.
+        save_every: Positions between two kept states.
+    """
+
+    kind: Literal["kda"]
+    num_heads: PositiveInt
+    head_dim: PositiveInt
+    conv_kernel: PositiveInt = 4
+    negative_eigenvalues: StrictBool = False
+    chunk_size: PositiveInt = 64
+    save_every: PositiveInt = 256
+
+    @property
+    def num_key_heads(self) -> int:
+        """As many as value heads."""
+        return self.num_heads
+
+    @property
+    def num_value_heads(self) -> int:
+        """Heads of values and states."""
+        return self.num_heads
+
+    @property
+    def key_dim(self) -> int:
+        """Width of a query and key head."""
+        return self.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Width of a value head."""
+        return self.head_dim

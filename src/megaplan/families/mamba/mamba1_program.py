@@ -1,0 +1,118 @@
+"""What M blocks of Mamba-1 keep.
+
+The scan keeps its inputs and the fp32 state before every `save_every` positions. The step's latent, B and C serve all channels, so under TP
+they are sums over the group, forward and backward.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from megaplan.blocks.dims import Dims
+from megaplan.blocks.ops import BlockProgram, Op, Projection, add, cut, linear, norm, partial_gradient, project
+from megaplan.blocks.relay import (
+    ARRIVING,
+    HANDED,
+    convolution,
+    exchange,
+    exchanged_storages,
+    handed_storages,
+    num_lanes,
+    piecewise,
+    sums_apart,
+)
+from megaplan.blocks.storages import Shapes, residual, storages
+from megaplan.columns import Column
+from megaplan.dtypes import DType
+from megaplan.families.family import Selective
+from megaplan.families.mamba.section import Mamba1
+
+_PARTS = ("dt_latent", "B", "C")
+_NORMS = ("dt_norm", "B_norm", "C_norm")
+MAMBA1 = Selective(
+    "mix",
+    frozenset({"in_proj", "split", exchange("conv1d"), "conv1d", "x_proj", "sum steps", "split steps", *_NORMS, "dt_proj"}),
+    caches={"selective_scan": "selective_scan", "gate": "swiglu"},
+)
+
+
+def mamba1_program(dims: Dims, mamba: Mamba1, parameters: DType) -> tuple[BlockProgram, Shapes]:
+    """One M block of Mamba-1."""
+    options = mamba.conv_bias, mamba.bias, mamba.inner_norm != "none", mamba.inner_norm == "scaled"
+    program = _program(*options, dims.tp > 1, dims.cp > 1, sums_apart(dims, parameters))
+    return program, residual(_storages(dims, mamba))
+
+
+@cache
+def _program(conv_bias: bool, bias: bool, normed: bool, scaled: bool, sharded: bool, handed: bool, apart: bool) -> BlockProgram:
+    state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if apart else ()
+    inputs = ("x_conv", "dt", *(("B_normed", "C_normed") if normed else ("B", "C")))
+    params = ("conv1d.weight", "conv1d.bias") if conv_bias else ("conv1d.weight",)
+    ops = (
+        norm("norm", "x", "normed", "rstd", "norm.weight"),
+        *project(
+            "normed",
+            "gathered",
+            Projection("in_proj", "projected", "in_proj.weight", "in_proj.bias" if bias else None),
+            sharded=sharded,
+        ),
+        cut("split", "projected", ("x_in", "z")),
+        *convolution("conv1d", "x_in", "x_conv", params, handed=handed),
+        linear("x_proj", "x_conv", "own_steps" if sharded else "steps", "x_proj.weight"),
+        *((Op("sum steps", ("own_steps",), ("steps",)),) if sharded else ()),
+        cut("split steps", "steps", _PARTS),
+        *(_inner_norms(scaled=scaled) if normed else ()),
+        linear("dt_proj", "dt_latent_normed" if normed else "dt_latent", "dt", "dt_proj.weight"),
+        Op(
+            "selective_scan",
+            inputs,
+            ("y", "states", *state),
+            keeps=(*inputs, "states"),
+            params=("A_log", "D", "dt_bias"),
+            fetches=state,
+            sums=sums,
+        ),
+        Op("gate", ("y", "z"), ("gated",), keeps=("y", "z")),
+        linear("out_proj", "gated", "partial" if sharded else "o", "out_proj.weight", bias="out_proj.bias" if bias else None),
+        *((Op("reduce_scatter", ("partial",), ("o",)),) if sharded else ()),
+        add("residual", ("x", "o"), "out"),
+    )
+    return MAMBA1.program(*ops)
+
+
+def _inner_norms(*, scaled: bool) -> tuple[Op, ...]:
+    """RMSNorms of the step's latent, B and C, each with its input and statistic kept."""
+    return tuple(
+        Op(name, (part,), (f"{part}_normed", f"{part}_rstd"), keeps=(part, f"{part}_rstd"), params=(f"{name}.weight",) if scaled else ())
+        for name, part in zip(_NORMS, _PARTS, strict=True)
+    )
+
+
+def _storages(dims: Dims, mamba: Mamba1) -> Shapes:
+    channels, wide = mamba.expand * dims.hidden // dims.tp, dims.wide
+    widths = dict(zip(_PARTS, (mamba.step_width(dims.hidden), mamba.state_dim, mamba.state_dim), strict=True))
+    shapes = {
+        "projected": wide(2 * channels),
+        **dict.fromkeys(("x_in", "z", "x_conv", "dt", "y", "gated"), wide(channels)),
+        **dict.fromkeys(("own_steps", "steps"), wide(sum(widths.values()))),
+        **{part: wide(width) for part, width in widths.items()},
+        **{f"{part}_normed": wide(width) for part, width in widths.items()},
+        **dict.fromkeys(("normed", "o", "out"), dims.residual),
+    }
+    num_states = piecewise(dims.tokens, mamba.save_every, handed=dims.cp > 1)
+    statistics: dict[str, tuple[int, ...]] = {
+        "rstd": dims.residual[:2],
+        "states": (dims.batch, num_states, channels, mamba.state_dim),
+        **{f"{part}_rstd": wide() for part in _PARTS},
+    }
+    carried: Shapes = {}
+    if dims.cp > 1:
+        statistics["summed"] = (channels * (mamba.state_dim + 2),)  # of A_log, D and dt_bias
+        carried = handed_storages(dims, channels, num_lanes(channels, dims.cp), mamba.state_dim)
+        carried |= exchanged_storages(dims, "x_conv", mamba.conv_kernel, channels)
+    return {
+        **carried,
+        **storages(dims.dtype, Column.ACTIVATIONS, shapes),
+        **storages(dims.stat_dtype, Column.ACTIVATIONS, statistics),
+        **storages(dims.dtype, Column.COMMUNICATION, dict.fromkeys(("gathered", partial_gradient("gathered"), "partial"), dims.gathered)),
+    }

@@ -1,0 +1,72 @@
+"""What C blocks keep: the three projections' outputs, of which the gated convolution makes its product and its sum again in backward."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from megaplan.blocks.dims import Dims
+from megaplan.blocks.ops import BlockProgram, Op, Projection, add, linear, norm, partial_gradient, project
+from megaplan.blocks.relay import exchange, exchanged_storages
+from megaplan.blocks.storages import Shapes, residual, storages
+from megaplan.columns import Column
+from megaplan.dtypes import DType
+from megaplan.families.family import Selective
+from megaplan.families.short_convolution.section import ShortConvolution
+from megaplan.families.short_convolution.tensors import PROJECTIONS
+
+SELECTIVE = Selective("mix", frozenset({*(f"{name}_proj" for name in PROJECTIONS), exchange("gated_conv")}))
+
+
+def short_convolution_selective(_short: ShortConvolution, _variant: None) -> Selective:
+    """What selective recompute runs again in a C block."""
+    return SELECTIVE
+
+
+def short_convolution_program(
+    dims: Dims, short: ShortConvolution, _variant: None, _operations: None, _parameters: DType
+) -> tuple[BlockProgram, Shapes]:
+    """One C block."""
+    channels, handed = dims.hidden // dims.tp, dims.cp > 1
+    shapes = dict.fromkeys((*PROJECTIONS, "mixed"), dims.wide(channels))
+    shapes |= dict.fromkeys(("normed", "o", "out"), dims.residual)
+    tensors = {
+        **(exchanged_storages(dims, "mixed", short.conv_kernel, channels) if handed else {}),
+        **storages(dims.dtype, Column.ACTIVATIONS, shapes),
+        **storages(dims.stat_dtype, Column.ACTIVATIONS, {"rstd": dims.residual[:2]}),
+        **storages(dims.dtype, Column.COMMUNICATION, dict.fromkeys(("gathered", partial_gradient("gathered"), "partial"), dims.gathered)),
+    }
+    return _program(short.bias, dims.tp > 1, handed), residual(tensors)
+
+
+@cache
+def _program(bias: bool, sharded: bool, handed: bool) -> BlockProgram:
+    projections = (Projection(f"{name}_proj", name, f"{name}_proj.weight", f"{name}_proj.bias" if bias else None) for name in PROJECTIONS)
+    params = ("conv.weight", "conv.bias") if bias else ("conv.weight",)
+    ops = (
+        norm("norm", "x", "normed", "rstd", "norm.weight"),
+        *project("normed", "gathered", *projections, sharded=sharded),
+        *_convolution(params, handed=handed),
+        linear("out_proj", "mixed", "partial" if sharded else "o", "out_proj.weight", bias="out_proj.bias" if bias else None),
+        *((Op("reduce_scatter", ("partial",), ("o",)),) if sharded else ()),
+        add("residual", ("x", "o"), "out"),
+    )
+    return SELECTIVE.program(*ops)
+
+
+def _convolution(params: tuple[str, ...], *, handed: bool) -> tuple[Op, ...]:
+    """The gated convolution; under CP with the products before each piece, which the ranks exchange."""
+    if not handed:
+        return (Op("gated_conv", PROJECTIONS, ("mixed",), keeps=PROJECTIONS, params=params),)
+    before, ends, moved = "mixed_before", "mixed_ends", "mixed_moved"
+    return (
+        Op(exchange("gated_conv"), PROJECTIONS, (before, ends), grads=()),
+        Op(
+            "gated_conv",
+            (*PROJECTIONS, before),
+            ("mixed",),
+            keeps=(*PROJECTIONS, before),
+            params=params,
+            grads=PROJECTIONS,
+            fetches=(moved, ends),
+        ),
+    )
