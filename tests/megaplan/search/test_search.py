@@ -9,9 +9,11 @@ from megaplan.budget.build import build_budget
 from megaplan.budget.evaluation import BlockMemo
 from megaplan.budget.peaks import StagePeaks
 from megaplan.exploration.engine import Task, explore
+from megaplan.exploration.floors import Floors
 from megaplan.exploration.space import Space
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
+from megaplan.partition.choose import choose_cuts
 from megaplan.plan.read import read_plan
 from megaplan.spec.load import load_spec
 
@@ -127,3 +129,17 @@ def test_blocks_that_are_kept_change_no_byte():
         layout = build_layout(spec, inventory, ((0, 13), (13, 26), (26, 39), (39, 52)))
         peaks = StagePeaks(spec, inventory, memo).of(layout, range(2))
         assert max(peaks) == build_budget(spec, inventory, layout).worst.peak_bytes
+
+
+def test_the_floor_of_memory_grows_with_the_micro_batch_and_is_never_above_the_peak():
+    """Without a pipeline it is what is stored and what the layers keep; with one, of the rank that is forced to hold the most."""
+    for changes in ((), ("mesh.pp=2",), ("mesh.pp=2", "schedule.kind=gpipe")):
+        floors, last = [], 0
+        for size in (1, 2, 4):
+            spec = load_spec("plans/tiny-hybrid.yaml", (*changes, "schedule.num_microbatches=4", f"batch.micro_batch_size={size}")).spec
+            inventory = build_inventory(spec)
+            floors.append(Floors(inventory).peak_bytes(spec))
+            cuts = choose_cuts(spec, inventory)
+            assert floors[-1] <= build_budget(spec, inventory, build_layout(spec, inventory, cuts.spans)).worst.peak_bytes
+            assert floors[-1] > last
+            last = floors[-1]

@@ -12,6 +12,7 @@ from accuracy_megatron.launches import job_of_launch, refusals
 from megaplan.hosts.megatron.job import MegatronJob
 from megaplan.hosts.megatron.peak import memory
 from megaplan.hosts.megatron.saved import operator
+from megaplan.hosts.megatron.stages import even_sizes
 from megaplan.hosts.megatron.storage import optimizer_state, parameters
 from megaplan.hosts.megatron.working import backward_bytes, forward_bytes
 
@@ -128,3 +129,20 @@ def test_the_precision_aware_optimizer_of_a_launch_has_its_own_dtypes() -> None:
         )
     ]
     assert bytes_of == [(4, 4), (2, 4), (2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("given", "layers", "pp", "sizes"),
+    [
+        ({}, 12, 3, [4, 4, 4]),
+        ({"num_layers_per_virtual_pipeline_stage": 2}, 16, 2, [2, 2] * 4),
+        ({"num_virtual_stages_per_pipeline_rank": 2}, 16, 2, [4, 4] * 2),
+        ({"decoder_first_pipeline_num_layers": 3, "decoder_last_pipeline_num_layers": 5}, 8, 2, [3, 5]),
+        ({"decoder_first_pipeline_num_layers": 2}, 14, 3, [2, 6, 6]),
+        ({"decoder_first_pipeline_num_layers": 4, "num_layers_per_virtual_pipeline_stage": 2}, 12, 2, [1, 2] * 4),
+        ({"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}, 14, 4, [3, 4, 4, 3]),
+    ],
+)
+def test_layers_of_a_pipeline_without_a_layout(given: dict[str, int], layers: int, pp: int, sizes: list[int]) -> None:
+    """As Megatron-Core divides them; with a first stage of its own, the rank after it says how many virtual stages there are."""
+    assert even_sizes(given, layers, pp) == sizes
