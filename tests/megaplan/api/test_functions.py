@@ -96,7 +96,7 @@ def test_a_split_is_the_plan_that_the_command_writes(tmp_path, capsys):
 
 
 def test_a_hugging_face_config_is_a_source_too():
-    config = {"model_type": "jamba"}
+    config = {"model_type": "recurrent_gemma"}
     assert refused(megaplan.load, config).location.file == "<dict>"
     path = Path(__file__).parents[2] / "support" / "doc_files" / "config.json"
     found = megaplan.split(path, mesh__pp=2, schedule__num_microbatches=2)

@@ -46,7 +46,7 @@ def test_a_type_error_below_an_overridden_section_points_at_it(refused: Refused)
         ("tp=8", "MP141", "'tp' is no key of a spec", "did you mean mesh.tp?"),
         ("mesh.tp.x=8", "MP141", "'x' is no key of mesh.tp", None),
         ("model.attention.kv_lora_rank=8", "MP141", "is no key of model.attention", "kv_lora_rank is a key of kind mla"),
-        ("recompute.blocks.Z=full", "MP141", "its keys are A, M, E, R and D", None),
+        ("recompute.blocks.Z=full", "MP141", "its keys are A, M, E, R, D, G and C", None),
         ("mesh.tp=", "MP142", "mesh.tp has no value after '='", "--set mesh.tp=null"),
         ("mesh.tp=[1", "MP142", "'[1': did not find expected ',' or ']'", None),
         ("mesh.tp=!!int 4", "MP142", "has the tag", None),

@@ -155,7 +155,7 @@ def test_a_spec_has_the_time_of_its_host_and_an_interval_of_its_class():
     ("model", "reason"),
     [
         ({"pattern": "RD", "recurrent": {"kind": "m2rnn", "num_heads": 4, "key_dim": 8, "value_dim": 8}}, "matrix recurrences (R)"),
-        ({"pattern": "MD", "mamba": {"kind": "mamba3"}}, "Mamba-3"),
+        ({"pattern": "MD", "mamba": {"kind": "mamba3"}}, "model.mamba.kind mamba3"),
     ],
 )
 def test_what_has_no_term_is_named(model, reason):
