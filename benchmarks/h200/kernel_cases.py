@@ -18,6 +18,7 @@ from megakernels import (
     cross_entropy,
     dispatch_plan,
     gated_rms_norm,
+    indexed_attention,
     linear_cross_entropy,
     m2rnn,
     relu2,
@@ -29,7 +30,7 @@ from megakernels import (
 )
 from megaplan.blocks import costs as cost
 from megaplan.blocks.work import Work, Workload
-from megaplan.families.attention.work import attention_core
+from megaplan.families.attention.work import attention_core, visible_pairs
 from megaplan.families.mamba.work import ssd as ssd_work
 from megaplan.families.moe.work import moe_work
 from megaplan.families.recurrent.work import m2rnn as m2rnn_work
@@ -99,6 +100,8 @@ def cases(small: bool = False) -> list[KernelCase]:
         _attention(load, rows, *((4, 2, 16, 16, 9) if small else (32, 8, 128, 128, 1024))),
         _attention(load, rows, *((4, 2, 16, 16, None, 20) if small else (32, 8, 128, 128, None, 1000))),
         _attention(load, rows, *((4, 1, 32, 32) if small else (16, 4, 256, 256))),
+        _indexed(load, rows, *((2, 24, 16, 2, 8, 20) if small else (28, 96, 64, 8, 64, 2048))),
+        _indexed(load, rows, *((2, 24, 16, 3, 16, 9) if small else (16, 192, 128, 64, 128, 2048))),
         _ssd(load, rows, *((4, 16, 16, 2, 32) if small else (64, 64, 128, 1, 256))),
         _ssd(load, rows, *((2, 24, 16, 1, 32) if small else (32, 128, 128, 8, 256))),
         _m2rnn(load, rows, *((2, 8, 4) if small else (44, 64, 16))),
@@ -175,6 +178,38 @@ def _attention(
         window=window,
         documents=bool(document),
     )
+
+
+def _indexed(
+    load: Workload, rows: tuple[int, int], heads: int, width: int, value: int, index_heads: int, index_width: int, top_k: int
+) -> KernelCase:
+    """FLOPs count all visible pairs, of which the kernels mask those that are not chosen."""
+    numbers = {"scale": width**-0.5, "top_k": top_k, "loss_factor": 1.0 / (load.num_tokens * heads), "eps": EPS}
+
+    @cache
+    def table(device: torch.device, length: int) -> Rotary:
+        return rotary_table(torch.arange(length), index_width // 2, 10_000.0, device)
+
+    def call(*tensors: Tensor) -> Tensor:
+        return indexed_attention(*tensors, *table(tensors[0].device, tensors[0].shape[1]), **numbers)
+
+    def by_name(**inputs: Tensor) -> Tensor:
+        return call(*inputs.values())
+
+    shapes: dict[str, tuple[int, ...]] = {
+        "q": (*rows, heads, width),
+        "k": (*rows, heads, width),
+        "v": (*rows, heads, value),
+        "index_q": (*rows, index_heads, index_width),
+        "index_k": (*rows, index_width),
+        "index_weights": (*rows, index_heads),
+        "k_scale": (index_width,),
+        "k_bias": (index_width,),
+    }
+    attended = attention_core(load, num_heads=heads, num_kv_heads=heads, head_dim=width, value_dim=value, window_size=None)
+    scores = load.per_token(2 * visible_pairs(load.seq_length, None) * index_heads * (index_width + 1))
+    name = f"indexed_attention {heads} {width}/{value} index {index_heads}x{index_width} of {top_k}"
+    return KernelCase(name, load.num_tokens, shapes, by_name, attended + Work(scores, 3 * scores, 0, 0), "matmul")
 
 
 def _ssd(load: Workload, rows: tuple[int, int], heads: int, width: int, state: int, groups: int, chunk: int) -> KernelCase:

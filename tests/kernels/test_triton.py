@@ -18,13 +18,13 @@ HERE = Path(__file__).parent
 SHARED_MEMORY_LIMIT_BYTES = 232_448  # a block on sm_90; the compiler does not check it without a GPU
 STACK_LIMIT_BYTES = {"ssd": 256}
 """Spills allowed; no other kernel has any."""
-EVERY = {"attention": 4}
+EVERY = {"attention": 4, "indexed_attention": 8}
 """Of operations whose configurations take minutes to compile, CI compiles every n-th; the slow set compiles all."""
 
 OPERATIONS = sorted(path.stem for path in (HERE / "sm90").glob("*.py") if path.stem != "compile")
 EACH_OPERATION = pytest.mark.parametrize("operation", OPERATIONS)
 EACH_CHECK = pytest.mark.parametrize("name", sorted(path.stem.removeprefix("check_") for path in (HERE / "interpreted").glob("check_*.py")))
-NO_ARITHMETIC = ("rstd", "starts", "labels", "rows", "ends", "tile_ends", "indices", "positions")
+NO_ARITHMETIC = ("rstd", "starts", "labels", "bits", "words", "rows", "ends", "tile_ends", "indices", "positions")
 """Pointers whose values are fp32 or integers whatever the activations are."""
 
 pytest.importorskip("triton")

@@ -12,6 +12,7 @@ from torch import Tensor
 from megakernels import scratch_bytes, use_kernels
 from megakernels._common.blocks import SMALLEST_DOT
 from megakernels.ops.attention import sizes as attention_sizes
+from megakernels.ops.indexed_attention import sizes as indexed_sizes
 from megakernels.ops.m2rnn import sizes as recurrence_sizes
 from megakernels.ops.ssd import sizes as scan_sizes
 from megaplan.blocks.dims import Dims
@@ -24,7 +25,7 @@ from megaplan.families.recurrent import scratch as recurrent_scratch
 from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.ledger import block_bytes
 from megaplan.inventory.build import build_inventory
-from megaplan.spec.models import LatentAttention, Mamba2, MatrixRecurrence, Spec
+from megaplan.spec.models import Indexer, LatentAttention, Mamba2, MatrixRecurrence, Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.parallel.groups.relay import _recurrence_part, _scan_part, half, lane_slice
 
@@ -102,6 +103,36 @@ def test_the_ledger_of_attention_has_what_the_operation_states(seed: int) -> Non
     assert (stated(name, (*operands, *settings)), behind) == expected(attention_scratch.core_inside(dims._replace(kernels=True), section))
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_the_ledger_of_indexed_attention_has_what_the_operation_states(seed: int) -> None:
+    draw, dims, parameters = sizes(seed)
+    heads, width, value_width = draw.choice([1, 2, 5]), draw.choice((*WIDTHS, 256, 257)), draw.choice((*WIDTHS, 256))
+    index_heads, index_width, length = draw.choice([1, 2, 8, 64]), draw.choice(WIDTHS), dims.tokens * dims.cp
+    pieces = [piece for rank in range(dims.cp) for piece in (rank, 2 * dims.cp - 1 - rank)]
+    q, index_q = empty(dims.dtype, *dims.wide(heads, width)), empty(dims.dtype, *dims.wide(index_heads, index_width))
+    k, v = (empty(dims.dtype, dims.batch, length, heads, each) for each in (width, value_width))
+    index_k, weights = empty(dims.dtype, *dims.wide(index_width)), empty(dims.dtype, *dims.wide(index_heads))
+    scale, bias = (empty(parameters, index_width) for _ in range(2))
+    table = [empty(DType.FP32, dims.tokens, index_width // 2) for _ in range(2)]
+    out, lse = empty(dims.dtype, *dims.wide(heads, value_width)), empty(DType.FP32, dims.batch, heads, dims.tokens)
+    made = out, lse, *(empty(DType.FP32, dims.batch, dims.tokens) for _ in range(2))
+    if dims.cp == 1:
+        given = q, k, v, index_q, index_k, weights, scale, bias, *table, starts_of(dims)
+        forward = stated("indexed_attention", (*given, 0.3, 4, 1.0, 1e-5, None))
+        backward = stated("indexed_attention_backward", (out, *given, *made, 0.3, 4, 1.0, 1e-5, None, [True] * 8))
+    else:
+        given, numbers = (q, k, v, index_q, empty(DType.FP32, dims.batch, length, index_width), weights), (0.3, 4, 1.0, None)
+        forward = stated("indexed_attention_pieces", (*given, *table, starts_of(dims), *numbers, pieces[-2:], pieces))
+        behind = (out, *given, *table, starts_of(dims), *made, *numbers, pieces[-2:], pieces)
+        backward = stated("indexed_attention_pieces_backward", behind)
+    indexer = Indexer.model_construct(num_heads=index_heads, head_dim=index_width)
+    section = LatentAttention.model_construct(
+        num_heads=heads, qk_nope_head_dim=width, qk_rope_head_dim=0, v_head_dim=value_width, indexer=indexer
+    )
+    found = attention_scratch.indexed_inside(dims._replace(kernels=True), section, parameters)
+    assert (forward, backward) == expected(found)
+
+
 FEW_TOKENS = 1197
 """A seed of so few tokens beside heads that the gradients of parameters decide."""
 
@@ -147,6 +178,12 @@ def test_the_ledger_of_a_recurrence_has_what_the_operation_states(seed: int) -> 
 
 def test_limits_and_tiles_are_the_same_in_ledger_and_operation() -> None:
     assert {TORCH_DTYPES[dtype]: width for dtype, width in attention_scratch.CORE_WIDTH.items()} == attention_sizes.LARGEST_WIDTH
+    for name, own in (("INDEX_WIDTH", "LARGEST_INDEX_WIDTH"), ("CHUNK_ELEMENTS",) * 2, ("COLUMN_BLOCK",) * 2, ("WORD_BITS",) * 2):
+        assert getattr(attention_scratch, name) == getattr(indexed_sizes, own)
+    assert (attention_scratch.KEY_ROWS, attention_scratch.KEY_PROGRAMS) == (indexed_sizes.ROWS, indexed_sizes.KEY_PROGRAMS)
+    assert attention_scratch.INDEX_TILE == indexed_sizes.INDEX_TILE
+    sides = {side for tiles in indexed_sizes.INDEX_TILES.values() for tile in tiles.values() for side in (tile.queries, tile.keys)}
+    assert {indexed_sizes.INDEX_TILE % side for side in sides} == {0}
     assert {TORCH_DTYPES[dtype]: width for dtype, width in mamba_scratch.SCAN_WIDTH.items()} == scan_sizes.LARGEST_WIDTH
     assert {TORCH_DTYPES[dtype]: tile for dtype, tile in mamba_scratch.SCAN_TILE.items()} == scan_sizes.LARGEST_TILE
     assert mamba_scratch.SCAN_BLOCK == scan_sizes.LARGEST_BLOCK

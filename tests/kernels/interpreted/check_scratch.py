@@ -11,10 +11,14 @@ from torch.utils._pytree import tree_leaves
 
 from megakernels import scratch_bytes, use_kernels
 from megakernels.ops import attention as attention_op
+from megakernels.ops import indexed_attention as indexed_op
 from megakernels.ops import m2rnn as m2rnn_op
 from megakernels.ops import ssd as ssd_op
 from megakernels.ops.attention import kernel as attention_kernel
 from megakernels.ops.attention import pieces as attention_pieces
+from megakernels.ops.indexed_attention import kernel as indexed_kernel
+from megakernels.ops.indexed_attention import pieces as indexed_pieces
+from megakernels.ops.indexed_attention import sizes as indexed_sizes
 from megakernels.ops.m2rnn import kernel as m2rnn_kernel
 from megakernels.ops.m2rnn import piece as m2rnn_piece
 from megakernels.ops.m2rnn import sizes as m2rnn_sizes
@@ -26,6 +30,7 @@ NO_LIMITS = 0.0, math.inf
 """Of Mamba-2's steps."""
 KERNELS = {
     attention_kernel: ("attention_forward_kernel", "attention_query_kernel", "attention_key_kernel"),
+    indexed_kernel: tuple(name for name in vars(indexed_kernel) if name.startswith("index_") and name.endswith("_kernel")),
     ssd_kernel: ("ssd_forward_kernel", "ssd_state_gradient_kernel", "ssd_backward_kernel", "ssd_sums_kernel", "ssd_group_kernel"),
     m2rnn_kernel: ("m2rnn_forward_kernel", "m2rnn_backward_kernel"),
 }
@@ -100,6 +105,54 @@ def test_pieces_of_attention(num_ranks: int, packed: bool) -> None:
     assert check(attention_pieces._pieces, q, k, v, starts, 0.3, None, *pieces) == 0
     out, lse = torch.empty(2, 10, 4, 9, dtype=BF16), torch.empty(2, 4, 10)
     assert check(attention_pieces._pieces_backward, out, q, k, v, starts, out, lse, 0.3, None, *pieces) == 4 * 2 * 4 * 10
+
+
+INDEXED = [(2, 50, 4, 16, 16, 3, 8), (1, 7, 3, 5, 7, 1, 17), (2, 40, 8, 200, 128, 2, 64), (1, 1, 1, 1, 1, 1, 1), (1, 3, 1, 1, 1, 64, 128)]
+
+
+def indexed_inputs(shape: tuple[int, ...], dtypes: tuple[torch.dtype, torch.dtype], keys: int = 1) -> list[Tensor]:
+    """With as many keys for each query."""
+    (batch, num_positions, heads, width, value_width, index_heads, index_width), (dtype, of_parameters) = shape, dtypes
+    rows, tokens = (batch, keys * num_positions, heads), (batch, num_positions)
+    q, k, v = torch.empty(*tokens, heads, width), torch.empty(*rows, width), torch.empty(*rows, value_width)
+    index = torch.empty(*tokens, index_heads, index_width), torch.empty(*tokens, index_width), torch.empty(*tokens, index_heads)
+    norm = (torch.empty(index_width, dtype=of_parameters) for _ in range(2))
+    table = (torch.ones(1, 1).expand(num_positions, index_width // 2) for _ in range(2))
+    return [*(each.to(dtype) for each in (q, k, v, *index)), *norm, *table]
+
+
+@PACKED
+@DTYPES
+@pytest.mark.parametrize("shape", INDEXED, ids=str)
+@pytest.mark.parametrize("elements", [indexed_sizes.CHUNK_ELEMENTS, 1])
+def test_indexed_attention(shape: tuple[int, ...], dtypes: Any, packed: bool, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(indexed_sizes, "CHUNK_ELEMENTS", elements)
+    batch, num_positions, heads, width, value_width, *_ = shape
+    if dtypes[0] == FP32 and max(width, value_width) > 64:
+        return
+    inputs, starts, numbers = indexed_inputs(shape, dtypes), starts_of(batch, num_positions, packed), (0.3, 4, 1.0, 1e-5, None)
+    assert check(indexed_op._indexed_attention, *inputs, starts, *numbers)
+    made = [torch.empty(batch, num_positions, heads, value_width, dtype=dtypes[0]), torch.empty(batch, heads, num_positions)]
+    made += [torch.empty(batch, num_positions) for _ in range(2)]
+    for needs in ([True] * 8, [True, False, True, False, True, True, False, True]):
+        assert check(indexed_op._indexed_attention_backward, made[0].clone(), *inputs, starts, *made, *numbers, needs)
+
+
+@PACKED
+@pytest.mark.parametrize("shape", INDEXED[:3], ids=str)
+def test_pieces_of_indexed_attention(shape: tuple[int, ...], packed: bool) -> None:
+    """Two pieces of queries against four of keys."""
+    batch, num_positions, heads, _, value_width, _, index_width = shape
+    shape = (batch, 2 * num_positions, *shape[2:])
+    q, k, v, index_q, index_k, weights, scale, _, *table = indexed_inputs(shape, (BF16, BF16), 2)
+    starts, keys = starts_of(batch, 2 * num_positions, packed), torch.empty(batch, 4 * num_positions, index_width)
+    given, numbers = (q, k, v, index_q, keys, weights, *table, starts), (0.3, 4, 1.0, None, [0, 3], [0, 3, 1, 2])
+    assert check(indexed_pieces._pieces, *given, *numbers)
+    out, lse = torch.empty(batch, 2 * num_positions, heads, value_width, dtype=BF16), torch.empty(batch, heads, 2 * num_positions)
+    made = out, lse, *(torch.empty(batch, 2 * num_positions) for _ in range(2))
+    assert check(indexed_pieces._pieces_backward, out.clone(), *given, *made, *numbers)
+    assert check(indexed_pieces._index_keys, index_k, scale, scale, *table, 1e-5) == 0
+    assert check(indexed_pieces._index_keys_backward, index_k.float(), index_k, scale, *table, 1e-5)
 
 
 SSD = [

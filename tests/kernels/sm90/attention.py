@@ -10,8 +10,8 @@ from megakernels.ops.attention.sizes import constants, key_parts
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 KERNELS = {"forward": attention_forward_kernel, "query": attention_query_kernel, "key": attention_key_kernel}
-PLAIN = {"HAS_WINDOW": False, "HAS_STARTS": False, "ZIG_ZAG": False}
-EVERYTHING = {"HAS_WINDOW": True, "HAS_STARTS": True, "ZIG_ZAG": True}
+PLAIN = {"HAS_WINDOW": False, "HAS_STARTS": False, "ZIG_ZAG": False, "HAS_BITS": False}
+EVERYTHING = {"HAS_WINDOW": True, "HAS_STARTS": True, "ZIG_ZAG": True, "HAS_BITS": False}
 """Windows, documents, and the pieces of a context-parallel group."""
 ALIGNED = ("num_queries", "num_keys", "piece_length", "first_a", "first_b", "key_length")
 

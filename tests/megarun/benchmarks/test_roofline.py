@@ -263,6 +263,29 @@ def test_attention_of_pieces_multiplies_the_pairs_of_its_queries() -> None:
     assert total == 2 * 4 * positions * (positions + 1) // 2 * (64 + 64)
 
 
+@pytest.mark.parametrize("random", SIZES)
+def test_indexed_attention_multiplies_visible_pairs_and_scores_them_in_fp32(random: Random) -> None:
+    """Scores once forward and three times backward, each as three TF32 products; their gradients in bf16."""
+    batch, length, heads, index_heads = (random.randint(1, each) for each in (3, 90, 4, 5))
+    width, value_width, index_width = 96, 64, 64
+    q, k, v = (empty(batch, length, heads, each) for each in (width, width, value_width))
+    index = empty(batch, length, index_heads, index_width), empty(batch, length, index_width), empty(batch, length, index_heads)
+    table = empty(length, 16, dtype=FP32), empty(length, 16, dtype=FP32)
+    given = (q, k, v, *index, empty(index_width), empty(index_width), *table, None)
+    pairs = batch * length * (length + 1) // 2
+    scores = 2 * pairs * index_heads * index_width
+    found = work("indexed_attention", *given, 0.1, 8, 1.0, 1e-5, None)
+    assert found.inside == "triton"
+    assert found.product_flops == {"bf16": 2 * pairs * heads * (width + value_width), "tf32": 3 * scores}
+    made = (
+        empty(batch, length, heads, value_width),
+        *(empty(*each, dtype=FP32) for each in ((batch, heads, length), *[(batch, length)] * 2)),
+    )
+    back = work("indexed_attention_backward", made[0].clone(), *given, *made, 0.1, 8, 1.0, 1e-5, None, [True] * 8)
+    attended = 2 * pairs * heads * (5 * width + 3 * value_width)  # the gradients, and the sum of attention over heads
+    assert back.product_flops == {"bf16": attended + 2 * scores, "tf32": 3 * 3 * scores}
+
+
 def test_an_operation_that_is_plain_torch_on_cuda_counts_as_all_that_it_runs() -> None:
     """Heads that neither a library nor a kernel accepts."""
     q, k = empty(2, 128, 4, 320), empty(2, 128, 2, 320)

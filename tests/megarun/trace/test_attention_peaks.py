@@ -25,8 +25,33 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "kv_lora_rank": 16,
         "q_lora_rank": 16,
     },
+    "indexed": {
+        "kind": "mla",
+        "num_heads": 4,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 8,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 16,
+        "indexer": {"num_heads": 2, "head_dim": 8, "top_k": 16, "layers": [0, 1]},
+    },
     "too wide": {"kind": "gqa", "num_heads": 2, "num_kv_heads": 1, "head_dim": 258},
 }
+
+
+def compared(job_with: Any, section: str, cp: int, settings: dict[str, Any]) -> RankComparison:
+    """Estimate and trace of a stack of two such layers."""
+    model = {"pattern": "A", "num_layers": 2, "hidden_size": 16, "vocab_size": 32, "attention": SECTIONS[section]}
+    batch = {"micro_batch_size": 2, "seq_length": 128}
+    job = job_with({"model": model, "precision": BF16, "batch": batch, "mesh": {"cp": cp}, "host.kernels": "triton", **settings})
+    found = RankComparison(
+        build_budget(job.spec, job.inventory, job.layout).of_rank(0),
+        trace_rank(job, 0, workspace_bytes=load_device("h200").gemm_workspace_bytes),
+    )
+    for phase in (Phase.FIRST_FORWARD_BACKWARD, Phase.FORWARD_BACKWARD):
+        for column, pair in found.columns(phase).items():
+            assert abs(pair.difference) <= SCALARS_BYTES, (phase, column, pair.estimate, pair.trace)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -41,15 +66,17 @@ SECTIONS: dict[str, dict[str, Any]] = {
 )
 def test_the_inside_of_attention(job_with: Any, section: str, cp: int, settings: dict[str, Any]) -> None:
     """Backward has one number per query and head in addition to its gradients, where the kernels accept the head widths."""
-    model = {"pattern": "A", "num_layers": 2, "hidden_size": 16, "vocab_size": 32, "attention": SECTIONS[section]}
-    batch = {"micro_batch_size": 2, "seq_length": 128}
-    job = job_with({"model": model, "precision": BF16, "batch": batch, "mesh": {"cp": cp}, "host.kernels": "triton", **settings})
-    found = RankComparison(
-        build_budget(job.spec, job.inventory, job.layout).of_rank(0),
-        trace_rank(job, 0, workspace_bytes=load_device("h200").gemm_workspace_bytes),
-    )
-    for phase in (Phase.FIRST_FORWARD_BACKWARD, Phase.FORWARD_BACKWARD):
-        for column, pair in found.columns(phase).items():
-            assert abs(pair.difference) <= SCALARS_BYTES, (phase, column, pair.estimate, pair.trace)
+    found = compared(job_with, section, cp, settings)
     inside = found.columns(Phase.FORWARD_BACKWARD)[Column.WORKSPACE].trace - load_device("h200").gemm_workspace_bytes
     assert inside == (0 if section == "too wide" else 4 * 2 * 16 * 128 // cp)
+
+
+@pytest.mark.parametrize(
+    ("cp", "settings"),
+    [(1, {}), (1, {"recompute": {"default": "selective"}}), (2, {"data.packing": "documents"})],
+)
+def test_the_inside_of_indexed_attention(job_with: Any, cp: int, settings: dict[str, Any]) -> None:
+    """At the peak there is more than the bits of the chosen keys: the index scores of a rank's queries, once or twice."""
+    found = compared(job_with, "indexed", cp, settings)
+    inside = found.columns(Phase.FORWARD_BACKWARD)[Column.WORKSPACE].trace - load_device("h200").gemm_workspace_bytes
+    assert inside > 4 * 2 * 128 // cp * 128 // 32

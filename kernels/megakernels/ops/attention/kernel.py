@@ -23,13 +23,17 @@ from megakernels.ops.attention.sizes import constants, key_parts
 LOG2E = 1.4426950408889634
 
 
-def forward(given: Attention, places: Places) -> tuple[Tensor, Tensor]:
-    """Same contract as `reference.forward`, for fp32, bf16 and fp16, of queries in pieces."""
+def forward(given: Attention, places: Places, bits: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Same contract as `reference.forward`, for fp32, bf16 and fp16, of queries in pieces.
+
+    `bits`, int32 [B, T, words], are the keys that each query chose among those that it sees, by position, 32 in a word. Words are 128 keys
+    at a time, so that no tile is beyond them.
+    """
     q, k, v = (unit_stride(each) for each in given[:3])
     batch, num_queries, num_heads, width = q.shape
     out = torch.empty(batch, num_queries, num_heads, v.shape[3], dtype=q.dtype, device=q.device)
     lse = torch.empty(batch, num_heads, num_queries, dtype=torch.float32, device=q.device)
-    numbers, options = constants("forward", width, v.shape[3], q.dtype)
+    numbers, options = constants("forward", width, v.shape[3], q.dtype, masked=bits is not None)
     if out.numel():
         with on_device_of(q):
             attention_forward_kernel[_query_grid(q, places, numbers["M"])](
@@ -37,37 +41,44 @@ def forward(given: Attention, places: Places) -> tuple[Tensor, Tensor]:
                 k,
                 v,
                 _starts(given),
+                q if bits is None else bits,
                 out,
                 lse,
-                *_extents(q, k, given, places),
+                *_extents(q, k, given, places, bits),
                 given.scale * LOG2E,
                 *q.stride()[:3],
                 *k.stride()[:3],
                 *v.stride()[:3],
-                **_flags(given, places),
+                **_flags(given, places, bits),
                 **numbers,
                 **options,
             )
     return out, lse
 
 
-def backward(grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor, places: Places) -> tuple[Tensor, Tensor, Tensor]:
-    """Same contract as `reference.backward`, all gradients, for queries in pieces: of k and v the part that these queries make."""
+def backward(
+    grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor, places: Places, bits: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Same contract as `reference.backward`, all gradients, for queries in pieces: of k and v the part that these queries make.
+
+    `bits` are those of `forward`.
+    """
     q, k, v = (unit_stride(each) for each in given[:3])
     grad_out, out, lse = unit_stride(grad_out.to(q.dtype)), out.contiguous(), lse.contiguous()
     widths = q.shape[3], v.shape[3], q.dtype
-    starts, extents, flags = _starts(given), _extents(q, k, given, places), _flags(given, places)
+    starts, extents, flags = _starts(given), _extents(q, k, given, places, bits), _flags(given, places, bits)
+    words = q if bits is None else bits
     strides = (*grad_out.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
     grad_q, grad_k, grad_v = (torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in (q, k, v))
     delta = torch.empty(lse.shape, dtype=torch.float32, device=q.device)
     if not q.numel():
         return grad_q, grad_k.zero_(), grad_v.zero_()
     with on_device_of(q):
-        numbers, options = constants("query", *widths)
+        numbers, options = constants("query", *widths, masked=bits is not None)
         attention_query_kernel[_query_grid(q, places, numbers["M"])](
-            grad_out, q, k, v, starts, out, lse, delta, grad_q, *extents, given.scale, *strides, **flags, **numbers, **options
+            grad_out, q, k, v, starts, words, out, lse, delta, grad_q, *extents, given.scale, *strides, **flags, **numbers, **options
         )
-        numbers, options = constants("key", *widths)
+        numbers, options = constants("key", *widths, masked=bits is not None)
         grid = k.shape[2], triton.cdiv(k.shape[1], numbers["N"]), k.shape[0]
         for part in key_parts(*widths):
             attention_key_kernel[grid](
@@ -76,6 +87,7 @@ def backward(grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor, place
                 k,
                 v,
                 starts,
+                words,
                 lse,
                 delta,
                 grad_k,
@@ -102,12 +114,14 @@ def _starts(given: Attention) -> Tensor:
     return given.q if given.starts is None else given.starts.contiguous()
 
 
-def _extents(q: Tensor, k: Tensor, given: Attention, places: Places) -> tuple[int, ...]:
+def _extents(q: Tensor, k: Tensor, given: Attention, places: Places, bits: Tensor | None) -> tuple[int, ...]:
     """What every kernel takes of lengths and places."""
     pieces = q.shape[1] // len(places.firsts), places.firsts[0], places.firsts[-1]
     keys = k.shape[1] // (2 * places.num_ranks), places.num_ranks
-    return q.shape[1], k.shape[1], *pieces, *keys, q.shape[2] // k.shape[2], given.window or 0
+    words = 0 if bits is None else bits.shape[2]
+    return q.shape[1], k.shape[1], *pieces, *keys, q.shape[2] // k.shape[2], given.window or 0, words
 
 
-def _flags(given: Attention, places: Places) -> dict[str, bool]:
-    return {"HAS_WINDOW": given.window is not None, "HAS_STARTS": given.starts is not None, "ZIG_ZAG": places.num_ranks > 1}
+def _flags(given: Attention, places: Places, bits: Tensor | None) -> dict[str, bool]:
+    flags = {"HAS_WINDOW": given.window is not None, "HAS_STARTS": given.starts is not None, "ZIG_ZAG": places.num_ranks > 1}
+    return flags | {"HAS_BITS": bits is not None}

@@ -10,18 +10,19 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import dot, narrow
-from megakernels.ops.attention.kernel_tiles import queries_of, query_tile, stored, visible
+from megakernels.ops.attention.kernel_tiles import chosen, queries_of, query_tile, stored, visible
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def attention_query_kernel(  # type: ignore[no-untyped-def]
+def attention_query_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  branches are of the compiler's
     grad_out,
     q,
     k,
     v,
     starts,
+    bits,
     out,
     lse,
     delta,
@@ -35,6 +36,7 @@ def attention_query_kernel(  # type: ignore[no-untyped-def]
     num_ranks,
     shared,
     window,
+    num_words,
     scale,
     grad_stride_b,
     grad_stride_t,
@@ -58,6 +60,7 @@ def attention_query_kernel(  # type: ignore[no-untyped-def]
     HAS_WINDOW: tl.constexpr,
     HAS_STARTS: tl.constexpr,
     ZIG_ZAG: tl.constexpr,
+    HAS_BITS: tl.constexpr,
 ):
     """Tiles of grad_q [B, T, H, WIDTH] and delta [B, H, T]."""
     head, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
@@ -98,9 +101,9 @@ def attention_query_kernel(  # type: ignore[no-untyped-def]
 
     found = tl.zeros([M, D], dtype=tl.float32)
     found_rest = tl.zeros([M, R if R else 16], dtype=tl.float32)
-    for phase in tl.static_range(0 if HAS_WINDOW or HAS_STARTS else 1, 3):
+    for phase in tl.static_range(0 if HAS_WINDOW or HAS_STARTS or HAS_BITS else 1, 1 if HAS_BITS else 3):
         low = begin if phase == 0 else (whole if phase == 1 else whole_end)
-        high = whole if phase == 0 else (whole_end if phase == 1 else end)
+        high = end if HAS_BITS else (whole if phase == 0 else (whole_end if phase == 1 else end))
         for key in range(low, high, N):
             at = key + tl.arange(0, N)
             place = stored(at, key_length, num_ranks, ZIG_ZAG=ZIG_ZAG)
@@ -112,7 +115,9 @@ def attention_query_kernel(  # type: ignore[no-untyped-def]
                 keys_rest = tl.load(near + rest[None, :], mask=known & (rest < WIDTH)[None, :], other=0.0)
                 logits += dot(queries_rest, tl.trans(keys_rest))
             weights = tl.exp2(logits * (scale * LOG2E) - sums[:, None])
-            if phase != 1:
+            if HAS_BITS:
+                weights = tl.where(chosen(bits + (batch * num_queries + row) * num_words, there, key, N=N), weights, 0.0)
+            elif phase != 1:
                 seen = visible(at[None, :], position[:, None], start[:, None], window, HAS_WINDOW=HAS_WINDOW, HAS_STARTS=HAS_STARTS)
                 weights = tl.where(seen, weights, 0.0)
             values = tl.load(v + place[:, None] * v_stride_t + value[None, :], mask=known & (value < VALUE)[None, :], other=0.0)
@@ -135,6 +140,7 @@ def attention_key_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0
     k,
     v,
     starts,
+    bits,
     lse,
     delta,
     grad_k,
@@ -148,6 +154,7 @@ def attention_key_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0
     num_ranks,
     shared,
     window,
+    num_words,
     scale,
     grad_stride_b,
     grad_stride_t,
@@ -172,6 +179,7 @@ def attention_key_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0
     HAS_WINDOW: tl.constexpr,
     HAS_STARTS: tl.constexpr,
     ZIG_ZAG: tl.constexpr,
+    HAS_BITS: tl.constexpr,
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
 ):
@@ -203,9 +211,9 @@ def attention_key_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0
         begin, whole, whole_end, end = queries_of(
             first_key, last_key, first, piece_length, starts_of_piece, window, M=M, HAS_WINDOW=HAS_WINDOW, HAS_STARTS=HAS_STARTS
         )
-        for phase in tl.static_range(3):
+        for phase in tl.static_range(1 if HAS_BITS else 3):
             low = begin if phase == 0 else (whole if phase == 1 else whole_end)
-            high = whole if phase == 0 else (whole_end if phase == 1 else end)
+            high = end if HAS_BITS else (whole if phase == 0 else (whole_end if phase == 1 else end))
             high = tl.minimum(high, end)
             steps = tl.cdiv(tl.maximum(high - low, 0), M)
             for step in range(steps * shared):
@@ -222,7 +230,10 @@ def attention_key_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0
                 statistics = (batch * num_heads + head) * num_queries + row
                 sums = tl.load(lse + statistics, mask=there, other=float("inf")).to(tl.float32) * LOG2E
                 weights = tl.exp2(logits * (scale * LOG2E) - sums[None, :])
-                if phase != 1:
+                if HAS_BITS:
+                    near_words = bits + (batch * num_queries + row) * num_words
+                    weights = tl.where(chosen(near_words, there, first_key, N=N, KEYS_FIRST=True), weights, 0.0)
+                elif phase != 1:
                     start = tl.zeros([M], dtype=tl.int32)
                     if HAS_STARTS:
                         start = first + tl.load(starts_of_piece + within, mask=there, other=0)

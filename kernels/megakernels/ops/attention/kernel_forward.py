@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import dot, narrow
-from megakernels.ops.attention.kernel_tiles import query_tile, stored, visible
+from megakernels.ops.attention.kernel_tiles import chosen, query_tile, stored, visible
 
 LN2 = tl.constexpr(0.6931471805599453)
 
@@ -20,6 +20,7 @@ def attention_forward_kernel(  # type: ignore[no-untyped-def]
     k,
     v,
     starts,
+    bits,
     out,
     lse,
     num_queries,
@@ -31,6 +32,7 @@ def attention_forward_kernel(  # type: ignore[no-untyped-def]
     num_ranks,
     shared,
     window,
+    num_words,
     scale_log2,
     q_stride_b,
     q_stride_t,
@@ -51,8 +53,9 @@ def attention_forward_kernel(  # type: ignore[no-untyped-def]
     HAS_WINDOW: tl.constexpr,
     HAS_STARTS: tl.constexpr,
     ZIG_ZAG: tl.constexpr,
+    HAS_BITS: tl.constexpr,
 ):
-    """Tiles of out [B, T, H, VALUE] and lse [B, H, T]."""
+    """Tiles of out [B, T, H, VALUE] and lse [B, H, T]. With bits [B, T, num_words] a query sees the keys that it chose."""
     head, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
     num_heads = tl.num_programs(0)
     row, there, position, start, begin, whole, whole_end, end = query_tile(
@@ -82,9 +85,9 @@ def attention_forward_kernel(  # type: ignore[no-untyped-def]
     largest = tl.full([M], float("-inf"), dtype=tl.float32)
     total = tl.zeros([M], dtype=tl.float32)
     made = tl.zeros([M, V], dtype=tl.float32)
-    for phase in tl.static_range(0 if HAS_WINDOW or HAS_STARTS else 1, 3):
+    for phase in tl.static_range(0 if HAS_WINDOW or HAS_STARTS or HAS_BITS else 1, 1 if HAS_BITS else 3):
         low = begin if phase == 0 else (whole if phase == 1 else whole_end)
-        high = whole if phase == 0 else (whole_end if phase == 1 else end)
+        high = end if HAS_BITS else (whole if phase == 0 else (whole_end if phase == 1 else end))
         for key in range(low, high, N):
             at = key + tl.arange(0, N)
             place = stored(at, key_length, num_ranks, ZIG_ZAG=ZIG_ZAG)
@@ -95,7 +98,9 @@ def attention_forward_kernel(  # type: ignore[no-untyped-def]
             if R:
                 keys_rest = tl.load(near + rest[None, :], mask=known & (rest < WIDTH)[None, :], other=0.0)
                 logits += dot(queries_rest, tl.trans(keys_rest))
-            if phase != 1:
+            if HAS_BITS:
+                logits = tl.where(chosen(bits + (batch * num_queries + row) * num_words, there, key, N=N), logits, float("-inf"))
+            elif phase != 1:
                 seen = visible(at[None, :], position[:, None], start[:, None], window, HAS_WINDOW=HAS_WINDOW, HAS_STARTS=HAS_STARTS)
                 logits = tl.where(seen, logits, float("-inf"))
             above = tl.maximum(largest, tl.max(logits, 1) * scale_log2)

@@ -33,6 +33,27 @@ def visible(at, position, start, window, HAS_WINDOW: tl.constexpr, HAS_STARTS: t
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def chosen(words, there, first_key, N: tl.constexpr, KEYS_FIRST: tl.constexpr = False):  # type: ignore[no-untyped-def]
+    """Which of N keys from `first_key` on the queries chose, [M, N], or [N, M] if KEYS_FIRST: a bit per key, 32 of them in a word.
+
+    Args:
+        words: Pointers [M] to each query's first word.
+        there: Which queries exist.
+        first_key: A multiple of N, or of 32.
+        N: Keys of a tile, a power of two.
+        KEYS_FIRST: The order of the result.
+    """
+    query: tl.constexpr = 0 if KEYS_FIRST else 1
+    lane = tl.expand_dims(tl.arange(0, N), 1 - query)
+    words += first_key // 32
+    found = tl.expand_dims(tl.load(words, mask=there, other=0), query)
+    for word in tl.static_range(1, N // 32):
+        more = tl.expand_dims(tl.load(words + word, mask=there, other=0), query)
+        found = tl.where(lane // 32 == word, more, found)
+    return ((found >> ((first_key + lane) % 32)) & 1) != 0
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def query_tile(  # type: ignore[no-untyped-def]
     starts,
     piece_length,

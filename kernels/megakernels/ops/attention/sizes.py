@@ -32,7 +32,7 @@ TILES: dict[str, dict[tuple[bool, int], Tile]] = {
         (False, 128): Tile(128, 64, 4, 3),
         (False, 256): Tile(128, 64, 8, 3),
         (False, 512): Tile(128, 32, 8, 2),
-        (True, 128): Tile(64, 32, 4, 2),
+        (True, 128): Tile(64, 32, 8, 2),
     },
     "query": {
         (False, 256): Tile(128, 64, 8, 2),
@@ -42,11 +42,14 @@ TILES: dict[str, dict[tuple[bool, int], Tile]] = {
     "key": {
         (False, 128): Tile(64, 128, 8, 2),
         (False, 256): Tile(32, 128, 8, 2),
+        (False, 384): Tile(32, 64, 8, 2),
         (False, 512): Tile(32, 64, 8, 2),
         (True, 128): Tile(16, 64, 4, 2),
     },
 }
 """Per kernel: by whether operands are fp32, and the largest number of columns of a key's and a value's tiles together."""
+MASKED_TILES = {"key": {(False, 512): Tile(16, 64, 8, 2)}}
+"""The same, in place of these where a mask of chosen keys needs more registers than there are."""
 
 
 def accepts(given: Attention) -> bool:
@@ -63,16 +66,18 @@ def split_width(width: int) -> tuple[int, int]:
     return (whole, 0) if width <= SMALLEST_DOT or rest == whole // 2 else (whole // 2, rest)
 
 
-def tile_of(kernel: str, columns: int, dtype: torch.dtype) -> Tile:
+def tile_of(kernel: str, columns: int, dtype: torch.dtype, masked: bool) -> Tile:
     """The tile of one of `TILES`' kernels."""
-    wide = dtype == torch.float32
-    return next(tile for (fp32, largest), tile in TILES[kernel].items() if fp32 == wide and columns <= largest)
+    wide, tiles = dtype == torch.float32, TILES[kernel] | (MASKED_TILES.get(kernel, {}) if masked else {})
+    return next(tile for (fp32, largest), tile in tiles.items() if fp32 == wide and columns <= largest)
 
 
-def constants(kernel: str, width: int, value_width: int, dtype: torch.dtype) -> tuple[dict[str, int], dict[str, int]]:
-    """Constants of a kernel that follow from widths and dtype, and its launch options."""
+def constants(
+    kernel: str, width: int, value_width: int, dtype: torch.dtype, *, masked: bool = False
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Constants of a kernel that follow from widths, dtype and whether queries choose keys, and its launch options."""
     (head, rest), value = split_width(width), block_of(value_width, SMALLEST_DOT)
-    tile = tile_of(kernel, head + rest + value, dtype)
+    tile = tile_of(kernel, head + rest + value, dtype, masked)
     sides = {"WIDTH": width, "VALUE": value_width, "D": head, "R": rest, "V": value}
     return sides | {"M": tile.queries, "N": tile.keys}, {"num_warps": tile.warps, "num_stages": tile.stages}
 

@@ -3,13 +3,12 @@
 Saved: q, k, v, the indexer's inputs, cos, sin, starts, out, lse, and each query's threshold and log-sum-exp of index scores.
 """
 
-from typing import Any, NamedTuple
-
 from torch import Tensor
 
 from megakernels._common import operation, require, require_starts, types_of
-from megakernels.ops.indexed_attention import reference
-from megakernels.ops.indexed_attention.reference import Indexed
+from megakernels.ops.indexed_attention import choice
+from megakernels.ops.indexed_attention.inputs import Arguments
+from megakernels.ops.indexed_attention.reference import made_like
 
 __all__ = ["indexed_attention"]
 
@@ -69,22 +68,24 @@ def indexed_attention(
         thresholds: fp32 [B, T], each query's top_k-th largest index score.
         index_lse: fp32 [B, T], log-sum-exp of the index scores of its chosen keys.
 
+    Scratch:
+        Both ways the index keys and the rotated index queries in fp32, index scores of a chunk of queries, fp32 [B, rows, T] with at most
+        2^25 elements or 64 rows, and a bit per query and key; T rounded up to 128. Backward a second array like the scores, the gradient
+        of the keys in fp32, and δ, fp32 [B, H, T], when the scores are freed.
+
+    Triton:
+        Forward per chunk of queries index scores and a selection, then the attention kernel with the chosen keys as a mask. Backward per
+        chunk the scores and the selection again, the sum of attention over heads, the gradient of the scores, and two kernels for the
+        gradients of index keys and of index queries and weights; then the two kernels of attention's backward. Index scores are fp32 by
+        three TF32 products. Bitwise reproducible. Sizes that `attention` leaves to plain torch, and index heads wider than 128, stay with
+        plain torch.
+
     Raises:
         ValueError: Shapes do not fit, top_k < 1 or window < 1.
 
     Source: DeepSeek-V3.2, arXiv:2512.02556, section 2.1: equations 1 and 2, and the loss of its sparse training stage.
     """
-    fits = q.dim() == 4 and q.shape == k.shape and v.shape[:3] == q.shape[:3]
-    require(fits, "indexed_attention", "q and k must be [B,T,H,E], v [B,T,H,V]", q=q.shape, k=k.shape, v=v.shape)
-    fits = index_q.dim() == 4 and index_q.shape[:2] == q.shape[:2] and index_k.shape == (*q.shape[:2], index_q.shape[3])
-    fits = fits and index_weights.shape == index_q.shape[:3] and k_scale.shape == k_bias.shape == index_q.shape[3:]
-    shapes = {"index_q": index_q.shape, "index_k": index_k.shape, "index_weights": index_weights.shape, "k_scale": k_scale.shape}
-    require(
-        fits, "indexed_attention", "index_q must be [B,T,I,D], index_k [B,T,D], index_weights [B,T,I], k_scale and k_bias [D]", **shapes
-    )
-    fits = cos.shape == sin.shape and cos.dim() == 2 and cos.shape[0] == q.shape[1] and 2 * cos.shape[1] <= index_q.shape[3]
-    width = index_q.shape[3]
-    require(fits, "indexed_attention", "cos and sin must be [T, R/2] with R at most D", T=q.shape[1], D=width, cos=cos.shape, sin=sin.shape)
+    _require_shapes((q, k, v), (index_q, index_k, index_weights, k_scale, k_bias), (cos, sin))
     require(top_k >= 1, "indexed_attention", "top_k must be at least 1", top_k=top_k)
     require(window is None or window >= 1, "indexed_attention", "window must be at least 1", window=window)
     require_starts("indexed_attention", starts, q.shape[:2])
@@ -93,47 +94,33 @@ def indexed_attention(
     return out
 
 
-class Arguments(NamedTuple):
-    """The arguments of the torch op, as `indexed_attention` documents them."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    index_q: Tensor
-    index_k: Tensor
-    index_weights: Tensor
-    k_scale: Tensor
-    k_bias: Tensor
-    cos: Tensor
-    sin: Tensor
-    starts: Tensor | None
-    scale: float
-    top_k: int
-    loss_factor: float
-    eps: float
-    window: int | None
-
-    def with_keys(self) -> Indexed:
-        """With index keys after their norm and rotation."""
-        keys = reference.make_keys(self.index_k, self.k_scale, self.k_bias, self.cos, self.sin, self.eps)
-        return Indexed(keys=keys, **{name: getattr(self, name) for name in Indexed._fields if name not in ("keys", "first")})
+def _require_shapes(attended: tuple[Tensor, ...], indexer: tuple[Tensor, ...], table: tuple[Tensor, Tensor]) -> None:
+    """That the shapes of q, k and v, of the indexer's inputs, and of cos and sin fit each other."""
+    (q, k, v), (index_q, index_k, index_weights, k_scale, k_bias), (cos, sin) = attended, indexer, table
+    fits = q.dim() == 4 and q.shape == k.shape and v.shape[:3] == q.shape[:3]
+    require(fits, "indexed_attention", "q and k must be [B,T,H,E], v [B,T,H,V]", q=q.shape, k=k.shape, v=v.shape)
+    fits = index_q.dim() == 4 and index_q.shape[:2] == q.shape[:2] and index_k.shape == (*q.shape[:2], index_q.shape[3])
+    fits = fits and index_weights.shape == index_q.shape[:3] and k_scale.shape == k_bias.shape == index_q.shape[3:]
+    shapes = {"index_q": index_q.shape, "index_k": index_k.shape, "index_weights": index_weights.shape, "k_scale": k_scale.shape}
+    wanted = "index_q must be [B,T,I,D], index_k [B,T,D], index_weights [B,T,I], k_scale and k_bias [D]"
+    require(fits, "indexed_attention", wanted, **shapes)
+    fits = cos.shape == sin.shape and cos.dim() == 2 and cos.shape[0] == q.shape[1] and 2 * cos.shape[1] <= index_q.shape[3]
+    sizes = {"T": q.shape[1], "D": index_q.shape[3], "cos": cos.shape, "sin": sin.shape}
+    require(fits, "indexed_attention", "cos and sin must be [T, R/2] with R at most D", **sizes)
 
 
-def _backward(grad_out: Tensor, given: Arguments, *made: Any) -> tuple[Tensor, ...]:
-    *saved, _needs = made
-    *heads, grad_keys, grad_weights = reference.backward(grad_out, given.with_keys(), *saved)
-    grad_k, *norm = reference.make_keys_backward(grad_keys, given.index_k, given.k_scale, given.cos, given.sin, given.eps)
-    return (*heads, grad_k, grad_weights, *norm)
-
-
-_indexed_attention, _ = operation(
+_indexed_attention, _indexed_attention_backward = operation(
     "indexed_attention",
     types_of(Arguments),
     Arguments,
     outputs=("out", "lse", "thresholds", "index_lse"),
     saved=("out", "lse", "thresholds", "index_lse"),
     gradients=("q", "k", "v", "index_q", "index_k", "index_weights", "k_scale", "k_bias"),
-    forward=lambda given: reference.forward(given.with_keys()),
-    backward=_backward,
-    fake=lambda given: reference.made_like(given.q, given.v),
+    forward=choice.forward,
+    backward=choice.backward,
+    fake=lambda given: made_like(given.q, given.v),
+    forward_scratch=choice.forward_scratch,
+    backward_scratch=choice.backward_scratch,
+    forward_cost=choice.cost_of_forward,
+    backward_cost=choice.cost_of_backward,
 )

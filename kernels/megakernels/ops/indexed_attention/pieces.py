@@ -13,18 +13,21 @@ from torch import Tensor
 from torch.library import custom_op
 
 from megakernels._common import (
+    Cost,
     absolute,
     accumulator_dtype,
     as_stored,
     in_order,
     operation,
     piece_rows,
+    register_scratch,
     require,
     require_pieces,
     require_starts,
     types_of,
 )
-from megakernels.ops.indexed_attention import reference
+from megakernels.ops.attention.inputs import Places, places_of
+from megakernels.ops.indexed_attention import choice, reference, sizes
 from megakernels.ops.indexed_attention.reference import Indexed
 
 __all__ = ["Settings", "index_keys", "index_keys_backward", "indexed_attention_pieces", "indexed_attention_pieces_backward"]
@@ -51,7 +54,14 @@ class Settings(NamedTuple):
 
 
 def index_keys(index_k: Tensor, k_scale: Tensor, k_bias: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
-    """Index keys of own positions [B, t, D], layer-normed and rotated by own angles: fp32 [B, t, D]."""
+    """Index keys of own positions [B, t, D], layer-normed and rotated by own angles: fp32 [B, t, D].
+
+    Scratch:
+        That of `index_keys_backward`; none forward.
+
+    Triton:
+        One kernel. Keys wider than 128 stay with plain torch.
+    """
     keys: Tensor = _index_keys(index_k, k_scale, k_bias, cos, sin, eps)
     return keys
 
@@ -59,7 +69,14 @@ def index_keys(index_k: Tensor, k_scale: Tensor, k_bias: Tensor, cos: Tensor, si
 def index_keys_backward(
     grad_keys: Tensor, index_k: Tensor, k_scale: Tensor, cos: Tensor, sin: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of index_k, k_scale and k_bias, from that of the keys, fp32 [B, t, D]."""
+    """Gradients of index_k, k_scale and k_bias, from that of the keys, fp32 [B, t, D].
+
+    Scratch:
+        Parts of the gradients of scale and bias, fp32 [2, programs, D] with at most 64 programs.
+
+    Triton:
+        One kernel, and sums of the parts.
+    """
     grad_k, grad_scale, grad_bias = _index_keys_backward(grad_keys, index_k, k_scale, cos, sin, eps)
     return grad_k, grad_scale, grad_bias
 
@@ -92,6 +109,13 @@ def indexed_attention_pieces(
 
     Returns:
         out, shaped as q with v's width; lse fp32 [B, H, positions of q]; thresholds and log-sum-exps of index scores, fp32 [B, the same].
+
+    Scratch:
+        As `indexed_attention`, without the keys and their gradient, which are an argument and a result.
+
+    Triton:
+        The kernels of `indexed_attention`, which read the keys where they are stored. More than two pieces of queries, or keys in another
+        order than that of a context-parallel group, stay with plain torch.
 
     Raises:
         ValueError: Shapes do not fit, or a piece of q is none of k's.
@@ -134,12 +158,12 @@ def _plain(settings: Settings) -> tuple[Any, ...]:
 
 @custom_op("megakernels::index_keys", mutates_args=())
 def _index_keys(index_k: Tensor, k_scale: Tensor, k_bias: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
-    return reference.make_keys(index_k, k_scale, k_bias, cos, sin, eps)
+    return choice.make_keys(index_k, k_scale, k_bias, cos, sin, eps)
 
 
 @custom_op("megakernels::index_keys_backward", mutates_args=())
 def _index_keys_backward(grad_keys: Tensor, index_k: Tensor, k_scale: Tensor, cos: Tensor, sin: Tensor, eps: float) -> list[Tensor]:
-    return list(reference.make_keys_backward(grad_keys, index_k, k_scale, cos, sin, eps))
+    return list(choice.make_keys_backward(grad_keys, index_k, k_scale, cos, sin, eps))
 
 
 @_index_keys.register_fake
@@ -152,12 +176,23 @@ def _(_grad_keys: Tensor, index_k: Tensor, k_scale: Tensor, *_: Any) -> list[Ten
     return [index_k.new_empty(index_k.shape), k_scale.new_empty(k_scale.shape), k_scale.new_empty(k_scale.shape)]
 
 
+def _keys_backward_scratch(_grad_keys: Tensor, index_k: Tensor, k_scale: Tensor, *_: Any) -> int:
+    return choice.keys_backward_inside(index_k, k_scale) if choice.chooses_keys(index_k) else 0
+
+
+register_scratch(_index_keys_backward, _keys_backward_scratch)
+
+
 class Pieces(NamedTuple):
     """Queries of some pieces and keys of all, as `indexed_attention_pieces` documents them."""
 
     given: Indexed
     query_pieces: list[int]
     key_pieces: list[int]
+
+    def places(self) -> Places | None:
+        """As the kernels take them."""
+        return places_of(self.given.q.shape[1] // len(self.query_pieces), self.query_pieces, self.key_pieces)
 
     def split(self) -> Iterator[tuple[slice, Indexed]]:
         """Every piece of the queries, its rows, and it with the keys that it sees, in the order of the sequence."""
@@ -180,11 +215,20 @@ def _bind(query_pieces: list[int], key_pieces: list[int], **arguments: Any) -> P
 
 
 def _forward(pieces: Pieces) -> tuple[Tensor, ...]:
+    places = pieces.places()
+    if places is not None and choice.runs_kernels(pieces.given):
+        return choice.kernel_forward(pieces.given, places)
     outs, sums, thresholds, index_sums = zip(*(reference.forward(given) for _, given in pieces.split()), strict=True)
     return torch.cat(outs, 1), torch.cat(sums, 2), torch.cat(thresholds, 1), torch.cat(index_sums, 1)
 
 
-def _backward(grad_out: Tensor, pieces: Pieces, out: Tensor, lse: Tensor, thresholds: Tensor, index_lse: Tensor) -> list[Tensor]:
+def _backward(grad_out: Tensor, pieces: Pieces, out: Tensor, lse: Tensor, thresholds: Tensor, index_lse: Tensor) -> Sequence[Tensor]:
+    places = pieces.places()
+    if places is not None and choice.runs_kernels(pieces.given):
+        grad_q, grad_k, grad_v, grad_index_q, grad_keys, grad_weights = choice.kernel_backward(
+            grad_out, pieces.given, (out, lse, thresholds, index_lse), places
+        )
+        return grad_q, grad_index_q, grad_weights, grad_k, grad_v, grad_keys
     likes = pieces.given.k, pieces.given.v, pieces.given.keys
     sums = [torch.zeros(each.shape, dtype=accumulator_dtype(pieces.given.q.dtype), device=each.device) for each in likes]
     own = []
@@ -198,6 +242,27 @@ def _backward(grad_out: Tensor, pieces: Pieces, out: Tensor, lse: Tensor, thresh
     return [*(torch.cat(parts, 1) for parts in zip(*own, strict=True)), *stored]
 
 
+def _forward_scratch(pieces: Pieces) -> int:
+    places = pieces.places()
+    return sizes.forward_inside(pieces.given, places) if places is not None and choice.chooses_kernels(pieces.given) else 0
+
+
+def _backward_scratch(grad_out: Tensor, pieces: Pieces, *made: Tensor) -> int:
+    places = pieces.places()
+    chosen = places is not None and choice.chooses_kernels(pieces.given)
+    return sizes.backward_inside(grad_out, pieces.given, made, places) if places is not None and chosen else 0
+
+
+def _forward_cost(pieces: Pieces) -> Cost:
+    places = pieces.places()
+    return Cost({}) if places is None else sizes.forward_cost(pieces.given, places)
+
+
+def _backward_cost(_grad_out: Tensor, pieces: Pieces, *_made: Tensor) -> Cost:
+    places = pieces.places()
+    return Cost({}) if places is None else sizes.backward_cost(pieces.given, places)
+
+
 _pieces, _pieces_backward = operation(
     "indexed_attention_pieces",
     {name: kind for name, kind in types_of(Indexed).items() if name != "first"} | {"query_pieces": list[int], "key_pieces": list[int]},
@@ -209,4 +274,8 @@ _pieces, _pieces_backward = operation(
     backward=_backward,
     fake=lambda pieces: reference.made_like(pieces.given.q, pieces.given.v),
     differentiable=False,
+    forward_scratch=_forward_scratch,
+    backward_scratch=_backward_scratch,
+    forward_cost=_forward_cost,
+    backward_cost=_backward_cost,
 )

@@ -3,7 +3,7 @@
 Under TP with SP a projection's gathered input is not kept but gathered again in backward (arXiv:2205.05198, section 4.2.2). MLA's down
 projections run on the rank's own tokens; its narrow latents are gathered instead of the residual stream. Under CP keys and values are
 gathered for the core and kept as the rank's own part. The indexer's inputs get no gradient from it; the core keeps what the indexer makes
-for all tokens, and two fp32 numbers a token, never a T × T score. What the core's kernels hold inside backward is workspace.
+for all tokens, and two fp32 numbers a token, never a T × T score. What the core's kernels hold inside is workspace.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from megaplan.blocks.dims import Dims
 from megaplan.blocks.ops import BlockProgram, Op, Projection, add, cut, linear, norm, partial_gradient, project
-from megaplan.blocks.scratch import INSIDE_BACKWARD, inside_storages
+from megaplan.blocks.scratch import INSIDE, INSIDE_BACKWARD, inside_storages
 from megaplan.blocks.storages import Shapes, Stored, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
-from megaplan.families.attention.scratch import core_inside, head_widths
+from megaplan.families.attention.scratch import core_inside, head_widths, indexed_inside
 from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention
 from megaplan.families.attention.tensors import AttentionVariant
 from megaplan.families.family import Selective
@@ -55,10 +55,13 @@ def attention_selective(_attention: GroupedQueryAttention | LatentAttention, var
 
 
 def attention_program(
-    dims: Dims, attention: GroupedQueryAttention | LatentAttention, variant: AttentionVariant, rotates: bool, _parameters: DType
+    dims: Dims, attention: GroupedQueryAttention | LatentAttention, variant: AttentionVariant, rotates: bool, parameters: DType
 ) -> tuple[BlockProgram, Shapes]:
     """One A block."""
-    inside = None if variant.indexed else core_inside(dims, attention)
+    if variant.indexed and isinstance(attention, LatentAttention):
+        inside = indexed_inside(dims, attention, parameters)
+    else:
+        inside = core_inside(dims, attention)
     core = rotates, variant.indexed, dims.tp > 1, dims.cp > 1, inside is not None
     return _program(attention_key(attention), *core), residual({**attention_storages(dims, attention), **inside_storages(dims, inside)})
 
@@ -223,7 +226,7 @@ def _core(sharded: bool, context: bool, table: tuple[str, ...] | None, kernels: 
         Op(
             "attention",
             ("q", *reads, *(table or ())),
-            made,
+            (*made, INSIDE) if kernels and indexed else made,
             keeps=("q", "k", "v", *index, *(table or ()), *made),
             params=(*norm, "sinks") if key.sinks else norm,
             grads=("q", *reads),

@@ -1,0 +1,135 @@
+"""Which functions run indexed attention: the Triton kernels or plain torch; and what the kernels state of themselves."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from megakernels._common import Cost, chooses_triton, dropped_bytes, runs_triton
+from megakernels._common.scratch import SUMS_BYTES, narrowed_bytes
+from megakernels.ops.attention.inputs import Places
+from megakernels.ops.indexed_attention import reference, sizes
+from megakernels.ops.indexed_attention.inputs import Arguments
+from megakernels.ops.indexed_attention.reference import Indexed
+
+
+def runs_kernels(given: Indexed) -> bool:
+    """Whether the Triton kernels accept these inputs and their device runs them; that includes the indexer's keys."""
+    return runs_triton(given.q) and sizes.accepts(given)
+
+
+def chooses_kernels(given: Indexed) -> bool:
+    """Whether they would run if the inputs were on CUDA."""
+    return chooses_triton(given.q) and sizes.accepts(given)
+
+
+def makes_keys(index_k: Tensor) -> bool:
+    """Whether the kernels make index keys."""
+    return runs_triton(index_k) and sizes.accepts_keys(index_k)
+
+
+def chooses_keys(index_k: Tensor) -> bool:
+    """Whether they would if the inputs were on CUDA."""
+    return chooses_triton(index_k) and sizes.accepts_keys(index_k)
+
+
+def make_keys(index_k: Tensor, k_scale: Tensor, k_bias: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
+    """Same contract as `reference.make_keys`."""
+    if not makes_keys(index_k):
+        return reference.make_keys(index_k, k_scale, k_bias, cos, sin, eps)
+    from megakernels.ops.indexed_attention import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
+
+    return kernel.make_keys(index_k, k_scale, k_bias, cos, sin, eps)
+
+
+def make_keys_backward(
+    grad_keys: Tensor, index_k: Tensor, k_scale: Tensor, cos: Tensor, sin: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Same contract as `reference.make_keys_backward`."""
+    if not makes_keys(index_k):
+        return reference.make_keys_backward(grad_keys, index_k, k_scale, cos, sin, eps)
+    from megakernels.ops.indexed_attention import kernel  # noqa: PLC0415
+
+    return kernel.make_keys_backward(grad_keys, index_k, k_scale, cos, sin, eps)
+
+
+def kernel_forward(given: Indexed, places: Places) -> tuple[Tensor, ...]:
+    """`kernel.forward`."""
+    from megakernels.ops.indexed_attention import kernel  # noqa: PLC0415
+
+    return kernel.forward(given, places)
+
+
+def kernel_backward(grad_out: Tensor, given: Indexed, made: Sequence[Tensor], places: Places) -> tuple[Tensor, ...]:
+    """`kernel.backward`."""
+    from megakernels.ops.indexed_attention import kernel  # noqa: PLC0415
+
+    out, lse, thresholds, index_lse = made
+    return kernel.backward(grad_out, given, out, lse, thresholds, index_lse, places)
+
+
+def forward(arguments: Arguments) -> tuple[Tensor, ...]:
+    """Same contract as `reference.forward`."""
+    given = with_keys(arguments)
+    return kernel_forward(given, Places()) if runs_kernels(given) else reference.forward(given)
+
+
+def backward(grad_out: Tensor, arguments: Arguments, *made: Tensor | Sequence[bool]) -> tuple[Tensor, ...]:
+    """Gradients of q, k, v, index_q, index_k, index_weights, k_scale and k_bias, all of them; `made` is what was saved, and the needs."""
+    saved = [each for each in made if isinstance(each, Tensor)]
+    *heads, grad_keys, grad_weights = _backward(grad_out, with_keys(arguments), saved)
+    of_norm = arguments.index_k, arguments.k_scale, arguments.cos, arguments.sin, arguments.eps
+    grad_k, *norm = make_keys_backward(grad_keys, *of_norm)
+    return (*heads, grad_k, grad_weights, *norm)
+
+
+def _backward(grad_out: Tensor, given: Indexed, saved: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    if runs_kernels(given):
+        return kernel_backward(grad_out, given, saved, Places())
+    out, lse, thresholds, index_lse = saved
+    return reference.backward(grad_out, given, out, lse, thresholds, index_lse)
+
+
+def with_keys(arguments: Arguments) -> Indexed:
+    """With index keys after their norm and rotation."""
+    return arguments.with_keys(
+        make_keys(arguments.index_k, arguments.k_scale, arguments.k_bias, arguments.cos, arguments.sin, arguments.eps)
+    )
+
+
+def forward_scratch(arguments: Arguments) -> int:
+    """Bytes inside the Triton forward: the index keys, and what the kernels hold."""
+    given = arguments.with_keys(arguments.index_k)
+    return sizes.inside(given, Places()).keys + sizes.forward_inside(given, Places()) if chooses_kernels(given) else 0
+
+
+def backward_scratch(grad_out: Tensor, arguments: Arguments, *made: Tensor | Sequence[bool]) -> int:
+    """Bytes inside the Triton backward, which always makes all gradients; those of the index keys' inputs come last."""
+    given = arguments.with_keys(arguments.index_k)
+    if not chooses_kernels(given):
+        return 0
+    *saved, needs = made
+    out, lse, thresholds, index_lse = (each for each in saved if isinstance(each, Tensor))
+    keys = sizes.inside(given, Places()).keys
+    last = (arguments.index_k, arguments.k_scale, arguments.k_bias)
+    inside = sizes.backward_inside(grad_out, given, (out, lse, thresholds, index_lse), Places())
+    before = 2 * keys + inside - sum(each.nbytes for each in last)
+    inputs = (*arguments[:6], arguments.k_scale, arguments.k_bias)
+    dropped = dropped_bytes(inputs, [bool(each) for each in needs])
+    return dropped + max(before, keys + keys_backward_inside(arguments.index_k, arguments.k_scale))
+
+
+def keys_backward_inside(index_k: Tensor, k_scale: Tensor) -> int:
+    """Bytes of `kernel.make_keys_backward` in addition to operands and results: parts of the gradients of scale and bias."""
+    width = index_k.shape[2]
+    parts = 2 * sizes.key_programs(index_k.shape[0] * index_k.shape[1]) * width
+    return SUMS_BYTES * parts + narrowed_bytes(k_scale, SUMS_BYTES * width)
+
+
+def cost_of_forward(arguments: Arguments) -> Cost:
+    """Of the Triton forward."""
+    return sizes.forward_cost(arguments.with_keys(arguments.index_k), Places())
+
+
+def cost_of_backward(_grad_out: Tensor, arguments: Arguments, *_made: Tensor | Sequence[bool]) -> Cost:
+    """Of the Triton backward."""
+    return sizes.backward_cost(arguments.with_keys(arguments.index_k), Places())
