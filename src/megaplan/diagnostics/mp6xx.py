@@ -361,4 +361,18 @@ RUNTIME: dict[str, CodeInfo] = {
         "Plan for whole machines of device.per_node GPUs, and give the options of `megarun train` after --.",
         "megarun launch slurm plan.json --time 24:00:00 -- --data corpus.tokens --out /shared/runs/my",
     ),
+    "MP663": CodeInfo(
+        "the weights of a Hugging Face model cannot be read",
+        "A file is missing or damaged, or its tensors are not those of the plan: another name, another shape, another dtype.",
+        "A tensor that is not read would keep initial values, and no later error would say so.",
+        "Give the folder of the whole model, with safetensors and the config.json that the plan was made of.",
+        "hf download meta-llama/Llama-3.2-1B --local-dir llama-3.2-1b",
+    ),
+    "MP664": CodeInfo(
+        "the plan and the Hugging Face config are of two models, or of one whose tensors have no names here",
+        "What decides the model's function differs between the plan and config.json, or no table of names is written for its model_type.",
+        "Weights in another architecture give other outputs, even where every shape fits.",
+        "Make the plan of this config.json.",
+        "megaplan split llama-3.2-1b/config.json -o plan.json",
+    ),
 }

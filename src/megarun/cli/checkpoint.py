@@ -1,6 +1,6 @@
-"""`megarun checkpoint`: list, inspect and verify a run's checkpoints, and export their parameters.
+"""`megarun checkpoint`: list, inspect and verify a run's checkpoints, export their parameters, import those of a model.
 
-Exit status: 0 done, 1 `verify` found damage, 2 an error. Only `export` loads torch.
+Exit status: 0 done, 1 `verify` found damage, 2 an error. Only `export` and `import` load torch.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from megaplan.diagnostics import diagnostic
+from megaplan.dtypes import DType
 from megaplan.errors import Location, MegaplanError, render_diagnostic
 from megaplan.terminal import output
 from megaplan.terminal.exit_status import ERROR
@@ -22,11 +23,17 @@ from megarun.checkpoint.index import read_index
 from megarun.checkpoint.manifest import MANIFEST, Manifest, damaged_files, list_checkpoints, read_manifest
 from megarun.data.identity import data_text
 from megarun.errors import refusal
+from megarun.job.run import read_job
+
+if TYPE_CHECKING:
+    from megarun.huggingface.convert import Moved
 
 LIST_FORMAT, INSPECT_FORMAT, VERIFY_FORMAT = "megarun.checkpoint-list/1", "megarun.checkpoint-inspect/1", "megarun.checkpoint-verify/1"
 DAMAGED = 1
+MOST_LEFT = 6
+EXPORTED_DTYPES = ("fp32", "bf16")
 
-app: typer.Typer = typer.Typer(name="checkpoint", help="List, inspect, verify and export checkpoints.", no_args_is_help=True)
+app: typer.Typer = typer.Typer(name="checkpoint", help="List, inspect, verify, export and import checkpoints.", no_args_is_help=True)
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A run's folder, or one checkpoint of it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
@@ -52,10 +59,30 @@ def verify_command(folder: Folder, *, as_json: AsJson = False) -> int:
 
 @app.command("export")
 def export_command(
-    folder: Folder, out: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="A new .safetensors file.")]
+    folder: Folder,
+    out: Annotated[Path, typer.Option("-o", "--output", metavar="OUT", help="A new .safetensors file; with --format hf a new folder.")],
+    *,
+    as_format: Annotated[str, typer.Option("--format", metavar="inventory|hf", help="Names of the tensors.")] = "inventory",
+    config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="With --format hf: the model's config.json.")] = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", metavar="fp32|bf16", help="With --format hf: of the weights.")] = None,
 ) -> int:
-    """Export the unsharded parameters of a checkpoint, by inventory name, as one safetensors file."""
+    """Export the unsharded parameters of a checkpoint: one safetensors file, or a Hugging Face model's folder."""
+    if as_format == "hf":
+        return _answered(False, lambda: _export_hf(folder, config, out, dtype))
+    if as_format != "inventory" or config is not None or dtype is not None:
+        given = f"--format {as_format}" if as_format != "inventory" else "--config" if config is not None else "--dtype"
+        raise typer.BadParameter(f"{given}: --format is inventory or hf, and --config and --dtype belong to hf")
     return _answered(False, lambda: _export(folder, out))
+
+
+@app.command("import")
+def import_command(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan of the model, made from its config.json.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The model's folder: config.json and safetensors.")],
+    out: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="A new folder for the checkpoint.")],
+) -> int:
+    """Write the weights of a Hugging Face model as a checkpoint to start from, of any layout."""
+    return _answered(False, lambda: _import(plan, model, out))
 
 
 def _answered(as_json: bool, action: Callable[[], int]) -> int:
@@ -160,11 +187,15 @@ def _verify(folder: Path, as_json: bool) -> int:
     return DAMAGED if damaged else 0
 
 
-def _export(folder: Path, out: Path) -> int:
-    path = checkpoints_at(folder)[0]
+def _require_whole(path: Path) -> None:
     wrong = damaged_files(path, read_manifest(path))
     if wrong:
         raise refusal("MP644", "\n".join(wrong), file=str(path))
+
+
+def _export(folder: Path, out: Path) -> int:
+    path = checkpoints_at(folder)[0]
+    _require_whole(path)
     if out.exists():
         raise refusal("MP608", f"{out} exists", hints=(f"-o {out.stem}-2.safetensors",), file=str(out))
     from safetensors.torch import save_file  # noqa: PLC0415  (torch takes seconds to load)
@@ -173,10 +204,44 @@ def _export(folder: Path, out: Path) -> int:
     from megarun.checkpoint.state import GENERATOR, OPTIMIZER  # noqa: PLC0415
 
     names = [name for name in tensor_names(path) if name.split(".")[0] not in (OPTIMIZER, GENERATOR)]
-    tensors = dict(full_tensors(path, names))
+    tensors, manifest = dict(full_tensors(path, names)), read_manifest(path)
+    metadata = {"format": "pt", "megarun.step": str(manifest.step), "megarun.model_digest": manifest.model_digest}
     try:
-        save_file(tensors, out)
+        save_file(tensors, out, metadata)
     except OSError as error:
         raise refusal("MP645", f"{out}: {error.strerror or error}", file=str(out)) from None
     output.write(f"{out}: {len(tensors):,} tensors, {format_bytes(sum(tensor.nbytes for tensor in tensors.values()))}\n")
     return 0
+
+
+def _import(plan: Path, model: Path, out: Path) -> int:
+    planned = read_job(plan, None)
+    from megarun.huggingface.convert import import_weights  # noqa: PLC0415  (torch takes seconds to load)
+
+    moved = import_weights(planned, model, out)
+    _tell(moved)
+    output.write(f"megarun train {plan} --data FILE --out DIR --resume {moved.path} --weights-only\n")
+    return 0
+
+
+def _export_hf(folder: Path, config: Path | None, out: Path, dtype: str | None) -> int:
+    if config is None:
+        raise refusal("MP664", "--format hf needs --config", hints=("--config MODEL/config.json",))
+    path = checkpoints_at(folder)[0]
+    _require_whole(path)
+    from megarun.dtypes import TORCH_DTYPES  # noqa: PLC0415  (torch takes seconds to load)
+    from megarun.huggingface.convert import export_weights  # noqa: PLC0415
+
+    if dtype not in (None, *EXPORTED_DTYPES):
+        raise refusal("MP664", f"--dtype = {dtype}, and weights are {' or '.join(EXPORTED_DTYPES)}", hints=("--dtype bf16",))
+    _tell(export_weights(path, config, out, None if dtype is None else TORCH_DTYPES[DType(dtype)]))
+    return 0
+
+
+def _tell(moved: Moved) -> None:
+    for warning in moved.warnings:
+        sys.stderr.write(render_diagnostic(warning) + "\n")
+    if moved.left:
+        shown = ", ".join(moved.left[:MOST_LEFT]) + (f" and {len(moved.left) - MOST_LEFT} more" if len(moved.left) > MOST_LEFT else "")
+        output.write(f"not read, since the model has no such tensor: {shown}\n")
+    output.write(f"{moved.path}: {moved.num_tensors:,} tensors, {format_bytes(moved.num_bytes)}\n")

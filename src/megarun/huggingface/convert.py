@@ -1,0 +1,235 @@
+"""A model's folder as a checkpoint of a plan, and a checkpoint as a model's folder."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from megaplan.errors import Diagnostic, Severity
+from megaplan.importers.hf import ImportedSpec, import_hf
+from megaplan.plan.read import read_plan
+from megarun.checkpoint.full_tensors import full_tensors
+from megarun.checkpoint.index import read_index
+from megarun.checkpoint.manifest import FOLDER, PLAN, Manifest, folder_name
+from megarun.checkpoint.pieces import Pieces, PiecesSavePlanner
+from megarun.checkpoint.retention import Retention
+from megarun.checkpoint.storage import DTYPES, CheckpointWriter, first_reason
+from megarun.errors import refusal
+from megarun.files import read_bounded
+from megarun.huggingface.changes import to_ours, to_theirs
+from megarun.huggingface.files import CONFIG, MAX_JSON_BYTES, Group, WeightFiles, unreadable, write_shards
+from megarun.huggingface.names import NAMES
+from megarun.huggingface.rules import Rule, weight_rules
+from megarun.job.job import Job
+from megarun.job.run import SavedPlan
+
+MOST_NAMED = 8
+_NOT_READ = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
+"""Buffers that older releases stored and that follow from the config."""
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
+_OTHER_FILES = ("generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What an import or an export has done.
+
+    Attributes:
+        path: The checkpoint's folder, or the model's.
+        num_tensors: As Hugging Face names them.
+        num_bytes: Of these.
+        left: Stored tensors that the model does not have, which were not read.
+        warnings: What the config says and megarun does not compute.
+    """
+
+    path: Path
+    num_tensors: int
+    num_bytes: int
+    left: tuple[str, ...]
+    warnings: tuple[Diagnostic, ...]
+
+
+class _Lazy(Pieces):
+    """A tensor that is read when DCP writes it: its shape and dtype are known before."""
+
+    def __init__(self, rule: Rule, index: int, files: WeightFiles) -> None:
+        whole = Pieces.unsharded(torch.empty(rule.ours[index].shape, dtype=files.header(rule.theirs[0]).dtype, device="meta"))
+        super().__init__(whole.local, tuple(whole.shape), whole.boxes)
+        self._rule, self._index, self._files = rule, index, files
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
+        return to_ours(self._rule, [self._files.read(name) for name in self._rule.theirs])[self._index]
+
+
+def import_weights(planned: tuple[Job, SavedPlan], model: Path, out: Path) -> Moved:
+    """Write the weights of a model's folder as a checkpoint of step 0, without optimizer state.
+
+    Args:
+        planned: The plan to train.
+        model: Folder with `config.json` and safetensors.
+        out: A new folder, as a run's.
+
+    Raises:
+        MegaplanError: What cannot be read, or does not fit the plan.
+    """
+    (job, plan), config = planned, _config(model / CONFIG)
+    if out.exists():
+        raise refusal("MP608", f"{out} exists", hints=(f"-o {out}-2",), file=str(out))
+    rules, imported = _rules(job, config, model / CONFIG)
+    files = WeightFiles.of(model)
+    left = _check_tensors(rules, files, job)
+    state = {ours.name: _Lazy(rule, index, files) for rule in rules for index, ours in enumerate(rule.ours)}
+    manifest = Manifest(
+        step=0,
+        seed=job.spec.training.seed,
+        global_batch=job.global_batch,
+        model_digest=plan.model_digest,
+        plan_digest=plan.plan_digest,
+        world_size=1,
+        torch=torch.__version__,
+        files={},
+    )
+    writer = CheckpointWriter(out, manifest, plan.text, Retention(2))
+    try:
+        with warnings.catch_warnings():  # `no_dist` warns that there is no process group
+            warnings.simplefilter("ignore", UserWarning)
+            save(dict(state), storage_writer=writer, planner=PiecesSavePlanner(), no_dist=True)
+    except (CheckpointException, OSError, RuntimeError) as error:
+        writer.discard()
+        raise refusal("MP645", f"{out}: {first_reason(error)}", file=str(out)) from None
+    size = sum(pieces.local.nbytes for pieces in state.values())
+    return Moved(out / FOLDER / folder_name(0), len(files.places) - len(left), size, left, _not_carried(imported))
+
+
+def export_weights(checkpoint: Path, config_path: Path, out: Path, dtype: torch.dtype | None = None) -> Moved:
+    """Write a checkpoint's parameters as a model's folder that `from_pretrained` loads.
+
+    Args:
+        checkpoint: Folder of the checkpoint.
+        config_path: `config.json` of the model; what stands beside it of tokenizer and generation is copied.
+        out: A new folder.
+        dtype: Of the weights; None: as in the checkpoint.
+
+    Raises:
+        MegaplanError: What cannot be read, or the config is of another model.
+    """
+    config = _config(config_path)
+    if out.exists():
+        raise refusal("MP608", f"{out} exists", hints=(f"-o {out}-2",), file=str(out))
+    job = Job.from_plan(read_plan(str(checkpoint / PLAN)))
+    rules, imported = _rules(job, config, config_path)
+    saved = read_index(checkpoint)
+    for ours in (each for rule in rules for each in rule.ours):
+        if ours.name not in saved or saved[ours.name].shape != ours.shape:
+            found = list(saved[ours.name].shape) if ours.name in saved else "missing"
+            raise refusal("MP644", f"{checkpoint}: {ours.name} is {found}, the plan's {list(ours.shape)}", file=str(checkpoint))
+    stored = {name: dtype or DTYPES[each.dtype] for name, each in saved.items() if each.dtype in DTYPES}
+    groups = [_group(rule, checkpoint, stored[rule.ours[0].name], dtype) for rule in rules]
+    out.mkdir(parents=True)
+    try:
+        write_shards(out, groups, job.inventory.parameters)
+        main = stored[rules[0].ours[0].name]
+        text = json.dumps({**config, "dtype": str(main).removeprefix("torch.")}, indent=2) + "\n"
+        (out / CONFIG).write_text(text, encoding="utf-8")
+        for name in _OTHER_FILES:
+            if (config_path.parent / name).is_file():
+                shutil.copyfile(config_path.parent / name, out / name)
+    except OSError as error:
+        raise refusal("MP645", f"{out}: {error.strerror or error}", file=str(out)) from None
+    sizes = [size for group in groups for size in group.sizes.values()]
+    return Moved(out, len(sizes), sum(sizes), (), _not_carried(imported))
+
+
+def _group(rule: Rule, checkpoint: Path, stored: torch.dtype, dtype: torch.dtype | None) -> Group:
+    def values() -> Mapping[str, Tensor]:
+        ours = [tensor for _, tensor in full_tensors(checkpoint, [each.name for each in rule.ours])]
+        theirs = to_theirs(rule, ours)
+        return {name: tensor if dtype is None else tensor.to(dtype) for name, tensor in zip(rule.theirs, theirs, strict=True)}
+
+    size = torch.empty(rule.shape, dtype=stored, device="meta").nbytes
+    return Group(dict.fromkeys(rule.theirs, size), values)
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(read_bounded(path, MAX_JSON_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise unreadable(path, error) from None
+    if not isinstance(found, dict):
+        raise refusal("MP801", f"{path} is no mapping", file=str(path))
+    return found
+
+
+def _rules(job: Job, config: Mapping[str, Any], path: Path) -> tuple[list[Rule], ImportedSpec]:
+    """The rules of a plan whose model is the config's."""
+    imported = import_hf(json.dumps(config), str(path))
+    if imported.family not in NAMES:
+        detail = f"{path}: model_type = {imported.family}, and tensors are named for {', '.join(NAMES)}"
+        raise refusal("MP664", detail, file=str(path))
+    theirs, ours = (spec.model.model_dump(mode="json") for spec in (imported.loaded.spec, job.spec))
+    different = list(_different("model", theirs, ours))
+    if different:
+        raise refusal("MP664", "\n".join(_most(different)), hints=(f"megaplan split {path} -o PLAN",), file=str(path))
+    try:
+        return weight_rules(NAMES[imported.family], job.spec, job.inventory, config), imported
+    except KeyError as error:
+        raise refusal("MP664", f"{path}: {imported.family} has no name for {error.args[0]}", file=str(path)) from None
+
+
+_OWN = ("_loss_coefficient", "routing_skew", "capacity_factor", "loss_weight", "chunk_size", "save_every", "pattern")
+"""Keys that a config does not decide, or that change no weight."""
+
+
+def _different(key: str, theirs: Any, ours: Any) -> Iterable[str]:
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        for name in sorted(theirs.keys() | ours.keys()):
+            yield from _different(f"{key}.{name}", theirs.get(name), ours.get(name))
+    elif theirs != ours and not key.endswith(_OWN):
+        yield f"{key} = {json.dumps(theirs)} in the config, {json.dumps(ours)} in the plan"
+
+
+def _check_tensors(rules: Iterable[Rule], files: WeightFiles, job: Job) -> tuple[str, ...]:
+    """What is stored is what the rules read; names of what nobody reads and may be left.
+
+    Raises:
+        MegaplanError: MP663.
+    """
+    wanted = {name: rule for rule in rules for name in rule.theirs}
+    wrong = [f"{name} is missing" for name in wanted if name not in files.places]
+    for name in (each for each in wanted if each in files.places):
+        shape = files.header(name).shape
+        if shape != wanted[name].shape:
+            wrong.append(f"{name} is {list(shape)}, the plan's {wanted[name].ours[0].name} needs {list(wanted[name].shape)}")
+    numbers = [int(found[1]) for name in wanted if (found := _LAYER.search(name))]
+    last = max(numbers, default=0)
+    left = []
+    for name in files.places.keys() - wanted.keys():
+        number = _LAYER.search(name)
+        tied = job.inventory.tied and name == "lm_head.weight"
+        if tied or _NOT_READ.search(name) or (number and int(number[1]) > last):
+            left.append(name)
+        else:
+            wrong.append(f"{name} {list(files.header(name).shape)} belongs to no tensor of the plan")
+    if wrong:
+        raise refusal("MP663", "\n".join(_most(sorted(wrong))), file=str(files.folder))
+    return tuple(sorted(left))
+
+
+def _most(lines: list[str]) -> list[str]:
+    return lines if len(lines) <= MOST_NAMED else [*lines[:MOST_NAMED], f"and {len(lines) - MOST_NAMED} more"]
+
+
+def _not_carried(imported: ImportedSpec) -> tuple[Diagnostic, ...]:
+    return tuple(each for each in imported.loaded.diagnostics if each.severity is Severity.WARNING and each.code == "MP820")

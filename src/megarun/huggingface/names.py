@@ -1,0 +1,137 @@
+"""The tensor names of each `model_type`: one table, read in both directions.
+
+A table maps our modules to theirs, by letter; `.weight` and `.bias` follow. Several of ours in a tuple are one of theirs, row below row;
+`{expert}` in a name stands for one tensor an expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+Modules: TypeAlias = Mapping[str | tuple[str, ...], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Names of one model type.
+
+    Attributes:
+        blocks: Letter to its modules, ours to theirs, inside a decoder layer.
+        layer: What stands before them; `{layer}` is the decoder layer.
+        letters: Our layers in a decoder layer.
+        outside: Modules outside the layers.
+        pairs: Whether rotary embedding turns neighbouring dims; ours turns dims of two halves. A permutation of rows, equal for queries and
+            keys, changes no score.
+        transposed: Their modules with weights [in, out].
+        interleaved: Their modules in which rows of several of ours alternate.
+    """
+
+    blocks: Mapping[str, Modules]
+    layer: str = "model.layers.{layer}."
+    letters: int = 2
+    outside: Modules = field(default_factory=lambda: {"embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"})
+    pairs: bool = False
+    transposed: frozenset[str] = frozenset()
+    interleaved: frozenset[str] = frozenset()
+
+
+def _in(module: str, *names: str | tuple[str, ...], **renamed: str) -> Modules:
+    """Modules of one name here and there, inside `module`, then those of other names."""
+    return {name: f"{module}.{name}" for name in names} | {ours: f"{module}.{theirs}" for ours, theirs in renamed.items()}  # type: ignore[misc]
+
+
+_BEFORE, _AFTER = {"norm": "input_layernorm"}, {"norm": "post_attention_layernorm"}
+_HEADS = _in("self_attn", "q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm", "gate_proj", "sinks")
+_GATED = ("gate_proj", "up_proj", "down_proj")
+_MLP = _in("mlp", *_GATED)
+_ONE_GATE_UP: Modules = {("gate_proj", "up_proj"): "mlp.gate_up_proj", "down_proj": "mlp.down_proj"}
+_EXPERTS = {f"experts.{name}": f"mlp.experts.{{expert}}.{name}.weight" for name in _GATED} | {"router": "mlp.gate"}
+_MATRICES = zip(_GATED, ("w1", "w3", "w2"), strict=True)
+_NUMBERED = {f"experts.{ours}": f"block_sparse_moe.experts.{{expert}}.{theirs}.weight" for ours, theirs in _MATRICES}
+_MIXTRAL: Modules = {**_NUMBERED, "router": "block_sparse_moe.gate", "router.correction": "block_sparse_moe.e_score_correction_bias"}
+_GRANITE_EXPERTS: Modules = {
+    ("experts.gate_proj", "experts.up_proj"): "block_sparse_moe.input_linear.weight",
+    "experts.down_proj": "block_sparse_moe.output_linear.weight",
+    "router": "block_sparse_moe.router.layer",
+    ("shared.gate_proj", "shared.up_proj"): "shared_mlp.input_linear",
+    "shared.down_proj": "shared_mlp.output_linear",
+}
+_MIXER = ("in_proj", "conv1d", "dt_bias", "A_log", "D", "out_proj")
+
+
+def _shared(module: str) -> Modules:
+    return {f"shared.{name}": f"{module}.{name}" for name in _GATED}
+
+
+def _decoder(
+    attention: Modules = _HEADS, mlp: Modules = _MLP, moe: Modules | None = None, *, before: Modules = _BEFORE, after: Modules = _AFTER
+) -> Names:
+    """Attention, then an MLP or experts, a norm before each."""
+    experts = {} if moe is None else {"E": {**after, **moe}}
+    return Names({"A": {**before, **attention}, "D": {**after, **mlp}, **experts})
+
+
+LLAMA = _decoder()
+_POST = _decoder(
+    before={"post_norm": "post_attention_layernorm"},
+    after={"post_norm": "post_feedforward_layernorm"},
+)
+_HUNYUAN = {**_in("self_attn", "q_proj", "k_proj", "v_proj", "o_proj", q_norm="query_layernorm", k_norm="key_layernorm")}
+_HUNYUAN_MOE = _decoder(_HUNYUAN, moe={**_EXPERTS, "router": "mlp.gate.wg", **_shared("mlp.shared_mlp")})
+_DEEPSEEK = replace(
+    _decoder(
+        _in(
+            "self_attn",
+            "q_proj",
+            "o_proj",
+            q_down="q_a_proj",
+            q_latent_norm="q_a_layernorm",
+            q_up="q_b_proj",
+            kv_down="kv_a_proj_with_mqa",
+            kv_latent_norm="kv_a_layernorm",
+            kv_up="kv_b_proj",
+        ),
+        moe={**_EXPERTS, "router.correction": "mlp.gate.e_score_correction_bias", **_shared("mlp.shared_experts")},
+    ),
+    pairs=True,
+)
+_GLM_BEFORE = _decoder(_HEADS, _ONE_GATE_UP)
+_FEED_FORWARD = {"norm": "pre_ff_layernorm"} | _in("feed_forward", *_GATED)
+_FEED_FORWARD_ENDS: Modules = {"embedding": "model.embed_tokens", "final_norm": "model.final_layernorm", "head": "lm_head"}
+_MAMBA_LAYER: Modules = {**_BEFORE, **_in("mamba", *_MIXER, gated_norm="norm")}
+_BACKBONE: Modules = {"embedding": "backbone.embeddings", "final_norm": "backbone.norm_f", "head": "lm_head"}
+_ALONE: Modules = {"norm": "norm", **_in("mixer", *_MIXER, gated_norm="norm")}
+
+NAMES: dict[str, Names] = {
+    "arcee": LLAMA,
+    "bamba": Names({"A": {**_BEFORE, **_HEADS}, "M": _MAMBA_LAYER, "D": _FEED_FORWARD}, outside=_FEED_FORWARD_ENDS),
+    "deepseek_v2": _DEEPSEEK,
+    "ernie4_5": replace(LLAMA, pairs=True),
+    "glm": replace(_GLM_BEFORE, pairs=True),
+    "hunyuan_v1_dense": _decoder(_HUNYUAN),
+    "hunyuan_v1_moe": _HUNYUAN_MOE,
+    "llama": LLAMA,
+    "mamba2": Names({"M": _ALONE}, "backbone.layers.{layer}.", 1, _BACKBONE),
+    "ministral": LLAMA,
+    "mistral": LLAMA,
+    "mixtral": _decoder(moe=_MIXTRAL),
+    "nemotron_h": Names(
+        {
+            "A": {"norm": "norm", **_in("mixer", "q_proj", "k_proj", "v_proj", "o_proj")},
+            "M": _ALONE,
+            "D": {"norm": "norm", **_in("mixer", "up_proj", "down_proj")},
+        },
+        "backbone.layers.{layer}.",
+        1,
+        _BACKBONE,
+    ),
+    "phi3": _decoder({("q_proj", "k_proj", "v_proj"): "self_attn.qkv_proj", "o_proj": "self_attn.o_proj"}, _ONE_GATE_UP),
+    "qwen2": LLAMA,
+    "qwen3": LLAMA,
+    "qwen3_moe": _decoder(moe=_EXPERTS),
+    "seed_oss": LLAMA,
+    "smollm3": LLAMA,
+}
+"""The model types whose weights move, in both directions."""

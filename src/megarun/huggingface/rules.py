@@ -1,0 +1,166 @@
+"""From a table of names to tensors: which of ours are which of theirs, of which shapes; needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any, NamedTuple
+
+from megaplan.inventory.tensors import Block, Inventory, Owner, ParamTensor
+from megaplan.spec.models import GroupedQueryAttention, LatentAttention, Spec
+from megarun.huggingface.names import Modules, Names
+
+EXPERT = "{expert}"
+_CONVOLUTION = "conv1d.weight"
+
+
+class Ours(NamedTuple):
+    """A tensor of the inventory.
+
+    Attributes:
+        name: Its full name.
+        shape: Unsharded.
+        order: Where each row stands among theirs, in groups of as many rows; empty for the same order.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    order: tuple[int, ...] = ()
+
+
+class Rule(NamedTuple):
+    """Some of our tensors and some of theirs, which hold the same values.
+
+    Attributes:
+        ours: One, or several whose rows are joined.
+        theirs: One, or one an expert, in order.
+        shape: Of each of theirs.
+        stacked: Whether ours is a stack of theirs.
+        transposed: Whether theirs is [in, out].
+        interleaved: Whether the rows of ours alternate in theirs.
+    """
+
+    ours: tuple[Ours, ...]
+    theirs: tuple[str, ...]
+    shape: tuple[int, ...]
+    stacked: bool = False
+    transposed: bool = False
+    interleaved: bool = False
+
+    @property
+    def joined(self) -> tuple[int, ...]:
+        """The shape of ours joined, rows first; of a bank behind the experts."""
+        first, rows = self.ours[0].shape, self.row_dim
+        return (*first[:rows], sum(each.shape[rows] for each in self.ours), *first[rows + 1 :])
+
+    @property
+    def row_dim(self) -> int:
+        """The dim of rows: 1 of a bank."""
+        return 1 if len(self.ours[0].shape) == 3 and not self.ours[0].name.endswith(_CONVOLUTION) else 0
+
+
+def weight_rules(names: Names, spec: Spec, inventory: Inventory, config: Mapping[str, Any]) -> list[Rule]:
+    """The rules of every tensor of a model.
+
+    Args:
+        names: Of its model type.
+        spec: What is trained.
+        inventory: Its tensors.
+        config: The fields of `config.json`.
+
+    Raises:
+        KeyError: The table has no name for a tensor.
+    """
+    orders = _orders(spec, pairs=names.pairs and config.get("rope_interleave") is not False)
+    found: list[Rule] = []
+    for name, block in inventory.blocks():
+        if name.startswith("layers."):
+            layer = int(name.removeprefix("layers.")) // names.letters
+            found += _of_block(names, name, block, names.blocks[block.family], names.layer.format(layer=layer, expert=EXPERT), orders)
+        else:
+            own = {ours.removeprefix(name).removeprefix("."): theirs for ours, theirs in names.outside.items() if isinstance(ours, str)}
+            found += _of_block(names, name, block, own, "", {})
+    return found
+
+
+def _of_block(
+    names: Names, block_name: str, block: Block, modules: Modules, prefix: str, orders: Mapping[str, tuple[int, ...]]
+) -> Iterator[Rule]:
+    tensors = {tensor.name: tensor for tensor in block.tensors}
+    fused = {member: key for key in modules if isinstance(key, tuple) for member in key}
+    done: set[str] = set()
+    for name, first in tensors.items():
+        if name in done:
+            continue
+        module, leaf = _split(name, modules, fused)
+        key = fused.get(module, module)
+        joined = tuple(f"{each}{leaf}".removeprefix(".") for each in (key if isinstance(key, tuple) else (key,)))
+        done.update(joined)
+        theirs = modules[key]
+        yield _rule(
+            block_name,
+            tuple(tensors[each] for each in joined),
+            f"{prefix}{theirs}{leaf}",
+            orders,
+            transposed=theirs in names.transposed and len(first.shape) > 1,
+            interleaved=theirs in names.interleaved,
+        )
+
+
+def _split(name: str, modules: Modules, fused: Mapping[str, tuple[str, ...]]) -> tuple[str, str]:
+    """The module that the table has, and what follows: a table may name a tensor itself."""
+    if name in modules or name in fused:
+        return name, ""
+    module, _, leaf = name.rpartition(".")
+    if module not in modules and module not in fused:
+        raise KeyError(name)
+    return module, f".{leaf}"
+
+
+def _rule(
+    block_name: str,
+    tensors: tuple[ParamTensor, ...],
+    theirs: str,
+    orders: Mapping[str, tuple[int, ...]],
+    *,
+    transposed: bool,
+    interleaved: bool,
+) -> Rule:
+    ours = tuple(Ours(f"{block_name}.{each.name}", each.shape, orders.get(each.name.rpartition(".")[0], ())) for each in tensors)
+    stacked = EXPERT in theirs
+    names = tuple(theirs.replace(EXPERT, str(expert)) for expert in range(tensors[0].shape[0])) if stacked else (theirs,)
+    rule = Rule(ours, names, (), stacked, transposed, interleaved)
+    shape = rule.joined[1:] if stacked else rule.joined
+    if transposed:
+        shape = (*shape[:-2], shape[-1], shape[-2])
+    if ours[0].name.endswith(_CONVOLUTION):
+        shape = (shape[0], 1, shape[1])
+    rule = rule._replace(shape=shape)
+    wrong = tensors[0].owner is Owner.EXPERT_PARALLEL and rule.row_dim != 1
+    if wrong or prod(shape) * len(names) != sum(tensor.elements for tensor in tensors):
+        raise ValueError(f"{ours[0].name} {ours[0].shape} is not {len(names)} times {shape}")
+    return rule
+
+
+def _orders(spec: Spec, *, pairs: bool) -> dict[str, tuple[int, ...]]:
+    """The order of rows of what rotary embedding turns: theirs begins with the turned dims of a head, ours ends with them."""
+    attention = spec.model.attention
+    if isinstance(attention, GroupedQueryAttention):
+        width = attention.head_dim
+        turned = attention.rotary_dim or width
+        order = (*range(turned, width), *_halves(turned, pairs=pairs))
+        return {} if order == tuple(range(width)) else dict.fromkeys(("q_proj", "k_proj", "q_norm", "k_norm"), order)
+    if not isinstance(attention, LatentAttention) or not pairs:
+        return {}
+    turned = _halves(attention.qk_rope_head_dim, pairs=pairs)
+
+    def behind(straight: int) -> tuple[int, ...]:
+        return (*range(straight), *(straight + each for each in turned))
+
+    head = behind(attention.qk_nope_head_dim)
+    return {"q_proj": head, "q_up": head, "kv_down": behind(attention.kv_lora_rank)}
+
+
+def _halves(width: int, *, pairs: bool) -> tuple[int, ...]:
+    """Dims of neighbouring pairs as two halves, or as they stand."""
+    return (*range(0, width, 2), *range(1, width, 2)) if pairs else tuple(range(width))
