@@ -46,6 +46,10 @@ from megakernels.ops.rms_norm import (
     gated_scale_gradients,
     gated_square_sum,
     rms_norm,
+    row_dot,
+    row_gradients,
+    row_scale,
+    row_square_sum,
 )
 from megakernels.ops.rope import mla_kv, rope
 from megakernels.ops.side_embedding import gated_add, ngram_rows
@@ -100,6 +104,10 @@ __all__ = [
     "route_scored",
     "routed_experts",
     "router_losses",
+    "row_dot",
+    "row_gradients",
+    "row_scale",
+    "row_square_sum",
     "scratch_bytes",
     "slice_gradient",
     "slice_statistics",

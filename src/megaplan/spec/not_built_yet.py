@@ -68,7 +68,18 @@ NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
 )
 
 
-BUILT_OPTIONS: frozenset[str] = frozenset()
+BUILT_OPTIONS: frozenset[str] = frozenset(
+    {
+        "model.norm",
+        "model.norm_placement",
+        "model.attention.bias",
+        "model.attention.output_bias",
+        "model.attention.qk_norm_width",
+        "model.attention.rotary_dim",
+        "model.mamba.bias",
+        "model.mlp.bias",
+    }
+)
 """Options of blocks (`megaplan.spec.options`) that megarun builds; it refuses the others."""
 
 

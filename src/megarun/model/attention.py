@@ -9,19 +9,20 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from megakernels import mla_kv, rope
 from megaplan.spec import models as spec
 from megarun.model.indexer import Indexer
-from megarun.model.norm import RMSNorm, linear
+from megarun.model.norm import Block, RMSNorm, RowLinear, linear
 from megarun.model.rotary import Rotary, unrotated
 from megarun.parallel.groups.context import WHOLE, ContextParallel
 from megarun.parallel.groups.context_indexer import Choice, context_indexed_attention
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
+from megarun.parallel.groups.tensor_norm import row_rms_norm
 
 
-class GroupedQueryAttention(nn.Module):
+class GroupedQueryAttention(Block):
     """Softmax attention with num_kv_heads key and value heads, each shared by a group of query heads.
 
     Source: arXiv:2305.13245.
@@ -45,28 +46,30 @@ class GroupedQueryAttention(nn.Module):
         self.q_proj = linear(hidden_size, query, config.bias)
         self.k_proj = linear(hidden_size, key_value, config.bias)
         self.v_proj = linear(hidden_size, key_value, config.bias)
-        self.o_proj = linear(query, hidden_size)
-        self.q_norm = RMSNorm(config.head_dim, eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(config.head_dim, eps) if config.qk_norm else None
+        self.o_proj = RowLinear(query, hidden_size, config.output_bias, tp)
+        self.norms_rows = config.qk_norm_width == "all_heads"
+        widths = (query, key_value) if self.norms_rows else (config.head_dim, config.head_dim)
+        self.q_norm, self.k_norm = (RMSNorm(width, eps) if config.qk_norm else None for width in widths)
 
     def forward(self, x: Tensor, rotary: Rotary, starts: Tensor | None = None) -> Tensor:
         """Residual stream, local tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed."""
         normed = self.norm(x)
-        q, k, v = (
-            torch.unflatten(flat, -1, (-1, self.head_dim)) for flat in self.tp.project(normed, self.q_proj, self.k_proj, self.v_proj)
-        )
-        if self.q_norm is not None and self.k_norm is not None:
+        q, k, v = self.tp.project(normed, self.q_proj, self.k_proj, self.v_proj)
+        if self.norms_rows and self.q_norm is not None and self.k_norm is not None:
+            q, k = (row_rms_norm(self.tp, flat, norm.weight, norm.eps) for flat, norm in ((q, self.q_norm), (k, self.k_norm)))
+        q, k, v = (torch.unflatten(flat, -1, (-1, self.head_dim)) for flat in (q, k, v))
+        if not self.norms_rows and self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rotates:
             q, k = rope(q, rotary.cos, rotary.sin), rope(k, rotary.cos, rotary.sin)
-        return x + self.core(q, k, v, starts)
+        return self.add(x, self.core(q, k, v, starts))
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None) -> Tensor:
         """Heads [B, T, Hq, D], [B, T, Hkv, D], [B, T, Hkv, D] -> [B, t, h]: attention and its output projection."""
-        return self.tp.reduce(self.o_proj(self.cp.attention(q, k, v, self.head_dim**-0.5, self.window, starts).flatten(2)))
+        return self.o_proj.reduced(self.cp.attention(q, k, v, self.head_dim**-0.5, self.window, starts).flatten(2))
 
 
-class LatentAttention(nn.Module):
+class LatentAttention(Block):
     """Attention whose keys and values come from one low-rank latent per token, with a rotary key shared by all heads.
 
     Source: arXiv:2405.04434, section 2.1.
@@ -93,15 +96,15 @@ class LatentAttention(nn.Module):
         self.norm = RMSNorm(hidden_size, eps)
         self.low_rank_query = config.q_lora_rank is not None
         if config.q_lora_rank is not None:
-            self.q_down = linear(hidden_size, config.q_lora_rank)
+            self.q_down = linear(hidden_size, config.q_lora_rank, config.bias)
             self.q_latent_norm = RMSNorm(config.q_lora_rank, eps)
             self.q_up = linear(config.q_lora_rank, q_width)
         else:
             self.q_proj = linear(hidden_size, q_width)
-        self.kv_down = linear(hidden_size, config.kv_lora_rank + self.rope_dim)
+        self.kv_down = linear(hidden_size, config.kv_lora_rank + self.rope_dim, config.bias)
         self.kv_latent_norm = RMSNorm(config.kv_lora_rank, eps)
         self.kv_up = linear(config.kv_lora_rank, self.num_heads * (self.nope_dim + self.v_dim))
-        self.o_proj = linear(self.num_heads * self.v_dim, hidden_size)
+        self.o_proj = RowLinear(self.num_heads * self.v_dim, hidden_size, config.bias or config.output_bias, tp)
         self.indexer: Indexer | None = None
         if config.indexer is not None and layer in config.indexer.layers and config.q_lora_rank is not None:
             self.indexer = Indexer(config.indexer, config.q_lora_rank, hidden_size, index_loss_factor, tp)
@@ -123,14 +126,12 @@ class LatentAttention(nn.Module):
         k, v = mla_kv(kv, self.tp.gather(k_rope), table.cos, table.sin, self.nope_dim)
         del kv  # not saved for backward
         if self.indexer is None:
-            return x + self.core(q, k, v, starts)
-        return x + self.indexed_core(q, k, v, *self.indexer.project(query_latent, normed), table.cos, table.sin, starts)
+            return self.add(x, self.core(q, k, v, starts))
+        return self.add(x, self.indexed_core(q, k, v, *self.indexer.project(query_latent, normed), table.cos, table.sin, starts))
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None) -> Tensor:
         """Heads [B, T, H, n + R], the same, [B, T, H, v] -> [B, t, h]: attention and its output projection."""
-        return self.tp.reduce(
-            self.o_proj(self.cp.attention(q, k, v, (self.nope_dim + self.rope_dim) ** -0.5, self.window, starts).flatten(2))
-        )
+        return self.o_proj.reduced(self.cp.attention(q, k, v, (self.nope_dim + self.rope_dim) ** -0.5, self.window, starts).flatten(2))
 
     def indexed_core(
         self,
@@ -151,4 +152,4 @@ class LatentAttention(nn.Module):
         choice = Choice(scale, self.indexer.top_k, self.indexer.loss_factor, self.eps, self.window)
         attend, norm = partial(context_indexed_attention, self.cp, choice, starts), self.indexer.k_norm
         # avoid locals that extend lifetimes
-        return self.tp.reduce(self.o_proj(attend(q, k, v, index_q, index_k, index_weights, norm.weight, norm.bias, cos, sin).flatten(2)))
+        return self.o_proj.reduced(attend(q, k, v, index_q, index_k, index_weights, norm.weight, norm.bias, cos, sin).flatten(2))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from megakernels import gated_rms_norm
 from megaplan.spec import models as spec
-from megarun.model.norm import RMSNorm, linear
+from megarun.model.norm import Block, RMSNorm, RowLinear, linear
 from megarun.model.rotary import Rotary
 from megarun.parallel.groups.context import WHOLE, ContextParallel
 from megarun.parallel.groups.relay import convolve, scan
@@ -38,7 +38,7 @@ class Scale(nn.Module):
         self.weight = nn.Parameter(torch.empty(width))
 
 
-class Mamba2Block(nn.Module):
+class Mamba2Block(Block):
     """M: in_proj → causal convolution → state-space dual scan → gated norm → out_proj.
 
     z, x, B, C and dt are views of in_proj's output, so that its storage is saved once. Under TP a rank has a share of the heads with their
@@ -58,17 +58,17 @@ class Mamba2Block(nn.Module):
         self.eps, self.chunk_size = eps, config.chunk_size
         self.dt_limits = config.time_step_min, math.inf if config.time_step_max is None else config.time_step_max
         self.norm = RMSNorm(hidden_size, eps)
-        self.in_proj = linear(hidden_size, 2 * self.inner + 2 * self.group_width + self.num_heads)
+        self.in_proj = linear(hidden_size, 2 * self.inner + 2 * self.group_width + self.num_heads, config.bias)
         self.conv1d = Convolution(self.inner + 2 * self.group_width, config.conv_kernel, config.conv_bias, cp)
         self.dt_bias = nn.Parameter(torch.empty(self.num_heads))
         self.A_log = nn.Parameter(torch.empty(self.num_heads))
         self.D = nn.Parameter(torch.empty(self.num_heads))
         self.gated_norm = Scale(self.inner)
-        self.out_proj = linear(self.inner, hidden_size)
+        self.out_proj = RowLinear(self.inner, hidden_size, config.bias, tp)
 
     def forward(self, x: Tensor, rotary: Rotary | None = None, starts: Tensor | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
         """Residual stream, local tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed."""
-        return x + self.tp.reduce(self.out_proj(self.mix(self.norm(x), starts)))
+        return self.add(x, self.out_proj.reduced(self.mix(self.norm(x), starts)))
 
     def mix(self, normed: Tensor, starts: Tensor | None = None) -> Tensor:
         """[B, t, h] -> [B, T, inner]: everything between the block's norm and out_proj."""

@@ -7,14 +7,14 @@ from torch import Tensor, nn
 
 from megakernels.ops.mamba3.piece import Settings
 from megaplan.spec import models as spec
-from megarun.model.norm import RMSNorm, linear
+from megarun.model.norm import Block, RMSNorm, linear
 from megarun.model.rotary import Rotary
 from megarun.parallel.groups.context import WHOLE, ContextParallel
 from megarun.parallel.groups.relay_mamba3 import trapezoidal_scan
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
 
-class Mamba3Block(nn.Module):
+class Mamba3Block(Block):
     """M: in_proj → norms of B and C → scan, gated and summed over ranks → out_proj; no convolution, no gated norm.
 
     z, x, dt, A and the trapezoid gate are views of in_proj's output, so that its storage is saved once. Under TP a rank has a share of the
@@ -51,7 +51,7 @@ class Mamba3Block(nn.Module):
 
     def forward(self, x: Tensor, rotary: Rotary | None = None, starts: Tensor | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
         """Residual stream, local tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed."""
-        return x + self.tp.reduce(self.out_proj(self.mix(self.norm(x), starts)))
+        return self.add(x, self.tp.reduce(self.out_proj(self.mix(self.norm(x), starts))))
 
     def mix(self, normed: Tensor, starts: Tensor | None = None) -> Tensor:
         """[B, t, h] -> [B, T, inner]: everything between the block's norm and out_proj."""

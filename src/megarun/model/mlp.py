@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from megakernels import gelu, relu2, swiglu
 from megaplan.spec.models import Activation
-from megarun.model.norm import RMSNorm, linear
+from megarun.model.norm import Block, RMSNorm, RowLinear, linear
 from megarun.model.rotary import Rotary
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
@@ -18,13 +18,15 @@ ACTIVATIONS: dict[Activation, Callable[..., Tensor]] = {"swiglu": swiglu, "relu2
 class Mlp(nn.Module):
     """up → activation → down; swiglu also has a gate projection. Under TP a rank has a share of the inner width."""
 
-    def __init__(self, hidden_size: int, ffn_hidden_size: int, activation: Activation, tp: TensorParallel = ALONE) -> None:
+    def __init__(
+        self, hidden_size: int, ffn_hidden_size: int, activation: Activation, tp: TensorParallel = ALONE, *, bias: bool = False
+    ) -> None:
         super().__init__()
         self.activation, self.tp, width = activation, tp, tp.share(ffn_hidden_size)
         if activation == "swiglu":
-            self.gate_proj = linear(hidden_size, width)
-        self.up_proj = linear(hidden_size, width)
-        self.down_proj = linear(width, hidden_size)
+            self.gate_proj = linear(hidden_size, width, bias)
+        self.up_proj = linear(hidden_size, width, bias)
+        self.down_proj = RowLinear(width, hidden_size, bias, tp)
 
     def body(self, x: Tensor) -> Tensor:
         """Local tokens [B, t, h] in and out."""
@@ -33,20 +35,29 @@ class Mlp(nn.Module):
 
     def contract(self, *expanded: Tensor) -> Tensor:
         """Gate and up, or up alone, [B, T, F] -> [B, t, h]: activation and down_proj."""
-        return self.tp.reduce(self.down_proj(ACTIVATIONS[self.activation](*expanded)))
+        return self.down_proj.reduced(ACTIVATIONS[self.activation](*expanded))
 
     def forward(self, x: Tensor) -> Tensor:
         """Local tokens [B, t, h] in and out."""
         return self.body(x)
 
 
-class DenseBlock(Mlp):
+class DenseBlock(Mlp, Block):
     """D: x + mlp(norm(x))."""
 
-    def __init__(self, hidden_size: int, ffn_hidden_size: int, activation: Activation, eps: float, tp: TensorParallel = ALONE) -> None:
-        super().__init__(hidden_size, ffn_hidden_size, activation, tp)
+    def __init__(
+        self,
+        hidden_size: int,
+        ffn_hidden_size: int,
+        activation: Activation,
+        eps: float,
+        tp: TensorParallel = ALONE,
+        *,
+        bias: bool = False,
+    ) -> None:
+        super().__init__(hidden_size, ffn_hidden_size, activation, tp, bias=bias)
         self.norm = RMSNorm(hidden_size, eps)
 
     def forward(self, x: Tensor, rotary: Rotary | None = None, starts: Tensor | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
         """Residual stream, local tokens [B, t, h], in and out."""
-        return x + self.body(self.norm(x))
+        return self.add(x, self.body(self.norm(x)))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from megakernels import arrival_plan, combine, dispatch, dispatch_plan, experts, route, route_scored, routed_experts, router_losses
 from megaplan.spec import models as spec
 from megarun.model.mlp import Mlp
-from megarun.model.norm import RMSNorm, linear
+from megarun.model.norm import Block, RMSNorm, linear
 from megarun.model.rotary import Rotary
 from megarun.model.router_losses import LossFactors
 from megarun.model.step_sums import num_sums
@@ -54,7 +54,7 @@ class ExpertBank(nn.Module):
         return rows.view(self.num_experts, -1, rows.shape[-1])
 
 
-class ExpertBlock(nn.Module):
+class ExpertBlock(Block):
     """E: x + combine(experts(dispatch(norm(x)))) + shared(norm(x))."""
 
     sums: Tensor
@@ -94,7 +94,7 @@ class ExpertBlock(nn.Module):
             out = self.experts(tokens, weights, rows, counts).view_as(x)
         else:
             out = combine(self.experts(dispatch(tokens, rows, self.top_k), weights, rows, counts), rows, self.top_k).view_as(x)
-        return x + (out if self.shared is None else out + self.shared(normed))
+        return self.add(x, out if self.shared is None else out + self.shared(normed))
 
     def choose(self, tokens: Tensor, num_sequences: int) -> tuple[Tensor, Tensor, Tensor]:
         """Local tokens [B·t, h] -> weights fp32 [B·t, k], experts int32 [B·t, k], probs fp32 [B·t, E]; adds the losses to `sums`."""

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from megaplan.spec import models as spec
 from megarun.model.mamba import Convolution, Scale
-from megarun.model.norm import RMSNorm, linear
+from megarun.model.norm import Block, RMSNorm, linear
 from megarun.model.rotary import Rotary
 from megarun.parallel.groups.context import WHOLE, ContextParallel
 from megarun.parallel.groups.relay import recur
@@ -15,7 +15,7 @@ from megarun.parallel.groups.tensor import ALONE, TensorParallel
 from megarun.parallel.groups.tensor_norm import row_gated_rms_norm
 
 
-class MatrixRecurrenceBlock(nn.Module):
+class MatrixRecurrenceBlock(Block):
     """R: projections → causal convolutions → recurrence → gated norm → out_proj; q and k are shared by all heads.
 
     Under TP a rank has a share of the heads, and computes q and k for them from all tokens; the gated norm is over the heads of all ranks.
@@ -51,7 +51,7 @@ class MatrixRecurrenceBlock(nn.Module):
         qk = self.conv_qk(qk, starts)
         v = self.conv_v(v, starts).unflatten(-1, (self.num_heads, self.value_dim))
         q, k = torch.split(qk, self.key_dim, dim=-1)
-        return x + self.core(q, k, v, forget, gate, starts)
+        return self.add(x, self.core(q, k, v, forget, gate, starts))
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, forget: Tensor, gate: Tensor, starts: Tensor | None = None) -> Tensor:
         """q, k [B, T, K], v [B, T, H, V], forget [B, T, H], gate [B, T, H·V] -> [B, t, h]: recurrence, gated norm, out_proj."""

@@ -19,7 +19,7 @@ class Rotary(NamedTuple):
 
 def rotary_width(attention: GroupedQueryAttention | LatentAttention) -> int:
     """How many trailing dims R of a head are rotated."""
-    return attention.qk_rope_head_dim if isinstance(attention, LatentAttention) else attention.head_dim
+    return attention.qk_rope_head_dim if isinstance(attention, LatentAttention) else attention.rotary_dim or attention.head_dim
 
 
 def rotary_table(positions: Tensor, width: int, theta: float, device: torch.device) -> Rotary:

@@ -22,7 +22,7 @@ from megarun.model.mamba3 import Mamba3Block
 from megarun.model.mlp import DenseBlock
 from megarun.model.moe import ExpertBlock
 from megarun.model.mtp import Ends, PredictionDepth
-from megarun.model.norm import RMSNorm, linear
+from megarun.model.norm import Block, linear, stream_norm
 from megarun.model.recurrent import MatrixRecurrenceBlock
 from megarun.model.rotary import Rotary, rotary_table, rotary_width
 from megarun.model.router_losses import LossFactors, loss_factors
@@ -75,7 +75,7 @@ class Stage(nn.Module):
         families, factors, index = inventory.layers, loss_factors(config), index_loss_factor(config)
         self.layers = nn.ModuleDict({str(i): build_block(config, families[i].family, i, tp, ep, cp, factors, index) for i in layers})
         if self.predicts:
-            self.final_norm = RMSNorm(model.hidden_size, model.norm_eps)
+            self.final_norm = stream_norm(model.norm, model.hidden_size, model.norm_eps)
         if "head" in slot.blocks:
             self.head = linear(model.hidden_size, num_words)
         mtp = model.features.mtp if self.predicts else None
@@ -204,7 +204,7 @@ def build_block(
     """The module of layer `layer` (global index), whose letter is given: a TP and EP rank's part; with factors of its own losses."""
     model = whole.model
     hidden, eps = model.hidden_size, model.norm_eps
-    module: nn.Module | None = None
+    module: Block | None = None
     match FAMILIES[letter].section_of(model):
         case spec.GroupedQueryAttention() as config:
             module = GroupedQueryAttention(config, hidden, eps, layer, tp, cp)
@@ -219,9 +219,10 @@ def build_block(
         case spec.MatrixRecurrence() as config:
             module = MatrixRecurrenceBlock(config, hidden, eps, tp, cp)
         case spec.Mlp() as config:
-            module = DenseBlock(hidden, config.ffn_hidden_size, config.activation, eps, tp)
+            module = DenseBlock(hidden, config.ffn_hidden_size, config.activation, eps, tp, bias=config.bias)
     if module is None:
         raise ValueError(f"layer {layer}: no module for {letter} blocks; megarun.job.support should have refused the spec")
+    module.place_norms(model.residual_path, hidden, eps)
     return module
 
 

@@ -7,9 +7,22 @@ from torch.library import custom_op
 
 from megakernels._common import accumulator_dtype, fake_like, join, only_needed, require, runs_triton
 from megakernels.ops.rms_norm import reference
+from megakernels.ops.rms_norm.rows import row_dot, row_gradients, row_scale, row_square_sum
 from megakernels.ops.rms_norm.slices import gated_dot, gated_scale, gated_scale_gradients, gated_square_sum
 
-__all__ = ["add_rms_norm", "gated_dot", "gated_rms_norm", "gated_scale", "gated_scale_gradients", "gated_square_sum", "rms_norm"]
+__all__ = [
+    "add_rms_norm",
+    "gated_dot",
+    "gated_rms_norm",
+    "gated_scale",
+    "gated_scale_gradients",
+    "gated_square_sum",
+    "rms_norm",
+    "row_dot",
+    "row_gradients",
+    "row_scale",
+    "row_square_sum",
+]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -21,14 +21,20 @@ def rms_norm_forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Ten
     return (wide * rstd.unsqueeze(-1) * upcast(weight)).to(x.dtype).contiguous(), rstd.contiguous()
 
 
-def rms_norm_backward(grad_y: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
-    """Returns the gradients of x and weight, None where not needed."""
+def rms_norm_backward(
+    grad_y: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, needs: Sequence[bool], mean_dot: Tensor | None = None
+) -> tuple[Tensor | None, ...]:
+    """Returns the gradients of x and weight, None where not needed.
+
+    `mean_dot`: mean of g ⊙ x̂ [..., 1], if it is over more than the given slice.
+    """
     grad_y = upcast(grad_y)
     normed = upcast(x) * rstd.unsqueeze(-1)
     grad_x = grad_weight = None
     if needs[0]:
         scaled = grad_y * upcast(weight)
-        grad_x = ((scaled - normed * (scaled * normed).mean(-1, keepdim=True)) * rstd.unsqueeze(-1)).to(x.dtype).contiguous()
+        mean = (scaled * normed).mean(-1, keepdim=True) if mean_dot is None else mean_dot
+        grad_x = ((scaled - normed * mean) * rstd.unsqueeze(-1)).to(x.dtype).contiguous()
     if needs[1]:
         grad_weight = (grad_y * normed).flatten(0, -2).sum(0).to(weight.dtype)
     return grad_x, grad_weight
@@ -85,6 +91,21 @@ def gated_rms_norm_backward(
     if needs[2]:
         grad_weight = (grad_y * normed.flatten(-2)).flatten(0, -2).sum(0).to(weight.dtype)
     return grad_x, grad_gate, grad_weight
+
+
+def row_square_sum(x: Tensor) -> Tensor:
+    """Returns the sum of squares of the row [..., 1]."""
+    return upcast(x).square().sum(-1, keepdim=True)
+
+
+def row_scale(x: Tensor, weight: Tensor, rstd: Tensor) -> Tensor:
+    """Returns y [..., D] in x's dtype, with rstd [..., 1] as given."""
+    return (upcast(x) * rstd * upcast(weight)).to(x.dtype).contiguous()
+
+
+def row_dot(grad_y: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> Tensor:
+    """Returns the sum of g ⊙ x̂ over the row [..., 1]."""
+    return (upcast(grad_y) * upcast(weight) * upcast(x)).sum(-1, keepdim=True) * rstd
 
 
 def gated_square_sum(x: Tensor, gate: Tensor) -> Tensor:

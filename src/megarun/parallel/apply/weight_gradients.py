@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from megarun.model.norm import RowLinear
 from megarun.model.stage import Stage
 from megarun.parallel.apply.gradients import parameter_groups
 from megarun.parallel.groups.deferred import deferring_to, leave_pending, product
@@ -142,5 +143,6 @@ def split_linears(stage: Stage) -> None:
 
 
 def _forward(module: nn.Linear, x: Tensor) -> Tensor:
-    out: Tensor = SplitLinear.apply(x, module.weight, module.bias)  # type: ignore[no-untyped-call]
+    bias = module.own_bias if isinstance(module, RowLinear) else module.bias
+    out: Tensor = SplitLinear.apply(x, module.weight, bias)  # type: ignore[no-untyped-call]
     return out
