@@ -72,8 +72,9 @@ def draw(seed: int, scope: Scope = Scope.ANY, size: Size = LARGE) -> dict[str, A
         sections["schedule"]["steps_per_update"] = degrees.steps
     if later and "mamba" in sections["model"] and (section := mamba1(stream("mamba1"), shape)) is not None:
         sections["model"]["mamba"] = section
-    if later:
-        add_options(stream("options"), sections["model"], shape, degrees.slots, sections["batch"]["seq_length"])
+    if not megatron:
+        runtime, length = scope is Scope.RUNTIME, sections["batch"]["seq_length"]
+        add_options(stream("options"), sections["model"], shape, degrees.slots, length, runtime=runtime)
     if megatron:
         pp, count = degrees.mesh["pp"], degrees.num_microbatches
         sections["host"] = megatron_section(

@@ -1,19 +1,22 @@
 """Options of blocks that imported models have: norms and their places, biases, gates. A draw of their own, after all others.
 
-megarun builds few of them: most plans that have one are noted and not traced, so few have one.
+Of plans for the runtime those that megarun builds alone; of others few, since a plan with one that it does not build is not traced.
 """
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
+from megaplan.spec.models import GroupedQueryAttention, LatentAttention, Mamba2, MixtureOfExperts, Mlp, Model
+from megaplan.spec.not_built_yet import BUILT_OPTIONS
 from random_plans.choices import Draw
 from random_plans.model import Shape
 
-SHARE, MEGATRON_SHARE = 0.06, 0.3
+SHARE, RUNTIME_SHARE, MEGATRON_SHARE = 0.06, 0.4, 0.3
 
 
-def add_options(draw: Draw, model: dict[str, Any], shape: Shape, slots: int, seq_length: int) -> None:
+def add_options(draw: Draw, model: dict[str, Any], shape: Shape, slots: int, seq_length: int, *, runtime: bool) -> None:
     """Write options into the sections of a drawn model.
 
     Args:
@@ -22,9 +25,24 @@ def add_options(draw: Draw, model: dict[str, Any], shape: Shape, slots: int, seq
         shape: What it was drawn for.
         slots: Stage slots; layers that share their input are drawn for one, since no cut may part them.
         seq_length: Of the batch, which learned positions cover.
+        runtime: Whether options that megarun does not build are left out.
     """
-    if not draw.chance(SHARE):
+    if not draw.chance(RUNTIME_SHARE if runtime else SHARE):
         return
+    if not runtime:
+        _add(draw, model, shape, slots, seq_length)
+        return
+    plain, drawn = deepcopy(model), deepcopy(model)
+    _add(draw, drawn, shape, slots, seq_length)
+    model |= drawn
+    for name, section in (("", model), *((f"{name}.", model[name]) for name in _SECTIONS if name in model)):
+        before = plain[name[:-1]] if name else plain
+        for key in [key for key in section if f"model.{name}{key}" in _OPTIONS - BUILT_OPTIONS and section[key] != before.get(key)]:
+            del section[key]
+            section.update({key: before[key]} if key in before else {})
+
+
+def _add(draw: Draw, model: dict[str, Any], shape: Shape, slots: int, seq_length: int) -> None:
     if "mtp" not in model.get("features", {}):
         draw.maybe(model, 0.4, norm="layernorm")
         if not model.get("tie_embeddings"):
@@ -67,6 +85,13 @@ def _mlp(draw: Draw, section: dict[str, Any], _shape: Shape) -> None:
     draw.maybe(section, 0.4, bias=True, activation="geglu")
 
 
+_OPTIONS = frozenset(
+    {f"model.{key}" for key in Model.options}
+    | {f"model.attention.{key}" for key in (*GroupedQueryAttention.options, *LatentAttention.options)}
+    | {f"model.mamba.{key}" for key in Mamba2.options}
+    | {f"model.moe.{key}" for key in (*MixtureOfExperts.options, "activation")}
+    | {f"model.mlp.{key}" for key in (*Mlp.options, "activation")}
+)
 _SECTIONS = {"attention": _attention, "mamba": _mamba, "moe": _experts, "mlp": _mlp, "short_convolution": _short_convolution}
 
 

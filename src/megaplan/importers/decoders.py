@@ -67,12 +67,15 @@ def olmo3(reader: ConfigReader) -> dict[str, Any]:
 
 
 def exaone4(reader: ConfigReader) -> dict[str, Any]:
-    """exaone4: norms on what a block adds, and over each head."""
+    """exaone4: norms on what a block adds, and over each head; beside layers with a window those without one do not rotate."""
     pattern = reader.value("sliding_window_pattern")
     reader.skip("sliding_window_pattern")
     period = pattern if isinstance(pattern, int) and not isinstance(pattern, bool) and pattern > 0 else 4
     attention: dict[str, Any] = {"qk_norm": True}
-    windowed = every(reader, period) if reader.value("sliding_window") is not None else (FULL,) * reader.layers(2)
+    slides = reader.value("sliding_window") is not None
+    windowed = every(reader, period) if slides else (FULL,) * reader.layers(2)
+    straight = [2 * layer for layer, kind in enumerate(windowed) if slides and kind == FULL]
+    attention |= {"nope_layers": straight} if straight else {}
     return _decoder(reader, attention, model={"norm_placement": "post"}, windowed=windowed)
 
 

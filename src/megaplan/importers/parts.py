@@ -101,6 +101,8 @@ def rope(reader: ConfigReader, head_dim: int, *, partial: float = 1.0) -> dict[s
         share = reader.factor("partial_rotary_factor") or partial
     reader.skip("partial_rotary_factor")
     rotated = rotary_width(head_dim, share)
+    if isinstance(share, int | float) and int(head_dim * share) % 2:
+        reader.tell("partial_rotary_factor", share, f"{int(head_dim * share)} dims of a head are rotated, by angles of a width that is odd")
     return {"rope_theta": float(theta), **({"rotary_dim": rotated} if rotated != head_dim else {})}
 
 

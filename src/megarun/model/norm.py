@@ -56,7 +56,11 @@ class Block(nn.Module):
     """
 
     norm: nn.Module
-    post_norm: nn.Module | None = None
+    post_norm: nn.Module | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.post_norm = None
 
     def place_norms(self, path: ResidualPath, width: int, eps: float) -> None:
         """Put norms of the path's kind where the path has them, in the place of the RMSNorm before the block."""

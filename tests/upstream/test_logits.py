@@ -1,0 +1,115 @@
+"""Imported models compute what transformers computes: logits of random weights, which round-trip and load again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+transformers = pytest.importorskip("transformers")
+torch = pytest.importorskip("torch")
+
+from hf_configs import random_config  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+from upstream_checks import note, rms_ratio  # noqa: E402
+
+from megaplan import split  # noqa: E402
+from megaplan.importers.hf import import_hf  # noqa: E402
+from megarun.checkpoint.full_tensors import full_tensors, tensor_names  # noqa: E402
+from megarun.engine.build import build_stage, materialise  # noqa: E402
+from megarun.huggingface.convert import export_weights, import_weights  # noqa: E402
+from megarun.huggingface.names import NAMES  # noqa: E402
+from megarun.job.run import read_job  # noqa: E402
+from megarun.job.support import refuse_unbuilt  # noqa: E402
+
+SEEDS = range(4)
+LENGTH = 40
+FAITHFUL = {"attention_dropout", "residual_dropout", "residual_in_fp32", "tie_word_embeddings"}
+"""Fields that an import tells of and that change no logit of an evaluation in fp32."""
+
+
+def comparable(model_type: str, seed: int) -> dict[str, Any]:
+    """A config whose widths both sides multiply: a grouped product of torch wants 16 bytes, and complex numbers even widths."""
+    config, draw = random_config(model_type, seed), Random(seed)
+    for key in ("moe_intermediate_size", "shared_intermediate_size", "shared_expert_intermediate_size"):
+        if key in config:
+            config[key] = 8 * draw.randint(1, 4)
+    if any(key in config for key in ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")):
+        config["intermediate_size"] = 8 * draw.randint(1, 6)
+        heads = config["num_attention_heads"]
+        config["hidden_size"] = heads * 8 * draw.randint(1, 3)
+    for key in ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim"):
+        if config.get(key):
+            config[key] += config[key] % 2
+    if "partial_rotary_factor" in config or model_type in PARTIAL:
+        config["head_dim" if model_type not in ("bamba", "phi3") else "hidden_size"] = 8 * config["num_attention_heads"]
+    if model_type == "bamba":
+        config |= {"mamba_d_head": "auto", "mamba_n_heads": 2 * config["num_attention_heads"]}
+    if model_type == "nemotron_h":
+        for key in ("hybrid_override_pattern", "layers_block_type"):
+            if key in config:
+                swapped = ["-" if each == "E" else "mlp" if each == "moe" else each for each in config[key]]
+                config[key] = "".join(swapped) if isinstance(config[key], str) else swapped
+    return config
+
+
+PARTIAL = ("bamba", "glm", "glm4", "phi3")
+
+
+def random_model(config: dict[str, Any], seed: int) -> Any:
+    """transformers' model with weights of a trained model's sizes, norms and biases too."""
+    fields = {key: value for key, value in config.items() if key != "model_type"}
+    made = transformers.CONFIG_MAPPING[config["model_type"]].from_dict(fields)
+    model = transformers.AutoModelForCausalLM.from_config(made, attn_implementation="eager", experts_implementation="eager").eval().float()
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("A_log", "dt_bias")):
+                continue
+            parameter.normal_(0, parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.2)
+            if parameter.dim() == 1 and "norm" in name and not name.endswith("bias"):
+                parameter.add_(1)
+    return model
+
+
+def tensors_of(folder: Path) -> dict[str, Any]:
+    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
+@pytest.mark.parametrize("model_type", NAMES)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_logits_are_those_of_transformers(model_type: str, seed: int, tmp_path: Path) -> None:
+    """The weights go from several shards into a checkpoint, from there into a stage, and back into a folder that loads."""
+    config = comparable(model_type, seed)
+    model = random_model(config, seed)
+    model.save_pretrained(tmp_path / "model", max_shard_size="60KB")
+    path = tmp_path / "model" / "config.json"
+    told = [item.detail for item in import_hf(path.read_text(), "config.json").loaded.diagnostics if item.code == "MP820"]
+    assert {line.partition(" = ")[0] for detail in told for line in detail.splitlines()} <= FAITHFUL
+    job, plan = read_job(split(str(path), batch__seq_length=LENGTH).plan, None)
+    refuse_unbuilt(job.spec)
+    checkpoint = import_weights((job, plan), tmp_path / "model", tmp_path / "run").path
+    stage = build_stage(job.spec, job.inventory, job.layout.slots[0])
+    materialise(stage, torch.device("cpu"))
+    whole = dict(full_tensors(checkpoint, tensor_names(checkpoint)))
+    tokens = torch.randint(0, config["vocab_size"], (2, LENGTH), generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        for name, parameter in stage.named_parameters():
+            parameter.copy_(whole[name].reshape(parameter.shape))
+        expected = model(tokens, use_cache=False).logits
+        note(f"logits {model_type}", f"transformers {type(model).__name__}", {f"seed {seed}": rms_ratio(stage(tokens), expected)})
+    exported = export_weights(checkpoint, path, tmp_path / "export").path
+    stored, written = tensors_of(tmp_path / "model"), tensors_of(exported)
+    assert stored.keys() == written.keys()
+    assert [name for name in stored if not torch.equal(stored[name], written[name])] == []
+    loaded, info = transformers.AutoModelForCausalLM.from_pretrained(
+        exported, attn_implementation="eager", experts_implementation="eager", output_loading_info=True
+    )
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    with torch.no_grad():
+        assert torch.equal(loaded.eval()(tokens, use_cache=False).logits, expected)
+    assert json.loads((exported / "config.json").read_text())["dtype"] == "float32"
