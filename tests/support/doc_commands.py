@@ -74,7 +74,7 @@ def prepare(folder: Path) -> None:
     for name, source in {"spec.yaml": "tiny-hybrid.yaml", "plan.json": "tiny-hybrid.json", "main.json": "nam56r-8xh200.json"}.items():
         shutil.copy(ROOT / "plans" / source, folder / name)
     for path in (Path(__file__).parent / "doc_files").iterdir():
-        shutil.copy(path, folder / path.name)
+        (shutil.copytree if path.is_dir() else shutil.copy)(path, folder / path.name)
     subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
 
 

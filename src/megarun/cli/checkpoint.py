@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 LIST_FORMAT, INSPECT_FORMAT, VERIFY_FORMAT = "megarun.checkpoint-list/1", "megarun.checkpoint-inspect/1", "megarun.checkpoint-verify/1"
 DAMAGED = 1
 MOST_LEFT = 6
-EXPORTED_DTYPES = ("fp32", "bf16")
+EXPORTED_DTYPES = {"fp32": DType.FP32, "bf16": DType.BF16}
 
 app: typer.Typer = typer.Typer(name="checkpoint", help="List, inspect, verify, export and import checkpoints.", no_args_is_help=True)
 
@@ -219,7 +219,7 @@ def _import(plan: Path, model: Path, out: Path) -> int:
     from megarun.huggingface.convert import import_weights  # noqa: PLC0415  (torch takes seconds to load)
 
     moved = import_weights(planned, model, out)
-    _tell(moved)
+    _report(moved)
     output.write(f"megarun train {plan} --data FILE --out DIR --resume {moved.path} --weights-only\n")
     return 0
 
@@ -234,11 +234,11 @@ def _export_hf(folder: Path, config: Path | None, out: Path, dtype: str | None) 
 
     if dtype not in (None, *EXPORTED_DTYPES):
         raise refusal("MP664", f"--dtype = {dtype}, and weights are {' or '.join(EXPORTED_DTYPES)}", hints=("--dtype bf16",))
-    _tell(export_weights(path, config, out, None if dtype is None else TORCH_DTYPES[DType(dtype)]))
+    _report(export_weights(path, config, out, None if dtype is None else TORCH_DTYPES[EXPORTED_DTYPES[dtype]]))
     return 0
 
 
-def _tell(moved: Moved) -> None:
+def _report(moved: Moved) -> None:
     for warning in moved.warnings:
         sys.stderr.write(render_diagnostic(warning) + "\n")
     if moved.left:

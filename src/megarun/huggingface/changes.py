@@ -18,9 +18,9 @@ def to_ours(rule: Rule, theirs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     whole = whole.reshape(rule.joined)
     dim, count = rule.row_dim, len(rule.ours)
     if rule.interleaved:
-        parts = [whole.unflatten(dim, (-1, count)).select(dim + 1, index) for index in range(count)]
+        parts = [torch.unflatten(whole, dim, (-1, count)).select(dim + 1, index) for index in range(count)]
     else:
-        parts = list(whole.split([each.shape[dim] for each in rule.ours], dim))
+        parts = list(torch.split(whole, [each.shape[dim] for each in rule.ours], dim))
     return tuple(_ordered(part, each.order).reshape(each.shape).contiguous() for each, part in zip(rule.ours, parts, strict=True))
 
 
@@ -39,4 +39,4 @@ def _ordered(rows: Tensor, order: tuple[int, ...], *, back: bool = False) -> Ten
     if not order:
         return rows
     index = torch.tensor(order)
-    return rows.unflatten(0, (-1, len(order))).index_select(1, index.argsort() if back else index).flatten(0, 1)
+    return torch.unflatten(rows, 0, (-1, len(order))).index_select(1, index.argsort() if back else index).flatten(0, 1)

@@ -118,7 +118,7 @@ def export_weights(checkpoint: Path, config_path: Path, out: Path, dtype: torch.
 
     Args:
         checkpoint: Folder of the checkpoint.
-        config_path: `config.json` of the model; what stands beside it of tokenizer and generation is copied.
+        config_path: `config.json` of the model; files of tokenizer and generation from its folder are copied.
         out: A new folder.
         dtype: Of the weights; None: as in the checkpoint.
 
@@ -201,7 +201,7 @@ def _different(key: str, theirs: Any, ours: Any) -> Iterable[str]:
 
 
 def _check_tensors(rules: Iterable[Rule], files: WeightFiles, job: Job) -> tuple[str, ...]:
-    """What is stored is what the rules read; names of what nobody reads and may be left.
+    """Compare the stored tensors with the rules; returns the names of those that are not read and may be left out.
 
     Raises:
         MegaplanError: MP663.

@@ -1,7 +1,7 @@
 """The tensor names of each `model_type`: one table, read in both directions.
 
 A table maps our modules to theirs, by letter; `.weight` and `.bias` follow. Several of ours in a tuple are one of theirs, row below row;
-`{expert}` in a name stands for one tensor an expert.
+`{expert}` in a name means one tensor for each expert.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-Modules: TypeAlias = Mapping[str | tuple[str, ...], str]
+Module: TypeAlias = "str | tuple[str, ...]"
+Modules: TypeAlias = dict[Module, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class Names:
 
     Attributes:
         blocks: Letter to its modules, ours to theirs, inside a decoder layer.
-        layer: What stands before them; `{layer}` is the decoder layer.
+        layer: Prefix of these names; `{layer}` is the decoder layer.
         letters: Our layers in a decoder layer.
         outside: Modules outside the layers.
         pairs: Whether rotary embedding turns neighbouring dims; ours turns dims of two halves. A permutation of rows, equal for queries and
@@ -37,19 +38,21 @@ class Names:
     interleaved: frozenset[str] = frozenset()
 
 
-def _in(module: str, *names: str | tuple[str, ...], **renamed: str) -> Modules:
+def _in(module: str, *names: str, **renamed: str) -> Modules:
     """Modules of one name here and there, inside `module`, then those of other names."""
-    return {name: f"{module}.{name}" for name in names} | {ours: f"{module}.{theirs}" for ours, theirs in renamed.items()}  # type: ignore[misc]
+    same: Modules = {name: f"{module}.{name}" for name in names}
+    return same | {ours: f"{module}.{theirs}" for ours, theirs in renamed.items()}
 
 
-_BEFORE, _AFTER = {"norm": "input_layernorm"}, {"norm": "post_attention_layernorm"}
-_HEADS = _in("self_attn", "q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm", "gate_proj", "sinks")
+_BEFORE: Modules = {"norm": "input_layernorm"}
+_AFTER: Modules = {"norm": "post_attention_layernorm"}
+_HEADS: Modules = _in("self_attn", "q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm", "gate_proj", "sinks")
 _GATED = ("gate_proj", "up_proj", "down_proj")
-_MLP = _in("mlp", *_GATED)
+_MLP: Modules = _in("mlp", *_GATED)
 _ONE_GATE_UP: Modules = {("gate_proj", "up_proj"): "mlp.gate_up_proj", "down_proj": "mlp.down_proj"}
-_EXPERTS = {f"experts.{name}": f"mlp.experts.{{expert}}.{name}.weight" for name in _GATED} | {"router": "mlp.gate"}
+_EXPERTS: Modules = {"router": "mlp.gate", **{f"experts.{name}": f"mlp.experts.{{expert}}.{name}.weight" for name in _GATED}}
 _MATRICES = zip(_GATED, ("w1", "w3", "w2"), strict=True)
-_NUMBERED = {f"experts.{ours}": f"block_sparse_moe.experts.{{expert}}.{theirs}.weight" for ours, theirs in _MATRICES}
+_NUMBERED: Modules = {f"experts.{ours}": f"block_sparse_moe.experts.{{expert}}.{theirs}.weight" for ours, theirs in _MATRICES}
 _MIXTRAL: Modules = {**_NUMBERED, "router": "block_sparse_moe.gate", "router.correction": "block_sparse_moe.e_score_correction_bias"}
 _GRANITE_EXPERTS: Modules = {
     ("experts.gate_proj", "experts.up_proj"): "block_sparse_moe.input_linear.weight",
@@ -69,7 +72,7 @@ def _decoder(
     attention: Modules = _HEADS, mlp: Modules = _MLP, moe: Modules | None = None, *, before: Modules = _BEFORE, after: Modules = _AFTER
 ) -> Names:
     """Attention, then an MLP or experts, a norm before each."""
-    experts = {} if moe is None else {"E": {**after, **moe}}
+    experts: dict[str, Modules] = {} if moe is None else {"E": {**after, **moe}}
     return Names({"A": {**before, **attention}, "D": {**after, **mlp}, **experts})
 
 
@@ -78,7 +81,7 @@ _POST = _decoder(
     before={"post_norm": "post_attention_layernorm"},
     after={"post_norm": "post_feedforward_layernorm"},
 )
-_HUNYUAN = {**_in("self_attn", "q_proj", "k_proj", "v_proj", "o_proj", q_norm="query_layernorm", k_norm="key_layernorm")}
+_HUNYUAN: Modules = {**_in("self_attn", "q_proj", "k_proj", "v_proj", "o_proj", q_norm="query_layernorm", k_norm="key_layernorm")}
 _HUNYUAN_MOE = _decoder(_HUNYUAN, moe={**_EXPERTS, "router": "mlp.gate.wg", **_shared("mlp.shared_mlp")})
 _DEEPSEEK = replace(
     _decoder(
@@ -98,7 +101,7 @@ _DEEPSEEK = replace(
     pairs=True,
 )
 _GLM_BEFORE = _decoder(_HEADS, _ONE_GATE_UP)
-_FEED_FORWARD = {"norm": "pre_ff_layernorm"} | _in("feed_forward", *_GATED)
+_FEED_FORWARD: Modules = {"norm": "pre_ff_layernorm", **_in("feed_forward", *_GATED)}
 _FEED_FORWARD_ENDS: Modules = {"embedding": "model.embed_tokens", "final_norm": "model.final_layernorm", "head": "lm_head"}
 _MAMBA_LAYER: Modules = {**_BEFORE, **_in("mamba", *_MIXER, gated_norm="norm")}
 _BACKBONE: Modules = {"embedding": "backbone.embeddings", "final_norm": "backbone.norm_f", "head": "lm_head"}

@@ -20,7 +20,7 @@ class Ours(NamedTuple):
     Attributes:
         name: Its full name.
         shape: Unsharded.
-        order: Where each row stands among theirs, in groups of as many rows; empty for the same order.
+        order: The place of each row among theirs, in groups of as many rows; empty for the same order.
     """
 
     name: str
@@ -78,7 +78,7 @@ def weight_rules(names: Names, spec: Spec, inventory: Inventory, config: Mapping
             layer = int(name.removeprefix("layers.")) // names.letters
             found += _of_block(names, name, block, names.blocks[block.family], names.layer.format(layer=layer, expert=EXPERT), orders)
         else:
-            own = {ours.removeprefix(name).removeprefix("."): theirs for ours, theirs in names.outside.items() if isinstance(ours, str)}
+            own: Modules = {str(ours).removeprefix(name).removeprefix("."): theirs for ours, theirs in names.outside.items()}
             found += _of_block(names, name, block, own, "", {})
     return found
 
@@ -152,15 +152,15 @@ def _orders(spec: Spec, *, pairs: bool) -> dict[str, tuple[int, ...]]:
         return {} if order == tuple(range(width)) else dict.fromkeys(("q_proj", "k_proj", "q_norm", "k_norm"), order)
     if not isinstance(attention, LatentAttention) or not pairs:
         return {}
-    turned = _halves(attention.qk_rope_head_dim, pairs=pairs)
+    halves = _halves(attention.qk_rope_head_dim, pairs=pairs)
 
     def behind(straight: int) -> tuple[int, ...]:
-        return (*range(straight), *(straight + each for each in turned))
+        return (*range(straight), *(straight + each for each in halves))
 
     head = behind(attention.qk_nope_head_dim)
     return {"q_proj": head, "q_up": head, "kv_down": behind(attention.kv_lora_rank)}
 
 
 def _halves(width: int, *, pairs: bool) -> tuple[int, ...]:
-    """Dims of neighbouring pairs as two halves, or as they stand."""
+    """Dims of neighbouring pairs as two halves, or in their order."""
     return (*range(0, width, 2), *range(1, width, 2)) if pairs else tuple(range(width))

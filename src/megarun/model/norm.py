@@ -51,7 +51,7 @@ class Block(nn.Module):
     """A layer: x + f(norm(x)), or another path from the residual stream and back.
 
     Attributes:
-        norm: Of what the block reads; the identity where the norm stands behind it alone.
+        norm: Of what the block reads; the identity if the only norm is `post_norm`.
         post_norm: Of what it adds; None for none.
     """
 
