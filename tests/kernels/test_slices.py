@@ -20,6 +20,11 @@ from megakernels import (
     linear_cross_entropy,
     linear_slice_gradients,
     linear_slice_statistics,
+    rms_norm,
+    row_dot,
+    row_gradients,
+    row_scale,
+    row_square_sum,
     scratch_bytes,
     slice_gradient,
     slice_statistics,
@@ -123,6 +128,25 @@ def test_a_slice_far_below_the_others_is_finite() -> None:
 
 @DTYPES
 @pytest.mark.parametrize("num_slices", [1, 2, 4])
+def test_slices_of_a_row_make_the_whole_norm(num_slices: int, dtype: torch.dtype) -> None:
+    """Output and every gradient, against the op on whole rows."""
+    generator = torch.Generator().manual_seed(4)
+    x, grad = (torch.randn(3, 5, 8, generator=generator, dtype=torch.float64).to(dtype) for _ in range(2))
+    weight = torch.randn(8, generator=generator, dtype=torch.float64).to(dtype)
+    pieces = [[part.contiguous() for part in tensor.chunk(num_slices, -1)] for tensor in (grad, x, weight)]
+    rstd = torch.rsqrt(sum(row_square_sum(a) for _, a, _ in zip(*pieces, strict=True)) / 8 + EPS)
+    y = torch.cat([row_scale(a, w, rstd) for _, a, w in zip(*pieces, strict=True)], -1)
+    mean_dot = sum(row_dot(g, a, w, rstd) for g, a, w in zip(*pieces, strict=True)) / 8
+    found = [row_gradients(g, a, w, rstd, mean_dot, [True, True]) for g, a, w in zip(*pieces, strict=True)]
+    inputs = [tensor.clone().requires_grad_() for tensor in (x, weight)]
+    expected = rms_norm(*inputs, EPS)
+    assert rms_ratio(y, expected.detach()) < TIGHT[dtype]
+    for index, wanted in enumerate(torch.autograd.grad(expected, inputs, grad)):
+        assert rms_ratio(torch.cat([gradients[index] for gradients in found], -1), wanted) < TIGHT[dtype]
+
+
+@DTYPES
+@pytest.mark.parametrize("num_slices", [1, 2, 4])
 def test_slices_of_a_gated_row_make_the_whole_norm(num_slices: int, dtype: torch.dtype) -> None:
     """Output and every gradient, against autograd in fp64 and against the op on whole rows."""
     generator = torch.Generator().manual_seed(2)
@@ -157,6 +181,10 @@ def test_fakes_have_the_shapes_of_results() -> None:
         lambda m: [gated_scale(m(x), m(x), m(weight), m(row))],
         lambda m: [gated_dot(m(x), m(x), m(x), m(weight), m(row))],
         lambda m: gated_scale_gradients(m(x), m(x), m(x), m(weight), m(row), m(row), [True, False, True]),
+        lambda m: [row_square_sum(m(x))],
+        lambda m: [row_scale(m(x), m(weight), m(row))],
+        lambda m: [row_dot(m(x), m(x), m(weight), m(row))],
+        lambda m: row_gradients(m(x), m(x), m(weight), m(row), m(row), [True, True]),
         lambda m: list(slice_statistics(m(logits), m(labels), 6)),
         lambda m: [slice_gradient(m(torch.tensor(1.0)), m(logits), m(labels), m(torch.ones(5)), 6)],
         lambda m: list(linear_slice_statistics(m(logits), m(logits), m(labels), 6)),
