@@ -43,8 +43,8 @@ def draw(seed: int, scope: Scope = Scope.ANY, size: Size = LARGE) -> dict[str, A
     hidden = draw_hidden(stream("widths"), size, tp=degrees.mesh["tp"])
     pattern, letters = draw_letters(stream("letters"), degrees, megatron=megatron, gpt=gpt)
     later = scope is Scope.ANY and not megatron
-    if later:
-        pattern, letters = later_letters(stream("families"), pattern, letters, hidden=hidden, tp=degrees.mesh["tp"])
+    if not megatron:
+        pattern, letters = later_letters(stream("families"), pattern, letters, scope, hidden=hidden, tp=degrees.mesh["tp"])
     cuts_of, num_layers = stream("cuts"), len(letters)
     step = 2 if gpt else 1  # a layer of GPTModel is two of ours
     cuts = [step * cut for cut in random_cuts(cuts_of, num_layers // step, degrees.slots)]

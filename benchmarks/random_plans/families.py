@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from random_plans.choices import Draw
+from random_plans.choices import Draw, Scope
 
 if TYPE_CHECKING:
     from random_plans.model import Shape
@@ -12,19 +12,20 @@ if TYPE_CHECKING:
 SHARE, MAMBA1_SHARE = 0.25, 0.2
 
 
-def later_letters(draw: Draw, pattern: str, letters: str, *, hidden: int, tp: int) -> tuple[str, str]:
+def later_letters(draw: Draw, pattern: str, letters: str, scope: Scope, *, hidden: int, tp: int) -> tuple[str, str]:
     """A pattern and its layers with some letters replaced.
 
     Args:
         draw: The stream.
         pattern: Without bars.
         letters: One a layer.
+        scope: What may be drawn.
         hidden: Width of the residual stream, which C shards.
         tp: Its degree.
     """
     if not draw.chance(SHARE):
         return pattern, letters
-    later = "GC" if hidden % tp == 0 else "G"
+    later = "GC" if hidden % tp == 0 and scope is Scope.ANY else "G"  # megarun does not build C
     present = sorted(set(letters))
     table = str.maketrans({letter: draw.choice(later) for letter in draw.sample(present, draw.randint(1, len(present)))})
     return pattern.translate(table), letters.translate(table)

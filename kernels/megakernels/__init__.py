@@ -14,6 +14,9 @@ from megakernels.ops.attention.pieces import attention_pieces, attention_pieces_
 from megakernels.ops.causal_conv1d import causal_conv1d
 from megakernels.ops.causal_conv1d.pieces import conv_pieces, conv_pieces_backward
 from megakernels.ops.cross_entropy import check_labels, cross_entropy, slice_gradient, slice_statistics
+from megakernels.ops.gated_delta import gated_delta
+from megakernels.ops.gated_delta.piece import gated_delta_piece, gated_delta_piece_backward
+from megakernels.ops.head_gated_norm import head_gated_norm
 from megakernels.ops.indexed_attention import indexed_attention
 from megakernels.ops.indexed_attention.pieces import (
     index_keys,
@@ -73,12 +76,16 @@ __all__ = [
     "dispatch_plan",
     "experts",
     "gated_add",
+    "gated_delta",
+    "gated_delta_piece",
+    "gated_delta_piece_backward",
     "gated_dot",
     "gated_rms_norm",
     "gated_scale",
     "gated_scale_gradients",
     "gated_square_sum",
     "gelu",
+    "head_gated_norm",
     "index_keys",
     "index_keys_backward",
     "indexed_attention",

@@ -11,7 +11,9 @@ from op_exact import (
     exact_attention,
     exact_conv,
     exact_conv_after,
+    exact_gated_delta,
     exact_gated_rms_norm,
+    exact_head_gated_norm,
     exact_indexed_attention,
     exact_linear_cross_entropy,
     exact_m2rnn,
@@ -21,7 +23,20 @@ from op_exact import (
     exact_rope,
     exact_ssd,
 )
-from op_makers import BATCH, Case, attention_case, expert_case, indexed_case, mamba3_case, packed, plan, route_case, routed_case, ssd_case
+from op_makers import (
+    BATCH,
+    Case,
+    attention_case,
+    delta_case,
+    expert_case,
+    indexed_case,
+    mamba3_case,
+    packed,
+    plan,
+    route_case,
+    routed_case,
+    ssd_case,
+)
 from torch.nn import functional
 
 from megakernels import (
@@ -32,8 +47,10 @@ from megakernels import (
     cross_entropy,
     dispatch,
     gated_add,
+    gated_delta,
     gated_rms_norm,
     gelu,
+    head_gated_norm,
     indexed_attention,
     linear_cross_entropy,
     m2rnn,
@@ -150,6 +167,20 @@ CASES = [
         ("q", "k", "v", "f", "state_map", "D", "dt_bias", "A_log"),
         lambda t: [((BATCH, math.ceil(t / 32) + 1, 3, 5, 6), "accumulator")],
     ),
+    delta_case("gated_delta", 16, 32, 2, per_row=False),
+    delta_case("gated_delta_rows", 16, 40, 4, per_row=True),
+    delta_case("gated_delta_negative", 64, 64, 1, per_row=False, beta_limit=2.0),
+    *(
+        Case(
+            f"head_gated_norm_sigmoid_{sigmoid}",
+            lambda n, t: {"x": n(BATCH, t, 3, 13), "gate": n(BATCH, t, 3, 13), "weight": n(13)},
+            lambda i, sigmoid=sigmoid: (head_gated_norm(**i, eps=EPS, sigmoid=sigmoid),),
+            lambda i, sigmoid=sigmoid: (exact_head_gated_norm(**i, sigmoid=sigmoid),),
+            ("x", "gate", "weight"),
+            lambda t: [((BATCH, t, 3), "accumulator")],
+        )
+        for sigmoid in (False, True)
+    ),
     mamba3_case("mamba3", 32, 3, 2),
     mamba3_case("mamba3_single_unrotated", 64, 1, 0),
     mamba3_case("mamba3_single", 16, 1, 2, save_every=40, heavy_tail=True),
@@ -234,6 +265,15 @@ CASES += [
         partial(mamba3, **dict.fromkeys(("mimo_x", "mimo_z", "mimo_o")), chunk_size=16, save_every=40, heavy_tail=True),
         partial(exact_mamba3, heavy_tail=True),
         ("x", "z", "B", "C", "dt", "A", "trapezoid", "angles"),
+    ),
+    packed(
+        _BY_NAME["gated_delta"], partial(gated_delta, chunk_size=16, save_every=32), exact_gated_delta, ("q", "k", "v", "decay", "beta")
+    ),
+    packed(
+        _BY_NAME["gated_delta_rows"],
+        partial(gated_delta, chunk_size=16, save_every=40),
+        exact_gated_delta,
+        ("q", "k", "v", "decay", "beta"),
     ),
     packed(_BY_NAME["m2rnn"], partial(m2rnn, save_every=32), exact_m2rnn, ("q", "k", "v", "f")),
 ]

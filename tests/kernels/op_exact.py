@@ -32,6 +32,29 @@ def exact_gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, num_groups: in
     return torch.cat([exact_rms_norm(piece, torch.ones_like(piece[0, 0])) for piece in slices], dim=-1) * weight
 
 
+def exact_head_gated_norm(x: Tensor, gate: Tensor, weight: Tensor, sigmoid: bool) -> Tensor:
+    return exact_rms_norm(x, weight) * (torch.sigmoid(gate) if sigmoid else gate * torch.sigmoid(gate))
+
+
+def exact_gated_delta(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, A_log: Tensor, dt_bias: Tensor, beta_limit: float = 1.0
+) -> Tensor:
+    """Position by position."""
+    repeats, width = v.shape[2] // q.shape[2], q.shape[3]
+    q, k = ((each / (each.square().sum(-1, keepdim=True) + 1e-6).sqrt()).repeat_interleave(repeats, 2) for each in (q, k))
+    raw = decay + dt_bias
+    alpha = torch.exp(-A_log.exp().view(-1, *[1] * (raw.dim() - 3)) * functional.softplus(raw))
+    alpha = alpha.unsqueeze(-1) if decay.dim() == 3 else alpha
+    state = v.new_zeros(v.shape[0], v.shape[2], width, v.shape[3])
+    found = []
+    for t in range(v.shape[1]):
+        state = alpha[:, t].unsqueeze(-1) * state
+        missing = v[:, t] - torch.einsum("bhkv,bhk->bhv", state, k[:, t])
+        state = state + beta_limit * torch.sigmoid(beta[:, t])[..., None, None] * torch.einsum("bhk,bhv->bhkv", k[:, t], missing)
+        found.append(torch.einsum("bhkv,bhk->bhv", state, q[:, t]) / math.sqrt(width))
+    return torch.stack(found, 1)
+
+
 def exact_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Complex multiplication by cos + i sin of the pairs (j, j + R/2)."""
     half = cos.shape[-1]

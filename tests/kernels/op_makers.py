@@ -15,6 +15,7 @@ from op_exact import (
     angles,
     exact_attention,
     exact_experts,
+    exact_gated_delta,
     exact_indexed_attention,
     exact_mamba3,
     exact_route,
@@ -23,7 +24,7 @@ from op_exact import (
 )
 from torch import Tensor
 
-from megakernels import attention, experts, indexed_attention, mamba3, route, routed_experts, ssd
+from megakernels import attention, experts, gated_delta, indexed_attention, mamba3, route, routed_experts, ssd
 
 BATCH = 2
 
@@ -197,6 +198,27 @@ def mamba3_case(name: str, chunk_size: int, rank: int, num_angles: int, save_eve
             ((BATCH, math.ceil(t / (save_every or chunk_size)), heads, width, state), "x"),
             ((BATCH, math.ceil(t / (save_every or chunk_size)), heads, num_angles), "accumulator"),
         ],
+    )
+
+
+def delta_case(name: str, chunk_size: int, save_every: int, key_heads: int, per_row: bool, beta_limit: float = 1.0) -> Case:
+    heads, keys, values = 4, 5, 6
+    rows = (keys,) if per_row else ()
+    return Case(
+        name,
+        lambda n, t: {
+            "q": n(BATCH, t, key_heads, keys),
+            "k": n(BATCH, t, key_heads, keys),
+            "v": n(BATCH, t, heads, values),
+            "decay": n(BATCH, t, heads, *rows),
+            "beta": n(BATCH, t, heads),
+            "A_log": n(heads).abs().mul(2).log1p(),
+            "dt_bias": n(heads, *rows) - 2,
+        },
+        lambda i: (gated_delta(**i, chunk_size=chunk_size, save_every=save_every, beta_limit=beta_limit),),
+        lambda i: (exact_gated_delta(**i, beta_limit=beta_limit),),
+        ("q", "k", "v", "decay", "beta", "A_log", "dt_bias"),
+        lambda t: [((BATCH, math.ceil(t / save_every), heads, keys, values), "accumulator")],
     )
 
 

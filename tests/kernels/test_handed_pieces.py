@@ -9,6 +9,9 @@ from megakernels import (
     causal_conv1d,
     conv_pieces,
     conv_pieces_backward,
+    gated_delta,
+    gated_delta_piece,
+    gated_delta_piece_backward,
     m2rnn,
     m2rnn_piece,
     m2rnn_piece_backward,
@@ -21,6 +24,7 @@ from megakernels import (
     ssd_piece,
     ssd_piece_backward,
 )
+from megakernels.ops.gated_delta.piece import DeltaSettings
 from megakernels.ops.mamba3.piece import Settings
 
 pytestmark = pytest.mark.requirement("R-33")
@@ -159,6 +163,38 @@ def test_a_trapezoidal_scan_of_pieces_is_that_of_the_sequence(rank: int, num_ang
             gradients[6][:, (index + 1) * LENGTH] += grad_trapezoid
             gradients[11] += grad_bias
     for found, right in zip((each for each in gradients if each is not None), wanted, strict=True):
+        assert rms_ratio(found, right) < EXACT
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("per_row", [False, True])
+def test_a_delta_rule_of_pieces_is_the_delta_rule_of_the_sequence(per_row: bool, packed: bool) -> None:
+    torch.manual_seed(0)
+    rows = (3,) if per_row else ()
+    inputs = [draw(BATCH, T, 2, 3), draw(BATCH, T, 2, 3), draw(BATCH, T, 4, 2), draw(BATCH, T, 4, *rows), draw(BATCH, T, 4)]
+    inputs += [draw(4), draw(4, *rows)]
+    whole_starts, starts = document_starts(packed)
+    settings = DeltaSettings(chunk_size=3, save_every=4, beta_limit=2.0)
+    expected = gated_delta(*inputs, 3, 4, whole_starts, beta_limit=2.0)
+    gradient = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, inputs, gradient)
+    plain = [tensor.detach() for tensor in inputs]
+    y, states = torch.empty_like(plain[2]), torch.empty(BATCH, PIECES, 2, 4, 3, 2, dtype=torch.float64)
+    state = torch.zeros(BATCH, 4, 3, 2, dtype=torch.float64)
+
+    def own(tensors: list[Tensor], index: int) -> list[Tensor]:
+        return [piece(tensor, index) if place < 5 else tensor for place, tensor in enumerate(tensors)]
+
+    for index in range(PIECES):
+        state = gated_delta_piece(state, own(plain, index), piece(starts, index), settings, piece(y, index), states[:, index])
+    assert rms_ratio(y, expected) < EXACT
+    gradients = [torch.zeros_like(tensor) for tensor in plain]
+    grad_state = torch.zeros_like(state)
+    for index in reversed(range(PIECES)):
+        grad_state = gated_delta_piece_backward(
+            grad_state, piece(gradient, index), own(plain, index), piece(starts, index), states[:, index], settings, own(gradients, index)
+        )
+    for found, right in zip(gradients, wanted, strict=True):
         assert rms_ratio(found, right) < EXACT
 
 

@@ -3,7 +3,10 @@
 import random
 from typing import Any
 
-LETTERS = {"gqa": "A", "mla": "A", "indexed": "A", "mamba2": "M", "mamba3": "M", "moe": "E", "gathering_moe": "E", "m2rnn": "R", "mlp": "D"}
+LETTERS = {
+    "gqa": "A", "mla": "A", "indexed": "A", "mamba2": "M", "mamba3": "M", "moe": "E", "gathering_moe": "E", "m2rnn": "R", "mlp": "D",
+    "gated_delta": "G", "kda": "G",
+}  # fmt: skip
 FP32 = dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "fp32")
 BF16 = dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "bf16")
 
@@ -21,7 +24,7 @@ def random_spec(kind: str, seed: int, policy: str = "none") -> dict[str, Any]:
             "hidden_size": hidden,
             "vocab_size": draw.randint(30, 70),
             "tie_embeddings": draw.random() < 0.5,
-            **_section(kind, hidden, draw),
+            **(_linear_attention(kind, draw) if LETTERS[kind] == "G" else _section(kind, hidden, draw)),
         },
         "batch": {"micro_batch_size": draw.randint(1, 3), "seq_length": draw.randint(5, 40)},
         "precision": draw.choice([FP32, BF16]),
@@ -62,6 +65,17 @@ def _section(kind: str, hidden: int, draw: random.Random) -> dict[str, Any]:
             return {"recurrent": {"kind": "m2rnn", **sizes, "save_every": draw.randint(3, 16), "conv_kernel": draw.randint(2, 4)}}
         case _:
             return {"mlp": {"ffn_hidden_size": draw.randint(8, 60), "activation": activation}}
+
+
+def _linear_attention(kind: str, draw: random.Random) -> dict[str, Any]:
+    numbers = {"save_every": draw.randint(3, 16), "chunk_size": draw.randint(2, 9), "conv_kernel": draw.randint(2, 4)}
+    if kind == "kda":
+        sizes = {"num_heads": draw.randint(1, 4), "head_dim": draw.randint(2, 9)}
+    else:
+        heads = draw.randint(1, 3)
+        sizes = {"num_key_heads": heads, "num_value_heads": heads * draw.randint(1, 3)}
+        sizes |= {"key_dim": draw.randint(2, 9), "value_dim": draw.randint(2, 9)}
+    return {"linear_attention": {"kind": kind, **sizes, **numbers, "negative_eigenvalues": draw.random() < 0.5}}
 
 
 def _mamba2(draw: random.Random) -> dict[str, Any]:

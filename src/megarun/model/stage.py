@@ -17,6 +17,7 @@ from megaplan.layout.values import Slot
 from megaplan.spec import models as spec
 from megarun.model.attention import GroupedQueryAttention, LatentAttention
 from megarun.model.indexer import index_loss_factor
+from megarun.model.linear_attention import LinearAttentionBlock
 from megarun.model.mamba import Mamba2Block
 from megarun.model.mamba3 import Mamba3Block
 from megarun.model.mlp import DenseBlock
@@ -218,6 +219,8 @@ def build_block(
             module = ExpertBlock(config, hidden, eps, tp, ep, factors, cp, gathers=whole.host.uses_triton)
         case spec.MatrixRecurrence() as config:
             module = MatrixRecurrenceBlock(config, hidden, eps, tp, cp)
+        case spec.GatedDeltaNet() | spec.KimiDeltaAttention() as config:
+            module = LinearAttentionBlock(config, hidden, eps, tp, cp)
         case spec.Mlp() as config:
             module = DenseBlock(hidden, config.ffn_hidden_size, config.activation, eps, tp, bias=config.bias)
     if module is None:

@@ -16,15 +16,19 @@ BASE: dict[str, Any] = {
         "moe": {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 24, "shared_ffn_hidden_size": 16},
         "recurrent": {"kind": "m2rnn", "num_heads": 4, "key_dim": 4, "value_dim": 4, "save_every": 8},
         "mlp": {"ffn_hidden_size": 40},
+        "linear_attention": {
+            "kind": "gated_delta", "num_key_heads": 4, "num_value_heads": 8, "key_dim": 4, "value_dim": 4, "chunk_size": 3, "save_every": 8,
+        },
     },
     "batch": {"micro_batch_size": 2, "seq_length": 16},
     "precision": dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "fp32"),
     "optimizer": {"newton_schulz_dtype": "fp32"},
     "training": {"steps": 10, "learning_rate": 1.0e-3},
-}
+}  # fmt: skip
 MAMBA3 = {"kind": "mamba3", "expand": 2, "head_dim": 16, "state_dim": 8, "num_groups": 4, "chunk_size": 4, "save_every": 8}
 MIMO = {**MAMBA3, "mimo_rank": 2, "num_angles": 3, "rate_activation": "heavy_tail"}
-SECTIONS = {"A": "attention", "M": "mamba", "E": "moe", "R": "recurrent", "D": "mlp"}
+KDA = {"kind": "kda", "num_heads": 4, "head_dim": 8, "chunk_size": 4, "save_every": 5, "negative_eigenvalues": True}
+SECTIONS = {"A": "attention", "M": "mamba", "E": "moe", "R": "recurrent", "D": "mlp", "G": "linear_attention"}
 MLA = {
     "kind": "mla",
     "num_heads": 4,
