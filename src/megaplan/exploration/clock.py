@@ -1,7 +1,7 @@
 """The time of a step: what a layout's layers cost, a bound for all cuts, and the exact step of given cuts.
 
 Where the step-time model has constants for the host and terms for every block, it is that model (`exploration.fitted`). Else it is the
-schedule's replay with layer times from the device's rates, and what data ranks exchange (`exploration.replayed`). All times are whole
+schedule's replay with layer times from the device's rates, and what data ranks exchange (`cost.replay`). All times are whole
 nanoseconds.
 """
 
@@ -15,8 +15,6 @@ from megaplan.partition.values import StackCosts
 from megaplan.spec.models import Spec
 
 Terms = Mapping[str, int]
-BUBBLE, EXPOSED = "bubble", "exposed"
-"""The term of idle pipeline ranks, and how the names of terms begin that wait for transfers."""
 
 
 class Clock(Protocol):

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from megaplan.cost.replay import BUBBLE, EXPOSED
 from megaplan.cost.step.compose import PassTerms, StageTerms, Step, pass_seconds, step_seconds
 from megaplan.cost.step.from_spec import software_of, workload_of
 from megaplan.cost.step.pipeline import grown
 from megaplan.cost.step.predict import Passes, StepTimer, once_of, stage_terms
 from megaplan.cost.step.workload import Recomputed, Software, StageShape, StepWorkload
-from megaplan.exploration.clock import BUBBLE, EXPOSED, Terms
+from megaplan.exploration.clock import Terms
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.spans import Spans
 from megaplan.partition.values import StackCosts

@@ -9,7 +9,7 @@ from typing import Any
 from megaplan.budget.build import build_budget
 from megaplan.columns import Column
 from megaplan.cost.model import flops_per_token
-from megaplan.exploration.clock import BUBBLE, EXPOSED
+from megaplan.cost.replay import BUBBLE, EXPOSED
 from megaplan.exploration.engine import Explored
 from megaplan.exploration.evaluate import UNLIMITED, Evaluator
 from megaplan.exploration.values import Exact, Layout

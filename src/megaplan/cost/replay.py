@@ -1,0 +1,196 @@
+"""The step of megarun: layer times from the device's rates, the schedule replayed with them, data ranks, and the optimizer.
+
+One timer times many specs of one model, as a search does; an estimate times one. Everything is in whole nanoseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import NamedTuple, TypeVar
+
+from megaplan.cost.blocks import rank_workload
+from megaplan.cost.data import DataTimes, data_times, exposed_ns, local_elements
+from megaplan.cost.rates import rates_of
+from megaplan.cost.times import LayerTime, ModelTimes, end_times, layer_time
+from megaplan.cost.transfers import layer_transfers
+from megaplan.families.registry import FAMILIES
+from megaplan.inventory.tensors import Block, Inventory
+from megaplan.schedules import LinkedOrders, SlotTimes, actions, link
+from megaplan.spec.models import Spec
+
+K = TypeVar("K")
+V = TypeVar("V")
+Cuts = Sequence[tuple[int, int]]
+"""One half-open span of layers for each slot, in model order."""
+MOST_KEPT = 20_000
+"""Values of a kind that a timer keeps; beyond it all are dropped."""
+BUBBLE, EXPOSED = "bubble", "exposed"
+"""The term of idle pipeline ranks, and how the names of terms begin that wait for transfers."""
+
+
+class Sums(NamedTuple):
+    """Of one microbatch on all pipeline ranks.
+
+    Attributes:
+        total: F, I and W.
+        forward: F.
+        chain: F and I, which the first microbatch runs one after another.
+        largest: The largest layer, and either end with the layer it stands with.
+        first: Of the first slot, beside layers.
+        last: Of the last slot, beside layers.
+    """
+
+    total: int
+    forward: int
+    chain: int
+    largest: int
+    first: LayerTime
+    last: LayerTime
+
+
+class ReplayTimer:
+    """Steps of one model on one kind of device, by any mesh, schedule, batch and recompute policy."""
+
+    def __init__(self, inventory: Inventory, spec: Spec) -> None:
+        """`spec`: any of those that are timed; they differ in what a search varies."""
+        self.inventory, self._rates = inventory, rates_of(spec)
+        makes: dict[int, tuple[Block, int]] = {}
+        for block in inventory.layers[:-1]:
+            makes[id(block)] = block, makes.get(id(block), (block, 0))[1] + 1
+        self.makes = list(makes.values())
+        """Blocks of all layers but the last, and how often each occurs."""
+        self._layers: dict[tuple[object, ...], LayerTime] = {}
+        self._ends: dict[tuple[object, ...], tuple[LayerTime, LayerTime, int]] = {}
+        self._sums: dict[tuple[object, ...], Sums] = {}
+        self._data: dict[tuple[int, ...], DataTimes] = {}
+        self._elements: dict[tuple[int, int, int], tuple[int, int]] = {}
+
+    def times(self, spec: Spec) -> ModelTimes:
+        """Of each layer and both ends; as `model_times` says them."""
+        layers, makes = self.inventory.layers, dict[tuple[int, str], LayerTime]()
+        found = []
+        for index, block in enumerate(layers):
+            make = id(block), spec.policy(index, block.family)
+            time = makes.get(make)
+            if time is None:
+                time = makes[make] = self.layer(spec, block, make[1])
+            found.append(time)
+        return ModelTimes(tuple(found), *self._end(spec))
+
+    def step_ns(self, spec: Spec, spans: Cuts) -> int:
+        """The replay's makespan, and what data ranks and the optimizer add."""
+        sums = self.sums(spec)
+        return self._makespan(spec, sums, spans) + self.beside(spec, sums)
+
+    def terms(self, spec: Spec, spans: Cuts) -> dict[str, int]:
+        """Nanoseconds by term, which add up to the step's.
+
+        Of a mean pipeline rank: its layers, what runs again, what waits for transfers; then idle time, data ranks and the optimizer.
+        """
+        count, pp, sums = spec.schedule.microbatches_per_update, spec.mesh.pp, self.sums(spec)
+        plain = self.sums(spec.model_copy(update={"recompute": type(spec.recompute)()}))
+        waits, data = self._waits(spec), self._data_of(spec)
+        recompute, exposed, step = (
+            count * (sums.total - plain.total) // pp,
+            count * waits // pp,
+            self._makespan(spec, sums, spans),
+        )
+        return {
+            "layers": count * sums.total // pp - recompute - exposed,
+            "recompute": recompute,
+            f"{EXPOSED} transfers": exposed,
+            BUBBLE: step - count * sums.total // pp,
+            f"{EXPOSED} data": self.beside(spec, sums) - data.optimizer_ns,
+            "optimizer": data.optimizer_ns,
+        }
+
+    def beside(self, spec: Spec, sums: Sums) -> int:
+        """What a step waits for data ranks, and the optimizer."""
+        data = self._data_of(spec)
+        return exposed_ns(spec, data, sums.forward, sums.total) + data.optimizer_ns
+
+    def sums(self, spec: Spec) -> Sums:
+        """Of one microbatch on all pipeline ranks."""
+        mesh = spec.mesh
+        policies = tuple([spec.recompute.of(block.family) for block, _ in self.makes])
+        degrees = mesh.tp, mesh.cp, mesh.ep, mesh.etp, mesh.vocab_parallel
+        key = (policies, degrees, spec.batch.micro_batch_size, spec.host.kernels)
+        found = self._sums.get(key)
+        if found is None:
+            found = _kept(self._sums)[key] = self._add_up(spec, policies)
+        return found
+
+    def _add_up(self, spec: Spec, policies: Iterable[str]) -> Sums:
+        first, last, _ = self._end(spec)
+        layers = self.inventory.layers
+        end = self.layer(spec, layers[-1], "none")
+        start = self.layer(spec, layers[0], spec.policy(0, layers[0].family))
+        each = [(self.layer(spec, block, policy), count) for (block, count), policy in zip(self.makes, policies, strict=True)]
+        total = first.total_ns + last.total_ns + end.total_ns + sum([time.total_ns * count for time, count in each])
+        forward = first.forward_ns + last.forward_ns + end.forward_ns + sum([time.forward_ns * count for time, count in each])
+        weight = first.weight_ns + last.weight_ns + end.weight_ns + sum([time.weight_ns * count for time, count in each])
+        largest = max([first.total_ns + start.total_ns, last.total_ns + end.total_ns, *[time.total_ns for time, _ in each]])
+        return Sums(total, forward, total - weight, largest, first, last)
+
+    def layer(self, spec: Spec, block: Block, policy: str) -> LayerTime:
+        """One layer under a recompute policy."""
+        mesh = spec.mesh
+        experts = (mesh.ep, mesh.etp) if FAMILIES[block.family].banks else ()
+        key = (id(block), policy, mesh.tp, mesh.cp, spec.batch.micro_batch_size, spec.host.kernels, experts)
+        found = self._layers.get(key)
+        if found is None:
+            found = _kept(self._layers)[key] = layer_time(spec, self._rates, block, policy)
+        return found
+
+    def _end(self, spec: Spec) -> tuple[LayerTime, LayerTime, int]:
+        mesh = spec.mesh
+        key = (mesh.tp, mesh.cp, mesh.vocab_parallel, mesh.pp > 1, spec.batch.micro_batch_size, spec.host.kernels)
+        found = self._ends.get(key)
+        if found is None:
+            found = _kept(self._ends)[key] = end_times(spec, self._rates)
+        return found
+
+    def _waits(self, spec: Spec) -> int:
+        """Of one microbatch, transfers that layers wait for."""
+        found = 0
+        for block in self.inventory.layers:
+            waits = layer_transfers(self._rates, spec, rank_workload(spec, spec.precision.of(block.family)), block)
+            found += waits.forward_ns + waits.input_ns
+        return found
+
+    def _data_of(self, spec: Spec) -> DataTimes:
+        mesh = spec.mesh
+        degrees = mesh.tp, mesh.ep, mesh.etp
+        key = (*degrees, mesh.pp, mesh.cp, mesh.dp_replicate, mesh.dp_shard, spec.precision.reduce.bytes)
+        found = self._data.get(key)
+        if found is None:
+            if degrees not in self._elements:
+                self._elements[degrees] = local_elements(self.inventory, *degrees)
+            found = _kept(self._data)[key] = data_times(spec, self._rates, *self._elements[degrees])
+        return found
+
+    def _makespan(self, spec: Spec, sums: Sums, spans: Cuts) -> int:
+        """Of all microbatches of an update: the schedule runs `steps_per_update` times, and fills and drains each time."""
+        schedule, mesh = spec.schedule, spec.mesh
+        if len(spans) == 1:
+            return schedule.microbatches_per_update * sums.total
+        times = self.times(spec)
+        slots = times.of_slots(spans)
+        lengths = SlotTimes(
+            tuple([slot.forward_ns for slot in slots]), tuple([slot.input_ns for slot in slots]), tuple([slot.weight_ns for slot in slots])
+        )
+        linked = _linked(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches)
+        return schedule.steps_per_update * linked.makespan(lengths, p2p=times.boundary_ns)
+
+
+def _kept(known: dict[K, V]) -> dict[K, V]:
+    """The dict, emptied if it is full."""
+    if len(known) >= MOST_KEPT:
+        known.clear()
+    return known
+
+
+@lru_cache(maxsize=128)
+def _linked(kind: str, pp: int, vpp: int, count: int) -> LinkedOrders:
+    return link(actions(kind, pp, vpp, count), pp * vpp)
