@@ -22,7 +22,7 @@ import numpy as np  # noqa: E402
 
 from step_times import page  # noqa: E402
 from step_times.fitting import Fit, fit, predict  # noqa: E402
-from step_times.folds import Array, cross_validated, errors, interval, ratios, uncalibrated, usable  # noqa: E402
+from step_times.folds import Array, cross_validated, errors, interval, ratios, replayed, uncalibrated, usable  # noqa: E402
 from step_times.priors import priors  # noqa: E402
 from step_times.rows import Row  # noqa: E402
 
@@ -67,9 +67,10 @@ def constants(fitted: Fit) -> dict[str, dict[str, object]]:
 
 
 def intervals(rows: list[Row], blind: Array, foreign: Array) -> dict[str, tuple[float, float]]:
-    """Measured over predicted: the middle 80 % of each family's cross-validated rows, and of unseen devices and frameworks."""
+    """Measured over predicted: the middle 80 % of each family's cross-validated rows, of unseen devices and frameworks, and of no fit."""
     families = np.array([row["family"] for row in rows])
-    return {name: interval(blind[families == name]) for name in ("dense", "moe", "hybrid")} | {"uncalibrated": interval(foreign)}
+    found = {name: interval(blind[families == name]) for name in ("dense", "moe", "hybrid")}
+    return found | {"uncalibrated": interval(foreign), "replayed": interval(replayed(rows))}
 
 
 def _text(document: dict[str, object]) -> str:

@@ -204,3 +204,26 @@ def uncalibrated(rows: Sequence[Row]) -> Array:
             further = np.abs(np.log(ratio)) > np.abs(np.log(found[numbers]))
             found[numbers] = np.where(further, ratio, found[numbers])
     return found
+
+
+def replayed(rows: Sequence[Row]) -> Array:
+    """Predicted over measured by megarun's model, which has no fitted constant, of rows in bf16 that recompute nothing and are a spec.
+
+    None of them ran megarun. The ratios say how far steps that people reach are from those of the data sheets' rates.
+    """
+    from megaplan.cost.replay import ReplayTimer  # noqa: PLC0415
+    from megaplan.cost.step.workload import Recomputed  # noqa: PLC0415
+    from megaplan.inventory.build import build_inventory  # noqa: PLC0415
+    from step_times.rows import recomputed_of  # noqa: PLC0415
+    from step_times.specs import spec_of  # noqa: PLC0415
+
+    found = []
+    for row in rows:
+        said = spec_of(row)
+        if isinstance(said, str) or row["precision"] != "bf16" or recomputed_of(row) != Recomputed():
+            continue
+        adam = said.optimizer.model_copy(update={"matrix": "adamw"})
+        spec = said.model_copy(update={"host": type(said.host)(name="megarun", kernels="triton"), "optimizer": adam})
+        spans = spec.split.spans or ((0, spec.model.num_layers),)
+        found.append(ReplayTimer(build_inventory(spec), spec).step_ns(spec, spans) / 1e9 / row["step_s"])
+    return np.array(found)

@@ -43,6 +43,7 @@ def text(rows: Sequence[Row], anomalies: Sequence[Row], own: Array, blind: Array
         "noise": _noise(rows),
         "foreign": _table("", {"all": folds.errors(foreign), **folds.by(rows, foreign, lambda row: row["family"])}),
         "intervals": _intervals(rows, blind, foreign),
+        "num_replayed": len(folds.replayed(rows)),
         "ranking": _ranking(rows, blind),
         "tables": tables,
         "wrong": round(100 * WRONG),
@@ -118,8 +119,10 @@ def _intervals(rows: Sequence[Row], blind: Array, foreign: Array) -> str:
     shares, families = folds.covered(rows, blind, lambda row: row["family"]), np.array([row["family"] for row in rows])
     found = [(name, folds.interval(blind[families == name]), f"{100 * shares[name]:.0f}") for name in FAMILIES]
     found.append(("uncalibrated device or framework", folds.interval(foreign), ""))
+    found.append(("replayed schedule of host megarun", folds.interval(folds.replayed(rows)), ""))
     return _markdown(
-        ["class", "from", "to", "covered %"], [[name, f"{low:.3f}", f"{high:.3f}", share] for name, (low, high), share in found]
+        ["class", "from", "to", "covered %"],
+        [[name, f"{round(low, 4):.3f}", f"{round(high, 4):.3f}", share] for name, (low, high), share in found],  # as the data file has them
     )
 
 

@@ -148,6 +148,6 @@ def estimate(source: Source, /, *changes: str, costs: FilePath | None = None, **
         budget,
         serving_budget(spec, inventory),
         routing_range(spec, inventory, layout, budget),
-        planned_time(spec, job.spans),
+        planned_time(spec, job.spans, inventory),
         (*job.diagnostics, *fit_diagnostics(*subject, budget), *padding_diagnostics(*subject, budget)),
     )

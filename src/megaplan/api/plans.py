@@ -55,7 +55,8 @@ class Diff:
         """The time of a step in seconds, before and after; the reason (text) where none is stated."""
         from megaplan.layout.step_time import planned_time  # noqa: PLC0415
 
-        return planned_time(self.before.spec, self.before.spans), planned_time(self.after.spec, self.after.spans)
+        before, after = self.before, self.after
+        return planned_time(before.spec, before.spans, before.inventory), planned_time(after.spec, after.spans, after.inventory)
 
 
 def diff(before: PlanSource, after: PlanSource, /) -> Diff:

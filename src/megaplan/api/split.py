@@ -134,7 +134,7 @@ def split(
     found = [*job.read_diagnostics, *cuts.diagnostics, *padding_diagnostics(job.spec, job.inventory, layout)]
     if stale:
         found.append(_stale(stale, plan, job.name))
-    return Split(job, plan, cuts, planned_time(plan.spec, plan.spans), stale, tuple(found))
+    return Split(job, plan, cuts, planned_time(plan.spec, plan.spans, plan.inventory), stale, tuple(found))
 
 
 def _baseline(baseline: FilePath | PlanDocument | None) -> PlanDocument | None:

@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 
-from megaplan.cli.options import AsJson
+from megaplan.cli.options import AsJson, FailOn
 from megaplan.terminal import output
 
 DIFFERS = 1
-FAILED_ON = 3
 
 
 class Format(StrEnum):
@@ -28,15 +27,13 @@ def diff(
     *,
     shape: Annotated[Format, typer.Option("--format", help="Output format; markdown suits a review comment.")] = Format.TEXT,
     as_json: AsJson = False,
-    fail_on: Annotated[
-        str | None, typer.Option("--fail-on", metavar="CONDITIONS", help="Exit 3 if B meets a condition: oom,headroom<4GiB.")
-    ] = None,
+    fail_on: FailOn = None,
 ) -> int:
-    """Compare two plans: status flips, cuts, owners, settings, and every rank's bytes by column."""
+    """Compare two plans: status flips, step time, cuts, owners, settings, and every rank's bytes by column."""
     from megaplan.api.plans import diff as compared  # noqa: PLC0415
-    from megaplan.cli.fail_on import parse_conditions  # noqa: PLC0415
+    from megaplan.cli.fail_on import FAILED_ON, met, parse_conditions  # noqa: PLC0415
 
-    conditions = parse_conditions(fail_on) if fail_on is not None else ()
+    conditions = parse_conditions(fail_on)
     found = compared(before, after)
     output.report(found.diagnostics)
     if as_json or shape is Format.JSON:
@@ -46,13 +43,13 @@ def diff(
     elif shape is Format.MARKDOWN:
         from megaplan.cli.diff_markdown import diff_markdown  # noqa: PLC0415
 
-        output.write(diff_markdown(found.changes))
+        output.write(diff_markdown(found.changes, found.step_times))
     else:
         from megaplan.cli.diff_text import diff_lines  # noqa: PLC0415
 
-        output.write_styled(diff_lines(found.changes))
-    met = [reason for condition in conditions for reason in condition.met_by(found.after.estimates)]
-    output.note(met)
-    if met:
+        output.write_styled(diff_lines(found.changes, found.step_times))
+    reasons = met(conditions, found.after.estimates, lambda: found.step_times)
+    output.note(reasons)
+    if reasons:
         return FAILED_ON
     return 0 if found.same else DIFFERS

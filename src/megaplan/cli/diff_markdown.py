@@ -15,20 +15,24 @@ from megaplan.cli.diff_text import (
     ranks_label,
     verdict,
 )
+from megaplan.cli.time_text import change_line
 from megaplan.foreign import markdown
+from megaplan.layout.step_time import PlannedTime
 from megaplan.plan.diff import PlanDiff, RankChange
 from megaplan.terminal.table import markdown_table
 from megaplan.units import format_gib
 
+Times = tuple[PlannedTime | str, PlannedTime | str]
+"""Of a step, before and after."""
 MARKER = "<!-- megaplan diff -->"
 MAX_CHARACTERS = 65_535
 """A GitHub comment is limited to 65,536 characters."""
 _NOTICE = "\n\n**Truncated:** {dropped:,} more characters; run `megaplan diff` for the rest.\n"
 
 
-def diff_markdown(diff: PlanDiff) -> str:
+def diff_markdown(diff: PlanDiff, times: Times) -> str:
     """The complete comment, at most `MAX_CHARACTERS` long, with a notice if it is truncated."""
-    text = "\n".join(_lines(diff)) + "\n"
+    text = "\n".join(_lines(diff, times)) + "\n"
     if len(text) <= MAX_CHARACTERS:
         return text
     kept = text[: MAX_CHARACTERS - 400].rpartition("\n")[0]
@@ -36,7 +40,7 @@ def diff_markdown(diff: PlanDiff) -> str:
     return kept + closing + _NOTICE.format(dropped=len(text) - len(kept))
 
 
-def _lines(diff: PlanDiff) -> Iterator[str]:
+def _lines(diff: PlanDiff, times: Times) -> Iterator[str]:
     before, after = diff.names
     yield MARKER
     yield f"### megaplan: {verdict(diff)}"
@@ -49,6 +53,9 @@ def _lines(diff: PlanDiff) -> Iterator[str]:
     if alarms:
         yield ""
         yield from (f"- {alarm}" for alarm in alarms)
+    if not diff.same:
+        yield ""
+        yield markdown(change_line(*times))
     if diff.ranks:
         yield ""
         yield from markdown_table([("ranks", "peak before GiB", "peak after GiB", "headroom after GiB"), *map(_summary, diff.ranks)])

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from megaplan.cli.header import counted
+from megaplan.cli.time_text import change_line
 from megaplan.columns import Column
 from megaplan.foreign import one_line
 from megaplan.hosts.columns import HOLDS
 from megaplan.layout.runs import joined, runs_label
+from megaplan.layout.step_time import PlannedTime
 from megaplan.plan.diff import Change, CutMove, OwnerMove, Place, PlanDiff, RankChange
 from megaplan.plan.document import Span
 from megaplan.terminal.table import table, wrap
@@ -26,8 +28,8 @@ MAX_UNLIKE = 4
 _QUIET = {"split.certificate.costs", "split.certificate.optimal", "split.certificate.unit"}  # value and gap imply them; the JSON has them
 
 
-def diff_lines(diff: PlanDiff) -> Iterator[Line]:
-    """Every line as (text, style)."""
+def diff_lines(diff: PlanDiff, times: tuple[PlannedTime | str, PlannedTime | str]) -> Iterator[Line]:
+    """Every line as (text, style); `times`: of a step, before and after."""
     yield verdict(diff), "bold"
     for file, found in diff.tampered:
         yield f"digest: {file}: {found.summary}", "red"
@@ -35,6 +37,8 @@ def diff_lines(diff: PlanDiff) -> Iterator[Line]:
         yield text, "red" if is_loss else "green"
     if diff.stale:
         yield f"stale reason: changed since the manual split was decided: {', '.join(diff.stale)}", "yellow"
+    if not diff.same:
+        yield from ((line, "") for line in wrap(change_line(*times), indent="  "))
     for title, lines in (
         ("cuts", [move_text(move) for move in diff.moves]),
         ("owners", [owner_text(move) for move in diff.owners]),

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from megaplan.budget.values import Budget, RankBudget, ServingBudget
 from megaplan.cli.header import header_lines
 from megaplan.cli.ranks_text import rank_table, view_of
+from megaplan.cli.time_text import time_lines
 from megaplan.layout.runs import runs_label, runs_of
-from megaplan.layout.step_time import PlannedTime
 from megaplan.terminal.table import wrap
 from megaplan.units import format_bytes
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from megaplan.api.estimate import Estimate
 
 Line = tuple[str, str]
-NUM_TERMS = 6
 
 
 def estimate_lines(found: Estimate, ranks: Sequence[RankBudget], *, all_ranks: bool = False) -> Iterator[Line]:
@@ -33,6 +32,7 @@ def estimate_lines(found: Estimate, ranks: Sequence[RankBudget], *, all_ranks: b
     yield "", ""
     style = "bold green" if budget.fits else "bold red"
     yield from ((line, style) for line in wrap(verdict(budget), indent="  "))
+    yield from ((line, "") for line in time_lines(found.step_time))
     yield "", ""
     yield from ((line, "") for line in rank_table([view_of(rank) for rank in ranks], all_ranks=all_ranks))
     yield from (
@@ -41,20 +41,9 @@ def estimate_lines(found: Estimate, ranks: Sequence[RankBudget], *, all_ranks: b
     yield _largest(found), ""
     yield "", ""
     yield from ((line, "") for line in _four_numbers(found, ranks[0]))
-    if isinstance(found.step_time, PlannedTime):
-        yield "", ""
-        yield from ((line, "") for line in time_lines(found.step_time))
     if found.serving is not None:
         yield "", ""
         yield from _serving(found.serving)
-
-
-def time_lines(time: PlannedTime) -> Iterator[str]:
-    """The step time with its interval, and its largest terms."""
-    rate = f"{time.tokens_per_second_per_device:,.0f} tokens/s per device, MFU {100 * time.mfu:.0f} %"
-    yield f"step {time.seconds:.3f} s, 80 % between {time.low:.3f} and {time.high:.3f} s ({time.calibration}); {rate}"
-    largest = sorted(time.terms.items(), key=lambda term: -term[1])[:NUM_TERMS]
-    yield "  " + ", ".join(f"{name} {seconds:.3f}" for name, seconds in largest)
 
 
 def _four_numbers(found: Estimate, rank: RankBudget) -> Iterator[str]:

@@ -1,18 +1,28 @@
-"""`--fail-on oom,headroom<4GiB`: conditions under which `diff` exits 3."""
+"""`--fail-on oom,headroom<4GiB,step>1.5s,step>+5%`: conditions under which `diff` and `check` exit 3."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from megaplan.diagnostics import refuse
+from megaplan.layout.step_time import PlannedTime
 from megaplan.plan.document import Estimates
 from megaplan.units import format_bytes, parse_bytes
 
+if TYPE_CHECKING:
+    Time = PlannedTime | str
+
+FAILED_ON = 3
 _HEADROOM = "headroom<"
+_STEP = re.compile(r"step>(?:(\d+(?:\.\d+)?)(s|ms)|\+(\d+(?:\.\d+)?)%)")
+_EXAMPLE = "--fail-on 'oom,headroom<4GiB,step>1.5s,step>+5%'"
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class Headroom:
     """A condition as the user wrote it (`text`); a rank with less headroom than `below_bytes` meets it."""
 
     text: str
@@ -27,22 +37,77 @@ class Condition:
         ]
 
 
-def parse_conditions(text: str) -> tuple[Condition, ...]:
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A condition as the user wrote it; a step longer than `seconds`, or `growth` times the old one, meets it. One of both is None."""
+
+    text: str
+    seconds: float | None
+    growth: float | None
+
+    def met_by(self, before: Time | None, after: Time) -> list[str]:
+        """One sentence if it is met, or if it cannot be decided because a step has no time."""
+        untimed = [time for time in (before if self.growth is not None else after, after) if isinstance(time, str)]
+        if untimed:
+            return [f"{self.text}: not timed: {untimed[0]}"]
+        assert isinstance(after, PlannedTime)
+        if self.seconds is not None:
+            return [f"{self.text}: step {after.seconds:.4g} s"] if after.seconds > self.seconds else []
+        assert self.growth is not None
+        assert isinstance(before, PlannedTime)
+        share = after.seconds / before.seconds
+        return (
+            [f"{self.text}: step {before.seconds:.4g} → {after.seconds:.4g} s, {100 * (share - 1):+.1f} %"] if share > self.growth else []
+        )
+
+
+Condition = Headroom | Step
+
+
+def parse_conditions(text: str | None, *, compares: bool = True) -> tuple[Condition, ...]:
     """The conditions of one option, separated by commas.
+
+    Args:
+        text: The option; None for none.
+        compares: Whether there is an older plan, whose step a new one can exceed by a share.
 
     Raises:
         MegaplanError: MP486.
     """
-    return tuple(_parse(part.strip()) for part in text.split(","))
+    return tuple(_parse(part.strip(), compares=compares) for part in text.split(",")) if text is not None else ()
 
 
-def _parse(part: str) -> Condition:
+def met(conditions: tuple[Condition, ...], estimates: Estimates, times: Callable[[], tuple[Time | None, Time]]) -> list[str]:
+    """Sentences of the conditions that a plan meets.
+
+    Args:
+        conditions: Of the option.
+        estimates: Of the plan.
+        times: Step of the older plan, None without one, and of this; asked for if a condition is about it.
+    """
+    return [
+        reason
+        for condition in conditions
+        for reason in (condition.met_by(estimates) if isinstance(condition, Headroom) else condition.met_by(*times()))
+    ]
+
+
+def _parse(part: str, *, compares: bool) -> Condition:
     compact = part.replace(" ", "")
     if compact == "oom":
-        return Condition(part, 0)
+        return Headroom(part, 0)
     if compact.startswith(_HEADROOM):
         try:
-            return Condition(part, parse_bytes(compact.removeprefix(_HEADROOM)))
+            return Headroom(part, parse_bytes(compact.removeprefix(_HEADROOM)))
         except ValueError as error:
-            raise refuse("MP486", f"--fail-on {part}: {error}", "--fail-on 'oom,headroom<4GiB'") from None
-    raise refuse("MP486", f"--fail-on {part!r} is neither oom nor headroom<SIZE", "--fail-on 'oom,headroom<4GiB'")
+            raise refuse("MP486", f"--fail-on {part}: {error}", _EXAMPLE) from None
+    if (found := _STEP.fullmatch(compact)) is not None:
+        length, unit, percent = found.groups()
+        if length is not None:
+            return Step(part, float(length) / (1000 if unit == "ms" else 1), None)
+        if compares:
+            return Step(part, None, 1 + float(percent) / 100)
+        raise refuse(
+            "MP486", f"--fail-on {part}: a check has no older plan", f"--fail-on 'step>1.5s', or megaplan diff OLD NEW --fail-on '{part}'"
+        )
+    raise refuse("MP486", f"--fail-on {part!r} is none of oom, headroom<SIZE, step>SECONDS and step>+PERCENT", _EXAMPLE)

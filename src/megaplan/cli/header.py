@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from megaplan.cli.stages_text import family_counts
 from megaplan.spec.models import Spec
+from megaplan.terminal.table import wrap
 
 _AXES = ("pp", "vpp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
 
@@ -23,6 +24,17 @@ def header_lines(spec: Spec, letters: Sequence[str], parameters: int, active_par
     steps = f", {schedule.steps_per_update:,} times per update" if schedule.steps_per_update > 1 else ""
     yield f"  {schedule.kind}, {counted(schedule.num_microbatches, 'microbatch')} of {size}{steps}", ""
     yield f"  {spec.global_batch_tokens:,} tokens per step", ""
+    yield from ((line, "") for line in wrap(f"  {_software(spec)}", indent="    "))
+
+
+def _software(spec: Spec) -> str:
+    """`host megarun, triton kernels; bf16, gradients fp32; muon and adamw`."""
+    host, precision, optimizer = spec.host, spec.precision, spec.optimizer
+    kind = f"{host.kernels} kernels" if host.name == "megarun" else f"{host.model} model"
+    others = {letter: dtype for letter, dtype in precision.families.items() if dtype != precision.params}
+    dtypes = "".join(f", {letter} {dtype}" for letter, dtype in sorted(others.items()))
+    both = optimizer.matrix if optimizer.matrix == optimizer.other else f"{optimizer.matrix} and {optimizer.other}"
+    return f"host {host.name}, {kind}; {precision.params}{dtypes}, gradients {precision.grads}; {both}"
 
 
 def counted(number: int, noun: str) -> str:

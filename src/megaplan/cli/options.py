@@ -20,3 +20,9 @@ CostsFile = Annotated[
     typer.Option("--costs", metavar="FILE", help="Measured layer times, in the format of `megaplan costs`; - for stdin."),
 ]
 PlanFile = Annotated[str, typer.Argument(metavar="PLAN", help="A plan; - for stdin.")]
+FailOn = Annotated[
+    str | None,
+    typer.Option(
+        "--fail-on", metavar="CONDITIONS", help="Exit 3 if the plan meets a condition: oom, headroom<4GiB, step>1.5s; in a diff step>+5%."
+    ),
+]

@@ -59,12 +59,12 @@ def show(
 
 
 def _lines(plan: PlanDocument, *, all_ranks: bool) -> Iterator[tuple[str, str]]:
-    from megaplan.cli.estimate_text import time_lines  # noqa: PLC0415
     from megaplan.cli.header import header_lines  # noqa: PLC0415
     from megaplan.cli.ranks_text import rank_table, view_of_estimate  # noqa: PLC0415
     from megaplan.cli.stages_text import certificate_line, stage_lines  # noqa: PLC0415
+    from megaplan.cli.time_text import time_lines  # noqa: PLC0415
     from megaplan.cli.timeline import timeline_lines  # noqa: PLC0415
-    from megaplan.layout.step_time import PlannedTime, planned_time  # noqa: PLC0415
+    from megaplan.layout.step_time import planned_time  # noqa: PLC0415
     from megaplan.terminal.table import wrap  # noqa: PLC0415
 
     estimates, decided = plan.estimates, plan.decisions
@@ -85,9 +85,7 @@ def _lines(plan: PlanDocument, *, all_ranks: bool) -> Iterator[tuple[str, str]]:
     verdict = "fits" if estimates.fits else "DOES NOT FIT"
     views = [view_of_estimate(rank) for rank in estimates.ranks]
     yield from _section(f"memory on {estimates.device.name}: {verdict}", rank_table(views, all_ranks=all_ranks))
-    time = planned_time(plan.spec, plan.spans)
-    if isinstance(time, PlannedTime):
-        yield from _section("time", list(time_lines(time)))
+    yield from _section("time", list(time_lines(planned_time(plan.spec, plan.spans, plan.inventory))))
     yield from _section("digests", [f"plan   {plan.digests.plan}", f"model  {plan.digests.model}"])
 
 

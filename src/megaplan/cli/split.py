@@ -92,9 +92,8 @@ def _document(found: Split, target: str | None) -> dict[str, Any]:
 
 
 def _lines(found: Split, target: str | None) -> Iterator[tuple[str, str]]:
-    from megaplan.cli.estimate_text import time_lines  # noqa: PLC0415
     from megaplan.cli.stages_text import certificate_line, family_counts, stage_lines  # noqa: PLC0415
-    from megaplan.layout.step_time import PlannedTime  # noqa: PLC0415
+    from megaplan.cli.time_text import time_lines  # noqa: PLC0415
     from megaplan.terminal.table import wrap  # noqa: PLC0415
 
     plan, decided = found.plan, found.plan.decisions
@@ -105,8 +104,7 @@ def _lines(found: Split, target: str | None) -> Iterator[tuple[str, str]]:
     yield "", ""
     yield from ((line, "") for line in stage_lines(plan))
     yield "", ""
-    if isinstance(found.step_time, PlannedTime):
-        yield from ((line, "") for line in (*time_lines(found.step_time), ""))
+    yield from ((line, "") for line in (*time_lines(found.step_time), ""))
     yield from ((line, "") for note in found.notes for line in wrap(note, indent="  "))
     if found.notes:
         yield "", ""

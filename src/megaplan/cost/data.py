@@ -5,7 +5,8 @@ more gathers for backward where parameters are freed after forward. torch's pipe
 the end of the step. What is exposed: without a pipeline the gather before the first layer, the reduction after the last, and what all of
 it takes beyond the layers' own time; under a pipeline the reduction, and what gathers take beyond the forwards beside which they run.
 
-Parameters are those of a mean pipeline rank, so that no figure here depends on the cuts. Orthogonalising Muon's matrices is not counted.
+Parameters are those of a mean pipeline rank, so that no figure here depends on the cuts. Muon's Newton-Schulz steps run on whole matrices,
+which data ranks gather and do not share.
 
 Source: arXiv:2304.11277, section 4 (FSDP's overlap); torch/distributed/pipelining/stage.py, `backward_maybe_with_nosync`.
 """
@@ -14,10 +15,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from megaplan.cost.rates import Rates
-from megaplan.cost.transfers import Group, gather_ns
-from megaplan.inventory.tensors import Inventory, Owner
+from megaplan.cost.transfers import Group as Ranks
+from megaplan.cost.transfers import gather_ns
+from megaplan.dtypes import DType
+from megaplan.inventory.tensors import Group, Inventory, Owner
 from megaplan.spec.models import Spec
 
 OPTIMIZER_BYTES = 30
@@ -31,7 +35,7 @@ class DataTimes:
     Attributes:
         gather_ns: All of its parameters once.
         reduce_ns: All of its gradients once, over shards and replicas.
-        optimizer_ns: The update of its shard.
+        optimizer_ns: The update of its shard, and under Muon the orthogonalisation of its matrices.
     """
 
     gather_ns: int
@@ -39,9 +43,23 @@ class DataTimes:
     optimizer_ns: int
 
 
-def local_elements(inventory: Inventory, tp: int, ep: int, etp: int) -> tuple[int, int]:
-    """Elements of the whole model on one tensor and expert rank: dense tensors, expert banks."""
-    dense = experts = 0
+class LocalElements(NamedTuple):
+    """Of the whole model, on one tensor and expert rank.
+
+    Attributes:
+        dense: Elements of dense tensors.
+        experts: Of expert banks.
+        orthogonalised_flops: Of one Newton-Schulz step on all matrices of the rank; see `newton_schulz_flops`.
+    """
+
+    dense: int
+    experts: int
+    orthogonalised_flops: int
+
+
+def local_elements(inventory: Inventory, tp: int, ep: int, etp: int) -> LocalElements:
+    """Of the whole model on one tensor and expert rank."""
+    dense = experts = flops = 0
     for _, block in inventory.blocks():
         for tensor in block.tensors:
             elements = prod(tensor.shape)
@@ -50,29 +68,50 @@ def local_elements(inventory: Inventory, tp: int, ep: int, etp: int) -> tuple[in
             else:
                 divided = tensor.owner is Owner.TENSOR_PARALLEL and tensor.tp_dim is not None
                 dense += elements // (tp if divided else 1)
-    return dense, experts
+            if tensor.group is Group.MATRIX:
+                columns = tensor.shape[-1]
+                flops += tensor.local_matrices(tp, ep) * newton_schulz_flops(elements // tensor.num_matrices // columns, columns)
+    return LocalElements(dense, experts, flops)
 
 
-def data_times(spec: Spec, rates: Rates, dense: int, experts: int) -> DataTimes:
+def newton_schulz_flops(rows: int, columns: int) -> int:
+    """One step on a matrix of n ≤ m: X Xᵀ and its square, of which symmetry leaves half to compute, and one product with X: 3 n² m + n³.
+
+    Source: K. Jordan et al., "Muon" (2024), the quintic iteration; `megakernels.symmetric_product` computes one triangle.
+    """
+    short, long = sorted((rows, columns))
+    return 3 * short**2 * long + short**3
+
+
+def data_times(spec: Spec, rates: Rates, local: LocalElements) -> DataTimes:
     """Times of a mean pipeline rank.
 
     Args:
         spec: A checked spec.
         rates: Of its device.
-        dense: Elements of dense tensors on a tensor rank, of all stages; see `local_elements`.
-        experts: Of expert banks on an expert rank.
+        local: Of its tensor and expert ranks.
     """
     mesh, precision = spec.mesh, spec.precision
-    dense, experts = dense // mesh.pp, experts // mesh.pp
-    shards, banks = Group(mesh.dp_shard, mesh.cp * mesh.tp), Group(mesh.efsdp, mesh.ep * mesh.etp)
-    replicas = Group(mesh.dp_replicate, mesh.dp_shard * mesh.cp * mesh.tp)
+    dense, experts = local.dense // mesh.pp, local.experts // mesh.pp
+    shards, banks = Ranks(mesh.dp_shard, mesh.cp * mesh.tp), Ranks(mesh.efsdp, mesh.ep * mesh.etp)
+    replicas = Ranks(mesh.dp_replicate, mesh.dp_shard * mesh.cp * mesh.tp)
     sent, summed = precision.params.bytes, precision.reduce.bytes
     gather = gather_ns(rates, spec, shards, dense * sent) + gather_ns(rates, spec, banks, experts * sent)
     reduced = gather_ns(rates, spec, shards, dense * summed) + gather_ns(rates, spec, banks, experts * summed)
     shard = dense // mesh.dp_shard + experts // mesh.efsdp
     reduced += 2 * gather_ns(rates, spec, replicas, shard * summed)
-    reduced += 2 * gather_ns(rates, spec, Group(mesh.cp, mesh.tp), dense // mesh.dp_shard * summed)
-    return DataTimes(gather, reduced, rates.memory_ns(shard * OPTIMIZER_BYTES))
+    reduced += 2 * gather_ns(rates, spec, Ranks(mesh.cp, mesh.tp), dense // mesh.dp_shard * summed)
+    return DataTimes(
+        gather, reduced, rates.memory_ns(shard * OPTIMIZER_BYTES) + _muon_ns(spec, rates, local.orthogonalised_flops // mesh.pp)
+    )
+
+
+def _muon_ns(spec: Spec, rates: Rates, flops: int) -> int:
+    """Newton-Schulz on whole matrices, which every data rank repeats."""
+    if not spec.optimizer.uses_muon:
+        return 0
+    dtype = spec.optimizer.newton_schulz_dtype or (DType.FP32 if spec.precision.params is DType.FP32 else DType.BF16)
+    return rates.compute_ns(flops * spec.optimizer.newton_schulz_steps, "D", dtype)
 
 
 def exposed_ns(spec: Spec, times: DataTimes, forward_ns: int, layers_ns: int) -> int:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from megaplan.cost.blocks import rank_workload
-from megaplan.cost.data import DataTimes, data_times, exposed_ns, local_elements
+from megaplan.cost.data import DataTimes, LocalElements, data_times, exposed_ns, local_elements
 from megaplan.cost.rates import rates_of
 from megaplan.cost.times import LayerTime, ModelTimes, end_times, layer_time
 from megaplan.cost.transfers import layer_transfers
@@ -25,8 +25,8 @@ Cuts = Sequence[tuple[int, int]]
 """One half-open span of layers for each slot, in model order."""
 MOST_KEPT = 20_000
 """Values of a kind that a timer keeps; beyond it all are dropped."""
-BUBBLE, EXPOSED = "bubble", "exposed"
-"""The term of idle pipeline ranks, and how the names of terms begin that wait for transfers."""
+BUBBLE, EXPOSED, PLAIN = "bubble", "exposed", "plain torch"
+"""Terms: idle pipeline ranks; how the names begin of what waits for transfers; what operations without a kernel take more than with one."""
 
 
 class Sums(NamedTuple):
@@ -52,9 +52,9 @@ class Sums(NamedTuple):
 class ReplayTimer:
     """Steps of one model on one kind of device, by any mesh, schedule, batch and recompute policy."""
 
-    def __init__(self, inventory: Inventory, spec: Spec) -> None:
-        """`spec`: any of those that are timed; they differ in what a search varies."""
-        self.inventory, self._rates = inventory, rates_of(spec)
+    def __init__(self, inventory: Inventory, spec: Spec, *, fused: bool = False) -> None:
+        """`spec`: any of those that are timed; they differ in what a search varies. `fused` as for `layer_time`."""
+        self.inventory, self._rates, self._fused = inventory, rates_of(spec), fused
         makes: dict[int, tuple[Block, int]] = {}
         for block in inventory.layers[:-1]:
             makes[id(block)] = block, makes.get(id(block), (block, 0))[1] + 1
@@ -64,7 +64,7 @@ class ReplayTimer:
         self._ends: dict[tuple[object, ...], tuple[LayerTime, LayerTime, int]] = {}
         self._sums: dict[tuple[object, ...], Sums] = {}
         self._data: dict[tuple[int, ...], DataTimes] = {}
-        self._elements: dict[tuple[int, int, int], tuple[int, int]] = {}
+        self._elements: dict[tuple[int, int, int], LocalElements] = {}
 
     def times(self, spec: Spec) -> ModelTimes:
         """Of each layer and both ends; as `model_times` says them."""
@@ -86,24 +86,24 @@ class ReplayTimer:
     def terms(self, spec: Spec, spans: Cuts) -> dict[str, int]:
         """Nanoseconds by term, which add up to the step's.
 
-        Of a mean pipeline rank: its layers, what runs again, what waits for transfers; then idle time, data ranks and the optimizer.
+        Of a mean pipeline rank: its layers, what they take longer as plain torch, what runs again, what waits for transfers; then idle
+        time, data ranks and the optimizer.
         """
         count, pp, sums = spec.schedule.microbatches_per_update, spec.mesh.pp, self.sums(spec)
-        plain = self.sums(spec.model_copy(update={"recompute": type(spec.recompute)()}))
-        waits, data = self._waits(spec), self._data_of(spec)
-        recompute, exposed, step = (
-            count * (sums.total - plain.total) // pp,
-            count * waits // pp,
-            self._makespan(spec, sums, spans),
-        )
-        return {
-            "layers": count * sums.total // pp - recompute - exposed,
+        once = spec.model_copy(update={"recompute": type(spec.recompute)()})
+        kept, fused = self.sums(once), ReplayTimer(self.inventory, once, fused=True).sums(once)
+        plain, recompute, exposed = (count * each // pp for each in (kept.total - fused.total, sums.total - kept.total, self._waits(spec)))
+        data, busy = self._data_of(spec), count * sums.total // pp
+        found = {
+            "layers": busy - plain - recompute - exposed,
+            PLAIN: plain,
             "recompute": recompute,
             f"{EXPOSED} transfers": exposed,
-            BUBBLE: step - count * sums.total // pp,
+            BUBBLE: self._makespan(spec, sums, spans) - busy,
             f"{EXPOSED} data": self.beside(spec, sums) - data.optimizer_ns,
             "optimizer": data.optimizer_ns,
         }
+        return found if plain else {name: value for name, value in found.items() if name != PLAIN}
 
     def beside(self, spec: Spec, sums: Sums) -> int:
         """What a step waits for data ranks, and the optimizer."""
@@ -140,7 +140,7 @@ class ReplayTimer:
         key = (id(block), policy, mesh.tp, mesh.cp, spec.batch.micro_batch_size, spec.host.kernels, experts)
         found = self._layers.get(key)
         if found is None:
-            found = _kept(self._layers)[key] = layer_time(spec, self._rates, block, policy)
+            found = _kept(self._layers)[key] = layer_time(spec, self._rates, block, policy, fused=self._fused)
         return found
 
     def _end(self, spec: Spec) -> tuple[LayerTime, LayerTime, int]:
@@ -148,7 +148,7 @@ class ReplayTimer:
         key = (mesh.tp, mesh.cp, mesh.vocab_parallel, mesh.pp > 1, spec.batch.micro_batch_size, spec.host.kernels)
         found = self._ends.get(key)
         if found is None:
-            found = _kept(self._ends)[key] = end_times(spec, self._rates)
+            found = _kept(self._ends)[key] = end_times(spec, self._rates, fused=self._fused)
         return found
 
     def _waits(self, spec: Spec) -> int:
@@ -167,7 +167,7 @@ class ReplayTimer:
         if found is None:
             if degrees not in self._elements:
                 self._elements[degrees] = local_elements(self.inventory, *degrees)
-            found = _kept(self._data)[key] = data_times(spec, self._rates, *self._elements[degrees])
+            found = _kept(self._data)[key] = data_times(spec, self._rates, self._elements[degrees])
         return found
 
     def _makespan(self, spec: Spec, sums: Sums, spans: Cuts) -> int:

@@ -8,6 +8,8 @@ Each op takes max(FLOPs / reached peak, bytes / reached bandwidth, dependent ste
   at most `capacity_factor` times.
 - dp axes divide nothing: a microbatch is a data rank's.
 
+An operation that megarun runs as plain torch takes what `megaplan.cost.plain` says instead.
+
 W is what a split backward of megarun leaves for later: the weight gradients of linears, the head included. Those of expert banks, router,
 convolutions and the recurrence are made together with I. Recompute is part of I: `full` runs the block again without the product that ends
 it, `selective` the ops that its family names; the model's last layer and MTP run nothing again.
@@ -18,9 +20,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from math import isqrt
 
 from megaplan.blocks.work import Op, Ops, Workload
 from megaplan.cost.blocks import end_ops, layer_ops, rank_workload
+from megaplan.cost.plain import Extra, PlainTorch
 from megaplan.cost.rates import Rates, rates_of
 from megaplan.cost.transfers import (
     Transfers,
@@ -35,6 +39,9 @@ from megaplan.families.attention.work import attention_exchanges
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Block, Inventory
 from megaplan.spec.models import Spec
+
+LIBRARY = "D"
+"""Products of plain torch are those of the GEMM library, as dense linears' are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +152,9 @@ def model_times(spec: Spec, inventory: Inventory) -> ModelTimes:
     return ModelTimes(tuple(layers), first, last, boundary)
 
 
-def end_times(spec: Spec, rates: Rates) -> tuple[LayerTime, LayerTime, int]:
-    """What is added to the first and to the last slot, and nanoseconds of a boundary between ranks."""
-    timer = _Timer(spec, rates, spec.precision.params)
+def end_times(spec: Spec, rates: Rates, *, fused: bool = False) -> tuple[LayerTime, LayerTime, int]:
+    """What is added to the first and to the last slot, and nanoseconds of a boundary between ranks; `fused` as for `layer_time`."""
+    timer = _Timer(spec, rates, spec.precision.params, fused=fused)
     ends = end_ops(timer.load, spec)
     looked_up, projected = vocabulary_transfers(rates, spec, timer.load)
     last = timer.time(ends.head) + _waiting(projected)
@@ -161,9 +168,9 @@ def end_times(spec: Spec, rates: Rates) -> tuple[LayerTime, LayerTime, int]:
     return first, last, boundary_ns(rates, spec, timer.load)
 
 
-def layer_time(spec: Spec, rates: Rates, block: Block, policy: str) -> LayerTime:
-    """Of one layer under a recompute policy."""
-    timer = _Timer(spec, rates, spec.precision.of(block.family))
+def layer_time(spec: Spec, rates: Rates, block: Block, policy: str, *, fused: bool = False) -> LayerTime:
+    """Of one layer under a recompute policy; `fused` as if one kernel ran each op that runs as plain torch."""
+    timer = _Timer(spec, rates, spec.precision.of(block.family), fused=fused)
     ops, family = layer_ops(timer.load, spec.model, block), FAMILIES[block.family]
     reruns = family.selective(family.section_of(spec.model), block.variant).reruns
     waits = layer_transfers(rates, spec, timer.load, block)
@@ -189,10 +196,10 @@ def _waiting(transfers: Transfers) -> LayerTime:
 class _Timer:
     """Times ops of one dtype on one rank."""
 
-    def __init__(self, spec: Spec, rates: Rates, dtype: DType) -> None:
+    def __init__(self, spec: Spec, rates: Rates, dtype: DType, *, fused: bool = False) -> None:
         self.load: Workload = rank_workload(spec, dtype)
         self._rates, self._dtype, self._grad_bytes = rates, dtype, spec.precision.grads.bytes
-        self._skew = _skew(spec)
+        self._skew, self._plain = _skew(spec), None if fused else PlainTorch(spec, self.load)
 
     def time(self, ops: Ops) -> LayerTime:
         """F, I and W of ops one after another."""
@@ -200,7 +207,11 @@ class _Timer:
 
     def forward_ns(self, ops: Iterable[Op]) -> int:
         """F of ops one after another."""
-        return sum(self._pass_ns(op, op.work.forward, op.work.moved_forward, op.weights * self._dtype.bytes, op.num_steps) for op in ops)
+        return sum(map(self._forward_ns, ops))
+
+    def _forward_ns(self, op: Op) -> int:
+        fused = self._pass_ns(op, op.work.forward, op.work.moved_forward, op.weights * self._dtype.bytes, op.num_steps)
+        return fused if self._plain is None else self._run_ns(op, fused, self._plain.forward(op, self._tokens(op)))
 
     def _input_ns(self, op: Op) -> int:
         """I; for an op that is no linear, with its weight gradient, in one pass over memory."""
@@ -210,7 +221,8 @@ class _Timer:
         if not op.is_linear:
             flops, moved = flops + op.work.weight_grad, moved + op.work.moved_weight
             weights += op.weights * 2 * self._grad_bytes
-        return self._pass_ns(op, flops, moved, weights, 2 * op.num_steps)
+        fused = self._pass_ns(op, flops, moved, weights, 2 * op.num_steps)
+        return fused if self._plain is None else self._run_ns(op, fused, self._plain.backward(op, self._tokens(op)))
 
     def _weight_ns(self, op: Op) -> int:
         """W: a linear's product, added to the gradient that accumulates."""
@@ -218,8 +230,20 @@ class _Timer:
             return 0
         return self._pass_ns(op, op.work.weight_grad, op.work.moved_weight, op.weights * 2 * self._grad_bytes, 0)
 
+    def _run_ns(self, op: Op, fused_ns: int, plain: Extra | None) -> int:
+        """A pass by one kernel, or as plain torch; products that stay in the weights' dtype take as long there as in one kernel."""
+        if plain is None:
+            return fused_ns
+        rates = self._rates
+        memory, launched = rates.memory_ns(plain.num_bytes), plain.launches * rates.launch_ns
+        if plain.is_fp32:
+            memory += rates.compute_ns(plain.flops, LIBRARY, DType.FP32)
+        elif op.weights:
+            memory += fused_ns
+        return isqrt(launched**2 + memory**2)
+
     def _pass_ns(self, op: Op, flops: int, moved_bytes: int, weight_bytes: int, num_steps: int) -> int:
-        """One pass of an op; `flops` and `moved_bytes` are per token."""
+        """One pass of an op by one kernel; `flops` and `moved_bytes` are per token."""
         tokens, rates = self._tokens(op), self._rates
         dtype = self._dtype if op.weights else self._dtype.of_products
         compute = rates.compute_ns(flops * tokens, op.part, dtype)

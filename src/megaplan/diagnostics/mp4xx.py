@@ -147,10 +147,10 @@ PLANS: dict[str, CodeInfo] = {
     ),
     "MP486": CodeInfo(
         "--fail-on is not understood",
-        "A condition is neither `oom` nor a headroom with its size.",
+        "A condition is none of `oom`, a headroom with its size, and a step time with its limit.",
         "If a condition were ignored, a plan that violates it would pass.",
-        "Write `oom`, `headroom<SIZE`, or both with a comma.",
-        "megaplan diff old.json new.json --fail-on 'oom,headroom<4GiB'",
+        "Write `oom`, `headroom<SIZE`, `step>SECONDS`, in a diff also `step>+PERCENT`, or several with commas.",
+        "megaplan diff old.json new.json --fail-on 'oom,headroom<4GiB,step>+5%'",
     ),
     "MP488": CodeInfo(
         "the cuts do not fit the changed spec",

@@ -12,6 +12,11 @@ from megaplan.spec.models import Spec
 
 if TYPE_CHECKING:
     from megaplan.cost.step.workload import StepWorkload
+    from megaplan.inventory.tensors import Inventory
+
+NS = 1e-9
+REPLAYED = "replayed"
+"""The interval of times that rest on a device's rates alone."""
 
 
 class PlannedTime(NamedTuple):
@@ -25,7 +30,7 @@ class PlannedTime(NamedTuple):
         mfu: Model FLOPs over the peak of the dtype.
         terms: Seconds of the busiest stage's microbatches by term, and of what a step adds.
         basis: fitted where steps of this device and dtype were measured, modelled where they were not.
-        calibration: Which interval it is: dense, moe, hybrid, or uncalibrated.
+        calibration: The class of measured steps that the interval is from: dense, moe, hybrid, or uncalibrated.
     """
 
     seconds: float
@@ -50,16 +55,19 @@ class PlannedTime(NamedTuple):
         }
 
 
-def planned_time(spec: Spec, spans: Spans) -> PlannedTime | str:
+def planned_time(spec: Spec, spans: Spans, inventory: Inventory | None = None) -> PlannedTime | str:
     """The time of one optimizer step.
 
     Args:
         spec: A checked spec.
         spans: Its cuts: one half-open span of layers for each slot.
+        inventory: Its parameter tensors; built where they are needed and not given.
 
     Returns:
         The time, or the reason why the model of step times has none for this spec.
     """
+    if spec.host.name == "megarun":
+        return _replayed(spec, spans, inventory)
     work = planned_workload(spec, spans)
     if isinstance(work, str):
         return work
@@ -76,10 +84,37 @@ def planned_time(spec: Spec, spans: Spans) -> PlannedTime | str:
     )
 
 
+def _replayed(spec: Spec, spans: Spans, inventory: Inventory | None) -> PlannedTime | str:
+    """Megarun's step: its schedule replayed with layer times from the device's rates."""
+    from megaplan.cost.model import model_costs  # noqa: PLC0415  (a host with fitted constants needs none of these)
+    from megaplan.cost.replay import ReplayTimer  # noqa: PLC0415
+    from megaplan.cost.step.constants import intervals  # noqa: PLC0415
+    from megaplan.inventory.build import build_inventory  # noqa: PLC0415
+    from megaplan.layout.planned_step import MAX_REPLAYED, num_actions  # noqa: PLC0415
+    from megaplan.spec.device import device_of  # noqa: PLC0415
+
+    mesh = spec.mesh
+    actions = num_actions(mesh.pp, mesh.vpp, spec.schedule.num_microbatches)
+    if actions > MAX_REPLAYED and mesh.is_pipelined:
+        return f"the schedule has {actions:,} actions, and at most {MAX_REPLAYED:,} are replayed"
+    tensors = build_inventory(spec) if inventory is None else inventory
+    terms = ReplayTimer(tensors, spec).terms(spec, spans)
+    seconds = sum(terms.values()) * NS
+    tokens = spec.global_batch_tokens / mesh.world_size / seconds
+    peak = device_of(spec.device).peak_flops[spec.precision.params].value
+    low, high = intervals()[REPLAYED]
+    return PlannedTime(
+        *(seconds, seconds * low, seconds * high, tokens, model_costs(spec, tensors).model_flops * tokens / peak),
+        terms={name: value * NS for name, value in terms.items()},
+        basis=Basis.MODELLED,
+        calibration="uncalibrated",
+    )
+
+
 def planned_workload(spec: Spec, spans: Spans) -> StepWorkload | str:
-    """The step as a workload, or the reason why it has no time."""
+    """The step as a workload for the fitted constants, or the reason why they have no time for it."""
     if spec.host.name == "megarun":
-        return "there are no constants for steps of host megarun"
+        return "there are no fitted constants for steps of host megarun"
     from megaplan.cost.step.from_spec import software_of, unpriced, workload_of  # noqa: PLC0415  (a host without times loads no model of them)
 
     missing = unpriced(spec)

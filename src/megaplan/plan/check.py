@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from megaplan.diagnostics import diagnostic
@@ -17,22 +18,32 @@ from megaplan.plan.read import LoadedPlan
 
 if TYPE_CHECKING:
     from megaplan.cost.times import MeasuredCosts
+    from megaplan.layout.step_time import PlannedTime
     from megaplan.partition.gain import Gain
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Check:
     """What a check found.
 
     Attributes:
         findings: Errors (the check fails) and warnings (a drift of estimates, which fails only a strict check).
         drift: What differs from the plan made anew.
+        replanned: The plan that its inputs give today.
         gain: For a manual split, what the best cuts under its constraints would gain; None for the other modes.
     """
 
     findings: tuple[Diagnostic, ...]
     drift: PlanDiff
+    replanned: PlanDocument
     gain: Gain | None = None
+
+    @cached_property
+    def step_time(self) -> PlannedTime | str:
+        """The time of a step of `replanned`, or the reason why none is stated."""
+        from megaplan.layout.step_time import planned_time  # noqa: PLC0415
+
+        return planned_time(self.replanned.spec, self.replanned.spans, self.replanned.inventory)
 
     def passes(self, *, strict: bool) -> bool:
         """Whether nothing fails the check; `strict` makes warnings fail it too."""
@@ -61,7 +72,7 @@ def check_plan(loaded: LoadedPlan, name: str, costs: MeasuredCosts | None = None
         from megaplan.partition.gain import gain_of_optimum  # noqa: PLC0415  (only a manual split is weighed against the best one)
 
         gain = gain_of_optimum(plan.spec, plan.inventory, plan.spans, costs)
-    return Check(tuple(findings), drift, gain)
+    return Check(tuple(findings), drift, anew, gain)
 
 
 def _costs(plan: PlanDocument, costs: MeasuredCosts | None, place: Location) -> Iterator[Diagnostic]:

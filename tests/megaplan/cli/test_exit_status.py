@@ -45,9 +45,17 @@ from megaplan.cli.main import run
         (("diff", "plans/tiny-hybrid.json", "plans/tiny-hybrid-pp2.json", "--fail-on", "oom,headroom<4GiB"), 1),
         (("diff", "plans/tiny-hybrid.json", "plans/tiny-hybrid.json", "--fail-on", "headroom"), 2),
         (("diff", "plans/tiny-hybrid.json", "plans/tiny-hybrid.json", "--fail-on", "headroom<4"), 2),
+        (("diff", "plans/tiny-hybrid.json", "plans/tiny-hybrid.json", "--fail-on", "step>+5%,step>1s"), 0),
+        (("diff", "plans/nam56r-8xh200-equal.json", "plans/nam56r-8xh200.json", "--fail-on", "step>+5%"), 3),
+        (("diff", "plans/nam56r-8xh200.json", "plans/nam56r-8xh200-equal.json", "--fail-on", "step>+5%"), 1),
         (("diff", "plans/tiny-hybrid.json", "plans/tiny-hybrid.yaml"), 2),
         (("check", "plans/tiny-hybrid.json", "--strict"), 0),
         (("check", "plans/tiny-hybrid.yaml"), 2),
+        (("check", "plans/tiny-hybrid.json", "--fail-on", "oom,step>1s"), 0),
+        (("check", "plans/tiny-hybrid.json", "--fail-on", "step>0.01ms"), 3),
+        (("check", "plans/tiny-hybrid.json", "--fail-on", "headroom<200GiB"), 3),
+        (("check", "plans/tiny-hybrid.json", "--fail-on", "step>+5%"), 2),
+        (("check", "plans/tiny-hybrid.json", "--fail-on", "step>5"), 2),
         (("explain", "MP203"), 0),
         (("explain", "nothing"), 2),
         (("schema", "spec"), 0),
@@ -77,6 +85,16 @@ def test_a_condition_is_told_on_stderr(megaplan):
     assert ran.status == 3
     assert ran.out == "no difference\n"
     assert ran.err.startswith("headroom < 200GiB: headroom ")
+
+
+def test_a_step_that_has_no_time_fails_a_condition_on_it(megaplan):
+    """It cannot be decided."""
+    features = "model.features={mtp: {depth: 1, ffn_hidden_size: 14336}}"
+    words = ("--set", "host.name=megatron", "--set", "model.mlp.activation=relu2", "--set", features)
+    assert megaplan("split", "plans/llama-3.1-8b.yaml", *words, "-o", "plan.json").status == 0
+    ran = megaplan("check", "plan.json", "--fail-on", "step>100s")
+    assert ran.status == 3
+    assert ran.err.startswith("step>100s: not timed: there is no term for ")
 
 
 def test_a_digest_mismatch_is_an_error_but_in_check_and_diff(megaplan, here):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megaplan.cli import check, diff, estimate, export, search, split
+from megaplan.cli import check, diff, estimate, export, fail_on, search, split
 from megaplan.terminal import exit_status
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "exit-status.md"
@@ -19,7 +19,8 @@ PLANNER = {
     ("megaplan split", split.NO_SPLIT),
     ("megaplan search", search.NOTHING_FITS),
     ("megaplan diff", diff.DIFFERS),
-    ("megaplan diff", diff.FAILED_ON),
+    ("megaplan diff", fail_on.FAILED_ON),
+    ("megaplan check", fail_on.FAILED_ON),
     ("megaplan check", check.FAILS),
     ("megaplan export", export.LOSES),
     ("megarun train", exit_status.SIGNAL_STATUS + signal.SIGINT),

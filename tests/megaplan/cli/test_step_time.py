@@ -9,6 +9,7 @@ from megaplan.cost.step.formulas import FORMULAS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "step-time-model.md").read_text(encoding="utf-8")
 MEGATRON = ("--set", "host.name=megatron", "--set", "device.name=h100-sxm")
+MTP = "model.features={mtp: {depth: 1, ffn_hidden_size: 14336}}"
 KEYS = {"step_seconds", "interval", "tokens_per_second_per_device", "mfu", "terms", "basis", "calibration"}
 
 
@@ -43,15 +44,49 @@ def test_diff_has_both_times(megaplan):
     assert both["after"]["step_seconds"] > 1.5 * both["before"]["step_seconds"]
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (("plans/llama-3.1-8b.yaml",), "there are no constants for steps of host megarun"),
-        (("plans/mamba-codestral-7b.yaml",), "there are no constants for steps of host megarun"),
-    ],
-)
-def test_what_is_not_timed_says_why(megaplan, words, reason):
-    assert time_of(megaplan("estimate", *words, "--json")) == {"reason": reason}
+@pytest.mark.parametrize("words", [("plans/llama-3.1-8b.yaml",), ("plans/nam56r-8xh200.yaml", "--set", "host.kernels=triton")])
+def test_host_megarun_has_a_wide_interval_that_says_uncalibrated(megaplan, words):
+    time = time_of(megaplan("estimate", *words, "--json"))
+    assert set(time) == KEYS
+    assert (time["basis"], time["calibration"]) == ("modelled", "uncalibrated")
+    low, high = time["interval"]
+    assert high / low > 1.5
+    assert low < time["step_seconds"] < high
+    assert sum(time["terms"].values()) == pytest.approx(time["step_seconds"], abs=1e-5)
+    assert "(modelled, uncalibrated)" in megaplan("estimate", *words).out
+
+
+def test_a_search_s_row_is_an_estimate_of_its_plan(megaplan):
+    """One statement of megarun's step: what a search says of a row, an estimate, a split and a diff say of its plan."""
+    found = json.loads(megaplan("search", "plans/tiny-hybrid-pp2.yaml", "--devices", "4", "--top", "2", "-o", "rows", "--json").out)
+    for row in found["best"]:
+        time = time_of(megaplan("estimate", row["plan"], "--json"))
+        assert time["step_seconds"] == pytest.approx(row["step_seconds"], abs=1e-6)
+        assert time["mfu"] == row["mfu"]
+        assert time["terms"] == pytest.approx(row["terms"], abs=2e-6)
+        both = time_of(megaplan("diff", "plans/tiny-hybrid-pp2.json", row["plan"], "--json"))
+        assert both["after"] == time
+
+
+def test_the_step_says_how_it_changes(megaplan):
+    text = megaplan("diff", "plans/nam56r-8xh200-equal.json", "plans/nam56r-8xh200.json").out
+    before, after = (
+        time_of(megaplan("estimate", f"plans/{name}.json", "--json"))["step_seconds"] for name in ("nam56r-8xh200-equal", "nam56r-8xh200")
+    )
+    assert f"step: {before:.2f} s → {after:.2f} s ({100 * (after / before - 1):+.1f} %; modelled, uncalibrated)" in text
+    assert "step: " not in megaplan("diff", "plans/nam56r-8xh200.json", "plans/nam56r-8xh200.json").out
+
+
+def test_what_is_not_timed_says_why(megaplan):
+    words = ("estimate", "plans/llama-3.1-8b.yaml", *MEGATRON, "--set", MTP, "--set", "model.mlp.activation=relu2")
+    reason = time_of(megaplan(*words, "--json"))["reason"]
+    assert reason.startswith("there is no term for ")
+    assert f"step: not timed: {reason}" in " ".join(megaplan(*words).out.split())
+
+
+def test_a_schedule_that_is_too_long_to_replay_says_so(megaplan):
+    words = ("estimate", "plans/tiny-hybrid-pp2.yaml", "--set", "schedule.num_microbatches=50000", "--json")
+    assert time_of(megaplan(*words)) == {"reason": "the schedule has 300,000 actions, and at most 250,000 are replayed"}
 
 
 def test_an_uncalibrated_device_has_a_wider_interval(megaplan):

@@ -2,12 +2,13 @@
 
 import copy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from megaplan.cost import plain
 from megaplan.cost.times import ModelTimes, model_times
 from megaplan.inventory.build import build_inventory
 from megaplan.spec.models import Spec
@@ -56,3 +57,11 @@ def times_of() -> Times:
         return model_times(spec, build_inventory(spec))
 
     return times
+
+
+@pytest.fixture(scope="module")
+def one_kernel_an_op() -> Iterator[None]:
+    """Every op runs as one kernel: what plain torch takes is `test_plain.py`'s."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plain, "OPERATIONS", {})
+        yield

@@ -29,6 +29,7 @@ from megaplan.cost.times import LayerTime, model_times
 from megaplan.inventory.build import build_inventory
 from megaplan.spec.models import Spec
 
+pytestmark = pytest.mark.usefixtures("one_kernel_an_op")
 PLANS = Path(__file__).parents[3] / "plans"
 
 

@@ -33,6 +33,8 @@ from megaplan.families.registry import Rated
 from megaplan.inventory.build import build_inventory
 from megaplan.spec.models import Spec
 
+pytestmark = pytest.mark.usefixtures("one_kernel_an_op")
+
 
 def rank_flops(spec: Spec) -> int:
     """FLOPs of one rank's microbatch in the first layer."""

@@ -149,6 +149,6 @@ def step_ns(spec: Spec, exact: Exact) -> int:
     slots = times.of_slots(exact.spans)
     lengths = SlotTimes(*(tuple(getattr(slot, part) for slot in slots) for part in ("forward_ns", "input_ns", "weight_ns")))
     step = replay(actions(spec.schedule.kind, mesh.pp, mesh.vpp, count), lengths, p2p=times.boundary_ns).makespan
-    data = data_times(spec, rates_of(spec), *local_elements(inventory, mesh.tp, mesh.ep, mesh.etp))
+    data = data_times(spec, rates_of(spec), local_elements(inventory, mesh.tp, mesh.ep, mesh.etp))
     total, forward = sum(slot.total_ns for slot in slots), sum(slot.forward_ns for slot in slots)
     return step + exposed_ns(spec, data, forward, total) + data.optimizer_ns

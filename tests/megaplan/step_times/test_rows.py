@@ -148,7 +148,10 @@ def test_a_spec_has_the_time_of_its_host_and_an_interval_of_its_class():
     assert slower.calibration == "dense"
     assert slower.terms["gemm"] > unknown.terms["gemm"]
     own = spec.model_copy(update={"host": type(spec.host)(name="megarun")})
-    assert planned_time(own, ((0, spec.model.num_layers),)) == "there are no constants for steps of host megarun"
+    replayed = planned_time(own, ((0, spec.model.num_layers),))
+    assert isinstance(replayed, PlannedTime)
+    assert (replayed.calibration, replayed.basis) == ("uncalibrated", "modelled")
+    assert replayed.high / replayed.low > unknown.high / unknown.low
 
 
 @pytest.mark.parametrize(

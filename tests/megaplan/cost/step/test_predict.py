@@ -153,7 +153,7 @@ def test_every_constant_has_a_basis_and_a_source_and_is_physical():
         if constant.unit == "share":
             assert 0 < constant.value <= 1, name
     assert all(constants()[f"grouped.{generation}"].value <= 1 for generation in ("ampere", "hopper", "blackwell"))
-    assert set(intervals()) == {"dense", "moe", "hybrid", "uncalibrated"}
+    assert set(intervals()) == {"dense", "moe", "hybrid", "uncalibrated", "replayed"}
     assert all(low < 1 < high for low, high in intervals().values())
 
 

@@ -1,0 +1,41 @@
+"""The time of a step for a terminal, and its change from one plan to another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megaplan.layout.step_time import NS, PlannedTime
+from megaplan.terminal.table import wrap
+from megaplan.units import format_ns
+
+NUM_TERMS = 6
+
+
+def time_lines(time: PlannedTime | str) -> Iterator[str]:
+    """The step with its interval and rates, and its largest terms; or why none is stated."""
+    if isinstance(time, str):
+        yield from wrap(f"step: not timed: {time}", indent="  ")
+        return
+    yield f"step: {seconds_text(time)}"
+    yield f"  {time.tokens_per_second_per_device:,.0f} tokens/s per device, MFU {100 * time.mfu:.1f} %"
+    largest = sorted((term for term in time.terms.items() if term[1] > 0), key=lambda term: -term[1])[:NUM_TERMS]
+    yield from wrap("  " + ", ".join(f"{name} {_text(seconds)}" for name, seconds in largest), indent="  ")
+
+
+def seconds_text(time: PlannedTime) -> str:
+    """`6.91 s, 80 % interval 6.27 s to 7.63 s (fitted, dense)`."""
+    return f"{_text(time.seconds)}, 80 % interval {_text(time.low)} to {_text(time.high)} ({time.basis}, {time.calibration})"
+
+
+def change_line(before: PlannedTime | str, after: PlannedTime | str) -> str:
+    """`step: 6.91 s → 7.10 s (+2.8 %), uncalibrated`; or which of the plans has no time, and why."""
+    if isinstance(before, str) or isinstance(after, str):
+        reasons = dict.fromkeys(time for time in (before, after) if isinstance(time, str))
+        return f"step: not timed: {'; '.join(reasons)}"
+    growth = 100 * (after.seconds / before.seconds - 1)
+    kinds = dict.fromkeys((f"{before.basis}, {before.calibration}", f"{after.basis}, {after.calibration}"))
+    return f"step: {_text(before.seconds)} → {_text(after.seconds)} ({growth:+.1f} %; {' → '.join(kinds)})"
+
+
+def _text(seconds: float) -> str:
+    return format_ns(round(seconds / NS))

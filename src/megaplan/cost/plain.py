@@ -1,0 +1,194 @@
+"""What megarun's operations take where they run as plain torch: every intermediate goes through memory, in fp32, launch by launch.
+
+`host.kernels: reference` runs all of them so; `triton` those that have no kernel yet. Some kernels of such an operation are bound by their
+launch and others by their work, so a pass takes
+
+    √((launches · launch)² + (bytes / bandwidth + FLOPs / fp32 peak)²)
+
+Bytes are a percentage of the ideal ones, and a number for each element of an intermediate that the ideal does not have: a score of a query
+and a key, an element of a chunk's tile or of a recurrent state.
+
+Source: `benchmarks/roofline.py` counts launches, bytes and FLOPs on the operations' own code; a test of it holds the table to the counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from megaplan.blocks.work import Op, Workload
+from megaplan.families.mamba.tensors import num_mamba_heads
+from megaplan.spec.models import LatentAttention, Mamba2, Mamba3, Model, Spec
+
+EVERYWHERE = ("reference", "triton")
+REFERENCE = ("reference",)
+MAX_SCORES = 1 << 24
+MAX_QUERIES = 64
+"""A block of queries has so many rows at most, and so many scores over all sequences and heads."""
+
+
+class Pass(NamedTuple):
+    """One pass of an operation.
+
+    Attributes:
+        percent: Of the ideal bytes that it moves.
+        element_bytes: Moved for each element of the intermediate.
+        launches: Once, or in each turn of its loop.
+    """
+
+    percent: int
+    element_bytes: int = 0
+    launches: int = 1
+
+
+class Plain(NamedTuple):
+    """An operation.
+
+    Attributes:
+        forward: F.
+        backward: I, with W.
+        under: `host.kernels` under which it runs so.
+        is_fp32: Its products run in fp32; else in the dtype of the weights, beside what is moved here.
+    """
+
+    forward: Pass
+    backward: Pass
+    under: tuple[str, ...] = REFERENCE
+    is_fp32: bool = False
+
+
+NORM = Plain(Pass(1000, launches=9), Pass(1570, launches=14))
+GATED = Plain(Pass(830, launches=6), Pass(1180, launches=13))
+CONVOLUTION = Plain(Pass(2300, launches=12), Pass(4360, launches=38))
+OPERATIONS: dict[str, Plain] = {
+    "norm": Plain(Pass(590, launches=10), Pass(1250, launches=15)),  # the residual addition with it
+    "final_norm": Plain(Pass(590, launches=10), Pass(1250, launches=15)),
+    **dict.fromkeys(("q_latent_norm", "kv_latent_norm", "qk_norm", "B_norm, C_norm", "hidden_norm, embedding_norm"), NORM),
+    "gated_norm": Plain(Pass(1300, launches=13), Pass(2060, launches=25)),
+    "activation": GATED,
+    "gate": GATED,
+    "rope": Plain(Pass(870, launches=22), Pass(880, launches=24)),
+    "mla_kv": Plain(Pass(130, launches=13), Pass(180, launches=14)),
+    "conv1d": CONVOLUTION,
+    "conv_qk": CONVOLUTION,
+    "conv_v": CONVOLUTION,
+    "attention": Plain(Pass(0, 37, 17), Pass(0, 78, 24), is_fp32=True),
+    "indexer": Plain(Pass(0, 75, 35), Pass(0, 277, 69), EVERYWHERE, is_fp32=True),
+    "ssd": Plain(Pass(910, 46, 46), Pass(1290, 101, 100), is_fp32=True),
+    "scan": Plain(Pass(0, 69, 84), Pass(0, 198, 229), EVERYWHERE, is_fp32=True),
+    "m2rnn": Plain(Pass(0, 41, 27), Pass(0, 162, 56), is_fp32=True),
+    "route": Plain(Pass(500, launches=8), Pass(520, launches=20), EVERYWHERE, is_fp32=True),
+    "dispatch": Plain(Pass(100, launches=2), Pass(820, launches=14)),
+    "combine": Plain(Pass(820, launches=14), Pass(160, launches=2)),
+    "experts": Plain(Pass(310, launches=12), Pass(650, launches=37)),
+    "cross_entropy": Plain(Pass(500, launches=94), Pass(900, launches=117)),
+}
+"""By the last part of an op's name."""
+UNGATED = Plain(Pass(700, launches=4), Pass(770, launches=6))
+
+
+class Extra(NamedTuple):
+    """A pass in plain torch.
+
+    Attributes:
+        num_bytes: That it moves.
+        launches: Of its kernels.
+        flops: Of its products.
+        is_fp32: They run in fp32.
+    """
+
+    num_bytes: int
+    launches: int
+    flops: int
+    is_fp32: bool
+
+
+class PlainTorch:
+    """Passes of a spec's ops that run as plain torch."""
+
+    def __init__(self, spec: Spec, load: Workload) -> None:
+        self._spec, self._load = spec, load
+        self._is_own = spec.host.name == "megarun"
+
+    def forward(self, op: Op, tokens: int) -> Extra | None:
+        """F of an op on this rank; None where a kernel runs it."""
+        return self._pass(op, tokens, op.work.moved_forward, op.work.forward, is_forward=True)
+
+    def backward(self, op: Op, tokens: int) -> Extra | None:
+        """I, with W, of an op that is no linear."""
+        work = op.work
+        return self._pass(op, tokens, work.moved_input + work.moved_weight, work.input_grad + work.weight_grad, is_forward=False)
+
+    def _pass(self, op: Op, tokens: int, moved: int, flops: int, *, is_forward: bool) -> Extra | None:
+        known = OPERATIONS.get(op.name.rpartition(".")[2]) if self._is_own and not op.is_linear else None
+        if known is None or self._spec.host.kernels not in known.under:
+            return None
+        if known is GATED and 3 * op.work.moved_input != 5 * op.work.moved_forward:
+            known = UNGATED  # one operand instead of two
+        found, shape = known.forward if is_forward else known.backward, _SHAPES.get(op.name)
+        elements, turns, again = (0, 1, 0) if shape is None else shape(self._spec.model, self._load, op)
+        if not is_forward:
+            again = again * 5 // 2
+        num_bytes = (found.percent * moved // 100 + found.element_bytes * elements) * tokens
+        return Extra(num_bytes, found.launches * turns, (flops + again) * tokens, known.is_fp32)
+
+
+Shape = Callable[[Model, Workload, Op], tuple[int, int, int]]
+"""Elements of the intermediate a token, turns of the loop, and FLOPs a token of forward that the ideal op does not have."""
+
+
+def _attention(model: Model, load: Workload, op: Op) -> tuple[int, int, int]:
+    """A score for each visible pair and head, a block of queries at a time."""
+    assert model.attention is not None
+    scores = op.work.forward // (2 * sum(_widths(model)))
+    return scores, _query_blocks(load, model.attention.num_heads), 0
+
+
+def _indexer(model: Model, load: Workload, _: Op) -> tuple[int, int, int]:
+    """Scores of all visible pairs, of which attention masks those that the indexer does not choose."""
+    assert model.attention is not None
+    heads = model.attention.num_heads // load.tp
+    scores = (load.seq_length + 1) // 2 * heads
+    return scores, _query_blocks(load, model.attention.num_heads), 2 * scores * sum(_widths(model))
+
+
+def _widths(model: Model) -> tuple[int, int]:
+    """Of a query head and of a value head."""
+    shape = model.attention
+    if isinstance(shape, LatentAttention):
+        return shape.qk_nope_head_dim + shape.qk_rope_head_dim, shape.v_head_dim
+    assert shape is not None
+    return shape.head_dim, shape.head_dim
+
+
+def _query_blocks(load: Workload, num_heads: int) -> int:
+    """Blocks of the queries of one rank's sequences."""
+    sequences = max(1, load.num_tokens // load.seq_length)
+    queries = load.num_tokens // sequences
+    rows = min(MAX_QUERIES, max(1, MAX_SCORES // (sequences * num_heads // load.tp * load.seq_length)))
+    return -(-queries // rows)
+
+
+def _ssd(model: Model, load: Workload, _: Op) -> tuple[int, int, int]:
+    """A tile of chunk² for each head, chunk by chunk."""
+    assert isinstance(model.mamba, Mamba2)
+    shape, chunk = model.mamba, min(model.mamba.chunk_size, load.seq_length)
+    return chunk * num_mamba_heads(shape, model.hidden_size) // load.tp, -(-load.seq_length // chunk), 0
+
+
+def _scan(model: Model, load: Workload, _: Op) -> tuple[int, int, int]:
+    """For each row of a head B or C, x, and its row of the tile twice; chunk by chunk."""
+    assert isinstance(model.mamba, Mamba3)
+    shape, chunk = model.mamba, min(model.mamba.chunk_positions, model.mamba.save_every, load.seq_length)
+    rows = num_mamba_heads(shape, model.hidden_size) // load.tp * shape.mimo_rank
+    return rows * (shape.state_dim + shape.head_dim + 2 * chunk * shape.mimo_rank), -(-load.seq_length // chunk), 0
+
+
+def _m2rnn(model: Model, load: Workload, _: Op) -> tuple[int, int, int]:
+    """The state, position by position; eight are a turn."""
+    assert model.recurrent is not None
+    shape = model.recurrent
+    return shape.num_heads // load.tp * shape.key_dim * shape.value_dim, -(-load.seq_length // 8), 0
+
+
+_SHAPES: dict[str, Shape] = {"attention": _attention, "indexer": _indexer, "ssd": _ssd, "scan": _scan, "m2rnn": _m2rnn}

@@ -1,0 +1,112 @@
+"""Operations that megarun runs as plain torch take what their intermediates, launches and fp32 products take."""
+
+from __future__ import annotations
+
+from math import isqrt
+
+import pytest
+
+import megaplan
+from megaplan.cost.blocks import layer_ops, rank_workload
+from megaplan.cost.data import data_times, local_elements, newton_schulz_flops
+from megaplan.cost.plain import OPERATIONS, PlainTorch
+from megaplan.cost.rates import rates_of
+from megaplan.cost.replay import PLAIN, ReplayTimer
+from megaplan.cost.times import model_times
+from megaplan.inventory.build import build_inventory
+from megaplan.spec.models import Spec
+
+T, LAUNCH_NS = 8192, 3000
+
+
+def op_of(spec: Spec, name: str):
+    """An op of the first layer, and the passes of plain torch."""
+    block = build_inventory(spec).layers[0]
+    load = rank_workload(spec, spec.precision.of(block.family))
+    return next(op for op in layer_ops(load, spec.model, block) if op.name == name), PlainTorch(spec, load)
+
+
+def test_an_attention_core_by_hand(make_spec):
+    """32 heads of 128 over two sequences of 4,096: 37 B a visible pair, 17 launches a block of 64 queries, products in fp32."""
+    op, plain = op_of(make_spec("A"), "attention")
+    found = plain.forward(op, T)
+    pairs = 4097 * 32 // 2 * T
+    assert found.num_bytes == 37 * pairs
+    assert found.launches == 17 * 4096 // 64
+    assert found.flops == op.work.forward * T == pairs * 2 * 256
+    assert found.is_fp32
+
+
+def test_a_layer_of_plain_torch_takes_its_parts(make_spec):
+    """The core's time is the norm of launches, and of bytes at 85 % of 4.8 TB/s with FLOPs at 65 % of 67 TFLOP/s."""
+    plain, fused = (
+        model_times(spec, build_inventory(spec)).layers[0] for spec in (make_spec("A"), make_spec("A", host={"kernels": "triton"}))
+    )
+    op, passes = op_of(make_spec("A"), "attention")
+    core = passes.forward(op, T)
+    work = -(-core.num_bytes * 10**11 // (4_800 * 10**9 * 85)) - (-core.flops * 10**11 // (67 * 10**12 * 65))
+    least = isqrt((core.launches * LAUNCH_NS) ** 2 + work**2)
+    assert least < plain.forward_ns < 1.2 * least
+    assert plain.forward_ns > 5 * fused.forward_ns
+    assert plain.weight_ns == fused.weight_ns
+
+
+@pytest.mark.parametrize("letter", "AMERD")
+def test_triton_is_faster_in_every_family(make_spec, letter):
+    plain, fused = (
+        model_times(spec, build_inventory(spec)).layers[0] for spec in (make_spec(letter), make_spec(letter, host={"kernels": "triton"}))
+    )
+    assert fused.forward_ns < plain.forward_ns
+    assert fused.input_ns < plain.input_ns
+
+
+def test_gated_and_other_activations_move_their_own_operands(make_spec):
+    gated, plain = op_of(make_spec("D"), "activation")
+    assert plain.forward(gated, 1).num_bytes == 830 * 3 * 14336 * 2 // 100
+    ungated, plain = op_of(make_spec("D", model={"mlp": {"ffn_hidden_size": 14336, "activation": "relu2"}}), "activation")
+    assert plain.forward(ungated, 1).num_bytes == 700 * 2 * 14336 * 2 // 100
+
+
+def test_megatron_runs_its_own_kernels():
+    """`host.kernels` is megarun's alone."""
+    own = megaplan.load("plans/mixtral-8x7b.yaml").spec
+    other = megaplan.load("plans/mixtral-8x7b.yaml", "host={name: megatron}").spec
+    inventory = build_inventory(own)
+    assert model_times(other, inventory).layers[0].forward_ns < model_times(own, inventory).layers[0].forward_ns
+
+
+def test_every_op_of_a_block_that_is_no_product_is_in_the_table(make_spec):
+    """Beside the exchange of rows, which collectives time."""
+    names = set()
+    for letter in "AMERD":
+        spec = make_spec(letter)
+        for block in build_inventory(spec).layers:
+            load = rank_workload(spec, spec.precision.of(block.family))
+            names |= {op.name.rpartition(".")[2] for op in layer_ops(load, spec.model, block) if not op.is_linear}
+    assert names <= set(OPERATIONS)
+
+
+def test_a_step_says_what_plain_torch_takes_more():
+    """The terms add up, and without that term they are those of `triton` where every op has a kernel."""
+    own, triton = (ReplayTimer(job.inventory, job.spec).terms(job.spec, job.spans) for job in map(_llama, ("reference", "triton")))
+    job = _llama("reference")
+    assert sum(own.values()) == ReplayTimer(job.inventory, job.spec).step_ns(job.spec, job.spans)
+    assert own[PLAIN] > own["layers"]
+    assert PLAIN not in triton
+    fused = own["layers"] + own["recompute"]
+    assert 0.9 < fused / (triton["layers"] + triton["recompute"]) < 1.1
+
+
+def _llama(kernels: str) -> megaplan.LoadedJob:
+    return megaplan.load("plans/llama-3.1-8b.yaml", f"host.kernels={kernels}")
+
+
+def test_muon_orthogonalises_whole_matrices_on_every_data_rank():
+    """Five steps of 3 n² m + n³ FLOPs on each matrix, at 65 % of 989 TFLOP/s; none under AdamW."""
+    job = megaplan.load("plans/tiny-hybrid.yaml")
+    local = local_elements(job.inventory, 1, 1, 1)
+    assert newton_schulz_flops(6, 4) == 3 * 16 * 6 + 64
+    found = data_times(job.spec, rates_of(job.spec), local).optimizer_ns
+    adamw = job.spec.model_copy(update={"optimizer": job.spec.optimizer.model_copy(update={"matrix": "adamw"})})
+    seconds = 5 * local.orthogonalised_flops / (67e12 * 0.65 if job.spec.precision.params == "fp32" else 989e12 * 0.65)
+    assert found - data_times(adamw, rates_of(adamw), local).optimizer_ns == pytest.approx(seconds * 1e9, abs=1)

@@ -1,0 +1,102 @@
+"""The cost model's table of operations in plain torch, compared with what the roofline counts on their own code."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+sys.path.insert(0, str(ROOT / "benchmarks"))  # rooflines
+
+pytest.importorskip("triton")
+from rooflines.runs import count_ranks  # noqa: E402
+from rooflines.work import Work  # noqa: E402
+
+import megaplan  # noqa: E402
+from megaplan.cost.blocks import layer_ops, rank_workload  # noqa: E402
+from megaplan.cost.plain import OPERATIONS, PlainTorch  # noqa: E402
+from megarun.job.job import Job  # noqa: E402
+
+pytestmark = pytest.mark.runtime
+SPEC: dict[str, Any] = {
+    "format": "megaplan.spec/1",
+    "name": "plain",
+    "model": {
+        **{"pattern": "AMERD", "num_layers": 5, "hidden_size": 512, "vocab_size": 4096},
+        "attention": {"kind": "gqa", "num_heads": 8, "num_kv_heads": 2, "head_dim": 64},
+        "mamba": {"kind": "mamba2", "num_heads": 16, "head_dim": 64, "state_dim": 128, "num_groups": 8, "chunk_size": 128},
+        "moe": {"num_experts": 16, "top_k": 4, "ffn_hidden_size": 896, "activation": "swiglu"},
+        "recurrent": {"kind": "m2rnn", "num_heads": 16, "key_dim": 64, "value_dim": 16},
+        "mlp": {"ffn_hidden_size": 2048},
+    },
+    "schedule": {"kind": "1f1b", "num_microbatches": 3},
+    "batch": {"micro_batch_size": 1, "seq_length": 1024},
+}
+INDEXED = {
+    "model": {
+        **{"pattern": "AM", "num_layers": 2, "hidden_size": 512, "vocab_size": 4096},
+        "attention": {
+            **{"kind": "mla", "num_heads": 8, "q_lora_rank": 64, "kv_lora_rank": 64},
+            **{"qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64},
+            "indexer": {"num_heads": 8, "head_dim": 64, "top_k": 128, "layers": [0]},
+        },
+        "mamba": {"kind": "mamba3", "expand": 2, "head_dim": 64, "state_dim": 128, "num_groups": 8, "mimo_rank": 4, "num_angles": 32},
+    },
+    "host": {"kernels": "triton"},
+}
+NAMES = {
+    **{"attention": "attention", "conv1d": "causal_conv1d", "ssd": "ssd", "gated_norm": "gated_rms_norm", "m2rnn": "m2rnn"},
+    **{"dispatch": "dispatch", "combine": "combine", "experts": "experts_gated", "activation": "swiglu"},
+    **{"indexer": "indexed_attention", "scan": "mamba3"},
+}
+"""Ops of the cost model, and the operations of megakernels that they are."""
+
+
+def counted(spec: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    """Bytes of kernels without products, and launches, of each operation of the second microbatch, by part of the model."""
+    loaded = megaplan.load(spec)
+    found: dict[str, tuple[int, int]] = {}
+    for event in count_ranks(Job(loaded.spec, loaded.inventory, loaded.layout))[0]:
+        if event.action is not None and event.action.microbatch == 1 and isinstance(event.done, Work):
+            moved = sum(kernel.num_bytes for kernel in event.done.kernels if not kernel.products)
+            found[f"{event.family} {event.done.op}"] = moved, event.done.launches
+    return found
+
+
+def stated(spec: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    """The same by the table."""
+    loaded, found = megaplan.load(spec), {}
+    for block in loaded.inventory.layers:
+        load = rank_workload(loaded.spec, loaded.spec.precision.of(block.family))
+        plain, ops = PlainTorch(loaded.spec, load), layer_ops(load, loaded.spec.model, block)
+        for op in ops:
+            if op.name not in NAMES or (op.name == "attention" and any(other.name == "indexer" for other in ops)):
+                continue
+            name = f"{block.family} megakernels.{NAMES[op.name]}"
+            for side, done in (("", plain.forward(op, load.num_tokens)), ("_backward", plain.backward(op, load.num_tokens))):
+                if done is not None:
+                    found[name + side] = done.num_bytes, done.launches
+    return found
+
+
+@pytest.mark.parametrize("spec", [SPEC, SPEC | INDEXED], ids=["reference", "triton"])
+def test_the_table_is_what_is_counted(spec: dict[str, Any]) -> None:
+    """To a quarter in bytes and launches: the table has no term for the strides of operands."""
+    ours, theirs = stated(spec), counted(spec)
+    assert ours
+    for name, (num_bytes, launches) in ours.items():
+        assert 0.75 < num_bytes / theirs[name][0] < 1.34, name
+        assert 0.75 < launches / theirs[name][1] < 1.34, name
+
+
+def test_what_triton_leaves_to_torch_is_what_runs_as_torch() -> None:
+    """An operation that gets a kernel loses its place in the table."""
+    from rooflines.ideal import listed  # noqa: PLC0415
+
+    runs_as = {name: entry.runs_as for name, entry in listed().items()}
+    for name in ("indexer", "scan", "route"):
+        assert ("triton" in OPERATIONS[name].under) == (runs_as.get(NAMES.get(name, name)) == "torch"), name
+    for name in ("attention", "ssd", "m2rnn"):
+        assert "triton" not in OPERATIONS[name].under
+        assert runs_as.get(NAMES[name]) != "torch"
