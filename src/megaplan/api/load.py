@@ -99,7 +99,9 @@ class LoadedJob:
         return self.read_diagnostics if self.cuts is None else (*self.read_diagnostics, *self.cuts.diagnostics)
 
 
-def load(source: Source, /, *changes: str, costs: FilePath | None = None, **overrides: Any) -> LoadedJob:
+def load(
+    source: Source, /, *changes: str, costs: FilePath | None = None, device_file: FilePath | None = None, **overrides: Any
+) -> LoadedJob:
     """Read and check a spec, a plan, or a Hugging Face `config.json`.
 
     Changes are never applied to a plan's cuts: a plan is estimated with other values and the cuts it has. A change to a job that was loaded
@@ -109,13 +111,14 @@ def load(source: Source, /, *changes: str, costs: FilePath | None = None, **over
         source: A path (YAML or JSON; `-` is standard input), the document as a mapping, a `PlanDocument`, or a `LoadedJob`.
         *changes: `KEY=VALUE` texts, as `--set` takes them: `"mesh.tp=8"`.
         costs: A costs file (`megaplan.costs/1`, times in ns) by which a spec is cut; without it modelled times and FLOPs.
+        device_file: What `megaplan calibrate -o` wrote (`megaplan.calibration/1`): sets `device.reached`, unless a change does.
         **overrides: The same as keywords, two underscores for the dot: `mesh__tp=8`, `split__spans=[[0, 4], [4, 9]]`.
 
     Returns:
         The checked job. Cuts and parameter tensors are worked out when they are first asked for.
 
     Raises:
-        MegaplanError: Every error of the source, the changes and the costs file; `diagnostics` has place, values and hints of each.
+        MegaplanError: Every error of the source, the changes and the files; `diagnostics` has place, values and hints of each.
         TypeError: The source is of another type, or a value is none that a spec can hold.
 
     Examples:
@@ -127,6 +130,8 @@ def load(source: Source, /, *changes: str, costs: FilePath | None = None, **over
         ['head']
     """
     texts = (*changes, *override_texts(overrides))
+    if device_file is not None:
+        return _on_measured_device(load(source, *texts, costs=costs), device_file)
     if isinstance(source, LoadedJob):
         return _changed(source, texts, costs)
     if isinstance(source, (str, os.PathLike)):
@@ -137,7 +142,7 @@ def load(source: Source, /, *changes: str, costs: FilePath | None = None, **over
     return _from_plan(as_plan(source), PLAN_NAME, texts, costs)
 
 
-def load_to_split(source: Source, changes: Sequence[str], costs: FilePath | None) -> LoadedJob:
+def load_to_split(source: Source, changes: Sequence[str], costs: FilePath | None, device_file: FilePath | None = None) -> LoadedJob:
     """`load` of what has no cuts yet.
 
     Raises:
@@ -145,8 +150,9 @@ def load_to_split(source: Source, changes: Sequence[str], costs: FilePath | None
     """
     if isinstance(source, (str, os.PathLike)):
         path = os.fspath(source)
-        return _from_spec(read_text(path), path, changes, costs)
-    job = load(source, *changes, costs=costs)
+        job = _from_spec(read_text(path), path, changes, costs)
+        return job if device_file is None else _on_measured_device(job, device_file)
+    job = load(source, *changes, costs=costs, device_file=device_file)
     if job.plan is not None:
         raise refuse("MP115", f"{job.name} is a plan: its cuts are decided", "megaplan.estimate(plan)", file=job.name, key="format")
     return job
@@ -241,6 +247,14 @@ def _refuse_costs(name: str, costs: FilePath | None) -> None:
         path = os.fspath(costs)
         detail = f"--costs {path}: {name} is a plan, and its cuts stand"
         raise refuse("MP481", detail, f"megaplan split SPEC --costs {path} -o plan.json", file=name)
+
+
+def _on_measured_device(job: LoadedJob, device_file: FilePath) -> LoadedJob:
+    """The job with the shares of a device file, unless a change gave shares."""
+    from megaplan.api.device_file import KEY, reached_text  # noqa: PLC0415  (few jobs have one)
+
+    text = reached_text(device_file, job.spec.device.name, STDIN if job.name == display_name(STDIN) else job.name)
+    return job if any(given.partition("=")[0].strip() == KEY for given in job.changes) else _changed(job, (text,), None)
 
 
 def _changed(job: LoadedJob, changes: Sequence[str], costs: FilePath | None) -> LoadedJob:

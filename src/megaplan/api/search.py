@@ -104,6 +104,7 @@ def search(
     headroom_bytes: int = 0,
     top: int = 10,
     processes: int | None = None,
+    device_file: FilePath | None = None,
     report: Callable[[Progress], None] = lambda _: None,
     **overrides: Any,
 ) -> Search:
@@ -123,6 +124,7 @@ def search(
         headroom_bytes: Bytes that stay free on every rank.
         top: Rows wanted.
         processes: Processes that evaluate; as many as processors if None. The result does not depend on it.
+        device_file: As for `megaplan.load`.
         report: Called as the search goes on.
         **overrides: Changes as keywords: `batch__seq_length=8192`.
 
@@ -145,7 +147,7 @@ def search(
         raise refuse("MP489", f"objective = {objective}", *(f"--objective {name}" for name in OBJECTIVES))
     if unknown := [word for word in vary if word not in VARIED]:
         raise refuse("MP489", f"--vary {unknown[0]}, and its words are {', '.join(VARIED)}", f"--vary {','.join(DEFAULT_VARIED)}")
-    job = load_to_split(source, [*changes, *override_texts(overrides)], None)
+    job = load_to_split(source, [*changes, *override_texts(overrides)], None, device_file)
     world = job.spec.mesh.world_size if devices is None else devices
     if world < 1 or top < 1:
         raise refuse("MP489", f"--devices {world}, --top {top}: both are at least 1", "--devices 8 --top 10")

@@ -92,6 +92,7 @@ def split(
     objective: Objective | None = None,
     baseline: FilePath | PlanDocument | None = None,
     costs: FilePath | None = None,
+    device_file: FilePath | None = None,
     **overrides: Any,
 ) -> Split:
     """Cut a model into pipeline stages, with a certificate, and make the plan.
@@ -103,6 +104,7 @@ def split(
         objective: `bottleneck` or `step_time`, instead of the spec's `split.objective`.
         baseline: A plan whose cuts are kept where that costs nothing.
         costs: A costs file (times in ns) to cut by, instead of modelled costs.
+        device_file: As for `megaplan.load`.
         **overrides: Changes as keywords: `mesh__pp=4`.
 
     Raises:
@@ -121,7 +123,7 @@ def split(
     asked = [*changes, *override_texts(overrides)]
     asked += [f"split.{key}={value}" for key, value in (("mode", mode), ("objective", objective)) if value is not None]
     try:
-        job = load_to_split(source, asked, costs)
+        job = load_to_split(source, asked, costs, device_file)
         earlier = _baseline(baseline)
         cuts = _decide(job, earlier)
     except MegaplanError as error:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from megaplan.cli.options import AsJson, CostsFile, Overrides, SpecOrPlan
+from megaplan.cli.options import AsJson, CostsFile, DeviceFile, Overrides, SpecOrPlan
 from megaplan.terminal import output
 
 DOES_NOT_FIT = 1
@@ -23,6 +23,7 @@ def estimate(
         typer.Option("--compare", metavar="KEY=VALUE", help="Compare with the estimate for this changed value; repeatable."),
     ] = None,
     costs: CostsFile = None,
+    device_file: DeviceFile = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> int:
@@ -31,7 +32,7 @@ def estimate(
     from megaplan.api.load import load  # noqa: PLC0415
     from megaplan.diagnostics import refuse  # noqa: PLC0415
 
-    job = load(subject, *(overrides or ()), costs=costs)
+    job = load(subject, *(overrides or ()), costs=costs, device_file=device_file)
     world_size = job.spec.mesh.world_size
     if rank is not None and not 0 <= rank < world_size:
         raise refuse("MP485", f"--rank {rank}, and the ranks are 0 to {world_size - 1}", f"--rank {max(0, min(rank, world_size - 1))}")

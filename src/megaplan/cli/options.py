@@ -19,6 +19,12 @@ CostsFile = Annotated[
     str | None,
     typer.Option("--costs", metavar="FILE", help="Measured layer times, in the format of `megaplan costs`; - for stdin."),
 ]
+DeviceFile = Annotated[
+    str | None,
+    typer.Option(
+        "--device-file", metavar="FILE", help="Shares of the peaks that your device reaches, as `megaplan calibrate -o` writes them."
+    ),
+]
 PlanFile = Annotated[str, typer.Argument(metavar="PLAN", help="A plan; - for stdin.")]
 FailOn = Annotated[
     str | None,

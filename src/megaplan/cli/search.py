@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from megaplan.cli.options import AsJson, Overrides, SpecFile
+from megaplan.cli.options import AsJson, DeviceFile, Overrides, SpecFile
 from megaplan.terminal import output
 from megaplan.terminal.exit_status import INTERRUPTED
 
@@ -42,6 +42,7 @@ def search(
     headroom: Annotated[str, typer.Option("--headroom", metavar="SIZE", help="Memory to keep free on every rank, like 8GiB.")] = "0B",
     top: Annotated[int, typer.Option("--top", metavar="N", help="Number of rows.")] = 10,
     folder: Annotated[str | None, typer.Option("--output", "-o", metavar="DIR", help="Write a plan file for each row.")] = None,
+    device_file: DeviceFile = None,
     processes: Annotated[int | None, typer.Option("--processes", metavar="N", help="Number of processes; one per processor.")] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -65,6 +66,7 @@ def search(
         objective=objective.value,
         headroom_bytes=free,
         top=top,
+        device_file=device_file,
         processes=processes,
         report=_progress(),
     )

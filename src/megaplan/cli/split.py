@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from megaplan.cli.options import AsJson, CostsFile, Overrides, SpecFile
+from megaplan.cli.options import AsJson, CostsFile, DeviceFile, Overrides, SpecFile
 from megaplan.terminal import output
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def split(
     mode: Annotated[Mode | None, typer.Option("--mode", help="Override the spec's split.mode.")] = None,
     objective: Annotated[Objective | None, typer.Option("--objective", help="Override the spec's split.objective.")] = None,
     costs: CostsFile = None,
+    device_file: DeviceFile = None,
     baseline: Annotated[
         str | None, typer.Option("--baseline", metavar="PLAN", help="Prefer this plan's cuts where they are equally good.")
     ] = None,
@@ -55,7 +56,14 @@ def split(
     if target is not None and target != STDOUT:
         check_target(target, spec)
     try:
-        found = decided(spec, *(overrides or ()), mode=_value(mode), objective=_value(objective), baseline=baseline, costs=costs)
+        found = decided(
+            *(spec, *(overrides or ())),
+            mode=_value(mode),
+            objective=_value(objective),
+            baseline=baseline,
+            costs=costs,
+            device_file=device_file,
+        )
     except InfeasibleError as error:
         output.fail(error.diagnostics, as_json=as_json)
         return NO_SPLIT

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from megaplan.devices import Device
 from megaplan.dtypes import DType
@@ -10,6 +11,9 @@ from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
 
 SECOND_NS = 10**9
+LINEARS = frozenset({"A", "M", "E", "R", "D", "head"})
+"""Parts whose products are those of linears."""
+PARTS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,7 @@ class Rates:
         launch_ns: Of one kernel beside its work.
         latency_ns: Of one send or collective beside its bytes.
         step_ns: Of one step of a recurrence.
+        reached: Share of the peak that products of linears reach by dtype, in ten-thousandths, where the spec gives it and not `percent`.
     """
 
     device: Device
@@ -29,10 +34,14 @@ class Rates:
     launch_ns: int
     latency_ns: int
     step_ns: int
+    reached: Mapping[str, int] = field(default_factory=dict)
 
     def compute_ns(self, flops: int, part: str, dtype: DType) -> int:
         """Time of contractions of one part in one dtype, at the rate that the part reaches."""
-        return _ceil(flops * 100 * SECOND_NS, self.device.peak_flops[dtype].value * self.percent[part])
+        peak = self.device.peak_flops[dtype].value
+        if part in LINEARS and dtype in self.reached:
+            return _ceil(flops * PARTS * SECOND_NS, peak * self.reached[dtype])
+        return _ceil(flops * 100 * SECOND_NS, peak * self.percent[part])
 
     def memory_ns(self, num_bytes: int) -> int:
         """Time to read and write bytes of device memory."""
@@ -61,6 +70,7 @@ def rates_of(spec: Spec) -> Rates:
         launch_ns=_given(section.launch_ns, device.launch.value),
         latency_ns=_given(section.collective_latency_ns, device.collective_latency.value),
         step_ns=_given(section.recurrence_step_ns, device.recurrence_step.value),
+        reached={dtype: max(1, round(share * PARTS)) for dtype, share in section.reached.items()},
     )
 
 

@@ -166,6 +166,13 @@ PLANS: dict[str, CodeInfo] = {
         "Use `estimate --json`, or report a smaller mesh.",
         "megaplan estimate plan.json --json",
     ),
+    "MP491": CodeInfo(
+        "the device file cannot be used",
+        "The file given to --device-file was not written by `megaplan calibrate`, or has no shares of the spec's device.",
+        "A share that one device reaches says nothing about another.",
+        "Calibrate with steps of this device.",
+        "megaplan calibrate rows.json -o device.json",
+    ),
     "MP499": CodeInfo(
         "this is a bug in megaplan",
         "An unexpected exception was raised.",

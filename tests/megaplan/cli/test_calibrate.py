@@ -71,3 +71,59 @@ def test_what_is_no_measured_step_is_refused(megaplan, here, text):
     ran = megaplan("calibrate", "rows.json", "--json")
     assert ran.status == 2
     assert [found["code"] for found in json.loads(ran.out)["diagnostics"]] == ["MP487"]
+
+
+def write_shares(here, **devices: dict[str, float]) -> None:
+    found = [{"device": name.replace("_", "-"), "reached": shares} for name, shares in devices.items()]
+    (here / "device.json").write_text(json.dumps({"format": "megaplan.calibration/1", "calibrations": found}))
+
+
+@pytest.mark.parametrize("host", ["megatron", "megarun"])
+def test_a_device_file_is_what_its_share_set_by_hand_is(megaplan, here, host):
+    """In an estimate, a split and a search; of the file's devices the spec's, and of its dtypes all."""
+    write_shares(here, h200={"bf16": 0.41}, h100_sxm={"bf16": 0.9})
+    words = ("plans/llama-3.1-8b.yaml", "--set", f"host.name={host}", "--set", "device.name=h200", "--json")
+    by_hand = json.loads(megaplan("estimate", *words, "--set", "device.reached={bf16: 0.41}").out)["time"]
+    assert by_hand["step_seconds"] > json.loads(megaplan("estimate", *words).out)["time"]["step_seconds"]
+    for command in (("estimate",), ("split", "-o", "plan.json")):
+        assert json.loads(megaplan(command[0], *words, *command[1:], "--device-file", "device.json").out)["time"] == by_hand
+    assert json.loads((here / "plan.json").read_text())["inputs"]["device"]["reached"] == {"bf16": "0.41"}
+
+
+def test_a_search_takes_a_device_file(megaplan, here):
+    write_shares(here, h200={"bf16": 0.3})
+    words = ("search", "plans/tiny-hybrid-pp2.yaml", "--set", "precision.params=bf16", "--devices", "2", "--top", "1", "--json")
+    slow, fast = (json.loads(megaplan(*words, *more).out)["best"][0] for more in (("--device-file", "device.json"), ()))
+    assert slow["terms"]["layers"] > fast["terms"]["layers"]
+
+
+def test_a_share_that_is_set_counts_before_the_file_s(megaplan, here):
+    write_shares(here, h200={"bf16": 0.41})
+    words = ("estimate", "plans/llama-3.1-8b.yaml", "--set", "host.name=megatron", "--set", "device.name=h200", "--json")
+    own = ("--set", "device.reached={bf16: 0.5}")
+    both, one = (json.loads(megaplan(*words, *own, *more).out)["time"] for more in (("--device-file", "device.json"), ()))
+    assert both == one
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "is no document of format megaplan.calibration/1"),
+        ('{"format": "megaplan.calibration/1", "calibrations": [{"reached": {"bf16": 0.5}}]}', "calibrations[0]"),
+        ('{"format": "megaplan.calibration/1", "calibrations": [{"device": "b200", "reached": {"bf16": 0.5}}]}', "shares of b200"),
+    ],
+)
+def test_another_file_is_refused(megaplan, here, text, says):
+    (here / "device.json").write_text(text)
+    ran = megaplan("estimate", "plans/tiny-hybrid.yaml", "--device-file", "device.json")
+    assert ran.status == 2
+    assert "error[MP491]" in ran.err
+    assert says in ran.err
+
+
+def test_a_share_above_one_is_the_spec_s_error(megaplan, here):
+    write_shares(here, h200={"bf16": 1.5})
+    ran = megaplan("estimate", "plans/tiny-hybrid.yaml", "--device-file", "device.json")
+    assert ran.status == 2
+    assert "device.reached" in ran.err

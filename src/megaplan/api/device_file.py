@@ -1,0 +1,58 @@
+"""A device file, as `megaplan calibrate -o FILE` writes it: what large products reach of a device's peaks, for a job on that device."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from megaplan.diagnostics import refuse
+from megaplan.spec.read import STDIN, read_text
+
+if TYPE_CHECKING:
+    from megaplan.api.load import FilePath
+
+FORMAT = "megaplan.calibration/1"
+KEY = "device.reached"
+
+
+def reached_text(path: FilePath, device: str, subject: str) -> str:
+    """The shares of a device as a change of a spec: `device.reached={"bf16": 0.71}`.
+
+    Args:
+        path: The file.
+        device: The spec's device.
+        subject: The path of the spec or plan.
+
+    Raises:
+        MegaplanError: MP491, the file is no device file, or has no shares of the device; MP480, both are standard input.
+    """
+    name = os.fspath(path)
+    if name == subject == STDIN:
+        raise refuse("MP480", "the spec or plan and --device-file are both standard input", "name a file for one of them")
+    shares: dict[str, Any] = {}
+    found = _calibrations(name)
+    for each in found:
+        if each["device"] == device:
+            shares |= each["reached"]
+    if not shares:
+        known = ", ".join(dict.fromkeys(str(each["device"]) for each in found))
+        raise refuse(
+            "MP491", f"{name} has shares of {known or 'no device'}, and device.name = {device}", f"--set device.name={device}", file=name
+        )
+    return f"{KEY}={json.dumps(shares)}"
+
+
+def _calibrations(name: str) -> list[dict[str, Any]]:
+    hint = "megaplan calibrate rows.json -o device.json"
+    try:
+        document: Any = json.loads(read_text(name))
+    except ValueError as error:
+        raise refuse("MP491", f"{name} is not JSON: {error}", hint, file=name) from None
+    found = document.get("calibrations") if isinstance(document, dict) and document.get("format") == FORMAT else None
+    if not isinstance(found, list):
+        raise refuse("MP491", f"{name} is no document of format {FORMAT}", hint, file=name)
+    for number, each in enumerate(found):
+        if not isinstance(each, dict) or not isinstance(each.get("device"), str) or not isinstance(each.get("reached"), dict):
+            raise refuse("MP491", f"calibrations[{number}] of {name} has no device with its shares", hint, file=name)
+    return found
