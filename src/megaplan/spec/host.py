@@ -14,6 +14,9 @@ Unpriced = Literal[
 ]
 LoadBalancing = Literal["aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"]
 OfHost = Literal["megarun", "megatron"]
+Framework = Literal["megatron-lm", "megatron-bridge", "nemo", "mlperf"]
+RELEASED = ("megatron-bridge", "nemo")
+"""Frameworks whose releases differ in their measured step times."""
 
 
 class Host(Section):
@@ -54,6 +57,9 @@ class Host(Section):
         mtp_repeated: All prediction depths share one module's parameters.
         fragmentation_percent: Reserved above allocated; published: 2.8 to 9.3 on a B200 node (SimuMax v1.2), 18 to 21 of a 120B hybrid.
         features: Launch features that are named and not priced.
+        framework: Whose efficiencies and step constants the time of a step has: Megatron-Core is run by several.
+        release: Of megatron-bridge or nemo, as 26.04: MoE layers have a constant each; null for none.
+        dp_comm_overlap: Gradients are reduced and parameters gathered beside computation; null for what the framework does.
     """
 
     name: OfHost = "megarun"
@@ -90,6 +96,9 @@ class Host(Section):
     mtp_repeated: StrictBool = False
     fragmentation_percent: Annotated[int, Field(ge=0, le=100, strict=True)] = 5
     features: tuple[Unpriced, ...] = ()
+    framework: Framework = "megatron-lm"
+    release: Annotated[str, Field(pattern=r"^\d\d\.\d\d$")] | None = None
+    dp_comm_overlap: StrictBool | None = None
 
     @property
     def uses_triton(self) -> bool:
@@ -108,6 +117,7 @@ class Host(Section):
 
 
 _LATER = frozenset({
+    "framework", "release", "dp_comm_overlap",
     "recompute_method", "transformer_impl", "sequence_parallel", "fp8_format", "fp8_recipe", "fp8_param_gather", "moe_router_dtype",
     "moe_load_balancing",
 })  # fmt: skip

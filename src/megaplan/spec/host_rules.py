@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Severity
 from megaplan.spec.context import Checked
-from megaplan.spec.host import host_keys
+from megaplan.spec.host import RELEASED, host_keys
 from megaplan.spec.models import GroupedQueryAttention
 from megaplan.spec.options import given_options
 
@@ -47,6 +47,9 @@ def host_rules(checked: Checked) -> Iterator[Diagnostic]:
     for limit in limits:
         if limit.tensors:
             yield checked.error("MP902", limit.detail, limit.key, *([limit.fix] if limit.fix else []))
+    if host.release is not None and host.framework not in RELEASED:
+        detail = f"host.release = {host.release}, and no step time of host.framework = {host.framework} depends on it"
+        yield checked.error("MP902", detail, "host.release", "release: null", *(f"framework: {name}" for name in RELEASED))
     for feature in host.features:
         detail = f"host.features has {feature}: {WHY_UNPRICED[feature]}"
         yield checked.error("MP903", detail, "host.features", "plan without it, and measure what it adds")

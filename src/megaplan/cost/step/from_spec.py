@@ -72,12 +72,14 @@ def workload_of(
 def software_of(spec: Spec) -> Software:
     """The software of a spec whose host is megatron.
 
-    Megatron-Core as MooreThreads/SimuMax ran it: Transformer Engine, and no overlap but what the host's keys turn on.
+    Megatron-Core with Transformer Engine, as `host.framework` and `host.release` run it, with the overlap that the host's keys turn on; of
+    Megatron-LM itself the constants are those of MooreThreads/SimuMax's runs.
     """
     host = spec.host
     flex = host.moe_dispatcher == "flex"
     return Software(
-        name="megatron-lm-deterministic" if host.deterministic_mode else "megatron-lm",
+        name="megatron-lm-deterministic" if host.deterministic_mode else host.framework,
+        release=host.release,
         dtype="fp8" if spec.precision.params is DType.FP8 else "bf16",
         dispatcher=host.moe_flex_backend if flex else "alltoall",
         tp_overlap=host.tp_comm_overlap,
@@ -86,6 +88,7 @@ def software_of(spec: Spec) -> Software:
         token_drop=spec.model.moe is not None and spec.model.moe.capacity_factor is not None,
         zero=host.distributed_optimizer,
         sharded=Sharded("megatron", reduce_bytes=spec.precision.reduce.bytes) if spec.sharding.reshard_after_forward else None,
+        data_overlap=host.dp_comm_overlap,
     )
 
 

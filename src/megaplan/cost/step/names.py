@@ -91,6 +91,7 @@ def _attention(work: StepWorkload, host: Framework) -> dict[str, Factors]:
 def _transfers(work: StepWorkload, host: Framework) -> dict[str, Factors]:
     software, mesh, domain = work.software, work.mesh, work.machine.domain
     fused = software.dispatcher != "alltoall"
+    overlaps = host.data_overlap if software.data_overlap is None else software.data_overlap
     return {
         "tensor": _product("link.network" if mesh.tp > domain else "tensor.link"),
         "tensor.latency": _product("tensor.latency"),
@@ -108,7 +109,7 @@ def _transfers(work: StepWorkload, host: Framework) -> dict[str, Factors]:
         "network": _product("link.network"),
         "data.latency": _product("data.latency"),
         "data.slow": _product("data.unbucketed" if host.accumulate_bytes else None),
-        "data.exposed": _product("data.exposed" if host.data_overlap else None),
+        "data.exposed": _product("data.exposed" if overlaps else None),
         "sharded.network": _product("sharded.network"),
         "sharded.exposed": _product("sharded.exposed"),
     }

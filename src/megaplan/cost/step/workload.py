@@ -160,6 +160,7 @@ class Software(NamedTuple):
         frozen: Weights have no gradients (LoRA).
         zero: Optimizer state is sharded over data ranks.
         sharded: Parameters are, too; None if not.
+        data_overlap: Gradients are reduced and parameters gathered beside computation; None for what the framework does.
     """
 
     name: str
@@ -176,6 +177,7 @@ class Software(NamedTuple):
     frozen: bool = False
     zero: bool = True
     sharded: Sharded | None = None
+    data_overlap: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
