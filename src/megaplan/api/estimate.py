@@ -8,7 +8,7 @@ from typing import Any
 
 from megaplan.api.load import FilePath, LoadedJob, Source, load
 from megaplan.budget.build import build_budget
-from megaplan.budget.fit import fit_diagnostics, largest_micro_batch
+from megaplan.budget.fit import DOES_NOT_FIT, largest_micro_batch, low_headroom
 from megaplan.budget.padding import padding_diagnostics
 from megaplan.budget.serving import serving_budget
 from megaplan.budget.skew import RoutingRange, routing_range
@@ -28,7 +28,6 @@ class Estimate:
         serving: The model in one serving process; None where the spec has no `serving`.
         routing: The budget under balanced and under uneven routing; None where no row can move between ranks.
         step_time: The time of a step with its interval in seconds, or the reason (text) why none is stated.
-        diagnostics: Warnings and notes: of reading, of the cuts, what does not fit or only just (MP501 … MP503), padding (MP505).
     """
 
     job: LoadedJob
@@ -36,7 +35,6 @@ class Estimate:
     serving: ServingBudget | None
     routing: RoutingRange | None
     step_time: PlannedTime | str
-    diagnostics: tuple[Diagnostic, ...]
 
     @property
     def fits(self) -> bool:
@@ -99,6 +97,18 @@ class Estimate:
         return self.step_time.seconds if isinstance(self.step_time, PlannedTime) else None
 
     @cached_property
+    def diagnostics(self) -> tuple[Diagnostic, ...]:
+        """Warnings and notes: of reading, of the cuts, what does not fit or only just (MP501, MP502), padding (MP505)."""
+        job, budget = self.job, self.budget
+        others = [item for item in job.diagnostics if item.code != DOES_NOT_FIT]
+        padding = padding_diagnostics(job.spec, job.inventory, job.layout, budget)
+        if budget.fits:
+            return (*others, *low_headroom(budget.worst), *padding)
+        from megaplan.api.advice import advised  # noqa: PLC0415  (what fits needs none)
+
+        return (*others, advised(job, job.layout, budget, job.diagnostics), *padding)
+
+    @cached_property
     def largest_micro_batch(self) -> int | None:
         """The largest `batch.micro_batch_size` that fits every rank, all else as it is, the cuts too; None if not even 1 does."""
         return largest_micro_batch(self.job.spec, self.job.inventory, self.job.layout)
@@ -149,5 +159,4 @@ def estimate(source: Source, /, *changes: str, costs: FilePath | None = None, **
         serving_budget(spec, inventory),
         routing_range(spec, inventory, layout, budget),
         planned_time(spec, job.spans, inventory),
-        (*job.diagnostics, *fit_diagnostics(*subject, budget), *padding_diagnostics(*subject, budget)),
     )

@@ -47,6 +47,7 @@ class LoadedJob:
         changes: Every `KEY=VALUE` that was applied, in order.
         costs: Measured times of the layers; None: modelled ones.
         read_diagnostics: Warnings and notes of reading.
+        costs_path: Where the measured times were read, as given.
     """
 
     spec: Spec
@@ -56,7 +57,7 @@ class LoadedJob:
     costs: MeasuredCosts | None
     read_diagnostics: tuple[Diagnostic, ...]
     _text: str | None = None
-    _costs_path: FilePath | None = None
+    costs_path: FilePath | None = None
 
     @cached_property
     def inventory(self) -> Inventory:
@@ -70,7 +71,7 @@ class LoadedJob:
         """How a spec is cut, with a certificate; None for a plan, whose cuts stand.
 
         Raises:
-            MegaplanError: No split is feasible (MP330, MP336).
+            MegaplanError: No split meets the constraints (MP330).
         """
         if self.plan is not None:
             return None
@@ -265,7 +266,7 @@ def _changed(job: LoadedJob, changes: Sequence[str], costs: FilePath | None) -> 
     kept = [text for text in job.changes if text.partition("=")[0].strip() not in keys]
     if job.plan is not None:
         return _from_plan(job.plan, job.name, [*kept, *changes], costs)
-    given = costs if costs is not None else job._costs_path
+    given = costs if costs is not None else job.costs_path
     if given is not None and os.fspath(given) == STDIN and job.costs is not None:
         raise refuse("MP480", "the costs were read from standard input, which can be read once", "name a file")
     path = STDIN if job.name == display_name(STDIN) else job.name

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from megaplan.api.load import FilePath, LoadedJob, Source, as_plan, load_to_split, override_texts
+from megaplan.budget.build import build_budget
+from megaplan.budget.fit import DOES_NOT_FIT
 from megaplan.budget.padding import padding_diagnostics
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
@@ -26,12 +28,12 @@ if TYPE_CHECKING:
     from megaplan.partition.values import Cuts, Mode, Objective
     from megaplan.plan.document import PlanDocument
 
-INFEASIBLE = frozenset({"MP330", "MP336"})
+INFEASIBLE = frozenset({"MP330", DOES_NOT_FIT})
 """Codes of an input that is right and leaves no split."""
 
 
 class InfeasibleError(MegaplanError):
-    """The spec is right, and no split meets its constraints (MP330) or fits its devices (MP336)."""
+    """The spec is right, and no split meets its constraints (MP330) or fits its devices (MP501)."""
 
 
 @dataclass(frozen=True)
@@ -147,9 +149,14 @@ def _baseline(baseline: FilePath | PlanDocument | None) -> PlanDocument | None:
 
 def _decide(job: LoadedJob, earlier: PlanDocument | None) -> Cuts:
     """The cuts; that no cuts fit is an error here, for there is no plan to write."""
-    cuts = choose_cuts(job.spec, job.inventory, baseline=earlier.spans if earlier else None, measured=job.costs)
-    if unfit := [replace(found, severity=Severity.ERROR) for found in cuts.diagnostics if found.code == "MP336"]:
-        raise MegaplanError(unfit)
+    baseline = earlier.spans if earlier else None
+    cuts = choose_cuts(job.spec, job.inventory, baseline=baseline, measured=job.costs)
+    if any(found.code == DOES_NOT_FIT for found in cuts.diagnostics):
+        from megaplan.api.advice import advised  # noqa: PLC0415  (what fits needs none)
+
+        layout = build_layout(job.spec, job.inventory, cuts.spans)
+        budget = build_budget(job.spec, job.inventory, layout)
+        raise MegaplanError([advised(job, layout, budget, cuts.diagnostics, baseline=baseline, severity=Severity.ERROR)])
     return cuts
 
 

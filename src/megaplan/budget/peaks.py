@@ -12,6 +12,9 @@ from megaplan.layout.spans import Spans
 from megaplan.layout.values import Layout
 from megaplan.spec.models import Spec
 
+WORK_OF_STAGE, WORK_OF_LAYER, WORK_OF_MEGATRON_LAYER = 300, 6, 60
+"""Microseconds on one machine: of a stage, of a layer for each distinct rank of its stage, and of a layer under Megatron-Core."""
+
 
 class StagePeaks:
     """What `build_budget` says of each pp rank. Blocks and the schedule are evaluated once, and a pp rank once for each set of its spans.
@@ -20,6 +23,7 @@ class StagePeaks:
 
     Attributes:
         num_stages: pp ranks evaluated so far; all of a layout's for a host whose stages depend on each other.
+        work: What they took, in steps of about a microsecond; the same on every machine.
     """
 
     def __init__(self, spec: Spec, inventory: Inventory, memo: BlockMemo | None = None) -> None:
@@ -28,7 +32,7 @@ class StagePeaks:
         self._evaluated: list[tuple[Evaluation, Container[int]]] = []
         self._counts: ScheduleCounts | None = None
         self._peaks: dict[tuple[int, Spans], int] = {}
-        self.num_stages = 0
+        self.num_stages = self.work = 0
 
     def of(self, layout: Layout, pp_ranks: Sequence[int]) -> list[int]:
         """Bytes at the largest peaks of some pp ranks.
@@ -53,6 +57,7 @@ class StagePeaks:
         for key in missing:
             found = [rank for evaluation, places in evaluations for rank in stage_ranks(evaluation, 0, places, self._counts, key[:1])]
             self._peaks[key] = max([rank.peak_bytes for rank in found])
+            self.work += WORK_OF_STAGE + WORK_OF_LAYER * len(found) * sum([stop - start for start, stop in key[1]])
         self.num_stages += len(missing)
 
     def _of_whole_job(self, layout: Layout) -> list[int]:
@@ -61,4 +66,5 @@ class StagePeaks:
             for stage in {rank // per_stage for rank in budget.ranks}:
                 found[stage] = max(found[stage], budget.peak_bytes)
         self.num_stages += layout.pp
+        self.work += layout.pp * WORK_OF_STAGE + WORK_OF_MEGATRON_LAYER * len(self._inventory.layers)
         return found

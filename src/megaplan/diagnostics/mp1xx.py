@@ -265,10 +265,10 @@ FILES: dict[str, CodeInfo] = {
         "--set 'split.pin=[4, 8]'",
     ),
     "MP143": CodeInfo(
-        "--set gives a key twice",
-        "Two overrides name the same key, or a key and its section.",
-        "One of them would be silently dropped.",
-        "Keep one of them.",
-        "--set mesh.tp=4 --set mesh.tp=8      # wrong",
+        "--set replaces a section after one of its keys",
+        "An override of a section comes after an override of a key in it.",
+        "The section's value has no trace of the key's, which would be silently dropped.",
+        "Put the section first, or the key's value into it. Of two overrides of one key the last one counts.",
+        "--set mesh.tp=4 --set 'mesh={pp: 2}'      # wrong\n--set 'mesh={pp: 2}' --set mesh.tp=4",
     ),
 }

@@ -48,7 +48,7 @@ def choose_cuts(
 
     Returns:
         The cuts. Their certificate compares them with the best cuts under the same constraints, in every mode. Where no weighted
-        split fits the memory, the cuts that come closest, with the warning MP336.
+        split fits the memory, the cuts that come closest, with the warning MP501.
 
     Raises:
         MegaplanError: The schedule cannot run on these degrees (MP310 … MP313, R-26), or the split section contradicts itself or leaves no

@@ -54,6 +54,11 @@ class Memory:
         return len(self._asked)
 
     @property
+    def work(self) -> int:
+        """What they took, in steps of about a microsecond, counted."""
+        return self._peaks.work
+
+    @property
     def num_stages(self) -> int:
         """Stages evaluated for them: of two splits that share a stage's spans it is evaluated once."""
         return self._peaks.num_stages

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from megaplan.budget.fit import DOES_NOT_FIT
 from megaplan.cost.times import ModelTimes, model_times
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.spans import Spans, cuts_of, spans_of
@@ -58,7 +59,7 @@ def step_time_cuts(spec: Spec, inventory: Inventory, measured: MeasuredCosts | N
     def fits(cuts: tuple[int, ...]) -> bool:
         return max(memory.excesses(spans_of(cuts, num_layers))) <= 0
 
-    if any(note.code == "MP336" for note in bottleneck.notes) or num_slots == 1:
+    if any(note.code == DOES_NOT_FIT for note in bottleneck.notes) or num_slots == 1:
         return Weighted(bottleneck.cuts, pipeline.certify(spans_of(bottleneck.cuts, num_layers)), bottleneck.notes)
     others = [cuts for cuts in _starts(pipeline.costs, num_slots, rules, baseline) if not rules.broken_by(cuts) and fits(cuts)]
     positions, pins = rules.allowed_cuts(num_layers), frozenset(rules.pin)

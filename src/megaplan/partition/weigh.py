@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from megaplan.budget.fit import DOES_NOT_FIT
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, Severity
 from megaplan.inventory.tensors import Inventory
@@ -18,9 +19,7 @@ from megaplan.spec.models import Spec
 
 if TYPE_CHECKING:
     from megaplan.cost.times import MeasuredCosts
-    from megaplan.partition.fitting import Excess
-
-MAX_HINTS = 3
+    from megaplan.partition.fitting import Excess, Fitted
 
 
 class Weighted(NamedTuple):
@@ -29,7 +28,7 @@ class Weighted(NamedTuple):
     Attributes:
         cuts: Ascending.
         certificate: How good they are.
-        notes: Warnings: MP336 if they do not fit, MP334 if memory moved them.
+        notes: MP501 without remedies if they do not fit (`megaplan.advice` has those), MP334 if memory moved them.
     """
 
     cuts: tuple[int, ...]
@@ -62,7 +61,20 @@ def fitting_cuts(spec: Spec, inventory: Inventory, stack: Stack, measured: Measu
         (most,) = memory.excesses(spans_of(found.cuts, num_layers))
         excess = Excess(found.cuts, most, most)
     certificate = certify(stack, spans_of(excess.cuts, num_layers), found.value)
-    return Weighted(excess.cuts, certificate, (_nothing_fits(spec, inventory, stack, memory, excess),))
+    return Weighted(excess.cuts, certificate, (_nothing_fits(stack, memory, excess),))
+
+
+def cuts_that_fit(stack: Stack, memory: Memory, found: Balance) -> Fitted | None:
+    """What `fitting_cuts` decides where it finds cuts that fit without descending to them from what does not; else None.
+
+    Args:
+        stack: What is balanced.
+        memory: Its budgets.
+        found: The best cuts, memory aside.
+    """
+    from megaplan.partition.fitting import best_fitting  # noqa: PLC0415
+
+    return best_fitting(replace(stack, sums=memory.sums(spans_of(found.cuts, stack.num_layers))), memory)
 
 
 def _moved(stack: Stack, memory: Memory, free: Weighted, certificate: Certificate) -> Diagnostic:
@@ -75,28 +87,18 @@ def _moved(stack: Stack, memory: Memory, free: Weighted, certificate: Certificat
     return diagnostic("MP334", detail, Location(key="split"), (), Severity.NOTE)
 
 
-def _nothing_fits(spec: Spec, inventory: Inventory, stack: Stack, memory: Memory, excess: Excess) -> Diagnostic:
-    from megaplan.budget.fit import what_ifs  # noqa: PLC0415  (only where nothing fits)
-    from megaplan.layout.build import build_layout  # noqa: PLC0415
-    from megaplan.units import format_bytes  # noqa: PLC0415
-
+def _nothing_fits(stack: Stack, memory: Memory, excess: Excess) -> Diagnostic:
     spans = spans_of(excess.cuts, stack.num_layers)
     excesses = memory.excesses(spans)
     worst = max(range(stack.pp), key=lambda rank: excesses[rank])
     owned = [
         f"slot {slot} with layers [{spans[slot][0]}, {spans[slot][1]})" for slot in slots_of_rank(stack.where, worst, stack.pp, stack.vpp)
     ]
-    detail = f"pp rank {worst}, {' and '.join(owned)}, is over by {excess.excess_bytes:,} bytes"
+    detail = f"pp rank {worst}, {' and '.join(owned)}, is over by {excess.excess_bytes:,} B"
     if stack.num_layers > 1 and len(spans) > 1:
         detail += (
             "; no split needs less"
             if excess.lower_bound_bytes == excess.excess_bytes
-            else (f", the least that was found; no split is over by less than {excess.lower_bound_bytes:,}")
+            else (f", the least that was found; no split is over by less than {excess.lower_bound_bytes:,} B")
         )
-    changes = what_ifs(spec, inventory, build_layout(spec, inventory, spans))
-    hints = [
-        f"{' '.join(f'--set {text}' for text in change.overrides)}   # with these cuts "
-        + (f"leaves {format_bytes(change.headroom_bytes)}" if change.fits else f"still over by {format_bytes(-change.headroom_bytes)}")
-        for change in changes[:MAX_HINTS]
-    ]
-    return diagnostic("MP336", detail, Location(key="mesh.pp"), hints, Severity.WARNING)
+    return diagnostic(DOES_NOT_FIT, detail, Location(key="mesh.pp"), (), Severity.WARNING)

@@ -19,7 +19,7 @@ _KEY = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 
 
 def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
-    """The document with every `KEY=VALUE` applied, in order; the values given are not changed.
+    """The document with every `KEY=VALUE` applied, in order: of one key the last value counts. The values given are not changed.
 
     Returns:
         A new document; MP140 … MP143 are among its faults, and an override that has one is not applied.
@@ -36,9 +36,9 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
         except MegaplanError as error:
             faults.extend(error.diagnostics)
             continue
-        twice = [other for other in seen if other[: len(path)] == path[: len(other)]]
-        if twice:
-            detail = f"{'.'.join(path)} and {'.'.join(twice[0])} are both set"
+        parts = [other for other in seen if len(other) > len(path) and other[: len(path)] == path]
+        if parts:
+            detail = f"{'.'.join(parts[0])} is set, and {'.'.join(path)} after it replaces the whole section"
             faults.append(diagnostic("MP143", detail, Location(file=label)))
         seen.append(path)
         value = _replaced(value, path, given)

@@ -63,9 +63,20 @@ def test_a_wrong_argument(refused: Refused, argument: str, code: str, detail: st
     assert hint is None or hint in found.hints
 
 
-@pytest.mark.parametrize("pair", [("mesh.tp=1", "mesh.tp=2"), ("mesh={pp: 2}", "mesh.tp=2"), ("mesh.tp=2", "mesh={pp: 2}")])
-def test_a_key_is_set_once(refused: Refused, pair: tuple[str, str]) -> None:
-    assert refused(overrides=pair)[0].code == "MP143"
+@pytest.mark.parametrize("given", [("mesh.tp=2", "mesh.tp=1"), ("mesh={pp: 1, tp: 2}", "mesh.tp=1"), ("mesh.tp=3", "mesh.tp=2", "mesh.tp=1")])
+def test_the_last_value_of_a_key_counts(accepted: Accepted, given: tuple[str, ...]) -> None:
+    assert accepted(overrides=given).spec.mesh.tp == 1
+
+
+def test_a_finding_points_at_the_value_that_counts(refused: Refused) -> None:
+    (found,) = refused(overrides=("mesh.tp=2", "mesh.tp=eight"))
+    assert found.location.file == "--set mesh.tp=eight"
+
+
+def test_a_section_does_not_replace_a_key_that_was_set(refused: Refused) -> None:
+    (found,) = refused(overrides=("mesh.tp=2", "mesh={pp: 2}"))
+    assert found.code == "MP143"
+    assert found.detail == "mesh.tp is set, and mesh after it replaces the whole section"
 
 
 def test_arguments_and_file_are_reported_together(refused: Refused) -> None:

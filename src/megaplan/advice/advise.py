@@ -1,0 +1,180 @@
+"""Advice for a spec that does not fit: the smallest changes after which it does, fastest first.
+
+Changes of one edit are tried first, then of two, then of three, all with the same number of GPUs; then more GPUs. Of the changes with the
+same number of edits, those whose lower bound of memory exceeds the device are left out, and the others are priced in the order of their
+bound of time, those first that are likely to fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+from megaplan.advice.changes import Edit, changed, growth, single_edits, texts
+from megaplan.advice.pricing import Price, Pricer, Work
+from megaplan.spec.models import Spec
+
+MOST = 4
+"""Changes that are shown."""
+WORK = 350_000
+"""Of all prices of one spec, in steps of about a microsecond."""
+USEFUL_MOVES, USEFUL_OTHERS = 10, 12
+"""Edits of the mesh, and others, that pairs are made of; triples have half as many."""
+GROWTH = tuple(2**power for power in range(1, 11))
+"""Times as many GPUs."""
+
+
+class Advice(NamedTuple):
+    """A change, priced as the command would price it.
+
+    Attributes:
+        overrides: Texts for `--set`, to be given after those of the spec.
+        devices: GPUs, where they are more than the spec's; else None.
+        price: Cuts and peak under the change.
+        lost: By how much the modelled step is longer, as a share; negative where it is shorter.
+    """
+
+    overrides: tuple[str, ...]
+    devices: int | None
+    price: Price
+    lost: float
+
+
+class Candidate(NamedTuple):
+    """A legal change.
+
+    Attributes:
+        edits: What it is made of.
+        spec: The changed spec.
+        floor_bytes: Its peak is at least this.
+        bound_ns: Its step is at least this.
+    """
+
+    edits: tuple[Edit, ...]
+    spec: Spec
+    floor_bytes: int
+    bound_ns: int
+
+
+class Adviser:
+    """Tries changes of one spec within a limit of work."""
+
+    def __init__(self, spec: Spec, before: Price, pricer: Pricer) -> None:
+        """`before`: the spec as it is."""
+        self._spec, self._before, self._pricer = spec, before, pricer
+        self._usable_bytes = pricer.usable_bytes(spec)
+        self._floor_bytes = max(1, pricer.floor_bytes(spec))
+        self._step_ns = max(1, pricer.step_ns(spec, before.spans))
+        self._seen: set[tuple[str, ...]] = set()
+        self._ratios: dict[Edit, float] = {}
+        self._closest: Advice | None = None
+
+    def find(self) -> list[Advice]:
+        """The best of the smallest changes; if none fits, the one that comes closest, if it lowers the peak."""
+        singles = self._candidates((edit,) for edit in single_edits(self._spec))
+        found = self._level(singles)
+        for candidate in singles:
+            self._ratios.setdefault(candidate.edits[0], candidate.floor_bytes / self._floor_bytes)
+        useful = self._useful(singles)
+        for size in (2, 3):
+            found = found or self._level(self._candidates(_together(useful if size == 2 else useful[: len(useful) // 2], size)))
+        found = found or self._more_devices(useful)
+        return found or ([self._closest] if self._closest is not None else [])
+
+    def _candidates(self, changes: Iterable[tuple[Edit, ...]]) -> list[Candidate]:
+        """Legal changes that were not seen before."""
+        found = []
+        for edits in changes:
+            spec = changed(self._spec, edits)
+            if spec is None or self._pricer.work.left <= 0:
+                continue
+            key = texts(self._spec, spec)
+            if not key or key in self._seen:
+                continue
+            self._seen.add(key)
+            if self._pricer.legal(spec):
+                floor = self._pricer.floor_bytes(spec)
+                found.append(Candidate(edits, spec, floor, self._pricer.step_ns(spec)))
+        return found
+
+    def _level(self, candidates: Sequence[Candidate]) -> list[Advice]:
+        """The fastest changes that fit among those of one size."""
+        found: list[Advice] = []
+        left = [candidate for candidate in candidates if candidate.floor_bytes <= self._usable_bytes]
+        for candidate in sorted(left, key=self._order):
+            if self._pricer.work.left <= 0 or (len(found) == MOST and not self._may_win(candidate, found)):
+                break
+            price = self._pricer.price(candidate.spec)
+            if price is None:
+                continue
+            if len(candidate.edits) == 1:
+                self._ratios[candidate.edits[0]] = price.peak_bytes / self._before.peak_bytes
+            advice = self._advice(candidate, price)
+            if price.over_bytes <= 0:
+                found = sorted([*found, advice], key=_rank)[:MOST]
+            elif price.peak_bytes < (self._closest.price if self._closest else self._before).peak_bytes:
+                self._closest = advice
+        return found
+
+    def _order(self, candidate: Candidate) -> tuple[object, ...]:
+        """Those that are likely to fit by their bound of time, then the others by what they are likely to need."""
+        likely = self._likely_bytes(candidate)
+        fits = likely <= self._usable_bytes
+        return not fits, candidate.bound_ns if fits else likely, texts(self._spec, candidate.spec)
+
+    def _likely_bytes(self, candidate: Candidate) -> int:
+        """The peak, if edits lower it as much together as each does alone, or as its floor says."""
+        share = 1.0
+        for edit in candidate.edits:
+            share *= self._ratios.get(edit, candidate.floor_bytes / self._floor_bytes)
+        return int(self._before.peak_bytes * share)
+
+    def _may_win(self, candidate: Candidate, found: Sequence[Advice]) -> bool:
+        return candidate.bound_ns / self._step_ns - 1 < found[-1].lost
+
+    def _useful(self, singles: Sequence[Candidate]) -> list[Edit]:
+        """Edits that lower the peak, those of the mesh and others in turn, the most saving first."""
+        edits = sorted({candidate.edits[0] for candidate in singles}, key=lambda edit: (self._ratios[edit], edit.group, str(edit)))
+        mesh = [edit for edit in edits if edit.factors and self._ratios[edit] < 1][:USEFUL_MOVES]
+        others = [edit for edit in edits if not edit.factors][:USEFUL_OTHERS]
+        return [edit for pair in zip(mesh, others, strict=False) for edit in pair] + mesh[len(others) :] + others[len(mesh) :]
+
+    def _more_devices(self, useful: Sequence[Edit]) -> list[Advice]:
+        """On the fewest more GPUs on which the spec fits, as it is or with edits."""
+        pricer = self._pricer
+        pricer.work = Work(pricer.work.most)  # on as many GPUs nothing was found: a further search of the same length
+        saving = _saving(useful)
+        for factor in GROWTH:
+            for with_edits in ((), saving[:1], saving) if saving else ((),):
+                changes = [(edit, *with_edits) for edit in growth(self._spec, factor)]
+                if found := self._level(self._candidates(changes)):
+                    return found
+        return []
+
+    def _advice(self, candidate: Candidate, price: Price) -> Advice:
+        spec, devices = candidate.spec, candidate.spec.mesh.world_size
+        lost = self._pricer.step_ns(spec, price.spans) / self._step_ns - 1
+        more = devices if devices != self._spec.mesh.world_size else None
+        return Advice(texts(self._spec, spec), more, price, lost)
+
+
+def _together(edits: Sequence[Edit], size: int) -> Iterator[tuple[Edit, ...]]:
+    """Edits that can be made together."""
+    for chosen in combinations(edits, size):
+        groups = [edit.group for edit in chosen if not edit.factors]
+        if len(set(groups)) == len(groups):
+            yield chosen
+
+
+def _saving(useful: Sequence[Edit]) -> tuple[Edit, ...]:
+    """Of each group but the mesh, the edit that saves the most."""
+    found: dict[str, Edit] = {}
+    for edit in useful:
+        if not edit.factors:
+            found.setdefault(edit.group.partition(".")[0], edit)
+    return tuple(found.values())
+
+
+def _rank(advice: Advice) -> tuple[object, ...]:
+    return advice.lost, advice.price.peak_bytes, advice.overrides

@@ -1,0 +1,212 @@
+"""Changes of a spec that may lower its peak: the global batch stays, and so does the number of GPUs unless a factor says otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from megaplan.families.checks import divisors
+from megaplan.families.registry import FAMILIES
+from megaplan.schedules.registry import SCHEDULES
+from megaplan.spec.models import LatentAttention, Spec
+from megaplan.spec.pattern import parse_pattern
+
+AXES = ("pp", "cp", "tp", "dp_shard", "dp_replicate")
+"""Axes whose product is the number of GPUs."""
+KEYS = (
+    *(f"mesh.{name}" for name in ("pp", "vpp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "vocab_parallel")),
+    *("schedule.kind", "batch.micro_batch_size", "schedule.num_microbatches", "schedule.steps_per_update"),
+    *("sharding.reshard_after_forward", "recompute.default", *(f"recompute.blocks.{letter}" for letter in FAMILIES)),
+    *("host.recompute_num_layers", "host.recompute_modules", "host.distributed_optimizer"),
+)
+"""Keys that a change may have, in the order in which a hint has them."""
+SLOTS = (2, 3, 4, 6, 8)
+STRENGTH = ("none", "selective", "full")
+
+
+class Edit(NamedTuple):
+    """One decision of a change.
+
+    Attributes:
+        group: Two edits of a group are never made together; those of "mesh" are, if they move other factors.
+        values: Keys and their values.
+        factors: Axes of the mesh, and what their degrees are multiplied by.
+    """
+
+    group: str
+    values: tuple[tuple[str, Any], ...] = ()
+    factors: tuple[tuple[str, Fraction], ...] = ()
+
+
+def single_edits(spec: Spec) -> list[Edit]:
+    """Every edit that keeps the number of GPUs."""
+    return [*moves(spec), *_policies(spec), *_batches(spec), *_schedules(spec)]
+
+
+def moves(spec: Spec) -> Iterator[Edit]:
+    """A factor moved from one axis of the mesh to another, and other numbers of expert ranks."""
+    mesh = spec.mesh
+    for source in AXES:
+        for factor in divisors(getattr(mesh, source))[1:]:
+            for target in AXES:
+                if target != source:
+                    yield Edit("mesh", factors=((source, Fraction(1, factor)), (target, Fraction(factor))))
+    if spec.model.moe is not None and "E" in _letters(spec):
+        yield from (Edit("ep", (("mesh.ep", ep),)) for ep in divisors(spec.model.moe.num_experts) if ep != mesh.ep)
+
+
+def growth(spec: Spec, factor: int) -> Iterator[Edit]:
+    """More GPUs: a factor on one axis, or shared by two; expert ranks grow with data ranks where they can."""
+    pairs = [(first, factor // first) for first in divisors(factor)]
+    for index, one in enumerate(AXES):
+        for other in AXES[index:]:
+            for first, second in pairs:
+                if (one == other and second == 1) or (one != other and 1 < first < factor):
+                    factors = ((one, Fraction(first)),) if one == other else ((one, Fraction(first)), (other, Fraction(second)))
+                    yield Edit("mesh", factors=factors)
+    if spec.model.moe is not None and "E" in _letters(spec):
+        yield Edit("mesh", (("mesh.ep", spec.mesh.ep * factor),), (("dp_shard", Fraction(factor)),))
+
+
+def changed(spec: Spec, edits: Sequence[Edit]) -> Spec | None:
+    """The spec with some edits, and with what they entail; None if the global batch or a degree cannot be kept whole.
+
+    The number of microbatches follows from the global batch. A mesh without a pipeline has no schedule, and vocabulary ranks are tensor
+    ranks. The result may break rules.
+    """
+    values: dict[str, Any] = {}
+    degrees = {axis: Fraction(getattr(spec.mesh, axis)) for axis in AXES}
+    for edit in edits:
+        values.update(edit.values)
+        for axis, factor in edit.factors:
+            degrees[axis] *= factor
+    if any(degree.denominator != 1 for degree in degrees.values()):
+        return None
+    values.update({f"mesh.{axis}": int(degree) for axis, degree in degrees.items()})
+    if values["mesh.pp"] == 1:
+        values.update({"schedule.kind": "1f1b", "mesh.vpp": 1})
+    if spec.host.name == "megatron":
+        values["mesh.vocab_parallel"] = values["mesh.tp"] > 1
+    elif values["mesh.tp"] == 1:
+        values["mesh.vocab_parallel"] = False
+    if not _divide_batch(spec, values):
+        return None
+    return _with(spec, values)
+
+
+def texts(before: Spec, after: Spec) -> tuple[str, ...]:
+    """`KEY=VALUE` of everything that differs."""
+    return tuple(f"{key}={_text(value_of(after, key))}" for key in KEYS if value_of(before, key) != value_of(after, key))
+
+
+def value_of(spec: Spec, key: str) -> Any:
+    """The value of a key of `KEYS`; of a letter, the policy of its layers as far as it is not the default's."""
+    section, _, name = key.partition(".")
+    if name.startswith("blocks."):
+        return spec.recompute.blocks.get(name.removeprefix("blocks."))
+    return getattr(getattr(spec, section), name)
+
+
+def _divide_batch(spec: Spec, values: dict[str, Any]) -> bool:
+    """Set the microbatches that give the global batch, with fewer sequences each where it must be; False if none do."""
+    data = values["mesh.dp_shard"] * values["mesh.dp_replicate"]
+    sequences, rest = divmod(spec.global_batch_size, data)
+    size = values.get("batch.micro_batch_size", spec.batch.micro_batch_size)
+    steps = values.get("schedule.steps_per_update", spec.schedule.steps_per_update)
+    if rest:
+        return False
+    if sequences % size and "batch.micro_batch_size" not in values:
+        size = max(divisor for divisor in divisors(sequences) if divisor <= size)
+    if sequences % (size * steps) and "schedule.steps_per_update" not in values:
+        steps = 1
+    count, rest = divmod(sequences, size * steps)
+    values.update({"batch.micro_batch_size": size, "schedule.steps_per_update": steps, "schedule.num_microbatches": count})
+    return not rest
+
+
+def _policies(spec: Spec) -> Iterator[Edit]:
+    megatron, mesh = spec.host.name == "megatron", spec.mesh
+    if not megatron and not spec.sharding.reshard_after_forward:
+        yield Edit("reshard", (("sharding.reshard_after_forward", True),))
+    if not megatron and mesh.tp > 1 and not mesh.vocab_parallel:
+        yield Edit("vocabulary", (("mesh.vocab_parallel", True),))
+    if megatron and not spec.host.distributed_optimizer:
+        yield Edit("optimizer", (("host.distributed_optimizer", True),))
+    yield from _megatron_recompute(spec) if megatron else _recompute(spec)
+
+
+def _recompute(spec: Spec) -> Iterator[Edit]:
+    letters = [letter for letter in FAMILIES if letter in _letters(spec)]
+    for policy in STRENGTH[1:]:
+        weaker = [letter for letter in letters if STRENGTH.index(spec.recompute.of(letter)) < STRENGTH.index(policy)]
+        allowed = {letter: "selective" if policy == "full" and FAMILIES[letter].full_refused is not None else policy for letter in letters}
+        for letter in weaker if len(letters) > 1 else ():
+            if allowed[letter] == policy:
+                yield Edit(f"recompute.{letter}", ((f"recompute.blocks.{letter}", policy),))
+        if weaker:
+            own = {letter: name for letter, name in allowed.items() if name != policy or letter in spec.recompute.blocks}
+            blocks = tuple((f"recompute.blocks.{letter}", name) for letter, name in own.items())
+            yield Edit("recompute", (("recompute.default", policy), *blocks))
+
+
+def _megatron_recompute(spec: Spec) -> Iterator[Edit]:
+    """Its modules, and full recompute, which takes none of them beside it."""
+    host, letters, attends = spec.host, _letters(spec), spec.recompute.of("A") == "selective"
+    if host.recompute_num_layers is not None:
+        return
+    if "A" in letters and not attends:
+        yield Edit("recompute", (("recompute.blocks.A", "selective"),))
+    latent = isinstance(spec.model.attention, LatentAttention)
+    has = {"layernorm": True, "mla_up_proj": latent, "mlp": "D" in letters, "moe_act": "E" in letters}
+    names = [name for name, applies in has.items() if applies and name not in host.recompute_modules]
+    for chosen in [*([name] for name in names), *([names] if len(names) > 1 else [])]:
+        yield Edit("modules", (("host.recompute_modules", (*host.recompute_modules, *chosen)),))
+    nothing: tuple[tuple[str, Any], ...] = (("host.recompute_modules", ()), ("recompute.blocks.A", "none")) if attends else ()
+    if host.recompute_modules and not attends:
+        nothing = (("host.recompute_modules", ()),)
+    yield Edit("recompute", (("host.recompute_num_layers", 1), *nothing))
+
+
+def _batches(spec: Spec) -> Iterator[Edit]:
+    size, schedule = spec.batch.micro_batch_size, spec.schedule
+    while size % 2 == 0:
+        size //= 2
+        yield Edit("batch", (("batch.micro_batch_size", size),))
+    if size > 1:
+        yield Edit("batch", (("batch.micro_batch_size", 1),))
+    if spec.host.name == "megarun" and spec.mesh.pp > 1:  # fewer receive buffers, and under gpipe fewer microbatches in flight
+        for parts in divisors(schedule.num_microbatches)[1:]:
+            yield Edit("steps", (("schedule.steps_per_update", schedule.steps_per_update * parts),))
+
+
+def _schedules(spec: Spec) -> Iterator[Edit]:
+    mesh, kind = spec.mesh, spec.schedule.kind
+    if mesh.pp == 1:
+        return
+    if kind != "1f1b":
+        yield Edit("schedule", (("schedule.kind", "1f1b"), ("mesh.vpp", 1)))
+    if SCHEDULES[kind].placement == "loop":
+        yield from (Edit("schedule", (("mesh.vpp", vpp),)) for vpp in SLOTS if vpp != mesh.vpp)
+
+
+def _letters(spec: Spec) -> str:
+    return parse_pattern(spec.model.pattern, spec.model.num_layers).layers
+
+
+def _with(spec: Spec, values: dict[str, Any]) -> Spec:
+    sections: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
+        section, _, name = key.partition(".")
+        if name.startswith("blocks."):
+            blocks = sections.setdefault(section, {}).setdefault("blocks", dict(spec.recompute.blocks))
+            blocks[name.removeprefix("blocks.")] = value
+        elif getattr(getattr(spec, section), name) != value:
+            sections.setdefault(section, {})[name] = value
+    return spec.model_copy(update={name: getattr(spec, name).model_copy(update=update) for name, update in sections.items()})
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"[{', '.join(value)}]" if isinstance(value, tuple) else str(value)

@@ -1,0 +1,56 @@
+"""MP501: what does not fit, by how much, and what to change."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from megaplan.advice.advise import WORK, Advice, Adviser
+from megaplan.advice.pricing import Price, Pricer, Work
+from megaplan.budget.fit import DOES_NOT_FIT, cuts, largest_micro_batch
+from megaplan.budget.values import Budget
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Diagnostic, Location, Severity
+from megaplan.inventory.tensors import Inventory
+from megaplan.layout.runs import runs_label, runs_of
+from megaplan.layout.values import Layout
+from megaplan.spec.models import Spec
+from megaplan.units import format_bytes
+
+
+def misfit(
+    subject: tuple[Spec, Inventory, Layout], budget: Budget, pricer: Pricer, of_cuts: Sequence[Diagnostic], severity: Severity
+) -> Diagnostic:
+    """MP501 with changes that fit.
+
+    Args:
+        subject: What was estimated.
+        budget: Its budget, in which a rank does not fit.
+        pricer: Prices changes of the spec as the command would; the work that it may do is set here.
+        of_cuts: What choosing the cuts said; an MP501 of it names the slot, and says whether any split needs less.
+        severity: A warning where an estimate was asked for: "no" is an answer, not a failure.
+    """
+    spec, inventory, layout = subject
+    worst, size = budget.worst, spec.batch.micro_batch_size
+    detail = [
+        f"{runs_label(runs_of(worst.ranks))}: peak {worst.peak_bytes:,} B in {worst.peak_phase}, usable {worst.usable_bytes:,} B, "
+        f"over by {-worst.headroom_bytes:,} B",
+        *(item.detail for item in of_cuts if item.code == DOES_NOT_FIT),
+        *(f"cut {cut.column.key} = {cut.column_bytes:,} B by {cut.excess_bytes:,} B" for cut in cuts(worst)[:3]),
+    ]
+    if size > 1 and largest_micro_batch(spec, inventory, layout) is None:
+        detail.append("with these cuts batch.micro_batch_size = 1 is over too")
+    spans = tuple((slot.start, slot.stop) for slot in layout.slots)
+    pricer.work = Work(WORK)
+    found = Adviser(spec, Price(spans, worst.peak_bytes, -worst.headroom_bytes), pricer).find()
+    return diagnostic(DOES_NOT_FIT, "\n".join(detail), Location(), [_hint(advice, spec) for advice in found], severity)
+
+
+def _hint(advice: Advice, spec: Spec) -> str:
+    """Options to append to the command, and what it will say."""
+    options = " ".join(f"--set {shlex.quote(text)}" for text in advice.overrides)
+    price = advice.price
+    peak = f"peak {format_bytes(price.peak_bytes)} ({price.peak_bytes:,} B)"
+    fits = f"leaves {format_bytes(-price.over_bytes)}" if price.over_bytes <= 0 else f"still over by {format_bytes(price.over_bytes)}"
+    more = "" if advice.devices is None else f", on {advice.devices:,} GPUs instead of {spec.mesh.world_size:,}"
+    return f"{options}   # {peak}, {fits}, modelled step {round(100 * advice.lost):+d} %{more}"

@@ -1,0 +1,56 @@
+"""What does not fit, with changes that do: priced with the cuts that a command would choose for the changed job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from megaplan.advice.fit import misfit
+from megaplan.advice.pricing import Pricer
+from megaplan.api.load import read_costs_of
+from megaplan.errors import Diagnostic, Severity
+from megaplan.inventory.tensors import Inventory
+from megaplan.spec.models import Spec
+from megaplan.spec.read import STDIN
+
+if TYPE_CHECKING:
+    from megaplan.api.load import LoadedJob
+    from megaplan.budget.values import Budget
+    from megaplan.cost.times import MeasuredCosts
+    from megaplan.layout.spans import Spans
+    from megaplan.layout.values import Layout
+
+
+def advised(
+    job: LoadedJob,
+    layout: Layout,
+    budget: Budget,
+    of_cuts: Sequence[Diagnostic],
+    *,
+    baseline: Spans | None = None,
+    severity: Severity = Severity.WARNING,
+) -> Diagnostic:
+    """MP501 of a job that does not fit.
+
+    Args:
+        job: The job.
+        layout: Under the cuts that were chosen.
+        budget: Of that layout.
+        of_cuts: What choosing them said.
+        baseline: The plan's cuts that a split is to keep.
+        severity: Of the diagnostic.
+    """
+    kept = job.spans if job.plan is not None else None
+    return misfit((job.spec, job.inventory, layout), budget, Pricer(kept, baseline, _measured(job)), of_cuts, severity)
+
+
+def _measured(job: LoadedJob) -> Callable[[Spec, Inventory], MeasuredCosts | None]:
+    """The job's costs file for a changed spec: where it states no transfer times, they follow the mesh."""
+
+    def measured(spec: Spec, inventory: Inventory) -> MeasuredCosts | None:
+        if job.costs is None or job.costs_path is None or os.fspath(job.costs_path) == STDIN:
+            return job.costs
+        return read_costs_of(job.costs_path, job.name, spec, inventory)
+
+    return measured
