@@ -17,7 +17,7 @@ from megaplan.spec.models import Spec
 
 MOST = 4
 """Changes that are shown."""
-WORK = 350_000
+WORK = 300_000
 """Of all prices of one spec, in steps of about a microsecond."""
 USEFUL_MOVES, USEFUL_OTHERS = 10, 12
 """Edits of the mesh, and others, that pairs are made of; triples have half as many."""
@@ -65,7 +65,7 @@ class Adviser:
         self._spec, self._before, self._pricer = spec, before, pricer
         self._usable_bytes = pricer.usable_bytes(spec)
         self._floor_bytes = max(1, pricer.floor_bytes(spec))
-        self._step_ns = max(1, pricer.step_ns(spec, before.spans))
+        self._bound_ns = pricer.bound_ns(spec)
         self._seen: set[tuple[str, ...]] = set()
         self._ratios: dict[Edit, float] = {}
         self._closest: Advice | None = None
@@ -95,7 +95,7 @@ class Adviser:
             self._seen.add(key)
             if self._pricer.legal(spec):
                 floor = self._pricer.floor_bytes(spec)
-                found.append(Candidate(edits, spec, floor, self._pricer.step_ns(spec)))
+                found.append(Candidate(edits, spec, floor, self._pricer.bound_ns(spec)))
         return found
 
     def _level(self, candidates: Sequence[Candidate]) -> list[Advice]:
@@ -131,7 +131,7 @@ class Adviser:
         return int(self._before.peak_bytes * share)
 
     def _may_win(self, candidate: Candidate, found: Sequence[Advice]) -> bool:
-        return candidate.bound_ns / self._step_ns - 1 < found[-1].lost
+        return candidate.bound_ns < self._bound_ns * (1 + found[-1].lost)
 
     def _useful(self, singles: Sequence[Candidate]) -> list[Edit]:
         """Edits that lower the peak, those of the mesh and others in turn, the most saving first."""
@@ -154,7 +154,7 @@ class Adviser:
 
     def _advice(self, candidate: Candidate, price: Price) -> Advice:
         spec, devices = candidate.spec, candidate.spec.mesh.world_size
-        lost = self._pricer.step_ns(spec, price.spans) / self._step_ns - 1
+        lost = self._pricer.lost((self._spec, self._before.spans), (spec, price.spans))
         more = devices if devices != self._spec.mesh.world_size else None
         return Advice(texts(self._spec, spec), more, price, lost)
 

@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 
 RULES, BOUNDS = 300, 400
 """Work of checking a spec, and of its bounds, in steps of about a microsecond."""
-FULL_SEARCH = 100_000
+FULL_SEARCH = 60_000
 """Of a search for other cuts than the best ones."""
-MAX_TIMED = 50_000
-"""Actions of a schedule up to which its step is replayed; of longer ones the bound stands for it."""
+MAX_ACTIONS = 6_000
+"""Actions of a schedule up to which its step is replayed and its moments bound the peak; of longer ones simpler bounds stand for both."""
+WORK_OF_ACTION = 12
 
 
 class Price(NamedTuple):
@@ -98,33 +99,54 @@ class Pricer:
     def floor_bytes(self, spec: Spec) -> int:
         """No cuts have a smaller peak; 0 for a host without floors."""
         self.work.spent += BOUNDS
-        return self.side(spec).floors.peak_bytes(spec)
+        floors = self.side(spec).floors
+        return floors.peak_bytes(spec) if self._few_actions(spec) else floors.shared_bytes(spec)
 
-    def step_ns(self, spec: Spec, spans: Spans | None = None) -> int:
-        """The modelled step of some cuts, or a bound for all of them."""
-        mesh, clock = spec.mesh, self.side(spec).clock
-        if spans is None or num_actions(mesh.pp, mesh.vpp, spec.schedule.num_microbatches) > MAX_TIMED:
-            return clock.bound_ns(spec)
-        return clock.step_ns(spec, spans)
+    def bound_ns(self, spec: Spec) -> int:
+        """No cuts have a shorter modelled step."""
+        return max(1, self.side(spec).clock.bound_ns(spec))
+
+    def lost(self, before: tuple[Spec, Spans], after: tuple[Spec, Spans]) -> float:
+        """By how much the modelled step of `after` is longer, as a share; by their bounds where a schedule is long."""
+        if all(self._few_actions(spec) for spec, _ in (before, after)):
+            first, then = (self._step_ns(*each) for each in (before, after))
+        else:
+            first, then = (self.bound_ns(spec) for spec, _ in (before, after))
+        return then / first - 1
+
+    def _step_ns(self, spec: Spec, spans: Spans) -> int:
+        self.work.spent += WORK_OF_ACTION * _num_actions(spec)
+        return max(1, self.side(spec).clock.step_ns(spec, spans))
+
+    def _few_actions(self, spec: Spec) -> bool:
+        return _num_actions(spec) <= MAX_ACTIONS
 
     def price(self, spec: Spec) -> Price | None:
-        """Cuts and peak; None where the command has none, or the work that is left is too little to know."""
+        """Cuts and peak; None where the command has none."""
+        self.work.spent += WORK_OF_ACTION * _num_actions(spec)
         try:
-            spans = self._spans(spec)
-            return None if spans is None else self._priced(spec, spans)
+            return self._own(spec) if self._balances(spec) else self._priced(spec, self._spans(spec))
         except MegaplanError:
             return None
 
-    def _spans(self, spec: Spec) -> Spans | None:
+    def _balances(self, spec: Spec) -> bool:
+        """Whether cuts are balanced by cost alone: then the best ones are known before their memory is."""
+        split = spec.split
+        free = self.kept is None and self.baseline is None and split.mode == "weighted" and split.objective == "bottleneck"
+        return free and parse_pattern(spec.model.pattern, spec.model.num_layers).spans is None
+
+    def _spans(self, spec: Spec) -> Spans:
         if self.kept is not None:
             return self.kept
+        if spec.split.mode == "weighted":
+            self.work.spent += FULL_SEARCH
+        inventory = self.side(spec).inventory
+        return choose_cuts(spec, inventory, self.baseline, measured=self.measured(spec, inventory)).spans
+
+    def _own(self, spec: Spec) -> Price | None:
+        """By the steps of `choose_cuts`, of which the search for how far nothing is from fitting is left out."""
         side = self.side(spec)
         measured = self.measured(spec, side.inventory)
-        own = spec.split.mode == "weighted" and spec.split.objective == "bottleneck"
-        if not own or self.baseline is not None or parse_pattern(spec.model.pattern, spec.model.num_layers).spans is not None:
-            if spec.split.mode == "weighted":
-                self.work.spent += FULL_SEARCH
-            return choose_cuts(spec, side.inventory, self.baseline, measured=measured).spans
         num_layers = len(side.inventory.layers)
         constraints_of(spec).check(num_layers, spec.mesh.num_slots)
         stack = stack_of(spec, stack_costs(spec, side.inventory, measured))
@@ -138,8 +160,9 @@ class Pricer:
         if 0 < over * 4 < self.usable_bytes(spec) and spec.mesh.num_slots > 1 and self.work.left > FULL_SEARCH:
             fitted = cuts_that_fit(stack, memory, found)
             spans = spans if fitted is None else spans_of(fitted.balance.cuts, num_layers)
+            over = max(memory.excesses(spans))
         self.work.spent += memory.work
-        return spans
+        return self._priced(spec, spans) if measured is not None else Price(spans, over + self.usable_bytes(spec), over)
 
     def _priced(self, spec: Spec, spans: Spans) -> Price:
         side = self.side(spec)
@@ -151,3 +174,9 @@ class Pricer:
     def usable_bytes(self, spec: Spec) -> int:
         """Of the spec's device."""
         return device_budget(device_of(spec.device)).usable_bytes
+
+
+def _num_actions(spec: Spec) -> int:
+    """Of the whole schedule; none without a pipeline."""
+    mesh, schedule = spec.mesh, spec.schedule
+    return num_actions(mesh.pp, mesh.vpp, schedule.num_microbatches) if mesh.pp > 1 else 0

@@ -13,7 +13,7 @@ from megaplan.layout.values import Layout
 from megaplan.spec.models import Spec
 
 WORK_OF_STAGE, WORK_OF_LAYER, WORK_OF_MEGATRON_LAYER = 300, 6, 60
-"""Microseconds on one machine: of a stage, of a layer for each distinct rank of its stage, and of a layer under Megatron-Core."""
+"""Microseconds on one machine: of a stage, of a layer on one of its ranks (on the ranks with other shards, twice), under Megatron-Core."""
 
 
 class StagePeaks:
@@ -57,7 +57,7 @@ class StagePeaks:
         for key in missing:
             found = [rank for evaluation, places in evaluations for rank in stage_ranks(evaluation, 0, places, self._counts, key[:1])]
             self._peaks[key] = max([rank.peak_bytes for rank in found])
-            self.work += WORK_OF_STAGE + WORK_OF_LAYER * len(found) * sum([stop - start for start, stop in key[1]])
+            self.work += WORK_OF_STAGE + WORK_OF_LAYER * (2 * len(found) - 1) * sum([stop - start for start, stop in key[1]])
         self.num_stages += len(missing)
 
     def _of_whole_job(self, layout: Layout) -> list[int]:

@@ -216,13 +216,6 @@ SPLIT: dict[str, CodeInfo] = {
         "Use mode weighted, which satisfies constraints, or remove the constraint.",
         "model: {num_layers: 8}\nmesh: {pp: 2}\nsplit: {mode: equal, forbid: [4]}      # wrong",
     ),
-    "MP336": CodeInfo(
-        "no split fits the memory caps",
-        "With every possible split a rank exceeds its memory: static bytes + microbatches in flight × activation bytes.",
-        "Cuts move bytes between stages; they do not reduce the total. The stage named exceeds its memory by the least of any split.",
-        "Use more stages, more state sharding, a smaller micro-batch, or recompute.",
-        "mesh: {pp: 2, dp_shard: 4}      # too large\nmesh: {pp: 4, dp_shard: 8}",
-    ),
     "MP337": CodeInfo(
         "a boundary separates adjacent expert blocks",
         "The blocks on both sides of a pipeline boundary are E: a run of expert blocks is on two stages.",

@@ -7,9 +7,10 @@ from megaplan.diagnostics.info import CodeInfo
 BUDGET: dict[str, CodeInfo] = {
     "MP501": CodeInfo(
         "a rank does not fit its device",
-        "The peak of at least one rank is larger than the device's capacity minus the reserve.",
+        "The peak of at least one rank is larger than the device's capacity minus the reserve, under the best cuts that were found.",
         "The job would stop with an out-of-memory error in the phase named, on the ranks named.",
-        "Reduce the column named by the bytes named. The hints are changes that were evaluated, with the headroom each leaves.",
+        "Append a hint to the command: it then prints the peak that the hint promises. Hints are the smallest changes that fit with the "
+        "same global batch, on more GPUs only where none fits on as many; the one with the shortest modelled step comes first.",
         "batch: {micro_batch_size: 8, seq_length: 4096}      # over by 21 GiB\nbatch: {micro_batch_size: 4, seq_length: 4096}      # fits",
     ),
     "MP502": CodeInfo(
@@ -18,13 +19,6 @@ BUDGET: dict[str, CodeInfo] = {
         "Fragmentation and uneven routing add to it. Of 454 published runs none estimated below 80% ran out of memory (arXiv:2411.06465).",
         "Ignore this if the run was measured to fit; otherwise reduce the column named, or lower batch.micro_batch_size.",
         "headroom 3.10 GiB of 137.49 GiB      # warns\nheadroom 31.0 GiB of 137.49 GiB      # does not",
-    ),
-    "MP503": CodeInfo(
-        "even micro-batch 1 does not fit",
-        "With one sequence per microbatch the worst rank still exceeds its device.",
-        "Model states and other memory that does not depend on the batch already exceed the usable memory.",
-        "Shard more (dp_shard, pp, tp, ep), recompute, or shorten batch.seq_length.",
-        "mesh: {pp: 1, dp_shard: 8}      # over at micro_batch_size 1\nmesh: {pp: 2, dp_shard: 16}     # fits",
     ),
     "MP504": CodeInfo(
         "the device is not in the data file",

@@ -45,6 +45,7 @@ class Floors:
         self._inventory = inventory
         self._wholes: dict[tuple[object, ...], Whole] = {}
         self._kept: dict[tuple[object, ...], int] = {}
+        self._kinds: list[tuple[int, int]] | None = None
 
     def peak_bytes(self, spec: Spec) -> int:
         """No cuts have a smaller largest peak."""
@@ -64,6 +65,10 @@ class Floors:
             if min(counts):
                 least = max(least, int((Fraction(rest, max(counts)) + kept) / sum(Fraction(1, count) for count in counts)))
         return least
+
+    def shared_bytes(self, spec: Spec) -> int:
+        """A smaller bound that looks at no schedule: what all ranks of a pipeline hold together has to be on one of them."""
+        return -(-(self._whole(spec).static + self.kept_bytes(spec)) // spec.mesh.pp)
 
     def least_bytes(self, spec: Spec, options: Sequence[Sequence[tuple[str, str]]]) -> int:
         """The same for the best of several recompute policies by letter, under any schedule."""
@@ -110,10 +115,22 @@ class Floors:
 
     def kept_bytes(self, spec: Spec) -> int:
         """What layers keep of one microbatch, without the inputs that a receive buffer may be."""
-        total = 0
-        for index, block in enumerate(self._inventory.layers):
-            total += self._layer(spec, f"layers.{index}", block, spec.policy(index, block.family), index)
+        layers, total = self._inventory.layers, 0
+        for index, count in self._alike(spec):
+            block = layers[index]
+            total += count * self._layer(spec, f"layers.{index}", block, spec.policy(index, block.family), index)
         return max(0, total - spec.mesh.num_slots * boundary_bytes(local_dims(spec)))
+
+    def _alike(self, spec: Spec) -> list[tuple[int, int]]:
+        """Layers that keep different bytes, and how many are like each; the last one, which never runs again, is alone."""
+        if self._kinds is None:
+            found: dict[tuple[object, ...], list[int]] = {}
+            for index, block in enumerate(self._inventory.layers):
+                family = FAMILIES[block.family]
+                is_last = index == len(self._inventory.layers) - 1
+                found.setdefault((id(block), family.operations(family.section_of(spec.model), index), is_last), []).append(index)
+            self._kinds = [(indices[0], len(indices)) for indices in found.values()]
+        return self._kinds
 
     def _layer(self, spec: Spec, name: str, block: Block, policy: str, index: int) -> int:
         mesh, family = spec.mesh, FAMILIES[block.family]
@@ -136,6 +153,10 @@ def _plain(spec: Spec) -> Spec:
 
 class NoFloors:
     """Of a host whose bytes are not sums that are known without cuts."""
+
+    def shared_bytes(self, spec: Spec) -> int:  # noqa: ARG002
+        """Nothing is known."""
+        return 0
 
     def peak_bytes(self, spec: Spec) -> int:  # noqa: ARG002
         """Nothing is known."""

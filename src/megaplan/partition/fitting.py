@@ -28,6 +28,8 @@ MAX_BUDGETS = 400
 """Budgets of one search."""
 MAX_WORK = 1_000_000
 """Of the partitions of one search, by `Stack.partition_work`: less than a second. It ends searches of 1,000 layers or dozens of chunks."""
+MAX_STAGE_WORK = 300_000
+"""Of the stages that one search evaluates, by `Memory.work`; a third of it for the search of the smallest excess."""
 MAX_ROUNDS = 12
 """Of tightening."""
 RATIOS = ((1, 4), (1, 2), (1, 1), (3, 2), (2, 1), (3, 1), (4, 1), (6, 1), (9, 1), (16, 1), (32, 1))
@@ -52,17 +54,21 @@ class Effort:
     """Work that several searches share.
 
     Attributes:
-        most: That may be spent.
-        spent: So far.
+        most: That may be spent on partitions.
+        memory: Evaluates stages.
+        last: Its work at which no more are to be evaluated.
+        spent: On partitions, so far.
     """
 
     most: int
+    memory: Memory
+    last: int
     spent: int = 0
 
     @property
     def exhausted(self) -> bool:
         """Whether it is spent."""
-        return self.spent >= self.most
+        return self.spent >= self.most or self.memory.work >= self.last
 
     def allows(self, work: int) -> bool:
         """Whether so much more may be spent."""
@@ -147,7 +153,7 @@ class _Search:
         tightened = self._tightened(found)
         if self.stack.where != "loop" or (tightened is not None and (tightened.value == found.value or self.any_will_do)):
             return tightened
-        apportioned = (self._apportioned(ratio) for ratio in RATIOS)
+        apportioned = (self._apportioned(ratio) for ratio in RATIOS if not self.effort.exhausted)
         fitting = [each for each in (tightened, *apportioned) if each is not None]
         best = min(fitting, key=lambda each: (each.value, each.cuts), default=None)
         return best if best is None or self.any_will_do else self._levelled(best)
@@ -162,7 +168,7 @@ class _Search:
             return sorted(stack.costs.of_slots(spans_of(cuts, stack.num_layers)), reverse=True)
 
         best, moved = found.cuts, True
-        while moved:
+        while moved and not self.effort.exhausted:
             moved, at = False, [index[cut] for cut in best]
             for places in neighbours(at, len(positions), pairs=False):
                 cuts = tuple(positions[place] for place in places)
@@ -235,7 +241,7 @@ class _Search:
 
 def best_fitting(stack: Stack, memory: Memory, max_budgets: int = MAX_BUDGETS) -> Fitted | None:
     """The best cuts of which the budget says that they fit, and how good any could be; None if none were found."""
-    return _Search(stack, memory, 0, max_budgets, Effort(MAX_WORK)).run()[0]
+    return _Search(stack, memory, 0, max_budgets, _effort(memory, MAX_STAGE_WORK)).run()[0]
 
 
 def quick_fitting(stack: Stack, memory: Memory, rounds: int) -> tuple[Balance | None, bool]:
@@ -249,7 +255,7 @@ def quick_fitting(stack: Stack, memory: Memory, rounds: int) -> tuple[Balance | 
     found = stack.best()
     if found is None:
         return None, True
-    return _Search(stack, memory, 0, 0, Effort(MAX_WORK))._tightened(found, rounds), False
+    return _Search(stack, memory, 0, 0, _effort(memory, MAX_STAGE_WORK))._tightened(found, rounds), False
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,10 +282,10 @@ def smallest_excess(stack: Stack, memory: Memory, cuts: tuple[int, ...], max_bud
         cuts: Any cuts.
         max_budgets: Budgets that may be made.
     """
-    last, best, effort = memory.num_budgets + max_budgets, cuts, Effort(MAX_WORK)
+    last, best, effort = memory.num_budgets + max_budgets, cuts, _effort(memory, MAX_STAGE_WORK // 3)
     high = max(memory.excesses(spans_of(cuts, stack.num_layers)))
     low = proven = max(1, min(high, stack.least_excess()))
-    while low < high and memory.num_budgets < last and effort.allows(stack.partition_work):
+    while low < high and memory.num_budgets < last and effort.allows(stack.partition_work) and not effort.exhausted:
         middle = (low + high) // 2
         search = _Search(stack, memory, middle, max(1, max_budgets // 16), effort, any_will_do=True)
         found, certain = search.run()
@@ -290,17 +296,21 @@ def smallest_excess(stack: Stack, memory: Memory, cuts: tuple[int, ...], max_bud
             best = found.balance.cuts
             high = max(memory.excesses(spans_of(best, stack.num_layers)))
     if proven < high:
-        best = _descend(stack, memory, best, memory.num_budgets + max_budgets)
+        best = _descend(stack, memory, best, memory.num_budgets + max_budgets, effort)
         high = max(memory.excesses(spans_of(best, stack.num_layers)))
     return Excess(best, high, min(proven, high))
 
 
-def _descend(stack: Stack, memory: Memory, cuts: tuple[int, ...], last: int) -> tuple[int, ...]:
+def _effort(memory: Memory, most: int) -> Effort:
+    return Effort(MAX_WORK, memory, memory.work + most)
+
+
+def _descend(stack: Stack, memory: Memory, cuts: tuple[int, ...], last: int, effort: Effort) -> tuple[int, ...]:
     """Move a run of neighbouring cuts by one allowed place as long as the largest excess falls."""
     positions, pins = stack.rules.allowed_cuts(stack.num_layers), frozenset(stack.rules.pin)
 
     moved = True
-    while moved and memory.num_budgets < last:
+    while moved and memory.num_budgets < last and not effort.exhausted:
         moved, at = False, [positions.index(cut) for cut in cuts]
         excesses = memory.excesses(spans_of(cuts, stack.num_layers))
         most = max(excesses)
@@ -308,6 +318,8 @@ def _descend(stack: Stack, memory: Memory, cuts: tuple[int, ...], last: int) -> 
         for places in neighbours(at, len(positions), pairs=False):
             candidate = tuple(positions[place] for place in places)
             spans = spans_of(candidate, stack.num_layers)
+            if effort.exhausted:
+                break
             if not pins.issubset(candidate) or memory.excess(worst, spans) >= most:  # nothing is gained where the worst rank stays so
                 continue
             if max(memory.excesses(spans)) < most:

@@ -107,7 +107,7 @@ def test_a_hugging_face_config_is_a_source_too():
 def test_no_split_is_an_error_of_its_own():
     with pytest.raises(megaplan.InfeasibleError) as caught:
         megaplan.split(SPEC, split__forbid=list(range(1, 9)))
-    assert {found.code for found in caught.value.diagnostics} <= {"MP330", "MP336"}
+    assert {found.code for found in caught.value.diagnostics} <= {"MP330", "MP501"}
 
 
 def test_what_is_wrong_is_said_with_its_place():

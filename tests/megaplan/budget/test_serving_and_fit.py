@@ -8,14 +8,14 @@ from routing_bytes import routing_bytes
 
 from megaplan.budget.axes import AXES
 from megaplan.budget.build import build_budget
-from megaplan.budget.fit import cuts, fit_diagnostics, largest_micro_batch, what_ifs
+from megaplan.budget.fit import cuts, largest_micro_batch, low_headroom
 from megaplan.budget.formulas import FORMULAS
 from megaplan.budget.serving import cached_tokens, serving_budget
 from megaplan.budget.values import Budget, ServingBudget
 from megaplan.columns import Column, Phase
 from megaplan.devices import load_device
 from megaplan.dtypes import DType
-from megaplan.errors import MegaplanError, Severity
+from megaplan.errors import MegaplanError
 from megaplan.families.moe.program import ExpertMesh, received_rows
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
@@ -127,14 +127,6 @@ def test_over_the_limit_names_the_column_and_the_bytes(nam56r: Callable[..., Spe
     worst, (cut, *_) = budget.worst, cuts(budget.worst)
     assert (cut.column, cut.excess_bytes) == (Column.ACTIVATIONS, -worst.headroom_bytes)
     assert cut.column_bytes == worst.columns[Column.ACTIVATIONS]
-    changes = what_ifs(spec, inventory, layout)
-    assert changes
-    assert all(change.peak_bytes < worst.peak_bytes for change in changes)
-    diagnostics = fit_diagnostics(spec, inventory, layout, budget)
-    assert [item.code for item in diagnostics] == ["MP501"]
-    assert all(item.severity is Severity.WARNING for item in diagnostics)
-    assert f"cut activations_bytes = {cut.column_bytes:,} B by {cut.excess_bytes:,} B" in diagnostics[0].detail
-    assert any("--set" in hint for hint in diagnostics[0].hints)
 
 
 @pytest.mark.requirement("R-46")
@@ -142,15 +134,13 @@ def test_low_headroom_warns_and_ample_headroom_does_not(nam56r: Callable[..., Sp
     codes = []
     for size in (4, 6):
         spec, inventory, layout = parts(nam56r({"batch.micro_batch_size": size}), SPANS)
-        codes.append([item.code for item in fit_diagnostics(spec, inventory, layout, build_budget(spec, inventory, layout))])
+        codes.append([item.code for item in low_headroom(build_budget(spec, inventory, layout).worst)])
     assert codes == [[], ["MP502"]]
 
 
 def test_nothing_fits(nam56r: Callable[..., Spec]) -> None:
     spec, inventory, layout = parts(nam56r({"batch.micro_batch_size": 2, "batch.seq_length": 65536}), SPANS)
     assert largest_micro_batch(spec, inventory, layout) is None
-    diagnostics = fit_diagnostics(spec, inventory, layout, build_budget(spec, inventory, layout))
-    assert [item.code for item in diagnostics] == ["MP501", "MP503"]
 
 
 def test_an_unknown_device_is_refused_by_name() -> None:

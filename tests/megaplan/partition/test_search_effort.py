@@ -78,7 +78,7 @@ def test_what_does_not_fit_takes_few_partitions(monkeypatch: pytest.MonkeyPatch)
     sizes = ("model.num_layers=128", "mesh.pp=4", "schedule.num_microbatches=16", "batch.micro_batch_size=16")
     spec = spec_of(*sizes, plan="llama-3.1-8b")
     cuts = choose_cuts(spec, build_inventory(spec))
-    (note,) = [found for found in cuts.diagnostics if found.code == "MP336"]
+    (note,) = [found for found in cuts.diagnostics if found.code == "MP501"]
     assert "no split needs less" in note.detail
     assert len(calls) <= 20
 
@@ -92,7 +92,7 @@ def test_a_search_that_spent_its_work_says_so(monkeypatch: pytest.MonkeyPatch) -
     spec = spec_of("model.num_layers=24", "model.attention.indexer=null", "mesh.vpp=6", "batch.micro_batch_size=24")
     inventory = build_inventory(spec)
     cuts = choose_cuts(spec, inventory)
-    (note,) = [found for found in cuts.diagnostics if found.code == "MP336"]
+    (note,) = [found for found in cuts.diagnostics if found.code == "MP501"]
     assert "the least that was found; no split is over by less than " in note.detail
     free = stack_of(spec, stack_costs(spec, inventory))
     work = replace(free, sums=Memory(spec, inventory).sums(cuts.spans)).partition_work

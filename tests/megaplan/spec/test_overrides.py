@@ -63,7 +63,7 @@ def test_a_wrong_argument(refused: Refused, argument: str, code: str, detail: st
     assert hint is None or hint in found.hints
 
 
-@pytest.mark.parametrize("given", [("mesh.tp=2", "mesh.tp=1"), ("mesh={pp: 1, tp: 2}", "mesh.tp=1"), ("mesh.tp=3", "mesh.tp=2", "mesh.tp=1")])
+@pytest.mark.parametrize("given", [("mesh.tp=2", "mesh.tp=1"), ("mesh={pp: 1, tp: 2}", "mesh.tp=1"), ("mesh.tp=3", "mesh.tp=1")])
 def test_the_last_value_of_a_key_counts(accepted: Accepted, given: tuple[str, ...]) -> None:
     assert accepted(overrides=given).spec.mesh.tp == 1
 

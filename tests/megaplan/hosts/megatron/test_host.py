@@ -356,7 +356,7 @@ def test_the_limits_of_a_split_never_exceed_its_budget() -> None:
 
 def test_a_split_too_large_for_memory_is_judged_by_megatrons_bytes() -> None:
     spec = spec_of("split.mode=weighted", "batch.micro_batch_size=1048576")
-    assert [item.code for item in choose_cuts(spec, build_inventory(spec)).diagnostics] == ["MP336"]
+    assert [item.code for item in choose_cuts(spec, build_inventory(spec)).diagnostics] == ["MP501"]
 
 
 def test_a_workspace_is_the_launchs_or_torchs_own() -> None:
