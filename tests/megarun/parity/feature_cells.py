@@ -73,31 +73,7 @@ def _ahead(depth: int = 1) -> dict[str, Any]:
     return {"model.features.mtp": {"depth": depth, "ffn_hidden_size": 40}}
 
 
-OPTIONS = {
-    "model.norm": "layernorm",
-    "model.norm_placement": "both",
-    "model.attention": {
-        "kind": "gqa",
-        "num_heads": 4,
-        "num_kv_heads": 2,
-        "head_dim": 8,
-        "bias": True,
-        "output_bias": True,
-        "qk_norm": True,
-        "qk_norm_width": "all_heads",
-        "rotary_dim": 4,
-    },
-    "model.mamba": {"kind": "mamba2", "expand": 2, "head_dim": 16, "state_dim": 8, "num_groups": 2, "chunk_size": 8, "bias": True},
-    "model.mlp": {"ffn_hidden_size": 40, "bias": True},
-}
-"""Biases, norms behind blocks and over all heads: what a TP group adds once, or sums up."""
-
-
 FEATURE_CELLS = [
-    Cell("options-tp2", T2, spec=DENSE | OPTIONS, ci=True),
-    Cell("options-behind-tp2", T2, spec=EXPERTS | OPTIONS | {"model.norm_placement": "post"}),
-    Cell("options-zero-bubble-pp2-tp2", {"pp": 2, **T2}, "interleaved_zero_bubble", DENSE | OPTIONS),
-    Cell("biased-states-tp2", T2, spec=pattern("MD") | {key: OPTIONS[key] for key in ("model.mamba", "model.mlp")}),
     # multi-token prediction: the last stage has a second copy of the embedding, whose gradient is summed with the first's
     Cell("mtp-gpipe-pp2", {"pp": 2}, "gpipe", DENSE | _ahead()),
     Cell("mtp-1f1b-pp2", {"pp": 2}, spec=_ahead(), ci=True),

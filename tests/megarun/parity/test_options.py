@@ -1,0 +1,42 @@
+"""Options of blocks over a TP group: biases, which are added once, and norms of rows that several ranks hold."""
+
+from typing import Any
+
+import pytest
+from parity_cells import DENSE, EXPERTS, T2, Cell, pattern
+from parity_compare import course_difference
+from parity_world import Worlds
+
+pytestmark = pytest.mark.runtime
+OPTIONS: dict[str, Any] = {
+    "model.norm": "layernorm",
+    "model.norm_placement": "both",
+    "model.attention": {
+        "kind": "gqa",
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 8,
+        "bias": True,
+        "output_bias": True,
+        "qk_norm": True,
+        "qk_norm_width": "all_heads",
+        "rotary_dim": 4,
+    },
+    "model.mlp": {"ffn_hidden_size": 40, "bias": True},
+}
+MAMBA = {"kind": "mamba2", "expand": 2, "head_dim": 16, "state_dim": 8, "num_groups": 2, "chunk_size": 8, "bias": True}
+CELLS = [
+    Cell("both", T2, spec=DENSE | OPTIONS, ci=True),
+    Cell("post", T2, spec=EXPERTS | OPTIONS | {"model.norm_placement": "post"}),
+    Cell("zero-bubble", {"pp": 2, **T2}, "interleaved_zero_bubble", DENSE | OPTIONS),
+    Cell("states", T2, spec=pattern("MD") | {"model.mamba": MAMBA, "model.mlp": OPTIONS["model.mlp"]}),
+]
+
+
+@pytest.mark.parametrize("cell", [pytest.param(cell, id=cell.name, marks=() if cell.ci else pytest.mark.slow) for cell in CELLS])
+def test_options_train_as_in_one_process(cell: Cell, worlds: Worlds) -> None:
+    """Every gradient of three steps, and the optimizers' steps on equal gradients: biases start at zero, and are nothing but steps."""
+    case, reference = ({**each, "run": "course"} for each in (cell.case, cell.reference))
+    records, expected = worlds.train(case, cell.world_size), worlds.reference(reference)
+    found = course_difference(case, records, expected, cell.bound, lambda number: worlds.reference({**reference, "perturbed": number}))
+    assert found is None, f"{cell.name} ({cell.axes}): {found} > {cell.bound:.0e}"
