@@ -66,7 +66,7 @@ class LinearAttentionBlock(nn.Module):
     def mix(self, normed: Tensor, starts: Tensor | None = None) -> Tensor:
         """[B, t, h] -> [B, T, H·V]: everything between the block's norm and out_proj."""
         y, gate = self.run_rule(normed, starts)
-        return head_gated_norm(y, gate.unflatten(-1, y.shape[2:]), self.gated_norm.weight, self.eps, sigmoid=self.latent).flatten(2)
+        return head_gated_norm(y, torch.unflatten(gate, -1, y.shape[2:]), self.gated_norm.weight, self.eps, sigmoid=self.latent).flatten(2)
 
     def run_rule(self, normed: Tensor, starts: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """[B, t, h] -> the delta rule's output [B, T, H, V] and its gate [B, T, H·V]."""
@@ -77,9 +77,9 @@ class LinearAttentionBlock(nn.Module):
         v = self.conv_v(v, starts)
         if self.latent:
             gates = self.expand(*gates)
-        q, k = (each.unflatten(-1, (self.key_heads, self.key_dim)) for each in qk.chunk(2, dim=-1))
-        decay = gates[0].unflatten(-1, (self.num_heads, self.key_dim)) if self.latent else gates[0]
-        inputs = q, k, v.unflatten(-1, (self.num_heads, self.value_dim)), decay, beta, self.A_log, self.dt_bias
+        q, k = (torch.unflatten(each, -1, (self.key_heads, self.key_dim)) for each in qk.chunk(2, dim=-1))
+        decay = torch.unflatten(gates[0], -1, (self.num_heads, self.key_dim)) if self.latent else gates[0]
+        inputs = q, k, torch.unflatten(v, -1, (self.num_heads, self.value_dim)), decay, beta, self.A_log, self.dt_bias
         return delta_rule(self.cp, self.settings, starts, *inputs), gates[1]
 
     def expand(self, latents: Tensor) -> list[Tensor]:

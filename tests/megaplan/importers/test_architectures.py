@@ -60,7 +60,7 @@ OPTIONS: list[tuple[dict[str, Any], set[str]]] = [
     ({"model_type": "ernie4_5_moe"}, {"model.moe.score_correction"}),
     ({"model_type": "nemotron_h", "hybrid_override_pattern": "ME", "moe_latent_size": 64}, {"model.moe.latent_size"}),
     ({"model_type": "qwen3_next"}, {
-        "model.attention.gate", "model.attention.rotary_dim", "model.moe.shared_gate", "model.linear_attention",
+        "model.attention.gate", "model.attention.rotary_dim", "model.moe.shared_gate",
     }),
     ({"model_type": "jamba"}, {"model.mamba.inner_norm", "model.mamba.kind"}),
     ({"model_type": "lfm2", "full_attn_idxs": [0]}, {"model.short_convolution"}),
@@ -68,7 +68,7 @@ OPTIONS: list[tuple[dict[str, Any], set[str]]] = [
 ]  # fmt: skip
 
 
-FAMILIES_NOT_BUILT = {"model.linear_attention", "model.short_convolution", "model.mamba.kind"}
+FAMILIES_NOT_BUILT = {"model.short_convolution", "model.mamba.kind"}
 
 
 @pytest.mark.parametrize(("fields", "options"), OPTIONS)

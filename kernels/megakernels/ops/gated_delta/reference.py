@@ -131,7 +131,8 @@ class _Chunk:
     def written(self, state: Tensor) -> Tensor:
         """X, [B, H, C, V]."""
         right = self.beta * (self.v - self.k * self.before @ state)
-        return torch.linalg.solve_triangular(self.system, right, upper=False, unitriangular=True)
+        solved: Tensor = torch.linalg.solve_triangular(self.system, right, upper=False, unitriangular=True)
+        return solved
 
     def after(self, state: Tensor, written: Tensor) -> Tensor:
         """The state after the chunk."""

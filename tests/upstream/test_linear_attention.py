@@ -1,0 +1,120 @@
+"""G blocks beside the layers of transformers: outputs, and gradients of the input and of every parameter."""
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from upstream_checks import compare, normal
+
+pytest.importorskip("transformers")
+from transformers import KimiLinearConfig, OlmoHybridConfig, Qwen3_5TextConfig
+from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
+from transformers.models.olmo_hybrid.modeling_olmo_hybrid import OlmoHybridGatedDeltaNet
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
+
+from megaplan.spec.models import GatedDeltaNet, KimiDeltaAttention
+from megarun.model.linear_attention import LinearAttentionBlock
+
+HIDDEN, EPS = 24, 1e-5
+GATED = {"kind": "gated_delta", "num_key_heads": 2, "num_value_heads": 4, "key_dim": 6, "value_dim": 5, "chunk_size": 16, "save_every": 40}
+COMMON = {"hidden_size": HIDDEN, "rms_norm_eps": EPS, "num_hidden_layers": 1, "layer_types": ["linear_attention"]}
+OF_DELTA = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 5,
+    "linear_conv_kernel_dim": 4,
+}  # fmt: skip
+
+
+def convolution(own: Mapping[str, Tensor]) -> Tensor:
+    return torch.cat([own["conv_qk.weight"], own["conv_v.weight"]]).unsqueeze(1)
+
+
+def as_qwen(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        "in_proj_qkv.weight": torch.cat([own["qk_proj.weight"], own["v_proj.weight"]]), "in_proj_z.weight": own["gate_proj.weight"],
+        "in_proj_b.weight": own["beta_proj.weight"], "in_proj_a.weight": own["decay_proj.weight"], "conv1d.weight": convolution(own),
+        "dt_bias": own["dt_bias"], "A_log": own["A_log"], "norm.weight": own["gated_norm.weight"],
+        "out_proj.weight": own["out_proj.weight"],
+    }  # fmt: skip
+
+
+def as_olmo(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    q, k = own["qk_proj.weight"].chunk(2)
+    return {
+        "q_proj.weight": q, "k_proj.weight": k, "v_proj.weight": own["v_proj.weight"], "a_proj.weight": own["decay_proj.weight"],
+        "b_proj.weight": own["beta_proj.weight"], "g_proj.weight": own["gate_proj.weight"], "conv1d.weight": convolution(own),
+        "dt_bias": own["dt_bias"], "A_log": own["A_log"], "o_norm.weight": own["gated_norm.weight"],
+        "o_proj.weight": own["out_proj.weight"],
+    }  # fmt: skip
+
+
+def as_kimi(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    (q, k), (decay, gate) = own["qk_proj.weight"].chunk(2), own["latent_proj.weight"].chunk(2)
+    return {
+        "q_proj.weight": q, "k_proj.weight": k, "v_proj.weight": own["v_proj.weight"], "b_proj.weight": own["beta_proj.weight"],
+        "forget_gate.f_a_proj.weight": decay, "forget_gate.f_b_proj.weight": own["decay_up.weight"], "conv1d.weight": convolution(own),
+        "forget_gate.dt_bias": own["dt_bias"].flatten(), "forget_gate.A_log": own["A_log"].view(1, 1, -1, 1), "g_a_proj.weight": gate,
+        "g_b_proj.weight": own["gate_up.weight"], "o_norm.weight": own["gated_norm.weight"], "o_proj.weight": own["out_proj.weight"],
+    }  # fmt: skip
+
+
+def layers() -> dict[str, tuple[Any, nn.Module, Callable[[Mapping[str, Tensor]], dict[str, Tensor]]]]:
+    """Our section, their layer, and their parameters from ours."""
+    qwen = Qwen3_5TextConfig(**COMMON, **OF_DELTA)
+    olmo = OlmoHybridConfig(**COMMON | {"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2}, **OF_DELTA)
+    kimi = KimiLinearConfig(**COMMON, linear_num_heads=3, linear_head_dim=8, mlp_layer_types=["dense"])
+    kda = {"kind": "kda", "num_heads": 3, "head_dim": 8, "chunk_size": 16, "save_every": 40}
+    return {
+        "Qwen3_5GatedDeltaNet": (GatedDeltaNet.model_validate(GATED), Qwen3_5GatedDeltaNet(qwen, 0), as_qwen),
+        "OlmoHybridGatedDeltaNet": (
+            GatedDeltaNet.model_validate(GATED | {"negative_eigenvalues": True}),
+            OlmoHybridGatedDeltaNet(olmo, 0),
+            as_olmo,
+        ),
+        "KimiLinearDeltaAttention": (KimiDeltaAttention.model_validate(kda), KimiLinearDeltaAttention(kimi, 0), as_kimi),
+    }
+
+
+def use_plain_torch(layer: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The functions that transformers wraps to prefer an installed package's kernels, which need a GPU."""
+    module = sys.modules[type(layer).__module__]
+    for name, function in list(vars(module).items()):
+        if name.startswith(("torch_", "chunk_", "causal_conv1d")) and hasattr(function, "__wrapped__"):
+            monkeypatch.setattr(module, name, function.__wrapped__)
+
+
+@pytest.mark.parametrize("length", [1, 37, 90])
+@pytest.mark.parametrize("name", ["Qwen3_5GatedDeltaNet", "OlmoHybridGatedDeltaNet", "KimiLinearDeltaAttention"])
+def test_a_layer(name: str, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    section, theirs, renamed = layers()[name]
+    use_plain_torch(theirs, monkeypatch)
+    block = LinearAttentionBlock(section, HIDDEN, EPS)
+    shapes = {key: value.shape for key, value in block.named_parameters() if key != "norm.weight"}
+    inputs = {"x": normal(0, 2, length, HIDDEN)}
+    for index, (key, shape) in enumerate(shapes.items()):
+        scale = 0.3 if len(shape) == 2 else 1.0
+        inputs[key.replace(".", "__")] = normal(1 + index, *shape) * scale
+
+    class Body(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = block
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.block.out_proj(self.block.mix(x))
+            return found
+
+    body = Body()
+
+    def own(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {key.replace("__", "."): value for key, value in given.items()}
+
+    compare(
+        f"G block {section.kind}",
+        f"transformers {name}",
+        lambda x, **given: torch.func.functional_call(body, {f"block.{key}": value for key, value in own(given).items()}, (x,)),
+        lambda x, **given: torch.func.functional_call(theirs, renamed(own(given)), (x,)),
+        inputs,
+    )
