@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from megaplan.diagnostics import refuse
 from megaplan.spec.read import STDIN, read_text
-
-if TYPE_CHECKING:
-    from megaplan.api.load import FilePath
 
 FORMAT = "megaplan.calibration/1"
 KEY = "device.reached"
 
 
-def reached_text(path: FilePath, device: str, subject: str) -> str:
+def reached_text(path: str | os.PathLike[str], device: str, subject: str) -> str:
     """The shares of a device as a change of a spec: `device.reached={"bf16": 0.71}`.
 
     Args:
