@@ -7,7 +7,7 @@ READY := $(VENV)/ready
 export OMP_NUM_THREADS ?= 1
 timed = @start=$$(date +%s); ( $(2) ) || exit 1; echo "$(1): $$(( $$(date +%s) - start )) s"
 
-.PHONY: demo demo-picture test test-all test-browser check test-planner test-kernels test-runtime test-random test-wheel test-torch-2.11 test-upstream plans docs docs-site faults fuzz mutants parity-random accuracy accuracy-random accuracy-megatron clean
+.PHONY: demo demo-picture test test-all test-browser check test-planner test-kernels test-runtime test-random test-wheel test-torch-2.11 test-upstream plans docs docs-site faults fuzz mutants parity-random accuracy accuracy-random accuracy-megatron recipes-fit clean
 
 demo: ## estimate, split, diff and train, end to end
 	@scripts/demo.sh
@@ -86,6 +86,9 @@ accuracy: $(READY) ## trace the whole matrix: docs/reference/accuracy.md; make a
 
 accuracy-random: $(READY) ## trace random plans and shrink what fails; make accuracy-random SEED=7 COUNT=100 JOBS=2 WRITE=1, or SPEC=FILE
 	$(BIN)/python benchmarks/random_plans/run.py --seed $(or $(SEED),0) --count $(or $(COUNT),60) --jobs $(or $(JOBS),2) $(if $(SPEC),--spec $(SPEC)) $(if $(WRITE),--write)
+
+recipes-fit: $(READY) ## which published recipes fit by the estimate, of FILE=recipes.json: docs/reference/recipes-fit.md
+	$(BIN)/python benchmarks/recipes_fit.py $(FILE) --page
 
 accuracy-megatron: $(READY) ## replay Megatron-Core's published measurements: docs/reference/accuracy-megatron.md
 	$(BIN)/python benchmarks/accuracy_megatron/run.py

@@ -93,6 +93,11 @@ def stale(row: Mapping[str, Any]) -> str | None:
     return None
 
 
+def graphed(arguments: Mapping[str, Any]) -> bool:
+    """Whether layers run from CUDA graphs: torch counts what their pool holds between replays as free, so no count is what is priced."""
+    return arguments.get("cuda_graph_impl", "none") != "none"
+
+
 def unbalanced(arguments: Mapping[str, Any]) -> str | None:
     """Why no single number can be quoted for a rank with some of the experts: nothing in the run balances routing; None where it is.
 

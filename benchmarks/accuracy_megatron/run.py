@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from launches import job_of_launch, refusals, skewed, stale, unbalanced
+from launches import graphed, job_of_launch, refusals, skewed, stale, unbalanced
 from published import published_bytes
 from recompute import recompute_lines
 from stages import stage_lines
@@ -28,6 +28,7 @@ MIB = 2**20
 SPREAD = Path(__file__).parent / "routing.json"
 SPREAD_MODEL = "te_ep8_resume"
 BAR = 5
+GRAPHED = "torch counts what the pool of graphs holds between replays as free, and it is what the device must have"
 ROUTING = "routing: the rows that reached the measured rank are not published"
 CAUSES = {
     "7b": "this platform's fused attention keeps one more copy of the queries: 32 MiB in each of 32 layers",
@@ -136,18 +137,28 @@ def page() -> str:
     rows = json.loads(GOLDENS.read_text(encoding="utf-8"))["rows"]
     stated = [row for row in rows if row["gpus"] and row["padded_vocab_size"]]
     refused = [(row, why) for row in stated if (why := refusals(row["arguments"], row["gpus"], row["padded_vocab_size"]))]
-    priced = [row for row in stated if not refusals(row["arguments"], row["gpus"], row["padded_vocab_size"])]
+    taken = [row for row in stated if not refusals(row["arguments"], row["gpus"], row["padded_vocab_size"])]
+    from_graphs = [(row, GRAPHED) for row in taken if graphed(row["arguments"])]
+    priced = [row for row in taken if not graphed(row["arguments"])]
     older = [(row, why) for row in priced if (why := stale(row)) and not unbalanced(row["arguments"])]
     replayed = [replay(row) for row in priced if unbalanced(row["arguments"]) or stale(row) is None]
     done, ranged = [one for one in replayed if not one.ranged], [one for one in replayed if one.ranged]
-    counts = (len(rows), len(stated), len(done), len(ranged), len(older), len(refused))
+    counts = (len(rows), len(stated), len(done), len(ranged), len(older), len(from_graphs), len(refused))
     lines = [*_introduction(*counts), *_imported(rows), *_tables(done), *stage_lines(), *recompute_lines(), *_ranged(ranged)]
     lines += ["", "## Misses above 1 %", "", "| Run | After step | Peak, balanced | Suspected cause |", "|---|---|---|---|"]
     for one in done:
         if max(abs(one.after_step), abs(one.peak)) > 1:
             cause = next((why for key, why in CAUSES.items() if key in one.name), "not known")
             lines.append(f"| {one.name} ({one.platform}) | {one.after_step:+.2f} | {one.peak:+.2f} | {cause} |")
-    lines += [*_older(older), "", "## Refused", "", "| Run | Why |", "|---|---|"]
+    lines += [
+        *_uncounted("Measured on older software", older),
+        *_uncounted("With CUDA graphs", from_graphs),
+        "",
+        "## Refused",
+        "",
+        "| Run | Why |",
+        "|---|---|",
+    ]
     lines += [
         f"| {row['name'].partition('/')[2]} ({row['platform'].removeprefix('dgx_')}) | {_cell('; '.join(why))} |" for row, why in refused
     ]
@@ -159,16 +170,16 @@ def _cell(text: str) -> str:
     return text.replace("|", r"\|").replace("\n", "; ")
 
 
-def _older(some: list[tuple[dict[str, Any], str]]) -> list[str]:
-    """Runs of other software, which no summary counts whatever their errors are."""
-    lines = ["", "## Measured on older software", "", *_header("Run, Platform, Why, After step, Peak")]
+def _uncounted(title: str, some: list[tuple[dict[str, Any], str]]) -> list[str]:
+    """Runs that no summary counts, whatever their errors are."""
+    lines = ["", f"## {title}", "", *_header("Run, Platform, Why, After step, Peak")]
     for row, why in some:
         one = replay(row)
         lines.append(f"| {one.name} | {one.platform} | {why} | {one.after_step:+.2f} | {one.peak:+.2f} |")
     return lines
 
 
-def _introduction(runs: int, stated: int, priced: int, ranged: int, older: int, refused: int) -> list[str]:
+def _introduction(runs: int, stated: int, priced: int, ranged: int, older: int, from_graphs: int, refused: int) -> list[str]:
     return [
         "# Accuracy for Megatron-Core",
         "",
@@ -176,7 +187,7 @@ def _introduction(runs: int, stated: int, priced: int, ranged: int, older: int, 
         "its functional tests: after each step, and at the largest since the start. Of the",
         f"{runs} runs in the data {stated} state their GPU count and vocabulary; {priced} are priced, {ranged} have a range alone since",
         f"nothing in them balances routing, {older} were measured on older software, which is told by the day of the measurement and not",
-        f"by its error, and {refused} are refused. The errors here are of those that are priced.",
+        f"by its error, {from_graphs} ran from CUDA graphs, and {refused} are refused. The errors here are of those that are priced.",
         "Errors are percent of the measurement, negative where the estimate is under. There is no multiplier. Most terms are",
         "tensors and workspaces read in the sources; five are inferred from measurements of this kind or approximate: what",
         "interleaving leaves after a step and a pipeline's second attention mask, the workspace of overlapped expert communication,",

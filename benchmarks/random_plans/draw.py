@@ -8,6 +8,7 @@ from typing import Any
 from random_plans.choices import LARGE, Draw, Scope, Size, divisors
 from random_plans.families import later_letters, mamba1
 from random_plans.layout import batch_section, draw_degrees, mesh_section, random_cuts, split_section
+from random_plans.low_precision import add_recipe
 from random_plans.model import Shape, draw_hidden, draw_letters, model_section
 from random_plans.options import add_megatron_options, add_options
 from random_plans.settings import (
@@ -87,7 +88,7 @@ def draw(seed: int, scope: Scope = Scope.ANY, size: Size = LARGE) -> dict[str, A
             windowed="window_size" in sections["model"].get("attention", {}),
         )
         if sections["host"].get("precision_aware_optimizer"):
-            sections["precision"]["moments"] = whole.choice(["fp32", "bf16", "fp16"])
+            sections["precision"]["moments"] = whole.choice(["fp32", "bf16", "fp16", "fp8"])
         add_megatron_options(stream("megatron options"), sections, letters, gpt=gpt)
     else:
         sections["host"] = host_section(whole)
@@ -101,4 +102,7 @@ def draw(seed: int, scope: Scope = Scope.ANY, size: Size = LARGE) -> dict[str, A
         own = stream(name)
         if own.chance(share):
             sections[name] = section(own)
-    return {key: value for key, value in sections.items() if value or key in ("mesh",)}
+    drawn = {key: value for key, value in sections.items() if value or key in ("mesh",)}
+    if scope is Scope.ANY:
+        add_recipe(stream("low precision"), drawn)
+    return drawn

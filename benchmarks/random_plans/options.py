@@ -129,9 +129,7 @@ def add_megatron_options(draw: Draw, sections: dict[str, Any], letters: str, *, 
 def _implementation(draw: Draw, sections: dict[str, Any], host: dict[str, Any], letters: str) -> None:
     if "window_size" not in sections["model"].get("attention", {}) and draw.chance(0.3):
         host |= {"transformer_impl": "local", "attention_backend": "unfused", "moe_grouped_gemm": False}
-    elif draw.chance(0.5):
-        host |= {"fp8_format": draw.choice(["hybrid", "e4m3"]), "fp8_param_gather": draw.chance(0.5)}
-        host["fp8_recipe"] = draw.choice(["delayed", "tensorwise", "mxfp8", "blockwise"])
+    _switches(draw, host, letters)
     if "E" not in letters:
         draw.maybe(host, 0.4, sequence_parallel=False)
     else:
@@ -142,3 +140,18 @@ def _implementation(draw: Draw, sections: dict[str, Any], host: dict[str, Any], 
     if sections["optimizer"].get("matrix") == "adamw" and draw.chance(0.4):
         grads = draw.choice(["fp16", "fp32"])
         sections["precision"] |= {"params": "fp16", "grads": grads, "reduce": grads}
+
+
+def _switches(draw: Draw, host: dict[str, Any], letters: str) -> None:
+    """Graphs, offload, delayed gradients and buffers of experts."""
+    draw.maybe(host, 0.3, cuda_graphs=lambda: draw.choice(["layers", "iteration"]))
+    if host.get("cuda_graphs") == "layers":
+        modules = ["attn", "mamba", "mlp", "moe", "moe_router", "moe_preprocess"]
+        draw.maybe(host, 0.6, cuda_graph_modules=lambda: draw.some(modules))
+    inputs = ["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act", "fused_group_mlp"]
+    draw.maybe(host, 0.35, offload_modules=lambda: draw.sample(inputs, draw.randint(1, 3)))
+    draw.maybe(host, 0.2, delayed_wgrad=True)
+    draw.maybe(host, 0.2, deferred_head_microbatches=lambda: draw.choice([1, 4]))
+    if "E" in letters:
+        draw.maybe(host, 0.2, moe_rank_capacity=lambda: draw.choice([1.0, 1.5]))
+        draw.maybe(host, 0.2, moe_paged_stash=lambda: draw.choice([1.1, 1.2]))

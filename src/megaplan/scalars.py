@@ -38,6 +38,7 @@ Activation = Literal["swiglu", "relu2", "gelu", "geglu"]
 GATED: frozenset[str] = frozenset({"swiglu", "geglu"})
 """Activations of three matrices: gate, up and down."""
 FloatType = Literal[DType.FP32, DType.BF16, DType.FP16]
+MomentType = Literal[DType.FP32, DType.BF16, DType.FP16, DType.FP8]
 ParamType = Literal[DType.FP32, DType.BF16, DType.FP16, DType.FP8]
 if TYPE_CHECKING:
     ScheduleKind = str

@@ -8,7 +8,7 @@ from megaplan.budget.reserve import device_budget
 from megaplan.budget.values import Budget, Cells, DeviceBudget, RankBudget, ReserveItem, StageBudget, checked
 from megaplan.columns import Basis, Column, Phase
 from megaplan.hosts.megatron.from_spec import jobs_from_spec
-from megaplan.hosts.megatron.job import MTP, MegatronJob
+from megaplan.hosts.megatron.job import MTP, MegatronJob, count
 from megaplan.hosts.megatron.peak import (
     FIRST_LAYER,
     LAYER_BACKWARD,
@@ -20,13 +20,15 @@ from megaplan.hosts.megatron.peak import (
 )
 from megaplan.hosts.megatron.saved import chunk, operator, operators
 from megaplan.hosts.megatron.storage import (
-    FP8_WEIGHTS,
+    HISTORIES,
+    LOW_WEIGHTS,
     Parameters,
     dealt_elements,
     gradient_copies_bytes,
     optimizer_state,
     parameters,
     storage_bytes,
+    stored_bytes,
 )
 from megaplan.hosts.megatron.workspaces import hybrid_ep_bytes
 from megaplan.inventory.tensors import Inventory
@@ -66,7 +68,7 @@ def megatron_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
 def _device(spec: Spec, job: MegatronJob) -> DeviceBudget:
     """The device, and of its reserve also what the dispatcher's library takes from the driver."""
     device = device_budget(device_of(spec.device))
-    size = hybrid_ep_bytes(job, spec.device.per_node)
+    size = hybrid_ep_bytes(job, device_of(spec.device).domain.value)
     if not size:
         return device
     item = ReserveItem("hybrid_ep", size, Basis.MODELLED, "DeepEP, csrc/hybrid_ep: rows of all ranks of the experts, and their scores")
@@ -97,13 +99,13 @@ def _ranks(spec: Spec, job: MegatronJob, device: DeviceBudget) -> list[RankBudge
         place: tuple[tuple[int, int], ...] = (dense_shares[dense], expert_shares[expert]) if uneven else ()
         places.setdefault(place, []).append(first + offset)
         indices.setdefault(place, (dense, expert))
-    count = sum(one.elements for one in held.tensors)
+    elements = sum(one.elements for one in held.tensors)
     budgets: list[RankBudget] = []
     for shares, ranks in places.items():
         dense, expert = indices[shares]
         cells = _cells(replace(job, data_index=dense, expert_index=expert), held, kept, spec.host.fragmentation_percent)
         budgets.append(
-            RankBudget(tuple(ranks), rank_coordinate(mesh, ranks[0]), count, checked(cells), _moments(kept), device.usable_bytes)
+            RankBudget(tuple(ranks), rank_coordinate(mesh, ranks[0]), elements, checked(cells), _moments(kept), device.usable_bytes)
         )
     return budgets
 
@@ -130,7 +132,7 @@ def _cells(job: MegatronJob, held: Parameters, kept: MegatronMemory, fragmentati
     fixed = fixed_bytes(job, held.shapes)
     base = dict.fromkeys(Column, 0)
     for one in held.tensors:
-        base[_owner(one.rule.is_expert, one.sharded)] += 2 * one.elements
+        base[_owner(one.rule.is_expert, one.sharded)] += stored_bytes(job, one)
     if job.fsdp:  # one flat shard of all that is not replicated over tp, and one of what is
         base[Column.REPLICATED_PARAMS] //= job.data_parallel
         base[Column.TENSOR_PARALLEL_PARAMS] = parts["parameters"] - base[Column.REPLICATED_PARAMS]
@@ -139,7 +141,8 @@ def _cells(job: MegatronJob, held: Parameters, kept: MegatronMemory, fragmentati
 
     running = base.copy()
     running[Column.COMMUNICATION] = sum(fixed[name] for name in BUFFERS)
-    running[Column.WORKSPACE] = sum(size for name, size in fixed.items() if name not in BUFFERS) + parts.get(FP8_WEIGHTS, 0)
+    running[Column.WORKSPACE] = sum(size for name, size in fixed.items() if name not in BUFFERS)
+    running[Column.WORKSPACE] += sum(parts.get(name, 0) for name in (LOW_WEIGHTS, HISTORIES))
     stepped = running.copy()
     stepped[Column.MATRIX_OPTIMIZER] += state.matrix_moments
     stepped[Column.OTHER_OPTIMIZER] += state.other_moments
@@ -177,7 +180,7 @@ def _routing_bytes(job: MegatronJob) -> int:
     if job.moe is None:
         return 0
     routed = sum(size for name, size in operator(job, "E").items() if name in ROUTED)
-    kept = [job.recomputed(operators(letters))[1].count("E") for letters in job.chunks]
-    ahead = [letters.count(MTP) * job.mtp_operators.count("E") for letters in job.chunks]
+    kept = [count(job.recomputed(operators(letters))[1], "E") for letters in job.chunks]
+    ahead = [letters.count(MTP) * count(job.mtp_operators, "E") for letters in job.chunks]
     own = [layers + modules for layers, modules in zip(kept, ahead, strict=True)]
-    return sum(count * routed * layers for count, layers in zip(in_flight_counts(job), own, strict=True))
+    return sum(number * routed * layers for number, layers in zip(in_flight_counts(job), own, strict=True))

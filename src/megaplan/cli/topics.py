@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from megaplan.budget.axes import AXES
 from megaplan.budget.formulas import FORMULAS
+from megaplan.cli.low_precision_topics import LOW_PRECISION
 from megaplan.cli.problems import unknown_name
 from megaplan.columns import Column
 from megaplan.cost.formulas import FORMULAS as LAYER_COSTS
@@ -37,7 +38,9 @@ def topic_lines(topic: str) -> Iterator[Line]:
         return _axis(name)
     if name in COSTS:
         return _cost(name)
-    raise unknown_name("MP483", topic, [*AXES, *map(str, FORMULAS), *COSTS, *CODES], "megaplan explain {}")
+    if name in LOW_PRECISION:
+        return _plain([name, *(f"  {line}" for text in LOW_PRECISION[name] for line in wrap(text, width=76))])
+    raise unknown_name("MP483", topic, [*AXES, *map(str, FORMULAS), *COSTS, *LOW_PRECISION, *CODES], "megaplan explain {}")
 
 
 def column_lines(column: str | Column) -> list[str]:
@@ -53,7 +56,13 @@ def column_lines(column: str | Column) -> list[str]:
 
 
 def _list() -> Iterator[Line]:
-    for title, names in (("columns", map(str, FORMULAS)), ("axes", AXES), ("costs", COSTS), ("codes", CODES)):
+    for title, names in (
+        ("columns", map(str, FORMULAS)),
+        ("axes", AXES),
+        ("costs", COSTS),
+        ("precision", LOW_PRECISION),
+        ("codes", CODES),
+    ):
         yield title, "bold"
         yield from _plain(wrap("  " + ", ".join(names), indent="  "))
 

@@ -41,4 +41,18 @@ BUDGET: dict[str, CodeInfo] = {
         "Use a dtype that the device supports, or give the peak of an emulation under device.peak_flops.",
         "device: {name: a100-80gb}\nprecision: {params: fp8}      # wrong\nprecision: {params: bf16}     # right",
     ),
+    "MP507": CodeInfo(
+        "the device has no tensor cores for a low-precision recipe",
+        "precision.recipe names a way to scale operands that the device's generation does not multiply.",
+        "MXFP8 and NVFP4 need Blackwell, FP8 with blocks of 128 Hopper or Blackwell, any FP8 Ada or later. Emulation gains no time.",
+        "Use a recipe of the device, or another device.",
+        "device: {name: h200}\nprecision: {recipe: {name: mxfp8}}      # wrong\nprecision: {recipe: {name: fp8_current}}      # right",
+    ),
+    "MP508": CodeInfo(
+        "a width does not divide by the block of a scale",
+        "Linears of this width cannot be scaled in whole blocks by precision.recipe.",
+        "Tensor cores multiply runs of 16 elements in 8 or 4 bits, and mxfp8 has one scale for 32.",
+        "Use a multiple of the block, or keep the layers in 16 bits.",
+        "mlp: {ffn_hidden_size: 1000}\nprecision: {recipe: {name: mxfp8}}      # 1000 % 32 = 8\nmlp: {ffn_hidden_size: 1024}",
+    ),
 }

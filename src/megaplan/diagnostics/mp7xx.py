@@ -133,6 +133,22 @@ MODEL: dict[str, CodeInfo] = {
         "Shorten a phase, or train longer.",
         "training: {steps: 1000, rate_schedule: {kind: wsd, warmup_steps: 100, decay_steps: 200}}",
     ),
+    "MP723": CodeInfo(
+        "more layers keep 16 bits than the model has",
+        "The two numbers of precision.recipe.first_last_bf16 add up to more than model.num_layers.",
+        "They count layers at the start and at the end of the stack whose linears keep precision.params.",
+        "Use smaller numbers.",
+        "model: {num_layers: 4}\nprecision: {recipe: {name: fp8_current, first_last_bf16: [3, 3]}}      # wrong",
+    ),
+    "MP724": CodeInfo(
+        "delayed scaling would count a product twice",
+        "Under fp8_delayed a module is recomputed whose output a quantised product reads, or some layers keep 16 bits.",
+        "The recipe scales by maxima of past steps, and reduces them over all layers at once: a second run of a product, or one left out, "
+        "would distort them. Megatron-Core refuses both.",
+        "Use fp8_current, whose scales are of the tensor itself, or leave the module out.",
+        "host: {recompute_modules: [moe_act]}\nprecision: {recipe: {name: fp8_delayed}}      # wrong\n"
+        "precision: {recipe: {name: fp8_current}}      # right",
+    ),
     "MP790": CodeInfo(
         "not supported by megarun yet",
         "megaplan estimates the plan completely; this version of megarun cannot train it.",

@@ -12,8 +12,9 @@ from megaplan.hosts.megatron.argument import flag
 from megaplan.hosts.megatron.pattern import LETTERS, format_hybrid
 from megaplan.hosts.megatron.stages import format_layout
 from megaplan.hosts.megatron.vocabulary import TABLE
+from megaplan.low_precision import FORMATS
 from megaplan.spec.host import Host
-from megaplan.spec.megatron_limits import gpt_limits, megatron_limits
+from megaplan.spec.megatron_limits import MEGATRON_RECIPES, gpt_limits, megatron_limits
 from megaplan.spec.models import LatentAttention, Mamba1, Mamba2, Spec
 from megaplan.spec.training import ConstantRate, CosineRate, Training, warm_up_steps
 
@@ -165,6 +166,7 @@ def _attention(spec: Spec, letters: str) -> Values:
         "num_query_groups": attention.num_kv_heads if grouped else None,
         "kv_channels": attention.head_dim,
         "qk_layernorm": attention.qk_norm,
+        "softmax_type": "learnable" if attention.sinks else None,
         "add_qkv_bias": attention.bias and not attention.output_bias,
         "rotary_percent": _percent(attention.rotary_dim, attention.head_dim) if attention.rotary_dim is not None else None,
         "window_size": (window - 1, 0) if window is not None else None,
@@ -213,8 +215,29 @@ def _run(spec: Spec) -> Values:
         "fp16": spec.precision.params is DType.FP16,
         "accumulate_allreduce_grads_in_fp32": spec.precision.params is DType.FP16 and spec.precision.grads is DType.FP32,
         "grad_reduce_in_bf16": spec.precision.grads is DType.BF16,
-        "fp8_recipe": spec.host.fp8_recipe if spec.host.fp8_format is not None else None,
+        **_low_precision(spec),
         **_rate(spec.training),
+    }
+
+
+def _low_precision(spec: Spec) -> Values:
+    recipe = spec.precision.recipe
+    if recipe is None or recipe.name not in MEGATRON_RECIPES:
+        return {}
+    size = 2 if spec.host.model == "gpt" else 1  # letters of one of Megatron's layers
+    first, last = (-(-letters // size) for letters in recipe.first_last_bf16)
+    found: Values = {"fp8_dot_product_attention": recipe.attention, "keep_mtp_spec_in_bf16": not recipe.prediction}
+    if first or last:
+        found |= {"first_last_layers_bf16": True, "num_layers_at_start_in_bf16": first, "num_layers_at_end_in_bf16": last}
+    if recipe.name == "nvfp4":
+        return {**found, "fp4_format": "e2m1", "fp4_param_gather": recipe.param_gather}
+    return {
+        **found,
+        "fp8_format": recipe.format or FORMATS[recipe.name],
+        "fp8_recipe": MEGATRON_RECIPES[recipe.name],
+        "fp8_param_gather": recipe.param_gather,
+        "fp8_amax_history_len": recipe.amax_history if recipe.name == "fp8_delayed" else None,
+        "fp8_output_proj": recipe.head,
     }
 
 
@@ -242,12 +265,25 @@ def _state(spec: Spec) -> Values:
     return found
 
 
+def _switched(host: Host) -> Values:
+    """Graphs, offload and buffers of experts."""
+    kinds = {"none": None, "layers": "transformer_engine", "iteration": "full_iteration"}
+    found: Values = {"cuda_graph_impl": kinds[host.cuda_graphs], "cuda_graph_modules": host.cuda_graph_modules or None}
+    if host.offload_modules:
+        found |= {"fine_grained_activation_offloading": True, "offload_modules": host.offload_modules}
+    if host.deferred_head_microbatches is not None:
+        found |= {"defer_embedding_wgrad_compute": True, "wgrad_deferral_limit": host.deferred_head_microbatches}
+    if host.moe_paged_stash is not None:
+        found |= {"moe_paged_stash": True, "moe_paged_stash_buffer_size_factor_cuda": host.moe_paged_stash}
+    return found
+
+
 def _host(spec: Spec, host: Host) -> Values:
     core = spec.recompute.of("A") == "selective" or "core_attn" in host.recompute_modules
     modules = [*(["core_attn"] if core else []), *(module for module in dict.fromkeys(host.recompute_modules) if module != "core_attn")]
-    found: Values = {}
+    found: Values = _switched(host)
     if host.cross_entropy != "unfused":
-        found = {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "native" if host.cross_entropy == "native" else "te"}
+        found |= {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "native" if host.cross_entropy == "native" else "te"}
     if host.recompute_num_layers is not None:
         full = {
             "recompute_granularity": "full",

@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from megaplan.hosts.megatron.from_spec import jobs_from_spec
+from megaplan.hosts.megatron.from_spec import jobs_from_spec, operator_letter
 from megaplan.hosts.megatron.job import EMBEDDING, LOSS, MTP, MegatronJob
-from megaplan.hosts.megatron.pattern import LETTERS
 from megaplan.hosts.megatron.peak import in_flight_counts
 from megaplan.hosts.megatron.saved import chunk
 from megaplan.hosts.megatron.storage import parameters, storage_bytes
@@ -37,7 +36,11 @@ def megatron_limits(spec: Spec, inventory: Inventory, layout: Layout, usable_byt
     found = []
     for job in jobs:
         weights = tuple(
-            layer_weight([needs(LETTERS[letter], count) for letter in letters], needs(ends[0], count), needs(ends[1], count))
+            layer_weight(
+                [needs(operator_letter(spec, letters, layer), count) for layer in range(len(letters))],
+                needs(ends[0], count),
+                needs(ends[1], count),
+            )
             for count in in_flight_counts(job)
         )
         found.append((RankSum(weights, most),))

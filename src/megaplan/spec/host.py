@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from megaplan.scalars import MicrobatchCount, NaturalInt, NonNegativeFloat, PositiveInt, Section, StrictBool
+from megaplan.scalars import MicrobatchCount, NaturalInt, NonNegativeFloat, PositiveFloat, PositiveInt, Section, StrictBool
 
 RecomputeModule = Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe"]
-Unpriced = Literal[
-    "activation_offload", "cuda_graphs", "delayed_wgrad", "deferred_embedding_wgrad", "distillation", "fsdp", "layer_wise_param_layout"
-]
+GraphModule = Literal["attn", "mamba", "mlp", "moe", "moe_router", "moe_preprocess"]
+OffloadModule = Literal["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act", "fused_group_mlp"]
+Unpriced = Literal["activation_offload", "distillation", "fsdp", "layer_wise_param_layout", "optimizer_cuda_graph"]
 LoadBalancing = Literal["aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"]
 OfHost = Literal["megarun", "megatron"]
 Framework = Literal["megatron-lm", "megatron-bridge", "nemo", "mlperf"]
@@ -48,13 +48,17 @@ class Host(Section):
         microbatch_group_size: Microbatches that a virtual stage takes in turn; null for pp.
         transformer_impl: Transformer Engine's modules (Megatron's default), or Megatron-Core's own with attention that is not fused.
         sequence_parallel: With mesh.tp above 1: norms and the residual stream are sharded over tokens; off, every rank has all of them.
-        fp8_format: Linears multiply in 8 bits, hybrid or e4m3, beside 16-bit weights; null for none.
-        fp8_recipe: How their scales are made; no tensor that is priced depends on it.
-        fp8_param_gather: Weights are stored in 8 bits alone, so that no 16-bit copy stays.
         moe_router_dtype: Of routing probabilities; null for that of the residual stream.
         moe_load_balancing: The router's balancing, which model.moe.balance_loss_coefficient weighs; Megatron's own default is aux_loss.
         deterministic_mode: Deterministic kernels; without moe_permute_fusion, experts' rows are then kept where they are added up again.
         mtp_repeated: All prediction depths share one module's parameters.
+        cuda_graphs: Graphs of each layer (layers), or one of all forwards and backwards of a step (iteration).
+        cuda_graph_modules: What graphs of layers hold; empty for whole layers.
+        offload_modules: Modules whose inputs go to the host's memory while other layers run.
+        delayed_wgrad: Weight gradients of a layer are computed after all of its input gradients.
+        deferred_head_microbatches: Microbatches whose head weight gradients wait for the end of the step; null for none.
+        moe_rank_capacity: Rows of a rank over the even share that its expert buffers are made for; null for as many as come.
+        moe_paged_stash: Rows over the even share of the buffer in which experts' inputs wait for backward; null for none.
         fragmentation_percent: Reserved above allocated; published: 2.8 to 9.3 on a B200 node (SimuMax v1.2), 18 to 21 of a 120B hybrid.
         features: Launch features that are named and not priced.
         framework: Whose efficiencies and step constants the time of a step has: Megatron-Core is run by several.
@@ -87,13 +91,17 @@ class Host(Section):
     microbatch_group_size: MicrobatchCount | None = None
     transformer_impl: Literal["transformer_engine", "local"] = "transformer_engine"
     sequence_parallel: StrictBool = True
-    fp8_format: Literal["hybrid", "e4m3"] | None = None
-    fp8_recipe: Literal["delayed", "tensorwise", "mxfp8", "blockwise"] = "delayed"
-    fp8_param_gather: StrictBool = False
     moe_router_dtype: Literal["fp32", "fp64"] | None = None
     moe_load_balancing: LoadBalancing = "seq_aux_loss"
     deterministic_mode: StrictBool = False
     mtp_repeated: StrictBool = False
+    cuda_graphs: Literal["none", "layers", "iteration"] = "none"
+    cuda_graph_modules: tuple[GraphModule, ...] = ()
+    offload_modules: tuple[OffloadModule, ...] = ()
+    delayed_wgrad: StrictBool = False
+    deferred_head_microbatches: PositiveInt | None = None
+    moe_rank_capacity: PositiveFloat | None = None
+    moe_paged_stash: PositiveFloat | None = None
     fragmentation_percent: Annotated[int, Field(ge=0, le=100, strict=True)] = 5
     features: tuple[Unpriced, ...] = ()
     framework: Framework = "megatron-lm"
@@ -118,8 +126,9 @@ class Host(Section):
 
 _LATER = frozenset({
     "framework", "release", "dp_comm_overlap",
-    "recompute_method", "transformer_impl", "sequence_parallel", "fp8_format", "fp8_recipe", "fp8_param_gather", "moe_router_dtype",
-    "moe_load_balancing",
+    "recompute_method", "transformer_impl", "sequence_parallel", "moe_router_dtype", "moe_load_balancing",
+    "cuda_graphs", "cuda_graph_modules", "offload_modules", "delayed_wgrad", "deferred_head_microbatches", "moe_rank_capacity",
+    "moe_paged_stash",
 })  # fmt: skip
 
 

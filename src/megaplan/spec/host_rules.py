@@ -12,15 +12,15 @@ from megaplan.spec.models import GroupedQueryAttention
 from megaplan.spec.options import given_options
 
 WHY_UNPRICED = {
-    "activation_offload": "activations leave the device while a layer runs, as fast as the host's link takes them",
-    "cuda_graphs": "graphs keep static inputs, outputs and a memory pool of their own",
-    "delayed_wgrad": "inputs and output gradients of delayed weight gradients stay for longer",
-    "deferred_embedding_wgrad": "gradients of logits queue up to the end of the step",
+    "activation_offload": "all activations of a layer leave the device, as fast as the host's link takes them",
     "distillation": "a teacher model stands beside the student",
     "fsdp": "Megatron-FSDP has other buffers unless it shards all, in fp32, which is sharding.reshard_after_forward",
     "layer_wise_param_layout": "its shards are padded by a layout that is not modelled",
+    "optimizer_cuda_graph": "the graph of the optimizer's step has a memory pool of its own",
 }
 """Features whose tensors are not modelled, and what they add."""
+BLOCKS = ("mxfp8", "nvfp4")
+"""Recipes whose gathered weights are not one byte an element."""
 OF_MEGATRON = frozenset({
     "model.attention.output_bias", "model.attention.latent_norm", "model.features.mtp.activation", "model.features.mtp.bias",
     "model.features.mtp.experts",
@@ -38,6 +38,7 @@ def host_rules(checked: Checked) -> Iterator[Diagnostic]:
         yield checked.error("MP901", detail, f"host.{key}", f"remove host.{key}", f"host: {{name: {other}}}")
     if host.name == "megarun":
         yield from _not_of_megarun(checked)
+        yield from _recipe_of_megarun(checked)
     if host.name != "megatron" or checked.pattern is None:
         return
     from megaplan.spec.megatron_limits import gpt_limits, megatron_limits  # noqa: PLC0415 (most specs are of megarun)
@@ -57,6 +58,23 @@ def host_rules(checked: Checked) -> Iterator[Diagnostic]:
     if otherwise:
         said = "\n".join(limit.detail for limit in otherwise)
         yield diagnostic("MP904", said, checked.locate(otherwise[0].key), [limit.fix for limit in otherwise], Severity.NOTE)
+
+
+def _recipe_of_megarun(checked: Checked) -> Iterator[Diagnostic]:
+    """What of a low-precision recipe megarun's ledger has no terms for."""
+    recipe = checked.spec.precision.recipe
+    if recipe is None:
+        return
+    ends = any(recipe.first_last_bf16)
+    for key, given, fix in (
+        ("head", recipe.head, "head: false"),
+        ("attention", recipe.attention, "attention: false"),
+        ("param_gather", recipe.param_gather and (ends or recipe.name in BLOCKS), "param_gather: false"),
+    ):
+        if given:
+            beside = f", name = {recipe.name}, first_last_bf16 = {list(recipe.first_last_bf16)}" if key == "param_gather" else ""
+            detail = f"precision.recipe.{key} = true{beside}, and megarun's estimate has no terms for it"
+            yield checked.error("MP905", detail, f"precision.recipe.{key}", fix, "host: {name: megatron}")
 
 
 def _not_of_megarun(checked: Checked) -> Iterator[Diagnostic]:

@@ -18,11 +18,14 @@ CONV_KERNEL, CHUNK_SIZE = 4, 128
 """Of Megatron's Mamba mixer; no launch argument changes them."""
 PRICED_OPTIONS = frozenset({
     "model.norm", "model.learned_positions", "model.attention.output_bias", "model.attention.bias", "model.attention.rotary_dim",
-    "model.attention.latent_norm", "model.mlp.bias", "model.moe.bias", "model.features.mtp.activation",
+    "model.attention.latent_norm", "model.attention.sinks", "model.mlp.bias",
+    "model.moe.bias", "model.moe.latent_size", "model.features.mtp.activation",
     "model.features.mtp.bias", "model.features.mtp.experts",
 })  # fmt: skip
 """Options of blocks that the byte model of Megatron-Core has terms for."""
 LOOPS = ("1f1b", "interleaved_1f1b")
+MEGATRON_RECIPES = {"fp8_delayed": "delayed", "fp8_current": "tensorwise", "fp8_blockwise": "blockwise", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
+"""Megatron's word for each recipe that it has."""
 
 
 class Limit(NamedTuple):
@@ -59,6 +62,7 @@ def megatron_limits(spec: Spec, letters: str) -> Iterator[Limit]:
     yield from _features(spec)
     yield from _parallel(spec)
     yield from _state(spec)
+    yield from _low_precision(spec)
     yield from _recompute(spec, letters)
     if spec.host.name == "megatron":
         yield from _implementation(spec)
@@ -222,10 +226,9 @@ def _implementation(spec: Spec) -> Iterator[Limit]:
         if host.attention_backend != "unfused":
             detail = f"host.transformer_impl = local, host.attention_backend = {host.attention_backend}: its attention is not fused"
             yield Limit("host.attention_backend", detail, "attention_backend: unfused")
-        if host.fp8_format is not None:
-            yield Limit("host.fp8_format", f"host.fp8_format = {host.fp8_format}: fp8 is Transformer Engine's", "fp8_format: null")
-    if host.fp8_format is None and host.fp8_param_gather:
-        yield Limit("host.fp8_param_gather", "host.fp8_param_gather = true, host.fp8_format = null", "fp8_format: hybrid")
+        if spec.precision.recipe is not None:
+            detail = f"precision.recipe.name = {spec.precision.recipe.name}: low precision is Transformer Engine's"
+            yield Limit("precision.recipe", detail, "recipe: null")
     if moe is not None and spec.mesh.tp > 1 and not host.sequence_parallel:
         detail = (
             f"host.sequence_parallel = false, mesh.tp = {spec.mesh.tp}: Megatron trains experts under TP with sequence parallelism alone"
@@ -245,7 +248,7 @@ def _fsdp(spec: Spec) -> Iterator[Limit]:
         f"optimizer.matrix = {spec.optimizer.matrix}": spec.optimizer.matrix != "adamw",
         f"precision.grads = {spec.precision.grads}": spec.precision.grads is not DType.FP32,
         "host.precision_aware_optimizer = true": host.precision_aware_optimizer,
-        f"host.fp8_format = {host.fp8_format}": host.fp8_format is not None,
+        f"precision.recipe.name = {spec.precision.recipe and spec.precision.recipe.name}": spec.precision.recipe is not None,
         "host.distributed_optimizer = false": not host.distributed_optimizer,
     }
     found = [said for said, is_beyond in beyond.items() if is_beyond]
@@ -280,6 +283,22 @@ def _state(spec: Spec) -> Iterator[Limit]:
     if aware and spec.optimizer.matrix == "muon":
         detail = "host.precision_aware_optimizer = true, optimizer.matrix = muon: it is Adam only"
         yield Limit("host.precision_aware_optimizer", detail, "optimizer: {matrix: adamw}")
+
+
+def _low_precision(spec: Spec) -> Iterator[Limit]:
+    """What Megatron-Core takes no recipe for."""
+    recipe = spec.precision.recipe
+    if recipe is None:
+        return
+    if recipe.name not in MEGATRON_RECIPES:
+        detail = f"precision.recipe.name = {recipe.name}, and Megatron has {', '.join(MEGATRON_RECIPES)}"
+        yield Limit("precision.recipe.name", detail, "name: fp8_current")
+    if recipe.families is not None:
+        detail = f"precision.recipe.families = {', '.join(recipe.families)}: Megatron's recipe is of all layers, but the first and the last"
+        yield Limit("precision.recipe.families", detail, "families: null")
+    if recipe.head and recipe.name != "mxfp8":
+        detail = f"precision.recipe.head = true, name = {recipe.name}: Megatron's output projection is in low precision under mxfp8 alone"
+        yield Limit("precision.recipe.head", detail, "head: false")
 
 
 def _recompute(spec: Spec, letters: str) -> Iterator[Limit]:

@@ -5,7 +5,7 @@ Cross-field rules (degrees that must divide, letters that need sections) live in
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -24,7 +24,9 @@ from megaplan.scalars import (
     Degree,
     FloatType,
     MicrobatchCount,
+    MomentType,
     NaturalInt,
+    OptionsSection,
     ParamType,
     Policy,
     PositiveInt,
@@ -36,6 +38,7 @@ from megaplan.scalars import (
 from megaplan.spec.architecture import Attention, CategoryEmbedding, Features, Mamba, Model, MultiTokenPrediction, Ngram, RelationBias
 from megaplan.spec.device import DeviceRef
 from megaplan.spec.host import Host
+from megaplan.spec.low_precision import LowPrecision
 from megaplan.spec.training import BadSteps, ConstantRate, CosineRate, Data, LossSpike, RateSchedule, StableRate, Training
 
 __all__ = [
@@ -59,6 +62,7 @@ __all__ = [
     "LatentAttention",
     "Letter",
     "LossSpike",
+    "LowPrecision",
     "Mamba",
     "Mamba1",
     "Mamba2",
@@ -190,7 +194,7 @@ class Batch(Section):
     seq_length: PositiveInt
 
 
-class Precision(Section):
+class Precision(OptionsSection):
     """Dtype of each tensor role.
 
     Attributes:
@@ -200,14 +204,18 @@ class Precision(Section):
         moments: Optimizer moments.
         reduce: Gradient reduction.
         families: Another params dtype for the layers of a letter.
+        recipe: How linears multiply in 8 or 4 bits; null for `params`.
     """
+
+    options: ClassVar[frozenset[str]] = frozenset({"recipe"})
 
     params: ParamType = DType.BF16
     grads: FloatType = DType.FP32
     master: FloatType = DType.FP32
-    moments: FloatType = DType.FP32
+    moments: MomentType = DType.FP32
     reduce: FloatType = DType.FP32
     families: dict[Letter, ParamType] = Field(default_factory=dict)
+    recipe: LowPrecision | None = None
 
     def of(self, letter: str) -> DType:
         """Of the gathered parameters of a letter's layers; of all else `params`."""

@@ -50,6 +50,10 @@ def _families(spec: Spec) -> object | None:
     return ", ".join(f"{letter}: {dtype}" for letter, dtype in spec.precision.families.items()) or None
 
 
+def _recipe(spec: Spec) -> object | None:
+    return spec.precision.recipe.name if spec.precision.recipe is not None else None
+
+
 def _other_host(spec: Spec) -> object | None:
     return spec.host.name if spec.host.name != "megarun" else None
 
@@ -63,6 +67,7 @@ NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("mesh.etp", _above_one("etp"), "1"),
     *((f"precision.{role}", _dtype(role), "fp32 or bf16") for role in ("params", "grads", "master", "moments", "reduce")),
     ("precision.families", _families, "{}"),
+    ("precision.recipe", _recipe, "null"),
     ("host.name", _other_host, "megarun"),
 )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from megaplan.errors import Diagnostic, MegaplanError, Severity
 from megaplan.spec.context import Checked, Locate
 from megaplan.spec.host_rules import host_rules
+from megaplan.spec.low_precision_rules import low_precision_rules
 from megaplan.spec.mesh_rules import mesh_rules
 from megaplan.spec.model_rules import model_rules
 from megaplan.spec.models import Spec
@@ -37,5 +38,16 @@ def _all_rules(spec: Spec, locate: Locate) -> Iterator[Diagnostic]:
     except MegaplanError as error:
         yield from error.diagnostics
     checked = Checked(spec, pattern, locate)
-    for rules in (pattern_rules, model_rules, mesh_rules, schedule_rules, split_rules, policy_rules, training_rules, host_rules):
+    groups = (
+        pattern_rules,
+        model_rules,
+        mesh_rules,
+        schedule_rules,
+        split_rules,
+        policy_rules,
+        low_precision_rules,
+        training_rules,
+        host_rules,
+    )
+    for rules in groups:
         yield from rules(checked)

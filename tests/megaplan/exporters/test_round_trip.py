@@ -23,6 +23,7 @@ from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.partition.choose import choose_cuts
 from megaplan.spec.load import load_spec, load_spec_text, spec_from_document
+from megaplan.spec.low_precision_rules import SCALED_TWICE, widths
 from megaplan.spec.models import Spec
 
 ATTENTION = st.fixed_dictionaries(
@@ -102,13 +103,33 @@ def hosts(draw: Any, hybrid: bool, muon: bool) -> dict[str, Any]:
 @st.composite
 def implementations(draw: Any, windowed: bool) -> dict[str, Any]:
     """Megatron's own modules, or Transformer Engine's with 8-bit linears or without."""
-    kind = draw(st.sampled_from(["plain", "fp8"] if windowed else ["plain", "fp8", "local"]))
-    if kind == "local":
+    if not windowed and draw(st.booleans()):
         return {"transformer_impl": "local", "attention_backend": "unfused"}
-    if kind == "plain":
-        return {}
-    recipe = draw(st.sampled_from(["delayed", "tensorwise", "mxfp8", "blockwise"]))
-    return {"fp8_format": draw(st.sampled_from(["hybrid", "e4m3"])), "fp8_recipe": recipe, "fp8_param_gather": draw(st.booleans())}
+    graphs = draw(st.sampled_from(["none", "layers", "iteration"]))
+    modules = draw(st.sampled_from([[], ["attn"], ["mamba", "mlp"]])) if graphs == "layers" else []
+    return {
+        "cuda_graphs": graphs,
+        "cuda_graph_modules": modules,
+        "offload_modules": draw(st.sampled_from([[], ["core_attn", "attn_proj"], ["expert_fc1"]])),
+        "delayed_wgrad": draw(st.booleans()),
+        "deferred_head_microbatches": draw(st.sampled_from([None, 22])),
+    }
+
+
+@st.composite
+def recipes(draw: Any, host: dict[str, Any], layer: int, num_layers: int) -> dict[str, Any] | None:
+    """A low-precision recipe, or none; `layer` letters are one of Megatron's layers."""
+    names = ["fp8_current", "mxfp8", "nvfp4", *(["fp8_delayed"] if not set(SCALED_TWICE) & set(host["recompute_modules"]) else [])]
+    name = draw(st.sampled_from([None, *names]))
+    if name is None or host.get("transformer_impl") == "local":
+        return None
+    found = {"name": name, "param_gather": draw(st.booleans()), "attention": draw(st.booleans()), "prediction": draw(st.booleans())}
+    if name == "fp8_delayed":
+        return {**found, "amax_history": draw(st.sampled_from([16, 1024]))}
+    most = int(num_layers >= 2 * layer)
+    ends = [layer * draw(st.integers(0, most)), layer * draw(st.integers(0, most))]
+    formats = {} if name == "nvfp4" else {"format": draw(st.sampled_from([None, "e4m3" if name == "fp8_current" else "hybrid"]))}
+    return {**found, **formats, "first_last_bf16": ends, "head": name == "mxfp8" and draw(st.booleans())}
 
 
 @st.composite
@@ -197,12 +218,12 @@ def specs(draw: Any) -> dict[str, Any]:
     experts = "E" in letters
     replicas = draw(st.sampled_from([1, 2]))
     plain = not (hybrid or mtp or muon or host["precision_aware_optimizer"]) and host["distributed_optimizer"]
-    plain = plain and host.get("fp8_format") is None
     fsdp = plain and set(letters) == {"A", "D"} and (pp, replicas, grads) == (1, 1, "fp32") and draw(st.booleans())
     core = host["recompute_num_layers"] is None and "A" in letters and draw(st.booleans())
-    return {
+    document: dict[str, Any] = {
         "format": "megaplan.spec/1",
         "name": "launch",
+        "device": {"name": "b200"},
         "model": model,
         "mesh": {
             "pp": pp,
@@ -232,6 +253,10 @@ def specs(draw: Any) -> dict[str, Any]:
             "rate_schedule": draw(RATES),
         },
     }
+    whole = all(width % 32 == 0 for _, _, width in widths(Spec.model_validate(document)))
+    if not fsdp and whole and (recipe := draw(recipes(host, 1 if hybrid else 2, len(letters)))) is not None:
+        document["precision"]["recipe"] = recipe
+    return document
 
 
 def source_of(spec: Spec) -> Source:
@@ -245,7 +270,7 @@ def test_a_spec_survives_megatrons_arguments(document: dict[str, Any]) -> None:
     spec = load_spec_text(yaml.safe_dump(document), "launch.yaml").spec
     exported = export_megatron(source_of(spec))
     assert exported.losses == ()
-    assert import_megatron(exported.text, "launch.sh").loaded.spec == spec
+    assert import_megatron(exported.text, "launch.sh", ["device.name=b200"]).loaded.spec == spec
 
 
 NUM_RANDOM, ENOUGH = 120, 100

@@ -1,5 +1,7 @@
 """Megatron-Bridge's configuration as a launch."""
 
+from typing import Any
+
 import pytest
 
 from megaplan.errors import MegaplanError, Severity
@@ -69,23 +71,34 @@ def test_megatron_bridges_configuration_is_a_launch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "value"),
+    ("said", "recipe"),
     [
-        ("mixed_precision: bf16_with_mxfp8_mixed", ("hybrid", "mxfp8")),
-        ("mixed_precision: {bf16: true, fp8: e4m3, fp8_recipe: blockwise}", ("e4m3", "blockwise")),
-        ("mixed_precision: bf16_with_fp8_current_scaling_mixed", ("hybrid", "tensorwise")),
+        ("bf16_with_mxfp8_mixed", {"name": "mxfp8", "param_gather": True}),
+        ("bf16-with-nvfp4-mixed", {"name": "nvfp4", "param_gather": True}),
+        ("bf16_with_fp8_delayed_scaling_mixed", {"name": "fp8_delayed", "param_gather": True}),
+        ("bf16_with_fp8_current_scaling_mixed", {"name": "fp8_current", "param_gather": True, "first_last_bf16": (2, 2)}),
+        (
+            "nanov2_bf16_with_fp8_current_scaling_mixed",
+            {"name": "fp8_blockwise", "format": "hybrid", "param_gather": True, "first_last_bf16": (4, 4)},
+        ),
+        ("bf16_with_fp8_subchannel_scaling_mixed", {"name": "fp8_blockwise", "format": "hybrid"}),
+        ("{bf16: true, fp8: e4m3, fp8_recipe: blockwise}", {"name": "fp8_blockwise"}),
+        ("{bf16: true, fp8: hybrid, fp8_recipe: tensorwise, fp8_param: true}", {"name": "fp8_current", "param_gather": True}),
+        ("bf16_mixed", None),
     ],
-)
-def test_a_mixed_precision_says_fp8(change: str, value: tuple[str, str]) -> None:
-    spec = import_megatron(BRIDGE.replace("mixed_precision: bf16_mixed", change), "run_config.yaml", gpus=8).loaded.spec
-    assert (spec.host.fp8_format, spec.host.fp8_recipe) == value
+)  # fmt: skip
+def test_a_mixed_precision_is_a_recipe(said: str, recipe: dict[str, Any] | None) -> None:
+    text = BRIDGE.replace("mixed_precision: bf16_mixed", f"mixed_precision: {said}")
+    spec = import_megatron(text, "run_config.yaml", ["device.name=b200"], gpus=8).loaded.spec
+    found = spec.precision.recipe
+    assert recipe == (None if found is None else found.model_dump(exclude_defaults=True))
 
 
 @pytest.mark.parametrize(
     ("text", "code"),
     [
         (BRIDGE + "peft: {dim: 16}\n", "MP914"),
-        (BRIDGE.replace("  bf16: true\n", "  bf16: true\n  cuda_graph_impl: local\n"), "MP903"),
+        (BRIDGE.replace("  bf16: true\n", "  bf16: true\n  optimizer_cuda_graph: true\n"), "MP903"),
     ],
 )
 def test_what_else_a_configuration_turns_on_is_refused(text: str, code: str) -> None:

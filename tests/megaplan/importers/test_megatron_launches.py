@@ -41,8 +41,8 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "llama_fp8": {
         "model.vocab_size": 128256,
         "model.norm": "rmsnorm",
-        "host.fp8_format": "hybrid",
-        "host.fp8_param_gather": True,
+        "precision.recipe.name": "fp8_delayed",
+        "precision.recipe.param_gather": True,
         "host.attention_backend": "fused",
         "host.cross_entropy": "native",
         "precision.grads": "bf16",
@@ -248,7 +248,7 @@ def test_megatrons_own_runs_import_from_their_yaml_and_from_a_script() -> None:
         found = imported_row(row, launch_text({**row["arguments"], **known}, row["environment"]), "launch.yaml", row["gpus"])
         assert imported_row(row, as_script(row), "launch.sh", None) == found, row["name"]
         taken += found is not None
-    assert (taken, len(ROWS)) == (62, 69)
+    assert (taken, len(ROWS)) == (63, 69)
 
 
 TABLE = """[rank0]: using world size: 16, data-parallel size: 8
@@ -308,9 +308,8 @@ def test_a_training_logs_table_is_a_launch(prefix: str) -> None:
     assert spec.model.pattern == "ADAEAEAE"
     assert (spec.model.vocab_size, spec.model.norm, spec.model.norm_eps, spec.model.tie_embeddings) == (32768, "rmsnorm", 1e-6, False)
     assert (spec.mesh.world_size, spec.mesh.tp, spec.mesh.etp, spec.schedule.num_microbatches) == (16, 2, 1, 8)
-    assert (spec.host.fp8_format, spec.host.fp8_recipe, spec.host.attention_mask, spec.host.wgrad_fusion) == (
-        "hybrid", "tensorwise", False, True
-    )  # fmt: skip
+    assert spec.precision.recipe is not None
+    assert (spec.precision.recipe.name, spec.host.attention_mask, spec.host.wgrad_fusion) == ("fp8_current", False, True)
     assert (spec.host.moe_load_balancing, spec.host.attention_backend) == ("seq_aux_loss", "fused")
     assert spec.model.moe is not None
     assert not spec.model.moe.bias

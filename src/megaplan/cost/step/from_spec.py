@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import get_args
 
 from megaplan.cost.step.workload import (
     AttentionShape,
@@ -23,6 +24,7 @@ from megaplan.cost.step.workload import (
 from megaplan.dtypes import DType
 from megaplan.families.registry import FAMILIES
 from megaplan.spec.device import device_of
+from megaplan.spec.host import GraphModule, Host
 from megaplan.spec.models import LatentAttention, Mamba2, Spec
 from megaplan.spec.pattern import parse_pattern
 
@@ -80,16 +82,32 @@ def software_of(spec: Spec) -> Software:
     return Software(
         name="megatron-lm-deterministic" if host.deterministic_mode else host.framework,
         release=host.release,
-        dtype="fp8" if spec.precision.params is DType.FP8 else "bf16",
+        dtype=low_dtype(spec),
         dispatcher=host.moe_flex_backend if flex else "alltoall",
         tp_overlap=host.tp_comm_overlap,
         exchange_overlap=host.moe_overlap,
-        graphs=frozenset({"full"}) if "cuda_graphs" in host.features else frozenset(),
+        graphs=_graphs(host),
+        fp8_attention=spec.precision.recipe is not None and spec.precision.recipe.attention,
         token_drop=spec.model.moe is not None and spec.model.moe.capacity_factor is not None,
         zero=host.distributed_optimizer,
         sharded=Sharded("megatron", reduce_bytes=spec.precision.reduce.bytes) if spec.sharding.reshard_after_forward else None,
         data_overlap=host.dp_comm_overlap,
     )
+
+
+def low_dtype(spec: Spec) -> str:
+    """The dtype of linears in the step model's words: one scale a tensor or a row is fp8, one a block of 128 is priced as mxfp8."""
+    recipe = spec.precision.recipe
+    if recipe is None:
+        return "fp8" if spec.precision.params is DType.FP8 else "bf16"
+    return {"fp8_blockwise": "mxfp8", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}.get(recipe.name, "fp8")
+
+
+def _graphs(host: Host) -> frozenset[str]:
+    """What runs from CUDA graphs, in the step model's words."""
+    if host.cuda_graphs == "iteration":
+        return frozenset({"full"})
+    return frozenset(host.cuda_graph_modules or get_args(GraphModule)) if host.cuda_graphs == "layers" else frozenset()
 
 
 def recomputed_of(spec: Spec) -> Recomputed:

@@ -16,6 +16,7 @@ from megaplan.hosts.megarun.dims import gradient_dtype, local_dims, local_shape
 from megaplan.hosts.megarun.embedding import embedding_part, final_norm_part, head_part
 from megaplan.hosts.megarun.features import category_part, depth_shapes, mtp_part, ngram_part, relation_bias_part
 from megaplan.hosts.megarun.halves import splittable_part
+from megaplan.hosts.megarun.low_precision import in_low_precision, recipe_of
 from megaplan.hosts.megarun.parts import BlockBytes, Part, ledger, replay_of, weigh
 from megaplan.hosts.values import BlockLedger
 from megaplan.inventory.tensors import Block, Inventory, Outside, layer_names
@@ -64,12 +65,15 @@ def makes_of(spec: Spec, inventory: Inventory) -> dict[str, Make]:
 
     `head` is there for a tied head too.
     """
-    last, model = len(inventory.layers) - 1, spec.model
+    last, model, recipe = len(inventory.layers) - 1, spec.model, spec.precision.recipe
     given = {family.letter: (family.operations, section, spec.recompute.of(family.letter)) for family, section in families_of(model)}
     made: dict[str, Make] = {}
     for index, (name, block) in enumerate(zip(layer_names(len(inventory.layers)), inventory.layers, strict=True)):
         operations, section, policy = given[block.family]
-        made[name] = id(block), operations(section, index), policy if index != last else "none"  # R-67
+        own = str(policy) if index != last else "none"  # R-67
+        if recipe is not None and recipe.covers(block.family, index, len(inventory.layers)):
+            own = f"{own} in low precision"
+        made[name] = id(block), operations(section, index), own
     for name, block in inventory.outside:
         made[name] = id(block), None, name if block.family is Outside.MTP else "head" if name == "head" else "none"
     if inventory.tied:
@@ -134,6 +138,9 @@ def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DT
     family = FAMILIES[block.family]
     section = family.section_of(spec.model)
     program, tensors = family.program(dims, section, block.variant, family.operations(section, index), parameters)
+    recipe = recipe_of(spec, index, block.family)
+    if recipe is not None:
+        program, tensors = in_low_precision(program, tensors, recipe, parameter_shapes(spec, dims, f"layers.{index}", block))
     path = path_in(spec.model.residual_path, block.tensors)
     return Part(replay_of(program_of(path, program), spec.policy(index, block.family)), shapes_of(path, tensors, dims))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from megaplan.dtypes import DType
+from megaplan.families.registry import FAMILIES
 from megaplan.spec.models import Mesh, Spec
 
 
@@ -59,6 +60,14 @@ class Sizes(NamedTuple):
         return next((dtype for letter, dtype in self.families if letter == family), self.params)
 
 
+def _gathered_low(spec: Spec) -> dict[str, DType]:
+    """Letters whose weights are gathered in 8 bits by their recipe."""
+    recipe = spec.precision.recipe
+    if recipe is None or not recipe.param_gather:
+        return {}
+    return {letter: DType.FP8 for letter in FAMILIES if recipe.families is None or letter in recipe.families}
+
+
 def storage_sizes(spec: Spec, *, padded: bool = True) -> Sizes:
     """The sizes of a spec; not `padded` is what a runtime would hold that could cut between any two elements."""
     mesh, precision = spec.mesh, spec.precision
@@ -68,7 +77,7 @@ def storage_sizes(spec: Spec, *, padded: bool = True) -> Sizes:
         mesh.etp,
         mesh.dp_replicate > 1,
         params=precision.params,
-        families=tuple(precision.families.items()),
+        families=tuple({**precision.families, **_gathered_low(spec)}.items()),
         degrees=shard_degrees(mesh),
         whole=mesh.tp == mesh.ep == mesh.etp == 1,
         masters=precision.master,

@@ -7,11 +7,23 @@ from typing import Any
 
 from megaplan.dtypes import DType
 from megaplan.hosts.megatron.argument import value_at
-from megaplan.hosts.megatron.job import EMBEDDING, LOSS, MTP, Dispatcher, LatentDims, MambaDims, MegatronJob, MoeDims
+from megaplan.hosts.megatron.job import (
+    EMBEDDING,
+    IN_SIXTEEN_BIT,
+    LOSS,
+    MTP,
+    Dispatcher,
+    LatentDims,
+    LowPrecisionRun,
+    MambaDims,
+    MegatronJob,
+    MoeDims,
+)
 from megaplan.hosts.megatron.pattern import LETTERS
 from megaplan.hosts.megatron.vocabulary import job_fields
 from megaplan.hosts.megatron.workspaces import engine_bytes
 from megaplan.layout.values import Layout
+from megaplan.low_precision import Recipe
 from megaplan.spec.device import device_of
 from megaplan.spec.models import GroupedQueryAttention, LatentAttention, Mamba2, Spec
 
@@ -30,10 +42,41 @@ def jobs_from_spec(spec: Spec, letters: str, layout: Layout) -> tuple[MegatronJo
     for rank in range(layout.pp):
         chunks = []
         for slot in layout.of_rank(rank):
-            own = "".join(LETTERS[letter] for letter in letters[slot.start : slot.stop])
+            own = "".join(operator_letter(spec, letters, layer) for layer in range(slot.start, slot.stop))
             chunks.append(EMBEDDING * (slot.index == 0) + own + (MTP * depth + LOSS) * (slot.index == last))
         jobs.append(replace(common, chunks=tuple(chunks), pp_rank=rank))
     return tuple(jobs)
+
+
+def operator_letter(spec: Spec, letters: str, layer: int) -> str:
+    """The letter of a layer's operator, that of 16 bits where a low-precision recipe leaves the layer out."""
+    own, recipe = LETTERS[letters[layer]], spec.precision.recipe
+    return own if recipe is None or recipe.covers(letters[layer], layer, len(letters)) else IN_SIXTEEN_BIT[own]
+
+
+GRAPHED = {"attn": "*", "mamba": "M", "mlp": "-", "moe": "E", "moe_router": "", "moe_preprocess": ""}
+"""Operators that a graph of each module holds whole; the router's scratch is not counted."""
+
+
+def _graphs(spec: Spec) -> frozenset[str]:
+    if spec.host.cuda_graphs != "layers":
+        return frozenset()
+    return frozenset("".join(GRAPHED[module] for module in spec.host.cuda_graph_modules or GRAPHED))
+
+
+def _low(spec: Spec) -> LowPrecisionRun | None:
+    given = spec.precision.recipe
+    if given is None:
+        return None
+    recipe = Recipe(given.name, device_of(spec.device).generation)
+    return LowPrecisionRun(recipe, given.param_gather, given.head, given.amax_history)
+
+
+def _ahead(spec: Spec) -> str:
+    """Operators of a prediction module."""
+    mtp, recipe = spec.model.features.mtp, spec.precision.recipe
+    own = "*E" if mtp is not None and mtp.experts else "*-"
+    return own if recipe is None or recipe.prediction else "".join(IN_SIXTEEN_BIT[letter] for letter in own)
 
 
 def _common(spec: Spec, letters: str) -> MegatronJob:
@@ -55,7 +98,7 @@ def _common(spec: Spec, letters: str) -> MegatronJob:
         ffn_hidden_size=ffn,
         num_microbatches=spec.schedule.microbatches_per_update,
         chunks=(),
-        mtp_operators="*E" if mtp is not None and mtp.experts else "*-",
+        mtp_operators=_ahead(spec),
         gated=activation == "swiglu",
         bias=_has_biases(spec),
         hybrid=host.model == "hybrid",
@@ -74,6 +117,11 @@ def _common(spec: Spec, letters: str) -> MegatronJob:
         rotary_dim=_rotary_dim(spec, letters),
         recompute_num_layers=(host.recompute_num_layers or 0) * (2 if host.model == "gpt" else 1),
         recompute_block=host.recompute_method == "block",
+        low=_low(spec),
+        sinks=grouped is not None and grouped.sinks,
+        graphs=_graphs(spec),
+        offloaded=frozenset(host.offload_modules),
+        deferred_head=host.deferred_head_microbatches or 0,
     )
 
 
@@ -112,6 +160,9 @@ def _moe(spec: Spec) -> MoeDims | None:
         **_priced(spec, "moe"),
         dispatcher=_dispatcher(spec),
         routing_skew=moe.routing_skew,
+        latent=moe.latent_size,
+        rank_capacity=host.moe_rank_capacity,
+        stash=host.moe_paged_stash,
         combine_kept=host.deterministic_mode and not host.moe_permute_fusion and not host.moe_overlap,
     )
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
+
+from megaplan.low_precision import Recipe
 
 AttentionBackend = Literal["unfused", "flash", "fused"]
 Dispatcher = Literal["allgather", "alltoall", "deepep", "hybridep"]
 CrossEntropy = Literal["unfused", "native", "te", "te_fp32"]
 
 EMBEDDING, LOSS, MTP = "e", "l", "m"
+SIXTEEN_BIT = {"a": "*", "d": "-", "s": "M", "x": "E"}
+"""Letters of operators whose linears keep 16 bits in a run with low precision, and the operators that they are."""
+IN_SIXTEEN_BIT = {letter: own for own, letter in SIXTEEN_BIT.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,9 @@ class MoeDims:
             without a fused permutation, and does not by `scatter_add`.
         probability_bytes: Of a routing probability: the router's type, or the stream's where none is given.
         permute_fusion: Transformer Engine's kernel sorts rows to experts and back.
+        latent: Width of the experts' rows where that is not the stream's.
+        rank_capacity: Rows over the even share that a rank's buffers have; None for as many as come.
+        stash: Rows over the even share that the buffer of what experts keep has; None where each layer keeps its own.
     """
 
     num_experts: int
@@ -49,10 +57,20 @@ class MoeDims:
     combine_kept: bool = False
     probability_bytes: int = 2
     permute_fusion: bool = False
+    latent: int | None = None
+    rank_capacity: float | None = None
+    stash: float | None = None
+
+    @property
+    def kept_share(self) -> float:
+        """Rows over the even share that this rank's experts keep for backward."""
+        return self.rows_share if self.stash is None else self.stash
 
     @property
     def rows_share(self) -> float:
         """Rows over the even share that this rank's experts compute."""
+        if self.rank_capacity is not None:
+            return self.rank_capacity
         return self.routing_skew if self.capacity_factor is None else min(self.routing_skew, self.capacity_factor)
 
 
@@ -73,11 +91,34 @@ class MambaDims:
 
 
 @dataclass(frozen=True, slots=True)
+class LowPrecisionRun:
+    """How the linears of a run multiply in 8 or 4 bits.
+
+    Attributes:
+        recipe: Scales, on the device's generation.
+        param_gather: Weights are stored so; else a copy of each 16-bit weight is kept over the microbatches of a step.
+        head: The output projection too.
+        amax_history: Steps whose maxima delayed scaling remembers.
+    """
+
+    recipe: Recipe
+    param_gather: bool = False
+    head: bool = False
+    amax_history: int = 1024
+
+    @property
+    def keeps_original(self) -> bool:
+        """Whether a linear whose input another operation keeps in 16 bits saves that instead of a copy: not under delayed scaling."""
+        return self.recipe.name != "fp8_delayed"
+
+
+@dataclass(frozen=True, slots=True)
 class MegatronJob:
     """One run. Degrees are Megatron's; `chunks` are the operators of the priced rank's model chunks, in the order of its virtual stages.
 
     Attributes:
-        chunks: Letters of Megatron's hybrid pattern; `e`, `l` and `m` stand for embedding, loss and one multi-token prediction module.
+        chunks: Letters of Megatron's hybrid pattern; `e`, `l` and `m` stand for embedding, loss and one multi-token prediction module, and
+            those of `SIXTEEN_BIT` for operators without low precision.
         mtp_operators: Operators of one prediction module.
         inflight_group: Microbatches a virtual stage takes in turn.
         data_parallel: Ranks over which dense optimizer state is sharded, contexts included.
@@ -97,6 +138,12 @@ class MegatronJob:
         local: Megatron-Core's own modules and attention in place of Transformer Engine's.
         rotary_dim: Rotated dimensions of a head; 0 without rotary positions. Latent attention's are its own.
         fsdp: Megatron-FSDP shards parameters and gradients as well as optimizer state over data ranks.
+        low: How linears multiply in 8 or 4 bits; None for 16.
+        sinks: A learned score a head in the denominator of its softmax.
+        graphs: Letters of operators that run from CUDA graphs, whose scratch is in a pool of their own.
+        offloaded: Modules whose inputs are on the host between forward and backward.
+        delayed_wgrad: Of a layer's weight gradients, after its input gradients.
+        deferred_head: Microbatches whose head weight gradients wait for the end of the step; 0 for none.
     """
 
     hidden_size: int
@@ -135,8 +182,6 @@ class MegatronJob:
     optimizer: Literal["adam", "muon"]
     gradient_bytes: int
     persistent_grad_shard: bool
-    fp8: bool
-    fp8_params: bool
     attention_backend: AttentionBackend
     cross_entropy: CrossEntropy
     wgrad_fusion: bool
@@ -158,6 +203,12 @@ class MegatronJob:
     local: bool = False
     rotary_dim: int = 0
     fsdp: bool = False
+    low: LowPrecisionRun | None = None
+    sinks: bool = False
+    graphs: frozenset[str] = frozenset()
+    offloaded: frozenset[str] = frozenset()
+    delayed_wgrad: bool = False
+    deferred_head: int = 0
 
     @property
     def tokens(self) -> int:
@@ -170,7 +221,17 @@ class MegatronJob:
         whole, step = (own[:size], layer) if self.recompute_block else (own if size else "", size or 1)
         return tuple(whole[start : start + step] for start in range(0, len(whole), step)), own[len(whole) :]
 
+    def of(self, letter: str) -> tuple[MegatronJob, str]:
+        """An operator's plain letter, and the run as the operator sees it: without low precision where its letter is of 16 bits."""
+        plain = SIXTEEN_BIT.get(letter)
+        return (self, letter) if plain is None else (replace(self, low=None), plain)
+
     @property
     def stream_tokens(self) -> int:
         """Tokens of the residual stream on one rank, after sequence parallelism: S."""
         return self.tokens // self.tp if self.sequence_parallel else self.tokens
+
+
+def count(letters: str, operator: str) -> int:
+    """How many operators of a kind there are, with low precision or without."""
+    return letters.count(operator) + letters.count(IN_SIXTEEN_BIT[operator])

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from megaplan.hosts.megatron.job import LOSS, MTP, MegatronJob
-from megaplan.hosts.megatron.saved import chunk, handle_bytes, operator, operators, routed_rows, scores_elements
+from megaplan.hosts.megatron.job import LOSS, MTP, MegatronJob, count
+from megaplan.hosts.megatron.saved import chunk, handle_bytes, operator, operators, routed_rows, scores_elements, travelling_bytes
 from megaplan.hosts.megatron.storage import gathered_bytes, gradient_copies_bytes, parameters, storage_bytes
-from megaplan.hosts.megatron.working import backward_excess, forward_excess
+from megaplan.hosts.megatron.working import backward_excess, forward_excess, graph_bytes
 
 MIB = 2**20
 LAYER_FORWARD, LAYER_BACKWARD = "layer forward", "layer backward"
@@ -65,15 +65,23 @@ def memory(job: MegatronJob) -> MegatronMemory:
     leftover = 0
     if job.pp > 1:
         leftover = boundary * (2 if virtual == 1 else (job.pp - 1) * (virtual - 1)) + (0 if job.hybrid else mask)
-    leftover += sum(_dispatcher_bytes(job) * letters.count("E") for letters in job.chunks)
-    leftover += _dispatcher_bytes(job) * job.mtp_operators.count("E") * _modules(job)
-    activations = in_flight(job) + mask * (2 if job.pp > 1 and not job.hybrid else 1)
+    leftover += sum(_dispatcher_bytes(job) * count(letters, "E") for letters in job.chunks)
+    leftover += _dispatcher_bytes(job) * count(job.mtp_operators, "E") * _modules(job)
+    activations = in_flight(job) + travelling_bytes(job) + _deferred_bytes(job) + mask * (2 if job.pp > 1 and not job.hybrid else 1)
     phases, whole = _phases(job), gathered_bytes(job, found)
     gathered = {name: whole.first_layer_backward if name == FIRST_LAYER else whole.loss for name in phases}
     phases = {name: size + gathered[name] for name, size in phases.items()}
     received = {name: received_bytes(job, backward=name in BACKWARD) for name in phases}
     phases = {name: size + received[name] for name, size in phases.items()}
     return MegatronMemory(static, leftover, gradient_copies_bytes(job, found), activations, phases, gathered, received)
+
+
+def _deferred_bytes(job: MegatronJob) -> int:
+    """Logits' gradients and the head's inputs of the microbatches whose weight gradient waits for the end of the step."""
+    if not job.deferred_head or LOSS not in job.chunks[-1]:
+        return 0
+    waiting = min(job.deferred_head, job.num_microbatches)
+    return waiting * 2 * (job.tokens * job.vocab_size // job.tp + job.stream_tokens * job.hidden_size)
 
 
 def _rank(job: MegatronJob) -> int:
@@ -185,6 +193,7 @@ def fixed_bytes(job: MegatronJob, shapes: set[tuple[int, int]]) -> dict[str, int
         if job.moe.dispatcher == "allgather":
             gathered = max(gathered, 2 * tokens * job.tp * job.ep * hidden)
     parts["all-gather buffer"] = gathered
+    parts["CUDA graphs"] = graph_bytes(job)
     if job.local:  # its attention multiplies queries and keys into the same buffer, which grows to the larger of its uses
         parts["attention buffer"] = max(2 * scores_elements(job) - gathered, 0)
     if job.tp_comm_overlap:
@@ -192,7 +201,7 @@ def fixed_bytes(job: MegatronJob, shapes: set[tuple[int, int]]) -> dict[str, int
     if job.wgrad_fusion:
         parts["dummy weight gradients"] = sum(2 * rows * columns for rows, columns in shapes)
     if job.latent is not None:
-        attention = sum(letters.count("*") for letters in job.chunks) + sum(letters.count(MTP) for letters in job.chunks)
+        attention = sum(count(letters, "*") for letters in job.chunks) + sum(letters.count(MTP) for letters in job.chunks)
         parts["rotary cache"] = 12 * job.seq_length * job.latent.qk_pos_emb_head_dim * attention
     elif job.rotary_dim:  # each model chunk's own angles, in fp32
         parts["rotary cache"] = 4 * job.seq_length // job.cp * job.rotary_dim * len(job.chunks)
@@ -204,7 +213,10 @@ def _phases(job: MegatronJob) -> dict[str, int]:
     phases: dict[str, int] = {}
     if LOSS in chunks[0]:
         logits = job.tokens * job.vocab_size // job.tp
-        kept = 4 * logits * chunks[0].count(MTP)
+        saved = (
+            2 if job.cross_entropy == "te" else 4
+        )  # of a prediction, what its own loss keeps: the gradient in place of logits, or fp32 terms
+        kept = saved * logits * chunks[0].count(MTP)
         phases["loss"] = kept + {"unfused": 6, "native": 10, "te": 2, "te_fp32": 6}[job.cross_entropy] * logits
         weight_gradient = 0 if job.wgrad_fusion else 2 * job.vocab_size // job.tp * job.hidden_size
         shard = 2 * job.stream_tokens * job.hidden_size if job.sequence_parallel else 0

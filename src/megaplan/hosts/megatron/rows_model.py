@@ -41,6 +41,9 @@ LAYERS = (
     *(count(name, **_at_end("split.spans")) for name in ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")),
     *(switch(f"account_for_{end}_in_pipeline_split", **_at_end("split.spans")) for end in ("embedding", "loss")),
     *(count(name, **_at_end("mesh.vpp")) for name in ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")),
+    text(
+        "mtp_hybrid_override_pattern", "model.features.mtp", None, JOINT, touches=_ALL, note="a module's layers, where the pattern has none"
+    ),
     count("mtp_num_layers", "model.features.mtp.depth", None, JOINT, touches=_ALL, note="prediction modules; a pattern has them after '/'"),
 )
 MODEL = (
@@ -83,6 +86,7 @@ MODEL = (
         note="off: biases of attention, MLPs and experts",
     ),
     switch("swiglu", "model.mlp.activation", JOINT, touches=_ALL, note="swiglu of all MLPs and experts"),
+    switch("quick_geglu", "model.mlp.activation", JOINT, touches=_ALL, note="read as swiglu, whose tensors it has; not written"),
     switch("squared_relu", "model.mlp.activation", JOINT, touches="activations", note="relu2; neither is gelu"),
     count("ffn_hidden_size", "model.mlp.ffn_hidden_size", None, JOINT, touches=_ALL, note="absent: 4 hidden sizes, 8/3 with --swiglu"),
     text(
@@ -126,6 +130,16 @@ MODEL = (
         price=bool,
         note="on where linears have biases",
     ),
+    Argument(
+        "softmax_type",
+        Kind.WORD,
+        "model.attention.sinks",
+        "vanilla",
+        JOINT,
+        words=("vanilla", "learnable"),
+        touches="parameters",
+        note="learnable: sinks",
+    ),
     text("window_size", "model.attention.window_size", None, JOINT, touches="time", note="positions before a token and 0 after it"),
     text("window_attn_skip_freq", "model.attention.full_layers", None, JOINT, touches="time", note="layers without the window"),
     switch("multi_latent_attention", "model.attention.kind", JOINT, touches=_ALL, note="kind: mla; a pattern has + for it"),
@@ -160,6 +174,7 @@ MOE = (
         field="moe.shared_ffn_hidden_size",
     ),
     only("moe_shared_expert_gate", False, False, "shared experts of a spec have no gate", Kind.SWITCH, touches="parameters"),
+    count("moe_latent_size", "model.moe.latent_size", touches=_ALL, note="width of the experts' rows", block="moe"),
     switch("moe_router_pre_softmax", "model.moe.normalize_top_k", NEGATED, block="moe"),
     text("moe_router_load_balancing_type", "host.moe_load_balancing", "aux_loss", JOINT, note="one kind", block="moe"),
     text("moe_aux_loss_coeff", "model.moe.balance_loss_coefficient", 0.0, JOINT, note="one number", block="moe"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megaplan.hosts.megatron.argument import JOINT, Argument, feature, only, text
+from megaplan.hosts.megatron.argument import Argument, feature, only
 
 
 def _off(note: str, **defaults: object) -> Iterator[Argument]:
@@ -13,30 +13,19 @@ def _off(note: str, **defaults: object) -> Iterator[Argument]:
 
 
 REFUSED = (
-    feature("fine_grained_activation_offloading", "activation_offload", "activations are offloaded to the host while a layer runs"),
     feature("cpu_offloading", "activation_offload", "activations are offloaded to the host"),
     feature("cpu_offloading_num_layers", "activation_offload", "activations of that many layers are offloaded to the host"),
-    feature("cuda_graph_impl", "cuda_graphs", "static buffers of CUDA graphs"),
-    feature("enable_cuda_graph", "cuda_graphs", "static buffers of CUDA graphs"),
-    feature("external_cuda_graph", "cuda_graphs", "static buffers of CUDA graphs"),
-    feature("optimizer_cuda_graph", "cuda_graphs", "static buffers of CUDA graphs"),
-    feature("delay_wgrad_compute", "delayed_wgrad", "inputs and gradients of delayed weight gradients"),
-    feature("defer_embedding_wgrad_compute", "deferred_embedding_wgrad", "queued gradients of logits"),
+    feature("optimizer_cuda_graph", "optimizer_cuda_graph", "a graph of the optimizer's step"),
     feature("export_kd_teacher_load", "distillation", "a teacher model"),
     feature("export_kd_cfg", "distillation", "a teacher model"),
     feature("logits_load_dir", "distillation", "logits of a teacher model"),
-    text("offload_modules", "host.features", None, JOINT, touches="buffers", note="with --fine-grained-activation-offloading"),
     *_off("router and mask tensors of elastic training", flextron=None, enable_router=None),
-    *_off("another activation than swiglu, squared ReLU and GELU", quick_geglu=False, openai_gelu=False),
-    *_off("an activation with an offset or a bound", glu_linear_offset=0.0, activation_func_clamp_value=None),
-    *_off("a learned or fixed term in the softmax", softmax_type="vanilla"),
+    *_off("another activation than swiglu, squared ReLU and GELU", openai_gelu=False),
     *_off("a gate of the heads' outputs", attention_output_gate=False),
     *_off("another kind of attention", experimental_attention_variant=None, linear_attention_freq=None),
     *_off("a norm of queries and keys without weights", qk_l2_norm=False),
     *_off("layers that differ in their dimensions", heterogeneous_layers_config_path=None, heterogeneous_layers_config_encoded_json=None),
     *_off("an encoder beside the decoder", encoder_num_layers=None, decoder_num_layers=None),
-    *_off("experts in a narrower latent", moe_latent_size=None),
-    *_off("a budget of rows for each rank, and a stash in pages", moe_expert_rank_capacity_factor=None, moe_paged_stash=False),
     *_off("several residual streams", enable_mhc_connections=False),
     *_off("the residual stream in fp32", fp32_residual_connection=False),
     *_off("what a checkpoint of full recompute keeps is shared over tp", distribute_saved_activations=False),
@@ -47,7 +36,6 @@ REFUSED = (
     *_off("low-rank adapters", lora_rank=None),
     *_off("quantised recipes by layer", te_precision_config_file=None, kitchen_config_file=None, kitchen_recipe_number=None),
     *_off("logits in another type", fp16_lm_cross_entropy=False, output_logit_dtype=None),
-    *_off("layers of a prediction module that differ from the last layer", mtp_hybrid_override_pattern=None),
     *_off("prediction modules on a stage of their own", mtp_standalone=False),
     *_off("MLPs that run in pieces", mlp_chunks_for_training=1),
     *_off("another library's attention", use_kitchen_attention=False),

@@ -6,20 +6,22 @@ Source: the saved tensors of `megatron/core` at d98e8a64 and of Transformer Engi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from math import ceil
 
-from megaplan.hosts.megatron.job import EMBEDDING, LOSS, MTP, LatentDims, MegatronJob, MoeDims
+from megaplan.hosts.megatron.job import EMBEDDING, LOSS, MTP, SIXTEEN_BIT, LatentDims, MegatronJob, MoeDims
 
 Item = tuple[str, int]
-OPERATORS = "*-ME"
+OPERATORS = "*-ME" + "".join(SIXTEEN_BIT)
 """Letters of operators, without embedding, prediction modules and loss."""
 
 
 @lru_cache(maxsize=256)
 def operator(job: MegatronJob, letter: str, *, recompute: bool = True) -> Mapping[str, int]:
     """Bytes by tensor of one operator, under the run's selective recompute unless `recompute` is false."""
-    items = dict(_common(job))
+    job, letter = job.of(letter)
+    items = dict(_common(job, letter))
     items.update({"*": _attention, "-": _dense, "M": _mamba, "E": _experts}[letter](job))
     dropped = _dropped(job, letter) if recompute else frozenset()
     return {name: size for name, size in items.items() if name not in dropped}
@@ -50,10 +52,19 @@ def operators(letters: str) -> str:
     return "".join(letter for letter in letters if letter in OPERATORS)
 
 
-def _common(job: MegatronJob) -> Iterator[Item]:
+def input_bytes(job: MegatronJob, rows: int, columns: int) -> int:
+    """What a linear saves of an input that no other operation keeps: in low precision the copy that its weight gradient multiplies."""
+    return 2 * rows * columns if job.low is None else job.low.recipe.columnwise_bytes(rows, columns)
+
+
+def _common(job: MegatronJob, letter: str) -> Iterator[Item]:
     stream = job.stream_tokens * job.hidden_size
     yield "norm.input", 2 * stream
-    yield "norm.output", 2 * stream
+    if letter == "E" or (letter == "*" and job.latent is not None and "layernorm" in job.recompute):
+        yield "norm.output", 2 * stream  # the router keeps it in 16 bits; projections do where it is made again
+    else:  # two projections of latent attention save a copy each in low precision
+        copies = 2 if letter == "*" and job.latent is not None and job.low is not None else 1
+        yield "norm.output", copies * input_bytes(job, job.stream_tokens, job.hidden_size)
     yield "norm.stats", job.stream_tokens * (4 if job.rms_norm else 8)
     if job.hidden_dropout:
         yield "dropout.mask", stream
@@ -78,6 +89,8 @@ def _attention(job: MegatronJob) -> Iterator[Item]:
             yield "context.reordered", 2 * tokens * width
         if job.attention_backend == "unfused" and groups < heads:
             yield "kv.expanded", 2 * 2 * tokens * width
+    if job.low is not None and not job.low.keeps_original:  # attention itself keeps its output in 16 bits
+        yield "context.copy", input_bytes(job, tokens, heads * (job.head_dim if job.latent is None else job.latent.v_head_dim))
     if job.attention_backend != "unfused":
         yield "lse", 4 * tokens * heads
         return
@@ -99,7 +112,7 @@ def _latent(job: MegatronJob, dims: LatentDims) -> Iterator[Item]:
         if rank is not None:
             yield name, 2 * stream * rank
             if dims.normed:
-                yield f"{name}.norm", 2 * stream * rank
+                yield f"{name}.norm", input_bytes(job, stream, rank)
     width = dims.qk_head_dim + dims.qk_pos_emb_head_dim
     yield "q", 2 * tokens * heads * width
     yield "k", 2 * tokens * heads * width
@@ -110,7 +123,7 @@ def _latent(job: MegatronJob, dims: LatentDims) -> Iterator[Item]:
 def _dense(job: MegatronJob) -> Iterator[Item]:
     width = job.ffn_hidden_size // job.tp
     yield "fc1.output", 2 * job.tokens * width * (2 if job.gated else 1)
-    yield "activation.output", 2 * job.tokens * width
+    yield "activation.output", input_bytes(job, job.tokens, width)
 
 
 def _mamba(job: MegatronJob) -> Iterator[Item]:
@@ -118,8 +131,9 @@ def _mamba(job: MegatronJob) -> Iterator[Item]:
     if dims is None:
         raise ValueError("a pattern with M has no Mamba dimensions")
     yield "zxbcdt", 2 * job.tokens * (2 * dims.inner + 2 * dims.num_groups * dims.state_dim + dims.num_heads) // job.tp
-    for name in ("scan.output", "gated.output", "gated.norm"):
+    for name in ("scan.output", "gated.output"):
         yield name, 2 * job.tokens * dims.inner // job.tp
+    yield "gated.norm", input_bytes(job, job.tokens, dims.inner // job.tp)
 
 
 def _experts(job: MegatronJob) -> Iterator[Item]:
@@ -128,13 +142,18 @@ def _experts(job: MegatronJob) -> Iterator[Item]:
         raise ValueError("a pattern with E has no experts")
     rows = routed_rows(job, dims)
     width = dims.ffn_hidden_size // job.etp
-    yield "routed.fc1.input", 2 * rows * job.hidden_size
+    yield "routed.fc1.input", input_bytes(job, rows, dims.latent or job.hidden_size)
     yield "routed.fc1.output", 2 * rows * width * (2 if job.gated else 1)
-    yield "routed.activation.output", 2 * rows * width
+    again = "moe_act" in job.recompute  # made again from what is kept, so the second product saves no copy
+    yield "routed.activation.output", 2 * rows * width if again else input_bytes(job, rows, width)
     if not job.gated and not job.bias_activation_fusion:
         yield "routed.activation.unscaled", 2 * rows * width
     yield "router", 16 * job.stream_tokens * dims.num_experts
     yield from _shared(job, dims)
+    if dims.latent is not None:  # the router keeps what is projected down, in 16 bits
+        if job.low is not None:
+            yield "latent.input", input_bytes(job, job.stream_tokens, job.hidden_size)
+        yield "latent.output", input_bytes(job, job.stream_tokens, dims.latent)
     if dims.combine_kept:  # an all-to-all has brought the rows back before they are added; the others add where the experts are
         yield "combine.rows", 2 * job.hidden_size * (job.stream_tokens * dims.top_k if dims.dispatcher == "alltoall" else rows)
     if dims.dispatcher == "hybridep":
@@ -154,16 +173,29 @@ def handle_bytes(job: MegatronJob, dims: MoeDims) -> int:
     return job.stream_tokens * ranks * (4 + 5 * (dims.num_experts // job.ep))
 
 
-def routed_rows(job: MegatronJob, dims: MoeDims) -> int:
-    """Rows that the rank's experts compute of one microbatch."""
-    return ceil(job.stream_tokens * dims.top_k * job.etp * dims.rows_share)
+def routed_rows(job: MegatronJob, dims: MoeDims, share: float | None = None) -> int:
+    """Rows that the rank's experts keep of one microbatch; in low precision those of each expert are padded.
+
+    Args:
+        job: The run.
+        dims: Its experts.
+        share: Rows over the even share; None for those that are kept.
+    """
+    rows = ceil(job.stream_tokens * dims.top_k * job.etp * (dims.kept_share if share is None else share))
+    if job.low is None:
+        return rows
+    local = max(1, dims.num_experts // job.ep)
+    padding = job.low.recipe.row_padding
+    return ceil(rows / local / padding) * padding * local
 
 
 def _shared(job: MegatronJob, dims: MoeDims) -> Iterator[Item]:
     if dims.shared_ffn_hidden_size:
         width = dims.shared_ffn_hidden_size // job.tp
+        if job.low is not None and not job.low.keeps_original:  # the router keeps this input in 16 bits
+            yield "shared.fc1.input", input_bytes(job, job.stream_tokens, job.hidden_size)
         yield "shared.fc1.output", 2 * job.tokens * width * (2 if job.gated else 1)
-        yield "shared.activation.output", 2 * job.tokens * width
+        yield "shared.activation.output", input_bytes(job, job.tokens, width)
 
 
 def _dropped(job: MegatronJob, letter: str) -> frozenset[str]:
@@ -181,4 +213,34 @@ def _dropped(job: MegatronJob, letter: str) -> frozenset[str]:
         names |= {"routed.activation.output", "routed.activation.unscaled"}
     if letter == "E" and "moe" in modules:  # its checkpoint keeps the layer's input, which is the norm's output
         names |= {name for name, _ in _experts(job)}
+    for module in modules_offloaded(job, letter):
+        names |= OFFLOADED[module][1]
     return frozenset(names)
+
+
+OFFLOADED = {
+    "attn_norm": ("*", {"norm.input"}),
+    "qkv_linear": ("*", {"norm.output"}),
+    "core_attn": ("*", {"qkv", "q", "k", "v"}),
+    "attn_proj": ("*", {"context"}),
+    "mlp_norm": ("-E", {"norm.input"}),
+    "expert_fc1": ("E", {"routed.fc1.input"}),
+    "fused_group_mlp": ("E", {"routed.fc1.input"}),
+    "moe_act": ("E", {"routed.fc1.output"}),
+}
+"""Operators and tensors of the inputs that each module offloads.
+
+Source: `offload_modules` of `megatron/core/transformer/transformer_config.py`.
+"""
+
+
+def modules_offloaded(job: MegatronJob, letter: str) -> list[str]:
+    """The modules of an operator whose inputs are on the host between forward and backward."""
+    return [module for module in job.offloaded if letter in OFFLOADED[module][0]]
+
+
+def travelling_bytes(job: MegatronJob) -> int:
+    """Of the operator with the most of them, inputs on their way to the host: a group is copied while the next one is made."""
+    here = replace(job, offloaded=frozenset())
+    letters = {letter for letters in job.chunks for letter in operators(letters)} if job.offloaded else set()
+    return max((sum(operator(here, letter).values()) - sum(operator(job, letter).values()) for letter in letters), default=0)

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from megaplan.hosts.megatron.job import LOSS, MTP, LatentDims, MegatronJob
+from megaplan.hosts.megatron.job import LOSS, MTP, LatentDims, MegatronJob, count
+from megaplan.low_precision import history_bytes
 
-FP8_WEIGHTS = "fp8 weights"
-"""Copies in 8 bits of 16-bit weights and their transposes, made at the first forward."""
+LOW_WEIGHTS = "low-precision weights"
+"""Copies of 16-bit weights in 8 or 4 bits, row-wise and column-wise, with their scales; made at the first forward and kept."""
+HISTORIES = "amax histories"
 FSDP_UNIT_ELEMENTS = 1_000_000_000
 """The least size that Megatron-FSDP takes for its unit of communication; it gathers half of one ahead."""
 
@@ -38,11 +40,12 @@ class Rule(Enum):
 
 
 class Tensor(NamedTuple):
-    """A parameter on its rank; `sharded`: tensor parallelism may shard it."""
+    """A parameter on its rank; `sharded`: tensor parallelism may shard it; `low`: its shape where products multiply it in low precision."""
 
     elements: int
     rule: Rule
     sharded: bool
+    low: tuple[int, int] | None = None
 
 
 @dataclass(slots=True)
@@ -58,14 +61,14 @@ class Parameters:
     shapes: set[tuple[int, int]] = field(default_factory=set)
     _dealt: dict[tuple[int, bool, int], list[tuple[int, int]]] = field(default_factory=dict)
 
-    def add(self, elements: int, rule: Rule = Rule.OTHER, *, sharded: bool = True) -> None:
+    def add(self, elements: int, rule: Rule = Rule.OTHER, *, sharded: bool = True, low: tuple[int, int] | None = None) -> None:
         """A tensor, if it has elements."""
         if elements:
-            self.tensors.append(Tensor(elements, rule, sharded))
+            self.tensors.append(Tensor(elements, rule, sharded, low))
 
-    def linear(self, rows: int, columns: int, bias: int = 0, *, sharded: bool = True) -> None:
+    def linear(self, job: MegatronJob, rows: int, columns: int, bias: int = 0, *, sharded: bool = True) -> None:
         """A linear outside experts."""
-        self.add(rows * columns, Rule.MATRIX, sharded=sharded)
+        self.add(rows * columns, Rule.MATRIX, sharded=sharded, low=(rows, columns) if job.low is not None else None)
         self.add(bias, sharded=sharded)
         self.shapes.add((rows, columns))
 
@@ -87,8 +90,9 @@ def parameters(job: MegatronJob) -> Parameters:
     vocabulary = job.vocab_size // job.tp * job.hidden_size
     embeds = "e" in letters or (depth > 0 and job.pp > 1)  # a prediction module reads a copy of the embedding
     copies = int(embeds) + int(LOSS in letters)
-    for _ in range(min(copies, 1) if job.tied else copies):
-        found.add(vocabulary, Rule.VOCABULARY)
+    for place in range(min(copies, 1) if job.tied else copies):
+        of_head = LOSS in letters and place == 0 and job.low is not None and job.low.head
+        found.add(vocabulary, Rule.VOCABULARY, low=(job.vocab_size // job.tp, job.hidden_size) if of_head else None)
     if LOSS in letters:  # the head's weight gradient has a dummy like any linear's
         found.shapes.add((job.vocab_size // job.tp, job.hidden_size))
     for letter in letters:
@@ -97,13 +101,13 @@ def parameters(job: MegatronJob) -> Parameters:
         elif letter == LOSS:
             found.norm(job, job.hidden_size)
         elif letter != MTP:
-            _operator(job, letter, found)
+            _operator(*job.of(letter), found)
     for _ in range(min(depth, 1) if job.mtp_repeated else depth):
         for letter in job.mtp_operators:
-            _operator(job, letter, found)
+            _operator(*job.of(letter), found)
         for _ in range(3):
             found.norm(job, job.hidden_size)
-        found.linear(job.hidden_size // job.tp, 2 * job.hidden_size)
+        found.linear(job.of(job.mtp_operators[0])[0], job.hidden_size // job.tp, 2 * job.hidden_size)
     return found
 
 
@@ -127,14 +131,27 @@ class State(NamedTuple):
 
 
 def storage_bytes(job: MegatronJob, found: Parameters) -> dict[str, int]:
-    """Bytes by part: 16-bit parameters, main gradients, optimizer state."""
+    """Bytes by part: parameters as they are stored, main gradients, optimizer state, copies of weights in low precision."""
     dense, experts = found.elements(experts=False), found.elements(experts=True)
     kept = (dense + experts) // (job.data_parallel if job.fsdp else 1)
-    parts = {"parameters": 2 * kept, "gradients": job.gradient_bytes * kept}
+    stored = 2 * kept if job.low is None else sum(stored_bytes(job, one) for one in found.tensors)
+    parts = {"parameters": stored, "gradients": job.gradient_bytes * kept}
     parts["optimizer"] = optimizer_state(job, found).total
-    if job.fp8 and not job.fp8_params:
-        parts[FP8_WEIGHTS] = 2 * sum(one.elements for one in found.tensors if one.rule.is_matrix)
+    if job.low is not None:
+        shapes = [one.low for one in found.tensors if one.low is not None]
+        recipe = job.low.recipe
+        if not job.low.param_gather:
+            parts[LOW_WEIGHTS] = sum(recipe.both_bytes(*shape, weight=True) for shape in shapes)
+        if recipe.name == "fp8_delayed":
+            parts[HISTORIES] = history_bytes(job.low.amax_history) * len(shapes)
     return parts
+
+
+def stored_bytes(job: MegatronJob, tensor: Tensor) -> int:
+    """Of a parameter on its rank: 16 bits an element, or a weight's own copies in low precision where those are what is stored."""
+    if job.low is None or not job.low.param_gather or tensor.low is None:
+        return 2 * tensor.elements
+    return job.low.recipe.both_bytes(*tensor.low, weight=True)
 
 
 class Gathered(NamedTuple):
@@ -159,7 +176,7 @@ def gathered_bytes(job: MegatronJob, found: Parameters) -> Gathered:
     elements = found.elements(experts=False)
     norm = job.hidden_size * (1 if job.rms_norm else 2)
     root = norm + sum(one.elements for one in found.tensors if one.rule is Rule.VOCABULARY)
-    layer = -(-(elements - root) // sum(letters.count("*") for letters in job.chunks))
+    layer = -(-(elements - root) // sum(count(letters, "*") for letters in job.chunks))
     ahead = -(-max(FSDP_UNIT_ELEMENTS // 2, layer) // layer) * layer
     waiting = min(max(FSDP_UNIT_ELEMENTS, 2 * layer) + layer, elements)
     return Gathered(2 * (root + min(ahead, elements - root)), 2 * (root + layer) + job.gradient_bytes * waiting)
@@ -241,9 +258,10 @@ def _operator(job: MegatronJob, letter: str, found: Parameters) -> None:
 def _attention(job: MegatronJob, found: Parameters) -> None:
     width = job.num_heads // job.tp * job.head_dim
     rows = width + 2 * max(1, job.num_query_groups // job.tp) * job.head_dim
-    found.linear(rows, job.hidden_size, (job.bias or job.qkv_bias) * rows)
-    found.linear(job.hidden_size, width)
+    found.linear(job, rows, job.hidden_size, (job.bias or job.qkv_bias) * rows)
+    found.linear(job, job.hidden_size, width)
     found.add(job.bias * job.hidden_size, sharded=False)
+    found.add(job.sinks * job.num_heads // job.tp)
     if job.qk_norm:
         found.norm(job, job.head_dim)
         found.norm(job, job.head_dim)
@@ -253,24 +271,24 @@ def _latent(job: MegatronJob, dims: LatentDims, found: Parameters) -> None:
     hidden, heads = job.hidden_size, job.num_heads // job.tp
     width = dims.qk_head_dim + dims.qk_pos_emb_head_dim
     if dims.q_lora_rank is None:
-        found.linear(heads * width, hidden)
+        found.linear(job, heads * width, hidden)
     else:
-        found.linear(dims.q_lora_rank, hidden, sharded=False)
-        found.linear(heads * width, dims.q_lora_rank)
+        found.linear(job, dims.q_lora_rank, hidden, sharded=False)
+        found.linear(job, heads * width, dims.q_lora_rank)
         if dims.normed:
             found.norm(job, dims.q_lora_rank)
-    found.linear(dims.kv_lora_rank + dims.qk_pos_emb_head_dim, hidden, sharded=False)
-    found.linear(heads * (dims.qk_head_dim + dims.v_head_dim), dims.kv_lora_rank)
+    found.linear(job, dims.kv_lora_rank + dims.qk_pos_emb_head_dim, hidden, sharded=False)
+    found.linear(job, heads * (dims.qk_head_dim + dims.v_head_dim), dims.kv_lora_rank)
     if dims.normed:
         found.norm(job, dims.kv_lora_rank)
-    found.linear(hidden, heads * dims.v_head_dim)
+    found.linear(job, hidden, heads * dims.v_head_dim)
     found.add(job.bias * hidden, sharded=False)
 
 
 def _mlp(job: MegatronJob, width: int, found: Parameters, *, bias: bool) -> None:
     rows = width * (2 if job.gated else 1)
-    found.linear(rows, job.hidden_size, bias * rows)
-    found.linear(job.hidden_size, width)
+    found.linear(job, rows, job.hidden_size, bias * rows)
+    found.linear(job, job.hidden_size, width)
     found.add(bias * job.hidden_size, sharded=False)
 
 
@@ -279,13 +297,14 @@ def _mamba(job: MegatronJob, found: Parameters) -> None:
     if dims is None:
         raise ValueError("a pattern with M has no Mamba dimensions")
     channels = (dims.inner + 2 * dims.num_groups * dims.state_dim) // job.tp
-    found.add((channels + (dims.inner + dims.num_heads) // job.tp) * job.hidden_size)  # in_proj, which Muon leaves to Adam
+    rows = channels + (dims.inner + dims.num_heads) // job.tp
+    found.add(rows * job.hidden_size, low=(rows, job.hidden_size) if job.low is not None else None)  # in_proj, which Muon leaves to Adam
     found.add(channels * dims.conv_kernel)
     found.add(channels)
     for _ in range(3):  # A, D, and the time steps' bias
         found.add(dims.num_heads // job.tp)
     found.add(dims.inner // job.tp)
-    found.linear(job.hidden_size, dims.inner // job.tp)
+    found.linear(job, job.hidden_size, dims.inner // job.tp)
 
 
 def _experts(job: MegatronJob, found: Parameters) -> None:
@@ -295,11 +314,16 @@ def _experts(job: MegatronJob, found: Parameters) -> None:
     width = dims.ffn_hidden_size // job.etp
     rows = width * (2 if job.gated else 1)
     found.add(dims.num_experts * job.hidden_size, Rule.MATRIX, sharded=False)
+    outer = dims.latent or job.hidden_size
+    if dims.latent is not None:
+        found.linear(job, dims.latent, job.hidden_size, sharded=False)
+        found.linear(job, job.hidden_size, dims.latent, sharded=False)
+    first, second = ((rows, outer), (outer, width)) if job.low is not None else (None, None)
     for _ in range(dims.num_experts // job.ep):
-        found.add(rows * job.hidden_size, Rule.EXPERT_MATRIX)
-        found.add(width * job.hidden_size, Rule.EXPERT_MATRIX)
+        found.add(rows * outer, Rule.EXPERT_MATRIX, low=first)
+        found.add(width * outer, Rule.EXPERT_MATRIX, low=second)
         found.add(job.bias * rows, Rule.EXPERT_OTHER)
-        found.add(job.bias * job.hidden_size, Rule.EXPERT_OTHER)
-    found.shapes |= {(rows, job.hidden_size), (job.hidden_size, width)}
+        found.add(job.bias * outer, Rule.EXPERT_OTHER)
+    found.shapes |= {(rows, outer), (outer, width)}
     if dims.shared_ffn_hidden_size:
         _mlp(job, dims.shared_ffn_hidden_size // job.tp, found, bias=False)

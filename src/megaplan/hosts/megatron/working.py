@@ -56,6 +56,11 @@ def backward_excess(job: MegatronJob, letters: str) -> int:
 @lru_cache(maxsize=256)
 def forward_bytes(job: MegatronJob, letter: str) -> int:
     """Most bytes that an operator's forward holds besides what it keeps; what selective recompute drops is there until then."""
+    job, letter = job.of(letter)
+    return 0 if letter in job.graphs else _forward_bytes(job, letter)
+
+
+def _forward_bytes(job: MegatronJob, letter: str) -> int:
     dropped = _dropped(job, letter)
     output = _output(job)
     if letter == "*":
@@ -71,11 +76,26 @@ def forward_bytes(job: MegatronJob, letter: str) -> int:
 @lru_cache(maxsize=256)
 def backward_bytes(job: MegatronJob, letter: str) -> int:
     """Most bytes of an operator's backward over what it keeps, the residual stream's gradient left out."""
+    job, letter = job.of(letter)
+    return 0 if letter in job.graphs else _backward_bytes(job, letter)
+
+
+def graph_bytes(job: MegatronJob) -> int:
+    """Scratch of the pool that all graphs of layers share: one runs at a time."""
+    letters = {letter for letters in job.chunks for letter in letters + job.mtp_operators if job.of(letter)[1] in job.graphs}
+    found = [(*job.of(letter), letter) for letter in sorted(letters)]
+    return max((max(_forward_bytes(run, own), _stream_gradient(run) + _backward_bytes(run, own)) for run, own, _ in found), default=0)
+
+
+def _backward_bytes(job: MegatronJob, letter: str) -> int:
     full, dropped = operator(job, letter, recompute=False), _dropped(job, letter)
-    again = gone = most = 0
+    again = gone = most = held = 0
     for step in _backward_steps(job, letter):
         again += sum(dropped.pop(name, 0) for name in (*step.uses, *step.frees))
-        most = max(most, again - gone + step.made)
+        most = max(most, again - gone + step.made + held)
+        if job.delayed_wgrad:  # operands of the weight gradients stay: what the step would free, and the gradient it made
+            held += step.made // 2
+            continue
         gone += sum(full.get(name, 0) for name in step.frees)
     return most
 
@@ -111,6 +131,11 @@ def _gathered(job: MegatronJob) -> int:
     return 2 * job.tokens * job.hidden_size if job.sequence_parallel else 0
 
 
+def _gradient_copies(job: MegatronJob, rows: int, columns: int) -> int:
+    """Of the gradient of a linear's output, which both of its products in backward multiply."""
+    return 0 if job.low is None else job.low.recipe.both_bytes(rows, columns)
+
+
 def _output(job: MegatronJob) -> int:
     """What a row-parallel linear makes: its product, and under sequence parallelism this rank's share of the sum."""
     return 2 * job.tokens * job.hidden_size + (2 * job.stream_tokens * job.hidden_size if job.sequence_parallel else 0)
@@ -139,7 +164,7 @@ def _attention_backward(job: MegatronJob) -> Iterator[Step]:
         context = 2 * tokens * heads * job.head_dim
         inputs = context + 4 * tokens * max(1, job.num_query_groups // job.tp) * job.head_dim
         projected = ("qkv",)
-    yield Step(_gathered(job) + context, uses=("norm.output",))
+    yield Step(_gathered(job) + context + _gradient_copies(job, tokens, job.hidden_size), uses=("norm.output",))
     if job.attention_backend == "unfused":
         scores = 2 * scores_elements(job)
         probabilities = ("softmax", "softmax.mask", "softmax.dropped")
@@ -151,15 +176,16 @@ def _attention_backward(job: MegatronJob) -> Iterator[Step]:
     else:
         accumulated = 2 * context if job.attention_backend == "flash" else 0  # flash attention adds up the queries' gradient in fp32
         yield Step(context + inputs + accumulated, ("lse", "context", "context.reordered", *projected))
-    yield Step(inputs + _gathered(job) + _output(job), ("norm.output",))
+    copies = _gradient_copies(job, tokens, inputs // (2 * tokens))
+    yield Step(inputs + copies + _gathered(job) + _output(job), ("norm.output",))
 
 
 def _mlp_backward(job: MegatronJob, width: int, names: tuple[str, str]) -> Iterator[Step]:
     activation = 2 * job.tokens * width
     product = activation * (2 if job.gated else 1)
-    yield Step(_gathered(job) + activation, names[1:])
+    yield Step(_gathered(job) + activation + _gradient_copies(job, job.tokens, job.hidden_size), names[1:])
     yield Step(activation + product, names[:1])
-    yield Step(product + _gathered(job) + _output(job))
+    yield Step(product + _gradient_copies(job, job.tokens, product // (2 * job.tokens)) + _gathered(job) + _output(job))
 
 
 def _states_elements(job: MegatronJob) -> int:
@@ -184,12 +210,12 @@ def _mamba_backward(job: MegatronJob) -> Iterator[Step]:
     assert job.mamba is not None
     inner = 2 * job.tokens * job.mamba.inner // job.tp
     projected = operator(job, "M", recompute=False)["zxbcdt"]
-    yield Step(_gathered(job) + inner, ("gated.norm",))
+    yield Step(_gathered(job) + inner + _gradient_copies(job, job.tokens, job.hidden_size), ("gated.norm",))
     yield Step(2 * inner, ("gated.output",))
     # states and their gradient in fp32, and a 16-bit copy of either
     scan = inner + projected + 2 * _conv_bytes(job) + 12 * _states_elements(job) + _products_bytes(job)
     yield Step(scan, ("zxbcdt", "scan.output"))
-    yield Step(projected + _gathered(job) + _output(job))
+    yield Step(projected + _gradient_copies(job, job.tokens, projected // (2 * job.tokens)) + _gathered(job) + _output(job))
 
 
 class _Rows(NamedTuple):
@@ -207,14 +233,15 @@ class _Rows(NamedTuple):
 
 
 def _rows(job: MegatronJob, dims: MoeDims) -> _Rows:
-    sent = 2 * job.stream_tokens * dims.top_k * job.hidden_size
-    return _Rows(sent, int(sent * dims.rows_share), 2 * routed_rows(job, dims) * job.hidden_size)
+    width = dims.latent or job.hidden_size
+    sent = 2 * job.stream_tokens * dims.top_k * width
+    return _Rows(sent, int(sent * dims.rows_share), 2 * routed_rows(job, dims, dims.rows_share) * width)
 
 
 def _deduplicated(job: MegatronJob, dims: MoeDims) -> int:
     """Rows of DeepEP, which sends a token once to a rank whichever of its experts the token has there; routing is even."""
     others = comb(dims.num_experts - dims.num_experts // job.ep, dims.top_k) / comb(dims.num_experts, dims.top_k)
-    return int(2 * job.stream_tokens * job.ep * job.etp * (1 - others) * job.hidden_size)
+    return int(2 * job.stream_tokens * job.ep * job.etp * (1 - others) * (dims.latent or job.hidden_size))
 
 
 def _experts_forward(job: MegatronJob, dropped: dict[str, int]) -> int:
@@ -250,16 +277,18 @@ def _experts_backward(job: MegatronJob) -> Iterator[Step]:
     dims = job.moe
     assert dims is not None
     rows = _rows(job, dims)
-    width = rows.routed // job.hidden_size * (dims.ffn_hidden_size // job.etp)
+    outer = dims.latent or job.hidden_size
+    width = rows.routed // outer * (dims.ffn_hidden_size // job.etp)
     product = width * (2 if job.gated else 1)
     if "moe" in job.recompute:
         inner = _experts_forward(job, {}) - operator(job, "E", recompute=False)["routed.fc1.input"]
         yield Step(inner, uses=tuple(operator(job, "E", recompute=False)))
     travelling = max(rows.sent + rows.received, 2 * rows.routed)
     yield Step(travelling, ("combine.rows",), ("norm.output",))
-    yield Step(rows.routed + width, ("routed.activation.output",))
+    count, inner_width = rows.routed // (2 * outer), dims.ffn_hidden_size // job.etp * (2 if job.gated else 1)
+    yield Step(rows.routed + width + _gradient_copies(job, count, outer), ("routed.activation.output",))
     yield Step(width + product, ("routed.fc1.output", "routed.activation.unscaled"))
-    yield Step(product + rows.routed, ("routed.fc1.input",))
+    yield Step(product + rows.routed + _gradient_copies(job, count, inner_width), ("routed.fc1.input",))
     yield Step(travelling)
     if dims.shared_ffn_hidden_size:
         yield from _mlp_backward(job, dims.shared_ffn_hidden_size // job.tp, ("shared.fc1.output", "shared.activation.output"))

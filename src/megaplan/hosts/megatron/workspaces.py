@@ -41,21 +41,27 @@ def engine_bytes(device: str) -> int:
     return (32 if _major(device) >= _MAJOR["h100"] else 4) * KIB * KIB
 
 
-def hybrid_ep_bytes(job: MegatronJob, per_node: int) -> int:
+def hybrid_ep_bytes(job: MegatronJob, domain: int) -> int:
     """What HybridEP takes from the driver, outside torch's allocator, on each rank; 0 under another dispatcher.
 
-    Rows of all tokens of the ranks that share the experts, with a score for each expert of the node and a scale for 128 channels: one
-    buffer for dispatch and combine within a node, two beyond. Between nodes there are three more of this rank's tokens for each other node.
+    Rows of all tokens of the ranks that share the experts, with a score for each expert of the NVLink domain and a scale for 128 channels:
+    one buffer for dispatch and combine within a domain, two beyond. Between domains there are three more of this rank's tokens for each
+    other domain.
+
+    Args:
+        job: The run.
+        domain: Devices that NVLink joins.
 
     Source: `NVLCoordinator` in `csrc/hybrid_ep/buffer/intranode.cu` and `HybridEpBuffer` in `csrc/hybrid_ep/hybrid_ep.cu` of DeepEP.
     """
     if job.moe is None or job.moe.dispatcher != "hybridep":
         return 0
     ranks = job.ep * job.etp
-    local = min(ranks, per_node)
-    nodes = ranks // local
-    row = 2 * job.hidden_size + 4 * (job.moe.num_experts // job.ep) * local
-    scales = 4 * (job.hidden_size // 128)
+    local = min(ranks, domain)
+    nodes = -(-ranks // local)
+    width = job.moe.latent or job.hidden_size
+    row = 2 * width + 4 * (job.moe.num_experts // job.ep) * local
+    scales = 4 * (width // 128)
     return job.stream_tokens * (ranks * (row * min(nodes, 2) + scales) + 3 * (nodes - 1) * row)
 
 

@@ -22,8 +22,27 @@ RENAMED = {
     "use_custom_fsdp": "use_megatron_fsdp",
 }
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-RECIPES = {"current": "tensorwise", "mxfp8": "mxfp8", "subchannel": "blockwise", "delayed": "delayed"}
-"""fp8's recipe by a part of the name of a mixed precision."""
+_CURRENT = {"fp8": "hybrid", "fp8_recipe": "tensorwise", "fp8_param_gather": True}
+_RECIPES: dict[str, dict[str, Any]] = {
+    "fp8_delayed_scaling": {"fp8": "hybrid", "fp8_recipe": "delayed", "fp8_amax_history_len": 1024, "fp8_param_gather": True},
+    "fp8_current_scaling": {**_CURRENT, "first_last_layers_bf16": True, "num_layers_at_start_in_bf16": 1, "num_layers_at_end_in_bf16": 1},
+    "fp8_subchannel_scaling": {"fp8": "hybrid", "fp8_recipe": "blockwise", "fp8_param_gather": False},
+    "mxfp8": {"fp8": "e4m3", "fp8_recipe": "mxfp8", "fp8_param_gather": True},
+    "nvfp4": {"fp4": "e2m1", "fp4_param_gather": True},
+}
+_TWO = {"first_last_layers_bf16": True, "num_layers_at_start_in_bf16": 2, "num_layers_at_end_in_bf16": 2}
+MIXED_PRECISIONS: dict[str, dict[str, Any]] = {
+    **{f"{dtype}_mixed": {dtype: True} for dtype in ("bf16", "fp16")},
+    **{f"{dtype}_with_{name}_mixed": {dtype: True, **recipe} for dtype in ("bf16", "fp16") for name, recipe in _RECIPES.items()},
+    "nemotron_h_bf16_with_fp8_current_scaling_mixed": {"bf16": True, **_CURRENT, **_TWO},
+    "nanov2_bf16_with_fp8_current_scaling_mixed": {"bf16": True, **_CURRENT, "fp8_recipe": "blockwise", **_TWO},
+    "nemotron_3_super_bf16_with_nvfp4_mixed": {
+        "bf16": True,
+        **_RECIPES["nvfp4"],
+        **{"first_last_layers_bf16": True, "num_layers_at_start_in_bf16": 0, "num_layers_at_end_in_bf16": 14},
+    },
+}
+"""What each named mixed precision sets; gradients are reduced in fp32, but of fp16 in 16 bits (`training/mixed_precision.py`)."""
 _PARTS = ("transformer", "transformer_config")
 
 
@@ -58,7 +77,9 @@ def read_bridge(document: Mapping[str, Any], line_of: Callable[[str], int | None
 _JOINT = frozenset({
     "activation_func", "gated_linear_unit", "share_embeddings_and_output_weights", "should_pad_vocab", "num_query_groups",
     "virtual_pipeline_model_parallel_size", "grad_reduce_in_fp32", "create_attention_mask", "skip_getting_attention_mask_from_dataset",
-    "bf16", "fp16", "fp32", "params_dtype", "cpu_offloading_num_layers", "spec", "tokenizer_model_path",
+    "bf16", "fp16", "fp32", "params_dtype", "cpu_offloading_num_layers", "spec", "tokenizer_model_path", "fp8_param", "fp4_param",
+    "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16", "fp8", "fp4", "fp8_recipe", "fp8_param_gather", "fp4_param_gather",
+    "fp8_amax_history_len", "fp8_dot_product_attention", "first_last_layers_bf16",
 })  # fmt: skip
 
 
@@ -100,24 +121,37 @@ def _model(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _precision(given: Mapping[str, Any], mixed: Any) -> dict[str, Any]:
     """Of the section, or of the name of one of Megatron-Bridge's mixed precisions, such as `bf16_with_mxfp8_mixed`."""
-    fields = {key: _plain(value) for key, value in mixed.items()} if isinstance(mixed, dict) else {}
-    words = str(mixed) if isinstance(mixed, str) else ""
-    fp16 = bool(fields.get("fp16") or given.get("fp16")) or words.startswith("fp16")
-    bf16 = bool(fields.get("bf16") or given.get("bf16")) or words.startswith("bf16")
-    fp8 = fields.get("fp8") or given.get("fp8") or ("hybrid" if "fp8" in words else None)
-    recipe = next((name for part, name in RECIPES.items() if part in words), None)
-    wide = fields.get("grad_reduce_in_fp32", given.get("grad_reduce_in_fp32", True))
-    gathered = fields.get("fp8_param_gather", fields.get("fp8_param", given.get("fp8_param_gather")))
+    named = MIXED_PRECISIONS.get(str(mixed).replace("-", "_"), {}) if isinstance(mixed, str) else {}
+    stated = {key: _plain(value) for key, value in (mixed if isinstance(mixed, dict) else named).items()}
+    fields = {**given, **{key: value for key, value in stated.items() if value is not None}}
+    fp16 = bool(fields.get("fp16"))
+    bf16, wide = bool(fields.get("bf16")) and not fp16, fields.get("grad_reduce_in_fp32")
+    if wide is None:
+        wide = not (named and fp16)
     return {
-        "bf16": bf16 and not fp16,
+        "bf16": bf16,
         "fp16": fp16,
-        "fp8": fp8,
-        "fp8_recipe": fields.get("fp8_recipe") or recipe or given.get("fp8_recipe"),
-        "fp8_param_gather": bool(gathered) and fp8 is not None,
-        "fp4": fields.get("fp4") or given.get("fp4"),
+        **_low_precision(fields),
         "grad_reduce_in_bf16": bf16 and not wide,
         "accumulate_allreduce_grads_in_fp32": fp16 and bool(wide),
     }
+
+
+def _low_precision(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a mixed precision is of 8 or 4 bits; nothing where it has neither."""
+    bits = next((bits for bits in ("fp8", "fp4") if fields.get(bits)), None)
+    found: dict[str, Any] = {"fp8": None, "fp4": None, "fp8_recipe": None, "first_last_layers_bf16": False}
+    if bits is None:
+        return found
+    gathered = fields.get(f"{bits}_param_gather")
+    found |= {bits: fields[bits], f"{bits}_param_gather": bool(fields.get(f"{bits}_param") if gathered is None else gathered)}
+    if bits == "fp8":
+        found |= {key: fields.get(key) for key in ("fp8_recipe", "fp8_amax_history_len")}
+        found["fp8_dot_product_attention"] = bool(fields.get("fp8_dot_product_attention"))
+    if fields.get("first_last_layers_bf16"):
+        ends = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
+        found |= {"first_last_layers_bf16": True, **{end: fields.get(end) or 0 for end in ends}}
+    return found
 
 
 def _run(given: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:

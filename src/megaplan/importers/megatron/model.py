@@ -9,7 +9,7 @@ from math import ceil
 from typing import Any, get_args
 
 from megaplan.errors import MegaplanError
-from megaplan.hosts.megatron.pattern import OURS, parse_hybrid
+from megaplan.hosts.megatron.pattern import OURS, HybridPattern, parse_hybrid
 from megaplan.hosts.megatron.rows_model import MOE
 from megaplan.hosts.megatron.stages import NAMES, check_layout, even_sizes, flag_list, layer_kinds, parse_layout
 from megaplan.importers.megatron.arguments import Arguments, moved, typed
@@ -82,6 +82,7 @@ def _hybrid(launch: Arguments, pp: int) -> Stack:
             launch.cannot(other, "a hybrid pattern forbids it; '|' says where virtual stages begin")
     first, last = (launch.optional(f"decoder_{end}_pipeline_num_layers") for end in ("first", "last"))
     stages = pattern.stages(pp, first, last, where=launch.at(key))
+    pattern = _with_module(launch, pattern)
     stated, modules = launch.optional("num_layers"), launch.optional("mtp_num_layers")
     if modules is not None and modules != pattern.num_modules:
         launch.cannot("mtp_num_layers", f"the pattern has {pattern.num_modules} prediction modules", pattern.num_modules)
@@ -103,6 +104,12 @@ def _hybrid(launch: Arguments, pp: int) -> Stack:
         hybrid=True,
         experts_ahead=(pattern.module or "").endswith("E"),
     )
+
+
+def _with_module(launch: Arguments, pattern: HybridPattern) -> HybridPattern:
+    """With the prediction module that an argument of its own gives."""
+    module, count = launch.value("mtp_hybrid_override_pattern"), launch.optional("mtp_num_layers")
+    return pattern._replace(module=str(module), num_modules=count) if module and count and pattern.module is None else pattern
 
 
 def _gpt(launch: Arguments, pp: int) -> Stack:
@@ -176,7 +183,7 @@ def read_model(launch: Arguments, stack: Stack, tp: int) -> dict[str, Any]:
     bias, position = not launch.given("disable_bias_linear"), _position(launch)
     if position == "learned_absolute" and "A" in letters:
         model["learned_positions"] = launch.whole("max_position_embeddings")
-    activation = "swiglu" if launch.given("swiglu") else "relu2" if launch.given("squared_relu") else "gelu"
+    activation = "swiglu" if launch.given("swiglu") or _quick(launch) else "relu2" if launch.given("squared_relu") else "gelu"
     ffn = launch.optional("ffn_hidden_size") or (int(4 * hidden * 2 / 3) // 64 * 64 if activation == "swiglu" else 4 * hidden)
     if "A" in letters or stack.num_modules:
         model["attention"] = _attention(launch, stack, hidden, bias=bias, rotates=position in ROTARY)
@@ -204,6 +211,14 @@ def read_model(launch: Arguments, stack: Stack, tp: int) -> dict[str, Any]:
         }
         model["features"] = {"mtp": module}
     return model
+
+
+def _quick(launch: Arguments) -> bool:
+    """Whether the activation is a gated one by another function, which keeps what swiglu keeps."""
+    if not launch.given("quick_geglu"):
+        return False
+    launch.tell("quick_geglu", "the gate's function is another; its tensors are those of swiglu")
+    return True
 
 
 def _given(**switches: bool) -> dict[str, bool]:
@@ -264,6 +279,7 @@ def _attention(launch: Arguments, stack: Stack, hidden: int, *, bias: bool, rota
     window = _window(launch)
     return {
         **found,
+        **_given(sinks=launch.word("softmax_type") == "learnable"),
         "num_kv_heads": groups if launch.given("group_query_attention") else heads,
         "head_dim": head_dim,
         "qk_norm": normed,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, get_args
 
 from megaplan.hosts.megatron.argument import ONLY
 from megaplan.hosts.megatron.rows_refused import REFUSED
@@ -11,9 +11,14 @@ from megaplan.hosts.megatron.vocabulary import FEATURES, other_fsdp, section_row
 from megaplan.hosts.megatron.workspaces import setting_bytes
 from megaplan.importers.megatron.arguments import Arguments
 from megaplan.importers.megatron.model import Stack, load_balancing
+from megaplan.low_precision import FORMATS
 from megaplan.scalars import MAX_INT
-from megaplan.spec.host import Host
+from megaplan.spec.host import GraphModule, Host, OffloadModule
+from megaplan.spec.megatron_limits import MEGATRON_RECIPES
 
+EXPANDABLE_PERCENT = 2
+"""Reserved above allocated with expandable segments; Megatron-Bridge's cards of a hybrid state 2 to 8."""
+RECIPE_FLAGS = ("fp8_output_proj", "fp8_dot_product_attention", "keep_mtp_spec_in_bf16")
 PRICED_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe")
 
 
@@ -75,10 +80,9 @@ def read_batch(launch: Arguments, mesh: dict[str, Any]) -> dict[str, dict[str, A
     return {"schedule": {"kind": kind, "num_microbatches": max(1, total // (size * ranks))}, "batch": batch}
 
 
-def read_state(launch: Arguments) -> dict[str, dict[str, Any]]:
+def read_state(launch: Arguments, *, gpt: bool) -> dict[str, dict[str, Any]]:
     """`precision` and `optimizer`."""
-    for key in ("fp4_format", "main_params_dtype"):
-        launch.accept(key)
+    launch.accept("main_params_dtype")
     params, halves = _params(launch)
     aware = launch.given("use_precision_aware_optimizer")
     main = launch.word("main_grads_dtype")
@@ -90,10 +94,49 @@ def read_state(launch: Arguments) -> dict[str, dict[str, Any]]:
         launch.cannot("exp_avg_sq_dtype", f"both moments of a spec have one dtype, and the first is {moments}", moments)
     if not aware and moments != "fp32":
         launch.cannot("exp_avg_dtype", "only the precision-aware optimizer keeps moments below fp32", "fp32")
+    recipe = _recipe(launch, gpt=gpt)
     return {
-        "precision": {"params": params, "grads": grads, "master": "fp32", "moments": moments, "reduce": grads},
+        "precision": {
+            **{"params": params, "grads": grads, "master": "fp32", "moments": moments, "reduce": grads},
+            **({"recipe": recipe} if recipe else {}),
+        },
         "optimizer": launch.section("optimizer"),
     }
+
+
+def _recipe(launch: Arguments, *, gpt: bool) -> dict[str, Any] | None:
+    """`precision.recipe`; a layer of a GPT model is two of a spec's."""
+    wide, narrow = launch.word("fp8_format"), launch.word("fp4_format")
+    word, gathered = launch.word("fp8_recipe"), {"fp8": launch.given("fp8_param_gather"), "fp4": launch.given("fp4_param_gather")}
+    launch.accept("fp4_recipe")
+    ends = [_whole_or_zero(launch, f"num_layers_at_{end}_in_bf16") for end in ("start", "end")]
+    kept = launch.given("first_last_layers_bf16") and any(ends)
+    history, flags = launch.whole("fp8_amax_history_len"), [launch.given(key) for key in RECIPE_FLAGS]
+    if wide is not None and narrow is not None:
+        launch.cannot("fp4_format", "--fp8-format is given too", "")
+    if wide is None and narrow is None:
+        return None
+    theirs = {word: name for name, word in MEGATRON_RECIPES.items()}
+    head, attention, without_prediction = flags
+    found: dict[str, Any] = {
+        "name": "nvfp4" if wide is None else theirs[str(word)],
+        "param_gather": gathered["fp4" if wide is None else "fp8"],
+        "head": head,
+        "attention": attention,
+        "prediction": not without_prediction,
+    }
+    if wide is not None and wide != FORMATS[found["name"]]:
+        found["format"] = wide
+    if kept:
+        found["first_last_bf16"] = [each * (2 if gpt else 1) for each in ends]
+    if found["name"] == "fp8_delayed":
+        found["amax_history"] = history
+    return found
+
+
+def _whole_or_zero(launch: Arguments, key: str) -> int:
+    """An integer from 0 on."""
+    return 0 if launch.value(key) in (None, 0) else launch.whole(key)
 
 
 def _last_step(launch: Arguments) -> int | None:
@@ -123,6 +166,7 @@ def read_host(launch: Arguments, stack: Stack, muon: bool) -> tuple[dict[str, An
         **launch.section("host"),
         "cross_entropy": launch.value("cross_entropy_fusion_impl") if launch.given("cross_entropy_loss_fusion") else "unfused",
         "cublas_workspace_kib": _workspace_kib(launch),
+        **_fragmentation(launch),
     }
     for row in REFUSED:
         if row.conversion is ONLY:
@@ -130,22 +174,24 @@ def read_host(launch: Arguments, stack: Stack, muon: bool) -> tuple[dict[str, An
     found |= _kernels(launch, found)
     if "E" in stack.letters or stack.experts_ahead:
         found["moe_load_balancing"] = load_balancing(launch)[0]
+    found |= _graphs(launch) | _offload(launch) | _stash(launch)
+    if launch.value("optimizer") == "dist_muon":  # the name says that its state is dealt to data ranks
+        found["distributed_optimizer"] = True
     launch.value("moe_flex_dispatcher_backend")
     found["moe_flex_backend"] = launch.word("moe_flex_dispatcher_backend") if found["moe_dispatcher"] == "flex" else "deepep"
-    features = _features(launch, layer_wise=muon and found["distributed_optimizer"])
+    layer_wise = muon and found["distributed_optimizer"] and launch.given("use_distributed_optimizer")
+    features = _features(launch, layer_wise=layer_wise)
     if features:
         found["features"] = sorted(features)
-        launch.pass_over("offload_modules", *(key for key in launch.values if key.startswith("megatron_fsdp_")))
+        launch.pass_over(*(key for key in launch.values if key.startswith("megatron_fsdp_")))
     recompute = _recompute(launch, found, stack.letters)
     return {key: found[key] for key in Host.model_fields if key in found}, recompute
 
 
 def _kernels(launch: Arguments, host: dict[str, Any]) -> dict[str, Any]:
-    """Attention, fp8's recipe and sequence parallelism, which follow from several arguments."""
+    """Attention and sequence parallelism, which follow from several arguments."""
     found: dict[str, Any] = {}
-    recipe, split = launch.word("fp8_recipe"), launch.given("sequence_parallel")
-    if host["fp8_format"] is not None and recipe is not None:
-        found["fp8_recipe"] = recipe
+    split = launch.given("sequence_parallel")
     if launch.whole("tensor_model_parallel_size") > 1 and not split:
         found["sequence_parallel"] = False
     flash = launch.given("use_flash_attn") and launch.values.get("attention_backend") is None
@@ -154,6 +200,47 @@ def _kernels(launch: Arguments, host: dict[str, Any]) -> dict[str, Any]:
     elif flash:
         found["attention_backend"] = "flash"
     return found
+
+
+def _graphs(launch: Arguments) -> dict[str, Any]:
+    """CUDA graphs; a scope of the full iteration is the whole step whatever makes it."""
+    kind = str(launch.value("cuda_graph_impl") or "none")
+    older = launch.given("enable_cuda_graph"), launch.given("external_cuda_graph")
+    words = [word for key in ("cuda_graph_modules", "cuda_graph_scope") for word in _words(launch.value(key))]
+    if kind == "none" and not any(older):
+        return {}
+    if kind == "full_iteration" or "full_iteration" in words:
+        return {"cuda_graphs": "iteration"}
+    known = [word for word in dict.fromkeys(words) if word in get_args(GraphModule)]
+    for word in words:
+        if word not in known:
+            launch.cannot("cuda_graph_modules", f"{word} is not priced; those are {', '.join(get_args(GraphModule))}")
+    return {"cuda_graphs": "layers", **({"cuda_graph_modules": known} if known else {})}
+
+
+def _offload(launch: Arguments) -> dict[str, Any]:
+    """Modules whose inputs are offloaded, and head gradients that wait."""
+    words, found = _words(launch.value("offload_modules")), dict[str, Any]()
+    if launch.given("fine_grained_activation_offloading") and words:
+        for word in words:
+            if word not in get_args(OffloadModule):
+                launch.cannot("offload_modules", f"{word} is not priced; those are {', '.join(get_args(OffloadModule))}")
+        found["offload_modules"] = words
+    limit = _whole_or_zero(launch, "wgrad_deferral_limit")
+    if launch.given("defer_embedding_wgrad_compute"):
+        found["deferred_head_microbatches"] = limit or MAX_MICROBATCHES
+    return found
+
+
+def _stash(launch: Arguments) -> dict[str, Any]:
+    """Buffers of experts that are made for a number of rows."""
+    factor = launch.number("moe_paged_stash_buffer_size_factor_cuda")
+    return {"moe_paged_stash": factor} if launch.given("moe_paged_stash") else {}
+
+
+def _words(value: Any) -> list[str]:
+    """Words of a list, also of one as Python or YAML writes it."""
+    return re.findall(r"[a-z_0-9]+", " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value or ""))
 
 
 def _features(launch: Arguments, *, layer_wise: bool) -> set[str]:
@@ -176,6 +263,12 @@ def _workspace_kib(launch: Arguments) -> int | None:
     """Of a handle; None where the launch leaves it to torch."""
     setting = launch.environment.get("CUBLAS_WORKSPACE_CONFIG")
     return None if setting is None else setting_bytes(str(setting)) // 1024
+
+
+def _fragmentation(launch: Arguments) -> dict[str, int]:
+    """Of an allocator whose segments grow: free pages serve any size, and what is left is the low end of what is published."""
+    setting = str(launch.environment.get("PYTORCH_CUDA_ALLOC_CONF") or launch.environment.get("PYTORCH_ALLOC_CONF") or "")
+    return {"fragmentation_percent": EXPANDABLE_PERCENT} if "expandable_segments:true" in setting.lower() else {}
 
 
 def _recompute(launch: Arguments, host: dict[str, Any], letters: str) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def import_megatron(
 def _document(launch: Arguments, title: str, gpus: int | None) -> tuple[dict[str, Any], bool]:
     stack = read_stack(launch, launch.whole("pipeline_model_parallel_size", most=MAX_LAYERS))
     mesh, stated = read_mesh(launch, len(stack.stages), gpus)
-    state = read_state(launch)
+    state = read_state(launch, gpt=not stack.hybrid)
     host, recompute = read_host(launch, stack, muon=state["optimizer"]["matrix"] == "muon")
     plain: dict[str, Any] = {
         "format": "megaplan.spec/1",

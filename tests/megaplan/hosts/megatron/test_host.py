@@ -247,7 +247,7 @@ def test_features_of_unlike_mtp_are_refused() -> None:
 
 @pytest.mark.parametrize(
     "feature",
-    ["activation_offload", "cuda_graphs", "delayed_wgrad", "deferred_embedding_wgrad", "distillation", "fsdp", "layer_wise_param_layout"],
+    ["activation_offload", "distillation", "fsdp", "layer_wise_param_layout", "optimizer_cuda_graph"],
 )
 def test_what_is_not_priced_is_refused_by_name(feature: str) -> None:
     (found,) = refused(f"host.features=[{feature}]")
@@ -298,9 +298,10 @@ def test_without_sequence_parallelism_every_tensor_rank_keeps_the_whole_stream()
     assert operator(whole, "-")["fc1.output"] == operator(split, "-")["fc1.output"]
 
 
-def test_eight_bit_copies_of_weights_stay_beside_sixteen_bit_ones() -> None:
-    plain, copied = worst(), worst("host.fp8_format=hybrid")
-    gathered = worst("host.fp8_format=hybrid", "host.fp8_param_gather=true")
+def test_copies_of_weights_in_low_precision_stay_beside_sixteen_bit_ones() -> None:
+    current = "precision.recipe={name: fp8_current}"
+    plain, copied = worst(), worst(current)
+    gathered = worst("precision.recipe={name: fp8_current, param_gather: true}")
     assert copied[Column.WORKSPACE] > plain[Column.WORKSPACE] == gathered[Column.WORKSPACE]
 
 

@@ -8,7 +8,7 @@ from statistics import mean
 from typing import Any
 
 import pytest
-from accuracy_megatron.launches import job_of_launch, refusals, stale, unbalanced
+from accuracy_megatron.launches import graphed, job_of_launch, refusals, stale, unbalanced
 
 from megaplan.budget.skew import largest_skew
 from megaplan.hosts.megatron.job import MegatronJob
@@ -19,9 +19,10 @@ from megaplan.hosts.megatron.storage import gathered_bytes, parameters, storage_
 ROWS = json.loads((Path(__file__).parent / "goldens.json").read_text(encoding="utf-8"))["rows"]
 STATED = [row for row in ROWS if row["gpus"] and row["padded_vocab_size"]]
 PRICED = [row for row in STATED if not refusals(row["arguments"], row["gpus"], row["padded_vocab_size"])]
-BALANCED = [row for row in PRICED if not unbalanced(row["arguments"])]
+BALANCED = [row for row in PRICED if not unbalanced(row["arguments"]) and not graphed(row["arguments"])]
 COVERED = [row for row in BALANCED if stale(row) is None]
 RANGED = [row for row in PRICED if unbalanced(row["arguments"])]
+LOW_PRECISION = [row for row in BALANCED if "fp8_format" in row["arguments"]]
 MIB = 2**20
 
 
@@ -58,6 +59,12 @@ def test_runs_of_older_software_are_told_by_date_and_branch_alone() -> None:
     assert stale({"measured": "2025-10-21", "branch": "development"}) == "measured on 2025-10-21, on software of October 2025 or older"
     assert stale({"measured": "2026-02-01", "branch": "long-term"}) == "the long-term branch runs older software"
     assert stale({"measured": "2025-11-01", "branch": "development"}) is None
+
+
+def test_runs_in_fp8_are_within_two_percent() -> None:
+    found = [errors(memory(job_of(row)), row) for row in LOW_PRECISION]
+    assert len(found) == 2
+    assert max(abs(error) for pair in found for error in pair) < 0.02
 
 
 def test_mean_errors() -> None:
@@ -249,7 +256,7 @@ FSDP = "Megatron-FSDP has other buffers unless it shards all, in fp32"
     [
         ({"data_parallel_sharding_strategy": "optim"}, FSDP),
         ({"num_experts": 8, "moe_ffn_hidden_size": 1024}, "with model.moe: it is Megatron-FSDP"),
-        ({"fp8_format": "e4m3"}, "with host.fp8_format = e4m3: it is Megatron-FSDP"),
+        ({"fp8_format": "e4m3"}, "with precision.recipe.name = fp8_delayed: it is Megatron-FSDP"),
         ({"pipeline_model_parallel_size": 2}, "with mesh.pp = 2: it is Megatron-FSDP"),
         ({"fsdp_double_buffer": True}, FSDP),
         ({"outer_dp_sharding_strategy": "optim"}, FSDP),
@@ -291,9 +298,8 @@ def test_recompute_drops_what_its_module_made() -> None:
 @pytest.mark.parametrize(
     ("changes", "feature"),
     [
-        ({"fine_grained_activation_offloading": True}, "activation_offload"),
-        ({"cuda_graph_impl": "local"}, "cuda_graphs"),
-        ({"delay_wgrad_compute": True}, "delayed_wgrad"),
+        ({"cpu_offloading": True}, "activation_offload"),
+        ({"optimizer_cuda_graph": True}, "optimizer_cuda_graph"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

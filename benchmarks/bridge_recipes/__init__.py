@@ -1,0 +1,1 @@
+"""Published recipes of Megatron-Bridge as specs."""

@@ -1,0 +1,96 @@
+"""Low-precision copies of a matrix: bytes of elements and of scales, by recipe and by the generation of the device.
+
+A matrix [M, K] multiplies from a row-wise copy, scaled along K, and its gradients from a column-wise one, scaled along M.
+
+Source: `get_scale_shape` of `transformer_engine/pytorch/tensor/*.py` at d0067d0d; `torchao/float8` 0.18 for rows with a scale each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+RecipeName = Literal["fp8_delayed", "fp8_current", "fp8_rowwise", "fp8_blockwise", "mxfp8", "nvfp4"]
+PER_TENSOR = frozenset({"fp8_delayed", "fp8_current"})
+FORMATS = {
+    "fp8_delayed": "hybrid",
+    "fp8_current": "hybrid",
+    "fp8_rowwise": "e4m3",
+    "fp8_blockwise": "e4m3",
+    "mxfp8": "e4m3",
+}
+"""hybrid: e4m3 forward and e5m2 for gradients; 4 bits have one format."""
+GENERATIONS = {
+    "fp8_delayed": ("ada", "hopper", "blackwell", "cdna"),
+    "fp8_current": ("ada", "hopper", "blackwell", "cdna"),
+    "fp8_rowwise": ("ada", "hopper", "blackwell", "cdna"),
+    "fp8_blockwise": ("hopper", "blackwell"),
+    "mxfp8": ("blackwell",),
+    "nvfp4": ("blackwell",),
+}
+"""Generations whose tensor cores multiply under a recipe; blockwise runs as MXFP8 on Blackwell, with its own scales."""
+MULTIPLE = {"mxfp8": 32}
+"""What both dimensions of a weight divide by where that is not 16; partial blocks of 128 have a scale too."""
+ROLES_FORWARD, ROLES_BACKWARD = 3, 2
+"""Tensors of a linear that delayed scaling keeps a history for: input, weight, output; the output's gradient, the input's."""
+SCALE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How matrices are scaled, on a generation of devices."""
+
+    name: RecipeName
+    generation: str
+
+    @property
+    def transposes(self) -> bool:
+        """Whether the column-wise copy has bytes of its own: before Blackwell, and wherever blocks are scaled."""
+        return self.name not in PER_TENSOR or self.generation != "blackwell"
+
+    @property
+    def multiple(self) -> int:
+        """What the dimensions of a weight, and the rows of an expert, divide by."""
+        return MULTIPLE.get(self.name, 16)
+
+    @property
+    def row_padding(self) -> int:
+        """What an expert's rows are padded to a multiple of."""
+        return 32 if self.name in ("mxfp8", "nvfp4") else 16
+
+    def rowwise_bytes(self, rows: int, columns: int, *, weight: bool = False) -> int:
+        """Of a copy scaled along its columns."""
+        return self._elements(rows * columns) + self._scales(rows, columns, weight)
+
+    def columnwise_bytes(self, rows: int, columns: int, *, weight: bool = False) -> int:
+        """Of a copy scaled along its rows, alone."""
+        return self._elements(rows * columns) + self._scales(columns, rows, weight)
+
+    def both_bytes(self, rows: int, columns: int, *, weight: bool = False) -> int:
+        """Of both copies, where the device needs two."""
+        second = self.columnwise_bytes(rows, columns, weight=weight) if self.transposes else 0
+        return self.rowwise_bytes(rows, columns, weight=weight) + second
+
+    def _elements(self, count: int) -> int:
+        return count // 2 if self.name == "nvfp4" else count
+
+    def _scales(self, rows: int, columns: int, weight: bool) -> int:
+        """Of blocks along `columns`, padded as the products read them."""
+        if self.name in PER_TENSOR:
+            return SCALE
+        if self.name == "fp8_rowwise":
+            return SCALE * rows
+        if self.name == "fp8_blockwise":
+            blocks = _up(columns, 128) // 128
+            return SCALE * (_up(rows, 128) // 128 * _up(blocks, 4) if weight else blocks * _up(rows, 4))
+        block = 32 if self.name == "mxfp8" else 16
+        return _up(rows, 128) * _up(-(-columns // block), 4) + (SCALE if self.name == "nvfp4" else 0)
+
+
+def history_bytes(length: int) -> int:
+    """Of one linear's histories of maxima under delayed scaling, with its scales."""
+    return SCALE * (length + 1) * (ROLES_FORWARD + ROLES_BACKWARD)
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

@@ -1,0 +1,40 @@
+"""The section `precision.recipe`: how linears multiply in 8 or 4 bits."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from megaplan.families.registry import Letter
+from megaplan.low_precision import RecipeName
+from megaplan.scalars import NaturalInt, PositiveInt, Section, StrictBool
+
+
+class LowPrecision(Section):
+    """Which products run in 8 or 4 bits and how their operands are scaled; all else keeps `precision.params`.
+
+    Attributes:
+        name: A scale is of a tensor (delayed: by its past maxima), a row, or a block of 128 (blockwise), 32 (mxfp8) or 16 (nvfp4).
+        format: hybrid multiplies gradients as e5m2; null for what the recipe has: hybrid of per-tensor scales, e4m3 of others.
+        families: Letters whose linears multiply so; null for all.
+        first_last_bf16: Layers at the start and at the end of the stack that keep 16 bits.
+        param_gather: Weights are stored and gathered in the recipe's type; no 16-bit copy stays.
+        head: The output projection too.
+        prediction: Multi-token prediction too.
+        attention: The attention core too.
+        amax_history: Steps whose maxima fp8_delayed remembers.
+    """
+
+    name: RecipeName
+    format: Literal["hybrid", "e4m3"] | None = None
+    families: tuple[Letter, ...] | None = None
+    first_last_bf16: tuple[NaturalInt, NaturalInt] = (0, 0)
+    param_gather: StrictBool = False
+    head: StrictBool = False
+    prediction: StrictBool = True
+    attention: StrictBool = False
+    amax_history: PositiveInt = 1024
+
+    def covers(self, letter: str, layer: int, num_layers: int) -> bool:
+        """Whether the linears of a layer of the stack multiply in the recipe's type."""
+        first, last = self.first_last_bf16
+        return (self.families is None or letter in self.families) and first <= layer < num_layers - last

@@ -1,0 +1,142 @@
+"""Copies in 8 and 4 bits against numbers worked out by hand, and what megarun's blocks keep and make under a recipe."""
+
+from typing import Any, get_args
+
+import pytest
+
+import megaplan
+from megaplan.columns import Column
+from megaplan.errors import MegaplanError
+from megaplan.hosts.megarun.ledger import block_ledger, makes_of
+from megaplan.hosts.values import BlockLedger
+from megaplan.inventory.build import build_inventory
+from megaplan.low_precision import GENERATIONS, Recipe, RecipeName, history_bytes
+from megaplan.spec.models import Spec
+
+B, T, H, HEADS, KV, D, F = 2, 128, 256, 4, 2, 64, 512
+ROWS, ELEMENTS = B * T, B * T * H
+GQA = {"kind": "gqa", "num_heads": HEADS, "num_kv_heads": KV, "head_dim": D}
+
+
+def spec_of(recipe: dict[str, Any] | None = None, **more: Any) -> Spec:
+    model = {"pattern": "AD", "num_layers": 4, "hidden_size": H, "vocab_size": 512, "attention": GQA, "mlp": {"ffn_hidden_size": F}}
+    values = {"format": "megaplan.spec/1", "name": "t", "model": model, "batch": {"micro_batch_size": B, "seq_length": T}, **more}
+    return Spec.model_validate(values | ({"precision": {"recipe": recipe}} if recipe else {}))
+
+
+def ledger_of(spec: Spec, layer: int) -> BlockLedger:
+    inventory = build_inventory(spec)
+    return block_ledger(spec, f"layers.{layer}", inventory.block(f"layers.{layer}"))
+
+
+def saved(spec: Spec, layer: int) -> dict[str, int]:
+    return {tensor.name: tensor.bytes for tensor in ledger_of(spec, layer).saved}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "both", "column"),
+    [
+        (Recipe("fp8_current", "hopper"), 2 * 384 * 1024 + 8, 384 * 1024 + 4),
+        (Recipe("fp8_current", "blackwell"), 384 * 1024 + 4, 384 * 1024 + 4),
+        (Recipe("fp8_rowwise", "hopper"), 2 * 384 * 1024 + 4 * (384 + 1024), 384 * 1024 + 4 * 1024),
+        (Recipe("fp8_blockwise", "hopper"), 2 * 384 * 1024 + 4 * (8 * 384 + 3 * 1024), 384 * 1024 + 4 * 3 * 1024),
+        (Recipe("mxfp8", "blackwell"), 2 * 384 * 1024 + 2 * 384 * 32, 384 * 1024 + 384 * 32),
+        (Recipe("nvfp4", "blackwell"), 384 * 1024 + 2 * (384 * 64 + 4), 384 * 512 + 384 * 64 + 4),
+    ],
+    ids=lambda value: f"{value.name}-{value.generation}" if isinstance(value, Recipe) else "",
+)
+def test_a_matrix_has_elements_and_scales(recipe: Recipe, both: int, column: int) -> None:
+    assert (recipe.both_bytes(384, 1024), recipe.columnwise_bytes(384, 1024)) == (both, column)
+
+
+def test_scales_are_padded_as_the_products_read_them() -> None:
+    assert Recipe("mxfp8", "blackwell").rowwise_bytes(130, 160) == 130 * 160 + 256 * 8
+    assert Recipe("nvfp4", "blackwell").columnwise_bytes(130, 160) == 65 * 160 + 256 * 12 + 4
+    assert Recipe("fp8_blockwise", "hopper").rowwise_bytes(130, 200) == 130 * 200 + 4 * 2 * 132
+    assert Recipe("fp8_blockwise", "hopper").rowwise_bytes(130, 200, weight=True) == 130 * 200 + 4 * 2 * 4
+
+
+def test_delayed_scaling_remembers_the_maxima_of_five_roles() -> None:
+    assert history_bytes(1024) == 4 * 5 * 1024 + 4 * 5
+
+
+def test_products_of_one_input_keep_one_copy_of_it() -> None:
+    wide, narrow = saved(spec_of(), 0), saved(spec_of({"name": "fp8_current"}), 0)
+    assert wide["normed"] == 2 * ELEMENTS
+    assert "normed" not in narrow
+    assert narrow["normed.low"] == ELEMENTS + 4
+    assert sum(name.endswith(".low") for name in narrow) == 1
+
+
+def test_what_another_operation_keeps_in_sixteen_bits_has_no_copy() -> None:
+    narrow = saved(spec_of({"name": "fp8_current"}), 0)
+    kept = {name for name in narrow if name.endswith(".low")}
+    assert kept == {"normed.low"}  # the output of attention is attention's own
+
+
+def test_a_dense_block_saves_its_activation_in_eight_bits_and_its_products_in_sixteen() -> None:
+    wide, narrow = saved(spec_of(), 1), saved(spec_of({"name": "fp8_rowwise"}), 1)
+    assert narrow["activation.low"] == ROWS * F + 4 * F
+    assert (narrow["gate"], narrow["up"]) == (wide["gate"], wide["up"]) == (2 * ROWS * F, 2 * ROWS * F)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "covered"),
+    [
+        ({"name": "fp8_current", "first_last_bf16": (1, 1)}, [False, True, True, False]),
+        ({"name": "fp8_current", "families": ("D",)}, [False, True, False, True]),
+    ],
+)
+def test_layers_that_a_recipe_leaves_out_keep_sixteen_bits(recipe: dict[str, Any], covered: list[bool]) -> None:
+    spec = spec_of(recipe)
+    assert ["normed.low" in saved(spec, layer) for layer in range(4)] == covered
+    made = makes_of(spec, build_inventory(spec))
+    assert len({made[f"layers.{layer}"] for layer in range(4)}) == (4 if "families" not in recipe else 2)
+
+
+def test_gathered_weights_of_a_recipe_are_of_one_byte() -> None:
+    plain, kept, gathered = (
+        megaplan.estimate(spec_of(recipe, mesh={"dp_shard": 2}).as_document()).columns[Column.COMMUNICATION]
+        for recipe in (None, {"name": "fp8_current"}, {"name": "fp8_current", "param_gather": True})
+    )
+    assert plain == kept > gathered
+
+
+@pytest.mark.parametrize(
+    ("recipe", "more", "code", "key"),
+    [
+        ({"name": "mxfp8"}, {}, "MP507", "precision.recipe.name"),
+        ({"name": "fp8_current"}, {"device": {"name": "a100-80gb"}}, "MP507", "precision.recipe.name"),
+        ({"name": "fp8_current", "families": ("M",)}, {}, "MP721", "precision.recipe.families"),
+        ({"name": "fp8_current", "first_last_bf16": (3, 2)}, {}, "MP723", "precision.recipe.first_last_bf16"),
+        ({"name": "fp8_delayed", "first_last_bf16": (1, 0)}, {}, "MP724", "precision.recipe.first_last_bf16"),
+        ({"name": "fp8_current", "head": True}, {}, "MP905", "precision.recipe.head"),
+        ({"name": "fp8_current", "attention": True}, {}, "MP905", "precision.recipe.attention"),
+        ({"name": "nvfp4", "param_gather": True}, {"device": {"name": "b200"}}, "MP905", "precision.recipe.param_gather"),
+    ],
+)
+def test_what_a_recipe_cannot_be_with_is_refused(recipe: dict[str, Any], more: dict[str, Any], code: str, key: str) -> None:
+    with pytest.raises(MegaplanError) as caught:
+        megaplan.load(spec_of(recipe, **more).as_document())
+    assert [(found.code, found.location.key) for found in caught.value.diagnostics] == [(code, key)]
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ({"mlp": {"ffn_hidden_size": 520}}, "mlp.ffn_hidden_size / tp = 520"),
+        ({"attention": {**GQA, "head_dim": 36}}, "attention.num_kv_heads · head_dim / tp = 72"),
+    ],
+)
+def test_widths_divide_by_what_tensor_cores_read(section: dict[str, Any], said: str) -> None:
+    document = spec_of({"name": "fp8_current"}).as_document()
+    document["model"] |= section
+    with pytest.raises(MegaplanError) as caught:
+        megaplan.load(document)
+    assert {found.code for found in caught.value.diagnostics} == {"MP508"}
+    assert any(said in found.detail for found in caught.value.diagnostics)
+
+
+def test_every_recipe_is_of_some_generation() -> None:
+    assert set(GENERATIONS) == set(get_args(RecipeName))
+    assert all(GENERATIONS.values())
