@@ -20,7 +20,7 @@ from megaplan.spec.training import ConstantRate, CosineRate, Training, warm_up_s
 
 Values = dict[str, object]
 """Of arguments, by name; None and False leave an argument out."""
-SYMBOLS = {**LETTERS, "R": "G", "G": "G", "C": "M"}
+SYMBOLS = {**LETTERS, "R": "G", "C": "M"}
 """Of each of our letters, its own or the nearest; a limit tells which is not the same block."""
 CARRIED = frozenset({
     "model", "mesh", "sharding", "schedule", "batch", "precision", "optimizer.matrix", "optimizer.other",
@@ -123,6 +123,9 @@ def _hybrid(source: Source) -> Values:
 def _gpt(source: Source) -> Values:
     letters, mtp = source.letters, source.spec.model.features.mtp
     found: Values = {"num_layers": len(letters) // 2}
+    if "G" in letters:
+        flags = "+".join(f"[{int(letter == 'G')}]*1" for letter in letters[::2])
+        found |= {"experimental_attention_variant": "gated_delta_net", "linear_attention_freq": f"({flags})"}
     if "E" in letters:
         found["moe_layer_freq"] = "(" + "+".join(f"[{int(letter == 'E')}]*1" for letter in letters[1::2]) + ")"
     if len(source.stages) > 1:
@@ -167,6 +170,7 @@ def _attention(spec: Spec, letters: str) -> Values:
         "kv_channels": attention.head_dim,
         "qk_layernorm": attention.qk_norm,
         "softmax_type": "learnable" if attention.sinks else None,
+        "attention_output_gate": attention.gate,
         "add_qkv_bias": attention.bias and not attention.output_bias,
         "rotary_percent": _percent(attention.rotary_dim, attention.head_dim) if attention.rotary_dim is not None else None,
         "window_size": (window - 1, 0) if window is not None else None,
@@ -200,6 +204,7 @@ def _moe(spec: Spec) -> Values:
     kind = "seq_aux_loss" if host.moe_load_balancing == "none" and moe.balance_loss_coefficient else host.moe_load_balancing
     return {
         "moe_ffn_hidden_size": moe.ffn_hidden_size,
+        "moe_shared_expert_gate": moe.shared_gate,
         "moe_router_load_balancing_type": kind,
         "moe_aux_loss_coeff": moe.balance_loss_coefficient or None,
         "moe_flex_dispatcher_backend": host.moe_flex_backend if host.moe_dispatcher == "flex" else None,

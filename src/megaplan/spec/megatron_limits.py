@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from megaplan.dtypes import DType
+from megaplan.families.linear_attention.section import GatedDeltaNet
 from megaplan.families.registry import FAMILIES
 from megaplan.spec.models import GroupedQueryAttention, LatentAttention, Mamba1, Mamba2, Mamba3, Spec
 from megaplan.spec.options import given_options
@@ -18,8 +19,8 @@ CONV_KERNEL, CHUNK_SIZE = 4, 128
 """Of Megatron's Mamba mixer; no launch argument changes them."""
 PRICED_OPTIONS = frozenset({
     "model.norm", "model.learned_positions", "model.attention.output_bias", "model.attention.bias", "model.attention.rotary_dim",
-    "model.attention.latent_norm", "model.attention.sinks", "model.mlp.bias",
-    "model.moe.bias", "model.moe.latent_size", "model.features.mtp.activation",
+    "model.attention.latent_norm", "model.attention.sinks", "model.attention.gate", "model.mlp.bias",
+    "model.moe.bias", "model.moe.latent_size", "model.moe.shared_gate", "model.features.mtp.activation",
     "model.features.mtp.bias", "model.features.mtp.experts",
 })  # fmt: skip
 """Options of blocks that the byte model of Megatron-Core has terms for."""
@@ -74,9 +75,9 @@ def megatron_limits(spec: Spec, letters: str) -> Iterator[Limit]:
 def gpt_limits(spec: Spec, letters: str) -> Iterator[Limit]:
     """What GPTModel cannot take beside: its layers are an A and the D or E after it."""
     pairs = [letters[index : index + 2] for index in range(0, len(letters), 2)]
-    odd = next((index for index, pair in enumerate(pairs) if pair not in ("AD", "AE")), None)
+    odd = next((index for index, pair in enumerate(pairs) if pair not in ("AD", "AE", "GD", "GE")), None)
     if odd is not None:
-        detail = f"layers {2 * odd} and {2 * odd + 1} are {pairs[odd]!r}, and a layer of GPTModel is A then D or E"
+        detail = f"layers {2 * odd} and {2 * odd + 1} are {pairs[odd]!r}, and a layer of GPTModel is A or G, then D or E"
         yield Limit("model.pattern", detail, "host: {name: megatron, model: hybrid}")
     for start, stop in spec.split.spans or ():
         if start % 2 or stop % 2:
@@ -91,10 +92,17 @@ def _families(spec: Spec, letters: str) -> Iterator[Limit]:
         yield Limit(
             "model.recurrent", f"{count} layers are R, and Megatron's letters are M * - E G D +; the nearest, G, is another recurrence"
         )
-    for letter, section in (("G", "linear_attention"), ("C", "short_convolution")):
-        if letter in letters:
-            detail = f"{letters.count(letter)} layers are {letter}, and Megatron is priced without {FAMILIES[letter].title}"
-            yield Limit(f"model.{section}", detail)
+    if "C" in letters:
+        detail = f"{letters.count('C')} layers are C, and Megatron is priced without {FAMILIES['C'].title}"
+        yield Limit("model.short_convolution", detail)
+    linear = model.linear_attention
+    if "G" in letters and not isinstance(linear, GatedDeltaNet):
+        yield Limit(
+            "model.linear_attention.kind", f"model.linear_attention.kind = {linear and linear.kind}, and Megatron's G is gated_delta"
+        )
+    elif isinstance(linear, GatedDeltaNet) and linear.negative_eigenvalues:
+        detail = "model.linear_attention.negative_eigenvalues = true, and Megatron's write strength ends at 1"
+        yield Limit("model.linear_attention.negative_eigenvalues", detail, "negative_eigenvalues: false", tensors=False)
     if isinstance(model.mamba, Mamba1 | Mamba3):
         detail = f"model.mamba.kind = {model.mamba.kind}, and Megatron's M is Mamba-2"
         yield Limit("model.mamba.kind", detail, "mamba: {kind: mamba2}")

@@ -6,12 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from megaplan.dtypes import DType
+from megaplan.families.linear_attention.section import GatedDeltaNet
 from megaplan.hosts.megatron.argument import value_at
 from megaplan.hosts.megatron.job import (
     EMBEDDING,
     IN_SIXTEEN_BIT,
     LOSS,
     MTP,
+    DeltaDims,
     Dispatcher,
     LatentDims,
     LowPrecisionRun,
@@ -52,6 +54,13 @@ def operator_letter(spec: Spec, letters: str, layer: int) -> str:
     """The letter of a layer's operator, that of 16 bits where a low-precision recipe leaves the layer out."""
     own, recipe = LETTERS[letters[layer]], spec.precision.recipe
     return own if recipe is None or recipe.covers(letters[layer], layer, len(letters)) else IN_SIXTEEN_BIT[own]
+
+
+def _delta(spec: Spec) -> DeltaDims | None:
+    linear = spec.model.linear_attention
+    if not isinstance(linear, GatedDeltaNet):
+        return None
+    return DeltaDims(linear.num_key_heads, linear.num_value_heads, linear.key_dim, linear.value_dim, linear.conv_kernel)
 
 
 GRAPHED = {"attn": "*", "mamba": "M", "mlp": "-", "moe": "E", "moe_router": "", "moe_preprocess": ""}
@@ -119,6 +128,9 @@ def _common(spec: Spec, letters: str) -> MegatronJob:
         recompute_block=host.recompute_method == "block",
         low=_low(spec),
         sinks=grouped is not None and grouped.sinks,
+        delta=_delta(spec),
+        output_gate=grouped is not None and grouped.gate,
+        shared_gate=model.moe is not None and model.moe.shared_gate,
         graphs=_graphs(spec),
         offloaded=frozenset(host.offload_modules),
         deferred_head=host.deferred_head_microbatches or 0,

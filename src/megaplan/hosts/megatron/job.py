@@ -12,7 +12,7 @@ Dispatcher = Literal["allgather", "alltoall", "deepep", "hybridep"]
 CrossEntropy = Literal["unfused", "native", "te", "te_fp32"]
 
 EMBEDDING, LOSS, MTP = "e", "l", "m"
-SIXTEEN_BIT = {"a": "*", "d": "-", "s": "M", "x": "E"}
+SIXTEEN_BIT = {"a": "*", "d": "-", "s": "M", "g": "G", "x": "E"}
 """Letters of operators whose linears keep 16 bits in a run with low precision, and the operators that they are."""
 IN_SIXTEEN_BIT = {letter: own for own, letter in SIXTEEN_BIT.items()}
 
@@ -91,6 +91,27 @@ class MambaDims:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaDims:
+    """Gated delta net of a `G` operator."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_kernel: int = 4
+
+    @property
+    def keys(self) -> int:
+        """Width of all keys."""
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """Width of all values."""
+        return self.num_value_heads * self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
 class LowPrecisionRun:
     """How the linears of a run multiply in 8 or 4 bits.
 
@@ -139,6 +160,9 @@ class MegatronJob:
         rotary_dim: Rotated dimensions of a head; 0 without rotary positions. Latent attention's are its own.
         fsdp: Megatron-FSDP shards parameters and gradients as well as optimizer state over data ranks.
         low: How linears multiply in 8 or 4 bits; None for 16.
+        delta: Gated delta net of `G` operators.
+        output_gate: A gate of the heads' outputs, from the projection of queries.
+        shared_gate: A gate of the shared expert's output.
         sinks: A learned score a head in the denominator of its softmax.
         graphs: Letters of operators that run from CUDA graphs, whose scratch is in a pool of their own.
         offloaded: Modules whose inputs are on the host between forward and backward.
@@ -204,6 +228,9 @@ class MegatronJob:
     rotary_dim: int = 0
     fsdp: bool = False
     low: LowPrecisionRun | None = None
+    delta: DeltaDims | None = None
+    output_gate: bool = False
+    shared_gate: bool = False
     sinks: bool = False
     graphs: frozenset[str] = frozenset()
     offloaded: frozenset[str] = frozenset()

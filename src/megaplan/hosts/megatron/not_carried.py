@@ -59,8 +59,8 @@ IGNORED_PREFIXES = (
     "no_ckpt_", "verify_", "barrier_", "rl_", "grpo_", "langrl_", "fim_", "inprocess_", "otel_", "flight_recorder_", "no_flight_",
     "disable_flight_", "moe_routing_trace_", "dino_", "ict_", "dsa_", "no_dsa_", "disable_dsa_", "gdp_", "mhc_", "ft_",
     "non_persistent_", "persistent_", "pytorch_profiler_", "indexer_", "retriever_", "vision_", "sharp_", "tiktoken_",
-    "null_tokenizer_", "mamba_inference_", "lion_", "logits_save_", "bert_", "biencoder_", "linear_conv_", "linear_key_",
-    "linear_value_", "linear_num_", "kitchen_attention_", "replication", "disable_log_", "disable_ckpt_", "use_checkpoint_opt",
+    "null_tokenizer_", "mamba_inference_", "lion_", "logits_save_", "bert_", "biencoder_",
+    "kitchen_attention_", "replication", "disable_log_", "disable_ckpt_", "use_checkpoint_opt",
     "override_opt", "megatron_fsdp_enable_", "tp_comm_overlap_", "tp_comm_bulk_", "tp_comm_split_", "tp_comm_atomic_",
     "tp_comm_bootstrap_", "no_tp_comm_", "disable_tp_comm_", "redirects",
 )  # fmt: skip

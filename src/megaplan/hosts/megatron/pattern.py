@@ -20,7 +20,7 @@ SYMBOLS = {
     "-": "dense MLP",
     "E": "experts",
 }
-OURS = {"*": "A", "+": "A", "M": "M", "-": "D", "E": "E"}
+OURS = {"*": "A", "+": "A", "M": "M", "G": "G", "-": "D", "E": "E"}
 """Our letter of each symbol that has one."""
 LETTERS = {ours: symbol for symbol, ours in reversed(OURS.items())}
 """The symbol of each of our letters; of A, that of attention which is not latent."""

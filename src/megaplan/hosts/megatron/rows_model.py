@@ -17,7 +17,6 @@ from megaplan.hosts.megatron.argument import (
     Kind,
     count,
     number,
-    only,
     switch,
     text,
     words_of,
@@ -30,6 +29,7 @@ def _at_end(key: str) -> dict[str, Any]:
 
 _ALL = "parameters, activations"
 _WIDTHS: dict[str, Any] = {"touches": _ALL, "block": "mla"}
+_DELTA: dict[str, Any] = {"touches": _ALL, "block": "linear_attention"}
 _EXPERTS: dict[str, Any] = {"touches": "activations, buffers", "block": "moe"}
 
 LAYERS = (
@@ -148,6 +148,23 @@ MODEL = (
     count("qk_head_dim", "model.attention.qk_nope_head_dim", 128, **_WIDTHS, field="latent.qk_head_dim"),
     count("qk_pos_emb_head_dim", "model.attention.qk_rope_head_dim", 64, **_WIDTHS, field="latent.qk_pos_emb_head_dim"),
     count("v_head_dim", "model.attention.v_head_dim", 128, **_WIDTHS, field="latent.v_head_dim"),
+    switch("attention_output_gate", "model.attention.gate", JOINT, touches=_ALL),
+    Argument(
+        "experimental_attention_variant",
+        Kind.WORD,
+        "model.linear_attention",
+        None,
+        JOINT,
+        words=("gated_delta_net",),
+        touches=_ALL,
+        note="of the layers that --linear-attention-freq names",
+    ),
+    text("linear_attention_freq", "model.pattern", None, JOINT, touches=_ALL, note="every n-th layer attends, or one flag a layer"),
+    count("linear_num_key_heads", "model.linear_attention.num_key_heads", 16, **_DELTA),
+    count("linear_num_value_heads", "model.linear_attention.num_value_heads", 32, **_DELTA),
+    count("linear_key_head_dim", "model.linear_attention.key_dim", 128, **_DELTA),
+    count("linear_value_head_dim", "model.linear_attention.value_dim", 128, **_DELTA),
+    count("linear_conv_kernel_dim", "model.linear_attention.conv_kernel", 4, **_DELTA),
     count("mamba_num_heads", "model.mamba.num_heads", None, JOINT, touches=_ALL, note="absent: 2 hidden sizes / head dimension"),
     count("mamba_head_dim", "model.mamba.head_dim", 64, touches=_ALL, field="mamba.head_dim"),
     count("mamba_state_dim", "model.mamba.state_dim", 128, touches=_ALL, field="mamba.state_dim"),
@@ -173,7 +190,7 @@ MOE = (
         touches=_ALL,
         field="moe.shared_ffn_hidden_size",
     ),
-    only("moe_shared_expert_gate", False, False, "shared experts of a spec have no gate", Kind.SWITCH, touches="parameters"),
+    switch("moe_shared_expert_gate", "model.moe.shared_gate", JOINT, touches="parameters, activations"),
     count("moe_latent_size", "model.moe.latent_size", touches=_ALL, note="width of the experts' rows", block="moe"),
     switch("moe_router_pre_softmax", "model.moe.normalize_top_k", NEGATED, block="moe"),
     text("moe_router_load_balancing_type", "host.moe_load_balancing", "aux_loss", JOINT, note="one kind", block="moe"),

@@ -21,8 +21,6 @@ REFUSED = (
     feature("logits_load_dir", "distillation", "logits of a teacher model"),
     *_off("router and mask tensors of elastic training", flextron=None, enable_router=None),
     *_off("another activation than swiglu, squared ReLU and GELU", openai_gelu=False),
-    *_off("a gate of the heads' outputs", attention_output_gate=False),
-    *_off("another kind of attention", experimental_attention_variant=None, linear_attention_freq=None),
     *_off("a norm of queries and keys without weights", qk_l2_norm=False),
     *_off("layers that differ in their dimensions", heterogeneous_layers_config_path=None, heterogeneous_layers_config_encoded_json=None),
     *_off("an encoder beside the decoder", encoder_num_layers=None, decoder_num_layers=None),

@@ -13,7 +13,7 @@ from math import ceil
 from megaplan.hosts.megatron.job import EMBEDDING, LOSS, MTP, SIXTEEN_BIT, LatentDims, MegatronJob, MoeDims
 
 Item = tuple[str, int]
-OPERATORS = "*-ME" + "".join(SIXTEEN_BIT)
+OPERATORS = "*-MGE" + "".join(SIXTEEN_BIT)
 """Letters of operators, without embedding, prediction modules and loss."""
 
 
@@ -22,7 +22,7 @@ def operator(job: MegatronJob, letter: str, *, recompute: bool = True) -> Mappin
     """Bytes by tensor of one operator, under the run's selective recompute unless `recompute` is false."""
     job, letter = job.of(letter)
     items = dict(_common(job, letter))
-    items.update({"*": _attention, "-": _dense, "M": _mamba, "E": _experts}[letter](job))
+    items.update({"*": _attention, "-": _dense, "M": _mamba, "G": _delta, "E": _experts}[letter](job))
     dropped = _dropped(job, letter) if recompute else frozenset()
     return {name: size for name, size in items.items() if name not in dropped}
 
@@ -85,11 +85,14 @@ def _attention(job: MegatronJob) -> Iterator[Item]:
             yield "qk.normed", 2 * normed * job.head_dim
             yield "qk.stats", normed * (4 if job.rms_norm else 8)
         yield "context", 2 * tokens * width
+        if job.output_gate:
+            yield "gate", 2 * tokens * width
+            yield "gated", input_bytes(job, tokens, width)
         if job.cp > 1:
             yield "context.reordered", 2 * tokens * width
         if job.attention_backend == "unfused" and groups < heads:
             yield "kv.expanded", 2 * 2 * tokens * width
-    if job.low is not None and not job.low.keeps_original:  # attention itself keeps its output in 16 bits
+    if job.low is not None and not job.low.keeps_original and not job.output_gate:  # attention itself keeps its output in 16 bits
         yield "context.copy", input_bytes(job, tokens, heads * (job.head_dim if job.latent is None else job.latent.v_head_dim))
     if job.attention_backend != "unfused":
         yield "lse", 4 * tokens * heads
@@ -134,6 +137,31 @@ def _mamba(job: MegatronJob) -> Iterator[Item]:
     for name in ("scan.output", "gated.output"):
         yield name, 2 * job.tokens * dims.inner // job.tp
     yield "gated.norm", input_bytes(job, job.tokens, dims.inner // job.tp)
+
+
+DELTA_CHUNK = 64
+"""Positions that the gated delta rule's kernels compute at once."""
+
+
+def _delta(job: MegatronJob) -> Iterator[Item]:
+    """Inputs of convolution, of the norms of queries and keys and of the rule's kernel, which repeats keys to the values' heads.
+
+    Source: `megatron/core/ssm/gated_delta_net/common.py`, and `ChunkGatedDeltaRuleFunction` of flash-linear-attention.
+    """
+    dims = job.delta
+    if dims is None:
+        raise ValueError("a pattern with G has no gated delta net")
+    tokens, heads = job.tokens, dims.num_value_heads // job.tp
+    channels, values = (2 * dims.keys + dims.values) // job.tp, dims.values // job.tp
+    yield "conv.input", 2 * tokens * channels
+    yield "conv.output", 2 * tokens * channels
+    yield "keys.repeated", 2 * 2 * tokens * heads * dims.key_dim
+    yield "values", 2 * tokens * values
+    yield "decay", (4 + 2) * tokens * heads
+    yield "rule.inverse", 2 * tokens * heads * DELTA_CHUNK
+    yield "rule.output", 2 * tokens * values
+    yield "gate", 2 * tokens * values
+    yield "gated.norm", input_bytes(job, tokens, values)
 
 
 def _experts(job: MegatronJob) -> Iterator[Item]:
@@ -196,6 +224,8 @@ def _shared(job: MegatronJob, dims: MoeDims) -> Iterator[Item]:
             yield "shared.fc1.input", input_bytes(job, job.stream_tokens, job.hidden_size)
         yield "shared.fc1.output", 2 * job.tokens * width * (2 if job.gated else 1)
         yield "shared.activation.output", input_bytes(job, job.tokens, width)
+        if job.shared_gate:
+            yield "shared.output", 2 * job.stream_tokens * job.hidden_size
 
 
 def _dropped(job: MegatronJob, letter: str) -> frozenset[str]:

@@ -251,13 +251,15 @@ def _operator(job: MegatronJob, letter: str, found: Parameters) -> None:
         _mlp(job, job.ffn_hidden_size // job.tp, found, bias=job.bias)
     elif letter == "M":
         _mamba(job, found)
+    elif letter == "G":
+        _delta(job, found)
     else:
         _experts(job, found)
 
 
 def _attention(job: MegatronJob, found: Parameters) -> None:
     width = job.num_heads // job.tp * job.head_dim
-    rows = width + 2 * max(1, job.num_query_groups // job.tp) * job.head_dim
+    rows = (width * (2 if job.output_gate else 1)) + 2 * max(1, job.num_query_groups // job.tp) * job.head_dim
     found.linear(job, rows, job.hidden_size, (job.bias or job.qkv_bias) * rows)
     found.linear(job, job.hidden_size, width)
     found.add(job.bias * job.hidden_size, sharded=False)
@@ -307,6 +309,20 @@ def _mamba(job: MegatronJob, found: Parameters) -> None:
     found.linear(job, job.hidden_size, dims.inner // job.tp)
 
 
+def _delta(job: MegatronJob, found: Parameters) -> None:
+    """One projection to queries, keys, values, gate, and two numbers a head; a convolution without bias."""
+    dims = job.delta
+    if dims is None:
+        raise ValueError("a pattern with G has no gated delta net")
+    channels, heads = (2 * dims.keys + dims.values) // job.tp, dims.num_value_heads // job.tp
+    found.linear(job, channels + dims.values // job.tp + 2 * heads, job.hidden_size)
+    found.add(channels * dims.conv_kernel)
+    found.add(heads)
+    found.add(heads)
+    found.add(dims.value_dim, sharded=False)
+    found.linear(job, job.hidden_size, dims.values // job.tp)
+
+
 def _experts(job: MegatronJob, found: Parameters) -> None:
     dims = job.moe
     if dims is None:
@@ -326,4 +342,5 @@ def _experts(job: MegatronJob, found: Parameters) -> None:
         found.add(job.bias * outer, Rule.EXPERT_OTHER)
     found.shapes |= {(rows, outer), (outer, width)}
     if dims.shared_ffn_hidden_size:
+        found.add(job.shared_gate * job.hidden_size, sharded=False)
         _mlp(job, dims.shared_ffn_hidden_size // job.tp, found, bias=False)

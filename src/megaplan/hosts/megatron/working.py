@@ -12,7 +12,7 @@ from math import comb
 from typing import NamedTuple
 
 from megaplan.hosts.megatron.job import EMBEDDING, LOSS, MTP, MegatronJob, MoeDims
-from megaplan.hosts.megatron.saved import OPERATORS, operator, routed_rows, scores_elements
+from megaplan.hosts.megatron.saved import DELTA_CHUNK, OPERATORS, operator, routed_rows, scores_elements
 
 MAMBA_CHUNK = 128
 """Tokens of one chunk of Megatron's scan."""
@@ -70,6 +70,8 @@ def _forward_bytes(job: MegatronJob, letter: str) -> int:
         return sum(dropped.values()) + output
     if letter == "M":
         return max(_conv_bytes(job) + 6 * _states_elements(job) + _products_bytes(job), output)
+    if letter == "G":
+        return max(_delta_states_bytes(job) + _conv_width_bytes(job), output)
     return _experts_forward(job, dropped)
 
 
@@ -149,6 +151,8 @@ def _backward_steps(job: MegatronJob, letter: str) -> Iterator[Step]:
         yield from _mlp_backward(job, width, ("fc1.output", "activation.output"))
     elif letter == "M":
         yield from _mamba_backward(job)
+    elif letter == "G":
+        yield from _delta_backward(job)
     else:
         yield from _experts_backward(job)
 
@@ -216,6 +220,34 @@ def _mamba_backward(job: MegatronJob) -> Iterator[Step]:
     scan = inner + projected + 2 * _conv_bytes(job) + 12 * _states_elements(job) + _products_bytes(job)
     yield Step(scan, ("zxbcdt", "scan.output"))
     yield Step(projected + _gradient_copies(job, job.tokens, projected // (2 * job.tokens)) + _gathered(job) + _output(job))
+
+
+def _delta_states_bytes(job: MegatronJob) -> int:
+    """States between chunks in 16 bits, and what a chunk writes to them."""
+    assert job.delta is not None
+    heads = job.delta.num_value_heads // job.tp
+    states = -(-job.tokens // DELTA_CHUNK) * heads * job.delta.key_dim * job.delta.value_dim
+    return 2 * states + 2 * job.tokens * heads * (job.delta.key_dim + 2 * job.delta.value_dim)
+
+
+def _conv_width_bytes(job: MegatronJob) -> int:
+    """Of queries, keys and values side by side."""
+    assert job.delta is not None
+    return 2 * job.tokens * (2 * job.delta.keys + job.delta.values) // job.tp
+
+
+def _delta_backward(job: MegatronJob) -> Iterator[Step]:
+    assert job.delta is not None
+    values, keys = 2 * job.tokens * job.delta.values // job.tp, operator(job, "G", recompute=False)["keys.repeated"]
+    yield Step(_gathered(job) + values + _gradient_copies(job, job.tokens, job.hidden_size), ("gated.norm",))
+    yield Step(2 * values, ("gate",))
+    yield Step(2 * values + keys + 2 * _delta_states_bytes(job), ("rule.output", "rule.inverse", "keys.repeated", "values", "decay"))
+    yield Step(keys + values + _conv_width_bytes(job), ("conv.output",))
+    projected = _conv_width_bytes(job) + values
+    yield Step(projected + _conv_width_bytes(job), ("conv.input",))
+    yield Step(
+        projected + _gradient_copies(job, job.tokens, projected // (2 * job.tokens)) + _gathered(job) + _output(job), ("norm.output",)
+    )
 
 
 class _Rows(NamedTuple):

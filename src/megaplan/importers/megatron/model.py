@@ -22,7 +22,6 @@ ROTARY = ("rope", "yarn")
 MOE_NAMES = tuple(row.name for row in MOE)
 
 NO_LETTER = {
-    "G": "gated delta nets are not read from Megatron; a spec says them as G with model.linear_attention",
     "D": "sparse attention has no letter; A with model.attention.indexer is the nearest",
 }
 
@@ -137,7 +136,7 @@ def _gpt(launch: Arguments, pp: int) -> Stack:
     for key in (*_SPREAD, *_COUNTED_ENDS):
         launch.value(key)
     cuts = [sum(sizes[:index]) for index in range(len(sizes) + 1)]
-    letters = ["A" + OURS[kind] for kind in kinds]
+    letters = [mixer + OURS[kind] for mixer, kind in zip(_mixers(launch, layers), kinds, strict=True)]
     return Stack(
         tuple("".join(letters[start:stop]) for start, stop in pairwise(cuts)),
         launch.given("multi_latent_attention"),
@@ -159,6 +158,20 @@ _SPREAD = (
 def _spread(launch: Arguments, key: str) -> int | None:
     """A number of layers or stages; None where it is absent or 0."""
     return launch.whole(key, most=MAX_LAYERS) if launch.value(key) else None
+
+
+def _mixers(launch: Arguments, layers: int) -> str:
+    """One letter a layer of a GPT model: attention, or a gated delta net where it is the variant and the layer is not every n-th."""
+    variant, frequency = launch.word("experimental_attention_variant"), launch.value("linear_attention_freq")
+    if variant is None:
+        return "A" * layers
+    if isinstance(frequency, int) and frequency > 0:
+        return "".join("A" if index % frequency == 0 else "G" for index in range(1, layers + 1))
+    flags = flag_list(frequency or [])
+    if len(flags) != layers:
+        launch.cannot("linear_attention_freq", f"it names {len(flags)} layers, and --num-layers is {layers}")
+        return "A" * layers
+    return "".join("G" if flag == "1" else "A" for flag in flags)
 
 
 def _whole_sizes(launch: Arguments, sizes: list[int], layers: int) -> None:
@@ -195,6 +208,8 @@ def read_model(launch: Arguments, stack: Stack, tp: int) -> dict[str, Any]:
     if "M" in letters:
         heads = launch.optional("mamba_num_heads")
         model["mamba"] = {"kind": "mamba2", "num_heads": heads, **launch.section("model.mamba"), "chunk_size": CHUNK_SIZE}
+    if "G" in letters:
+        model["linear_attention"] = {"kind": "gated_delta", **launch.section("model.linear_attention")}
     if "E" in letters:
         model["moe"] = _moe(launch, ffn, activation, bias=bias)
     elif launch.value("num_experts") is None:
@@ -279,7 +294,7 @@ def _attention(launch: Arguments, stack: Stack, hidden: int, *, bias: bool, rota
     window = _window(launch)
     return {
         **found,
-        **_given(sinks=launch.word("softmax_type") == "learnable"),
+        **_given(sinks=launch.word("softmax_type") == "learnable", gate=launch.given("attention_output_gate")),
         "num_kv_heads": groups if launch.given("group_query_attention") else heads,
         "head_dim": head_dim,
         "qk_norm": normed,
@@ -321,13 +336,12 @@ def _full_layers(launch: Arguments, stack: Stack, places: list[int], *, windowed
 
 
 def _moe(launch: Arguments, ffn: int, activation: str, *, bias: bool) -> dict[str, Any]:
-    launch.accept("moe_shared_expert_gate")
     _, coefficient = load_balancing(launch)
     return {
         **launch.section("model.moe"),
         "ffn_hidden_size": launch.optional("moe_ffn_hidden_size") or ffn,
         "activation": activation,
-        **_given(bias=bias),
+        **_given(bias=bias, shared_gate=launch.given("moe_shared_expert_gate")),
         "balance_loss_coefficient": coefficient,
     }
 
