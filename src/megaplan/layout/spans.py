@@ -22,7 +22,7 @@ def cuts_of(spans: Spans) -> tuple[int, ...]:
     return tuple(start for start, _ in spans[1:])
 
 
-def span_problems(spans: Spans, num_layers: int, pp: int, vpp: int) -> list[Diagnostic]:
+def span_problems(spans: Spans, num_layers: int, pp: int, vpp: int, *, may_be_empty: bool = False) -> list[Diagnostic]:
     """Why the spans cannot be the slots of a model (MP324 … MP326); empty if they can.
 
     Args:
@@ -30,13 +30,14 @@ def span_problems(spans: Spans, num_layers: int, pp: int, vpp: int) -> list[Diag
         num_layers: Layers of the model.
         pp: Pipeline degree.
         vpp: Slots a rank.
+        may_be_empty: Whether a slot may have no layer.
     """
     found = []
     if len(spans) != pp * vpp:
         found.append(("MP324", f"{len(spans)} spans, and mesh.pp · mesh.vpp = {pp} · {vpp} = {pp * vpp} slots"))
     reached = 0
     for slot, (start, stop) in enumerate(spans):
-        if stop <= start:
+        if stop < start or (stop == start and not may_be_empty):
             found.append(("MP326", f"slot {slot} is empty: [{start}, {stop})"))
         if start != reached:
             what = f"layers [{reached}, {start}) are in no slot" if start > reached else f"layers [{start}, {reached}) are in two slots"

@@ -30,6 +30,8 @@ def boundary_warnings(inventory: Inventory, cuts: Sequence[int], owners: Sequenc
     families = [block.family for block in inventory.layers]
     found = []
     for slot, cut in enumerate(cuts):
+        if not 0 < cut < len(families):
+            continue  # an end of the pipeline without a layer
         family = families[cut]
         if families[cut - 1] != family or family not in _REGIONS:
             continue

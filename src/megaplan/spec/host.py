@@ -109,6 +109,11 @@ class Host(Section):
     dp_comm_overlap: StrictBool | None = None
 
     @property
+    def may_leave_slots_empty(self) -> bool:
+        """Whether a stage may have the embedding or the head alone, or nothing."""
+        return self.name == "megatron"
+
+    @property
     def uses_triton(self) -> bool:
         """Whether Triton's kernels run megarun's operations."""
         return self.kernels == "triton"

@@ -65,10 +65,10 @@ def parse_pattern(text: str, num_layers: int, location: Location | None = None) 
         location: Where the text stands, for diagnostics.
 
     Raises:
-        MegaplanError: MP301 unknown letter, MP303 length, MP304 empty, MP305 empty slot, MP306 spaces; all that are found.
+        MegaplanError: MP301 unknown letter, MP303 length, MP304 empty, MP306 spaces; all that are found.
     """
     where = location or Location(key="model.pattern")
-    found = list(_character_errors(text, where)) or list(_slot_errors(text, where)) or list(_length_errors(text, num_layers, where))
+    found = list(_character_errors(text, where)) or list(_length_errors(text, num_layers, where))
     if found:
         raise MegaplanError(found)
     normal = text.upper()
@@ -88,7 +88,7 @@ def has_boundaries(text: str) -> bool:
 def _character_errors(text: str, where: Location) -> Iterator[Diagnostic]:
     if _PATTERN.fullmatch(text):
         return
-    if not text.strip():
+    if not text.replace(BOUNDARY, "").strip():
         yield diagnostic("MP304", f"{where.key} = {quoted(text)}", where, ("pattern: AD",))
         return
     names = _LONG_NAME.findall(text)
@@ -123,7 +123,8 @@ def _unknown_letters(text: str, unknown: dict[str, list[int]], where: Location) 
     return diagnostic("MP301", detail, where, hints)
 
 
-def _slot_errors(text: str, where: Location) -> Iterator[Diagnostic]:
+def empty_slots(text: str, where: Location) -> Iterator[Diagnostic]:
+    """MP305, where a boundary of the pattern leaves a slot without a layer."""
     parts = text.split(BOUNDARY)
     empty = [index for index, part in enumerate(parts) if not part]
     if BOUNDARY in text and empty:

@@ -7,14 +7,16 @@ from collections.abc import Iterator
 from megaplan.errors import Diagnostic
 from megaplan.families.registry import FAMILIES
 from megaplan.spec.context import Checked
-from megaplan.spec.pattern import BOUNDARY, Pattern, has_boundaries
+from megaplan.spec.pattern import BOUNDARY, Pattern, empty_slots, has_boundaries
 from megaplan.wording import plural, quoted
 
 
 def pattern_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """MP302, MP307, MP308, MP309."""
+    """MP302, MP305, MP307, MP308, MP309."""
     if checked.pattern is None:
         return
+    if not checked.spec.host.may_leave_slots_empty:
+        yield from empty_slots(checked.spec.model.pattern, checked.locate("model.pattern"))
     yield from _sections(checked, checked.pattern)
     yield from _unused_letters(checked, checked.pattern)
     slots, mesh = checked.spec.mesh.num_slots, checked.spec.mesh

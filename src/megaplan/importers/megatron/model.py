@@ -59,11 +59,6 @@ def read_stack(launch: Arguments, pp: int) -> Stack:
         key = "hybrid_layer_pattern" if hybrid else "pipeline_model_parallel_layout"
         launch.fail([moved(found, launch.at(key)) for found in error.diagnostics])
         return Stack(("A",), latent=False, num_modules=0, hybrid=hybrid)
-    empty = [index for index, stage in enumerate(stack.stages) if not stage]
-    if empty:
-        ends = "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"
-        key = "hybrid_layer_pattern" if hybrid else next((end for end in ends if launch.values.get(end)), "pipeline_model_parallel_layout")
-        launch.cannot(key, f"stage {empty[0]} has no layer, and every slot of a plan has one")
     return stack
 
 

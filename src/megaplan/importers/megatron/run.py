@@ -211,6 +211,7 @@ def _graphs(launch: Arguments) -> dict[str, Any]:
         return {}
     if kind == "full_iteration" or "full_iteration" in words:
         return {"cuda_graphs": "iteration"}
+    words = [word for word in words if word != "full"]  # whole layers
     known = [word for word in dict.fromkeys(words) if word in get_args(GraphModule)]
     for word in words:
         if word not in known:
