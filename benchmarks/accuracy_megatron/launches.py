@@ -98,6 +98,11 @@ def graphed(arguments: Mapping[str, Any]) -> bool:
     return arguments.get("cuda_graph_impl", "none") != "none"
 
 
+def offloaded(arguments: Mapping[str, Any]) -> bool:
+    """Whether modules keep their inputs on the host: how many of them are on the device at once is approximate."""
+    return bool(arguments.get("fine_grained_activation_offloading"))
+
+
 def unbalanced(arguments: Mapping[str, Any]) -> str | None:
     """Why no single number can be quoted for a rank with some of the experts: nothing in the run balances routing; None where it is.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from launches import graphed, job_of_launch, refusals, skewed, stale, unbalanced
+from launches import graphed, job_of_launch, offloaded, refusals, skewed, stale, unbalanced
 from published import published_bytes
 from recompute import recompute_lines
 from stages import stage_lines
@@ -28,6 +28,7 @@ MIB = 2**20
 SPREAD = Path(__file__).parent / "routing.json"
 SPREAD_MODEL = "te_ep8_resume"
 BAR = 5
+OFFLOADED = "how many inputs are on the device at once is approximate: the last of each module, and one on its way"
 GRAPHED = "torch counts what the pool of graphs holds between replays as free, and it is what the device must have"
 ROUTING = "routing: the rows that reached the measured rank are not published"
 CAUSES = {
@@ -129,7 +130,7 @@ def _implied_skew(row: dict[str, Any], job: MegatronJob, balanced: MegatronMemor
     double = memory(skewed(job, 2.0))
     even_share = (double.peak - double.after_step) - (balanced.peak - balanced.after_step)
     missing = (row["peak_bytes"] - row["after_step_bytes"]) - (balanced.peak - balanced.after_step)
-    return 1 + missing / even_share
+    return 1 + missing / even_share if even_share else None
 
 
 def page() -> str:
@@ -139,11 +140,12 @@ def page() -> str:
     refused = [(row, why) for row in stated if (why := refusals(row["arguments"], row["gpus"], row["padded_vocab_size"]))]
     taken = [row for row in stated if not refusals(row["arguments"], row["gpus"], row["padded_vocab_size"])]
     from_graphs = [(row, GRAPHED) for row in taken if graphed(row["arguments"])]
-    priced = [row for row in taken if not graphed(row["arguments"])]
+    on_host = [(row, OFFLOADED) for row in taken if offloaded(row["arguments"])]
+    priced = [row for row in taken if not graphed(row["arguments"]) and not offloaded(row["arguments"])]
     older = [(row, why) for row in priced if (why := stale(row)) and not unbalanced(row["arguments"])]
     replayed = [replay(row) for row in priced if unbalanced(row["arguments"]) or stale(row) is None]
     done, ranged = [one for one in replayed if not one.ranged], [one for one in replayed if one.ranged]
-    counts = (len(rows), len(stated), len(done), len(ranged), len(older), len(from_graphs), len(refused))
+    counts = (len(rows), len(stated), len(done), len(ranged), len(older), len(from_graphs), len(on_host), len(refused))
     lines = [*_introduction(*counts), *_imported(rows), *_tables(done), *stage_lines(), *recompute_lines(), *_ranged(ranged)]
     lines += ["", "## Misses above 1 %", "", "| Run | After step | Peak, balanced | Suspected cause |", "|---|---|---|---|"]
     for one in done:
@@ -153,6 +155,7 @@ def page() -> str:
     lines += [
         *_uncounted("Measured on older software", older),
         *_uncounted("With CUDA graphs", from_graphs),
+        *_uncounted("With activations on the host", on_host),
         "",
         "## Refused",
         "",
@@ -179,7 +182,7 @@ def _uncounted(title: str, some: list[tuple[dict[str, Any], str]]) -> list[str]:
     return lines
 
 
-def _introduction(runs: int, stated: int, priced: int, ranged: int, older: int, from_graphs: int, refused: int) -> list[str]:
+def _introduction(runs: int, stated: int, priced: int, ranged: int, older: int, from_graphs: int, on_host: int, refused: int) -> list[str]:
     return [
         "# Accuracy for Megatron-Core",
         "",
@@ -187,7 +190,8 @@ def _introduction(runs: int, stated: int, priced: int, ranged: int, older: int, 
         "its functional tests: after each step, and at the largest since the start. Of the",
         f"{runs} runs in the data {stated} state their GPU count and vocabulary; {priced} are priced, {ranged} have a range alone since",
         f"nothing in them balances routing, {older} were measured on older software, which is told by the day of the measurement and not",
-        f"by its error, {from_graphs} ran from CUDA graphs, and {refused} are refused. The errors here are of those that are priced.",
+        f"by its error, {from_graphs} ran from CUDA graphs, {on_host} had activations on the host, and {refused} are refused. The errors here are of those",
+        "that are priced.",
         "Errors are percent of the measurement, negative where the estimate is under. There is no multiplier. Most terms are",
         "tensors and workspaces read in the sources; five are inferred from measurements of this kind or approximate: what",
         "interleaving leaves after a step and a pipeline's second attention mask, the workspace of overlapped expert communication,",

@@ -278,6 +278,8 @@ def _switched(host: Host) -> Values:
         found |= {"fine_grained_activation_offloading": True, "offload_modules": host.offload_modules}
     if host.deferred_head_microbatches is not None:
         found |= {"defer_embedding_wgrad_compute": True, "wgrad_deferral_limit": host.deferred_head_microbatches}
+    if host.offloaded_layers is not None:
+        found |= {"cpu_offloading": True, "cpu_offloading_num_layers": host.offloaded_layers}
     if host.moe_paged_stash is not None:
         found |= {"moe_paged_stash": True, "moe_paged_stash_buffer_size_factor_cuda": host.moe_paged_stash}
     return found

@@ -11,7 +11,7 @@ from megaplan.scalars import MicrobatchCount, NaturalInt, NonNegativeFloat, Posi
 RecomputeModule = Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe"]
 GraphModule = Literal["attn", "mamba", "mlp", "moe", "moe_router", "moe_preprocess"]
 OffloadModule = Literal["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act", "fused_group_mlp"]
-Unpriced = Literal["activation_offload", "distillation", "fsdp", "layer_wise_param_layout", "optimizer_cuda_graph"]
+Unpriced = Literal["distillation", "fsdp", "layer_wise_param_layout", "optimizer_cuda_graph"]
 LoadBalancing = Literal["aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"]
 OfHost = Literal["megarun", "megatron"]
 Framework = Literal["megatron-lm", "megatron-bridge", "nemo", "mlperf"]
@@ -59,6 +59,9 @@ class Host(Section):
         deferred_head_microbatches: Microbatches whose head weight gradients wait for the end of the step; null for none.
         moe_rank_capacity: Rows of a rank over the even share that its expert buffers are made for; null for as many as come.
         moe_paged_stash: Rows over the even share of the buffer in which experts' inputs wait for backward; null for none.
+        offloaded_layers: Layers from the first on whose activations are all on the host between forward and backward; null for none.
+        fsdp_unit_elements: Elements that Megatron-FSDP gathers and reduces at once; null for its default, 1,000 million.
+        fsdp_double_buffer: Megatron-FSDP gathers and reduces in two buffers of a layer each, which stay.
         fragmentation_percent: Reserved above allocated; published: 2.8 to 9.3 on a B200 node (SimuMax v1.2), 18 to 21 of a 120B hybrid.
         features: Launch features that are named and not priced.
         framework: Whose efficiencies and step constants the time of a step has: Megatron-Core is run by several.
@@ -102,6 +105,9 @@ class Host(Section):
     deferred_head_microbatches: PositiveInt | None = None
     moe_rank_capacity: PositiveFloat | None = None
     moe_paged_stash: PositiveFloat | None = None
+    offloaded_layers: PositiveInt | None = None
+    fsdp_unit_elements: PositiveInt | None = None
+    fsdp_double_buffer: StrictBool = False
     fragmentation_percent: Annotated[int, Field(ge=0, le=100, strict=True)] = 5
     features: tuple[Unpriced, ...] = ()
     framework: Framework = "megatron-lm"
@@ -133,7 +139,7 @@ _LATER = frozenset({
     "framework", "release", "dp_comm_overlap",
     "recompute_method", "transformer_impl", "sequence_parallel", "moe_router_dtype", "moe_load_balancing",
     "cuda_graphs", "cuda_graph_modules", "offload_modules", "delayed_wgrad", "deferred_head_microbatches", "moe_rank_capacity",
-    "moe_paged_stash",
+    "moe_paged_stash", "offloaded_layers", "fsdp_unit_elements", "fsdp_double_buffer",
 })  # fmt: skip
 
 

@@ -12,7 +12,6 @@ from megaplan.spec.models import GroupedQueryAttention
 from megaplan.spec.options import given_options
 
 WHY_UNPRICED = {
-    "activation_offload": "all activations of a layer leave the device, as fast as the host's link takes them",
     "distillation": "a teacher model stands beside the student",
     "fsdp": "Megatron-FSDP has other buffers unless it shards all, in fp32, which is sharding.reshard_after_forward",
     "layer_wise_param_layout": "its shards are padded by a layout that is not modelled",

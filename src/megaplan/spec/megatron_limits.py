@@ -12,6 +12,7 @@ from typing import NamedTuple
 from megaplan.dtypes import DType
 from megaplan.families.linear_attention.section import GatedDeltaNet
 from megaplan.families.registry import FAMILIES
+from megaplan.low_precision import PER_TENSOR
 from megaplan.spec.models import GroupedQueryAttention, LatentAttention, Mamba1, Mamba2, Mamba3, Spec
 from megaplan.spec.options import given_options
 
@@ -254,15 +255,23 @@ def _fsdp(spec: Spec) -> Iterator[Limit]:
         f"mesh.pp = {spec.mesh.pp}": spec.mesh.pp > 1,
         f"mesh.dp_replicate = {spec.mesh.dp_replicate}": spec.mesh.dp_replicate > 1,
         f"optimizer.matrix = {spec.optimizer.matrix}": spec.optimizer.matrix != "adamw",
-        f"precision.grads = {spec.precision.grads}": spec.precision.grads is not DType.FP32,
         "host.precision_aware_optimizer = true": host.precision_aware_optimizer,
-        f"precision.recipe.name = {spec.precision.recipe and spec.precision.recipe.name}": spec.precision.recipe is not None,
+        **_fsdp_recipe(spec),
         "host.distributed_optimizer = false": not host.distributed_optimizer,
     }
     found = [said for said, is_beyond in beyond.items() if is_beyond]
     if found:
         detail = f"sharding.reshard_after_forward = true with {', '.join(found)}: it is Megatron-FSDP, whose buffers are not priced there"
         yield Limit("sharding.reshard_after_forward", detail, "reshard_after_forward: false")
+
+
+def _fsdp_recipe(spec: Spec) -> dict[str, bool]:
+    """A recipe whose gathered weights are not its one-byte row-wise copies, which are what a shard is of."""
+    recipe = spec.precision.recipe
+    if recipe is None:
+        return {}
+    beyond = recipe.name not in PER_TENSOR or not recipe.param_gather
+    return {f"precision.recipe = {{name: {recipe.name}, param_gather: {str(recipe.param_gather).lower()}}}": beyond}
 
 
 def _state(spec: Spec) -> Iterator[Limit]:

@@ -22,6 +22,7 @@ from megaplan.hosts.megatron.job import (
     MoeDims,
 )
 from megaplan.hosts.megatron.pattern import LETTERS
+from megaplan.hosts.megatron.storage import FSDP_UNIT_ELEMENTS
 from megaplan.hosts.megatron.vocabulary import job_fields
 from megaplan.hosts.megatron.workspaces import engine_bytes
 from megaplan.layout.values import Layout
@@ -134,6 +135,9 @@ def _common(spec: Spec, letters: str) -> MegatronJob:
         graphs=_graphs(spec),
         offloaded=frozenset(host.offload_modules),
         deferred_head=host.deferred_head_microbatches or 0,
+        offloaded_operators=(host.offloaded_layers or 0) * (2 if host.model == "gpt" else 1),
+        fsdp_unit=host.fsdp_unit_elements or FSDP_UNIT_ELEMENTS,
+        fsdp_double_buffer=host.fsdp_double_buffer,
     )
 
 

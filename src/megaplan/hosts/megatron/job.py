@@ -167,6 +167,9 @@ class MegatronJob:
         graphs: Letters of operators that run from CUDA graphs, whose scratch is in a pool of their own.
         offloaded: Modules whose inputs are on the host between forward and backward.
         delayed_wgrad: Of a layer's weight gradients, after its input gradients.
+        offloaded_operators: Of a chunk, from the first on, whose kept tensors are all on the host.
+        fsdp_unit: Elements that Megatron-FSDP gathers and reduces at once.
+        fsdp_double_buffer: Megatron-FSDP has two buffers of a layer that stay, and gathers no further ahead.
         deferred_head: Microbatches whose head weight gradients wait for the end of the step; 0 for none.
     """
 
@@ -236,6 +239,9 @@ class MegatronJob:
     offloaded: frozenset[str] = frozenset()
     delayed_wgrad: bool = False
     deferred_head: int = 0
+    offloaded_operators: int = 0
+    fsdp_unit: int = 1_000_000_000
+    fsdp_double_buffer: bool = False
 
     @property
     def tokens(self) -> int:

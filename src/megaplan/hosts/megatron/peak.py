@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from megaplan.hosts.megatron.job import LOSS, MTP, MegatronJob, count
-from megaplan.hosts.megatron.saved import chunk, handle_bytes, operator, operators, routed_rows, scores_elements, travelling_bytes
+from megaplan.hosts.megatron.saved import chunk, handle_bytes, operator, operators, routed_rows, scores_elements, offloaded_here_bytes
 from megaplan.hosts.megatron.storage import gathered_bytes, gradient_copies_bytes, parameters, storage_bytes
 from megaplan.hosts.megatron.working import backward_excess, forward_excess, graph_bytes
 
@@ -67,7 +67,7 @@ def memory(job: MegatronJob) -> MegatronMemory:
         leftover = boundary * (2 if virtual == 1 else (job.pp - 1) * (virtual - 1)) + (0 if job.hybrid else mask)
     leftover += sum(_dispatcher_bytes(job) * count(letters, "E") for letters in job.chunks)
     leftover += _dispatcher_bytes(job) * count(job.mtp_operators, "E") * _modules(job)
-    activations = in_flight(job) + travelling_bytes(job) + _deferred_bytes(job) + mask * (2 if job.pp > 1 and not job.hybrid else 1)
+    activations = in_flight(job) + offloaded_here_bytes(job) + _deferred_bytes(job) + mask * (2 if job.pp > 1 and not job.hybrid else 1)
     phases, whole = _phases(job), gathered_bytes(job, found)
     gathered = {name: whole.first_layer_backward if name == FIRST_LAYER else whole.loss for name in phases}
     phases = {name: size + gathered[name] for name, size in phases.items()}

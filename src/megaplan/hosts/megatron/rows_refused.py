@@ -13,8 +13,6 @@ def _off(note: str, **defaults: object) -> Iterator[Argument]:
 
 
 REFUSED = (
-    feature("cpu_offloading", "activation_offload", "activations are offloaded to the host"),
-    feature("cpu_offloading_num_layers", "activation_offload", "activations of that many layers are offloaded to the host"),
     feature("optimizer_cuda_graph", "optimizer_cuda_graph", "a graph of the optimizer's step"),
     feature("export_kd_teacher_load", "distillation", "a teacher model"),
     feature("export_kd_cfg", "distillation", "a teacher model"),
@@ -37,7 +35,7 @@ REFUSED = (
     *_off("prediction modules on a stage of their own", mtp_standalone=False),
     *_off("MLPs that run in pieces", mlp_chunks_for_training=1),
     *_off("another library's attention", use_kitchen_attention=False),
-    *_off("another size of what Megatron-FSDP gathers", suggested_communication_unit_size=None, enable_full_sharding_in_hsdp=False),
+    *_off("another size of what Megatron-FSDP gathers", enable_full_sharding_in_hsdp=False),
     *_off("tokens beside the tokenizer's", vocab_extra_ids=0),
     *_off("another optimizer of vectors and embeddings", muon_scalar_optimizer="adam"),
     *_off("a degree of context parallelism that changes with the batch", hybrid_context_parallel=False),

@@ -29,7 +29,7 @@ def _positive(value: Any) -> bool:
 
 
 _ALL = "parameters, activations"
-_DTYPES = ("fp32", "bf16", "fp16")
+_DTYPES = ("fp32", "bf16", "fp16", "fp8")
 
 RUN = (
     count("tensor_model_parallel_size", "mesh.tp", 1, touches="all", field="tp"),
@@ -113,7 +113,6 @@ FSDP = tuple(
     only(name, means, default, note, block="fsdp", touches="parameters, gradients, buffers")
     for name, means, default, note in (
         ("data_parallel_sharding_strategy", "optim_grads_params", "no_shard", "buffers of whole parameters"),
-        ("fsdp_double_buffer", None, None, "buffers that stay"),
         ("outer_dp_sharding_strategy", "no_shard", "no_shard", "a second level of shards"),
         ("megatron_fsdp_version", 1, 1, "another implementation"),
         ("megatron_fsdp_main_params_dtype", "fp32", None, "buffers of another type than fp32"),
@@ -153,6 +152,8 @@ STATE = (
         note="with those of --megatron-fsdp at their one accepted value; else the feature fsdp, refused",
     ),
     *FSDP,
+    switch("fsdp_double_buffer", "host.fsdp_double_buffer", block="fsdp", touches="buffers"),
+    count("suggested_communication_unit_size", "host.fsdp_unit_elements", block="fsdp", touches="buffers"),
     only("ckpt_format", "fsdp_dtensor", None, "the one that Megatron-FSDP writes", block="fsdp"),
     switch(
         "use_precision_aware_optimizer",
@@ -261,6 +262,8 @@ HOST = (
     ),
     switch("fine_grained_activation_offloading", "host.offload_modules", JOINT, touches="activations", note="with --offload-modules"),
     text("offload_modules", "host.offload_modules", None, JOINT, touches="activations", note="with --fine-grained-activation-offloading"),
+    switch("cpu_offloading", "host.offloaded_layers", JOINT, touches="activations", note="with --cpu-offloading-num-layers"),
+    text("cpu_offloading_num_layers", "host.offloaded_layers", None, JOINT, touches="activations", note="with --cpu-offloading"),
     switch("delay_wgrad_compute", "host.delayed_wgrad", touches="activations, time", field="delayed_wgrad"),
     switch(
         "defer_embedding_wgrad_compute",

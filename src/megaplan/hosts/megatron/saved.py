@@ -31,6 +31,9 @@ def chunk(job: MegatronJob, letters: str) -> int:
     """Bytes that one model chunk keeps for one microbatch, logits and loss left out."""
     total = 0
     stream = job.stream_tokens * job.hidden_size
+    if job.offloaded_operators:
+        own, ends = operators(letters), "".join(letter for letter in letters if letter in (EMBEDDING, MTP, LOSS))
+        letters = own[job.offloaded_operators :] + ends
     if job.recompute_num_layers:  # of each group of operators its input alone
         groups, rest = job.recomputed(operators(letters))
         total += 2 * stream * len(groups)
@@ -251,14 +254,14 @@ def _dropped(job: MegatronJob, letter: str) -> frozenset[str]:
 OFFLOADED = {
     "attn_norm": ("*", {"norm.input"}),
     "qkv_linear": ("*", {"norm.output"}),
-    "core_attn": ("*", {"qkv", "q", "k", "v"}),
+    "core_attn": ("*", {"qkv", "q", "k", "v", "softmax", "softmax.mask", "softmax.dropped"}),
     "attn_proj": ("*", {"context"}),
     "mlp_norm": ("-E", {"norm.input"}),
     "expert_fc1": ("E", {"routed.fc1.input"}),
     "fused_group_mlp": ("E", {"routed.fc1.input"}),
     "moe_act": ("E", {"routed.fc1.output"}),
 }
-"""Operators and tensors of the inputs that each module offloads.
+"""Operators, and the tensors that each module saves: those of a million elements or more go to the host.
 
 Source: `offload_modules` of `megatron/core/transformer/transformer_config.py`.
 """
@@ -269,8 +272,14 @@ def modules_offloaded(job: MegatronJob, letter: str) -> list[str]:
     return [module for module in job.offloaded if letter in OFFLOADED[module][0]]
 
 
-def travelling_bytes(job: MegatronJob) -> int:
-    """Of the operator with the most of them, inputs on their way to the host: a group is copied while the next one is made."""
+def offloaded_here_bytes(job: MegatronJob) -> int:
+    """Inputs of offloaded modules that are on the device: the last of each module, which backward reads next, and one on its way.
+
+    Source: `_offload_margin` and `last_group_with_same_name` of `megatron/core/pipeline_parallel/fine_grained_activation_offload.py`.
+    """
+    if not job.offloaded:
+        return 0
     here = replace(job, offloaded=frozenset())
-    letters = {letter for letters in job.chunks for letter in operators(letters)} if job.offloaded else set()
-    return max((sum(operator(here, letter).values()) - sum(operator(job, letter).values()) for letter in letters), default=0)
+    letters = {letter for letters in job.chunks for letter in operators(letters)}
+    inputs = [sum(operator(here, letter).values()) - sum(operator(job, letter).values()) for letter in letters]
+    return sum(inputs) + max(inputs, default=0)

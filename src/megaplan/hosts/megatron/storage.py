@@ -134,7 +134,7 @@ def storage_bytes(job: MegatronJob, found: Parameters) -> dict[str, int]:
     """Bytes by part: parameters as they are stored, main gradients, optimizer state, copies of weights in low precision."""
     dense, experts = found.elements(experts=False), found.elements(experts=True)
     kept = (dense + experts) // (job.data_parallel if job.fsdp else 1)
-    stored = 2 * kept if job.low is None else sum(stored_bytes(job, one) for one in found.tensors)
+    stored = 2 * kept if job.low is None else sum(stored_bytes(job, one) for one in found.tensors) // (job.data_parallel if job.fsdp else 1)
     parts = {"parameters": stored, "gradients": job.gradient_bytes * kept}
     parts["optimizer"] = optimizer_state(job, found).total
     if job.low is not None:
@@ -151,7 +151,8 @@ def stored_bytes(job: MegatronJob, tensor: Tensor) -> int:
     """Of a parameter on its rank: 16 bits an element, or a weight's own copies in low precision where those are what is stored."""
     if job.low is None or not job.low.param_gather or tensor.low is None:
         return 2 * tensor.elements
-    return job.low.recipe.both_bytes(*tensor.low, weight=True)
+    recipe = job.low.recipe
+    return recipe.rowwise_bytes(*tensor.low, weight=True) if job.fsdp else recipe.both_bytes(*tensor.low, weight=True)
 
 
 class Gathered(NamedTuple):
@@ -177,9 +178,16 @@ def gathered_bytes(job: MegatronJob, found: Parameters) -> Gathered:
     norm = job.hidden_size * (1 if job.rms_norm else 2)
     root = norm + sum(one.elements for one in found.tensors if one.rule is Rule.VOCABULARY)
     layer = -(-(elements - root) // sum(count(letters, "*") for letters in job.chunks))
-    ahead = -(-max(FSDP_UNIT_ELEMENTS // 2, layer) // layer) * layer
-    waiting = min(max(FSDP_UNIT_ELEMENTS, 2 * layer) + layer, elements)
-    return Gathered(2 * (root + min(ahead, elements - root)), 2 * (root + layer) + job.gradient_bytes * waiting)
+    layers = [one for one in found.tensors if one.rule is not Rule.VOCABULARY]
+    each = sum(stored_bytes(job, one) for one in layers) / sum(one.elements for one in layers)  # 2 in 16 bits
+    transposed = layer if job.low is not None and job.low.recipe.transposes else 0  # made for a layer's backward, and dropped
+    if job.fsdp_double_buffer:
+        buffers = int(2 * layer * each)
+        return Gathered(2 * root + buffers, 2 * root + buffers + transposed + job.gradient_bytes * min(2 * layer, elements))
+    ahead = -(-max(job.fsdp_unit // 2, layer) // layer) * layer
+    waiting = min(max(job.fsdp_unit, 2 * layer) + layer, elements)
+    gathered = int(each * min(ahead, elements - root))
+    return Gathered(2 * root + gathered, 2 * root + int(each * layer) + transposed + job.gradient_bytes * waiting)
 
 
 def gradient_copies_bytes(job: MegatronJob, found: Parameters) -> int:

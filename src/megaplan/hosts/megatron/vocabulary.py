@@ -18,6 +18,7 @@ from megaplan.hosts.megatron.rows_run import FSDP, HOST, RUN, STATE
 TABLE: tuple[Argument, ...] = (*LAYERS, *MODEL, *MOE, *RUN, *STATE, *HOST, *REFUSED, *NOT_CARRIED)
 """In the order in which they are written."""
 ARGUMENTS = MappingProxyType({row.name: row for row in TABLE})
+OF_GRADIENTS = ("megatron_fsdp_main_grads_dtype", "megatron_fsdp_grad_comm_dtype")
 FEATURES = tuple(row for row in TABLE if row.conversion is FEATURE)
 
 
@@ -27,12 +28,14 @@ def section_rows(section: str) -> Iterator[Argument]:
 
 
 def other_fsdp(value_of: Callable[[str], Any]) -> list[str]:
-    """How Megatron-FSDP's own arguments, `FSDP`, depart from what is priced: all is sharded, gradients and state in fp32.
+    """How Megatron-FSDP's own arguments, `FSDP`, depart from what is priced: all is sharded, state in fp32.
 
     Args:
         value_of: An argument's value, or None where it is absent.
     """
+    halved = value_of("grad_reduce_in_bf16")  # where nothing else is said, gradients are of the parameters' type
     found = ((row, value_of(row.name)) for row in FSDP)
+    found = ((row, row.means if halved and value is None and row.name in OF_GRADIENTS else value) for row, value in found)
     given = ((row, row.default if value is None else value) for row, value in found)
     return [f"{row.name} = {value}: {row.note}" for row, value in given if (value or row.means) and value != row.means]
 

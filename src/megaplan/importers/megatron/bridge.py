@@ -77,7 +77,8 @@ def read_bridge(document: Mapping[str, Any], line_of: Callable[[str], int | None
 _JOINT = frozenset({
     "activation_func", "gated_linear_unit", "share_embeddings_and_output_weights", "should_pad_vocab", "num_query_groups",
     "virtual_pipeline_model_parallel_size", "grad_reduce_in_fp32", "create_attention_mask", "skip_getting_attention_mask_from_dataset",
-    "bf16", "fp16", "fp32", "params_dtype", "cpu_offloading_num_layers", "spec", "tokenizer_model_path", "fp8_param", "fp4_param",
+    "bf16", "fp16", "fp32", "params_dtype",
+    "cpu_offloading_num_layers", "fsdp_double_buffer", "spec", "tokenizer_model_path", "fp8_param", "fp4_param",
     "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16", "fp8", "fp4", "fp8_recipe", "fp8_param_gather", "fp4_param_gather",
     "fp8_amax_history_len", "fp8_dot_product_attention", "first_last_layers_bf16",
 })  # fmt: skip
@@ -159,6 +160,9 @@ def _run(given: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any
     return {
         "create_attention_mask_in_dataloader": bool(masked),
         "cpu_offloading": bool(given.get("cpu_offloading")),
+        "cpu_offloading_num_layers": given.get("cpu_offloading_num_layers") if given.get("cpu_offloading") else None,
+        "fsdp_double_buffer": bool(given.get("fsdp_double_buffer") or given.get("nccl_ub")) and bool(given.get("use_megatron_fsdp")),
+        "megatron_fsdp_main_params_dtype": given.get("megatron_fsdp_main_params_dtype") or "fp32",
         "cross_entropy_loss_fusion": bool(given.get("cross_entropy_loss_fusion", True)),
         "gradient_accumulation_fusion": bool(given.get("gradient_accumulation_fusion", True)),
         "tp_comm_overlap": bool(given.get("tp_comm_overlap")),

@@ -227,6 +227,9 @@ def _offload(launch: Arguments) -> dict[str, Any]:
             if word not in get_args(OffloadModule):
                 launch.cannot("offload_modules", f"{word} is not priced; those are {', '.join(get_args(OffloadModule))}")
         found["offload_modules"] = words
+    layers = launch.value("cpu_offloading_num_layers")
+    if launch.given("cpu_offloading") and layers:
+        found["offloaded_layers"] = layers
     limit = _whole_or_zero(launch, "wgrad_deferral_limit")
     if launch.given("defer_embedding_wgrad_compute"):
         found["deferred_head_microbatches"] = limit or MAX_MICROBATCHES
