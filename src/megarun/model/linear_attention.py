@@ -9,14 +9,14 @@ from megakernels import head_gated_norm
 from megakernels.ops.gated_delta.piece import DeltaSettings
 from megaplan.spec import models as spec
 from megarun.model.mamba import Convolution, Scale
-from megarun.model.norm import RMSNorm, linear
+from megarun.model.norm import Block, RMSNorm, linear
 from megarun.model.rotary import Rotary
 from megarun.parallel.groups.context import WHOLE, ContextParallel
 from megarun.parallel.groups.relay_delta import delta_rule
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
 
-class LinearAttentionBlock(nn.Module):
+class LinearAttentionBlock(Block):
     """G: projections → causal convolutions → gated delta rule → gated norm per head → out_proj.
 
     Kimi delta attention has a decay per row of a head's state, and makes decays and gate from latents that all heads share. Under TP a rank
@@ -61,7 +61,7 @@ class LinearAttentionBlock(nn.Module):
 
     def forward(self, x: Tensor, rotary: Rotary | None = None, starts: Tensor | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
         """Residual stream, local tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed."""
-        return x + self.tp.reduce(self.out_proj(self.mix(self.norm(x), starts)))
+        return self.add(x, self.tp.reduce(self.out_proj(self.mix(self.norm(x), starts))))
 
     def mix(self, normed: Tensor, starts: Tensor | None = None) -> Tensor:
         """[B, t, h] -> [B, T, H·V]: everything between the block's norm and out_proj."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from megaplan.hosts.megatron.job import LOSS, MTP, MegatronJob, count
-from megaplan.hosts.megatron.saved import chunk, handle_bytes, operator, operators, routed_rows, scores_elements, offloaded_here_bytes
+from megaplan.hosts.megatron.saved import chunk, handle_bytes, offloaded_here_bytes, operator, operators, routed_rows, scores_elements
 from megaplan.hosts.megatron.storage import gathered_bytes, gradient_copies_bytes, parameters, storage_bytes
 from megaplan.hosts.megatron.working import backward_excess, forward_excess, graph_bytes
 

@@ -12,7 +12,7 @@ from megaplan.hosts.megatron.workspaces import setting_bytes
 from megaplan.importers.megatron.arguments import Arguments
 from megaplan.importers.megatron.model import Stack, load_balancing
 from megaplan.low_precision import FORMATS
-from megaplan.scalars import MAX_INT
+from megaplan.scalars import MAX_INT, MAX_MICROBATCHES
 from megaplan.spec.host import GraphModule, Host, OffloadModule
 from megaplan.spec.megatron_limits import MEGATRON_RECIPES
 
