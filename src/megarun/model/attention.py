@@ -66,7 +66,7 @@ class GroupedQueryAttention(Block):
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None) -> Tensor:
         """Heads [B, T, Hq, D], [B, T, Hkv, D], [B, T, Hkv, D] -> [B, t, h]: attention and its output projection."""
-        return self.o_proj.reduced(self.cp.attention(q, k, v, self.head_dim**-0.5, self.window, starts).flatten(2))
+        return self.o_proj.reduce(self.o_proj(self.cp.attention(q, k, v, self.head_dim**-0.5, self.window, starts).flatten(2)))
 
 
 class LatentAttention(Block):
@@ -131,7 +131,9 @@ class LatentAttention(Block):
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None) -> Tensor:
         """Heads [B, T, H, n + R], the same, [B, T, H, v] -> [B, t, h]: attention and its output projection."""
-        return self.o_proj.reduced(self.cp.attention(q, k, v, (self.nope_dim + self.rope_dim) ** -0.5, self.window, starts).flatten(2))
+        return self.o_proj.reduce(
+            self.o_proj(self.cp.attention(q, k, v, (self.nope_dim + self.rope_dim) ** -0.5, self.window, starts).flatten(2))
+        )
 
     def indexed_core(
         self,
@@ -152,4 +154,6 @@ class LatentAttention(Block):
         choice = Choice(scale, self.indexer.top_k, self.indexer.loss_factor, self.eps, self.window)
         attend, norm = partial(context_indexed_attention, self.cp, choice, starts), self.indexer.k_norm
         # avoid locals that extend lifetimes
-        return self.o_proj.reduced(attend(q, k, v, index_q, index_k, index_weights, norm.weight, norm.bias, cos, sin).flatten(2))
+        return self.o_proj.reduce(
+            self.o_proj(attend(q, k, v, index_q, index_k, index_weights, norm.weight, norm.bias, cos, sin).flatten(2))
+        )

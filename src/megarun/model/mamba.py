@@ -68,7 +68,7 @@ class Mamba2Block(Block):
 
     def forward(self, x: Tensor, rotary: Rotary | None = None, starts: Tensor | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
         """Residual stream, local tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed."""
-        return self.add(x, self.out_proj.reduced(self.mix(self.norm(x), starts)))
+        return self.add(x, self.out_proj.reduce(self.out_proj(self.mix(self.norm(x), starts))))
 
     def mix(self, normed: Tensor, starts: Tensor | None = None) -> Tensor:
         """[B, t, h] -> [B, T, inner]: everything between the block's norm and out_proj."""

@@ -35,7 +35,7 @@ class Mlp(nn.Module):
 
     def contract(self, *expanded: Tensor) -> Tensor:
         """Gate and up, or up alone, [B, T, F] -> [B, t, h]: activation and down_proj."""
-        return self.down_proj.reduced(ACTIVATIONS[self.activation](*expanded))
+        return self.down_proj.reduce(self.down_proj(ACTIVATIONS[self.activation](*expanded)))
 
     def forward(self, x: Tensor) -> Tensor:
         """Local tokens [B, t, h] in and out."""

@@ -97,7 +97,7 @@ class RowLinear(nn.Linear):
         """[B, T, in / tp] -> the rank's partial output [B, T, out]."""
         return linear_op(x, self.weight, self.own_bias)
 
-    def reduced(self, x: Tensor) -> Tensor:
-        """[B, T, in / tp] -> local tokens [B, t, out]."""
-        out = self.tp.reduce(self(x))
+    def reduce(self, partial: Tensor) -> Tensor:
+        """Partial outputs [B, T, out] -> local tokens [B, t, out]; taken apart from the product, whose input is free by then."""
+        out = self.tp.reduce(partial)
         return out if self.bias is None or self.tp.degree == 1 else out.add_(self.bias)
