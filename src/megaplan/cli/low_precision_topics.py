@@ -23,7 +23,7 @@ _COMMON = (
     "Blackwell or with scales of blocks, one for the backward. Inputs that another operation keeps in 16 bits gain a copy under delayed "
     "scaling. In backward each product copies its output's gradient.",
     "Shrinks: an input that only a linear keeps (activations, and routing for experts' rows); with param_gather the weights themselves.",
-    "Unchanged: master weights, the optimizer's moments and main gradients; the attention core, norms and activation functions.",
+    "Unchanged: master weights, the optimizer's state and main gradients; the attention core, norms and activation functions.",
     "Bytes per element of a weight's copies and of a saved input, with scales:",
 )
 LOW_PRECISION: dict[str, tuple[str, ...]] = {

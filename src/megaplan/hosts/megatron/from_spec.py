@@ -28,6 +28,7 @@ from megaplan.hosts.megatron.workspaces import engine_bytes
 from megaplan.layout.values import Layout
 from megaplan.low_precision import Recipe
 from megaplan.spec.device import device_of
+from megaplan.spec.host import Host
 from megaplan.spec.models import GroupedQueryAttention, LatentAttention, Mamba2, Spec
 
 
@@ -68,10 +69,10 @@ GRAPHED = {"attn": "*", "mamba": "M", "mlp": "-", "moe": "E", "moe_router": "", 
 """Operators that a graph of each module holds whole; the router's scratch is not counted."""
 
 
-def _graphs(spec: Spec) -> frozenset[str]:
-    if spec.host.cuda_graphs != "layers":
+def _graphs(host: Host) -> frozenset[str]:
+    if host.cuda_graphs != "layers":
         return frozenset()
-    return frozenset("".join(GRAPHED[module] for module in spec.host.cuda_graph_modules or GRAPHED))
+    return frozenset("".join(GRAPHED[module] for module in host.cuda_graph_modules or GRAPHED))
 
 
 def _low(spec: Spec) -> LowPrecisionRun | None:
@@ -125,20 +126,28 @@ def _common(spec: Spec, letters: str) -> MegatronJob:
         workspace_bytes=engine_bytes(spec.device.name),
         cublas_bytes=_cublas_bytes(spec),
         rotary_dim=_rotary_dim(spec, letters),
-        recompute_num_layers=(host.recompute_num_layers or 0) * (2 if host.model == "gpt" else 1),
-        recompute_block=host.recompute_method == "block",
         low=_low(spec),
         sinks=grouped is not None and grouped.sinks,
         delta=_delta(spec),
         output_gate=grouped is not None and grouped.gate,
         shared_gate=model.moe is not None and model.moe.shared_gate,
-        graphs=_graphs(spec),
-        offloaded=frozenset(host.offload_modules),
-        deferred_head=host.deferred_head_microbatches or 0,
-        offloaded_operators=(host.offloaded_layers or 0) * (2 if host.model == "gpt" else 1),
-        fsdp_unit=host.fsdp_unit_elements or FSDP_UNIT_ELEMENTS,
-        fsdp_double_buffer=host.fsdp_double_buffer,
+        **_switched(host),
     )
+
+
+def _switched(host: Host) -> dict[str, Any]:
+    """Graphs, recompute of layers, and what is on the host or gathered in units."""
+    operators = 2 if host.model == "gpt" else 1
+    return {
+        "recompute_num_layers": (host.recompute_num_layers or 0) * operators,
+        "recompute_block": host.recompute_method == "block",
+        "graphs": _graphs(host),
+        "offloaded": frozenset(host.offload_modules),
+        "offloaded_operators": (host.offloaded_layers or 0) * operators,
+        "deferred_head": host.deferred_head_microbatches or 0,
+        "fsdp_unit": host.fsdp_unit_elements or FSDP_UNIT_ELEMENTS,
+        "fsdp_double_buffer": host.fsdp_double_buffer,
+    }
 
 
 def _has_biases(spec: Spec) -> bool:
