@@ -21,6 +21,8 @@ WORK = 300_000
 """Of all prices of one spec, in steps of about a microsecond."""
 USEFUL_MOVES, USEFUL_OTHERS = 10, 12
 """Edits of the mesh, and others, that pairs are made of; triples have half as many."""
+HOPELESS = 1.5
+"""More GPUs are not tried where a peak is likely to be so many times what is usable."""
 GROWTH = tuple(2**power for power in range(1, 11))
 """Times as many GPUs."""
 
@@ -64,23 +66,32 @@ class Adviser:
         """`before`: the spec as it is."""
         self._spec, self._before, self._pricer = spec, before, pricer
         self._usable_bytes = pricer.usable_bytes(spec)
-        self._floor_bytes = max(1, pricer.floor_bytes(spec))
+        self._floor_bytes = pricer.floor_bytes(spec)
         self._bound_ns = pricer.bound_ns(spec)
         self._seen: set[tuple[str, ...]] = set()
         self._ratios: dict[Edit, float] = {}
-        self._closest: Advice | None = None
+        self._closest: Candidate | None = None
+        self._least_bytes = before.peak_bytes
 
     def find(self) -> list[Advice]:
         """The best of the smallest changes; if none fits, the one that comes closest, if it lowers the peak."""
         singles = self._candidates((edit,) for edit in single_edits(self._spec))
         found = self._level(singles)
         for candidate in singles:
-            self._ratios.setdefault(candidate.edits[0], candidate.floor_bytes / self._floor_bytes)
+            self._ratios.setdefault(candidate.edits[0], self._floor_ratio(candidate))
         useful = self._useful(singles)
         for size in (2, 3):
             found = found or self._level(self._candidates(_together(useful if size == 2 else useful[: len(useful) // 2], size)))
         found = found or self._more_devices(useful)
-        return found or ([self._closest] if self._closest is not None else [])
+        return found or self._nearest()
+
+    def _nearest(self) -> list[Advice]:
+        """The change that comes closest, with the cuts that the command chooses where nothing fits."""
+        if self._closest is None:
+            return []
+        candidate = self._closest
+        price = self._pricer.chosen(candidate.spec)
+        return [self._advice(candidate, price)] if price is not None else []
 
     def _candidates(self, changes: Iterable[tuple[Edit, ...]]) -> list[Candidate]:
         """Legal changes that were not seen before."""
@@ -110,11 +121,10 @@ class Adviser:
                 continue
             if len(candidate.edits) == 1:
                 self._ratios[candidate.edits[0]] = price.peak_bytes / self._before.peak_bytes
-            advice = self._advice(candidate, price)
             if price.over_bytes <= 0:
-                found = sorted([*found, advice], key=_rank)[:MOST]
-            elif price.peak_bytes < (self._closest.price if self._closest else self._before).peak_bytes:
-                self._closest = advice
+                found = sorted([*found, self._advice(candidate, price)], key=_rank)[:MOST]
+            elif price.peak_bytes < self._least_bytes:
+                self._closest, self._least_bytes = candidate, price.peak_bytes
         return found
 
     def _order(self, candidate: Candidate) -> tuple[object, ...]:
@@ -127,8 +137,14 @@ class Adviser:
         """The peak, if edits lower it as much together as each does alone, or as its floor says."""
         share = 1.0
         for edit in candidate.edits:
-            share *= self._ratios.get(edit, candidate.floor_bytes / self._floor_bytes)
+            share *= self._ratios.get(edit, self._floor_ratio(candidate))
         return int(self._before.peak_bytes * share)
+
+    def _floor_ratio(self, candidate: Candidate) -> float:
+        """What the bound of the peak is of the spec's own; of a host without bounds, as if more GPUs shared all of it."""
+        if self._floor_bytes:
+            return candidate.floor_bytes / self._floor_bytes
+        return self._spec.mesh.world_size / candidate.spec.mesh.world_size
 
     def _may_win(self, candidate: Candidate, found: Sequence[Advice]) -> bool:
         return candidate.bound_ns < self._bound_ns * (1 + found[-1].lost)
@@ -148,7 +164,8 @@ class Adviser:
         for factor in GROWTH:
             for with_edits in ((), saving[:1], saving) if saving else ((),):
                 changes = [(edit, *with_edits) for edit in growth(self._spec, factor)]
-                if found := self._level(self._candidates(changes)):
+                candidates = self._candidates(changes)
+                if found := self._level([each for each in candidates if self._likely_bytes(each) <= HOPELESS * self._usable_bytes]):
                     return found
         return []
 
@@ -172,7 +189,8 @@ def _saving(useful: Sequence[Edit]) -> tuple[Edit, ...]:
     found: dict[str, Edit] = {}
     for edit in useful:
         if not edit.factors:
-            found.setdefault(edit.group.partition(".")[0], edit)
+            group = edit.group.partition(".")[0]
+            found.setdefault("recompute" if group == "modules" else group, edit)  # Megatron does one of full and selective recompute
     return tuple(found.values())
 
 

@@ -122,10 +122,17 @@ class Pricer:
         return _num_actions(spec) <= MAX_ACTIONS
 
     def price(self, spec: Spec) -> Price | None:
-        """Cuts and peak; None where the command has none."""
+        """Cuts and peak, None where the command has none; of what does not fit, the peak may be above that of the command's cuts."""
         self.work.spent += WORK_OF_ACTION * _num_actions(spec)
         try:
             return self._own(spec) if self._balances(spec) else self._priced(spec, self._spans(spec))
+        except MegaplanError:
+            return None
+
+    def chosen(self, spec: Spec) -> Price | None:
+        """The price under the command's own cuts, however long it takes to choose them where nothing fits."""
+        try:
+            return self._priced(spec, self._spans(spec))
         except MegaplanError:
             return None
 

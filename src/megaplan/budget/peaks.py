@@ -12,7 +12,7 @@ from megaplan.layout.spans import Spans
 from megaplan.layout.values import Layout
 from megaplan.spec.models import Spec
 
-WORK_OF_STAGE, WORK_OF_LAYER, WORK_OF_MEGATRON_LAYER = 300, 6, 300
+WORK_OF_STAGE, WORK_OF_LAYER, WORK_OF_MEGATRON_LAYER = 300, 6, 200
 """Microseconds on one machine: of a stage, of a layer on one of its ranks (on the ranks with other shards, twice), under Megatron-Core."""
 
 
