@@ -12,6 +12,7 @@ from random_plans.low_precision import add_recipe
 from random_plans.model import Shape, draw_hidden, draw_letters, model_section
 from random_plans.options import add_megatron_options, add_options
 from random_plans.settings import (
+    add_framework,
     device_section,
     host_section,
     megatron_section,
@@ -90,6 +91,7 @@ def draw(seed: int, scope: Scope = Scope.ANY, size: Size = LARGE) -> dict[str, A
         if sections["host"].get("precision_aware_optimizer"):
             sections["precision"]["moments"] = whole.choice(["fp32", "bf16", "fp16", "fp8"])
         add_megatron_options(stream("megatron options"), sections, letters, gpt=gpt)
+        add_framework(stream("framework"), sections["host"])
     else:
         sections["host"] = host_section(whole)
         whole.maybe(sections, 0.3, sharding={"reshard_after_forward": True})

@@ -19,12 +19,12 @@ SHARE = 0.9
 
 def add_recipe(draw: Draw, sections: dict[str, Any]) -> None:
     """Give `precision` a recipe now and then; a spec that no recipe fits stays as it is."""
-    name = draw.choice(sorted(GENERATIONS))
-    host = sections.get("host", {})
-    megatron = host.get("name") == "megatron"
-    generation = load_device(sections.get("device", {}).get("name", "h200")).generation
-    if not draw.chance(SHARE) or (megatron and not _runs(name, sections)):
+    megatron = sections.get("host", {}).get("name") == "megatron"
+    names = [name for name in sorted(GENERATIONS) if not megatron or _runs(name, sections)]
+    if not names or not draw.chance(SHARE):
         return
+    name = draw.choice(names)
+    generation = load_device(sections.get("device", {}).get("name", "h200")).generation
     if generation not in GENERATIONS[name]:
         if sections.get("device", {}).get("name") is not None:
             return
@@ -52,9 +52,9 @@ def _recipe(draw: Draw, name: str, spec: Spec) -> dict[str, Any]:
         draw.maybe(recipe, 0.4, amax_history=lambda: draw.choice([1, 16]))
     if spec.host.name == "megatron":
         draw.maybe(recipe, 0.3, attention=True)
-        draw.maybe(recipe, 0.3, prediction=False)
+        draw.maybe(recipe, 0.5, prediction=False)
         if name == "mxfp8":
-            draw.maybe(recipe, 0.2, head=True)
+            draw.maybe(recipe, 0.6, head=True)
         return recipe
     letters = sorted(set(spec.model.pattern.replace("|", "").upper()))
     draw.maybe(recipe, 0.5, families=lambda: draw.sample(letters, draw.randint(1, len(letters))))

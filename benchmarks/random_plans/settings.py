@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from megaplan.spec.host import RELEASED
 from random_plans.choices import Draw, Scope
 
 FP32, BF16 = "fp32", "bf16"
@@ -163,3 +164,11 @@ def megatron_section(
         section["recompute_num_layers"] = draw.randint(1, max(1, len(letters) // 2))
     draw.maybe(section, 0.3, microbatch_group_size=lambda: draw.choice(groups))
     return section
+
+
+def add_framework(draw: Draw, section: dict[str, Any]) -> None:
+    """What decides the time alone of a plan for Megatron-Core: who runs it, and what is overlapped."""
+    draw.maybe(section, 0.3, framework=lambda: draw.choice(["megatron-lm", "megatron-bridge", "nemo", "mlperf"]))
+    if section.get("framework") in RELEASED:
+        draw.maybe(section, 0.5, release=lambda: draw.choice(["25.04", "26.04"]))
+    draw.maybe(section, 0.2, dp_comm_overlap=lambda: draw.chance(0.5))

@@ -98,6 +98,6 @@ class RowLinear(nn.Linear):
         return linear_op(x, self.weight, self.own_bias)
 
     def reduce(self, partial: Tensor) -> Tensor:
-        """Partial outputs [B, T, out] -> local tokens [B, t, out]; taken apart from the product, whose input is free by then."""
+        """Partial outputs [B, T, out] -> local tokens [B, t, out]; the product's input is free by then."""
         out = self.tp.reduce(partial)
         return out if self.bias is None or self.tp.degree == 1 else out.add_(self.bias)

@@ -10,7 +10,7 @@ import pytest
 
 from megaplan.layout.spans import Spans, spans_of
 from megaplan.partition.constraints import Constraints
-from megaplan.partition.fitting import _descend, best_fitting, smallest_excess
+from megaplan.partition.fitting import _descend, _effort, best_fitting, smallest_excess
 from megaplan.partition.layer_bytes import RankSum
 from megaplan.partition.limits import layer_weight
 from megaplan.partition.stack import Stack
@@ -27,6 +27,10 @@ class MadeUpMemory:
 
     @property
     def num_budgets(self) -> int:
+        return len(self._asked)
+
+    @property
+    def work(self) -> int:
         return len(self._asked)
 
     def excess(self, rank: int, spans: Spans) -> int:
@@ -106,7 +110,7 @@ def test_a_descent_ends_where_no_run_of_cuts_gains(where: Placement) -> None:
     for _ in range(60):
         stack, memory = random_stack(random, where)
         start = random.choice(every_split(stack))
-        cuts = _descend(stack, memory, tuple(first for first, _ in start[1:]), 10_000)
+        cuts = _descend(stack, memory, tuple(first for first, _ in start[1:]), 10_000, _effort(memory, 10_000))
         reached, allowed = max(memory.excesses(spans_of(cuts, stack.num_layers))), stack.rules.allowed_cuts(stack.num_layers)
         assert reached <= max(memory.excesses(start))
         for index, cut in enumerate(cuts):

@@ -24,6 +24,7 @@ class Sizes(NamedTuple):
         replicated: Whether shards have replicas.
         params: `precision.params`.
         families: `precision.families`, by letter.
+        low: Letters whose weights are gathered in 8 bits by their recipe; autograd makes their gradients as if they were not.
         degrees: Ranks that share dense tensors, and those that share expert banks.
         whole: Whether every rank owns whole tensors: neither TP nor EP divides them.
         masters: `precision.master`.
@@ -43,6 +44,7 @@ class Sizes(NamedTuple):
     replicated: bool
     params: DType
     families: tuple[tuple[str, DType], ...]
+    low: frozenset[str]
     degrees: tuple[int, int]
     whole: bool
     masters: DType
@@ -57,15 +59,19 @@ class Sizes(NamedTuple):
 
     def compute(self, family: str) -> DType:
         """Of the gathered parameters of a family's blocks."""
+        return DType.FP8 if family in self.low else self.made(family)
+
+    def made(self, family: str) -> DType:
+        """Of a family's parameters as autograd has them."""
         return next((dtype for letter, dtype in self.families if letter == family), self.params)
 
 
-def _gathered_low(spec: Spec) -> dict[str, DType]:
+def _gathered_low(spec: Spec) -> frozenset[str]:
     """Letters whose weights are gathered in 8 bits by their recipe."""
     recipe = spec.precision.recipe
     if recipe is None or not recipe.param_gather:
-        return {}
-    return {letter: DType.FP8 for letter in FAMILIES if recipe.families is None or letter in recipe.families}
+        return frozenset()
+    return frozenset(letter for letter in FAMILIES if recipe.families is None or letter in recipe.families)
 
 
 def storage_sizes(spec: Spec, *, padded: bool = True) -> Sizes:
@@ -77,7 +83,8 @@ def storage_sizes(spec: Spec, *, padded: bool = True) -> Sizes:
         mesh.etp,
         mesh.dp_replicate > 1,
         params=precision.params,
-        families=tuple({**precision.families, **_gathered_low(spec)}.items()),
+        families=tuple(precision.families.items()),
+        low=_gathered_low(spec),
         degrees=shard_degrees(mesh),
         whole=mesh.tp == mesh.ep == mesh.etp == 1,
         masters=precision.master,

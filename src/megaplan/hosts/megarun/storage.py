@@ -157,12 +157,12 @@ class BlockStorage(NamedTuple):
 
 def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
     """Storage of one block on a rank that holds it."""
-    _, _, _, _, _, _, (dense_degree, expert_degree), whole, _, master, _, _, moments, iteration, casts_gradients, _, padded = sizes
+    (dense_degree, expert_degree), whole, padded = sizes.degrees, sizes.whole, sizes.padded
+    master, moments, iteration, casts_gradients = sizes.master, sizes.moments, sizes.iteration, sizes.casts_gradients
     own, muon_runs, row_moments = LAST_OWN.get(block.family), iteration > 0, 2 * moments
     replicated = dense_shard = dense_elements = dense_last = own_last = expert_shard = expert_elements = expert_last = 0  # elements
     matrix_state = other_state = 0
-    adamw_shards: list[int] = []
-    muon_shards: list[int] = []
+    adamw_shards, muon_shards = list[int](), list[int]()
     uneven: dict[str, Uneven] = {}
     scratch: list[MatrixScratch] = []
     casts: list[Cast] = []
@@ -204,9 +204,9 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
         if casts_gradients:
             casts.append(Cast(nbytes, state + STEP_BYTES, in_matrix_group, short))
     resident_slack, state_slack = _slacks(adamw_shards, muon_shards, master, moments)
-    compute, (casting, bank_casting) = sizes.compute(block.family).bytes, _casting(sizes, block)
-    dense = _group(sizes, compute, dense_degree, (dense_shard, dense_elements, own_last or dense_last, casting))
-    experts = _group(sizes, compute, expert_degree, (expert_shard, expert_elements, expert_last, bank_casting))
+    (casting, bank_casting), family = _casting(sizes, block), block.family
+    dense = _group(sizes, family, dense_degree, (dense_shard, dense_elements, own_last or dense_last, casting))
+    experts = _group(sizes, family, expert_degree, (expert_shard, expert_elements, expert_last, bank_casting))
     return new(
         BlockStorage,
         (
@@ -300,13 +300,14 @@ def _casting(sizes: Sizes, block: Block) -> tuple[int, int]:
     return found[0], found[1]
 
 
-def _group(sizes: Sizes, compute: int, degree: int, elements: tuple[int, int, int, int]) -> GroupBytes:
+def _group(sizes: Sizes, family: str, degree: int, elements: tuple[int, int, int, int]) -> GroupBytes:
     """A group from its elements: a padded shard, all tensors, the last tensor, casts beside the gathered tensors on a one-rank mesh."""
     shard, true, last, casting = elements
     if not true:
         return NOTHING
     grads, reduce, recasts = sizes.grads, sizes.reduce, sizes.recasts
-    whole, sharded, made = shard * degree, degree > 1, max(compute, 2)  # fp8 weights get bf16 gradients
+    whole, sharded = shard * degree, degree > 1
+    compute, made = sizes.compute(family).bytes, max(sizes.made(family).bytes, 2)  # fp8 weights get bf16 gradients
     return new(
         GroupBytes,
         (
