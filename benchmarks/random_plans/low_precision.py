@@ -23,21 +23,21 @@ def add_recipe(draw: Draw, sections: dict[str, Any]) -> None:
     names = [name for name in sorted(GENERATIONS) if not megatron or _runs(name, sections)]
     if not names or not draw.chance(SHARE):
         return
-    name = draw.choice(names)
-    generation = load_device(sections.get("device", {}).get("name", "h200")).generation
-    if generation not in GENERATIONS[name]:
-        if sections.get("device", {}).get("name") is not None:
-            return
-        generation = "blackwell"
     try:
         spec = Spec.model_validate(sections)
     except ValidationError:
         return
-    if any(width % Recipe(name, generation).multiple for _, _, width in widths(spec)):
+    device = sections.get("device", {}).get("name")
+    generation = load_device(device or "h200").generation
+    while names:
+        name = names.pop(draw.randint(0, len(names) - 1))
+        own = generation if generation in GENERATIONS[name] else "" if device else "blackwell"
+        if not own or any(width % Recipe(name, own).multiple for _, _, width in widths(spec)):
+            continue
+        sections.setdefault("precision", {})["recipe"] = _recipe(draw, name, spec)
+        if own == "blackwell":
+            sections.setdefault("device", {}).setdefault("name", "b200")
         return
-    sections.setdefault("precision", {})["recipe"] = _recipe(draw, name, spec)
-    if generation == "blackwell":
-        sections.setdefault("device", {}).setdefault("name", "b200")
 
 
 def _recipe(draw: Draw, name: str, spec: Spec) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def _recipe(draw: Draw, name: str, spec: Spec) -> dict[str, Any]:
         draw.maybe(recipe, 0.3, attention=True)
         draw.maybe(recipe, 0.5, prediction=False)
         if name == "mxfp8":
-            draw.maybe(recipe, 0.6, head=True)
+            draw.maybe(recipe, 0.8, head=True)
         return recipe
     letters = sorted(set(spec.model.pattern.replace("|", "").upper()))
     draw.maybe(recipe, 0.5, families=lambda: draw.sample(letters, draw.randint(1, len(letters))))
