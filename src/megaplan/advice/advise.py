@@ -17,7 +17,7 @@ from megaplan.spec.models import Spec
 
 MOST = 4
 """Changes that are shown."""
-WORK = 300_000
+WORK = 240_000
 """Of all prices of one spec, in steps of about a microsecond."""
 USEFUL_MOVES, USEFUL_OTHERS = 10, 12
 """Edits of the mesh, and others, that pairs are made of; triples have half as many."""

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 RULES, BOUNDS = 300, 400
 """Work of checking a spec, and of its bounds, in steps of about a microsecond."""
-FULL_SEARCH = 60_000
-"""Of a search for other cuts than the best ones."""
+SPLITS_TRIED, FULL_SEARCH = 30, 60_000
+"""Splits that a search for other cuts than the best ones tries, and the work of a search by the time of a step."""
 MAX_ACTIONS = 6_000
 """Actions of a schedule up to which its step is replayed and its moments bound the peak; of longer ones simpler bounds stand for both."""
 WORK_OF_ACTION = 12
@@ -164,7 +164,8 @@ class Pricer:
             return None
         spans = spans_of(found.cuts, num_layers)
         over = max(memory.excesses(spans))
-        if 0 < over * 4 < self.usable_bytes(spec) and spec.mesh.num_slots > 1 and self.work.left > FULL_SEARCH:
+        search = SPLITS_TRIED * (memory.work + stack.partition_work * spec.mesh.vpp)
+        if 0 < over * 4 < self.usable_bytes(spec) and spec.mesh.num_slots > 1 and search <= self.work.left:
             fitted = cuts_that_fit(stack, memory, found)
             spans = spans if fitted is None else spans_of(fitted.balance.cuts, num_layers)
             over = max(memory.excesses(spans))

@@ -28,7 +28,7 @@ MAX_BUDGETS = 400
 """Budgets of one search."""
 MAX_WORK = 1_000_000
 """Of the partitions of one search, by `Stack.partition_work`: less than a second. It ends searches of 1,000 layers or dozens of chunks."""
-MAX_STAGE_WORK = 300_000
+MAX_STAGE_WORK = 240_000
 """Of the stages that one search evaluates, by `Memory.work`; a third of it for the search of the smallest excess."""
 MAX_ROUNDS = 12
 """Of tightening."""
@@ -241,7 +241,7 @@ class _Search:
 
 def best_fitting(stack: Stack, memory: Memory, max_budgets: int = MAX_BUDGETS) -> Fitted | None:
     """The best cuts of which the budget says that they fit, and how good any could be; None if none were found."""
-    return _Search(stack, memory, 0, max_budgets, _effort(memory, MAX_STAGE_WORK)).run()[0]
+    return _Search(stack, memory, 0, max_budgets, _effort(memory)).run()[0]
 
 
 def quick_fitting(stack: Stack, memory: Memory, rounds: int) -> tuple[Balance | None, bool]:
@@ -255,7 +255,7 @@ def quick_fitting(stack: Stack, memory: Memory, rounds: int) -> tuple[Balance | 
     found = stack.best()
     if found is None:
         return None, True
-    return _Search(stack, memory, 0, 0, _effort(memory, MAX_STAGE_WORK))._tightened(found, rounds), False
+    return _Search(stack, memory, 0, 0, _effort(memory))._tightened(found, rounds), False
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +282,7 @@ def smallest_excess(stack: Stack, memory: Memory, cuts: tuple[int, ...], max_bud
         cuts: Any cuts.
         max_budgets: Budgets that may be made.
     """
-    last, best, effort = memory.num_budgets + max_budgets, cuts, _effort(memory, MAX_STAGE_WORK // 3)
+    last, best, effort = memory.num_budgets + max_budgets, cuts, _effort(memory, 3)
     high = max(memory.excesses(spans_of(cuts, stack.num_layers)))
     low = proven = max(1, min(high, stack.least_excess()))
     while low < high and memory.num_budgets < last and effort.allows(stack.partition_work) and not effort.exhausted:
@@ -301,8 +301,8 @@ def smallest_excess(stack: Stack, memory: Memory, cuts: tuple[int, ...], max_bud
     return Excess(best, high, min(proven, high))
 
 
-def _effort(memory: Memory, most: int) -> Effort:
-    return Effort(MAX_WORK, memory, memory.work + most)
+def _effort(memory: Memory, parts: int = 1) -> Effort:
+    return Effort(MAX_WORK // parts, memory, memory.work + MAX_STAGE_WORK // parts)
 
 
 def _descend(stack: Stack, memory: Memory, cuts: tuple[int, ...], last: int, effort: Effort) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from megaplan.budget.fit import DOES_NOT_FIT
 from megaplan.errors import Diagnostic
 from megaplan.partition import fitting
 from megaplan.partition.memory import Memory
+from megaplan.spec.models import Spec
 
 
 def advice_of(*changes: str, source: str = "plans/llama-3.1-8b.yaml") -> Diagnostic:
@@ -90,6 +91,13 @@ def test_the_work_of_what_does_not_fit_is_limited(monkeypatch: pytest.MonkeyPatc
     found = megaplan.estimate(job)
     one = max(made[0].work // max(1, made[0].num_budgets), 1)
     assert made[0].work <= 4 * fitting.MAX_STAGE_WORK + 40 * one
-    pricer = Pricer(work=Work(WORK))
-    Adviser(job.spec, Price(job.spans, found.peak_bytes, -found.headroom_bytes), pricer).find()
-    assert pricer.work.spent <= 2 * WORK
+    before, price = [], Pricer.price
+
+    def counted(self: Pricer, spec: Spec) -> Price | None:
+        before.append(self.work.left)
+        return price(self, spec)
+
+    monkeypatch.setattr(Pricer, "price", counted)
+    Adviser(job.spec, Price(job.spans, found.peak_bytes, -found.headroom_bytes), Pricer(work=Work(WORK))).find()
+    assert 0 < len(before) <= 40
+    assert min(before) > 0, "nothing is priced once the work is spent"
