@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from megaplan.devices import load_device
+from megaplan.dtypes import DType
 from megaplan.low_precision import GENERATIONS, Recipe
 from megaplan.spec.host_rules import BLOCKS
 from megaplan.spec.low_precision_rules import SCALED_TWICE, widths
@@ -15,29 +16,54 @@ from megaplan.spec.models import Spec
 from random_plans.choices import Draw
 
 SHARE = 0.9
+ROUNDED = 0.5
+WIDTHS = (
+    "hidden_size",
+    "ffn_hidden_size",
+    "shared_ffn_hidden_size",
+    "latent_size",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "head_dim",
+    "v_head_dim",
+)
 
 
 def add_recipe(draw: Draw, sections: dict[str, Any]) -> None:
     """Give `precision` a recipe now and then; a spec that no recipe fits stays as it is."""
-    megatron = sections.get("host", {}).get("name") == "megatron"
-    names = [name for name in sorted(GENERATIONS) if not megatron or _runs(name, sections)]
-    if not names or not draw.chance(SHARE):
+    host = sections.get("host", {})
+    megatron = host.get("name") == "megatron"
+    if not draw.chance(SHARE if megatron else SHARE / 2):
         return
+    if megatron and "mamba" not in sections["model"] and draw.chance(ROUNDED):
+        _round(sections["model"], 32 * sections.get("mesh", {}).get("tp", 1))
     try:
         spec = Spec.model_validate(sections)
     except ValidationError:
         return
-    device = sections.get("device", {}).get("name")
-    generation = load_device(device or "h200").generation
-    while names:
-        name = names.pop(draw.randint(0, len(names) - 1))
-        own = generation if generation in GENERATIONS[name] else "" if device else "blackwell"
-        if not own or any(width % Recipe(name, own).multiple for _, _, width in widths(spec)):
-            continue
-        sections.setdefault("precision", {})["recipe"] = _recipe(draw, name, spec)
-        if own == "blackwell":
-            sections.setdefault("device", {}).setdefault("name", "b200")
+    own = sections.get("device", {}).get("name")
+    fitting = [
+        (name, generation)
+        for name in sorted(GENERATIONS)
+        if not megatron or _runs(name, sections)
+        for generation in [load_device(own or "h200").generation if own or "hopper" in GENERATIONS[name] else "blackwell"]
+        if generation in GENERATIONS[name] and not any(width % Recipe(name, generation).multiple for _, _, width in widths(spec))
+    ]
+    if not fitting:
         return
+    name, generation = draw.choice(fitting)
+    sections.setdefault("precision", {})["recipe"] = _recipe(draw, name, spec)
+    if generation == "blackwell":
+        sections.setdefault("device", {}).setdefault("name", "b200")
+
+
+def _round(section: dict[str, Any], multiple: int) -> None:
+    """Round a model's widths up to what scales of blocks divide."""
+    for key, value in section.items():
+        if isinstance(value, dict):
+            _round(value, multiple)
+        elif key in WIDTHS and isinstance(value, int):
+            section[key] = -(-value // multiple) * multiple
 
 
 def _recipe(draw: Draw, name: str, spec: Spec) -> dict[str, Any]:
@@ -52,13 +78,14 @@ def _recipe(draw: Draw, name: str, spec: Spec) -> dict[str, Any]:
         draw.maybe(recipe, 0.4, amax_history=lambda: draw.choice([1, 16]))
     if spec.host.name == "megatron":
         draw.maybe(recipe, 0.3, attention=True)
-        draw.maybe(recipe, 0.5, prediction=False)
+        draw.maybe(recipe, 0.7, prediction=False)
         if name == "mxfp8":
             draw.maybe(recipe, 0.8, head=True)
         return recipe
     letters = sorted(set(spec.model.pattern.replace("|", "").upper()))
     draw.maybe(recipe, 0.5, families=lambda: draw.sample(letters, draw.randint(1, len(letters))))
-    recipe["param_gather"] &= name not in BLOCKS and "first_last_bf16" not in recipe
+    wide = spec.precision.params is DType.FP32 or bool(spec.precision.families)
+    recipe["param_gather"] &= name not in BLOCKS and "first_last_bf16" not in recipe and not wide
     return recipe
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaplan.diagnostics import diagnostic
+from megaplan.dtypes import DType
 from megaplan.errors import Diagnostic, Severity
 from megaplan.spec.context import Checked
 from megaplan.spec.host import RELEASED, host_keys
@@ -64,14 +65,16 @@ def _recipe_of_megarun(checked: Checked) -> Iterator[Diagnostic]:
     recipe = checked.spec.precision.recipe
     if recipe is None:
         return
-    ends = any(recipe.first_last_bf16)
+    ends, precision = any(recipe.first_last_bf16), checked.spec.precision
+    wide = precision.params is DType.FP32 or bool(precision.families)
     for key, given, fix in (
         ("head", recipe.head, "head: false"),
         ("attention", recipe.attention, "attention: false"),
-        ("param_gather", recipe.param_gather and (ends or recipe.name in BLOCKS), "param_gather: false"),
+        ("param_gather", recipe.param_gather and (wide or ends or recipe.name in BLOCKS), "param_gather: false"),
     ):
         if given:
             beside = f", name = {recipe.name}, first_last_bf16 = {list(recipe.first_last_bf16)}" if key == "param_gather" else ""
+            beside += f", precision.params = {precision.params}" if wide and key == "param_gather" else ""
             detail = f"precision.recipe.{key} = true{beside}, and megarun's estimate has no terms for it"
             yield checked.error("MP905", detail, f"precision.recipe.{key}", fix, "host: {name: megatron}")
 

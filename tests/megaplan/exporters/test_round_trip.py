@@ -273,7 +273,7 @@ def test_a_spec_survives_megatrons_arguments(document: dict[str, Any]) -> None:
     assert import_megatron(exported.text, "launch.sh", ["device.name=b200"]).loaded.spec == spec
 
 
-NUM_RANDOM, ENOUGH = 120, 100
+NUM_RANDOM, ENOUGH = 130, 100
 NOT_READ_BACK = "model.features.mtp"
 """A dense prediction module behind a layer of experts; told as lost."""
 

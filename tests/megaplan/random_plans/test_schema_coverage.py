@@ -18,7 +18,6 @@ NUM_DRAWS = 2000
 NEVER_DRAWN = {
     "training.rate_schedule[constant].kind": "one word",
     "optimizer.other": "one word",
-    "precision.recipe.head": "of mxfp8 under Megatron-Core alone, whose widths are multiples of 32; those of random plans are not",
     "host.features": "MP903: a plan that names a feature without a price is refused",
 }
 """Keys, and `key=word`, that no draw has another value for than the default, with the reason."""
