@@ -69,7 +69,7 @@ def colours(touches: NDArray[np.bool_]) -> list[list[int]]:
     return groups
 
 
-def fit(rows: Sequence[Row], max_steps: int = 15) -> Fit:
+def fit(rows: Sequence[Row], max_steps: int = 100) -> Fit:
     """Fit every constant that the rows touch; the others stay at their priors."""
     known = priors()
     names = tuple(known)

@@ -33,6 +33,13 @@ FRAMEWORKS = {"bridge": "megatron-bridge", "mcore-plain": "megatron-lm", "mcore-
 NEMO_RELEASES = {"35a9aec": "24.11", "8f5cbb3": "25.01", "741c886": "25.02", "8a983f7": "25.05"}
 """Release of NeMo by the commit of NVIDIA/dgxc-benchmarking whose README has the table."""
 SHARDED = {"fsdp1": "fsdp1", "fsdp2": "fsdp2", "mfsdp": "megatron"}
+PACKED = frozenset({"nemo", "bridge"})
+"""Frameworks whose fine-tuning benchmarks pack SQuAD: NeMo's recipes by performance_mode, Bridge's by packed_sequence_specs. Automodel's
+mock rows are whole."""
+SQUAD_TOKENS = 180.0
+"""Of a packed question: contexts of SQuAD 1.1 have about 120 words, questions 10, answers 3."""
+LOW_HEADS = frozenset({"deepseek-v3", "gpt-oss-120b"})
+"""Models whose whole-iteration recipes of Bridge set fp8_output_proj."""
 RECOMPUTE_MODULES = frozenset({"core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act"})
 
 
@@ -42,7 +49,8 @@ def workload(row: Row) -> StepWorkload:
     if isinstance(spec, str):
         return direct(row)
     spans = spec.split.spans or ((0, spec.model.num_layers),)
-    return workload_of(spec, spans, specs.owners(spec), software_of(row), recomputed_of(row))
+    found = workload_of(spec, spans, specs.owners(spec), software_of(row), recomputed_of(row))
+    return replace(found, batch=batch_of(row))
 
 
 def spec_path(row: Row) -> str | None:
@@ -54,8 +62,7 @@ def spec_path(row: Row) -> str | None:
 def direct(row: Row) -> StepWorkload:
     """The same step from the row alone."""
     model, mesh = model_of(row["arch"]), mesh_of(row)
-    batch = BatchShape(row["mbs"], row["seq"], row["nmb"])
-    return StepWorkload(model, mesh, batch, software_of(row), machine_of(row), stages_of(row, model, mesh), recomputed_of(row))
+    return StepWorkload(model, mesh, batch_of(row), software_of(row), machine_of(row), stages_of(row, model, mesh), recomputed_of(row))
 
 
 def model_of(arch: dict[str, Any]) -> ModelShape:
@@ -75,6 +82,12 @@ def model_of(arch: dict[str, Any]) -> ModelShape:
         *(arch["h"], arch["V"], bool(arch["tied"]), bool(arch["gated"]), arch["ffn"], counts, attention, experts, mamba),
         mtp=arch.get("mtp", 0),
     )
+
+
+def batch_of(row: Row) -> BatchShape:
+    """Sequences of a step, and what is packed into them."""
+    packed = row["task"] in ("sft", "lora") and row["framework"] in PACKED
+    return BatchShape(row["mbs"], row["seq"], row["nmb"], SQUAD_TOKENS if packed else 0.0)
 
 
 def mesh_of(row: Row) -> MeshShape:
@@ -100,7 +113,9 @@ def software_of(row: Row) -> Software:
         graphs=frozenset(row["cuda_graph"]),
         compiled=bool(row["compiled"]),
         fp8_attention=bool(row.get("fp8_attention")),
+        low_head="full" in row["cuda_graph"] and row["model"] in LOW_HEADS and row["framework"] == "bridge",
         token_drop=bool(row["tokendrop"]),
+        neighbours=row["framework"] == "automodel",  # its fake_balanced_gate deals experts out in order
         frozen=row["task"] == "lora",
         zero=bool(row["zero"]),
         sharded=sharded,
@@ -141,8 +156,11 @@ def stages_of(row: Row, model: ModelShape, mesh: MeshShape) -> tuple[StageShape,
             middle = (layers + 2) / pp
             first = last = middle - 1
         elif model.counts["E"] and layers == 61:
-            first = middle = math.ceil(layers / pp)
-            last = layers - middle * (pp - 1)
+            each = math.ceil(layers / (pp * mesh.vpp))  # whole slots, the last one with what is left and the prediction depth
+            first = middle = each * mesh.vpp
+            if each * (pp * mesh.vpp - 1) >= layers:
+                first -= 1
+            last = layers - first - middle * (pp - 2)
         elif (layers + 1) % pp == 0:
             first = middle = (layers + 1) / pp
             last = middle - 1

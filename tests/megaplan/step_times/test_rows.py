@@ -118,6 +118,22 @@ def test_what_specs_cannot_say_is_named_and_timed_all_the_same(case, reason):
     assert predict_step(rows.workload(case)).seconds > 0
 
 
+def test_fine_tuning_rows_are_packed_where_the_framework_packs():
+    assert rows.workload(row(task="sft")).batch.document == rows.SQUAD_TOKENS
+    assert rows.workload(row(task="lora", framework="automodel", release=None)).batch.document == 0
+    assert rows.workload(row()).batch.document == 0
+
+
+@pytest.mark.parametrize(
+    ("pp", "vp", "held"),
+    [(16, 1, (4, 4, 1)), (8, 1, (8, 8, 5)), (8, 2, (8, 8, 5)), (4, 4, (16, 16, 13)), (2, 8, (32, 29)), (2, 4, (32, 29)), (8, 4, (7, 8, 6))],
+)
+def test_61_layers_are_cut_as_the_published_layouts_of_deepseek_v3(pp, vp, held):
+    """Et*4|(t*4|)*14tmL, and Et|(tt|)*30mL of 32 slots."""
+    case = row(LATENT | {"L": 61, "nA": 61, "nD": 3, "nE": 58, "mtp": 1}, pp=pp, vp=vp, dp=1, gpus=pp)
+    assert tuple(stage.blocks["A"] for stage in rows.workload(case).stages) == held
+
+
 def test_a_replayed_row_has_its_error_and_terms():
     found = replay.replayed(row(step_s=2.0))
     assert found["error"] == found["predicted_s"] / 2.0 - 1

@@ -10,6 +10,8 @@ from megaplan.cost.step.workload import AttentionShape, StepWorkload
 BLOCK_ROWS = 128
 BACKWARD_FLOPS = 2.5
 """Backward makes q kᵀ again and has four more products: five where forward has two."""
+DOCUMENT_WASTE = BLOCK_ROWS
+"""Keys beside a document's own that whole blocks on its diagonal compute."""
 WINDOW_WASTE = 1.5
 """Of a window's pairs, what whole blocks compute beside them."""
 NARROW, WIDE_BACKWARD = 0.88, 0.8
@@ -36,7 +38,8 @@ def core(ledger: Ledger, work: StepWorkload, shape: AttentionShape, again: float
     """Forward and backward of the core, on this rank's heads and queries; forward `again` times in backward."""
     seq, cp, tp, micro = work.batch.seq, work.mesh.cp, work.mesh.tp, work.batch.micro
     heads = shape.num_heads / tp
-    pairs = seq * seq / 2
+    document = work.batch.document
+    pairs = seq * (min(seq, document + DOCUMENT_WASTE) if document else seq) / 2
     windowed = seq * min(shape.window, seq / 2) * WINDOW_WASTE if shape.window else pairs
     seen = pairs * (1 - shape.window_share) + windowed * shape.window_share
     flops = 2.0 * micro * heads * (shape.key_dim + shape.value_dim) * seen / cp

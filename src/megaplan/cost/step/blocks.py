@@ -90,11 +90,16 @@ def _experts(work: StepWorkload, found: Ledger) -> None:
     own, matrices, width = tokens / mesh.tp, 2 if model.gated else 1, shape.latent or model.hidden
     rows, local, inner = own * mesh.etp * shape.top_k * shape.padding, shape.num / mesh.ep, shape.width / mesh.etp
     per_expert = rows * mesh.ep / shape.num
-    grouped_linear(found, work, rows, per_expert, local, inner * matrices, width, again)
-    grouped_linear(found, work, rows, per_expert, local, width, inner, again)
+    fused = launch.experts_fused(work.software)
+    grouped_linear(found, work, rows, per_expert, local, inner * matrices, width, again, (True, not fused))
+    grouped_linear(found, work, rows, per_expert, local, width, inner, again, (not fused, True))
     memory.norms(found, own, model.hidden, 0.0)
     memory.router(found, own, model.hidden, shape.num)
-    memory.activation(found, rows, inner, gated=model.gated, again=1.0 if "moe_act" in modules or again >= 1 else max(again, cheap * 0.5))
+    if fused:
+        found.move(BACKWARD, rows * inner * matrices * 2.0)  # products apply it; backward reads what went in
+    else:
+        repeated = 1.0 if "moe_act" in modules or again >= 1 else max(again, cheap * 0.5)
+        memory.activation(found, rows, inner, gated=model.gated, again=repeated)
     memory.permutation(found, rows, width, again)
     if shape.latent:
         linear(found, work, own, width, model.hidden, again=again)
@@ -110,7 +115,7 @@ def _experts(work: StepWorkload, found: Ledger) -> None:
     found.launch(launch.KERNELS["router"], launch.KERNELS["router"] * ratio, graphed=bool({"full", "moe_router"} & graphs))
     kernels = launch.KERNELS["experts"] + quantize
     found.launch(kernels, kernels * ratio, graphed="full" in graphs)
-    transfers.exchange(found, work, width, shape.top_k, again)
+    transfers.exchange(found, work, shape, again)
 
 
 def _mamba(work: StepWorkload, found: Ledger) -> None:
@@ -136,7 +141,7 @@ def _head(work: StepWorkload, found: Ledger) -> None:
     """The head and loss; prediction depths have heads of their own, and a projection of two streams."""
     model, mesh, tokens = work.model, work.mesh, work.tokens
     heads, vocab = 1 + model.mtp, model.vocab / mesh.tp
-    linear(found, work, tokens, vocab, model.hidden, low=False, count=heads)
+    linear(found, work, tokens, vocab, model.hidden, low=work.software.low_head, count=heads)
     found.move(FORWARD, tokens * vocab * memory.LOGIT_BYTES * heads)
     found.move(BACKWARD, tokens * vocab * memory.LOGIT_BYTES * heads)
     if model.mtp:

@@ -41,6 +41,7 @@ class Once(NamedTuple):
     dense: Group
     experts: Group
     sharded: Group
+    sharded_experts: Group
     gathers: Any
     optimizer_bytes: Any
     node: Any
@@ -109,10 +110,12 @@ def _ring(group: Group, moved: Any, once: Once, rates: Mapping[str, Any]) -> Any
 
 
 def _sharded_seconds(once: Once, rates: Mapping[str, Any]) -> tuple[Any, Any]:
-    group = once.sharded
-    bandwidth = _slowest(once.node * rates["node"], once.network * rates["sharded.network"] * group.inside, group)
-    share = (group.ranks - 1) / group.ranks / bandwidth
-    return group.gathered * share, group.reduced * share
+    gathered, reduced = 0.0, 0.0
+    for group in (once.sharded, once.sharded_experts):
+        bandwidth = _slowest(once.node * rates["node"], once.network * rates["sharded.network"] * group.inside, group)
+        share = (group.ranks - 1) / group.ranks / bandwidth
+        gathered, reduced = gathered + group.gathered * share, reduced + group.reduced * share
+    return gathered, reduced
 
 
 def _slowest(node: Any, adapters: Any, group: Group) -> Any:

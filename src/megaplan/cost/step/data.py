@@ -42,7 +42,8 @@ class DataWork(NamedTuple):
     Attributes:
         dense: Once a step, parameters that every data rank has.
         experts: Once a step, experts.
-        sharded: For every microbatch, or once where `once`; no bytes without sharded parameters.
+        sharded: What every data rank has, for every microbatch, or once where `once`; no bytes without sharded parameters.
+        sharded_experts: The same of experts.
         once: Gathered once a step.
         gathers: Gathers a microbatch, 2 with one in backward.
         optimizer_bytes: Read and written by Adam: 30 an element, gradient, master, two moments and parameter.
@@ -51,6 +52,7 @@ class DataWork(NamedTuple):
     dense: Group
     experts: Group
     sharded: Group
+    sharded_experts: Group
     once: bool
     gathers: int
     optimizer_bytes: float
@@ -67,17 +69,17 @@ def data_work(work: StepWorkload, grad_bytes: float) -> DataWork:
     expert_ranks = max(1.0, mesh.dp * mesh.cp * mesh.tp / (mesh.ep * mesh.etp))
     inside, expert_inside = near(domain, ranks, mesh.tp), near(domain, expert_ranks, mesh.ep * mesh.etp)
     sharded = software.sharded
-    none = Group(ranks, inside, 0.0, 0.0)
+    none, no_experts = Group(ranks, inside, 0.0, 0.0), Group(expert_ranks, expert_inside, 0.0, 0.0)
     divided = bool(software.zero or sharded)
     optimizer = share * (elements.dense / (ranks if divided else 1) + elements.experts / (expert_ranks if divided else 1))
     if sharded is None:
         dense = Group(ranks, inside, share * elements.dense * grad_bytes, share * elements.dense * 2)
         experts = Group(expert_ranks, expert_inside, share * elements.experts * grad_bytes, share * elements.experts * 2)
-        return DataWork(dense, experts, none, False, 1, OPTIMIZER_BYTES * optimizer)
+        return DataWork(dense, experts, none, no_experts, False, 1, OPTIMIZER_BYTES * optimizer)
     dense = Group(ranks, inside, elements.dense * sharded.reduce_bytes, elements.dense * sharded.gather_bytes)
     experts = Group(expert_ranks, expert_inside, elements.experts * sharded.reduce_bytes, elements.experts * 2)
     once = sharded.kind == "fsdp2" and mesh.pp > 1
-    return DataWork(none, experts, dense, once, 2 if sharded.regather else 1, OPTIMIZER_BYTES * optimizer)
+    return DataWork(none, no_experts, dense, experts, once, 2 if sharded.regather else 1, OPTIMIZER_BYTES * optimizer)
 
 
 def ring_seconds(moved: Any, ranks: Any, bandwidth: Any, latency: Any) -> Any:

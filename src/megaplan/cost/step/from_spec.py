@@ -88,6 +88,7 @@ def software_of(spec: Spec) -> Software:
         exchange_overlap=host.moe_overlap,
         graphs=_graphs(host),
         fp8_attention=spec.precision.recipe is not None and spec.precision.recipe.attention,
+        low_head=spec.precision.recipe is not None and spec.precision.recipe.head,
         token_drop=spec.model.moe is not None and spec.model.moe.capacity_factor is not None,
         zero=host.distributed_optimizer,
         sharded=Sharded("megatron", reduce_bytes=spec.precision.reduce.bytes) if spec.sharding.reshard_after_forward else None,

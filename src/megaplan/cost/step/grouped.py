@@ -44,7 +44,15 @@ def grouped_seconds(
 
 
 def grouped_linear(
-    ledger: Ledger, work: StepWorkload, rows: float, per_expert: float, experts: float, columns: float, depth: float, again: float
+    ledger: Ledger,
+    work: StepWorkload,
+    rows: float,
+    per_expert: float,
+    experts: float,
+    columns: float,
+    depth: float,
+    again: float,
+    casts: tuple[bool, bool] = (True, True),
 ) -> None:
     """One linear of every local expert: forward, input and weight gradient, and casts.
 
@@ -57,6 +65,7 @@ def grouped_linear(
         columns: Width of the result.
         depth: Width of the input.
         again: Times that backward runs the forward product again.
+        casts: Whether its input, and its gradient, are cast by kernels of their own.
     """
     dtype = work.software.dtype
     flops, weights, moved = 2.0 * rows * columns * depth, experts * columns * depth, 2.0 * rows * (columns + depth)
@@ -69,5 +78,5 @@ def grouped_linear(
     if not work.software.frozen:
         ledger.grouped.append(forward._replace(run=BACKWARD, weight_bytes=8.0 * weights, depth=per_expert))
     if dtype != "bf16":
-        ledger.move(FORWARD, 4.0 * rows * depth, f"cast.rows.{dtype}")
-        ledger.move(BACKWARD, 4.0 * rows * columns, f"cast.rows.{dtype}")
+        ledger.move(FORWARD, 4.0 * rows * depth * casts[0], f"cast.rows.{dtype}")
+        ledger.move(BACKWARD, 4.0 * rows * columns * casts[1], f"cast.rows.{dtype}")

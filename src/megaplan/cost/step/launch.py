@@ -19,6 +19,16 @@ def casts_apart(software: Software) -> bool:
     return software.dtype == "fp8" or (software.dtype == "mxfp8" and (software.release or GROUPED_CASTS) < GROUPED_CASTS)
 
 
+FUSED_EXPERTS = "26.06"
+"""Megatron-Bridge's release from which whole-iteration recipes in mxfp8 run experts by Transformer Engine's operation fuser."""
+
+
+def experts_fused(software: Software) -> bool:
+    """Whether grouped products apply the activation and write rows already cast: mxfp8 under one graph an iteration."""
+    newer = software.name == "megatron-bridge" and (software.release or "") >= FUSED_EXPERTS
+    return newer and software.dtype == "mxfp8" and "full" in software.graphs
+
+
 BACKWARD_KERNELS = {"A": 1.6, "D": 1.6, "E": 1.5, "M": 1.36, "head": 1.0}
 """Kernels of backward beside those of forward."""
 AGAIN = 0.6

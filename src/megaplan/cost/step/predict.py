@@ -226,7 +226,7 @@ def once_of(work: StepWorkload) -> Once:
     found, mesh, machine = data_work(work, framework(work.software.name).grad_bytes), work.mesh, work.machine
     sharded = work.software.sharded is not None
     return Once(
-        *(found.dense, found.experts, found.sharded, found.gathers, found.optimizer_bytes),
+        *(found.dense, found.experts, found.sharded, found.sharded_experts, found.gathers, found.optimizer_bytes),
         *(machine.node, machine.network, machine.memory, float(sharded and not found.once), float(found.once)),
         *(work.batch.num_microbatches, mesh.vpp, log2(max(1.0, mesh.world / NODE_DEVICES))),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from megaplan.cost.step.ledger import BACKWARD, FORWARD, Ledger
-from megaplan.cost.step.workload import StepWorkload
+from megaplan.cost.step.workload import ExpertShape, StepWorkload
 
 
 def transfer_seconds(moved: Any, calls: Any, bandwidth: Any, latency: Any, exposed: Any) -> Any:
@@ -61,12 +61,17 @@ def copies(ranks: float, top_k: int, *, distinct: bool) -> float:
     return ranks * (1 - (1 - 1 / ranks) ** top_k) if distinct else float(top_k)
 
 
-def exchange(ledger: Ledger, work: StepWorkload, width: int, top_k: int, again: float) -> None:
+def neighbouring_copies(ranks: float, top_k: int, num_experts: int) -> float:
+    """Copies where a token's experts are `top_k` neighbours: the ranks that they touch on the mean, `1 + (k − 1) n / E`."""
+    return min(ranks, 1 + (top_k - 1) * ranks / num_experts)
+
+
+def exchange(ledger: Ledger, work: StepWorkload, shape: ExpertShape, again: float) -> None:
     """Dispatch and combine, forward and backward, and forward again where experts run again.
 
     NCCL's all-to-all sends a row for each expert; DeepEP and HybridEP send a row once to a rank, and once to another domain.
     """
-    mesh = work.mesh
+    mesh, width, top_k = work.mesh, shape.latent or work.model.hidden, shape.top_k
     if mesh.etp > 1:
         moved = work.tokens / mesh.tp * width * 2.0 * (mesh.etp - 1)
         for run in (FORWARD, BACKWARD):
@@ -76,7 +81,10 @@ def exchange(ledger: Ledger, work: StepWorkload, width: int, top_k: int, again: 
     distinct = work.software.dispatcher != "alltoall"
     inside = near(work.machine.domain, mesh.ep, mesh.etp)
     ranks = mesh.ep / inside if inside < mesh.ep else float(mesh.ep)
-    moved = work.tokens / mesh.tp * copies(ranks, top_k, distinct=distinct) * width * 2.0 * (ranks - 1) / ranks
+    sent = copies(ranks, top_k, distinct=distinct)
+    if distinct and work.software.neighbours:
+        sent = neighbouring_copies(ranks, top_k, shape.num)
+    moved = work.tokens / mesh.tp * sent * width * 2.0 * (ranks - 1) / ranks
     ledger.transfer(FORWARD, "exchange", 2 * moved, 2)
     ledger.transfer(BACKWARD, "exchange", 2 * moved * (1 + again), 2)
 

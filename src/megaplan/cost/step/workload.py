@@ -105,11 +105,19 @@ class MeshShape(NamedTuple):
 
 
 class BatchShape(NamedTuple):
-    """Sequences of a microbatch, tokens of a sequence, and microbatches of a step on every data rank."""
+    """Rows of a microbatch on every data rank.
+
+    Attributes:
+        micro: Sequences of a microbatch.
+        seq: Tokens of a sequence.
+        num_microbatches: Of a step.
+        document: Mean tokens of the documents that are packed into a sequence and attend to themselves alone; 0 for one document.
+    """
 
     micro: int
     seq: int
     num_microbatches: int
+    document: float = 0.0
 
 
 class Recomputed(NamedTuple):
@@ -156,7 +164,9 @@ class Software(NamedTuple):
         graphs: Parts that run in CUDA graphs: full, attn, mlp, mamba, moe_router, moe_preprocess.
         compiled: Elementwise operations are fused, by hand or by torch.compile.
         fp8_attention: The attention core multiplies in fp8.
+        low_head: The head multiplies in the recipe's dtype.
         token_drop: Experts have a fixed capacity, so the host never waits for counts.
+        neighbours: A token's experts stand beside one another (benchmarks that balance the load without a router); else anywhere.
         frozen: Weights have no gradients (LoRA).
         zero: Optimizer state is sharded over data ranks.
         sharded: Parameters are, too; None if not.
@@ -173,7 +183,9 @@ class Software(NamedTuple):
     graphs: frozenset[str] = frozenset()
     compiled: bool = True
     fp8_attention: bool = False
+    low_head: bool = False
     token_drop: bool = False
+    neighbours: bool = False
     frozen: bool = False
     zero: bool = True
     sharded: Sharded | None = None

@@ -6,10 +6,12 @@ import pytest
 
 from megaplan.columns import Basis
 from megaplan.cost.step.constants import constants, intervals
+from megaplan.cost.step.data import data_work
 from megaplan.cost.step.frameworks import framework, frameworks, known_release
 from megaplan.cost.step.names import names_of
 from megaplan.cost.step.parameters import held, model_flops
 from megaplan.cost.step.predict import StepTimer, predict_step
+from megaplan.cost.step.transfers import neighbouring_copies
 from megaplan.cost.step.workload import (
     AttentionShape,
     BatchShape,
@@ -172,3 +174,51 @@ def test_a_release_between_two_takes_the_older():
     assert known_release("megatron-bridge", "20.01") == framework("megatron-bridge").releases[0]
     assert known_release("megatron-bridge", None) is None
     assert known_release("torchtitan", "1.0") is None
+
+
+def test_packed_documents_attend_to_themselves_alone():
+    """Whole blocks of 128 keys beside the document: 64 + 128 of 4,096 are 21 times fewer."""
+    whole = step(seq=4096)
+    packed = replace(whole, batch=whole.batch._replace(document=64.0))
+    plain, fewer = (predict_step(work).terms for work in (whole, packed))
+    assert plain["attention"] / fewer["attention"] == pytest.approx(4096 / (64 + 128))
+    assert {term: fewer[term] for term in ("gemm", "memory")} == {term: plain[term] for term in ("gemm", "memory")}
+    long = replace(whole, batch=whole.batch._replace(document=4096.0))
+    assert predict_step(long).terms == plain
+
+
+def test_a_head_in_the_recipes_dtype_is_faster_and_casts():
+    plain, low = (predict_step(step(LLAMA, "b200", dtype="mxfp8", low_head=low)).terms for low in (False, True))
+    assert low["gemm"] < plain["gemm"]
+    assert low["casts"] > plain["casts"]
+
+
+def test_fused_experts_cast_fewer_rows_and_keep_the_activation_to_themselves():
+    """From release 26.06, in mxfp8 under one graph an iteration: of 2 · 2048 + 3 · 768 cast columns the inner 3 · 768 are written so."""
+    older, newer, parts = (
+        predict_step(step(MOE, "b200", dtype="mxfp8", ep=8, release=release, graphs=graphs)).terms
+        for release, graphs in (("26.04", {"full"}), ("26.06", {"full"}), ("26.06", {"moe_router"}))
+    )
+    assert newer["casts"] < older["casts"] == parts["casts"]
+    assert newer["memory"] < older["memory"] == parts["memory"]
+    assert newer["grouped"] == older["grouped"]
+
+
+def test_neighbouring_experts_are_on_few_ranks():
+    assert neighbouring_copies(8, 8, 128) == 1 + 7 / 16
+    assert neighbouring_copies(8, 1, 128) == 1
+    assert neighbouring_copies(4, 64, 64) == 4
+    anywhere, beside = (predict_step(step(MOE, ep=8, dispatcher="deepep", neighbours=near)).terms for near in (False, True))
+    assert beside["exchange"] < 0.6 * anywhere["exchange"]
+    rows = (predict_step(step(MOE, ep=8, dispatcher="alltoall", neighbours=near)).terms["exchange"] for near in (False, True))
+    assert next(rows) == next(rows)
+
+
+def test_sharded_experts_are_gathered_over_their_own_ranks():
+    """Two data ranks of each expert: half of its elements come from the other one, for every microbatch."""
+    work = step(MOE, world=16, dp=16, ep=8, name="automodel", release=None, sharded=Sharded("fsdp2"))
+    found = data_work(work, 2)
+    assert (found.experts.gathered, found.sharded_experts.ranks) == (0, 2)
+    assert found.sharded_experts.gathered == held(work).experts * 2
+    alone = data_work(step(MOE, name="automodel", release=None, ep=8, sharded=Sharded("fsdp2")), 2)
+    assert alone.sharded_experts.ranks == 1
