@@ -25,7 +25,7 @@ from megaplan.hosts.megarun.buffers import (
 )
 from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.ledger import Make, accumulates_in_place, block_bytes, makes_of
-from megaplan.hosts.megarun.parts import BlockBytes
+from megaplan.hosts.megarun.parts import BlockBytes, weigh_arrived
 from megaplan.hosts.megarun.sizes import Sizes, storage_sizes
 from megaplan.hosts.megarun.storage import LAST_OWN, BlockStorage
 from megaplan.inventory.tensors import Block, Inventory
@@ -54,19 +54,28 @@ class Evaluated:
     ) -> None:
         self.family, self.layer, self.sums, self.storage, self.in_place = block.family, layer, sums, storage, in_place
         self._boundary_bytes = boundary_bytes
-        self._units: list[Unit | None] = [None, None]
+        self._units: dict[tuple[bool, bool], Unit] = {}
 
-    def unit(self, owned: bool, policy: Policy) -> Unit:
-        """The block as a unit; `owned`: whether its input is a storage of the chunk that it would keep; `policy`: the chunk's."""
-        unit = self._units[owned]
+    def unit(self, owned: bool, policy: Policy, *, arrived: bool) -> Unit:
+        """The block as a unit.
+
+        Args:
+            owned: Whether its input is a storage of the chunk that it would keep.
+            policy: The chunk's.
+            arrived: Whether the gradient of its output came from another slot.
+        """
+        unit = self._units.get((owned, arrived))
         if unit is None:
+            sums = self.sums
+            if arrived:
+                sums = weigh_arrived(sums, splittable=policy.splits_backward, in_place=self.in_place)
             owned_bytes, last_own = self._boundary_bytes if owned else 0, LAST_OWN.get(self.family, "")
             has_bank = self.layer and self.storage is not None and self.storage.experts.gathered_bytes > 0
-            bank = bank_moments(self.sums) if has_bank else None
-            unit = make_unit(self.sums, self.storage, self.layer, owned_bytes, last_own, bank)
+            bank = bank_moments(sums) if has_bank else None
+            unit = make_unit(sums, self.storage, self.layer, owned_bytes, last_own, bank)
             if policy.splits_backward and self.layer:
-                unit = split_unit(unit, in_place=policy.in_place)
-            self._units[owned] = unit
+                unit = split_unit(unit, in_place=policy.in_place, owns_input=owned)
+            self._units[owned, arrived] = unit
         return unit
 
 
@@ -196,7 +205,8 @@ class Evaluation:
     def _make(self, slot: Slot) -> SlotParts:
         blocks, policy = self.blocks, self.policy
         stored = self.stored.slot(slot, is_last=slot.index == len(self.layout.slots) - 1)
-        units = [blocks[name].unit(owned, policy) for name, owned in zip(stored.names, stored.owned, strict=True)]
+        last = stored.names[-1] if policy.pipelined and not stored.is_last else ""
+        units = [blocks[name].unit(owned, policy, arrived=name == last) for name, owned in zip(stored.names, stored.owned, strict=True)]
         if policy.splits_backward:
             chunk: Chunk = SplitBackwardChunk(stored, units, policy, sends_locally=self._sends_locally(slot))
         else:

@@ -136,14 +136,15 @@ class SplitBackwardChunk(Chunk):
         return chunk
 
 
-def split_unit(unit: Unit, *, in_place: bool) -> Unit:
+def split_unit(unit: Unit, *, in_place: bool, owns_input: bool) -> Unit:
     """A layer with the two halves of its backward.
 
     Args:
         unit: The layer.
         in_place: Whether gradients accumulate in the dtype autograd makes them in.
+        owns_input: Whether its input is a storage of its chunk; one that arrived is in a receive buffer, which W does not keep alive.
     """
-    halves, storage = weigh_halves(unit.block, in_place=in_place), unit.storage
+    halves, storage = weigh_halves(unit.block, in_place=in_place, owns_input=owns_input), unit.storage
     late = 0 if storage is None else halves.late_bytes * storage.both.unsharded_bytes // storage.both.made_bytes
     block = halves.inputs
     input_half = unit._replace(

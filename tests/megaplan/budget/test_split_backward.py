@@ -52,6 +52,27 @@ def test_recompute_brings_back_what_waits() -> None:
     assert "active" in split.pending.storages
 
 
+def post_ops() -> tuple[Op, ...]:
+    """Two linears of the stream itself → activation → down → norm → residual."""
+    return (
+        linear("gate", "x", "gate", "gate.weight"),
+        linear("up", "x", "wide", "up.weight"),
+        Op("activation", ("gate", "wide"), ("active",), keeps=("gate", "wide")),
+        linear("down", "active", "narrow", "down.weight"),
+        norm("norm", "narrow", "normed", "rstd", "norm.weight"),
+        add("residual", ("x", "normed"), OUTPUT),
+    )
+
+
+def test_w_keeps_an_input_of_the_chunk_alive_and_no_receive_buffer() -> None:
+    """Linears that read the stream wait with it; what arrived from another slot is counted as communication."""
+    run = replay(post_ops())
+    assert halves(run).pending.storages == ("active", "x")
+    arrived = halves(run, owns_input=False)
+    assert arrived.pending.storages == ("active",)
+    assert [moment.gradients for moment in arrived.weights] == [moment.gradients for moment in halves(run).weights]
+
+
 def test_waiting_costs_less_than_being_in_flight(hybrid: Hybrid, budget_of: Build) -> None:
     """ZB-H1 beside 1F1B with as many microbatches in flight: more activations on the last rank, where weight gradients wait."""
     budgets = [budget_of(hybrid({"mesh": {"pp": 4}, "schedule": {"kind": kind, "num_microbatches": 8}})) for kind in ("1f1b", ZERO_BUBBLE)]

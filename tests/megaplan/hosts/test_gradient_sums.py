@@ -4,9 +4,20 @@ from collections import Counter
 
 import pytest
 
+from megaplan.blocks.dims import Dims
 from megaplan.blocks.ops import Op, add, linear, norm, reshape
-from megaplan.hosts.megarun.halves import splittable
+from megaplan.blocks.storages import storages
+from megaplan.columns import Column
+from megaplan.dtypes import DType
+from megaplan.hosts.megarun.halves import splittable, splittable_part
+from megaplan.hosts.megarun.parts import Part, weigh, weigh_arrived
 from megaplan.hosts.megarun.program import Backward, Moment, Replay, replay
+
+SHAPES = storages(
+    DType.BF16,
+    Column.ACTIVATIONS,
+    {"x": (4, 8), "wide": (4, 8), "normed": (4, 8), "out": (4, 8)},
+) | storages(DType.FP32, Column.ACTIVATIONS, {"rstd": (4,)})
 
 
 def most(moments: tuple[Moment, ...], name: str) -> int:
@@ -77,3 +88,27 @@ def test_a_view_has_no_storage() -> None:
         Op("route", ("tokens",), ("out",), keeps=("tokens",)),
     )
     assert saved(replay(ops)) == {"normed", "rstd"}
+
+
+def test_what_is_added_to_an_arrived_gradient_is_another_storage() -> None:
+    """A receive buffer is there to the end; from another block of the slot the same gradient is added to in place."""
+    ops = (linear("up", "x", "wide", "up"), norm("norm", "wide", "normed", "rstd", "norm"), add("residual", ("x", "normed"), "out"))
+    block = weigh(Part(replay(ops), SHAPES), {"up": 8, "norm": 8}, in_place=True)
+    arrived = weigh_arrived(block, splittable=False, in_place=True)
+    assert [moment.gradients for moment in block.part.replay.backward][-1] == ("out",)
+    assert [moment.gradients for moment in arrived.part.replay.backward][-1] == ("out", "out")
+    assert [most(each.part.replay.backward, "out") for each in (block, arrived)] == [1, 2]
+    assert (arrived.saved, arrived.forward_bytes) == (block.saved, block.forward_bytes)
+
+
+@pytest.mark.parametrize(("last", "elements"), [("narrow", 2 * 8 * 4), ("wide", 2 * 8 * 16)])
+def test_a_product_made_again_is_as_large_as_before_its_reduction(last: str, elements: int) -> None:
+    """Under sequence parallelism one of the stream's width is all tokens of it; one of another width is as large as the first time."""
+    dims = Dims(2, 8, 4, 4, 2, 1, DType.BF16)
+    down = linear("down", "wide", "narrow", "down") if last == "narrow" else Op("mix", ("wide",), ("narrow",), keeps=("wide",))
+    ops = (linear("up", "x", "wide", "up"), down, add("residual", ("x", "narrow"), "out"))
+    stream = dict.fromkeys(("x", "narrow", "out"), dims.residual)
+    shapes = storages(DType.BF16, Column.ACTIVATIONS, stream | {"wide": (2, 8, 16)})
+    region = frozenset({"up", "down"} if last == "narrow" else {"up"})
+    tensors = splittable_part(Part(replay(ops, region=region), shapes), dims).tensors
+    assert {name: tensors[name][0] for name in tensors.keys() - shapes.keys()} == {f"{last}_again": 2 * elements}

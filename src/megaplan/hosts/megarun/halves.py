@@ -10,7 +10,7 @@ from functools import cache
 from typing import NamedTuple
 
 from megaplan.blocks.dims import Dims
-from megaplan.blocks.ops import AGAIN_SUFFIX, OUTPUT
+from megaplan.blocks.ops import AGAIN_SUFFIX, INPUT, OUTPUT
 from megaplan.blocks.storages import storages
 from megaplan.columns import Column
 from megaplan.hosts.megarun.parts import BlockBytes, Part, weigh
@@ -53,15 +53,21 @@ def _made_again(run: Replay) -> tuple[str, ...]:
 
 
 def splittable_part(part: Part, dims: Dims) -> Part:
-    """`splittable` of a part: outputs of recomputed regions that are made once more are as large as what a block hands on, gathered."""
+    """`splittable` of a part, with the outputs of recomputed regions that are made once more.
+
+    One that has the width of the stream is all tokens of it, before its reduction; any other is as large as the first time.
+    """
     run = splittable(part.replay)
-    repeated = storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(_made_again(run), dims.gathered))
-    return Part(run, part.tensors | repeated)
+    found = {}
+    for name in _made_again(run):
+        shape = part.tensors[name.removesuffix(AGAIN_SUFFIX)][2]
+        found[name] = dims.gathered if shape == dims.residual else shape
+    return Part(run, part.tensors | storages(dims.dtype, Column.ACTIVATIONS, found))
 
 
 @cache
-def halves(run: Replay) -> Halves:
-    """The halves of a program's backward."""
+def halves(run: Replay, *, owns_input: bool = True) -> Halves:
+    """The halves of a program's backward; W's moments have the block's input, where W needs it, if `owns_input`."""
     backward = Backward(run.program, splits=True)
     weights, operations = [], [pending.op for pending in backward.pending]
     for index, (op, param, _, _) in enumerate(backward.pending):
@@ -73,6 +79,8 @@ def halves(run: Replay) -> Halves:
                 weights.append(Moment(f"W of {op.name}", tuple(storages), gradients))
             storages = dict.fromkeys((*(pending.kept for pending in left if pending.op is not op), *op.late_fetches))
         weights.append(Moment(f"W of {op.name}", tuple(storages), gradients, (param,), (param,)))
+    if not owns_input:
+        weights = [replace(moment, storages=tuple(name for name in moment.storages if name != INPUT)) for moment in weights]
     late, fetched = tuple(pending.param for pending in backward.pending), frozenset(name for op in operations for name in op.late_fetches)
     return Halves(replace(run, **backward_fields(backward.moments)), late, tuple(weights), fetched)
 
@@ -97,9 +105,12 @@ class HalvedBytes(NamedTuple):
     weights: tuple[tuple[Moment, int], ...]
 
 
-def weigh_halves(block: BlockBytes, *, in_place: bool) -> HalvedBytes:
-    """Sums of a block's halves; `in_place` as for `weigh`."""
-    split, tensors = halves(block.part.replay), block.part.tensors
+def weigh_halves(block: BlockBytes, *, in_place: bool, owns_input: bool = True) -> HalvedBytes:
+    """Sums of a block's halves; `in_place` as for `weigh`.
+
+    `owns_input`: whether the block's input, where W needs it, is counted here; else it is a receive buffer.
+    """
+    split, tensors = halves(block.part.replay, owns_input=owns_input), block.part.tensors
     return HalvedBytes(
         inputs=weigh(Part(split.inputs, tensors), block.gradients, in_place=in_place),
         late_bytes=sum([block.gradients[name] for name in split.late]),

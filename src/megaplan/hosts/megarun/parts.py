@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 from itertools import accumulate
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from megaplan.blocks.ops import OUTPUT, BlockProgram
 from megaplan.blocks.storages import Shapes, Stored
 from megaplan.columns import Column
 from megaplan.hosts.megarun.allocator import slack_bytes
-from megaplan.hosts.megarun.program import Moment, Replay, replay
+from megaplan.hosts.megarun.program import CALLER, Backward, Moment, Replay, backward_fields, replay
 from megaplan.hosts.values import BlockLedger, LedgerTensor
 from megaplan.tuples import new
 
@@ -129,6 +130,21 @@ def weigh(part: Part, gradients: dict[str, int], *, in_place: bool) -> BlockByte
             again_bytes,
         ),
     )
+
+
+@cache
+def _arrived(run: Replay, *, splittable: bool) -> Replay:
+    program = run.program._replace(arriving={**run.program.arriving, CALLER: OUTPUT})
+    return replace(run, program=program, **backward_fields(Backward(program, splittable=splittable).moments))
+
+
+def weigh_arrived(block: BlockBytes, *, splittable: bool, in_place: bool) -> BlockBytes:
+    """A block's sums where the gradient of its output came from another slot.
+
+    It is in a receive buffer to the end, so that what is added to it makes a new storage. `splittable` and `in_place` as for the block.
+    """
+    run = _arrived(block.part.replay, splittable=splittable)
+    return weigh(Part(run, block.part.tensors), block.gradients, in_place=in_place)
 
 
 def ledger(block: BlockBytes, gradients: Shapes, *, in_place: bool) -> BlockLedger:
