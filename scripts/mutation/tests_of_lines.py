@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,26 +18,24 @@ RECORD, SELECT = os.environ.get("MUTATION_RECORD"), os.environ.get("MUTATION_SEL
 
 
 class Recorder:
-    """Seconds of each test, and lines by test."""
+    """Seconds of each test on a processor, its child processes' too, and lines by test."""
 
     def __init__(self, path: Path) -> None:
         import coverage  # noqa: PLC0415  (only recording needs it)
 
-        self.path, self.seconds = path, defaultdict(float)
+        self.path, self.seconds = path, dict[str, float]()
         self.coverage = coverage.Coverage(data_file=None, include=["*/src/megaplan/*"], config_file=False)
         self.coverage.start()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Lines from here on are the test's."""
+        began = sum(os.times()[:4])
         self.coverage.switch_context(item.nodeid)
         result = yield
         self.coverage.switch_context("")
+        self.seconds[item.nodeid] = sum(os.times()[:4]) - began
         return result
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Setup, call and teardown together."""
-        self.seconds[report.nodeid] += report.duration
 
     def pytest_sessionfinish(self) -> None:
         """Write tests with their seconds, and for each line the indices of its tests."""
