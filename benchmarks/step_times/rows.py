@@ -40,6 +40,8 @@ SQUAD_TOKENS = 180.0
 """Of a packed question: contexts of SQuAD 1.1 have about 120 words, questions 10, answers 3."""
 LOW_HEADS = frozenset({"deepseek-v3", "gpt-oss-120b"})
 """Models whose whole-iteration recipes of Bridge set fp8_output_proj."""
+HYBRID_SHARDED = frozenset({"nemotron3-ultra"})
+"""Models whose Bridge recipes shard inside an NVLink domain and replicate over domains."""
 RECOMPUTE_MODULES = frozenset({"core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act"})
 
 
@@ -101,7 +103,8 @@ def software_of(row: Row) -> Software:
     sharded = None
     if fsdp:
         gather = 1 if row["fp8_gather"] and precision != "bf16" else 2
-        sharded = Sharded(SHARDED[fsdp["kind"]], bool(fsdp["regather"]), fsdp["red"], gather)
+        inside = row["model"] in HYBRID_SHARDED
+        sharded = Sharded(SHARDED[fsdp["kind"]], bool(fsdp["regather"]), fsdp["red"], gather, inside)
     return Software(
         name=FRAMEWORKS.get(row["framework"], row["framework"]),
         release=release_of(row),

@@ -76,10 +76,18 @@ def data_work(work: StepWorkload, grad_bytes: float) -> DataWork:
         dense = Group(ranks, inside, share * elements.dense * grad_bytes, share * elements.dense * 2)
         experts = Group(expert_ranks, expert_inside, share * elements.experts * grad_bytes, share * elements.experts * 2)
         return DataWork(dense, experts, none, no_experts, False, 1, OPTIMIZER_BYTES * optimizer)
-    dense = Group(ranks, inside, elements.dense * sharded.reduce_bytes, elements.dense * sharded.gather_bytes)
-    experts = Group(expert_ranks, expert_inside, elements.experts * sharded.reduce_bytes, elements.experts * 2)
-    once = sharded.kind == "fsdp2" and mesh.pp > 1
-    return DataWork(none, no_experts, dense, experts, once, 2 if sharded.regather else 1, OPTIMIZER_BYTES * optimizer)
+    of_dense = (elements.dense * sharded.reduce_bytes, elements.dense * sharded.gather_bytes)
+    of_experts = (elements.experts * sharded.reduce_bytes, elements.experts * 2)
+    once, gathers = sharded.kind == "fsdp2" and mesh.pp > 1, 2 if sharded.regather else 1
+    dense, experts = Group(ranks, inside, *of_dense), Group(expert_ranks, expert_inside, *of_experts)
+    if not sharded.inside:
+        return DataWork(none, no_experts, dense, experts, once, gathers, OPTIMIZER_BYTES * optimizer)
+    # each domain shards its copy; over domains gradients are reduced and parameters gathered once a step, of a rank's own shard
+    copies, expert_copies = ranks / inside, expert_ranks / expert_inside
+    over = Group(copies, 1.0, *(size / inside for size in of_dense))
+    experts_over = Group(expert_copies, 1.0, *(size / expert_inside for size in of_experts))
+    dense, experts = Group(inside, inside, *of_dense), Group(expert_inside, expert_inside, *of_experts)
+    return DataWork(over, experts_over, dense, experts, once, gathers, OPTIMIZER_BYTES * optimizer)
 
 
 def ring_seconds(moved: Any, ranks: Any, bandwidth: Any, latency: Any) -> Any:

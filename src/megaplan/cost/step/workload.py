@@ -142,12 +142,14 @@ class Sharded(NamedTuple):
         regather: Gathered again in backward.
         reduce_bytes: Of an element of the reduced gradients.
         gather_bytes: Of a gathered element.
+        inside: Sharded over the ranks of one domain, with a copy in each (HSDP).
     """
 
     kind: str
     regather: bool = True
     reduce_bytes: int = 4
     gather_bytes: int = 2
+    inside: bool = False
 
 
 class Software(NamedTuple):

@@ -222,3 +222,13 @@ def test_sharded_experts_are_gathered_over_their_own_ranks():
     assert found.sharded_experts.gathered == held(work).experts * 2
     alone = data_work(step(MOE, name="automodel", release=None, ep=8, sharded=Sharded("fsdp2")), 2)
     assert alone.sharded_experts.ranks == 1
+
+
+def test_hybrid_sharding_gathers_inside_a_domain_alone():
+    """16 data ranks on two nodes: eight gather for every microbatch, and two exchange each eighth once a step."""
+    given = {"world": 16, "dp": 16, "name": "torchtitan", "release": None}
+    flat, hybrid = (data_work(step(LLAMA, sharded=Sharded("fsdp2", inside=inside), **given), 4) for inside in (False, True))
+    assert (flat.sharded.ranks, flat.dense.gathered) == (16, 0)
+    assert (hybrid.sharded.ranks, hybrid.sharded.gathered) == (8, flat.sharded.gathered)
+    assert (hybrid.dense.ranks, hybrid.dense.gathered) == (2, flat.sharded.gathered / 8)
+    assert seconds(sharded=Sharded("fsdp2", inside=True), **given) < seconds(sharded=Sharded("fsdp2"), **given)
