@@ -26,6 +26,10 @@ def build_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
         from megaplan.budget.megatron import megatron_budget  # noqa: PLC0415 (a job has one host)
 
         return megatron_budget(spec, inventory, layout)
+    if spec.host.name == "torchtitan":
+        from megaplan.budget.torchtitan import torchtitan_budget  # noqa: PLC0415
+
+        return torchtitan_budget(spec, inventory, layout)
     from megaplan.budget.megarun import megarun_budget  # noqa: PLC0415
 
     return megarun_budget(spec, inventory, layout)

@@ -92,7 +92,7 @@ def stage_ranks(
         chunks = [parts.chunk for parts in owned]
         num_receives = sum(forward + backward for forward, backward in receives[pp_rank]) if receives else 0
         persistent = _persistent(evaluation, own_slots, owned, num_receives)
-        held = _held_by_schedule(evaluation, own_slots, chunks)
+        held = held_by_schedule(evaluation, own_slots, chunks)
         peak = step_peak(chunks, counts.moments[pp_rank], held, evaluation.workspace_bytes)
         ranks += _distinct(evaluation, pp_rank, persistent, peak, usable_bytes, offsets)
     return ranks
@@ -104,7 +104,7 @@ def slot_chunks(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[Chunk
     return tuple(evaluation.parts(slot).chunk for slot in layout.slots)
 
 
-def _held_by_schedule(evaluation: Evaluation, slots: Sequence[Slot], chunks: Sequence[Chunk]) -> HeldBySchedule:
+def held_by_schedule(evaluation: Evaluation, slots: Sequence[Slot], chunks: Sequence[Chunk]) -> HeldBySchedule:
     """What local variables of 1F1B's and GPipe's step keep alive; the other schedules' actions return before the next one runs."""
     kind = evaluation.spec.schedule.kind
     if kind not in (GPIPE, ONE_F_ONE_B) or not evaluation.policy.pipelined:

@@ -40,7 +40,7 @@ class StagePeaks:
         Raises:
             MegaplanError: MP311 … MP313 if the schedule cannot run on these degrees; MP504 if the device is unknown.
         """
-        if self._spec.host.name == "megatron":
+        if self._spec.host.name != "megarun":
             found = self._of_whole_job(layout)
             return [found[rank] for rank in pp_ranks]
         of_rank = layout.by_rank()

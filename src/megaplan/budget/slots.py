@@ -40,6 +40,10 @@ def kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[KeptBy
         from megaplan.budget.megatron import megatron_kept_bytes  # noqa: PLC0415
 
         return tuple(KeptBytes(size, 0) for size in megatron_kept_bytes(spec, inventory, layout))
+    if spec.host.name == "torchtitan":
+        from megaplan.budget.torchtitan import torchtitan_kept_bytes  # noqa: PLC0415
+
+        return tuple(KeptBytes(size, 0) for size in torchtitan_kept_bytes(spec, inventory, layout))
     return tuple(KeptBytes(chunk.saved_bytes, chunk.waiting_bytes) for chunk in slot_chunks(spec, inventory, layout))
 
 

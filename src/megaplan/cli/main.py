@@ -66,11 +66,12 @@ def _app(words: Sequence[str]) -> typer.Typer:
     for name in named or _COMMANDS:
         app.command()(getattr(import_module(f"megaplan.cli.{name}"), name))
     if named is None:
-        from megaplan.cli import import_hf, import_megatron  # noqa: PLC0415  (the daily command has a spec)
+        from megaplan.cli import import_hf, import_megatron, import_torchtitan  # noqa: PLC0415  (the daily command has a spec)
 
         group = import_hf.group
         if all(command.name != "megatron" for command in group.registered_commands):
             group.command("megatron")(import_megatron.import_megatron)
+            group.command("torchtitan")(import_torchtitan.import_torchtitan)
         app.add_typer(group)
     return app
 

@@ -14,9 +14,9 @@ HOSTS: dict[str, CodeInfo] = {
     ),
     "MP902": CodeInfo(
         "the host does not support this",
-        "The spec has a block, feature, dtype or degree that Megatron-Core does not support.",
+        "The spec has a block, feature, dtype or degree that the host does not support, or whose tensors are not listed for it.",
         "The estimate would be of another model or another step.",
-        "Change the setting that the message names, or plan for megarun.",
+        "Change the setting that the message names, or plan for another host.",
         "host: {name: megatron}\nmodel: {mamba: {kind: mamba3}}      # wrong: Megatron's M is Mamba-2",
     ),
     "MP903": CodeInfo(
@@ -85,7 +85,7 @@ HOSTS: dict[str, CodeInfo] = {
     "MP916": CodeInfo(
         "an argument is missing or has the wrong type",
         "An argument that shapes need is missing, or its value has another type.",
-        "Megatron has no default for it, or refuses it too.",
+        "The framework has no default for it, or refuses it too.",
         "Write the argument with the value that the run uses.",
         "--hidden-size 4k      # wrong",
     ),

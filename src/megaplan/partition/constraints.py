@@ -18,16 +18,18 @@ class Constraints(NamedTuple):
         pin: Cuts that must be.
         together: Half-open layer spans no cut may part.
         shared: Layers that read what the layer before them reads: no cut may stand before one.
+        joined: Layers inside a transformer block of the host: likewise.
     """
 
     forbid: tuple[int, ...] = ()
     pin: tuple[int, ...] = ()
     together: tuple[tuple[int, int], ...] = ()
     shared: tuple[int, ...] = ()
+    joined: tuple[int, ...] = ()
 
     def allowed_cuts(self, num_layers: int) -> tuple[int, ...]:
         """Cuts that may be, ascending."""
-        barred = {*self.forbid, *self.shared}
+        barred = {*self.forbid, *self.shared, *self.joined}
         for start, stop in self.together:
             barred.update(range(start + 1, stop))
         return tuple(cut for cut in range(1, num_layers) if cut not in barred)
@@ -39,6 +41,7 @@ class Constraints(NamedTuple):
             f"cut {c} parts layers [{start}, {stop}) of split.together" for start, stop in self.together for c in cuts if start < c < stop
         ]
         broken += [f"cut {cut} parts layer {cut} of model.parallel_layers from the layer before" for cut in cuts if cut in self.shared]
+        broken += [f"cut {cut} lies inside a transformer block of the host" for cut in cuts if cut in self.joined]
         return broken + [f"cut {cut} of split.pin is missing" for cut in self.pin if cut not in cuts]
 
     def check(self, num_layers: int, num_slots: int) -> None:
@@ -65,6 +68,8 @@ class Constraints(NamedTuple):
                 found.append(_problem("MP328", f"cut {cut} is in split.pin and in split.forbid", "split.pin"))
             if cut in self.shared:
                 found.append(_problem("MP328", f"cut {cut} of split.pin parts layer {cut} of model.parallel_layers", "split.pin"))
+            if cut in self.joined:
+                found.append(_problem("MP328", f"cut {cut} of split.pin lies inside a transformer block of the host", "split.pin"))
             for start, stop in self.together:
                 if start < cut < stop:
                     found.append(_problem("MP329", f"cut {cut} of split.pin lies inside [{start}, {stop}) of split.together", "split.pin"))
@@ -81,9 +86,10 @@ class Constraints(NamedTuple):
 
 
 def constraints_of(spec: Spec) -> Constraints:
-    """The constraints of a spec: its `split` section's, and those of layers that share their input."""
+    """The constraints of a spec: its `split` section's, those of layers that share their input, and of blocks that its host never cuts."""
     split = spec.split
-    return Constraints(split.forbid, split.pin, split.together, spec.model.parallel_layers)
+    joined = tuple(range(1, spec.model.num_layers, 2)) if spec.host.name == "torchtitan" else ()
+    return Constraints(split.forbid, split.pin, split.together, spec.model.parallel_layers, joined)
 
 
 def _problem(code: str, detail: str, key: str) -> Diagnostic:

@@ -13,17 +13,21 @@ GraphModule = Literal["attn", "mamba", "mlp", "moe", "moe_router", "moe_preproce
 OffloadModule = Literal["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act", "fused_group_mlp"]
 Unpriced = Literal["distillation", "fsdp", "layer_wise_param_layout", "optimizer_cuda_graph"]
 LoadBalancing = Literal["aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"]
-OfHost = Literal["megarun", "megatron"]
+OfHost = Literal["megarun", "megatron", "torchtitan"]
 Framework = Literal["megatron-lm", "megatron-bridge", "nemo", "mlperf"]
+RESERVED_PERCENT = 10
+"""What torch reserves above the pools of torchtitan's streams: fitted, see docs/reference/accuracy-torchtitan.md."""
 RELEASED = ("megatron-bridge", "nemo")
 """Frameworks whose releases differ in their measured step times."""
 
 
 class Host(Section):
-    """The framework that will run the plan. `kernels` is megarun's; all keys after it are Megatron-Core's, with its own defaults.
+    """The framework that will run the plan. `kernels` is megarun's, keys from compile_model on are torchtitan's, others Megatron-Core's.
+
+    Each has its host's own default.
 
     Attributes:
-        name: megarun, or megatron for Megatron-Core with Transformer Engine.
+        name: megarun, megatron for Megatron-Core with Transformer Engine, or torchtitan.
         kernels: Plain torch (reference) or Triton.
         model: hybrid is Megatron's HybridModel, one operator a letter; gpt its GPTModel, whose layer is an A and the D or E after it.
         attention_backend: flash keeps a log-sum-exp a row and head, fused (cuDNN) under GQA the queries again, unfused the probabilities.
@@ -67,6 +71,15 @@ class Host(Section):
         framework: Whose efficiencies and step constants the time of a step has: Megatron-Core is run by several.
         release: Of megatron-bridge or nemo, as 26.04: MoE layers have a constant each; null for none.
         dp_comm_overlap: Gradients are reduced and parameters gathered beside computation; null for what the framework does.
+        compile_model: torch.compile of every transformer block.
+        compile_loss: torch.compile of the loss, which then keeps the logits alone.
+        checkpoint_every: Of a recompute policy, the transformer blocks that have it: every n-th one.
+        repeat_kv: Keys and values are repeated for every query head before attention, as until 2025.
+        fsdp_ends: separate shards the embedding, and norm with head, as groups of their own; root as one with the model's, as until 2025.
+        async_tensor_parallel: Gathers and reductions of TP beside its products.
+        keep_pipeline_outputs: The last stage keeps all logits until the step has ended, and joins them, as torch's schedules did until 2.9.
+        foreach_optimizer: AdamW with torch's foreach kernels in place of the fused one: roots of the second moments stand beside it.
+        reserved_percent: Reserved above allocated; fitted to six published runs of one model, see the accuracy page.
     """
 
     name: OfHost = "megarun"
@@ -113,6 +126,15 @@ class Host(Section):
     framework: Framework = "megatron-lm"
     release: Annotated[str, Field(pattern=r"^\d\d\.\d\d$")] | None = None
     dp_comm_overlap: StrictBool | None = None
+    compile_model: StrictBool = False
+    compile_loss: StrictBool = False
+    checkpoint_every: PositiveInt = 1
+    repeat_kv: StrictBool = False
+    fsdp_ends: Literal["separate", "root"] = "separate"
+    async_tensor_parallel: StrictBool = False
+    keep_pipeline_outputs: StrictBool = False
+    foreach_optimizer: StrictBool = False
+    reserved_percent: Annotated[int, Field(ge=0, le=100, strict=True)] = RESERVED_PERCENT
 
     @property
     def may_leave_slots_empty(self) -> bool:
@@ -143,7 +165,16 @@ _LATER = frozenset({
 })  # fmt: skip
 
 
+TORCHTITAN_KEYS = frozenset({
+    "compile_model", "compile_loss", "checkpoint_every", "repeat_kv", "fsdp_ends", "async_tensor_parallel", "keep_pipeline_outputs",
+    "foreach_optimizer", "reserved_percent",
+})  # fmt: skip
+
+
 def host_keys(name: OfHost) -> frozenset[str]:
     """The keys of `host` that a host reads."""
-    everything = frozenset(Host.model_fields)
-    return frozenset({"name", "kernels"}) if name == "megarun" else everything - {"kernels"}
+    if name == "megarun":
+        return frozenset({"name", "kernels"})
+    if name == "torchtitan":
+        return frozenset({"name"}) | TORCHTITAN_KEYS
+    return frozenset(Host.model_fields) - {"kernels"} - TORCHTITAN_KEYS

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import get_args
 
 from megaplan.diagnostics import diagnostic
 from megaplan.dtypes import DType
 from megaplan.errors import Diagnostic, Severity
 from megaplan.spec.context import Checked
-from megaplan.spec.host import RELEASED, host_keys
+from megaplan.spec.host import RELEASED, OfHost, host_keys
 from megaplan.spec.models import GroupedQueryAttention
 from megaplan.spec.options import given_options
 
@@ -33,12 +34,17 @@ def host_rules(checked: Checked) -> Iterator[Diagnostic]:
     host = checked.spec.host
     own = host_keys(host.name)
     for key in sorted(host.model_fields_set - own):
-        other = "megarun" if host.name == "megatron" else "megatron"
+        other = next(name for name in get_args(OfHost) if key in host_keys(name))
         detail = f"host.{key} is a key of host {other}, and host.name = {host.name}"
         yield checked.error("MP901", detail, f"host.{key}", f"remove host.{key}", f"host: {{name: {other}}}")
     if host.name == "megarun":
         yield from _not_of_megarun(checked)
         yield from _recipe_of_megarun(checked)
+    if host.name == "torchtitan" and checked.pattern is not None:
+        from megaplan.spec.torchtitan_limits import torchtitan_limits  # noqa: PLC0415
+
+        for limit in torchtitan_limits(checked.spec, checked.pattern.layers):
+            yield checked.error("MP902", limit.detail, limit.key, *([limit.fix] if limit.fix else []))
     if host.name != "megatron" or checked.pattern is None:
         return
     from megaplan.spec.megatron_limits import gpt_limits, megatron_limits  # noqa: PLC0415 (most specs are of megarun)

@@ -72,7 +72,26 @@ def workload_of(
 
 
 def software_of(spec: Spec) -> Software:
-    """The software of a spec whose host is megatron.
+    """The software of a spec whose host is another framework than megarun."""
+    return _torchtitan(spec) if spec.host.name == "torchtitan" else _megatron(spec)
+
+
+def _torchtitan(spec: Spec) -> Software:
+    """Its kernels, and FSDP2's transfers: gathers of one byte an element where float8 weights are gathered."""
+    recipe, mesh = spec.precision.recipe, spec.mesh
+    gathered = 1 if recipe is not None and recipe.param_gather else 2
+    sharded = Sharded("fsdp2", spec.sharding.reshard_after_forward, spec.precision.reduce.bytes, gathered)
+    return Software(
+        name=spec.host.name,
+        dtype=low_dtype(spec),
+        tp_overlap=spec.host.async_tensor_parallel,
+        compiled=spec.host.compile_model,
+        sharded=sharded if mesh.dp_shard * mesh.cp > 1 else None,
+    )
+
+
+def _megatron(spec: Spec) -> Software:
+    """Megatron-Core and Transformer Engine by the keys of `host`.
 
     Megatron-Core with Transformer Engine, as `host.framework` and `host.release` run it, with the overlap that the host's keys turn on; of
     Megatron-LM itself the constants are those of MooreThreads/SimuMax's runs.
@@ -112,7 +131,10 @@ def _graphs(host: Host) -> frozenset[str]:
 
 
 def recomputed_of(spec: Spec) -> Recomputed:
-    """What backward runs again under Megatron-Core's policies."""
+    """What backward runs again under the host's policies."""
+    if spec.host.name == "torchtitan":
+        policy, share = spec.recompute.default, 1 / spec.host.checkpoint_every
+        return Recomputed(share if policy == "full" else 0.0, per_op=policy == "selective" and share == 1)
     letters = parse_pattern(spec.model.pattern, spec.model.num_layers).layers
     policies = [spec.recompute.of(letter) for letter in letters]
     modules = set(spec.host.recompute_modules)

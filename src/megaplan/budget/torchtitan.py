@@ -1,0 +1,246 @@
+"""The budget of a job that torchtitan runs: FSDP2 of transformer blocks, in the evaluation and the moments of megarun's runtime.
+
+What differs: a layer is a pair of letters; gradients are reduced in fp32 on a stream of their own and gathers fill buffers on another, so
+that torch's allocator keeps both pools apart from what the model computes; the schedule may keep its outputs. A budget is of what torch
+reserves, for that is what torchtitan logs as memory.
+
+Source: torchtitan/distributed/fsdp.py, train.py; torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (`foreach_reduce` makes its
+output on the reduce-scatter stream, `foreach_all_gather` its own on the copy-in stream).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from megaplan.budget.chunk import Policy
+from megaplan.budget.evaluation import Evaluated, Evaluation, SlotParts
+from megaplan.budget.megarun import held_by_schedule, schedule_counts
+from megaplan.budget.reserve import device_budget
+from megaplan.budget.step import StepPeak, step_peak
+from megaplan.budget.stored import RankStorage, Stored, Updates
+from megaplan.budget.values import (
+    ACTIVATIONS,
+    COMMUNICATION,
+    GRADIENTS,
+    MATRIX_OPTIMIZER,
+    NO_BYTES,
+    OTHER_OPTIMIZER,
+    OVERHEAD,
+    WORKSPACE,
+    Budget,
+    Cells,
+    RankBudget,
+    StageBudget,
+    checked,
+)
+from megaplan.columns import Phase
+from megaplan.hosts.megarun.allocator import slack_bytes
+from megaplan.hosts.megarun.boundaries import boundary_bytes
+from megaplan.hosts.megarun.buffers import input_bytes, label_bytes, rotary_bytes
+from megaplan.hosts.megarun.dims import local_dims
+from megaplan.hosts.megarun.sizes import Sizes, storage_sizes
+from megaplan.hosts.megarun.storage import OWNER_COLUMNS, BlockStorage, GroupBytes
+from megaplan.hosts.torchtitan.blocks import PAIR, SIZE, transformer_blocks
+from megaplan.hosts.torchtitan.ends import LOGITS
+from megaplan.hosts.torchtitan.ledger import block_bytes, makes_of
+from megaplan.inventory.tensors import Inventory
+from megaplan.layout.ranks import rank_coordinate
+from megaplan.layout.values import Layout, Slot
+from megaplan.schedules.registry import SPLIT_BACKWARD
+from megaplan.spec.device import device_of
+from megaplan.spec.models import Spec
+
+REPLICATED, TENSOR_PARALLEL, EXPERT_PARALLEL = OWNER_COLUMNS.values()
+
+
+class Pools(NamedTuple):
+    """What the streams of FSDP2's collectives hold of torch's memory, whatever is alive of it.
+
+    Attributes:
+        shards: Outputs of all reductions, which are the gradients.
+        gathers: Outputs of two all-gathers, the one in use and the next.
+    """
+
+    shards: int
+    gathers: int
+
+
+class TitanEvaluation(Evaluation):
+    """The values of a rank under torchtitan. Its blocks are transformer blocks; the layout's slots count letters."""
+
+    def __init__(self, spec: Spec, inventory: Inventory, layout: Layout) -> None:  # its own blocks, groups and policy
+        """Evaluate every block once."""
+        self.spec, self.layout = spec, layout
+        self.inventory = blocks = transformer_blocks(inventory)
+        self.dims = local_dims(spec)
+        self.boundary_bytes = boundary_bytes(self.dims)
+        self.boundary_slack_bytes = slack_bytes([self.boundary_bytes])
+        self.step_sum_bytes: dict[str, int] = {}
+        self.workspace_bytes = device_of(spec.device).gemm_workspace_bytes
+        sizes, pipelined = titan_sizes(spec), spec.mesh.is_pipelined
+        whole = Stored(sizes, blocks)
+        self._groups = {name: whole.block(name).both for name, _ in blocks.blocks()}
+        reshard = spec.sharding.reshard_after_forward
+        self.stored = PooledStored(sizes, blocks, frees_embedding=reshard and spec.host.fsdp_ends == "separate" and not blocks.tied)
+        made: dict[object, Evaluated] = {}
+        self.blocks: dict[str, Evaluated] = {}
+        for name, make in makes_of(spec, blocks).items():
+            tied = name == "head" and blocks.tied
+            if make not in made:
+                block = blocks.block("embedding" if tied else name)
+                sums = block_bytes(spec, self.dims, name, block)
+                storage = None if tied else self.stored.block(name)
+                layer, in_place = name.startswith("layers."), spec.precision.params is spec.precision.grads
+                made[make] = Evaluated(block, sums, storage, layer=layer, boundary_bytes=self.boundary_bytes, in_place=in_place)
+            self.blocks[name] = made[make]
+        self.policy = Policy(
+            pipelined=pipelined,
+            reshard=reshard,
+            splits_backward=spec.schedule.kind in SPLIT_BACKWARD and pipelined,
+            in_place=spec.precision.params is spec.precision.grads,
+            replicated=spec.mesh.dp_replicate > 1,
+            gathers_ahead=False,
+            boundary_bytes=self.boundary_bytes,
+        )
+        self._parts: dict[int, SlotParts] = {}
+        self.alike = {}
+
+    def _make(self, slot: Slot) -> SlotParts:
+        return super()._make(in_blocks(slot))
+
+    def of_rank(self, slots: tuple[Slot, ...]) -> RankStorage:
+        """What a pipeline rank with these slots holds of parameters."""
+        return super().of_rank(tuple(map(in_blocks, slots)))
+
+    def pools(self, slots: Sequence[Slot]) -> Pools:
+        """Of a pipeline rank with these slots."""
+        shards = flats = largest = 0
+        for slot in map(in_blocks, slots):
+            held = [(name, self._groups[name]) for name in slot.blocks]
+            shards += sum(group.shard_bytes for _, group in held)
+            largest = max([largest, *[group.flat_bytes for name, group in held if name.startswith("layers.")]])
+            flats = max(flats, sum(group.flat_bytes for name, group in held if not name.startswith("layers.")))
+        return Pools(shards, max(flats, largest) + largest)
+
+
+class PooledStored(Stored):
+    """What FSDP2 holds but for what its streams' pools have: outputs of gathers and reductions."""
+
+    def __init__(self, sizes: Sizes, inventory: Inventory, *, frees_embedding: bool) -> None:
+        """`frees_embedding`: the gathered embedding is freed after its forward, which no peak has; gathered again it is alone."""
+        super().__init__(sizes, inventory)
+        embedding = id(inventory.block("embedding"))
+        self._blocks = {key: _pooled(storage, ungathered=frees_embedding and key == embedding) for key, storage in self._blocks.items()}
+
+
+def _pooled(storage: BlockStorage, *, ungathered: bool) -> BlockStorage:
+    def group(whole: GroupBytes) -> GroupBytes:
+        gathered = 0 if ungathered else whole.gathered_bytes
+        return whole._replace(shard_bytes=0, reduced_bytes=0, flat_bytes=0, gathered_bytes=gathered)
+
+    return storage._replace(dense=group(storage.dense), experts=group(storage.experts), both=group(storage.both))
+
+
+def titan_sizes(spec: Spec) -> Sizes:
+    """How FSDP2 shards: over dp_shard · cp ranks; with float8 gathers the layers' weights have one byte."""
+    ranks, recipe = spec.mesh.dp_shard * spec.mesh.cp, spec.precision.recipe
+    low = frozenset({PAIR}) if recipe is not None and recipe.param_gather else frozenset[str]()
+    return storage_sizes(spec)._replace(degrees=(ranks, ranks), low=low)
+
+
+def in_blocks(slot: Slot) -> Slot:
+    """A slot of letters as one of transformer blocks."""
+    start, stop = slot.start // SIZE, slot.stop // SIZE
+    layers = [f"layers.{index}" for index in range(start, stop)]
+    first = next((place for place, name in enumerate(slot.blocks) if name.startswith("layers.")), 0)
+    others = [name for name in slot.blocks if not name.startswith("layers.")]
+    return slot._replace(start=start, stop=stop, blocks=(*others[:first], *layers, *others[first:]))
+
+
+def torchtitan_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
+    """Bytes of every rank by phase and column.
+
+    Args:
+        spec: A checked spec whose host is torchtitan.
+        inventory: Its parameter tensors.
+        layout: Its slots, which end between transformer blocks.
+    """
+    device = device_budget(device_of(spec.device))
+    evaluation, counts = TitanEvaluation(spec, inventory, layout), schedule_counts(spec)
+    ranks: list[RankBudget] = []
+    for pp_rank, slots in enumerate(layout.by_rank()):
+        parts = [evaluation.parts(slot) for slot in slots]
+        chunks = [part.chunk for part in parts]
+        peak = step_peak(chunks, counts.moments[pp_rank], held_by_schedule(evaluation, slots, chunks))
+        receives = sum(map(sum, counts.receives[pp_rank])) if counts.receives else 0
+        ranks += _ranks(evaluation, pp_rank, slots, peak, receives, device.usable_bytes)
+    stages = tuple(
+        StageBudget(slot.index, slot.pp_rank, slot.chunk, slot.start, slot.stop, evaluation.parts(slot).stored.whole_parameters)
+        for slot in layout.slots
+    )
+    ordered = tuple(sorted(ranks, key=lambda rank: (-rank.peak_bytes, rank.ranks)))
+    return Budget(device, stages, ordered, inventory.parameters, inventory.active_parameters)
+
+
+def torchtitan_kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[int, ...]:
+    """What one microbatch keeps on each slot, in model order."""
+    evaluation = TitanEvaluation(spec, inventory, layout)
+    return tuple(evaluation.parts(slot).chunk.saved_bytes for slot in layout.slots)
+
+
+def _ranks(
+    evaluation: TitanEvaluation, pp_rank: int, slots: tuple[Slot, ...], peak: StepPeak, receives: int, usable_bytes: int
+) -> list[RankBudget]:
+    """The budgets of a pipeline rank's other ranks: they differ in optimizer state where shards are uneven."""
+    mesh, stored = evaluation.spec.mesh, evaluation.of_rank(slots)
+    per_stage, sharing = mesh.world_size // mesh.pp, mesh.dp_shard * mesh.cp
+    places: dict[tuple[int, int], list[int]] = {}
+    for offset in range(per_stage):
+        updates = stored.updates(offset // mesh.tp % sharing if stored.uneven else 0, 0)
+        places.setdefault((updates.matrix_bytes, updates.other_bytes), []).append(pp_rank * per_stage + offset)
+    budgets = []
+    for same in places.values():
+        updates = stored.updates(same[0] % per_stage // mesh.tp % sharing if stored.uneven else 0, 0)
+        cells, where = _cells(evaluation, slots, peak, receives, updates)
+        budgets.append(RankBudget(tuple(same), rank_coordinate(mesh, same[0]), stored.parameters, cells, where, usable_bytes))
+    return budgets
+
+
+def _cells(
+    evaluation: TitanEvaluation, slots: tuple[Slot, ...], peak: StepPeak, receives: int, updates: Updates
+) -> tuple[Cells, dict[Phase, str]]:
+    spec, stored, pools = evaluation.spec, evaluation.of_rank(slots), evaluation.pools(slots)
+    is_last = slots[-1].index == len(evaluation.layout.slots) - 1
+    init = NO_BYTES.copy()
+    init[REPLICATED], init[TENSOR_PARALLEL], init[EXPERT_PARALLEL] = stored.resident_bytes
+    init[ACTIVATIONS] = len(slots) * rotary_bytes(spec)
+    running = init.copy()
+    running[ACTIVATIONS] += (input_bytes(spec) if slots[0].index == 0 else 0) + (label_bytes(spec) if is_last else 0)
+    running[GRADIENTS], running[COMMUNICATION] = pools.shards, pools.gathers + receives * evaluation.boundary_bytes
+    running[WORKSPACE] = evaluation.workspace_bytes
+    stepped = running.copy()
+    stepped[MATRIX_OPTIMIZER], stepped[OTHER_OPTIMIZER] = updates.matrix_bytes, updates.other_bytes
+
+    at_peak, where = peak.cells, peak.where
+    if is_last and spec.host.keep_pipeline_outputs and evaluation.policy.pipelined:
+        logits = evaluation.blocks["head"].sums.part.tensors[LOGITS][0]
+        count = spec.schedule.num_microbatches
+        at_peak = {**at_peak, ACTIVATIONS: at_peak[ACTIVATIONS] + (count - 1) * logits}
+        if 2 * count * logits > sum(at_peak.values()):
+            at_peak, where = {**NO_BYTES, ACTIVATIONS: 2 * count * logits}, "joining the outputs of all microbatches"
+    updating = stepped.copy()
+    if spec.host.foreach_optimizer:
+        updating[WORKSPACE] += (updates.matrix_bytes + updates.other_bytes) // 2
+    phases = {
+        Phase.INIT: init,
+        Phase.FIRST_FORWARD_BACKWARD: {column: size + at_peak[column] for column, size in running.items()},
+        Phase.FIRST_OPTIMIZER: updating,
+        Phase.FORWARD_BACKWARD: {column: size + at_peak[column] for column, size in stepped.items()},
+        Phase.OPTIMIZER: updating.copy(),
+    }
+    for cells in phases.values():
+        cells[OVERHEAD] = sum(cells.values()) * spec.host.reserved_percent // 100
+    made = "all optimizer state made"
+    words = ("parameters in place", where, made, where, "the update of all parameters")
+    return checked(phases), dict(zip(phases, words, strict=True))

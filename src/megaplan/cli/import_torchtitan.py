@@ -1,0 +1,34 @@
+"""`megaplan import torchtitan`: a job configuration of torchtitan as a spec file."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from megaplan.cli.files import STDOUT, write_new
+from megaplan.cli.options import Overrides
+from megaplan.terminal import output
+
+
+def import_torchtitan(
+    config: Annotated[str, typer.Argument(metavar="FILE", help="TOML of a job, or JSON of torchtitan's sections; - for stdin.")],
+    *,
+    target: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Output file; - for stdout.")] = STDOUT,
+    gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", min=1, help="GPUs of the job, where a degree is -1.")] = None,
+    model: Annotated[str | None, typer.Option("--model", metavar="NAME/FLAVOR", help="Of torchtitan's registry: llama3/8B.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    overrides: Overrides = None,
+) -> int:
+    """Convert a torchtitan job to a spec. Keys that are unknown or that a spec cannot express are errors."""
+    from megaplan.importers import hf  # noqa: PLC0415  (help needs no model)
+    from megaplan.importers.torchtitan.spec import import_torchtitan as read_job  # noqa: PLC0415
+    from megaplan.spec.read import display_name, read_text  # noqa: PLC0415
+
+    name = display_name(config)
+    imported = read_job(read_text(config), name, overrides or (), gpus, model)
+    write_new(target, hf.spec_text(imported.document, [f"Imported from {name}, a job of torchtitan."]), force=force)
+    if target != STDOUT:
+        output.write(f"wrote {target}\n")
+    output.report(imported.loaded.diagnostics)
+    return 0

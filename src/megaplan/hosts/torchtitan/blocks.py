@@ -1,0 +1,34 @@
+"""Transformer blocks: an A layer and the D layer behind it, which torchtitan shards, checkpoints and compiles together."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from megaplan.inventory.tensors import Block, Inventory, ParamTensor, make_block
+
+ATTENTION, MLP = "attention.", "mlp."
+"""What stands before the names of each half's tensors and storages."""
+PAIR = "AD"
+"""The letters of a block, and the family of a joined one."""
+SIZE = len(PAIR)
+
+
+@lru_cache(maxsize=64)
+def transformer_blocks(inventory: Inventory) -> Inventory:
+    """The same tensors, the layers two by two; blocks of one make stay one object.
+
+    Args:
+        inventory: Of a spec whose layers are A and D in turn.
+    """
+    made: dict[tuple[int, int], Block] = {}
+    layers = []
+    for attention, mlp in zip(inventory.layers[::SIZE], inventory.layers[1::SIZE], strict=True):
+        key = id(attention), id(mlp)
+        if key not in made:
+            made[key] = make_block(PAIR, (*_named(ATTENTION, attention), *_named(MLP, mlp)), attention.variant)
+        layers.append(made[key])
+    return Inventory(tuple(layers), inventory.outside, inventory.tied, inventory.active_parameters)
+
+
+def _named(prefix: str, block: Block) -> tuple[ParamTensor, ...]:
+    return tuple(tensor._replace(name=prefix + tensor.name) for tensor in block.tensors)

@@ -1,0 +1,49 @@
+"""torchtitan's head and loss: logits, their copy in fp32, and its cross entropy, plain, over a cut vocabulary, or compiled.
+
+Plain, cross entropy keeps log-probabilities in fp32, and its backward has them beside the gradients of both of its halves. Over a cut
+vocabulary (loss parallel) it runs as element-wise operations: forward has the shifted logits too, backward zeros, the exponential, their
+sum. Compiled, nothing of that exists: it reads the logits and makes their gradient.
+
+Source: torchtitan/components/loss.py; torch/distributed/tensor/parallel/loss.py (`_log_softmax`, `_nll_loss_and_log_softmax_backward`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from megaplan.blocks.dims import Dims
+from megaplan.blocks.ops import INPUT, OUTPUT, Op, linear
+from megaplan.blocks.storages import storages
+from megaplan.columns import Column
+from megaplan.hosts.megarun.parts import Part
+from megaplan.hosts.megarun.program import Replay, replay
+
+LOGITS = "logits"
+
+
+def loss_part(dims: Dims, vocab_size: int, *, pipelined: bool, compiled: bool) -> Part:
+    """Head and loss; `pipelined`: the schedule names the logits until the microbatch's backward has ended."""
+    sharded = dims.tp > 1
+    rows = dims.batch * dims.tokens
+    shape = rows, vocab_size // dims.tp
+    tensors = storages(dims.dtype, Column.ACTIVATIONS, {LOGITS: shape, INPUT: dims.residual})
+    tensors |= storages(dims.dtype, Column.COMMUNICATION, {"gathered": dims.gathered})
+    wide = dict.fromkeys(("wide", "log_probs", "shifted", "nll_gradient", "exponential"), shape)
+    tensors |= storages(dims.stat_dtype, Column.ACTIVATIONS, {**wide, "lse": (rows,), "largest": (rows,), OUTPUT: ()})
+    return Part(_replay(sharded, pipelined, compiled), tensors)
+
+
+@cache
+def _replay(sharded: bool, pipelined: bool, compiled: bool) -> Replay:
+    ops = [Op("gather", (INPUT,), ("gathered",))] if sharded else []
+    ops.append(linear("head", "gathered" if sharded else INPUT, LOGITS, "weight"))
+    if compiled:
+        kept = (LOGITS, "lse", "largest")
+        ops.append(Op("cross_entropy", (LOGITS,), (OUTPUT, "lse", "largest"), keeps=kept, grads=(LOGITS,)))
+    else:
+        ops.append(Op("float", (LOGITS,), ("wide",), keeps=(LOGITS,) if pipelined else ()))
+        made, again = (
+            ((OUTPUT, "log_probs", "shifted"), ("nll_gradient", "exponential")) if sharded else ((OUTPUT, "log_probs"), ("nll_gradient",))
+        )
+        ops.append(Op("cross_entropy", ("wide",), made, keeps=("log_probs",), grads=("wide",), fetches=again, holds=(LOGITS,)))
+    return replay(tuple(ops), starts=True, pinned=LOGITS if pipelined else None)

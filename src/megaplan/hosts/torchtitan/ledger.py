@@ -1,0 +1,78 @@
+"""What a transformer block, and each end of the model, keeps and needs for a moment under torchtitan."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from math import prod
+
+from megaplan.blocks.dims import Dims
+from megaplan.families.attention.section import GroupedQueryAttention
+from megaplan.hosts.megarun.dims import local_shape
+from megaplan.hosts.megarun.embedding import embedding_part, final_norm_part
+from megaplan.hosts.megarun.halves import splittable_part
+from megaplan.hosts.megarun.parts import BlockBytes, Part, weigh
+from megaplan.hosts.torchtitan.ends import loss_part
+from megaplan.hosts.torchtitan.program import BlockKey, block_replay, block_shapes
+from megaplan.inventory.tensors import Block, Inventory, Outside, layer_names
+from megaplan.scalars import Policy
+from megaplan.schedules.registry import SPLIT_BACKWARD
+from megaplan.spec.models import Spec
+
+Make = tuple[int, Hashable, str]
+
+
+def policy_of(spec: Spec, block: int) -> Policy:
+    """How transformer block number `block` is checkpointed: every host.checkpoint_every-th one, counted from 1, and the others not."""
+    return spec.recompute.default if (block + 1) % spec.host.checkpoint_every == 0 else "none"
+
+
+def block_key(spec: Spec, attention: GroupedQueryAttention, *, rotates: bool) -> BlockKey:
+    """What of a spec decides a transformer block's operations."""
+    recipe, mesh = spec.precision.recipe, spec.mesh
+    repeats = spec.host.repeat_kv and attention.num_heads > attention.num_kv_heads
+    gathers_low = recipe is not None and recipe.param_gather
+    return BlockKey(
+        attention.qk_norm, rotates, repeats, mesh.tp > 1, mesh.cp > 1, spec.host.compile_model, recipe is not None, not gathers_low
+    )
+
+
+def makes_of(spec: Spec, blocks: Inventory) -> dict[str, Make]:
+    """What decides each block's ledger besides the spec, by its name among transformer blocks; `head` is there for a tied head too."""
+    made: dict[str, Make] = {}
+    for index, (name, block) in enumerate(zip(layer_names(len(blocks.layers)), blocks.layers, strict=True)):
+        made[name] = id(block), _rotates(spec, index), policy_of(spec, index)
+    for name, block in blocks.outside:
+        made[name] = id(block), None, name
+    if blocks.tied:
+        made["head"] = id(blocks.block("embedding")), None, "head"
+    return made
+
+
+def block_bytes(spec: Spec, dims: Dims, name: str, block: Block) -> BlockBytes:
+    """The sums of one block's ledger; gradients are in the gathered parameters' dtype, and the reduction casts them."""
+    mesh, size = spec.mesh, spec.precision.params.of_products.bytes
+    gradients = {tensor.name: prod(local_shape(tensor, mesh.tp, mesh.ep, mesh.etp)) * size for tensor in block.tensors}
+    part = _part(spec, dims, name, block)
+    if spec.schedule.kind in SPLIT_BACKWARD and name.startswith("layers."):
+        part = splittable_part(part, dims)
+    return weigh(part, gradients, in_place=spec.precision.params is spec.precision.grads)
+
+
+def _part(spec: Spec, dims: Dims, name: str, block: Block) -> Part:
+    model, mesh = spec.model, spec.mesh
+    if name == "head":
+        return loss_part(dims, model.vocab_size, pipelined=mesh.is_pipelined, compiled=spec.host.compile_loss)
+    if block.family is Outside.EMBEDDING:
+        return embedding_part(dims, vocab_parallel=True)
+    if block.family is Outside.FINAL_NORM:
+        return final_norm_part(dims, model.norm)
+    index = int(name.removeprefix("layers."))
+    if not isinstance(model.attention, GroupedQueryAttention) or model.mlp is None:
+        raise ValueError(f"{name} is no transformer block that torchtitan's ledger has; check_rules reports this")
+    key = block_key(spec, model.attention, rotates=_rotates(spec, index))
+    return Part(block_replay(key, policy_of(spec, index)), block_shapes(dims, key, model.attention, model.mlp))
+
+
+def _rotates(spec: Spec, block: int) -> bool:
+    attention = spec.model.attention
+    return attention is not None and 2 * block not in attention.nope_layers

@@ -1,0 +1,195 @@
+"""A transformer block as torchtitan runs it: operations, what a checkpoint saves of them, and their storages.
+
+Eager, silu and the product that follows keep three tensors, and rotary embeddings go through fp32; compiled, both are one kernel and what
+is cheap runs again in backward. Under TP the normed input is gathered by an operation of its own, and the linears keep what was gathered.
+Selective checkpointing saves attention, reduce-scatters and every other product, counted from the block's first, and runs all else again;
+eager, what it saves is kept whether backward reads it or not.
+
+Source: torchtitan/models/llama3/model.py, models/common/{attention,feed_forward,rope}.py, distributed/activation_checkpoint.py.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+from megaplan.blocks.dims import Dims
+from megaplan.blocks.ops import INPUT, OUTPUT, Op, add, linear, norm
+from megaplan.blocks.storages import Shapes, residual, storages
+from megaplan.columns import Column
+from megaplan.dtypes import DType
+from megaplan.families.attention.section import GroupedQueryAttention
+from megaplan.families.dense.section import Mlp
+from megaplan.hosts.megarun.program import Replay, replay
+from megaplan.scalars import Policy
+
+CHEAP = ("norm", "rope", "repeat", "activation")
+"""How the operations begin that a compiled block runs again in backward whatever the checkpoint: element-wise ones."""
+MIDDLE = "h"
+"""The residual stream between the halves."""
+
+
+LAST = "mlp.residual"
+"""The last operation: its result is the next block's input, so that nothing that is compiled runs it again."""
+
+
+class BlockKey(NamedTuple):
+    """What decides a block's operations.
+
+    Attributes:
+        qk_norm: Queries and keys are normed.
+        rotates: They have rotary embeddings.
+        repeats: Keys and values are repeated for every query head.
+        sharded: TP is above 1.
+        context: CP is above 1.
+        compiled: torch.compile runs the block.
+        low: Linears multiply in 8 bits.
+        casts_weights: Their weights are cast on every use, since they are gathered in 16 bits.
+    """
+
+    qk_norm: bool
+    rotates: bool
+    repeats: bool
+    sharded: bool
+    context: bool
+    compiled: bool
+    low: bool
+    casts_weights: bool
+
+
+@cache
+def block_replay(key: BlockKey, policy: Policy) -> Replay:
+    """The replay of a block under a checkpoint policy; selective is torchtitan's per-operation one."""
+    ops = _operations(key)
+    names = frozenset(op.name for op in ops)
+    if policy == "full":
+        return replay(ops, region=names)
+    if policy == "none":
+        cheap = frozenset(op.name for op in ops if op.name.rpartition(".")[2].startswith(CHEAP))
+        return replay(ops, region=cheap if key.compiled else frozenset())
+    saved = saved_operations(ops)
+    if not key.compiled:
+        ops = tuple(op._replace(keeps=(*op.keeps, *op.makes[:1])) if op.name in saved else op for op in ops)
+    kept = {name for op in ops for name in op.keeps}
+    cached = frozenset(name for op in ops if op.name in saved for name in op.makes if name in kept)
+    ends = frozenset({LAST}) if key.compiled else frozenset[str]()
+    return replay(ops, region=names - saved - ends, cached=cached)
+
+
+def saved_operations(ops: tuple[Op, ...]) -> frozenset[str]:
+    """What selective checkpointing saves: attention, reduce-scatters, and the first, third, fifth … product of the block."""
+    products = [op.name for op in ops if op.late]
+    others = [op.name for op in ops if op.name.endswith(("reduce_scatter", ".core"))]
+    return frozenset([*products[::2], *others])
+
+
+def block_shapes(dims: Dims, key: BlockKey, attention: GroupedQueryAttention, mlp: Mlp) -> Shapes:
+    """Storages of a block."""
+    query, groups = attention.num_heads // dims.tp, max(1, attention.num_kv_heads // dims.tp)
+    width, wide, own = attention.head_dim, dims.wide, dims.residual[:2]
+    shapes: dict[str, tuple[int, ...]] = {
+        name: wide(query, width) for name in ("q", "q_proj", "q_normed", "heads", "k_repeated", "v_repeated")
+    }
+    shapes |= {name: wide(groups, width) for name in ("k", "k_proj", "k_normed", "v")}
+    shapes |= dict.fromkeys(("normed", "o", MIDDLE, "mlp.normed", "mlp.o", OUTPUT), dims.residual)
+    shapes |= dict.fromkeys(("gate", "silu", "up", "product"), wide(mlp.ffn_hidden_size // dims.tp))
+    statistics: dict[str, tuple[int, ...]] = {
+        "rstd": own,
+        "mlp.rstd": own,
+        "q_rstd": wide(query),
+        "k_rstd": wide(groups),
+        "lse": (dims.batch, query, dims.tokens),
+    }
+    statistics |= dict.fromkeys(("q_wide", "q_turned", "heads_wide"), wide(query, width))
+    statistics |= dict.fromkeys(("k_wide", "k_turned"), wide(groups, width))
+    heads = query if key.repeats else groups
+    moved: dict[str, tuple[int, ...]] = dict.fromkeys(("gathered", "o_partial", "mlp.gathered", "mlp.o_partial"), dims.gathered)
+    moved |= {"kv_gathered": (dims.batch, dims.tokens * dims.cp, 2 * heads, width)}
+    found = {
+        **storages(dims.dtype, Column.ACTIVATIONS, shapes),
+        **storages(dims.stat_dtype, Column.ACTIVATIONS, statistics),
+        **storages(dims.dtype, Column.COMMUNICATION, moved),
+    }
+    return residual(_with_copies(found, _plain(key), dims, attention, mlp) if key.low else found)
+
+
+LOW, LOW_WEIGHT, LOW_GRADIENT = ".low", ".low_weight", ".low_gradient"
+"""A product's 8-bit copies: of its input, of its weight, of its output's gradient."""
+
+
+def _with_copies(shapes: Shapes, ops: tuple[Op, ...], dims: Dims, attention: GroupedQueryAttention, mlp: Mlp) -> Shapes:
+    wide, narrow, ffn = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim, mlp.ffn_hidden_size
+    rows = {"q_proj": wide, "k_proj": narrow, "v_proj": narrow, "o_proj": wide, "gate_proj": ffn, "up_proj": ffn, "down_proj": ffn}
+    sizes = {}
+    for op in (op for op in ops if op.late):
+        sizes[op.name + LOW] = shapes[op.reads[0]][2]
+        sizes[op.name + LOW_GRADIENT] = shapes[op.makes[0]][2]
+        sizes[op.name + LOW_WEIGHT] = (rows[op.name.rpartition(".")[2]] * dims.hidden // dims.tp,)
+    return shapes | storages(DType.FP8, Column.WORKSPACE, sizes)
+
+
+@cache
+def _plain(key: BlockKey) -> tuple[Op, ...]:
+    return (*_attention(key), *_mlp(key))
+
+
+@cache
+def _operations(key: BlockKey) -> tuple[Op, ...]:
+    """Under float8 a product keeps its input in 16 bits, and casts input, weight and gradient where it multiplies."""
+    if not key.low:
+        return _plain(key)
+    ops = []
+    for op in _plain(key):
+        copies = (op.name + LOW, *([op.name + LOW_WEIGHT] if key.casts_weights else []))
+        more = (*copies, op.name + LOW_GRADIENT)
+        ops.append(op._replace(makes=(*op.makes, *copies), fetches=(*op.fetches, *more), grads=op.reads) if op.late else op)
+    return tuple(ops)
+
+
+def _attention(key: BlockKey) -> tuple[Op, ...]:
+    source = "gathered" if key.sharded else "normed"
+    ops = [norm("attention.norm", INPUT, "normed", "rstd", "attention.norm.weight")]
+    if key.sharded:
+        ops.append(Op("attention.gather", ("normed",), ("gathered",)))
+    made = {"q": "q_proj", "k": "k_proj"} if key.qk_norm or key.rotates else {"q": "q", "k": "k"}
+    ops += [linear(f"attention.{name}_proj", source, made.get(name, name), f"attention.{name}_proj.weight") for name in "qkv"]
+    for name in "qk":
+        if key.qk_norm:
+            reads, made[name] = made[name], f"{name}_normed" if key.rotates else name
+            ops.append(norm(f"attention.norm {name}", reads, made[name], f"{name}_rstd", f"attention.{name}_norm.weight"))
+    if key.rotates:
+        ops += [_rope(name, made[name], compiled=key.compiled) for name in "qk"]
+    keys = ("k_repeated", "v_repeated") if key.repeats else ("k", "v")
+    if key.repeats:
+        ops += [Op(f"attention.repeat {name}", (name,), (f"{name}_repeated",)) for name in "kv"]
+    ring = ("kv_gathered", "heads_wide") if key.context else ()
+    inputs = ("q", *keys)
+    ops.append(Op("attention.core", inputs, ("heads", "lse", *ring), keeps=(*inputs, "heads", "lse"), grads=inputs, fetches=ring))
+    ops.append(linear("attention.o_proj", "heads", "o_partial" if key.sharded else "o", "attention.o_proj.weight"))
+    if key.sharded:
+        ops.append(Op("attention.reduce_scatter", ("o_partial",), ("o",)))
+    return (*ops, add("attention.residual", (INPUT, "o"), MIDDLE))
+
+
+def _rope(name: str, reads: str, *, compiled: bool) -> Op:
+    """Rotary embeddings; eager through an fp32 copy and its product with the angles, both directions."""
+    between = () if compiled else (f"{name}_wide", f"{name}_turned")
+    return Op(f"attention.rope {name}", (reads,), (name, *between), fetches=between)
+
+
+def _mlp(key: BlockKey) -> tuple[Op, ...]:
+    source = "mlp.gathered" if key.sharded else "mlp.normed"
+    ops = [norm("mlp.norm", MIDDLE, "mlp.normed", "mlp.rstd", "mlp.norm.weight")]
+    if key.sharded:
+        ops.append(Op("mlp.gather", ("mlp.normed",), ("mlp.gathered",)))
+    gate = linear("mlp.gate_proj", source, "gate", "mlp.gate_proj.weight")
+    up = linear("mlp.up_proj", source, "up", "mlp.up_proj.weight")
+    if key.compiled:
+        ops += [gate, up, Op("mlp.activation", ("gate", "up"), ("product",), keeps=("gate", "up"))]
+    else:
+        silu = Op("mlp.activation silu", ("gate",), ("silu",), keeps=("gate",))
+        ops += [gate, silu, up, Op("mlp.activation product", ("silu", "up"), ("product",), keeps=("silu", "up"))]
+    ops.append(linear("mlp.down_proj", "product", "mlp.o_partial" if key.sharded else "mlp.o", "mlp.down_proj.weight"))
+    if key.sharded:
+        ops.append(Op("mlp.reduce_scatter", ("mlp.o_partial",), ("mlp.o",)))
+    return (*ops, add(LAST, (MIDDLE, "mlp.o"), OUTPUT))

@@ -1,0 +1,143 @@
+"""`JobConfig`: a file of torchtitan's configuration while it is read."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
+from megaplan.importers.torchtitan.keys import DEFAULTS, IGNORED, IGNORED_SECTIONS, MOVED, OF_2024, OF_2025, REFUSED, Age
+from megaplan.scalars import MAX_INT
+
+FLOAT8_2024 = "float8.enable_float8_linear"
+
+
+class JobConfig:
+    """Dotted keys of a file; every one is read, listed as irrelevant, or refused.
+
+    Attributes:
+        age: Which torchtitan the file is of.
+        values: By today's names.
+    """
+
+    def __init__(self, text: str, name: str) -> None:
+        """Read TOML, or JSON as torchtitan saves it.
+
+        Args:
+            text: The file.
+            name: What diagnostics call it.
+
+        Raises:
+            MegaplanError: MP916 if it is neither, or no table.
+        """
+        self._name = name
+        self._errors: list[Diagnostic] = []
+        self._defaulted: list[str] = []
+        given = dict(_dotted(self._parsed(text)))
+        self.age = Age.TOML_2024 if given.keys() & OF_2024 else Age.TOML_2025 if given.keys() & OF_2025 else Age.CURRENT
+        if isinstance(mode := given.pop("activation_checkpoint", None), str):
+            given |= {"activation_checkpoint.mode": mode, "activation_checkpoint.selective_ac_option": "op"}
+        self.low = bool(given.pop(FLOAT8_2024, False))
+        fused = given.pop("optimizer.fused", self.age is not Age.TOML_2024)
+        self.values = {MOVED.get(key, key): value for key, value in given.items()}
+        self.values.setdefault("optimizer.implementation", "fused" if fused else "foreach")
+        self._refuse_others()
+
+    def _parsed(self, text: str) -> dict[str, Any]:
+        try:
+            found = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
+        except ValueError as error:
+            raise MegaplanError([diagnostic("MP916", f"no TOML or JSON: {error}", Location(self._name))]) from None
+        if not isinstance(found, dict):
+            raise MegaplanError([diagnostic("MP916", "the file is no table of sections", Location(self._name))])
+        return found
+
+    def _refuse_others(self) -> None:
+        for key, value in self.values.items():
+            if key in REFUSED:
+                neutral, why = REFUSED[key]
+                if value != neutral and not (value is None and not neutral):
+                    self.refuse(key, why, f"{key.rpartition('.')[2]} = {json.dumps(neutral)}")
+            elif key not in DEFAULTS and key not in IGNORED and not key.startswith(IGNORED_SECTIONS):
+                self._errors.append(diagnostic("MP913", f"{key} = {json.dumps(value, default=str)}", self._at(key)))
+
+    def _at(self, key: str) -> Location:
+        return Location(self._name, key=key)
+
+    def value(self, key: str) -> Any:
+        """The value of a key, or torchtitan's default."""
+        if key not in self.values:
+            self._defaulted.append(key)
+        return self.values.get(key, DEFAULTS[key])
+
+    def whole(self, key: str, least: int = 1) -> int:
+        """An integer from `least` on."""
+        found = self.value(key)
+        if isinstance(found, bool) or not isinstance(found, int) or not least <= found <= MAX_INT:
+            self.wrong(key, f"an integer from {least} on")
+            return max(1, least)
+        return found
+
+    def number(self, key: str) -> float:
+        """A number that is not negative."""
+        found = self.value(key)
+        if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < float("inf"):
+            self.wrong(key, "a number from 0 on")
+            return 1.0
+        return float(found)
+
+    def switch(self, key: str) -> bool:
+        """A truth value."""
+        found = self.value(key)
+        if not isinstance(found, bool):
+            self.wrong(key, "true or false")
+        return bool(found)
+
+    def names(self, key: str) -> list[str]:
+        """A list of texts."""
+        found = self.value(key)
+        if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+            self.wrong(key, "a list of texts")
+            return []
+        return found
+
+    def choice(self, key: str, choices: Mapping[str, Any]) -> Any:
+        """What one of some words stands for."""
+        found = self.value(key)
+        if not isinstance(found, str) or found not in choices:
+            self.wrong(key, " or ".join(choices))
+            return next(iter(choices.values()))
+        return choices[found]
+
+    def wrong(self, key: str, wanted: str) -> None:
+        """Note a value of another kind (MP916)."""
+        shown = json.dumps(self.values.get(key, DEFAULTS.get(key)), default=str)
+        self._errors.append(diagnostic("MP916", f"{key} = {shown}, and it is {wanted}", self._at(key)))
+
+    def refuse(self, key: str, why: str, *hints: str) -> None:
+        """Note what a spec cannot express (MP914)."""
+        shown = json.dumps(self.values.get(key, DEFAULTS.get(key)), default=str)
+        self._errors.append(diagnostic("MP914", f"{key} = {shown}: {why}", self._at(key), hints))
+
+    def finish(self) -> Diagnostic:
+        """The note of what was assumed.
+
+        Raises:
+            MegaplanError: Everything that was wrong: MP913, MP914, MP916.
+        """
+        if self._errors:
+            raise MegaplanError(self._errors)
+        absent = ", ".join(f"{key} = {json.dumps(DEFAULTS[key])}" for key in dict.fromkeys(self._defaulted)) or "none"
+        detail = f"read as a file of torchtitan {self.age.value}\nabsent keys have its defaults: {absent}"
+        return diagnostic("MP919", detail, Location(self._name), severity=Severity.NOTE)
+
+
+def _dotted(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _dotted(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

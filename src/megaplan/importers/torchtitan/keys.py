@@ -1,0 +1,122 @@
+"""The keys of torchtitan's job configuration: defaults, what is read, what touches no tensor, and what stops an import.
+
+Source: torchtitan/config/job_config.py at 9810191b^, the last version with TOML files; config_manager.py at e7c0cae9 (June 2025) and at
+9dec370a (December 2024) for the keys that older files have in other sections.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+
+class Age(Enum):
+    """Which torchtitan wrote a file, by the keys it has: what a run of it does differs."""
+
+    TOML_2024 = "of December 2024"
+    TOML_2025 = "of June 2025"
+    CURRENT = "of 2026"
+
+
+DEFAULTS: dict[str, Any] = {
+    "model.name": "llama3",
+    "model.flavor": "debugmodel",
+    "model.converters": [],
+    "optimizer.name": "AdamW",
+    "optimizer.lr": 8e-4,
+    "optimizer.weight_decay": 0.1,
+    "optimizer.implementation": "fused",
+    "lr_scheduler.warmup_steps": 200,
+    "training.local_batch_size": 8,
+    "training.global_batch_size": -1,
+    "training.seq_len": 2048,
+    "training.max_norm": 1.0,
+    "training.steps": 10000,
+    "training.dtype": "float32",
+    "training.mixed_precision_param": "bfloat16",
+    "training.mixed_precision_reduce": "float32",
+    "parallelism.data_parallel_replicate_degree": 1,
+    "parallelism.data_parallel_shard_degree": -1,
+    "parallelism.fsdp_reshard_after_forward": "default",
+    "parallelism.tensor_parallel_degree": 1,
+    "parallelism.enable_async_tensor_parallel": False,
+    "parallelism.pipeline_parallel_degree": 1,
+    "parallelism.module_fqns_per_model_part": None,
+    "parallelism.pipeline_parallel_split_points": [],
+    "parallelism.pipeline_parallel_first_stage_less_layers": 1,
+    "parallelism.pipeline_parallel_last_stage_less_layers": 1,
+    "parallelism.pipeline_parallel_layers_per_stage": None,
+    "parallelism.pipeline_parallel_schedule": "1F1B",
+    "parallelism.pipeline_parallel_microbatch_size": 1,
+    "parallelism.pipeline_parallel_microbatches": None,
+    "parallelism.context_parallel_degree": 1,
+    "parallelism.expert_parallel_degree": 1,
+    "parallelism.expert_tensor_parallel_degree": 1,
+    "activation_checkpoint.mode": "selective",
+    "activation_checkpoint.selective_ac_option": "2",
+    "compile.enable": False,
+    "compile.components": ["model", "loss"],
+    "quantize.linear.float8.enable_fsdp_float8_all_gather": False,
+    "quantize.linear.float8.recipe_name": None,
+    "quantize.linear.float8.filter_fqns": [],
+}
+"""What an estimate reads, with torchtitan's own defaults."""
+
+MOVED = {
+    "training.batch_size": "training.local_batch_size",
+    "training.warmup_steps": "lr_scheduler.warmup_steps",
+    "training.compile": "compile.enable",
+    **{f"training.{name}": f"parallelism.{name}" for name in (
+        "data_parallel_replicate_degree", "data_parallel_shard_degree", "tensor_parallel_degree", "disable_loss_parallel",
+    )},
+    **{f"experimental.{name}": f"parallelism.{name}" for name in (
+        "enable_async_tensor_parallel", "pipeline_parallel_degree", "pipeline_parallel_split_points", "pipeline_parallel_schedule",
+        "pipeline_parallel_schedule_csv", "pipeline_parallel_microbatches", "context_parallel_degree", "context_parallel_rotate_method",
+        "enable_compiled_autograd",
+    )},
+    **{f"float8.{name}": f"quantize.linear.float8.{name}" for name in (
+        "enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp", "recipe_name", "filter_fqns", "emulate",
+        "force_recompute_fp8_weight_in_bwd",
+    )},
+}  # fmt: skip
+"""Keys of older files by the names that they have today."""
+OF_2024 = frozenset(
+    {"training.batch_size", "experimental.pipeline_parallel_microbatches", "float8.enable_float8_linear", "optimizer.fused"}
+)
+"""Keys that no later version has."""
+OF_2025 = frozenset({"training.compile"}) | frozenset(key for key in MOVED if key.startswith("float8."))
+"""Keys that ended in 2025."""
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "training.enable_cpu_offload": (False, "parameters and state in the host's memory are not priced"),
+    "parallelism.disable_loss_parallel": (False, "whole logits on every rank of tensor parallelism are not priced"),
+    "parallelism.enable_sequence_parallel": (True, "tensor parallelism without sequence parallelism is not priced"),
+    "parallelism.enable_compiled_autograd": (False, "compiled autograd keeps other tensors"),
+    "parallelism.pipeline_parallel_schedule_csv": ("", "a schedule of one's own is not read"),
+    "optimizer.early_step_in_backward": (False, "gradients that are gone before others are made are not priced"),
+    "model.norm_type": ("rmsnorm", "its kept tensors are not listed"),
+    "fault_tolerance.enable": (False, "replicas of torchft are not priced"),
+    "float8.scaling_type_input": ("dynamic", "delayed scaling is not priced"),
+    "float8.scaling_type_weight": ("dynamic", "delayed scaling is not priced"),
+    "float8.scaling_type_grad_output": ("dynamic", "delayed scaling is not priced"),
+    "quantize.linear.float8.emulate": (False, "emulated float8 makes other copies"),
+    "checkpoint.create_seed_checkpoint": (False, "it trains nothing"),
+    "memory_estimation.enable": (False, "it trains nothing"),
+    "memory_estimation.enabled": (False, "it trains nothing"),
+}
+"""Keys that stop an import where they have another value than this one, and why."""
+IGNORED = frozenset({
+    "model.hf_assets_path", "model.tokenizer_path", "model.print_after_conversion", "optimizer.beta1", "optimizer.beta2",
+    "optimizer.eps", "training.dataset", "training.dataset_path", "training.gc_freq", "training.gc_debug", "training.seed",
+    "training.deterministic", "parallelism.context_parallel_load_balancer", "parallelism.context_parallel_rotate_method",
+    "parallelism.pipeline_parallel_expert_parallel_overlap", "parallelism.expert_parallel_comm_backend",
+    "compile.backend", "quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp",
+    "quantize.linear.float8.force_recompute_fp8_weight_in_bwd", "quantize.grouped_mm.float8.fqns",
+    "quantize.grouped_mm.mx.fqns", "quantize.grouped_mm.mx.recipe_name",
+})  # fmt: skip
+"""Keys that change no tensor of a step."""
+IGNORED_SECTIONS = (
+    "job.", "profiling.", "metrics.", "lr_scheduler.", "checkpoint.", "comm.", "debug.", "validation.", "fault_tolerance.",
+    "activation_checkpoint.", "training.dataloader.", "quantize.linear.mx.", "experimental.custom_", "memory_estimation.",
+)  # fmt: skip
+"""Sections whose other keys change none."""

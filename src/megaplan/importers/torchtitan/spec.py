@@ -1,0 +1,233 @@
+"""`import_torchtitan`: a job configuration of torchtitan as a spec whose host is torchtitan."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Location, Severity
+from megaplan.importers.torchtitan.config import JobConfig
+from megaplan.importers.torchtitan.keys import Age
+from megaplan.importers.torchtitan.models import FLAVORS, REFUSED, Flavor
+from megaplan.importers.torchtitan.stages import SCHEDULE, read_stages, spans_of_blocks
+from megaplan.schedules.registry import SCHEDULES
+from megaplan.spec.document import Document
+from megaplan.spec.load import LoadedSpec, check_document
+from megaplan.spec.overrides import apply_overrides
+from megaplan.spec.source import SourceMap
+
+REASON = "the stages of the torchtitan job"
+FLOAT8 = "quantize.linear.float8."
+CONVERTERS = ("float8", "quantize.linear.float8")
+DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
+LOCAL, GLOBAL = "training.local_batch_size", "training.global_batch_size"
+MODE, OPTION = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedJob:
+    """A job as a spec.
+
+    Attributes:
+        loaded: The checked spec, with the import's notes among its diagnostics.
+        document: The plain values it was made from.
+    """
+
+    loaded: LoadedSpec
+    document: dict[str, Any]
+
+
+def import_torchtitan(
+    text: str, name: str, overrides: Sequence[str] = (), gpus: int | None = None, model: str | None = None
+) -> ImportedJob:
+    """The spec of a job.
+
+    Args:
+        text: TOML, or the JSON of torchtitan's own sections.
+        name: What diagnostics call the file.
+        overrides: `KEY=VALUE` texts, keys of the spec.
+        gpus: GPUs of the job, where a degree is -1.
+        model: NAME/FLAVOR of the registry, where the file has no section `model`.
+
+    Raises:
+        MegaplanError: Every error found: MP913, MP914, MP916, or those of the spec that results.
+    """
+    config = JobConfig(text, name)
+    if model is not None:
+        config.values["model.name"], _, config.values["model.flavor"] = model.partition("/")
+    plain, stated = _document(config, _title(name), gpus)
+    note = config.finish()
+    document = apply_overrides(Document(plain, SourceMap(name)), overrides)
+    loaded = check_document(document)
+    size = loaded.spec.mesh.world_size
+    assumed = diagnostic("MP917", f"{size} GPUs until set", Location(name), (f"--gpus {size}",), severity=Severity.NOTE)
+    found = (note, *([] if stated else [assumed]), *loaded.diagnostics)
+    return ImportedJob(loaded._replace(diagnostics=found), document.value)
+
+
+def _document(config: JobConfig, title: str, gpus: int | None) -> tuple[dict[str, Any], bool]:
+    flavor = _flavor(config)
+    mesh, stated = _mesh(config, gpus)
+    kinds = {schedule.torch_name: kind for kind, schedule in SCHEDULES.items()}
+    kind = config.choice(SCHEDULE, kinds)
+    starts = read_stages(config, flavor.blocks, mesh["pp"], looped=SCHEDULES[kind].least_vpp > 1) if mesh["pp"] > 1 else [0]
+    mesh["vpp"] = max(1, len(starts) // mesh["pp"])
+    if len(starts) != mesh["pp"] * mesh["vpp"]:
+        config.refuse("parallelism.pipeline_parallel_degree", f"{len(starts)} stages are no multiple of it")
+    micro, count, updates = _batch(config, mesh)
+    schedule: dict[str, Any] = {"num_microbatches": count, "steps_per_update": updates}
+    plain: dict[str, Any] = {
+        "format": "megaplan.spec/1",
+        "name": title,
+        "model": flavor.section(),
+        "mesh": mesh,
+        "sharding": {"reshard_after_forward": _reshards(config, mesh["pp"])},
+        "schedule": {"kind": kind, **schedule} if mesh["pp"] > 1 else schedule,
+        "batch": {"micro_batch_size": micro, "seq_length": config.whole("training.seq_len")},
+        **_state(config),
+        **_checkpointing(config),
+        "training": {
+            "steps": config.whole("training.steps"),
+            "learning_rate": config.number("optimizer.lr"),
+            "weight_decay": config.number("optimizer.weight_decay"),
+            "gradient_clip": config.number("training.max_norm") or None,
+        },
+    }
+    plain["host"] = _host(config) | plain.pop("host")
+    if mesh["pp"] > 1:
+        plain["split"] = {"mode": "manual", "spans": spans_of_blocks(starts, flavor.blocks), "reason": REASON}
+    return plain, stated
+
+
+def _flavor(config: JobConfig) -> Flavor:
+    name, flavor = str(config.value("model.name")), str(config.value("model.flavor"))
+    why = REFUSED.get(f"{name}/{flavor}", REFUSED.get(name))
+    if why is not None:
+        config.refuse("model.flavor", f"of model {name}: {why}")
+        config.finish()  # what else it says is of a model that has no spec
+    elif flavor not in FLAVORS.get(name, {}):
+        known = ", ".join(f"{model}/{each}" for model, flavors in FLAVORS.items() for each in flavors)
+        config.wrong("model.flavor", f"with model.name = {name} none of {known}")
+    else:
+        return FLAVORS[name][flavor]
+    return FLAVORS["llama3"]["8B"]
+
+
+def _mesh(config: JobConfig, gpus: int | None) -> tuple[dict[str, Any], bool]:
+    """Degrees, and whether the file and `gpus` state the GPUs."""
+    names = {"pp": "pipeline_parallel", "dp_replicate": "data_parallel_replicate", "cp": "context_parallel", "tp": "tensor_parallel"}
+    mesh: dict[str, Any] = {axis: config.whole(f"parallelism.{name}_degree") for axis, name in names.items()}
+    for degree in ("parallelism.expert_parallel_degree", "parallelism.expert_tensor_parallel_degree"):
+        if config.whole(degree) > 1:
+            config.refuse(degree, "the model has no experts", f"{degree.rpartition('.')[2]} = 1")
+    key = "parallelism.data_parallel_shard_degree"
+    shard, others = config.whole(key, -1), prod(mesh.values())
+    if shard == 0:
+        config.wrong(key, "-1 for the ranks that are left, or a degree")
+        shard = 1
+    stated = shard > 0 or gpus is not None
+    if shard < 0:
+        shard = max(1, (gpus or others) // others)
+    if gpus is not None and shard * others != gpus:
+        config.refuse(key, f"the degrees make {shard * others} ranks, and --gpus {gpus}", f"--gpus {shard * others}")
+    mesh["dp_shard"] = shard
+    return mesh | ({"vocab_parallel": True} if mesh["tp"] > 1 else {}), stated
+
+
+def _batch(config: JobConfig, mesh: dict[str, Any]) -> tuple[int, int, int]:
+    """Sequences of a microbatch, microbatches of a schedule step, and steps of an update."""
+    local, whole = config.whole(LOCAL), config.whole(GLOBAL, -1)
+    step = local * mesh["dp_replicate"] * mesh["dp_shard"]
+    updates = 1 if whole < 1 else whole // step
+    if whole > 0 and whole != max(1, updates) * step:
+        config.refuse(GLOBAL, f"it is no multiple of {step}, which the data ranks read at once", f"global_batch_size = {step}")
+    updates = max(1, updates)
+    if mesh["pp"] == 1:
+        return local, updates, 1
+    if config.age is Age.TOML_2024:
+        count = config.value("parallelism.pipeline_parallel_microbatches") or mesh["pp"]
+    else:
+        count = local // config.whole("parallelism.pipeline_parallel_microbatch_size") or 1
+    if local % count:
+        config.refuse(LOCAL, f"it is no multiple of {count} microbatches")
+        return 1, count, updates
+    return local // count, count, updates
+
+
+def _reshards(config: JobConfig, pp: int) -> bool:
+    return bool(config.choice("parallelism.fsdp_reshard_after_forward", {"default": pp == 1, "always": True, "never": False}))
+
+
+def _state(config: JobConfig) -> dict[str, Any]:
+    master = config.choice("training.dtype", DTYPES)
+    precision: dict[str, Any] = {
+        "params": config.choice("training.mixed_precision_param", DTYPES),
+        "reduce": config.choice("training.mixed_precision_reduce", DTYPES),
+        **dict.fromkeys(("grads", "master", "moments"), master),
+    }
+    others = [name for name in config.names("model.converters") if name not in CONVERTERS]
+    if others:
+        config.refuse("model.converters", f"{', '.join(others)} is not priced; float8 linears are", "converters = []")
+    if config.low or len(config.names("model.converters")) > len(others):
+        precision["recipe"] = _recipe(config)
+    config.choice("optimizer.name", {"AdamW": True, "Adam": True})
+    return {"precision": precision, "optimizer": {"matrix": "adamw"}}
+
+
+def _recipe(config: JobConfig) -> dict[str, Any]:
+    key, skipped = FLOAT8 + "recipe_name", FLOAT8 + "filter_fqns"
+    name = config.value(key) or "tensorwise"
+    recipes = {"tensorwise": "fp8_current", "rowwise": "fp8_rowwise"}
+    if name not in recipes:
+        config.refuse(key, "of torchao's recipes tensorwise and rowwise are priced", "recipe_name = tensorwise")
+    filters = ["output"] if config.age is Age.TOML_2024 else config.names(skipped)
+    if filters != ["output"]:
+        config.refuse(skipped, "float8 linears of all blocks, and not of the output, are priced", 'filter_fqns = ["output"]')
+    gathers = config.switch(FLOAT8 + "enable_fsdp_float8_all_gather")
+    return {"name": recipes.get(str(name), "fp8_current"), **({"param_gather": True} if gathers else {})}
+
+
+def _checkpointing(config: JobConfig) -> dict[str, Any]:
+    """The sections `recompute` and what of `host` belongs to it."""
+    mode = config.value(MODE)
+    if mode == "memory_budget":
+        config.refuse(MODE, "what the compiler's partitioner keeps under a budget is not priced", 'mode = "selective"')
+    policy = config.choice(MODE, {"selective": "selective", "full": "full", "none": "none", "memory_budget": "none"})
+    if policy != "selective":
+        return {"recompute": {"default": policy}, "host": {}}
+    option = str(config.value(OPTION))
+    if option == "op":
+        return {"recompute": {"default": "selective"}, "host": {}}
+    if not option.isdecimal() or not int(option):
+        config.wrong(OPTION, "op, or how many blocks there are for one that is checkpointed")
+        return {"recompute": {"default": "full"}, "host": {}}
+    return {"recompute": {"default": "full"}, "host": {"checkpoint_every": int(option)}}
+
+
+def _host(config: JobConfig) -> dict[str, Any]:
+    """What of the run follows from the file's age, and its switches."""
+    compiles = config.switch("compile.enable")
+    components = [] if not compiles else config.names("compile.components") if config.age is Age.CURRENT else ["model", "loss"]
+    if compiles and config.age is Age.TOML_2024:
+        components = ["model"]
+    old = config.age is not Age.CURRENT
+    foreach = config.choice("optimizer.implementation", {"fused": False, "foreach": True, "for-loop": False})
+    host: dict[str, Any] = {
+        "compile_model": "model" in components,
+        "compile_loss": "loss" in components,
+        "repeat_kv": old,
+        "fsdp_ends": "root" if old else "separate",
+        "async_tensor_parallel": config.switch("parallelism.enable_async_tensor_parallel"),
+        "keep_pipeline_outputs": old,
+        "foreach_optimizer": foreach,
+    }
+    return {"name": "torchtitan", **{key: value for key, value in host.items() if value not in (False, "separate")}}
+
+
+def _title(name: str) -> str:
+    last = re.sub(r"[^A-Za-z0-9._-]+", "-", name.rpartition("/")[2].partition(".")[0]).strip("-._")
+    return last[:100] or "torchtitan"

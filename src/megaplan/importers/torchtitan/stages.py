@@ -1,0 +1,92 @@
+"""Where torchtitan cuts a model into stages: by modules, by split points, or by its own rules."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from megaplan.importers.torchtitan.config import JobConfig
+from megaplan.importers.torchtitan.keys import Age
+
+PARTS, POINTS = "parallelism.module_fqns_per_model_part", "parallelism.pipeline_parallel_split_points"
+PER_STAGE, SCHEDULE = "parallelism.pipeline_parallel_layers_per_stage", "parallelism.pipeline_parallel_schedule"
+FIRST_LESS = "parallelism.pipeline_parallel_first_stage_less_layers"
+LAST_LESS = "parallelism.pipeline_parallel_last_stage_less_layers"
+Starts = list[int]
+"""The first block of each stage."""
+
+
+def read_stages(config: JobConfig, blocks: int, pp: int, *, looped: bool) -> Starts:
+    """The first block of every stage, in model order.
+
+    Args:
+        config: The file.
+        blocks: Transformer blocks.
+        pp: Pipeline ranks.
+        looped: Whether the schedule has several stages a rank.
+    """
+    parts, points = config.value(PARTS), config.names(POINTS)
+    if parts is not None:
+        return _of_parts(config, parts, blocks)
+    if points:
+        return [0, *(_block(config, POINTS, point) for point in points)]
+    each = config.value(PER_STAGE)
+    least = pp * (2 if looped else 1)
+    if config.age is Age.TOML_2024:
+        return _split_points(blocks, least)
+    first, last = (config.whole(key, 0) for key in (FIRST_LESS, LAST_LESS))
+    count = least if each is None else -(-(blocks + first + last) // config.whole(PER_STAGE))
+    if count % pp or (not looped and count != pp):
+        config.refuse(PER_STAGE, f"it makes {count} stages, and there are {pp} ranks")
+        count = least
+    return _weighted(config, blocks, count, first, last)
+
+
+def _weighted(config: JobConfig, blocks: int, stages: int, first: int, last: int) -> Starts:
+    """`generate_llm_fqn_per_model_part`: even shares, the ends counted as some blocks, earlier stages taking what is left."""
+    share, rest = divmod(blocks + first + last, stages)
+    sizes = [share + (index < rest) for index in range(stages)]
+    sizes[0] -= first
+    sizes[-1] -= last
+    if min(sizes) < 1:
+        config.refuse(FIRST_LESS, f"{blocks} blocks on {stages} stages leave one without a block", f"fewer stages than {blocks}")
+        return [min(index, blocks - 1) for index in range(stages)]
+    return _starts(sizes)
+
+
+def _split_points(blocks: int, stages: int) -> Starts:
+    """`generate_split_points` of 2024: the first and the last stage take an even share, those between what is left, one each."""
+    share, rest = divmod(blocks, stages)
+    sizes = [share, *(share + (index < rest) for index in range(stages - 2))]
+    return _starts([*sizes, blocks - sum(sizes)])
+
+
+def _starts(sizes: list[int]) -> Starts:
+    starts = [0]
+    for size in sizes[:-1]:
+        starts.append(starts[-1] + size)
+    return starts
+
+
+def _of_parts(config: JobConfig, parts: object, blocks: int) -> Starts:
+    if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
+        config.wrong(PARTS, "a list of lists of module names")
+        return [0]
+    layers = [[_block(config, PARTS, name) for name in part if str(name).startswith("layers.")] for part in parts]
+    found = [block for part in layers for block in part]
+    if found != list(range(blocks)) or not all(layers):
+        config.refuse(PARTS, f"its stages do not hold blocks 0 to {blocks - 1} in order, one or more each")
+        return [0]
+    return [part[0] for part in layers]
+
+
+def _block(config: JobConfig, key: str, name: object) -> int:
+    number = str(name).removeprefix("layers.")
+    if not number.isdecimal():
+        config.wrong(key, "made of layers.0, layers.1 and so on")
+        return 0
+    return int(number)
+
+
+def spans_of_blocks(starts: Starts, blocks: int) -> list[list[int]]:
+    """Spans of layers, two a block."""
+    return [[2 * start, 2 * stop] for start, stop in pairwise([*starts, blocks])]

@@ -1,0 +1,136 @@
+"""What of a spec torchtitan does not run, or runs with tensors that its ledger here does not list.
+
+Source: torchtitan/models/llama3, qwen3, distributed/fsdp.py and config/configs.py of pytorch/torchtitan at b5bcd76c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megaplan.dtypes import DType
+from megaplan.families.registry import families_of
+from megaplan.spec.megatron_limits import Limit
+from megaplan.spec.models import GroupedQueryAttention, Spec
+from megaplan.spec.options import given_options
+from megaplan.spec.pattern import parse_pattern
+
+BLOCK = "AD"
+RECIPES = {"fp8_current": "tensorwise", "fp8_rowwise": "rowwise"}
+"""torchao's word for each recipe that is priced."""
+
+
+def torchtitan_limits(spec: Spec, letters: str) -> Iterator[Limit]:
+    """Everything that stops an estimate of torchtitan.
+
+    Args:
+        spec: A typed spec, of any host.
+        letters: One a layer.
+    """
+    if "E" in letters:
+        yield Limit("model.pattern", "E layers: the buffers of torchtitan's token dispatchers and grouped experts are not priced")
+    elif letters != BLOCK * (len(letters) // 2):
+        shown = letters if len(letters) <= 24 else f"{letters[:24]}…"
+        detail = f"the layers are {shown}: a torchtitan block is an A layer and the D layer behind it"
+        yield Limit("model.pattern", detail, "pattern: AD")
+    yield from _model(spec)
+    yield from _mesh(spec)
+    yield from _precision(spec)
+    yield from _policies(spec)
+    yield from _cuts(spec)
+
+
+def _model(spec: Spec) -> Iterator[Limit]:
+    model = spec.model
+    for option in given_options(model):
+        detail = f"{option.key} = {option.shown}: no model of torchtitan that is priced has it"
+        yield Limit(option.key, detail, f"{option.key.rpartition('.')[2]}: {option.neutral}")
+    for name in type(model.features).model_fields:
+        if getattr(model.features, name) is not None:
+            yield Limit(f"model.features.{name}", f"model.features.{name}: torchtitan has no such part", f"{name}: null")
+    for family, section in families_of(model):
+        if family.letter == "A" and not isinstance(section, GroupedQueryAttention):
+            yield Limit("model.attention.kind", "model.attention.kind = mla: torchtitan's latent attention is not priced")
+        elif family.letter == "A" and section.window_size is not None:
+            detail = f"model.attention.window_size = {section.window_size}: torchtitan masks it with flex attention, which is not priced"
+            yield Limit("model.attention.window_size", detail, "window_size: null")
+        elif family.letter == "A" and section.bias:
+            yield Limit("model.attention.bias", "model.attention.bias = true: no model of torchtitan that is priced has it", "bias: false")
+        elif family.letter == "D" and section.activation != "swiglu":
+            detail = f"model.mlp.activation = {section.activation}: torchtitan's dense MLP is swiglu"
+            yield Limit("model.mlp.activation", detail, "activation: swiglu")
+    if model.tie_embeddings and spec.mesh.num_slots > 1:
+        detail = f"model.tie_embeddings = true, mesh.pp · mesh.vpp = {spec.mesh.num_slots}: torchtitan ties them on one stage alone"
+        yield Limit("model.tie_embeddings", detail, "tie_embeddings: false")
+    if spec.data.packing != "none":
+        yield Limit("data.packing", f"data.packing = {spec.data.packing}: its attention masks are not priced", "packing: none")
+
+
+def _mesh(spec: Spec) -> Iterator[Limit]:
+    mesh = spec.mesh
+    if mesh.tp > 1 and not mesh.vocab_parallel:
+        detail = f"mesh.tp = {mesh.tp}, mesh.vocab_parallel = false: torchtitan shards embedding, head and loss over tp"
+        yield Limit("mesh.vocab_parallel", detail, "vocab_parallel: true")
+    heads = spec.model.attention.num_kv_heads if isinstance(spec.model.attention, GroupedQueryAttention) else mesh.tp
+    if heads % mesh.tp:
+        detail = f"mesh.tp = {mesh.tp}, model.attention.num_kv_heads = {heads}: torchtitan cuts key heads over tp, and replicates none"
+        yield Limit("mesh.tp", detail, f"tp: {heads}")
+    if mesh.dp_shard * mesh.cp == 1 and mesh.dp_replicate > 1:
+        detail = f"mesh.dp_replicate = {mesh.dp_replicate}, dp_shard · cp = 1: its replicate() buckets are not priced"
+        yield Limit("mesh.dp_replicate", detail, f"dp_shard: {mesh.dp_replicate}, dp_replicate: 1")
+
+
+def _precision(spec: Spec) -> Iterator[Limit]:
+    precision, recipe = spec.precision, spec.precision.recipe
+    if precision.params not in (DType.BF16, DType.FP32):
+        detail = f"precision.params = {precision.params}: training.mixed_precision_param is bfloat16 or float32"
+        yield Limit("precision.params", detail, "params: bf16")
+    for role in ("grads", "moments"):
+        if getattr(precision, role) is not precision.master:
+            detail = (
+                f"precision.{role} = {getattr(precision, role)}, precision.master = {precision.master}: FSDP2 and AdamW keep both alike"
+            )
+            yield Limit(f"precision.{role}", detail, f"{role}: {precision.master}")
+    if precision.master is not DType.FP32:
+        detail = f"precision.master = {precision.master}: training.dtype other than float32 is not priced"
+        yield Limit("precision.master", detail, "master: fp32")
+    if precision.reduce is not DType.FP32:
+        yield Limit(
+            "precision.reduce", f"precision.reduce = {precision.reduce}: training.mixed_precision_reduce is float32", "reduce: fp32"
+        )
+    for letter, dtype in precision.families.items():
+        yield Limit(f"precision.families.{letter}", f"precision.families.{letter} = {dtype}: FSDP2's policy is one for the model")
+    if recipe is None:
+        return
+    beyond = {
+        f"name = {recipe.name}": recipe.name not in RECIPES,
+        "families": recipe.families is not None,
+        f"first_last_bf16 = {list(recipe.first_last_bf16)}": any(recipe.first_last_bf16),
+        "head = true": recipe.head,
+        "attention = true": recipe.attention,
+        f"param_gather = true with {recipe.name}": recipe.param_gather and recipe.name != "fp8_current",
+    }
+    if found := [said for said, is_beyond in beyond.items() if is_beyond]:
+        detail = (
+            f"precision.recipe: {', '.join(found)}; priced are float8 linears of all blocks, tensorwise or rowwise, and gathers tensorwise"
+        )
+        yield Limit("precision.recipe", detail, "recipe: {name: fp8_current, param_gather: true}")
+
+
+def _policies(spec: Spec) -> Iterator[Limit]:
+    if spec.optimizer.matrix != "adamw":
+        detail = f"optimizer.matrix = {spec.optimizer.matrix}: torchtitan's fused AdamW is priced"
+        yield Limit("optimizer.matrix", detail, "matrix: adamw")
+    if spec.recompute.blocks:
+        given = ", ".join(f"{letter}: {policy}" for letter, policy in spec.recompute.blocks.items())
+        yield Limit("recompute.blocks", f"recompute.blocks = {{{given}}}: torchtitan checkpoints whole blocks", "blocks: {}")
+    if spec.schedule.steps_per_update > 1:
+        detail = f"schedule.steps_per_update = {spec.schedule.steps_per_update}: gradients over several schedule steps are not priced"
+        yield Limit("schedule.steps_per_update", detail, "steps_per_update: 1")
+
+
+def _cuts(spec: Spec) -> Iterator[Limit]:
+    spans = spec.split.spans or parse_pattern(spec.model.pattern, spec.model.num_layers).spans or ()
+    odd = [start for start, _ in spans if start % len(BLOCK)]
+    if odd:
+        detail = f"stages begin at {', '.join(map(str, odd[:8]))}: a stage of torchtitan begins with a block, at an even layer"
+        yield Limit("split.spans" if spec.split.spans else "model.pattern", detail, "cut at even layers")
