@@ -7,7 +7,7 @@ READY := $(VENV)/ready
 export OMP_NUM_THREADS ?= 1
 timed = @start=$$(date +%s); ( $(2) ) || exit 1; echo "$(1): $$(( $$(date +%s) - start )) s"
 
-.PHONY: demo demo-picture test test-all test-browser check test-planner test-kernels test-runtime test-random test-wheel test-torch-2.11 test-upstream plans docs docs-site faults fuzz mutants parity-random accuracy accuracy-random accuracy-megatron recipes-fit clean
+.PHONY: demo demo-picture test test-all test-browser check test-planner test-kernels test-runtime test-random test-wheel test-torch-2.11 test-upstream plans docs docs-site faults fuzz mutants parity-random accuracy accuracy-random accuracy-megatron accuracy-torchtitan recipes-fit clean
 
 demo: ## estimate, split, diff and train, end to end
 	@scripts/demo.sh
@@ -89,6 +89,9 @@ accuracy-random: $(READY) ## trace random plans and shrink what fails; make accu
 
 recipes-fit: $(READY) ## which published recipes fit by the estimate, of FILE=recipes.json: docs/reference/recipes-fit.md
 	$(BIN)/python benchmarks/recipes_fit.py $(FILE) --page
+
+accuracy-torchtitan: $(READY) ## estimate torchtitan's published runs: docs/reference/accuracy-torchtitan.md
+	$(BIN)/python benchmarks/accuracy_torchtitan/run.py
 
 accuracy-megatron: $(READY) ## replay Megatron-Core's published measurements: docs/reference/accuracy-megatron.md
 	$(BIN)/python benchmarks/accuracy_megatron/run.py

@@ -41,7 +41,7 @@ from megaplan.hosts.megarun.buffers import input_bytes, label_bytes, rotary_byte
 from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.sizes import Sizes, storage_sizes
 from megaplan.hosts.megarun.storage import OWNER_COLUMNS, BlockStorage, GroupBytes
-from megaplan.hosts.torchtitan.blocks import PAIR, SIZE, transformer_blocks
+from megaplan.hosts.torchtitan.blocks import PAIR, in_blocks, transformer_blocks
 from megaplan.hosts.torchtitan.ends import LOGITS
 from megaplan.hosts.torchtitan.ledger import block_bytes, makes_of
 from megaplan.inventory.tensors import Inventory
@@ -147,15 +147,6 @@ def titan_sizes(spec: Spec) -> Sizes:
     ranks, recipe = spec.mesh.dp_shard * spec.mesh.cp, spec.precision.recipe
     low = frozenset({PAIR}) if recipe is not None and recipe.param_gather else frozenset[str]()
     return storage_sizes(spec)._replace(degrees=(ranks, ranks), low=low)
-
-
-def in_blocks(slot: Slot) -> Slot:
-    """A slot of letters as one of transformer blocks."""
-    start, stop = slot.start // SIZE, slot.stop // SIZE
-    layers = [f"layers.{index}" for index in range(start, stop)]
-    first = next((place for place, name in enumerate(slot.blocks) if name.startswith("layers.")), 0)
-    others = [name for name in slot.blocks if not name.startswith("layers.")]
-    return slot._replace(start=start, stop=stop, blocks=(*others[:first], *layers, *others[first:]))
 
 
 def torchtitan_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:

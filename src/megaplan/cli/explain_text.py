@@ -14,7 +14,7 @@ from megaplan.hosts.columns import HOLDS
 from megaplan.hosts.megarun.dims import local_shape
 from megaplan.hosts.megarun.ledger import Make, block_ledger, makes_of
 from megaplan.hosts.megarun.storage import OWNER_COLUMNS
-from megaplan.hosts.values import LedgerTensor
+from megaplan.hosts.values import BlockLedger, LedgerTensor
 from megaplan.inventory.tensors import Block
 from megaplan.layout.runs import runs_label, runs_of
 from megaplan.terminal.table import table, wrap
@@ -22,6 +22,7 @@ from megaplan.units import format_bytes
 
 if TYPE_CHECKING:
     from megaplan.api.load import LoadedJob
+    from megaplan.spec.models import Spec
 
 Line = tuple[str, str]
 
@@ -86,11 +87,19 @@ def _megatron_ledger(given: LoadedJob, pp_rank: int) -> Iterator[Line]:
 
 def _held(given: LoadedJob, pp_rank: int) -> list[_Held]:
     """The distinct blocks of a pipeline rank, in execution order; copies that only share a storage are listed as parameters too."""
-    makes = makes_of(given.spec, given.inventory)
+    inventory, slots = given.inventory, given.layout.of_rank(pp_rank)
+    if given.spec.host.name == "torchtitan":
+        from megaplan.hosts.torchtitan.blocks import in_blocks, transformer_blocks  # noqa: PLC0415
+        from megaplan.hosts.torchtitan.ledger import makes_of as makes_of_titan  # noqa: PLC0415
+
+        inventory, slots = transformer_blocks(inventory), tuple(map(in_blocks, slots))
+        makes = makes_of_titan(given.spec, inventory)
+    else:
+        makes = makes_of(given.spec, inventory)
     found: dict[Make, _Held] = {}
-    for slot in given.layout.of_rank(pp_rank):
+    for slot in slots:
         for name in slot.blocks:
-            block = given.inventory.block(name)
+            block = inventory.block(name)
             make = makes[name]
             before = found.get(make)
             found[make] = _Held(before.name, block, before.count + 1) if before else _Held(name, block, 1)
@@ -108,12 +117,21 @@ def _parameters(given: LoadedJob, item: _Held) -> Iterator[Line]:
 
 
 def _ledger(given: LoadedJob, item: _Held) -> Iterator[Line]:
-    tensors = sorted(block_ledger(given.spec, item.name, item.block).saved, key=lambda tensor: (-tensor.bytes, tensor.name))
+    found = _block_ledger(given.spec, item.name, item.block)
+    tensors = sorted(found.saved, key=lambda tensor: (-tensor.bytes, tensor.name))
     total = sum(tensor.bytes for tensor in tensors)
     yield f"  {item.title}: {format_bytes(total)}", ""
     if tensors:
         rows = [("    tensor", "shape", "dtype", "bytes", "column"), *map(_row, tensors)]
         yield from _plain(table(rows, left=(0, 1, 2, 4)))
+
+
+def _block_ledger(spec: Spec, name: str, block: Block) -> BlockLedger:
+    if spec.host.name == "torchtitan":
+        from megaplan.hosts.torchtitan.ledger import block_ledger as of_torchtitan  # noqa: PLC0415
+
+        return of_torchtitan(spec, name, block)
+    return block_ledger(spec, name, block)
 
 
 def _row(tensor: LedgerTensor) -> tuple[str, str, str, str, str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from megaplan.budget.axes import AXES
 from megaplan.budget.formulas import FORMULAS
+from megaplan.cli.host_topics import HOSTS
 from megaplan.cli.low_precision_topics import LOW_PRECISION
 from megaplan.cli.problems import unknown_name
 from megaplan.columns import Column
@@ -17,6 +18,7 @@ from megaplan.terminal.table import wrap
 Line = tuple[str, str]
 
 COSTS = LAYER_COSTS | STEP_TERMS
+TEXTS = LOW_PRECISION | HOSTS
 _SPELLINGS = {"sequence_parallel": "sp"}
 
 
@@ -38,9 +40,9 @@ def topic_lines(topic: str) -> Iterator[Line]:
         return _axis(name)
     if name in COSTS:
         return _cost(name)
-    if name in LOW_PRECISION:
-        return _plain([name, *(f"  {line}" for text in LOW_PRECISION[name] for line in wrap(text, width=76))])
-    raise unknown_name("MP483", topic, [*AXES, *map(str, FORMULAS), *COSTS, *LOW_PRECISION, *CODES], "megaplan explain {}")
+    if name in TEXTS:
+        return _plain([name, *(f"  {line}" for text in TEXTS[name] for line in wrap(text, width=76))])
+    raise unknown_name("MP483", topic, [*AXES, *map(str, FORMULAS), *COSTS, *TEXTS, *CODES], "megaplan explain {}")
 
 
 def column_lines(column: str | Column) -> list[str]:
@@ -61,6 +63,7 @@ def _list() -> Iterator[Line]:
         ("axes", AXES),
         ("costs", COSTS),
         ("precision", LOW_PRECISION),
+        ("hosts", HOSTS),
         ("codes", CODES),
     ):
         yield title, "bold"

@@ -182,7 +182,7 @@ PLANS: dict[str, CodeInfo] = {
     ),
     "MP489": CodeInfo(
         "a search cannot be asked for that",
-        "An option of `megaplan search` names a key, a word or an objective that a search does not have, or a number below 1.",
+        "An option of `megaplan search` names a key, a word or an objective that a search does not have, or its host has no search.",
         "A search decides the mesh, the schedule, the micro-batch, recompute and sharding; every other key of the spec stays as it is.",
         "Use --fix with a key that a search decides, and --set for every other key.",
         "megaplan search spec.yaml --devices 64 --fix mesh.tp=8 --set batch.seq_length=8192",

@@ -35,5 +35,19 @@ HOLDS: Mapping[str, Mapping[Column, str]] = {
         Column.WORKSPACE: "cuBLAS, Transformer Engine and grouped GEMM workspaces, gradients for hooks of fused weight gradients, angles",
         Column.OVERHEAD: "host.fragmentation_percent of all else",
     },
+    "torchtitan": {
+        Column.REPLICATED_PARAMS: "the only copy, sharded over dp_shard · cp, in precision.master",
+        Column.TENSOR_PARALLEL_PARAMS: "the only copy, sharded over dp_shard · cp, in precision.master; the vocabulary is cut too",
+        Column.EXPERT_PARALLEL_PARAMS: "nothing: experts are not priced",
+        Column.GRADIENTS: "shards, in the reduce-scatter stream's pool for the whole run; whole fp32 ones while a pipeline accumulates",
+        Column.MATRIX_OPTIMIZER: "AdamW's moments of block matrices, sharded; the parameters are the masters",
+        Column.OTHER_OPTIMIZER: "AdamW's moments of all else, sharded; the parameters are the masters",
+        Column.ACTIVATIONS: "what transformer blocks keep by activation checkpointing and torch.compile; logits, and the loss in fp32",
+        Column.FEATURE_ACTIVATIONS: "nothing: it has no side embeddings",
+        Column.ROUTING: "nothing: experts are not priced",
+        Column.COMMUNICATION: "gathered parameters, the pool of two all-gathers' outputs, receive buffers; inputs gathered over tp",
+        Column.WORKSPACE: "torch's cuBLAS workspaces, 8-bit copies of operands, roots of the second moments of a foreach AdamW",
+        Column.OVERHEAD: "host.reserved_percent of all else",
+    },
 }
 """By host, one line a column."""

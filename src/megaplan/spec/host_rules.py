@@ -40,16 +40,22 @@ def host_rules(checked: Checked) -> Iterator[Diagnostic]:
     if host.name == "megarun":
         yield from _not_of_megarun(checked)
         yield from _recipe_of_megarun(checked)
-    if host.name == "torchtitan" and checked.pattern is not None:
-        from megaplan.spec.torchtitan_limits import torchtitan_limits  # noqa: PLC0415
+    elif checked.pattern is not None:
+        yield from _of_torchtitan(checked) if host.name == "torchtitan" else _of_megatron(checked)
 
-        for limit in torchtitan_limits(checked.spec, checked.pattern.layers):
-            yield checked.error("MP902", limit.detail, limit.key, *([limit.fix] if limit.fix else []))
-    if host.name != "megatron" or checked.pattern is None:
-        return
-    from megaplan.spec.megatron_limits import gpt_limits, megatron_limits  # noqa: PLC0415 (most specs are of megarun)
 
-    spec, letters = checked.spec, checked.pattern.layers
+def _of_torchtitan(checked: Checked) -> Iterator[Diagnostic]:
+    from megaplan.spec.torchtitan_limits import torchtitan_limits  # noqa: PLC0415 (most specs are of megarun)
+
+    letters = checked.pattern.layers if checked.pattern is not None else ""
+    for limit in torchtitan_limits(checked.spec, letters):
+        yield checked.error("MP902", limit.detail, limit.key, *([limit.fix] if limit.fix else []))
+
+
+def _of_megatron(checked: Checked) -> Iterator[Diagnostic]:
+    from megaplan.spec.megatron_limits import gpt_limits, megatron_limits  # noqa: PLC0415 (likewise)
+
+    spec, host, letters = checked.spec, checked.spec.host, checked.pattern.layers if checked.pattern is not None else ""
     limits = [*megatron_limits(spec, letters), *(gpt_limits(spec, letters) if host.model == "gpt" else ())]
     for limit in limits:
         if limit.tensors:

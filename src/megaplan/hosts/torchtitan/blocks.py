@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from megaplan.inventory.tensors import Block, Inventory, ParamTensor, make_block
+from megaplan.layout.values import Slot
 
 ATTENTION, MLP = "attention.", "mlp."
 """What stands before the names of each half's tensors and storages."""
@@ -28,6 +29,15 @@ def transformer_blocks(inventory: Inventory) -> Inventory:
             made[key] = make_block(PAIR, (*_named(ATTENTION, attention), *_named(MLP, mlp)), attention.variant)
         layers.append(made[key])
     return Inventory(tuple(layers), inventory.outside, inventory.tied, inventory.active_parameters)
+
+
+def in_blocks(slot: Slot) -> Slot:
+    """A slot of letters as one of transformer blocks."""
+    start, stop = slot.start // SIZE, slot.stop // SIZE
+    first = next((place for place, name in enumerate(slot.blocks) if name.startswith("layers.")), 0)
+    others = [name for name in slot.blocks if not name.startswith("layers.")]
+    layers = [f"layers.{index}" for index in range(start, stop)]
+    return slot._replace(start=start, stop=stop, blocks=(*others[:first], *layers, *others[first:]))
 
 
 def _named(prefix: str, block: Block) -> tuple[ParamTensor, ...]:

@@ -6,13 +6,16 @@ from collections.abc import Hashable
 from math import prod
 
 from megaplan.blocks.dims import Dims
+from megaplan.blocks.storages import storages
+from megaplan.columns import Column
 from megaplan.families.attention.section import GroupedQueryAttention
-from megaplan.hosts.megarun.dims import local_shape
+from megaplan.hosts.megarun.dims import local_dims, local_shape
 from megaplan.hosts.megarun.embedding import embedding_part, final_norm_part
 from megaplan.hosts.megarun.halves import splittable_part
-from megaplan.hosts.megarun.parts import BlockBytes, Part, weigh
+from megaplan.hosts.megarun.parts import BlockBytes, Part, ledger, weigh
 from megaplan.hosts.torchtitan.ends import loss_part
 from megaplan.hosts.torchtitan.program import BlockKey, block_replay, block_shapes
+from megaplan.hosts.values import BlockLedger
 from megaplan.inventory.tensors import Block, Inventory, Outside, layer_names
 from megaplan.scalars import Policy
 from megaplan.schedules.registry import SPLIT_BACKWARD
@@ -56,6 +59,13 @@ def block_bytes(spec: Spec, dims: Dims, name: str, block: Block) -> BlockBytes:
     if spec.schedule.kind in SPLIT_BACKWARD and name.startswith("layers."):
         part = splittable_part(part, dims)
     return weigh(part, gradients, in_place=spec.precision.params is spec.precision.grads)
+
+
+def block_ledger(spec: Spec, name: str, block: Block) -> BlockLedger:
+    """What one block keeps and needs for a moment, per microbatch, on a rank that holds it; by its name among transformer blocks."""
+    shapes = {tensor.name: local_shape(tensor, spec.mesh.tp, 1, 1) for tensor in block.tensors}
+    gradients = storages(spec.precision.params.of_products, Column.GRADIENTS, shapes)
+    return ledger(block_bytes(spec, local_dims(spec), name, block), gradients, in_place=spec.precision.params is spec.precision.grads)
 
 
 def _part(spec: Spec, dims: Dims, name: str, block: Block) -> Part:

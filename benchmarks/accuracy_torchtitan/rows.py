@@ -1,0 +1,145 @@
+"""Published runs of torchtitan as its own job files: what each row of a table states, on the preset file of its time.
+
+What a table leaves open has torchtitan's default of that time; `sets` are keys of a spec for what no file says: the device, and what
+changed between two versions that have the same keys.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+DECEMBER = "pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md"
+TRAINY = "pytorch/torchtitan, benchmarks/llama3-8b_h200_202506_trainy-whitefiber.md"
+AO = "pytorch/ao, docs/source/workflows/training.md"
+CHUNKED = "pytorch/torchtitan, pull request 996, before the change"
+H100, H200, MI300X, B200 = (f"device.name={name}" for name in ("h100-sxm-500w", "h200", "mi300x", "b200"))
+AUGUST_2025 = "host.fsdp_ends=separate"
+"""From July 2025 on, with the same keys."""
+
+SHARED: dict[str, Any] = {
+    "training.seq_len": 8192,
+    "activation_checkpoint.mode": "selective",
+    "activation_checkpoint.selective_ac_option": "op",
+}
+OF_2024: dict[str, Any] = {**SHARED, "model.name": "llama3", "model.flavor": "8B", "training.batch_size": 2, "training.compile": False}
+OF_2025: dict[str, Any] = {
+    **SHARED,
+    "model.name": "llama3",
+    "model.flavor": "8B",
+    "training.local_batch_size": 1,
+    "training.compile": True,
+    "float8.filter_fqns": ["output"],
+}
+COMPILED = {"training.compile": True}
+LOW_2024 = {"float8.enable_float8_linear": True, "float8.enable_fsdp_float8_all_gather": True}
+LOW_2025 = {"model.converters": ["float8"], "float8.enable_fsdp_float8_all_gather": True}
+ROWS_2025 = {"model.converters": ["float8"], "float8.recipe_name": "rowwise"}
+FULL = {"activation_checkpoint.mode": "full"}
+LARGE = {**COMPILED, **LOW_2024, **FULL}
+WITH_70B = {**LARGE, "model.flavor": "70B", "training.tensor_parallel_degree": 8, "training.batch_size": 16}
+WITH_405B = {
+    **LARGE,
+    "model.flavor": "405B",
+    "training.tensor_parallel_degree": 8,
+    "experimental.pipeline_parallel_degree": 8,
+    "experimental.enable_async_tensor_parallel": True,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A row of a table.
+
+    Attributes:
+        name: What the table calls it.
+        source: Repository and file.
+        gib: Peak memory, as torch's largest reserved bytes.
+        tokens: Tokens a second and device; None where the table has none.
+        gpus: Of the run.
+        keys: Of the job file.
+        sets: `--set` of the import.
+        fitted: Whether `host.reserved_percent` is from this row; all others were held back.
+    """
+
+    name: str
+    source: str
+    gib: float
+    tokens: float | None
+    gpus: int
+    keys: dict[str, Any] = field(default_factory=dict)
+    sets: tuple[str, ...] = (H100,)
+    fitted: bool = False
+
+    @property
+    def unseen(self) -> bool:
+        """Whether it was estimated only after every formula stood."""
+        return self.source != DECEMBER
+
+    @property
+    def job(self) -> str:
+        """The job file as TOML."""
+        sections: dict[str, list[str]] = {}
+        for key, value in self.keys.items():
+            section, _, name = key.rpartition(".")
+            sections.setdefault(section, []).append(f"{name} = {json.dumps(value)}")
+        return "\n".join(f"[{section}]\n" + "\n".join(lines) + "\n" for section, lines in sections.items())
+
+
+def _one_dimension() -> list[Published]:
+    found = []
+    for gpus, memory, tokens in ((8, (82.4, 77.0, 76.8), (5762, 6667, 8532)), (128, (67.0, 62.0, 61.8), (5605, 6514, 8380))):
+        steps = {"FSDP": {}, "FSDP, compile": COMPILED, "FSDP, compile, float8": {**COMPILED, **LOW_2024}}
+        for (name, keys), gib, speed in zip(steps.items(), memory, tokens, strict=True):
+            found.append(Published(f"8B, {gpus} GPUs: {name}", DECEMBER, gib, speed, gpus, {**OF_2024, **keys}, fitted=True))
+    return found
+
+
+def _contexts() -> list[Published]:
+    found = []
+    for cp, gib, speed in ((1, 83.9, 3890), (2, 84.2, 2540), (4, 84.0, 1071), (8, 84.5, 548)):
+        keys = {"training.batch_size": 1, "training.seq_len": 32_768 * cp, "experimental.context_parallel_degree": cp}
+        found.append(Published(f"8B, 8 GPUs: CP {cp}", DECEMBER, gib, speed, 8, {**OF_2024, **LARGE, **keys}))
+    for cp, gib, speed in ((1, 75.3, 76), (2, 75.9, 47), (4, 77.1, 31), (8, 84.9, 16)):
+        keys = {"training.batch_size": 8, "training.seq_len": 32_768 * cp, "experimental.context_parallel_degree": cp}
+        found.append(Published(f"405B, 512 GPUs: TP 8, PP 8, CP {cp}", DECEMBER, gib, speed, 512, {**OF_2024, **WITH_405B, **keys}))
+    return found
+
+
+def _large() -> list[Published]:
+    asynchronous = {"experimental.enable_async_tensor_parallel": True}
+    interleaved = {"experimental.pipeline_parallel_schedule": "Interleaved1F1B"}
+    deep = {"training.batch_size": 32}
+    return [
+        Published("70B, 256 GPUs: TP 8", DECEMBER, 71.9, 829, 256, {**OF_2024, **WITH_70B}),
+        Published("70B, 256 GPUs: TP 8, async", DECEMBER, 67.6, 876, 256, {**OF_2024, **WITH_70B, **asynchronous}),
+        Published("405B, 512 GPUs: 1F1B", DECEMBER, 82.5, 100, 512, {**OF_2024, **WITH_405B, **deep}),
+        Published("405B, 512 GPUs: interleaved", DECEMBER, 72.7, 128, 512, {**OF_2024, **WITH_405B, **deep, **interleaved}),
+    ]
+
+
+def _others() -> list[Published]:
+    one, rowwise = {**OF_2024, "training.batch_size": 1}, "precision.recipe={name: fp8_rowwise}"
+    two = {**OF_2025, **LOW_2025, "training.local_batch_size": 2}
+    found = [
+        Published("8B, 8 GPUs: batch 1", CHUNKED, 49.58, 5957, 8, one),
+        Published("8B, 32 H200: float8", TRAINY, 47.96, 10_938, 32, two, (H200,)),
+        Published("8B, 64 H200: float8", TRAINY, 46.97, 10_753, 64, two, (H200,)),
+        Published("8B, 8 H100: compile", AO, 47.65, 6150, 8, {**one, **COMPILED}),
+        Published("8B, 8 H100: tensorwise", AO, 47.77, 7689.5, 8, {**one, **COMPILED, **LOW_2024}),
+        Published("8B, 8 H100: rowwise", AO, 47.79, 6768, 8, {**one, **COMPILED}, (H100, rowwise)),
+    ]
+    for device, memory, tokens in (
+        (MI300X, (39.09, 39.07, 39.32), (5376.5, 6166.0, 5891.0)),
+        (B200, (33.71, 33.38, 33.72), (8307.5, 10_417.0, 8640.5)),
+    ):
+        kinds = {"compile": {}, "tensorwise": LOW_2025, "rowwise": ROWS_2025}
+        for (name, keys), gib, speed in zip(kinds.items(), memory, tokens, strict=True):
+            title = f"8B, 8 {device.rpartition('=')[2].upper()}: {name}"
+            found.append(Published(title, AO, gib, speed, 8, {**OF_2025, **keys}, (device, AUGUST_2025)))
+    return found
+
+
+ROWS: tuple[Published, ...] = (*_one_dimension(), *_contexts(), *_large(), *_others())
+"""Every row of torchtitan's tables that states a peak, and others that do."""

@@ -1,0 +1,199 @@
+"""What transformer blocks and the loss keep under torchtitan, tensor by tensor, by hand."""
+
+import pytest
+
+from megaplan.blocks.ops import OUTPUT
+from megaplan.budget.build import build_budget
+from megaplan.columns import Column, Phase
+from megaplan.hosts.megarun.dims import local_dims
+from megaplan.hosts.torchtitan.blocks import in_blocks, transformer_blocks
+from megaplan.hosts.torchtitan.ledger import block_bytes, block_ledger, policy_of
+from megaplan.inventory.build import build_inventory
+from megaplan.layout.build import build_layout
+from megaplan.spec.load import load_spec_text
+
+SPEC = """
+format: megaplan.spec/1
+name: small
+model:
+  pattern: AD
+  num_layers: 8
+  hidden_size: 256
+  vocab_size: 4096
+  tie_embeddings: false
+  attention: {kind: gqa, num_heads: 8, num_kv_heads: 4, head_dim: 32}
+  mlp: {ffn_hidden_size: 640, activation: swiglu}
+mesh: {dp_shard: 4}
+sharding: {reshard_after_forward: true}
+batch: {micro_batch_size: 2, seq_length: 128}
+optimizer: {matrix: adamw}
+host: {name: torchtitan}
+device: {name: h200}
+"""
+STREAM = 2 * 128 * 256 * 2  # bytes of the residual stream
+GROUPS, FFN = STREAM // 2, 2 * 128 * 640 * 2
+LSE, RSTD = 2 * 8 * 128 * 4, 2 * 128 * 4
+
+
+def spec_of(*overrides):
+    return load_spec_text(SPEC, "small.yaml", overrides).spec
+
+
+def saved(*overrides):
+    spec = spec_of(*overrides)
+    blocks = transformer_blocks(build_inventory(spec))
+    return {tensor.name: tensor.bytes for tensor in block_ledger(spec, "layers.0", blocks.layers[0]).saved}
+
+
+def budget(*overrides, spans=((0, 8),)):
+    spec = spec_of(*overrides)
+    inventory = build_inventory(spec)
+    return build_budget(spec, inventory, build_layout(spec, inventory, spans))
+
+
+def test_without_checkpoints_autograd_saves_what_operations_read():
+    found = saved()
+    assert found == {
+        **dict.fromkeys(("normed", "q", "heads", "h", "mlp.normed"), STREAM),
+        **dict.fromkeys(("k", "v"), GROUPS),
+        **dict.fromkeys(("gate", "silu", "up", "product"), FFN),
+        "lse": LSE,
+        "rstd": RSTD,
+        "mlp.rstd": RSTD,
+    }
+
+
+def test_compiled_blocks_keep_no_result_of_cheap_operations():
+    found = saved("host.compile_model=true")
+    assert not {"normed", "mlp.normed", "silu", "product", "q", "k"} & found.keys()
+    assert {"q_proj", "k_proj", "v", "heads", "gate", "up"} <= found.keys()
+
+
+def test_selective_checkpoints_save_attention_and_every_other_product():
+    assert saved("recompute.default=selective") == {
+        **dict.fromkeys(("q_proj", "heads", "mlp.o"), STREAM),
+        "v": GROUPS,
+        "gate": FFN,
+        "lse": LSE,
+    }
+
+
+def test_compiled_selective_checkpoints_drop_what_backward_never_reads():
+    eager, compiled = saved("recompute.default=selective"), saved("recompute.default=selective", "host.compile_model=true")
+    assert eager.keys() - compiled.keys() == {"mlp.o"}
+
+
+def test_a_reduce_scatter_is_saved_beside_the_products_of_tensor_parallelism():
+    found = saved("recompute.default=selective", "mesh.tp=2", "mesh.vocab_parallel=true")
+    assert found["o"] == found["mlp.o"] == STREAM // 2
+    assert found["mlp.o_partial"] == STREAM  # the seventh product, all tokens
+
+
+def test_a_full_checkpoint_keeps_the_input_alone():
+    spec = spec_of("recompute.default=full")
+    blocks = transformer_blocks(build_inventory(spec))
+    found = block_bytes(spec, local_dims(spec), "layers.1", blocks.layers[1])
+    assert (found.saved_bytes, found.keeps_input) == (0, True)
+
+
+def test_every_second_block_is_checkpointed():
+    spec = spec_of("recompute.default=full", "host.checkpoint_every=2")
+    assert [policy_of(spec, index) for index in range(4)] == ["none", "full", "none", "full"]
+
+
+def test_repeated_keys_are_as_wide_as_queries():
+    found = saved("host.repeat_kv=true")
+    assert found["k_repeated"] == found["v_repeated"] == STREAM
+    assert "k" not in found
+
+
+def test_a_float8_product_keeps_its_input_in_sixteen_bits():
+    assert saved("precision.recipe={name: fp8_current, param_gather: true}") == saved()
+
+
+def loss(*overrides):
+    spec = spec_of(*overrides)
+    inventory = transformer_blocks(build_inventory(spec))
+    found = block_bytes(spec, local_dims(spec), "head", inventory.block("head"))
+    return found, 2 * 128 * 4096 // spec.mesh.tp
+
+
+def test_the_loss_of_each_kind_at_its_highest():
+    plain, elements = loss()
+    names = plain.backward.tensors
+    assert sorted(name for name in names if name != OUTPUT) == ["log_probs", "nll_gradient", "wide"]
+    assert plain.saved_bytes == 4 * elements
+    cut, part = loss("mesh.tp=2", "mesh.vocab_parallel=true")
+    wide = [name for name in cut.backward.tensors if cut.part.tensors[name][0] == 4 * part]
+    assert len(wide) == 4
+    compiled, elements = loss("host.compile_loss=true")
+    moment = next(moment for moment in compiled.part.replay.backward if moment.op == "cross_entropy")
+    assert [name for name in moment.tensors if compiled.part.tensors[name][0] == 2 * elements] == ["logits", "logits"]
+
+
+def test_shards_are_over_data_and_context_ranks_and_the_reductions_pool_stays():
+    inventory = build_inventory(spec_of())
+    parameters = inventory.parameters
+    for mesh in ("{dp_shard: 4}", "{dp_shard: 2, cp: 2}"):
+        cells = budget(f"mesh={mesh}").worst.cells[Phase.FORWARD_BACKWARD]
+        resident = cells[Column.REPLICATED_PARAMS] + cells[Column.TENSOR_PARALLEL_PARAMS]
+        assert resident == parameters  # 4 bytes over 4 ranks
+        assert cells[Column.GRADIENTS] >= parameters
+        moments = cells[Column.MATRIX_OPTIMIZER] + cells[Column.OTHER_OPTIMIZER]
+        assert 2 * parameters < moments < 2 * parameters + 4 * 100
+
+
+def test_uneven_shards_differ_between_ranks():
+    found = budget("model.vocab_size=4098", "host.reserved_percent=0")
+    assert sorted(rank for group in found.ranks for rank in group.ranks) == [0, 1, 2, 3]
+    assert len(found.ranks) == 2
+
+
+def test_gathered_bytes_halve_with_float8_gathers():
+    def gathered(*overrides):
+        kinds = ("host.compile_loss=true", "sharding.reshard_after_forward=false", *overrides)
+        return budget(*kinds).worst.cells[Phase.FORWARD_BACKWARD][Column.COMMUNICATION]
+
+    layers = sum(block.elements for block in build_inventory(spec_of()).layers)
+    one = layers // 4
+    assert (
+        gathered() - gathered("precision.recipe={name: fp8_current, param_gather: true}") == layers + one
+    )  # the other gather is of embedding and head
+
+
+def test_reserved_percent_is_of_all_else():
+    with_none, with_some = budget("host.reserved_percent=0").worst, budget("host.reserved_percent=20").worst
+    assert with_some.peak_bytes == with_none.peak_bytes * 120 // 100
+    assert with_some.allocated_bytes == with_none.peak_bytes
+
+
+def test_the_last_stage_keeps_outputs_until_the_step_has_ended():
+    pipeline = ("mesh={pp: 2, dp_shard: 2}", "schedule.num_microbatches=8", "host.reserved_percent=0")
+    spans = ((0, 4), (4, 8))
+    logits = 2 * 128 * 4096 * 2
+    before = budget(*pipeline, spans=spans).of_rank(2).peak_bytes
+    kept = budget(*pipeline, "host.keep_pipeline_outputs=true", spans=spans).of_rank(2)
+    assert kept.peak_bytes == before + 7 * logits
+
+
+def test_a_foreach_update_has_roots_of_second_moments():
+    fused, foreach = budget().worst.cells[Phase.OPTIMIZER], budget("host.foreach_optimizer=true").worst.cells[Phase.OPTIMIZER]
+    moments = fused[Column.MATRIX_OPTIMIZER] + fused[Column.OTHER_OPTIMIZER]
+    assert foreach[Column.WORKSPACE] - fused[Column.WORKSPACE] == moments // 2
+
+
+@pytest.mark.parametrize("kind", ["interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev", "looped_bfs"])
+def test_every_schedule_is_priced(kind):
+    pipeline = ("mesh={pp: 2, vpp: 2, dp_shard: 2}", "schedule.num_microbatches=4", f"schedule.kind={kind}", "recompute.default=selective")
+    found = budget(*pipeline, spans=((0, 2), (2, 4), (4, 6), (6, 8)))
+    assert len(found.stages) == 4
+    assert all(rank.peak_bytes > 0 for rank in found.ranks)
+
+
+def test_slots_of_letters_are_slots_of_blocks():
+    spec = spec_of("mesh={pp: 2, dp_shard: 2}", "schedule.num_microbatches=2")
+    slots = build_layout(spec, build_inventory(spec), ((0, 4), (4, 8))).slots
+    assert [in_blocks(slot).blocks for slot in slots] == [
+        ("embedding", "layers.0", "layers.1"),
+        ("layers.2", "layers.3", "final_norm", "head"),
+    ]

@@ -1,0 +1,183 @@
+"""`megaplan import torchtitan`: job files of three ages, what they leave open, and what stops an import."""
+
+import json
+
+import pytest
+
+from megaplan.cli.main import run
+from megaplan.errors import MegaplanError, Severity
+from megaplan.importers.torchtitan.models import FLAVORS
+from megaplan.importers.torchtitan.spec import import_torchtitan
+from megaplan.inventory.build import build_inventory
+
+OLD = """
+[model]
+name = "llama3"
+flavor = "8B"
+norm_type = "rmsnorm"
+[optimizer]
+name = "AdamW"
+lr = 3e-4
+[training]
+batch_size = 16
+seq_len = 8192
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 2
+compile = true
+[experimental]
+context_parallel_degree = 1
+pipeline_parallel_degree = 4
+pipeline_parallel_schedule = "Interleaved1F1B"
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "op"
+[float8]
+enable_float8_linear = true
+enable_fsdp_float8_all_gather = true
+"""
+NEW = """
+[model]
+name = "qwen3"
+flavor = "1.7B"
+converters = ["quantize.linear.float8"]
+[training]
+local_batch_size = 4
+seq_len = 4096
+[parallelism]
+data_parallel_shard_degree = 8
+[compile]
+enable = true
+[quantize.linear.float8]
+recipe_name = "rowwise"
+filter_fqns = ["output"]
+"""
+
+
+def spec_of(text, **more):
+    return import_torchtitan(text, "job.toml", **more).loaded.spec
+
+
+def codes(text, **more):
+    with pytest.raises(MegaplanError) as caught:
+        import_torchtitan(text, "job.toml", **more)
+    return [found.code for found in caught.value.diagnostics], str(caught.value.diagnostics)
+
+
+PARAMETERS = {
+    "llama3/8B": 8_030_261_248,
+    "llama3/70B": 70_553_706_496,
+    "llama3/405B": 405_853_388_800,
+    "qwen3/0.6B": 596_049_920,
+    "qwen3/8B": 8_190_735_360,
+    "qwen3/32B": 32_762_123_264,
+}
+
+
+@pytest.mark.parametrize("model", PARAMETERS)
+def test_flavors_have_the_models_parameters(model):
+    name, flavor = model.split("/")
+    spec = spec_of("", gpus=8, model=model)
+    assert build_inventory(spec).parameters == PARAMETERS[model]
+    assert spec.model.num_layers == 2 * FLAVORS[name][flavor].blocks
+
+
+def test_a_file_of_2024():
+    spec = spec_of(OLD, gpus=16)
+    assert (spec.mesh.pp, spec.mesh.vpp, spec.mesh.tp, spec.mesh.dp_shard) == (4, 2, 2, 2)
+    assert (spec.schedule.kind, spec.schedule.num_microbatches, spec.batch.micro_batch_size) == ("interleaved_1f1b", 4, 4)
+    assert spec.split.spans == tuple((8 * index, 8 * index + 8) for index in range(8))
+    assert (spec.host.compile_model, spec.host.compile_loss) == (True, False)
+    assert (spec.host.repeat_kv, spec.host.fsdp_ends, spec.host.keep_pipeline_outputs, spec.host.foreach_optimizer) == (
+        True,
+        "root",
+        True,
+        True,
+    )
+    assert (spec.precision.recipe.name, spec.precision.recipe.param_gather) == ("fp8_current", True)
+    assert spec.sharding.reshard_after_forward is False
+    assert spec.recompute.default == "selective"
+
+
+def test_a_file_of_2026_and_one_note_of_defaults():
+    found = import_torchtitan(NEW, "job.toml").loaded
+    spec = found.spec
+    assert (spec.host.compile_model, spec.host.compile_loss, spec.host.repeat_kv, spec.host.fsdp_ends) == (True, True, False, "separate")
+    assert (spec.precision.recipe.name, spec.precision.recipe.param_gather) == ("fp8_rowwise", False)
+    assert (spec.recompute.default, spec.host.checkpoint_every) == ("full", 2)  # selective, every second block, is the default
+    assert spec.model.tie_embeddings
+    notes = [item for item in found.diagnostics if item.code == "MP919"]
+    assert len(notes) == 1
+    assert notes[0].severity is Severity.NOTE
+    assert 'training.dtype = "float32"' in notes[0].detail
+
+
+def test_gpus_that_no_one_states_are_assumed_with_a_note():
+    found = import_torchtitan(OLD, "job.toml").loaded
+    assert found.spec.mesh.world_size == 8
+    assert [item.code for item in found.diagnostics if item.code == "MP917"] == ["MP917"]
+    assert codes(NEW, gpus=12)[0] == ["MP914"]
+
+
+def test_gradient_accumulation():
+    more = NEW.replace("local_batch_size = 4", "local_batch_size = 4\nglobal_batch_size = 128")
+    spec = spec_of(more)
+    assert (spec.batch.micro_batch_size, spec.schedule.num_microbatches, spec.global_batch_size) == (4, 4, 128)
+    assert codes(more.replace("128", "100"))[0] == ["MP914"]
+
+
+def test_stages_of_2026():
+    def spans(*lines):
+        text = NEW.replace("qwen3", "llama3").replace('"1.7B"', '"405B"').replace("data_parallel_shard_degree = 8", "\n".join(lines))
+        text = text.replace("local_batch_size = 4", "local_batch_size = 16")
+        return [stop - start for start, stop in spec_of(text, gpus=64).split.spans]
+
+    schedule = "pipeline_parallel_degree = 8", 'pipeline_parallel_schedule = "1F1B"'
+    assert spans(*schedule) == [30, *[32] * 6, 30]
+    less = "pipeline_parallel_first_stage_less_layers = 2", "pipeline_parallel_last_stage_less_layers = 0"
+    assert spans(*schedule, *less) == [28, *[32] * 7]
+    interleaved = "pipeline_parallel_degree = 8", 'pipeline_parallel_schedule = "Interleaved1F1B"', "pipeline_parallel_layers_per_stage = 4"
+    assert len(spans(*interleaved)) == 32
+    names = [
+        ["tok_embeddings", *[f"layers.{index}" for index in range(100)]],
+        [*[f"layers.{index}" for index in range(100, 126)], "norm", "output"],
+    ]
+    assert spans("pipeline_parallel_degree = 2", f"module_fqns_per_model_part = {json.dumps(names)}") == [200, 52]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code", "said"),
+    [
+        ('flavor = "1.7B"', 'flavor = "30B-A3B"', "MP914", "experts"),
+        ('flavor = "1.7B"', 'flavor = "9B"', "MP916", "llama3/8B"),
+        ("seq_len = 4096", 'seq_len = "4k"', "MP916", "an integer from 1 on"),
+        ("seq_len = 4096", "seq_len = 4096\nenable_cpu_offload = true", "MP914", "host's memory"),
+        ("seq_len = 4096", "seq_length = 4096", "MP913", "training.seq_length"),
+        ('filter_fqns = ["output"]', "filter_fqns = []", "MP914", "not of the output"),
+        ('recipe_name = "rowwise"', 'recipe_name = "rowwise_with_gw_hp"', "MP914", "tensorwise and rowwise"),
+        ("[compile]", '[activation_checkpoint]\nmode = "memory_budget"\n[compile]', "MP914", "partitioner"),
+        ("[compile]", '[activation_checkpoint]\nselective_ac_option = "each"\n[compile]', "MP916", "op, or how many"),
+        ('converters = ["quantize.linear.float8"]', 'converters = ["quantize.linear.mx"]', "MP914", "quantize.linear.mx"),
+        ("[compile]", "expert_parallel_degree = 2\n[compile]", "MP914", "no experts"),
+        ("[compile]", "disable_loss_parallel = true\n[compile]", "MP914", "whole logits"),
+        ("[model]", "[model", "MP916", "no TOML or JSON"),
+    ],
+)
+def test_what_cannot_be_read_is_one_error(before, after, code, said):
+    assert before in NEW
+    found, text = codes(NEW.replace(before, after))
+    assert found == [code]
+    assert said in text
+
+
+def test_a_dtype_that_is_not_priced_is_refused_by_the_specs_rule():
+    found, text = codes(NEW.replace("seq_len = 4096", 'seq_len = 4096\ndtype = "bfloat16"'))
+    assert "MP902" in found
+    assert "precision.master" in text
+
+
+def test_the_command_writes_a_spec_that_is_estimated(tmp_path, capsys):
+    job, spec = tmp_path / "job.toml", tmp_path / "job.yaml"
+    job.write_text(NEW)
+    assert run(["import", "torchtitan", str(job), "-o", str(spec), "--set", "device.name=h100-sxm"]) == 0
+    assert run(["estimate", str(spec)]) == 0
+    assert "host torchtitan, blocks and loss compiled" in capsys.readouterr().out
