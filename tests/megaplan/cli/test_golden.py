@@ -19,6 +19,11 @@ CASES = {
     ),
     "estimate-skewed": ("estimate", "plans/nam56r-8xh200.yaml", "--set", "mesh.ep=4", "--set", "batch.micro_batch_size=6"),
     "estimate-padded": ("estimate", "plans/nam56r-8xh200.yaml", "--set", "mesh.dp_shard=2048"),
+    "estimate-torchtitan": (
+        *("estimate", "plans/llama-3.1-8b.yaml", "--set", "host={name: torchtitan, compile_model: true}"),
+        *("--set", "recompute.default=selective", "--set", "device.name=h100-sxm"),
+    ),
+    "explain-host": ("explain", "torchtitan"),
     "split": ("split", "plans/nam56r-8xh200.yaml", "-o", "new.json"),
     "split-padded": ("split", "plans/llama-3.1-8b.yaml", "--set", "mesh.dp_shard=1021"),
     "split-manual": (
