@@ -13,7 +13,6 @@ from megaplan.budget.build import build_budget
 from megaplan.importers.torchtitan.spec import import_torchtitan
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
-from megaplan.layout.step_time import planned_time
 from megaplan.partition.choose import choose_cuts
 from megaplan.spec.host import RESERVED_PERCENT
 
@@ -31,24 +30,17 @@ class Compared(NamedTuple):
         peak_bytes: Of the fullest rank: reserved.
         allocated_bytes: Of that, without what is reserved above the pools.
         where: The moment of its peak.
-        tokens: Tokens a second and device, by the model of step times; None where it has none.
     """
 
     row: Published
     peak_bytes: int
     allocated_bytes: int
     where: str
-    tokens: float | None
 
     @property
     def error(self) -> float:
         """Of the peak, in percent."""
         return 100 * (self.peak_bytes / GIB / self.row.gib - 1)
-
-    @property
-    def time_error(self) -> float | None:
-        """Of tokens a second, in percent."""
-        return None if self.tokens is None or self.row.tokens is None else 100 * (self.tokens / self.row.tokens - 1)
 
     @property
     def reserved_percent(self) -> float:
@@ -62,9 +54,7 @@ def compare(row: Published) -> Compared:
     inventory = build_inventory(spec)
     spans = choose_cuts(spec, inventory).spans
     worst = build_budget(spec, inventory, build_layout(spec, inventory, spans)).worst
-    time = planned_time(spec, spans, inventory)
-    tokens = None if isinstance(time, str) else time.tokens_per_second_per_device
-    return Compared(row, worst.peak_bytes, worst.allocated_bytes, worst.moments[worst.peak_phase], tokens)
+    return Compared(row, worst.peak_bytes, worst.allocated_bytes, worst.moments[worst.peak_phase])
 
 
 def compared() -> list[Compared]:
@@ -104,10 +94,9 @@ def text(found: Sequence[Compared]) -> str:
 
 
 def _line(one: Compared) -> str:
-    time = "" if one.time_error is None else f"{one.time_error:+.1f}"
     where = one.where.partition(",")[0]
     cells = [one.row.name, str(SOURCES.index(one.row.source) + 1), f"{one.row.gib:.2f}", f"{one.peak_bytes / GIB:.2f}", f"{one.error:+.1f}"]
-    return f"| {' | '.join([*cells, f'{one.reserved_percent:.1f}', where, time, 'yes' if one.row.fitted else 'no'])} |"
+    return f"| {' | '.join([*cells, f'{one.reserved_percent:.1f}', where, 'yes' if one.row.fitted else 'no'])} |"
 
 
 INTRODUCTION = """# Accuracy: torchtitan
@@ -125,11 +114,11 @@ no number was tuned, it is {held_error:.1f} %, and {near} of them are within 5 %
 Formulas were written from the sources, with December's tables in view. The {num_unseen} rows of other tables were estimated only after they
 stood: mean {unseen_error:.1f} %, and {nearer} of them, all but those of B200, {nearer_error:.1f} %.
 
-Worst first; *reserved* is the published peak above live tensors and pools, *fitted* whether the percentage is from the row. Times are from
-the [model of step times](step-time.md), whose torchtitan constants were fitted to many of the same rows.
+Worst first; *reserved* is the published peak above live tensors and pools, *fitted* whether the percentage is from the row. The time of a
+step has [a page of its own](accuracy-time.md), with many of the same rows.
 
-| Run | Source | Published GiB | Estimate GiB | Error % | Reserved % | Peak at | Tokens/s error % | Fitted |
-|---|---|---|---|---|---|---|---|---|
+| Run | Source | Published GiB | Estimate GiB | Error % | Reserved % | Peak at | Fitted |
+|---|---|---|---|---|---|---|---|
 """
 OPEN = """
 ## What stays open

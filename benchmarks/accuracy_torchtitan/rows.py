@@ -56,7 +56,6 @@ class Published:
         name: What the table calls it.
         source: Repository and file.
         gib: Peak memory, as torch's largest reserved bytes.
-        tokens: Tokens a second and device; None where the table has none.
         gpus: Of the run.
         keys: Of the job file.
         sets: `--set` of the import.
@@ -66,7 +65,6 @@ class Published:
     name: str
     source: str
     gib: float
-    tokens: float | None
     gpus: int
     keys: dict[str, Any] = field(default_factory=dict)
     sets: tuple[str, ...] = (H100,)
@@ -89,21 +87,21 @@ class Published:
 
 def _one_dimension() -> list[Published]:
     found = []
-    for gpus, memory, tokens in ((8, (82.4, 77.0, 76.8), (5762, 6667, 8532)), (128, (67.0, 62.0, 61.8), (5605, 6514, 8380))):
+    for gpus, memory in ((8, (82.4, 77.0, 76.8)), (128, (67.0, 62.0, 61.8))):
         steps = {"FSDP": {}, "FSDP, compile": COMPILED, "FSDP, compile, float8": {**COMPILED, **LOW_2024}}
-        for (name, keys), gib, speed in zip(steps.items(), memory, tokens, strict=True):
-            found.append(Published(f"8B, {gpus} GPUs: {name}", DECEMBER, gib, speed, gpus, {**OF_2024, **keys}, fitted=True))
+        for (name, keys), gib in zip(steps.items(), memory, strict=True):
+            found.append(Published(f"8B, {gpus} GPUs: {name}", DECEMBER, gib, gpus, {**OF_2024, **keys}, fitted=True))
     return found
 
 
 def _contexts() -> list[Published]:
     found = []
-    for cp, gib, speed in ((1, 83.9, 3890), (2, 84.2, 2540), (4, 84.0, 1071), (8, 84.5, 548)):
+    for cp, gib in ((1, 83.9), (2, 84.2), (4, 84.0), (8, 84.5)):
         keys = {"training.batch_size": 1, "training.seq_len": 32_768 * cp, "experimental.context_parallel_degree": cp}
-        found.append(Published(f"8B, 8 GPUs: CP {cp}", DECEMBER, gib, speed, 8, {**OF_2024, **LARGE, **keys}))
-    for cp, gib, speed in ((1, 75.3, 76), (2, 75.9, 47), (4, 77.1, 31), (8, 84.9, 16)):
+        found.append(Published(f"8B, 8 GPUs: CP {cp}", DECEMBER, gib, 8, {**OF_2024, **LARGE, **keys}))
+    for cp, gib in ((1, 75.3), (2, 75.9), (4, 77.1), (8, 84.9)):
         keys = {"training.batch_size": 8, "training.seq_len": 32_768 * cp, "experimental.context_parallel_degree": cp}
-        found.append(Published(f"405B, 512 GPUs: TP 8, PP 8, CP {cp}", DECEMBER, gib, speed, 512, {**OF_2024, **WITH_405B, **keys}))
+        found.append(Published(f"405B, 512 GPUs: TP 8, PP 8, CP {cp}", DECEMBER, gib, 512, {**OF_2024, **WITH_405B, **keys}))
     return found
 
 
@@ -112,10 +110,10 @@ def _large() -> list[Published]:
     interleaved = {"experimental.pipeline_parallel_schedule": "Interleaved1F1B"}
     deep = {"training.batch_size": 32}
     return [
-        Published("70B, 256 GPUs: TP 8", DECEMBER, 71.9, 829, 256, {**OF_2024, **WITH_70B}),
-        Published("70B, 256 GPUs: TP 8, async", DECEMBER, 67.6, 876, 256, {**OF_2024, **WITH_70B, **asynchronous}),
-        Published("405B, 512 GPUs: 1F1B", DECEMBER, 82.5, 100, 512, {**OF_2024, **WITH_405B, **deep}),
-        Published("405B, 512 GPUs: interleaved", DECEMBER, 72.7, 128, 512, {**OF_2024, **WITH_405B, **deep, **interleaved}),
+        Published("70B, 256 GPUs: TP 8", DECEMBER, 71.9, 256, {**OF_2024, **WITH_70B}),
+        Published("70B, 256 GPUs: TP 8, async", DECEMBER, 67.6, 256, {**OF_2024, **WITH_70B, **asynchronous}),
+        Published("405B, 512 GPUs: 1F1B", DECEMBER, 82.5, 512, {**OF_2024, **WITH_405B, **deep}),
+        Published("405B, 512 GPUs: interleaved", DECEMBER, 72.7, 512, {**OF_2024, **WITH_405B, **deep, **interleaved}),
     ]
 
 
@@ -123,21 +121,18 @@ def _others() -> list[Published]:
     one, rowwise = {**OF_2024, "training.batch_size": 1}, "precision.recipe={name: fp8_rowwise}"
     two = {**OF_2025, **LOW_2025, "training.local_batch_size": 2}
     found = [
-        Published("8B, 8 GPUs: batch 1", CHUNKED, 49.58, 5957, 8, one),
-        Published("8B, 32 H200: float8", TRAINY, 47.96, 10_938, 32, two, (H200,)),
-        Published("8B, 64 H200: float8", TRAINY, 46.97, 10_753, 64, two, (H200,)),
-        Published("8B, 8 H100: compile", AO, 47.65, 6150, 8, {**one, **COMPILED}),
-        Published("8B, 8 H100: tensorwise", AO, 47.77, 7689.5, 8, {**one, **COMPILED, **LOW_2024}),
-        Published("8B, 8 H100: rowwise", AO, 47.79, 6768, 8, {**one, **COMPILED}, (H100, rowwise)),
+        Published("8B, 8 GPUs: batch 1", CHUNKED, 49.58, 8, one),
+        Published("8B, 32 H200: float8", TRAINY, 47.96, 32, two, (H200,)),
+        Published("8B, 64 H200: float8", TRAINY, 46.97, 64, two, (H200,)),
+        Published("8B, 8 H100: compile", AO, 47.65, 8, {**one, **COMPILED}),
+        Published("8B, 8 H100: tensorwise", AO, 47.77, 8, {**one, **COMPILED, **LOW_2024}),
+        Published("8B, 8 H100: rowwise", AO, 47.79, 8, {**one, **COMPILED}, (H100, rowwise)),
     ]
-    for device, memory, tokens in (
-        (MI300X, (39.09, 39.07, 39.32), (5376.5, 6166.0, 5891.0)),
-        (B200, (33.71, 33.38, 33.72), (8307.5, 10_417.0, 8640.5)),
-    ):
+    for device, memory in ((MI300X, (39.09, 39.07, 39.32)), (B200, (33.71, 33.38, 33.72))):
         kinds = {"compile": {}, "tensorwise": LOW_2025, "rowwise": ROWS_2025}
-        for (name, keys), gib, speed in zip(kinds.items(), memory, tokens, strict=True):
+        for (name, keys), gib in zip(kinds.items(), memory, strict=True):
             title = f"8B, 8 {device.rpartition('=')[2].upper()}: {name}"
-            found.append(Published(title, AO, gib, speed, 8, {**OF_2025, **keys}, (device, AUGUST_2025)))
+            found.append(Published(title, AO, gib, 8, {**OF_2025, **keys}, (device, AUGUST_2025)))
     return found
 
 
