@@ -12,6 +12,7 @@ from megaplan.dtypes import DType
 from megaplan.exporters.modules import TORCH_DTYPES
 from megaplan.exporters.values import Exported, Loss, Source, complete
 from megaplan.schedules.registry import SCHEDULES
+from megaplan.spec.torchtitan_limits import RECIPES
 from megaplan.spec.training import ConstantRate, CosineRate, warm_up_steps
 
 CARRIED = frozenset({
@@ -19,6 +20,10 @@ CARRIED = frozenset({
     "precision.params", "precision.master", "optimizer.matrix", "optimizer.other", "training.steps", "training.seed",
     "training.learning_rate", "training.weight_decay", "training.gradient_clip", "training.rate_schedule", "mesh.vocab_parallel",
 })  # fmt: skip
+OF_ITS_HOST = frozenset({"host.name", "host.compile_model", "host.compile_loss", "host.async_tensor_parallel", "host.foreach_optimizer",
+    "host.reserved_percent", "precision.recipe", "recompute.default",
+})  # fmt: skip
+"""What is written of a spec whose host is torchtitan, or decides estimates alone."""
 TRANSFORMERS = ("AD", "AE")
 
 
@@ -59,10 +64,38 @@ def export_torchtitan(source: Source) -> Exported:
         },
         "optimizer": {"name": "AdamW", "lr": training.learning_rate, "weight_decay": training.weight_decay},
         "lr_scheduler": _rate(source),
-        "activation_checkpoint": "full" if _all(source, "full") else "none",
+        "activation_checkpoint": _checkpoint(source),
         "debug": {"seed": training.seed},
     }
-    return complete(source, json.dumps(document, indent=1) + "\n", CARRIED, losses)
+    if not _is_host(source):
+        return complete(source, json.dumps(document, indent=1) + "\n", CARRIED, losses)
+    _add_host(source, document)
+    return complete(source, json.dumps(document, indent=1) + "\n", CARRIED | OF_ITS_HOST, losses)
+
+
+def _is_host(source: Source) -> bool:
+    return source.spec.host.name == "torchtitan"
+
+
+def _checkpoint(source: Source) -> str:
+    """One policy of all blocks; per-operation checkpointing is what `selective` means under host torchtitan."""
+    if _is_host(source) and _all(source, "selective"):
+        return "selective"
+    return "full" if _all(source, "full") else "none"
+
+
+def _add_host(source: Source, document: dict[str, Any]) -> None:
+    """The sections that a spec states whose host is torchtitan."""
+    host, recipe = source.spec.host, source.spec.precision.recipe
+    components = [name for name, compiled in (("model", host.compile_model), ("loss", host.compile_loss)) if compiled]
+    document["compile"] = {"enable": bool(components), "components": components or ["model", "loss"]}
+    document["parallelism"]["enable_async_tensor_parallel"] = host.async_tensor_parallel
+    document["optimizer"]["implementation"] = "foreach" if host.foreach_optimizer else "fused"
+    if recipe is not None:
+        name = RECIPES[recipe.name]
+        document["model"] = {"converters": ["quantize.linear.float8"]}
+        float8 = {"recipe_name": name, "enable_fsdp_float8_all_gather": recipe.param_gather, "filter_fqns": ["output"]}
+        document["quantize"] = {"linear": {"float8": float8}}
 
 
 def _all(source: Source, wanted: str) -> bool:
@@ -76,7 +109,7 @@ def _losses(source: Source) -> list[Loss]:
     )
     if spec.optimizer.matrix == "muon":
         found.append(Loss("optimizer.matrix", "optimizer.matrix = muon: torchtitan's AdamW is written for all parameters", "matrix: adamw"))
-    if not (_all(source, "none") or _all(source, "full")):
+    if _checkpoint(source) == "none" and not _all(source, "none"):
         said = ", ".join(f"{letter}: {source.spec.recompute.of(letter)}" for letter in sorted(set(source.letters)))
         found.append(
             Loss(

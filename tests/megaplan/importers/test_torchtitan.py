@@ -6,9 +6,13 @@ import pytest
 
 from megaplan.cli.main import run
 from megaplan.errors import MegaplanError, Severity
+from megaplan.exporters.torchtitan import export_torchtitan
+from megaplan.exporters.values import Source
 from megaplan.importers.torchtitan.models import FLAVORS
 from megaplan.importers.torchtitan.spec import import_torchtitan
 from megaplan.inventory.build import build_inventory
+from megaplan.layout.build import build_layout
+from megaplan.partition.choose import choose_cuts
 
 OLD = """
 [model]
@@ -173,6 +177,29 @@ def test_a_dtype_that_is_not_priced_is_refused_by_the_specs_rule():
     found, text = codes(NEW.replace("seq_len = 4096", 'seq_len = 4096\ndtype = "bfloat16"'))
     assert "MP902" in found
     assert "precision.master" in text
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "",
+        "\n[activation_checkpoint]\nmode = 'full'",
+        "\n[activation_checkpoint]\nmode = 'none'\n[optimizer]\nimplementation = 'foreach'",
+        "\n[activation_checkpoint]\nmode = 'selective'\nselective_ac_option = 'op'",
+    ],
+)
+def test_an_export_of_an_import_imports_as_the_same_spec(more):
+    text = NEW.replace("qwen3", "llama3").replace('"1.7B"', '"8B"') + (more or "\n[activation_checkpoint]\nmode = 'full'")
+    text = text.replace("local_batch_size = 4", "local_batch_size = 8\nsteps = 1000")
+    pipeline = "pipeline_parallel_degree = 4\ndata_parallel_shard_degree = 2\ntensor_parallel_degree = 2"
+    for job in (text, text.replace("data_parallel_shard_degree = 8", pipeline)):
+        first = spec_of(job)
+        inventory = build_inventory(first)
+        source = Source(first, inventory, build_layout(first, inventory, choose_cuts(first, inventory).spans))
+        exported = export_torchtitan(source)
+        assert [loss for loss in exported.losses if loss.strict] == []
+        second = import_torchtitan(exported.text, "job.toml", model="llama3/8B").loaded.spec
+        assert second == first
 
 
 def test_the_command_writes_a_spec_that_is_estimated(tmp_path, capsys):

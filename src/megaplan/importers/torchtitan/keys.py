@@ -90,6 +90,7 @@ OF_2025 = frozenset({"training.compile"}) | frozenset(key for key in MOVED if ke
 REFUSED: dict[str, tuple[Any, str]] = {
     "training.enable_cpu_offload": (False, "parameters and state in the host's memory are not priced"),
     "parallelism.disable_loss_parallel": (False, "whole logits on every rank of tensor parallelism are not priced"),
+    "optimizer.optimizers": (None, "groups of parameters with optimizers of their own are not priced"),
     "parallelism.enable_sequence_parallel": (True, "tensor parallelism without sequence parallelism is not priced"),
     "parallelism.enable_compiled_autograd": (False, "compiled autograd keeps other tensors"),
     "parallelism.pipeline_parallel_schedule_csv": ("", "a schedule of one's own is not read"),
