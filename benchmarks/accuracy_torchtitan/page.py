@@ -112,7 +112,8 @@ no number was tuned, it is {held_error:.1f} %, and {near} of them are within 5 %
 {others_most:.1f} %, errors of everything else included: set `host.reserved_percent` to what your own runs show.
 
 Formulas were written from the sources, with December's tables in view. The {num_unseen} rows of other tables were estimated only after they
-stood: mean {unseen_error:.1f} %, and {nearer} of them, all but those of B200, {nearer_error:.1f} %.
+stood: mean {unseen_error:.1f} %, and {nearer} of them, all but those of B200, {nearer_error:.1f} %. One term came later, from the source: until
+July 2025 the last block stays gathered beside the head, at most 1 % of a row.
 
 Worst first; *reserved* is the published peak above live tensors and pools, *fitted* whether the percentage is from the row. The time of a
 step has [a page of its own](accuracy-time.md), with many of the same rows.
@@ -129,5 +130,6 @@ OPEN = """
 - At the longest contexts of the 405B runs the published peak rises, and the estimate does not: ring attention's buffers are counted as one
   gather of keys and values and an fp32 copy of its output.
 - Tensor parallelism with async TP on symmetric memory is priced as without it; the table's 2D run without it is the higher of the two.
+- Under `checkpoint_every` a pipeline rank counts its own blocks, and the estimate the model's: one checkpoint of a stage more or less.
 - Experts, latent attention, flex attention and masks of packed documents are refused, as is the chunked loss of 2026.
 """

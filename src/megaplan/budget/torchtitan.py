@@ -83,13 +83,15 @@ class TitanEvaluation(Evaluation):
         self._groups = {name: whole.block(name).both for name, _ in blocks.blocks()}
         reshard = spec.sharding.reshard_after_forward
         self.stored = PooledStored(sizes, blocks, frees_embedding=reshard and spec.host.fsdp_ends == "separate" and not blocks.tied)
+        last = f"layers.{len(blocks.layers) - 1}"
+        beside = self._groups[last].gathered_bytes if reshard and not pipelined and spec.host.fsdp_ends == "root" else 0
         made: dict[object, Evaluated] = {}
         self.blocks: dict[str, Evaluated] = {}
         for name, make in makes_of(spec, blocks).items():
             tied = name == "head" and blocks.tied
             if make not in made:
                 block = blocks.block("embedding" if tied else name)
-                sums = block_bytes(spec, self.dims, name, block)
+                sums = block_bytes(spec, self.dims, name, block, beside_bytes=beside if name == "head" else 0)
                 storage = None if tied else self.stored.block(name)
                 layer, in_place = name.startswith("layers."), spec.precision.params is spec.precision.grads
                 made[make] = Evaluated(block, sums, storage, layer=layer, boundary_bytes=self.boundary_bytes, in_place=in_place)

@@ -75,7 +75,7 @@ class Host(Section):
         compile_loss: torch.compile of the loss, which then keeps the logits alone.
         checkpoint_every: Of a recompute policy, the transformer blocks that have it: every n-th one.
         repeat_kv: Keys and values are repeated for every query head before attention, as until 2025.
-        fsdp_ends: separate shards the embedding, and norm with head, as groups of their own; root as one with the model's, as until 2025.
+        fsdp_ends: separate shards the embedding, and norm with head, as groups of their own; root, as until July 2025, as one that stays.
         async_tensor_parallel: Gathers and reductions of TP beside its products.
         keep_pipeline_outputs: The last stage keeps all logits until the step has ended, and joins them, as torch's schedules did until 2.9.
         foreach_optimizer: AdamW with torch's foreach kernels in place of the fused one: roots of the second moments stand beside it.

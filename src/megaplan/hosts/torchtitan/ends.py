@@ -14,15 +14,24 @@ from functools import cache
 from megaplan.blocks.dims import Dims
 from megaplan.blocks.ops import INPUT, OUTPUT, Op, linear
 from megaplan.blocks.storages import storages
-from megaplan.columns import Column
+from megaplan.columns import Basis, Column
+from megaplan.dtypes import DType
 from megaplan.hosts.megarun.parts import Part
 from megaplan.hosts.megarun.program import Replay, replay
 
-LOGITS = "logits"
+LOGITS, LAST_BLOCK = "logits", "last_block"
 
 
-def loss_part(dims: Dims, vocab_size: int, *, pipelined: bool, compiled: bool) -> Part:
-    """Head and loss; `pipelined`: the schedule names the logits until the microbatch's backward has ended."""
+def loss_part(dims: Dims, vocab_size: int, *, pipelined: bool, compiled: bool, beside_bytes: int = 0) -> Part:
+    """Head and loss.
+
+    Args:
+        dims: Local sizes.
+        vocab_size: Rows of the head.
+        pipelined: The schedule names the logits until the microbatch's backward has ended.
+        compiled: torch.compile runs the loss.
+        beside_bytes: Gathered parameters of the last block, where they stay for its backward.
+    """
     sharded = dims.tp > 1
     rows = dims.batch * dims.tokens
     shape = rows, vocab_size // dims.tp
@@ -30,13 +39,17 @@ def loss_part(dims: Dims, vocab_size: int, *, pipelined: bool, compiled: bool) -
     tensors |= storages(dims.dtype, Column.COMMUNICATION, {"gathered": dims.gathered})
     wide = dict.fromkeys(("wide", "log_probs", "shifted", "nll_gradient", "exponential"), shape)
     tensors |= storages(dims.stat_dtype, Column.ACTIVATIONS, {**wide, "lse": (rows,), "largest": (rows,), OUTPUT: ()})
+    tensors |= {LAST_BLOCK: (beside_bytes, Column.COMMUNICATION, (beside_bytes,), DType.FP8, Basis.EXACT)}
     return Part(_replay(sharded, pipelined, compiled), tensors)
 
 
 @cache
 def _replay(sharded: bool, pipelined: bool, compiled: bool) -> Replay:
-    ops = [Op("gather", (INPUT,), ("gathered",))] if sharded else []
-    ops.append(linear("head", "gathered" if sharded else INPUT, LOGITS, "weight"))
+    ops = [Op("last block", (), (LAST_BLOCK,))]
+    if sharded:
+        ops.append(Op("gather", (INPUT,), ("gathered",)))
+    head = linear("head", "gathered" if sharded else INPUT, LOGITS, "weight")
+    ops.append(head._replace(keeps=(*head.keeps, LAST_BLOCK)))
     if compiled:
         kept = (LOGITS, "lse", "largest")
         ops.append(Op("cross_entropy", (LOGITS,), (OUTPUT, "lse", "largest"), keeps=kept, grads=(LOGITS,)))

@@ -25,7 +25,10 @@ Make = tuple[int, Hashable, str]
 
 
 def policy_of(spec: Spec, block: int) -> Policy:
-    """How transformer block number `block` is checkpointed: every host.checkpoint_every-th one, counted from 1, and the others not."""
+    """How transformer block number `block` is checkpointed: every host.checkpoint_every-th one, counted from 1, and the others not.
+
+    A pipeline rank counts its own, so that one block more or less of a stage may be.
+    """
     return spec.recompute.default if (block + 1) % spec.host.checkpoint_every == 0 else "none"
 
 
@@ -51,11 +54,19 @@ def makes_of(spec: Spec, blocks: Inventory) -> dict[str, Make]:
     return made
 
 
-def block_bytes(spec: Spec, dims: Dims, name: str, block: Block) -> BlockBytes:
-    """The sums of one block's ledger; gradients are in the gathered parameters' dtype, and the reduction casts them."""
+def block_bytes(spec: Spec, dims: Dims, name: str, block: Block, *, beside_bytes: int = 0) -> BlockBytes:
+    """The sums of one block's ledger; gradients are in the gathered parameters' dtype, and the reduction casts them.
+
+    Args:
+        spec: A checked spec.
+        dims: Its local sizes.
+        name: Of the block, among transformer blocks.
+        block: The block.
+        beside_bytes: Gathered parameters of the last block that stay beside the head.
+    """
     mesh, size = spec.mesh, spec.precision.params.of_products.bytes
     gradients = {tensor.name: prod(local_shape(tensor, mesh.tp, mesh.ep, mesh.etp)) * size for tensor in block.tensors}
-    part = _part(spec, dims, name, block)
+    part = _part(spec, dims, name, block, beside_bytes)
     if spec.schedule.kind in SPLIT_BACKWARD and name.startswith("layers."):
         part = splittable_part(part, dims)
     return weigh(part, gradients, in_place=spec.precision.params is spec.precision.grads)
@@ -68,10 +79,11 @@ def block_ledger(spec: Spec, name: str, block: Block) -> BlockLedger:
     return ledger(block_bytes(spec, local_dims(spec), name, block), gradients, in_place=spec.precision.params is spec.precision.grads)
 
 
-def _part(spec: Spec, dims: Dims, name: str, block: Block) -> Part:
+def _part(spec: Spec, dims: Dims, name: str, block: Block, beside_bytes: int) -> Part:
     model, mesh = spec.model, spec.mesh
     if name == "head":
-        return loss_part(dims, model.vocab_size, pipelined=mesh.is_pipelined, compiled=spec.host.compile_loss)
+        compiled = spec.host.compile_loss
+        return loss_part(dims, model.vocab_size, pipelined=mesh.is_pipelined, compiled=compiled, beside_bytes=beside_bytes)
     if block.family is Outside.EMBEDDING:
         return embedding_part(dims, vocab_parallel=True)
     if block.family is Outside.FINAL_NORM:

@@ -121,7 +121,7 @@ def loss(*overrides):
 def test_the_loss_of_each_kind_at_its_highest():
     plain, elements = loss()
     names = plain.backward.tensors
-    assert sorted(name for name in names if name != OUTPUT) == ["log_probs", "nll_gradient", "wide"]
+    assert sorted(name for name in names if name not in (OUTPUT, "last_block")) == ["log_probs", "nll_gradient", "wide"]
     assert plain.saved_bytes == 4 * elements
     cut, part = loss("mesh.tp=2", "mesh.vocab_parallel=true")
     wide = [name for name in cut.backward.tensors if cut.part.tensors[name][0] == 4 * part]
@@ -159,6 +159,14 @@ def test_gathered_bytes_halve_with_float8_gathers():
     assert (
         gathered() - gathered("precision.recipe={name: fp8_current, param_gather: true}") == layers + one
     )  # the other gather is of embedding and head
+
+
+def test_the_last_block_stays_gathered_with_the_root_group():
+    separate, root = (budget(f"host.fsdp_ends={ends}", "host.reserved_percent=0").worst for ends in ("separate", "root"))
+    inventory = build_inventory(spec_of())
+    last = 2 * sum(block.elements for block in inventory.layers[-2:])
+    assert "head" in root.moments[Phase.FORWARD_BACKWARD]
+    assert root.peak_bytes - separate.peak_bytes == last + 2 * inventory.block("embedding").elements
 
 
 def test_reserved_percent_is_of_all_else():
