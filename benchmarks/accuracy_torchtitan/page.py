@@ -111,9 +111,9 @@ was {least:.1f} to {most:.1f} % (mean {mean:.1f}). The mean error of those runs 
 no number was tuned, it is {held_error:.1f} %, and {near} of them are within 5 %. There it would be {others_least:.1f} to
 {others_most:.1f} %, errors of everything else included: set `host.reserved_percent` to what your own runs show.
 
-Formulas were written from the sources, with December's tables in view. The {num_unseen} rows of other tables were estimated only after they
-stood: mean {unseen_error:.1f} %, and {nearer} of them, all but those of B200, {nearer_error:.1f} %. One term came later, from the source: until
-July 2025 the last block stays gathered beside the head, at most 1 % of a row.
+Formulas were written from the sources, with December's tables in view. The {num_unseen} rows of other tables were estimated only after
+they stood: mean {unseen_error:.1f} %, and {nearer} of them, all but those of B200, {nearer_error:.1f} %. One term came later, from the
+source: until July 2025 the last block stays gathered beside the head, at most 1 % of a row.
 
 Worst first; *reserved* is the published peak above live tensors and pools, *fitted* whether the percentage is from the row. The time of a
 step has [a page of its own](accuracy-time.md), with many of the same rows.

@@ -8,8 +8,8 @@ HOSTS: dict[str, tuple[str, ...]] = {
     "torchtitan": (
         "State: 16 bytes a parameter over dp_shard · cp ranks: fp32 parameter, gradient and the two states of AdamW.",
         "Gathered parameters: 2 bytes each, 1 with float8 gathers: of one transformer block while it runs, of norm and head throughout; "
-        "of all blocks without sharding.reshard_after_forward, as in pipelines by default. host.fsdp_ends: root keeps the embedding too, and "
-        "the last block while head and loss run.",
+        "of all blocks without sharding.reshard_after_forward, as in pipelines by default. host.fsdp_ends: root keeps the embedding too, "
+        "and the last block while head and loss run.",
         "Pools: FSDP2 allocates the outputs of reductions and of all-gathers on streams of their own, and torch's allocator gives a "
         "stream's memory to no other. So gradient shards, which zero_grad frees, and two gathers' outputs count all through a step.",
         "A pipeline accumulates whole gradients in fp32, 4 bytes a parameter of the stage, until its last microbatch.",
