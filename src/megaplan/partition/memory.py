@@ -82,7 +82,9 @@ class Memory:
             layout = build_layout(self._spec, self._inventory, spans)
             return megatron_limits(self._spec, self._inventory, layout, self._usable_bytes)
         if self._spec.host.name == "torchtitan":
-            return ((),) * self._spec.mesh.pp
+            from megaplan.partition.torchtitan_bytes import torchtitan_limits  # noqa: PLC0415
+
+            return torchtitan_limits(self._spec, self._inventory, self._usable_bytes)
         from megaplan.partition.layer_bytes import necessary_limits  # noqa: PLC0415  (where all fits, nothing else is paid for)
 
         layout = build_layout(self._spec, self._inventory, spans)

@@ -76,6 +76,15 @@ def test_chosen_cuts_are_between_blocks():
     assert all(start % 2 == 0 for start, _ in spans)
 
 
+@pytest.mark.parametrize("capacity", [4_000_000, 6_000_000, 12_000_000])
+def test_where_nothing_fits_the_closest_cuts_are_between_blocks_too(capacity):
+    overrides = ("mesh={pp: 4, dp_shard: 1}", "schedule.num_microbatches=4", f"device.capacity={capacity}")
+    spec = load_spec_text(SPEC, "small.yaml", (*overrides, "device.reserve={cuda_context: 0, nccl: 0, driver: 0}")).spec
+    cuts = choose_cuts(spec, build_inventory(spec))
+    assert [item.code for item in cuts.diagnostics if item.code == "MP501"] == ["MP501"]
+    assert all(start % 2 == 0 for start, _ in cuts.spans)
+
+
 def test_equal_cuts_inside_a_block_are_refused():
     overrides = ("mesh={pp: 4, dp_shard: 1}", "schedule.num_microbatches=4", "split.mode=equal")
     spec = load_spec_text(SPEC, "small.yaml", overrides).spec
