@@ -5,6 +5,7 @@ An operation that runs plain torch on CUDA counts as its torch operations, a fus
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -69,7 +70,7 @@ class Bodies:
         ideal = sum(map(tensor_bytes, tensors_of((args, out))))
         return Work(
             f"{NAMESPACE}.{func._opname}",
-            tuple(kernels),
+            _touched(kernels, 0 if cost is None else cost.untouched_bytes),
             products,
             0 if cost is None else cost.steps,
             0 if cost is None else cost.again_bytes,
@@ -96,6 +97,17 @@ class Noted(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's mode
         if kernel is not None:
             self._kernels.append(kernel)
         return out
+
+
+def _touched(kernels: list[Kernel], untouched: int) -> tuple[Kernel, ...]:
+    """The kernels, each Triton kernel less its share of the bytes that launches over parts of operands do not touch."""
+    given = sum(kernel.num_bytes for kernel in kernels if kernel.triton)
+    if not untouched:
+        return tuple(kernels)
+    return tuple(
+        replace(kernel, num_bytes=kernel.num_bytes - kernel.num_bytes * untouched // given) if kernel.triton else kernel
+        for kernel in kernels
+    )
 
 
 @cache
