@@ -21,6 +21,7 @@ from megakernels import (
     indexed_attention,
     linear_cross_entropy,
     m2rnn,
+    mamba3,
     relu2,
     rms_norm,
     rope,
@@ -31,6 +32,7 @@ from megakernels import (
 from megaplan.blocks import costs as cost
 from megaplan.blocks.work import Work, Workload
 from megaplan.families.attention.work import attention_core, visible_pairs
+from megaplan.families.mamba.work import mimo_ssd
 from megaplan.families.mamba.work import ssd as ssd_work
 from megaplan.families.moe.work import moe_work
 from megaplan.families.recurrent.work import m2rnn as m2rnn_work
@@ -104,6 +106,8 @@ def cases(small: bool = False) -> list[KernelCase]:
         _indexed(load, rows, *((2, 24, 16, 3, 16, 9) if small else (16, 192, 128, 64, 128, 2048))),
         _ssd(load, rows, *((4, 16, 16, 2, 32) if small else (64, 64, 128, 1, 256))),
         _ssd(load, rows, *((2, 24, 16, 1, 32) if small else (32, 128, 128, 8, 256))),
+        _mamba3(load, rows, *((4, 16, 16, 2, 1, 4) if small else (64, 64, 128, 1, 1, 32))),
+        _mamba3(load, rows, *((4, 16, 16, 2, 4, 4) if small else (112, 64, 128, 8, 4, 32))),
         _m2rnn(load, rows, *((2, 8, 4) if small else (44, 64, 16))),
         _cross_entropy(load, rows, 200 if small else 65536),
         _linear_cross_entropy(load, rows, *((24, 200) if small else (4096, 131072))),
@@ -224,6 +228,34 @@ def _ssd(load: Workload, rows: tuple[int, int], heads: int, width: int, state: i
     }
     work = ssd_work(load, num_heads=heads, head_dim=width, state_dim=state, num_groups=groups, chunk_size=chunk)
     return KernelCase(f"ssd {heads}x{width}x{state}", load.num_tokens, shapes, partial(ssd, chunk_size=chunk), work, "matmul")
+
+
+def _mamba3(load: Workload, rows: tuple[int, int], heads: int, width: int, state: int, groups: int, rank: int, angles: int) -> KernelCase:
+    """With one rank the single-input form."""
+    per_rank = {"mimo_x", "mimo_z", "mimo_o"} if rank > 1 else set()
+    shapes: dict[str, tuple[int, ...]] = {
+        **dict.fromkeys(("x", "z"), (*rows, heads, width)),
+        **dict.fromkeys(("B", "C"), (*rows, rank, groups, state)),
+        **dict.fromkeys(("dt", "A", "trapezoid"), (*rows, heads)),
+        "angles": (*rows, angles),
+        **dict.fromkeys(("B_bias", "C_bias"), (heads, rank, state)),
+        **dict.fromkeys(("D", "dt_bias"), (heads,)),
+        **dict.fromkeys(sorted(per_rank), (heads, rank, width)),
+    }
+    chunk, every = 64 // rank, 256
+    work = mimo_ssd(
+        load,
+        num_heads=heads,
+        head_dim=width,
+        state_dim=state,
+        num_groups=groups,
+        mimo_rank=rank,
+        chunk_size=chunk,
+        save_every=every,
+    )
+    absent = dict.fromkeys(("mimo_x", "mimo_z", "mimo_o")) if rank == 1 else {}
+    call = partial(mamba3, chunk_size=chunk, save_every=every, **absent)
+    return KernelCase(f"mamba3 {heads}x{width}x{state}/{rank}", load.num_tokens, shapes, call, work, "matmul", dict.fromkeys(per_rank, 0.5))
 
 
 def _m2rnn(load: Workload, rows: tuple[int, int], heads: int, keys: int, values: int) -> KernelCase:

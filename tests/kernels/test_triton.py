@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 SHARED_MEMORY_LIMIT_BYTES = 232_448  # a block on sm_90; the compiler does not check it without a GPU
 STACK_LIMIT_BYTES = {"ssd": 256}
 """Spills allowed; no other kernel has any."""
-EVERY = {"attention": 4, "causal_conv1d": 3, "indexed_attention": 8, "moe": 3, "rope": 3, "ssd": 3}
+EVERY = {"attention": 4, "causal_conv1d": 3, "indexed_attention": 8, "mamba3": 18, "moe": 3, "rope": 3, "ssd": 3}
 """Of operations whose configurations take minutes to compile, CI compiles every n-th; the slow set compiles all."""
 
 OPERATIONS = sorted(path.stem for path in (HERE / "sm90").glob("*.py") if path.stem != "compile")

@@ -14,6 +14,7 @@ from megakernels._common.blocks import SMALLEST_DOT
 from megakernels.ops.attention import sizes as attention_sizes
 from megakernels.ops.indexed_attention import sizes as indexed_sizes
 from megakernels.ops.m2rnn import sizes as recurrence_sizes
+from megakernels.ops.mamba3 import sizes as trapezoidal_sizes
 from megakernels.ops.ssd import sizes as scan_sizes
 from megaplan.blocks.dims import Dims
 from megaplan.blocks.relay import num_lanes
@@ -25,9 +26,10 @@ from megaplan.families.recurrent import scratch as recurrent_scratch
 from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.ledger import block_bytes
 from megaplan.inventory.build import build_inventory
-from megaplan.spec.models import Indexer, LatentAttention, Mamba2, MatrixRecurrence, Spec
+from megaplan.spec.models import Indexer, LatentAttention, Mamba2, Mamba3, MatrixRecurrence, Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.parallel.groups.relay import _recurrence_part, _scan_part, half, lane_slice
+from megarun.parallel.groups.relay_mamba3 import _own
 
 pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-50")]
 WIDTHS = (1, 2, 5, 16, 20, 64, 65, 100, 128, 129)
@@ -158,6 +160,51 @@ def test_the_ledger_of_a_scan_has_what_the_operation_states(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(120))
+def test_the_ledger_of_a_trapezoidal_scan_has_what_the_operation_states(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (mamba_scratch, trapezoidal_sizes):  # also fewer segments at once than there are
+        monkeypatch.setattr(module, "STATES_BYTES", 2 ** (18 if seed % 2 else 30))
+    draw, dims, parameters = sizes(seed)
+    groups, rank = draw.choice([1, 2, 3, 8]), draw.choice([1, 2, 3, 4, 4, 5])
+    heads, width, state = groups * draw.choice([1, 2, 10, 34]), draw.choice((1, 5, 16, 32, 64, 65)), draw.choice((1, 2, 7, 32, 128, 129))
+    every, num_angles = draw.choice([1, 3, 16, 40, 256]), draw.choice([0, 1, state // 2])
+    mamba = Mamba3(
+        kind="mamba3",
+        head_dim=width,
+        state_dim=state,
+        num_groups=groups,
+        mimo_rank=rank,
+        num_angles=num_angles,
+        chunk_size=draw.choice([None, 1, 16, 24]),
+        save_every=every,
+    )
+    x, dt = (empty(dims.dtype, *dims.wide(heads, *rest)) for rest in ((width,), ()))
+    B = empty(dims.dtype, *dims.wide(rank, groups, state))
+    angles = empty(dims.dtype, *dims.wide(num_angles)) if num_angles else None
+    mimo = empty(parameters, heads, rank, width) if rank > 1 else None
+    bias, per_head = empty(parameters, heads, rank, state), empty(parameters, heads)
+    inputs = [x, x, B, B, dt, dt, dt, angles, bias, bias, per_head, per_head, mimo, mimo, mimo]
+    settings, starts = (mamba.chunk_positions, every, False), starts_of(dims)
+    wanted = expected(mamba_scratch.trapezoidal_inside(dims, mamba, heads, groups, parameters))
+    pieces = 2 if dims.cp > 1 else 1
+    saved = (dims.batch, pieces * -(-dims.tokens // pieces // every), heads)
+    states, phases = empty(dims.dtype, *saved, width, state), empty(DType.FP32, *saved, num_angles)
+    if dims.cp == 1:
+        forward = stated("mamba3", (*inputs, starts, *settings))
+        assert (forward, stated("mamba3_backward", (x, *inputs, starts, states, phases, *settings, [True] * 15))) == wanted
+        return
+    lanes, ahead = num_lanes(groups, dims.cp), empty(DType.FP32, dims.batch, 2, heads)
+    for place in range(2):
+        for lane in range(lanes):
+            part = lane_slice(heads, lane, lanes)
+            own, starts_here = _own(inputs, place, lane, lanes), None if starts is None else half(starts, place)
+            made = [half(each, place)[:, :, part] for each in (x, states, phases)]
+            carried, share = empty(DType.FP32, dims.batch, heads // lanes, width * state + num_angles), ahead[:, place, part]
+            forward = stated("mamba3_piece", (carried, *own, starts_here, share, *settings, *made))
+            behind = (carried, made[0], *own, starts_here, share, *made[1:], *settings, *own, share)
+            assert (forward, stated("mamba3_piece_backward", behind)) == wanted
+
+
+@pytest.mark.parametrize("seed", range(120))
 def test_the_ledger_of_a_recurrence_has_what_the_operation_states(seed: int) -> None:
     draw, dims, parameters = sizes(seed)
     heads, keys, values = draw.choice([1, 3, 8, 32]), draw.choice(WIDTHS), draw.choice([1, 2, 5, 16, 16, 17])
@@ -188,6 +235,12 @@ def test_limits_and_tiles_are_the_same_in_ledger_and_operation() -> None:
     assert {TORCH_DTYPES[dtype]: tile for dtype, tile in mamba_scratch.SCAN_TILE.items()} == scan_sizes.LARGEST_TILE
     assert mamba_scratch.SCAN_BLOCK == scan_sizes.LARGEST_BLOCK
     assert mamba_scratch.SMALLEST_SIDE == SMALLEST_DOT
+    assert {TORCH_DTYPES[dtype]: widths for dtype, widths in mamba_scratch.TRAPEZOIDAL_WIDTHS.items()} == trapezoidal_sizes.LARGEST_WIDTH
+    assert {TORCH_DTYPES[dtype]: rows for dtype, rows in mamba_scratch.TRAPEZOIDAL_ROWS.items()} == trapezoidal_sizes.LARGEST_TILE
+    assert mamba_scratch.TRAPEZOIDAL_RANK == trapezoidal_sizes.LARGEST_RANK
+    assert trapezoidal_sizes.step_sides(1)["T"] == mamba_scratch.STEP_TILE
+    for name in ("TILES_PER_SHARE", "STATES_BYTES", "NUM_TABLES"):
+        assert getattr(mamba_scratch, name) == getattr(trapezoidal_sizes, name)
     limits = recurrent_scratch.LARGEST_KEYS, recurrent_scratch.LARGEST_VALUES, recurrent_scratch.PARTS_BYTES
     assert limits == (recurrence_sizes.LARGEST_KEYS, recurrence_sizes.LARGEST_VALUES, recurrence_sizes.PARTS_BYTES)
 
@@ -195,6 +248,9 @@ def test_limits_and_tiles_are_the_same_in_ledger_and_operation() -> None:
 SECTIONS: dict[str, Any] = {
     "A": {"attention": {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}},
     "M": {"mamba": {"kind": "mamba2", "num_heads": 8, "head_dim": 16, "state_dim": 32, "num_groups": 2, "chunk_size": 16}},
+    "M3": {
+        "mamba": {"kind": "mamba3", "head_dim": 16, "state_dim": 32, "num_groups": 2, "mimo_rank": 4, "num_angles": 8, "save_every": 32}
+    },
     "R": {"recurrent": {"kind": "m2rnn", "num_heads": 4, "key_dim": 16, "value_dim": 8, "save_every": 8}},
 }
 
@@ -209,7 +265,7 @@ def test_only_with_triton_is_it_in_the_working_set(family: str, cp: int) -> None
             {
                 "format": "megaplan.spec/1",
                 "name": family,
-                "model": {"pattern": family, "num_layers": 2, "hidden_size": 32, "vocab_size": 64, **SECTIONS[family]},
+                "model": {"pattern": family[0], "num_layers": 2, "hidden_size": 32, "vocab_size": 64, **SECTIONS[family]},
                 "mesh": {"cp": cp},
                 "batch": {"micro_batch_size": 2, "seq_length": 256},
                 "host": {"kernels": kernels},

@@ -75,7 +75,7 @@ OPERATIONS: dict[str, Plain] = {
     "attention": Plain(Pass(0, 37, 17), Pass(0, 78, 24), is_fp32=True),
     "indexer": Plain(Pass(0, 75, 35), Pass(0, 277, 69), is_fp32=True),
     "ssd": Plain(Pass(910, 46, 46), Pass(1290, 101, 100), is_fp32=True),
-    "scan": Plain(Pass(0, 69, 84), Pass(0, 198, 229), EVERYWHERE, is_fp32=True),
+    "scan": Plain(Pass(0, 69, 84), Pass(0, 198, 229), is_fp32=True),
     "m2rnn": Plain(Pass(0, 41, 27), Pass(0, 162, 56), is_fp32=True),
     "route": Plain(Pass(500, launches=8), Pass(520, launches=20), EVERYWHERE, is_fp32=True),
     "dispatch": Plain(Pass(100, launches=2), Pass(820, launches=14)),

@@ -2,9 +2,10 @@
 
 from torch import Tensor
 
-from megakernels._common import accumulator_dtype, fake_like, operation, require, require_starts, types_of
-from megakernels.ops.mamba3 import reference
+from megakernels._common import accumulator_dtype, dropped_bytes, fake_like, operation, require, require_starts, types_of
+from megakernels.ops.mamba3.choice import backward, chooses_kernel, forward
 from megakernels.ops.mamba3.chunk import GRADIENTS, Scan
+from megakernels.ops.mamba3.sizes import backward_bytes, backward_cost, forward_bytes, forward_cost
 
 __all__ = ["mamba3"]
 
@@ -57,7 +58,7 @@ def mamba3(
         mimo_x: [H, R, P], or None (with mimo_z and mimo_o) where R = 1: ones.
         mimo_z: [H, R, P] or None.
         mimo_o: [H, R, P] or None.
-        chunk_size: positions computed at once; T need not be a multiple. It changes only rounding.
+        chunk_size: positions computed at once, by kernels at most 64 / R; T need not be a multiple. It changes only rounding.
         starts: int32 [B, T] or None: index of the first position of each position's document, for rows that hold several documents;
             None for one document per row. Each starts with h = 0 and θ = 0. No gradient.
         save_every: positions between two saved states; None saves one per chunk. A new chunk starts at each.
@@ -70,6 +71,13 @@ def mamba3(
         states: [B, ceil(T / save_every), H, P, S] in x's dtype, the weighted state before each segment.
         phases: fp32 [B, ceil(T / save_every), H, N], the angle before each segment, in [0, 2π).
 
+    Scratch:
+        Forward: the last state and phase, tables of steps, cosines and sines, and states before the tiles of some segments. Backward: the
+        tables, gradients of angles and steps, and for some segments (1 GiB, or one) states and gradients of states, rows and outputs.
+
+    Triton:
+        Forward four kernels, backward eleven. Heads over 64 or states over 128 wide (fp32: 32) and more than 4 ranks use plain torch.
+
     Raises:
         ValueError: shapes do not fit, chunk_size < 1 or save_every < 1.
 
@@ -77,9 +85,7 @@ def mamba3(
     `mamba_ssm/modules/mamba3.py`.
     """
     _check(x, z, B, C, angles, (dt, A, trapezoid), (B_bias, C_bias), (D, dt_bias), (mimo_x, mimo_z, mimo_o))
-    require(chunk_size >= 1, "mamba3", "chunk_size must be at least 1", chunk_size=chunk_size)
-    every = chunk_size if save_every is None else save_every
-    require(every >= 1, "mamba3", "save_every must be at least 1", save_every=every)
+    every = _segment(chunk_size, save_every)
     require_starts("mamba3", starts, x.shape[:2])
     tensors = (x, z, B, C, dt, A, trapezoid, angles, B_bias, C_bias, D, dt_bias, mimo_x, mimo_z, mimo_o, starts)
     y: Tensor = _mamba3(*tensors, chunk_size, every, heavy_tail)[0]
@@ -113,8 +119,16 @@ def _check(
     require(fits, "mamba3", "mimo_x, mimo_z and mimo_o must be [H,R,P], or None where R = 1", R=rank, found=[tuple(g.shape) for g in given])
 
 
+def _segment(chunk_size: int, save_every: int | None) -> int:
+    """Positions between two saved states."""
+    require(chunk_size >= 1, "mamba3", "chunk_size must be at least 1", chunk_size=chunk_size)
+    every = chunk_size if save_every is None else save_every
+    require(every >= 1, "mamba3", "save_every must be at least 1", save_every=every)
+    return every
+
+
 def _backward(grad_y: Tensor, scan: Scan, states: Tensor, phases: Tensor, _needs: list[bool]) -> tuple[Tensor | None, ...]:
-    return reference.backward(grad_y, scan, states, phases)
+    return backward(grad_y, scan, states, phases)
 
 
 def _fake(scan: Scan) -> tuple[Tensor, Tensor, Tensor]:
@@ -125,14 +139,34 @@ def _fake(scan: Scan) -> tuple[Tensor, Tensor, Tensor]:
     return fake_like(x), x.new_empty((*rows, width, scan.B.shape[-1])), x.new_empty((*rows, num_angles), dtype=accumulator_dtype(x.dtype))
 
 
-_mamba3, _ = operation(
+def _forward_scratch(scan: Scan) -> int:
+    if not chooses_kernel(scan):
+        return 0
+    inside = forward_bytes(scan)
+    return inside.last + inside.scratch
+
+
+def _backward_scratch(grad_y: Tensor, scan: Scan, states: Tensor, phases: Tensor, needs: list[bool]) -> int:
+    if not chooses_kernel(scan):
+        return 0
+    inside = backward_bytes(None, None, grad_y, scan, None, states, phases)
+    wanted = [each for each, name in zip(needs, GRADIENTS, strict=True) if getattr(scan, name) is not None]
+    dropped = dropped_bytes((getattr(scan, name) for name in GRADIENTS if getattr(scan, name) is not None), wanted)
+    return dropped + inside.last + inside.scratch
+
+
+_mamba3, _mamba3_backward = operation(
     "mamba3",
     types_of(Scan),
     Scan,
     outputs=("y", "states", "phases"),
     saved=("states", "phases"),
     gradients=GRADIENTS,
-    forward=reference.forward,
+    forward=forward,
     backward=_backward,
     fake=_fake,
+    forward_scratch=_forward_scratch,
+    backward_scratch=_backward_scratch,
+    forward_cost=forward_cost,
+    backward_cost=lambda _grad_y, scan, *_: backward_cost(scan),
 )

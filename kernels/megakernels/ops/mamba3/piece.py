@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from megakernels._common import piece, types_of, upcast
-from megakernels.ops.mamba3 import reference
+from megakernels.ops.mamba3.choice import chooses_kernel, chosen
 from megakernels.ops.mamba3.chunk import GRADIENTS, SHARED, Scan
+from megakernels.ops.mamba3.sizes import backward_bytes, backward_cost, forward_bytes, forward_cost
 
 __all__ = ["Settings", "mamba3_ahead", "mamba3_ahead_backward", "mamba3_piece", "mamba3_piece_backward"]
 
@@ -86,6 +87,12 @@ def mamba3_piece(
 
     Returns:
         State and phase after the piece, shaped like `carried`.
+
+    Scratch:
+        As `mamba3`, and results before they are copied to the caller's tensors; copies of tensors that are views.
+
+    Triton:
+        The kernels of `mamba3`.
     """
     last: Tensor = _piece(carried, *inputs, starts, ahead, *settings, y, states, phases)
     return last
@@ -127,7 +134,7 @@ def _bind(ahead: Tensor, **arguments: Any) -> tuple[Scan, Tensor]:
 
 def _forward(carried: Tensor, given: tuple[Scan, Tensor]) -> tuple[Tensor, ...]:
     scan, ahead = given
-    y, states, phases, *last = reference.forward_from(scan, *_parted(carried, scan), ahead)
+    y, states, phases, *last = chosen(scan).forward_from(scan, *_parted(carried, scan), ahead)
     return y, states, phases, _joined(*last)
 
 
@@ -135,7 +142,8 @@ def _backward(
     grad_last: Tensor, grad_y: Tensor, given: tuple[Scan, Tensor], states: Tensor, phases: Tensor
 ) -> tuple[tuple[Tensor | None, ...], Tensor]:
     scan, ahead = given
-    found, grad_state, grad_phase, grad_ahead = reference.backward_from(*_parted(grad_last, scan), grad_y, scan, ahead, states, phases)
+    parts = _parted(grad_last, scan)
+    found, grad_state, grad_phase, grad_ahead = chosen(scan).backward_from(*parts, grad_y, scan, ahead, states, phases)
     return (*found, grad_ahead), _joined(grad_state, grad_phase)
 
 
@@ -157,6 +165,22 @@ def _arguments() -> dict[str, Any]:
     return found
 
 
+def _forward_scratch(carried: Tensor, given: tuple[Scan, Tensor]) -> int:
+    scan, ahead = given
+    if not chooses_kernel(scan):
+        return 0
+    inside = forward_bytes(scan, *_parted(carried, scan), ahead)
+    return inside.results + max(inside.scratch, inside.last)  # state and phase are joined when the copies are freed
+
+
+def _backward_scratch(grad_last: Tensor, grad_y: Tensor, given: tuple[Scan, Tensor], states: Tensor, phases: Tensor) -> int:
+    scan, ahead = given
+    if not chooses_kernel(scan):
+        return 0
+    inside = backward_bytes(*_parted(grad_last, scan), grad_y, scan, ahead, states, phases)
+    return inside.results + inside.scratch
+
+
 _piece, _piece_backward = piece(
     "mamba3",
     _arguments(),
@@ -166,4 +190,8 @@ _piece, _piece_backward = piece(
     summed=SHARED,
     forward=_forward,
     backward=_backward,
+    forward_scratch=_forward_scratch,
+    backward_scratch=_backward_scratch,
+    forward_cost=lambda _carried, given: forward_cost(given[0]),
+    backward_cost=lambda _grad_last, _grad_y, given, *_: backward_cost(given[0]),
 )

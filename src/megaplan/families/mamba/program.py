@@ -29,7 +29,7 @@ from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.families.family import Selective
 from megaplan.families.mamba.mamba1_program import MAMBA1, mamba1_program
-from megaplan.families.mamba.scratch import scan_inside
+from megaplan.families.mamba.scratch import scan_inside, trapezoidal_inside
 from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3
 from megaplan.families.mamba.tensors import num_mamba_heads
 
@@ -55,14 +55,15 @@ def mamba_program(
     if isinstance(mamba, Mamba1):
         return mamba1_program(dims, mamba, parameters)
     sharded, handed, apart = dims.tp > 1, dims.cp > 1, sums_apart(dims, parameters)
+    heads, groups = num_mamba_heads(mamba, dims.hidden) // dims.tp, mamba.num_groups // dims.tp
     if isinstance(mamba, Mamba2):
-        heads, groups = num_mamba_heads(mamba, dims.hidden) // dims.tp, mamba.num_groups // dims.tp
         inside = scan_inside(dims, mamba, heads, groups, parameters) if dims.kernels else None
         options = mamba.conv_bias, mamba.bias, mamba.gated_norm
         program = _mamba2_program(*options, sharded, handed, inside is not None, apart)
         return program, residual(_mamba2_storages(dims, mamba) | inside_storages(dims, inside))
-    program = _mamba3_program(mamba.num_angles > 0, mamba.mimo_rank > 1, sharded, handed, apart)
-    return program, residual(_mamba3_storages(dims, mamba))
+    inside = trapezoidal_inside(dims, mamba, heads, groups, parameters) if dims.kernels else None
+    program = _mamba3_program(mamba.num_angles > 0, mamba.mimo_rank > 1, sharded, handed, inside is not None, apart)
+    return program, residual(_mamba3_storages(dims, mamba) | inside_storages(dims, inside))
 
 
 @cache
@@ -119,11 +120,12 @@ def _mamba2_storages(dims: Dims, mamba: Mamba2) -> Shapes:
 
 
 @cache
-def _mamba3_program(angles: bool, mimo: bool, sharded: bool, handed: bool, apart: bool) -> BlockProgram:
+def _mamba3_program(angles: bool, mimo: bool, sharded: bool, handed: bool, kernels: bool, apart: bool) -> BlockProgram:
     steps = ("dt", "A", "trapezoid")
     inputs = ("x_in", "z", "B_normed", "C_normed", *steps, *(("angles",) if angles else ()))
     starting = ("states", *(("phases",) if angles else ()), *(("ahead",) if handed else ()))
     state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if apart else ()
+    forward, backward = ((INSIDE,), (INSIDE_BACKWARD,)) if kernels else ((), ())
     ops = (
         *_input_ops(
             sharded,
@@ -136,10 +138,10 @@ def _mamba3_program(angles: bool, mimo: bool, sharded: bool, handed: bool, apart
         Op(
             "scan",
             inputs,
-            ("gated", *starting, *state),
+            ("gated", *starting, *state, *forward),
             keeps=(*inputs, *starting),
             params=("B_bias", "C_bias", "D", "dt_bias", *(("mimo_x", "mimo_z", "mimo_o") if mimo else ())),
-            fetches=state,
+            fetches=(*state, *backward),
             sums=sums,
         ),
         *_output_ops("gated", sharded),

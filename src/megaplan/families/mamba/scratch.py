@@ -1,6 +1,8 @@
-"""What Mamba-2's scan holds inside its Triton kernels.
+"""What the scans of Mamba-2 and Mamba-3 hold inside their Triton kernels.
 
-Forward the last state; backward the gradients of the saved states, beside steps and running sums or parts of dt's gradient.
+Forward the last state. Backward, Mamba-2: the gradients of the saved states, beside steps and running sums or parts of dt's gradient.
+Mamba-3, in both: tables of every position and head, and states before every tile of some segments; backward also their gradients, those of
+rotated rows and outputs of these tiles, and those of every position's and head's angles.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 from megaplan.blocks.dims import Dims
 from megaplan.blocks.scratch import Inside, lane_of, narrowed
 from megaplan.dtypes import DType
-from megaplan.families.mamba.section import Mamba2
+from megaplan.families.mamba.section import Mamba2, Mamba3
 
 SCAN_WIDTH = {DType.BF16: 128, DType.FP16: 128, DType.FP32: 32}
 """Of a head and of a state, at most, by dtype."""
@@ -18,6 +20,21 @@ SCAN_BLOCK = 64
 """Columns of a head at a time."""
 SMALLEST_SIDE = 16
 """Of a tile."""
+
+TRAPEZOIDAL_WIDTHS = {DType.BF16: (64, 128), DType.FP16: (64, 128), DType.FP32: (32, 32)}
+"""Mamba-3: of a head and of a state, at most, by dtype."""
+TRAPEZOIDAL_RANK = 4
+"""Mamba-3: ranks, at most."""
+TRAPEZOIDAL_ROWS = {DType.BF16: 64, DType.FP16: 64, DType.FP32: 16}
+"""Mamba-3: rows of a tile, ranks of positions."""
+TILES_PER_SHARE = 4
+"""Mamba-3: tiles whose gradients of parameters are summed at once."""
+STATES_BYTES = 2**30
+"""Mamba-3: of states, their gradients, and those of rows and outputs, of as many segments as fit, and at least one."""
+NUM_TABLES = 4
+"""Mamba-3: values per position and head that its kernels read, beside cosines and sines."""
+STEP_TILE = 16
+"""Mamba-3: positions whose gradients of dt are summed for dt_bias at once."""
 
 
 def scan_inside(dims: Dims, mamba: Mamba2, heads: int, groups: int, parameters: DType) -> Inside | None:
@@ -59,6 +76,45 @@ def scan_inside(dims: Dims, mamba: Mamba2, heads: int, groups: int, parameters: 
     made = x + dtype.bytes * dims.batch * run.positions * run.heads + keys + of_parameters
     copied = run.copied_states(dims, num_chunks, states) + run.copied_starts
     return Inside(x + states + run.copied_starts, made + states + highest + copied)
+
+
+def trapezoidal_inside(dims: Dims, mamba: Mamba3, heads: int, groups: int, parameters: DType) -> Inside | None:
+    """Of Mamba-3's scan; arguments and result as for Mamba-2's."""
+    width, state, rank, angles, dtype = mamba.head_dim, mamba.state_dim, mamba.mimo_rank, mamba.num_angles, dims.dtype
+    widest, widest_state = TRAPEZOIDAL_WIDTHS[dtype]
+    if width > widest or not 1 < state <= widest_state or rank > TRAPEZOIDAL_RANK:
+        return None
+    run, batch, sums = lane_of(dims, heads, groups), dims.batch, dims.stat_dtype.bytes
+    rows, segments = batch * run.positions * run.heads, -(-run.positions // mamba.save_every)
+    tile = max(SMALLEST_SIDE // _power_of_2(rank), _power_of_2(min(mamba.chunk_positions, mamba.save_every)))
+    tile = min(tile, TRAPEZOIDAL_ROWS[dtype] // _power_of_2(rank))
+    tiles = -(-min(mamba.save_every, run.positions) // tile)
+    half = max(SMALLEST_SIDE, _power_of_2(-(-state // 2)))
+    of_state, of_rows, of_outputs = 2 * width * half, 2 * tile * _power_of_2(rank) * half, tile * _power_of_2(rank) * width
+    of_segment = dtype.bytes * batch * run.heads * tiles
+    whole = of_segment * (2 * of_state + of_rows + of_outputs)
+    at_once = min(segments, max(1, STATES_BYTES // whole))
+    tables = rows * (NUM_TABLES * sums + 2 * angles * dtype.bytes)
+
+    per_head = 2 * rank * state + (3 * rank * width if rank > 1 else 0) + 1
+    keys = batch * run.positions * rank * run.groups * state
+    last = sums * batch * run.heads * (width * state + angles)
+    always = sums * (rows * (angles + 3) + batch * segments * -(-tiles // TILES_PER_SHARE) * run.heads * per_head)
+    forward, between = tables + at_once * of_segment * of_state, tables + at_once * whole
+    summed = sums * batch * -(-run.positions // STEP_TILE) * run.heads + sums * run.heads * (per_head + 1)
+    if dims.cp == 1:
+        return Inside(last + forward, last + always + max(between, summed))
+
+    viewed = angles > 0 and batch * run.heads > 1  # state and phase are parts of what is handed on
+    carried, phase = (last, sums * batch * run.heads * angles) if viewed else (0, 0)
+    given = run.copied_starts + (sums * batch * run.heads if batch > 1 else 0)
+    states = dtype.bytes * batch * segments * run.heads * width * state
+    phases = sums * batch * segments * run.heads * angles
+    copied = given + run.copied_states(dims, segments, states + phases)
+    y = dtype.bytes * rows * width
+    made = 2 * y + dtype.bytes * (2 * keys + 3 * rows + batch * run.positions * angles) + parameters.bytes * run.heads * (per_head + 1)
+    highest = max(between + carried - phase, phase, summed)
+    return Inside(y + states + phases + max(given + carried + forward, last), made + always + copied + highest)
 
 
 def _power_of_2(size: int) -> int:

@@ -1,0 +1,150 @@
+"""The scan's kernel of states, which the backward runs again from the saved ones."""
+
+import triton
+import triton.language as tl
+
+from megakernels._common.tiles import dot, narrow
+from megakernels.ops.mamba3.kernel_tiles import (
+    decays_of,
+    head_rows,
+    load_halves,
+    mimo_rows,
+    rows_of,
+    store_halves,
+    store_part,
+    turned_rows,
+)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def mamba3_state_kernel(  # type: ignore[no-untyped-def]
+    x,
+    B,
+    B_bias,
+    mimo_x,
+    starts,
+    tables,
+    cosines,
+    sines,
+    first_states,
+    saved,
+    states,
+    last_states,
+    num_positions,
+    num_heads,
+    heads_per_group,
+    rank_count,
+    head_width,
+    state_width,
+    num_angles,
+    save_every,
+    num_rows,
+    num_segments,
+    first_segment,
+    count,
+    tiles,
+    x_stride_b,
+    x_stride_t,
+    x_stride_h,
+    B_stride_b,
+    B_stride_t,
+    B_stride_r,
+    B_stride_g,
+    M: tl.constexpr,
+    Q: tl.constexpr,
+    R: tl.constexpr,
+    P: tl.constexpr,
+    S: tl.constexpr,
+    HAS_STARTS: tl.constexpr,
+    HAS_INITIAL: tl.constexpr,
+    HAS_MIMO: tl.constexpr,
+    ROTATES: tl.constexpr,
+    PRECISE: tl.constexpr,
+    WALKS: tl.constexpr,
+):
+    """The state before each tile of `count` segments of one sequence and head: `states` [B, count, tiles, H, P, 2 · S].
+
+    With `WALKS` of all these segments, from the state before them; those before each segment and after the last are stored too. Without, of
+    one of them, from its saved state. `last_states` may be `first_states`.
+    """
+    batch, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    group = head // heads_per_group
+    dtype: tl.constexpr = x.dtype.element_ty
+    column = tl.arange(0, P)
+    in_p, in_state = column < head_width, column * state_width
+    size = head_width * state_width
+    one, other = tl.zeros([P, S], dtype=tl.float32), tl.zeros([P, S], dtype=tl.float32)
+    if WALKS:
+        begin_segment, end_segment = 0, count
+        row = batch * num_heads + head
+    else:
+        begin_segment, end_segment = tl.program_id(2), tl.program_id(2) + 1
+        row = (batch * num_segments + first_segment + begin_segment) * num_heads + head
+    if HAS_INITIAL:
+        one, other = load_halves(first_states + row * size + in_state, in_p, state_width, S=S, NEIGHBOURS=not HAS_MIMO)
+    for segment in range(begin_segment, end_segment):
+        begin = (first_segment + segment) * save_every
+        stop = tl.minimum(begin + save_every, num_positions)
+        if WALKS:
+            place = saved + ((batch * num_segments + first_segment + segment) * num_heads + head) * size
+            store_halves(place + in_state, one, other, in_p, state_width, S=S, NEIGHBOURS=not HAS_MIMO)
+        for tile in range(tl.cdiv(stop - begin, Q)):
+            first = begin + tile * Q
+            tile_row = ((batch * count + segment) * tiles + tile) * num_heads + head
+            at_state = states + (tile_row * head_width + column) * (2 * S)
+            store_part(at_state, one, in_p, S=S, HALF=0)
+            store_part(at_state, other, in_p, S=S, HALF=1)
+            position, rank, valid = rows_of(first, stop, rank_count, M=M, R=R)
+            last = tl.minimum(first + Q, stop) - 1
+            _gamma, arrived, _seen, _from_start, to_end, _sums, _rests, across = decays_of(
+                tables,
+                starts,
+                batch,
+                head,
+                position,
+                valid,
+                first,
+                last,
+                num_positions,
+                num_heads,
+                num_rows,
+                HAS_STARTS=HAS_STARTS,
+                PRECISE=PRECISE,
+            )
+            key_rows, more_key_rows = turned_rows(
+                B,
+                B_bias,
+                cosines,
+                sines,
+                batch,
+                head,
+                group,
+                position,
+                rank,
+                valid,
+                first,
+                stop,
+                num_positions,
+                num_heads,
+                rank_count,
+                state_width,
+                num_angles,
+                B_stride_b,
+                B_stride_t,
+                B_stride_r,
+                B_stride_g,
+                R=R,
+                S=S,
+                NEIGHBOURS=not HAS_MIMO,
+                ROTATES=ROTATES,
+            )
+            keys_one = narrow(key_rows, dtype)
+            keys_other = narrow(more_key_rows, dtype)
+            values = head_rows(x, batch, head, position, valid, column, head_width, x_stride_b, x_stride_t, x_stride_h)
+            if HAS_MIMO:
+                values *= mimo_rows(mimo_x, head, rank, rank_count, column, head_width)
+            kept = tl.trans(narrow(values * (to_end * arrived)[:, None], dtype))
+            one = across * one + dot(kept, keys_one)
+            other = across * other + dot(kept, keys_other)
+    if WALKS:
+        store_halves(last_states + row * size + in_state, one, other, in_p, state_width, S=S, NEIGHBOURS=not HAS_MIMO)

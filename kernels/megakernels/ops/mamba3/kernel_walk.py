@@ -1,0 +1,126 @@
+"""The backward kernel that walks the gradient of the state over a sequence, from its end."""
+
+import triton
+import triton.language as tl
+
+from megakernels._common.tiles import dot, narrow
+from megakernels.ops.mamba3.kernel_tiles import decays_of, load_halves, rows_of, store_halves, store_part, turned_rows
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def mamba3_state_gradient_kernel(  # type: ignore[no-untyped-def]
+    grad_outputs,
+    grad_final,
+    C,
+    C_bias,
+    starts,
+    tables,
+    cosines,
+    sines,
+    grad_states,
+    grad_initial,
+    num_positions,
+    num_heads,
+    heads_per_group,
+    rank_count,
+    head_width,
+    state_width,
+    num_angles,
+    save_every,
+    num_rows,
+    first_segment,
+    count,
+    tiles,
+    B_stride_b,
+    B_stride_t,
+    B_stride_r,
+    B_stride_g,
+    M: tl.constexpr,
+    Q: tl.constexpr,
+    R: tl.constexpr,
+    P: tl.constexpr,
+    S: tl.constexpr,
+    HAS_STARTS: tl.constexpr,
+    HAS_FINAL: tl.constexpr,
+    HAS_MIMO: tl.constexpr,
+    ROTATES: tl.constexpr,
+    PRECISE: tl.constexpr,
+):
+    """Gradients of the states after every tile of `count` segments of one sequence and head, and of the state before them.
+
+    `grad_states` is [B, count, tiles, H, P, 2 · S]; `grad_initial` may be `grad_final`.
+    """
+    batch, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    group = head // heads_per_group
+    dtype: tl.constexpr = C.dtype.element_ty
+    column = tl.arange(0, P)
+    in_p, in_state = column < head_width, column * state_width
+    size = head_width * state_width
+    whole = (batch * num_heads + head) * size
+    one, other = tl.zeros([P, S], dtype=tl.float32), tl.zeros([P, S], dtype=tl.float32)
+    if HAS_FINAL:
+        one, other = load_halves(grad_final + whole + in_state, in_p, state_width, S=S, NEIGHBOURS=not HAS_MIMO)
+    for back in tl.range(count, disable_licm=True):
+        segment = count - 1 - back
+        begin = (first_segment + segment) * save_every
+        stop = tl.minimum(begin + save_every, num_positions)
+        num_tiles = tl.cdiv(stop - begin, Q)
+        for tile_back in range(num_tiles):
+            tile = num_tiles - 1 - tile_back
+            tile_row = ((batch * count + segment) * tiles + tile) * num_heads + head
+            at_state = grad_states + (tile_row * head_width + column) * (2 * S)
+            store_part(at_state, one, in_p, S=S, HALF=0)
+            store_part(at_state, other, in_p, S=S, HALF=1)
+            first = begin + tile * Q
+            position, rank, valid = rows_of(first, stop, rank_count, M=M, R=R)
+            last = tl.minimum(first + Q, stop) - 1
+            _gamma, _arrived, _seen, from_start, _to_end, _sums, _rests, across = decays_of(
+                tables,
+                starts,
+                batch,
+                head,
+                position,
+                valid,
+                first,
+                last,
+                num_positions,
+                num_heads,
+                num_rows,
+                HAS_STARTS=HAS_STARTS,
+                PRECISE=PRECISE,
+            )
+            query_rows, more_query_rows = turned_rows(
+                C,
+                C_bias,
+                cosines,
+                sines,
+                batch,
+                head,
+                group,
+                position,
+                rank,
+                valid,
+                first,
+                stop,
+                num_positions,
+                num_heads,
+                rank_count,
+                state_width,
+                num_angles,
+                B_stride_b,
+                B_stride_t,
+                B_stride_r,
+                B_stride_g,
+                R=R,
+                S=S,
+                NEIGHBOURS=not HAS_MIMO,
+                ROTATES=ROTATES,
+            )
+            queries = narrow(query_rows, dtype)
+            more_queries = narrow(more_query_rows, dtype)
+            at = grad_outputs + (tile_row * M + tl.arange(0, M))[:, None] * head_width + column[None, :]
+            grad = tl.load(at, mask=valid[:, None] & in_p[None, :], other=0.0).to(tl.float32)
+            read = tl.trans(narrow(grad * from_start[:, None], dtype))
+            one = across * one + dot(read, queries)
+            other = across * other + dot(read, more_queries)
+    store_halves(grad_initial + whole + in_state, one, other, in_p, state_width, S=S, NEIGHBOURS=not HAS_MIMO)

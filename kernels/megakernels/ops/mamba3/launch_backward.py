@@ -1,0 +1,199 @@
+"""Launches of the scan's backward kernels."""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from megakernels.ops.mamba3.chunk import Scan
+from megakernels.ops.mamba3.kernel_groups import mamba3_group_kernel
+from megakernels.ops.mamba3.kernel_keys import mamba3_key_kernel
+from megakernels.ops.mamba3.kernel_outputs import mamba3_output_kernel
+from megakernels.ops.mamba3.kernel_queries import mamba3_query_kernel
+from megakernels.ops.mamba3.kernel_states import mamba3_state_kernel
+from megakernels.ops.mamba3.kernel_steps import mamba3_phase_gradient_kernel, mamba3_step_gradient_kernel
+from megakernels.ops.mamba3.kernel_values import mamba3_value_kernel
+from megakernels.ops.mamba3.kernel_walk import mamba3_state_gradient_kernel
+from megakernels.ops.mamba3.launch import COLUMNS, OPTIONS, counts_of, flags_of, make_tables, sizes_of, strides_of
+from megakernels.ops.mamba3.sizes import CHAIN, TILES_PER_SHARE, Extents, step_sides
+
+
+class _Run(NamedTuple):
+    """What the kernels over tiles of a backward share: inputs (x for absent ones), tables, and what they write."""
+
+    grad_y: Tensor
+    scan: Scan
+    sizes: Extents
+    tables: list[Tensor]
+    states: Tensor
+    between: Tensor
+    grad_between: Tensor
+    grad_rows: Tensor
+    grad_outputs: Tensor
+    grad_first: Tensor
+    gradients: dict[str, Tensor]
+    turned: Tensor
+    steps: Tensor
+    shares: Tensor
+
+    def inputs(self) -> dict[str, Tensor]:
+        names = ("x", "z", "B", "C", "B_bias", "C_bias", "D", "mimo_x", "mimo_z", "mimo_o")
+        values = {name: getattr(self.scan, name) for name in names}
+        return {name: self.scan.x if value is None else value for name, value in values.items()}
+
+    def settings(self) -> dict[str, Any]:
+        return {**self.sizes.sides, **flags_of(self.scan)}
+
+    def columns(self) -> dict[str, int]:
+        return {"W": min(COLUMNS, self.sizes.sides["P"]), "SPAN": TILES_PER_SHARE}
+
+
+def tile_gradients(
+    grad_state: Tensor | None,
+    grad_y: Tensor,
+    scan: Scan,
+    ahead: Tensor | None,
+    states: Tensor,
+    phases: Tensor,
+    sizes: Extents,
+    made: tuple[Any, ...],
+) -> None:
+    """The kernels over tiles: states, their gradients, and all gradients but those that are sums over positions."""
+    between, grad_between, grad_rows, grad_outputs = (
+        torch.empty(sizes.at_once * each, dtype=scan.x.dtype, device=scan.x.device) for each in sizes.stored
+    )
+    tables = make_tables(scan, ahead, phases, sizes, None)
+    run = _Run(grad_y, scan, sizes, tables, states, between, grad_between, grad_rows, grad_outputs, *made)
+    later = None if grad_state is None else grad_state.contiguous()
+    for stop in range(sizes.segments, 0, -sizes.at_once):
+        first = max(0, stop - sizes.at_once)
+        _states(run, first, stop - first, later)
+        later = run.grad_first
+        _pairs(run, first, stop - first)
+
+
+def _states(run: _Run, first: int, count: int, later: Tensor | None) -> None:
+    """States before the tiles of some segments, gradients of outputs before the gate, and from them those of the states."""
+    batch, num_heads, _, _, _ = sizes_of(run.scan)
+    inputs, sizes, counts, strides = run.inputs(), run.sizes, counts_of(run.scan), strides_of(run.scan)[:7]
+    x, part = run.scan.x, (first, count, sizes.tiles)
+    mamba3_state_kernel[(batch, num_heads, count)](
+        *(x, inputs["B"], inputs["B_bias"], inputs["mimo_x"], *run.tables, run.states, x, run.between, x),
+        *(*counts, sizes.segments, *part, *strides),
+        **run.settings(),
+        HAS_INITIAL=True,
+        WALKS=False,
+        **OPTIONS["state"],
+    )
+    mamba3_output_kernel[(count * sizes.pieces, num_heads, batch)](
+        *(run.grad_y, *inputs.values(), *run.tables, run.between, x, run.gradients["z"], run.grad_outputs, run.steps, run.shares),
+        *(*counts, run.shares.shape[4], sizes.segments, *part, sizes.pieces, *run.grad_y.stride()[:3], *strides),
+        **run.settings(),
+        **run.columns(),
+        GRADIENTS=True,
+        **OPTIONS["output"],
+    )
+    mamba3_state_gradient_kernel[(batch, num_heads)](
+        *(run.grad_outputs, x if later is None else later, inputs["C"], inputs["C_bias"], *run.tables, run.grad_between, run.grad_first),
+        *(*counts, *part, *strides[3:]),
+        **run.settings(),
+        HAS_FINAL=later is not None,
+        **OPTIONS["state_gradient"],
+    )
+
+
+def _pairs(run: _Run, first: int, count: int) -> None:
+    """Gradients of queries, values and keys of some segments."""
+    batch, num_heads, _, state_width, _ = sizes_of(run.scan)
+    inputs, sizes, counts, strides = run.inputs(), run.sizes, counts_of(run.scan), strides_of(run.scan)[:7]
+    rank, num_groups = run.scan.B.shape[2:4]
+    keys = tuple(inputs[name] for name in ("x", "B", "C", "B_bias", "C_bias"))
+    part, of_tiles = (first, count, sizes.tiles), (count * sizes.tiles, num_heads, batch)
+
+    def over_heads(name: str, offset: int) -> None:
+        flags = flags_of(run.scan)
+        mamba3_group_kernel[(count * sizes.pieces, num_groups, batch)](
+            *(run.grad_rows, *run.tables[2:], run.gradients[name], run.shares),
+            *(*counts, run.shares.shape[4], offset, sizes.segments, *part, sizes.pieces),
+            **{key: sizes.sides[key] for key in "MQRS"},
+            SPAN=TILES_PER_SHARE,
+            NEIGHBOURS=not flags["HAS_MIMO"],
+            ROTATES=flags["ROTATES"],
+            **OPTIONS["group"],
+        )
+
+    mamba3_query_kernel[of_tiles](
+        *(run.grad_outputs, *keys, inputs["mimo_x"], *run.tables, run.between, run.grad_rows, run.turned, run.steps),
+        *(*counts, *part, *strides),
+        **run.settings(),
+        **OPTIONS["query"],
+    )
+    over_heads("C", rank * state_width)
+    mamba3_value_kernel[(count * sizes.pieces, num_heads, batch)](
+        *(run.grad_outputs, *keys, inputs["D"], inputs["mimo_x"], *run.tables, run.between, run.grad_between),
+        *(run.gradients["x"], run.steps, run.shares),
+        *(*counts, run.shares.shape[4], sizes.segments, *part, sizes.pieces, *strides),
+        **run.settings(),
+        **run.columns(),
+        **OPTIONS["value"],
+    )
+    mamba3_key_kernel[of_tiles](
+        *(run.grad_outputs, *keys, inputs["mimo_x"], *run.tables, run.grad_between, run.grad_rows, run.turned, *counts, *part, *strides),
+        **run.settings(),
+        **OPTIONS["key"],
+    )
+    over_heads("B", 0)
+
+
+def step_gradients(scan: Scan, gradients: dict[str, Tensor], turned: Tensor, steps: Tensor) -> Tensor:
+    """Gradients of dt, A, trapezoid and the angles; returns the sums of those of dt over tiles of positions."""
+    batch, num_heads, _, _, num_angles = sizes_of(scan)
+    x, num_positions, sides = scan.x, scan.x.shape[1], step_sides(num_angles)
+    num_tiles = triton.cdiv(num_positions, sides["T"])
+    shares = torch.empty(batch, num_tiles, num_heads, dtype=torch.float32, device=x.device)
+    mamba3_step_gradient_kernel[(num_tiles, batch)](
+        turned,
+        steps,
+        scan.dt,
+        scan.A,
+        scan.trapezoid,
+        x if scan.angles is None else scan.angles,
+        scan.dt_bias,
+        x if scan.starts is None else scan.starts,
+        gradients["dt"],
+        gradients["A"],
+        gradients["trapezoid"],
+        gradients.get("angles", x),
+        shares,
+        num_positions,
+        num_heads,
+        num_angles,
+        *strides_of(scan)[7:],
+        **sides,
+        HAS_STARTS=scan.starts is not None,
+        HEAVY_TAIL=scan.heavy_tail,
+        ROTATES=scan.angles is not None,
+        **OPTIONS["step_gradient"],
+    )
+    return shares
+
+
+def phase_gradients(scan: Scan, grad_phase: Tensor | None, turned: Tensor, grad_first_phase: Tensor) -> None:
+    """Sums of the angles' gradients over later positions, in place, and the gradient of the angle before the first."""
+    batch, num_heads, _, _, num_angles = sizes_of(scan)
+    x = scan.x
+    mamba3_phase_gradient_kernel[(batch, num_heads)](
+        turned,
+        x if grad_phase is None else grad_phase.contiguous(),
+        x if scan.starts is None else scan.starts,
+        grad_first_phase,
+        x.shape[1],
+        num_heads,
+        num_angles,
+        T=CHAIN,
+        N=step_sides(num_angles)["N"],
+        HAS_STARTS=scan.starts is not None,
+        HAS_FINAL=grad_phase is not None,
+        **OPTIONS["phase_gradient"],
+    )

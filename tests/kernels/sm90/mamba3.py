@@ -1,0 +1,77 @@
+"""Shipped configurations of Mamba-3's kernels: the sizes of published models, and the widest of each dtype."""
+
+from typing import Any
+
+import torch
+
+from megakernels.ops.mamba3 import launch
+from megakernels.ops.mamba3.kernel_groups import mamba3_group_kernel
+from megakernels.ops.mamba3.kernel_keys import mamba3_key_kernel
+from megakernels.ops.mamba3.kernel_outputs import mamba3_output_kernel
+from megakernels.ops.mamba3.kernel_queries import mamba3_query_kernel
+from megakernels.ops.mamba3.kernel_states import mamba3_state_kernel
+from megakernels.ops.mamba3.kernel_steps import mamba3_phase_gradient_kernel, mamba3_step_gradient_kernel
+from megakernels.ops.mamba3.kernel_tables import mamba3_angle_kernel, mamba3_table_kernel
+from megakernels.ops.mamba3.kernel_values import mamba3_value_kernel
+from megakernels.ops.mamba3.kernel_walk import mamba3_state_gradient_kernel
+from megakernels.ops.mamba3.sizes import CHAIN, TILES_PER_SHARE, step_sides, tile_sides
+
+INPUTS = ("x", "z", "B", "C", "dt", "A", "trapezoid", "angles", "B_bias", "C_bias", "D", "dt_bias", "mimo_x", "mimo_z", "mimo_o")
+MADE = ("grad_y", "y", "states", "saved", "grad_states", "grad_rows", "grad_outputs", "grad_keys", *(f"grad_{name}" for name in INPUTS[:8]))
+ACCUMULATED = (
+    *("ahead", "first_states", "first_phases", "phases", "last_states", "last_phases", "grad_final", "grad_initial"),
+    *("tables", "turned", "steps", "shares"),
+)
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+ALIGNED = ("head_width", "state_width", "num_angles", "save_every", "num_positions", "num_heads", "num_rows", "tiles")
+
+
+def configurations() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for rank, num_angles, width, state_width, dtype, whole in (
+        (4, 32, 64, 128, "bf16", False),
+        (4, 32, 64, 128, "bf16", True),
+        (1, 32, 64, 128, "bf16", False),
+        (1, 0, 64, 64, "bf16", True),
+        (1, 16, 32, 32, "fp32", True),
+        (4, 16, 32, 32, "fp32", False),
+    ):
+        types = dict.fromkeys((*INPUTS, *MADE), f"*{dtype}") | dict.fromkeys(ACCUMULATED, "*fp32") | {"starts": "*i32"}
+        types |= dict.fromkeys(("cosines", "sines"), "*fp16" if dtype == "bf16" else "*fp32")
+        strides = [f"{name}_stride_{axis}" for name in ("grad", "x", "B", "dt", "angle") for axis in "btrgh"]
+        types |= dict.fromkeys((*strides, *ALIGNED), "i32:16")
+        sides = tile_sides(rank, 64 // rank, width, state_width, DTYPES[dtype])
+        flags = {"HAS_STARTS": whole, "HAS_MIMO": rank > 1, "ROTATES": num_angles > 0, "PRECISE": dtype == "fp32"}
+        tile, kind = {**sides, **flags}, "packed, continued" if whole else "plain"
+        name = f"{width}x{state_width} rank {rank}, {num_angles} angles, {dtype}, {kind}"
+        last, small, tail = step_sides(num_angles), {"HAS_STARTS": whole}, {"HEAVY_TAIL": whole}
+        chain = {**small, "T": CHAIN, "N": last["N"]}
+        columns = {**tile, "SPAN": TILES_PER_SHARE, "W": min(launch.COLUMNS, sides["P"])}
+        table = {**small, **tail, "HAS_AHEAD": whole, "H": launch.HEADS_PER_TABLE, "Q": sides["Q"]}
+        for key, function, constants in (
+            ("table", mamba3_table_kernel, table),
+            ("angle", mamba3_angle_kernel, {**chain, "HAS_INITIAL": whole, "FORWARD": True}),
+            ("angle, segment", mamba3_angle_kernel, {**chain, "HAS_INITIAL": True, "FORWARD": False}),
+            ("state", mamba3_state_kernel, {**tile, "HAS_INITIAL": whole, "WALKS": True}),
+            ("state, segment", mamba3_state_kernel, {**tile, "HAS_INITIAL": True, "WALKS": False}),
+            ("output", mamba3_output_kernel, {**columns, "GRADIENTS": False}),
+            ("output, gradients", mamba3_output_kernel, {**columns, "GRADIENTS": True}),
+            ("state_gradient", mamba3_state_gradient_kernel, {**tile, "HAS_FINAL": whole}),
+            ("query", mamba3_query_kernel, tile),
+            ("value", mamba3_value_kernel, columns),
+            ("key", mamba3_key_kernel, tile),
+            (
+                "group",
+                mamba3_group_kernel,
+                {**{key: sides[key] for key in "MQRS"}, "SPAN": TILES_PER_SHARE, "NEIGHBOURS": rank == 1, "ROTATES": num_angles > 0},
+            ),
+            ("phase_gradient", mamba3_phase_gradient_kernel, {**chain, "HAS_FINAL": whole}),
+            ("step_gradient", mamba3_step_gradient_kernel, {**last, **small, **tail, "ROTATES": num_angles > 0}),
+        ):
+            options = launch.OPTIONS[key.partition(",")[0]]
+            if num_angles or not {"phase_gradient", "angle"} & {key.partition(",")[0]}:
+                found[f"mamba3 {key} {name}"] = (function, types, constants, options)
+    return found
+
+
+CONFIGURATIONS = configurations()
