@@ -7,11 +7,10 @@ bound of time, those first that are likely to fit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import combinations
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from megaplan.advice.changes import Edit, changed, growth, single_edits, texts
+from megaplan.advice.changes import Edit, changed, growth, single_edits, texts, together
 from megaplan.advice.pricing import Price, Pricer, Work
 from megaplan.spec.models import Spec
 
@@ -81,7 +80,7 @@ class Adviser:
             self._ratios.setdefault(candidate.edits[0], self._floor_ratio(candidate))
         useful = self._useful(singles)
         for size in (2, 3):
-            found = found or self._level(self._candidates(_together(useful if size == 2 else useful[: len(useful) // 2], size)))
+            found = found or self._level(self._candidates(together(useful if size == 2 else useful[: len(useful) // 2], size)))
         found = found or self._more_devices(useful)
         return found or self._nearest()
 
@@ -174,14 +173,6 @@ class Adviser:
         lost = self._pricer.lost((self._spec, self._before.spans), (spec, price.spans))
         more = devices if devices != self._spec.mesh.world_size else None
         return Advice(texts(self._spec, spec), more, price, lost)
-
-
-def _together(edits: Sequence[Edit], size: int) -> Iterator[tuple[Edit, ...]]:
-    """Edits that can be made together."""
-    for chosen in combinations(edits, size):
-        groups = [edit.group for edit in chosen if not edit.factors]
-        if len(set(groups)) == len(groups):
-            yield chosen
 
 
 def _saving(useful: Sequence[Edit]) -> tuple[Edit, ...]:

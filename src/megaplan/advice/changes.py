@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from itertools import combinations
 from typing import Any, NamedTuple
 
 from megaplan.families.checks import divisors
@@ -18,7 +19,7 @@ KEYS = (
     *(f"mesh.{name}" for name in ("pp", "vpp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "vocab_parallel")),
     *("schedule.kind", "batch.micro_batch_size", "schedule.num_microbatches", "schedule.steps_per_update"),
     *("sharding.reshard_after_forward", "recompute.default", *(f"recompute.blocks.{letter}" for letter in FAMILIES)),
-    *("host.recompute_num_layers", "host.recompute_modules", "host.distributed_optimizer"),
+    *("host.recompute_num_layers", "host.recompute_modules", "host.distributed_optimizer", "host.kernels"),
 )
 """Keys that a change may have, in the order in which a hint has them."""
 SLOTS = (2, 3, 4, 6, 8)
@@ -93,6 +94,14 @@ def changed(spec: Spec, edits: Sequence[Edit]) -> Spec | None:
     if not _divide_batch(spec, values):
         return None
     return _with(spec, values)
+
+
+def together(edits: Sequence[Edit], size: int) -> Iterator[tuple[Edit, ...]]:
+    """Edits that can be made together."""
+    for chosen in combinations(edits, size):
+        groups = [edit.group for edit in chosen if not edit.factors]
+        if len(set(groups)) == len(groups):
+            yield chosen
 
 
 def texts(before: Spec, after: Spec) -> tuple[str, ...]:
@@ -207,6 +216,8 @@ def _with(spec: Spec, values: dict[str, Any]) -> Spec:
 
 
 def _text(value: Any) -> str:
+    if value is None:
+        return "null"
     if isinstance(value, bool):
         return str(value).lower()
     return f"[{', '.join(value)}]" if isinstance(value, tuple) else str(value)

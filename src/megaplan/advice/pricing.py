@@ -118,6 +118,10 @@ class Pricer:
         self.work.spent += WORK_OF_ACTION * _num_actions(spec)
         return max(1, self.side(spec).clock.step_ns(spec, spans))
 
+    def step_ns(self, spec: Spec, spans: Spans) -> int | None:
+        """The step as an estimate says it; None of a schedule so long that finding it is not worth its work."""
+        return self._step_ns(spec, spans) if self._few_actions(spec) else None
+
     def _few_actions(self, spec: Spec) -> bool:
         return _num_actions(spec) <= MAX_ACTIONS
 

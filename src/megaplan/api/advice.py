@@ -6,11 +6,13 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from megaplan.advice.faster import FASTER_WORK, Faster, faster
 from megaplan.advice.fit import misfit
-from megaplan.advice.pricing import Pricer
+from megaplan.advice.pricing import Pricer, Work
 from megaplan.api.load import read_costs_of
 from megaplan.errors import Diagnostic, Severity
 from megaplan.inventory.tensors import Inventory
+from megaplan.layout.step_time import NS, PlannedTime
 from megaplan.spec.models import Spec
 from megaplan.spec.read import STDIN
 
@@ -43,6 +45,18 @@ def advised(
     """
     kept = job.spans if job.plan is not None else None
     return misfit((job.spec, job.inventory, layout), budget, Pricer(kept, baseline, _measured(job)), of_cuts, severity)
+
+
+def faster_changes(job: LoadedJob, time: PlannedTime) -> tuple[Faster, ...]:
+    """Changes of a job that fits which shorten its step, fastest first.
+
+    Args:
+        job: The job.
+        time: Of its step.
+    """
+    kept = job.spans if job.plan is not None else None
+    pricer = Pricer(kept, None, _measured(job), Work(FASTER_WORK))
+    return tuple(faster(job.spec, round(time.seconds / NS), pricer))
 
 
 def _measured(job: LoadedJob) -> Callable[[Spec, Inventory], MeasuredCosts | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from megaplan.api.load import FilePath, LoadedJob, Source, load
 from megaplan.budget.build import build_budget
@@ -16,6 +16,9 @@ from megaplan.budget.values import Budget, Cells, RankBudget, ServingBudget
 from megaplan.columns import Column, Phase
 from megaplan.errors import Diagnostic
 from megaplan.layout.step_time import PlannedTime, planned_time
+
+if TYPE_CHECKING:
+    from megaplan.advice.faster import Faster
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,18 @@ class Estimate:
         from megaplan.api.advice import advised  # noqa: PLC0415  (what fits needs none)
 
         return (*others, advised(job, job.layout, budget, job.diagnostics), *padding)
+
+    @cached_property
+    def faster(self) -> tuple[Faster, ...]:
+        """Changes that shorten the step on as many GPUs, fastest first, with the cuts, peak and step that an estimate of each then has.
+
+        Empty where the job does not fit, where its step is not timed, and where nothing that was tried gains 1 %.
+        """
+        if not self.fits or not isinstance(self.step_time, PlannedTime):
+            return ()
+        from megaplan.api.advice import faster_changes  # noqa: PLC0415  (only where it is asked for)
+
+        return faster_changes(self.job, self.step_time)
 
     @cached_property
     def largest_micro_batch(self) -> int | None:

@@ -17,6 +17,7 @@ def estimate(
     *,
     rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Show only the ranks that share rank N's budget.")] = None,
     all_ranks: Annotated[bool, typer.Option("--all-ranks", help="Show every distinct rank.")] = False,
+    advice: Annotated[bool, typer.Option("--advice", help="Show changes that make the step faster on as many GPUs.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Print the formulas and the tensors of each number.")] = False,
     compare: Annotated[
         list[str] | None,
@@ -47,6 +48,10 @@ def estimate(
             from megaplan.cli.compare import compare_document  # noqa: PLC0415
 
             document["compared"] = compare_document(compared, compare or ())
+        if advice:
+            from megaplan.cli.advice_text import advice_document  # noqa: PLC0415
+
+            document["advice"] = advice_document(found)
         output.write_json(document)
     else:
         from megaplan.cli.estimate_text import estimate_lines  # noqa: PLC0415
@@ -56,6 +61,10 @@ def estimate(
             from megaplan.cli.compare import compare_lines  # noqa: PLC0415
 
             output.write_styled([("", ""), *((line, "") for line in compare_lines(found.budget, compared, compare or ()))])
+        if advice:
+            from megaplan.cli.advice_text import advice_lines  # noqa: PLC0415
+
+            output.write_styled([("", ""), *((line, "") for line in advice_lines(found))])
         if explain:
             from megaplan.cli.explain_text import explain_lines  # noqa: PLC0415
 

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from megaplan.units import format_bytes
+from megaplan.units import format_bytes, format_ns
 
 ROOT = Path(__file__).parents[3]
 SPECS = ("llama-3.1-8b", "mixtral-8x7b", "mamba-codestral-7b", "nam56r-8xh200", "nam56r-8xh200-equal")
@@ -95,3 +95,17 @@ def test_the_first_hint_ends_in_a_fit_within_two_commands(megaplan, starts):
 
 def world_size(document) -> int:
     return sum(len(rank["ranks"]) for rank in document["ranks"])
+
+
+def test_faster_changes_are_shown_where_they_are_asked_for(megaplan):
+    words = ("estimate", "plans/tiny-hybrid-pp2.yaml")
+    plain, asked = megaplan(*words), megaplan(*words, "--advice")
+    assert asked.out.startswith(plain.out)
+    (first, *_) = json.loads(megaplan(*words, "--advice", "--json").out)["advice"]
+    options = " ".join(f"--set {shlex.quote(text)}" for text in first["set"])
+    step, peak = format_ns(round(first["step_seconds"] * 1e9)), format_bytes(first["peak_bytes"])
+    assert f"  {options}   # step {step} (" in asked.out[len(plain.out) :]
+    after = megaplan(*words, *shlex.split(options))
+    assert f"step: {step}," in after.out
+    assert f"the largest peak is {peak}" in " ".join(after.out.split())
+    assert "advice" not in json.loads(megaplan(*words, "--json").out)

@@ -1,0 +1,147 @@
+"""Advice for a spec that fits: the changes that shorten its modelled step the most on as many GPUs.
+
+Changes of one edit and of two are priced in the order of their bound of time until the work is spent, or none that is left can be among
+the best. What is kept fits, and is shorter than the spec as it is by what a reader would notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from megaplan.advice.changes import Edit, changed, moves, texts, together
+from megaplan.advice.pricing import Price, Pricer
+from megaplan.families.checks import divisors
+from megaplan.families.registry import FAMILIES
+from megaplan.schedules.registry import SCHEDULES
+from megaplan.spec.models import Spec
+from megaplan.spec.pattern import parse_pattern
+
+MOST = 4
+"""Changes that are shown."""
+FASTER_WORK = 480_000
+"""Of all prices of one spec, in steps of about a microsecond."""
+USEFUL = 14
+"""Edits that pairs are made of: those of the smallest bounds."""
+LEAST = 100
+"""A change is shown if its step is shorter by this part of the spec's at least."""
+SLOTS = (1, 2, 3, 4, 6, 8)
+KINDS = ("1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev")
+MEGATRON_KINDS = ("1f1b", "interleaved_1f1b")
+"""Schedules, and those of host megatron: as `megaplan search` has them; what a host refuses is no change."""
+
+
+class Faster(NamedTuple):
+    """A change, priced as the command would price it.
+
+    Attributes:
+        overrides: Texts for `--set`, to be given after those of the spec.
+        price: Cuts and peak under the change.
+        step_ns: The modelled step, as the command prints it.
+        gained: By how much it is shorter, as a share of the spec's.
+    """
+
+    overrides: tuple[str, ...]
+    price: Price
+    step_ns: int
+    gained: float
+
+
+class _Candidate(NamedTuple):
+    bound_ns: int
+    overrides: tuple[str, ...]
+    edits: tuple[Edit, ...]
+    spec: Spec
+
+
+def faster(spec: Spec, before_ns: int, pricer: Pricer) -> list[Faster]:
+    """The best changes, fastest first.
+
+    Args:
+        spec: A spec that fits.
+        before_ns: Its step.
+        pricer: Prices changes as the command would, within its work.
+    """
+    singles = _candidates(spec, ((edit,) for edit in faster_edits(spec)), pricer, set())
+    useful = [candidate.edits[0] for candidate in sorted(singles)[:USEFUL]]
+    pairs = _candidates(spec, together(useful, 2), pricer, {candidate.overrides for candidate in singles})
+    found: list[Faster] = []
+    for candidate in sorted([*singles, *pairs]):
+        longest = found[-1].step_ns if len(found) == MOST else before_ns - before_ns // LEAST
+        if candidate.bound_ns >= longest or pricer.work.left <= 0:
+            break
+        price = pricer.price(candidate.spec)
+        if price is None or price.over_bytes > 0:
+            continue
+        step = pricer.step_ns(candidate.spec, price.spans)
+        if step is not None and step < longest:
+            found = sorted([*found, Faster(candidate.overrides, price, step, 1 - step / before_ns)], key=_rank)[:MOST]
+    return found
+
+
+def _rank(found: Faster) -> tuple[object, ...]:
+    return found.step_ns, len(found.overrides), found.price.peak_bytes, found.overrides
+
+
+def _candidates(spec: Spec, changes: Iterable[tuple[Edit, ...]], pricer: Pricer, seen: set[tuple[str, ...]]) -> list[_Candidate]:
+    """Legal changes whose bounds do not say that they do not fit."""
+    found, usable = [], pricer.usable_bytes(spec)
+    for edits in changes:
+        after = changed(spec, edits)
+        if after is None or pricer.work.left <= 0:
+            continue
+        key = texts(spec, after)
+        if not key or key in seen:
+            continue
+        seen.add(key)
+        if pricer.legal(after) and pricer.floor_bytes(after) <= usable:
+            found.append(_Candidate(pricer.bound_ns(after), key, edits, after))
+    return found
+
+
+def faster_edits(spec: Spec) -> list[Edit]:
+    """Every edit that may shorten the step: degrees that change places, schedule, micro-batch, and what trades time for memory given up."""
+    return [*moves(spec), *_schedules(spec), *_batches(spec), *_policies(spec)]
+
+
+def _schedules(spec: Spec) -> Iterator[Edit]:
+    if spec.mesh.pp == 1:
+        return
+    own = spec.schedule.kind, spec.mesh.vpp
+    for kind in MEGATRON_KINDS if spec.host.name == "megatron" else KINDS:
+        schedule = SCHEDULES[kind]
+        slots = {"single": (1,), "v": (2,), "loop": SLOTS}[schedule.placement]
+        for vpp in slots:
+            if vpp >= schedule.least_vpp and (kind, vpp) != own:
+                yield Edit("schedule", (("schedule.kind", kind), ("mesh.vpp", vpp)))
+
+
+def _batches(spec: Spec) -> Iterator[Edit]:
+    data = spec.mesh.dp_shard * spec.mesh.dp_replicate
+    own = spec.batch.micro_batch_size
+    for size in divisors(spec.global_batch_size // data):
+        if size != own:
+            yield Edit("batch", (("batch.micro_batch_size", size),))
+
+
+def _policies(spec: Spec) -> Iterator[Edit]:
+    """Less that runs again, parameters that stay, and kernels in place of plain torch."""
+    letters = [letter for letter in FAMILIES if letter in parse_pattern(spec.model.pattern, spec.model.num_layers).layers]
+    again = [letter for letter in letters if spec.recompute.of(letter) != "none"]
+    for letter in again:
+        yield Edit(f"recompute.{letter}", ((f"recompute.blocks.{letter}", "none"),))
+    if len(again) > 1:
+        yield Edit("recompute", tuple((f"recompute.blocks.{letter}", "none") for letter in again))
+    host = spec.host
+    if host.name == "megatron":
+        if host.recompute_num_layers is not None:
+            yield Edit("recompute", (("host.recompute_num_layers", None),))
+        if host.recompute_modules:
+            yield Edit("modules", (("host.recompute_modules", ()),))
+        return
+    if spec.sharding.reshard_after_forward:
+        yield Edit("reshard", (("sharding.reshard_after_forward", False),))
+    if host.name == "megarun" and host.kernels != "triton":
+        yield Edit("kernels", (("host.kernels", "triton"),))
+    if spec.mesh.tp > 1:
+        yield Edit("vocabulary", (("mesh.vocab_parallel", not spec.mesh.vocab_parallel),))

@@ -1,0 +1,47 @@
+"""What would make a step faster, as lines and as JSON: `megaplan estimate --advice`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from megaplan.layout.step_time import PlannedTime
+from megaplan.units import format_bytes, format_ns
+
+if TYPE_CHECKING:
+    from megaplan.advice.faster import Faster
+    from megaplan.api.estimate import Estimate
+
+
+def advice_lines(found: Estimate) -> Iterator[str]:
+    """Options to append to the command, each with what it will then print; or why there are none."""
+    if not found.fits:
+        yield "faster: not looked for, since the job does not fit"
+    elif not isinstance(found.step_time, PlannedTime):
+        yield "faster: not looked for, since the step is not timed"
+    elif not found.faster:
+        yield "faster: no change that was tried shortens the step by 1 % on as many GPUs"
+    else:
+        yield "faster, on as many GPUs:"
+        yield from map(_line, found.faster)
+
+
+def _line(change: Faster) -> str:
+    options = " ".join(f"--set {shlex.quote(text)}" for text in change.overrides)
+    peak, free = format_bytes(change.price.peak_bytes), format_bytes(-change.price.over_bytes)
+    return f"  {options}   # step {format_ns(change.step_ns)} ({-100 * change.gained:+.1f} %), peak {peak}, headroom {free}"
+
+
+def advice_document(found: Estimate) -> list[dict[str, Any]]:
+    """`advice` of `megaplan.estimate/1`."""
+    return [
+        {
+            "set": list(change.overrides),
+            "step_seconds": round(change.step_ns / 1e9, 9),
+            "change": round(-change.gained, 6),
+            "peak_bytes": change.price.peak_bytes,
+            "headroom_bytes": -change.price.over_bytes,
+        }
+        for change in found.faster
+    ]
