@@ -27,4 +27,6 @@ report plan plans/nam56r-8xh200.json
 report one-rank plans/tiny-hybrid.yaml
 report megatron plans/llama-3.1-8b.yaml --set host.name=megatron
 report hostile "$MEGAPLAN_REPORTS/<img src=x onerror=alert(1)>.yaml"
+.venv/bin/python -m megaplan search plans/tiny-hybrid-pp2.yaml --devices 4 --top 8 --json >"$MEGAPLAN_REPORTS/search.json"
+.venv/bin/python -m megaplan report "$MEGAPLAN_REPORTS/search.json" -o "$MEGAPLAN_REPORTS/search.html" >/dev/null
 "$env/bin/pytest" tests/browser -c /dev/null --rootdir . --confcutdir tests/browser -q -p no:cacheprovider "$@"

@@ -124,3 +124,21 @@ def test_hostile_text_stays_text(opened):
     page = opened("hostile").page
     assert "<img src=x onerror=alert(1)>" in page.locator("header").inner_text()
     assert page.locator("img").count() == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_of_a_search_names_a_layout_that_is_pointed_at(opened, scheme):
+    found, document = opened("search", scheme), estimate("search")
+    page, rows = found.page, document["best"]
+    points = page.locator("#layouts circle")
+    assert points.count() == page.locator("#rows tbody tr").count() == len(rows)
+    points.nth(1).focus()
+    assert page.locator("#layouts .status").inner_text().startswith("row 2: ")
+    page.keyboard.press("Enter")
+    assert f"--set 'mesh.pp={rows[1]['mesh']['pp']}'" in page.locator("#explanation").inner_text()
+    page.keyboard.press("Escape")
+    steps = [float(cell.get_attribute("data-value")) for cell in page.locator("#rows tbody td:nth-child(2)").all()]
+    assert steps == [row["step_seconds"] for row in rows]
+    assert page.locator("#why-not tbody tr").count() == len(document["why_not"])
+    assert found.errors == []
+    assert len(found.requests) == 1

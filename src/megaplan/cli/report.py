@@ -1,4 +1,4 @@
-"""`megaplan report`: a spec's or a plan's estimate as one HTML page."""
+"""`megaplan report`: a spec's or a plan's estimate, or the result of a search, as one HTML page."""
 
 from __future__ import annotations
 
@@ -17,17 +17,40 @@ def report(
     costs: CostsFile = None,
     overrides: Overrides = None,
 ) -> int:
-    """Write one HTML page: memory by rank and over time, timeline, layers and cuts. It needs no network."""
+    """Write one HTML page: memory by rank and over time, timeline, layers, cuts; of a search's JSON, its layouts. It needs no network."""
     from megaplan.api.estimate import estimate  # noqa: PLC0415  (a help text needs no model)
     from megaplan.api.load import load  # noqa: PLC0415
     from megaplan.cli.estimate_json import estimate_document  # noqa: PLC0415
     from megaplan.cli.files import STDOUT, write_page  # noqa: PLC0415
+    from megaplan.diagnostics import refuse  # noqa: PLC0415
     from megaplan.report.document import report_document  # noqa: PLC0415
     from megaplan.report.page import report_html  # noqa: PLC0415
 
+    if (result := _search_result(subject)) is not None:
+        from megaplan.report.search import search_report  # noqa: PLC0415
+
+        if overrides or costs is not None:
+            raise refuse("MP492", f"{subject} is the result of a search, which --set and --costs do not change", file=subject)
+        write_page(target, report_html(search_report(result, subject)))
+        if target != STDOUT:
+            output.write(f"wrote {target}\n")
+        return 0
     found = estimate(load(subject, *(overrides or ()), costs=costs))
     write_page(target, report_html(report_document(found, estimate_document(found, found.ranks))))
     if target != STDOUT:
         output.write(f"wrote {target}\n")
     output.report(found.diagnostics)
     return 0
+
+
+def _search_result(subject: str) -> str | None:
+    """The text of a search's result; None of every other file, which loading then reads and judges."""
+    from pathlib import Path  # noqa: PLC0415
+
+    from megaplan.report.search import MAX_BYTES, is_search  # noqa: PLC0415
+
+    path = Path(subject)
+    if path.suffix != ".json" or not path.is_file() or path.stat().st_size > MAX_BYTES:
+        return None
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return text if is_search(text) else None

@@ -173,6 +173,13 @@ PLANS: dict[str, CodeInfo] = {
         "Calibrate with steps of this device.",
         "megaplan calibrate rows.json -o device.json",
     ),
+    "MP492": CodeInfo(
+        "the result of a search cannot be shown",
+        "The file is the result of a search, and a part of it is missing or of another type or version; or options would change it.",
+        "A page shows what `megaplan search --json` wrote, as it is.",
+        "Search again and keep its JSON.",
+        "megaplan search spec.yaml --devices 64 --json > found.json",
+    ),
     "MP499": CodeInfo(
         "this is a bug in megaplan",
         "An unexpected exception was raised.",

@@ -12,7 +12,22 @@ from typing import Any
 from megaplan.diagnostics import refuse
 
 MAX_BYTES = 1_000_000
-SCRIPTS = ("dom", "format", "dialog", "table", "header", "bars", "timeline_data", "plot", "memory", "timeline", "layers", "time", "main")
+SCRIPTS = (
+    "dom",
+    "format",
+    "dialog",
+    "table",
+    "header",
+    "bars",
+    "timeline_data",
+    "plot",
+    "memory",
+    "timeline",
+    "layers",
+    "time",
+    "search",
+    "main",
+)
 """Files of `page/`, in the order in which they run."""
 _UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
@@ -30,7 +45,7 @@ def report_html(document: Mapping[str, Any]) -> str:
     """The HTML file.
 
     Args:
-        document: Data of the page, from `report_document`.
+        document: Data of the page, from `report_document` or `search_report`.
 
     Raises:
         MegaplanError: MP490, the file would be larger than a page may be.
@@ -46,11 +61,16 @@ def report_html(document: Mapping[str, Any]) -> str:
     if (size := len(page.encode())) > MAX_BYTES:
         raise refuse(
             "MP490",
-            f"the page of {len(document['layers']):,} layers and {len(document['estimate']['ranks']):,} distinct ranks has {size:,} bytes, "
-            f"and a page has at most {MAX_BYTES:,}",
+            f"the page of {_subject(document)} has {size:,} bytes, and a page has at most {MAX_BYTES:,}",
             "megaplan estimate --json has all numbers",
         )
     return page
+
+
+def _subject(document: Mapping[str, Any]) -> str:
+    if document["kind"] == "search":
+        return f"{len(document['search']['best']):,} rows"
+    return f"{len(document['layers']):,} layers and {len(document['estimate']['ranks']):,} distinct ranks"
 
 
 def _digest(text: str) -> str:

@@ -1,0 +1,119 @@
+"""The data of a page about the result of a search: what `megaplan search --json` wrote."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+from pydantic import BaseModel, ValidationError
+
+from megaplan.diagnostics import refuse
+from megaplan.report.document import FORMAT
+
+MAX_BYTES = 1 << 24
+"""Of a result that is read."""
+
+
+class _Mesh(BaseModel):
+    pp: int
+    vpp: int
+    dp_replicate: int
+    dp_shard: int
+    cp: int
+    tp: int
+    ep: int
+    etp: int
+
+
+class _Schedule(BaseModel):
+    kind: str
+    num_microbatches: int
+    micro_batch_size: int
+
+
+class _Row(BaseModel):
+    step_seconds: float
+    tokens_per_second_per_device: float
+    mfu: float
+    peak_bytes: int
+    headroom_bytes: int
+    bubble_seconds: float
+    exposed_communication_seconds: float
+    terms: dict[str, float]
+    pareto: bool
+    mesh: _Mesh
+    schedule: _Schedule
+    set: list[str]
+    plan: str | None = None
+
+
+class _Lost(BaseModel):
+    name: str
+    count: int
+    reason: str
+    detail: str
+
+
+class _Case(BaseModel):
+    case: str
+    best: int
+    loss: float
+
+
+class _Robustness(BaseModel):
+    cases: int
+    first_is_best: int
+    lost: list[_Case]
+
+
+class _Candidates(BaseModel):
+    meshes: int
+    evaluated: int
+
+
+class _Result(BaseModel):
+    format: Literal["megaplan.search/1"]
+    spec: str
+    devices: int
+    objective: str
+    complete: bool
+    basis: str
+    candidates: _Candidates
+    bound_seconds: float
+    gap: float | None
+    best: list[_Row]
+    why_not: list[_Lost]
+    robustness: _Robustness | None = None
+
+
+def is_search(text: str) -> bool:
+    """Whether a file is the result of a search, whatever is wrong with it: its first key is the format."""
+    return text[:200].lstrip().startswith("{") and '"megaplan.search/' in text[:200]
+
+
+def search_report(text: str, source: str) -> dict[str, Any]:
+    """The data of the page of a search's result.
+
+    Args:
+        text: What `megaplan search --json` wrote.
+        source: What the page calls the file.
+
+    Raises:
+        MegaplanError: MP492, a part of it is missing or of another type, or it is of another version.
+    """
+    try:
+        document = json.loads(text, parse_constant=_refused)
+        for lost in document["why_not"]:
+            lost.setdefault("name", lost.pop("class", None))
+        result = _Result.model_validate(document, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise refuse("MP492", f"{place}: {first['msg']}", file=source) from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise refuse("MP492", f"{type(error).__name__}: {error}", file=source) from None
+    return {"format": FORMAT, "kind": "search", "name": result.spec, "source": source, "search": result.model_dump()}
+
+
+def _refused(name: str) -> float:
+    raise ValueError(f"{name} is no number of a result")
