@@ -251,7 +251,7 @@ class Stored:
         )
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def stored(sizes: Sizes, inventory: Inventory) -> Stored:
     """What FSDP2 holds of an inventory with these sizes, worked out when it is first asked for."""
     return Stored(sizes, inventory)

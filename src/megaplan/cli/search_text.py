@@ -35,6 +35,7 @@ def search_lines(found: Search, written: Sequence[str]) -> Iterator[tuple[str, s
             yield from ((line, "") for line in wrap(f"{number}: {shown}", indent="   "))
         yield "", ""
         yield from ((line, "") for line in wrap(_certificate(found), indent="  "))
+        yield from ((line, "") for line in wrap(_robustness(found), indent="  "))
     else:
         yield "nothing fits", "bold"
     yield "", ""
@@ -56,6 +57,13 @@ def search_document(found: Search, written: Sequence[str]) -> dict[str, Any]:
         "candidates": {"meshes": found.num_layouts, "evaluated": found.num_evaluated},
         "bound_seconds": round(found.bound_seconds, 6),
         "gap": None if found.gap is None else round(found.gap, 6),
+        "robustness": {
+            "cases": len(found.robustness.cases),
+            "first_is_best": found.robustness.num_kept,
+            "lost": [
+                {"case": case.name, "best": case.best + 1, "loss": round(case.loss, 6)} for case in found.robustness.cases if case.best
+            ],
+        },
         "best": [_row_document(row, written[index] if written else None) for index, row in enumerate(found.rows)],
         "why_not": [
             {"class": one.name, "count": one.count, "reason": one.reason, "detail": one.detail, "example": one.example}
@@ -110,6 +118,15 @@ def _cells(number: int, row: Row) -> tuple[str, ...]:
 
 def _option(text: str) -> str:
     return f"--set '{text}'" if " " in text or "{" in text else f"--set {text}"
+
+
+def _robustness(found: Search) -> str:
+    robust = found.robustness
+    cases = f"{robust.num_kept} of {len(robust.cases)} changes of one efficiency by 10 % or of routing"
+    text = f"the first row stays the best of the rows in {cases}"
+    if (worst := robust.worst) is None:
+        return text
+    return f"{text}; at most it loses {100 * worst.loss:.1f} % to row {worst.best + 1} ({worst.name})"
 
 
 def _certificate(found: Search) -> str:

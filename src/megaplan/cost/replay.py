@@ -5,13 +5,13 @@ One timer times many specs of one model, as a search does; an estimate times one
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from megaplan.cost.blocks import rank_workload
 from megaplan.cost.data import DataTimes, LocalElements, data_times, exposed_ns, local_elements
-from megaplan.cost.rates import rates_of
+from megaplan.cost.rates import Rates, rates_of
 from megaplan.cost.times import LayerTime, ModelTimes, end_times, layer_time
 from megaplan.cost.transfers import layer_transfers
 from megaplan.families.registry import FAMILIES
@@ -52,9 +52,12 @@ class Sums(NamedTuple):
 class ReplayTimer:
     """Steps of one model on one kind of device, by any mesh, schedule, batch and recompute policy."""
 
-    def __init__(self, inventory: Inventory, spec: Spec, *, fused: bool = False) -> None:
-        """`spec`: any of those that are timed; they differ in what a search varies. `fused` as for `layer_time`."""
-        self.inventory, self._rates, self._fused = inventory, rates_of(spec), fused
+    def __init__(self, inventory: Inventory, spec: Spec, rates: Rates | None = None, *, fused: bool = False) -> None:
+        """`spec`: any of those that are timed; they differ in what a search varies.
+
+        `rates`: the spec's if None. `fused` as for `layer_time`.
+        """
+        self.inventory, self._rates, self._fused = inventory, rates_of(spec) if rates is None else rates, fused
         makes: dict[int, tuple[Block, int]] = {}
         for block in inventory.layers[:-1]:
             makes[id(block)] = block, makes.get(id(block), (block, 0))[1] + 1
@@ -63,11 +66,27 @@ class ReplayTimer:
         self._layers: dict[tuple[object, ...], LayerTime] = {}
         self._ends: dict[tuple[object, ...], tuple[LayerTime, LayerTime, int]] = {}
         self._sums: dict[tuple[object, ...], Sums] = {}
+        self._times: dict[tuple[object, ...], ModelTimes] = {}
+        self._makespans: dict[tuple[object, ...], int] = {}
         self._data: dict[tuple[int, ...], DataTimes] = {}
         self._elements: dict[tuple[int, int, int], LocalElements] = {}
 
     def times(self, spec: Spec) -> ModelTimes:
         """Of each layer and both ends; as `model_times` says them."""
+        key = (*self.work_key(spec), spec.mesh.pp > 1)
+        found = self._times.get(key)
+        if found is None:
+            found = kept(self._times)[key] = self._times_of(spec)
+        return found
+
+    def work_key(self, spec: Spec) -> tuple[object, ...]:
+        """What of a spec decides the work of one microbatch: specs with one key differ in schedule, pipeline, data ranks or resharding."""
+        mesh = spec.mesh
+        policies = tuple([spec.recompute.of(block.family) for block, _ in self.makes])
+        degrees = mesh.tp, mesh.cp, mesh.ep, mesh.etp, mesh.vocab_parallel
+        return policies, degrees, spec.batch.micro_batch_size, spec.host.kernels, _around(spec)
+
+    def _times_of(self, spec: Spec) -> ModelTimes:
         layers, makes = self.inventory.layers, dict[tuple[int, str], LayerTime]()
         found = []
         for index, block in enumerate(layers):
@@ -112,16 +131,14 @@ class ReplayTimer:
 
     def sums(self, spec: Spec) -> Sums:
         """Of one microbatch on all pipeline ranks."""
-        mesh = spec.mesh
-        policies = tuple([spec.recompute.of(block.family) for block, _ in self.makes])
-        degrees = mesh.tp, mesh.cp, mesh.ep, mesh.etp, mesh.vocab_parallel
-        key = (policies, degrees, spec.batch.micro_batch_size, spec.host.kernels)
+        key = self.work_key(spec)
         found = self._sums.get(key)
         if found is None:
-            found = _kept(self._sums)[key] = self._add_up(spec, policies)
+            found = kept(self._sums)[key] = self._add_up(spec)
         return found
 
-    def _add_up(self, spec: Spec, policies: Iterable[str]) -> Sums:
+    def _add_up(self, spec: Spec) -> Sums:
+        policies = [spec.recompute.of(block.family) for block, _ in self.makes]
         first, last, _ = self._end(spec)
         layers = self.inventory.layers
         end = self.layer(spec, layers[-1], "none")
@@ -137,18 +154,18 @@ class ReplayTimer:
         """One layer under a recompute policy."""
         mesh = spec.mesh
         experts = (mesh.ep, mesh.etp) if FAMILIES[block.family].banks else ()
-        key = (id(block), policy, mesh.tp, mesh.cp, spec.batch.micro_batch_size, spec.host.kernels, experts)
+        key = (id(block), policy, mesh.tp, mesh.cp, spec.batch.micro_batch_size, spec.host.kernels, experts, _around(spec))
         found = self._layers.get(key)
         if found is None:
-            found = _kept(self._layers)[key] = layer_time(spec, self._rates, block, policy, fused=self._fused)
+            found = kept(self._layers)[key] = layer_time(spec, self._rates, block, policy, fused=self._fused)
         return found
 
     def _end(self, spec: Spec) -> tuple[LayerTime, LayerTime, int]:
         mesh = spec.mesh
-        key = (mesh.tp, mesh.cp, mesh.vocab_parallel, mesh.pp > 1, spec.batch.micro_batch_size, spec.host.kernels)
+        key = (mesh.tp, mesh.cp, mesh.vocab_parallel, mesh.pp > 1, spec.batch.micro_batch_size, spec.host.kernels, _around(spec))
         found = self._ends.get(key)
         if found is None:
-            found = _kept(self._ends)[key] = end_times(spec, self._rates, fused=self._fused)
+            found = kept(self._ends)[key] = end_times(spec, self._rates, fused=self._fused)
         return found
 
     def _waits(self, spec: Spec) -> int:
@@ -167,7 +184,7 @@ class ReplayTimer:
         if found is None:
             if degrees not in self._elements:
                 self._elements[degrees] = local_elements(self.inventory, *degrees)
-            found = _kept(self._data)[key] = data_times(spec, self._rates, self._elements[degrees])
+            found = kept(self._data)[key] = data_times(spec, self._rates, self._elements[degrees])
         return found
 
     def _makespan(self, spec: Spec, sums: Sums, spans: Cuts) -> int:
@@ -180,17 +197,26 @@ class ReplayTimer:
         lengths = SlotTimes(
             tuple([slot.forward_ns for slot in slots]), tuple([slot.input_ns for slot in slots]), tuple([slot.weight_ns for slot in slots])
         )
-        linked = _linked(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches)
-        return schedule.steps_per_update * linked.makespan(lengths, p2p=times.boundary_ns)
+        orders = schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches
+        key = (*orders, lengths, times.boundary_ns)
+        found = self._makespans.get(key)
+        if found is None:
+            found = kept(self._makespans)[key] = _linked(*orders).makespan(lengths, p2p=times.boundary_ns)
+        return schedule.steps_per_update * found
 
 
-def _kept(known: dict[K, V]) -> dict[K, V]:
+def _around(spec: Spec) -> tuple[bool, int]:
+    """Whether groups of ranks may span nodes, which decides over what they exchange; and bytes of an element of accumulated gradients."""
+    return spec.mesh.world_size > spec.device.per_node, spec.precision.grads.bytes
+
+
+def kept(known: dict[K, V]) -> dict[K, V]:
     """The dict, emptied if it is full."""
     if len(known) >= MOST_KEPT:
         known.clear()
     return known
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=512)
 def _linked(kind: str, pp: int, vpp: int, count: int) -> LinkedOrders:
     return link(actions(kind, pp, vpp, count), pp * vpp)

@@ -7,7 +7,7 @@ nanoseconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from megaplan.layout.spans import Spans
@@ -15,6 +15,11 @@ from megaplan.partition.values import StackCosts
 from megaplan.spec.models import Spec
 
 Terms = Mapping[str, int]
+StepOf = Callable[[Spec, Spans], int]
+CHANGES = (("-10 %", 90), ("+10 %", 110))
+"""By how much an efficiency is changed: in words, and to how many percent of what it was."""
+SKEW = 1.5
+"""Rows of the busiest expert rank over its even share, under uneven routing."""
 
 
 class Clock(Protocol):
@@ -38,8 +43,16 @@ class Clock(Protocol):
         """What is balanced: nanoseconds of each layer and of both ends."""
         ...
 
+    def most_cost(self, spec: Spec, limit_ns: int) -> int | None:
+        """With a larger cost of the busiest slot, or rank, the step is longer than the limit; None if that is not known."""
+        ...
+
     def step_ns(self, spec: Spec, spans: Spans) -> int:
         """The step of these cuts."""
+        ...
+
+    def variants(self, specs: Sequence[Spec]) -> Iterator[tuple[str, StepOf]]:
+        """Steps of these specs with one efficiency changed, and under uneven routing where the times know it, each with its name."""
         ...
 
     def terms(self, spec: Spec, spans: Spans) -> Terms:

@@ -10,6 +10,7 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from megaplan.exploration.evaluate import UNLIMITED, Evaluator
@@ -18,6 +19,8 @@ from megaplan.exploration.values import Exact, Layout, Objective, Outcome
 
 WAVE = 32
 """Meshes of a wave."""
+PLAIN_SEEDS, PLAIN_TRIED = 32, 256
+"""Meshes without a pipeline that are evaluated first, of so many with the smallest bounds."""
 ALONE = 200
 """Meshes up to which one process is as fast as several."""
 
@@ -117,8 +120,8 @@ def explore(task: Task, processes: int, report: Callable[[Progress], None] = lam
         found = Explored(task, [])
         try:
             found.bounds = sorted(zip(run(_bounded, meshes), meshes, strict=True))
-            for outcome in run(_sampled, list(_seeds(found.bounds, own))):
-                found.outcomes[outcome.layout] = outcome
+            seeds = list(_seeds(found.bounds, own))
+            found.outcomes.update({outcome.layout: outcome for outcome in run(_sampled, seeds)})
             while found.done < len(found.bounds):
                 limit = found.limit_ns
                 wave = [mesh for bound, mesh in found.bounds[found.done : found.done + WAVE] if bound <= limit]
@@ -129,6 +132,8 @@ def explore(task: Task, processes: int, report: Callable[[Progress], None] = lam
                 found.done += len(wave)
                 rows = found.rows
                 report(Progress(found.done, len(found.bounds), found.num_evaluated, rows[0] if rows else None))
+            for outcomes in run(_explored, [(mesh, UNLIMITED) for mesh in _examples(found, own, set(seeds))]):
+                found.outcomes.update({outcome.layout: outcome for outcome in outcomes})
             found.complete = True
         except KeyboardInterrupt:
             found.complete = False
@@ -136,8 +141,15 @@ def explore(task: Task, processes: int, report: Callable[[Progress], None] = lam
 
 
 def _seeds(bounds: Sequence[tuple[int, Layout]], own: Evaluator) -> Iterator[Layout]:
-    """A layout of each number of tensor and pipeline ranks: the one of the smallest bound with few sequences of a microbatch."""
+    """What the first limit is taken from.
+
+    A layout of each number of tensor and pipeline ranks, the one of the smallest bound with few sequences of a microbatch; and of the
+    meshes without a pipeline, whose bound is mostly their step, those of the smallest bounds that may fit, where bounds of memory say so.
+    """
     seen: set[tuple[int, int]] = set()
+    if own.knows_floors:
+        plain = [mesh for _, mesh in bounds if mesh.pp == 1]
+        yield from islice((mesh for mesh in plain[:PLAIN_TRIED] if own.fits_nowhere(mesh) <= 0), PLAIN_SEEDS)
     least = min((mesh.micro_batch for _, mesh in bounds), default=1)
     for _, mesh in bounds:
         key = mesh.tp, mesh.pp
@@ -146,6 +158,20 @@ def _seeds(bounds: Sequence[tuple[int, Layout]], own: Evaluator) -> Iterator[Lay
             if layouts:
                 seen.add(key)
                 yield layouts[0]
+
+
+def _examples(found: Explored, own: Evaluator, seeds: set[Layout]) -> Iterator[Layout]:
+    """For each number of pipeline ranks of which the bounds left everything out, the mesh of the smallest bound that may fit.
+
+    None of them is among the best: they say by how much such layouts, and the schedules that run on them, are slower.
+    """
+    if not found.rows:
+        return
+    seen = {layout.pp for layout, outcome in found.outcomes.items() if outcome.best is not None and (layout not in seeds or layout.pp == 1)}
+    for _, mesh in found.bounds[found.done :]:
+        if mesh.pp not in seen and own.fits_nowhere(mesh) <= 0:
+            seen.add(mesh.pp)
+            yield mesh
 
 
 _worker: Evaluator | None = None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from megaplan.budget.evaluation import BlockMemo
 from megaplan.budget.reserve import device_budget
+from megaplan.cost.replay import kept
 from megaplan.exploration.clock import Clock
 from megaplan.exploration.clocks import clock_of
 from megaplan.exploration.floors import Floors, NoFloors
@@ -19,6 +21,8 @@ from megaplan.partition.certify import stack_of
 from megaplan.partition.fitting import quick_fitting
 from megaplan.partition.memory import Memory
 from megaplan.partition.stack import Stack
+from megaplan.partition.values import Balance, StackCosts
+from megaplan.schedules.placement import Placement
 from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
 
@@ -65,8 +69,10 @@ class Evaluator:
         """`headroom_bytes` are to stay free on every rank; of a layout's policies the best for the objective is its own."""
         self.space, self.headroom_bytes, self.objective = space, headroom_bytes, objective
         self._sides: dict[bool, Side] = {}
+        self._balances: dict[tuple[StackCosts, Placement, int, int], Balance | int] = {}  # the best cuts, or a cost that all exceed
+        self._looked_at: tuple[Layout | None, dict[Policy, Spec]] = None, {}
         self.usable_bytes = device_budget(device_of(space.base.device)).usable_bytes
-        if space.base.host.name == "megarun":
+        if self.knows_floors:
             self._keep_chain()
 
     def side(self, spec: Spec) -> Side:
@@ -75,6 +81,15 @@ class Evaluator:
         if key not in self._sides:
             self._sides[key] = Side(spec)
         return self._sides[key]
+
+    def spec(self, layout: Layout, policy: Policy) -> Spec:
+        """As `Space.spec_of`, which is asked once as long as one layout is looked at."""
+        if self._looked_at[0] != layout:
+            self._looked_at = layout, {}
+        known = self._looked_at[1]
+        if policy not in known:
+            known[policy] = self.space.spec_of(layout, policy)
+        return known[policy]
 
     def _keep_chain(self) -> None:
         """Of many recompute policies, those of `exploration.recompute`, by bytes and times of one sequence on one rank."""
@@ -95,6 +110,11 @@ class Evaluator:
 
         space.keep_recomputes(chain(options, saved, lost))
 
+    @property
+    def knows_floors(self) -> bool:
+        """Whether memory has bounds for all cuts."""
+        return self.space.base.host.name == "megarun"
+
     def floor_bytes(self, spec: Spec) -> int:
         """No cuts of the spec have a smaller largest peak."""
         return self.side(spec).floors.peak_bytes(spec)
@@ -104,7 +124,7 @@ class Evaluator:
         return self._bound_of(layout, tight=False)
 
     def _bound_of(self, layout: Layout, *, tight: bool) -> int:
-        return min(self.step_bound_ns(self.space.spec_of(layout, policy), tight=tight) for policy in self._cheapest(layout))
+        return min(self.step_bound_ns(self.spec(layout, policy), tight=tight) for policy in self._cheapest(layout))
 
     def step_bound_ns(self, spec: Spec, *, tight: bool = True) -> int:
         """No cuts give the spec a shorter step; without `tight`, nor does any schedule."""
@@ -113,7 +133,7 @@ class Evaluator:
 
     def bounds(self, layout: Layout) -> list[tuple[int, Policy]]:
         """Policies of a layout by what their step is at least."""
-        return sorted((self.step_bound_ns(self.space.spec_of(layout, policy)), policy) for policy in self.space.policies(layout))
+        return sorted((self.step_bound_ns(self.spec(layout, policy)), policy) for policy in self.space.policies(layout))
 
     def fits_nowhere(self, mesh: Layout) -> int:
         """By how many bytes every policy and schedule of a mesh exceeds the memory at least; 0 or less where one may fit."""
@@ -124,33 +144,51 @@ class Evaluator:
         found = [self.space.spec_of(mesh, policy) for policy in specs]
         return min(self.side(spec).floors.least_bytes(spec, recomputes) for spec in found) - most
 
-    def exact(self, layout: Layout, policy: Policy) -> Exact | Fitting:
-        """The best cuts that fit, or how far what was tried is from fitting."""
-        spec = self.space.spec_of(layout, policy)
+    def exact(self, layout: Layout, policy: Policy, limit_ns: int = UNLIMITED) -> Exact | Fitting | None:
+        """The best cuts that fit, or how far what was tried is from fitting; None if their step is longer than a limit."""
+        spec = self.spec(layout, policy)
         memory = self._memory(spec)
         stack = stack_of(spec, self.side(spec).clock.costs(spec))
-        fitting = self.fitting(stack, memory)
+        most = self.side(spec).clock.most_cost(spec, limit_ns) if limit_ns < UNLIMITED else None
+        fitting = self.fitting(stack, memory, most)
+        if fitting is None:
+            return None
         if fitting.over_bytes > 0:
             return fitting
         headroom = self.headroom_bytes - max(memory.excesses(fitting.spans))
         step = self.side(spec).clock.step_ns(spec, fitting.spans)
         return Exact(layout, policy, fitting.spans, step, self.usable_bytes - headroom, headroom)
 
-    def fitting(self, stack: Stack, memory: Memory) -> Fitting:
-        """The best cuts for the busiest slot, or rank, of those that fit."""
-        found = stack.best()
+    def fitting(self, stack: Stack, memory: Memory, most: int | None = None) -> Fitting | None:
+        """The best cuts for the busiest slot, or rank, of those that fit; None if it costs more than `most`, whether or not they fit."""
+        found = self._balance(stack, most)
         if found is None:
-            raise AssertionError("a layout has no more slots than there are places to cut")
+            return None
         spans = spans_of(found.cuts, stack.num_layers)
         over = max(memory.excesses(spans))
         if over <= 0 or len(spans) == 1:
             return Fitting(spans, over, proven=over > 0)
         limited = replace(stack, sums=memory.sums(spans))
-        fitted, proven = quick_fitting(limited, memory, ROUNDS)
+        fitted, proven = quick_fitting(limited, memory, ROUNDS, most)
         if fitted is None:
             return Fitting(spans, over, proven)
         spans = spans_of(fitted.cuts, stack.num_layers)
         return Fitting(spans, max(memory.excesses(spans)), proven=False)
+
+    def _balance(self, stack: Stack, most: int | None) -> Balance | None:
+        """The best cuts, memory aside, None if they cost more than `most`.
+
+        Layouts with the same work differ in schedule, microbatches, data ranks or resharding alone: what was found for one, or refuted, is
+        found or refuted for the others.
+        """
+        key = stack.costs, stack.where, stack.pp, stack.vpp
+        known = self._balances.get(key, 0)
+        if isinstance(known, int) and (most is None or most > known):
+            found = stack.best(most=most)
+            if found is None and most is None:
+                raise AssertionError("a layout has no more slots than there are places to cut")
+            known = kept(self._balances)[key] = most or 0 if found is None else found
+        return None if isinstance(known, int) or (most is not None and known.value > most) else known
 
     def outcomes(self, mesh: Layout, limit_ns: int = UNLIMITED) -> list[Outcome]:
         """Of every schedule of a mesh; see `outcome`."""
@@ -172,36 +210,56 @@ class Evaluator:
         num_policies = len(self.space.policies(layout))
         if least > limit_ns and self.objective != "headroom":
             return Outcome(layout, None, 0, num_policies, least, proven=False)
-        thrifty = self.thriftiest(layout)
-        found = self.exact(layout, thrifty)
+        policies, thrifty = self.bounds(layout), self.thriftiest(layout)
+        if self.objective != "headroom" and not any(bound <= limit_ns and self._may_fit(layout, policy) for bound, policy in policies):
+            return self._left_out(layout, policies, thrifty)
+        found = self.exact(layout, thrifty, self._limit(limit_ns))
         best = found if isinstance(found, Exact) else None
-        over = 0 if isinstance(found, Exact) else found.over_bytes
+        over = found.over_bytes if isinstance(found, Fitting) else 0
         proven = best is not None or (isinstance(found, Fitting) and found.proven)
         if over * HOPELESS > self.usable_bytes:
             return Outcome(layout, None, 1, num_policies - 1, least, proven, over)
-        return self._best_policy(Outcome(layout, best, 1, 0, UNLIMITED, proven, over), thrifty, limit_ns)
+        return self._best_policy(Outcome(layout, best, 1, 0, UNLIMITED, proven, over), policies, thrifty, limit_ns)
 
-    def _best_policy(self, tried: Outcome, thrifty: Policy, limit_ns: int) -> Outcome:
-        """The outcome of a layout of which the thriftiest policy has been tried."""
+    def _limit(self, limit_ns: int, best: Exact | None = None) -> int:
+        """No policy whose step is longer is of use."""
+        if self.objective == "headroom":
+            return UNLIMITED
+        return limit_ns if best is None else min(limit_ns, best.step_ns)
+
+    def _may_fit(self, layout: Layout, policy: Policy) -> bool:
+        return self.floor_bytes(self.spec(layout, policy)) <= self.usable_bytes - self.headroom_bytes
+
+    def _left_out(self, layout: Layout, policies: Sequence[tuple[int, Policy]], thrifty: Policy) -> Outcome:
+        """A layout of which every policy is too slow or does not fit, by their bounds alone."""
+        over = max(0, self.floor_bytes(self.spec(layout, thrifty)) - self.usable_bytes + self.headroom_bytes)
+        bound = next((bound for bound, policy in policies if self._may_fit(layout, policy)), UNLIMITED)
+        return Outcome(layout, None, 0, len(policies), bound, bound == UNLIMITED, over)
+
+    def _best_policy(self, tried: Outcome, policies: Sequence[tuple[int, Policy]], thrifty: Policy, limit_ns: int) -> Outcome:
+        """The outcome of a layout of which the thriftiest policy has been tried; `policies` as `bounds` has them."""
         layout, best, proven, bound = tried.layout, tried.best, tried.proven, UNLIMITED
-        evaluated, pruned, policies = 1, 0, self.bounds(layout)
+        evaluated, pruned = 1, 0
         most = self.usable_bytes - self.headroom_bytes
         for index, (least, policy) in enumerate(policies):
             if policy == thrifty:
                 bound = min(bound, least) if best is not None or not tried.proven else bound
                 continue
-            if self.objective != "headroom" and least > min(limit_ns, best.step_ns if best is not None else limit_ns):
+            limit = self._limit(limit_ns, best)
+            if least > limit:
                 pruned += len(policies) - index
                 bound = min(bound, least)
                 break
-            floor = self.floor_bytes(self.space.spec_of(layout, policy))
+            floor = self.floor_bytes(self.spec(layout, policy))
             worse = self.objective == "headroom" and best is not None and self.usable_bytes - floor < best.headroom_bytes
             if floor > most or worse:
                 pruned += 1
                 continue
             evaluated += 1
-            found = self.exact(layout, policy)
-            if isinstance(found, Exact):
+            found = self.exact(layout, policy, limit)
+            if found is None:
+                bound = min(bound, max(least, limit))
+            elif isinstance(found, Exact):
                 bound = min(bound, least)
                 best = found if best is None else min(best, found, key=lambda one: one.order(self.objective))
             elif not found.proven:
@@ -210,13 +268,16 @@ class Evaluator:
 
     def thriftiest(self, layout: Layout) -> Policy:
         """The policy that keeps the least: if no cuts fit with it, the layout does not."""
-        policies = self.space.policies(layout)
+        known: dict[Policy, int] = {}
 
-        def kept(policy: Policy) -> tuple[int, bool, bool, Policy]:
-            spec = self.space.spec_of(layout, policy)
-            return self.side(spec).floors.kept_bytes(spec), not policy.reshard, not policy.vocab_parallel, policy
+        def saved(policy: Policy) -> tuple[int, bool, bool, Policy]:
+            same = policy._replace(reshard=False, vocab_parallel=False, grads="")  # what layers keep does not depend on these
+            if same not in known:
+                spec = self.spec(layout, policy)
+                known[same] = self.side(spec).floors.kept_bytes(spec)
+            return known[same], not policy.reshard, not policy.vocab_parallel, policy
 
-        return min(policies, key=kept)
+        return min(self.space.policies(layout), key=saved)
 
     def _cheapest(self, layout: Layout) -> list[Policy]:
         """Policies one of which has the smallest bound: those that run nothing again."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from megaplan.cost.replay import BUBBLE, EXPOSED
 from megaplan.cost.step.compose import PassTerms, StageTerms, Step, pass_seconds, step_seconds
+from megaplan.cost.step.constants import values
 from megaplan.cost.step.from_spec import software_of, workload_of
+from megaplan.cost.step.names import names_of
 from megaplan.cost.step.pipeline import grown
 from megaplan.cost.step.predict import Passes, StepTimer, once_of, stage_terms
 from megaplan.cost.step.workload import Recomputed, Software, StageShape, StepWorkload
-from megaplan.exploration.clock import Terms
+from megaplan.exploration.clock import CHANGES, StepOf, Terms
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.spans import Spans
 from megaplan.partition.values import StackCosts
@@ -29,7 +31,9 @@ class FittedClock:
 
     basis = "step-time model with fitted constants"
 
-    def __init__(self, inventory: Inventory) -> None:
+    def __init__(self, inventory: Inventory, constants: Mapping[str, float] | None = None) -> None:
+        """`constants` by name; the data file's if None."""
+        self._inventory, self._constants = inventory, constants
         self._letters = tuple([block.family for block in inventory.layers])
         self._counts = {letter: float(count) for letter, count in Counter(self._letters).items()}
         self._timers: dict[tuple[Software, Recomputed], StepTimer] = {}
@@ -65,10 +69,22 @@ class FittedClock:
         each = {letter: cost(letter) for letter in self._counts}
         return StackCosts(tuple([each[letter] for letter in self._letters]), cost("embedding"), cost("head"), unit="ns")
 
+    def most_cost(self, spec: Spec, limit_ns: int) -> None:
+        """Costs do not add up to a step."""
+
     def step_ns(self, spec: Spec, spans: Spans) -> int:
         """As `planned_time` says it."""
         work = self._cut(spec, spans)
         return round(self._timer(work).time(work.mesh, work.batch, work.stages).seconds * SECOND_NS)
+
+    def variants(self, specs: Sequence[Spec]) -> Iterator[tuple[str, StepOf]]:
+        """Of each constant that their steps use; the model has no term for uneven routing."""
+        known = values()
+        works = [self._whole(spec)[0] for spec in specs]
+        used = {name for work in works for factors in names_of(work).values() for name in factors}
+        for name in sorted(used & known.keys()):
+            for text, percent in CHANGES:
+                yield f"{name} {text}", FittedClock(self._inventory, known | {name: known[name] * percent / 100}).step_ns
 
     def terms(self, spec: Spec, spans: Spans) -> Terms:
         """Of the busiest stage's microbatches; then idle ranks, data ranks and the optimizer."""
@@ -88,7 +104,7 @@ class FittedClock:
     def _timer(self, work: StepWorkload) -> StepTimer:
         key = work.software, work.recomputed
         if key not in self._timers:
-            self._timers[key] = StepTimer(work.model, work.software, work.machine, work.recomputed)
+            self._timers[key] = StepTimer(work.model, work.software, work.machine, work.recomputed, self._constants)
         return self._timers[key]
 
     def _cut(self, spec: Spec, spans: Spans) -> StepWorkload:

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from megaplan.cost.replay import ReplayTimer, Sums
-from megaplan.exploration.clock import Terms
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from megaplan.cost.rates import rates_of
+from megaplan.cost.replay import ReplayTimer, Sums, kept
+from megaplan.exploration.clock import CHANGES, SKEW, StepOf, Terms
 from megaplan.exploration.paths import at_slot, least, mean_path
+from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.spans import Spans
+from megaplan.partition.constraints import constraints_of
+from megaplan.partition.limits import layer_weight
 from megaplan.partition.values import StackCosts
 from megaplan.spec.models import Spec
+
+WHOLE = ("1f1b", "gpipe")
+"""Schedules with one slot a rank whose backwards are whole."""
+PARTS = 1 << 12
+"""A bound that is searched for may be below the best one by this part of it."""
 
 
 class ReplayClock:
@@ -19,38 +32,92 @@ class ReplayClock:
     def __init__(self, inventory: Inventory, spec: Spec) -> None:
         """`spec`: any of those that are timed; they differ in what a search varies."""
         self._timer = ReplayTimer(inventory, spec)
+        self._least: dict[tuple[object, ...], int] = {}
+        self._costs: dict[tuple[object, ...], StackCosts] = {}
 
     def bound_ns(self, spec: Spec) -> int:
         """A rank has at least its share of the layers, or the largest of them, every microbatch."""
         sums = self._timer.sums(spec)
         mesh, count = spec.mesh, spec.schedule.microbatches_per_update
         step = max(count * max(-(-sums.total // mesh.pp), sums.largest), sums.chain)
-        if mesh.pp > 1 and spec.schedule.kind in ("1f1b", "gpipe"):
+        if mesh.pp > 1 and spec.schedule.kind in WHOLE:
             step = max(step, filled(sums.total, mesh.pp, count))
         return step + self._timer.beside(spec, sums)
 
     def tight_bound_ns(self, spec: Spec) -> int:
-        """From a mean of the paths through the schedule."""
-        timer, mesh, count = self._timer, spec.mesh, spec.schedule.microbatches_per_update
+        """From a mean of the paths through the schedule; of 1F1B and GPipe also from whole layers on its ranks."""
+        timer, mesh, schedule = self._timer, spec.mesh, spec.schedule
         sums: Sums = timer.sums(spec)
         if mesh.pp == 1:
-            return count * sums.total + timer.beside(spec, sums)
-        numbers, turns = mean_path(spec.schedule.kind, mesh.pp, mesh.vpp, count)
+            return schedule.microbatches_per_update * sums.total + timer.beside(spec, sums)
+        key = (schedule.kind, mesh.pp, mesh.vpp, schedule.microbatches_per_update, timer.work_key(spec))
+        found = self._least.get(key)
+        if found is None:
+            found = kept(self._least)[key] = max(self._on_paths(spec, sums), self._on_ranks(spec))
+        return found + timer.beside(spec, sums)
+
+    def _on_paths(self, spec: Spec, sums: Sums) -> int:
+        """The mean of the paths with every layer where it adds the least."""
+        timer, mesh, schedule = self._timer, spec.mesh, spec.schedule
+        numbers, turns = mean_path(schedule.kind, mesh.pp, mesh.vpp, schedule.microbatches_per_update)
         last = timer.inventory.layers[-1]
         found = at_slot(numbers, 0, sums.first) + at_slot(numbers, -1, sums.last) + least(numbers, timer.layer(spec, last, "none"))
         for block, often in timer.makes:
             found += often * least(numbers, timer.layer(spec, block, spec.recompute.of(block.family)))
-        return -(-found // turns) + timer.beside(spec, sums)
+        return -(-found // turns)
+
+    def _on_ranks(self, spec: Spec) -> int:
+        """Of a schedule with one slot a rank and whole backwards, see `packed`."""
+        if spec.schedule.kind not in WHOLE:
+            return 0
+        costs, constraints = self.costs(spec), constraints_of(spec)
+        before = layer_weight(costs.layers, costs.first, costs.last).up
+        num_layers = len(costs.layers)
+        edges = (0, *constraints.allowed_cuts(num_layers), num_layers)
+        hop = self._timer.times(spec).boundary_ns
+        return packed([before[edge] for edge in edges], spec.mesh.pp, spec.schedule.microbatches_per_update, hop)
 
     def costs(self, spec: Spec) -> StackCosts:
         """F + I + W."""
-        times = self._timer.times(spec)
-        layers = tuple([layer.total_ns for layer in times.layers])
-        return StackCosts(layers, times.first.total_ns, times.last.total_ns, unit="ns")
+        key = self._timer.work_key(spec)
+        found = self._costs.get(key)
+        if found is None:
+            times = self._timer.times(spec)
+            layers = tuple([layer.total_ns for layer in times.layers])
+            found = kept(self._costs)[key] = StackCosts(layers, times.first.total_ns, times.last.total_ns, unit="ns")
+        return found
+
+    def most_cost(self, spec: Spec, limit_ns: int) -> int:
+        """Whoever is busiest runs every microbatch."""
+        beside = self._timer.beside(spec, self._timer.sums(spec))
+        return (limit_ns - beside) // spec.schedule.microbatches_per_update
 
     def step_ns(self, spec: Spec, spans: Spans) -> int:
         """As `planned_time` says it."""
         return self._timer.step_ns(spec, spans)
+
+    def variants(self, specs: Sequence[Spec]) -> Iterator[tuple[str, StepOf]]:
+        """Of each share of a peak, rounded to a percent, of launches, latencies and steps of recurrences; and routing with `SKEW`."""
+        inventory, spec = self._timer.inventory, specs[0]
+        rates, letters = rates_of(spec), {block.family for block in inventory.layers}
+        parts = [part for part in rates.percent if part not in FAMILIES or part in letters]
+        changed = {
+            f"{part} {text}": replace(rates, percent=rates.percent | {part: max(1, round(rates.percent[part] * percent / 100))})
+            for part in parts
+            for text, percent in CHANGES
+        }
+        for field in ("launch_ns", "latency_ns", "step_ns"):
+            value = getattr(rates, field)
+            changed |= {
+                f"{field.removesuffix('_ns')} {text}": replace(rates, **{field: value * percent // 100}) for text, percent in CHANGES
+            }
+        for name, each in changed.items():
+            yield name, ReplayTimer(inventory, spec, each).step_ns
+        moe = spec.model.moe
+        if moe is not None and "E" in letters and any(each.mesh.ep > 1 for each in specs):
+            update = {"model": spec.model.model_copy(update={"moe": moe.model_copy(update={"routing_skew": SKEW})})}
+            timer = ReplayTimer(inventory, spec)
+            yield f"routing skew {SKEW:g}", lambda each, spans: timer.step_ns(each.model_copy(update=update), spans)
 
     def terms(self, spec: Spec, spans: Spans) -> Terms:
         """As `planned_time` says them."""
@@ -65,3 +132,33 @@ def filled(total: int, pp: int, count: int) -> int:
     """
     whole, left = count**pp, (count - 1) ** pp
     return int(-(-total * whole // (whole - left)))
+
+
+def packed(before: Sequence[int], pp: int, count: int, hop: int = 0) -> int:
+    """A bound of 1F1B's and GPipe's step for whole layers: each rank r has m · t_r + Σ_{s < r} (t_s + 2 · hop) ≤ T.
+
+    A rank whose layers begin at i takes them up to the furthest j with m · P_j − (m − 1) · P_i + 2 r · hop ≤ T. The further
+    one gets, the further the next one does, so T is long enough if ranks that each go as far as they can reach the end.
+
+    Args:
+        before: P, nanoseconds of F, I and W of one microbatch before each place where a cut may be, and of the whole model.
+        pp: Ranks.
+        count: Microbatches m.
+        hop: A boundary tensor between two ranks.
+    """
+    last = len(before) - 1
+
+    def reaches(limit: int) -> bool:
+        at = 0
+        for rank in range(pp):
+            at = max(0, bisect_right(before, (limit - 2 * rank * hop + (count - 1) * before[at]) // count) - 1)
+            if at == last:
+                return True
+        return False
+
+    low = count * -(-before[-1] // pp) - 1  # not long enough, or the bound of an even share
+    high = count * before[-1]
+    while high - low > 1 + low // PARTS:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reaches(middle) else (middle, high)
+    return low + 1

@@ -80,6 +80,7 @@ class _Search:
     """Best-first search for cuts whose every rank exceeds its memory by no more than an allowance.
 
     Attributes:
+        most: The largest cost of a slot, or rank, that is of use; None for any.
         refuted: Exclusions that leave no cuts within the sums: where they are all of the search's ends, it is proven that nothing fits.
         least_excluded: Whatever contains an exclusion of the search exceeds its memory by that at least.
     """
@@ -90,6 +91,7 @@ class _Search:
     max_budgets: int
     effort: Effort
     any_will_do: bool = False
+    most: int | None = None
     refuted: list[tuple[Exclusion, ...]] = field(default_factory=list)
     least_excluded: int = 1 << 62
     nodes: list[tuple[int, int, tuple[Exclusion, ...], Balance]] = field(default_factory=list)
@@ -128,7 +130,7 @@ class _Search:
 
     def _best(self, exclusions: tuple[Exclusion, ...], spare: Sequence[int] | None, shares: Shares | None = None) -> Balance | None:
         self.effort.spent += self.stack.partition_work
-        return self.stack.best(exclusions, spare, shares)
+        return self.stack.best(exclusions, spare, shares, self.most)
 
     def bound(self, high: int) -> int:
         """After a proof that nothing is within the allowance: `high`, or less, that nothing is below either.
@@ -244,18 +246,19 @@ def best_fitting(stack: Stack, memory: Memory, max_budgets: int = MAX_BUDGETS) -
     return _Search(stack, memory, 0, max_budgets, _effort(memory)).run()[0]
 
 
-def quick_fitting(stack: Stack, memory: Memory, rounds: int) -> tuple[Balance | None, bool]:
+def quick_fitting(stack: Stack, memory: Memory, rounds: int, most: int | None = None) -> tuple[Balance | None, bool]:
     """Cuts that fit, found by tightening the sums; and where there are none, whether it is proven.
 
     Args:
         stack: With the sums that every split which fits keeps.
         memory: Its budgets.
         rounds: Of tightening; each budgets one more split.
+        most: The largest cost of a slot, or rank, that is of use; None for any.
     """
-    found = stack.best()
+    found = stack.best(most=most)
     if found is None:
-        return None, True
-    return _Search(stack, memory, 0, 0, _effort(memory))._tightened(found, rounds), False
+        return None, most is None
+    return _Search(stack, memory, 0, 0, _effort(memory), most=most)._tightened(found, rounds), False
 
 
 @dataclass(frozen=True, slots=True)

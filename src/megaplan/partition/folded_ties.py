@@ -18,6 +18,7 @@ def balance_folded(
     *,
     limits: Sequence[PairLimits] | None = None,
     baseline: Sequence[int] | None = None,
+    most: int | None = None,
 ) -> Balance | None:
     """The best cuts for V placement under the constraints; no slot is empty.
 
@@ -27,9 +28,10 @@ def balance_folded(
         constraints: Forbidden and pinned cuts, layers that stay together.
         limits: What each rank may hold.
         baseline: 2 · num_ranks − 1 cuts; ties go to the solution that keeps most of them in their place.
+        most: The largest rank sum that is of use; None for any.
 
     Returns:
-        The cuts and the largest rank sum; None if the limits leave no split.
+        The cuts and the largest rank sum; None if the limits leave no split, or none of use.
 
     Raises:
         MegaplanError: MP327 … MP330 if the constraints leave no split, whatever the limits.
@@ -40,7 +42,12 @@ def balance_folded(
     if baseline is not None and len(baseline) != 2 * num_ranks - 1:
         raise ValueError(f"the baseline has {len(baseline)} cuts, and {2 * num_ranks} slots have {2 * num_ranks - 1}")
     fold = Fold(costs, num_ranks, rules, limits)
-    value = _smallest(fold.lower_bound(), fold.total, fold.unit, fold.feasible)
+    high = fold.total
+    if most is not None:
+        high = min(high, most // fold.unit * fold.unit)
+        if high < fold.lower_bound() or not fold.feasible(high):
+            return None
+    value = _smallest(fold.lower_bound(), high, fold.unit, fold.feasible)
     return None if value is None else Balance(_Ties(fold, value, baseline).cuts(), value)
 
 

@@ -64,7 +64,11 @@ class Stack:
         return slots_of_rank(self.where, rank, self.pp, self.vpp)
 
     def best(
-        self, exclusions: Iterable[Exclusion] = (), spare: Sequence[int] | None = None, shares: Shares | None = None
+        self,
+        exclusions: Iterable[Exclusion] = (),
+        spare: Sequence[int] | None = None,
+        shares: Shares | None = None,
+        most: int | None = None,
     ) -> Balance | None:
         """The best cuts within the sums and without what is excluded.
 
@@ -72,6 +76,7 @@ class Stack:
             exclusions: For loop placement, of one slot each.
             spare: For each rank bytes that it may hold beside the sums; negative to hold fewer.
             shares: For loop placement.
+            most: The largest cost of a slot, or rank, that is of use; None for any.
         """
         room, excluded = spare or (0,) * self.pp, list(exclusions)
         limited = bool(self.sums or excluded)
@@ -79,12 +84,13 @@ class Stack:
             pairs = [self._pair(rank, room[rank], excluded) for rank in range(self.pp)] if limited else None
             from megaplan.partition.folded_ties import balance_folded  # noqa: PLC0415  (only a V needs it)
 
-            return balance_folded(self.costs, self.pp, self.rules, limits=pairs, baseline=self.baseline)
+            return balance_folded(self.costs, self.pp, self.rules, limits=pairs, baseline=self.baseline, most=most)
         slots = list(self._slot_limits(room, excluded)) if limited else None
         if slots is not None:
             for slot, share in (shares or {}).items():
                 slots[slot] = slots[slot]._replace(sums=(*slots[slot].sums, *share))
-        return balance(self.costs, self.pp * self.vpp, self.rules, limits=slots, baseline=self.baseline, weights=self._between)
+        num_slots, weights = self.pp * self.vpp, self._between
+        return balance(self.costs, num_slots, self.rules, limits=slots, baseline=self.baseline, weights=weights, most=most)
 
     @cached_property
     def partition_work(self) -> int:

@@ -32,6 +32,7 @@ def balance(
     limits: Sequence[SlotLimits] | None = None,
     baseline: Sequence[int] | None = None,
     weights: EdgeWeights | None = None,
+    most: int | None = None,
 ) -> Balance | None:
     """The best cuts under the constraints; no slot is empty.
 
@@ -42,9 +43,10 @@ def balance(
         limits: What each slot may hold.
         baseline: num_slots − 1 cuts; ties go to the solution that keeps most of them in their place.
         weights: Of an earlier call with the same layers and constraints.
+        most: The largest cost of a slot that is of use; None for any.
 
     Returns:
-        The cuts and the cost of their largest slot; None if the limits leave no split.
+        The cuts and the cost of their largest slot; None if the limits leave no split, or none of use.
 
     Raises:
         MegaplanError: MP327 … MP330 if the constraints leave no split, whatever the limits.
@@ -55,10 +57,11 @@ def balance(
     if baseline is not None and len(baseline) != num_slots - 1:
         raise ValueError(f"the baseline has {len(baseline)} cuts, and {num_slots} slots have {num_slots - 1}")
     stack = _Stack(costs, num_slots, rules, limits, weights)
-    if not stack.feasible(stack.total):
-        return None
+    high = stack.total if most is None else min(stack.total, most)
     low = max(stack.largest_atom, -(-stack.total // num_slots))
-    value = stack.smallest_cost(low, stack.total, stack.feasible)
+    if low > high or not stack.feasible(high):
+        return None
+    value = stack.smallest_cost(low, high, stack.feasible)
     return Balance(_TieBreak(stack, value, baseline).cuts(), value)
 
 

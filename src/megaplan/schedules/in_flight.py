@@ -73,7 +73,7 @@ def peak_bytes(vectors: Iterable[InFlight], full_bytes: Sequence[int], pending_b
     return max(vector.total_bytes(full_bytes, pending_bytes) for vector in vectors)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=512)
 def receive_buffers(kind: str, pp: int, vpp: int, num_microbatches: int) -> tuple[tuple[tuple[int, int], ...], ...]:
     """Boundary tensors that each rank keeps to receive into: one for each microbatch, for the whole run.
 

@@ -74,7 +74,7 @@ def moments(kind: str, pp: int, vpp: int, num_microbatches: int, num_steps: int 
     return _moments(kind, pp, vpp, enough_microbatches(kind, pp, vpp, num_microbatches), num_steps)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=512)
 def _moments(kind: str, pp: int, vpp: int, num_microbatches: int, num_steps: int) -> tuple[tuple[Moment, ...], ...]:
     where, found = placement(kind), []
     chunk_of = [slot_owner(where, slot, pp)[1] for slot in range(pp * vpp)]

@@ -46,6 +46,8 @@ def test_no_bound_is_above_what_it_bounds(seed: int) -> None:
                 exact = evaluator.exact(layout, policy)
                 assert isinstance(exact, Exact)
                 assert least <= exact.step_ns
+                assert evaluator.exact(layout, policy, exact.step_ns) == exact
+                assert evaluator.exact(layout, policy, exact.step_ns - 1) in (exact, None)
                 assert evaluator.step_bound_ns(spec) <= exact.step_ns
                 assert evaluator.floor_bytes(spec) <= exact.peak_bytes
                 assert over <= exact.peak_bytes - evaluator.usable_bytes + evaluator.headroom_bytes

@@ -54,3 +54,13 @@ def test_times_are_an_estimates_and_within_their_bounds(document):
             timed = planned_time(one, spans)
             assert round(timed.seconds * 1e9) == clock.step_ns(one, spans)
             assert clock.bound_ns(one) <= clock.step_ns(one, spans)
+
+
+def test_every_constant_that_a_step_uses_is_changed():
+    spec = megaplan.load(LLAMA).spec
+    clock = clock_of(spec, build_inventory(spec))
+    variants = dict(clock.variants([spec]))
+    spans = ((0, 40), (40, 80), (80, 120), (120, 160))
+    own = clock.step_ns(spec, spans)
+    assert variants["gemm.h100-sxm.bf16 -10 %"](spec, spans) > own > variants["gemm.h100-sxm.bf16 +10 %"](spec, spans)
+    assert len(variants) == 2 * len({name.rpartition(" -")[0] or name.rpartition(" +")[0] for name in variants})

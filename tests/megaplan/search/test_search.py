@@ -8,6 +8,8 @@ import megaplan
 from megaplan.budget.build import build_budget
 from megaplan.budget.evaluation import BlockMemo
 from megaplan.budget.peaks import StagePeaks
+from megaplan.cost.rates import rates_of
+from megaplan.cost.replay import ReplayTimer
 from megaplan.exploration.engine import Task, explore
 from megaplan.exploration.floors import Floors
 from megaplan.exploration.space import Space
@@ -143,3 +145,27 @@ def test_the_floor_of_memory_grows_with_the_micro_batch_and_is_never_above_the_p
             assert floors[-1] <= build_budget(spec, inventory, build_layout(spec, inventory, cuts.spans)).worst.peak_bytes
             assert floors[-1] > last
             last = floors[-1]
+
+
+def test_the_first_row_is_timed_again_with_every_efficiency_changed(found):
+    robust = found.robustness
+    names = [case.name for case in robust.cases]
+    assert {"memory -10 %", "memory +10 %", "network -10 %", "launch +10 %", "A -10 %"} <= set(names)
+    assert len(names) == len(set(names))
+    assert robust.num_kept == sum(case.best == 0 for case in robust.cases)
+    assert all(case.loss >= 0 and (case.loss == 0 or case.best > 0) for case in robust.cases)
+    percent = rates_of(found.rows[0].spec).percent["memory"]
+    variants = dict(found._evaluator.side(found.rows[0].spec).clock.variants([row.spec for row in found.rows]))
+    for row in found.rows:
+        slower = megaplan.estimate(found.job, *row.changes, *_cuts(row), f"device.efficiency_percent={{memory: {round(0.9 * percent)}}}")
+        assert round(slower.step_seconds * 1e9) == variants["memory -10 %"](row.spec, row.exact.spans)
+
+
+@pytest.mark.parametrize("changes", [("precision.grads=bf16", "precision.reduce=bf16"), ("mesh.dp_shard=8", "device.per_node=4")])
+def test_a_timer_of_one_spec_times_another_as_its_own_does(changes):
+    """What is kept between specs: accumulated gradients of another dtype, and groups that leave a node."""
+    first, second = (megaplan.load(TINY, "mesh.tp=2", "device.per_node=4", *each) for each in ((), changes))
+    timer, own = ReplayTimer(first.inventory, first.spec), ReplayTimer(second.inventory, second.spec)
+    before = timer.step_ns(first.spec, first.spans)
+    assert timer.step_ns(second.spec, second.spans) == own.step_ns(second.spec, second.spans)
+    assert timer.step_ns(first.spec, first.spans) == before
