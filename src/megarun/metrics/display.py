@@ -38,9 +38,9 @@ class Display:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._progress.stop()
 
-    def note(self, text: str) -> None:
-        """Print a message."""
-        if self._speaks:
+    def note(self, text: str | None) -> None:
+        """Print a message, if there is one."""
+        if self._speaks and text is not None:
             self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def show(self, metrics: StepMetrics) -> None:

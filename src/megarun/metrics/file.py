@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TextIO
 
 from megarun.errors import refusal
-from megarun.metrics.records import Decision, Evaluated, RankMemory, StepMetrics
+from megarun.metrics.records import Decision, Evaluated, RankMemory, RankTimes, StepMetrics
 from megarun.metrics.tensorboard import Board
 
 FILE_NAME = "metrics.jsonl"
@@ -42,7 +42,7 @@ class MetricsFile:
                 self._board = Board(self._path.parent)
         return self
 
-    def write(self, metrics: StepMetrics | Evaluated | Decision | RankMemory) -> None:
+    def write(self, metrics: StepMetrics | Evaluated | Decision | RankMemory | RankTimes) -> None:
         """Append a line and flush it to disk.
 
         Raises:

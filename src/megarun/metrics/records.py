@@ -125,3 +125,26 @@ class RankMemory:
     step: int
     rank_allocated_bytes: list[int]
     rank_planned_bytes: list[int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimes:
+    """One line of metrics.jsonl, every ten steps of several ranks: means over these steps.
+
+    Attributes:
+        step: Optimizer steps done.
+        rank_data_seconds: Time for reading rows on each rank.
+        rank_compute_seconds: Time of the step neither for data nor waiting for other ranks; None on CUDA.
+        rank_communication_seconds: Time in collectives, waiting for slower ranks included; None on CUDA.
+        slowest_rank: Rank whose time is beyond 1.5 times the median of the other ranks of its stage; None if none is.
+        slowest_in: What takes it so long, `computing` or `reading data`.
+        note: The same as a sentence.
+    """
+
+    step: int
+    rank_data_seconds: list[float]
+    rank_compute_seconds: list[float] | None
+    rank_communication_seconds: list[float] | None
+    slowest_rank: int | None
+    slowest_in: str | None
+    note: str | None

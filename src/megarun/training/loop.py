@@ -29,7 +29,8 @@ from megarun.launch.watch import Watch
 from megarun.metrics.display import Display
 from megarun.metrics.file import MetricsFile
 from megarun.metrics.memory import allocated_bytes, planned_bytes
-from megarun.metrics.records import RankMemory, StepMetrics, routing_keys
+from megarun.metrics.rank_times import StepTimes, WaitSampler
+from megarun.metrics.records import RankMemory, RankTimes, StepMetrics, routing_keys
 from megarun.metrics.utilisation import Utilisation
 from megarun.optim.rates import learning_rate
 from megarun.parallel.groups.mesh import RankMesh, build_mesh
@@ -82,7 +83,9 @@ def train(run: Run, launch: Launch, timeouts: Timeouts | None = None) -> Trained
         resumed = start is not None or launch.restarted
         metrics_file = stack.enter_context(MetricsFile(run.out, mesh.rank, resumed=resumed, tensorboard=run.tensorboard))
         display = stack.enter_context(Display(run.num_steps, mesh.rank))
-        return train_steps(run, mesh, keeper, interrupt, metrics_file, display, progress)
+        sampler = stack.enter_context(WaitSampler(progress)) if launch.world_size > 1 and device.type == "cpu" else None
+        times = StepTimes(run.job.spec.mesh, mesh.rank, keeper.control, sampler)
+        return train_steps(run, mesh, keeper, interrupt, metrics_file, display, progress, times)
 
 
 def train_steps(
@@ -93,9 +96,11 @@ def train_steps(
     metrics_file: MetricsFile,
     display: Display,
     progress: Progress | None = None,
+    times: StepTimes | None = None,
 ) -> Trained:
     """Build the trainer, then step: read, train, measure, write, save."""
     job, training, progress = run.job, run.job.spec.training, progress or Progress()
+    times = times or StepTimes(job.spec.mesh, mesh.rank, keeper.control, None)
     trainer = Trainer(job, mesh, sharded_stages(job, mesh, compiled=run.compiled))
     batches = Batches(run.source, job.spec, mesh)
     guard = StepGuard(training.bad_steps, keeper, trainer)
@@ -105,7 +110,7 @@ def train_steps(
     history: list[StepMetrics] = []
     stopped_by = 0
     while step < run.num_steps and not stopped_by:
-        began = time.perf_counter()
+        began = times.begin()
         progress.enter("reading a batch", step + 1)
         batch = batches.at(guard.data_progress.batch(step))
         data_seconds = time.perf_counter() - began
@@ -146,6 +151,7 @@ def train_steps(
         metrics_file.write(metrics)
         if len(history) == 2:  # the first step with steady-state memory
             metrics_file.write(RankMemory(step, num_bytes, planned_bytes(job) if basis == "peak" else None))
+        _report(times.add(step, seconds, data_seconds), metrics_file, display)
         display.show(metrics)
         last = step == run.num_steps
         if held_out is not None and evaluator is not None and (last or step % held_out.every == 0):
@@ -159,6 +165,12 @@ def train_steps(
         progress.enter("saving")
         keeper.after(step, guard.data_progress, last=last, stopped=stopped_by > 0)
     return Trained(history, stopped_by)
+
+
+def _report(compared: RankTimes | None, metrics_file: MetricsFile, display: Display) -> None:
+    if compared is not None:
+        metrics_file.write(compared)
+        display.note(compared.note)
 
 
 def synchronised_time(device: torch.device) -> float:
