@@ -7,7 +7,7 @@ READY := $(VENV)/ready
 export OMP_NUM_THREADS ?= 1
 timed = @start=$$(date +%s); ( $(2) ) || exit 1; echo "$(1): $$(( $$(date +%s) - start )) s"
 
-.PHONY: demo demo-picture test test-all test-browser check test-planner test-kernels test-runtime test-random test-wheel test-torch-2.11 test-upstream plans docs docs-site faults fuzz mutants parity-random accuracy accuracy-random accuracy-megatron accuracy-torchtitan recipes-fit clean
+.PHONY: demo demo-picture test test-all test-browser test-s3 check test-planner test-kernels test-runtime test-random test-wheel test-torch-2.11 test-upstream plans docs docs-site faults fuzz mutants parity-random accuracy accuracy-random accuracy-megatron accuracy-torchtitan recipes-fit clean
 
 demo: ## estimate, split, diff and train, end to end
 	@scripts/demo.sh
@@ -27,6 +27,9 @@ test-torch-2.11: ## the runtime and the kernels under torch 2.11 and triton 3.6
 
 test-upstream: ## the operations beside implementations of others, and imported models beside transformers
 	scripts/test_upstream.sh
+
+test-s3: $(READY) ## checkpoints in an S3 server on this machine, in an environment of its own
+	$(call timed,S3 tests,scripts/test_s3.sh)
 
 test-browser: $(READY) ## the report page in a headless Chromium, in an environment of its own
 	$(call timed,browser tests,scripts/test_browser.sh)
@@ -79,7 +82,7 @@ mutants: $(READY) ## break megaplan in SAMPLE places, one at a time: which tests
 	$(BIN)/python scripts/mutants.py --sample $(or $(SAMPLE),100) --seed $(or $(SEED),0) $(if $(LIMIT),--seconds $(LIMIT)) $(if $(WRITE),--write)
 
 clean:
-	rm -rf $(VENV) .venv-wheel .venv-torch-2.11 .venv-upstream .venv-browser dist runs site
+	rm -rf $(VENV) .venv-wheel .venv-torch-2.11 .venv-upstream .venv-browser .venv-s3 dist runs site
 
 accuracy: $(READY) ## trace the whole matrix: docs/reference/accuracy.md; make accuracy STALE=1 only what has another estimate now
 	$(BIN)/python benchmarks/accuracy/run.py $(if $(STALE),--stale)

@@ -50,6 +50,9 @@ class MegaplanError(Exception):
         self.diagnostics = tuple(diagnostics)
         super().__init__("; ".join(f"{d.code}: {d.summary} ({d.detail})" for d in self.diagnostics))
 
+    def __reduce__(self) -> tuple[type[MegaplanError], tuple[tuple[Diagnostic, ...]]]:
+        return type(self), (self.diagnostics,)  # of a rank, read by others
+
 
 class Diagnostics:
     """A growing list of findings; `raise_errors` ends the collection if any is an error."""

@@ -12,6 +12,7 @@ from megarun.errors import refusal
 from megarun.job.job import Job
 from megarun.job.run import DEFAULT_CHECKPOINTS, Checkpoints, Run, SavedPlan, read_job
 from megarun.metrics.tensorboard import require_tensorboard
+from megarun.training.elastic import started_processes
 from megarun.training.prepare import hold_out, open_held_out, prepare
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def prepare_run(
     evaluation: Evaluation = NO_EVALUATION,
     tensorboard: bool = False,
     compiled: bool = False,
+    elastic: bool = False,
 ) -> Run:
     """A run with all that is asked of it, checked before torch is loaded.
 
@@ -69,11 +71,13 @@ def prepare_run(
         evaluation: What to evaluate on.
         tensorboard: Write the metrics for TensorBoard too.
         compiled: torch.compile each block.
+        elastic: The plan was chosen for the processes; there may be spare ones.
 
     Raises:
         MegaplanError: What megarun does not build, a wrong number of processes, or the token files.
     """
-    run = prepare(planned, data, out, steps, checkpoints, num_processes=int(os.environ.get("WORLD_SIZE", "1")), command=command)
+    num_processes = planned[0].spec.mesh.world_size if elastic else started_processes()
+    run = prepare(planned, data, out, steps, checkpoints, num_processes=num_processes, command=command)
     if evaluation.fraction is not None:
         if evaluation.data is not None:
             raise refusal("MP628", f"--validation-fraction {evaluation.fraction} and --eval-data {evaluation.data}: one of the two")
@@ -99,6 +103,7 @@ def train(
     save_every: int = 0,
     keep: int = 2,
     resume: FilePath = "auto",
+    checkpoint_url: str = "",
     weights_only: bool = False,
     other_data: bool = False,
     eval_data: FilePath | None = None,
@@ -125,6 +130,7 @@ def train(
         save_every: Optimizer steps between checkpoints; 0: only when a signal stops the run.
         keep: Checkpoints to leave, the newest; at least 2.
         resume: `auto` (the newest whole checkpoint of `out`), `never`, or a checkpoint's folder.
+        checkpoint_url: Storage that keeps the checkpoints instead of `out`, such as `s3://bucket/run`; needs `megaplan[s3]`.
         weights_only: Take parameters alone, and start at step 0.
         other_data: Resume although `data` is not what the checkpoint names.
         eval_data: A held-out token file to evaluate on.
@@ -160,7 +166,7 @@ def train(
         Path(out),
         command=command,
         steps=steps,
-        checkpoints=Checkpoints(save_every, keep, os.fspath(resume), weights_only, other_data),
+        checkpoints=Checkpoints(save_every, keep, os.fspath(resume), weights_only, other_data, checkpoint_url),
         evaluation=_evaluation(eval_data, validation_fraction, eval_every, eval_batches),
         tensorboard=tensorboard,
         compiled=compile,

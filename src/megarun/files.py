@@ -1,4 +1,4 @@
-"""Reading files that another process wrote: regular files only, and no more than a bound."""
+"""Reading files that another process wrote: regular files only, and no more than a bound. In a storage, objects are as regular files."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
+from megarun.remote import AnyPath, RemotePath
 
-def open_regular(path: Path) -> BinaryIO:
+
+def open_regular(path: AnyPath) -> BinaryIO:
     """Open a regular file for reading; a link to one is followed.
 
     A pipe would block and a device may have no end, so neither is opened: the type is looked at first, and again on the open file, which is
@@ -17,7 +19,10 @@ def open_regular(path: Path) -> BinaryIO:
 
     Raises:
         OSError: It does not exist, cannot be opened, is a loop of links, or is not a regular file.
+        StorageError: Its storage fails.
     """
+    if isinstance(path, RemotePath):
+        return path.open()
     _require_regular(path, path.stat().st_mode)
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     try:
@@ -28,18 +33,44 @@ def open_regular(path: Path) -> BinaryIO:
     return file
 
 
-def read_bounded(path: Path, max_bytes: int) -> str:
+def read_bounded(path: AnyPath, max_bytes: int) -> str:
     """The text of a regular file of at most `max_bytes` bytes.
 
     Raises:
         OSError: See `open_regular`.
         ValueError: The file is larger, or not UTF-8.
+        StorageError: Its storage fails.
     """
-    with open_regular(path) as file:
-        data = file.read(max_bytes + 1)
+    if isinstance(path, RemotePath):
+        data = path.read_bytes(max_bytes)
+    else:
+        with open_regular(path) as file:
+            data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise ValueError(f"more than {max_bytes:,} bytes")
     return data.decode("utf-8")
+
+
+def size_of(path: AnyPath) -> int:
+    """Bytes of a file.
+
+    Raises:
+        OSError: It does not exist.
+        StorageError: Its storage fails.
+    """
+    return path.size() if isinstance(path, RemotePath) else path.stat().st_size
+
+
+def entries(folder: AnyPath) -> list[AnyPath]:
+    """What is in a folder, by name; empty if it cannot be listed.
+
+    Raises:
+        StorageError: Its storage fails.
+    """
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
 
 
 def _require_regular(path: Path, mode: int) -> None:

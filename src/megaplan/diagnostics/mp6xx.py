@@ -375,4 +375,25 @@ RUNTIME: dict[str, CodeInfo] = {
         "Make the plan of this config.json.",
         "megaplan split llama-3.2-1b/config.json -o plan.json",
     ),
+    "MP665": CodeInfo(
+        "a storage cannot be used like this",
+        "The URL names no storage that fsspec knows, or one whose package is not installed, or it has credentials; or --out is a URL.",
+        "Steps would be trained that no checkpoint keeps.",
+        "Install the extra `s3`, set credentials as for the storage's own tools, and give a local --out in addition to --checkpoint-url.",
+        "megarun train plan.json --data FILE --out runs/my --checkpoint-url s3://bucket/my --save-every 100",
+    ),
+    "MP666": CodeInfo(
+        "the storage of checkpoints fails",
+        "An operation failed in every attempt: the storage cannot be reached, answers with errors, or refuses access.",
+        "What it has is unknown: a run that took this for `no checkpoint` would begin again at step 0.",
+        "Check address, credentials and bucket with the storage's own tools; the same command resumes from the last checkpoint.",
+        "aws s3 ls s3://bucket/my/checkpoints/",
+    ),
+    "MP667": CodeInfo(
+        "the plans of --plans do not belong to one run, or none is small enough",
+        "A plan has another model, global batch or `training` part than PLAN, or all have more ranks than there are processes.",
+        "A job that lost a node could not continue from its checkpoint, or would train on other batches.",
+        "Split the same spec for fewer GPUs with the same global batch: fewer data ranks, more microbatches.",
+        "megaplan split SPEC --set mesh.dp_shard=4 --set schedule.num_microbatches=16 -o plans/half.json",
+    ),
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from megaplan.plan.text import MAX_PLAN_BYTES
@@ -14,11 +13,12 @@ from megarun.errors import refusal
 from megarun.files import read_bounded
 from megarun.job.job import Job
 from megarun.job.run import NOTHING, Run
+from megarun.remote import AnyPath
 
 _MOST = 8  # differences to list
 
 
-def check_compatible(path: Path, manifest: Manifest, run: Run, *, weights_only: bool) -> None:
+def check_compatible(path: AnyPath, manifest: Manifest, run: Run, *, weights_only: bool) -> None:
     """Refuse a checkpoint of another model and, unless only weights are read, of other batches or other data.
 
     Cuts, mesh, schedule, sharding and recompute policy may differ.
@@ -56,7 +56,7 @@ def check_compatible(path: Path, manifest: Manifest, run: Run, *, weights_only: 
         raise refusal("MP653", detail, "--data", hints, file=str(path))
 
 
-def _differences(path: Path, job: Job) -> Iterator[str]:
+def _differences(path: AnyPath, job: Job) -> Iterator[str]:
     try:
         saved = json.loads(read_bounded(path / PLAN, MAX_PLAN_BYTES))["inputs"]["model"]
         ours = job.spec.model.model_dump(mode="json")

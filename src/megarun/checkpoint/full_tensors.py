@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -15,9 +14,10 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from megarun.checkpoint.pieces import Pieces, PiecesLoadPlanner
 from megarun.checkpoint.storage import CheckpointReader, first_reason
 from megarun.errors import refusal
+from megarun.remote import AnyPath
 
 
-def tensor_names(checkpoint: Path) -> list[str]:
+def tensor_names(checkpoint: AnyPath) -> list[str]:
     """Every tensor of a checkpoint, sorted.
 
     Raises:
@@ -26,7 +26,7 @@ def tensor_names(checkpoint: Path) -> list[str]:
     return sorted(CheckpointReader(checkpoint).read_metadata().state_dict_metadata)
 
 
-def full_tensors(checkpoint: Path, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+def full_tensors(checkpoint: AnyPath, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
     """Unsharded tensors, one at a time, in host memory.
 
     Raises:

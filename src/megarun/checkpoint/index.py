@@ -10,11 +10,11 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from megarun.errors import refusal
 from megarun.files import read_bounded
+from megarun.remote import AnyPath
 
 INDEX = "index.json"
 MAX_INDEX_BYTES = 1 << 30
@@ -52,7 +52,7 @@ class SavedTensor:
     chunks: tuple[Chunk, ...]
 
 
-def read_index(checkpoint: Path) -> dict[str, SavedTensor]:
+def read_index(checkpoint: AnyPath) -> dict[str, SavedTensor]:
     """Every tensor of a checkpoint by name.
 
     Raises:

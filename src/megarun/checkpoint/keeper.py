@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import torch.distributed as dist
 
 from megaplan.errors import MegaplanError
 from megarun.checkpoint.leftovers import tidy
-from megarun.checkpoint.manifest import read_manifest
+from megarun.checkpoint.manifest import FOLDER, finished, read_manifest
+from megarun.checkpoint.remote import Owner, stage_of
 from megarun.checkpoint.resume import UNREADABLE, Found, begin_line, damage, load_checkpoint, newest_complete, report_skipped
 from megarun.checkpoint.retention import Retention
 from megarun.checkpoint.save import Saver
@@ -19,6 +20,7 @@ from megarun.engine.trainer import Trainer
 from megarun.errors import refusal
 from megarun.job.run import AUTO, NEVER, Run
 from megarun.launch.interrupt import Interrupt, largest
+from megarun.remote import RemotePath, any_path
 
 
 class Keeper:
@@ -36,6 +38,8 @@ class Keeper:
         self._run, self._require_folder = run, require_folder
         self._found: Found | None = None
         self._retention = Retention(run.checkpoints.keep)
+        root = run.keeps_in
+        self._owner = Owner(root) if isinstance(root, RemotePath) else None
         self.control: dist.ProcessGroup = dist.new_group(backend="gloo")
         self._saving: dist.ProcessGroup = dist.new_group(backend="gloo")  # for the saving thread alone
         self._saver: Saver | None = None
@@ -44,21 +48,29 @@ class Keeper:
         """The checkpoint to start from; None to start from step 0.
 
         Raises:
-            MegaplanError: MP644 if the checkpoint named by --resume is damaged.
+            MegaplanError: MP644 if the checkpoint named by --resume is damaged; MP608 if a storage has a run and --resume is `never`.
+            StorageError: The storage fails.
         """
-        wanted = self._run.checkpoints.resume
+        wanted, root = self._run.checkpoints.resume, self._run.keeps_in
+        if self._owner is not None:
+            shutil.rmtree(stage_of(self._run.out, dist.get_rank()), ignore_errors=True)
         if dist.get_rank() == 0:
-            for restored in tidy(self._run.out):
+            if self._owner is not None:
+                if wanted == NEVER and finished(root):
+                    raise refusal("MP608", f"{root / FOLDER} has checkpoints", hints=(f"--checkpoint-url {root}-2",), file=str(root))
+                self._owner.claim()
+            for restored in tidy(root):
                 sys.stderr.write(f"restored {restored}, which a killed save had renamed\n")
         dist.barrier(self.control)  # no rank looks for checkpoints before
         if wanted == AUTO:
-            self._found = newest_complete(self._run.out, self.control, self._retention.damaged)
+            self._found = newest_complete(root, self.control, self._retention.damaged)
         elif wanted != NEVER:
-            wrong = damage(Path(wanted), self.control)
+            path = any_path(wanted)
+            wrong = damage(path, self.control)
             if wrong is not None:
                 raise refusal("MP644", wrong, file=wanted)
-            self._found = Found(Path(wanted), read_manifest(Path(wanted)))
-        if self._found is not None and self._found.within(self._run.out):
+            self._found = Found(path, read_manifest(path))
+        if self._found is not None and self._found.within(root):
             self._retention.start = self._found.path
         return self._found
 
@@ -69,13 +81,13 @@ class Keeper:
             MegaplanError: It does not fit the plan, or cannot be read.
         """
         run = self._run
-        self._saver = Saver(run, trainer, self._saving, self._retention)
+        self._saver = Saver(run, trainer, self._saving, self._retention, self._owner)
         if self._found is None:
-            self._saver.line = begin_line(run.out, None, 0, self.control)
+            self._saver.line = begin_line(run.keeps_in, None, 0, self.control)
             return 0, START
         started = self._load(trainer)
         weights_only = run.checkpoints.weights_only
-        self._saver.line = begin_line(run.out, None if weights_only else self._found, started[0], self.control)
+        self._saver.line = begin_line(run.keeps_in, None if weights_only else self._found, started[0], self.control)
         if trainer.mesh.rank == 0:
             what = "parameters of " if weights_only else ""
             sys.stderr.write(f"resumed from {what}{self._found.path}, {self._found.manifest.step} steps done\n")
@@ -95,7 +107,7 @@ class Keeper:
                 if run.checkpoints.resume != AUTO or error.diagnostics[0].code != UNREADABLE:
                     raise
                 self._retention.damaged.add(self._found.path)
-                found = newest_complete(run.out, self.control, self._retention.damaged)
+                found = newest_complete(run.keeps_in, self.control, self._retention.damaged)
                 if found is None:  # parameters may be half loaded, so there is no start from step 0
                     raise
                 report_skipped(self._found.path, error.diagnostics[0].detail)
@@ -111,7 +123,7 @@ class Keeper:
             raise RuntimeError("call `start` before the first step")
         self._saver.wait()
         given = None if self._run.checkpoints.weights_only else self._found
-        return newest_complete(self._run.out, self.control, self._retention.damaged, self._saver.line) or given
+        return newest_complete(self._run.keeps_in, self.control, self._retention.damaged, self._saver.line) or given
 
     def go_back(self, trainer: Trainer, found: Found) -> tuple[int, DataProgress]:
         """Load a checkpoint into a trainer that has stepped; returns the number of steps done and the data progress.
@@ -150,6 +162,8 @@ class Keeper:
         if stopped or (every and (last or step % every == 0)):
             if self._require_folder is not None:
                 self._require_folder()
+            if self._owner is not None and dist.get_rank() == 0:
+                self._owner.require()
             self._saver.save(step, data_progress)
         if stopped or last:
             self._saver.wait()

@@ -12,7 +12,9 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from megarun.checkpoint.manifest import FOLDER, MANIFEST
+from megarun.checkpoint.manifest import FOLDER, MANIFEST, finished, saves
+from megarun.files import entries
+from megarun.remote import AnyPath, RemotePath
 
 PARTIAL, REPLACED, REMOVED = "partial", "replaced", "removed"
 _LEFT = re.compile(rf"\.(step-\d{{8}})\.({PARTIAL}|{REPLACED}|{REMOVED})")
@@ -23,15 +25,22 @@ def hidden(final: Path, what: str) -> Path:
     return final.with_name(f".{final.name}.{what}")
 
 
-def tidy(run: Path) -> list[Path]:
+def tidy(run: AnyPath) -> list[Path]:
     """Restore replaced checkpoints whose step has no other, remove everything else that is left over; returns those restored.
 
     Only one process may call it, and no save may be in progress. A folder that cannot be changed is left as it is: the next save of its
-    step reports it.
+    step reports it. In a storage a save without a manifest is not finished, and only the last one of a step counts.
     """
+    if isinstance(run, RemotePath):
+        kept = {each.path for each in finished(run)}
+        for path in saves(run):
+            if isinstance(path, RemotePath) and path not in kept:
+                remove_remote(path)
+        return []
     folder = run / FOLDER
     restored = []
-    for path in _entries(folder):
+    for path in entries(folder):
+        assert isinstance(path, Path)
         match = _LEFT.fullmatch(path.name)
         if match is None:
             continue
@@ -46,8 +55,7 @@ def tidy(run: Path) -> list[Path]:
     return restored
 
 
-def _entries(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return []
+def remove_remote(save: RemotePath) -> None:
+    """Remove a save of a storage, its manifest first: what is left without one does not count."""
+    (save / MANIFEST).unlink()
+    save.remove_tree()

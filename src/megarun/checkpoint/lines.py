@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import NamedTuple
+
+from megarun.remote import AnyPath
 
 Line = tuple[tuple[int, int], ...]
 
@@ -45,7 +46,7 @@ class Finished:
         place: Position from the manifest; None if the manifest cannot be read.
     """
 
-    path: Path
+    path: AnyPath
     step: int
     place: Place | None
 

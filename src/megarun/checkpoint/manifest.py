@@ -18,7 +18,6 @@ import math
 import re
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from megaplan.errors import MegaplanError
@@ -27,14 +26,15 @@ from megarun.checkpoint.lines import FIRST_LINE, Finished, Line, Place, by_line,
 from megarun.data.identity import DataFile, DataFiles
 from megarun.data.progress import DataProgress
 from megarun.errors import refusal
-from megarun.files import open_regular, read_bounded
+from megarun.files import entries, open_regular, read_bounded, size_of
+from megarun.remote import AnyPath, RemotePath, StorageError
 
 FORMAT = "megaplan.checkpoint/3"
 WITHOUT_DIGEST = "megaplan.checkpoint/2"
 OLD_FORMAT = "megaplan.checkpoint/1"
 MANIFEST, PLAN = "manifest.json", "plan.json"
 FOLDER = "checkpoints"
-_NAME = re.compile(r"step-(\d{8})")
+_NAME = re.compile(r"step-(\d{8})(?:\.(\d{1,9}))?")
 _READ_BYTES = 1 << 22
 MAX_MANIFEST_BYTES = 1 << 26
 
@@ -100,37 +100,60 @@ def manifest_digest(document: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def folder_name(step: int) -> str:
-    """Folder name of a checkpoint after `step` optimizer steps."""
-    return f"step-{step:08d}"
+def folder_name(step: int, number: int = 0) -> str:
+    """Folder name of a checkpoint after `step` optimizer steps; `number` counts the saves of one step in a storage."""
+    return f"step-{step:08d}" + (f".{number}" if number else "")
 
 
-def list_checkpoints(run: Path) -> list[Path]:
+def list_checkpoints(run: AnyPath) -> list[AnyPath]:
     """Finished checkpoints of a run, newest line first and newest checkpoint first; files are not checked for damage."""
     return [each.path for line in by_line(finished(run)) for each in line]
 
 
-def finished(run: Path) -> list[Finished]:
-    """Every checkpoint of a run with its position, by step; reads only manifests."""
-    folder = run / FOLDER
-    names = sorted(path.name for path in folder.iterdir() if _NAME.fullmatch(path.name)) if folder.is_dir() else []
-    return [_finished(folder / name) for name in names if (folder / name).is_dir()]
+def finished(run: AnyPath) -> list[Finished]:
+    """Every checkpoint of a run with its position, by step; reads only manifests. Of several saves of a step it is the last.
+
+    Raises:
+        StorageError: The storage fails; what it has is then unknown.
+    """
+    last = {name_of(path.name)[0]: path for path in saves(run) if not isinstance(path, RemotePath) or (path / MANIFEST).is_file()}
+    return [_finished(path, step) for step, path in sorted(last.items())]
 
 
-def _finished(path: Path) -> Finished:
-    step = int(path.name.rpartition("-")[2])
+def saves(run: AnyPath) -> list[AnyPath]:
+    """Every folder of a save, by step and number, in a storage also those that are not finished."""
+    found = [path for path in entries(run / FOLDER) if _NAME.fullmatch(path.name) and (isinstance(path, RemotePath) or path.is_dir())]
+    return sorted(found, key=lambda path: name_of(path.name))
+
+
+def name_of(name: str) -> tuple[int, int]:
+    """Step and number of a save: `step-00000040.2` is the third save of step 40. An object store renames nothing, so each has its folder.
+
+    Raises:
+        ValueError: It is no name of a save.
+    """
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise ValueError(f"{name!r} is no checkpoint's name")
+    return int(match[1]), int(match[2] or 0)
+
+
+def _finished(path: AnyPath, step: int) -> Finished:
     try:
         return Finished(path, step, read_manifest(path).place)
+    except StorageError:
+        raise
     except MegaplanError:
         return Finished(path, step, None)
 
 
-def read_manifest(checkpoint: Path) -> Manifest:
+def read_manifest(checkpoint: AnyPath) -> Manifest:
     """The manifest of one checkpoint.
 
     Raises:
         MegaplanError: MP644 if it cannot be read, is not valid, does not match its digest, or has another step than the folder's name;
             MP643 if a newer version wrote it.
+        StorageError: Its storage fails.
     """
     path = checkpoint / MANIFEST
     try:
@@ -144,7 +167,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
         if written == FORMAT and document["digest"] != manifest_digest(document):
             raise ValueError(f"digest {manifest_digest(document)[:16]}…, {str(document['digest'])[:16]}… in the manifest")
         found = _parsed(document, old=written == OLD_FORMAT)
-        if _NAME.fullmatch(checkpoint.name) and checkpoint.name != folder_name(found.step):
+        if _NAME.fullmatch(checkpoint.name) and name_of(checkpoint.name)[0] != found.step:
             raise ValueError(f"step = {found.step}, the folder is {checkpoint.name}")
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise refusal("MP644", f"{path}: {type(error).__name__}: {error}", file=str(path)) from None
@@ -197,7 +220,7 @@ def _text(value: Any) -> str:
     return value
 
 
-def damaged_files(checkpoint: Path, manifest: Manifest, share: tuple[int, int] = (0, 1)) -> list[str]:
+def damaged_files(checkpoint: AnyPath, manifest: Manifest, share: tuple[int, int] = (0, 1)) -> list[str]:
     """Damaged files, one line each; empty if all files match the manifest.
 
     Args:
@@ -212,7 +235,7 @@ def damaged_files(checkpoint: Path, manifest: Manifest, share: tuple[int, int] =
         try:
             found = record_of(path)
         except OSError as error:
-            wrong.append(f"{name}: {error.strerror}")
+            wrong.append(f"{name}: {error.strerror or 'no such file'}")
             continue
         if found.bytes != record.bytes:
             wrong.append(f"{name}: {found.bytes:,} bytes, {record.bytes:,} in the manifest")
@@ -221,7 +244,7 @@ def damaged_files(checkpoint: Path, manifest: Manifest, share: tuple[int, int] =
     return wrong
 
 
-def unlisted_files(checkpoint: Path, manifest: Manifest) -> list[str]:
+def unlisted_files(checkpoint: AnyPath, manifest: Manifest) -> list[str]:
     """Files that the manifest must list and does not, or lists too short, one line each; no data file is read.
 
     If rank 0 could not see the files of other nodes, both folder and manifest may lack them; only the index lists them.
@@ -229,6 +252,8 @@ def unlisted_files(checkpoint: Path, manifest: Manifest) -> list[str]:
     wrong = [f"{name}: not listed in {MANIFEST}" for name in (INDEX, PLAN) if name not in manifest.files]
     try:
         ends = file_ends(read_index(checkpoint))
+    except StorageError:
+        raise
     except MegaplanError as error:
         return [*wrong, *(each.detail.removeprefix(f"{checkpoint}/") for each in error.diagnostics)]
     for name, end in sorted(ends.items()):
@@ -239,21 +264,21 @@ def unlisted_files(checkpoint: Path, manifest: Manifest) -> list[str]:
     return wrong
 
 
-def misplaced_files(checkpoint: Path, manifest: Manifest) -> list[str]:
+def misplaced_files(checkpoint: AnyPath, manifest: Manifest) -> list[str]:
     """Files that are missing or whose size differs from the manifest, one line each; no data file is read."""
     wrong = []
     for name, record in sorted(manifest.files.items()):
         try:
-            size = (checkpoint / name).stat().st_size
+            size = size_of(checkpoint / name)
         except OSError as error:
-            wrong.append(f"{name}: {error.strerror}")
+            wrong.append(f"{name}: {error.strerror or 'no such file'}")
             continue
         if size != record.bytes:
             wrong.append(f"{name}: {size:,} bytes, {record.bytes:,} in the manifest")
     return wrong
 
 
-def record_of(path: Path) -> FileRecord:
+def record_of(path: AnyPath) -> FileRecord:
     """Size and checksum of a file."""
     digest, size = hashlib.sha256(), 0
     with open_regular(path) as file:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -25,6 +24,7 @@ from megarun.data.progress import START, DataProgress
 from megarun.engine.trainer import Trainer
 from megarun.errors import refusal
 from megarun.job.run import Run
+from megarun.remote import AnyPath, StorageError
 
 UNREADABLE = "MP644"
 _MOST_NAMED = 8
@@ -34,15 +34,15 @@ _MOST_NAMED = 8
 class Found:
     """A complete checkpoint."""
 
-    path: Path
+    path: AnyPath
     manifest: Manifest
 
-    def within(self, run: Path) -> bool:
+    def within(self, run: AnyPath) -> bool:
         """Whether it is one of the run's own checkpoints."""
         return self.path.resolve().parent == (run / FOLDER).resolve()
 
 
-def newest_complete(run: Path, group: dist.ProcessGroup, damaged: set[Path], line: Line | None = None) -> Found | None:
+def newest_complete(run: AnyPath, group: dist.ProcessGroup, damaged: set[AnyPath], line: Line | None = None) -> Found | None:
     """The newest undamaged checkpoint of a run, on the newest line that has one. Collective.
 
     Args:
@@ -60,12 +60,12 @@ def newest_complete(run: Path, group: dist.ProcessGroup, damaged: set[Path], lin
     return None
 
 
-def report_skipped(path: Path, wrong: str) -> None:
+def report_skipped(path: AnyPath, wrong: str) -> None:
     """Report on stderr that a checkpoint is not used, once for all ranks."""
     _report("MP646", wrong, Location(file=str(path)), Severity.WARNING)
 
 
-def begin_line(run: Path, found: Found | None, step: int, group: dist.ProcessGroup) -> Line:
+def begin_line(run: AnyPath, found: Found | None, step: int, group: dist.ProcessGroup) -> Line:
     """The line of the run's new checkpoints; checkpoints on other lines are reported on stderr. Collective.
 
     Args:
@@ -95,10 +95,12 @@ def _report(code: str, detail: str, location: Location, severity: Severity) -> N
         sys.stderr.write(render_diagnostic(diagnostic(code, detail, location, severity=severity)) + "\n")
 
 
-def damage(path: Path, group: dist.ProcessGroup) -> str | None:
+def damage(path: AnyPath, group: dist.ProcessGroup) -> str | None:
     """Description of a checkpoint's damage; None if it is complete. Collective: each rank reads a share of the files."""
     try:
         wrong = damaged_files(path, read_manifest(path), (dist.get_rank(), dist.get_world_size()))
+    except StorageError:  # ends the job: what is there is unknown
+        raise
     except MegaplanError as error:
         wrong = [error.diagnostics[0].detail]
     everyone: list[list[str] | None] = [None] * dist.get_world_size()
@@ -107,7 +109,7 @@ def damage(path: Path, group: dist.ProcessGroup) -> str | None:
     return "\n".join(lines) or None
 
 
-def _candidates(run: Path, line: Line | None, damaged: set[Path], group: dist.ProcessGroup) -> list[Path]:
+def _candidates(run: AnyPath, line: Line | None, damaged: set[AnyPath], group: dist.ProcessGroup) -> list[AnyPath]:
     """Checkpoints not known to be damaged, newest first, as rank 0 sees the folder, so that ranks with a delayed file system agree."""
     names: list[list[str]] = [[]]
     if dist.get_rank() == 0:
@@ -163,7 +165,7 @@ def _agreed(action: Callable[[], dict[str, Pieces]], group: dist.ProcessGroup) -
     return result
 
 
-def _wanted(items: list[tuple[str, Pieces]], path: Path) -> dict[str, Pieces]:
+def _wanted(items: list[tuple[str, Pieces]], path: AnyPath) -> dict[str, Pieces]:
     """The pieces to read by name; a tensor that two stages of a rank share occurs once."""
     metadata = CheckpointReader(path).read_metadata().state_dict_metadata
     saved = {name: tuple(tensor.size) for name, tensor in metadata.items()}  # type: ignore[union-attr]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from megaplan.errors import MegaplanError
 from megarun.checkpoint.manifest import Manifest, finished, misplaced_files, read_manifest
+from megarun.remote import AnyPath, StorageError
 
 
 @dataclass(slots=True)
@@ -20,10 +20,10 @@ class Retention:
     """
 
     keep: int
-    start: Path | None = None
-    damaged: set[Path] = field(default_factory=set)
+    start: AnyPath | None = None
+    damaged: set[AnyPath] = field(default_factory=set)
 
-    def outdated(self, run: Path, new: Path, manifest: Manifest) -> list[Path]:
+    def outdated(self, run: AnyPath, new: AnyPath, manifest: Manifest) -> list[AnyPath]:
         """Checkpoints to remove after `new` is complete: those older than its `keep` newest complete ancestors.
 
         Only checkpoints on the line of the new one are removed: other lines belong to other runs, and the line of an unreadable one is
@@ -38,11 +38,13 @@ class Retention:
                 return [older.path for older in behind[index + 1 :] if not self._starts_at(older.path)]
         return []
 
-    def _is_complete(self, path: Path) -> bool:
+    def _is_complete(self, path: AnyPath) -> bool:
         try:
             return path not in self.damaged and not misplaced_files(path, read_manifest(path))
+        except StorageError:
+            raise
         except MegaplanError:  # removed, or being changed by another process
             return False
 
-    def _starts_at(self, path: Path) -> bool:
+    def _starts_at(self, path: AnyPath) -> bool:
         return self.start is not None and path.resolve() == self.start.resolve()

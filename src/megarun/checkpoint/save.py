@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from megarun.checkpoint.lines import FIRST_LINE, Line
 from megarun.checkpoint.manifest import FOLDER, Manifest, folder_name
 from megarun.checkpoint.pieces import Pieces, PiecesSavePlanner
+from megarun.checkpoint.remote import Owner, RemoteWriter, stage_of
 from megarun.checkpoint.retention import Retention
 from megarun.checkpoint.state import generator_state, model_state, optimizer_state
 from megarun.checkpoint.storage import CheckpointWriter, UnseenFilesError, first_error, first_reason
@@ -25,6 +26,7 @@ from megarun.data.progress import START, DataProgress
 from megarun.engine.trainer import Trainer
 from megarun.errors import refusal
 from megarun.job.run import Run
+from megarun.remote import RemotePath
 
 
 class _Staged(AsyncStager):
@@ -50,13 +52,16 @@ class Saver:
         trainer: Trainer whose state is saved.
         group: gloo group of all ranks, used only by the saving threads.
         retention: Decides which older checkpoints are removed; by default only those of this run.
+        owner: Claim of this job on a storage; None where there is none.
 
     Attributes:
         line: Line of new checkpoints in the run's folder.
     """
 
-    def __init__(self, run: Run, trainer: Trainer, group: dist.ProcessGroup, retention: Retention | None = None) -> None:
-        self._run, self._trainer, self._group = run, trainer, group
+    def __init__(
+        self, run: Run, trainer: Trainer, group: dist.ProcessGroup, retention: Retention | None = None, owner: Owner | None = None
+    ) -> None:
+        self._run, self._trainer, self._group, self._owner = run, trainer, group, owner
         self._retention = retention or Retention(run.checkpoints.keep)
         self.line: Line = FIRST_LINE
         self._host: dict[str, Pieces] = {}
@@ -92,7 +97,7 @@ class Saver:
             line=self.line,
             data=self._run.source.identity,
         )
-        writer = CheckpointWriter(self._run.out, manifest, plan.text, self._retention)
+        writer = self._writer(manifest)
         planner = PiecesSavePlanner()
         options: dict[str, Any] = {"storage_writer": writer, "planner": planner, "process_group": self._group, "async_stager": _Staged()}
         future = self._guarded(step, writer, lambda: async_save(copies, **options))
@@ -117,6 +122,12 @@ class Saver:
         (step, future, writer), self._pending = self._pending, None
         self._guarded(step, writer, future.result)
 
+    def _writer(self, manifest: Manifest) -> CheckpointWriter:
+        root, plan = self._run.keeps_in, self._run.plan.text
+        if isinstance(root, RemotePath):
+            return RemoteWriter(root, stage_of(self._run.out, self._trainer.mesh.rank), manifest, plan, self._retention, self._owner)
+        return CheckpointWriter(root, manifest, plan, self._retention)
+
     def _state(self) -> list[tuple[str, Pieces]]:
         inventory = self._run.job.inventory
         return [
@@ -130,6 +141,6 @@ class Saver:
             return action()
         except (CheckpointException, OSError, RuntimeError) as error:  # CheckpointException is not an Exception
             writer.discard()  # on every rank: the folder may not be shared between nodes
-            path = self._run.out / FOLDER / folder_name(step)
+            path = self._run.keeps_in / FOLDER / folder_name(step)
             hints = ("--out DIR    # a folder that all nodes share",) if isinstance(first_error(error)[0], UnseenFilesError) else ()
             raise refusal("MP645", f"{path}: {first_reason(error)}", hints=hints, file=str(path.parent)) from None

@@ -34,12 +34,14 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from megaplan.diagnostics import diagnostic
-from megaplan.errors import Location, Severity, render_diagnostic
+from megaplan.errors import Location, MegaplanError, Severity, render_diagnostic
 from megarun.checkpoint.index import INDEX, read_index
 from megarun.checkpoint.leftovers import PARTIAL, REMOVED, REPLACED, hidden
 from megarun.checkpoint.manifest import FOLDER, MANIFEST, PLAN, FileRecord, Manifest, folder_name, record_of
 from megarun.checkpoint.retention import Retention
 from megarun.errors import refusal
+from megarun.files import size_of
+from megarun.remote import AnyPath, RemotePath, StorageError
 
 MOST_NAMED = 8
 DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8)}
@@ -73,10 +75,18 @@ class CheckpointWriter(FileSystemWriter):
     """
 
     def __init__(self, run: Path, manifest: Manifest, plan: str, retention: Retention) -> None:
-        self._final = run / FOLDER / folder_name(manifest.step)
-        self._partial = hidden(self._final, PARTIAL)
-        self._run, self._manifest, self._plan, self._retention = run, manifest, plan, retention
-        super().__init__(self._partial)
+        final = run / FOLDER / folder_name(manifest.step)
+        self._begin(run, hidden(final, PARTIAL), final, manifest, plan, retention)
+
+    def _begin(self, run: AnyPath, partial: Path, final: AnyPath, manifest: Manifest, plan: str, retention: Retention) -> None:
+        self._run, self._partial, self._final = run, partial, final
+        self._manifest, self._plan, self._retention = manifest, plan, retention
+        super().__init__(partial)
+
+    @property
+    def _folder(self) -> AnyPath:
+        """Where the coordinator looks for the files of all ranks."""
+        return self._partial
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Remove files of a killed save before any rank writes."""
@@ -94,7 +104,7 @@ class CheckpointWriter(FileSystemWriter):
         return summed
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write index, plan and manifest, then rename the folder; on the coordinator, after every rank has written.
+        """Write index, plan and manifest, then commit; on the coordinator, after every rank has written.
 
         Raises:
             UnseenFilesError: The folder does not have exactly the files that the ranks have written.
@@ -102,9 +112,18 @@ class CheckpointWriter(FileSystemWriter):
         files = self._seen(results)
         index = {result.index: result.storage_data for of_rank in results for result in of_rank}
         for name, text in ((INDEX, _index_text(metadata, index)), (PLAN, self._plan)):
-            _write(self._partial / name, text)
-            files[name] = record_of(self._partial / name)
-        _write(self._partial / MANIFEST, replace(self._manifest, files=files).text())
+            files[name] = self._write(name, text)
+        self._commit(replace(self._manifest, files=files).text())
+        self._remove_outdated()
+
+    def _write(self, name: str, text: str) -> FileRecord:
+        _write(self._partial / name, text)
+        return record_of(self._partial / name)
+
+    def _commit(self, manifest: str) -> None:
+        """Write the manifest, then rename the folder."""
+        assert isinstance(self._final, Path)
+        _write(self._partial / MANIFEST, manifest)
         replaced = hidden(self._final, REPLACED)
         if self._final.exists():  # the step is saved a second time
             shutil.rmtree(replaced, ignore_errors=True)
@@ -112,23 +131,30 @@ class CheckpointWriter(FileSystemWriter):
         self._partial.rename(self._final)
         _sync_folder(self._final.parent)
         shutil.rmtree(replaced, ignore_errors=True)
-        self._remove_outdated()
 
     def _remove_outdated(self) -> None:
-        """Remove older checkpoints; a failure is a warning, because the new checkpoint is complete.
+        """Remove older checkpoints; a failure is a warning, because the new checkpoint is complete."""
+        old = self._final
+        try:
+            for old in self._outdated():
+                try:
+                    self._remove(old)
+                except OSError as error:
+                    _warn(old, f"{old}: {error.strerror or error}")
+        except StorageError as error:
+            _warn(old, error.diagnostics[0].detail)
 
-        Each is renamed before its files are removed, so that none is ever half there under its own name.
-        """
-        for old in self._retention.outdated(self._run, self._final, self._manifest):
-            removed = hidden(old, REMOVED)
-            try:
-                if removed.exists():
-                    shutil.rmtree(removed)
-                old.rename(removed)
-                shutil.rmtree(removed)
-            except OSError as error:
-                detail = f"{old}: {error.strerror or error}"
-                sys.stderr.write(render_diagnostic(diagnostic("MP657", detail, Location(file=str(old)), severity=Severity.WARNING)) + "\n")
+    def _outdated(self) -> list[AnyPath]:
+        return self._retention.outdated(self._run, self._final, self._manifest)
+
+    def _remove(self, old: AnyPath) -> None:
+        """Remove a checkpoint; it is renamed before, so that it is never half there under its own name."""
+        assert isinstance(old, Path)
+        removed = hidden(old, REMOVED)
+        if removed.exists():
+            shutil.rmtree(removed)
+        old.rename(removed)
+        shutil.rmtree(removed)
 
     def _seen(self, results: Sequence[Sequence[WriteResult]]) -> dict[str, FileRecord]:
         """The files that the ranks have written, after checking that this rank sees exactly these."""
@@ -138,12 +164,13 @@ class CheckpointWriter(FileSystemWriter):
             for written in {each.storage_data.relative_path: each for each in of_rank}.values():
                 name = written.storage_data.relative_path
                 files[name] = written.record  # type: ignore[attr-defined]
-                reason = _unlike(self._partial / name, files[name].bytes)
+                reason = _unlike(self._folder / name, files[name].bytes)
                 if reason:
                     wrong.append(f"rank {rank} on {written.host}: {name}: {reason}")  # type: ignore[attr-defined]
-        wrong += [f"{path.name}: not written by a rank of this run" for path in self._partial.iterdir() if path.name not in files]
+        wrong += [f"{path.name}: not written by a rank of this run" for path in self._folder.iterdir() if path.name not in files]
         if wrong:
-            here = f"rank 0 on {socket.gethostname()} does not see the files that the ranks have written; is --out shared by all nodes?"
+            shared = "; is --out shared by all nodes?" if self._folder is self._partial else ""
+            here = f"rank 0 on {socket.gethostname()} does not see the files that the ranks have written{shared}"
             more = [f"and {len(wrong) - MOST_NAMED} more"] if len(wrong) > MOST_NAMED else []
             raise UnseenFilesError("\n".join([here, *wrong[:MOST_NAMED], *more]))
         return files
@@ -154,7 +181,16 @@ class CheckpointWriter(FileSystemWriter):
 
 
 class CheckpointReader(FileSystemReader):
-    """Reads one checkpoint."""
+    """Reads one checkpoint, from a storage through torch's own file system for fsspec."""
+
+    def __init__(self, checkpoint: AnyPath) -> None:
+        super().__init__(str(checkpoint))
+        self._checkpoint = checkpoint
+        if isinstance(checkpoint, RemotePath):
+            from torch.distributed.checkpoint._fsspec_filesystem import FileSystem  # noqa: PLC0415  (only where a URL is given)
+
+            self.fs = FileSystem()  # type: ignore[assignment]
+            self.path = self.fs.init_path(checkpoint.url, **checkpoint.options)
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """Read the index.
@@ -162,7 +198,7 @@ class CheckpointReader(FileSystemReader):
         Raises:
             MegaplanError: MP644 if it is not valid, or has a dtype that checkpoints do not have.
         """
-        path = Path(self.path)
+        path = self._checkpoint
         tensors: dict[str, Any] = {}
         stored: dict[MetadataIndex, _StorageInfo] = {}
         for name, found in read_index(path).items():
@@ -189,6 +225,8 @@ def first_reason(error: BaseException) -> str:
     first, where = first_error(error)
     if isinstance(first, UnseenFilesError):
         return str(first)
+    if isinstance(first, MegaplanError):
+        return f"{where}{first.diagnostics[0].detail}"
     said = str(first).splitlines() or [""]
     return f"{where}{type(first).__name__}: {said[0].split('. ')[0]}"
 
@@ -198,12 +236,12 @@ def _summed(result: WriteResult, record: FileRecord, host: str) -> Written:
     return Written(**known, record=record, host=host)
 
 
-def _unlike(path: Path, num_bytes: int) -> str | None:
+def _unlike(path: AnyPath, num_bytes: int) -> str | None:
     """How a file differs from what was written; None if its size is equal."""
     try:
-        size = path.stat().st_size
+        size = size_of(path)
     except OSError as error:
-        return error.strerror or str(error)
+        return error.strerror or "No such file or directory"
     return None if size == num_bytes else f"{size:,} bytes, {num_bytes:,} written"
 
 
@@ -218,6 +256,10 @@ def _index_text(metadata: Metadata, stored: dict[MetadataIndex, _StorageInfo]) -
             chunks.append([list(chunk.offsets), list(chunk.sizes), place.relative_path, place.offset, place.length])
         tensors[name] = {"dtype": str(found.properties.dtype), "shape": list(found.size), "chunks": chunks}
     return json.dumps({"tensors": tensors}) + "\n"
+
+
+def _warn(old: AnyPath, detail: str) -> None:
+    sys.stderr.write(render_diagnostic(diagnostic("MP657", detail, Location(file=str(old)), severity=Severity.WARNING)) + "\n")
 
 
 def _write(path: Path, text: str) -> None:

@@ -24,6 +24,7 @@ from megarun.checkpoint.manifest import MANIFEST, Manifest, damaged_files, list_
 from megarun.data.identity import data_text
 from megarun.errors import refusal
 from megarun.job.run import read_job
+from megarun.remote import AnyPath, StorageError, any_path
 
 if TYPE_CHECKING:
     from megarun.huggingface.convert import Moved
@@ -35,7 +36,7 @@ EXPORTED_DTYPES = {"fp32": DType.FP32, "bf16": DType.BF16}
 
 app: typer.Typer = typer.Typer(name="checkpoint", help="List, inspect, verify, export and import checkpoints.", no_args_is_help=True)
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A run's folder, or one checkpoint of it.")]
+Folder = Annotated[str, typer.Argument(metavar="DIR", help="A run's folder or URL, or one checkpoint of it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
 
@@ -93,12 +94,13 @@ def _answered(as_json: bool, action: Callable[[], int]) -> int:
         return ERROR
 
 
-def checkpoints_at(folder: Path) -> list[Path]:
+def checkpoints_at(word: str) -> list[AnyPath]:
     """The folder itself if it is a checkpoint, else the finished checkpoints of the run, newest first.
 
     Raises:
         MegaplanError: MP649 if there is none.
     """
+    folder = any_path(word)
     found = [folder] if (folder / MANIFEST).is_file() else list_checkpoints(folder)
     if not found:
         raise refusal("MP649", f"{folder}: no {MANIFEST}, and no finished checkpoint in {folder / 'checkpoints'}", file=str(folder))
@@ -109,7 +111,7 @@ def _size(manifest: Manifest) -> int:
     return sum(record.bytes for record in manifest.files.values())
 
 
-def _list(folder: Path, as_json: bool) -> int:
+def _list(folder: str, as_json: bool) -> int:
     found = [(path, _read(path)) for path in checkpoints_at(folder)]
     if as_json:
         rows: list[dict[str, Any]] = [
@@ -130,15 +132,17 @@ def _list(folder: Path, as_json: bool) -> int:
     return 0
 
 
-def _read(path: Path) -> Manifest | str:
+def _read(path: AnyPath) -> Manifest | str:
     """The manifest, or why it cannot be read."""
     try:
         return read_manifest(path)
+    except StorageError:
+        raise
     except MegaplanError as error:
         return error.diagnostics[0].detail.removeprefix(f"{path}/")
 
 
-def _inspect(folder: Path, as_json: bool) -> int:
+def _inspect(folder: str, as_json: bool) -> int:
     path = checkpoints_at(folder)[0]
     manifest, tensors = read_manifest(path), read_index(path)
     if as_json:
@@ -168,11 +172,13 @@ def _inspect(folder: Path, as_json: bool) -> int:
     return 0
 
 
-def _verify(folder: Path, as_json: bool) -> int:
-    found: list[tuple[Path, list[str]]] = []
+def _verify(folder: str, as_json: bool) -> int:
+    found: list[tuple[AnyPath, list[str]]] = []
     for path in checkpoints_at(folder):
         try:
             found.append((path, damaged_files(path, read_manifest(path))))
+        except StorageError:
+            raise
         except MegaplanError as error:
             found.append((path, [each.detail for each in error.diagnostics]))
     damaged = [(path, wrong) for path, wrong in found if wrong]
@@ -187,13 +193,13 @@ def _verify(folder: Path, as_json: bool) -> int:
     return DAMAGED if damaged else 0
 
 
-def _require_whole(path: Path) -> None:
+def _require_whole(path: AnyPath) -> None:
     wrong = damaged_files(path, read_manifest(path))
     if wrong:
         raise refusal("MP644", "\n".join(wrong), file=str(path))
 
 
-def _export(folder: Path, out: Path) -> int:
+def _export(folder: str, out: Path) -> int:
     path = checkpoints_at(folder)[0]
     _require_whole(path)
     if out.exists():
@@ -224,7 +230,7 @@ def _import(plan: Path, model: Path, out: Path) -> int:
     return 0
 
 
-def _export_hf(folder: Path, config: Path | None, out: Path, dtype: str | None) -> int:
+def _export_hf(folder: str, config: Path | None, out: Path, dtype: str | None) -> int:
     if config is None:
         raise refusal("MP664", "--format hf needs --config", hints=("--config MODEL/config.json",))
     path = checkpoints_at(folder)[0]

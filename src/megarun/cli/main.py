@@ -55,6 +55,13 @@ def train(
     save_every: Annotated[int, typer.Option("--save-every", min=0, metavar="N", help="Save after every N steps and at the end.")] = 0,
     keep: Annotated[int, typer.Option("--keep", min=2, help="Number of newest checkpoints to keep.")] = 2,
     resume: Annotated[str, typer.Option("--resume", metavar="auto|never|DIR", help="auto: newest complete checkpoint.")] = "auto",
+    plans: Annotated[
+        Path | None,
+        typer.Option("--plans", metavar="DIR", help="More plans of the run; the largest that there are processes for is taken."),
+    ] = None,
+    checkpoint_url: Annotated[
+        str, typer.Option("--checkpoint-url", metavar="URL", help="Keep checkpoints in a storage, s3://BUCKET/RUN, instead of in --out.")
+    ] = "",
     weights_only: Annotated[bool, typer.Option("--weights-only", help="Load only parameters, and start at step 0.")] = False,
     other_data: Annotated[bool, typer.Option("--other-data", help="Resume with other data than the checkpoint's.")] = False,
     eval_data: Annotated[Path | None, typer.Option("--eval-data", metavar="FILE", help="A held-out token file to evaluate on.")] = None,
@@ -77,16 +84,18 @@ def train(
         torchrun --standalone --nproc-per-node N -m megarun train PLAN --data FILE --out DIR
 
     SIGTERM, SIGINT, SIGUSR1 and SIGHUP save and stop all ranks after the same step (exit 128 + number: 143, 130, 138, 129); the same
-    command resumes, with this plan or another plan of the same model.
+    command resumes, with this plan or another plan of the same model. With --plans and torchrun's --nnodes MIN:MAX --max-restarts N a job
+    that loses a node continues with the plan for those that are left.
     """
     # Torch takes seconds to load: what is wrong with the words, the plan or the data is said before.
     from megarun.api import Evaluation, prepare_run  # noqa: PLC0415
     from megarun.job.run import Checkpoints, read_job  # noqa: PLC0415
     from megarun.launch.failure import exit_on_peer_failure, report_failure  # noqa: PLC0415
+    from megarun.training.elastic import choose_plan, started_processes  # noqa: PLC0415
 
     launch = job = None
     try:
-        planned = read_job(plan, seed)
+        planned = choose_plan(read_job(plan, seed), plans, seed, started_processes())
         job = planned[0]
         prepared = prepare_run(
             planned,
@@ -94,10 +103,11 @@ def train(
             out,
             command=shlex.join(["train", plan, *(word for given in data for word in ("--data", given)), "--out", str(out)]),
             steps=steps,
-            checkpoints=Checkpoints(save_every, keep, resume, weights_only, other_data),
+            checkpoints=Checkpoints(save_every, keep, resume, weights_only, other_data, checkpoint_url),
             evaluation=Evaluation(eval_data, validation_fraction, eval_every, eval_batches),
             tensorboard=tensorboard,
             compiled=compiled,
+            elastic=plans is not None,
         )
         from megarun.launch.process_group import read_launch  # noqa: PLC0415
         from megarun.launch.progress import Timeouts  # noqa: PLC0415
@@ -105,7 +115,7 @@ def train(
         from megarun.metrics.file import FILE_NAME  # noqa: PLC0415
         from megarun.training.loop import train as train_job  # noqa: PLC0415
 
-        launch = read_launch(start_timeout, job.spec.mesh)
+        launch = read_launch(start_timeout, job.spec.mesh, elastic=plans is not None)
         exit_on_peer_failure(launch)
         trained = train_job(prepared, launch, Timeouts(first_step_timeout, step_timeout))
         if launch.rank == 0 and trained.history:

@@ -17,9 +17,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from megaplan.errors import Diagnostic, Severity
+from megaplan.errors import Diagnostic, MegaplanError, Severity
 from megaplan.importers.hf import ImportedSpec, import_hf
-from megaplan.plan.read import read_plan
+from megaplan.plan.document import PlanDocument
+from megaplan.plan.read import parse_plan, read_plan
+from megaplan.plan.text import MAX_PLAN_BYTES
 from megarun.checkpoint.full_tensors import full_tensors
 from megarun.checkpoint.index import read_index
 from megarun.checkpoint.manifest import FOLDER, PLAN, Manifest, folder_name
@@ -34,6 +36,7 @@ from megarun.huggingface.names import NAMES
 from megarun.huggingface.rules import Rule, weight_rules
 from megarun.job.job import Job
 from megarun.job.run import SavedPlan
+from megarun.remote import AnyPath
 
 MOST_NAMED = 8
 _NOT_READ = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
@@ -113,7 +116,7 @@ def import_weights(planned: tuple[Job, SavedPlan], model: Path, out: Path) -> Mo
     return Moved(out / FOLDER / folder_name(0), len(files.places) - len(left), size, left, _not_carried(imported))
 
 
-def export_weights(checkpoint: Path, config_path: Path, out: Path, dtype: torch.dtype | None = None) -> Moved:
+def export_weights(checkpoint: AnyPath, config_path: Path, out: Path, dtype: torch.dtype | None = None) -> Moved:
     """Write a checkpoint's parameters as a model's folder that `from_pretrained` loads.
 
     Args:
@@ -128,7 +131,7 @@ def export_weights(checkpoint: Path, config_path: Path, out: Path, dtype: torch.
     config = _config(config_path)
     if out.exists():
         raise refusal("MP608", f"{out} exists", hints=(f"-o {out}-2",), file=str(out))
-    job = Job.from_plan(read_plan(str(checkpoint / PLAN)))
+    job = Job.from_plan(_plan(checkpoint))
     rules, imported = _rules(job, config, config_path)
     saved = read_index(checkpoint)
     for ours in (each for rule in rules for each in rule.ours):
@@ -152,7 +155,17 @@ def export_weights(checkpoint: Path, config_path: Path, out: Path, dtype: torch.
     return Moved(out, len(sizes), sum(sizes), (), _not_carried(imported))
 
 
-def _group(rule: Rule, checkpoint: Path, stored: torch.dtype, dtype: torch.dtype | None) -> Group:
+def _plan(checkpoint: AnyPath) -> PlanDocument:
+    path = checkpoint / PLAN
+    if isinstance(path, Path):
+        return read_plan(str(path))
+    loaded = parse_plan(read_bounded(path, MAX_PLAN_BYTES), str(path))
+    if loaded.tampered:
+        raise MegaplanError(loaded.tampered)
+    return loaded.plan
+
+
+def _group(rule: Rule, checkpoint: AnyPath, stored: torch.dtype, dtype: torch.dtype | None) -> Group:
     def values() -> Mapping[str, Tensor]:
         ours = [tensor for _, tensor in full_tensors(checkpoint, [each.name for each in rule.ours])]
         theirs = to_theirs(rule, ours)

@@ -12,6 +12,7 @@ from megaplan.plan.read import read_plan
 from megarun.data.mix import TokenMix
 from megarun.data.token_file import TokenFile
 from megarun.job.job import Job
+from megarun.remote import AnyPath, any_path
 
 NOTHING = "0"
 """The validation fraction of a run that trains on all rows."""
@@ -25,7 +26,7 @@ class Run:
     Attributes:
         job: Job of the plan.
         source: Training tokens.
-        out: Output folder, for metrics.jsonl and checkpoints.
+        out: Output folder, for metrics.jsonl and, unless they are kept in a storage, checkpoints.
         num_steps: Optimizer steps; the learning-rate schedule still uses the plan's `training.steps`.
         plan: The plan as stored in checkpoints.
         checkpoints: Settings for saving and resuming.
@@ -45,6 +46,11 @@ class Run:
     tensorboard: bool = False
     compiled: bool = False
     validation_fraction: str = NOTHING
+
+    @property
+    def keeps_in(self) -> AnyPath:
+        """Where the folder `checkpoints` is: the output folder, or a storage."""
+        return any_path(self.checkpoints.url) if self.checkpoints.url else self.out
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +87,7 @@ class Checkpoints:
         resume: `auto`: the run's newest complete checkpoint, if there is one; `never`; or a checkpoint's folder.
         weights_only: Whether to load only the parameters and start at step 0.
         other_data: Whether the token files or their weights may differ from the checkpoint's.
+        url: Storage that keeps checkpoints instead of the output folder; empty: none.
     """
 
     save_every: int = 0
@@ -88,6 +95,7 @@ class Checkpoints:
     resume: str = "auto"
     weights_only: bool = False
     other_data: bool = False
+    url: str = ""
 
 
 DEFAULT_CHECKPOINTS = Checkpoints()

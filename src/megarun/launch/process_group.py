@@ -20,6 +20,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from megaplan.errors import MegaplanError
 from megaplan.spec.models import Mesh
 from megarun.errors import place, refusal
+from megarun.launch.session import here_keys, session_name
 
 START_TIMEOUT_SECONDS = 60.0
 FLIGHT_RECORDER_ENTRIES = "2000"
@@ -65,12 +66,13 @@ class MissingProcessError(MegaplanError):
         self.launch = launch
 
 
-def read_launch(start_timeout: float = START_TIMEOUT_SECONDS, mesh: Mesh | None = None) -> Launch:
+def read_launch(start_timeout: float = START_TIMEOUT_SECONDS, mesh: Mesh | None = None, *, elastic: bool = False) -> Launch:
     """Join torchrun's store, or rank 0's if the processes were started by other means, and wait for every other process.
 
     Args:
         start_timeout: Time to wait in seconds; otherwise a missing process would only show as a collective timeout minutes later.
         mesh: Mesh of the plan, for the coordinates of missing ranks.
+        elastic: Whether torchrun may start the job again with other nodes.
 
     Raises:
         MegaplanError: MP650 if a process or the store is missing; MP651 if rank 0 cannot listen at the store's port; MP652 if an
@@ -81,10 +83,11 @@ def read_launch(start_timeout: float = START_TIMEOUT_SECONDS, mesh: Mesh | None 
     rank, world_size, port = (_number(name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     known = mesh if mesh is not None and mesh.world_size == world_size else None
     limit = timedelta(seconds=start_timeout)
+    joined = _join(place(rank, known), rank == 0, port, limit)
     # a restarted job uses the same store, which still has addresses and errors of the previous processes
-    store = PrefixStore(f"attempt {os.environ.get(RESTART_COUNT, '0')}", _join(place(rank, known), rank == 0, port, limit))
+    store = PrefixStore(_session(joined, rank, world_size, limit) if elastic else f"attempt {os.environ.get(RESTART_COUNT, '0')}", joined)
     launch = Launch(rank, world_size, int(os.environ.get("LOCAL_RANK", rank)), store, start_timeout)
-    keys = [f"megarun/here/{index}" for index in range(world_size)]
+    keys = here_keys(world_size)
     store.set(keys[rank], "1")
     try:
         store.wait(keys, limit)
@@ -93,6 +96,13 @@ def read_launch(start_timeout: float = START_TIMEOUT_SECONDS, mesh: Mesh | None 
         detail = f"{len(missing)} of {world_size} processes did not start within {start_timeout:g} s: {', '.join(missing[:MOST_NAMED])}"
         raise MissingProcessError(refusal("MP650", detail + (" …" if len(missing) > MOST_NAMED else "")), launch) from None
     return launch
+
+
+def _session(store: Store, rank: int, world_size: int, limit: timedelta) -> str:
+    try:
+        return session_name(store, rank, world_size, limit)
+    except RuntimeError:  # raised by the store when the wait times out
+        raise refusal("MP650", f"rank {rank}: rank 0 of {world_size} did not start within {limit.total_seconds():g} s") from None
 
 
 def _number(name: str) -> int:

@@ -24,11 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from megaplan import __version__
-from megarun.checkpoint.manifest import MANIFEST
+from megarun.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES
 from megarun.data.identity import DataFiles, data_text
 from megarun.errors import place, refusal
+from megarun.files import read_bounded
 from megarun.job.run import KEYWORDS, Run
 from megarun.launch.process_group import Launch
+from megarun.remote import any_path
 from megarun.training.folder import STALE_SECONDS, sees
 
 PREFIX = "megarun/inputs"
@@ -72,6 +74,8 @@ def require_agreement(run: Run, launch: Launch, device: str) -> None:
 def require_one_folder(run: Run, launch: Launch, token: str) -> None:
     """Check that every rank reads rank 0's lock in its own `--out`; every process of the job calls it.
 
+    Where a storage keeps the checkpoints, nodes may have folders of their own.
+
     Args:
         run: Run of this rank.
         launch: Launch of this rank, with the store.
@@ -80,7 +84,7 @@ def require_one_folder(run: Run, launch: Launch, token: str) -> None:
     Raises:
         MegaplanError: MP659 on every rank if a rank has another folder; MP650 if a rank does not answer in time.
     """
-    if launch.world_size == 1:
+    if launch.world_size == 1 or run.checkpoints.url:
         return
     lines: list[str] = []
     if launch.rank == 0:
@@ -118,6 +122,7 @@ def inputs_of(run: Run, device: str) -> Inputs:
         "--steps": run.num_steps,
         "--save-every": saved.save_every,
         "--keep": saved.keep,
+        "--checkpoint-url": saved.url or None,
         "--weights-only": saved.weights_only,
         "--other-data": saved.other_data,
         "--compile": run.compiled,
@@ -173,7 +178,7 @@ def _resume(word: str) -> tuple[str, str]:
     """The keyword, or the manifest of the named checkpoint."""
     if word in KEYWORDS:
         return word, word
-    digest = hashlib.sha256((Path(word) / MANIFEST).read_bytes()).hexdigest()
+    digest = hashlib.sha256(read_bounded(any_path(word) / MANIFEST, MAX_MANIFEST_BYTES).encode()).hexdigest()
     return digest, f"{word} (manifest sha256 {digest[:16]}…)"
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -25,6 +25,7 @@ from megarun.job.run import Run
 from megarun.launch.interrupt import Interrupt
 from megarun.launch.process_group import Launch, choose_device, device_text, process_group
 from megarun.launch.progress import Progress, Timeouts
+from megarun.launch.session import release_spares, wait_as_spare
 from megarun.launch.watch import Watch
 from megarun.metrics.display import Display
 from megarun.metrics.file import MetricsFile
@@ -67,6 +68,11 @@ def train(run: Run, launch: Launch, timeouts: Timeouts | None = None) -> Trained
         MegaplanError: A device is missing, the ranks' settings or folders differ, another job uses the folder, it already has a run,
             torch's schedule differs from the plan's, or too many steps are bad.
     """
+    started, num_ranks = launch, run.job.spec.mesh.world_size
+    if started.rank >= num_ranks:
+        wait_as_spare(started.store)
+        return Trained([], 0)
+    launch = replace(started, world_size=num_ranks)
     device = choose_device(launch)
     require_agreement(run, launch, device_text(device))
     with ExitStack() as stack:
@@ -85,7 +91,10 @@ def train(run: Run, launch: Launch, timeouts: Timeouts | None = None) -> Trained
         display = stack.enter_context(Display(run.num_steps, mesh.rank))
         sampler = stack.enter_context(WaitSampler(progress)) if launch.world_size > 1 and device.type == "cpu" else None
         times = StepTimes(run.job.spec.mesh, mesh.rank, keeper.control, sampler)
-        return train_steps(run, mesh, keeper, interrupt, metrics_file, display, progress, times)
+        trained = train_steps(run, mesh, keeper, interrupt, metrics_file, display, progress, times)
+    if launch.rank == 0 and started.world_size > num_ranks:
+        release_spares(started.store)
+    return trained
 
 
 def train_steps(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
@@ -18,6 +19,7 @@ from megarun.errors import refusal
 from megarun.job.job import Job
 from megarun.job.run import DEFAULT_CHECKPOINTS, KEYWORDS, Checkpoints, HeldOut, Run, SavedPlan
 from megarun.job.support import refuse_unbuilt
+from megarun.remote import RemotePath, any_path
 
 
 def check_world_size(spec: Spec, num_processes: int, command: str) -> None:
@@ -155,6 +157,23 @@ def prepare(
     job, saved = planned
     refuse_unbuilt(job.spec)
     check_world_size(job.spec, num_processes, command)
-    if checkpoints.resume not in KEYWORDS and not (Path(checkpoints.resume) / MANIFEST).is_file():
+    _check_places(out, checkpoints.url)
+    if checkpoints.resume not in KEYWORDS and not (any_path(checkpoints.resume) / MANIFEST).is_file():
         raise refusal("MP649", f"{checkpoints.resume}: no {MANIFEST}", file=checkpoints.resume)
     return Run(job, open_data(data, job.spec), out, num_steps or job.spec.training.steps, saved, checkpoints)
+
+
+def _check_places(out: Path, url: str) -> None:
+    """Refuse an output folder in a storage, and checkpoints in a storage that is none.
+
+    Raises:
+        MegaplanError: MP665.
+    """
+    if re.match(r"[a-z0-9+]+:/", str(out)):  # a path has one slash where a URL has two
+        where = str(out).replace(":/", "://", 1)
+        detail = f"--out {where}: metrics and lock need a local folder; checkpoints can be kept there"
+        raise refusal("MP665", detail, "--out", (f"--out runs/{out.name} --checkpoint-url {where}",))
+    if url and not isinstance(any_path(url), RemotePath):
+        raise refusal(
+            "MP665", f"--checkpoint-url {url}: not a URL", "--checkpoint-url", (f"--checkpoint-url file://{Path(url).absolute()}",)
+        )

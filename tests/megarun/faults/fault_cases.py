@@ -38,6 +38,7 @@ from fault_bench import (
 )
 from fault_files import FILES
 from fault_hangs import HANGS
+from fault_storage import STORAGE
 from fault_trust import OTHER_WORDS, back_to_an_older_one, folder_not_shared, newest_two_damaged, other_data, other_words
 
 from megarun.checkpoint.manifest import list_checkpoints, read_manifest
@@ -361,5 +362,6 @@ SLOW: dict[str, Case] = {
     **{f"{n.name} here inside of {place}": (lambda bench, n=n, place=place: struck_here(bench, n, place)) for n, place in STRUCK_SLOW},
     **FILES,
     **HANGS,
+    **STORAGE,
 }
 """Not in the fast tests, where tests/megarun/checkpoint and tests/megarun/launch hold the same by unit."""

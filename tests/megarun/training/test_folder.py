@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from megaplan.errors import MegaplanError
 from megaplan.spec.models import Mesh
+from megarun.job.run import Checkpoints
 from megarun.launch.process_group import Launch
 from megarun.training import agreement
 from megarun.training.folder import LOCK, Holder, RunFolder, sees
@@ -95,12 +96,13 @@ def test_a_job_that_lost_its_folder_does_not_save(tmp_path: Path) -> None:
     assert (tmp_path / LOCK).exists(), "not this job's to remove"
 
 
-def accounts(*folders: Path) -> list[str | None]:
+def accounts(*folders: Path, url: str = "") -> list[str | None]:
     """What each rank's error says; ranks are threads, rank 0 has the lock in the first folder."""
     store = dist.HashStore()  # type: ignore[attr-defined]
 
     def compare(rank: int, token: str) -> str | None:
-        run: Any = SimpleNamespace(out=folders[rank], job=SimpleNamespace(spec=SimpleNamespace(mesh=Mesh(pp=len(folders)))))
+        job = SimpleNamespace(spec=SimpleNamespace(mesh=Mesh(pp=len(folders))))
+        run: Any = SimpleNamespace(out=folders[rank], job=job, checkpoints=Checkpoints(url=url))
         try:
             agreement.require_one_folder(run, Launch(rank, len(folders), rank, store, 20), token)
         except MegaplanError as error:
@@ -115,6 +117,7 @@ def test_a_rank_with_another_folder_is_named_to_all(tmp_path: Path, monkeypatch:
     """Also one whose folder another job uses; before, every save of such a run lacked a rank's part."""
     monkeypatch.setattr(agreement, "SEE_SECONDS", 0.1)
     assert accounts(tmp_path / "a", tmp_path / "a", tmp_path / "a") == [None] * 3
+    assert accounts(tmp_path / "a", tmp_path / "d", url="s3://bucket/run") == [None] * 2, "a storage has the checkpoints of all nodes"
     lock(tmp_path / "b", host="node7")
     found = accounts(tmp_path / "a", tmp_path / "a", tmp_path / "b", tmp_path / "c")
     assert len(set(found)) == 1
