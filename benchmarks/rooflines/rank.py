@@ -48,11 +48,10 @@ class CountedTrainer(PhasedTrainer):
         self._counter.waits("read")
         return FINITE
 
-    def read_table(self, table: Tensor) -> list[list[float]]:
+    def read_all(self, values: Tensor) -> list[float]:
         """Placeholders; a run synchronises here."""
-        num_rows, num_columns = table.shape
-        self._counter.waits("read_table")
-        return [[FINITE] * num_columns] * num_rows
+        self._counter.waits("read_all")
+        return [FINITE] * len(values)
 
     def enter_phase(self, phase: Phase) -> None:
         """Operations after the last backward belong to the step: clipping, metrics and the optimizer."""

@@ -122,13 +122,13 @@ class Trainer:
             initialise(stage, job.inventory, job.spec.training.seed, self.mesh)
 
     def read(self, scalar: Tensor) -> float:
-        """A scalar's value on the host, a device synchronisation; only this and `read_table` read values in a step."""
+        """A scalar's value on the host, a device synchronisation; only this and `read_all` read values in a step."""
         return float(scalar)
 
-    def read_table(self, table: Tensor) -> list[list[float]]:
-        """The values of a table [n, m] on the host, a device synchronisation."""
-        rows: list[list[float]] = table.tolist()
-        return rows
+    def read_all(self, values: Tensor) -> list[float]:
+        """The values of a vector [n] on the host, one device synchronisation."""
+        found: list[float] = values.tolist()
+        return found
 
     def accumulate_gradients(self, batch: Batch) -> Tensor:
         """Forward and backward of this rank's microbatches; returns its part of the loss, fp64. Gradients are reduced into the shards."""
@@ -156,12 +156,17 @@ class Trainer:
         """Forward and backward on this rank's rows, and gradient clipping; parameters are unchanged."""
         partial = self.accumulate_gradients(batch)
         norm = clip_gradients(self._owned, self._copies, self.mesh, self._spec.training.gradient_clip, self.read)
-        further_loss = 0.0
+        wanted = []
         if self._spec.model.features.mtp is not None:
             further = sum_further(self.stages, self.mesh.device)
             further /= batch.packed.num_targets if batch.packed else self._spec.global_batch_tokens
-            partial, further_loss = partial - further, self.read(self.reduced_loss(further))
-        return StepResult(self.read(self.reduced_loss(partial)), norm, self._routed(), further_loss)
+            partial = partial - further
+            wanted.append(self.reduced_loss(further).reshape(1))
+        wanted.append(self.reduced_loss(partial).reshape(1))
+        table = self._routing()
+        values = self.read_all(torch.cat(wanted if table is None else [*wanted, table.flatten()]))
+        losses, sums = values[: len(wanted)], values[len(wanted) :]
+        return StepResult(losses[-1], norm, self._routed(sums), losses[0] if len(losses) > 1 else 0.0)
 
     def update(self, step: int) -> None:
         """Apply the optimizer update of 0-based `step` and free the gradients."""
@@ -178,13 +183,21 @@ class Trainer:
         tokens_of = () if self._spec.mesh.vocab_parallel else ("tp",)
         return self.mesh.sum(partial, "pp", "dp_replicate", "dp_shard", "cp", *tokens_of)
 
-    def _routed(self) -> Routed:
-        """Routing statistics of all stages over all tokens of the step."""
+    def _routing(self) -> Tensor | None:
+        """Routing sums of all stages over all tokens of the step, fp64 [E layers, sums]; None without routers."""
         moe = self._spec.model.moe
         if moe is None:
-            return NOT_ROUTED
+            return None
         table = routing_table(self.stages, self._routers, moe.num_experts, self.mesh.device)
-        return Routed.of(self._routers, self.read_table(self.mesh.sum(table, "pp", "dp_replicate", "dp_shard", "cp", "tp")), moe.top_k)
+        return self.mesh.sum(table, "pp", "dp_replicate", "dp_shard", "cp", "tp")
+
+    def _routed(self, sums: list[float]) -> Routed:
+        """Routing statistics from the values of `_routing`, a layer after another."""
+        moe, layers = self._spec.model.moe, self._routers
+        if moe is None:
+            return NOT_ROUTED
+        width = len(sums) // max(1, len(layers))
+        return Routed.of(layers, [sums[index * width : (index + 1) * width] for index in range(len(layers))], moe.top_k)
 
     def resident_bytes(self) -> int:
         """Bytes of parameters, buffers and optimizer state on this rank, which persist between steps."""

@@ -53,10 +53,9 @@ class TracedTrainer(PhasedTrainer):
         """The value, or a placeholder with which the step completes."""
         return super().read(scalar) if self._with_values else FINITE
 
-    def read_table(self, table: Tensor) -> list[list[float]]:
+    def read_all(self, values: Tensor) -> list[float]:
         """The values, or placeholders with which the step completes."""
-        num_rows, num_columns = table.shape
-        return super().read_table(table) if self._with_values else [[FINITE] * num_columns] * num_rows
+        return super().read_all(values) if self._with_values else [FINITE] * len(values)
 
     def enter_phase(self, phase: Phase) -> None:
         """Start a new peak for the phase."""
