@@ -159,9 +159,11 @@ class BlockProgram:
         held: Storages that a local of the block's forward names until it returns.
         reruns: Names of the operations that selective recompute runs again.
         caches: Those whose outputs it keeps until then, so that what is between them runs again and they do not.
+        after: Names of operations behind what selective recompute wraps: what they keep is kept, though an operation of it makes it.
     """
 
     ops: tuple[Op, ...]
     held: frozenset[str] = frozenset()
     reruns: frozenset[str] = frozenset()
     caches: frozenset[str] = frozenset()
+    after: frozenset[str] = frozenset()

@@ -52,11 +52,12 @@ def largest_cast(chunk: Chunk, beaten: int, made: int, *, fetches: bool) -> Peak
         gathered += unit.gathered_bytes if fetches else 0
         dense, gradients = unit.storage.dense, behind + own + unit.storage.experts.unsharded_bytes
         waiting = chunk.waiting_from[index] if chunk.waiting_from else 0
-        most = chunk.before[index] + gradients + gathered + policy.boundary_bytes + held + dense.unsharded_bytes + dense.made_bytes
+        communication = gathered + (chunk.prefetched(index) if fetches else 0)
+        most = chunk.before[index] + gradients + communication + policy.boundary_bytes + held + dense.unsharded_bytes + dense.made_bytes
         if most + waiting > beaten:
             cast = gradients + cast_bytes([(_listed(unit), dense)])
             activations = (policy.boundary_bytes if index else received) + held
-            peak = chunk.after_backward(index, f"cast of {chunk.names[index]}", cast, gathered, activations)
+            peak = chunk.after_backward(index, f"cast of {chunk.names[index]}", cast, communication, activations)
             found, beaten = (peak, peak.total + waiting) if peak.total + waiting > beaten else (found, beaten)
         behind += unit.unsharded_bytes
     waiting = chunk.waiting_from[0] if chunk.waiting_from else 0

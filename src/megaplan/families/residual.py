@@ -24,6 +24,7 @@ from megaplan.inventory.tensors import Group, Init, ParamTensor
 NormKind = Literal["rmsnorm", "layernorm"]
 NormPlacement = Literal["pre", "post", "both"]
 NORMED, STREAM = "normed", "x"
+POST_NORM = "post_norm"
 
 
 class ResidualPath(NamedTuple):
@@ -77,11 +78,12 @@ def program_of(path: ResidualPath, program: BlockProgram) -> BlockProgram:
             ops += _before(path, op)
         elif op.name == "residual" and path.placement != "pre":
             stream, made = op.reads
-            ops += [norm_op("post_norm", path.norm, made, "post_normed", prefix="post_"), op._replace(reads=(stream, "post_normed"))]
+            ops += [norm_op(POST_NORM, path.norm, made, "post_normed", prefix="post_"), op._replace(reads=(stream, "post_normed"))]
         else:
             ops.append(_reading_stream(op) if path.placement == "post" else op)
     held = program.held - {NORMED} if path.placement == "post" else program.held
-    return BlockProgram(tuple(ops), held, program.reruns, program.caches)
+    after = frozenset[str]() if path.placement == "pre" else frozenset({POST_NORM})
+    return BlockProgram(tuple(ops), held, program.reruns, program.caches, after)
 
 
 def shapes_of(path: ResidualPath, shapes: Shapes, dims: Dims) -> Shapes:

@@ -50,6 +50,20 @@ def test_a_layer_is_cast_beside_the_gradient_of_its_input(grads: str, hybrid: Ca
     assert largest_cast(first, found.total, 0, fetches=False) is None
 
 
+def test_a_layer_is_cast_beside_the_gather_of_the_layer_before(hybrid: Callable[..., Spec]) -> None:
+    """FSDP2 prefetches: where layers are gathered for their backward, the next one's all-gather output is there when gradients are cast."""
+    few: dict[str, Any] = {"batch.micro_batch_size": 1, "batch.seq_length": 16, "model.mlp.ffn_hidden_size": 8192, "model.features": {}}
+    spec = hybrid({"mesh": {"pp": 2, "dp_shard": 2}, "precision.grads": "fp32", "precision.reduce": "fp32", **few})
+    inventory = build_inventory(spec)
+    _, last = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 5), (5, 10)]))
+    found = largest_cast(last, 0, 0, fetches=True)
+    assert found is not None
+    index = last.names.index(found.where.removeprefix("cast of "))
+    assert last.prefetched(index) > 0
+    gathered = sum(unit.gathered_bytes for unit in last.units[index:] if unit.layer)
+    assert found.communication == last.root.gathered_bytes + gathered + last.prefetched(index)
+
+
 def test_the_last_stage_casts_beside_its_output(hybrid: Callable[..., Spec]) -> None:
     """torch's stage names the logits until its backward has returned; FSDP2 casts before that."""
     spec = hybrid({"mesh": {"pp": 2}, "model.vocab_size": 50257, "batch.micro_batch_size": 1, "batch.seq_length": 64, "model.features": {}})

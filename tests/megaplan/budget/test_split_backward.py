@@ -73,6 +73,19 @@ def test_w_keeps_an_input_of_the_chunk_alive_and_no_receive_buffer() -> None:
     assert [moment.gradients for moment in arrived.weights] == [moment.gradients for moment in halves(run).weights]
 
 
+def test_what_a_later_norm_keeps_of_a_recomputed_region_is_kept() -> None:
+    """`torch.utils.checkpoint` drops what its function saved, not what others save of its result; a region with the norm drops both."""
+    ops = (
+        Op("experts", ("x",), ("made",), keeps=("x",)),
+        norm("post_norm", "made", "normed", "rstd", "norm.weight"),
+        add("residual", ("x", "normed"), OUTPUT),
+    )
+    region = frozenset({"experts"})
+    assert [name for name, _ in replay(ops, region=region, after=frozenset({"post_norm"})).saved] == ["made", "rstd"]
+    assert [name for name, _ in replay(ops, region=region).saved] == ["rstd"]
+    assert [name for name, _ in replay(ops, region=region | {"post_norm"}).saved] == []
+
+
 def test_waiting_costs_less_than_being_in_flight(hybrid: Hybrid, budget_of: Build) -> None:
     """ZB-H1 beside 1F1B with as many microbatches in flight: more activations on the last rank, where weight gradients wait."""
     budgets = [budget_of(hybrid({"mesh": {"pp": 4}, "schedule": {"kind": kind, "num_microbatches": 8}})) for kind in ("1f1b", ZERO_BUBBLE)]

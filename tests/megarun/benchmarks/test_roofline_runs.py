@@ -52,7 +52,7 @@ def test_the_json_has_what_it_promises(found: dict[str, Any]) -> None:
     assert 0 < found["mfu_ceiling"] < 1
 
 
-def test_the_host_waits_for_the_norm_and_once_more_for_all_else(found: dict[str, Any]) -> None:
+def test_the_host_waits_for_the_norm_and_once_more_for_the_rest(found: dict[str, Any]) -> None:
     """The loss and the sums of the routers are read together."""
     assert found["host_syncs"] == 2
 

@@ -108,7 +108,7 @@ def _with_copies(program: BlockProgram, storages: frozenset[str]) -> Copies:
             gradients[output] = None
             fetches = (*fetches, output + GRADIENT_COPY)
         ops.append(op._replace(makes=makes, keeps=keeps, reads=reads, fetches=fetches, grads=op.reads if op.grads is None else op.grads))
-    changed = BlockProgram(tuple(ops), program.held, program.reruns, program.caches)
+    changed = BlockProgram(tuple(ops), program.held, program.reruns, program.caches, program.after)
     return Copies(changed, tuple(saved), tuple(inputs), tuple(weights), tuple(gradients))
 
 

@@ -32,7 +32,7 @@ def replay_of(program: BlockProgram, policy: str) -> Replay:
         region = names & program.reruns if policy == "selective" else names
     kept = {name for op in program.ops for name in op.keeps}
     cached = frozenset(name for op in program.ops if op.name in program.caches for name in op.makes if name in kept)
-    return replay(program.ops, program.held, region, cached=cached)
+    return replay(program.ops, program.held, region, cached=cached, after=program.after - region)
 
 
 class BlockBytes(NamedTuple):

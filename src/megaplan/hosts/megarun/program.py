@@ -129,6 +129,7 @@ def replay(
     region: frozenset[str] = frozenset(),
     *,
     cached: frozenset[str] = frozenset(),
+    after: frozenset[str] = frozenset(),
     arrives: str = OUTPUT,
     starts: bool = False,
     pinned: str | None = None,
@@ -141,6 +142,7 @@ def replay(
         held: Storages that a local of the block's forward names until it returns.
         region: Names of the operations to recompute.
         cached: Storages that a selective checkpoint keeps until the region has run again, besides their keepers.
+        after: Operations behind the recomputed region that keep what they read of it: it is not dropped.
         arrives: The storage whose gradient reaches the block first.
         starts: Backward starts here: autograd's caller holds that gradient to the end.
         pinned: A kept storage that something outside the block holds until the block's backward has ended.
@@ -148,7 +150,7 @@ def replay(
             blocks read too, and of parameters shared with them.
     """
     roots = _roots(ops)
-    dropped = frozenset(name for op in ops if op.name in region and not op.is_view for name in op.makes)
+    dropped = _dropped(ops, roots, region, after)
     keepers = _keepers(ops, roots)
     why = {name: names for name, names in keepers.items() if name not in dropped}
     entering = frozenset(roots[name] for op in ops if op.name in region for name in op.reads) - dropped
@@ -170,6 +172,12 @@ def replay(
         program=program,
         **backward_fields(backward),
     )
+
+
+def _dropped(ops: tuple[Op, ...], roots: Mapping[str, str], region: frozenset[str], after: frozenset[str]) -> frozenset[str]:
+    """What a recomputed region makes, but for what operations behind it keep."""
+    behind = frozenset(roots[name] for op in ops if op.name in after for name in op.keeps)
+    return frozenset(name for op in ops if op.name in region and not op.is_view for name in op.makes) - behind
 
 
 def _keepers(ops: tuple[Op, ...], roots: Mapping[str, str]) -> dict[str, list[str]]:
