@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -22,6 +23,7 @@ from random_plans.settings import (
     serving_section,
     training_section,
 )
+from random_plans.torchtitan import TORCHTITAN_SHARE, torchtitan_document
 
 MEGATRON_SHARE = 0.12
 
@@ -38,6 +40,13 @@ def draw(seed: int, scope: Scope = Scope.ANY, size: Size = LARGE) -> dict[str, A
     def stream(section: str) -> Draw:
         return Draw(f"{scope}/{size.name}/{seed}/{section}")
 
+    if scope is Scope.ANY and stream("torchtitan").chance(TORCHTITAN_SHARE):
+        return torchtitan_document(stream("torchtitan spec"), f"random-{seed}")
+    return _of_blocks(seed, scope, size, stream)
+
+
+def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw]) -> dict[str, Any]:
+    """A spec of megarun or Megatron-Core; each section has a stream of its own."""
     whole = stream("host")
     megatron = scope is Scope.ANY and whole.chance(MEGATRON_SHARE)
     gpt = megatron and whole.chance(0.4)
