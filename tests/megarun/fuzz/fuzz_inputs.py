@@ -164,7 +164,7 @@ class Inputs:
             if name == broken:
                 data = self._broken(content, draw) if tree else mutated_bytes(data, draw)
             (self._checkpoint / name).write_bytes(data)
-        path = checkpoints_at(self._checkpoint)[0]
+        path = checkpoints_at(str(self._checkpoint))[0]
         found = read_manifest(path)
         damaged_files(path, found)
         found.data_progress.batch(10)
