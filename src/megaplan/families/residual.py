@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from megaplan.blocks.costs import FP32_BYTES
 from megaplan.blocks.costs import norm as norm_work
 from megaplan.blocks.dims import Dims
-from megaplan.blocks.ops import BlockProgram, Op
+from megaplan.blocks.ops import INPUT, BlockProgram, Op
 from megaplan.blocks.storages import Shapes, storages
 from megaplan.blocks.work import Op as WorkOp
 from megaplan.blocks.work import Ops, Work, Workload
@@ -23,7 +23,7 @@ from megaplan.inventory.tensors import Group, Init, ParamTensor
 
 NormKind = Literal["rmsnorm", "layernorm"]
 NormPlacement = Literal["pre", "post", "both"]
-NORMED, STREAM = "normed", "x"
+NORMED = "normed"
 POST_NORM = "post_norm"
 
 
@@ -126,15 +126,15 @@ def _before(path: ResidualPath, op: Op) -> tuple[Op, ...]:
     if path.placement == "post":
         return ()
     if path.shares_input:
-        return (Op("shared norm", (STREAM,), (NORMED,), grads=()),)
-    return (norm_op("norm", path.norm, STREAM, NORMED),) if path.norm != "rmsnorm" else (op,)
+        return (Op("shared norm", (INPUT,), (NORMED,), grads=()),)
+    return (norm_op("norm", path.norm, INPUT, NORMED),) if path.norm != "rmsnorm" else (op,)
 
 
 def _reading_stream(op: Op) -> Op:
     """An operation that reads the stream itself where it read the norm of it."""
 
     def names(old: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(STREAM if name == NORMED else name for name in old)
+        return tuple(INPUT if name == NORMED else name for name in old)
 
     return op._replace(
         reads=names(op.reads),

@@ -14,7 +14,7 @@ from megaplan.blocks.ops import AGAIN_SUFFIX, INPUT, OUTPUT
 from megaplan.blocks.storages import storages
 from megaplan.columns import Column
 from megaplan.hosts.megarun.parts import BlockBytes, Part, weigh
-from megaplan.hosts.megarun.program import Backward, Moment, Replay, backward_fields, size_name
+from megaplan.hosts.megarun.program import Moment, Replay, size_name, with_backward
 
 
 class Halves(NamedTuple):
@@ -44,7 +44,7 @@ class Halves(NamedTuple):
 @cache
 def splittable(run: Replay) -> Replay:
     """The same block where its linears are those that a schedule may split, and its backward is whole."""
-    return replace(run, **backward_fields(Backward(run.program, splittable=True).moments))
+    return with_backward(run, run.program, splittable=True)[0]
 
 
 @cache
@@ -68,7 +68,7 @@ def splittable_part(part: Part, dims: Dims) -> Part:
 @cache
 def halves(run: Replay, *, owns_input: bool = True) -> Halves:
     """The halves of a program's backward; W's moments have the block's input, where W needs it, if `owns_input`."""
-    backward = Backward(run.program, splits=True)
+    inputs, backward = with_backward(run, run.program, splits=True)
     weights, operations = [], [pending.op for pending in backward.pending]
     for index, (op, param, _, _) in enumerate(backward.pending):
         left = backward.pending[operations.index(op) :]  # weights of one input are freed together
@@ -82,7 +82,7 @@ def halves(run: Replay, *, owns_input: bool = True) -> Halves:
     if not owns_input:
         weights = [replace(moment, storages=tuple(name for name in moment.storages if name != INPUT)) for moment in weights]
     late, fetched = tuple(pending.param for pending in backward.pending), frozenset(name for op in operations for name in op.late_fetches)
-    return Halves(replace(run, **backward_fields(backward.moments)), late, tuple(weights), fetched)
+    return Halves(inputs, late, tuple(weights), fetched)
 
 
 class HalvedBytes(NamedTuple):

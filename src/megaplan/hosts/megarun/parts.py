@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import cache
 from itertools import accumulate
 from typing import NamedTuple
@@ -12,7 +11,7 @@ from megaplan.blocks.ops import OUTPUT, BlockProgram
 from megaplan.blocks.storages import Shapes, Stored
 from megaplan.columns import Column
 from megaplan.hosts.megarun.allocator import slack_bytes
-from megaplan.hosts.megarun.program import CALLER, Backward, Moment, Replay, backward_fields, replay
+from megaplan.hosts.megarun.program import CALLER, Moment, Replay, replay, with_backward
 from megaplan.hosts.values import BlockLedger, LedgerTensor
 from megaplan.tuples import new
 
@@ -134,8 +133,7 @@ def weigh(part: Part, gradients: dict[str, int], *, in_place: bool) -> BlockByte
 
 @cache
 def _arrived(run: Replay, *, splittable: bool) -> Replay:
-    program = run.program._replace(arriving={**run.program.arriving, CALLER: OUTPUT})
-    return replace(run, program=program, **backward_fields(Backward(program, splittable=splittable).moments))
+    return with_backward(run, run.program._replace(arriving={**run.program.arriving, CALLER: OUTPUT}), splittable=splittable)[0]
 
 
 def weigh_arrived(block: BlockBytes, *, splittable: bool, in_place: bool) -> BlockBytes:

@@ -25,12 +25,13 @@ FSDP2's `FSDPParamGroup.post_backward`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from megaplan.blocks.ops import INPUT, OUTPUT, Flow, Op, again
+from megaplan.hosts.megarun.graph import Graph, dropped_by, keepers_of, roots_of
 
 AGAIN = "recompute"  # stands for the region's second run among the keepers of a storage
 CALLER = "caller"  # stands for autograd's caller among the owners of gradients
@@ -100,24 +101,10 @@ class Replay:
     program: Program
 
 
-class _Graph(NamedTuple):
-    """A program with what follows from it: view roots, who keeps what, and what a recompute region reads, drops and caches."""
-
-    ops: tuple[Op, ...]
-    roots: dict[str, str]
-    held: frozenset[str]
-    keepers: dict[str, list[str]]
-    saved: frozenset[str]
-    region: frozenset[str]
-    entering: frozenset[str]
-    dropped: frozenset[str]
-    cached: frozenset[str]
-
-
 class Program(NamedTuple):
     """What a backward is replayed from: kept storages in order, the gradients that arrive, and a storage that something outside holds."""
 
-    graph: _Graph
+    graph: Graph
     order: tuple[str, ...]
     arriving: dict[str, str]
     pinned: str | None
@@ -149,16 +136,16 @@ def replay(
         waiting: Gradients that are there before the block's backward begins, by the name of what they belong to: of storages that other
             blocks read too, and of parameters shared with them.
     """
-    roots = _roots(ops)
-    dropped = _dropped(ops, roots, region, after)
-    keepers = _keepers(ops, roots)
+    roots = roots_of(ops)
+    dropped = dropped_by(ops, roots, region, after)
+    keepers = keepers_of(ops, roots)
     why = {name: names for name, names in keepers.items() if name not in dropped}
     entering = frozenset(roots[name] for op in ops if op.name in region for name in op.reads) - dropped
     for name in sorted(entering - set(why)):
         why[name] = [AGAIN]
     keeps_input = why.pop(INPUT, None) is not None
     order = [name for op in ops if not op.is_view for name in op.makes if name in why]
-    graph = _Graph(ops, roots, held, keepers, frozenset(why), region, entering, dropped, cached if region else frozenset())
+    graph = Graph(ops, roots, held, keepers, frozenset(why), region, entering, dropped, cached if region else frozenset())
     forward = _forward(ops, roots, graph.saved, held)
     arriving = {arrives: arrives, **({CALLER: arrives} if starts else {}), **{name: name for name in waiting}}
     program = Program(graph, tuple(order), arriving, pinned)
@@ -170,26 +157,17 @@ def replay(
         forward=forward,
         forward_peaks=tuple((moment, _pick(moment.tensors), 0) for moment in largest_moments(forward, lambda _: ())),
         program=program,
-        **backward_fields(backward),
+        **_backward_fields(backward),
     )
 
 
-def _dropped(ops: tuple[Op, ...], roots: Mapping[str, str], region: frozenset[str], after: frozenset[str]) -> frozenset[str]:
-    """What a recomputed region makes, but for what operations behind it keep."""
-    behind = frozenset(roots[name] for op in ops if op.name in after for name in op.keeps)
-    return frozenset(name for op in ops if op.name in region and not op.is_view for name in op.makes) - behind
+def with_backward(run: Replay, program: Program, *, splits: bool = False, splittable: bool = False) -> tuple[Replay, Backward]:
+    """The same forward with another backward, and that backward; the arguments are those of `Backward`."""
+    backward = Backward(program, splits=splits, splittable=splittable)
+    return replace(run, program=program, **_backward_fields(backward.moments)), backward
 
 
-def _keepers(ops: tuple[Op, ...], roots: Mapping[str, str]) -> dict[str, list[str]]:
-    """The operations that keep each storage, in execution order."""
-    keepers: dict[str, list[str]] = {}
-    for op in ops:
-        for name in op.keeps:
-            keepers.setdefault(roots[name], []).append(op.name)
-    return keepers
-
-
-def backward_fields(backward: tuple[Moment, ...]) -> dict[str, Any]:
+def _backward_fields(backward: tuple[Moment, ...]) -> dict[str, Any]:
     """The fields of a `Replay` that its backward decides."""
     return {
         "backward": backward,
@@ -232,14 +210,6 @@ def _undominated(moments: tuple[Moment, ...], held: Callable[[Moment], tuple[str
             if position != index
         )
     )
-
-
-def _roots(ops: tuple[Op, ...]) -> dict[str, str]:
-    roots = {INPUT: INPUT}
-    for op in ops:
-        for name in op.makes:
-            roots[name] = roots[op.reads[0]] if op.is_view else name
-    return roots
 
 
 def _forward(ops: tuple[Op, ...], roots: dict[str, str], saved: frozenset[str], held: frozenset[str]) -> tuple[Moment, ...]:
@@ -393,7 +363,7 @@ def _release(op: str, live: dict[str, None], waiting: dict[str, set[str]], pinne
 
 
 def _recomputed(
-    graph: _Graph, live: tuple[str, ...], wanted: frozenset[str], gradients: tuple[str, ...], params: tuple[str, ...], *, splittable: bool
+    graph: Graph, live: tuple[str, ...], wanted: frozenset[str], gradients: tuple[str, ...], params: tuple[str, ...], *, splittable: bool
 ) -> list[Moment]:
     """The region's forward once more, beside what is alive in backward."""
     region = set(graph.region)

@@ -1,0 +1,46 @@
+"""A block's operations with what follows from them: whose storage a name is, who keeps it, and what a recomputed region drops."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from megaplan.blocks.ops import INPUT, Op
+
+
+class Graph(NamedTuple):
+    """A program with what follows from it: view roots, who keeps what, and what a recompute region reads, drops and caches."""
+
+    ops: tuple[Op, ...]
+    roots: dict[str, str]
+    held: frozenset[str]
+    keepers: dict[str, list[str]]
+    saved: frozenset[str]
+    region: frozenset[str]
+    entering: frozenset[str]
+    dropped: frozenset[str]
+    cached: frozenset[str]
+
+
+def roots_of(ops: tuple[Op, ...]) -> dict[str, str]:
+    """The storage of every name: of a view, the one that it is cut from."""
+    roots = {INPUT: INPUT}
+    for op in ops:
+        for name in op.makes:
+            roots[name] = roots[op.reads[0]] if op.is_view else name
+    return roots
+
+
+def keepers_of(ops: tuple[Op, ...], roots: Mapping[str, str]) -> dict[str, list[str]]:
+    """The operations that keep each storage, in execution order."""
+    keepers: dict[str, list[str]] = {}
+    for op in ops:
+        for name in op.keeps:
+            keepers.setdefault(roots[name], []).append(op.name)
+    return keepers
+
+
+def dropped_by(ops: tuple[Op, ...], roots: Mapping[str, str], region: frozenset[str], after: frozenset[str]) -> frozenset[str]:
+    """What a recomputed region makes, but for what operations behind it keep."""
+    behind = frozenset(roots[name] for op in ops if op.name in after for name in op.keeps)
+    return frozenset(name for op in ops if op.name in region and not op.is_view for name in op.makes) - behind
