@@ -47,7 +47,7 @@ class Evaluated:
         in_place: Whether its gradients accumulate in the dtype autograd makes them in.
     """
 
-    __slots__ = ("_boundary_bytes", "_units", "family", "in_place", "layer", "storage", "sums")
+    __slots__ = ("_arrived", "_boundary_bytes", "_units", "family", "in_place", "layer", "storage", "sums")
 
     def __init__(
         self, block: Block, sums: BlockBytes, storage: BlockStorage | None, *, layer: bool, boundary_bytes: int, in_place: bool
@@ -55,6 +55,7 @@ class Evaluated:
         self.family, self.layer, self.sums, self.storage, self.in_place = block.family, layer, sums, storage, in_place
         self._boundary_bytes = boundary_bytes
         self._units: dict[tuple[bool, bool], Unit] = {}
+        self._arrived: BlockBytes | None = None
 
     def unit(self, owned: bool, policy: Policy, *, arrived: bool) -> Unit:
         """The block as a unit.
@@ -64,19 +65,23 @@ class Evaluated:
             policy: The chunk's.
             arrived: Whether the gradient of its output came from another slot.
         """
-        unit = self._units.get((owned, arrived))
+        sums = self._sums_of_arrived(policy) if arrived else self.sums
+        key = owned, sums is self.sums
+        unit = self._units.get(key)
         if unit is None:
-            sums = self.sums
-            if arrived:
-                sums = weigh_arrived(sums, splittable=policy.splits_backward, in_place=self.in_place)
             owned_bytes, last_own = self._boundary_bytes if owned else 0, LAST_OWN.get(self.family, "")
             has_bank = self.layer and self.storage is not None and self.storage.experts.gathered_bytes > 0
             bank = bank_moments(sums) if has_bank else None
             unit = make_unit(sums, self.storage, self.layer, owned_bytes, last_own, bank)
             if policy.splits_backward and self.layer:
                 unit = split_unit(unit, in_place=policy.in_place, owns_input=owned)
-            self._units[owned, arrived] = unit
+            self._units[key] = unit
         return unit
+
+    def _sums_of_arrived(self, policy: Policy) -> BlockBytes:
+        if self._arrived is None:
+            self._arrived = weigh_arrived(self.sums, splittable=policy.splits_backward, in_place=self.in_place)
+        return self._arrived
 
 
 class BlockMemo:

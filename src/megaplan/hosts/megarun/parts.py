@@ -7,7 +7,7 @@ from functools import cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from megaplan.blocks.ops import OUTPUT, BlockProgram
+from megaplan.blocks.ops import INPUT, OUTPUT, BlockProgram, Flow
 from megaplan.blocks.storages import Shapes, Stored
 from megaplan.columns import Column
 from megaplan.hosts.megarun.allocator import slack_bytes
@@ -136,11 +136,27 @@ def _arrived(run: Replay, *, splittable: bool) -> Replay:
     return with_backward(run, run.program._replace(arriving={**run.program.arriving, CALLER: OUTPUT}), splittable=splittable)[0]
 
 
+def _adds_at_its_end(part: Part) -> bool:
+    """Whether one operation, the first, reads the input beside the addition, and makes as much as the input: a norm.
+
+    Its output's gradient, which is there when it makes the input's, is gone when that is added: the sum takes its place.
+    """
+    ops, tensors = part.replay.program.graph.ops, part.tensors
+    readers = [op for op in ops if INPUT in op.reads and op.flow is not Flow.ADD]
+    if readers != [ops[0]]:
+        return False
+    first = ops[0]
+    return first.flow is Flow.COMPUTE and not first.late and tensors[first.makes[0]][0] >= tensors[OUTPUT][0]
+
+
 def weigh_arrived(block: BlockBytes, *, splittable: bool, in_place: bool) -> BlockBytes:
     """A block's sums where the gradient of its output came from another slot.
 
-    It is in a receive buffer to the end, so that what is added to it makes a new storage. `splittable` and `in_place` as for the block.
+    It is in a receive buffer to the end, so that what is added to it makes a new storage. `splittable` and `in_place` as for the block,
+    which is the answer itself where that is no larger.
     """
+    if _adds_at_its_end(block.part):
+        return block
     run = _arrived(block.part.replay, splittable=splittable)
     return weigh(Part(run, block.part.tensors), block.gradients, in_place=in_place)
 
