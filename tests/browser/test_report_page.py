@@ -4,6 +4,7 @@ import json
 
 import pytest
 from conftest import REPORTS
+from playwright.sync_api import expect
 
 
 def estimate(name: str) -> dict:
@@ -71,7 +72,7 @@ def test_keys_reach_a_number_its_formula_and_return(opened):
     dialog = page.locator("dialog[open]")
     assert "usable − peak" in dialog.inner_text()
     page.keyboard.press("Escape")
-    assert page.locator("dialog[open]").count() == 0
+    expect(page.locator("dialog[open]")).to_have_count(0)
     assert page.evaluate("document.activeElement.closest('td').cellIndex") == 3
 
 
@@ -91,8 +92,11 @@ def test_the_timeline_zooms_by_keys_and_both_pictures_follow(opened):
     before = box.screenshot(), page.locator("#over-time .plot").screenshot()
     box.focus()
     page.keyboard.press("+")
-    page.wait_for_timeout(500)
-    after = box.screenshot(), page.locator("#over-time .plot").screenshot()
+    for _ in range(50):  # both are drawn in a later frame
+        page.wait_for_timeout(100)
+        after = box.screenshot(), page.locator("#over-time .plot").screenshot()
+        if before[0] != after[0] and before[1] != after[1]:
+            break
     assert before[0] != after[0]
     assert before[1] != after[1]
     page.keyboard.press("0")
@@ -115,7 +119,8 @@ def test_a_screen_reader_finds_names_roles_and_tables(opened):
     assert page.locator("[role=img]:not([aria-label])").count() == 0
     assert page.locator("button, select").evaluate_all("nodes => nodes.every((node) => node.innerText || node.labels)")
     page.locator("summary", has_text="Table: the actions of a rank").click()
-    assert page.get_by_role("table", name="Actions of pp 0").locator("tbody tr").count() > 0
+    # The rows are made when the element has told of its opening, which is after the click has returned.
+    expect(page.get_by_role("table", name="Actions of pp 0").locator("tbody tr")).not_to_have_count(0)
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement !== document.body")
 
