@@ -15,7 +15,7 @@ import megaplan
 ROOT = Path(__file__).parents[3]
 RECIPES = sorted((ROOT / "docs/recipes").glob("*.md"))
 MOST_LINES = 60
-NEEDED = ("family", "column", "schedule", "device", "host", "kernel", "low-precision", "huggingface")
+NEEDED = ("family", "estimate", "column", "schedule", "device", "host", "kernel", "low-precision", "huggingface")
 
 pytestmark = pytest.mark.skipif(not RECIPES, reason="runs beside the sources")
 

@@ -1,0 +1,100 @@
+"""Of random plans: the cuts, the bytes of every rank, the time of a step and the launch files of other hosts are those that were committed.
+
+`make accuracy-random` shows that such bytes are right; this shows that they stay. A change that means to move them writes the table anew
+(`MEGAPLAN_UPDATE_GOLDEN=1 pytest tests/megaplan/random_plans/test_pinned_plans.py`), and the commit says which plans moved and why.
+"""
+
+import csv
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from random_plans.choices import LARGE, SMALL, Size
+from random_plans.draw import draw
+
+import megaplan
+from megaplan.exporters.hosts import EXPORTERS
+from megaplan.exporters.values import Source
+from megaplan.layout.step_time import PlannedTime
+
+TABLE = Path(__file__).parents[2] / "golden/random_plans.csv"
+UPDATE = os.environ.get("MEGAPLAN_UPDATE_GOLDEN") == "1"
+FIELDS = ("size", "seed", "spec", "refused", "cuts", "peak_bytes", "memory", "step_microseconds", "time", "exports")
+AT_ONCE = 40
+DRAWS = [(size, first) for size, count in ((SMALL, 720), (LARGE, 280)) for first in range(0, count, AT_ONCE)]
+
+
+def digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def row_of(size: Size, seed: int) -> dict[str, str]:
+    """What megaplan says of a drawn plan; digests of what is too long to read."""
+    document = draw(seed, size=size)
+    row = dict.fromkeys(FIELDS, "") | {"size": size.name, "seed": str(seed), "spec": digest(document)}
+    try:
+        found = megaplan.estimate(document)
+    except megaplan.MegaplanError as error:
+        return row | {"refused": " ".join(sorted({item.code for item in error.diagnostics}))}
+    time = found.step_time
+    if isinstance(time, PlannedTime):
+        row |= {"step_microseconds": str(round(time.seconds * 1e6)), "time": digest(time.as_document())}
+    memory = [(rank.ranks, rank.cells, rank.moments, rank.parameters) for rank in found.ranks], found.serving, found.routing
+    return row | {
+        "cuts": " ".join(str(slot.stop) for slot in found.job.layout.slots),
+        "peak_bytes": str(found.peak_bytes),
+        "memory": digest(memory),
+        "exports": digest([*exports_of(found.job)]),
+    }
+
+
+def exports_of(job: megaplan.LoadedJob) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Host, text and lost keys of each exporter that takes the plan, or the codes of its refusal."""
+    source = Source(job.spec, job.inventory, job.layout)
+    for host in EXPORTERS:
+        try:
+            exported = EXPORTERS[host](source)
+            yield host, exported.text, tuple(loss.key for loss in exported.losses)
+        except megaplan.MegaplanError as error:
+            yield host, "", tuple(item.code for item in error.diagnostics)
+
+
+def committed() -> dict[tuple[str, str], dict[str, str]]:
+    if not TABLE.exists():
+        return {}
+    with TABLE.open(encoding="utf-8", newline="") as file:
+        return {(row["size"], row["seed"]): row for row in csv.DictReader(file)}
+
+
+@pytest.fixture(scope="module")
+def table() -> Iterator[dict[tuple[str, str], dict[str, str]]]:
+    rows = committed()
+    yield rows
+    if UPDATE:
+        with TABLE.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows[key] for key in sorted(rows, key=lambda key: (key[0] != SMALL.name, int(key[1]))))
+
+
+@pytest.mark.parametrize(("size", "first"), DRAWS, ids=lambda value: str(getattr(value, "name", value)))
+def test_a_random_plan_is_what_was_committed(size: Size, first: int, table: dict[tuple[str, str], dict[str, str]]) -> None:
+    moved = []
+    for seed in range(first, first + AT_ONCE):
+        row = row_of(size, seed)
+        if UPDATE:
+            table[size.name, str(seed)] = row
+        known = table[size.name, str(seed)]
+        moved += [f"{size.name} {seed}: {name} {known[name]} -> {row[name]}" for name in FIELDS if row[name] != known[name]]
+    assert not moved, "\n".join(moved)
+
+
+def test_the_table_has_every_plan_and_few_that_are_refused() -> None:
+    rows = committed()
+    assert {size for size, _ in rows} == {SMALL.name, LARGE.name}
+    assert len(rows) == AT_ONCE * len(DRAWS)
+    assert sum(1 for row in rows.values() if row["refused"]) < 0.1 * len(rows)
