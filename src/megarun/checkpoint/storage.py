@@ -89,10 +89,17 @@ class CheckpointWriter(FileSystemWriter):
         return self._partial
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Remove files of a killed save before any rank writes."""
+        """Remove files of a killed save before any rank writes.
+
+        The folder itself stays: the other ranks make it in this moment, and `mkdir` of a folder that goes away fails.
+        """
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)
-        if is_coordinator:
-            shutil.rmtree(self._partial, ignore_errors=True)
+        if is_coordinator and self._partial.is_dir():
+            for left in self._partial.iterdir():
+                if left.is_dir() and not left.is_symlink():
+                    shutil.rmtree(left, ignore_errors=True)
+                else:
+                    left.unlink(missing_ok=True)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's file and compute its checksum."""

@@ -19,7 +19,9 @@ import megarun.checkpoint.save
 import megarun.data.batches
 from megaplan.plan.make import make_plan, write_plan
 from megaplan.spec.models import Spec
-from megarun.checkpoint.manifest import list_checkpoints
+from megarun.checkpoint.manifest import Manifest, list_checkpoints
+from megarun.checkpoint.retention import Retention
+from megarun.checkpoint.storage import CheckpointWriter
 from megarun.cli.main import run
 from megarun.data.corpus import read_corpus
 from megarun.data.tokenize import tokenize
@@ -155,6 +157,19 @@ def test_a_save_that_was_killed_is_no_checkpoint(tmp_path: Path, command: Any, c
     assert run(command("run", "--steps", "4")) == 0
     assert "2 steps done" in capfd.readouterr().err
     assert sorted(path.name for path in checkpoints.iterdir()) == ["step-00000002", "step-00000004"]
+
+
+def test_the_folder_of_a_killed_save_is_emptied_and_stays(tmp_path: Path) -> None:
+    """The other ranks make it at the same time: their `mkdir` fails if it is removed between its two looks at the folder."""
+    manifest = Manifest(step=4, seed=0, global_batch=(1, 1), model_digest="", plan_digest="", world_size=2, torch="", files={})
+    writer = CheckpointWriter(tmp_path, manifest, "{}", Retention(2))
+    partial = tmp_path / "checkpoints" / ".step-00000004.partial"
+    (partial / "left").mkdir(parents=True)
+    (partial / "__0_0.distcp").write_bytes(b"half")
+    folder = partial.stat().st_ino
+    writer.set_up_storage_writer(is_coordinator=True)
+    assert [*partial.iterdir()] == []
+    assert partial.stat().st_ino == folder
 
 
 def test_the_newest_are_kept(tmp_path: Path, command: Any) -> None:
