@@ -18,12 +18,16 @@ HERE = Path(__file__).parent
 SHARED_MEMORY_LIMIT_BYTES = 232_448  # a block on sm_90; the compiler does not check it without a GPU
 STACK_LIMIT_BYTES = {"ssd": 256}
 """Spills allowed; no other kernel has any."""
-EVERY = {"attention": 4, "causal_conv1d": 3, "indexed_attention": 8, "mamba3": 18, "moe": 3, "rope": 3, "ssd": 3}
-"""Of operations whose configurations take minutes to compile, CI compiles every n-th; the slow set compiles all."""
+EVERY = {
+    **{"activation": 2, "attention": 8, "causal_conv1d": 3, "indexed_attention": 12, "m2rnn": 2, "mamba3": 18, "moe": 4},
+    **{"newton_schulz": 2, "rms_norm": 2, "rope": 3, "ssd": 3},
+}
+"""Of operations whose configurations take long to compile, CI compiles every n-th; the slow set compiles all."""
+GROUPS = 4
+"""Processes that CI's checks share: each imports torch and triton once."""
 
 OPERATIONS = sorted(path.stem for path in (HERE / "sm90").glob("*.py") if path.stem != "compile")
-EACH_OPERATION = pytest.mark.parametrize("operation", OPERATIONS)
-EACH_CHECK = pytest.mark.parametrize("name", sorted(path.stem.removeprefix("check_") for path in (HERE / "interpreted").glob("check_*.py")))
+CHECKS = sorted(path.stem.removeprefix("check_") for path in (HERE / "interpreted").glob("check_*.py"))
 NO_ARITHMETIC = ("rstd", "starts", "labels", "bits", "words", "rows", "ends", "tile_ends", "indices", "positions")
 """Pointers whose values are fp32 or integers whatever the activations are."""
 
@@ -36,48 +40,55 @@ def run_python(arguments: list[str], cache: Path, **variables: str) -> subproces
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False)
 
 
-def interpret(name: str, marks: str, cache: Path) -> None:
-    path = HERE / "interpreted" / f"check_{name}.py"
-    done = run_python(["-m", "pytest", str(path), "-q", "-x", "-p", "no:cacheprovider", "-m", marks], cache, TRITON_INTERPRET="1")
+def groups_of(names: list[str]) -> list[list[str]]:
+    return [names[first::GROUPS] for first in range(GROUPS)]
+
+
+def interpret(names: list[str], marks: str, cache: Path) -> None:
+    paths = [str(HERE / "interpreted" / f"check_{name}.py") for name in names]
+    done = run_python(["-m", "pytest", *paths, "-q", "-p", "no:cacheprovider", "-m", marks], cache, TRITON_INTERPRET="1")
     assert done.returncode in (0, 5), done.stdout + done.stderr  # 5: nothing has these marks
     assert done.returncode == 0 or marks == "slow"
 
 
 @pytest.mark.requirement("R-65")
-@EACH_CHECK
-def test_the_kernels_are_right_in_the_interpreter(name: str, tmp_path: Path) -> None:
-    interpret(name, "not slow", tmp_path)
+@pytest.mark.parametrize("names", groups_of(CHECKS), ids="-".join)
+def test_the_kernels_are_right_in_the_interpreter(names: list[str], tmp_path: Path) -> None:
+    interpret(names, "not slow", tmp_path)
 
 
 @pytest.mark.slow
-@EACH_CHECK
+@pytest.mark.parametrize("name", CHECKS)
 def test_the_kernels_are_right_at_more_sizes(name: str, tmp_path: Path) -> None:
-    interpret(name, "slow", tmp_path)
+    interpret([name], "slow", tmp_path)
 
 
-@EACH_OPERATION
-def test_the_kernels_fit_an_sm90(operation: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("operations", groups_of(OPERATIONS), ids="-".join)
+def test_the_kernels_fit_an_sm90(operations: list[str], tmp_path: Path) -> None:
     """And use what the committed table says under the triton that it was written with."""
-    check_resources(operation, EVERY.get(operation, 1), tmp_path)
+    check_resources({operation: EVERY.get(operation, 1) for operation in operations}, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", EVERY)
 def test_all_configurations_fit_an_sm90(operation: str, tmp_path: Path) -> None:
-    check_resources(operation, 1, tmp_path)
+    check_resources({operation: 1}, tmp_path)
 
 
-def check_resources(operation: str, every: int, tmp_path: Path) -> None:
-    done = run_python([str(HERE / "sm90" / "compile.py"), f"--every={every}", operation], tmp_path)
+def check_resources(every: dict[str, int], cache: Path) -> None:
+    """Compile every n-th configuration of each operation."""
+    done = run_python([str(HERE / "sm90" / "compile.py"), *(f"{operation}:{step}" for operation, step in every.items())], cache)
     assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout.splitlines()[-1])[operation]
-    assert rows
-    limit = STACK_LIMIT_BYTES.get(operation, 0)
-    assert [row for row in rows if row["stack_bytes"] > limit or row["shared_bytes"] > SHARED_MEMORY_LIMIT_BYTES] == []
-    with (HERE / "sm90" / f"{operation}.csv").open(encoding="utf-8") as file:
-        committed = [row for row in csv.DictReader(file) if row["triton"] == rows[0]["triton"]]
-    if committed:
-        assert [{key: str(value) for key, value in row.items()} for row in rows] == committed[::every]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found.keys() == every.keys()
+    for operation, rows in found.items():
+        assert rows
+        limit = STACK_LIMIT_BYTES.get(operation, 0)
+        assert [row for row in rows if row["stack_bytes"] > limit or row["shared_bytes"] > SHARED_MEMORY_LIMIT_BYTES] == [], operation
+        with (HERE / "sm90" / f"{operation}.csv").open(encoding="utf-8") as file:
+            committed = [row for row in csv.DictReader(file) if row["triton"] == rows[0]["triton"]]
+        if committed:
+            assert [{key: str(value) for key, value in row.items()} for row in rows] == committed[:: every[operation]], operation
 
 
 def test_every_operation_with_kernels_is_compiled() -> None:

@@ -26,6 +26,9 @@ from megakernels.ops.attention.inputs import Attention, Places, places_of
 
 BY_NAME = {case.name: case for case in CASES if case.name.startswith("attention")}
 EACH = pytest.mark.parametrize("name", BY_NAME)
+EACH_PACKED = pytest.mark.parametrize(
+    "name", [name if name.endswith("packed") else pytest.param(name, marks=pytest.mark.slow) for name in BY_NAME]
+)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 SMALL = 32
 """Queries and keys of a tile, so that a short row has several: the shipped ones have up to 128."""
@@ -37,7 +40,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sizes.TILES, name, {key: tile._replace(queries=SMALL, keys=SMALL) for key, tile in tiles.items()})
 
 
-@EACH
+@EACH_PACKED
 @pytest.mark.usefixtures("small_tiles")
 def test_values(name: str) -> None:
     check_values(BY_NAME[name], 37, torch.float32, reference, views=True)

@@ -33,6 +33,9 @@ from megakernels.ops.indexed_attention.pieces import Settings
 
 BY_NAME = {case.name: case for case in CASES if case.name.startswith("indexed_attention")}
 EACH = pytest.mark.parametrize("name", BY_NAME)
+EACH_PACKED = pytest.mark.parametrize(
+    "name", [name if name.endswith("packed") else pytest.param(name, marks=pytest.mark.slow) for name in BY_NAME]
+)
 NAMES = ("q", "k", "v", "index_q", "index_k", "index_weights", "k_scale", "k_bias")
 SMALL = 32
 """Queries and keys of a tile, so that a short row has several: the shipped ones have up to 128."""
@@ -53,7 +56,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sizes, "CHUNK_ELEMENTS", 1)
 
 
-@EACH
+@EACH_PACKED
 @pytest.mark.usefixtures("small_tiles")
 def test_values(name: str) -> None:
     check_values(BY_NAME[name], 37, torch.float32, reference, views=True)

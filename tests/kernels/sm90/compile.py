@@ -1,8 +1,8 @@
 """Compiles the kernels for Hopper without a GPU and prints each one's resources as JSON; --write commits them to NAME.csv in this folder.
 
-    PYTHONPATH=src:kernels python tests/kernels/sm90/compile.py [--write | --every=3] rms_norm ...
+    PYTHONPATH=src:kernels python tests/kernels/sm90/compile.py [--write] rms_norm attention:8 ...
 
-A process of its own: nothing compiles where triton was imported to interpret. Each operation's file NAME.py lists its CONFIGURATIONS.
+`attention:8` compiles every eighth of its configurations. A process of its own: nothing compiles where triton was imported to interpret. Each operation's file NAME.py lists its CONFIGURATIONS.
 """
 
 import csv
@@ -62,10 +62,11 @@ def rows_of(name: str, every: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     sys.path.insert(0, str(HERE))
-    names = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
-    every = next((int(argument.partition("=")[2]) for argument in sys.argv[1:] if argument.startswith("--every=")), 1)
-    found = {name: rows_of(name, every) for name in names}
+    asked = [argument.partition(":") for argument in sys.argv[1:] if argument != "--write"]
+    found = {name: rows_of(name, int(every or 1)) for name, _, every in asked}
     if "--write" in sys.argv:
+        if any(every for _, _, every in asked):
+            raise SystemExit("--write compiles every configuration: leave out the number after the name")
         for name, rows in found.items():
             write(HERE / f"{name}.csv", rows)
     print(json.dumps(found))  # noqa: T201  read by the test

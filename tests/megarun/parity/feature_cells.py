@@ -76,7 +76,7 @@ def _ahead(depth: int = 1) -> dict[str, Any]:
 FEATURE_CELLS = [
     # multi-token prediction: the last stage has a second copy of the embedding, whose gradient is summed with the first's
     Cell("mtp-gpipe-pp2", {"pp": 2}, "gpipe", DENSE | _ahead()),
-    Cell("mtp-1f1b-pp2", {"pp": 2}, spec=_ahead(), ci=True),
+    Cell("mtp-1f1b-pp2", {"pp": 2}, spec=_ahead()),
     Cell("mtp-1f1b-pp4-two-depths", {"pp": 4}, spec=DENSE | _ahead(2)),
     Cell("mtp-1f1b-pp2-tied", {"pp": 2}, spec=DENSE | _ahead(2) | TIED),
     Cell("mtp-looped-bfs-pp2-vpp2", V2, "looped_bfs", DENSE | _ahead()),
