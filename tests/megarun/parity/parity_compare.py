@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from math import hypot, sqrt
+from math import hypot, isfinite, sqrt
 from typing import Any
 
 import torch
@@ -165,6 +165,8 @@ def _tensors(
     if wrong and perturbed is not None:
         others = [perturbed(seed)[what] for seed in range(PERTURBATIONS)]
         deviations = {name: hypot(*(_distance(other[name][0], expected[name][0]) for other in others)) for name in wrong}
+        if not all(isfinite(deviation) for deviation in deviations.values()):
+            raise ValueError(f"{what}: perturbed parameters give no finite numbers")
         wrong = [name for name in wrong if not distances[name] <= MOST_DEVIATIONS * deviations[name] / sqrt(PERTURBATIONS)]
     if not wrong:
         return None

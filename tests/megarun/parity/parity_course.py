@@ -35,7 +35,8 @@ def perturb(trainer: Trainer, seed: int) -> None:
     with torch.no_grad():
         for parameter in (parameter for stage in trainer.stages for parameter in stage.parameters()):
             local = _local(parameter)
-            local.copy_(torch.nextafter(local, (torch.rand(local.shape, generator=generator) - 0.5) * torch.inf))
+            upwards = torch.rand(local.shape, generator=generator) < 0.5
+            local.copy_(torch.nextafter(local, torch.where(upwards, torch.inf, -torch.inf)))
 
 
 def course(job: Job, trainer: Trainer, batches: Batches, by_name: ByName) -> dict[str, Any]:
