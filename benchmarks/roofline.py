@@ -32,7 +32,7 @@ SPECS = Path(__file__).parent / "rooflines"
 PAGE = ROOT / "docs" / "reference" / "roofline.md"
 INTRODUCTION = SPECS / "page.md"
 JOBS = (
-    ("NAM56R on 8 H200", ROOT / "plans" / "nam56r-8xh200.yaml", ("host.kernels=triton",)),
+    ("NAM56R on 8 H200", ROOT / "plans" / "nam56r-8xh200.yaml", ()),
     ("An 8 B dense model on 8 H200", SPECS / "dense-8b.yaml", ()),
     ("A hybrid like Nemotron-3-Nano on 8 H200", SPECS / "nemotron-3-nano.yaml", ()),
 )

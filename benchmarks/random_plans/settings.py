@@ -123,7 +123,7 @@ def training_section(draw: Draw) -> dict[str, Any]:
 def host_section(draw: Draw) -> dict[str, Any]:
     """`host` of a plan for megarun."""
     section: dict[str, Any] = {"name": "megarun"} if draw.chance(0.1) else {}
-    draw.maybe(section, 0.6, kernels=lambda: draw.choice(["triton", "triton", "reference"]))
+    draw.maybe(section, 0.6, kernels=lambda: draw.choice(["triton", "reference", "reference"]))
     return section
 
 

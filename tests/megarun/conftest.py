@@ -35,6 +35,7 @@ BASE: dict[str, Any] = {
         "mlp": {"ffn_hidden_size": 40},
     },
     "batch": {"micro_batch_size": 2, "seq_length": 24},
+    "host": {"kernels": "reference"},
     "precision": FP32,
     "training": {"steps": 10, "learning_rate": 3.0e-3},
 }

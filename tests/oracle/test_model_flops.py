@@ -28,6 +28,7 @@ SPEC: dict[str, Any] = {
     "name": "counted",
     "batch": {"micro_batch_size": ROWS, "seq_length": LENGTH},
     "precision": dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "fp32"),
+    "host": {"kernels": "reference"},
 }
 GQA = {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
 WIDTHS = {"kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}

@@ -160,7 +160,7 @@ def estimate(source: Source, /, *changes: str, costs: FilePath | None = None, **
         >>> found.fits, found.worst.ranks, found.peak_bytes == sum(found.columns.values())
         (True, (0, 1), True)
         >>> [str(column) for column, size in found.columns.items() if size > 15 * 2**30]
-        ['activations', 'routing']
+        ['activations']
         >>> smaller = megaplan.estimate(found.job, batch__micro_batch_size=1)
         >>> smaller.peak_bytes < found.peak_bytes
         True

@@ -200,7 +200,7 @@ class Stored:
             runs.sort(key=lambda name: (name in ("final_norm", "head"), name == "head"))
         owned, owns = [], slot.index == 0  # whether the stream so far is a storage of this chunk, not a receive buffer
         for name in runs:
-            owned.append(owns and not _reads_other_input(name, has_mtp=has_mtp))
+            owned.append(owns and not reads_other_input(name, has_mtp=has_mtp))
             owns = owns or name != "relation_bias"
         return self._summed(slot, runs, owned, blocks, is_last=is_last, has_mtp=has_mtp)
 
@@ -286,7 +286,7 @@ def _by_place(block: tuple[str, GroupBytes]) -> int:
     return place_of(block[0])
 
 
-def _reads_other_input(name: str, *, has_mtp: bool) -> bool:
+def reads_other_input(name: str, *, has_mtp: bool) -> bool:
     """Whether a block's input is no storage of the chunk, or is counted for another block: of two that read one, for the first."""
     if name in ("embedding", "relation_bias"):
         return True

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from megaplan.columns import Column, Phase
 from megaplan.layout.runs import Run, joined, runs_label, runs_of
-from megaplan.terminal.table import line_width, table
+from megaplan.terminal.table import line_width, table, wrap
 
 if TYPE_CHECKING:
     from megaplan.budget.values import RankBudget
@@ -94,7 +94,8 @@ def rank_table(ranks: Sequence[RankView], *, all_ranks: bool = False) -> Iterato
         left = left[len(shown) :]
         if left and not all_ranks:
             names = ", ".join(view.label for view in left[:3]) + (" …" if len(left) > 3 else "")
-            yield f"not shown, peak at most {show.text(left[0].peak_bytes)} {show.unit}: {names}; --all-ranks shows them"
+            text = f"not shown, peak at most {show.text(left[0].peak_bytes)} {show.unit}: {names}; --all-ranks shows them"
+            yield from wrap(text, indent="  ", width=width)
             return
         if left:
             yield ""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from megaplan.budget.stored import reads_other_input
 from megaplan.cost.times import StoredBytes
 from megaplan.hosts.megarun.boundaries import boundary_bytes
 from megaplan.hosts.megarun.dims import local_dims
@@ -111,12 +112,15 @@ def _needs(spec: Spec, inventory: Inventory, layout: Layout, measured: MeasuredC
     dims, sizes, makes = local_dims(spec), storage_sizes(spec), makes_of(spec, inventory)
     pipelined, boundary = spec.mesh.is_pipelined, boundary_bytes(dims)
 
+    has_mtp = any(block.family is Outside.MTP for _, block in inventory.outside)
+
     def needs(name: str, block: Block, *, runs: bool) -> Needs:
         storage = block_storage(sizes, block)
         static = sum(storage.resident_bytes) + storage.matrix_state_bytes + storage.other_state_bytes
         static += sum(tensor.state_bytes(0) for tensor in storage.uneven) + storage.resident_slack_bytes + storage.state_slack_bytes
         ledger = block_bytes(spec, dims, name, block)
-        saved = ledger.saved_bytes + ledger.saved_slack_bytes + (boundary if ledger.keeps_input else 0) if runs else 0
+        kept_input = boundary if ledger.keeps_input and not reads_other_input(name, has_mtp=has_mtp) else 0
+        saved = ledger.saved_bytes + ledger.saved_slack_bytes + kept_input if runs else 0
         return Needs(static, saved, storage.both.unsharded_bytes if pipelined else 0, storage.both.gathered_bytes if pipelined else 0)
 
     made: dict[object, Needs] = {}

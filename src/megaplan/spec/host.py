@@ -28,7 +28,7 @@ class Host(Section):
 
     Attributes:
         name: megarun, megatron for Megatron-Core with Transformer Engine, or torchtitan.
-        kernels: Plain torch (reference) or Triton.
+        kernels: Triton's kernels, or plain torch (reference). On a CPU plain torch computes either, and keeps what the kernels keep.
         model: hybrid is Megatron's HybridModel, one operator a letter; gpt its GPTModel, whose layer is an A and the D or E after it.
         attention_backend: flash keeps a log-sum-exp a row and head, fused (cuDNN) under GQA the queries again, unfused the probabilities.
         cross_entropy: unfused (Megatron's default), native, te (Transformer Engine's up to 2.11) or te_fp32 (after, its gradient in fp32).
@@ -83,7 +83,7 @@ class Host(Section):
     """
 
     name: OfHost = "megarun"
-    kernels: Literal["reference", "triton"] = "reference"
+    kernels: Literal["reference", "triton"] = "triton"
     model: Literal["hybrid", "gpt"] = "hybrid"
     attention_backend: Literal["flash", "fused", "unfused"] = "flash"
     cross_entropy: Literal["unfused", "native", "te", "te_fp32"] = "unfused"
@@ -143,8 +143,8 @@ class Host(Section):
 
     @property
     def uses_triton(self) -> bool:
-        """Whether Triton's kernels run megarun's operations."""
-        return self.kernels == "triton"
+        """Whether Triton's kernels run the operations of megarun; another host has its own kernels."""
+        return self.name == "megarun" and self.kernels == "triton"
 
     @model_serializer(mode="wrap")
     def _own_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class CheckpointWriter(FileSystemWriter):
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Remove files of a killed save before any rank writes.
 
-        The folder itself stays: the other ranks make it in this moment, and `mkdir` of a folder that goes away fails.
+        The folder itself stays: the other ranks make it at the same time, and `mkdir` of a folder that goes away fails.
         """
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)
         if is_coordinator and self._partial.is_dir():

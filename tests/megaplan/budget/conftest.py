@@ -35,6 +35,7 @@ HYBRID: dict[str, Any] = {
     "mesh": {"pp": 2, "dp_shard": 2},
     "schedule": {"num_microbatches": 8},
     "batch": {"micro_batch_size": 2, "seq_length": 64},
+    "host": {"kernels": "reference"},
 }
 
 NAM56R: dict[str, Any] = {

@@ -132,7 +132,7 @@ def test_over_the_limit_names_the_column_and_the_bytes(nam56r: Callable[..., Spe
 @pytest.mark.requirement("R-46")
 def test_low_headroom_warns_and_ample_headroom_does_not(nam56r: Callable[..., Spec]) -> None:
     codes = []
-    for size in (4, 6):
+    for size in (4, 8):
         spec, inventory, layout = parts(nam56r({"batch.micro_batch_size": size}), SPANS)
         codes.append([item.code for item in low_headroom(build_budget(spec, inventory, layout).worst)])
     assert codes == [[], ["MP502"]]

@@ -52,7 +52,7 @@ CHANGES = [
     "batch.seq_length=1024", "data.packing=documents", "precision.params=fp32", "precision.grads=bf16", "precision.master=bf16",
     "precision.moments=bf16", "precision.reduce=bf16", "optimizer.matrix=muon",
     "optimizer.matrix=muon>>optimizer.newton_schulz_dtype=fp32", "optimizer.matrix=muon>>optimizer.newton_schulz_steps=6",
-    "recompute.default=selective", "recompute.blocks={A: full}", "host.kernels=triton", "training.steps=2000", "training.seed=1",
+    "recompute.default=selective", "recompute.blocks={A: full}", "host.kernels=reference", "training.steps=2000", "training.seed=1",
     "training.learning_rate=1.0e-3", "training.weight_decay=0.2", "training.gradient_clip=null", "training.gradient_clip=0.5",
     "training.muon_learning_rate=1.0e-2", "training.rate_schedule.warmup_steps=7", "training.rate_schedule.final_fraction=0.5",
     "training.rate_schedule={kind: wsd, decay_steps: 100, decay: sqrt}", "training.rate_schedule={kind: constant}",

@@ -35,7 +35,13 @@ def bytes_by_column(tensors: Iterable[LedgerTensor]) -> dict[Column, int]:
 
 def spec_of(letter: str, sections: dict[str, Any], **more: Any) -> Spec:
     model = {"pattern": letter, "num_layers": 2, "hidden_size": 16, "vocab_size": 40, **sections}
-    values = {"format": "megaplan.spec/1", "name": "t", "model": model, "batch": {"micro_batch_size": 2, "seq_length": 8}}
+    values = {
+        "format": "megaplan.spec/1",
+        "name": "t",
+        "model": model,
+        "batch": {"micro_batch_size": 2, "seq_length": 8},
+        "host": {"kernels": "reference"},
+    }
     return Spec.model_validate({**values, **more})
 
 

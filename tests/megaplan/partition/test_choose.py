@@ -107,7 +107,7 @@ def test_the_ends_cost_what_stands_there() -> None:
     assert costs.last > 3 * 6 * 64 * 256
     assert costs.of_slots(((0, 1), (1, 4))) == (costs.first + costs.layers[0], sum(costs.layers[1:]) + costs.last)
     plain = make_spec("AD", 4)
-    assert stack_costs(plain, build_inventory(plain)).last == 6 * 64 * 256
+    assert stack_costs(plain, build_inventory(plain)).last == 8 * 64 * 256
     assert stack_costs(plain, build_inventory(plain)).first == 0
 
 

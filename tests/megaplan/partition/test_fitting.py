@@ -36,7 +36,7 @@ def small(kind: str, micro_batch_size: int, *overrides: str) -> Spec:
     """Twelve layers, few enough to try every split."""
     vpp = 1 if kind in ("1f1b", "gpipe") else 2
     sizes = ("model.num_layers=12", "model.attention.indexer=null", f"mesh.vpp={vpp}", "mesh.dp_shard=1", "schedule.num_microbatches=8")
-    return spec_of(*sizes, f"schedule.kind={kind}", f"batch.micro_batch_size={micro_batch_size}", *overrides)
+    return spec_of(*sizes, "host.kernels=reference", f"schedule.kind={kind}", f"batch.micro_batch_size={micro_batch_size}", *overrides)
 
 
 def chosen(spec: Spec) -> Cuts:

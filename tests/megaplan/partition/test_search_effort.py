@@ -76,7 +76,7 @@ def test_what_does_not_fit_takes_few_partitions(monkeypatch: pytest.MonkeyPatch)
     original = stack.balance
     monkeypatch.setattr(stack, "balance", lambda *args, **named: calls.append(1) or original(*args, **named))
     sizes = ("model.num_layers=128", "mesh.pp=4", "schedule.num_microbatches=16", "batch.micro_batch_size=16")
-    spec = spec_of(*sizes, plan="llama-3.1-8b")
+    spec = spec_of(*sizes, "host.kernels=reference", plan="llama-3.1-8b")
     cuts = choose_cuts(spec, build_inventory(spec))
     (note,) = [found for found in cuts.diagnostics if found.code == "MP501"]
     assert "no split needs less" in note.detail

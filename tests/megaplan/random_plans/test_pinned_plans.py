@@ -23,7 +23,7 @@ from megaplan.layout.step_time import PlannedTime
 
 TABLE = Path(__file__).parents[2] / "golden/random_plans.csv"
 UPDATE = os.environ.get("MEGAPLAN_UPDATE_GOLDEN") == "1"
-FIELDS = ("size", "seed", "spec", "refused", "cuts", "peak_bytes", "memory", "step_microseconds", "time", "exports")
+FIELDS = ("size", "seed", "spec", "refused", "cuts", "peak_bytes", "memory", "step_microseconds", "time", "exports", "said")
 AT_ONCE = 40
 DRAWS = [(size, first) for size, count in ((SMALL, 720), (LARGE, 280)) for first in range(0, count, AT_ONCE)]
 
@@ -49,7 +49,15 @@ def row_of(size: Size, seed: int) -> dict[str, str]:
         "peak_bytes": str(found.peak_bytes),
         "memory": digest(memory),
         "exports": digest([*exports_of(found.job)]),
+        "said": digest([*said_of(found)]),
     }
+
+
+def said_of(found: megaplan.Estimate) -> Iterator[tuple[str, ...]]:
+    """Diagnostics, and what a split says of its cuts; the advice for a plan that does not fit has tests of its own."""
+    if found.fits:
+        yield from ((item.code, item.detail, *item.hints) for item in found.diagnostics)
+    yield megaplan.split(found.job).notes
 
 
 def exports_of(job: megaplan.LoadedJob) -> Iterator[tuple[str, str, tuple[str, ...]]]:

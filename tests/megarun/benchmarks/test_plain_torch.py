@@ -32,6 +32,7 @@ SPEC: dict[str, Any] = {
     },
     "schedule": {"kind": "1f1b", "num_microbatches": 3},
     "batch": {"micro_batch_size": 1, "seq_length": 1024},
+    "host": {"kernels": "reference"},
 }
 INDEXED = {
     "model": {

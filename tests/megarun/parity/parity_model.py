@@ -21,6 +21,7 @@ BASE: dict[str, Any] = {
         },
     },
     "batch": {"micro_batch_size": 2, "seq_length": 16},
+    "host": {"kernels": "reference"},
     "precision": dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "fp32"),
     "optimizer": {"newton_schulz_dtype": "fp32"},
     "training": {"steps": 10, "learning_rate": 1.0e-3},

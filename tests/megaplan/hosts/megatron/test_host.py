@@ -321,7 +321,7 @@ def test_megarun_does_not_train_it() -> None:
 
 
 def test_megaruns_plans_have_no_key_of_megatron() -> None:
-    assert spec_of("host={name: megarun}").as_document()["host"] == {"name": "megarun", "kernels": "reference"}
+    assert spec_of("host={name: megarun}").as_document()["host"] == {"name": "megarun", "kernels": "triton"}
 
 
 def test_a_diff_between_hosts_names_every_column_and_its_cause() -> None:
