@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from megaplan.budget.reserve import device_budget
@@ -65,6 +66,13 @@ def megatron_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
     return Budget(device, stages, ranks, inventory.parameters, inventory.active_parameters)
 
 
+def megatron_peaks(spec: Spec, inventory: Inventory, layout: Layout, pp_ranks: Sequence[int]) -> list[int]:
+    """Bytes at the largest peak of some pp ranks; a rank's depends on its own slots alone."""
+    jobs = jobs_from_spec(spec, "".join(block.family for block in inventory.layers), layout, pp_ranks)
+    device = _device(spec, jobs[0])
+    return [max(rank.peak_bytes for rank in _ranks(spec, job, device)) for job in jobs]
+
+
 def _device(spec: Spec, job: MegatronJob) -> DeviceBudget:
     """The device, and of its reserve also what the dispatcher's library takes from the driver."""
     device = device_budget(device_of(spec.device))
@@ -99,7 +107,7 @@ def _ranks(spec: Spec, job: MegatronJob, device: DeviceBudget) -> list[RankBudge
         place: tuple[tuple[int, int], ...] = (dense_shares[dense], expert_shares[expert]) if uneven else ()
         places.setdefault(place, []).append(first + offset)
         indices.setdefault(place, (dense, expert))
-    elements = sum(one.elements for one in held.tensors)
+    elements = held.elements(experts=False) + held.elements(experts=True)
     budgets: list[RankBudget] = []
     for shares, ranks in places.items():
         dense, expert = indices[shares]
@@ -131,8 +139,8 @@ def _cells(job: MegatronJob, held: Parameters, kept: MegatronMemory, fragmentati
     state, parts = optimizer_state(job, held), storage_bytes(job, held)
     fixed = fixed_bytes(job, held.shapes)
     base = dict.fromkeys(Column, 0)
-    for one in held.tensors:
-        base[_owner(one.rule.is_expert, one.sharded)] += stored_bytes(job, one)
+    for one, number in held.counts.items():
+        base[_owner(one.rule.is_expert, one.sharded)] += number * stored_bytes(job, one)
     if job.fsdp:  # one flat shard of all that is not replicated over tp, and one of what is
         base[Column.REPLICATED_PARAMS] //= job.data_parallel
         base[Column.TENSOR_PARALLEL_PARAMS] = parts["parameters"] - base[Column.REPLICATED_PARAMS]

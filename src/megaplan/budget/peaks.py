@@ -40,13 +40,14 @@ class StagePeaks:
         Raises:
             MegaplanError: MP311 … MP313 if the schedule cannot run on these degrees; MP504 if the device is unknown.
         """
-        if self._spec.host.name != "megarun":
+        if self._spec.host.name == "torchtitan":
             found = self._of_whole_job(layout)
             return [found[rank] for rank in pp_ranks]
         of_rank = layout.by_rank()
         own = [(rank, tuple([(slot.start, slot.stop) for slot in of_rank[rank]])) for rank in pp_ranks]
         if missing := [key for key in own if key not in self._peaks]:
-            self._evaluate(layout, missing)
+            evaluate_missing = self._evaluate if self._spec.host.name == "megarun" else self._evaluate_megatron
+            evaluate_missing(layout, missing)
         return [self._peaks[key] for key in own]
 
     def _evaluate(self, layout: Layout, missing: list[tuple[int, Spans]]) -> None:
@@ -58,6 +59,15 @@ class StagePeaks:
             found = [rank for evaluation, places in evaluations for rank in stage_ranks(evaluation, 0, places, self._counts, key[:1])]
             self._peaks[key] = max([rank.peak_bytes for rank in found])
             self.work += WORK_OF_STAGE + WORK_OF_LAYER * (2 * len(found) - 1) * sum([stop - start for start, stop in key[1]])
+        self.num_stages += len(missing)
+
+    def _evaluate_megatron(self, layout: Layout, missing: list[tuple[int, Spans]]) -> None:
+        from megaplan.budget.megatron import megatron_peaks  # noqa: PLC0415  (another host needs none of it)
+
+        found = megatron_peaks(self._spec, self._inventory, layout, [rank for rank, _ in missing])
+        self._peaks.update(zip(missing, found, strict=True))
+        num_layers = sum([stop - start for _, spans in missing for start, stop in spans])
+        self.work += len(missing) * WORK_OF_STAGE + WORK_OF_MEGATRON_LAYER * num_layers
         self.num_stages += len(missing)
 
     def _of_whole_job(self, layout: Layout) -> list[int]:

@@ -27,9 +27,11 @@ class Clock(Protocol):
 
     Attributes:
         basis: What the times rest on, in words.
+        knows_schedules: Whether `bound_ns` holds for every schedule of a spec's mesh, and so for any number of slots a rank.
     """
 
     basis: str
+    knows_schedules: bool
 
     def bound_ns(self, spec: Spec) -> int:
         """No cuts give this spec a shorter step."""

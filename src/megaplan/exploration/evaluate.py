@@ -12,7 +12,7 @@ from megaplan.exploration.clock import Clock
 from megaplan.exploration.clocks import clock_of
 from megaplan.exploration.floors import Floors, NoFloors
 from megaplan.exploration.recompute import chain
-from megaplan.exploration.space import Space
+from megaplan.exploration.space import UNSCHEDULED, Space
 from megaplan.exploration.values import Exact, Layout, Objective, Outcome, Policy
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory
@@ -121,7 +121,10 @@ class Evaluator:
 
     def bound_ns(self, layout: Layout) -> int:
         """No policy, no cuts and, of a mesh, no schedule give a shorter step."""
-        return self._bound_of(layout, tight=False)
+        if layout.kind != UNSCHEDULED[0] or self.side(self.space.base).clock.knows_schedules:
+            return self._bound_of(layout, tight=False)
+        slots = self.space.slots_of(layout) or [layout.vpp]
+        return min(self._bound_of(layout._replace(vpp=vpp), tight=False) for vpp in slots)
 
     def _bound_of(self, layout: Layout, *, tight: bool) -> int:
         return min(self.step_bound_ns(self.spec(layout, policy), tight=tight) for policy in self._cheapest(layout))

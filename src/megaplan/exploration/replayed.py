@@ -28,6 +28,7 @@ class ReplayClock:
     """`megaplan.cost.replay` on many layouts."""
 
     basis = "replay of the schedule with layer times from the device's rates; data parallelism modelled; uncalibrated"
+    knows_schedules = True
 
     def __init__(self, inventory: Inventory, spec: Spec) -> None:
         """`spec`: any of those that are timed; they differ in what a search varies."""

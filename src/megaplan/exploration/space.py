@@ -77,6 +77,11 @@ class Space:
             if self._schedule_is_legal(kind, mesh.pp, vpp, count)
         ]
 
+    def slots_of(self, mesh: Layout) -> list[int]:
+        """Slots a rank under the legal schedules of a mesh."""
+        pp, count = mesh.pp, mesh.num_microbatches
+        return sorted({vpp for kind, vpp in self._schedules(pp) if self._schedule_breaks(kind, pp, vpp, count) is None})
+
     def layouts(self) -> list[Layout]:
         """All layouts."""
         return [layout for mesh in self.meshes() for layout in self.layouts_of(mesh)]
@@ -259,23 +264,25 @@ class Space:
         return str(self.base.precision.grads)
 
     def _schedule_is_legal(self, kind: str, pp: int, vpp: int, count: int) -> bool:
+        broken = self._schedule_breaks(kind, pp, vpp, count)
+        if broken is not None:
+            self._count(*broken)
+        return broken is None
+
+    def _schedule_breaks(self, kind: str, pp: int, vpp: int, count: int) -> tuple[str, str, str] | None:
+        """Key, code and detail of the rule that a schedule breaks on so many ranks."""
         places = len(self.allowed_cuts) + 1
         if pp * vpp > places:
             layers = len(self.letters)
             detail = f"mesh.pp · mesh.vpp = {pp} · {vpp} = {pp * vpp} slots, {layers} layers in {places} pieces, and {pp * vpp} > {places}"
-            self._count("mesh.pp", "MP212", detail)
-            return False
-        problems = schedule_problems(kind, pp, vpp, count, planned=True)
-        for problem in problems[:1]:
-            self._count(problem.key, problem.code, problem.detail)
-        if problems:
-            return False
+            return "mesh.pp", "MP212", detail
+        for problem in schedule_problems(kind, pp, vpp, count, planned=True):
+            return problem.key, problem.code, problem.detail
         group = (self.base.host.microbatch_group_size if self._megatron else None) or pp
         if self._megatron and kind == "interleaved_1f1b" and count % group:
             detail = f"schedule.num_microbatches = {count}, and Megatron interleaves whole groups of {group}"
-            self._count("schedule.num_microbatches", "MP902", detail)
-            return False
-        return True
+            return "schedule.num_microbatches", "MP902", detail
+        return None
 
     @property
     def allowed_cuts(self) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from megaplan.hosts.megatron.storage import parameters, storage_bytes
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.values import Layout
 from megaplan.partition.layer_bytes import RankSum
-from megaplan.partition.limits import layer_weight
+from megaplan.partition.limits import Weight, layer_weight
 from megaplan.spec.models import Spec
 
 
@@ -32,18 +32,17 @@ def megatron_limits(spec: Spec, inventory: Inventory, layout: Layout, usable_byt
     def needs(own: str, count: int) -> int:
         return _static_bytes(jobs[0], own) + (0 if jobs[0].recompute_num_layers else count * chunk(jobs[0], own))
 
+    operators = [operator_letter(spec, letters, layer) for layer in range(len(letters))]
+
+    @cache
+    def weight(count: int) -> Weight:
+        each = {own: needs(own, count) for own in set(operators)}
+        return layer_weight([each[own] for own in operators], needs(ends[0], count), needs(ends[1], count))
+
     most = usable_bytes * 100 // (100 + spec.host.fragmentation_percent) + 1
     found = []
     for job in jobs:
-        weights = tuple(
-            layer_weight(
-                [needs(operator_letter(spec, letters, layer), count) for layer in range(len(letters))],
-                needs(ends[0], count),
-                needs(ends[1], count),
-            )
-            for count in in_flight_counts(job)
-        )
-        found.append((RankSum(weights, most),))
+        found.append((RankSum(tuple(weight(count) for count in in_flight_counts(job)), most),))
     return tuple(found)
 
 

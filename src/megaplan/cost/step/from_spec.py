@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import get_args
 
 from megaplan.cost.step.workload import (
@@ -52,7 +53,12 @@ def unpriced(spec: Spec) -> str | None:
 
 
 def workload_of(
-    spec: Spec, spans: Sequence[tuple[int, int]], owners: Sequence[int], software: Software, recomputed: Recomputed | None = None
+    spec: Spec,
+    spans: Sequence[tuple[int, int]],
+    owners: Sequence[int],
+    software: Software,
+    recomputed: Recomputed | None = None,
+    like: StepWorkload | None = None,
 ) -> StepWorkload:
     """One optimizer step of a spec.
 
@@ -62,13 +68,15 @@ def workload_of(
         owners: The pipeline rank of each slot.
         software: The framework, see `software_of`.
         recomputed: What backward runs again, where not what the spec says.
+        like: A step of the same model on the same device, whose description of both is taken.
     """
     mesh, schedule = spec.mesh, spec.schedule
     degrees = MeshShape(mesh.world_size, mesh.tp, mesh.pp, mesh.vpp, mesh.cp, mesh.ep, mesh.etp, mesh.data_ranks)
     batch = BatchShape(spec.batch.micro_batch_size, spec.batch.seq_length, schedule.microbatches_per_update)
     stages = _stages(spec, spans, owners)
     again = recomputed_of(spec) if recomputed is None else recomputed
-    return StepWorkload(model_shape(spec), degrees, batch, software, machine_of(spec), stages, again)
+    model, machine = (model_shape(spec), machine_of(spec)) if like is None else (like.model, like.machine)
+    return StepWorkload(model, degrees, batch, software, machine, stages, again)
 
 
 def software_of(spec: Spec) -> Software:
@@ -135,12 +143,12 @@ def recomputed_of(spec: Spec) -> Recomputed:
     if spec.host.name == "torchtitan":
         policy, share = spec.recompute.default, 1 / spec.host.checkpoint_every
         return Recomputed(share if policy == "full" else 0.0, per_op=policy == "selective" and share == 1)
-    letters = parse_pattern(spec.model.pattern, spec.model.num_layers).layers
-    policies = [spec.recompute.of(letter) for letter in letters]
-    modules = set(spec.host.recompute_modules)
-    if any(policy == "selective" and letter == "A" for policy, letter in zip(policies, letters, strict=True)):
+    letters = _letters(spec.model.pattern, spec.model.num_layers)
+    modules, counts = set(spec.host.recompute_modules), Counter(letters)
+    if "A" in counts and spec.recompute.of("A") == "selective":
         modules.add("core_attn")
-    full = 1.0 if spec.host.recompute_num_layers is not None else policies.count("full") / len(policies)
+    again = sum(number for letter, number in counts.items() if spec.recompute.of(letter) == "full")
+    full = 1.0 if spec.host.recompute_num_layers is not None else again / len(letters)
     return Recomputed(full, modules=frozenset(modules))
 
 
@@ -197,7 +205,7 @@ def _attention(spec: Spec, layers: float) -> AttentionShape | None:
 
 def _stages(spec: Spec, spans: Sequence[tuple[int, int]], owners: Sequence[int]) -> tuple[StageShape, ...]:
     """Stages by what they hold, those that are alike together; the first slot has the embedding and the last the head."""
-    letters = parse_pattern(spec.model.pattern, spec.model.num_layers).layers
+    letters = _letters(spec.model.pattern, spec.model.num_layers)
     held: dict[int, Counter[str]] = {rank: Counter() for rank in owners}
     for (start, stop), rank in zip(spans, owners, strict=True):
         held[rank].update(letters[start:stop])
@@ -208,3 +216,8 @@ def _stages(spec: Spec, spans: Sequence[tuple[int, int]], owners: Sequence[int])
         StageShape(float(count), {letter: float(number) for letter, number in blocks}, first, last)
         for (blocks, first, last), count in alike.items()
     )
+
+
+@lru_cache(maxsize=64)
+def _letters(pattern: str, num_layers: int) -> str:
+    return parse_pattern(pattern, num_layers).layers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,18 +33,19 @@ from megaplan.spec.host import Host
 from megaplan.spec.models import GroupedQueryAttention, LatentAttention, Mamba2, Spec
 
 
-def jobs_from_spec(spec: Spec, letters: str, layout: Layout) -> tuple[MegatronJob, ...]:
+def jobs_from_spec(spec: Spec, letters: str, layout: Layout, pp_ranks: Sequence[int] | None = None) -> tuple[MegatronJob, ...]:
     """One run a pipeline rank, of the first of its data ranks.
 
     Args:
         spec: A checked spec whose host is Megatron-Core.
         letters: One a layer.
         layout: Its slots.
+        pp_ranks: Of which ranks; None for all.
     """
     common, depth = _common(spec, letters), spec.model.features.mtp.depth if spec.model.features.mtp is not None else 0
     last = len(layout.slots) - 1
     jobs = []
-    for rank in range(layout.pp):
+    for rank in range(layout.pp) if pp_ranks is None else pp_ranks:
         chunks = []
         for slot in layout.of_rank(rank):
             own = "".join(operator_letter(spec, letters, layer) for layer in range(slot.start, slot.stop))

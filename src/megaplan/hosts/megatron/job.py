@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Literal
 
 from megaplan.low_precision import Recipe
@@ -242,6 +243,25 @@ class MegatronJob:
     offloaded_operators: int = 0
     fsdp_unit: int = 1_000_000_000
     fsdp_double_buffer: bool = False
+    _hash: int | None = field(default=None, init=False, repr=False, compare=False)
+    _of_operators: MegatronJob | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __hash__(self) -> int:
+        """Of all fields, worked out once: what operators need is remembered by run."""
+        known = self._hash
+        if known is None:
+            known = hash(tuple([getattr(self, name) for name in COMPARED]))
+            object.__setattr__(self, "_hash", known)
+        return known
+
+    @property
+    def of_operators(self) -> MegatronJob:
+        """The run as each of its operators sees it: one object for all pipeline and data ranks, whatever their chunks."""
+        known = self._of_operators
+        if known is None:
+            known = _same(replace(self, chunks=(), pp_rank=None, data_index=None, expert_index=None))
+            object.__setattr__(self, "_of_operators", known)
+        return known
 
     @property
     def tokens(self) -> int:
@@ -263,6 +283,15 @@ class MegatronJob:
     def stream_tokens(self) -> int:
         """Tokens of the residual stream on one rank, after sequence parallelism: S."""
         return self.tokens // self.tp if self.sequence_parallel else self.tokens
+
+
+COMPARED = tuple(name for name, found in MegatronJob.__dataclass_fields__.items() if found.compare)
+
+
+@lru_cache(maxsize=4096)
+def _same(job: MegatronJob) -> MegatronJob:
+    """The first of equal runs."""
+    return job
 
 
 def count(letters: str, operator: str) -> int:

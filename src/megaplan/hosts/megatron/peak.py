@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from megaplan.hosts.megatron.job import LOSS, MTP, MegatronJob, count
@@ -156,19 +157,27 @@ def in_flight_counts(job: MegatronJob) -> tuple[int, ...]:
     virtual, rank = len(job.chunks), _rank(job)
     if virtual == 1:
         return (min(job.num_microbatches, job.pp - rank),)
-    sizes = [chunk(job, letters) for letters in job.chunks]
-    group = min(job.inflight_group, job.num_microbatches)
-    forwards = job.num_microbatches * virtual
-    warmup = min((virtual - 1) * group + 2 * (job.pp - 1 - rank), forwards)
-    held, most, fullest = [0] * virtual, -1, (0,) * virtual
+    sizes = tuple([chunk(job, letters) for letters in job.chunks])
+    return _fullest(sizes, job.pp - 1 - rank, min(job.inflight_group, job.num_microbatches), job.num_microbatches)
+
+
+@lru_cache(maxsize=4096)
+def _fullest(sizes: tuple[int, ...], behind: int, group: int, num_microbatches: int) -> tuple[int, ...]:
+    """Microbatches of each chunk, of which one keeps `sizes`, on the rank with so many ranks behind it."""
+    virtual = len(sizes)
+    forwards = num_microbatches * virtual
+    warmup = min((virtual - 1) * group + 2 * behind, forwards)
+    held, size, most, fullest = [0] * virtual, 0, -1, (0,) * virtual
     for step in range(min(forwards, warmup + 2 * group * virtual)):
-        visited = _visited(step, group, virtual, job.num_microbatches)
+        visited = _visited(step, group, virtual, num_microbatches)
         held[visited] += 1
-        size = sum(count * each for count, each in zip(held, sizes, strict=True))
-        if size > most and (rank < job.pp - 1 or visited == virtual - 1):
+        size += sizes[visited]
+        if size > most and (behind or visited == virtual - 1):
             most, fullest = size, tuple(held)
         if step >= warmup:
-            held[virtual - 1 - _visited(step - warmup, group, virtual, job.num_microbatches)] -= 1
+            done = virtual - 1 - _visited(step - warmup, group, virtual, num_microbatches)
+            held[done] -= 1
+            size -= sizes[done]
     return fullest
 
 

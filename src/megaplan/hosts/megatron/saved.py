@@ -13,13 +13,29 @@ from math import ceil
 from megaplan.hosts.megatron.job import EMBEDDING, LOSS, MTP, SIXTEEN_BIT, LatentDims, MegatronJob, MoeDims
 
 Item = tuple[str, int]
+KEPT = 4096
+"""Operators of runs whose bytes are remembered."""
 OPERATORS = "*-MGE" + "".join(SIXTEEN_BIT)
 """Letters of operators, without embedding, prediction modules and loss."""
 
 
-@lru_cache(maxsize=256)
 def operator(job: MegatronJob, letter: str, *, recompute: bool = True) -> Mapping[str, int]:
     """Bytes by tensor of one operator, under the run's selective recompute unless `recompute` is false."""
+    return _operator(job.of_operators, letter, recompute)
+
+
+def operator_bytes(job: MegatronJob, letter: str) -> int:
+    """Bytes that one operator keeps, under the run's selective recompute."""
+    return _operator_bytes(job.of_operators, letter)
+
+
+@lru_cache(maxsize=KEPT)
+def _operator_bytes(job: MegatronJob, letter: str) -> int:
+    return sum(_operator(job, letter, True).values())
+
+
+@lru_cache(maxsize=KEPT)
+def _operator(job: MegatronJob, letter: str, recompute: bool) -> Mapping[str, int]:
     job, letter = job.of(letter)
     items = dict(_common(job, letter))
     items.update({"*": _attention, "-": _dense, "M": _mamba, "G": _delta, "E": _experts}[letter](job))
@@ -42,11 +58,11 @@ def chunk(job: MegatronJob, letters: str) -> int:
         if letter == LOSS:
             total += 4 * stream  # the final norm's input and output
         elif letter == MTP:
-            total += sum(sum(operator(job, one).values()) for one in job.mtp_operators) + 16 * stream
+            total += sum(operator_bytes(job, one) for one in job.mtp_operators) + 16 * stream
         elif letter == EMBEDDING:
             total += stream * job.hidden_dropout
         else:
-            total += sum(operator(job, letter).values())
+            total += operator_bytes(job, letter)
     return total
 
 

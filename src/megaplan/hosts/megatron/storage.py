@@ -5,8 +5,10 @@ Source: `megatron/core/distributed/param_and_grad_buffer.py`, `megatron/core/opt
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from typing import NamedTuple
 
 from megaplan.hosts.megatron.job import LOSS, MTP, LatentDims, MegatronJob, count
@@ -31,12 +33,12 @@ class Rule(Enum):
     @property
     def is_expert(self) -> bool:
         """Whether it is a routed expert's."""
-        return self in (Rule.EXPERT_MATRIX, Rule.EXPERT_OTHER)
+        return self is Rule.EXPERT_MATRIX or self is Rule.EXPERT_OTHER
 
     @property
     def is_matrix(self) -> bool:
         """Whether Muon steps it."""
-        return self in (Rule.MATRIX, Rule.EXPERT_MATRIX)
+        return self is Rule.MATRIX or self is Rule.EXPERT_MATRIX
 
 
 class Tensor(NamedTuple):
@@ -54,17 +56,28 @@ class Parameters:
 
     Attributes:
         tensors: One each.
+        counts: How many tensors are alike.
         shapes: Distinct shapes of linear weights.
     """
 
     tensors: list[Tensor] = field(default_factory=list)
+    counts: Counter[Tensor] = field(default_factory=Counter)
     shapes: set[tuple[int, int]] = field(default_factory=set)
     _dealt: dict[tuple[int, bool, int], list[tuple[int, int]]] = field(default_factory=dict)
 
     def add(self, elements: int, rule: Rule = Rule.OTHER, *, sharded: bool = True, low: tuple[int, int] | None = None) -> None:
         """A tensor, if it has elements."""
         if elements:
-            self.tensors.append(Tensor(elements, rule, sharded, low))
+            tensor = Tensor(elements, rule, sharded, low)
+            self.tensors.append(tensor)
+            self.counts[tensor] += 1
+
+    def join(self, other: Parameters) -> None:
+        """All of another operator's."""
+        self.tensors += other.tensors
+        for tensor, number in other.counts.items():
+            self.counts[tensor] += number
+        self.shapes |= other.shapes
 
     def linear(self, job: MegatronJob, rows: int, columns: int, bias: int = 0, *, sharded: bool = True) -> None:
         """A linear outside experts."""
@@ -77,9 +90,13 @@ class Parameters:
         for _ in range(1 if job.rms_norm else 2):
             self.add(width, sharded=False)
 
+    def stored_bytes(self, job: MegatronJob) -> int:
+        """Bytes of all of them, as `stored_bytes` says them."""
+        return sum([number * stored_bytes(job, one) for one, number in self.counts.items()])
+
     def elements(self, *, experts: bool) -> int:
         """Elements of routed experts, or of all else."""
-        return sum(one.elements for one in self.tensors if one.rule.is_expert is experts)
+        return sum([number * one.elements for one, number in self.counts.items() if one.rule.is_expert is experts])
 
 
 def parameters(job: MegatronJob) -> Parameters:
@@ -101,10 +118,10 @@ def parameters(job: MegatronJob) -> Parameters:
         elif letter == LOSS:
             found.norm(job, job.hidden_size)
         elif letter != MTP:
-            _operator(*job.of(letter), found)
+            found.join(_operator(job.of_operators, letter))
     for _ in range(min(depth, 1) if job.mtp_repeated else depth):
         for letter in job.mtp_operators:
-            _operator(*job.of(letter), found)
+            found.join(_operator(job.of_operators, letter))
         for _ in range(3):
             found.norm(job, job.hidden_size)
         found.linear(job.of(job.mtp_operators[0])[0], job.hidden_size // job.tp, 2 * job.hidden_size)
@@ -134,7 +151,7 @@ def storage_bytes(job: MegatronJob, found: Parameters) -> dict[str, int]:
     """Bytes by part: parameters as they are stored, main gradients, optimizer state, copies of weights in low precision."""
     dense, experts = found.elements(experts=False), found.elements(experts=True)
     kept = (dense + experts) // (job.data_parallel if job.fsdp else 1)
-    stored = 2 * kept if job.low is None else sum(stored_bytes(job, one) for one in found.tensors) // (job.data_parallel if job.fsdp else 1)
+    stored = 2 * kept if job.low is None else found.stored_bytes(job) // (job.data_parallel if job.fsdp else 1)
     parts = {"parameters": stored, "gradients": job.gradient_bytes * kept}
     parts["optimizer"] = optimizer_state(job, found).total
     if job.low is not None:
@@ -210,9 +227,9 @@ def optimizer_state(job: MegatronJob, found: Parameters) -> State:
     if job.optimizer != "muon":
         found_bytes = []
         for matrix in (True, False):
-            some = [one for one in found.tensors if one.rule.is_matrix is matrix]
+            some = [(one, number) for one, number in found.counts.items() if one.rule.is_matrix is matrix]
             sizes = [
-                (sum(one.elements for one in some if one.rule.is_expert is experts), ranks)
+                (sum(number * one.elements for one, number in some if one.rule.is_expert is experts), ranks)
                 for experts, ranks in ((False, share), (True, expert_share))
             ]
             found_bytes += [sum(each * elements // ranks for elements, ranks in sizes) for each in (job.master_bytes, 2 * job.moment_bytes)]
@@ -248,7 +265,10 @@ def _shares(job: MegatronJob) -> tuple[int, int]:
     return (job.data_parallel, job.expert_data_parallel) if job.distributed_optimizer else (1, 1)
 
 
-def _operator(job: MegatronJob, letter: str, found: Parameters) -> None:
+@lru_cache(maxsize=4096)
+def _operator(job: MegatronJob, letter: str) -> Parameters:
+    """Those of one operator; not to be added to."""
+    (job, letter), found = job.of(letter), Parameters()
     found.norm(job, job.hidden_size)
     if letter == "*":
         if job.latent is not None:
@@ -263,6 +283,7 @@ def _operator(job: MegatronJob, letter: str, found: Parameters) -> None:
         _delta(job, found)
     else:
         _experts(job, found)
+    return found
 
 
 def _attention(job: MegatronJob, found: Parameters) -> None:

@@ -12,7 +12,7 @@ from math import comb
 from typing import NamedTuple
 
 from megaplan.hosts.megatron.job import EMBEDDING, LOSS, MTP, MegatronJob, MoeDims
-from megaplan.hosts.megatron.saved import DELTA_CHUNK, OPERATORS, operator, routed_rows, scores_elements
+from megaplan.hosts.megatron.saved import DELTA_CHUNK, KEPT, OPERATORS, operator, operator_bytes, routed_rows, scores_elements
 
 MAMBA_CHUNK = 128
 """Tokens of one chunk of Megatron's scan."""
@@ -53,9 +53,13 @@ def backward_excess(job: MegatronJob, letters: str) -> int:
     return most
 
 
-@lru_cache(maxsize=256)
 def forward_bytes(job: MegatronJob, letter: str) -> int:
     """Most bytes that an operator's forward holds besides what it keeps; what selective recompute drops is there until then."""
+    return _forward(job.of_operators, letter)
+
+
+@lru_cache(maxsize=KEPT)
+def _forward(job: MegatronJob, letter: str) -> int:
     job, letter = job.of(letter)
     return 0 if letter in job.graphs else _forward_bytes(job, letter)
 
@@ -75,9 +79,13 @@ def _forward_bytes(job: MegatronJob, letter: str) -> int:
     return _experts_forward(job, dropped)
 
 
-@lru_cache(maxsize=256)
 def backward_bytes(job: MegatronJob, letter: str) -> int:
     """Most bytes of an operator's backward over what it keeps, the residual stream's gradient left out."""
+    return _backward(job.of_operators, letter)
+
+
+@lru_cache(maxsize=KEPT)
+def _backward(job: MegatronJob, letter: str) -> int:
     job, letter = job.of(letter)
     return 0 if letter in job.graphs else _backward_bytes(job, letter)
 
@@ -113,9 +121,9 @@ def _parts(job: MegatronJob, letters: str) -> Iterator[tuple[str | None, int]]:
         elif letter == MTP:
             yield None, 16 * stream
             for one in job.mtp_operators:
-                yield one, sum(operator(job, one).values())
+                yield one, operator_bytes(job, one)
         elif letter in OPERATORS:
-            yield letter, sum(operator(job, letter).values())
+            yield letter, operator_bytes(job, letter)
 
 
 def _dropped(job: MegatronJob, letter: str) -> dict[str, int]:
