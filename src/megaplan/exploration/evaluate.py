@@ -10,7 +10,7 @@ from megaplan.budget.reserve import device_budget
 from megaplan.cost.replay import kept
 from megaplan.exploration.clock import Clock
 from megaplan.exploration.clocks import clock_of
-from megaplan.exploration.floors import Floors, NoFloors
+from megaplan.exploration.floors import floors_of
 from megaplan.exploration.recompute import chain
 from megaplan.exploration.space import UNSCHEDULED, Space
 from megaplan.exploration.values import Exact, Layout, Objective, Outcome, Policy
@@ -54,7 +54,7 @@ class Side:
     def __init__(self, spec: Spec) -> None:
         self.inventory: Inventory = build_inventory(spec)
         self.clock: Clock = clock_of(spec, self.inventory)
-        self.floors = Floors(self.inventory) if spec.host.name == "megarun" else NoFloors()
+        self.floors = floors_of(spec, self.inventory)
         self._memos: dict[str, BlockMemo] = {}
 
     def memo(self, spec: Spec) -> BlockMemo:
@@ -72,7 +72,7 @@ class Evaluator:
         self._balances: dict[tuple[StackCosts, Placement, int, int], Balance | int] = {}  # the best cuts, or a cost that all exceed
         self._looked_at: tuple[Layout | None, dict[Policy, Spec]] = None, {}
         self.usable_bytes = device_budget(device_of(space.base.device)).usable_bytes
-        if self.knows_floors:
+        if space.base.host.name == "megarun":
             self._keep_chain()
 
     def side(self, spec: Spec) -> Side:
@@ -113,7 +113,7 @@ class Evaluator:
     @property
     def knows_floors(self) -> bool:
         """Whether memory has bounds for all cuts."""
-        return self.space.base.host.name == "megarun"
+        return self.space.base.host.name != "torchtitan"
 
     def floor_bytes(self, spec: Spec) -> int:
         """No cuts of the spec have a smaller largest peak."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megarun.boundaries import boundary_bytes
@@ -151,6 +151,37 @@ def _plain(spec: Spec) -> Spec:
     return spec.model_copy(update={"schedule": spec.schedule.model_copy(update={"kind": "1f1b"})})
 
 
+class AnyFloors(Protocol):
+    """Bounds of the largest peak, of one model."""
+
+    def peak_bytes(self, spec: Spec) -> int:
+        """No cuts have a smaller largest peak."""
+        ...
+
+    def shared_bytes(self, spec: Spec) -> int:
+        """A smaller bound that takes less time."""
+        ...
+
+    def least_bytes(self, spec: Spec, options: Sequence[Sequence[tuple[str, str]]]) -> int:
+        """The same for the best of several recompute policies by letter, under any schedule."""
+        ...
+
+    def kept_bytes(self, spec: Spec) -> int:
+        """What to order policies by: the thriftiest has the least."""
+        ...
+
+
+def floors_of(spec: Spec, inventory: Inventory) -> AnyFloors:
+    """Of the spec's host."""
+    if spec.host.name == "megarun":
+        return Floors(inventory)
+    if spec.host.name == "megatron":
+        from megaplan.exploration.megatron_floors import MegatronFloors  # noqa: PLC0415  (another host needs none of it)
+
+        return MegatronFloors(inventory)
+    return NoFloors()
+
+
 class NoFloors:
     """Of a host whose bytes are not sums that are known without cuts."""
 
@@ -166,11 +197,9 @@ class NoFloors:
         """Nothing is known."""
         return 0
 
-    def kept_bytes(self, spec: Spec) -> int:
-        """To order policies by: less, the more runs again."""
-        host = spec.host
-        again = len(host.recompute_modules) + (spec.recompute.of("A") != "none") + 100 * bool(host.recompute_num_layers)
-        return -2 * again - host.distributed_optimizer
+    def kept_bytes(self, spec: Spec) -> int:  # noqa: ARG002
+        """Nothing is known."""
+        return 0
 
 
 @lru_cache(maxsize=512)

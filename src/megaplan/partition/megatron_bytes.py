@@ -30,7 +30,7 @@ def megatron_limits(spec: Spec, inventory: Inventory, layout: Layout, usable_byt
 
     @cache
     def needs(own: str, count: int) -> int:
-        return _static_bytes(jobs[0], own) + (0 if jobs[0].recompute_num_layers else count * chunk(jobs[0], own))
+        return static_bytes(jobs[0], own) + (0 if jobs[0].recompute_num_layers else count * chunk(jobs[0], own))
 
     operators = [operator_letter(spec, letters, layer) for layer in range(len(letters))]
 
@@ -46,7 +46,7 @@ def megatron_limits(spec: Spec, inventory: Inventory, layout: Layout, usable_byt
     return tuple(found)
 
 
-def _static_bytes(job: MegatronJob, own: str) -> int:
+def static_bytes(job: MegatronJob, own: str) -> int:
     """Parameters, gradients and state of some operators; Muon's whole matrices go to ranks that only the whole stage decides."""
     alone = replace(job, chunks=(own,))
     parts = storage_bytes(alone, parameters(alone))

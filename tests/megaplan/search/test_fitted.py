@@ -5,11 +5,14 @@ import random
 import pytest
 
 import megaplan
+from megaplan.budget.build import build_budget
 from megaplan.exploration.clocks import clock_of
 from megaplan.exploration.evaluate import Evaluator
 from megaplan.exploration.fitted import FittedClock
+from megaplan.exploration.megatron_floors import MegatronFloors
 from megaplan.exploration.space import Space
 from megaplan.inventory.build import build_inventory
+from megaplan.layout.build import build_layout
 from megaplan.layout.spans import spans_of
 from megaplan.layout.step_time import planned_time
 
@@ -48,7 +51,7 @@ def test_times_are_an_estimates_and_within_their_bounds(document):
     clock = clock_of(space.base, build_inventory(space.base))
     assert isinstance(clock, FittedClock)
     cuts = space.allowed_cuts
-    for mesh in draw.sample(space.meshes(), 25):
+    for mesh in draw.sample(space.meshes(), 12):
         least = evaluator.bound_ns(mesh)
         for layout in space.layouts_of(mesh):
             one = space.spec_of(layout, draw.choice(space.policies(layout)))
@@ -57,6 +60,32 @@ def test_times_are_an_estimates_and_within_their_bounds(document):
             timed = planned_time(one, spans)
             assert round(timed.seconds * 1e9) == clock.step_ns(one, spans)
             assert least <= clock.bound_ns(one) <= clock.step_ns(one, spans)
+
+
+@pytest.mark.parametrize("document", [LLAMA, HYBRID], ids=["dense", "hybrid"])
+def test_no_floor_of_memory_is_above_a_peak(document):
+    """Of any policy and cuts; without a pipeline it is of the same order."""
+    draw, spec = random.Random(2), megaplan.load(document).spec
+    space = Space(spec, 64, {}, ("recompute", "schedule", "batch"))
+    inventory = build_inventory(space.base)
+    floors, cuts = MegatronFloors(inventory), space.allowed_cuts
+    layouts = [layout for mesh in draw.sample(space.meshes(), 60) for layout in space.layouts_of(mesh)]
+    for layout in draw.sample(layouts, 30):
+        one = space.spec_of(layout, draw.choice(space.policies(layout)))
+        spans = spans_of(sorted(draw.sample(cuts, layout.pp * layout.vpp - 1)), spec.model.num_layers)
+        peak = build_budget(one, inventory, build_layout(one, inventory, spans)).worst.peak_bytes
+        assert 0 < floors.shared_bytes(one) <= floors.peak_bytes(one) <= peak
+        if layout.pp == 1:
+            assert floors.peak_bytes(one) > 0.3 * peak
+
+
+@pytest.mark.parametrize("changes", [("mesh.pp=1",), ("schedule.kind=interleaved_1f1b", "mesh.vpp=4"), ("model.tie_embeddings=true",)])
+def test_a_floor_of_memory_grows_with_the_micro_batch(changes):
+    found = []
+    for size in (1, 2):
+        spec = megaplan.load(LLAMA, *changes, f"batch.micro_batch_size={size}").spec
+        found.append(MegatronFloors(build_inventory(spec)).peak_bytes(spec))
+    assert 0 < found[0] < found[1]
 
 
 def test_every_constant_that_a_step_uses_is_changed():

@@ -42,7 +42,7 @@ def jobs_from_spec(spec: Spec, letters: str, layout: Layout, pp_ranks: Sequence[
         layout: Its slots.
         pp_ranks: Of which ranks; None for all.
     """
-    common, depth = _common(spec, letters), spec.model.features.mtp.depth if spec.model.features.mtp is not None else 0
+    common, depth = common_job(spec, letters), spec.model.features.mtp.depth if spec.model.features.mtp is not None else 0
     last = len(layout.slots) - 1
     jobs = []
     for rank in range(layout.pp) if pp_ranks is None else pp_ranks:
@@ -92,7 +92,8 @@ def _ahead(spec: Spec) -> str:
     return own if recipe is None or recipe.prediction else "".join(IN_SIXTEEN_BIT[letter] for letter in own)
 
 
-def _common(spec: Spec, letters: str) -> MegatronJob:
+def common_job(spec: Spec, letters: str) -> MegatronJob:
+    """What the runs of all pipeline ranks share; without chunks."""
     model, mesh, host, precision = spec.model, spec.mesh, spec.host, spec.precision
     attention = model.attention
     grouped = attention if isinstance(attention, GroupedQueryAttention) else None

@@ -158,12 +158,19 @@ def in_flight_counts(job: MegatronJob) -> tuple[int, ...]:
     if virtual == 1:
         return (min(job.num_microbatches, job.pp - rank),)
     sizes = tuple([chunk(job, letters) for letters in job.chunks])
-    return _fullest(sizes, job.pp - 1 - rank, min(job.inflight_group, job.num_microbatches), job.num_microbatches)
+    return fullest_counts(sizes, job.pp - 1 - rank, min(job.inflight_group, job.num_microbatches), job.num_microbatches)
 
 
 @lru_cache(maxsize=4096)
-def _fullest(sizes: tuple[int, ...], behind: int, group: int, num_microbatches: int) -> tuple[int, ...]:
-    """Microbatches of each chunk, of which one keeps `sizes`, on the rank with so many ranks behind it."""
+def fullest_counts(sizes: tuple[int, ...], behind: int, group: int, num_microbatches: int) -> tuple[int, ...]:
+    """Microbatches of each chunk at a rank's fullest moment under interleaving.
+
+    Args:
+        sizes: Bytes that one microbatch keeps on each chunk. Of other sizes the moment is one of the rank's, not the fullest.
+        behind: Pipeline ranks after this one.
+        group: Microbatches that a chunk takes in turn.
+        num_microbatches: Of a step.
+    """
     virtual = len(sizes)
     forwards = num_microbatches * virtual
     warmup = min((virtual - 1) * group + 2 * behind, forwards)
