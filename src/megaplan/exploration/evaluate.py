@@ -40,12 +40,14 @@ class Fitting:
     Attributes:
         spans: Those that fit, or the ones that were tried last.
         over_bytes: By how much the worst rank exceeds the memory less the headroom asked for; 0 or less where they fit.
-        proven: Whether it is proven that no cuts fit.
+        proven: Whether it is proven that no cuts fit; then `over_bytes` is what the cuts' storage and kept tensors alone exceed it by.
+        beyond: Whether it is proven that the step of any cuts that fit is longer than the limit.
     """
 
     spans: Spans
     over_bytes: int
     proven: bool
+    beyond: bool = False
 
 
 class Side:
@@ -168,14 +170,18 @@ class Evaluator:
         if found is None:
             return None
         spans = spans_of(found.cuts, stack.num_layers)
-        over = max(memory.excesses(spans))
-        if over <= 0 or len(spans) == 1:
+        if len(spans) == 1:
+            over = max(memory.excesses(spans))
             return Fitting(spans, over, proven=over > 0)
         limited = replace(stack, sums=memory.sums(spans))
-        fitted, proven = quick_fitting(limited, memory, ROUNDS, most)
-        if fitted is None:
-            return Fitting(spans, over, proven)
-        spans = spans_of(fitted.cuts, stack.num_layers)
+        certain = max(limited.rank_excess(rank, spans) for rank in range(stack.pp))
+        if certain <= 0 and (over := max(memory.excesses(spans))) <= 0:  # what exceeds the sums needs no budget
+            return Fitting(spans, over, proven=False)
+        quick = quick_fitting(limited, memory, ROUNDS, most)
+        if quick.balance is None:
+            over = certain if quick.proven else max(memory.excesses(spans))
+            return Fitting(spans, over, quick.proven, quick.beyond)
+        spans = spans_of(quick.balance.cuts, stack.num_layers)
         return Fitting(spans, max(memory.excesses(spans)), proven=False)
 
     def _balance(self, stack: Stack, most: int | None) -> Balance | None:
@@ -220,9 +226,23 @@ class Evaluator:
         best = found if isinstance(found, Exact) else None
         over = found.over_bytes if isinstance(found, Fitting) else 0
         proven = best is not None or (isinstance(found, Fitting) and found.proven)
+        if proven and best is None and self._keeps_least(thrifty):
+            return Outcome(layout, None, 1, num_policies - 1, UNLIMITED, proven, over)
         if over * HOPELESS > self.usable_bytes:
             return Outcome(layout, None, 1, num_policies - 1, least, proven, over)
-        return self._best_policy(Outcome(layout, best, 1, 0, UNLIMITED, proven, over), policies, thrifty, limit_ns)
+        bound = UNLIMITED
+        if not isinstance(found, Fitting) or not found.proven:
+            bound = next(bound for bound, policy in policies if policy == thrifty)
+            too_slow = found is None or (isinstance(found, Fitting) and found.beyond)
+            bound = max(bound, limit_ns) if too_slow else bound
+        return self._best_policy(Outcome(layout, best, 1, 0, bound, proven, over), policies, thrifty, limit_ns)
+
+    def _keeps_least(self, thrifty: Policy) -> bool:
+        """Whether no other policy fits where the sums of memory say of the thriftiest that it does not.
+
+        Under Megatron-Core the sums have nothing that layers keep under full recompute; modules are not ordered so.
+        """
+        return self.space.base.host.name == "megarun" or thrifty.full_layers > 0
 
     def _limit(self, limit_ns: int, best: Exact | None = None) -> int:
         """No policy whose step is longer is of use."""
@@ -241,12 +261,11 @@ class Evaluator:
 
     def _best_policy(self, tried: Outcome, policies: Sequence[tuple[int, Policy]], thrifty: Policy, limit_ns: int) -> Outcome:
         """The outcome of a layout of which the thriftiest policy has been tried; `policies` as `bounds` has them."""
-        layout, best, proven, bound = tried.layout, tried.best, tried.proven, UNLIMITED
+        layout, best, proven, bound = tried.layout, tried.best, tried.proven, tried.bound_ns
         evaluated, pruned = 1, 0
         most = self.usable_bytes - self.headroom_bytes
         for index, (least, policy) in enumerate(policies):
             if policy == thrifty:
-                bound = min(bound, least) if best is not None or not tried.proven else bound
                 continue
             limit = self._limit(limit_ns, best)
             if least > limit:
@@ -266,7 +285,7 @@ class Evaluator:
                 bound = min(bound, least)
                 best = found if best is None else min(best, found, key=lambda one: one.order(self.objective))
             elif not found.proven:
-                proven, bound = False, min(bound, least)
+                proven, bound = False, min(bound, max(least, limit) if found.beyond else least)
         return Outcome(layout, best, evaluated, pruned, bound, proven, 0 if best is not None else tried.over_bytes)
 
     def thriftiest(self, layout: Layout) -> Policy:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
+from typing import NamedTuple
 
 from megaplan.layout.spans import Spans, cuts_of, spans_of
 from megaplan.partition.memory import Memory
@@ -246,8 +247,22 @@ def best_fitting(stack: Stack, memory: Memory, max_budgets: int = MAX_BUDGETS) -
     return _Search(stack, memory, 0, max_budgets, _effort(memory)).run()[0]
 
 
-def quick_fitting(stack: Stack, memory: Memory, rounds: int, most: int | None = None) -> tuple[Balance | None, bool]:
-    """Cuts that fit, found by tightening the sums; and where there are none, whether it is proven.
+class Quick(NamedTuple):
+    """What `quick_fitting` found.
+
+    Attributes:
+        balance: Cuts that fit; None where none were found.
+        proven: Whether it is proven that no cuts fit.
+        beyond: Whether it is proven that no cuts of use fit.
+    """
+
+    balance: Balance | None
+    proven: bool = False
+    beyond: bool = False
+
+
+def quick_fitting(stack: Stack, memory: Memory, rounds: int, most: int | None = None) -> Quick:
+    """Cuts that fit, found by tightening the sums.
 
     Args:
         stack: With the sums that every split which fits keeps.
@@ -257,8 +272,8 @@ def quick_fitting(stack: Stack, memory: Memory, rounds: int, most: int | None = 
     """
     found = stack.best(most=most)
     if found is None:
-        return None, most is None
-    return _Search(stack, memory, 0, 0, _effort(memory), most=most)._tightened(found, rounds), False
+        return Quick(None, most is None or not stack.leaves_any((), (0,) * stack.pp), beyond=True)
+    return Quick(_Search(stack, memory, 0, 0, _effort(memory), most=most)._tightened(found, rounds))
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,12 @@ def balance_folded(
     return None if value is None else Balance(_Ties(fold, value, baseline).cuts(), value)
 
 
+def within_limits_folded(costs: StackCosts, num_ranks: int, constraints: Constraints, limits: Sequence[PairLimits]) -> bool:
+    """Whether any cuts for V placement keep within the limits, whatever they cost."""
+    fold = Fold(costs, num_ranks, constraints, limits)
+    return fold.feasible(fold.total)
+
+
 def _smallest(low: int, high: int, unit: int, holds: Callable[[int], bool]) -> int | None:
     """The smallest multiple of the unit in [low, high] for which a monotone condition holds; None if it holds nowhere.
 

@@ -106,9 +106,13 @@ class Stack:
 
     def leaves_any(self, exclusions: Iterable[Exclusion], spare: Sequence[int]) -> bool:
         """Whether there are cuts within the sums and without what is excluded, whatever they cost; arguments as for `best`."""
+        excluded = list(exclusions)
         if self.where == "v":
-            return self.best(exclusions, spare) is not None
-        slots = list(self._slot_limits(spare, list(exclusions)))
+            from megaplan.partition.folded_ties import within_limits_folded  # noqa: PLC0415  (only a V needs it)
+
+            pairs = [self._pair(rank, spare[rank], excluded) for rank in range(self.pp)]
+            return within_limits_folded(self.costs, self.pp, self.rules, pairs)
+        slots = list(self._slot_limits(spare, excluded))
         return within_limits(self.costs, self.pp * self.vpp, self.rules, slots, self._between)
 
     def _pair(self, rank: int, room: int, exclusions: Sequence[Exclusion]) -> PairLimits:
