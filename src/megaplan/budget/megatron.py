@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from megaplan.budget.reserve import device_budget
 from megaplan.budget.values import Budget, Cells, DeviceBudget, RankBudget, ReserveItem, StageBudget, checked
@@ -111,7 +110,7 @@ def _ranks(spec: Spec, job: MegatronJob, device: DeviceBudget) -> list[RankBudge
     budgets: list[RankBudget] = []
     for shares, ranks in places.items():
         dense, expert = indices[shares]
-        cells = _cells(replace(job, data_index=dense, expert_index=expert), held, kept, spec.host.fragmentation_percent)
+        cells = _cells(job.of_rank(job.chunks, job.pp_rank, dense, expert), held, kept, spec.host.fragmentation_percent)
         budgets.append(
             RankBudget(tuple(ranks), rank_coordinate(mesh, ranks[0]), elements, checked(cells), _moments(kept), device.usable_bytes)
         )

@@ -145,7 +145,7 @@ class Evaluator:
         policies = self.space.policies(mesh)
         recomputes = [policy.recompute for policy in policies]
         most = self.usable_bytes - self.headroom_bytes
-        specs = {policy._replace(recompute=()) for policy in policies}
+        specs = {policy._replace(recompute=(), full_layers=0, modules=()) for policy in policies}  # what is stored is the same
         found = [self.space.spec_of(mesh, policy) for policy in specs]
         return min(self.side(spec).floors.least_bytes(spec, recomputes) for spec in found) - most
 

@@ -6,7 +6,6 @@ left out, so a split beyond these sums is known not to fit, and one within them 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 from megaplan.hosts.megatron.from_spec import jobs_from_spec, operator_letter
@@ -48,6 +47,6 @@ def megatron_limits(spec: Spec, inventory: Inventory, layout: Layout, usable_byt
 
 def static_bytes(job: MegatronJob, own: str) -> int:
     """Parameters, gradients and state of some operators; Muon's whole matrices go to ranks that only the whole stage decides."""
-    alone = replace(job, chunks=(own,))
+    alone = job.of_rank((own,), job.pp_rank)
     parts = storage_bytes(alone, parameters(alone))
     return sum(parts.values()) - (parts["optimizer"] if job.optimizer == "muon" else 0)

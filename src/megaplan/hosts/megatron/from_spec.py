@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from megaplan.dtypes import DType
@@ -50,7 +49,7 @@ def jobs_from_spec(spec: Spec, letters: str, layout: Layout, pp_ranks: Sequence[
         for slot in layout.of_rank(rank):
             own = "".join(operator_letter(spec, letters, layer) for layer in range(slot.start, slot.stop))
             chunks.append(EMBEDDING * (slot.index == 0) + own + (MTP * depth + LOSS) * (slot.index == last))
-        jobs.append(replace(common, chunks=tuple(chunks), pp_rank=rank))
+        jobs.append(common.of_rank(tuple(chunks), rank))
     return tuple(jobs)
 
 

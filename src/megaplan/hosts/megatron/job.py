@@ -263,6 +263,14 @@ class MegatronJob:
             object.__setattr__(self, "_of_operators", known)
         return known
 
+    def of_rank(
+        self, chunks: tuple[str, ...], pp_rank: int | None, data_index: int | None = None, expert_index: int | None = None
+    ) -> MegatronJob:
+        """The run of another rank; its operators are the same."""
+        found = replace(self, chunks=chunks, pp_rank=pp_rank, data_index=data_index, expert_index=expert_index)
+        object.__setattr__(found, "_of_operators", self.of_operators)
+        return found
+
     @property
     def tokens(self) -> int:
         """Tokens of one microbatch on a context rank: T."""

@@ -30,6 +30,8 @@ class Rule(Enum):
     EXPERT_MATRIX = "expert matrix"
     EXPERT_OTHER = "expert other"
 
+    __hash__ = object.__hash__  # Enum hashes the name, in Python
+
     @property
     def is_expert(self) -> bool:
         """Whether it is a routed expert's."""
