@@ -42,7 +42,8 @@ def main() -> None:
         spent, waited = time.process_time() - start + _of_children() - children, time.perf_counter() - clock
         meshes, decided = found.num_layouts, found.num_evaluated
         best = "nothing fits" if found.best is None else f"{found.best.step_seconds:.6f} s, gap {100 * (found.gap or 0):.2f} %"
-        print(f"{name}: {spent:.1f} s of CPU, {waited:.1f} s, {meshes:,} meshes, {decided:,} evaluated, best {best}", flush=True)
+        reason = f"\n  {found.gap_reason}" if found.gap_reason else ""
+        print(f"{name}: {spent:.1f} s of CPU, {waited:.1f} s, {meshes:,} meshes, {decided:,} evaluated, best {best}{reason}", flush=True)
         if profile is not None:
             pstats.Stats(profile).sort_stats("tottime").print_stats(SHOWN)
 

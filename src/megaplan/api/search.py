@@ -13,6 +13,7 @@ from megaplan.api.load import FilePath, LoadedJob, Source, load_to_split, overri
 from megaplan.diagnostics import refuse
 from megaplan.exploration.engine import Explored, Progress, Task, explore
 from megaplan.exploration.evaluate import Evaluator
+from megaplan.exploration.gap import loose_terms
 from megaplan.exploration.report import Lost, Row, rows_of, why_not
 from megaplan.exploration.robustness import Robustness, robustness
 from megaplan.exploration.space import DEFAULT_VARIED, FIXABLE, VARIED, Space
@@ -21,6 +22,7 @@ from megaplan.exploration.values import Objective
 if TYPE_CHECKING:
     from megaplan.plan.document import PlanDocument
 
+LARGE_GAP = 0.03
 OBJECTIVES = ("time", "headroom", "tokens_per_second_per_device")
 
 
@@ -61,6 +63,11 @@ class Search:
     def gap(self) -> float | None:
         """By how much the best row's step exceeds the bound, as a share of the bound; None without a row."""
         return self.rows[0].step_seconds / self.bound_seconds - 1 if self.rows and self.bound_seconds else None
+
+    @cached_property
+    def gap_reason(self) -> str | None:
+        """Which bounds are loose where the gap is above 3 %; None where it is not."""
+        return loose_terms(self._explored) if self.gap is not None and self.gap > LARGE_GAP else None
 
     @cached_property
     def why_not(self) -> tuple[Lost, ...]:

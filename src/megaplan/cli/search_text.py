@@ -57,6 +57,7 @@ def search_document(found: Search, written: Sequence[str]) -> dict[str, Any]:
         "candidates": {"meshes": found.num_layouts, "evaluated": found.num_evaluated},
         "bound_seconds": round(found.bound_seconds, 6),
         "gap": None if found.gap is None else round(found.gap, 6),
+        "gap_reason": found.gap_reason,
         "robustness": {
             "cases": len(found.robustness.cases),
             "first_is_best": found.robustness.num_kept,
@@ -133,5 +134,5 @@ def _certificate(found: Search) -> str:
     gap, bound = found.gap or 0.0, format_ns(round(found.bound_seconds * 1e9))
     return (
         f"no layout of this space has a step below {bound}, whatever its policy and cuts: the first row is at most "
-        f"{100 * gap:.1f} % above the best. Times: {found.basis}"
+        f"{100 * gap:.1f} % above the best. Times: {found.basis}" + (f". Loose bounds: {found.gap_reason}" if found.gap_reason else "")
     )

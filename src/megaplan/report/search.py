@@ -81,6 +81,7 @@ class _Result(BaseModel):
     candidates: _Candidates
     bound_seconds: float
     gap: float | None
+    gap_reason: str | None = None
     best: list[_Row]
     why_not: list[_Lost]
     robustness: _Robustness | None = None

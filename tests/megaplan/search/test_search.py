@@ -1,6 +1,7 @@
 """What `megaplan.search` gives: rows whose plans say what the rows say, whatever the number of processes, and one clear error."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,9 @@ from megaplan.cost.rates import rates_of
 from megaplan.cost.replay import ReplayTimer
 from megaplan.exploration.engine import Task, explore
 from megaplan.exploration.floors import Floors
+from megaplan.exploration.gap import loose_terms
 from megaplan.exploration.space import Space
+from megaplan.exploration.values import Outcome
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.partition.choose import choose_cuts
@@ -52,6 +55,19 @@ def test_rows_are_sorted_and_within_the_bound(found):
     assert found.rows[0].pareto
     assert all(row.spec.global_batch_size == found.job.spec.global_batch_size for row in found.rows)
     assert all(row.spec.mesh.world_size == 4 for row in found.rows)
+
+
+def test_a_large_gap_has_the_loose_bounds(found):
+    assert found.gap is not None
+    assert (found.gap_reason is None) == (found.gap <= 0.03)
+    last = found._explored.rows[-1]
+    outcomes = {
+        last.layout: replace(found._explored.outcomes[last.layout], bound_ns=last.step_ns // 2),
+        None: Outcome(last.layout, None, 1, 0, last.step_ns // 4, proven=False, over_bytes=3 << 30),
+    }
+    far = replace(found._explored, outcomes=outcomes)
+    assert loose_terms(far).startswith("memory: 1 layout with a smaller bound")
+    assert ", over by 3.00 GiB; without them the gap is 100.0 %; time: 1 layout" in loose_terms(far)
 
 
 def test_every_value_that_lost_has_a_reason(found):
