@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from small_problems import exhaustive, problem
 
 from megaplan.exploration.engine import Task, explore
 from megaplan.exploration.evaluate import Evaluator
-from megaplan.exploration.values import Exact
+from megaplan.exploration.values import Exact, Layout, Policy
+from megaplan.layout.spans import Spans
+from megaplan.partition.certify import stack_of
 
 TOP = 4
 FAST = range(16)
@@ -51,3 +55,24 @@ def test_no_bound_is_above_what_it_bounds(seed: int) -> None:
                 assert evaluator.step_bound_ns(spec) <= exact.step_ns
                 assert evaluator.floor_bytes(spec) <= exact.peak_bytes
                 assert over <= exact.peak_bytes - evaluator.usable_bytes + evaluator.headroom_bytes
+
+
+@pytest.mark.parametrize("seed", range(1000, 1006))
+def test_where_the_thriftiest_policy_exceeds_the_sums_of_memory_every_policy_does(seed: int) -> None:
+    """By as much at least: a layout is given up where its thriftiest policy is proven not to fit."""
+    space, _ = problem(seed)
+    evaluator = Evaluator(space, -(1 << 50))
+    layouts = [layout for layout in space.layouts() if layout.pp > 1]
+    for layout in layouts[:: max(1, len(layouts) // 8)]:
+        thrifty = evaluator.thriftiest(layout)
+        exact = evaluator.exact(layout, thrifty)
+        assert isinstance(exact, Exact)
+
+        def excess(policy: Policy, layout: Layout = layout, spans: Spans = exact.spans) -> int:
+            spec = space.spec_of(layout, policy)
+            stack = stack_of(spec, evaluator.side(spec).clock.costs(spec))
+            limited = replace(stack, sums=evaluator._memory(spec).sums(spans))
+            return max(limited.rank_excess(rank, spans) for rank in range(layout.pp))
+
+        least = excess(thrifty)
+        assert all(least <= excess(policy) for policy in space.policies(layout))
