@@ -230,11 +230,7 @@ class Evaluator:
             return Outcome(layout, None, 1, num_policies - 1, UNLIMITED, proven, over)
         if over * HOPELESS > self.usable_bytes:
             return Outcome(layout, None, 1, num_policies - 1, least, proven, over)
-        bound = UNLIMITED
-        if not isinstance(found, Fitting) or not found.proven:
-            bound = next(bound for bound, policy in policies if policy == thrifty)
-            too_slow = found is None or (isinstance(found, Fitting) and found.beyond)
-            bound = max(bound, limit_ns) if too_slow else bound
+        bound = _bound_after(found, {policy: each for each, policy in policies}[thrifty], limit_ns)
         return self._best_policy(Outcome(layout, best, 1, 0, bound, proven, over), policies, thrifty, limit_ns)
 
     def _keeps_least(self, thrifty: Policy) -> bool:
@@ -311,3 +307,12 @@ class Evaluator:
     def _memory(self, spec: Spec) -> Memory:
         side = self.side(spec)
         return Memory(spec, side.inventory, headroom_bytes=self.headroom_bytes, memo=side.memo(spec))
+
+
+def _bound_after(found: Exact | Fitting | None, least: int, limit_ns: int) -> int:
+    """What the step of a policy is at least, once its cuts were looked for under a limit; `least` was known before."""
+    if isinstance(found, Exact):
+        return least
+    if found is None or not found.proven:
+        return max(least, limit_ns) if found is None or found.beyond else least
+    return UNLIMITED
