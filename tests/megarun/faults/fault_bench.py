@@ -3,35 +3,30 @@
 import contextlib
 import io
 import json
-import os
 import re
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from fault_launch import ALONE, LIMIT_SECONDS, START_LIMIT_SECONDS, TWO_STAGES, Forks, Job, environment, layout_text, torchrun
 
 from megaplan.plan.make import make_plan, write_plan
-from megaplan.spec.models import Spec
+from megaplan.spec.models import Mesh, Spec
 from megarun.checkpoint.manifest import list_checkpoints, read_manifest
 from megarun.cli.main import run
 from megarun.data.corpus import read_corpus
 from megarun.data.tokenize import tokenize
 from megarun.data.tokenizer import TokenizerKind
 
-ROOT = Path(__file__).parents[3]
-STEPS, SAVE_EVERY = 24, 2
+STEPS, SAVE_EVERY = 12, 2
 ERROR = 2
-LIMIT_SECONDS = 60.0
-"""After its own timeout a broken run has this long to end."""
 SPEC: dict[str, Any] = {
     "format": "megaplan.spec/1",
     "name": "faults",
@@ -62,6 +57,8 @@ class Outcome:
         steps_lost: Steps that had to be made again; None where nothing had been made.
         seconds: From the fault to the end of the process.
         status: Exit status of the process, of torchrun if it started the ranks.
+        ranks: Processes of the job.
+        nodes: torchrun's agents.
     """
 
     happened: str
@@ -69,6 +66,11 @@ class Outcome:
     steps_lost: int | None
     seconds: float
     status: int
+    ranks: int = 1
+    nodes: int = 1
+
+
+Case = Callable[["Bench"], Outcome]
 
 
 class Bench:
@@ -83,12 +85,29 @@ class Bench:
         self.tokens = folder / "small.tokens"
         tokenize(read_corpus(text), TokenizerKind.BYTES, 257, self.tokens)
         self.one, self.two = self.plan("one", {}), self.plan("two", {"mesh": {"pp": 2}})
+        self.forks = Forks()
+        self._layouts = {ALONE: self.one, TWO_STAGES: self.two}
+        self._expected: dict[Mesh, dict[int, float]] = {}
+        self._largest = (1, 1)
+
+    def row(self, case: Case) -> Outcome:
+        """What a case gives, with the size of the largest job that it launched."""
+        self._largest = (1, 1)
+        found = case(self)
+        return replace(found, ranks=self._largest[0], nodes=self._largest[1])
 
     def plan(self, name: str, changes: dict[str, Any]) -> Path:
         """A plan of the small spec with sections replaced."""
         path = self.folder / f"{name}.json"
         write_plan(make_plan(Spec.model_validate({**SPEC, **changes})), path)
         return path
+
+    def plan_of(self, mesh: Mesh) -> Path:
+        """The plan of the small spec in a layout."""
+        if mesh not in self._layouts:
+            name = layout_text(mesh).replace(" × ", "-").replace(" ", "")
+            self._layouts[mesh] = self.plan(name, sections(mesh))
+        return self._layouts[mesh]
 
     def words(self, plan: Path, out: Path, *more: str) -> list[str]:
         """The command line, after `megarun`."""
@@ -112,39 +131,72 @@ class Bench:
         """Losses of the run that nothing interrupts."""
         return losses(self.whole("expected"))
 
+    def expected_of(self, mesh: Mesh) -> dict[int, float]:
+        """Losses of the run in a layout that nothing interrupts."""
+        if mesh not in self._expected:
+            self._expected[mesh] = self.expected if resume_layout(mesh) == ALONE else self._uninterrupted(mesh)
+        return self._expected[mesh]
+
+    def _uninterrupted(self, mesh: Mesh) -> dict[int, float]:
+        out = self.folder / f"expected-{self.plan_of(mesh).stem}"
+        status, said = self.forked(mesh, self.words(self.plan_of(mesh), out))
+        assert status == 0, said
+        return losses(out)
+
+    def forked(self, mesh: Mesh, words: Sequence[str]) -> tuple[int, str]:
+        """Status and stderr of a job whose ranks are forked, and which nothing breaks."""
+        said = self.folder / "forked.txt"
+        said.unlink(missing_ok=True)
+        job = self.forks.start(words, said, mesh)
+        job.end(START_LIMIT_SECONDS)
+        return job.status, said.read_text()
+
     def launch(
-        self, out: Path, said: Path, *more: str, program: Sequence[str] = ("-m", "megarun"), meeting: Sequence[str] = ("--standalone",)
-    ) -> subprocess.Popen[bytes]:
-        """Two stages under torchrun, stderr in a file."""
-        command = [sys.executable, "-m", "torch.distributed.run", *meeting, "--nproc-per-node", "2", *program]
-        words = self.words(self.two, out, *more)
-        with said.open("wb") as file:
-            return subprocess.Popen([*command, *words], env=environment(), stdout=subprocess.DEVNULL, stderr=file)
+        self,
+        out: Path,
+        said: Path,
+        *more: str,
+        mesh: Mesh = TWO_STAGES,
+        nodes: int = 1,
+        program: Sequence[str] = ("-m", "megarun"),
+        meeting: Sequence[str] = (),
+        elastic: bool = False,
+    ) -> Job:
+        """A job under torchrun, two stages if no layout is given; stderr in a file."""
+        self._largest = max(self._largest, (mesh.world_size, nodes))
+        return torchrun(program, self.words(self.plan_of(mesh), out, *more), said, mesh, nodes, meeting, elastic=elastic)
 
     def alone(self, rank: int, out: Path, port: int, *more: str) -> tuple[int, str, float]:
         """One rank of two, started by hand."""
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        began = time.monotonic()
+        began, self._largest = time.monotonic(), (2, 1)
         command = [sys.executable, "-m", "megarun", *self.words(self.two, out, *more)]
         done = subprocess.run(command, env=environment() | place, capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS)
         return done.returncode, done.stderr, time.monotonic() - began
 
-    def resume(self, out: Path, newest: int) -> tuple[str, int]:
-        """Resume with one process; returns its output, and the number of repeated steps. The loss curve equals the uninterrupted one."""
-        made = max(losses(out), default=0)
-        status, said, _ = self.here(self.words(self.one, out))
+    def resume(self, out: Path, newest: int, mesh: Mesh = ALONE, *more: str) -> tuple[str, int]:
+        """Resume in a layout; returns its output, and the number of repeated steps. The loss curve equals that layout's uninterrupted one.
+
+        Pipeline stages compute what one process does, to the bit: a job of them may resume as one process, which takes less time.
+        """
+        made, words = max(losses(out), default=0), self.words(self.plan_of(mesh), out, *more)
+        status, said = self.here(words)[:2] if mesh == ALONE else self.forked(mesh, words)
         assert status == 0, said
         found = re.search(r"(\d+) steps done", said)
         start = int(found.group(1)) if found else 0
         assert start >= newest, f"step {newest} was saved, and the run continued from {start}"
-        assert losses(out) == self.expected
+        assert losses(out) == self.expected_of(mesh)
         return said, max(0, made - start)
 
 
-def environment() -> dict[str, str]:
-    """Of a child process."""
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "kernels")])
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+def sections(mesh: Mesh) -> dict[str, Any]:
+    """A layout as changes of the small spec."""
+    return {"mesh": {axis: degree for axis, degree in mesh.model_dump().items() if degree not in (1, False)}}
+
+
+def resume_layout(mesh: Mesh) -> Mesh:
+    """One process if it computes the same as the layout to the bit, as for pipeline stages; else the layout."""
+    return ALONE if mesh in (ALONE, TWO_STAGES) else mesh
 
 
 def losses(out: Path) -> dict[int, float]:
@@ -161,39 +213,6 @@ def newest_step(out: Path) -> int:
     return read_manifest(found[0]).step if found else 0
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
-
-
-def rank_processes(launcher: int) -> dict[int, int]:
-    """Process ids of a launcher's ranks, by rank."""
-    found = {}
-    for process in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            if int((process / "stat").read_text().rpartition(")")[2].split()[1]) == launcher:
-                variables = dict(each.split("=", 1) for each in (process / "environ").read_text().split("\0") if "=" in each)
-                if "RANK" in variables:
-                    found[int(variables["RANK"])] = int(process.name)
-    return found
-
-
-def wait_for_step(out: Path, step: int, process: subprocess.Popen[bytes]) -> None:
-    """Until that many steps are done."""
-    wait_for(process, lambda: max(losses(out), default=0) >= step, f"step {step}")
-
-
-def wait_for(process: subprocess.Popen[bytes], happened: Callable[[], bool], what: str) -> None:
-    """Until it has happened while the process runs."""
-    end = time.monotonic() + LIMIT_SECONDS
-    while not happened():
-        assert process.poll() is None, f"ended with {process.returncode} before {what}"
-        assert time.monotonic() < end, f"no {what}"
-        time.sleep(0.01)
-
-
 def first_line(said: str, *wanted: str) -> str:
     """The first line that has one of the words, without folders of this machine."""
     for line in said.splitlines():
@@ -202,18 +221,9 @@ def first_line(said: str, *wanted: str) -> str:
     raise AssertionError(f"none of {wanted} in:\n{said}")
 
 
-def end(process: subprocess.Popen[bytes]) -> float:
-    """Seconds until it has ended; it and its ranks are killed if it does not."""
-    began = time.monotonic()
-    ranks = rank_processes(process.pid)
-    try:
-        process.wait(timeout=LIMIT_SECONDS)
-    finally:
-        for pid in (process.pid, *ranks.values()):
-            if process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-    return time.monotonic() - began
+def wait_for_step(out: Path, step: int, job: Job) -> None:
+    """Until that many steps are done."""
+    job.wait_for(lambda: max(losses(out), default=0) >= step, f"step {step}")
 
 
 def copy_of(run_folder: Path, name: str) -> Path:

@@ -23,23 +23,22 @@ from fault_bench import (
     SPEC,
     STEPS,
     Bench,
+    Case,
     Outcome,
     copy_of,
-    end,
     first_line,
     flip,
-    free_port,
     losses,
     newest_step,
-    rank_processes,
     refused,
-    wait_for,
     wait_for_step,
 )
 from fault_files import FILES
 from fault_hangs import HANGS
+from fault_launch import START_LIMIT_SECONDS, Job, free_port
+from fault_layouts import LAYOUTS
 from fault_storage import STORAGE
-from fault_trust import OTHER_WORDS, back_to_an_older_one, folder_not_shared, newest_two_damaged, other_data, other_words
+from fault_trust import ODD_RANKS, TRUST
 
 from megarun.checkpoint.manifest import list_checkpoints, read_manifest
 from megarun.data.batches import Batches
@@ -61,16 +60,15 @@ def killed(bench: Bench, seed: int) -> Outcome:
     process = bench.launch(out, said)
     wait_for_step(out, step, process)
     time.sleep(delay)
-    with contextlib.suppress(KeyError, ProcessLookupError):  # a machine so fast that the run is over
-        os.kill(rank_processes(process.pid)[rank], signal.SIGKILL)
-    seconds = end(process)
+    process.kill(rank)
+    seconds = process.end()
     saved = newest_step(out)
     happened = f"kill -9 of rank {rank} in step {step + 1} or later (seed {seed})"
     if saved == 0:  # nothing to resume from, and a run is never overwritten
         row = refused(bench, happened + ", before the first save", bench.words(bench.one, out), "MP608")
         return replace(row, steps_lost=max(losses(out)), seconds=seconds)
     resumed, lost = bench.resume(out, saved)
-    return Outcome(happened, first_line(resumed, "resumed from"), lost, seconds, process.returncode)
+    return Outcome(happened, first_line(resumed, "resumed from"), lost, seconds, process.status)
 
 
 def stopped(bench: Bench, number: signal.Signals, seed: int) -> Outcome:
@@ -82,8 +80,8 @@ def stopped(bench: Bench, number: signal.Signals, seed: int) -> Outcome:
     wait_for_step(out, step, process)
     time.sleep(delay)
     process.send_signal(number)
-    seconds = end(process)
-    assert process.returncode != 0
+    seconds = process.end()
+    assert process.status != 0
     assert newest_step(out) == max(losses(out)) < STEPS
     _, lost = bench.resume(out, newest_step(out))
     assert lost == 0
@@ -92,7 +90,7 @@ def stopped(bench: Bench, number: signal.Signals, seed: int) -> Outcome:
         first_line(said.read_text(), "saved"),
         0,
         seconds,
-        process.returncode,
+        process.status,
     )
 
 
@@ -117,29 +115,29 @@ def struck(bench: Bench, number: signal.Signals, place: str) -> Outcome:
     """A signal to the launcher inside of rank 1's save or evaluation: all ranks stop after the same step, before torchrun kills them."""
     name = f"{number.name}-{place}".replace(" ", "-")
     process, out, said, counts = _launch_aimed(bench, name, place, number.name)
-    wait_for(process, (counts / fault_aim.STRUCK).exists, place)
-    seconds = end(process)
-    assert process.returncode != 0
+    process.wait_for((counts / fault_aim.STRUCK).exists, place)
+    seconds = process.end()
+    assert process.status != 0
     assert 0 < newest_step(out) == max(losses(out)) < STEPS, said.read_text()
     assert [int((counts / str(rank)).read_text()) for rank in range(2)] == [newest_step(out)] * 2
     _, lost = bench.resume(out, newest_step(out))
     assert lost == 0
-    return Outcome(f"{number.name} to torchrun inside of {place}", first_line(said.read_text(), "saved"), 0, seconds, process.returncode)
+    return Outcome(f"{number.name} to torchrun inside of {place}", first_line(said.read_text(), "saved"), 0, seconds, process.status)
 
 
 def disk_full_of_one(bench: Bench) -> Outcome:
     """The second save of rank 1 meets a full disk, rank 0's does not: both end, before the third save."""
     process, out, said, counts = _launch_aimed(bench, "full-of-one", "the writing of a save", fault_aim.full_disk.__name__)
-    wait_for(process, (counts / fault_aim.STRUCK).exists, "the second save")
-    seconds = end(process)
-    assert process.returncode != 0
+    process.wait_for((counts / fault_aim.STRUCK).exists, "the second save")
+    seconds = process.end()
+    assert process.status != 0
     assert newest_step(out) == 2, said.read_text()
     read = first_line(said.read_text(), "error[MP645]")
     _, lost = bench.resume(out, 2)
-    return Outcome("disk full for one of two ranks during the second save", read, lost, seconds, process.returncode)
+    return Outcome("disk full for one of two ranks during the second save", read, lost, seconds, process.status)
 
 
-def _launch_aimed(bench: Bench, name: str, place: str, strike: str) -> tuple[subprocess.Popen[bytes], Path, Path, Path]:
+def _launch_aimed(bench: Bench, name: str, place: str, strike: str) -> tuple[Job, Path, Path, Path]:
     """The process, its run, what it says, and where its ranks count updates."""
     out, said, counts = bench.folder / name, bench.folder / f"{name}.txt", bench.folder / f"{name}-updates"
     counts.mkdir()
@@ -225,8 +223,8 @@ def rank_late(bench: Bench) -> Outcome:
     out, said = bench.folder / "late", bench.folder / "late.txt"
     meeting = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     process = bench.launch(out, said, "--start-timeout", "3", program=[str(bench.folder / "late.py")], meeting=meeting)
-    seconds = end(process)
-    assert process.returncode != 0
+    seconds = process.end(START_LIMIT_SECONDS)
+    assert process.status != 0
     assert said.read_text().count("error[MP650]") == 1, said.read_text()
     read = first_line(said.read_text(), "did not start")
     assert read.endswith("rank 1 (pp 1)")
@@ -235,7 +233,7 @@ def rank_late(bench: Bench) -> Outcome:
         read,
         None,
         seconds,
-        process.returncode,
+        process.status,
     )
 
 
@@ -324,10 +322,9 @@ def not_finite(bench: Bench, where: str) -> Outcome:
     )
 
 
-Case = Callable[[Bench], Outcome]
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 SIGNALS = [(number, seed) for number in STOPPING for seed in (1, 2)]
-KILLS: dict[str, Case] = {f"kill -9, seed {seed}": (lambda bench, seed=seed: killed(bench, seed)) for seed in range(20)}
+KILLS: dict[str, Case] = {f"kill -9, seed {seed}": (lambda bench, seed=seed: killed(bench, seed)) for seed in range(8)}
 STOPS: dict[str, Case] = {
     **{f"{n.name}, seed {s}": (lambda bench, n=n, s=s: stopped(bench, n, s)) for n, s in SIGNALS},
     **{f"{n.name} inside of {place}": (lambda bench, n=n, place=place: struck(bench, n, place)) for n in STOPPING for place in PLACES},
@@ -344,15 +341,11 @@ QUICK: dict[str, Case] = {
     "truncated token file": truncated_tokens,
     "plan edited by hand": edited_by_hand,
     "another model": another_model,
-    "back to an older one": back_to_an_older_one,
-    "newest two damaged": newest_two_damaged,
-    "other data": lambda bench: other_data(bench, mixed=False),
-    "other mix": lambda bench: other_data(bench, mixed=True),
+    **TRUST,
 }
 PROCESSES: dict[str, Case] = {
     "disk full of one": disk_full_of_one,
-    "folder not shared": folder_not_shared,
-    **{f"one rank with {what}": (lambda bench, what=what: other_words(bench, what)) for what in OTHER_WORDS},
+    **ODD_RANKS,
     "rank 1 never starts": lambda bench: rank_missing(bench, 1),
     "rank 0 never starts": lambda bench: rank_missing(bench, 0),
     "a rank is late": rank_late,
@@ -363,5 +356,6 @@ SLOW: dict[str, Case] = {
     **FILES,
     **HANGS,
     **STORAGE,
+    **LAYOUTS,
 }
 """Not in the fast tests, where tests/megarun/checkpoint and tests/megarun/launch hold the same by unit."""

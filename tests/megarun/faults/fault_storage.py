@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fault_bench import ERROR, STEPS, Bench, Outcome, end, first_line, flip, losses, newest_step
+from fault_bench import ERROR, STEPS, Bench, Outcome, first_line, flip, losses, newest_step
+from fault_launch import START_LIMIT_SECONDS
 
 import megarun.remote
 from megarun.checkpoint.manifest import list_checkpoints
@@ -54,11 +55,11 @@ def killed_in_an_upload(bench: Bench, rank: int, name: str) -> Outcome:
     program, said = bench.folder / "killed.py", bench.folder / f"killed-{rank}-{name}.txt"
     program.write_text(KILLED)
     process = bench.launch(out, said, *words, program=[str(program), name])
-    seconds = end(process)
-    assert process.returncode != 0
+    seconds = process.end(START_LIMIT_SECONDS)
+    assert process.status != 0
     assert newest_step(root) == AT - 2, said.read_text()
     read, lost = _resumed(bench, out, words, AT - 2)
-    return Outcome(f"kill -9 of rank {rank} while it uploads {name} to a storage", read, lost, seconds, process.returncode)
+    return Outcome(f"kill -9 of rank {rank} while it uploads {name} to a storage", read, lost, seconds, process.status)
 
 
 @contextmanager

@@ -5,8 +5,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from fault_bench import ERROR, Bench, Outcome, end, first_line, flip, losses, newest_step, refused
+from fault_bench import SPEC, Bench, Case, Outcome, first_line, flip, losses, newest_step, refused, sections
+from fault_launch import START_LIMIT_SECONDS, TWO_STAGES, layout_text, rank_text
 
+from megaplan.spec.models import Mesh
 from megarun.checkpoint.manifest import list_checkpoints
 from megarun.data.corpus import read_corpus
 from megarun.data.tokenize import tokenize
@@ -15,61 +17,92 @@ from megarun.data.tokenizer import TokenizerKind
 ODD = """
 import json, os, sys
 odd = json.loads(sys.argv.pop(1))
+version = sys.argv.pop(1)
 if os.environ["RANK"] == "1":
     sys.argv[1:] = odd
+    if version:
+        import megarun.training.agreement as agreement
+        real = agreement.version
+        agreement.version = lambda package: version if package == "torch" else real(package)
 from megarun.cli.main import run
 from megarun.launch.failure import exit_process
 exit_process(run())
 """
 
 
-def odd_rank(bench: Bench, name: str, words: Callable[[Path], list[str]]) -> tuple[Path, str, float]:
-    """Two ranks under torchrun, of which rank 1 gets other words, of the run's folder: the folder, what was said, seconds."""
+def odd_rank(
+    bench: Bench, name: str, words: Callable[[Path], list[str]], mesh: Mesh, nodes: int, version: str = ""
+) -> tuple[Path, str, float, int]:
+    """A job of which rank 1 gets other words, of the run's folder, or another version of torch: folder, stderr, seconds, status."""
     program, out, said = bench.folder / "odd.py", bench.folder / name.replace(" ", "-"), bench.folder / f"{name}.txt"
     program.write_text(ODD)
-    process = bench.launch(out, said, program=[str(program), json.dumps(words(out))])
-    seconds = end(process)
-    assert process.returncode != 0
-    return out, said.read_text(), seconds
-
-
-def other_words(bench: Bench, what: str) -> Outcome:
-    """One rank was started with something else: both end before anything is built."""
-    plan, tokens = bench.two, bench.tokens
-    other = bench.plan("other-mesh", {"mesh": {"dp_shard": 2}}), _other_tokens(bench)
-
-    def words(out: Path) -> list[str]:
-        usual = bench.words(plan, out)
-        swapped = {str(plan): str(other[0])} if what == "another mesh" else {str(tokens): str(other[1])} if what == "other tokens" else {}
-        more = {"--save-every": ["--save-every", "3"], "seed": ["--seed", "5"], "rows": ["--validation-fraction", "0.5"]}.get(what, [])
-        return [swapped.get(word, word) for word in usual] + more
-
-    out, said, seconds = odd_rank(bench, f"odd {what}", words)
-    assert said.count("error[MP656]") == 1, said
-    assert not out.exists()
-    first = said.splitlines().index(next(line for line in said.splitlines() if line.startswith("  rank 1 ")))
-    read = re.sub(r"[0-9a-f]{16}…", "…", said.splitlines()[first + 1].strip())
-    return Outcome(f"rank 1 of two is given {OTHER_WORDS[what]}", f"error[MP656]: …: rank 1 (pp 1): {read}", None, seconds, ERROR)
+    job = bench.launch(out, said, program=[str(program), json.dumps(words(out)), version], mesh=mesh, nodes=nodes)
+    seconds = job.end(START_LIMIT_SECONDS)
+    assert job.status != 0
+    return out, said.read_text(), seconds, job.status
 
 
 OTHER_WORDS = {
     "another mesh": "the plan of another mesh",
+    "another learning rate": "a plan with another learning rate",
     "other tokens": "another token file",
+    "another mix": "the same token files in another proportion",
+    "--steps": "another --steps",
     "--save-every": "another --save-every",
     "seed": "another seed",
     "rows": "a --validation-fraction",
+    "--keep": "another --keep",
+    "a storage": "a --checkpoint-url",
+    "another torch": "another version of torch",
+}
+MORE = {
+    "--steps": ["--steps", "5"],
+    "--save-every": ["--save-every", "3"],
+    "seed": ["--seed", "5"],
+    "rows": ["--validation-fraction", "0.5"],
+    "--keep": ["--keep", "5"],
 }
 
 
-def folder_not_shared(bench: Bench) -> Outcome:
-    """Each of two ranks has a separate --out, as on nodes without a shared folder: nothing is trained."""
-    other_folder = bench.folder / "other-out"
-    out, said, seconds = odd_rank(bench, "not shared", lambda _: bench.words(bench.two, other_folder))
+def other_words(bench: Bench, what: str, mesh: Mesh = TWO_STAGES, nodes: int = 1) -> Outcome:
+    """One rank was started with something else: all end before anything is built."""
+    plan, tokens = bench.plan_of(mesh), bench.tokens
+    faster = {**SPEC["training"], "learning_rate": 2 * SPEC["training"]["learning_rate"]}
+    changed = {
+        "another mesh": (plan, bench.plan_of(Mesh(dp_shard=mesh.world_size))),
+        "another learning rate": (plan, bench.plan("other-rate", {**sections(mesh), "training": faster})),
+        "other tokens": (tokens, _other_tokens(bench)),
+        "another mix": (tokens, Path(f"{tokens}=3")),
+    }
+
+    def words(out: Path) -> list[str]:
+        ours, other = changed.get(what, (plan, plan))
+        more = ["--data", f"{_other_tokens(bench)}=1"] if what == "another mix" else MORE.get(what, [])
+        more = [*more, *(["--checkpoint-url", f"file://{bench.folder}/odd-storage"] if what == "a storage" else [])]
+        return [str(other) if word == str(ours) else word for word in bench.words(plan, out)] + more
+
+    name = f"odd {what} {layout_text(mesh)} {nodes}"
+    out, said, seconds, status = odd_rank(bench, name, words, mesh, nodes, "2.0.0" if what == "another torch" else "")
+    assert said.count("error[MP656]") == 1, said
+    assert not out.exists()
+    first = said.splitlines().index(next(line for line in said.splitlines() if line.startswith("  rank 1 ")))
+    read = re.sub(r"[0-9a-f]{16}…", "…", said.splitlines()[first + 1].strip())
+    read = re.sub(r"/\S*/(?=[^/\s]+)", "", read)
+    happened = f"rank 1 is given {OTHER_WORDS[what]}"
+    return Outcome(happened, f"error[MP656]: …: {rank_text(1, mesh)}: {read}", None, seconds, status)
+
+
+def folder_not_shared(bench: Bench, mesh: Mesh = TWO_STAGES, nodes: int = 1) -> Outcome:
+    """A rank has a separate --out, as on nodes without a shared folder: nothing is trained."""
+    other_folder = bench.folder / f"other-out-{nodes}"
+    out, said, seconds, status = odd_rank(
+        bench, f"not shared {nodes}", lambda _: bench.words(bench.plan_of(mesh), other_folder), mesh, nodes
+    )
     assert said.count("error[MP659]") == 1, said
     assert not losses(out)
     assert not other_folder.exists()
-    read = first_line(said, "run.lock")
-    return Outcome("--out of one rank is not the folder of the other", f"error[MP659]: …: rank 1 (pp 1): {read}", None, seconds, ERROR)
+    read = f"error[MP659]: …: {rank_text(1, mesh)}: {first_line(said, 'run.lock')}"
+    return Outcome("--out of rank 1 is not the folder of the others", read, None, seconds, status)
 
 
 def back_to_an_older_one(bench: Bench) -> Outcome:
@@ -126,3 +159,15 @@ def other_data(bench: Bench, mixed: bool) -> Outcome:
     row = refused(bench, f"{'a mix with other tokens' if mixed else 'another token file'} after the checkpoint", words, "MP653")
     assert newest_step(out) == 2
     return row
+
+
+TRUST: dict[str, Case] = {
+    "back to an older one": back_to_an_older_one,
+    "newest two damaged": newest_two_damaged,
+    "other data": lambda bench: other_data(bench, mixed=False),
+    "other mix": lambda bench: other_data(bench, mixed=True),
+}
+ODD_RANKS: dict[str, Case] = {
+    "folder not shared": folder_not_shared,
+    **{f"one rank with {what}": (lambda bench, what=what: other_words(bench, what)) for what in list(OTHER_WORDS)},
+}

@@ -15,7 +15,7 @@ LAUNCHED = KILLS | STOPS | PROCESSES | SLOW
 @pytest.mark.parametrize("name", QUICK)
 def test_a_fault_of_one_process(name: str, bench: Bench) -> None:
     try:
-        row = QUICK[name](bench)
+        row = bench.row(QUICK[name])
     except RefusedError as error:
         pytest.skip(str(error))
     assert row.said
@@ -23,6 +23,6 @@ def test_a_fault_of_one_process(name: str, bench: Bench) -> None:
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in IN_CI else pytest.mark.slow) for name in LAUNCHED])
 def test_a_fault_of_several(name: str, bench: Bench) -> None:
-    row = LAUNCHED[name](bench)
+    row = bench.row(LAUNCHED[name])
     print(row)  # noqa: T201  (with the seed, which a failure shows)
     assert row.said
