@@ -3,7 +3,8 @@
 python scripts/faults_table.py [--only TEXT] [--again]
 
 Rows are kept in runs/faults as they become known: a table that was stopped goes on where it was, and a row is made again when the sources
-of megarun, or those of its own case, have changed. `--only` makes the rows whose name has TEXT and writes no page; `--again` makes kept rows, too.
+of megarun, or those of its own case, have changed. `--only` makes the rows whose name has TEXT and writes no page; `--again` makes kept
+rows, too.
 """
 
 from __future__ import annotations

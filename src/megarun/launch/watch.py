@@ -2,8 +2,8 @@
 
 A stopped process, a hung file system or a deadlock shows on the other ranks only as a collective that does not return, and torch blames the
 rank that waits. So every rank publishes where it is through the job's store. Rank 0 looks for a rank that has been in one place for longer
-than its limit; the others look at rank 0. Stuck is then the rank that publishes nothing any more; else one that computes or reads while
-others wait in a collective; else the one that is furthest behind.
+than its limit; the others look at rank 0. Stuck is then the rank that has never published, or publishes nothing any more; else one that
+computes or reads while others wait in a collective; else the one that is furthest behind.
 """
 
 from __future__ import annotations
@@ -140,6 +140,7 @@ class Watch:
 
     def _run(self) -> None:
         try:
+            self._publish()  # at once: a rank that is stuck within the first beat must be known, too
             while not self._over.wait(self._every):
                 self._publish()
                 self._turn = time.monotonic()
@@ -206,16 +207,20 @@ class Watch:
         else:
             self._look((0,))
         seen = self._look(range(self._launch.world_size))
-        stuck = stuck_ranks(seen, self._silent) if seen else []
+        unseen = [rank for rank in range(self._launch.world_size) if rank not in seen]
+        stuck = unseen or stuck_ranks(seen, self._silent)
         if self._launch.rank in stuck and len(stuck) < len(seen) and self._launch.rank != 0:
             return  # another rank reports it
-        self._launch.store.set(STUCK, json.dumps([asdict(seen[rank].beat.process) for rank in stuck]))
+        self._launch.store.set(STUCK, json.dumps([asdict(seen[rank].beat.process) for rank in stuck if rank in seen]))
         report_failure(refusal("MP660", self._account(seen, stuck)), self._launch, self._mesh, noticed=True)
         exit_after_failure(self._launch.store, status)
 
     def _account(self, seen: Mapping[int, Seen], stuck: list[int]) -> str:
         lines = []
         for rank in stuck[:MOST_NAMED]:
+            if rank not in seen:
+                lines.append(f"{place(rank, self._mesh)}: no sign of life since the start")
+                continue
             each = seen[rank]
             since = f"no sign of life for {each.silent:.0f} s" if each.silent > self._silent else f"{each.beat.seconds:.0f} s there"
             where = f"{place(rank, self._mesh)} on {each.beat.process.host}, process {each.beat.process.pid}"

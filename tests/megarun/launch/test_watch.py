@@ -134,6 +134,31 @@ def test_the_job_ends_and_names_the_rank(monkeypatch: pytest.MonkeyPatch, capfd:
     assert "failed first" not in said
 
 
+def test_a_rank_that_never_published_is_the_stuck_one(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """Rank 1 is stopped before its first beat: the ranks that wait for it are not blamed."""
+    ended = threading.Event()
+
+    def end(*_: Any) -> None:
+        ended.set()
+        raise RuntimeError("ends the watching thread")
+
+    monkeypatch.setattr(megarun.launch.watch, "exit_after_failure", end)
+    store: Any = Shared(dist.HashStore())  # type: ignore[attr-defined]
+    mine = Progress(Timeouts(1, 1))
+    mine.enter("computing", 7)
+    with Watch(Launch(0, 2, 0, store), Mesh(pp=2), mine, Interrupt(), beat_seconds=0.1, silent_seconds=0.5):
+        assert ended.wait(60)
+    said = capfd.readouterr().err
+    assert "rank 1 (pp 1): no sign of life since the start" in said
+    assert "rank 0 (pp 0), waiting for it:" in said
+
+
+def test_the_first_beat_comes_at_once() -> None:
+    store: Any = Shared(dist.HashStore())  # type: ignore[attr-defined]
+    with Watch(Launch(0, 2, 0, store), Mesh(pp=2), Progress(Timeouts(60, 60)), Interrupt(), beat_seconds=3600):
+        store.wait(["megarun/beat/0"])
+
+
 def test_a_healthy_job_continues() -> None:
     store: Any = Shared(dist.HashStore())  # type: ignore[attr-defined]
     with Watch(Launch(0, 2, 0, store), Mesh(pp=2), Progress(Timeouts(60, 60)), Interrupt(), beat_seconds=0.01) as watch:
