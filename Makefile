@@ -7,7 +7,7 @@ READY := $(VENV)/ready
 export OMP_NUM_THREADS ?= 1
 timed = @start=$$(date +%s); ( $(2) ) || exit 1; echo "$(1): $$(( $$(date +%s) - start )) s"
 
-.PHONY: demo demo-picture test test-all test-browser test-s3 check test-planner test-kernels test-runtime test-random test-wheel test-torch-2.11 test-upstream plans docs docs-site faults fuzz mutants parity-random accuracy accuracy-random accuracy-megatron accuracy-torchtitan recipes-fit clean
+.PHONY: demo demo-picture test test-all test-browser test-s3 check test-planner test-kernels test-runtime test-random test-wheel test-torch-2.11 test-upstream plans docs docs-site faults kills fuzz mutants parity-random accuracy accuracy-random accuracy-megatron accuracy-torchtitan recipes-fit clean
 
 demo: ## estimate, split, diff and train, end to end
 	@scripts/demo.sh
@@ -69,8 +69,11 @@ docs: $(READY) ## the generated pages
 docs-site: $(READY) ## all pages as a site in site/, links checked; needs the extra `docs`, which it installs
 	$(call timed,docs site,$(BIN)/python -m pip install -qq --disable-pip-version-check --editable ".[docs]" -c constraints.txt && NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet)
 
-faults: $(READY) ## break a small run in every way: docs/reference/faults.md
-	$(BIN)/python scripts/faults_table.py
+faults: $(READY) ## break a small run in every way: docs/reference/faults.md; make faults ONLY=SIGSTOP only some, and no page
+	$(BIN)/python scripts/faults_table.py $(if $(ONLY),--only "$(ONLY)")
+
+kills: $(READY) ## kill -9 at random moments in every layout and storage; make kills SEED=0 COUNT=200 FIRST=0 WRITE=1
+	$(BIN)/python scripts/kills.py --seed $(or $(SEED),0) --count $(or $(COUNT),200) --first $(or $(FIRST),0) $(if $(WRITE),--write)
 
 fuzz: $(READY) ## mutated files of every kind and options; make fuzz SEED=1 COUNT=10000
 	$(BIN)/python scripts/fuzz.py --count $(or $(COUNT),2000) --seed $(or $(SEED),0)

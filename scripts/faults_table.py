@@ -60,18 +60,18 @@ def page(rows: list[Outcome]) -> str:
 
 
 def sources(case: Case) -> str:
-    """SHA-256 of what a row depends on: megaplan, megarun, the kernels, what all cases share, and the case's own module."""
+    """SHA-256 of what a row depends on: megarun, what all cases share, and the case's own module."""
     module = Path(sys.modules[case.__module__].__file__ or "")
-    digest = hashlib.sha256(_packages())
+    digest = hashlib.sha256(_megarun())
     for path in (*(CASES / name for name in SHARED), module):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
 
 @cache
-def _packages() -> bytes:
+def _megarun() -> bytes:
     digest = hashlib.sha256()
-    for path in sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "kernels").rglob("*.py")]):
+    for path in sorted((ROOT / "src" / "megarun").rglob("*.py")):
         digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.digest()
 

@@ -174,19 +174,28 @@ class Bench:
         done = subprocess.run(command, env=environment() | place, capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS)
         return done.returncode, done.stderr, time.monotonic() - began
 
-    def resume(self, out: Path, newest: int, mesh: Mesh = ALONE, *more: str) -> tuple[str, int]:
+    def resume(self, out: Path, newest: int, mesh: Mesh = ALONE) -> tuple[str, int]:
         """Resume in a layout; returns its output, and the number of repeated steps. The loss curve equals that layout's uninterrupted one.
 
         Pipeline stages compute what one process does, to the bit: a job of them may resume as one process, which takes less time.
         """
-        made, words = max(losses(out), default=0), self.words(self.plan_of(mesh), out, *more)
+        made = max(losses(out), default=0)
+        said, start = self._resumed(out, mesh)
+        assert start >= newest, f"step {newest} was saved, and the run continued from {start}"
+        return said, max(0, made - start)
+
+    def resume_from(self, out: Path, mesh: Mesh, *more: str) -> int:
+        """Resume likewise, also with a new folder and checkpoints elsewhere; the number of steps that were not made again."""
+        return self._resumed(out, mesh, *more)[1]
+
+    def _resumed(self, out: Path, mesh: Mesh, *more: str) -> tuple[str, int]:
+        known, words = losses(out), [*self.words(self.plan_of(mesh), out), *more]
         status, said = self.here(words)[:2] if mesh == ALONE else self.forked(mesh, words)
         assert status == 0, said
         found = re.search(r"(\d+) steps done", said)
         start = int(found.group(1)) if found else 0
-        assert start >= newest, f"step {newest} was saved, and the run continued from {start}"
-        assert losses(out) == self.expected_of(mesh)
-        return said, max(0, made - start)
+        assert losses(out) == {step: loss for step, loss in self.expected_of(mesh).items() if known or step > start}
+        return said, start
 
 
 def sections(mesh: Mesh) -> dict[str, Any]:

@@ -88,6 +88,12 @@ class Job:
         for process in self.processes if node is None else [self.processes[node]]:
             process.send_signal(number)
 
+    def terminate(self) -> None:
+        """SIGTERM to the ranks that are left, as torchrun does when one has failed."""
+        for pid in self.ranks().values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+
     def end(self, limit: float = LIMIT_SECONDS) -> float:
         """Seconds until all processes have ended.
 

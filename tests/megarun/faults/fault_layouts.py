@@ -34,7 +34,7 @@ def _lost(bench: Bench, out: Path, mesh: Mesh, happened: str, seconds: float, st
     """Resume a job that was killed after its first save, in its own layout."""
     saved = newest_step(out)
     if saved == 0:
-        row = refused(bench, happened + ", before the first save", bench.words(bench.plan_of(resume_layout(mesh)), out), "MP608")
+        row = refused(bench, happened + ", before the first save", bench.words(bench.one, out), "MP608")
         return Outcome(row.happened, row.said, max(losses(out)), seconds, status)
     said, lost = bench.resume(out, saved, resume_layout(mesh))
     return Outcome(happened, first_line(said, "resumed from"), lost, seconds, status)

@@ -6,6 +6,7 @@
 import pytest
 from fault_bench import Bench
 from fault_cases import KILLS, PROCESSES, QUICK, SLOW, STOPS, RefusedError
+from fault_kills import CELLS, MOST_LOST, kill
 
 pytestmark = pytest.mark.runtime
 IN_CI = list(KILLS)[:1]
@@ -26,3 +27,11 @@ def test_a_fault_of_several(name: str, bench: Bench) -> None:
     row = bench.row(LAUNCHED[name])
     print(row)  # noqa: T201  (with the seed, which a failure shows)
     assert row.said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(0, len(CELLS), 4))
+def test_a_kill_at_a_random_moment(number: int, bench: Bench) -> None:
+    """`make kills` makes many; `kill` itself compares the losses after the resume."""
+    found = kill(bench, 1, number)
+    assert found.lost <= MOST_LOST or found.saved == 0, found
