@@ -72,7 +72,7 @@ docs-site: $(READY) ## all pages as a site in site/, links checked; needs the ex
 faults: $(READY) ## break a small run in every way: docs/reference/faults.md; make faults ONLY=SIGSTOP only some, and no page
 	$(BIN)/python scripts/faults_table.py $(if $(ONLY),--only "$(ONLY)")
 
-kills: $(READY) ## kill -9 at random moments in every layout and storage; make kills SEED=0 COUNT=200 FIRST=0 WRITE=1
+kills: $(READY) ## kill -9 at random times in every layout and storage; make kills SEED=0 COUNT=200 FIRST=0 WRITE=1
 	$(BIN)/python scripts/kills.py --seed $(or $(SEED),0) --count $(or $(COUNT),200) --first $(or $(FIRST),0) $(if $(WRITE),--write)
 
 fuzz: $(READY) ## mutated files of every kind and options; make fuzz SEED=1 COUNT=10000

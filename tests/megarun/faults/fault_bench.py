@@ -177,7 +177,7 @@ class Bench:
     def resume(self, out: Path, newest: int, mesh: Mesh = ALONE) -> tuple[str, int]:
         """Resume in a layout; returns its output, and the number of repeated steps. The loss curve equals that layout's uninterrupted one.
 
-        Pipeline stages compute what one process does, to the bit: a job of them may resume as one process, which takes less time.
+        Pipeline stages compute what one process does, bitwise: a job of them may resume as one process, which takes less time.
         """
         made = max(losses(out), default=0)
         said, start = self._resumed(out, mesh)
@@ -185,7 +185,7 @@ class Bench:
         return said, max(0, made - start)
 
     def resume_from(self, out: Path, mesh: Mesh, *more: str) -> int:
-        """Resume likewise, also with a new folder and checkpoints elsewhere; the number of steps that were not made again."""
+        """Resume as `resume` does, also with a new folder and checkpoints elsewhere; the number of steps that were not made again."""
         return self._resumed(out, mesh, *more)[1]
 
     def _resumed(self, out: Path, mesh: Mesh, *more: str) -> tuple[str, int]:
@@ -204,7 +204,7 @@ def sections(mesh: Mesh) -> dict[str, Any]:
 
 
 def resume_layout(mesh: Mesh) -> Mesh:
-    """One process if it computes the same as the layout to the bit, as for pipeline stages; else the layout."""
+    """One process if it computes the same as the layout bitwise, as for pipeline stages; else the layout."""
     return ALONE if mesh in (ALONE, TWO_STAGES) else mesh
 
 

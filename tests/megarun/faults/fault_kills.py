@@ -1,4 +1,4 @@
-"""kill -9 at random moments, inside of saves too, in every layout and storage of a matrix; the job then resumes in its own layout."""
+"""kill -9 at random times, inside of saves too, in every layout and storage of a matrix; the job then resumes in its own layout."""
 
 import random
 import shutil
@@ -93,7 +93,7 @@ def kill(bench: Bench, seed: int, number: int) -> Kill:
 
 
 def _wait(job: Job, out: Path, draw: random.Random) -> None:
-    """Until a random moment: after a step, or, as often, after a save has begun."""
+    """Until a random time: after a step, or, as often, after a save has begun."""
     wait_for_step(out, draw.randint(1, STEPS - 4), job)
     if draw.random() < 1 / 2:
         time.sleep(draw.uniform(0, 0.3))

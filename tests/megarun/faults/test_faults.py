@@ -31,7 +31,7 @@ def test_a_fault_of_several(name: str, bench: Bench) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(0, len(CELLS), 4))
-def test_a_kill_at_a_random_moment(number: int, bench: Bench) -> None:
+def test_a_kill_at_a_random_time(number: int, bench: Bench) -> None:
     """`make kills` makes many; `kill` itself compares the losses after the resume."""
     found = kill(bench, 1, number)
     assert found.lost <= MOST_LOST or found.saved == 0, found
