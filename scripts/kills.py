@@ -88,10 +88,10 @@ def main() -> int:
             document = {"seed": chosen.seed, "sources": digest, "kill": asdict(found)}
             (KEPT / f"{chosen.seed}-{number}.json").write_text(json.dumps(document, indent=1))
             where = "in a save" if found.in_save else "between saves"
+            held = f"resumed after step {found.saved}, {found.lost} lost, losses equal" if found.saved else "nothing saved yet"
             print(
-                f"kill {number}: {found.layout}, {found.storage}, {found.victim}, after step {found.made}, {where}: "
-                f"resumed after step {found.saved}, {found.lost} lost, losses equal ({found.seconds:.1f} s to end, "
-                f"{time.monotonic() - began:.0f} s in all)",
+                f"kill {number}: {found.layout}, {found.storage}, {found.victim}, after step {found.made}, {where}: {held} "
+                f"({found.seconds:.1f} s to end, {time.monotonic() - began:.0f} s in all)",
                 flush=True,
             )
     print(f"{chosen.count - len(failed)} of {chosen.count} held" + (f"; failed: {failed}" if failed else ""))
