@@ -104,6 +104,14 @@ def test_mamba3() -> None:
     assert saved_bytes(ledger_of(spec_of("M", {"mamba": section}))) == NORM + 3200 + 64 + 2 * 384 + 2 * 256 + 1152 + 192 + 1024
 
 
+def test_a_norm_behind_the_experts_makes_an_activation() -> None:
+    """It reads combined rows, which are routing, and its gradient of them is not: no operation of routing makes it."""
+    moe = {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 8}
+    ledger = ledger_of(spec_of("E", {"moe": moe, "norm_placement": "both"}, host={"kernels": "triton"}))
+    found = {tensor.name: tensor.column for tensor in (*ledger.saved, *ledger.backward_live)}
+    assert (found["combined"], found["d.combined"]) == (Column.ROUTING, Column.ACTIVATIONS)
+
+
 def test_moe_by_column() -> None:
     # N 16 tokens, k 2, E 4. Routing: indices and rows 32 · 4 = 128 each, counts 16, received [32,16] 1024.
     # Activations: probs fp32 [16,4] 256, weights fp32 [16,2] 128, gate and up [32,8] 512 each, shared gate, up, act [16,5] 160 each

@@ -22,6 +22,17 @@ class Part(NamedTuple):
     replay: Replay
     tensors: Shapes
 
+    def gradient_column(self, name: str) -> Column:
+        """The column of a storage's gradient: the storage's own, but for rows that no operation of routing reads.
+
+        What a norm or a linear behind the experts reads is a row on its way; the gradient that it makes of it is an activation.
+        """
+        column = self.tensors[name][1]
+        if column is not Column.ROUTING:
+            return column
+        made = (made for op in self.replay.program.graph.ops if name in op.reads for made in op.makes if made in self.tensors)
+        return column if any(self.tensors[each][1] is column for each in made) else Column.ACTIVATIONS
+
 
 @cache
 def replay_of(program: BlockProgram, policy: str) -> Replay:
@@ -71,9 +82,11 @@ class BlockBytes(NamedTuple):
     def add_to(self, cells: dict[Column, int], moment: Moment, params: tuple[str, ...]) -> None:
         """Add to its columns what is alive at a moment with these parameter gradients."""
         tensors = self.part.tensors
-        for name in moment.tensors:
+        for name in moment.storages:
             size, column, _, _, _ = tensors[name]
             cells[column] += size
+        for name in moment.gradients:
+            cells[self.part.gradient_column(name)] += tensors[name][0]
         cells[Column.GRADIENTS] += sum([self.gradients[name] for name in params])
 
     def moment_bytes(self, moment: Moment, params: tuple[str, ...]) -> int:
@@ -179,16 +192,17 @@ def ledger(block: BlockBytes, gradients: Shapes, *, in_place: bool) -> BlockLedg
         forward_live=_tensors(block.forward.storages, tensors, f"alive in {block.forward.op}"),
         backward_live=(
             *_tensors(moment.storages, tensors, backward),
-            *(_gradient(index, moment, tensors) for index in range(len(moment.gradients))),
+            *(_gradient(index, moment, block.part) for index in range(len(moment.gradients))),
             *(_tensor(f"d.{name}", gradients[name], f"gradient {backward}") for name in params),
         ),
     )
 
 
-def _gradient(index: int, moment: Moment, tensors: Shapes) -> LedgerTensor:
+def _gradient(index: int, moment: Moment, part: Part) -> LedgerTensor:
     name = moment.gradients[index]
     again = "+" if name in moment.gradients[:index] else ""
-    return _tensor(f"d.{name}{again}", tensors[name], f"gradient alive in backward of {moment.op}")
+    found = _tensor(f"d.{name}{again}", part.tensors[name], f"gradient alive in backward of {moment.op}")
+    return found._replace(column=part.gradient_column(name))
 
 
 def _tensors(names: Iterable[str], tensors: Shapes, why: str) -> tuple[LedgerTensor, ...]:
