@@ -80,7 +80,7 @@ def stated(spec: dict[str, Any]) -> dict[str, tuple[int, int]]:
     return found
 
 
-@pytest.mark.parametrize("spec", [SPEC, SPEC | INDEXED], ids=["plain", "indexed"])
+@pytest.mark.parametrize("spec", [pytest.param(SPEC, id="plain"), pytest.param(SPEC | INDEXED, id="indexed", marks=pytest.mark.slow)])
 def test_the_table_is_what_is_counted(spec: dict[str, Any]) -> None:
     """To a quarter in bytes and launches: the table has no term for the strides of operands."""
     ours, theirs = stated(spec), counted(spec)
