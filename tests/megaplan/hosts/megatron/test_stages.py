@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from accuracy_megatron.launches import job_of_launch, refusals
 
+import megaplan
+from megaplan.budget.megatron import megatron_kept_bytes
 from megaplan.hosts.megatron.job import MegatronJob
 from megaplan.hosts.megatron.peak import memory
 from megaplan.hosts.megatron.saved import operator
@@ -146,3 +148,13 @@ def test_the_precision_aware_optimizer_of_a_launch_has_its_own_dtypes() -> None:
 def test_layers_of_a_pipeline_without_a_layout(given: dict[str, int], layers: int, pp: int, sizes: list[int]) -> None:
     """As Megatron-Core divides them; with a first stage of its own, the rank after it says how many virtual stages there are."""
     assert even_sizes(given, layers, pp) == sizes
+
+
+@pytest.mark.parametrize(("mesh", "kind"), [({"pp": 4}, "1f1b"), ({"pp": 2, "vpp": 2}, "interleaved_1f1b")])
+def test_slots_of_equal_layers_keep_alike(mesh: dict[str, int], kind: str) -> None:
+    """A slot keeps what its own rank's chunk keeps; the first has the embedding beside it, the last the head."""
+    changes = ("host={name: megatron}", "model.num_layers=32", f"schedule.kind={kind}", "schedule.num_microbatches=8", "split.mode=equal")
+    job = megaplan.load("plans/llama-3.1-8b.yaml", *changes, mesh=mesh)
+    first, *inner, last = megatron_kept_bytes(job.spec, job.inventory, job.layout)
+    assert len(set(inner)) == 1
+    assert min(first, last) >= inner[0] > 0
