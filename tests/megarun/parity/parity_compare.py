@@ -72,15 +72,15 @@ def course_difference(
         records: Of its ranks.
         reference: One process's.
         tolerance: Of the metric.
-        perturbed: Where given, a gradient past the tolerance is judged by how well fp32 can know it: it may be `MOST_DEVIATIONS` of what
-            perturbed parameters move it away.
+        perturbed: Where given, a gradient past the tolerance, or what plain steps of gradients make of a parameter, is judged by how well
+            fp32 can know it: it may be `MOST_DEVIATIONS` of what perturbed parameters move it away.
     """
     spec = Spec.model_validate(case["spec"])
     inventory = build_inventory(spec)
     order = _model_order(inventory)
     steps = [key for key in reference if key.startswith("gradients ")]
     compared = [("initial", 0.0, None), *((key, tolerance, perturbed) for key in steps)]
-    compared += [(key, tolerance, None) for key in ("trained", "updated")]
+    compared += [("trained", tolerance, perturbed), ("updated", tolerance, None)]
     tensors = (_tensors(key, order, inventory, spec, records, reference, bound, by) for key, bound, by in compared)
     numbers = (_numbers(key, records, reference, tolerance) for key in ("losses", "auxiliary", "norms"))
     return next((found for found in chain(tensors, numbers) if found is not None), None)
