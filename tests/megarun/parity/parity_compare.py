@@ -72,8 +72,8 @@ def course_difference(
         records: Of its ranks.
         reference: One process's.
         tolerance: Of the metric.
-        perturbed: Where given, a gradient past the tolerance, or what plain steps of gradients make of a parameter, is judged by how well
-            fp32 can know it: it may be `MOST_DEVIATIONS` of what perturbed parameters move it away.
+        perturbed: Where given, what is past the tolerance is judged by how well fp32 can know it, a gradient, its norm, a loss, or what
+            plain steps of gradients make of a parameter: it may be `MOST_DEVIATIONS` of what perturbed parameters move it away.
     """
     spec = Spec.model_validate(case["spec"])
     inventory = build_inventory(spec)
@@ -82,7 +82,7 @@ def course_difference(
     compared = [("initial", 0.0, None), *((key, tolerance, perturbed) for key in steps)]
     compared += [("trained", tolerance, perturbed), ("updated", tolerance, None)]
     tensors = (_tensors(key, order, inventory, spec, records, reference, bound, by) for key, bound, by in compared)
-    numbers = (_numbers(key, records, reference, tolerance) for key in ("losses", "auxiliary", "norms"))
+    numbers = (_numbers(key, records, reference, tolerance, perturbed) for key in ("losses", "auxiliary", "norms"))
     return next((found for found in chain(tensors, numbers) if found is not None), None)
 
 
@@ -119,7 +119,9 @@ def _model_order(inventory: Inventory) -> list[str]:
     return sorted(names, key=rank.__getitem__)
 
 
-def _numbers(key: str, records: Sequence[Record], reference: Record, tolerance: float) -> Difference | None:
+def _numbers(
+    key: str, records: Sequence[Record], reference: Record, tolerance: float, perturbed: Perturbed | None = None
+) -> Difference | None:
     """A scalar of every step, or of every E layer of every step: equal on all ranks, and near one process's."""
     for index, expected in enumerate(reference[key]):
         found = [record[key][index] for record in records]
@@ -128,7 +130,11 @@ def _numbers(key: str, records: Sequence[Record], reference: Record, tolerance: 
         if len(set(found)) > 1:
             return Difference(f"{key}: ranks disagree", name, distance, name, distance)
         # a norm sums squares of all tensors in another order, whatever the layout; auxiliary losses and entropies are summed by stage
-        if distance > (tolerance if key in ("losses", "held_out") else max(tolerance, 1e-12)):
+        allowed = tolerance if key in ("losses", "held_out") else max(tolerance, 1e-12)
+        if distance > allowed and perturbed is not None:
+            others = [perturbed(seed)[key][index] for seed in range(PERTURBATIONS)]
+            allowed = MOST_DEVIATIONS * hypot(*((other - expected) / (abs(expected) or 1.0) for other in others)) / sqrt(PERTURBATIONS)
+        if not distance <= allowed:
             return Difference(key, name, distance, name, distance)
     return None
 
