@@ -104,15 +104,21 @@ class Shared:
         return getattr(self._store, name)
 
 
-def test_the_job_ends_and_names_the_rank(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    """Rank 1 publishes once and is then stopped; rank 0 waits past its limit, says who is stuck, and ends."""
-    ended = threading.Event()
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set when a watch ends the job, in place of which its thread ends."""
+    found = threading.Event()
 
     def end(*_: Any) -> None:
-        ended.set()
+        found.set()
         raise RuntimeError("ends the watching thread")
 
     monkeypatch.setattr(megarun.launch.watch, "exit_after_failure", end)
+    return found
+
+
+def test_the_job_ends_and_names_the_rank(ended: threading.Event, capfd: pytest.CaptureFixture[str]) -> None:
+    """Rank 1 publishes once and is then stopped; rank 0 waits past its limit, says who is stuck, and ends."""
     store: Any = Shared(dist.HashStore())  # type: ignore[attr-defined]
     mesh = Mesh(pp=2)
     launches = [Launch(rank, 2, rank, store) for rank in range(2)]
@@ -134,15 +140,8 @@ def test_the_job_ends_and_names_the_rank(monkeypatch: pytest.MonkeyPatch, capfd:
     assert "failed first" not in said
 
 
-def test_a_rank_that_never_published_is_the_stuck_one(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_rank_that_never_published_is_the_stuck_one(ended: threading.Event, capfd: pytest.CaptureFixture[str]) -> None:
     """Rank 1 is stopped before its first beat: the ranks that wait for it are not blamed."""
-    ended = threading.Event()
-
-    def end(*_: Any) -> None:
-        ended.set()
-        raise RuntimeError("ends the watching thread")
-
-    monkeypatch.setattr(megarun.launch.watch, "exit_after_failure", end)
     store: Any = Shared(dist.HashStore())  # type: ignore[attr-defined]
     mine = Progress(Timeouts(1, 1))
     mine.enter("computing", 7)
