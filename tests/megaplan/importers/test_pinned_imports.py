@@ -4,16 +4,14 @@ Each row stands for one config or launch: the spec that it gives, and a digest o
 notes, or the codes of the refusal). `MEGAPLAN_UPDATE_GOLDEN=1 pytest tests/megaplan/importers/test_pinned_imports.py` writes the rows anew.
 """
 
-import csv
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hf_samples import MODELS, config
+from pinned_rows import PinnedRows
 from test_architectures import SMALL
 from test_megatron_launches import SCRIPTS
 
@@ -21,8 +19,6 @@ from megaplan.errors import MegaplanError
 from megaplan.importers.hf import import_hf, spec_text
 from megaplan.importers.megatron.spec import import_megatron
 
-TABLE = Path(__file__).parents[2] / "golden/imports.csv"
-UPDATE = os.environ.get("MEGAPLAN_UPDATE_GOLDEN") == "1"
 FIELDS = ("name", "pattern", "layers", "spec", "changed", "refused", "outcomes")
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -87,32 +83,21 @@ def row_of(name: str, given: Any, changes: list[Any], outcome: Callable[[Any], t
 
 
 @pytest.fixture(scope="module")
-def table() -> Iterator[dict[str, dict[str, str]]]:
-    rows: dict[str, dict[str, str]] = {}
-    if TABLE.exists():
-        with TABLE.open(encoding="utf-8", newline="") as file:
-            rows = {row["name"]: row for row in csv.DictReader(file)}
-    yield rows
-    if UPDATE:
-        with TABLE.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows[name] for name in (*CONFIGS, *LAUNCHES))
-
-
-def check(table: dict[str, dict[str, str]], row: dict[str, str]) -> None:
-    if UPDATE:
-        table[row["name"]] = row
-    assert row == table[row["name"]]
+def table() -> Iterator[PinnedRows]:
+    found = PinnedRows("imports.csv", FIELDS)
+    yield found
+    found.write([(name,) for name in (*CONFIGS, *LAUNCHES)])
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_config_and_its_changes(name: str, table: dict[str, dict[str, str]]) -> None:
+def test_a_config_and_its_changes(name: str, table: PinnedRows) -> None:
     fields = CONFIGS[name]
-    check(table, row_of(name, fields, [*changes_of(fields)], config_outcome))
+    row = row_of(name, fields, [*changes_of(fields)], config_outcome)
+    assert row == table.committed(row)
 
 
 @pytest.mark.parametrize("name", LAUNCHES)
-def test_a_launch_and_its_lines(name: str, table: dict[str, dict[str, str]]) -> None:
+def test_a_launch_and_its_lines(name: str, table: PinnedRows) -> None:
     text = (SCRIPTS / name).read_text(encoding="utf-8")
-    check(table, row_of(name, text, [*lines_left_out(text)], launch_outcome))
+    row = row_of(name, text, [*lines_left_out(text)], launch_outcome)
+    assert row == table.committed(row)

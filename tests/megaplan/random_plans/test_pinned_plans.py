@@ -4,15 +4,13 @@
 (`MEGAPLAN_UPDATE_GOLDEN=1 pytest tests/megaplan/random_plans/test_pinned_plans.py`), and the commit says which plans moved and why.
 """
 
-import csv
 import hashlib
 import json
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from pinned_rows import PinnedRows
 from random_plans.choices import LARGE, SMALL, Size
 from random_plans.draw import draw
 
@@ -21,8 +19,6 @@ from megaplan.exporters.hosts import EXPORTERS
 from megaplan.exporters.values import Source
 from megaplan.layout.step_time import PlannedTime
 
-TABLE = Path(__file__).parents[2] / "golden/random_plans.csv"
-UPDATE = os.environ.get("MEGAPLAN_UPDATE_GOLDEN") == "1"
 FIELDS = ("size", "seed", "spec", "refused", "cuts", "peak_bytes", "memory", "step_microseconds", "time", "exports", "said")
 AT_ONCE = 40
 DRAWS = [(size, first) for size, count in ((SMALL, 720), (LARGE, 280)) for first in range(0, count, AT_ONCE)]
@@ -71,38 +67,25 @@ def exports_of(job: megaplan.LoadedJob) -> Iterator[tuple[str, str, tuple[str, .
             yield host, "", tuple(item.code for item in error.diagnostics)
 
 
-def committed() -> dict[tuple[str, str], dict[str, str]]:
-    if not TABLE.exists():
-        return {}
-    with TABLE.open(encoding="utf-8", newline="") as file:
-        return {(row["size"], row["seed"]): row for row in csv.DictReader(file)}
-
-
 @pytest.fixture(scope="module")
-def table() -> Iterator[dict[tuple[str, str], dict[str, str]]]:
-    rows = committed()
-    yield rows
-    if UPDATE:
-        with TABLE.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows[key] for key in sorted(rows, key=lambda key: (key[0] != SMALL.name, int(key[1]))))
+def table() -> Iterator[PinnedRows]:
+    found = PinnedRows("random_plans.csv", FIELDS, num_keys=2)
+    yield found
+    found.write([(size.name, str(seed)) for size, first in DRAWS for seed in range(first, first + AT_ONCE)])
 
 
 @pytest.mark.parametrize(("size", "first"), DRAWS, ids=lambda value: str(getattr(value, "name", value)))
-def test_a_random_plan_is_what_was_committed(size: Size, first: int, table: dict[tuple[str, str], dict[str, str]]) -> None:
+def test_a_random_plan_is_what_was_committed(size: Size, first: int, table: PinnedRows) -> None:
     moved = []
     for seed in range(first, first + AT_ONCE):
         row = row_of(size, seed)
-        if UPDATE:
-            table[size.name, str(seed)] = row
-        known = table[size.name, str(seed)]
+        known = table.committed(row)
         moved += [f"{size.name} {seed}: {name} {known[name]} -> {row[name]}" for name in FIELDS if row[name] != known[name]]
     assert not moved, "\n".join(moved)
 
 
 def test_the_table_has_every_plan_and_few_that_are_refused() -> None:
-    rows = committed()
+    rows = PinnedRows("random_plans.csv", FIELDS, num_keys=2).rows
     assert {size for size, _ in rows} == {SMALL.name, LARGE.name}
     assert len(rows) == AT_ONCE * len(DRAWS)
     assert sum(1 for row in rows.values() if row["refused"]) < 0.1 * len(rows)
