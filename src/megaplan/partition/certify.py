@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from megaplan.layout.spans import Spans
 from megaplan.partition.constraints import constraints_of
 from megaplan.partition.stack import Stack
 from megaplan.partition.values import Certificate, StackCosts, bottleneck
+from megaplan.partition.weighted import balance
 from megaplan.schedules import placement
 from megaplan.spec.models import Spec
 
@@ -26,8 +29,31 @@ def certify(stack: Stack, spans: Spans, lower_bound: int | None = None) -> Certi
     """
     costs = stack.costs.of_slots(spans)
     if lower_bound is None:
-        best = stack.best()
-        assert best is not None, "without limits there is a split"
-        lower_bound = best.value
+        lower_bound = _least(stack, spans)
     measures, value = bottleneck(stack.where, costs)
     return Certificate("bottleneck", value, lower_bound, costs, stack.costs.unit, measures)
+
+
+def _least(stack: Stack, spans: Spans) -> int:
+    """The smallest bottleneck of any cuts that leave no slot empty but those of `spans` that are.
+
+    A host may leave the first slot to the embedding or the last to the head alone. Between two others an empty slot takes no cost from any.
+    """
+    empty = [start == stop for start, stop in spans]
+    if not any(empty):
+        best = stack.best()
+        assert best is not None, "without limits there is a split"
+        return best.value
+    found, between = [], sum(empty[1:-1])
+    for first, last in product({False, empty[0]}, {False, empty[-1]}):
+        alone = first * stack.costs.first, last * stack.costs.last
+        costs = stack.costs._replace(first=stack.costs.first - alone[0], last=stack.costs.last - alone[1])
+        filled = len(spans) - first - last
+        num_slots = [
+            count for count in range(filled, max(filled - between, 1) - 1, -1) if not stack.rules.problems(stack.num_layers, count)
+        ]
+        if num_slots:
+            best = balance(costs, num_slots[0], stack.rules)
+            assert best is not None, "without limits there is a split"
+            found.append(max(best.value, *alone))
+    return min(found)

@@ -26,7 +26,7 @@ class Gain:
     """Cuts that stand, and the bottleneck optimum under the same constraints and memory.
 
     Attributes:
-        cuts: The optimum's.
+        cuts: The optimum's, with no slot empty; those that stand, where they leave slots empty and are better.
         bottleneck: Cost of the largest slot, or rank, now and with the optimum.
         unit: Of it.
         step_ns: Replayed step, now and with the optimum.
@@ -50,11 +50,15 @@ def gain_of_optimum(spec: Spec, inventory: Inventory, spans: Spans, measured: Me
         measured: A costs file.
     """
     stack = stack_of(spec, stack_costs(spec, inventory, measured), cuts_of(spans))
-    best = fitting_cuts(spec, inventory, stack, measured)
+    best = spans
+    if not stack.rules.problems(stack.num_layers, len(spans)):
+        filled = spans_of(fitting_cuts(spec, inventory, stack, measured).cuts, len(inventory.layers))
+        worse = stack.bottleneck(filled) > stack.bottleneck(spans)
+        best = spans if worse and any(start == stop for start, stop in spans) else filled  # a slot left empty may beat all that fill it
     pipeline, memory = Pipeline(spec, inventory, measured), Memory(spec, inventory)
     usable = device_budget(device_of(spec.device)).usable_bytes
-    both: Sequence[Spans] = (spans, spans_of(best.cuts, len(inventory.layers)))
+    both: Sequence[Spans] = (spans, best)
     before, after = (stack.bottleneck(each) for each in both)
     now, then = (pipeline.step.of(cuts_of(each)) for each in both)
     peak, lower_peak = (usable + max(memory.excesses(each)) for each in both)
-    return Gain(best.cuts, (before, after), stack.costs.unit, (now, then), (peak, lower_peak))
+    return Gain(cuts_of(best), (before, after), stack.costs.unit, (now, then), (peak, lower_peak))

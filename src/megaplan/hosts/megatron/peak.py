@@ -246,7 +246,8 @@ def _phases(job: MegatronJob) -> dict[str, int]:
         if job.fsdp:  # most gradients wait to be reduced while of what was kept only the first layer's is left
             first = operators(job.chunks[0])[:2]
             phases[FIRST_LAYER] = chunk(job, first) + backward_excess(job, first) - in_flight(job)
-    return phases
+    # a stage without layers and head: the embedding's backward adds to the gradient that storage counts, and makes nothing else
+    return phases or {LAYER_BACKWARD: 0}
 
 
 def _group_bytes(job: MegatronJob, letters: str) -> int:

@@ -1,0 +1,104 @@
+"""Estimates of launches of Megatron-Core and torchtitan, and of each with an argument left out or changed, are those that were committed.
+
+The launches are Megatron's own measured runs beside the forms that the importers' tests know. Tests of the host hold the bytes of measured
+runs to the measurements; this shows that they stay. `MEGAPLAN_UPDATE_GOLDEN=1 pytest tests/megaplan/importers/test_pinned_launches.py`
+writes the table anew.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from accuracy_megatron.launches import launch_text
+from pinned_estimates import ESTIMATED, codes_of, digest, estimated
+from pinned_rows import PinnedRows
+from test_megatron_bridge import BRIDGE
+from test_megatron_launches import ROWS, SCRIPTS
+from torchtitan_jobs import NEW, OLD
+
+from megaplan.errors import MegaplanError
+from megaplan.importers.megatron.spec import import_megatron
+from megaplan.importers.torchtitan.spec import import_torchtitan
+
+FIELDS = ("launch", "change", "imported", *ESTIMATED)
+CHANGES = 5
+"""Drawn changes of a launch, beside the launch itself."""
+STATED = [row for row in ROWS if row["gpus"] and row["padded_vocab_size"]]
+Changed = Iterator[tuple[str, Callable[[], dict[str, Any]]]]
+"""What is changed, and the import of what results."""
+
+
+def changes_of_arguments(arguments: dict[str, Any], draw: random.Random) -> Iterator[tuple[str, dict[str, Any]]]:
+    """An argument left out, a flag turned, a number doubled or halved."""
+    yield "", arguments
+    for key in sorted(draw.sample(sorted(arguments), min(CHANGES, len(arguments)))):
+        value = arguments[key]
+        if isinstance(value, bool):
+            yield f"{key} turned", arguments | {key: not value}
+        elif isinstance(value, int) and draw.random() < 0.7:
+            changed = 2 * value if draw.random() < 0.5 else value // 2
+            yield f"{key} {changed}", arguments | {key: changed}
+        else:
+            yield f"without {key}", {name: other for name, other in arguments.items() if name != key}
+
+
+def of_measured(row: dict[str, Any]) -> Changed:
+    for change, arguments in changes_of_arguments(row["arguments"], random.Random(row["name"])):
+        given = {**arguments, "padded_vocab_size": row["padded_vocab_size"]}
+        text = launch_text(given, row["environment"])
+        yield change, lambda text=text: import_megatron(text, "launch.yaml", [], row["gpus"]).document
+
+
+def of_lines(text: str, take: Callable[[str], dict[str, Any]]) -> Changed:
+    """A text, and without some of the lines that hold an option or a value."""
+    yield "", lambda: take(text)
+    lines = text.splitlines(keepends=True)
+    holding = [index for index, line in enumerate(lines) if "--" in line or "=" in line or ": " in line]
+    for index in sorted(random.Random(text).sample(holding, min(CHANGES, len(holding)))):
+        left = "".join(lines[:index] + lines[index + 1 :])
+        yield f"without line {index + 1}", lambda left=left: take(left)
+
+
+LAUNCHES: dict[str, Callable[[], Changed]] = {
+    **{f"{row['name']} {row['platform']} {row['measured']}": lambda row=row: of_measured(row) for row in STATED},
+    **{
+        path.name: lambda path=path: of_lines(path.read_text(encoding="utf-8"), lambda text: import_megatron(text, path.name).document)
+        for path in sorted(SCRIPTS.glob("*.sh"))
+    },
+    "run_config.yaml": lambda: of_lines(BRIDGE, lambda text: import_megatron(text, "run_config.yaml", gpus=8).document),
+    "old.toml": lambda: of_lines(OLD, lambda text: import_torchtitan(text, "old.toml", gpus=16).document),
+    "new.toml": lambda: of_lines(NEW, lambda text: import_torchtitan(text, "new.toml").document),
+}
+
+
+def row_of(launch: str, change: str, take: Callable[[], dict[str, Any]]) -> dict[str, str]:
+    row = {"launch": launch, "change": change, "imported": ""}
+    try:
+        document = take()
+    except MegaplanError as error:
+        return {**row, **dict.fromkeys(ESTIMATED, ""), "refused": codes_of(error)}
+    return {**row, "imported": digest(document), **estimated(document)}
+
+
+@pytest.fixture(scope="module")
+def table() -> Iterator[PinnedRows]:
+    found = PinnedRows("launches.csv", FIELDS, num_keys=2)
+    yield found
+    found.write(sorted(found.rows))
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+def test_a_launch_and_its_changes(launch: str, table: PinnedRows) -> None:
+    moved = []
+    for change, take in LAUNCHES[launch]():
+        row = row_of(launch, change, take)
+        known = table.committed(row)
+        moved += [f"{change}: {name} {known[name]} -> {row[name]}" for name in FIELDS if row[name] != known[name]]
+    assert not moved, "\n".join(moved)
+
+
+def test_most_changes_are_estimated() -> None:
+    rows = PinnedRows("launches.csv", FIELDS, num_keys=2).rows.values()
+    assert {row["launch"] for row in rows} == set(LAUNCHES)
+    assert sum(1 for row in rows if row["peak_bytes"]) > 0.7 * len(rows)
