@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from typing import NamedTuple
 
 from megaplan.budget.unit import BankMoments, Unit
 from megaplan.hosts.megarun.parts import BlockBytes
@@ -73,27 +74,66 @@ def _start_of(moment: Moment, before: Moment) -> Moment:
 
 def bank_moments(block: BlockBytes) -> BankMoments:
     """The largest moments of the backward of a layer with experts."""
-    made, taken, later = _candidates(block.part.replay)
-    largest, largest_bytes = made[0], -1
-    for moment in made:
-        size = block.moment_bytes(moment, moment.params)
+    found = _candidates(block.part.replay)
+    early, _, early_bytes = _largest(block, found.before)
+    last, last_params, last_bytes = _largest(block, found.later)
+    whole, _, whole_bytes = _largest(block, found.whole)
+    during, taken = block.moment_bytes(found.during, found.during.params), block.moment_bytes(*found.taken)
+    taken_moments = *found.taken, taken
+    return new(BankMoments, (early, early_bytes, found.during, during, *taken_moments, last, last_params, last_bytes, whole, whole_bytes))
+
+
+def accumulating_moments(block: BlockBytes) -> tuple[tuple[Moment, int], tuple[Moment, int]]:
+    """The largest moment before the bank's operation and the largest from it on, where gradients are added in place to earlier ones."""
+    moments = [(moment, block.moment_bytes(moment, moment.new_params)) for moment in block.part.replay.backward]
+    bank = _bank_index(block.part.replay)
+    early = moments[:bank] or [(before := moments[bank][0].before(), block.moment_bytes(before, ()))]
+    return max(early, key=lambda found: found[1]), max(moments[bank:], key=lambda found: found[1])
+
+
+def _bank_index(run: Replay) -> int:
+    return next(index for index, moment in enumerate(run.backward) if moment.op == "experts")
+
+
+_Held = tuple[Moment, tuple[str, ...]]
+"""A moment, and its parameter gradients that count."""
+
+
+class _Candidates(NamedTuple):
+    """The moments that can be the largest before the bank's operation, that one, the one just after it, and those that can be later.
+
+    `whole` are those from the operation on with the bank's gradients, `later` those behind it without them.
+    """
+
+    before: tuple[_Held, ...]
+    during: Moment
+    taken: _Held
+    later: tuple[_Held, ...]
+    whole: tuple[_Held, ...]
+
+
+def _largest(block: BlockBytes, moments: tuple[_Held, ...]) -> tuple[Moment, tuple[str, ...], int]:
+    largest, largest_bytes = moments[0], -1
+    for held in moments:
+        size = block.moment_bytes(*held)
         if size > largest_bytes:
-            largest, largest_bytes = moment, size
-    last, last_params, last_bytes = *later[0], -1
-    for moment, params in later:
-        size = block.moment_bytes(moment, params)
-        if size > last_bytes:
-            last, last_params, last_bytes = moment, params, size
-    return new(BankMoments, (largest, largest_bytes, *taken, block.moment_bytes(*taken), last, last_params, last_bytes))
+            largest, largest_bytes = held, size
+    return (*largest, largest_bytes)
 
 
 @cache
-def _candidates(run: Replay) -> tuple[tuple[Moment, ...], tuple[Moment, tuple[str, ...]], tuple[tuple[Moment, tuple[str, ...]], ...]]:
-    """The moments that can be the largest up to the bank's operation, the one just after it, and those that can be later."""
-    first = next(index for index, moment in enumerate(run.backward) if moment.op == "experts") + 1
-    made, taken = largest_moments(run.backward[:first], lambda moment: moment.params), run.backward[first].before()
-    later = largest_moments(run.backward[first:], _without_bank)
-    return made, (taken, _without_bank(taken)), tuple((moment, _without_bank(moment)) for moment in later)
+def _candidates(run: Replay) -> _Candidates:
+    bank = _bank_index(run)
+    early = run.backward[:bank] or (run.backward[bank].before(),)
+    taken = run.backward[bank + 1].before()
+    later = largest_moments(run.backward[bank + 1 :], _without_bank)
+    return _Candidates(
+        tuple((moment, moment.params) for moment in largest_moments(early, lambda moment: moment.params)),
+        run.backward[bank],
+        (taken, _without_bank(taken)),
+        tuple((moment, _without_bank(moment)) for moment in later),
+        tuple((moment, moment.params) for moment in largest_moments(run.backward[bank:], lambda moment: moment.params)),
+    )
 
 
 def _without_bank(moment: Moment) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from megaplan.blocks.ops import OUTPUT
 from megaplan.budget.all_gathers import NO_ALL_GATHERS, AllGathers, all_gathers
-from megaplan.budget.bank import casting_experts, fetching_experts, freeing_experts
+from megaplan.budget.bank import accumulating_moments, casting_experts, fetching_experts, freeing_experts
 from megaplan.budget.casts import after_bank_peak, largest_cast
 from megaplan.budget.stored import SlotStorage
 from megaplan.budget.unit import Peak, Unit
@@ -242,11 +242,14 @@ class Chunk:
         block, bank = self.units[index].block, self.units[index].bank
         moment, size = (block.again, block.again_bytes) if again else (block.backward, block.backward_bytes)
         if bank is not None and not (self.policy.pipelined and self.policy.in_place):  # what follows lies behind its gradients
-            moment, size = bank.made, bank.made_bytes
+            moment, size = bank.made
         if not fetches:
             return self._running(index, moment, (gradients, gathered), again=again, size=size)
-        peak = self._running(index, moment, (gradients, gathered + self.prefetched(index)), again=again, size=size)
         storage, moments = self.units[index].storage, block.part.replay.backward
+        if bank is None or storage is None:
+            peak = self._running(index, moment, (gradients, gathered + self.prefetched(index)), again=again, size=size)
+        else:
+            peak = self._around_bank(index, (gradients, gathered), again=again)
         if self.names[index] == "head":  # the last layer is fetched only when the loss has run backward
             fetched = {moment.op: 0 if moment.op == "cross_entropy" else self.prefetched(index) for moment in moments}
             found = [self._running(index, moment, (gradients, gathered + fetched[moment.op]), again=again) for moment in moments]
@@ -263,6 +266,22 @@ class Chunk:
                 found_peak = self.unit_peak(index, where, moment, params, (gradients, communication), self.backward_extra[index])
                 peak = max(peak, found_peak, key=lambda peak: peak.total)
         return peak
+
+    def _around_bank(self, index: int, held: tuple[int, int], *, again: bool) -> Peak:
+        """As `backward`, of a layer that gathers its experts too: they are in flight until their operation, then the next layer."""
+        block, bank, storage = self.units[index].block, self.units[index].bank, self.units[index].storage
+        if bank is None or storage is None:
+            raise ValueError(f"{self.names[index]} has no experts")
+        early, behind = (bank.early, bank.early_bytes), (bank.during, bank.during_bytes)
+        if again:
+            early, behind = accumulating_moments(block)
+        elif self.policy.pipelined and self.policy.in_place:
+            behind = bank.whole, bank.whole_bytes
+        gradients, gathered = held
+        fetching = gradients, gathered - storage.experts.gathered_bytes + storage.experts.flat_bytes
+        before = self._running(index, early[0], fetching, again=again, size=early[1])
+        after = self._running(index, behind[0], (gradients, gathered + self.prefetched(index)), again=again, size=behind[1])
+        return max(before, after, key=lambda peak: peak.total)
 
     def _running(self, index: int, moment: Moment, held: tuple[int, int], *, again: bool, size: int | None = None) -> Peak:
         params = moment.new_params if again else moment.params

@@ -28,27 +28,40 @@ class SplitUnit(NamedTuple):
 
 
 class BankMoments(NamedTuple):
-    """The largest moments of the backward of a layer with experts, by what there is of its bank's gradients.
+    """The largest moments of the backward of a layer with experts, around the bank's operation.
 
     Attributes:
-        made: The largest at which they are not made yet, or are as autograd made them.
-        made_bytes: What is alive there, like the next ones in this order.
-        taken: What is alive just after the bank's operation, where FSDP2 takes them.
+        early: The largest before the operation.
+        early_bytes: What is alive there, like the next ones in this order.
+        during: The operation.
+        during_bytes: As above.
+        taken: What is alive just after it, where FSDP2 takes the bank's gradients.
         taken_params: Its other parameter gradients.
         taken_bytes: As above.
-        later: The largest after that.
+        later: The largest after that, without the bank's gradients.
         later_params: Its other parameter gradients.
         later_bytes: As above.
+        whole: The largest from the operation on, with the bank's gradients as autograd made them.
+        whole_bytes: As above.
     """
 
-    made: Moment
-    made_bytes: int
+    early: Moment
+    early_bytes: int
+    during: Moment
+    during_bytes: int
     taken: Moment
     taken_params: tuple[str, ...]
     taken_bytes: int
     later: Moment
     later_params: tuple[str, ...]
     later_bytes: int
+    whole: Moment
+    whole_bytes: int
+
+    @property
+    def made(self) -> tuple[Moment, int]:
+        """The largest up to and with the operation, and its bytes."""
+        return (self.early, self.early_bytes) if self.early_bytes >= self.during_bytes else (self.during, self.during_bytes)
 
 
 class Unit(NamedTuple):

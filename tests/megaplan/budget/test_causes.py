@@ -154,3 +154,23 @@ def test_the_last_parameter_of_a_slot_is_fsdp2s(hybrid: Callable[..., Spec]) -> 
     last = dict(inventory.blocks())["mtp.1"].tensors[-1]
     assert last.name == "output_norm.weight"
     assert only.root.last_made_bytes == prod(last.shape) * 2 < only.units[-1].storage.dense.last_made_bytes  # type: ignore[union-attr]
+
+
+def test_experts_are_in_flight_until_their_operation_and_then_the_layer_before(hybrid: Callable[..., Spec]) -> None:
+    """FSDP2 gathers one group ahead: in a backward the layer's own bank first, and the layer before from the bank's operation on."""
+    moe = {"num_experts": 2, "top_k": 1, "ffn_hidden_size": 8, "shared_ffn_hidden_size": 4096}
+    changes = {"model.pattern": "E", "model.num_layers": 2, "model.moe": moe}
+    changes |= {"mesh": {"dp_shard": 2}, "sharding.reshard_after_forward": True}
+    spec = hybrid({**changes, **{f"model.{section}": None for section in ("attention", "mamba", "mlp", "recurrent")}, "model.features": {}})
+    inventory = build_inventory(spec)
+    (only,) = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 2)]))
+    index = only.names.index("layers.1")
+    bank, storage = only.units[index].bank, only.units[index].storage
+    assert bank is not None
+    assert storage is not None
+    gathered, prefetched = storage.both.gathered_bytes, only.prefetched(index)
+    assert bank.early_bytes > bank.during_bytes + prefetched > bank.during_bytes  # the shared expert
+    peak = only.backward(index, 0, gathered, again=False, fetches=True)
+    communication = storage.dense.gathered_bytes + storage.experts.flat_bytes + only.root.gathered_bytes
+    assert peak.communication == communication
+    assert peak.total == peak.before + bank.early_bytes + communication + only.backward_extra[index]
