@@ -1,8 +1,8 @@
 """Of random small problems: the rows of a search, why the others lost, its bounds, and what is advised, are those that were committed.
 
 Other tests hold that no bound is above what it bounds. One that is too low changes no result and only costs time: it is seen here, in the
-number of evaluations and in the bounds themselves. `MEGAPLAN_UPDATE_GOLDEN=1 pytest tests/megaplan/search/test_pinned_searches.py` writes the
-table anew.
+number of evaluations and in the bounds themselves. `MEGAPLAN_UPDATE_GOLDEN=1 pytest tests/megaplan/search/test_pinned_searches.py` writes
+the table anew.
 """
 
 from __future__ import annotations
@@ -21,7 +21,19 @@ import megaplan
 from megaplan.exploration.evaluate import Evaluator
 from megaplan.exploration.space import Space
 
-FIELDS = ("kind", "seed", "refused", "step_microseconds", "peak_bytes", "layouts", "evaluated", "bound_microseconds", "rows", "lost", "bounds")
+FIELDS = (
+    "kind",
+    "seed",
+    "refused",
+    "step_microseconds",
+    "peak_bytes",
+    "layouts",
+    "evaluated",
+    "bound_microseconds",
+    "rows",
+    "lost",
+    "bounds",
+)
 SEARCHES = [
     *(("megarun", seed) for seed in range(2000, 2020)),
     *(("megatron", seed) for seed in (3000, 3002, 3003, 3004, 3005, 3007, 3010, 3011, 3014, 3016)),
