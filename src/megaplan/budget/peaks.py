@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from typing import TYPE_CHECKING
 
 from megaplan.budget.build import build_budget
-from megaplan.budget.evaluation import BlockMemo, Evaluation
-from megaplan.budget.megarun import ScheduleCounts, evaluate, schedule_counts, stage_ranks
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.spans import Spans
 from megaplan.layout.values import Layout
 from megaplan.spec.models import Spec
+
+if TYPE_CHECKING:
+    from megaplan.budget.evaluation import BlockMemo, Evaluation
+    from megaplan.budget.megarun import ScheduleCounts
 
 WORK_OF_STAGE, WORK_OF_LAYER, WORK_OF_MEGATRON_LAYER = 300, 6, 200
 """Microseconds on one machine: of a stage, of a layer on one of its ranks (on the ranks with other shards, twice), under Megatron-Core."""
@@ -51,6 +54,8 @@ class StagePeaks:
         return [self._peaks[key] for key in own]
 
     def _evaluate(self, layout: Layout, missing: list[tuple[int, Spans]]) -> None:
+        from megaplan.budget.megarun import evaluate, schedule_counts, stage_ranks  # noqa: PLC0415  (other hosts have their own)
+
         if self._counts is None:
             self._counts = schedule_counts(self._spec)
             self._evaluated = evaluate(self._spec, self._inventory, layout, memo=self._memo)
