@@ -138,6 +138,12 @@ def test_two_changes_are_told_apart_by_column(planned):
     assert "batch.micro_batch_size" not in causes[Column.MATRIX_OPTIMIZER]
 
 
+def test_inputs_without_bytes_are_no_cause_and_hide_none(planned):
+    changed = planned("mixtral-8x7b", "device.name=b200", "model.moe.num_experts=16", "split.reason=kept")
+    diff = diff_with_causes(planned("mixtral-8x7b"), changed)
+    assert {key for growth in diff.growth for key, _ in growth.causes} - {"cuts"} == {"model.moe.num_experts"}
+
+
 def test_another_world_size_is_compared_stage_by_stage(planned):
     diff = diff_plans(planned("llama-3.1-8b"), planned("llama-3.1-8b", "mesh.dp_shard=8"))
     assert [change.before.coordinate["pp"] for change in diff.ranks] == [change.after.coordinate["pp"] for change in diff.ranks]
