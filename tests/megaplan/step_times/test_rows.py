@@ -5,7 +5,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from step_times import flagship, replay, rows, specs
+from step_times import replay, rows, specs
 
 from megaplan.cost.step.constants import intervals
 from megaplan.cost.step.from_spec import unpriced
@@ -181,26 +181,6 @@ def test_what_has_no_term_is_named(model, reason):
     document = specs.document(row()) | {"host": {"name": "megarun"}}
     document["model"] = {"hidden_size": 256, "vocab_size": 512, "num_layers": 2, "mlp": {"ffn_hidden_size": 512}} | model
     assert unpriced(specs.spec_from_document(document)) == reason
-
-
-def test_a_run_of_the_flagship_is_a_spec():
-    run = {
-        **{
-            "id": "one",
-            "pattern": "AEMEAEMEAEMR",
-            "layers": 52,
-            "attention": "gqa56/8",
-            "hidden": 3584,
-            "dp": 8,
-            "tp": 1,
-            "mbs": 4,
-            "gbs": 32,
-        },
-        **{"seq": 4096, "recompute": "none", "cuda_graph": "none", "precision": "BF16", "moe_mode": "dropless", "note": ""},
-    }
-    spec = specs.spec_from_document(flagship.document(run))
-    assert (spec.model.pattern.count("M"), spec.model.pattern.count("E"), spec.model.pattern.count("A")) == (17, 22, 13)
-    assert flagship.predicted(run | {"cuda_graph": "te"}) < flagship.predicted(run) < flagship.predicted(run | {"gbs": 64})
 
 
 def test_the_page_has_the_intervals_of_the_constants():
