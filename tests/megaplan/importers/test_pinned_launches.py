@@ -13,6 +13,7 @@ import pytest
 from accuracy_megatron.launches import launch_text
 from pinned_estimates import ESTIMATED, codes_of, digest, estimated
 from pinned_rows import PinnedRows
+from small_launches import DELTA
 from test_megatron_bridge import BRIDGE
 from test_megatron_launches import ROWS, SCRIPTS
 from torchtitan_jobs import NEW, OLD
@@ -25,6 +26,22 @@ FIELDS = ("launch", "change", "imported", *ESTIMATED)
 CHANGES = 5
 """Drawn changes of a launch, beside the launch itself."""
 STATED = [row for row in ROWS if row["gpus"] and row["padded_vocab_size"]]
+FP8 = {"fp8_format": "hybrid", "fp8_recipe": "tensorwise"}
+SHARDED: dict[str, Any] = {
+    **{"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads_params", "init_model_with_meta_device": True},
+    **{"megatron_fsdp_main_params_dtype": "fp32", "megatron_fsdp_main_grads_dtype": "fp32", "megatron_fsdp_grad_comm_dtype": "fp32"},
+    **{"num_experts": None, "no_gradient_accumulation_fusion": True},
+}
+RARE: dict[str, dict[str, Any]] = {
+    "delta": {},
+    "delta tp": {"tensor_model_parallel_size": 2, "sequence_parallel": True, "expert_model_parallel_size": 4},
+    "delta fp8": FP8,
+    "delta recomputed": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+    "latent": {"moe_latent_size": 64, "expert_model_parallel_size": 2},
+    "latent fp8": {"moe_latent_size": 64, **FP8},
+    "double buffer": {**SHARDED, "fsdp_double_buffer": True},
+}
+"""Changes of a small launch with gated delta nets: what no measured run has."""
 Changed = Iterator[tuple[str, Callable[[], dict[str, Any]]]]
 """What is changed, and the import of what results."""
 
@@ -60,8 +77,13 @@ def of_lines(text: str, take: Callable[[str], dict[str, Any]]) -> Changed:
         yield f"without line {index + 1}", lambda left=left: take(left)
 
 
+def rare(name: str) -> dict[str, Any]:
+    return {"name": name, "arguments": DELTA | RARE[name], "environment": {}, "gpus": 8, "padded_vocab_size": 32000}
+
+
 LAUNCHES: dict[str, Callable[[], Changed]] = {
     **{f"{row['name']} {row['platform']} {row['measured']}": lambda row=row: of_measured(row) for row in STATED},
+    **{name: lambda name=name: of_measured(rare(name)) for name in RARE},
     **{
         path.name: lambda path=path: of_lines(path.read_text(encoding="utf-8"), lambda text: import_megatron(text, path.name).document)
         for path in sorted(SCRIPTS.glob("*.sh"))
