@@ -123,6 +123,26 @@ def test_stages_of_2026():
         ("[compile]", "expert_parallel_degree = 2\n[compile]", "MP914", "no experts"),
         ("[compile]", "disable_loss_parallel = true\n[compile]", "MP914", "whole logits"),
         ("[model]", "[model", "MP916", "no TOML or JSON"),
+        ("[compile]", 'pipeline_parallel_degree = 32\npipeline_parallel_schedule = "1F1B"\n[compile]', "MP914", "28 blocks on 32 stages"),
+        (
+            "[compile]",
+            'pipeline_parallel_degree = 2\npipeline_parallel_split_points = ["layers"]\n[compile]',
+            "MP916",
+            "layers.0, layers.1",
+        ),
+        ("[compile]", "pipeline_parallel_degree = 2\nmodule_fqns_per_model_part = 3\n[compile]", "MP916", "list of lists"),
+        (
+            "[compile]",
+            'pipeline_parallel_degree = 2\nmodule_fqns_per_model_part = [["layers.1"], ["layers.0"]]\n[compile]',
+            "MP914",
+            "blocks 0 to 27",
+        ),
+        (
+            "[compile]",
+            'pipeline_parallel_degree = 2\nmodule_fqns_per_model_part = [["layers.x"], []]\n[compile]',
+            "MP916",
+            "layers.0, layers.1",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_one_error(before, after, code, said):

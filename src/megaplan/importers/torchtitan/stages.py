@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from megaplan.importers.torchtitan.config import JobConfig
@@ -11,12 +12,15 @@ PARTS, POINTS = "parallelism.module_fqns_per_model_part", "parallelism.pipeline_
 PER_STAGE, SCHEDULE = "parallelism.pipeline_parallel_layers_per_stage", "parallelism.pipeline_parallel_schedule"
 FIRST_LESS = "parallelism.pipeline_parallel_first_stage_less_layers"
 LAST_LESS = "parallelism.pipeline_parallel_last_stage_less_layers"
+NAMES = "made of layers.0, layers.1 and so on"
 Starts = list[int]
 """The first block of each stage."""
 
 
 def read_stages(config: JobConfig, blocks: int, pp: int, *, looped: bool) -> Starts:
     """The first block of every stage, in model order.
+
+    Where they cannot be read an error is added to those of the file, and shares of about the same size stand for them.
 
     Args:
         config: The file.
@@ -25,12 +29,11 @@ def read_stages(config: JobConfig, blocks: int, pp: int, *, looped: bool) -> Sta
         looped: Whether the schedule has several stages a rank.
     """
     parts, points = config.value(PARTS), config.names(POINTS)
-    if parts is not None:
-        return _of_parts(config, parts, blocks)
-    if points:
-        return [0, *(_block(config, POINTS, point) for point in points)]
-    each = config.value(PER_STAGE)
     least = pp * (2 if looped else 1)
+    if parts is not None or points:
+        found = _of_points(config, points) if parts is None else _of_parts(config, parts, blocks)
+        return _split_points(blocks, least) if found is None else found
+    each = config.value(PER_STAGE)
     if config.age is Age.TOML_2024:
         return _split_points(blocks, least)
     first, last = (config.whole(key, 0) for key in (FIRST_LESS, LAST_LESS))
@@ -49,7 +52,7 @@ def _weighted(config: JobConfig, blocks: int, stages: int, first: int, last: int
     sizes[-1] -= last
     if min(sizes) < 1:
         config.refuse(FIRST_LESS, f"{blocks} blocks on {stages} stages leave one without a block", f"fewer stages than {blocks}")
-        return [min(index, blocks - 1) for index in range(stages)]
+        return _split_points(blocks, stages)
     return _starts(sizes)
 
 
@@ -67,24 +70,32 @@ def _starts(sizes: list[int]) -> Starts:
     return starts
 
 
-def _of_parts(config: JobConfig, parts: object, blocks: int) -> Starts:
+def _of_points(config: JobConfig, points: Sequence[str]) -> Starts | None:
+    blocks = [_block(point) for point in points]
+    if None in blocks:
+        config.wrong(POINTS, NAMES)
+        return None
+    return [0, *(block for block in blocks if block is not None)]
+
+
+def _of_parts(config: JobConfig, parts: object, blocks: int) -> Starts | None:
     if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
         config.wrong(PARTS, "a list of lists of module names")
-        return [0]
-    layers = [[_block(config, PARTS, name) for name in part if str(name).startswith("layers.")] for part in parts]
+        return None
+    layers = [[_block(name) for name in part if str(name).startswith("layers.")] for part in parts]
     found = [block for part in layers for block in part]
-    if found != list(range(blocks)) or not all(layers):
+    if None in found:
+        config.wrong(PARTS, NAMES)
+    elif found != list(range(blocks)) or not all(layers):
         config.refuse(PARTS, f"its stages do not hold blocks 0 to {blocks - 1} in order, one or more each")
-        return [0]
-    return [part[0] for part in layers]
+    else:
+        return [block for block, *_ in layers if block is not None]
+    return None
 
 
-def _block(config: JobConfig, key: str, name: object) -> int:
+def _block(name: object) -> int | None:
     number = str(name).removeprefix("layers.")
-    if not number.isdecimal():
-        config.wrong(key, "made of layers.0, layers.1 and so on")
-        return 0
-    return int(number)
+    return int(number) if number.isdecimal() else None
 
 
 def spans_of_blocks(starts: Starts, blocks: int) -> list[list[int]]:
