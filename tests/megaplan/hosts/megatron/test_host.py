@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from megatron_hybrid import DENSE_GPT, WHOLE, spec_of
 
 from megaplan.budget.build import build_budget
 from megaplan.budget.values import Budget
 from megaplan.cli.diff_text import host_lines
 from megaplan.columns import Column, Phase
-from megaplan.errors import Diagnostic, MegaplanError, Severity
 from megaplan.hosts.megatron.from_spec import jobs_from_spec
 from megaplan.hosts.megatron.peak import in_flight_counts, memory
 from megaplan.hosts.megatron.saved import chunk, operator
@@ -23,39 +23,8 @@ from megaplan.partition.megatron_bytes import megatron_limits
 from megaplan.plan.causes import diff_with_causes
 from megaplan.plan.diff import column_totals
 from megaplan.plan.make import make_plan
-from megaplan.spec.load import load_spec_text
 from megaplan.spec.models import Spec
 from megaplan.spec.not_built_yet import megarun_refuses
-
-TEXT = """
-format: megaplan.spec/1
-name: host
-model:
-  pattern: MEMAMEMD
-  num_layers: 16
-  hidden_size: 256
-  vocab_size: 1024
-  attention: {kind: gqa, num_heads: 8, num_kv_heads: 4, head_dim: 32}
-  mamba: {kind: mamba2, head_dim: 32, state_dim: 64, num_groups: 4, chunk_size: 128}
-  moe: {num_experts: 8, top_k: 2, ffn_hidden_size: 384, shared_ffn_hidden_size: 128}
-  mlp: {ffn_hidden_size: 640}
-mesh: {pp: 2, dp_shard: 4, ep: 2}
-schedule: {num_microbatches: 8}
-batch: {micro_batch_size: 2, seq_length: 512}
-optimizer: {matrix: adamw}
-split: {mode: equal}
-host: {name: megatron, attention_mask: false, hidden_dropout: 0.0}
-"""
-
-
-def spec_of(*overrides: str) -> Spec:
-    return load_spec_text(TEXT, "host.yaml", overrides).spec
-
-
-def refused(*overrides: str) -> Sequence[Diagnostic]:
-    with pytest.raises(MegaplanError) as caught:
-        spec_of(*overrides)
-    return [item for item in caught.value.diagnostics if item.severity is Severity.ERROR]
 
 
 def planned(spec: Spec) -> tuple[Budget, tuple[object, ...]]:
@@ -164,47 +133,6 @@ def test_capacity_bounds_skewed_rows() -> None:
     assert worst()[Column.ROUTING] < bound[Column.ROUTING] < free[Column.ROUTING]
 
 
-REFUSED = {
-    "model.attention={kind: mla, num_heads: 8, q_lora_rank: 8, kv_lora_rank: 8, qk_nope_head_dim: 8, qk_rope_head_dim: 8, v_head_dim: 8, "
-    "indexer: {num_heads: 4, head_dim: 8, layers: [3, 11]}}": "model.attention.indexer",
-    "model.mamba={kind: mamba3, head_dim: 32}": "model.mamba.kind",
-    "model.mamba.conv_kernel=3": "model.mamba.conv_kernel",
-    "model.mamba.conv_bias=false": "model.mamba.conv_bias",
-    "model.mlp.activation=relu2": "model.mlp.activation",
-    "model.features.structure={num_categories: 4, bottleneck: 8}": "model.features.structure",
-    "model.features.relation_bias={num_relations: 4}": "model.features.relation_bias",
-    "schedule.kind=gpipe": "schedule.kind",
-    "schedule.steps_per_update=2": "schedule.steps_per_update",
-    "mesh.tp=2": "mesh.vocab_parallel",
-    "sharding.reshard_after_forward=true": "sharding.reshard_after_forward",
-    "precision.params=fp32": "precision.params",
-    "precision.families={M: fp32}": "precision.families.M",
-    "precision.grads=fp16": "precision.grads",
-    "precision.reduce=bf16": "precision.reduce",
-    "precision.master=bf16": "precision.master",
-    "precision.moments=bf16": "precision.moments",
-    "recompute.blocks={D: selective}": "recompute.blocks.D",
-    "host.model=gpt": "model.pattern",
-}
-
-
-@pytest.mark.parametrize("override", REFUSED)
-def test_what_megatron_cannot_run_is_refused_at_its_key(override: str) -> None:
-    found = refused(override)
-    assert (found[0].code, found[0].location.key) == ("MP902", REFUSED[override])
-    assert {item.code for item in found} == {"MP902"}
-
-
-DENSE_GPT = (
-    "model.pattern=AD",
-    "model.moe=null",
-    "model.mamba=null",
-    "host.model=gpt",
-    "mesh={pp: 1, dp_shard: 4, tp: 2, vocab_parallel: true}",
-)
-WHOLE = "sharding.reshard_after_forward=true"
-
-
 def test_megatron_fsdp_shards_parameters_and_gathers_them_at_the_loss() -> None:
     budget, (job,) = planned(spec_of(*DENSE_GPT, WHOLE))
     apart = planned(spec_of(*DENSE_GPT))[0].worst.cells
@@ -217,65 +145,6 @@ def test_megatron_fsdp_shards_parameters_and_gathers_them_at_the_loss() -> None:
     assert cells[during][Column.COMMUNICATION] - apart[during][Column.COMMUNICATION] == 2 * elements
     assert cells[during][Column.ACTIVATIONS] == apart[during][Column.ACTIVATIONS]
     assert sum(cells[during].values()) - cells[during][Column.OVERHEAD] == memory(job).peak
-
-
-@pytest.mark.parametrize(
-    "override",
-    [
-        "host.model=hybrid", "mesh.pp=2", "mesh.dp_replicate=2", "optimizer.matrix=muon", "host.distributed_optimizer=false",
-        "host.precision_aware_optimizer=true",
-        "model.features.mtp={depth: 1, ffn_hidden_size: 640}",
-    ],
-)  # fmt: skip
-def test_megatron_fsdp_is_refused_where_its_buffers_are_not_priced(override: str) -> None:
-    found = [item for item in refused(*DENSE_GPT, WHOLE, override) if item.location.key == "sharding.reshard_after_forward"]
-    key, _, value = override.partition("=")
-    said = f"{key} = {value}" if not value.startswith("{") else key
-    assert [said in item.detail for item in found] == [True]
-    assert found[0].hints[0] == "reshard_after_forward: false"
-
-
-def test_recurrent_layers_are_refused() -> None:
-    found = refused("model.pattern=MEMAMEMR", "model.mlp=null", "model.recurrent={kind: m2rnn, num_heads: 4, key_dim: 8, value_dim: 8}")
-    assert [item.location.key for item in found] == ["model.recurrent"]
-
-
-def test_features_of_unlike_mtp_are_refused() -> None:
-    found = refused("model.features.mtp={depth: 1, ffn_hidden_size: 128}")
-    assert {item.location.key for item in found} == {"model.mlp.activation", "model.features.mtp.ffn_hidden_size"}
-
-
-@pytest.mark.parametrize(
-    "feature",
-    ["distillation", "fsdp", "layer_wise_param_layout", "optimizer_cuda_graph"],
-)
-def test_what_is_not_priced_is_refused_by_name(feature: str) -> None:
-    (found,) = refused(f"host.features=[{feature}]")
-    assert found.code == "MP903"
-    assert feature in found.detail
-
-
-def test_a_key_of_another_host_is_refused() -> None:
-    assert [item.code for item in refused("host.kernels=triton")] == ["MP901"]
-    assert [item.code for item in refused("host={name: megarun, cross_entropy: te}")] == ["MP901"]
-
-
-@pytest.mark.parametrize(
-    "override",
-    ["model.mamba.chunk_size=256", "model.mamba.time_step_min=0.001", "model.mamba.time_step_max=0.1", "model.attention.nope_layers=[3]"],
-)
-def test_what_changes_no_tensor_is_noted(override: str) -> None:
-    (found,) = load_spec_text(TEXT, "host.yaml", [override]).diagnostics
-    assert (found.code, found.severity, found.location.key) == ("MP904", Severity.NOTE, override.partition("=")[0])
-
-
-def test_attention_without_any_rotation_is_megatrons_too() -> None:
-    assert load_spec_text(TEXT, "host.yaml", ["model.attention.nope_layers=[3, 11]"]).diagnostics == ()
-
-
-def test_what_megatron_alone_is_priced_with_is_refused_elsewhere() -> None:
-    (found,) = refused("host={name: megarun}", "model.features.mtp={depth: 1, ffn_hidden_size: 640, experts: true}")
-    assert (found.code, "megarun's estimate has no terms" in found.detail) == ("MP905", True)
 
 
 def test_layer_norms_biases_and_learned_positions_are_parameters_of_a_rank() -> None:
@@ -378,11 +247,6 @@ def test_overlapped_experts_keep_no_combined_rows() -> None:
     _, (overlapped, _) = planned(spec_of("host.deterministic_mode=true", "host.moe_overlap=true"))
     assert "combine.rows" in operator(kept, "E")
     assert "combine.rows" not in operator(overlapped, "E")
-
-
-def test_recompute_of_experts_whose_communication_is_overlapped_is_refused() -> None:
-    (found,) = refused("host.recompute_modules=[moe]", "host.moe_overlap=true")
-    assert (found.code, found.location.key) == ("MP902", "host.recompute_modules")
 
 
 FLEX = "host.moe_dispatcher=flex"
