@@ -1,11 +1,13 @@
-"""The outputs of FSDP2's all-gathers that are alive in a forward, before layers' parameters have been copied out of them and after."""
+"""FSDP2's all-gathers: what of them is alive in a forward and in a backward."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from megaplan.budget.unit import Unit
+from megaplan.hosts.megarun.program import Moment
+from megaplan.hosts.megarun.storage import BlockStorage
 
 
 class AllGathers(NamedTuple):
@@ -39,3 +41,34 @@ def all_gathers(units: Sequence[Unit], last: int, *, ahead: bool) -> AllGathers:
         running.append(alive + next_layer)
         starting.append(start)
     return AllGathers(running, starting)
+
+
+def backward_gathers(unit: Unit, before: BlockStorage | None, name: str, gathered: int) -> Iterator[tuple[Moment, int]]:
+    """All-gathers in a unit's backward: what is alive of the unit, and the bytes of communication.
+
+    A layer's own at its start, then its experts', each with the output that parameters are copied from; and that of the layer before, which
+    follows either, with the cast of its shard. The last layer's follows the loss.
+
+    Args:
+        unit: What runs.
+        before: Storage of the layer before; None where there is none.
+        name: The unit's.
+        gathered: Layers, its own included.
+    """
+    moments, storage = unit.block.part.replay.backward, unit.storage
+    ahead = before.dense.flat_bytes + before.dense.sent_bytes if before is not None and before.dense.sent_bytes else 0
+    if not unit.layer or storage is None:
+        if name == "head" and ahead:
+            yield from [(moment.before(), gathered + ahead) for moment in moments if moment.op != "cross_entropy"][:1]
+        return
+    dense, experts = storage.dense, storage.experts
+    alone = gathered - experts.gathered_bytes
+    yield moments[0], alone + dense.flat_bytes + dense.casting_bytes
+    if not experts.gathered_bytes:
+        if ahead:
+            yield moments[0].before(), gathered + ahead
+        return
+    yield moments[0].before(), alone + experts.flat_bytes + experts.sent_bytes
+    for moment in moments:
+        if moment.op == "experts":
+            yield moment.before(), gathered + max(experts.flat_bytes + experts.casting_bytes, ahead)

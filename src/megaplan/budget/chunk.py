@@ -13,7 +13,7 @@ from operator import add
 from typing import NamedTuple
 
 from megaplan.blocks.ops import OUTPUT
-from megaplan.budget.all_gathers import NO_ALL_GATHERS, AllGathers, all_gathers
+from megaplan.budget.all_gathers import NO_ALL_GATHERS, AllGathers, all_gathers, backward_gathers
 from megaplan.budget.bank import accumulating_moments, casting_experts, fetching_experts, freeing_experts
 from megaplan.budget.casts import after_bank_peak, largest_cast
 from megaplan.budget.stored import SlotStorage
@@ -21,6 +21,7 @@ from megaplan.budget.unit import Peak, Unit
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYTES, WORKSPACE
 from megaplan.columns import Column
 from megaplan.hosts.megarun.program import Moment
+from megaplan.hosts.megarun.storage import BlockStorage
 from megaplan.schedules.actions import Kind
 from megaplan.schedules.moments import BACKWARDED, FORWARDED, REDUCED, UNTOUCHED, ChunkState
 from megaplan.tuples import new
@@ -253,18 +254,12 @@ class Chunk:
         if self.names[index] == "head":  # the last layer is fetched only when the loss has run backward
             fetched = {moment.op: 0 if moment.op == "cross_entropy" else self.prefetched(index) for moment in moments}
             found = [self._running(index, moment, (gradients, gathered + fetched[moment.op]), again=again) for moment in moments]
-            return max(found, key=lambda peak: peak.total)
-        if self.units[index].layer and storage is not None:
-            # gathered parameters, and the all-gather's output they are copied from: the layer's at its start, then its experts'
-            dense, experts = storage.dense, storage.experts
-            starts = [(moments[0], gathered - experts.gathered_bytes + dense.flat_bytes + dense.casting_bytes)]
-            beside = experts.flat_bytes + experts.casting_bytes
-            starts += [(moment.before(), gathered + beside) for moment in moments if moment.op == "experts"]
-            for moment, communication in starts:
-                where = f"gathering of {self.names[index]}"
-                params = () if again else moment.params
-                found_peak = self.unit_peak(index, where, moment, params, (gradients, communication), self.backward_extra[index])
-                peak = max(peak, found_peak, key=lambda peak: peak.total)
+            peak = max(found, key=lambda peak: peak.total)
+        for moment, communication in backward_gathers(self.units[index], self._storage_before(index), self.names[index], gathered):
+            where = f"gathering of {self.names[index]}"
+            params = () if again else moment.params
+            found_peak = self.unit_peak(index, where, moment, params, (gradients, communication), self.backward_extra[index])
+            peak = max(peak, found_peak, key=lambda peak: peak.total)
         return peak
 
     def _around_bank(self, index: int, held: tuple[int, int], *, again: bool) -> Peak:
@@ -328,11 +323,15 @@ class Chunk:
 
     def prefetched(self, index: int) -> int:
         """The all-gather output of the layer before, in flight while a unit's backward runs."""
+        storage = self._storage_before(index)
+        return 0 if storage is None else storage.dense.flat_bytes
+
+    def _storage_before(self, index: int) -> BlockStorage | None:
+        """Of the layer that a unit's backward gathers ahead; None where there is none."""
         before = index - 1
         while not self.units[index].layer and before >= 0 and not self.units[before].layer:
             before -= 1
-        storage = self.units[before].storage if before >= 0 and self.units[before].layer else None
-        return 0 if storage is None else storage.dense.flat_bytes
+        return self.units[before].storage if before >= 0 and self.units[before].layer else None
 
     def lasting(self, index: int) -> int:
         """Gradients of the slot's own parameters that stay after a unit.

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from megaplan.budget.all_gathers import backward_gathers
 from megaplan.budget.init import SlotInit, init_peak
 from megaplan.budget.slots import slot_chunks
 from megaplan.budget.values import Budget, checked
@@ -174,3 +175,22 @@ def test_experts_are_in_flight_until_their_operation_and_then_the_layer_before(h
     communication = storage.dense.gathered_bytes + storage.experts.flat_bytes + only.root.gathered_bytes
     assert peak.communication == communication
     assert peak.total == peak.before + bank.early_bytes + communication + only.backward_extra[index]
+
+
+@pytest.mark.parametrize("master", ["bf16", "fp32"])
+def test_the_layer_before_is_gathered_from_a_cast(dense: Callable[..., Spec], master: str) -> None:
+    """Where parameters are stored wider than used a cast of the shard is alive beside the output; the last layer's after the loss."""
+    stored = {"precision": {"params": "bf16", "grads": "bf16", "master": master, "moments": master}}
+    spec = dense({"mesh": {"dp_shard": 2}, "sharding.reshard_after_forward": True, "host.kernels": "reference", **stored})
+    inventory = build_inventory(spec)
+    (only,) = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 2)]))
+    index = only.names.index("layers.1")
+    unit, storage = only.units[index], only.units[index - 1].storage
+    assert storage is not None
+    shard = storage.dense.flat_bytes // 2
+    own, *ahead = backward_gathers(unit, storage, "layers.1", 1000)
+    assert own[1] == 1000 + storage.dense.flat_bytes
+    assert [size for _, size in ahead] == ([1000 + storage.dense.flat_bytes + shard] if master == "fp32" else [])
+    (head,) = [*backward_gathers(only.units[-1], storage, "head", 0)] or [None]
+    assert (head and (head[0].op, head[1])) == (("head", storage.dense.flat_bytes + shard) if master == "fp32" else None)
+    assert [*backward_gathers(only.units[-2], storage, "final_norm", 0)] == []

@@ -50,6 +50,7 @@ class GroupBytes(NamedTuple):
         gathered_bytes: Unsharded compute copies, padded.
         flat_bytes: The all-gather's own output before it is copied out: 0 on a one-rank mesh.
         casting_bytes: Beside `gathered_bytes` while a one-rank mesh fills them from casts: 0 where parameters are stored as they are used.
+        sent_bytes: The all-gather's input, a cast of the shard: 0 likewise, and on a one-rank mesh.
         unsharded_bytes: Whole gradients in `precision.grads`.
         made_bytes: Whole gradients in the dtype autograd makes them.
         reduce_bytes: Reduce-scatter input in `precision.reduce`, padded.
@@ -64,6 +65,7 @@ class GroupBytes(NamedTuple):
     gathered_bytes: int = 0
     flat_bytes: int = 0
     casting_bytes: int = 0
+    sent_bytes: int = 0
     unsharded_bytes: int = 0
     made_bytes: int = 0
     reduce_bytes: int = 0
@@ -314,6 +316,7 @@ def _group(sizes: Sizes, family: str, degree: int, elements: tuple[int, int, int
             whole * compute,
             whole * compute if sharded else 0,
             0 if sharded else casting * compute,
+            shard * compute if sharded and sizes.compute(family) is not sizes.masters else 0,
             true * grads,
             true * made,
             whole * reduce,
