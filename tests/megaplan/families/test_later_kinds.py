@@ -15,7 +15,7 @@ from megaplan.families.short_convolution.work import gated_conv1d
 from megaplan.hosts.megarun.ledger import block_ledger
 from megaplan.inventory.build import build_inventory
 from megaplan.spec.load import spec_from_document
-from megaplan.spec.models import GatedDeltaNet, KimiDeltaAttention, Spec
+from megaplan.spec.models import GatedDeltaNet, KimiDeltaAttention, Mamba3, Spec
 
 H, B, T = 96, 2, 100
 GATED = {"kind": "gated_delta", "num_key_heads": 2, "num_value_heads": 4, "key_dim": 6, "value_dim": 10, "save_every": 32}
@@ -180,3 +180,11 @@ def test_what_does_not_fit_is_refused(sections: dict[str, Any], pattern: str, mo
     with pytest.raises(MegaplanError) as caught:
         spec_of(pattern, sections, **more)
     assert code in {found.code for found in caught.value.diagnostics}
+
+
+@pytest.mark.parametrize(("rank", "positions"), [(1, 64), (4, 16), (5, 12), (64, 1), (100, 1)])
+def test_a_scan_of_mamba_3_computes_64_rows_at_once(rank: int, positions: int) -> None:
+    mamba = {"kind": "mamba3", "head_dim": 16, "state_dim": 16, "mimo_rank": rank}
+    section = spec_of("M", {"mamba": mamba}).model.mamba
+    assert isinstance(section, Mamba3)
+    assert section.chunk_positions == positions

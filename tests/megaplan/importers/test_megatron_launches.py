@@ -170,6 +170,12 @@ def test_a_variable_that_an_argument_needs_is_named() -> None:
     assert spec.loaded.spec.mesh.tp == 2
 
 
+@pytest.mark.parametrize("head", ["run()", "run ()", "function run", "function run()", "run()\n"])
+def test_a_function_is_defined_in_each_form_of_bash(head: str) -> None:
+    text = f"{head} {{ torchrun pretrain_gpt.py {PLAIN} $*; }}\nrun --micro-batch-size 2\n"
+    assert import_megatron(text, "x.sh").loaded.spec.batch.micro_batch_size == 2
+
+
 def test_a_list_that_is_set_nowhere_is_read_as_empty() -> None:
     text = f"torchrun pretrain_gpt.py {PLAIN} $EXTRA_ARGS --micro-batch-size 2 ${{MORE[@]}}"
     assert import_megatron(text, "x.sh").loaded.spec.batch.micro_batch_size == 2

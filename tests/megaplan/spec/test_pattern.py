@@ -71,6 +71,11 @@ def test_an_unknown_letter_names_its_columns_and_the_alphabet() -> None:
     assert "A (attention), M (Mamba), E (experts), R (recurrent), D (dense MLP)" in found.detail
 
 
+def test_five_columns_are_named_and_the_others_counted() -> None:
+    assert "'X' at columns 1, 3, 5, 7 and 9" in problems("XAXAXAXAX")[0].detail
+    assert "'X' at columns 1, 3, 5, 7, 9 and 2 more" in problems("XAXAXAXAXAXAX")[0].detail
+
+
 @pytest.mark.parametrize(
     ("text", "hint"),
     [

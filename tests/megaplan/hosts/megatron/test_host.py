@@ -15,7 +15,7 @@ from megaplan.hosts.megatron.peak import in_flight_counts, memory
 from megaplan.hosts.megatron.saved import chunk, operator
 from megaplan.hosts.megatron.storage import parameters
 from megaplan.hosts.megatron.working import backward_excess, forward_excess
-from megaplan.hosts.megatron.workspaces import hybrid_ep_bytes
+from megaplan.hosts.megatron.workspaces import cublas_bytes, hybrid_ep_bytes
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.partition.choose import choose_cuts
@@ -233,6 +233,33 @@ def test_a_workspace_is_the_launchs_or_torchs_own() -> None:
     for override, size in (("host.cublas_workspace_kib=8320", 8320 * 1024), ("host.cublas_workspace_kib=null", 32 * 2**20)):
         _, jobs = planned(spec_of(override))
         assert {job.cublas_bytes for job in jobs} == {size}
+
+
+@pytest.mark.parametrize(
+    ("device", "month", "kib"),
+    [
+        ("a100-80gb", None, 4096 * 2 + 8 * 16),
+        ("h100-sxm", None, 32768),
+        ("h100-sxm", "2024-01", 32768),
+        ("b200", None, 32768),
+        ("gb200", "2024-01", 4096 * 2 + 8 * 16),
+        ("mi300x", None, 32768),
+    ],
+)
+def test_torchs_own_workspace_is_of_a_devices_generation(device: str, month: str | None, kib: int) -> None:
+    assert cublas_bytes(device, None, month) == kib * 1024
+    assert cublas_bytes(device, ":16:8", month) == 16 * 8 * 1024
+
+
+@pytest.mark.parametrize("percent", [0, 5, 7])
+def test_the_limits_of_a_split_leave_out_nothing_that_fits(percent: int) -> None:
+    """What torch's allocator loses is rounded down: of the bytes that fit with it none is past the limit."""
+    spec = spec_of(f"host.fragmentation_percent={percent}")
+    inventory = build_inventory(spec)
+    layout = build_layout(spec, inventory, ((0, 8), (8, 16)))
+    for usable in range(1, 60):
+        most = max(size for size in range(usable + 1) if size + size * percent // 100 <= usable)
+        assert most <= megatron_limits(spec, inventory, layout, usable)[0][0].most <= most + 1
 
 
 def test_rotary_angles_are_of_the_layers_that_turn() -> None:
