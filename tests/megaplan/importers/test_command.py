@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -97,6 +98,11 @@ def test_a_name_of_the_local_cache(folder: Path, monkeypatch: pytest.MonkeyPatch
     printed = capsys.readouterr().out
     assert "name: tiny\n" in printed
     assert "num_layers: 8\n" in printed
+    (model / "refs/main").unlink()  # the newest then, of those that have a file
+    os.utime(model / "snapshots/abc1/config.json", (1, 1))
+    (model / "snapshots/later/config.json").mkdir(parents=True)
+    assert run(["import", "hf", "org/tiny"]) == 0
+    assert "num_layers: 4\n" in capsys.readouterr().out
     assert run(["estimate", "org/other"]) == 2
     assert "hf download org/other config.json" in capsys.readouterr().err
 

@@ -176,6 +176,12 @@ def test_a_function_is_defined_in_each_form_of_bash(head: str) -> None:
     assert import_megatron(text, "x.sh").loaded.spec.batch.micro_batch_size == 2
 
 
+@pytest.mark.parametrize("word", ["out$", "$", '"out$"', "$-x", "a$.b"])
+def test_a_dollar_that_names_nothing_is_itself(word: str) -> None:
+    spec = import_megatron(f"torchrun pretrain_gpt.py {PLAIN} --save {word} --micro-batch-size 2", "x.sh").loaded.spec
+    assert spec.batch.micro_batch_size == 2
+
+
 def test_a_list_that_is_set_nowhere_is_read_as_empty() -> None:
     text = f"torchrun pretrain_gpt.py {PLAIN} $EXTRA_ARGS --micro-batch-size 2 ${{MORE[@]}}"
     assert import_megatron(text, "x.sh").loaded.spec.batch.micro_batch_size == 2

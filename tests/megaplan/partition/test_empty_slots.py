@@ -12,6 +12,7 @@ import megaplan
 from megaplan.layout.spans import Spans
 from megaplan.partition.certify import certify
 from megaplan.partition.constraints import Constraints
+from megaplan.partition.gain import gain_of_optimum
 from megaplan.partition.stack import Stack
 from megaplan.partition.values import StackCosts
 
@@ -73,3 +74,13 @@ def test_a_head_alone_can_be_planned(pp: int, pattern: str) -> None:
     assert certificate.value == certificate.lower_bound == max(certificate.costs)
     assert plan.spans[-1] == (4, 4)
     megaplan.check(plan)
+
+
+@pytest.mark.parametrize(("vocab_size", "cuts"), [(64, (2,)), (4096, (4,))])
+def test_the_optimum_fills_a_slot_unless_it_is_better_empty(vocab_size: int, cuts: tuple[int, ...]) -> None:
+    """The head alone on the last slot: too little work for a stage, or more than a stage should have beside it."""
+    model = {**DOCUMENT["model"], "pattern": "ADAD|", "vocab_size": vocab_size}
+    job = megaplan.load({**DOCUMENT, "model": model, "mesh": {"pp": 2}, "split": {"reason": "t"}})
+    gain = gain_of_optimum(job.spec, job.inventory, ((0, 4), (4, 4)))
+    assert gain.cuts == cuts
+    assert gain.bottleneck[1] < gain.bottleneck[0] or cuts == (4,)
