@@ -29,6 +29,11 @@ class PinnedRows:
             self.rows[self._key(row)] = row
         return self.rows[self._key(row)]
 
+    def differences(self, row: Row) -> list[str]:
+        """What of a row is not as committed, one text a column; with MEGAPLAN_UPDATE_GOLDEN=1 the row is committed."""
+        known = self.committed(row)
+        return [f"{name} {known[name]} -> {row[name]}" for name in self._fields if row[name] != known[name]]
+
     def write(self, order: Sequence[tuple[str, ...]]) -> None:
         """Write the rows of these cases, with MEGAPLAN_UPDATE_GOLDEN=1 alone."""
         if UPDATE:

@@ -77,15 +77,18 @@ def bank_moments(block: BlockBytes) -> BankMoments:
     found = _candidates(block.part.replay)
     early, _, early_bytes = _largest(block, found.before)
     last, last_params, last_bytes = _largest(block, found.later)
-    whole, _, whole_bytes = _largest(block, found.whole)
     during, taken = block.moment_bytes(found.during, found.during.params), block.moment_bytes(*found.taken)
-    taken_moments = *found.taken, taken
-    return new(BankMoments, (early, early_bytes, found.during, during, *taken_moments, last, last_params, last_bytes, whole, whole_bytes))
+    return new(BankMoments, (early, early_bytes, found.during, during, *found.taken, taken, last, last_params, last_bytes))
 
 
-def accumulating_moments(block: BlockBytes) -> tuple[tuple[Moment, int], tuple[Moment, int]]:
-    """The largest moment before the bank's operation and the largest from it on, where gradients are added in place to earlier ones."""
-    moments = [(moment, block.moment_bytes(moment, moment.new_params)) for moment in block.part.replay.backward]
+def moments_around_bank(block: BlockBytes, *, again: bool) -> tuple[tuple[Moment, int], tuple[Moment, int]]:
+    """The largest moment before the bank's operation and the largest from it on, where FSDP2 does not take the bank's gradients.
+
+    Args:
+        block: Of a layer with experts.
+        again: Whether gradients are added in place to earlier ones, so that only a moment's new ones count.
+    """
+    moments = [(moment, block.moment_bytes(moment, moment.new_params if again else moment.params)) for moment in block.part.replay.backward]
     bank = _bank_index(block.part.replay)
     early = moments[:bank] or [(before := moments[bank][0].before(), block.moment_bytes(before, ()))]
     return max(early, key=lambda found: found[1]), max(moments[bank:], key=lambda found: found[1])
@@ -100,16 +103,12 @@ _Held = tuple[Moment, tuple[str, ...]]
 
 
 class _Candidates(NamedTuple):
-    """The moments that can be the largest before the bank's operation, that one, the one just after it, and those that can be later.
-
-    `whole` are those from the operation on with the bank's gradients, `later` those behind it without them.
-    """
+    """The moments that can be the largest before the bank's operation, that one, the one just after it, and those that can be later."""
 
     before: tuple[_Held, ...]
     during: Moment
     taken: _Held
     later: tuple[_Held, ...]
-    whole: tuple[_Held, ...]
 
 
 def _largest(block: BlockBytes, moments: tuple[_Held, ...]) -> tuple[Moment, tuple[str, ...], int]:
@@ -132,7 +131,6 @@ def _candidates(run: Replay) -> _Candidates:
         run.backward[bank],
         (taken, _without_bank(taken)),
         tuple((moment, _without_bank(moment)) for moment in later),
-        tuple((moment, moment.params) for moment in largest_moments(run.backward[bank:], lambda moment: moment.params)),
     )
 
 

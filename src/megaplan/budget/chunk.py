@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from megaplan.blocks.ops import OUTPUT
 from megaplan.budget.all_gathers import NO_ALL_GATHERS, AllGathers, all_gathers, backward_gathers
-from megaplan.budget.bank import accumulating_moments, casting_experts, fetching_experts, freeing_experts
+from megaplan.budget.bank import casting_experts, fetching_experts, freeing_experts, moments_around_bank
 from megaplan.budget.casts import after_bank_peak, largest_cast
 from megaplan.budget.stored import SlotStorage
 from megaplan.budget.unit import Peak, Unit
@@ -246,15 +246,16 @@ class Chunk:
             moment, size = bank.made
         if not fetches:
             return self._running(index, moment, (gradients, gathered), again=again, size=size)
-        storage, moments = self.units[index].storage, block.part.replay.backward
-        if bank is None or storage is None:
-            peak = self._running(index, moment, (gradients, gathered + self.prefetched(index)), again=again, size=size)
-        else:
-            peak = self._around_bank(index, (gradients, gathered), again=again)
+        moments = block.part.replay.backward
+        prefetched = self.prefetched(index)
         if self.names[index] == "head":  # the last layer is fetched only when the loss has run backward
-            fetched = {moment.op: 0 if moment.op == "cross_entropy" else self.prefetched(index) for moment in moments}
+            fetched = {moment.op: 0 if moment.op == "cross_entropy" else prefetched for moment in moments}
             found = [self._running(index, moment, (gradients, gathered + fetched[moment.op]), again=again) for moment in moments]
             peak = max(found, key=lambda peak: peak.total)
+        elif bank is None:
+            peak = self._running(index, moment, (gradients, gathered + prefetched), again=again, size=size)
+        else:
+            peak = self._around_bank(index, (gradients, gathered), again=again)
         for moment, communication in backward_gathers(self.units[index], self._storage_before(index), self.names[index], gathered):
             where = f"gathering of {self.names[index]}"
             params = () if again else moment.params
@@ -268,10 +269,8 @@ class Chunk:
         if bank is None or storage is None:
             raise ValueError(f"{self.names[index]} has no experts")
         early, behind = (bank.early, bank.early_bytes), (bank.during, bank.during_bytes)
-        if again:
-            early, behind = accumulating_moments(block)
-        elif self.policy.pipelined and self.policy.in_place:
-            behind = bank.whole, bank.whole_bytes
+        if self.policy.pipelined and self.policy.in_place:  # the bank's gradients stand until the backward has ended
+            early, behind = moments_around_bank(block, again=again)
         gradients, gathered = held
         fetching = gradients, gathered - storage.experts.gathered_bytes + storage.experts.flat_bytes
         before = self._running(index, early[0], fetching, again=again, size=early[1])

@@ -41,8 +41,6 @@ class BankMoments(NamedTuple):
         later: The largest after that, without the bank's gradients.
         later_params: Its other parameter gradients.
         later_bytes: As above.
-        whole: The largest from the operation on, with the bank's gradients as autograd made them.
-        whole_bytes: As above.
     """
 
     early: Moment
@@ -55,8 +53,6 @@ class BankMoments(NamedTuple):
     later: Moment
     later_params: tuple[str, ...]
     later_bytes: int
-    whole: Moment
-    whole_bytes: int
 
     @property
     def made(self) -> tuple[Moment, int]:

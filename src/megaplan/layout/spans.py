@@ -22,6 +22,11 @@ def cuts_of(spans: Spans) -> tuple[int, ...]:
     return tuple(start for start, _ in spans[1:])
 
 
+def num_filled(spans: Spans) -> int:
+    """Slots with layers: a host may leave some to an end of the model alone."""
+    return sum(start < stop for start, stop in spans)
+
+
 def span_problems(spans: Spans, num_layers: int, pp: int, vpp: int, *, may_be_empty: bool = False) -> list[Diagnostic]:
     """Why the spans cannot be the slots of a model (MP324 … MP326); empty if they can.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.spans import Spans, cuts_of, spans_of
+from megaplan.layout.spans import Spans, cuts_of, num_filled, spans_of
 from megaplan.partition.boundaries import boundary_warnings
 from megaplan.partition.certify import certify, stack_of
 from megaplan.partition.constraints import constraints_of
@@ -60,7 +60,7 @@ def choose_cuts(
     mode: Mode = "manual" if pattern_spans is not None else split.mode
     impossible = schedule_problems(spec.schedule.kind, mesh.pp, mesh.vpp, spec.schedule.num_microbatches)
     found = [problem.diagnostic() for problem in impossible]
-    found += rules.problems(num_layers, _filled(manual_spans(spec, pattern_spans)) if mode == "manual" else num_slots)
+    found += rules.problems(num_layers, max(1, num_filled(manual_spans(spec, pattern_spans))) if mode == "manual" else num_slots)
     if mode == "manual":
         found += manual_problems(spec, pattern_spans)
     if found:
@@ -88,7 +88,7 @@ def keep_cuts(spec: Spec, inventory: Inventory, spans: Spans) -> Cuts:
     Raises:
         MegaplanError: As `choose_cuts`, but for memory.
     """
-    constraints_of(spec).check(len(inventory.layers), _filled(spans))
+    constraints_of(spec).check(len(inventory.layers), num_filled(spans))
     mode: Mode = "manual" if parse_pattern(spec.model.pattern, spec.model.num_layers).spans is not None else spec.split.mode
     weights = stack_costs(spec, inventory)
     if mode == "weighted" and spec.split.objective == "step_time":
@@ -96,11 +96,6 @@ def keep_cuts(spec: Spec, inventory: Inventory, spans: Spans) -> Cuts:
 
         return _cuts(spec, inventory, weights, mode, spans, Pipeline(spec, inventory).certify(spans))
     return _cuts(spec, inventory, weights, mode, spans, certify(stack_of(spec, weights), spans))
-
-
-def _filled(spans: Spans) -> int:
-    """Slots with layers; at least one."""
-    return max(1, sum(start < stop for start, stop in spans))
 
 
 def _cuts(spec: Spec, inventory: Inventory, weights: StackCosts, mode: Mode, spans: Spans, certificate: Certificate) -> Cuts:

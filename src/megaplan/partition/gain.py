@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from megaplan.budget.reserve import device_budget
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.spans import Spans, cuts_of, spans_of
+from megaplan.layout.spans import Spans, cuts_of, num_filled, spans_of
 from megaplan.partition.certify import stack_of
 from megaplan.partition.costs import stack_costs
 from megaplan.partition.memory import Memory
@@ -54,7 +54,7 @@ def gain_of_optimum(spec: Spec, inventory: Inventory, spans: Spans, measured: Me
     if not stack.rules.problems(stack.num_layers, len(spans)):
         filled = spans_of(fitting_cuts(spec, inventory, stack, measured).cuts, len(inventory.layers))
         worse = stack.bottleneck(filled) > stack.bottleneck(spans)
-        best = spans if worse and any(start == stop for start, stop in spans) else filled  # a slot left empty may beat all that fill it
+        best = spans if worse and num_filled(spans) < len(spans) else filled  # a slot left empty may beat all that fill it
     pipeline, memory = Pipeline(spec, inventory, measured), Memory(spec, inventory)
     usable = device_budget(device_of(spec.device)).usable_bytes
     both: Sequence[Spans] = (spans, best)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 import yaml
+from megatron_hybrid import MODEL
 
 from megaplan.cli.main import run
 from megaplan.errors import MegaplanError
@@ -15,24 +16,14 @@ from megaplan.layout.build import build_layout
 from megaplan.partition.choose import choose_cuts
 from megaplan.spec.load import load_spec_text
 
-HYBRID = """
+HYBRID = f"""
 format: megaplan.spec/1
-name: hybrid
-model:
-  pattern: MEMAMEMD
-  num_layers: 16
-  hidden_size: 256
-  vocab_size: 1024
-  attention: {kind: gqa, num_heads: 8, num_kv_heads: 4, head_dim: 32}
-  mamba: {kind: mamba2, head_dim: 32, state_dim: 64, num_groups: 4, chunk_size: 128}
-  moe: {num_experts: 8, top_k: 2, ffn_hidden_size: 384, shared_ffn_hidden_size: 128}
-  mlp: {ffn_hidden_size: 640}
-mesh: {pp: 2, dp_shard: 4, tp: 2, vocab_parallel: true}
-schedule: {num_microbatches: 8}
-batch: {micro_batch_size: 2, seq_length: 512}
-optimizer: {matrix: adamw}
-split: {mode: equal}
-training: {rate_schedule: {kind: cosine}}
+name: hybrid{MODEL}mesh: {{pp: 2, dp_shard: 4, tp: 2, vocab_parallel: true}}
+schedule: {{num_microbatches: 8}}
+batch: {{micro_batch_size: 2, seq_length: 512}}
+optimizer: {{matrix: adamw}}
+split: {{mode: equal}}
+training: {{rate_schedule: {{kind: cosine}}}}
 """
 DENSE = HYBRID.replace("MEMAMEMD", "AD")
 EXPERTS = HYBRID.replace("MEMAMEMD", "AE")

@@ -1,11 +1,11 @@
 """`megaplan import megatron`: a launch as a spec, and the same bytes as the launch itself."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from accuracy_megatron.launches import jobs_of_spec, launch_text, refusals, spec_of_launch
+from megatron_goldens import STATED
 
 from megaplan.budget.build import build_budget
 from megaplan.cli.main import run
@@ -18,9 +18,6 @@ from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.partition.choose import choose_cuts
 from megaplan.spec.models import Spec
-
-GOLDENS = Path(__file__).parents[1] / "hosts" / "megatron" / "goldens.json"
-ROWS = [row for row in json.loads(GOLDENS.read_text(encoding="utf-8"))["rows"] if row["gpus"] and row["padded_vocab_size"]]
 
 LAUNCH = """#!/bin/bash
 # a hybrid of two stages
@@ -179,7 +176,7 @@ def test_megatron_fsdp_is_sharding_that_frees_what_it_gathered() -> None:
     assert not imported(GPT + "--num-layers 4", gpus=8).sharding.reshard_after_forward
 
 
-PRICED = [row for row in ROWS if not refusals(row["arguments"], row["gpus"], row["padded_vocab_size"])]
+PRICED = [row for row in STATED if not refusals(row["arguments"], row["gpus"], row["padded_vocab_size"])]
 
 
 @pytest.mark.parametrize("row", PRICED, ids=lambda row: f"{row['name'].partition('/')[2]}-{row['platform']}")
@@ -197,7 +194,7 @@ def test_an_estimate_of_an_imported_run_is_of_the_bytes_that_are_replayed(row: d
 
 
 def test_what_a_published_run_is_refused_for() -> None:
-    codes = {row["name"].partition("/")[2]: set(refused_codes(row)) for row in ROWS if row not in PRICED}
+    codes = {row["name"].partition("/")[2]: set(refused_codes(row)) for row in STATED if row not in PRICED}
     assert len(codes) == 2
     assert set().union(*codes.values()) == {"MP902", "MP914"}
 

@@ -1,6 +1,5 @@
 """Launches in the forms that people have: scripts of bash, Megatron's own YAML, a log's table."""
 
-import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import pytest
 from accuracy_megatron.launches import jobs_of_spec, launch_text
+from megatron_goldens import ROWS
 
 from megaplan.cli.main import run
 from megaplan.errors import Diagnostic, MegaplanError, Severity
@@ -21,8 +21,6 @@ from megaplan.partition.choose import choose_cuts
 from megaplan.spec.models import Spec
 
 SCRIPTS = Path(__file__).parent / "launches"
-GOLDENS = Path(__file__).parents[1] / "hosts" / "megatron" / "goldens.json"
-ROWS = json.loads(GOLDENS.read_text(encoding="utf-8"))["rows"]
 
 EXPECTED: dict[str, dict[str, Any]] = {
     "dense_arrays": {

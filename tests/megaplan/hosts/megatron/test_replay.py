@@ -1,14 +1,13 @@
 """Megatron-Core's measured bytes against the ledger's, and what each argument changes."""
 
-import json
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import pytest
 from accuracy_megatron.launches import graphed, job_of_launch, offloaded, refusals, stale, unbalanced
+from megatron_goldens import ROWS, STATED
 
 from megaplan.budget.skew import largest_skew
 from megaplan.hosts.megatron.job import MegatronJob
@@ -16,8 +15,6 @@ from megaplan.hosts.megatron.peak import MegatronMemory, in_flight, memory
 from megaplan.hosts.megatron.saved import operator
 from megaplan.hosts.megatron.storage import gathered_bytes, parameters, storage_bytes
 
-ROWS = json.loads((Path(__file__).parent / "goldens.json").read_text(encoding="utf-8"))["rows"]
-STATED = [row for row in ROWS if row["gpus"] and row["padded_vocab_size"]]
 PRICED = [row for row in STATED if not refusals(row["arguments"], row["gpus"], row["padded_vocab_size"])]
 COUNTED = [row for row in PRICED if not graphed(row["arguments"]) and not offloaded(row["arguments"])]
 BALANCED = [row for row in COUNTED if not unbalanced(row["arguments"])]

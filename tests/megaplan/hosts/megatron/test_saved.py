@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from accuracy_megatron.launches import job_of_launch
+from megatron_goldens import STATED
 
 from megaplan.hosts.megatron.job import LatentDims, MegatronJob, MoeDims
 from megaplan.hosts.megatron.saved import operator
 from megaplan.hosts.megatron.working import backward_excess
 
-ROWS = json.loads((Path(__file__).parent / "goldens.json").read_text(encoding="utf-8"))["rows"]
 LATENT = LatentDims(q_lora_rank=96, kv_lora_rank=64, qk_head_dim=48, qk_pos_emb_head_dim=16, v_head_dim=40)
 
 
 @pytest.fixture(scope="module")
 def job() -> MegatronJob:
     """A dense GPT with grouped queries on two tensor ranks, 16 heads in 4 groups of 32."""
-    row = next(row for row in ROWS if row["gpus"] and row["padded_vocab_size"])
+    row = STATED[0]
     found = job_of_launch(row["arguments"], row["gpus"], row["padded_vocab_size"], row["platform"])
     return replace(
         found, num_heads=16, num_query_groups=4, head_dim=32, tp=2, cp=1, latent=None, attention_backend="flash", recompute=frozenset()
