@@ -9,6 +9,7 @@ from copy import deepcopy
 from typing import Any
 
 from megaplan.spec.models import GroupedQueryAttention, LatentAttention, Mamba2, MixtureOfExperts, Mlp, Model
+from megaplan.spec.models import SIDES
 from megaplan.spec.not_built_yet import BUILT_OPTIONS
 from random_plans.choices import Draw
 from random_plans.model import Shape
@@ -31,6 +32,9 @@ def add_options(draw: Draw, model: dict[str, Any], shape: Shape, slots: int, seq
         return
     if not runtime:
         _add(draw, model, shape, slots, seq_length)
+        features = model.get("features", {})
+        if "mtp" in features and not features.keys().isdisjoint(SIDES):
+            draw.maybe(features["mtp"], 0.5, side_embeddings=True)
         return
     plain, drawn = deepcopy(model), deepcopy(model)
     _add(draw, drawn, shape, slots, seq_length)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from megaplan.budget.unit import Peak, Unit
 from megaplan.hosts.megarun.storage import GroupBytes
+from megaplan.spec.models import SIDES
 
 if TYPE_CHECKING:
     from megaplan.budget.chunk import Chunk
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 ORDER = ("embedding", "ngram", "structure", "platform", "relation_bias", "final_norm", "head", "mtp")
 """Modules outside the layers, as a stage lists them (`megarun.model.stage`)."""
 
-SHARED = {"embedding.weight": "embedding", "head.weight": "head"}
-"""A depth's gradients of parameters that are not its own."""
+SHARED = frozenset({"embedding", *SIDES, "head"})
+"""Blocks whose gradients a depth hands on beside its own; their names begin with the block's."""
 
 
 def place_of(name: str) -> int:
@@ -113,8 +114,9 @@ def _outside(chunk: Chunk) -> list[tuple[Mapping[str, int], GroupBytes]]:
             continue
         for name, size in unit.block.gradients.items():
             block = chunk.names[index]
-            if block.startswith("mtp.") and name in SHARED:
-                block = SHARED[name]
+            owner = name.partition(".")[0]
+            if block.startswith("mtp.") and owner in SHARED:
+                block = owner
             if block == "head" and unit.storage is None:  # tied
                 block = "embedding"
             gradients, _ = found.setdefault(block, ({}, chunk.root if unit.storage is None else unit.storage.dense))

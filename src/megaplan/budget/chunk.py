@@ -105,6 +105,12 @@ class Chunk:
         first = next((index for index, unit in enumerate(self.units) if unit.layer), -1)
         return first if set(self.names[:first]) <= {"embedding", "relation_bias"} else -1
 
+    @cached_property
+    def handed_on(self) -> frozenset[str]:
+        """Blocks outside the layers whose gradients the first MTP depth hands on."""
+        first = self.units[self.names.index("mtp.0")].block.gradients
+        return frozenset({"head", "embedding", *(name.partition(".")[0] for name in first)})
+
     def saved_cells(self, count: int) -> dict[Column, int]:
         """What `count` microbatches keep."""
         return self._kept(count, 0, self.output_bytes * count)
@@ -335,9 +341,10 @@ class Chunk:
     def lasting(self, index: int) -> int:
         """Gradients of the slot's own parameters that stay after a unit.
 
-        With MTP the first depth's hold those of embedding and head; of a tied embedding the head's part stays, to which its own is added.
+        With MTP the first depth's hold those of embedding and head, and of side embeddings that it uses; of a tied embedding the head's
+        part stays, to which its own is added.
         """
-        if self.has_mtp and self.names[index] in ("head", "embedding"):
+        if self.has_mtp and self.names[index] in self.handed_on:
             return 0
         if self.ties and self.names[index] == "embedding":
             return 0

@@ -19,8 +19,11 @@ from megaplan.hosts.megarun.sizes import Sizes
 from megaplan.hosts.megarun.storage import BlockStorage, GroupBytes, block_storage, together
 from megaplan.inventory.tensors import Inventory, Outside
 from megaplan.layout.values import Slot
+from megaplan.spec.models import SIDES
 from megaplan.tuples import new
 
+ENDS = ("embedding", *SIDES)
+"""Blocks whose copies on the last slot are used by others there: a tied head, the depths of multi-token prediction."""
 ATTENDING = (*(family.letter for family in FAMILIES.values() if family.rotary is not None), Outside.MTP)
 
 
@@ -32,7 +35,7 @@ class SlotStorage(NamedTuple):
         owned: Of each, whether its input is a storage of the slot's chunk, or of the chunk before that it does not keep.
         is_last: Whether it ends the model.
         has_mtp: Whether MTP depths run between its layers and the final norm.
-        blocks: Storage of its blocks, in the order of its modules: a copy of the embedding first.
+        blocks: Storage of its blocks, in the order of its modules: copies of embeddings first.
         layers: Of each, whether it is a layer.
         families: How many blocks it has of each family.
         root: The slot's own group.
@@ -192,9 +195,10 @@ class Stored:
     def _of_slot(self, slot: Slot, *, is_last: bool) -> SlotStorage:
         blocks = [(name, self.block(name), name.startswith("layers.")) for name in slot.blocks]
         runs = [*slot.blocks, "head"] if is_last and self._inventory.tied else list(slot.blocks)
-        if any(name == "embedding" for name in slot.copies):
-            blocks.sort(key=lambda block: block[0] != "embedding")
-            runs.remove("embedding")
+        idle = {name for name in slot.copies if name in ENDS}
+        if idle:
+            blocks.sort(key=lambda block: block[0] not in idle)
+            runs = [name for name in runs if name not in idle]
         has_mtp = is_last and any(block.family is Outside.MTP for _, block in self._inventory.outside)
         if has_mtp:  # depths run before the final norm and the head, which the layout lists before them
             runs.sort(key=lambda name: (name in ("final_norm", "head"), name == "head"))

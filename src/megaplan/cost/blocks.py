@@ -60,6 +60,7 @@ def end_ops(load: Workload, spec: Spec) -> EndOps:
     """Ops of both ends of the model."""
     model, features = spec.model, spec.model.features
     hidden, grad_bytes, vocab_parallel = model.hidden_size, spec.precision.grads.bytes, spec.mesh.vocab_parallel
+    sides = side_embeddings(load, features, hidden, grad_bytes)
     mtp: Ops = ()
     if features.mtp is not None and model.attention is not None:
         mtp = mtp_depth(
@@ -70,10 +71,11 @@ def end_ops(load: Workload, spec: Spec) -> EndOps:
             vocab_size=model.vocab_size,
             grad_bytes=grad_bytes,
             vocab_parallel=vocab_parallel,
+            sides=sides if features.mtp.side_embeddings else (),
         )
     return EndOps(
         embedding=embedding(load, hidden, grad_bytes, vocab_parallel=vocab_parallel),
-        side_embeddings=side_embeddings(load, features, hidden, grad_bytes),
+        side_embeddings=sides,
         head=head(load, hidden, model.vocab_size, vocab_parallel=vocab_parallel),
         mtp=mtp,
         mtp_depth=features.mtp.depth if features.mtp is not None and mtp else 0,

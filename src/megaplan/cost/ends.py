@@ -63,13 +63,17 @@ def mtp_depth(
     vocab_size: int,
     grad_bytes: int,
     vocab_parallel: bool = False,
+    sides: Ops = (),
 ) -> Ops:
     """One MTP depth: embedding lookup, two norms, projection of [hidden; embedding], an A block, an ungated MLP, and one more head.
+
+    `sides` are side embeddings that it adds to the token embedding.
 
     Source: DeepSeek-V3, arXiv:2412.19437, equations 21 to 23.
     """
     return (
         *embedding(load, hidden_size, grad_bytes, vocab_parallel=vocab_parallel),
+        *sides,
         Op("hidden_norm, embedding_norm", PART, norm(load, hidden_size) * 2, own_tokens=True),
         linear_op(load, "proj", PART, 2 * hidden_size, hidden_size, own_tokens=True),
         *attention_work(load, attention, hidden_size),

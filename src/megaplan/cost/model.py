@@ -8,8 +8,8 @@ from megaplan.blocks.work import LayerCost, Ops, total
 from megaplan.cost.blocks import end_ops, layer_ops, whole_workload
 from megaplan.dtypes import DType
 from megaplan.inventory.build import build_inventory
-from megaplan.inventory.tensors import Inventory, Outside
-from megaplan.spec.models import Spec
+from megaplan.inventory.tensors import Inventory
+from megaplan.spec.models import SIDES, Spec
 
 
 class ModelCosts(NamedTuple):
@@ -55,11 +55,12 @@ def model_costs(spec: Spec, inventory: Inventory) -> ModelCosts:
     ends = end_ops(whole_workload(spec, dtype), spec)
     head_elements = outside["embedding" if inventory.tied else "head"].sizes[0]
     projections = sum(
-        tensor.elements for name, block in inventory.outside for tensor in block.tensors if name in _SIDES and tensor.name == "proj.weight"
+        tensor.elements for name, block in inventory.outside for tensor in block.tensors if name in SIDES and tensor.name == "proj.weight"
     )
     mtp: tuple[LayerCost, ...] = ()
     if ends.mtp_depth:
-        mtp = (_cost(spec, ends.mtp, outside["mtp.0"].elements + head_elements, dtype),) * ends.mtp_depth
+        weights = outside["mtp.0"].elements + head_elements + (projections if inventory.ahead else 0)
+        mtp = (_cost(spec, ends.mtp, weights, dtype),) * ends.mtp_depth
     return ModelCosts(
         layers=tuple(made[id(block)] for block in inventory.layers),
         embedding=_cost(spec, ends.embedding, 0, dtype),
@@ -75,9 +76,6 @@ def flops_per_token(spec: Spec) -> int:
     Source: PaLM, arXiv:2204.02311, appendix B: rematerialised work is not counted.
     """
     return model_costs(spec, build_inventory(spec)).model_flops
-
-
-_SIDES = (Outside.NGRAM.value, Outside.STRUCTURE.value, Outside.PLATFORM.value)
 
 
 def _cost(spec: Spec, ops: Ops, weight_elements: int, dtype: DType) -> LayerCost:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from megaplan.families.registry import FAMILIES, families_of
 from megaplan.families.residual import tensors_of
 from megaplan.inventory.embedding import final_norm_block, vocabulary_block
-from megaplan.inventory.features import category_block, mtp_block, ngram_block, relation_bias_block
+from megaplan.inventory.features import mtp_block, relation_bias_block, side_block
 from megaplan.inventory.tensors import Block, Inventory, Outside, make_block
 from megaplan.spec.models import Model, Spec
 from megaplan.spec.pattern import parse_pattern
@@ -53,19 +53,14 @@ def inventory_of(model: Model, *, vocab_parallel: bool) -> Inventory:
     ahead = model.features.mtp.depth if model.features.mtp is not None and model.features.mtp.experts else 0
     counts = {letter: letters.count(letter) + (ahead if letter == "E" else 0) for letter in FAMILIES}
     idle = sum(counts[family.letter] * family.idle_parameters(section, model.hidden_size) for family, section in families_of(model))
-    return Inventory(tuple(layers), outside, tied=model.tie_embeddings, active_parameters=total - idle)
+    return Inventory(tuple(layers), outside, tied=model.tie_embeddings, active_parameters=total - idle, ahead=model.features.sides_ahead)
 
 
 def _outside_blocks(model: Model, *, vocab_parallel: bool) -> tuple[tuple[str, Block], ...]:
     hidden, vocab, features = model.hidden_size, model.vocab_size, model.features
     embedding = vocabulary_block(Outside.EMBEDDING, vocab, hidden, vocab_parallel=vocab_parallel, positions=model.learned_positions)
     blocks = [("embedding", embedding)]
-    if features.ngram is not None:
-        blocks.append(("ngram", ngram_block(features.ngram, hidden)))
-    if features.structure is not None:
-        blocks.append(("structure", category_block(Outside.STRUCTURE, features.structure, hidden)))
-    if features.platform is not None:
-        blocks.append(("platform", category_block(Outside.PLATFORM, features.platform, hidden)))
+    blocks += [(name, side_block(features, name, hidden)) for name in features.sides]
     if features.relation_bias is not None:
         heads = (model.attention or _missing("attention")).num_heads
         blocks.append(("relation_bias", relation_bias_block(features.relation_bias, heads)))

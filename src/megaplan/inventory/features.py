@@ -12,6 +12,7 @@ from megaplan.inventory.makers import replicated
 from megaplan.inventory.tensors import Block, Group, Init, Outside, Owner, ParamTensor, make_block
 from megaplan.spec.models import (
     CategoryEmbedding,
+    Features,
     GroupedQueryAttention,
     LatentAttention,
     Model,
@@ -25,7 +26,7 @@ class SideEmbedding(NamedTuple):
     """Where a side-channel embedding is at home (R-18).
 
     Attributes:
-        home: The stage that holds its parameters and adds it to the residual stream.
+        home: The stage that holds its parameters and adds it to the residual stream; `Inventory.ahead` names those that the last holds too.
         maker: Who makes the ids that it looks up, and from what.
         checkpoint: What of it a checkpoint holds.
     """
@@ -59,6 +60,12 @@ def category_block(family: str, category: CategoryEmbedding, hidden_size: int) -
             replicated("gates", (2,), Group.OTHER, Init.ONES),
         ),
     )
+
+
+def side_block(features: Features, name: str, hidden_size: int) -> Block:
+    """A side embedding that is given, by its name."""
+    section: Ngram | CategoryEmbedding = getattr(features, name)
+    return ngram_block(section, hidden_size) if isinstance(section, Ngram) else category_block(name, section, hidden_size)
 
 
 def relation_bias_block(relation_bias: RelationBias, num_heads: int) -> Block:

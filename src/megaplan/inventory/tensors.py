@@ -165,12 +165,14 @@ class Inventory:
             `head` (absent when tied), `mtp.0` …
         tied: The head reuses `embedding`.
         active_parameters: Parameters one token meets: all but the routed experts that its router does not choose.
+        ahead: Names of the side embeddings that the depths of multi-token prediction use too.
     """
 
     layers: tuple[Block, ...]
     outside: tuple[tuple[str, Block], ...]
     tied: bool
     active_parameters: int
+    ahead: tuple[str, ...] = ()
 
     @cached_property
     def parameters(self) -> int:

@@ -69,8 +69,8 @@ def _slot_blocks(
         mtp = [name for name, block in inventory.outside if block.family is Outside.MTP]
         blocks += [name for name, block in inventory.outside if block.family in (Outside.FINAL_NORM, Outside.HEAD)]
         if not is_first and (inventory.tied or mtp):
-            blocks.append("embedding")
-            copies.append("embedding")
+            copies += ["embedding", *inventory.ahead]
+            blocks += ["embedding", *inventory.ahead]
         blocks += mtp
     return tuple(blocks), tuple(copies)
 

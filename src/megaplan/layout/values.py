@@ -19,7 +19,7 @@ class Slot(NamedTuple):
         start: First layer, global index.
         stop: One past the last layer.
         blocks: Names of the inventory blocks this slot holds, layers included, in execution order.
-        copies: The blocks of those that are a second copy of another slot's block (tied head's embedding, MTP's embedding, relation bias).
+        copies: The blocks of those that are a second copy of another slot's block (tied head's embedding, MTP's embeddings, relation bias).
     """
 
     index: int  # type: ignore[assignment]  # its place; a tuple's method of that name is not missed

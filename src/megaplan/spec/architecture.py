@@ -64,21 +64,30 @@ class MultiTokenPrediction(OptionsSection):
         activation: Of that MLP.
         bias: Bias on every projection of that MLP.
         experts: Experts as model.moe has them stand in the place of the MLP.
+        side_embeddings: A module adds the model's side embeddings to the token embedding that it reads, as the first stage does.
         loss_weight: Of the mean of the modules' losses beside the model's own.
     """
 
-    options: ClassVar[frozenset[str]] = frozenset({"activation", "bias", "experts"})
+    options: ClassVar[frozenset[str]] = frozenset({"activation", "bias", "experts", "side_embeddings"})
 
     depth: Annotated[int, Field(gt=0, le=64, strict=True)]
     ffn_hidden_size: PositiveInt
     activation: Literal["swiglu", "relu2", "gelu"] = "relu2"
     bias: StrictBool = False
     experts: StrictBool = False
+    side_embeddings: StrictBool = False
     loss_weight: PositiveFloat = 0.3
+
+
+SIDES = ("ngram", "structure", "platform")
+"""Features that are embeddings beside that of tokens."""
 
 
 class Features(Section):
     """Optional features; null means absent.
+
+    The side embeddings are those of n-grams and categories. They stand on the first stage; with `mtp.side_embeddings` the last of several
+    has a copy.
 
     Attributes:
         ngram: Hashed n-gram embeddings on the first stage.
@@ -93,6 +102,16 @@ class Features(Section):
     platform: CategoryEmbedding | None = None
     relation_bias: RelationBias | None = None
     mtp: MultiTokenPrediction | None = None
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """Side embeddings that are given, in the order in which they are added."""
+        return tuple([name for name in SIDES if getattr(self, name) is not None])
+
+    @property
+    def sides_ahead(self) -> tuple[str, ...]:
+        """Those that prediction modules add too."""
+        return self.sides if self.mtp is not None and self.mtp.side_embeddings else ()
 
 
 Attention = Annotated[GroupedQueryAttention | LatentAttention, Field(discriminator="kind")]

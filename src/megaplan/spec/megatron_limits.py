@@ -13,7 +13,7 @@ from megaplan.dtypes import DType
 from megaplan.families.linear_attention.section import GatedDeltaNet
 from megaplan.families.registry import FAMILIES
 from megaplan.low_precision import PER_TENSOR
-from megaplan.spec.models import GroupedQueryAttention, LatentAttention, Mamba1, Mamba2, Mamba3, Spec
+from megaplan.spec.models import SIDES, GroupedQueryAttention, LatentAttention, Mamba1, Mamba2, Mamba3, Spec
 from megaplan.spec.options import given_options
 
 CONV_KERNEL, CHUNK_SIZE = 4, 128
@@ -192,7 +192,7 @@ def _attention(spec: Spec, letters: str) -> Iterator[Limit]:
 
 def _features(spec: Spec) -> Iterator[Limit]:
     features, mlp = spec.model.features, spec.model.mlp
-    for name in ("ngram", "structure", "platform", "relation_bias"):
+    for name in (*SIDES, "relation_bias"):
         if getattr(features, name) is not None:
             yield Limit(
                 f"model.features.{name}", f"model.features.{name} is given, and Megatron has no such embedding or bias", f"{name}: null"

@@ -8,6 +8,7 @@ from megaplan.errors import Diagnostic
 from megaplan.families.checks import rising
 from megaplan.families.registry import families_of
 from megaplan.spec.context import Checked
+from megaplan.spec.models import SIDES
 from megaplan.wording import plural
 
 
@@ -62,6 +63,9 @@ def _features(checked: Checked) -> Iterator[Diagnostic]:
         if getattr(features, name) is not None and checked.pattern is not None and not checked.has("A"):
             detail = f"features.{name} is given, and the {plural(len(checked.pattern.layers), 'layer')} have no A"
             yield checked.error("MP709", detail, f"model.features.{name}", f"remove features.{name}, or add A to the pattern")
+    if features.mtp is not None and features.mtp.side_embeddings and not features.sides:
+        detail = f"features.mtp.side_embeddings = true, and the model has none of {', '.join(SIDES)}"
+        yield checked.error("MP715", detail, "model.features.mtp.side_embeddings", "side_embeddings: false")
     ngram = features.ngram
     if ngram is not None and ngram.num_rows < ngram.num_tables:
         rows, tables = ngram.num_rows, ngram.num_tables

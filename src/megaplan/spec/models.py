@@ -35,7 +35,17 @@ from megaplan.scalars import (
     StrictBool,
     Text,
 )
-from megaplan.spec.architecture import Attention, CategoryEmbedding, Features, Mamba, Model, MultiTokenPrediction, Ngram, RelationBias
+from megaplan.spec.architecture import (
+    SIDES,
+    Attention,
+    CategoryEmbedding,
+    Features,
+    Mamba,
+    Model,
+    MultiTokenPrediction,
+    Ngram,
+    RelationBias,
+)
 from megaplan.spec.device import DeviceRef
 from megaplan.spec.host import Host
 from megaplan.spec.low_precision import LowPrecision
@@ -43,6 +53,7 @@ from megaplan.spec.training import BadSteps, ConstantRate, CosineRate, Data, Los
 
 __all__ = [
     "MAX_LAYERS",
+    "SIDES",
     "Activation",
     "Attention",
     "BadSteps",

@@ -5,7 +5,8 @@
 - structure, platform: category row [B, T, bottleneck], projected, times tanh of a gate, plus a gated bias; keeps ids, row and projection.
 - relation bias: the core reads the table by one int32 relation id a token and adds it inside; keeps the ids, no T × T bias.
 - MTP depth (DeepSeek-V3, arXiv:2412.19437, equations 21 to 25): norms of hidden and of the next token's embedding, concatenated and
-  projected, an A block, an ungated MLP, an output norm, the shared head and its own loss.
+  projected, an A block, an ungated MLP, an output norm, the shared head and its own loss. With `side_embeddings`, which is planned too,
+  the embedding has the model's side embeddings added, as on the first stage.
 """
 
 from __future__ import annotations
@@ -25,48 +26,48 @@ from megaplan.families.dense.program import mlp_ops, mlp_storages
 from megaplan.hosts.megarun.embedding import head_ops, head_storages
 from megaplan.hosts.megarun.parts import Part
 from megaplan.hosts.megarun.program import Replay, replay
-from megaplan.spec.models import CategoryEmbedding, Model, Ngram
+from megaplan.inventory.features import side_block
+from megaplan.inventory.tensors import Outside
+from megaplan.spec.models import Features, Model, Ngram
 
 ADDED_ATTENTION, ADDED_MLP = "attention.", "mlp."
+SUM, PART = " sum", " part"
+"""Of a gradient that several depths make: what waits, and what one of them adds."""
 
 
-def ngram_part(dims: Dims, ngram: Ngram) -> Part:
-    """N-gram embedding added to the residual stream."""
-    own = dims.residual[:2]
-    tensors = storages(DType.INT64, Column.FEATURE_ACTIVATIONS, {"ids": (*own, ngram.num_tables)})
-    tensors |= storages(dims.dtype, Column.FEATURE_ACTIVATIONS, {"rows": (*own, ngram.num_tables * ngram.dim), "o": dims.residual})
-    return Part(_ngram_replay(), residual(tensors | _out(dims)))
+def side_part(dims: Dims, features: Features, name: str) -> Part:
+    """A side embedding added to the residual stream."""
+    return Part(_side_replay(name), residual(_side_storages(dims, features, name) | _out(dims)))
 
 
 @cache
-def _ngram_replay() -> Replay:
-    return replay(
-        (
+def _side_replay(name: str) -> Replay:
+    return replay(_side_ops(name))
+
+
+def _side_storages(dims: Dims, features: Features, name: str) -> Shapes:
+    own, section = dims.residual[:2], getattr(features, name)
+    if isinstance(section, Ngram):
+        tensors = storages(DType.INT64, Column.FEATURE_ACTIVATIONS, {"ids": (*own, section.num_tables)})
+        rows = {"rows": (*own, section.num_tables * section.dim), "o": dims.residual}
+        return tensors | storages(dims.dtype, Column.FEATURE_ACTIVATIONS, rows)
+    tensors = storages(DType.INT64, Column.FEATURE_ACTIVATIONS, {"ids": own})
+    return tensors | storages(dims.dtype, Column.FEATURE_ACTIVATIONS, {"rows": (*own, section.bottleneck), "projected": dims.residual})
+
+
+def _side_ops(name: str) -> tuple[Op, ...]:
+    if name == Outside.NGRAM:
+        return (
             Op("hash", (), ("ids",)),
             Op("tables", ("ids",), ("rows",), keeps=("ids",), params=("tables.weight",), grads=()),
             linear("proj", "rows", "o", "proj.weight"),
             add("residual", ("x", "o"), "out"),
         )
-    )
-
-
-def category_part(dims: Dims, category: CategoryEmbedding) -> Part:
-    """Structure or platform embedding added to the residual stream."""
-    own = dims.residual[:2]
-    tensors = storages(DType.INT64, Column.FEATURE_ACTIVATIONS, {"ids": own})
-    tensors |= storages(dims.dtype, Column.FEATURE_ACTIVATIONS, {"rows": (*own, category.bottleneck), "projected": dims.residual})
-    return Part(_category_replay(), residual(tensors | _out(dims)))
-
-
-@cache
-def _category_replay() -> Replay:
-    return replay(
-        (
-            Op("ids", (), ("ids",)),
-            Op("categories", ("ids",), ("rows",), keeps=("ids",), params=("categories.weight",), grads=()),
-            linear("proj", "rows", "projected", "proj.weight"),
-            Op("gates", ("x", "projected"), ("out",), keeps=("projected",), params=("gates",)),
-        )
+    return (
+        Op("ids", (), ("ids",)),
+        Op("categories", ("ids",), ("rows",), keeps=("ids",), params=("categories.weight",), grads=()),
+        linear("proj", "rows", "projected", "proj.weight"),
+        Op("gates", ("x", "projected"), ("out",), keeps=("projected",), params=("gates",)),
     )
 
 
@@ -116,9 +117,14 @@ def mtp_part(dims: Dims, model: Model, depth: int, shared: DType, *, vocab_paral
         **_prefixed(mlp_storages(dims, mtp.ffn_hidden_size), ADDED_MLP),
         **head_storages(dims, model.vocab_size, vocab_parallel=vocab_parallel, joined=joined, made="loss"),
     }
+    sides = model.features.sides_ahead
+    for name in sides:
+        tensors |= _prefixed(_side_storages(dims, model.features, name) | _out(dims), f"{name}.")
+        gradients = side_shapes(model, name)
+        tensors |= storages(shared, Column.GRADIENTS, {f"{each}{end}": gradients[each] for each in gradients for end in (SUM, PART)})
     place = depth == 0, depth + 1 == mtp.depth
     core = dims.tp > 1, dims.cp > 1, inside is not None
-    run = _mtp_replay(attention_key(attention), *core, sharded, joined, model.tie_embeddings, *place)
+    run = _mtp_replay(attention_key(attention), *core, sharded, joined, model.tie_embeddings, *place, sides)
     return Part(run, residual(tensors | _out(dims)))
 
 
@@ -126,21 +132,42 @@ def depth_shapes(model: Model, name: str, weight: tuple[int, ...]) -> dict[str, 
     """Gradients of shared parameters that a depth hands on, by name: the first depth's, for its backward is the last."""
     if name != "mtp.0":
         return {}
-    return dict.fromkeys(("embedding.weight",) if model.tie_embeddings else ("embedding.weight", "head.weight"), weight)
+    shapes = dict.fromkeys(("embedding.weight",) if model.tie_embeddings else ("embedding.weight", "head.weight"), weight)
+    for side in model.features.sides_ahead:
+        shapes |= side_shapes(model, side)
+    return shapes
+
+
+def side_shapes(model: Model, name: str) -> dict[str, tuple[int, ...]]:
+    """Shapes of a side embedding's parameters by full name; no rank has a part of one."""
+    return {f"{name}.{tensor.name}": tensor.shape for tensor in side_block(model.features, name, model.hidden_size).tensors}
 
 
 @cache
 def _mtp_replay(
-    key: AttentionKey, sharded: bool, context: bool, kernels: bool, vocab_parallel: bool, joined: bool, tied: bool, first: bool, last: bool
+    key: AttentionKey,
+    sharded: bool,
+    context: bool,
+    kernels: bool,
+    vocab_parallel: bool,
+    joined: bool,
+    tied: bool,
+    first: bool,
+    last: bool,
+    sides: tuple[str, ...],
 ) -> Replay:
     inner, held = attention_ops(key, rotates=True, indexed=False, sharded=sharded, context=context, kernels=kernels)
     rename = {INPUT: "projected", OUTPUT: f"{ADDED_ATTENTION}out"}
-    embedded, waiting = _embedding_gradients(first, last, tied)
+    (params, parts, ends), waiting = _embedding_gradients(first, last, tied)
+    added, embedded, sums = _sides_of_depth(sides, first)
+    if not last:
+        waiting, ends = (*waiting, *sums), (*ends, *sums) if first else ends
     ops = (
         Op("ids", (), ("ids",), grads=()),
         norm("hidden_norm", "x", "hidden_normed", "hidden_rstd", "hidden_norm.weight"),
-        *_embedding_ops(vocab_parallel, *embedded),
-        norm("embedding_norm", "embedding", "embedding_normed", "embedding_rstd", "embedding_norm.weight"),
+        *_embedding_ops(vocab_parallel, params, parts, ends),
+        *added,
+        norm("embedding_norm", embedded, "embedding_normed", "embedding_rstd", "embedding_norm.weight"),
         add("join", ("hidden_normed", "embedding_normed"), "joined"),  # gradients are views of the whole's
         linear("proj", "joined", "projected", "proj.weight"),
         *(_renamed(op, ADDED_ATTENTION, rename) for op in inner),
@@ -167,6 +194,26 @@ def _embedding_gradients(first: bool, last: bool, tied: bool) -> tuple[Shared, t
     if not first:
         return ((), ("embedding_part",), ()), sums
     return (("embedding.weight",), (), ("head_sum",) if tied else sums[1:]), sums
+
+
+def _sides_of_depth(names: tuple[str, ...], first: bool) -> tuple[tuple[Op, ...], str, tuple[str, ...]]:
+    """Side embeddings added to a depth's token embedding: the operations, what they make, and sums of their parameters' gradients.
+
+    The first depth, whose backward is the last, hands the gradients on; the others make parts of them.
+    """
+    made: list[Op] = []
+    sums: list[str] = []
+    stream = "embedding"
+    for name in names:
+        prefix = f"{name}."
+        for op in _side_ops(name):
+            each = _renamed(op, prefix, {INPUT: stream, OUTPUT: f"{prefix}{OUTPUT}"})
+            sums += [f"{param}{SUM}" for param in each.params]
+            if not first:
+                each = each._replace(params=(), fetches=(*each.fetches, *(f"{param}{PART}" for param in each.params)))
+            made.append(each)
+        stream = f"{prefix}{OUTPUT}"
+    return tuple(made), stream, tuple(sums)
 
 
 def _embedding_ops(vocab_parallel: bool, params: tuple[str, ...], parts: tuple[str, ...], ends: tuple[str, ...]) -> tuple[Op, ...]:

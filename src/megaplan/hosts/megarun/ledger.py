@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from math import prod
-from typing import NoReturn
 
 from megaplan.blocks.dims import Dims
 from megaplan.blocks.storages import Shapes, storages
@@ -14,7 +13,7 @@ from megaplan.families.registry import FAMILIES, families_of
 from megaplan.families.residual import path_in, program_of, shapes_of
 from megaplan.hosts.megarun.dims import gradient_dtype, local_dims, local_shape
 from megaplan.hosts.megarun.embedding import embedding_part, final_norm_part, head_part
-from megaplan.hosts.megarun.features import category_part, depth_shapes, mtp_part, ngram_part, relation_bias_part
+from megaplan.hosts.megarun.features import depth_shapes, mtp_part, relation_bias_part, side_part
 from megaplan.hosts.megarun.halves import splittable_part
 from megaplan.hosts.megarun.low_precision import in_low_precision, recipe_of
 from megaplan.hosts.megarun.parts import BlockBytes, Part, ledger, replay_of, weigh
@@ -120,12 +119,8 @@ def _part(spec: Spec, dims: Dims, name: str, block: Block, parameters: DType) ->
             part = embedding_part(dims, vocab_parallel=vocab_parallel, positions=model.learned_positions is not None)
         case Outside.FINAL_NORM:
             part = final_norm_part(dims, model.norm)
-        case Outside.NGRAM:
-            part = ngram_part(dims, features.ngram or _missing("features.ngram"))
-        case Outside.STRUCTURE:
-            part = category_part(dims, features.structure or _missing("features.structure"))
-        case Outside.PLATFORM:
-            part = category_part(dims, features.platform or _missing("features.platform"))
+        case Outside.NGRAM | Outside.STRUCTURE | Outside.PLATFORM:
+            part = side_part(dims, features, block.family)
         case Outside.RELATION_BIAS:
             part = relation_bias_part(dims)
         case _:
@@ -143,7 +138,3 @@ def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DT
         program, tensors = in_low_precision(program, tensors, recipe, parameter_shapes(spec, dims, f"layers.{index}", block))
     path = path_in(spec.model.residual_path, block.tensors)
     return Part(replay_of(program_of(path, program), spec.policy(index, block.family)), shapes_of(path, tensors, dims))
-
-
-def _missing(name: str) -> NoReturn:
-    raise ValueError(f"the model needs a section model.{name} and has none; check_rules reports this")
