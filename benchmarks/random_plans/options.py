@@ -8,8 +8,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
-from megaplan.spec.models import GroupedQueryAttention, LatentAttention, Mamba2, MixtureOfExperts, Mlp, Model
-from megaplan.spec.models import SIDES
+from megaplan.spec.models import SIDES, GroupedQueryAttention, LatentAttention, Mamba2, MixtureOfExperts, Mlp, Model
 from megaplan.spec.not_built_yet import BUILT_OPTIONS
 from random_plans.choices import Draw
 from random_plans.model import Shape
