@@ -31,9 +31,6 @@ def add_options(draw: Draw, model: dict[str, Any], shape: Shape, slots: int, seq
         return
     if not runtime:
         _add(draw, model, shape, slots, seq_length)
-        features = model.get("features", {})
-        if "mtp" in features and not features.keys().isdisjoint(SIDES):
-            draw.maybe(features["mtp"], 0.5, side_embeddings=True)
         return
     plain, drawn = deepcopy(model), deepcopy(model)
     _add(draw, drawn, shape, slots, seq_length)
@@ -56,6 +53,9 @@ def _add(draw: Draw, model: dict[str, Any], shape: Shape, slots: int, seq_length
     for name, add in _SECTIONS.items():
         if name in model:
             add(draw, model[name], shape)
+    features = model.get("features", {})
+    if "mtp" in features and not features.keys().isdisjoint(SIDES):
+        draw.maybe(features["mtp"], 0.5, side_embeddings=True)
 
 
 def _attention(draw: Draw, section: dict[str, Any], _shape: Shape) -> None:

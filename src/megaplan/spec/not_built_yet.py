@@ -82,6 +82,7 @@ BUILT_OPTIONS: frozenset[str] = frozenset(
         "model.attention.rotary_dim",
         "model.mamba.bias",
         "model.mlp.bias",
+        "model.features.mtp.side_embeddings",
     }
 )
 """Options of blocks (`megaplan.spec.options`) that megarun builds; it refuses the others."""

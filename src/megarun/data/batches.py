@@ -48,7 +48,7 @@ class TokenRows(Protocol):
         ...
 
     def structure_rows(self, step: int, seed: int, num_rows: int, seq_length: int) -> np.ndarray:
-        """Classes of the first seq_length tokens of each row, uint8 [num_rows, seq_length]."""
+        """Classes of the tokens, uint8 [num_rows, seq_length + 1]."""
         ...
 
 
@@ -78,6 +78,8 @@ class Batch(NamedTuple):
         structure: Classes of local tokens, uint8 [rows, t], on the first stage of a model that embeds them.
         following: On the last stage of a model with multi-token prediction, the labels of each depth, shaped like `labels`: the tokens
             2, 3, … positions after.
+        following_before: Where the depths add n-grams, as `before` of the tokens that each of them embeds: those 1, 2, … positions after.
+        following_structure: Where they add classes, as `structure` of these tokens; 0 for none.
     """
 
     tokens: Tensor | None
@@ -86,13 +88,15 @@ class Batch(NamedTuple):
     before: Tensor | None = None
     structure: Tensor | None = None
     following: tuple[Tensor, ...] = ()
+    following_before: tuple[Tensor, ...] = ()
+    following_structure: tuple[Tensor, ...] = ()
 
     def keyword_inputs(self) -> dict[str, Any]:
         """Keyword inputs of the stages in addition to tokens or residual stream; each stage reads only those that it needs."""
         given: dict[str, Any] = {"before": self.before, "structure": self.structure, "labels": self.labels}
         given["starts"] = self.packed.starts if self.packed is not None else None
-        if self.following:
-            given["following"] = self.following
+        for name in ("following", "following_before", "following_structure"):
+            given[name] = getattr(self, name) or None
         return {name: value for name, value in given.items() if value is not None}
 
     def part(self, index: int, num_parts: int) -> Batch:
@@ -104,8 +108,11 @@ class Batch(NamedTuple):
         packed = self.packed
         if packed is not None:
             packed = Packed(packed.starts.chunk(num_parts)[index], packed.num_targets)
-        following = tuple(rows.chunk(num_parts)[index] for rows in self.following)
-        return Batch(cut(self.tokens), cut(self.labels), packed, cut(self.before), cut(self.structure), following)
+        further = [
+            tuple(rows.chunk(num_parts)[index] for rows in depths)
+            for depths in (self.following, self.following_before, self.following_structure)
+        ]
+        return Batch(cut(self.tokens), cut(self.labels), packed, cut(self.before), cut(self.structure), *further)
 
 
 class Batches:
@@ -125,6 +132,7 @@ class Batches:
         self._num_before = features.ngram.max_order - 1 if features.ngram is not None else 0
         self._num_further = features.mtp.depth if features.mtp is not None else 0
         self._has_classes = features.structure is not None
+        self._sides_ahead = bool(features.sides_ahead)
         self._shape = (spec.schedule.microbatches_per_update, mesh.num_data_ranks, spec.batch.micro_batch_size)
 
     def at(self, step: int) -> Batch:
@@ -150,14 +158,31 @@ class Batches:
         if self._reads_tokens:
             found = found._replace(tokens=rows[:, self._own].to(device))
             if self._num_before:
-                places = [_earlier(rows, starts, places)[:, self._share] for places in range(1, self._num_before + 1)]
-                found = found._replace(before=torch.stack(places, 1).to(device))
+                found = found._replace(before=self._before(rows, starts, 0))
             if self._has_classes:
-                found = found._replace(structure=self._mine(self._source.structure_rows(*batch))[:, self._share].to(device))
+                found = found._replace(structure=self._classes(batch, 0))
         if self._reads_labels:
             first, *further = [_later(rows, starts, places)[:, self._own].to(device) for places in range(1, self._num_further + 2)]
             found = found._replace(labels=first, following=tuple(further))
+            if self._sides_ahead:
+                ahead = range(1, self._num_further + 1)
+                before = tuple(self._before(rows, starts, places) for places in ahead) if self._num_before else ()
+                classes = tuple(self._classes(batch, places) for places in ahead) if self._has_classes else ()
+                found = found._replace(following_before=before, following_structure=classes)
         return found
+
+    def _before(self, rows: Tensor, starts: Tensor | None, ahead: int) -> Tensor:
+        """Of the tokens `ahead` positions after local ones, the tokens before them: int64 [n, most before, t]."""
+        found = [_earlier(rows, starts, places, ahead)[:, self._share] for places in range(1, self._num_before + 1)]
+        return torch.stack(found, 1).to(self._mesh.device)
+
+    def _classes(self, batch: tuple[int, int, int, int], ahead: int) -> Tensor:
+        """Of the tokens `ahead` positions after local ones, their classes, 0 past the end of a row: uint8 [n, t]."""
+        rows = self._mine(self._source.structure_rows(*batch))
+        found = torch.zeros_like(rows[:, : self._seq_length])
+        known = max(self._seq_length + 1 - ahead, 0)
+        found[:, :known] = rows[:, ahead : ahead + self._seq_length]
+        return found[:, self._share].to(self._mesh.device)
 
     def _mine(self, rows: np.ndarray) -> Tensor:
         """Rows of the global batch [num_rows, n] -> rows of this rank's microbatches, concatenated."""
@@ -175,12 +200,24 @@ def _later(rows: Tensor, starts: Tensor | None, places: int) -> Tensor:
     return found
 
 
-def _earlier(rows: Tensor, starts: Tensor | None, places: int) -> Tensor:
-    """The token `places` positions before each token of its document, else `MISSING`: int64 [n, T] from rows and starts [n, T + 1]."""
+def _earlier(rows: Tensor, starts: Tensor | None, places: int, ahead: int = 0) -> Tensor:
+    """Of the token `ahead` positions after each token, the one `places` positions before it in its document, else `MISSING`.
+
+    Args:
+        rows: int64 [n, T + 1].
+        starts: int32 [n, T + 1], see `TokenRows.starts`; None for one document a row.
+        places: From 1 on.
+        ahead: From 0 on.
+
+    Returns:
+        int64 [n, T].
+    """
     length = rows.shape[1] - 1
     found = torch.full_like(rows[:, :length], MISSING)
-    num_known = max(length - places, 0)
-    found[:, places:] = rows[:, :num_known]
-    if starts is not None:
-        found[:, places:].masked_fill_(starts[:, places:length] > torch.arange(num_known), MISSING)
+    first, stop = max(places - ahead, 0), max(length + 1 - max(ahead, 1), 0)  # where both tokens are in the row
+    if first < stop:
+        source = slice(first + ahead - places, stop + ahead - places)
+        found[:, first:stop] = rows[:, source]
+        if starts is not None:
+            found[:, first:stop].masked_fill_(starts[:, first + ahead : stop + ahead] > torch.arange(source.start, source.stop), MISSING)
     return found

@@ -84,8 +84,8 @@ class TokenMix:
         return found
 
     def structure_rows(self, step: int, seed: int, num_rows: int, seq_length: int) -> NDArray[np.uint8]:
-        """Classes of the first seq_length tokens of each of `rows`, uint8 [num_rows, seq_length]; see `TokenFile.structure_rows`."""
-        found = np.empty((num_rows, seq_length), dtype=np.uint8)
+        """Classes of each token of `rows`, uint8 [num_rows, seq_length + 1]; see `TokenFile.structure_rows`."""
+        found = np.empty((num_rows, seq_length + 1), dtype=np.uint8)
         for file, places, numbers in self._shares(row_numbers(step, num_rows), seed):
             found[places] = file.read_classes(file.windows(numbers, seed, seq_length), seq_length)
         return found

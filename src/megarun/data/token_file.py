@@ -199,7 +199,7 @@ class TokenFile:
         return found
 
     def structure_rows(self, step: int, seed: int, num_rows: int, seq_length: int) -> NDArray[np.uint8]:
-        """Classes of the first seq_length tokens of each of `rows`, uint8 [num_rows, seq_length].
+        """Classes of each token of `rows`, uint8 [num_rows, seq_length + 1].
 
         Raises:
             MegaplanError: MP615 no window fits; MP614 a class outside the scheme; MP626 the file has no classes.
@@ -208,16 +208,16 @@ class TokenFile:
         return self.read_classes(self.windows(row_numbers(step, num_rows), seed, seq_length), seq_length)
 
     def read_classes(self, windows: NDArray[np.int64], seq_length: int) -> NDArray[np.uint8]:
-        """Classes of windows [k]: uint8 [k, seq_length].
+        """Classes of windows [k]: uint8 [k, seq_length + 1].
 
         Raises:
             MegaplanError: MP614 a class outside the scheme; MP626 the file has no classes.
         """
         if self.classes is None:
             raise self.unclassified()
-        found = np.empty((len(windows), seq_length), dtype=np.uint8)
+        found = np.empty((len(windows), seq_length + 1), dtype=np.uint8)
         for row, window in enumerate(windows.tolist()):
-            found[row] = self.classes[window * seq_length : (window + 1) * seq_length]
+            found[row] = self.classes[window * seq_length : (window + 1) * seq_length + 1]
         if found.size and found.max() >= self.header.num_categories:
             window = int(windows[(found >= self.header.num_categories).any(1)][0])
             limit = f"header.num_categories = {self.header.num_categories}"

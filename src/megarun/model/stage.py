@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -69,8 +70,8 @@ class Stage(nn.Module):
             sliced = self.slices_words
             self.embedding = SlicedEmbedding(num_words, model.hidden_size, tp) if sliced else nn.Embedding(num_words, model.hidden_size)
         features = model.features
-        self.ngram = NgramEmbedding(features.ngram, model.hidden_size) if self.embeds and features.ngram is not None else None
-        structure = features.structure if self.embeds else None
+        ngram, structure = (getattr(features, name) if name in slot.blocks else None for name in ("ngram", "structure"))
+        self.ngram = NgramEmbedding(ngram, model.hidden_size) if ngram is not None else None
         self.structure = CategoryEmbedding(structure, model.hidden_size) if structure is not None else None
         layers = range(slot.start, slot.stop)
         families, factors, index = inventory.layers, loss_factors(config), index_loss_factor(config)
@@ -85,6 +86,7 @@ class Stage(nn.Module):
             block = replace(tp, may_wait=False)  # outside the layers weight gradients are never deferred
             self.mtp = nn.ModuleDict({str(depth): build_depth(config, mtp, depth, block, cp) for depth in range(mtp.depth)})
             self.further_factor = mtp.loss_weight / mtp.depth
+            self.adds_sides_ahead = mtp.side_embeddings
         attends = self.looks_ahead or any(FAMILIES[inventory.layers[index].family].rotary is not None for index in layers)
         self.attention = model.attention if attends else None
         self.seq_length = config.batch.seq_length
@@ -113,6 +115,8 @@ class Stage(nn.Module):
         structure: Tensor | None = None,
         labels: Tensor | None = None,
         following: Sequence[Tensor] = (),
+        following_before: Sequence[Tensor] = (),
+        following_structure: Sequence[Tensor] = (),
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Token ids or residual stream in; residual stream, logits or summed loss out, with `following` also the loss of further tokens.
 
@@ -125,6 +129,8 @@ class Stage(nn.Module):
             labels: int64, the next token of each row of `logits`, -100 for none; for stages that compute their loss or predict further
                 tokens.
             following: Labels of each depth, shaped like `labels`: the tokens 2, 3, … positions after.
+            following_before: Where depths add n-grams, `before` of the tokens that each of them embeds.
+            following_structure: Where they add classes, `structure` of these tokens.
         """
         if self.embeds:
             x = self.embed(x, before, structure)
@@ -135,7 +141,8 @@ class Stage(nn.Module):
             return x
         further = None
         if self.looks_ahead and labels is not None and rotary is not None and torch.is_grad_enabled():
-            further = self.predict_further(x, (labels, *following), rotary, starts)  # evaluations use only the main prediction
+            sides = following_before, following_structure
+            further = self.predict_further(x, (labels, *following), sides, rotary, starts)  # evaluations use only the main prediction
         if self.joins_loss and labels is not None:
             loss = self.loss_of(self.final_norm(x), labels)
             return loss if further is None else loss + further
@@ -144,7 +151,10 @@ class Stage(nn.Module):
 
     def embed(self, tokens: Tensor, before: Tensor | None, structure: Tensor | None) -> Tensor:
         """Token ids, earlier tokens and classes -> the residual stream of local tokens [B, t, h]."""
-        x: Tensor = self.embedding(tokens)
+        return self.add_sides(self.embedding(tokens), tokens, before, structure)
+
+    def add_sides(self, x: Tensor, tokens: Tensor, before: Tensor | None, structure: Tensor | None) -> Tensor:
+        """Embedded tokens [B, t, h], their ids, earlier tokens and classes -> the same with the side embeddings added."""
         if self.ngram is not None:
             if before is None:
                 raise ValueError("the stage has n-grams, and the batch has no earlier tokens; Batches.at should have read them")
@@ -158,11 +168,32 @@ class Stage(nn.Module):
             x = self.structure(x, structure)
         return x
 
-    def predict_further(self, x: Tensor, following: Sequence[Tensor], rotary: Rotary, starts: Tensor | None) -> Tensor:
-        """The residual stream [B, t, h] and the tokens 1, 2, … positions after -> weighted sum of all depths' losses, fp32 scalar."""
-        ends = Ends(self.embedding.forward, self.loss_of)
+    def embed_ahead(self, tokens: Tensor, *, before: Tensor | None, structure: Tensor | None) -> Tensor:
+        """Embedding of the tokens that a depth reads, [B, t, h]; within the depth, whose storages these are."""
+        x = self.embedding.forward(tokens)
+        return self.add_sides(x, tokens, before, structure) if self.adds_sides_ahead else x
+
+    def predict_further(
+        self,
+        x: Tensor,
+        following: Sequence[Tensor],
+        sides: tuple[Sequence[Tensor], Sequence[Tensor]],
+        rotary: Rotary,
+        starts: Tensor | None,
+    ) -> Tensor:
+        """The weighted sum of all depths' losses, fp32 scalar.
+
+        Args:
+            x: The residual stream [B, t, h].
+            following: Tokens 1, 2, … positions after.
+            sides: `following_before` and `following_structure`.
+            rotary: Rotary tables of the stage.
+            starts: Document starts of packed rows.
+        """
         total: Tensor | None = None
-        for depth, (tokens, targets) in zip(self.mtp.values(), pairwise(following), strict=True):
+        for index, (depth, (tokens, targets)) in enumerate(zip(self.mtp.values(), pairwise(following), strict=True)):
+            before, structure = (each[index] if each else None for each in sides)
+            ends = Ends(partial(self.embed_ahead, before=before, structure=structure), self.loss_of)
             x, one = depth(x, tokens, targets, ends, rotary, starts)
             total = one if total is None else total + one
         if total is None:

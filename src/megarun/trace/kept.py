@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from megaplan.hosts.megarun.ledger import block_ledger
 from megaplan.hosts.values import LedgerTensor
 from megaplan.inventory.tensors import Inventory
-from megaplan.spec.models import Spec
+from megaplan.spec.models import SIDES, Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.model.stage import Stage
 from megarun.parallel.apply.pipeline import BatchLoss
@@ -63,7 +63,8 @@ class FirstForward:
         if self._running is None:
             return
         path = self._places.path(module)
-        if isinstance(module, BatchLoss) or (_is_block(path) and not path.startswith("mtp.")):  # a depth saves its output itself
+        in_depth = path.startswith("mtp.") or self._places.running.startswith("mtp.")  # a depth saves its output itself
+        if isinstance(module, BatchLoss) or (_is_block(path) and not in_depth):
             for record in self._owners.live.records(output):
                 record.is_block_output = True
         if module is self._running and self._running.predicts:  # a loss that is passed to the criterion, alone or after the logits
@@ -114,7 +115,7 @@ def block_of(place: str) -> str:
     parts = place.split(".")
     if parts[0] in ("layers", "mtp"):
         return ".".join(parts[:2])
-    if parts[0] in ("ngram", "structure"):
+    if parts[0] in SIDES:
         return parts[0]
     return place if _is_block(place) else HEAD
 
@@ -153,4 +154,4 @@ def _relative(path: str, block: str) -> str:
 
 def _is_block(path: str) -> bool:
     parts = path.split(".")
-    return path in ("embedding", "ngram", "structure", "final_norm") or (parts[0] in ("layers", "mtp") and len(parts) == 2)
+    return path in ("embedding", *SIDES, "final_norm") or (parts[0] in ("layers", "mtp") and len(parts) == 2)

@@ -13,6 +13,7 @@ from megakernels import scratch_bytes
 from megaplan.columns import Column, Phase
 from megaplan.hosts.megarun.products import LIBRARY_OPERATIONS
 from megaplan.inventory.tensors import Group, Inventory, Owner
+from megaplan.spec.models import SIDES
 from megarun.engine.trainer import Trainer
 from megarun.parallel.apply.weight_gradients import WeightGradients
 from megarun.trace.kinds import COLUMNS, Kind
@@ -41,8 +42,6 @@ ROUTED_OUTPUTS = {
     "megakernels.experts_gated_backward.default": (0,),
 }
 """Operations whose outputs are indices, counts, dispatched or combined rows, or gradients of such rows."""
-SIDE_EMBEDDINGS = ("ngram", "structure")
-"""Modules whose temporary storages are feature activations."""
 RESIDUAL_OUTPUTS = {
     "aten.add.Tensor": (0,),
     "megakernels.gated_add.default": (0,),
@@ -155,7 +154,7 @@ class Owners:
     def column(self, record: StorageRecord) -> Column:
         """The one budget column of a storage."""
         if record.kind in COLUMNS:
-            side = record.kind is Kind.WORKING and record.place.partition(".")[0] in SIDE_EMBEDDINGS
+            side = record.kind is Kind.WORKING and _in_side_embedding(record.place)
             is_feature = side and record.output not in RESIDUAL_OUTPUTS.get(record.op, ())
             return Column.FEATURE_ACTIVATIONS if is_feature else COLUMNS[record.kind]
         tensor = self._tensors[record.name]
@@ -234,3 +233,9 @@ class Owners:
                 record = self.live.known(tensor)
                 if record is not None:
                     yield record
+
+
+def _in_side_embedding(place: str) -> bool:
+    """Whether a place is in a module whose temporary storages are feature activations, of the stage or below a prediction depth."""
+    parts = place.split(".")
+    return (parts[2:] if parts[0] == "mtp" else parts)[:1] in ([name] for name in SIDES)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from megaplan.spec.models import SIDES
 from megarun.parallel.apply.pipeline import BatchLoss
 from megarun.trace.kinds import Kind
 from megarun.trace.tracker import StorageRecord
@@ -47,11 +48,17 @@ class Places:
 
     @property
     def running(self) -> str:
-        """Path of the innermost running module that has one."""
+        """Path of the innermost running module that has one; of a side embedding that a prediction depth adds below the depth's."""
+        inner = ""
         for module in reversed(self._stack):
             if module in self._paths or isinstance(module, BatchLoss):
-                return self.path(module)
-        return ""
+                path = self.path(module)
+                if inner and path.startswith("mtp."):
+                    return f"{path}.{inner}"
+                inner = inner or path
+                if inner.partition(".")[0] not in SIDES:
+                    break
+        return inner
 
     @property
     def in_module(self) -> bool:

@@ -63,7 +63,15 @@ class TracedTrainer(PhasedTrainer):
 
     def accumulate_gradients(self, batch: Batch) -> Tensor:
         """Forward and backward of a batch whose tensors are labelled."""
-        inputs = batch.tokens, batch.labels, batch.before, batch.structure, *batch.following
+        inputs = (
+            batch.tokens,
+            batch.labels,
+            batch.before,
+            batch.structure,
+            *batch.following,
+            *batch.following_before,
+            *batch.following_structure,
+        )
         self._owners.label((*inputs, batch.packed.starts if batch.packed else None), Kind.INPUT, "batch")
         return super().accumulate_gradients(batch)
 
@@ -151,11 +159,17 @@ def empty_batch(job: Job, trainer: PhasedTrainer) -> Batch:
     embeds, predicts = (any(getattr(stage, does) for stage in trainer.stages) for does in ("embeds", "predicts"))
     starts = zeros(spec.data.packing == "documents", spec.batch.seq_length // spec.mesh.cp, dtype=torch.int32)
     ngram, depth = features.ngram, features.mtp.depth if features.mtp is not None else 0
+
+    def sides(wanted: bool) -> tuple[Tensor | None, Tensor | None]:
+        earlier = zeros(wanted and ngram is not None, ngram.max_order - 1 if ngram is not None else 0, own)
+        return earlier, zeros(wanted and features.structure is not None, own, dtype=torch.uint8)
+
+    ahead = [sides(predicts and bool(features.sides_ahead)) for _ in range(depth)]
     return Batch(
         zeros(embeds, length),
         zeros(predicts, length),
         Packed(starts, job.global_batch_tokens) if starts is not None else None,
-        zeros(embeds and ngram is not None, ngram.max_order - 1 if ngram is not None else 0, own),
-        zeros(embeds and features.structure is not None, own, dtype=torch.uint8),
+        *sides(embeds),
         tuple(labels for _ in range(depth) if (labels := zeros(predicts, length)) is not None),
+        *(tuple(each for each in kind if each is not None) for kind in zip(*ahead, strict=True)),
     )

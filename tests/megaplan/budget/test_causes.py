@@ -194,3 +194,15 @@ def test_the_layer_before_is_gathered_from_a_cast(dense: Callable[..., Spec], ma
     (head,) = [*backward_gathers(only.units[-1], storage, "head", 0)] or [None]
     assert (head and (head[0].op, head[1])) == (("head", storage.dense.flat_bytes + shard) if master == "fp32" else None)
     assert [*backward_gathers(only.units[-2], storage, "final_norm", 0)] == []
+
+
+@pytest.mark.parametrize("kernels", ["reference", "triton"])
+def test_a_depth_does_not_name_what_its_attention_block_did(kernels: str, nam56r: Callable[..., Spec]) -> None:
+    """The block's forward returns before the depth's; so latent attention's queries before rotation are gone by the MLP."""
+    spec = nam56r({"host": {"kernels": kernels}})
+    inventory = build_inventory(spec)
+    moments = block_bytes(spec, local_dims(spec), "mtp.0", inventory.block("mtp.0")).part.replay.forward
+    queries = {"attention.q_flat"}
+    at = {moment.op: queries & set(moment.storages) for moment in moments}
+    assert at["attention.residual"] == queries
+    assert not any(at[name] for name in ("mlp.norm", "output_norm"))

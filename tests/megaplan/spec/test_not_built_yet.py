@@ -55,15 +55,6 @@ DTYPES = {
 }
 
 
-def test_side_embeddings_of_prediction_modules_are_not_built(accepted: Accepted) -> None:
-    features = [
-        "features.structure={num_categories: 4, bottleneck: 8}",
-        "features.mtp={depth: 1, ffn_hidden_size: 64, side_embeddings: true}",
-    ]
-    (found,) = accepted(overrides=[f"model.{each}" for each in features]).diagnostics
-    assert (found.code, found.detail) == ("MP790", "model.features.mtp.side_embeddings = true; megarun trains with false")
-
-
 def test_a_family_that_is_not_built_is_noted(accepted: Accepted) -> None:
     overrides = ["model.num_layers=6", "mesh.pp=1", "model.short_convolution={conv_kernel: 3}"]
     (found,) = megarun_refuses(accepted(("AMERD", "AMERDC"), overrides=overrides).spec)

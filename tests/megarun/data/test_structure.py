@@ -85,7 +85,7 @@ def test_a_token_file_carries_them(kind: TokenizerKind, vocab_size: int, corpus:
     together = source.tokens.astype(np.int64) * 256 + source.classes
     rows, classes = source.rows(3, 5, 4, 16), source.structure_rows(3, 5, 4, 16)
     windows = {tuple(together[start : start + 16].tolist()) for start in range(0, source.num_tokens - 16, 16)}
-    assert {tuple(row) for row in (rows[:, :-1] * 256 + classes).tolist()} <= windows
+    assert {tuple(row) for row in (rows * 256 + classes)[:, :-1].tolist()} <= windows
 
 
 def test_a_file_without_classes_says_how_to_get_them(token_file: Any) -> None:

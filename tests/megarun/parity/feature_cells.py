@@ -27,6 +27,7 @@ NGRAM = {"model.features.ngram": {"num_tables": 4, "num_rows": 90, "dim": 4}}
 STRUCTURE = {"model.features.structure": {"num_categories": 7, "bottleneck": 6}}
 SIDES = {"model.features.ngram": {"num_tables": 3, "num_rows": 50, "dim": 4, "max_order": 4}} | STRUCTURE
 MTP_TOO = {"model.features.mtp": {"depth": 2, "ffn_hidden_size": 40}}
+SIDES_AHEAD = SIDES | {"model.features.mtp": {"depth": 2, "ffn_hidden_size": 40, "side_embeddings": True}}
 SLIDING = {"window_size": 5, "full_layers": [2], "nope_layers": [0, 6]}
 WINDOWED = {"model.attention": {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, **SLIDING}}
 
@@ -104,6 +105,11 @@ FEATURE_CELLS = [
     Cell("sides-mtp-dualpipev-pp2", V2, "dualpipev", SIDES | MTP_TOO),
     Cell("sides-hsdp-2x2-reshard", {"dp_replicate": 2, "dp_shard": 2}, spec=DENSE | SIDES | RESHARD),
     Cell("sides-mtp-tp2-ep2-dp2-tied", T2 | E2, spec=EXPERTS | ROUTED | TIED | SIDES | MTP_TOO),
+    # side embeddings of the depths too, of which the last of several stages has copies
+    Cell("sides-ahead-pp2-dp2", {"pp": 2, "dp_shard": 2}, spec=DENSE | SIDES_AHEAD, ci=True),
+    Cell("sides-ahead-zbv-pp2-tp2-vocabulary-tied", V2 | T2V, "zbv", DENSE | TIED | SIDES_AHEAD),
+    Cell("sides-ahead-interleaved-cp2-packed", C2 | V2, "interleaved_1f1b", DENSE | FEW_WORDS | SIDES_AHEAD),
+    Cell("sides-ahead-tp2-ep2-dp2", T2 | E2, spec=EXPERTS | ROUTED | SIDES_AHEAD),
     # windows and layers without rotation, by global index, whichever stage has them
     Cell("windows-interleaved-pp2-vpp2", V2, "interleaved_1f1b", DENSE | WINDOWED),
     Cell("windows-zbv-pp2-tp2", V2 | T2, "zbv", DENSE | WINDOWED),

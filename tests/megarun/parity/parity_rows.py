@@ -24,7 +24,7 @@ class CountingRows:
         return np.maximum.accumulate(np.where(self._ordered(first), columns, 0), axis=1, dtype=np.int32)
 
     def structure_rows(self, step: int, seed: int, num_rows: int, seq_length: int) -> np.ndarray:
-        return (self.rows(step, seed, num_rows, seq_length)[:, :-1] * 5 % 7).astype(np.uint8)
+        return (self.rows(step, seed, num_rows, seq_length) * 5 % 7).astype(np.uint8)
 
     def _ordered(self, rows: np.ndarray) -> np.ndarray:
         if not self.reversed_parts:

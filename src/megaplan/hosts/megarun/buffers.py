@@ -43,16 +43,22 @@ def token_bytes(spec: Spec) -> int:
 
 def input_bytes(spec: Spec) -> int:
     """What the first slot reads, likewise: ids, for n-grams the ids before each own token, for a structure embedding one byte of each."""
-    ngram, structure = spec.model.features.ngram, spec.model.features.structure
-    own = spec.batch.seq_length // (spec.mesh.cp * spec.mesh.tp)
-    before = 0 if ngram is None else (ngram.max_order - 1) * own * DType.INT64.bytes
-    return token_bytes(spec) + _rows(spec) * (before + (0 if structure is None else own))
+    return token_bytes(spec) + _side_bytes(spec)
 
 
 def label_bytes(spec: Spec) -> int:
-    """What the last slot reads, likewise: labels, and those of each depth of multi-token prediction."""
+    """What the last slot reads, likewise: labels, those of each depth of multi-token prediction, and what its side embeddings read."""
     mtp = spec.model.features.mtp
-    return token_bytes(spec) * (1 + (0 if mtp is None else mtp.depth))
+    if mtp is None:
+        return token_bytes(spec)
+    return token_bytes(spec) * (1 + mtp.depth) + (_side_bytes(spec) * mtp.depth if mtp.side_embeddings else 0)
+
+
+def _side_bytes(spec: Spec) -> int:
+    ngram, structure = spec.model.features.ngram, spec.model.features.structure
+    own = spec.batch.seq_length // (spec.mesh.cp * spec.mesh.tp)
+    before = 0 if ngram is None else (ngram.max_order - 1) * own * DType.INT64.bytes
+    return _rows(spec) * (before + (0 if structure is None else own))
 
 
 def starts_bytes(spec: Spec) -> int:

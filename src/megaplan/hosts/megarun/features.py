@@ -5,8 +5,8 @@
 - structure, platform: category row [B, T, bottleneck], projected, times tanh of a gate, plus a gated bias; keeps ids, row and projection.
 - relation bias: the core reads the table by one int32 relation id a token and adds it inside; keeps the ids, no T × T bias.
 - MTP depth (DeepSeek-V3, arXiv:2412.19437, equations 21 to 25): norms of hidden and of the next token's embedding, concatenated and
-  projected, an A block, an ungated MLP, an output norm, the shared head and its own loss. With `side_embeddings`, which is planned too,
-  the embedding has the model's side embeddings added, as on the first stage.
+  projected, an A block, an ungated MLP, an output norm, the shared head and its own loss. With `side_embeddings` the embedding
+  has the model's side embeddings added, as on the first stage.
 """
 
 from __future__ import annotations
@@ -157,6 +157,9 @@ def _mtp_replay(
     sides: tuple[str, ...],
 ) -> Replay:
     inner, held = attention_ops(key, rotates=True, indexed=False, sharded=sharded, context=context, kernels=kernels)
+    made = {name for op in inner for name in op.makes}
+    returns = inner[-1]._replace(holds=(*inner[-1].holds, *[name for name in sorted(held) if name in made]))
+    inner = (*inner[:-1], returns)  # the block's forward returns before the depth's
     rename = {INPUT: "projected", OUTPUT: f"{ADDED_ATTENTION}out"}
     (params, parts, ends), waiting = _embedding_gradients(first, last, tied)
     added, embedded, sums = _sides_of_depth(sides, first)
@@ -178,7 +181,7 @@ def _mtp_replay(
         *_head_ops(vocab_parallel, joined, ends=first and not tied, begins=last and not (vocab_parallel or joined)),
     )
     arrives = waiting if last else (*waiting, OUTPUT)
-    return replay(ops, held=frozenset(f"{ADDED_ATTENTION}{name}" for name in held), arrives="loss", starts=True, waiting=arrives)
+    return replay(ops, arrives="loss", starts=True, waiting=arrives)
 
 
 Shared = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]

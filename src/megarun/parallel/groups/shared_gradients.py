@@ -1,6 +1,7 @@
 """Gradients of parameters that several ranks replicate.
 
-- A block on two stages (R-62): a tied head's embedding on the first and the last stage of the model.
+- A block on two stages (R-62): on the first and the last stage of the model the embedding of a tied head, and embeddings of the depths of
+  multi-token prediction.
 - A replicated tensor under TP (R-16, R-17): norms, routers, MLA's down projections, R's q and k, the embedding and head. Each rank has the
   part of its gradient that comes from its local tokens or heads.
 - Everything except expert banks under CP: each rank has the part that comes from its local tokens.
@@ -31,7 +32,9 @@ class SharedGradients:
 
     def __init__(self, layout: Layout, mesh: RankMesh) -> None:
         self._group: dist.ProcessGroup | None = None
-        holders = sorted({slot.pp_rank for slot in layout.slots if "embedding" in slot.blocks})
+        copied = layout.slots[-1].copies
+        self._blocks = tuple(f"{name}." for name in copied)
+        holders = sorted({slot.pp_rank for slot in layout.slots if not set(copied).isdisjoint(slot.blocks)})
         if len(holders) < 2:
             return
         per_stage = mesh.axes.size() // mesh.size("pp")  # ranks are row-major, pp slowest
@@ -42,21 +45,23 @@ class SharedGradients:
                 self._group = group
 
     def reduce(self, stages: Iterable[nn.Module]) -> None:
-        """Sum the embedding's sharded gradient in place over all stages that have it, on this rank and on others.
+        """Sum the sharded gradients of shared blocks in place over all stages that have them, on this rank and on others.
 
         Args:
             stages: Stages of this rank; those without shared blocks are ignored.
         """
-        holders = [stage for stage in stages if hasattr(stage, "embedding")]
-        if self._group is None and len(holders) < 2:
-            return
-        total, *others = [local_gradient(stage.get_parameter("embedding.weight"), "embedding.weight") for stage in holders]
-        for gradient in others:
-            total.add_(gradient)
-        if self._group is not None:
-            dist.all_reduce(total, group=self._group)
-        for gradient in others:
-            gradient.copy_(total)
+        shared: dict[str, list[Tensor]] = {}
+        for stage in stages if self._blocks else ():
+            for name, parameter in stage.named_parameters():
+                if name.startswith(self._blocks):
+                    shared.setdefault(name, []).append(local_gradient(parameter, name))
+        for total, *others in shared.values():
+            for gradient in others:
+                total.add_(gradient)
+            if self._group is not None:
+                dist.all_reduce(total, group=self._group)
+            for gradient in others:
+                gradient.copy_(total)
 
 
 @torch.no_grad()
