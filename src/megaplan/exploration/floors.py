@@ -100,19 +100,6 @@ class Floors:
             self._wholes[key] = Whole(*map(sum, zip(*[found[id(block)] for _, block in self._inventory.blocks()], strict=True)))
         return self._wholes[key]
 
-    def thrifty(self, spec: Spec, options: Sequence[Sequence[tuple[str, str]]]) -> tuple[tuple[str, str], ...]:
-        """Of several recompute policies by letter, for each letter the one whose layers keep the least."""
-        found = {}
-        for letter in dict(options[0]):
-            policies = sorted({dict(option)[letter] for option in options})
-            own = [(index, block) for index, block in enumerate(self._inventory.layers) if block.family == letter]
-
-            def kept(policy: str, own: Sequence[tuple[int, Block]] = own) -> int:
-                return sum(self._layer(spec, f"layers.{index}", block, policy, index) for index, block in own)
-
-            found[letter] = min(policies, key=kept)
-        return tuple(found.items())
-
     def kept_bytes(self, spec: Spec) -> int:
         """What layers keep of one microbatch, without the inputs that a receive buffer may be."""
         layers, total = self._inventory.layers, 0
@@ -128,27 +115,35 @@ class Floors:
             for index, block in enumerate(self._inventory.layers):
                 family = FAMILIES[block.family]
                 is_last = index == len(self._inventory.layers) - 1
-                found.setdefault((id(block), family.operations(family.section_of(spec.model), index), is_last), []).append(index)
+                operations = family.operations(family.section_of(spec.model), index)
+                found.setdefault((id(block), operations, is_last, self._is_low(spec, block, index)), []).append(index)
             self._kinds = [(indices[0], len(indices)) for indices in found.values()]
         return self._kinds
 
+    def _is_low(self, spec: Spec, block: Block, index: int) -> bool:
+        recipe = spec.precision.recipe
+        return recipe is not None and recipe.covers(block.family, index, len(self._inventory.layers))
+
     def _layer(self, spec: Spec, name: str, block: Block, policy: str, index: int) -> int:
+        """What a layer keeps under a policy, whichever the spec has; the last one never runs again."""
         mesh, family = spec.mesh, FAMILIES[block.family]
+        policy = "none" if index == len(self._inventory.layers) - 1 else policy
         experts = (mesh.ep, mesh.etp) if family.banks else ()
         operations = family.operations(family.section_of(spec.model), index)
         degrees = mesh.tp, mesh.cp, spec.batch.micro_batch_size, spec.host.kernels, mesh.is_pipelined, experts
-        key = (id(block), operations, policy, degrees)
+        key = (id(block), operations, policy, degrees, self._is_low(spec, block, index))
         found = self._kept.get(key)
         if found is None:
             dims = local_dims(spec, turns=False)
-            ledger = block_bytes(_plain(spec), dims, name, block)
+            ledger = block_bytes(_plain(spec, block.family, policy), dims, name, block)
             found = self._kept[key] = ledger.saved_bytes + (boundary_bytes(dims) if ledger.keeps_input else 0)
         return found
 
 
-def _plain(spec: Spec) -> Spec:
-    """The spec with a schedule that does not split backwards: what a forward keeps is the same."""
-    return spec.model_copy(update={"schedule": spec.schedule.model_copy(update={"kind": "1f1b"})})
+def _plain(spec: Spec, letter: str, policy: str) -> Spec:
+    """The spec with a policy for a letter, and a schedule that does not split backwards: what a forward keeps is the same."""
+    recompute = spec.recompute.model_copy(update={"blocks": {**spec.recompute.blocks, letter: policy}})
+    return spec.model_copy(update={"recompute": recompute, "schedule": spec.schedule.model_copy(update={"kind": "1f1b"})})
 
 
 class AnyFloors(Protocol):

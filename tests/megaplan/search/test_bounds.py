@@ -4,8 +4,10 @@ import random
 from itertools import combinations
 
 import pytest
+from small_problems import problem
 
 from megaplan.cost.times import LayerTime
+from megaplan.exploration.evaluate import Evaluator
 from megaplan.exploration.replayed import PARTS, packed
 from megaplan.layout.spans import spans_of
 from megaplan.partition.folded_ties import balance_folded
@@ -32,6 +34,22 @@ def test_a_packed_step_is_the_least_that_whole_layers_allow(kind, seed):
         shortest = min(shortest, replay(actions(kind, pp, 1, count), times, p2p=hop).makespan)
     assert bound <= least <= shortest
     assert count * max(layer.total_ns for layer in layers) > least or bound > least - 2 - least // PARTS
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_layers_keep_does_not_depend_on_what_was_asked_before(seed):
+    space, _ = problem(seed)
+    for mesh in space.meshes()[:3]:
+        asked = Evaluator(space, 0)
+        layout = next(iter(space.layouts_of(mesh)), None)
+        if layout is None:
+            continue
+        policies = space.policies(layout)
+        asked.fits_nowhere(mesh)
+        for policy in policies:
+            alone = Evaluator(space, 0)
+            spec = alone.spec(layout, policy)
+            assert asked.side(spec).floors.kept_bytes(spec) == alone.side(spec).floors.kept_bytes(spec)
 
 
 @pytest.mark.parametrize("seed", range(20))

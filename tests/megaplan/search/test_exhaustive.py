@@ -26,7 +26,7 @@ def _agrees(seed: int) -> None:
     assert all(found.bound_ns <= row.step_ns for row in found.rows)
 
 
-@pytest.mark.parametrize("seed", FAST)
+@pytest.mark.parametrize("seed", [*FAST, 172])  # 172: what layers keep under a policy once depended on the order of questions
 def test_small_problems(seed: int) -> None:
     _agrees(seed)
 
