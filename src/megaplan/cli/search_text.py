@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from megaplan.exploration.report import changes_of, lines_of
 from megaplan.terminal.table import table, wrap
 from megaplan.units import format_gib, format_ns
+from megaplan.wording import plural
 
 if TYPE_CHECKING:
     from megaplan.api.search import Search
@@ -21,8 +22,10 @@ def search_lines(found: Search, written: Sequence[str]) -> Iterator[tuple[str, s
     """Rows, their policies, why other classes lost, the certificate."""
     batch = found.job.spec.global_batch_size
     state = "" if found.complete else "; interrupted: the best so far"
-    yield f"{found.job.spec.name} on {found.devices} x {found.job.spec.device.name}, {batch} sequences a step{state}", "bold"
+    yield f"{found.job.spec.name} on {found.devices} x {found.job.spec.device.name}, {plural(batch, 'sequence')} a step{state}", "bold"
     yield f"{found.num_layouts:,} meshes, {found.num_evaluated:,} exact evaluations", ""
+    if batch < found.devices:
+        yield from ((line, "bold") for line in wrap(_small_batch(found), indent="  "))
     yield "", ""
     if found.rows:
         yield from ((line, "") for line in table([HEAD, *map(_cells, range(1, len(found.rows) + 1), found.rows)], left=(0, 8, 9), gap=1))
@@ -43,6 +46,16 @@ def search_lines(found: Search, written: Sequence[str]) -> Iterator[tuple[str, s
     yield from ((part, "") for line in lines_of(found.why_not) for part in wrap(line, indent="  "))
     yield "", ""
     yield (f"wrote {', '.join(written)}" if written else "nothing written; -o DIR writes a plan for each row"), ""
+
+
+def _small_batch(found: Search) -> str:
+    """That the batch, which a search keeps, has no sequence for every device."""
+    spec = found.job.spec
+    sequences, devices = spec.global_batch_size, found.devices
+    enough = spec.schedule.num_microbatches * -(-devices // sequences)
+    kept = f"the search keeps the global batch of {plural(sequences, 'sequence')}"
+    most = f"at most {sequences:,} of {devices:,} devices are data ranks"
+    return f"{kept}, so {most}; a sequence for each: --set schedule.num_microbatches={enough}"
 
 
 def search_document(found: Search, written: Sequence[str]) -> dict[str, Any]:

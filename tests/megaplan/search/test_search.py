@@ -9,6 +9,7 @@ import megaplan
 from megaplan.budget.build import build_budget
 from megaplan.budget.evaluation import BlockMemo
 from megaplan.budget.peaks import StagePeaks
+from megaplan.cli.search_text import search_lines
 from megaplan.cost.rates import rates_of
 from megaplan.cost.replay import ReplayTimer
 from megaplan.exploration.engine import Task, explore
@@ -85,6 +86,15 @@ def test_the_result_does_not_depend_on_the_number_of_processes(monkeypatch):
     assert one.rows == two.rows
     assert one.bounds == two.bounds
     assert one.outcomes == two.outcomes
+
+
+@pytest.mark.parametrize(("count", "said"), [(2, "--set schedule.num_microbatches=4"), (4, "")])
+def test_a_batch_without_a_sequence_for_every_device_is_noted(count, said):
+    """And with the number of microbatches that it gives the note is gone."""
+    found = megaplan.search(TINY, f"schedule.num_microbatches={count}", "batch.micro_batch_size=1", devices=4, vary=[], processes=1)
+    text = " ".join(line.strip() for line, _ in search_lines(found, ()))
+    assert ("the search keeps the global batch of 2 sequences, so at most 2 of 4 devices are data ranks" in text) == bool(said)
+    assert said in text
 
 
 def test_headroom_is_kept_and_can_be_the_objective():
