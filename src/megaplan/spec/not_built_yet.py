@@ -82,6 +82,7 @@ BUILT_OPTIONS: frozenset[str] = frozenset(
         "model.attention.rotary_dim",
         "model.mamba.bias",
         "model.mlp.bias",
+        "model.moe.shared_gate",
         "model.features.mtp.side_embeddings",
     }
 )

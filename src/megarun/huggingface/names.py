@@ -143,6 +143,7 @@ NAMES: dict[str, Names] = {
     "olmoe": _decoder(moe=_EXPERTS),
     "phi3": _decoder({("q_proj", "k_proj", "v_proj"): "self_attn.qkv_proj", "o_proj": "self_attn.o_proj"}, _ONE_GATE_UP),
     "qwen2": LLAMA,
+    "qwen2_moe": _decoder(moe={**_EXPERTS, **_shared("mlp.shared_expert"), "shared_gate": "mlp.shared_expert_gate"}),
     "qwen3": LLAMA,
     "qwen3_moe": _decoder(moe=_EXPERTS),
     "seed_oss": LLAMA,

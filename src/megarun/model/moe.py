@@ -55,7 +55,7 @@ class ExpertBank(nn.Module):
 
 
 class ExpertBlock(Block):
-    """E: x + combine(experts(dispatch(norm(x)))) + shared(norm(x))."""
+    """E: x + combine(experts(dispatch(norm(x)))) + shared(norm(x)) [· sigmoid(shared_gate(norm(x)))]."""
 
     sums: Tensor
 
@@ -79,6 +79,7 @@ class ExpertBlock(Block):
         self.experts = ExpertBank(config, hidden_size, ep.share(config.num_experts), gathers=gathers)
         shared_width = config.shared_ffn_hidden_size
         self.shared = Mlp(hidden_size, shared_width, config.activation, tp) if shared_width else None
+        self.shared_gate = linear(hidden_size, 1) if config.shared_gate else None
 
     def forward(self, x: Tensor, rotary: Rotary | None = None, starts: Tensor | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
         """Residual stream [B, T, h] in and out."""
@@ -94,7 +95,12 @@ class ExpertBlock(Block):
             out = self.experts(tokens, weights, rows, counts).view_as(x)
         else:
             out = combine(self.experts(dispatch(tokens, rows, self.top_k), weights, rows, counts), rows, self.top_k).view_as(x)
-        return self.add(x, out if self.shared is None else out + self.shared(normed))
+        return self.add(x, out if self.shared is None else out + self.of_all(self.shared, normed))
+
+    def of_all(self, shared: Mlp, normed: Tensor) -> Tensor:
+        """The shared expert's output, [B, t, h] in and out, by its gate where it has one."""
+        made: Tensor = shared(normed)
+        return made if self.shared_gate is None else made * torch.sigmoid(self.shared_gate(normed))
 
     def choose(self, tokens: Tensor, num_sequences: int) -> tuple[Tensor, Tensor, Tensor]:
         """Local tokens [B·t, h] -> weights fp32 [B·t, k], experts int32 [B·t, k], probs fp32 [B·t, E]; adds the losses to `sums`."""
