@@ -77,6 +77,7 @@ BUILT_OPTIONS: frozenset[str] = frozenset(
         "model.norm",
         "model.norm_placement",
         "model.attention.bias",
+        "model.attention.gate",
         "model.attention.output_bias",
         "model.attention.qk_norm_width",
         "model.attention.rotary_dim",

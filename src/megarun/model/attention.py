@@ -46,6 +46,7 @@ class GroupedQueryAttention(Block):
         self.q_proj = linear(hidden_size, query, config.bias)
         self.k_proj = linear(hidden_size, key_value, config.bias)
         self.v_proj = linear(hidden_size, key_value, config.bias)
+        self.gate_proj = linear(hidden_size, query) if config.gate else None
         self.o_proj = RowLinear(query, hidden_size, config.output_bias, tp)
         self.norms_rows = config.qk_norm_width == "all_heads"
         widths = (query, key_value) if self.norms_rows else (config.head_dim, config.head_dim)
@@ -54,7 +55,8 @@ class GroupedQueryAttention(Block):
     def forward(self, x: Tensor, rotary: Rotary, starts: Tensor | None = None) -> Tensor:
         """Residual stream, local tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed."""
         normed = self.norm(x)
-        q, k, v = self.tp.project(normed, self.q_proj, self.k_proj, self.v_proj)
+        gates = () if self.gate_proj is None else (self.gate_proj,)
+        q, k, v, *gate = self.tp.project(normed, self.q_proj, self.k_proj, self.v_proj, *gates)
         if self.norms_rows and self.q_norm is not None and self.k_norm is not None:
             q, k = (row_rms_norm(self.tp, flat, norm.weight, norm.eps) for flat, norm in ((q, self.q_norm), (k, self.k_norm)))
         q, k, v = (torch.unflatten(flat, -1, (-1, self.head_dim)) for flat in (q, k, v))
@@ -62,11 +64,14 @@ class GroupedQueryAttention(Block):
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rotates:
             q, k = rope(q, rotary.cos, rotary.sin), rope(k, rotary.cos, rotary.sin)
-        return self.add(x, self.core(q, k, v, starts))
+        return self.add(x, self.core(q, k, v, starts, *gate))
 
-    def core(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None) -> Tensor:
-        """Heads [B, T, Hq, D], [B, T, Hkv, D], [B, T, Hkv, D] -> [B, t, h]: attention and its output projection."""
-        return self.o_proj.reduce(self.o_proj(self.cp.attention(q, k, v, self.head_dim**-0.5, self.window, starts).flatten(2)))
+    def core(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
+        """Heads [B, T, Hq, D], [B, T, Hkv, D], [B, T, Hkv, D] -> [B, t, h]: attention, its gate [B, T, Hq · D] and output projection."""
+        made = self.cp.attention(q, k, v, self.head_dim**-0.5, self.window, starts).flatten(2)
+        if gate is not None:
+            made = made * torch.sigmoid(gate)
+        return self.o_proj.reduce(self.o_proj(made))
 
 
 class LatentAttention(Block):

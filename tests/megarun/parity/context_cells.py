@@ -33,7 +33,7 @@ CONTEXT_CELLS = [
     # the schedules
     Cell("cp2-gpipe-pp2-ep2", C2 | {"pp": 2, "ep": 2}, "gpipe"),
     Cell("cp2-looped-bfs-pp2-vpp2", C2 | V2, "looped_bfs"),
-    Cell("cp2-zero-bubble-pp2-vpp2-states", C2 | V2, "interleaved_zero_bubble", STATES | UNBIASED),
+    Cell("cp2-zero-bubble-pp2-vpp2-states", C2 | V2, "interleaved_zero_bubble", STATES | UNBIASED, by_course=True),
     Cell("cp2-dualpipev-pp2", C2 | V2, "dualpipev"),
     Cell("cp4-zbv-pp2-latent", C4 | V2, "zbv", LATENT | LONG),
     # documents that end within a rank's piece, and between two

@@ -21,6 +21,7 @@ OPTIONS: dict[str, Any] = {
         "qk_norm": True,
         "qk_norm_width": "all_heads",
         "rotary_dim": 4,
+        "gate": True,
     },
     "model.mlp": {"ffn_hidden_size": 40, "bias": True},
 }

@@ -23,10 +23,10 @@ from megaplan.families.attention.section import GroupedQueryAttention, Indexer, 
 from megaplan.families.attention.tensors import AttentionVariant
 from megaplan.families.family import Selective
 
-SELECTIVE = Selective("core", frozenset({"attention"}))
+SELECTIVE = Selective("core", frozenset({"attention", "gate share", "gate"}))
 INDEXED = SELECTIVE._replace(method="indexed_core")
 GATHERED = frozenset({"gather keys", "index keys", "gather index keys"})  # under CP the core gathers them once more
-HELD = frozenset({"normed", "q", "k", "v"})  # locals of forward
+HELD = frozenset({"normed", "q", "k", "v", "gate"})  # locals of forward
 
 
 class AttentionKey(NamedTuple):
@@ -133,7 +133,7 @@ def grouped_storages(dims: Dims, attention: GroupedQueryAttention) -> Shapes:
     shapes = {name: wide(query, width) for name in ("q", "q_proj", "q_normed", "attention")}
     shapes |= {name: wide(key, width) for name in ("k", "k_proj", "k_normed", "v")}
     if attention.gate:
-        shapes |= {name: wide(query, width) for name in ("gate", "gated")}
+        shapes |= {name: wide(query, width) for name in ("gate", "gate_share", "gated")}
     whole = attention.qk_norm_width == "all_heads"
     return {
         **storages(dims.dtype, Column.ACTIVATIONS, {**shapes, "normed": dims.residual, "o": dims.residual, "out": dims.residual}),
@@ -239,7 +239,7 @@ def _core(sharded: bool, context: bool, table: tuple[str, ...] | None, kernels: 
 def _output(sharded: bool, index: tuple[str, ...], key: AttentionKey) -> tuple[Op, ...]:
     """A gate on what the core makes, and its projection into the stream; the indexer's inputs are named until then."""
     return (
-        *((Op("gate", ("attention", "gate"), ("gated",), keeps=("attention", "gate")),) if key.gate else ()),
+        *(_gate() if key.gate else ()),
         linear(
             "o_proj",
             "gated" if key.gate else "attention",
@@ -250,6 +250,13 @@ def _output(sharded: bool, index: tuple[str, ...], key: AttentionKey) -> tuple[O
         ),
         *((Op("reduce_scatter", ("o_partial",), ("o",), holds=index),) if sharded else ()),
         add("residual", ("x", "o"), "out"),
+    )
+
+
+def _gate() -> tuple[Op, ...]:
+    return (
+        Op("gate share", ("gate",), ("gate_share",), keeps=("gate_share",)),
+        Op("gate", ("attention", "gate_share"), ("gated",), keeps=("attention", "gate_share")),
     )
 
 

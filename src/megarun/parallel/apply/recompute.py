@@ -43,13 +43,15 @@ def recompute_stage(stage: Stage, spec: Spec, inventory: Inventory) -> None:
                 raise ValueError(f"layer {name}: {family.title} blocks refuse full recompute, which the spec's rules report (MP720)")
             _run_again(module, "forward")
         elif policy == "selective":
-            _checkpoint_selective(module, family.selective(family.section_of(spec.model), block.variant))
+            _checkpoint_selective(module, family.selective(family.section_of(spec.model), block.variant), relays=spec.mesh.cp > 1)
 
 
-def _checkpoint_selective(module: nn.Module, selective: Selective) -> None:
+def _checkpoint_selective(module: nn.Module, selective: Selective, *, relays: bool) -> None:
+    """`relays`: whether context ranks hand a scan's state on, which torch.compile does not take: it accepts only dispatch modes."""
     path, _, method = selective.method.rpartition(".")
     kept = [getattr(torch.ops.megakernels, kernel).default for kernel in selective.caches.values()]
-    _run_again(module.get_submodule(path), method, **({"context_fn": partial(_keeping, kept)} if kept else {}))
+    contexts = partial(_keeping if relays else create_selective_checkpoint_contexts, kept)
+    _run_again(module.get_submodule(path), method, **({"context_fn": contexts} if kept else {}))
 
 
 def _keeping(kept: list[torch._ops.OpOverload]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
