@@ -68,10 +68,13 @@ class GroupedQueryAttention(Block):
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
         """Heads [B, T, Hq, D], [B, T, Hkv, D], [B, T, Hkv, D] -> [B, t, h]: attention, its gate [B, T, Hq · D] and output projection."""
-        made = self.cp.attention(q, k, v, self.head_dim**-0.5, self.window, starts).flatten(2)
-        if gate is not None:
-            made = made * torch.sigmoid(gate)
-        return self.o_proj.reduce(self.o_proj(made))
+        # what attention makes has no local name: where it runs again it is freed while the projection is reduced
+        return self.o_proj.reduce(self.o_proj(gated(self.cp.attention(q, k, v, self.head_dim**-0.5, self.window, starts).flatten(2), gate)))
+
+
+def gated(made: Tensor, gate: Tensor | None) -> Tensor:
+    """`made` times the sigmoid of a gate of its shape, if there is one."""
+    return made if gate is None else made * torch.sigmoid(gate)
 
 
 class LatentAttention(Block):

@@ -23,8 +23,9 @@ from megaplan.families.attention.section import GroupedQueryAttention, Indexer, 
 from megaplan.families.attention.tensors import AttentionVariant
 from megaplan.families.family import Selective
 
-SELECTIVE = Selective("core", frozenset({"attention", "gate share", "gate"}))
+SELECTIVE = Selective("core", frozenset({"attention"}))
 INDEXED = SELECTIVE._replace(method="indexed_core")
+GATED = SELECTIVE._replace(reruns=frozenset({"attention", "gate share", "gate"}))
 GATHERED = frozenset({"gather keys", "index keys", "gather index keys"})  # under CP the core gathers them once more
 HELD = frozenset({"normed", "q", "k", "v", "gate"})  # locals of forward
 
@@ -49,8 +50,10 @@ class AttentionKey(NamedTuple):
     sinks: bool = False
 
 
-def attention_selective(_attention: GroupedQueryAttention | LatentAttention, variant: AttentionVariant) -> Selective:
+def attention_selective(attention: GroupedQueryAttention | LatentAttention, variant: AttentionVariant) -> Selective:
     """What selective recompute runs again in an A block."""
+    if isinstance(attention, GroupedQueryAttention) and attention.gate:
+        return GATED
     return INDEXED if variant.indexed else SELECTIVE
 
 
@@ -99,7 +102,7 @@ def attention_storages(dims: Dims, attention: GroupedQueryAttention | LatentAtte
 @cache
 def _program(key: AttentionKey, rotates: bool, indexed: bool, sharded: bool, context: bool, kernels: bool) -> BlockProgram:
     ops, held = attention_ops(key, rotates=rotates, indexed=indexed, sharded=sharded, context=context, kernels=kernels)
-    return SELECTIVE.program(*ops, held=held, more=GATHERED if context else frozenset())
+    return (GATED if key.gate else SELECTIVE).program(*ops, held=held, more=GATHERED if context else frozenset())
 
 
 def grouped_ops(key: AttentionKey, rotates: bool, sharded: bool, context: bool, kernels: bool) -> tuple[Op, ...]:
