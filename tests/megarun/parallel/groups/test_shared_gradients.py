@@ -20,23 +20,30 @@ CPU = torch.device("cpu")
 
 
 class Holder(nn.Module):
-    """A chunk with a copy of the embedding."""
+    """A chunk with a copy of the embedding and of a side embedding, and a layer of its own."""
 
     def __init__(self, gradient: float) -> None:
         super().__init__()
         self.embedding = nn.Embedding(3, 2)
-        self.embedding.weight.grad = torch.full((3, 2), gradient)
+        self.ngram = nn.Linear(2, 2, bias=False)
+        self.layers = nn.ModuleDict({"0": nn.Linear(2, 2, bias=False)})
+        for parameter in self.parameters():
+            parameter.grad = torch.full_like(parameter, gradient)
 
 
 @pytest.mark.requirement("R-62")
 def test_chunks_of_one_rank_share_their_gradient(one_process: Any, spec_with: Any) -> None:
     """Both copies get the sum, as they do across ranks; a chunk without the block is left alone."""
     mesh = build_mesh(Spec.model_validate(spec_with()).mesh, CPU)
-    slots = tuple(Slot(index, 0, index, index, index + 1, ("embedding", f"layers.{index}")) for index in range(2))
+    shared = "embedding", "ngram"
+    copies = (), shared
+    slots = tuple(Slot(index, 0, index, index, index + 1, (*shared, f"layers.{index}"), copies[index]) for index in range(2))
     first, last, other = Holder(1.0), Holder(2.0), nn.Linear(2, 2)
     SharedGradients(Layout("v", slots, 1, 2), mesh).reduce([first, other, last])
-    for holder in (first, last):
+    for holder, own in ((first, 1.0), (last, 2.0)):
         assert torch.equal(holder.embedding.weight.grad, torch.full((3, 2), 3.0))
+        assert torch.equal(holder.ngram.weight.grad, torch.full((2, 2), 3.0))
+        assert torch.equal(holder.layers["0"].weight.grad, torch.full((2, 2), own))
     assert other.weight.grad is None
     last.embedding.weight.grad = None
     with pytest.raises(RuntimeError, match=r"embedding\.weight has no gradient"):
