@@ -154,21 +154,23 @@ class Batches:
         if not (self._reads_tokens or self._reads_labels):
             return Batch(None, None, packed)
         rows = self._mine(self._source.rows(*batch))
+        embeds_classes = self._has_classes and (self._reads_tokens or self._sides_ahead)
+        classes = self._mine(self._source.structure_rows(*batch)) if embeds_classes else None
         found = Batch(None, None, packed)
         if self._reads_tokens:
             found = found._replace(tokens=rows[:, self._own].to(device))
             if self._num_before:
                 found = found._replace(before=self._before(rows, starts, 0))
-            if self._has_classes:
-                found = found._replace(structure=self._classes(batch, 0))
+            if classes is not None:
+                found = found._replace(structure=self._classes(classes, 0))
         if self._reads_labels:
             first, *further = [_later(rows, starts, places)[:, self._own].to(device) for places in range(1, self._num_further + 2)]
             found = found._replace(labels=first, following=tuple(further))
             if self._sides_ahead:
                 ahead = range(1, self._num_further + 1)
                 before = tuple(self._before(rows, starts, places) for places in ahead) if self._num_before else ()
-                classes = tuple(self._classes(batch, places) for places in ahead) if self._has_classes else ()
-                found = found._replace(following_before=before, following_structure=classes)
+                structure = tuple(self._classes(classes, places) for places in ahead) if classes is not None else ()
+                found = found._replace(following_before=before, following_structure=structure)
         return found
 
     def _before(self, rows: Tensor, starts: Tensor | None, ahead: int) -> Tensor:
@@ -176,9 +178,8 @@ class Batches:
         found = [_earlier(rows, starts, places, ahead)[:, self._share] for places in range(1, self._num_before + 1)]
         return torch.stack(found, 1).to(self._mesh.device)
 
-    def _classes(self, batch: tuple[int, int, int, int], ahead: int) -> Tensor:
-        """Of the tokens `ahead` positions after local ones, their classes, 0 past the end of a row: uint8 [n, t]."""
-        rows = self._mine(self._source.structure_rows(*batch))
+    def _classes(self, rows: Tensor, ahead: int) -> Tensor:
+        """From classes uint8 [n, T + 1] those of the tokens `ahead` positions after local ones, 0 past the end of a row: uint8 [n, t]."""
         found = torch.zeros_like(rows[:, : self._seq_length])
         known = max(self._seq_length + 1 - ahead, 0)
         found[:, :known] = rows[:, ahead : ahead + self._seq_length]

@@ -14,7 +14,7 @@ from torch import Tensor
 from megakernels import mla_kv, rope
 from megaplan.spec import models as spec
 from megarun.model.indexer import Indexer
-from megarun.model.norm import Block, RMSNorm, RowLinear, linear
+from megarun.model.norm import Block, RMSNorm, RowLinear, gated, linear
 from megarun.model.rotary import Rotary, unrotated
 from megarun.parallel.groups.context import WHOLE, ContextParallel
 from megarun.parallel.groups.context_indexer import Choice, context_indexed_attention
@@ -70,11 +70,6 @@ class GroupedQueryAttention(Block):
         """Heads [B, T, Hq, D], [B, T, Hkv, D], [B, T, Hkv, D] -> [B, t, h]: attention, its gate [B, T, Hq · D] and output projection."""
         # what attention makes has no local name: where it runs again it is freed while the projection is reduced
         return self.o_proj.reduce(self.o_proj(gated(self.cp.attention(q, k, v, self.head_dim**-0.5, self.window, starts).flatten(2), gate)))
-
-
-def gated(made: Tensor, gate: Tensor | None) -> Tensor:
-    """`made` times the sigmoid of a gate of its shape, if there is one."""
-    return made if gate is None else made * torch.sigmoid(gate)
 
 
 class LatentAttention(Block):

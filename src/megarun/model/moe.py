@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from megakernels import arrival_plan, combine, dispatch, dispatch_plan, experts, route, route_scored, routed_experts, router_losses
 from megaplan.spec import models as spec
 from megarun.model.mlp import Mlp
-from megarun.model.norm import Block, RMSNorm, linear
+from megarun.model.norm import Block, RMSNorm, gated, linear
 from megarun.model.rotary import Rotary
 from megarun.model.router_losses import LossFactors
 from megarun.model.step_sums import num_sums
@@ -95,12 +95,11 @@ class ExpertBlock(Block):
             out = self.experts(tokens, weights, rows, counts).view_as(x)
         else:
             out = combine(self.experts(dispatch(tokens, rows, self.top_k), weights, rows, counts), rows, self.top_k).view_as(x)
-        return self.add(x, out if self.shared is None else out + self.of_all(self.shared, normed))
+        return self.add(x, out if self.shared is None else out + self.shared_output(self.shared, normed))
 
-    def of_all(self, shared: Mlp, normed: Tensor) -> Tensor:
-        """The shared expert's output, [B, t, h] in and out, by its gate where it has one."""
-        made: Tensor = shared(normed)
-        return made if self.shared_gate is None else made * torch.sigmoid(self.shared_gate(normed))
+    def shared_output(self, shared: Mlp, normed: Tensor) -> Tensor:
+        """The shared expert's output, [B, t, h] in and out, times its gate if it has one."""
+        return gated(shared(normed), None if self.shared_gate is None else self.shared_gate(normed))
 
     def choose(self, tokens: Tensor, num_sequences: int) -> tuple[Tensor, Tensor, Tensor]:
         """Local tokens [B·t, h] -> weights fp32 [B·t, k], experts int32 [B·t, k], probs fp32 [B·t, E]; adds the losses to `sums`."""

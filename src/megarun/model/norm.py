@@ -76,6 +76,11 @@ class Block(nn.Module):
         return x + (made if self.post_norm is None else self.post_norm(made))
 
 
+def gated(made: Tensor, gate: Tensor | None) -> Tensor:
+    """`made` times the sigmoid of a gate of its shape, or of one score a token [B, t, 1]; without a gate as it is."""
+    return made if gate is None else made * torch.sigmoid(gate)
+
+
 def linear(in_features: int, out_features: int, bias: bool = False) -> nn.Linear:
     """A linear layer with weight [out, in], by default without bias."""
     return nn.Linear(in_features, out_features, bias=bias)

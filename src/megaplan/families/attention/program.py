@@ -25,7 +25,7 @@ from megaplan.families.family import Selective
 
 SELECTIVE = Selective("core", frozenset({"attention"}))
 INDEXED = SELECTIVE._replace(method="indexed_core")
-GATED = SELECTIVE._replace(reruns=frozenset({"attention", "gate share", "gate"}))
+GATED = SELECTIVE._replace(reruns=frozenset({"attention", "gate sigmoid", "gate"}))
 GATHERED = frozenset({"gather keys", "index keys", "gather index keys"})  # under CP the core gathers them once more
 HELD = frozenset({"normed", "q", "k", "v", "gate"})  # locals of forward
 
@@ -136,7 +136,7 @@ def grouped_storages(dims: Dims, attention: GroupedQueryAttention) -> Shapes:
     shapes = {name: wide(query, width) for name in ("q", "q_proj", "q_normed", "attention")}
     shapes |= {name: wide(key, width) for name in ("k", "k_proj", "k_normed", "v")}
     if attention.gate:
-        shapes |= {name: wide(query, width) for name in ("gate", "gate_share", "gated")}
+        shapes |= {name: wide(query, width) for name in ("gate", "gate_sigmoid", "gated")}
     whole = attention.qk_norm_width == "all_heads"
     return {
         **storages(dims.dtype, Column.ACTIVATIONS, {**shapes, "normed": dims.residual, "o": dims.residual, "out": dims.residual}),
@@ -258,8 +258,8 @@ def _output(sharded: bool, index: tuple[str, ...], key: AttentionKey) -> tuple[O
 
 def _gate() -> tuple[Op, ...]:
     return (
-        Op("gate share", ("gate",), ("gate_share",), keeps=("gate_share",)),
-        Op("gate", ("attention", "gate_share"), ("gated",), keeps=("attention", "gate_share")),
+        Op("gate sigmoid", ("gate",), ("gate_sigmoid",), keeps=("gate_sigmoid",)),
+        Op("gate", ("attention", "gate_sigmoid"), ("gated",), keeps=("attention", "gate_sigmoid")),
     )
 
 

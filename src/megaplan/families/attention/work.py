@@ -77,7 +77,7 @@ def _grouped_query(load: Workload, attention: GroupedQueryAttention, hidden_size
     heads, num_kv_heads, width = attention.num_heads // load.tp, attention.num_kv_heads // load.tp, attention.head_dim
     query, key = heads * width, num_kv_heads * width
     gate: Ops = (linear_op(load, "gate_proj", PART, hidden_size, query),) if attention.gate else ()
-    gated: Ops = (Op("gate", PART, activation(load, query, "swiglu"), counts=("gate share", "gate")),) if attention.gate else ()
+    gated: Ops = (Op("gate", PART, activation(load, query, "swiglu"), counts=("gate sigmoid", "gate")),) if attention.gate else ()
     norms = _qk_norms(load, attention, heads, num_kv_heads)
     rotated = attention.rotary_dim or width
     core = attention_core(load, num_heads=heads, num_kv_heads=num_kv_heads, head_dim=width, value_dim=width, window_size=window)

@@ -166,8 +166,14 @@ def _in_latent(routed: tuple[Op, ...]) -> tuple[Op, ...]:
 def _shared_gate() -> tuple[Op, ...]:
     return (
         linear("shared_gate", "normed", "shared_score", "shared_gate.weight"),
-        Op("shared share", ("shared_score",), ("shared_share",), keeps=("shared_share",)),
-        Op("shared gating", ("shared", "shared_share"), ("shared_gated",), keeps=("shared", "shared_share"), fetches=("shared_product",)),
+        Op("shared sigmoid", ("shared_score",), ("shared_sigmoid",), keeps=("shared_sigmoid",)),
+        Op(
+            "shared gating",
+            ("shared", "shared_sigmoid"),
+            ("shared_gated",),
+            keeps=("shared", "shared_sigmoid"),
+            fetches=("shared_product",),
+        ),
     )
 
 
@@ -268,7 +274,7 @@ def _storages(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, travels: bool
         ("normed", "tokens", "shared", "shared_gated", "shared_product", "expanded", "sum", "out"), dims.residual
     )
     hidden = moe.row_width(dims.hidden)
-    own |= {"shared_score": (*dims.residual[:2], 1), "shared_share": (*dims.residual[:2], 1), "latent": (tokens, hidden)}
+    own |= {"shared_score": (*dims.residual[:2], 1), "shared_sigmoid": (*dims.residual[:2], 1), "latent": (tokens, hidden)}
     routed = {"indices": (tokens, moe.top_k), "rows": (chosen,), "counts": (moe.num_experts,)}
     all_experts = (tokens, moe.num_experts)
     scores = {"weights": (tokens, moe.top_k), "probs": all_experts, "entropies": all_experts, "entropy": ()}
