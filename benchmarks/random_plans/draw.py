@@ -11,7 +11,7 @@ from random_plans.families import later_letters, mamba1
 from random_plans.layout import batch_section, draw_degrees, mesh_section, random_cuts, split_section
 from random_plans.low_precision import add_recipe
 from random_plans.model import Shape, draw_hidden, draw_letters, model_section
-from random_plans.options import add_megatron_options, add_options
+from random_plans.options import add_megatron_options, add_options, add_scores
 from random_plans.settings import (
     add_framework,
     device_section,
@@ -105,6 +105,7 @@ def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw
         sections["host"] = host_section(whole)
         whole.maybe(sections, 0.3, sharding={"reshard_after_forward": True})
         whole.maybe(sections, 0.25, data={"packing": "documents"})
+    add_scores(stream("scores"), sections["model"])
     for name, share, section in (
         ("device", 0.4, device_section),
         ("serving", 0.15, serving_section),

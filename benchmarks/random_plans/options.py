@@ -98,6 +98,30 @@ _OPTIONS = frozenset(
 _SECTIONS = {"attention": _attention, "mamba": _mamba, "moe": _experts, "mlp": _mlp, "short_convolution": _short_convolution}
 
 
+SCORES_SHARE = 0.2
+
+
+def add_scores(draw: Draw, model: dict[str, Any]) -> None:
+    """Scaled rotary frequencies and scores of the attention of a drawn model, whatever its host."""
+    if "attention" in model:
+        draw.maybe(model["attention"], SCORES_SHARE, rope_scaling=lambda: _scaling(draw))
+        draw.maybe(model["attention"], SCORES_SHARE, softmax_scale=lambda: draw.choice([0.05, 0.125, 0.5]))
+
+
+def _scaling(draw: Draw) -> dict[str, Any]:
+    kind = draw.choice(["linear", "llama3", "yarn"])
+    found: dict[str, Any] = {"kind": kind, "factor": draw.choice([1.5, 8.0, 40.0])}
+    if kind == "linear":
+        return found
+    found["original_seq_length"] = draw.choice([16, 4096, 8192])
+    if kind == "llama3":
+        draw.maybe(found, 0.5, low_freq_factor=lambda: draw.choice([0.5, 2.0]), high_freq_factor=lambda: draw.choice([3.0, 8.0]))
+    else:
+        draw.maybe(found, 0.5, beta_fast=lambda: draw.choice([8.0, 64.0]), beta_slow=lambda: draw.choice([0.5, 2.0]))
+        draw.maybe(found, 0.5, truncate=False, attention_factor=lambda: draw.choice([0.7, 1.2]))
+    return found
+
+
 def add_megatron_options(draw: Draw, sections: dict[str, Any], letters: str, *, gpt: bool) -> None:
     """Write into a drawn plan what Megatron-Core alone is priced with: of the model, the host and the precision."""
     if not draw.chance(MEGATRON_SHARE):

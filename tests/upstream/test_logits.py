@@ -14,10 +14,12 @@ torch = pytest.importorskip("torch")
 
 from hf_configs import random_config  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # noqa: E402
 from upstream_checks import note, rms_ratio  # noqa: E402
 
 from megaplan import split  # noqa: E402
 from megaplan.importers.hf import import_hf  # noqa: E402
+from megaplan.spec.models import Spec  # noqa: E402
 from megarun.checkpoint.full_tensors import full_tensors, tensor_names  # noqa: E402
 from megarun.engine.build import build_stage, materialise  # noqa: E402
 from megarun.huggingface.convert import export_weights, import_weights  # noqa: E402
@@ -59,11 +61,16 @@ def comparable(model_type: str, seed: int) -> dict[str, Any]:
 PARTIAL = ("bamba", "glm", "glm4", "phi3")
 
 
+def class_of(model_type: str) -> Any:
+    """transformers' own class: other packages, once imported, register theirs for types of the same name."""
+    return getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type])
+
+
 def random_model(config: dict[str, Any], seed: int) -> Any:
     """transformers' model with weights of a trained model's sizes, norms and biases too."""
     fields = {key: value for key, value in config.items() if key != "model_type"}
-    made = transformers.CONFIG_MAPPING[config["model_type"]].from_dict(fields)
-    model = transformers.AutoModelForCausalLM.from_config(made, attn_implementation="eager", experts_implementation="eager").eval().float()
+    own = class_of(config["model_type"])
+    model = own._from_config(own.config_class.from_dict(fields), attn_implementation="eager", experts_implementation="eager").eval().float()
     torch.manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -83,7 +90,49 @@ def tensors_of(folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_logits_are_those_of_transformers(model_type: str, seed: int, tmp_path: Path) -> None:
     """The weights go from several shards into a checkpoint, from there into a stage, and back into a folder that loads."""
+    compare(comparable(model_type, seed), f"logits {model_type}", seed, tmp_path)
+
+
+SCALINGS: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "factor": 3.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 24,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    "yarn whole": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "truncate": False, "beta_fast": 8.0},
+    "yarn given": {"type": "yarn", "factor": 2.5, "original_max_position_embeddings": 16, "attention_factor": 0.7, "beta_slow": 0.2},
+    "yarn weighed": {
+        "rope_type": "yarn",
+        "factor": 40.0,
+        "original_max_position_embeddings": 16,
+        "mscale": 0.7,
+        "mscale_all_dim": 1.3,
+    },
+}
+"""Rotary parameters of a context that was extended, with lengths of which LENGTH tokens pass the ends."""
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "glm4", "olmoe", "deepseek_v2"])
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_scaled_frequencies_are_those_of_transformers(scaling: str, model_type: str, tmp_path: Path) -> None:
+    """With `rope_parameters` of transformers 5; latent attention scales its scores too."""
+    seed = len(scaling)
     config = comparable(model_type, seed)
+    config["rope_parameters"] = SCALINGS[scaling] | {"rope_theta": 100.0}
+    if model_type == "glm4":
+        config["rope_parameters"]["partial_rotary_factor"] = 0.5
+    spec = compare(config, f"logits {model_type}, {scaling}", seed, tmp_path)
+    assert spec.model.attention is not None
+    assert spec.model.attention.rope_scaling is not None
+    assert (spec.model.attention.softmax_scale is not None) == (model_type == "deepseek_v2" and scaling == "yarn weighed")
+
+
+def compare(config: dict[str, Any], title: str, seed: int, tmp_path: Path) -> Spec:
+    """Weights out of transformers, logits of both, weights back; the spec of the import."""
     model = random_model(config, seed)
     model.save_pretrained(tmp_path / "model", max_shard_size="60KB")
     path = tmp_path / "model" / "config.json"
@@ -100,12 +149,12 @@ def test_logits_are_those_of_transformers(model_type: str, seed: int, tmp_path: 
         for name, parameter in stage.named_parameters():
             parameter.copy_(whole[name].reshape(parameter.shape))
         expected = model(tokens, use_cache=False).logits
-        note(f"logits {model_type}", f"transformers {type(model).__name__}", {f"seed {seed}": rms_ratio(stage(tokens), expected)})
+        note(title, f"transformers {type(model).__name__}", {f"seed {seed}": rms_ratio(stage(tokens), expected)})
     exported = export_weights(checkpoint, path, tmp_path / "export").path
     stored, written = tensors_of(tmp_path / "model"), tensors_of(exported)
     assert stored.keys() == written.keys()
     assert [name for name in stored if not torch.equal(stored[name], written[name])] == []
-    loaded, info = transformers.AutoModelForCausalLM.from_pretrained(
+    loaded, info = class_of(config["model_type"]).from_pretrained(
         exported, attn_implementation="eager", experts_implementation="eager", output_loading_info=True
     )
     assert not info["missing_keys"]
@@ -113,3 +162,4 @@ def test_logits_are_those_of_transformers(model_type: str, seed: int, tmp_path: 
     with torch.no_grad():
         assert torch.equal(loaded.eval()(tokens, use_cache=False).logits, expected)
     assert json.loads((exported / "config.json").read_text())["dtype"] == "float32"
+    return job.spec

@@ -61,7 +61,7 @@ IMPORTS: dict[str, CodeInfo] = {
         "The field changes computed values, but no parameter, storage or matrix product.",
         "The estimate is valid for the original; training from the spec ignores the field.",
         "No action is needed for planning. Do not load the published weights into the spec's model without the field.",
-        '{"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}',
+        '{"embedding_multiplier": 12}',
     ),
     "MP821": CodeInfo(
         "a config does not state the batch",

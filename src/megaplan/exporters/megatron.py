@@ -15,7 +15,7 @@ from megaplan.hosts.megatron.vocabulary import TABLE
 from megaplan.low_precision import FORMATS
 from megaplan.spec.host import Host
 from megaplan.spec.megatron_limits import MEGATRON_RECIPES, gpt_limits, megatron_limits
-from megaplan.spec.models import LatentAttention, Mamba1, Mamba2, Spec
+from megaplan.spec.models import GroupedQueryAttention, LatentAttention, LinearScaling, Llama3Scaling, Mamba1, Mamba2, Spec
 from megaplan.spec.training import ConstantRate, CosineRate, Training, warm_up_steps
 
 Values = dict[str, object]
@@ -173,9 +173,18 @@ def _attention(spec: Spec, letters: str) -> Values:
         "attention_output_gate": attention.gate,
         "add_qkv_bias": attention.bias and not attention.output_bias,
         "rotary_percent": _percent(attention.rotary_dim, attention.head_dim) if attention.rotary_dim is not None else None,
+        **(_scaling(attention) if len(attention.nope_layers) < letters.count("A") else {}),  # of rotated layers alone
         "window_size": (window - 1, 0) if window is not None else None,
         "window_attn_skip_freq": _flags(attention.full_layers, letters) if spec.host.model == "gpt" and attention.full_layers else None,
     }
+
+
+def _scaling(attention: GroupedQueryAttention) -> Values:
+    """Scaled frequencies, of the kinds that Megatron has; a limit tells of the others."""
+    scaling = attention.rope_scaling
+    if isinstance(scaling, Llama3Scaling):
+        return {"use_rope_scaling": True, "rope_scaling_factor": scaling.factor}
+    return {"rotary_seq_len_interpolation_factor": scaling.factor} if isinstance(scaling, LinearScaling) else {}
 
 
 def _percent(part: int, whole: int) -> float:

@@ -16,11 +16,11 @@ from megaplan.importers.parts import (
     mlp,
     model_of,
     positions,
-    rope,
-    tell_score_scale,
+    score_scale,
     windows,
 )
 from megaplan.importers.reader import ConfigReader
+from megaplan.importers.rotary import rope
 
 
 def llama(reader: ConfigReader) -> dict[str, Any]:
@@ -261,7 +261,7 @@ def _decoder(
     kinds = windowed if isinstance(windowed, tuple) else layer_kinds(reader, (windowed,) * layers)
     section |= windows(reader, kinds, letters)
     if score is not None:
-        tell_score_scale(reader, score, section["head_dim"])
+        section |= score_scale(reader, score, section["head_dim"], width=True)
     side = {"parallel_layers": list(range(1, 2 * layers, 2))} if parallel else {}
     dense = mlp(reader, act=act, gated=gated, bias=mlp_bias)
     return model_of(reader, letters, {**keys, **(model or {}), **side}, {"A": ("attention", section), "D": ("mlp", dense)})

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from megaplan.importers.decoders import every, qwen_kinds
-from megaplan.importers.parts import FULL, SLIDING, biases, common, experts, heads, layer_kinds, mlp, model_of, rope, windows
+from megaplan.importers.parts import FULL, SLIDING, biases, common, experts, heads, layer_kinds, mlp, model_of, windows
 from megaplan.importers.reader import ConfigReader
+from megaplan.importers.rotary import rope
 
 
 def mixtral(reader: ConfigReader) -> dict[str, Any]:

@@ -18,10 +18,10 @@ from megaplan.importers.parts import (
     mlp,
     model_of,
     positions,
-    rope,
     untied,
 )
 from megaplan.importers.reader import ConfigReader
+from megaplan.importers.rotary import rope
 
 _NEMOTRON = {"M": "M", "*": "A", "-": "D", "E": "E"}
 _NEMOTRON_NAMES = {"mamba": "M", "attention": "A", "mlp": "D", "moe": "E", LINEAR: "M", FULL: "A"}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from megaplan.importers.experts import first_dense, tell_correction
-from megaplan.importers.parts import common, experts, mlp, model_of, rope
+from megaplan.importers.parts import common, experts, mlp, model_of
 from megaplan.importers.reader import ConfigReader
+from megaplan.importers.rotary import latent_score_scale, rope
 
 _DIMS = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
@@ -62,7 +63,8 @@ def _indexers(reader: ConfigReader, layers: int) -> list[str]:
 def _decoder(reader: ConfigReader, indexer: dict[str, Any] | None = None) -> dict[str, Any]:
     model = common(reader)
     attention = latent_widths(reader)
-    attention |= {key: value for key, value in rope(reader, attention["qk_rope_head_dim"]).items() if key == "rope_theta"}
+    attention |= {key: value for key, value in rope(reader, attention["qk_rope_head_dim"]).items() if key != "rotary_dim"}
+    attention |= latent_score_scale(reader, attention)
     if indexer is not None:
         attention["indexer"] = indexer
     _check_heads(reader, attention)

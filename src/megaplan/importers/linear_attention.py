@@ -22,10 +22,10 @@ from megaplan.importers.parts import (
     mlp,
     model_of,
     positions,
-    rope,
     untied,
 )
 from megaplan.importers.reader import ConfigReader
+from megaplan.importers.rotary import rope
 
 _MIXERS = {LINEAR: "G", FULL: "A"}
 _INTERVAL = 4

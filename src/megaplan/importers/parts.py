@@ -14,8 +14,6 @@ GATED_ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu"} | dict.fromkeys(
     ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python"), "geglu"
 )
 PLAIN_ACTIVATIONS = {"relu2": "relu2"} | dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python"), "gelu")
-_STRETCHED = "rotary angles are stretched, and megarun turns by the base alone; shapes are the same"
-_SCALED = "a scale of the scores of its own; megarun's is 1 / sqrt(head_dim)"
 
 
 def common(reader: ConfigReader, eps: str = "rms_norm_eps") -> dict[str, Any]:
@@ -56,11 +54,13 @@ def heads(reader: ConfigReader, hidden_size: int, *, head_dim: str | None = "hea
     num_heads = reader.whole("num_attention_heads")
     stated = reader.whole_or_null(head_dim) if head_dim is not None and _given(reader, head_dim) else None
     kv_heads = reader.whole_or_null("num_key_value_heads") if _given(reader, "num_key_value_heads") else None
+    width = stated if stated is not None else even_head_dim(reader, hidden_size, num_heads, head_dim)
     return {
         "kind": "gqa",
         "num_heads": num_heads,
         "num_kv_heads": num_heads if kv_heads is None else kv_heads,
-        "head_dim": stated if stated is not None else even_head_dim(reader, hidden_size, num_heads, head_dim),
+        "head_dim": width,
+        **score_scale(reader, "attention_multiplier", width),
     }
 
 
@@ -77,59 +77,6 @@ def even_head_dim(reader: ConfigReader, hidden_size: int, num_heads: int, head_d
         detail = f"hidden_size / num_attention_heads = {hidden_size} / {num_heads} is no whole number, and no head_dim is given"
         reader.contradicts("num_attention_heads", detail, f'add "{head_dim}"' if head_dim else "correct the one that is wrong")
     return max(1, hidden_size // num_heads)
-
-
-def rope(reader: ConfigReader, head_dim: int, *, partial: float = 1.0) -> dict[str, Any]:
-    """`rope_theta` and `rotary_dim`: fields of their own, or inside `rope_parameters` (`rope_scaling` before transformers 5).
-
-    Args:
-        reader: Of the config.
-        head_dim: Width of a head.
-        partial: Share of it that is rotated, where the config does not say.
-    """
-    inside = _rope_mapping(reader)
-    theta = inside.get("rope_theta")
-    if theta is None:
-        theta = reader.number("rope_theta")
-    else:
-        reader.skip("rope_theta")
-        if isinstance(theta, bool) or not isinstance(theta, int | float) or not 0 < theta < float("inf"):
-            reader.wrong("rope_parameters.rope_theta", theta, "a positive number")
-            theta = 1.0
-    share = inside.get("partial_rotary_factor")
-    if share is None:
-        share = reader.factor("partial_rotary_factor") or partial
-    reader.skip("partial_rotary_factor")
-    rotated = rotary_width(head_dim, share)
-    if isinstance(share, int | float) and int(head_dim * share) % 2:
-        reader.tell("partial_rotary_factor", share, f"{int(head_dim * share)} dims of a head are rotated, by angles of a width that is odd")
-    return {"rope_theta": float(theta), **({"rotary_dim": rotated} if rotated != head_dim else {})}
-
-
-def rotary_width(head_dim: int, share: Any) -> int:
-    """Width of the rotated part of a head."""
-    width = int(head_dim * share) if isinstance(share, int | float) else head_dim
-    return min(max(2, width + width % 2), head_dim)
-
-
-def _rope_mapping(reader: ConfigReader) -> Mapping[str, Any]:
-    """The rotary parameters, those of layers that see everything where there are several."""
-    found: dict[str, Any] = {}
-    for key in ("rope_parameters", "rope_scaling"):
-        if not reader.has(key):
-            continue
-        inside = reader.mapping(key)
-        by_layer = {name: one for name, one in inside.items() if isinstance(one, dict)}
-        if by_layer:
-            whole = by_layer.get(FULL, next(iter(by_layer.values())))
-            if any(one.get("rope_theta") != whole.get("rope_theta") for one in by_layer.values()):
-                reader.tell(key, inside, "layers turn by different bases, and a spec has one; shapes are the same")
-            inside = whole
-        found |= inside
-        kinds = {inside.get(name, "default") for name in ("rope_type", "type")}
-        if kinds - {"default", None} or set(inside) - {"rope_theta", "rope_type", "type", "partial_rotary_factor"}:
-            reader.tell(key, dict(inside), _STRETCHED)
-    return found
 
 
 def layer_kinds(reader: ConfigReader, derived: Sequence[str], key: str = "layer_types", *, listed: bool = False) -> tuple[str, ...]:
@@ -180,11 +127,11 @@ def experts(
     }
 
 
-def tell_score_scale(reader: ConfigReader, key: str, head_dim: int) -> None:
-    """A scale of attention scores that is not 1 / sqrt(head_dim): told."""
-    value = reader.factor(key)
-    if value is not None and value != head_dim:
-        reader.tell(key, reader.value(key), _SCALED)
+def score_scale(reader: ConfigReader, key: str, head_dim: int, *, width: bool = False) -> dict[str, float]:
+    """`softmax_scale` of a field that is the factor of the scores, or the width whose inverse root is; empty for 1 / sqrt(head_dim)."""
+    value = reader.factor(key) if _given(reader, key) else None
+    factor = value**-0.5 if value is not None and width else value
+    return {} if factor is None or factor == head_dim**-0.5 else {"softmax_scale": factor}
 
 
 def model_of(

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from megaplan.importers.experts import tell_correction
-from megaplan.importers.parts import FULL, common, heads, layer_kinds, lettered, model_of, rope
+from megaplan.importers.parts import FULL, common, heads, layer_kinds, lettered, model_of
 from megaplan.importers.reader import ConfigReader
+from megaplan.importers.rotary import rope
 
 CONV = "conv"
 

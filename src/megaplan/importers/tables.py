@@ -62,7 +62,6 @@ NOT_CARRIED: dict[str, tuple[tuple[Any, ...], str]] = {
     "embedding_multiplier": ((1, 1.0, None), _SCALE),
     "residual_multiplier": ((1, 1.0, None), _SCALE),
     "logits_scaling": ((1, 1.0, None), _SCALE),
-    "attention_multiplier": ((None, 1, 1.0), "a scale of the scores of its own; megarun's is 1 / sqrt(head_dim)"),
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), ((None,), _CAP)),
     **dict.fromkeys(
         ("lm_head_multiplier", "key_multiplier", "attention_out_multiplier", "attention_in_multiplier"), ((1, 1.0, None), _SCALE)

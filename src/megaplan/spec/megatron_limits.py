@@ -13,8 +13,8 @@ from megaplan.dtypes import DType
 from megaplan.families.linear_attention.section import GatedDeltaNet
 from megaplan.families.registry import FAMILIES
 from megaplan.low_precision import PER_TENSOR
-from megaplan.spec.models import SIDES, GroupedQueryAttention, LatentAttention, Mamba1, Mamba2, Mamba3, Spec
-from megaplan.spec.options import given_options
+from megaplan.spec.models import SIDES, GroupedQueryAttention, LatentAttention, Llama3Scaling, Mamba1, Mamba2, Mamba3, Spec, YarnScaling
+from megaplan.spec.options import VALUES_ALONE, given_options
 
 CONV_KERNEL, CHUNK_SIZE = 4, 128
 """Of Megatron's Mamba mixer; no launch argument changes them."""
@@ -143,7 +143,7 @@ def _options(spec: Spec, letters: str) -> Iterator[Limit]:
     """Options of blocks that are not priced, and biases, which Megatron has in all linears or in none."""
     model, mtp = spec.model, spec.model.features.mtp
     for option in given_options(model):
-        if option.key not in PRICED_OPTIONS:
+        if option.key not in PRICED_OPTIONS | VALUES_ALONE:
             detail = f"{option.key} = {option.shown}, and Megatron is priced and written with {option.neutral}"
             yield Limit(option.key, detail, f"{option.key.rpartition('.')[2]}: {option.neutral}")
     if model.attention is not None and model.attention.bias and isinstance(model.attention, LatentAttention):
@@ -177,6 +177,7 @@ def _attention(spec: Spec, letters: str) -> Iterator[Limit]:
         listed = ", ".join(map(str, attention.nope_layers))
         detail = f"model.attention.nope_layers = [{listed}]: Megatron's position embedding is of all attention layers or of none"
         yield Limit("model.attention.nope_layers", detail, "nope_layers: [], or all A layers", tensors=False)
+    yield from _scores(attention)
     if isinstance(attention, LatentAttention):
         if attention.indexer is not None:
             yield Limit(
@@ -188,6 +189,22 @@ def _attention(spec: Spec, letters: str) -> Iterator[Limit]:
             )
     elif isinstance(attention, GroupedQueryAttention) and attention.window_size is not None and spec.host.attention_backend == "unfused":
         yield Limit("model.attention.window_size", "unfused attention takes no window", "host: {attention_backend: flash}")
+
+
+def _scores(attention: GroupedQueryAttention | LatentAttention) -> Iterator[Limit]:
+    """Rotary frequencies and scores that Megatron computes otherwise, of the same shapes."""
+    scaling, key = attention.rope_scaling, "model.attention.rope_scaling"
+    if attention.softmax_scale is not None:
+        detail = f"model.attention.softmax_scale = {attention.softmax_scale:g}, and Megatron's is 1 / sqrt(width)"
+        yield Limit("model.attention.softmax_scale", detail, "softmax_scale: null", tensors=False)
+    if scaling is not None and isinstance(attention, LatentAttention):
+        detail = f"{key}.kind = {scaling.kind}: scaled rotary frequencies of Megatron's latent attention are not written"
+        yield Limit(key, detail, "rope_scaling: null", tensors=False)
+    elif isinstance(scaling, YarnScaling):
+        yield Limit(key, f"{key}.kind = yarn: Megatron has it with latent attention alone", "rope_scaling: null", tensors=False)
+    elif isinstance(scaling, Llama3Scaling) and scaling != Llama3Scaling(kind="llama3", factor=scaling.factor):
+        own = ", ".join(f"{name} = {getattr(scaling, name):g}" for name in ("low_freq_factor", "high_freq_factor", "original_seq_length"))
+        yield Limit(key, f"{key}: {own}, and Megatron has 1, 4 and 8192", "rope_scaling: {kind: llama3, factor: 8}", tensors=False)
 
 
 def _features(spec: Spec) -> Iterator[Limit]:

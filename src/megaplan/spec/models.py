@@ -10,7 +10,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from megaplan.dtypes import DType
-from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention
+from megaplan.families.attention.section import (
+    GroupedQueryAttention,
+    Indexer,
+    LatentAttention,
+    LinearScaling,
+    Llama3Scaling,
+    RopeScaling,
+    YarnScaling,
+)
 from megaplan.families.dense.section import Mlp
 from megaplan.families.linear_attention.section import GatedDeltaNet, KimiDeltaAttention
 from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3
@@ -72,6 +80,8 @@ __all__ = [
     "KimiDeltaAttention",
     "LatentAttention",
     "Letter",
+    "LinearScaling",
+    "Llama3Scaling",
     "LossSpike",
     "LowPrecision",
     "Mamba",
@@ -92,6 +102,7 @@ __all__ = [
     "RateSchedule",
     "Recompute",
     "RelationBias",
+    "RopeScaling",
     "Schedule",
     "ScheduleKind",
     "Section",
@@ -102,6 +113,7 @@ __all__ = [
     "Split",
     "StableRate",
     "Training",
+    "YarnScaling",
 ]
 
 

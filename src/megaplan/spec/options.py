@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from megaplan.families.registry import families_of
-from megaplan.scalars import OptionsSection
+from megaplan.scalars import OptionsSection, Section
 
 OWN_ACTIVATIONS = frozenset({"geglu"})
 """Words of `activation` that came later."""
+VALUES_ALONE = frozenset({"model.attention.rope_scaling", "model.attention.softmax_scale"})
+"""Options that no tensor, time or host's memory depends on."""
 
 
 class Option(NamedTuple):
@@ -58,6 +60,9 @@ def _shown(value: Any) -> str:
     if isinstance(value, tuple):
         listed = ", ".join(map(str, value[:8]))
         return f"[{listed}{', …' if len(value) > 8 else ''}]"
+    if isinstance(value, Section):
+        given = value.model_dump(exclude_defaults=True)
+        return f"{{{', '.join(f'{key}: {_shown(inside)}' for key, inside in given.items())}}}"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)

@@ -11,7 +11,7 @@ from megaplan.dtypes import DType
 from megaplan.families.registry import families_of
 from megaplan.spec.megatron_limits import Limit
 from megaplan.spec.models import GroupedQueryAttention, Spec
-from megaplan.spec.options import given_options
+from megaplan.spec.options import VALUES_ALONE, given_options
 from megaplan.spec.pattern import parse_pattern
 
 BLOCK = "AD"
@@ -42,6 +42,8 @@ def torchtitan_limits(spec: Spec, letters: str) -> Iterator[Limit]:
 def _model(spec: Spec) -> Iterator[Limit]:
     model = spec.model
     for option in given_options(model):
+        if option.key in VALUES_ALONE:
+            continue
         detail = f"{option.key} = {option.shown}: no model of torchtitan that is priced has it"
         yield Limit(option.key, detail, f"{option.key.rpartition('.')[2]}: {option.neutral}")
     for name in type(model.features).model_fields:

@@ -39,7 +39,7 @@ class GroupedQueryAttention(Block):
     ) -> None:
         super().__init__()
         query, key_value = (tp.share(heads) * config.head_dim for heads in (config.num_heads, config.num_kv_heads))
-        self.tp, self.cp, self.head_dim = tp, cp, config.head_dim
+        self.tp, self.cp, self.head_dim, self.scale = tp, cp, config.head_dim, config.score_factor
         self.window = config.window(layer)
         self.rotates = layer not in config.nope_layers
         self.norm = RMSNorm(hidden_size, eps)
@@ -69,7 +69,7 @@ class GroupedQueryAttention(Block):
     def core(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
         """Heads [B, T, Hq, D], [B, T, Hkv, D], [B, T, Hkv, D] -> [B, t, h]: attention, its gate [B, T, Hq · D] and output projection."""
         # what attention makes has no local name: where it runs again it is freed while the projection is reduced
-        return self.o_proj.reduce(self.o_proj(gated(self.cp.attention(q, k, v, self.head_dim**-0.5, self.window, starts).flatten(2), gate)))
+        return self.o_proj.reduce(self.o_proj(gated(self.cp.attention(q, k, v, self.scale, self.window, starts).flatten(2), gate)))
 
 
 class LatentAttention(Block):
@@ -89,7 +89,7 @@ class LatentAttention(Block):
         index_loss_factor: float = 0.0,
     ) -> None:
         super().__init__()
-        self.tp, self.cp, self.num_heads = tp, cp, tp.share(config.num_heads)
+        self.tp, self.cp, self.num_heads, self.scale = tp, cp, tp.share(config.num_heads), config.score_factor
         self.nope_dim, self.rope_dim, self.v_dim = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
         self.kv_lora_rank = config.kv_lora_rank
         self.window = config.window(layer)
@@ -134,9 +134,7 @@ class LatentAttention(Block):
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None) -> Tensor:
         """Heads [B, T, H, n + R], the same, [B, T, H, v] -> [B, t, h]: attention and its output projection."""
-        return self.o_proj.reduce(
-            self.o_proj(self.cp.attention(q, k, v, (self.nope_dim + self.rope_dim) ** -0.5, self.window, starts).flatten(2))
-        )
+        return self.o_proj.reduce(self.o_proj(self.cp.attention(q, k, v, self.scale, self.window, starts).flatten(2)))
 
     def indexed_core(
         self,
@@ -153,8 +151,7 @@ class LatentAttention(Block):
         """`core` over the keys that the indexer selects, from the indexer's outputs and the layer's rotary table."""
         if self.indexer is None:
             raise RuntimeError("a layer without an indexer attends to all keys")
-        scale = (self.nope_dim + self.rope_dim) ** -0.5
-        choice = Choice(scale, self.indexer.top_k, self.indexer.loss_factor, self.eps, self.window)
+        choice = Choice(self.scale, self.indexer.top_k, self.indexer.loss_factor, self.eps, self.window)
         attend, norm = partial(context_indexed_attention, self.cp, choice, starts), self.indexer.k_norm
         # avoid locals that extend lifetimes
         return self.o_proj.reduce(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from megaplan.spec.models import GroupedQueryAttention, LatentAttention
+from megaplan.spec.models import GroupedQueryAttention, LatentAttention, LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
 
 
 class Rotary(NamedTuple):
@@ -22,21 +23,54 @@ def rotary_width(attention: GroupedQueryAttention | LatentAttention) -> int:
     return attention.qk_rope_head_dim if isinstance(attention, LatentAttention) else attention.rotary_dim or attention.head_dim
 
 
-def rotary_table(positions: Tensor, width: int, theta: float, device: torch.device) -> Rotary:
-    """Angles position · theta^(−2i/R), i < R/2, computed in fp64 and kept in fp32.
+def rotary_table(positions: Tensor, width: int, theta: float, device: torch.device, scaling: RopeScaling | None = None) -> Rotary:
+    """Angles position · frequency, computed in fp64 and kept in fp32; frequency theta^(−2i/R), i < R/2, before any scaling.
 
     Args:
         positions: Positions of this rank's tokens, [T].
         width: Number of rotated dims R; even unless no layer uses the table.
         theta: Base of the geometric series of frequencies.
         device: Device of the table.
+        scaling: How the frequencies are changed for a longer context.
 
     Source: arXiv:2104.09864, section 3.2.2.
     """
-    exponents = torch.arange(0, width, 2, dtype=torch.float64, device=device) / width
-    angles = positions.to(device, torch.float64)[:, None] * theta**-exponents
+    frequencies = rotary_frequencies(width, theta, device, scaling)
+    angles = positions.to(device, torch.float64)[:, None] * frequencies
     del positions  # no other reference exists
-    return Rotary(angles.cos().float(), angles.sin().float())
+    factor = scaling.table_factor if isinstance(scaling, YarnScaling) else 1.0
+    return Rotary(angles.cos().mul_(factor).float(), angles.sin().mul_(factor).float())
+
+
+def rotary_frequencies(width: int, theta: float, device: torch.device, scaling: RopeScaling | None = None) -> Tensor:
+    """Angle that each pair of dims turns from one position to the next, fp64 [R/2].
+
+    Source: arXiv:2306.15595 (linear), arXiv:2407.21783 and the code published with it (llama3), arXiv:2309.00071, section 3.2 (yarn).
+    """
+    plain: Tensor = theta ** -(torch.arange(0, width, 2, dtype=torch.float64, device=device) / width)
+    if scaling is None:
+        return plain
+    divided = plain / scaling.factor
+    if isinstance(scaling, LinearScaling):
+        return divided
+    return torch.lerp(divided, plain, kept_share(plain, width, theta, scaling))
+
+
+def kept_share(frequencies: Tensor, width: int, theta: float, scaling: Llama3Scaling | YarnScaling) -> Tensor:
+    """How much of each frequency is kept as it is, 0 to 1; the rest of it is divided."""
+    if isinstance(scaling, Llama3Scaling):
+        turns = scaling.original_seq_length * frequencies / (2 * math.pi)
+        return ((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)).clamp(0, 1)
+    # the index, a fraction, of the pair that makes this many turns in the original context
+    first, last = (
+        width * math.log(scaling.original_seq_length / (2 * math.pi * turns)) / (2 * math.log(theta))
+        for turns in (scaling.beta_fast, scaling.beta_slow)
+    )
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, width - 1)
+    ramp = (torch.arange(len(frequencies), dtype=torch.float64, device=frequencies.device) - first) / max(last - first, 0.001)
+    return 1 - ramp.clamp(0, 1)
 
 
 def unrotated(table: Rotary) -> Rotary:

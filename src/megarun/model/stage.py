@@ -94,7 +94,8 @@ class Stage(nn.Module):
     def add_rotary(self, device: torch.device) -> None:
         """Create the rotary tables on `device` if the stage has attention: fp32 buffers, not in checkpoints."""
         if self.attention is not None:
-            table = rotary_table(self.cp.positions(self.seq_length), rotary_width(self.attention), self.attention.rope_theta, device)
+            width, theta, scaling = rotary_width(self.attention), self.attention.rope_theta, self.attention.rope_scaling
+            table = rotary_table(self.cp.positions(self.seq_length), width, theta, device, scaling)  # which drops the positions
             self.register_buffer("rope_cos", table.cos, persistent=False)
             self.register_buffer("rope_sin", table.sin, persistent=False)
 

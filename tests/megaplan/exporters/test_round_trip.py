@@ -143,8 +143,11 @@ def positions(draw: Any, attention: dict[str, Any], letters: str, bias: bool) ->
     kind = draw(st.sampled_from(["rope", "none"] if latent else ["rope", "partial", "none", "learned"]))
     if kind == "partial":
         attention["rotary_dim"] = attention["head_dim"] // 4
-    elif kind != "rope":
-        attention["nope_layers"] = [index for index, letter in enumerate(letters) if letter == "A"]
+    if kind in ("rope", "partial") and not latent and (scaling := draw(st.sampled_from(["llama3", "linear", None]))):
+        attention["rope_scaling"] = {"kind": scaling, "factor": draw(st.sampled_from([8.0, 32.0, 1.5]))}
+    if kind in ("rope", "partial"):
+        return {}
+    attention["nope_layers"] = [index for index, letter in enumerate(letters) if letter == "A"]
     return {"learned_positions": 4096} if kind == "learned" else {}
 
 

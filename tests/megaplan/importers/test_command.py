@@ -41,10 +41,10 @@ def test_a_spec_file_and_its_config_have_the_same_estimate(
 
 
 def test_a_spec_file_says_what_it_does_not_carry(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "config.json").write_text(text(config("Llama-3.1-8B")), encoding="utf-8")
+    (folder / "config.json").write_text(text(config("granite-4.0-h-tiny")), encoding="utf-8")
     assert run(["import", "hf", "config.json"]) == 0
     printed = capsys.readouterr()
-    assert printed.out.startswith("# Imported from config.json, model_type llama.\n# Not imported: rope_scaling = ")
+    assert printed.out.startswith("# Imported from config.json, model_type granitemoehybrid.\n# Not imported: embedding_multiplier = ")
     assert "warning[MP820]" in printed.err
 
 

@@ -114,7 +114,7 @@ def test_what_is_not_carried_is_listed_in_one_warning() -> None:
     assert [item.code for item in found] == ["MP820", "MP822", "MP821"]
     assert found[0].severity is Severity.WARNING
     fields = [line.split(" = ")[0] for line in found[0].detail.splitlines()]
-    assert fields == ["embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"]
+    assert fields == ["embedding_multiplier", "residual_multiplier", "logits_scaling"]
 
 
 @pytest.mark.parametrize(

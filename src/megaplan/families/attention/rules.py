@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaplan.errors import Diagnostic
-from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention
+from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention, Llama3Scaling, YarnScaling
 from megaplan.families.checks import Checked, divisors, remainder, rising, use_one_of
 from megaplan.wording import series
 
@@ -13,6 +13,7 @@ from megaplan.wording import series
 def attention_rules(checked: Checked, attention: GroupedQueryAttention | LatentAttention) -> Iterator[Diagnostic]:
     """MP332, MP701, MP706 … MP708, MP712, MP713, MP715."""
     yield from _heads(checked, attention)
+    yield from _scaling(checked, attention)
     yield from _layers(checked, attention)
 
 
@@ -49,6 +50,25 @@ def _options(checked: Checked, attention: GroupedQueryAttention) -> Iterator[Dia
     if attention.qk_norm_width != "head" and not attention.qk_norm:
         detail = f"attention.qk_norm_width = {attention.qk_norm_width}, attention.qk_norm = false"
         yield checked.error("MP715", detail, "model.attention.qk_norm_width", "qk_norm: true")
+
+
+def _scaling(checked: Checked, attention: GroupedQueryAttention | LatentAttention) -> Iterator[Diagnostic]:
+    """What lies between kept and divided frequencies has a first and a last turn, and YaRN finds both by the base's logarithm."""
+    scaling = attention.rope_scaling
+    ends: dict[str, float] = {}
+    if isinstance(scaling, Llama3Scaling):
+        ends = {"high_freq_factor": scaling.high_freq_factor, "low_freq_factor": scaling.low_freq_factor}
+    elif isinstance(scaling, YarnScaling):
+        ends = {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
+        if attention.rope_theta <= 1:
+            detail = f"attention.rope_theta = {attention.rope_theta:g}, attention.rope_scaling.kind = yarn, and yarn needs a base above 1"
+            yield checked.error("MP715", detail, "model.attention.rope_theta", "rope_theta: 10000")
+    if not ends:
+        return
+    (fast, above), (slow, below) = ends.items()
+    if above <= below:
+        detail = f"attention.rope_scaling.{fast} = {above:g}, attention.rope_scaling.{slow} = {below:g}, and {above:g} <= {below:g}"
+        yield checked.error("MP715", detail, f"model.attention.rope_scaling.{fast}", f"{fast}: a number above {slow}")
 
 
 def _odd(checked: Checked, name: str, width: int) -> Diagnostic:

@@ -2,9 +2,77 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+import math
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from megaplan.scalars import NaturalInt, OptionsSection, PositiveFloat, PositiveInt, Section, StrictBool
+
+
+class LinearScaling(Section):
+    """All rotary frequencies are divided by one factor (arXiv:2306.15595).
+
+    Attributes:
+        kind: linear.
+        factor: Divisor of the frequencies.
+    """
+
+    kind: Literal["linear"]
+    factor: PositiveFloat
+
+
+class Llama3Scaling(Section):
+    """Low rotary frequencies are divided, high ones are kept, those between are interpolated (Llama 3.1, arXiv:2407.21783).
+
+    Attributes:
+        kind: llama3.
+        factor: Divisor of the low frequencies.
+        low_freq_factor: Frequencies with fewer turns than this in original_seq_length tokens are divided.
+        high_freq_factor: Frequencies with more turns than this in original_seq_length tokens are kept; above low_freq_factor.
+        original_seq_length: Tokens a sequence before the context was extended.
+    """
+
+    kind: Literal["llama3"]
+    factor: PositiveFloat
+    low_freq_factor: PositiveFloat = 1.0
+    high_freq_factor: PositiveFloat = 4.0
+    original_seq_length: PositiveInt = 8192
+
+
+class YarnScaling(Section):
+    """Low rotary frequencies are divided, high ones are kept, with a linear ramp between; cos and sin get a factor (arXiv:2309.00071).
+
+    Attributes:
+        kind: yarn.
+        factor: Divisor of the low frequencies.
+        original_seq_length: Tokens a sequence before the context was extended.
+        beta_fast: Frequencies with more turns than this in original_seq_length tokens are kept; above beta_slow.
+        beta_slow: Frequencies with fewer turns than this in original_seq_length tokens are divided.
+        truncate: The ends of the ramp are rounded outwards to whole frequencies.
+        attention_factor: Factor of cos and sin; null for 0.1 ln(factor) + 1, or 1 where factor is at most 1.
+    """
+
+    kind: Literal["yarn"]
+    factor: PositiveFloat
+    original_seq_length: PositiveInt
+    beta_fast: PositiveFloat = 32.0
+    beta_slow: PositiveFloat = 1.0
+    truncate: StrictBool = True
+    attention_factor: PositiveFloat | None = None
+
+    @property
+    def table_factor(self) -> float:
+        """Factor of cos and sin."""
+        return yarn_factor(self.factor) if self.attention_factor is None else self.attention_factor
+
+
+def yarn_factor(factor: float, weight: float = 1.0) -> float:
+    """YaRN's factor of scores for a context that is `factor` times as long: 0.1 · weight · ln(factor) + 1, 1 up to a factor of 1."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+RopeScaling = Annotated[LinearScaling | Llama3Scaling | YarnScaling, Field(discriminator="kind")]
 
 
 class Indexer(Section):
@@ -42,11 +110,15 @@ class GroupedQueryAttention(OptionsSection):
         window_size: Positions that a token sees, itself included; null for all before it.
         full_layers: A layers without the window: 0-based global indices, rising.
         rope_theta: Base of the rotary angles.
+        rope_scaling: How rotary frequencies are changed for a longer context; null for not at all.
+        softmax_scale: Factor of the scores; null for 1 / sqrt(width of a query head).
         rotary_dim: Width of a head's rotated part; null for the whole head.
         nope_layers: A layers without rotary embedding: 0-based global indices, rising.
     """
 
-    options: ClassVar[frozenset[str]] = frozenset({"qk_norm_width", "output_bias", "gate", "sinks", "rotary_dim"})
+    options: ClassVar[frozenset[str]] = frozenset(
+        {"qk_norm_width", "output_bias", "gate", "sinks", "rotary_dim", "rope_scaling", "softmax_scale"}
+    )
 
     kind: Literal["gqa"]
     num_heads: PositiveInt
@@ -61,8 +133,15 @@ class GroupedQueryAttention(OptionsSection):
     window_size: PositiveInt | None = None
     full_layers: tuple[NaturalInt, ...] = ()
     rope_theta: PositiveFloat = 10_000.0
+    rope_scaling: RopeScaling | None = None
+    softmax_scale: PositiveFloat | None = None
     rotary_dim: PositiveInt | None = None
     nope_layers: tuple[NaturalInt, ...] = ()
+
+    @property
+    def score_factor(self) -> float:
+        """What the products of queries and keys are multiplied with before the softmax."""
+        return self.head_dim**-0.5 if self.softmax_scale is None else self.softmax_scale
 
     def window(self, layer: int) -> int | None:
         """The window of a layer, by its global index; what lies past the layers has it too."""
@@ -84,13 +163,15 @@ class LatentAttention(OptionsSection):
         output_bias: Bias on the output projection alone.
         latent_norm: RMSNorm over each latent.
         rope_theta: Base of the rotary angles.
+        rope_scaling: How rotary frequencies are changed for a longer context; null for not at all.
+        softmax_scale: Factor of the scores; null for 1 / sqrt(width of a query head).
         window_size: Positions that a token sees, itself included; null for all before it.
         full_layers: A layers without the window: 0-based global indices, rising.
         nope_layers: A layers without rotary embedding: 0-based global indices, rising.
         indexer: Sparse-attention indexer; null for none.
     """
 
-    options: ClassVar[frozenset[str]] = frozenset({"bias", "output_bias", "latent_norm"})
+    options: ClassVar[frozenset[str]] = frozenset({"bias", "output_bias", "latent_norm", "rope_scaling", "softmax_scale"})
 
     kind: Literal["mla"]
     num_heads: PositiveInt
@@ -103,10 +184,17 @@ class LatentAttention(OptionsSection):
     output_bias: StrictBool = False
     latent_norm: StrictBool = True
     rope_theta: PositiveFloat = 10_000.0
+    rope_scaling: RopeScaling | None = None
+    softmax_scale: PositiveFloat | None = None
     window_size: PositiveInt | None = None
     full_layers: tuple[NaturalInt, ...] = ()
     nope_layers: tuple[NaturalInt, ...] = ()
     indexer: Indexer | None = None
+
+    @property
+    def score_factor(self) -> float:
+        """What the products of queries and keys are multiplied with before the softmax."""
+        return (self.qk_nope_head_dim + self.qk_rope_head_dim) ** -0.5 if self.softmax_scale is None else self.softmax_scale
 
     def window(self, layer: int) -> int | None:
         """The window of a layer, by its global index; what lies past the layers has it too."""

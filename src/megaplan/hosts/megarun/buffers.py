@@ -13,7 +13,7 @@ def rotary_bytes(spec: Spec) -> int:
 
 
 def rotary_scratch_bytes(spec: Spec) -> int:
-    """Beside a table while it is computed: angles and sines in fp64 [T, ⌈R / 2⌉], and the exponents."""
+    """Beside a table while it is computed: angles and sines in fp64 [T, ⌈R / 2⌉], and the frequencies."""
     return _frequencies(spec) * (2 * (spec.batch.seq_length // spec.mesh.cp) + 1) * FP64_BYTES
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from megaplan.hosts.megatron.argument import told
 
 _ROUTER = "experts are chosen otherwise than by megarun's router; shapes are the same"
-_ROTARY = "rotary angles are turned otherwise; shapes are the same"
+ROTARY = "rotary angles are turned otherwise; shapes are the same"
 NOT_CARRIED = (
     *told(
         "moe_router_score_function moe_router_num_groups moe_router_group_topk moe_router_topk_scaling_factor "
@@ -13,11 +13,10 @@ NOT_CARRIED = (
         _ROUTER,
     ),
     *told(
-        "rotary_scaling_factor rotary_seq_len_interpolation_factor use_rope_scaling rope_scaling_factor rope_type "
-        "mscale mscale_all_dim no_rope_freq",
-        _ROTARY,
+        "rotary_scaling_factor rope_type mscale mscale_all_dim no_rope_freq",
+        ROTARY,
     ),
-    *told("yarn_original_max_position_embeddings yarn_beta_fast yarn_beta_slow no_yarn_correction_range_round_to_int", _ROTARY),
+    *told("yarn_original_max_position_embeddings yarn_beta_fast yarn_beta_slow no_yarn_correction_range_round_to_int", ROTARY),
     *told("use_checkpoint_args use_mp_args_from_checkpoint_args", "arguments of the checkpoint stand in the place of those given here"),
     *told("hierarchical_context_parallel_sizes", "contexts exchange keys and values in two levels; buffers are taken as of one"),
     *told("export_qk_l2_norm export_moe_apply_probs_on_input", "of an exported checkpoint; its tensors are taken as without"),

@@ -9,6 +9,7 @@ from math import ceil
 from typing import Any, get_args
 
 from megaplan.errors import MegaplanError
+from megaplan.hosts.megatron.not_carried import ROTARY as ANGLES
 from megaplan.hosts.megatron.pattern import OURS, HybridPattern, parse_hybrid
 from megaplan.hosts.megatron.rows_model import MOE
 from megaplan.hosts.megatron.stages import NAMES, check_layout, even_sizes, flag_list, layer_kinds, parse_layout
@@ -19,6 +20,7 @@ from megaplan.spec.megatron_limits import CHUNK_SIZE
 from megaplan.spec.models import MAX_LAYERS
 
 ROTARY = ("rope", "yarn")
+SCALING = ("use_rope_scaling", "rope_scaling_factor", "rotary_seq_len_interpolation_factor")
 MOE_NAMES = tuple(row.name for row in MOE)
 
 NO_LETTER = {
@@ -199,7 +201,7 @@ def read_model(launch: Arguments, stack: Stack, tp: int) -> dict[str, Any]:
         launch.pass_over(
             "num_attention_heads", "rotary_base", "rotary_percent", "qk_layernorm", "add_qkv_bias", "num_query_groups", "kv_channels"
         )
-        launch.pass_over("group_query_attention", "window_size", "window_attn_skip_freq")
+        launch.pass_over("group_query_attention", "window_size", "window_attn_skip_freq", *SCALING)
     if "M" in letters:
         heads = launch.optional("mamba_num_heads")
         model["mamba"] = {"kind": "mamba2", "num_heads": heads, **launch.section("model.mamba"), "chunk_size": CHUNK_SIZE}
@@ -276,6 +278,10 @@ def _attention(launch: Arguments, stack: Stack, hidden: int, *, bias: bool, rota
     found = {"kind": kind, "num_heads": heads, **launch.section("model.attention", kind), "nope_layers": nope}
     if stack.latent:
         launch.pass_over("num_query_groups", "kv_channels", "group_query_attention", "rotary_percent")
+        for name in SCALING:
+            if launch.values.get(name):
+                launch.tell(name, ANGLES)
+        launch.pass_over(*SCALING)
         if queried and not bias:
             launch.cannot("add_qkv_bias", "projections of a spec's latent attention have no bias", "")
         return {**found, **_given(output_bias=bias), **({} if normed else {"latent_norm": False})}
@@ -296,9 +302,23 @@ def _attention(launch: Arguments, stack: Stack, hidden: int, *, bias: bool, rota
         "bias": bias or queried,
         **_given(output_bias=bias),
         **({"rotary_dim": rotated} if rotates and rotated != head_dim else {}),
+        **_scaling(launch, rotates=rotates),
         "window_size": window,
         **_full_layers(launch, stack, places, windowed=window is not None),
     }
+
+
+def _scaling(launch: Arguments, *, rotates: bool) -> dict[str, Any]:
+    """`rope_scaling`: Megatron divides positions by one factor, or scales frequencies as Llama 3.1 does."""
+    factor, divisor = launch.number("rope_scaling_factor"), launch.number("rotary_seq_len_interpolation_factor")
+    if not rotates:
+        launch.pass_over(*SCALING)
+        return {}
+    if launch.given("use_rope_scaling"):
+        if divisor is not None:
+            launch.cannot("rotary_seq_len_interpolation_factor", "a spec scales rotary frequencies by one rule, here --use-rope-scaling's")
+        return {"rope_scaling": {"kind": "llama3", "factor": factor}}
+    return {} if divisor is None else {"rope_scaling": {"kind": "linear", "factor": divisor}}
 
 
 def _window(launch: Arguments) -> int | None:

@@ -1,0 +1,43 @@
+"""Rotary frequencies that are scaled for a longer context, against values of transformers 5.23.0's `ROPE_INIT_FUNCTIONS`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from pydantic import TypeAdapter
+
+from megaplan.spec.models import RopeScaling
+from megarun.model.rotary import rotary_frequencies, rotary_table
+
+pytestmark = pytest.mark.runtime
+WIDTH, PAIRS = 64, [0, 8, 10, 12, 14, 16, 18, 20, 31]
+LLAMA = {"kind": "llama3", "factor": 8.0}
+DEEPSEEK = {"kind": "yarn", "factor": 40.0, "original_seq_length": 4096, "attention_factor": 1.0}
+GPT_OSS = {"kind": "yarn", "factor": 32.0, "original_seq_length": 4096, "truncate": False}
+EXPECTED = [
+    (LLAMA, 500_000.0, 1.0, [1.0, 0.03760603, 0.01656044, 0.007292665, 0.003211446, 0.000524846, 7.784655e-05, 3.428102e-05, 3.767323e-07]),
+    (DEEPSEEK, 10_000.0, 1.0, [1.0, 0.1, 0.05623413, 0.02687936, 0.01244796, 0.0055, 0.002249365, 0.0007905694, 3.333804e-06]),
+    (GPT_OSS, 10_000.0, 1.3465736, [1.0, 0.1, 0.05623413, 0.02773594, 0.0127357, 0.005552754, 0.002217703, 0.0007382769, 4.167255e-06]),
+]
+
+
+def scaling_of(section: dict[str, Any]) -> Any:
+    return TypeAdapter(RopeScaling).validate_python(section)
+
+
+@pytest.mark.parametrize(("section", "theta", "factor", "expected"), EXPECTED, ids=["llama3", "yarn", "yarn-whole"])
+def test_frequencies_are_those_of_transformers(section: dict[str, Any], theta: float, factor: float, expected: list[float]) -> None:
+    scaling, device = scaling_of(section), torch.device("cpu")
+    found = rotary_frequencies(WIDTH, theta, device, scaling)
+    torch.testing.assert_close(found[PAIRS], torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=0)
+    table = rotary_table(torch.tensor([0, 7]), WIDTH, theta, device, scaling)
+    torch.testing.assert_close(table.cos[0], torch.full((WIDTH // 2,), factor), rtol=1e-6, atol=0)
+    torch.testing.assert_close(table.sin[1], (factor * torch.sin(7 * found)).float(), rtol=1e-6, atol=1e-7)
+
+
+def test_one_factor_divides_all_frequencies() -> None:
+    device = torch.device("cpu")
+    divided = rotary_frequencies(WIDTH, 1e4, device, scaling_of({"kind": "linear", "factor": 3.0}))
+    torch.testing.assert_close(divided * 3, rotary_frequencies(WIDTH, 1e4, device))
