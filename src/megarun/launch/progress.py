@@ -78,6 +78,11 @@ class Progress:
         return max(self._timeouts.step, LARGEST_FACTOR * self._longest)
 
     @property
+    def step_timeout(self) -> float:
+        """The time limit of a place in a step, as it was given."""
+        return self._timeouts.step
+
+    @property
     def stop_limit(self) -> float:
         """Time that a place of a healthy step takes at most, as far as this run has seen."""
         return LARGEST_FACTOR * self._longest

@@ -31,7 +31,7 @@ from megarun.launch.progress import Progress
 
 BEAT_SECONDS = 2.0
 SILENT_SECONDS = 10.0
-STOP_SECONDS = 20.0  # torchrun kills its processes 30 s after the signal
+STOP_SECONDS = 30.0 - SILENT_SECONDS - 4 * BEAT_SECONDS  # torchrun kills its processes 30 s after the signal; the report takes the rest
 MOST_NAMED = 8
 
 
@@ -75,10 +75,15 @@ class Seen:
     beat: Beat
     silent: float
 
-    @property
-    def is_overdue(self) -> bool:
-        """Whether the rank has been in its place for longer than its limit."""
-        return self.beat.seconds + self.silent > self.beat.limit
+    def is_overdue(self, silent_limit: float) -> bool:
+        """Whether the rank has been in its place for longer than its limit, or publishes nothing.
+
+        The latest beat of a rank that publishes nothing may be of the first step, whose limit is long.
+
+        Args:
+            silent_limit: Time in seconds that a rank may be without a beat, whatever it does.
+        """
+        return self.beat.seconds + self.silent > self.beat.limit or self.silent > silent_limit
 
 
 def stuck_ranks(seen: Mapping[int, Seen], silent_seconds: float = SILENT_SECONDS) -> list[int]:
@@ -147,7 +152,7 @@ class Watch:
                 seen = self._look(range(self._launch.world_size) if self._launch.rank == 0 else (0,))
                 if self._must_stop():
                     self._end(SIGNAL_STATUS + self._interrupt.signalled)
-                elif any(each.is_overdue for each in seen.values()):
+                elif any(each.is_overdue(max(self._silent, self._progress.step_timeout)) for each in seen.values()):
                     self._end(ERROR)
         except RuntimeError:  # the store is closed: the process that kept it has ended, which every rank notices
             self._turn = float("inf")

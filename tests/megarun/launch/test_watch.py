@@ -23,7 +23,7 @@ from megarun.launch.interrupt import Interrupt
 from megarun.launch.process import ProcessIdentity
 from megarun.launch.process_group import Launch
 from megarun.launch.progress import Progress, Timeouts, described
-from megarun.launch.watch import Beat, Seen, Watch, stuck_ranks
+from megarun.launch.watch import BEAT_SECONDS, SILENT_SECONDS, STOP_SECONDS, Beat, Seen, Watch, stuck_ranks
 
 pytestmark = pytest.mark.runtime
 ME = ProcessIdentity.own()
@@ -50,9 +50,10 @@ def test_who_is_stuck(what: str) -> None:
 
 
 def test_a_silent_rank_becomes_overdue() -> None:
-    assert not seen(1, seconds=30, silent=29).is_overdue
-    assert seen(1, seconds=30, silent=31).is_overdue
-    assert seen(1, seconds=61, silent=0).is_overdue
+    assert not seen(1, seconds=30, silent=29).is_overdue(40)
+    assert seen(1, seconds=30, silent=31).is_overdue(40)
+    assert seen(1, seconds=61, silent=0).is_overdue(40)
+    assert seen(1, seconds=1, silent=41).is_overdue(40), "whatever the limit of its place"
 
 
 def test_limits_follow_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,6 +116,22 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
     monkeypatch.setattr(megarun.launch.watch, "exit_after_failure", end)
     return found
+
+
+def test_a_rank_that_is_stopped_soon_after_its_start_is_found(ended: threading.Event, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its only beat is of the first step, which may take half an hour; the other rank is past that step and does not wait so long."""
+    store: Any = Shared(dist.HashStore())  # type: ignore[attr-defined]
+    launches = [Launch(rank, 2, rank, store) for rank in range(2)]
+    Watch(launches[0], Mesh(pp=2), Progress(), Interrupt())._publish()
+    with Watch(launches[1], Mesh(pp=2), Progress(Timeouts(step=0.5)), Interrupt(), beat_seconds=0.1, silent_seconds=0.5):
+        assert ended.wait(60)
+    assert "rank 0 (pp 0) on " in capfd.readouterr().err
+
+
+def test_a_report_is_printed_before_torchrun_kills() -> None:
+    """It kills its processes 30 s after the signal: until then this rank waits, listens who still beats, and prints."""
+    listening = SILENT_SECONDS + BEAT_SECONDS
+    assert STOP_SECONDS + BEAT_SECONDS + listening + BEAT_SECONDS < 30
 
 
 def test_the_job_ends_and_names_the_rank(ended: threading.Event, capfd: pytest.CaptureFixture[str]) -> None:
