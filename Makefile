@@ -34,7 +34,7 @@ test-s3: $(READY) ## checkpoints in an S3 server on this machine, in an environm
 test-browser: $(READY) ## the report page in a headless Chromium, in an environment of its own
 	$(call timed,browser tests,scripts/test_browser.sh)
 
-$(READY): pyproject.toml constraints.txt scripts/install.sh
+$(READY): pyproject.toml $(wildcard locks/*.txt) scripts/install.sh
 	$(call timed,install,scripts/install.sh $(VENV))
 	@touch $@
 
@@ -67,7 +67,7 @@ docs: $(READY) ## the generated pages
 	$(BIN)/python scripts/architecture_picture.py
 
 docs-site: $(READY) ## all pages as a site in site/, links checked; needs the extra `docs`, which it installs
-	$(call timed,docs site,$(BIN)/python -m pip install -qq --disable-pip-version-check --editable ".[docs]" -c constraints.txt && NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet)
+	$(call timed,docs site,$(BIN)/python -m pip install -qq --disable-pip-version-check --require-hashes -r locks/docs.txt && NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet)
 
 faults: $(READY) ## break a small run in every way: docs/reference/faults.md; make faults ONLY=SIGSTOP only some, and no page
 	$(BIN)/python scripts/faults_table.py $(if $(ONLY),--only "$(ONLY)")

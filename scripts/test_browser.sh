@@ -14,7 +14,7 @@ if [ -z "${CHROMIUM:-}" ] && ! command -v chromium >/dev/null && ! command -v ch
     exit 0
   fi
 fi
-[ -x "$env/bin/pytest" ] || { "${PYTHON:-python3}" -m venv "$env" && "$env/bin/python" -m pip install -qq --disable-pip-version-check "playwright==1.60.0" pytest; }
+[ -x "$env/bin/pytest" ] || { "${PYTHON:-python3}" -m venv "$env" && "$env/bin/python" -m pip install -qq --disable-pip-version-check --require-hashes -r locks/browser.txt; }
 MEGAPLAN_REPORTS="$(mktemp -d)"
 export MEGAPLAN_REPORTS
 trap 'rm -rf "$MEGAPLAN_REPORTS"' EXIT

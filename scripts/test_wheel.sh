@@ -9,16 +9,18 @@ rm -rf "$env" dist
 .venv/bin/python -m build --wheel --no-isolation >/dev/null
 wheel=$(echo dist/*.whl)
 "${PYTHON:-python3}" -m venv "$env"
-pip() { "$env/bin/python" -m pip install -qq --disable-pip-version-check -c constraints.txt "$@"; }
+pip() { "$env/bin/python" -m pip install -qq --disable-pip-version-check "$@"; }
 tests="$(mktemp -d)"
 trap 'rm -rf "$tests"' EXIT
 cp -r tests benchmarks pyproject.toml README.md plans docs "$tests"  # run outside the sources, never from them
 if [ "$part" = run ]; then
-  pip "torch==2.13.0+cpu" 2>/dev/null || pip torch==2.13.0
-  pip "$wheel[run]" pytest hypothesis pytest-xdist pytest-timeout
+  pip --require-hashes -r locks/torch-cpu.txt -r locks/torch-cpu-wheels.txt 2>/dev/null || pip --require-hashes -r locks/torch.txt
+  pip --require-hashes -r locks/run.txt
+  pip --no-deps "$wheel"
   cd "$tests" && "$OLDPWD/$env/bin/python" -m pytest tests -m "not slow" -n 2
 else
-  pip "$wheel" pytest hypothesis pytest-xdist pytest-timeout
+  pip --require-hashes -r locks/wheel.txt
+  pip --no-deps "$wheel"
   ! "$env/bin/python" -c "import torch" 2>/dev/null || { echo "error: torch is installed in the environment that must not have it" >&2; exit 1; }
   "$env/bin/python" - <<'EVERY' || { echo "error: a module of the wheel cannot be imported without torch" >&2; exit 1; }
 import importlib, pkgutil, megaplan

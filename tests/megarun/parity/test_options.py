@@ -28,7 +28,7 @@ OPTIONS: dict[str, Any] = {
 MAMBA = {"kind": "mamba2", "expand": 2, "head_dim": 16, "state_dim": 8, "num_groups": 2, "chunk_size": 8, "bias": True}
 GATED = {"model.moe.shared_gate": True}
 CELLS = [
-    Cell("both", T2, spec=DENSE | OPTIONS, ci=True),
+    Cell("both", T2, spec=DENSE | OPTIONS),
     Cell("post", T2, spec=EXPERTS | OPTIONS | {"model.norm_placement": "post"}),
     Cell("zero-bubble", {"pp": 2, **T2}, "interleaved_zero_bubble", DENSE | OPTIONS),
     Cell("shared-gate", {**T2, "ep": 2, "dp_shard": 2}, spec=EXPERTS | GATED, ci=True),
