@@ -18,7 +18,7 @@ extras, out = project["optional-dependencies"], Path(sys.argv[1])
 run = [each for each in extras["run"] if not each.startswith(("torch", "triton"))]
 test = ["pytest", "hypothesis", "pytest-xdist", "pytest-timeout"]
 build = ["hatchling", "editables"]
-for name, wanted in {
+for name, requirements in {
     "run": [*project["dependencies"], *run, *extras["dev"], *build],
     "wheel": [*project["dependencies"], *test],
     "docs": [*project["dependencies"], *extras["docs"], *build],
@@ -26,7 +26,7 @@ for name, wanted in {
     "torch": ["torch"],
     "torch-cpu": ["triton; sys_platform == 'linux'", "filelock", "typing-extensions", "setuptools", "sympy", "networkx", "jinja2", "fsspec"],
 }.items():
-    (out / f"{name}.in").write_text("\n".join(wanted) + "\n")
+    (out / f"{name}.in").write_text("\n".join(requirements) + "\n")
 REQUIREMENTS
 grep -v '^triton==' constraints.txt >"$work/without-triton.txt"
 for file in "$work"/*.in; do
