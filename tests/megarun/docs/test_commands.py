@@ -28,11 +28,6 @@ def folders(tmp_path_factory):
     return folder
 
 
-SLOW = frozenset({"docs/guides/huggingface.md:21"})
-
-
-@pytest.mark.parametrize(
-    "block", [pytest.param(block, id=block.name, marks=pytest.mark.slow if block.name in SLOW else ()) for block in RUNTIME]
-)
+@pytest.mark.parametrize("block", RUNTIME, ids=[block.name for block in RUNTIME])
 def test_a_block_of_the_runtime_runs(block, folders):
     run_block(block, folders(block.page))
