@@ -81,7 +81,13 @@ def seeds_of(outputs: list[Tensor]) -> list[Tensor]:
 
 
 def check_values(
-    case: Case, num_positions: int, dtype: torch.dtype, reference: ModuleType, *, views: bool = False, terms: Mapping[str, str] | None = None
+    case: Case,
+    num_positions: int,
+    dtype: torch.dtype,
+    reference: ModuleType,
+    *,
+    views: bool = False,
+    terms: Mapping[str, str] | None = None,
 ) -> None:
     """Outputs and every gradient against autograd through the fp64 formula, in order and shuffled, the same bits each time.
 
