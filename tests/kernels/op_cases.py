@@ -25,6 +25,7 @@ from op_exact import (
 )
 from op_makers import (
     BATCH,
+    LIMITED,
     Case,
     attention_case,
     delta_case,
@@ -149,7 +150,7 @@ CASES = [
     ),
     ssd_case("ssd", 64, 2),
     ssd_case("ssd_one_group_small_chunks", 16, 1),
-    ssd_case("ssd_limited", 32, 2, (0.08, 0.4)),
+    ssd_case("ssd_limited", 32, 2, LIMITED),
     Case(
         "m2rnn",
         lambda n, t: {

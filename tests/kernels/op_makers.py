@@ -151,6 +151,10 @@ def indexed_case(name: str, top_k: int, window: int | None) -> Case:
     )
 
 
+LIMITED = (0.08, 0.4)
+"""Limits of the step size, of the case that has them."""
+
+
 def ssd_case(name: str, chunk_size: int, num_groups: int, dt_limits: tuple[float, float] = (0.0, math.inf)) -> Case:
     return Case(
         name,

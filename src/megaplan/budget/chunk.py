@@ -56,9 +56,10 @@ class Chunk:
         late_bytes: Of its whole gradients, those that the weight half of a split backward makes.
         waiting_bytes: What a microbatch keeps between the two halves of a split backward.
         waiting_slack_bytes: What the allocator's rounding adds to that.
+        kept_input_bytes: What it keeps for the second half of an input that the stage before has sent on the same rank.
     """
 
-    late_bytes = waiting_bytes = waiting_slack_bytes = 0
+    late_bytes = waiting_bytes = waiting_slack_bytes = kept_input_bytes = 0
 
     def __init__(
         self,

@@ -202,10 +202,10 @@ class Evaluation:
             found = self._parts[slot.index] = self._make(slot)
         return found
 
-    def _sends_locally(self, slot: Slot) -> bool:
-        """Whether the next slot is on the same rank."""
+    def _on_the_same_rank(self, slot: Slot, index: int) -> bool:
+        """Whether the slot of an index is there, and on a slot's rank."""
         slots = self.layout.slots
-        return slot.index + 1 < len(slots) and slots[slot.index + 1].pp_rank == slot.pp_rank
+        return 0 <= index < len(slots) and slots[index].pp_rank == slot.pp_rank
 
     def _make(self, slot: Slot) -> SlotParts:
         blocks, policy = self.blocks, self.policy
@@ -213,7 +213,8 @@ class Evaluation:
         last = stored.names[-1] if policy.pipelined and not stored.is_last else ""
         units = [blocks[name].unit(owned, policy, arrived=name == last) for name, owned in zip(stored.names, stored.owned, strict=True)]
         if policy.splits_backward:
-            chunk: Chunk = SplitBackwardChunk(stored, units, policy, sends_locally=self._sends_locally(slot))
+            sends, receives = (self._on_the_same_rank(slot, slot.index + step) for step in (1, -1))
+            chunk: Chunk = SplitBackwardChunk(stored, units, policy, sends_locally=sends, receives_locally=receives)
         else:
             chunk = Chunk(stored, units, policy)
         step_sums = sum([count * self.step_sum_bytes.get(family, 0) for family, count in stored.families.items()])

@@ -2,7 +2,8 @@
 
 Between the two a microbatch keeps what W needs (`megaplan.hosts.megarun.halves`). A chunk's gradients come in two parts: what I makes, from
 its first I, and those of its linear layers, from its first W. On the last rank of a V the two middle stages hand a gradient to each other,
-which lies in no receive buffer: it is alive from the I of the later to the end of the I of the earlier, and longer where W needs it.
+which lies in no receive buffer: it is alive from the I of the later to the end of the I of the earlier, and longer where W needs it. What
+the earlier sends lies in none either: where a linear of the later reads it (no norm stands before the block), W keeps it after that I.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from copy import copy
 from itertools import accumulate
 
+from megaplan.blocks.ops import INPUT as INPUT_NAME
 from megaplan.blocks.ops import OUTPUT
 from megaplan.budget.bank import bank_moments
 from megaplan.budget.chunk import Chunk, Policy
@@ -38,6 +40,7 @@ class SplitBackwardChunk(Chunk):
         policy: Policy,
         *,
         sends_locally: bool,
+        receives_locally: bool = False,
     ) -> None:
         """Sum once.
 
@@ -46,6 +49,7 @@ class SplitBackwardChunk(Chunk):
             units: The blocks of its names; layers with their halves.
             policy: How the host runs it.
             sends_locally: Whether the next stage is on the same rank, so that the gradient of its output is in no receive buffer.
+            receives_locally: Whether the stage before is on the same rank, so that its input is in no receive buffer.
         """
         super().__init__(stored, units, policy)
         self._halves = [unit.split for unit in self.units]
@@ -61,6 +65,10 @@ class SplitBackwardChunk(Chunk):
         kept = [half.inputs.part.tensors[name][0] for half in halves for name in half.pending.tensors]
         self.waiting_slack_bytes = slack_bytes(kept)
         self.input_half = self._make_input_half(everything - self._received)
+        first = self.units[0]
+        self._owning = weigh_halves(first.block, in_place=policy.in_place) if receives_locally and first.split is not None else None
+        if self._owning is not None and INPUT_NAME in self._owning.pending.storages:
+            self.kept_input_bytes = policy.boundary_bytes
 
     def input_peak(self, state: ChunkState, *, weight_grads: bool) -> Peak:
         """The largest moment of I; what waits for W in the units above the running one is among its activations."""
@@ -69,8 +77,13 @@ class SplitBackwardChunk(Chunk):
         waiting = self._waiting_below[-1] - self._waiting_below[peak.unit] - self._received if peak.moment is None else 0
         return peak._replace(total=peak.total + late + waiting, gradients=peak.gradients + late, activations=peak.activations + waiting)
 
-    def weight_peak(self, *, weight_grads: bool) -> Peak:
-        """The largest moment of W; `weight_grads`: whether another one has run, so that it adds to gradients that are there."""
+    def weight_peak(self, *, weight_grads: bool, owns_input: bool = False) -> Peak:
+        """The largest moment of W.
+
+        Args:
+            weight_grads: Whether another one has run, so that it adds to gradients that are there.
+            owns_input: Whether it alone holds an input that the stage before has sent on the same rank.
+        """
         last, there = len(self.units) - 1, self.held(BACKWARDED, weight_grads=weight_grads)[0]
         best = self.idle_peak("W", there, 0)
         done = 0  # gradients that this W has made, if it is the first
@@ -79,7 +92,8 @@ class SplitBackwardChunk(Chunk):
             if half is None:
                 continue
             before, gradients_of = self._waiting_below[index], self.units[index].block.gradients
-            for moment, size in half.halves.weights:
+            owning = self._owning if owns_input and index == 0 else None
+            for moment, size in (owning or half.halves).weights:
                 made = sum([gradients_of[name] for name in moment.params])
                 kept = made * half.late_bytes // half.halves.late_bytes
                 gradients = there if weight_grads else there + done + (0 if self.policy.in_place else kept)

@@ -11,6 +11,7 @@ from megaplan.budget.split_backward import SplitBackwardChunk
 from megaplan.budget.unit import Peak
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS
 from megaplan.columns import Column
+from megaplan.hosts.megarun.allocator import slack_bytes
 from megaplan.schedules.actions import Kind
 from megaplan.schedules.moments import (
     BACKWARD,
@@ -95,12 +96,13 @@ def _before_products(chunk: Chunk, moment: Moment, peak: Peak) -> bool:
 
 def _step_peak(chunks: Sequence[Chunk], held: HeldBySchedule, largest: tuple[int, Moment, Peak]) -> StepPeak:
     total, moment, peak = largest
-    kind, running, in_flight, waiting, handed_over, states, weight_grads = moment
+    kind, running, in_flight, waiting, handed_over, kept_inputs, _, states, weight_grads = moment
     chunk = chunks[running]
     cells = chunk.action_cells(kind, peak, in_flight[running] - (kind not in (REDUCE, WEIGHT)))
     cells[ACTIVATIONS] += chunk.output_bytes if kind in (BACKWARD, INPUT) else 0
     cells[ACTIVATIONS] += held.at(kind, states[running]) + handed_over * chunk.policy.boundary_bytes
-    slack = 0
+    cells[ACTIVATIONS] += kept_inputs * chunks[-1].kept_input_bytes
+    slack = kept_inputs * slack_bytes([chunks[-1].kept_input_bytes])
     for index, other in enumerate(chunks):
         slack += in_flight[index] * other.slack_bytes + waiting[index] * other.waiting_slack_bytes
         more = other.waiting_cells(waiting[index] - (index == running and kind is WEIGHT))
@@ -129,10 +131,10 @@ def _where(chunk: Chunk, moment: Moment) -> str:
 def _largest(chunks: Sequence[Chunk], moments: Sequence[Moment], held: HeldBySchedule, absent: int) -> tuple[int, Moment, Peak]:
     """What is alive at the largest moment, the moment, and the running chunk's peak; `absent` is not there before the first product."""
     best: tuple[int, Moment, Peak] | None = None
-    peaks: dict[tuple[Kind, int, ChunkState, bool], Peak] = {}
+    peaks: dict[tuple[Kind, int, ChunkState, bool, bool], Peak] = {}
     only_backwards = len(chunks) == 1
     for moment in moments:
-        kind, index, _, _, _, states, weight_grads = moment
+        kind, index, _, _, _, _, owns_input, states, weight_grads = moment
         chunk, state, grads = chunks[index], states[index], weight_grads[index]
         backward = kind not in (FORWARD, REDUCE)
         if only_backwards and not backward:  # backwards come first
@@ -146,16 +148,17 @@ def _largest(chunks: Sequence[Chunk], moments: Sequence[Moment], held: HeldBySch
                 continue
         others += held.at(kind, state)
         if best is not None and state is FORWARDED and kind is BACKWARD and not chunk.policy.in_place:
-            later = peaks.get((BACKWARD, index, FORWARD_AFTER_BACKWARD, True))  # it has all that a first one has, and gradients before it
+            # a later one has all that a first one has, and gradients before it
+            later = peaks.get((BACKWARD, index, FORWARD_AFTER_BACKWARD, True, False))
             if later is not None and later.total + others <= best[0]:
                 continue
         if state is BACKWARDED and not chunk.policy.reshard and kind is not REDUCE:
             state = FORWARD_AFTER_BACKWARD  # they differ in what is gathered, and then only if it was freed
-        key = kind, index, state, grads
+        key = kind, index, state, grads, owns_input
         peak = peaks.get(key)
         if peak is None:
             untouched = absent and kind is FORWARD and all(other is UNTOUCHED for other in states)
-            peak = peaks[key] = _peak(chunk, kind, state, absent if untouched else 0, weight_grads=grads)
+            peak = peaks[key] = _peak(chunk, kind, state, absent if untouched else 0, weight_grads=grads, owns_input=owns_input)
         if best is None or peak.total + others > best[0]:
             best = (peak.total + others, moment, peak)
     if best is None:
@@ -170,7 +173,7 @@ def _ceiling(chunk: Chunk, moments: Sequence[Moment], held: HeldBySchedule) -> i
     return max(forward, chunk.reduce_bound) + held.gradient_bytes + held.output_bytes
 
 
-def _peak(chunk: Chunk, kind: Kind, state: ChunkState, absent: int, *, weight_grads: bool) -> Peak:
+def _peak(chunk: Chunk, kind: Kind, state: ChunkState, absent: int, *, weight_grads: bool, owns_input: bool) -> Peak:
     if kind is FORWARD:
         return chunk.forward_peak(state, absent, weight_grads=weight_grads)
     if kind is BACKWARD:
@@ -178,12 +181,14 @@ def _peak(chunk: Chunk, kind: Kind, state: ChunkState, absent: int, *, weight_gr
     if kind is REDUCE:
         return reduce_peak(chunk)
     split = cast(SplitBackwardChunk, chunk)
-    return split.input_peak(state, weight_grads=weight_grads) if kind is INPUT else split.weight_peak(weight_grads=weight_grads)
+    if kind is INPUT:
+        return split.input_peak(state, weight_grads=weight_grads)
+    return split.weight_peak(weight_grads=weight_grads, owns_input=owns_input)
 
 
 def _others(chunks: Sequence[Chunk], moment: Moment) -> int:
     """Other microbatches, the other chunks' gradients and gathered parameters, and for W the running chunk's gathered ones."""
-    kind, running, in_flight, waiting, handed_over, states, weight_grads = moment
+    kind, running, in_flight, waiting, handed_over, kept_inputs, _, states, weight_grads = moment
     chunk = chunks[running]
     total = in_flight[running] * chunk.saved_bytes + waiting[running] * chunk.waiting_bytes
     if kind is WEIGHT:
@@ -193,7 +198,7 @@ def _others(chunks: Sequence[Chunk], moment: Moment) -> int:
         if kind is not FORWARD:
             total += chunk.output_bytes
     if len(chunks) > 1:
-        total += handed_over * chunk.policy.boundary_bytes
+        total += handed_over * chunk.policy.boundary_bytes + kept_inputs * chunks[-1].kept_input_bytes
         for index, other in enumerate(chunks):
             if index != running:
                 total += in_flight[index] * other.saved_bytes + waiting[index] * other.waiting_bytes

@@ -45,6 +45,9 @@ class Moment(NamedTuple):
         in_flight: Microbatches of each chunk whose forward has begun and whose backward (its input half, if it is split) has not ended.
         waiting: Microbatches of each chunk whose input half has ended and whose weight half has not.
         handed_over: Gradients that the later of two neighbouring stages on this rank has made and the earlier has not used up.
+        kept_inputs: Microbatches whose W of that later stage is still to come although the earlier stage's backward has ended, so that
+            what the earlier stage sent is kept for W alone; without the one whose W runs.
+        owns_input: Whether the W that runs is of such a microbatch.
         states: Of each chunk, before the action; an input half counts as a backward.
         weight_grads: Of each chunk, whether a weight half or a whole backward has ended, so that every gradient exists.
     """
@@ -54,6 +57,8 @@ class Moment(NamedTuple):
     in_flight: Vector
     waiting: Vector
     handed_over: int
+    kept_inputs: int
+    owns_input: bool
     states: tuple[ChunkState, ...]
     weight_grads: tuple[bool, ...]
 
@@ -102,24 +107,35 @@ def moments_of(
         that is not its chunk's first, comes first.
     """
     in_flight, waiting, handed_over = [0] * vpp, [0] * vpp, 0
+    ended, late = set[int](), set[int]()  # microbatches: their backward of the earlier neighbour, and without W of the later one
     states, weight_grads, left = [UNTOUCHED] * vpp, [False] * vpp, [num_microbatches] * vpp
     found: dict[tuple[Kind, int, tuple[ChunkState, ...], tuple[bool, ...]], dict[Vector, None]] = {}
 
-    def add(kind: Kind, chunk: int) -> None:
+    def add(kind: Kind, chunk: int, microbatch: int = -1) -> None:
         counts = found.setdefault((kind, chunk, tuple(states), tuple(weight_grads)), {})
-        counts[*in_flight, *waiting, handed_over] = None
+        owned = late & ended
+        owns = kind is WEIGHT and chunk == 1 and microbatch in owned
+        counts[*in_flight, *waiting, handed_over, len(owned) - owns, owns] = None
 
     for action in computations(order):
         chunk, kind = chunk_of[action.slot], action.kind
         if kind is FORWARD:
             in_flight[chunk] += 1
+            if chunk == 0:
+                ended.discard(action.microbatch)
             add(kind, chunk)
             states[chunk] = FORWARDED if states[chunk] <= FORWARDED else FORWARD_AFTER_BACKWARD
             continue
-        add(kind, chunk)
+        add(kind, chunk, action.microbatch)
         if kind is WEIGHT:
             waiting[chunk] -= 1
+            if chunk == 1:
+                late.discard(action.microbatch)
         else:
+            if neighbours and chunk == 0:
+                ended.add(action.microbatch)
+            if chunk == 1 and kind is INPUT:
+                late.add(action.microbatch)
             in_flight[chunk] -= 1
             waiting[chunk] += kind is INPUT
             handed_over += neighbours and (1 if chunk else -1)
@@ -131,7 +147,7 @@ def moments_of(
                 add(REDUCE, chunk)
                 states[chunk] = REDUCED
     listed = [
-        new(Moment, (kind, chunk, counts[:vpp], counts[vpp:-1], counts[-1], chunk_states, grads))
+        new(Moment, (kind, chunk, counts[:vpp], counts[vpp:-3], counts[-3], counts[-2], bool(counts[-1]), chunk_states, grads))
         for (kind, chunk, chunk_states, grads), vectors in found.items()
         for counts in (non_dominated(vectors) if len(vectors) > 1 else vectors)
     ]
@@ -145,7 +161,8 @@ def sequential_moments(num_microbatches: int) -> tuple[Moment, ...]:
     """
     before = (FORWARD_AFTER_BACKWARD, BACKWARDED) if num_microbatches > 1 else (FORWARDED, UNTOUCHED)
     return tuple(
-        Moment(kind, 0, (1,), (0,), 0, (state,), (num_microbatches > 1,)) for kind, state in zip((BACKWARD, FORWARD), before, strict=True)
+        Moment(kind, 0, (1,), (0,), 0, 0, False, (state,), (num_microbatches > 1,))
+        for kind, state in zip((BACKWARD, FORWARD), before, strict=True)
     )
 
 

@@ -11,7 +11,7 @@ from kernel_checks import TOLERANCE, check_contract, check_needs, check_uniform_
 from op_cases import CASES
 from op_checks import gradients, rms_ratio
 from op_exact import exact_ssd
-from op_makers import BATCH, Case, document_starts, per_document
+from op_makers import BATCH, LIMITED, Case, document_starts, per_document
 from torch import Tensor
 
 from megakernels import ssd, ssd_piece, ssd_piece_backward
@@ -87,9 +87,10 @@ def test_wide_heads_and_chunks_of_many_lengths(name: str, chunk_size: int) -> No
 
 
 def long_chunks(name: str, chunk_size: int) -> Case:
+    limits = {"dt_limits": LIMITED} if name == "ssd_limited" else {}
     return replace(
         BY_NAME[name],
-        call=lambda i: (ssd(**i, chunk_size=chunk_size),),
+        call=lambda i: (ssd(**i, chunk_size=chunk_size, **limits),),
         extra=lambda t: [((BATCH, math.ceil(t / chunk_size), 4, 5, 7), "x")],
     )
 

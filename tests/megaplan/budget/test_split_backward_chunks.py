@@ -79,7 +79,7 @@ def test_i_leaves_what_waits_and_w_what_it_makes(split_chunks: list[SplitBackwar
 def test_the_running_microbatch_is_counted_once(split_chunks: list[SplitBackwardChunk]) -> None:
     """Alone it is all there is, but for what its chunk has gathered; each more adds what it keeps."""
     for chunk in split_chunks:
-        none = Moment(FORWARD, 0, (0,), (0,), 0, (BACKWARDED,), (True,))
+        none = Moment(FORWARD, 0, (0,), (0,), 0, 0, False, (BACKWARDED,), (True,))
         for kind, name in ((FORWARD, "in_flight"), (INPUT, "in_flight"), (BACKWARD, "in_flight"), (WEIGHT, "waiting")):
             one, two = (step._others([chunk], none._replace(kind=kind, **{name: (count,)})) for count in (1, 2))
             assert one == (chunk.held(BACKWARDED)[1] if kind is WEIGHT else chunk.output_bytes if kind is not FORWARD else 0)
@@ -93,7 +93,7 @@ def test_a_first_layer_is_gathered_before_the_libraries_have_a_workspace(hybrid:
         spec = hybrid({"mesh": {"pp": 2, "dp_shard": 4}, "schedule": {"kind": kind, "num_microbatches": 4}, **wide})
         inventory = build_inventory(spec)
         chunk, _ = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 1), (1, 10)]))
-        forward = Moment(FORWARD, 0, (1,), (0,), 0, (UNTOUCHED,), (False,))
+        forward = Moment(FORWARD, 0, (1,), (0,), 0, 0, False, (UNTOUCHED,), (False,))
         steady = step.step_peak([chunk], [forward], step.HeldBySchedule(), workspace_bytes=1000)
         assert steady.where.startswith("gathering of layers.0, ")
         assert steady.first is not None
@@ -101,3 +101,21 @@ def test_a_first_layer_is_gathered_before_the_libraries_have_a_workspace(hybrid:
         assert steady.first.cells[Column.WORKSPACE] == steady.cells[Column.WORKSPACE] - 1000
         again = step.step_peak([chunk], [forward._replace(states=(BACKWARDED,))], step.HeldBySchedule(), workspace_bytes=1000)
         assert again.first is None
+
+
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_w_of_a_v_keeps_the_input_that_its_linears_read(hybrid: Callable[..., Spec], placement: str) -> None:
+    """Behind a norm they read what the block itself makes. The slots of the last rank are 1 and 2; of slot 1 the input is received."""
+    mesh = {"mesh": {"pp": 2, "vpp": 2, "tp": 2}, "schedule": {"kind": "zbv", "num_microbatches": 8}}
+    spec = hybrid({**mesh, **MANY_TOKENS, **DENSE, "model.norm_placement": placement, "model.features": {}})
+    inventory = build_inventory(spec)
+    layout = build_layout(spec, inventory, [(0, 2), (2, 5), (5, 8), (8, 10)])
+    chunks = [chunk for chunk in slot_chunks(spec, inventory, layout) if isinstance(chunk, SplitBackwardChunk)]
+    boundary = chunks[0].policy.boundary_bytes
+    assert [chunk.kept_input_bytes for chunk in chunks] == [0, 0, boundary if placement == "post" else 0, 0]
+    for chunk in chunks:
+        there, own = (chunk.weight_peak(weight_grads=True, owns_input=owns).total for owns in (False, True))
+        assert there <= own <= there + chunk.kept_input_bytes
+    moment = Moment(INPUT, 0, (1, 0), (0, 1), 0, 0, False, (BACKWARDED, BACKWARDED), (True, True))
+    more = step._others(chunks[1:3], moment._replace(kept_inputs=3)) - step._others(chunks[1:3], moment)
+    assert more == 3 * chunks[2].kept_input_bytes

@@ -63,7 +63,8 @@ def test_nothing_larger_is_passed_over(
         largest = 0
         for moment in moments:
             chunk, state = chunks[moment.chunk], moment.states[moment.chunk]
-            peak = step._peak(chunk, moment.kind, state, 0, weight_grads=moment.weight_grads[moment.chunk])
+            grads, owns_input = moment.weight_grads[moment.chunk], moment.owns_input
+            peak = step._peak(chunk, moment.kind, state, 0, weight_grads=grads, owns_input=owns_input)
             others = step._others(chunks, moment) + held.at(moment.kind, state)
             cells = step._step_peak(chunks, held, (peak.total + others, moment, peak)).cells
             assert sum(cells.values()) == peak.total + others, moment

@@ -130,3 +130,19 @@ def test_the_turn_of_a_v_receives_nothing_from_itself() -> None:
     assert min(moment.handed_over for moment in last) == 0
     assert max(moment.handed_over for moment in last) > 0
     assert all(moment.handed_over == 0 for moment in last if moment.kind is REDUCE and moment.chunk == 0)
+
+
+@pytest.mark.parametrize(("kind", "pp", "m"), [("zbv", 2, 5), ("zbv", 4, 9), ("zbv", 6, 12), ("dualpipev", 2, 4), ("dualpipev", 4, 10)])
+def test_w_keeps_what_the_turn_of_a_v_sent_after_the_earlier_backward(kind: str, pp: int, m: int) -> None:
+    """Counted once more by microbatch, from the places of its actions in the order."""
+    *others, last = moments(kind, pp, 2, m)
+    assert all(moment.kept_inputs == 0 and not moment.owns_input for rank in others for moment in rank)
+    order = list(computations(actions(kind, pp, 2, m)[-1]))
+    at = {(action.kind, action.slot - pp + 1, action.microbatch): place for place, action in enumerate(order)}
+    halved = [number for number in range(m) if (Kind.WEIGHT, 1, number) in at]
+    ends = {number: at.get((Kind.INPUT, 0, number), at.get((Kind.BACKWARD, 0, number), -1)) for number in halved}
+    spans = {number: (ends[number], at[Kind.WEIGHT, 1, number]) for number in halved}  # alive after the first, until the second has run
+    counts = [sum(start < place < stop for start, stop in spans.values()) for place in range(len(order))]
+    assert max(moment.kept_inputs for moment in last) == max(counts)
+    assert any(moment.owns_input for moment in last) == any(start < stop for start, stop in spans.values())
+    assert all(moment.kind is Kind.WEIGHT and moment.chunk == 1 for moment in last if moment.owns_input)
