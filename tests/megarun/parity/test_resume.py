@@ -31,6 +31,7 @@ PLANS = {
     "gpipe-pp2-uneven": Cell("gpipe-pp2-uneven", {"pp": 2}, "gpipe", MODEL, spans=[[0, 3], [3, 8]]),
     "interleaved-pp2": Cell("interleaved-pp2", V2, "interleaved_1f1b", MODEL),
     "zero-bubble-pp4": Cell("zero-bubble-pp4", V4, "interleaved_zero_bubble", MODEL),
+    "zbv-pp2": Cell("zbv-pp2", V2, "zbv", MODEL),
     "zbv-pp2-dp2": Cell("zbv-pp2-dp2", V2 | {"dp_shard": 2}, "zbv", MODEL),
     "dualpipev-pp2": Cell("dualpipev-pp2", V2, "dualpipev", MODEL | SELECTIVE),
     "tp2": Cell("tp2", {"tp": 2}, spec=MODEL),
@@ -51,9 +52,9 @@ PLANS = {
     "sided-cp2-pp2": Cell("sided-cp2-pp2", C2 | {"pp": 2}, spec=SIDED),
     "sided-tp2-ep2-dp2": Cell("sided-tp2-ep2-dp2", T2 | E2, spec=SIDED),
 }
-CI = [("tp2", "zbv-pp2-dp2")]
+CI = [("tp2", "zbv-pp2")]
 PAIRS = [
-    ("one", "one"),
+    ("one", "one"), ("tp2", "zbv-pp2-dp2"),
     ("zbv-pp2-dp2", "one"),
     ("one", "dp2"), ("dp2", "one"), ("dp2", "dp2"), ("dp2", "tp2"), ("tp2", "dp4-reshard"), ("dp4-reshard", "1f1b-pp4"),
     ("1f1b-pp4", "1f1b-pp4"), ("1f1b-pp4", "gpipe-pp2-uneven"), ("gpipe-pp2-uneven", "interleaved-pp2"),

@@ -12,6 +12,7 @@ from megarun.trace.run import choose_ranks, trace_ranks
 pytestmark = pytest.mark.runtime
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "accuracy"
 GIB = 2**30
+AXES = ("pp", "dp_shard", "tp", "ep", "cp")
 
 
 def load_module(name: str) -> Any:
@@ -30,9 +31,12 @@ IN_CI = MATRIX.names(ci_only=True)
 
 
 def test_matrix_covers_what_it_must() -> None:
-    """At least 30 plans; the subset has every axis that megarun trains at least once."""
+    """At least 30 plans; the subset has every axis that megarun trains and both sets of kernels, in small plans: CI traces random ones too."""
     assert len(MATRIX.names()) >= 30
     assert len(IN_CI) >= 6
+    specs = [case.job.spec for case in MATRIX.cases(frozenset(IN_CI))]
+    assert {axis for spec in specs for axis in AXES if getattr(spec.mesh, axis) > 1} == set(AXES)
+    assert {spec.host.kernels for spec in specs} == {"reference", "triton"}
 
 
 def test_plans_are_of_a_real_size() -> None:
