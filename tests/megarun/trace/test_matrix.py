@@ -31,7 +31,7 @@ IN_CI = MATRIX.names(ci_only=True)
 
 
 def test_matrix_covers_what_it_must() -> None:
-    """At least 30 plans; the subset has every axis that megarun trains and both sets of kernels, in small plans: CI traces random ones too."""
+    """At least 30 plans; the subset has every axis that megarun trains and both sets of kernels, in small plans."""
     assert len(MATRIX.names()) >= 30
     assert len(IN_CI) >= 6
     specs = [case.job.spec for case in MATRIX.cases(frozenset(IN_CI))]
