@@ -1,6 +1,8 @@
-"""How long training waits inside asynchronous saves, against its steps without saving: one process, 100 million parameters, fp32, AdamW.
+"""How long training waits inside asynchronous saves, against its steps without saving: one process, 98 million parameters, fp32, AdamW.
 
-python benchmarks/checkpoint_blocking.py [--steps 20] [--every 10]    writes results/checkpoint_blocking.json; exits 1 at 5% or more
+python benchmarks/checkpoint_blocking.py [--steps 20] [--every 10]    writes results/checkpoint_blocking.json; exits 1 at 3% or more
+
+Saves go to `--out`, and from a local stage to a storage: `file://`, which is written as an object store is.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from megarun.data.tokenize import tokenize
 from megarun.data.tokenizer import TokenizerKind
 
 RESULT = Path(__file__).parent / "results" / "checkpoint_blocking.json"
-BAR = 0.05
+BAR = 0.03
 SPEC: dict[str, Any] = {
     "format": "megaplan.spec/1",
     "name": "checkpoint-blocking",
@@ -48,8 +50,8 @@ SPEC: dict[str, Any] = {
 }
 
 
-def train(folder: Path, name: str, steps: int, every: int) -> tuple[float, float]:
-    """Seconds of all steps but the first, saves left out, and seconds inside saves; the wait for the last one is no training."""
+def train(folder: Path, name: str, steps: int, every: int, *more: str) -> tuple[float, list[float]]:
+    """Seconds of all steps but the first, saves left out, and of each save; the wait for the last one is no training."""
     blocked: list[float] = []
     save = Saver.save
 
@@ -63,14 +65,14 @@ def train(folder: Path, name: str, steps: int, every: int) -> tuple[float, float
     words = ["train", str(folder / "plan.json"), "--data", str(folder / "small.tokens"), "--out", str(out)]
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
-            status = run([*words, "--steps", str(steps), "--save-every", str(every)])
+            status = run([*words, "--steps", str(steps), "--save-every", str(every), *more])
     finally:
         Saver.save = save  # type: ignore[method-assign]
     if status:
         raise SystemExit(said.getvalue())
     lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
     seconds = [line["step_seconds"] for line in lines if "step_seconds" in line]
-    return sum(seconds[1:]), sum(blocked)
+    return sum(seconds[1:]), blocked
 
 
 def main() -> int:
@@ -88,7 +90,11 @@ def main() -> int:
         tokenize(read_corpus(folder / "text"), TokenizerKind.BYTES, 257, folder / "small.tokens")
         write_plan(make_plan(spec), folder / "plan.json")
         plain, _ = train(folder, "plain", chosen.steps, 0)
-        saving, blocked = train(folder, "saving", chosen.steps, chosen.every)
+        cases = {
+            "folder": train(folder, "saving", chosen.steps, chosen.every),
+            "upload": train(folder, "uploading", chosen.steps, chosen.every, "--checkpoint-url", f"file://{folder}/storage"),
+        }
+    step = plain / (chosen.steps - 1)
     result = {
         "date": datetime.now(UTC).date().isoformat(),
         "torch": torch.__version__,
@@ -96,15 +102,20 @@ def main() -> int:
         "num_parameters": build_inventory(spec).parameters,
         "num_steps": chosen.steps,
         "save_every": chosen.every,
-        "step_seconds_without_saving": round(plain / (chosen.steps - 1), 4),
-        "step_seconds_while_saving": round(saving / (chosen.steps - 1), 4),
-        "blocked_seconds": round(blocked, 4),
-        "blocked_fraction": round(blocked / plain, 4),
+        "step_seconds_without_saving": round(step, 4),
+        "cases": {
+            name: {
+                "step_seconds_while_saving": round(seconds / (chosen.steps - 1), 4),
+                "seconds_of_each_save": [round(each, 4) for each in saves],
+                "blocked_fraction": round(sum(saves) / plain, 4),
+            }
+            for name, (seconds, saves) in cases.items()
+        },
     }
     text = json.dumps(result, indent=2) + "\n"
     sys.stdout.write(text)
     RESULT.write_text(text)
-    return 0 if result["blocked_fraction"] < BAR else 1
+    return 0 if max(sum(saves) for _, saves in cases.values()) < BAR * plain else 1
 
 
 if __name__ == "__main__":

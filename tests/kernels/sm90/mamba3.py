@@ -10,17 +10,17 @@ from megakernels.ops.mamba3.kernel_keys import mamba3_key_kernel
 from megakernels.ops.mamba3.kernel_outputs import mamba3_output_kernel
 from megakernels.ops.mamba3.kernel_queries import mamba3_query_kernel
 from megakernels.ops.mamba3.kernel_states import mamba3_state_kernel
-from megakernels.ops.mamba3.kernel_steps import mamba3_phase_gradient_kernel, mamba3_step_gradient_kernel
+from megakernels.ops.mamba3.kernel_steps import mamba3_last_phase_kernel, mamba3_phase_gradient_kernel, mamba3_step_gradient_kernel
 from megakernels.ops.mamba3.kernel_tables import mamba3_angle_kernel, mamba3_table_kernel
 from megakernels.ops.mamba3.kernel_values import mamba3_value_kernel
 from megakernels.ops.mamba3.kernel_walk import mamba3_state_gradient_kernel
-from megakernels.ops.mamba3.sizes import CHAIN, TILES_PER_SHARE, step_sides, tile_sides
+from megakernels.ops.mamba3.sizes import CHAIN, TILES_PER_SHARE, phase_rows, step_sides, tile_sides
 
 INPUTS = ("x", "z", "B", "C", "dt", "A", "trapezoid", "angles", "B_bias", "C_bias", "D", "dt_bias", "mimo_x", "mimo_z", "mimo_o")
 MADE = ("grad_y", "y", "states", "saved", "grad_states", "grad_rows", "grad_outputs", "grad_keys", *(f"grad_{name}" for name in INPUTS[:8]))
 ACCUMULATED = (
     *("ahead", "first_states", "first_phases", "phases", "last_states", "last_phases", "grad_final", "grad_initial"),
-    *("tables", "turned", "steps", "shares"),
+    *("tables", "turned", "ends", "of_last", "steps", "shares"),
 )
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 ALIGNED = ("head_width", "state_width", "num_angles", "save_every", "num_positions", "num_heads", "num_rows", "tiles")
@@ -46,6 +46,7 @@ def configurations() -> dict[str, Any]:
         name = f"{width}x{state_width} rank {rank}, {num_angles} angles, {dtype}, {kind}"
         last, small, tail = step_sides(num_angles), {"HAS_STARTS": whole}, {"HEAVY_TAIL": whole}
         chain = {**small, "T": CHAIN, "N": last["N"]}
+        rows = {**small, "T": phase_rows(sides["Q"]), "N": last["N"]}
         columns = {**tile, "SPAN": TILES_PER_SHARE, "W": min(launch.COLUMNS, sides["P"])}
         table = {**small, **tail, "HAS_AHEAD": whole, "H": launch.HEADS_PER_TABLE, "Q": sides["Q"]}
         for key, function, constants in (
@@ -65,11 +66,12 @@ def configurations() -> dict[str, Any]:
                 mamba3_group_kernel,
                 {**{key: sides[key] for key in "MQRS"}, "SPAN": TILES_PER_SHARE, "NEIGHBOURS": rank == 1, "ROTATES": num_angles > 0},
             ),
-            ("phase_gradient", mamba3_phase_gradient_kernel, {**chain, "HAS_FINAL": whole}),
+            ("last_phase", mamba3_last_phase_kernel, rows),
+            ("phase_gradient", mamba3_phase_gradient_kernel, {**rows, "Q": sides["Q"], "HAS_FINAL": whole}),
             ("step_gradient", mamba3_step_gradient_kernel, {**last, **small, **tail, "ROTATES": num_angles > 0}),
         ):
             options = launch.OPTIONS[key.partition(",")[0]]
-            if num_angles or not {"phase_gradient", "angle"} & {key.partition(",")[0]}:
+            if num_angles or not {"last_phase", "phase_gradient", "angle"} & {key.partition(",")[0]}:
                 found[f"mamba3 {key} {name}"] = (function, types, constants, options)
     return found
 

@@ -34,10 +34,8 @@ class Gradients:
         self.z[:, positions] = (grad_inner * mimo_z).sum(3).transpose(1, 2).to(self.z.dtype)
         return grad * mimo_o * gate
 
-    def through_chunk(
-        self, positions: slice, chunk: Chunk, grad: Tensor, state: Tensor, grad_next: Tensor, grad_phase: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """From gradients of the outputs [B, H, QR, P], the state [B, H, P, S] and phase [B, H, N] after the chunk: those before it."""
+    def through_chunk(self, positions: slice, chunk: Chunk, grad: Tensor, state: Tensor, grad_next: Tensor, grad_phase: Tensor) -> Tensor:
+        """Gradient of the state before the chunk, from those of outputs [B, H, QR, P], of state [B, H, P, S] and phase [B, H, N] after."""
         arrived = self.steps.arrived[:, :, positions, None]
         kept_weight = per_row(chunk.to_end * arrived, chunk)
         from_state = per_row(chunk.from_start, chunk) * grad
@@ -64,15 +62,20 @@ class Gradients:
 
         self.D += (grad * chunk.values).sum((0, 2, 3))
         self._through_values(positions, chunk, grad_values)
-        before = self._through_rotation(positions, chunk, grad_queries, grad_keys, grad_phase)
-        return chunk.across * grad_next + from_state.mT @ chunk.queries, before
+        self._through_rotation(positions, chunk, grad_queries, grad_keys, grad_phase)
+        return chunk.across * grad_next + from_state.mT @ chunk.queries
+
+    @staticmethod
+    def turning_back(chunk: Chunk, grad: Tensor, state: Tensor) -> Tensor:
+        """Gradient [B, H, N] of angles that turn a state [B, H, P, S] back, from the gradient of the state."""
+        return -turning(grad, state, chunk.pairs).sum(2)
 
     def _through_values(self, positions: slice, chunk: Chunk, grad: Tensor) -> None:
         grad = torch.unflatten(grad, 2, (chunk.x.shape[2], -1))
         self.mimo_x += (grad * chunk.x).sum((0, 2)).unsqueeze(1)
         self.x[:, positions] = (grad * self.scan.projection(self.scan.mimo_x)).sum(3).transpose(1, 2).to(self.x.dtype)
 
-    def _through_rotation(self, positions: slice, chunk: Chunk, grad_queries: Tensor, grad_keys: Tensor, grad_phase: Tensor) -> Tensor:
+    def _through_rotation(self, positions: slice, chunk: Chunk, grad_queries: Tensor, grad_keys: Tensor, grad_phase: Tensor) -> None:
         """Gradients of B, C, their biases and the angles, from those of rotated queries and keys and of the phase after the chunk."""
         num_groups = self.scan.B.shape[3]
         turned = torch.zeros_like(chunk.phase)
@@ -86,14 +89,13 @@ class Gradients:
             grad_bias.add_(plain.sum((0, 2)))
             whole[:, positions] = torch.unflatten(plain, 1, (num_groups, -1)).sum(2).permute(0, 2, 3, 1, 4).to(whole.dtype)
         if self.angles is None or self.scan.angles is None:
-            return grad_phase
+            return
         turned[:, :, -1] += grad_phase
         grad_turns = chunk.sums.mT @ turned  # of turn · Δ
         self.step[:, :, positions] += (grad_turns * chunk.turn).sum(-1)
         slope = math.pi * (1 - upcast(self.scan.angles[:, positions]).tanh().square())
         weighted = (grad_turns * self.steps.step[:, :, positions, None]).sum(1)
         self.angles[:, positions] = (slope * weighted).to(self.angles.dtype)
-        return (chunk.before * turned).sum(2)
 
     def finished(self) -> tuple[Tensor | None, ...]:
         """The gradients of all of `Scan` before starts, in its order."""

@@ -7,11 +7,13 @@ start state and phase are saved.
 - `mamba3_angle_kernel`: one program per sequence and head (in backward also per segment): cosines and sines of the angles.
 - `mamba3_state_kernel`: one program per sequence and head, in backward also per segment: the states before each tile.
 - `mamba3_output_kernel`: one program per few tiles and head: y, or the gradients of z, D, the output projections and rank outputs.
-- `mamba3_state_gradient_kernel`: one program per sequence and head, in reverse: the gradients of the states after each tile.
+- `mamba3_state_gradient_kernel`: one program per sequence and head, in reverse: the gradients of the states after each tile, and of the
+  angles at its start.
 - `mamba3_query_kernel`, `mamba3_key_kernel`: one program per tile and head: gradients of rotated rows of C and B, and of angles.
 - `mamba3_value_kernel`: one program per few tiles and head: gradients of x and the input projection.
 - `mamba3_group_kernel`: one program per few tiles and group: gradients of C or B, summed over the group's heads, and of their biases.
-- `mamba3_phase_gradient_kernel`: one program per sequence and head: sums of the angles' gradients over later positions.
+- `mamba3_last_phase_kernel`, where the last angle has a gradient: one program per sequence and head: its part in all earlier angles.
+- `mamba3_phase_gradient_kernel`: one program per tile and head: sums of the angles' gradients over later positions.
 - `mamba3_step_gradient_kernel`: one program per tile of positions: dt, A, trapezoid and, summed over heads, the angles.
 
 States before tiles go through memory: a program that carries the state while it makes outputs or gradients has more than 255 registers.
@@ -79,15 +81,16 @@ def backward_from(
     gradients = {name: torch.empty(each.shape, dtype=each.dtype, device=x.device) for name, each in _inputs(scan).items()}
     grad_first, grad_first_phase = sums(batch, num_heads, width, state_width), sums(batch, num_heads, num_angles)
     turned, steps = sums(batch, num_heads, num_positions, num_angles), sums(3, batch, num_heads, num_positions)
+    ends = sums(batch, sizes.segments * sizes.tiles, num_heads, num_angles)
     shares = sums(batch, sizes.segments, sizes.pieces, num_heads, num_shares(scan)).zero_()
     if not (x.numel() and B.numel()):
         zeros = {name: each.zero_() for name, each in gradients.items()}
         last = (grad_first.zero_() if grad_state is None else grad_state, grad_first_phase.zero_() if grad_phase is None else grad_phase)
         return tuple(zeros.get(name) for name in scan._fields[:15]), *last, sums(batch, num_heads).zero_()
     with on_device_of(x):
-        tile_gradients(grad_state, grad_y, given, ahead, states, phases, sizes, (grad_first, gradients, turned, steps, shares))
+        tile_gradients(grad_state, grad_y, given, ahead, states, phases, sizes, (grad_first, gradients, turned, ends, steps, shares))
         if angles is not None:
-            phase_gradients(given, grad_phase, turned, grad_first_phase)
+            phase_gradients(given, grad_phase, sizes, turned, ends, grad_first_phase)
         step_shares = step_gradients(given, gradients, turned, steps)
     _parameters(gradients, shares, step_shares)
     return tuple(gradients.get(name) for name in scan._fields[:15]), grad_first, grad_first_phase, steps[1, :, :, -1]

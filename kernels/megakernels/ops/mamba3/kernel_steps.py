@@ -1,4 +1,4 @@
-"""The last backward kernels: sums of the angles' gradients over later positions, and gradients of dt, A, trapezoid and the angles."""
+"""The last backward kernels: sums of the angles' gradients over later positions, then gradients of dt, A, trapezoid and the angles."""
 
 import triton
 import triton.language as tl
@@ -9,51 +9,103 @@ from megakernels.ops.mamba3.kernel_tiles import PI, SLOWEST_RATE
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def mamba3_last_phase_kernel(  # type: ignore[no-untyped-def]
+    turned,
+    grad_final,
+    starts,
+    ends,
+    of_last,
+    first,
+    num_positions,
+    num_heads,
+    num_angles,
+    num_tiles,
+    last_tile,
+    T: tl.constexpr,
+    N: tl.constexpr,
+    HAS_STARTS: tl.constexpr,
+):
+    """The part of the angles' gradients that depends on the angle after the sequence alone: `of_last` [B, H, N], of tiles before the last.
+
+    `first` is the last tile's first position; the part is 0 if the last document begins in that tile.
+    """
+    batch, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    angle, position = tl.arange(0, N), first + tl.arange(0, T)
+    in_n = angle < num_angles
+    row = batch * num_heads + head
+    at = turned + (row * num_positions + position)[:, None] * num_angles + angle[None, :]
+    own = tl.load(at, mask=(position < num_positions)[:, None] & in_n[None, :], other=0.0).to(tl.float32)
+    end_row = (batch * num_tiles + last_tile) * num_heads + head
+    rest = tl.sum(own, 0) - tl.load(ends + end_row * num_angles + angle, mask=in_n, other=0.0).to(tl.float32)
+    rest += tl.load(grad_final + row * num_angles + angle, mask=in_n, other=0.0).to(tl.float32)
+    if HAS_STARTS:
+        rest = tl.where(tl.load(starts + batch * num_positions + num_positions - 1) < first, rest, 0.0)
+    tl.store(of_last + row * num_angles + angle, rest, mask=in_n)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def mamba3_phase_gradient_kernel(  # type: ignore[no-untyped-def]
     turned,
     grad_final,
     starts,
+    ends,
+    of_last,
     grad_initial,
     num_positions,
     num_heads,
     num_angles,
+    save_every,
+    tiles,
+    num_tiles,
+    Q: tl.constexpr,
     T: tl.constexpr,
     N: tl.constexpr,
     HAS_STARTS: tl.constexpr,
     HAS_FINAL: tl.constexpr,
 ):
-    """Sums over the later positions of the same document, in place: `turned` [B, H, T, N] of one sequence and head.
+    """Sums over the later positions of the same document, in place: a tile's rows of `turned` [B, H, T, N] of one sequence and head.
 
-    A position's turn is part of its own angle and of all later ones. `grad_initial` is the gradient of the angle before the sequence.
+    A position's turn is part of its own angle and of all later ones. Of those after the tile the sum is in `ends` and `of_last`: a sum over
+    all positions would keep the rounding of terms that cancel. `grad_initial` is the gradient of the angle before the sequence.
     """
-    batch, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    angle, offset = tl.arange(0, N), tl.arange(0, T)
+    index, head, batch = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    angle, in_tile = tl.arange(0, N), tl.arange(0, T)
     in_n = angle < num_angles
-    row = (batch * num_heads + head) * num_angles + angle
-    later = tl.zeros([N], dtype=tl.float32)
-    if HAS_FINAL:
-        later = tl.load(grad_final + row, mask=in_n, other=0.0).to(tl.float32)
-    count = tl.cdiv(num_positions, T)
-    for back in range(count):
-        first = (count - 1 - back) * T
-        position = first + offset
-        valid = position < num_positions
-        at = turned + ((batch * num_heads + head) * num_positions + position)[:, None] * num_angles + angle[None, :]
-        mask = valid[:, None] & in_n[None, :]
-        own = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-        if HAS_STARTS:
-            seen = tl.load(starts + batch * num_positions + position, mask=valid, other=0)
-            included = (position[None, :] >= position[:, None]) & (seen[None, :] <= position[:, None])
-            following = tl.load(starts + batch * num_positions + tl.minimum(first + T, num_positions - 1))
-            carried = tl.where((position >= following)[:, None], later[None, :], 0.0)
-            sums = dot(tl.where(included, 1.0, 0.0), own) + carried
-        else:
-            sums = tl.cumsum(own, 0, reverse=True) + later[None, :]
-        tl.store(at, sums, mask=mask)
-        later = tl.sum(tl.where((offset == 0)[:, None], sums, 0.0), 0)
+    row = batch * num_heads + head
+    first = index // tiles * save_every + index % tiles * Q
+    stop = tl.minimum(tl.minimum(first + Q, (index // tiles + 1) * save_every), num_positions)
+    position = first + in_tile
+    valid = position < stop
+    at = turned + (row * num_positions + position)[:, None] * num_angles + angle[None, :]
+    mask = valid[:, None] & in_n[None, :]
+    own = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    at_end = ends + ((batch * num_tiles + index) * num_heads + head) * num_angles + angle
+    has_next = stop < num_positions
+    later = tl.load(at_end + num_heads * num_angles, mask=tl.where(in_n, has_next, False), other=0.0).to(tl.float32)
+    following = first
     if HAS_STARTS:
-        later = tl.where(tl.load(starts + batch * num_positions) < 0, later, 0.0)
-    tl.store(grad_initial + row, later, mask=in_n)
+        following = tl.load(starts + batch * num_positions + tl.minimum(stop, num_positions - 1))
+    rest = tl.zeros([N], dtype=tl.float32)
+    if HAS_FINAL:
+        rest = tl.load(of_last + row * num_angles + angle, mask=in_n, other=0.0).to(tl.float32)
+        after = rest
+        if HAS_STARTS:
+            last_start = tl.load(starts + batch * num_positions + num_positions - 1)
+            after = tl.where(following == last_start, after, 0.0)
+            rest = tl.where(last_start < 0, rest, 0.0)
+        final = tl.load(grad_final + row * num_angles + angle, mask=in_n, other=0.0).to(tl.float32)
+        later += tl.where(has_next, after, final)
+    if HAS_STARTS:
+        seen = tl.load(starts + batch * num_positions + position, mask=valid, other=0)
+        included = (position[None, :] >= position[:, None]) & (seen[None, :] <= position[:, None])
+        carried = tl.where((position >= following)[:, None], later[None, :], 0.0)
+        sums = dot(tl.where(included, 1.0, 0.0), own) + carried
+    else:
+        sums = tl.cumsum(own, 0, reverse=True) + later[None, :]
+    tl.store(at, sums, mask=mask)
+    if index == 0:
+        before = tl.load(at_end, mask=in_n, other=0.0).to(tl.float32) + rest
+        tl.store(grad_initial + row * num_angles + angle, before, mask=in_n)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

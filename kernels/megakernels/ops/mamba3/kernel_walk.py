@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import dot, narrow
-from megakernels.ops.mamba3.kernel_tiles import decays_of, load_halves, rows_of, store_halves, store_part, turned_rows
+from megakernels.ops.mamba3.kernel_tiles import decays_of, load_halves, load_part, rows_of, store_halves, store_part, turned_rows
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -17,7 +17,9 @@ def mamba3_state_gradient_kernel(  # type: ignore[no-untyped-def]
     tables,
     cosines,
     sines,
+    states,
     grad_states,
+    ends,
     grad_initial,
     num_positions,
     num_heads,
@@ -28,6 +30,7 @@ def mamba3_state_gradient_kernel(  # type: ignore[no-untyped-def]
     num_angles,
     save_every,
     num_rows,
+    num_segments,
     first_segment,
     count,
     tiles,
@@ -48,7 +51,8 @@ def mamba3_state_gradient_kernel(  # type: ignore[no-untyped-def]
 ):
     """Gradients of the states after every tile of `count` segments of one sequence and head, and of the state before them.
 
-    `grad_states` is [B, count, tiles, H, P, 2 · S]; `grad_initial` may be `grad_final`.
+    `states` and `grad_states` are [B, count, tiles, H, P, 2 · S]; `grad_initial` may be `grad_final`. `ends` [B, segments, tiles, H, N] has
+    the gradients of the angles at the start of each tile, but for what depends on the last angle alone.
     """
     batch, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     group = head // heads_per_group
@@ -123,4 +127,11 @@ def mamba3_state_gradient_kernel(  # type: ignore[no-untyped-def]
             read = tl.trans(narrow(grad * from_start[:, None], dtype))
             one = across * one + dot(read, queries)
             other = across * other + dot(read, more_queries)
+            if ROTATES:
+                # Turning all later queries and keys turns back what they read from the state before the tile.
+                at_before = states + (tile_row * head_width + column) * (2 * S)
+                back_turn = tl.sum(one * load_part(at_before, in_p, S=S, HALF=1), 0)
+                back_turn -= tl.sum(other * load_part(at_before, in_p, S=S, HALF=0), 0)
+                end_row = ((batch * num_segments + first_segment + segment) * tiles + tile) * num_heads + head
+                tl.store(ends + end_row * num_angles + tl.arange(0, S), back_turn, mask=tl.arange(0, S) < num_angles)
     store_halves(grad_initial + whole + in_state, one, other, in_p, state_width, S=S, NEIGHBOURS=not HAS_MIMO)

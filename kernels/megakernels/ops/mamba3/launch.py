@@ -20,6 +20,7 @@ OPTIONS = {
     "value": {"num_warps": 4, "num_stages": 1},
     "key": {"num_warps": 4, "num_stages": 1},
     "group": {"num_warps": 8},
+    "last_phase": {"num_warps": 4},
     "phase_gradient": {"num_warps": 4},
     "step_gradient": {"num_warps": 4},
 }

@@ -12,11 +12,11 @@ from megakernels.ops.mamba3.kernel_keys import mamba3_key_kernel
 from megakernels.ops.mamba3.kernel_outputs import mamba3_output_kernel
 from megakernels.ops.mamba3.kernel_queries import mamba3_query_kernel
 from megakernels.ops.mamba3.kernel_states import mamba3_state_kernel
-from megakernels.ops.mamba3.kernel_steps import mamba3_phase_gradient_kernel, mamba3_step_gradient_kernel
+from megakernels.ops.mamba3.kernel_steps import mamba3_last_phase_kernel, mamba3_phase_gradient_kernel, mamba3_step_gradient_kernel
 from megakernels.ops.mamba3.kernel_values import mamba3_value_kernel
 from megakernels.ops.mamba3.kernel_walk import mamba3_state_gradient_kernel
 from megakernels.ops.mamba3.launch import COLUMNS, OPTIONS, counts_of, flags_of, make_tables, sizes_of, strides_of
-from megakernels.ops.mamba3.sizes import CHAIN, TILES_PER_SHARE, Extents, step_sides
+from megakernels.ops.mamba3.sizes import TILES_PER_SHARE, Extents, phase_rows, step_sides
 
 
 class _Run(NamedTuple):
@@ -34,6 +34,7 @@ class _Run(NamedTuple):
     grad_first: Tensor
     gradients: dict[str, Tensor]
     turned: Tensor
+    ends: Tensor
     steps: Tensor
     shares: Tensor
 
@@ -95,8 +96,9 @@ def _states(run: _Run, first: int, count: int, later: Tensor | None) -> None:
         **OPTIONS["output"],
     )
     mamba3_state_gradient_kernel[(batch, num_heads)](
-        *(run.grad_outputs, x if later is None else later, inputs["C"], inputs["C_bias"], *run.tables, run.grad_between, run.grad_first),
-        *(*counts, *part, *strides[3:]),
+        *(run.grad_outputs, x if later is None else later, inputs["C"], inputs["C_bias"], *run.tables),
+        *(run.between, run.grad_between, run.ends, run.grad_first),
+        *(*counts, sizes.segments, *part, *strides[3:]),
         **run.settings(),
         HAS_FINAL=later is not None,
         **OPTIONS["state_gradient"],
@@ -179,21 +181,27 @@ def step_gradients(scan: Scan, gradients: dict[str, Tensor], turned: Tensor, ste
     return shares
 
 
-def phase_gradients(scan: Scan, grad_phase: Tensor | None, turned: Tensor, grad_first_phase: Tensor) -> None:
+def phase_gradients(scan: Scan, grad_phase: Tensor | None, sizes: Extents, turned: Tensor, ends: Tensor, grad_first_phase: Tensor) -> None:
     """Sums of the angles' gradients over later positions, in place, and the gradient of the angle before the first."""
     batch, num_heads, _, _, num_angles = sizes_of(scan)
-    x = scan.x
-    mamba3_phase_gradient_kernel[(batch, num_heads)](
-        turned,
-        x if grad_phase is None else grad_phase.contiguous(),
-        x if scan.starts is None else scan.starts,
-        grad_first_phase,
-        x.shape[1],
-        num_heads,
-        num_angles,
-        T=CHAIN,
-        N=step_sides(num_angles)["N"],
-        HAS_STARTS=scan.starts is not None,
+    num_positions, tile = scan.x.shape[1], sizes.sides["Q"]
+    starts, last = scan.x if scan.starts is None else scan.starts, (sizes.segments - 1) * scan.save_every
+    last_tile, num_tiles = (num_positions - 1 - last) // tile, triton.cdiv(num_positions - last, tile) + (sizes.segments - 1) * sizes.tiles
+    rows = {"T": phase_rows(tile), "N": step_sides(num_angles)["N"], "HAS_STARTS": scan.starts is not None}
+    grad_final, of_last = scan.x, scan.x
+    if grad_phase is not None:
+        grad_final, of_last = grad_phase.contiguous(), torch.empty_like(grad_first_phase)
+        mamba3_last_phase_kernel[(batch, num_heads)](
+            *(turned, grad_final, starts, ends, of_last, last + last_tile * tile, num_positions, num_heads, num_angles),
+            *(ends.shape[1], num_tiles - 1),
+            **rows,
+            **OPTIONS["last_phase"],
+        )
+    mamba3_phase_gradient_kernel[(num_tiles, num_heads, batch)](
+        *(turned, grad_final, starts, ends, of_last, grad_first_phase, num_positions, num_heads, num_angles),
+        *(scan.save_every, sizes.tiles, ends.shape[1]),
+        Q=tile,
+        **rows,
         HAS_FINAL=grad_phase is not None,
         **OPTIONS["phase_gradient"],
     )

@@ -14,7 +14,12 @@ Where a row holds several documents, weights and decays between two of them are 
 
 A pair's decay is the exponential of the sum over its own span; a difference of running sums would have the rounding of the longer of them.
 States and phases are saved at the start of each segment of `save_every` positions. The backward processes the segments from the last,
-recomputes the states of a segment's chunks, and carries the gradients of g' and of the phase through them.
+recomputes the states of a segment's chunks, and carries the gradient of g' through them.
+
+The gradient of the phase before a chunk is the sum of those of all later angles. Turning all later queries and keys by the same angle turns
+back what they read from g and turns the last state: with G the gradient of g it is G_first·g_second − G_second·g_first over pairs of dims,
+plus what depends on the last phase alone. A running sum over positions would be the same but for its rounding: most of its terms cancel,
+and what states in low precision leave of them grows with the sequence.
 
 Letters: B sequences, T positions, Q of them in a chunk, R ranks, H heads in G groups, P head width, S state width, N angles.
 
@@ -72,10 +77,15 @@ def backward_from(
     """As `backward`, with the gradients of the last state and phase; returns those of the first two and of `ahead` too."""
     steps = make_steps(scan, ahead)
     found = Gradients(scan, steps)
+    of_end: Tensor | None = None  # the gradient of the last phase alone, without that of turning the last state
     for index, segment in reversed(list(enumerate(scan.segments()))):
         for positions, chunk, state in reversed(_walked(scan, steps, segment, upcast(states[:, index]), phases[:, index])):
+            if of_end is None:
+                of_end = grad_phase - found.turning_back(chunk, grad_state, _after(steps, positions, chunk, state)[0])
             grad = found.through_gate(positions, upcast(grad_y[:, positions]).transpose(1, 2).unsqueeze(3), _outputs(scan, chunk, state))
-            grad_state, grad_phase = found.through_chunk(positions, chunk, grad.flatten(2, 3), state, grad_state, grad_phase)
+            grad_state = found.through_chunk(positions, chunk, grad.flatten(2, 3), state, grad_state, grad_phase)
+            of_end = of_end * chunk.before[:, :, -1]
+            grad_phase = found.turning_back(chunk, grad_state, state) + of_end
     return found.finished(), grad_state, grad_phase, found.arrived[:, :, -1]
 
 

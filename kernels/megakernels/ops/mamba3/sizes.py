@@ -118,6 +118,11 @@ def step_sides(num_angles: int) -> dict[str, int]:
     return {"T": 16, "H": 8, "N": block_of(num_angles, SMALLEST_DOT)}
 
 
+def phase_rows(positions: int) -> int:
+    """Rows of a program that sums the angles' gradients of a tile's positions."""
+    return max(positions, SMALLEST_DOT)
+
+
 def forward_bytes(scan: Scan, *initial: Tensor | None) -> KernelBytes:
     """Bytes of `kernel.forward_from` with the same operands."""
     (batch, _, num_heads, width), sizes = scan.x.shape, extents(scan)
@@ -144,12 +149,13 @@ def backward_bytes(
     copies = _dense_bytes(scan) + own + copies_bytes(each for each in (states, phases, ahead) if each is not None)
     rows = batch * num_positions * num_heads
     shares = batch * sizes.segments * sizes.pieces * num_heads * per_head
-    always = SUMS_BYTES * (rows * (num_angles + 3) + shares)
+    ends = batch * sizes.segments * sizes.tiles * num_heads * num_angles
+    always = SUMS_BYTES * (rows * (num_angles + 3) + ends + shares)
     between = sizes.at_once * sum(sizes.stored) * scan.x.element_size()
     tiles = SUMS_BYTES * batch * -(-num_positions // step_sides(num_angles)["T"]) * num_heads
     peaks = (
         _table_bytes(scan) + between + copies_bytes(() if grad_state is None else (grad_state,)),
-        copies_bytes(() if grad_phase is None or scan.angles is None else (grad_phase,)),
+        0 if grad_phase is None or scan.angles is None else copies_bytes((grad_phase,)) + SUMS_BYTES * grad_phase.numel(),
         tiles + SUMS_BYTES * num_heads * (per_head + 1),
     )
     return KernelBytes(results, last, copies + always + max(peaks))
@@ -165,7 +171,7 @@ def forward_cost(scan: Scan) -> Cost:
     """Cost of `kernel.forward`: per tile and head the scores, their product with the values, and two products with the state."""
     products, whole = _products(scan), _whole_bytes(scan)
     given = 4 * whole["x"] + 3 * whole["B"] + 2 * whole["tables"] + whole["states"]
-    return _cost(scan, products.scores + products.values + 2 * products.state, _chains(scan), given)
+    return _cost(scan, products.scores + products.values + 2 * products.state, 0, given)
 
 
 def backward_cost(scan: Scan) -> Cost:
@@ -175,10 +181,10 @@ def backward_cost(scan: Scan) -> Cost:
     queries scores, a product of their size, one of that of the values and one with a state; for keys another one of each of the latter.
     """
     products, whole = _products(scan), _whole_bytes(scan)
-    sums = scan.x.shape[0] * scan.x.shape[2] * -(-scan.x.shape[1] // CHAIN)
+    rows = phase_rows(extents(scan).sides["Q"])
     given = 9 * whole["x"] + 12 * whole["B"] + 6 * whole["tables"] + 2 * whole["angles"] + whole["states"]
-    given += 3 * whole["steps"] + 2 * whole["turned"] + 4 * whole["shares"]
-    return _cost(scan, 5 * products.scores + 4 * products.values + 6 * products.state, _chains(scan) + sums, given)
+    given += 3 * whole["steps"] + 2 * whole["turned"] + whole["ends"] + 4 * whole["shares"]
+    return _cost(scan, 5 * products.scores + 4 * products.values + 6 * products.state, rows * rows, given)
 
 
 def _whole_bytes(scan: Scan) -> dict[str, int]:
@@ -193,6 +199,7 @@ def _whole_bytes(scan: Scan) -> dict[str, int]:
         "states": batch * sizes.segments * num_heads * width * scan.B.shape[4] * scan.x.element_size(),
         "steps": 3 * rows * SUMS_BYTES,
         "turned": rows * num_angles * SUMS_BYTES,
+        "ends": batch * sizes.segments * sizes.tiles * num_heads * num_angles * SUMS_BYTES,
         "shares": batch * sizes.segments * sizes.pieces * num_heads * num_shares(scan) * SUMS_BYTES,
     }
 
@@ -217,8 +224,8 @@ def _chains(scan: Scan) -> int:
     return scan.x.shape[0] * scan.x.shape[2] * (whole * -(-scan.save_every // CHAIN) + -(-rest // CHAIN))
 
 
-def _cost(scan: Scan, per_tile: int, sums: int, given: int) -> Cost:
-    """Products in x's dtype, and, where rows hold several documents, the fp32 sums of their angles.
+def _cost(scan: Scan, per_tile: int, pairs: int, given: int) -> Cost:
+    """Products in x's dtype, and, where rows hold several documents, fp32 sums: of their angles, and over `pairs` of positions of a tile.
 
     Launches over a part of the segments are given `given` bytes whole.
     """
@@ -227,8 +234,8 @@ def _cost(scan: Scan, per_tile: int, sums: int, given: int) -> Cost:
     tiles = batch * num_heads * (whole * sizes.tiles + -(-rest // sizes.sides["Q"]))
     found = {scan.x.dtype: tiles * per_tile}
     if scan.angles is not None and scan.starts is not None:
-        of_sum = 2 * CHAIN * CHAIN * step_sides(scan.angles.shape[2])["N"]
-        found[torch.float32] = found.get(torch.float32, 0) + sums * of_sum
+        sums = 2 * (_chains(scan) * CHAIN * CHAIN + tiles * pairs) * step_sides(scan.angles.shape[2])["N"]
+        found[torch.float32] = found.get(torch.float32, 0) + sums
     launches = -(-sizes.segments // max(1, sizes.at_once))
     return Cost(found, untouched_bytes=max(0, launches - 1) * given)
 

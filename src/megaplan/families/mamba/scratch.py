@@ -2,7 +2,7 @@
 
 Forward the last state. Backward, Mamba-2: the gradients of the saved states, beside steps and running sums or parts of dt's gradient.
 Mamba-3, in both: tables of every position and head, and states before every tile of some segments; backward also their gradients, those of
-rotated rows and outputs of these tiles, and those of every position's and head's angles.
+rotated rows and outputs of these tiles, and those of the angles of every position and head, and of every tile's start.
 """
 
 from __future__ import annotations
@@ -99,21 +99,23 @@ def trapezoidal_inside(dims: Dims, mamba: Mamba3, heads: int, groups: int, param
     per_head = 2 * rank * state + (3 * rank * width if rank > 1 else 0) + 1
     keys = batch * run.positions * rank * run.groups * state
     last = sums * batch * run.heads * (width * state + angles)
-    always = sums * (rows * (angles + 3) + batch * segments * -(-tiles // TILES_PER_SHARE) * run.heads * per_head)
+    shares = batch * segments * -(-tiles // TILES_PER_SHARE) * run.heads * per_head
+    always = sums * (rows * (angles + 3) + batch * segments * tiles * run.heads * angles + shares)
     forward, between = tables + at_once * of_segment * of_state, tables + at_once * whole
     summed = sums * batch * -(-run.positions // STEP_TILE) * run.heads + sums * run.heads * (per_head + 1)
     if dims.cp == 1:
         return Inside(last + forward, last + always + max(between, summed))
 
     viewed = angles > 0 and batch * run.heads > 1  # state and phase are parts of what is handed on
-    carried, phase = (last, sums * batch * run.heads * angles) if viewed else (0, 0)
+    of_last = sums * batch * run.heads * angles
+    carried, phase = (last, of_last) if viewed else (0, 0)
     given = run.copied_starts + (sums * batch * run.heads if batch > 1 else 0)
     states = dtype.bytes * batch * segments * run.heads * width * state
-    phases = sums * batch * segments * run.heads * angles
+    phases = segments * of_last
     copied = given + run.copied_states(dims, segments, states + phases)
     y = dtype.bytes * rows * width
     made = 2 * y + dtype.bytes * (2 * keys + 3 * rows + batch * run.positions * angles) + parameters.bytes * run.heads * (per_head + 1)
-    highest = max(between + carried - phase, phase, summed)
+    highest = max(between + carried - phase, phase + of_last, summed)
     return Inside(y + states + phases + max(given + carried + forward, last), made + always + copied + highest)
 
 
