@@ -1,6 +1,6 @@
 """How long training waits inside asynchronous saves, against its steps without saving: one process, 98 million parameters, fp32, AdamW.
 
-python benchmarks/checkpoint_blocking.py [--steps 20] [--every 10]    writes results/checkpoint_blocking.json; exits 1 at 3% or more
+python benchmarks/checkpoint_blocking.py [--steps 5] [--every 2]    writes results/checkpoint_blocking.json; exits 1 where a save blocks 3% of one step or more
 
 Saves go to `--out`, and from a local stage to a storage: `file://`, which is written as an object store is.
 """
@@ -43,7 +43,7 @@ SPEC: dict[str, Any] = {
         "attention": {"kind": "gqa", "num_heads": 10, "num_kv_heads": 10, "head_dim": 64},
         "mlp": {"ffn_hidden_size": 2240},
     },
-    "batch": {"micro_batch_size": 1, "seq_length": 128},
+    "batch": {"micro_batch_size": 2, "seq_length": 1024},
     "precision": dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "fp32"),
     "optimizer": {"matrix": "adamw"},
     "training": {"learning_rate": 1.0e-4},
@@ -78,8 +78,8 @@ def train(folder: Path, name: str, steps: int, every: int, *more: str) -> tuple[
 def main() -> int:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--every", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--every", type=int, default=2)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     spec = Spec.model_validate(SPEC)
@@ -101,13 +101,14 @@ def main() -> int:
         "machine": f"{platform.machine()}, one thread",
         "num_parameters": build_inventory(spec).parameters,
         "num_steps": chosen.steps,
+        "tokens_a_step": spec.batch.seq_length * spec.batch.micro_batch_size,
         "save_every": chosen.every,
         "step_seconds_without_saving": round(step, 4),
         "cases": {
             name: {
                 "step_seconds_while_saving": round(seconds / (chosen.steps - 1), 4),
                 "seconds_of_each_save": [round(each, 4) for each in saves],
-                "blocked_fraction": round(sum(saves) / plain, 4),
+                "longest_save_of_a_step": round(max(saves) / step, 4),
             }
             for name, (seconds, saves) in cases.items()
         },
@@ -115,7 +116,7 @@ def main() -> int:
     text = json.dumps(result, indent=2) + "\n"
     sys.stdout.write(text)
     RESULT.write_text(text)
-    return 0 if max(sum(saves) for _, saves in cases.values()) < BAR * plain else 1
+    return 0 if max(max(saves) for _, saves in cases.values()) < BAR * step else 1
 
 
 if __name__ == "__main__":
