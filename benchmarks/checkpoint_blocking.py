@@ -1,6 +1,8 @@
 """How long training waits inside asynchronous saves, against its steps without saving: one process, 98 million parameters, fp32, AdamW.
 
-python benchmarks/checkpoint_blocking.py [--steps 5] [--every 2]    writes results/checkpoint_blocking.json; exits 1 where a save blocks 3% of one step or more
+python benchmarks/checkpoint_blocking.py [--steps 5] [--every 2]    writes results/checkpoint_blocking.json
+
+It exits with 1 where a save blocks 3% of one step or more.
 
 Saves go to `--out`, and from a local stage to a storage: `file://`, which is written as an object store is.
 """
