@@ -149,6 +149,13 @@ MODEL: dict[str, CodeInfo] = {
         "host: {recompute_modules: [moe_act]}\nprecision: {recipe: {name: fp8_delayed}}      # wrong\n"
         "precision: {recipe: {name: fp8_current}}      # right",
     ),
+    "MP729": CodeInfo(
+        "a value that is legal and does not train",
+        "A learning rate is above 1, or a convolution has more taps than the sequence has tokens.",
+        "Such a run starts, and its loss diverges at once, or parameters stay as they were initialised.",
+        "Correct the value; it is most likely a typing error.",
+        "training: {learning_rate: 3.0e4}      # warned\ntraining: {learning_rate: 3.0e-4}",
+    ),
     "MP790": CodeInfo(
         "not supported by megarun yet",
         "megaplan estimates the plan completely; this version of megarun cannot train it.",

@@ -29,7 +29,8 @@ SCRIPTS = (
     "main",
 )
 """Files of `page/`, in the order in which they run."""
-_UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+_UNSAFE = {code: f"\\u{code:04x}" for code in (*map(ord, "<>&\u2028\u2029"), *range(0xD800, 0xE000))}
+"""What could end the script's element, and halves of surrogate pairs, which no UTF-8 has, as escapes of JSON."""
 
 
 def escaped_json(value: Any) -> str:

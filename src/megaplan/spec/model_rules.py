@@ -13,12 +13,20 @@ from megaplan.wording import plural
 
 
 def model_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """MP332, MP701 … MP715."""
+    """MP332, MP701 … MP715, MP729."""
     for family, section in families_of(checked.spec.model):
         yield from family.rules(checked, section)
+        yield from _taps(checked, f"model.{family.section}.conv_kernel", getattr(section, "conv_kernel", None))
     yield from _parallel_layers(checked)
     yield from _norms(checked)
     yield from _features(checked)
+
+
+def _taps(checked: Checked, key: str, taps: int | None) -> Iterator[Diagnostic]:
+    length = checked.spec.batch.seq_length
+    if taps is not None and taps > length:
+        detail = f"{key} = {taps:,}, batch.seq_length = {length:,}: {taps - length:,} taps never meet a token, and stay as initialised"
+        yield checked.warning("MP729", detail, key, "conv_kernel: 4")
 
 
 def _parallel_layers(checked: Checked) -> Iterator[Diagnostic]:

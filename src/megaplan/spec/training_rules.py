@@ -1,4 +1,4 @@
-"""The learning rate's phases fit the steps of training."""
+"""The learning rate's phases fit the steps of training, and its size is one that trains."""
 
 from __future__ import annotations
 
@@ -8,10 +8,18 @@ from megaplan.errors import Diagnostic
 from megaplan.spec.context import Checked
 from megaplan.spec.training import StableRate, warm_up_steps
 
+LARGEST_RATE = 1.0
+"""Above it one update is as large as the parameters, which are initialised below 1."""
+
 
 def training_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """MP722."""
+    """MP722, MP729."""
     training = checked.spec.training
+    for name in ("learning_rate", "muon_learning_rate"):
+        rate = getattr(training, name)
+        if rate is not None and rate > LARGEST_RATE:
+            detail = f"training.{name} = {rate:g}, above {LARGEST_RATE:g}: one update moves a parameter by about the rate"
+            yield checked.warning("MP729", detail, f"training.{name}", f"{name}: 3.0e-4")
     schedule, steps = training.rate_schedule, training.steps
     warm_up = warm_up_steps(schedule, steps)
     parts = {"warmup_steps": warm_up}

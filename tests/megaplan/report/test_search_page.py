@@ -47,6 +47,12 @@ def test_foreign_text_adds_no_element(result):
     assert page.count("<script") == report_html(search_report(json.dumps(result), "found.json")).count("<script")
 
 
+def test_half_of_a_surrogate_pair_is_an_escape_of_the_page(result):
+    page = report_html(search_report(json.dumps({**result, "spec": "a\ud800"}), "found.json"))
+    assert data_of(page)["name"] == "a\ud800"
+    assert "\\ud800" in page
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [

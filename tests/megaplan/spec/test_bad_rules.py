@@ -31,6 +31,25 @@ def test_rules_are_reported_together_errors_first(refused: Refused) -> None:
     assert [item.code for item in found] == ["MP701", "MP201", "MP202", "MP311", "MP327", "MP209"]
 
 
+@pytest.mark.parametrize(
+    ("edit", "key", "shows"),
+    [
+        (split("{mode: weighted}\ntraining: {learning_rate: 1.0e+18}"), "training.learning_rate", "= 1e+18"),
+        (split("{mode: weighted}\ntraining: {muon_learning_rate: 1.5}"), "training.muon_learning_rate", "= 1.5"),
+        (("num_groups: 2}", "num_groups: 2, conv_kernel: 65536}"), "model.mamba.conv_kernel", "taps never meet a token"),
+    ],
+)
+def test_a_value_that_does_not_train_is_warned_of(accepted: Accepted, edit: Edit, key: str, shows: str) -> None:
+    (found,) = [item for item in accepted(edit).diagnostics if item.code == "MP729"]
+    assert (found.severity, found.location.key) == (Severity.WARNING, key)
+    assert shows in found.detail
+
+
+def test_rates_and_kernels_in_use_are_not_warned_of(accepted: Accepted) -> None:
+    loaded = accepted(split("{mode: weighted}\ntraining: {learning_rate: 1.0, muon_learning_rate: 0.02}"))
+    assert not [item for item in loaded.diagnostics if item.code == "MP729"]
+
+
 @pytest.mark.requirement("R-27")
 @pytest.mark.parametrize("kind", ["zbv", "dualpipev"])
 def test_v_schedules_have_two_slots_a_rank(refused: Refused, kind: str) -> None:

@@ -15,6 +15,7 @@ import yaml
 from fuzz_inputs import ROOT, VALUES, Reader, json_bytes, mutated_bytes, mutated_tree, places_of
 
 from megaplan.cli.main import run
+from megaplan.plan.digests import plan_digest
 
 LAUNCHES = ROOT / "tests/megaplan/importers/launches"
 SAMPLES = ROOT / "tests/megaplan/importers/models.json"
@@ -38,6 +39,28 @@ def other_numbers(tree: Any, draw: random.Random) -> Any:
     return tree
 
 
+KINDS = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev")
+TIMES = ("--forward", "--input", "--weight", "--p2p", "--hidden")
+JOB = """
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 2
+seq_len = 8192
+compile = true
+[parallelism]
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 2
+pipeline_parallel_degree = 4
+pipeline_parallel_schedule = "Interleaved1F1B"
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "op"
+[quantize.linear.float8]
+recipe_name = "rowwise"
+filter_fqns = ["output"]
+"""
 ARGUMENTS = {
     "--num-layers": 4,
     "--hidden-size": 64,
@@ -71,6 +94,11 @@ class Commands:
         self._costs = json.loads(answer(["costs", str(ROOT / "plans/tiny-hybrid.yaml")])[1])
         rows = [{"spec": str(ROOT / "plans/llama-3.1-8b.yaml"), "set": ["host={name: megatron}"], "step_seconds": 9.0}]
         self._rows: list[dict[str, Any]] = rows
+        self._plan = json.loads((ROOT / "plans/tiny-hybrid-pp2.json").read_text())
+        self._device_file = json.loads(answer(["calibrate", self._file("rows.json", json_bytes(rows)), "-o", "-"])[1])
+        self._found = json.loads(
+            answer(["search", str(ROOT / "plans/tiny-hybrid.yaml"), "--devices", "2", "--processes", "1", "--json"])[1]
+        )
         self.readers: dict[str, Reader] = {
             "estimate": self.estimate,
             "import hf": self.config,
@@ -79,6 +107,11 @@ class Commands:
             "import megatron (words)": self.words,
             "costs file": self.costs,
             "calibrate": self.rows,
+            "device file": self.device_file,
+            "import torchtitan": self.job,
+            "commands on a plan": self.plan,
+            "report of a search": self.found,
+            "schedule": self.schedule,
             "options": self.options,
         }
 
@@ -132,6 +165,51 @@ class Commands:
         """Measured steps."""
         data = json_bytes(self._changed(self._rows, draw)) if draw.random() < 0.7 else mutated_bytes(json_bytes(self._rows), draw)
         return self._accepts(["calibrate", self._file("rows.json", data), "--force", "-o", str(self._folder / "device.json")])
+
+    def device_file(self, draw: random.Random) -> bool:
+        """What `calibrate` has written."""
+        source = json_bytes(self._device_file)
+        data = json_bytes(self._changed(self._device_file, draw)) if draw.random() < 0.7 else mutated_bytes(source, draw)
+        words = ["estimate", str(ROOT / "plans/llama-3.1-8b.yaml"), "--set", "host={name: megatron}"]
+        return self._accepts([*words, "--device-file", self._file("device.json", data)])
+
+    def job(self, draw: random.Random) -> bool:
+        """A job file of torchtitan, in bytes or with the value of a line changed."""
+        lines = JOB.splitlines()
+        if draw.random() < 0.7:
+            at = draw.choice([number for number, line in enumerate(lines) if " = " in line])
+            value = draw.choice((*VALUES, *GOOD))
+            lines[at] = f"{lines[at].split(' = ')[0]} = {json.dumps(value)}" if draw.random() < 0.8 else lines[at]
+            data = "\n".join(lines).encode("utf-8", "surrogatepass")
+        else:
+            data = mutated_bytes(JOB.encode(), draw)
+        return self._accepts(
+            ["import", "torchtitan", self._file("job.toml", data), "--gpus", draw.choice(("64", "64", "64", "64", "8", "0"))]
+        )
+
+    def plan(self, draw: random.Random) -> bool:
+        """A plan, mostly with the digest of what it says now, under a command that reads plans."""
+        tree = self._changed(self._plan, draw)
+        if draw.random() < 0.8 and all(isinstance(tree.get(key), dict) for key in ("inputs", "decisions", "digests")):
+            tree["digests"]["plan"] = plan_digest(tree["inputs"], tree["decisions"])
+        path, whole = self._file("plan.json", json_bytes(tree)), str(ROOT / "plans/tiny-hybrid-pp2.json")
+        command = draw.choice((["estimate"], ["show"], ["check"], ["diff", whole], ["diff", "--format", "markdown", whole]))
+        return self._accepts([*command, path])
+
+    def found(self, draw: random.Random) -> bool:
+        """The document of a search, as the page that `report` writes."""
+        source = json_bytes(self._found)
+        data = json_bytes(self._changed(self._found, draw)) if draw.random() < 0.8 else mutated_bytes(source, draw)
+        return self._accepts(["report", self._file("found.json", data), "-o", str(self._folder / "report.html")])
+
+    def schedule(self, draw: random.Random) -> bool:
+        """Ranks, slots, microbatches and times of a schedule."""
+        words = ["schedule", "--kind", draw.choice(KINDS)]
+        for name in ("--pp", "--microbatches", "--vpp")[: 2 if draw.random() < 0.3 else 3]:
+            words += [name, draw.choice(GOOD[:5] if draw.random() < 0.8 else WORDS)]
+        for name in draw.sample(TIMES, draw.choice((0, 1, 3))):
+            words += [name, str(draw.choice(NUMBERS)) if draw.random() < 0.7 else draw.choice(WORDS)]
+        return self._accepts([*words, *(("--csv",) if draw.random() < 0.2 else ())])
 
     def options(self, draw: random.Random) -> bool:
         """Options and overrides."""
