@@ -17,6 +17,7 @@ from megakernels import (
     causal_conv1d,
     cross_entropy,
     dispatch_plan,
+    gated_add,
     gated_rms_norm,
     indexed_attention,
     linear_cross_entropy,
@@ -95,6 +96,7 @@ def cases(small: bool = False) -> list[KernelCase]:
         _gated_norm(load, rows, *((96, 3) if small else (8192, 8))),
         _activation(load, rows, 96 if small else 14336, gated=True),
         _activation(load, rows, 96 if small else 14336, gated=False),
+        _gated_add(load, rows, 96 if small else 3584),
         _conv(load, rows, 96 if small else 8448),
         _rope(load, rows, *((4, 16) if small else (32, 128))),
         _attention(load, rows, *((4, 2, 16, 16) if small else (32, 8, 128, 128))),
@@ -135,6 +137,12 @@ def _activation(load: Workload, rows: tuple[int, int], width: int, *, gated: boo
     name, names = ("swiglu", ("gate", "up")) if gated else ("relu2", ("x",))
     work = cost.activation(load, width, "swiglu" if gated else "relu2")
     return KernelCase(f"{name} {width}", load.num_tokens, dict.fromkeys(names, (*rows, width)), swiglu if gated else relu2, work, "copy")
+
+
+def _gated_add(load: Workload, rows: tuple[int, int], width: int) -> KernelCase:
+    shapes = {"x": (*rows, width), "side": (*rows, width), "gates": (2,)}
+    moved = Work(moved_forward=3 * width * load.itemsize, moved_input=4 * width * load.itemsize)
+    return KernelCase(f"gated_add {width}", load.num_tokens, shapes, gated_add, moved, "copy")
 
 
 def _conv(load: Workload, rows: tuple[int, int], channels: int, taps: int = 4) -> KernelCase:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from collections.abc import Collection
 from typing import Literal
 
 import torch
@@ -22,11 +23,11 @@ def use_kernels(kernels: Literal["reference", "triton"]) -> None:
     _chosen["kernels"] = kernels
 
 
-def runs_triton(tensor: Tensor) -> bool:
-    """True for CUDA tensors that the kernels accept, unless plain torch is chosen."""
-    return HAS_TRITON and (tensor.is_cuda or INTERPRETED) and chooses_triton(tensor)
+def runs_triton(tensor: Tensor, dtypes: Collection[torch.dtype] = DTYPES) -> bool:
+    """True for CUDA tensors of dtypes that the kernels accept, unless plain torch is chosen."""
+    return HAS_TRITON and (tensor.is_cuda or INTERPRETED) and chooses_triton(tensor, dtypes)
 
 
-def chooses_triton(tensor: Tensor) -> bool:
+def chooses_triton(tensor: Tensor, dtypes: Collection[torch.dtype] = DTYPES) -> bool:
     """Whether a tensor of this dtype uses a Triton kernel on CUDA. Kernels accumulate in fp32, so fp64 uses the reference."""
-    return _chosen["kernels"] == "triton" and tensor.dtype in DTYPES
+    return _chosen["kernels"] == "triton" and tensor.dtype in dtypes

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from megaplan.layout.calibrate import Calibration, MeasuredStep
 
 FORMAT = "megaplan.calibration/1"
+SHORTEST, LONGEST = 1e-6, 1e6
+"""Seconds of a step that was measured."""
 
 
 def calibrate(
@@ -65,9 +67,10 @@ def _steps(path: str) -> list[MeasuredStep]:
     found = []
     for number, row in enumerate(rows):
         seconds: Any = row.get("step_seconds") if isinstance(row, dict) else None
-        timed = isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and seconds > 0
+        timed = isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and SHORTEST <= seconds <= LONGEST
         if not timed or not isinstance(row.get("spec"), str):
-            raise refuse("MP487", f"row {number} of {path} = {json.dumps(row)[:80]}, and a row has spec and step_seconds", form)
+            needed = f"a row has spec, and step_seconds from {SHORTEST:g} to {LONGEST:g}"
+            raise refuse("MP487", f"row {number} of {path} = {json.dumps(row)[:80]}, and {needed}", form)
         changes = row.get("set") or []
         if not isinstance(changes, list) or not all(isinstance(text, str) for text in changes):
             raise refuse("MP487", f"set of row {number} of {path} = {json.dumps(changes)[:80]}, and it is a list of KEY=VALUE", form)

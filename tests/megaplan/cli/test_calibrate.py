@@ -62,9 +62,10 @@ def test_the_file_and_the_text_say_the_same(megaplan, measured, here):
         "no json",
         '[{"spec": "plans/llama-3.1-8b.yaml"}]',
         '[{"spec": "plans/llama-3.1-8b.yaml", "step_seconds": 0}]',
+        '[{"spec": "plans/llama-3.1-8b.yaml", "step_seconds": 1e308}]',
         '[{"spec": "plans/llama-3.1-8b.yaml", "step_seconds": 1.0}]',
     ],
-    ids=["empty", "text", "no time", "zero", "megarun"],
+    ids=["empty", "text", "no time", "zero", "longer than any", "megarun"],
 )
 def test_what_is_no_measured_step_is_refused(megaplan, here, text):
     (here / "rows.json").write_text(text)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from megakernels._common import join, only_needed, require
+from megakernels._common import join, only_needed, require, runs_triton
 from megakernels.ops.side_embedding import reference
 
 __all__ = ["gated_add", "ngram_rows"]
@@ -21,6 +21,9 @@ def ngram_rows(tokens: Tensor, before: Tensor, num_tables: int, num_rows: int) -
 
     Returns:
         int64 [B, t, J], each below num_rows.
+
+    Triton:
+        One kernel.
 
     Raises:
         ValueError: shapes or numbers do not fit.
@@ -44,6 +47,9 @@ def gated_add(x: Tensor, side: Tensor, gates: Tensor) -> Tensor:
     Returns:
         The same shape, contiguous, in x's dtype.
 
+    Triton:
+        One kernel forward; two backward, of which the second adds up the sums of the first's programs.
+
     Raises:
         ValueError: shapes do not fit.
     """
@@ -55,6 +61,10 @@ def gated_add(x: Tensor, side: Tensor, gates: Tensor) -> Tensor:
 
 @custom_op("megakernels::ngram_rows", mutates_args=())
 def _ngram_rows(tokens: Tensor, before: Tensor, num_tables: int, num_rows: int) -> Tensor:
+    if runs_triton(tokens, (torch.int64,)):
+        from megakernels.ops.side_embedding import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
+
+        return kernel.ngram_rows(tokens, before, num_tables, num_rows)
     return reference.ngram_rows(tokens, before, num_tables, num_rows)
 
 
@@ -65,11 +75,19 @@ def _(tokens: Tensor, _before: Tensor, num_tables: int, _num_rows: int) -> Tenso
 
 @custom_op("megakernels::gated_add", mutates_args=())
 def _gated_add(x: Tensor, side: Tensor, gates: Tensor) -> Tensor:
+    if runs_triton(x):
+        from megakernels.ops.side_embedding import kernel  # noqa: PLC0415
+
+        return kernel.gated_add_forward(x, side, gates)
     return reference.gated_add_forward(x, side, gates)
 
 
 @custom_op("megakernels::gated_add_backward", mutates_args=())
 def _gated_add_backward(grad_y: Tensor, side: Tensor, gates: Tensor, needs: list[bool]) -> list[Tensor]:
+    if runs_triton(grad_y):
+        from megakernels.ops.side_embedding import kernel  # noqa: PLC0415
+
+        return only_needed(kernel.gated_add_backward(grad_y, side, gates, needs))
     return only_needed(reference.gated_add_backward(grad_y, side, gates, needs))
 
 
