@@ -1,28 +1,93 @@
-"""What a device's products reach, from measured steps of the user's own: one share a dtype, with the fitted one as prior."""
+"""What a device's products reach, from measured steps of the user's own: one share a dtype, with the model's own share as prior."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import exp, log
+from typing import TYPE_CHECKING
 
-from megaplan.cost.step.predict import predict_step, reached_share
-from megaplan.cost.step.workload import StepWorkload
+from megaplan.layout.spans import Spans
+from megaplan.layout.step_time import NS, planned_time, planned_workload
+from megaplan.spec.models import Spec
+
+if TYPE_CHECKING:
+    from megaplan.cost.step.workload import StepWorkload
 
 SIGMA = 0.05
 """Spread of a measured step's logarithm: what `benchmarks/step_times/fitting.py` takes."""
 UNMEASURED = 0.15
 """Spread of a share that no measured step moved: the interval of an uncalibrated time."""
-MOST, REACH, HALVINGS = 0.95, 0.9, 60
+MOST, REACH, SECTIONS = 0.95, 0.9, 28
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """A step that was timed, and what it ran."""
+    """A step that was timed, and the model of it.
+
+    Attributes:
+        name: What a table calls it.
+        host: Its name.
+        device: Its name.
+        dtype: The recipe's.
+        seconds: As measured.
+        modelled: Seconds without calibration.
+        predict: Seconds if large products reach a share of the peak.
+        share: Share that the model has without calibration.
+        spread: Standard deviation of its logarithm.
+    """
 
     name: str
-    work: StepWorkload
+    host: str
+    device: str
+    dtype: str
     seconds: float
+    modelled: float
+    predict: Callable[[float], float]
+    share: float
+    spread: float
+
+
+def measured_step(name: str, spec: Spec, spans: Spans, seconds: float) -> MeasuredStep | str:
+    """The step of a spec that was timed; or why its time cannot be modelled."""
+    if spec.host.name == "megarun":
+        return _replayed_step(name, spec, spans, seconds)
+    work = planned_workload(spec, spans)
+    return work if isinstance(work, str) else _fitted_step(name, spec.host.name, work, seconds)
+
+
+def _fitted_step(name: str, host: str, work: StepWorkload, seconds: float) -> MeasuredStep:
+    from megaplan.cost.step.predict import predict_step, reached_share  # noqa: PLC0415  (a replayed step needs none of these)
+
+    dtype = work.software.dtype
+
+    def predict(share: float) -> float:
+        return predict_step(replace(work, machine=replace(work.machine, reached={dtype: share}))).seconds
+
+    before, spread, measured = reached_share(work.machine, dtype)
+    wide = spread if measured else UNMEASURED
+    return MeasuredStep(name, host, work.machine.name, dtype, seconds, predict(before), predict, before, wide)
+
+
+def _replayed_step(name: str, spec: Spec, spans: Spans, seconds: float) -> MeasuredStep | str:
+    """A step of megarun, whose products of linears reach a percentage by letter: its share is the one that takes as long as these."""
+    from megaplan.cost.replay import ReplayTimer  # noqa: PLC0415
+    from megaplan.inventory.build import build_inventory  # noqa: PLC0415
+
+    inventory, dtype = build_inventory(spec), str(spec.precision.params)
+    time = planned_time(spec, spans, inventory)
+    if isinstance(time, str):
+        return time
+
+    @cache
+    def predict(share: float) -> float:
+        device = spec.device.model_copy(update={"reached": {dtype: share}})
+        changed = spec.model_copy(update={"device": device})
+        return ReplayTimer(inventory, changed).step_ns(changed, spans) * NS
+
+    share = exp(_least(lambda at: log(predict(exp(at)) / time.seconds) ** 2, log(0.05), 0.0))
+    return MeasuredStep(name, spec.host.name, spec.device.name, dtype, seconds, time.seconds, predict, share, UNMEASURED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,29 +115,24 @@ def calibrations(steps: Sequence[MeasuredStep]) -> tuple[Calibration, ...]:
     """One for each device and dtype among the steps, in their order."""
     groups: dict[tuple[str, str], list[MeasuredStep]] = {}
     for step in steps:
-        groups.setdefault((step.work.machine.name, step.work.software.dtype), []).append(step)
+        groups.setdefault((step.device, step.dtype), []).append(step)
     return tuple(_calibration(device, dtype, group) for (device, dtype), group in groups.items())
 
 
 def _calibration(device: str, dtype: str, steps: Sequence[MeasuredStep]) -> Calibration:
-    before, spread, measured = reached_share(steps[0].work.machine, dtype)
-    prior = spread if measured else UNMEASURED
+    before = exp(sum(log(step.share) for step in steps) / len(steps))
+    prior = max(step.spread for step in steps)
 
     def cost(shift: float) -> float:
         share = before * exp(shift)
-        return sum((log(_seconds(step, share) / step.seconds) / SIGMA) ** 2 for step in steps) + (shift / prior) ** 2
+        return sum((log(step.predict(share) / step.seconds) / SIGMA) ** 2 for step in steps) + (shift / prior) ** 2
 
     shift = _least(cost, -REACH, min(REACH, log(MOST / before)))
-    slopes = [log(_seconds(step, before * exp(shift + 0.01)) / _seconds(step, before * exp(shift - 0.01))) / 0.02 for step in steps]
+    slopes = [log(step.predict(before * exp(shift + 0.01)) / step.predict(before * exp(shift - 0.01))) / 0.02 for step in steps]
     after = before * exp(shift)
-    residuals = tuple((step.name, _seconds(step, before) / step.seconds - 1, _seconds(step, after) / step.seconds - 1) for step in steps)
+    residuals = tuple((step.name, step.modelled / step.seconds - 1, step.predict(after) / step.seconds - 1) for step in steps)
     narrowed = (sum((slope / SIGMA) ** 2 for slope in slopes) + prior**-2) ** -0.5
     return Calibration(device, dtype, before, after, narrowed, residuals)
-
-
-def _seconds(step: MeasuredStep, share: float) -> float:
-    machine = replace(step.work.machine, reached={step.work.software.dtype: share})
-    return predict_step(replace(step.work, machine=machine)).seconds
 
 
 def _least(cost: Callable[[float], float], low: float, high: float) -> float:
@@ -80,7 +140,7 @@ def _least(cost: Callable[[float], float], low: float, high: float) -> float:
     ratio = (5**0.5 - 1) / 2
     left, right = high - ratio * (high - low), low + ratio * (high - low)
     at_left, at_right = cost(left), cost(right)
-    for _ in range(HALVINGS):
+    for _ in range(SECTIONS):
         if at_left < at_right:
             high, right, at_right = right, left, at_left
             left = high - ratio * (high - low)

@@ -24,7 +24,7 @@ from megarun.errors import refusal
 from megarun.files import read_bounded
 from megarun.launch.process import ProcessIdentity
 
-LOCK = "run.lock"
+LOCK, PLAN = "run.lock", "plan.json"
 HEARTBEAT_SECONDS = 5.0
 STALE_SECONDS = 30.0
 POLL_SECONDS = 0.5
@@ -96,6 +96,21 @@ class RunFolder:
         """
         if self._lost:
             raise _held(self._path, _holder(self._path))
+
+    def write_plan(self, text: str) -> None:
+        """Keep the plan that the run trains next to its metrics, for `megaplan calibrate`; another plan's is replaced.
+
+        Raises:
+            MegaplanError: MP608, it cannot be written.
+        """
+        new = self._folder / f".{PLAN}.{self.holder.token}"
+        try:
+            new.write_text(text, encoding="utf-8")
+            new.replace(self._folder / PLAN)
+        except OSError as error:
+            with suppress(OSError):
+                new.unlink()
+            raise refusal("MP608", f"{self._folder / PLAN}: {error.strerror or error}", file=str(self._folder)) from None
 
     def _created(self) -> bool:
         try:

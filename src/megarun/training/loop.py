@@ -88,6 +88,8 @@ def train(run: Run, launch: Launch, timeouts: Timeouts | None = None) -> Trained
         start = keeper.find()
         resumed = start is not None or launch.restarted
         metrics_file = stack.enter_context(MetricsFile(run.out, mesh.rank, resumed=resumed, tensorboard=run.tensorboard))
+        if folder is not None:
+            folder.write_plan(run.plan.text)
         display = stack.enter_context(Display(run.num_steps, mesh.rank))
         sampler = stack.enter_context(WaitSampler(progress)) if launch.world_size > 1 and device.type == "cpu" else None
         times = StepTimes(run.job.spec.mesh, mesh.rank, keeper.control, sampler)

@@ -63,15 +63,62 @@ def test_the_file_and_the_text_say_the_same(megaplan, measured, here):
         '[{"spec": "plans/llama-3.1-8b.yaml"}]',
         '[{"spec": "plans/llama-3.1-8b.yaml", "step_seconds": 0}]',
         '[{"spec": "plans/llama-3.1-8b.yaml", "step_seconds": 1e308}]',
-        '[{"spec": "plans/llama-3.1-8b.yaml", "step_seconds": 1.0}]',
+        '[{"spec": "plans/tiny-hybrid.yaml", "step_seconds": 1},'
+        ' {"spec": "plans/llama-3.1-8b.yaml", "set": ["host.name=megatron"], "step_seconds": 1}]',
+        '[{"spec": "plans/llama-3.1-8b.yaml", "set": ["mesh.pp=64", "schedule.num_microbatches=4096"], "step_seconds": 1.0}]',
     ],
-    ids=["empty", "text", "no time", "zero", "longer than any", "megarun"],
+    ids=["empty", "text", "no time", "zero", "longer than any", "two hosts", "no model of its time"],
 )
 def test_what_is_no_measured_step_is_refused(megaplan, here, text):
     (here / "rows.json").write_text(text)
     ran = megaplan("calibrate", "rows.json", "--json")
     assert ran.status == 2
     assert [found["code"] for found in json.loads(ran.out)["diagnostics"]] == ["MP487"]
+
+
+def run_of(here, megaplan, seconds, *values) -> None:
+    """The folder of a run whose steps took `seconds`, of which a tenth went into reading rows."""
+    (here / "run").mkdir()
+    words = [word for value in values for word in ("--set", value)]
+    assert megaplan("split", "plans/tiny-hybrid-pp2.yaml", *words, "-o", "run/plan.json").status == 0
+    lines = [json.dumps({"step": step, "step_seconds": second / 0.9, "data_seconds": second / 9}) for step, second in enumerate(seconds, 1)]
+    others = [json.dumps({"step": 2, "rank_allocated_bytes": [1]}), '{"step": 3, "step_sec']
+    (here / "run" / "metrics.jsonl").write_text("\n".join([*lines[:2], others[0], *lines[2:], others[1]]) + "\n")
+
+
+def test_a_run_of_megarun_is_its_median_step_under_its_plan(megaplan, here):
+    """The first step does not count, nor the time for reading; with the share that the run had, the estimate is the measured step."""
+    values = ("precision.params=bf16", "batch.seq_length=4096", "model.hidden_size=4096", "model.num_layers=10")
+    words = [word for value in values for word in ("--set", value)]
+    slow = json.loads(megaplan("estimate", "plans/tiny-hybrid-pp2.yaml", *words, "--set", "device.reached={bf16: 0.4}", "--json").out)
+    seconds = slow["time"]["step_seconds"]
+    run_of(here, megaplan, [50.0, seconds, seconds * 1.02, seconds * 0.98, seconds], *values)
+    (found,) = json.loads(megaplan("calibrate", "run", "--json", "-o", "device.json").out)["calibrations"]
+    (row,) = found["rows"]
+    assert found["device"] == "h200"
+    assert row["error_before"] < row["error_after"] < 0
+    assert 0.4 < found["reached"]["bf16"] < found["before"]
+    after = json.loads(megaplan("estimate", "run/plan.json", "--device-file", "device.json", "--json").out)["time"]["step_seconds"]
+    assert after / seconds - 1 == pytest.approx(row["error_after"], abs=2e-3)
+
+
+@pytest.mark.parametrize("broken", ["few", "no metrics", "no plan", "another device"])
+def test_a_run_that_says_too_little_is_refused(megaplan, here, broken):
+    run_of(here, megaplan, [1.0] * (3 if broken == "few" else 9))
+    for name in ("metrics.jsonl", "plan.json"):
+        if broken == f"no {name.split('.')[0]}":
+            (here / "run" / name).unlink()
+    ran = megaplan("calibrate", "run", "--json")
+    assert ran.status == 2
+    assert [found["code"] for found in json.loads(ran.out)["diagnostics"]] == ["MP101" if broken == "no plan" else "MP487"]
+
+
+def test_every_measured_step_of_megarun_moves_its_share(megaplan, here):
+    rows = [{"spec": "plans/llama-3.1-8b.yaml", "step_seconds": 8.0}] * 12
+    (here / "rows.json").write_text(json.dumps(rows))
+    found = calibrated(megaplan)
+    assert found["reached"]["bf16"] < found["before"]
+    assert all(abs(row["error_after"]) < 0.02 < abs(row["error_before"]) for row in found["rows"])
 
 
 def write_shares(here, **devices: dict[str, float]) -> None:

@@ -20,7 +20,7 @@ from megaplan.spec.models import Mesh
 from megarun.job.run import Checkpoints
 from megarun.launch.process_group import Launch
 from megarun.training import agreement
-from megarun.training.folder import LOCK, Holder, RunFolder, sees
+from megarun.training.folder import LOCK, PLAN, Holder, RunFolder, sees
 
 pytestmark = pytest.mark.runtime
 
@@ -41,6 +41,21 @@ def test_a_second_job_is_refused(tmp_path: Path) -> None:
         assert f"process {os.getpid()} on {socket.gethostname()} uses the folder" in found.detail
         assert (tmp_path / "run" / LOCK).exists(), "the refused job leaves the lock"
     assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_the_plan_is_kept_and_replaced(tmp_path: Path) -> None:
+    """Whole, without a leftover; a folder that cannot be written is named."""
+    with RunFolder(tmp_path / "run") as folder:
+        for text in ("{}", '{"other": 1}'):
+            folder.write_plan(text)
+            assert (tmp_path / "run" / PLAN).read_text() == text
+        (tmp_path / "run" / PLAN).unlink()
+        (tmp_path / "run" / PLAN).mkdir()
+        (tmp_path / "run" / PLAN / "x").touch()
+        with pytest.raises(MegaplanError) as refused:
+            folder.write_plan("{}")
+        assert refused.value.diagnostics[0].code == "MP608"
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [PLAN]
 
 
 def test_the_lock_of_a_process_that_has_ended_is_taken_over(tmp_path: Path) -> None:

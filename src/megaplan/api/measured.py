@@ -1,0 +1,108 @@
+"""Measured steps to calibrate with: a list of specs with seconds, or the folder of a run of megarun."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from megaplan.api.load import load
+from megaplan.diagnostics import refuse
+from megaplan.layout.calibrate import MeasuredStep, measured_step
+from megaplan.spec.read import read_text
+
+SHORTEST, LONGEST = 1e-6, 1e6
+"""Seconds of a step that was measured."""
+FORM = '[{"spec": "spec.yaml", "set": ["host.name=megatron"], "step_seconds": 1.2}]'
+PLAN, METRICS = "plan.json", "metrics.jsonl"
+LAST_BYTES = 1 << 20
+"""Of a run's metrics, what is read of the end: hundreds of steps."""
+FEWEST_STEPS = 3
+FARTHEST = 20
+"""Times by which a measured step and its model differ at most: beyond it the step is of another device, as a run on a CPU."""
+
+
+def measured_steps(path: str) -> list[MeasuredStep]:
+    """The measured steps of a file of rows, or the median step of a run.
+
+    Args:
+        path: JSON with rows of spec, set and step_seconds; or the folder that `megarun train --out` wrote.
+
+    Raises:
+        MegaplanError: MP487, there are no such rows, they are of several hosts, the run has too few steps, or the time of a spec cannot be
+            modelled; what `megaplan.load` raises.
+    """
+    if os.path.isdir(path):
+        return [_step(f"median step of {path}", f"{Path(path) / PLAN}", (), _run_seconds(Path(path)))]
+    try:
+        rows: Any = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise refuse("MP487", f"{path} is not JSON: {error}", FORM) from None
+    if not isinstance(rows, list) or not rows:
+        raise refuse("MP487", f"{path} has no list of measured steps", FORM)
+    found = [_of_row(path, number, row) for number, row in enumerate(rows)]
+    hosts = sorted({step.host for step in found})
+    if len(hosts) > 1:
+        detail = f"{path} has steps of hosts {' and '.join(hosts)}, whose products reach shares of different meaning"
+        raise refuse("MP487", detail, "one file for each host")
+    return found
+
+
+def _of_row(path: str, number: int, row: Any) -> MeasuredStep:
+    seconds: Any = row.get("step_seconds") if isinstance(row, dict) else None
+    timed = isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and SHORTEST <= seconds <= LONGEST
+    if not timed or not isinstance(row.get("spec"), str):
+        needed = f"a row has spec, and step_seconds from {SHORTEST:g} to {LONGEST:g}"
+        raise refuse("MP487", f"row {number} of {path} = {json.dumps(row)[:80]}, and {needed}", FORM)
+    changes = row.get("set") or []
+    if not isinstance(changes, list) or not all(isinstance(text, str) for text in changes):
+        raise refuse("MP487", f"set of row {number} of {path} = {json.dumps(changes)[:80]}, and it is a list of KEY=VALUE", FORM)
+    return _step(f"row {number}", row["spec"], tuple(changes), float(seconds))
+
+
+def _step(name: str, subject: str, changes: tuple[str, ...], seconds: float) -> MeasuredStep:
+    given = load(subject, *changes)
+    found = measured_step(f"{name}, {given.spec.name}", given.spec, given.spans, seconds)
+    if isinstance(found, str):
+        raise refuse("MP487", f"{name}: no step time for {subject}: {found}", '"set": ["host.name=megatron"]')
+    if not 1 / FARTHEST <= seconds / found.modelled <= FARTHEST:
+        detail = f"{name} took {seconds:.4g} s, and {found.modelled:.4g} s are modelled: more than {FARTHEST} times apart"
+        raise refuse("MP487", detail, f"the device.name that it ran on, instead of {found.device}")
+    return found
+
+
+def _run_seconds(run: Path) -> float:
+    """Median of the last steps of a run, without the time for reading rows, which is not modelled; the first step compiles and connects."""
+    path = run / METRICS
+    seconds = [each["step_seconds"] - each["data_seconds"] for each in _lines(path) if each["step"] > 1]
+    if len(seconds) < FEWEST_STEPS:
+        raise refuse("MP487", f"{path} has {len(seconds)} steps after the first, and at least {FEWEST_STEPS} are needed", "train longer")
+    found = median(seconds)
+    if not SHORTEST <= found <= LONGEST:
+        raise refuse("MP487", f"the median step of {path} takes {found:g} s, and it is from {SHORTEST:g} to {LONGEST:g}", "train longer")
+    return found
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The steps among the last lines of a run's metrics; lines about other things, and a line that is cut, are passed over."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - LAST_BYTES))
+            data = file.read(LAST_BYTES)
+    except OSError as error:
+        raise refuse("MP487", f"{path}: {error.strerror}", "a folder that megarun train --out has written") from None
+    for line in data.decode("utf-8", "replace").splitlines():
+        try:
+            found: Any = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(found, dict) and all(_is_number(found.get(key)) for key in ("step", "step_seconds", "data_seconds")):
+            yield found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
