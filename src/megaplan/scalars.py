@@ -13,11 +13,13 @@ from megaplan.schedules.registry import KINDS
 MAX_INT = 2**48
 MAX_LAYERS = 2**14
 MAX_DEGREE = 2**20
+MAX_MIMO_RANK = 1024
 MAX_MICROBATCHES = 2**16
 
 PositiveInt = Annotated[int, Field(gt=0, le=MAX_INT, strict=True)]
 NaturalInt = Annotated[int, Field(ge=0, le=MAX_INT, strict=True)]
 LayerCount = Annotated[int, Field(gt=0, le=MAX_LAYERS, strict=True)]
+MimoRank = Annotated[int, Field(gt=0, le=MAX_MIMO_RANK, strict=True)]
 Degree = Annotated[int, Field(gt=0, le=MAX_DEGREE, strict=True)]
 MicrobatchCount = Annotated[int, Field(gt=0, le=MAX_MICROBATCHES, strict=True)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]

@@ -15,7 +15,9 @@ from typing import NamedTuple
 
 from megaplan.partition.constraints import Constraints
 
-TURNS = 96
+TURNS, FEWEST_TURNS = 96, 8
+MAX_WORK = 400_000
+"""Places of slots that all turns look at: deep stacks get fewer turns, and a bound that is as sound but smaller."""
 
 
 class SlotSum(NamedTuple):
@@ -39,7 +41,8 @@ def mean_bound(sums: Sequence[SlotSum], num_slots: int, num_layers: int, rules: 
     edges, pins = (0, *rules.allowed_cuts(num_layers), num_layers), frozenset(rules.pin)
     nothing = [0] * (num_layers + 1)
     mixed, rest, best = [nothing] * num_slots, 0, None
-    for turn in range(TURNS + len(sums)):
+    turns = min(TURNS, max(FEWEST_TURNS, MAX_WORK // (num_slots * len(edges))))
+    for turn in range(turns + len(sums)):
         if turn < len(sums):
             chosen = sums[turn]
         else:

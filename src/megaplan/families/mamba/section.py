@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from megaplan.scalars import NaturalInt, NonNegativeFloat, OptionsSection, PositiveFloat, PositiveInt, Section, StrictBool
+from megaplan.scalars import MimoRank, NaturalInt, NonNegativeFloat, OptionsSection, PositiveFloat, PositiveInt, Section, StrictBool
 
 
 class Mamba1(OptionsSection):
@@ -99,7 +99,7 @@ class Mamba3(Section):
     head_dim: PositiveInt = 64
     state_dim: PositiveInt = 128
     num_groups: PositiveInt = 1
-    mimo_rank: PositiveInt = 1
+    mimo_rank: MimoRank = 1
     num_angles: NaturalInt = 0
     rate_activation: Literal["softplus", "heavy_tail"] = "softplus"
     chunk_size: PositiveInt | None = None

@@ -24,6 +24,8 @@ REASON = "the stages of the torchtitan job"
 FLOAT8 = "quantize.linear.float8."
 CONVERTERS = ("float8", "quantize.linear.float8")
 DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
+MAX_DIGITS = 9
+"""Of a count that is written as text."""
 LOCAL, GLOBAL = "training.local_batch_size", "training.global_batch_size"
 MODE, OPTION = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
 
@@ -202,7 +204,7 @@ def _checkpointing(config: JobConfig) -> dict[str, Any]:
     option = str(config.value(OPTION))
     if option == "op":
         return {"recompute": {"default": "selective"}, "host": {}}
-    if not option.isdecimal() or not int(option):
+    if not option.isdecimal() or len(option) > MAX_DIGITS or not int(option):
         config.wrong(OPTION, "op, or how many blocks there are for one that is checkpointed")
         return {"recompute": {"default": "full"}, "host": {}}
     return {"recompute": {"default": "full"}, "host": {"checkpoint_every": int(option)}}

@@ -13,6 +13,8 @@ PER_STAGE, SCHEDULE = "parallelism.pipeline_parallel_layers_per_stage", "paralle
 FIRST_LESS = "parallelism.pipeline_parallel_first_stage_less_layers"
 LAST_LESS = "parallelism.pipeline_parallel_last_stage_less_layers"
 NAMES = "made of layers.0, layers.1 and so on"
+MAX_STAGES = 2**14
+"""More are refused, since each has a block; a number that was mistyped makes no long list."""
 Starts = list[int]
 """The first block of each stage."""
 
@@ -47,10 +49,10 @@ def read_stages(config: JobConfig, blocks: int, pp: int, *, looped: bool) -> Sta
 def _weighted(config: JobConfig, blocks: int, stages: int, first: int, last: int) -> Starts:
     """`generate_llm_fqn_per_model_part`: even shares, the ends counted as some blocks, earlier stages taking what is left."""
     share, rest = divmod(blocks + first + last, stages)
-    sizes = [share + (index < rest) for index in range(stages)]
+    sizes = [share + (index < rest) for index in range(min(stages, MAX_STAGES))]
     sizes[0] -= first
     sizes[-1] -= last
-    if min(sizes) < 1:
+    if stages > MAX_STAGES or min(sizes) < 1:
         config.refuse(FIRST_LESS, f"{blocks} blocks on {stages} stages leave one without a block", f"fewer stages than {blocks}")
         return _split_points(blocks, stages)
     return _starts(sizes)
@@ -58,6 +60,7 @@ def _weighted(config: JobConfig, blocks: int, stages: int, first: int, last: int
 
 def _split_points(blocks: int, stages: int) -> Starts:
     """`generate_split_points` of 2024: the first and the last stage take an even share, those between what is left, one each."""
+    stages = min(stages, MAX_STAGES)
     share, rest = divmod(blocks, stages)
     sizes = [share, *(share + (index < rest) for index in range(stages - 2))]
     return _starts([*sizes, blocks - sum(sizes)])
