@@ -119,6 +119,7 @@ def test_stages_of_2026():
         ('recipe_name = "rowwise"', 'recipe_name = "rowwise_with_gw_hp"', "MP914", "tensorwise and rowwise"),
         ("[compile]", '[activation_checkpoint]\nmode = "memory_budget"\n[compile]', "MP914", "partitioner"),
         ("[compile]", '[activation_checkpoint]\nselective_ac_option = "each"\n[compile]', "MP916", "op, or how many"),
+        ("[compile]", f'[activation_checkpoint]\nselective_ac_option = "{"9" * 5000}"\n[compile]', "MP916", "op, or how many"),
         ('converters = ["quantize.linear.float8"]', 'converters = ["quantize.linear.mx"]', "MP914", "quantize.linear.mx"),
         ("[compile]", "expert_parallel_degree = 2\n[compile]", "MP914", "no experts"),
         ("[compile]", "disable_loss_parallel = true\n[compile]", "MP914", "whole logits"),
