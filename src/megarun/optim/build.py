@@ -49,7 +49,8 @@ class Optimizers:
     def __init__(self, stages: Sequence[nn.Module], inventory: Inventory, spec: Spec, tp: TensorParallel = ALONE) -> None:
         training, tensors = spec.training, dict(inventory.tensors())
         _refuse_late_parameters(stages, tensors)
-        named = [(tensors[name], parameter) for stage in stages for name, parameter in _in_update_order(stage, inventory)]
+        listed = [(tensors[name], parameter) for stage in stages for name, parameter in _in_update_order(stage, inventory)]
+        named = [(tensor, parameter) for tensor, parameter in listed if tensor.group is not Group.FROZEN]
         muon = spec.optimizer.uses_muon
         matrices = [(t, p) for t, p in named if muon and t.group is Group.MATRIX]
         others = [(p, training.weight_decay if len(t.shape) > 1 else 0.0) for t, p in named if not (muon and t.group is Group.MATRIX)]

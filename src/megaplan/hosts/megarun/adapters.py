@@ -1,0 +1,80 @@
+"""A block's program under `lora`: its own parameters have no gradients, and adapted linears have those of A and B.
+
+A frozen linear keeps nothing, because only its weight gradient would need its input. An adapted one keeps its input, and what A makes of it
+[…, rank]. Its backward makes the gradient of that, A's and B's gradients, and the input's, into which both products are added. Under TP a
+column-parallel linear gathers its input again in backward only if an adapter reads it. Every other operation keeps what it keeps, and makes
+no parameter gradient.
+
+Source: `megarun.parallel.groups.adapters`.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from megaplan.blocks.dims import Dims
+from megaplan.blocks.ops import BlockProgram, Op
+from megaplan.blocks.storages import Shapes, storages
+from megaplan.columns import Column
+from megaplan.hosts.megarun.parts import Part
+from megaplan.hosts.megarun.program import CALLER, replay
+from megaplan.inventory.adapters import A_SUFFIX, B_SUFFIX, adapted_linears
+from megaplan.inventory.tensors import Block
+from megaplan.spec.lora import Lora
+
+NARROW, NARROW_GRADIENT = ".narrow", ".narrow_gradient"
+WEIGHT = ".weight"
+
+
+def adapted_program(program: BlockProgram, shapes: Shapes, block: Block, lora: Lora, dims: Dims) -> tuple[BlockProgram, Shapes]:
+    """A layer's program and storages with adapters.
+
+    Args:
+        program: Of the family.
+        shapes: Its storages.
+        block: The layer's tensors.
+        lora: The spec's section.
+        dims: Local sizes.
+    """
+    linears = frozenset(f"{name}{WEIGHT}" for name in adapted_linears(lora, block))
+    found = {}
+    for op in program.ops:
+        for param, made in op.late:
+            if param in linears:
+                shape = (*shapes[made][2][:2], lora.rank)
+                found |= {made + NARROW: shape, made + NARROW_GRADIENT: shape}
+    return _with_adapters(program, linears), shapes | storages(dims.dtype, Column.ACTIVATIONS, found)
+
+
+def frozen_part(part: Part) -> Part:
+    """A part outside the layers without parameter gradients."""
+    run = part.replay
+    ops = tuple(adapted_op(op, frozenset()) for op in run.program.graph.ops)
+    return Part(replay(ops, run.program.graph.held, starts=CALLER in run.program.arriving, pinned=run.program.pinned), part.tensors)
+
+
+@lru_cache(maxsize=256)
+def _with_adapters(program: BlockProgram, linears: frozenset[str]) -> BlockProgram:
+    ops = tuple(adapted_op(op, linears) for op in program.ops)
+    return BlockProgram(ops, program.held, program.reruns, program.caches, program.after)
+
+
+def adapted_op(op: Op, linears: frozenset[str]) -> Op:
+    """An operation with frozen parameters; `linears`: the weights that have adapters."""
+    if not op.late:
+        return op._replace(params=(), sums=())
+    own = [(param, made) for param, made in op.late if param in linears]
+    if not own:
+        return op._replace(params=(), keeps=(), late=(), late_fetches=(), keeps_first=False)
+    names = [param.removesuffix(WEIGHT) for param, _ in own]
+    return op._replace(
+        makes=(*op.makes, *(made + NARROW for _, made in own)),
+        keeps=(*op.keeps, *(made + NARROW for _, made in own)),
+        params=tuple(f"{name}.{suffix}" for name in names for suffix in (A_SUFFIX, B_SUFFIX)),
+        grads=op.reads if op.grads is None else op.grads,
+        fetches=(*op.fetches, *op.late_fetches, *(made + NARROW_GRADIENT for _, made in own)),
+        late=(),
+        late_fetches=(),
+        hands_views=False,
+        keeps_first=False,
+    )
