@@ -10,14 +10,14 @@ Source: `megarun.parallel.groups.adapters`.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 
 from megaplan.blocks.dims import Dims
 from megaplan.blocks.ops import BlockProgram, Op
 from megaplan.blocks.storages import Shapes, storages
 from megaplan.columns import Column
 from megaplan.hosts.megarun.parts import Part
-from megaplan.hosts.megarun.program import CALLER, replay
+from megaplan.hosts.megarun.program import CALLER, Replay, replay
 from megaplan.inventory.adapters import A_SUFFIX, B_SUFFIX, adapted_linears
 from megaplan.inventory.tensors import Block
 from megaplan.spec.lora import Lora
@@ -48,15 +48,24 @@ def adapted_program(program: BlockProgram, shapes: Shapes, block: Block, lora: L
 
 def frozen_part(part: Part) -> Part:
     """A part outside the layers without parameter gradients."""
-    run = part.replay
-    ops = tuple(adapted_op(op, frozenset()) for op in run.program.graph.ops)
-    return Part(replay(ops, run.program.graph.held, starts=CALLER in run.program.arriving, pinned=run.program.pinned), part.tensors)
+    return Part(_frozen(part.replay), part.tensors)
+
+
+@cache
+def _frozen(run: Replay) -> Replay:
+    ops, program = tuple(adapted_op(op, frozenset()) for op in run.program.graph.ops), run.program
+    found = partial(replay, ops, program.graph.held, starts=CALLER in program.arriving, pinned=program.pinned)
+    frozen = found()
+    return found(counts_input=True) if run.keeps_input and not frozen.keeps_input else frozen
 
 
 @lru_cache(maxsize=256)
 def _with_adapters(program: BlockProgram, linears: frozenset[str]) -> BlockProgram:
     ops = tuple(adapted_op(op, linears) for op in program.ops)
-    return BlockProgram(ops, program.held, program.reruns, program.caches, program.after)
+    # the product that ends a recomputed region does not run again; an adapted one does, up to its narrow rows, which it keeps
+    made_again = {name for op in program.ops if op.name in program.reruns for name in op.makes}
+    ends = {op.name for op in ops if op.name not in program.after and _is_adapted(op) and op.keeps[0] in made_again}
+    return BlockProgram(ops, program.held, program.reruns | ends, program.caches, program.after)
 
 
 def adapted_op(op: Op, linears: frozenset[str]) -> Op:
@@ -78,3 +87,7 @@ def adapted_op(op: Op, linears: frozenset[str]) -> Op:
         hands_views=False,
         keeps_first=False,
     )
+
+
+def _is_adapted(op: Op) -> bool:
+    return any(name.endswith(NARROW) for name in op.makes)
