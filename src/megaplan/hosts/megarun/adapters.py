@@ -13,14 +13,17 @@ from __future__ import annotations
 from functools import cache, lru_cache, partial
 
 from megaplan.blocks.dims import Dims
-from megaplan.blocks.ops import BlockProgram, Op
+from megaplan.blocks.ops import BlockProgram, Flow, Op
+from megaplan.blocks.scratch import INSIDE_BACKWARD
 from megaplan.blocks.storages import Shapes, storages
 from megaplan.columns import Column
+from megaplan.hosts.megarun.low_precision import EXPERTS
 from megaplan.hosts.megarun.parts import Part
 from megaplan.hosts.megarun.program import CALLER, Replay, replay
 from megaplan.inventory.adapters import A_SUFFIX, B_SUFFIX, adapted_linears
-from megaplan.inventory.tensors import Block
+from megaplan.inventory.tensors import Block, Outside
 from megaplan.spec.lora import Lora
+from megaplan.spec.models import SIDES
 
 NARROW, NARROW_GRADIENT = ".narrow", ".narrow_gradient"
 WEIGHT = ".weight"
@@ -43,17 +46,31 @@ def adapted_program(program: BlockProgram, shapes: Shapes, block: Block, lora: L
             if param in linears:
                 shape = (*shapes[made][2][:2], lora.rank)
                 found |= {made + NARROW: shape, made + NARROW_GRADIENT: shape}
-    return _with_adapters(program, linears), shapes | storages(dims.dtype, Column.ACTIVATIONS, found)
+    found_storages = shapes | storages(dims.dtype, Column.ACTIVATIONS, found)
+    unused = _unused_bytes(program, block, dims) if INSIDE_BACKWARD in shapes else 0
+    if unused:
+        size, *rest = shapes[INSIDE_BACKWARD]
+        found_storages[INSIDE_BACKWARD] = (size + unused, *rest)  # type: ignore[assignment]  # a storage with another size
+    return _with_adapters(program, linears), found_storages
 
 
-def frozen_part(part: Part) -> Part:
-    """A part outside the layers without parameter gradients."""
-    return Part(_frozen(part.replay), part.tensors)
+def _unused_bytes(program: BlockProgram, block: Block, dims: Dims) -> int:
+    """Gradients of a scan's parameters, a few numbers a head, which its kernel makes with the others and drops inside."""
+    sizes = {tensor.name: tensor.local_elements(dims.tp, dims.ep, dims.etp) for tensor in block.tensors}
+    params = [name for op in program.ops if INSIDE_BACKWARD in op.fetches and op.name != EXPERTS for name in op.params]
+    return sum([sizes[name] for name in params]) * dims.dtype.bytes
+
+
+def frozen_part(part: Part, family: str) -> Part:
+    """A part outside the layers without parameter gradients; embeddings get none at all, and keep nothing."""
+    return Part(_frozen(part.replay, embeds=family in (Outside.EMBEDDING, *SIDES)), part.tensors)
 
 
 @cache
-def _frozen(run: Replay) -> Replay:
+def _frozen(run: Replay, *, embeds: bool) -> Replay:
     ops, program = tuple(adapted_op(op, frozenset()) for op in run.program.graph.ops), run.program
+    if embeds:
+        ops = tuple(op if op.flow is Flow.ADD else op._replace(keeps=(), grads=(), fetches=()) for op in ops)
     found = partial(replay, ops, program.graph.held, starts=CALLER in program.arriving, pinned=program.pinned)
     frozen = found()
     return found(counts_input=True) if run.keeps_input and not frozen.keeps_input else frozen

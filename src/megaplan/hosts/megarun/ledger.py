@@ -49,7 +49,7 @@ def block_bytes(spec: Spec, dims: Dims, block_name: str, block: Block) -> BlockB
     dtype, mesh = gradient_dtype(spec, block), spec.mesh
     size, part = dtype.bytes, _part(spec, dims, block_name, block, dtype)
     if spec.lora is not None and not block_name.startswith("layers."):
-        part = frozen_part(part)
+        part = frozen_part(part, block.family)
     if spec.schedule.kind in SPLIT_BACKWARD and block_name.startswith("layers."):
         part = splittable_part(part, dims)
     if mesh.tp == mesh.ep == mesh.etp == 1 and block.family is not Outside.MTP:
@@ -139,9 +139,10 @@ def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DT
     section = family.section_of(spec.model)
     program, tensors = family.program(dims, section, block.variant, family.operations(section, index), parameters)
     recipe = recipe_of(spec, index, block.family)
-    if spec.lora is not None:
-        program, tensors = adapted_program(program, tensors, block, spec.lora, dims)
     if recipe is not None:
         program, tensors = in_low_precision(program, tensors, recipe, parameter_shapes(spec, dims, f"layers.{index}", block))
     path = path_in(spec.model.residual_path, block.tensors)
-    return Part(replay_of(program_of(path, program), spec.policy(index, block.family)), shapes_of(path, tensors, dims))
+    program, tensors = program_of(path, program), shapes_of(path, tensors, dims)
+    if spec.lora is not None:
+        program, tensors = adapted_program(program, tensors, block, spec.lora, dims)
+    return Part(replay_of(program, spec.policy(index, block.family)), tensors)
