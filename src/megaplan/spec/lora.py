@@ -19,7 +19,7 @@ class Lora(Section):
     Attributes:
         rank: Rows of A and columns of B.
         alpha: Scale of the adapters' product, before the division by rank.
-        families: Adapted linears: letters (all linears of these layers) or names (`q_proj`, `shared.up_proj`); null for all linears of layers.
+        families: Adapted linears: letters, of all their linears, or names (`q_proj`, `shared.up_proj`); null for all linears of layers.
         dtype: Dtype in which a rank stores its shards of the frozen parameters; null for `precision.params`.
     """
 

@@ -64,13 +64,21 @@ def _beside(checked: Checked, lora: Lora) -> Iterator[tuple[str, str, str]]:
     spec = checked.spec
     model, precision = spec.model, spec.precision
     if model.features.mtp is not None:
-        yield "model.features.mtp", f"model.features.mtp.depth = {model.features.mtp.depth}: its loss trains the depths themselves", "mtp: null"
+        yield (
+            "model.features.mtp",
+            f"model.features.mtp.depth = {model.features.mtp.depth}: its loss trains the depths themselves",
+            "mtp: null",
+        )
     if getattr(model.attention, "indexer", None) is not None:
         yield "model.attention.indexer", "model.attention.indexer is given: it is trained by a loss of its own", "indexer: null"
     if model.features.relation_bias is not None:
         yield "model.features.relation_bias", "model.features.relation_bias is given: no frozen form of it is priced", "relation_bias: null"
     if precision.recipe is not None:
-        yield "precision.recipe", f"precision.recipe.name = {precision.recipe.name}: copies of frozen weights are not priced", "recipe: null"
+        yield (
+            "precision.recipe",
+            f"precision.recipe.name = {precision.recipe.name}: copies of frozen weights are not priced",
+            "recipe: null",
+        )
     if precision.families:
         written = ", ".join(f"{letter}: {dtype}" for letter, dtype in precision.families.items())
         yield "precision.families", f"precision.families = {{{written}}}: frozen parameters have one dtype", "families: {}"
@@ -79,5 +87,6 @@ def _beside(checked: Checked, lora: Lora) -> Iterator[tuple[str, str, str]]:
         yield "lora.dtype", f"{given} (precision.params = {precision.params}, precision.master = {precision.master})", "dtype: null"
     in_turn = [letter for letter, family in FAMILIES.items() if family.in_pieces and checked.has(letter)]
     if spec.mesh.cp > 1 and in_turn:
-        given = f"mesh.cp = {spec.mesh.cp} with layers of {series(in_turn, 'and')}: the hand-over of their states makes gradients of frozen parameters"
+        why = "the hand-over of their states makes gradients of frozen parameters"
+        given = f"mesh.cp = {spec.mesh.cp} with layers of {series(in_turn, 'and')}: {why}"
         yield "mesh.cp", given, "cp: 1"

@@ -84,7 +84,11 @@ def differences(stage: Stage, inventory: Inventory, slot: Slot, spec: Spec) -> l
     """Tensors whose name, shape, dtype or gradient differs between `stage` and the rank's part of the slot's blocks; empty if none."""
     mesh, tensors = spec.mesh, dict(slot_tensors(inventory, slot))
     expected = {
-        name: (tensor.stored_shape(local_shape(tensor, mesh.tp, mesh.ep, mesh.etp)), stored_dtype(spec, tensor), tensor.group is not Group.FROZEN)
+        name: (
+            tensor.stored_shape(local_shape(tensor, mesh.tp, mesh.ep, mesh.etp)),
+            stored_dtype(spec, tensor),
+            tensor.group is not Group.FROZEN,
+        )
         for name, tensor in tensors.items()
     }
     found = {name: (tuple(p.shape), p.dtype, p.requires_grad) for name, p in stage.named_parameters()}

@@ -49,8 +49,7 @@ class Optimizers:
     def __init__(self, stages: Sequence[nn.Module], inventory: Inventory, spec: Spec, tp: TensorParallel = ALONE) -> None:
         training, tensors = spec.training, dict(inventory.tensors())
         _refuse_late_parameters(stages, tensors)
-        listed = [(tensors[name], parameter) for stage in stages for name, parameter in _in_update_order(stage, inventory)]
-        named = [(tensor, parameter) for tensor, parameter in listed if tensor.group is not Group.FROZEN]
+        named = [(tensors[name], parameter) for stage in stages for name, parameter in _in_update_order(stage, inventory)]
         muon = spec.optimizer.uses_muon
         matrices = [(t, p) for t, p in named if muon and t.group is Group.MATRIX]
         others = [(p, training.weight_decay if len(t.shape) > 1 else 0.0) for t, p in named if not (muon and t.group is Group.MATRIX)]
@@ -104,11 +103,12 @@ class Optimizers:
 
 
 def _in_update_order(stage: nn.Module, inventory: Inventory) -> list[tuple[str, nn.Parameter]]:
-    """A stage's parameters: blocks in the stage's order, the tensors of a block in the inventory's, which the memory estimate assumes."""
+    """A stage's trained parameters, as the memory estimate assumes: blocks in its order, the tensors of a block in the inventory's."""
     parameters = dict(stage.named_parameters())
     block_of = {f"{name}.{tensor.name}": name for name, block in inventory.blocks() for tensor in block.tensors}
     blocks = dict.fromkeys(block_of[name] for name in parameters)
-    names = (f"{block}.{tensor.name}" for block in blocks for tensor in inventory.block(block).tensors)
+    trained = ((block, tensor) for block in blocks for tensor in inventory.block(block).tensors if tensor.group is not Group.FROZEN)
+    names = (f"{block}.{tensor.name}" for block, tensor in trained)
     return [(name, parameters[name]) for name in names]
 
 

@@ -1,4 +1,4 @@
-"""Cells of adapters beside a frozen model: every axis, families, partial choices and a schedule that splits backwards."""
+"""Cells of adapters on a frozen model: every axis, families, partial choices and a schedule that splits backwards."""
 
 from parity_cells import C2, RESHARD, SELECTIVE, T2, V2, Cell, pattern
 from parity_model import KDA, MLA
@@ -12,7 +12,11 @@ LORA_CELLS = [
     Cell("lora-pp2-tied", {"pp": 2}, spec=DENSE | {"model.tie_embeddings": True}),
     Cell("lora-zbv", V2, "zbv", DENSE),
     Cell("lora-interleaved-experts", V2, "interleaved_1f1b", EXPERTS),
-    Cell("lora-dp2-reshard-sides", {"dp_shard": 2}, spec=DENSE | RESHARD | {"model.features": {"ngram": {"num_tables": 3, "num_rows": 40, "dim": 4}}}),
+    Cell(
+        "lora-dp2-reshard-sides",
+        {"dp_shard": 2},
+        spec=DENSE | RESHARD | {"model.features": {"ngram": {"num_tables": 3, "num_rows": 40, "dim": 4}}},
+    ),
     Cell("lora-dp2-dp2", {"dp_shard": 2, "dp_replicate": 2}, spec=DENSE | SELECTIVE),
     Cell("lora-tp2", T2, spec=DENSE, ci=True),
     Cell("lora-tp2-queries", T2, spec=pattern("AD", 4) | QUERIES | SELECTIVE),

@@ -40,7 +40,7 @@ def adapted_program(program: BlockProgram, shapes: Shapes, block: Block, lora: L
         dims: Local sizes.
     """
     linears = frozenset(f"{name}{WEIGHT}" for name in adapted_linears(lora, block))
-    found = {}
+    found: dict[str, tuple[int, ...]] = {}
     for op in program.ops:
         for param, made in op.late:
             if param in linears:

@@ -11,6 +11,7 @@ Source: arXiv:2106.09685, section 4.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -51,18 +52,14 @@ def adapter_of(module: nn.Module) -> Adapter | None:
 def add_adapter(module: nn.Linear, a: Sequence[int], b: Sequence[int], scale: float, dtype: torch.dtype) -> None:
     """Give a linear the parameters A and B of these local shapes, and make its forward add their product."""
     module.lora_a, module.lora_b = (nn.Parameter(torch.empty(*shape, dtype=dtype, device=module.weight.device)) for shape in (a, b))
-    module.lora_scale = scale
-    forward = module.forward
+    module.lora_scale = scale  # type: ignore[assignment]  # a plain attribute
+    module.forward = partial(_forward, module)  # type: ignore[method-assign]
 
-    def adapted(x: Tensor) -> Tensor:
-        adapter = adapter_of(module)
-        if adapter is None:
-            return forward(x)
-        bias = module.own_bias if hasattr(module, "own_bias") else module.bias
-        out: Tensor = _AdaptedLinear.apply(x, module.weight, bias, *adapter)  # type: ignore[no-untyped-call]
-        return out
 
-    module.forward = adapted  # type: ignore[method-assign]
+def _forward(module: nn.Linear, x: Tensor) -> Tensor:
+    bias = module.own_bias if hasattr(module, "own_bias") else module.bias
+    out: Tensor = _AdaptedLinear.apply(x, module.weight, bias, module.lora_a, module.lora_b, module.lora_scale)  # type: ignore[no-untyped-call]
+    return out
 
 
 def start_gradients(x: Tensor) -> Tensor:
