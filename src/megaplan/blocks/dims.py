@@ -24,6 +24,7 @@ class Dims(NamedTuple):
         ep: Ranks over which experts are spread.
         etp: Ranks over which each expert is sharded.
         kernels: Whether Triton's kernels run the operations.
+        frozen: Whether the parameters of blocks have no gradients (`lora`).
     """
 
     batch: int
@@ -39,6 +40,7 @@ class Dims(NamedTuple):
     ep: int = 1
     etp: int = 1
     kernels: bool = False
+    frozen: bool = False
 
     @property
     def residual(self) -> tuple[int, int, int]:

@@ -120,7 +120,7 @@ def make_unit(
     group = NOTHING if storage is None else storage.both
     own = group if layer else NOTHING
     kept_input = owned_input_bytes if block.keeps_input else 0
-    passing = owned_input_bytes - kept_input
+    passing = 0 if block.part.replay.counts_input else owned_input_bytes - kept_input
     return new(
         Unit,
         (
@@ -129,7 +129,7 @@ def make_unit(
             layer,
             kept_input,
             block.saved_bytes + kept_input,
-            block.forward_bytes + owned_input_bytes,
+            block.forward_bytes + kept_input + passing,
             block.backward_bytes + kept_input,
             block.again_bytes + kept_input,
             group.reduction_bytes,

@@ -149,6 +149,23 @@ MODEL: dict[str, CodeInfo] = {
         "host: {recompute_modules: [moe_act]}\nprecision: {recipe: {name: fp8_delayed}}      # wrong\n"
         "precision: {recipe: {name: fp8_current}}      # right",
     ),
+    "MP725": CodeInfo(
+        "adapters of a linear that no layer has",
+        "An entry of lora.families is neither a letter of the pattern nor the name of a linear in its layers.",
+        "Adapters are added to linears of layers. Routers, expert banks, gates of one score, convolutions, embeddings and the head have "
+        "none.",
+        "Name a letter, a linear (q_proj) or a linear inside a part (shared.up_proj); null is all linears of layers.",
+        "lora: {rank: 16, alpha: 32.0, families: [router]}      # wrong\n"
+        "lora: {rank: 16, alpha: 32.0, families: [q_proj, v_proj]}      # right",
+    ),
+    "MP726": CodeInfo(
+        "no frozen form of this with lora",
+        "lora is given with a setting whose parameters or copies are not built or priced frozen.",
+        "Under lora only adapters are trained. What has a loss of its own, or makes gradients of its parameters anyway, would not be "
+        "frozen; it is refused instead of being left out.",
+        "Use the value named, or train the model itself.",
+        "lora: {rank: 16, alpha: 32.0}\nprecision: {recipe: {name: fp8_rowwise}}      # wrong",
+    ),
     "MP729": CodeInfo(
         "a value that is legal and does not train",
         "A learning rate is above 1, or a convolution has more taps than the sequence has tokens.",

@@ -15,11 +15,13 @@ def stage_modules(source: Source) -> list[list[str]]:
 
 
 def optimizer_groups(source: Source) -> list[dict[str, Any]]:
-    """Muon's and AdamW's tensors, by module pattern of the inventory."""
+    """Muon's and AdamW's tensors, by module pattern of the inventory, and those that no optimizer updates."""
     optimizer = source.spec.optimizer
-    names: dict[str, list[str]] = {"matrix": [], "other": []}
+    names: dict[str, list[str]] = {"matrix": [], "other": [], "frozen": []}
     for name, tensor in source.inventory.tensors():
         names[str(tensor.group)].append(name)
+    if names["frozen"]:
+        return [{"optimizer": "adamw", "parameters": names["other"]}, {"optimizer": None, "parameters": names["frozen"]}]
     if optimizer.matrix == "adamw":
         return [{"optimizer": "adamw", "parameters": [*names["matrix"], *names["other"]]}]
     steps, dtype = optimizer.newton_schulz_steps, TORCH_DTYPES[str(source.spec.newton_schulz_dtype)]

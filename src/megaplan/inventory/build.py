@@ -7,9 +7,11 @@ from typing import Any, NoReturn
 
 from megaplan.families.registry import FAMILIES, families_of
 from megaplan.families.residual import tensors_of
+from megaplan.inventory.adapters import adapted_block
 from megaplan.inventory.embedding import final_norm_block, vocabulary_block
 from megaplan.inventory.features import mtp_block, relation_bias_block, side_block
 from megaplan.inventory.tensors import Block, Inventory, Outside, make_block
+from megaplan.spec.lora import Lora
 from megaplan.spec.models import Model, Spec
 from megaplan.spec.pattern import parse_pattern
 
@@ -27,12 +29,14 @@ def build_inventory(spec: Spec) -> Inventory:
         MegaplanError: The pattern does not parse.
         ValueError: A letter or feature lacks its section (a spec that was not checked).
     """
-    return inventory_of(spec.model, vocab_parallel=spec.mesh.vocab_parallel)
+    return inventory_of(spec.model, vocab_parallel=spec.mesh.vocab_parallel, lora=spec.lora)
 
 
 @lru_cache(maxsize=32)
-def inventory_of(model: Model, *, vocab_parallel: bool) -> Inventory:
+def inventory_of(model: Model, *, vocab_parallel: bool, lora: Lora | None = None) -> Inventory:
     """Every parameter tensor of a model; `vocab_parallel`: whether TP cuts embedding and head along the vocabulary."""
+    if lora is not None:
+        return _adapted(inventory_of(model, vocab_parallel=vocab_parallel), lora)
     letters = parse_pattern(model.pattern, model.num_layers).layers
     path, parallel = model.residual_path, frozenset(model.parallel_layers)
     made: dict[tuple[str, Any, bool], Block] = {}
@@ -54,6 +58,15 @@ def inventory_of(model: Model, *, vocab_parallel: bool) -> Inventory:
     counts = {letter: letters.count(letter) + (ahead if letter == "E" else 0) for letter in FAMILIES}
     idle = sum(counts[family.letter] * family.idle_parameters(section, model.hidden_size) for family, section in families_of(model))
     return Inventory(tuple(layers), outside, tied=model.tie_embeddings, active_parameters=total - idle, ahead=model.features.sides_ahead)
+
+
+def _adapted(base: Inventory, lora: Lora) -> Inventory:
+    """A model's inventory with frozen tensors and adapters; equal layers go on sharing a block."""
+    made = {id(block): adapted_block(lora, block, layer=True) for block in base.layers}
+    layers = tuple([made[id(block)] for block in base.layers])
+    outside = tuple([(name, adapted_block(lora, block, layer=False)) for name, block in base.outside])
+    added = sum([block.elements for block in layers]) - sum([block.elements for block in base.layers])
+    return Inventory(layers, outside, base.tied, base.active_parameters + added, base.ahead)
 
 
 def _outside_blocks(model: Model, *, vocab_parallel: bool) -> tuple[tuple[str, Block], ...]:

@@ -21,10 +21,11 @@ class Owner(StrEnum):
 
 
 class Group(StrEnum):
-    """Optimizer group: `matrix` follows `optimizer.matrix` (Muon by default), `other` is AdamW."""
+    """Optimizer group: `matrix` follows `optimizer.matrix` (Muon by default), `other` is AdamW, `frozen` has no gradient and no state."""
 
     MATRIX = "matrix"
     OTHER = "other"
+    FROZEN = "frozen"
 
 
 class Outside(StrEnum):
@@ -50,7 +51,7 @@ class Init(StrEnum):
     A_LOG = "a_log"  # log of uniform [1, 16]
     DT_BIAS = "dt_bias"  # inverse softplus of log-uniform [1e-3, 1e-1]
     RANK_MEAN = "rank_mean"  # 1 over the size of dim 1: what is summed over ranks starts as their mean
-    CONV = "conv"  # uniform ± 1/sqrt(kernel)
+    CONV = "conv"  # uniform ± 1/sqrt(size of the last dim): a convolution's kernel, or the width that an adapter reads
 
 
 class ParamTensor(NamedTuple):
@@ -178,6 +179,12 @@ class Inventory:
     def parameters(self) -> int:
         """Unique parameters; a tied head counts once."""
         return sum(block.elements for block in self.layers) + sum(block.elements for _, block in self.outside)
+
+    @cached_property
+    def trained_parameters(self) -> int:
+        """Those of `parameters` that have gradients: all, or with `lora` the adapters."""
+        sized = ((tensor, size) for _, block in self.blocks() for tensor, size in zip(block.tensors, block.sizes, strict=True))
+        return sum(size for tensor, size in sized if tensor.group is not Group.FROZEN)
 
     def blocks(self) -> Iterator[tuple[str, Block]]:
         """Every block with its name, outside blocks after the layers."""

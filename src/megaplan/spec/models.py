@@ -56,6 +56,7 @@ from megaplan.spec.architecture import (
 )
 from megaplan.spec.device import DeviceRef
 from megaplan.spec.host import Host
+from megaplan.spec.lora import Lora
 from megaplan.spec.low_precision import LowPrecision
 from megaplan.spec.training import BadSteps, ConstantRate, CosineRate, Data, LossSpike, RateSchedule, StableRate, Training
 
@@ -82,6 +83,7 @@ __all__ = [
     "Letter",
     "LinearScaling",
     "Llama3Scaling",
+    "Lora",
     "LossSpike",
     "LowPrecision",
     "Mamba",
@@ -329,7 +331,7 @@ class Serving(Section):
     block_size: PositiveInt = 256
 
 
-class Spec(Section):
+class Spec(OptionsSection):
     """A whole spec file.
 
     Attributes:
@@ -349,7 +351,10 @@ class Spec(Section):
         device: The device.
         serving: An inference pool; null for none.
         training: Length and rates of training.
+        lora: Trained adapters beside a frozen model; null to train the model.
     """
+
+    options: ClassVar[frozenset[str]] = frozenset({"lora"})
 
     format: Literal["megaplan.spec/1"]
     name: Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", strict=True)]
@@ -367,6 +372,7 @@ class Spec(Section):
     device: DeviceRef = DeviceRef()
     serving: Serving | None = None
     training: Training = Training()
+    lora: Lora | None = None
 
     def policy(self, layer: int, letter: str) -> Policy:
         """The recompute policy of layer `layer` (global index), which has this letter; the model's last is never recomputed (R-67)."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from megaplan.errors import Diagnostic, MegaplanError, Severity
 from megaplan.spec.context import Checked, Locate
 from megaplan.spec.host_rules import host_rules
+from megaplan.spec.lora_rules import lora_rules
 from megaplan.spec.low_precision_rules import low_precision_rules
 from megaplan.spec.mesh_rules import mesh_rules
 from megaplan.spec.model_rules import model_rules
@@ -46,6 +47,7 @@ def _all_rules(spec: Spec, locate: Locate) -> Iterator[Diagnostic]:
         split_rules,
         policy_rules,
         low_precision_rules,
+        lora_rules,
         training_rules,
         host_rules,
     )

@@ -13,6 +13,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity, render_diagnostic
+from megaplan.spec.models import Spec
+from megarun.checkpoint.adapters import check_adapters, is_adapter
 from megarun.checkpoint.compatible import check_compatible
 from megarun.checkpoint.index import INDEX
 from megarun.checkpoint.lines import Line, Place, by_line, next_line
@@ -139,7 +141,7 @@ def load_checkpoint(found: Found, trainer: Trainer, run: Run, *, weights_only: b
         items += optimizer_state(trainer, job.inventory)
         if found.manifest.world_size == job.spec.mesh.world_size:
             items += generator_state(trainer)
-    wanted = _agreed(lambda: _wanted(items, found.path), group)
+    wanted = _agreed(lambda: _wanted(items, found.path, job.spec, weights_only=weights_only), group)
     planner = PiecesLoadPlanner()
     try:
         load(dict(wanted), storage_reader=CheckpointReader(found.path), planner=planner, process_group=group)
@@ -165,17 +167,23 @@ def _agreed(action: Callable[[], dict[str, Pieces]], group: dist.ProcessGroup) -
     return result
 
 
-def _wanted(items: list[tuple[str, Pieces]], path: AnyPath) -> dict[str, Pieces]:
-    """The pieces to read by name; a tensor that two stages of a rank share occurs once."""
+def _wanted(items: list[tuple[str, Pieces]], path: AnyPath, spec: Spec, *, weights_only: bool) -> dict[str, Pieces]:
+    """The pieces to read by name; a tensor that two stages of a rank share occurs once.
+
+    With `weights_only` a checkpoint without any adapter is a base to start from: adapters keep their initial values.
+    """
     metadata = CheckpointReader(path).read_metadata().state_dict_metadata
     saved = {name: tuple(tensor.size) for name, tensor in metadata.items()}  # type: ignore[union-attr]
     wanted: dict[str, Pieces] = {}
     for name, pieces in items:
         if name in saved:
             wanted.setdefault(name, pieces)
+    check_adapters(path, spec, saved)
+    from_base = weights_only and not any(is_adapter(name) for name in saved)
     missing = sorted({name for name, _ in items if name not in saved and not name.startswith(GENERATOR)})
+    missing = [name for name in missing if not (from_base and is_adapter(name))]
     if missing:
-        lost = [name for name in missing if name.startswith(OPTIMIZER)]
+        lost = [name for name in missing if name.startswith(OPTIMIZER) or is_adapter(name)]
         detail = f"{path / INDEX}: {len(missing)} tensors are missing, the first {missing[0]}"
         hints = ("megarun train PLAN … --weights-only    # parameters only, from step 0",) if len(lost) == len(missing) else ()
         raise refusal("MP642", detail, hints=hints, file=str(path))

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
+from torch import nn
 
 from megaplan.hosts.megarun.dims import local_shape
-from megaplan.inventory.tensors import Inventory
+from megaplan.inventory.adapters import A_SUFFIX, B_SUFFIX
+from megaplan.inventory.tensors import Group, Inventory, ParamTensor
 from megaplan.layout.values import Slot
-from megaplan.spec.models import Spec
+from megaplan.spec.models import Lora, Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.model.stage import Stage
+from megarun.parallel.groups.adapters import add_adapter
 from megarun.parallel.groups.context import WHOLE, ContextParallel
 from megarun.parallel.groups.expert import LOCAL, ExpertParallel
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
@@ -23,17 +28,36 @@ def build_stage(
     ep: ExpertParallel = LOCAL,
     cp: ContextParallel = WHOLE,
 ) -> Stage:
-    """A rank's stage of `slot` on the meta device: its part of every parameter, in `precision.master`.
+    """A rank's stage of `slot` on the meta device: its part of every parameter, in the dtype of its shards.
 
     Raises:
         RuntimeError: Its tensors differ from the inventory's, which is a bug.
     """
     with torch.device("meta"):
         stage = Stage(spec, inventory, slot, tp, ep, cp).to(TORCH_DTYPES[spec.precision.master])
+        if spec.lora is not None:
+            _adapt(stage, inventory, slot, spec, spec.lora)
     wrong = differences(stage, inventory, slot, spec)
     if wrong:
         raise RuntimeError(f"stage {slot.index} differs from the inventory: {'; '.join(wrong)}")
     return stage
+
+
+def _adapt(stage: Stage, inventory: Inventory, slot: Slot, spec: Spec, lora: Lora) -> None:
+    """Freeze a stage's parameters, in the dtype in which they are stored, and add the adapters that the inventory lists.
+
+    Before FSDP2 wraps the stage, so that it shards the adapters and reduces their gradients with those of their layer's group.
+    """
+    stage.to(TORCH_DTYPES[lora.stored(spec.precision.params)]).requires_grad_(False)
+    shapes = {name: local_shape(tensor, spec.mesh.tp, spec.mesh.ep, spec.mesh.etp) for name, tensor in slot_tensors(inventory, slot)}
+    for name, shape in shapes.items():
+        path, _, kind = name.rpartition(".")
+        if kind == A_SUFFIX:
+            linear = stage.get_submodule(path)
+            if not isinstance(linear, nn.Linear):
+                raise RuntimeError(f"{path} is no linear, and the inventory has an adapter of it")
+            dtype = TORCH_DTYPES[spec.precision.master]
+            add_adapter(linear, shape, shapes[f"{path}.{B_SUFFIX}"], lora.scale, dtype)
 
 
 def materialise(stage: Stage, device: torch.device) -> None:
@@ -42,12 +66,32 @@ def materialise(stage: Stage, device: torch.device) -> None:
     stage.add_buffers(device)
 
 
+def slot_tensors(inventory: Inventory, slot: Slot) -> Iterator[tuple[str, ParamTensor]]:
+    """The tensors of a slot's blocks, by full name."""
+    for block in slot.blocks:
+        for tensor in inventory.block(block).tensors:
+            yield f"{block}.{tensor.name}", tensor
+
+
+def stored_dtype(spec: Spec, tensor: ParamTensor) -> torch.dtype:
+    """Dtype of a tensor's shards."""
+    precision = spec.precision
+    frozen = tensor.group is Group.FROZEN
+    return TORCH_DTYPES[spec.lora.stored(precision.params) if frozen and spec.lora is not None else precision.master]
+
+
 def differences(stage: Stage, inventory: Inventory, slot: Slot, spec: Spec) -> list[str]:
-    """Tensors whose name, shape or dtype differs between `stage` and the rank's part of the slot's blocks; empty if none."""
-    mesh, dtype = spec.mesh, TORCH_DTYPES[spec.precision.master]
-    tensors = {f"{name}.{tensor.name}": tensor for name in slot.blocks for tensor in inventory.block(name).tensors}
-    expected = {n: (tensor.stored_shape(local_shape(tensor, mesh.tp, mesh.ep, mesh.etp)), dtype) for n, tensor in tensors.items()}
-    found = {name: (tuple(p.shape), p.dtype) for name, p in stage.named_parameters()}
-    found |= {name: (tuple(b.shape), b.dtype) for name, b in stage.named_buffers() if not name.startswith("rope_")}
+    """Tensors whose name, shape, dtype or gradient differs between `stage` and the rank's part of the slot's blocks; empty if none."""
+    mesh, tensors = spec.mesh, dict(slot_tensors(inventory, slot))
+    expected = {
+        name: (
+            tensor.stored_shape(local_shape(tensor, mesh.tp, mesh.ep, mesh.etp)),
+            stored_dtype(spec, tensor),
+            tensor.group is not Group.FROZEN,
+        )
+        for name, tensor in tensors.items()
+    }
+    found = {name: (tuple(p.shape), p.dtype, p.requires_grad) for name, p in stage.named_parameters()}
+    found |= {name: (tuple(b.shape), b.dtype, False) for name, b in stage.named_buffers() if not name.startswith("rope_")}
     names = sorted(expected.keys() | found.keys())
     return [f"{n}: inventory {expected.get(n)}, module {found.get(n)}" for n in names if expected.get(n) != found.get(n)]

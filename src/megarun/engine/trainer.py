@@ -106,6 +106,8 @@ class Trainer:
         owners = {name: tensor.owner for name, tensor in job.inventory.tensors()}
         for stage, slot in zip(self.stages, job.slots(mesh.coordinate["pp"]), strict=True):
             for name, parameter in stage.named_parameters():
+                if not parameter.requires_grad:
+                    continue
                 replicated = owners[name] is Owner.REPLICATED
                 dense = owners[name] is not Owner.EXPERT_PARALLEL
                 counted = not (replicated and self._tp.index > 0) and not (dense and self._cp.index > 0)

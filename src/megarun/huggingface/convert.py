@@ -19,6 +19,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from megaplan.errors import Diagnostic, MegaplanError, Severity
 from megaplan.importers.hf import ImportedSpec, import_hf
+from megaplan.inventory.build import build_inventory
+from megaplan.inventory.tensors import Inventory
 from megaplan.plan.document import PlanDocument
 from megaplan.plan.read import parse_plan, read_plan
 from megaplan.plan.text import MAX_PLAN_BYTES
@@ -30,6 +32,7 @@ from megarun.checkpoint.retention import Retention
 from megarun.checkpoint.storage import DTYPES, CheckpointWriter, first_reason
 from megarun.errors import refusal
 from megarun.files import read_bounded
+from megarun.huggingface.adapters import Adapters
 from megarun.huggingface.changes import to_ours, to_theirs
 from megarun.huggingface.files import CONFIG, MAX_JSON_BYTES, Group, WeightFiles, unreadable, write_shards
 from megarun.huggingface.names import NAMES
@@ -77,7 +80,7 @@ class _Lazy(Pieces):
 
 
 def import_weights(planned: tuple[Job, SavedPlan], model: Path, out: Path) -> Moved:
-    """Write the weights of a model's folder as a checkpoint of step 0, without optimizer state.
+    """Write the weights of a model's folder as a checkpoint of step 0, without optimizer state; a plan's adapters are not in it.
 
     Args:
         planned: The plan to train.
@@ -117,7 +120,7 @@ def import_weights(planned: tuple[Job, SavedPlan], model: Path, out: Path) -> Mo
 
 
 def export_weights(checkpoint: AnyPath, config_path: Path, out: Path, dtype: torch.dtype | None = None) -> Moved:
-    """Write a checkpoint's parameters as a model's folder that `from_pretrained` loads.
+    """Write a checkpoint's parameters as a model's folder that `from_pretrained` loads; adapters are merged into their linears.
 
     Args:
         checkpoint: Folder of the checkpoint.
@@ -134,15 +137,16 @@ def export_weights(checkpoint: AnyPath, config_path: Path, out: Path, dtype: tor
     job = Job.from_plan(_plan(checkpoint))
     rules, imported = _rules(job, config, config_path)
     saved = read_index(checkpoint)
+    adapters = Adapters.of(checkpoint, job, saved)
     for ours in (each for rule in rules for each in rule.ours):
         if ours.name not in saved or saved[ours.name].shape != ours.shape:
             found = list(saved[ours.name].shape) if ours.name in saved else "missing"
             raise refusal("MP644", f"{checkpoint}: {ours.name} is {found}, the plan's {list(ours.shape)}", file=str(checkpoint))
     stored = {name: dtype or DTYPES[each.dtype] for name, each in saved.items() if each.dtype in DTYPES}
-    groups = [_group(rule, checkpoint, stored[rule.ours[0].name], dtype) for rule in rules]
+    groups = [_group(rule, checkpoint, adapters, stored[rule.ours[0].name], dtype) for rule in rules]
     out.mkdir(parents=True)
     try:
-        write_shards(out, groups, job.inventory.parameters)
+        write_shards(out, groups, _base(job).parameters)
         main = stored[rules[0].ours[0].name]
         text = json.dumps({**config, "dtype": str(main).removeprefix("torch.")}, indent=2) + "\n"
         (out / CONFIG).write_text(text, encoding="utf-8")
@@ -165,11 +169,11 @@ def _plan(checkpoint: AnyPath) -> PlanDocument:
     return loaded.plan
 
 
-def _group(rule: Rule, checkpoint: AnyPath, stored: torch.dtype, dtype: torch.dtype | None) -> Group:
+def _group(rule: Rule, checkpoint: AnyPath, adapters: Adapters, stored: torch.dtype, dtype: torch.dtype | None) -> Group:
     def values() -> Mapping[str, Tensor]:
-        ours = [tensor for _, tensor in full_tensors(checkpoint, [each.name for each in rule.ours])]
+        ours = [adapters.merged(name, tensor) for name, tensor in full_tensors(checkpoint, [each.name for each in rule.ours])]
         theirs = to_theirs(rule, ours)
-        return {name: tensor if dtype is None else tensor.to(dtype) for name, tensor in zip(rule.theirs, theirs, strict=True)}
+        return {name: tensor.to(dtype or stored) for name, tensor in zip(rule.theirs, theirs, strict=True)}
 
     size = torch.empty(rule.shape, dtype=stored, device="meta").nbytes
     return Group(dict.fromkeys(rule.theirs, size), values)
@@ -196,9 +200,14 @@ def _rules(job: Job, config: Mapping[str, Any], path: Path) -> tuple[list[Rule],
     if different:
         raise refusal("MP664", "\n".join(_most(different)), hints=(f"megaplan split {path} -o PLAN",), file=str(path))
     try:
-        return weight_rules(NAMES[imported.family], job.spec, job.inventory, config), imported
+        return weight_rules(NAMES[imported.family], job.spec, _base(job), config), imported
     except KeyError as error:
         raise refusal("MP664", f"{path}: {imported.family} has no name for {error.args[0]}", file=str(path)) from None
+
+
+def _base(job: Job) -> Inventory:
+    """The model's own tensors, without adapters."""
+    return build_inventory(job.spec.model_copy(update={"lora": None}))
 
 
 _OWN = ("_loss_coefficient", "routing_skew", "capacity_factor", "loss_weight", "chunk_size", "save_every", "pattern")

@@ -29,6 +29,7 @@ from megarun.model.recurrent import MatrixRecurrenceBlock
 from megarun.model.rotary import Rotary, rotary_table, rotary_width
 from megarun.model.router_losses import LossFactors, loss_factors
 from megarun.model.side import CategoryEmbedding, NgramEmbedding
+from megarun.parallel.groups.adapters import start_gradients
 from megarun.parallel.groups.context import WHOLE, ContextParallel
 from megarun.parallel.groups.expert import LOCAL, ExpertParallel
 from megarun.parallel.groups.tensor import ALONE, TensorParallel, column_parallel
@@ -64,6 +65,7 @@ class Stage(nn.Module):
         num_words = tp.share(model.vocab_size) if self.slices_words else model.vocab_size
         self.index = slot.index
         self.embeds = slot.index == 0
+        self.frozen = config.lora is not None
         self.predicts = "final_norm" in slot.blocks
         self.joins_loss = config.host.uses_triton
         if "embedding" in slot.blocks:
@@ -135,6 +137,7 @@ class Stage(nn.Module):
         """
         if self.embeds:
             x = self.embed(x, before, structure)
+            x = start_gradients(x) if self.frozen else x
         rotary = Rotary(self.rope_cos, self.rope_sin) if self.attention is not None else None
         for block in self.layers.values():
             x = block(x, rotary, starts)

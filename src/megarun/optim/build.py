@@ -103,11 +103,12 @@ class Optimizers:
 
 
 def _in_update_order(stage: nn.Module, inventory: Inventory) -> list[tuple[str, nn.Parameter]]:
-    """A stage's parameters: blocks in the stage's order, the tensors of a block in the inventory's, which the memory estimate assumes."""
+    """A stage's trained parameters, as the memory estimate assumes: blocks in its order, the tensors of a block in the inventory's."""
     parameters = dict(stage.named_parameters())
     block_of = {f"{name}.{tensor.name}": name for name, block in inventory.blocks() for tensor in block.tensors}
     blocks = dict.fromkeys(block_of[name] for name in parameters)
-    names = (f"{block}.{tensor.name}" for block in blocks for tensor in inventory.block(block).tensors)
+    trained = ((block, tensor) for block in blocks for tensor in inventory.block(block).tensors if tensor.group is not Group.FROZEN)
+    names = (f"{block}.{tensor.name}" for block, tensor in trained)
     return [(name, parameters[name]) for name in names]
 
 

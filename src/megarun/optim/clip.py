@@ -38,8 +38,9 @@ def clip_gradients(
     for length in torch._foreach_norm(gradients, 2, dtype=torch.float64) if gradients else ():  # a CP rank may own no parameter
         squares += length.square()
     norm = read(mesh.sum(squares, "dp_shard", "cp", "tp", "pp").sqrt())
-    if largest_norm is not None and norm > largest_norm:
-        torch._foreach_mul_([*gradients, *(_local_gradient(p) for p in copies)], largest_norm / norm)
+    scaled = [*gradients, *(_local_gradient(p) for p in copies)]
+    if largest_norm is not None and norm > largest_norm and scaled:
+        torch._foreach_mul_(scaled, largest_norm / norm)
     return norm
 
 

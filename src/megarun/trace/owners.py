@@ -210,7 +210,7 @@ class Owners:
             whole = getattr(item, "_unsharded_param", None)
             if whole is not None:
                 self.label(whole.grad, Kind.GRADIENT, name)
-                if id(whole) not in self._hooked:
+                if whole.requires_grad and id(whole) not in self._hooked:
                     self._hooked.add(id(whole))
                     whole.register_hook(self._gradient_labeller(name))
 

@@ -41,7 +41,7 @@ def perturb(trainer: Trainer, seed: int) -> None:
 
 def course(job: Job, trainer: Trainer, batches: Batches, by_name: ByName) -> dict[str, Any]:
     """What this rank computed; FSDP2's shards gathered by `by_name`."""
-    parameters = [named for stage in trainer.stages for named in stage.named_parameters()]
+    parameters = [named for stage in trainer.stages for named in stage.named_parameters() if named[1].requires_grad]
     record: dict[str, Any] = {"initial": by_name(parameters, lambda p: p)}
     results = []
     for step in range(STEPS):
@@ -65,7 +65,8 @@ def course(job: Job, trainer: Trainer, batches: Batches, by_name: ByName) -> dic
 
 def _stated_gradients(job: Job, trainer: Trainer, step: int) -> None:
     """Normal numbers that every layout has the same of: the rule that fills parameters, under another seed."""
-    values = [(parameter, _local(parameter).detach().clone()) for stage in trainer.stages for parameter in stage.parameters()]
+    trained = [parameter for stage in trainer.stages for parameter in stage.parameters() if parameter.requires_grad]
+    values = [(parameter, _local(parameter).detach().clone()) for parameter in trained]
     fill = initialise.fill
     with mock.patch.object(initialise, "fill", lambda tensor, *rest: fill(tensor._replace(init=Init.NORMAL), *rest)):
         trainer.fill(job.with_seed(1 + step))

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from parity_course import course, perturb
@@ -20,13 +21,14 @@ from torch.distributed.tensor._redistribute import clear_redistribute_planner_ca
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from megaplan.inventory.build import build_inventory
-from megaplan.inventory.tensors import Inventory
+from megaplan.inventory.tensors import Init, Inventory
 from megaplan.layout.build import build_layout
 from megaplan.plan.digests import model_digest
 from megaplan.spec.models import Mesh, Spec
 from megarun.checkpoint.keeper import Keeper
 from megarun.checkpoint.save import Saver
 from megarun.data.batches import Batches
+from megarun.engine import initialise as filling
 from megarun.engine.build import build_stage, materialise
 from megarun.engine.initialise import initialise
 from megarun.engine.trainer import Trainer
@@ -71,13 +73,17 @@ def train_case(case: dict[str, Any]) -> dict[str, Any]:
     """What this rank computed: initial parameters, gradients of the first batch, losses, final parameters; FSDP2's shards gathered."""
     job = build_job(case)
     mesh = build_mesh(job.spec.mesh, CPU)
-    trainer = Trainer(job, mesh)
+    with adapters_started():
+        trainer = Trainer(job, mesh)
     rows = CountingRows(job.spec.model.vocab_size, job.spec.batch.micro_batch_size, case.get("reversed_parts", 0))
     batches = Batches(rows, job.spec, mesh)
     parameters = [named for stage in trainer.stages for named in stage.named_parameters()]
     record: dict[str, Any] = {"initial": _by_name(job.inventory, parameters, lambda p: p)}
     trainer.accumulate_gradients(batches.at(0))
-    record["gradients"] = _by_name(job.inventory, parameters, lambda p: p.grad)
+    if any(parameter.grad is not None for _, parameter in parameters if not parameter.requires_grad):
+        raise RuntimeError("a frozen parameter has a gradient")
+    trained = [named for named in parameters if named[1].requires_grad]
+    record["gradients"] = _by_name(job.inventory, trained, lambda p: p.grad)
     for _, parameter in parameters:
         parameter.grad = None
     evaluator, control = Evaluator(job, trainer, rows, 1), torch.distributed.group.WORLD
@@ -104,7 +110,8 @@ def course_case(case: dict[str, Any]) -> dict[str, Any]:
     job = build_job(case)
     mesh = build_mesh(job.spec.mesh, CPU)
     rows = CountingRows(job.spec.model.vocab_size, job.spec.batch.micro_batch_size, case.get("reversed_parts", 0))
-    trainer = Trainer(job, mesh)
+    with adapters_started():
+        trainer = Trainer(job, mesh)
     if "perturbed" in case:
         perturb(trainer, case["perturbed"])
     return course(job, trainer, Batches(rows, job.spec, mesh), functools.partial(_by_name, job.inventory))
@@ -184,6 +191,18 @@ def poisoned(data: list[int], gradient: list[int]) -> Iterator[None]:
         yield
     finally:
         Batches.at, Trainer.accumulate_gradients = at, accumulate
+
+
+@contextmanager
+def adapters_started() -> Iterator[None]:
+    """Fill B of adapters with numbers too: A has no gradient as long as B is zero."""
+    fill = filling.fill
+
+    def started(tensor: Any, name: str, *rest: Any) -> torch.Tensor:
+        return fill(tensor._replace(init=Init.CONV) if name.endswith(".lora_b") else tensor, name, *rest)
+
+    with mock.patch.object(filling, "fill", started):
+        yield
 
 
 @contextmanager

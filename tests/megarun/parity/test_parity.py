@@ -7,6 +7,7 @@ import pytest
 from context_cells import CONTEXT_CELLS
 from feature_cells import FEATURE_CELLS
 from linear_cells import LINEAR_CELLS
+from lora_cells import LORA_CELLS
 from parity_cells import CELLS, ROUTED, Cell
 from parity_compare import course_difference, first_difference
 from parity_world import Worlds
@@ -14,7 +15,7 @@ from parity_world import Worlds
 from megaplan.schedules import KINDS
 
 pytestmark = pytest.mark.runtime
-ALL_CELLS = (*CELLS, *FEATURE_CELLS, *CONTEXT_CELLS, *LINEAR_CELLS)
+ALL_CELLS = (*CELLS, *FEATURE_CELLS, *CONTEXT_CELLS, *LINEAR_CELLS, *LORA_CELLS)
 
 
 def _marked(cell: Cell) -> object:
@@ -30,6 +31,7 @@ def _marked(cell: Cell) -> object:
 @pytest.mark.requirement("R-55")
 @pytest.mark.requirement("R-62")
 @pytest.mark.requirement("R-63")
+@pytest.mark.requirement("R-64")
 @pytest.mark.requirement("R-67")
 @pytest.mark.parametrize("cell", [_marked(cell) for cell in ALL_CELLS])
 def test_a_layout_trains_as_one_process(cell: Cell, worlds: Worlds) -> None:

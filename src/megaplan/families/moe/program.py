@@ -247,7 +247,7 @@ def _inside(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, travels: bool) 
     slots = 1 if travels else moe.top_k
     hidden = moe.row_width(dims.hidden)
     own = (rows if travels else tokens) * hidden
-    products, inner, matrix = rows * hidden, rows * width, local * width * hidden
+    products, inner, matrix = rows * hidden, rows * width, 0 if dims.frozen else local * width * hidden
     gates = 1 if moe.activation in GATED else 0
     tiles = 2 * local * DType.INT32.bytes // size
     forward = inner if slots == 1 else max(inner + products - own, products)

@@ -11,6 +11,7 @@ from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.families.registry import FAMILIES, families_of
 from megaplan.families.residual import path_in, program_of, shapes_of
+from megaplan.hosts.megarun.adapters import adapted_program, frozen_part
 from megaplan.hosts.megarun.dims import gradient_dtype, local_dims, local_shape
 from megaplan.hosts.megarun.embedding import embedding_part, final_norm_part, head_part
 from megaplan.hosts.megarun.features import depth_shapes, mtp_part, relation_bias_part, side_part
@@ -18,7 +19,7 @@ from megaplan.hosts.megarun.halves import splittable_part
 from megaplan.hosts.megarun.low_precision import in_low_precision, recipe_of
 from megaplan.hosts.megarun.parts import BlockBytes, Part, ledger, replay_of, weigh
 from megaplan.hosts.values import BlockLedger
-from megaplan.inventory.tensors import Block, Inventory, Outside, layer_names
+from megaplan.inventory.tensors import Block, Group, Inventory, Outside, layer_names
 from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.models import Spec
 
@@ -47,10 +48,14 @@ def block_bytes(spec: Spec, dims: Dims, block_name: str, block: Block) -> BlockB
     """The sums of a block's ledger; `dims` are the spec's, worked out once for all its blocks."""
     dtype, mesh = gradient_dtype(spec, block), spec.mesh
     size, part = dtype.bytes, _part(spec, dims, block_name, block, dtype)
+    if spec.lora is not None and not block_name.startswith("layers."):
+        part = frozen_part(part, block.family)
     if spec.schedule.kind in SPLIT_BACKWARD and block_name.startswith("layers."):
         part = splittable_part(part, dims)
     if mesh.tp == mesh.ep == mesh.etp == 1 and block.family is not Outside.MTP:
-        gradients = {tensor[0]: elements * size for tensor, elements in zip(block.tensors, block.sizes, strict=True)}
+        gradients = {
+            tensor[0]: elements * size for tensor, elements in zip(block.tensors, block.sizes, strict=True) if tensor[3] is not Group.FROZEN
+        }
     else:
         gradients = {name: prod(shape) * size for name, shape in parameter_shapes(spec, dims, block_name, block).items()}
     return weigh(part, gradients, in_place=dtype is spec.precision.grads)
@@ -95,11 +100,11 @@ def parameter_shapes(spec: Spec, dims: Dims, name: str, block: Block) -> dict[st
 
     The first MTP depth also hands on those of the token embedding and the head, which autograd holds until their last use is done.
     """
-    mesh = spec.mesh
+    mesh, trained = spec.mesh, [tensor for tensor in block.tensors if tensor.group is not Group.FROZEN]
     if mesh.tp == mesh.ep == mesh.etp == 1:
-        shapes = {tensor.name: tensor.shape for tensor in block.tensors}
+        shapes = {tensor.name: tensor.shape for tensor in trained}
     else:
-        shapes = {tensor.name: local_shape(tensor, mesh.tp, mesh.ep, mesh.etp) for tensor in block.tensors}
+        shapes = {tensor.name: local_shape(tensor, mesh.tp, mesh.ep, mesh.etp) for tensor in trained}
     if block.family is Outside.MTP:
         vocab = spec.model.vocab_size // (mesh.tp if mesh.vocab_parallel else 1)
         shapes |= depth_shapes(spec.model, name, (vocab, dims.hidden))
@@ -137,4 +142,7 @@ def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DT
     if recipe is not None:
         program, tensors = in_low_precision(program, tensors, recipe, parameter_shapes(spec, dims, f"layers.{index}", block))
     path = path_in(spec.model.residual_path, block.tensors)
-    return Part(replay_of(program_of(path, program), spec.policy(index, block.family)), shapes_of(path, tensors, dims))
+    program, tensors = program_of(path, program), shapes_of(path, tensors, dims)
+    if spec.lora is not None:
+        program, tensors = adapted_program(program, tensors, block, spec.lora, dims)
+    return Part(replay_of(program, spec.policy(index, block.family)), tensors)

@@ -80,6 +80,7 @@ class Replay:
         saved: Kept storages, each with the operations that keep it.
         of_saved: Picks what belongs to their names.
         keeps_input: Whether the block keeps its input, which belongs to the block before.
+        counts_input: Whether the moments of the forward have the input up to its last reader.
         forward: Every moment of the forward.
         backward: Every moment of the backward.
         forward_peaks: Those of `forward` that can be the largest, whatever the sizes: no other one holds all they hold.
@@ -92,6 +93,7 @@ class Replay:
     saved: tuple[tuple[str, tuple[str, ...]], ...]
     of_saved: Pick
     keeps_input: bool
+    counts_input: bool
     forward: tuple[Moment, ...]
     backward: tuple[Moment, ...]
     forward_peaks: tuple[Candidate, ...]
@@ -121,6 +123,7 @@ def replay(
     starts: bool = False,
     pinned: str | None = None,
     waiting: tuple[str, ...] = (),
+    counts_input: bool = False,
 ) -> Replay:
     """Replay a program.
 
@@ -135,6 +138,8 @@ def replay(
         pinned: A kept storage that something outside the block holds until the block's backward has ended.
         waiting: Gradients that are there before the block's backward begins, by the name of what they belong to: of storages that other
             blocks read too, and of parameters shared with them.
+        counts_input: Whether the input, which the block does not keep, is gone when its last reader has run: else it is counted for the
+            whole forward, outside.
     """
     roots = roots_of(ops)
     dropped = dropped_by(ops, roots, region, after)
@@ -146,7 +151,7 @@ def replay(
     keeps_input = why.pop(INPUT, None) is not None
     order = [name for op in ops if not op.is_view for name in op.makes if name in why]
     graph = Graph(ops, roots, held, keepers, frozenset(why), region, entering, dropped, cached if region else frozenset())
-    forward = _forward(ops, roots, graph.saved, held)
+    forward = _forward(ops, roots, graph.saved, held, arrived=(INPUT,) if counts_input else ())
     arriving = {arrives: arrives, **({CALLER: arrives} if starts else {}), **{name: name for name in waiting}}
     program = Program(graph, tuple(order), arriving, pinned)
     backward = Backward(program).moments
@@ -154,6 +159,7 @@ def replay(
         saved=tuple((name, tuple(dict.fromkeys(why[name]))) for name in order),
         of_saved=_pick(order),
         keeps_input=keeps_input,
+        counts_input=counts_input,
         forward=forward,
         forward_peaks=tuple((moment, _pick(moment.tensors), 0) for moment in largest_moments(forward, lambda _: ())),
         program=program,
@@ -212,9 +218,11 @@ def _undominated(moments: tuple[Moment, ...], held: Callable[[Moment], tuple[str
     )
 
 
-def _forward(ops: tuple[Op, ...], roots: dict[str, str], saved: frozenset[str], held: frozenset[str]) -> tuple[Moment, ...]:
+def _forward(
+    ops: tuple[Op, ...], roots: dict[str, str], saved: frozenset[str], held: frozenset[str], arrived: tuple[str, ...] = ()
+) -> tuple[Moment, ...]:
     last_read = {roots[name]: index for index, op in enumerate(ops) for name in (*op.reads, *op.holds)}
-    live: dict[str, None] = {}
+    live: dict[str, None] = dict.fromkeys(arrived)
     moments = []
     for index, op in enumerate(ops):
         if not op.is_view:

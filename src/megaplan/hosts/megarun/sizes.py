@@ -36,6 +36,7 @@ class Sizes(NamedTuple):
         casts_gradients: Whether AdamW's gradients are cast for it.
         recasts: Whether reduced gradients are cast.
         padded: Whether chunks are whole rows, as FSDP2 cuts them; without padding each is its share of the elements.
+        frozen: Dtype of the shards of frozen parameters; None where all are trained.
     """
 
     tp: int
@@ -56,10 +57,15 @@ class Sizes(NamedTuple):
     casts_gradients: bool
     recasts: bool
     padded: bool
+    frozen: DType | None = None
 
     def compute(self, family: str) -> DType:
         """Of the gathered parameters of a family's blocks."""
         return DType.FP8 if family in self.low else self.made(family)
+
+    def stored(self, frozen: bool) -> int:
+        """Bytes of an element of a trained tensor's shard, or of a frozen one's."""
+        return self.master if self.frozen is None or not frozen else self.frozen.bytes
 
     def made(self, family: str) -> DType:
         """Of a family's parameters as autograd has them."""
@@ -96,4 +102,5 @@ def storage_sizes(spec: Spec, *, padded: bool = True) -> Sizes:
         casts_gradients=precision.grads is not precision.master,
         recasts=precision.grads is not precision.reduce,
         padded=padded,
+        frozen=None if spec.lora is None else spec.lora.stored(precision.params),
     )

@@ -14,7 +14,7 @@ Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py (`_init_sharded_param
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from typing import NamedTuple
 
@@ -31,10 +31,10 @@ from megaplan.hosts.megarun.optimizer import (
     matrix_scratch,
 )
 from megaplan.hosts.megarun.sizes import Sizes
-from megaplan.inventory.tensors import Block, Group, Owner, ParamTensor
+from megaplan.inventory.tensors import Block, Group, Owner, ParamTensor, make_block
 from megaplan.tuples import new
 
-EXPERT_PARALLEL, REPLICATED, MATRIX = Owner.EXPERT_PARALLEL, Owner.REPLICATED, Group.MATRIX
+EXPERT_PARALLEL, REPLICATED, MATRIX, FROZEN = Owner.EXPERT_PARALLEL, Owner.REPLICATED, Group.MATRIX, Group.FROZEN
 OWNER_COLUMNS = {
     Owner.REPLICATED: Column.REPLICATED_PARAMS,
     Owner.TENSOR_PARALLEL: Column.TENSOR_PARALLEL_PARAMS,
@@ -100,7 +100,7 @@ class Shard(NamedTuple):
 
     Attributes:
         column: Its place in `resident_bytes`.
-        padded_bytes: A whole chunk in `precision.master`.
+        padded_bytes: A whole chunk as it is stored.
         expert: Whether it belongs to an expert bank.
         uneven: Where its last chunks are short.
     """
@@ -119,7 +119,7 @@ class BlockStorage(NamedTuple):
     """What a rank holds of one block's parameters.
 
     Attributes:
-        resident_bytes: Shards in `precision.master`, padded: of replicated, tensor-parallel and expert-parallel tensors.
+        resident_bytes: Shards as they are stored, padded: of replicated, tensor-parallel and expert-parallel tensors.
         dense: The group of what is not an expert bank.
         experts: The group of the expert bank.
         both: The two together.
@@ -159,6 +159,57 @@ class BlockStorage(NamedTuple):
 
 def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
     """Storage of one block on a rank that holds it."""
+    if sizes.frozen is None:
+        return _trained_storage(sizes, block)
+    trained = _trained_storage(sizes._replace(frozen=None), _only(block, frozen=False))
+    frozen = _trained_storage(sizes._replace(frozen=None, masters=sizes.frozen, master=sizes.frozen.bytes), _only(block, frozen=True))
+    casting, bank_casting = _casting(sizes, block)
+    dense = _beside(trained.dense, frozen.dense, casting)
+    experts = _beside(trained.experts, frozen.experts, bank_casting)
+    uneven = {tensor.name: short for tensor, short in _uneven_of(sizes, block)}
+    first, second, third = map(sum, zip(trained.resident_bytes, frozen.resident_bytes, strict=True))
+    return trained._replace(
+        resident_bytes=(first, second, third),
+        dense=dense,
+        experts=experts,
+        both=dense if experts is NOTHING else together((dense, experts)),
+        uneven=tuple(uneven.values()),
+        shards=_in_order(sizes, block, uneven),
+        resident_slack_bytes=trained.resident_slack_bytes + frozen.resident_slack_bytes,
+        parameters=trained.parameters + frozen.parameters,
+    )
+
+
+def _only(block: Block, *, frozen: bool) -> Block:
+    return make_block(block.family, tuple(tensor for tensor in block.tensors if (tensor.group is FROZEN) is frozen), block.variant)
+
+
+def _beside(trained: GroupBytes, frozen: GroupBytes, casting_bytes: int) -> GroupBytes:
+    """A group of trained and frozen tensors: all are gathered together, and gradients are those of the trained ones."""
+    if frozen is NOTHING:
+        return trained
+    return trained._replace(
+        gathered_bytes=trained.gathered_bytes + frozen.gathered_bytes,
+        flat_bytes=trained.flat_bytes + frozen.flat_bytes,
+        sent_bytes=trained.sent_bytes + frozen.sent_bytes,
+        casting_bytes=casting_bytes,
+    )
+
+
+def _uneven_of(sizes: Sizes, block: Block) -> Iterator[tuple[ParamTensor, Uneven]]:
+    """A block's tensors whose last chunks are short; frozen ones have no moments."""
+    if not sizes.padded:
+        return
+    for tensor in block.tensors:
+        expert, frozen = tensor.owner is EXPERT_PARALLEL, tensor.group is FROZEN
+        shape, elements = _local(tensor, sizes)
+        rows, degree = (shape[0] * shape[1] if expert else shape[0]), sizes.degrees[expert]
+        if rows % degree:
+            width, stored, moments = elements // rows, sizes.stored(tensor.group is FROZEN), 0 if frozen else 2 * sizes.moments
+            yield tensor, Uneven(rows, -(-rows // degree), degree, width * moments, width * stored, expert, matrix=False)
+
+
+def _trained_storage(sizes: Sizes, block: Block) -> BlockStorage:
     (dense_degree, expert_degree), whole, padded = sizes.degrees, sizes.whole, sizes.padded
     master, moments, iteration, casts_gradients = sizes.master, sizes.moments, sizes.iteration, sizes.casts_gradients
     own, muon_runs, row_moments = LAST_OWN.get(block.family), iteration > 0, 2 * moments
@@ -247,7 +298,7 @@ def _in_order(sizes: Sizes, block: Block, uneven: Mapping[str, Uneven]) -> tuple
         short, expert = uneven.get(name), owner is EXPERT_PARALLEL
         if short is None:
             local = elements if sizes.whole else _local(tensor, sizes)[1]
-            nbytes = local // (expert_degree if expert else dense_degree) * sizes.master
+            nbytes = local // (expert_degree if expert else dense_degree) * sizes.stored(tensor.group is FROZEN)
         else:
             nbytes = short.chunk_rows * short.shard_row_bytes
         made = of_own if name == own or "." not in name else of_children
@@ -279,14 +330,15 @@ def _matrices(tensor: ParamTensor, shape: tuple[int, ...], sizes: Sizes) -> tupl
 
 
 def _casting(sizes: Sizes, block: Block) -> tuple[int, int]:
-    """Elements alive beside the gathered tensors, dense and of the bank, while each is filled from a cast on a one-rank mesh.
+    """What is alive beside the gathered tensors, dense and of the bank, while each is filled from a cast on a one-rank mesh, in bytes.
 
-    A cast is freed when the next one has been made, so two are alive before the next tensor gets its storage.
+    A cast is freed when the next tensor's input is there, so two are alive before the next tensor gets its storage.
 
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (`wait_for_unshard` with a world size of 1).
     """
-    own = LAST_OWN.get(block.family)
-    if sizes.compute(block.family) is sizes.masters or min(sizes.degrees) > 1:
+    own, compute = LAST_OWN.get(block.family), sizes.compute(block.family)
+    stored = {False: sizes.masters, True: sizes.frozen or sizes.masters}
+    if all(dtype is compute for dtype in stored.values()) or min(sizes.degrees) > 1:
         return 0, 0
     # a module's own tensors, without a dot in their names, follow its children's
     tensors = sorted(zip(block.tensors, block.sizes, strict=True), key=lambda each: each[0].name == own or "." not in each[0].name)
@@ -296,14 +348,15 @@ def _casting(sizes: Sizes, block: Block) -> tuple[int, int]:
         for tensor, whole in tensors:
             if (tensor.owner is EXPERT_PARALLEL) is expert:
                 elements = whole if sizes.whole else _local(tensor, sizes)[1]
-                most = max(most, filled + before + elements, filled + 2 * elements)
-                filled, before = filled + elements, elements
-        found.append(most - filled)
+                cast = 0 if stored[tensor.group is FROZEN] is compute else elements
+                most = max(most, filled + before + cast, filled + elements + cast)
+                filled, before = filled + elements, cast
+        found.append(0 if sizes.degrees[expert] > 1 else (most - filled) * compute.bytes)
     return found[0], found[1]
 
 
 def _group(sizes: Sizes, family: str, degree: int, elements: tuple[int, int, int, int]) -> GroupBytes:
-    """A group from its elements: a padded shard, all tensors, the last tensor, casts beside the gathered tensors on a one-rank mesh."""
+    """A group from its elements: a padded shard, all tensors, the last tensor; and bytes beside the gathered tensors on a one-rank mesh."""
     shard, true, last, casting = elements
     if not true:
         return NOTHING
@@ -315,7 +368,7 @@ def _group(sizes: Sizes, family: str, degree: int, elements: tuple[int, int, int
         (
             whole * compute,
             whole * compute if sharded else 0,
-            0 if sharded else casting * compute,
+            casting,
             shard * compute if sharded and sizes.compute(family) is not sizes.masters else 0,
             true * grads,
             true * made,

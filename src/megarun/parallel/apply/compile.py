@@ -20,6 +20,8 @@ def refuse_compile(spec: Spec) -> None:
         MegaplanError: MP625.
     """
     reasons = [f"mesh.{axis} = {getattr(spec.mesh, axis)}" for axis in ("tp", "cp") if getattr(spec.mesh, axis) > 1]
+    if spec.lora is not None:
+        reasons.append(f"lora.rank = {spec.lora.rank}")
     if spec.schedule.kind in SPLIT_BACKWARD and spec.mesh.pp > 1:
         reasons.append(f"schedule.kind = {spec.schedule.kind}")
     if reasons:

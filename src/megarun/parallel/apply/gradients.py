@@ -33,7 +33,8 @@ def keep_gradient_dtype(stage: nn.Module, spec: Spec) -> None:
         return
     dtype = TORCH_DTYPES[precision.grads]
     for parameter in stage.parameters():
-        parameter.grad_dtype = dtype
+        if parameter.requires_grad:
+            parameter.grad_dtype = dtype
 
     def set_once(*_: Any) -> None:
         handle.remove()

@@ -138,7 +138,7 @@ class SplitLinear(torch.autograd.Function):
 def split_linears(stage: Stage) -> None:
     """Make every linear of a stage's layers defer its weight gradient in a split backward."""
     for module in stage.layers.modules():
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear) and module.weight.requires_grad:
             module.forward = partial(_forward, module)  # type: ignore[method-assign]
 
 

@@ -53,7 +53,7 @@ class SharedGradients:
         shared: dict[str, list[Tensor]] = {}
         for stage in stages if self._blocks else ():
             for name, parameter in stage.named_parameters():
-                if name.startswith(self._blocks):
+                if name.startswith(self._blocks) and parameter.requires_grad:
                     shared.setdefault(name, []).append(local_gradient(parameter, name))
         for total, *others in shared.values():
             for gradient in others:

@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from megarun.parallel.groups.adapters import Adapter, adapter_of, frozen_column_parallel
 from megarun.parallel.groups.deferred import leave_pending, product
 from megarun.parallel.groups.mesh import RankMesh
 
@@ -65,7 +66,7 @@ class TensorParallel:
         if self.degree == 1:
             return tuple(module(x) for module in linears)
         weights, biases = [module.weight for module in linears], [module.bias for module in linears]
-        return column_parallel(self, x, weights, biases, may_wait=self.may_wait)
+        return column_parallel(self, x, weights, biases, [adapter_of(module) for module in linears], may_wait=self.may_wait)
 
     def reduce(self, partial: Tensor) -> Tensor:
         """Reduce-scatter of the ranks' partial outputs [B, T, h] -> local tokens [B, t, h]."""
@@ -129,7 +130,13 @@ def tensor_parallel(mesh: RankMesh) -> TensorParallel:
 
 
 def column_parallel(
-    tp: TensorParallel, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None] | None = None, *, may_wait: bool = True
+    tp: TensorParallel,
+    x: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None] | None = None,
+    adapters: Sequence[Adapter | None] | None = None,
+    *,
+    may_wait: bool = True,
 ) -> tuple[Tensor, ...]:
     """See `TensorParallel.project`.
 
@@ -138,9 +145,13 @@ def column_parallel(
         x: Local tokens [B, t, in].
         weights: Gathered parameters, [out / tp, in] each.
         biases: Biases, [out / tp] or None each; None if no linear has one.
+        adapters: Of frozen weights, each one's adapter or None; None if no linear has one.
         may_wait: Whether a split backward defers the weight gradients.
     """
-    parameters = (*weights, *(biases or [None] * len(weights)))
+    nothing = [None] * len(weights)
+    if not weights[0].requires_grad:
+        return frozen_column_parallel(tp, x, weights, biases or nothing, adapters or nothing)
+    parameters = (*weights, *(biases or nothing))
     results: tuple[Tensor, ...] = _apply(_ColumnParallel, tp, may_wait, len(weights), x, *parameters)
     return results
 

@@ -61,7 +61,9 @@ class _GatedRowNorm(torch.autograd.Function):
         """Gradients of x, gate and weight."""
         x, gate, weight, rstd = ctx.saved_tensors
         mean_dot = ctx.tp.sum(gated_dot(gradient, x, gate, weight, rstd)).div_(ctx.tp.degree * x.shape[-1])
-        return None, *gated_scale_gradients(gradient, x, gate, weight, rstd, mean_dot, [True, True, True]), None
+        needs_weight: bool = ctx.needs_input_grad[3]
+        made = gated_scale_gradients(gradient, x, gate, weight, rstd, mean_dot, [True, True, needs_weight])
+        return None, *made, *([] if needs_weight else [None]), None
 
 
 def row_rms_norm(tp: TensorParallel, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -98,4 +100,6 @@ class _RowNorm(torch.autograd.Function):
         """Gradients of x and weight."""
         x, weight, rstd = ctx.saved_tensors
         mean_dot = ctx.tp.sum(row_dot(gradient, x, weight, rstd)).div_(ctx.tp.degree * x.shape[-1])
-        return None, *row_gradients(gradient, x, weight, rstd, mean_dot, [True, True]), None
+        needs_weight: bool = ctx.needs_input_grad[2]
+        made = row_gradients(gradient, x, weight, rstd, mean_dot, [True, needs_weight])
+        return None, *made, *([] if needs_weight else [None]), None

@@ -144,13 +144,14 @@ class _SlicedHeadAndLoss(torch.autograd.Function):
         return loss
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, Tensor, None]:
-        """Gradients of local tokens and of the local weight."""
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, Tensor | None, None]:
+        """Gradients of local tokens and, unless it is frozen, of the local weight."""
         x, labels, lse = ctx.saved_tensors
         rows, tp = _all_rows(ctx.tp, x), ctx.tp
-        partial, grad_weight = linear_slice_gradients(gradient, rows, ctx.weight, labels, lse, ctx.first, [True, True], IGNORE_INDEX)
+        needs = [True, ctx.needs_input_grad[2]]
+        partial, *of_weight = linear_slice_gradients(gradient, rows, ctx.weight, labels, lse, ctx.first, needs, IGNORE_INDEX)
         del rows
-        return None, tp.start_reduce(partial.view(x.shape[0], -1, x.shape[2])).wait(), grad_weight, None
+        return None, tp.start_reduce(partial.view(x.shape[0], -1, x.shape[2])).wait(), of_weight[0] if of_weight else None, None
 
 
 def _all_rows(tp: TensorParallel, x: Tensor) -> Tensor:

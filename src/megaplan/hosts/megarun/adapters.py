@@ -1,0 +1,110 @@
+"""A block's program under `lora`: its own parameters have no gradients, and adapted linears have those of A and B.
+
+A frozen linear keeps nothing, because only its weight gradient would need its input. An adapted one keeps its input, and what A makes of it
+[…, rank]. Its backward makes the gradient of that, A's and B's gradients, and the input's, into which both products are added. Under TP a
+column-parallel linear gathers its input again in backward only if an adapter reads it. Every other operation keeps what it keeps, and makes
+no parameter gradient.
+
+Source: `megarun.parallel.groups.adapters`.
+"""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache, partial
+
+from megaplan.blocks.dims import Dims
+from megaplan.blocks.ops import BlockProgram, Flow, Op
+from megaplan.blocks.scratch import INSIDE_BACKWARD
+from megaplan.blocks.storages import Shapes, storages
+from megaplan.columns import Column
+from megaplan.hosts.megarun.low_precision import EXPERTS
+from megaplan.hosts.megarun.parts import Part
+from megaplan.hosts.megarun.program import CALLER, Replay, replay
+from megaplan.inventory.adapters import A_SUFFIX, B_SUFFIX, adapted_linears
+from megaplan.inventory.tensors import Block, Outside
+from megaplan.spec.lora import Lora
+from megaplan.spec.models import SIDES
+
+NARROW, NARROW_GRADIENT = ".narrow", ".narrow_gradient"
+WEIGHT = ".weight"
+
+
+def adapted_program(program: BlockProgram, shapes: Shapes, block: Block, lora: Lora, dims: Dims) -> tuple[BlockProgram, Shapes]:
+    """A layer's program and storages with adapters.
+
+    Args:
+        program: Of the family.
+        shapes: Its storages.
+        block: The layer's tensors.
+        lora: The spec's section.
+        dims: Local sizes.
+    """
+    linears = frozenset(f"{name}{WEIGHT}" for name in adapted_linears(lora, block))
+    found: dict[str, tuple[int, ...]] = {}
+    for op in program.ops:
+        for param, made in op.late:
+            if param in linears:
+                shape = (*shapes[made][2][:2], lora.rank)
+                found |= {made + NARROW: shape, made + NARROW_GRADIENT: shape}
+    found_storages = shapes | storages(dims.dtype, Column.ACTIVATIONS, found)
+    unused = _unused_bytes(program, block, dims) if INSIDE_BACKWARD in shapes else 0
+    if unused:
+        size, *rest = shapes[INSIDE_BACKWARD]
+        found_storages[INSIDE_BACKWARD] = (size + unused, *rest)  # type: ignore[assignment]  # a storage with another size
+    return _with_adapters(program, linears), found_storages
+
+
+def _unused_bytes(program: BlockProgram, block: Block, dims: Dims) -> int:
+    """Gradients of a scan's parameters, a few numbers a head, which its kernel makes with the others and drops inside."""
+    sizes = {tensor.name: tensor.local_elements(dims.tp, dims.ep, dims.etp) for tensor in block.tensors}
+    params = [name for op in program.ops if INSIDE_BACKWARD in op.fetches and op.name != EXPERTS for name in op.params]
+    return sum([sizes[name] for name in params]) * dims.dtype.bytes
+
+
+def frozen_part(part: Part, family: str) -> Part:
+    """A part outside the layers without parameter gradients; embeddings get none at all, and keep nothing."""
+    return Part(_frozen(part.replay, embeds=family in (Outside.EMBEDDING, *SIDES)), part.tensors)
+
+
+@cache
+def _frozen(run: Replay, *, embeds: bool) -> Replay:
+    ops, program = tuple(adapted_op(op, frozenset()) for op in run.program.graph.ops), run.program
+    if embeds:
+        ops = tuple(op if op.flow is Flow.ADD else op._replace(keeps=(), grads=(), fetches=()) for op in ops)
+    found = partial(replay, ops, program.graph.held, starts=CALLER in program.arriving, pinned=program.pinned)
+    frozen = found()
+    return found(counts_input=True) if run.keeps_input and not frozen.keeps_input else frozen
+
+
+@lru_cache(maxsize=256)
+def _with_adapters(program: BlockProgram, linears: frozenset[str]) -> BlockProgram:
+    ops = tuple(adapted_op(op, linears) for op in program.ops)
+    # the product that ends a recomputed region does not run again; an adapted one does, up to its narrow rows, which it keeps
+    made_again = {name for op in program.ops if op.name in program.reruns for name in op.makes}
+    ends = {op.name for op in ops if op.name not in program.after and _is_adapted(op) and op.keeps[0] in made_again}
+    return BlockProgram(ops, program.held, program.reruns | ends, program.caches, program.after)
+
+
+def adapted_op(op: Op, linears: frozenset[str]) -> Op:
+    """An operation with frozen parameters; `linears`: the weights that have adapters."""
+    if not op.late:
+        return op._replace(params=(), sums=())
+    own = [(param, made) for param, made in op.late if param in linears]
+    if not own:
+        return op._replace(params=(), keeps=(), late=(), late_fetches=(), keeps_first=False)
+    names = [param.removesuffix(WEIGHT) for param, _ in own]
+    return op._replace(
+        makes=(*op.makes, *(made + NARROW for _, made in own)),
+        keeps=(*op.keeps, *(made + NARROW for _, made in own)),
+        params=tuple(f"{name}.{suffix}" for name in names for suffix in (A_SUFFIX, B_SUFFIX)),
+        grads=op.reads if op.grads is None else op.grads,
+        fetches=(*op.fetches, *op.late_fetches, *(made + NARROW_GRADIENT for _, made in own)),
+        late=(),
+        late_fetches=(),
+        hands_views=False,
+        keeps_first=False,
+    )
+
+
+def _is_adapted(op: Op) -> bool:
+    return any(name.endswith(NARROW) for name in op.makes)

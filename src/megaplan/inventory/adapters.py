@@ -1,0 +1,73 @@
+"""Parameters of a block under `lora`: its own are frozen, and every adapted linear gets A [rank, in] and B [out, rank].
+
+TP cuts an adapter as it cuts the linear. Of a column-parallel linear every rank has A and the rows of B that belong to its rows; of a
+row-parallel one the columns of A that belong to its columns, and B. Where a rank has a whole adapter of a linear that is cut, its gradient
+is a part of the sum over TP, as that of every replicated tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from megaplan.inventory.tensors import Block, Group, Init, Owner, ParamTensor, make_block
+
+A_SUFFIX, B_SUFFIX = "lora_a", "lora_b"
+LINEAR_ENDINGS = ("_proj", "_down", "_up")
+"""How the names of adaptable linears end; routers, gates of one row, convolutions and tables have other names."""
+NOT_ADAPTED = ("indexer.",)
+"""Linears whose gradients are not those of the language model's loss."""
+
+
+class Chooses(Protocol):
+    """What says which linears are adapted."""
+
+    @property
+    def rank(self) -> int:
+        """Rows of A."""
+        ...
+
+    def adapts(self, letter: str, linear: str) -> bool:
+        """Whether this linear is."""
+        ...
+
+
+def adaptable(tensor: ParamTensor) -> str | None:
+    """The name of the linear whose weight this is, if adapters can stand beside it; else None."""
+    name, _, kind = tensor.name.rpartition(".")
+    if kind != "weight" or len(tensor.shape) != 2 or tensor.owner is Owner.EXPERT_PARALLEL:
+        return None
+    return name if name.endswith(LINEAR_ENDINGS) and not name.startswith(NOT_ADAPTED) else None
+
+
+def adapted_linears(lora: Chooses, block: Block) -> Iterator[str]:
+    """Names of a layer's adapted linears."""
+    for tensor in block.tensors:
+        name = adaptable(tensor)
+        if name is not None and lora.adapts(block.family, name):
+            yield name
+
+
+def adapted_block(lora: Chooses, block: Block, *, layer: bool) -> Block:
+    """A block with frozen tensors and, if it is a layer, adapters, each pair behind its linear's weight."""
+    chosen = set(adapted_linears(lora, block)) if layer else set()
+    tensors: list[ParamTensor] = []
+    for tensor in block.tensors:
+        tensors.append(tensor._replace(group=Group.FROZEN))
+        name = adaptable(tensor)
+        if name in chosen:
+            tensors += adapter_tensors(tensor, f"{name}.", lora.rank)
+    return make_block(block.family, tuple(tensors), block.variant)
+
+
+def adapter_tensors(weight: ParamTensor, prefix: str, rank: int) -> tuple[ParamTensor, ParamTensor]:
+    """A, uniform within ± 1 / sqrt(in), and B, zero, so that training starts from the base model."""
+    rows, columns = weight.shape
+    cut = weight.tp_dim if weight.owner is Owner.TENSOR_PARALLEL else None
+    of_a = (Owner.TENSOR_PARALLEL, 1) if cut == 1 else (Owner.REPLICATED, None)
+    of_b = (Owner.TENSOR_PARALLEL, 0) if cut == 0 else (Owner.REPLICATED, None)
+    parts = weight.tp_parts if cut == 0 else ()
+    return (
+        ParamTensor(prefix + A_SUFFIX, (rank, columns), of_a[0], Group.OTHER, Init.CONV, of_a[1], weight.tp_parts if cut == 1 else ()),
+        ParamTensor(prefix + B_SUFFIX, (rows, rank), of_b[0], Group.OTHER, Init.ZEROS, of_b[1], parts),
+    )

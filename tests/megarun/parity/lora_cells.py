@@ -1,0 +1,35 @@
+"""Cells of adapters on a frozen model: every axis, families, partial choices and a schedule that splits backwards."""
+
+from parity_cells import C2, RESHARD, SELECTIVE, T2, V2, Cell, pattern
+from parity_model import KDA, MLA
+
+LORA = {"lora": {"rank": 3, "alpha": 6.0}}
+QUERIES = {"lora": {"rank": 3, "alpha": 6.0, "families": ["q_proj", "o_proj", "up_proj"]}}
+DENSE = pattern("AD", 4) | LORA
+EXPERTS = pattern("AE", 4) | LORA
+LORA_CELLS = [
+    Cell("lora-pp2", {"pp": 2}, spec=DENSE),
+    Cell("lora-pp2-tied", {"pp": 2}, spec=DENSE | {"model.tie_embeddings": True}),
+    Cell("lora-zbv", V2, "zbv", DENSE),
+    Cell("lora-interleaved-experts", V2, "interleaved_1f1b", EXPERTS),
+    Cell(
+        "lora-dp2-reshard-sides",
+        {"dp_shard": 2},
+        spec=DENSE | RESHARD | {"model.features": {"ngram": {"num_tables": 3, "num_rows": 40, "dim": 4}}},
+    ),
+    Cell("lora-dp2-dp2", {"dp_shard": 2, "dp_replicate": 2}, spec=DENSE | SELECTIVE),
+    Cell("lora-tp2", T2, spec=DENSE, ci=True),
+    Cell("lora-tp2-queries", T2, spec=pattern("AD", 4) | QUERIES | SELECTIVE),
+    Cell("lora-tp2-words", T2 | {"vocab_parallel": True}, spec=DENSE | {"recompute": {"default": "full"}}),
+    Cell("lora-tp2-latent", T2, spec=pattern("AD", 4, attention=MLA) | LORA),
+    Cell("lora-tp2-bias", T2, spec=DENSE | {"model.attention.bias": True, "model.attention.output_bias": True, "model.mlp.bias": True}),
+    Cell("lora-cp2", C2, spec=DENSE, ci=True),
+    Cell("lora-cp2-tp2-dp2", C2 | T2 | {"dp_shard": 2}, spec=DENSE),
+    Cell("lora-ep2", {"dp_shard": 2, "ep": 2}, spec=EXPERTS, ci=True),
+    Cell("lora-tp2-ep2-dp2", T2 | {"dp_shard": 2, "ep": 2}, spec=EXPERTS | RESHARD),
+    Cell("lora-tp2-mamba", T2, spec=pattern("MD", 4) | LORA),
+    Cell("lora-tp2-recurrent", T2, spec=pattern("RD", 4) | LORA, by_course=True),
+    Cell("lora-tp2-delta", T2, spec=pattern("GD", 4) | LORA, by_course=True),
+    Cell("lora-tp2-kda", T2, spec=pattern("GD", 4, linear_attention=KDA) | LORA),
+    Cell("lora-pp2-hybrid", {"pp": 2, "tp": 2, "dp_shard": 2}, spec=pattern("AMEDR", 5) | LORA, spans=[[0, 3], [3, 5]], by_course=True),
+]

@@ -1,0 +1,134 @@
+"""Adapters on a frozen model: the estimate of every column is what the runtime allocates, and no frozen parameter has a gradient."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from megaplan.budget.build import build_budget
+from megaplan.columns import Column, Phase
+from megaplan.devices import load_device
+from megaplan.inventory.tensors import Group
+from megarun.trace.compare import RankComparison
+from megarun.trace.rank import trace_rank
+
+pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-64")]
+BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}
+LORA = {"precision": BF16, "lora": {"rank": 4, "alpha": 8.0}}
+DENSE = {**LORA, "model.pattern": "ADAD", "model.num_layers": 4}
+EXPERTS = {**DENSE, "model.pattern": "AEDE"}
+TRITON = {"host.kernels": "triton"}
+TWO, FOUR = {"schedule.num_microbatches": 2}, {"num_microbatches": 4}
+MLA = {
+    "kind": "mla", "num_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8,
+}  # fmt: skip
+DELTA = {"kind": "gated_delta", "num_key_heads": 2, "num_value_heads": 4, "key_dim": 8, "value_dim": 8, "chunk_size": 8, "save_every": 8}
+KDA = {"kind": "kda", "num_heads": 4, "head_dim": 8, "chunk_size": 8, "save_every": 8}
+MAMBA3 = {"kind": "mamba3", "expand": 2, "head_dim": 16, "state_dim": 8, "num_groups": 2}
+BIASES = {"model.attention.bias": True, "model.attention.output_bias": True, "model.mlp.bias": True}
+SIDES = {"ngram": {"num_tables": 3, "num_rows": 40, "dim": 4}, "structure": {"num_categories": 7, "bottleneck": 6}}
+
+
+def of(letter: str, **more: Any) -> dict[str, Any]:
+    return {**LORA, "model.pattern": f"{letter}D{letter}", "model.num_layers": 3, **{f"model.{key}": value for key, value in more.items()}}
+
+
+IN_CI: dict[str, dict[str, Any]] = {
+    "one rank": DENSE,
+    "dp_shard 3, odd rank": {**DENSE, "mesh.dp_shard": 3, "lora.rank": 5},
+    "tp 2, pp 2": {**DENSE, "mesh": {"tp": 2, "pp": 2}, **TWO},
+    "ep 2": {**EXPERTS, "mesh": {"dp_shard": 2, "ep": 2}, **TWO},
+    "selective": {**DENSE, "recompute": {"default": "selective"}, **TWO},
+}
+MORE: dict[str, dict[str, Any]] = {
+    "fp32": {**DENSE, "precision": dict.fromkeys(BF16, "fp32")},
+    "dp_shard 2, resharded": {**DENSE, "mesh.dp_shard": 2, "sharding.reshard_after_forward": True, **TWO},
+    "pp 2": {**DENSE, "mesh.pp": 2, "schedule.num_microbatches": 3},
+    "pp 2, tied": {**DENSE, "mesh.pp": 2, **TWO, "model.tie_embeddings": True},
+    "queries and values": {**DENSE, "lora.families": ["q_proj", "v_proj"]},
+    "A alone, replicas": {**DENSE, "lora.families": ["A"], "mesh": {"dp_shard": 2, "dp_replicate": 2}, **TWO},
+    "a stage without adapters": {**DENSE, "model.pattern": "ADMD", "lora.families": ["M"], "mesh.pp": 2, **TWO},
+    "frozen in fp32": {**DENSE, "lora.dtype": "fp32"},
+    "frozen in fp32, dp_shard 2": {**DENSE, "lora.dtype": "fp32", "mesh.dp_shard": 2},
+    "gradients in bf16": {**DENSE, "precision.grads": "bf16", "mesh.dp_shard": 2, **TWO},
+    "full recompute": {**DENSE, "recompute": {"default": "full"}, **TWO},
+    "selective, some": {**DENSE, "recompute": {"default": "selective"}, "lora.families": ["q_proj", "up_proj"]},
+    "tp 2, full recompute": {**DENSE, "mesh.tp": 2, "recompute": {"default": "full"}},
+    "tp 2, some": {**DENSE, "mesh.tp": 2, "recompute": {"default": "selective"}, "lora.families": ["q_proj", "o_proj"]},
+    "tp 2, vocabulary": {**DENSE, "mesh.tp": 2, "mesh.vocab_parallel": True, "model.vocab_size": 62},
+    "cp 2, tp 2": {**DENSE, "mesh": {"cp": 2, "tp": 2}},
+    "interleaved": {**DENSE, "mesh": {"pp": 2, "vpp": 2}, "schedule": {"kind": "interleaved_1f1b", **FOUR}},
+    "zbv": {**DENSE, "mesh": {"pp": 2, "vpp": 2}, "schedule": {"kind": "zbv", **FOUR}},
+    "interleaved zero bubble": {**DENSE, "mesh": {"pp": 2, "vpp": 2}, "schedule": {"kind": "interleaved_zero_bubble", **FOUR}},
+    "experts, dp_shard 4, ep 2, resharded": {
+        **EXPERTS, "mesh": {"dp_shard": 4, "ep": 2}, "sharding.reshard_after_forward": True, **TWO,
+    },
+    "experts, gated, losses": {
+        **EXPERTS, "model.moe.shared_gate": True, "model.moe.balance_loss_coefficient": 0.1, "model.moe.z_loss_coefficient": 0.1,
+    },
+    "experts, pp 2, ep 2, selective": {
+        **EXPERTS, "mesh": {"pp": 2, "dp_shard": 2, "ep": 2}, **TWO, "recompute": {"default": "selective"},
+    },
+    "latent attention, tp 2, cp 2": {**DENSE, "model.attention": MLA, "mesh": {"tp": 2, "cp": 2}, "recompute": {"default": "selective"}},
+    "norms of queries, gate": {
+        **DENSE, "model.attention.qk_norm": True, "model.attention.gate": True, "recompute": {"default": "selective"},
+    },
+    "norms of all heads, tp 2": {**DENSE, "model.attention.qk_norm": True, "model.attention.qk_norm_width": "all_heads", "mesh.tp": 2},
+    "biases, tp 2, pp 2": {**DENSE, **BIASES, "mesh": {"tp": 2, "pp": 2}, **TWO, "lora.families": ["k_proj", "down_proj"]},
+    "norms behind, zbv": {
+        **DENSE, "model.norm_placement": "post", "mesh": {"pp": 2, "vpp": 2}, "schedule": {"kind": "zbv", **FOUR},
+    },
+    "norms on both sides, full recompute": {**DENSE, "model.norm_placement": "both", "recompute": {"default": "full"}},
+    "side embeddings, pp 2": {**DENSE, "model.features": SIDES, "mesh.pp": 2, **TWO},
+    "M, tp 2": {**of("M"), "mesh.tp": 2},
+    "M, selective": {**of("M"), "recompute": {"default": "selective"}},
+    "mamba3, tp 2, selective": {**of("M", mamba=MAMBA3), "mesh.tp": 2, "recompute": {"default": "selective"}},
+    "R, tp 2": {**of("R"), "model.recurrent.num_heads": 4, "mesh.tp": 2},
+    "R, full recompute": {**of("R"), "recompute": {"default": "full"}},
+    "gated delta, tp 2": {**of("G", linear_attention=DELTA), "mesh.tp": 2, "recompute": {"default": "selective"}},
+    "kda, tp 2": {**of("G", linear_attention=KDA), "mesh.tp": 2},
+    "kernels, dp_shard 2": {**DENSE, **TRITON, "mesh.dp_shard": 2, **TWO},
+    "kernels, tp 2, vocabulary": {**DENSE, **TRITON, "mesh.tp": 2, "mesh.vocab_parallel": True, "model.vocab_size": 62},
+    "kernels, experts": {**EXPERTS, **TRITON},
+    "kernels, experts, ep 2": {**EXPERTS, **TRITON, "mesh": {"dp_shard": 2, "ep": 2}},
+    "kernels, M": {**of("M"), **TRITON},
+    "kernels, mamba3": {**of("M", mamba=MAMBA3), **TRITON},
+    "kernels, R, tp 2": {**of("R"), **TRITON, "model.recurrent.num_heads": 4, "mesh.tp": 2},
+}  # fmt: skip
+CASES = [*(pytest.param(case, id=name) for name, case in IN_CI.items())]
+CASES += [pytest.param(case, id=name, marks=pytest.mark.slow) for name, case in MORE.items()]
+SCALARS_BYTES = 32
+"""The loss and its sum, the squares of the gradient norm: in no ledger."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_column_of_every_phase_is_what_the_runtime_allocates(job_with: Any, case: dict[str, Any]) -> None:
+    """To the byte, but for scalars and the gradient norms of single tensors, on every distinct rank; blocks keep exactly their ledger."""
+    job = job_with(case)
+    norms = 8 * sum(1 for _ in job.inventory.tensors())
+    for budget in build_budget(job.spec, job.inventory, job.layout).ranks:
+        trace = trace_rank(job, budget.ranks[0], workspace_bytes=load_device("h200").gemm_workspace_bytes)
+        assert trace.differences == ()
+        found = RankComparison(budget, trace)
+        for phase in Phase:
+            allowed = SCALARS_BYTES + norms * (phase is Phase.OPTIMIZER)
+            wrong = {column: pair for column, pair in found.columns(phase).items() if abs(pair.difference) > allowed}
+            assert wrong == {}, (budget.ranks, phase)
+
+
+@pytest.mark.parametrize("mesh", [{}, {"tp": 2, "dp_shard": 2}])
+def test_no_frozen_parameter_has_a_gradient_or_state(job_with: Any, mesh: dict[str, Any]) -> None:
+    """By name, in every phase's peak; the adapters have both."""
+    job = job_with({**EXPERTS, "model.pattern": "AEMR", "model.recurrent.num_heads": 4, "mesh": mesh})
+    frozen = {name for name, tensor in job.inventory.tensors() if tensor.group is Group.FROZEN}
+    trained = {name for name, _ in job.inventory.tensors()} - frozen
+    rows = [row for of_phase in trace_rank(job, 0).rows.values() for row in of_phase]
+    with_gradients = {row.name for row in rows if row.column is Column.GRADIENTS}
+    with_state = {row.name for row in rows if row.column in (Column.MATRIX_OPTIMIZER, Column.OTHER_OPTIMIZER)}
+    assert with_gradients & frozen == with_state & frozen == set()
+    assert with_state == trained
+    sizes = {name: tensor.local_elements(mesh.get("tp", 1), 1, 1) for name, tensor in job.inventory.tensors()}
+    whole = sum(sizes[name] for name in trained) * torch.float32.itemsize
+    update = trace_rank(job, 0).cells[Phase.OPTIMIZER]
+    assert update[Column.GRADIENTS] * mesh.get("dp_shard", 1) == whole
+    assert update[Column.MATRIX_OPTIMIZER] == 0
