@@ -80,7 +80,7 @@ def _run_seconds(run: Path) -> float:
     seconds = [each["step_seconds"] - each["data_seconds"] for each in _lines(path) if each["step"] > 1]
     if len(seconds) < FEWEST_STEPS:
         raise refuse("MP487", f"{path} has {len(seconds)} steps after the first, and at least {FEWEST_STEPS} are needed", "train longer")
-    found = median(seconds)
+    found = float(median(seconds))
     if not SHORTEST <= found <= LONGEST:
         raise refuse("MP487", f"the median step of {path} takes {found:g} s, and it is from {SHORTEST:g} to {LONGEST:g}", "train longer")
     return found
