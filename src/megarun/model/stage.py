@@ -28,6 +28,7 @@ from megarun.model.norm import Block, linear, stream_norm
 from megarun.model.recurrent import MatrixRecurrenceBlock
 from megarun.model.rotary import Rotary, rotary_table, rotary_width
 from megarun.model.router_losses import LossFactors, loss_factors
+from megarun.model.short_convolution import ShortConvolutionBlock
 from megarun.model.side import CategoryEmbedding, NgramEmbedding
 from megarun.parallel.groups.context import WHOLE, ContextParallel
 from megarun.parallel.groups.expert import LOCAL, ExpertParallel
@@ -253,6 +254,8 @@ def build_block(
             module = MatrixRecurrenceBlock(config, hidden, eps, tp, cp)
         case spec.GatedDeltaNet() | spec.KimiDeltaAttention() as config:
             module = LinearAttentionBlock(config, hidden, eps, tp, cp)
+        case spec.ShortConvolution() as config:
+            module = ShortConvolutionBlock(config, hidden, eps, tp, cp)
         case spec.Mlp() as config:
             module = DenseBlock(hidden, config.ffn_hidden_size, config.activation, eps, tp, bias=config.bias)
     if module is None:
