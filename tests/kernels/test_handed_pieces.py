@@ -76,7 +76,7 @@ def test_a_convolution_of_pieces_is_the_convolution_of_the_sequence(packed: bool
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_a_gated_convolution_of_pieces_is_that_of_the_sequence(has_bias: bool, packed: bool) -> None:
-    """The products before a piece are handed over; their gradient goes back to both factors."""
+    """The products before a piece are passed on; their gradient goes back to both factors."""
     torch.manual_seed(0)
     sequences, weight = [draw(BATCH, T, 5) for _ in range(3)], draw(5, 4)
     bias = draw(5) if has_bias else None

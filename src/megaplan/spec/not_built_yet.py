@@ -62,7 +62,7 @@ def _other_host(spec: Spec) -> object | None:
 NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("model.moe.capacity_factor", _capacity, "null"),
     ("model.mamba.kind", _kind("mamba", "mamba1"), "mamba2 or mamba3"),
-    *((f"model.features.{name}", _feature(name), "null") for name in ("platform", "relation_bias")),
+    ("model.features.relation_bias", _feature("relation_bias"), "null"),
     ("mesh.etp", _above_one("etp"), "1"),
     *((f"precision.{role}", _dtype(role), "fp32 or bf16") for role in ("params", "grads", "master", "moments", "reduce")),
     ("precision.families", _families, "{}"),
