@@ -7,10 +7,10 @@ from itertools import pairwise
 from typing import Any
 
 from random_plans.choices import LARGE, Draw, Scope, Size, divisors
-from random_plans.families import later_letters, mamba1
+from random_plans.families import later_letters, mamba1, short_convolutions
 from random_plans.layout import batch_section, draw_degrees, mesh_section, random_cuts, split_section
 from random_plans.low_precision import add_recipe
-from random_plans.model import Shape, draw_hidden, draw_letters, model_section
+from random_plans.model import Shape, add_platform, draw_hidden, draw_letters, model_section
 from random_plans.options import add_megatron_options, add_options, add_scores
 from random_plans.settings import (
     add_framework,
@@ -56,6 +56,7 @@ def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw
     later = scope is Scope.ANY and not megatron
     if not megatron:
         pattern, letters = later_letters(stream("families"), pattern, letters, scope, hidden=hidden, tp=degrees.mesh["tp"])
+    pattern, letters = short_convolutions(stream("short convolutions"), pattern, letters, scope, hidden=hidden, tp=degrees.mesh["tp"])
     cuts_of, num_layers = stream("cuts"), len(letters)
     step = 2 if gpt else 1  # a layer of GPTModel is two of ours
     cuts = [step * cut for cut in random_cuts(cuts_of, num_layers // step, degrees.slots)]
@@ -81,6 +82,7 @@ def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw
     }
     if degrees.steps > 1:
         sections["schedule"]["steps_per_update"] = degrees.steps
+    add_platform(stream("platform"), sections["model"], shape)
     if later and "mamba" in sections["model"] and (section := mamba1(stream("mamba1"), shape)) is not None:
         sections["model"]["mamba"] = section
     if not megatron:

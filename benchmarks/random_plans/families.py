@@ -9,7 +9,7 @@ from random_plans.choices import Draw, Scope
 if TYPE_CHECKING:
     from random_plans.model import Shape
 
-SHARE, MAMBA1_SHARE = 0.25, 0.2
+SHARE, SHORT_SHARE, MAMBA1_SHARE = 0.25, 0.1, 0.2
 
 
 def later_letters(draw: Draw, pattern: str, letters: str, scope: Scope, *, hidden: int, tp: int) -> tuple[str, str]:
@@ -25,9 +25,17 @@ def later_letters(draw: Draw, pattern: str, letters: str, scope: Scope, *, hidde
     """
     if not draw.chance(SHARE):
         return pattern, letters
-    later = "GC" if hidden % tp == 0 and scope is Scope.ANY else "G"  # megarun does not build C
+    later = "GC" if hidden % tp == 0 and scope is Scope.ANY else "G"  # plans of megarun get C from `short_convolutions`
     present = sorted(set(letters))
     table = str.maketrans({letter: draw.choice(later) for letter in draw.sample(present, draw.randint(1, len(present)))})
+    return pattern.translate(table), letters.translate(table)
+
+
+def short_convolutions(draw: Draw, pattern: str, letters: str, scope: Scope, *, hidden: int, tp: int) -> tuple[str, str]:
+    """A pattern of megarun and its layers with one letter replaced by C; the arguments are those of `later_letters`."""
+    if scope is Scope.ANY or hidden % tp or not draw.chance(SHORT_SHARE):
+        return pattern, letters
+    table = str.maketrans({draw.choice(sorted(set(letters))): "C"})
     return pattern.translate(table), letters.translate(table)
 
 

@@ -256,6 +256,16 @@ def _features(draw: Draw, shape: Shape) -> dict[str, Any]:
     return features
 
 
+PLATFORM_SHARE = 0.1
+
+
+def add_platform(draw: Draw, model: dict[str, Any], shape: Shape) -> None:
+    """A platform embedding of a plan of megarun, in a stream of its own."""
+    if shape.scope is Scope.RUNTIME and draw.chance(PLATFORM_SHARE):
+        section = {"num_categories": draw.randint(5, 60), "bottleneck": draw.wide(4, min(200, shape.size.width))}
+        model["features"] = {**model.get("features", {}), "platform": section}
+
+
 _FAMILIES = {
     "A": _attention, "M": _mamba, "E": _experts, "R": _recurrent, "D": _mlp, "G": linear_attention, "C": short_convolution,
 }  # fmt: skip

@@ -14,6 +14,8 @@ from megakernels.ops.attention.pieces import attention_pieces, attention_pieces_
 from megakernels.ops.causal_conv1d import causal_conv1d
 from megakernels.ops.causal_conv1d.pieces import conv_pieces, conv_pieces_backward
 from megakernels.ops.cross_entropy import check_labels, cross_entropy, slice_gradient, slice_statistics
+from megakernels.ops.gated_conv1d import gated_conv1d
+from megakernels.ops.gated_conv1d.pieces import gated_conv_pieces, gated_conv_pieces_backward
 from megakernels.ops.gated_delta import gated_delta
 from megakernels.ops.gated_delta.piece import gated_delta_piece, gated_delta_piece_backward
 from megakernels.ops.head_gated_norm import head_gated_norm
@@ -76,6 +78,9 @@ __all__ = [
     "dispatch_plan",
     "experts",
     "gated_add",
+    "gated_conv1d",
+    "gated_conv_pieces",
+    "gated_conv_pieces_backward",
     "gated_delta",
     "gated_delta_piece",
     "gated_delta_piece_backward",

@@ -138,6 +138,10 @@ def exact_conv(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Te
     return functional.silu(y) if silu else y
 
 
+def exact_gated_conv(input_gate: Tensor, output_gate: Tensor, value: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return output_gate * exact_conv(input_gate * value, weight, bias, silu=False)
+
+
 def exact_conv_after(initial: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:
     return exact_conv(torch.cat([initial, x], 1), weight, bias, silu)[:, initial.shape[1] :]
 

@@ -15,6 +15,7 @@ from op_exact import (
     angles,
     exact_attention,
     exact_experts,
+    exact_gated_conv,
     exact_gated_delta,
     exact_indexed_attention,
     exact_mamba3,
@@ -24,7 +25,7 @@ from op_exact import (
 )
 from torch import Tensor
 
-from megakernels import attention, experts, gated_delta, indexed_attention, mamba3, route, routed_experts, ssd
+from megakernels import attention, experts, gated_conv1d, gated_delta, indexed_attention, mamba3, route, routed_experts, ssd
 
 BATCH = 2
 
@@ -202,6 +203,17 @@ def mamba3_case(name: str, chunk_size: int, rank: int, num_angles: int, save_eve
             ((BATCH, math.ceil(t / (save_every or chunk_size)), heads, width, state), "x"),
             ((BATCH, math.ceil(t / (save_every or chunk_size)), heads, num_angles), "accumulator"),
         ],
+    )
+
+
+def gated_conv_case(name: str, kernel: int, bias: bool) -> Case:
+    sequences = ("input_gate", "output_gate", "value")
+    return Case(
+        name,
+        lambda n, t: {**{each: n(BATCH, t, 11) for each in sequences}, "weight": n(11, kernel), **({"bias": n(11)} if bias else {})},
+        lambda i: (gated_conv1d(**i),),
+        lambda i: (exact_gated_conv(**i),),
+        (*sequences, "weight", *(("bias",) if bias else ())),
     )
 
 

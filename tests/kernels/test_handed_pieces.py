@@ -9,6 +9,9 @@ from megakernels import (
     causal_conv1d,
     conv_pieces,
     conv_pieces_backward,
+    gated_conv1d,
+    gated_conv_pieces,
+    gated_conv_pieces_backward,
     gated_delta,
     gated_delta_piece,
     gated_delta_piece_backward,
@@ -68,6 +71,30 @@ def test_a_convolution_of_pieces_is_the_convolution_of_the_sequence(packed: bool
     grad_x[:, :-1, LENGTH - 3 :] += grad_before[:, 1:]
     for found, right in zip((grad_x.flatten(1, 2), grad_weight, grad_bias), wanted, strict=True):
         assert rms_ratio(found, right) < EXACT
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_gated_convolution_of_pieces_is_that_of_the_sequence(has_bias: bool, packed: bool) -> None:
+    """The products before a piece are passed on; their gradient goes back to both factors."""
+    torch.manual_seed(0)
+    sequences, weight = [draw(BATCH, T, 5) for _ in range(3)], draw(5, 4)
+    bias = draw(5) if has_bias else None
+    whole_starts, starts = document_starts(packed)
+    expected = gated_conv1d(*sequences, weight, bias, whole_starts)
+    gradient = torch.randn_like(expected)
+    inputs = (*sequences, weight, *((bias,) if bias is not None else ()))
+    wanted = torch.autograd.grad(expected, inputs, gradient)
+    plain, taps, shift = [each.detach() for each in sequences], weight.detach(), None if bias is None else bias.detach()
+    ends = (plain[0] * plain[2]).unflatten(1, (PIECES, LENGTH))[:, :, LENGTH - 3 :]
+    before = torch.cat([torch.zeros_like(ends[:, :1]), ends[:, :-1]], 1)
+    assert rms_ratio(gated_conv_pieces(*plain, before, taps, shift, starts), expected) < EXACT
+    *found, of_before, of_weight, of_bias = gated_conv_pieces_backward(gradient, *plain, before, taps, shift, starts)
+    for own, other in ((0, 2), (2, 0)):
+        pieces = found[own].unflatten(1, (PIECES, LENGTH))
+        pieces[:, :-1, LENGTH - 3 :] += of_before[:, 1:] * plain[other].unflatten(1, (PIECES, LENGTH))[:, :-1, LENGTH - 3 :]
+    for made, right in zip((*found, of_weight, *((of_bias,) if has_bias else ())), wanted, strict=True):
+        assert rms_ratio(made, right) < EXACT
 
 
 @pytest.mark.parametrize("packed", [False, True])

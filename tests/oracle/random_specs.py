@@ -5,7 +5,7 @@ from typing import Any
 
 LETTERS = {
     "gqa": "A", "mla": "A", "indexed": "A", "mamba2": "M", "mamba3": "M", "moe": "E", "gathering_moe": "E", "m2rnn": "R", "mlp": "D",
-    "gated_delta": "G", "kda": "G",
+    "gated_delta": "G", "kda": "G", "short_convolution": "C",
 }  # fmt: skip
 FP32 = dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "fp32")
 BF16 = dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "bf16")
@@ -24,13 +24,24 @@ def random_spec(kind: str, seed: int, policy: str = "none") -> dict[str, Any]:
             "hidden_size": hidden,
             "vocab_size": draw.randint(30, 70),
             "tie_embeddings": draw.random() < 0.5,
-            **(_linear_attention(kind, draw) if LETTERS[kind] == "G" else _section(kind, hidden, draw)),
+            **_later(kind, hidden, draw),
         },
         "batch": {"micro_batch_size": draw.randint(1, 3), "seq_length": draw.randint(5, 40)},
         "precision": draw.choice([FP32, BF16]),
         "recompute": {"default": policy},
         "host": {"kernels": "triton" if kind == "gathering_moe" else "reference"},
     }
+
+
+def _later(kind: str, hidden: int, draw: random.Random) -> dict[str, Any]:
+    """The section of a family that came after the first five, or of one of those."""
+    match LETTERS[kind]:
+        case "G":
+            return _linear_attention(kind, draw)
+        case "C":
+            return {"short_convolution": {"conv_kernel": draw.randint(1, 5), "bias": draw.random() < 0.5}}
+        case _:
+            return _section(kind, hidden, draw)
 
 
 def _section(kind: str, hidden: int, draw: random.Random) -> dict[str, Any]:

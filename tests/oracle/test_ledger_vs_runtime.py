@@ -26,7 +26,7 @@ from megarun.parallel.apply.recompute import recompute_stage
 
 pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-50")]
 
-KINDS = ("gqa", "mla", "indexed", "mamba2", "mamba3", "moe", "gathering_moe", "m2rnn", "mlp", "gated_delta", "kda")
+KINDS = ("gqa", "mla", "indexed", "mamba2", "mamba3", "moe", "gathering_moe", "m2rnn", "mlp", "gated_delta", "kda", "short_convolution")
 CASES = [(kind, seed) for kind in KINDS for seed in range(5)]
 POLICIES = [(kind, "selective") for kind in KINDS] + [
     (kind, "full") for kind in KINDS if kind not in ("mamba2", "mamba3", "moe", "gathering_moe", "gated_delta", "kda")

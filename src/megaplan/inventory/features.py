@@ -40,7 +40,9 @@ _PARAMETERS = "its parameters, once; ids are made anew for every batch"
 SIDE_EMBEDDINGS: dict[Outside, SideEmbedding] = {
     Outside.NGRAM: SideEmbedding("first", "the home stage, by hashing the batch's token ids and those before them", _PARAMETERS),
     Outside.STRUCTURE: SideEmbedding("first", "the token file, one class a token; the batch carries it to the home stage", _PARAMETERS),
-    Outside.PLATFORM: SideEmbedding("first", "the token file, one category a token; not carried yet", _PARAMETERS),
+    Outside.PLATFORM: SideEmbedding(
+        "first", "the token file, one a document; the batch carries each token's to the home stage", _PARAMETERS
+    ),
 }
 
 

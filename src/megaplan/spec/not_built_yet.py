@@ -61,9 +61,8 @@ def _other_host(spec: Spec) -> object | None:
 # Key, what it is when it is not built yet (None: built), and what megarun trains instead.
 NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("model.moe.capacity_factor", _capacity, "null"),
-    ("model.short_convolution", _kind("short_convolution"), "null"),
     ("model.mamba.kind", _kind("mamba", "mamba1"), "mamba2 or mamba3"),
-    *((f"model.features.{name}", _feature(name), "null") for name in ("platform", "relation_bias")),
+    ("model.features.relation_bias", _feature("relation_bias"), "null"),
     ("mesh.etp", _above_one("etp"), "1"),
     *((f"precision.{role}", _dtype(role), "fp32 or bf16") for role in ("params", "grads", "master", "moments", "reduce")),
     ("precision.families", _families, "{}"),
@@ -76,6 +75,7 @@ BUILT_OPTIONS: frozenset[str] = frozenset(
     {
         "model.norm",
         "model.norm_placement",
+        "model.short_convolution.bias",
         "model.attention.bias",
         "model.attention.gate",
         "model.attention.output_bias",

@@ -59,6 +59,9 @@ def tokenize_command(
     structure: Annotated[
         bool, typer.Option("--structure", help="Also write the lexical class of every token (C-like source), for features.structure.")
     ] = False,
+    platform: Annotated[
+        bool, typer.Option("--platform", help="Also write which folder of DIR every document is in, for features.platform.")
+    ] = False,
 ) -> int:
     """Write the texts in DIR as one token file.
 
@@ -78,7 +81,7 @@ def tokenize_command(
         patterns = tuple(pattern.strip() for pattern in include.split(",") if pattern.strip())
         with _progress() as progress:
             corpus = read_corpus(folder, patterns, limit_bytes, progress, without=(out, tokenizer_path(out)))
-            done = tokenize(corpus, kind, wanted, out, progress, structure=structure)
+            done = tokenize(corpus, kind, wanted, out, progress, structure=structure, platform=platform)
         output.write(_tokenized_text(corpus, done, out, wanted))
 
     return _answer(work, as_json=False)
@@ -152,6 +155,7 @@ def _tokenized_text(corpus: Corpus, done: Tokenized, path: Path, wanted_vocab_si
         ("tokenizer", tokenizer),
         ("vocabulary", vocabulary),
         *([("structure", f"{header.structure}, {header.num_categories} classes")] if header.structure else []),
+        *([("platform", f"{header.platform}, {header.num_platforms} platforms")] if header.platform else []),
         *(("skipped", f"{skip.num_files:,} {skip.reason} (first: {skip.first})") for skip in corpus.skipped),
         ("written", f"{path} ({format_bytes(header.file_bytes)})"),
         ("", f"{done.tokenizer_path}"),
@@ -203,7 +207,8 @@ def _inspected_text(document: dict[str, object]) -> str:
         ("documents", f"{get('num_documents'):,}"),
         ("longest, median, shortest", f"{lengths} tokens"),
         ("vocabulary", f"{vocab_size:,}, of which {used:,} occur"),
-        *([("structure", f"{get('structure')}, {get('num_categories')} classes")] if "structure" in document else []),
+        *([("structure", f"{get('structure')}, {get('num_categories')} classes")] if document.get("structure") else []),
+        *([("platform", f"{get('platform')}, {get('num_platforms')} platforms")] if "platform" in document else []),
         ("tokenizer", f"{get('tokenizer')}; {tokenizer_json['path']}: {tokenizer_json['state']}"),
         ("unigram entropy", f"{get('unigram_entropy_nats'):.4f} nats, {get('unigram_entropy_bits'):.4f} bits per token"),
         ("uniform entropy", f"{get('uniform_entropy_nats'):.4f} nats: the loss of an untrained model"),

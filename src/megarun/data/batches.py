@@ -51,6 +51,10 @@ class TokenRows(Protocol):
         """Classes of the tokens, uint8 [num_rows, seq_length + 1]."""
         ...
 
+    def platform_rows(self, step: int, seed: int, num_rows: int, seq_length: int) -> np.ndarray:
+        """Platforms of the tokens' documents, uint8 [num_rows, seq_length + 1]."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Packed:
@@ -66,6 +70,10 @@ class Packed:
     num_targets: int
 
 
+FURTHER = ("following", "following_before", "following_structure", "following_platform")
+"""Fields of a batch that have one tensor a depth of multi-token prediction."""
+
+
 class Batch(NamedTuple):
     """A rank's part of a step; rows = num_microbatches · micro_batch_size, t = local tokens of the residual stream.
 
@@ -76,10 +84,12 @@ class Batch(NamedTuple):
         before: int64 [rows, n − 1, t] on the first stage of a model with n-grams of up to n tokens: the tokens 1, 2, … positions before,
             or `MISSING`.
         structure: Classes of local tokens, uint8 [rows, t], on the first stage of a model that embeds them.
+        platform: Platforms of local tokens, as `structure`.
         following: On the last stage of a model with multi-token prediction, the labels of each depth, shaped like `labels`: the tokens
             2, 3, … positions after.
         following_before: Where the depths add n-grams, as `before` of the tokens that each of them embeds: those 1, 2, … positions after.
         following_structure: Where they add classes, as `structure` of these tokens; 0 for none.
+        following_platform: Where they add platforms, as `platform` of these tokens; 0 for none.
     """
 
     tokens: Tensor | None
@@ -87,15 +97,17 @@ class Batch(NamedTuple):
     packed: Packed | None = None
     before: Tensor | None = None
     structure: Tensor | None = None
+    platform: Tensor | None = None
     following: tuple[Tensor, ...] = ()
     following_before: tuple[Tensor, ...] = ()
     following_structure: tuple[Tensor, ...] = ()
+    following_platform: tuple[Tensor, ...] = ()
 
     def keyword_inputs(self) -> dict[str, Any]:
         """Keyword inputs of the stages in addition to tokens or residual stream; each stage reads only those that it needs."""
-        given: dict[str, Any] = {"before": self.before, "structure": self.structure, "labels": self.labels}
+        given: dict[str, Any] = {name: getattr(self, name) for name in ("before", "structure", "platform", "labels")}
         given["starts"] = self.packed.starts if self.packed is not None else None
-        for name in ("following", "following_before", "following_structure"):
+        for name in FURTHER:
             given[name] = getattr(self, name) or None
         return {name: value for name, value in given.items() if value is not None}
 
@@ -108,11 +120,9 @@ class Batch(NamedTuple):
         packed = self.packed
         if packed is not None:
             packed = Packed(packed.starts.chunk(num_parts)[index], packed.num_targets)
-        further = [
-            tuple(rows.chunk(num_parts)[index] for rows in depths)
-            for depths in (self.following, self.following_before, self.following_structure)
-        ]
-        return Batch(cut(self.tokens), cut(self.labels), packed, cut(self.before), cut(self.structure), *further)
+        further = [tuple(rows.chunk(num_parts)[index] for rows in depths) for depths in (getattr(self, name) for name in FURTHER)]
+        sides = cut(self.before), cut(self.structure), cut(self.platform)
+        return Batch(cut(self.tokens), cut(self.labels), packed, *sides, *further)
 
 
 class Batches:
@@ -131,7 +141,7 @@ class Batches:
         features = spec.model.features
         self._num_before = features.ngram.max_order - 1 if features.ngram is not None else 0
         self._num_further = features.mtp.depth if features.mtp is not None else 0
-        self._has_classes = features.structure is not None
+        self._categories = tuple(name for name in ("structure", "platform") if getattr(features, name) is not None)
         self._sides_ahead = bool(features.sides_ahead)
         self._shape = (spec.schedule.microbatches_per_update, mesh.num_data_ranks, spec.batch.micro_batch_size)
 
@@ -154,23 +164,29 @@ class Batches:
         if not (self._reads_tokens or self._reads_labels):
             return Batch(None, None, packed)
         rows = self._mine(self._source.rows(*batch))
-        embeds_classes = self._has_classes and (self._reads_tokens or self._sides_ahead)
-        classes = self._mine(self._source.structure_rows(*batch)) if embeds_classes else None
+        read = {"structure": self._source.structure_rows, "platform": self._source.platform_rows}
+        embeds = self._reads_tokens or self._sides_ahead
+        classes = {name: self._mine(read[name](*batch)) for name in self._categories if embeds}
         found = Batch(None, None, packed)
         if self._reads_tokens:
             found = found._replace(tokens=rows[:, self._own].to(device))
             if self._num_before:
                 found = found._replace(before=self._before(rows, starts, 0))
-            if classes is not None:
-                found = found._replace(structure=self._classes(classes, 0))
+            if "structure" in classes:
+                found = found._replace(structure=self._classes(classes["structure"], 0))
+            if "platform" in classes:
+                found = found._replace(platform=self._classes(classes["platform"], 0))
         if self._reads_labels:
             first, *further = [_later(rows, starts, places)[:, self._own].to(device) for places in range(1, self._num_further + 2)]
             found = found._replace(labels=first, following=tuple(further))
             if self._sides_ahead:
                 ahead = range(1, self._num_further + 1)
                 before = tuple(self._before(rows, starts, places) for places in ahead) if self._num_before else ()
-                structure = tuple(self._classes(classes, places) for places in ahead) if classes is not None else ()
-                found = found._replace(following_before=before, following_structure=structure)
+                structure, platform = (
+                    tuple(self._classes(classes[name], places) for places in ahead) if name in classes else ()
+                    for name in ("structure", "platform")
+                )
+                found = found._replace(following_before=before, following_structure=structure, following_platform=platform)
         return found
 
     def _before(self, rows: Tensor, starts: Tensor | None, ahead: int) -> Tensor:

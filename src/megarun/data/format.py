@@ -1,4 +1,7 @@
-"""The bytes of a token file: preamble, JSON header, document offsets, tokens, classes of tokens (`docs/reference/token-file.md`)."""
+"""The bytes of a token file: preamble, JSON header, document offsets, tokens, classes of tokens, platforms of documents.
+
+See `docs/reference/token-file.md`.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,16 @@ from typing import Any
 import numpy as np
 
 MAGIC = b"\x89MGTOK\r\n"  # a byte above 127 and a CR-LF pair: a copy in text mode or through a 7-bit channel no longer matches
-VERSION = 2  # files with token classes; files without them are version 1, which older readers support
+VERSION = 3  # files with platforms; with token classes alone they are version 2, without either version 1, which older readers support
 PREAMBLE = struct.Struct("<8sII")  # magic, version, length of the header's JSON
 PAYLOAD_START = 4096  # the header is padded to a page, so the offsets are aligned wherever the file is mapped
 OFFSET_BYTES = 8
 MIN_VOCAB_SIZE = 257  # 256 bytes and the end of document
 MAX_VOCAB_SIZE = 2**32
-MAX_CATEGORIES = 256  # a class is one byte
-STRUCTURE_FIELDS = ("structure", "num_categories")
+MAX_CATEGORIES = 256  # a class is one byte, and so is a platform
+STRUCTURE_FIELDS, PLATFORM_FIELDS = ("structure", "num_categories"), ("platform", "num_platforms")
+WITH_CLASSES, WITH_PLATFORMS = 2, 3
+"""Versions that brought them."""
 DTYPES: dict[str, np.dtype[np.uint16] | np.dtype[np.uint32]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 
@@ -43,6 +48,8 @@ class Header:
         payload_sha256: SHA-256 of all bytes from 4096.
         structure: Scheme of the token classes (`megarun.data.structure`); empty if the file has none.
         num_categories: Number of classes of the scheme.
+        platform: Scheme of the documents' platforms (`megarun.data.platforms`); empty if the file has none.
+        num_platforms: Number of platforms.
     """
 
     dtype: str
@@ -57,11 +64,13 @@ class Header:
     payload_sha256: str
     structure: str = ""
     num_categories: int = 0
+    platform: str = ""
+    num_platforms: int = 0
 
     @property
     def version(self) -> int:
         """The oldest format version that supports the file's contents."""
-        return VERSION if self.structure else 1
+        return WITH_PLATFORMS if self.platform else WITH_CLASSES if self.structure else 1
 
     @property
     def tokens_start(self) -> int:
@@ -76,16 +85,26 @@ class Header:
     @property
     def file_bytes(self) -> int:
         """Bytes of the whole file."""
+        return self.platforms_start + (self.num_documents if self.platform else 0)
+
+    @property
+    def platforms_start(self) -> int:
+        """Byte offset of the documents' platforms, one byte each, after the classes."""
         return self.classes_start + (self.num_tokens if self.structure else 0)
 
     def as_document(self) -> dict[str, Any]:
         """The header as a JSON object."""
-        return {name: value for name, value in asdict(self).items() if self.structure or name not in STRUCTURE_FIELDS}
+        return {name: value for name, value in asdict(self).items() if name not in _later_fields(self.version)}
 
     def pack(self) -> bytes:
         """Preamble and header, padded with zeros: exactly PAYLOAD_START bytes."""
         text = json.dumps(self.as_document(), sort_keys=True, separators=(",", ":")).encode()
         return (PREAMBLE.pack(MAGIC, self.version, len(text)) + text).ljust(PAYLOAD_START, b"\0")
+
+
+def _later_fields(version: int) -> tuple[str, ...]:
+    """Fields that files of a version do not have."""
+    return () if version >= WITH_PLATFORMS else PLATFORM_FIELDS if version >= WITH_CLASSES else (*STRUCTURE_FIELDS, *PLATFORM_FIELDS)
 
 
 def parse_header(text: bytes, version: int) -> Header:
@@ -104,7 +123,7 @@ def parse_header(text: bytes, version: int) -> Header:
         raise ValueError(f"its header is not JSON ({type(error).__name__})") from error
     if not isinstance(values, dict):
         raise ValueError("its header is not a JSON object")
-    names = [field for field in fields(Header) if version >= VERSION or field.name not in STRUCTURE_FIELDS]
+    names = [field for field in fields(Header) if field.name not in _later_fields(version)]
     header = Header(**{field.name: _value(values, field.name, str(field.type)) for field in names})
     if header.dtype not in DTYPES:
         raise ValueError(f"header.dtype = {header.dtype!r}, not {' or '.join(DTYPES)}")
@@ -114,8 +133,11 @@ def parse_header(text: bytes, version: int) -> Header:
         raise ValueError(f"header.end_of_document_id = {header.end_of_document_id}, header.vocab_size = {header.vocab_size}")
     if not 1 <= header.num_documents <= header.num_tokens:
         raise ValueError(f"header.num_documents = {header.num_documents}, header.num_tokens = {header.num_tokens}")
-    if version >= VERSION and not (header.structure and 1 <= header.num_categories <= MAX_CATEGORIES):
+    needs_classes, needs_platforms = version == WITH_CLASSES or bool(header.structure), version >= WITH_PLATFORMS
+    if (needs_classes or header.num_categories) and not (header.structure and 1 <= header.num_categories <= MAX_CATEGORIES):
         raise ValueError(f"header.structure = {header.structure!r}, header.num_categories = {header.num_categories}")
+    if needs_platforms and not (header.platform and 1 <= header.num_platforms <= MAX_CATEGORIES):
+        raise ValueError(f"header.platform = {header.platform!r}, header.num_platforms = {header.num_platforms}")
     return header
 
 

@@ -90,6 +90,13 @@ class TokenMix:
             found[places] = file.read_classes(file.windows(numbers, seed, seq_length), seq_length)
         return found
 
+    def platform_rows(self, step: int, seed: int, num_rows: int, seq_length: int) -> NDArray[np.uint8]:
+        """Platforms of each token of `rows`, uint8 [num_rows, seq_length + 1]; see `TokenFile.platform_rows`."""
+        found = np.empty((num_rows, seq_length + 1), dtype=np.uint8)
+        for file, places, numbers in self._shares(row_numbers(step, num_rows), seed):
+            found[places] = file.read_platforms(file.windows(numbers, seed, seq_length), seq_length)
+        return found
+
     def _shares(self, numbers: NDArray[np.int64], seed: int) -> Iterator[tuple[TokenFile, NDArray[np.int64], NDArray[np.int64]]]:
         """For each file: a mask of its rows, and their row numbers within the file."""
         length = int(self._ends[-1])

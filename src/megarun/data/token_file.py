@@ -32,6 +32,7 @@ class TokenFile:
         document_offsets: int64 [num_documents + 1]: document i is `tokens[offsets[i]:offsets[i + 1]]`, including its end of document.
         tokens: uint16 or uint32 [num_tokens], mapped read-only.
         classes: uint8 [num_tokens], the class of each token, mapped read-only; None if the file has none.
+        platforms: uint8 [num_documents], the platform of each document, mapped read-only; None if the file has none.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -48,6 +49,9 @@ class TokenFile:
         self.classes: NDArray[np.uint8] | None = None
         if header.structure:
             self.classes = np.memmap(self.path, np.uint8, "r", header.classes_start, (header.num_tokens,))
+        self.platforms: NDArray[np.uint8] | None = None
+        if header.platform:
+            self.platforms = np.memmap(self.path, np.uint8, "r", header.platforms_start, (header.num_documents,))
         offsets = self.document_offsets
         if offsets[0] != 0 or offsets[-1] != header.num_tokens or not (offsets[1:] > offsets[:-1]).all():
             expected = f"not strictly from 0 to {header.num_tokens:,}"
@@ -224,6 +228,35 @@ class TokenFile:
             raise self.damaged(f"class {int(found.max())}, first in window {window} of {seq_length}, {limit}")
         return found
 
+    def platform_rows(self, step: int, seed: int, num_rows: int, seq_length: int) -> NDArray[np.uint8]:
+        """Platforms of each token of `rows`, its document's, uint8 [num_rows, seq_length + 1].
+
+        Raises:
+            MegaplanError: MP615 no window fits; MP614 a platform outside the header's number; MP626 the file has none.
+            ValueError: If step is negative or num_rows below 1.
+        """
+        return self.read_platforms(self.windows(row_numbers(step, num_rows), seed, seq_length), seq_length)
+
+    def read_platforms(self, windows: NDArray[np.int64], seq_length: int) -> NDArray[np.uint8]:
+        """Platforms of windows [k]: uint8 [k, seq_length + 1].
+
+        Raises:
+            MegaplanError: MP614 a platform outside the header's number; MP626 the file has none.
+        """
+        if self.platforms is None:
+            raise self.without_platforms()
+        self._require_length()
+        places = windows[:, None] * seq_length + np.arange(seq_length + 1)
+        found: NDArray[np.uint8] = self.platforms[np.searchsorted(self.document_offsets, places, side="right") - 1]
+        if found.size and found.max() >= self.header.num_platforms:
+            raise self.damaged(f"platform {int(found.max())}, header.num_platforms = {self.header.num_platforms}")
+        return found
+
+    def without_platforms(self) -> MegaplanError:
+        """MP626: the model needs platforms and this file has none."""
+        hint = f"megarun data tokenize DIR --platform -o {self.path}"
+        return refusal("MP626", "header.platform is missing", "model.features.platform", (hint,), str(self.path))
+
     def unclassified(self) -> MegaplanError:
         """MP626: the model needs token classes and this file has none."""
         hint = f"megarun data tokenize DIR --structure -o {self.path}"
@@ -308,7 +341,8 @@ def _read_header(path: Path) -> Header:
     if num_bytes != header.file_bytes:
         parts = f"{PAYLOAD_START:,} + {OFFSET_BYTES} · ({header.num_documents:,} + 1)"
         width = DTYPES[header.dtype].itemsize + bool(header.structure)
-        expected = f"{parts} + {width} · {header.num_tokens:,} = {header.file_bytes:,} bytes"
+        platforms = f" + {header.num_documents:,}" if header.platform else ""
+        expected = f"{parts} + {width} · {header.num_tokens:,}{platforms} = {header.file_bytes:,} bytes"
         what = "truncated" if num_bytes < header.file_bytes else "too long"
         raise refusal("MP614", f"{what}: it has {num_bytes:,} bytes, by its header {expected}", None, rewrite, place)
     return header

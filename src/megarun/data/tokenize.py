@@ -15,6 +15,8 @@ import numpy as np
 
 from megarun.data.corpus import Corpus, Progress, silent
 from megarun.data.format import DTYPES, MAGIC, PAYLOAD_START, Header, dtype_of
+from megarun.data.platforms import SCHEME as PLATFORM_SCHEME
+from megarun.data.platforms import document_platforms
 from megarun.data.structure import CLASSES, OTHER, SCHEME, token_classes
 from megarun.data.token_file import payload_sha256, tokenizer_path
 from megarun.data.tokenizer import TokenizerKind, TrainedTokenizer, bytes_tokenizer, train_bpe
@@ -58,7 +60,14 @@ def check_output(path: Path) -> None:
 
 
 def tokenize(
-    corpus: Corpus, kind: TokenizerKind, vocab_size: int, path: Path, progress: Progress = silent, *, structure: bool = False
+    corpus: Corpus,
+    kind: TokenizerKind,
+    vocab_size: int,
+    path: Path,
+    progress: Progress = silent,
+    *,
+    structure: bool = False,
+    platform: bool = False,
 ) -> Tokenized:
     """Tokenize a corpus into `path` and write the tokenizer's JSON next to it; both writes are atomic, the token file last.
 
@@ -69,14 +78,15 @@ def tokenize(
         path: Path of the token file; an existing token file is replaced.
         progress: Callback for every batch.
         structure: Whether to write the lexical class of every token.
+        platform: Whether to write the platform of every document.
 
     Raises:
-        MegaplanError: MP619 if it cannot be written, MP616 if a document changed during tokenization.
+        MegaplanError: MP619 if it cannot be written, MP616 if a document changed during tokenization, or there are too many platforms.
     """
     with _replacing(path) as file:
         progress("training the tokenizer", 0, 1)
         tokenizer = bytes_tokenizer() if kind is TokenizerKind.BYTES else train_bpe(corpus, vocab_size)
-        header = _write_payload(file, corpus, tokenizer, progress, structure=structure)
+        header = _write_payload(file, corpus, tokenizer, progress, structure=structure, platform=platform)
         file.flush()
         header = replace(header, payload_sha256=payload_sha256(Path(file.name)))
         file.seek(0)
@@ -86,8 +96,11 @@ def tokenize(
     return Tokenized(header, tokenizer_path(path), tokenizer)
 
 
-def _write_payload(file: BinaryIO, corpus: Corpus, tokenizer: TrainedTokenizer, progress: Progress, *, structure: bool) -> Header:
-    """Write tokens and classes after the space for header and offsets, then the offsets; the returned header lacks the digest."""
+def _write_payload(
+    file: BinaryIO, corpus: Corpus, tokenizer: TrainedTokenizer, progress: Progress, *, structure: bool, platform: bool
+) -> Header:
+    """Write tokens, classes and platforms after the space for header and offsets, then the offsets; the header lacks the digest."""
+    platforms, num_platforms = document_platforms(corpus.paths) if platform else (np.zeros(0, np.uint8), 0)
     header = Header(
         dtype=dtype_of(tokenizer.vocab_size),
         vocab_size=tokenizer.vocab_size,
@@ -101,6 +114,8 @@ def _write_payload(file: BinaryIO, corpus: Corpus, tokenizer: TrainedTokenizer, 
         payload_sha256="",
         structure=SCHEME if structure else "",
         num_categories=len(CLASSES) if structure else 0,
+        platform=PLATFORM_SCHEME if platform else "",
+        num_platforms=num_platforms,
     )
     dtype = DTYPES[header.dtype]
     offsets = np.zeros(header.num_documents + 1, dtype="<i8")
@@ -118,6 +133,7 @@ def _write_payload(file: BinaryIO, corpus: Corpus, tokenizer: TrainedTokenizer, 
             progress("tokenizing", done, corpus.num_text_bytes)
         classes.seek(0)
         shutil.copyfileobj(classes, file)
+    file.write(platforms.tobytes())
     file.seek(PAYLOAD_START)
     file.write(offsets.tobytes())
     return replace(header, num_tokens=int(offsets[-1]))

@@ -103,6 +103,14 @@ _DEEPSEEK = replace(
 _GLM_BEFORE = _decoder(_HEADS, _ONE_GATE_UP)
 _FEED_FORWARD: Modules = {"norm": "pre_ff_layernorm", **_in("feed_forward", *_GATED)}
 _FEED_FORWARD_ENDS: Modules = {"embedding": "model.embed_tokens", "final_norm": "model.final_layernorm", "head": "lm_head"}
+_LFM2_BEFORE: Modules = {"norm": "operator_norm"}
+_LFM2_NORMS = {"q_norm": "q_layernorm", "k_norm": "k_layernorm", "o_proj": "out_proj"}
+_LFM2_CONV: Modules = {
+    ("input_gate_proj", "output_gate_proj", "value_proj"): "conv.in_proj",
+    "conv": "conv.conv",
+    "out_proj": "conv.out_proj",
+}
+_LFM2_MLP: Modules = {"gate_proj": "feed_forward.w1", "up_proj": "feed_forward.w3", "down_proj": "feed_forward.w2"}
 _MAMBA_LAYER: Modules = {**_BEFORE, **_in("mamba", *_MIXER, gated_norm="norm")}
 _BACKBONE: Modules = {"embedding": "backbone.embeddings", "final_norm": "backbone.norm_f", "head": "lm_head"}
 _ALONE: Modules = {"norm": "norm", **_in("mixer", *_MIXER, gated_norm="norm")}
@@ -122,6 +130,14 @@ NAMES: dict[str, Names] = {
             after={**_AFTER, "post_norm": "post_mlp_layernorm"},
         ),
         pairs=True,
+    ),
+    "lfm2": Names(
+        {
+            "A": {**_LFM2_BEFORE, **_in("self_attn", "q_proj", "k_proj", "v_proj", **_LFM2_NORMS)},
+            "C": {**_LFM2_BEFORE, **_LFM2_CONV},
+            "D": {"norm": "ffn_norm", **_LFM2_MLP},
+        },
+        outside={"embedding": "model.embed_tokens", "final_norm": "model.embedding_norm", "head": "lm_head"},
     ),
     "llama": LLAMA,
     "mamba2": Names({"M": _ALONE}, "backbone.layers.{layer}.", 1, _BACKBONE),

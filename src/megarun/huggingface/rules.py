@@ -11,7 +11,7 @@ from megaplan.spec.models import GroupedQueryAttention, LatentAttention, Spec
 from megarun.huggingface.names import Modules, Names
 
 EXPERT = "{expert}"
-_CONVOLUTION = "conv1d.weight"
+_CONVOLUTIONS = ("conv1d.weight", ".conv.weight")
 
 
 class Ours(NamedTuple):
@@ -56,7 +56,7 @@ class Rule(NamedTuple):
     @property
     def row_dim(self) -> int:
         """The dim of rows: 1 of a bank."""
-        return 1 if len(self.ours[0].shape) == 3 and not self.ours[0].name.endswith(_CONVOLUTION) else 0
+        return 1 if len(self.ours[0].shape) == 3 and not self.ours[0].name.endswith(_CONVOLUTIONS) else 0
 
 
 def weight_rules(names: Names, spec: Spec, inventory: Inventory, config: Mapping[str, Any]) -> list[Rule]:
@@ -133,7 +133,7 @@ def _rule(
     shape = rule.joined[1:] if stacked else rule.joined
     if transposed:
         shape = (*shape[:-2], shape[-1], shape[-2])
-    if ours[0].name.endswith(_CONVOLUTION):
+    if ours[0].name.endswith(_CONVOLUTIONS):
         shape = (shape[0], 1, shape[1])
     rule = rule._replace(shape=shape)
     wrong = tensors[0].owner is Owner.EXPERT_PARALLEL and rule.row_dim != 1

@@ -1,7 +1,7 @@
-"""Side embeddings of the first stage: hashed n-grams and structure classes, added to the token embedding (R-9, R-18).
+"""Side embeddings of the first stage: hashed n-grams, structure classes and platforms, added to the token embedding (R-9, R-18).
 
-Every rank computes both for its local tokens from the batch: row ids from the token ids, classes from the token file. Checkpoints have only
-the parameters.
+Every rank computes them for its local tokens from the batch: row ids from the token ids, classes and platforms from the token file.
+Checkpoints have only the parameters.
 """
 
 from __future__ import annotations

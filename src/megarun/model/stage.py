@@ -16,6 +16,7 @@ from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.values import Slot
 from megaplan.spec import models as spec
+from megaplan.spec.models import SIDES
 from megarun.model.attention import GroupedQueryAttention, LatentAttention
 from megarun.model.indexer import index_loss_factor
 from megarun.model.linear_attention import LinearAttentionBlock
@@ -28,6 +29,7 @@ from megarun.model.norm import Block, linear, stream_norm
 from megarun.model.recurrent import MatrixRecurrenceBlock
 from megarun.model.rotary import Rotary, rotary_table, rotary_width
 from megarun.model.router_losses import LossFactors, loss_factors
+from megarun.model.short_convolution import ShortConvolutionBlock
 from megarun.model.side import CategoryEmbedding, NgramEmbedding
 from megarun.parallel.groups.adapters import start_gradients
 from megarun.parallel.groups.context import WHOLE, ContextParallel
@@ -72,9 +74,10 @@ class Stage(nn.Module):
             sliced = self.slices_words
             self.embedding = SlicedEmbedding(num_words, model.hidden_size, tp) if sliced else nn.Embedding(num_words, model.hidden_size)
         features = model.features
-        ngram, structure = (getattr(features, name) if name in slot.blocks else None for name in ("ngram", "structure"))
+        ngram, structure, platform = (getattr(features, name) if name in slot.blocks else None for name in SIDES)
         self.ngram = NgramEmbedding(ngram, model.hidden_size) if ngram is not None else None
         self.structure = CategoryEmbedding(structure, model.hidden_size) if structure is not None else None
+        self.platform = CategoryEmbedding(platform, model.hidden_size) if platform is not None else None
         layers = range(slot.start, slot.stop)
         families, factors, index = inventory.layers, loss_factors(config), index_loss_factor(config)
         self.layers = nn.ModuleDict({str(i): build_block(config, families[i].family, i, tp, ep, cp, factors, index) for i in layers})
@@ -116,10 +119,12 @@ class Stage(nn.Module):
         starts: Tensor | None = None,
         before: Tensor | None = None,
         structure: Tensor | None = None,
+        platform: Tensor | None = None,
         labels: Tensor | None = None,
         following: Sequence[Tensor] = (),
         following_before: Sequence[Tensor] = (),
         following_structure: Sequence[Tensor] = (),
+        following_platform: Sequence[Tensor] = (),
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Token ids or residual stream in; residual stream, logits or summed loss out, with `following` also the loss of further tokens.
 
@@ -129,14 +134,16 @@ class Stage(nn.Module):
                 the result of `ContextParallel.own_starts`.
             before: int64 [B, n − 1, t], the tokens 1, 2, … positions before local ones, -1 for none; for stages with n-grams.
             structure: uint8 [B, t], classes of local tokens; for stages that embed them.
+            platform: uint8 [B, t], platforms of local tokens; for stages that embed them.
             labels: int64, the next token of each row of `logits`, -100 for none; for stages that compute their loss or predict further
                 tokens.
             following: Labels of each depth, shaped like `labels`: the tokens 2, 3, … positions after.
             following_before: Where depths add n-grams, `before` of the tokens that each of them embeds.
             following_structure: Where they add classes, `structure` of these tokens.
+            following_platform: Where they add platforms, `platform` of these tokens.
         """
         if self.embeds:
-            x = self.embed(x, before, structure)
+            x = self.embed(x, before, structure, platform)
             x = start_gradients(x) if self.frozen else x
         rotary = Rotary(self.rope_cos, self.rope_sin) if self.attention is not None else None
         for block in self.layers.values():
@@ -145,7 +152,7 @@ class Stage(nn.Module):
             return x
         further = None
         if self.looks_ahead and labels is not None and rotary is not None and torch.is_grad_enabled():
-            sides = following_before, following_structure
+            sides = following_before, following_structure, following_platform
             further = self.predict_further(x, (labels, *following), sides, rotary, starts)  # evaluations use only the main prediction
         if self.joins_loss and labels is not None:
             loss = self.loss_of(self.final_norm(x), labels)
@@ -153,35 +160,36 @@ class Stage(nn.Module):
         logits = self.logits(self.final_norm(x))
         return logits if further is None else (logits, further)
 
-    def embed(self, tokens: Tensor, before: Tensor | None, structure: Tensor | None) -> Tensor:
-        """Token ids, earlier tokens and classes -> the residual stream of local tokens [B, t, h]."""
-        return self.add_sides(self.embedding(tokens), tokens, before, structure)
+    def embed(self, tokens: Tensor, *sides: Tensor | None) -> Tensor:
+        """Token ids, earlier tokens, classes and platforms -> the residual stream of local tokens [B, t, h]."""
+        return self.add_sides(self.embedding(tokens), tokens, *sides)
 
-    def add_sides(self, x: Tensor, tokens: Tensor, before: Tensor | None, structure: Tensor | None) -> Tensor:
-        """Embedded tokens [B, t, h], their ids, earlier tokens and classes -> the same with the side embeddings added."""
+    def add_sides(self, x: Tensor, tokens: Tensor, before: Tensor | None, structure: Tensor | None, platform: Tensor | None) -> Tensor:
+        """Embedded tokens [B, t, h], their ids, earlier tokens, classes and platforms -> the same with the side embeddings added."""
         if self.ngram is not None:
             if before is None:
                 raise ValueError("the stage has n-grams, and the batch has no earlier tokens; Batches.at should have read them")
             length = x.shape[1]
             x = self.ngram(x, tokens[:, self.tp.index * length :][:, :length] if self.slices_words else tokens, before)
-        if self.structure is not None:
-            if structure is None:
-                raise ValueError(
-                    "the stage embeds classes, and the batch has none; megarun.training.prepare should refuse such a token file"
-                )
-            x = self.structure(x, structure)
+        for embedding, ids in ((self.structure, structure), (self.platform, platform)):
+            if embedding is not None:
+                if ids is None:
+                    raise ValueError(
+                        "the stage embeds classes or platforms, and the batch has none; megarun.training.prepare should refuse such a file"
+                    )
+                x = embedding(x, ids)
         return x
 
-    def embed_ahead(self, tokens: Tensor, *, before: Tensor | None, structure: Tensor | None) -> Tensor:
+    def embed_ahead(self, tokens: Tensor, *, sides: tuple[Tensor | None, ...]) -> Tensor:
         """Embedding of the tokens that a depth reads, [B, t, h]; within the depth, whose storages these are."""
         x = self.embedding.forward(tokens)
-        return self.add_sides(x, tokens, before, structure) if self.adds_sides_ahead else x
+        return self.add_sides(x, tokens, *sides) if self.adds_sides_ahead else x
 
     def predict_further(
         self,
         x: Tensor,
         following: Sequence[Tensor],
-        sides: tuple[Sequence[Tensor], Sequence[Tensor]],
+        sides: tuple[Sequence[Tensor], ...],
         rotary: Rotary,
         starts: Tensor | None,
     ) -> Tensor:
@@ -190,14 +198,14 @@ class Stage(nn.Module):
         Args:
             x: The residual stream [B, t, h].
             following: Tokens 1, 2, … positions after.
-            sides: `following_before` and `following_structure`.
+            sides: `following_before`, `following_structure` and `following_platform`.
             rotary: Rotary tables of the stage.
             starts: Document starts of packed rows.
         """
         total: Tensor | None = None
         for index, (depth, (tokens, targets)) in enumerate(zip(self.mtp.values(), pairwise(following), strict=True)):
-            before, structure = (each[index] if each else None for each in sides)
-            ends = Ends(partial(self.embed_ahead, before=before, structure=structure), self.loss_of)
+            ahead = tuple(each[index] if each else None for each in sides)
+            ends = Ends(partial(self.embed_ahead, sides=ahead), self.loss_of)
             x, one = depth(x, tokens, targets, ends, rotary, starts)
             total = one if total is None else total + one
         if total is None:
@@ -256,6 +264,8 @@ def build_block(
             module = MatrixRecurrenceBlock(config, hidden, eps, tp, cp)
         case spec.GatedDeltaNet() | spec.KimiDeltaAttention() as config:
             module = LinearAttentionBlock(config, hidden, eps, tp, cp)
+        case spec.ShortConvolution() as config:
+            module = ShortConvolutionBlock(config, hidden, eps, tp, cp)
         case spec.Mlp() as config:
             module = DenseBlock(hidden, config.ffn_hidden_size, config.activation, eps, tp, bias=config.bias)
     if module is None:

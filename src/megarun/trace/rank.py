@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from megaplan.budget.values import Cells
 from megaplan.columns import Column, Phase
+from megaplan.spec.models import SIDES
 from megarun.data.batches import Batch, Packed
 from megarun.engine.phases import PhasedTrainer
 from megarun.engine.trainer import sharded_stages
@@ -68,9 +69,11 @@ class TracedTrainer(PhasedTrainer):
             batch.labels,
             batch.before,
             batch.structure,
+            batch.platform,
             *batch.following,
             *batch.following_before,
             *batch.following_structure,
+            *batch.following_platform,
         )
         self._owners.label((*inputs, batch.packed.starts if batch.packed else None), Kind.INPUT, "batch")
         return super().accumulate_gradients(batch)
@@ -142,7 +145,7 @@ def account(rank: int, job: Job, owners: Owners, kept: tuple[Kept, ...], blocks:
 
 def blocks_of(stage: Stage) -> tuple[str, ...]:
     """Inventory blocks that a stage runs; a tied head is `head`."""
-    sides = tuple(name for name in ("ngram", "structure") if getattr(stage, name) is not None)
+    sides = tuple(name for name in SIDES if getattr(stage, name) is not None)
     first, last = ("embedding", *sides) if stage.embeds else (), ("final_norm", "head") * stage.predicts
     depths = (f"mtp.{depth}" for depth in stage.mtp) if stage.looks_ahead else ()
     return *first, *(f"layers.{index}" for index in stage.layers), *depths, *last
@@ -160,16 +163,20 @@ def empty_batch(job: Job, trainer: PhasedTrainer) -> Batch:
     starts = zeros(spec.data.packing == "documents", spec.batch.seq_length // spec.mesh.cp, dtype=torch.int32)
     ngram, depth = features.ngram, features.mtp.depth if features.mtp is not None else 0
 
-    def sides(wanted: bool) -> tuple[Tensor | None, Tensor | None]:
+    def sides(wanted: bool) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         earlier = zeros(wanted and ngram is not None, ngram.max_order - 1 if ngram is not None else 0, own)
-        return earlier, zeros(wanted and features.structure is not None, own, dtype=torch.uint8)
+        structure, platform = (
+            zeros(wanted and each is not None, own, dtype=torch.uint8) for each in (features.structure, features.platform)
+        )
+        return earlier, structure, platform
 
     ahead = [sides(predicts and bool(features.sides_ahead)) for _ in range(depth)]
+    further = [tuple(each for each in kind if each is not None) for kind in zip(*ahead, strict=True)]
     return Batch(
         zeros(embeds, length),
         zeros(predicts, length),
         Packed(starts, job.global_batch_tokens) if starts is not None else None,
         *sides(embeds),
         tuple(labels for _ in range(depth) if (labels := zeros(predicts, length)) is not None),
-        *(tuple(each for each in kind if each is not None) for kind in zip(*ahead, strict=True)),
+        *further,
     )

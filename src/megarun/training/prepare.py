@@ -60,15 +60,17 @@ def open_tokens(path: Path, spec: Spec) -> TokenFile:
     if source.vocab_size > spec.model.vocab_size:
         detail = f"{path}: vocab_size = {source.vocab_size:,}, model.vocab_size = {spec.model.vocab_size:,}"
         raise refusal("MP605", detail, "model.vocab_size", (f"megaplan split SPEC --set model.vocab_size={source.vocab_size} -o PLAN",))
-    structure = spec.model.features.structure
-    if structure is not None:
-        if source.classes is None:
-            raise source.unclassified()
-        found, least = source.header.num_categories, structure.num_categories
-        if found > least:
-            detail = f"{path}: num_categories = {found}, model.features.structure.num_categories = {least}"
-            hint = f"megaplan split SPEC --set model.features.structure.num_categories={found} -o PLAN"
-            raise refusal("MP627", detail, "model.features.structure.num_categories", (hint,))
+    features, header = spec.model.features, source.header
+    if features.structure is not None and source.classes is None:
+        raise source.unclassified()
+    if features.platform is not None and source.platforms is None:
+        raise source.without_platforms()
+    fields = ("structure", "num_categories", header.num_categories), ("platform", "num_platforms", header.num_platforms)
+    for feature, field, found in fields:
+        section, key = getattr(features, feature), f"model.features.{feature}.num_categories"
+        if section is not None and found > section.num_categories:
+            detail = f"{path}: {field} = {found}, {key} = {section.num_categories}"
+            raise refusal("MP627", detail, key, (f"megaplan split SPEC --set {key}={found} -o PLAN",))
     source.num_windows(spec.batch.seq_length)
     return source
 

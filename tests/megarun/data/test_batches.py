@@ -10,7 +10,7 @@ import torch
 
 from megaplan.errors import MegaplanError
 from megaplan.spec.models import Spec
-from megarun.data.batches import Batches
+from megarun.data.batches import FURTHER, Batches
 from megarun.parallel.groups.context import own_positions
 from megarun.parallel.groups.tensor_vocabulary import IGNORE_INDEX
 
@@ -76,6 +76,7 @@ def test_a_batch_of_ends_alone_is_refused(spec_with: Any, worker: Any, monkeypat
 
 
 SIDES = {"ngram": {"num_tables": 2, "num_rows": 9, "dim": 4, "max_order": 4}, "structure": {"num_categories": 7, "bottleneck": 4}}
+SIDES |= {"platform": {"num_categories": 5, "bottleneck": 4}}
 AHEAD = {"mtp": {"depth": 2, "ffn_hidden_size": 8, "side_embeddings": True}}
 
 
@@ -86,7 +87,7 @@ def test_features_read_beyond_a_rank_s_own_tokens(mesh: dict[str, Any], packing:
     more = {f"mesh.{key}": value for key, value in mesh.items()} | {"model.attention.num_kv_heads": 2, "data.packing": packing}
     spec, rows = Spec.model_validate(spec_with({"model.features": SIDES | AHEAD} | more)), worker.CountingRows(61)
     length, batch = spec.batch.seq_length, (0, spec.training.seed, spec.batch.micro_batch_size, spec.batch.seq_length)
-    row, classes = rows.rows(*batch), rows.structure_rows(*batch)
+    row, classes, platforms = rows.rows(*batch), rows.structure_rows(*batch), rows.platform_rows(*batch)
     starts = rows.starts(*batch) if packing == "documents" else np.zeros_like(row)
     begins = [{*np.flatnonzero(line == np.arange(length + 1)).tolist()} for line in starts]
 
@@ -96,8 +97,8 @@ def test_features_read_beyond_a_rank_s_own_tokens(mesh: dict[str, Any], packing:
         separate = low < 0 or high > length or any(low < first <= high for first in begins[index] if packing == "documents")
         return nothing if separate else int(row[index, position + places])
 
-    def class_of(index: int, position: int) -> int:
-        return int(classes[index, position]) if position <= length else 0
+    def at(table: np.ndarray, index: int, position: int) -> int:
+        return int(table[index, position]) if position <= length else 0
 
     for coordinate in product(range(spec.mesh.cp), range(spec.mesh.tp)):
         place_of = place(0, 1)
@@ -114,20 +115,22 @@ def test_features_read_beyond_a_rank_s_own_tokens(mesh: dict[str, Any], packing:
             for places in (1, 2, 3):
                 assert found.before[index, places - 1].tolist() == [seen(index, position, -places, -1) for position in own]
             assert found.structure[index].tolist() == classes[index, own].tolist()
+            assert found.platform[index].tolist() == platforms[index, own].tolist()
             for depth in (0, 1):
                 read_by = [position + depth + 1 for position in own]
                 for places in (1, 2, 3):
                     seen_by = [seen(index, position, -places, -1) for position in read_by]
                     assert found.following_before[depth][index, places - 1].tolist() == seen_by
-                assert found.following_structure[depth][index].tolist() == [class_of(index, position) for position in read_by]
+                assert found.following_structure[depth][index].tolist() == [at(classes, index, position) for position in read_by]
+                assert found.following_platform[depth][index].tolist() == [at(platforms, index, position) for position in read_by]
         assert (len(found.following), found.structure.dtype) == (2, torch.uint8)
-        assert len(found.following_before) == len(found.following_structure) == 2
+        assert len(found.following_before) == len(found.following_structure) == len(found.following_platform) == 2
         given = found.part(0, 1).keyword_inputs()
-        assert [len(given[name]) for name in ("following", "following_before", "following_structure")] == [2, 2, 2]
+        assert [len(given[name]) for name in FURTHER] == [2, 2, 2, 2]
 
 
 def test_depths_without_side_embeddings_read_none(spec_with: Any, worker: Any) -> None:
     ahead = {"mtp": {"depth": 2, "ffn_hidden_size": 8}}
     found = Batches(worker.CountingRows(61), Spec.model_validate(spec_with({"model.features": SIDES | ahead})), place(0, 1)).at(0)
-    assert (found.following_before, found.following_structure) == ((), ())
-    assert found.keyword_inputs().keys() == {"before", "structure", "labels", "following"}
+    assert (found.following_before, found.following_structure, found.following_platform) == ((), (), ())
+    assert found.keyword_inputs().keys() == {"before", "structure", "platform", "labels", "following"}

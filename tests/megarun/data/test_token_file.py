@@ -112,7 +112,7 @@ def test_other_files(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_a_file_of_a_later_version(token_file: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """It is not guessed at, whatever its header looks like."""
-    assert "3" in refused(token_file(DOCUMENTS, version=3, header_text=b"\xff"), "MP613", capsys)
+    assert "4" in refused(token_file(DOCUMENTS, version=4, header_text=b"\xff"), "MP613", capsys)
 
 
 @pytest.mark.parametrize("name", ["missing", "folder", "pipe", "loop", "n" * 300])

@@ -69,15 +69,20 @@ def test_depths_predict_one_token_further_each(tied: bool, spec_with: Any) -> No
 
 @pytest.mark.requirement("R-9")
 def test_side_embeddings_are_added_to_the_token_embedding(spec_with: Any) -> None:
-    """Rows of the hashed n-grams side by side, then the gated row of each token's class."""
+    """Rows of the hashed n-grams side by side, then the gated rows of each token's class and platform."""
     config = {"num_tables": 3, "num_rows": 40, "dim": 4}
-    stage = whole_stage(spec_with, {"ngram": config, "structure": {"num_categories": 7, "bottleneck": 6}})
+    categories = {"structure": {"num_categories": 7, "bottleneck": 6}, "platform": {"num_categories": 3, "bottleneck": 5}}
+    stage = whole_stage(spec_with, {"ngram": config, **categories})
     with torch.no_grad():
         stage.structure.gates.copy_(torch.tensor([0.3, 1.7]))
+        stage.platform.gates.copy_(torch.tensor([-0.4, 0.6]))
     tokens = torch.randint(0, 61, (ROWS, LENGTH), generator=torch.Generator().manual_seed(0))
     before = torch.stack([functional.pad(tokens, (places, 0), value=-1)[:, :LENGTH] for places in (1, 2)], 1)
     rows = ngram_rows(tokens, before, 3, 40)
     expected = stage.embedding.weight[tokens] + stage.ngram.tables.weight[rows].flatten(2) @ stage.ngram.proj.weight.T
     row = stage.structure.categories.weight[tokens % 7] @ stage.structure.proj.weight.T
     expected = expected + 1.7 * torch.tanh(torch.tensor(0.3)) * row
-    torch.testing.assert_close(stage.embed(tokens, before, (tokens % 7).to(torch.uint8)), expected)
+    row = stage.platform.categories.weight[tokens % 3] @ stage.platform.proj.weight.T
+    expected = expected + 0.6 * torch.tanh(torch.tensor(-0.4)) * row
+    found = stage.embed(tokens, before, (tokens % 7).to(torch.uint8), (tokens % 3).to(torch.uint8))
+    torch.testing.assert_close(found, expected)

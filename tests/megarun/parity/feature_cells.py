@@ -25,9 +25,11 @@ from parity_cells import (
 
 NGRAM = {"model.features.ngram": {"num_tables": 4, "num_rows": 90, "dim": 4}}
 STRUCTURE = {"model.features.structure": {"num_categories": 7, "bottleneck": 6}}
+PLATFORM = {"model.features.platform": {"num_categories": 5, "bottleneck": 6}}
 SIDES = {"model.features.ngram": {"num_tables": 3, "num_rows": 50, "dim": 4, "max_order": 4}} | STRUCTURE
 MTP_TOO = {"model.features.mtp": {"depth": 2, "ffn_hidden_size": 40}}
 SIDES_AHEAD = SIDES | {"model.features.mtp": {"depth": 2, "ffn_hidden_size": 40, "side_embeddings": True}}
+PLATFORM_AHEAD = PLATFORM | {"model.features.mtp": {"depth": 2, "ffn_hidden_size": 40, "side_embeddings": True}}
 SLIDING = {"window_size": 5, "full_layers": [2], "nope_layers": [0, 6]}
 WINDOWED = {"model.attention": {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, **SLIDING}}
 
@@ -75,6 +77,9 @@ def _ahead(depth: int = 1) -> dict[str, Any]:
 
 
 FEATURE_CELLS = [
+    Cell("platform-pp2-tp2", {"pp": 2} | T2, spec=DENSE | PLATFORM, ci=True),
+    Cell("platform-structure-packed-cp2-dp2", C2 | {"dp_shard": 2}, spec=DENSE | FEW_WORDS | PLATFORM | STRUCTURE),
+    Cell("platform-ahead-pp2", {"pp": 2}, spec=DENSE | PLATFORM_AHEAD),
     # multi-token prediction: the last stage has a second copy of the embedding, whose gradient is summed with the first's
     Cell("mtp-gpipe-pp2", {"pp": 2}, "gpipe", DENSE | _ahead()),
     Cell("mtp-1f1b-pp2", {"pp": 2}, spec=_ahead()),

@@ -19,6 +19,7 @@ BASE: dict[str, Any] = {
         "linear_attention": {
             "kind": "gated_delta", "num_key_heads": 4, "num_value_heads": 8, "key_dim": 4, "value_dim": 4, "chunk_size": 3, "save_every": 8,
         },
+        "short_convolution": {"conv_kernel": 4, "bias": True},
     },
     "batch": {"micro_batch_size": 2, "seq_length": 16},
     "host": {"kernels": "reference"},
@@ -29,7 +30,7 @@ BASE: dict[str, Any] = {
 MAMBA3 = {"kind": "mamba3", "expand": 2, "head_dim": 16, "state_dim": 8, "num_groups": 4, "chunk_size": 4, "save_every": 8}
 MIMO = {**MAMBA3, "mimo_rank": 2, "num_angles": 3, "rate_activation": "heavy_tail"}
 KDA = {"kind": "kda", "num_heads": 4, "head_dim": 8, "chunk_size": 4, "save_every": 5, "negative_eigenvalues": True}
-SECTIONS = {"A": "attention", "M": "mamba", "E": "moe", "R": "recurrent", "D": "mlp", "G": "linear_attention"}
+SECTIONS = {"A": "attention", "M": "mamba", "E": "moe", "R": "recurrent", "D": "mlp", "G": "linear_attention", "C": "short_convolution"}
 MLA = {
     "kind": "mla",
     "num_heads": 4,

@@ -26,6 +26,9 @@ class CountingRows:
     def structure_rows(self, step: int, seed: int, num_rows: int, seq_length: int) -> np.ndarray:
         return (self.rows(step, seed, num_rows, seq_length) * 5 % 7).astype(np.uint8)
 
+    def platform_rows(self, step: int, seed: int, num_rows: int, seq_length: int) -> np.ndarray:
+        return (self.starts(step, seed, num_rows, seq_length) * 3 % 5).astype(np.uint8)
+
     def _ordered(self, rows: np.ndarray) -> np.ndarray:
         if not self.reversed_parts:
             return rows

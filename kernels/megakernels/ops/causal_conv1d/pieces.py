@@ -51,7 +51,7 @@ def conv_pieces_backward(
 
 @custom_op("megakernels::conv_pieces", mutates_args=())
 def _pieces(x: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None, starts: Tensor | None, silu: bool) -> Tensor:
-    padded, padded_starts = _padded(x, before, starts)
+    padded, padded_starts = padded_pieces(x, before, starts)
     y = reference.forward(Convolution(padded, weight, bias, padded_starts, None, silu))[:, before.shape[2] :]
     return y.reshape(x.shape).contiguous()
 
@@ -60,7 +60,7 @@ def _pieces(x: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None, star
 def _pieces_backward(
     grad_y: Tensor, x: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None, starts: Tensor | None, silu: bool
 ) -> list[Tensor]:
-    padded, padded_starts = _padded(x, before, starts)
+    padded, padded_starts = padded_pieces(x, before, starts)
     num_before = before.shape[2]
     grads = pad(torch.unflatten(grad_y, 1, (before.shape[1], -1)).flatten(0, 1), (0, 0, num_before, 0))
     given = Convolution(padded, weight, bias, padded_starts, None, silu)
@@ -80,7 +80,7 @@ def _(_grad_y: Tensor, x: Tensor, before: Tensor, weight: Tensor, bias: Tensor |
     return [fake_like(tensor) for tensor in (x, before, weight, bias) if tensor is not None]
 
 
-def _padded(x: Tensor, before: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def padded_pieces(x: Tensor, before: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Pieces as rows, each prefixed with its earlier inputs, and their document starts."""
     pieces = before.shape[1]
     rows = torch.cat([before.flatten(0, 1), torch.unflatten(x, 1, (pieces, -1)).flatten(0, 1)], 1)

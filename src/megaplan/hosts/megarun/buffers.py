@@ -42,7 +42,7 @@ def token_bytes(spec: Spec) -> int:
 
 
 def input_bytes(spec: Spec) -> int:
-    """What the first slot reads, likewise: ids, for n-grams the ids before each own token, for a structure embedding one byte of each."""
+    """What the first slot reads, likewise: ids, for n-grams the ids before each own token, a byte of each for a class and a platform."""
     return token_bytes(spec) + _side_bytes(spec)
 
 
@@ -55,10 +55,11 @@ def label_bytes(spec: Spec) -> int:
 
 
 def _side_bytes(spec: Spec) -> int:
-    ngram, structure = spec.model.features.ngram, spec.model.features.structure
+    features = spec.model.features
+    ngram, num_categories = features.ngram, sum(each is not None for each in (features.structure, features.platform))
     own = spec.batch.seq_length // (spec.mesh.cp * spec.mesh.tp)
     before = 0 if ngram is None else (ngram.max_order - 1) * own * DType.INT64.bytes
-    return _rows(spec) * (before + (0 if structure is None else own))
+    return _rows(spec) * (before + num_categories * own)
 
 
 def starts_bytes(spec: Spec) -> int:

@@ -1,4 +1,4 @@
-"""What optional features keep. Relation bias and platform are planned operations: priced from the formulas here until megarun builds them.
+"""What optional features keep. Relation bias is a planned operation: priced from the formulas here until megarun builds it.
 
 - n-gram: the rows of every hashed table, concatenated [B, T, tables · dim], projected and added to the residual stream; keeps the int64 row
   ids and the concatenated rows.

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from megaplan.blocks.ops import INPUT, Op
 
+REDUCE_SCATTER = "reduce_scatter"
+
 
 class Graph(NamedTuple):
     """A program with what follows from it: view roots, who keeps what, and what a recompute region reads, drops and caches."""
@@ -20,6 +22,11 @@ class Graph(NamedTuple):
     entering: frozenset[str]
     dropped: frozenset[str]
     cached: frozenset[str]
+
+    @property
+    def reduced(self) -> frozenset[str]:
+        """Partial sums over a TP group: a bias is added to their sum, so its gradient is there before theirs."""
+        return frozenset(name for op in self.ops if op.name == REDUCE_SCATTER for name in op.reads)
 
 
 def roots_of(ops: tuple[Op, ...]) -> dict[str, str]:

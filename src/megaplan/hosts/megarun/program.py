@@ -318,9 +318,24 @@ class Backward:
             self.moments += (Moment(op.name, (*self._live, *fetches, *op.sums), (*self._held(), *made), self._params, (), len(made)),)
             fetches = op.sums
         storages = (*self._live, *(name for name in fetches if name not in self._live))
+        held, gone = (*self._held(), *made), self._gone_before_bias(op)
+        if gone is not None:
+            params, first = self._params, tuple(param for param, _ in op.late if param in new)
+            self.moments += (Moment(op.name, storages, held, (*params, *first), first, len(made)),)
+            storages = tuple(name for name in storages if name != gone)
         self._params = (*self._params, *new)
-        self.moments += (Moment(op.name, storages, (*self._held(), *made), self._params, new, len(made)),)
+        self.moments += (Moment(op.name, storages, held, self._params, new, len(made)),)
         return {name: name for name in made}, new
+
+    def _gone_before_bias(self, op: Op) -> str | None:
+        """What torch's product with a bias drops before it sums the bias's gradient: an input that was recomputed and serves it last.
+
+        Source: torch/csrc/autograd/generated/Functions.cpp (`AddmmBackward0::apply`); a saved input that was not recomputed stays.
+        """
+        if not op.hands_views or len(op.params) == len(op.late) or self._graph.reduced & frozenset(op.makes):
+            return None
+        kept = self._graph.roots[op.keeps[0]]
+        return kept if kept in self._graph.dropped and self._waiting.get(kept) == {op.name} else None
 
     def _receive(self, op: Op, made: dict[str, str], params: tuple[str, ...]) -> None:
         """Keep gradients that are the first of what they belong to, and add the others to those that are there."""
