@@ -29,7 +29,8 @@ Written by `scripts/kernels_page.py` from the operations' docstrings and registr
 of them keep, and the letters, are in [ops](ops.md).
 
 `from megakernels import NAME` gives the function; as a torch op it is `torch.ops.megakernels.NAME`, with `NAME_gated` for experts with a
-gate, and its backward `NAME_backward`. *Saved* are all tensors kept for backward; what has none is called with what its caller kept, or
+gate and `NAME_sigmoid` for sigmoid scores, and its backward `NAME_backward`.
+*Saved* are all tensors kept for backward; what has none is called with what its caller kept, or
 has no gradient. *Scratch* says whether the operation states bytes that it holds inside itself (`megakernels.scratch_bytes`). *Triton* says
 whether CUDA tensors of fp32, bf16 or fp16 run a kernel with `host.kernels: triton`. Every operation has a reference in plain torch.
 """
@@ -53,7 +54,7 @@ def folder_of(function: Callable[..., Any]) -> str:
 
 def torch_ops(name: str) -> list[str]:
     """The torch ops of a public function, without their backwards."""
-    return [f"megakernels.{each}.default" for each in (name, f"{name}_gated") if hasattr(torch.ops.megakernels, each)]
+    return [f"megakernels.{each}.default" for each in (name, f"{name}_gated", f"{name}_sigmoid") if hasattr(torch.ops.megakernels, each)]
 
 
 def sections(function: Callable[..., Any]) -> dict[str, str]:
@@ -69,9 +70,9 @@ def entries(text: str) -> dict[str, str]:
 
 
 def saved(name: str) -> tuple[str, ...]:
-    """Tensors that an operation keeps for backward, with a gate if it takes one."""
-    found = [SAVED[op] for op in torch_ops(name) if op in SAVED]
-    return max(found, key=len, default=())
+    """Tensors that an operation keeps for backward, with a gate if it takes one, of each kind of scores."""
+    found = sorted((SAVED[op] for op in torch_ops(name) if op in SAVED), key=len, reverse=True)
+    return tuple(dict.fromkeys(each for kept in found for each in kept))
 
 
 def states_scratch(name: str) -> str:

@@ -11,7 +11,7 @@ from random_plans.families import later_letters, mamba1, short_convolutions
 from random_plans.layout import batch_section, draw_degrees, mesh_section, random_cuts, split_section
 from random_plans.low_precision import add_recipe
 from random_plans.model import Shape, add_platform, draw_hidden, draw_letters, model_section
-from random_plans.options import add_megatron_options, add_options, add_scores
+from random_plans.options import add_megatron_options, add_options, add_routing, add_scores
 from random_plans.settings import (
     add_framework,
     device_section,
@@ -88,6 +88,7 @@ def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw
     if not megatron:
         runtime, length = scope is Scope.RUNTIME, sections["batch"]["seq_length"]
         add_options(stream("options"), sections["model"], shape, degrees.slots, length, runtime=runtime)
+        add_routing(stream("routing"), sections["model"])
     if megatron:
         pp, count = degrees.mesh["pp"], degrees.num_microbatches
         sections["host"] = megatron_section(

@@ -98,6 +98,26 @@ _OPTIONS = frozenset(
 _SECTIONS = {"attention": _attention, "mamba": _mamba, "moe": _experts, "mlp": _mlp, "short_convolution": _short_convolution}
 
 
+ROUTING_SHARE = 0.2
+
+
+def add_routing(draw: Draw, model: dict[str, Any]) -> None:
+    """How the experts of a drawn model are scored and chosen."""
+    if "moe" not in model or not draw.chance(ROUTING_SHARE):
+        return
+    moe = model["moe"]
+    draw.maybe(moe, 0.7, score="sigmoid")
+    draw.maybe(moe, 0.4, routed_scale=lambda: draw.choice([2.5, 1.8]))
+    if not moe.get("score_correction") and draw.chance(0.7):
+        moe["expert_bias"] = True
+        draw.maybe(moe, 0.7, expert_bias_rate=0.001)
+    experts = moe["num_experts"]
+    groups = draw.choice([count for count in range(1, experts // 2 + 1) if experts % count == 0] or [1])
+    least = -(-moe["top_k"] * groups // experts)
+    if groups > 1:
+        moe |= {"num_groups": groups, "top_groups": draw.randint(least, groups)}
+
+
 SCORES_SHARE = 0.2
 
 

@@ -76,7 +76,7 @@ def test_what_is_kept_is_the_contract(dtype: torch.dtype) -> None:
 
 def test_fakes_and_schemas_are_right() -> None:
     x, weight = inputs(torch.float32)
-    report = torch.library.opcheck(torch.ops.megakernels.route_scored.default, (x, weight, TOP_K, True, SEQUENCES))
+    report = torch.library.opcheck(torch.ops.megakernels.route_scored.default, (x, weight, None, None, TOP_K, True, 1, 1, 1.0, SEQUENCES))
     scored = [tensor.detach() for tensor in route_scored(x, weight, TOP_K, True, SEQUENCES)]
     arguments = (scored[0].requires_grad_(), scored[2].requires_grad_(), scored[3].requires_grad_(), scored[4], BALANCE, Z)
     report |= torch.library.opcheck(torch.ops.megakernels.router_losses.default, arguments)

@@ -70,12 +70,26 @@ def _section(kind: str, hidden: int, draw: random.Random) -> dict[str, Any]:
             sizes = {"num_experts": experts, "top_k": draw.randint(1, experts), "ffn_hidden_size": 8 * draw.randint(1, 4)}
             sizes["shared_ffn_hidden_size"] = draw.choice([0, 16])
             losses = {name: draw.choice([0.0, 0.5]) for name in ("balance_loss_coefficient", "z_loss_coefficient")}
-            return {"moe": {**sizes, "activation": activation, **losses}}
+            options = _moe_options(random.Random(f"{kind} options {experts}/{hidden}/{draw.random()}"), sizes)
+            return {"moe": {**sizes, "activation": activation, **losses, **options}}
         case "m2rnn":
             sizes = {"num_heads": draw.randint(1, 4), "key_dim": draw.randint(2, 6), "value_dim": draw.randint(2, 6)}
             return {"recurrent": {"kind": "m2rnn", **sizes, "save_every": draw.randint(3, 16), "conv_kernel": draw.randint(2, 4)}}
         case _:
             return {"mlp": {"ffn_hidden_size": draw.randint(8, 60), "activation": activation}}
+
+
+def _moe_options(draw: random.Random, sizes: dict[str, Any]) -> dict[str, Any]:
+    """Of the router and of the experts' rows; the dense blocks' kinds have none of them."""
+    options: dict[str, Any] = {name: draw.random() < 0.5 for name in ("router_bias", "score_correction")}
+    options["score"] = draw.choice(["softmax", "sigmoid"])
+    if not options["score_correction"]:
+        options["expert_bias"] = draw.random() < 0.5
+    if draw.random() < 0.5:
+        options["latent_size"] = 8 * draw.randint(1, 3)
+    if sizes["num_experts"] % 2 == 0 and sizes["num_experts"] > 2 and sizes["top_k"] <= sizes["num_experts"] // 2:
+        options["num_groups"] = 2
+    return options if draw.random() < 0.8 else {}
 
 
 def _linear_attention(kind: str, draw: random.Random) -> dict[str, Any]:

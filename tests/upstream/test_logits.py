@@ -26,10 +26,11 @@ from megarun.huggingface.convert import export_weights, import_weights  # noqa: 
 from megarun.huggingface.names import NAMES  # noqa: E402
 from megarun.job.run import read_job  # noqa: E402
 from megarun.job.support import refuse_unbuilt  # noqa: E402
+from megarun.model.step_sums import biases  # noqa: E402
 
 SEEDS = range(4)
 LENGTH = 40
-FAITHFUL = {"attention_dropout", "residual_dropout", "residual_in_fp32", "tie_word_embeddings"}
+FAITHFUL = {"attention_dropout", "residual_dropout", "residual_in_fp32", "tie_word_embeddings", "num_nextn_predict_layers"}
 """Fields that an import tells of and that change no logit of an evaluation in fp32."""
 
 
@@ -43,6 +44,10 @@ def comparable(model_type: str, seed: int) -> dict[str, Any]:
         config["intermediate_size"] = 8 * draw.randint(1, 6)
         heads = config["num_attention_heads"]
         config["hidden_size"] = heads * 8 * draw.randint(1, 3)
+    if model_type in GROUPED and draw.random() < 0.6:
+        config |= {"n_routed_experts": 12, "num_experts": 12, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 5}
+        normalized = {"topk_method": "group_limited_greedy"} if model_type == "deepseek_v2" else {"norm_topk_prob": draw.random() < 0.5}
+        config |= {"routed_scaling_factor": 2.5, **normalized}
     for key in ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim"):
         if config.get(key):
             config[key] += config[key] % 2
@@ -50,14 +55,10 @@ def comparable(model_type: str, seed: int) -> dict[str, Any]:
         config["head_dim" if model_type not in ("bamba", "phi3") else "hidden_size"] = 8 * config["num_attention_heads"]
     if model_type == "bamba":
         config |= {"mamba_d_head": "auto", "mamba_n_heads": 2 * config["num_attention_heads"]}
-    if model_type == "nemotron_h":
-        for key in ("hybrid_override_pattern", "layers_block_type"):
-            if key in config:
-                swapped = ["-" if each == "E" else "mlp" if each == "moe" else each for each in config[key]]
-                config[key] = "".join(swapped) if isinstance(config[key], str) else swapped
     return config
 
 
+GROUPED = ("deepseek_v2", "deepseek_v3", "glm4_moe", "nemotron_h")
 PARTIAL = ("bamba", "glm", "glm4", "phi3")
 
 
@@ -73,7 +74,7 @@ def random_model(config: dict[str, Any], seed: int) -> Any:
     model = own._from_config(own.config_class.from_dict(fields), attn_implementation="eager", experts_implementation="eager").eval().float()
     torch.manual_seed(seed)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in (*model.named_parameters(), *((name, bias) for name, bias in model.named_buffers() if "e_score" in name)):
             if name.endswith(("A_log", "dt_bias")):
                 continue
             parameter.normal_(0, parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.2)
@@ -146,7 +147,7 @@ def compare(config: dict[str, Any], title: str, seed: int, tmp_path: Path) -> Sp
     whole = dict(full_tensors(checkpoint, tensor_names(checkpoint)))
     tokens = torch.randint(0, config["vocab_size"], (2, LENGTH), generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():
-        for name, parameter in stage.named_parameters():
+        for name, parameter in (*stage.named_parameters(), *biases([stage])):
             parameter.copy_(whole[name].reshape(parameter.shape))
         expected = model(tokens, use_cache=False).logits
         note(title, f"transformers {type(model).__name__}", {f"seed {seed}": rms_ratio(stage(tokens), expected)})

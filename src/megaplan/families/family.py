@@ -104,7 +104,7 @@ class Family:
         convolution: (section) to the taps of its causal convolution; None without one. Under CP a piece has as many positions less one.
         rotary: (section) to the width that rotary embedding turns; None for layers without it.
         idle_parameters: (section, hidden size) to the parameters of a layer that a token does not meet.
-        step_sums: (section) to the fp64 numbers that a layer sums up over the microbatches of a step; 0 for none.
+        step_sums: (section) to the fp64 numbers of a layer's buffers: sums over the microbatches of a step, and what they move; 0 for none.
         execution_keys: Keys of the section that change how it runs or what it is expected to cost, not the function or its parameters.
         timed: Whether the step-time model of other frameworks has terms for it.
         last_own: The last of the parameters that belong to the block's module itself, not to one of its children: FSDP2 lists them last.

@@ -82,7 +82,7 @@ def program_of(path: ResidualPath, program: BlockProgram) -> BlockProgram:
         else:
             ops.append(_reading_stream(op) if path.placement == "post" else op)
     held = program.held - {NORMED} if path.placement == "post" else program.held
-    after = frozenset[str]() if path.placement == "pre" else frozenset({POST_NORM})
+    after = program.after if path.placement == "pre" else program.after | {POST_NORM}
     return BlockProgram(tuple(ops), held, program.reruns, program.caches, after)
 
 

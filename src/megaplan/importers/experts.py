@@ -75,8 +75,7 @@ def gpt_oss(reader: ConfigReader) -> dict[str, Any]:
 
 def glm4_moe(reader: ConfigReader) -> dict[str, Any]:
     """glm4_moe: dense layers first; a shared expert; no bias on the output projection."""
-    moe = experts(reader, count="n_routed_experts", width="moe_intermediate_size")
-    tell_correction(reader)
+    moe = experts(reader, count="n_routed_experts", width="moe_intermediate_size") | sigmoid_choice(reader)
     moe["shared_ffn_hidden_size"] = reader.whole("n_shared_experts", least=0) * moe["ffn_hidden_size"]
     attention = {**biases(reader, output=False), **({"qk_norm": True} if reader.flag("use_qk_norm") else {})}
     dense = first_dense(reader)
@@ -86,7 +85,7 @@ def glm4_moe(reader: ConfigReader) -> dict[str, Any]:
 def minimax_m2(reader: ConfigReader) -> dict[str, Any]:
     """minimax_m2: a norm over all heads of the queries and of the keys; `rotary_dim` of each head is rotated."""
     moe = experts(reader, count="num_local_experts", width="intermediate_size", normalize=True)
-    tell_correction(reader)
+    moe |= sigmoid_choice(reader, grouped=False)
     rotary = reader.value("rotary_dim")
     reader.skip("rotary_dim", "use_qk_norm", "qk_norm_type", "use_routing_bias", "attn_type_list")
     partial = rotary / reader.whole("head_dim") if isinstance(rotary, int) and not isinstance(rotary, bool) and rotary > 0 else 1.0
@@ -129,10 +128,18 @@ def hunyuan_moe(reader: ConfigReader) -> dict[str, Any]:
     return _decoder(reader, {**biases(reader), "qk_norm": True}, moe)
 
 
-def tell_correction(reader: ConfigReader) -> None:
-    """Experts are chosen by sigmoid scores with a correction, a buffer outside the gradient (arXiv:2408.15664)."""
-    effect = "experts are chosen by sigmoid scores with a correction, a buffer of a number an expert; megarun's router has none"
-    reader.tell("model_type", reader.family, effect)
+def sigmoid_choice(reader: ConfigReader, *, grouped: bool = True) -> dict[str, Any]:
+    """Experts are chosen by sigmoid scores with a bias, a buffer outside the gradient (arXiv:2408.15664), in groups where `grouped`."""
+    reader.skip("topk_method", "scoring_func", "moe_router_activation_func", "use_grouped_topk")  # the classes know one of each
+    return {"score": "sigmoid", "expert_bias": True, **(grouped_choice(reader) if grouped else {})}
+
+
+def grouped_choice(reader: ConfigReader) -> dict[str, Any]:
+    """Groups of experts and the factor of the weights, where they are not neutral."""
+    groups, chosen = (reader.whole_or_null(key) or 1 for key in ("n_group", "topk_group"))
+    scale = reader.number("routed_scaling_factor")
+    found: dict[str, Any] = {"num_groups": groups, "top_groups": chosen} if chosen < groups else {}
+    return found | ({"routed_scale": scale} if scale != 1 else {})
 
 
 def first_dense(reader: ConfigReader, key: str = "first_k_dense_replace") -> set[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from megaplan.importers.experts import tell_correction
+from megaplan.importers.experts import sigmoid_choice
 from megaplan.importers.parts import (
     FULL,
     LINEAR,
@@ -35,6 +35,9 @@ _NEMOTRON_MOE = (
     "moe_latent_size",
     "num_experts_per_tok",
     "norm_topk_prob",
+    "n_group",
+    "topk_group",
+    "routed_scaling_factor",
 )
 _INFINITE = (float("inf"), {"__float__": "Infinity"})
 """How Python's JSON, and transformers 5, write an infinite limit."""
@@ -238,7 +241,7 @@ def _nemotron_moe(reader: ConfigReader, *, bias: bool, used: bool) -> dict[str, 
     reader.skip("n_shared_experts")  # the shared expert is one, moe_shared_expert_intermediate_size wide, whatever this says
     moe = experts(reader, count="n_routed_experts", width="moe_intermediate_size", act="mlp_hidden_act", gated=False)
     moe |= {"shared_ffn_hidden_size": reader.whole("moe_shared_expert_intermediate_size", least=0)}
-    tell_correction(reader)
+    moe |= sigmoid_choice(reader)
     latent = reader.whole_or_null("moe_latent_size")
     return moe | ({"latent_size": latent} if latent is not None else {})
 

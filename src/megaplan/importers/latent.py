@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from megaplan.importers.experts import first_dense, tell_correction
+from megaplan.importers.experts import first_dense, grouped_choice, sigmoid_choice
 from megaplan.importers.parts import common, experts, mlp, model_of
 from megaplan.importers.reader import ConfigReader
 from megaplan.importers.rotary import latent_score_scale, rope
@@ -15,13 +15,17 @@ _DIMS = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 def deepseek_v2(reader: ConfigReader) -> dict[str, Any]:
     """deepseek_v2: experts in every `moe_layer_freq`-th layer after the dense ones."""
     reader.only("mlp_bias", (False, None), "the MLP's matrices have no bias here")
-    return _decoder(reader)
+    grouped = grouped_choice(reader)
+    if reader.value("topk_method") != "group_limited_greedy":
+        grouped = {key: value for key, value in grouped.items() if key == "routed_scale"}
+    if reader.value("topk_method") in ("greedy", "group_limited_greedy"):
+        reader.skip("topk_method")
+    return _decoder(reader, grouped)
 
 
 def deepseek_v3(reader: ConfigReader) -> dict[str, Any]:
     """deepseek_v3: experts are chosen by corrected sigmoid scores."""
-    tell_correction(reader)
-    return _decoder(reader)
+    return _decoder(reader, sigmoid_choice(reader))
 
 
 def sparse(reader: ConfigReader) -> dict[str, Any]:
@@ -37,8 +41,7 @@ def sparse(reader: ConfigReader) -> dict[str, Any]:
         "layers": [2 * layer for layer in range(layers) if kinds[layer] == "full"],
         "top_k": reader.whole("index_topk"),
     }
-    tell_correction(reader)
-    return _decoder(reader, indexer)
+    return _decoder(reader, sigmoid_choice(reader), indexer)
 
 
 def _indexers(reader: ConfigReader, layers: int) -> list[str]:
@@ -60,7 +63,7 @@ def _indexers(reader: ConfigReader, layers: int) -> list[str]:
     return kinds
 
 
-def _decoder(reader: ConfigReader, indexer: dict[str, Any] | None = None) -> dict[str, Any]:
+def _decoder(reader: ConfigReader, choice: dict[str, Any], indexer: dict[str, Any] | None = None) -> dict[str, Any]:
     model = common(reader)
     attention = latent_widths(reader)
     attention |= {key: value for key, value in rope(reader, attention["qk_rope_head_dim"]).items() if key != "rotary_dim"}
@@ -68,7 +71,7 @@ def _decoder(reader: ConfigReader, indexer: dict[str, Any] | None = None) -> dic
     if indexer is not None:
         attention["indexer"] = indexer
     _check_heads(reader, attention)
-    moe = experts(reader, count="n_routed_experts", width="moe_intermediate_size")
+    moe = experts(reader, count="n_routed_experts", width="moe_intermediate_size") | choice
     moe["shared_ffn_hidden_size"] = (reader.whole_or_null("n_shared_experts", least=0) or 0) * moe["ffn_hidden_size"]
     layers, dense = reader.layers(2), first_dense(reader)
     step = reader.whole("moe_layer_freq") if reader.has("moe_layer_freq") else 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from megaplan.importers.experts import qwen_dense, qwen_experts, tell_correction
+from megaplan.importers.experts import qwen_dense, qwen_experts, sigmoid_choice
 from megaplan.importers.latent import latent_widths
 from megaplan.importers.parts import (
     FULL,
@@ -100,9 +100,8 @@ def kimi_linear(reader: ConfigReader) -> dict[str, Any]:
         detail = f"num_attention_heads = {attention['num_heads']}, num_key_value_heads = {reader.value('num_key_value_heads')}"
         reader.contradicts("num_key_value_heads", detail, "latent attention has as many key-value heads as heads")
     reader.skip("num_key_value_heads", "head_dim", "qk_head_dim", "rope_theta", "rope_scaling", "rope_parameters", "mla_use_nope")
-    reader.skip("moe_layer_freq", "use_grouped_topk", "moe_router_activation_func")
-    moe = experts(reader, count="num_local_experts", width="moe_intermediate_size")
-    tell_correction(reader)
+    reader.skip("moe_layer_freq")
+    moe = experts(reader, count="num_local_experts", width="moe_intermediate_size") | sigmoid_choice(reader)
     moe["shared_ffn_hidden_size"] = reader.whole("n_shared_experts", least=0) * moe["ffn_hidden_size"]
     sections = {
         "A": ("attention", attention),

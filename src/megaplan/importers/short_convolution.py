@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from megaplan.importers.experts import tell_correction
 from megaplan.importers.parts import FULL, common, heads, layer_kinds, lettered, model_of
 from megaplan.importers.reader import ConfigReader
 from megaplan.importers.rotary import rope
@@ -37,8 +36,9 @@ def lfm2_moe(reader: ConfigReader) -> dict[str, Any]:
         "activation": "swiglu",
         "normalize_top_k": reader.flag("norm_topk_prob"),
     }
-    if reader.flag("use_expert_bias"):
-        tell_correction(reader)
+    scale = reader.number("routed_scaling_factor")
+    moe |= {"score": "sigmoid", **({"expert_bias": True} if reader.flag("use_expert_bias") else {})}
+    moe |= {"routed_scale": scale} if scale != 1 else {}
     dense = {"ffn_hidden_size": reader.whole("intermediate_size"), "activation": "swiglu"}
     feeds = "".join("D" if layer < first else "E" for layer in range(layers))
     return _decoder(reader, (FULL,) * layers, feeds, {"D": ("mlp", dense), "E": ("moe", moe)})

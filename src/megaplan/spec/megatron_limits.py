@@ -14,7 +14,7 @@ from megaplan.families.linear_attention.section import GatedDeltaNet
 from megaplan.families.registry import FAMILIES
 from megaplan.low_precision import PER_TENSOR
 from megaplan.spec.models import SIDES, GroupedQueryAttention, LatentAttention, Llama3Scaling, Mamba1, Mamba2, Mamba3, Spec, YarnScaling
-from megaplan.spec.options import VALUES_ALONE, given_options
+from megaplan.spec.options import ROUTING, VALUES_ALONE, given_options
 
 CONV_KERNEL, CHUNK_SIZE = 4, 128
 """Of Megatron's Mamba mixer; no launch argument changes them."""
@@ -60,6 +60,7 @@ def megatron_limits(spec: Spec, letters: str) -> Iterator[Limit]:
     yield from _families(spec, letters)
     yield from _blocks(spec, letters)
     yield from _options(spec, letters)
+    yield from _routing(spec)
     yield from _attention(spec, letters)
     yield from _features(spec)
     yield from _parallel(spec)
@@ -166,6 +167,14 @@ def _options(spec: Spec, letters: str) -> Iterator[Limit]:
     if model.learned_positions is not None and rotated:
         detail = f"model.learned_positions = {model.learned_positions}, and attention layers are rotated: Megatron has one of the two"
         yield Limit("model.learned_positions", detail, "learned_positions: null, or nope_layers with all A layers")
+
+
+def _routing(spec: Spec) -> Iterator[Limit]:
+    """How experts are scored and chosen, which launches are written without."""
+    for option in given_options(spec.model):
+        if option.key in ROUTING:
+            detail = f"{option.key} = {option.shown}, and Megatron is written with {option.neutral}"
+            yield Limit(option.key, detail, f"{option.key.rpartition('.')[2]}: {option.neutral}", tensors=False)
 
 
 def _attention(spec: Spec, letters: str) -> Iterator[Limit]:

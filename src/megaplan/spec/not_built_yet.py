@@ -12,7 +12,7 @@ from megaplan.dtypes import DType
 from megaplan.errors import Diagnostic, Severity
 from megaplan.spec.context import Locate
 from megaplan.spec.models import Spec
-from megaplan.spec.options import given_options
+from megaplan.spec.options import ROUTING, given_options
 from megaplan.spec.source import NOWHERE
 
 Found = Callable[[Spec], object | None]
@@ -86,6 +86,10 @@ BUILT_OPTIONS: frozenset[str] = frozenset(
         "model.mamba.bias",
         "model.mlp.bias",
         "model.moe.shared_gate",
+        "model.moe.score_correction",
+        "model.moe.router_bias",
+        "model.moe.latent_size",
+        *ROUTING,
         "model.features.mtp.side_embeddings",
     }
 )

@@ -10,8 +10,12 @@ from megaplan.scalars import OptionsSection, Section
 
 OWN_ACTIVATIONS = frozenset({"geglu"})
 """Words of `activation` that came later."""
-VALUES_ALONE = frozenset({"model.attention.rope_scaling", "model.attention.softmax_scale"})
-"""Options that no tensor, time or host's memory depends on."""
+ROUTING = frozenset(
+    {f"model.moe.{key}" for key in ("score", "expert_bias", "expert_bias_rate", "num_groups", "top_groups", "routed_scale")}
+)
+"""How experts are scored and chosen."""
+VALUES_ALONE = frozenset({"model.attention.rope_scaling", "model.attention.softmax_scale"}) | ROUTING
+"""Options that no parameter and no time depends on, nor the memory of a host other than megarun."""
 
 
 class Option(NamedTuple):

@@ -1,8 +1,9 @@
 """The state of a run between two steps, by name: parameters, optimizer state, random generators.
 
 A parameter has the inventory's name; its optimizer state `optimizer.NAME.momentum` (Muon) or `.exp_avg`, `.exp_avg_sq` and `.step` (AdamW).
-Batches are a function of step and seed, so the data position is the step. `generator.RANK.cpu` and `.cuda` are torch's generators, which
-no step uses; they are restored by the rank of the same number if the number of ranks is the same.
+The experts' bias of an E layer is `layers.I.expert_bias`. Batches are a function of step and seed, so the data position is the step.
+`generator.RANK.cpu` and `.cuda` are torch's generators, which no step uses; they are restored by the rank of the same number if the number
+of ranks is the same.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ import torch
 from megaplan.inventory.tensors import Inventory
 from megarun.checkpoint.pieces import Pieces, pieces_of
 from megarun.engine.trainer import Trainer
+from megarun.model.step_sums import biases
 
 PARAMETER_STATES = ("momentum", "exp_avg", "exp_avg_sq", "step")
 OPTIMIZER, GENERATOR = "optimizer", "generator"
 
 
 def model_state(trainer: Trainer, inventory: Inventory) -> list[tuple[str, Pieces]]:
-    """This rank's pieces of every parameter; a tensor that two of its stages have occurs twice."""
+    """This rank's pieces of every parameter and of the experts' biases; a tensor that two of its stages have occurs twice."""
     tensors = dict(inventory.tensors())
-    return [(name, pieces_of(tensors[name], parameter, trainer.mesh)) for name, parameter in _parameters(trainer)]
+    parameters = [(name, pieces_of(tensors[name], parameter, trainer.mesh)) for name, parameter in _parameters(trainer)]
+    return parameters + [(name, Pieces.unsharded(bias)) for name, bias in biases(trainer.stages)]
 
 
 def optimizer_state(trainer: Trainer, inventory: Inventory) -> list[tuple[str, Pieces]]:

@@ -17,7 +17,7 @@ from megarun.engine.initialise import initialise
 from megarun.errors import refusal
 from megarun.job.job import Job
 from megarun.model.stage import Stage
-from megarun.model.step_sums import Routed, routing_table, start_sums, sum_further
+from megarun.model.step_sums import Routed, move_biases, routing_table, start_sums, sum_further
 from megarun.optim.build import Optimizers
 from megarun.optim.clip import clip_gradients
 from megarun.parallel.apply.compile import compile_stage
@@ -99,6 +99,7 @@ class Trainer:
         self._tp, self._cp = tensor_parallel(mesh), context_parallel(mesh)
         self.optimizers = Optimizers(self.stages, job.inventory, spec, self._tp)
         self._routers = [index for index, block in enumerate(job.inventory.layers) if block.family == EXPERTS.letter]
+        self._sums: list[list[float]] = []
         self._owned: list[nn.Parameter] = []
         self._copies: list[nn.Parameter] = []
         self._replicated: list[tuple[str, nn.Parameter]] = []
@@ -171,8 +172,11 @@ class Trainer:
         return StepResult(losses[-1], norm, self._routed(sums), losses[0] if len(losses) > 1 else 0.0)
 
     def update(self, step: int) -> None:
-        """Apply the optimizer update of 0-based `step` and free the gradients."""
+        """Apply the optimizer update of 0-based `step`, free the gradients, and move the experts' biases by the step's rows."""
         self.optimizers.step(step)
+        moe = self._spec.model.moe
+        if moe is not None and moe.expert_bias_rate:
+            move_biases(self.stages, self._routers, self._sums, moe.expert_bias_rate)
 
     def drop_gradients(self) -> None:
         """Free the gradients of a step without an update."""
@@ -199,7 +203,8 @@ class Trainer:
         if moe is None:
             return NOT_ROUTED
         width = len(sums) // max(1, len(layers))
-        return Routed.of(layers, [sums[index * width : (index + 1) * width] for index in range(len(layers))], moe.top_k)
+        self._sums = [sums[index * width : (index + 1) * width] for index in range(len(layers))]
+        return Routed.of(layers, self._sums, moe.top_k)
 
     def resident_bytes(self) -> int:
         """Bytes of parameters, buffers and optimizer state on this rank, which persist between steps."""

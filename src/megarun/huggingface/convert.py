@@ -36,7 +36,7 @@ from megarun.huggingface.adapters import Adapters
 from megarun.huggingface.changes import to_ours, to_theirs
 from megarun.huggingface.files import CONFIG, MAX_JSON_BYTES, Group, WeightFiles, unreadable, write_shards
 from megarun.huggingface.names import NAMES
-from megarun.huggingface.rules import Rule, weight_rules
+from megarun.huggingface.rules import EXPERT_BIAS, Rule, weight_rules
 from megarun.job.job import Job
 from megarun.job.run import SavedPlan
 from megarun.remote import AnyPath
@@ -143,7 +143,8 @@ def export_weights(checkpoint: AnyPath, config_path: Path, out: Path, dtype: tor
             found = list(saved[ours.name].shape) if ours.name in saved else "missing"
             raise refusal("MP644", f"{checkpoint}: {ours.name} is {found}, the plan's {list(ours.shape)}", file=str(checkpoint))
     stored = {name: dtype or DTYPES[each.dtype] for name, each in saved.items() if each.dtype in DTYPES}
-    groups = [_group(rule, checkpoint, adapters, stored[rule.ours[0].name], dtype) for rule in rules]
+    stored |= {name: torch.float32 for name in stored if name.endswith(f".{EXPERT_BIAS}")}  # as models keep it, whatever their dtype
+    groups = [_group(rule, checkpoint, adapters, stored[rule.ours[0].name]) for rule in rules]
     out.mkdir(parents=True)
     try:
         write_shards(out, groups, _base(job).parameters)
@@ -169,13 +170,13 @@ def _plan(checkpoint: AnyPath) -> PlanDocument:
     return loaded.plan
 
 
-def _group(rule: Rule, checkpoint: AnyPath, adapters: Adapters, stored: torch.dtype, dtype: torch.dtype | None) -> Group:
+def _group(rule: Rule, checkpoint: AnyPath, adapters: Adapters, dtype: torch.dtype) -> Group:
     def values() -> Mapping[str, Tensor]:
         ours = [adapters.merged(name, tensor) for name, tensor in full_tensors(checkpoint, [each.name for each in rule.ours])]
         theirs = to_theirs(rule, ours)
-        return {name: tensor.to(dtype or stored) for name, tensor in zip(rule.theirs, theirs, strict=True)}
+        return {name: tensor.to(dtype) for name, tensor in zip(rule.theirs, theirs, strict=True)}
 
-    size = torch.empty(rule.shape, dtype=stored, device="meta").nbytes
+    size = torch.empty(rule.shape, dtype=dtype, device="meta").nbytes
     return Group(dict.fromkeys(rule.theirs, size), values)
 
 
@@ -210,7 +211,7 @@ def _base(job: Job) -> Inventory:
     return build_inventory(job.spec.model_copy(update={"lora": None}))
 
 
-_OWN = ("_loss_coefficient", "routing_skew", "capacity_factor", "loss_weight", "chunk_size", "save_every", "pattern")
+_OWN = ("_loss_coefficient", "routing_skew", "capacity_factor", "loss_weight", "chunk_size", "save_every", "pattern", "expert_bias_rate")
 """Keys that a config does not decide, or that change no weight."""
 
 

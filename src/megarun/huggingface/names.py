@@ -53,7 +53,7 @@ _ONE_GATE_UP: Modules = {("gate_proj", "up_proj"): "mlp.gate_up_proj", "down_pro
 _EXPERTS: Modules = {"router": "mlp.gate", **{f"experts.{name}": f"mlp.experts.{{expert}}.{name}.weight" for name in _GATED}}
 _MATRICES = zip(_GATED, ("w1", "w3", "w2"), strict=True)
 _NUMBERED: Modules = {f"experts.{ours}": f"block_sparse_moe.experts.{{expert}}.{theirs}.weight" for ours, theirs in _MATRICES}
-_MIXTRAL: Modules = {**_NUMBERED, "router": "block_sparse_moe.gate", "router.correction": "block_sparse_moe.e_score_correction_bias"}
+_MIXTRAL: Modules = {**_NUMBERED, "router": "block_sparse_moe.gate", "expert_bias": "block_sparse_moe.e_score_correction_bias"}
 _GRANITE_EXPERTS: Modules = {
     ("experts.gate_proj", "experts.up_proj"): "block_sparse_moe.input_linear.weight",
     "experts.down_proj": "block_sparse_moe.output_linear.weight",
@@ -81,6 +81,7 @@ _POST = _decoder(
     before={"post_norm": "post_attention_layernorm"},
     after={"post_norm": "post_feedforward_layernorm"},
 )
+_SIGMOID_EXPERTS: Modules = {**_EXPERTS, "expert_bias": "mlp.gate.e_score_correction_bias", **_shared("mlp.shared_experts")}
 _HUNYUAN: Modules = {**_in("self_attn", "q_proj", "k_proj", "v_proj", "o_proj", q_norm="query_layernorm", k_norm="key_layernorm")}
 _HUNYUAN_MOE = _decoder(_HUNYUAN, moe={**_EXPERTS, "router": "mlp.gate.wg", **_shared("mlp.shared_mlp")})
 _DEEPSEEK = replace(
@@ -96,7 +97,7 @@ _DEEPSEEK = replace(
             kv_latent_norm="kv_a_layernorm",
             kv_up="kv_b_proj",
         ),
-        moe={**_EXPERTS, "router.correction": "mlp.gate.e_score_correction_bias", **_shared("mlp.shared_experts")},
+        moe=_SIGMOID_EXPERTS,
     ),
     pairs=True,
 )
@@ -119,7 +120,12 @@ NAMES: dict[str, Names] = {
     "arcee": LLAMA,
     "bamba": Names({"A": {**_BEFORE, **_HEADS}, "M": _MAMBA_LAYER, "D": _FEED_FORWARD}, outside=_FEED_FORWARD_ENDS),
     "deepseek_v2": _DEEPSEEK,
+    "deepseek_v3": _DEEPSEEK,
     "ernie4_5": replace(LLAMA, pairs=True),
+    "ernie4_5_moe": replace(
+        _decoder(moe={**_EXPERTS, "router.correction": "mlp.moe_statics.e_score_correction_bias", **_shared("mlp.shared_experts")}),
+        pairs=True,
+    ),
     "exaone4": _POST,
     "glm": replace(_GLM_BEFORE, pairs=True),
     "glm4": replace(
@@ -139,8 +145,10 @@ NAMES: dict[str, Names] = {
         },
         outside={"embedding": "model.embed_tokens", "final_norm": "model.embedding_norm", "head": "lm_head"},
     ),
+    "glm4_moe": _decoder(moe=_SIGMOID_EXPERTS),
     "llama": LLAMA,
     "mamba2": Names({"M": _ALONE}, "backbone.layers.{layer}.", 1, _BACKBONE),
+    "minimax_m2": _decoder(moe=_MIXTRAL),
     "ministral": LLAMA,
     "mistral": LLAMA,
     "mixtral": _decoder(moe=_MIXTRAL),
@@ -149,6 +157,13 @@ NAMES: dict[str, Names] = {
             "A": {"norm": "norm", **_in("mixer", "q_proj", "k_proj", "v_proj", "o_proj")},
             "M": _ALONE,
             "D": {"norm": "norm", **_in("mixer", "up_proj", "down_proj")},
+            "E": {
+                "norm": "norm",
+                **_in("mixer", router="gate", expert_bias="gate.e_score_correction_bias"),
+                **_in("mixer", latent_down="fc1_latent_proj", latent_up="fc2_latent_proj"),
+                **{f"experts.{name}": f"mixer.experts.{{expert}}.{name}.weight" for name in ("up_proj", "down_proj")},
+                **_shared("mixer.shared_experts"),
+            },
         },
         "backbone.layers.{layer}.",
         1,

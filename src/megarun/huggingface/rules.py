@@ -6,12 +6,18 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any, NamedTuple
 
-from megaplan.inventory.tensors import Block, Inventory, Owner, ParamTensor
+from megaplan.families.moe import EXPERTS
+from megaplan.inventory.makers import replicated
+from megaplan.inventory.tensors import Block, Group, Inventory, Owner, ParamTensor
 from megaplan.spec.models import GroupedQueryAttention, LatentAttention, Spec
 from megarun.huggingface.names import Modules, Names
 
 EXPERT = "{expert}"
+EXPERT_BIAS = "expert_bias"
+"""The buffer of an E layer that is stored with its parameters."""
 _CONVOLUTIONS = ("conv1d.weight", ".conv.weight")
+_CORRECTION = "router.correction"
+"""Theirs has a dim of groups of experts, of which there is one."""
 
 
 class Ours(NamedTuple):
@@ -73,7 +79,10 @@ def weight_rules(names: Names, spec: Spec, inventory: Inventory, config: Mapping
     """
     orders = _orders(spec, pairs=names.pairs and config.get("rope_interleave") is not False)
     found: list[Rule] = []
-    for name, block in inventory.blocks():
+    moe = spec.model.moe
+    buffers = (replicated(EXPERT_BIAS, (moe.num_experts,), Group.OTHER),) if moe is not None and moe.expert_bias else ()
+    for name, stored in inventory.blocks():
+        block = stored._replace(tensors=(*stored.tensors, *buffers)) if stored.family == EXPERTS.letter else stored
         if name.startswith("layers."):
             layer = int(name.removeprefix("layers.")) // names.letters
             found += _of_block(names, name, block, names.blocks[block.family], names.layer.format(layer=layer, expert=EXPERT), orders)
@@ -135,6 +144,8 @@ def _rule(
         shape = (*shape[:-2], shape[-1], shape[-2])
     if ours[0].name.endswith(_CONVOLUTIONS):
         shape = (shape[0], 1, shape[1])
+    if ours[0].name.endswith(_CORRECTION):
+        shape = (1, *shape)
     rule = rule._replace(shape=shape)
     wrong = tensors[0].owner is Owner.EXPERT_PARALLEL and rule.row_dim != 1
     if wrong or prod(shape) * len(names) != sum(tensor.elements for tensor in tensors):

@@ -8,6 +8,8 @@ With `host.kernels: triton` the experts gather tokens, or received rows, in the 
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 import torch
 from torch import Tensor, nn
 
@@ -17,7 +19,7 @@ from megarun.model.mlp import Mlp
 from megarun.model.norm import Block, RMSNorm, gated, linear
 from megarun.model.rotary import Rotary
 from megarun.model.router_losses import LossFactors
-from megarun.model.step_sums import num_sums
+from megarun.model.step_sums import EXPERT_BIAS, num_sums
 from megarun.parallel.groups.context import WHOLE, ContextParallel
 from megarun.parallel.groups.expert import LOCAL, ExpertParallel
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
@@ -54,10 +56,33 @@ class ExpertBank(nn.Module):
         return rows.view(self.num_experts, -1, rows.shape[-1])
 
 
+class Choice(TypedDict):
+    """Arguments of `megakernels.route` that a spec decides."""
+
+    sigmoid: bool
+    num_groups: int
+    top_groups: int
+    scale: float
+
+
+class Router(nn.Module):
+    """Weight [E, h]; a bias [E] of the logits, and numbers [E] added to the scores for the choice alone, where the router has them."""
+
+    def __init__(self, hidden_size: int, num_experts: int, *, bias: bool, correction: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_experts, hidden_size))
+        self.bias = nn.Parameter(torch.empty(num_experts)) if bias else None
+        self.correction = nn.Parameter(torch.empty(num_experts)) if correction else None
+
+
 class ExpertBlock(Block):
-    """E: x + combine(experts(dispatch(norm(x)))) + shared(norm(x)) [· sigmoid(shared_gate(norm(x)))]."""
+    """E: x + combine(experts(dispatch(norm(x)))) + shared(norm(x)) [· sigmoid(shared_gate(norm(x)))].
+
+    With a latent the experts read latent_down(norm(x)), and latent_up projects what they give.
+    """
 
     sums: Tensor
+    expert_bias: Tensor
 
     def __init__(
         self,
@@ -74,9 +99,19 @@ class ExpertBlock(Block):
         super().__init__()
         self.tp, self.ep, self.cp, self.factors = tp, ep, cp, factors
         self.num_experts, self.top_k, self.normalize = config.num_experts, config.top_k, config.normalize_top_k
+        self.has_bias, self.bias_rate = config.expert_bias, config.expert_bias_rate
+        self.choice: Choice = {
+            "sigmoid": config.score == "sigmoid",
+            "num_groups": config.num_groups,
+            "top_groups": config.top_groups,
+            "scale": config.routed_scale,
+        }
         self.norm = RMSNorm(hidden_size, eps)
-        self.router = linear(hidden_size, config.num_experts)
-        self.experts = ExpertBank(config, hidden_size, ep.share(config.num_experts), gathers=gathers)
+        self.router = Router(hidden_size, config.num_experts, bias=config.router_bias, correction=config.score_correction)
+        width, latent = config.row_width(hidden_size), config.latent_size is not None
+        self.experts = ExpertBank(config, width, ep.share(config.num_experts), gathers=gathers)
+        self.latent_down = linear(hidden_size, width) if latent else None
+        self.latent_up = linear(width, hidden_size) if latent else None
         shared_width = config.shared_ffn_hidden_size
         self.shared = Mlp(hidden_size, shared_width, config.activation, tp) if shared_width else None
         self.shared_gate = linear(hidden_size, 1) if config.shared_gate else None
@@ -89,12 +124,15 @@ class ExpertBlock(Block):
         rows, counts = dispatch_plan(indices, self.num_experts)
         self.record(probs, counts)
         del probs
+        latent = tokens if self.latent_down is None else self.latent_down(tokens)
         if self.ep.degree > 1:
-            out = self.travel(tokens, weights, rows, counts).view_as(x)
+            combined = self.travel(latent, weights, rows, counts)
         elif self.experts.gathers:
-            out = self.experts(tokens, weights, rows, counts).view_as(x)
+            combined = self.experts(latent, weights, rows, counts)
         else:
-            out = combine(self.experts(dispatch(tokens, rows, self.top_k), weights, rows, counts), rows, self.top_k).view_as(x)
+            combined = combine(self.experts(dispatch(latent, rows, self.top_k), weights, rows, counts), rows, self.top_k)
+        combined = torch.unflatten(combined, 0, x.shape[:2])
+        out = combined if self.latent_up is None else self.latent_up(combined)
         return self.add(x, out if self.shared is None else out + self.shared_output(self.shared, normed))
 
     def shared_output(self, shared: Mlp, normed: Tensor) -> Tensor:
@@ -103,10 +141,13 @@ class ExpertBlock(Block):
 
     def choose(self, tokens: Tensor, num_sequences: int) -> tuple[Tensor, Tensor, Tensor]:
         """Local tokens [B·t, h] -> weights fp32 [B·t, k], experts int32 [B·t, k], probs fp32 [B·t, E]; adds the losses to `sums`."""
-        weight, top_k, normalize = self.router.weight, self.top_k, self.normalize
+        router, common = self.router, (self.top_k, self.normalize)
+        bias, correction = router.bias, self.expert_bias if self.has_bias else router.correction
         if self.factors is None:
-            return route(tokens, weight, top_k, normalize)
-        weights, indices, probs, log_sums, load = route_scored(tokens, weight, top_k, normalize, num_sequences)
+            return route(tokens, router.weight, *common, bias=bias, correction=correction, **self.choice)
+        weights, indices, probs, log_sums, load = route_scored(
+            tokens, router.weight, *common, num_sequences, bias=bias, correction=correction, **self.choice
+        )
         weights, values = router_losses(weights, probs, log_sums, self.cp.sum(self.tp.sum(load)), self.factors.balance, self.factors.z)
         if torch.is_grad_enabled():
             self.sums[self.num_experts + 1 :] += values
@@ -119,8 +160,10 @@ class ExpertBlock(Block):
             self.sums[self.num_experts] += torch.special.entr(probs.detach()).sum()
 
     def add_sums(self, device: torch.device) -> None:
-        """Create the sums of a step on `device`: fp64 [`num_sums`], not in checkpoints."""
+        """Create the sums of a step on `device`: fp64 [`num_sums`], not in checkpoints; and the experts' bias [E], which is."""
         self.register_buffer("sums", torch.zeros(num_sums(self.num_experts), dtype=torch.float64, device=device), persistent=False)
+        if self.has_bias:
+            self.register_buffer(EXPERT_BIAS, torch.zeros(self.num_experts, dtype=torch.float64, device=device))
 
     def travel(self, tokens: Tensor, weights: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
         """Apply each token's experts on their ranks: tokens [N, h], weights fp32 [N, k], rows [N·k], counts [E] -> [N, h].

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+EXPERT_BIAS = "expert_bias"
+"""Name of the buffer that is added to an E layer's scores for the choice, which `move_biases` moves after each step."""
 NUM_LOSSES = 2
 """Balance loss and z-loss, the last columns of a layer's sums."""
 
@@ -89,6 +91,29 @@ def routing_table(stages: Iterable[nn.Module], layers: Sequence[int], num_expert
     for name, sums in _buffers(stages, "sums"):
         table[layers.index(int(name.split(".")[1]))] += sums
     return table
+
+
+def biases(stages: Iterable[nn.Module]) -> Iterator[tuple[str, Tensor]]:
+    """The experts' biases of these stages, fp64 [E], by their full names."""
+    return _buffers(stages, EXPERT_BIAS)
+
+
+def move_biases(stages: Iterable[nn.Module], layers: Sequence[int], table: Sequence[Sequence[float]], rate: float) -> None:
+    """Add `rate` to the bias of each expert with fewer rows than the mean, and take it from each with more.
+
+    Args:
+        stages: This rank's stages.
+        layers: Index of each E layer.
+        table: Sums of each E layer over all ranks.
+        rate: Of the spec.
+
+    Source: arXiv:2408.15664, algorithm 1.
+    """
+    for name, bias in biases(stages):
+        rows = table[layers.index(int(name.split(".")[1]))][: bias.shape[0]]
+        mean = sum(rows) / len(rows)
+        moves = [rate * ((count < mean) - (count > mean)) for count in rows]
+        bias.add_(torch.tensor(moves, dtype=bias.dtype, device=bias.device))
 
 
 def _buffers(stages: Iterable[nn.Module], wanted: str) -> Iterator[tuple[str, Tensor]]:

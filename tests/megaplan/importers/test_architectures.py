@@ -58,7 +58,10 @@ OPTIONS: list[tuple[dict[str, Any], set[str]]] = [
     }),
     ({"model_type": "falcon_h1"}, {"model.parallel_layers", "model.mamba.gated_norm"}),
     ({"model_type": "ernie4_5_moe"}, {"model.moe.score_correction"}),
-    ({"model_type": "nemotron_h", "hybrid_override_pattern": "ME", "moe_latent_size": 64}, {"model.moe.latent_size"}),
+    ({"model_type": "deepseek_v3"}, {f"model.moe.{key}" for key in ("score", "expert_bias", "num_groups", "top_groups", "routed_scale")}),
+    ({"model_type": "nemotron_h", "hybrid_override_pattern": "ME", "moe_latent_size": 64}, {
+        "model.moe.latent_size", "model.moe.score", "model.moe.expert_bias",
+    }),
     ({"model_type": "qwen3_next"}, {
         "model.attention.gate", "model.attention.rotary_dim", "model.moe.shared_gate",
     }),

@@ -14,6 +14,7 @@ BUILT = [
     "model.features.mtp={depth: 1, ffn_hidden_size: 64}", "model.features.ngram={num_tables: 2, num_rows: 64, dim: 4}",
     "model.features.platform={num_categories: 4, bottleneck: 8}",
     "model.features.structure={num_categories: 25, bottleneck: 8}", "model.moe.balance_loss_coefficient=0.01", "mesh.cp=2",
+    "model.moe.score=sigmoid", "model.moe.score_correction=true", "model.moe.router_bias=true", "model.moe.latent_size=32",
 ]  # fmt: skip
 NOT_BUILT = {
     "mesh.etp=2": "mesh.etp = 2; megarun trains with 1",

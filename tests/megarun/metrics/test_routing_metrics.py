@@ -15,7 +15,7 @@ from megarun.engine.build import build_stage, materialise
 from megarun.engine.initialise import initialise
 from megarun.metrics.records import routing_keys
 from megarun.model.stage import Stage
-from megarun.model.step_sums import LayerRouting, Routed, routing_table, start_sums
+from megarun.model.step_sums import LayerRouting, Routed, biases, move_biases, routing_table, start_sums
 from megarun.parallel.apply.recompute import recompute_stage
 
 pytestmark = pytest.mark.runtime
@@ -66,6 +66,17 @@ def test_sums_are_those_of_the_routing_distribution(spec_with: Any, more: dict[s
     assert (found.balance_loss > 0) == ("model.moe.balance_loss_coefficient" in more)
     start_sums([stage])
     assert not routing_table([stage], [0, 1], NUM_EXPERTS, CPU).any()
+
+
+def test_biases_move_towards_the_mean(spec_with: Any) -> None:
+    """Up where an expert has fewer rows than the mean, down where it has more; the rows are those of the layer in the model."""
+    stage = expert_stage(spec_with, **{"model.moe.score": "sigmoid", "model.moe.expert_bias": True})
+    table = [[9.0] * (NUM_EXPERTS + 3), [3.0, 7.0, 5.0, 5.0, 0.0, 0.0, 0.0]]
+    move_biases([stage], [0, 1], table, 0.25)
+    assert {name: bias.tolist() for name, bias in biases([stage])} == {
+        "layers.0.expert_bias": [0.0] * 4,
+        "layers.1.expert_bias": [0.25, -0.25, 0.0, 0.0],
+    }
 
 
 def test_a_layer_of_another_stage_is_left_to_its_rank(spec_with: Any) -> None:

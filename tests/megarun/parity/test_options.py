@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from parity_cells import DENSE, EXPERTS, T2, Cell, pattern
+from parity_cells import DENSE, EXPERTS, ROUTED, T2, Cell, pattern
 from parity_compare import course_difference
 from parity_world import Worlds
 
@@ -27,12 +27,31 @@ OPTIONS: dict[str, Any] = {
 }
 MAMBA = {"kind": "mamba2", "expand": 2, "head_dim": 16, "state_dim": 8, "num_groups": 2, "chunk_size": 8, "bias": True}
 GATED = {"model.moe.shared_gate": True}
+ROUTER: dict[str, Any] = {
+    "model.moe": {
+        "num_experts": 8,
+        "top_k": 2,
+        "ffn_hidden_size": 24,
+        "shared_ffn_hidden_size": 16,
+        "score": "sigmoid",
+        "expert_bias": True,
+        "expert_bias_rate": 0.01,
+        "num_groups": 4,
+        "top_groups": 2,
+        "routed_scale": 2.5,
+        "router_bias": True,
+        "latent_size": 16,
+    }
+}
 CELLS = [
     Cell("both", T2, spec=DENSE | OPTIONS),
     Cell("post", T2, spec=EXPERTS | OPTIONS | {"model.norm_placement": "post"}),
     Cell("zero-bubble", {"pp": 2, **T2}, "interleaved_zero_bubble", DENSE | OPTIONS),
     Cell("shared-gate", {**T2, "ep": 2, "dp_shard": 2}, spec=EXPERTS | GATED, ci=True),
     Cell("shared-gate-stages", {"pp": 2, **T2}, "interleaved_zero_bubble", EXPERTS | GATED),
+    Cell("sigmoid-latent", {"pp": 2, "ep": 2, "dp_shard": 2}, spec=EXPERTS | ROUTER, ci=True),
+    Cell("sigmoid-latent-tp-cp", {**T2, "cp": 2, "ep": 2}, spec=EXPERTS | ROUTER),
+    Cell("sigmoid-losses", {"pp": 2, **T2, "ep": 2}, spec=EXPERTS | ROUTER | ROUTED),
     Cell("states", T2, spec=pattern("MD") | {"model.mamba": MAMBA, "model.mlp": OPTIONS["model.mlp"]}),
 ]
 

@@ -21,6 +21,7 @@ HEADS = {"model.attention.num_kv_heads": 4}
 MODEL = GENTLE | TIED | HEADS | {"model.features.mtp": {"depth": 1, "ffn_hidden_size": 40}}
 SIDED = MODEL | SIDES | MTP_TOO | FEW_WORDS  # side embeddings, two further tokens, packed rows
 FEW = MODEL | TWO_EXPERTS
+BIASED = MODEL | {"model.moe.score": "sigmoid", "model.moe.expert_bias": True, "model.moe.expert_bias_rate": 0.01}
 AGAIN = {"recompute": {"default": "full", "blocks": {"M": "none", "E": "selective"}}}
 PLANS = {
     "one": Cell("one", {}, spec=MODEL),
@@ -47,6 +48,8 @@ PLANS = {
     "few-dp3": Cell("few-dp3", {"dp_shard": 3}, spec=FEW, num_microbatches=12),
     "few-pp2-dp4": Cell("few-pp2-dp4", {"pp": 2, "dp_shard": 4}, spec=FEW, num_microbatches=12),
     "few-dp3-ep2-tp2": Cell("few-dp3-ep2-tp2", T2 | {"dp_shard": 3, "ep": 2}, spec=FEW, num_microbatches=12),
+    "biased-one": Cell("biased-one", {}, spec=BIASED),
+    "biased-ep2-pp2": Cell("biased-ep2-pp2", {"pp": 2, "dp_shard": 2, "ep": 2}, spec=BIASED),
     "sided-one": Cell("sided-one", {}, spec=SIDED),
     "sided-zbv-pp2-dp2": Cell("sided-zbv-pp2-dp2", V2 | {"dp_shard": 2}, "zbv", SIDED),
     "sided-cp2-pp2": Cell("sided-cp2-pp2", C2 | {"pp": 2}, spec=SIDED),
@@ -54,6 +57,7 @@ PLANS = {
 }
 CI = [("tp2", "zbv-pp2")]
 PAIRS = [
+    ("biased-one", "biased-ep2-pp2"), ("biased-ep2-pp2", "biased-one"),
     ("one", "one"), ("tp2", "zbv-pp2-dp2"),
     ("zbv-pp2-dp2", "one"),
     ("one", "dp2"), ("dp2", "one"), ("dp2", "dp2"), ("dp2", "tp2"), ("tp2", "dp4-reshard"), ("dp4-reshard", "1f1b-pp4"),

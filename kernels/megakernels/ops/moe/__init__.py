@@ -1,7 +1,8 @@
 """Token-choice mixture of experts: route, plan, dispatch, grouped experts, combine.
 
 In order: `weights, indices, probs = route(...)`, `rows, counts = dispatch_plan(indices, E)`, `combine(experts(dispatch(x, rows, k),
-weights, rows, ...), rows, k)`. Saved: route x, weight, probs, indices; dispatch and combine rows; experts its inputs, gate_out and up_out.
+weights, rows, ...), rows, k)`. Saved: route x, weight, probs
+(of sigmoid scores logits), indices; dispatch and combine rows; experts its inputs, gate_out and up_out.
 
 `routed_experts(x, weights, rows, counts, ...)` combines dispatch, experts and combine, and does not save dispatched rows.
 
@@ -12,9 +13,9 @@ With router losses `route_scored` also returns their inputs, and `router_losses`
 """
 
 from megakernels.ops.moe.grouped_mlp import experts
-from megakernels.ops.moe.losses import route_scored, router_losses
+from megakernels.ops.moe.losses import router_losses
 from megakernels.ops.moe.permutation import arrival_plan, combine, dispatch, dispatch_plan
 from megakernels.ops.moe.routed_mlp import routed_experts
-from megakernels.ops.moe.routing import route
+from megakernels.ops.moe.routing import route, route_scored
 
 __all__ = ["arrival_plan", "combine", "dispatch", "dispatch_plan", "experts", "route", "route_scored", "routed_experts", "router_losses"]

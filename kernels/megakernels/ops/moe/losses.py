@@ -7,48 +7,11 @@ tokens, microbatches, layers and ranks are summed.
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from megakernels._common import accumulator_dtype, join, only_needed, require
+from megakernels._common import join, only_needed, require
 from megakernels.ops.moe import reference
-
-
-def route_scored(
-    x: Tensor, weight: Tensor, top_k: int, normalize: bool, num_sequences: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """`route`, with the inputs of the router losses.
-
-    Args:
-        x: [N, h], num_sequences equal runs of rows.
-        weight: [E, h].
-        top_k: k, experts per token.
-        normalize: whether a token's k weights are divided by their sum.
-        num_sequences: B, whose loads are counted separately.
-
-    Returns:
-        weights fp32 [N, k] in descending order, indices int32 [N, k], probs fp32 [N, E], log Σ exp of the logits fp32 [N], and load int32
-        [B, E], a sequence's rows for each expert (fp64 for fp32 where x is fp64). Indices and load have no gradient.
-
-    Saves:
-        probs: as returned.
-        indices: as returned.
-
-    Raises:
-        ValueError: shapes do not fit, or top_k is not in 1 … E.
-    """
-    require(
-        x.dim() == 2 and weight.dim() == 2 and x.shape[1] == weight.shape[1] and num_sequences > 0 and x.shape[0] % num_sequences == 0,
-        "route_scored",
-        "x must be [N,h], weight [E,h], and num_sequences divide N",
-        x=x.shape,
-        weight=weight.shape,
-        num_sequences=num_sequences,
-    )
-    require(1 <= top_k <= weight.shape[0], "route_scored", "top_k must be in 1 … E", top_k=top_k, E=weight.shape[0])
-    weights, indices, probs, log_sums, load = _route_scored(x, weight, top_k, normalize, num_sequences)
-    return weights, indices, probs, log_sums, load
 
 
 def router_losses(weights: Tensor, probs: Tensor, log_sums: Tensor, load: Tensor, balance: float, z: float) -> tuple[Tensor, Tensor]:
@@ -82,42 +45,6 @@ def router_losses(weights: Tensor, probs: Tensor, log_sums: Tensor, load: Tensor
     return weighted, values
 
 
-@custom_op("megakernels::route_scored", mutates_args=())
-def _route_scored(
-    x: Tensor, weight: Tensor, top_k: int, normalize: bool, num_sequences: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    weights, indices, probs, log_sums, load = reference.route_scored_forward(x, weight, top_k, normalize, num_sequences)
-    return weights, indices, probs, log_sums, load
-
-
-@custom_op("megakernels::route_scored_backward", mutates_args=())
-def _route_scored_backward(
-    grad_weights: Tensor,
-    grad_probs: Tensor,
-    grad_log_sums: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    probs: Tensor,
-    indices: Tensor,
-    normalize: bool,
-    needs: list[bool],
-) -> list[Tensor]:
-    grads = reference.route_scored_backward(grad_weights, grad_probs, grad_log_sums, x, weight, probs, indices, normalize, needs)
-    return only_needed(grads)
-
-
-@_route_scored.register_fake
-def _(x: Tensor, weight: Tensor, top_k: int, _normalize: bool, num_sequences: int) -> tuple[Tensor, ...]:
-    (num_tokens, _), num_experts, dtype = x.shape, weight.shape[0], accumulator_dtype(x.dtype)
-    return (
-        x.new_empty((num_tokens, top_k), dtype=dtype),
-        x.new_empty((num_tokens, top_k), dtype=torch.int32),
-        x.new_empty((num_tokens, num_experts), dtype=dtype),
-        x.new_empty((num_tokens,), dtype=dtype),
-        x.new_empty((num_sequences, num_experts), dtype=torch.int32),
-    )
-
-
 @custom_op("megakernels::router_losses", mutates_args=())
 def _router_losses(weights: Tensor, probs: Tensor, log_sums: Tensor, load: Tensor, balance: float, z: float) -> tuple[Tensor, Tensor]:
     return reference.router_losses_forward(weights, probs, log_sums, load, balance, z)
@@ -141,10 +68,4 @@ def _(grad_weighted: Tensor, log_sums: Tensor, load: Tensor, _balance: float, _z
     return [log_sums.new_empty(shape) for shape, need in zip(shapes, needs, strict=True) if need]
 
 
-join(
-    _route_scored,
-    _route_scored_backward,
-    outputs=("weights", "indices", "probs", "log_sums", "load"),
-    gradients=("x", "weight"),
-)
 join(_router_losses, _router_losses_backward, outputs=("weighted", "values"), gradients=("weights", "probs", "log_sums"))

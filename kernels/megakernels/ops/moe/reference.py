@@ -1,10 +1,9 @@
-"""Token-choice mixture of experts in plain torch: routing, permutation, grouped MLP, with explicit backward formulas.
+"""Token-choice mixture of experts in plain torch: router losses, permutation, grouped MLP, with explicit backward formulas.
 
 Rows are the N·k (token, slot) pairs sorted by expert; `rows[i]` is the flat index token·k + slot that row i serves.
 
-Source: Shazeer et al., arXiv:1701.06538, section 2; softmax before top-k with renormalised weights as in Mixtral, arXiv:2401.04088, section
-2.1; dropless grouped experts, Gale et al., arXiv:2211.15841; balance of a sequence, DeepSeek-V3, arXiv:2412.19437, equations 17 to 20;
-z-loss, ST-MoE, arXiv:2202.08906, equation 5.
+Source: Shazeer et al., arXiv:1701.06538, section 2; dropless grouped experts, Gale et al., arXiv:2211.15841; balance of a sequence,
+DeepSeek-V3, arXiv:2412.19437, equations 17 to 20; z-loss, ST-MoE, arXiv:2202.08906, equation 5. The router: `scores`.
 """
 
 from collections.abc import Sequence
@@ -16,71 +15,6 @@ from megakernels._common import upcast
 from megakernels.ops.activation import reference as activations
 from megakernels.ops.moe.grouped import RowGroups
 from megakernels.ops.moe.inputs import Experts, Made
-
-
-def route_forward(x: Tensor, weight: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns weights [N, k], indices int32 [N, k] and probs [N, E]; slots in descending order of probability."""
-    return _choose(torch.softmax(upcast(x) @ upcast(weight).mT, dim=-1), top_k, normalize)
-
-
-def _choose(probs: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor, Tensor]:
-    chosen, indices = torch.topk(probs, top_k, dim=-1)
-    return chosen / chosen.sum(-1, keepdim=True) if normalize else chosen, indices.to(torch.int32), probs
-
-
-def route_backward(
-    grad_weights: Tensor, x: Tensor, weight: Tensor, probs: Tensor, indices: Tensor, normalize: bool, needs: Sequence[bool]
-) -> tuple[Tensor | None, ...]:
-    """Returns the gradients of x and weight. With w = p / Σp over the chosen: ∂L/∂p = (∂L/∂w − Σ ∂L/∂w · w) / Σp."""
-    return _logits_backward(_softmax_backward(_chosen_backward(grad_weights, probs, indices, normalize), probs), x, weight, needs)
-
-
-def _chosen_backward(grad_weights: Tensor, probs: Tensor, indices: Tensor, normalize: bool) -> Tensor:
-    """The gradient of probs [N, E]."""
-    slots = indices.long()
-    grad_chosen = upcast(grad_weights)
-    if normalize:
-        chosen = probs.gather(1, slots)
-        total = chosen.sum(-1, keepdim=True)
-        grad_chosen = (grad_chosen - (grad_chosen * chosen / total).sum(-1, keepdim=True)) / total
-    return torch.zeros_like(probs).scatter_(1, slots, grad_chosen)
-
-
-def _softmax_backward(grad_probs: Tensor, probs: Tensor) -> Tensor:
-    return probs * (grad_probs - (grad_probs * probs).sum(-1, keepdim=True))
-
-
-def _logits_backward(grad_logits: Tensor, x: Tensor, weight: Tensor, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
-    grad_x = (grad_logits @ upcast(weight)).to(x.dtype) if needs[0] else None
-    grad_weight = (grad_logits.mT @ upcast(x)).to(weight.dtype) if needs[1] else None
-    return grad_x, grad_weight
-
-
-def route_scored_forward(x: Tensor, weight: Tensor, top_k: int, normalize: bool, num_sequences: int) -> tuple[Tensor, ...]:
-    """Returns weights, indices, probs as `route_forward`, log Σ exp of the logits [N], and load int32 [num_sequences, E]."""
-    logits = upcast(x) @ upcast(weight).mT
-    weights, indices, probs = _choose(torch.softmax(logits, dim=-1), top_k, normalize)
-    num_experts = weight.shape[0]
-    rows = indices.view(num_sequences, -1).long()
-    load = torch.zeros(num_sequences, num_experts, dtype=torch.int32, device=x.device)
-    load.scatter_add_(1, rows, torch.ones_like(rows, dtype=torch.int32))
-    return weights, indices, probs, torch.logsumexp(logits, dim=-1), load
-
-
-def route_scored_backward(
-    grad_weights: Tensor,
-    grad_probs: Tensor,
-    grad_log_sums: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    probs: Tensor,
-    indices: Tensor,
-    normalize: bool,
-    needs: Sequence[bool],
-) -> tuple[Tensor | None, ...]:
-    """Returns the gradients of x and weight; ∂ log Σ exp / ∂ logits = probs."""
-    through_probs = _softmax_backward(_chosen_backward(grad_weights, probs, indices, normalize) + grad_probs, probs)
-    return _logits_backward(through_probs + grad_log_sums.unsqueeze(1) * probs, x, weight, needs)
 
 
 def router_losses_forward(

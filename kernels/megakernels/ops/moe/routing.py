@@ -1,66 +1,218 @@
-"""The router."""
+"""The router: two torch ops for each of its two scores, without and with the inputs of the router losses."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
+from torch._library.custom_ops import CustomOpDef
 
-from megakernels._common import accumulator_dtype, join, only_needed, require
-from megakernels.ops.moe import reference
+from megakernels._common import accumulator_dtype, join, only_needed, operation, require, types_of
+from megakernels._common.operations import declare
+from megakernels.ops.moe import scores
+from megakernels.ops.moe.scores import Router
+
+GRADIENTS = ("x", "weight", "bias", "correction")
 
 
-def route(x: Tensor, weight: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Chooses each token's experts: fp32 logits, softmax over all experts, the k largest.
+def route(
+    x: Tensor,
+    weight: Tensor,
+    top_k: int,
+    normalize: bool,
+    *,
+    bias: Tensor | None = None,
+    correction: Tensor | None = None,
+    sigmoid: bool = False,
+    num_groups: int = 1,
+    top_groups: int = 1,
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Chooses each token's experts: fp32 logits, softmax over all experts or sigmoid of each, the k largest.
 
     Args:
         x: [N, h].
         weight: [E, h].
         top_k: k, experts per token.
         normalize: whether a token's k weights are divided by their sum.
+        bias: [E], added to the logits, or None.
+        correction: [E], added to the scores for the choice alone, or None; of any dtype; its gradient is zero.
+        sigmoid: whether scores are sigmoids of the logits.
+        num_groups: equal groups of experts, of which a token chooses top_groups before it chooses experts; 1 for none.
+        top_groups: groups that each token chooses: by their best score, of sigmoid scores by the sum of their best two.
+        scale: factor of the weights.
 
     Returns:
-        weights fp32 [N, k] in descending order, indices int32 [N, k], and probs fp32 [N, E] (fp64 for fp32 where x is fp64). Indices and
-        probs have no gradient.
+        weights fp32 [N, k] in descending order of the scores with their correction, indices int32 [N, k], and probs fp32 [N, E] (fp64 for
+        fp32 where x is fp64): each token's scores over their sum. Indices and probs have no gradient.
 
     Saves:
-        probs: as returned.
+        probs: as returned, of softmax scores.
         indices: as returned.
+        logits: fp32 [N, E], of sigmoid scores.
 
     Raises:
-        ValueError: shapes do not fit, or top_k is not in 1 … E.
+        ValueError: shapes do not fit, top_k is not in 1 … E, or the chosen groups have fewer than top_k experts.
 
-    Source: arXiv:2401.04088, section 2.1; fp32 routing, arXiv:2101.03961, section 2.4.
+    Source: arXiv:2401.04088, section 2.1; fp32 routing, arXiv:2101.03961, section 2.4; sigmoid scores and groups, arXiv:2412.19437,
+    equations 12 to 16; correction, arXiv:2408.15664; groups by their best score, arXiv:2405.04434, section 2.2.2.
     """
-    require(
-        x.dim() == 2 and weight.dim() == 2 and x.shape[1] == weight.shape[1],
-        "route",
-        "x must be [N,h], weight [E,h]",
-        x=x.shape,
-        weight=weight.shape,
-    )
-    require(1 <= top_k <= weight.shape[0], "route", "top_k must be in 1 … E", top_k=top_k, E=weight.shape[0])
-    weights, indices, probs = _route(x, weight, top_k, normalize)
+    given = Router(x, weight, bias, correction, top_k, normalize, num_groups, top_groups, scale)
+    require_router("route", given, sigmoid=sigmoid)
+    weights, indices, probs = (_route_sigmoid if sigmoid else _route)(*given)[:3]
     return weights, indices, probs
 
 
-@custom_op("megakernels::route", mutates_args=())
-def _route(x: Tensor, weight: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor, Tensor]:
-    return reference.route_forward(x, weight, top_k, normalize)
+def route_scored(
+    x: Tensor,
+    weight: Tensor,
+    top_k: int,
+    normalize: bool,
+    num_sequences: int,
+    *,
+    bias: Tensor | None = None,
+    correction: Tensor | None = None,
+    sigmoid: bool = False,
+    num_groups: int = 1,
+    top_groups: int = 1,
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """`route`, with the inputs of the router losses.
+
+    Args:
+        x: [N, h], num_sequences equal runs of rows.
+        weight: [E, h].
+        top_k: k, experts per token.
+        normalize: whether a token's k weights are divided by their sum.
+        num_sequences: B, whose loads are counted separately.
+        bias: as of `route`, as are all that follow.
+        correction: [E] or None.
+        sigmoid: whether scores are sigmoids of the logits.
+        num_groups: equal groups of experts.
+        top_groups: groups that each token chooses.
+        scale: factor of the weights.
+
+    Returns:
+        weights fp32 [N, k], indices int32 [N, k], probs fp32 [N, E], log Σ exp of the logits fp32 [N], and load int32 [B, E], a sequence's
+        rows for each expert (fp64 for fp32 where x is fp64). Indices and load have no gradient.
+
+    Saves:
+        probs: as returned, of softmax scores.
+        indices: as returned.
+        logits: fp32 [N, E], of sigmoid scores.
+
+    Raises:
+        ValueError: shapes do not fit, top_k is not in 1 … E, or the chosen groups have fewer than top_k experts.
+    """
+    given = Router(x, weight, bias, correction, top_k, normalize, num_groups, top_groups, scale)
+    require_router("route_scored", given, sigmoid=sigmoid)
+    fits = num_sequences > 0 and x.shape[0] % num_sequences == 0
+    require(fits, "route_scored", "x must be [N,h], and num_sequences divide N", x=x.shape, num_sequences=num_sequences)
+    op = _route_scored_sigmoid if sigmoid else _route_scored
+    weights, indices, probs, log_sums, load = op(*given, num_sequences)[:5]
+    return weights, indices, probs, log_sums, load
 
 
-@custom_op("megakernels::route_backward", mutates_args=())
-def _route_backward(
-    grad_weights: Tensor, x: Tensor, weight: Tensor, probs: Tensor, indices: Tensor, normalize: bool, needs: list[bool]
-) -> list[Tensor]:
-    return only_needed(reference.route_backward(grad_weights, x, weight, probs, indices, normalize, needs))
+def require_router(name: str, given: Router, *, sigmoid: bool) -> None:
+    """Refuse operands and counts of a router that do not fit.
+
+    Raises:
+        ValueError: shapes do not fit, top_k is not in 1 … E, or the chosen groups have fewer than top_k experts.
+    """
+    x, weight, bias, correction, top_k = given[:5]
+    fits = x.dim() == 2 and weight.dim() == 2 and x.shape[1] == weight.shape[1]
+    require(fits, name, "x must be [N,h], weight [E,h]", x=x.shape, weight=weight.shape)
+    num_experts = weight.shape[0]
+    for each, value in (("bias", bias), ("correction", correction)):
+        require(value is None or value.shape == (num_experts,), name, f"{each} must be [E]", weight=weight.shape, given=_shape(value))
+    require(1 <= top_k <= num_experts, name, "top_k must be in 1 … E", top_k=top_k, E=num_experts)
+    groups, chosen = given.num_groups, given.top_groups
+    require(groups >= 1 and num_experts % groups == 0, name, "num_groups must divide E", num_groups=groups, E=num_experts)
+    size = num_experts // groups
+    fits = 1 <= chosen <= groups and top_k <= chosen * size and (groups == 1 or not sigmoid or size >= scores.BEST_OF_GROUP)
+    require(fits, name, "the chosen groups must have top_k experts", num_groups=groups, top_groups=chosen, top_k=top_k, E=num_experts)
 
 
-@_route.register_fake
-def _(x: Tensor, weight: Tensor, top_k: int, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    dtype = accumulator_dtype(x.dtype)
-    chosen = (x.shape[0], top_k)
-    return x.new_empty(chosen, dtype=dtype), x.new_empty(chosen, dtype=torch.int32), x.new_empty((x.shape[0], weight.shape[0]), dtype=dtype)
+def _shape(value: Tensor | None) -> Any:
+    return None if value is None else value.shape
 
 
-join(_route, _route_backward, outputs=("weights", "indices", "probs"), gradients=("x", "weight"))
+def _made(given: Router, num_scores: int) -> tuple[Tensor, ...]:
+    """Weights, indices and arrays of scores, uninitialised."""
+    x, dtype = given.x, accumulator_dtype(given.x.dtype)
+    chosen, all_experts = (x.shape[0], given.top_k), (x.shape[0], given.weight.shape[0])
+    arrays = (x.new_empty(all_experts, dtype=dtype) for _ in range(num_scores))
+    return x.new_empty(chosen, dtype=dtype), x.new_empty(chosen, dtype=torch.int32), *arrays
+
+
+def _registered(
+    name: str,
+    outputs: Sequence[str],
+    forward: Callable[[Router], tuple[Tensor, ...]],
+    backward: Callable[[Tensor, Router, Tensor, Tensor, Tensor | None, Tensor | None], Tensor],
+) -> CustomOpDef:
+    """Register the op of a score; the last of `outputs` is what backward reads in addition to the indices."""
+
+    def run_backward(grad_weights: Tensor, given: Router, kept: Tensor, indices: Tensor, needs: list[bool]) -> Sequence[Tensor | None]:
+        return scores.parameters_backward(backward(grad_weights, given, kept, indices, None, None), given, needs)
+
+    return operation(
+        name,
+        types_of(Router),
+        Router,
+        outputs=outputs,
+        saved=(outputs[-1], "indices"),
+        gradients=GRADIENTS,
+        forward=lambda given: forward(given)[: len(outputs)],
+        backward=run_backward,
+        fake=lambda given: _made(given, len(outputs) - 2),
+    )[0]
+
+
+_OUTPUTS = ("weights", "indices", "probs")
+_route = _registered("route", _OUTPUTS, scores.softmax_forward, scores.softmax_backward)
+_route_sigmoid = _registered("route_sigmoid", (*_OUTPUTS, "logits"), scores.sigmoid_forward, scores.sigmoid_backward)
+
+
+def _registered_scored(
+    name: str,
+    kept: str,
+    forward: Callable[[Router], tuple[Tensor, ...]],
+    backward: Callable[[Tensor, Router, Tensor, Tensor, Tensor | None, Tensor | None], Tensor],
+) -> CustomOpDef:
+    """Register the op of a score with the inputs of the router losses; `kept` is what backward reads in addition to the indices."""
+    arguments, outputs = types_of(Router), (*_OUTPUTS, "log_sums", "load")
+    names, keeps_logits = tuple(arguments), kept == "logits"
+
+    def run(values: dict[str, Any]) -> tuple[Tensor, ...]:
+        given = Router(*(values[each] for each in names))
+        weights, indices, probs, logits = forward(given)
+        load = scores.loads(indices, values["num_sequences"], given.weight.shape[0])
+        return weights, indices, probs, torch.logsumexp(logits, dim=-1), load, *((logits,) if keeps_logits else ())
+
+    def fake(*values: Any) -> tuple[Tensor, ...]:
+        given, num_sequences = Router(*values[:-1]), values[-1]
+        weights, indices, probs, *logits = _made(given, 2 if keeps_logits else 1)
+        load = given.x.new_empty((num_sequences, given.weight.shape[0]), dtype=torch.int32)
+        return weights, indices, probs, probs.new_empty(probs.shape[:1]), load, *logits
+
+    def run_backward(values: dict[str, Any]) -> list[Tensor]:
+        given = Router(*(values[each] for each in names))
+        grads = (values[f"grad_{each}"] for each in ("probs", "log_sums"))
+        grad_logits = backward(values["grad_weights"], given, values[kept], values["indices"], *grads)
+        return only_needed(scores.parameters_backward(grad_logits, given, values["needs"]))
+
+    made = 6 if keeps_logits else 5
+    op = declare(name, run, {**arguments, "num_sequences": int}, tuple[(Tensor,) * made])  # type: ignore[misc]
+    op.register_fake(fake)
+    grads = {f"grad_{each}": Tensor for each in ("weights", "probs", "log_sums")}
+    tensors = {each: kind for each, kind in arguments.items() if kind in (Tensor, Tensor | None)}
+    numbers = {each: kind for each, kind in arguments.items() if each not in tensors}
+    of_backward = {**grads, **tensors, kept: Tensor, "indices": Tensor, **numbers, "needs": list[bool]}
+    joined = declare(f"{name}_backward", run_backward, of_backward, list[Tensor])
+    join(op, joined, outputs=(*outputs, "logits")[:made], gradients=GRADIENTS)
+    return op
+
+
+_route_scored = _registered_scored("route_scored", "probs", scores.softmax_forward, scores.softmax_backward)
+_route_scored_sigmoid = _registered_scored("route_scored_sigmoid", "logits", scores.sigmoid_forward, scores.sigmoid_backward)

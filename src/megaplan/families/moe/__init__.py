@@ -24,8 +24,8 @@ def _idle_parameters(moe: MixtureOfExperts, hidden_size: int) -> int:
 
 
 def _step_sums(moe: MixtureOfExperts) -> int:
-    """Rows of each expert, entropy, and the router's two losses."""
-    return moe.num_experts + 3
+    """Rows of each expert, entropy, and the router's two losses; and the experts' bias, of the same dtype."""
+    return moe.num_experts * (2 if moe.expert_bias else 1) + 3
 
 
 EXPERTS = Family(

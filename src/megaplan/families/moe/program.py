@@ -16,6 +16,7 @@ Row counts depend on routing: `received_rows` states them from `moe.routing_skew
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from math import ceil
 from typing import NamedTuple
@@ -45,6 +46,7 @@ class MoeOptions(NamedTuple):
         latent: Whether experts read and write a latent.
         bias: Of the experts' projections.
         router: Its parameters.
+        sigmoid: Whether scores are sigmoids, whose logits are kept in the place of the probabilities.
     """
 
     gated: bool
@@ -54,6 +56,7 @@ class MoeOptions(NamedTuple):
     latent: bool
     bias: bool
     router: tuple[str, ...]
+    sigmoid: bool
 
 
 class ExpertMesh(NamedTuple):
@@ -112,7 +115,7 @@ def _options(moe: MixtureOfExperts) -> MoeOptions:
     given = {"router.bias": moe.router_bias, "router.correction": moe.score_correction}
     router = ("router.weight", *(name for name, is_given in given.items() if is_given))
     gated, shared, latent = moe.activation in GATED, moe.shared_ffn_hidden_size > 0, moe.latent_size is not None
-    return MoeOptions(gated, shared, moe.has_router_losses, moe.shared_gate, latent, moe.bias, router)
+    return MoeOptions(gated, shared, moe.has_router_losses, moe.shared_gate, latent, moe.bias, router, moe.score == "sigmoid")
 
 
 @cache
@@ -127,8 +130,8 @@ def _program(options: MoeOptions, travels: bool, sharded: bool, gathers: bool) -
         Op(
             "route",
             ("tokens",),
-            (*scored, "probs", "indices"),
-            keeps=("tokens", "probs", "indices"),
+            (*scored, "probs", "indices", *(("logits",) if options.sigmoid else ())),
+            keeps=("tokens", "logits" if options.sigmoid else "probs", "indices"),
             params=options.router,
         ),
         *(_losses() if losses else ()),
@@ -143,8 +146,9 @@ def _program(options: MoeOptions, travels: bool, sharded: bool, gathers: bool) -
         add("residual", ("x", "sum" if shared else made), "out"),
     )
     # locals of ExpertBlock.forward that outlive their last use
-    held = frozenset({"weights", "indices", "counts", "combined"})
-    return SELECTIVE.program(*ops, held=held)
+    held = frozenset({"weights", "indices", "counts", "combined", *(("latent", "expanded") if options.latent else ())})
+    program = SELECTIVE.program(*ops, held=held)
+    return replace(program, after=frozenset({"latent_up"})) if options.latent else program
 
 
 def _in_latent(routed: tuple[Op, ...]) -> tuple[Op, ...]:
@@ -277,7 +281,7 @@ def _storages(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, travels: bool
     own |= {"shared_score": (*dims.residual[:2], 1), "shared_sigmoid": (*dims.residual[:2], 1), "latent": (tokens, hidden)}
     routed = {"indices": (tokens, moe.top_k), "rows": (chosen,), "counts": (moe.num_experts,)}
     all_experts = (tokens, moe.num_experts)
-    scores = {"weights": (tokens, moe.top_k), "probs": all_experts, "entropies": all_experts, "entropy": ()}
+    scores = {"weights": (tokens, moe.top_k), **dict.fromkeys(("probs", "logits", "entropies"), all_experts), "entropy": ()}
     tensors = {
         **storages(dims.dtype, Column.ACTIVATIONS, own),
         **storages(dims.stat_dtype, Column.ACTIVATIONS, {"rstd": dims.residual[:2], **scores}),

@@ -14,6 +14,13 @@ def moe_rules(checked: Checked, moe: MixtureOfExperts) -> Iterator[Diagnostic]:
     if moe.shared_gate and not moe.shared_ffn_hidden_size:
         detail = "moe.shared_gate = true, moe.shared_ffn_hidden_size = 0: there is no shared expert"
         yield checked.error("MP715", detail, "model.moe.shared_gate", "give shared_ffn_hidden_size, or shared_gate: false")
+    yield from _groups(checked, moe)
+    if moe.expert_bias_rate and not moe.expert_bias:
+        detail = f"moe.expert_bias_rate = {moe.expert_bias_rate:g}, moe.expert_bias = false: there is no bias"
+        yield checked.error("MP715", detail, "model.moe.expert_bias_rate", "give expert_bias: true, or expert_bias_rate: 0.0")
+    if moe.expert_bias and moe.score_correction:
+        detail = "moe.expert_bias = true, moe.score_correction = true: both are added to the scores for the choice"
+        yield checked.error("MP715", detail, "model.moe.expert_bias", "give one of them")
     if moe.top_k > moe.num_experts:
         detail = f"moe.top_k = {moe.top_k}, moe.num_experts = {moe.num_experts}, and {moe.top_k} > {moe.num_experts}"
         yield checked.error("MP704", detail, "model.moe.top_k", f"use at most {moe.num_experts}")
@@ -25,3 +32,21 @@ def moe_rules(checked: Checked, moe: MixtureOfExperts) -> Iterator[Diagnostic]:
             share = f"moe.num_experts / moe.top_k = {moe.num_experts} / {moe.top_k} = {most:g}"
             detail = f"moe.{name} = {factor:g}, {share}, and {factor:g} > {most:g}"
             yield checked.error("MP705", detail, f"model.moe.{name}", f"use at most {most:g}")
+
+
+def _groups(checked: Checked, moe: MixtureOfExperts) -> Iterator[Diagnostic]:
+    """Groups are of one size, and the chosen ones have the experts that are chosen."""
+    experts, groups, key = moe.num_experts, moe.num_groups, "model.moe.num_groups"
+    if experts % groups:
+        yield checked.error("MP715", f"moe.num_groups = {groups} does not divide moe.num_experts = {experts}", key, "give a divisor")
+        return
+    if moe.score == "sigmoid" and groups > 1 and experts // groups < 2:
+        detail = f"moe.num_groups = {groups}, moe.num_experts = {experts}: sigmoid scores judge a group by its best two experts"
+        yield checked.error("MP715", detail, key, f"use at most {experts // 2}")
+    if moe.top_groups > groups:
+        detail = f"moe.top_groups = {moe.top_groups}, moe.num_groups = {groups}, and {moe.top_groups} > {groups}"
+        yield checked.error("MP715", detail, "model.moe.top_groups", f"use at most {groups}")
+    elif moe.top_k > moe.top_groups * (experts // groups):
+        most = moe.top_groups * (experts // groups)
+        detail = f"moe.top_k = {moe.top_k}, and moe.top_groups = {moe.top_groups} groups have {most} experts"
+        yield checked.error("MP715", detail, "model.moe.top_groups", f"use at least {-(-moe.top_k * groups // experts)}")

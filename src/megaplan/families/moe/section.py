@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from megaplan.scalars import (
     Activation,
@@ -29,15 +29,24 @@ class MixtureOfExperts(OptionsSection):
         activation: swiglu or geglu (three matrices), relu2 or gelu (two).
         bias: Bias on every projection of the routed experts.
         router_bias: Bias on the router's projection.
-        score_correction: A parameter an expert, added to its score for the choice alone.
-        normalize_top_k: The chosen experts' weights sum to 1.
+        score_correction: A parameter an expert, added to its score for the choice alone; without a gradient it keeps its value.
+        score: A token's scores of its experts: softmax over all, or sigmoid of each.
+        expert_bias: A number an expert, added to its score for the choice alone; a buffer, no parameter.
+        expert_bias_rate: What a step adds to the bias of an expert with fewer rows than the mean, and takes from one with more.
+        num_groups: Equal groups of experts, of which a token chooses top_groups before it chooses experts; 1 for no groups.
+        top_groups: Groups that each token chooses: by their best score, of sigmoid scores by the sum of their best two.
+        routed_scale: Factor of the chosen experts' weights.
+        normalize_top_k: The chosen experts' weights sum to 1, before routed_scale.
         capacity_factor: Rows kept an expert over the even share; null for dropless.
         routing_skew: Rows of the busiest expert over the even share, for the budget; 1.0 is balanced.
         balance_loss_coefficient: Of each E layer's load-balancing loss, balanced over each sequence; 0 for none.
         z_loss_coefficient: Of each E layer's router z-loss, the mean over tokens; 0 for none.
     """
 
-    options: ClassVar[frozenset[str]] = frozenset({"shared_gate", "latent_size", "bias", "router_bias", "score_correction"})
+    options: ClassVar[frozenset[str]] = frozenset(
+        {"shared_gate", "latent_size", "bias", "router_bias", "score_correction"}
+        | {"score", "expert_bias", "expert_bias_rate", "num_groups", "top_groups", "routed_scale"}
+    )
 
     num_experts: PositiveInt
     top_k: PositiveInt
@@ -49,6 +58,12 @@ class MixtureOfExperts(OptionsSection):
     bias: StrictBool = False
     router_bias: StrictBool = False
     score_correction: StrictBool = False
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    expert_bias: StrictBool = False
+    expert_bias_rate: NonNegativeFloat = 0.0
+    num_groups: PositiveInt = 1
+    top_groups: PositiveInt = 1
+    routed_scale: PositiveFloat = 1.0
     normalize_top_k: StrictBool = True
     capacity_factor: PositiveFloat | None = None
     routing_skew: FactorFromOne = 1.0
