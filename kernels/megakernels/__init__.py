@@ -14,6 +14,7 @@ from megakernels.ops.attention.pieces import attention_pieces, attention_pieces_
 from megakernels.ops.causal_conv1d import causal_conv1d
 from megakernels.ops.causal_conv1d.pieces import conv_pieces, conv_pieces_backward
 from megakernels.ops.cross_entropy import check_labels, cross_entropy, slice_gradient, slice_statistics
+from megakernels.ops.fp8_linear import fp8_input_gradients, fp8_linears, fp8_quantize, fp8_weight_gradients
 from megakernels.ops.gated_delta import gated_delta
 from megakernels.ops.gated_delta.piece import gated_delta_piece, gated_delta_piece_backward
 from megakernels.ops.head_gated_norm import head_gated_norm
@@ -75,6 +76,10 @@ __all__ = [
     "dispatch",
     "dispatch_plan",
     "experts",
+    "fp8_input_gradients",
+    "fp8_linears",
+    "fp8_quantize",
+    "fp8_weight_gradients",
     "gated_add",
     "gated_delta",
     "gated_delta_piece",
