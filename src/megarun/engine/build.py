@@ -10,6 +10,7 @@ from megaplan.layout.values import Slot
 from megaplan.spec.models import Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.model.stage import Stage
+from megarun.parallel.apply.scaled import scale_linears
 from megarun.parallel.groups.context import WHOLE, ContextParallel
 from megarun.parallel.groups.expert import LOCAL, ExpertParallel
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
@@ -30,6 +31,7 @@ def build_stage(
     """
     with torch.device("meta"):
         stage = Stage(spec, inventory, slot, tp, ep, cp).to(TORCH_DTYPES[spec.precision.master])
+    scale_linears(stage, spec, inventory)
     wrong = differences(stage, inventory, slot, spec)
     if wrong:
         raise RuntimeError(f"stage {slot.index} differs from the inventory: {'; '.join(wrong)}")

@@ -306,6 +306,9 @@ class Backward:
             new = tuple(param for param in op.params if param not in [late for late, _ in op.late])
         else:
             fetches += op.late_fetches
+        for storages, is_made in op.before:
+            there = made if is_made else ()
+            self.moments += (Moment(op.name, (*self._live, *storages), (*self._held(), *there), self._params, (), len(there)),)
         if op.sums:
             self.moments += (Moment(op.name, (*self._live, *fetches, *op.sums), (*self._held(), *made), self._params, (), len(made)),)
             fetches = op.sums
