@@ -378,7 +378,8 @@ def _recomputed(
     if splittable and last.late:
         inner = *inner[:stop], last._replace(makes=tuple(again(name) for name in last.makes))  # nothing reads it
     else:
-        inner = inner[: stop if last.keeps_first else stop + 1]
+        runs = not last.keeps_first or any(name in wanted for name in last.makes)  # what it makes is kept by what did not run again
+        inner = inner[: stop + 1 if runs else stop]
     return [
         Moment(f"recompute {moment.op}", (*live, *moment.storages), gradients, params)
         for moment in _forward(inner, graph.roots, wanted, graph.held)
