@@ -7,6 +7,7 @@ import pytest
 from context_cells import CONTEXT_CELLS
 from feature_cells import FEATURE_CELLS
 from linear_cells import LINEAR_CELLS
+from low_precision_cells import LOW_PRECISION_CELLS
 from parity_cells import CELLS, ROUTED, Cell
 from parity_compare import course_difference, first_difference
 from parity_world import Worlds
@@ -14,7 +15,7 @@ from parity_world import Worlds
 from megaplan.schedules import KINDS
 
 pytestmark = pytest.mark.runtime
-ALL_CELLS = (*CELLS, *FEATURE_CELLS, *CONTEXT_CELLS, *LINEAR_CELLS)
+ALL_CELLS = (*CELLS, *FEATURE_CELLS, *CONTEXT_CELLS, *LINEAR_CELLS, *LOW_PRECISION_CELLS)
 
 
 def _marked(cell: Cell) -> object:
